@@ -1,0 +1,3 @@
+//! The `pinpool` tool.
+
+fn main() {}
