@@ -1,1 +1,43 @@
-//! A pool of page-locked host memory.
+//! A pool of page-locked host memory for loaders that feed GPUs.
+//!
+//! ```text
+//!   file ──read──▶ PinnedBuf ──copy_to──▶ device
+//!                    ▲   └── in flight until the copy is over ──┐
+//!                    └──────────────── the pool ◀───────────────┘
+//! ```
+//!
+//! | start with | for |
+//! | --- | --- |
+//! | [`Pool`] | getting and putting back buffers |
+//! | [`PinnedBuf`] | filling and copying one |
+//! | [`Backend`] | where the memory comes from |
+//! | [`Stats`] | what happened |
+//! | [`config`] | settings and `PINPOOL_*` variables |
+
+mod budget;
+mod buffer;
+mod diag;
+mod error;
+mod in_flight;
+mod policy;
+mod pool;
+mod size_class;
+mod stats;
+mod store;
+mod sync;
+
+pub mod backend;
+pub mod config;
+pub mod copy;
+
+pub use backend::Backend;
+pub use buffer::PinnedBuf;
+pub use config::{Config, Preset};
+pub use copy::Completion;
+pub use diag::{Cadence, CheckReport};
+pub use error::{Error, Result};
+pub use in_flight::Fence;
+pub use policy::{Check, Window};
+pub use pool::{Pool, PoolBuilder};
+pub use size_class::Rounding;
+pub use stats::{Stats, Underlying};

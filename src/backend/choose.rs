@@ -1,0 +1,112 @@
+//! Which source serves here: the one asked for, or the best that works.
+//!
+//! `Auto` tries `cuda`, `mlock`, `heap` in this order and keeps, for the log line, why each better one was passed over.
+
+use std::sync::Arc;
+
+use super::mlock::LockLimit;
+use super::sim::SimSource;
+use super::{Backend, HeapSource, MlockSource, Source};
+use crate::error::{Kind, Result};
+
+/// Below this much lockable memory, `Auto` takes `heap`: a pool that can hold no more than a batch or two is no pool.
+const LEAST_LOCKABLE_BYTES: u64 = 64 << 20;
+
+/// A source, and what there is to say about the choice.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    pub(crate) source: Arc<dyn Source>,
+    /// The kernel lets this process lock no more than this, and less than the ceiling asked for.
+    pub(crate) lock_limit_bytes: Option<u64>,
+    /// Better sources that were passed over, each with the reason.
+    pub(crate) passed_over: Vec<(&'static str, String)>,
+}
+
+impl Chosen {
+    fn just(source: Arc<dyn Source>) -> Self {
+        Self { source, lock_limit_bytes: None, passed_over: Vec::new() }
+    }
+}
+
+/// Finds the source for `backend`; `max_bytes` is the ceiling that the user set, if any.
+pub(crate) fn choose(backend: &Backend, device: u32, max_bytes: Option<u64>) -> Result<Chosen> {
+    match backend {
+        Backend::Auto => Ok(best(device, max_bytes)),
+        Backend::Cuda => {
+            cuda(device).map(Chosen::just).map_err(|why| Kind::Unavailable { backend: "cuda", why }.into())
+        }
+        Backend::Mlock => Ok(Chosen::just(Arc::new(MlockSource::new()))),
+        Backend::Heap => Ok(Chosen::just(Arc::new(HeapSource::new()))),
+        Backend::Sim { total_bytes } => Ok(Chosen::just(Arc::new(SimSource::new(*total_bytes)))),
+        Backend::Source(source) => Ok(Chosen::just(source.clone())),
+    }
+}
+
+fn best(device: u32, max_bytes: Option<u64>) -> Chosen {
+    let mut passed_over = Vec::new();
+    match cuda(device) {
+        Ok(source) => return Chosen::just(source),
+        Err(why) => passed_over.push(("cuda", why)),
+    }
+    let mlock = MlockSource::new();
+    match usable_lock_limit(&mlock, max_bytes) {
+        Ok(lock_limit_bytes) => Chosen { source: Arc::new(mlock), lock_limit_bytes, passed_over },
+        Err(why) => {
+            passed_over.push(("mlock", why));
+            Chosen { source: Arc::new(HeapSource::new()), lock_limit_bytes: None, passed_over }
+        }
+    }
+}
+
+/// The limit to keep under, `None` where there is none or the ceiling is below it; or why `mlock` will not do.
+fn usable_lock_limit(mlock: &MlockSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
+    let region = mlock.acquire(super::PAGE_BYTES).map_err(|error| error.to_string())?;
+    #[allow(unsafe_code)] // Gives back the region of the probe.
+    // SAFETY: acquired on the line above from the same source, no reference into it exists.
+    unsafe { mlock.release(region) }.map_err(|error| error.to_string())?;
+    match mlock.lock_limit() {
+        LockLimit::None => Ok(None),
+        LockLimit::Bytes(limit_bytes) if max_bytes.is_some_and(|max_bytes| max_bytes <= limit_bytes) => Ok(None),
+        LockLimit::Bytes(limit_bytes) if limit_bytes >= LEAST_LOCKABLE_BYTES => Ok(Some(limit_bytes)),
+        LockLimit::Bytes(limit_bytes) => {
+            Err(format!("RLIMIT_MEMLOCK lets this process lock only {limit_bytes} B, under {LEAST_LOCKABLE_BYTES} B"))
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(device: u32) -> Result<Arc<dyn Source>, String> {
+    super::cuda::CudaSource::probe(device).map(|source| Arc::new(source) as _).map_err(|error| error.to_string())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_device: u32) -> Result<Arc<dyn Source>, String> {
+    Err("built without the `cuda` feature".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_always_finds_a_source_and_says_why_not_the_better_ones() {
+        let chosen = choose(&Backend::Auto, 0, None).unwrap();
+        let rank = ["cuda", "mlock", "heap"].iter().position(|&name| name == chosen.source.name()).unwrap();
+        assert_eq!(chosen.passed_over.len(), rank);
+        assert!(chosen.passed_over.iter().all(|(_, why)| !why.is_empty()));
+    }
+
+    #[test]
+    fn a_source_asked_for_is_the_source_taken() {
+        for backend in [Backend::Mlock, Backend::Heap, Backend::Sim { total_bytes: 1 << 20 }] {
+            assert_eq!(choose(&backend, 0, None).unwrap().source.name(), backend.name());
+        }
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn cuda_without_its_feature_is_an_error_that_says_so() {
+        let error = choose(&Backend::Cuda, 0, None).unwrap_err();
+        assert!(error.is_backend() && error.to_string().contains("feature"), "{error}");
+    }
+}

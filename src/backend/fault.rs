@@ -1,0 +1,231 @@
+//! Scripted failures and gates around any source, for tests of whatever stands on one.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use pinpool::backend::{Backend, HeapSource, fault::FaultSource};
+//!
+//! let faulty = Arc::new(FaultSource::around(Arc::new(HeapSource::new())));
+//! let pool = pinpool::Pool::builder().without_env().backend(Backend::Source(faulty.clone())).build()?;
+//! faulty.fail_acquire(0);
+//! assert!(pool.get(100).unwrap_err().is_backend());
+//! assert!(pool.get(100).is_ok());
+//! # Ok::<(), pinpool::Error>(())
+//! ```
+#![allow(unsafe_code)] // Implements the unsafe `Source` by passing each call on.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::{Region, Source, SourceError};
+use crate::sync::{Condvar, Mutex};
+
+/// A source that fails and waits as told, and else passes every call on.
+#[derive(Debug)]
+pub struct FaultSource {
+    inner: Arc<dyn Source>,
+    script: Arc<Script>,
+}
+
+/// One of the two calls of a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Acquire = 0,
+    Release = 1,
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    calls: Mutex<[Plan; 2]>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Plan {
+    calls: u64,
+    failing: BTreeSet<u64>,
+    random: Option<Dice>,
+    gates: usize,
+    waiting: usize,
+}
+
+/// A seeded generator (xorshift64), so that a random failure can be repeated.
+#[derive(Debug)]
+struct Dice {
+    state: u64,
+    one_in: u64,
+}
+
+/// Holds every call of one kind until it is dropped.
+#[derive(Debug)]
+#[must_use = "the gate opens when it is dropped"]
+pub struct Gate {
+    script: Arc<Script>,
+    call: Call,
+}
+
+impl FaultSource {
+    /// Wraps `inner`; does nothing of its own until told to.
+    pub fn around(inner: Arc<dyn Source>) -> Self {
+        Self { inner, script: Arc::default() }
+    }
+
+    /// Fails acquire number `index`, counted from 0 over the life of this source.
+    pub fn fail_acquire(&self, index: u64) {
+        self.script.calls.lock()[Call::Acquire as usize].failing.insert(index);
+    }
+
+    /// Fails release number `index`, counted from 0 over the life of this source. The memory stays mapped.
+    pub fn fail_release(&self, index: u64) {
+        self.script.calls.lock()[Call::Release as usize].failing.insert(index);
+    }
+
+    /// Fails one acquire in `one_in` (at least 1), drawn from `seed`.
+    pub fn fail_acquires_at_random(&self, seed: u64, one_in: u64) {
+        // An xorshift never leaves zero.
+        self.script.calls.lock()[Call::Acquire as usize].random = Some(Dice { state: seed | 1, one_in: one_in.max(1) });
+    }
+
+    /// Holds every acquire from now on, until the gate is dropped.
+    pub fn hold_acquires(&self) -> Gate {
+        self.hold(Call::Acquire)
+    }
+
+    /// Holds every release from now on, until the gate is dropped.
+    pub fn hold_releases(&self) -> Gate {
+        self.hold(Call::Release)
+    }
+
+    /// Acquires so far, those that failed included.
+    pub fn acquires(&self) -> u64 {
+        self.script.calls.lock()[Call::Acquire as usize].calls
+    }
+
+    /// Releases so far, those that failed included.
+    pub fn releases(&self) -> u64 {
+        self.script.calls.lock()[Call::Release as usize].calls
+    }
+
+    fn hold(&self, call: Call) -> Gate {
+        self.script.calls.lock()[call as usize].gates += 1;
+        Gate { script: self.script.clone(), call }
+    }
+}
+
+impl Script {
+    /// Waits for the gates of `call`, then says whether it is to fail.
+    fn enter(&self, call: Call) -> Result<(), SourceError> {
+        let mut calls = self.calls.lock();
+        let index = calls[call as usize].calls;
+        calls[call as usize].calls += 1;
+        calls[call as usize].waiting += 1;
+        self.changed.notify_all();
+        while calls[call as usize].gates > 0 {
+            self.changed.wait(&mut calls);
+        }
+        let plan = &mut calls[call as usize];
+        plan.waiting -= 1;
+        if plan.failing.remove(&index) || plan.random.as_mut().is_some_and(Dice::falls) {
+            return Err(SourceError::new("fault", format!("{call:?} {index} was told to fail")));
+        }
+        Ok(())
+    }
+}
+
+impl Dice {
+    fn falls(&mut self) -> bool {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        self.state.is_multiple_of(self.one_in)
+    }
+}
+
+impl Gate {
+    /// Waits until `threads` calls stand before the gate.
+    pub fn wait_for(&self, threads: usize) {
+        let mut calls = self.script.calls.lock();
+        while calls[self.call as usize].waiting < threads {
+            self.script.changed.wait(&mut calls);
+        }
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.script.calls.lock()[self.call as usize].gates -= 1;
+        self.script.changed.notify_all();
+    }
+}
+
+// SAFETY: every region comes from the wrapped source and goes back to it; a release told to fail leaves the memory as it
+// is, which C1 asks for.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl Source for FaultSource {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn is_pinned(&self) -> bool {
+        self.inner.is_pinned()
+    }
+
+    fn held_bytes(&self, len_bytes: usize) -> usize {
+        self.inner.held_bytes(len_bytes)
+    }
+
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        self.script.enter(Call::Acquire)?;
+        self.inner.acquire(len_bytes)
+    }
+
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        self.script.enter(Call::Release)?;
+        // SAFETY: the caller's promise, passed on: all regions of this source are the wrapped one's.
+        unsafe { self.inner.release(region) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{HeapSource, suite};
+
+    fn source() -> FaultSource {
+        FaultSource::around(Arc::new(HeapSource::new()))
+    }
+
+    #[test]
+    fn keeps_the_contract_when_told_nothing() {
+        suite::run(&source());
+    }
+
+    #[test]
+    fn fails_the_call_it_was_told_to_and_no_other() {
+        let source = source();
+        source.fail_acquire(1);
+        let region = source.acquire(1).unwrap();
+        assert!(source.acquire(1).is_err());
+        source.fail_release(0);
+        let copy = Region::new(region.start(), region.len_bytes(), region.id());
+        // SAFETY: acquired above and unused; the first release is told to fail and gives nothing back.
+        assert!(unsafe { source.release(copy) }.is_err());
+        // SAFETY: acquired above, unused, and not released by the call that failed.
+        assert!(unsafe { source.release(region) }.is_ok());
+        assert_eq!((source.acquires(), source.releases()), (2, 2));
+    }
+
+    #[test]
+    fn a_gate_holds_a_call_until_it_is_dropped() {
+        let source = source();
+        let gate = source.hold_acquires();
+        std::thread::scope(|scope| {
+            let acquiring = scope.spawn(|| source.acquire(1).unwrap());
+            gate.wait_for(1);
+            assert!(!acquiring.is_finished());
+            drop(gate);
+            let region = acquiring.join().unwrap();
+            // SAFETY: acquired by the thread just joined, unused.
+            unsafe { source.release(region) }.unwrap();
+        });
+    }
+}

@@ -1,0 +1,208 @@
+//! Who really pins and unpins memory.
+//!
+//! ```text
+//!  Backend (which one)  ──choose──▶  Source (acquires and releases)  ──▶  Region (pages that stay put)
+//! ```
+//!
+//! | source | memory | page-locked |
+//! | --- | --- | --- |
+//! | `cuda` | `cuMemHostAlloc`, portable, cached | yes, known to the driver |
+//! | `mlock` | anonymous mapping, `mlock` | yes, unknown to any driver |
+//! | `heap` | anonymous mapping | no |
+//! | `sim` | address space only, a stated size | no; nothing is touched until a user touches it |
+//! | `fault` | wraps any other: scripted failures and gates | as the wrapped one |
+//!
+//! A source knows nothing of classes, limits or reuse, and prints nothing.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+mod choose;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
+pub mod fault;
+mod heap;
+mod mlock;
+mod pages;
+pub mod sim;
+#[cfg(test)]
+pub(crate) mod suite;
+
+pub(crate) use choose::{Chosen, choose};
+pub use heap::HeapSource;
+pub use mlock::MlockSource;
+
+/// Every region starts at a multiple of this, and every source holds multiples of it.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Which source a pool takes its memory from.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub enum Backend {
+    /// The best one that works here: `cuda`, else `mlock`, else `heap`.
+    #[default]
+    Auto,
+    /// Page-locked by the CUDA driver (`cuMemHostAlloc`).
+    Cuda,
+    /// Page-locked by the kernel (`mlock`).
+    Mlock,
+    /// Ordinary memory: not page-locked, and says so.
+    Heap,
+    /// Addresses without memory behind them, for replay and tests.
+    Sim {
+        /// Most bytes that it hands out at one time.
+        total_bytes: u64,
+    },
+    /// A source of your own, or a wrapped one.
+    Source(Arc<dyn Source>),
+}
+
+impl Backend {
+    /// Name in settings, log lines and figures.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Cuda => "cuda",
+            Self::Mlock => "mlock",
+            Self::Heap => "heap",
+            Self::Sim { .. } => "sim",
+            Self::Source(source) => source.name(),
+        }
+    }
+}
+
+/// Memory that a source handed out and has not taken back.
+///
+/// A region is a receipt, not an owner: dropping one leaks the memory, on purpose, because the other choice would be to
+/// free memory that a device may still be reading.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "dropping a region leaks its memory; hand it back to its source"]
+pub struct Region {
+    start: NonNull<u8>,
+    len_bytes: usize,
+    id: u64,
+}
+
+// SAFETY: a region is the right to `len_bytes` bytes that nobody else has (source contract C1); moving that right to
+// another thread moves nothing that is bound to a thread.
+#[allow(unsafe_code)]
+unsafe impl Send for Region {}
+// SAFETY: a shared region gives out its address and length, plain numbers.
+#[allow(unsafe_code)]
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// A receipt for `len_bytes` bytes at `start`, numbered `id` by the source that hands them out.
+    pub fn new(start: NonNull<u8>, len_bytes: usize, id: u64) -> Self {
+        Self { start, len_bytes, id }
+    }
+
+    /// First byte; a multiple of [`PAGE_BYTES`].
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Bytes asked for; the source may hold more (see [`Source::held_bytes`]).
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Number of this acquisition; addresses recur, ids do not.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+}
+
+/// Acquires and releases memory. See the [module](self) for the ones there are.
+///
+/// The contract, checked by one suite on every implementation, wrappers included:
+///
+/// 1. **C1, ownership**: from a successful `acquire` until `release` is called, the `len_bytes` bytes at `start` are
+///    mapped, readable and writable, belong to the caller alone and keep their address. That holds when `release`
+///    fails as well: the memory stays mapped for ever.
+/// 2. **C2, initialised**: every byte has been written (zero) before `acquire` returns.
+/// 3. **C3, alignment**: `start` is a multiple of [`PAGE_BYTES`].
+/// 4. **C4, identity**: no two acquisitions of one source share an id.
+/// 5. **C5, honesty**: `held_bytes(n)` is what an acquisition of `n` bytes really takes from the system: at least `n`,
+///    never falling as `n` grows; a failed `acquire` takes nothing.
+/// 6. **C6, calm**: no method panics, logs or takes a lock of the pool; all may be called from any thread at once.
+///
+/// # Safety
+///
+/// The pool hands out references to this memory and lets devices read it on the word of C1 to C3. An implementation
+/// that breaks them makes safe code undefined.
+#[allow(unsafe_code)]
+pub unsafe trait Source: Send + Sync + fmt::Debug {
+    /// Short name, as in `PINPOOL_BACKEND` and [`Stats::backend`](crate::Stats::backend).
+    fn name(&self) -> &'static str;
+
+    /// Is the memory page-locked, so that a device can copy from it at full speed?
+    fn is_pinned(&self) -> bool;
+
+    /// Bytes that an acquisition of `len_bytes` takes from the system.
+    fn held_bytes(&self, len_bytes: usize) -> usize {
+        len_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)
+    }
+
+    /// Takes `len_bytes` (not zero) from the system.
+    ///
+    /// # Errors
+    ///
+    /// What the driver or the kernel said, with the likely cause. Nothing is held then.
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError>;
+
+    /// Gives `region` back to the system.
+    ///
+    /// # Errors
+    ///
+    /// What the driver or the kernel said. The memory is then lost: still mapped, still counted as held.
+    ///
+    /// # Safety
+    ///
+    /// `region` came from this source, and nothing (no reference, no copy in flight on any device) uses it any more.
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError>;
+}
+
+/// What a driver or the kernel said when it refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{call} failed: {what}{}{}", code.map(|code| format!(" (code {code})")).unwrap_or_default(),
+        remedy.map(|remedy| format!("; {remedy}")).unwrap_or_default())]
+pub struct SourceError {
+    call: &'static str,
+    code: Option<i64>,
+    what: String,
+    remedy: Option<&'static str>,
+}
+
+impl SourceError {
+    /// `call` failed with `what`.
+    pub fn new(call: &'static str, what: impl Into<String>) -> Self {
+        Self { call, code: None, what: what.into(), remedy: None }
+    }
+
+    /// `call` failed as the calling thread's `errno` says.
+    pub(crate) fn last_os(call: &'static str) -> Self {
+        let error = std::io::Error::last_os_error();
+        Self { call, code: error.raw_os_error().map(i64::from), what: error.kind().to_string(), remedy: None }
+    }
+
+    /// Adds the error number of the driver or the kernel.
+    #[must_use]
+    pub fn with_code(mut self, code: i64) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    /// Adds the likely cause and what to change.
+    #[must_use]
+    pub fn with_remedy(mut self, remedy: &'static str) -> Self {
+        self.remedy = Some(remedy);
+        self
+    }
+
+    /// Number that the driver or the kernel gave, if it gave one.
+    pub fn code(&self) -> Option<i64> {
+        self.code
+    }
+}

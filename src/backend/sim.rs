@@ -1,0 +1,94 @@
+//! Address space without memory behind it: a stated size, mapped lazily, for replay and tests.
+//!
+//! The pool never touches what a source hands out, so a replay of terabytes costs nothing; a user who does touch it gets
+//! zeroed pages, one by one. Addresses recur after a release, ids do not.
+#![allow(unsafe_code)] // Implements the unsafe `Source`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::pages::{self, Commit, Numbering};
+use super::{Region, Source, SourceError};
+
+/// Size of `PINPOOL_BACKEND=sim` if none is given: 16 TiB, more than any host has and a fraction of an address space.
+pub const DEFAULT_TOTAL_BYTES: u64 = 16 << 40;
+
+/// Hands out addresses up to a stated total.
+#[derive(Debug)]
+pub struct SimSource {
+    numbering: Numbering,
+    total_bytes: u64,
+    held_bytes: AtomicU64,
+}
+
+impl SimSource {
+    /// A source that hands out at most `total_bytes` at one time.
+    pub fn new(total_bytes: u64) -> Self {
+        Self { numbering: Numbering::default(), total_bytes, held_bytes: AtomicU64::new(0) }
+    }
+
+    fn claim(&self, bytes: u64) -> Result<(), SourceError> {
+        let claimed = |held: u64| held.checked_add(bytes).filter(|&sum| sum <= self.total_bytes);
+        // Relaxed: the count guards no other memory.
+        self.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claimed).map(drop).map_err(|held| {
+            SourceError::new("sim", format!("{bytes} B refused, {held} B of {} B are handed out", self.total_bytes))
+        })
+    }
+}
+
+// SAFETY: C1 to C3 as for any private anonymous mapping (`pages`); `MAP_NORESERVE` changes when a page gets memory, not
+// what it holds. C4: `Numbering`.
+unsafe impl Source for SimSource {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn is_pinned(&self) -> bool {
+        false
+    }
+
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        let held_bytes = self.held_bytes(len_bytes) as u64;
+        self.claim(held_bytes)?;
+        pages::map(len_bytes, Commit::Lazily, self.numbering.next()).inspect_err(|_| {
+            // Relaxed, as in `claim`.
+            self.held_bytes.fetch_sub(held_bytes, Ordering::Relaxed);
+        })
+    }
+
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        let held_bytes = self.held_bytes(region.len_bytes()) as u64;
+        // SAFETY: the caller's promise: the region is of this source, hence of `map`, and unused.
+        unsafe { pages::unmap(region) }?;
+        // Relaxed, as in `claim`.
+        self.held_bytes.fetch_sub(held_bytes, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{PAGE_BYTES, suite};
+
+    #[test]
+    fn keeps_the_contract() {
+        suite::run(&SimSource::new(DEFAULT_TOTAL_BYTES));
+    }
+
+    #[test]
+    fn hands_out_its_stated_size_and_no_more() {
+        let source = SimSource::new(3 * PAGE_BYTES as u64);
+        let first = source.acquire(PAGE_BYTES + 1).unwrap();
+        let second = source.acquire(1).unwrap();
+        let refusal = source.acquire(1).unwrap_err().to_string();
+        assert!(refusal.contains("12288 B of 12288 B"), "{refusal}");
+        // SAFETY: acquired above, no reference into it was made.
+        unsafe { source.release(first) }.unwrap();
+        let third = source.acquire(2 * PAGE_BYTES).unwrap();
+        assert_eq!(third.id(), 2, "a refused acquire uses up no id, a recurring address gets a new one");
+        for region in [second, third] {
+            // SAFETY: acquired above, no reference into it was made.
+            unsafe { source.release(region) }.unwrap();
+        }
+    }
+}

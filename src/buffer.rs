@@ -1,0 +1,274 @@
+//! What a user holds: bytes that stay put until every copy from them is over.
+//!
+//! There is no `Deref` to a slice, on purpose: a copy started from a plain slice of pinned memory is asynchronous and
+//! unguarded, so the buffer could be recycled and overwritten while the device still reads it. Copies go through
+//! [`PinnedBuf::copy_to`] and its kin, which keep the buffer until the device is done.
+//!
+//! Invariants:
+//!
+//! 1. `start` is inside the block's memory with at least `len` bytes behind it (`size_class` leaves the room), and the
+//!    block belongs to this buffer alone; without a block `len` is 0.
+//! 2. Every copy that borrowed the buffer is in `uses` until it was seen to be over.
+//! 3. The memory is initialised (source contract C2).
+#![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use crate::copy::{self, Completion, CopyFailure, CopyTarget};
+use crate::error::{Error, Result};
+use crate::in_flight::Uses;
+use crate::pool::Block;
+
+/// A buffer of a pool. Dropping it puts it back: at once, or when the last copy from it is over.
+///
+/// A copy consumes the buffer, so it cannot be touched while the device reads it:
+///
+/// ```compile_fail,E0382
+/// # use pinpool::copy::sink::{SinkMem, SinkStream};
+/// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
+/// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
+/// let mut buf = pool.get(8)?;
+/// let copy = buf.copy_to(&stream, &mut device)?;
+/// buf.as_mut_slice().fill(0); // the buffer is the device's now
+/// # Ok::<(), pinpool::Error>(())
+/// ```
+///
+/// ```
+/// # use pinpool::copy::sink::{SinkMem, SinkStream};
+/// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
+/// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
+/// let mut buf = pool.get(8)?;
+/// buf.as_mut_slice().fill(0);
+/// let copy = buf.copy_to(&stream, &mut device)?;
+/// # Ok::<(), pinpool::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct PinnedBuf {
+    block: Option<Box<Block>>,
+    start: NonNull<u8>,
+    len: usize,
+    /// Where `io::Write` goes on.
+    position: usize,
+    uses: Uses,
+}
+
+// SAFETY: the memory belongs to this buffer alone (invariant 1) and is bound to no thread.
+unsafe impl Send for PinnedBuf {}
+// SAFETY: through a shared reference the bytes can only be read; `Uses` locks for itself.
+unsafe impl Sync for PinnedBuf {}
+
+impl PinnedBuf {
+    /// Of zero bytes: belongs to no pool and counts for nothing.
+    pub(crate) fn empty() -> Self {
+        Self { block: None, start: NonNull::dangling(), len: 0, position: 0, uses: Uses::default() }
+    }
+
+    /// The first `len` bytes of `block` at a multiple of `align`; its class was made for that (invariant 1).
+    pub(crate) fn over(block: Box<Block>, len: usize, align: usize) -> Self {
+        let base = block.start();
+        let skip = base.as_ptr().align_offset(align);
+        debug_assert!(skip.checked_add(len).is_some_and(|end| end <= block.class_bytes()), "size_class left no room");
+        // SAFETY: `skip` is less than `align`, and the class has `align` bytes more than `len` wherever the page-aligned
+        // base is not aligned already (`size_class`), so the sum stays inside the block.
+        let start = unsafe { base.add(skip) };
+        Self { block: Some(block), start, len, position: 0, uses: Uses::default() }
+    }
+
+    /// Bytes asked for.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Was it a get of zero bytes?
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes of the class behind the first one: at least [`len`](PinnedBuf::len).
+    pub fn capacity(&self) -> usize {
+        let skipped = |block: &Block| self.start.as_ptr() as usize - block.start().as_ptr() as usize;
+        self.block.as_ref().map_or(0, |block| block.class_bytes() - skipped(block))
+    }
+
+    /// Is the memory page-locked? False for `heap`, `sim` and for a buffer of zero bytes.
+    pub fn is_pinned(&self) -> bool {
+        self.block.as_ref().is_some_and(|block| block.core().is_pinned())
+    }
+
+    /// Number of the acquisition that made this buffer: the same whenever it is reused, never that of another of its
+    /// source. `None` for zero bytes.
+    pub fn id(&self) -> Option<u64> {
+        self.block.as_ref().map(|block| block.id())
+    }
+
+    /// The bytes, after waiting until no recorded copy uses them.
+    ///
+    /// If a device failed, nobody will know when its copies are over, and the wait ends with the failure; the buffer will
+    /// not be reused then.
+    ///
+    /// Do not start a copy from this slice by other means than this crate's: the buffer would not know of it, and its
+    /// memory would be handed out again while the device still reads it.
+    pub fn as_slice(&self) -> &[u8] {
+        self.wait_for_uses();
+        // SAFETY: invariants 1 and 3; `&self` keeps writers of this process away, and no copy writes here (2).
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// The bytes to fill, after waiting until no recorded copy reads them. What is said of
+    /// [`as_slice`](PinnedBuf::as_slice) holds here too.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        self.wait_for_uses();
+        self.bytes_mut()
+    }
+
+    /// The bytes to fill, or `None` while a recorded copy may be reading them.
+    pub fn try_as_mut_slice(&mut self) -> Option<&mut [u8]> {
+        let free = self.uses.is_empty() || self.uses.are_over().unwrap_or(false);
+        free.then(|| self.bytes_mut())
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: invariants 1 and 3, and `&mut self` makes it the only slice.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
+    fn wait_for_uses(&self) {
+        // The failure of a device shows where it can be returned: in `Completion` and at the next copy. The bytes
+        // themselves are sound to touch: the device only ever reads them.
+        let _ = self.uses.wait();
+    }
+
+    /// Address of the first byte; page-aligned, or as `get_aligned` was asked. Does not wait for copies.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr()
+    }
+
+    /// Enqueues a copy of the whole buffer to the front of `target` and gives the buffer up: it returns to the pool when
+    /// the copy is over.
+    ///
+    /// ```
+    /// # use pinpool::copy::sink::{SinkMem, SinkStream};
+    /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
+    /// let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
+    /// let copy = pool.get(8)?.copy_to(&stream, &mut device)?;
+    /// copy.wait()?;
+    /// # Ok::<(), pinpool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::is_copy`]: the target is too small, or the stream is capturing a graph; the buffer is back in the pool,
+    /// - [`Error::is_device`]: the device failed; if the copy may be running, the buffer is never used again.
+    pub fn copy_to<S: ?Sized, T: CopyTarget<S> + ?Sized>(self, stream: &S, target: &mut T) -> Result<Completion> {
+        if self.is_empty() {
+            return Ok(Completion::already());
+        }
+        // SAFETY: the block goes to the in-flight room below with this copy's fence, which keeps it from every other use
+        // until the copy is over; on a refusal nothing was enqueued.
+        let enqueued = unsafe { copy::enqueue(stream, target, self.start.as_ptr(), self.len) };
+        match enqueued {
+            Ok(fence) => {
+                self.uses.record(fence.clone());
+                Ok(Completion::of(fence))
+            }
+            Err(CopyFailure::Refused(error)) => Err(error),
+            Err(CopyFailure::Unknown(error)) => {
+                self.lose(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Enqueues a copy of `range` to the front of `target` and keeps the buffer, for another copy or another target.
+    /// Until the copy is over, [`as_mut_slice`](PinnedBuf::as_mut_slice) waits; a buffer dropped meanwhile returns to the
+    /// pool when all of its copies are over.
+    ///
+    /// # Errors
+    ///
+    /// As [`copy_to`](PinnedBuf::copy_to), and [`Error::is_copy`] if `range` is not inside the buffer. If the copy may be
+    /// running with nobody knowing when it ends, the buffer is taken out of use: it is empty from then on.
+    pub fn copy_range_to<S: ?Sized, T: CopyTarget<S> + ?Sized>(
+        &mut self,
+        range: Range<usize>,
+        stream: &S,
+        target: &mut T,
+    ) -> Result<Completion> {
+        let len = range.end.saturating_sub(range.start);
+        if range.start > range.end || range.end > self.len {
+            let why = format!("range {}..{} is not inside a buffer of {} B", range.start, range.end, self.len);
+            return Err(Error::copy(len, why));
+        }
+        if len == 0 {
+            return Ok(Completion::already());
+        }
+        // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (invariant 1).
+        let source = unsafe { self.start.add(range.start) };
+        // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
+        // pool, until the copy is over (invariant 2); on a refusal nothing was enqueued.
+        let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len) };
+        match enqueued {
+            Ok(fence) => {
+                self.uses.record(fence.clone());
+                Ok(Completion::of(fence))
+            }
+            Err(CopyFailure::Refused(error)) => Err(error),
+            Err(CopyFailure::Unknown(error)) => {
+                std::mem::replace(self, Self::empty()).lose(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes the memory out of use for good.
+    fn lose(self, error: &Error) {
+        let mut this = ManuallyDrop::new(self);
+        drop(this.uses.take());
+        if let Some(block) = this.block.take() {
+            let core = block.core().clone();
+            core.lose(block, error);
+        }
+    }
+
+    /// Where the next [`io::Write`] goes; starts at 0.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Moves the place of the next [`io::Write`]; past the end nothing can be written.
+    pub fn set_position(&mut self, position: usize) {
+        self.position = position;
+    }
+}
+
+impl Drop for PinnedBuf {
+    fn drop(&mut self) {
+        let Some(block) = self.block.take() else { return };
+        // The block may be released, and with it the pool's last reference, before `put` returns.
+        let core = block.core().clone();
+        if self.uses.is_empty() {
+            core.put(block);
+        } else {
+            core.put_after(block, self.uses.take());
+        }
+    }
+}
+
+/// Fills the buffer from [`position`](PinnedBuf::position) on; at the end of the buffer writes nothing and says so with
+/// `Ok(0)`, which `write_all` turns into [`io::ErrorKind::WriteZero`].
+impl io::Write for PinnedBuf {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let position = self.position.min(self.len);
+        let room = &mut self.as_mut_slice()[position..];
+        let written = data.len().min(room.len());
+        room[..written].copy_from_slice(&data[..written]);
+        self.position = position + written;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

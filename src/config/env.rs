@@ -1,0 +1,339 @@
+//! The table of `PINPOOL_*` variables: one row each, one reader.
+//!
+//! A bad or unknown variable is a [`Warning`], never a panic and never silent; the default holds instead. This is the
+//! only reader of the process environment, and it prints nothing.
+
+use std::fmt;
+
+use super::quantity::{format_bytes, parse_bytes, parse_duration};
+use super::{Config, Preset, Settings};
+use crate::backend::{Backend, sim};
+use crate::error::Result;
+use crate::size_class::Rounding;
+
+/// What every variable begins with.
+pub const PREFIX: &str = "PINPOOL_";
+
+/// One row of the table.
+#[derive(Debug)]
+pub struct Variable {
+    /// Full name.
+    pub name: &'static str,
+    /// What holds if it is not set.
+    pub default: &'static str,
+    /// What it does, and when to change it.
+    pub meaning: &'static str,
+    read: fn(&mut Settings, &str) -> Result<(), String>,
+    show: fn(&Config) -> String,
+}
+
+/// A variable that could not be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    variable: String,
+    value: String,
+    why: String,
+    instead: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}: {}; {}", self.variable, self.value, self.why, self.instead)
+    }
+}
+
+/// Every variable there is.
+pub static VARIABLES: [Variable; 10] = [
+    Variable {
+        name: "PINPOOL_BACKEND",
+        default: "auto",
+        meaning: "where memory comes from: auto, cuda, mlock, heap, sim or sim:SIZE",
+        read: |settings, text| Ok(settings.backend = Some(backend(text)?)),
+        show: |config| config.backend.name().to_owned(),
+    },
+    Variable {
+        name: "PINPOOL_DEVICE",
+        default: "0",
+        meaning: "ordinal of the GPU that the copies are for",
+        read: |settings, text| Ok(settings.device = Some(text.parse().map_err(|_| "not a device number (0, 1, ...)")?)),
+        show: |config| config.device.to_string(),
+    },
+    Variable {
+        name: "PINPOOL_PRESET",
+        default: "tensorflow",
+        meaning: "rules that the pool follows: tensorflow",
+        read: |settings, text| Ok(settings.preset = Some(preset(text)?)),
+        show: |config| config.preset.name().to_owned(),
+    },
+    Variable {
+        name: "PINPOOL_POOL_SIZE_LIMIT",
+        default: "100",
+        meaning: "most idle buffers kept at the start; 0 keeps none and implies no auto-resize",
+        read: |settings, text| Ok(settings.pool_size_limit = Some(count(text)?)),
+        show: |config| config.pool_size_limit.to_string(),
+    },
+    Variable {
+        name: "PINPOOL_AUTO_RESIZE",
+        default: "1",
+        meaning: "may the limit rise by a tenth while evictions and misses stay frequent: 0 or 1",
+        read: |settings, text| Ok(settings.auto_resize = Some(switch(text)?)),
+        show: |config| u8::from(config.auto_resize).to_string(),
+    },
+    Variable {
+        name: "PINPOOL_ROUNDING",
+        default: "pow2",
+        meaning: "how sizes become classes: pow2 (as TensorFlow's pinned pool) or exact (sizes that repeat exactly)",
+        read: |settings, text| Ok(settings.rounding = Some(rounding(text)?)),
+        show: |config| rounding_name(config.rounding).to_owned(),
+    },
+    Variable {
+        name: "PINPOOL_MAX_BYTES",
+        default: "none",
+        meaning: "ceiling on all bytes held, in use and idle: a size like 2GiB, or none",
+        read: |settings, text| Ok(settings.max_bytes = Some(ceiling(text)?)),
+        show: |config| config.max_bytes.map_or_else(|| "none".to_owned(), format_bytes),
+    },
+    Variable {
+        name: "PINPOOL_LOG_EVERY",
+        default: "10",
+        meaning: "one check of the rates in this many is printed; 1 prints each",
+        read: |settings, text| Ok(settings.log_every = Some(at_least_one(text)?)),
+        show: |config| config.log_every.to_string(),
+    },
+    Variable {
+        name: "PINPOOL_CLOSE_WAIT",
+        default: "30s",
+        meaning: "longest wait for copies in flight when the pool ends; their memory is left alone after it",
+        read: |settings, text| Ok(settings.close_wait = Some(parse_duration(text)?)),
+        show: |config| format!("{:?}", config.close_wait),
+    },
+    Variable {
+        name: "PINPOOL_REQUIRE_GPU",
+        default: "0",
+        meaning: "tests only: a GPU test without a GPU fails instead of being skipped: 0 or 1",
+        read: |_, text| switch(text).map(drop),
+        show: |_| std::env::var("PINPOOL_REQUIRE_GPU").unwrap_or_else(|_| "0".to_owned()),
+    },
+];
+
+/// Reads `pairs` (names with the prefix among any others) into settings, and says what could not be used.
+pub(crate) fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settings, Vec<Warning>) {
+    let mut settings = Settings::default();
+    let mut warnings = Vec::new();
+    let mut pairs: Vec<_> = pairs.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect();
+    // The environment has no order worth keeping; warnings should come out the same each time.
+    pairs.sort();
+    for (name, value) in pairs {
+        let (why, instead) = match VARIABLES.iter().find(|variable| variable.name == name) {
+            None => ("there is no such variable".to_owned(), "ignored, `pinpool env` lists those there are".to_owned()),
+            Some(variable) => match (variable.read)(&mut settings, value.trim()) {
+                Ok(()) => continue,
+                Err(why) => (why, format!("using the default {} instead", variable.default)),
+            },
+        };
+        warnings.push(Warning { variable: name, value, why, instead });
+    }
+    (settings, warnings)
+}
+
+/// The same from the environment of the process; what is no Unicode is shown with replacement characters.
+pub(crate) fn read_process() -> (Settings, Vec<Warning>) {
+    read(
+        std::env::vars_os()
+            .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())),
+    )
+}
+
+/// One line of `pinpool env`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Full name of the variable.
+    pub name: &'static str,
+    /// What holds.
+    pub value: String,
+    /// Where that comes from: `environment`, `default` or `implied`.
+    pub origin: &'static str,
+    /// What holds if the variable is not set.
+    pub default: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+}
+
+/// Every variable with the value that holds in this process, and warnings about those that could not be used.
+///
+/// # Errors
+///
+/// [`Error::is_setting`](crate::Error::is_setting) if two variables contradict each other.
+pub fn report() -> Result<(Vec<Entry>, Vec<Warning>)> {
+    report_of(
+        std::env::vars_os()
+            .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())),
+    )
+}
+
+fn report_of(pairs: impl IntoIterator<Item = (String, String)>) -> Result<(Vec<Entry>, Vec<Warning>)> {
+    let pairs: Vec<_> = pairs.into_iter().collect();
+    let (settings, warnings) = read(pairs.iter().cloned());
+    let config = settings.resolve()?;
+    let usable = |name: &str| pairs.iter().any(|(set, _)| set == name) && !warnings.iter().any(|w| w.variable == name);
+    let entries = VARIABLES
+        .iter()
+        .map(|&Variable { name, default, meaning, show, .. }| {
+            let value = show(&config);
+            let origin = match () {
+                () if usable(name) => "environment",
+                () if value == default => "default",
+                () => "implied",
+            };
+            Entry { name, value, origin, default, meaning }
+        })
+        .collect();
+    Ok((entries, warnings))
+}
+
+fn backend(text: &str) -> Result<Backend, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "auto" => Ok(Backend::Auto),
+        "cuda" => Ok(Backend::Cuda),
+        "mlock" => Ok(Backend::Mlock),
+        "heap" => Ok(Backend::Heap),
+        "sim" => Ok(Backend::Sim { total_bytes: sim::DEFAULT_TOTAL_BYTES }),
+        other => match other.strip_prefix("sim:") {
+            Some(size) => Ok(Backend::Sim { total_bytes: parse_bytes(size)? }),
+            None => Err("not a back-end (auto, cuda, mlock, heap, sim, sim:SIZE)".to_owned()),
+        },
+    }
+}
+
+fn preset(text: &str) -> Result<Preset, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "tensorflow" => Ok(Preset::Tensorflow),
+        _ => Err("not a preset (tensorflow)".to_owned()),
+    }
+}
+
+fn rounding(text: &str) -> Result<Rounding, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "pow2" => Ok(Rounding::Pow2),
+        "exact" | "noop" => Ok(Rounding::Exact),
+        _ => Err("not a rounding (pow2, exact)".to_owned()),
+    }
+}
+
+fn rounding_name(rounding: Rounding) -> &'static str {
+    match rounding {
+        Rounding::Exact => "exact",
+        Rounding::Pow2 => "pow2",
+    }
+}
+
+fn ceiling(text: &str) -> Result<Option<u64>, String> {
+    if text.eq_ignore_ascii_case("none") {
+        return Ok(None);
+    }
+    match parse_bytes(text)? {
+        0 => {
+            Err("a ceiling of nothing would refuse every get (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)".to_owned())
+        }
+        bytes => Ok(Some(bytes)),
+    }
+}
+
+fn count(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "not a whole number".to_owned())
+}
+
+fn at_least_one(text: &str) -> Result<u64, String> {
+    count(text).ok().filter(|&n| n > 0).ok_or_else(|| "not a whole number of at least 1".to_owned())
+}
+
+fn switch(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "on" | "yes" => Ok(true),
+        "0" | "false" | "off" | "no" => Ok(false),
+        _ => Err("neither 0 nor 1".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
+        list.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    #[test]
+    fn every_default_in_the_table_is_the_default_that_holds() {
+        let (entries, warnings) = report_of(pairs(&[])).unwrap();
+        assert!(warnings.is_empty());
+        for entry in entries {
+            assert_eq!((entry.value.as_str(), entry.origin), (entry.default, "default"), "{}", entry.name);
+        }
+    }
+
+    #[test]
+    fn every_default_can_be_set_explicitly() {
+        for variable in &VARIABLES {
+            let (_, warnings) = read(pairs(&[(variable.name, variable.default)]));
+            assert_eq!(warnings, [], "{}", variable.name);
+        }
+    }
+
+    #[test]
+    fn nonsense_in_any_variable_is_named_with_its_value_and_what_holds_instead() {
+        for variable in &VARIABLES {
+            let (_, warnings) = read(pairs(&[(variable.name, "purple")]));
+            let text = warnings.first().map(ToString::to_string).unwrap_or_default();
+            for part in [variable.name, "purple", variable.default] {
+                assert!(text.contains(part), "{}: {text}", variable.name);
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_variables_of_ours_are_named_and_others_left_alone() {
+        let (_, warnings) = read(pairs(&[("PINPOOL_MAXBYTES", "1"), ("PATH", "/bin"), ("PINPOOLX", "1")]));
+        assert_eq!(warnings.len(), 1);
+        assert!(warnings[0].to_string().contains("PINPOOL_MAXBYTES=1"), "{}", warnings[0]);
+    }
+
+    #[test]
+    fn values_are_read() {
+        let (settings, warnings) = read(pairs(&[
+            ("PINPOOL_BACKEND", "sim:3GiB"),
+            ("PINPOOL_DEVICE", "2"),
+            ("PINPOOL_POOL_SIZE_LIMIT", "7"),
+            ("PINPOOL_AUTO_RESIZE", "off"),
+            ("PINPOOL_ROUNDING", "EXACT"),
+            ("PINPOOL_MAX_BYTES", "64MiB"),
+            ("PINPOOL_LOG_EVERY", "1"),
+            ("PINPOOL_CLOSE_WAIT", "250ms"),
+        ]));
+        assert_eq!(warnings, []);
+        let config = settings.resolve().unwrap();
+        assert!(matches!(config.backend, Backend::Sim { total_bytes } if total_bytes == 3 << 30));
+        assert_eq!((config.device, config.pool_size_limit, config.auto_resize), (2, 7, false));
+        assert_eq!((config.rounding, config.max_bytes, config.log_every), (Rounding::Exact, Some(64 << 20), 1));
+        assert_eq!(config.close_wait.as_millis(), 250);
+    }
+
+    #[test]
+    fn a_ceiling_of_nothing_is_refused_and_none_is_no_ceiling() {
+        let (settings, warnings) = read(pairs(&[("PINPOOL_MAX_BYTES", "0")]));
+        assert_eq!((settings.max_bytes, warnings.len()), (None, 1));
+        let (settings, warnings) = read(pairs(&[("PINPOOL_MAX_BYTES", "none")]));
+        assert_eq!((settings.max_bytes, warnings.len()), (Some(None), 0));
+    }
+
+    #[test]
+    fn the_report_says_where_a_value_comes_from() {
+        let set = pairs(&[("PINPOOL_POOL_SIZE_LIMIT", "0"), ("PINPOOL_LOG_EVERY", "x")]);
+        let (entries, warnings) = report_of(set).unwrap();
+        let origin = |name| entries.iter().find(|entry| entry.name == name).map(|entry| entry.origin);
+        assert_eq!(origin("PINPOOL_POOL_SIZE_LIMIT"), Some("environment"));
+        assert_eq!(origin("PINPOOL_AUTO_RESIZE"), Some("implied"));
+        assert_eq!(origin("PINPOOL_LOG_EVERY"), Some("default"));
+        assert_eq!(warnings.len(), 1);
+    }
+}

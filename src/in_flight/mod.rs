@@ -1,0 +1,239 @@
+//! Buffers that a device may still be reading; each waits on its fences.
+//!
+//! ```text
+//!   arrive ──▶ arrivals (queue, no lock) ──┐
+//!                                          ▼  sweep: one thread at a time, the others pass by
+//!   stream 1   [a][b][c]   only the head is asked: copies of a stream end in order
+//!   stream 2   [d]         a slow stream holds back nobody but itself
+//!   several    {e, f}      used on more than one stream: each is asked about all its fences
+//!                                          └──▶ landed (by value, in the order seen), lost
+//! ```
+//!
+//! Never blocks a caller that did not ask to wait; never frees or reuses anything itself. Invariants:
+//!
+//! 1. An item lands only after every one of its fences has said that it is over.
+//! 2. An item with a fence that failed never lands: it is lost, for nobody knows what the device still reads.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use crossbeam::queue::SegQueue;
+
+use crate::error::Error;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+mod fence;
+
+pub use fence::Fence;
+pub(crate) use fence::{SharedFence, Uses};
+
+/// Items on their way, with the fences they wait on.
+#[derive(Debug)]
+pub(crate) struct InFlight<T> {
+    arrivals: SegQueue<Flight<T>>,
+    lines: Mutex<Lines<T>>,
+    count: AtomicU64,
+    bytes: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Flight<T> {
+    item: T,
+    bytes: u64,
+    fences: Vec<SharedFence>,
+    since: Instant,
+}
+
+#[derive(Debug)]
+struct Lines<T> {
+    by_stream: HashMap<u64, VecDeque<Flight<T>>>,
+    several: Vec<Flight<T>>,
+}
+
+/// What a sweep found.
+#[derive(Debug)]
+pub(crate) struct Swept<T> {
+    /// Copies over, in the order seen.
+    pub(crate) landed: Vec<T>,
+    /// Copies whose end nobody will know.
+    pub(crate) lost: Vec<(T, Error)>,
+}
+
+impl<T> Swept<T> {
+    const NOTHING: Self = Self { landed: Vec::new(), lost: Vec::new() };
+}
+
+impl<T> InFlight<T> {
+    pub(crate) fn new() -> Self {
+        Self {
+            arrivals: SegQueue::new(),
+            lines: Mutex::new(Lines { by_stream: HashMap::new(), several: Vec::new() }),
+            count: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes charge of `item` until all `fences` are over.
+    pub(crate) fn arrive(&self, item: T, bytes: u64, fences: Vec<SharedFence>, now: Instant) {
+        // Relaxed: figures only; the queue itself orders the item. Counted before it is visible, so that a sweep never
+        // takes away what was not yet added.
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.arrivals.push(Flight { item, bytes, fences, since: now });
+    }
+
+    /// Items in flight.
+    pub(crate) fn count(&self) -> u64 {
+        // Relaxed: a hint for those who may skip a sweep, and a figure.
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Bytes in flight.
+    pub(crate) fn bytes(&self) -> u64 {
+        // Relaxed: a figure.
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Age of the item that has waited longest.
+    pub(crate) fn oldest(&self, now: Instant) -> Option<Duration> {
+        let mut lines = self.lines.lock();
+        self.seat_arrivals(&mut lines);
+        let heads = lines.by_stream.values().filter_map(VecDeque::front);
+        heads.chain(&lines.several).map(|flight| now.saturating_duration_since(flight.since)).max()
+    }
+
+    /// Asks the fences and returns what is over. If another thread is asking already, returns nothing at once.
+    pub(crate) fn sweep(&self) -> Swept<T> {
+        let Some(mut lines) = self.lines.try_lock() else { return Swept::NOTHING };
+        self.seat_arrivals(&mut lines);
+        let mut swept = Swept::NOTHING;
+        for line in lines.by_stream.values_mut() {
+            while let Some(state) = line.front().map(Flight::state) {
+                match state {
+                    Ok(false) => break,
+                    over => self.leave(line.pop_front(), over, &mut swept),
+                }
+            }
+        }
+        lines.by_stream.retain(|_, line| !line.is_empty());
+        let mut index = 0;
+        while let Some(flight) = lines.several.get(index) {
+            match flight.state() {
+                Ok(false) => index += 1,
+                over => {
+                    let flight = lines.several.remove(index);
+                    self.leave(Some(flight), over, &mut swept);
+                }
+            }
+        }
+        swept
+    }
+
+    /// Everything still in flight, whatever its fences say. For the end of a pool, which lets go of it for ever.
+    pub(crate) fn abandon(&self) -> Vec<T> {
+        let mut lines = self.lines.lock();
+        self.seat_arrivals(&mut lines);
+        let seated = lines.by_stream.drain().flat_map(|(_, line)| line);
+        let mut flights: Vec<_> = seated.collect();
+        flights.append(&mut lines.several);
+        flights.into_iter().map(|flight| flight.item).collect()
+    }
+
+    fn seat_arrivals(&self, lines: &mut Lines<T>) {
+        while let Some(flight) = self.arrivals.pop() {
+            match flight.fences.as_slice() {
+                [fence] => lines.by_stream.entry(fence.stream()).or_default().push_back(flight),
+                _ => lines.several.push(flight),
+            }
+        }
+    }
+
+    fn leave(&self, flight: Option<Flight<T>>, over: Result<bool, Error>, swept: &mut Swept<T>) {
+        let Some(Flight { item, bytes, .. }) = flight else { return };
+        // Relaxed, as in `arrive`.
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        match over {
+            Ok(_) => swept.landed.push(item),
+            Err(error) => swept.lost.push((item, error)),
+        }
+    }
+}
+
+impl<T> Flight<T> {
+    /// Are all fences over? A failure of one outweighs the rest (invariant 2).
+    fn state(&self) -> Result<bool, Error> {
+        self.fences.iter().try_fold(true, |over, fence| Ok(fence.is_done()? && over))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::fence::scripted::Scripted;
+    use super::*;
+
+    fn flying(room: &InFlight<u32>, item: u32, stream: u64) -> Arc<Scripted> {
+        let fence = Arc::new(Scripted::on(stream));
+        room.arrive(item, 10, vec![fence.clone()], Instant::now());
+        fence
+    }
+
+    #[test]
+    fn a_slow_stream_holds_back_nobody_but_itself() {
+        let room = InFlight::new();
+        let slow = flying(&room, 1, 1);
+        let behind = flying(&room, 2, 1);
+        let other = flying(&room, 3, 2);
+        other.finish();
+        behind.finish();
+        assert_eq!(room.sweep().landed, [3]);
+        assert_eq!((room.count(), room.bytes()), (2, 20));
+        slow.finish();
+        assert_eq!(room.sweep().landed, [1, 2]);
+        assert_eq!((room.count(), room.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn used_on_two_streams_it_waits_for_both() {
+        let room = InFlight::new();
+        let (first, second) = (Arc::new(Scripted::on(1)), Arc::new(Scripted::on(2)));
+        room.arrive(1, 10, vec![first.clone(), second.clone()], Instant::now());
+        let behind = flying(&room, 2, 1);
+        behind.finish();
+        second.finish();
+        assert_eq!(room.sweep().landed, [2]);
+        first.finish();
+        assert_eq!(room.sweep().landed, [1]);
+    }
+
+    #[test]
+    fn a_failed_fence_loses_its_item_and_no_other() {
+        let room = InFlight::new();
+        let broken = flying(&room, 1, 1);
+        flying(&room, 2, 2).finish();
+        broken.fail();
+        let swept = room.sweep();
+        assert_eq!(swept.landed, [2]);
+        assert_eq!(swept.lost.len(), 1);
+        assert_eq!(room.count(), 0);
+    }
+
+    #[test]
+    fn an_item_without_fences_lands_at_once() {
+        let room = InFlight::new();
+        room.arrive(1, 10, Vec::new(), Instant::now());
+        assert_eq!(room.sweep().landed, [1]);
+    }
+
+    #[test]
+    fn the_end_gets_everything_back_as_it_is() {
+        let room = InFlight::new();
+        let _fences = [flying(&room, 1, 1), flying(&room, 2, 2)];
+        assert!(room.oldest(Instant::now()).is_some());
+        assert_eq!(room.abandon().len(), 2);
+        assert!(room.oldest(Instant::now()).is_none());
+    }
+}
