@@ -47,7 +47,7 @@ use crate::pool::Block;
 /// ```
 #[derive(Debug)]
 pub struct PinnedBuf {
-    block: Option<Box<Block>>,
+    block: Option<Block>,
     start: NonNull<u8>,
     len: usize,
     /// Where `io::Write` goes on.
@@ -67,7 +67,7 @@ impl PinnedBuf {
     }
 
     /// The first `len` bytes of `block` at a multiple of `align`; its class was made for that (invariant 1).
-    pub(crate) fn over(block: Box<Block>, len: usize, align: usize) -> Self {
+    pub(crate) fn over(block: Block, len: usize, align: usize) -> Self {
         let base = block.start();
         let skip = base.as_ptr().align_offset(align);
         debug_assert!(skip.checked_add(len).is_some_and(|end| end <= block.class_bytes()), "size_class left no room");

@@ -29,6 +29,8 @@ mod sync;
 pub mod backend;
 pub mod config;
 pub mod copy;
+#[cfg(feature = "cli")]
+pub mod trace;
 
 pub use backend::Backend;
 pub use buffer::PinnedBuf;

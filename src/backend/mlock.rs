@@ -59,11 +59,10 @@ unsafe impl Source for MlockSource {
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let region = pages::map(len_bytes, Commit::Yes, self.numbering.next())?;
-        lock(region.start().as_ptr(), region.len_bytes()).map_err(|error| {
+        lock(region.start().as_ptr(), region.len_bytes()).inspect_err(|_| {
             // The mapping was never handed out; if it cannot be undone either, the lock's refusal is the news.
             // SAFETY: made four lines above, no reference into it exists.
             let _ = unsafe { pages::unmap(Region::new(region.start(), region.len_bytes(), region.id())) };
-            error
         })?;
         Ok(region)
     }

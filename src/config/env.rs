@@ -48,63 +48,63 @@ pub static VARIABLES: [Variable; 10] = [
         name: "PINPOOL_BACKEND",
         default: "auto",
         meaning: "where memory comes from: auto, cuda, mlock, heap, sim or sim:SIZE",
-        read: |settings, text| Ok(settings.backend = Some(backend(text)?)),
+        read: |settings, text| set(&mut settings.backend, backend(text)),
         show: |config| config.backend.name().to_owned(),
     },
     Variable {
         name: "PINPOOL_DEVICE",
         default: "0",
         meaning: "ordinal of the GPU that the copies are for",
-        read: |settings, text| Ok(settings.device = Some(text.parse().map_err(|_| "not a device number (0, 1, ...)")?)),
+        read: |settings, text| set(&mut settings.device, ordinal(text)),
         show: |config| config.device.to_string(),
     },
     Variable {
         name: "PINPOOL_PRESET",
         default: "tensorflow",
         meaning: "rules that the pool follows: tensorflow",
-        read: |settings, text| Ok(settings.preset = Some(preset(text)?)),
+        read: |settings, text| set(&mut settings.preset, preset(text)),
         show: |config| config.preset.name().to_owned(),
     },
     Variable {
         name: "PINPOOL_POOL_SIZE_LIMIT",
         default: "100",
         meaning: "most idle buffers kept at the start; 0 keeps none and implies no auto-resize",
-        read: |settings, text| Ok(settings.pool_size_limit = Some(count(text)?)),
+        read: |settings, text| set(&mut settings.pool_size_limit, count(text)),
         show: |config| config.pool_size_limit.to_string(),
     },
     Variable {
         name: "PINPOOL_AUTO_RESIZE",
         default: "1",
         meaning: "may the limit rise by a tenth while evictions and misses stay frequent: 0 or 1",
-        read: |settings, text| Ok(settings.auto_resize = Some(switch(text)?)),
+        read: |settings, text| set(&mut settings.auto_resize, switch(text)),
         show: |config| u8::from(config.auto_resize).to_string(),
     },
     Variable {
         name: "PINPOOL_ROUNDING",
         default: "pow2",
         meaning: "how sizes become classes: pow2 (as TensorFlow's pinned pool) or exact (sizes that repeat exactly)",
-        read: |settings, text| Ok(settings.rounding = Some(rounding(text)?)),
+        read: |settings, text| set(&mut settings.rounding, rounding(text)),
         show: |config| rounding_name(config.rounding).to_owned(),
     },
     Variable {
         name: "PINPOOL_MAX_BYTES",
         default: "none",
         meaning: "ceiling on all bytes held, in use and idle: a size like 2GiB, or none",
-        read: |settings, text| Ok(settings.max_bytes = Some(ceiling(text)?)),
+        read: |settings, text| set(&mut settings.max_bytes, ceiling(text)),
         show: |config| config.max_bytes.map_or_else(|| "none".to_owned(), format_bytes),
     },
     Variable {
         name: "PINPOOL_LOG_EVERY",
         default: "10",
         meaning: "one check of the rates in this many is printed; 1 prints each",
-        read: |settings, text| Ok(settings.log_every = Some(at_least_one(text)?)),
+        read: |settings, text| set(&mut settings.log_every, at_least_one(text)),
         show: |config| config.log_every.to_string(),
     },
     Variable {
         name: "PINPOOL_CLOSE_WAIT",
         default: "30s",
         meaning: "longest wait for copies in flight when the pool ends; their memory is left alone after it",
-        read: |settings, text| Ok(settings.close_wait = Some(parse_duration(text)?)),
+        read: |settings, text| set(&mut settings.close_wait, parse_duration(text)),
         show: |config| format!("{:?}", config.close_wait),
     },
     Variable {
@@ -136,12 +136,14 @@ pub(crate) fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settin
     (settings, warnings)
 }
 
-/// The same from the environment of the process; what is no Unicode is shown with replacement characters.
+/// The same from the environment of the process.
 pub(crate) fn read_process() -> (Settings, Vec<Warning>) {
-    read(
-        std::env::vars_os()
-            .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())),
-    )
+    read(process_pairs())
+}
+
+/// What is no Unicode is shown with replacement characters, so that it can be named in a warning.
+fn process_pairs() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
 }
 
 /// One line of `pinpool env`.
@@ -165,10 +167,7 @@ pub struct Entry {
 ///
 /// [`Error::is_setting`](crate::Error::is_setting) if two variables contradict each other.
 pub fn report() -> Result<(Vec<Entry>, Vec<Warning>)> {
-    report_of(
-        std::env::vars_os()
-            .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())),
-    )
+    report_of(process_pairs())
 }
 
 fn report_of(pairs: impl IntoIterator<Item = (String, String)>) -> Result<(Vec<Entry>, Vec<Warning>)> {
@@ -189,6 +188,15 @@ fn report_of(pairs: impl IntoIterator<Item = (String, String)>) -> Result<(Vec<E
         })
         .collect();
     Ok((entries, warnings))
+}
+
+fn set<T>(slot: &mut Option<T>, value: Result<T, String>) -> Result<(), String> {
+    *slot = Some(value?);
+    Ok(())
+}
+
+fn ordinal(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "not a device number (0, 1, ...)".to_owned())
 }
 
 fn backend(text: &str) -> Result<Backend, String> {

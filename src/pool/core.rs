@@ -31,13 +31,13 @@ pub(crate) struct Core {
     config: Config,
     state: Mutex<State>,
     supply: Supply,
-    in_flight: InFlight<Box<Block>>,
+    in_flight: InFlight<Block>,
     voice: Voice,
 }
 
 #[derive(Debug)]
 struct State {
-    store: Exact<Box<Block>>,
+    store: Exact<Block>,
     ledger: Ledger,
     limit: u64,
     /// Blocks whose end on the device nobody will know, and their bytes.
@@ -50,7 +50,7 @@ struct State {
 /// What a put leaves to do once the lock is open.
 #[derive(Debug, Default)]
 struct Aftermath {
-    release: Option<Box<Block>>,
+    release: Option<Block>,
     check: Option<Check>,
     /// The last buffer of a sealed pool came back.
     close: bool,
@@ -78,7 +78,7 @@ impl Core {
     }
 
     /// A block of exactly `class_bytes`, idle or new; `len` is what the user asked for.
-    pub(crate) fn get(self: &Arc<Self>, len: usize, class_bytes: usize) -> Result<Box<Block>> {
+    pub(crate) fn get(self: &Arc<Self>, len: usize, class_bytes: usize) -> Result<Block> {
         self.poll();
         if let Some(block) = self.take_idle(class_bytes) {
             return Ok(block);
@@ -93,19 +93,19 @@ impl Core {
     }
 
     /// An idle block of exactly `class_bytes`; never asks the back-end.
-    pub(crate) fn try_get(&self, class_bytes: usize) -> Option<Box<Block>> {
+    pub(crate) fn try_get(&self, class_bytes: usize) -> Option<Block> {
         self.poll();
         self.take_idle(class_bytes)
     }
 
-    fn take_idle(&self, class_bytes: usize) -> Option<Box<Block>> {
+    fn take_idle(&self, class_bytes: usize) -> Option<Block> {
         let mut state = self.state.lock();
         let block = state.store.take(class_bytes)?;
         state.ledger.hit(block.held_bytes());
         Some(block)
     }
 
-    fn allocate(self: &Arc<Self>, class_bytes: usize) -> Result<Box<Block>, Refusal> {
+    fn allocate(self: &Arc<Self>, class_bytes: usize) -> Result<Block, Refusal> {
         let memory = loop {
             match self.supply.acquire(class_bytes) {
                 Ok(memory) => break memory,
@@ -114,7 +114,7 @@ impl Core {
                 Err(refusal) => return Err(refusal),
             }
         };
-        let block = Box::new(Block::new(self.clone(), memory));
+        let block = Block::new(self.clone(), memory);
         self.state.lock().ledger.allocated(block.held_bytes(), self.is_pooling());
         Ok(block)
     }
@@ -133,13 +133,13 @@ impl Core {
     }
 
     /// The user is done with `block`, and so is every device.
-    pub(crate) fn put(&self, block: Box<Block>) {
+    pub(crate) fn put(&self, block: Block) {
         self.poll();
         self.put_home(block);
     }
 
     /// The user is done with `block`; devices may be reading it until all `fences` are over.
-    pub(crate) fn put_after(&self, block: Box<Block>, fences: Vec<SharedFence>) {
+    pub(crate) fn put_after(&self, block: Block, fences: Vec<SharedFence>) {
         let bytes = block.held_bytes();
         self.in_flight.arrive(block, bytes, fences, Instant::now());
         self.poll();
@@ -147,7 +147,7 @@ impl Core {
     }
 
     /// Nobody will ever know when the device is done with `block`: it is never used again.
-    pub(crate) fn lose(&self, block: Box<Block>, error: &Error) {
+    pub(crate) fn lose(&self, block: Block, error: &Error) {
         let held_bytes = block.held_bytes();
         // The memory stays as it is, and with it the pool that it belongs to.
         std::mem::forget(block);
@@ -168,12 +168,12 @@ impl Core {
         }
     }
 
-    fn land(&self, swept: Swept<Box<Block>>) {
+    fn land(&self, swept: Swept<Block>) {
         swept.landed.into_iter().for_each(|block| self.put_home(block));
         swept.lost.into_iter().for_each(|(block, error)| self.lose(block, &error));
     }
 
-    fn put_home(&self, block: Box<Block>) {
+    fn put_home(&self, block: Block) {
         let Aftermath { release, check, close } =
             self.state.lock().put(block, self.is_pooling(), self.config.auto_resize);
         if let Some(block) = release {
@@ -199,10 +199,10 @@ impl Core {
     }
 
     /// A slow call: no lock may be held.
-    fn release(&self, block: Box<Block>) {
-        // The block's own reference to this pool goes last: its memory is released through it.
-        let core = block.core().clone();
-        if let Err((held_bytes, error)) = core.supply.release(block.into_memory()) {
+    fn release(&self, block: Block) {
+        // The block's own reference to this pool goes last.
+        let (core, memory) = block.into_parts();
+        if let Err((held_bytes, error)) = core.supply.release(memory) {
             diag::release_failed(held_bytes, &error);
         }
     }
@@ -320,7 +320,7 @@ impl Core {
 
 impl State {
     /// TensorFlow's put: count, evict while the limit is reached, check, then keep.
-    fn put(&mut self, block: Box<Block>, is_pooling: bool, auto_resize: bool) -> Aftermath {
+    fn put(&mut self, block: Block, is_pooling: bool, auto_resize: bool) -> Aftermath {
         self.ledger.put(block.held_bytes(), is_pooling);
         if self.sealed {
             return Aftermath { release: Some(block), close: self.ledger.handed_out == 0, ..Aftermath::default() };
@@ -351,7 +351,7 @@ impl State {
         })
     }
 
-    fn drain(&mut self) -> Vec<Box<Block>> {
+    fn drain(&mut self) -> Vec<Block> {
         let idle = self.store.drain();
         idle.iter().for_each(|block| self.ledger.removed(block.held_bytes(), Removal::Cleared));
         idle

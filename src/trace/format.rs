@@ -1,0 +1,260 @@
+//! The text format of traces: one item a line, fields separated by one space, numbers decimal.
+//!
+//! | header | meaning | default |
+//! | --- | --- | --- |
+//! | `# limit N` | starting limit | 100 |
+//! | `# auto_resize 0\|1` | may the limit grow | 1 |
+//! | `# rounder noop\|pow2` | how size classes are rounded | noop |
+//! | `# pools N` | number of pools | 1 |
+//! | `## text` | a comment, anywhere | |
+//!
+//! | operation | meaning |
+//! | --- | --- |
+//! | `a ID BYTES [ALIGN]` | get, under a name |
+//! | `f ID` | put back |
+//! | `r COUNT BYTES` | COUNT times: get and put back |
+//! | `s COUNT BYTES STEP` | the same with BYTES growing by STEP |
+//! | `c` | clear |
+//! | `p K` | go on with pool K |
+//! | `t MICROSECONDS` | the clock moves on |
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+
+use flate2::bufread::MultiGzDecoder;
+
+use crate::size_class::{DEFAULT_ALIGN, Rounding};
+
+/// Settings that a trace asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// Most buffers kept at the start.
+    pub limit: u64,
+    /// May the limit grow?
+    pub auto_resize: bool,
+    /// How sizes become classes.
+    pub rounding: Rounding,
+    /// Pools, all with the settings above.
+    pub pools: usize,
+}
+
+/// One line of a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // The module's table says it all.
+pub enum Operation {
+    Get { id: u64, bytes: usize, align: usize },
+    Put { id: u64 },
+    Steps { count: u64, bytes: usize, step: usize },
+    Clear,
+    Pool { index: usize },
+    Advance { micros: u64 },
+}
+
+/// What is wrong with a trace, and where.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file could not be read.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// A line says something that makes no sense.
+    #[error("line {line}: `{text}`: {why}")]
+    Line {
+        /// Number of the line, from 1.
+        line: u64,
+        /// Its beginning.
+        text: String,
+        /// What was expected.
+        why: String,
+    },
+}
+
+/// Most pools that a header may ask for: a trace is single-threaded, more would be a slip.
+const MOST_POOLS: usize = 1024;
+
+/// Reads a trace line by line. The header is read first; the operations are the iterator.
+pub struct Reader {
+    lines: Box<dyn BufRead>,
+    header: Header,
+    pending: Option<String>,
+    line: u64,
+}
+
+impl std::fmt::Debug for Reader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reader").field("header", &self.header).field("line", &self.line).finish_non_exhaustive()
+    }
+}
+
+impl Reader {
+    /// Opens a trace, packed by gzip or not: its first bytes tell.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read or its header makes no sense.
+    pub fn open(path: &Path) -> Result<Self, TraceError> {
+        let mut file = BufReader::new(File::open(path)?);
+        let is_packed = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
+        if is_packed { Self::new(BufReader::new(MultiGzDecoder::new(file))) } else { Self::new(file) }
+    }
+
+    /// Reads a trace from anywhere.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read or its header makes no sense.
+    pub fn new(lines: impl BufRead + 'static) -> Result<Self, TraceError> {
+        let header = Header { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 };
+        let mut reader = Self { lines: Box::new(lines), header, pending: None, line: 0 };
+        while let Some(text) = reader.next_line()? {
+            let Some(setting) = text.strip_prefix('#') else {
+                reader.pending = Some(text);
+                break;
+            };
+            reader.set(setting.trim()).map_err(|why| reader.wrong(&text, why))?;
+        }
+        Ok(reader)
+    }
+
+    /// The settings that the trace asks for.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Number of the line read last, for errors of whoever plays the trace.
+    pub fn line(&self) -> u64 {
+        self.line
+    }
+
+    /// The next line that is no comment and not empty.
+    fn next_line(&mut self) -> Result<Option<String>, TraceError> {
+        loop {
+            let mut text = String::new();
+            // A line that never ends is no trace; do not collect it.
+            let limit = 4096;
+            let read = (&mut self.lines).take(limit).read_line(&mut text)?;
+            if read == 0 {
+                return Ok(None);
+            }
+            self.line += 1;
+            if read as u64 == limit && !text.ends_with('\n') {
+                return Err(self.wrong(&text, "longer than any line of a trace".to_owned()));
+            }
+            let text = text.trim_end();
+            if !text.is_empty() && !text.starts_with("##") {
+                return Ok(Some(text.to_owned()));
+            }
+        }
+    }
+
+    fn set(&mut self, setting: &str) -> Result<(), String> {
+        let header = &mut self.header;
+        match setting.split_once(' ') {
+            Some(("limit", n)) => header.limit = number(n)?,
+            Some(("auto_resize", "0")) => header.auto_resize = false,
+            Some(("auto_resize", "1")) => header.auto_resize = true,
+            Some(("rounder", "noop")) => header.rounding = Rounding::Exact,
+            Some(("rounder", "pow2")) => header.rounding = Rounding::Pow2,
+            Some(("pools", n)) => {
+                header.pools = number(n)
+                    .ok()
+                    .filter(|n| (1..=MOST_POOLS).contains(n))
+                    .ok_or_else(|| format!("a trace has 1 to {MOST_POOLS} pools"))?;
+            }
+            _ => {
+                return Err("no setting that there is (limit N, auto_resize 0|1, rounder noop|pow2, pools N)".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    fn wrong(&self, text: &str, why: String) -> TraceError {
+        TraceError::Line { line: self.line, text: text.chars().take(60).collect(), why }
+    }
+}
+
+impl Iterator for Reader {
+    type Item = Result<Operation, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let text = match self.pending.take().map_or_else(|| self.next_line(), |text| Ok(Some(text))) {
+            Ok(text) => text?,
+            Err(error) => return Some(Err(error)),
+        };
+        Some(parse(&text).map_err(|why| self.wrong(&text, why)))
+    }
+}
+
+fn parse(text: &str) -> Result<Operation, String> {
+    let fields: Vec<&str> = text.split(' ').collect();
+    Ok(match fields.as_slice() {
+        ["a", id, bytes] => Operation::Get { id: number(id)?, bytes: number(bytes)?, align: DEFAULT_ALIGN },
+        ["a", id, bytes, align] => Operation::Get { id: number(id)?, bytes: number(bytes)?, align: number(align)? },
+        ["f", id] => Operation::Put { id: number(id)? },
+        ["r", count, bytes] => Operation::Steps { count: number(count)?, bytes: number(bytes)?, step: 0 },
+        ["s", count, bytes, step] => {
+            Operation::Steps { count: number(count)?, bytes: number(bytes)?, step: number(step)? }
+        }
+        ["c"] => Operation::Clear,
+        ["p", index] => Operation::Pool { index: number(index)? },
+        ["t", micros] => Operation::Advance { micros: number(micros)? },
+        _ => return Err("no operation that there is (a, f, r, s, c, p, t with their fields)".to_owned()),
+    })
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("`{text}` is no number, or too large a one"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &'static str) -> Result<(Header, Vec<Operation>), TraceError> {
+        let mut reader = Reader::new(text.as_bytes())?;
+        let operations = reader.by_ref().collect::<Result<_, _>>()?;
+        Ok((reader.header().clone(), operations))
+    }
+
+    #[test]
+    fn a_trace_is_read_as_written() {
+        let text = "## about\n# limit 7\n# auto_resize 0\n# rounder pow2\n# pools 2\n\na 1 48\n## between\na 2 7 64\nf 1\nr 3 9\ns 2 8 4\nc\np 1\nt 50\n";
+        let (header, operations) = read(text).unwrap();
+        assert_eq!(header, Header { limit: 7, auto_resize: false, rounding: Rounding::Pow2, pools: 2 });
+        assert_eq!(
+            operations,
+            [
+                Operation::Get { id: 1, bytes: 48, align: 4 },
+                Operation::Get { id: 2, bytes: 7, align: 64 },
+                Operation::Put { id: 1 },
+                Operation::Steps { count: 3, bytes: 9, step: 0 },
+                Operation::Steps { count: 2, bytes: 8, step: 4 },
+                Operation::Clear,
+                Operation::Pool { index: 1 },
+                Operation::Advance { micros: 50 },
+            ]
+        );
+    }
+
+    #[test]
+    fn an_empty_trace_has_the_default_header_and_no_operations() {
+        let (header, operations) = read("").unwrap();
+        assert_eq!(header, Header { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 });
+        assert!(operations.is_empty());
+    }
+
+    #[test]
+    fn nonsense_is_named_with_its_line() {
+        for (text, line) in [
+            ("a 1 5\nx 2\n", "line 2: `x 2`"),
+            ("a 1\n", "line 1"),
+            ("# pools 0\n", "line 1"),
+            ("# size 5\n", "line 1"),
+            ("a 1 99999999999999999999\n", "line 1"),
+            ("f -1\n", "line 1"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(line), "{error}");
+        }
+    }
+}

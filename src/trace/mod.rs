@@ -1,0 +1,12 @@
+//! Gets and puts as text: read, and played on any pool.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `format.rs` | the text format: header, operations, errors with line numbers |
+//! | `conformance.rs` | plays a trace on pools over `sim` and writes down all that TensorFlow's pool would have done |
+
+mod conformance;
+mod format;
+
+pub use conformance::{Conformance, Figures, Streams};
+pub use format::{Header, Operation, Reader, TraceError};
