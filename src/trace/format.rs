@@ -162,7 +162,9 @@ impl Reader {
                     .ok_or_else(|| format!("a trace has 1 to {MOST_POOLS} pools"))?;
             }
             _ => {
-                return Err("no setting that there is (limit N, auto_resize 0|1, rounder noop|pow2, pools N)".to_owned());
+                return Err(
+                    "no setting that there is (limit N, auto_resize 0|1, rounder noop|pow2, pools N)".to_owned()
+                );
             }
         }
         Ok(())

@@ -4,9 +4,12 @@
 //! | --- | --- |
 //! | `format.rs` | the text format: header, operations, errors with line numbers |
 //! | `conformance.rs` | plays a trace on pools over `sim` and writes down all that TensorFlow's pool would have done |
+//! | `expected.rs` | the text that makes of it: diagnostics, figures, digests |
 
 mod conformance;
+mod expected;
 mod format;
 
 pub use conformance::{Conformance, Figures, Streams};
+pub use expected::expected_text;
 pub use format::{Header, Operation, Reader, TraceError};

@@ -1,5 +1,6 @@
 //! The `pinpool` tool.
 
+mod env;
 mod replay;
 
 use clap::{Parser, Subcommand};
@@ -14,11 +15,15 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Replay(replay::ReplayArgs),
+    Env(env::EnvArgs),
 }
 
 fn main() -> std::process::ExitCode {
-    let Cli { command: Command::Replay(args) } = Cli::parse();
-    match replay::run(&args) {
+    let result = match Cli::parse().command {
+        Command::Replay(args) => replay::run(&args),
+        Command::Env(args) => env::run(&args),
+    };
+    match result {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("{e}");

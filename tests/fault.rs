@@ -1,0 +1,121 @@
+//! A source that fails at every point in turn: errors come out, bytes balance, nothing is lost that need not be.
+
+use std::sync::Arc;
+
+use pinpool::backend::HeapSource;
+use pinpool::backend::fault::FaultSource;
+use pinpool::{Backend, Pool};
+
+fn pool_over(source: &Arc<FaultSource>, max_bytes: Option<u64>) -> Pool {
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Source(source.clone()))
+        .pool_size_limit(2)
+        .auto_resize(false)
+        .max_bytes(max_bytes)
+        .build()
+        .unwrap()
+}
+
+/// Gets and puts that hit, miss, evict and reclaim; returns how many gets failed.
+fn work(pool: &Pool) -> u64 {
+    let mut failed = 0;
+    for round in 0..4_usize {
+        let held: Vec<_> = (0..4_usize).map(|n| pool.get(4000 * (1 + (n + round) % 5))).collect();
+        failed += held.iter().filter(|buffer| buffer.is_err()).count() as u64;
+        assert!(held.iter().flatten().all(|buffer| buffer.as_slice().iter().all(|&byte| byte == 0)));
+        drop(held);
+        pool.stats().validate().unwrap();
+    }
+    failed
+}
+
+fn source() -> Arc<FaultSource> {
+    Arc::new(FaultSource::around(Arc::new(HeapSource::new())))
+}
+
+const CEILINGS: [Option<u64>; 2] = [None, Some(40 << 10)];
+
+#[test]
+fn every_acquire_that_fails_is_one_failed_get_and_leaves_no_bytes_behind() {
+    for ceiling in CEILINGS {
+        let healthy = source();
+        let refused_by_ceiling = work(&pool_over(&healthy, ceiling));
+        for index in 0..healthy.acquires() {
+            let source = source();
+            source.fail_acquire(index);
+            let pool = pool_over(&source, ceiling);
+            let failed = work(&pool);
+            let stats = pool.stats();
+            assert_eq!((stats.failed_gets, stats.underlying.failures), (failed, 1), "acquire {index}");
+            assert!(failed > 0 && failed <= refused_by_ceiling + 2, "acquire {index}: {failed} failed");
+            assert_eq!(stats.lost_bytes, 0);
+            pool.clear();
+            assert_eq!(pool.stats().pinned_bytes, 0, "acquire {index}");
+        }
+    }
+}
+
+#[test]
+fn every_release_that_fails_stays_counted_as_held() {
+    for ceiling in CEILINGS {
+        let healthy = source();
+        let pool = pool_over(&healthy, ceiling);
+        work(&pool);
+        pool.clear();
+        for index in 0..healthy.releases() {
+            let source = source();
+            source.fail_release(index);
+            let pool = pool_over(&source, ceiling);
+            work(&pool);
+            pool.clear();
+            let stats = pool.stats();
+            stats.validate().unwrap();
+            assert!(stats.lost_bytes > 0, "release {index}");
+            assert_eq!(stats.pinned_bytes, stats.lost_bytes, "release {index}");
+            assert_eq!(stats.underlying.allocs, stats.underlying.frees + 1);
+        }
+    }
+}
+
+#[test]
+fn a_failed_get_says_what_was_asked_what_is_held_and_what_the_source_said() {
+    let source = source();
+    let pool = pool_over(&source, None);
+    let _held = pool.get(5000).unwrap();
+    source.fail_acquire(1);
+    let error = pool.get(70_000).unwrap_err();
+    assert!(error.is_backend() && !error.is_limit());
+    let text = error.to_string();
+    for part in ["70000 B", "heap", "held 8192 B", "told to fail"] {
+        assert!(text.contains(part), "{part} is missing in: {text}");
+    }
+}
+
+#[test]
+fn hits_go_on_while_one_thread_is_stuck_in_acquire_and_another_in_release() {
+    let source = source();
+    let pool = pool_over(&source, None);
+    // Two idle buffers: the limit. The next put of another class evicts, and so releases.
+    let (hot, cold) = (pool.get(100).unwrap(), pool.get(10_000).unwrap());
+    let fresh = pool.get(100_000).unwrap();
+    drop(cold);
+    drop(hot);
+    let releases = source.hold_releases();
+    std::thread::scope(|scope| {
+        let releasing = scope.spawn(|| drop(fresh));
+        releases.wait_for(1);
+        let acquires = source.hold_acquires();
+        let acquiring = scope.spawn(|| pool.get(1_000_000).map(drop));
+        acquires.wait_for(1);
+        for _ in 0..1000 {
+            drop(pool.get(100).unwrap());
+        }
+        let stats = pool.stats();
+        assert_eq!(stats.hits, 1000);
+        assert!(!releasing.is_finished() && !acquiring.is_finished());
+        drop((releases, acquires));
+        acquiring.join().unwrap().unwrap();
+    });
+    pool.stats().validate().unwrap();
+}

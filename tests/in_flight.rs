@@ -1,0 +1,255 @@
+//! Buffers and the copies that read them: nothing is reused, overwritten or freed before its copy is over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pinpool::backend::HeapSource;
+use pinpool::backend::fault::FaultSource;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
+
+fn source() -> Arc<FaultSource> {
+    Arc::new(FaultSource::around(Arc::new(HeapSource::new())))
+}
+
+fn builder(source: &Arc<FaultSource>) -> PoolBuilder {
+    Pool::builder().without_env().backend(Backend::Source(source.clone())).pool_size_limit(2).auto_resize(false)
+}
+
+fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {
+    let mut buffer = pool.get(len).unwrap();
+    buffer.as_mut_slice().fill(byte);
+    buffer
+}
+
+#[test]
+fn a_buffer_in_flight_is_not_reused_until_its_copy_is_over() {
+    let pool = builder(&source()).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
+    let gate = stream.hold();
+    let first = filled(&pool, 100, 1);
+    let id = first.id();
+    let copy = first.copy_to(&stream, &mut device).unwrap();
+    let second = filled(&pool, 100, 2);
+    assert_ne!(second.id(), id);
+    let stats = pool.stats();
+    assert_eq!((stats.in_flight, stats.in_use, stats.puts, stats.buffers_in_pool), (1, 1, 0, 0));
+    assert!(stats.oldest_in_flight.is_some());
+    assert!(!copy.is_done().unwrap());
+    drop(gate);
+    copy.wait().unwrap();
+    assert_eq!(pool.get(100).unwrap().id(), id, "the copy is over: a get sees it and has the buffer back");
+    assert!(device.read().iter().all(|&byte| byte == 1));
+    pool.stats().validate().unwrap();
+}
+
+#[test]
+fn one_slow_stream_does_not_hold_back_the_buffers_of_another() {
+    let pool = builder(&source()).build().unwrap();
+    let (slow, fast) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
+    let (mut slow_device, mut fast_device) = (SinkMem::new(100), SinkMem::new(100));
+    let gate = slow.hold();
+    filled(&pool, 100, 1).copy_to(&slow, &mut slow_device).unwrap();
+    for _ in 0..10 {
+        filled(&pool, 100, 2).copy_to(&fast, &mut fast_device).unwrap().wait().unwrap();
+    }
+    pool.poll();
+    let stats = pool.stats();
+    assert_eq!((stats.in_flight, stats.puts, stats.misses), (1, 10, 2));
+    drop(gate);
+    slow.synchronize().unwrap();
+    pool.poll();
+    assert_eq!(pool.stats().in_flight, 0);
+}
+
+#[test]
+fn the_put_with_its_eviction_happens_when_the_copy_is_seen_to_be_over() {
+    let pool = builder(&source()).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(20_000));
+    let gate = stream.hold();
+    for len in [1_000, 5_000, 20_000] {
+        filled(&pool, len, 1).copy_to(&stream, &mut device).unwrap();
+    }
+    let before = pool.stats();
+    assert_eq!((before.puts, before.evicted, before.in_flight), (0, 0, 3));
+    drop(gate);
+    stream.synchronize().unwrap();
+    pool.poll();
+    let after = pool.stats();
+    assert_eq!((after.puts, after.evicted, after.in_flight, after.buffers_in_pool), (3, 1, 0, 2));
+    assert!(pool.try_get(1_000).unwrap().is_none(), "the first to land was the one evicted");
+}
+
+#[test]
+fn a_write_right_after_a_borrowing_copy_leaves_the_device_data_intact() {
+    let pool = builder(&source()).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(1 << 20));
+    let mut buffer = filled(&pool, 1 << 20, 7);
+    let gate = stream.hold();
+    let copy = buffer.copy_range_to(0..1 << 20, &stream, &mut device).unwrap();
+    assert!(buffer.try_as_mut_slice().is_none(), "the copy may be reading");
+    let writing = std::thread::spawn(move || {
+        // Waits for the copy, then overwrites what it has read.
+        buffer.as_mut_slice().fill(9);
+        buffer
+    });
+    assert!(!copy.is_done().unwrap());
+    drop(gate);
+    let mut buffer = writing.join().unwrap();
+    assert!(device.read().iter().all(|&byte| byte == 7));
+    assert!(buffer.try_as_mut_slice().is_some_and(|bytes| bytes.iter().all(|&byte| byte == 9)));
+}
+
+#[test]
+fn a_buffer_dropped_after_borrowing_copies_on_two_streams_waits_for_both() {
+    let pool = builder(&source()).build().unwrap();
+    let (one, two) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
+    let (mut first, mut second) = (SinkMem::new(50), SinkMem::new(50));
+    let (gate_one, gate_two) = (one.hold(), two.hold());
+    let mut buffer = filled(&pool, 100, 3);
+    buffer.copy_range_to(0..50, &one, &mut first).unwrap();
+    buffer.copy_range_to(50..100, &two, &mut second).unwrap();
+    drop(buffer);
+    drop(gate_two);
+    two.synchronize().unwrap();
+    pool.poll();
+    assert_eq!(pool.stats().in_flight, 1);
+    drop(gate_one);
+    one.synchronize().unwrap();
+    pool.poll();
+    assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (0, 1));
+}
+
+#[test]
+fn a_refused_copy_gives_its_buffer_back() {
+    let pool = builder(&source()).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10));
+    let error = pool.get(11).unwrap().copy_to(&stream, &mut device).unwrap_err();
+    assert!(error.is_copy(), "{error}");
+    for part in ["11 B", "only 10 B"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    assert_eq!(pool.stats().buffers_in_pool, 1);
+    let mut buffer = pool.get(8).unwrap();
+    for range in [0..9, 9..9, 5..4] {
+        assert!(buffer.copy_range_to(range, &stream, &mut device).unwrap_err().is_copy());
+    }
+    assert!(buffer.copy_range_to(4..4, &stream, &mut device).unwrap().is_done().unwrap());
+}
+
+#[test]
+fn copies_of_nothing_are_over_at_once_and_count_for_nothing() {
+    let pool = builder(&source()).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(0));
+    let _gate = stream.hold();
+    assert!(pool.get(0).unwrap().copy_to(&stream, &mut device).unwrap().is_done().unwrap());
+    let stats = pool.stats();
+    assert_eq!((stats.gets, stats.puts, stats.in_flight), (0, 0, 0));
+}
+
+#[test]
+fn the_end_of_the_pool_waits_for_copies_and_then_frees_everything() {
+    let source = source();
+    let pool = builder(&source).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
+    let gate = stream.hold();
+    filled(&pool, 100, 5).copy_to(&stream, &mut device).unwrap();
+    let closing = std::thread::spawn(move || drop(pool));
+    assert_eq!(source.releases(), 0);
+    drop(gate);
+    closing.join().unwrap();
+    assert_eq!((source.acquires(), source.releases()), (1, 1));
+    assert!(device.read().iter().all(|&byte| byte == 5));
+}
+
+#[test]
+fn the_last_buffer_closes_a_pool_whose_handles_are_gone() {
+    let source = source();
+    let pool = builder(&source).build().unwrap();
+    let (idle, kept) = (pool.get(100).unwrap(), filled(&pool, 200, 4));
+    drop(idle);
+    drop(pool.clone());
+    assert_eq!(source.releases(), 0, "a clone is left");
+    drop(pool);
+    assert_eq!(source.releases(), 1, "what was idle went with the last handle");
+    assert!(kept.as_slice().iter().all(|&byte| byte == 4), "a buffer outlives its pool");
+    drop(kept);
+    assert_eq!(source.releases(), 2);
+}
+
+#[test]
+fn the_last_buffer_in_a_copy_closes_the_pool_when_the_copy_is_over() {
+    let source = source();
+    let pool = builder(&source).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
+    let buffer = filled(&pool, 100, 6);
+    drop(pool);
+    let copy = buffer.copy_to(&stream, &mut device).unwrap();
+    assert!(copy.is_done().unwrap(), "the end of the pool waited for it");
+    assert_eq!(source.releases(), 1);
+}
+
+#[test]
+fn a_copy_that_never_ends_is_left_alone_after_the_wait() {
+    let source = source();
+    let pool = builder(&source).close_wait(Duration::ZERO).build().unwrap();
+    let (stuck, fine) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
+    let (mut first, mut second) = (SinkMem::new(100), SinkMem::new(100));
+    let gate = stuck.hold();
+    filled(&pool, 100, 1).copy_to(&stuck, &mut first).unwrap();
+    filled(&pool, 100, 2).copy_to(&fine, &mut second).unwrap().wait().unwrap();
+    drop(pool);
+    assert_eq!((source.acquires(), source.releases()), (2, 1), "nothing is freed on a guess");
+    drop(gate);
+    assert!(first.read().iter().all(|&byte| byte == 1), "the memory was left alone");
+}
+
+#[test]
+fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
+    let source = source();
+    // An hour: a close that waited would never end this test.
+    let pool = builder(&source).close_wait(Duration::from_secs(3600)).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
+    let gate = stream.hold();
+    let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
+    stream.fail();
+    assert!(copy.wait().unwrap_err().is_device());
+    pool.poll();
+    let stats = pool.stats();
+    assert_eq!((stats.lost, stats.in_flight, stats.buffers_in_pool), (1, 0, 0));
+    assert_eq!(stats.lost_bytes, stats.pinned_bytes);
+    stats.validate().unwrap();
+    drop(pool);
+    assert_eq!(source.releases(), 0);
+    drop(gate);
+}
+
+#[test]
+fn many_threads_and_streams_under_churn_never_send_a_wrong_byte() {
+    let pool = Pool::builder().without_env().backend(Backend::Heap).pool_size_limit(3).build().unwrap();
+    let rounds = if cfg!(miri) { 5 } else { 400 };
+    std::thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            let pool = &pool;
+            scope.spawn(move || {
+                let streams = [SinkStream::new().unwrap(), SinkStream::new().unwrap()];
+                let mut devices: Vec<_> = (0..4).map(|_| SinkMem::new(9_000)).collect();
+                for round in 0..rounds {
+                    let len = 100 + (round * 977 + usize::from(thread) * 331) % 8_900;
+                    for (n, device) in devices.iter_mut().enumerate() {
+                        let mark = u8::try_from((round * 4 + n) % 251).unwrap() ^ (thread << 6);
+                        filled(pool, len, mark).copy_to(&streams[n % 2], device).unwrap();
+                    }
+                    for (n, device) in devices.iter().enumerate() {
+                        let mark = u8::try_from((round * 4 + n) % 251).unwrap() ^ (thread << 6);
+                        assert!(device.read()[..len].iter().all(|&byte| byte == mark), "round {round}, device {n}");
+                    }
+                }
+            });
+        }
+    });
+    pool.poll();
+    let stats = pool.stats();
+    stats.validate().unwrap();
+    assert_eq!((stats.in_flight, stats.in_use, stats.gets), (0, 0, 16 * rounds as u64));
+}

@@ -1,0 +1,66 @@
+//! The two lines as `log` receives them: level, text and order, with the count of checks that the process shares.
+
+use std::sync::Mutex;
+
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use pinpool::{Backend, Pool, Preset, Rounding};
+
+struct Kept(Mutex<Vec<(Level, String)>>);
+
+static KEPT: Kept = Kept(Mutex::new(Vec::new()));
+
+impl Log for Kept {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        self.0.lock().unwrap().push((record.level(), record.args().to_string()));
+    }
+
+    fn flush(&self) {}
+}
+
+fn evicting_pool() -> Pool {
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Sim { total_bytes: 1 << 30 })
+        .preset(Preset::Tensorflow)
+        .rounding(Rounding::Exact)
+        .build()
+        .unwrap()
+}
+
+/// Ever new sizes: after `limit` puts each one evicts.
+fn churn(pool: &Pool, sizes: std::ops::Range<usize>) {
+    sizes.for_each(|len| drop(pool.get(len).unwrap()));
+}
+
+// One test: the logger and the count of checks belong to the process.
+#[test]
+fn one_check_in_ten_of_the_process_is_logged_in_tensorflows_words() {
+    log::set_logger(&KEPT).unwrap();
+    log::set_max_level(LevelFilter::Trace);
+    let (first, second) = (evicting_pool(), evicting_pool());
+    KEPT.0.lock().unwrap().clear();
+    // 100 puts fill the pool, the next 1000 evict: check 1 raises to 110 and is printed.
+    churn(&first, 1..1101);
+    // Nine more of either pool are silent.
+    churn(&second, 1..1101);
+    (0..8).for_each(|n| churn(&first, 10_000 * (n + 1)..10_000 * (n + 1) + 1021));
+    let silent_so_far = KEPT.0.lock().unwrap().len();
+    churn(&second, 100_000..101_021);
+    let kept = KEPT.0.lock().unwrap().clone();
+    assert_eq!(silent_so_far, 2, "{kept:?}");
+    assert!(kept.iter().all(|(level, _)| *level == Level::Info));
+    assert_eq!(
+        kept[..2].iter().map(|(_, line)| line.as_str()).collect::<Vec<_>>(),
+        [
+            "PoolAllocator: After 1100 get requests, put_count=1100 evicted_count=1000 eviction_rate=0.909091 and \
+             unsatisfied allocation rate=1",
+            "Raising pool_size_limit_ from 100 to 110",
+        ]
+    );
+    assert_eq!(kept.len(), 4, "the eleventh check of the process is printed: {kept:?}");
+    assert_eq!(kept[3].1, "Raising pool_size_limit_ from 110 to 121");
+}
