@@ -1,0 +1,23 @@
+#![allow(clippy::print_stdout)] // An example that shows something.
+//! A file through a pinned buffer to a device, or to the host sink that stands for one.
+
+use std::fs::File;
+use std::io::Read;
+
+use pinpool::Pool;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let pool = Pool::from_env()?;
+    let mut file = File::open(std::env::args().nth(1).unwrap_or_else(|| "Cargo.toml".into()))?;
+    let len = usize::try_from(file.metadata()?.len())?;
+    let (stream, mut device) = (SinkStream::new()?, SinkMem::new(len)); // on a GPU: cudarc's stream and slice
+
+    let mut buf = pool.get(len)?; // idle memory of this class, or newly pinned
+    file.read_exact(buf.as_mut_slice())?;
+    let copy = buf.copy_to(&stream, &mut device)?; // the buffer is the device's until the copy is over
+    copy.wait()?;
+
+    println!("{} bytes arrived; {} pinned, hit rate {}", device.read().len(), pool.stats().pinned_bytes, pool.stats().hit_rate());
+    Ok(())
+}
