@@ -43,3 +43,8 @@ pub use policy::{Check, Window};
 pub use pool::{Pool, PoolBuilder};
 pub use size_class::Rounding;
 pub use stats::{Stats, Underlying};
+
+/// Compiles and runs the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
