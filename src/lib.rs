@@ -1,1 +1,4 @@
 //! A pool of page-locked host memory.
+
+pub mod front;
+mod sync;
