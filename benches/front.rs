@@ -131,10 +131,11 @@ fn seeded(keeper: &dyn Keeper, classes: u32, each: usize) {
     }
 }
 
+/// `classes` is a power of two.
 fn own_pairs(keeper: &dyn Keeper, classes: u32, pairs: u64) {
     let mut class = 0;
     for _ in 0..pairs {
-        class = (class + 1) % classes;
+        class = (class + 1) & (classes - 1);
         if let Some(mut item) = keeper.take(class) {
             item.1 = black_box(item.1);
             keeper.put(item);
@@ -199,7 +200,7 @@ fn run(keeper: &dyn Keeper, pattern: Pattern, threads: usize, pairs: u64) -> Dur
         match pattern {
             Pattern::Same => own_pairs(keeper, 1, pairs),
             Pattern::Mix => own_pairs(keeper, 16, pairs),
-            Pattern::Cross if thread % 2 == 0 => getter(keeper, &betweens[thread / 2], pairs),
+            Pattern::Cross if thread.is_multiple_of(2) => getter(keeper, &betweens[thread / 2], pairs),
             Pattern::Cross => putter(keeper, &betweens[thread / 2], pairs),
         }
         began.elapsed()

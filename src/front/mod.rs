@@ -30,6 +30,7 @@
 //!
 //! See the table in `benches/front.rs` for figures.
 
+mod counts;
 mod entry;
 mod figures;
 mod inbox;
@@ -182,19 +183,24 @@ impl<T> Front<T> {
         }
     }
 
-    /// Buffers that are idle now, and their bytes.
-    pub fn idle(&self) -> (usize, usize) {
-        let contents = self.used_from(0).map(|at| self.shards[at].content());
-        contents.fold((0, 0), |(count, bytes), content| (count + content.count, bytes + content.bytes))
+    /// Buffers that are idle now.
+    pub fn idle_count(&self) -> usize {
+        let count = self.used_from(0).map(|at| self.shards[at].counts().idle()).sum::<u64>();
+        usize::try_from(count).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes of the buffers that are idle now.
+    pub fn idle_bytes(&self) -> usize {
+        self.used_from(0).map(|at| self.shards[at].idle_bytes()).sum()
     }
 
     /// All that was ever counted.
     pub fn totals(&self) -> Figures {
         let mut totals = Figures { evicted: self.evictions.count(), ..Figures::default() };
-        for content in self.used_from(0).map(|at| self.shards[at].content()) {
-            totals.get_from_pool += content.hits;
-            totals.put += content.puts;
-            totals.allocated += content.allocated;
+        for counts in self.used_from(0).map(|at| self.shards[at].counts()) {
+            totals.get_from_pool += counts.hits();
+            totals.put += counts.puts();
+            totals.allocated += counts.misses();
         }
         totals
     }
@@ -230,7 +236,7 @@ impl<T> Front<T> {
                 return Err(in_shard(format!("class {class} is not found")));
             }
         }
-        let (idle, limit) = (self.idle().0, self.limit());
+        let (idle, limit) = (self.idle_count(), self.limit());
         if idle > limit || i64::try_from(idle).is_ok_and(|idle| places::as_places(limit) != idle + places) {
             return Err(format!("{idle} idle and {places} places do not make the limit {limit}"));
         }
@@ -244,7 +250,9 @@ impl<T> Front<T> {
             Some(entry) => entry,
             None => self.steal(own, class)?,
         };
-        entry.home = seat;
+        if entry.home != seat {
+            entry.home = seat;
+        }
         Some(entry)
     }
 
@@ -255,7 +263,10 @@ impl<T> Front<T> {
 
     #[inline(always)]
     fn put_at(&self, seat: u32, mut entry: Box<Entry<T>>, epoch: u32) -> Put<T> {
-        entry.stamp = epoch.min(NOTHING - 1);
+        let stamp = epoch.min(NOTHING - 1);
+        if entry.stamp != stamp {
+            entry.stamp = stamp;
+        }
         let own = self.shard_of(seat);
         match self.keep(own, entry, 0) {
             Ok(()) => Put { handed_back: None, victim: None, check_due: false },
@@ -271,7 +282,7 @@ impl<T> Front<T> {
         };
         let Some(Found { places, victim }) = self.find_place(own) else {
             // A limit of nought, or every place in other hands for long: it came and is the one to go.
-            self.shards[own].count_put();
+            self.shards[own].count_passing();
             self.mark_used(own);
             return Put { handed_back: None, victim: Some(entry), check_due: self.evictions.add() };
         };
@@ -340,7 +351,7 @@ impl<T> Front<T> {
     fn oldest_shard(&self, own: usize) -> Option<usize> {
         let ages = self.used_from(own).map(|at| {
             let view = self.shards[at].view();
-            (if view.inbox_waits { self.shards[at].oldest_of_all() } else { view.oldest }, at)
+            (if view.uncertain { self.shards[at].oldest() } else { view.oldest }, at)
         });
         ages.filter(|&(stamp, _)| stamp != NOTHING).reduce(|a, b| if b.0 < a.0 { b } else { a }).map(|(_, at)| at)
     }
@@ -379,11 +390,10 @@ fn bits_from(first: usize, bits: u64) -> impl Iterator<Item = usize> {
 
 impl<T> fmt::Debug for Front<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (idle, idle_bytes) = self.idle();
         f.debug_struct("Front")
             .field("limit", &self.limit())
-            .field("idle", &idle)
-            .field("idle_bytes", &idle_bytes)
+            .field("idle", &self.idle_count())
+            .field("idle_bytes", &self.idle_bytes())
             .field("totals", &self.totals())
             .finish_non_exhaustive()
     }

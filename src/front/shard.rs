@@ -1,25 +1,26 @@
 //! One thread's part of the front: its shelf behind a lock of one bit, and its inbox beside it.
 //!
 //! ```text
-//!   own lines      lock | shelf | spare places | oldest stamp | allocated     the thread that sits here
-//!   another line   inbox: newest entry + places                               threads that bring buffers home
+//!   own lines      lock | shelf | counts | oldest stamp             the thread that sits here
+//!   another line   inbox: newest entry + places                     threads that bring buffers home
 //! ```
 //!
 //! The owner's hit takes the uncontended bit, moves a handful of pointers and lets go. Other threads come in by the lock
-//! only to steal, evict, drain or add up, a few dozen instructions each; what they bring home waits in the inbox until
-//! the owner runs out or somebody with the lock looks.
+//! only to steal, evict or drain, a few dozen instructions each; what they bring home waits in the inbox until the owner
+//! runs out or somebody with the lock looks.
 //!
-//! - (shard I1) `spare` and `oldest` are written under the lock, and read without it as a hint where to look.
-//! - (shard I2) Whoever has the lock and is about to judge by age collects the inbox first.
+//! - (shard I1) `counts` and `oldest` are written under the lock, and read without it as a hint where to look.
+//! - (shard I2) Whoever has the lock and is about to judge by age, or to lay something down, collects the inbox first.
 
+use super::counts::Counts;
 use super::entry::Entry;
 use super::inbox::{Chain, Inbox, MOST_PLACES, Unkept};
 use super::places::Pot;
-use super::shelf::{NOTHING, Shelf};
+use super::shelf::{NOTHING, Recount, Shelf};
 use super::spin::SpinLock;
 use super::whereabouts::Whereabouts;
 use crate::sync::CachePadded;
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// A shard that frees more places than this brings some back to the pot.
 const MOST_SPARE: u32 = 16;
@@ -39,53 +40,46 @@ pub(super) struct Shard<T> {
 
 struct Own<T> {
     shelf: SpinLock<Shelf<T>>,
-    /// Places that takes have freed here.
-    spare: AtomicU32,
-    /// The stamp of the oldest on the shelf.
+    counts: Counts,
+    /// The stamp of the oldest in the shelf's lists.
     oldest: AtomicU32,
-    /// Misses of the threads that sit here.
-    allocated: AtomicU64,
 }
 
 /// What can be seen from outside.
 pub(super) struct View {
+    /// The stamp of the oldest, if it can be seen.
     pub(super) oldest: u32,
-    /// Something may lie in the inbox that is older than `oldest` says.
-    pub(super) inbox_waits: bool,
+    /// There may be something older, or something at all: ask [`Shard::oldest`].
+    pub(super) uncertain: bool,
     pub(super) places: u32,
-}
-
-/// Sums over a shard.
-#[derive(Default)]
-pub(super) struct Content {
-    pub(super) count: usize,
-    pub(super) bytes: usize,
-    pub(super) hits: u64,
-    pub(super) puts: u64,
-    pub(super) allocated: u64,
 }
 
 impl<T> Shard<T> {
     pub(super) fn new(classes: u32) -> Self {
-        let own = Own {
-            shelf: SpinLock::new(Shelf::new(classes)),
-            spare: AtomicU32::new(0),
-            oldest: AtomicU32::new(NOTHING),
-            allocated: AtomicU64::new(0),
-        };
+        let own =
+            Own { shelf: SpinLock::new(Shelf::new(classes)), counts: Counts::new(), oldest: AtomicU32::new(NOTHING) };
         Self { own: CachePadded::new(own), inbox: CachePadded::new(Inbox::new()) }
+    }
+
+    /// The numbers, with what waits in the inbox counted in.
+    pub(super) fn counts(&self) -> &Counts {
+        if self.inbox.look().0 {
+            self.own.shelf.with(|shelf| self.collect_all(shelf, 0));
+        }
+        &self.own.counts
     }
 
     /// The owner's take: the newest of the shelf, else what was brought home.
     #[inline]
     pub(super) fn take(&self, class: u32, pot: &Pot) -> Option<Box<Entry<T>>> {
         self.own.shelf.with(|shelf| {
-            if let Some(entry) = shelf.take_newest(class) {
-                self.taken(shelf, pot);
-                return Some(entry);
-            }
-            self.collect(shelf);
-            let entry = shelf.take_newest(class)?;
+            let entry = match shelf.take_newest(class) {
+                Some(entry) => entry,
+                None => {
+                    self.collect(shelf);
+                    shelf.take_newest(class)?
+                }
+            };
             self.taken(shelf, pot);
             Some(entry)
         })
@@ -122,19 +116,19 @@ impl<T> Shard<T> {
             if waits {
                 self.collect_all(shelf, 0);
             }
-            let mut places = self.own.spare.load(Ordering::Relaxed) + given;
-            if places == 0 {
+            if given == 0 && self.own.counts.spare() == 0 {
                 if left_there == 0 {
                     return Err(Unkept::NoPlace(entry));
                 }
                 self.empty_inbox(shelf);
-                places = self.own.spare.load(Ordering::Relaxed);
+                if self.own.counts.spare() == 0 {
+                    return Err(Unkept::NoPlace(entry));
+                }
             }
-            let Some(left) = places.checked_sub(1) else { return Err(Unkept::NoPlace(entry)) };
-            self.own.spare.store(left, Ordering::Relaxed);
-            shelf.puts += 1;
-            shelf.push(entry);
-            self.publish_oldest(shelf);
+            if given > 0 {
+                self.own.counts.grant(given);
+            }
+            self.lay(shelf, entry);
             Ok(0)
         });
         attempt.unwrap_or_else(|entry| self.bring(entry, given))
@@ -146,33 +140,37 @@ impl<T> Shard<T> {
     }
 
     /// Counts a put whose buffer went again at once.
-    pub(super) fn count_put(&self) {
-        self.own.shelf.with(|shelf| shelf.puts += 1);
+    pub(super) fn count_passing(&self) {
+        self.own.shelf.with(|_| {
+            self.own.counts.put();
+            self.own.counts.gone();
+        });
     }
 
     pub(super) fn count_allocated(&self) {
-        // Relaxed: a number on its own.
-        self.own.allocated.fetch_add(1, Ordering::Relaxed);
+        self.own.counts.allocated();
     }
 
     pub(super) fn view(&self) -> View {
         let (inbox_waits, places) = self.inbox.look();
-        // Relaxed: hints (shard I1).
-        let spare = self.own.spare.load(Ordering::Relaxed);
-        View { oldest: self.own.oldest.load(Ordering::Relaxed), inbox_waits, places: places + spare }
+        // Relaxed: a hint (shard I1).
+        let oldest = self.own.oldest.load(Ordering::Relaxed);
+        let uncertain = inbox_waits || oldest == NOTHING && self.own.counts.idle() > 0;
+        View { oldest, uncertain, places: places + self.own.counts.spare() }
     }
 
     /// Hands out every place that no buffer uses.
     pub(super) fn surrender(&self) -> u32 {
         self.own.shelf.with(|shelf| {
             self.empty_inbox(shelf);
-            // Relaxed: under the lock (shard I1).
-            self.own.spare.swap(0, Ordering::Relaxed)
+            let places = self.own.counts.spare();
+            self.own.counts.withdraw(places);
+            places
         })
     }
 
     /// When the oldest was put back, the inbox included.
-    pub(super) fn oldest_of_all(&self) -> u32 {
+    pub(super) fn oldest(&self) -> u32 {
         self.own.shelf.with(|shelf| {
             self.collect(shelf);
             shelf.oldest_stamp()
@@ -183,7 +181,7 @@ impl<T> Shard<T> {
     pub(super) fn evict(&self) -> Option<Box<Entry<T>>> {
         self.own.shelf.with(|shelf| {
             self.collect(shelf);
-            let entry = shelf.take_oldest();
+            let entry = self.take_oldest(shelf);
             self.publish_oldest(shelf);
             entry
         })
@@ -191,8 +189,9 @@ impl<T> Shard<T> {
 
     /// Moves up to [`BATCH`] entries, put back before `stamp`, into `out`; their places go to the pot.
     pub(super) fn drain(&self, stamp: u32, out: &mut Batch<T>, pot: &Pot) {
-        // Relaxed: hints. What came in before this thread began to look is seen in any case.
-        if self.own.oldest.load(Ordering::Relaxed) >= stamp && !self.inbox.look().0 {
+        // A hint, but what came in before this thread began to look is seen in any case.
+        let view = self.view();
+        if view.oldest >= stamp && !view.uncertain {
             return;
         }
         self.own.shelf.with(|shelf| {
@@ -201,11 +200,18 @@ impl<T> Shard<T> {
                 if shelf.oldest_stamp() >= stamp {
                     break;
                 }
-                *slot = shelf.take_oldest();
+                *slot = self.take_oldest(shelf);
                 pot.bring(1);
             }
             self.publish_oldest(shelf);
         });
+    }
+
+    fn take_oldest(&self, shelf: &mut Shelf<T>) -> Option<Box<Entry<T>>> {
+        let entry = shelf.take_oldest()?;
+        self.own.counts.gone();
+        self.own.counts.withdraw(1);
+        Some(entry)
     }
 
     /// From here on nothing is kept; what is here stays until it is drained.
@@ -217,38 +223,49 @@ impl<T> Shard<T> {
         });
     }
 
-    pub(super) fn content(&self) -> Content {
-        // Relaxed: a number on its own.
-        let allocated = self.own.allocated.load(Ordering::Relaxed);
+    pub(super) fn idle_bytes(&self) -> usize {
         self.own.shelf.with(|shelf| {
             self.collect(shelf);
-            let (count, bytes) = (shelf.count as usize, shelf.bytes);
-            Content { count, bytes, hits: shelf.hits, puts: shelf.puts, allocated }
+            shelf.bytes()
         })
     }
 
-    /// At rest: checks the lists and returns the classes that hold something and the places that are free here.
+    /// At rest: compares the lists with what is counted; returns the classes that hold something and the places that are
+    /// free here.
     pub(super) fn validate(&self) -> Result<(Vec<u32>, u32), String> {
+        let counts = self.counts();
         self.own.shelf.with(|shelf| {
-            self.collect(shelf);
-            let classes = shelf.validate()?;
-            let published = self.own.oldest.load(Ordering::Relaxed);
-            if published != shelf.oldest_stamp() {
-                return Err(format!("published {published}, oldest {}", shelf.oldest_stamp()));
+            let Recount { count, bytes, classes } = shelf.validate()?;
+            let stated = (counts.idle(), shelf.bytes());
+            if (count, bytes) != stated {
+                return Err(format!("{count} entries of {bytes} bytes, but {} of {} are stated", stated.0, stated.1));
             }
-            Ok((classes, self.own.spare.load(Ordering::Relaxed) + self.inbox.look().1))
+            let published = self.own.oldest.load(Ordering::Relaxed);
+            if published != shelf.oldest_linked_stamp() {
+                return Err(format!("published {published}, oldest {}", shelf.oldest_linked_stamp()));
+            }
+            Ok((classes, counts.spare() + self.inbox.look().1))
         })
+    }
+
+    /// Lays `entry` down on a spare place.
+    #[inline(always)]
+    fn lay(&self, shelf: &mut Shelf<T>, entry: Box<Entry<T>>) {
+        self.own.counts.put();
+        shelf.push(entry);
+        self.publish_oldest(shelf);
     }
 
     /// A take from here: counts it and keeps its place, up to a few.
     #[inline(always)]
     fn taken(&self, shelf: &mut Shelf<T>, pot: &Pot) {
-        shelf.hits += 1;
+        self.own.counts.hit();
         self.publish_oldest(shelf);
-        let spare = self.own.spare.load(Ordering::Relaxed) + 1;
-        let kept = if spare > MOST_SPARE { KEPT_SPARE } else { spare };
-        self.own.spare.store(kept, Ordering::Relaxed);
-        pot.bring(spare - kept);
+        let spare = self.own.counts.spare();
+        if spare > MOST_SPARE {
+            self.own.counts.withdraw(spare - KEPT_SPARE);
+            pot.bring(spare - KEPT_SPARE);
+        }
     }
 
     #[inline(always)]
@@ -264,9 +281,8 @@ impl<T> Shard<T> {
         if shelf.sealed {
             return;
         }
-        let spare = self.own.spare.load(Ordering::Relaxed);
-        let (entries, added) = self.inbox.collect(spare, enough);
-        self.own.spare.store(spare - added, Ordering::Relaxed);
+        let (entries, added) = self.inbox.collect(self.own.counts.spare(), enough);
+        self.own.counts.withdraw(added);
         self.bring_in(shelf, entries, 0);
     }
 
@@ -279,20 +295,19 @@ impl<T> Shard<T> {
         self.bring_in(shelf, entries, places);
     }
 
+    /// Lays down what came out of the inbox: each entry has used up a place there.
     fn bring_in(&self, shelf: &mut Shelf<T>, entries: Chain<T>, places: u32) {
-        let spare = self.own.spare.load(Ordering::Relaxed);
-        self.own.spare.store(spare + places, Ordering::Relaxed);
+        self.own.counts.grant(places);
         for entry in entries {
-            shelf.puts += 1;
-            shelf.push(entry);
+            self.own.counts.grant(1);
+            self.lay(shelf, entry);
         }
-        self.publish_oldest(shelf);
     }
 
     #[inline(always)]
     fn publish_oldest(&self, shelf: &mut Shelf<T>) {
-        let oldest = shelf.oldest_stamp();
-        // Coarse stamps seldom differ, and a store that changes nothing would still take the line from its readers.
+        let oldest = shelf.oldest_linked_stamp();
+        // Relaxed: a hint (shard I1). Coarse stamps seldom differ, and a load costs less than a store.
         if self.own.oldest.load(Ordering::Relaxed) != oldest {
             self.own.oldest.store(oldest, Ordering::Relaxed);
         }

@@ -1,17 +1,21 @@
 //! The sequential core of one shard: what is idle, newest on top of its class, and in which order it came back.
 //!
 //! ```text
-//!   class 3: top -> E -> B -> bottom        recency: oldest -> A -> B -> C -> E -> newest
-//!   class 7: top -> C -> A -> bottom                 (all classes in one list)
+//!   last: F      class 3: top -> E -> B        recency: oldest -> A -> B -> C -> E -> newest
+//!                class 7: top -> C -> A                 (all classes in one list)
 //! ```
 //!
-//! Every operation is a fixed number of pointer writes. The lists run through the entries themselves, so a shelf never
-//! allocates after `new`. It knows no lock, no limit and no other shelf.
+//! Every operation is a handful of pointer writes, and as few as can be, since the lock's next exchange waits until they
+//! have reached the cache. Hence `last`: what was laid down last joins the lists only when something else is laid down,
+//! so a buffer that comes and goes is one pointer. The lists run through the entries themselves, so a shelf never
+//! allocates after `new`. It knows no lock, no limit, no count and no other shelf.
 //!
-//! - (shelf I1) A linked entry came out of a box in `push`, is in exactly one class list and in the recency list of one
+//! - (shelf I1) A linked entry came out of a box in `link`, is in exactly one class list and in the recency list of one
 //!   shelf, and goes back into a box in `unlink`; `&mut self` is the only way to reach it meanwhile.
 //! - (shelf I2) Stamps never fall along the recency list.
-//! - (shelf I3) A class list is the recency list with the other classes left out, so the oldest of all is a bottom.
+//! - (shelf I3) A class list is the recency list with the other classes left out, and `last` is newer
+//!   than all of them.
+//! - (shelf I4) `above` of a top and `newer` of the newest are never read: what they say is left over.
 #![allow(unsafe_code)] // Two lists through one set of boxes: the two accesses at the end are the whole of it.
 
 use super::entry::{Entry, Link};
@@ -21,110 +25,135 @@ use std::ptr::NonNull;
 pub(super) const NOTHING: u32 = u32::MAX;
 
 pub(super) struct Shelf<T> {
-    classes: Box<[Ends<T>]>,
+    last: Option<Box<Entry<T>>>,
+    /// The newest of each class.
+    tops: Box<[Link<T>]>,
     oldest: Link<T>,
     newest: Link<T>,
-    /// Bytes of all that is here.
-    pub(super) bytes: usize,
-    pub(super) count: u32,
-    /// From now on nothing is kept.
+    /// Of what is in the lists.
+    linked_bytes: usize,
+    /// From now on nothing is kept. The shelf itself does not mind; it stands here to be under the lock.
     pub(super) sealed: bool,
-    /// Takes served from here and puts that ended here, ever.
-    pub(super) hits: u64,
-    pub(super) puts: u64,
-}
-
-struct Ends<T> {
-    top: Link<T>,
-    bottom: Link<T>,
 }
 
 // SAFETY: (shelf I1) the entries behind the links belong to the shelf as boxes would.
 unsafe impl<T: Send> Send for Shelf<T> {}
 
+/// What a walk found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Recount {
+    pub(super) count: u64,
+    pub(super) bytes: usize,
+    /// Those that hold something.
+    pub(super) classes: Vec<u32>,
+}
+
 impl<T> Shelf<T> {
     pub(super) fn new(classes: u32) -> Self {
-        let classes = (0..classes).map(|_| Ends { top: None, bottom: None }).collect();
-        Self { classes, oldest: None, newest: None, bytes: 0, count: 0, sealed: false, hits: 0, puts: 0 }
+        Self { last: None, tops: (0..classes).map(|_| None).collect(), oldest: None, newest: None, linked_bytes: 0, sealed: false }
     }
 
     /// Lays `entry` on top of its class, as the most recent of all. The caller has checked that the class exists.
     #[inline]
-    pub(super) fn push(&mut self, mut entry: Box<Entry<T>>) {
-        let (class, newest) = (entry.class as usize, self.newest);
-        let top = self.classes[class].top;
-        entry.above = None;
-        entry.below = top;
-        entry.newer = None;
-        entry.older = newest;
-        self.count += 1;
-        self.bytes += entry.bytes();
+    pub(super) fn push(&mut self, entry: Box<Entry<T>>) {
+        if let Some(before) = self.last.replace(entry) {
+            self.link(before);
+        }
+    }
 
-        // (shelf I2) A thread that read the coarse time late must not appear to come before those already here.
+    #[inline]
+    fn link(&mut self, mut entry: Box<Entry<T>>) {
+        let (class, newest) = (entry.class as usize, self.newest);
+        let top = self.tops[class];
+        entry.below = top;
+        entry.older = newest;
+        self.linked_bytes += entry.bytes();
+        if let Some(newest) = newest {
+            // (shelf I2) A thread that read the coarse time late must not seem to come before those already here.
+            let stamp = self.at(newest).stamp;
+            if entry.stamp < stamp {
+                entry.stamp = stamp;
+            }
+        }
         let entry = NonNull::from(Box::leak(entry));
         match newest {
-            Some(newest) => {
-                let before = self.at(newest);
-                before.newer = Some(entry);
-                let stamp = before.stamp;
-                let entry = self.at(entry);
-                entry.stamp = entry.stamp.max(stamp);
-            }
+            Some(newest) => self.at(newest).newer = Some(entry),
             None => self.oldest = Some(entry),
         }
-        match top {
-            Some(top) => self.at(top).above = Some(entry),
-            None => self.classes[class].bottom = Some(entry),
+        if let Some(top) = top {
+            self.at(top).above = Some(entry);
         }
-        self.classes[class].top = Some(entry);
+        self.tops[class] = Some(entry);
         self.newest = Some(entry);
     }
 
     /// The newest of `class`.
     #[inline]
     pub(super) fn take_newest(&mut self, class: u32) -> Option<Box<Entry<T>>> {
-        let entry = self.classes.get(class as usize)?.top?;
+        if self.last.as_ref().is_some_and(|last| last.class == class) {
+            return self.last.take();
+        }
+        let entry = (*self.tops.get(class as usize)?)?;
         Some(self.unlink(entry))
     }
 
     /// The one put back longest ago, whatever its class.
     pub(super) fn take_oldest(&mut self) -> Option<Box<Entry<T>>> {
-        let entry = self.oldest?;
-        Some(self.unlink(entry))
+        match self.oldest {
+            Some(oldest) => Some(self.unlink(oldest)),
+            None => self.last.take(),
+        }
     }
 
     /// When the oldest was put back, or [`NOTHING`].
-    #[inline]
     pub(super) fn oldest_stamp(&mut self) -> u32 {
-        match self.oldest {
-            Some(oldest) => self.at(oldest).stamp,
-            None => NOTHING,
+        match (self.oldest, &self.last) {
+            (Some(oldest), _) => self.at(oldest).stamp,
+            (None, Some(last)) => last.stamp,
+            (None, None) => NOTHING,
         }
+    }
+
+    /// Bytes of all that is here.
+    pub(super) fn bytes(&self) -> usize {
+        self.linked_bytes + self.last.as_ref().map_or(0, |last| last.bytes())
+    }
+
+    /// As `oldest_stamp`, but `last` does not count.
+    pub(super) fn oldest_linked_stamp(&mut self) -> u32 {
+        self.oldest.map_or(NOTHING, |oldest| self.at(oldest).stamp)
     }
 
     #[inline]
     fn unlink(&mut self, entry: NonNull<Entry<T>>) -> Box<Entry<T>> {
         let &mut Entry { above, below, newer, older, class, .. } = self.at(entry);
+        // (shelf I4) What lies above or is newer counts only if the ends do not say that there is nothing.
+        let newer = if self.newest == Some(entry) { None } else { newer };
+        let above = if self.tops[class as usize] == Some(entry) { None } else { above };
         match above {
-            Some(above) => self.at(above).below = below,
-            None => self.classes[class as usize].top = below,
-        }
-        match below {
-            Some(below) => self.at(below).above = above,
-            None => self.classes[class as usize].bottom = above,
+            None => self.tops[class as usize] = below,
+            Some(above) => {
+                self.at(above).below = below;
+                if let Some(below) = below {
+                    self.at(below).above = Some(above);
+                }
+            }
         }
         match newer {
-            Some(newer) => self.at(newer).older = older,
             None => self.newest = older,
+            Some(newer) => {
+                self.at(newer).older = older;
+                if let Some(older) = older {
+                    self.at(older).newer = Some(newer);
+                }
+            }
         }
-        match older {
-            Some(older) => self.at(older).newer = newer,
-            None => self.oldest = newer,
+        if older.is_none() {
+            self.oldest = newer;
         }
-        // SAFETY: (shelf I1) made from a box in `push`, and the lines above took it out of both lists.
+        // SAFETY: (shelf I1) made from a box in `link`, and the lines above took it out of both lists.
         let entry = unsafe { Box::from_raw(entry.as_ptr()) };
-        self.count -= 1;
-        self.bytes -= entry.bytes();
+        self.linked_bytes -= entry.bytes();
         entry
     }
 
@@ -135,45 +164,58 @@ impl<T> Shelf<T> {
         unsafe { entry.as_mut() }
     }
 
-    /// Walks both kinds of list and compares: classes that hold something, or what is wrong.
-    pub(super) fn validate(&mut self) -> Result<Vec<u32>, String> {
-        let (mut count, mut bytes, mut stamp, mut before) = (0, 0, 0, None);
-        let mut by_recency: Vec<Vec<NonNull<Entry<T>>>> = self.classes.iter().map(|_| Vec::new()).collect();
-        let mut next = self.oldest;
+    /// Walks both kinds of list, compares them and counts.
+    pub(super) fn validate(&mut self) -> Result<Recount, String> {
+        let mut recount = Recount::default();
+        let mut by_recency: Vec<Vec<NonNull<Entry<T>>>> = self.tops.iter().map(|_| Vec::new()).collect();
+        let (mut stamp, mut before, mut next) = (0, None, self.oldest);
         while let Some(node) = next {
+            let last = self.newest == next;
             let entry = self.at(node);
             if entry.older != before {
-                return Err(format!("entry {count} from the oldest does not point back"));
+                return Err(format!("entry {} from the oldest does not point back", recount.count));
             }
             if entry.stamp < stamp {
                 return Err(format!("stamp {} after stamp {stamp}", entry.stamp));
             }
-            (count, bytes, stamp) = (count + 1, bytes + entry.bytes(), entry.stamp);
-            (before, next) = (Some(node), entry.newer);
+            recount.count += 1;
+            recount.bytes += entry.bytes();
+            stamp = entry.stamp;
+            (before, next) = (Some(node), if last { None } else { entry.newer });
             by_recency[entry.class as usize].push(node);
         }
-        if (count, bytes, before) != (self.count, self.bytes, self.newest) {
-            return Err(format!("{count} entries of {bytes} bytes, {} of {} stated", self.count, self.bytes));
+        if before != self.newest {
+            return Err(format!("the walk of {} entries does not end at the newest", recount.count));
         }
-        for (class, expected) in by_recency.iter().enumerate() {
-            let (mut below, mut next) = (None, self.classes[class].bottom);
-            for &node in expected {
-                if next != Some(node) || self.at(node).below != below {
+        for (class, entries) in (0u32..).zip(&by_recency) {
+            let mut next = self.tops[class as usize];
+            let mut above = None;
+            for &node in entries.iter().rev() {
+                let entry = self.at(node);
+                if next != Some(node) || above.is_some() && entry.above != above {
                     return Err(format!("class {class} is not in the order of recency"));
                 }
-                (below, next) = (next, self.at(node).above);
+                (above, next) = (next, entry.below);
             }
-            if next.is_some() || self.classes[class].top != below {
-                return Err(format!("class {class} does not end at its top"));
+            if next.is_some() {
+                return Err(format!("class {class} goes on below its oldest"));
+            }
+            let last = self.last.as_ref().filter(|last| last.class == class);
+            if let Some(last) = last {
+                recount.count += 1;
+                recount.bytes += last.bytes();
+            }
+            if above.is_some() || last.is_some() {
+                recount.classes.push(class);
             }
         }
-        let held = (0u32..).zip(&by_recency).filter(|(_, entries)| !entries.is_empty());
-        Ok(held.map(|(class, _)| class).collect())
+        Ok(recount)
     }
 }
 
 impl<T> Drop for Shelf<T> {
     fn drop(&mut self) {
+        // Boxes again, one by one; a chain of boxes would drop itself by recursion.
         while self.take_oldest().is_some() {}
     }
 }
@@ -195,14 +237,13 @@ mod tests {
         for (class, value) in [(0, 1), (1, 2), (0, 3)] {
             shelf.push(entry(class, value, 0));
         }
-        assert_eq!(shelf.validate(), Ok(vec![0, 1]));
-        assert_eq!((shelf.count, shelf.bytes), (3, 30));
+        assert_eq!(shelf.validate(), Ok(Recount { count: 3, bytes: 30, classes: vec![0, 1] }));
         assert_eq!(shelf.take_newest(0).map(|e| **e), Some(3));
         assert_eq!(shelf.take_oldest().map(|e| **e), Some(1));
         assert_eq!(shelf.take_newest(0).map(|e| **e), None);
         assert_eq!(shelf.take_newest(9).map(|e| **e), None);
         assert_eq!(shelf.take_oldest().map(|e| **e), Some(2));
-        assert_eq!(shelf.validate(), Ok(vec![]));
+        assert_eq!(shelf.validate(), Ok(Recount::default()));
         assert_eq!(shelf.oldest_stamp(), NOTHING);
     }
 
@@ -211,7 +252,8 @@ mod tests {
         let mut shelf = Shelf::new(1);
         shelf.push(entry(0, 1, 7));
         shelf.push(entry(0, 2, 5));
-        assert_eq!(shelf.validate(), Ok(vec![0]));
+        assert!(shelf.validate().is_ok());
+        shelf.push(entry(0, 3, 6));
         drop(shelf.take_oldest());
         assert_eq!(shelf.oldest_stamp(), 7);
     }
@@ -237,7 +279,8 @@ mod tests {
                 };
                 prop_assert_eq!(expected, got.map(|e| (e.class, **e)));
                 prop_assert_eq!(shelf.oldest_stamp(), model.first().map_or(NOTHING, |e| e.1));
-                prop_assert!(shelf.validate().is_ok(), "{:?}", shelf.validate());
+                let recount = shelf.validate();
+                prop_assert_eq!(recount.map(|found| found.count), Ok(model.len() as u64));
             }
         }
     }
