@@ -45,6 +45,7 @@ impl Counts {
     }
 
     /// A buffer left by eviction or drain, and its place stays.
+    #[inline(always)]
     pub(super) fn gone(&self) {
         add(&self.gone, 1);
     }
@@ -56,6 +57,7 @@ impl Counts {
     }
 
     /// Places went elsewhere.
+    #[inline(always)]
     pub(super) fn withdraw(&self, places: u32) {
         add(&self.granted, u64::from(places).wrapping_neg());
     }
@@ -73,18 +75,22 @@ impl Counts {
         u32::try_from(spare.wrapping_sub(self.puts())).unwrap_or(0)
     }
 
+    #[inline(always)]
     pub(super) fn idle(&self) -> u64 {
         self.puts().saturating_sub(self.hits() + load(&self.gone))
     }
 
+    #[inline(always)]
     pub(super) fn hits(&self) -> u64 {
         load(&self.hits)
     }
 
+    #[inline(always)]
     pub(super) fn puts(&self) -> u64 {
         load(&self.puts)
     }
 
+    #[inline(always)]
     pub(super) fn misses(&self) -> u64 {
         load(&self.allocated)
     }

@@ -23,6 +23,7 @@ impl Pot {
         Self { limit: AtomicUsize::new(limit), free: AtomicI64::new(as_places(limit)) }
     }
 
+    #[inline]
     pub(super) fn limit(&self) -> usize {
         // Relaxed: one number on its own.
         self.limit.load(Ordering::Relaxed)
@@ -56,6 +57,7 @@ impl Pot {
         }
     }
 
+    #[inline]
     pub(super) fn bring(&self, places: u32) {
         if places > 0 {
             self.free.fetch_add(i64::from(places), Ordering::Relaxed);

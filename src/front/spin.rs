@@ -37,10 +37,10 @@ impl<T> SpinLock<T> {
     /// Runs `section` alone, after whoever is inside now.
     #[inline]
     pub(super) fn with<R>(&self, section: impl FnOnce(&mut T) -> R) -> R {
-        if self.acquire_now() {
-            return self.run(section);
+        if !self.acquire_now() {
+            self.acquire_late();
         }
-        self.acquire_late();
+        // Called in one place only, so that the section is compiled into the caller.
         self.run(section)
     }
 

@@ -25,6 +25,7 @@ impl Whereabouts {
         Self { shards_of: (0..classes).map(|_| AtomicU64::new(0)).collect() }
     }
 
+    #[inline]
     pub(super) fn knows(&self, class: u32) -> bool {
         (class as usize) < self.shards_of.len()
     }
