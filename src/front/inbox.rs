@@ -169,3 +169,61 @@ impl<T> Drop for Chain<T> {
         for _ in self {}
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_come_out_oldest_first_and_places_are_kept_straight() {
+        let inbox = Inbox::new();
+        let entry = |value| Entry::new_at(0, 0, 10, value);
+        assert!(matches!(inbox.push(entry(0), 0), Err(Unkept::NoPlace(_))));
+        assert!(matches!(inbox.push(entry(1), 3), Ok(0)));
+        assert!(matches!(inbox.push(entry(2), 0), Ok(0)));
+        assert_eq!(inbox.look(), (true, 1));
+        let (chain, added) = inbox.collect(9, 4);
+        assert_eq!((chain.map(|entry| **entry).collect::<Vec<_>>(), added), (vec![1, 2], 3));
+        assert_eq!(inbox.look(), (false, 4));
+        assert!(matches!(inbox.push(entry(3), 40), Ok(12)));
+        let (chain, places) = inbox.empty();
+        assert_eq!((chain.count(), places), (1, MOST_PLACES));
+        assert_eq!(inbox.seal().1, 0);
+        assert!(matches!(inbox.push(entry(4), 1), Err(Unkept::Sealed(_))));
+        assert_eq!((inbox.look(), inbox.seal().1), ((false, 0), 0));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_models {
+    use super::*;
+    use loom::sync::Arc;
+
+    #[test]
+    fn loom_every_push_is_collected_or_handed_back_once() {
+        loom::model(|| {
+            let inbox = Arc::new(Inbox::new());
+            let pushers = [1u32, 2].map(|value| {
+                let inbox = inbox.clone();
+                loom::thread::spawn(move || inbox.push(Entry::new_at(0, 0, 10, value), 1).is_ok())
+            });
+            let early = inbox.collect(0, 0).0.count();
+            let late = inbox.seal().0.count();
+            let kept = pushers.map(|pusher| pusher.join().unwrap());
+            assert_eq!(early + late, kept.iter().filter(|&&kept| kept).count());
+        });
+    }
+
+    #[test]
+    fn loom_a_place_is_used_once() {
+        loom::model(|| {
+            let inbox = Arc::new(Inbox::new());
+            assert_eq!(inbox.collect(1, 1).1, 1);
+            let other = inbox.clone();
+            let there = loom::thread::spawn(move || other.push(Entry::new_at(0, 0, 10, 1), 0).is_ok());
+            let here = inbox.push(Entry::new_at(0, 0, 10, 2), 0).is_ok();
+            assert!(here ^ there.join().unwrap());
+            assert_eq!((inbox.look().1, inbox.empty().0.count()), (0, 1));
+        });
+    }
+}

@@ -398,3 +398,9 @@ impl<T> fmt::Debug for Front<T> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;
+
+#[cfg(all(test, not(loom)))]
+mod tests;
