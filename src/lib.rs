@@ -26,6 +26,10 @@ mod stats;
 mod store;
 mod sync;
 
+// Public so that the benches can measure it alone; no part of the interface.
+#[doc(hidden)]
+pub mod front;
+
 pub mod backend;
 pub mod config;
 pub mod copy;

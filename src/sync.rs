@@ -1,15 +1,113 @@
-//! The one door to locks and atomics.
+//! The one door to atomics, cells and waiting, so that a model checker can stand in.
 //!
-//! Every room takes its primitives from here, so that a model checker can stand in for them
-//! (`RUSTFLAGS="--cfg loom"`) and so that the choice of lock is made once.
+//! Under `cfg(loom)` the same names are loom's, which runs every interleaving of the models at the foot of the rooms
+//! that use them. Statics that live as long as the process take [`process`]: loom's atomics cannot be statics.
 
+pub(crate) use crossbeam::utils::CachePadded;
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic;
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic;
+
+/// Atomics that are never modelled: statics of the process.
+pub(crate) mod process {
+    pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+}
+
+#[cfg(not(loom))]
+pub(crate) use crossbeam::utils::Backoff;
+
+#[cfg(not(loom))]
 pub(crate) use parking_lot::{Condvar, Mutex};
 
 #[cfg(loom)]
-pub(crate) mod atomic {
-    pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use modelled::{Condvar, Mutex};
+
+/// loom's lock and condition with the interface of parking_lot's.
+#[cfg(loom)]
+mod modelled {
+    use loom::sync::{LockResult, MutexGuard};
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Condvar(loom::sync::Condvar);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            unpoisoned(self.0.lock())
+        }
+
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
+        }
+
+        pub(crate) fn get_mut(&mut self) -> &mut T {
+            unpoisoned(self.0.get_mut())
+        }
+    }
+
+    impl Condvar {
+        pub(crate) fn new() -> Self {
+            Self::default()
+        }
+
+        pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            // loom's condition takes the guard by value and gives it back, which `wait` cannot; a model that waits takes
+            // loom's own. What is not modelled never runs under loom.
+            let _ = guard;
+            loom::thread::yield_now();
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
+
+    fn unpoisoned<T>(locked: LockResult<T>) -> T {
+        locked.unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
 }
+
+/// Under the model waiting is a hint to run somebody else.
+#[cfg(loom)]
+pub(crate) struct Backoff;
+
+#[cfg(loom)]
+impl Backoff {
+    pub(crate) fn new() -> Self {
+        Self
+    }
+
+    pub(crate) fn snooze(&self) {
+        loom::thread::yield_now();
+    }
+}
+
+#[cfg(loom)]
+pub(crate) use loom::cell::UnsafeCell;
+
+/// `std`'s cell with the interface of loom's.
 #[cfg(not(loom))]
-pub(crate) mod atomic {
-    pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+#[derive(Debug)]
+pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(std::cell::UnsafeCell::new(value))
+    }
+
+    /// Hands out the address; what may be done with it is the caller's proof.
+    #[inline(always)]
+    pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        f(self.0.get())
+    }
 }

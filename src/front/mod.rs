@@ -1,0 +1,406 @@
+//! The front of the pool: idle buffers by class, for many threads.
+//!
+//! ```text
+//!   thread --seat--> shard 0   [ lock | shelf: class stacks + recency ]   [ inbox ] <-- brought home by other threads
+//!                    shard 1   [ lock | shelf                         ]   [ inbox ]
+//!                    ...
+//!   whereabouts  class -> shards that may hold it        pot  places nobody uses        evictions
+//! ```
+//!
+//! **Take**: the newest of the class on the thread's own shelf; else what was brought home; else, if `whereabouts` names
+//! other shards, from those, whoever put it there. **Put**: home, to the shard of the thread that took the buffer last:
+//! on the shelf if that is the caller's own, else into the inbox. A loader's producers get and its copying thread puts,
+//! so buffers circulate between one producer's shard and the copier along a single cache line, and producers never meet.
+//! **Limit**: every idle buffer has a place (`places`). A put that finds no place anywhere evicts the buffer that was
+//! returned longest ago, then keeps its own.
+//!
+//! It never calls a back-end, reads a clock, logs or allocates; victims leave by value. No operation holds two locks.
+//!
+//! # Promises
+//!
+//! 1. An idle buffer of the class is found by a take, on whichever shard it is.
+//! 2. Idle buffers never exceed the limit, at rest or running, but for those that a lowered limit is still pushing out.
+//! 3. A put evicts only if as many buffers are idle as the limit allows. On one thread the victim is exactly the buffer
+//!    returned longest ago; between threads ages are compared by the coarse stamp that puts hand in.
+//! 4. After [`Front::seal`] no put keeps anything, so one drain empties the front for good.
+//! 5. A hit on the thread's own shard writes to no cache line that other threads write to in their own hits.
+//! 6. At rest the figures are exact, and a thread that ended leaves nothing that others do not find.
+//!
+//! # Why this shape
+//!
+//! See the table in `benches/front.rs` for figures.
+
+mod counts;
+mod entry;
+mod figures;
+mod inbox;
+mod places;
+mod seat;
+mod shard;
+mod shelf;
+mod spin;
+mod whereabouts;
+
+pub use entry::Entry;
+pub use figures::Figures;
+
+use crate::sync::Backoff;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use figures::Evictions;
+use inbox::Unkept;
+use places::Pot;
+use shard::Shard;
+use shelf::NOTHING;
+use std::fmt;
+use whereabouts::Whereabouts;
+
+/// Shards are bits of a word.
+const MOST_SHARDS: usize = 64;
+
+/// A shard that ran out of places takes this many at once from the pot.
+const PLACES_AT_ONCE: u32 = 4;
+
+/// A put looks so often for a place that is on its way between other threads before it gives its own buffer up.
+const SEARCHES: u32 = if cfg!(loom) { 2 } else { 64 };
+
+/// Idle buffers by class, for many threads. See the module.
+pub struct Front<T> {
+    shards: Box<[Shard<T>]>,
+    whereabouts: Whereabouts,
+    pot: Pot,
+    evictions: Evictions,
+    /// A bit for each shard that ever held a buffer or a place.
+    used: AtomicU64,
+    reset: crate::sync::Mutex<Figures>,
+}
+
+/// What became of a put: all empty means that the buffer was kept and nothing else happened.
+#[derive(Debug)]
+#[must_use = "what comes back from a put must be released by the caller"]
+pub struct Put<T> {
+    /// The buffer itself, which the front does not keep: it is sealed, or does not know the class.
+    pub handed_back: Option<Box<Entry<T>>>,
+    /// The buffer that the count limit pushed out.
+    pub victim: Option<Box<Entry<T>>>,
+    /// That eviction made a check of the rates due.
+    pub check_due: bool,
+}
+
+/// Places that a put found, and the buffer that had to leave for it.
+struct Found<T> {
+    places: u32,
+    victim: Option<Box<Entry<T>>>,
+}
+
+impl<T> Front<T> {
+    /// An empty front for classes `0..classes` that keeps up to `limit` buffers. `shards` is rounded up to a power of
+    /// two, 64 at most; twice the number of cores keeps threads apart, more threads than that share.
+    pub fn new(classes: u32, limit: usize, shards: usize) -> Self {
+        let shards = shards.clamp(1, MOST_SHARDS).next_power_of_two();
+        Self {
+            shards: (0..shards).map(|_| Shard::new(classes)).collect(),
+            whereabouts: Whereabouts::new(classes),
+            pot: Pot::new(limit),
+            evictions: Evictions::new(),
+            used: AtomicU64::new(0),
+            reset: crate::sync::Mutex::new(Figures::default()),
+        }
+    }
+
+    /// An idle buffer of `class`, the calling thread's newest first.
+    #[inline]
+    pub fn take(&self, class: u32) -> Option<Box<Entry<T>>> {
+        self.take_at(seat::current(), class)
+    }
+
+    /// Puts `entry` back at the coarse time `epoch`.
+    #[inline]
+    pub fn put(&self, entry: Box<Entry<T>>, epoch: u32) -> Put<T> {
+        self.put_at(seat::current(), entry, epoch)
+    }
+
+    /// Counts a get of the calling thread that was served from below.
+    pub fn count_allocated(&self) {
+        let own = self.shard_of(seat::current());
+        self.shards[own].count_allocated();
+        self.mark_used(own);
+    }
+
+    /// The buffer returned longest ago, not counted as evicted.
+    pub fn evict_oldest(&self) -> Option<Box<Entry<T>>> {
+        loop {
+            let victim = self.shards[self.oldest_shard(0)?].evict();
+            if victim.is_some() {
+                self.pot.bring(1);
+                return victim;
+            }
+        }
+    }
+
+    /// Gives every buffer that was put back before `epoch` to `sink`, which runs outside every lock.
+    pub fn drain_older_than(&self, epoch: u32, mut sink: impl FnMut(Box<Entry<T>>)) {
+        for at in self.used_from(0) {
+            loop {
+                let mut batch = [const { None }; shard::BATCH];
+                self.shards[at].drain(epoch, &mut batch, &self.pot);
+                let more = batch.last().is_some_and(Option::is_some);
+                batch.into_iter().flatten().for_each(&mut sink);
+                if !more {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Gives every idle buffer to `sink`.
+    pub fn drain_all(&self, sink: impl FnMut(Box<Entry<T>>)) {
+        self.drain_older_than(NOTHING, sink);
+    }
+
+    /// From here on each put is handed back. What is idle stays until it is drained.
+    pub fn seal(&self) {
+        self.shards.iter().for_each(Shard::seal);
+    }
+
+    /// How many idle buffers it may keep.
+    pub fn limit(&self) -> usize {
+        self.pot.limit()
+    }
+
+    /// Sets another limit. If more are idle, the oldest go to `sink`, not counted as evicted.
+    pub fn set_limit(&self, limit: usize, mut sink: impl FnMut(Box<Entry<T>>)) {
+        if !self.pot.set_limit(limit) {
+            return;
+        }
+        // The sum of all places is the limit, so what the pot lacks is on shelves, in inboxes, or in the hand of a put
+        // that is about to lay it down.
+        let backoff = Backoff::new();
+        while self.pot.in_debt() {
+            self.used_from(0).for_each(|at| self.pot.bring(self.shards[at].surrender()));
+            if self.pot.in_debt() {
+                self.evict_oldest().map_or_else(|| backoff.snooze(), &mut sink);
+            }
+        }
+    }
+
+    /// Buffers that are idle now.
+    pub fn idle_count(&self) -> usize {
+        let count = self.used_from(0).map(|at| self.shards[at].counts().idle()).sum::<u64>();
+        usize::try_from(count).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes of the buffers that are idle now.
+    pub fn idle_bytes(&self) -> usize {
+        self.used_from(0).map(|at| self.shards[at].idle_bytes()).sum()
+    }
+
+    /// All that was ever counted.
+    pub fn totals(&self) -> Figures {
+        let mut totals = Figures { evicted: self.evictions.count(), ..Figures::default() };
+        for counts in self.used_from(0).map(|at| self.shards[at].counts()) {
+            totals.get_from_pool += counts.hits();
+            totals.put += counts.puts();
+            totals.allocated += counts.misses();
+        }
+        totals
+    }
+
+    /// What was counted since the last reset.
+    pub fn window(&self) -> Figures {
+        let reset = self.reset.lock();
+        self.totals() - *reset
+    }
+
+    /// Begins a new window.
+    pub fn reset_window(&self) {
+        let mut reset = self.reset.lock();
+        *reset = self.totals();
+        self.evictions.reset_at(reset.evicted);
+    }
+
+    /// At rest: walks everything and compares it with what is counted.
+    ///
+    /// # Errors
+    ///
+    /// Says in words what does not fit.
+    pub fn validate(&self) -> Result<(), String> {
+        let mut places = self.pot.free();
+        for (at, shard) in self.shards.iter().enumerate() {
+            let in_shard = |wrong| format!("shard {at}: {wrong}");
+            let (classes, free) = shard.validate().map_err(in_shard)?;
+            places += i64::from(free);
+            if !(classes.is_empty() && free == 0 || self.used_from(0).any(|used| used == at)) {
+                return Err(in_shard("not known to be used".into()));
+            }
+            if let Some(class) = classes.iter().find(|&&class| self.whereabouts.shards(class) & 1 << at == 0) {
+                return Err(in_shard(format!("class {class} is not found")));
+            }
+        }
+        let (idle, limit) = (self.idle_count(), self.limit());
+        if idle > limit || i64::try_from(idle).is_ok_and(|idle| places::as_places(limit) != idle + places) {
+            return Err(format!("{idle} idle and {places} places do not make the limit {limit}"));
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn take_at(&self, seat: u32, class: u32) -> Option<Box<Entry<T>>> {
+        let own = self.shard_of(seat);
+        let mut entry = match self.shards[own].take(class, &self.pot) {
+            Some(entry) => entry,
+            None => self.steal(own, class)?,
+        };
+        if entry.home != seat {
+            entry.home = seat;
+        }
+        Some(entry)
+    }
+
+    fn steal(&self, own: usize, class: u32) -> Option<Box<Entry<T>>> {
+        let elsewhere = self.whereabouts.shards(class) & !(1 << own);
+        bits_from(own, elsewhere).find_map(|at| self.shards[at].steal(class, at, &self.whereabouts, &self.pot))
+    }
+
+    #[inline(always)]
+    fn put_at(&self, seat: u32, mut entry: Box<Entry<T>>, epoch: u32) -> Put<T> {
+        let stamp = epoch.min(NOTHING - 1);
+        if entry.stamp != stamp {
+            entry.stamp = stamp;
+        }
+        let own = self.shard_of(seat);
+        match self.keep(own, entry, 0) {
+            Ok(()) => Put { handed_back: None, victim: None, check_due: false },
+            Err(unkept) => self.put_slowly(own, unkept),
+        }
+    }
+
+    #[cold]
+    fn put_slowly(&self, own: usize, unkept: Unkept<T>) -> Put<T> {
+        let entry = match unkept {
+            Unkept::NoPlace(entry) => entry,
+            Unkept::Sealed(entry) => return Put { handed_back: Some(entry), victim: None, check_due: false },
+        };
+        let Some(Found { places, victim }) = self.find_place(own) else {
+            // A limit of nought, or every place in other hands for long: it came and is the one to go.
+            self.shards[own].count_passing();
+            self.mark_used(own);
+            return Put { handed_back: None, victim: Some(entry), check_due: self.evictions.add() };
+        };
+        let handed_back = match self.keep(own, entry, places) {
+            Ok(()) => None,
+            Err(Unkept::NoPlace(entry) | Unkept::Sealed(entry)) => {
+                self.pot.bring(places);
+                Some(entry)
+            }
+        };
+        let check_due = victim.is_some() && self.evictions.add();
+        Put { handed_back, victim, check_due }
+    }
+
+    /// Keeps `entry` at its home, on a place that is free there or one of those `given`.
+    #[inline(always)]
+    fn keep(&self, own: usize, entry: Box<Entry<T>>, given: u32) -> Result<(), Unkept<T>> {
+        let (class, home) = (entry.class(), self.shard_of(entry.home));
+        if !self.whereabouts.knows(class) {
+            return Err(Unkept::Sealed(entry));
+        }
+        let shard = &self.shards[home];
+        let no_room = if home == own { shard.put(entry, given)? } else { shard.bring(entry, given)? };
+        self.pot.bring(no_room);
+        // After the buffer is in: see `whereabouts`.
+        if self.whereabouts.set(class, home) {
+            self.mark_used(home);
+        }
+        Ok(())
+    }
+
+    /// A place from the pot; else any place that nobody uses; else that of the buffer returned longest ago.
+    fn find_place(&self, own: usize) -> Option<Found<T>> {
+        let backoff = Backoff::new();
+        for _ in 0..SEARCHES {
+            if self.limit() == 0 {
+                break;
+            }
+            let places = self.unused_places(own);
+            if places > 0 {
+                return Some(Found { places, victim: None });
+            }
+            let victim = self.oldest_shard(own).and_then(|at| self.shards[at].evict());
+            if victim.is_some() {
+                return Some(Found { places: 1, victim });
+            }
+            backoff.snooze();
+        }
+        None
+    }
+
+    fn unused_places(&self, own: usize) -> u32 {
+        let claimed = self.pot.claim(PLACES_AT_ONCE);
+        if claimed > 0 {
+            return claimed;
+        }
+        let has_some = |&at: &usize| self.shards[at].view().places > 0;
+        let places = self.used_from(own).filter(has_some).map(|at| self.shards[at].surrender()).find(|&places| places > 0);
+        let places = places.unwrap_or(0);
+        let in_hand = places.min(PLACES_AT_ONCE);
+        self.pot.bring(places - in_hand);
+        in_hand
+    }
+
+    /// The shard with the buffer put back longest ago; `own` if ages are equal.
+    fn oldest_shard(&self, own: usize) -> Option<usize> {
+        let ages = self.used_from(own).map(|at| {
+            let view = self.shards[at].view();
+            (if view.uncertain { self.shards[at].oldest() } else { view.oldest }, at)
+        });
+        ages.filter(|&(stamp, _)| stamp != NOTHING).reduce(|a, b| if b.0 < a.0 { b } else { a }).map(|(_, at)| at)
+    }
+
+    #[inline(always)]
+    fn shard_of(&self, seat: u32) -> usize {
+        seat as usize & (self.shards.len() - 1)
+    }
+
+    fn mark_used(&self, shard: usize) {
+        // Relaxed: which shards are worth a look; what is in them comes with their locks.
+        if self.used.load(Ordering::Relaxed) & 1 << shard == 0 {
+            self.used.fetch_or(1 << shard, Ordering::Relaxed);
+        }
+    }
+
+    /// The shards in use, beginning at `first`.
+    fn used_from(&self, first: usize) -> impl Iterator<Item = usize> + use<T> {
+        bits_from(first, self.used.load(Ordering::Relaxed))
+    }
+}
+
+/// The numbers of the set bits, beginning at `first` and going round.
+fn bits_from(first: usize, bits: u64) -> impl Iterator<Item = usize> {
+    let mut left = bits & (u64::MAX << first);
+    let mut then = bits ^ left;
+    std::iter::from_fn(move || {
+        if left == 0 {
+            left = std::mem::take(&mut then);
+        }
+        let next = (left != 0).then(|| left.trailing_zeros() as usize)?;
+        left &= left - 1;
+        Some(next)
+    })
+}
+
+impl<T> fmt::Debug for Front<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Front")
+            .field("limit", &self.limit())
+            .field("idle", &self.idle_count())
+            .field("idle_bytes", &self.idle_bytes())
+            .field("totals", &self.totals())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models;
+
+#[cfg(all(test, not(loom)))]
+mod tests;
