@@ -3,8 +3,11 @@
 use super::plan::{Outcome, Plan, Step};
 use super::retain::IdleRun;
 use super::span::{Place, Span};
-use super::walls::{region_bytes, released_bytes};
+use super::walls::region_bytes;
 use super::{Arena, Growth, Kind, Shelf};
+
+/// Free bytes beyond one in so many of those in use are moved before others are locked.
+const SPARE_SHARE: u64 = 10;
 
 /// How far a placement may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,13 +69,13 @@ impl Arena {
         let holes = &self.holes[Shelf::Shared as usize];
         let fit = self.bare.best_fit(holes, bytes, align, granule_bytes).ok_or_else(|| self.full(bytes))?;
         let missing = fit.missing_granules * granule_bytes;
-        let idle_elsewhere =
-            self.idle.bytes() - self.idle.within(fit.buffer).map(|run| run.span.bytes()).sum::<u64>();
+        let idle_elsewhere = self.idle.bytes() - self.idle.within(fit.buffer).map(|run| run.span.bytes()).sum::<u64>();
 
-        // Rule 7: with much free already, move what there is; else only what the ceiling leaves no room for (rule 8).
-        let much_is_free = holes.bytes() > self.figures.live_bytes / 10;
-        let to_move = if much_is_free { missing } else { missing.saturating_sub(room.lock_bytes) };
-        let moved = to_move.min(idle_elsewhere) / granule_bytes * granule_bytes;
+        // Rule 7: what is free beyond a tenth of what is in use is moved. Rule 8: at the ceiling, whatever the room lacks.
+        let whole = |bytes: u64| bytes / granule_bytes * granule_bytes;
+        let spare = whole(holes.bytes().saturating_sub(self.figures.live_bytes / SPARE_SHARE));
+        let no_room = missing.saturating_sub(whole(room.lock_bytes));
+        let moved = missing.min(spare.max(no_room)).min(idle_elsewhere);
         if missing - moved > room.lock_bytes {
             return Err(self.full(missing - moved));
         }
@@ -110,30 +113,41 @@ impl Arena {
 
     /// `buffer` widened to the edges of its first and last granule.
     fn granules_around(&self, buffer: Span) -> Span {
-        self.range_of(buffer.place()).map_or(buffer, |range| Span {
-            start: range.grid.down(buffer.start),
-            end: range.grid.up(buffer.end),
-        })
+        self.range_of(buffer.place())
+            .map_or(buffer, |range| Span { start: range.grid.down(buffer.start), end: range.grid.up(buffer.end) })
     }
 
     fn grow_region(&mut self, bytes: u64, room: Room) -> Result<Plan, Full> {
         let own = self.own_shelf(bytes);
-        let mut steps = Vec::new();
+        let on = |shelf: Shelf| self.ranges.iter().flatten().filter(move |range| range.shelf == shelf);
+        let held: u64 = on(own).map(|range| range.span.bytes()).sum();
+        let (mut released, mut replaced, mut given_up) = (Vec::new(), 0, 0);
         if room.may_release_regions {
-            let too_small = self.idle.oldest_first().filter(|run| {
-                self.range_of(run.span.place()).is_some_and(|range| range.shelf == own) && run.span.bytes() < bytes
-            });
-            steps.extend(too_small.map(|IdleRun { span, since_us }| Step::Release { span, since_us }));
+            let is_own = |run: &IdleRun| self.range_of(run.span.place()).is_some_and(|range| range.shelf == own);
+            for run in self.idle.oldest_first().filter(|run| is_own(run) && run.span.bytes() < bytes) {
+                replaced += run.span.bytes();
+                released.push(run);
+            }
+            // Rule 8: at the ceiling whatever is idle goes, longest empty first, until one buffer has room.
+            for run in self.idle.oldest_first() {
+                if room.lock_bytes.saturating_add(replaced + given_up) >= bytes {
+                    break;
+                }
+                if !released.contains(&run) {
+                    given_up += run.span.bytes();
+                    released.push(run);
+                }
+            }
         }
-        let replaced = released_bytes(&steps);
-        let held = self.figures.locked_bytes - replaced;
-        let region = region_bytes(held, bytes, replaced, room.lock_bytes).ok_or_else(|| self.full(bytes))?;
+        let room_bytes = room.lock_bytes.saturating_add(replaced + given_up);
+        let region =
+            region_bytes(held - replaced, bytes, replaced, room_bytes).ok_or_else(|| self.full(bytes - room_bytes))?;
         let id = self.add_range(Kind::Walled, region, own).ok_or_else(|| self.full(bytes))?;
         let span = Span::new(Place::new(id, 0), region);
-        for step in &steps {
-            if let Step::Release { span, since_us } = *step {
-                self.leave(IdleRun { span, since_us });
-            }
+        let mut steps = Vec::with_capacity(released.len() + 1);
+        for run in released {
+            self.leave(run);
+            steps.push(Step::Release { span: run.span, since_us: run.since_us });
         }
         steps.push(Step::Lock { span });
         self.figures.transit_bytes += region;

@@ -45,7 +45,6 @@ mod span;
 mod validate;
 mod walls;
 
-
 use bare::Bare;
 use holes::Holes;
 use retain::{Idle, IdleRun};
