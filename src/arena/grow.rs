@@ -199,10 +199,11 @@ impl Arena {
             self.free(last, now_us);
         }
         if !granted {
-            // Granules that the buffer had taken were idle before: they have waited since then.
-            for run in plan.idle_before {
-                self.idle.cut(run.span, |_| ());
-                self.idle.add(run);
+            // Granules of the buffer that were idle before, and are again, have waited since then.
+            for IdleRun { span, since_us } in plan.idle_before {
+                let mut again = Vec::new();
+                self.idle.cut(span, |run| again.push(run.span));
+                again.into_iter().for_each(|span| self.idle.add(IdleRun { span, since_us }));
             }
         }
         granted

@@ -45,6 +45,9 @@ mod span;
 mod validate;
 mod walls;
 
+#[cfg(test)]
+mod model;
+
 use bare::Bare;
 use holes::Holes;
 use retain::{Idle, IdleRun};
