@@ -26,7 +26,9 @@ mod stats;
 mod store;
 mod sync;
 
-// Public so that the benches can measure it alone; no part of the interface.
+// Public so that the benches can measure them alone; no part of the interface.
+#[doc(hidden)]
+pub mod arena;
 #[doc(hidden)]
 pub mod front;
 

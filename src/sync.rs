@@ -19,60 +19,30 @@ pub(crate) mod process {
 #[cfg(not(loom))]
 pub(crate) use crossbeam::utils::Backoff;
 
+/// Locks of rooms that no model runs: always the real ones.
+pub(crate) mod plain {
+    pub(crate) use parking_lot::{Condvar, Mutex};
+}
+
 #[cfg(not(loom))]
-pub(crate) use parking_lot::{Condvar, Mutex};
+pub(crate) use parking_lot::Mutex;
+
+/// loom's mutex without poisoning.
+#[cfg(loom)]
+#[derive(Debug)]
+pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
 #[cfg(loom)]
-pub(crate) use modelled::{Condvar, Mutex};
-
-/// loom's lock and condition with the interface of parking_lot's.
-#[cfg(loom)]
-mod modelled {
-    use loom::sync::{LockResult, MutexGuard};
-
-    #[derive(Debug, Default)]
-    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
-
-    #[derive(Debug, Default)]
-    pub(crate) struct Condvar(loom::sync::Condvar);
-
-    impl<T> Mutex<T> {
-        pub(crate) fn new(value: T) -> Self {
-            Self(loom::sync::Mutex::new(value))
-        }
-
-        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-            unpoisoned(self.0.lock())
-        }
-
-        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-            self.0.try_lock().ok()
-        }
-
-        pub(crate) fn get_mut(&mut self) -> &mut T {
-            unpoisoned(self.0.get_mut())
-        }
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(loom::sync::Mutex::new(value))
     }
 
-    impl Condvar {
-        pub(crate) fn new() -> Self {
-            Self::default()
+    pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+        match self.0.lock() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
         }
-
-        pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-            // loom's condition takes the guard by value and gives it back, which `wait` cannot; a model that waits takes
-            // loom's own. What is not modelled never runs under loom.
-            let _ = guard;
-            loom::thread::yield_now();
-        }
-
-        pub(crate) fn notify_all(&self) {
-            self.0.notify_all();
-        }
-    }
-
-    fn unpoisoned<T>(locked: LockResult<T>) -> T {
-        locked.unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{Region, Source, SourceError};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::plain::{Condvar, Mutex};
 
 /// A source that fails and waits as told, and else passes every call on.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::sync::Mutex;
+use crate::sync::plain::Mutex;
 
 /// Says when a copy that was enqueued on a stream is over.
 ///

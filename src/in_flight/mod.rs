@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use crossbeam::queue::SegQueue;
 
 use crate::error::Error;
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::plain::Mutex;
+use crate::sync::process::{AtomicU64, Ordering};
 
 mod fence;
 

@@ -23,7 +23,7 @@ use crate::in_flight::{InFlight, SharedFence, Swept};
 use crate::policy::{self, Check};
 use crate::stats::{Ledger, Removal, Stats};
 use crate::store::Exact;
-use crate::sync::Mutex;
+use crate::sync::plain::Mutex;
 
 /// What all handles and buffers of one pool share.
 #[derive(Debug)]

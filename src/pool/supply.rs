@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::backend::{Region, Source, SourceError};
 use crate::budget::{Budget, Claim};
 use crate::stats::Underlying;
-use crate::sync::Mutex;
+use crate::sync::plain::Mutex;
 
 /// The underlying allocator: a source under a ceiling.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use super::format::{Header, Operation, Reader, TraceError};
 use crate::backend::sim::{DEFAULT_TOTAL_BYTES, SimSource};
 use crate::backend::{Backend, Region, Source, SourceError};
 use crate::size_class::DEFAULT_ALIGN;
-use crate::sync::Mutex;
+use crate::sync::plain::Mutex;
 use crate::{Cadence, CheckReport, Error, PinnedBuf, Pool, Preset};
 
 /// Where the two streams of outcomes go.

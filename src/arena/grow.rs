@@ -1,0 +1,272 @@
+//! Placements that must lock or move granules first (rules 5, 7, 8, 11), and settling the plans they lead to.
+
+use super::plan::{Outcome, Plan, Step};
+use super::retain::IdleRun;
+use super::span::{Place, Span};
+use super::walls::region_bytes;
+use super::{Arena, Growth, Kind, Shelf};
+
+/// Free bytes beyond one in so many of those in use are moved before others are locked.
+const SPARE_SHARE: u64 = 10;
+
+/// How far a placement may go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// Bytes that may be locked beyond what is claimed now; `u64::MAX` without a ceiling.
+    pub lock_bytes: u64,
+    /// Whether regions may be released now: nothing of this pool is in flight. Spanning sources need not ask.
+    pub may_release_regions: bool,
+}
+
+/// There is no place for a buffer that keeps within the room given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Full {
+    /// Bytes that would have to be locked, beyond what idle granules can give.
+    pub missing_bytes: u64,
+    /// Bytes of granules in transit: settling their plans may help.
+    pub transit_bytes: u64,
+}
+
+impl Arena {
+    /// Bytes that [`Arena::grow`] would have to lock or move for a buffer: 0 if [`Arena::carve`] has a place, `None` if
+    /// the ranges have none at all.
+    #[must_use]
+    pub fn missing_bytes(&self, bytes: u64, align: u64) -> Option<u64> {
+        let own = self.own_shelf(bytes);
+        if [own, Shelf::Shared].iter().any(|&shelf| self.holes[shelf as usize].tightest(bytes, align).is_some()) {
+            return Some(0);
+        }
+        match self.growth {
+            Growth::Granules(granule_bytes) => self
+                .bare
+                .best_fit(&self.holes[Shelf::Shared as usize], bytes, align, granule_bytes)
+                .map(|fit| fit.missing_granules * granule_bytes),
+            Growth::Regions => Some(bytes),
+        }
+    }
+
+    /// Takes a place for `bytes` at `align` that needs granules which are not locked (ask [`Arena::carve`] first), and
+    /// says how to get them. From now on the bytes are the buffer's and the granules are in transit.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`] where the granules would pass the room, idle ones that could be moved or released taken into account.
+    pub fn grow(&mut self, bytes: u64, align: u64, room: Room) -> Result<Plan, Full> {
+        let plan = match self.growth {
+            Growth::Granules(granule_bytes) => self.grow_granules(bytes, align, granule_bytes, room),
+            Growth::Regions => self.grow_region(bytes, room),
+        }?;
+        self.figures.live_bytes += bytes;
+        self.figures.claimed_bytes += plan.claim_bytes();
+        Ok(plan)
+    }
+
+    fn full(&self, missing_bytes: u64) -> Full {
+        Full { missing_bytes, transit_bytes: self.figures.transit_bytes }
+    }
+
+    fn grow_granules(&mut self, bytes: u64, align: u64, granule_bytes: u64, room: Room) -> Result<Plan, Full> {
+        let holes = &self.holes[Shelf::Shared as usize];
+        let fit = self.bare.best_fit(holes, bytes, align, granule_bytes).ok_or_else(|| self.full(bytes))?;
+        let missing = fit.missing_granules * granule_bytes;
+        let idle_elsewhere = self.idle.bytes() - self.idle.within(fit.buffer).map(|run| run.span.bytes()).sum::<u64>();
+
+        // Rule 7: what is free beyond a tenth of what is in use is moved. Rule 8: at the ceiling, whatever the room lacks.
+        let whole = |bytes: u64| bytes / granule_bytes * granule_bytes;
+        let spare = whole(holes.bytes().saturating_sub(self.figures.live_bytes / SPARE_SHARE));
+        let no_room = missing.saturating_sub(whole(room.lock_bytes));
+        let moved = missing.min(spare.max(no_room)).min(idle_elsewhere);
+        if missing - moved > room.lock_bytes {
+            return Err(self.full(missing - moved));
+        }
+
+        let buffer = fit.buffer;
+        let mut idle_before = Vec::new();
+        let mut at = buffer.start;
+        let hull = self.granules_around(buffer);
+        let targets = self.bare.within(hull);
+        // What of the buffer lies in holes: all of it that is not bare.
+        for target in targets.iter().copied().chain([Span { start: buffer.end, end: buffer.end }]) {
+            if let Some(part) = Span::between(at, target.start.min(buffer.end)) {
+                if let Some(hole) = self.holes[Shelf::Shared as usize].around(part) {
+                    self.take(Shelf::Shared, hole, part, |run| idle_before.push(run));
+                } else {
+                    debug_assert!(false, "{part:?} is neither bare nor a hole");
+                }
+            }
+            at = target.end;
+        }
+        for &target in &targets {
+            self.bare.cut(target);
+            self.figures.transit_bytes += target.bytes();
+            self.locking_bytes += target.bytes();
+        }
+        let sources = self.oldest_idle(moved);
+        let steps = pair(&targets, sources);
+        for step in &steps {
+            if let Step::Move { from, since_us, .. } = *step {
+                self.leave(IdleRun { span: from, since_us });
+            }
+        }
+        Ok(Plan { buffer: Some(buffer), steps, idle_before })
+    }
+
+    /// `buffer` widened to the edges of its first and last granule.
+    fn granules_around(&self, buffer: Span) -> Span {
+        self.range_of(buffer.place())
+            .map_or(buffer, |range| Span { start: range.grid.down(buffer.start), end: range.grid.up(buffer.end) })
+    }
+
+    fn grow_region(&mut self, bytes: u64, room: Room) -> Result<Plan, Full> {
+        let own = self.own_shelf(bytes);
+        let on = |shelf: Shelf| self.ranges.iter().flatten().filter(move |range| range.shelf == shelf);
+        let held: u64 = on(own).map(|range| range.span.bytes()).sum();
+        let (mut released, mut replaced, mut given_up) = (Vec::new(), 0, 0);
+        if room.may_release_regions {
+            let is_own = |run: &IdleRun| self.range_of(run.span.place()).is_some_and(|range| range.shelf == own);
+            for run in self.idle.oldest_first().filter(|run| is_own(run) && run.span.bytes() < bytes) {
+                replaced += run.span.bytes();
+                released.push(run);
+            }
+            // Rule 8: at the ceiling whatever is idle goes, longest empty first, until one buffer has room.
+            for run in self.idle.oldest_first() {
+                if room.lock_bytes.saturating_add(replaced + given_up) >= bytes {
+                    break;
+                }
+                if !released.contains(&run) {
+                    given_up += run.span.bytes();
+                    released.push(run);
+                }
+            }
+        }
+        let room_bytes = room.lock_bytes.saturating_add(replaced + given_up);
+        let region =
+            region_bytes(held - replaced, bytes, replaced, room_bytes).ok_or_else(|| self.full(bytes - room_bytes))?;
+        let id = self.add_range(Kind::Walled, region, own).ok_or_else(|| self.full(bytes))?;
+        let span = Span::new(Place::new(id, 0), region);
+        let mut steps = Vec::with_capacity(released.len() + 1);
+        for run in released {
+            self.leave(run);
+            steps.push(Step::Release { span: run.span, since_us: run.since_us });
+        }
+        steps.push(Step::Lock { span });
+        self.figures.transit_bytes += region;
+        self.locking_bytes += region;
+        Ok(Plan { buffer: Some(Span::new(span.place(), bytes)), steps, idle_before: Vec::new() })
+    }
+
+    /// Ends a plan: what was locked is locked, what left is gone, and everything else is as it was. Whether the
+    /// buffer of the plan, if it has one, was granted.
+    pub fn settle(&mut self, plan: Plan, outcome: Outcome, now_us: u64) -> bool {
+        self.figures.claimed_bytes -= plan.claim_bytes();
+        let done = outcome.steps_done();
+        let granted = done >= plan.steps.len();
+        let mut hull = plan.buffer;
+        let mut not_free: Vec<Span> = plan.buffer.filter(|_| granted).into_iter().collect();
+        for (index, &step) in plan.steps.iter().enumerate() {
+            let made = index < done;
+            match step {
+                Step::Lock { span } => {
+                    self.figures.page_locks += u64::from(made);
+                    self.arrive(span, made, &mut hull, &mut not_free);
+                }
+                Step::Move { from, to, since_us } => {
+                    self.figures.moves += u64::from(made);
+                    let gone = made || outcome == Outcome::Lost { done: index };
+                    self.left(from, since_us, gone);
+                    self.arrive(to, made, &mut hull, &mut not_free);
+                }
+                Step::Release { span, since_us } => {
+                    self.figures.releases += u64::from(made);
+                    self.left(span, since_us, made);
+                }
+            }
+        }
+        if !granted {
+            self.figures.live_bytes -= plan.buffer.map_or(0, Span::bytes);
+        }
+        not_free.sort_unstable();
+        let mut rest = hull;
+        for span in not_free {
+            let Some(before) = rest else { break };
+            let [left, right] = before.without(span);
+            if let Some(left) = left {
+                self.free(left, now_us);
+            }
+            rest = right;
+        }
+        if let Some(last) = rest {
+            self.free(last, now_us);
+        }
+        if !granted {
+            // Granules of the buffer that were idle before, and are again, have waited since then.
+            for IdleRun { span, since_us } in plan.idle_before {
+                let mut again = Vec::new();
+                self.idle.cut(span, |run| again.push(run.span));
+                again.into_iter().for_each(|span| self.idle.add(IdleRun { span, since_us }));
+            }
+        }
+        granted
+    }
+
+    /// A target of a plan, locked or not after all.
+    fn arrive(&mut self, span: Span, locked: bool, hull: &mut Option<Span>, not_free: &mut Vec<Span>) {
+        self.figures.transit_bytes -= span.bytes();
+        self.locking_bytes -= span.bytes();
+        if locked {
+            self.figures.locked_bytes += span.bytes();
+            self.figures.claimed_bytes += span.bytes();
+        } else {
+            self.vanish(span);
+            not_free.push(span);
+        }
+        if let Some(hull) = hull {
+            hull.start = hull.start.min(span.start);
+            hull.end = hull.end.max(span.end);
+        }
+    }
+
+    /// Idle granules that a plan took: gone, or idle again as before.
+    fn left(&mut self, span: Span, since_us: u64, gone: bool) {
+        self.figures.transit_bytes -= span.bytes();
+        if gone {
+            self.figures.locked_bytes -= span.bytes();
+            self.figures.claimed_bytes -= span.bytes();
+            self.vanish(span);
+        } else {
+            self.free(span, since_us);
+        }
+    }
+
+    /// `span` is not locked any more, or never was: granules are bare, a region is no more.
+    fn vanish(&mut self, span: Span) {
+        match self.range_of(span.place()) {
+            Some(range) if range.kind == Kind::Walled => self.ranges[span.range() as usize] = None,
+            _ => self.bare.add(span),
+        }
+    }
+}
+
+/// Fills `targets` from `sources` as far as they reach, lowest first, and locks the rest, run by run.
+fn pair(targets: &[Span], sources: Vec<IdleRun>) -> Vec<Step> {
+    let mut moves = Vec::new();
+    let mut locks = Vec::new();
+    let mut sources = sources.into_iter();
+    let mut source = sources.next();
+    for &target in targets {
+        let mut rest = Some(target);
+        while let (Some(to), Some(IdleRun { span: from, since_us })) = (rest, source) {
+            let bytes = to.bytes().min(from.bytes());
+            let head = |span: Span| Span::new(span.place(), bytes);
+            moves.push(Step::Move { from: head(from), to: head(to), since_us });
+            rest = Span::between(to.start + bytes, to.end);
+            source = match Span::between(from.start + bytes, from.end) {
+                Some(span) => Some(IdleRun { span, since_us }),
+                None => sources.next(),
+            };
+        }
+        locks.extend(rest.map(|span| Step::Lock { span }));
+    }
+    moves.extend(locks);
+    moves
+}

@@ -1,0 +1,166 @@
+//! Holes: free bytes that are locked, as maximal runs, found by length or by neighbour in O(log n).
+//!
+//! | index | answers |
+//! | --- | --- |
+//! | `by_len`: (length, start) | the tightest hole that fits, the lowest among equals |
+//! | `start_by_end` | the neighbours of a run that comes back |
+//!
+//! Holes are keyed by their *end*, because a carve takes the low end: then the key stays and one index is spared.
+//!
+//! Invariants
+//! - I1: both indices hold the same holes.
+//! - I2: no two holes touch or overlap (touching ones were merged).
+//! - I3: `bytes` is the sum of their lengths.
+//!
+//! The room knows neither granules nor ranges; what is not locked never enters.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::span::{Span, align_up};
+
+#[derive(Clone, Default, Debug)]
+pub(super) struct Holes {
+    start_by_end: BTreeMap<u64, u64>,
+    by_len: BTreeSet<(u64, u64)>,
+    bytes: u64,
+}
+
+impl Holes {
+    /// Free locked bytes in all.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The tightest hole with room for `bytes` at `align`, the lowest of equals. One look for page alignment; a larger
+    /// alignment may pass over holes that are long enough but start badly, at most those shorter than bytes + align.
+    pub(super) fn tightest(&self, bytes: u64, align: u64) -> Option<Span> {
+        self.by_len
+            .range((bytes, 0)..)
+            .map(|&(len, start)| Span { start, end: start + len })
+            .find(|hole| align_up(hole.start, align) + bytes <= hole.end)
+    }
+
+    /// The hole that ends exactly at `at`.
+    pub(super) fn ending_at(&self, at: u64) -> Option<Span> {
+        self.start_by_end.get(&at).map(|&start| Span { start, end: at })
+    }
+
+    /// The hole that starts exactly at `at`.
+    pub(super) fn starting_at(&self, at: u64) -> Option<Span> {
+        self.first_ending_after(at).filter(|hole| hole.start == at)
+    }
+
+    /// The hole that holds all of `part`.
+    pub(super) fn around(&self, part: Span) -> Option<Span> {
+        self.first_ending_after(part.start).filter(|hole| hole.start <= part.start && part.end <= hole.end)
+    }
+
+    fn first_ending_after(&self, at: u64) -> Option<Span> {
+        self.start_by_end.range(at + 1..).next().map(|(&end, &start)| Span { start, end })
+    }
+
+    /// Takes `part` out of `hole`, which must be one of the holes.
+    pub(super) fn cut(&mut self, hole: Span, part: Span) {
+        self.by_len.remove(&(hole.bytes(), hole.start));
+        self.bytes -= part.bytes();
+        let [left, right] = hole.without(part);
+        match right {
+            // The key is the end: what remains on the right keeps it.
+            Some(right) => {
+                self.start_by_end.insert(right.end, right.start);
+                self.by_len.insert((right.bytes(), right.start));
+            }
+            None => {
+                self.start_by_end.remove(&hole.end);
+            }
+        }
+        if let Some(left) = left {
+            self.start_by_end.insert(left.end, left.start);
+            self.by_len.insert((left.bytes(), left.start));
+        }
+    }
+
+    /// Adds `part` and merges it with what it touches; the hole that it is now part of.
+    pub(super) fn add(&mut self, part: Span) -> Span {
+        self.bytes += part.bytes();
+        let mut whole = part;
+        if let Some(left) = self.ending_at(part.start) {
+            self.start_by_end.remove(&left.end);
+            self.by_len.remove(&(left.bytes(), left.start));
+            whole.start = left.start;
+        }
+        if let Some(right) = self.starting_at(part.end) {
+            self.by_len.remove(&(right.bytes(), right.start));
+            whole.end = right.end;
+        }
+        self.start_by_end.insert(whole.end, whole.start);
+        self.by_len.insert((whole.bytes(), whole.start));
+        whole
+    }
+
+    /// All holes, by address.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Span> + '_ {
+        self.start_by_end.iter().map(|(&end, &start)| Span { start, end })
+    }
+
+    /// Recounts I1 to I3.
+    pub(super) fn validate(&self) -> Result<(), String> {
+        let by_address: BTreeSet<_> = self.iter().map(|hole| (hole.bytes(), hole.start)).collect();
+        if by_address != self.by_len {
+            return Err("I1: the index by length and the index by end differ".into());
+        }
+        let mut last_end = None;
+        for hole in self.iter() {
+            if hole.start >= hole.end || last_end.is_some_and(|end| end >= hole.start) {
+                return Err(format!("I2: {hole:?} is empty or touches the hole that ends at {last_end:?}"));
+            }
+            last_end = Some(hole.end);
+        }
+        let sum: u64 = self.iter().map(Span::bytes).sum();
+        if sum != self.bytes {
+            return Err(format!("I3: {} bytes counted, {sum} there", self.bytes));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(start: u64, end: u64) -> Span {
+        Span { start, end }
+    }
+
+    #[test]
+    fn what_comes_back_merges_with_both_neighbours() {
+        let mut holes = Holes::default();
+        holes.add(span(0, 10));
+        holes.add(span(20, 30));
+        assert_eq!(holes.add(span(10, 20)), span(0, 30));
+        assert_eq!(holes.iter().collect::<Vec<_>>(), [span(0, 30)]);
+        assert_eq!(holes.bytes(), 30);
+        holes.validate().unwrap();
+    }
+
+    #[test]
+    fn a_cut_in_the_middle_leaves_two_holes() {
+        let mut holes = Holes::default();
+        holes.add(span(0, 30));
+        holes.cut(span(0, 30), span(10, 20));
+        assert_eq!(holes.iter().collect::<Vec<_>>(), [span(0, 10), span(20, 30)]);
+        holes.validate().unwrap();
+    }
+
+    #[test]
+    fn the_tightest_hole_wins_and_the_lowest_of_equals() {
+        let mut holes = Holes::default();
+        for hole in [span(0, 40), span(100, 120), span(200, 220), span(300, 310)] {
+            holes.add(hole);
+        }
+        assert_eq!(holes.tightest(15, 1), Some(span(100, 120)));
+        assert_eq!(holes.tightest(10, 1), Some(span(300, 310)));
+        assert_eq!(holes.tightest(15, 16), Some(span(0, 40)), "112..127 does not fit in 100..120");
+        assert_eq!(holes.tightest(41, 1), None);
+    }
+}

@@ -1,0 +1,272 @@
+//! The arena: the address ranges behind the store. It knows which granules are locked and where a buffer fits, and says
+//! what to lock, move or release. Numbers in, plans out: it locks no memory, takes no lock, reads no clock, logs nothing.
+//!
+//! ```text
+//!  range 0 (spanning, huge, granules of 2 MiB)
+//!  +----+-------+----+---------+-------------------+ - - - - - - - - - +
+//!  |live| hole  |live|  hole   |   bare            | in transit        |  bare ...
+//!  +----+-------+----+---------+-------------------+ - - - - - - - - - +
+//!   locked granules .......... : not locked        : a plan is on its way
+//!
+//!  range 1 (reserve: all locked, kept)       range 2.. (walled regions: one granule each, one acquisition)
+//! ```
+//!
+//! | state of a byte | index | may be carved | may be locked / released / moved |
+//! | --- | --- | --- | --- |
+//! | live | none (the holder knows) | | |
+//! | hole (free, locked) | [`holes`] | yes | its idle granules: released, moved away |
+//! | bare (free, not locked) | [`bare`] | only through a plan | locked, moved into |
+//! | in transit | none | no | no: a plan holds it |
+//!
+//! | room | owns |
+//! | --- | --- |
+//! | [`span`] | places and runs as numbers; the walls between ranges |
+//! | [`holes`] | free locked runs, by length and by address |
+//! | [`bare`] | unlocked runs, and the search for the place that needs fewest (rule 5) |
+//! | [`retain`] | idle granules by age, and when they go (rule 9) |
+//! | [`walls`] | regions: how large the next one is (rule 11) |
+//! | [`plan`] | the steps the pool makes, and how they ended |
+//! | [`grow`] | placements that must lock or move first; settling plans |
+//! | [`shrink`] | giving idle granules back |
+//!
+//! Invariants, recounted by [`Arena::validate`]
+//! - I1: holes, bare runs, live buffers and what is in transit tile every range, without overlap.
+//! - I2: locked + locking + bare bytes are the length of all ranges.
+//! - I3: a granule is in the idle index exactly if it is wholly inside a hole of a range that is not kept.
+//! - I4: `claimed` is never below what is locked at any instant between a plan and its settlement.
+
+mod bare;
+mod grow;
+mod holes;
+mod plan;
+mod retain;
+mod shrink;
+mod span;
+mod validate;
+mod walls;
+
+#[cfg(test)]
+mod model;
+
+use bare::Bare;
+use holes::Holes;
+use retain::{Idle, IdleRun};
+use span::{Grid, RANGES_MAX, align_up};
+
+pub use grow::{Full, Room};
+pub use plan::{Outcome, Plan, Step};
+pub use retain::Retain;
+pub use span::{Place, RANGE_BYTES_MAX, Span};
+
+/// Where the holes of a range are kept. Small and large buffers share spanning ranges and the reserve, but walled
+/// regions are for one or the other (rule 11), so that a long-lived small buffer pins no large region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Shelf {
+    Shared,
+    Small,
+    Large,
+}
+
+const SHELVES: usize = 3;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// Bare at first, locked granule by granule.
+    Spanning,
+    /// All locked, for good.
+    Reserve,
+    /// All locked by one call, released by one call.
+    Walled,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    kind: Kind,
+    span: Span,
+    shelf: Shelf,
+    grid: Grid,
+}
+
+/// What the arena holds, in bytes, and what it has asked for so far.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Figures {
+    /// Locked now, as far as plans are settled; granules that are leaving count until they are gone.
+    pub locked_bytes: u64,
+    /// Locked, plus what unsettled plans may lock at their worst moment.
+    pub claimed_bytes: u64,
+    /// In buffers, those of unsettled plans included.
+    pub live_bytes: u64,
+    /// Free and locked, and not in transit.
+    pub free_locked_bytes: u64,
+    /// Of these, in granules that are wholly free and may be released or moved.
+    pub idle_bytes: u64,
+    /// In granules of plans that are not settled.
+    pub transit_bytes: u64,
+    /// Calls that locked memory: one for each run of adjacent granules.
+    pub page_locks: u64,
+    /// Runs moved.
+    pub moves: u64,
+    /// Runs released.
+    pub releases: u64,
+}
+
+/// The address ranges behind the store.
+#[derive(Debug)]
+pub struct Arena {
+    growth: Growth,
+    ranges: Vec<Option<Range>>,
+    holes: [Holes; SHELVES],
+    bare: Bare,
+    idle: Idle,
+    retain: Retain,
+    next_release_us: u64,
+    figures: Figures,
+    /// Bytes of lock and move targets of unsettled plans.
+    locking_bytes: u64,
+}
+
+/// How more memory is had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Growth {
+    /// By granules of this many bytes (a power of two), anywhere in the spanning ranges.
+    Granules(u64),
+    /// By regions with a wall at each edge.
+    Regions,
+}
+
+impl Arena {
+    /// An arena without any range yet.
+    #[must_use]
+    pub fn new(growth: Growth, retain: Retain) -> Self {
+        Self {
+            growth,
+            ranges: Vec::new(),
+            holes: Default::default(),
+            bare: Bare::default(),
+            idle: Idle::default(),
+            retain,
+            next_release_us: 0,
+            figures: Figures::default(),
+            locking_bytes: 0,
+        }
+    }
+
+    /// Adds a spanning range of `bytes` (rounded down to whole granules), all bare. `None` where the arena grows by
+    /// regions, the range would be empty or too long, or there are too many ranges.
+    pub fn add_spanning(&mut self, bytes: u64) -> Option<u32> {
+        let Growth::Granules(granule_bytes) = self.growth else { return None };
+        let id = self.add_range(Kind::Spanning, bytes / granule_bytes * granule_bytes, Shelf::Shared)?;
+        if let Some(range) = self.ranges[id as usize] {
+            self.bare.add(range.span);
+        }
+        Some(id)
+    }
+
+    /// Adds a reserve (rule 10): `bytes` that are locked already and are kept. Open to buffers of every size.
+    pub fn add_reserve(&mut self, bytes: u64) -> Option<u32> {
+        let id = self.add_range(Kind::Reserve, bytes, Shelf::Shared)?;
+        let span = self.ranges[id as usize]?.span;
+        self.figures.locked_bytes += bytes;
+        self.figures.claimed_bytes += bytes;
+        self.figures.page_locks += 1;
+        self.free(span, 0);
+        Some(id)
+    }
+
+    fn add_range(&mut self, kind: Kind, bytes: u64, shelf: Shelf) -> Option<u32> {
+        if bytes == 0 || bytes > RANGE_BYTES_MAX {
+            return None;
+        }
+        let index = self.ranges.iter().position(Option::is_none).unwrap_or(self.ranges.len());
+        if index >= RANGES_MAX {
+            return None;
+        }
+        let id = u32::try_from(index).ok()?;
+        let span = Span::new(Place::new(id, 0), bytes);
+        let granule_bytes = match (kind, self.growth) {
+            (Kind::Spanning, Growth::Granules(granule_bytes)) => granule_bytes,
+            _ => bytes,
+        };
+        let range = Range { kind, span, shelf, grid: Grid { origin: span.start, granule_bytes } };
+        if index == self.ranges.len() {
+            self.ranges.push(None);
+        }
+        self.ranges[index] = Some(range);
+        Some(id)
+    }
+
+    /// The range that `place` lies in. Every place the arena hands out has one until its buffer is given back.
+    fn range_of(&self, place: Place) -> Option<Range> {
+        self.ranges.get(place.range() as usize).copied().flatten()
+    }
+
+    /// Where buffers of `bytes` may lie, besides the shared ranges.
+    fn own_shelf(&self, bytes: u64) -> Shelf {
+        match self.growth {
+            Growth::Granules(_) => Shelf::Shared,
+            Growth::Regions if bytes <= walls::SMALL_BYTES_MAX => Shelf::Small,
+            Growth::Regions => Shelf::Large,
+        }
+    }
+
+    /// Takes `bytes` at `align` from what is locked already: the tightest hole, the lowest among equals (rule 5). No
+    /// driver call. `bytes` and `align` are multiples of a page, `align` a power of two.
+    pub fn carve(&mut self, bytes: u64, align: u64) -> Option<Place> {
+        let own = self.own_shelf(bytes);
+        let mut hole = self.holes[own as usize].tightest(bytes, align);
+        let mut shelf = own;
+        if own != Shelf::Shared
+            && let Some(shared) = self.holes[Shelf::Shared as usize].tightest(bytes, align)
+            && hole.is_none_or(|own| (shared.bytes(), shared.start) < (own.bytes(), own.start))
+        {
+            (hole, shelf) = (Some(shared), Shelf::Shared);
+        }
+        let hole = hole?;
+        let start = align_up(hole.start, align);
+        let buffer = Span { start, end: start + bytes };
+        self.take(shelf, hole, buffer, |_| ());
+        self.figures.live_bytes += bytes;
+        Some(buffer.place())
+    }
+
+    /// Gives the bytes of a buffer back; the granules that are wholly free now are idle since `now_us`.
+    pub fn give(&mut self, place: Place, bytes: u64, now_us: u64) {
+        self.figures.live_bytes -= bytes;
+        self.free(Span::new(place, bytes), now_us);
+    }
+
+    /// What is held now.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        Figures {
+            free_locked_bytes: self.holes.iter().map(Holes::bytes).sum(),
+            idle_bytes: self.idle.bytes(),
+            ..self.figures
+        }
+    }
+
+    /// Takes `part` of `hole` out of the holes and of the idle granules; shows the latter to `idle_before`.
+    fn take(&mut self, shelf: Shelf, hole: Span, part: Span, idle_before: impl FnMut(IdleRun)) {
+        self.holes[shelf as usize].cut(hole, part);
+        if let Some(range) = self.range_of(part.place())
+            && range.kind != Kind::Reserve
+            && let Some(granules) = range.grid.granules_decided(hole, part)
+        {
+            self.idle.cut(granules, idle_before);
+        }
+    }
+
+    /// Makes `part`, which is locked, free.
+    fn free(&mut self, part: Span, since_us: u64) {
+        let Some(range) = self.range_of(part.place()) else {
+            debug_assert!(false, "{part:?} lies in no range");
+            return;
+        };
+        let hole = self.holes[range.shelf as usize].add(part);
+        if range.kind != Kind::Reserve
+            && let Some(granules) = range.grid.granules_decided(hole, part)
+        {
+            self.idle.add(IdleRun { span: granules, since_us });
+        }
+    }
+}

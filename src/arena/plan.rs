@@ -1,0 +1,96 @@
+//! Plans: the slow calls that the pool makes for the arena, and what became of them.
+//!
+//! ```text
+//!   under the lock        no lock held                 under the lock
+//!   arena.grow() -------> step 1, step 2, ... -------> arena.settle(plan, outcome)
+//!        |                  (stops at the first that fails)      |
+//!        +-- from here on the bytes are the buffer's, and the granules are in transit: in no index,
+//!            so nobody else can carve, lock, move or release them
+//! ```
+
+use super::span::{Place, Span};
+
+/// One slow call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Give these granules (or this whole region) back. What they hold is nobody's.
+    Release {
+        /// What goes.
+        span: Span,
+        /// Since when it was idle.
+        since_us: u64,
+    },
+    /// Take the locked memory away from `from` and put it at `to`, which is as long.
+    Move {
+        /// Idle granules.
+        from: Span,
+        /// Bare granules.
+        to: Span,
+        /// Since when `from` was idle.
+        since_us: u64,
+    },
+    /// Lock this run of bare granules, or acquire this whole region: one page-lock.
+    Lock {
+        /// What is locked.
+        span: Span,
+    },
+}
+
+/// Steps to be made in order, then settled. A plan that is dropped keeps its granules in transit for ever.
+#[derive(Debug)]
+#[must_use = "a plan holds granules in transit until `Arena::settle`"]
+pub struct Plan {
+    /// The bytes of the buffer that this plan is for.
+    pub(super) buffer: Option<Span>,
+    pub(super) steps: Vec<Step>,
+    /// What the buffer's bytes were idle for before, to undo it exactly.
+    pub(super) idle_before: Vec<super::retain::IdleRun>,
+}
+
+impl Plan {
+    /// The slow calls, in the order in which they are to be made.
+    #[must_use]
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// Where the buffer lies, once all steps are done.
+    #[must_use]
+    pub fn place(&self) -> Option<Place> {
+        self.buffer.map(Span::place)
+    }
+
+    /// Bytes by which this plan raises what is locked, at its worst moment.
+    pub(super) fn claim_bytes(&self) -> u64 {
+        let sum = |pick: fn(&Step) -> u64| self.steps.iter().map(pick).sum::<u64>();
+        let locks = sum(|step| if let Step::Lock { span } = step { span.bytes() } else { 0 });
+        let releases = sum(|step| if let Step::Release { span, .. } = step { span.bytes() } else { 0 });
+        locks.saturating_sub(releases)
+    }
+}
+
+/// How far the pool came with a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Every step was made.
+    Done,
+    /// The first `done` steps were made, the next failed and changed nothing, the others were not tried.
+    Failed {
+        /// Steps made.
+        done: usize,
+    },
+    /// The same, but the step that failed was a move that gave up its granules and could not lock others.
+    Lost {
+        /// Steps made.
+        done: usize,
+    },
+}
+
+impl Outcome {
+    pub(super) fn steps_done(self) -> usize {
+        match self {
+            Outcome::Done => usize::MAX,
+            Outcome::Failed { done } | Outcome::Lost { done } => done,
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Idle granules: locked, wholly free, and since when. Runs that fell idle together stay together.
+//!
+//! A run enters when the last byte of its granules comes back and leaves when a buffer, a move or a release takes it;
+//! each run that is split or removed was paid for by the return that made it, so a carve or a return stays O(log n)
+//! amortised however many granules a buffer covers.
+//!
+//! Invariants
+//! - I1: `runs` and `by_age` hold the same runs; runs do not overlap.
+//! - I2: `bytes` is the sum of their lengths.
+//!
+//! The room reads no clock: times are numbers of microseconds that its callers hand in.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::span::Span;
+
+#[derive(Clone, Default, Debug)]
+pub(super) struct Idle {
+    /// Start of a run -> its end and since when it is idle.
+    runs: BTreeMap<u64, (u64, u64)>,
+    by_age: BTreeSet<(u64, u64)>,
+    bytes: u64,
+}
+
+/// A run of idle granules and the time its last byte was freed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct IdleRun {
+    pub(super) span: Span,
+    pub(super) since_us: u64,
+}
+
+impl Idle {
+    /// Idle bytes in all.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn add(&mut self, run: IdleRun) {
+        self.bytes += run.span.bytes();
+        self.runs.insert(run.span.start, (run.span.end, run.since_us));
+        self.by_age.insert((run.since_us, run.span.start));
+    }
+
+    /// Takes out whatever is idle within `span` and shows each run of it to `taken`, by address.
+    pub(super) fn cut(&mut self, span: Span, mut taken: impl FnMut(IdleRun)) {
+        let first = self.runs.range(..=span.start).next_back().map_or(span.start, |(&start, _)| start);
+        while let Some((&start, &(end, since_us))) =
+            self.runs.range(first..span.end).find(|&(_, &(end, _))| end > span.start)
+        {
+            let whole = Span { start, end };
+            self.runs.remove(&start);
+            self.by_age.remove(&(since_us, start));
+            self.bytes -= whole.bytes();
+            for rest in whole.without(span).into_iter().flatten() {
+                self.add(IdleRun { span: rest, since_us });
+            }
+            if let Some(part) = Span::between(start.max(span.start), end.min(span.end)) {
+                taken(IdleRun { span: part, since_us });
+            }
+        }
+    }
+
+    /// The idle runs within `span`, by address.
+    pub(super) fn within(&self, span: Span) -> impl Iterator<Item = IdleRun> + '_ {
+        let first = self.runs.range(..=span.start).next_back().map_or(span.start, |(&start, _)| start);
+        self.runs.range(first..span.end).filter_map(move |(&start, &(end, since_us))| {
+            Span::between(start.max(span.start), end.min(span.end)).map(|span| IdleRun { span, since_us })
+        })
+    }
+
+    /// All runs, longest empty first, the lowest address of equals first.
+    pub(super) fn oldest_first(&self) -> impl Iterator<Item = IdleRun> + '_ {
+        self.by_age.iter().filter_map(|&(since_us, start)| {
+            self.runs.get(&start).map(|&(end, _)| IdleRun { span: Span { start, end }, since_us })
+        })
+    }
+
+    /// Recounts I1 and I2.
+    pub(super) fn validate(&self) -> Result<(), String> {
+        let ages: BTreeSet<_> = self.runs.iter().map(|(&start, &(_, since_us))| (since_us, start)).collect();
+        if ages != self.by_age {
+            return Err("idle I1: the runs and their ages differ".into());
+        }
+        let mut last_end = 0;
+        let mut sum = 0;
+        for (&start, &(end, _)) in &self.runs {
+            if start < last_end || end <= start {
+                return Err(format!("idle I1: run {start}..{end} overlaps or is empty"));
+            }
+            last_end = end;
+            sum += end - start;
+        }
+        if sum != self.bytes {
+            return Err(format!("idle I2: {} bytes counted, {sum} there", self.bytes));
+        }
+        Ok(())
+    }
+}
+
+/// Rule 9: when granules go, and how many.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Retain {
+    /// How long a granule stays empty before it is due; `None` keeps it for ever.
+    pub retain_us: Option<u64>,
+    /// Time between two releases.
+    pub step_us: u64,
+    /// One in so many of those due goes at a step (at least one).
+    pub share: u64,
+}
+
+impl Default for Retain {
+    /// 45 s, and each second a fifth.
+    fn default() -> Self {
+        Self { retain_us: Some(45_000_000), step_us: 1_000_000, share: 5 }
+    }
+}
+
+impl Retain {
+    /// The idle granules that go at `now_us`, of `granule_bytes` each (`None`: a run is one region, gone as a whole).
+    pub(super) fn going(&self, idle: &Idle, granule_bytes: Option<u64>, now_us: u64) -> Vec<Span> {
+        let Some(retain_us) = self.retain_us else { return Vec::new() };
+        let due = |run: &IdleRun| run.since_us.saturating_add(retain_us) <= now_us;
+        let granules = |span: Span| granule_bytes.map_or(1, |granule_bytes| span.bytes() / granule_bytes);
+        let due_granules: u64 = idle.oldest_first().take_while(due).map(|run| granules(run.span)).sum();
+        let mut to_go = due_granules.div_ceil(self.share.max(1));
+        let mut going = Vec::new();
+        for run in idle.oldest_first() {
+            if to_go == 0 {
+                break;
+            }
+            let count = granules(run.span).min(to_go);
+            to_go -= count;
+            let bytes = granule_bytes.map_or(run.span.bytes(), |granule_bytes| count * granule_bytes);
+            going.extend(Span::between(run.span.start, run.span.start + bytes));
+        }
+        going
+    }
+}

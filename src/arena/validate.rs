@@ -1,0 +1,68 @@
+//! Recounting the arena from scratch.
+
+use super::holes::Holes;
+use super::span::Span;
+use super::{Arena, Growth, Kind};
+
+impl Arena {
+    /// Recounts the invariants of the arena and of its rooms. Costs a walk over everything.
+    ///
+    /// # Errors
+    ///
+    /// The first invariant that does not hold, with its numbers.
+    pub fn validate(&self) -> Result<(), String> {
+        self.holes.iter().try_for_each(Holes::validate)?;
+        self.idle.validate()?;
+        if let Growth::Granules(granule_bytes) = self.growth {
+            self.bare.validate(granule_bytes)?;
+        }
+        let figures = self.figures();
+        let all_bytes: u64 = self.ranges.iter().flatten().map(|range| range.span.bytes()).sum();
+        let bare_bytes: u64 = self.bare.iter().map(Span::bytes).sum();
+        if figures.locked_bytes + self.locking_bytes + bare_bytes != all_bytes {
+            return Err(format!(
+                "I2: {} locked, {} locking, {bare_bytes} bare are not the {all_bytes} there are",
+                figures.locked_bytes, self.locking_bytes
+            ));
+        }
+        // Live buffers and what is in transit overlap (a buffer lies in granules on their way), so I1 is a bound.
+        let known = figures.free_locked_bytes + bare_bytes + figures.live_bytes;
+        if known > all_bytes || known + figures.transit_bytes < all_bytes {
+            return Err(format!("I1: {figures:?} and {bare_bytes} bare do not tile the {all_bytes} there are"));
+        }
+        if figures.claimed_bytes < figures.locked_bytes {
+            return Err(format!("I4: {figures:?}"));
+        }
+        self.validate_places()
+    }
+
+    /// Holes and bare runs lie in their ranges, apart from each other, and I3.
+    fn validate_places(&self) -> Result<(), String> {
+        let mut idle_bytes = 0;
+        let mut all: Vec<Span> = self.bare.iter().collect();
+        for (shelf, holes) in self.holes.iter().enumerate() {
+            for hole in holes.iter() {
+                let range = self.range_of(hole.place()).ok_or_else(|| format!("I1: {hole:?} lies in no range"))?;
+                if range.shelf as usize != shelf || hole.start < range.span.start || hole.end > range.span.end {
+                    return Err(format!("I1: {hole:?} does not lie in {range:?}"));
+                }
+                all.push(hole);
+                let granules = range.grid.granules_decided(hole, hole).filter(|_| range.kind != Kind::Reserve);
+                let Some(granules) = granules else { continue };
+                let counted: u64 = self.idle.within(granules).map(|run| run.span.bytes()).sum();
+                if counted != granules.bytes() {
+                    return Err(format!("I3: {granules:?} is idle, {counted} bytes of it are known to be"));
+                }
+                idle_bytes += counted;
+            }
+        }
+        if idle_bytes != self.idle.bytes() {
+            return Err(format!("I3: {idle_bytes} bytes are idle, {} are known", self.idle.bytes()));
+        }
+        all.sort_unstable();
+        match all.windows(2).find(|pair| pair[0].end > pair[1].start) {
+            Some(pair) => Err(format!("I1: {pair:?} overlap")),
+            None => Ok(()),
+        }
+    }
+}
