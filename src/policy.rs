@@ -3,6 +3,9 @@
 //! TensorFlow's rule. At every 1000th eviction of a window the two rates are looked at; when both are above 0.002 the
 //! limit rises by a tenth (to 100 at least) and a new window begins.
 //!
+//! The way down, in the `adaptive` preset: a limit that was raised halves toward its start after five minutes in which
+//! every get was a hit; a buffer that nobody asked for leaves the front after ten seconds.
+//!
 //! Reads no clock, prints nothing, takes no lock.
 
 /// Evictions between two checks (`kCheckInterval`).
@@ -13,6 +16,12 @@ const TOLERABLE_RATE: f64 = 2e-3;
 pub(crate) const LEAST_RAISED_LIMIT: u64 = 100;
 /// A raise adds one part in this many, truncated: in whole numbers the same as TensorFlow's factor of 1.1.
 const RAISE_DIVISOR: u64 = 10;
+
+/// A buffer idle for this long goes from the front to the arena. Found by replaying 25 loaders: without it driver time
+/// and memory held are a sixteenth worse.
+pub(crate) const FRONT_AGE_US: u64 = 10_000_000;
+/// So long must all gets have been hits before the limit comes down.
+const QUIET_US: u64 = 300_000_000;
 
 /// The four counters since the last raise or clear.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,6 +34,19 @@ pub struct Window {
     pub allocated: u64,
     /// Buffers evicted by puts.
     pub evicted: u64,
+}
+
+impl std::ops::Add for Window {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            get_from_pool: self.get_from_pool + other.get_from_pool,
+            put: self.put + other.put,
+            allocated: self.allocated + other.allocated,
+            evicted: self.evicted + other.evicted,
+        }
+    }
 }
 
 impl Window {
@@ -71,6 +93,12 @@ pub(crate) fn check(window: Window, limit: u64, auto_resize: bool) -> Check {
     Check { window, limit, raised_to: (auto_resize && rates_are_high).then(|| raised(limit)) }
 }
 
+/// The limit after five quiet minutes: half, but not below where it started. `None`: it stays.
+pub(crate) fn lowered(limit: u64, start_limit: u64, last_miss_us: u64, now_us: u64) -> Option<u64> {
+    let quiet = now_us.saturating_sub(last_miss_us) >= QUIET_US;
+    (quiet && limit > start_limit).then_some((limit / 2).max(start_limit))
+}
+
 fn raised(limit: u64) -> u64 {
     if limit < LEAST_RAISED_LIMIT { LEAST_RAISED_LIMIT } else { limit.saturating_add(limit / RAISE_DIVISOR) }
 }
@@ -110,6 +138,15 @@ mod tests {
     #[test]
     fn nothing_rises_without_auto_resize() {
         assert_eq!(check(BUSY, 100, false).raised_to, None);
+    }
+
+    #[test]
+    fn after_five_minutes_of_hits_the_limit_halves_toward_its_start() {
+        assert_eq!(lowered(281, 100, 7, 300_000_006), None, "not yet");
+        assert_eq!(lowered(281, 100, 7, 300_000_007), Some(140));
+        assert_eq!(lowered(140, 100, 0, u64::MAX), Some(100));
+        assert_eq!(lowered(100, 100, 0, u64::MAX), None, "as low as it began");
+        assert_eq!(lowered(281, 100, 9, 8), None, "a miss later than the clock read here");
     }
 
     #[test]

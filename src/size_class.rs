@@ -9,8 +9,17 @@
 //! class, whatever length and alignment led there: `align` bytes of room are in the class wherever the page-aligned base
 //! alone would not do.
 //!
+//! That is the rule of the `tensorflow` preset. The `adaptive` preset needs no prefix and knows that every base is
+//! page-aligned:
+//!
+//! ```text
+//! class = eighths(len + (align - page if align > page else 0))
+//! eighths(n): up to 32 KiB the next multiple of 4 KiB, above it the next of 8 steps a doubling (waste under 12.5 %)
+//! ```
+//!
 //! Pure arithmetic: allocates nothing, knows no pool.
 
+use crate::backend::PAGE_BYTES;
 use crate::error::{Error, Kind};
 
 /// Longest buffer: what a Rust slice may span.
@@ -25,6 +34,21 @@ const PREFIX_BYTES: usize = 16;
 /// Alignments up to this come for free (`kPoolAlignment`'s old value in TensorFlow).
 const FREE_ALIGN: usize = 16;
 
+/// Up to here the classes of [`Rounding::Eighths`] are the multiples of a page.
+const EVEN_STEPS_BYTES: usize = 8 * PAGE_BYTES;
+/// And above it there are this many in each doubling.
+const STEPS_A_DOUBLING: usize = 8;
+/// Classes of [`Rounding::Eighths`] there are, for tables indexed by [`Class::index`].
+pub(crate) const EIGHTHS_CLASSES: u32 = 8 + 8 * (usize::BITS - EVEN_STEPS_BYTES.ilog2());
+
+/// A class: its size and, for [`Rounding::Eighths`], its place in the row of all classes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Class {
+    pub(crate) bytes: usize,
+    /// Dense from 0; means nothing for the other roundings.
+    pub(crate) index: u32,
+}
+
 /// How sizes are rounded up to classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -33,37 +57,69 @@ pub enum Rounding {
     Exact,
     /// To the next power of two (`Pow2Rounder`, what TensorFlow's pinned pool used).
     Pow2,
+    /// To eight steps a doubling, whole pages: the classes of the `adaptive` preset.
+    Eighths,
 }
 
 impl Rounding {
+    /// Name in settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Pow2 => "pow2",
+            Self::Eighths => "eighths",
+        }
+    }
+
     /// Class of a request in bytes: what is asked of the back-end and the key for reuse.
     ///
     /// # Errors
     ///
     /// [`Error::is_request`] if `align` is no power of two or over 1 GiB, or if the class would pass `isize::MAX` bytes.
     pub fn class_bytes(self, len: usize, align: usize) -> Result<usize, Error> {
+        self.class(len, align).map(|class| class.bytes)
+    }
+
+    /// The class with its index.
+    pub(crate) fn class(self, len: usize, align: usize) -> Result<Class, Error> {
         if !align.is_power_of_two() || align > MAX_ALIGN {
             return Err(Kind::Alignment { len, align }.into());
         }
-        let room_to_align = if align > FREE_ALIGN { align } else { 0 };
-        len.checked_add(room_to_align + PREFIX_BYTES)
-            .and_then(|sum| self.round_up(sum))
-            .filter(|&class_bytes| class_bytes <= MAX_LEN)
+        let beside = match self {
+            Self::Eighths => align.saturating_sub(PAGE_BYTES),
+            Self::Exact | Self::Pow2 if align > FREE_ALIGN => align + PREFIX_BYTES,
+            Self::Exact | Self::Pow2 => PREFIX_BYTES,
+        };
+        len.checked_add(beside)
+            .and_then(|sum| match self {
+                Self::Exact => Some(Class { bytes: sum, index: 0 }),
+                Self::Pow2 => sum.checked_next_power_of_two().map(|bytes| Class { bytes, index: 0 }),
+                Self::Eighths => eighths(sum),
+            })
+            .filter(|class| class.bytes <= MAX_LEN)
             .ok_or_else(|| Kind::Length { len }.into())
     }
+}
 
-    fn round_up(self, bytes: usize) -> Option<usize> {
-        match self {
-            Self::Exact => Some(bytes),
-            Self::Pow2 => bytes.checked_next_power_of_two(),
-        }
+fn eighths(bytes: usize) -> Option<Class> {
+    if bytes <= EVEN_STEPS_BYTES {
+        let pages = bytes.div_ceil(PAGE_BYTES).max(1);
+        return Some(Class { bytes: pages * PAGE_BYTES, index: u32::try_from(pages - 1).ok()? });
     }
+    // The doubling that begins below `bytes`: a power of two is the last class of the one before it.
+    let doubling = (bytes - 1).ilog2();
+    let step = (1 << doubling) / STEPS_A_DOUBLING;
+    let class_bytes = bytes.checked_next_multiple_of(step)?;
+    let steps = class_bytes / step - STEPS_A_DOUBLING;
+    let before = STEPS_A_DOUBLING * (doubling - EVEN_STEPS_BYTES.ilog2()) as usize;
+    Some(Class { bytes: class_bytes, index: u32::try_from(STEPS_A_DOUBLING + before + steps - 1).ok()? })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const ROUNDINGS: [Rounding; 3] = [Rounding::Exact, Rounding::Pow2, Rounding::Eighths];
     const ALIGNMENTS: [usize; 8] = [1, 4, 8, 16, 32, 4096, 8192, 1 << 21];
 
     /// Addresses at which a back-end may hand out a region: any multiple of a page.
@@ -71,7 +127,7 @@ mod tests {
 
     #[test]
     fn every_class_has_room_for_the_request_at_its_alignment_wherever_the_base_lies() {
-        for rounding in [Rounding::Exact, Rounding::Pow2] {
+        for rounding in ROUNDINGS {
             for len in (1..70_000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
                 for align in ALIGNMENTS {
                     let class_bytes = rounding.class_bytes(len, align).unwrap();
@@ -86,7 +142,7 @@ mod tests {
 
     #[test]
     fn classes_never_fall_as_the_length_grows() {
-        for rounding in [Rounding::Exact, Rounding::Pow2] {
+        for rounding in ROUNDINGS {
             let mut before = 0;
             for len in 1..100_000 {
                 let class_bytes = rounding.class_bytes(len, DEFAULT_ALIGN).unwrap();
@@ -108,8 +164,28 @@ mod tests {
     }
 
     #[test]
+    fn eighths_are_whole_pages_with_little_waste_and_a_dense_index() {
+        let class = |len| Rounding::Eighths.class(len, DEFAULT_ALIGN).unwrap();
+        for (len, bytes) in
+            [(1, 4096), (4096, 4096), (4097, 8192), (32768, 32768), (32769, 36864), (65536, 65536), (65537, 73728)]
+        {
+            assert_eq!(class(len).bytes, bytes, "{len}");
+        }
+        let mut len = 1;
+        let mut index = 0;
+        // Class after class, to the end of the address space.
+        while let Ok(class) = Rounding::Eighths.class(len, DEFAULT_ALIGN) {
+            assert_eq!((class.index, class.bytes % PAGE), (index, 0), "{len}");
+            assert!(len <= 32768 || (class.bytes - len) * 8 < len, "{len}");
+            assert_eq!(Rounding::Eighths.class(class.bytes, DEFAULT_ALIGN).unwrap(), class);
+            (len, index) = (class.bytes + 1, index + 1);
+        }
+        assert!(index <= EIGHTHS_CLASSES && index + 10 > EIGHTHS_CLASSES, "{index}");
+    }
+
+    #[test]
     fn nonsense_is_an_error_never_a_panic() {
-        for rounding in [Rounding::Exact, Rounding::Pow2] {
+        for rounding in ROUNDINGS {
             for len in [usize::MAX, usize::MAX - 15, MAX_LEN, MAX_LEN - 15, MAX_LEN + 1] {
                 assert!(rounding.class_bytes(len, 4).unwrap_err().is_request(), "{rounding:?} {len}");
             }

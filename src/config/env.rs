@@ -4,9 +4,10 @@
 //! only reader of the process environment, and it prints nothing.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::quantity::{format_bytes, parse_bytes, parse_duration};
-use super::{Config, Preset, Settings};
+use super::{Ceiling, Config, OnFull, Preset, PressureFrom, Settings};
 use crate::backend::{Backend, sim};
 use crate::error::Result;
 use crate::size_class::Rounding;
@@ -43,7 +44,7 @@ impl fmt::Display for Warning {
 }
 
 /// Every variable there is.
-pub static VARIABLES: [Variable; 10] = [
+pub static VARIABLES: [Variable; 17] = [
     Variable {
         name: "PINPOOL_BACKEND",
         default: "auto",
@@ -60,8 +61,8 @@ pub static VARIABLES: [Variable; 10] = [
     },
     Variable {
         name: "PINPOOL_PRESET",
-        default: "tensorflow",
-        meaning: "rules that the pool follows: tensorflow",
+        default: "adaptive",
+        meaning: "rules that the pool follows: adaptive, or tensorflow (exact to its PoolAllocator)",
         read: |settings, text| set(&mut settings.preset, preset(text)),
         show: |config| config.preset.name().to_owned(),
     },
@@ -81,17 +82,69 @@ pub static VARIABLES: [Variable; 10] = [
     },
     Variable {
         name: "PINPOOL_ROUNDING",
-        default: "pow2",
-        meaning: "how sizes become classes: pow2 (as TensorFlow's pinned pool) or exact (sizes that repeat exactly)",
+        default: "eighths",
+        meaning: "how sizes become classes: eighths under adaptive; pow2 (the default there) or exact under tensorflow",
         read: |settings, text| set(&mut settings.rounding, rounding(text)),
-        show: |config| rounding_name(config.rounding).to_owned(),
+        show: |config| config.rounding.name().to_owned(),
     },
     Variable {
         name: "PINPOOL_MAX_BYTES",
-        default: "none",
-        meaning: "ceiling on all bytes held, in use and idle: a size like 2GiB, or none",
+        default: "auto",
+        meaning: "ceiling on all bytes held, in use and idle: a size like 2GiB, none (the default under tensorflow), or auto: a \
+                  quarter of the memory that the control group, else the machine, has",
         read: |settings, text| set(&mut settings.max_bytes, ceiling(text)),
-        show: |config| config.max_bytes.map_or_else(|| "none".to_owned(), format_bytes),
+        show: |config| show_ceiling(config.max_bytes),
+    },
+    Variable {
+        name: "PINPOOL_SHARE",
+        default: "1",
+        meaning: "pools (loader processes) on this host that share what auto allows",
+        read: |settings, text| set(&mut settings.share, at_least_one(text)),
+        show: |config| config.share.to_string(),
+    },
+    Variable {
+        name: "PINPOOL_WAIT",
+        default: "100ms",
+        meaning: "longest wait of a get for room under the ceiling; 0 is the default under tensorflow",
+        read: |settings, text| set(&mut settings.wait, parse_duration(text)),
+        show: |config| format!("{:?}", config.wait),
+    },
+    Variable {
+        name: "PINPOOL_ON_FULL",
+        default: "auto",
+        meaning: "what a get does after that wait: error, pageable (memory that is not pinned), or auto: pageable where \
+                  PINPOOL_BACKEND=auto finds no GPU, else error",
+        read: |settings, text| set(&mut settings.on_full, on_full(text)),
+        show: |config| show_on_full(config.on_full).to_owned(),
+    },
+    Variable {
+        name: "PINPOOL_RETAIN",
+        default: "45s",
+        meaning: "how long memory stays idle before it goes back to the system; raise it for bursts far apart; none keeps all",
+        read: |settings, text| set(&mut settings.retain, retain(text)),
+        show: |config| config.retain.map_or_else(|| "none".to_owned(), |time| format!("{time:?}")),
+    },
+    Variable {
+        name: "PINPOOL_PRESSURE",
+        default: "on",
+        meaning: "give idle memory back when the kernel says that memory is short: on, off, or a file in the format of \
+                  /proc/pressure/memory",
+        read: |settings, text| set(&mut settings.pressure, pressure(text)),
+        show: |config| show_pressure(&config.pressure),
+    },
+    Variable {
+        name: "PINPOOL_RESERVE",
+        default: "0",
+        meaning: "bytes pinned at the start, the fastest way there is, and kept: a size like 2GiB",
+        read: |settings, text| set(&mut settings.reserve_bytes, parse_bytes(text)),
+        show: |config| if config.reserve_bytes == 0 { "0".to_owned() } else { format_bytes(config.reserve_bytes) },
+    },
+    Variable {
+        name: "PINPOOL_GROWTH",
+        default: "1",
+        meaning: "may the pool pin more than its reserve: 0 or 1 (TensorFlow's allow_growth)",
+        read: |settings, text| set(&mut settings.growth, switch(text)),
+        show: |config| u8::from(config.growth).to_string(),
     },
     Variable {
         name: "PINPOOL_LOG_EVERY",
@@ -215,35 +268,78 @@ fn backend(text: &str) -> Result<Backend, String> {
 
 fn preset(text: &str) -> Result<Preset, String> {
     match text.to_ascii_lowercase().as_str() {
+        "adaptive" => Ok(Preset::Adaptive),
         "tensorflow" => Ok(Preset::Tensorflow),
-        _ => Err("not a preset (tensorflow)".to_owned()),
+        _ => Err("not a preset (adaptive, tensorflow)".to_owned()),
     }
 }
 
 fn rounding(text: &str) -> Result<Rounding, String> {
     match text.to_ascii_lowercase().as_str() {
+        "eighths" => Ok(Rounding::Eighths),
         "pow2" => Ok(Rounding::Pow2),
         "exact" | "noop" => Ok(Rounding::Exact),
-        _ => Err("not a rounding (pow2, exact)".to_owned()),
+        _ => Err("not a rounding (eighths, pow2, exact)".to_owned()),
     }
 }
 
-fn rounding_name(rounding: Rounding) -> &'static str {
-    match rounding {
-        Rounding::Exact => "exact",
-        Rounding::Pow2 => "pow2",
-    }
-}
-
-fn ceiling(text: &str) -> Result<Option<u64>, String> {
-    if text.eq_ignore_ascii_case("none") {
-        return Ok(None);
-    }
-    match parse_bytes(text)? {
-        0 => {
-            Err("a ceiling of nothing would refuse every get (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)".to_owned())
+fn ceiling(text: &str) -> Result<Ceiling, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "auto" => Ok(Ceiling::Auto),
+        "none" => Ok(Ceiling::None),
+        _ => {
+            match parse_bytes(text)? {
+                0 => Err("a ceiling of nothing would refuse every get (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)"
+                    .to_owned()),
+                bytes => Ok(Ceiling::Bytes(bytes)),
+            }
         }
-        bytes => Ok(Some(bytes)),
+    }
+}
+
+fn show_ceiling(ceiling: Ceiling) -> String {
+    match ceiling {
+        Ceiling::Auto => "auto".to_owned(),
+        Ceiling::None => "none".to_owned(),
+        Ceiling::Bytes(bytes) => format_bytes(bytes),
+    }
+}
+
+fn on_full(text: &str) -> Result<OnFull, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "auto" => Ok(OnFull::Auto),
+        "error" => Ok(OnFull::Error),
+        "pageable" => Ok(OnFull::Pageable),
+        _ => Err("not a way out (auto, error, pageable)".to_owned()),
+    }
+}
+
+fn show_on_full(on_full: OnFull) -> &'static str {
+    match on_full {
+        OnFull::Auto => "auto",
+        OnFull::Error => "error",
+        OnFull::Pageable => "pageable",
+    }
+}
+
+fn retain(text: &str) -> Result<Option<Duration>, String> {
+    if text.eq_ignore_ascii_case("none") { Ok(None) } else { parse_duration(text).map(Some) }
+}
+
+fn pressure(text: &str) -> Result<PressureFrom, String> {
+    match switch(text) {
+        Ok(true) => Ok(PressureFrom::Kernel),
+        Ok(false) => Ok(PressureFrom::Off),
+        Err(_) if text.starts_with('/') => Ok(PressureFrom::File(text.into())),
+        Err(_) => Err("neither on, off nor the absolute path of a file".to_owned()),
+    }
+}
+
+fn show_pressure(pressure: &PressureFrom) -> String {
+    match pressure {
+        PressureFrom::Kernel => "on".to_owned(),
+        PressureFrom::Off => "off".to_owned(),
+        PressureFrom::File(path) => path.display().to_string(),
     }
 }
 
@@ -315,6 +411,9 @@ mod tests {
             ("PINPOOL_AUTO_RESIZE", "off"),
             ("PINPOOL_ROUNDING", "EXACT"),
             ("PINPOOL_MAX_BYTES", "64MiB"),
+            ("PINPOOL_RETAIN", "none"),
+            ("PINPOOL_ON_FULL", "pageable"),
+            ("PINPOOL_PRESSURE", "/tmp/psi"),
             ("PINPOOL_LOG_EVERY", "1"),
             ("PINPOOL_CLOSE_WAIT", "250ms"),
         ]));
@@ -322,8 +421,12 @@ mod tests {
         let config = settings.resolve().unwrap();
         assert!(matches!(config.backend, Backend::Sim { total_bytes } if total_bytes == 3 << 30));
         assert_eq!((config.device, config.pool_size_limit, config.auto_resize), (2, 7, false));
-        assert_eq!((config.rounding, config.max_bytes, config.log_every), (Rounding::Exact, Some(64 << 20), 1));
-        assert_eq!(config.close_wait.as_millis(), 250);
+        assert_eq!(
+            (config.rounding, config.max_bytes, config.log_every),
+            (Rounding::Exact, Ceiling::Bytes(64 << 20), 1)
+        );
+        assert_eq!((config.close_wait.as_millis(), config.retain, config.on_full), (250, None, OnFull::Pageable));
+        assert_eq!(config.pressure, PressureFrom::File("/tmp/psi".into()));
     }
 
     #[test]
@@ -331,7 +434,7 @@ mod tests {
         let (settings, warnings) = read(pairs(&[("PINPOOL_MAX_BYTES", "0")]));
         assert_eq!((settings.max_bytes, warnings.len()), (None, 1));
         let (settings, warnings) = read(pairs(&[("PINPOOL_MAX_BYTES", "none")]));
-        assert_eq!((settings.max_bytes, warnings.len()), (Some(None), 0));
+        assert_eq!((settings.max_bytes, warnings.len()), (Some(Ceiling::None), 0));
     }
 
     #[test]

@@ -1,27 +1,40 @@
-//! What moves between store, user and device: memory with its class and its way home.
+//! What moves between the idle ones, users and devices: memory with its class and its way home.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::core::Core;
 use super::supply::Memory;
+use crate::front::Entry;
+use crate::size_class::Class;
 
 /// Memory of one class, and the pool that it belongs to. One pointer wide: moving it moves nothing.
 ///
 /// A block carries its own reference to the pool, in use or idle, so that a hit touches no reference count. The circle
-/// (the pool keeps idle blocks, which keep the pool) is cut when the pool closes and its store is drained.
+/// (the pool keeps idle blocks, which keep the pool) is cut when the pool closes and is drained.
 #[derive(Debug)]
-pub(crate) struct Block(Box<Parts>);
+pub(crate) struct Block(Box<Entry<Parts>>);
 
+/// What a block is made of, behind the header by which the front links idle ones.
 #[derive(Debug)]
-struct Parts {
+pub(super) struct Parts {
     core: Arc<Core>,
     memory: Memory,
+    class_bytes: usize,
 }
 
 impl Block {
-    pub(crate) fn new(core: Arc<Core>, memory: Memory) -> Self {
-        Self(Box::new(Parts { core, memory }))
+    pub(super) fn new(core: Arc<Core>, memory: Memory, class: Class) -> Self {
+        let held_bytes = usize::try_from(memory.held_bytes()).unwrap_or(usize::MAX);
+        Self(Entry::new(class.index, held_bytes, Parts { core, memory, class_bytes: class.bytes }))
+    }
+
+    pub(super) fn of_entry(entry: Box<Entry<Parts>>) -> Self {
+        Self(entry)
+    }
+
+    pub(super) fn into_entry(self) -> Box<Entry<Parts>> {
+        self.0
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -29,15 +42,24 @@ impl Block {
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {
-        self.0.memory.region().start()
+        self.0.memory.start()
     }
 
     pub(crate) fn class_bytes(&self) -> usize {
-        self.0.memory.region().len_bytes()
+        self.0.class_bytes
+    }
+
+    pub(super) fn class(&self) -> Class {
+        Class { bytes: self.0.class_bytes, index: self.0.class() }
     }
 
     pub(crate) fn id(&self) -> u64 {
-        self.0.memory.region().id()
+        self.0.memory.id()
+    }
+
+    /// Is it in memory of the pool's source, and not the ordinary memory that stands in when that is full?
+    pub(crate) fn is_from_source(&self) -> bool {
+        self.0.memory.is_from_source()
     }
 
     pub(crate) fn held_bytes(&self) -> u64 {
@@ -45,7 +67,8 @@ impl Block {
     }
 
     /// The memory, for its release, and the pool that it is released through.
-    pub(crate) fn into_parts(self) -> (Arc<Core>, Memory) {
-        (self.0.core, self.0.memory)
+    pub(super) fn into_parts(self) -> (Arc<Core>, Memory) {
+        let parts = self.0.into_value();
+        (parts.core, parts.memory)
     }
 }

@@ -1,140 +1,246 @@
-//! The order of steps: lock, ask the rooms, unlock, then the slow calls.
+//! The order of steps: ask the rooms, each under its own lock, then make the slow calls under none.
 //!
 //! ```text
-//!  get:  sweep ─▶ [lock: take] ─hit─▶ block
-//!                      └─miss─▶ acquire (no lock) ─▶ [lock: count] ─▶ block
-//!                                  └─ceiling─▶ [lock: oldest idle] ─▶ release (no lock) ─▶ again
-//!  put:  sweep ─▶ [lock: count, evict, check, keep] ─▶ release the victim, print the check (no lock)
-//!  copy: block waits in the in-flight room; its put happens when a sweep sees that the copy is over
+//!  get:  sweep ─▶ take ─hit─▶ block
+//!                   └─miss─▶ allocate ─▶ block
+//!                               └─no room─▶ wait in line ─▶ again ─▶ pageable memory, or an error
+//!  put:  sweep ─▶ keep ─▶ give up the victim, print the check, wake who waits
+//!  copy: the block waits in the in-flight room; its put happens when a sweep sees that the copy is over
 //! ```
 //!
-//! Has no arithmetic of its own: `policy` decides, `store` orders, `stats` counts, `supply` pins and unpins.
+//! Has no arithmetic of its own: `policy` decides, `idle` keeps, `stats` counts, `supply` pins and unpins.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::block::Block;
-use super::supply::{Refusal, Supply};
+use super::clock::Timekeeper;
+use super::episode::Episode;
+use super::idle::{Aftermath, Idle};
+use super::queue::Queue;
+use super::supply::{Borrower, Holding, Memory, Refusal, Supply};
+use super::upkeep::Upkeep;
+use crate::backend::{HeapSource, Source};
+use crate::budget::Budget;
 use crate::config::Config;
 use crate::diag::{self, Voice};
 use crate::error::{Error, Holdings, Kind, Result};
 use crate::in_flight::{InFlight, SharedFence, Swept};
-use crate::policy::{self, Check};
-use crate::stats::{Ledger, Removal, Stats};
-use crate::store::Exact;
-use crate::sync::plain::Mutex;
+use crate::policy;
+use crate::size_class::Class;
+use crate::stats::Stats;
+use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
+
+/// A thread looks at the clock at every so many of its hits.
+const HITS_PER_LOOK: u32 = 64;
+/// So long a get in line sleeps at most while copies are in flight, whose end nobody announces.
+const IN_FLIGHT_PATIENCE: Duration = Duration::from_micros(500);
+
+thread_local! {
+    static HITS: Cell<u32> = const { Cell::new(0) };
+}
 
 /// What all handles and buffers of one pool share.
 #[derive(Debug)]
 pub(crate) struct Core {
-    config: Config,
-    state: Mutex<State>,
-    supply: Supply,
-    in_flight: InFlight<Block>,
-    voice: Voice,
+    pub(super) config: Config,
+    pub(super) idle: Idle,
+    pub(super) supply: Supply,
+    /// The ceiling of a partition, on the blocks of this pool alone.
+    pub(super) share: Option<Arc<Budget>>,
+    /// Where pageable memory comes from when there is no room; `None` if that is an error.
+    pub(super) stand_in: Option<HeapSource>,
+    pub(super) in_flight: InFlight<Block>,
+    pub(super) queue: Queue,
+    pub(super) time: Timekeeper,
+    pub(super) upkeep: Upkeep,
+    pub(super) episode: Episode,
+    pub(super) voice: Voice,
+    pub(super) counts: Counts,
 }
 
-#[derive(Debug)]
-struct State {
-    store: Exact<Block>,
-    ledger: Ledger,
-    limit: u64,
-    /// Blocks whose end on the device nobody will know, and their bytes.
-    lost: u64,
-    lost_bytes: u64,
-    /// No handle is left: nothing can be got any more, and what comes back is released.
-    sealed: bool,
-}
-
-/// What a put leaves to do once the lock is open.
+/// What only the conductor sees.
 #[derive(Debug, Default)]
-struct Aftermath {
-    release: Option<Block>,
-    check: Option<Check>,
-    /// The last buffer of a sealed pool came back.
-    close: bool,
+pub(super) struct Counts {
+    failed_gets: AtomicU64,
+    waits: AtomicU64,
+    fallbacks: AtomicU64,
+    lost: AtomicU64,
+    lost_bytes: AtomicU64,
+    closed: AtomicBool,
 }
 
 impl Core {
-    pub(crate) fn new(config: Config, supply: Supply, voice: Voice) -> Self {
-        let state = State {
-            store: Exact::new(),
-            ledger: Ledger::default(),
-            limit: config.pool_size_limit,
-            lost: 0,
-            lost_bytes: 0,
-            sealed: false,
-        };
-        Self { config, state: Mutex::new(state), supply, in_flight: InFlight::new(), voice }
-    }
-
     pub(crate) fn config(&self) -> &Config {
         &self.config
     }
 
     pub(crate) fn is_pinned(&self) -> bool {
-        self.supply.source().is_pinned()
+        self.source().is_pinned()
     }
 
-    /// A block of exactly `class_bytes`, idle or new; `len` is what the user asked for.
-    pub(crate) fn get(self: &Arc<Self>, len: usize, class_bytes: usize) -> Result<Block> {
-        self.poll();
-        if let Some(block) = self.take_idle(class_bytes) {
-            return Ok(block);
-        }
-        match self.allocate(class_bytes) {
-            Ok(block) => Ok(block),
-            Err(refusal) => {
-                self.state.lock().ledger.failed_gets += 1;
-                Err(self.refused(len, refusal))
-            }
+    fn source(&self) -> &dyn Source {
+        match &self.supply {
+            Supply::Direct(direct) => &**direct.source(),
+            Supply::Ground(ground) => &**ground.source(),
         }
     }
 
-    /// An idle block of exactly `class_bytes`; never asks the back-end.
-    pub(crate) fn try_get(&self, class_bytes: usize) -> Option<Block> {
-        self.poll();
-        self.take_idle(class_bytes)
+    /// A block of `class`, idle or new; `len` is what the user asked for.
+    #[inline]
+    pub(crate) fn get(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
+        self.land_copies();
+        match self.take_idle(class) {
+            Some(block) => Ok(block),
+            None => self.miss(len, class, wait),
+        }
     }
 
-    fn take_idle(&self, class_bytes: usize) -> Option<Block> {
-        let mut state = self.state.lock();
-        let block = state.store.take(class_bytes)?;
-        state.ledger.hit(block.held_bytes());
+    /// An idle block of `class`; never asks the back-end, never waits.
+    pub(crate) fn try_get(&self, class: Class) -> Option<Block> {
+        self.land_copies();
+        self.take_idle(class)
+    }
+
+    #[inline]
+    fn take_idle(&self, class: Class) -> Option<Block> {
+        let block = self.idle.take(class)?;
+        self.look_at_the_clock_now_and_then();
         Some(block)
     }
 
-    fn allocate(self: &Arc<Self>, class_bytes: usize) -> Result<Block, Refusal> {
-        let memory = loop {
-            match self.supply.acquire(class_bytes) {
-                Ok(memory) => break memory,
-                // What could never fit is no reason to empty the pool.
-                Err(Refusal::Ceiling(_)) if self.supply.could_hold(class_bytes) && self.reclaim_oldest() => {}
-                Err(refusal) => return Err(refusal),
+    #[inline]
+    fn look_at_the_clock_now_and_then(&self) {
+        // A thread that is ending has no count left, and no need of one.
+        let _ = HITS.try_with(|hits| {
+            hits.set(hits.get().wrapping_add(1));
+            if hits.get().is_multiple_of(HITS_PER_LOOK) {
+                self.look_after();
             }
-        };
-        let block = Block::new(self.clone(), memory);
-        self.state.lock().ledger.allocated(block.held_bytes(), self.is_pooling());
-        Ok(block)
+        });
     }
 
-    /// Releases the buffer that has been idle longest; false if none is.
-    fn reclaim_oldest(&self) -> bool {
-        let oldest = {
-            let mut state = self.state.lock();
-            let oldest = state.store.evict();
-            if let Some(block) = &oldest {
-                state.ledger.removed(block.held_bytes(), Removal::Reclaimed);
+    #[cold]
+    fn miss(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
+        let now_us = self.look_after();
+        if let Idle::Threads(idle) = &self.idle {
+            idle.missed(now_us);
+        }
+        // Those in line come first.
+        let refusal = if self.queue.is_waiting() {
+            Refusal::Ceiling { needed_bytes: class.bytes as u64 }
+        } else {
+            match self.allocate(class) {
+                Ok(block) => {
+                    self.episode.over();
+                    return Ok(block);
+                }
+                Err(refusal) => refusal,
             }
-            oldest
         };
-        oldest.map(|block| self.release(block)).is_some()
+        self.without_room(len, class, wait, refusal)
     }
 
-    /// The user is done with `block`, and so is every device.
+    /// The rest of the ladder: wait in line, then pageable memory or an error.
+    fn without_room(
+        self: &Arc<Self>,
+        len: usize,
+        class: Class,
+        wait: Duration,
+        mut refusal: Refusal,
+    ) -> Result<Block> {
+        if !wait.is_zero() && self.could_hold(class) {
+            self.begin_episode(len, &refusal);
+            // Relaxed, here and below: counts on their own.
+            self.counts.waits.fetch_add(1, Ordering::Relaxed);
+            let patience = || if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { wait };
+            let served = self.queue.wait(Instant::now() + wait, patience, || {
+                self.land_copies();
+                self.idle.take(class).or_else(|| self.allocate(class).map_err(|later| refusal = later).ok())
+            });
+            if let Some(block) = served {
+                return Ok(block);
+            }
+        }
+        if let Some(block) = self.stand_in(class) {
+            self.begin_episode(len, &refusal);
+            self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
+            self.episode.fell_back();
+            self.idle.count_allocated();
+            return Ok(block);
+        }
+        self.counts.failed_gets.fetch_add(1, Ordering::Relaxed);
+        Err(self.refused(len, refusal))
+    }
+
+    fn begin_episode(&self, len: usize, refusal: &Refusal) {
+        let why = || match refusal {
+            Refusal::Ceiling { .. } => "the ceiling is reached".to_owned(),
+            Refusal::Source(error) => error.to_string(),
+        };
+        self.episode.begun(len as u64, why, &self.holdings());
+    }
+
+    fn stand_in(self: &Arc<Self>, class: Class) -> Option<Block> {
+        let region = self.stand_in.as_ref()?.acquire(class.bytes).ok()?;
+        Some(Block::new(self.clone(), Memory::Pageable { region }, class))
+    }
+
+    /// Could a block of `class` ever exist under the ceilings?
+    fn could_hold(&self, class: Class) -> bool {
+        let bytes = class.bytes as u64;
+        let fits = |max_bytes: Option<u64>| max_bytes.is_none_or(|max_bytes| bytes <= max_bytes);
+        fits(self.share.as_ref().and_then(|share| share.max_bytes()))
+            && match &self.supply {
+                Supply::Direct(direct) => direct.could_hold(class.bytes),
+                Supply::Ground(ground) => fits(ground.holding().max_bytes),
+            }
+    }
+
+    fn allocate(self: &Arc<Self>, class: Class) -> Result<Block, Refusal> {
+        let memory = match &self.supply {
+            Supply::Direct(direct) => loop {
+                match direct.acquire(class.bytes) {
+                    // What could never fit is no reason to empty the pool.
+                    Err(Refusal::Ceiling { .. }) if direct.could_hold(class.bytes) && self.give_back_oldest() => {}
+                    acquired => break acquired?,
+                }
+            },
+            Supply::Ground(ground) => {
+                let share = self.claim_share(class.bytes as u64)?;
+                let mut memory = ground.acquire(class.bytes, self.time.coarse_us(), &**self)?;
+                if let Memory::Carved { claim, .. } = &mut memory {
+                    *claim = share;
+                }
+                memory
+            }
+        };
+        self.idle.count_allocated();
+        Ok(Block::new(self.clone(), memory, class))
+    }
+
+    /// A partition's own ceiling: idle buffers of its own make way.
+    fn claim_share(&self, bytes: u64) -> Result<Option<crate::budget::Claim>, Refusal> {
+        let Some(share) = &self.share else { return Ok(None) };
+        let refusal = Refusal::Ceiling { needed_bytes: bytes };
+        if share.max_bytes().is_some_and(|max_bytes| bytes > max_bytes) {
+            return Err(refusal);
+        }
+        loop {
+            match share.claim(bytes) {
+                Some(claim) => return Ok(Some(claim)),
+                None if self.give_back_oldest() => {}
+                None => return Err(refusal),
+            }
+        }
+    }
+
+    /// The user is done with `block`, and so is every device. The caller keeps a reference to this pool until it returns.
+    #[inline]
     pub(crate) fn put(&self, block: Block) {
-        self.poll();
+        self.land_copies();
         self.put_home(block);
     }
 
@@ -142,7 +248,7 @@ impl Core {
     pub(crate) fn put_after(&self, block: Block, fences: Vec<SharedFence>) {
         let bytes = block.held_bytes();
         self.in_flight.arrive(block, bytes, fences, Instant::now());
-        self.poll();
+        self.land_copies();
         self.close_if_unused();
     }
 
@@ -151,18 +257,21 @@ impl Core {
         let held_bytes = block.held_bytes();
         // The memory stays as it is, and with it the pool that it belongs to.
         std::mem::forget(block);
-        {
-            let mut state = self.state.lock();
-            state.ledger.lost(held_bytes);
-            state.lost += 1;
-            state.lost_bytes += held_bytes;
-        }
+        self.counts.lost.fetch_add(1, Ordering::Relaxed);
+        self.counts.lost_bytes.fetch_add(held_bytes, Ordering::Relaxed);
         diag::completion_unknown(held_bytes, error);
         self.close_if_unused();
     }
 
-    /// Puts back what devices have finished with. Costs one load when nothing is in flight.
+    /// Puts back what devices have finished with, and looks after time.
     pub(crate) fn poll(&self) {
+        self.land_copies();
+        self.look_after();
+    }
+
+    /// Costs one load when nothing is in flight.
+    #[inline]
+    fn land_copies(&self) {
         if self.in_flight.count() > 0 {
             self.land(self.in_flight.sweep());
         }
@@ -173,61 +282,113 @@ impl Core {
         swept.lost.into_iter().for_each(|(block, error)| self.lose(block, &error));
     }
 
+    #[inline]
     fn put_home(&self, block: Block) {
-        let Aftermath { release, check, close } =
-            self.state.lock().put(block, self.is_pooling(), self.config.auto_resize);
-        if let Some(block) = release {
-            self.release(block);
+        if !block.is_from_source() {
+            self.put_stand_in(block);
+            return;
         }
+        let Aftermath { victim, unkept, check } = self.idle.put(block, self.time.coarse_us());
+        if victim.is_some() || unkept.is_some() || check.is_some() {
+            self.clean_up(victim, unkept, check);
+        }
+        if self.queue.is_waiting() {
+            self.queue.wake();
+        }
+    }
+
+    #[cold]
+    fn clean_up(&self, victim: Option<Block>, unkept: Option<Block>, check: Option<policy::Check>) {
+        let sealed = unkept.is_some();
+        victim.into_iter().chain(unkept).for_each(|block| self.give_up(block));
         if let Some(check) = check {
             self.voice.checked(check);
         }
-        if close {
-            self.close();
+        if sealed {
+            self.close_if_unused();
+        }
+    }
+
+    #[cold]
+    fn put_stand_in(&self, block: Block) {
+        self.idle.count_passing();
+        self.give_up(block);
+        self.close_if_unused();
+    }
+
+    /// Memory leaves the pool: to the arena, or to the system. A slow call.
+    #[allow(unsafe_code)] // Gives back the memory that stood in.
+    pub(super) fn give_up(&self, block: Block) {
+        // The block's own reference to this pool goes last.
+        let (core, memory) = block.into_parts();
+        let failed = match (memory, &core.supply) {
+            (Memory::Carved { place, bytes, claim, .. }, Supply::Ground(ground)) => {
+                ground.give(place, bytes, core.time.coarse_us());
+                drop(claim);
+                Ok(())
+            }
+            (Memory::Whole { region, claim }, Supply::Direct(direct)) => direct.release(region, claim),
+            (Memory::Pageable { region }, _) => match &core.stand_in {
+                // SAFETY: the region came from this stand-in, and its block was given up by value: nobody has it.
+                Some(stand_in) => unsafe { stand_in.release(region) }.map_err(|error| (0, error)),
+                None => Ok(()),
+            },
+            // A block is made by the supply of its own pool.
+            (Memory::Carved { .. } | Memory::Whole { .. }, _) => Ok(()),
+        };
+        if let Err((held_bytes, error)) = failed {
+            diag::release_failed(held_bytes, &error);
         }
     }
 
     /// Releases every idle block and begins a new window.
     pub(crate) fn clear(&self) {
-        self.poll();
-        let idle = {
-            let mut state = self.state.lock();
-            state.ledger.begin_window();
-            state.drain()
-        };
-        idle.into_iter().for_each(|block| self.release(block));
+        self.land_copies();
+        self.idle.clear().into_iter().for_each(|block| self.give_up(block));
+        self.trim_ground(0);
     }
 
-    /// A slow call: no lock may be held.
-    fn release(&self, block: Block) {
-        // The block's own reference to this pool goes last.
-        let (core, memory) = block.into_parts();
-        if let Err((held_bytes, error)) = core.supply.release(memory) {
-            diag::release_failed(held_bytes, &error);
+    /// Gives idle memory back, oldest first, until at most `to_bytes` are held or nothing is idle.
+    pub(crate) fn trim(&self, to_bytes: u64) {
+        self.land_copies();
+        self.trim_ground(to_bytes);
+        while self.holding().held_bytes > to_bytes && self.give_back_oldest() {
+            self.trim_ground(to_bytes);
+        }
+    }
+
+    fn trim_ground(&self, to_bytes: u64) {
+        if let Supply::Ground(ground) = &self.supply
+            && let Err(error) = ground.release_down_to(to_bytes, self.time.coarse_us(), self.is_at_rest())
+        {
+            diag::release_failed(0, &error);
         }
     }
 
     /// No handle is left. What is idle goes now; what is in use goes when it comes back.
     pub(crate) fn seal(&self) {
-        self.poll();
-        let idle = {
-            let mut state = self.state.lock();
-            state.sealed = true;
-            state.drain()
-        };
-        idle.into_iter().for_each(|block| self.release(block));
+        self.land_copies();
+        self.idle.seal().into_iter().for_each(|block| self.give_up(block));
         self.close_if_unused();
     }
 
     fn close_if_unused(&self) {
+        if !self.idle.is_sealed() {
+            return;
+        }
         // In flight is no use: those copies are what `close` waits for.
-        let unused = {
-            let state = self.state.lock();
-            state.sealed && state.ledger.handed_out <= self.in_flight.count()
-        };
-        if unused {
+        let handed_out = self.handed_out();
+        // AcqRel: one closes, and sees all that was put before.
+        if handed_out <= self.in_flight.count() && !self.counts.closed.swap(true, Ordering::AcqRel) {
             self.close();
         }
+    }
+
+    fn handed_out(&self) -> u64 {
+        let total = self.idle.figures().total;
+        let lost = self.counts.lost.load(Ordering::Relaxed);
+        // While other threads run, a get may be counted here whose put is not, and the other way round.
+        total.gets().saturating_sub(total.put + lost)
     }
 
     /// Waits for the copies in flight, at most as long as configured, and leaves alone what does not end.
@@ -250,25 +411,25 @@ impl Core {
         }
         // Nothing is freed on a guess.
         abandoned.into_iter().for_each(std::mem::forget);
-    }
-
-    /// Limit 0: gets and puts go straight through.
-    fn is_pooling(&self) -> bool {
-        self.config.pool_size_limit != 0
+        if let Supply::Ground(ground) = &self.supply
+            && let Err(error) = ground.leave(self.time.coarse_us())
+        {
+            diag::release_failed(0, &error);
+        }
     }
 
     fn refused(&self, len: usize, refusal: Refusal) -> Error {
         let asked_bytes = len as u64;
         let holdings = self.holdings();
         match refusal {
-            Refusal::Ceiling(needed_bytes) => Kind::Limit { asked_bytes, needed_bytes, holdings }.into(),
+            Refusal::Ceiling { needed_bytes } => Kind::Limit { asked_bytes, needed_bytes, holdings }.into(),
             Refusal::Source(source) => {
-                Kind::Backend { backend: self.supply.source().name(), asked_bytes, holdings, source }.into()
+                Kind::Backend { backend: self.source().name(), asked_bytes, holdings, source }.into()
             }
         }
     }
 
-    fn holdings(&self) -> Holdings {
+    pub(super) fn holdings(&self) -> Holdings {
         let stats = self.stats();
         Holdings {
             held_bytes: stats.pinned_bytes,
@@ -279,81 +440,70 @@ impl Core {
         }
     }
 
+    pub(super) fn holding(&self) -> Holding {
+        match &self.supply {
+            Supply::Direct(direct) => direct.holding(),
+            Supply::Ground(ground) => ground.holding(),
+        }
+    }
+
     pub(crate) fn stats(&self) -> Stats {
-        let state = self.state.lock();
-        let ledger = state.ledger;
+        let (figures, holding) = (self.idle.figures(), self.holding());
         let (in_flight, in_flight_bytes) = (self.in_flight.count(), self.in_flight.bytes());
-        let (limit, buffers_in_pool) = (state.limit, state.store.len() as u64);
-        let (lost, lost_bytes) = (state.lost, state.lost_bytes + self.supply.lost_bytes());
-        drop(state);
+        let (lost, lost_bytes) =
+            (self.counts.lost.load(Ordering::Relaxed), self.counts.lost_bytes.load(Ordering::Relaxed));
+        let handed_out = self.handed_out();
         Stats {
-            backend: self.supply.source().name(),
+            preset: self.config.preset.name(),
+            backend: self.source().name(),
             is_pinned: self.is_pinned(),
-            pool_size_limit: limit,
-            window: ledger.window,
-            gets: ledger.total.gets(),
-            hits: ledger.total.get_from_pool,
-            misses: ledger.total.allocated,
-            failed_gets: ledger.failed_gets,
-            puts: ledger.total.put,
-            evicted: ledger.total.evicted,
-            reclaimed: ledger.reclaimed,
-            checks: ledger.checks,
-            raises: ledger.raises,
-            buffers_in_pool,
-            idle_bytes: ledger.idle_bytes,
-            // Copies land between the two readings while other threads run; at rest the difference is exact.
-            in_use: ledger.handed_out.saturating_sub(in_flight),
-            in_use_bytes: ledger.handed_out_bytes.saturating_sub(in_flight_bytes),
+            pool_size_limit: figures.limit,
+            window: figures.window,
+            gets: figures.total.gets(),
+            hits: figures.total.get_from_pool,
+            misses: figures.total.allocated,
+            failed_gets: self.counts.failed_gets.load(Ordering::Relaxed),
+            waits: self.counts.waits.load(Ordering::Relaxed),
+            fallbacks: self.counts.fallbacks.load(Ordering::Relaxed),
+            puts: figures.total.put,
+            evicted: figures.total.evicted,
+            reclaimed: figures.reclaimed,
+            aged: figures.aged,
+            checks: figures.checks,
+            raises: figures.raises,
+            lowers: figures.lowers,
+            buffers_in_pool: figures.buffers,
+            idle_bytes: figures.bytes,
+            // Copies land between the readings while other threads run; at rest the differences are exact.
+            in_use: handed_out.saturating_sub(in_flight),
+            in_use_bytes: holding.block_bytes.saturating_sub(figures.bytes + in_flight_bytes + lost_bytes),
             in_flight,
             in_flight_bytes,
             oldest_in_flight: self.in_flight.oldest(Instant::now()),
             lost,
-            lost_bytes,
-            pinned_bytes: self.supply.budget().held_bytes(),
-            peak_pinned_bytes: self.supply.budget().peak_bytes(),
-            max_bytes: self.supply.budget().max_bytes(),
-            underlying: self.supply.calls(),
+            lost_bytes: lost_bytes + holding.stuck_bytes,
+            arena_free_bytes: holding.free_bytes,
+            arena_transit_bytes: holding.transit_bytes,
+            reserve_bytes: holding.reserve_bytes,
+            moves: holding.moves,
+            pinned_bytes: holding.held_bytes,
+            peak_pinned_bytes: holding.peak_bytes,
+            max_bytes: holding.max_bytes,
+            underlying: holding.calls,
         }
     }
 }
 
-impl State {
-    /// TensorFlow's put: count, evict while the limit is reached, check, then keep.
-    fn put(&mut self, block: Block, is_pooling: bool, auto_resize: bool) -> Aftermath {
-        self.ledger.put(block.held_bytes(), is_pooling);
-        if self.sealed {
-            return Aftermath { release: Some(block), close: self.ledger.handed_out == 0, ..Aftermath::default() };
-        }
-        if !is_pooling {
-            return Aftermath { release: Some(block), ..Aftermath::default() };
-        }
-        let mut aftermath = Aftermath::default();
-        if self.store.len() as u64 >= self.limit {
-            aftermath.release = self.store.evict();
-            if let Some(victim) = &aftermath.release {
-                self.ledger.removed(victim.held_bytes(), Removal::Evicted);
-                aftermath.check = self.check_if_due(auto_resize);
-            }
-        }
-        self.ledger.kept(block.held_bytes());
-        self.store.put(block.class_bytes(), block);
-        aftermath
+impl Borrower for Core {
+    fn idle_bytes(&self) -> u64 {
+        self.idle.bytes()
     }
 
-    fn check_if_due(&mut self, auto_resize: bool) -> Option<Check> {
-        let window = self.ledger.window;
-        window.check_is_due().then(|| {
-            let check = policy::check(window, self.limit, auto_resize);
-            self.ledger.checked(&check);
-            self.limit = check.raised_to.unwrap_or(self.limit);
-            check
-        })
+    fn give_back_oldest(&self) -> bool {
+        self.idle.reclaim().map(|block| self.give_up(block)).is_some()
     }
 
-    fn drain(&mut self) -> Vec<Block> {
-        let idle = self.store.drain();
-        idle.iter().for_each(|block| self.ledger.removed(block.held_bytes(), Removal::Cleared));
-        idle
+    fn is_at_rest(&self) -> bool {
+        self.in_flight.count() == 0
     }
 }

@@ -1,0 +1,106 @@
+//! Behind the idle ones: where a miss gets its memory and a victim leaves it.
+//!
+//! | preset | supply | a miss | a victim |
+//! | --- | --- | --- | --- |
+//! | `tensorflow` | [`Direct`] | an acquisition of its own | a release of its own |
+//! | `adaptive` | [`Ground`] | carved from the arena, which locks granules if it must | back to the arena, which gives granules back in time |
+//!
+//! Bytes are claimed under the ceiling before the source is asked, and given back on every failing path. No slow call
+//! happens under a lock.
+
+mod direct;
+mod ground;
+mod works;
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::arena::Place;
+use crate::backend::{Region, SourceError};
+use crate::budget::Claim;
+use crate::stats::Underlying;
+
+pub(super) use direct::Direct;
+pub(super) use ground::{Borrower, Ground, GroundPlan};
+
+/// What serves the misses of a pool.
+#[derive(Debug)]
+pub(super) enum Supply {
+    Direct(Direct),
+    Ground(Arc<Ground>),
+}
+
+/// Memory for one block.
+#[derive(Debug)]
+pub(super) enum Memory {
+    /// A region of its own, with its share of the ceiling.
+    Whole { region: Region, claim: Claim },
+    /// A piece of the arena, with its share of a partition's own ceiling.
+    Carved { start: NonNull<u8>, place: Place, bytes: u64, id: u64, claim: Option<Claim> },
+    /// Ordinary memory that stands in when there is no room: counts against no ceiling, is never kept.
+    Pageable { region: Region },
+}
+
+// SAFETY: memory is a right to bytes that nobody else has (source C1, arena I1), bound to no thread.
+#[allow(unsafe_code)]
+unsafe impl Send for Memory {}
+// SAFETY: shared memory gives out its address and numbers.
+#[allow(unsafe_code)]
+unsafe impl Sync for Memory {}
+
+/// Why there is no memory.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// The ceiling is in the way: this much was needed.
+    Ceiling { needed_bytes: u64 },
+    /// The source said no.
+    Source(SourceError),
+}
+
+/// Bytes held, in whatever state.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Holding {
+    pub(super) held_bytes: u64,
+    pub(super) peak_bytes: u64,
+    /// Of those held, in blocks: in use, in flight, idle or lost.
+    pub(super) block_bytes: u64,
+    /// Of those held, free in the arena.
+    pub(super) free_bytes: u64,
+    /// Of those held, on their way in or out.
+    pub(super) transit_bytes: u64,
+    pub(super) reserve_bytes: u64,
+    /// Of those held, in regions that the source failed to take back.
+    pub(super) stuck_bytes: u64,
+    pub(super) max_bytes: Option<u64>,
+    pub(super) moves: u64,
+    pub(super) calls: Underlying,
+}
+
+impl Memory {
+    pub(super) fn start(&self) -> NonNull<u8> {
+        match self {
+            Self::Whole { region, .. } | Self::Pageable { region } => region.start(),
+            Self::Carved { start, .. } => *start,
+        }
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        match self {
+            Self::Whole { region, .. } | Self::Pageable { region } => region.id(),
+            Self::Carved { id, .. } => *id,
+        }
+    }
+
+    pub(super) fn is_from_source(&self) -> bool {
+        !matches!(self, Self::Pageable { .. })
+    }
+
+    /// Bytes that count as held for it.
+    pub(super) fn held_bytes(&self) -> u64 {
+        match self {
+            Self::Whole { claim, .. } => claim.bytes(),
+            Self::Carved { bytes, .. } => *bytes,
+            Self::Pageable { .. } => 0,
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Carries out the arena's plans on the source, and knows at which addresses its ranges lie.
+//!
+//! The arena decides in numbers; here they become calls. Nothing in this room decides, and no lock is held around a call.
+
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::arena::{self, Outcome, Place, Plan, Step};
+use crate::backend::{self, MoveError, Region, Source, SourceError};
+
+/// Where the ranges of an arena lie. Kept under the ground's lock, beside the arena.
+#[derive(Debug, Default)]
+pub(super) struct Sites(HashMap<u32, Site>);
+
+/// The memory behind one range of the arena.
+#[derive(Debug)]
+pub(super) enum Site {
+    /// Addresses in which granules come and go.
+    Spanning(Arc<backend::Range>),
+    /// One acquisition: a walled region, or a reserve.
+    Region(Region),
+}
+
+/// What came of a plan's steps.
+#[derive(Debug)]
+pub(super) struct Built {
+    pub(super) outcome: Outcome,
+    /// Regions acquired, by the number of their range.
+    pub(super) regions: Vec<(u32, Region)>,
+    /// Why the step after the last one done failed.
+    pub(super) error: Option<SourceError>,
+    pub(super) locked_bytes: u64,
+    pub(super) released_bytes: u64,
+    /// Calls that took memory from the system, and that gave it back.
+    pub(super) locks: u64,
+    pub(super) releases: u64,
+}
+
+impl Sites {
+    pub(super) fn add(&mut self, range: u32, site: Site) {
+        self.0.insert(range, site);
+    }
+
+    /// The address of a place that the arena handed out.
+    #[allow(unsafe_code)]
+    pub(super) fn address(&self, place: Place) -> Option<NonNull<u8>> {
+        let start = match self.0.get(&place.range())? {
+            Site::Spanning(range) => range.start(),
+            Site::Region(region) => region.start(),
+        };
+        let offset = usize::try_from(place.offset()).ok()?;
+        // SAFETY: the arena hands out offsets inside its ranges (arena I1), and a range is one piece of addresses (span
+        // S1) or one region (source C1).
+        Some(unsafe { start.add(offset) })
+    }
+
+    /// The spanning ranges that the steps of `plan` touch; those of regions are taken out, for their release.
+    pub(super) fn tools_for(&mut self, plan: &Plan) -> Tools {
+        let mut tools = Tools { spanning: None, leaving: HashMap::new() };
+        for step in plan.steps() {
+            let range = match *step {
+                Step::Lock { span } | Step::Release { span, .. } => span.range(),
+                Step::Move { from, .. } => from.range(),
+            };
+            match (self.0.get(&range), step) {
+                (Some(Site::Spanning(spanning)), _) => tools.spanning = Some(spanning.clone()),
+                (Some(Site::Region(_)), Step::Release { .. }) => {
+                    if let Some(Site::Region(region)) = self.0.remove(&range) {
+                        tools.leaving.insert(range, region);
+                    }
+                }
+                _ => {}
+            }
+        }
+        tools
+    }
+
+    /// Puts back what was to leave and did not.
+    pub(super) fn keep(&mut self, tools: Tools) {
+        self.0.extend(tools.leaving.into_iter().map(|(range, region)| (range, Site::Region(region))));
+    }
+
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Site> + '_ {
+        self.0.drain().map(|(_, site)| site)
+    }
+}
+
+/// What the steps of one plan work on, outside of the lock.
+#[derive(Debug)]
+pub(super) struct Tools {
+    spanning: Option<Arc<backend::Range>>,
+    leaving: HashMap<u32, Region>,
+}
+
+impl Tools {
+    /// Makes the steps of `plan` one after the other, up to the first that fails. Slow calls.
+    pub(super) fn build(&mut self, source: &dyn Source, plan: &Plan) -> Built {
+        let mut built = Built {
+            outcome: Outcome::Done,
+            regions: Vec::new(),
+            error: None,
+            locked_bytes: 0,
+            released_bytes: 0,
+            locks: 0,
+            releases: 0,
+        };
+        for (done, step) in plan.steps().iter().enumerate() {
+            if let Err(error) = self.make(source, step, &mut built) {
+                let (outcome, error) = match error {
+                    MoveError::Kept(error) => (Outcome::Failed { done }, error),
+                    MoveError::Lost(error) => (Outcome::Lost { done }, error),
+                };
+                (built.outcome, built.error) = (outcome, Some(error));
+                break;
+            }
+        }
+        built
+    }
+
+    fn make(&mut self, source: &dyn Source, step: &Step, built: &mut Built) -> Result<(), MoveError> {
+        match *step {
+            Step::Lock { span } => {
+                self.lock(source, span, built).map_err(MoveError::Kept)?;
+                built.locks += 1;
+                built.locked_bytes += span.bytes();
+            }
+            Step::Release { span, .. } => {
+                self.release(source, span).map_err(MoveError::Kept)?;
+                built.releases += 1;
+                built.released_bytes += span.bytes();
+            }
+            Step::Move { from, to, .. } => self.relocate(source, from, to)?,
+        }
+        Ok(())
+    }
+
+    #[allow(unsafe_code)]
+    fn lock(&mut self, source: &dyn Source, span: arena::Span, built: &mut Built) -> Result<(), SourceError> {
+        let (offset, bytes) = (as_len(span.offset())?, as_len(span.bytes())?);
+        match (source.spans(), &self.spanning) {
+            (Some(spans), Some(range)) => {
+                // SAFETY: the range is this source's; the granules are bare and in transit, so nobody else touches them
+                // until the plan is settled (arena I1).
+                unsafe { spans.lock(range, offset, bytes) }
+            }
+            _ => source.acquire(bytes).map(|region| built.regions.push((span.range(), region))),
+        }
+    }
+
+    #[allow(unsafe_code)]
+    fn release(&mut self, source: &dyn Source, span: arena::Span) -> Result<(), SourceError> {
+        if let Some(region) = self.leaving.remove(&span.range()) {
+            let again = Region::new(region.start(), region.len_bytes(), region.id());
+            // SAFETY: the region is this source's, wholly free and in transit: no block lies in it, so no reference and no
+            // copy does (in_flight invariants 1 and 2).
+            return unsafe { source.release(region) }.inspect_err(|_| {
+                // It stays what it was: mapped and locked (source C1).
+                self.leaving.insert(span.range(), again);
+            });
+        }
+        let (offset, bytes) = (as_len(span.offset())?, as_len(span.bytes())?);
+        match (source.spans(), &self.spanning) {
+            (Some(spans), Some(range)) => {
+                // SAFETY: the range is this source's; the granules are locked, wholly free and in transit: no block lies in
+                // them, so no reference and no copy does (in_flight invariants 1 and 2).
+                unsafe { spans.unlock(range, offset, bytes) }
+            }
+            _ => Err(SourceError::new("release", "the region is not known")),
+        }
+    }
+
+    #[allow(unsafe_code)]
+    fn relocate(&self, source: &dyn Source, from: arena::Span, to: arena::Span) -> Result<(), MoveError> {
+        let numbers = || Ok((as_len(from.offset())?, as_len(to.offset())?, as_len(from.bytes())?));
+        let (old, new, bytes) = numbers().map_err(MoveError::Kept)?;
+        match (source.spans(), &self.spanning) {
+            (Some(spans), Some(range)) if from.range() == to.range() => {
+                // SAFETY: as for `release` of the granules at `from` and for `lock` of those at `to`.
+                unsafe { spans.relocate(range, old, new, bytes) }
+            }
+            _ => Err(MoveError::Kept(SourceError::new("relocate", "granules do not move between ranges"))),
+        }
+    }
+}
+
+fn as_len(bytes: u64) -> Result<usize, SourceError> {
+    usize::try_from(bytes).map_err(|_| SourceError::new("arena", format!("{bytes} B are more than an address space")))
+}
