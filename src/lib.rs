@@ -19,6 +19,9 @@ mod buffer;
 mod diag;
 mod error;
 mod in_flight;
+#[expect(unused_imports, reason = "the pool does not ask the machine yet")]
+#[cfg_attr(any(not(test), miri), expect(dead_code, reason = "the pool does not ask the machine yet"))]
+mod machine;
 mod policy;
 mod pool;
 mod size_class;

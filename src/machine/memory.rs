@@ -1,0 +1,318 @@
+//! How much memory this process may have: the machine's, or the tightest limit of the control groups that hold it.
+//!
+//! 1. `total` is the least of the machine's memory and all limits; a limit of the machine's size or more is none.
+//! 2. `available` is the least of what the machine and each limited group have left. It may come from another group
+//!    than `total`: a wide group can be full while a narrow one inside it is empty.
+//! 3. Page cache that can be dropped is not used memory, here as in the kernel's own `MemAvailable`.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::files::{Files, field};
+use super::hierarchy;
+
+/// The part of its memory that a process locks at most, unless told otherwise (policy rule 8).
+const SHARE_OF_TOTAL: u64 = 4;
+
+/// The arena locks and releases whole granules, so a ceiling between two of them is the lower one.
+const GRANULE_BYTES: u64 = 2 << 20;
+
+/// Memory that this process may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// All of it.
+    pub(crate) total_bytes: u64,
+    /// What nobody uses now; never above the total.
+    pub(crate) available_bytes: u64,
+    /// Who sets the total.
+    pub(crate) origin: Origin,
+}
+
+/// Who says how much memory there is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The file of a control group.
+    Cgroup(PathBuf),
+    /// The machine itself.
+    Machine,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cgroup(file) => write!(f, "cgroup limit {}", file.display()),
+            Self::Machine => f.write_str("machine"),
+        }
+    }
+}
+
+/// What this process may have, on the file system at `root`; `None` where the machine does not tell.
+pub(crate) fn memory(root: &Path) -> Option<Memory> {
+    let files = Files::below(root);
+    let machine = machine(&files)?;
+    let mut memory = machine.clone();
+    for group in hierarchy::groups(&files) {
+        let Some(limit) = group.limit(&files).filter(|limit| limit.bytes < machine.total_bytes) else { continue };
+        memory.available_bytes = memory.available_bytes.min(group.available_bytes(&files, &limit));
+        // Of equal limits the first, which is the one nearest to the process, is named.
+        if limit.bytes < memory.total_bytes {
+            memory.total_bytes = limit.bytes;
+            memory.origin = Origin::Cgroup(limit.file);
+        }
+    }
+    Some(memory)
+}
+
+/// The machine without its control groups.
+pub(super) fn machine(files: &Files) -> Option<Memory> {
+    let text = files.read("/proc/meminfo")?;
+    let bytes = |key| field(&text, key)?.checked_mul(1024);
+    let total_bytes = bytes("MemTotal:")?;
+    // Linux before 3.14 leaves the sum to the reader.
+    let free_and_cached = || {
+        let cached = bytes("Cached:")?.saturating_sub(bytes("Shmem:").unwrap_or(0));
+        bytes("MemFree:")?.checked_add(cached)
+    };
+    let available_bytes = bytes("MemAvailable:").or_else(free_and_cached).unwrap_or(total_bytes);
+    Some(Memory { total_bytes, available_bytes: available_bytes.min(total_bytes), origin: Origin::Machine })
+}
+
+/// The ceiling for a process that was given none: a quarter of the total, no more than is available, divided by the
+/// `share` processes that split it, in whole granules, of which there is at least one.
+pub(crate) fn default_ceiling(memory: &Memory, share: u64) -> u64 {
+    let ours = (memory.total_bytes / SHARE_OF_TOTAL).min(memory.available_bytes) / share.max(1);
+    (ours / GRANULE_BYTES).max(1) * GRANULE_BYTES
+}
+
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::files::tree;
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    /// 1,000 MiB, of which 800 are available.
+    const MEMINFO: (&str, &str) =
+        ("/proc/meminfo", "MemTotal:  1024000 kB\nMemFree: 102400 kB\nMemAvailable: 819200 kB\n");
+    const V2: (&str, &str) = ("/proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+    const V1: (&str, &str) =
+        ("/proc/self/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+    const UNLIMITED_V1: &str = "9223372036854771712\n";
+
+    fn seen(files: &[(&str, &str)]) -> (u64, u64, String) {
+        let root = tree::of(files);
+        let memory = memory(root.path()).unwrap();
+        (memory.total_bytes / MIB, memory.available_bytes / MIB, memory.origin.to_string())
+    }
+
+    fn mib(count: u64) -> String {
+        format!("{}\n", count * MIB)
+    }
+
+    #[test]
+    fn without_control_groups_the_machine_says_it() {
+        assert_eq!(seen(&[MEMINFO]), (1000, 800, "machine".into()));
+        let old = ("/proc/meminfo", "MemTotal: 1024000 kB\nMemFree: 102400 kB\nCached: 204800 kB\nShmem: 51200 kB\n");
+        assert_eq!(seen(&[old]), (1000, 250, "machine".into()));
+        assert_eq!(seen(&[("/proc/meminfo", "MemTotal: 1024000 kB")]), (1000, 1000, "machine".into()));
+    }
+
+    #[test]
+    fn the_tightest_level_sets_the_total_and_the_fullest_what_is_available() {
+        let (tight, used, wide, used_wide) = (mib(200), mib(50), mib(600), mib(590));
+        let app = [
+            MEMINFO,
+            V2,
+            ("/proc/self/cgroup", "0::/app/worker\n"),
+            ("/sys/fs/cgroup/app/worker/memory.max", &tight),
+            ("/sys/fs/cgroup/app/worker/memory.current", &used),
+            ("/sys/fs/cgroup/app/memory.max", &wide),
+            ("/sys/fs/cgroup/app/memory.current", &used_wide),
+        ];
+        let origin = "cgroup limit /sys/fs/cgroup/app/worker/memory.max";
+        assert_eq!(seen(&app), (200, 10, origin.into()));
+        let mut app = app;
+        (app[4].1, app[6].1) = (&used_wide, &used);
+        assert_eq!(seen(&app), (200, 0, origin.into()));
+    }
+
+    #[test]
+    fn a_limit_of_an_ancestor_holds() {
+        let (limit, used) = (mib(300), mib(100));
+        let app = [
+            MEMINFO,
+            V2,
+            ("/proc/self/cgroup", "0::/app/worker\n"),
+            ("/sys/fs/cgroup/app/worker/memory.max", "max\n"),
+            ("/sys/fs/cgroup/app/memory.max", &limit),
+            ("/sys/fs/cgroup/app/memory.current", &used),
+        ];
+        assert_eq!(seen(&app), (300, 200, "cgroup limit /sys/fs/cgroup/app/memory.max".into()));
+    }
+
+    #[test]
+    fn in_a_namespace_the_root_of_the_mount_is_our_own_group() {
+        let (limit, high, used) = (mib(300), mib(250), mib(100));
+        for path in ["0::/\n", "0::/..\n", "0::/../other\n"] {
+            let mut app = vec![
+                MEMINFO,
+                V2,
+                ("/proc/self/cgroup", path),
+                ("/sys/fs/cgroup/memory.max", &limit),
+                ("/sys/fs/cgroup/memory.current", &used),
+            ];
+            assert_eq!(seen(&app), (300, 200, "cgroup limit /sys/fs/cgroup/memory.max".into()), "{path}");
+            app.push(("/sys/fs/cgroup/memory.high", &high));
+            assert_eq!(seen(&app), (250, 150, "cgroup limit /sys/fs/cgroup/memory.high".into()), "{path}");
+        }
+    }
+
+    #[test]
+    fn page_cache_that_can_be_dropped_is_not_used() {
+        let (limit, used) = (mib(400), mib(400));
+        let stat = format!(
+            "anon 1\ninactive_file {}\nactive_file {}\nfile_dirty {}\nfile_writeback {}\nunevictable 99\n",
+            100 * MIB,
+            50 * MIB,
+            20 * MIB,
+            10 * MIB
+        );
+        let app = [
+            MEMINFO,
+            V2,
+            ("/proc/self/cgroup", "0::/app\n"),
+            ("/sys/fs/cgroup/app/memory.max", &limit),
+            ("/sys/fs/cgroup/app/memory.current", &used),
+            ("/sys/fs/cgroup/app/memory.stat", &stat),
+        ];
+        assert_eq!(seen(&app).1, 120);
+    }
+
+    #[test]
+    fn a_limit_of_the_machines_size_or_more_is_none() {
+        let all = mib(1000);
+        for limit in [mib(1000), mib(1001), UNLIMITED_V1.into(), "max\n".into(), "18446744073709551616\n".into()] {
+            let app = [
+                MEMINFO,
+                V2,
+                ("/proc/self/cgroup", "0::/app\n"),
+                ("/sys/fs/cgroup/app/memory.max", limit.as_str()),
+                ("/sys/fs/cgroup/app/memory.current", &all),
+            ];
+            assert_eq!(seen(&app), (1000, 800, "machine".into()), "{limit}");
+        }
+    }
+
+    #[test]
+    fn version_1_is_read_with_what_it_knows_of_its_ancestors() {
+        let (limit, used) = (mib(500), mib(300));
+        let stat = |hierarchical: u64| {
+            format!(
+                "inactive_file 7\nactive_file 7\nhierarchical_memory_limit {}\ntotal_inactive_file {}\n\
+                 total_active_file {}\ntotal_dirty {}\n",
+                hierarchical * MIB,
+                60 * MIB,
+                50 * MIB,
+                10 * MIB
+            )
+        };
+        let (same, tighter) = (stat(500), stat(400));
+        let mut app = vec![
+            MEMINFO,
+            V1,
+            ("/proc/self/cgroup", "7:cpu,cpuacct:/\n4:memory:/docker/ab\n"),
+            ("/sys/fs/cgroup/memory/docker/ab/memory.limit_in_bytes", &limit),
+            ("/sys/fs/cgroup/memory/docker/ab/memory.usage_in_bytes", &used),
+            ("/sys/fs/cgroup/memory/docker/ab/memory.stat", &same),
+            ("/sys/fs/cgroup/memory/docker/memory.limit_in_bytes", UNLIMITED_V1),
+        ];
+        let at = "cgroup limit /sys/fs/cgroup/memory/docker/ab";
+        assert_eq!(seen(&app), (500, 300, format!("{at}/memory.limit_in_bytes")));
+        app[5].1 = &tighter;
+        assert_eq!(seen(&app), (400, 200, format!("{at}/memory.stat")));
+    }
+
+    #[test]
+    fn hybrid_takes_the_limit_from_where_the_controller_is() {
+        let mounts = format!("{}41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n", V1.1);
+        let (limit, used) = (mib(500), mib(300));
+        let mut app = vec![
+            MEMINFO,
+            ("/proc/self/mountinfo", mounts.as_str()),
+            ("/proc/self/cgroup", "4:memory:/app\n0::/app\n"),
+            ("/sys/fs/cgroup/unified/app/cgroup.procs", "1\n"),
+            ("/sys/fs/cgroup/memory/app/memory.limit_in_bytes", UNLIMITED_V1),
+            ("/sys/fs/cgroup/memory/app/memory.usage_in_bytes", &used),
+        ];
+        assert_eq!(seen(&app), (1000, 800, "machine".into()));
+        app[4].1 = &limit;
+        assert_eq!(seen(&app), (500, 200, "cgroup limit /sys/fs/cgroup/memory/app/memory.limit_in_bytes".into()));
+    }
+
+    #[test]
+    fn a_machine_that_does_not_tell_has_no_memory() {
+        assert_eq!(memory(Path::new("/nowhere")), None);
+        for text in ["", "MemTotal:", "MemTotal: x kB", "MemTotal: 18446744073709551615 kB"] {
+            assert_eq!(memory(tree::of(&[("/proc/meminfo", text)]).path()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn this_machine_tells() {
+        let seen = memory(Path::new("/")).unwrap();
+        assert!(seen.total_bytes > 0 && seen.available_bytes <= seen.total_bytes, "{seen:?}");
+        assert!(default_ceiling(&seen, 1) <= (seen.total_bytes / 4).max(GRANULE_BYTES));
+    }
+
+    fn of(total_bytes: u64, available_bytes: u64) -> Memory {
+        Memory { total_bytes, available_bytes, origin: Origin::Machine }
+    }
+
+    #[test]
+    fn the_default_ceiling_is_a_quarter_that_is_there_in_whole_granules() {
+        let cases = [
+            (1000, 800, 1, 250),
+            (1000, 800, 0, 250),
+            (1000, 101, 1, 100),
+            (1000, 800, 3, 82),
+            (1000, 0, 1, 2),
+            (0, 0, 9, 2),
+            (1000, 800, u64::MAX, 2),
+        ];
+        for (total, available, share, ceiling) in cases {
+            let memory = of(total * MIB, available * MIB);
+            assert_eq!(default_ceiling(&memory, share), ceiling * MIB, "{total} {available} {share}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
+
+        #[test]
+        fn the_default_ceiling_never_passes_its_bounds(total: u64, available: u64, share: u64) {
+            let ceiling = default_ceiling(&of(total, available), share);
+            prop_assert_eq!(ceiling % GRANULE_BYTES, 0);
+            prop_assert!(ceiling == GRANULE_BYTES || ceiling <= (total / 4).min(available) / share.max(1));
+            prop_assert!(ceiling >= GRANULE_BYTES);
+        }
+
+        #[test]
+        fn nonsense_in_a_group_never_adds_memory(
+            limit in "[0-9a-z +-]{0,24}", used in "[0-9]{0,24}", key in "(in)?active_file|file_dirty|[a-z_]{0,9}", value in "[0-9x.-]{0,22}",
+        ) {
+            let stat = format!("{key} {value}");
+            let root = tree::of(&[
+                MEMINFO,
+                V2,
+                ("/proc/self/cgroup", "0::/app"),
+                ("/sys/fs/cgroup/app/memory.max", &limit),
+                ("/sys/fs/cgroup/app/memory.current", &used),
+                ("/sys/fs/cgroup/app/memory.stat", &stat),
+            ]);
+            let memory = memory(root.path()).unwrap();
+            prop_assert!(memory.total_bytes <= 1000 * MIB);
+            prop_assert!(memory.available_bytes <= memory.total_bytes.min(800 * MIB));
+        }
+    }
+}

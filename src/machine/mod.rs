@@ -1,0 +1,23 @@
+//! What the machine and its control groups allow, and whether they are short of memory.
+//!
+//! ```text
+//!   memory    how much there is, how much is free, who says so     once, at the start
+//!   pressure  is anyone waiting for memory, was a limit hit        at most once a second
+//!      │
+//!   hierarchy which control groups hold this process
+//!   group     what the files of one of them say
+//!   files     bounded reads below a root
+//! ```
+//!
+//! The room reads files and gives plain values. It decides nothing about pools, logs nothing, keeps no file open and
+//! never fails: what cannot be read or makes no sense is as if it were not there. Every entry takes the root of the
+//! file system, `/` but in tests.
+
+mod files;
+mod group;
+mod hierarchy;
+mod memory;
+mod pressure;
+
+pub(crate) use memory::{Memory, Origin, default_ceiling, memory};
+pub(crate) use pressure::{Gauge, Pressure};

@@ -1,0 +1,374 @@
+//! Whether memory is short: what the kernel says of tasks that wait for it, and of limits that were hit.
+//!
+//! | sign | says | counts |
+//! | --- | --- | --- |
+//! | `memory.pressure` of our group | our tasks waited for memory, whatever the reason | always |
+//! | `/proc/pressure/memory` | tasks of this machine waited | without the file above, or if the machine is nearly full |
+//! | `oom` of `memory.events` rose | a limit was hit and reclaiming gave nothing more | always: severe |
+//! | `max`, `high` there, `memory.failcnt` rose | a limit was hit | if the group is nearly full: severe |
+//!
+//! "Nearly full" keeps two harmless things apart from a shortage. A loader that streams files meets its group's limit
+//! all the time, and each time the kernel drops page cache that nobody misses. And a neighbour that thrashes within a
+//! limit of its own shows in the machine's pressure, though nothing given back here would help it. On the other hand
+//! a pool that holds pinned memory may be the last to wait on a machine that it fills itself, hence the second row.
+//!
+//! Files are found once, when the gauge is opened; each look opens and reads them anew and keeps only counts.
+
+use std::path::{Path, PathBuf};
+
+use super::files::Files;
+use super::group::{Group, LimitHits};
+use super::{hierarchy, memory};
+
+/// Some task waited in this part of the last ten seconds, in percent: where systemd by default tells its services to
+/// drop their caches (200 ms of 2 s).
+const SOME_PERCENT: f64 = 10.0;
+
+/// All tasks waited at once in this part of the last ten seconds, in percent: the kernel's own example of a threshold
+/// for `full` (50 ms of 1 s). systemd-oomd starts to kill at 60.
+const FULL_PERCENT: f64 = 5.0;
+
+/// With less than one in so many bytes left a group or a machine is nearly full. Late enough that a group full of page
+/// cache is not, early enough that a few more buffers still fit: 512 MiB of 8 GiB.
+const NEARLY_FULL_PART: u64 = 16;
+
+/// How short memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Pressure {
+    /// No sign of shortage, or none that can be read.
+    Calm,
+    /// Somebody waits for memory: idle memory should not be kept for long.
+    Some,
+    /// Work has stopped for lack of memory, or is about to: idle memory should go back now.
+    Severe,
+}
+
+/// Looks for signs of shortage, when asked.
+#[derive(Debug)]
+pub(crate) struct Gauge {
+    files: Files,
+    /// Stalls that count always.
+    own: Option<PathBuf>,
+    /// Stalls that count only on a machine that is nearly full.
+    of_machine: Option<PathBuf>,
+    groups: Vec<(Group, LimitHits)>,
+}
+
+const MACHINE: &str = "/proc/pressure/memory";
+
+impl Gauge {
+    /// A gauge of the signs that the file system at `root` offers; `None` where it offers none.
+    pub(crate) fn open(root: &Path) -> Option<Self> {
+        let files = Files::below(root);
+        let groups = hierarchy::groups(&files);
+        let tells = |path: &PathBuf| files.read(path).is_some_and(|text| stall(&text).is_some());
+        let machine = Some(PathBuf::from(MACHINE)).filter(tells);
+        let group = groups.iter().map(|group| group.file("memory.pressure")).find(tells);
+        let (own, of_machine) = if group.is_some() { (group, machine) } else { (machine, None) };
+        let counted = |group: Group| group.limit_hits(&files).map(|hits| (group, hits));
+        let groups: Vec<_> = groups.into_iter().filter_map(counted).collect();
+        (own.is_some() || !groups.is_empty()).then_some(Self { files, own, of_machine, groups })
+    }
+
+    /// A gauge that reads the stalls of one file, written as the kernel writes `/proc/pressure/memory`.
+    ///
+    /// The file may come, go and change at any time.
+    pub(crate) fn of_file(path: &Path) -> Self {
+        let own = Some(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
+        Self { files: Files::below(Path::new("/")), own, of_machine: None, groups: Vec::new() }
+    }
+
+    /// The worst of all signs since the last look, or since the gauge was opened. Reads a handful of files.
+    pub(crate) fn read(&mut self) -> Pressure {
+        let stalls = self.stalls(self.own.as_deref());
+        // Only a machine that shows stalls is asked how full it is.
+        let machine = self.stalls(self.of_machine.as_deref());
+        let machine = if machine > stalls && self.machine_is_nearly_full() { machine } else { Pressure::Calm };
+        stalls.max(machine).max(self.limits())
+    }
+
+    fn stalls(&self, file: Option<&Path>) -> Pressure {
+        let text = file.and_then(|file| self.files.read(file));
+        text.and_then(|text| stall(&text)).map_or(Pressure::Calm, Stall::pressure)
+    }
+
+    fn machine_is_nearly_full(&self) -> bool {
+        memory::machine(&self.files).is_some_and(|machine| nearly_full(machine.available_bytes, machine.total_bytes))
+    }
+
+    fn limits(&mut self) -> Pressure {
+        let Self { files, groups, .. } = self;
+        let mut pressure = Pressure::Calm;
+        // Each group is asked, whatever the one before it said: all counts must move on.
+        for (group, seen) in groups {
+            let Some(hits) = group.limit_hits(files) else { continue };
+            let before = std::mem::replace(seen, hits);
+            let met_a_limit = hits.reclaimed > before.reclaimed && is_nearly_full(group, files);
+            if hits.out_of_memory > before.out_of_memory || met_a_limit {
+                pressure = Pressure::Severe;
+            }
+        }
+        pressure
+    }
+}
+
+fn is_nearly_full(group: &Group, files: &Files) -> bool {
+    group.limit(files).is_some_and(|limit| nearly_full(group.available_bytes(files, &limit), limit.bytes))
+}
+
+fn nearly_full(available_bytes: u64, total_bytes: u64) -> bool {
+    available_bytes < total_bytes.div_ceil(NEARLY_FULL_PART)
+}
+
+/// Shares of the last ten seconds, in percent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Stall {
+    some_percent: f64,
+    full_percent: f64,
+}
+
+impl Stall {
+    fn pressure(self) -> Pressure {
+        if self.full_percent >= FULL_PERCENT {
+            Pressure::Severe
+        } else if self.some_percent >= SOME_PERCENT {
+            Pressure::Some
+        } else {
+            Pressure::Calm
+        }
+    }
+}
+
+/// Reads `some avg10=0.00 ..` and `full avg10=0.00 ..`; `None` where there is neither.
+fn stall(text: &str) -> Option<Stall> {
+    let percent = |kind| text.lines().find_map(|line| avg10(line, kind));
+    let (some, full) = (percent("some"), percent("full"));
+    (some.is_some() || full.is_some())
+        .then(|| Stall { some_percent: some.unwrap_or(0.0), full_percent: full.unwrap_or(0.0) })
+}
+
+fn avg10(line: &str, kind: &str) -> Option<f64> {
+    let mut words = line.split_ascii_whitespace();
+    if words.next()? != kind {
+        return None;
+    }
+    let share = words.find_map(|word| word.strip_prefix("avg10="))?;
+    // Digits and a point: what else Rust reads as a number (`inf`, `1e9`, `+5`), the kernel does not write.
+    let plain = share.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let percent: f64 = share.parse().ok().filter(|_| plain)?;
+    (percent <= 100.0).then_some(percent)
+}
+
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+mod tests {
+    use proptest::prelude::*;
+    use tempfile::TempDir;
+
+    use super::super::files::tree;
+    use super::*;
+
+    const CGROUP: (&str, &str) = ("/proc/self/cgroup", "0::/app\n");
+    const V2: (&str, &str) = ("/proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+    const OWN: &str = "/sys/fs/cgroup/app/memory.pressure";
+    const EVENTS: &str = "/sys/fs/cgroup/app/memory.events";
+    const LOCAL: &str = "/sys/fs/cgroup/app/memory.events.local";
+    const STAT: &str = "/sys/fs/cgroup/app/memory.stat";
+
+    fn psi(some: &str, full: &str) -> String {
+        format!(
+            "some avg10={some} avg60=99.00 avg300=99.00 total=18446744073709551615\n\
+             full avg10={full} avg60=99.00 avg300=99.00 total=7\n"
+        )
+    }
+
+    fn events(high: u64, max: u64, oom: u64) -> String {
+        format!("low 9\nhigh {high}\nmax {max}\noom {oom}\noom_kill 9\noom_group_kill 9\n")
+    }
+
+    /// A group of 1,600 bytes, all used.
+    fn full_group(more: &[(&str, &str)]) -> TempDir {
+        let group = [
+            CGROUP,
+            V2,
+            ("/sys/fs/cgroup/app/memory.max", "1600\n"),
+            ("/sys/fs/cgroup/app/memory.current", "1600\n"),
+            (EVENTS, &events(1, 1, 0)),
+        ];
+        tree::of(&[&group, more].concat())
+    }
+
+    #[test]
+    fn a_gauge_follows_the_file_that_it_was_given() {
+        let root = tempfile::tempdir().unwrap();
+        let mut gauge = Gauge::of_file(&root.path().join("pressure"));
+        assert_eq!(gauge.read(), Pressure::Calm, "no file yet");
+        for (some, full, pressure) in [
+            ("0.00", "0.00", Pressure::Calm),
+            ("9.99", "4.99", Pressure::Calm),
+            ("10.00", "4.99", Pressure::Some),
+            ("10.00", "5.00", Pressure::Severe),
+            ("0.00", "5.00", Pressure::Severe),
+            ("100.00", "100.00", Pressure::Severe),
+            ("0.00", "0.00", Pressure::Calm),
+        ] {
+            tree::write(&root, "pressure", &psi(some, full));
+            assert_eq!(gauge.read(), pressure, "{some} {full}");
+        }
+    }
+
+    #[test]
+    fn the_groups_own_stalls_come_before_the_machines() {
+        let root = tree::of(&[CGROUP, V2, (MACHINE, &psi("50.00", "0.00")), (OWN, &psi("0.00", "0.00"))]);
+        let mut gauge = Gauge::open(root.path()).unwrap();
+        assert_eq!(gauge.read(), Pressure::Calm);
+        tree::write(&root, OWN, &psi("12.50", "0.00"));
+        assert_eq!(gauge.read(), Pressure::Some);
+    }
+
+    #[test]
+    fn the_machines_stalls_count_alone_or_when_it_is_nearly_full() {
+        let alone = tree::of(&[(MACHINE, &psi("50.00", "0.00"))]);
+        assert_eq!(Gauge::open(alone.path()).unwrap().read(), Pressure::Some);
+
+        let root = tree::of(&[CGROUP, V2, (MACHINE, &psi("50.00", "20.00")), (OWN, &psi("0.00", "0.00"))]);
+        let mut gauge = Gauge::open(root.path()).unwrap();
+        for (available, pressure) in [(1600, Pressure::Calm), (100, Pressure::Calm), (99, Pressure::Severe)] {
+            tree::write(&root, "/proc/meminfo", &format!("MemTotal: 1600 kB\nMemAvailable: {available} kB\n"));
+            assert_eq!(gauge.read(), pressure, "{available}");
+        }
+    }
+
+    #[test]
+    fn a_limit_hit_in_a_full_group_is_severe_once() {
+        let root = full_group(&[]);
+        let mut gauge = Gauge::open(root.path()).unwrap();
+        assert_eq!(gauge.read(), Pressure::Calm, "hits before the gauge was opened are history");
+        for (high, max) in [(2, 1), (2, 2)] {
+            tree::write(&root, EVENTS, &events(high, max, 0));
+            assert_eq!(gauge.read(), Pressure::Severe, "{high} {max}");
+            assert_eq!(gauge.read(), Pressure::Calm, "seen");
+        }
+    }
+
+    #[test]
+    fn a_limit_hit_while_page_cache_is_left_is_calm_but_running_out_is_not() {
+        let root = full_group(&[(STAT, "inactive_file 100\n")]);
+        let mut gauge = Gauge::open(root.path()).unwrap();
+        tree::write(&root, EVENTS, &events(1, 2, 0));
+        assert_eq!(gauge.read(), Pressure::Calm);
+        tree::write(&root, STAT, "inactive_file 99\n");
+        assert_eq!(gauge.read(), Pressure::Calm, "the hit was seen while there was room");
+        tree::write(&root, EVENTS, &events(1, 3, 0));
+        assert_eq!(gauge.read(), Pressure::Severe);
+        tree::write(&root, STAT, "inactive_file 800\n");
+        tree::write(&root, EVENTS, &events(1, 3, 1));
+        assert_eq!(gauge.read(), Pressure::Severe);
+    }
+
+    #[test]
+    fn limits_of_groups_below_are_theirs() {
+        let root = full_group(&[(LOCAL, &events(0, 0, 0))]);
+        let mut gauge = Gauge::open(root.path()).unwrap();
+        tree::write(&root, EVENTS, &events(1, 50, 5));
+        assert_eq!(gauge.read(), Pressure::Calm);
+        tree::write(&root, LOCAL, &events(0, 1, 0));
+        assert_eq!(gauge.read(), Pressure::Severe);
+    }
+
+    #[test]
+    fn an_ancestor_that_runs_out_counts() {
+        let above = "/sys/fs/cgroup/memory.events.local";
+        let root = full_group(&[(above, &events(0, 0, 0))]);
+        let mut gauge = Gauge::open(root.path()).unwrap();
+        tree::write(&root, above, &events(0, 0, 1));
+        assert_eq!(gauge.read(), Pressure::Severe);
+    }
+
+    #[test]
+    fn version_1_counts_failed_charges() {
+        let dir = "/sys/fs/cgroup/memory/app";
+        let failcnt = format!("{dir}/memory.failcnt");
+        let root = tree::of(&[
+            ("/proc/self/cgroup", "4:memory:/app\n"),
+            ("/proc/self/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"),
+            (&format!("{dir}/memory.limit_in_bytes"), "1600\n"),
+            (&format!("{dir}/memory.usage_in_bytes"), "1600\n"),
+            (&failcnt, "41\n"),
+        ]);
+        let mut gauge = Gauge::open(root.path()).unwrap();
+        assert_eq!(gauge.read(), Pressure::Calm);
+        tree::write(&root, &failcnt, "42\n");
+        assert_eq!(gauge.read(), Pressure::Severe);
+    }
+
+    #[test]
+    fn counts_that_fall_or_vanish_are_calm() {
+        let root = full_group(&[]);
+        let mut gauge = Gauge::open(root.path()).unwrap();
+        for text in ["", "max", "max -1", "max 99999999999999999999999", &events(0, 0, 0)] {
+            tree::write(&root, EVENTS, text);
+            assert_eq!(gauge.read(), Pressure::Calm, "{text}");
+        }
+        std::fs::remove_dir_all(root.path()).unwrap();
+        assert_eq!(gauge.read(), Pressure::Calm);
+    }
+
+    #[test]
+    fn a_kernel_that_offers_nothing_has_no_gauge() {
+        assert!(Gauge::open(Path::new("/nowhere")).is_none());
+        assert!(Gauge::open(tree::of(&[CGROUP, V2, (MACHINE, ""), (OWN, "nonsense")]).path()).is_none());
+    }
+
+    #[test]
+    fn this_machine_is_read() {
+        let tells = std::fs::read_to_string(MACHINE).is_ok_and(|text| stall(&text).is_some());
+        let mut gauge = Gauge::open(Path::new("/"));
+        assert!(gauge.is_some() || !tells);
+        // Any answer may be true; the point is that there is one.
+        let _: Option<Pressure> = gauge.as_mut().map(Gauge::read);
+    }
+
+    #[test]
+    fn nonsense_is_no_stall() {
+        for share in ["", "x", "-5", "+50", "1e2", "inf", "NaN", "100.01", "999999999999999999999999", "5.0.0", "."] {
+            assert_eq!(stall(&psi(share, share)), None, "{share}");
+        }
+        for text in ["", "some", "some avg60=50.00", "someavg10=50.00", "some avg10 = 50", "avg10=50.00 some"] {
+            assert_eq!(stall(text), None, "{text}");
+        }
+        assert_eq!(stall("full avg10=7"), Some(Stall { some_percent: 0.0, full_percent: 7.0 }));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
+
+        #[test]
+        fn any_text_is_survived(text in "\\PC{0,80}|(some|full)? ?(avg10=)?[0-9.eE+-]{0,30}( total=[0-9]{0,30})?") {
+            if let Some(stall) = stall(&text) {
+                prop_assert!((0.0..=100.0).contains(&stall.some_percent));
+                prop_assert!((0.0..=100.0).contains(&stall.full_percent));
+            }
+        }
+
+        #[test]
+        fn a_truncated_file_is_no_worse_than_the_whole(some in 0u32..=10_000, full in 0u32..=10_000, cut in 0.0..1.0) {
+            let percent = |hundredths: u32| format!("{}.{:02}", hundredths / 100, hundredths % 100);
+            let whole = psi(&percent(some), &percent(full));
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+            let cut = (whole.len() as f64 * cut) as usize;
+            let of = |text: &str| stall(text).map_or(Pressure::Calm, Stall::pressure);
+            prop_assert!(of(&whole[..cut]) <= of(&whole));
+        }
+
+        #[test]
+        fn any_events_are_survived(texts in prop::collection::vec("((max|high|oom) [0-9]{0,22}\n){0,4}", 1..5)) {
+            let root = full_group(&[]);
+            let mut gauge = Gauge::open(root.path()).unwrap();
+            for text in &texts {
+                tree::write(&root, EVENTS, text);
+                gauge.read();
+                prop_assert_eq!(gauge.read(), Pressure::Calm, "a second look finds nothing new");
+            }
+        }
+    }
+}
