@@ -93,9 +93,10 @@ impl PinnedBuf {
         self.block.as_ref().map_or(0, |block| block.class_bytes() - skipped(block))
     }
 
-    /// Is the memory page-locked? False for `heap`, `sim` and for a buffer of zero bytes.
+    /// Is the memory page-locked? False for `heap` and `sim`, for memory that stands in when the pool is full, and for a
+    /// buffer of zero bytes.
     pub fn is_pinned(&self) -> bool {
-        self.block.as_ref().is_some_and(|block| block.core().is_pinned())
+        self.block.as_ref().is_some_and(Block::is_pinned)
     }
 
     /// Number of the acquisition that made this buffer: the same whenever it is reused, never that of another of its
@@ -227,8 +228,7 @@ impl PinnedBuf {
         let mut this = ManuallyDrop::new(self);
         drop(this.uses.take());
         if let Some(block) = this.block.take() {
-            let core = block.core().clone();
-            core.lose(block, error);
+            block.lose(error);
         }
     }
 
@@ -246,12 +246,10 @@ impl PinnedBuf {
 impl Drop for PinnedBuf {
     fn drop(&mut self) {
         let Some(block) = self.block.take() else { return };
-        // The block may be released, and with it the pool's last reference, before `put` returns.
-        let core = block.core().clone();
         if self.uses.is_empty() {
-            core.put(block);
+            block.put_back();
         } else {
-            core.put_after(block, self.uses.take());
+            block.put_back_after(self.uses.take());
         }
     }
 }

@@ -4,7 +4,14 @@
 //! | --- | --- | --- |
 //! | `PoolAllocator: After G get requests, ...` | info | nothing while the two rates fall; see the README on reading it |
 //! | `Raising pool_size_limit_ from A to B` | info | a long chain of them: sizes never repeat; round coarser or set the limit |
-//! | `back-end B ...` | info | says what holds the memory, and why nothing better does |
+//! | `Lowering pool_size_limit_ from A to B` | info | nothing: five minutes without a miss; the way up is open |
+//! | `preset P, back-end B ...` | info | says the rules, what holds the memory and why nothing better does, and the ceiling |
+//! | `pinned N bytes ...` | info | nothing while it ends; each line is a doubling |
+//! | `reserve: N of M bytes ...` | info | nothing: the start is pinning `PINPOOL_RESERVE` |
+//! | `partition NAME ...` | info | nothing: a pool with a ceiling of its own was made |
+//! | `no room for N bytes ...` | warn | raise `PINPOOL_MAX_BYTES`, lower the prefetch, or raise `PINPOOL_WAIT` |
+//! | `room again after ...` | warn | says how long that lasted and what it cost |
+//! | `memory is short ...` | info | idle memory goes back sooner; `PINPOOL_PRESSURE=off` ignores it |
 //! | `locked memory is limited ...` | warn | raise `RLIMIT_MEMLOCK` or set `PINPOOL_MAX_BYTES` |
 //! | `PINPOOL_X=V ...` | warn | correct the variable; what is used instead is in the line |
 //! | `release failed ...` | error | memory stays pinned until the process ends; the driver's words say why |
@@ -16,11 +23,12 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::backend::SourceError;
 use crate::config::Warning;
-use crate::error::Error;
+use crate::error::{Error, Holdings};
 use crate::policy::Check;
 
 /// Counts the checks of one or many pools and says which are printed.
@@ -133,10 +141,43 @@ impl Voice {
     }
 }
 
-pub(crate) fn chose_backend(name: &str, is_pinned: bool, passed_over: &[(&'static str, String)]) {
+pub(crate) fn started(preset: &str, source: &str, is_pinned: bool, passed_over: &[(&'static str, String)], ceiling: &str) {
     let nature = if is_pinned { "page-locked" } else { "not page-locked" };
     let why_not: String = passed_over.iter().map(|(name, why)| format!("; not {name}: {why}")).collect();
-    log::info!("back-end {name} ({nature}){why_not}");
+    log::info!("preset {preset}, back-end {source} ({nature}), ceiling {ceiling}{why_not}");
+}
+
+pub(crate) fn lowering(from: u64, to: u64) {
+    log::info!("Lowering pool_size_limit_ from {from} to {to}");
+}
+
+pub(crate) fn grown(pinned_bytes: u64, page_locks: u64, max_bytes: Option<u64>) {
+    let ceiling = max_bytes.map_or_else(String::new, |max_bytes| format!(", ceiling {max_bytes}"));
+    log::info!("pinned {pinned_bytes} bytes in {page_locks} page-locks{ceiling}");
+}
+
+pub(crate) fn reserving(done_bytes: u64, of_bytes: u64) {
+    log::info!("reserve: {done_bytes} of {of_bytes} bytes pinned");
+}
+
+pub(crate) fn partitioned(name: &str, max_bytes: u64) {
+    log::info!("partition {name}, ceiling {max_bytes} bytes, shares the memory of its pool");
+}
+
+pub(crate) fn no_room(asked_bytes: u64, why: &str, holdings: &Holdings) {
+    log::warn!("no room for {asked_bytes} bytes: {why}; {holdings}; raise PINPOOL_MAX_BYTES, or hold fewer batches");
+}
+
+pub(crate) fn room_again(after: Duration, gets: u64, fallbacks: u64) {
+    log::warn!("room again after {after:?}: {gets} gets found none at once, {fallbacks} were given memory that is not pinned");
+}
+
+pub(crate) fn pressure(is_over: bool) {
+    if is_over {
+        log::info!("memory is not short any more: idle memory stays as long as PINPOOL_RETAIN says");
+    } else {
+        log::info!("memory is short: idle memory goes back sooner (PINPOOL_PRESSURE=off ignores it)");
+    }
 }
 
 pub(crate) fn lock_limit(limit_bytes: u64) {
@@ -158,7 +199,7 @@ pub(crate) fn completion_unknown(held_bytes: u64, error: &Error) {
     log::error!("completion unknown, a buffer of {held_bytes} B is never reused: {error}");
 }
 
-pub(crate) fn closed_in_flight(copies: u64, bytes: u64, waited: std::time::Duration) {
+pub(crate) fn closed_in_flight(copies: u64, bytes: u64, waited: Duration) {
     log::error!(
         "closing with {copies} copies in flight after waiting {waited:?}: their {bytes} B are left alone, since a device may \
          still read them (PINPOOL_CLOSE_WAIT sets the wait)"

@@ -19,8 +19,6 @@ mod buffer;
 mod diag;
 mod error;
 mod in_flight;
-#[expect(unused_imports, reason = "the pool does not ask the machine yet")]
-#[cfg_attr(any(not(test), miri), expect(dead_code, reason = "the pool does not ask the machine yet"))]
 mod machine;
 mod policy;
 mod pool;
@@ -43,13 +41,13 @@ pub mod trace;
 
 pub use backend::Backend;
 pub use buffer::PinnedBuf;
-pub use config::{Config, Preset};
+pub use config::{Ceiling, Config, OnFull, Preset, PressureFrom};
 pub use copy::Completion;
 pub use diag::{Cadence, CheckReport};
 pub use error::{Error, Result};
 pub use in_flight::Fence;
 pub use policy::{Check, Window};
-pub use pool::{Pool, PoolBuilder};
+pub use pool::{Clock, ManualClock, Pool, PoolBuilder};
 pub use size_class::Rounding;
 pub use stats::{Stats, Underlying};
 

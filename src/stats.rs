@@ -1,105 +1,11 @@
-//! One adds up: what happened, current beside total.
+//! One adds up: what happened, as a user sees it.
 //!
-//! [`Ledger`] has one verb for each event and is kept under the pool's lock, beside the store it describes; [`Stats`] is
-//! the snapshot that a user sees. Nothing here prints or decides.
+//! Every room counts its own events where it has a lock or a line of its own anyway; here the counts meet in one snapshot,
+//! with the sums that must balance. Nothing here prints or decides.
 
 use std::time::Duration;
 
-use crate::policy::{Check, Window};
-
-/// Counters of one pool; whoever holds the pool's lock writes them.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Ledger {
-    /// Since the last raise or clear, as TensorFlow counts.
-    pub(crate) window: Window,
-    pub(crate) total: Window,
-    pub(crate) reclaimed: u64,
-    pub(crate) cleared: u64,
-    pub(crate) checks: u64,
-    pub(crate) raises: u64,
-    pub(crate) failed_gets: u64,
-    pub(crate) handed_out: u64,
-    pub(crate) handed_out_bytes: u64,
-    pub(crate) idle_bytes: u64,
-}
-
-/// How an idle buffer leaves the pool without serving a get.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Removal {
-    /// By a put over the count limit.
-    Evicted,
-    /// To make room under the byte ceiling.
-    Reclaimed,
-    /// By `clear` or at the end.
-    Cleared,
-}
-
-impl Ledger {
-    /// A get found its buffer idle.
-    pub(crate) fn hit(&mut self, held_bytes: u64) {
-        self.window.get_from_pool += 1;
-        self.total.get_from_pool += 1;
-        self.idle_bytes -= held_bytes;
-        self.hand_out(held_bytes);
-    }
-
-    /// A get was served by the underlying allocator; an unpooled one counts in no window.
-    pub(crate) fn allocated(&mut self, held_bytes: u64, pooled: bool) {
-        self.window.allocated += u64::from(pooled);
-        self.total.allocated += 1;
-        self.hand_out(held_bytes);
-    }
-
-    fn hand_out(&mut self, held_bytes: u64) {
-        self.handed_out += 1;
-        self.handed_out_bytes += held_bytes;
-    }
-
-    /// A buffer came back.
-    pub(crate) fn put(&mut self, held_bytes: u64, pooled: bool) {
-        self.window.put += u64::from(pooled);
-        self.total.put += 1;
-        self.lost(held_bytes);
-    }
-
-    /// A buffer handed out will never come back.
-    pub(crate) fn lost(&mut self, held_bytes: u64) {
-        self.handed_out -= 1;
-        self.handed_out_bytes -= held_bytes;
-    }
-
-    /// A buffer that came back is idle now.
-    pub(crate) fn kept(&mut self, held_bytes: u64) {
-        self.idle_bytes += held_bytes;
-    }
-
-    /// An idle buffer left.
-    pub(crate) fn removed(&mut self, held_bytes: u64, removal: Removal) {
-        self.idle_bytes -= held_bytes;
-        match removal {
-            Removal::Evicted => {
-                self.window.evicted += 1;
-                self.total.evicted += 1;
-            }
-            Removal::Reclaimed => self.reclaimed += 1,
-            Removal::Cleared => self.cleared += 1,
-        }
-    }
-
-    /// The rates were looked at; a raise begins a new window.
-    pub(crate) fn checked(&mut self, check: &Check) {
-        self.checks += 1;
-        if check.raised_to.is_some() {
-            self.raises += 1;
-            self.begin_window();
-        }
-    }
-
-    /// The four counters go back to zero.
-    pub(crate) fn begin_window(&mut self) {
-        self.window = Window::default();
-    }
-}
+use crate::policy::Window;
 
 /// Calls to the underlying allocator, in the bytes asked of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -120,15 +26,33 @@ pub struct Underlying {
     pub failures: u64,
 }
 
+impl Underlying {
+    pub(crate) fn acquired(&mut self, bytes: u64) {
+        self.allocs += 1;
+        self.alloc_bytes += bytes;
+        self.note_peak();
+    }
+
+    pub(crate) fn released(&mut self, bytes: u64) {
+        self.frees += 1;
+        self.free_bytes += bytes;
+    }
+
+    pub(crate) fn note_peak(&mut self) {
+        self.peak_bytes = self.peak_bytes.max(self.alloc_bytes.saturating_sub(self.free_bytes));
+    }
+}
+
 /// A snapshot of a pool. At rest the figures balance:
 ///
 /// - `gets = hits + misses`,
-/// - `puts + in_use + in_flight + lost = gets`,
-/// - `puts = kept + unpooled`, and what was kept either served a hit, is idle, or was evicted, reclaimed or cleared,
-/// - `pinned_bytes = in_use_bytes + in_flight_bytes + idle_bytes + lost_bytes`.
+/// - `gets = puts + in_use + in_flight + lost`,
+/// - `pinned_bytes = in_use_bytes + in_flight_bytes + idle_bytes + lost_bytes + arena_free_bytes + arena_transit_bytes`.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Stats {
+    /// Rules that the pool follows.
+    pub preset: &'static str,
     /// Name of the source of the memory.
     pub backend: &'static str,
     /// Is that memory page-locked?
@@ -145,16 +69,24 @@ pub struct Stats {
     pub misses: u64,
     /// Gets that ended in an error of the ceiling or of the back-end.
     pub failed_gets: u64,
+    /// Gets that stood in line for room.
+    pub waits: u64,
+    /// Gets that were given memory that is not pinned, for want of room; they count as misses.
+    pub fallbacks: u64,
     /// Buffers that came back.
     pub puts: u64,
     /// Idle buffers evicted by puts over the limit.
     pub evicted: u64,
     /// Idle buffers given back to make room under the ceiling.
     pub reclaimed: u64,
+    /// Idle buffers given back because nobody asked for them.
+    pub aged: u64,
     /// Times that the rates were looked at.
     pub checks: u64,
     /// Of those, how often the limit rose.
     pub raises: u64,
+    /// How often the limit came down again.
+    pub lowers: u64,
     /// Idle buffers.
     pub buffers_in_pool: u64,
     /// Bytes of the idle buffers.
@@ -173,6 +105,14 @@ pub struct Stats {
     pub lost: u64,
     /// Bytes of those, and of regions that the back-end failed to take back.
     pub lost_bytes: u64,
+    /// Bytes held and free: what the arena cuts buffers from next.
+    pub arena_free_bytes: u64,
+    /// Bytes in granules that are being locked, moved or released.
+    pub arena_transit_bytes: u64,
+    /// Bytes pinned by [`Pool::prewarm`](crate::Pool::prewarm) or `PINPOOL_RESERVE`, kept to the end.
+    pub reserve_bytes: u64,
+    /// Runs of granules that were moved instead of locked anew.
+    pub moves: u64,
     /// Bytes held from the back-end, in whatever state, in its own granularity.
     pub pinned_bytes: u64,
     /// Most of them at any time.
@@ -204,9 +144,14 @@ impl Stats {
                 self.puts + self.in_use + self.in_flight + self.lost,
             ),
             (
-                "pinned = in use + in flight + idle + lost bytes",
+                "pinned = in use + in flight + idle + lost + arena bytes",
                 self.pinned_bytes,
-                self.in_use_bytes + self.in_flight_bytes + self.idle_bytes + self.lost_bytes,
+                self.in_use_bytes
+                    + self.in_flight_bytes
+                    + self.idle_bytes
+                    + self.lost_bytes
+                    + self.arena_free_bytes
+                    + self.arena_transit_bytes,
             ),
         ];
         let broken = sums.iter().find(|(_, left, right)| left != right);

@@ -4,8 +4,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::core::Core;
+use super::residence;
 use super::supply::Memory;
+use crate::error::Error;
 use crate::front::Entry;
+use crate::in_flight::SharedFence;
 use crate::size_class::Class;
 
 /// Memory of one class, and the pool that it belongs to. One pointer wide: moving it moves nothing.
@@ -37,7 +40,7 @@ impl Block {
         self.0
     }
 
-    pub(crate) fn core(&self) -> &Arc<Core> {
+    pub(super) fn core(&self) -> &Arc<Core> {
         &self.0.core
     }
 
@@ -58,12 +61,32 @@ impl Block {
     }
 
     /// Is it in memory of the pool's source, and not the ordinary memory that stands in when that is full?
-    pub(crate) fn is_from_source(&self) -> bool {
+    pub(super) fn is_from_source(&self) -> bool {
         self.0.memory.is_from_source()
     }
 
-    pub(crate) fn held_bytes(&self) -> u64 {
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.is_from_source() && self.core().is_pinned()
+    }
+
+    pub(super) fn held_bytes(&self) -> u64 {
         self.0.memory.held_bytes()
+    }
+
+    /// The put: nobody uses it any more.
+    #[inline]
+    pub(crate) fn put_back(self) {
+        residence::inside(self, Core::put);
+    }
+
+    /// The put, when all `fences` are over.
+    pub(crate) fn put_back_after(self, fences: Vec<SharedFence>) {
+        residence::inside(self, |core, block| core.put_after(block, fences));
+    }
+
+    /// Takes it out of use for good: nobody knows when a device is done with it.
+    pub(crate) fn lose(self, error: &Error) {
+        residence::inside(self, |core, block| core.lose(block, error));
     }
 
     /// The memory, for its release, and the pool that it is released through.

@@ -1,16 +1,20 @@
 //! From settings to a pool.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Pool;
+use super::clock::Clock;
 use super::core::Core;
-use super::supply::Supply;
-use crate::backend::{self, Backend, Chosen};
-use crate::config::{Preset, Settings, env};
+use super::supply::{Direct, Ground, GroundPlan, Supply};
+use crate::arena::Retain;
+use crate::backend::{self, Backend, HeapSource, Source};
+use crate::config::{Ceiling, Config, OnFull, Preset, PressureFrom, Settings, env};
 use crate::diag::{self, Cadence, CheckReport, Listener, Voice};
-use crate::error::Result;
+use crate::error::{Kind, Result};
+use crate::machine;
 use crate::size_class::Rounding;
 
 /// Collects settings; whatever is not set here comes from the environment, and else from the defaults.
@@ -20,6 +24,7 @@ pub struct PoolBuilder {
     without_env: bool,
     cadence: Cadence,
     listener: Option<Listener>,
+    clock: Clock,
 }
 
 impl fmt::Debug for PoolBuilder {
@@ -30,7 +35,13 @@ impl fmt::Debug for PoolBuilder {
 
 impl PoolBuilder {
     pub(super) fn new() -> Self {
-        Self { settings: Settings::default(), without_env: false, cadence: Cadence::process(), listener: None }
+        Self {
+            settings: Settings::default(),
+            without_env: false,
+            cadence: Cadence::process(),
+            listener: None,
+            clock: Clock::System,
+        }
     }
 
     /// Ignores `PINPOOL_*`: only what is set here, and the defaults.
@@ -76,8 +87,61 @@ impl PoolBuilder {
     }
 
     /// Ceiling in bytes on all memory held, in use and idle (`PINPOOL_MAX_BYTES`); `None` for no ceiling.
-    pub fn max_bytes(mut self, bytes: impl Into<Option<u64>>) -> Self {
-        self.settings.max_bytes = Some(bytes.into());
+    pub fn max_bytes(self, bytes: impl Into<Option<u64>>) -> Self {
+        self.ceiling(bytes.into().map_or(Ceiling::None, Ceiling::Bytes))
+    }
+
+    /// The same, with the choice to take it from the memory of the machine.
+    pub fn ceiling(mut self, ceiling: Ceiling) -> Self {
+        self.settings.max_bytes = Some(ceiling);
+        self
+    }
+
+    /// Pools on this host that share the memory from which [`Ceiling::Auto`] is taken (`PINPOOL_SHARE`); 0 counts as 1.
+    pub fn share(mut self, pools: u64) -> Self {
+        self.settings.share = Some(pools.max(1));
+        self
+    }
+
+    /// Longest wait of a get for room under the ceiling (`PINPOOL_WAIT`).
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.settings.wait = Some(wait);
+        self
+    }
+
+    /// What a get does when there is no room after that wait (`PINPOOL_ON_FULL`).
+    pub fn on_full(mut self, on_full: OnFull) -> Self {
+        self.settings.on_full = Some(on_full);
+        self
+    }
+
+    /// How long memory stays idle before it goes back to the system (`PINPOOL_RETAIN`); `None` keeps it for ever.
+    pub fn retain(mut self, retain: impl Into<Option<Duration>>) -> Self {
+        self.settings.retain = Some(retain.into());
+        self
+    }
+
+    /// Where the pool hears that memory is short (`PINPOOL_PRESSURE`).
+    pub fn pressure(mut self, from: PressureFrom) -> Self {
+        self.settings.pressure = Some(from);
+        self
+    }
+
+    /// Bytes pinned by [`build`](PoolBuilder::build), the fastest way there is, and kept (`PINPOOL_RESERVE`).
+    pub fn reserve(mut self, bytes: u64) -> Self {
+        self.settings.reserve_bytes = Some(bytes);
+        self
+    }
+
+    /// May the pool pin more than its reserve (`PINPOOL_GROWTH`)?
+    pub fn growth(mut self, yes: bool) -> Self {
+        self.settings.growth = Some(yes);
+        self
+    }
+
+    /// Takes the time from `clock`: for replays and tests.
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
         self
     }
 
@@ -106,25 +170,72 @@ impl PoolBuilder {
         self
     }
 
-    /// Makes the pool. Pins nothing, and creates no context on a device.
+    /// Makes the pool. Pins nothing but its reserve, and creates no context on a device without one.
     ///
     /// # Errors
     ///
     /// - [`Error::is_setting`](crate::Error::is_setting) if two settings contradict each other,
-    /// - [`Error::is_backend`](crate::Error::is_backend) if the back-end asked for is not there.
+    /// - [`Error::is_backend`](crate::Error::is_backend) if the back-end asked for is not there, or cannot pin the
+    ///   reserve.
     pub fn build(self) -> Result<Pool> {
         let (env, warnings) = if self.without_env { Default::default() } else { env::read_process() };
         warnings.iter().for_each(diag::bad_setting);
-        let mut config = self.settings.or(env).resolve()?;
-        let Chosen { source, lock_limit_bytes, passed_over } =
-            backend::choose(&config.backend, config.device, config.max_bytes)?;
-        diag::chose_backend(source.name(), source.is_pinned(), &passed_over);
-        if let Some(limit_bytes) = lock_limit_bytes {
-            diag::lock_limit(limit_bytes);
-            config.max_bytes = Some(limit_bytes);
-        }
-        let supply = Supply::new(source, config.max_bytes);
+        let config = self.settings.or(env).resolve()?;
+        let (mut max_bytes, ceiling) = ceiling_in_bytes(&config);
+        let chosen = backend::choose(&config.backend, config.device, max_bytes)?;
+        max_bytes = chosen.lock_limit_bytes.or(max_bytes);
+        diag::started(config.preset.name(), chosen.source.name(), chosen.source.is_pinned(), &chosen.passed_over, &ceiling);
+        chosen.lock_limit_bytes.iter().copied().for_each(diag::lock_limit);
+
         let voice = Voice { cadence: self.cadence, log_every: config.log_every, listener: self.listener };
-        Ok(Pool::of(Arc::new(Core::new(config, supply, voice))))
+        let stand_in = stands_in(&config, &*chosen.source).then(HeapSource::new);
+        let supply = supply(&config, chosen.source, max_bytes)?;
+        let reserve_bytes = config.reserve_bytes;
+        let pool = Pool::of(Core::new(config, supply, None, stand_in, self.clock, voice));
+        if reserve_bytes > 0 {
+            pool.prewarm(reserve_bytes)?;
+        }
+        Ok(pool)
+    }
+}
+
+/// The ceiling as a number, and where that comes from for the start line.
+fn ceiling_in_bytes(config: &Config) -> (Option<u64>, String) {
+    match config.max_bytes {
+        Ceiling::None => (None, "none".to_owned()),
+        Ceiling::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes")),
+        // Miri has no machine to ask.
+        Ceiling::Auto => match (!cfg!(miri)).then(|| machine::memory(Path::new("/"))).flatten() {
+            None => (None, "none, since the machine does not say what it has".to_owned()),
+            Some(memory) => {
+                let bytes = machine::default_ceiling(&memory, config.share);
+                let share = if config.share > 1 { format!(", shared by {}", config.share) } else { String::new() };
+                let origin = memory.origin;
+                (Some(bytes), format!("{bytes} bytes (a quarter of {} bytes, {origin}{share})", memory.total_bytes))
+            }
+        },
+    }
+}
+
+/// Does memory that is not pinned stand in when there is no room?
+fn stands_in(config: &Config, source: &dyn Source) -> bool {
+    match config.on_full {
+        OnFull::Error => false,
+        OnFull::Pageable => true,
+        OnFull::Auto => matches!(config.backend, Backend::Auto) && !source.needs_gpu(),
+    }
+}
+
+fn supply(config: &Config, source: Arc<dyn Source>, max_bytes: Option<u64>) -> Result<Supply> {
+    match config.preset {
+        Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, max_bytes))),
+        Preset::Adaptive => {
+            let retain_us = config.retain.map(|retain| u64::try_from(retain.as_micros()).unwrap_or(u64::MAX));
+            let retain = Retain { retain_us, ..Retain::default() };
+            let backend = source.name();
+            Ground::new(source, GroundPlan { max_bytes, may_grow: config.growth, retain })
+                .map(|ground| Supply::Ground(Arc::new(ground)))
+                .map_err(|error| Kind::Unavailable { backend, why: error.to_string() }.into())
+        }
     }
 }

@@ -16,9 +16,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::block::Block;
-use super::clock::Timekeeper;
+use super::clock::{Clock, Timekeeper};
 use super::episode::Episode;
-use super::idle::{Aftermath, Idle};
+use super::idle::{Aftermath, ExactIdle, Idle, ThreadsIdle};
 use super::queue::Queue;
 use super::supply::{Borrower, Holding, Memory, Refusal, Supply};
 use super::upkeep::Upkeep;
@@ -31,12 +31,14 @@ use crate::in_flight::{InFlight, SharedFence, Swept};
 use crate::policy;
 use crate::size_class::Class;
 use crate::stats::Stats;
-use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// A thread looks at the clock at every so many of its hits.
 const HITS_PER_LOOK: u32 = 64;
 /// So long a get in line sleeps at most while copies are in flight, whose end nobody announces.
 const IN_FLIGHT_PATIENCE: Duration = Duration::from_micros(500);
+/// And else: room may also come from other pools and processes.
+const PATIENCE: Duration = Duration::from_millis(5);
 
 thread_local! {
     static HITS: Cell<u32> = const { Cell::new(0) };
@@ -49,16 +51,16 @@ pub(crate) struct Core {
     pub(super) idle: Idle,
     pub(super) supply: Supply,
     /// The ceiling of a partition, on the blocks of this pool alone.
-    pub(super) share: Option<Arc<Budget>>,
+    share: Option<Arc<Budget>>,
     /// Where pageable memory comes from when there is no room; `None` if that is an error.
     pub(super) stand_in: Option<HeapSource>,
-    pub(super) in_flight: InFlight<Block>,
-    pub(super) queue: Queue,
+    in_flight: InFlight<Block>,
+    queue: Queue,
     pub(super) time: Timekeeper,
     pub(super) upkeep: Upkeep,
-    pub(super) episode: Episode,
+    episode: Episode,
     pub(super) voice: Voice,
-    pub(super) counts: Counts,
+    counts: Counts,
 }
 
 /// What only the conductor sees.
@@ -67,12 +69,45 @@ pub(super) struct Counts {
     failed_gets: AtomicU64,
     waits: AtomicU64,
     fallbacks: AtomicU64,
+    fallbacks_put: AtomicU64,
     lost: AtomicU64,
     lost_bytes: AtomicU64,
     closed: AtomicBool,
 }
 
 impl Core {
+    pub(super) fn new(
+        config: Config,
+        supply: Supply,
+        share: Option<Arc<Budget>>,
+        stand_in: Option<HeapSource>,
+        clock: Clock,
+        voice: Voice,
+    ) -> Arc<Self> {
+        let (limit, auto_resize) = (config.pool_size_limit, config.auto_resize);
+        let idle = match &supply {
+            Supply::Direct(_) => Idle::Exact(ExactIdle::new(limit, auto_resize)),
+            Supply::Ground(ground) => {
+                ground.join();
+                Idle::Threads(ThreadsIdle::new(limit, auto_resize))
+            }
+        };
+        Arc::new(Self {
+            idle,
+            supply,
+            share,
+            stand_in,
+            in_flight: InFlight::new(),
+            queue: Queue::default(),
+            time: Timekeeper::new(clock),
+            upkeep: Upkeep::new(&config.pressure),
+            episode: Episode::default(),
+            voice,
+            counts: Counts::default(),
+            config,
+        })
+    }
+
     pub(crate) fn config(&self) -> &Config {
         &self.config
     }
@@ -155,7 +190,7 @@ impl Core {
             self.begin_episode(len, &refusal);
             // Relaxed, here and below: counts on their own.
             self.counts.waits.fetch_add(1, Ordering::Relaxed);
-            let patience = || if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { wait };
+            let patience = || if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { PATIENCE };
             let served = self.queue.wait(Instant::now() + wait, patience, || {
                 self.land_copies();
                 self.idle.take(class).or_else(|| self.allocate(class).map_err(|later| refusal = later).ok())
@@ -168,7 +203,6 @@ impl Core {
             self.begin_episode(len, &refusal);
             self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
             self.episode.fell_back();
-            self.idle.count_allocated();
             return Ok(block);
         }
         self.counts.failed_gets.fetch_add(1, Ordering::Relaxed);
@@ -311,7 +345,7 @@ impl Core {
 
     #[cold]
     fn put_stand_in(&self, block: Block) {
-        self.idle.count_passing();
+        self.counts.fallbacks_put.fetch_add(1, Ordering::Relaxed);
         self.give_up(block);
         self.close_if_unused();
     }
@@ -376,6 +410,8 @@ impl Core {
         if !self.idle.is_sealed() {
             return;
         }
+        // SeqCst: of two last puts at once, each counted before this line, one at least sees both.
+        fence(Ordering::SeqCst);
         // In flight is no use: those copies are what `close` waits for.
         let handed_out = self.handed_out();
         // AcqRel: one closes, and sees all that was put before.
@@ -386,9 +422,10 @@ impl Core {
 
     fn handed_out(&self) -> u64 {
         let total = self.idle.figures().total;
-        let lost = self.counts.lost.load(Ordering::Relaxed);
+        let [fallbacks, fallbacks_put, lost] = [&self.counts.fallbacks, &self.counts.fallbacks_put, &self.counts.lost]
+            .map(|count| count.load(Ordering::Relaxed));
         // While other threads run, a get may be counted here whose put is not, and the other way round.
-        total.gets().saturating_sub(total.put + lost)
+        (total.gets() + fallbacks).saturating_sub(total.put + fallbacks_put + lost)
     }
 
     /// Waits for the copies in flight, at most as long as configured, and leaves alone what does not end.
@@ -418,7 +455,7 @@ impl Core {
         }
     }
 
-    fn refused(&self, len: usize, refusal: Refusal) -> Error {
+    pub(super) fn refused(&self, len: usize, refusal: Refusal) -> Error {
         let asked_bytes = len as u64;
         let holdings = self.holdings();
         match refusal {
@@ -453,19 +490,20 @@ impl Core {
         let (lost, lost_bytes) =
             (self.counts.lost.load(Ordering::Relaxed), self.counts.lost_bytes.load(Ordering::Relaxed));
         let handed_out = self.handed_out();
+        let fallbacks = self.counts.fallbacks.load(Ordering::Relaxed);
         Stats {
             preset: self.config.preset.name(),
             backend: self.source().name(),
             is_pinned: self.is_pinned(),
             pool_size_limit: figures.limit,
             window: figures.window,
-            gets: figures.total.gets(),
+            gets: figures.total.gets() + fallbacks,
             hits: figures.total.get_from_pool,
-            misses: figures.total.allocated,
+            misses: figures.total.allocated + fallbacks,
             failed_gets: self.counts.failed_gets.load(Ordering::Relaxed),
             waits: self.counts.waits.load(Ordering::Relaxed),
-            fallbacks: self.counts.fallbacks.load(Ordering::Relaxed),
-            puts: figures.total.put,
+            fallbacks,
+            puts: figures.total.put + self.counts.fallbacks_put.load(Ordering::Relaxed),
             evicted: figures.total.evicted,
             reclaimed: figures.reclaimed,
             aged: figures.aged,

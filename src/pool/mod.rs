@@ -4,27 +4,44 @@
 //! | --- | --- |
 //! | `mod.rs` | [`Pool`], the handle |
 //! | `builder.rs` | [`PoolBuilder`]: from settings to a pool |
-//! | `core.rs` | the order of steps; the only place that takes the pool's lock |
-//! | `block.rs` | what moves between store, user and device |
-//! | `supply.rs` | the source under its ceiling |
+//! | `core.rs` | the order of steps |
+//! | `idle/` | the idle buffers, under the rules of the preset |
+//! | `supply/` | where a miss gets its memory and a victim leaves it |
+//! | `queue.rs` | gets that wait for room |
+//! | `upkeep.rs` | what time brings |
+//! | `episode.rs` | a time without room, said once |
+//! | `block.rs` | what moves between all of them |
+//! | `clock.rs` | the time, exact and coarse |
+//! | `residence.rs` | keeps the bookkeeping alive under a put |
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use crate::budget::Budget;
 use crate::buffer::PinnedBuf;
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::size_class::DEFAULT_ALIGN;
 use crate::stats::Stats;
 
 mod block;
 mod builder;
+mod clock;
 mod core;
+mod episode;
+mod idle;
+mod queue;
+mod reserve;
+mod residence;
 mod supply;
+mod upkeep;
 
 pub use builder::PoolBuilder;
+pub use clock::{Clock, ManualClock};
 
 pub(crate) use self::block::Block;
 use self::core::Core;
+use self::supply::Supply;
 
 /// A pool of page-locked host memory. Cheap to clone; all clones are the same pool.
 ///
@@ -79,17 +96,19 @@ impl Pool {
 
     /// A buffer of `len` bytes at a page-aligned address.
     ///
-    /// An idle buffer of the same class if there is one; else the back-end is asked, which is slow. What it holds is what
-    /// its last user left there, or zeros.
+    /// An idle buffer of the same class if there is one; else one is cut from the arena or asked of the back-end, which is
+    /// slow. What it holds is what its last user left there, or zeros. Where the ceiling leaves no room, waits for some,
+    /// at most `PINPOOL_WAIT`; after that gives memory that is not pinned, or fails, as `PINPOOL_ON_FULL` says.
     ///
     /// # Errors
     ///
     /// - [`is_request`](crate::Error::is_request): `len` is over `isize::MAX` with rounding,
     /// - [`is_limit`](crate::Error::is_limit): over the ceiling even with every idle buffer given back,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused.
+    #[inline]
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
         // The page-aligned base is a gift of the back-end: it never enters the class.
-        self.get_aligned(len, DEFAULT_ALIGN)
+        self.get_within(len, DEFAULT_ALIGN, self.core().config().wait)
     }
 
     /// A buffer of `len` bytes at a multiple of `align`, a power of two of at most 1 GiB.
@@ -98,11 +117,25 @@ impl Pool {
     ///
     /// As [`get`](Pool::get); [`is_request`](crate::Error::is_request) also for an `align` that is no such number.
     pub fn get_aligned(&self, len: usize, align: usize) -> Result<PinnedBuf> {
-        let class_bytes = self.core().config().rounding.class_bytes(len, align)?;
+        self.get_within(len, align, self.core().config().wait)
+    }
+
+    /// As [`get`](Pool::get), with a wait for room of its own in place of `PINPOOL_WAIT`.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Pool::get).
+    pub fn get_timeout(&self, len: usize, wait: Duration) -> Result<PinnedBuf> {
+        self.get_within(len, DEFAULT_ALIGN, wait)
+    }
+
+    #[inline]
+    fn get_within(&self, len: usize, align: usize, wait: Duration) -> Result<PinnedBuf> {
+        let class = self.core().config().rounding.class(len, align)?;
         if len == 0 {
             return Ok(PinnedBuf::empty());
         }
-        Ok(PinnedBuf::over(self.core().get(len, class_bytes)?, len, align))
+        Ok(PinnedBuf::over(self.core().get(len, class, wait)?, len, align))
     }
 
     /// A buffer of `len` bytes if one of its class is idle; never calls the back-end and never waits.
@@ -111,15 +144,72 @@ impl Pool {
     ///
     /// [`is_request`](crate::Error::is_request) as for [`get`](Pool::get).
     pub fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>> {
-        let class_bytes = self.core().config().rounding.class_bytes(len, DEFAULT_ALIGN)?;
+        let class = self.core().config().rounding.class(len, DEFAULT_ALIGN)?;
         if len == 0 {
             return Ok(Some(PinnedBuf::empty()));
         }
-        Ok(self.core().try_get(class_bytes).map(|block| PinnedBuf::over(block, len, DEFAULT_ALIGN)))
+        Ok(self.core().try_get(class).map(|block| PinnedBuf::over(block, len, DEFAULT_ALIGN)))
     }
 
-    /// Puts back the buffers whose copies are over. Every get and put does so too; call it from a program that falls
-    /// silent.
+    /// Pins `bytes` now, the fastest way there is, and keeps them to the end of the pool. Progress is in the log.
+    ///
+    /// # Errors
+    ///
+    /// - [`is_setting`](crate::Error::is_setting): under the preset `tensorflow`, where nothing could be cut from it,
+    /// - [`is_limit`](crate::Error::is_limit): over the ceiling,
+    /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused.
+    pub fn prewarm(&self, bytes: u64) -> Result<()> {
+        self.core().prewarm(bytes)
+    }
+
+    /// Gets memory ready for `count` buffers of `len` bytes, for each `(len, count)`: as a reserve, or under the preset
+    /// `tensorflow` as idle buffers, got and put back.
+    ///
+    /// # Errors
+    ///
+    /// As [`prewarm`](Pool::prewarm) and [`get`](Pool::get).
+    pub fn prewarm_classes(&self, buffers: &[(usize, usize)]) -> Result<()> {
+        match self.core().supply {
+            Supply::Direct(_) => {
+                let all = buffers.iter().flat_map(|&(len, count)| std::iter::repeat_n(len, count));
+                all.map(|len| self.get(len)).collect::<Result<Vec<_>>>().map(drop)
+            }
+            Supply::Ground(_) => {
+                let mut sum: u64 = 0;
+                for &(len, count) in buffers {
+                    let class_bytes = self.core().config().rounding.class_bytes(len, DEFAULT_ALIGN)? as u64;
+                    let all = class_bytes.checked_mul(count as u64).and_then(|bytes| sum.checked_add(bytes));
+                    sum = all.ok_or(Kind::Length { len })?;
+                }
+                self.prewarm(sum)
+            }
+        }
+    }
+
+    /// A pool with counts, limit and a ceiling of its own that cuts its buffers from the same memory: for a second use
+    /// (evaluation beside training, say) that must not crowd out the first. `name` is for its log lines.
+    ///
+    /// # Errors
+    ///
+    /// [`is_setting`](crate::Error::is_setting) under the preset `tensorflow`, where there is nothing to share.
+    pub fn partition(&self, name: &str, max_bytes: u64) -> Result<Self> {
+        let core = self.core();
+        let Supply::Ground(ground) = &core.supply else {
+            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow pools share nothing";
+            return Err(Kind::Setting { name: "partition", value: name.to_owned(), why: why.to_owned() }.into());
+        };
+        let supply = Supply::Ground(ground.clone());
+        crate::diag::partitioned(name, max_bytes);
+        Ok(Self::of(core.partition(supply, Budget::new(Some(max_bytes)))))
+    }
+
+    /// Gives idle memory back to the system, oldest first, until at most `to_bytes` are held or nothing is idle.
+    pub fn trim(&self, to_bytes: u64) {
+        self.core().trim(to_bytes);
+    }
+
+    /// Puts back the buffers whose copies are over, and does what time brings: what is idle for long goes back to the
+    /// system. Every get and put does so too, now and then; call it from a program that falls silent.
     pub fn poll(&self) {
         self.core().poll();
     }

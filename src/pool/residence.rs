@@ -8,20 +8,21 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use super::block::Block;
 use super::core::Core;
 
 thread_local! {
     static RESIDENT: Cell<Option<Arc<Core>>> = const { Cell::new(None) };
 }
 
-/// Runs `act` with a reference to `core` that this thread holds until the end. `core` may be borrowed from a block that
-/// `act` gives away.
-pub(super) fn inside<R>(core: &Arc<Core>, act: impl FnOnce(&Core) -> R) -> R {
+/// Gives `block` to `act`, with its pool, which this thread holds until the end.
+#[inline]
+pub(super) fn inside<R>(block: Block, act: impl FnOnce(&Core, Block) -> R) -> R {
     // Taken out meanwhile: a put inside a put (a listener that drops a buffer) finds nothing and counts one of its own. So
     // does a thread that is ending.
     let resident = RESIDENT.try_with(Cell::take).ok().flatten();
-    let kept = resident.filter(|last| Arc::ptr_eq(last, core)).unwrap_or_else(|| core.clone());
-    let result = act(&kept);
+    let kept = resident.filter(|last| Arc::ptr_eq(last, block.core())).unwrap_or_else(|| block.core().clone());
+    let result = act(&kept, block);
     let _ = RESIDENT.try_with(|resident| resident.set(Some(kept)));
     result
 }

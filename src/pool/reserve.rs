@@ -1,0 +1,45 @@
+//! Memory pinned at once and kept, and pools that share memory.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use super::clock::Clock;
+use super::core::Core;
+use super::supply::Supply;
+use crate::budget::Budget;
+use crate::diag;
+use crate::error::{Kind, Result};
+
+/// Progress is reported so often.
+const REPORTS: u64 = 4;
+
+impl Core {
+    /// Pins `bytes` and keeps them (rule 10). A slow call.
+    pub(super) fn prewarm(&self, bytes: u64) -> Result<()> {
+        let Supply::Ground(ground) = &self.supply else {
+            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is an allocation of its own";
+            return Err(Kind::Setting { name: "PINPOOL_RESERVE", value: bytes.to_string(), why: why.to_owned() }.into());
+        };
+        if bytes == 0 {
+            return Ok(());
+        }
+        let reported = Cell::new(0);
+        let progress = |done_bytes: u64| {
+            let part = u128::from(done_bytes) * u128::from(REPORTS) / u128::from(bytes);
+            if part > reported.get() {
+                reported.set(part);
+                diag::reserving(done_bytes, bytes);
+            }
+        };
+        ground.add_reserve(bytes, &progress).map_err(|refusal| {
+            let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+            self.refused(len, refusal)
+        })
+    }
+
+    /// A pool over the same `supply` with a ceiling of its own.
+    pub(super) fn partition(&self, supply: Supply, share: Arc<Budget>) -> Arc<Self> {
+        let stand_in = self.stand_in.as_ref().map(|_| crate::backend::HeapSource::new());
+        Self::new(self.config.clone(), supply, Some(share), stand_in, Clock::System, self.voice.clone())
+    }
+}
