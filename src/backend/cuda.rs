@@ -97,6 +97,10 @@ unsafe impl Source for CudaSource {
         unsafe { result::free_host(region.start().as_ptr().cast()) }
             .map_err(|error| driver_said("cuMemFreeHost", error))
     }
+
+    fn release_waits(&self) -> bool {
+        true
+    }
 }
 
 /// Never panics, unlike cudarc's first call without a driver; unlike its own check it exists under every linking feature.
