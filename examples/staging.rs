@@ -18,11 +18,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let copy = buf.copy_to(&stream, &mut device)?; // the buffer is the device's until the copy is over
     copy.wait()?;
 
-    println!(
-        "{} bytes arrived; {} pinned, hit rate {}",
-        device.read().len(),
-        pool.stats().pinned_bytes,
-        pool.stats().hit_rate()
-    );
+    println!("{} bytes arrived; {} pinned, hit rate {}", device.read().len(), pool.stats().pinned_bytes, pool.stats().hit_rate());
     Ok(())
 }

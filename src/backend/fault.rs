@@ -277,6 +277,7 @@ unsafe impl Span for FaultSource {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::sim::SimSource;
     use crate::backend::{HeapSource, suite};
 
     fn source() -> FaultSource {
@@ -316,5 +317,98 @@ mod tests {
             // SAFETY: acquired by the thread just joined, unused.
             unsafe { source.release(region) }.unwrap();
         });
+    }
+
+    #[cfg(not(miri))]
+    mod of_a_source_that_spans {
+        use super::*;
+
+        /// Locks count as acquires, unlocks as releases; each failure is shown to have changed nothing by what follows.
+        #[test]
+        fn granules_fail_as_told_and_stay_as_they_were() {
+            let source = source();
+            let spans = source.spans().unwrap();
+            let range = spans.reserve(2 * PAGE_BYTES).unwrap();
+            let start = range.start();
+            // SAFETY: locked, moved and unlocked in turn by this test alone.
+            let lock = |offset| unsafe { spans.lock(&range, offset, PAGE_BYTES) };
+            // SAFETY: as above.
+            let unlock = |offset| unsafe { spans.unlock(&range, offset, PAGE_BYTES) };
+            // SAFETY: as above.
+            let relocate = |from, to| unsafe { spans.relocate(&range, from, to, PAGE_BYTES) };
+            source.fail_acquire(0);
+            assert!(lock(0).unwrap_err().to_string().contains("Acquire 0"));
+            lock(0).unwrap();
+            // SAFETY: locked, and ours alone.
+            unsafe { start.write(7) };
+            source.fail_release(0);
+            assert!(unlock(0).unwrap_err().to_string().contains("Release 0"));
+            source.fail_move(0);
+            assert!(matches!(relocate(0, PAGE_BYTES), Err(MoveError::Kept(_))));
+            // SAFETY: locked still.
+            assert_eq!(unsafe { start.read() }, 7);
+            relocate(0, PAGE_BYTES).unwrap();
+            source.lose_move(2);
+            assert!(matches!(relocate(PAGE_BYTES, 0), Err(MoveError::Lost(_))));
+            // Neither is locked now, so both can be.
+            lock(0).unwrap();
+            lock(PAGE_BYTES).unwrap();
+            // SAFETY: locked, and ours alone.
+            assert_eq!(unsafe { start.read() }, 0);
+            unlock(0).unwrap();
+            unlock(PAGE_BYTES).unwrap();
+            assert_eq!((source.acquires(), source.releases(), source.moves()), (4, 3, 3));
+            // SAFETY: nothing of it is locked or in use.
+            unsafe { spans.unreserve(range) }.unwrap();
+        }
+
+        #[test]
+        fn a_lost_move_gives_the_granules_back() {
+            // Counts what is held, as the heap does not.
+            let sim = SimSource::new(PAGE_BYTES as u64);
+            let source = FaultSource::around(Arc::new(sim));
+            let spans = source.spans().unwrap();
+            let range = spans.reserve(2 * PAGE_BYTES).unwrap();
+            source.lose_move(0);
+            // SAFETY: of this range, and not locked.
+            unsafe { spans.lock(&range, 0, PAGE_BYTES) }.unwrap();
+            // SAFETY: locked above, unused; the other granule is not locked.
+            assert!(unsafe { spans.relocate(&range, 0, PAGE_BYTES, PAGE_BYTES) }.is_err());
+            // SAFETY: lost above, hence not locked.
+            unsafe { spans.lock(&range, 0, PAGE_BYTES) }.expect("the one page that there is was given back");
+            // SAFETY: locked above, unused.
+            unsafe { spans.unlock(&range, 0, PAGE_BYTES) }.unwrap();
+            // SAFETY: nothing of it is locked or in use.
+            unsafe { spans.unreserve(range) }.unwrap();
+        }
+
+        #[test]
+        fn a_gate_holds_moves() {
+            let source = source();
+            let spans = source.spans().unwrap();
+            let range = spans.reserve(2 * PAGE_BYTES).unwrap();
+            // SAFETY: of this range, and not locked.
+            unsafe { spans.lock(&range, 0, PAGE_BYTES) }.unwrap();
+            let gate = source.hold_moves();
+            std::thread::scope(|scope| {
+                // SAFETY: locked above, unused; the other granule is not locked.
+                let moving = scope.spawn(|| unsafe { spans.relocate(&range, 0, PAGE_BYTES, PAGE_BYTES) });
+                gate.wait_for(1);
+                assert!(!moving.is_finished());
+                drop(gate);
+                moving.join().unwrap().unwrap();
+            });
+            // SAFETY: moved there above, unused.
+            unsafe { spans.unlock(&range, PAGE_BYTES, PAGE_BYTES) }.unwrap();
+            // SAFETY: nothing of it is locked or in use.
+            unsafe { spans.unreserve(range) }.unwrap();
+        }
+    }
+
+    #[test]
+    fn around_a_source_with_walls_there_is_no_span() {
+        let source = FaultSource::around(Arc::new(SimSource::walled(1 << 20)));
+        assert!(source.spans().is_none());
+        assert!(source.reserve(PAGE_BYTES).unwrap_err().to_string().contains("`sim` does not span"));
     }
 }

@@ -32,6 +32,15 @@ pub(super) fn map(len_bytes: usize, commit: Commit, id: u64) -> Result<Region, S
     Ok(Region::new(mmap(mapped_bytes(len_bytes)?, READ_WRITE, commit)?, len_bytes, id))
 }
 
+#[cfg(miri)]
+pub(super) fn map(len_bytes: usize, _commit: Commit, id: u64) -> Result<Region, SourceError> {
+    let layout = layout(len_bytes)?;
+    // SAFETY: the layout is not of zero size: `mapped_bytes` is at least one page.
+    let start = unsafe { std::alloc::alloc_zeroed(layout) };
+    let start = NonNull::new(start).ok_or_else(|| SourceError::new("alloc_zeroed", "out of memory"))?;
+    Ok(Region::new(start, len_bytes, id))
+}
+
 /// As [`map`], at a multiple of [`RANGE_ALIGN_BYTES`] and in huge pages where the kernel has them to give.
 #[cfg(not(miri))]
 pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError> {
@@ -44,6 +53,42 @@ pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError>
 #[cfg(miri)]
 pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError> {
     map(len_bytes, Commit::Yes, id)
+}
+
+/// Takes the pages of `region` out of the address space.
+///
+/// # Safety
+///
+/// `region` came from [`map`] or [`map_huge`], and nothing uses it any more.
+#[cfg(not(miri))]
+pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
+    // SAFETY: the caller gives up the whole mapping that `map` made with this very length.
+    unsafe { munmap(region.start(), mapped_bytes(region.len_bytes())?) }
+}
+
+#[cfg(miri)]
+pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
+    let layout = layout(region.len_bytes())?;
+    // SAFETY: `map` allocated it with this very layout, and the caller gives it up.
+    unsafe { std::alloc::dealloc(region.start().as_ptr(), layout) };
+    Ok(())
+}
+
+/// `region`, if it could be made `ready`; else the reason, and its pages are gone.
+///
+/// # Safety
+///
+/// As [`unmap`].
+pub(super) unsafe fn keep_if(ready: Result<(), SourceError>, region: Region) -> Result<Region, SourceError> {
+    match ready {
+        Ok(()) => Ok(region),
+        Err(refusal) => {
+            // If this fails too, the first refusal is the news.
+            // SAFETY: the caller's promise.
+            let _ = unsafe { unmap(region) };
+            Err(refusal)
+        }
+    }
 }
 
 pub(super) const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
@@ -105,57 +150,12 @@ pub(super) unsafe fn munmap(start: NonNull<u8>, mapped_bytes: usize) -> Result<(
     }
 }
 
-#[cfg(miri)]
-pub(super) fn map(len_bytes: usize, _commit: Commit, id: u64) -> Result<Region, SourceError> {
-    let layout = layout(len_bytes)?;
-    // SAFETY: the layout is not of zero size: `mapped_bytes` is at least one page.
-    let start = unsafe { std::alloc::alloc_zeroed(layout) };
-    let start = NonNull::new(start).ok_or_else(|| SourceError::new("alloc_zeroed", "out of memory"))?;
-    Ok(Region::new(start, len_bytes, id))
-}
-
-/// Takes the pages of `region` out of the address space.
-///
-/// # Safety
-///
-/// `region` came from [`map`] or [`map_huge`], and nothing uses it any more.
-#[cfg(not(miri))]
-pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
-    // SAFETY: the caller gives up the whole mapping that `map` made with this very length.
-    unsafe { munmap(region.start(), mapped_bytes(region.len_bytes())?) }
-}
-
-#[cfg(miri)]
-pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
-    let layout = layout(region.len_bytes())?;
-    // SAFETY: `map` allocated it with this very layout, and the caller gives it up.
-    unsafe { std::alloc::dealloc(region.start().as_ptr(), layout) };
-    Ok(())
-}
-
 pub(super) fn mapped_bytes(len_bytes: usize) -> Result<usize, SourceError> {
     len_bytes.max(1).checked_next_multiple_of(PAGE_BYTES).ok_or_else(|| too_much(len_bytes))
 }
 
 fn too_much(len_bytes: usize) -> SourceError {
     SourceError::new("mmap", format!("{len_bytes} B is more than an address space"))
-}
-
-/// `region`, if it could be made `ready`; else the reason, and its pages are gone.
-///
-/// # Safety
-///
-/// As [`unmap`].
-pub(super) unsafe fn keep_if(ready: Result<(), SourceError>, region: Region) -> Result<Region, SourceError> {
-    match ready {
-        Ok(()) => Ok(region),
-        Err(refusal) => {
-            // If this fails too, the first refusal is the news.
-            // SAFETY: the caller's promise.
-            let _ = unsafe { unmap(region) };
-            Err(refusal)
-        }
-    }
 }
 
 #[cfg(miri)]

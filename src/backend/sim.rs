@@ -132,4 +132,40 @@ mod tests {
             unsafe { source.release(region) }.unwrap();
         }
     }
+
+    #[test]
+    fn walled_keeps_the_contract_and_has_no_span() {
+        let source = SimSource::walled(DEFAULT_TOTAL_BYTES);
+        suite::run(&source);
+        assert!(source.spans().is_none());
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn regions_and_granules_share_the_stated_size() {
+        let source = SimSource::new(4 * PAGE_BYTES as u64);
+        let range = source.reserve(1 << 40).unwrap();
+        let region = source.acquire(PAGE_BYTES).unwrap();
+        // SAFETY: of this range, and not locked.
+        unsafe { source.lock(&range, 0, 3 * PAGE_BYTES) }.unwrap();
+        // SAFETY: locked, and ours alone.
+        unsafe { range.start().write(7) };
+        // SAFETY: of this range, and not locked.
+        let refusal = unsafe { source.lock(&range, 1 << 39, PAGE_BYTES) }.unwrap_err().to_string();
+        assert!(refusal.contains("16384 B of 16384 B"), "{refusal}");
+        assert!(source.acquire(1).is_err());
+        // SAFETY: locked still, for all the refusals.
+        assert_eq!(unsafe { range.start().read() }, 7);
+        // SAFETY: acquired above, no reference into it was made.
+        unsafe { source.release(region) }.unwrap();
+        // SAFETY: of this range, and not locked.
+        unsafe { source.lock(&range, 1 << 39, PAGE_BYTES) }.expect("as much as the region gave back");
+        for (offset, bytes) in [(0, 3 * PAGE_BYTES), (1 << 39, PAGE_BYTES)] {
+            // SAFETY: locked above, unused.
+            unsafe { source.unlock(&range, offset, bytes) }.unwrap();
+        }
+        assert_eq!(source.held_bytes.load(Ordering::Relaxed), 0);
+        // SAFETY: nothing of it is locked or in use.
+        unsafe { source.unreserve(range) }.unwrap();
+    }
 }
