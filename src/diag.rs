@@ -23,8 +23,8 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::backend::SourceError;
 use crate::config::Warning;
@@ -141,7 +141,13 @@ impl Voice {
     }
 }
 
-pub(crate) fn started(preset: &str, source: &str, is_pinned: bool, passed_over: &[(&'static str, String)], ceiling: &str) {
+pub(crate) fn started(
+    preset: &str,
+    source: &str,
+    is_pinned: bool,
+    passed_over: &[(&'static str, String)],
+    ceiling: &str,
+) {
     let nature = if is_pinned { "page-locked" } else { "not page-locked" };
     let why_not: String = passed_over.iter().map(|(name, why)| format!("; not {name}: {why}")).collect();
     log::info!("preset {preset}, back-end {source} ({nature}), ceiling {ceiling}{why_not}");
@@ -169,7 +175,9 @@ pub(crate) fn no_room(asked_bytes: u64, why: &str, holdings: &Holdings) {
 }
 
 pub(crate) fn room_again(after: Duration, gets: u64, fallbacks: u64) {
-    log::warn!("room again after {after:?}: {gets} gets found none at once, {fallbacks} were given memory that is not pinned");
+    log::warn!(
+        "room again after {after:?}: {gets} gets found none at once, {fallbacks} were given memory that is not pinned"
+    );
 }
 
 pub(crate) fn pressure(is_over: bool) {

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use pinpool::backend::HeapSource;
 use pinpool::backend::fault::FaultSource;
-use pinpool::{Backend, Pool};
+use pinpool::{Backend, Pool, Preset};
 
 fn pool_over(source: &Arc<FaultSource>, max_bytes: Option<u64>) -> Pool {
     Pool::builder()
         .without_env()
+        .preset(Preset::Tensorflow)
         .backend(Backend::Source(source.clone()))
         .pool_size_limit(2)
         .auto_resize(false)

@@ -6,14 +6,19 @@ use std::time::Duration;
 use pinpool::backend::HeapSource;
 use pinpool::backend::fault::FaultSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
 
 fn source() -> Arc<FaultSource> {
     Arc::new(FaultSource::around(Arc::new(HeapSource::new())))
 }
 
 fn builder(source: &Arc<FaultSource>) -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Source(source.clone())).pool_size_limit(2).auto_resize(false)
+    Pool::builder()
+        .without_env()
+        .preset(Preset::Tensorflow)
+        .backend(Backend::Source(source.clone()))
+        .pool_size_limit(2)
+        .auto_resize(false)
 }
 
 fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {

@@ -97,6 +97,14 @@ unsafe impl Source for CudaSource {
         unsafe { result::free_host(region.start().as_ptr().cast()) }
             .map_err(|error| driver_said("cuMemFreeHost", error))
     }
+
+    fn needs_gpu(&self) -> bool {
+        true
+    }
+
+    fn release_waits(&self) -> bool {
+        true
+    }
 }
 
 /// Never panics, unlike cudarc's first call without a driver; unlike its own check it exists under every linking feature.

@@ -11,12 +11,15 @@
 //! assert!(pool.get(100).is_ok());
 //! # Ok::<(), pinpool::Error>(())
 //! ```
-#![allow(unsafe_code)] // Implements the unsafe `Source` by passing each call on.
+//!
+//! Of a source that spans the granules are scripted too: locking counts and fails as acquiring, unlocking as releasing,
+//! and moving by itself.
+#![allow(unsafe_code)] // Implements the unsafe `Source` and `Span` by passing each call on.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{Region, Source, SourceError};
+use super::{MoveError, PAGE_BYTES, Range, Region, Source, SourceError, Span};
 use crate::sync::plain::{Condvar, Mutex};
 
 /// A source that fails and waits as told, and else passes every call on.
@@ -26,16 +29,17 @@ pub struct FaultSource {
     script: Arc<Script>,
 }
 
-/// One of the two calls of a source.
+/// What a call does: an acquire or a lock, a release or an unlock, a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
     Acquire = 0,
     Release = 1,
+    Move = 2,
 }
 
 #[derive(Debug, Default)]
 struct Script {
-    calls: Mutex<[Plan; 2]>,
+    calls: Mutex<[Plan; 3]>,
     changed: Condvar,
 }
 
@@ -43,6 +47,8 @@ struct Script {
 struct Plan {
     calls: u64,
     failing: BTreeSet<u64>,
+    /// Moves that fail after the old granules are gone.
+    losing: BTreeSet<u64>,
     random: Option<Dice>,
     gates: usize,
     waiting: usize,
@@ -79,6 +85,16 @@ impl FaultSource {
         self.script.calls.lock()[Call::Release as usize].failing.insert(index);
     }
 
+    /// Fails move number `index`, counted from 0 over the life of this source; the granules stay where they are.
+    pub fn fail_move(&self, index: u64) {
+        self.script.calls.lock()[Call::Move as usize].failing.insert(index);
+    }
+
+    /// Fails move number `index` half way: the old granules are given back, the new ones not locked.
+    pub fn lose_move(&self, index: u64) {
+        self.script.calls.lock()[Call::Move as usize].losing.insert(index);
+    }
+
     /// Fails one acquire in `one_in` (at least 1), drawn from `seed`.
     pub fn fail_acquires_at_random(&self, seed: u64, one_in: u64) {
         // An xorshift never leaves zero.
@@ -95,6 +111,11 @@ impl FaultSource {
         self.hold(Call::Release)
     }
 
+    /// Holds every move from now on, until the gate is dropped.
+    pub fn hold_moves(&self) -> Gate {
+        self.hold(Call::Move)
+    }
+
     /// Acquires so far, those that failed included.
     pub fn acquires(&self) -> u64 {
         self.script.calls.lock()[Call::Acquire as usize].calls
@@ -105,6 +126,16 @@ impl FaultSource {
         self.script.calls.lock()[Call::Release as usize].calls
     }
 
+    /// Moves so far, those that failed included.
+    pub fn moves(&self) -> u64 {
+        self.script.calls.lock()[Call::Move as usize].calls
+    }
+
+    /// The span of the wrapped source; whoever calls has seen that there is one.
+    fn inner_span(&self) -> Result<&dyn Span, SourceError> {
+        self.inner.spans().ok_or_else(|| SourceError::new("fault", format!("`{}` does not span", self.name())))
+    }
+
     fn hold(&self, call: Call) -> Gate {
         self.script.calls.lock()[call as usize].gates += 1;
         Gate { script: self.script.clone(), call }
@@ -112,8 +143,8 @@ impl FaultSource {
 }
 
 impl Script {
-    /// Waits for the gates of `call`, then says whether it is to fail.
-    fn enter(&self, call: Call) -> Result<(), SourceError> {
+    /// Waits for the gates of `call`, then says whether it is to fail, and how.
+    fn enter(&self, call: Call) -> Result<(), MoveError> {
         let mut calls = self.calls.lock();
         let index = calls[call as usize].calls;
         calls[call as usize].calls += 1;
@@ -124,10 +155,11 @@ impl Script {
         }
         let plan = &mut calls[call as usize];
         plan.waiting -= 1;
+        let refusal = || SourceError::new("fault", format!("{call:?} {index} was told to fail"));
         if plan.failing.remove(&index) || plan.random.as_mut().is_some_and(Dice::falls) {
-            return Err(SourceError::new("fault", format!("{call:?} {index} was told to fail")));
+            return Err(MoveError::Kept(refusal()));
         }
-        Ok(())
+        if plan.losing.remove(&index) { Err(MoveError::Lost(refusal())) } else { Ok(()) }
     }
 }
 
@@ -183,11 +215,73 @@ unsafe impl Source for FaultSource {
         // SAFETY: the caller's promise, passed on: all regions of this source are the wrapped one's.
         unsafe { self.inner.release(region) }
     }
+
+    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        self.script.enter(Call::Acquire)?;
+        self.inner.acquire_fast(len_bytes, threads, progress)
+    }
+
+    fn needs_gpu(&self) -> bool {
+        self.inner.needs_gpu()
+    }
+
+    fn release_waits(&self) -> bool {
+        self.inner.release_waits()
+    }
+
+    fn spans(&self) -> Option<&dyn Span> {
+        self.inner.spans().map(|_| self as &dyn Span)
+    }
+}
+
+// SAFETY: every range comes from the wrapped source and goes back to it, and every call about its granules is passed on
+// or fails before anything happened; a lost move has unlocked what it says.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl Span for FaultSource {
+    fn granule_bytes(&self) -> usize {
+        self.inner.spans().map_or(PAGE_BYTES, Span::granule_bytes)
+    }
+
+    fn reserve(&self, len_bytes: usize) -> Result<Range, SourceError> {
+        self.inner_span()?.reserve(len_bytes)
+    }
+
+    unsafe fn lock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        self.script.enter(Call::Acquire)?;
+        // SAFETY: the caller's promise, passed on: all ranges of this source are the wrapped one's.
+        unsafe { self.inner_span()?.lock(range, offset, bytes) }
+    }
+
+    unsafe fn unlock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        self.script.enter(Call::Release)?;
+        // SAFETY: as above.
+        unsafe { self.inner_span()?.unlock(range, offset, bytes) }
+    }
+
+    unsafe fn relocate(&self, range: &Range, from: usize, to: usize, bytes: usize) -> Result<(), MoveError> {
+        let inner = self.inner_span().map_err(MoveError::Kept)?;
+        match self.script.enter(Call::Move) {
+            // SAFETY: as above.
+            Ok(()) => unsafe { inner.relocate(range, from, to, bytes) },
+            Err(MoveError::Kept(told)) => Err(MoveError::Kept(told)),
+            Err(MoveError::Lost(told)) => {
+                // SAFETY: as above.
+                unsafe { inner.unlock(range, from, bytes) }.map_err(MoveError::Kept)?;
+                Err(MoveError::Lost(told))
+            }
+        }
+    }
+
+    unsafe fn unreserve(&self, range: Range) -> Result<(), SourceError> {
+        // SAFETY: as above.
+        unsafe { self.inner_span()?.unreserve(range) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::sim::SimSource;
     use crate::backend::{HeapSource, suite};
 
     fn source() -> FaultSource {
@@ -227,5 +321,98 @@ mod tests {
             // SAFETY: acquired by the thread just joined, unused.
             unsafe { source.release(region) }.unwrap();
         });
+    }
+
+    #[cfg(not(miri))]
+    mod of_a_source_that_spans {
+        use super::*;
+
+        /// Locks count as acquires, unlocks as releases; each failure is shown to have changed nothing by what follows.
+        #[test]
+        fn granules_fail_as_told_and_stay_as_they_were() {
+            let source = source();
+            let spans = source.spans().unwrap();
+            let range = spans.reserve(2 * PAGE_BYTES).unwrap();
+            let start = range.start();
+            // SAFETY: locked, moved and unlocked in turn by this test alone.
+            let lock = |offset| unsafe { spans.lock(&range, offset, PAGE_BYTES) };
+            // SAFETY: as above.
+            let unlock = |offset| unsafe { spans.unlock(&range, offset, PAGE_BYTES) };
+            // SAFETY: as above.
+            let relocate = |from, to| unsafe { spans.relocate(&range, from, to, PAGE_BYTES) };
+            source.fail_acquire(0);
+            assert!(lock(0).unwrap_err().to_string().contains("Acquire 0"));
+            lock(0).unwrap();
+            // SAFETY: locked, and ours alone.
+            unsafe { start.write(7) };
+            source.fail_release(0);
+            assert!(unlock(0).unwrap_err().to_string().contains("Release 0"));
+            source.fail_move(0);
+            assert!(matches!(relocate(0, PAGE_BYTES), Err(MoveError::Kept(_))));
+            // SAFETY: locked still.
+            assert_eq!(unsafe { start.read() }, 7);
+            relocate(0, PAGE_BYTES).unwrap();
+            source.lose_move(2);
+            assert!(matches!(relocate(PAGE_BYTES, 0), Err(MoveError::Lost(_))));
+            // Neither is locked now, so both can be.
+            lock(0).unwrap();
+            lock(PAGE_BYTES).unwrap();
+            // SAFETY: locked, and ours alone.
+            assert_eq!(unsafe { start.read() }, 0);
+            unlock(0).unwrap();
+            unlock(PAGE_BYTES).unwrap();
+            assert_eq!((source.acquires(), source.releases(), source.moves()), (4, 3, 3));
+            // SAFETY: nothing of it is locked or in use.
+            unsafe { spans.unreserve(range) }.unwrap();
+        }
+
+        #[test]
+        fn a_lost_move_gives_the_granules_back() {
+            // Counts what is held, as the heap does not.
+            let sim = SimSource::new(PAGE_BYTES as u64);
+            let source = FaultSource::around(Arc::new(sim));
+            let spans = source.spans().unwrap();
+            let range = spans.reserve(2 * PAGE_BYTES).unwrap();
+            source.lose_move(0);
+            // SAFETY: of this range, and not locked.
+            unsafe { spans.lock(&range, 0, PAGE_BYTES) }.unwrap();
+            // SAFETY: locked above, unused; the other granule is not locked.
+            assert!(unsafe { spans.relocate(&range, 0, PAGE_BYTES, PAGE_BYTES) }.is_err());
+            // SAFETY: lost above, hence not locked.
+            unsafe { spans.lock(&range, 0, PAGE_BYTES) }.expect("the one page that there is was given back");
+            // SAFETY: locked above, unused.
+            unsafe { spans.unlock(&range, 0, PAGE_BYTES) }.unwrap();
+            // SAFETY: nothing of it is locked or in use.
+            unsafe { spans.unreserve(range) }.unwrap();
+        }
+
+        #[test]
+        fn a_gate_holds_moves() {
+            let source = source();
+            let spans = source.spans().unwrap();
+            let range = spans.reserve(2 * PAGE_BYTES).unwrap();
+            // SAFETY: of this range, and not locked.
+            unsafe { spans.lock(&range, 0, PAGE_BYTES) }.unwrap();
+            let gate = source.hold_moves();
+            std::thread::scope(|scope| {
+                // SAFETY: locked above, unused; the other granule is not locked.
+                let moving = scope.spawn(|| unsafe { spans.relocate(&range, 0, PAGE_BYTES, PAGE_BYTES) });
+                gate.wait_for(1);
+                assert!(!moving.is_finished());
+                drop(gate);
+                moving.join().unwrap().unwrap();
+            });
+            // SAFETY: moved there above, unused.
+            unsafe { spans.unlock(&range, PAGE_BYTES, PAGE_BYTES) }.unwrap();
+            // SAFETY: nothing of it is locked or in use.
+            unsafe { spans.unreserve(range) }.unwrap();
+        }
+    }
+
+    #[test]
+    fn around_a_source_with_walls_there_is_no_span() {
+        let source = FaultSource::around(Arc::new(SimSource::walled(1 << 20)));
+        assert!(source.spans().is_none());
+        assert!(source.reserve(PAGE_BYTES).unwrap_err().to_string().contains("`sim` does not span"));
     }
 }

@@ -1,8 +1,10 @@
 //! Ordinary memory: the same mappings as `mlock`, without the lock. Never pinned, and says so.
-#![allow(unsafe_code)] // Implements the unsafe `Source`.
+#![allow(unsafe_code)] // Implements the unsafe `Source` and `Span`.
 
 use super::pages::{self, Commit, Numbering};
-use super::{Region, Source, SourceError};
+use super::populate::populate;
+use super::ranges::{self, Start};
+use super::{PAGE_BYTES, Range, Region, Source, SourceError, Span};
 
 /// Anonymous mappings that are not page-locked.
 #[derive(Debug, Default)]
@@ -35,6 +37,45 @@ unsafe impl Source for HeapSource {
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         // SAFETY: the caller's promise: the region is of this source, hence of `map`, and unused.
         unsafe { pages::unmap(region) }
+    }
+
+    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        let region = pages::map_huge(len_bytes, self.numbering.next())?;
+        // SAFETY: mapped on the line above.
+        let ready = unsafe { populate(&region, threads, progress) };
+        // SAFETY: mapped above, no reference into it was made.
+        unsafe { pages::keep_if(ready, region) }
+    }
+
+    fn spans(&self) -> Option<&dyn Span> {
+        (!cfg!(miri)).then_some(self)
+    }
+}
+
+// SAFETY: S1, S4 and S5 are the kernel's word on one mapping without access, pages of which are opened and closed
+// (`ranges`). S2 and S3: an open page is mapped, and zero until written to; closing empties it.
+unsafe impl Span for HeapSource {
+    fn granule_bytes(&self) -> usize {
+        PAGE_BYTES
+    }
+
+    fn reserve(&self, len_bytes: usize) -> Result<Range, SourceError> {
+        ranges::reserve(len_bytes, Start::Closed)
+    }
+
+    unsafe fn lock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        // SAFETY: the caller's promise: not locked, hence closed.
+        unsafe { ranges::open(range.at(offset, bytes)?, bytes) }
+    }
+
+    unsafe fn unlock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        // SAFETY: the caller's promise: locked, hence open, and unused.
+        unsafe { ranges::close(range.at(offset, bytes)?, bytes) }
+    }
+
+    unsafe fn unreserve(&self, range: Range) -> Result<(), SourceError> {
+        // SAFETY: the caller's promise: of `reserve`, and unused.
+        unsafe { ranges::unreserve(range) }
     }
 }
 

@@ -3,10 +3,14 @@
 //! No driver knows of it, so a CUDA copy from it is staged like any pageable copy; it is the real thing for programs
 //! that need resident memory, and what stands for pinned memory where there is no GPU (0.25 ms a MiB, the price of
 //! faulting the pages in).
-#![allow(unsafe_code)] // Implements the unsafe `Source`; calls `mlock`.
+#![allow(unsafe_code)] // Implements the unsafe `Source` and `Span`; calls `mlock`.
+
+use std::ptr::NonNull;
 
 use super::pages::{self, Commit, Numbering};
-use super::{Region, Source, SourceError};
+use super::populate::populate;
+use super::ranges::{self, Start};
+use super::{PAGE_BYTES, Range, Region, Source, SourceError, Span};
 
 /// Anonymous mappings locked into memory by the kernel.
 #[derive(Debug, Default)]
@@ -39,7 +43,7 @@ impl MlockSource {
         let Some(trial) = over_the_limit.and_then(|bytes| pages::map(bytes, Commit::Lazily, 0).ok()) else {
             return LockLimit::Bytes(limit_bytes);
         };
-        let locked = lock_on_fault(&trial);
+        let locked = lock_on_fault(&trial).is_ok();
         // SAFETY: the trial mapping was made above, and no reference into it was ever made.
         let _ = unsafe { pages::unmap(trial) };
         if locked { LockLimit::None } else { LockLimit::Bytes(limit_bytes) }
@@ -59,12 +63,9 @@ unsafe impl Source for MlockSource {
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let region = pages::map(len_bytes, Commit::Yes, self.numbering.next())?;
-        lock(region.start().as_ptr(), region.len_bytes()).inspect_err(|_| {
-            // The mapping was never handed out; if it cannot be undone either, the lock's refusal is the news.
-            // SAFETY: made four lines above, no reference into it exists.
-            let _ = unsafe { pages::unmap(Region::new(region.start(), region.len_bytes(), region.id())) };
-        })?;
-        Ok(region)
+        let ready = lock(region.start(), len_bytes);
+        // SAFETY: mapped above, no reference into it was made.
+        unsafe { pages::keep_if(ready, region) }
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
@@ -72,18 +73,104 @@ unsafe impl Source for MlockSource {
         // SAFETY: the caller's promise: the region is of this source, hence of `map`, and unused.
         unsafe { pages::unmap(region) }
     }
+
+    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        let region = pages::map_huge(len_bytes, self.numbering.next())?;
+        // The limit speaks before a page is touched; the second lock finds all pages present, and makes sure of it.
+        let ready = lock_on_fault(&region)
+            .and_then(|()| {
+                // SAFETY: mapped above.
+                unsafe { populate(&region, threads, progress) }
+            })
+            .and_then(|()| lock(region.start(), len_bytes));
+        // SAFETY: mapped above, no reference into it was made.
+        unsafe { pages::keep_if(ready, region) }
+    }
+
+    fn spans(&self) -> Option<&dyn Span> {
+        (!cfg!(miri)).then_some(self)
+    }
 }
 
-#[cfg(not(miri))]
-fn lock(start: *const u8, len_bytes: usize) -> Result<(), SourceError> {
-    // SAFETY: `mlock` reads nothing through the pointer; on pages not mapped it fails with ENOMEM.
-    if unsafe { libc::mlock(start.cast(), len_bytes) } == 0 {
-        return Ok(());
+// SAFETY: as for `HeapSource`, whose granules these are; locking changes neither address nor content.
+unsafe impl Span for MlockSource {
+    fn granule_bytes(&self) -> usize {
+        PAGE_BYTES
     }
-    let error = SourceError::last_os("mlock");
-    Err(match rlimit_memlock() {
+
+    fn reserve(&self, len_bytes: usize) -> Result<Range, SourceError> {
+        ranges::reserve(len_bytes, Start::Closed)
+    }
+
+    unsafe fn lock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        let start = range.at(offset, bytes)?;
+        // SAFETY: the caller's promise: not locked, hence closed.
+        unsafe { ranges::open(start, bytes) }?;
+        lock(start, bytes).inspect_err(|_| {
+            // A lock refused for want of memory has locked a part.
+            let _ = unlock(start, bytes);
+            // SAFETY: opened above, and given to nobody.
+            let _ = unsafe { ranges::close(start, bytes) };
+        })
+    }
+
+    unsafe fn unlock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        let start = range.at(offset, bytes)?;
+        let closed = unlock(start, bytes).and_then(|()| {
+            // SAFETY: the caller's promise: locked, hence open, and unused.
+            unsafe { ranges::close(start, bytes) }
+        });
+        closed.inspect_err(|_| {
+            // The pages are still there (S2); the lock is theirs again if the kernel will have it.
+            let _ = lock(start, bytes);
+        })
+    }
+
+    unsafe fn unreserve(&self, range: Range) -> Result<(), SourceError> {
+        // Unmapping unlocks.
+        // SAFETY: the caller's promise: of `reserve`, and unused.
+        unsafe { ranges::unreserve(range) }
+    }
+}
+
+/// Brings the pages in and keeps them there.
+#[cfg(not(miri))]
+fn lock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceError> {
+    // SAFETY: `mlock` reads nothing through the pointer; on pages not mapped it fails with ENOMEM.
+    match unsafe { libc::mlock(start.as_ptr().cast(), len_bytes) } {
+        0 => Ok(()),
+        _ => Err(refusal("mlock", len_bytes)),
+    }
+}
+
+/// Keeps the pages of `region` there once they come.
+#[cfg(not(miri))]
+fn lock_on_fault(region: &Region) -> Result<(), SourceError> {
+    let (start, len_bytes) = (region.start().as_ptr(), region.len_bytes());
+    // SAFETY: like `mlock`, `mlock2` reads nothing through the pointer.
+    match unsafe { libc::mlock2(start.cast(), len_bytes, libc::MLOCK_ONFAULT) } {
+        0 => Ok(()),
+        _ => Err(refusal("mlock2", len_bytes)),
+    }
+}
+
+#[cfg(miri)]
+fn lock(_start: NonNull<u8>, _len_bytes: usize) -> Result<(), SourceError> {
+    Ok(())
+}
+
+#[cfg(miri)]
+fn lock_on_fault(_region: &Region) -> Result<(), SourceError> {
+    Ok(())
+}
+
+/// What the calling thread's `errno` says of a lock of `len_bytes`.
+#[cfg(not(miri))]
+fn refusal(call: &'static str, len_bytes: usize) -> SourceError {
+    let error = SourceError::last_os(call);
+    match rlimit_memlock() {
         Some(limit_bytes) => SourceError::new(
-            "mlock",
+            call,
             format!("{len_bytes} B refused, RLIMIT_MEMLOCK is {limit_bytes} B for all locked memory of this process"),
         )
         .with_code(error.code().unwrap_or_default())
@@ -91,23 +178,15 @@ fn lock(start: *const u8, len_bytes: usize) -> Result<(), SourceError> {
             "raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=), grant CAP_IPC_LOCK, or set PINPOOL_BACKEND=heap",
         ),
         None => error.with_remedy("the machine or its cgroup is out of memory"),
-    })
+    }
 }
 
-#[cfg(miri)]
-fn lock(_start: *const u8, _len_bytes: usize) -> Result<(), SourceError> {
-    Ok(())
-}
-
-#[cfg(not(miri))]
-fn lock_on_fault(trial: &Region) -> bool {
-    // SAFETY: like `mlock`, `mlock2` reads nothing through the pointer.
-    unsafe { libc::mlock2(trial.start().as_ptr().cast(), trial.len_bytes(), libc::MLOCK_ONFAULT) == 0 }
-}
-
-#[cfg(miri)]
-fn lock_on_fault(_trial: &Region) -> bool {
-    true
+fn unlock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceError> {
+    // SAFETY: lets the kernel move pages, which changes nothing that a program can see.
+    match unsafe { libc::munlock(start.as_ptr().cast(), len_bytes) } {
+        0 => Ok(()),
+        _ => Err(SourceError::last_os("munlock").with_remedy("the kernel is out of mappings (vm.max_map_count)")),
+    }
 }
 
 /// `RLIMIT_MEMLOCK` in bytes; `None` if there is no limit.
@@ -131,35 +210,88 @@ mod tests {
         suite::run(&MlockSource::new());
     }
 
-    #[cfg(all(target_os = "linux", not(miri)))]
-    #[test]
-    fn really_locks_the_pages() {
-        // `VmLck` counts the whole process, other tests included; this region's own mapping cannot be confused.
-        let source = MlockSource::new();
-        let region = source.acquire(5 * PAGE).unwrap();
-        let start = format!("{:x}", region.start().as_ptr() as usize);
-        assert!(locked_kib_of_mapping_at_or_over(&start) >= 20);
-        // SAFETY: acquired above, no reference into it was made.
-        unsafe { source.release(region) }.unwrap();
-    }
+    #[cfg(not(miri))]
+    mod really {
+        use super::*;
+        use crate::backend::suite::mapping;
 
-    const PAGE: usize = crate::backend::PAGE_BYTES;
-
-    /// `Locked:` of the mapping that holds address `start` (hexadecimal): neighbours may have been merged into it.
-    #[cfg(all(target_os = "linux", not(miri)))]
-    fn locked_kib_of_mapping_at_or_over(start: &str) -> u64 {
-        let start = usize::from_str_radix(start, 16).unwrap();
-        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let mut inside = false;
-        for line in smaps.lines() {
-            if let Some((from, to)) = line.split(' ').next().and_then(|range| range.split_once('-')) {
-                let bounds = (usize::from_str_radix(from, 16), usize::from_str_radix(to, 16));
-                inside = matches!(bounds, (Ok(from), Ok(to)) if (from..to).contains(&start));
-            }
-            if let Some(kib) = line.strip_prefix("Locked:").filter(|_| inside) {
-                return kib.trim().trim_end_matches(" kB").parse().unwrap();
+        #[test]
+        fn locks_the_pages() {
+            let source = MlockSource::new();
+            for region in [source.acquire(5 * PAGE_BYTES), source.acquire_fast(5 * PAGE_BYTES, 2, &|_| {})] {
+                let region = region.unwrap();
+                assert!(mapping::locked_kib_at(region.start()) >= 20);
+                // SAFETY: acquired above, no reference into it was made.
+                unsafe { source.release(region) }.unwrap();
             }
         }
-        0
+
+        #[test]
+        fn locks_granules_and_gives_them_back() {
+            let source = MlockSource::new();
+            // A quarter of the limit, for there are other tests in this process.
+            let bytes = match source.lock_limit() {
+                LockLimit::None => 64 << 20,
+                LockLimit::Bytes(limit) => {
+                    usize::try_from(limit / 4).unwrap().next_multiple_of(PAGE_BYTES).min(64 << 20)
+                }
+            };
+            let kib = bytes as u64 >> 10;
+            // A closed page at each end, so that no neighbour is merged with what is counted.
+            let range = source.reserve(bytes + 2 * PAGE_BYTES).unwrap();
+            // SAFETY: of this range, and not locked.
+            unsafe { Span::lock(&source, &range, PAGE_BYTES, bytes) }.unwrap();
+            assert_eq!((mapping::resident_kib(&range), mapping::locked_kib(&range)), (kib, kib));
+            // SAFETY: locked above, and unused.
+            unsafe { Span::unlock(&source, &range, PAGE_BYTES, bytes / 2) }.unwrap();
+            assert_eq!((mapping::resident_kib(&range), mapping::locked_kib(&range)), (kib / 2, kib / 2));
+            // SAFETY: as above, the other half.
+            unsafe { Span::unlock(&source, &range, PAGE_BYTES + bytes / 2, bytes / 2) }.unwrap();
+            assert_eq!((mapping::resident_kib(&range), mapping::locked_kib(&range)), (0, 0));
+            // SAFETY: nothing of it is locked or in use.
+            unsafe { source.unreserve(range) }.unwrap();
+        }
+
+        #[test]
+        #[allow(clippy::print_stdout)] // A skipped test says so.
+        fn a_lock_over_the_limit_names_the_limit_and_changes_nothing() {
+            let Some(limit_bytes) = rlimit_memlock() else {
+                println!("skipped: there is no RLIMIT_MEMLOCK here");
+                return;
+            };
+            let over_bytes = usize::try_from(limit_bytes).unwrap().next_multiple_of(PAGE_BYTES) + PAGE_BYTES;
+            // On a thread of its own: capabilities are a thread's.
+            let refused = std::thread::spawn(move || {
+                give_up_ipc_lock();
+                let source = MlockSource::new();
+                let range = source.reserve(over_bytes).unwrap();
+                // SAFETY: of this range, and not locked.
+                let refusal = unsafe { Span::lock(&source, &range, 0, over_bytes) }.unwrap_err().to_string();
+                assert_eq!((mapping::accessible_kib(&range), mapping::locked_kib(&range)), (0, 0));
+                // SAFETY: nothing of it is locked or in use.
+                unsafe { source.unreserve(range) }.unwrap();
+                let untouched = |_| panic!("asks before it touches");
+                [refusal, source.acquire_fast(over_bytes, 2, &untouched).unwrap_err().to_string()]
+            });
+            for refusal in refused.join().unwrap() {
+                let words = format!("{over_bytes} B refused, RLIMIT_MEMLOCK is {limit_bytes} B");
+                assert!(refusal.contains(&words), "{refusal}");
+            }
+        }
+
+        /// Takes `CAP_IPC_LOCK` from the calling thread.
+        fn give_up_ipc_lock() {
+            const VERSION_3: u32 = 0x2008_0522;
+            const IPC_LOCK: u32 = 14;
+            let header = [VERSION_3, 0];
+            // Effective, permitted, inheritable; of capabilities 0 to 31, then 32 to 63.
+            let mut sets = [0_u32; 6];
+            // SAFETY: the kernel writes the six words that version 3 has.
+            let got = unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) };
+            sets[0] &= !(1 << IPC_LOCK);
+            // SAFETY: the kernel reads the same six words.
+            let set = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) };
+            assert_eq!((got, set), (0, 0));
+        }
     }
 }

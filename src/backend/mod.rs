@@ -4,13 +4,16 @@
 //!  Backend (which one)  ──choose──▶  Source (acquires and releases)  ──▶  Region (pages that stay put)
 //! ```
 //!
-//! | source | memory | page-locked |
-//! | --- | --- | --- |
-//! | `cuda` | `cuMemHostAlloc`, portable, cached | yes, known to the driver |
-//! | `mlock` | anonymous mapping, `mlock` | yes, unknown to any driver |
-//! | `heap` | anonymous mapping | no |
-//! | `sim` | address space only, a stated size | no; nothing is touched until a user touches it |
-//! | `fault` | wraps any other: scripted failures and gates | as the wrapped one |
+//! | source | memory | page-locked | granules |
+//! | --- | --- | --- | --- |
+//! | `cuda` | `cuMemHostAlloc`, portable, cached | yes, known to the driver | walls |
+//! | `mlock` | anonymous mapping, `mlock` | yes, unknown to any driver | spans |
+//! | `heap` | anonymous mapping | no | spans |
+//! | `sim` | address space only, a stated size | no; nothing is touched until a user touches it | spans, or walls if told |
+//! | `fault` | wraps any other: scripted failures and gates | as the wrapped one | as the wrapped one |
+//!
+//! A source that *spans* also has a [`Span`]: one reserved range of addresses, whose granules are locked and released
+//! one by one. One with *walls* hands out regions that no buffer may lie across.
 //!
 //! A source knows nothing of classes, limits or reuse, and prints nothing.
 
@@ -25,13 +28,17 @@ pub mod fault;
 mod heap;
 mod mlock;
 mod pages;
+mod populate;
+mod ranges;
 pub mod sim;
+mod span;
 #[cfg(test)]
 pub(crate) mod suite;
 
-pub(crate) use choose::{Chosen, choose};
+pub(crate) use choose::choose;
 pub use heap::HeapSource;
 pub use mlock::MlockSource;
+pub use span::{MoveError, RANGE_ALIGN_BYTES, Range, Span};
 
 /// Every region starts at a multiple of this, and every source holds multiples of it.
 pub const PAGE_BYTES: usize = 4096;
@@ -162,6 +169,34 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     ///
     /// `region` came from this source, and nothing (no reference, no copy in flight on any device) uses it any more.
     unsafe fn release(&self, region: Region) -> Result<(), SourceError>;
+
+    /// As `acquire`, by the fastest way there is: for a large region, made once and kept.
+    ///
+    /// `threads` (at least 1) may touch the memory at once. `progress` hears on the calling thread how many bytes are
+    /// done so far: growing, at most `len_bytes`, and `len_bytes` before a success returns.
+    ///
+    /// # Errors
+    ///
+    /// As `acquire`.
+    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        let _ = threads;
+        self.acquire(len_bytes).inspect(|_| progress(len_bytes))
+    }
+
+    /// Is it made for copies to a GPU, so that ordinary memory is no stand-in for it?
+    fn needs_gpu(&self) -> bool {
+        false
+    }
+
+    /// Does a release wait for work of the device, as `cuMemFreeHost` waits for all of it?
+    fn release_waits(&self) -> bool {
+        false
+    }
+
+    /// The span of a source that has one, always the same; `None` for a source with walls.
+    fn spans(&self) -> Option<&dyn Span> {
+        None
+    }
 }
 
 /// What a driver or the kernel said when it refused.

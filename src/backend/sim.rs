@@ -2,12 +2,13 @@
 //!
 //! The pool never touches what a source hands out, so a replay of terabytes costs nothing; a user who does touch it gets
 //! zeroed pages, one by one. Addresses recur after a release, ids do not.
-#![allow(unsafe_code)] // Implements the unsafe `Source`.
+#![allow(unsafe_code)] // Implements the unsafe `Source` and `Span`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::pages::{self, Commit, Numbering};
-use super::{Region, Source, SourceError};
+use super::ranges::{self, Start};
+use super::{PAGE_BYTES, Range, Region, Source, SourceError, Span};
 
 /// Size of `PINPOOL_BACKEND=sim` if none is given: 16 TiB, more than any host has and a fraction of an address space.
 pub const DEFAULT_TOTAL_BYTES: u64 = 16 << 40;
@@ -17,13 +18,20 @@ pub const DEFAULT_TOTAL_BYTES: u64 = 16 << 40;
 pub struct SimSource {
     numbering: Numbering,
     total_bytes: u64,
+    /// Regions and locked granules together.
     held_bytes: AtomicU64,
+    spans: bool,
 }
 
 impl SimSource {
-    /// A source that hands out at most `total_bytes` at one time.
+    /// A source that spans, and hands out at most `total_bytes` at one time.
     pub fn new(total_bytes: u64) -> Self {
-        Self { numbering: Numbering::default(), total_bytes, held_bytes: AtomicU64::new(0) }
+        Self { numbering: Numbering::default(), total_bytes, held_bytes: AtomicU64::new(0), spans: !cfg!(miri) }
+    }
+
+    /// As [`SimSource::new`], with walls: it acquires and releases regions, and has no span.
+    pub fn walled(total_bytes: u64) -> Self {
+        Self { spans: false, ..Self::new(total_bytes) }
     }
 
     fn claim(&self, bytes: u64) -> Result<(), SourceError> {
@@ -32,6 +40,11 @@ impl SimSource {
         self.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claimed).map(drop).map_err(|held| {
             SourceError::new("sim", format!("{bytes} B refused, {held} B of {} B are handed out", self.total_bytes))
         })
+    }
+
+    fn give_back(&self, bytes: u64) {
+        // Relaxed, as in `claim`.
+        self.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -49,26 +62,54 @@ unsafe impl Source for SimSource {
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let held_bytes = self.held_bytes(len_bytes) as u64;
         self.claim(held_bytes)?;
-        pages::map(len_bytes, Commit::Lazily, self.numbering.next()).inspect_err(|_| {
-            // Relaxed, as in `claim`.
-            self.held_bytes.fetch_sub(held_bytes, Ordering::Relaxed);
-        })
+        pages::map(len_bytes, Commit::Lazily, self.numbering.next()).inspect_err(|_| self.give_back(held_bytes))
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         let held_bytes = self.held_bytes(region.len_bytes()) as u64;
         // SAFETY: the caller's promise: the region is of this source, hence of `map`, and unused.
         unsafe { pages::unmap(region) }?;
-        // Relaxed, as in `claim`.
-        self.held_bytes.fetch_sub(held_bytes, Ordering::Relaxed);
+        self.give_back(held_bytes);
         Ok(())
+    }
+
+    fn spans(&self) -> Option<&dyn Span> {
+        self.spans.then_some(self)
+    }
+}
+
+// SAFETY: S1, S2 and S4 are the kernel's word on one readable and writable mapping (`ranges`). S3: it is zero until
+// written to, and unlocking empties it. S5 is about bytes that are only counted.
+unsafe impl Span for SimSource {
+    fn granule_bytes(&self) -> usize {
+        PAGE_BYTES
+    }
+
+    fn reserve(&self, len_bytes: usize) -> Result<Range, SourceError> {
+        ranges::reserve(len_bytes, Start::Open)
+    }
+
+    unsafe fn lock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        range.at(offset, bytes).and_then(|_| self.claim(bytes as u64))
+    }
+
+    unsafe fn unlock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        // SAFETY: the caller's promise: of `reserve`, and unused.
+        unsafe { ranges::empty(range.at(offset, bytes)?, bytes) }?;
+        self.give_back(bytes as u64);
+        Ok(())
+    }
+
+    unsafe fn unreserve(&self, range: Range) -> Result<(), SourceError> {
+        // SAFETY: the caller's promise: of `reserve`, and unused.
+        unsafe { ranges::unreserve(range) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{PAGE_BYTES, suite};
+    use crate::backend::suite;
 
     #[test]
     fn keeps_the_contract() {
@@ -90,5 +131,41 @@ mod tests {
             // SAFETY: acquired above, no reference into it was made.
             unsafe { source.release(region) }.unwrap();
         }
+    }
+
+    #[test]
+    fn walled_keeps_the_contract_and_has_no_span() {
+        let source = SimSource::walled(DEFAULT_TOTAL_BYTES);
+        suite::run(&source);
+        assert!(source.spans().is_none());
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn regions_and_granules_share_the_stated_size() {
+        let source = SimSource::new(4 * PAGE_BYTES as u64);
+        let range = source.reserve(1 << 40).unwrap();
+        let region = source.acquire(PAGE_BYTES).unwrap();
+        // SAFETY: of this range, and not locked.
+        unsafe { source.lock(&range, 0, 3 * PAGE_BYTES) }.unwrap();
+        // SAFETY: locked, and ours alone.
+        unsafe { range.start().write(7) };
+        // SAFETY: of this range, and not locked.
+        let refusal = unsafe { source.lock(&range, 1 << 39, PAGE_BYTES) }.unwrap_err().to_string();
+        assert!(refusal.contains("16384 B of 16384 B"), "{refusal}");
+        assert!(source.acquire(1).is_err());
+        // SAFETY: locked still, for all the refusals.
+        assert_eq!(unsafe { range.start().read() }, 7);
+        // SAFETY: acquired above, no reference into it was made.
+        unsafe { source.release(region) }.unwrap();
+        // SAFETY: of this range, and not locked.
+        unsafe { source.lock(&range, 1 << 39, PAGE_BYTES) }.expect("as much as the region gave back");
+        for (offset, bytes) in [(0, 3 * PAGE_BYTES), (1 << 39, PAGE_BYTES)] {
+            // SAFETY: locked above, unused.
+            unsafe { source.unlock(&range, offset, bytes) }.unwrap();
+        }
+        assert_eq!(source.held_bytes.load(Ordering::Relaxed), 0);
+        // SAFETY: nothing of it is locked or in use.
+        unsafe { source.unreserve(range) }.unwrap();
     }
 }

@@ -5,6 +5,10 @@ use std::collections::HashSet;
 
 use super::{PAGE_BYTES, Region, Source};
 
+#[cfg(not(miri))]
+pub(crate) mod mapping;
+mod span;
+
 const LENGTHS: [usize; 9] = [1, 2, 4095, 4096, 4097, 65_536, 65_537, 1 << 20, (1 << 20) + 1];
 
 /// Runs the whole contract on `source`, which must have 8 MiB to give.
@@ -13,6 +17,10 @@ pub(crate) fn run(source: &dyn Source) {
     ids_never_recur(source);
     held_bytes_cover_the_request_and_never_fall(source);
     many_threads_at_once_get_memory_of_their_own(source);
+    a_fast_region_is_as_good_and_its_progress_is_heard(source);
+    if let Some(spans) = source.spans() {
+        span::run(spans);
+    }
 }
 
 fn bytes(region: &mut Region) -> &mut [u8] {
@@ -74,4 +82,18 @@ fn many_threads_at_once_get_memory_of_their_own(source: &dyn Source) {
             });
         }
     });
+}
+
+fn a_fast_region_is_as_good_and_its_progress_is_heard(source: &dyn Source) {
+    const LEN: usize = (1 << 20) + 1;
+    for threads in [1, 4] {
+        let heard = std::cell::RefCell::new(Vec::new());
+        let mut region = source.acquire_fast(LEN, threads, &|bytes| heard.borrow_mut().push(bytes)).unwrap();
+        let heard = heard.into_inner();
+        assert!(heard.is_sorted_by(|before, after| before < after) && heard.last() == Some(&LEN), "{heard:?}");
+        assert!(region.start().as_ptr().addr().is_multiple_of(PAGE_BYTES), "C3: {region:?}");
+        assert!(bytes(&mut region).iter().all(|&byte| byte == 0), "C2: {region:?}");
+        bytes(&mut region).fill(1);
+        release(source, region);
+    }
 }

@@ -19,5 +19,5 @@ mod hierarchy;
 mod memory;
 mod pressure;
 
-pub(crate) use memory::{Memory, Origin, default_ceiling, memory};
+pub(crate) use memory::{default_ceiling, memory};
 pub(crate) use pressure::{Gauge, Pressure};

@@ -184,7 +184,13 @@ impl PoolBuilder {
         let (mut max_bytes, ceiling) = ceiling_in_bytes(&config);
         let chosen = backend::choose(&config.backend, config.device, max_bytes)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
-        diag::started(config.preset.name(), chosen.source.name(), chosen.source.is_pinned(), &chosen.passed_over, &ceiling);
+        diag::started(
+            config.preset.name(),
+            chosen.source.name(),
+            chosen.source.is_pinned(),
+            &chosen.passed_over,
+            &ceiling,
+        );
         chosen.lock_limit_bytes.iter().copied().for_each(diag::lock_limit);
 
         let voice = Voice { cadence: self.cadence, log_every: config.log_every, listener: self.listener };

@@ -179,13 +179,7 @@ impl Core {
     }
 
     /// The rest of the ladder: wait in line, then pageable memory or an error.
-    fn without_room(
-        self: &Arc<Self>,
-        len: usize,
-        class: Class,
-        wait: Duration,
-        mut refusal: Refusal,
-    ) -> Result<Block> {
+    fn without_room(self: &Arc<Self>, len: usize, class: Class, wait: Duration, mut refusal: Refusal) -> Result<Block> {
         if !wait.is_zero() && self.could_hold(class) {
             self.begin_episode(len, &refusal);
             // Relaxed, here and below: counts on their own.

@@ -110,10 +110,14 @@ mod tests {
     fn out_of_time_after_one_attempt() {
         let queue = Queue::default();
         let mut attempts = 0;
-        let served: Option<()> = queue.wait(Instant::now(), || LONG, || {
-            attempts += 1;
-            None
-        });
+        let served: Option<()> = queue.wait(
+            Instant::now(),
+            || LONG,
+            || {
+                attempts += 1;
+                None
+            },
+        );
         assert_eq!((served, attempts), (None, 1));
     }
 
@@ -125,13 +129,17 @@ mod tests {
             for name in 0..4 {
                 let (queue, room, order) = (&queue, &room, &order);
                 scope.spawn(move || {
-                    let served = queue.wait(Instant::now() + LONG, || LONG, || {
-                        let mut room = room.lock();
-                        (*room > 0).then(|| {
-                            *room -= 1;
-                            order.lock().push(name);
-                        })
-                    });
+                    let served = queue.wait(
+                        Instant::now() + LONG,
+                        || LONG,
+                        || {
+                            let mut room = room.lock();
+                            (*room > 0).then(|| {
+                                *room -= 1;
+                                order.lock().push(name);
+                            })
+                        },
+                    );
                     assert!(served.is_some());
                 });
                 // The next one arrives when this one stands in line.

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::format::{Header, Operation, Reader, TraceError};
 use crate::backend::sim::{DEFAULT_TOTAL_BYTES, SimSource};
-use crate::backend::{Backend, Region, Source, SourceError};
+use crate::backend::{Backend, Region, Source, SourceError, Span};
 use crate::size_class::DEFAULT_ALIGN;
 use crate::sync::plain::Mutex;
 use crate::{Cadence, CheckReport, Error, PinnedBuf, Pool, Preset};
@@ -99,6 +99,23 @@ unsafe impl Source for Heard {
         self.calls.lock().released.push((region.id(), region.len_bytes()));
         // SAFETY: the caller's promise, passed on: all regions of this source are `sim`'s.
         unsafe { self.sim.release(region) }
+    }
+
+    fn acquire_fast(&self, len_bytes: usize, _: usize, _: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        self.acquire(len_bytes)
+    }
+
+    fn needs_gpu(&self) -> bool {
+        self.sim.needs_gpu()
+    }
+
+    fn release_waits(&self) -> bool {
+        self.sim.release_waits()
+    }
+
+    fn spans(&self) -> Option<&dyn Span> {
+        // Each get and each eviction must reach this source as a call of its own.
+        None
     }
 }
 
