@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 mod choose;
 #[cfg(feature = "cuda")]
-pub(crate) mod cuda;
+mod cuda;
 pub mod fault;
 mod heap;
 mod mlock;
@@ -30,6 +30,8 @@ pub mod sim;
 pub(crate) mod suite;
 
 pub(crate) use choose::{Chosen, choose};
+#[cfg(feature = "cuda")]
+pub use cuda::CudaSource;
 pub use heap::HeapSource;
 pub use mlock::MlockSource;
 

@@ -18,6 +18,9 @@ use crate::ledger::Figures;
 /// The name that cargo gives the `cdylib`.
 const FILE: &str = concat!("lib", env!("CARGO_CRATE_NAME"), ".so");
 
+/// The gate of all streams.
+const ALL_STREAMS: usize = 0;
+
 static KNOBS: OnceLock<Knobs> = OnceLock::new();
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -83,29 +86,14 @@ impl Double {
         HeldCall { double: self, name }
     }
 
-    /// The work of one stream (its raw handle) stands still.
-    pub fn hold<T>(&self, stream: *mut T) {
-        (self.knobs.double_hold_stream)(stream.addr(), 1);
+    /// The work of one stream (its raw handle) stands still until the answer is dropped.
+    pub fn hold<T>(&self, stream: *mut T) -> HeldStream<'_> {
+        HeldStream::new(self, stream.addr())
     }
 
-    /// The work of one stream runs again.
-    pub fn release<T>(&self, stream: *mut T) {
-        (self.knobs.double_hold_stream)(stream.addr(), 0);
-    }
-
-    /// Lets so many pieces of work of a held stream run.
-    pub fn let_pass<T>(&self, stream: *mut T, count: u64) {
-        (self.knobs.double_let_pass)(stream.addr(), count);
-    }
-
-    /// All work on all streams stands still.
-    pub fn hold_all(&self) {
-        (self.knobs.double_hold_stream)(0, 1);
-    }
-
-    /// Work runs again, but on streams that are held one by one.
-    pub fn release_all(&self) {
-        (self.knobs.double_hold_stream)(0, 0);
+    /// All work on all streams stands still until the answer is dropped.
+    pub fn hold_all(&self) -> HeldStream<'_> {
+        HeldStream::new(self, ALL_STREAMS)
     }
 
     /// Each direction carries so many bytes a second; 0 is as fast as memory.
@@ -172,8 +160,36 @@ impl fmt::Debug for Double {
     }
 }
 
+/// A stream whose work stands still; dropped, it goes on. Declared after what waits for the work when it is dropped, it
+/// lets a failing test end.
+#[derive(Debug)]
+#[must_use = "the stream goes on when this is dropped"]
+pub struct HeldStream<'a> {
+    double: &'a Double,
+    handle: usize,
+}
+
+impl<'a> HeldStream<'a> {
+    fn new(double: &'a Double, handle: usize) -> Self {
+        (double.knobs.double_hold_stream)(handle, 1);
+        Self { double, handle }
+    }
+
+    /// Lets so many pieces of work of a stream held by its handle run.
+    pub fn let_pass(&self, count: u64) {
+        (self.double.knobs.double_let_pass)(self.handle, count);
+    }
+}
+
+impl Drop for HeldStream<'_> {
+    fn drop(&mut self) {
+        (self.double.knobs.double_hold_stream)(self.handle, 0);
+    }
+}
+
 /// A driver function that stands still; dropped, it goes on.
 #[derive(Debug)]
+#[must_use = "the call goes on when this is dropped"]
 pub struct HeldCall<'a> {
     double: &'a Double,
     name: &'a str,

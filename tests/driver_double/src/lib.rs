@@ -52,5 +52,5 @@ mod symbols;
 mod virtual_memory;
 
 pub use code::Code;
-pub use double::{Double, HeldCall};
+pub use double::{Double, HeldCall, HeldStream};
 pub use ledger::Figures;

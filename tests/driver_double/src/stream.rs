@@ -318,10 +318,7 @@ pub(crate) fn hold(handle: usize, held: bool) {
     if handle == LEGACY {
         board.hold_all = held;
     } else if let Some(stream) = board.streams.get_mut(&handle) {
-        stream.held = held;
-    }
-    if !held {
-        board.streams.values_mut().for_each(|stream| stream.passes = 0);
+        (stream.held, stream.passes) = (held, 0);
     }
     BELL.notify_all();
 }

@@ -100,14 +100,14 @@ fn a_copy_is_over_late_and_only_behind_its_event() {
     let mut host = Pinned::new(MIB);
     host.bytes().fill(1);
     ctx.synchronize().unwrap();
-    double.hold(stream.cu_stream());
+    let gate = double.hold(stream.cu_stream());
     stream.memcpy_htod(host.bytes(), &mut device).unwrap();
     let event = stream.record_event(None).unwrap();
     assert!(!event.try_is_complete().unwrap());
     assert!(double.figures().work_in_flight >= 2);
     // The copy reads its source when it runs: who recycles the buffer now ruins the batch.
     host.bytes().fill(2);
-    double.release(stream.cu_stream());
+    drop(gate);
     event.synchronize().unwrap();
     assert!(event.try_is_complete().unwrap());
     assert_eq!(stream.clone_dtoh(&device).unwrap(), vec![2; MIB]);
@@ -117,7 +117,7 @@ fn a_copy_is_over_late_and_only_behind_its_event() {
 fn one_held_stream_does_not_hold_another() {
     let (double, ctx) = start();
     let (slow, fast) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
-    double.hold(slow.cu_stream());
+    let gate = double.hold(slow.cu_stream());
     let first = slow.record_event(None).unwrap();
     let second = fast.record_event(None).unwrap();
     second.synchronize().unwrap();
@@ -126,7 +126,7 @@ fn one_held_stream_does_not_hold_another() {
     fast.wait(&first).unwrap();
     let third = fast.record_event(None).unwrap();
     assert!(!third.is_complete());
-    double.let_pass(slow.cu_stream(), 1);
+    gate.let_pass(1);
     third.synchronize().unwrap();
     assert!(first.is_complete());
 }
@@ -137,7 +137,7 @@ fn pageable_sources_are_read_at_once_and_pageable_targets_waited_for() {
     let stream = ctx.new_stream().unwrap();
     let mut device = stream.alloc_zeros::<u8>(1000).unwrap();
     ctx.synchronize().unwrap();
-    double.hold(stream.cu_stream());
+    let gate = double.hold(stream.cu_stream());
     let mut source = vec![5_u8; 1000];
     stream.memcpy_htod(&source, &mut device).unwrap();
     source.fill(6);
@@ -146,7 +146,7 @@ fn pageable_sources_are_read_at_once_and_pageable_targets_waited_for() {
         while double.calls("cuMemcpyDtoHAsync_v2") == 0 {
             thread::yield_now();
         }
-        double.release(stream.cu_stream());
+        drop(gate);
         reader.join().unwrap()
     });
     assert_eq!(target, vec![5; 1000]);
@@ -177,7 +177,7 @@ fn a_free_waits_for_everybody_and_holds_everybody_up() {
     let beside = ctx.new_stream().unwrap();
     let block = Pinned::new(MIB);
     assert_eq!(double.figures().frees_with_work_in_flight, 0);
-    double.hold(stream.cu_stream());
+    let gate = double.hold(stream.cu_stream());
     let event = stream.record_event(None).unwrap();
     let order = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -201,7 +201,7 @@ fn a_free_waits_for_everybody_and_holds_everybody_up() {
         }
         assert!(!event.try_is_complete().unwrap());
         order.store(1, Ordering::Release);
-        double.release(stream.cu_stream());
+        drop(gate);
         assert_eq!(free.join().unwrap(), 0);
         assert_eq!(enqueue.join().unwrap(), 1);
     });
@@ -258,14 +258,14 @@ fn a_stream_writes_a_value_behind_its_work_and_calls_back() {
     // SAFETY: aligned, live, and from here on only read as an atomic.
     let seen = unsafe { AtomicU32::from_ptr(flag.address.cast()) };
     let calls = AtomicU32::new(0);
-    double.hold(stream.cu_stream());
+    let gate = double.hold(stream.cu_stream());
     // SAFETY: the counter is alive until the synchronisation below.
     unsafe { result::stream::launch_host_function(stream.cu_stream(), count, (&raw const calls).cast_mut().cast()) }
         .unwrap();
     // SAFETY: page-locked and aligned.
     assert_eq!(raw(unsafe { sys::cuStreamWriteValue32_v2(stream.cu_stream(), flag.address as u64, 77, 0) }), 0);
     assert_eq!((seen.load(Ordering::Acquire), calls.load(Ordering::Relaxed)), (0, 0));
-    double.release(stream.cu_stream());
+    drop(gate);
     stream.synchronize().unwrap();
     assert_eq!((seen.load(Ordering::Acquire), calls.load(Ordering::Relaxed)), (77, 1));
     // SAFETY: refused, for a pageable address.
@@ -281,13 +281,13 @@ fn the_legacy_stream_takes_turns_with_blocking_ones_only() {
     let blocking = result::stream::create(result::stream::StreamKind::Default).unwrap();
     // SAFETY: created above, destroyed below, after its last use.
     let blocking_stream = unsafe { ctx.wrap_borrowed_stream(blocking) };
-    double.hold(blocking);
+    let gate = double.hold(blocking);
     let held = blocking_stream.record_event(None).unwrap();
     let behind = legacy.record_event(None).unwrap();
     let free = aloof.record_event(None).unwrap();
     free.synchronize().unwrap();
     assert!(!held.is_complete() && !behind.is_complete());
-    double.release(blocking);
+    drop(gate);
     behind.synchronize().unwrap();
     assert!(held.is_complete());
     drop(blocking_stream);
@@ -300,14 +300,14 @@ fn a_destroyed_stream_first_finishes_and_events_go_without_waiting() {
     let (double, ctx) = start();
     let before = double.figures();
     let stream = ctx.new_stream().unwrap();
-    double.hold(stream.cu_stream());
+    let gate = double.hold(stream.cu_stream());
     let handle = stream.cu_stream();
     let (kept, dropped) = (stream.record_event(None).unwrap(), stream.record_event(None).unwrap());
     drop(dropped);
     drop(stream);
     assert_eq!(double.figures().streams, before.streams);
     assert!(!kept.is_complete());
-    double.release(handle);
+    drop(gate);
     kept.synchronize().unwrap();
     drop(kept);
     assert_eq!(double.figures().events, before.events);
@@ -342,7 +342,7 @@ fn scripted_calls_fail_once_and_held_calls_stand() {
 fn a_lost_device_fails_every_call_and_finishes_nothing() {
     let (double, ctx) = start();
     let stream = ctx.new_stream().unwrap();
-    double.hold(stream.cu_stream());
+    let gate = double.hold(stream.cu_stream());
     let event = stream.record_event(None).unwrap();
     let block = Pinned::new(4096);
     double.lose_device(Code::LAUNCH_FAILED);
@@ -367,12 +367,12 @@ fn memory_given_back_under_a_copy_is_a_fault_and_not_a_crash() {
     let mut target = stream.alloc_zeros::<u8>(1000).unwrap();
     let (address, _) = device.device_ptr(&stream);
     ctx.synchronize().unwrap();
-    double.hold(stream.cu_stream());
+    let gate = double.hold(stream.cu_stream());
     stream.memcpy_dtod(&device, &mut target).unwrap();
     // SAFETY: wrong on purpose: freed on one stream while another still reads.
     unsafe { result::free_async(address, other.cu_stream()) }.unwrap();
     other.synchronize().unwrap();
-    double.release(stream.cu_stream());
+    drop(gate);
     assert_eq!(code(stream.synchronize()), Code::ILLEGAL_ADDRESS.0);
     assert_eq!(double.wrong_uses().len(), 1);
     std::mem::forget(device);

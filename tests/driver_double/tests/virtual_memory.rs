@@ -110,7 +110,7 @@ fn a_copy_may_span_granules_and_a_granule_moves_with_its_bytes() {
     assert_eq!(copy(&stream, &device, base + (GRANULE + half) as u64, GRANULE), Code::INVALID_VALUE.0);
 
     // The second granule moves two places on, beside a copy of the first that is under way.
-    double.hold(stream.cu_stream());
+    let gate = double.hold(stream.cu_stream());
     assert_eq!(copy(&stream, &device, base, GRANULE), 0);
     assert_eq!(unmap(base + GRANULE as u64, GRANULE), 0);
     let target = base + 3 * GRANULE as u64;
@@ -119,7 +119,7 @@ fn a_copy_may_span_granules_and_a_granule_moves_with_its_bytes() {
     assert_eq!(allow(target, GRANULE, &[ON_DEVICE, ON_NUMA_NODE]), 0);
     assert_eq!(bytes(target, GRANULE), vec![2; GRANULE]);
     assert_eq!(double.figures().frees_with_work_in_flight, 0);
-    double.release(stream.cu_stream());
+    drop(gate);
     assert_eq!(stream.clone_dtoh(&device).unwrap(), vec![1; GRANULE]);
 
     for address in [base, target] {
@@ -145,18 +145,18 @@ fn the_device_needs_access_of_its_own_and_an_unmapped_source_is_a_fault() {
     assert_eq!(map(base, handle), 0);
     assert_eq!(allow(base, GRANULE, &[ON_NUMA_NODE]), 0);
     bytes(base, GRANULE).fill(9);
-    double.hold(stream.cu_stream());
+    let gate = double.hold(stream.cu_stream());
     // To the device it is pageable memory so far: read at once.
     assert_eq!(copy(&stream, &device, base, 4096), 0);
     bytes(base, GRANULE).fill(10);
     assert_eq!(allow(base, GRANULE, &[ON_DEVICE]), 0);
-    double.release(stream.cu_stream());
+    drop(gate);
     assert_eq!(stream.clone_dtoh(&device).unwrap()[0], 9);
 
-    double.hold(stream.cu_stream());
+    let gate = double.hold(stream.cu_stream());
     assert_eq!(copy(&stream, &device, base, 4096), 0);
     assert_eq!(unmap(base, GRANULE), 0);
-    double.release(stream.cu_stream());
+    drop(gate);
     assert_eq!(stream.synchronize().map_err(|error| error.0 as i32), Err(Code::ILLEGAL_ADDRESS.0));
     assert_eq!(double.wrong_uses().len(), 1);
     double.reset();
