@@ -15,6 +15,7 @@ use driver_double::{Code, Double};
 use pinpool::backend::{CudaSource, PAGE_BYTES, Region, Source};
 use pinpool::{Backend, Pool, PoolBuilder};
 
+mod driver_facts;
 #[path = "../src/backend/suite.rs"]
 mod suite;
 
@@ -55,6 +56,13 @@ fn end_capture(stream: &CudaStream) -> Result<(), DriverError> {
     let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }?;
     // SAFETY: just made, never launched.
     unsafe { result::graph::destroy(graph) }
+}
+
+#[test]
+fn the_double_does_what_a_driver_does() {
+    let (double, context, _pool) = start();
+    driver_facts::check(&context);
+    assert_eq!(double.wrong_uses().len(), 2, "{:?}", double.wrong_uses());
 }
 
 #[test]

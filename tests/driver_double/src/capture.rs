@@ -82,12 +82,9 @@ impl Captures {
         }
     }
 
-    /// Work on the legacy stream would have to wait for a blocking stream that captures.
-    pub(crate) fn forbid_legacy(&mut self) -> Outcome {
-        if self.running.values().any(|capture| capture.mode == GLOBAL) {
-            return Err(Code::STREAM_CAPTURE_IMPLICIT);
-        }
-        Ok(())
+    /// Streams that take part in a capture.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &usize> {
+        self.members.keys()
     }
 
     /// The capture of this stream, if it takes part in one, is of no use any more.
@@ -132,11 +129,13 @@ pub(crate) fn forbid_waiting(stream: usize) -> Outcome {
     forbid_unsafe_call()
 }
 
-fn status(stream: usize) -> (c_int, u64) {
-    match board().captures.of(stream) {
+fn status(stream: usize) -> Result<(c_int, u64), Code> {
+    let mut board = board();
+    board.check_not_implicit(stream)?;
+    Ok(match board.captures.of(stream) {
         None => (NOT_CAPTURING, 0),
         Some((number, capture)) => (if capture.spoiled { SPOILED } else { CAPTURING }, number),
-    }
+    })
 }
 
 driver_call! { Device fn cuStreamBeginCapture_v2(handle: usize, mode: c_int) {
@@ -181,13 +180,13 @@ driver_call! { Device fn cuStreamEndCapture(handle: usize, out: Out<u64>) {
 }}
 
 driver_call! { Device fn cuStreamIsCapturing(handle: usize, out: Out<c_int>) {
-    out.put(status(stream::resolve(handle)?).0)
+    out.put(status(stream::resolve(handle)?)?.0)
 }}
 
 driver_call! { Device fn cuStreamGetCaptureInfo_v2(
     handle: usize, state: Out<c_int>, number: Out<u64>, graph: Out<u64>, nodes: Out<usize>, count: Out<usize>,
 ) {
-    let (now, id) = status(stream::resolve(handle)?);
+    let (now, id) = status(stream::resolve(handle)?)?;
     number.put_if_wanted(id);
     graph.put_if_wanted(id);
     nodes.put_if_wanted(0);

@@ -86,7 +86,8 @@ impl Double {
         HeldCall { double: self, name }
     }
 
-    /// The work of one stream (its raw handle) stands still until the answer is dropped.
+    /// The work of one stream (its raw handle) stands still until the answer is dropped. The default streams have no
+    /// handle of their own: null holds all.
     pub fn hold<T>(&self, stream: *mut T) -> HeldStream<'_> {
         HeldStream::new(self, stream.addr())
     }

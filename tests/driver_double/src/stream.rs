@@ -135,6 +135,15 @@ impl Board {
         self.defaults.iter().any(|&(_, thread, known)| known == handle && thread.is_none())
     }
 
+    /// The legacy stream may not be touched while a stream that takes turns with it captures.
+    pub(crate) fn check_not_implicit(&self, handle: usize) -> Outcome {
+        let blocking = |member: &usize| self.streams.get(member).is_some_and(Stream::is_blocking);
+        if self.is_legacy(handle) && self.captures.members().any(blocking) {
+            return Err(Code::STREAM_CAPTURE_IMPLICIT);
+        }
+        Ok(())
+    }
+
     fn last(&self, handle: usize) -> Ticket {
         Ticket { stream: handle, number: self.streams.get(&handle).map_or(0, |stream| stream.enqueued) }
     }
@@ -263,9 +272,7 @@ pub(crate) fn enqueue(stream: usize, op: Op) -> Result<Enqueued, Code> {
     if let Some(graph) = board.captures.record(stream, &op)? {
         return Ok(Enqueued::Captured(graph));
     }
-    if board.is_legacy(stream) {
-        board.captures.forbid_legacy()?;
-    }
+    board.check_not_implicit(stream)?;
     for ticket in board.turns(stream) {
         board.push(stream, Op::WaitFor(ticket))?;
     }

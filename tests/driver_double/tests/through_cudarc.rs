@@ -301,7 +301,6 @@ fn a_destroyed_stream_first_finishes_and_events_go_without_waiting() {
     let before = double.figures();
     let stream = ctx.new_stream().unwrap();
     let gate = double.hold(stream.cu_stream());
-    let handle = stream.cu_stream();
     let (kept, dropped) = (stream.record_event(None).unwrap(), stream.record_event(None).unwrap());
     drop(dropped);
     drop(stream);
@@ -342,7 +341,7 @@ fn scripted_calls_fail_once_and_held_calls_stand() {
 fn a_lost_device_fails_every_call_and_finishes_nothing() {
     let (double, ctx) = start();
     let stream = ctx.new_stream().unwrap();
-    let gate = double.hold(stream.cu_stream());
+    let _gate = double.hold(stream.cu_stream());
     let event = stream.record_event(None).unwrap();
     let block = Pinned::new(4096);
     double.lose_device(Code::LAUNCH_FAILED);
