@@ -224,9 +224,11 @@ fn contention(criterion: &mut Criterion) {
     }
     let with_malloc = keepers.into_iter().chain([("malloc", &Malloc as &dyn Keeper)]);
 
-    for (pattern, name, counts) in
-        [(Pattern::Same, "same", &[1, 2, 4][..]), (Pattern::Mix, "mix", &[1, 2, 4]), (Pattern::Cross, "cross", &[2, 4])]
-    {
+    for (pattern, name, counts) in [
+        (Pattern::Same, "same", &[1, 2, 4][..]),
+        (Pattern::Mix, "mix", &[1, 2, 4]),
+        (Pattern::Cross, "cross", &[2, 4]),
+    ] {
         let mut group = criterion.benchmark_group(name);
         for &threads in counts {
             for (keeper_name, keeper) in with_malloc.clone() {

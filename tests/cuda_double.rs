@@ -326,7 +326,8 @@ fn each_failing_step_of_a_copy_frees_or_keeps_the_buffer_as_it_must() {
         let (double, context, pool) = start();
         let (stream, mut memory) = device(&context, 4096);
         let buf = filled(&pool, 4096, 1);
-        double.fail(name, 1, code);
+        // The first record is the target's own note, the second our mark.
+        double.fail(name, 1 + u64::from(name == "cuEventRecord"), code);
         let error = buf.copy_to(&stream, &mut memory).unwrap_err();
         // Once the copy may be running without a mark behind it, the buffer must not be seen again.
         let is_kept = name == "cuEventRecord" || code == Code::LAUNCH_FAILED;
@@ -335,6 +336,17 @@ fn each_failing_step_of_a_copy_frees_or_keeps_the_buffer_as_it_must() {
         assert_eq!((stats.lost, stats.buffers_in_pool), (u64::from(is_kept), u64::from(!is_kept)), "{name}");
         context.check_err().unwrap();
     }
+}
+
+#[test]
+fn a_target_that_fails_to_note_its_use_does_not_lose_the_copy() {
+    let (double, context, pool) = start();
+    let (stream, mut memory) = device(&context, 4096);
+    let buf = filled(&pool, 4096, 1);
+    double.fail("cuEventRecord", 1, Code::OUT_OF_MEMORY);
+    buf.copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+    assert_eq!(context.check_err(), Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)), "for the target's next user");
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
 }
 
 #[test]

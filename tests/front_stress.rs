@@ -87,13 +87,7 @@ fn put_back(front: &Front<AtomicBool>, done: &Done, buffer: Buffer, epoch: u32) 
 }
 
 /// Gets, puts, sends and receives; one thread also evicts, drains, changes the limit and looks.
-fn work(
-    front: &Front<AtomicBool>,
-    done: &Done,
-    thread: usize,
-    to: &mpsc::Sender<Buffer>,
-    from: &mpsc::Receiver<Buffer>,
-) {
+fn work(front: &Front<AtomicBool>, done: &Done, thread: usize, to: &mpsc::Sender<Buffer>, from: &mpsc::Receiver<Buffer>) {
     let mut draw = Draw(0x9e37_79b9_7f4a_7c15 ^ (thread as u64 + 1) << 32);
     let mut held = Vec::new();
     for step in 0..STEPS {

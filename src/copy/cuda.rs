@@ -12,7 +12,7 @@
 //! set aside first and put back at the end, where the user's next call of cudarc finds it as before. Errors are ours only
 //! between the two.
 //!
-//! Invariant **D1**: a [`Mark`]'s event was recorded on the stream right behind the copy, and nowhere else.
+//! Invariant **D1**: a [`Mark`]'s event was recorded on the copy's stream, behind the copy, and nowhere else.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::sync::Arc;
@@ -125,11 +125,12 @@ unsafe fn enqueue<T: DevicePtrMut<u8>>(
         true => refused("cuMemcpyHtoDAsync", error),
         false => unknown("cuMemcpyHtoDAsync", error),
     })?;
+    // The target notes our use of it, before the mark, so that the mark is the last of this copy's work. An error of that
+    // note is for the target's next user, and stays in the context for him.
+    drop(tracking);
     // SAFETY: both are alive, and of one context.
     let recorded = unsafe { result::event::record(mark.event, handle) };
     recorded.map_err(|error| unknown("cuEventRecord", error))?;
-    // The target notes our use of it. An error of that is for its next user, and stays in the context for him.
-    drop(tracking);
     Ok(Arc::new(mark))
 }
 

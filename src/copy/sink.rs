@@ -25,8 +25,8 @@ use std::thread;
 use super::{CopyFailure, CopyTarget};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence};
-use crate::sync::plain::{Condvar, Mutex};
 use crate::sync::process::{AtomicU64, Ordering};
+use crate::sync::plain::{Condvar, Mutex};
 
 /// Numbers the streams of the process, apart from the addresses that number CUDA's.
 static NEXT_STREAM: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);

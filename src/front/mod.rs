@@ -340,8 +340,7 @@ impl<T> Front<T> {
             return claimed;
         }
         let has_some = |&at: &usize| self.shards[at].view().places > 0;
-        let places =
-            self.used_from(own).filter(has_some).map(|at| self.shards[at].surrender()).find(|&places| places > 0);
+        let places = self.used_from(own).filter(has_some).map(|at| self.shards[at].surrender()).find(|&places| places > 0);
         let places = places.unwrap_or(0);
         let in_hand = places.min(PLACES_AT_ONCE);
         self.pot.bring(places - in_hand);

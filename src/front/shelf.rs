@@ -50,14 +50,7 @@ pub(super) struct Recount {
 
 impl<T> Shelf<T> {
     pub(super) fn new(classes: u32) -> Self {
-        Self {
-            last: None,
-            tops: (0..classes).map(|_| None).collect(),
-            oldest: None,
-            newest: None,
-            linked_bytes: 0,
-            sealed: false,
-        }
+        Self { last: None, tops: (0..classes).map(|_| None).collect(), oldest: None, newest: None, linked_bytes: 0, sealed: false }
     }
 
     /// Lays `entry` on top of its class, as the most recent of all. The caller has checked that the class exists.
