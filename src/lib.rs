@@ -17,6 +17,8 @@
 mod budget;
 mod buffer;
 mod diag;
+#[cfg(feature = "cuda")]
+mod driver;
 mod error;
 mod in_flight;
 mod machine;

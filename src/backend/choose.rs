@@ -76,7 +76,7 @@ fn usable_lock_limit(mlock: &MlockSource, max_bytes: Option<u64>) -> Result<Opti
 
 #[cfg(feature = "cuda")]
 fn cuda(device: u32) -> Result<Arc<dyn Source>, String> {
-    super::cuda::CudaSource::probe(device).map(|source| Arc::new(source) as _).map_err(|error| error.to_string())
+    super::CudaSource::new(device).map(|source| Arc::new(source) as _).map_err(|error| error.to_string())
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -1,25 +1,40 @@
 //! Memory that the CUDA driver page-locks: `cuMemHostAlloc`, portable (every context may copy from it) and cached.
 //!
 //! Not write-combined: that gains nothing for copies, and reading it back on the host is ruinous. The driver is looked
-//! for at run time, and the device's primary context is retained at the first acquire, not before: making a pool creates
-//! no context.
+//! for at run time, and the device's primary context is retained at the first acquire, not before: making a source
+//! creates no context. The thread's own current context is left as it was found.
+//!
+//! ```text
+//!   what the driver gives    [ ... |<------- len_bytes ------->| ... ]     small blocks begin anywhere in a page
+//!   what a region is               ^ the first page boundary
+//! ```
+//!
+//! `cuMemFreeHost` waits for all work of the device and holds up every other thread's enqueues meanwhile. That is the
+//! driver's doing; a pool that must not stall keeps what it has.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::ffi::CStr;
+use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use cudarc::driver::{DriverError, result, sys};
 
 use super::pages::Numbering;
-use super::{Region, Source, SourceError};
+use super::{PAGE_BYTES, Region, Source, SourceError};
+use crate::driver::{self, Current, Relaxed};
+use crate::sync::Mutex;
+
+/// The driver carves blocks below this out of larger ones and promises no alignment for them.
+const CARVED_BYTES: usize = 2 << 20;
 
 /// Memory page-locked by the CUDA driver for one device, readable by all.
 #[derive(Debug)]
-pub(crate) struct CudaSource {
+pub struct CudaSource {
     device: sys::CUdevice,
-    context: OnceLock<Result<Context, SourceError>>,
+    context: OnceLock<Context>,
     numbering: Numbering,
+    /// Region start -> what the driver gave, where the two differ.
+    shifted: Mutex<HashMap<usize, Block>>,
 }
 
 /// The device's primary context, retained for the life of the process: memory of a pool may outlive the pool, when a
@@ -32,10 +47,21 @@ unsafe impl Send for Context {}
 // SAFETY: as above; the handle itself is never written to.
 unsafe impl Sync for Context {}
 
+/// First byte of what `cuMemHostAlloc` returned.
+#[derive(Debug, Clone, Copy)]
+struct Block(NonNull<u8>);
+
+// SAFETY: an address, used only to give the block back, which any thread may do.
+unsafe impl Send for Block {}
+
 impl CudaSource {
     /// Looks for a driver and the device number `ordinal`; creates nothing on it.
-    pub(crate) fn probe(ordinal: u32) -> Result<Self, SourceError> {
-        if !driver_is_present() {
+    ///
+    /// # Errors
+    ///
+    /// There is no driver, no such device, or the driver refuses to start.
+    pub fn new(ordinal: u32) -> Result<Self, SourceError> {
+        if !driver::is_present() {
             return Err(SourceError::new("dlopen", "no CUDA driver (libcuda.so.1) on this machine"));
         }
         result::init().map_err(|error| driver_said("cuInit", error))?;
@@ -45,25 +71,35 @@ impl CudaSource {
                 .with_remedy("set PINPOOL_DEVICE, or look at CUDA_VISIBLE_DEVICES")
         })?;
         let device = result::device::get(ordinal).map_err(|error| driver_said("cuDeviceGet", error))?;
-        Ok(Self { device, context: OnceLock::new(), numbering: Numbering::default() })
+        Ok(Self { device, context: OnceLock::new(), numbering: Numbering::default(), shifted: Mutex::default() })
     }
 
-    /// Makes the device's context current on this thread.
-    fn bind(&self) -> Result<(), SourceError> {
-        let retained = self.context.get_or_init(|| {
-            // SAFETY: `device` came from the driver in `probe`.
-            unsafe { result::primary_ctx::retain(self.device) }
-                .map(Context)
-                .map_err(|error| driver_said("cuDevicePrimaryCtxRetain", error))
-        });
-        let context = retained.clone()?;
+    /// Makes the device's context current on this thread for as long as the answer lives.
+    fn bind(&self) -> Result<Current, SourceError> {
+        let context = match self.context.get() {
+            Some(&context) => context,
+            // A failure is not remembered: a device short of memory now may have some later. Threads that come here at
+            // once retain more than once, which only counts, since the context is never released.
+            None => {
+                // SAFETY: `device` came from the driver in `new`.
+                let retained = unsafe { result::primary_ctx::retain(self.device) };
+                let retained = retained.map_err(|error| driver_said("cuDevicePrimaryCtxRetain", error))?;
+                *self.context.get_or_init(|| Context(retained))
+            }
+        };
         // SAFETY: the context is retained and never released.
-        unsafe { result::ctx::set_current(context.0) }.map_err(|error| driver_said("cuCtxSetCurrent", error))
+        unsafe { Current::enter(context.0) }.map_err(|error| driver_said("cuCtxSetCurrent", error))
+    }
+
+    /// What the driver gave for this region.
+    fn block_of(&self, start: NonNull<u8>) -> Block {
+        self.shifted.lock().remove(&start.as_ptr().addr()).unwrap_or(Block(start))
     }
 }
 
 // SAFETY: C1: `cuMemHostAlloc` maps page-locked memory at a fixed address until `cuMemFreeHost`, and a failed free leaves
-// it. C2: zeroed below. C3: checked below. C4: `Numbering`.
+// it. C2: zeroed below. C3: `held_bytes` has a page to spare wherever the driver promises no alignment, and `acquire`
+// checks that the region ends inside the block. C4: `Numbering`. C5: exactly `held_bytes` are asked of the driver.
 unsafe impl Source for CudaSource {
     fn name(&self) -> &'static str {
         "cuda"
@@ -73,29 +109,43 @@ unsafe impl Source for CudaSource {
         true
     }
 
+    fn held_bytes(&self, len_bytes: usize) -> usize {
+        let whole_pages = len_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX);
+        if whole_pages < CARVED_BYTES { whole_pages + PAGE_BYTES } else { whole_pages }
+    }
+
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        self.bind()?;
-        // Whole pages, so that no two regions share one, as the granularity that is counted says.
+        let _relaxed = Relaxed::enter();
+        let _current = self.bind()?;
         let held_bytes = self.held_bytes(len_bytes);
         // SAFETY: a context is current on this thread (`bind`).
-        let start = unsafe { result::malloc_host(held_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }.map_err(|error| {
+        let block = unsafe { result::malloc_host(held_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }.map_err(|error| {
             driver_said("cuMemHostAlloc", error).with_remedy(
                 "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES or PINPOOL_POOL_SIZE_LIMIT",
             )
         })?;
-        let start = NonNull::new(start.cast::<u8>())
-            .filter(|start| start.as_ptr().addr().is_multiple_of(super::PAGE_BYTES))
-            .ok_or_else(|| SourceError::new("cuMemHostAlloc", "the driver returned no page-aligned address"))?;
-        // SAFETY: the driver just gave these bytes to us alone.
+        let block = block.cast::<u8>();
+        let skip = block.align_offset(PAGE_BYTES);
+        let start = NonNull::new(block.wrapping_add(skip)).filter(|_| skip + len_bytes <= held_bytes);
+        let Some((block, start)) = NonNull::new(block).map(Block).zip(start) else {
+            // SAFETY: just allocated, and nobody has seen it.
+            let _leaked = unsafe { result::free_host(block.cast()) };
+            return Err(SourceError::new("cuMemHostAlloc", "the driver's block holds no page-aligned region"));
+        };
+        if skip != 0 {
+            self.shifted.lock().insert(start.as_ptr().addr(), block);
+        }
+        // SAFETY: the driver just gave these bytes to us alone, and the check above keeps us inside them.
         unsafe { start.write_bytes(0, len_bytes) };
         Ok(Region::new(start, len_bytes, self.numbering.next()))
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        self.bind()?;
+        let _relaxed = Relaxed::enter();
+        let _current = self.bind()?;
+        let block = self.block_of(region.start());
         // SAFETY: the caller's promise: allocated by `acquire`, not freed, and read by no device.
-        unsafe { result::free_host(region.start().as_ptr().cast()) }
-            .map_err(|error| driver_said("cuMemFreeHost", error))
+        unsafe { result::free_host(block.0.as_ptr().cast()) }.map_err(|error| driver_said("cuMemFreeHost", error))
     }
 
     fn needs_gpu(&self) -> bool {
@@ -107,23 +157,6 @@ unsafe impl Source for CudaSource {
     }
 }
 
-/// Never panics, unlike cudarc's first call without a driver; unlike its own check it exists under every linking feature.
-fn driver_is_present() -> bool {
-    [c"libcuda.so", c"libcuda.so.1"].into_iter().any(is_loadable)
-}
-
-fn is_loadable(library: &CStr) -> bool {
-    // SAFETY: loading the driver runs its initialisers, as the first CUDA call of any program does.
-    let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
-    if handle.is_null() {
-        return false;
-    }
-    // SAFETY: the handle was just opened.
-    unsafe { libc::dlclose(handle) };
-    true
-}
-
-/// The driver's error by its number and name, without the text that cudarc would fetch from a library that may be gone.
 fn driver_said(call: &'static str, error: DriverError) -> SourceError {
-    SourceError::new(call, format!("{:?}", error.0)).with_code(i64::from(error.0 as u32))
+    SourceError::new(call, driver::words(error)).with_code(driver::code(error))
 }

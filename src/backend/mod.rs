@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 mod choose;
 #[cfg(feature = "cuda")]
-pub(crate) mod cuda;
+mod cuda;
 pub mod fault;
 mod heap;
 mod mlock;
@@ -36,6 +36,8 @@ mod span;
 pub(crate) mod suite;
 
 pub(crate) use choose::choose;
+#[cfg(feature = "cuda")]
+pub use cuda::CudaSource;
 pub use heap::HeapSource;
 pub use mlock::MlockSource;
 pub use span::{MoveError, RANGE_ALIGN_BYTES, Range, Span};

@@ -2,7 +2,7 @@
 //!
 //! | stream `S` | target | who copies |
 //! | --- | --- | --- |
-//! | `Arc<CudaStream>` of cudarc | any `DevicePtrMut<u8>`: `CudaSlice<u8>`, `CudaViewMut<u8>` | the GPU's copy engine |
+//! | `CudaStream` of cudarc, or an `Arc` of one | any `DevicePtrMut<u8>`: `CudaSlice<u8>`, `CudaViewMut<u8>` | the GPU's copy engine |
 //! | [`sink::SinkStream`] | [`sink::SinkMem`] | a worker thread of the host |
 //!
 //! Both are asynchronous and in order, both give a [`Fence`], so that
@@ -14,6 +14,8 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence};
 
+#[cfg(feature = "cuda")]
+mod cuda;
 pub mod sink;
 
 /// Memory that can be copied into on a stream `S`.

@@ -1,0 +1,465 @@
+//! The whole CUDA path without a GPU: cudarc and the driver double, whose gates decide what is over and what is not.
+//!
+//! One process has one driver, so everything on the double is in this binary, and tests take turns ([`Double::load`]).
+#![cfg(feature = "cuda")]
+#![allow(unsafe_code)] // The contract suite, and captures, which cudarc leaves to its users.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
+use driver_double::{Code, Double};
+use pinpool::backend::{CudaSource, PAGE_BYTES, Region, Source};
+use pinpool::{Backend, Pool, PoolBuilder};
+
+mod driver_facts;
+#[path = "../src/backend/suite.rs"]
+mod suite;
+
+const MIB: usize = 1 << 20;
+
+fn builder() -> PoolBuilder {
+    Pool::builder().without_env().backend(Backend::Cuda)
+}
+
+fn start() -> (Double, Arc<CudaContext>, Pool) {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let pool = builder().build().unwrap();
+    (double, context, pool)
+}
+
+/// A stream and device memory on it, with nothing left to run.
+fn device(context: &Arc<CudaContext>, len: usize) -> (Arc<CudaStream>, CudaSlice<u8>) {
+    let stream = context.new_stream().unwrap();
+    let memory = stream.alloc_zeros(len).unwrap();
+    stream.synchronize().unwrap();
+    (stream, memory)
+}
+
+fn filled(pool: &Pool, len: usize, byte: u8) -> pinpool::PinnedBuf {
+    let mut buf = pool.get(len).unwrap();
+    buf.as_mut_slice().fill(byte);
+    buf
+}
+
+fn begin_capture(stream: &CudaStream, mode: CUstreamCaptureMode) {
+    // SAFETY: a live stream; each test ends its capture.
+    unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
+}
+
+fn end_capture(stream: &CudaStream) -> Result<(), DriverError> {
+    // SAFETY: a live stream that captures.
+    let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }?;
+    // SAFETY: just made, never launched.
+    unsafe { result::graph::destroy(graph) }
+}
+
+#[test]
+fn the_double_does_what_a_driver_does() {
+    let (double, context, _pool) = start();
+    driver_facts::check(&context);
+    assert_eq!(double.wrong_uses().len(), 2, "{:?}", double.wrong_uses());
+}
+
+#[test]
+fn the_source_keeps_the_contract() {
+    let double = Double::load();
+    let before = double.figures();
+    suite::run(&CudaSource::new(0).unwrap());
+    let after = double.figures();
+    assert_eq!((after.pinned_bytes, after.host_allocations), (before.pinned_bytes, before.host_allocations));
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn the_source_holds_what_it_says_it_holds() {
+    let double = Double::load();
+    let source = CudaSource::new(0).unwrap();
+    for len in [1, PAGE_BYTES, 100_000, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1] {
+        let before = double.figures().pinned_bytes;
+        let region = source.acquire(len).unwrap();
+        assert_eq!(double.figures().pinned_bytes - before, source.held_bytes(len) as u64, "{len} B");
+        // SAFETY: acquired above, used by nobody.
+        unsafe { source.release(region) }.unwrap();
+    }
+}
+
+#[test]
+fn making_a_pool_creates_no_context_and_a_get_leaves_the_threads_own() {
+    let double = Double::load();
+    thread::scope(|scope| {
+        // A thread of its own, which has no context yet.
+        scope.spawn(|| {
+            let pool = builder().build().unwrap();
+            assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 0);
+            drop(pool.get(4096).unwrap());
+            assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 1);
+            drop(pool.get(MIB).unwrap());
+            assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 1);
+            assert_eq!(result::ctx::get_current(), Ok(None));
+        });
+    });
+}
+
+#[test]
+fn a_failed_context_is_asked_for_again() {
+    let double = Double::load();
+    let pool = builder().build().unwrap();
+    double.fail("cuDevicePrimaryCtxRetain", 1, Code::OUT_OF_MEMORY);
+    assert!(pool.get(4096).unwrap_err().is_backend());
+    pool.get(4096).unwrap();
+}
+
+#[test]
+fn without_a_device_cuda_says_so_and_auto_goes_on() {
+    let double = Double::load();
+    double.set_device_count(0);
+    let error = builder().build().unwrap_err();
+    assert!(error.is_backend() && error.to_string().contains("NO_DEVICE"), "{error}");
+    let pool = Pool::builder().without_env().backend(Backend::Auto).build().unwrap();
+    assert!(["mlock", "heap"].contains(&pool.stats().backend));
+    double.set_device_count(2);
+    let error = builder().device(2).build().unwrap_err();
+    assert!(error.to_string().contains("PINPOOL_DEVICE"), "{error}");
+}
+
+#[test]
+fn a_refused_allocation_is_an_error_with_its_reason_and_holds_nothing() {
+    let (double, _context, pool) = start();
+    drop(pool.get(MIB).unwrap());
+    double.fail("cuMemHostAlloc", 1, Code::OUT_OF_MEMORY);
+    let before = double.figures().pinned_bytes;
+    let error = pool.get(2 * MIB).unwrap_err();
+    assert!(error.is_backend() && error.to_string().contains("OUT_OF_MEMORY"), "{error}");
+    assert_eq!(double.figures().pinned_bytes, before);
+    assert_eq!(pool.stats().failed_gets, 1);
+    pool.get(2 * MIB).unwrap();
+}
+
+#[test]
+fn a_buffer_is_in_flight_until_its_copy_is_over() {
+    let (double, context, pool) = start();
+    let (stream, mut memory) = device(&context, MIB);
+    let gate = double.hold(stream.cu_stream());
+    let buf = filled(&pool, MIB, 7);
+    let id = buf.id();
+    let copy = buf.copy_to(&stream, &mut memory).unwrap();
+    let stats = pool.stats();
+    assert_eq!((stats.in_flight, stats.buffers_in_pool, stats.in_use), (1, 0, 0));
+    assert!(!copy.is_done().unwrap());
+    assert!(pool.try_get(MIB).unwrap().is_none(), "handed out under a copy");
+    drop(gate);
+    copy.wait().unwrap();
+    assert_eq!(pool.try_get(MIB).unwrap().expect("back in the pool").id(), id);
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; MIB]);
+    assert_eq!(pool.stats().in_flight, 0);
+}
+
+#[test]
+fn every_kind_of_stream_and_target_takes_a_copy() {
+    let (double, context, pool) = start();
+    let (own, mut memory) = device(&context, 4096);
+    for stream in [own, context.default_stream(), context.per_thread_stream()] {
+        filled(&pool, 4096, 1).copy_to(&*stream, &mut memory).unwrap();
+        let (mut left, mut right) = memory.split_at_mut(1024);
+        filled(&pool, 1024, 2).copy_to(&stream, &mut left).unwrap();
+        let mut buf = filled(&pool, 4096, 3);
+        buf.copy_range_to(1024..2048, &stream, &mut right).unwrap();
+        drop(buf);
+        let expected = [vec![2; 1024], vec![3; 1024], vec![1; 2048]].concat();
+        assert_eq!(stream.clone_dtoh(&memory).unwrap(), expected);
+    }
+    let error = pool.get(4097).unwrap().copy_to(&context.default_stream(), &mut memory).unwrap_err();
+    assert!(error.is_copy() && error.to_string().contains("4096"), "{error}");
+    let pageable = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+    filled(&pageable, 4096, 4).copy_to(&context.default_stream(), &mut memory).unwrap().wait().unwrap();
+    assert_eq!(context.default_stream().clone_dtoh(&memory).unwrap(), vec![4; 4096]);
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn a_stuck_stream_holds_back_no_buffer_of_another() {
+    let (double, context, pool) = start();
+    let ((stuck, mut first), (free, mut second)) = (device(&context, 4096), device(&context, 4096));
+    let _gate = double.hold(stuck.cu_stream());
+    let waiting = filled(&pool, 4096, 1).copy_to(&stuck, &mut first).unwrap();
+    for _ in 0..100 {
+        filled(&pool, 4096, 2).copy_to(&free, &mut second).unwrap().wait().unwrap();
+    }
+    pool.poll();
+    let stats = pool.stats();
+    assert_eq!((stats.underlying.allocs, stats.in_flight), (2, 1), "one is stuck, one goes round");
+    assert!(!waiting.is_done().unwrap());
+}
+
+#[test]
+fn a_recycled_buffer_is_never_overwritten_under_a_copy() {
+    const ROUNDS: u8 = 60;
+    const LEN: usize = 64 << 10;
+    let (double, context, pool) = start();
+    let wrong = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for lane in 0..4_u8 {
+            let (pool, context, double, wrong) = (&pool, &context, &double, &wrong);
+            scope.spawn(move || {
+                context.bind_to_thread().unwrap();
+                let stream = context.new_stream().unwrap();
+                let mut targets: Vec<CudaSlice<u8>> = (0..4).map(|_| stream.alloc_zeros(LEN).unwrap()).collect();
+                for round in 0..ROUNDS {
+                    // Four copies stand in line while the next buffers are got and filled.
+                    let gate = double.hold(stream.cu_stream());
+                    for (index, target) in (0_u8..).zip(&mut targets) {
+                        let byte = lane ^ round.wrapping_mul(5) ^ index.wrapping_mul(63);
+                        filled(pool, LEN, byte).copy_to(&stream, target).unwrap();
+                    }
+                    drop(gate);
+                    for (index, target) in (0_u8..).zip(&targets) {
+                        let byte = lane ^ round.wrapping_mul(5) ^ index.wrapping_mul(63);
+                        let arrived = stream.clone_dtoh(target).unwrap();
+                        wrong.fetch_or(arrived.iter().any(|&found| found != byte), Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    assert!(!wrong.into_inner(), "a device saw bytes of another batch");
+    pool.poll();
+    let stats = pool.stats();
+    assert_eq!(stats.puts, 4 * 4 * u64::from(ROUNDS));
+    assert_eq!((stats.in_flight, stats.lost), (0, 0));
+    assert!(stats.underlying.allocs <= 40, "{} buffers for 16 at a time", stats.underlying.allocs);
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn writing_after_a_borrowed_copy_waits_for_it() {
+    let (double, context, pool) = start();
+    let (stream, mut memory) = device(&context, 4096);
+    let gate = double.hold(stream.cu_stream());
+    let mut buf = filled(&pool, 4096, 1);
+    buf.copy_range_to(0..4096, &stream, &mut memory).unwrap();
+    assert!(buf.try_as_mut_slice().is_none());
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| buf.as_mut_slice().fill(2));
+        while double.calls("cuEventSynchronize") == 0 {
+            thread::yield_now();
+        }
+        assert!(!writer.is_finished());
+        drop(gate);
+        writer.join().unwrap();
+    });
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
+    assert_eq!(buf.as_slice(), vec![2; 4096]);
+}
+
+#[test]
+fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_lives() {
+    let (double, context, pool) = start();
+    let (stream, mut memory) = device(&context, 4096);
+    let buf = filled(&pool, 4096, 1);
+    begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    let error = buf.copy_to(&stream, &mut memory).unwrap_err();
+    assert!(error.is_copy() && error.to_string().contains("before the capture begins"), "{error}");
+    assert_eq!(pool.stats().buffers_in_pool, 1, "the buffer is back");
+    assert_eq!(end_capture(&stream), Ok(()));
+    assert_eq!(double.figures().spoiled_captures, 0);
+}
+
+#[test]
+fn the_pool_beside_somebodys_global_capture_does_not_spoil_it() {
+    let (double, context, pool) = start();
+    let ((captured, _unused), (stream, mut memory)) = (device(&context, 1), device(&context, 4096));
+    begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
+    copy.wait().unwrap();
+    drop(pool.get(MIB).unwrap());
+    pool.clear();
+    assert_eq!(end_capture(&captured), Ok(()));
+    assert_eq!(double.figures().spoiled_captures, 0);
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
+}
+
+#[test]
+fn an_error_left_by_others_is_not_ours_and_stays_for_them() {
+    let (double, context, pool) = start();
+    let (stream, mut memory) = device(&context, 4096);
+    let left_behind = DriverError(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+    context.record_err::<()>(Err(left_behind));
+    let gate = double.hold(stream.cu_stream());
+    let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
+    assert!(!copy.is_done().unwrap());
+    drop(gate);
+    copy.wait().unwrap();
+    pool.poll();
+    assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0));
+    assert_eq!(context.check_err(), Err(left_behind));
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
+}
+
+#[test]
+fn work_on_the_target_is_waited_for_even_with_an_error_left_behind() {
+    let (double, context, pool) = start();
+    let ((writer, mut memory), (stream, _unused)) = (device(&context, 4096), device(&context, 1));
+    let gate = double.hold(writer.cu_stream());
+    writer.memset_zeros(&mut memory).unwrap();
+    context.record_err::<()>(Err(DriverError(CUresult::CUDA_ERROR_ILLEGAL_STATE)));
+    let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
+    assert!(!copy.is_done().unwrap(), "the copy overtook work on its target");
+    drop(gate);
+    copy.wait().unwrap();
+    assert!(context.check_err().is_err());
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
+}
+
+#[test]
+fn each_failing_step_of_a_copy_frees_or_keeps_the_buffer_as_it_must() {
+    let refusals = ["cuCtxGetCurrent", "cuStreamIsCapturing", "cuEventCreate", "cuStreamWaitEvent"];
+    for (name, code) in refusals.map(|name| (name, Code::UNKNOWN)).into_iter().chain([
+        ("cuMemcpyHtoDAsync_v2", Code::INVALID_VALUE),
+        ("cuMemcpyHtoDAsync_v2", Code::LAUNCH_FAILED),
+        ("cuEventRecord", Code::OUT_OF_MEMORY),
+    ]) {
+        let (double, context, pool) = start();
+        let (stream, mut memory) = device(&context, 4096);
+        let buf = filled(&pool, 4096, 1);
+        // The first record is the target's own note, the second our mark.
+        double.fail(name, 1 + u64::from(name == "cuEventRecord"), code);
+        let error = buf.copy_to(&stream, &mut memory).unwrap_err();
+        // Once the copy may be running without a mark behind it, the buffer must not be seen again.
+        let is_kept = name == "cuEventRecord" || code == Code::LAUNCH_FAILED;
+        assert_eq!((error.is_device(), error.is_copy()), (is_kept, !is_kept), "{name}: {error}");
+        let stats = pool.stats();
+        assert_eq!((stats.lost, stats.buffers_in_pool), (u64::from(is_kept), u64::from(!is_kept)), "{name}");
+        context.check_err().unwrap();
+    }
+}
+
+#[test]
+fn a_target_that_fails_to_note_its_use_does_not_lose_the_copy() {
+    let (double, context, pool) = start();
+    let (stream, mut memory) = device(&context, 4096);
+    let buf = filled(&pool, 4096, 1);
+    double.fail("cuEventRecord", 1, Code::OUT_OF_MEMORY);
+    buf.copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+    assert_eq!(context.check_err(), Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)), "for the target's next user");
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
+}
+
+#[test]
+fn a_failed_query_is_not_done_and_its_buffer_is_never_reused() {
+    let (double, context, pool) = start();
+    let (stream, mut memory) = device(&context, 4096);
+    let _gate = double.hold(stream.cu_stream());
+    let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
+    pool.poll();
+    assert_eq!((pool.stats().in_flight, pool.stats().lost), (1, 0), "not ready is no failure");
+    double.lose_device(Code::LAUNCH_FAILED);
+    let error = copy.is_done().unwrap_err();
+    assert!(error.is_device() && error.to_string().contains("LAUNCH_FAILED"), "{error}");
+    pool.poll();
+    let stats = pool.stats();
+    assert_eq!((stats.in_flight, stats.lost, stats.buffers_in_pool), (0, 1, 0));
+    assert!(pool.try_get(4096).unwrap().is_none());
+}
+
+#[test]
+fn the_end_of_a_pool_waits_for_its_copies_and_then_gives_everything_back() {
+    let (double, context, pool) = start();
+    let before = double.figures();
+    let (stream, mut memory) = device(&context, MIB);
+    let gate = double.hold(stream.cu_stream());
+    let copy = filled(&pool, MIB, 9).copy_to(&stream, &mut memory).unwrap();
+    thread::scope(|scope| {
+        let queries = double.calls("cuEventQuery");
+        let end = scope.spawn(|| drop(pool));
+        while double.calls("cuEventQuery") < queries + 3 {
+            thread::yield_now();
+        }
+        assert!(!end.is_finished());
+        assert_eq!(double.calls("cuMemFreeHost"), 0);
+        drop(gate);
+        end.join().unwrap();
+    });
+    assert!(copy.is_done().unwrap());
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![9; MIB]);
+    let after = double.figures();
+    assert_eq!((after.pinned_bytes, after.frees_with_work_in_flight), (before.pinned_bytes, 0));
+}
+
+#[test]
+fn the_end_of_a_pool_with_a_stuck_copy_leaves_its_memory_alone() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let pool = builder().close_wait(Duration::ZERO).build().unwrap();
+    let (stream, mut memory) = device(&context, MIB);
+    let gate = double.hold(stream.cu_stream());
+    let copy = filled(&pool, MIB, 9).copy_to(&stream, &mut memory).unwrap();
+    let pinned = double.figures().pinned_bytes;
+    drop(pool);
+    assert_eq!((double.figures().pinned_bytes, double.calls("cuMemFreeHost")), (pinned, 0));
+    drop(gate);
+    copy.wait().unwrap();
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![9; MIB]);
+}
+
+#[test]
+fn on_a_lost_device_or_at_the_end_of_the_process_nothing_is_freed_and_nobody_waits() {
+    let harms: [fn(&Double); 2] = [|double| double.lose_device(Code::UNKNOWN), Double::shut_down];
+    for harm in harms {
+        let (double, context, pool) = start();
+        let (stream, mut memory) = device(&context, MIB);
+        let _gate = double.hold(stream.cu_stream());
+        filled(&pool, MIB, 9).copy_to(&stream, &mut memory).unwrap();
+        let pinned = double.figures().pinned_bytes;
+        harm(&double);
+        // Would wait for thirty seconds if it waited.
+        drop(pool);
+        assert_eq!(double.figures().pinned_bytes, pinned);
+        double.reset();
+    }
+}
+
+#[test]
+fn giving_back_beside_a_copy_waits_for_it_and_is_counted() {
+    let (double, context, pool) = start();
+    let (stream, mut memory) = device(&context, 4096);
+    drop(pool.get(MIB).unwrap());
+    let gate = double.hold(stream.cu_stream());
+    let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
+    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+    thread::scope(|scope| {
+        let clear = scope.spawn(|| pool.clear());
+        while double.figures().frees_with_work_in_flight == 0 {
+            thread::yield_now();
+        }
+        // Completion is still seen while the free stands in the driver.
+        assert!(!copy.is_done().unwrap() && !clear.is_finished());
+        drop(gate);
+        clear.join().unwrap();
+    });
+    assert_eq!(double.figures().frees_with_work_in_flight, 1);
+}
+
+#[test]
+fn a_hit_goes_on_while_another_thread_is_stuck_in_the_driver() {
+    let (double, context, pool) = start();
+    drop(pool.get(4096).unwrap());
+    let gate = double.hold_call("cuMemHostAlloc");
+    thread::scope(|scope| {
+        let stuck = scope.spawn(|| {
+            context.bind_to_thread().unwrap();
+            drop(pool.get(MIB).unwrap());
+        });
+        gate.wait_for(1);
+        for _ in 0..1000 {
+            assert!(pool.try_get(4096).unwrap().is_some());
+        }
+        assert!(!stuck.is_finished());
+        drop(gate);
+        stuck.join().unwrap();
+    });
+}

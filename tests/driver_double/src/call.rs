@@ -1,0 +1,128 @@
+//! The door through which every driver call enters: it is counted, waits its turn, may be held, delayed or failed.
+//!
+//! Owns the enqueue lock. Never knows what a call does.
+//!
+//! | kind | fails when | holds the enqueue lock |
+//! | --- | --- | --- |
+//! | `Lookup` | never | no |
+//! | `Process` | the driver is not initialised or shuts down | no |
+//! | `Device` | also: the device is lost | no |
+//! | `Enqueue` | as `Device` | yes, gates and delays included |
+//!
+//! Measured on a real device: copies, records, launches, page-locking and freeing share one lock; a free that waits for
+//! the device keeps it, so everybody else's enqueue waits too. Event queries, waits and virtual memory go past it.
+//!
+//! Invariant C1: an [`Out`] or [`In`] only ever comes in as an argument of a driver call, and the caller of a driver
+//! call promises, as to the real driver, that a pointer which is not null points to room for (or at) a value.
+
+use std::ffi::c_int;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::code::Code;
+use crate::{context, faults, stream};
+
+/// What a driver call comes to.
+pub(crate) type Outcome = Result<(), Code>;
+
+/// See the table above.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Lookup,
+    Process,
+    Device,
+    Enqueue,
+}
+
+static ENQUEUE: Mutex<()> = Mutex::new(());
+
+/// Runs one driver call.
+pub(crate) fn answer(name: &'static str, kind: Kind, body: impl FnOnce() -> Outcome) -> c_int {
+    let scripted = faults::arrive(name);
+    let _turn = (kind == Kind::Enqueue).then(|| lock(&ENQUEUE));
+    faults::linger(name);
+    let outcome = check(kind).and_then(|()| scripted.map_or_else(body, Err));
+    outcome.map_or_else(|code| code.0, |()| 0)
+}
+
+fn check(kind: Kind) -> Outcome {
+    if kind != Kind::Lookup {
+        context::check_initialised()?;
+    }
+    if matches!(kind, Kind::Device | Kind::Enqueue) {
+        stream::check_alive()?;
+    }
+    Ok(())
+}
+
+/// A lock is a lock even after a test thread died holding it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A caller's pointer to room for an answer.
+#[repr(transparent)]
+pub(crate) struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    /// Writes the answer.
+    pub(crate) fn put(self, value: T) -> Outcome {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: (C1) not null, so the caller vouches for the room.
+        unsafe { self.0.write(value) };
+        Ok(())
+    }
+
+    /// One place of several; the caller's count bounds the index.
+    pub(crate) fn at(first: *mut T, index: usize) -> Self {
+        Out(if first.is_null() { first } else { first.wrapping_add(index) })
+    }
+
+    /// Writes the answer if the caller wants it.
+    pub(crate) fn put_if_wanted(self, value: T) {
+        let _unwanted = self.put(value);
+    }
+
+    /// Swaps the caller's value for another.
+    pub(crate) fn swap(self, other: impl FnOnce(T) -> Result<T, Code>) -> Outcome
+    where
+        T: Copy,
+    {
+        let old = In(self.0.cast_const()).get()?;
+        self.put(other(old)?)
+    }
+}
+
+/// A caller's pointer to a value, or to the first of several.
+#[repr(transparent)]
+pub(crate) struct In<T>(*const T);
+
+impl<T: Copy> In<T> {
+    /// Reads the value.
+    pub(crate) fn get(&self) -> Result<T, Code> {
+        self.at(0)
+    }
+
+    /// Reads one of the values; the caller's count bounds the index.
+    pub(crate) fn at(&self, index: usize) -> Result<T, Code> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        let place = self.0.wrapping_add(index);
+        // SAFETY: (C1) not null, and the caller's own count covers the index.
+        Ok(unsafe { place.read() })
+    }
+}
+
+/// Exports one driver function under its own name.
+macro_rules! driver_call {
+    ($kind:ident fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block) => {
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case, reason = "the driver's own name")]
+        extern "C" fn $name($($arg: $type),*) -> ::std::ffi::c_int {
+            $crate::call::answer(stringify!($name), $crate::call::Kind::$kind, || $body)
+        }
+    };
+}
+pub(crate) use driver_call;

@@ -1,0 +1,186 @@
+//! Start and end of the driver, primary contexts, and which context a thread works in.
+//!
+//! ```text
+//!   Asleep ──cuInit──► Awake ──shut_down──► ShutDown (every call answers 4)
+//! ```
+//!
+//! A context's handle is its device's ordinal above [`HANDLE_BASE`]. It lives while somebody retains it. What was
+//! allocated in it stays: a test would rather read a leak off the figures than crash on it.
+
+use std::cell::RefCell;
+use std::ffi::c_int;
+use std::sync::Mutex;
+
+use crate::call::{Out, Outcome, driver_call, lock};
+use crate::capture;
+use crate::code::Code;
+use crate::stream;
+
+const HANDLE_BASE: usize = 0xC0DE_0000;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Asleep,
+    Awake,
+    ShutDown,
+}
+
+struct Driver {
+    life: Life,
+    device_count: usize,
+    /// By ordinal.
+    retained: Vec<u64>,
+}
+
+static DRIVER: Mutex<Driver> = Mutex::new(Driver { life: Life::Asleep, device_count: 1, retained: Vec::new() });
+
+thread_local! {
+    /// The last is current; 0 stands for none.
+    static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Refuses calls before the start and after the end.
+pub(crate) fn check_initialised() -> Outcome {
+    match lock(&DRIVER).life {
+        Life::Asleep => Err(Code::NOT_INITIALIZED),
+        Life::Awake => Ok(()),
+        Life::ShutDown => Err(Code::DEINITIALIZED),
+    }
+}
+
+/// The ordinal, if there is such a device.
+pub(crate) fn check_device(device: c_int) -> Result<usize, Code> {
+    let ordinal = usize::try_from(device).map_err(|_| Code::INVALID_DEVICE)?;
+    if ordinal < lock(&DRIVER).device_count { Ok(ordinal) } else { Err(Code::INVALID_DEVICE) }
+}
+
+fn check_context(context: usize) -> Result<usize, Code> {
+    let ordinal = context.checked_sub(HANDLE_BASE).ok_or(Code::INVALID_CONTEXT)?;
+    match lock(&DRIVER).retained.get(ordinal) {
+        None => Err(Code::INVALID_CONTEXT),
+        Some(0) => Err(Code::CONTEXT_IS_DESTROYED),
+        Some(_) => Ok(context),
+    }
+}
+
+/// The calling thread's context.
+pub(crate) fn current() -> Result<usize, Code> {
+    CURRENT
+        .with_borrow(|stack| stack.last().copied())
+        .filter(|&context| context != 0)
+        .ok_or(Code::INVALID_CONTEXT)
+        .and_then(check_context)
+}
+
+fn set_current(context: usize) {
+    CURRENT.with_borrow_mut(|stack| {
+        stack.pop();
+        stack.push(context);
+    });
+}
+
+/// Contexts that somebody holds.
+pub(crate) fn live() -> u64 {
+    lock(&DRIVER).retained.iter().filter(|&&count| count > 0).count() as u64
+}
+
+/// So many devices from now on.
+pub(crate) fn set_device_count(count: usize) {
+    lock(&DRIVER).device_count = count;
+}
+
+/// As in a process that is past its `main`.
+pub(crate) fn shut_down() {
+    lock(&DRIVER).life = Life::ShutDown;
+}
+
+/// One device, and a driver that answers again; contexts stay retained.
+pub(crate) fn reset() {
+    let mut driver = lock(&DRIVER);
+    driver.device_count = 1;
+    if driver.life == Life::ShutDown {
+        driver.life = Life::Awake;
+    }
+}
+
+driver_call! { Lookup fn cuInit(flags: u32) {
+    let mut driver = lock(&DRIVER);
+    match driver.life {
+        _ if flags != 0 => Err(Code::INVALID_VALUE),
+        Life::ShutDown => Err(Code::DEINITIALIZED),
+        _ if driver.device_count == 0 => Err(Code::NO_DEVICE),
+        _ => {
+            driver.life = Life::Awake;
+            Ok(())
+        }
+    }
+}}
+
+driver_call! { Process fn cuDeviceGetCount(out: Out<c_int>) {
+    out.put(lock(&DRIVER).device_count as c_int)
+}}
+
+driver_call! { Process fn cuDeviceGet(out: Out<c_int>, ordinal: c_int) {
+    check_device(ordinal)?;
+    out.put(ordinal)
+}}
+
+driver_call! { Device fn cuDevicePrimaryCtxRetain(out: Out<usize>, device: c_int) {
+    let ordinal = check_device(device)?;
+    let mut driver = lock(&DRIVER);
+    if driver.retained.len() <= ordinal {
+        driver.retained.resize(ordinal + 1, 0);
+    }
+    driver.retained[ordinal] += 1;
+    out.put(HANDLE_BASE + ordinal)
+}}
+
+driver_call! { Process fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
+    let ordinal = check_device(device)?;
+    match lock(&DRIVER).retained.get_mut(ordinal) {
+        Some(count) if *count > 0 => {
+            *count -= 1;
+            Ok(())
+        }
+        _ => Err(Code::INVALID_CONTEXT),
+    }
+}}
+
+driver_call! { Process fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<u32>, active: Out<c_int>) {
+    let ordinal = check_device(device)?;
+    flags.put(0)?;
+    active.put(c_int::from(lock(&DRIVER).retained.get(ordinal).is_some_and(|&count| count > 0)))
+}}
+
+driver_call! { Process fn cuCtxGetCurrent(out: Out<usize>) {
+    out.put(CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0)))
+}}
+
+driver_call! { Process fn cuCtxSetCurrent(context: usize) {
+    if context != 0 {
+        check_context(context)?;
+    }
+    set_current(context);
+    Ok(())
+}}
+
+driver_call! { Process fn cuCtxPushCurrent_v2(context: usize) {
+    check_context(context)?;
+    CURRENT.with_borrow_mut(|stack| stack.push(context));
+    Ok(())
+}}
+
+driver_call! { Process fn cuCtxPopCurrent_v2(out: Out<usize>) {
+    let popped = CURRENT.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)?;
+    out.put_if_wanted(popped);
+    Ok(())
+}}
+
+driver_call! { Process fn cuCtxGetDevice(out: Out<c_int>) {
+    out.put((current()? - HANDLE_BASE) as c_int)
+}}
+
+driver_call! { Device fn cuCtxSynchronize() {
+    capture::forbid_unsafe_call()?;
+    stream::wait_for_idle(Some(current()?))
+}}

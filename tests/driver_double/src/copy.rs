@@ -1,0 +1,191 @@
+//! Copies: which are allowed, which wait, and how their bytes travel.
+//!
+//! Bytes move when the work runs, in steps, each under the address map: a source that was overwritten since shows up in
+//! the data, one that was given back is a fault. Each direction is one link with a rate that all streams share.
+//!
+//! | from | to | what the call does |
+//! | --- | --- | --- |
+//! | page-locked or device | page-locked or device | returns at once |
+//! | pageable | device | reads the source before it returns |
+//! | device | pageable | returns when the bytes are there |
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::address_space::{self, Place, Space};
+use crate::call::{Outcome, driver_call, lock};
+use crate::code::Code;
+use crate::op::{Op, fault};
+use crate::stream;
+
+/// Bytes moved without letting go of the address map.
+const STEP_BYTES: u64 = 256 << 10;
+
+/// One side of a copy.
+#[derive(Clone)]
+pub(crate) enum End {
+    /// Memory in the address map.
+    Owned(u64),
+    /// The program's own; its call waits for the copy.
+    Pageable(usize),
+    /// What was read from the program's own memory before its call returned.
+    Staged(Arc<[u8]>),
+}
+
+/// The wires.
+#[derive(Clone, Copy)]
+pub(crate) enum Link {
+    ToDevice = 0,
+    FromDevice = 1,
+    Inside = 2,
+}
+
+/// Bytes a second on every link; 0 is as fast as memory.
+static RATE: AtomicU64 = AtomicU64::new(0);
+static BUSY_UNTIL: [Mutex<Option<Instant>>; 3] = [const { Mutex::new(None) }; 3];
+
+/// From now on.
+pub(crate) fn set_rate(bytes_per_second: u64) {
+    // Relaxed: a copy under way may see the old rate or the new one.
+    RATE.store(bytes_per_second, Ordering::Relaxed);
+}
+
+impl Link {
+    /// Takes as long as the link needs for so many bytes, behind those already on it.
+    fn carry(self, bytes: u64) {
+        let rate = RATE.load(Ordering::Relaxed);
+        if rate == 0 {
+            return;
+        }
+        let until = {
+            let mut busy = lock(&BUSY_UNTIL[self as usize]);
+            let start = busy.unwrap_or_else(Instant::now).max(Instant::now());
+            let until = start + Duration::from_secs_f64(bytes as f64 / rate as f64);
+            *busy = Some(until);
+            until
+        };
+        thread::sleep(until.saturating_duration_since(Instant::now()));
+    }
+}
+
+impl End {
+    fn pointer(&self, space: &Space, offset: u64) -> Result<(*mut u8, u64), Code> {
+        match self {
+            End::Owned(address) => space.backing(address + offset).ok_or_else(|| fault("a copy", address + offset)),
+            End::Pageable(address) => Ok((ptr::with_exposed_provenance_mut(address + offset as usize), u64::MAX)),
+            End::Staged(bytes) => Ok((bytes[offset as usize..].as_ptr().cast_mut(), bytes.len() as u64 - offset)),
+        }
+    }
+}
+
+/// Moves the bytes, on a stream's worker.
+pub(crate) fn run(to: &End, from: &End, bytes: u64, link: Link) -> Outcome {
+    let mut done = 0;
+    while done < bytes {
+        let step = {
+            let space = address_space::read();
+            let (target, room) = to.pointer(&space, done)?;
+            let (source, left) = from.pointer(&space, done)?;
+            let step = STEP_BYTES.min(bytes - done).min(room).min(left);
+            // SAFETY: (address_space I2) owned memory is backed while the map is borrowed; staged bytes are held by
+            // `from`; for pageable memory the caller of the copy vouches (C1), and it waits. `copy` allows overlap.
+            unsafe { ptr::copy(source, target, step as usize) };
+            step
+        };
+        link.carry(step);
+        done += step;
+    }
+    Ok(())
+}
+
+/// What the name of the call promises about its two addresses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    HostToDevice,
+    DeviceToHost,
+    DeviceToDevice,
+    Any,
+}
+
+fn copy(to: u64, from: u64, bytes: usize, handle: usize, way: Way) -> Outcome {
+    let stream = stream::resolve(handle)?;
+    let bytes = bytes as u64;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let (target, source) = {
+        let space = address_space::read();
+        (space.locate(to, bytes)?, space.locate(from, bytes)?)
+    };
+    let (to_device, from_device) = (target == Place::Device, source == Place::Device);
+    let allowed = match way {
+        Way::HostToDevice => to_device && !from_device,
+        Way::DeviceToHost => !to_device && from_device,
+        Way::DeviceToDevice => to_device && from_device,
+        Way::Any => to_device || from_device || target == Place::Pinned && source == Place::Pinned,
+    };
+    if !allowed {
+        return Err(Code::INVALID_VALUE);
+    }
+    let link = match (to_device, from_device) {
+        (true, false) => Link::ToDevice,
+        (false, true) => Link::FromDevice,
+        _ => Link::Inside,
+    };
+    let waits = target == Place::Pageable;
+    let to = if waits { End::Pageable(to as usize) } else { End::Owned(to) };
+    let from = if source == Place::Pageable { stage(from, bytes) } else { End::Owned(from) };
+    stream::enqueue(stream, Op::Copy { to, from, bytes, link })?;
+    if waits { stream::wait_for(stream) } else { Ok(()) }
+}
+
+fn stage(from: u64, bytes: u64) -> End {
+    let source = ptr::with_exposed_provenance::<u8>(from as usize);
+    // SAFETY: (C1) the caller of the copy vouches for its source until the call returns.
+    End::Staged(unsafe { std::slice::from_raw_parts(source, bytes as usize) }.into())
+}
+
+fn copy_now(to: u64, from: u64, bytes: usize, way: Way) -> Outcome {
+    copy(to, from, bytes, stream::LEGACY, way)?;
+    stream::wait_for(stream::resolve(stream::LEGACY)?)
+}
+
+fn address(pointer: *const c_void) -> u64 {
+    pointer.expose_provenance() as u64
+}
+
+driver_call! { Enqueue fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize) {
+    copy(to, address(from), bytes, stream, Way::HostToDevice)
+}}
+
+driver_call! { Enqueue fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize) {
+    copy(address(to), from, bytes, stream, Way::DeviceToHost)
+}}
+
+driver_call! { Enqueue fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
+    copy(to, from, bytes, stream, Way::DeviceToDevice)
+}}
+
+driver_call! { Enqueue fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: usize) {
+    copy(to, from, bytes, stream, Way::Any)
+}}
+
+driver_call! { Enqueue fn cuMemcpyPeerAsync(to: u64, _to_context: usize, from: u64, _from_context: usize, bytes: usize, stream: usize) {
+    copy(to, from, bytes, stream, Way::DeviceToDevice)
+}}
+
+driver_call! { Enqueue fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) {
+    copy_now(to, address(from), bytes, Way::HostToDevice)
+}}
+
+driver_call! { Enqueue fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) {
+    copy_now(address(to), from, bytes, Way::DeviceToHost)
+}}
+
+driver_call! { Enqueue fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
+    copy_now(to, from, bytes, Way::DeviceToDevice)
+}}

@@ -1,0 +1,232 @@
+//! The handle by which a test loads the double and turns its knobs.
+//!
+//! A process has one driver, and all tests of a binary share it, so a [`Double`] is exclusive: the next [`Double::load`]
+//! waits until it is dropped. Each begins with a reset. What an earlier test left allocated stays; tests that count
+//! compare with the figures at their start.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+use std::{env, fmt};
+
+use crate::call::lock;
+use crate::code::Code;
+use crate::knobs::Knobs;
+use crate::ledger::Figures;
+
+/// The name that cargo gives the `cdylib`.
+const FILE: &str = concat!("lib", env!("CARGO_CRATE_NAME"), ".so");
+
+/// The gate of all streams.
+const ALL_STREAMS: usize = 0;
+
+static KNOBS: OnceLock<Knobs> = OnceLock::new();
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The driver of this process, for as long as this lives.
+pub struct Double {
+    knobs: &'static Knobs,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Double {
+    /// Loads the double in the place of libcuda and resets it. Comes before the first driver call of the process.
+    ///
+    /// # Panics
+    ///
+    /// If the library is not beside the test's executable, where cargo puts it, or is of another build.
+    #[must_use]
+    pub fn load() -> Self {
+        let turn = lock(&TURN);
+        let knobs = KNOBS.get_or_init(|| Knobs::find(load_library()).expect("a knob the double does not have"));
+        let double = Double { knobs, _turn: turn };
+        double.reset();
+        double
+    }
+
+    /// Opens every gate, forgets scripts and counts, heals the device.
+    pub fn reset(&self) {
+        (self.knobs.double_reset)();
+    }
+
+    /// What is live and what happened since the last reset.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        let mut figures = Figures::default();
+        (self.knobs.double_figures)(&mut figures);
+        figures
+    }
+
+    /// How often a driver function was called.
+    #[must_use]
+    pub fn calls(&self, name: &str) -> u64 {
+        by_name(name, |name| (self.knobs.double_calls)(name))
+    }
+
+    /// The `nth` call from now (1 is the next) fails.
+    pub fn fail(&self, name: &str, nth: u64, code: Code) {
+        by_name(name, |name| (self.knobs.double_fail)(name, nth, 1, code.0));
+    }
+
+    /// The `nth` call from now and all after it fail.
+    pub fn fail_from(&self, name: &str, nth: u64, code: Code) {
+        by_name(name, |name| (self.knobs.double_fail)(name, nth, u64::MAX, code.0));
+    }
+
+    /// Every call of this name takes so much longer, with its lock held if it has one.
+    pub fn delay(&self, name: &str, by: Duration) {
+        let micros = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
+        by_name(name, |name| (self.knobs.double_delay)(name, micros));
+    }
+
+    /// Calls of this name stand still until the answer is dropped.
+    pub fn hold_call<'a>(&'a self, name: &'a str) -> HeldCall<'a> {
+        by_name(name, |name| (self.knobs.double_hold_call)(name, 1));
+        HeldCall { double: self, name }
+    }
+
+    /// The work of one stream (its raw handle) stands still until the answer is dropped. The default streams have no
+    /// handle of their own: null holds all.
+    pub fn hold<T>(&self, stream: *mut T) -> HeldStream<'_> {
+        HeldStream::new(self, stream.addr())
+    }
+
+    /// All work on all streams stands still until the answer is dropped.
+    pub fn hold_all(&self) -> HeldStream<'_> {
+        HeldStream::new(self, ALL_STREAMS)
+    }
+
+    /// Each direction carries so many bytes a second; 0 is as fast as memory.
+    pub fn set_copy_rate(&self, bytes_per_second: u64) {
+        (self.knobs.double_set_copy_rate)(bytes_per_second);
+    }
+
+    /// More page-locked bytes than this are refused as out of memory.
+    pub fn limit_pinned(&self, bytes: u64) {
+        (self.knobs.double_limit_pinned)(bytes);
+    }
+
+    /// So many devices; with none, `cuInit` fails.
+    pub fn set_device_count(&self, count: usize) {
+        (self.knobs.double_set_device_count)(count);
+    }
+
+    /// What every device answers for this attribute.
+    pub fn set_attribute(&self, attribute: i32, value: i32) {
+        (self.knobs.double_set_attribute)(attribute, value);
+    }
+
+    /// The device is gone: work stops, and every later call fails with this code.
+    pub fn lose_device(&self, code: Code) {
+        (self.knobs.double_lose_device)(code.0);
+    }
+
+    /// Every call fails with `DEINITIALIZED`, as at the end of a process.
+    pub fn shut_down(&self) {
+        (self.knobs.double_shut_down)();
+    }
+
+    /// Nobody finds this function any more, as in an older driver; whether there was one.
+    /// Who looked it up before keeps it: cudarc does so at the first call of each function.
+    #[must_use]
+    pub fn hide(&self, name: &str) -> bool {
+        by_name(name, |name| (self.knobs.double_hide)(name)) != 0
+    }
+
+    /// What the program did wrong, in words.
+    #[must_use]
+    pub fn wrong_uses(&self) -> Vec<String> {
+        let mut room = [0; 256];
+        let lengths = (0..).map(|index| (self.knobs.double_wrong_use)(index, &mut room));
+        let count = lengths.take_while(|&length| length != usize::MAX).count();
+        let words = (0..count).map(|index| {
+            let length = (self.knobs.double_wrong_use)(index, &mut room);
+            String::from_utf8_lossy(&room[..length]).into_owned()
+        });
+        words.collect()
+    }
+}
+
+impl Drop for Double {
+    /// Nobody is left waiting at a gate that its test forgot.
+    fn drop(&mut self) {
+        self.reset();
+    }
+}
+
+impl fmt::Debug for Double {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Double").field(&self.figures()).finish()
+    }
+}
+
+/// A stream whose work stands still; dropped, it goes on. Declared after what waits for the work when it is dropped, it
+/// lets a failing test end.
+#[derive(Debug)]
+#[must_use = "the stream goes on when this is dropped"]
+pub struct HeldStream<'a> {
+    double: &'a Double,
+    handle: usize,
+}
+
+impl<'a> HeldStream<'a> {
+    fn new(double: &'a Double, handle: usize) -> Self {
+        (double.knobs.double_hold_stream)(handle, 1);
+        Self { double, handle }
+    }
+
+    /// Lets so many pieces of work of a stream held by its handle run.
+    pub fn let_pass(&self, count: u64) {
+        (self.double.knobs.double_let_pass)(self.handle, count);
+    }
+}
+
+impl Drop for HeldStream<'_> {
+    fn drop(&mut self) {
+        (self.double.knobs.double_hold_stream)(self.handle, 0);
+    }
+}
+
+/// A driver function that stands still; dropped, it goes on.
+#[derive(Debug)]
+#[must_use = "the call goes on when this is dropped"]
+pub struct HeldCall<'a> {
+    double: &'a Double,
+    name: &'a str,
+}
+
+impl HeldCall<'_> {
+    /// Returns once so many threads stand in the call.
+    pub fn wait_for(&self, callers: u64) {
+        by_name(self.name, |name| (self.double.knobs.double_wait_for_held)(name, callers));
+    }
+}
+
+impl Drop for HeldCall<'_> {
+    fn drop(&mut self) {
+        by_name(self.name, |name| (self.double.knobs.double_hold_call)(name, 0));
+    }
+}
+
+fn by_name<R>(name: &str, knob: impl FnOnce(*const c_char) -> R) -> R {
+    let name = CString::new(name).expect("a function's name without a zero in it");
+    knob(name.as_ptr())
+}
+
+/// Where cargo puts the library, seen from a test, a bench, an example or a binary.
+fn places() -> impl Iterator<Item = PathBuf> {
+    let here = env::current_exe().unwrap_or_default();
+    let folder = here.parent().map(PathBuf::from).unwrap_or_default();
+    [folder.join(FILE), folder.join("deps").join(FILE), folder.join("../deps").join(FILE)].into_iter()
+}
+
+fn load_library() -> impl FnMut(&CStr) -> *mut c_void {
+    let file = places().find(|file| file.exists()).unwrap_or_else(|| panic!("no {FILE} beside the test's executable"));
+    let path = CString::new(file.into_os_string().into_encoded_bytes()).expect("a path without a zero in it");
+    // SAFETY: loads our own library, whose start-up does nothing.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    assert!(!library.is_null(), "{} does not load", path.to_string_lossy());
+    // SAFETY: the handle is never closed, so it is live, and the name ends in 0.
+    move |name| unsafe { libc::dlsym(library, name.as_ptr()) }
+}

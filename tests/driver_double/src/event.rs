@@ -1,0 +1,131 @@
+//! Events: marks in a stream that somebody can ask for, wait for, or make another stream wait for.
+//!
+//! An event names the last place it was recorded at, or none, and then it counts as over. Destroying one never waits.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
+
+use crate::call::{Out, Outcome, driver_call, lock};
+use crate::code::Code;
+use crate::op::Op;
+use crate::stream::{self, Enqueued};
+use crate::{capture, context, ledger};
+
+const BLOCKING_SYNC: u32 = 1;
+const DISABLE_TIMING: u32 = 2;
+
+#[derive(Clone)]
+struct Event {
+    context: usize,
+    timed: bool,
+    last: Option<(Enqueued, Arc<OnceLock<Instant>>)>,
+}
+
+struct Events {
+    created: usize,
+    live: BTreeMap<usize, Event>,
+}
+
+static EVENTS: Mutex<Events> = Mutex::new(Events { created: 0, live: BTreeMap::new() });
+
+/// Events that somebody created and did not destroy.
+pub(crate) fn live() -> u64 {
+    lock(&EVENTS).live.len() as u64
+}
+
+fn find(handle: usize) -> Result<Event, Code> {
+    let found = lock(&EVENTS).live.get(&handle).cloned();
+    found.ok_or_else(|| {
+        ledger::misused(format!("use of event {handle:#x}, which is not or no longer there"));
+        Code::INVALID_HANDLE
+    })
+}
+
+fn record(handle: usize, stream: usize) -> Outcome {
+    let event = find(handle)?;
+    let stream = stream::resolve(stream)?;
+    if stream::context_of(stream)? != event.context {
+        return Err(Code::INVALID_HANDLE);
+    }
+    let reached = Arc::new(OnceLock::new());
+    let enqueued = stream::enqueue(stream, Op::Stamp(Arc::clone(&reached)))?;
+    if let Some(event) = lock(&EVENTS).live.get_mut(&handle) {
+        event.last = Some((enqueued, reached));
+    }
+    Ok(())
+}
+
+/// The work before the mark, unless the event was never recorded.
+fn mark(handle: usize) -> Result<Option<stream::Ticket>, Code> {
+    match find(handle)?.last {
+        None => Ok(None),
+        Some((Enqueued::Live(ticket), _)) => Ok(Some(ticket)),
+        Some((Enqueued::Captured(_), _)) => Err(Code::CAPTURED_EVENT),
+    }
+}
+
+driver_call! { Device fn cuEventCreate(out: Out<usize>, flags: u32) {
+    let context = context::current()?;
+    if flags & !(BLOCKING_SYNC | DISABLE_TIMING) != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let mut events = lock(&EVENTS);
+    events.created += 1;
+    let handle = 0x7000_0000 + events.created * 0x10;
+    events.live.insert(handle, Event { context, timed: flags & DISABLE_TIMING == 0, last: None });
+    out.put(handle)
+}}
+
+driver_call! { Enqueue fn cuEventRecord(handle: usize, stream: usize) {
+    record(handle, stream)
+}}
+
+driver_call! { Enqueue fn cuEventRecordWithFlags(handle: usize, stream: usize, _flags: u32) {
+    record(handle, stream)
+}}
+
+driver_call! { Device fn cuEventQuery(handle: usize) {
+    let mark = mark(handle)?;
+    capture::forbid_unsafe_call()?;
+    if mark.is_none_or(stream::is_over) { Ok(()) } else { Err(Code::NOT_READY) }
+}}
+
+driver_call! { Device fn cuEventSynchronize(handle: usize) {
+    let mark = mark(handle)?;
+    capture::forbid_unsafe_call()?;
+    mark.map_or(Ok(()), stream::wait_for_ticket)
+}}
+
+driver_call! { Device fn cuEventDestroy_v2(handle: usize) {
+    find(handle)?;
+    lock(&EVENTS).live.remove(&handle);
+    Ok(())
+}}
+
+fn elapsed(out: Out<f32>, from: usize, to: usize) -> Outcome {
+    let ends = [find(from)?, find(to)?].map(|event| event.last.filter(|_| event.timed));
+    let [Some((_, from)), Some((_, to))] = ends else { return Err(Code::INVALID_HANDLE) };
+    match (from.get(), to.get()) {
+        (Some(from), Some(to)) => out.put(to.saturating_duration_since(*from).as_secs_f32() * 1e3),
+        _ => Err(Code::NOT_READY),
+    }
+}
+
+driver_call! { Device fn cuEventElapsedTime(out: Out<f32>, from: usize, to: usize) {
+    elapsed(out, from, to)
+}}
+
+driver_call! { Device fn cuEventElapsedTime_v2(out: Out<f32>, from: usize, to: usize) {
+    elapsed(out, from, to)
+}}
+
+driver_call! { Enqueue fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_int) {
+    let stream = stream::resolve(handle)?;
+    match find(event)?.last {
+        None => Ok(()),
+        Some((Enqueued::Captured(number), _)) => stream::board().captures.join(stream, number),
+        Some((Enqueued::Live(ticket), _)) => stream::enqueue(stream, Op::WaitFor(ticket)).map(drop),
+    }
+}}

@@ -1,0 +1,158 @@
+//! The test's side of the library: what [`crate::Double`] calls, by name, in the loaded `cdylib`.
+//!
+//! Test and double each have a copy of this crate; only these functions cross from one to the other. Each is declared
+//! once, here, and the table of their addresses is made from the same list.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::time::Duration;
+
+use crate::code::Code;
+use crate::ledger::{self, Figures};
+use crate::{
+    address_space::{self, Owner},
+    context, copy, device, event, faults, stream, symbols, virtual_memory,
+};
+
+macro_rules! knobs {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block)*) => {
+        $(#[unsafe(no_mangle)] extern "C" fn $name($($arg: $type),*) $(-> $result)? $body)*
+
+        /// The knobs of a loaded double.
+        pub(crate) struct Knobs {
+            $($(#[$doc])* pub(crate) $name: extern "C" fn($($type),*) $(-> $result)?,)*
+        }
+
+        impl Knobs {
+            /// Looks every knob up; `Err` names the one that is missing.
+            pub(crate) fn find(mut look_up: impl FnMut(&CStr) -> *mut std::ffi::c_void) -> Result<Self, &'static str> {
+                Ok(Self {$(
+                    $name: {
+                        let name = concat!(stringify!($name), "\0");
+                        let found = CStr::from_bytes_with_nul(name.as_bytes()).map_or(std::ptr::null_mut(), &mut look_up);
+                        if found.is_null() {
+                            return Err(stringify!($name));
+                        }
+                        // SAFETY: the library exports this very name from the declaration above, so the types agree.
+                        unsafe { std::mem::transmute::<*mut std::ffi::c_void, extern "C" fn($($type),*) $(-> $result)?>(found) }
+                    },
+                )*})
+            }
+        }
+    };
+}
+
+/// A name that a test passes; one that is not text names nothing.
+fn text(name: *const c_char) -> &'static str {
+    // SAFETY: `Double` alone calls the knobs, with a live string that ends in 0; it waits for the answer.
+    unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default()
+}
+
+knobs! {
+    /// Back to a healthy device with nothing scripted.
+    fn double_reset() {
+        faults::reset();
+        stream::reset();
+        context::reset();
+        device::reset();
+        copy::set_rate(0);
+        symbols::show_all();
+        ledger::reset();
+    }
+
+    /// What is live and what happened.
+    fn double_figures(out: &mut Figures) {
+        let [granules, mappings, reservations] = virtual_memory::live();
+        *out = Figures {
+            host_allocations: address_space::count(|owner| matches!(owner, Owner::Allocated { .. })),
+            registrations: address_space::count(|owner| matches!(owner, Owner::Registered { .. })),
+            granules,
+            mappings,
+            reservations,
+            device_allocations: address_space::count(|owner| matches!(owner, Owner::Device { .. })),
+            streams: stream::live(),
+            events: event::live(),
+            contexts: context::live(),
+            work_in_flight: stream::in_flight(),
+            ..ledger::figures()
+        };
+    }
+
+    /// Calls of this name since the last reset.
+    fn double_calls(name: *const c_char) -> u64 {
+        faults::calls(text(name))
+    }
+
+    /// The `nth` call from now and the `times - 1` after it fail.
+    fn double_fail(name: *const c_char, nth: u64, times: u64, code: c_int) {
+        faults::fail(text(name), nth, times, Code(code));
+    }
+
+    /// Every call of this name takes so much longer.
+    fn double_delay(name: *const c_char, micros: u64) {
+        faults::delay(text(name), Duration::from_micros(micros));
+    }
+
+    /// Closes (1) or opens (0) the gate of a call.
+    fn double_hold_call(name: *const c_char, held: c_int) {
+        faults::hold(text(name), held != 0);
+    }
+
+    /// Returns once so many calls stand at the gate.
+    fn double_wait_for_held(name: *const c_char, count: u64) {
+        faults::wait_for_held(text(name), count);
+    }
+
+    /// Closes (1) or opens (0) the gate of a stream; stream 0 is all of them.
+    fn double_hold_stream(stream: usize, held: c_int) {
+        stream::hold(stream, held != 0);
+    }
+
+    /// Lets so many pieces of work through the closed gate of a stream.
+    fn double_let_pass(stream: usize, count: u64) {
+        stream::let_pass(stream, count);
+    }
+
+    /// Bytes a second on each link; 0 is as fast as memory.
+    fn double_set_copy_rate(bytes_per_second: u64) {
+        copy::set_rate(bytes_per_second);
+    }
+
+    /// More page-locked bytes than this are refused.
+    fn double_limit_pinned(bytes: u64) {
+        ledger::limit_pinned(bytes);
+    }
+
+    /// So many devices.
+    fn double_set_device_count(count: usize) {
+        context::set_device_count(count);
+    }
+
+    /// What every device answers for this attribute.
+    fn double_set_attribute(attribute: c_int, value: c_int) {
+        device::set_attribute(attribute, value);
+    }
+
+    /// The device falls off the bus: every later call fails with this code.
+    fn double_lose_device(code: c_int) {
+        stream::lose(Code(code));
+    }
+
+    /// The driver is past the end of the process.
+    fn double_shut_down() {
+        context::shut_down();
+    }
+
+    /// Makes a function impossible to find; 1 if it could be found before.
+    fn double_hide(name: *const c_char) -> c_int {
+        // SAFETY: as in `text`.
+        c_int::from(symbols::hide(unsafe { CStr::from_ptr(name) }))
+    }
+
+    /// Writes the words of one misuse and returns their length; `usize::MAX` past the last.
+    fn double_wrong_use(index: usize, room: &mut [u8; 256]) -> usize {
+        let Some(words) = ledger::misuse(index) else { return usize::MAX };
+        let kept = words.len().min(room.len());
+        room[..kept].copy_from_slice(&words.as_bytes()[..kept]);
+        kept
+    }
+}

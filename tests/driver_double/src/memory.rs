@@ -1,0 +1,138 @@
+//! Page-locked host memory: allocated by the driver, or the program's own, registered.
+//!
+//! Never knows who uses it. Both ways out wait for all work of every device with the enqueue lock held: that is the
+//! price a pool must not pay while it streams, and the ledger counts each time it does.
+//!
+//! Fresh blocks hold rubbish and blocks up to [`SMALL_BYTES`] begin in the middle of a page: the real driver carves
+//! them out of larger ones and promises neither zeros nor page alignment.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use crate::address_space::{self, Owner, Range};
+use crate::call::{Out, Outcome, driver_call};
+use crate::code::Code;
+use crate::{capture, context, ledger, stream};
+
+/// What a fresh block is filled with.
+pub(crate) const RUBBISH: u8 = 0xA5;
+const SMALL_BYTES: usize = 64 << 10;
+const SMALL_OFFSET: usize = 512;
+const PAGE: usize = 4096;
+/// Portable, mapped, write-combined.
+const ALLOC_FLAGS: u32 = 0b111;
+/// Portable, mapped, device's own memory, read-only.
+const REGISTER_FLAGS: u32 = 0b1111;
+
+/// Anonymous memory from the kernel.
+pub(crate) fn map(bytes: usize) -> Result<usize, Code> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh anonymous mapping, wherever the kernel likes, harms nobody.
+    let at = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if at == libc::MAP_FAILED { Err(Code::OUT_OF_MEMORY) } else { Ok(at.expose_provenance()) }
+}
+
+/// Gives memory of [`map`] back to the kernel.
+pub(crate) fn unmap(at: usize, bytes: usize) {
+    // SAFETY: (address_space I2) the range was taken out of the map, so no copy reads it, and it is ours to unmap.
+    let failed = unsafe { libc::munmap(ptr::with_exposed_provenance_mut(at), bytes) };
+    debug_assert_eq!(failed, 0);
+}
+
+/// Fills memory nobody else has seen yet.
+pub(crate) fn fill_with_rubbish(at: usize, bytes: usize) {
+    // SAFETY: the caller just mapped these bytes and has handed them to nobody.
+    unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(at), RUBBISH, bytes) };
+}
+
+fn is_mapped(at: usize, bytes: usize) -> bool {
+    let start = at & !(PAGE - 1);
+    let pages = (at + bytes - start).div_ceil(PAGE);
+    let mut residency = vec![0_u8; pages];
+    // SAFETY: `mincore` only asks; it writes one byte a page into a vector that has them.
+    let failed =
+        unsafe { libc::mincore(ptr::with_exposed_provenance_mut(start), pages * PAGE, residency.as_mut_ptr()) };
+    failed == 0
+}
+
+/// Waits for every device, as the real calls do.
+fn wait_for_everybody() -> Outcome {
+    capture::forbid_unsafe_call()?;
+    if stream::in_flight() > 0 {
+        ledger::freed_with_work_in_flight();
+    }
+    stream::wait_for_idle(None)
+}
+
+driver_call! { Enqueue fn cuMemHostAlloc(out: Out<*mut c_void>, bytes: usize, flags: u32) {
+    context::current()?;
+    capture::forbid_unsafe_call()?;
+    if bytes == 0 || flags & !ALLOC_FLAGS != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let offset = if bytes <= SMALL_BYTES { SMALL_OFFSET } else { 0 };
+    let mapping_bytes = bytes.checked_add(offset + PAGE - 1).ok_or(Code::OUT_OF_MEMORY)? & !(PAGE - 1);
+    ledger::pin(bytes as u64)?;
+    let mapping = map(mapping_bytes).inspect_err(|_| ledger::unpin(bytes as u64))?;
+    fill_with_rubbish(mapping, mapping_bytes);
+    let address = mapping + offset;
+    let owner = Owner::Allocated { flags, mapping, mapping_bytes };
+    address_space::insert(address as u64, Range { bytes: bytes as u64, owner })?;
+    out.put(ptr::with_exposed_provenance_mut(address))
+}}
+
+driver_call! { Enqueue fn cuMemFreeHost(address: *mut c_void) {
+    let start = address.addr() as u64;
+    if !matches!(address_space::read().at(start), Some((at, Range { owner: Owner::Allocated { .. }, .. })) if at == start) {
+        ledger::misused(format!("cuMemFreeHost of {start:#x}, which cuMemHostAlloc never gave out or was freed before"));
+        return Err(Code::INVALID_VALUE);
+    }
+    wait_for_everybody()?;
+    let range = address_space::remove(start, |owner| matches!(owner, Owner::Allocated { .. })).ok_or(Code::INVALID_VALUE)?;
+    if let Owner::Allocated { mapping, mapping_bytes, .. } = range.owner {
+        unmap(mapping, mapping_bytes);
+    }
+    ledger::unpin(range.bytes);
+    Ok(())
+}}
+
+driver_call! { Enqueue fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32) {
+    context::current()?;
+    capture::forbid_unsafe_call()?;
+    let start = address.expose_provenance();
+    if start == 0 || bytes == 0 || flags & !REGISTER_FLAGS != 0 || !is_mapped(start, bytes) {
+        ledger::misused(format!("cuMemHostRegister of {bytes} bytes at {start:#x}, which are not all mapped, with flags {flags}"));
+        return Err(Code::INVALID_VALUE);
+    }
+    ledger::pin(bytes as u64)?;
+    address_space::insert(start as u64, Range { bytes: bytes as u64, owner: Owner::Registered { flags } })
+        .inspect_err(|_| ledger::unpin(bytes as u64))
+}}
+
+driver_call! { Enqueue fn cuMemHostUnregister(address: *mut c_void) {
+    let start = address.addr() as u64;
+    if !matches!(address_space::read().at(start), Some((at, Range { owner: Owner::Registered { .. }, .. })) if at == start) {
+        ledger::misused(format!("cuMemHostUnregister of {start:#x}, where no registration begins"));
+        return Err(Code::HOST_MEMORY_NOT_REGISTERED);
+    }
+    wait_for_everybody()?;
+    let registered = |owner: &Owner| matches!(owner, Owner::Registered { .. });
+    let range = address_space::remove(start, registered).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)?;
+    ledger::unpin(range.bytes);
+    Ok(())
+}}
+
+driver_call! { Device fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: *mut c_void, flags: u32) {
+    let start = address.addr() as u64;
+    match address_space::read().at(start) {
+        Some((_, Range { owner: Owner::Allocated { .. } | Owner::Registered { .. }, .. })) if flags == 0 => out.put(start),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}}
+
+driver_call! { Device fn cuMemHostGetFlags(out: Out<u32>, address: *mut c_void) {
+    match address_space::read().at(address.addr() as u64) {
+        Some((_, Range { owner: Owner::Allocated { flags, .. } | Owner::Registered { flags }, .. })) => out.put(flags),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}}

@@ -1,0 +1,101 @@
+//! One piece of work on a stream, and how it is done when its time comes.
+//!
+//! Runs on a stream's worker, with no lock held but those it takes. An `Err` is a fault of the device: sticky.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use crate::call::Outcome;
+use crate::code::Code;
+use crate::copy::{self, End, Link};
+use crate::stream::Ticket;
+use crate::{address_space, device_memory, ledger};
+
+/// A host function, as `cuLaunchHostFunc` takes it.
+pub(crate) type HostFunction = extern "C" fn(*mut c_void);
+
+/// Cloned when a graph is launched again.
+#[derive(Clone)]
+pub(crate) enum Op {
+    Copy {
+        to: End,
+        from: End,
+        bytes: u64,
+        link: Link,
+    },
+    Fill {
+        address: u64,
+        value: u8,
+        bytes: u64,
+    },
+    WriteValue {
+        address: u64,
+        value: u32,
+    },
+    FreeDevice {
+        address: u64,
+    },
+    Host {
+        function: HostFunction,
+        argument: usize,
+    },
+    /// An event: when it was reached.
+    Stamp(Arc<OnceLock<Instant>>),
+    /// Taken care of by the stream: what follows waits for other work.
+    WaitFor(Ticket),
+}
+
+impl Op {
+    /// Does it.
+    pub(crate) fn run(self) -> Outcome {
+        match self {
+            Op::Copy { to, from, bytes, link } => copy::run(&to, &from, bytes, link),
+            Op::Fill { address, value, bytes } => fill(address, value, bytes),
+            Op::WriteValue { address, value } => write_value(address, value),
+            Op::FreeDevice { address } => device_memory::release(address),
+            Op::Host { function, argument } => {
+                function(ptr::with_exposed_provenance_mut(argument));
+                Ok(())
+            }
+            Op::Stamp(reached) => {
+                reached.get_or_init(Instant::now);
+                Ok(())
+            }
+            Op::WaitFor(_) => Ok(()),
+        }
+    }
+}
+
+/// Memory that is gone when the device comes to it.
+pub(crate) fn fault(what: &str, address: u64) -> Code {
+    ledger::misused(format!("{what} reached {address:#x} after that memory was given back"));
+    Code::ILLEGAL_ADDRESS
+}
+
+fn fill(address: u64, value: u8, bytes: u64) -> Outcome {
+    let space = address_space::read();
+    let mut done = 0;
+    while done < bytes {
+        let at = address + done;
+        let (place, left) = space.backing(at).ok_or_else(|| fault("a fill", at))?;
+        let step = left.min(bytes - done);
+        // SAFETY: (address_space I2) `step` bytes from `place` are backed while the map is borrowed.
+        unsafe { ptr::write_bytes(place, value, step as usize) };
+        done += step;
+    }
+    Ok(())
+}
+
+fn write_value(address: u64, value: u32) -> Outcome {
+    let space = address_space::read();
+    let (place, _) = space.backing(address).ok_or_else(|| fault("a write of a value", address))?;
+    // SAFETY: (address_space I2) backed while the map is borrowed; the call that enqueued this checked the alignment
+    // and that four bytes have one owner.
+    let cell = unsafe { AtomicU32::from_ptr(place.cast()) };
+    // Release: whoever reads the value with acquire sees every byte that earlier work of this stream wrote.
+    cell.store(value, Ordering::Release);
+    Ok(())
+}

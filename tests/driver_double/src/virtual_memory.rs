@@ -1,0 +1,306 @@
+//! Virtual host memory: reserved addresses, physical granules, and which granule is seen where.
+//!
+//! ```text
+//!   reserve:  [ . . . . . . . . ]        addresses only
+//!   create:                       {g}    bytes only, kept by a file without a name
+//!   map:      [ . . g . . . . . ]        seen, but nobody may touch it
+//!   access:   [ . . G . . . . . ]        CPU and device, each when asked for
+//! ```
+//!
+//! Nothing here waits for the device or takes the enqueue lock. A granule keeps its bytes while it is moved, and lives
+//! until it is released and no longer mapped. The device has a view of its own of each granule, so that access of the
+//! CPU and of the device are really two things: forgetting one shows.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::Mutex;
+
+use crate::address_space::{self, Owner, Range};
+use crate::call::{In, Out, Outcome, driver_call, lock};
+use crate::code::Code;
+use crate::{context, ledger, memory};
+
+const GRANULE_BYTES: u64 = 2 << 20;
+const PINNED: c_int = 1;
+/// Locations, as the driver numbers them.
+const ON_DEVICE: c_int = 1;
+const ON_HOST: c_int = 2;
+const ON_NUMA_NODE: c_int = 3;
+const ON_CURRENT_NUMA_NODE: c_int = 4;
+
+/// `CUmemLocation`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Location {
+    kind: c_int,
+    id: c_int,
+}
+
+/// `CUmemAllocationProp`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Properties {
+    kind: c_int,
+    handle_types: c_int,
+    location: Location,
+    windows: usize,
+    flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Access {
+    location: Location,
+    flags: c_int,
+}
+
+const _: () = assert!(size_of::<Properties>() == 32 && size_of::<Access>() == 12);
+
+struct Granule {
+    file: OwnedFd,
+    bytes: u64,
+    /// The device's view.
+    view: usize,
+    mappings: u64,
+    released: bool,
+}
+
+struct Mapping {
+    bytes: u64,
+    granule: u64,
+    offset: u64,
+}
+
+struct Everything {
+    created: u64,
+    reservations: BTreeMap<u64, u64>,
+    granules: BTreeMap<u64, Granule>,
+    mappings: BTreeMap<u64, Mapping>,
+}
+
+static EVERYTHING: Mutex<Everything> = Mutex::new(Everything {
+    created: 0,
+    reservations: BTreeMap::new(),
+    granules: BTreeMap::new(),
+    mappings: BTreeMap::new(),
+});
+
+/// Live granules, mappings and reservations.
+pub(crate) fn live() -> [u64; 3] {
+    let all = lock(&EVERYTHING);
+    [all.granules.len() as u64, all.mappings.len() as u64, all.reservations.len() as u64]
+}
+
+fn is_granular(bytes: u64) -> bool {
+    bytes > 0 && bytes.is_multiple_of(GRANULE_BYTES)
+}
+
+/// Puts a mapping at an address this file has reserved: nothing, or a granule.
+fn map_over(address: u64, bytes: u64, source: Option<(&OwnedFd, u64)>) -> Outcome {
+    let (kind, file, offset) = match source {
+        None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0),
+        Some((file, offset)) => (libc::MAP_SHARED, file.as_raw_fd(), offset),
+    };
+    let at = ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: the range lies in one of our reservations, which nobody but the device's users points into.
+    let got =
+        unsafe { libc::mmap(at, bytes as usize, libc::PROT_NONE, kind | libc::MAP_FIXED, file, offset as libc::off_t) };
+    if got == libc::MAP_FAILED { Err(Code::OUT_OF_MEMORY) } else { Ok(()) }
+}
+
+fn protect(address: u64, bytes: u64, flags: c_int) -> Outcome {
+    let rights = match flags {
+        0 => libc::PROT_NONE,
+        1 => libc::PROT_READ,
+        3 => libc::PROT_READ | libc::PROT_WRITE,
+        _ => return Err(Code::INVALID_VALUE),
+    };
+    let at = ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: changes only the rights on a mapping of ours, as its user asks.
+    let failed = unsafe { libc::mprotect(at, bytes as usize, rights) };
+    if failed == 0 { Ok(()) } else { Err(Code::OUT_OF_MEMORY) }
+}
+
+fn file_of(bytes: u64) -> Result<OwnedFd, Code> {
+    // SAFETY: a plain system call with a name that ends in 0.
+    let number = unsafe { libc::memfd_create(c"granule".as_ptr(), libc::MFD_CLOEXEC) };
+    if number < 0 {
+        return Err(Code::OUT_OF_MEMORY);
+    }
+    // SAFETY: the descriptor is fresh and nobody else's.
+    let file = unsafe { OwnedFd::from_raw_fd(number) };
+    // SAFETY: a plain system call on a descriptor that is open.
+    let failed = unsafe { libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t) };
+    if failed == 0 { Ok(file) } else { Err(Code::OUT_OF_MEMORY) }
+}
+
+fn view_of(file: &OwnedFd, bytes: u64) -> Result<usize, Code> {
+    let view = memory::map(bytes as usize)?;
+    map_over(view as u64, bytes, Some((file, 0)))?;
+    protect(view as u64, bytes, 3)?;
+    memory::fill_with_rubbish(view, bytes as usize);
+    Ok(view)
+}
+
+impl Everything {
+    fn reserved(&self, address: u64, bytes: u64) -> bool {
+        let before = self.reservations.range(..=address).next_back();
+        before.is_some_and(|(&start, &room)| address - start < room && bytes <= room - (address - start))
+    }
+
+    /// The mappings that make up exactly this range.
+    fn exactly(&self, address: u64, bytes: u64) -> Result<Vec<u64>, Code> {
+        let mut next = address;
+        let mut found = Vec::new();
+        while next < address + bytes {
+            let mapping = self.mappings.get(&next).ok_or(Code::INVALID_VALUE)?;
+            found.push(next);
+            next += mapping.bytes;
+        }
+        if next == address + bytes && bytes > 0 { Ok(found) } else { Err(Code::INVALID_VALUE) }
+    }
+
+    fn bury(&mut self, granule: u64) {
+        let over = self.granules.get(&granule).is_some_and(|granule| granule.released && granule.mappings == 0);
+        if let Some(granule) = over.then(|| self.granules.remove(&granule)).flatten() {
+            memory::unmap(granule.view, granule.bytes as usize);
+            ledger::unpin(granule.bytes);
+        }
+    }
+}
+
+driver_call! { Device fn cuMemAddressReserve(out: Out<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64) {
+    let alignment = (alignment as u64).max(GRANULE_BYTES);
+    if !is_granular(bytes as u64) || !alignment.is_power_of_two() || flags != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let roomy = bytes.checked_add(alignment as usize).ok_or(Code::OUT_OF_MEMORY)?;
+    let start = memory::map(roomy)?;
+    let address = (start as u64).next_multiple_of(alignment);
+    let before = address as usize - start;
+    if before > 0 {
+        memory::unmap(start, before);
+    }
+    memory::unmap(address as usize + bytes, roomy - before - bytes);
+    map_over(address, bytes as u64, None)?;
+    lock(&EVERYTHING).reservations.insert(address, bytes as u64);
+    out.put(address)
+}}
+
+driver_call! { Device fn cuMemAddressFree(address: u64, bytes: usize) {
+    let mut all = lock(&EVERYTHING);
+    let mapped = all.mappings.range(address..address + bytes as u64).next().is_some();
+    if mapped || all.reservations.get(&address) != Some(&(bytes as u64)) {
+        ledger::misused(format!("cuMemAddressFree of {bytes} bytes at {address:#x}: still mapped, or not what was reserved"));
+        return Err(Code::INVALID_VALUE);
+    }
+    all.reservations.remove(&address);
+    memory::unmap(address as usize, bytes);
+    Ok(())
+}}
+
+driver_call! { Device fn cuMemGetAllocationGranularity(out: Out<usize>, properties: In<Properties>, _option: c_int) {
+    properties.get()?;
+    out.put(GRANULE_BYTES as usize)
+}}
+
+driver_call! { Device fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In<Properties>, flags: u64) {
+    context::current()?;
+    let wanted = properties.get()?;
+    let bytes = bytes as u64;
+    if wanted.kind != PINNED || !is_granular(bytes) || flags != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    match wanted.location.kind {
+        ON_HOST | ON_NUMA_NODE | ON_CURRENT_NUMA_NODE => {}
+        ON_DEVICE => return Err(Code::NOT_SUPPORTED),
+        _ => return Err(Code::INVALID_VALUE),
+    }
+    ledger::pin(bytes)?;
+    let made = file_of(bytes).and_then(|file| view_of(&file, bytes).map(|view| (file, view)));
+    let (file, view) = made.inspect_err(|_| ledger::unpin(bytes))?;
+    let mut all = lock(&EVERYTHING);
+    all.created += 1;
+    let handle = 0x8000_0000 + all.created * 0x10;
+    all.granules.insert(handle, Granule { file, bytes, view, mappings: 0, released: false });
+    out.put(handle)
+}}
+
+driver_call! { Device fn cuMemRelease(handle: u64) {
+    let mut all = lock(&EVERYTHING);
+    match all.granules.get_mut(&handle) {
+        Some(granule) if !granule.released => granule.released = true,
+        _ => {
+            ledger::misused(format!("cuMemRelease of {handle:#x}, which is not or no longer there"));
+            return Err(Code::INVALID_VALUE);
+        }
+    }
+    all.bury(handle);
+    Ok(())
+}}
+
+driver_call! { Device fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
+    let mut all = lock(&EVERYTHING);
+    let (bytes, offset) = (bytes as u64, offset as u64);
+    if !is_granular(bytes) || !address.is_multiple_of(GRANULE_BYTES) || flags != 0 || !all.reserved(address, bytes) {
+        return Err(Code::INVALID_VALUE);
+    }
+    let mut before = all.mappings.range(..address + bytes);
+    if before.next_back().is_some_and(|(&start, mapping)| start + mapping.bytes > address) {
+        return Err(Code::ALREADY_MAPPED);
+    }
+    let granule = all.granules.get_mut(&handle).filter(|granule| !granule.released).ok_or(Code::INVALID_VALUE)?;
+    if offset.checked_add(bytes).is_none_or(|end| end > granule.bytes) {
+        return Err(Code::INVALID_VALUE);
+    }
+    map_over(address, bytes, Some((&granule.file, offset)))?;
+    granule.mappings += 1;
+    all.mappings.insert(address, Mapping { bytes, granule: handle, offset });
+    Ok(())
+}}
+
+driver_call! { Device fn cuMemUnmap(address: u64, bytes: usize) {
+    let mut all = lock(&EVERYTHING);
+    let starts = all.exactly(address, bytes as u64).inspect_err(|_| {
+        ledger::misused(format!("cuMemUnmap of {bytes} bytes at {address:#x}, which are not whole mappings"));
+    })?;
+    for start in starts {
+        // Out of the map first: a copy that comes later faults, one under way holds us up for one step at most.
+        address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
+        let Some(mapping) = all.mappings.remove(&start) else { continue };
+        map_over(start, mapping.bytes, None)?;
+        if let Some(granule) = all.granules.get_mut(&mapping.granule) {
+            granule.mappings -= 1;
+        }
+        all.bury(mapping.granule);
+    }
+    Ok(())
+}}
+
+driver_call! { Device fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<Access>, count: usize) {
+    let all = lock(&EVERYTHING);
+    let starts = all.exactly(address, bytes as u64)?;
+    for access in (0..count).map(|index| wanted.at(index)) {
+        let Access { location, flags } = access?;
+        for &start in &starts {
+            let Mapping { bytes, granule, offset } = all.mappings.get(&start).ok_or(Code::INVALID_VALUE)?;
+            match location.kind {
+                ON_DEVICE => {
+                    context::check_device(location.id)?;
+                    address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
+                    if flags == 3 {
+                        let view = all.granules.get(granule).ok_or(Code::INVALID_VALUE)?.view;
+                        let owner = Owner::Granule { backing: view + *offset as usize };
+                        address_space::insert(start, Range { bytes: *bytes, owner })?;
+                    }
+                }
+                ON_HOST | ON_NUMA_NODE | ON_CURRENT_NUMA_NODE => protect(start, *bytes, flags)?,
+                _ => return Err(Code::INVALID_VALUE),
+            }
+        }
+    }
+    Ok(())
+}}

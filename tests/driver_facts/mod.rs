@@ -1,0 +1,170 @@
+//! What the pool takes for granted about the driver. Checked on the double and on a real device, so that the one can be
+//! trusted to stand for the other.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::thread;
+
+use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DriverError, result};
+
+use CUstreamCaptureMode::{CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED};
+
+const PAGE: usize = 4096;
+
+/// Every fact, on a device that nobody else uses.
+pub(crate) fn check(context: &Arc<CudaContext>) {
+    unknown_pointers_are_refused(context);
+    a_copy_stays_in_one_registration(context);
+    a_copy_from_pageable_memory_has_read_it(context);
+    a_query_beside_a_global_capture_spoils_it_unless_relaxed(context);
+    pinning_beside_a_global_capture_needs_relaxing_too(context);
+    nobody_waits_for_a_capturing_stream(context);
+    events_are_asked_without_a_context(context);
+}
+
+fn code(result: Result<impl Sized, DriverError>) -> CUresult {
+    result.err().map_or(CUresult::CUDA_SUCCESS, |error| error.0)
+}
+
+/// On a thread that has done nothing yet, with `context` current.
+fn on_a_fresh_thread<R: Send>(context: &Arc<CudaContext>, run: impl FnOnce() -> R + Send) -> R {
+    let fresh = || {
+        context.bind_to_thread().unwrap();
+        run()
+    };
+    thread::scope(|scope| scope.spawn(fresh).join().unwrap())
+}
+
+fn relax() {
+    let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: room for one mode.
+    unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result().unwrap();
+    assert_eq!(mode, CU_STREAM_CAPTURE_MODE_GLOBAL, "what a thread starts with");
+}
+
+/// Captures on `stream` while `run` runs; what the end of the capture says.
+fn captured(stream: &CudaStream, run: impl FnOnce()) -> CUresult {
+    // SAFETY: a live stream, which captures until the line after `run`.
+    unsafe { result::stream::begin_capture(stream.cu_stream(), CU_STREAM_CAPTURE_MODE_GLOBAL) }.unwrap();
+    run();
+    // SAFETY: as above.
+    match unsafe { result::stream::end_capture(stream.cu_stream()) } {
+        // SAFETY: just made, never launched.
+        Ok(graph) if !graph.is_null() => code(unsafe { result::graph::destroy(graph) }),
+        Ok(_) => CUresult::CUDA_SUCCESS,
+        Err(error) => error.0,
+    }
+}
+
+fn pin(bytes: usize) -> Result<usize, DriverError> {
+    // SAFETY: freed by `unpin` and never touched.
+    unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }.map(|start| start.expose_provenance())
+}
+
+fn unpin(start: usize) -> Result<(), DriverError> {
+    // SAFETY: only addresses from `pin`, each once; no copy uses them.
+    unsafe { result::free_host(std::ptr::with_exposed_provenance_mut(start)) }
+}
+
+fn unknown_pointers_are_refused(context: &Arc<CudaContext>) {
+    context.bind_to_thread().unwrap();
+    let mut own = vec![0_u8; PAGE];
+    let pointer: *mut c_void = own.as_mut_ptr().cast();
+    // SAFETY: not the driver's memory, which is the point: refused.
+    assert_eq!(code(unsafe { result::free_host(pointer) }), CUresult::CUDA_ERROR_INVALID_VALUE);
+    // SAFETY: as above.
+    let unregistered = unsafe { sys::cuMemHostUnregister(pointer) };
+    assert_eq!(unregistered, CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+}
+
+fn a_copy_stays_in_one_registration(context: &Arc<CudaContext>) {
+    let stream = context.new_stream().unwrap();
+    let device = stream.alloc_zeros::<u8>(3 * PAGE).unwrap();
+    let mut pages = vec![1_u8; 4 * PAGE];
+    let skip = pages.as_ptr().align_offset(PAGE);
+    let first = pages.as_mut_ptr().wrapping_add(skip);
+    for page in [0, 1] {
+        // SAFETY: a page of the vector, unregistered below.
+        let registered = unsafe { sys::cuMemHostRegister_v2(first.wrapping_add(page * PAGE).cast(), PAGE, 1) };
+        assert_eq!(registered, CUresult::CUDA_SUCCESS);
+    }
+    let copy = |page: usize, pages: usize| {
+        let source = first.wrapping_add(page * PAGE);
+        let (target, _tracking) = device.device_ptr(&stream);
+        // SAFETY: both sides are as long as the copy, and live until the synchronisation below.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.cast(), pages * PAGE, stream.cu_stream()) }
+    };
+    assert_eq!(copy(0, 1), CUresult::CUDA_SUCCESS);
+    assert_eq!(copy(0, 2), CUresult::CUDA_ERROR_INVALID_VALUE, "across two registrations");
+    assert_eq!(copy(1, 2), CUresult::CUDA_ERROR_INVALID_VALUE, "from registered into pageable");
+    stream.synchronize().unwrap();
+    for page in [0, 1] {
+        // SAFETY: registered above, and no copy is left.
+        let unregistered = unsafe { sys::cuMemHostUnregister(first.wrapping_add(page * PAGE).cast()) };
+        assert_eq!(unregistered, CUresult::CUDA_SUCCESS);
+    }
+}
+
+fn a_copy_from_pageable_memory_has_read_it(context: &Arc<CudaContext>) {
+    let stream = context.new_stream().unwrap();
+    for len in [1000, 64 << 10, 1 << 20] {
+        let mut device = stream.alloc_zeros::<u8>(len).unwrap();
+        let mut source = vec![5; len];
+        stream.memcpy_htod(&source, &mut device).unwrap();
+        source.fill(6);
+        assert_eq!(stream.clone_dtoh(&device).unwrap(), vec![5; len]);
+    }
+}
+
+fn a_query_beside_a_global_capture_spoils_it_unless_relaxed(context: &Arc<CudaContext>) {
+    let (stream, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let event = other.record_event(None).unwrap();
+    event.synchronize().unwrap();
+    let query = || code(event.try_is_complete());
+    let end = captured(&stream, || {
+        let relaxed = on_a_fresh_thread(context, || {
+            relax();
+            query()
+        });
+        assert_eq!(relaxed, CUresult::CUDA_SUCCESS);
+    });
+    assert_eq!(end, CUresult::CUDA_SUCCESS);
+    let end = captured(&stream, || {
+        assert_eq!(on_a_fresh_thread(context, query), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    });
+    assert_eq!(end, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
+fn pinning_beside_a_global_capture_needs_relaxing_too(context: &Arc<CudaContext>) {
+    let stream = context.new_stream().unwrap();
+    let end = captured(&stream, || {
+        on_a_fresh_thread(context, || {
+            relax();
+            unpin(pin(PAGE).unwrap()).unwrap();
+        });
+    });
+    assert_eq!(end, CUresult::CUDA_SUCCESS);
+}
+
+fn nobody_waits_for_a_capturing_stream(context: &Arc<CudaContext>) {
+    let stream = context.new_stream().unwrap();
+    let end = captured(&stream, || {
+        // SAFETY: a live stream.
+        let waited = code(unsafe { result::stream::synchronize(stream.cu_stream()) });
+        assert_eq!(waited, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    });
+    assert_eq!(end, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
+fn events_are_asked_without_a_context(context: &Arc<CudaContext>) {
+    let event = context.new_stream().unwrap().record_event(None).unwrap();
+    context.synchronize().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(result::ctx::get_current(), Ok(None));
+            assert_eq!(event.try_is_complete(), Ok(true));
+            assert_eq!(result::ctx::get_current(), Ok(None));
+        });
+    });
+}
