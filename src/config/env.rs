@@ -4,6 +4,7 @@
 //! only reader of the process environment, and it prints nothing.
 
 use std::fmt;
+use std::str::FromStr;
 
 use super::quantity::{format_bytes, parse_bytes, parse_duration};
 use super::{Config, Preset, Settings};
@@ -225,6 +226,33 @@ fn rounding(text: &str) -> Result<Rounding, String> {
         "pow2" => Ok(Rounding::Pow2),
         "exact" | "noop" => Ok(Rounding::Exact),
         _ => Err("not a rounding (pow2, exact)".to_owned()),
+    }
+}
+
+/// As `PINPOOL_BACKEND` takes it.
+impl FromStr for Backend {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        backend(text)
+    }
+}
+
+/// As `PINPOOL_PRESET` takes it.
+impl FromStr for Preset {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        preset(text)
+    }
+}
+
+/// As `PINPOOL_ROUNDING` takes it.
+impl FromStr for Rounding {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        rounding(text)
     }
 }
 
