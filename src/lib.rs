@@ -39,6 +39,8 @@ pub mod backend;
 pub mod config;
 pub mod copy;
 #[cfg(feature = "cli")]
+pub mod loader;
+#[cfg(feature = "cli")]
 pub mod trace;
 
 pub use backend::Backend;

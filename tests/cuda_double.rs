@@ -12,17 +12,17 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use driver_double::{Code, Double};
-use pinpool::backend::{CudaSource, PAGE_BYTES, Region, Source};
-use pinpool::{Backend, Pool, PoolBuilder};
+use pinpool::backend::{CudaSource, PAGE_BYTES, RANGE_ALIGN_BYTES, Range, Region, Source, Span};
+use pinpool::{Backend, Pool, PoolBuilder, Preset};
 
 mod driver_facts;
-#[path = "../src/backend/suite.rs"]
+#[path = "../src/backend/suite/mod.rs"]
 mod suite;
 
 const MIB: usize = 1 << 20;
 
 fn builder() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Cuda)
+    Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Cuda)
 }
 
 fn start() -> (Double, Arc<CudaContext>, Pool) {

@@ -17,11 +17,11 @@ use std::thread;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result};
-use pinpool::backend::{CudaSource, PAGE_BYTES, Region, Source};
-use pinpool::{Backend, Pool, Rounding};
+use pinpool::backend::{CudaSource, PAGE_BYTES, RANGE_ALIGN_BYTES, Range, Region, Source, Span};
+use pinpool::{Backend, Pool, Preset, Rounding};
 
 mod driver_facts;
-#[path = "../src/backend/suite.rs"]
+#[path = "../src/backend/suite/mod.rs"]
 mod suite;
 
 const MIB: usize = 1 << 20;
@@ -45,7 +45,7 @@ fn device() -> Option<Arc<CudaContext>> {
 }
 
 fn pool() -> Pool {
-    Pool::builder().without_env().backend(Backend::Cuda).build().unwrap()
+    Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Cuda).build().unwrap()
 }
 
 /// Bytes that differ from batch to batch and from place to place.
@@ -114,7 +114,13 @@ fn recycled_buffers_carry_every_batch_whole_under_churn() {
     const STREAMS: u64 = 3;
     let Some(context) = device() else { return };
     // Few classes and exact sizes, so that buffers are reused at once.
-    let pool = Pool::builder().without_env().backend(Backend::Cuda).rounding(Rounding::Pow2).build().unwrap();
+    let pool = Pool::builder()
+        .without_env()
+        .preset(Preset::Tensorflow)
+        .backend(Backend::Cuda)
+        .rounding(Rounding::Pow2)
+        .build()
+        .unwrap();
     let sent = AtomicU64::new(0);
     thread::scope(|scope| {
         for thread in 0..THREADS {

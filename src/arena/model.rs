@@ -301,7 +301,7 @@ impl World {
         let spare = self.count(Page::Free).saturating_sub(self.count(Page::Live) / 10) / GRANULE;
         let no_room = (choice.missing as u64).saturating_sub(room.lock_bytes / GRANULE);
         let moved = (choice.missing as u64).min(spare.max(no_room)).min(idle.len() as u64);
-        check!(sources == idle[..moved as usize], "moves {sources:?} of {idle:?}, expected {moved}");
+        check!(sources == idle[..usize::try_from(moved).unwrap()], "moves {sources:?} of {idle:?}, expected {moved}");
         Ok(())
     }
 

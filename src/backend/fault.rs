@@ -5,7 +5,8 @@
 //! use pinpool::backend::{Backend, HeapSource, fault::FaultSource};
 //!
 //! let faulty = Arc::new(FaultSource::around(Arc::new(HeapSource::new())));
-//! let pool = pinpool::Pool::builder().without_env().backend(Backend::Source(faulty.clone())).build()?;
+//! let builder = pinpool::Pool::builder().without_env().preset(pinpool::Preset::Tensorflow);
+//! let pool = builder.backend(Backend::Source(faulty.clone())).build()?;
 //! faulty.fail_acquire(0);
 //! assert!(pool.get(100).unwrap_err().is_backend());
 //! assert!(pool.get(100).is_ok());

@@ -213,7 +213,7 @@ mod tests {
     #[cfg(not(miri))]
     mod really {
         use super::*;
-        use crate::backend::suite::mapping;
+        use crate::backend::mapping;
 
         #[test]
         fn locks_the_pages() {

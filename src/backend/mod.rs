@@ -26,6 +26,8 @@ mod choose;
 mod cuda;
 pub mod fault;
 mod heap;
+#[cfg(all(test, not(miri)))]
+mod mapping;
 mod mlock;
 mod pages;
 mod populate;

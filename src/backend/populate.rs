@@ -127,9 +127,9 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-    use crate::backend::pages;
     #[cfg(not(miri))]
-    use crate::backend::suite::mapping;
+    use crate::backend::mapping;
+    use crate::backend::pages;
 
     #[test]
     fn every_chunk_is_filled_once_and_heard_of_in_order() {

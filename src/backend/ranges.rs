@@ -105,7 +105,7 @@ pub(super) unsafe fn unreserve(range: Range) -> Result<(), SourceError> {
 mod tests {
     use super::*;
     use crate::backend::PAGE_BYTES;
-    use crate::backend::suite::mapping::{self, accessible_kib, resident_kib};
+    use crate::backend::mapping::{self, accessible_kib, resident_kib};
 
     #[test]
     fn memory_comes_with_a_touch_and_goes_with_the_close() {

@@ -4,13 +4,10 @@
 //! only reader of the process environment, and it prints nothing.
 
 use std::fmt;
-use std::time::Duration;
 
 use super::quantity::{format_bytes, parse_bytes, parse_duration};
-use super::{Ceiling, Config, OnFull, Preset, PressureFrom, Settings};
-use crate::backend::{Backend, sim};
+use super::{Config, Settings, words};
 use crate::error::Result;
-use crate::size_class::Rounding;
 
 /// What every variable begins with.
 pub const PREFIX: &str = "PINPOOL_";
@@ -49,7 +46,7 @@ pub static VARIABLES: [Variable; 17] = [
         name: "PINPOOL_BACKEND",
         default: "auto",
         meaning: "where memory comes from: auto, cuda, mlock, heap, sim or sim:SIZE",
-        read: |settings, text| set(&mut settings.backend, backend(text)),
+        read: |settings, text| set(&mut settings.backend, text.parse()),
         show: |config| config.backend.name().to_owned(),
     },
     Variable {
@@ -63,7 +60,7 @@ pub static VARIABLES: [Variable; 17] = [
         name: "PINPOOL_PRESET",
         default: "adaptive",
         meaning: "rules that the pool follows: adaptive, or tensorflow (exact to its PoolAllocator)",
-        read: |settings, text| set(&mut settings.preset, preset(text)),
+        read: |settings, text| set(&mut settings.preset, text.parse()),
         show: |config| config.preset.name().to_owned(),
     },
     Variable {
@@ -77,14 +74,14 @@ pub static VARIABLES: [Variable; 17] = [
         name: "PINPOOL_AUTO_RESIZE",
         default: "1",
         meaning: "may the limit rise by a tenth while evictions and misses stay frequent: 0 or 1",
-        read: |settings, text| set(&mut settings.auto_resize, switch(text)),
+        read: |settings, text| set(&mut settings.auto_resize, words::switch(text)),
         show: |config| u8::from(config.auto_resize).to_string(),
     },
     Variable {
         name: "PINPOOL_ROUNDING",
         default: "eighths",
         meaning: "how sizes become classes: eighths under adaptive; pow2 (the default there) or exact under tensorflow",
-        read: |settings, text| set(&mut settings.rounding, rounding(text)),
+        read: |settings, text| set(&mut settings.rounding, text.parse()),
         show: |config| config.rounding.name().to_owned(),
     },
     Variable {
@@ -92,8 +89,8 @@ pub static VARIABLES: [Variable; 17] = [
         default: "auto",
         meaning: "ceiling on all bytes held, in use and idle: a size like 2GiB, none (the default under tensorflow), or auto: a \
                   quarter of the memory that the control group, else the machine, has",
-        read: |settings, text| set(&mut settings.max_bytes, ceiling(text)),
-        show: |config| show_ceiling(config.max_bytes),
+        read: |settings, text| set(&mut settings.max_bytes, text.parse()),
+        show: |config| config.max_bytes.to_string(),
     },
     Variable {
         name: "PINPOOL_SHARE",
@@ -114,14 +111,14 @@ pub static VARIABLES: [Variable; 17] = [
         default: "auto",
         meaning: "what a get does after that wait: error, pageable (memory that is not pinned), or auto: pageable where \
                   PINPOOL_BACKEND=auto finds no GPU, else error",
-        read: |settings, text| set(&mut settings.on_full, on_full(text)),
-        show: |config| show_on_full(config.on_full).to_owned(),
+        read: |settings, text| set(&mut settings.on_full, text.parse()),
+        show: |config| config.on_full.to_string(),
     },
     Variable {
         name: "PINPOOL_RETAIN",
         default: "45s",
         meaning: "how long memory stays idle before it goes back to the system; raise it for bursts far apart; none keeps all",
-        read: |settings, text| set(&mut settings.retain, retain(text)),
+        read: |settings, text| set(&mut settings.retain, words::retain(text)),
         show: |config| config.retain.map_or_else(|| "none".to_owned(), |time| format!("{time:?}")),
     },
     Variable {
@@ -129,8 +126,8 @@ pub static VARIABLES: [Variable; 17] = [
         default: "on",
         meaning: "give idle memory back when the kernel says that memory is short: on, off, or a file in the format of \
                   /proc/pressure/memory",
-        read: |settings, text| set(&mut settings.pressure, pressure(text)),
-        show: |config| show_pressure(&config.pressure),
+        read: |settings, text| set(&mut settings.pressure, text.parse()),
+        show: |config| config.pressure.to_string(),
     },
     Variable {
         name: "PINPOOL_RESERVE",
@@ -143,7 +140,7 @@ pub static VARIABLES: [Variable; 17] = [
         name: "PINPOOL_GROWTH",
         default: "1",
         meaning: "may the pool pin more than its reserve: 0 or 1 (TensorFlow's allow_growth)",
-        read: |settings, text| set(&mut settings.growth, switch(text)),
+        read: |settings, text| set(&mut settings.growth, words::switch(text)),
         show: |config| u8::from(config.growth).to_string(),
     },
     Variable {
@@ -164,7 +161,7 @@ pub static VARIABLES: [Variable; 17] = [
         name: "PINPOOL_REQUIRE_GPU",
         default: "0",
         meaning: "tests only: a GPU test without a GPU fails instead of being skipped: 0 or 1",
-        read: |_, text| switch(text).map(drop),
+        read: |_, text| words::switch(text).map(drop),
         show: |_| std::env::var("PINPOOL_REQUIRE_GPU").unwrap_or_else(|_| "0".to_owned()),
     },
 ];
@@ -252,97 +249,6 @@ fn ordinal(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "not a device number (0, 1, ...)".to_owned())
 }
 
-fn backend(text: &str) -> Result<Backend, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "auto" => Ok(Backend::Auto),
-        "cuda" => Ok(Backend::Cuda),
-        "mlock" => Ok(Backend::Mlock),
-        "heap" => Ok(Backend::Heap),
-        "sim" => Ok(Backend::Sim { total_bytes: sim::DEFAULT_TOTAL_BYTES }),
-        other => match other.strip_prefix("sim:") {
-            Some(size) => Ok(Backend::Sim { total_bytes: parse_bytes(size)? }),
-            None => Err("not a back-end (auto, cuda, mlock, heap, sim, sim:SIZE)".to_owned()),
-        },
-    }
-}
-
-fn preset(text: &str) -> Result<Preset, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "adaptive" => Ok(Preset::Adaptive),
-        "tensorflow" => Ok(Preset::Tensorflow),
-        _ => Err("not a preset (adaptive, tensorflow)".to_owned()),
-    }
-}
-
-fn rounding(text: &str) -> Result<Rounding, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "eighths" => Ok(Rounding::Eighths),
-        "pow2" => Ok(Rounding::Pow2),
-        "exact" | "noop" => Ok(Rounding::Exact),
-        _ => Err("not a rounding (eighths, pow2, exact)".to_owned()),
-    }
-}
-
-fn ceiling(text: &str) -> Result<Ceiling, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "auto" => Ok(Ceiling::Auto),
-        "none" => Ok(Ceiling::None),
-        _ => {
-            match parse_bytes(text)? {
-                0 => Err("a ceiling of nothing would refuse every get (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)"
-                    .to_owned()),
-                bytes => Ok(Ceiling::Bytes(bytes)),
-            }
-        }
-    }
-}
-
-fn show_ceiling(ceiling: Ceiling) -> String {
-    match ceiling {
-        Ceiling::Auto => "auto".to_owned(),
-        Ceiling::None => "none".to_owned(),
-        Ceiling::Bytes(bytes) => format_bytes(bytes),
-    }
-}
-
-fn on_full(text: &str) -> Result<OnFull, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "auto" => Ok(OnFull::Auto),
-        "error" => Ok(OnFull::Error),
-        "pageable" => Ok(OnFull::Pageable),
-        _ => Err("not a way out (auto, error, pageable)".to_owned()),
-    }
-}
-
-fn show_on_full(on_full: OnFull) -> &'static str {
-    match on_full {
-        OnFull::Auto => "auto",
-        OnFull::Error => "error",
-        OnFull::Pageable => "pageable",
-    }
-}
-
-fn retain(text: &str) -> Result<Option<Duration>, String> {
-    if text.eq_ignore_ascii_case("none") { Ok(None) } else { parse_duration(text).map(Some) }
-}
-
-fn pressure(text: &str) -> Result<PressureFrom, String> {
-    match switch(text) {
-        Ok(true) => Ok(PressureFrom::Kernel),
-        Ok(false) => Ok(PressureFrom::Off),
-        Err(_) if text.starts_with('/') => Ok(PressureFrom::File(text.into())),
-        Err(_) => Err("neither on, off nor the absolute path of a file".to_owned()),
-    }
-}
-
-fn show_pressure(pressure: &PressureFrom) -> String {
-    match pressure {
-        PressureFrom::Kernel => "on".to_owned(),
-        PressureFrom::Off => "off".to_owned(),
-        PressureFrom::File(path) => path.display().to_string(),
-    }
-}
-
 fn count(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| "not a whole number".to_owned())
 }
@@ -351,17 +257,12 @@ fn at_least_one(text: &str) -> Result<u64, String> {
     count(text).ok().filter(|&n| n > 0).ok_or_else(|| "not a whole number of at least 1".to_owned())
 }
 
-fn switch(text: &str) -> Result<bool, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "1" | "true" | "on" | "yes" => Ok(true),
-        "0" | "false" | "off" | "no" => Ok(false),
-        _ => Err("neither 0 nor 1".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Backend;
+    use crate::config::{Ceiling, OnFull, PressureFrom};
+    use crate::size_class::Rounding;
 
     fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
         list.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()

@@ -6,7 +6,7 @@
 //!   env  ──┘        code wins                 contradictions are errors
 //! ```
 //!
-//! [`env`] holds the table of variables and is the only reader of the process environment; [`quantity`] reads sizes and
+//! [`env`](mod@env) holds the table of variables and is the only reader of the process environment; [`quantity`] reads sizes and
 //! times.
 
 use std::path::PathBuf;
@@ -18,6 +18,7 @@ use crate::size_class::Rounding;
 
 pub mod env;
 pub mod quantity;
+mod words;
 
 pub use env::Warning;
 

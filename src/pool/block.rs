@@ -1,5 +1,6 @@
 //! What moves between the idle ones, users and devices: memory with its class and its way home.
 
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -15,8 +16,14 @@ use crate::size_class::Class;
 ///
 /// A block carries its own reference to the pool, in use or idle, so that a hit touches no reference count. The circle
 /// (the pool keeps idle blocks, which keep the pool) is cut when the pool closes and is drained.
-#[derive(Debug)]
 pub(crate) struct Block(Box<Entry<Parts>>);
+
+/// Without the pool that it leads to.
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block").field("class_bytes", &self.class_bytes()).field("memory", &self.0.memory).finish()
+    }
+}
 
 /// What a block is made of, behind the header by which the front links idle ones.
 #[derive(Debug)]

@@ -395,8 +395,12 @@ impl Core {
 
     /// No handle is left. What is idle goes now; what is in use goes when it comes back.
     pub(crate) fn seal(&self) {
-        self.land_copies();
-        self.idle.seal().into_iter().for_each(|block| self.give_up(block));
+        let idle = self.idle.seal();
+        // Where a release waits for the device, it would wait for a stuck copy for ever: those in flight come first.
+        if self.source().release_waits() {
+            self.await_copies();
+        }
+        idle.into_iter().for_each(|block| self.give_up(block));
         self.close_if_unused();
     }
 
@@ -422,19 +426,25 @@ impl Core {
         (total.gets() + fallbacks).saturating_sub(total.put + fallbacks_put + lost)
     }
 
-    /// Waits for the copies in flight, at most as long as configured, and leaves alone what does not end.
-    fn close(&self) {
+    /// Waits until nothing is in flight, at most as long as configured.
+    fn await_copies(&self) {
         let begun = Instant::now();
+        // Short copies are over at once; a stuck one is not worth a busy processor.
         let mut pause = Duration::from_micros(20);
         while self.in_flight.count() > 0 {
             self.land(self.in_flight.sweep());
             if begun.elapsed() >= self.config.close_wait {
-                break;
+                return;
             }
             thread::sleep(pause.min(self.config.close_wait));
-            // Short copies are over at once; a stuck one is not worth a busy processor.
             pause = (pause * 2).min(Duration::from_millis(10));
         }
+    }
+
+    /// Ends the pool: waits for the copies in flight, and leaves alone what does not end.
+    fn close(&self) {
+        let begun = Instant::now();
+        self.await_copies();
         let (copies, bytes) = (self.in_flight.count(), self.in_flight.bytes());
         let abandoned = self.in_flight.abandon();
         if !abandoned.is_empty() {

@@ -1,7 +1,7 @@
 //! The contract of [`Span`], as a test that every source that spans runs.
 #![allow(unsafe_code)] // Locks, reads and writes granules.
 
-use crate::backend::{PAGE_BYTES, RANGE_ALIGN_BYTES, Range, Span};
+use super::super::{PAGE_BYTES, RANGE_ALIGN_BYTES, Range, Span};
 
 /// Runs the whole contract on `spans`, which must have 16 granules to give.
 pub(super) fn run(spans: &dyn Span) {

@@ -22,6 +22,7 @@ pub(super) use threads::ThreadsIdle;
 
 /// One of the two sides.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // One for each pool, and a hit follows no pointer to it.
 pub(super) enum Idle {
     Exact(ExactIdle),
     Threads(ThreadsIdle),

@@ -6,7 +6,7 @@ use std::ops;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use crate::backend::{PAGE_BYTES, Range, Region};
+use super::{PAGE_BYTES, Range, Region};
 
 /// One paragraph of `/proc/self/smaps`.
 struct Mapping {
@@ -52,26 +52,26 @@ fn sum(range: &Range, figure: impl Fn(&Mapping) -> u64) -> u64 {
         .sum()
 }
 
-pub(crate) fn resident_kib(range: &Range) -> u64 {
+pub(super) fn resident_kib(range: &Range) -> u64 {
     sum(range, |mapping| mapping.resident_kib)
 }
 
-pub(crate) fn locked_kib(range: &Range) -> u64 {
+pub(super) fn locked_kib(range: &Range) -> u64 {
     sum(range, |mapping| mapping.locked_kib)
 }
 
 /// What of `range` may be read and written.
-pub(crate) fn accessible_kib(range: &Range) -> u64 {
+pub(super) fn accessible_kib(range: &Range) -> u64 {
     sum(range, |mapping| if mapping.is_accessible { mapping.addresses.len() as u64 >> 10 } else { 0 })
 }
 
 /// `Locked:` of the mapping that holds `address`: neighbours may have been merged into it.
-pub(crate) fn locked_kib_at(address: NonNull<u8>) -> u64 {
+pub(super) fn locked_kib_at(address: NonNull<u8>) -> u64 {
     mappings().iter().find(|mapping| mapping.addresses.contains(&address.as_ptr().addr())).unwrap().locked_kib
 }
 
 /// Pages of `region` that have memory.
-pub(crate) fn present_pages(region: &Region) -> usize {
+pub(super) fn present_pages(region: &Region) -> usize {
     let mut present = vec![0_u8; region.len_bytes().div_ceil(PAGE_BYTES)];
     // SAFETY: the kernel writes a byte for each page, which is how long `present` is.
     let asked = unsafe { libc::mincore(region.start().as_ptr().cast(), region.len_bytes(), present.as_mut_ptr()) };

@@ -5,8 +5,6 @@ use std::collections::HashSet;
 
 use super::{PAGE_BYTES, Region, Source};
 
-#[cfg(not(miri))]
-pub(crate) mod mapping;
 mod span;
 
 const LENGTHS: [usize; 9] = [1, 2, 4095, 4096, 4097, 65_536, 65_537, 1 << 20, (1 << 20) + 1];

@@ -1,0 +1,268 @@
+//! `pinpool load`: files through the pool to a device, and the figures at the end.
+//!
+//! Owns the flags, the choice of a destination, and what a failure sounds like. All the work is the library's
+//! [`loader`](pinpool::loader).
+
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
+use std::thread;
+use std::time::Instant;
+
+use pinpool::config::quantity::parse_bytes;
+use pinpool::loader::destination::SinkDestination;
+use pinpool::loader::plan::Cut;
+use pinpool::loader::{Catalog, Destination, Ended, Failure, Landed, Loader, Observer, Options, Outcome, Stop};
+use pinpool::{Backend, Pool, Preset, Rounding};
+
+use crate::Failed;
+use crate::screen::{Bar, Screen};
+use crate::table::Figures;
+
+/// Files of the synthetic data set: about 1.1 GB.
+const SYNTHETIC_FILES: u64 = 10_000;
+/// A batch where no bound is given.
+const BATCH_BYTES: NonZeroU64 = NonZeroU64::new(16 << 20).unwrap();
+
+/// Load files through the pool onto the GPU, or into a host sink where there is none
+///
+/// Reads every regular file under the PATHs; without one, a synthetic data set with the sizes of photographs. A .tar
+/// (WebDataset shard) or .safetensors file that is named as a PATH is opened, and its samples are loaded one by one.
+/// Exits with 0 only if everything arrived, 1 if something failed, 130 after Ctrl-C.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Files and directories to load
+    paths: Vec<PathBuf>,
+
+    /// Open .tar and .safetensors files under directories too
+    #[arg(long)]
+    containers: bool,
+
+    /// Files in the synthetic data set [default: 10000]
+    #[arg(long, value_name = "N", conflicts_with = "paths", value_parser = clap::value_parser!(u64).range(..1 << 32))]
+    synthetic: Option<u64>,
+
+    /// Seed of the synthetic data set
+    #[arg(long, value_name = "SEED", default_value_t = 0, conflicts_with = "paths")]
+    seed: u64,
+
+    /// Threads that read [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    workers: Option<u64>,
+
+    /// Batches read ahead of the copies [default: two for each worker]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    prefetch: Option<u64>,
+
+    /// Streams, each with a copy of its own under way
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
+    streams: u64,
+
+    /// Files (or samples of a container) in a batch at most
+    #[arg(long, value_name = "N")]
+    batch_files: Option<NonZeroU64>,
+
+    /// Bytes in a batch at most; a file that is larger has a batch of its own [default: 16MiB, or none with --batch-files]
+    #[arg(long, value_name = "SIZE", value_parser = batch_bytes)]
+    batch_bytes: Option<NonZeroU64>,
+
+    /// Passes over the files
+    #[arg(long, value_name = "N", default_value = "1")]
+    epochs: NonZeroU64,
+
+    /// Shuffle each epoch, reproducibly from this seed
+    #[arg(long, value_name = "SEED")]
+    shuffle: Option<u64>,
+
+    /// Compare checksums taken while the files were read with those of the destination's own bytes
+    #[arg(long)]
+    verify: bool,
+
+    /// Stop at the first failure
+    #[arg(long)]
+    strict: bool,
+
+    /// Print the figures as one JSON object
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    pool: PoolArgs,
+}
+
+/// Settings of the pool; each goes before its `PINPOOL_*` variable.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Pool (each goes before its PINPOOL_ variable)")]
+struct PoolArgs {
+    /// Where memory comes from: auto, cuda, mlock, heap, sim or sim:SIZE
+    #[arg(long, value_name = "NAME")]
+    backend: Option<Backend>,
+
+    /// Rules that the pool follows: tensorflow
+    #[arg(long, value_name = "NAME")]
+    preset: Option<Preset>,
+
+    /// Most idle buffers kept at the start; 0 keeps none
+    #[arg(long, value_name = "N")]
+    pool_size_limit: Option<u64>,
+
+    /// How sizes become classes: pow2 or exact
+    #[arg(long, value_name = "NAME")]
+    rounding: Option<Rounding>,
+
+    /// Ceiling on all pinned bytes, in use and idle
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    max_bytes: Option<u64>,
+}
+
+fn batch_bytes(text: &str) -> Result<NonZeroU64, String> {
+    NonZeroU64::new(parse_bytes(text)?).ok_or_else(|| "a batch of no bytes holds nothing".to_string())
+}
+
+/// Runs the subcommand.
+pub(crate) fn run(args: &Args, screen: &Screen) -> Result<(), Failed> {
+    let stop = stop_at_interrupt(screen);
+    let pool = args.pool.build().map_err(|error| {
+        screen.say(&error);
+        if error.is_setting() { Failed::Settings } else { Failed::Work }
+    })?;
+    let mut destination = args.destination(&pool).map_err(|error| {
+        screen.say(error);
+        Failed::Work
+    })?;
+    let listing = Instant::now();
+    let catalog = args.catalog(&stop);
+    let listing = listing.elapsed();
+    for path in &catalog.loops {
+        log::warn!("{} leads back to where the walk has been: not followed", path.display());
+    }
+
+    let options = args.options();
+    let bar = screen.bar(catalog.len_bytes().saturating_mul(options.epochs));
+    let mut reporter = Reporter { screen, bar, failed: 0 };
+    let loader = Loader { pool, catalog: &catalog, options, stop };
+    let outcome = loader.run(destination.as_mut(), &mut reporter);
+    drop(reporter);
+
+    let figures = Figures::new(&outcome, &loader.pool.stats(), destination.describe(), args.verify, listing);
+    let printed = if args.json { screen.print(figures.json()) } else { screen.print(&figures) };
+    verdict(&outcome, screen).and(printed)
+}
+
+/// The first Ctrl-C ends the run cleanly, the second at once.
+fn stop_at_interrupt(screen: &Screen) -> Stop {
+    let stop = Stop::new();
+    let raised = stop.clone();
+    let handler = ctrlc::set_handler(move || {
+        if raised.request() {
+            std::process::exit(Failed::Interrupted as i32);
+        }
+    });
+    if let Err(error) = handler {
+        screen.say(format_args!("Ctrl-C will end the run without its figures: {error}"));
+    }
+    stop
+}
+
+fn verdict(outcome: &Outcome, screen: &Screen) -> Result<(), Failed> {
+    match &outcome.ended {
+        Ended::Stopped => {
+            screen.say("interrupted; the figures are those so far");
+            return Err(Failed::Interrupted);
+        }
+        Ended::Strict => screen.say("stopped at the first failure (--strict)"),
+        Ended::Broken(why) => screen.say(format_args!("stopped: {why}")),
+        _ => {}
+    }
+    if outcome.is_clean() { Ok(()) } else { Err(Failed::Work) }
+}
+
+impl Args {
+    fn catalog(&self, stop: &Stop) -> Catalog {
+        if self.paths.is_empty() {
+            Catalog::synthetic(self.synthetic.unwrap_or(SYNTHETIC_FILES), self.seed)
+        } else {
+            Catalog::of_paths(&self.paths, self.containers, stop)
+        }
+    }
+
+    fn options(&self) -> Options {
+        let given = |count: Option<u64>| count.and_then(|count| NonZeroUsize::new(usize::try_from(count).ok()?));
+        let cores = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let workers = given(self.workers).unwrap_or(cores);
+        let two_each = workers.saturating_mul(NonZeroUsize::MIN.saturating_add(1));
+        let max_bytes = self.batch_bytes.or(if self.batch_files.is_some() { None } else { Some(BATCH_BYTES) });
+        Options {
+            workers,
+            prefetch: given(self.prefetch).unwrap_or(two_each),
+            cut: Cut { max_samples: self.batch_files, max_bytes },
+            epochs: self.epochs.get(),
+            shuffle_seed: self.shuffle,
+            verify: self.verify,
+            strict: self.strict,
+        }
+    }
+
+    /// The GPU if there is one, whatever the pool's memory; else the sink, and a word on why.
+    fn destination(&self, pool: &Pool) -> Result<Box<dyn Destination>, pinpool::Error> {
+        let lanes = usize::try_from(self.streams).unwrap_or(1);
+        match device(pool, lanes) {
+            Ok(device) => Ok(device),
+            Err(why) => {
+                log::info!("no GPU to copy to ({why}): a host sink stands for it");
+                Ok(Box::new(SinkDestination::new(lanes)?))
+            }
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn device(pool: &Pool, lanes: usize) -> Result<Box<dyn Destination>, pinpool::Error> {
+    let device = pinpool::loader::destination::CudaDestination::new(pool.config().device, lanes)?;
+    Ok(Box::new(device))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn device(_: &Pool, _: usize) -> Result<Box<dyn Destination>, &'static str> {
+    Err("built without the `cuda` feature")
+}
+
+impl PoolArgs {
+    fn build(&self) -> Result<Pool, pinpool::Error> {
+        let mut builder = Pool::builder();
+        if let Some(backend) = &self.backend {
+            builder = builder.backend(backend.clone());
+        }
+        if let Some(preset) = self.preset {
+            builder = builder.preset(preset);
+        }
+        if let Some(limit) = self.pool_size_limit {
+            builder = builder.pool_size_limit(limit);
+        }
+        if let Some(rounding) = self.rounding {
+            builder = builder.rounding(rounding);
+        }
+        if let Some(max_bytes) = self.max_bytes {
+            builder = builder.max_bytes(max_bytes);
+        }
+        builder.build()
+    }
+}
+
+/// Moves the bar and names what fails.
+struct Reporter<'a> {
+    screen: &'a Screen,
+    bar: Bar,
+    failed: u64,
+}
+
+impl Observer for Reporter<'_> {
+    fn landed(&mut self, landed: &Landed) {
+        self.bar.advance(landed.bytes);
+    }
+
+    fn failed(&mut self, failure: &Failure) {
+        self.failed += 1;
+        self.screen.say(failure);
+        self.bar.note(format!("{} failed", self.failed));
+    }
+}

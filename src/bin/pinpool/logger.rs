@@ -1,0 +1,85 @@
+//! The shape of a log line: TensorFlow's prefix, in local time.
+//!
+//! ```text
+//! 2018-06-27 18:09:11.701458: I src/diag.rs:247] Raising pool_size_limit_ from 100 to 110
+//! ```
+//!
+//! Owns nothing else: which lines there are is the library's business, which are shown is `RUST_LOG`'s, and where they
+//! appear is the screen's.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+use env_logger::{Builder, Env, Target};
+use log::{Level, Record};
+
+use crate::screen::Screen;
+
+/// Sends the log to `screen`: what `RUST_LOG` asks for, or without it what passes `default_filter`.
+pub(crate) fn init(screen: &Screen, default_filter: &str) {
+    Builder::from_env(Env::default().default_filter_or(default_filter))
+        .format(|out, record| line(out, jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S%.6f"), record))
+        .target(Target::Pipe(Box::new(Above(screen.clone()))))
+        .init();
+}
+
+fn line(out: &mut impl Write, time: impl Display, record: &Record<'_>) -> io::Result<()> {
+    let severity = match record.level() {
+        Level::Error => 'E',
+        Level::Warn => 'W',
+        Level::Info => 'I',
+        Level::Debug => 'D',
+        Level::Trace => 'T',
+    };
+    let (file, line) = (record.file().unwrap_or("?"), record.line().unwrap_or(0));
+    writeln!(out, "{time}: {severity} {file}:{line}] {}", record.args())
+}
+
+/// env_logger writes each record at once, so a record is never torn.
+struct Above(Screen);
+
+impl Write for Above {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_shaped_as_tensorflow_shapes_it() {
+        let mut out = Vec::new();
+        let record = Record::builder()
+            .args(format_args!("Raising pool_size_limit_ from 100 to 110"))
+            .level(Level::Info)
+            .file(Some("src/diag.rs"))
+            .line(Some(247))
+            .build();
+        let time: jiff::civil::DateTime = "2018-06-27T18:09:11.701458".parse().unwrap();
+        line(&mut out, time.strftime("%Y-%m-%d %H:%M:%S%.6f"), &record).unwrap();
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            "2018-06-27 18:09:11.701458: I src/diag.rs:247] Raising pool_size_limit_ from 100 to 110\n"
+        );
+    }
+
+    #[test]
+    fn every_level_has_its_letter() {
+        let letters: String = Level::iter()
+            .map(|level| {
+                let mut out = Vec::new();
+                line(&mut out, "now", &Record::builder().args(format_args!("x")).level(level).build()).unwrap();
+                assert!(out.ends_with(b" ?:0] x\n"));
+                char::from(out[5])
+            })
+            .collect();
+        assert_eq!(letters, "EWIDT");
+    }
+}

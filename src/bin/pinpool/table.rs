@@ -1,0 +1,157 @@
+//! The figures at the end of a run, once as a table and once as a JSON object.
+//!
+//! Owns names and units. Computes nothing that the library does not say.
+
+use std::fmt;
+use std::time::Duration;
+
+use pinpool::Stats;
+use pinpool::loader::{Ended, Outcome};
+use serde::Serialize;
+
+/// What a run did and what it cost the pool; its fields are the JSON object's.
+#[derive(Debug, Serialize)]
+pub(crate) struct Figures {
+    backend: &'static str,
+    page_locked: bool,
+    sink: String,
+    ended: &'static str,
+    epochs: u64,
+    files: u64,
+    samples: u64,
+    failed_files: u64,
+    bytes: u64,
+    seconds: f64,
+    gb_per_s: f64,
+    listing_seconds: f64,
+    batches: u64,
+    verify: bool,
+    verified_batches: u64,
+    max_in_flight_batches: u64,
+    gets: u64,
+    hits: u64,
+    hit_rate: f64,
+    puts: u64,
+    evicted: u64,
+    reclaimed: u64,
+    checks: u64,
+    raises: u64,
+    pool_size_limit: u64,
+    pinned_bytes: u64,
+    peak_pinned_bytes: u64,
+    underlying_allocs: u64,
+    underlying_frees: u64,
+    underlying_seconds: f64,
+}
+
+impl Figures {
+    /// `listing` is what finding the files took, which is no part of the run's seconds.
+    pub(crate) fn new(outcome: &Outcome, stats: &Stats, sink: String, verify: bool, listing: Duration) -> Figures {
+        Figures {
+            backend: stats.backend,
+            page_locked: stats.is_pinned,
+            sink,
+            ended: match outcome.ended {
+                Ended::Complete => "complete",
+                Ended::Stopped => "interrupted",
+                Ended::Strict => "strict",
+                _ => "broken",
+            },
+            epochs: outcome.epochs,
+            files: outcome.files,
+            samples: outcome.samples,
+            failed_files: outcome.failed_files,
+            bytes: outcome.bytes,
+            seconds: outcome.elapsed.as_secs_f64(),
+            gb_per_s: outcome.gb_per_s(),
+            listing_seconds: listing.as_secs_f64(),
+            batches: outcome.batches,
+            verify,
+            verified_batches: outcome.verified_batches,
+            max_in_flight_batches: outcome.max_in_flight_batches,
+            gets: stats.gets,
+            hits: stats.hits,
+            hit_rate: stats.hit_rate(),
+            puts: stats.puts,
+            evicted: stats.evicted,
+            reclaimed: stats.reclaimed,
+            checks: stats.checks,
+            raises: stats.raises,
+            pool_size_limit: stats.pool_size_limit,
+            pinned_bytes: stats.pinned_bytes,
+            peak_pinned_bytes: stats.peak_pinned_bytes,
+            underlying_allocs: stats.underlying.allocs,
+            underlying_frees: stats.underlying.frees,
+            underlying_seconds: stats.underlying.time.as_secs_f64(),
+        }
+    }
+
+    /// One line of JSON.
+    pub(crate) fn json(&self) -> String {
+        // Numbers and strings under fixed names: there is nothing in it that could fail.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let locked = if self.page_locked { "page-locked" } else { "not page-locked" };
+        let verified =
+            if self.verify { grouped(self.verified_batches) } else { "not asked for (--verify)".to_string() };
+        let rows = [
+            ("copied to", self.sink.clone()),
+            ("epochs", grouped(self.epochs)),
+            ("files", grouped(self.files)),
+            ("failed files", grouped(self.failed_files)),
+            ("samples", grouped(self.samples)),
+            ("bytes", grouped(self.bytes)),
+            ("seconds", format!("{:.3}, and {:.3} to list the files", self.seconds, self.listing_seconds)),
+            ("GB/s", format!("{:.3}", self.gb_per_s)),
+            ("batches", grouped(self.batches)),
+            ("verified batches", verified),
+            ("in flight at most", format!("{} batches", grouped(self.max_in_flight_batches))),
+            ("pool", format!("{} ({locked})", self.backend)),
+            ("gets", grouped(self.gets)),
+            ("hit rate", format!("{:.1} %", 100.0 * self.hit_rate)),
+            ("evictions", format!("{} in {} puts", grouped(self.evicted), grouped(self.puts))),
+            ("limit", format!("{} buffers", grouped(self.pool_size_limit))),
+            ("raises", format!("{} in {} checks", grouped(self.raises), grouped(self.checks))),
+            ("pinned now", format!("{} bytes", grouped(self.pinned_bytes))),
+            ("pinned at most", format!("{} bytes", grouped(self.peak_pinned_bytes))),
+            ("allocations", format!("{}, {} freed", grouped(self.underlying_allocs), grouped(self.underlying_frees))),
+            ("time in those", format!("{:.3} s", self.underlying_seconds)),
+        ];
+        for (at, (name, value)) in rows.iter().enumerate() {
+            let newline = if at == 0 { "" } else { "\n" };
+            write!(f, "{newline}{name:<18} {value}")?;
+        }
+        Ok(())
+    }
+}
+
+/// `1234567` as `1,234,567`.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_grouped_by_three() {
+        let cases = [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")];
+        for (number, text) in cases {
+            assert_eq!(grouped(number), text);
+        }
+        assert_eq!(grouped(u64::MAX), "18,446,744,073,709,551,615");
+    }
+}

@@ -1,0 +1,193 @@
+//! `.tar` shards as WebDataset writes them: members that share a name up to the first dot are one sample.
+//!
+//! Owns the grouping and the checks that the `tar` crate leaves to its user. Never reads a member's data.
+//!
+//! ```text
+//!   train/0001.jpg   train/0001.cls   train/0002.jpg        members
+//!   '--------- train/0001 ---------'  '- train/0002 -'      samples: neighbours with one key
+//! ```
+//!
+//! I1. A member ends within the file. I2. The archive ends with its mark (a block of zeros): one that was cut between two
+//! members is told from one that is whole. I3. At most [`MAX_HEADER_RUN_BYTES`] are read for one header, whatever it claims.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+
+use ::tar::{Archive, EntryType};
+
+use super::super::catalog::Extent;
+use super::super::failure::Cause;
+use super::Member;
+
+const BLOCK_BYTES: u64 = 512;
+/// Long names and PAX records are part of a header; a megabyte of them is no name.
+const MAX_HEADER_RUN_BYTES: u64 = 1 << 20;
+
+/// Lists the samples, in the order they lie in the archive.
+pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<Member>, Cause> {
+    let mut archive = Archive::new(HeaderRun { file, left_bytes: MAX_HEADER_RUN_BYTES });
+    let mut samples: Vec<Member> = Vec::new();
+    let mut end = 0;
+    for entry in archive.entries_with_seek().map_err(broken)? {
+        let entry = entry.map_err(broken)?;
+        let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        let extent = Extent { offset: entry.raw_file_position(), len_bytes: entry.size() };
+        let kind = entry.header().entry_type();
+        if kind == EntryType::GNUSparse {
+            return Err(Cause::Tar(format!("{name} is stored sparse, which cannot be read in place")));
+        }
+        let data_end = extent.offset.checked_add(extent.len_bytes).filter(|end| *end <= file_bytes);
+        let Some(data_end) = data_end else {
+            let left_bytes = file_bytes.saturating_sub(extent.offset);
+            return Err(Cause::Tar(format!("{name} claims {} bytes, {left_bytes} are left", extent.len_bytes)));
+        };
+        // Data is padded to whole blocks; the next header or the end mark comes there.
+        end = data_end.next_multiple_of(BLOCK_BYTES);
+        // Links, directories and notes about the archive hold no data of their own.
+        if !matches!(kind, EntryType::Regular | EntryType::Continuous) {
+            continue;
+        }
+        let key = key(&name);
+        match samples.last_mut() {
+            Some(sample) if sample.name == key => sample.extents.push(extent),
+            _ => samples.push(Member { name: key.to_string(), extents: vec![extent] }),
+        }
+    }
+    if end + BLOCK_BYTES > file_bytes {
+        return Err(Cause::Tar(format!("cut off: no end mark after byte {end}")));
+    }
+    Ok(samples)
+}
+
+/// The path up to the first dot of its last part; a part without one, or that starts with one, is a key whole.
+fn key(path: &str) -> &str {
+    let base = path.rfind('/').map_or(0, |slash| slash + 1);
+    match path[base..].find('.') {
+        None | Some(0) => path,
+        Some(dot) => &path[..base + dot],
+    }
+}
+
+fn broken(error: io::Error) -> Cause {
+    Cause::Tar(error.to_string())
+}
+
+/// The archive's file as the `tar` crate sees it. The crate seeks before each header, so what is read between two seeks is
+/// one header with its long name: a run of it that grows past the bound is refused (I3).
+struct HeaderRun {
+    file: File,
+    left_bytes: u64,
+}
+
+impl Read for HeaderRun {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(into)?;
+        self.left_bytes = self.left_bytes.checked_sub(read as u64).ok_or_else(|| {
+            io::Error::other(format!("a header with its name is longer than {MAX_HEADER_RUN_BYTES} bytes"))
+        })?;
+        Ok(read)
+    }
+}
+
+impl Seek for HeaderRun {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.left_bytes = MAX_HEADER_RUN_BYTES;
+        self.file.seek(to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::super::testing::tar_file;
+    use super::*;
+
+    fn index_bytes(bytes: &[u8]) -> Result<Vec<Member>, Cause> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        file.rewind().unwrap();
+        index(file, bytes.len() as u64)
+    }
+
+    fn refusal(bytes: &[u8]) -> String {
+        index_bytes(bytes).expect_err("a broken archive").to_string()
+    }
+
+    /// A header block with a right checksum, whatever else it says.
+    fn header(name: &str, kind: EntryType, size: u64) -> Vec<u8> {
+        let mut header = ::tar::Header::new_gnu();
+        header.set_path(name).unwrap();
+        header.set_entry_type(kind);
+        header.set_size(size);
+        header.set_cksum();
+        header.as_bytes().to_vec()
+    }
+
+    #[test]
+    fn members_are_grouped_by_name_up_to_the_first_dot() {
+        let bytes = tar_file(&[
+            ("a/0001.jpg", b"one"),
+            ("a/0001.seg.png", b"two!"),
+            ("b/0001.jpg", b"other directory"),
+            ("v1.2/plain", b"no dot in the last part"),
+            (".hidden", b""),
+            ("a/0001.txt", b"too late: no neighbour"),
+        ]);
+        let samples = index_bytes(&bytes).unwrap();
+        let names: Vec<_> = samples.iter().map(|sample| sample.name.as_str()).collect();
+        assert_eq!(names, ["a/0001", "b/0001", "v1.2/plain", ".hidden", "a/0001"]);
+        let place = |bytes: u64| usize::try_from(bytes).unwrap();
+        let read = |extent: &Extent| &bytes[place(extent.offset)..][..place(extent.len_bytes)];
+        assert_eq!(samples[0].extents.iter().map(read).collect::<Vec<_>>(), [&b"one"[..], b"two!"]);
+        assert_eq!(read(&samples[3].extents[0]), b"");
+    }
+
+    #[test]
+    fn long_names_count_and_directories_do_not() {
+        let long = format!("{}/0.bin", "d".repeat(300));
+        let mut archive = ::tar::Builder::new(Vec::new());
+        archive.append_dir("dir", ".").unwrap();
+        let mut head = ::tar::Header::new_gnu();
+        head.set_size(2);
+        archive.append_data(&mut head, &long, &b"ab"[..]).unwrap();
+        let samples = index_bytes(&archive.into_inner().unwrap()).unwrap();
+        assert_eq!(samples.len(), 1);
+        assert_eq!(samples[0].name, long.strip_suffix(".bin").unwrap());
+        assert_eq!(samples[0].extents[0].len_bytes, 2);
+    }
+
+    #[test]
+    fn an_archive_of_nothing_has_no_samples() {
+        assert_eq!(index_bytes(&tar_file(&[])).unwrap(), []);
+    }
+
+    #[test]
+    fn every_cut_before_the_end_mark_is_refused() {
+        let bytes = tar_file(&[("0.a", &[1; 700]), ("0.b", b""), ("1.a", &[2; 512])]);
+        let mark = bytes.len() - 1024;
+        assert!(index_bytes(&bytes[..mark + 512]).is_ok(), "one block of zeros is a mark");
+        for len in (0..mark + 512).step_by(4).chain([1, 511, 513, mark - 1, mark, mark + 1]) {
+            assert!(refusal(&bytes[..len]).starts_with("broken tar"), "cut to {len} bytes");
+        }
+    }
+
+    #[test]
+    fn hostile_headers_are_refused() {
+        let end_mark = [0; 1024];
+        for claimed_bytes in [1025, 8 << 30, u64::MAX / 2, u64::MAX - 1, u64::MAX] {
+            refusal(&[&header("x.bin", EntryType::Regular, claimed_bytes)[..], &end_mark[..]].concat());
+        }
+        // A name that goes on for two megabytes that are really there: refused by I3.
+        let run = 2 * MAX_HEADER_RUN_BYTES;
+        let mut name = header("long", EntryType::GNULongName, run);
+        name.resize(name.len() + usize::try_from(run).unwrap(), b'n');
+        assert!(refusal(&[&name[..], &end_mark[..]].concat()).contains("longer than 1048576 bytes"));
+        // A name for a member that never comes, a flipped bit, and noise.
+        refusal(&[&header("long", EntryType::GNULongName, 3)[..], b"abc", &[0; 509][..], &end_mark[..]].concat());
+        let mut flipped = tar_file(&[("0.a", b"x")]);
+        flipped[3] ^= 1;
+        assert!(refusal(&flipped).contains("checksum"));
+        refusal(&[0x5a; 4096]);
+    }
+}

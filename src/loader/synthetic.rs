@@ -1,0 +1,89 @@
+//! A data set from a seed, for machines with no data at hand: the sizes of photographs, and bytes no disk holds.
+//!
+//! Owns the distribution and the generator. Never touches a file. A model, not a measurement: log-normal lengths with the
+//! mean of the ImageNet training photographs (114,660 bytes) and a spread chosen to resemble them.
+
+use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::LogNormal;
+
+use super::catalog::{Catalog, Extent, Origin, Sample, Source};
+
+const MEAN_BYTES: f64 = 114_660.0;
+/// Standard deviation of the logarithm: one photograph in forty is then longer than 300 kB.
+const SIGMA: f64 = 0.6;
+const BOUNDS_BYTES: std::ops::RangeInclusive<f64> = 1024.0..=16_777_216.0;
+/// The lengths have a stream of their own, which no sample's bytes can meet.
+const LENGTHS_STREAM: u64 = u64::MAX;
+
+impl Catalog {
+    /// A synthetic data set of `files` files of one sample each. The same seed gives the same bytes on any machine.
+    #[must_use]
+    pub fn synthetic(files: u64, seed: u64) -> Catalog {
+        let mut lengths = stream_of(seed, LENGTHS_STREAM);
+        // The mean of a log-normal is exp(mu + sigma^2 / 2).
+        let mu = MEAN_BYTES.ln() - SIGMA * SIGMA / 2.0;
+        let distribution = LogNormal::new(mu, SIGMA).ok();
+        let mut catalog = Catalog::default();
+        for stream in 0..files {
+            let length = distribution.map_or(MEAN_BYTES, |distribution| lengths.sample(distribution));
+            // In bounds and positive, so the cast only drops the fraction.
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            let len_bytes = length.clamp(*BOUNDS_BYTES.start(), *BOUNDS_BYTES.end()) as u64;
+            let source = catalog.sources.len();
+            catalog.sources.push(Source { origin: Origin::Seeded { seed, stream }, samples: 1 });
+            catalog.samples.push(Sample::new(source, None, vec![Extent { offset: 0, len_bytes }]));
+        }
+        catalog
+    }
+}
+
+/// The endless bytes of one synthetic source, from its start.
+#[derive(Debug)]
+pub(super) struct Generator(ChaCha8Rng);
+
+impl Generator {
+    pub(super) fn new(seed: u64, stream: u64) -> Generator {
+        Generator(stream_of(seed, stream))
+    }
+
+    pub(super) fn fill(&mut self, into: &mut [u8]) {
+        self.0.fill_bytes(into);
+    }
+}
+
+fn stream_of(seed: u64, stream: u64) -> ChaCha8Rng {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(stream);
+    rng
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_data_set() {
+        let lengths =
+            |seed| -> Vec<u64> { Catalog::synthetic(50, seed).samples.iter().map(|sample| sample.len_bytes).collect() };
+        assert_eq!(lengths(1), lengths(1));
+        assert_ne!(lengths(1), lengths(2));
+
+        let bytes = |seed, stream| {
+            let mut bytes = [0; 100];
+            Generator::new(seed, stream).fill(&mut bytes);
+            bytes
+        };
+        assert_eq!(bytes(1, 0), bytes(1, 0));
+        assert_ne!(bytes(1, 0), bytes(1, 1));
+        assert_ne!(bytes(1, 0), bytes(2, 0));
+    }
+
+    #[test]
+    fn lengths_have_the_mean_they_claim() {
+        let catalog = Catalog::synthetic(20_000, 0);
+        let mean = catalog.len_bytes() / 20_000;
+        // Three standard errors: sd is 0.66 of the mean for this sigma, and 0.66 / sqrt(20,000) is 0.5 %.
+        assert!((112_900..=116_400).contains(&mean), "mean {mean}");
+    }
+}

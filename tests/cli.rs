@@ -1,0 +1,468 @@
+//! The tool as a user meets it: exit status, stdout and stderr of the built binary.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// What one run left behind.
+struct Ran {
+    status: ExitStatus,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ran {
+    fn code(&self) -> i32 {
+        self.status.code().unwrap_or_else(|| panic!("ended by a signal: {:?}\n{}", self.status, self.stderr))
+    }
+
+    /// The one JSON object on stdout.
+    fn figures(&self) -> Value {
+        assert_eq!(self.stdout.lines().count(), 1, "{}{}", self.stdout, self.stderr);
+        serde_json::from_str(&self.stdout).unwrap()
+    }
+
+    fn says(&self, words: &str) {
+        assert!(self.stderr.contains(words), "no \"{words}\" in:\n{}", self.stderr);
+    }
+}
+
+/// The tool with memory that any machine grants, and nothing of the tester's environment.
+fn pinpool(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinpool"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("PINPOOL_") || name == "RUST_LOG" {
+            command.env_remove(name);
+        }
+    }
+    command.env("PINPOOL_BACKEND", "heap").args(args).stdin(Stdio::null());
+    command
+}
+
+fn finish(command: &mut Command) -> Ran {
+    let output = command.output().unwrap();
+    let ran = Ran {
+        status: output.status,
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    };
+    assert!(!ran.stderr.contains("panicked") && !ran.stdout.contains("panicked"), "{}", ran.stderr);
+    ran
+}
+
+fn run(args: &[&str]) -> Ran {
+    finish(&mut pinpool(args))
+}
+
+fn load(dir: &TempDir, args: &[&str]) -> Ran {
+    finish(pinpool(&["load", "--json", "--verify"]).args(args).arg(dir.path()))
+}
+
+/// 200 files of 0 to 1,990 bytes in two directories, 199,000 bytes in all.
+fn tree() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for class in ["cat", "dog"] {
+        fs::create_dir(dir.path().join(class)).unwrap();
+    }
+    for number in 0..200 {
+        let class = if number % 2 == 0 { "cat" } else { "dog" };
+        fs::write(
+            dir.path().join(format!("{class}/{number:03}.jpg")),
+            (0..=255).cycle().skip(number).take(number * 10).collect::<Vec<_>>(),
+        )
+        .unwrap();
+    }
+    dir
+}
+
+fn tar_file(path: &Path, members: &[(&str, usize)]) {
+    let mut archive = tar::Builder::new(File::create(path).unwrap());
+    for (name, len) in members {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(*len as u64);
+        archive.append_data(&mut header, name, &vec![b'x'; *len][..]).unwrap();
+    }
+    archive.finish().unwrap();
+}
+
+fn safetensors_file(path: &Path, tensors: &[(&str, usize)]) {
+    let mut header = String::from("{");
+    let mut at = 0;
+    for (name, len) in tensors {
+        let comma = if at == 0 { "" } else { "," };
+        let end = at + len;
+        header += &format!(r#"{comma}"{name}":{{"dtype":"U8","shape":[{len}],"data_offsets":[{at},{end}]}}"#);
+        at = end;
+    }
+    header.push('}');
+    fs::write(path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![5; at]].concat()).unwrap();
+}
+
+fn cut(path: &Path, to_bytes: u64) {
+    File::options().write(true).open(path).unwrap().set_len(to_bytes).unwrap();
+}
+
+#[test]
+fn a_tree_is_loaded_verified_and_reported() {
+    let dir = tree();
+    symlink("cat/100.jpg", dir.path().join("link")).unwrap();
+    symlink(".", dir.path().join("loop")).unwrap();
+    let ran = load(&dir, &["--batch-files", "32", "--epochs", "2", "--shuffle", "9"]);
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let figures = ran.figures();
+    assert_eq!(figures["backend"], "heap");
+    assert_eq!(figures["ended"], "complete");
+    assert_eq!((figures["files"].as_u64(), figures["samples"].as_u64()), (Some(402), Some(402)));
+    assert_eq!(figures["failed_files"], 0);
+    assert_eq!(figures["bytes"], 2 * (199_000 + 1000));
+    assert_eq!((figures["batches"].as_u64(), figures["verified_batches"].as_u64()), (Some(14), Some(14)));
+    assert_eq!(figures["gets"], 14);
+    assert_eq!(figures["puts"], 14);
+    let misses = figures["gets"].as_u64().unwrap() - figures["hits"].as_u64().unwrap();
+    assert_eq!(figures["underlying_allocs"], misses);
+    assert!(figures["pinned_bytes"].as_u64() <= figures["peak_pinned_bytes"].as_u64());
+    for name in ["seconds", "gb_per_s", "underlying_seconds"] {
+        assert!(figures[name].as_f64().unwrap() > 0.0, "{name}: {figures}");
+    }
+    for name in
+        ["evicted", "pool_size_limit", "underlying_frees", "checks", "raises", "epochs", "max_in_flight_batches"]
+    {
+        assert!(figures[name].is_u64(), "{name}: {figures}");
+    }
+    // Either there is a GPU, or it is said that there is none.
+    if !figures["sink"].as_str().unwrap().starts_with("CUDA device") {
+        assert!(figures["sink"].as_str().unwrap().contains("host sink"));
+        ran.says("a host sink stands for it");
+    }
+    ran.says("loop leads back");
+}
+
+#[test]
+fn the_table_has_a_row_for_each_figure() {
+    let dir = tree();
+    let ran = finish(pinpool(&["load"]).arg(dir.path()));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let row = |name: &str| {
+        let row = ran.stdout.lines().find(|row| row.starts_with(name));
+        row.unwrap_or_else(|| panic!("no {name} in:\n{}", ran.stdout))[18..].trim()
+    };
+    assert_eq!(row("files"), "200");
+    assert_eq!(row("bytes"), "199,000");
+    assert_eq!(row("batches"), "1");
+    assert_eq!(row("gets"), "1");
+    assert_eq!(row("pool "), "heap (not page-locked)");
+    let others = [
+        "copied to",
+        "epochs",
+        "failed files",
+        "samples",
+        "seconds",
+        "GB/s",
+        "verified batches",
+        "in flight at most",
+        "hit rate",
+        "evictions",
+        "limit",
+        "raises",
+        "pinned now",
+        "pinned at most",
+        "allocations",
+        "time in those",
+    ];
+    for name in others {
+        assert!(!row(name).is_empty(), "{name}");
+    }
+    assert_eq!(ran.stdout.lines().count(), others.len() + 5);
+}
+
+#[test]
+fn containers_are_opened_when_named_or_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let shard = dir.path().join("shard-000.tar");
+    tar_file(&shard, &[("0.jpg", 100), ("0.cls", 1), ("1.jpg", 200), ("1.cls", 1), ("2.jpg", 0)]);
+    safetensors_file(&dir.path().join("w.safetensors"), &[("a", 64), ("b", 1000)]);
+
+    let plain = load(&dir, &[]).figures();
+    assert_eq!((plain["files"].as_u64(), plain["samples"].as_u64()), (Some(2), Some(2)));
+
+    let opened = load(&dir, &["--containers"]).figures();
+    assert_eq!((opened["files"].as_u64(), opened["samples"].as_u64()), (Some(2), Some(5)));
+    assert_eq!(opened["bytes"], 302 + 1064);
+    assert_eq!(opened["batches"], opened["verified_batches"]);
+
+    let named = finish(pinpool(&["load", "--json"]).arg(&shard)).figures();
+    assert_eq!((named["files"].as_u64(), named["samples"].as_u64()), (Some(1), Some(3)));
+}
+
+#[test]
+fn a_missing_path_is_named_and_the_rest_is_loaded() {
+    let dir = tree();
+    let ran = load(&dir, &["/nowhere/at/all"]);
+    assert_eq!(ran.code(), 1);
+    ran.says("pinpool: /nowhere/at/all: No such file or directory");
+    let figures = ran.figures();
+    assert_eq!((figures["failed_files"].as_u64(), figures["files"].as_u64()), (Some(1), Some(200)));
+}
+
+#[test]
+fn unreadable_files_are_named_counted_and_skipped() {
+    let dir = tree();
+    symlink("nowhere", dir.path().join("dangling")).unwrap();
+    let mut failing = vec!["dangling: No such file or directory".to_string()];
+    let locked = dir.path().join("locked");
+    fs::write(&locked, b"secret").unwrap();
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o000)).unwrap();
+    // Root reads it all the same.
+    let readable = File::open(&locked).is_ok();
+    if !readable {
+        failing.push("locked: Permission denied".to_string());
+    }
+    // A file that says it is longer than it is, where the kernel has one to offer.
+    let seqnum = Path::new("/sys/kernel/uevent_seqnum");
+    if let (Ok(meta), Ok(text)) = (seqnum.metadata(), fs::read(seqnum))
+        && meta.len() > text.len() as u64
+    {
+        symlink(seqnum, dir.path().join("short")).unwrap();
+        failing.push(format!("short: truncated: {} of the {} bytes planned", text.len(), meta.len()));
+    }
+    let ran = load(&dir, &[]);
+    assert_eq!(ran.code(), 1);
+    for words in &failing {
+        ran.says(words);
+    }
+    let figures = ran.figures();
+    assert_eq!(figures["failed_files"], failing.len());
+    assert_eq!(figures["files"], 200 + usize::from(readable));
+}
+
+#[test]
+fn broken_containers_are_named_counted_and_skipped() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    tar_file(&at("cut.tar"), &[("0.bin", 4000), ("1.bin", 4000)]);
+    cut(&at("cut.tar"), 6000);
+    tar_file(&at("good.tar"), &[("0.bin", 10)]);
+    tar_file(&at("flipped.tar"), &[("0.bin", 10)]);
+    let mut bytes = fs::read(at("flipped.tar")).unwrap();
+    bytes[0] ^= 0xff;
+    fs::write(at("flipped.tar"), bytes).unwrap();
+    fs::write(at("noise.tar"), [0x55; 2000]).unwrap();
+    safetensors_file(&at("cut.safetensors"), &[("w", 500)]);
+    cut(&at("cut.safetensors"), 300);
+    fs::write(at("huge.safetensors"), u64::MAX.to_le_bytes()).unwrap();
+    fs::write(at("text.safetensors"), b"\x04\0\0\0\0\0\0\0text").unwrap();
+
+    let ran = load(&dir, &["--containers"]);
+    assert_eq!(ran.code(), 1);
+    for (name, kind) in [
+        ("cut.tar", "tar"),
+        ("flipped.tar", "tar"),
+        ("noise.tar", "tar"),
+        ("cut.safetensors", "safetensors"),
+        ("huge.safetensors", "safetensors"),
+        ("text.safetensors", "safetensors"),
+    ] {
+        ran.says(&format!("{}: broken {kind}: ", at(name).display()));
+    }
+    let figures = ran.figures();
+    assert_eq!((figures["failed_files"].as_u64(), figures["files"].as_u64()), (Some(6), Some(1)));
+}
+
+#[test]
+fn a_strict_run_stops_at_the_first_failure() {
+    let dir = tree();
+    let ran = load(&dir, &["--strict", "/nowhere/one", "/nowhere/two"]);
+    assert_eq!(ran.code(), 1);
+    ran.says("/nowhere/one");
+    ran.says("--strict");
+    assert!(!ran.stderr.contains("/nowhere/two"), "{}", ran.stderr);
+    let figures = ran.figures();
+    assert_eq!((figures["ended"].as_str(), figures["batches"].as_u64()), (Some("strict"), Some(0)));
+}
+
+#[test]
+fn a_file_beyond_the_ceiling_is_named_with_the_numbers() {
+    let dir = tree();
+    fs::write(dir.path().join("large"), vec![1; 3 << 20]).unwrap();
+    let ran = load(&dir, &["--max-bytes", "2MiB", "--batch-bytes", "64KiB"]);
+    assert_eq!(ran.code(), 1);
+    ran.says("large: asked 3145728 B");
+    ran.says("PINPOOL_MAX_BYTES");
+    let figures = ran.figures();
+    assert_eq!((figures["failed_files"].as_u64(), figures["files"].as_u64()), (Some(1), Some(200)));
+    assert!(figures["peak_pinned_bytes"].as_u64().unwrap() <= 2 << 20);
+}
+
+#[test]
+fn a_bad_variable_is_a_warning_and_a_contradiction_an_error() {
+    let dir = tree();
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_MAX_BYTES", "12 bananas"));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    ran.says("PINPOOL_MAX_BYTES=12 bananas");
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_PURPLE", "1"));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    ran.says("PINPOOL_PURPLE=1");
+
+    let mut contradiction = pinpool(&["load"]);
+    let ran = finish(contradiction.env("PINPOOL_POOL_SIZE_LIMIT", "0").env("PINPOOL_AUTO_RESIZE", "1"));
+    assert_eq!(ran.code(), 2);
+    ran.says("PINPOOL_AUTO_RESIZE");
+    assert_eq!(ran.stdout, "");
+}
+
+#[test]
+fn a_flag_goes_before_its_variable() {
+    let dir = tree();
+    let mut command = pinpool(&["load", "--json", "--backend", "sim", "--pool-size-limit", "7", "--batch-files", "9"]);
+    let ran = finish(command.arg(dir.path()).env("PINPOOL_POOL_SIZE_LIMIT", "50"));
+    let figures = ran.figures();
+    assert_eq!((figures["backend"].as_str(), figures["pool_size_limit"].as_u64()), (Some("sim"), Some(7)));
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_POOL_SIZE_LIMIT", "50"));
+    assert_eq!(ran.figures()["pool_size_limit"], 50);
+}
+
+#[test]
+fn a_pool_that_evicts_says_so_in_tensorflows_words() {
+    let dir = tempfile::tempdir().unwrap();
+    for number in 1..=1300 {
+        fs::write(dir.path().join(format!("{number:04}")), vec![7; number]).unwrap();
+    }
+    let ran = load(&dir, &["--batch-files", "1", "--rounding", "exact", "--pool-size-limit", "10"]);
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let line = ran.stderr.lines().find(|line| line.contains("PoolAllocator: After ")).expect(&ran.stderr);
+    ran.says("] Raising pool_size_limit_ from 10 to ");
+    let figures = ran.figures();
+    assert_eq!((figures["checks"].as_u64(), figures["raises"].as_u64()), (Some(1), Some(1)));
+
+    // 2018-06-27 18:09:11.701458: I src/diag.rs:247] message
+    let (prefix, message) = line.split_once("] ").unwrap();
+    let (time, place) = prefix.split_at(26);
+    let shape = time.replace(|c: char| c.is_ascii_digit(), "9");
+    assert_eq!(shape, "9999-99-99 99:99:99.999999");
+    let line_number = place.strip_prefix(": I src/diag.rs:").expect(place);
+    assert!(line_number.parse::<u32>().is_ok(), "{line_number}");
+    assert!(message.contains(" get requests, put_count=") && message.contains("evicted_count=1000 "), "{message}");
+}
+
+#[test]
+fn rust_log_silences_the_log_but_not_the_failures() {
+    let dir = tree();
+    let ran = finish(pinpool(&["load", "--json", "/nowhere"]).arg(dir.path()).env("RUST_LOG", "off"));
+    assert_eq!(ran.stderr, "pinpool: /nowhere: No such file or directory (os error 2)\n");
+}
+
+#[test]
+fn without_a_path_the_data_set_comes_from_a_seed() {
+    let bytes = |seed: &str| {
+        let ran = run(&["load", "--json", "--verify", "--synthetic", "50", "--seed", seed]);
+        assert_eq!(ran.code(), 0, "{}", ran.stderr);
+        let figures = ran.figures();
+        assert_eq!(figures["files"], 50);
+        assert_eq!(figures["batches"], figures["verified_batches"]);
+        figures["bytes"].as_u64().unwrap()
+    };
+    assert_eq!(bytes("1"), bytes("1"));
+    assert_ne!(bytes("1"), bytes("2"));
+}
+
+#[test]
+fn an_empty_directory_is_nothing_and_no_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = load(&dir, &[]);
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let figures = ran.figures();
+    assert_eq!((figures["files"].as_u64(), figures["bytes"].as_u64()), (Some(0), Some(0)));
+}
+
+#[test]
+fn wrong_arguments_are_refused_with_the_usage_status() {
+    let wrong: [&[&str]; 12] = [
+        &[],
+        &["frobnicate"],
+        &["load", "--frobnicate"],
+        &["load", "--batch-bytes", "0"],
+        &["load", "--batch-bytes", "12 bananas"],
+        &["load", "--batch-files", "0"],
+        &["load", "--epochs", "0"],
+        &["load", "--workers", "0"],
+        &["load", "--max-bytes", "99999999999GiB"],
+        &["load", "--backend", "purple"],
+        &["load", "--rounding", "purple"],
+        &["load", "--synthetic", "3", "/tmp"],
+    ];
+    for args in wrong {
+        let ran = run(args);
+        assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""), "{args:?}\n{}", ran.stderr);
+        assert!(
+            ran.stderr.contains("Usage") || ran.stderr.contains("error: invalid value"),
+            "{args:?}\n{}",
+            ran.stderr
+        );
+    }
+    for args in [&["--help"][..], &["--version"], &["load", "--help"]] {
+        let ran = run(args);
+        assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""), "{args:?}");
+    }
+}
+
+#[test]
+fn a_reader_who_leaves_early_is_no_failure() {
+    let dir = tree();
+    let mut command = pinpool(&["load"]);
+    let mut child = command.arg(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+
+    let mut child = pinpool(&["env"]).stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+
+    // Nor is one of stderr, though it cannot be told.
+    let mut command = pinpool(&["load", "--json", "/nowhere"]);
+    let mut child = command.arg(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stderr.take());
+    let mut stdout = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(serde_json::from_str::<Value>(&stdout).unwrap()["files"], 200);
+}
+
+#[test]
+fn figures_that_cannot_be_written_are_a_failure() {
+    let dir = tree();
+    let mut command = pinpool(&["load"]);
+    let child = command.arg(dir.path()).stdout(File::options().write(true).open("/dev/full").unwrap());
+    let output = child.stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("pinpool: stdout: No space left on device") && !stderr.contains("panicked"), "{stderr}");
+}
+
+#[test]
+fn an_interrupt_ends_the_run_with_the_figures_so_far() {
+    let mut command = pinpool(&["load", "--json", "--verify", "--epochs", "1000000", "--synthetic", "100"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    // The handler stands before the first line of the log.
+    stderr.read_line(&mut said).unwrap();
+    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(interrupted.success());
+    stderr.read_to_string(&mut said).unwrap();
+    let mut stdout = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
+    assert!(said.contains("interrupted") && !said.contains("panicked"), "{said}");
+    let figures: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(figures["ended"], "interrupted");
+    assert_eq!(figures["failed_files"], 0);
+    assert_eq!(figures["batches"], figures["verified_batches"]);
+}
