@@ -37,13 +37,15 @@ impl Naive {
             return;
         }
         self.put += 1;
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+        // As TensorFlow does it.
         while self.idle.len() as u64 >= self.limit {
             self.idle.pop_front();
             self.evicted += 1;
             let gets = (self.allocated + self.get_from_pool) as f64;
             let rates =
                 [self.evicted as f64 / self.put as f64, if gets > 0.0 { self.allocated as f64 / gets } else { 0.0 }];
-            if self.evicted % 1000 == 0 && self.auto_resize && rates.iter().all(|&rate| rate > 0.002) {
+            if self.evicted.is_multiple_of(1000) && self.auto_resize && rates.iter().all(|&rate| rate > 0.002) {
                 self.limit = if self.limit < 100 { 100 } else { (self.limit as f64 * 1.1) as u64 };
                 self.raises += 1;
                 (self.get_from_pool, self.put, self.allocated, self.evicted) = (0, 0, 0, 0);
