@@ -20,8 +20,9 @@
 //!
 //! 1. An idle buffer of the class is found by a take, on whichever shard it is.
 //! 2. Idle buffers never exceed the limit, at rest or running, but for those that a lowered limit is still pushing out.
-//! 3. A put evicts only if as many buffers are idle as the limit allows. On one thread the victim is exactly the buffer
-//!    returned longest ago; between threads ages are compared by the coarse stamp that puts hand in.
+//! 3. A put evicts only if it finds every place used; the few that another put has in hand just then it cannot see. On
+//!    one thread that is exact, and so is the order: the victim is the buffer returned longest ago. Between threads ages
+//!    are compared by the coarse stamp that puts hand in.
 //! 4. After [`Front::seal`] no put keeps anything, so one drain empties the front for good.
 //! 5. A hit on the thread's own shard writes to no cache line that other threads write to in their own hits.
 //! 6. At rest the figures are exact, and a thread that ended leaves nothing that others do not find.
@@ -61,7 +62,7 @@ const MOST_SHARDS: usize = 64;
 const PLACES_AT_ONCE: u32 = 4;
 
 /// A put looks so often for a place that is on its way between other threads before it gives its own buffer up.
-const SEARCHES: u32 = if cfg!(loom) { 2 } else { 64 };
+const SEARCHES: u32 = 64;
 
 /// Idle buffers by class, for many threads. See the module.
 pub struct Front<T> {
@@ -84,6 +85,13 @@ pub struct Put<T> {
     pub victim: Option<Box<Entry<T>>>,
     /// That eviction made a check of the rates due.
     pub check_due: bool,
+}
+
+/// How to look at a shard: what can be seen without its lock may be a moment behind.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Trust {
+    Hints,
+    Nothing,
 }
 
 /// Places that a put found, and the buffer that had to leave for it.
@@ -129,7 +137,7 @@ impl<T> Front<T> {
     /// The buffer returned longest ago, not counted as evicted.
     pub fn evict_oldest(&self) -> Option<Box<Entry<T>>> {
         loop {
-            let victim = self.shards[self.oldest_shard(0)?].evict();
+            let victim = self.shards[self.oldest_shard(0, Trust::Hints)?].evict();
             if victim.is_some() {
                 self.pot.bring(1);
                 return victim;
@@ -139,10 +147,11 @@ impl<T> Front<T> {
 
     /// Gives every buffer that was put back before `epoch` to `sink`, which runs outside every lock.
     pub fn drain_older_than(&self, epoch: u32, mut sink: impl FnMut(Box<Entry<T>>)) {
-        for at in self.used_from(0) {
+        // All shards, since the first put of one may be under way: sealed, that one is the last.
+        for shard in &self.shards {
             loop {
                 let mut batch = [const { None }; shard::BATCH];
-                self.shards[at].drain(epoch, &mut batch, &self.pot);
+                shard.drain(epoch, &mut batch, &self.pot);
                 let more = batch.last().is_some_and(Option::is_some);
                 batch.into_iter().flatten().for_each(&mut sink);
                 if !more {
@@ -176,7 +185,7 @@ impl<T> Front<T> {
         // that is about to lay it down.
         let backoff = Backoff::new();
         while self.pot.in_debt() {
-            self.used_from(0).for_each(|at| self.pot.bring(self.shards[at].surrender()));
+            self.shards.iter().for_each(|shard| self.pot.bring(shard.surrender()));
             if self.pot.in_debt() {
                 self.evict_oldest().map_or_else(|| backoff.snooze(), &mut sink);
             }
@@ -185,19 +194,19 @@ impl<T> Front<T> {
 
     /// Buffers that are idle now.
     pub fn idle_count(&self) -> usize {
-        let count = self.used_from(0).map(|at| self.shards[at].counts().idle()).sum::<u64>();
+        let count = self.used().map(|shard| shard.counts().idle()).sum::<u64>();
         usize::try_from(count).unwrap_or(usize::MAX)
     }
 
     /// Bytes of the buffers that are idle now.
     pub fn idle_bytes(&self) -> usize {
-        self.used_from(0).map(|at| self.shards[at].idle_bytes()).sum()
+        self.used().map(Shard::idle_bytes).sum()
     }
 
     /// All that was ever counted.
     pub fn totals(&self) -> Figures {
         let mut totals = Figures { evicted: self.evictions.count(), ..Figures::default() };
-        for counts in self.used_from(0).map(|at| self.shards[at].counts()) {
+        for counts in self.used().map(Shard::counts) {
             totals.get_from_pool += counts.hits();
             totals.put += counts.puts();
             totals.allocated += counts.misses();
@@ -229,7 +238,7 @@ impl<T> Front<T> {
             let in_shard = |wrong| format!("shard {at}: {wrong}");
             let (classes, free) = shard.validate().map_err(in_shard)?;
             places += i64::from(free);
-            if !(classes.is_empty() && free == 0 || self.used_from(0).any(|used| used == at)) {
+            if !(classes.is_empty() && free == 0 || self.used.load(Ordering::Relaxed) & 1 << at != 0) {
                 return Err(in_shard("not known to be used".into()));
             }
             if let Some(class) = classes.iter().find(|&&class| self.whereabouts.shards(class) & 1 << at == 0) {
@@ -317,44 +326,51 @@ impl<T> Front<T> {
     /// A place from the pot; else any place that nobody uses; else that of the buffer returned longest ago.
     fn find_place(&self, own: usize) -> Option<Found<T>> {
         let backoff = Backoff::new();
+        let mut trust = Trust::Hints;
         for _ in 0..SEARCHES {
             if self.limit() == 0 {
                 break;
             }
-            let places = self.unused_places(own);
+            let places = self.unused_places(own, trust);
             if places > 0 {
                 return Some(Found { places, victim: None });
             }
-            let victim = self.oldest_shard(own).and_then(|at| self.shards[at].evict());
+            let victim = self.oldest_shard(own, trust).and_then(|at| self.shards[at].evict());
             if victim.is_some() {
                 return Some(Found { places: 1, victim });
             }
             backoff.snooze();
+            trust = Trust::Nothing;
         }
         None
     }
 
-    fn unused_places(&self, own: usize) -> u32 {
+    fn unused_places(&self, own: usize, trust: Trust) -> u32 {
         let claimed = self.pot.claim(PLACES_AT_ONCE);
         if claimed > 0 {
             return claimed;
         }
-        let has_some = |&at: &usize| self.shards[at].view().places > 0;
-        let places =
-            self.used_from(own).filter(has_some).map(|at| self.shards[at].surrender()).find(|&places| places > 0);
-        let places = places.unwrap_or(0);
+        let promising = |&at: &usize| trust == Trust::Nothing || self.shards[at].view().places > 0;
+        let mut found = self.worth_a_look(own, trust).filter(promising).map(|at| self.shards[at].surrender());
+        let places = found.find(|&places| places > 0).unwrap_or(0);
         let in_hand = places.min(PLACES_AT_ONCE);
         self.pot.bring(places - in_hand);
         in_hand
     }
 
     /// The shard with the buffer put back longest ago; `own` if ages are equal.
-    fn oldest_shard(&self, own: usize) -> Option<usize> {
-        let ages = self.used_from(own).map(|at| {
+    fn oldest_shard(&self, own: usize, trust: Trust) -> Option<usize> {
+        let age = |at: usize| {
             let view = self.shards[at].view();
-            (if view.uncertain { self.shards[at].oldest() } else { view.oldest }, at)
-        });
-        ages.filter(|&(stamp, _)| stamp != NOTHING).reduce(|a, b| if b.0 < a.0 { b } else { a }).map(|(_, at)| at)
+            if view.uncertain || trust == Trust::Nothing { self.shards[at].oldest() } else { view.oldest }
+        };
+        let ages = self.worth_a_look(own, trust).map(|at| (age(at), at)).filter(|&(stamp, _)| stamp != NOTHING);
+        ages.reduce(|a, b| if b.0 < a.0 { b } else { a }).map(|(_, at)| at)
+    }
+
+    fn worth_a_look(&self, own: usize, trust: Trust) -> impl Iterator<Item = usize> + use<T> {
+        let all = u64::MAX >> (MOST_SHARDS - self.shards.len());
+        bits_from(own, if trust == Trust::Nothing { all } else { self.used.load(Ordering::Relaxed) })
     }
 
     #[inline(always)]
@@ -369,9 +385,9 @@ impl<T> Front<T> {
         }
     }
 
-    /// The shards in use, beginning at `first`.
-    fn used_from(&self, first: usize) -> impl Iterator<Item = usize> + use<T> {
-        bits_from(first, self.used.load(Ordering::Relaxed))
+    /// The shards in use.
+    fn used(&self) -> impl Iterator<Item = &Shard<T>> {
+        self.worth_a_look(0, Trust::Hints).map(|at| &self.shards[at])
     }
 }
 

@@ -76,7 +76,7 @@ fn loom_a_buffer_brought_home_is_found_although_a_thief_looks_in_vain() {
 #[test]
 fn loom_two_bring_home_while_the_owner_takes() {
     model(|| {
-        let front = Arc::new(Front::new(1, 4, 2));
+        let front = Arc::new(Front::new(1, 8, 2));
         let bringer = front.clone();
         let bringing = thread::spawn(move || assert_eq!(back(put(&bringer, 1, entry(0))), 0));
         assert_eq!(back(put(&front, 0, entry(0))), 0);

@@ -53,7 +53,7 @@ impl<T> SpinLock<T> {
     #[inline(always)]
     fn acquire_now(&self) -> bool {
         // Acquire: sees all that the last holder wrote.
-        !self.held.swap(true, Ordering::Acquire)
+        self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     #[cold]
