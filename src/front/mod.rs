@@ -31,15 +31,16 @@
 //!
 //! See the table in `benches/front.rs` for figures.
 
+mod asymmetric;
 mod counts;
 mod entry;
 mod figures;
 mod inbox;
+mod owner_lock;
 mod places;
 mod seat;
 mod shard;
 mod shelf;
-mod spin;
 mod whereabouts;
 
 pub use entry::Entry;
@@ -49,7 +50,9 @@ use crate::sync::Backoff;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use figures::Evictions;
 use inbox::Unkept;
+use owner_lock::Who;
 use places::Pot;
+use seat::Seat;
 use shard::Shard;
 use shelf::NOTHING;
 use std::fmt;
@@ -129,15 +132,17 @@ impl<T> Front<T> {
 
     /// Counts a get of the calling thread that was served from below.
     pub fn count_allocated(&self) {
-        let own = self.shard_of(seat::current());
+        let own = self.shard_of(seat::current().number());
         self.shards[own].count_allocated();
         self.mark_used(own);
     }
 
     /// The buffer returned longest ago, not counted as evicted.
     pub fn evict_oldest(&self) -> Option<Box<Entry<T>>> {
+        let seat = seat::current();
         loop {
-            let victim = self.shards[self.oldest_shard(0, Trust::Hints)?].evict();
+            let at = self.oldest_shard(seat, Trust::Hints)?;
+            let victim = self.shards[at].evict(who(seat, at));
             if victim.is_some() {
                 self.pot.bring(1);
                 return victim;
@@ -185,7 +190,7 @@ impl<T> Front<T> {
         // that is about to lay it down.
         let backoff = Backoff::new();
         while self.pot.in_debt() {
-            self.shards.iter().for_each(|shard| self.pot.bring(shard.surrender()));
+            self.shards.iter().for_each(|shard| self.pot.bring(shard.surrender(Who::Guest)));
             if self.pot.in_debt() {
                 self.evict_oldest().map_or_else(|| backoff.snooze(), &mut sink);
             }
@@ -253,14 +258,14 @@ impl<T> Front<T> {
     }
 
     #[inline(always)]
-    fn take_at(&self, seat: u32, class: u32) -> Option<Box<Entry<T>>> {
-        let own = self.shard_of(seat);
-        let mut entry = match self.shards[own].take(class, &self.pot) {
+    fn take_at(&self, seat: Seat, class: u32) -> Option<Box<Entry<T>>> {
+        let own = self.shard_of(seat.number());
+        let mut entry = match self.shards[own].take(who(seat, own), class, &self.pot) {
             Some(entry) => entry,
             None => self.steal(own, class)?,
         };
-        if entry.home != seat {
-            entry.home = seat;
+        if entry.home != seat.number() {
+            entry.home = seat.number();
         }
         Some(entry)
     }
@@ -271,31 +276,31 @@ impl<T> Front<T> {
     }
 
     #[inline(always)]
-    fn put_at(&self, seat: u32, mut entry: Box<Entry<T>>, epoch: u32) -> Put<T> {
+    fn put_at(&self, seat: Seat, mut entry: Box<Entry<T>>, epoch: u32) -> Put<T> {
         let stamp = epoch.min(NOTHING - 1);
         if entry.stamp != stamp {
             entry.stamp = stamp;
         }
-        let own = self.shard_of(seat);
-        match self.keep(own, entry, 0) {
+        match self.keep(seat, entry, 0) {
             Ok(()) => Put { handed_back: None, victim: None, check_due: false },
-            Err(unkept) => self.put_slowly(own, unkept),
+            Err(unkept) => self.put_slowly(seat, unkept),
         }
     }
 
     #[cold]
-    fn put_slowly(&self, own: usize, unkept: Unkept<T>) -> Put<T> {
+    fn put_slowly(&self, seat: Seat, unkept: Unkept<T>) -> Put<T> {
         let entry = match unkept {
             Unkept::NoPlace(entry) => entry,
             Unkept::Sealed(entry) => return Put { handed_back: Some(entry), victim: None, check_due: false },
         };
-        let Some(Found { places, victim }) = self.find_place(own) else {
+        let Some(Found { places, victim }) = self.find_place(seat) else {
             // A limit of nought, or every place in other hands for long: it came and is the one to go.
-            self.shards[own].count_passing();
+            let own = self.shard_of(seat.number());
+            self.shards[own].count_passing(who(seat, own));
             self.mark_used(own);
             return Put { handed_back: None, victim: Some(entry), check_due: self.evictions.add() };
         };
-        let handed_back = match self.keep(own, entry, places) {
+        let handed_back = match self.keep(seat, entry, places) {
             Ok(()) => None,
             Err(Unkept::NoPlace(entry) | Unkept::Sealed(entry)) => {
                 self.pot.bring(places);
@@ -308,13 +313,13 @@ impl<T> Front<T> {
 
     /// Keeps `entry` at its home, on a place that is free there or one of those `given`.
     #[inline(always)]
-    fn keep(&self, own: usize, entry: Box<Entry<T>>, given: u32) -> Result<(), Unkept<T>> {
+    fn keep(&self, seat: Seat, entry: Box<Entry<T>>, given: u32) -> Result<(), Unkept<T>> {
         let (class, home) = (entry.class(), self.shard_of(entry.home));
         if !self.whereabouts.knows(class) {
             return Err(Unkept::Sealed(entry));
         }
         let shard = &self.shards[home];
-        let no_room = if home == own { shard.put(entry, given)? } else { shard.bring(entry, given)? };
+        let no_room = if seat.owns(home) { shard.put(seat, entry, given)? } else { shard.bring(entry, given)? };
         self.pot.bring(no_room);
         // After the buffer is in: see `whereabouts`.
         if self.whereabouts.set(class, home) {
@@ -324,18 +329,18 @@ impl<T> Front<T> {
     }
 
     /// A place from the pot; else any place that nobody uses; else that of the buffer returned longest ago.
-    fn find_place(&self, own: usize) -> Option<Found<T>> {
+    fn find_place(&self, seat: Seat) -> Option<Found<T>> {
         let backoff = Backoff::new();
         let mut trust = Trust::Hints;
         for _ in 0..SEARCHES {
             if self.limit() == 0 {
                 break;
             }
-            let places = self.unused_places(own, trust);
+            let places = self.unused_places(seat, trust);
             if places > 0 {
                 return Some(Found { places, victim: None });
             }
-            let victim = self.oldest_shard(own, trust).and_then(|at| self.shards[at].evict());
+            let victim = self.oldest_shard(seat, trust).and_then(|at| self.shards[at].evict(who(seat, at)));
             if victim.is_some() {
                 return Some(Found { places: 1, victim });
             }
@@ -345,13 +350,16 @@ impl<T> Front<T> {
         None
     }
 
-    fn unused_places(&self, own: usize, trust: Trust) -> u32 {
+    fn unused_places(&self, seat: Seat, trust: Trust) -> u32 {
         let claimed = self.pot.claim(PLACES_AT_ONCE);
         if claimed > 0 {
             return claimed;
         }
         let promising = |&at: &usize| trust == Trust::Nothing || self.shards[at].view().places > 0;
-        let mut found = self.worth_a_look(own, trust).filter(promising).map(|at| self.shards[at].surrender());
+        let mut found = self
+            .worth_a_look(self.shard_of(seat.number()), trust)
+            .filter(promising)
+            .map(|at| self.shards[at].surrender(who(seat, at)));
         let places = found.find(|&places| places > 0).unwrap_or(0);
         let in_hand = places.min(PLACES_AT_ONCE);
         self.pot.bring(places - in_hand);
@@ -359,12 +367,15 @@ impl<T> Front<T> {
     }
 
     /// The shard with the buffer put back longest ago; `own` if ages are equal.
-    fn oldest_shard(&self, own: usize, trust: Trust) -> Option<usize> {
+    fn oldest_shard(&self, seat: Seat, trust: Trust) -> Option<usize> {
         let age = |at: usize| {
             let view = self.shards[at].view();
-            if view.uncertain || trust == Trust::Nothing { self.shards[at].oldest() } else { view.oldest }
+            if view.uncertain || trust == Trust::Nothing { self.shards[at].oldest(who(seat, at)) } else { view.oldest }
         };
-        let ages = self.worth_a_look(own, trust).map(|at| (age(at), at)).filter(|&(stamp, _)| stamp != NOTHING);
+        let ages = self
+            .worth_a_look(self.shard_of(seat.number()), trust)
+            .map(|at| (age(at), at))
+            .filter(|&(stamp, _)| stamp != NOTHING);
         ages.reduce(|a, b| if b.0 < a.0 { b } else { a }).map(|(_, at)| at)
     }
 
@@ -389,6 +400,12 @@ impl<T> Front<T> {
     fn used(&self) -> impl Iterator<Item = &Shard<T>> {
         self.worth_a_look(0, Trust::Hints).map(|at| &self.shards[at])
     }
+}
+
+/// As whom a thread on `seat` comes to the shard `at`.
+#[inline(always)]
+fn who(seat: Seat, at: usize) -> Who {
+    if seat.owns(at) { Who::Owner(seat) } else { Who::Guest }
 }
 
 /// The numbers of the set bits, beginning at `first` and going round.

@@ -1,0 +1,217 @@
+//! A lock for sections of some ten instructions that leans towards one thread.
+//!
+//! ```text
+//!   leaning   owner: `alone` up, is it shared? no; section; `alone` down             no atomic exchange at all
+//!   shared    anybody: exchange on `held`; section; `held` down
+//!
+//!   a guest finds it leaning: takes `held`, sets `shared`, heavy fence, waits until `alone` is down
+//!   the owner has come so often without meeting a guest: it clears `shared`, under `held`
+//! ```
+//!
+//! An exchange costs some twenty cycles, and a get with its put needs two: most of the time of a hit. The owner of a shard
+//! comes thousands of times for each visit of somebody else, so the visitor pays: once, a few microseconds, and from then
+//! on both take the bit until the owner has long been by itself again. Where the heavy fence cannot be had the lock never
+//! leans. A section holds no call out of its room, so whoever is inside can only be late if the kernel took its core
+//! away; waiters spin a little and then yield.
+//!
+//! - (lock I1) Inside is one thread: the owner while `alone` is up and it has then seen `shared` clear, or whoever turned
+//!   `held` from false to true, has seen `shared` set and, if it set it itself, has then seen `alone` down.
+//! - (lock I2) Whoever comes as the owner does so on one and the same leased seat, so it is one thread at a time (seat I1).
+#![allow(unsafe_code)] // The cell in the lock: the two accesses below are the whole of it.
+
+use super::asymmetric;
+use super::seat::Seat;
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::{Backoff, UnsafeCell};
+
+/// The owner leans again after so many sections in a row: less and frequent guests would pay for the fence too often.
+const QUIET: u32 = if cfg!(loom) { 1 } else { 4096 };
+
+/// Who comes.
+#[derive(Clone, Copy)]
+pub(super) enum Who {
+    /// The one thread that the lock may lean to, by its seat (lock I2).
+    Owner(#[expect(dead_code, reason = "shown, never asked: who has it is the owner")] Seat),
+    Guest,
+}
+
+pub(super) struct OwnerLock<T> {
+    content: UnsafeCell<T>,
+    alone: AtomicBool,
+    shared: AtomicBool,
+    held: AtomicBool,
+    may_lean: bool,
+    /// Sections of the owner since the last guest; under `held`.
+    quiet: AtomicU32,
+}
+
+// SAFETY: (lock I1) one thread at a time reaches the content, so sharing the lock only ever sends it.
+unsafe impl<T: Send> Sync for OwnerLock<T> {}
+
+/// Lowers a flag when the section ends, also by a panic.
+struct Lower<'a>(&'a AtomicBool);
+
+impl Drop for Lower<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: what the section wrote is there for whoever sees the flag down.
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl<T> OwnerLock<T> {
+    pub(super) fn new(content: T) -> Self {
+        let may_lean = asymmetric::available();
+        Self {
+            content: UnsafeCell::new(content),
+            alone: AtomicBool::new(false),
+            shared: AtomicBool::new(!may_lean),
+            held: AtomicBool::new(false),
+            may_lean,
+            quiet: AtomicU32::new(0),
+        }
+    }
+
+    /// Runs `section` alone, after whoever is inside now.
+    #[inline]
+    pub(super) fn with<R>(&self, who: Who, section: impl FnOnce(&mut T) -> R) -> R {
+        let _lower = if matches!(who, Who::Owner(_)) && self.enter_alone() {
+            Lower(&self.alone)
+        } else {
+            self.enter_late(who);
+            Lower(&self.held)
+        };
+        self.run(section)
+    }
+
+    /// As the owner, runs `section` with what is `given`, or gives that back at once if somebody is inside.
+    #[inline]
+    pub(super) fn try_with<A, R>(&self, owner: Seat, given: A, section: impl FnOnce(&mut T, A) -> R) -> Result<R, A> {
+        let _lower = if self.enter_alone() {
+            Lower(&self.alone)
+        } else if self.take_bit() {
+            self.settle(Who::Owner(owner));
+            Lower(&self.held)
+        } else {
+            return Err(given);
+        };
+        Ok(self.run(|content| section(content, given)))
+    }
+
+    #[inline(always)]
+    fn enter_alone(&self) -> bool {
+        // Relaxed and the fence: either a guest that sets `shared` sees this, or the load below sees `shared` set. What
+        // guests wrote came with `held` when the owner itself cleared `shared`.
+        self.alone.store(true, Ordering::Relaxed);
+        asymmetric::light();
+        if self.shared.load(Ordering::Relaxed) {
+            // Relaxed: nothing was done.
+            self.alone.store(false, Ordering::Relaxed);
+            return false;
+        }
+        true
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn enter_late(&self, who: Who) {
+        let backoff = Backoff::new();
+        while !self.take_bit() {
+            backoff.snooze();
+            // Relaxed: only a guess whether the exchange is worth taking the line away from the holder.
+            #[cfg(not(loom))]
+            while self.held.load(Ordering::Relaxed) {
+                backoff.snooze();
+            }
+        }
+        self.settle(who);
+    }
+
+    #[inline(always)]
+    fn take_bit(&self) -> bool {
+        // Acquire: sees all that the last holder wrote. Relaxed on failure: nothing is done then.
+        self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// With `held` taken: makes sure that the owner is not inside, or, as the owner, thinks of leaning again.
+    fn settle(&self, who: Who) {
+        // Relaxed, all but one: `shared` is set by guests and cleared by the owner under `held`, as `quiet` is.
+        if let Who::Owner(_) = who {
+            let quiet = self.quiet.load(Ordering::Relaxed) + 1;
+            let lean = self.may_lean && quiet >= QUIET;
+            self.quiet.store(if lean { 0 } else { quiet.min(QUIET) }, Ordering::Relaxed);
+            if lean {
+                self.shared.store(false, Ordering::Relaxed);
+            }
+            return;
+        }
+        self.quiet.store(0, Ordering::Relaxed);
+        if self.shared.load(Ordering::Relaxed) {
+            return;
+        }
+        self.shared.store(true, Ordering::Relaxed);
+        asymmetric::heavy();
+        let backoff = Backoff::new();
+        // Acquire: what the owner did before it lowered the flag is seen.
+        while self.alone.load(Ordering::Acquire) {
+            backoff.snooze();
+        }
+    }
+
+    #[inline(always)]
+    fn run<R>(&self, section: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: (lock I1) the caller came in by `alone` or `held` and lowers it only after the borrow.
+        self.content.with_mut(|content| section(unsafe { &mut *content }))
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    fn seat() -> Seat {
+        // SAFETY: (seat I1) only the first thread of each model comes as the owner.
+        unsafe { Seat::pretend(0) }
+    }
+
+    fn owner() -> Who {
+        Who::Owner(seat())
+    }
+
+    #[test]
+    fn loom_the_owner_and_two_guests_are_inside_one_at_a_time() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.max_branches = 10_000;
+        builder.check(|| {
+            let lock = Arc::new(OwnerLock::new(0));
+            let guests = [1, 2].map(|_| {
+                let lock = lock.clone();
+                thread::spawn(move || lock.with(Who::Guest, |n| *n += 1))
+            });
+            // Leaning, then perhaps shared, then leaning again.
+            lock.with(owner(), |n| *n += 1);
+            let tried = lock.try_with(seat(), 10, |n, ten| *n += ten).is_ok();
+            lock.with(owner(), |n| *n += 1);
+            guests.into_iter().for_each(|guest| guest.join().unwrap());
+            assert_eq!(lock.with(Who::Guest, |n| *n), if tried { 14 } else { 4 });
+        });
+    }
+
+    #[test]
+    fn loom_an_owner_that_leans_again_meets_the_next_guest() {
+        loom::model(|| {
+            let lock = Arc::new(OwnerLock::new(0));
+            lock.with(Who::Guest, |n| *n += 1);
+            let guest = lock.clone();
+            let guest = thread::spawn(move || guest.with(Who::Guest, |n| *n += 1));
+            for _ in 0..3 {
+                lock.with(owner(), |n| *n += 1);
+            }
+            guest.join().unwrap();
+            assert_eq!(lock.with(owner(), |n| *n), 5);
+        });
+    }
+}
