@@ -205,7 +205,7 @@ impl<T> Front<T> {
 
     /// Bytes of the buffers that are idle now.
     pub fn idle_bytes(&self) -> usize {
-        self.used().map(Shard::idle_bytes).sum()
+        self.used().map(|shard| shard.counts().idle_bytes()).fold(0, usize::wrapping_add)
     }
 
     /// All that was ever counted.

@@ -81,7 +81,7 @@ impl<T> Shard<T> {
                     shelf.take_newest(class)?
                 }
             };
-            self.taken(shelf, pot);
+            self.taken(shelf, &entry, pot);
             Some(entry)
         })
     }
@@ -100,7 +100,7 @@ impl<T> Shard<T> {
                 }
             }
             let entry = entry?;
-            self.taken(shelf, pot);
+            self.taken(shelf, &entry, pot);
             Some(entry)
         })
     }
@@ -143,8 +143,8 @@ impl<T> Shard<T> {
     /// Counts a put whose buffer went again at once.
     pub(super) fn count_passing(&self, who: Who) {
         self.own.shelf.with(who, |_| {
-            self.own.counts.put();
-            self.own.counts.gone();
+            self.own.counts.put(0);
+            self.own.counts.gone(0);
         });
     }
 
@@ -210,7 +210,7 @@ impl<T> Shard<T> {
 
     fn take_oldest(&self, shelf: &mut Shelf<T>) -> Option<Box<Entry<T>>> {
         let entry = shelf.take_oldest()?;
-        self.own.counts.gone();
+        self.own.counts.gone(entry.bytes());
         self.own.counts.withdraw(1);
         Some(entry)
     }
@@ -224,20 +224,13 @@ impl<T> Shard<T> {
         });
     }
 
-    pub(super) fn idle_bytes(&self) -> usize {
-        self.own.shelf.with(Who::Guest, |shelf| {
-            self.collect(shelf);
-            shelf.bytes()
-        })
-    }
-
     /// At rest: compares the lists with what is counted; returns the classes that hold something and the places that are
     /// free here.
     pub(super) fn validate(&self) -> Result<(Vec<u32>, u32), String> {
         let counts = self.counts();
         self.own.shelf.with(Who::Guest, |shelf| {
             let Recount { count, bytes, classes } = shelf.validate()?;
-            let stated = (counts.idle(), shelf.bytes());
+            let stated = (counts.idle(), counts.idle_bytes());
             if (count, bytes) != stated {
                 return Err(format!("{count} entries of {bytes} bytes, but {} of {} are stated", stated.0, stated.1));
             }
@@ -252,15 +245,15 @@ impl<T> Shard<T> {
     /// Lays `entry` down on a spare place.
     #[inline(always)]
     fn lay(&self, shelf: &mut Shelf<T>, entry: Box<Entry<T>>) {
-        self.own.counts.put();
+        self.own.counts.put(entry.bytes());
         shelf.push(entry);
         self.publish_oldest(shelf);
     }
 
     /// A take from here: counts it and keeps its place, up to a few.
     #[inline(always)]
-    fn taken(&self, shelf: &mut Shelf<T>, pot: &Pot) {
-        self.own.counts.hit();
+    fn taken(&self, shelf: &mut Shelf<T>, entry: &Entry<T>, pot: &Pot) {
+        self.own.counts.hit(entry.bytes());
         self.publish_oldest(shelf);
         let spare = self.own.counts.spare();
         if spare > MOST_SPARE {
