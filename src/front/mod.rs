@@ -29,7 +29,21 @@
 //!
 //! # Why this shape
 //!
-//! See the table in `benches/front.rs` for figures.
+//! Nanoseconds for a get and its put on a 2-core machine, best of some hundred rounds, the front called and not inlined:
+//!
+//! | | one thread | get here, put there | limit and order of age |
+//! | --- | --- | --- | --- |
+//! | one mutex around a map of vectors | 30 | 185 | possible |
+//! | 64 padded slots a class, own slot first | 17 | - | none |
+//! | a shard a thread behind a plain bit, an inbox | 17.4 | 97 | exact on one thread |
+//! | **the same, the lock leaning towards the thread** | **9.1** (6.4 inlined) | **97** | exact on one thread |
+//! | floor: two exchanges; a ring there and one back | 12.8 | 95 | |
+//!
+//! Slots cannot say which buffer is oldest without looking at all of them, and still need two exchanges. A shard says it
+//! at once. Stealing shards without an inbox make the copying thread the owner of everything that producers want.
+//!
+//! A miss with nothing idle looks at the own shard and at one word. An eviction takes the head of the own list; with more
+//! threads it first looks at one or two lines of each shard in use, for a spare place or an older buffer.
 
 mod asymmetric;
 mod counts;
