@@ -25,7 +25,13 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{Backoff, UnsafeCell};
 
 /// The owner leans again after so many sections in a row: less and frequent guests would pay for the fence too often.
-const QUIET: u32 = if cfg!(loom) { 1 } else { 4096 };
+const QUIET: u32 = if cfg!(loom) {
+    1
+} else if cfg!(miri) {
+    8
+} else {
+    4096
+};
 
 /// Who comes.
 #[derive(Clone, Copy)]
@@ -162,6 +168,54 @@ impl<T> OwnerLock<T> {
     fn run<R>(&self, section: impl FnOnce(&mut T) -> R) -> R {
         // SAFETY: (lock I1) the caller came in by `alone` or `held` and lowers it only after the borrow.
         self.content.with_mut(|content| section(unsafe { &mut *content }))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::front::seat;
+
+    #[test]
+    fn the_owner_loses_nothing_to_guests_that_come_again_and_again() {
+        let (owned, guests) = (40 * QUIET, 16);
+        let done = AtomicU32::new(0);
+        let lock = OwnerLock::new((0u32, 0u32));
+        let add = |pair: &mut (u32, u32)| {
+            // Two numbers that differ if two were ever inside.
+            pair.0 += 1;
+            pair.1 += 1;
+            assert_eq!(pair.0, pair.1);
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let owner = Who::Owner(seat::current());
+                for step in 0..owned {
+                    lock.with(owner, add);
+                    done.store(step + 1, Ordering::Relaxed);
+                }
+            });
+            // Guests come so far apart that it leans in between.
+            for guest in 0..guests {
+                while done.load(Ordering::Relaxed) < guest * 2 * QUIET {
+                    std::thread::yield_now();
+                }
+                lock.with(Who::Guest, add);
+            }
+        });
+        assert_eq!(lock.with(Who::Guest, |pair| *pair), (owned + guests, owned + guests));
+    }
+
+    #[test]
+    fn it_leans_again_after_the_owner_was_long_alone() {
+        let lock = OwnerLock::new(());
+        let owner = Who::Owner(seat::current());
+        let shared = || lock.shared.load(Ordering::Relaxed);
+        assert_ne!(shared(), asymmetric::available());
+        lock.with(Who::Guest, |()| assert!(shared()));
+        (1..QUIET).for_each(|_| lock.with(owner, |()| assert!(shared())));
+        lock.with(owner, |()| ());
+        assert_ne!(shared(), asymmetric::available());
     }
 }
 
