@@ -11,7 +11,7 @@
 //! A reader without the lock may catch one number before and another after an event: a hint while threads run, exact when
 //! they have come to rest. Every access is relaxed: numbers guard nothing, buffers travel under the lock.
 
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 pub(super) struct Counts {
     hits: AtomicU64,
@@ -20,6 +20,7 @@ pub(super) struct Counts {
     gone: AtomicU64,
     /// Places that came from elsewhere, less those that went there; wraps below zero.
     granted: AtomicU64,
+    idle_bytes: AtomicUsize,
     allocated: AtomicU64,
 }
 
@@ -30,24 +31,28 @@ impl Counts {
             puts: AtomicU64::new(0),
             gone: AtomicU64::new(0),
             granted: AtomicU64::new(0),
+            idle_bytes: AtomicUsize::new(0),
             allocated: AtomicU64::new(0),
         }
     }
 
     #[inline(always)]
-    pub(super) fn hit(&self) {
+    pub(super) fn hit(&self, bytes: usize) {
         add(&self.hits, 1);
+        self.idle_bytes.store(self.idle_bytes().wrapping_sub(bytes), Ordering::Relaxed);
     }
 
     #[inline(always)]
-    pub(super) fn put(&self) {
+    pub(super) fn put(&self, bytes: usize) {
         add(&self.puts, 1);
+        self.idle_bytes.store(self.idle_bytes().wrapping_add(bytes), Ordering::Relaxed);
     }
 
     /// A buffer left by eviction or drain, and its place stays.
     #[inline(always)]
-    pub(super) fn gone(&self) {
+    pub(super) fn gone(&self, bytes: usize) {
         add(&self.gone, 1);
+        self.idle_bytes.store(self.idle_bytes().wrapping_sub(bytes), Ordering::Relaxed);
     }
 
     /// Places came from elsewhere.
@@ -78,6 +83,11 @@ impl Counts {
     #[inline(always)]
     pub(super) fn idle(&self) -> u64 {
         self.puts().saturating_sub(self.hits() + load(&self.gone))
+    }
+
+    #[inline(always)]
+    pub(super) fn idle_bytes(&self) -> usize {
+        self.idle_bytes.load(Ordering::Relaxed)
     }
 
     #[inline(always)]
@@ -114,12 +124,12 @@ mod tests {
     fn places_and_idle_follow_from_the_events() {
         let counts = Counts::new();
         counts.grant(3);
-        counts.put();
-        counts.put();
-        assert_eq!((counts.spare(), counts.idle()), (1, 2));
-        counts.hit();
-        counts.gone();
-        assert_eq!((counts.spare(), counts.idle()), (3, 0));
+        counts.put(10);
+        counts.put(20);
+        assert_eq!((counts.spare(), counts.idle(), counts.idle_bytes()), (1, 2, 30));
+        counts.hit(10);
+        counts.gone(20);
+        assert_eq!((counts.spare(), counts.idle(), counts.idle_bytes()), (3, 0, 0));
         counts.withdraw(3);
         assert_eq!((counts.spare(), counts.hits(), counts.puts()), (0, 1, 2));
     }

@@ -42,7 +42,7 @@ unsafe impl<T: Sync> Sync for Entry<T> {}
 impl<T> Entry<T> {
     /// Wraps `value`, whose home is the calling thread.
     pub fn new(class: u32, bytes: usize, value: T) -> Box<Self> {
-        Self::new_at(seat::current(), class, bytes, value)
+        Self::new_at(seat::current().number(), class, bytes, value)
     }
 
     pub(super) fn new_at(home: u32, class: u32, bytes: usize, value: T) -> Box<Self> {

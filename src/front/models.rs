@@ -24,8 +24,15 @@ fn used(entry: Box<Entry<Watched>>) -> Box<Entry<Watched>> {
     entry
 }
 
-fn put(front: &Front<Watched>, seat: u32, entry: Box<Entry<Watched>>) -> Put<Watched> {
-    front.put_at(seat, used(entry), 1)
+/// Each thread of a model has seats of its own.
+#[allow(unsafe_code)]
+fn seat(number: u32) -> Seat {
+    // SAFETY: (seat I1) see above.
+    unsafe { Seat::pretend(number) }
+}
+
+fn put(front: &Front<Watched>, at: u32, entry: Box<Entry<Watched>>) -> Put<Watched> {
+    front.put_at(seat(at), used(entry), 1)
 }
 
 /// How many come out of a put again.
@@ -49,8 +56,8 @@ fn loom_owner_and_thief_share_what_is_there() {
         let front = Arc::new(Front::new(1, 4, 2));
         assert_eq!(back(put(&front, 0, entry(0))), 0);
         let thief = front.clone();
-        let stolen = thread::spawn(move || thief.take_at(1, 0).map(used).is_some());
-        let own = front.take_at(0, 0).map(used);
+        let stolen = thread::spawn(move || thief.take_at(seat(1), 0).map(used).is_some());
+        let own = front.take_at(seat(0), 0).map(used);
         let kept = own.is_some();
         own.into_iter().for_each(|entry| assert_eq!(back(put(&front, 0, entry)), 0));
         assert!(stolen.join().unwrap() || kept);
@@ -63,24 +70,24 @@ fn loom_a_buffer_brought_home_is_found_although_a_thief_looks_in_vain() {
     model(|| {
         let front = Arc::new(Front::new(1, 4, 2));
         assert_eq!(back(put(&front, 0, entry(0))), 0);
-        let away = front.take_at(0, 0).unwrap();
+        let away = front.take_at(seat(0), 0).unwrap();
         let (bringer, thief) = (front.clone(), front.clone());
         let bringing = thread::spawn(move || assert_eq!(back(put(&bringer, 1, away)), 0));
-        let stolen = thief.take_at(1, 0).map(used).is_some();
+        let stolen = thief.take_at(seat(1), 0).map(used).is_some();
         bringing.join().unwrap();
         assert_eq!(front.validate(), Ok(()), "the class is to be found where it is");
-        assert_eq!(front.take_at(1, 0).is_some(), !stolen);
+        assert_eq!(front.take_at(seat(1), 0).is_some(), !stolen);
     });
 }
 
 #[test]
 fn loom_two_bring_home_while_the_owner_takes() {
     model(|| {
-        let front = Arc::new(Front::new(1, 4, 2));
+        let front = Arc::new(Front::new(1, 8, 2));
         let bringer = front.clone();
         let bringing = thread::spawn(move || assert_eq!(back(put(&bringer, 1, entry(0))), 0));
         assert_eq!(back(put(&front, 0, entry(0))), 0);
-        let taken = front.take_at(0, 0).map(used).is_some();
+        let taken = front.take_at(seat(0), 0).map(used).is_some();
         assert!(taken, "its own is there");
         bringing.join().unwrap();
         assert_eq!((front.idle_count(), front.validate()), (1, Ok(())));

@@ -15,9 +15,10 @@
 use super::counts::Counts;
 use super::entry::Entry;
 use super::inbox::{Chain, Inbox, MOST_PLACES, Unkept};
+use super::owner_lock::{OwnerLock, Who};
 use super::places::Pot;
+use super::seat::Seat;
 use super::shelf::{NOTHING, Recount, Shelf};
-use super::spin::SpinLock;
 use super::whereabouts::Whereabouts;
 use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -39,7 +40,7 @@ pub(super) struct Shard<T> {
 }
 
 struct Own<T> {
-    shelf: SpinLock<Shelf<T>>,
+    shelf: OwnerLock<Shelf<T>>,
     counts: Counts,
     /// The stamp of the oldest in the shelf's lists.
     oldest: AtomicU32,
@@ -57,22 +58,22 @@ pub(super) struct View {
 impl<T> Shard<T> {
     pub(super) fn new(classes: u32) -> Self {
         let own =
-            Own { shelf: SpinLock::new(Shelf::new(classes)), counts: Counts::new(), oldest: AtomicU32::new(NOTHING) };
+            Own { shelf: OwnerLock::new(Shelf::new(classes)), counts: Counts::new(), oldest: AtomicU32::new(NOTHING) };
         Self { own: CachePadded::new(own), inbox: CachePadded::new(Inbox::new()) }
     }
 
     /// The numbers, with what waits in the inbox counted in.
     pub(super) fn counts(&self) -> &Counts {
         if self.inbox.look().0 {
-            self.own.shelf.with(|shelf| self.collect_all(shelf, 0));
+            self.own.shelf.with(Who::Guest, |shelf| self.collect_all(shelf, 0));
         }
         &self.own.counts
     }
 
     /// The owner's take: the newest of the shelf, else what was brought home.
     #[inline]
-    pub(super) fn take(&self, class: u32, pot: &Pot) -> Option<Box<Entry<T>>> {
-        self.own.shelf.with(|shelf| {
+    pub(super) fn take(&self, who: Who, class: u32, pot: &Pot) -> Option<Box<Entry<T>>> {
+        self.own.shelf.with(who, |shelf| {
             let entry = match shelf.take_newest(class) {
                 Some(entry) => entry,
                 None => {
@@ -80,14 +81,14 @@ impl<T> Shard<T> {
                     shelf.take_newest(class)?
                 }
             };
-            self.taken(shelf, pot);
+            self.taken(shelf, &entry, pot);
             Some(entry)
         })
     }
 
     /// A take by a thread that sits elsewhere. One that looks in vain clears the bit (see `whereabouts`).
     pub(super) fn steal(&self, class: u32, at: usize, whereabouts: &Whereabouts, pot: &Pot) -> Option<Box<Entry<T>>> {
-        self.own.shelf.with(|shelf| {
+        self.own.shelf.with(Who::Guest, |shelf| {
             self.collect(shelf);
             let mut entry = shelf.take_newest(class);
             if entry.is_none() && !shelf.sealed {
@@ -99,7 +100,7 @@ impl<T> Shard<T> {
                 }
             }
             let entry = entry?;
-            self.taken(shelf, pot);
+            self.taken(shelf, &entry, pot);
             Some(entry)
         })
     }
@@ -107,8 +108,8 @@ impl<T> Shard<T> {
     /// The owner's put, on a spare place of the shard or one of those `given`, whose rest stays here. If somebody else is
     /// inside, it goes through the inbox. Returns the given places that found no room.
     #[inline]
-    pub(super) fn put(&self, entry: Box<Entry<T>>, given: u32) -> Result<u32, Unkept<T>> {
-        let attempt = self.own.shelf.try_with(entry, |shelf, entry| {
+    pub(super) fn put(&self, owner: Seat, entry: Box<Entry<T>>, given: u32) -> Result<u32, Unkept<T>> {
+        let attempt = self.own.shelf.try_with(owner, entry, |shelf, entry| {
             if shelf.sealed {
                 return Err(Unkept::Sealed(entry));
             }
@@ -140,10 +141,10 @@ impl<T> Shard<T> {
     }
 
     /// Counts a put whose buffer went again at once.
-    pub(super) fn count_passing(&self) {
-        self.own.shelf.with(|_| {
-            self.own.counts.put();
-            self.own.counts.gone();
+    pub(super) fn count_passing(&self, who: Who) {
+        self.own.shelf.with(who, |_| {
+            self.own.counts.put(0);
+            self.own.counts.gone(0);
         });
     }
 
@@ -160,8 +161,8 @@ impl<T> Shard<T> {
     }
 
     /// Hands out every place that no buffer uses.
-    pub(super) fn surrender(&self) -> u32 {
-        self.own.shelf.with(|shelf| {
+    pub(super) fn surrender(&self, who: Who) -> u32 {
+        self.own.shelf.with(who, |shelf| {
             self.empty_inbox(shelf);
             let places = self.own.counts.spare();
             self.own.counts.withdraw(places);
@@ -170,16 +171,16 @@ impl<T> Shard<T> {
     }
 
     /// When the oldest was put back, the inbox included.
-    pub(super) fn oldest(&self) -> u32 {
-        self.own.shelf.with(|shelf| {
+    pub(super) fn oldest(&self, who: Who) -> u32 {
+        self.own.shelf.with(who, |shelf| {
             self.collect(shelf);
             shelf.oldest_stamp()
         })
     }
 
     /// The oldest and, in hand, its place.
-    pub(super) fn evict(&self) -> Option<Box<Entry<T>>> {
-        self.own.shelf.with(|shelf| {
+    pub(super) fn evict(&self, who: Who) -> Option<Box<Entry<T>>> {
+        self.own.shelf.with(who, |shelf| {
             self.collect(shelf);
             let entry = self.take_oldest(shelf);
             self.publish_oldest(shelf);
@@ -194,7 +195,7 @@ impl<T> Shard<T> {
         if view.oldest >= stamp && !view.uncertain {
             return;
         }
-        self.own.shelf.with(|shelf| {
+        self.own.shelf.with(Who::Guest, |shelf| {
             self.collect(shelf);
             for slot in out.iter_mut() {
                 if shelf.oldest_stamp() >= stamp {
@@ -209,34 +210,27 @@ impl<T> Shard<T> {
 
     fn take_oldest(&self, shelf: &mut Shelf<T>) -> Option<Box<Entry<T>>> {
         let entry = shelf.take_oldest()?;
-        self.own.counts.gone();
+        self.own.counts.gone(entry.bytes());
         self.own.counts.withdraw(1);
         Some(entry)
     }
 
     /// From here on nothing is kept; what is here stays until it is drained.
     pub(super) fn seal(&self) {
-        self.own.shelf.with(|shelf| {
+        self.own.shelf.with(Who::Guest, |shelf| {
             let (entries, places) = self.inbox.seal();
             self.bring_in(shelf, entries, places);
             shelf.sealed = true;
         });
     }
 
-    pub(super) fn idle_bytes(&self) -> usize {
-        self.own.shelf.with(|shelf| {
-            self.collect(shelf);
-            shelf.bytes()
-        })
-    }
-
     /// At rest: compares the lists with what is counted; returns the classes that hold something and the places that are
     /// free here.
     pub(super) fn validate(&self) -> Result<(Vec<u32>, u32), String> {
         let counts = self.counts();
-        self.own.shelf.with(|shelf| {
+        self.own.shelf.with(Who::Guest, |shelf| {
             let Recount { count, bytes, classes } = shelf.validate()?;
-            let stated = (counts.idle(), shelf.bytes());
+            let stated = (counts.idle(), counts.idle_bytes());
             if (count, bytes) != stated {
                 return Err(format!("{count} entries of {bytes} bytes, but {} of {} are stated", stated.0, stated.1));
             }
@@ -251,15 +245,15 @@ impl<T> Shard<T> {
     /// Lays `entry` down on a spare place.
     #[inline(always)]
     fn lay(&self, shelf: &mut Shelf<T>, entry: Box<Entry<T>>) {
-        self.own.counts.put();
+        self.own.counts.put(entry.bytes());
         shelf.push(entry);
         self.publish_oldest(shelf);
     }
 
     /// A take from here: counts it and keeps its place, up to a few.
     #[inline(always)]
-    fn taken(&self, shelf: &mut Shelf<T>, pot: &Pot) {
-        self.own.counts.hit();
+    fn taken(&self, shelf: &mut Shelf<T>, entry: &Entry<T>, pot: &Pot) {
+        self.own.counts.hit(entry.bytes());
         self.publish_oldest(shelf);
         let spare = self.own.counts.spare();
         if spare > MOST_SPARE {

@@ -30,8 +30,6 @@ pub(super) struct Shelf<T> {
     tops: Box<[Link<T>]>,
     oldest: Link<T>,
     newest: Link<T>,
-    /// Of what is in the lists.
-    linked_bytes: usize,
     /// From now on nothing is kept. The shelf itself does not mind; it stands here to be under the lock.
     pub(super) sealed: bool,
 }
@@ -50,14 +48,7 @@ pub(super) struct Recount {
 
 impl<T> Shelf<T> {
     pub(super) fn new(classes: u32) -> Self {
-        Self {
-            last: None,
-            tops: (0..classes).map(|_| None).collect(),
-            oldest: None,
-            newest: None,
-            linked_bytes: 0,
-            sealed: false,
-        }
+        Self { last: None, tops: (0..classes).map(|_| None).collect(), oldest: None, newest: None, sealed: false }
     }
 
     /// Lays `entry` on top of its class, as the most recent of all. The caller has checked that the class exists.
@@ -74,7 +65,6 @@ impl<T> Shelf<T> {
         let top = self.tops[class];
         entry.below = top;
         entry.older = newest;
-        self.linked_bytes += entry.bytes();
         if let Some(newest) = newest {
             // (shelf I2) A thread that read the coarse time late must not seem to come before those already here.
             let stamp = self.at(newest).stamp;
@@ -121,11 +111,6 @@ impl<T> Shelf<T> {
         }
     }
 
-    /// Bytes of all that is here.
-    pub(super) fn bytes(&self) -> usize {
-        self.linked_bytes + self.last.as_ref().map_or(0, |last| last.bytes())
-    }
-
     /// As `oldest_stamp`, but `last` does not count.
     pub(super) fn oldest_linked_stamp(&mut self) -> u32 {
         self.oldest.map_or(NOTHING, |oldest| self.at(oldest).stamp)
@@ -159,9 +144,7 @@ impl<T> Shelf<T> {
             self.oldest = newer;
         }
         // SAFETY: (shelf I1) made from a box in `link`, and the lines above took it out of both lists.
-        let entry = unsafe { Box::from_raw(entry.as_ptr()) };
-        self.linked_bytes -= entry.bytes();
-        entry
+        unsafe { Box::from_raw(entry.as_ptr()) }
     }
 
     #[inline(always)]

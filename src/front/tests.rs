@@ -12,6 +12,13 @@ fn fill(front: &Front<u32>, class: u32, values: std::ops::Range<u32>) {
     values.for_each(|value| kept(front.put(Entry::new(class, 10, value), 0)));
 }
 
+/// Another seat than the calling thread's.
+#[allow(unsafe_code)]
+fn seat(number: u32) -> Seat {
+    // SAFETY: (seat I1) tests that pretend do all on one thread, on fronts of their own.
+    unsafe { Seat::pretend(number) }
+}
+
 /// Runs `step` on a thread of its own, to its end.
 fn elsewhere<R: Send>(step: impl FnOnce() -> R + Send) -> R {
     std::thread::scope(|scope| scope.spawn(step).join().unwrap())
@@ -70,10 +77,10 @@ fn places_that_another_thread_freed_are_used_before_anything_is_evicted() {
 #[test]
 fn between_threads_the_coarse_stamp_decides_who_is_oldest() {
     let front = Front::new(2, 4, 4);
-    for (seat, value, stamp) in [(1, 1, 5), (1, 2, 7), (2, 3, 6), (2, 4, 8)] {
-        kept(front.put_at(seat, Entry::new_at(seat, 0, 10, value), stamp));
+    for (at, value, stamp) in [(1, 1, 5), (1, 2, 7), (2, 3, 6), (2, 4, 8)] {
+        kept(front.put_at(seat(at), Entry::new_at(at, 0, 10, value), stamp));
     }
-    let put = |stamp| front.put_at(2, Entry::new_at(2, 1, 10, stamp), stamp);
+    let put = |stamp| front.put_at(seat(2), Entry::new_at(2, 1, 10, stamp), stamp);
     let victims: Vec<u32> = (9..13).map(|stamp| **put(stamp).victim.unwrap()).collect();
     assert_eq!(victims, [1, 3, 2, 4]);
     let oldest = front.evict_oldest().map(|entry| **entry);
@@ -160,10 +167,10 @@ fn every_thousandth_eviction_of_the_window_makes_a_check_due() {
 #[test]
 fn threads_that_share_a_shard_find_each_others_buffers() {
     let front = Front::new(1, 100, 1);
-    for seat in 0..5 {
-        kept(front.put_at(seat, Entry::new_at(seat, 0, 10, seat), 0));
+    for at in 0..5 {
+        kept(front.put_at(seat(at), Entry::new_at(at, 0, 10, at), 0));
     }
-    let taken = (5..10).filter_map(|seat| front.take_at(seat, 0)).count();
+    let taken = (5..10).filter_map(|at| front.take_at(seat(at), 0)).count();
     assert_eq!(taken, 5);
     front.validate().unwrap();
 }
@@ -172,9 +179,9 @@ fn threads_that_share_a_shard_find_each_others_buffers() {
 fn what_is_idle_goes_with_the_front() {
     let counted = std::sync::Arc::new(());
     let front = Front::new(2, 10, 2);
-    for seat in 0..2 {
+    for at in 0..2 {
         for home in 0..2 {
-            let put = front.put_at(seat, Entry::new_at(home, seat, 1, counted.clone()), 0);
+            let put = front.put_at(seat(at), Entry::new_at(home, at, 1, counted.clone()), 0);
             assert!(put.victim.is_none());
         }
     }
