@@ -270,3 +270,94 @@ fn pair(targets: &[Span], sources: Vec<IdleRun>) -> Vec<Step> {
     moves.extend(locks);
     moves
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::Retain;
+
+    const PAGE: u64 = 4096;
+    const GRANULE: u64 = 2 << 20;
+    const NO_CEILING: Room = Room { lock_bytes: u64::MAX, may_release_regions: true };
+
+    fn spanning() -> Arena {
+        let mut arena = Arena::new(Growth::Granules(GRANULE), Retain::default());
+        arena.add_spanning(64 * GRANULE).unwrap();
+        arena
+    }
+
+    /// A buffer, locked for if need be.
+    fn get(arena: &mut Arena, bytes: u64, room: Room, now_us: u64) -> Place {
+        arena.carve(bytes, PAGE).unwrap_or_else(|| {
+            let plan = arena.grow(bytes, PAGE, room).unwrap();
+            let place = plan.place().unwrap();
+            assert!(arena.settle(plan, Outcome::Done, now_us));
+            place
+        })
+    }
+
+    #[test]
+    fn two_placements_at_once_share_no_granule() {
+        let mut arena = spanning();
+        let first = arena.grow(PAGE, PAGE, NO_CEILING).unwrap();
+        assert_eq!(arena.carve(PAGE, PAGE), None, "the rest of the granule is not locked yet");
+        let second = arena.grow(PAGE, PAGE, NO_CEILING).unwrap();
+        assert_eq!((first.place(), second.place()), (Some(Place::new(0, 0)), Some(Place::new(0, GRANULE))));
+        assert!(arena.settle(first, Outcome::Done, 0));
+        assert_eq!(arena.carve(PAGE, PAGE), Some(Place::new(0, PAGE)), "now it is");
+        assert!(arena.settle(second, Outcome::Done, 0));
+        arena.validate().unwrap();
+    }
+
+    #[test]
+    fn a_plan_that_fails_leaves_everything_as_it_was() {
+        let mut arena = spanning();
+        let place = get(&mut arena, GRANULE, NO_CEILING, 0);
+        arena.give(place, GRANULE, 7);
+        let before = arena.figures();
+        let plan = arena.grow(3 * GRANULE, PAGE, NO_CEILING).unwrap();
+        assert_eq!(plan.steps(), [Step::Lock { span: Span::new(Place::new(0, GRANULE), 2 * GRANULE) }]);
+        assert!(!arena.settle(plan, Outcome::Failed { done: 0 }, 9));
+        assert_eq!(arena.figures(), before);
+        assert_eq!(arena.oldest_idle(GRANULE)[0].since_us, 7, "its age too");
+        arena.validate().unwrap();
+    }
+
+    #[test]
+    fn the_ceiling_moves_what_is_idle_before_it_refuses() {
+        let mut arena = spanning();
+        let places: Vec<Place> = (0..20).map(|_| get(&mut arena, GRANULE, NO_CEILING, 0)).collect();
+        arena.give(places[3], GRANULE, 1);
+        // One granule of twenty is free, less than a tenth: without a ceiling others are locked ...
+        let plan = arena.grow(2 * GRANULE, PAGE, NO_CEILING).unwrap();
+        assert!(matches!(plan.steps(), [Step::Lock { .. }]), "{plan:?}");
+        assert!(!arena.settle(plan, Outcome::Failed { done: 0 }, 2));
+        // ... at the ceiling it is moved, and what is still missing is refused.
+        let room = |granules: u64| Room { lock_bytes: granules * GRANULE, may_release_regions: true };
+        let plan = arena.grow(2 * GRANULE, PAGE, room(1)).unwrap();
+        let from = Span::new(places[3], GRANULE);
+        assert!(matches!(plan.steps(), [Step::Move { from: moved, .. }, Step::Lock { .. }] if *moved == from));
+        let full = arena.grow(2 * GRANULE, PAGE, room(0)).unwrap_err();
+        assert_eq!(full.missing_bytes, 2 * GRANULE);
+        assert!(full.transit_bytes > 0, "settling the plan may help");
+        assert!(arena.settle(plan, Outcome::Done, 3));
+        arena.validate().unwrap();
+    }
+
+    #[test]
+    fn small_buffers_and_large_ones_keep_to_regions_of_their_own() {
+        let mut arena = Arena::new(Growth::Regions, Retain::default());
+        let small = get(&mut arena, PAGE, NO_CEILING, 0);
+        let large = get(&mut arena, 3 << 20, NO_CEILING, 0);
+        assert_ne!(small.range(), large.range());
+        assert_eq!(get(&mut arena, PAGE, NO_CEILING, 0).range(), small.range());
+        arena.give(large, 3 << 20, 1);
+        // The empty region is too small for the next buffer and makes way, before the new one is acquired.
+        let plan = arena.grow(64 << 20, PAGE, NO_CEILING).unwrap();
+        assert!(
+            matches!(plan.steps(), [Step::Release { span, .. }, Step::Lock { .. }] if span.range() == large.range())
+        );
+        assert!(arena.settle(plan, Outcome::Done, 2));
+        arena.validate().unwrap();
+    }
+}

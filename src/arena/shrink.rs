@@ -82,3 +82,71 @@ impl Arena {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::{Outcome, Place, Room};
+
+    const GRANULE: u64 = 2 << 20;
+
+    /// Ten granules that fell idle one after the other, the last one first, a second apart.
+    fn idle() -> Arena {
+        let mut arena = Arena::new(Growth::Granules(GRANULE), Retain::default());
+        arena.add_spanning(64 * GRANULE).unwrap();
+        let room = Room { lock_bytes: u64::MAX, may_release_regions: true };
+        let plan = arena.grow(10 * GRANULE, GRANULE, room).unwrap();
+        assert!(arena.settle(plan, Outcome::Done, 0));
+        for second in 0..10 {
+            arena.give(Place::new(0, (9 - second) * GRANULE), GRANULE, second * 1_000_000);
+        }
+        arena
+    }
+
+    fn released(arena: &mut Arena, plan: Option<Plan>) -> Vec<u64> {
+        let Some(plan) = plan else { return Vec::new() };
+        let spans = plan.steps().iter().map(|step| match step {
+            Step::Release { span, .. } => span.offset() / GRANULE,
+            _ => u64::MAX,
+        });
+        let spans = spans.collect();
+        arena.settle(plan, Outcome::Done, 0);
+        arena.validate().unwrap();
+        spans
+    }
+
+    #[test]
+    fn a_fifth_of_what_is_due_goes_each_second_longest_empty_first() {
+        let mut arena = idle();
+        assert!(arena.release_due(44_999_999).is_none(), "not yet");
+        // At 54 s all ten are due: two go, then a fifth of eight, rounded up.
+        let mut at = |arena: &mut Arena, now_us| {
+            let plan = arena.release_due(now_us);
+            released(arena, plan)
+        };
+        assert_eq!(at(&mut arena, 54_000_000), [8, 9]);
+        assert_eq!(at(&mut arena, 54_999_999), [0_u64; 0], "once a second");
+        assert_eq!(at(&mut arena, 55_000_000), [6, 7]);
+        assert_eq!(at(&mut arena, 56_000_000), [4, 5]);
+        assert_eq!(at(&mut arena, 57_000_000), [3]);
+    }
+
+    #[test]
+    fn a_trim_stops_at_what_it_was_asked_for() {
+        let mut arena = idle();
+        let plan = arena.release_down_to(7 * GRANULE);
+        assert_eq!(released(&mut arena, plan), [7, 8, 9]);
+        assert_eq!(arena.figures().locked_bytes, 7 * GRANULE);
+        assert!(arena.release_down_to(7 * GRANULE).is_none());
+        let plan = arena.release_down_to(0);
+        released(&mut arena, plan);
+        assert_eq!(arena.figures().locked_bytes, 0);
+    }
+
+    #[test]
+    fn a_retain_time_of_none_keeps_everything() {
+        let mut arena = idle();
+        arena.set_retain(Retain { retain_us: None, ..Retain::default() });
+        assert!(arena.release_due(u64::MAX).is_none());
+    }
+}

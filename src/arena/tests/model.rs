@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
-use super::*;
+use crate::arena::*;
 
 /// The unit of every size here: large, so that walled regions (2 MiB and more) are short arrays.
 const PAGE: u64 = 128 << 10;
