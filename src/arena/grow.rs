@@ -102,12 +102,10 @@ impl Arena {
             self.locking_bytes += target.bytes();
         }
         let sources = self.oldest_idle(moved);
-        let steps = pair(&targets, sources);
-        for step in &steps {
-            if let Step::Move { from, since_us, .. } = *step {
-                self.leave(IdleRun { span: from, since_us });
-            }
+        for &source in &sources {
+            self.leave(source, &mut idle_before);
         }
+        let steps = pair(&targets, sources);
         Ok(Plan { buffer: Some(buffer), steps, idle_before })
     }
 
@@ -144,15 +142,15 @@ impl Arena {
             region_bytes(held - replaced, bytes, replaced, room_bytes).ok_or_else(|| self.full(bytes - room_bytes))?;
         let id = self.add_range(Kind::Walled, region, own).ok_or_else(|| self.full(bytes))?;
         let span = Span::new(Place::new(id, 0), region);
-        let mut steps = Vec::with_capacity(released.len() + 1);
-        for run in released {
-            self.leave(run);
-            steps.push(Step::Release { span: run.span, since_us: run.since_us });
+        let (mut steps, mut idle_before) = (Vec::new(), Vec::new());
+        for IdleRun { span, .. } in released {
+            self.leave(span, &mut idle_before);
+            steps.push(Step::Release { span });
         }
         steps.push(Step::Lock { span });
         self.figures.transit_bytes += region;
         self.locking_bytes += region;
-        Ok(Plan { buffer: Some(Span::new(span.place(), bytes)), steps, idle_before: Vec::new() })
+        Ok(Plan { buffer: Some(Span::new(span.place(), bytes)), steps, idle_before })
     }
 
     /// Ends a plan: what was locked is locked, what left is gone, and everything else is as it was. Whether the
@@ -170,15 +168,15 @@ impl Arena {
                     self.figures.page_locks += u64::from(made);
                     self.arrive(span, made, &mut hull, &mut not_free);
                 }
-                Step::Move { from, to, since_us } => {
+                Step::Move { from, to } => {
                     self.figures.moves += u64::from(made);
                     let gone = made || outcome == Outcome::Lost { done: index };
-                    self.left(from, since_us, gone);
+                    self.left(from, gone, now_us);
                     self.arrive(to, made, &mut hull, &mut not_free);
                 }
-                Step::Release { span, since_us } => {
+                Step::Release { span } => {
                     self.figures.releases += u64::from(made);
-                    self.left(span, since_us, made);
+                    self.left(span, made, now_us);
                 }
             }
         }
@@ -199,7 +197,7 @@ impl Arena {
             self.free(last, now_us);
         }
         if !granted {
-            // Granules of the buffer that were idle before, and are again, have waited since then.
+            // Granules that were idle before, and are again, have waited since then.
             for IdleRun { span, since_us } in plan.idle_before {
                 let mut again = Vec::new();
                 self.idle.cut(span, |run| again.push(run.span));
@@ -227,14 +225,14 @@ impl Arena {
     }
 
     /// Idle granules that a plan took: gone, or idle again as before.
-    fn left(&mut self, span: Span, since_us: u64, gone: bool) {
+    fn left(&mut self, span: Span, gone: bool, now_us: u64) {
         self.figures.transit_bytes -= span.bytes();
         if gone {
             self.figures.locked_bytes -= span.bytes();
             self.figures.claimed_bytes -= span.bytes();
             self.vanish(span);
         } else {
-            self.free(span, since_us);
+            self.free(span, now_us);
         }
     }
 
@@ -248,25 +246,112 @@ impl Arena {
 }
 
 /// Fills `targets` from `sources` as far as they reach, lowest first, and locks the rest, run by run.
-fn pair(targets: &[Span], sources: Vec<IdleRun>) -> Vec<Step> {
+fn pair(targets: &[Span], sources: Vec<Span>) -> Vec<Step> {
     let mut moves = Vec::new();
     let mut locks = Vec::new();
     let mut sources = sources.into_iter();
     let mut source = sources.next();
     for &target in targets {
         let mut rest = Some(target);
-        while let (Some(to), Some(IdleRun { span: from, since_us })) = (rest, source) {
+        while let (Some(to), Some(from)) = (rest, source) {
             let bytes = to.bytes().min(from.bytes());
-            let head = |span: Span| Span::new(span.place(), bytes);
-            moves.push(Step::Move { from: head(from), to: head(to), since_us });
+            moves.push(Step::Move { from: Span::new(from.place(), bytes), to: Span::new(to.place(), bytes) });
             rest = Span::between(to.start + bytes, to.end);
-            source = match Span::between(from.start + bytes, from.end) {
-                Some(span) => Some(IdleRun { span, since_us }),
-                None => sources.next(),
-            };
+            source = Span::between(from.start + bytes, from.end).or_else(|| sources.next());
         }
         locks.extend(rest.map(|span| Step::Lock { span }));
     }
     moves.extend(locks);
     moves
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::Retain;
+
+    const PAGE: u64 = 4096;
+    const GRANULE: u64 = 2 << 20;
+    const NO_CEILING: Room = Room { lock_bytes: u64::MAX, may_release_regions: true };
+
+    fn spanning() -> Arena {
+        let mut arena = Arena::new(Growth::Granules(GRANULE), Retain::default());
+        arena.add_spanning(64 * GRANULE).unwrap();
+        arena
+    }
+
+    /// A buffer, locked for if need be.
+    fn get(arena: &mut Arena, bytes: u64, room: Room, now_us: u64) -> Place {
+        arena.carve(bytes, PAGE).unwrap_or_else(|| {
+            let plan = arena.grow(bytes, PAGE, room).unwrap();
+            let place = plan.place().unwrap();
+            assert!(arena.settle(plan, Outcome::Done, now_us));
+            place
+        })
+    }
+
+    #[test]
+    fn two_placements_at_once_share_no_granule() {
+        let mut arena = spanning();
+        let first = arena.grow(PAGE, PAGE, NO_CEILING).unwrap();
+        assert_eq!(arena.carve(PAGE, PAGE), None, "the rest of the granule is not locked yet");
+        let second = arena.grow(PAGE, PAGE, NO_CEILING).unwrap();
+        assert_eq!((first.place(), second.place()), (Some(Place::new(0, 0)), Some(Place::new(0, GRANULE))));
+        assert!(arena.settle(first, Outcome::Done, 0));
+        assert_eq!(arena.carve(PAGE, PAGE), Some(Place::new(0, PAGE)), "now it is");
+        assert!(arena.settle(second, Outcome::Done, 0));
+        arena.validate().unwrap();
+    }
+
+    #[test]
+    fn a_plan_that_fails_leaves_everything_as_it_was() {
+        let mut arena = spanning();
+        let place = get(&mut arena, GRANULE, NO_CEILING, 0);
+        arena.give(place, GRANULE, 7);
+        let before = arena.figures();
+        let plan = arena.grow(3 * GRANULE, PAGE, NO_CEILING).unwrap();
+        assert_eq!(plan.steps(), [Step::Lock { span: Span::new(Place::new(0, GRANULE), 2 * GRANULE) }]);
+        assert!(!arena.settle(plan, Outcome::Failed { done: 0 }, 9));
+        assert_eq!(arena.figures(), before);
+        assert_eq!(arena.idle.oldest_first().map(|run| run.since_us).collect::<Vec<_>>(), [7], "its age too");
+        arena.validate().unwrap();
+    }
+
+    #[test]
+    fn the_ceiling_moves_what_is_idle_before_it_refuses() {
+        let mut arena = spanning();
+        let places: Vec<Place> = (0..20).map(|_| get(&mut arena, GRANULE, NO_CEILING, 0)).collect();
+        arena.give(places[3], GRANULE, 1);
+        // One granule of twenty is free, less than a tenth: without a ceiling others are locked ...
+        let plan = arena.grow(2 * GRANULE, PAGE, NO_CEILING).unwrap();
+        assert!(matches!(plan.steps(), [Step::Lock { .. }]), "{plan:?}");
+        assert!(!arena.settle(plan, Outcome::Failed { done: 0 }, 2));
+        // ... at the ceiling it is moved, and what is still missing is refused.
+        let room = |granules: u64| Room { lock_bytes: granules * GRANULE, may_release_regions: true };
+        let plan = arena.grow(2 * GRANULE, PAGE, room(1)).unwrap();
+        let from = Span::new(places[3], GRANULE);
+        assert!(matches!(plan.steps(), [Step::Move { from: moved, .. }, Step::Lock { .. }] if *moved == from));
+        let full = arena.grow(2 * GRANULE, PAGE, room(0)).unwrap_err();
+        assert_eq!(full.missing_bytes, 2 * GRANULE);
+        assert!(full.transit_bytes > 0, "settling the plan may help");
+        assert!(arena.settle(plan, Outcome::Done, 3));
+        arena.validate().unwrap();
+    }
+
+    #[test]
+    fn small_buffers_and_large_ones_keep_to_regions_of_their_own() {
+        let mut arena = Arena::new(Growth::Regions, Retain::default());
+        let small = get(&mut arena, PAGE, NO_CEILING, 0);
+        let large = get(&mut arena, 3 << 20, NO_CEILING, 0);
+        assert_ne!(small.range(), large.range());
+        assert_eq!(get(&mut arena, PAGE, NO_CEILING, 0).range(), small.range());
+        arena.give(large, 3 << 20, 1);
+        // The empty region is too small for the next buffer and makes way, before the new one is acquired.
+        let plan = arena.grow(64 << 20, PAGE, NO_CEILING).unwrap();
+        assert!(
+            matches!(plan.steps(), [Step::Release { span, .. }, Step::Lock { .. }] if span.range() == large.range())
+        );
+        assert!(arena.settle(plan, Outcome::Done, 2));
+        arena.validate().unwrap();
+    }
 }

@@ -82,19 +82,29 @@ impl Holes {
 
     /// Adds `part` and merges it with what it touches; the hole that it is now part of.
     pub(super) fn add(&mut self, part: Span) -> Span {
-        self.bytes += part.bytes();
+        // One look finds both neighbours: what ends at the start of `part`, and the hole behind that.
+        let mut near = self.start_by_end.range(part.start..).map(|(&end, &start)| Span { start, end });
+        let mut next = near.next();
+        let left = next.filter(|hole| hole.end == part.start);
+        if left.is_some() {
+            next = near.next();
+        }
+        let right = next.filter(|hole| hole.start == part.end);
+
         let mut whole = part;
-        if let Some(left) = self.ending_at(part.start) {
+        if let Some(left) = left {
             self.start_by_end.remove(&left.end);
             self.by_len.remove(&(left.bytes(), left.start));
             whole.start = left.start;
         }
-        if let Some(right) = self.starting_at(part.end) {
+        if let Some(right) = right {
+            // Its end is the key of the whole: the entry is overwritten below.
             self.by_len.remove(&(right.bytes(), right.start));
             whole.end = right.end;
         }
         self.start_by_end.insert(whole.end, whole.start);
         self.by_len.insert((whole.bytes(), whole.start));
+        self.bytes += part.bytes();
         whole
     }
 

@@ -46,7 +46,9 @@ mod validate;
 mod walls;
 
 #[cfg(test)]
-mod model;
+mod tests {
+    mod model;
+}
 
 use bare::Bare;
 use holes::Holes;

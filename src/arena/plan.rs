@@ -8,6 +8,7 @@
 //!            so nobody else can carve, lock, move or release them
 //! ```
 
+use super::retain::IdleRun;
 use super::span::{Place, Span};
 
 /// One slow call.
@@ -17,8 +18,6 @@ pub enum Step {
     Release {
         /// What goes.
         span: Span,
-        /// Since when it was idle.
-        since_us: u64,
     },
     /// Take the locked memory away from `from` and put it at `to`, which is as long.
     Move {
@@ -26,8 +25,6 @@ pub enum Step {
         from: Span,
         /// Bare granules.
         to: Span,
-        /// Since when `from` was idle.
-        since_us: u64,
     },
     /// Lock this run of bare granules, or acquire this whole region: one page-lock.
     Lock {
@@ -43,8 +40,8 @@ pub struct Plan {
     /// The bytes of the buffer that this plan is for.
     pub(super) buffer: Option<Span>,
     pub(super) steps: Vec<Step>,
-    /// What the buffer's bytes were idle for before, to undo it exactly.
-    pub(super) idle_before: Vec<super::retain::IdleRun>,
+    /// Idle granules that the plan took, for the buffer or for its steps, with their ages: to undo it exactly.
+    pub(super) idle_before: Vec<IdleRun>,
 }
 
 impl Plan {
@@ -64,7 +61,7 @@ impl Plan {
     pub(super) fn claim_bytes(&self) -> u64 {
         let sum = |pick: fn(&Step) -> u64| self.steps.iter().map(pick).sum::<u64>();
         let locks = sum(|step| if let Step::Lock { span } = step { span.bytes() } else { 0 });
-        let releases = sum(|step| if let Step::Release { span, .. } = step { span.bytes() } else { 0 });
+        let releases = sum(|step| if let Step::Release { span } = step { span.bytes() } else { 0 });
         locks.saturating_sub(releases)
     }
 }

@@ -24,8 +24,7 @@ impl Arena {
     pub fn release_down_to(&mut self, to_bytes: u64) -> Option<Plan> {
         let leaving = self.figures.transit_bytes - self.locking_bytes;
         let locked = self.figures.locked_bytes - leaving;
-        let going = self.oldest_idle(locked.saturating_sub(to_bytes));
-        self.release(going.into_iter().map(|run| run.span).collect())
+        self.release(self.oldest_idle(locked.saturating_sub(to_bytes)))
     }
 
     /// Changes when granules go.
@@ -40,45 +39,119 @@ impl Arena {
         }
     }
 
-    fn release(&mut self, mut going: Vec<Span>) -> Option<Plan> {
-        // By address, so that neighbours that fell idle at different times go in one call.
-        going.sort_unstable();
-        let mut steps = Vec::new();
-        for span in going {
-            let mut runs = Vec::new();
-            self.idle.within(span).for_each(|run| runs.push(run));
-            for run in runs {
-                self.leave(run);
-                steps.push(Step::Release { span: run.span, since_us: run.since_us });
-            }
+    fn release(&mut self, going: Vec<Span>) -> Option<Plan> {
+        let (mut steps, mut idle_before) = (Vec::new(), Vec::new());
+        for span in joined(going) {
+            self.leave(span, &mut idle_before);
+            steps.push(Step::Release { span });
         }
-        (!steps.is_empty()).then_some(Plan { buffer: None, steps, idle_before: Vec::new() })
+        (!steps.is_empty()).then_some(Plan { buffer: None, steps, idle_before })
     }
 
-    /// The longest empty idle runs that make up `bytes` (whole granules), or all there are.
-    pub(super) fn oldest_idle(&self, bytes: u64) -> Vec<IdleRun> {
+    /// The longest empty granules that make up `bytes`, or all there are, as runs by address.
+    pub(super) fn oldest_idle(&self, bytes: u64) -> Vec<Span> {
         let mut missing = bytes;
         let mut found = Vec::new();
-        for IdleRun { span, since_us } in self.idle.oldest_first() {
+        for IdleRun { span, .. } in self.idle.oldest_first() {
             if missing == 0 {
                 break;
             }
             let granule_bytes = self.granule_bytes().unwrap_or(span.bytes());
             let bytes = span.bytes().min(missing.next_multiple_of(granule_bytes));
             missing = missing.saturating_sub(bytes);
-            found.push(IdleRun { span: Span::new(span.place(), bytes), since_us });
+            found.push(Span::new(span.place(), bytes));
         }
-        found
+        joined(found)
     }
 
-    /// Takes an idle run out of the holes: from now on it is in transit.
-    pub(super) fn leave(&mut self, run: IdleRun) {
-        let Some(range) = self.range_of(run.span.place()) else { return };
-        if let Some(hole) = self.holes[range.shelf as usize].around(run.span) {
-            self.take(range.shelf, hole, run.span, |_| ());
-            self.figures.transit_bytes += run.span.bytes();
+    /// Takes idle granules out of the holes, and their ages to `idle_before`: from now on they are in transit.
+    pub(super) fn leave(&mut self, span: Span, idle_before: &mut Vec<IdleRun>) {
+        let Some(range) = self.range_of(span.place()) else { return };
+        if let Some(hole) = self.holes[range.shelf as usize].around(span) {
+            self.take(range.shelf, hole, span, |run| idle_before.push(run));
+            self.figures.transit_bytes += span.bytes();
         } else {
-            debug_assert!(false, "{run:?} is not in a hole");
+            debug_assert!(false, "{span:?} is not in a hole");
         }
+    }
+}
+
+/// Neighbours made one: what fell idle at different times still goes in one call.
+fn joined(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.sort_unstable();
+    spans.dedup_by(|next, span| {
+        let touches = span.end == next.start;
+        span.end = if touches { next.end } else { span.end };
+        touches
+    });
+    spans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::{Outcome, Place, Room};
+
+    const GRANULE: u64 = 2 << 20;
+
+    /// Ten granules that fell idle one after the other, the last one first, a second apart.
+    fn idle() -> Arena {
+        let mut arena = Arena::new(Growth::Granules(GRANULE), Retain::default());
+        arena.add_spanning(64 * GRANULE).unwrap();
+        let room = Room { lock_bytes: u64::MAX, may_release_regions: true };
+        let plan = arena.grow(10 * GRANULE, GRANULE, room).unwrap();
+        assert!(arena.settle(plan, Outcome::Done, 0));
+        for second in 0..10 {
+            arena.give(Place::new(0, (9 - second) * GRANULE), GRANULE, second * 1_000_000);
+        }
+        arena
+    }
+
+    fn released(arena: &mut Arena, plan: Option<Plan>) -> Vec<u64> {
+        let Some(plan) = plan else { return Vec::new() };
+        let granules = |step: &Step| match *step {
+            Step::Release { span } => span.offset() / GRANULE..(span.offset() + span.bytes()) / GRANULE,
+            _ => 0..0,
+        };
+        let spans = plan.steps().iter().flat_map(granules).collect();
+        arena.settle(plan, Outcome::Done, 0);
+        arena.validate().unwrap();
+        spans
+    }
+
+    #[test]
+    fn a_fifth_of_what_is_due_goes_each_second_longest_empty_first() {
+        let mut arena = idle();
+        assert!(arena.release_due(44_999_999).is_none(), "not yet");
+        // At 54 s all ten are due: two go, then a fifth of eight, rounded up.
+        let at = |arena: &mut Arena, now_us| {
+            let plan = arena.release_due(now_us);
+            released(arena, plan)
+        };
+        assert_eq!(at(&mut arena, 54_000_000), [8, 9]);
+        assert_eq!(at(&mut arena, 54_999_999), [0_u64; 0], "once a second");
+        assert_eq!(at(&mut arena, 55_000_000), [6, 7]);
+        assert_eq!(at(&mut arena, 56_000_000), [4, 5]);
+        assert_eq!(at(&mut arena, 57_000_000), [3]);
+    }
+
+    #[test]
+    fn a_trim_stops_at_what_it_was_asked_for() {
+        let mut arena = idle();
+        let plan = arena.release_down_to(7 * GRANULE);
+        assert_eq!(plan.as_ref().map(|plan| plan.steps().len()), Some(1), "one call for three neighbours");
+        assert_eq!(released(&mut arena, plan), [7, 8, 9]);
+        assert_eq!(arena.figures().locked_bytes, 7 * GRANULE);
+        assert!(arena.release_down_to(7 * GRANULE).is_none());
+        let plan = arena.release_down_to(0);
+        released(&mut arena, plan);
+        assert_eq!(arena.figures().locked_bytes, 0);
+    }
+
+    #[test]
+    fn a_retain_time_of_none_keeps_everything() {
+        let mut arena = idle();
+        arena.set_retain(Retain { retain_us: None, ..Retain::default() });
+        assert!(arena.release_due(u64::MAX).is_none());
     }
 }
