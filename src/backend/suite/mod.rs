@@ -83,7 +83,7 @@ fn many_threads_at_once_get_memory_of_their_own(source: &dyn Source) {
 }
 
 fn a_fast_region_is_as_good_and_its_progress_is_heard(source: &dyn Source) {
-    const LEN: usize = (1 << 20) + 1;
+    const LEN: usize = if cfg!(miri) { 5 * PAGE_BYTES + 1 } else { (1 << 20) + 1 };
     for threads in [1, 4] {
         let heard = std::cell::RefCell::new(Vec::new());
         let mut region = source.acquire_fast(LEN, threads, &|bytes| heard.borrow_mut().push(bytes)).unwrap();
