@@ -67,6 +67,9 @@ pub enum TraceError {
         /// What was expected.
         why: String,
     },
+    /// A pool could not be made, or did not give what it should.
+    #[error("{0}")]
+    Pool(#[from] crate::Error),
 }
 
 /// Most pools that a header may ask for: a trace is single-threaded, more would be a slip.

@@ -4,16 +4,20 @@
 //! | --- | --- |
 //! | `main` | the command line: which subcommand runs, and with which status the process ends |
 //! | `load` | `pinpool load`: files through the pool to a device |
-//! | `replay` | `pinpool replay`: a trace through the pool on simulated memory |
+//! | `replay` | `pinpool replay`: traces through the pool on simulated memory |
+//! | `replayed` | what replays cost, as a list or as rows |
+//! | `comparison` | the same of all presets and sources beside each other, in Markdown |
 //! | `env` | `pinpool env`: every setting, its value and where that comes from |
 //! | `logger` | the shape of a log line |
 //! | `screen` | the terminal: the progress bar, and lines that do not tear it |
 //! | `table` | the figures at the end, for people and as JSON |
 
+mod comparison;
 mod env;
 mod load;
 mod logger;
 mod replay;
+mod replayed;
 mod screen;
 mod table;
 

@@ -1,0 +1,172 @@
+//! A trace as a whole: read once, checked, and measured, so that it can be played under many settings.
+//!
+//! Owns what a pool has no say in: which names are held, how many gets there are, the peak of what they ask for.
+//!
+//! A workload has one pool. Settings of the header and `p` lines are for the comparison with TensorFlow's pool
+//! ([`Conformance`](super::Conformance)); limits, rounding and the number of pools are the replay's business.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use super::format::{Operation, Reader, TraceError};
+
+/// Longest time that a workload may last: a replay looks at the pool once in each second of it.
+const LONGEST_US: u64 = 366 * 24 * 3_600 * 1_000_000;
+
+/// A trace in which every put has its get.
+#[derive(Debug, Clone, Default)]
+pub struct Workload {
+    lines: Vec<(u64, Operation)>,
+    gets: u64,
+    peak_requested_bytes: u64,
+}
+
+/// What is known of a workload before anybody plays it.
+#[derive(Debug, Default)]
+struct Survey {
+    held_bytes: HashMap<u64, u64>,
+    requested_bytes: u64,
+    peak_requested_bytes: u64,
+    gets: u64,
+    lasts_us: u64,
+}
+
+impl Workload {
+    /// Reads the trace at `path`, packed by gzip or not.
+    ///
+    /// # Errors
+    ///
+    /// As [`Workload::read`]; also if the file cannot be opened.
+    pub fn open(path: &Path) -> Result<Self, TraceError> {
+        Self::read(&mut Reader::open(path)?)
+    }
+
+    /// Reads all of `reader`.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read, or gets a name that is held or puts one that is not, or lasts longer than a year.
+    pub fn read(reader: &mut Reader) -> Result<Self, TraceError> {
+        let (mut lines, mut survey) = (Vec::new(), Survey::default());
+        while let Some(operation) = reader.next() {
+            let operation = operation?;
+            let line = reader.line();
+            survey.add(operation).map_err(|why| wrong(line, operation, why))?;
+            lines.push((line, operation));
+        }
+        Ok(Self { lines, gets: survey.gets, peak_requested_bytes: survey.peak_requested_bytes })
+    }
+
+    /// Its operations with the numbers of their lines.
+    pub fn lines(&self) -> &[(u64, Operation)] {
+        &self.lines
+    }
+
+    /// Gets of more than zero bytes.
+    pub fn gets(&self) -> u64 {
+        self.gets
+    }
+
+    /// Most bytes asked for and not put back at any time, without rounding.
+    pub fn peak_requested_bytes(&self) -> u64 {
+        self.peak_requested_bytes
+    }
+}
+
+/// An error at `operation`.
+pub(super) fn wrong(line: u64, operation: Operation, why: String) -> TraceError {
+    TraceError::Line { line, text: format!("{operation:?}"), why }
+}
+
+impl Survey {
+    fn add(&mut self, operation: Operation) -> Result<(), String> {
+        match operation {
+            Operation::Get { id, bytes, .. } => {
+                self.request(bytes as u64)?;
+                if self.held_bytes.insert(id, bytes as u64).is_some() {
+                    return Err(format!("buffer {id} is held already"));
+                }
+            }
+            Operation::Put { id } => {
+                self.requested_bytes -= self.held_bytes.remove(&id).ok_or_else(|| format!("no buffer {id} is held"))?;
+            }
+            Operation::Steps { count, bytes, step } => {
+                let Some(more) = count.checked_sub(1) else { return Ok(()) };
+                let last = (step as u64).checked_mul(more).and_then(|grown| grown.checked_add(bytes as u64));
+                let last = last.ok_or("the sizes pass 2^64")?;
+                self.request(last)?;
+                self.requested_bytes -= last;
+                // `request` counted one of them. Only the first can be empty, and all are if they do not grow.
+                let empty = if bytes > 0 {
+                    0
+                } else if step > 0 {
+                    1
+                } else {
+                    count
+                };
+                self.gets += count.saturating_sub(empty) - u64::from(last > 0);
+            }
+            Operation::Advance { micros } => {
+                self.lasts_us = self.lasts_us.saturating_add(micros);
+                if self.lasts_us > LONGEST_US {
+                    return Err("the clock passes a year".to_owned());
+                }
+            }
+            Operation::Clear | Operation::Pool { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn request(&mut self, bytes: u64) -> Result<(), String> {
+        self.requested_bytes = self.requested_bytes.checked_add(bytes).ok_or("the bytes held pass 2^64")?;
+        self.peak_requested_bytes = self.peak_requested_bytes.max(self.requested_bytes);
+        self.gets += u64::from(bytes > 0);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &'static str) -> Result<Workload, TraceError> {
+        Workload::read(&mut Reader::new(text.as_bytes())?)
+    }
+
+    #[test]
+    fn gets_and_the_peak_are_those_of_the_trace() {
+        let workload = read("# limit 3\na 1 10\na 2 0\nt 5\nf 1\na 1 30\na 3 5\nf 3\nf 1\nf 2\n").unwrap();
+        assert_eq!((workload.gets(), workload.peak_requested_bytes()), (3, 35));
+        assert_eq!(workload.lines().first(), Some(&(2, Operation::Get { id: 1, bytes: 10, align: 4 })));
+    }
+
+    #[test]
+    fn steps_count_as_what_they_stand_for() {
+        for (text, gets, peak_requested_bytes) in [
+            ("r 4 9\n", 4, 9),
+            ("s 4 0 2\n", 3, 6),
+            ("s 4 1 2\n", 4, 7),
+            ("r 4 0\n", 0, 0),
+            ("r 0 7\n", 0, 0),
+            ("s 1 0 7\n", 0, 0),
+            ("a 1 100\ns 3 5 5\nf 1\n", 4, 115),
+        ] {
+            let workload = read(text).unwrap();
+            assert_eq!((workload.gets(), workload.peak_requested_bytes()), (gets, peak_requested_bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_named_with_its_line() {
+        for (text, why) in [
+            ("a 1 5\na 1 5\n", "line 2: `Get { id: 1, bytes: 5, align: 4 }`: buffer 1 is held already"),
+            ("f 3\n", "no buffer 3"),
+            ("a 1 18446744073709551615\na 2 1\n", "line 2"),
+            ("s 3 18446744073709551615 1\n", "2^64"),
+            ("t 18446744073709551615\n", "a year"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}
