@@ -40,15 +40,15 @@ pub(crate) struct ReplayArgs {
 
     /// Targets to print beside the figures: lines of `workload,page-locks,late,peak,page-locks,peak`, the last two with
     /// walls
-    #[arg(long, value_name = "FILE", requires = "format")]
+    #[arg(long, value_name = "FILE")]
     targets: Option<PathBuf>,
 
     #[command(flatten)]
     settings: SettingArgs,
 }
 
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Settings of the pool")]
+#[derive(Debug, Default, PartialEq, Args)]
+#[command(next_help_heading = "Settings of the pool, with the table and --json")]
 struct SettingArgs {
     /// Rules that the pool follows: adaptive or tensorflow
     #[arg(long, value_name = "NAME")]
@@ -66,9 +66,9 @@ struct SettingArgs {
     #[arg(long, value_name = "BOOL")]
     auto_resize: Option<bool>,
 
-    /// Memory whose buffers may span what is locked at once, or memory with walls
-    #[arg(long, value_enum, default_value_t = Memory::Span)]
-    source: Memory,
+    /// Memory whose buffers may span what is locked at once, or memory with walls [default: span]
+    #[arg(long, value_enum)]
+    source: Option<Memory>,
 
     /// Ceiling on all bytes pinned [default: none]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
@@ -78,9 +78,9 @@ struct SettingArgs {
     #[arg(long, value_name = "X", value_parser = ratio, conflicts_with = "max_bytes")]
     max_ratio: Option<f64>,
 
-    /// Longest wait for room under the ceiling, in virtual time
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "100ms")]
-    wait: Duration,
+    /// Longest wait for room under the ceiling, in virtual time [default: 100ms]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    wait: Option<Duration>,
 
     /// How long memory stays idle before it goes back; `none` keeps it [default: 45s]
     #[arg(long, value_name = "TIME", value_parser = retain)]
@@ -99,14 +99,14 @@ enum Format {
     Conformance,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Memory {
     Span,
     Walls,
 }
 
 /// A wrapper, since clap takes an `Option` of an option for something else.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Retain(Option<Duration>);
 
 /// A workload under the name that its file gives it.
@@ -123,6 +123,12 @@ struct Line<'a> {
 }
 
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), Box<dyn Error>> {
+    if args.format != Format::Table && args.settings != SettingArgs::default() {
+        return Err("settings of the pool go with the table and --json alone".into());
+    }
+    if args.format != Format::Markdown && args.targets.is_some() {
+        return Err("--targets goes with --format markdown".into());
+    }
     match args.format {
         Format::Conformance => {
             let [trace] = args.workloads.as_slice() else { return Err("--format conformance takes one trace".into()) };
@@ -177,10 +183,11 @@ fn print(text: &[u8]) -> Result<(), Box<dyn Error>> {
 
 impl SettingArgs {
     fn of(&self, workload: &Workload) -> Replay {
-        let source = match self.source {
+        let defaults = Replay::default();
+        let source = self.source.map_or(defaults.source, |memory| match memory {
             Memory::Span => SourceKind::Span,
             Memory::Walls => SourceKind::Walls,
-        };
+        });
         Replay {
             preset: self.preset,
             source,
@@ -189,7 +196,7 @@ impl SettingArgs {
             auto_resize: self.auto_resize,
             retain: self.retain.map(|Retain(retain)| retain),
             max_bytes: self.max_ratio.map(|ratio| ceiling_bytes(workload, ratio)).or(self.max_bytes),
-            wait: self.wait,
+            wait: self.wait.unwrap_or(defaults.wait),
         }
     }
 }
