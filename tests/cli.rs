@@ -348,6 +348,73 @@ fn a_pool_that_evicts_says_so_in_tensorflows_words() {
     assert!(message.contains(" get requests, put_count=") && message.contains("evicted_count=1000 "), "{message}");
 }
 
+/// A file of the tests' data.
+fn data(name: &str) -> String {
+    format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn a_replay_prints_its_figures_as_a_list_rows_and_json() {
+    let [cosmoflow, jitter] = ["cosmoflow", "jitter_3"].map(|name| data(&format!("workloads/{name}.trace.gz")));
+    let one = run(&["replay", &cosmoflow]);
+    assert_eq!(one.code(), 0, "{}", one.stderr);
+    for figure in
+        ["page-locks         23", "gets               20,000", "fallbacks          0", "ceiling            none"]
+    {
+        assert!(one.stdout.lines().any(|line| line == figure), "no {figure} in {}", one.stdout);
+    }
+    let two = run(&["replay", &cosmoflow, &jitter]);
+    assert_eq!(two.stdout.lines().count(), 4, "{}", two.stdout);
+    assert!(two.stdout.contains("2 workloads: 34 page-locks, 1 late"), "{}", two.stdout);
+
+    let ceiled = ["replay", "--json", "--source", "walls", "--max-ratio", "1.25", "--wait", "1s", &cosmoflow];
+    let figures = run(&ceiled).figures();
+    assert_eq!((&figures["workload"], &figures["source"]), (&"cosmoflow".into(), &"walls".into()));
+    assert_eq!((&figures["gets"], &figures["fallbacks"]), (&20_000.into(), &0.into()));
+    assert!(figures["peak_pinned_bytes"].as_u64() <= figures["max_bytes"].as_u64(), "{figures}");
+    let json = run(&["replay", "--json", &cosmoflow, &jitter]);
+    assert_eq!(json.stdout.lines().filter(|line| serde_json::from_str::<Value>(line).is_ok()).count(), 2);
+}
+
+#[test]
+fn a_replay_is_deaf_to_the_environment() {
+    let workload = data("workloads/resnet50_w0_cpu.trace.gz");
+    let plain = run(&["replay", "--json", &workload]);
+    let mut command = pinpool(&["replay", "--json", &workload]);
+    let deaf = finish(
+        command.env("PINPOOL_PRESET", "tensorflow").env("PINPOOL_MAX_BYTES", "1MiB").env("PINPOOL_RETAIN", "0s"),
+    );
+    assert_eq!((plain.code(), &plain.stdout), (0, &deaf.stdout));
+}
+
+#[test]
+fn a_conformance_trace_takes_its_own_settings_and_no_others() {
+    let trace = data("small_limit.trace");
+    let expected = fs::read_to_string(data("small_limit.expected")).unwrap();
+    assert_eq!(run(&["replay", "--format", "conformance", &trace]).stdout, expected);
+    for (args, words) in [
+        (&["--format", "conformance", "--retain", "0s", &trace][..], "settings of the pool"),
+        (&["--format", "conformance", &trace, &trace][..], "one trace"),
+        (&["--targets", "none.csv", &trace][..], "--targets goes with"),
+        (&["--rounding", "pow2", "--preset", "adaptive", &trace][..], "PINPOOL_ROUNDING"),
+        (&["no-such-trace"][..], "no-such-trace"),
+    ] {
+        let refused = run(&[&["replay"], args].concat());
+        assert_eq!(refused.code(), 1, "{args:?}");
+        refused.says(words);
+    }
+}
+
+#[test]
+fn a_comparison_is_markdown_with_targets() {
+    let (workload, targets) = (data("workloads/cosmoflow.trace.gz"), data("workloads/targets.csv"));
+    let compared = run(&["replay", "--format", "markdown", "--targets", &targets, &workload]);
+    assert_eq!(compared.code(), 0, "{}", compared.stderr);
+    let row = compared.stdout.lines().find(|line| line.starts_with("| cosmoflow |")).unwrap();
+    assert!(row.contains(" 23 (24) | 1 (1) | 1.409 (1.45) |"), "{row}");
+    assert_eq!(row.matches('|').count(), 15, "{row}");
+}
+
 #[test]
 fn rust_log_silences_the_log_but_not_the_failures() {
     let dir = tree();

@@ -1,7 +1,7 @@
 //! Presets and sources beside each other, and the default preset under a ceiling: Markdown for a report.
 //!
 //! Owns which runs are compared, and how far from its target a figure may be. A target stands in parentheses behind its
-//! figure; a figure that misses it is bold.
+//! figure; a figure that misses it, or a peak over its ceiling, is bold.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -14,7 +14,7 @@ use pinpool::Rounding::{Eighths, Exact, Pow2};
 use pinpool::trace::{Replay, Replayed, SourceKind, TraceError};
 
 use crate::replay::{Named, ceiling_bytes};
-use crate::replayed::{geometric_mean, is_of_some_size, mib, worst_ratio};
+use crate::replayed::{geometric_mean, in_mib, is_of_some_size, mib, worst_ratio};
 
 /// The ceiling of the second table, as a multiple of the peak requested.
 const CEILING_RATIO: f64 = 1.25;
@@ -58,7 +58,7 @@ pub(crate) fn markdown(workloads: &[Named], targets: Option<&Path>) -> Result<St
         let max_bytes = Some(ceiling_bytes(&named.workload, CEILING_RATIO));
         [&span, &walls].map(|replay| Replay { max_bytes, ..replay.clone() }).to_vec()
     })?;
-    Ok(format!("{}\n{}", presets(&free, &targets), under_the_ceiling(&ceiled)))
+    Ok([page_locks_and_peaks(&free, &targets), over_time(&free), under_the_ceiling(&ceiled)].join("\n"))
 }
 
 fn play<'a>(workloads: &'a [Named], settings: impl Fn(&Named) -> Vec<Replay>) -> Result<Vec<Row<'a>>, String> {
@@ -93,94 +93,112 @@ fn read_targets(path: &Path) -> Result<Targets, String> {
         .collect()
 }
 
-fn presets(rows: &[Row<'_>], targets: &Targets) -> String {
-    let mut text = String::new();
-    let mut line = |cells: &[String]| {
-        let _ = writeln!(text, "| {} |", cells.join(" | ")); // Writing to a string does not fail.
-    };
-    let heads = [
-        "workload",
-        "gets",
-        "asked MiB",
-        "adaptive: page-locks",
-        "late",
-        "peak / asked",
-        "mean MiB",
-        "60 s MiB",
-        "with walls: page-locks",
-        "late",
-        "peak / asked",
-        "mean MiB",
-        "60 s MiB",
-        "tensorflow exact: page-locks",
-        "late",
-        "peak / asked",
-        "tensorflow pow2: page-locks",
-        "late",
-        "peak / asked",
-    ];
-    line(&heads.map(str::to_owned));
-    line(&heads.map(|head| if head == "workload" { "---" } else { "---:" }.to_owned()));
+/// Settings that are compared, in the order of their columns; the first two have targets.
+const COLUMNS: [&str; 4] = ["adaptive", "with walls", "tensorflow exact", "tensorflow pow2"];
+
+fn page_locks_and_peaks(rows: &[Row<'_>], targets: &Targets) -> String {
+    let heads = COLUMNS.map(|column| [format!("{column}: page-locks"), "late".to_owned(), "peak / asked".to_owned()]);
+    let mut table = Table::new(["asked MiB".to_owned()].into_iter().chain(heads.into_iter().flatten()));
     for Row { name, replays } in rows {
         let target = targets.get(*name);
-        let mut cells = vec![(*name).to_owned(), replays[0].gets.to_string(), mib(replays[0].peak_requested_bytes)];
-        for (at, replayed) in replays.iter().enumerate() {
+        let cells = replays.iter().enumerate().flat_map(|(at, replayed)| {
             let target = target.filter(|_| at < 2);
             let late_target = target.filter(|_| at == 0).map(|target| target.late_page_locks);
-            cells.push(locks(replayed.page_locks, target.map(|target| target.page_locks[at])));
-            cells.push(locks(replayed.late_page_locks, late_target));
-            cells.push(peak(replayed.peak_ratio(), target.map(|target| target.peak_ratio[at])));
-            if at < 2 {
-                cells.extend([replayed.mean_pinned_bytes, replayed.pinned_after_60s_bytes].map(mib));
-            }
-        }
-        line(&cells);
+            [
+                locks(replayed.page_locks, target.map(|target| target.page_locks[at])),
+                locks(replayed.late_page_locks, late_target),
+                peak(replayed.peak_ratio(), target.map(|target| target.peak_ratio[at])),
+            ]
+        });
+        table.line(name, [mib(replays[0].peak_requested_bytes)].into_iter().chain(cells));
     }
-    let of = |at: usize| rows.iter().map(move |row| &row.replays[at]);
-    let summary = |name: &str, of_locks: &dyn Fn(usize) -> [String; 2], of_peaks: &dyn Fn(usize) -> String| {
-        let mut cells = vec![format!("**{name}**"), String::new(), String::new()];
-        for at in 0..4 {
-            cells.extend(of_locks(at));
-            cells.push(of_peaks(at));
-            cells.extend((at < 2).then(|| [String::new(), String::new()]).into_iter().flatten());
-        }
-        cells
-    };
-    let none = |_| [String::new(), String::new()];
-    let sums = |at| {
-        let sum = |figure: fn(&Replayed) -> u64| of(at).map(figure).sum::<u64>().to_string();
-        [sum(|replayed| replayed.page_locks), sum(|replayed| replayed.late_page_locks)]
-    };
-    line(&summary("sum", &sums, &|_| String::new()));
-    line(&summary("geometric mean", &none, &|at| format!("{:.3}", geometric_mean(of(at).map(Replayed::peak_ratio)))));
-    line(&summary("worst over 16 MiB", &none, &|at| format!("{:.2}", worst_ratio(of(at)))));
-    text
+    let none = String::new;
+    let sums = (0..COLUMNS.len()).flat_map(|at| {
+        let sum = |figure: fn(&Replayed) -> u64| column(rows, at).map(figure).sum::<u64>().to_string();
+        [sum(|replayed| replayed.page_locks), sum(|replayed| replayed.late_page_locks), none()]
+    });
+    table.line("**sum**", [none()].into_iter().chain(sums));
+    let peaks =
+        |of: &dyn Fn(usize) -> String| (0..COLUMNS.len()).flat_map(|at| [none(), none(), of(at)]).collect::<Vec<_>>();
+    let means = peaks(&|at| format!("{:.3}", geometric_mean(column(rows, at).map(Replayed::peak_ratio))));
+    table.line("**geometric mean**", [none()].into_iter().chain(means));
+    let worst = peaks(&|at| format!("{:.3}", worst_ratio(column(rows, at))));
+    table.line("**worst over 16 MiB**", [none()].into_iter().chain(worst));
+    table.0
+}
+
+fn over_time(rows: &[Row<'_>]) -> String {
+    let heads = COLUMNS.map(|column| [format!("{column}: mean MiB"), "60 s later".to_owned(), "hits".to_owned()]);
+    let mut table = Table::new(["gets".to_owned()].into_iter().chain(heads.into_iter().flatten()));
+    for Row { name, replays } in rows {
+        let cells = replays.iter().flat_map(|replayed| {
+            let hits = replayed.front_hits.to_string();
+            [mib(replayed.mean_pinned_bytes), mib(replayed.pinned_after_60s_bytes), hits]
+        });
+        table.line(name, [replays[0].gets.to_string()].into_iter().chain(cells));
+    }
+    let means = (0..COLUMNS.len()).flat_map(|at| {
+        let mean = geometric_mean(column(rows, at).map(|replayed| in_mib(replayed.mean_pinned_bytes)));
+        [format!("{mean:.1}"), String::new(), String::new()]
+    });
+    table.line("**geometric mean**", [String::new()].into_iter().chain(means));
+    let sums = (0..COLUMNS.len()).flat_map(|at| {
+        let sum = |figure: fn(&Replayed) -> u64| column(rows, at).map(figure).sum::<u64>();
+        [
+            String::new(),
+            mib(sum(|replayed| replayed.pinned_after_60s_bytes)),
+            sum(|replayed| replayed.front_hits).to_string(),
+        ]
+    });
+    let gets = rows.iter().map(|row| row.replays[0].gets).sum::<u64>().to_string();
+    table.line("**sum**", [gets].into_iter().chain(sums));
+    table.0
 }
 
 fn under_the_ceiling(rows: &[Row<'_>]) -> String {
-    let mut text = String::from(
-        "| workload | ceiling MiB | adaptive: peak MiB | waits | fallbacks | with walls: peak MiB | waits | fallbacks |\n\
-         | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-    );
+    let heads =
+        ["ceiling MiB", "adaptive: peak MiB", "waits", "fallbacks", "with walls: peak MiB", "waits", "fallbacks"];
+    let mut table = Table::new(heads.map(str::to_owned).into_iter());
     for Row { name, replays } in rows {
         let max_bytes = replays[0].max_bytes.unwrap_or(u64::MAX);
-        let _ = write!(text, "| {name} | {} |", mib(max_bytes));
-        for replayed in replays {
-            let passed = if replayed.peak_pinned_bytes > max_bytes { " **passed**" } else { "" };
-            let peak = mib(replayed.peak_pinned_bytes);
-            let _ = write!(text, " {peak}{passed} | {} | {} |", replayed.waits, replayed.fallbacks);
-        }
-        text.push('\n');
+        let cells = replays.iter().flat_map(|replayed| {
+            let peak = beside(mib(replayed.peak_pinned_bytes), replayed.peak_pinned_bytes > max_bytes, None);
+            [peak, replayed.waits.to_string(), replayed.fallbacks.to_string()]
+        });
+        table.line(name, [mib(max_bytes)].into_iter().chain(cells));
     }
-    let sum = |at: usize, figure: fn(&Replayed) -> u64| {
-        rows.iter().map(|row| &row.replays[at]).filter(|r| is_of_some_size(r)).map(figure).sum::<u64>()
-    };
-    let _ = write!(text, "| **sum over 16 MiB** | |");
-    for at in 0..2 {
-        let _ =
-            write!(text, " | {} | {} |", sum(at, |replayed| replayed.waits), sum(at, |replayed| replayed.fallbacks));
+    let sums = (0..2).flat_map(|at| {
+        let sum = |figure: fn(&Replayed) -> u64| {
+            column(rows, at).filter(|replayed| is_of_some_size(replayed)).map(figure).sum::<u64>().to_string()
+        };
+        [String::new(), sum(|replayed| replayed.waits), sum(|replayed| replayed.fallbacks)]
+    });
+    table.line("**sum over 16 MiB**", [String::new()].into_iter().chain(sums));
+    table.0
+}
+
+/// What every workload cost under one setting.
+fn column<'a>(rows: &'a [Row<'_>], at: usize) -> impl Iterator<Item = &'a Replayed> {
+    rows.iter().map(move |row| &row.replays[at])
+}
+
+/// A table with a name in front of each line and numbers behind it.
+struct Table(String);
+
+impl Table {
+    fn new(heads: impl Iterator<Item = String>) -> Self {
+        let mut table = Self(String::new());
+        let heads: Vec<String> = heads.collect();
+        let rules = vec!["---:".to_owned(); heads.len()];
+        table.line("workload", heads.into_iter());
+        table.line("---", rules.into_iter());
+        table
     }
-    text + "\n"
+
+    fn line(&mut self, name: &str, cells: impl Iterator<Item = String>) {
+        let cells: Vec<String> = cells.collect();
+        let _ = writeln!(self.0, "| {name} | {} |", cells.join(" | ")); // Writing to a string does not fail.
+    }
 }
 
 #[allow(clippy::cast_precision_loss)] // Page-locks are few.
