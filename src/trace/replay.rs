@@ -14,7 +14,7 @@
 //! All figures of memory are the pool's own; the replay itself counts what a blocking get would have met: waits and
 //! fallbacks.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -159,7 +159,8 @@ impl Replay {
             max_bytes: self.max_bytes,
             wait_us: u64::try_from(self.wait.as_micros()).unwrap_or(u64::MAX),
             held: HashMap::new(),
-            line: VecDeque::new(),
+            line: BTreeMap::new(),
+            next_ticket: 0,
             tally: Tally { half_gets: workload.gets() / 2, ..Tally::default() },
         };
         for &(line, operation) in workload.lines() {
@@ -213,8 +214,9 @@ struct Player {
     max_bytes: Option<u64>,
     wait_us: u64,
     held: HashMap<Name, Held>,
-    /// Gets that wait, first come first served.
-    line: VecDeque<Ticket>,
+    /// Gets that wait, by number: first come first served.
+    line: BTreeMap<u64, Ticket>,
+    next_ticket: u64,
     tally: Tally,
 }
 
@@ -223,7 +225,9 @@ enum Held {
     /// Kept for its drop: the put.
     #[allow(dead_code)]
     Pinned(PinnedBuf),
-    Waiting,
+    Waiting {
+        ticket: u64,
+    },
     Fallback,
 }
 
@@ -284,8 +288,9 @@ impl Player {
             }
             None => {
                 self.tally.waits += 1;
-                self.line.push_back(ticket);
-                Held::Waiting
+                self.next_ticket += 1;
+                self.line.insert(self.next_ticket, ticket);
+                Held::Waiting { ticket: self.next_ticket }
             }
         };
         self.held.insert(name, held);
@@ -300,8 +305,8 @@ impl Player {
 
     fn put(&mut self, name: Name) -> Result<(), Error> {
         self.pool.poll();
-        if let Some(Held::Waiting) = self.held.remove(&name) {
-            self.line.retain(|ticket| ticket.name != name);
+        if let Some(Held::Waiting { ticket }) = self.held.remove(&name) {
+            self.line.remove(&ticket);
         }
         self.tally.last_put_us = self.clock.now_us();
         self.tally.pinned_afterwards = None;
@@ -316,7 +321,7 @@ impl Player {
                 return Ok(());
             }
             let look_us = self.tally.last_put_us + AFTERWARDS_US;
-            let expires_us = self.line.front().map(|first| first.since_us.saturating_add(self.wait_us));
+            let expires_us = self.line.values().next().map(|first| first.since_us.saturating_add(self.wait_us));
             let stops_us = [Some(now_us + POLL_EVERY_US), Some(look_us), expires_us].into_iter().flatten();
             let next_us = stops_us.filter(|&stop_us| stop_us > now_us).fold(end_us, u64::min);
             let step_us = next_us - now_us;
@@ -331,7 +336,7 @@ impl Player {
     }
 
     fn serve(&mut self) -> Result<(), Error> {
-        while let Some(first) = self.line.front() {
+        while let Some((_, first)) = self.line.first_key_value() {
             let held = match self.ask(first)? {
                 Some(buffer) => Held::Pinned(buffer),
                 None if self.clock.now_us() - first.since_us >= self.wait_us => {
@@ -341,7 +346,7 @@ impl Player {
                 None => return Ok(()),
             };
             self.held.insert(first.name, held);
-            self.line.pop_front();
+            self.line.pop_first();
         }
         Ok(())
     }
