@@ -13,7 +13,7 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 
-use ::tar::{Archive, EntryType};
+use ::tar::{Archive, Entry, EntryType};
 
 use super::super::catalog::Extent;
 use super::super::failure::Cause;
@@ -29,11 +29,12 @@ pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<Member>, Cause> {
     let mut samples: Vec<Member> = Vec::new();
     let mut end = 0;
     for entry in archive.entries_with_seek().map_err(broken)? {
-        let entry = entry.map_err(broken)?;
+        let mut entry = entry.map_err(broken)?;
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        let sparse = is_sparse(&mut entry).map_err(|error| Cause::Tar(format!("{name}: {error}")))?;
         let extent = Extent { offset: entry.raw_file_position(), len_bytes: entry.size() };
         let kind = entry.header().entry_type();
-        if kind == EntryType::GNUSparse {
+        if sparse {
             return Err(Cause::Tar(format!("{name} is stored sparse, which cannot be read in place")));
         }
         let data_end = extent.offset.checked_add(extent.len_bytes).filter(|end| *end <= file_bytes);
@@ -57,6 +58,16 @@ pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<Member>, Cause> {
         return Err(Cause::Tar(format!("cut off: no end mark after byte {end}")));
     }
     Ok(samples)
+}
+
+/// Whether the member is stored with its holes left out: the old GNU type says so, or the PAX records, of which none may be
+/// malformed (the crate passes over those that are).
+fn is_sparse(entry: &mut Entry<'_, HeaderRun>) -> io::Result<bool> {
+    let mut sparse = entry.header().entry_type() == EntryType::GNUSparse;
+    for record in entry.pax_extensions()?.into_iter().flatten() {
+        sparse |= record?.key_bytes().starts_with(b"GNU.sparse.");
+    }
+    Ok(sparse)
 }
 
 /// The path up to the first dot of its last part; a part without one, or that starts with one, is a key whole.
@@ -189,5 +200,23 @@ mod tests {
         flipped[3] ^= 1;
         assert!(refusal(&flipped).contains("checksum"));
         refusal(&[0x5a; 4096]);
+    }
+
+    #[test]
+    fn records_that_are_malformed_or_tell_of_holes_are_refused() {
+        let archive = |records: &str| {
+            let mut bytes = header("records", EntryType::XHeader, records.len() as u64);
+            bytes.extend_from_slice(records.as_bytes());
+            bytes.resize(1024, 0);
+            bytes.extend(header("x.bin", EntryType::Regular, 3));
+            bytes.extend_from_slice(b"abc");
+            bytes.resize(4 * 512 + 1024, 0);
+            bytes
+        };
+        assert_eq!(index_bytes(&archive("10 path=y\n")).unwrap()[0].name, "y");
+        assert!(refusal(&archive("22 GNU.sparse.major=1\n")).contains("stored sparse"));
+        for malformed in ["no record", "99 path=y\n", "10 path:y\n"] {
+            assert!(refusal(&archive(malformed)).contains("broken tar: x.bin: "), "{malformed}");
+        }
     }
 }
