@@ -104,7 +104,9 @@ impl Walked {
         if circle {
             self.loops.push(path);
         } else {
-            self.failures.push(Failure::new(path.display(), io::Error::from(error)));
+            // The walk's own words would name the path once more.
+            let error = error.into_io_error().unwrap_or_else(|| io::Error::other("cannot be looked at"));
+            self.failures.push(Failure::new(path.display(), error));
         }
     }
 }
@@ -181,6 +183,7 @@ mod tests {
         assert_eq!(names(&walked, dir.path()), ["good"]);
         let failed: Vec<_> = walked.failures.iter().map(|failure| failure.name.clone()).collect();
         assert_eq!(failed, [missing.display().to_string(), dir.path().join("dangling").display().to_string()]);
+        assert_eq!(walked.failures[1].to_string().matches("dangling").count(), 1, "{}", walked.failures[1]);
     }
 
     #[test]
