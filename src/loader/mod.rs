@@ -298,6 +298,19 @@ mod tests {
     }
 
     #[test]
+    fn any_number_of_epochs_over_empty_containers_is_counted_without_overflow() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a.tar", "b.tar"] {
+            fs::write(dir.path().join(name), tar_file(&[])).unwrap();
+        }
+        let catalog = Catalog::of_paths(&[dir.path()], true, &Stop::new());
+        let mut loader = loader(&catalog);
+        loader.options.epochs = u64::MAX;
+        let (outcome, _) = run(&loader, &mut Meddler::new());
+        assert_eq!((outcome.files, outcome.batches), (u64::MAX, 0));
+    }
+
+    #[test]
     fn a_bit_that_flips_on_the_way_is_seen_and_named() {
         let catalog = Catalog::synthetic(12, 5);
         let loader = loader(&catalog);
