@@ -36,10 +36,11 @@ impl Screen {
         self.write(format!("pinpool: {line}\n").as_bytes());
     }
 
-    /// Bytes on stderr, above the bar.
-    pub(crate) fn write(&self, bytes: &[u8]) {
+    /// A line on stderr, above the bar. It stays one line whatever the names in it hold.
+    pub(crate) fn write(&self, line: &[u8]) {
+        let line = harmless(&String::from_utf8_lossy(line));
         // A stderr that is gone can not be told so.
-        let _ = self.0.suspend(|| io::stderr().lock().write_all(bytes));
+        let _ = self.0.suspend(|| io::stderr().lock().write_all(line.as_bytes()));
     }
 
     /// Text on stdout.
@@ -63,6 +64,15 @@ impl Screen {
     }
 }
 
+/// The line with what a terminal would obey (colours, cursor moves, line ends inside) spelled out: names of files, members
+/// of archives and variables are other people's.
+fn harmless(line: &str) -> String {
+    let spelled = |c: char| if c.is_control() && c != '\t' { c.escape_default().to_string() } else { c.to_string() };
+    let mut safe: String = line.trim_end_matches('\n').chars().map(spelled).collect();
+    safe.push('\n');
+    safe
+}
+
 /// A progress bar that leaves the screen as it found it.
 #[derive(Debug)]
 pub(crate) struct Bar(ProgressBar);
@@ -80,5 +90,16 @@ impl Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::harmless;
+
+    #[test]
+    fn names_cannot_move_the_cursor_or_forge_a_line() {
+        assert_eq!(harmless("a\x1b[31m\nb\u{9b}c\td é: gone\n"), "a\\u{1b}[31m\\nb\\u{9b}c\td é: gone\n");
+        assert_eq!(harmless("no end"), "no end\n");
     }
 }
