@@ -57,6 +57,7 @@ fn a_trace_that_makes_no_sense_is_an_error_with_its_line() {
         ("f 3\n", "no buffer 3"),
         ("p 1\n", "no pool 1"),
         ("a 1 5 3\n", "power of two"),
+        ("## first\n\nf 7\n", "line 3: `f 7`: no buffer 7"),
         ("s 3 18446744073709551615 1\n", "at most"),
     ] {
         let error = Reader::new(text.as_bytes()).and_then(|mut reader| expected_text(&mut reader)).unwrap_err();

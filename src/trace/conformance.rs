@@ -168,7 +168,7 @@ impl<O: Write, B: Write> Conformance<O, B> {
             let operation = operation?;
             self.perform(operation).map_err(|failure| match failure {
                 Failure::Io(error) => TraceError::Io(error),
-                Failure::Why(why) => TraceError::Line { line: reader.line(), text: format!("{operation:?}"), why },
+                Failure::Why(why) => reader.blame(why),
             })?;
         }
         self.streams.outcome.flush()?;

@@ -81,6 +81,8 @@ pub struct Reader {
     header: Header,
     pending: Option<String>,
     line: u64,
+    /// The line that the operation given out last was read from.
+    text: String,
 }
 
 impl std::fmt::Debug for Reader {
@@ -108,7 +110,7 @@ impl Reader {
     /// If it cannot be read or its header makes no sense.
     pub fn new(lines: impl BufRead + 'static) -> Result<Self, TraceError> {
         let header = Header { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 };
-        let mut reader = Self { lines: Box::new(lines), header, pending: None, line: 0 };
+        let mut reader = Self { lines: Box::new(lines), header, pending: None, line: 0, text: String::new() };
         while let Some(text) = reader.next_line()? {
             let Some(setting) = text.strip_prefix('#') else {
                 reader.pending = Some(text);
@@ -124,9 +126,14 @@ impl Reader {
         &self.header
     }
 
-    /// Number of the line read last, for errors of whoever plays the trace.
+    /// Number of the line read last.
     pub fn line(&self) -> u64 {
         self.line
+    }
+
+    /// Blames the line of the operation given out last, for whoever plays the trace.
+    pub fn blame(&self, why: String) -> TraceError {
+        self.wrong(&self.text, why)
     }
 
     /// The next line that is no comment and not empty.
@@ -182,11 +189,11 @@ impl Iterator for Reader {
     type Item = Result<Operation, TraceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let text = match self.pending.take().map_or_else(|| self.next_line(), |text| Ok(Some(text))) {
+        self.text = match self.pending.take().map_or_else(|| self.next_line(), |text| Ok(Some(text))) {
             Ok(text) => text?,
             Err(error) => return Some(Err(error)),
         };
-        Some(parse(&text).map_err(|why| self.wrong(&text, why)))
+        Some(parse(&self.text).map_err(|why| self.blame(why)))
     }
 }
 
