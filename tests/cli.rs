@@ -165,6 +165,7 @@ fn the_table_has_a_row_for_each_figure() {
         "verified batches",
         "in flight at most",
         "hit rate",
+        "fallbacks",
         "evictions",
         "limit",
         "raises",
@@ -295,6 +296,26 @@ fn a_file_beyond_the_ceiling_is_named_with_the_numbers() {
     let figures = ran.figures();
     assert_eq!((figures["failed_files"].as_u64(), figures["files"].as_u64()), (Some(1), Some(200)));
     assert!(figures["peak_pinned_bytes"].as_u64().unwrap() <= 2 << 20);
+}
+
+#[test]
+fn buffers_that_are_not_pinned_for_want_of_room_are_counted() {
+    let dir = tree();
+    let mut command = pinpool(&["load", "--json", "--verify", "--max-bytes", "4KiB"]);
+    let ran = finish(command.arg(dir.path()).env("PINPOOL_ON_FULL", "pageable").env("PINPOOL_WAIT", "0"));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let figures = ran.figures();
+    assert_eq!((figures["fallbacks"].as_u64(), figures["verified_batches"].as_u64()), (Some(1), Some(1)), "{figures}");
+    assert_eq!(figures["peak_pinned_bytes"], 0);
+}
+
+#[test]
+fn names_cannot_forge_lines_of_stderr() {
+    let dir = tempfile::tempdir().unwrap();
+    symlink("nowhere", dir.path().join("x\npinpool: all is well\x1b[2J")).unwrap();
+    let ran = load(&dir, &[]);
+    assert_eq!(ran.code(), 1);
+    ran.says("x\\npinpool: all is well\\u{1b}[2J: No such file or directory");
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub(crate) struct Args {
     containers: bool,
 
     /// Files in the synthetic data set [default: 10000]
-    #[arg(long, value_name = "N", conflicts_with = "paths", value_parser = clap::value_parser!(u64).range(..1 << 32))]
+    #[arg(long, value_name = "N", conflicts_with = "paths", value_parser = clap::value_parser!(u64).range(..=1 << 24))]
     synthetic: Option<u64>,
 
     /// Seed of the synthetic data set
@@ -97,7 +97,7 @@ struct PoolArgs {
     #[arg(long, value_name = "NAME")]
     backend: Option<Backend>,
 
-    /// Rules that the pool follows: tensorflow
+    /// Rules that the pool follows: adaptive or tensorflow
     #[arg(long, value_name = "NAME")]
     preset: Option<Preset>,
 
@@ -105,7 +105,7 @@ struct PoolArgs {
     #[arg(long, value_name = "N")]
     pool_size_limit: Option<u64>,
 
-    /// How sizes become classes: pow2 or exact
+    /// How sizes become classes: eighths under adaptive, pow2 or exact under tensorflow
     #[arg(long, value_name = "NAME")]
     rounding: Option<Rounding>,
 
