@@ -468,7 +468,7 @@ fn an_empty_directory_is_nothing_and_no_failure() {
 
 #[test]
 fn wrong_arguments_are_refused_with_the_usage_status() {
-    let wrong: [&[&str]; 12] = [
+    let wrong: [&[&str]; 14] = [
         &[],
         &["frobnicate"],
         &["load", "--frobnicate"],
@@ -478,6 +478,8 @@ fn wrong_arguments_are_refused_with_the_usage_status() {
         &["load", "--epochs", "0"],
         &["load", "--workers", "0"],
         &["load", "--max-bytes", "99999999999GiB"],
+        &["load", "--max-bytes", "0"],
+        &["load", "--synthetic", "4294967295"],
         &["load", "--backend", "purple"],
         &["load", "--rounding", "purple"],
         &["load", "--synthetic", "3", "/tmp"],

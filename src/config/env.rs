@@ -80,7 +80,7 @@ pub static VARIABLES: [Variable; 17] = [
     Variable {
         name: "PINPOOL_ROUNDING",
         default: "eighths",
-        meaning: "how sizes become classes: eighths under adaptive; pow2 (the default there) or exact under tensorflow",
+        meaning: "how sizes become classes: eighths under adaptive; pow2 (the default there) or exact under tensorflow, which they imply",
         read: |settings, text| set(&mut settings.rounding, text.parse()),
         show: |config| config.rounding.name().to_owned(),
     },

@@ -12,7 +12,7 @@ use pinpool::config::quantity::parse_bytes;
 use pinpool::loader::destination::SinkDestination;
 use pinpool::loader::plan::Cut;
 use pinpool::loader::{Catalog, Destination, Ended, Failure, Landed, Loader, Observer, Options, Outcome, Stop};
-use pinpool::{Backend, Pool, Preset, Rounding};
+use pinpool::{Backend, Ceiling, Pool, Preset, Rounding};
 
 use crate::Failed;
 use crate::screen::{Bar, Screen};
@@ -109,9 +109,9 @@ struct PoolArgs {
     #[arg(long, value_name = "NAME")]
     rounding: Option<Rounding>,
 
-    /// Ceiling on all pinned bytes, in use and idle
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    max_bytes: Option<u64>,
+    /// Ceiling on all bytes held, in use and idle: a size, none, or auto
+    #[arg(long, value_name = "SIZE")]
+    max_bytes: Option<Ceiling>,
 }
 
 fn batch_bytes(text: &str) -> Result<NonZeroU64, String> {
@@ -242,7 +242,7 @@ impl PoolArgs {
             builder = builder.rounding(rounding);
         }
         if let Some(max_bytes) = self.max_bytes {
-            builder = builder.max_bytes(max_bytes);
+            builder = builder.ceiling(max_bytes);
         }
         builder.build()
     }
