@@ -14,20 +14,20 @@
 //! | state of a byte | index | may be carved | may be locked / released / moved |
 //! | --- | --- | --- | --- |
 //! | live | none (the holder knows) | | |
-//! | hole (free, locked) | [`holes`] | yes | its idle granules: released, moved away |
-//! | bare (free, not locked) | [`bare`] | only through a plan | locked, moved into |
+//! | hole (free, locked) | `holes` | yes | its idle granules: released, moved away |
+//! | bare (free, not locked) | `bare` | only through a plan | locked, moved into |
 //! | in transit | none | no | no: a plan holds it |
 //!
 //! | room | owns |
 //! | --- | --- |
-//! | [`span`] | places and runs as numbers; the walls between ranges |
-//! | [`holes`] | free locked runs, by length and by address |
-//! | [`bare`] | unlocked runs, and the search for the place that needs fewest (rule 5) |
-//! | [`retain`] | idle granules by age, and when they go (rule 9) |
-//! | [`walls`] | regions: how large the next one is (rule 11) |
-//! | [`plan`] | the steps the pool makes, and how they ended |
-//! | [`grow`] | placements that must lock or move first; settling plans |
-//! | [`shrink`] | giving idle granules back |
+//! | `span` | places and runs as numbers; the walls between ranges |
+//! | `holes` | free locked runs, by length and by address |
+//! | `bare` | unlocked runs, and the search for the place that needs fewest (rule 5) |
+//! | `retain` | idle granules by age, and when they go (rule 9) |
+//! | `walls` | regions: how large the next one is (rule 11) |
+//! | `plan` | the steps the pool makes, and how they ended |
+//! | `grow` | placements that must lock or move first; settling plans |
+//! | `shrink` | giving idle granules back |
 //!
 //! Invariants, recounted by [`Arena::validate`]
 //! - I1: holes, bare runs, live buffers and what is in transit tile every range, without overlap.
