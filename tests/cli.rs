@@ -527,12 +527,14 @@ fn a_reader_who_leaves_early_is_no_failure() {
 #[test]
 fn figures_that_cannot_be_written_are_a_failure() {
     let dir = tree();
-    let mut command = pinpool(&["load"]);
-    let child = command.arg(dir.path()).stdout(File::options().write(true).open("/dev/full").unwrap());
-    let output = child.stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(stderr.contains("pinpool: stdout: No space left on device") && !stderr.contains("panicked"), "{stderr}");
+    let trace = dir.path().join("trace");
+    fs::write(&trace, "a 1 5\nf 1\n").unwrap();
+    for command in ["load", "replay"] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let ran = finish(pinpool(&[command]).arg(&trace).stdout(full));
+        assert_eq!(ran.code(), 1, "{}", ran.stderr);
+        ran.says("pinpool: stdout: No space left on device");
+    }
 }
 
 #[test]

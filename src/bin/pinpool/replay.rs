@@ -3,7 +3,6 @@
 //! Owns the flags and what is printed. The playing is the library's [`trace`](pinpool::trace).
 
 use std::error::Error;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use serde::Serialize;
 
 use crate::comparison;
 use crate::replayed;
+use crate::screen::to_stdout;
 
 /// Ceilings made of a ratio are whole multiples of this, the arena's granule.
 const GRANULE_BYTES: u64 = 2 << 20;
@@ -134,12 +134,12 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Box<dyn Error>> {
             let [trace] = args.workloads.as_slice() else { return Err("--format conformance takes one trace".into()) };
             let named = |error| format!("{}: {error}", trace.display());
             let text = Reader::open(trace).and_then(|mut reader| expected_text(&mut reader)).map_err(named)?;
-            print(text.as_bytes())
+            print(&text)
         }
         Format::Markdown => {
             let workloads = args.workloads.iter().map(|path| open(path)).collect::<Result<Vec<_>, _>>()?;
             let text = comparison::markdown(&workloads, args.targets.as_deref())?;
-            print(text.as_bytes())
+            print(&text)
         }
         Format::Table => figures(args),
     }
@@ -152,14 +152,14 @@ fn figures(args: &ReplayArgs) -> Result<(), Box<dyn Error>> {
         let replayed = args.settings.of(&workload).play(&workload).map_err(|error| in_file(path, &error))?;
         if args.json {
             let line = serde_json::to_string(&Line { workload: &name, replayed: &replayed })?;
-            print(format!("{line}\n").as_bytes())?;
+            print(&format!("{line}\n"))?;
         }
         rows.push((name, replayed));
     }
     match rows.as_slice() {
         _ if args.json => Ok(()),
-        [(_, one)] => print(replayed::list(one).as_bytes()),
-        rows => print(replayed::rows(rows).as_bytes()),
+        [(_, one)] => print(&replayed::list(one)),
+        rows => print(&replayed::rows(rows)),
     }
 }
 
@@ -175,10 +175,8 @@ fn in_file(path: &Path, error: &dyn Error) -> String {
     format!("{}: {error}", path.display())
 }
 
-fn print(text: &[u8]) -> Result<(), Box<dyn Error>> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text)?;
-    Ok(stdout.flush()?)
+fn print(text: &str) -> Result<(), Box<dyn Error>> {
+    Ok(to_stdout(text)?)
 }
 
 impl SettingArgs {

@@ -45,11 +45,7 @@ impl Screen {
 
     /// Text on stdout.
     pub(crate) fn print(&self, text: impl Display) -> Result<(), Failed> {
-        let mut stdout = io::stdout().lock();
-        let printed = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
-        // The kind stays: it tells a reader who left from a disk that is full.
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("stdout: {error}"));
-        self.report(printed.map_err(|error| named(error).into()))
+        self.report(to_stdout(&format!("{text}\n")).map_err(Into::into))
     }
 
     /// Says what went wrong, if anything did. A reader of stdout who left has seen enough: nothing went wrong.
@@ -62,6 +58,14 @@ impl Screen {
         self.say(error);
         Err(Failed::Work)
     }
+}
+
+/// Writes `text` to stdout, all of it.
+pub(crate) fn to_stdout(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    // The kind stays: it tells a reader who left from a disk that is full.
+    written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))
 }
 
 /// The line with what a terminal would obey (colours, cursor moves, line ends inside) spelled out: names of files, members
