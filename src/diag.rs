@@ -14,7 +14,7 @@
 //! | `memory is short ...` | info | idle memory goes back sooner; `PINPOOL_PRESSURE=off` ignores it |
 //! | `locked memory is limited ...` | warn | raise `RLIMIT_MEMLOCK` or set `PINPOOL_MAX_BYTES` |
 //! | `PINPOOL_X=V ...` | warn | correct the variable; what is used instead is in the line |
-//! | `release failed ...` | error | memory stays pinned until the process ends; the driver's words say why |
+//! | `release failed ...` | error | memory stays pinned, for now or until the process ends; the driver's words say why |
 //! | `completion unknown ...` | error | the device failed; the buffer is never reused |
 //! | `closing with N copies in flight ...` | error | a stream never finished; the memory is left alone |
 //!
@@ -201,6 +201,13 @@ pub(crate) fn bad_setting(warning: &Warning) {
 
 pub(crate) fn release_failed(held_bytes: u64, error: &SourceError) {
     log::error!("release failed, {held_bytes} B stay held until the process ends: {error}");
+}
+
+pub(crate) fn not_released(error: &SourceError) {
+    log::error!(
+        "release failed: idle memory stays pinned for now and is tried again later, without another word until some goes: \
+         {error}"
+    );
 }
 
 pub(crate) fn completion_unknown(held_bytes: u64, error: &Error) {

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Pool;
-use super::clock::Clock;
+use super::clock::{Clock, Timekeeper};
 use super::core::Core;
 use super::supply::{Direct, Ground, GroundPlan, Supply};
 use crate::arena::Retain;
 use crate::backend::{self, Backend, HeapSource, Source};
+use crate::budget::Budget;
 use crate::config::{Ceiling, Config, OnFull, Preset, PressureFrom, Settings, env};
 use crate::diag::{self, Cadence, CheckReport, Listener, Voice};
 use crate::error::{Kind, Result};
@@ -197,7 +198,7 @@ impl PoolBuilder {
         let stand_in = stands_in(&config, &*chosen.source).then(HeapSource::new);
         let supply = supply(&config, chosen.source, max_bytes)?;
         let reserve_bytes = config.reserve_bytes;
-        let pool = Pool::of(Core::new(config, supply, None, stand_in, self.clock, voice));
+        let pool = Pool::of(Core::new(config, supply, Budget::new(None), stand_in, Timekeeper::new(self.clock), voice));
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
         }

@@ -32,7 +32,9 @@ struct Turn {
 impl Queue {
     /// Is anybody in line?
     pub(super) fn is_waiting(&self) -> bool {
-        // SeqCst: between a put's buffer and this load no waiter may slip in unseen; see `wait`.
+        // SeqCst, with `wait`: a waiter that this load does not see stood in line after it. Its first attempt sees the put
+        // before this, but for the rare one whose store is still on its way; that waiter's patience makes up for it, which
+        // is cheaper than a barrier in every put.
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
@@ -53,7 +55,7 @@ impl Queue {
         mut attempt: impl FnMut() -> Option<T>,
     ) -> Option<T> {
         let turn = Arc::new(Turn::default());
-        // SeqCst, before the first attempt: a put that the attempt does not see sees this count, and wakes us.
+        // SeqCst, before the first attempt: a later put sees this count, and wakes us.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         self.line.lock().push_back(turn.clone());
         let served = loop {
