@@ -13,6 +13,7 @@
 //! | `room again after ...` | warn | says how long that lasted and what it cost |
 //! | `memory is short ...` | info | idle memory goes back sooner; `PINPOOL_PRESSURE=off` ignores it |
 //! | `locked memory is limited ...` | warn | raise `RLIMIT_MEMLOCK` or set `PINPOOL_MAX_BYTES` |
+//! | `no thread for PINPOOL_POLL ...` | warn | call `Pool::poll` where the program falls silent |
 //! | `PINPOOL_X=V ...` | warn | correct the variable; what is used instead is in the line |
 //! | `release failed ...` | error | memory stays pinned, for now or until the process ends; the driver's words say why |
 //! | `completion unknown ...` | error | the device failed; the buffer is never reused |
@@ -193,6 +194,10 @@ pub(crate) fn lock_limit(limit_bytes: u64) {
         "locked memory is limited to {limit_bytes} B for this process (RLIMIT_MEMLOCK); the ceiling is set to that; raise the \
          limit (`ulimit -l`) or grant CAP_IPC_LOCK for more"
     );
+}
+
+pub(crate) fn no_poller(error: &std::io::Error) {
+    log::warn!("no thread for PINPOOL_POLL: idle memory goes back only while the pool is used or polled: {error}");
 }
 
 pub(crate) fn bad_setting(warning: &Warning) {

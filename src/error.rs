@@ -48,9 +48,7 @@ pub(crate) enum Kind {
     Length { len: usize },
     #[error("asked {len} B at an alignment of {align}: an alignment is a power of two of at most {MAX_ALIGN}")]
     Alignment { len: usize, align: usize },
-    #[error(
-        "asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {holdings}; {remedy}"
-    )]
+    #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {holdings}; {remedy}")]
     Limit { asked_bytes: u64, needed_bytes: u64, holdings: Holdings, remedy: &'static str },
     #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {holdings}")]
     Backend { backend: &'static str, asked_bytes: u64, holdings: Holdings, source: SourceError },

@@ -146,6 +146,12 @@ impl PoolBuilder {
         self
     }
 
+    /// Shall a thread call [`Pool::poll`] twice a second (`PINPOOL_POLL`)? It ends with the pool.
+    pub fn background_poll(mut self, yes: bool) -> Self {
+        self.settings.background_poll = Some(yes);
+        self
+    }
+
     /// One check of the rates in this many is printed (`PINPOOL_LOG_EVERY`); 0 counts as 1.
     pub fn log_every(mut self, checks: u64) -> Self {
         self.settings.log_every = Some(checks.max(1));

@@ -69,7 +69,6 @@ pub(crate) struct Core {
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     failed_gets: AtomicU64,
-    waits: AtomicU64,
     fallbacks: AtomicU64,
     fallbacks_put: AtomicU64,
     lost: AtomicU64,
@@ -193,8 +192,6 @@ impl Core {
         if !wait.is_zero() && self.could_hold(class) {
             self.begin_episode(len, &refusal);
             let deadline = Instant::now() + wait.min(LONGEST_WAIT);
-            // Relaxed, here and below: counts on their own.
-            self.counts.waits.fetch_add(1, Ordering::Relaxed);
             let patience = || if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { PATIENCE };
             let served = self.queue.wait(deadline, patience, || {
                 self.land_copies();
@@ -206,6 +203,7 @@ impl Core {
         }
         if let Some(block) = self.stand_in(class) {
             self.begin_episode(len, &refusal);
+            // Relaxed, here and below: counts on their own.
             self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
             self.episode.fell_back();
             return Ok(block);
@@ -543,7 +541,7 @@ impl Core {
             hits: figures.total.get_from_pool,
             misses: figures.total.allocated + fallbacks,
             failed_gets: self.counts.failed_gets.load(Ordering::Relaxed),
-            waits: self.counts.waits.load(Ordering::Relaxed),
+            waits: self.queue.stood(),
             fallbacks,
             puts: figures.total.put + self.counts.fallbacks_put.load(Ordering::Relaxed),
             evicted: figures.total.evicted,

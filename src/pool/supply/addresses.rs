@@ -25,11 +25,7 @@ fn previous_power_of_two(n: u64) -> u64 {
 }
 
 /// As many addresses as are good to have; fewer where the system refuses, down to what the ceiling needs.
-pub(super) fn reserve(
-    source: &dyn Source,
-    max_bytes: Option<u64>,
-    granule_bytes: u64,
-) -> Result<Range, SourceError> {
+pub(super) fn reserve(source: &dyn Source, max_bytes: Option<u64>, granule_bytes: u64) -> Result<Range, SourceError> {
     let spans = source.spans().ok_or_else(|| SourceError::new("reserve", "the source has walls"))?;
     let whole = |bytes: u64| (bytes / granule_bytes).max(1) * granule_bytes;
     let wanted = max_bytes.map_or(RANGE_BYTES_MAX / 2, |max_bytes| max_bytes.saturating_mul(ADDRESSES_PER_BYTE));
@@ -52,7 +48,8 @@ mod tests {
 
     #[test]
     fn a_granule_is_two_mebibytes_or_an_eighth_of_a_small_ceiling_but_no_less_than_the_source_has() {
-        let cases = [(None, GRANULE_BYTES), (Some(16 << 20), GRANULE_BYTES), (Some(15 << 20), 1 << 20), (Some(0), 4096)];
+        let cases =
+            [(None, GRANULE_BYTES), (Some(16 << 20), GRANULE_BYTES), (Some(15 << 20), 1 << 20), (Some(0), 4096)];
         for (max_bytes, granule) in cases {
             assert_eq!(granule_bytes(max_bytes, 4096), granule, "{max_bytes:?}");
         }

@@ -156,7 +156,8 @@ impl Ground {
             match self.carry_out(land, plan, now_us) {
                 Ok(()) => {
                     let memory = place.and_then(|place| self.land.lock().memory_at(place, bytes));
-                    return memory.ok_or_else(|| Refusal::Source(SourceError::new("arena", "a place without an address")));
+                    return memory
+                        .ok_or_else(|| Refusal::Source(SourceError::new("arena", "a place without an address")));
                 }
                 // Twice is enough: what others put back meanwhile is found by who waits in line.
                 Err(error) if refused.is_some() => return Err(Refusal::Source(error)),
