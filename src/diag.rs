@@ -13,8 +13,9 @@
 //! | `room again after ...` | warn | says how long that lasted and what it cost |
 //! | `memory is short ...` | info | idle memory goes back sooner; `PINPOOL_PRESSURE=off` ignores it |
 //! | `locked memory is limited ...` | warn | raise `RLIMIT_MEMLOCK` or set `PINPOOL_MAX_BYTES` |
+//! | `no thread for PINPOOL_POLL ...` | warn | call `Pool::poll` where the program falls silent |
 //! | `PINPOOL_X=V ...` | warn | correct the variable; what is used instead is in the line |
-//! | `release failed ...` | error | memory stays pinned until the process ends; the driver's words say why |
+//! | `release failed ...` | error | memory stays pinned, for now or until the process ends; the driver's words say why |
 //! | `completion unknown ...` | error | the device failed; the buffer is never reused |
 //! | `closing with N copies in flight ...` | error | a stream never finished; the memory is left alone |
 //!
@@ -195,12 +196,23 @@ pub(crate) fn lock_limit(limit_bytes: u64) {
     );
 }
 
+pub(crate) fn no_poller(error: &std::io::Error) {
+    log::warn!("no thread for PINPOOL_POLL: idle memory goes back only while the pool is used or polled: {error}");
+}
+
 pub(crate) fn bad_setting(warning: &Warning) {
     log::warn!("{warning}");
 }
 
 pub(crate) fn release_failed(held_bytes: u64, error: &SourceError) {
     log::error!("release failed, {held_bytes} B stay held until the process ends: {error}");
+}
+
+pub(crate) fn not_released(error: &SourceError) {
+    log::error!(
+        "release failed: idle memory stays pinned for now and is tried again later, without another word until some goes: \
+         {error}"
+    );
 }
 
 pub(crate) fn completion_unknown(held_bytes: u64, error: &Error) {

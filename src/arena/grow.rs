@@ -197,8 +197,11 @@ impl Arena {
             self.free(last, now_us);
         }
         if !granted {
-            // Granules that were idle before, and are again, have waited since then.
-            for IdleRun { span, since_us } in plan.idle_before {
+            // Granules that were idle before, and are again, have waited since then; but what would not go is idle since
+            // now, so that it is the last to be tried again and holds back no others.
+            let refused = plan.steps.get(done).and_then(Step::released);
+            let would_go = |run: &IdleRun| refused.is_none_or(|refused| !refused.contains(run.span));
+            for IdleRun { span, since_us } in plan.idle_before.into_iter().filter(would_go) {
                 let mut again = Vec::new();
                 self.idle.cut(span, |run| again.push(run.span));
                 again.into_iter().for_each(|span| self.idle.add(IdleRun { span, since_us }));
@@ -225,7 +228,7 @@ impl Arena {
     }
 
     /// Idle granules that a plan took: gone, or idle again as before.
-    fn left(&mut self, span: Span, gone: bool, now_us: u64) {
+    pub(super) fn left(&mut self, span: Span, gone: bool, now_us: u64) {
         self.figures.transit_bytes -= span.bytes();
         if gone {
             self.figures.locked_bytes -= span.bytes();

@@ -41,7 +41,7 @@ impl fmt::Display for Warning {
 }
 
 /// Every variable there is.
-pub static VARIABLES: [Variable; 17] = [
+pub static VARIABLES: [Variable; 18] = [
     Variable {
         name: "PINPOOL_BACKEND",
         default: "auto",
@@ -142,6 +142,13 @@ pub static VARIABLES: [Variable; 17] = [
         meaning: "may the pool pin more than its reserve: 0 or 1 (TensorFlow's allow_growth)",
         read: |settings, text| set(&mut settings.growth, words::switch(text)),
         show: |config| u8::from(config.growth).to_string(),
+    },
+    Variable {
+        name: "PINPOOL_POLL",
+        default: "0",
+        meaning: "a thread that gives idle memory back while the program is silent, twice a second: 0 or 1",
+        read: |settings, text| set(&mut settings.background_poll, words::switch(text)),
+        show: |config| u8::from(config.background_poll).to_string(),
     },
     Variable {
         name: "PINPOOL_LOG_EVERY",

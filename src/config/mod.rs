@@ -94,6 +94,7 @@ pub(crate) struct Settings {
     pub(crate) pressure: Option<PressureFrom>,
     pub(crate) reserve_bytes: Option<u64>,
     pub(crate) growth: Option<bool>,
+    pub(crate) background_poll: Option<bool>,
     pub(crate) log_every: Option<u64>,
     pub(crate) close_wait: Option<Duration>,
 }
@@ -130,6 +131,8 @@ pub struct Config {
     pub reserve_bytes: u64,
     /// May the pool pin more than its reserve?
     pub growth: bool,
+    /// Does a thread look after the pool while the program is silent?
+    pub background_poll: bool,
     /// One check in this many is printed.
     pub log_every: u64,
     /// How long the end of the pool waits for copies in flight.
@@ -165,6 +168,7 @@ impl Settings {
             pressure: self.pressure.or(other.pressure),
             reserve_bytes: self.reserve_bytes.or(other.reserve_bytes),
             growth: self.growth.or(other.growth),
+            background_poll: self.background_poll.or(other.background_poll),
             log_every: self.log_every.or(other.log_every),
             close_wait: self.close_wait.or(other.close_wait),
         }
@@ -215,6 +219,7 @@ impl Settings {
             pressure: self.pressure.unwrap_or(PressureFrom::Kernel),
             reserve_bytes,
             growth,
+            background_poll: self.background_poll.unwrap_or(false),
             log_every: self.log_every.unwrap_or(DEFAULT_LOG_EVERY),
             close_wait: self.close_wait.unwrap_or(DEFAULT_CLOSE_WAIT),
         })

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Pool;
-use super::clock::Clock;
+use super::clock::{Clock, Timekeeper};
 use super::core::Core;
 use super::supply::{Direct, Ground, GroundPlan, Supply};
 use crate::arena::Retain;
 use crate::backend::{self, Backend, HeapSource, Source};
+use crate::budget::Budget;
 use crate::config::{Ceiling, Config, OnFull, Preset, PressureFrom, Settings, env};
 use crate::diag::{self, Cadence, CheckReport, Listener, Voice};
 use crate::error::{Kind, Result};
@@ -145,6 +146,12 @@ impl PoolBuilder {
         self
     }
 
+    /// Shall a thread call [`Pool::poll`] twice a second (`PINPOOL_POLL`)? It ends with the pool.
+    pub fn background_poll(mut self, yes: bool) -> Self {
+        self.settings.background_poll = Some(yes);
+        self
+    }
+
     /// One check of the rates in this many is printed (`PINPOOL_LOG_EVERY`); 0 counts as 1.
     pub fn log_every(mut self, checks: u64) -> Self {
         self.settings.log_every = Some(checks.max(1));
@@ -197,7 +204,7 @@ impl PoolBuilder {
         let stand_in = stands_in(&config, &*chosen.source).then(HeapSource::new);
         let supply = supply(&config, chosen.source, max_bytes)?;
         let reserve_bytes = config.reserve_bytes;
-        let pool = Pool::of(Core::new(config, supply, None, stand_in, self.clock, voice));
+        let pool = Pool::of(Core::new(config, supply, Budget::new(None), stand_in, Timekeeper::new(self.clock), voice));
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
         }

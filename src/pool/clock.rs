@@ -49,6 +49,11 @@ impl Timekeeper {
         Self { clock, begun: Instant::now(), coarse_us: AtomicU64::new(0) }
     }
 
+    /// The same time for another pool: what shares memory must agree on how long it is idle.
+    pub(super) fn shared(&self) -> Self {
+        Self { clock: self.clock.clone(), begun: self.begun, coarse_us: AtomicU64::new(self.coarse_us()) }
+    }
+
     /// Reads the clock and refreshes the coarse copy.
     pub(super) fn now_us(&self) -> u64 {
         let now_us = match &self.clock {
