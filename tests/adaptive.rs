@@ -125,7 +125,7 @@ mod sizes {
                 assert_eq!((again.id(), again.as_ptr()), (id, address));
             }
             let stats = valid(&pool);
-            assert_eq!((stats.hits, stats.misses, stats.in_use), (8, 8, 0));
+            assert_eq!((stats.hits, stats.misses, stats.in_use), (11, 5, 0));
         }
     }
 
@@ -685,7 +685,7 @@ mod failures {
             for (at, buffer) in held.into_iter().enumerate() {
                 if at % 2 == 0 { drop(buffer) } else { gaps.push(buffer) }
             }
-            (0..60).for_each(|index| source.fail_release(index));
+            (0..7).for_each(|index| source.fail_release(index));
             let before = counting.held_bytes();
             lines();
             for _ in 0..120 {
@@ -694,7 +694,7 @@ mod failures {
             }
             let said = lines();
             assert_eq!(count(&said, "release failed"), 1, "{said:?}");
-            assert!(counting.held_bytes() < before && source.releases() > 60);
+            assert!(counting.held_bytes() < before && source.releases() > 7, "{} releases", source.releases());
             for _ in 0..200 {
                 seconds(&clock, &pool, 1);
             }

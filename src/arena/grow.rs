@@ -69,7 +69,9 @@ impl Arena {
         let holes = &self.holes[Shelf::Shared as usize];
         let fit = self.bare.best_fit(holes, bytes, align, granule_bytes).ok_or_else(|| self.full(bytes))?;
         let missing = fit.missing_granules * granule_bytes;
-        let idle_elsewhere = self.idle.bytes() - self.idle.within(fit.buffer).map(|run| run.span.bytes()).sum::<u64>();
+        // A granule that the buffer lies in but in part is its own all the same: it stays where it is.
+        let hull = self.granules_around(fit.buffer);
+        let idle_elsewhere = self.idle.bytes() - self.idle.within(hull).map(|run| run.span.bytes()).sum::<u64>();
 
         // Rule 7: what is free beyond a tenth of what is in use is moved. Rule 8: at the ceiling, whatever the room lacks.
         let whole = |bytes: u64| bytes / granule_bytes * granule_bytes;
@@ -83,7 +85,6 @@ impl Arena {
         let buffer = fit.buffer;
         let mut idle_before = Vec::new();
         let mut at = buffer.start;
-        let hull = self.granules_around(buffer);
         let targets = self.bare.within(hull);
         // What of the buffer lies in holes: all of it that is not bare.
         for target in targets.iter().copied().chain([Span { start: buffer.end, end: buffer.end }]) {

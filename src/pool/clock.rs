@@ -65,6 +65,12 @@ impl Timekeeper {
         now_us
     }
 
+    /// Somebody else read it at `now_us`.
+    pub(super) fn told(&self, now_us: u64) {
+        // Relaxed, as above.
+        self.coarse_us.fetch_max(now_us, Ordering::Relaxed);
+    }
+
     /// The time as somebody last read it.
     pub(super) fn coarse_us(&self) -> u64 {
         // Relaxed, as above.

@@ -33,8 +33,8 @@ use crate::size_class::Class;
 use crate::stats::Stats;
 use crate::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// A thread looks at the clock at every so many of its hits. Odd, so that of pools that take turns each has its looks.
-const HITS_PER_LOOK: u32 = 63;
+/// So many hits of a thread lie between two looks at the clock. Even, so that of pools that take turns each has its looks.
+const HITS_BETWEEN_LOOKS: u32 = 62;
 /// As long as a wait gets.
 const LONGEST_WAIT: Duration = Duration::from_secs(1 << 30);
 /// So long a get in line sleeps at most while copies are in flight, whose end nobody announces.
@@ -43,7 +43,7 @@ const IN_FLIGHT_PATIENCE: Duration = Duration::from_micros(500);
 const PATIENCE: Duration = Duration::from_millis(5);
 
 thread_local! {
-    static HITS_TO_LOOK: Cell<u32> = const { Cell::new(HITS_PER_LOOK) };
+    static HITS_TO_LOOK: Cell<u32> = const { Cell::new(HITS_BETWEEN_LOOKS) };
 }
 
 /// What all handles and buffers of one pool share.
@@ -160,7 +160,7 @@ impl Core {
         let _ = HITS_TO_LOOK.try_with(|hits| match hits.get().checked_sub(1) {
             Some(left) => hits.set(left),
             None => {
-                hits.set(HITS_PER_LOOK);
+                hits.set(HITS_BETWEEN_LOOKS);
                 self.look_after();
             }
         });
@@ -189,8 +189,12 @@ impl Core {
 
     /// The rest of the ladder: wait in line, then pageable memory or an error.
     fn without_room(self: &Arc<Self>, len: usize, class: Class, wait: Duration, mut refusal: Refusal) -> Result<Block> {
-        if !wait.is_zero() && self.could_hold(class) {
+        let could_hold = self.could_hold(class);
+        // A request that can never be served is no want of room, unless it is served otherwise.
+        if could_hold || self.stand_in.is_some() {
             self.begin_episode(len, &refusal);
+        }
+        if could_hold && !wait.is_zero() {
             let deadline = Instant::now() + wait.min(LONGEST_WAIT);
             let patience = || if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { PATIENCE };
             let served = self.queue.wait(deadline, patience, || {
@@ -202,7 +206,6 @@ impl Core {
             }
         }
         if let Some(block) = self.stand_in(class) {
-            self.begin_episode(len, &refusal);
             // Relaxed, here and below: counts on their own.
             self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
             self.episode.fell_back();

@@ -91,6 +91,7 @@ impl Core {
     /// What has been idle for too long leaves the front, and the limit comes down.
     pub(super) fn age(&self, now_us: u64) {
         let Idle::Threads(idle) = &self.idle else { return };
+        self.time.told(now_us);
         idle.aged(now_us).into_iter().for_each(|block| self.give_up(block));
         if let Some((from, to, pushed_out)) = idle.lower(now_us) {
             pushed_out.into_iter().for_each(|block| self.give_up(block));

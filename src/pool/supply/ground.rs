@@ -36,6 +36,8 @@ pub(in crate::pool) struct Ground {
     retain: Retain,
     /// What is locked or acquired at least; a page where there are walls.
     granule_bytes: u64,
+    /// The longest buffer that there are addresses for.
+    longest_bytes: u64,
     pub(super) land: Mutex<Land>,
     /// Told when a plan is settled.
     pub(super) settled: Condvar,
@@ -71,17 +73,18 @@ impl Ground {
     pub(in crate::pool) fn new(source: Arc<dyn Source>, plan: GroundPlan) -> Result<Self, SourceError> {
         let GroundPlan { max_bytes, may_grow, retain } = plan;
         let mut sites = Sites::default();
-        let (arena, granule_bytes) = match source.spans() {
-            None => (Arena::new(Growth::Regions, retain), PAGE_BYTES as u64),
+        let (arena, granule_bytes, longest_bytes) = match source.spans() {
+            None => (Arena::new(Growth::Regions, retain), PAGE_BYTES as u64, RANGE_BYTES_MAX),
             Some(spans) => {
                 let granule_bytes = addresses::granule_bytes(max_bytes, spans.granule_bytes() as u64);
                 let mut arena = Arena::new(Growth::Granules(granule_bytes), retain);
                 let range = addresses::reserve(&*source, max_bytes, granule_bytes)?;
+                let len_bytes = range.len_bytes() as u64;
                 let id = arena
-                    .add_spanning(range.len_bytes() as u64)
-                    .ok_or_else(|| SourceError::new("reserve", format!("{} B are no range", range.len_bytes())))?;
+                    .add_spanning(len_bytes)
+                    .ok_or_else(|| SourceError::new("reserve", format!("{len_bytes} B are no range")))?;
                 sites.add(id, Site::Spanning(Arc::new(range)));
-                (arena, granule_bytes)
+                (arena, granule_bytes, len_bytes)
             }
         };
         let land = Land {
@@ -96,7 +99,16 @@ impl Ground {
             release_fails: false,
             tenants: Vec::new(),
         };
-        Ok(Self { source, max_bytes, may_grow, retain, granule_bytes, land: Mutex::new(land), settled: Condvar::new() })
+        Ok(Self {
+            source,
+            max_bytes,
+            may_grow,
+            retain,
+            granule_bytes,
+            longest_bytes,
+            land: Mutex::new(land),
+            settled: Condvar::new(),
+        })
     }
 
     pub(in crate::pool) fn source(&self) -> &Arc<dyn Source> {
@@ -173,7 +185,7 @@ impl Ground {
             return true;
         }
         let room = self.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(land.reserve_bytes));
-        self.may_grow && bytes.div_ceil(self.granule_bytes) <= room / self.granule_bytes
+        self.may_grow && bytes <= self.longest_bytes && bytes.div_ceil(self.granule_bytes) <= room / self.granule_bytes
     }
 
     pub(in crate::pool) fn max_bytes(&self) -> Option<u64> {
