@@ -809,7 +809,8 @@ mod the_end {
         let builder = over(source.clone()).retain(Duration::ZERO).background_poll(true);
         let pool = builder.clock(Clock::Manual(clock.clone())).build().unwrap();
         drop(pool.get(2 * MIB).unwrap());
-        assert!(polling_threads() == 1 && source.held_bytes() > 0);
+        until(|| polling_threads() == 1);
+        assert!(source.held_bytes() > 0);
         clock.advance_us(60_000_000);
         // Nobody calls the pool any more, and still its memory goes back.
         until(|| source.held_bytes() == 0);

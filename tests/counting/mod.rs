@@ -9,7 +9,7 @@ use pinpool::backend::{MoveError, Range, Region, Source, SourceError, Span};
 
 /// Counts bytes from before they are taken until after they are back: never less than what is held.
 #[derive(Debug)]
-pub struct Counting {
+pub(crate) struct Counting {
     inner: SimSource,
     held_bytes: AtomicU64,
     peak_bytes: AtomicU64,
@@ -17,11 +17,11 @@ pub struct Counting {
 }
 
 impl Counting {
-    pub fn spanning() -> Arc<Self> {
+    pub(crate) fn spanning() -> Arc<Self> {
         Self::over(SimSource::new(1 << 40))
     }
 
-    pub fn walled() -> Arc<Self> {
+    pub(crate) fn walled() -> Arc<Self> {
         Self::over(SimSource::walled(1 << 40))
     }
 
@@ -30,17 +30,17 @@ impl Counting {
         Arc::new(Self { inner, held_bytes, peak_bytes, ranges: AtomicI64::new(0) })
     }
 
-    pub fn held_bytes(&self) -> u64 {
+    pub(crate) fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Ordering::SeqCst)
     }
 
     /// Most bytes held at any instant.
-    pub fn peak_bytes(&self) -> u64 {
+    pub(crate) fn peak_bytes(&self) -> u64 {
         self.peak_bytes.load(Ordering::SeqCst)
     }
 
     /// Ranges of addresses that have not been given back.
-    pub fn ranges(&self) -> i64 {
+    pub(crate) fn ranges(&self) -> i64 {
         self.ranges.load(Ordering::SeqCst)
     }
 
@@ -48,6 +48,10 @@ impl Counting {
         let held_bytes = self.held_bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
         self.peak_bytes.fetch_max(held_bytes, Ordering::SeqCst);
         take().inspect_err(|_| self.gone(bytes))
+    }
+
+    fn ranges_are(&self, more: i64) {
+        self.ranges.fetch_add(more, Ordering::SeqCst);
     }
 
     fn gone(&self, bytes: u64) {
@@ -88,7 +92,7 @@ unsafe impl Span for Counting {
     }
 
     fn reserve(&self, len_bytes: usize) -> Result<Range, SourceError> {
-        self.inner.reserve(len_bytes).inspect(|_| drop(self.ranges.fetch_add(1, Ordering::SeqCst)))
+        self.inner.reserve(len_bytes).inspect(|_| self.ranges_are(1))
     }
 
     unsafe fn lock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
@@ -110,6 +114,6 @@ unsafe impl Span for Counting {
 
     unsafe fn unreserve(&self, range: Range) -> Result<(), SourceError> {
         // SAFETY: as above.
-        unsafe { self.inner.unreserve(range) }.inspect(|()| drop(self.ranges.fetch_sub(1, Ordering::SeqCst)))
+        unsafe { self.inner.unreserve(range) }.inspect(|()| self.ranges_are(-1))
     }
 }
