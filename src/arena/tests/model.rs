@@ -321,6 +321,8 @@ impl World {
         let expected: Vec<_> = (0..moved).zip(&idle).map(|(_, &source)| source).collect();
         sources.sort_unstable();
         check!(sources == expected, "moves {sources:?} of {idle:?}, expected {moved}");
+        let locks = plan.steps().iter().map(|step| if let Step::Lock { span } = step { span.bytes() } else { 0 });
+        check!(locks.sum::<u64>() <= room.lock_bytes, "{plan:?} passes {room:?}");
         Ok(())
     }
 
