@@ -12,7 +12,7 @@ use pinpool::{Backend, OnFull, PinnedBuf, Pool, PressureFrom};
 mod counting;
 
 const THREADS: u64 = 8;
-const GETS: usize = if cfg!(debug_assertions) { 1_000 } else { 20_000 };
+const GETS: usize = if cfg!(debug_assertions) { 4_000 } else { 20_000 };
 
 /// xorshift64, so that a run can be repeated as far as threads allow.
 struct Dice(u64);
