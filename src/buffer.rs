@@ -17,6 +17,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use crate::config::FenceKind;
 use crate::copy::{self, Arriving, Completion, CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::error::{Error, Result};
 use crate::in_flight::{SharedFence, Uses};
@@ -197,7 +198,7 @@ impl PinnedBuf {
         }
         // SAFETY: the block goes to the in-flight room below with this copy's fence, which keeps it from every other use
         // until the copy is over; on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, self.start.as_ptr(), self.len) };
+        let enqueued = unsafe { copy::enqueue(stream, target, self.start.as_ptr(), self.len, self.fence_kind()) };
         match enqueued {
             Ok(fence) => {
                 self.uses.record(fence.clone());
@@ -237,7 +238,7 @@ impl PinnedBuf {
         let source = unsafe { self.start.add(range.start) };
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
         // pool, until the copy is over (invariant 2); on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len) };
+        let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, FenceKind::Event) };
         match enqueued {
             Ok(fence) => {
                 self.uses.record(fence.clone());
@@ -338,6 +339,11 @@ impl PinnedBuf {
     #[cfg(feature = "cuda")]
     pub fn device_ptr(&self, context: &std::sync::Arc<cudarc::driver::CudaContext>) -> Result<u64> {
         copy::cuda::mapped_address(context, self.start.as_ptr(), self.len)
+    }
+
+    /// For a copy that gives the buffer up, so that the pool is the one to ask for its end.
+    fn fence_kind(&self) -> FenceKind {
+        self.block.as_ref().map_or(FenceKind::Event, Block::fence_kind)
     }
 
     /// Takes the memory out of use for good.

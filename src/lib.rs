@@ -45,8 +45,8 @@ pub mod trace;
 
 pub use backend::Backend;
 pub use buffer::PinnedBuf;
-pub use config::{Ceiling, Config, OnFull, Preset, PressureFrom};
-pub use copy::Completion;
+pub use config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureFrom};
+pub use copy::{Arriving, Completion};
 pub use diag::{Cadence, CheckReport};
 pub use error::{Error, Result};
 pub use in_flight::Fence;

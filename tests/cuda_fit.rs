@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
 use driver_double::{Code, Double};
 use pinpool::copy::cuda::RawMem;
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, Clock, FenceKind, ManualClock, PinnedBuf, Pool, PoolBuilder, Preset};
 
 const LEN: usize = 64 << 10;
 
@@ -385,4 +386,135 @@ fn without_an_event_a_copy_is_refused_and_the_buffer_goes_back() {
     let refused = (0..2000).find_map(|_| pool.get(16).unwrap().copy_to(&stream, &mut target).err()).unwrap();
     assert!(refused.is_copy() && refused.to_string().contains("cuEventCreate"), "{refused}");
     assert_eq!((pool.stats().lost, pool.stats().in_use), (0, 0));
+}
+
+#[test]
+fn on_a_timeline_every_copy_is_over_when_it_is_and_no_sooner_also_through_the_wrap() {
+    let (double, context, _) = start();
+    let pool = builder().fence(FenceKind::Timeline).build().unwrap();
+    let stream = context.new_stream().unwrap();
+    let mut target = memory(&stream, 0);
+    let records = double.calls("cuEventRecord");
+    // A new stream's numbers wrap after 64 copies.
+    for round in 0..40 {
+        let gate = double.hold(stream.cu_stream());
+        let copies: Vec<_> = (0..5).map(|byte| filled(&pool, byte).copy_to(&stream, &mut target).unwrap()).collect();
+        for (done, copy) in copies.iter().enumerate() {
+            assert!(!copy.is_done().unwrap(), "round {round}, copy {done}");
+        }
+        assert!(pool.try_get(LEN).unwrap().is_none());
+        drop(gate);
+        copies.iter().rev().for_each(|copy| copy.wait().unwrap());
+        assert!(copies.iter().all(|copy| copy.is_done().unwrap()), "round {round}");
+        assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 4), None);
+        pool.poll();
+        assert_eq!(pool.stats().buffers_in_pool, 5);
+    }
+    assert_eq!(double.calls("cuStreamWriteValue32_v2"), 200);
+    // The target's own notes, one a copy and one for each look at it, and no mark.
+    assert_eq!(double.calls("cuEventRecord") - records, 240);
+}
+
+#[test]
+fn timelines_carry_every_batch_whole_on_many_threads_that_share_streams() {
+    let (double, context, _) = start();
+    let pool = builder().fence(FenceKind::Timeline).build().unwrap();
+    let streams: Vec<_> = (0..3).map(|_| context.new_stream().unwrap()).collect();
+    thread::scope(|scope| {
+        for lane in 0..6_u8 {
+            let (pool, context, streams) = (&pool, &context, &streams);
+            scope.spawn(move || {
+                context.bind_to_thread().unwrap();
+                let mut targets: Vec<_> = streams.iter().map(|stream| memory(stream, 0)).collect();
+                for round in 0..60_u8 {
+                    let byte = |index: u8| lane ^ round.wrapping_mul(5) ^ index.wrapping_mul(63);
+                    for ((index, stream), target) in (0..).zip(streams).zip(&mut targets) {
+                        filled(pool, byte(index)).copy_to(stream, target).unwrap();
+                    }
+                    for ((index, stream), target) in (0..).zip(streams).zip(&targets) {
+                        let back = pool.get(LEN).unwrap().copy_from(stream, target).unwrap().wait().unwrap();
+                        let wrong = first_wrong(back.as_slice(), byte(index));
+                        assert_eq!(wrong, None, "first wrong byte, lane {lane}, round {round}, stream {index}");
+                    }
+                }
+            });
+        }
+    });
+    stream_is_idle(&pool);
+    assert_eq!((pool.stats().puts, pool.stats().lost), (6 * 60 * 6, 0));
+    assert_eq!(double.calls("cuStreamWriteValue32_v2"), 6 * 60 * 3);
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn a_word_serves_one_stream_after_another() {
+    let (double, context, _) = start();
+    let pool = builder().fence(FenceKind::Timeline).build().unwrap();
+    let pages = double.figures().host_allocations;
+    for round in 0..300 {
+        let stream = context.new_stream().unwrap();
+        let mut target = memory(&stream, 0);
+        let copies: Vec<_> = (1..4).map(|byte| filled(&pool, byte).copy_to(&stream, &mut target).unwrap()).collect();
+        assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 3), None, "round {round}");
+        copies.iter().for_each(|copy| copy.wait().unwrap());
+        pool.poll();
+    }
+    assert!(double.figures().host_allocations <= pages + 2 + 3, "words are used again");
+}
+
+#[test]
+fn a_lost_device_is_noticed_on_a_timeline_too() {
+    let (double, context, _) = start();
+    let pool = builder().fence(FenceKind::Timeline).build().unwrap();
+    let stream = context.new_stream().unwrap();
+    let mut target = memory(&stream, 0);
+    let _gate = double.hold(stream.cu_stream());
+    let copy = filled(&pool, 1).copy_to(&stream, &mut target).unwrap();
+    double.lose_device(Code::LAUNCH_FAILED);
+    let error = copy.wait().unwrap_err();
+    assert!(error.is_device() && error.to_string().contains("LAUNCH_FAILED"), "{error}");
+    while pool.stats().lost == 0 {
+        pool.poll();
+    }
+    assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (0, 0));
+}
+
+#[test]
+fn where_the_driver_writes_no_values_events_do() {
+    let (double, context, _) = start();
+    let pool = builder().fence(FenceKind::Timeline).build().unwrap();
+    let stream = context.new_stream().unwrap();
+    let mut target = memory(&stream, 0);
+    for code in [Code::NOT_SUPPORTED, Code::INVALID_VALUE] {
+        double.fail("cuStreamWriteValue32_v2", 1, code);
+        let gate = double.hold(stream.cu_stream());
+        let copy = filled(&pool, 1).copy_to(&stream, &mut target).unwrap();
+        assert!(!copy.is_done().unwrap());
+        drop(gate);
+        copy.wait().unwrap();
+        assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 1), None);
+    }
+    stream_is_idle(&pool);
+    assert_eq!(pool.stats().lost, 0);
+}
+
+#[test]
+fn the_oldest_copy_in_flight_is_known_by_its_age_and_stream() {
+    let (double, context, _) = start();
+    let clock = ManualClock::default();
+    let pool = builder().clock(Clock::Manual(clock.clone())).build().unwrap();
+    let (first, second) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let mut targets = [memory(&first, 0), memory(&second, 0)];
+    let gates = [double.hold(first.cu_stream()), double.hold(second.cu_stream())];
+    for (stream, target) in [&first, &second].into_iter().zip(&mut targets) {
+        filled(&pool, 1).copy_to(stream, target).unwrap();
+        clock.advance_us(1_000_000);
+    }
+    let oldest = || (pool.stats().oldest_in_flight, pool.stats().oldest_in_flight_stream);
+    assert_eq!(oldest(), (Some(Duration::from_secs(2)), Some(first.cu_stream() as u64)));
+    let [gate, _still_held] = gates;
+    drop(gate);
+    first.synchronize().unwrap();
+    pool.poll();
+    assert_eq!(oldest(), (Some(Duration::from_secs(1)), Some(second.cu_stream() as u64)));
 }

@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 
+use crate::config::FenceKind;
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence};
 
@@ -32,7 +33,8 @@ pub unsafe trait CopyTarget<S: ?Sized> {
     /// Bytes that fit.
     fn capacity_bytes(&self) -> usize;
 
-    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once.
+    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once. Where there are
+    /// several kinds of fences, `kind` is the one wished for.
     ///
     /// # Errors
     ///
@@ -42,7 +44,13 @@ pub unsafe trait CopyTarget<S: ?Sized> {
     ///
     /// The `len` bytes at `source` stay readable and unchanged until the fence says that the copy is over, and `len` is
     /// at most [`capacity_bytes`](CopyTarget::capacity_bytes).
-    unsafe fn enqueue(&mut self, stream: &S, source: *const u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure>;
+    unsafe fn enqueue(
+        &mut self,
+        stream: &S,
+        source: *const u8,
+        len: usize,
+        kind: FenceKind,
+    ) -> Result<Arc<dyn Fence>, CopyFailure>;
 }
 
 /// Memory that can be copied from on a stream `S`.
@@ -103,6 +111,7 @@ pub(crate) unsafe fn enqueue<S: ?Sized, T: CopyTarget<S> + ?Sized>(
     target: &mut T,
     source: *const u8,
     len: usize,
+    kind: FenceKind,
 ) -> Result<SharedFence, CopyFailure> {
     let capacity_bytes = target.capacity_bytes();
     if len > capacity_bytes {
@@ -110,7 +119,7 @@ pub(crate) unsafe fn enqueue<S: ?Sized, T: CopyTarget<S> + ?Sized>(
         return Err(CopyFailure::Refused(Error::copy(len, why)));
     }
     // SAFETY: the caller's promise; the length was checked above.
-    unsafe { target.enqueue(stream, source, len) }
+    unsafe { target.enqueue(stream, source, len, kind) }
 }
 
 /// Enqueues a copy into host memory after the checks that need no driver.

@@ -23,6 +23,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
+use crate::config::FenceKind;
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence};
 use crate::sync::plain::{Condvar, Mutex};
@@ -295,6 +296,7 @@ unsafe impl CopyTarget<SinkStream> for SinkMem {
         stream: &SinkStream,
         source: *const u8,
         len: usize,
+        _kind: FenceKind,
     ) -> Result<Arc<dyn Fence>, CopyFailure> {
         let work = Work::ToDevice { source: HostAddress(source.cast_mut()), len, target: self.cell.clone() };
         self.enqueue_in_turn(stream, work)
@@ -347,7 +349,7 @@ mod tests {
 
     fn enqueue(stream: &SinkStream, mem: &mut SinkMem, source: &'static [u8]) -> Arc<dyn Fence> {
         // SAFETY: a static slice stays readable and unchanged for ever.
-        unsafe { mem.enqueue(stream, source.as_ptr(), source.len()) }.unwrap()
+        unsafe { mem.enqueue(stream, source.as_ptr(), source.len(), FenceKind::Auto) }.unwrap()
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! How one learns that a copy is over.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::error::Result;
 use crate::sync::plain::Mutex;
@@ -39,9 +39,10 @@ pub(crate) type SharedFence = Arc<dyn Fence>;
 /// The copies that use one buffer and may still be running.
 ///
 /// A *lent* use is one whose borrow of the buffer may not be over, so that its fence does not know yet what it stands for:
-/// nobody asks it, and nobody lets go of it, but through `&mut`, which proves that the borrow is over.
+/// nobody asks it, and nobody lets go of it, but through `&mut`, which proves that the borrow is over. A buffer that was
+/// never copied has no list at all, and pays one comparison.
 #[derive(Debug, Default)]
-pub(crate) struct Uses(Mutex<Vec<Use>>);
+pub(crate) struct Uses(OnceLock<Box<Mutex<Vec<Use>>>>);
 
 #[derive(Debug, Clone)]
 struct Use {
@@ -58,7 +59,7 @@ enum Manner {
 
 impl Uses {
     fn push(&self, fence: SharedFence, manner: Manner) {
-        self.0.lock().push(Use { fence, manner });
+        self.0.get_or_init(Box::default).lock().push(Use { fence, manner });
     }
 
     /// A copy from the buffer.
@@ -81,7 +82,7 @@ impl Uses {
 
     /// Are all copies over? Forgets those that are.
     pub(crate) fn are_over(&mut self) -> Result<bool> {
-        let uses = self.0.get_mut();
+        let Some(uses) = self.0.get_mut().map(|uses| uses.get_mut()) else { return Ok(true) };
         // A failed fence stays, so that the buffer can never pass for free.
         let mut first_failure = None;
         uses.retain_mut(|each| {
@@ -104,8 +105,9 @@ impl Uses {
 
     /// Waits until no copy but lent ones, which only read, uses the buffer. False if a copy into it failed: then nobody
     /// knows what is in the buffer, or still being written to it.
+    #[inline]
     pub(crate) fn wait(&self) -> bool {
-        self.wait_for(|each| each.manner != Manner::Lent)
+        self.0.get().is_none() || self.wait_for(|each| each.manner != Manner::Lent)
     }
 
     /// Waits for the copies into the buffer on streams that `counts`. The answer is as that of [`wait`](Uses::wait).
@@ -121,22 +123,26 @@ impl Uses {
         self.wait_for(|each| each.fence.stream() != stream)
     }
 
+    #[cold]
     fn wait_for(&self, concerns: impl Fn(&Use) -> bool) -> bool {
+        let Some(uses) = self.0.get() else { return true };
         // The list is copied, not held: a wait under a lock would hold up other threads that look at the buffer.
-        let uses: Vec<Use> = self.0.lock().iter().filter(|each| concerns(each)).cloned().collect();
+        let uses: Vec<Use> = uses.lock().iter().filter(|each| concerns(each)).cloned().collect();
         let failed = |each: &&Use| each.fence.wait().is_err();
         // Every one is waited for, whatever became of those before.
         !uses.iter().filter(failed).fold(false, |spoilt, each| spoilt || each.manner == Manner::Writes)
     }
 
     /// True if no copy was ever recorded, or all recorded ones were seen to be over. Costs no lock.
+    #[inline]
     pub(crate) fn is_empty(&mut self) -> bool {
-        self.0.get_mut().is_empty()
+        self.0.get_mut().is_none_or(|uses| uses.get_mut().is_empty())
     }
 
     /// The fences of copies that may still be running.
     pub(crate) fn take(&mut self) -> Vec<SharedFence> {
-        std::mem::take(self.0.get_mut()).into_iter().map(|each| each.fence).collect()
+        let uses = self.0.take().map_or_else(Vec::new, |uses| uses.into_inner());
+        uses.into_iter().map(|each| each.fence).collect()
     }
 }
 

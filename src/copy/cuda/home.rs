@@ -3,6 +3,7 @@
 //! | kept | why |
 //! | --- | --- |
 //! | idle events | a copy makes and destroys none |
+//! | [`Timelines`] | words in which streams say how far they are |
 //! | [`Home::own`] | cudarc records an event only if the context object of the *stream* manages several streams and carries nobody's error; of this object both are true, whatever the user's does |
 //!
 //! A home lives as long as the process, and its context with it: fences of a pool may be asked after everything else is
@@ -18,6 +19,7 @@ use std::sync::{Arc, OnceLock};
 use crossbeam::queue::ArrayQueue;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
+use super::timeline::Timelines;
 use crate::driver::{Current, Relaxed};
 use crate::sync::plain::Mutex;
 
@@ -36,6 +38,7 @@ pub(super) struct Home {
     context: Arc<CudaContext>,
     spare_events: ArrayQueue<Event>,
     own: OnceLock<Own>,
+    pub(super) timelines: Timelines,
 }
 
 impl fmt::Debug for Home {
@@ -73,8 +76,12 @@ impl Home {
         let mut homes = HOMES.lock();
         let home = homes.iter().copied().find(is_it).unwrap_or_else(|| {
             let spare_events = ArrayQueue::new(SPARE_EVENTS);
-            let home: &'static Self =
-                Box::leak(Box::new(Self { context: context.clone(), spare_events, own: OnceLock::new() }));
+            let home: &'static Self = Box::leak(Box::new(Self {
+                context: context.clone(),
+                spare_events,
+                own: OnceLock::new(),
+                timelines: Timelines::default(),
+            }));
             homes.push(home);
             home
         });

@@ -17,6 +17,7 @@
 //! | `mod.rs` | both directions of a copy, and marks behind other people's work |
 //! | `home.rs` | what the copies of one context share |
 //! | `mark.rs` | an event as a fence |
+//! | `timeline.rs`, `sequence.rs` | a word that the stream counts up as a fence |
 //! | `loan.rs` | copies that cudarc makes of a buffer by itself (`HostSlice`) |
 //! | `raw.rs` | device memory of other frameworks |
 //!
@@ -30,6 +31,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DevicePtr, DevicePtrMut
 use self::home::Home;
 use self::mark::Mark;
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
+use crate::config::FenceKind;
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence};
@@ -38,6 +40,8 @@ mod home;
 mod loan;
 mod mark;
 mod raw;
+mod sequence;
+mod timeline;
 
 pub use raw::RawMem;
 
@@ -57,8 +61,9 @@ unsafe impl<T: DevicePtrMut<u8>> CopyTarget<CudaStream> for T {
         stream: &CudaStream,
         source: *const u8,
         len: usize,
+        kind: FenceKind,
     ) -> Result<SharedFence, CopyFailure> {
-        marked(stream, len, || {
+        marked(stream, len, kind, || {
             let (address, tracking) = self.device_ptr_mut(stream);
             stream.context().check_err().map_err(|error| (Step::Wait, error))?;
             // SAFETY: the caller promises the source, the target its address; `len` bytes fit (`CopyTarget::enqueue`).
@@ -83,9 +88,10 @@ unsafe impl<T: DevicePtrMut<u8>> CopyTarget<Arc<CudaStream>> for T {
         stream: &Arc<CudaStream>,
         source: *const u8,
         len: usize,
+        kind: FenceKind,
     ) -> Result<SharedFence, CopyFailure> {
         // SAFETY: the caller's promise.
-        unsafe { CopyTarget::<CudaStream>::enqueue(self, stream, source, len) }
+        unsafe { CopyTarget::<CudaStream>::enqueue(self, stream, source, len, kind) }
     }
 }
 
@@ -96,7 +102,7 @@ unsafe impl<T: DevicePtr<u8>> CopySource<CudaStream> for T {
     }
 
     unsafe fn fetch(&self, stream: &CudaStream, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
-        marked(stream, len, || {
+        marked(stream, len, FenceKind::Event, || {
             let (address, tracking) = self.device_ptr(stream);
             stream.context().check_err().map_err(|error| (Step::Wait, error))?;
             // SAFETY: the caller promises the target, the source its address; it has `len` bytes (`CopySource::fetch`).
@@ -123,7 +129,7 @@ unsafe impl<T: DevicePtr<u8>> CopySource<Arc<CudaStream>> for T {
 // SAFETY: the mark stands behind all work enqueued so far (mark D1).
 unsafe impl CopyStream for CudaStream {
     fn mark(&self) -> Result<SharedFence> {
-        marked(self, 0, || Ok(())).map_err(|failure| match failure {
+        marked(self, 0, FenceKind::Event, || Ok(())).map_err(|failure| match failure {
             CopyFailure::Refused(error) | CopyFailure::Unknown(error) => Error::device(error.to_string()),
         })
     }
@@ -194,6 +200,7 @@ enum Step {
 fn marked(
     stream: &CudaStream,
     len: usize,
+    kind: FenceKind,
     work: impl FnOnce() -> Result<(), (Step, DriverError)>,
 ) -> Result<Arc<dyn Fence>, CopyFailure> {
     let _set_aside = SetAside::take(stream.context());
@@ -204,12 +211,18 @@ fn marked(
     if is_capturing(stream).map_err(|error| refused("cuStreamIsCapturing", error))? {
         return Err(CopyFailure::Refused(Error::copy(len, CAPTURING)));
     }
+    // Whatever can be refused is asked for before the work.
     let mark = Mark::new(stream, home).map_err(|error| refused("cuEventCreate", error))?;
     work().map_err(|(step, error)| match step {
         Step::Wait => refused("cuStreamWaitEvent", error),
         Step::Copy(call) if is_about_arguments(error) => refused(call, error),
         Step::Copy(call) => unknown(call, error),
     })?;
+    if kind == FenceKind::Timeline
+        && let Ok(Some(reached)) = home.count(stream)
+    {
+        return Ok(Arc::new(reached));
+    }
     mark.record(stream).map_err(|error| unknown("cuEventRecord", error))?;
     Ok(Arc::new(mark))
 }
