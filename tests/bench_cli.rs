@@ -6,13 +6,8 @@ use std::process::Command;
 use serde_json::Value;
 
 fn bench(args: &[&str]) -> Value {
-    let output = Command::new(env!("CARGO_BIN_EXE_pinpool"))
-        .arg("bench")
-        .args(args)
-        .arg("--json")
-        .env_clear()
-        .output()
-        .unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_pinpool")).arg("bench").args(args).arg("--json").env_clear().output().unwrap();
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
