@@ -338,11 +338,10 @@ fn handles_of_other_frameworks_serve_as_streams_and_memory() {
     let owner = context.new_stream().unwrap();
     let allocated = memory(&owner, 0);
     let address = allocated.device_ptr(&owner).0;
-    // SAFETY: the owner's stream and memory live to the end of this test, and nothing else uses them meanwhile.
-    let (stream, mut raw) = unsafe {
-        let stream = context.wrap_borrowed_stream(owner.cu_stream());
-        (stream.clone(), RawMem::from_raw(address, LEN, stream))
-    };
+    // SAFETY: the owner's stream lives to the end of this test.
+    let stream = unsafe { context.wrap_borrowed_stream(owner.cu_stream()) };
+    // SAFETY: so does its memory, which nothing else uses meanwhile.
+    let mut raw = unsafe { RawMem::from_raw(address, LEN, stream.clone()) };
     let gate = double.hold(owner.cu_stream());
     let copy = filled(&pool, 5).copy_to(&stream, &mut raw).unwrap();
     assert!(!copy.is_done().unwrap());

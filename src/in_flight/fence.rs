@@ -128,9 +128,12 @@ impl Uses {
         let Some(uses) = self.0.get() else { return true };
         // The list is copied, not held: a wait under a lock would hold up other threads that look at the buffer.
         let uses: Vec<Use> = uses.lock().iter().filter(|each| concerns(each)).cloned().collect();
-        let failed = |each: &&Use| each.fence.wait().is_err();
+        let mut is_sound = true;
         // Every one is waited for, whatever became of those before.
-        !uses.iter().filter(failed).fold(false, |spoilt, each| spoilt || each.manner == Manner::Writes)
+        for each in &uses {
+            is_sound &= each.fence.wait().is_ok() || each.manner != Manner::Writes;
+        }
+        is_sound
     }
 
     /// True if no copy was ever recorded, or all recorded ones were seen to be over. Costs no lock.
