@@ -382,7 +382,8 @@ impl Drop for PinnedBuf {
 impl io::Write for PinnedBuf {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         let position = self.position.min(self.len);
-        let room = &mut self.as_mut_slice()[position..];
+        // No room at all if a copy into the buffer failed.
+        let room = self.as_mut_slice().get_mut(position..).unwrap_or_default();
         let written = data.len().min(room.len());
         room[..written].copy_from_slice(&data[..written]);
         self.position = position + written;
