@@ -22,7 +22,10 @@ pub(crate) fn micros(ns: u64) -> f64 {
     rounded(ns as f64 / 1e3)
 }
 
-/// Bytes in the unit that fits.
+/// Bytes in MiB, or in KiB below one.
+#[allow(clippy::cast_precision_loss)] // As above.
 pub(crate) fn mib(bytes: u64) -> String {
-    pinpool::config::quantity::format_bytes(bytes)
+    let (unit, name) = if bytes < 1 << 20 { (1 << 10, "KiB") } else { (1 << 20, "MiB") };
+    let number = format!("{:.1}", bytes as f64 / f64::from(unit));
+    format!("{} {name}", number.strip_suffix(".0").unwrap_or(&number))
 }

@@ -15,7 +15,7 @@ use crate::screen::Screen;
 /// How fast memory is pinned: one reserve at the start, and growth in gets that find nothing idle
 ///
 /// The baseline is ordinary memory, mapped and touched by one thread. Each growth is a pool's first `--bytes`, got in
-/// pieces of one size by so many threads at once and kept.
+/// pieces of one size by so many threads at once and kept. `heap` pins and touches nothing: its growth is the mapping alone.
 #[derive(Debug, Args)]
 pub(crate) struct PinArgs {
     /// Bytes in all
