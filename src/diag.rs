@@ -17,6 +17,7 @@
 //! | `PINPOOL_X=V ...` | warn | correct the variable; what is used instead is in the line |
 //! | `release failed ...` | error | memory stays pinned, for now or until the process ends; the driver's words say why |
 //! | `completion unknown ...` | error | the device failed; the buffer is never reused |
+//! | `a buffer of N bytes is in flight ...` | warn | a stream stands still: look at what was enqueued on it before the copy |
 //! | `closing with N copies in flight ...` | error | a stream never finished; the memory is left alone |
 //!
 //! Takes plain values, never a pool, and decides nothing but whether a check is printed: one in ten over the whole
@@ -217,6 +218,13 @@ pub(crate) fn not_released(error: &SourceError) {
 
 pub(crate) fn completion_unknown(held_bytes: u64, error: &Error) {
     log::error!("completion unknown, a buffer of {held_bytes} B is never reused: {error}");
+}
+
+pub(crate) fn stuck(bytes: u64, age: Duration, stream: u64) {
+    log::warn!(
+        "a buffer of {bytes} bytes is in flight since {age:?} on stream {stream:#x}: it stays away until its copy ends \
+         (PINPOOL_STUCK_AFTER sets the time)"
+    );
 }
 
 pub(crate) fn closed_in_flight(copies: u64, bytes: u64, waited: Duration) {

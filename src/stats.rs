@@ -104,6 +104,8 @@ pub struct Stats {
     pub in_flight_bytes: u64,
     /// Age of the oldest copy in flight.
     pub oldest_in_flight: Option<Duration>,
+    /// Its stream: for one that somebody created, the driver's handle.
+    pub oldest_in_flight_stream: Option<u64>,
     /// Buffers that can never be used again: a device error hid whether their copy is over.
     pub lost: u64,
     /// Bytes of those, and of regions that the back-end failed to take back.

@@ -41,7 +41,7 @@ impl fmt::Display for Warning {
 }
 
 /// Every variable there is.
-pub static VARIABLES: [Variable; 18] = [
+pub static VARIABLES: [Variable; 20] = [
     Variable {
         name: "PINPOOL_BACKEND",
         default: "auto",
@@ -165,6 +165,21 @@ pub static VARIABLES: [Variable; 18] = [
         show: |config| format!("{:?}", config.close_wait),
     },
     Variable {
+        name: "PINPOOL_FENCE",
+        default: "auto",
+        meaning: "how the end of a copy is learnt: event (cheap to set, asked of the driver), timeline (dearer to set, asked \
+                  by a load), or auto: event until threads crowd at the question",
+        read: |settings, text| set(&mut settings.fence, text.parse()),
+        show: |config| config.fence.to_string(),
+    },
+    Variable {
+        name: "PINPOOL_STUCK_AFTER",
+        default: "30s",
+        meaning: "a buffer longer in flight than this is warned of, once",
+        read: |settings, text| set(&mut settings.stuck_after, parse_duration(text)),
+        show: |config| format!("{:?}", config.stuck_after),
+    },
+    Variable {
         name: "PINPOOL_REQUIRE_GPU",
         default: "0",
         meaning: "tests only: a GPU test without a GPU fails instead of being skipped: 0 or 1",
@@ -268,7 +283,7 @@ fn at_least_one(text: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
     use crate::backend::Backend;
-    use crate::config::{Ceiling, OnFull, PressureFrom};
+    use crate::config::{Ceiling, FenceKind, OnFull, PressureFrom};
     use crate::size_class::Rounding;
 
     fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -324,6 +339,8 @@ mod tests {
             ("PINPOOL_PRESSURE", "/tmp/psi"),
             ("PINPOOL_LOG_EVERY", "1"),
             ("PINPOOL_CLOSE_WAIT", "250ms"),
+            ("PINPOOL_FENCE", "timeline"),
+            ("PINPOOL_STUCK_AFTER", "2s"),
         ]));
         assert_eq!(warnings, []);
         let config = settings.resolve().unwrap();
@@ -334,6 +351,7 @@ mod tests {
             (Rounding::Exact, Ceiling::Bytes(64 << 20), 1)
         );
         assert_eq!((config.close_wait.as_millis(), config.retain, config.on_full), (250, None, OnFull::Pageable));
+        assert_eq!((config.fence, config.stuck_after.as_secs()), (FenceKind::Timeline, 2));
         assert_eq!(config.pressure, PressureFrom::File("/tmp/psi".into()));
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::core::Core;
 use super::residence;
 use super::supply::Memory;
+use crate::config::FenceKind;
 use crate::error::Error;
 use crate::front::Entry;
 use crate::in_flight::SharedFence;
@@ -78,6 +79,11 @@ impl Block {
 
     pub(super) fn held_bytes(&self) -> u64 {
         self.0.memory.held_bytes()
+    }
+
+    /// How the end of a copy from it is best learnt.
+    pub(crate) fn fence_kind(&self) -> FenceKind {
+        self.core().fence_kind()
     }
 
     /// The put: nobody uses it any more.

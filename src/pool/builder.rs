@@ -12,7 +12,7 @@ use super::supply::{Direct, Ground, GroundPlan, Supply};
 use crate::arena::Retain;
 use crate::backend::{self, Backend, HeapSource, Source};
 use crate::budget::Budget;
-use crate::config::{Ceiling, Config, OnFull, Preset, PressureFrom, Settings, env};
+use crate::config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureFrom, Settings, env};
 use crate::diag::{self, Cadence, CheckReport, Listener, Voice};
 use crate::error::{Kind, Result};
 use crate::machine;
@@ -161,6 +161,18 @@ impl PoolBuilder {
     /// Longest wait for copies in flight at the end of the pool (`PINPOOL_CLOSE_WAIT`).
     pub fn close_wait(mut self, wait: Duration) -> Self {
         self.settings.close_wait = Some(wait);
+        self
+    }
+
+    /// How the end of a copy that takes its buffer is learnt (`PINPOOL_FENCE`).
+    pub fn fence(mut self, kind: FenceKind) -> Self {
+        self.settings.fence = Some(kind);
+        self
+    }
+
+    /// A buffer longer in flight than this is warned of, once (`PINPOOL_STUCK_AFTER`).
+    pub fn stuck_after(mut self, time: Duration) -> Self {
+        self.settings.stuck_after = Some(time);
         self
     }
 

@@ -24,7 +24,7 @@ use super::supply::{Borrower, Holding, Memory, Refusal, Supply};
 use super::upkeep::{Upkeep, told};
 use crate::backend::{HeapSource, Source};
 use crate::budget::{Budget, Claim};
-use crate::config::Config;
+use crate::config::{Config, FenceKind};
 use crate::diag::{self, Voice};
 use crate::error::{Error, Holdings, Kind, Result};
 use crate::in_flight::{InFlight, SharedFence, Swept};
@@ -56,7 +56,7 @@ pub(crate) struct Core {
     own: Arc<Budget>,
     /// Where pageable memory comes from when there is no room; `None` if that is an error.
     pub(super) stand_in: Option<HeapSource>,
-    in_flight: InFlight<Block>,
+    pub(super) in_flight: InFlight<Block>,
     queue: Queue,
     pub(super) time: Timekeeper,
     pub(super) upkeep: Upkeep,
@@ -288,8 +288,8 @@ impl Core {
     /// The user is done with `block`; devices may be reading it until all `fences` are over.
     pub(crate) fn put_after(&self, block: Block, fences: Vec<SharedFence>) {
         let bytes = block.held_bytes();
-        self.in_flight.arrive(block, bytes, fences, Instant::now());
-        self.land_copies();
+        self.in_flight.arrive(block, bytes, fences, self.time.now_us());
+        // No sweep: what was just enqueued is not over, and the next get or put asks.
         self.close_if_unused();
     }
 
@@ -308,6 +308,16 @@ impl Core {
     pub(crate) fn poll(&self) {
         self.land_copies();
         self.look_after();
+    }
+
+    pub(super) fn fence_kind(&self) -> FenceKind {
+        match self.config.fence {
+            // One thread at a time asks, and an event is the cheaper one to set. Where many threads come to ask, each
+            // question would be one to a busy driver.
+            FenceKind::Auto if self.in_flight.is_crowded() => FenceKind::Timeline,
+            FenceKind::Auto => FenceKind::Event,
+            chosen => chosen,
+        }
     }
 
     /// Costs one load when nothing is in flight.
@@ -532,6 +542,7 @@ impl Core {
         let (in_flight, in_flight_bytes) = (self.in_flight.count(), self.in_flight.bytes());
         let (lost, lost_bytes) =
             (self.counts.lost.load(Ordering::Relaxed), self.counts.lost_bytes.load(Ordering::Relaxed));
+        let oldest = self.in_flight.oldest(self.time.now_us());
         let handed_out = self.handed_out();
         let fallbacks = self.counts.fallbacks.load(Ordering::Relaxed);
         Stats {
@@ -560,7 +571,8 @@ impl Core {
             in_use_bytes: own_bytes.saturating_sub(figures.bytes + in_flight_bytes + lost_bytes),
             in_flight,
             in_flight_bytes,
-            oldest_in_flight: self.in_flight.oldest(Instant::now()),
+            oldest_in_flight: oldest.map(|waiting| waiting.age),
+            oldest_in_flight_stream: oldest.map(|waiting| waiting.stream),
             lost,
             lost_bytes: lost_bytes + holding.stuck_bytes,
             partition_bytes,

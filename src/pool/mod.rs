@@ -23,6 +23,7 @@ use crate::buffer::PinnedBuf;
 use crate::config::Config;
 use crate::error::{Kind, Result};
 use crate::size_class::DEFAULT_ALIGN;
+use crate::slab::Slab;
 use crate::stats::Stats;
 
 mod block;
@@ -157,6 +158,15 @@ impl Pool {
             return Ok(Some(PinnedBuf::empty()));
         }
         Ok(self.core().try_get(class).map(|block| PinnedBuf::over(block, len, DEFAULT_ALIGN)))
+    }
+
+    /// One buffer of `bytes`, handed out in pieces: for a batch of many small tensors.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Pool::get).
+    pub fn slab(&self, bytes: usize) -> Result<Slab> {
+        self.get(bytes).map(Slab::over)
     }
 
     /// Pins `bytes` now, the fastest way there is, and keeps them to the end of the pool. Progress is in the log.

@@ -1,4 +1,4 @@
-//! What time brings: idle buffers age, the limit comes down, idle memory goes back, sooner when memory is short.
+//! What time brings: copies that do not end are told, idle buffers age, the limit comes down, idle memory goes back, sooner when memory is short.
 //!
 //! Done by whichever thread looks at the clock, one at a time; the others pass by.
 
@@ -10,6 +10,7 @@ use super::supply::Supply;
 use crate::backend::SourceError;
 use crate::config::PressureFrom;
 use crate::diag;
+use crate::in_flight::Waiting;
 use crate::machine::{Gauge, Pressure};
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
@@ -67,6 +68,10 @@ impl Core {
 
     fn do_what_is_due(&self, watch: &mut Watch, now_us: u64) {
         self.episode.over(now_us);
+        if self.in_flight.count() > 0 {
+            let stuck = self.in_flight.newly_stuck(now_us, self.config.stuck_after);
+            stuck.into_iter().for_each(|Waiting { age, stream, bytes }| diag::stuck(bytes, age, stream));
+        }
         let Supply::Ground(ground) = &self.supply else { return };
         // A partition that has fallen silent ages with the others.
         let tenants = ground.tenants();
