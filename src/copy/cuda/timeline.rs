@@ -208,6 +208,7 @@ impl Timelines {
 
 /// Page-locked and mapped, for the life of the process.
 fn page_of_words() -> Result<Vec<Word>, DriverError> {
+    let _relaxed = Relaxed::enter();
     let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
     // SAFETY: the stream's context is current (`Home::count`).
     let page = unsafe { result::malloc_host(WORDS_BYTES + WORD_STEP, flags) }?;
