@@ -5,11 +5,13 @@
 //! | `main` | the command line: which subcommand runs, and with which status the process ends |
 //! | `load` | `pinpool load`: files through the pool to a device |
 //! | `replay` | `pinpool replay`: a trace through the pool on simulated memory |
+//! | `bench` | `pinpool bench`: what the pool costs on this machine |
 //! | `env` | `pinpool env`: every setting, its value and where that comes from |
 //! | `logger` | the shape of a log line |
 //! | `screen` | the terminal: the progress bar, and lines that do not tear it |
 //! | `table` | the figures at the end, for people and as JSON |
 
+mod bench;
 mod env;
 mod load;
 mod logger;
@@ -35,6 +37,7 @@ struct Cli {
 enum Command {
     Load(load::Args),
     Replay(replay::ReplayArgs),
+    Bench(bench::BenchArgs),
     Env(env::EnvArgs),
 }
 
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
     let ended = match cli.command {
         Command::Load(args) => load::run(&args, &screen),
         Command::Replay(args) => screen.report(replay::run(&args)),
+        Command::Bench(args) => bench::run(&args, &screen),
         Command::Env(args) => screen.report(env::run(&args)),
     };
     match ended {
