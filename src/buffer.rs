@@ -67,6 +67,7 @@ impl PinnedBuf {
     }
 
     /// The first `len` bytes of `block` at a multiple of `align`; its class was made for that (invariant 1).
+    #[inline]
     pub(crate) fn over(block: Block, len: usize, align: usize) -> Self {
         let base = block.start();
         let skip = base.as_ptr().align_offset(align);
@@ -78,11 +79,13 @@ impl PinnedBuf {
     }
 
     /// Bytes asked for.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Was it a get of zero bytes?
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -112,6 +115,7 @@ impl PinnedBuf {
     ///
     /// Do not start a copy from this slice by other means than this crate's: the buffer would not know of it, and its
     /// memory would be handed out again while the device still reads it.
+    #[inline]
     pub fn as_slice(&self) -> &[u8] {
         self.wait_for_uses();
         // SAFETY: invariants 1 and 3; `&self` keeps writers of this process away, and no copy writes here (2).
@@ -120,6 +124,7 @@ impl PinnedBuf {
 
     /// The bytes to fill, after waiting until no recorded copy reads them. What is said of
     /// [`as_slice`](PinnedBuf::as_slice) holds here too.
+    #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         self.wait_for_uses();
         self.bytes_mut()
@@ -131,11 +136,13 @@ impl PinnedBuf {
         free.then(|| self.bytes_mut())
     }
 
+    #[inline]
     fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: invariants 1 and 3, and `&mut self` makes it the only slice.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
+    #[inline]
     fn wait_for_uses(&self) {
         // The failure of a device shows where it can be returned: in `Completion` and at the next copy. The bytes
         // themselves are sound to touch: the device only ever reads them.
@@ -163,7 +170,7 @@ impl PinnedBuf {
     ///
     /// - [`Error::is_copy`]: the target is too small, or the stream is capturing a graph; the buffer is back in the pool,
     /// - [`Error::is_device`]: the device failed; if the copy may be running, the buffer is never used again.
-    pub fn copy_to<S: ?Sized, T: CopyTarget<S> + ?Sized>(self, stream: &S, target: &mut T) -> Result<Completion> {
+    pub fn copy_to<S: ?Sized, T: CopyTarget<S> + ?Sized>(mut self, stream: &S, target: &mut T) -> Result<Completion> {
         if self.is_empty() {
             return Ok(Completion::already());
         }
@@ -244,6 +251,7 @@ impl PinnedBuf {
 }
 
 impl Drop for PinnedBuf {
+    #[inline]
     fn drop(&mut self) {
         let Some(block) = self.block.take() else { return };
         if self.uses.is_empty() {

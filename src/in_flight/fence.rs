@@ -36,18 +36,20 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
 /// A fence that the pool, the buffer and the user's handle look at.
 pub(crate) type SharedFence = Arc<dyn Fence>;
 
-/// The copies that borrowed one buffer and may still be running.
+/// The copies that borrowed one buffer and may still be running. Without any it is a null pointer: a buffer that was never
+/// copied from pays one comparison.
 #[derive(Debug, Default)]
-pub(crate) struct Uses(Mutex<Vec<SharedFence>>);
+pub(crate) struct Uses(Option<Box<Mutex<Vec<SharedFence>>>>);
 
 impl Uses {
-    pub(crate) fn record(&self, fence: SharedFence) {
-        self.0.lock().push(fence);
+    pub(crate) fn record(&mut self, fence: SharedFence) {
+        self.0.get_or_insert_default().get_mut().push(fence);
     }
 
     /// Are all recorded copies over? Forgets those that are.
     pub(crate) fn are_over(&self) -> Result<bool> {
-        let mut fences = self.0.lock();
+        let Some(fences) = &self.0 else { return Ok(true) };
+        let mut fences = fences.lock();
         // A failed fence stays, so that the buffer can never pass for free.
         let mut first_failure = None;
         fences.retain(|fence| match fence.is_done() {
@@ -64,21 +66,31 @@ impl Uses {
     }
 
     /// Waits until every recorded copy is over.
+    #[inline]
     pub(crate) fn wait(&self) -> Result<()> {
+        match &self.0 {
+            None => Ok(()),
+            Some(fences) => self.wait_for(fences),
+        }
+    }
+
+    #[cold]
+    fn wait_for(&self, fences: &Mutex<Vec<SharedFence>>) -> Result<()> {
         // The list is copied, not held: a wait under a lock would hold up `are_over` on another thread.
-        let fences = self.0.lock().clone();
+        let fences = fences.lock().clone();
         fences.iter().try_for_each(|fence| fence.wait())?;
         self.are_over().map(drop)
     }
 
     /// True if no copy was ever recorded, or all recorded ones were seen to be over. Costs no lock.
+    #[inline]
     pub(crate) fn is_empty(&mut self) -> bool {
-        self.0.get_mut().is_empty()
+        self.0.as_mut().is_none_or(|fences| fences.get_mut().is_empty())
     }
 
     /// The fences of copies that may still be running.
     pub(crate) fn take(&mut self) -> Vec<SharedFence> {
-        std::mem::take(self.0.get_mut())
+        self.0.take().map_or_else(Vec::new, |fences| fences.into_inner())
     }
 }
 
