@@ -62,6 +62,7 @@ unsafe impl Sync for PinnedBuf {}
 
 impl PinnedBuf {
     /// Of zero bytes: belongs to no pool and counts for nothing.
+    #[inline]
     pub(crate) fn empty() -> Self {
         Self { block: None, start: NonNull::dangling(), len: 0, position: 0, uses: Uses::default() }
     }

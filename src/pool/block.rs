@@ -39,22 +39,27 @@ impl Block {
         Self(Entry::new(class.index, held_bytes, Parts { core, memory, class_bytes: class.bytes }))
     }
 
+    #[inline]
     pub(super) fn of_entry(entry: Box<Entry<Parts>>) -> Self {
         Self(entry)
     }
 
+    #[inline]
     pub(super) fn into_entry(self) -> Box<Entry<Parts>> {
         self.0
     }
 
+    #[inline]
     pub(super) fn core(&self) -> &Arc<Core> {
         &self.0.core
     }
 
+    #[inline]
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.0.memory.start()
     }
 
+    #[inline]
     pub(crate) fn class_bytes(&self) -> usize {
         self.0.class_bytes
     }
@@ -68,6 +73,7 @@ impl Block {
     }
 
     /// Is it in memory of the pool's source, and not the ordinary memory that stands in when that is full?
+    #[inline]
     pub(super) fn is_from_source(&self) -> bool {
         self.0.memory.is_from_source()
     }

@@ -108,6 +108,7 @@ impl Core {
         })
     }
 
+    #[inline]
     pub(crate) fn config(&self) -> &Config {
         &self.config
     }

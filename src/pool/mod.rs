@@ -90,6 +90,7 @@ impl Pool {
         Self { door: Arc::new(Door(core)) }
     }
 
+    #[inline]
     fn core(&self) -> &Arc<Core> {
         &self.door.0
     }

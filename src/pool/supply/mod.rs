@@ -77,6 +77,7 @@ pub(super) struct Holding {
 }
 
 impl Memory {
+    #[inline]
     pub(super) fn start(&self) -> NonNull<u8> {
         match self {
             Self::Whole { region, .. } | Self::Pageable { region } => region.start(),
@@ -91,6 +92,7 @@ impl Memory {
         }
     }
 
+    #[inline]
     pub(super) fn is_from_source(&self) -> bool {
         !matches!(self, Self::Pageable { .. })
     }
