@@ -6,21 +6,20 @@
 //!
 //! Invariants:
 //!
-//! 1. `start` is inside the block's memory with at least `len` bytes behind it (`size_class` leaves the room), and the
-//!    block belongs to this buffer alone; without a block `len` is 0.
-//! 2. Every copy that borrowed the buffer is in `uses` until it was seen to be over.
+//! 1. `skip_bytes` of the loan is inside the block's memory with at least `len` bytes behind it (`size_class` leaves the
+//!    room), and the block belongs to this buffer alone; without a block the length is 0.
+//! 2. Every copy that borrowed the buffer is in the loan's `uses` until it was seen to be over.
 //! 3. The memory is initialised (source contract C2).
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
 
 use std::io;
-use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::NonNull;
 
 use crate::copy::{self, Completion, CopyFailure, CopyTarget};
 use crate::error::{Error, Result};
-use crate::in_flight::Uses;
-use crate::pool::Block;
+use crate::in_flight::SharedFence;
+use crate::pool::{Block, Loan};
 
 /// A buffer of a pool. Dropping it puts it back: at once, or when the last copy from it is over.
 ///
@@ -48,53 +47,56 @@ use crate::pool::Block;
 #[derive(Debug)]
 pub struct PinnedBuf {
     block: Option<Block>,
-    start: NonNull<u8>,
-    len: usize,
-    /// Where `io::Write` goes on.
-    position: usize,
-    uses: Uses,
 }
-
-// SAFETY: the memory belongs to this buffer alone (invariant 1) and is bound to no thread.
-unsafe impl Send for PinnedBuf {}
-// SAFETY: through a shared reference the bytes can only be read; `Uses` locks for itself.
-unsafe impl Sync for PinnedBuf {}
 
 impl PinnedBuf {
     /// Of zero bytes: belongs to no pool and counts for nothing.
     #[inline]
     pub(crate) fn empty() -> Self {
-        Self { block: None, start: NonNull::dangling(), len: 0, position: 0, uses: Uses::default() }
+        Self { block: None }
     }
 
     /// The first `len` bytes of `block` at a multiple of `align`; its class was made for that (invariant 1).
     #[inline]
-    pub(crate) fn over(block: Block, len: usize, align: usize) -> Self {
-        let base = block.start();
-        let skip = base.as_ptr().align_offset(align);
-        debug_assert!(skip.checked_add(len).is_some_and(|end| end <= block.class_bytes()), "size_class left no room");
-        // SAFETY: `skip` is less than `align`, and the class has `align` bytes more than `len` wherever the page-aligned
-        // base is not aligned already (`size_class`), so the sum stays inside the block.
-        let start = unsafe { base.add(skip) };
-        Self { block: Some(block), start, len, position: 0, uses: Uses::default() }
+    pub(crate) fn over(mut block: Block, len: usize, align: usize) -> Self {
+        // Less than `align`, and the class has `align` bytes more than `len` wherever the page-aligned base is not aligned
+        // already (`size_class`).
+        let skip_bytes = block.start().as_ptr().align_offset(align);
+        let end = skip_bytes.checked_add(len);
+        debug_assert!(end.is_some_and(|end| end <= block.class_bytes()), "size_class left no room");
+        block.loan_mut().begin(skip_bytes, len);
+        Self { block: Some(block) }
+    }
+
+    #[inline]
+    fn loan(&self) -> Option<&Loan> {
+        self.block.as_ref().map(Block::loan)
+    }
+
+    #[inline]
+    fn start(&self) -> NonNull<u8> {
+        match &self.block {
+            None => NonNull::dangling(),
+            // SAFETY: invariant 1.
+            Some(block) => unsafe { block.start().add(block.loan().skip_bytes) },
+        }
     }
 
     /// Bytes asked for.
     #[inline]
     pub fn len(&self) -> usize {
-        self.len
+        self.loan().map_or(0, |loan| loan.len)
     }
 
     /// Was it a get of zero bytes?
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Bytes of the class behind the first one: at least [`len`](PinnedBuf::len).
     pub fn capacity(&self) -> usize {
-        let skipped = |block: &Block| self.start.as_ptr() as usize - block.start().as_ptr() as usize;
-        self.block.as_ref().map_or(0, |block| block.class_bytes() - skipped(block))
+        self.block.as_ref().map_or(0, |block| block.class_bytes() - block.loan().skip_bytes)
     }
 
     /// Is the memory page-locked? False for `heap` and `sim`, for memory that stands in when the pool is full, and for a
@@ -120,7 +122,7 @@ impl PinnedBuf {
     pub fn as_slice(&self) -> &[u8] {
         self.wait_for_uses();
         // SAFETY: invariants 1 and 3; `&self` keeps writers of this process away, and no copy writes here (2).
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len()) }
     }
 
     /// The bytes to fill, after waiting until no recorded copy reads them. What is said of
@@ -133,26 +135,27 @@ impl PinnedBuf {
 
     /// The bytes to fill, or `None` while a recorded copy may be reading them.
     pub fn try_as_mut_slice(&mut self) -> Option<&mut [u8]> {
-        let free = self.uses.is_empty() || self.uses.are_over().unwrap_or(false);
+        let free = |loan: &mut Loan| loan.uses.is_empty() || loan.uses.are_over().unwrap_or(false);
+        let free = self.block.as_mut().is_none_or(|block| free(block.loan_mut()));
         free.then(|| self.bytes_mut())
     }
 
     #[inline]
     fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: invariants 1 and 3, and `&mut self` makes it the only slice.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len()) }
     }
 
     #[inline]
     fn wait_for_uses(&self) {
         // The failure of a device shows where it can be returned: in `Completion` and at the next copy. The bytes
         // themselves are sound to touch: the device only ever reads them.
-        let _ = self.uses.wait();
+        let _ = self.loan().map_or(Ok(()), |loan| loan.uses.wait());
     }
 
     /// Address of the first byte; page-aligned, or as `get_aligned` was asked. Does not wait for copies.
     pub fn as_ptr(&self) -> *const u8 {
-        self.start.as_ptr()
+        self.start().as_ptr()
     }
 
     /// Enqueues a copy of the whole buffer to the front of `target` and gives the buffer up: it returns to the pool when
@@ -177,10 +180,10 @@ impl PinnedBuf {
         }
         // SAFETY: the block goes to the in-flight room below with this copy's fence, which keeps it from every other use
         // until the copy is over; on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, self.start.as_ptr(), self.len) };
+        let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len()) };
         match enqueued {
             Ok(fence) => {
-                self.uses.record(fence.clone());
+                self.record(fence.clone());
                 Ok(Completion::of(fence))
             }
             Err(CopyFailure::Refused(error)) => Err(error),
@@ -206,21 +209,21 @@ impl PinnedBuf {
         target: &mut T,
     ) -> Result<Completion> {
         let len = range.end.saturating_sub(range.start);
-        if range.start > range.end || range.end > self.len {
-            let why = format!("range {}..{} is not inside a buffer of {} B", range.start, range.end, self.len);
+        if range.start > range.end || range.end > self.len() {
+            let why = format!("range {}..{} is not inside a buffer of {} B", range.start, range.end, self.len());
             return Err(Error::copy(len, why));
         }
         if len == 0 {
             return Ok(Completion::already());
         }
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (invariant 1).
-        let source = unsafe { self.start.add(range.start) };
+        let source = unsafe { self.start().add(range.start) };
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
         // pool, until the copy is over (invariant 2); on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len) };
         match enqueued {
             Ok(fence) => {
-                self.uses.record(fence.clone());
+                self.record(fence.clone());
                 Ok(Completion::of(fence))
             }
             Err(CopyFailure::Refused(error)) => Err(error),
@@ -231,34 +234,43 @@ impl PinnedBuf {
         }
     }
 
+    fn record(&mut self, fence: SharedFence) {
+        if let Some(block) = &mut self.block {
+            block.loan_mut().uses.record(fence);
+        }
+    }
+
     /// Takes the memory out of use for good.
-    fn lose(self, error: &Error) {
-        let mut this = ManuallyDrop::new(self);
-        drop(this.uses.take());
-        if let Some(block) = this.block.take() {
+    fn lose(mut self, error: &Error) {
+        if let Some(mut block) = self.block.take() {
+            drop(block.loan_mut().uses.take());
             block.lose(error);
         }
     }
 
     /// Where the next [`io::Write`] goes; starts at 0.
     pub fn position(&self) -> usize {
-        self.position
+        self.loan().map_or(0, |loan| loan.position)
     }
 
     /// Moves the place of the next [`io::Write`]; past the end nothing can be written.
     pub fn set_position(&mut self, position: usize) {
-        self.position = position;
+        if let Some(block) = &mut self.block {
+            block.loan_mut().position = position;
+        }
     }
 }
 
 impl Drop for PinnedBuf {
     #[inline]
     fn drop(&mut self) {
-        let Some(block) = self.block.take() else { return };
-        if self.uses.is_empty() {
+        let Some(mut block) = self.block.take() else { return };
+        let uses = &mut block.loan_mut().uses;
+        if uses.is_empty() {
             block.put_back();
         } else {
-            block.put_back_after(self.uses.take());
+            let fences = uses.take();
+            block.put_back_after(fences);
         }
     }
 }
@@ -267,11 +279,11 @@ impl Drop for PinnedBuf {
 /// `Ok(0)`, which `write_all` turns into [`io::ErrorKind::WriteZero`].
 impl io::Write for PinnedBuf {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let position = self.position.min(self.len);
+        let position = self.position().min(self.len());
         let room = &mut self.as_mut_slice()[position..];
         let written = data.len().min(room.len());
         room[..written].copy_from_slice(&data[..written]);
-        self.position = position + written;
+        self.set_position(position + written);
         Ok(written)
     }
 

@@ -39,7 +39,7 @@ mod upkeep;
 pub use builder::PoolBuilder;
 pub use clock::{Clock, ManualClock};
 
-pub(crate) use self::block::Block;
+pub(crate) use self::block::{Block, Loan};
 use self::core::Core;
 use self::supply::Supply;
 
