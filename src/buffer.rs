@@ -150,7 +150,13 @@ impl PinnedBuf {
     fn wait_for_uses(&self) {
         // The failure of a device shows where it can be returned: in `Completion` and at the next copy. The bytes
         // themselves are sound to touch: the device only ever reads them.
-        let _ = self.loan().map_or(Ok(()), |loan| loan.uses.wait());
+        if let Some(block) = &self.block
+            && block.loan().uses.any()
+            // No device reads the child's copy, and who would say when the parent's is over is not here.
+            && !block.is_forked()
+        {
+            let _ = block.loan().uses.wait();
+        }
     }
 
     /// Address of the first byte; page-aligned, or as `get_aligned` was asked. Does not wait for copies.
@@ -178,6 +184,7 @@ impl PinnedBuf {
         if self.is_empty() {
             return Ok(Completion::already());
         }
+        self.check_process()?;
         // SAFETY: the block goes to the in-flight room below with this copy's fence, which keeps it from every other use
         // until the copy is over; on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len()) };
@@ -216,6 +223,7 @@ impl PinnedBuf {
         if len == 0 {
             return Ok(Completion::already());
         }
+        self.check_process()?;
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (invariant 1).
         let source = unsafe { self.start().add(range.start) };
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
@@ -232,6 +240,10 @@ impl PinnedBuf {
                 Err(error)
             }
         }
+    }
+
+    fn check_process(&self) -> Result<()> {
+        self.block.as_ref().map_or(Ok(()), Block::check_process)
     }
 
     fn record(&mut self, fence: SharedFence) {
@@ -265,6 +277,10 @@ impl Drop for PinnedBuf {
     #[inline]
     fn drop(&mut self) {
         let Some(mut block) = self.block.take() else { return };
+        if block.is_forked() {
+            std::mem::forget(block);
+            return;
+        }
         let uses = &mut block.loan_mut().uses;
         if uses.is_empty() {
             block.put_back();

@@ -20,6 +20,7 @@ mod diag;
 #[cfg(feature = "cuda")]
 mod driver;
 mod error;
+mod fork;
 mod in_flight;
 mod machine;
 mod policy;

@@ -65,17 +65,15 @@ impl Uses {
         }
     }
 
-    /// Waits until every recorded copy is over.
+    /// Was any copy ever recorded?
     #[inline]
-    pub(crate) fn wait(&self) -> Result<()> {
-        match &self.0 {
-            None => Ok(()),
-            Some(fences) => self.wait_for(fences),
-        }
+    pub(crate) fn any(&self) -> bool {
+        self.0.is_some()
     }
 
-    #[cold]
-    fn wait_for(&self, fences: &Mutex<Vec<SharedFence>>) -> Result<()> {
+    /// Waits until every recorded copy is over.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let Some(fences) = &self.0 else { return Ok(()) };
         // The list is copied, not held: a wait under a lock would hold up `are_over` on another thread.
         let fences = fences.lock().clone();
         fences.iter().try_for_each(|fence| fence.wait())?;

@@ -122,6 +122,16 @@ impl Block {
         self.0.memory.held_bytes()
     }
 
+    /// Is this a child of the process whose memory it is? Then it is left alone.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.core().is_forked()
+    }
+
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        self.core().check_process()
+    }
+
     /// The put: nobody uses it any more.
     #[inline]
     pub(crate) fn put_back(self) {

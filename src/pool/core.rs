@@ -27,6 +27,7 @@ use crate::budget::Budget;
 use crate::config::Config;
 use crate::diag::{self, Voice};
 use crate::error::{Error, Holdings, Kind, Result};
+use crate::fork::Born;
 use crate::in_flight::{InFlight, SharedFence, Swept};
 use crate::policy;
 use crate::size_class::Class;
@@ -47,6 +48,8 @@ thread_local! {
 /// What all handles and buffers of one pool share.
 #[derive(Debug)]
 pub(crate) struct Core {
+    born: Born,
+    process: u32,
     pub(super) config: Config,
     pub(super) idle: Idle,
     pub(super) supply: Supply,
@@ -93,6 +96,8 @@ impl Core {
             }
         };
         Arc::new(Self {
+            born: Born::now(),
+            process: std::process::id(),
             idle,
             supply,
             share,
@@ -111,6 +116,23 @@ impl Core {
     #[inline]
     pub(crate) fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Is this a child of the process that made the pool?
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.born.before_fork()
+    }
+
+    /// The error that it is, in a child.
+    #[inline]
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.is_forked() { Err(self.forked()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn forked(&self) -> Error {
+        Kind::Forked { parent: self.process, child: std::process::id() }.into()
     }
 
     pub(crate) fn is_pinned(&self) -> bool {
@@ -490,6 +512,10 @@ impl Core {
     }
 
     pub(crate) fn stats(&self) -> Stats {
+        let (preset, backend, is_pinned) = (self.config.preset.name(), self.source().name(), self.is_pinned());
+        if self.is_forked() {
+            return Stats { preset, backend, is_pinned, ..Stats::default() };
+        }
         let (figures, holding) = (self.idle.figures(), self.holding());
         let (in_flight, in_flight_bytes) = (self.in_flight.count(), self.in_flight.bytes());
         let (lost, lost_bytes) =
@@ -497,9 +523,9 @@ impl Core {
         let handed_out = self.handed_out();
         let fallbacks = self.counts.fallbacks.load(Ordering::Relaxed);
         Stats {
-            preset: self.config.preset.name(),
-            backend: self.source().name(),
-            is_pinned: self.is_pinned(),
+            preset,
+            backend,
+            is_pinned,
             pool_size_limit: figures.limit,
             window: figures.window,
             gets: figures.total.gets() + fallbacks,
