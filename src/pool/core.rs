@@ -20,7 +20,7 @@ use super::clock::{Clock, Timekeeper};
 use super::episode::Episode;
 use super::idle::{Aftermath, ExactIdle, Idle, ThreadsIdle};
 use super::queue::Queue;
-use super::supply::{Borrower, Holding, Memory, Refusal, Supply};
+use super::supply::{Acquired, Borrower, Holding, Memory, Refusal, Supply};
 use super::upkeep::Upkeep;
 use crate::backend::{HeapSource, Source};
 use crate::budget::Budget;
@@ -253,6 +253,10 @@ impl Core {
     fn allocate(self: &Arc<Self>, class: Class) -> Result<Block, Refusal> {
         let memory = match &self.supply {
             Supply::Direct(direct) => loop {
+                // Since the last look a put may have come.
+                if let Some(block) = self.idle.take(class) {
+                    return Ok(block);
+                }
                 match direct.acquire(class.bytes) {
                     // What could never fit is no reason to empty the pool.
                     Err(Refusal::Ceiling { .. }) if direct.could_hold(class.bytes) && self.give_back_oldest() => {}
@@ -261,7 +265,10 @@ impl Core {
             },
             Supply::Ground(ground) => {
                 let share = self.claim_share(class.bytes as u64)?;
-                let mut memory = ground.acquire(class.bytes, self.time.coarse_us(), &**self)?;
+                let mut memory = match ground.acquire(class, self.time.coarse_us(), &**self)? {
+                    Acquired::New(memory) => memory,
+                    Acquired::CameBack(block) => return Ok(block),
+                };
                 if let Memory::Carved { claim, .. } = &mut memory {
                     *claim = share;
                 }
@@ -570,6 +577,10 @@ impl Borrower for Core {
 
     fn give_back_oldest(&self) -> bool {
         self.idle.reclaim().map(|block| self.give_up(block)).is_some()
+    }
+
+    fn take_back(&self, class: Class) -> Option<Block> {
+        self.idle.take(class)
     }
 
     fn is_at_rest(&self) -> bool {

@@ -21,7 +21,7 @@ use crate::budget::Claim;
 use crate::stats::Underlying;
 
 pub(super) use direct::Direct;
-pub(super) use ground::{Borrower, Ground, GroundPlan};
+pub(super) use ground::{Acquired, Borrower, Ground, GroundPlan};
 
 /// What serves the misses of a pool.
 #[derive(Debug)]
