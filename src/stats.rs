@@ -43,12 +43,12 @@ impl Underlying {
     }
 }
 
-/// A snapshot of a pool. At rest the figures balance:
+/// A snapshot of a pool; zeros in a child of the process that made it. At rest the figures balance:
 ///
 /// - `gets = hits + misses`,
 /// - `gets = puts + in_use + in_flight + lost`,
 /// - `pinned_bytes = in_use_bytes + in_flight_bytes + idle_bytes + lost_bytes + arena_free_bytes + arena_transit_bytes`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Stats {
     /// Rules that the pool follows.

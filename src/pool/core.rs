@@ -20,13 +20,14 @@ use super::clock::{Clock, Timekeeper};
 use super::episode::Episode;
 use super::idle::{Aftermath, ExactIdle, Idle, ThreadsIdle};
 use super::queue::Queue;
-use super::supply::{Borrower, Holding, Memory, Refusal, Supply};
+use super::supply::{Acquired, Borrower, Holding, Memory, Refusal, Supply};
 use super::upkeep::Upkeep;
 use crate::backend::{HeapSource, Source};
 use crate::budget::Budget;
 use crate::config::{Config, FenceKind};
 use crate::diag::{self, Voice};
 use crate::error::{Error, Holdings, Kind, Result};
+use crate::fork::Born;
 use crate::in_flight::{InFlight, SharedFence, Swept};
 use crate::policy;
 use crate::size_class::Class;
@@ -47,6 +48,8 @@ thread_local! {
 /// What all handles and buffers of one pool share.
 #[derive(Debug)]
 pub(crate) struct Core {
+    born: Born,
+    process: u32,
     pub(super) config: Config,
     pub(super) idle: Idle,
     pub(super) supply: Supply,
@@ -93,6 +96,8 @@ impl Core {
             }
         };
         Arc::new(Self {
+            born: Born::now(),
+            process: std::process::id(),
             idle,
             supply,
             share,
@@ -108,8 +113,26 @@ impl Core {
         })
     }
 
+    #[inline]
     pub(crate) fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Is this a child of the process that made the pool?
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.born.before_fork()
+    }
+
+    /// The error that it is, in a child.
+    #[inline]
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.is_forked() { Err(self.forked()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn forked(&self) -> Error {
+        Kind::Forked { parent: self.process, child: std::process::id() }.into()
     }
 
     pub(crate) fn is_pinned(&self) -> bool {
@@ -230,6 +253,10 @@ impl Core {
     fn allocate(self: &Arc<Self>, class: Class) -> Result<Block, Refusal> {
         let memory = match &self.supply {
             Supply::Direct(direct) => loop {
+                // Since the last look a put may have come.
+                if let Some(block) = self.idle.take(class) {
+                    return Ok(block);
+                }
                 match direct.acquire(class.bytes) {
                     // What could never fit is no reason to empty the pool.
                     Err(Refusal::Ceiling { .. }) if direct.could_hold(class.bytes) && self.give_back_oldest() => {}
@@ -238,7 +265,10 @@ impl Core {
             },
             Supply::Ground(ground) => {
                 let share = self.claim_share(class.bytes as u64)?;
-                let mut memory = ground.acquire(class.bytes, self.time.coarse_us(), &**self)?;
+                let mut memory = match ground.acquire(class, self.time.coarse_us(), &**self)? {
+                    Acquired::New(memory) => memory,
+                    Acquired::CameBack(block) => return Ok(block),
+                };
                 if let Memory::Carved { claim, .. } = &mut memory {
                     *claim = share;
                 }
@@ -499,6 +529,10 @@ impl Core {
     }
 
     pub(crate) fn stats(&self) -> Stats {
+        let (preset, backend, is_pinned) = (self.config.preset.name(), self.source().name(), self.is_pinned());
+        if self.is_forked() {
+            return Stats { preset, backend, is_pinned, ..Stats::default() };
+        }
         let (figures, holding) = (self.idle.figures(), self.holding());
         let (in_flight, in_flight_bytes) = (self.in_flight.count(), self.in_flight.bytes());
         let (lost, lost_bytes) =
@@ -507,9 +541,9 @@ impl Core {
         let handed_out = self.handed_out();
         let fallbacks = self.counts.fallbacks.load(Ordering::Relaxed);
         Stats {
-            preset: self.config.preset.name(),
-            backend: self.source().name(),
-            is_pinned: self.is_pinned(),
+            preset,
+            backend,
+            is_pinned,
             pool_size_limit: figures.limit,
             window: figures.window,
             gets: figures.total.gets() + fallbacks,
@@ -555,6 +589,10 @@ impl Borrower for Core {
 
     fn give_back_oldest(&self) -> bool {
         self.idle.reclaim().map(|block| self.give_up(block)).is_some()
+    }
+
+    fn take_back(&self, class: Class) -> Option<Block> {
+        self.idle.take(class)
     }
 
     fn is_at_rest(&self) -> bool {

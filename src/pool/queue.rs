@@ -31,6 +31,7 @@ struct Turn {
 
 impl Queue {
     /// Is anybody in line?
+    #[inline]
     pub(super) fn is_waiting(&self) -> bool {
         // SeqCst: between a put's buffer and this load no waiter may slip in unseen; see `wait`.
         self.waiting.load(Ordering::SeqCst) > 0

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  acquire: [lock: carve] ─fits─▶ memory
+//!                └─▶ a buffer of the class came back meanwhile?  that one
 //!                └─▶ the borrower's idle buffers could cover what is missing?  give its oldest back, again      (rule 6)
 //!                └─▶ [lock: plan under the ceiling] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ memory       (rules 5, 7, 11)
 //!                          └─full─▶ granules in transit?  wait for them, again
@@ -21,6 +22,8 @@ use super::works::{Built, Site, Sites};
 use super::{Holding, Memory, Refusal};
 use crate::arena::{Arena, Growth, Plan, RANGE_BYTES_MAX, Retain, Room};
 use crate::backend::{PAGE_BYTES, Source, SourceError};
+use crate::pool::block::Block;
+use crate::size_class::Class;
 use crate::stats::Underlying;
 use crate::sync::plain::{Condvar, Mutex};
 
@@ -67,6 +70,13 @@ pub(in crate::pool) struct GroundPlan {
     pub(in crate::pool) retain: Retain,
 }
 
+/// What a miss is served with.
+#[derive(Debug)]
+pub(in crate::pool) enum Acquired {
+    New(Memory),
+    CameBack(Block),
+}
+
 /// Who asks for memory, and may have to give some back first.
 pub(in crate::pool) trait Borrower {
     /// Bytes of the idle buffers.
@@ -74,6 +84,9 @@ pub(in crate::pool) trait Borrower {
 
     /// Gives the buffer back that has been idle longest; false if none is.
     fn give_back_oldest(&self) -> bool;
+
+    /// A buffer of `class` that came back since the get looked for one.
+    fn take_back(&self, class: Class) -> Option<Block>;
 
     /// Is nothing in flight, so that a release that waits for the device waits for nothing?
     fn is_at_rest(&self) -> bool;
@@ -114,20 +127,24 @@ impl Ground {
         &self.source
     }
 
-    /// Memory for `class_bytes`, whole pages. May call the source.
+    /// Memory for `class`, whole pages. May call the source.
     pub(in crate::pool) fn acquire(
         &self,
-        class_bytes: usize,
+        class: Class,
         now_us: u64,
         borrower: &dyn Borrower,
-    ) -> Result<Memory, Refusal> {
-        let bytes = class_bytes as u64;
+    ) -> Result<Acquired, Refusal> {
+        let bytes = class.bytes as u64;
         let align = PAGE_BYTES as u64;
         let mut refused = None;
         loop {
             let mut land = self.land.lock();
             if let Some(memory) = land.carve(bytes, align) {
-                return Ok(memory);
+                return Ok(Acquired::New(memory));
+            }
+            // Whatever the round before waited for, a put may have come meanwhile.
+            if let Some(block) = borrower.take_back(class) {
+                return Ok(Acquired::CameBack(block));
             }
             let idle_bytes = borrower.idle_bytes();
             if idle_bytes > 0 && (refused.is_some() || land.could_cover(bytes, align, idle_bytes, self.has_walls())) {
@@ -161,7 +178,7 @@ impl Ground {
             match (granted, place) {
                 (true, Some(place)) => {
                     if let Some(memory) = land.memory_at(place, bytes) {
-                        return Ok(memory);
+                        return Ok(Acquired::New(memory));
                     }
                     return Err(Refusal::Source(SourceError::new("arena", "a place without an address")));
                 }

@@ -21,7 +21,7 @@ use crate::budget::Claim;
 use crate::stats::Underlying;
 
 pub(super) use direct::Direct;
-pub(super) use ground::{Borrower, Ground, GroundPlan};
+pub(super) use ground::{Acquired, Borrower, Ground, GroundPlan};
 
 /// What serves the misses of a pool.
 #[derive(Debug)]
@@ -77,6 +77,7 @@ pub(super) struct Holding {
 }
 
 impl Memory {
+    #[inline]
     pub(super) fn start(&self) -> NonNull<u8> {
         match self {
             Self::Whole { region, .. } | Self::Pageable { region } => region.start(),
@@ -91,6 +92,7 @@ impl Memory {
         }
     }
 
+    #[inline]
     pub(super) fn is_from_source(&self) -> bool {
         !matches!(self, Self::Pageable { .. })
     }
