@@ -6,14 +6,13 @@
 //!
 //! Invariants:
 //!
-//! 1. `start` is inside the block's memory with at least `len` bytes behind it (`size_class` leaves the room), and the
-//!    block belongs to this buffer alone; without a block `len` is 0.
-//! 2. Every copy that uses the buffer is in `uses` until it was seen to be over.
+//! 1. `skip_bytes` of the loan is inside the block's memory with at least `len` bytes behind it (`size_class` leaves the
+//!    room), and the block belongs to this buffer alone; without a block the length is 0.
+//! 2. Every copy that uses the buffer is in the loan's `uses` until it was seen to be over.
 //! 3. The memory is initialised (source contract C2).
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
 
 use std::io;
-use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -21,7 +20,7 @@ use crate::config::FenceKind;
 use crate::copy::{self, Arriving, Completion, CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::error::{Error, Result};
 use crate::in_flight::{SharedFence, Uses};
-use crate::pool::Block;
+use crate::pool::{Block, Loan};
 
 /// A buffer of a pool. Dropping it puts it back: at once, or when the last copy from it is over.
 ///
@@ -49,49 +48,56 @@ use crate::pool::Block;
 #[derive(Debug)]
 pub struct PinnedBuf {
     block: Option<Block>,
-    start: NonNull<u8>,
-    len: usize,
-    /// Where `io::Write` goes on.
-    position: usize,
-    uses: Uses,
 }
-
-// SAFETY: the memory belongs to this buffer alone (invariant 1) and is bound to no thread.
-unsafe impl Send for PinnedBuf {}
-// SAFETY: through a shared reference the bytes can only be read; `Uses` locks for itself.
-unsafe impl Sync for PinnedBuf {}
 
 impl PinnedBuf {
     /// Of zero bytes: belongs to no pool and counts for nothing.
+    #[inline]
     pub(crate) fn empty() -> Self {
-        Self { block: None, start: NonNull::dangling(), len: 0, position: 0, uses: Uses::default() }
+        Self { block: None }
     }
 
     /// The first `len` bytes of `block` at a multiple of `align`; its class was made for that (invariant 1).
-    pub(crate) fn over(block: Block, len: usize, align: usize) -> Self {
-        let base = block.start();
-        let skip = base.as_ptr().align_offset(align);
-        debug_assert!(skip.checked_add(len).is_some_and(|end| end <= block.class_bytes()), "size_class left no room");
-        // SAFETY: `skip` is less than `align`, and the class has `align` bytes more than `len` wherever the page-aligned
-        // base is not aligned already (`size_class`), so the sum stays inside the block.
-        let start = unsafe { base.add(skip) };
-        Self { block: Some(block), start, len, position: 0, uses: Uses::default() }
+    #[inline]
+    pub(crate) fn over(mut block: Block, len: usize, align: usize) -> Self {
+        // Less than `align`, and the class has `align` bytes more than `len` wherever the page-aligned base is not aligned
+        // already (`size_class`).
+        let skip_bytes = block.start().as_ptr().align_offset(align);
+        let end = skip_bytes.checked_add(len);
+        debug_assert!(end.is_some_and(|end| end <= block.class_bytes()), "size_class left no room");
+        block.loan_mut().begin(skip_bytes, len);
+        Self { block: Some(block) }
+    }
+
+    #[inline]
+    fn loan(&self) -> Option<&Loan> {
+        self.block.as_ref().map(Block::loan)
+    }
+
+    #[inline]
+    fn start(&self) -> NonNull<u8> {
+        match &self.block {
+            None => NonNull::dangling(),
+            // SAFETY: invariant 1.
+            Some(block) => unsafe { block.start().add(block.loan().skip_bytes) },
+        }
     }
 
     /// Bytes asked for.
+    #[inline]
     pub fn len(&self) -> usize {
-        self.len
+        self.loan().map_or(0, |loan| loan.len)
     }
 
     /// Was it a get of zero bytes?
+    #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Bytes of the class behind the first one: at least [`len`](PinnedBuf::len).
     pub fn capacity(&self) -> usize {
-        let skipped = |block: &Block| self.start.as_ptr() as usize - block.start().as_ptr() as usize;
-        self.block.as_ref().map_or(0, |block| block.class_bytes() - skipped(block))
+        self.block.as_ref().map_or(0, |block| block.class_bytes() - block.loan().skip_bytes)
     }
 
     /// Is the memory page-locked? False for `heap` and `sim`, for memory that stands in when the pool is full, and for a
@@ -113,8 +119,9 @@ impl PinnedBuf {
     ///
     /// Do not start a copy from this slice by other means than this crate's: the buffer would not know of it, and its
     /// memory would be handed out again while the device still reads it.
+    #[inline]
     pub fn as_slice(&self) -> &[u8] {
-        if !self.uses.wait() {
+        if !self.wait_for_uses() {
             return &[];
         }
         // SAFETY: no copy writes here any more (2), as the wait said.
@@ -128,16 +135,14 @@ impl PinnedBuf {
     /// No copy is writing to them, or they are read behind it, on its stream.
     pub(crate) unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: invariants 1 and 3; `&self` keeps writers of this process away, the caller those of devices.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len()) }
     }
 
     /// The bytes to fill, after waiting until no recorded copy reads them. What is said of
     /// [`as_slice`](PinnedBuf::as_slice) holds here too.
+    #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // The failure of a device shows where it can be returned: in `Completion` and at the next copy. Bytes that a device
-        // only reads are sound to touch all the same.
-        let are_over = self.uses.is_empty() || self.uses.are_over().unwrap_or(false);
-        if !are_over && !self.uses.wait() {
+        if !self.is_free() && !self.wait_for_uses() {
             return &mut [];
         }
         // SAFETY: no copy uses the bytes, as the wait said.
@@ -146,9 +151,8 @@ impl PinnedBuf {
 
     /// The bytes to fill, or `None` while a recorded copy may be using them.
     pub fn try_as_mut_slice(&mut self) -> Option<&mut [u8]> {
-        let free = self.uses.is_empty() || self.uses.are_over().unwrap_or(false);
         // SAFETY: no copy uses the bytes.
-        free.then(|| unsafe { self.bytes_for_device() })
+        self.is_free().then(|| unsafe { self.bytes_for_device() })
     }
 
     /// The bytes to write to, with no wait.
@@ -158,22 +162,40 @@ impl PinnedBuf {
     /// No copy is using them, or they are written behind it, on its stream.
     pub(crate) unsafe fn bytes_for_device(&mut self) -> &mut [u8] {
         // SAFETY: invariants 1 and 3, and `&mut self` makes it the only slice.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len()) }
+    }
+
+    /// Is no recorded copy using the bytes? Forgets those that are over.
+    #[inline]
+    fn is_free(&mut self) -> bool {
+        let is_free = |uses: &mut Uses| uses.is_empty() || uses.are_over().unwrap_or(false);
+        self.block.as_mut().is_none_or(|block| is_free(&mut block.loan_mut().uses))
+    }
+
+    /// False if a copy into the buffer failed. Any other failure of a device shows where it can be returned: in `Completion`
+    /// and at the next copy; bytes that a device only reads are sound to touch all the same.
+    #[inline]
+    fn wait_for_uses(&self) -> bool {
+        self.block.as_ref().is_none_or(|block| {
+            // No device uses a forked child's copy, and who would say when the parent's is over is not there.
+            !block.loan().uses.any() || block.is_forked() || block.loan().uses.wait()
+        })
+    }
+
+    /// `None` for a buffer of zero bytes, which nobody copies.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn uses(&self) -> Option<&Uses> {
+        self.loan().map(|loan| &loan.uses)
     }
 
     #[cfg(feature = "cuda")]
-    pub(crate) fn uses(&self) -> &Uses {
-        &self.uses
-    }
-
-    #[cfg(feature = "cuda")]
-    pub(crate) fn uses_mut(&mut self) -> &mut Uses {
-        &mut self.uses
+    pub(crate) fn uses_mut(&mut self) -> Option<&mut Uses> {
+        self.block.as_mut().map(|block| &mut block.loan_mut().uses)
     }
 
     /// Address of the first byte; page-aligned, or as `get_aligned` was asked. Does not wait for copies.
     pub fn as_ptr(&self) -> *const u8 {
-        self.start.as_ptr()
+        self.start().as_ptr()
     }
 
     /// Enqueues a copy of the whole buffer to the front of `target` and gives the buffer up: it returns to the pool when
@@ -196,12 +218,13 @@ impl PinnedBuf {
         if self.is_empty() {
             return Ok(Completion::already());
         }
+        self.check_process()?;
         // SAFETY: the block goes to the in-flight room below with this copy's fence, which keeps it from every other use
         // until the copy is over; on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, self.start.as_ptr(), self.len, self.fence_kind()) };
+        let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), self.fence_kind()) };
         match enqueued {
             Ok(fence) => {
-                self.uses.record(fence.clone());
+                self.record(fence.clone());
                 Ok(Completion::of(fence))
             }
             Err(CopyFailure::Refused(error)) => Err(error),
@@ -227,21 +250,22 @@ impl PinnedBuf {
         target: &mut T,
     ) -> Result<Completion> {
         let len = range.end.saturating_sub(range.start);
-        if range.start > range.end || range.end > self.len {
-            let why = format!("range {}..{} is not inside a buffer of {} B", range.start, range.end, self.len);
+        if range.start > range.end || range.end > self.len() {
+            let why = format!("range {}..{} is not inside a buffer of {} B", range.start, range.end, self.len());
             return Err(Error::copy(len, why));
         }
         if len == 0 {
             return Ok(Completion::already());
         }
+        self.check_process()?;
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (invariant 1).
-        let source = unsafe { self.start.add(range.start) };
+        let source = unsafe { self.start().add(range.start) };
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
         // pool, until the copy is over (invariant 2); on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, FenceKind::Event) };
         match enqueued {
             Ok(fence) => {
-                self.uses.record(fence.clone());
+                self.record(fence.clone());
                 Ok(Completion::of(fence))
             }
             Err(CopyFailure::Refused(error)) => Err(error),
@@ -272,14 +296,15 @@ impl PinnedBuf {
         if self.is_empty() {
             return Ok(Arriving::new(self, Completion::already()));
         }
+        self.check_process()?;
         // What earlier copies use must not be overwritten. A copy into it that failed shows when this buffer is put back.
-        let _failures_stay = self.uses.wait();
+        let _failures_stay = self.wait_for_uses();
         // SAFETY: the fence is recorded below, and from then on nothing touches the memory, nor does it return to the pool,
         // until the copy is over (invariant 2); on a refusal nothing was enqueued.
-        let fetched = unsafe { copy::fetch(stream, source, self.start.as_ptr(), self.len) };
+        let fetched = unsafe { copy::fetch(stream, source, self.start().as_ptr(), self.len()) };
         match fetched {
             Ok(fence) => {
-                self.uses.record_write(fence.clone());
+                self.record_write(fence.clone());
                 Ok(Arriving::new(self, Completion::of(fence)))
             }
             Err(CopyFailure::Refused(error)) => Err(error),
@@ -317,10 +342,11 @@ impl PinnedBuf {
         if self.is_empty() {
             return Ok(());
         }
+        self.check_process()?;
         match mark() {
             Ok(fence) => {
                 // Whether it read or wrote: nobody looks at the bytes before they are overwritten.
-                self.uses.record(fence);
+                self.record(fence);
                 Ok(())
             }
             Err(error) => {
@@ -338,7 +364,7 @@ impl PinnedBuf {
     /// [`Error::is_copy`] if the memory is not mapped for the device of this context: it is not pinned, or not by CUDA.
     #[cfg(feature = "cuda")]
     pub fn device_ptr(&self, context: &std::sync::Arc<cudarc::driver::CudaContext>) -> Result<u64> {
-        copy::cuda::mapped_address(context, self.start.as_ptr(), self.len)
+        copy::cuda::mapped_address(context, self.start().as_ptr(), self.len())
     }
 
     /// For a copy that gives the buffer up, so that the pool is the one to ask for its end.
@@ -346,33 +372,57 @@ impl PinnedBuf {
         self.block.as_ref().map_or(FenceKind::Event, Block::fence_kind)
     }
 
+    fn check_process(&self) -> Result<()> {
+        self.block.as_ref().map_or(Ok(()), Block::check_process)
+    }
+
+    fn record(&mut self, fence: SharedFence) {
+        if let Some(block) = &mut self.block {
+            block.loan_mut().uses.record(fence);
+        }
+    }
+
+    fn record_write(&mut self, fence: SharedFence) {
+        if let Some(block) = &mut self.block {
+            block.loan_mut().uses.record_write(fence);
+        }
+    }
+
     /// Takes the memory out of use for good.
-    fn lose(self, error: &Error) {
-        let mut this = ManuallyDrop::new(self);
-        drop(this.uses.take());
-        if let Some(block) = this.block.take() {
+    fn lose(mut self, error: &Error) {
+        if let Some(mut block) = self.block.take() {
+            drop(block.loan_mut().uses.take());
             block.lose(error);
         }
     }
 
     /// Where the next [`io::Write`] goes; starts at 0.
     pub fn position(&self) -> usize {
-        self.position
+        self.loan().map_or(0, |loan| loan.position)
     }
 
     /// Moves the place of the next [`io::Write`]; past the end nothing can be written.
     pub fn set_position(&mut self, position: usize) {
-        self.position = position;
+        if let Some(block) = &mut self.block {
+            block.loan_mut().position = position;
+        }
     }
 }
 
 impl Drop for PinnedBuf {
+    #[inline]
     fn drop(&mut self) {
-        let Some(block) = self.block.take() else { return };
-        if self.uses.is_empty() {
+        let Some(mut block) = self.block.take() else { return };
+        if block.is_forked() {
+            std::mem::forget(block);
+            return;
+        }
+        let uses = &mut block.loan_mut().uses;
+        if uses.is_empty() {
             block.put_back();
         } else {
-            block.put_back_after(self.uses.take());
+            let fences = uses.take();
+            block.put_back_after(fences);
         }
     }
 }
@@ -381,12 +431,12 @@ impl Drop for PinnedBuf {
 /// `Ok(0)`, which `write_all` turns into [`io::ErrorKind::WriteZero`].
 impl io::Write for PinnedBuf {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let position = self.position.min(self.len);
+        let position = self.position().min(self.len());
         // No room at all if a copy into the buffer failed.
         let room = self.as_mut_slice().get_mut(position..).unwrap_or_default();
         let written = data.len().min(room.len());
         room[..written].copy_from_slice(&data[..written]);
-        self.position = position + written;
+        self.set_position(position + written);
         Ok(written)
     }
 

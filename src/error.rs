@@ -58,6 +58,11 @@ pub(crate) enum Kind {
     Setting { name: &'static str, value: String, why: String },
     #[error("copy of {len} B: {why}")]
     Copy { len: usize, why: String },
+    #[error(
+        "the pool was made in process {parent}, this is its child {child}: memory and devices are not inherited; make a \
+         pool of its own after the fork"
+    )]
+    Forked { parent: u32, child: u32 },
     #[error("completion of a copy is unknown: {why}")]
     Device { why: String },
 }
@@ -91,6 +96,11 @@ impl Error {
     /// The device failed, so nobody knows whether a copy is over.
     pub fn is_device(&self) -> bool {
         matches!(*self.0, Kind::Device { .. })
+    }
+
+    /// The pool was made before this process was forked off: it serves its parent alone.
+    pub fn is_forked(&self) -> bool {
+        matches!(*self.0, Kind::Forked { .. })
     }
 
     /// A copy refused before anything was enqueued, with the reason. For implementors of

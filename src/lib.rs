@@ -21,6 +21,7 @@ mod diag;
 #[cfg(feature = "cuda")]
 mod driver;
 mod error;
+mod fork;
 mod in_flight;
 mod machine;
 mod policy;

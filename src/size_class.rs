@@ -37,7 +37,7 @@ const FREE_ALIGN: usize = 16;
 /// Up to here the classes of [`Rounding::Eighths`] are the multiples of a page.
 const EVEN_STEPS_BYTES: usize = 8 * PAGE_BYTES;
 /// And above it there are this many in each doubling.
-const STEPS_A_DOUBLING: usize = 8;
+const STEPS_A_DOUBLING: u32 = 8;
 /// Classes of [`Rounding::Eighths`] there are, for tables indexed by [`Class::index`].
 pub(crate) const EIGHTHS_CLASSES: u32 = 8 + 8 * (usize::BITS - EVEN_STEPS_BYTES.ilog2());
 
@@ -81,7 +81,16 @@ impl Rounding {
     }
 
     /// The class with its index.
+    #[inline]
     pub(crate) fn class(self, len: usize, align: usize) -> Result<Class, Error> {
+        // A plain get: nothing can go wrong, and no room is needed beside the length.
+        if self == Self::Eighths && align == DEFAULT_ALIGN && len <= MAX_LEN / 2 {
+            return Ok(eighths(len));
+        }
+        self.class_of_any(len, align)
+    }
+
+    fn class_of_any(self, len: usize, align: usize) -> Result<Class, Error> {
         if !align.is_power_of_two() || align > MAX_ALIGN {
             return Err(Kind::Alignment { len, align }.into());
         }
@@ -94,25 +103,25 @@ impl Rounding {
             .and_then(|sum| match self {
                 Self::Exact => Some(Class { bytes: sum, index: 0 }),
                 Self::Pow2 => sum.checked_next_power_of_two().map(|bytes| Class { bytes, index: 0 }),
-                Self::Eighths => eighths(sum),
+                Self::Eighths => (sum <= MAX_LEN).then(|| eighths(sum)),
             })
             .filter(|class| class.bytes <= MAX_LEN)
             .ok_or_else(|| Kind::Length { len }.into())
     }
 }
 
-fn eighths(bytes: usize) -> Option<Class> {
-    if bytes <= EVEN_STEPS_BYTES {
-        let pages = bytes.div_ceil(PAGE_BYTES).max(1);
-        return Some(Class { bytes: pages * PAGE_BYTES, index: u32::try_from(pages - 1).ok()? });
-    }
-    // The doubling that begins below `bytes`: a power of two is the last class of the one before it.
-    let doubling = (bytes - 1).ilog2();
-    let step = (1 << doubling) / STEPS_A_DOUBLING;
-    let class_bytes = bytes.checked_next_multiple_of(step)?;
-    let steps = class_bytes / step - STEPS_A_DOUBLING;
-    let before = STEPS_A_DOUBLING * (doubling - EVEN_STEPS_BYTES.ilog2()) as usize;
-    Some(Class { bytes: class_bytes, index: u32::try_from(STEPS_A_DOUBLING + before + steps - 1).ok()? })
+/// The class of `bytes`, at most [`MAX_LEN`]. One formula for the even steps and the doublings: below 64 KiB a step is a
+/// page, above it an eighth of the power of two below.
+#[inline]
+fn eighths(bytes: usize) -> Class {
+    let last = bytes.saturating_sub(1);
+    let doublings = last.max(EVEN_STEPS_BYTES).ilog2() - EVEN_STEPS_BYTES.ilog2();
+    let step_shift = PAGE_BYTES.ilog2() + doublings;
+    let steps = (last >> step_shift) + 1;
+    // At most 16 steps, so nothing is cut off.
+    #[allow(clippy::cast_possible_truncation)]
+    let index = STEPS_A_DOUBLING * doublings + steps as u32 - 1;
+    Class { bytes: steps << step_shift, index }
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ impl Underlying {
     }
 }
 
-/// A snapshot of a pool. At rest the figures balance:
+/// A snapshot of a pool; zeros in a child of the process that made it. At rest the figures balance:
 ///
 /// - `gets = hits + misses`,
 /// - `gets = puts + in_use + in_flight + lost`,
@@ -51,7 +51,7 @@ impl Underlying {
 ///   arena_transit_bytes`.
 ///
 /// The figures of a [partition](crate::Pool::partition) are those of its own buffers, against its own ceiling.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Stats {
     /// Rules that the pool follows.

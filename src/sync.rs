@@ -13,7 +13,7 @@ pub(crate) use loom::sync::atomic;
 
 /// Atomics that are never modelled: statics of the process.
 pub(crate) mod process {
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }
 
 #[cfg(not(loom))]

@@ -25,6 +25,7 @@ use std::thread;
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::config::FenceKind;
 use crate::error::{Error, Result};
+use crate::fork::Born;
 use crate::in_flight::{Fence, SharedFence};
 use crate::sync::plain::{Condvar, Mutex};
 use crate::sync::process::{AtomicU64, Ordering};
@@ -44,6 +45,8 @@ pub struct SinkStream {
 /// How far a stream has come.
 #[derive(Debug)]
 struct Progress {
+    /// The worker does not go with a fork.
+    born: Born,
     stream: u64,
     /// Copies enqueued; the next one's number.
     enqueued: AtomicU64,
@@ -120,6 +123,7 @@ impl SinkStream {
     pub fn new() -> Result<Self> {
         let (queue, copies) = channel();
         let progress = Arc::new(Progress {
+            born: Born::now(),
             // Relaxed: only that no number is given twice matters.
             stream: NEXT_STREAM.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             enqueued: AtomicU64::new(0),
@@ -229,7 +233,16 @@ impl Progress {
         self.done.load(Ordering::Acquire) >= copies
     }
 
+    fn check_process(&self) -> Result<()> {
+        if self.born.before_fork() {
+            Err(Error::device("the sink's worker stayed in the parent process"))
+        } else {
+            Ok(())
+        }
+    }
+
     fn wait_for(&self, copies: u64) -> Result<()> {
+        self.check_process()?;
         let mut state = self.state.lock();
         while !self.is_done(copies) {
             if state.failed {
@@ -251,6 +264,7 @@ unsafe impl Fence for SinkFence {
         if self.progress.is_done(self.number + 1) {
             return Ok(true);
         }
+        self.progress.check_process()?;
         if self.progress.state.lock().failed { Err(failed()) } else { Ok(false) }
     }
 
@@ -326,6 +340,7 @@ unsafe impl CopyStream for SinkStream {
 impl SinkMem {
     /// Behind the copies of other streams from and to this memory.
     fn enqueue_in_turn(&self, stream: &SinkStream, work: Work) -> Result<SharedFence, CopyFailure> {
+        stream.progress.check_process().map_err(CopyFailure::Refused)?;
         let mut copies = self.copies.lock();
         copies.retain(|copy| matches!(copy.is_done(), Ok(false)));
         let elsewhere = |copy: &&SharedFence| copy.stream() != stream.progress.stream;

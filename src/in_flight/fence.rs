@@ -103,11 +103,16 @@ impl Uses {
         }
     }
 
+    /// Was any copy recorded?
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.0.get().is_some()
+    }
+
     /// Waits until no copy but lent ones, which only read, uses the buffer. False if a copy into it failed: then nobody
     /// knows what is in the buffer, or still being written to it.
-    #[inline]
     pub(crate) fn wait(&self) -> bool {
-        self.0.get().is_none() || self.wait_for(|each| each.manner != Manner::Lent)
+        self.wait_for(|each| each.manner != Manner::Lent)
     }
 
     /// Waits for the copies into the buffer on streams that `counts`. The answer is as that of [`wait`](Uses::wait).

@@ -99,6 +99,7 @@ impl<T> InFlight<T> {
     }
 
     /// Items in flight.
+    #[inline]
     pub(crate) fn count(&self) -> u64 {
         // Relaxed: a hint for those who may skip a sweep, and a figure.
         self.count.load(Ordering::Relaxed)

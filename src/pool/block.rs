@@ -10,7 +10,7 @@ use super::supply::Memory;
 use crate::config::FenceKind;
 use crate::error::Error;
 use crate::front::Entry;
-use crate::in_flight::SharedFence;
+use crate::in_flight::{SharedFence, Uses};
 use crate::size_class::Class;
 
 /// Memory of one class, and the pool that it belongs to. One pointer wide: moving it moves nothing.
@@ -22,7 +22,11 @@ pub(crate) struct Block(Box<Entry<Parts>>);
 /// Without the pool that it leads to.
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block").field("class_bytes", &self.class_bytes()).field("memory", &self.0.memory).finish()
+        f.debug_struct("Block")
+            .field("class_bytes", &self.class_bytes())
+            .field("memory", &self.0.memory)
+            .field("loan", &self.0.loan)
+            .finish()
     }
 }
 
@@ -32,32 +36,77 @@ pub(super) struct Parts {
     core: Arc<Core>,
     memory: Memory,
     class_bytes: usize,
+    loan: Loan,
+}
+
+/// What the user of a block has made of it. Kept with the block, so that a buffer is one pointer, which a get returns in
+/// a register.
+#[derive(Debug, Default)]
+pub(crate) struct Loan {
+    /// From the start of the block to the first byte of the buffer.
+    pub(crate) skip_bytes: usize,
+    pub(crate) len: usize,
+    /// Where `io::Write` goes on.
+    pub(crate) position: usize,
+    pub(crate) uses: Uses,
+}
+
+impl Loan {
+    /// A new user asks for `len` bytes. Writes only what differs: a loader asks for the same again and again, and what is
+    /// not written need not travel to the core that puts the buffer back.
+    #[inline]
+    pub(crate) fn begin(&mut self, skip_bytes: usize, len: usize) {
+        for (field, value) in [(&mut self.skip_bytes, skip_bytes), (&mut self.len, len), (&mut self.position, 0)] {
+            if *field != value {
+                *field = value;
+            }
+        }
+    }
 }
 
 impl Block {
     pub(super) fn new(core: Arc<Core>, memory: Memory, class: Class) -> Self {
         let held_bytes = usize::try_from(memory.held_bytes()).unwrap_or(usize::MAX);
-        Self(Entry::new(class.index, held_bytes, Parts { core, memory, class_bytes: class.bytes }))
+        Self(Entry::new(
+            class.index,
+            held_bytes,
+            Parts { core, memory, class_bytes: class.bytes, loan: Loan::default() },
+        ))
     }
 
+    #[inline]
     pub(super) fn of_entry(entry: Box<Entry<Parts>>) -> Self {
         Self(entry)
     }
 
+    #[inline]
     pub(super) fn into_entry(self) -> Box<Entry<Parts>> {
         self.0
     }
 
+    #[inline]
     pub(super) fn core(&self) -> &Arc<Core> {
         &self.0.core
     }
 
+    #[inline]
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.0.memory.start()
     }
 
+    #[inline]
     pub(crate) fn class_bytes(&self) -> usize {
         self.0.class_bytes
+    }
+
+    #[inline]
+    pub(crate) fn loan(&self) -> &Loan {
+        &self.0.loan
+    }
+
+    #[inline]
+    pub(crate) fn loan_mut(&mut self) -> &mut Loan {
+        &mut self.0.loan
     }
 
     pub(super) fn class(&self) -> Class {
@@ -69,6 +118,7 @@ impl Block {
     }
 
     /// Is it in memory of the pool's source, and not the ordinary memory that stands in when that is full?
+    #[inline]
     pub(super) fn is_from_source(&self) -> bool {
         self.0.memory.is_from_source()
     }
@@ -84,6 +134,16 @@ impl Block {
     /// How the end of a copy from it is best learnt.
     pub(crate) fn fence_kind(&self) -> FenceKind {
         self.core().fence_kind()
+    }
+
+    /// Is this a child of the process whose memory it is? Then it is left alone.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.core().is_forked()
+    }
+
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        self.core().check_process()
     }
 
     /// The put: nobody uses it any more.

@@ -72,6 +72,7 @@ impl Timekeeper {
     }
 
     /// The time as somebody last read it.
+    #[inline]
     pub(super) fn coarse_us(&self) -> u64 {
         // Relaxed, as above.
         self.coarse_us.load(Ordering::Relaxed)

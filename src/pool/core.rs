@@ -20,13 +20,14 @@ use super::clock::Timekeeper;
 use super::episode::Episode;
 use super::idle::{Aftermath, ExactIdle, Idle, ThreadsIdle};
 use super::queue::Queue;
-use super::supply::{Borrower, Holding, Memory, Refusal, Supply};
+use super::supply::{Acquired, Borrower, Holding, Memory, Refusal, Supply};
 use super::upkeep::{Upkeep, told};
 use crate::backend::{HeapSource, Source};
 use crate::budget::{Budget, Claim};
 use crate::config::{Config, FenceKind};
 use crate::diag::{self, Voice};
 use crate::error::{Error, Holdings, Kind, Result};
+use crate::fork::Born;
 use crate::in_flight::{InFlight, SharedFence, Swept};
 use crate::policy;
 use crate::size_class::Class;
@@ -49,6 +50,8 @@ thread_local! {
 /// What all handles and buffers of one pool share.
 #[derive(Debug)]
 pub(crate) struct Core {
+    born: Born,
+    process: u32,
     pub(super) config: Config,
     pub(super) idle: Idle,
     pub(super) supply: Supply,
@@ -91,6 +94,8 @@ impl Core {
             Supply::Ground(_) => Idle::Threads(ThreadsIdle::new(limit, auto_resize)),
         };
         let core = Arc::new(Self {
+            born: Born::now(),
+            process: std::process::id(),
             idle,
             supply,
             own,
@@ -116,8 +121,26 @@ impl Core {
         self.own.max_bytes().is_some()
     }
 
+    #[inline]
     pub(crate) fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Is this a child of the process that made the pool?
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.born.before_fork()
+    }
+
+    /// The error that it is, in a child.
+    #[inline]
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.is_forked() { Err(self.forked()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn forked(&self) -> Error {
+        Kind::Forked { parent: self.process, child: std::process::id() }.into()
     }
 
     pub(crate) fn is_pinned(&self) -> bool {
@@ -244,6 +267,10 @@ impl Core {
     fn allocate(self: &Arc<Self>, class: Class) -> Result<Block, Refusal> {
         let memory = match &self.supply {
             Supply::Direct(direct) => loop {
+                // Since the last look a put may have come.
+                if let Some(block) = self.idle.take(class) {
+                    return Ok(block);
+                }
                 match direct.acquire(class.bytes) {
                     // What could never fit is no reason to empty the pool.
                     Err(Refusal::Ceiling { .. }) if direct.could_hold(class.bytes) && self.give_back_oldest() => {}
@@ -252,7 +279,10 @@ impl Core {
             },
             Supply::Ground(ground) => {
                 let own = self.claim_own(class.bytes as u64)?;
-                let mut memory = ground.acquire(class.bytes, self.time.coarse_us(), &**self)?;
+                let mut memory = match ground.acquire(class, self.time.coarse_us(), &**self)? {
+                    Acquired::New(memory) => memory,
+                    Acquired::CameBack(block) => return Ok(block),
+                };
                 if let Memory::Carved { claim, .. } = &mut memory {
                     *claim = Some(own);
                 }
@@ -530,6 +560,10 @@ impl Core {
     }
 
     pub(crate) fn stats(&self) -> Stats {
+        let (preset, backend, is_pinned) = (self.config.preset.name(), self.source().name(), self.is_pinned());
+        if self.is_forked() {
+            return Stats { preset, backend, is_pinned, ..Stats::default() };
+        }
         let (figures, holding) = (self.idle.figures(), self.holding());
         let own_bytes = match &self.supply {
             Supply::Direct(_) => holding.block_bytes,
@@ -546,9 +580,9 @@ impl Core {
         let handed_out = self.handed_out();
         let fallbacks = self.counts.fallbacks.load(Ordering::Relaxed);
         Stats {
-            preset: self.config.preset.name(),
-            backend: self.source().name(),
-            is_pinned: self.is_pinned(),
+            preset,
+            backend,
+            is_pinned,
             pool_size_limit: figures.limit,
             window: figures.window,
             gets: figures.total.gets() + fallbacks,
@@ -595,6 +629,10 @@ impl Borrower for Core {
 
     fn give_back_oldest(&self) -> bool {
         self.idle.reclaim().map(|block| self.give_up(block)).is_some()
+    }
+
+    fn take_back(&self, class: Class) -> Option<Block> {
+        self.idle.take(class)
     }
 
     fn is_at_rest(&self) -> bool {

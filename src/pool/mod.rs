@@ -42,7 +42,7 @@ mod upkeep;
 pub use builder::PoolBuilder;
 pub use clock::{Clock, ManualClock};
 
-pub(crate) use self::block::Block;
+pub(crate) use self::block::{Block, Loan};
 use self::core::Core;
 use self::poller::Poller;
 use self::supply::Supply;
@@ -75,6 +75,11 @@ struct Door {
 
 impl Drop for Door {
     fn drop(&mut self) {
+        if self.core.is_forked() {
+            // The bookkeeping stays as the parent left it: its locks may be held for ever.
+            std::mem::forget(self.core.clone());
+            return;
+        }
         self.core.seal();
     }
 }
@@ -99,6 +104,7 @@ impl Pool {
         Self { door: Arc::new(Door { core, _poller: poller }) }
     }
 
+    #[inline]
     fn core(&self) -> &Arc<Core> {
         &self.door.core
     }
@@ -113,7 +119,8 @@ impl Pool {
     ///
     /// - [`is_request`](crate::Error::is_request): `len` is over `isize::MAX` with rounding,
     /// - [`is_limit`](crate::Error::is_limit): over the ceiling even with every idle buffer given back,
-    /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused.
+    /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
+    /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
     #[inline]
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
         // The page-aligned base is a gift of the back-end: it never enters the class.
@@ -140,6 +147,7 @@ impl Pool {
 
     #[inline]
     fn get_within(&self, len: usize, align: usize, wait: Duration) -> Result<PinnedBuf> {
+        self.core().check_process()?;
         let class = self.core().config().rounding.class(len, align)?;
         if len == 0 {
             return Ok(PinnedBuf::empty());
@@ -151,8 +159,9 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`is_request`](crate::Error::is_request) as for [`get`](Pool::get).
+    /// [`is_request`](crate::Error::is_request) and [`is_forked`](crate::Error::is_forked) as for [`get`](Pool::get).
     pub fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>> {
+        self.core().check_process()?;
         let class = self.core().config().rounding.class(len, DEFAULT_ALIGN)?;
         if len == 0 {
             return Ok(Some(PinnedBuf::empty()));
@@ -177,6 +186,7 @@ impl Pool {
     /// - [`is_limit`](crate::Error::is_limit): over the ceiling,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused.
     pub fn prewarm(&self, bytes: u64) -> Result<()> {
+        self.core().check_process()?;
         self.core().prewarm(bytes)
     }
 
@@ -212,6 +222,7 @@ impl Pool {
     /// [`is_setting`](crate::Error::is_setting) under the preset `tensorflow`, where there is nothing to share.
     pub fn partition(&self, name: &str, max_bytes: u64) -> Result<Self> {
         let core = self.core();
+        core.check_process()?;
         let Supply::Ground(ground) = &core.supply else {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow pools share nothing";
             return Err(Kind::Setting { name: "partition", value: name.to_owned(), why: why.to_owned() }.into());
@@ -223,19 +234,25 @@ impl Pool {
 
     /// Gives idle memory back to the system, oldest first, until at most `to_bytes` are held or nothing is idle.
     pub fn trim(&self, to_bytes: u64) {
-        self.core().trim(to_bytes);
+        if !self.core().is_forked() {
+            self.core().trim(to_bytes);
+        }
     }
 
     /// Puts back the buffers whose copies are over, and does what time brings: what is idle for long goes back to the
     /// system. Gets do so too, now and then; call it from a program that falls silent, or set `PINPOOL_POLL=1`.
     pub fn poll(&self) {
-        self.core().poll();
+        if !self.core().is_forked() {
+            self.core().poll();
+        }
     }
 
     /// Gives every idle buffer back to the system and sets the four counters of the window to zero. The limit reached so
     /// far, buffers in use and copies in flight stay.
     pub fn clear(&self) {
-        self.core().clear();
+        if !self.core().is_forked() {
+            self.core().clear();
+        }
     }
 
     /// A snapshot of the figures. Exact at rest; while other threads run, figures may be some operations apart.

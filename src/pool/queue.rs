@@ -32,6 +32,7 @@ struct Turn {
 
 impl Queue {
     /// Is anybody in line?
+    #[inline]
     pub(super) fn is_waiting(&self) -> bool {
         // SeqCst, with `wait`: a waiter that this load does not see stood in line after it. Its first attempt sees the put
         // before this, but for the rare one whose store is still on its way; that waiter's patience makes up for it, which

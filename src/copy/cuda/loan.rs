@@ -42,13 +42,11 @@ impl HostSlice<u8> for PinnedBuf {
     }
 
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [u8], SyncOnDrop<'a>) {
-        if self.is_empty() {
-            return (&[], SyncOnDrop::Record(None));
-        }
+        let Some(uses) = self.uses() else { return (&[], SyncOnDrop::Record(None)) };
         // What is being written on this very stream is there before the copy begins.
-        let is_sound = self.uses().wait_for_writes(|other| other != number(stream));
+        let is_sound = uses.wait_for_writes(|other| other != number(stream));
         let loan = Loan::new(stream);
-        self.uses().lend(loan.fence());
+        uses.lend(loan.fence());
         // SAFETY: the loan outlives `'a` (loan 1): it is in `uses`, and letting go of it takes the buffer's `&mut`.
         let guard = unsafe { loan.guard() };
         // SAFETY: cudarc's contract: the bytes are used on `stream` only, behind what this waited for.
@@ -57,12 +55,10 @@ impl HostSlice<u8> for PinnedBuf {
     }
 
     unsafe fn stream_synced_mut_slice<'a>(&'a mut self, stream: &'a CudaStream) -> (&'a mut [u8], SyncOnDrop<'a>) {
-        if self.is_empty() {
-            return (&mut [], SyncOnDrop::Record(None));
-        }
-        let is_sound = self.uses_mut().wait_for_others(number(stream));
+        let Some(uses) = self.uses_mut() else { return (&mut [], SyncOnDrop::Record(None)) };
+        let is_sound = uses.wait_for_others(number(stream));
         let loan = Loan::new(stream);
-        self.uses_mut().record_write(loan.fence());
+        uses.record_write(loan.fence());
         // SAFETY: as above.
         let guard = unsafe { loan.guard() };
         // SAFETY: as above.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  acquire: [lock: carve] ─fits─▶ memory
+//!                └─▶ a buffer of the class came back meanwhile?  that one
 //!                └─▶ too large for the ceiling, whatever came back?  refused
 //!                └─▶ the borrower's idle buffers could cover what is missing?  give its oldest back, again      (rule 6)
 //!                └─▶ [lock: plan under the ceiling] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ memory       (rules 5, 7, 11)
@@ -24,6 +25,8 @@ use super::works::{Built, Site, Sites, Tools};
 use super::{Holding, Memory, Refusal};
 use crate::arena::{Arena, Growth, Place, Plan, RANGE_BYTES_MAX, Retain, Room};
 use crate::backend::{PAGE_BYTES, Source, SourceError};
+use crate::pool::block::Block;
+use crate::size_class::Class;
 use crate::stats::Underlying;
 use crate::sync::plain::{Condvar, Mutex, MutexGuard};
 
@@ -66,6 +69,13 @@ pub(in crate::pool) struct GroundPlan {
     pub(in crate::pool) max_bytes: Option<u64>,
     pub(in crate::pool) may_grow: bool,
     pub(in crate::pool) retain: Retain,
+}
+
+/// What a miss is served with.
+#[derive(Debug)]
+pub(in crate::pool) enum Acquired {
+    New(Memory),
+    CameBack(Block),
 }
 
 impl Ground {
@@ -115,17 +125,17 @@ impl Ground {
         &self.source
     }
 
-    /// Memory for `class_bytes`, whole pages. May call the source.
+    /// Memory for `class`, whole pages. May call the source.
     pub(in crate::pool) fn acquire(
         &self,
-        class_bytes: usize,
+        class: Class,
         now_us: u64,
         borrower: &dyn Borrower,
-    ) -> Result<Memory, Refusal> {
-        let bytes = class_bytes as u64;
+    ) -> Result<Acquired, Refusal> {
+        let bytes = class.bytes as u64;
         let align = PAGE_BYTES as u64;
         if let Some(memory) = self.land.lock().carve(bytes, align) {
-            return Ok(memory);
+            return Ok(Acquired::New(memory));
         }
         // What could never fit is no reason to empty the pool.
         if !self.could_hold(bytes) {
@@ -137,7 +147,11 @@ impl Ground {
             let idle_bytes = borrower.idle_bytes();
             let mut land = self.land.lock();
             if let Some(memory) = land.carve(bytes, align) {
-                return Ok(memory);
+                return Ok(Acquired::New(memory));
+            }
+            // Whatever the round before waited for, a put may have come meanwhile.
+            if let Some(block) = borrower.take_back(class) {
+                return Ok(Acquired::CameBack(block));
             }
             let by_sum = refused.is_some() || self.has_walls();
             if idle_bytes > 0 && land.could_cover(bytes, align, idle_bytes, by_sum) {
@@ -169,6 +183,7 @@ impl Ground {
                 Ok(()) => {
                     let memory = place.and_then(|place| self.land.lock().memory_at(place, bytes));
                     return memory
+                        .map(Acquired::New)
                         .ok_or_else(|| Refusal::Source(SourceError::new("arena", "a place without an address")));
                 }
                 // Twice is enough: what others put back meanwhile is found by who waits in line.

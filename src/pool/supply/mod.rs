@@ -23,7 +23,7 @@ use crate::budget::{Budget, Claim};
 use crate::stats::Underlying;
 
 pub(super) use direct::Direct;
-pub(super) use ground::{Ground, GroundPlan};
+pub(super) use ground::{Acquired, Ground, GroundPlan};
 pub(super) use tenants::Borrower;
 
 /// What serves the misses of a pool.
@@ -94,6 +94,7 @@ impl Holding {
 }
 
 impl Memory {
+    #[inline]
     pub(super) fn start(&self) -> NonNull<u8> {
         match self {
             Self::Whole { region, .. } | Self::Pageable { region } => region.start(),
@@ -108,6 +109,7 @@ impl Memory {
         }
     }
 
+    #[inline]
     pub(super) fn is_from_source(&self) -> bool {
         !matches!(self, Self::Pageable { .. })
     }

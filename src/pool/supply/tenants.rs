@@ -13,6 +13,8 @@ use std::sync::{Arc, Weak};
 use super::ground::Ground;
 use super::works::Site;
 use crate::backend::SourceError;
+use crate::pool::block::Block;
+use crate::size_class::Class;
 
 /// Who asks for memory, and may have to give some back first.
 pub(in crate::pool) trait Borrower: Send + Sync {
@@ -21,6 +23,9 @@ pub(in crate::pool) trait Borrower: Send + Sync {
 
     /// Gives the buffer back that has been idle longest; false if none is.
     fn give_back_oldest(&self) -> bool;
+
+    /// A buffer of `class` that came back since the get looked for one.
+    fn take_back(&self, class: Class) -> Option<Block>;
 
     /// Is nothing in flight, so that a release that waits for the device waits for nothing?
     fn is_at_rest(&self) -> bool;
