@@ -23,7 +23,7 @@ use super::{CopyFailure, CopyTarget};
 use crate::driver::{self, Current, Relaxed};
 use crate::error::{Error, Result};
 use crate::in_flight::Fence;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::process::{AtomicU64, Ordering};
 
 /// Handles that name a stream by what the caller is, not by what it is.
 const LEGACY_BY_NAME: usize = 1;
