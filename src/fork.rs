@@ -23,7 +23,11 @@ impl Born {
     pub(crate) fn now() -> Self {
         static WATCH: Once = Once::new();
         // Miri knows no forks.
-        WATCH.call_once(|| if !cfg!(miri) { watch() });
+        WATCH.call_once(|| {
+            if !cfg!(miri) {
+                watch()
+            }
+        });
         Self(GENERATION.load(Ordering::Relaxed))
     }
 

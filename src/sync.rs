@@ -37,10 +37,7 @@ pub(crate) use loom::sync::MutexGuard;
 
 /// A condition variable that takes the guard and gives it back.
 #[derive(Debug, Default)]
-pub(crate) struct Condvar(
-    #[cfg(not(loom))] parking_lot::Condvar,
-    #[cfg(loom)] loom::sync::Condvar,
-);
+pub(crate) struct Condvar(#[cfg(not(loom))] parking_lot::Condvar, #[cfg(loom)] loom::sync::Condvar);
 
 impl Condvar {
     pub(crate) fn notify_one(&self) {

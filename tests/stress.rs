@@ -102,8 +102,9 @@ fn stress(preset: Preset) {
             }));
         }
         drop(to);
-        // Dropped here: what was sent last goes home from this thread.
-        running.into_iter().map(|thread| thread.join().unwrap().0).collect()
+        // Nobody's letter box goes before all have ended; what was sent last goes home from this thread.
+        let ended: Vec<_> = running.into_iter().map(|thread| thread.join().unwrap()).collect();
+        ended.into_iter().map(|(served, _from)| served).collect()
     });
     for (at, pool) in pools.iter().enumerate() {
         pool.poll();

@@ -200,7 +200,11 @@ impl Progress {
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.born.before_fork() { Err(Error::device("the sink's worker stayed in the parent process")) } else { Ok(()) }
+        if self.born.before_fork() {
+            Err(Error::device("the sink's worker stayed in the parent process"))
+        } else {
+            Ok(())
+        }
     }
 
     fn wait_for(&self, copies: u64) -> Result<()> {

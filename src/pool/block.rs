@@ -21,7 +21,11 @@ pub(crate) struct Block(Box<Entry<Parts>>);
 /// Without the pool that it leads to.
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block").field("class_bytes", &self.class_bytes()).field("memory", &self.0.memory).field("loan", &self.0.loan).finish()
+        f.debug_struct("Block")
+            .field("class_bytes", &self.class_bytes())
+            .field("memory", &self.0.memory)
+            .field("loan", &self.0.loan)
+            .finish()
     }
 }
 
@@ -62,7 +66,11 @@ impl Loan {
 impl Block {
     pub(super) fn new(core: Arc<Core>, memory: Memory, class: Class) -> Self {
         let held_bytes = usize::try_from(memory.held_bytes()).unwrap_or(usize::MAX);
-        Self(Entry::new(class.index, held_bytes, Parts { core, memory, class_bytes: class.bytes, loan: Loan::default() }))
+        Self(Entry::new(
+            class.index,
+            held_bytes,
+            Parts { core, memory, class_bytes: class.bytes, loan: Loan::default() },
+        ))
     }
 
     #[inline]

@@ -94,7 +94,8 @@ pub(crate) fn run(args: &HitArgs, screen: &Screen) -> Result<(), Failed> {
     let stats = pool.stats();
     if stats.failed_gets > 0 || stats.fallbacks > 0 {
         let (failed, fallbacks) = (stats.failed_gets, stats.fallbacks);
-        screen.say(format!("{failed} gets failed and {fallbacks} were served from elsewhere: the figures mean nothing"));
+        screen
+            .say(format!("{failed} gets failed and {fallbacks} were served from elsewhere: the figures mean nothing"));
         return Err(Failed::Work);
     }
     if args.json {

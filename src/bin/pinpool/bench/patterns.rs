@@ -60,7 +60,8 @@ pub(crate) fn run<K: Keeper, W: Watch + Send>(
     pairs: u64,
     watch: impl Fn() -> W + Sync,
 ) -> (Duration, Vec<W>) {
-    let between: Vec<Between<K>> = (0..threads.div_ceil(2)).map(|_| CachePadded::new(ArrayQueue::new(BETWEEN))).collect();
+    let between: Vec<Between<K>> =
+        (0..threads.div_ceil(2)).map(|_| CachePadded::new(ArrayQueue::new(BETWEEN))).collect();
     let start = Barrier::new(threads);
     let one = |thread: usize| {
         let mut watch = watch();
