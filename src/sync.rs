@@ -3,6 +3,8 @@
 //! Under `cfg(loom)` the same names are loom's, which runs every interleaving of the models at the foot of the rooms
 //! that use them. Statics that live as long as the process take [`process`]: loom's atomics cannot be statics.
 
+use std::time::Instant;
+
 pub(crate) use crossbeam::utils::CachePadded;
 
 #[cfg(not(loom))]
@@ -27,9 +29,39 @@ pub(crate) mod plain {
 #[cfg(not(loom))]
 pub(crate) use parking_lot::Mutex;
 
+#[cfg(not(loom))]
+pub(crate) use parking_lot::MutexGuard;
+
+#[cfg(loom)]
+pub(crate) use loom::sync::MutexGuard;
+
+/// A condition variable that takes the guard and gives it back.
+#[derive(Debug, Default)]
+pub(crate) struct Condvar(#[cfg(not(loom))] parking_lot::Condvar, #[cfg(loom)] loom::sync::Condvar);
+
+impl Condvar {
+    pub(crate) fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
+    /// Sleeps until it is notified or `until` has come; says which, `true` for too late.
+    #[cfg(not(loom))]
+    pub(crate) fn wait_until<'a, T>(&self, mut guard: MutexGuard<'a, T>, until: Instant) -> (MutexGuard<'a, T>, bool) {
+        let late = self.0.wait_until(&mut guard, until).timed_out();
+        (guard, late)
+    }
+
+    /// Under the model time stands still: whoever is not woken sleeps for ever, and loom says so.
+    #[cfg(loom)]
+    pub(crate) fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, _until: Instant) -> (MutexGuard<'a, T>, bool) {
+        let guard = self.0.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner());
+        (guard, false)
+    }
+}
+
 /// loom's mutex without poisoning.
 #[cfg(loom)]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
 #[cfg(loom)]

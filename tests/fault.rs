@@ -120,3 +120,57 @@ fn hits_go_on_while_one_thread_is_stuck_in_acquire_and_another_in_release() {
     });
     pool.stats().validate().unwrap();
 }
+
+#[test]
+fn a_put_that_comes_while_a_miss_waits_serves_it_and_nothing_is_pinned() {
+    let source = source();
+    // Room for these two and no more: a third makes the idle one leave.
+    let pool = pool_over(&source, Some(12 << 10));
+    let wanted = pool.get(4000).unwrap();
+    drop(pool.get(8000).unwrap());
+    let releases = source.hold_releases();
+    std::thread::scope(|scope| {
+        let missing = scope.spawn(|| pool.get(4000).map(|buffer| buffer.id()));
+        // It has missed, and gives back the idle buffer of the other class.
+        releases.wait_for(1);
+        let id = wanted.id();
+        drop(wanted);
+        drop(releases);
+        assert_eq!(missing.join().unwrap().unwrap(), id);
+    });
+    let stats = pool.stats();
+    assert_eq!((stats.hits, stats.misses, source.acquires()), (1, 2, 2));
+    stats.validate().unwrap();
+}
+
+#[test]
+fn adaptive_100_000_hits_while_acquire_and_release_hang() {
+    let source = Arc::new(FaultSource::around(Arc::new(pinpool::backend::sim::SimSource::walled(1 << 40))));
+    let builder = Pool::builder().without_env().preset(Preset::Adaptive).pool_size_limit(8);
+    let pool = builder.backend(Backend::Source(source.clone())).build().unwrap();
+    // Something large to release, idle for longer than the small one.
+    drop(pool.get(64 << 20).unwrap());
+    drop(pool.get(100).unwrap());
+    let (acquires, releases) = (source.hold_acquires(), source.hold_releases());
+    let hits = if cfg!(miri) { 100 } else { 100_000 };
+    std::thread::scope(|scope| {
+        let releasing = scope.spawn(|| pool.trim(1 << 20));
+        releases.wait_for(1);
+        let acquiring = scope.spawn(|| pool.get(128 << 20).map(drop));
+        acquires.wait_for(1);
+        // What the trim has taken away before it hangs comes from no driver: it is carved from what is free.
+        let before = pool.stats().hits;
+        let held = pool.try_get(100).unwrap();
+        assert!(held.is_some(), "the small buffer went before the large one");
+        drop(held);
+        for _ in 1..hits {
+            drop(pool.get(100).unwrap());
+        }
+        assert_eq!(pool.stats().hits, before + hits);
+        assert!(!releasing.is_finished() && !acquiring.is_finished());
+        drop((acquires, releases));
+        releasing.join().unwrap();
+        acquiring.join().unwrap().unwrap();
+    });
+    pool.stats().validate().unwrap();
+}

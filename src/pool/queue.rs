@@ -12,8 +12,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::sync::plain::{Condvar, Mutex};
-use crate::sync::process::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::process::AtomicU64;
+use crate::sync::{Condvar, Mutex};
 
 /// A line of waiting gets.
 #[derive(Debug, Default)]
@@ -97,7 +98,9 @@ impl Turn {
     fn sleep(&self, until: Instant) {
         let mut woken = self.woken.lock();
         while !*woken {
-            if self.changed.wait_until(&mut woken, until).timed_out() {
+            let late;
+            (woken, late) = self.changed.wait_until(woken, until);
+            if late {
                 break;
             }
         }
@@ -105,7 +108,7 @@ impl Turn {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -165,5 +168,93 @@ mod tests {
             }
         });
         assert_eq!(*order.lock(), [0, 1, 2, 3]);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// A pool as the line sees it: buffers behind a lock, and the order of steps of a put and of a get.
+    #[derive(Default)]
+    struct Shop {
+        queue: Queue,
+        idle: Mutex<u32>,
+    }
+
+    impl Shop {
+        fn put(&self) {
+            *self.idle.lock() += 1;
+            if self.queue.is_waiting() {
+                self.queue.wake();
+            }
+        }
+
+        fn take(&self) -> Option<()> {
+            let mut idle = self.idle.lock();
+            *idle = idle.checked_sub(1)?;
+            Some(())
+        }
+
+        /// Sleeps for ever if nobody wakes it: there is no patience in the model.
+        fn get(&self) {
+            let far = Instant::now() + Duration::from_secs(1 << 20);
+            assert!(self.queue.wait(far, || Duration::from_secs(1 << 20), || self.take()).is_some());
+        }
+    }
+
+    fn model(check: impl Fn(Arc<Shop>) + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(move || {
+            let shop = Arc::new(Shop::default());
+            check(shop.clone());
+            assert!(!shop.queue.is_waiting());
+            assert_eq!(*shop.idle.lock(), 0);
+        });
+    }
+
+    #[test]
+    fn loom_a_put_wakes_who_waits() {
+        model(|shop| {
+            let putter = shop.clone();
+            let putting = thread::spawn(move || putter.put());
+            shop.get();
+            putting.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_two_puts_wake_two_who_wait() {
+        model(|shop| {
+            let (putter, other) = (shop.clone(), shop.clone());
+            let putting = thread::spawn(move || {
+                putter.put();
+                putter.put();
+            });
+            let waiting = thread::spawn(move || other.get());
+            shop.get();
+            waiting.join().unwrap();
+            putting.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_who_gives_up_passes_the_turn_on() {
+        model(|shop| {
+            let (putter, hasty) = (shop.clone(), shop.clone());
+            let putting = thread::spawn(move || putter.put());
+            let giving_up = thread::spawn(move || {
+                // Its deadline is over when it comes: one attempt, which may take the buffer; then it is put back.
+                if hasty.queue.wait(Instant::now(), || Duration::ZERO, || hasty.take()).is_some() {
+                    hasty.put();
+                }
+            });
+            shop.get();
+            giving_up.join().unwrap();
+            putting.join().unwrap();
+        });
     }
 }

@@ -1,0 +1,135 @@
+//! The whole pool under everything at once, and the balance when it has come to rest.
+//!
+//! Threads get and put in several classes, hand buffers to each other, copy them to a slow device, clear, trim, poll and
+//! read the figures, over two partitions and a ceiling that is too low for all of them.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Backend, OnFull, PinnedBuf, Pool, Preset};
+
+const THREADS: u64 = if cfg!(miri) { 2 } else { 6 };
+const STEPS: u64 = if cfg!(miri) { 40 } else { 20_000 };
+/// Most buffers in the hands of one thread.
+const HELD: usize = 6;
+
+/// A repeatable draw; quality matters little here.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 8) % end
+    }
+}
+
+/// Marks the buffer at both ends as this thread's, and looks whether the marks hold.
+fn use_alone(buffer: &mut PinnedBuf, mark: u64) {
+    let len = buffer.len();
+    let bytes = buffer.as_mut_slice();
+    bytes[..8].copy_from_slice(&mark.to_le_bytes());
+    bytes[len - 8..].copy_from_slice(&mark.to_le_bytes());
+    thread::yield_now();
+    assert_eq!(bytes[..8], mark.to_le_bytes(), "two threads have one buffer");
+    assert_eq!(bytes[len - 8..], mark.to_le_bytes(), "two threads have one buffer");
+}
+
+fn len_of(size: u64) -> usize {
+    usize::try_from([100, 5000, 60_000, 300_000][usize::try_from(size).unwrap()]).unwrap()
+}
+
+/// Returns how many gets succeeded.
+fn work(pool: &Pool, thread: u64, to: &mpsc::Sender<PinnedBuf>, from: &mpsc::Receiver<PinnedBuf>) -> u64 {
+    let mut draw = Draw(0x9e37_79b9_7f4a_7c15 ^ (thread + 1) << 32);
+    let stream = SinkStream::new().unwrap();
+    let mut device = SinkMem::new(300_000);
+    let (mut held, mut served) = (Vec::new(), 0);
+    for step in 0..STEPS {
+        match draw.below(64) {
+            0..32 if held.len() < HELD => match pool.get(len_of(draw.below(4))) {
+                Ok(mut buffer) => {
+                    use_alone(&mut buffer, thread << 32 | step);
+                    served += 1;
+                    held.push(buffer);
+                }
+                Err(error) => assert!(error.is_limit(), "{error}"),
+            },
+            32..36 => {
+                let got = pool.try_get(len_of(draw.below(4))).unwrap();
+                served += u64::from(got.is_some());
+                held.extend(got);
+            }
+            36..44 => to.send(held.pop().unwrap_or_else(|| pool.get(0).unwrap())).unwrap(),
+            44..52 => drop(from.try_recv()),
+            52 if !held.is_empty() => drop(held.swap_remove(0).copy_to(&stream, &mut device).unwrap()),
+            53 if !held.is_empty() => {
+                let last = held.len() - 1;
+                drop(held[last].copy_range_to(0..50, &stream, &mut device).unwrap());
+            }
+            54 if step % 16 == 0 => pool.clear(),
+            55 if step % 16 == 0 => pool.trim(1 << 20),
+            56 => pool.poll(),
+            57 => drop(pool.stats()),
+            _ => drop(held.pop()),
+        }
+    }
+    stream.synchronize().unwrap();
+    served
+}
+
+fn stress(preset: Preset) {
+    let builder = Pool::builder().without_env().preset(preset).backend(Backend::Heap).on_full(OnFull::Error);
+    // Less than the threads could hold, so that gets wait, idle buffers are reclaimed and some gets fail.
+    let max_bytes = THREADS * 500_000;
+    let pool = builder.max_bytes(max_bytes).pool_size_limit(10).wait(Duration::from_millis(1)).build().unwrap();
+    let mut pools = vec![pool.clone()];
+    if preset == Preset::Adaptive {
+        pools.push(pool.partition("other", max_bytes / 2).unwrap());
+    }
+    let (to, from): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel()).unzip();
+    let served: Vec<u64> = thread::scope(|scope| {
+        let mut running = Vec::new();
+        for (thread, from) in (0..THREADS).zip(from) {
+            let pool = &pools[usize::try_from(thread).unwrap() % pools.len()];
+            let to = to[usize::try_from((thread + 1) % THREADS).unwrap()].clone();
+            running.push(scope.spawn(move || {
+                let served = work(pool, thread, &to, &from);
+                (served, from)
+            }));
+        }
+        drop(to);
+        // Nobody's letter box goes before all have ended; what was sent last goes home from this thread.
+        let ended: Vec<_> = running.into_iter().map(|thread| thread.join().unwrap()).collect();
+        ended.into_iter().map(|(served, _from)| served).collect()
+    });
+    for (at, pool) in pools.iter().enumerate() {
+        pool.poll();
+        let stats = pool.stats();
+        let expected: u64 = served.iter().skip(at).step_by(pools.len()).sum();
+        assert_eq!((stats.gets, stats.puts, stats.in_use, stats.in_flight), (expected, expected, 0, 0), "{stats:?}");
+        assert_eq!(stats.lost, 0);
+        // Partitions show the memory of the whole ground, so bytes balance for a pool that is alone.
+        if pools.len() == 1 {
+            stats.validate().unwrap();
+        }
+    }
+    pools.iter().for_each(Pool::clear);
+    let stats = pool.stats();
+    assert_eq!((stats.pinned_bytes, stats.idle_bytes, stats.buffers_in_pool), (0, 0, 0));
+    assert!(stats.peak_pinned_bytes <= max_bytes);
+    stats.validate().unwrap();
+}
+
+#[test]
+fn adaptive_balances_after_everything_at_once() {
+    stress(Preset::Adaptive);
+}
+
+#[test]
+fn tensorflow_balances_after_everything_at_once() {
+    stress(Preset::Tensorflow);
+}
