@@ -118,7 +118,7 @@ impl Arena {
 
     fn grow_region(&mut self, bytes: u64, room: Room) -> Result<Plan, Full> {
         let own = self.own_shelf(bytes);
-        let on = |shelf: Shelf| self.ranges.iter().flatten().filter(move |range| range.shelf == shelf);
+        let on = |shelf: Shelf| self.ranges.values().filter(move |range| range.shelf == shelf);
         let held: u64 = on(own).map(|range| range.span.bytes()).sum();
         let (mut released, mut replaced, mut given_up) = (Vec::new(), 0, 0);
         if room.may_release_regions {
@@ -243,7 +243,7 @@ impl Arena {
     /// `span` is not locked any more, or never was: granules are bare, a region is no more.
     fn vanish(&mut self, span: Span) {
         match self.range_of(span.place()) {
-            Some(range) if range.kind == Kind::Walled => self.ranges[span.range() as usize] = None,
+            Some(range) if range.kind == Kind::Walled => drop(self.ranges.remove(&span.range())),
             _ => self.bare.add(span),
         }
     }

@@ -24,7 +24,8 @@
 //! | `holes` | free locked runs, by length and by address |
 //! | `bare` | unlocked runs, and the search for the place that needs fewest (rule 5) |
 //! | `retain` | idle granules by age, and when they go (rule 9) |
-//! | `walls` | regions: how large the next one is (rule 11) |
+//! | `walls` | regions: how large the next one is (rule 11), and the figures behind their rules |
+//! | `regions`, `elders` | the holes of regions, the oldest region first |
 //! | `plan` | the steps the pool makes, and how they ended |
 //! | `grow` | placements that must lock or move first; settling plans |
 //! | `shrink` | giving idle granules back |
@@ -34,11 +35,14 @@
 //! - I2: locked + locking + bare bytes are the length of all ranges.
 //! - I3: a granule is in the idle index exactly if it is wholly inside a hole of a range that is not kept.
 //! - I4: `claimed` is never below what is locked at any instant between a plan and its settlement.
+//! - I5: the holes of walled regions, and no others, are also in `regions` of their shelf.
 
 mod bare;
+mod elders;
 mod grow;
 mod holes;
 mod plan;
+mod regions;
 mod retain;
 mod shrink;
 mod span;
@@ -50,8 +54,11 @@ mod tests {
     mod model;
 }
 
+use std::collections::BTreeMap;
+
 use bare::Bare;
 use holes::Holes;
+use regions::Regions;
 use retain::{Idle, IdleRun};
 use span::{Grid, RANGES_MAX, align_up};
 
@@ -116,8 +123,11 @@ pub struct Figures {
 #[derive(Debug)]
 pub struct Arena {
     growth: Growth,
-    ranges: Vec<Option<Range>>,
+    ranges: BTreeMap<u32, Range>,
+    /// Numbers ascend with the age of what they stand for, until all have been used once.
+    next_range: u32,
     holes: [Holes; SHELVES],
+    regions: [Regions; SHELVES],
     bare: Bare,
     idle: Idle,
     retain: Retain,
@@ -142,8 +152,10 @@ impl Arena {
     pub fn new(growth: Growth, retain: Retain) -> Self {
         Self {
             growth,
-            ranges: Vec::new(),
+            ranges: BTreeMap::new(),
+            next_range: 0,
             holes: Default::default(),
+            regions: Default::default(),
             bare: Bare::default(),
             idle: Idle::default(),
             retain,
@@ -158,16 +170,14 @@ impl Arena {
     pub fn add_spanning(&mut self, bytes: u64) -> Option<u32> {
         let Growth::Granules(granule_bytes) = self.growth else { return None };
         let id = self.add_range(Kind::Spanning, bytes / granule_bytes * granule_bytes, Shelf::Shared)?;
-        if let Some(range) = self.ranges[id as usize] {
-            self.bare.add(range.span);
-        }
+        self.bare.add(self.ranges.get(&id)?.span);
         Some(id)
     }
 
     /// Adds a reserve (rule 10): `bytes` that are locked already and are kept. Open to buffers of every size.
     pub fn add_reserve(&mut self, bytes: u64) -> Option<u32> {
         let id = self.add_range(Kind::Reserve, bytes, Shelf::Shared)?;
-        let span = self.ranges[id as usize]?.span;
+        let span = self.ranges.get(&id)?.span;
         self.figures.locked_bytes += bytes;
         self.figures.claimed_bytes += bytes;
         self.figures.page_locks += 1;
@@ -179,27 +189,21 @@ impl Arena {
         if bytes == 0 || bytes > RANGE_BYTES_MAX {
             return None;
         }
-        let index = self.ranges.iter().position(Option::is_none).unwrap_or(self.ranges.len());
-        if index >= RANGES_MAX {
-            return None;
-        }
-        let id = u32::try_from(index).ok()?;
+        let id = (self.next_range..RANGES_MAX).chain(0..self.next_range).find(|id| !self.ranges.contains_key(id))?;
+        self.next_range = (id + 1) % RANGES_MAX;
         let span = Span::new(Place::new(id, 0), bytes);
         let granule_bytes = match (kind, self.growth) {
             (Kind::Spanning, Growth::Granules(granule_bytes)) => granule_bytes,
             _ => bytes,
         };
         let range = Range { kind, span, shelf, grid: Grid { origin: span.start, granule_bytes } };
-        if index == self.ranges.len() {
-            self.ranges.push(None);
-        }
-        self.ranges[index] = Some(range);
+        self.ranges.insert(id, range);
         Some(id)
     }
 
     /// The range that `place` lies in. Every place the arena hands out has one until its buffer is given back.
     fn range_of(&self, place: Place) -> Option<Range> {
-        self.ranges.get(place.range() as usize).copied().flatten()
+        self.ranges.get(&place.range()).copied()
     }
 
     /// Where buffers of `bytes` may lie, besides the shared ranges.
@@ -211,24 +215,23 @@ impl Arena {
         }
     }
 
-    /// Takes `bytes` at `align` from what is locked already: the tightest hole, the lowest among equals (rule 5). No
-    /// driver call. `bytes` and `align` are multiples of a page, `align` a power of two.
+    /// Takes `bytes` at `align` from what is locked already: from the tightest hole, the lowest among equals (rule 5), or
+    /// as rule 11 says. No driver call. `bytes` and `align` are multiples of a page, `align` a power of two.
     pub fn carve(&mut self, bytes: u64, align: u64) -> Option<Place> {
         let own = self.own_shelf(bytes);
-        let mut hole = self.holes[own as usize].tightest(bytes, align);
-        let mut shelf = own;
-        if own != Shelf::Shared
-            && let Some(shared) = self.holes[Shelf::Shared as usize].tightest(bytes, align)
-            && hole.is_none_or(|own| (shared.bytes(), shared.start) < (own.bytes(), own.start))
-        {
-            (hole, shelf) = (Some(shared), Shelf::Shared);
-        }
-        let hole = hole?;
+        let shared = self.holes[Shelf::Shared as usize].tightest(bytes, align).map(|hole| (Shelf::Shared, hole));
+        let (shelf, hole) = shared.or_else(|| Some((own, self.best_behind_walls(own, bytes, align)?)))?;
         let start = align_up(hole.start, align);
         let buffer = Span { start, end: start + bytes };
         self.take(shelf, hole, buffer, |_| ());
         self.figures.live_bytes += bytes;
         Some(buffer.place())
+    }
+
+    /// Rule 11: a hole of exactly these bytes, else one in the oldest region in use, else the tightest empty region.
+    fn best_behind_walls(&self, own: Shelf, bytes: u64, align: u64) -> Option<Span> {
+        let tightest = self.holes[own as usize].tightest(bytes, align)?;
+        if tightest.bytes() == bytes { Some(tightest) } else { self.regions[own as usize].best(bytes, align) }
     }
 
     /// Gives the bytes of a buffer back; the granules that are wholly free now are idle since `now_us`.
@@ -250,8 +253,13 @@ impl Arena {
     /// Takes `part` of `hole` out of the holes and of the idle granules; shows the latter to `idle_before`.
     fn take(&mut self, shelf: Shelf, hole: Span, part: Span, idle_before: impl FnMut(IdleRun)) {
         self.holes[shelf as usize].cut(hole, part);
-        if let Some(range) = self.range_of(part.place())
-            && range.kind != Kind::Reserve
+        let Some(range) = self.range_of(part.place()) else { return };
+        if range.kind == Kind::Walled {
+            let regions = &mut self.regions[shelf as usize];
+            regions.remove(hole, range.span);
+            hole.without(part).into_iter().flatten().for_each(|rest| regions.add(rest, range.span));
+        }
+        if range.kind != Kind::Reserve
             && let Some(granules) = range.grid.granules_decided(hole, part)
         {
             self.idle.cut(granules, idle_before);
@@ -265,6 +273,11 @@ impl Arena {
             return;
         };
         let hole = self.holes[range.shelf as usize].add(part);
+        if range.kind == Kind::Walled {
+            let regions = &mut self.regions[range.shelf as usize];
+            hole.without(part).into_iter().flatten().for_each(|old| regions.remove(old, range.span));
+            regions.add(hole, range.span);
+        }
         if range.kind != Kind::Reserve
             && let Some(granules) = range.grid.granules_decided(hole, part)
         {

@@ -15,7 +15,7 @@ const OFFSET_BITS: u32 = 44;
 const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 
 /// Ranges an arena can number.
-pub(super) const RANGES_MAX: usize = 1 << (u64::BITS - OFFSET_BITS);
+pub(super) const RANGES_MAX: u32 = 1 << (u64::BITS - OFFSET_BITS);
 
 /// The longest range; below 2^44 by a granule at least, so that two ranges never touch.
 pub const RANGE_BYTES_MAX: u64 = 1 << (OFFSET_BITS - 1);
@@ -28,7 +28,7 @@ impl Place {
     /// The place `offset` bytes into range `range`.
     #[must_use]
     pub fn new(range: u32, offset: u64) -> Self {
-        debug_assert!((range as usize) < RANGES_MAX && offset <= OFFSET_MASK);
+        debug_assert!(range < RANGES_MAX && offset <= OFFSET_MASK);
         Self((u64::from(range) << OFFSET_BITS) | offset)
     }
 

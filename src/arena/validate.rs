@@ -17,7 +17,7 @@ impl Arena {
             self.bare.validate(granule_bytes)?;
         }
         let figures = self.figures();
-        let all_bytes: u64 = self.ranges.iter().flatten().map(|range| range.span.bytes()).sum();
+        let all_bytes: u64 = self.ranges.values().map(|range| range.span.bytes()).sum();
         let bare_bytes: u64 = self.bare.iter().map(Span::bytes).sum();
         if figures.locked_bytes + self.locking_bytes + bare_bytes != all_bytes {
             return Err(format!(
@@ -41,12 +41,14 @@ impl Arena {
         let mut idle_bytes = 0;
         let mut all: Vec<Span> = self.bare.iter().collect();
         for (shelf, holes) in self.holes.iter().enumerate() {
+            let mut walled = Vec::new();
             for hole in holes.iter() {
                 let range = self.range_of(hole.place()).ok_or_else(|| format!("I1: {hole:?} lies in no range"))?;
                 if range.shelf as usize != shelf || hole.start < range.span.start || hole.end > range.span.end {
                     return Err(format!("I1: {hole:?} does not lie in {range:?}"));
                 }
                 all.push(hole);
+                walled.extend((range.kind == Kind::Walled).then_some((hole, range.span)));
                 let granules = range.grid.granules_decided(hole, hole).filter(|_| range.kind != Kind::Reserve);
                 let Some(granules) = granules else { continue };
                 let counted: u64 = self.idle.within(granules).map(|run| run.span.bytes()).sum();
@@ -55,6 +57,7 @@ impl Arena {
                 }
                 idle_bytes += counted;
             }
+            self.regions[shelf].validate(&walled).map_err(|error| format!("I5: {error}"))?;
         }
         if idle_bytes != self.idle.bytes() {
             return Err(format!("I3: {idle_bytes} bytes are idle, {} are known", self.idle.bytes()));

@@ -127,10 +127,11 @@ impl World {
     }
 
     /// Rule 5 by trying every page of every range: where the fewest granules are missing, then the tightest run of
-    /// free pages (locked ones alone if none is missing), then the lowest address.
+    /// free pages (locked ones alone if none is missing), then the lowest address. Rule 11 before it, where there are
+    /// walls: the reserve, a run that is exactly as long, the oldest region in use, the tightest empty one.
     fn best(&self, pages: usize, align_pages: usize) -> Option<Choice> {
         let shelves = self.shelves(pages);
-        let mut best: Option<((usize, usize, u32, usize), Choice)> = None;
+        let mut best: Option<((u8, u32, usize, usize, u32, usize), Choice)> = None;
         for (&range, model) in self.ranges.iter().filter(|(_, model)| shelves.contains(&model.shelf)) {
             let free = |page| matches!(page, Page::Free | Page::Bare);
             let mut gap = 0..0;
@@ -144,7 +145,13 @@ impl World {
                 let granules = page / model.granule_pages..(page + pages).div_ceil(model.granule_pages);
                 let missing = granules.filter(|&granule| model.granule(granule)[0] == Page::Bare).count();
                 let room = if missing == 0 { model.run_around(page, |page| page == Page::Free) } else { gap.clone() };
-                let rank = (missing, room.len(), range, page);
+                let (preference, age) = match model.kind {
+                    Kind::Walled if room.len() == pages => (1, 0),
+                    Kind::Walled if room.len() < model.pages.len() => (2, range),
+                    Kind::Walled => (3, 0),
+                    Kind::Spanning | Kind::Reserve => (0, 0),
+                };
+                let rank = (preference, age, missing, room.len(), range, page);
                 if best.as_ref().is_none_or(|(best, _)| rank < *best) {
                     best = Some((rank, Choice { range, page, missing }));
                 }
@@ -332,7 +339,7 @@ impl World {
         let Some((Step::Lock { span }, releases)) = plan.steps().split_last() else {
             return Err(TestCaseError::fail("no region is acquired last"));
         };
-        let (mut too_small, mut others, mut released) = (Vec::new(), 0, 0);
+        let (mut too_small, mut others, mut released, mut replaced) = (Vec::new(), 0, 0, 0);
         for step in releases {
             let Step::Release { span } = *step else {
                 return Err(TestCaseError::fail(format!("{step:?} before a region")));
@@ -341,7 +348,12 @@ impl World {
             check!(model.idle_since[0].is_some(), "{step:?} of {model:?}");
             check!(model.pages.len() as u64 * PAGE == span.bytes(), "{step:?} is not a whole region");
             released += span.bytes();
-            if model.shelf == own && span.bytes() < bytes { too_small.push(span.range()) } else { others += 1 }
+            if model.shelf == own && span.bytes() < bytes {
+                replaced += span.bytes();
+                too_small.push(span.range());
+            } else {
+                others += 1;
+            }
         }
         let expected = self.idle().into_iter().map(|(_, range, _)| range).filter(|range| {
             room.may_release_regions
@@ -350,7 +362,8 @@ impl World {
         });
         check!(too_small == expected.collect::<Vec<_>>(), "replaced {too_small:?}");
         check!(others == 0 || room.lock_bytes != u64::MAX, "{others} regions given up without a ceiling");
-        check!(span.bytes() >= bytes && span.bytes() % bytes == 0, "{span:?} is not whole buffers of {bytes}");
+        let is_cut = span.bytes() % bytes == 0 || span.bytes() == replaced;
+        check!(span.bytes() >= bytes && is_cut, "{span:?} is neither whole buffers of {bytes} nor {replaced}");
         check!(span.bytes() <= room.lock_bytes.saturating_add(released), "{span:?} passes {room:?}");
         check!(!self.ranges.contains_key(&span.range()), "{span:?} is there already");
         let pages = (span.bytes() / PAGE) as usize;
