@@ -71,6 +71,9 @@ struct Outstanding {
     idle_before: Vec<(u32, usize, u64)>,
 }
 
+/// Preference and age where there are walls; missing granules, length of the run, range, page.
+type Rank = (u8, u32, usize, usize, u32, usize);
+
 #[derive(Clone, Debug)]
 struct Choice {
     range: u32,
@@ -131,7 +134,7 @@ impl World {
     /// walls: the reserve, a run that is exactly as long, the oldest region in use, the tightest empty one.
     fn best(&self, pages: usize, align_pages: usize) -> Option<Choice> {
         let shelves = self.shelves(pages);
-        let mut best: Option<((u8, u32, usize, usize, u32, usize), Choice)> = None;
+        let mut best: Option<(Rank, Choice)> = None;
         for (&range, model) in self.ranges.iter().filter(|(_, model)| shelves.contains(&model.shelf)) {
             let free = |page| matches!(page, Page::Free | Page::Bare);
             let mut gap = 0..0;
