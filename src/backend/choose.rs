@@ -1,12 +1,19 @@
 //! Which source serves here: the one asked for, or the best that works.
 //!
-//! `Auto` tries `cuda`, `mlock`, `heap` in this order and keeps, for the log line, why each better one was passed over.
+//! | preset | `Auto` tries, in this order |
+//! | --- | --- |
+//! | `adaptive` | `vmm`, `register`, `cuda`, `mlock`, `heap` |
+//! | `tensorflow` | `cuda`, `mlock`, `heap`: each miss is an allocation of its own there, for which the first two are not made |
+//!
+//! Why each better one was passed over is kept for the log line. Trying asks a driver what it can do, and creates no
+//! context.
 
 use std::sync::Arc;
 
 use super::mlock::LockLimit;
 use super::sim::SimSource;
 use super::{Backend, HeapSource, MlockSource, Source};
+use crate::config::Preset;
 use crate::error::{Kind, Result};
 
 /// Below this much lockable memory, `Auto` takes `heap`: a pool that can hold no more than a batch or two is no pool.
@@ -28,12 +35,18 @@ impl Chosen {
     }
 }
 
-/// Finds the source for `backend`; `max_bytes` is the ceiling that the user set, if any.
-pub(crate) fn choose(backend: &Backend, device: u32, max_bytes: Option<u64>) -> Result<Chosen> {
+/// Finds the source for `backend` under the rules of `preset`; `max_bytes` is the ceiling that the user set, if any.
+pub(crate) fn choose(backend: &Backend, preset: Preset, device: u32, max_bytes: Option<u64>) -> Result<Chosen> {
     match backend {
-        Backend::Auto => Ok(best(device, max_bytes)),
-        Backend::Cuda => {
-            cuda(device).map(Chosen::just).map_err(|why| Kind::Unavailable { backend: "cuda", why }.into())
+        Backend::Auto => Ok(best(preset, device, max_bytes)),
+        Backend::Vmm | Backend::Register if preset == Preset::Tensorflow => {
+            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is an allocation of its own and each eviction \
+                       a release, which this back-end makes slower than cuda does";
+            Err(Kind::Setting { name: "PINPOOL_BACKEND", value: backend.name().to_owned(), why: why.to_owned() }.into())
+        }
+        Backend::Vmm | Backend::Register | Backend::Cuda => {
+            let name = backend.name();
+            of_driver(name, device).map(Chosen::just).map_err(|why| Kind::Unavailable { backend: name, why }.into())
         }
         Backend::Mlock => Ok(Chosen::just(Arc::new(MlockSource::new()))),
         Backend::Heap => Ok(Chosen::just(Arc::new(HeapSource::new()))),
@@ -42,11 +55,21 @@ pub(crate) fn choose(backend: &Backend, device: u32, max_bytes: Option<u64>) -> 
     }
 }
 
-fn best(device: u32, max_bytes: Option<u64>) -> Chosen {
+/// The back-ends of the driver that suit `preset`, best first.
+fn of_driver_for(preset: Preset) -> &'static [&'static str] {
+    match preset {
+        Preset::Adaptive => &["vmm", "register", "cuda"],
+        Preset::Tensorflow => &["cuda"],
+    }
+}
+
+fn best(preset: Preset, device: u32, max_bytes: Option<u64>) -> Chosen {
     let mut passed_over = Vec::new();
-    match cuda(device) {
-        Ok(source) => return Chosen::just(source),
-        Err(why) => passed_over.push(("cuda", why)),
+    for &name in of_driver_for(preset) {
+        match of_driver(name, device) {
+            Ok(source) => return Chosen { source, lock_limit_bytes: None, passed_over },
+            Err(why) => passed_over.push((name, why)),
+        }
     }
     let mlock = MlockSource::new();
     match usable_lock_limit(&mlock, max_bytes) {
@@ -75,12 +98,17 @@ fn usable_lock_limit(mlock: &MlockSource, max_bytes: Option<u64>) -> Result<Opti
 }
 
 #[cfg(feature = "cuda")]
-fn cuda(device: u32) -> Result<Arc<dyn Source>, String> {
-    super::CudaSource::new(device).map(|source| Arc::new(source) as _).map_err(|error| error.to_string())
+fn of_driver(name: &str, device: u32) -> Result<Arc<dyn Source>, String> {
+    match name {
+        "vmm" => super::VmmSource::new(device).map(|source| Arc::new(source) as _),
+        "register" => super::RegisterSource::new(device).map(|source| Arc::new(source) as _),
+        _ => super::CudaSource::new(device).map(|source| Arc::new(source) as _),
+    }
+    .map_err(|error| error.to_string())
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda(_device: u32) -> Result<Arc<dyn Source>, String> {
+fn of_driver(_name: &str, _device: u32) -> Result<Arc<dyn Source>, String> {
     Err("built without the `cuda` feature".to_owned())
 }
 
@@ -90,23 +118,38 @@ mod tests {
 
     #[test]
     fn auto_always_finds_a_source_and_says_why_not_the_better_ones() {
-        let chosen = choose(&Backend::Auto, 0, None).unwrap();
-        let rank = ["cuda", "mlock", "heap"].iter().position(|&name| name == chosen.source.name()).unwrap();
-        assert_eq!(chosen.passed_over.len(), rank);
-        assert!(chosen.passed_over.iter().all(|(_, why)| !why.is_empty()));
+        for preset in [Preset::Adaptive, Preset::Tensorflow] {
+            let chosen = choose(&Backend::Auto, preset, 0, None).unwrap();
+            let order: Vec<&str> = of_driver_for(preset).iter().copied().chain(["mlock", "heap"]).collect();
+            let rank = order.iter().position(|&name| name == chosen.source.name()).unwrap();
+            let passed_over: Vec<&str> = chosen.passed_over.iter().map(|(name, _)| *name).collect();
+            assert_eq!(passed_over, order[..rank]);
+            assert!(chosen.passed_over.iter().all(|(_, why)| !why.is_empty()));
+        }
     }
 
     #[test]
     fn a_source_asked_for_is_the_source_taken() {
         for backend in [Backend::Mlock, Backend::Heap, Backend::Sim { total_bytes: 1 << 20 }] {
-            assert_eq!(choose(&backend, 0, None).unwrap().source.name(), backend.name());
+            assert_eq!(choose(&backend, Preset::Adaptive, 0, None).unwrap().source.name(), backend.name());
+        }
+    }
+
+    #[test]
+    fn what_is_made_for_an_arena_is_refused_without_one() {
+        for backend in [Backend::Vmm, Backend::Register] {
+            let error = choose(&backend, Preset::Tensorflow, 0, None).unwrap_err();
+            assert!(error.is_setting(), "{error}");
+            for word in [backend.name(), "PINPOOL_BACKEND", "PINPOOL_PRESET=adaptive"] {
+                assert!(error.to_string().contains(word), "{error}");
+            }
         }
     }
 
     #[cfg(not(feature = "cuda"))]
     #[test]
     fn cuda_without_its_feature_is_an_error_that_says_so() {
-        let error = choose(&Backend::Cuda, 0, None).unwrap_err();
+        let error = choose(&Backend::Cuda, Preset::Adaptive, 0, None).unwrap_err();
         assert!(error.is_backend() && error.to_string().contains("feature"), "{error}");
     }
 }

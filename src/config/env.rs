@@ -45,7 +45,7 @@ pub static VARIABLES: [Variable; 17] = [
     Variable {
         name: "PINPOOL_BACKEND",
         default: "auto",
-        meaning: "where memory comes from: auto, cuda, mlock, heap, sim or sim:SIZE",
+        meaning: "where memory comes from: auto, vmm, register, cuda, mlock, heap, sim or sim:SIZE",
         read: |settings, text| set(&mut settings.backend, text.parse()),
         show: |config| config.backend.name().to_owned(),
     },

@@ -16,13 +16,15 @@ impl FromStr for Backend {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.to_ascii_lowercase().as_str() {
             "auto" => Ok(Self::Auto),
+            "vmm" => Ok(Self::Vmm),
+            "register" => Ok(Self::Register),
             "cuda" => Ok(Self::Cuda),
             "mlock" => Ok(Self::Mlock),
             "heap" => Ok(Self::Heap),
             "sim" => Ok(Self::Sim { total_bytes: sim::DEFAULT_TOTAL_BYTES }),
             other => match other.strip_prefix("sim:") {
                 Some(size) => Ok(Self::Sim { total_bytes: parse_bytes(size)? }),
-                None => Err("not a back-end (auto, cuda, mlock, heap, sim, sim:SIZE)".to_owned()),
+                None => Err("not a back-end (auto, vmm, register, cuda, mlock, heap, sim, sim:SIZE)".to_owned()),
             },
         }
     }

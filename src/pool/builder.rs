@@ -182,7 +182,7 @@ impl PoolBuilder {
         warnings.iter().for_each(diag::bad_setting);
         let config = self.settings.or(env).resolve()?;
         let (mut max_bytes, ceiling) = ceiling_in_bytes(&config);
-        let chosen = backend::choose(&config.backend, config.device, max_bytes)?;
+        let chosen = backend::choose(&config.backend, config.preset, config.device, max_bytes)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         diag::started(
             config.preset.name(),

@@ -6,31 +6,38 @@
 //! | [`words`] | cudarc's own text of an error calls the driver, which may be gone, and panics without one |
 //! | [`Current`] | most calls work in the thread's current context, and that belongs to the user |
 //! | [`Relaxed`] | while a stream captures, a query or an allocation on any thread fails and spoils the capture |
+//! | [`symbol`] | what cudarc binds depends on the CUDA version that the final build chose; what is found by name does not |
+//! | [`virtual_memory`] | such functions, with types of our own |
 //!
 //! Never allocates, copies or waits. Calls go to cudarc's `result` and `sys` only: its safe layer hands errors that other
 //! libraries left in a context to whoever comes next.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::ffi::CStr;
-use std::ptr;
+use std::ffi::{CStr, c_void};
+use std::ptr::{self, NonNull};
 
 use cudarc::driver::{DriverError, result, sys};
 
+pub(crate) mod virtual_memory;
+
 /// Is there a driver to load? Never panics, and exists under every linking feature, unlike cudarc's own check.
 pub(crate) fn is_present() -> bool {
-    // cudarc's own order.
-    [c"libcuda.so", c"libcuda.so.1"].into_iter().any(is_loadable)
+    library().is_some()
 }
 
-fn is_loadable(library: &CStr) -> bool {
-    // SAFETY: loading the driver runs its initialisers, as the first CUDA call of any program does.
-    let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
-    if handle.is_null() {
-        return false;
-    }
-    // SAFETY: the handle was just opened.
-    unsafe { libc::dlclose(handle) };
-    true
+/// The function of this name, if the driver has it.
+pub(crate) fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
+    // SAFETY: a handle that is never closed, and a name that ends in 0.
+    NonNull::new(unsafe { libc::dlsym(library()?.as_ptr(), name.as_ptr()) })
+}
+
+/// A handle of the driver. It is never closed, so that what is found in it stays.
+fn library() -> Option<NonNull<c_void>> {
+    // cudarc's own order.
+    [c"libcuda.so", c"libcuda.so.1"].into_iter().find_map(|library| {
+        // SAFETY: loading the driver runs its initialisers, as the first CUDA call of any program does.
+        NonNull::new(unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) })
+    })
 }
 
 /// Name of an error, without asking the driver for it.
