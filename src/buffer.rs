@@ -122,6 +122,7 @@ impl PinnedBuf {
     /// [`as_slice`](PinnedBuf::as_slice) holds here too.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         self.wait_for_uses();
+        self.disembark();
         self.bytes_mut()
     }
 
@@ -167,6 +168,7 @@ impl PinnedBuf {
         if self.is_empty() {
             return Ok(Completion::already());
         }
+        self.board();
         // SAFETY: the block goes to the in-flight room below with this copy's fence, which keeps it from every other use
         // until the copy is over; on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, self.start.as_ptr(), self.len) };
@@ -207,6 +209,7 @@ impl PinnedBuf {
         }
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (invariant 1).
         let source = unsafe { self.start.add(range.start) };
+        self.board();
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
         // pool, until the copy is over (invariant 2); on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len) };
@@ -220,6 +223,18 @@ impl PinnedBuf {
                 std::mem::replace(self, Self::empty()).lose(&error);
                 Err(error)
             }
+        }
+    }
+
+    /// Before each copy: it may have to wait for memory that goes back to the driver.
+    fn board(&self) {
+        self.block.iter().for_each(Block::board);
+    }
+
+    /// No copy uses it any more.
+    fn disembark(&mut self) {
+        if self.uses.is_empty() {
+            self.block.iter().for_each(Block::disembark);
         }
     }
 

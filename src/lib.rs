@@ -45,7 +45,7 @@ pub mod trace;
 
 pub use backend::Backend;
 pub use buffer::PinnedBuf;
-pub use config::{Ceiling, Config, OnFull, Preset, PressureFrom};
+pub use config::{Ceiling, Config, OnFull, Preset, PressureFrom, Release};
 pub use copy::Completion;
 pub use diag::{Cadence, CheckReport};
 pub use error::{Error, Result};

@@ -7,13 +7,14 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
 use driver_double::{Code, Double, Figures};
 use pinpool::backend::{
     MoveError, PAGE_BYTES, RANGE_ALIGN_BYTES, Range, Region, RegisterSource, Source, Span, VmmSource,
 };
-use pinpool::{Backend, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, Clock, ManualClock, Pool, PoolBuilder, Preset, Release};
 
 #[path = "../src/backend/suite/mod.rs"]
 mod suite;
@@ -396,4 +397,208 @@ fn a_reserve_of_vmm_is_one_registration_and_buffers_are_cut_from_it() {
     assert_eq!(figures.pinned_bytes - before[0], 16 << 20);
     drop((bufs, pool));
     assert_eq!(held(&double), before);
+}
+
+/// A pool, and a copy of 4096 B from it that stands still.
+fn with_a_copy_in_flight(pool: &Pool, stream: &Arc<CudaStream>, memory: &mut CudaSlice<u8>) {
+    let mut buf = pool.get(4096).unwrap();
+    buf.as_mut_slice().fill(7);
+    drop(buf.copy_to(stream, memory).unwrap());
+}
+
+#[test]
+fn what_is_due_waits_for_copies_is_used_again_first_and_goes_on_a_thread_of_its_own() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = device(&context, 4096);
+    for backend in [Backend::Register, Backend::Cuda] {
+        let clock = ManualClock::default();
+        let pool = builder(backend).clock(Clock::Manual(clock.clone())).build().unwrap();
+        let at_start = double.figures();
+        drop(pool.get(3 * MIB).unwrap());
+        let large = double.figures();
+        let gate = double.hold(stream.cu_stream());
+        with_a_copy_in_flight(&pool, &stream, &mut memory);
+        // Buffers age out of the front; then their regions are due.
+        for _ in 0..8 {
+            clock.advance_us(60_000_000);
+            pool.poll();
+        }
+        let stats = pool.stats();
+        assert!(stats.awaiting_release_bytes >= 3 << 20, "{stats:?}");
+        assert!(stats.awaiting_release_bytes <= stats.arena_free_bytes);
+        stats.validate().unwrap();
+        assert_eq!(double.figures().peak_pinned_bytes, double.figures().pinned_bytes, "nothing was given back");
+        // What waits serves the next one that fits.
+        let locks = stats.underlying.allocs;
+        drop(pool.get(3 * MIB).unwrap());
+        assert_eq!(pool.stats().underlying.allocs, locks);
+        drop(gate);
+        stream.synchronize().unwrap();
+        let call = if stats.backend == "cuda" { "cuMemFreeHost" } else { "cuMemHostUnregister" };
+        let held_call = double.hold_call(call);
+        for _ in 0..8 {
+            clock.advance_us(60_000_000);
+            pool.poll();
+        }
+        // The poll came back, while the release stands in the driver.
+        held_call.wait_for(1);
+        assert_eq!(pool.stats().awaiting_release_bytes, 0, "on its way");
+        drop(held_call);
+        while double.figures().pinned_bytes >= large.pinned_bytes {
+            clock.advance_us(60_000_000);
+            pool.poll();
+            thread::yield_now();
+        }
+        drop(pool);
+        let figures = double.figures();
+        assert_eq!((figures.pinned_bytes, figures.frees_with_work_in_flight), (at_start.pinned_bytes, 0));
+        double.reset();
+    }
+}
+
+#[test]
+fn a_trim_beside_a_copy_is_done_once_the_copy_is_over() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = device(&context, 4096);
+    let pool = builder(Backend::Register).build().unwrap();
+    drop(pool.get(3 * MIB).unwrap());
+    let gate = double.hold(stream.cu_stream());
+    with_a_copy_in_flight(&pool, &stream, &mut memory);
+    pool.clear();
+    pool.trim(0);
+    assert_eq!(double.calls("cuMemHostUnregister"), 0);
+    assert!(pool.stats().awaiting_release_bytes >= 3 << 20);
+    drop(gate);
+    stream.synchronize().unwrap();
+    while double.calls("cuMemHostUnregister") == 0 {
+        pool.poll();
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(pool);
+    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+}
+
+#[test]
+fn a_borrowed_copy_counts_as_in_flight_until_its_buffer_is_free() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = device(&context, 4096);
+    let pool = builder(Backend::Register).build().unwrap();
+    drop(pool.get(3 * MIB).unwrap());
+    let mut buf = pool.get(4096).unwrap();
+    let gate = double.hold(stream.cu_stream());
+    buf.copy_range_to(0..4096, &stream, &mut memory).unwrap();
+    pool.trim(0);
+    assert_eq!(double.calls("cuMemHostUnregister"), 0);
+    drop(gate);
+    buf.as_mut_slice().fill(1);
+    pool.trim(0);
+    assert!(double.calls("cuMemHostUnregister") > 0, "the buffer is in use, but no copy runs");
+    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+}
+
+#[test]
+fn no_copy_begins_while_memory_goes_back_and_hits_go_on() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = device(&context, 4096);
+    let pool = builder(Backend::Register).build().unwrap();
+    let mut buf = pool.get(4096).unwrap();
+    buf.as_mut_slice().fill(7);
+    drop(pool.get(3 * MIB).unwrap());
+    let gate = double.hold_call("cuMemHostUnregister");
+    thread::scope(|scope| {
+        scope.spawn(|| pool.trim(0));
+        gate.wait_for(1);
+        let copies = double.calls("cuMemcpyHtoDAsync_v2");
+        let copy = scope.spawn(|| {
+            context.bind_to_thread().unwrap();
+            drop(buf.copy_to(&stream, &mut memory).unwrap());
+        });
+        drop(pool.get(4096).unwrap());
+        assert!(pool.try_get(4096).unwrap().is_some(), "a hit while the release stands in the driver");
+        assert_eq!((double.calls("cuMemcpyHtoDAsync_v2"), copy.is_finished()), (copies, false));
+        drop(gate);
+        copy.join().unwrap();
+    });
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; 4096]);
+    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+}
+
+#[test]
+fn at_the_ceiling_idle_regions_wait_for_copies_or_are_drained_when_forced() {
+    for release in [Release::Idle, Release::Force] {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let (stream, mut memory) = device(&context, 4096);
+        let wait = Duration::from_secs(if release == Release::Force { 20 } else { 0 });
+        let pool = builder(Backend::Register).max_bytes(7 << 20).release(release).wait(wait).build().unwrap();
+        let gate = double.hold(stream.cu_stream());
+        with_a_copy_in_flight(&pool, &stream, &mut memory);
+        drop(pool.get(3 * MIB).unwrap());
+        // Nothing idle is large enough, and there is no room for one more region.
+        thread::scope(|scope| {
+            let get = scope.spawn(|| {
+                context.bind_to_thread().unwrap();
+                pool.get(5 * MIB).map(drop)
+            });
+            match release {
+                Release::Idle => assert!(get.join().unwrap().unwrap_err().is_limit()),
+                Release::Force => {
+                    while pool.stats().drains == 0 {
+                        thread::yield_now();
+                    }
+                    assert!(!get.is_finished());
+                    drop(gate);
+                    get.join().unwrap().unwrap();
+                }
+            }
+        });
+        assert_eq!(pool.stats().drains, u64::from(release == Release::Force));
+        assert!(double.figures().peak_pinned_bytes <= 7 << 20);
+        assert_eq!(double.figures().frees_with_work_in_flight, 0);
+    }
+}
+
+#[test]
+fn beside_copies_a_pool_grows_in_short_steps() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = device(&context, 4096);
+    let pool = builder(Backend::Register).build().unwrap();
+    let step = |len: usize| {
+        let before = double.figures().pinned_bytes;
+        let mut bufs = Vec::new();
+        while double.figures().pinned_bytes == before {
+            bufs.push(pool.get(len).unwrap());
+        }
+        (double.figures().pinned_bytes - before, bufs)
+    };
+    let (at_rest, _kept) = step(2 * MIB);
+    assert_eq!(at_rest, 16 << 20);
+    let gate = double.hold(stream.cu_stream());
+    with_a_copy_in_flight(&pool, &stream, &mut memory);
+    let (beside_a_copy, _kept) = step(2 * MIB);
+    assert_eq!(beside_a_copy, 8 << 20);
+    let (one_buffer, _kept) = step(10 * MIB);
+    assert_eq!(one_buffer, 10 << 20);
+    drop(gate);
+}
+
+#[test]
+fn with_a_stuck_copy_the_end_of_a_pool_releases_nothing_that_would_wait_for_it() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = device(&context, 4096);
+    let pool = builder(Backend::Register).close_wait(Duration::ZERO).build().unwrap();
+    drop(pool.get(3 * MIB).unwrap());
+    let gate = double.hold(stream.cu_stream());
+    with_a_copy_in_flight(&pool, &stream, &mut memory);
+    let held_before = held(&double);
+    drop(pool);
+    assert_eq!(held(&double), held_before);
+    drop(gate);
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; 4096]);
 }

@@ -41,7 +41,7 @@ impl fmt::Display for Warning {
 }
 
 /// Every variable there is.
-pub static VARIABLES: [Variable; 17] = [
+pub static VARIABLES: [Variable; 18] = [
     Variable {
         name: "PINPOOL_BACKEND",
         default: "auto",
@@ -120,6 +120,14 @@ pub static VARIABLES: [Variable; 17] = [
         meaning: "how long memory stays idle before it goes back to the system; raise it for bursts far apart; none keeps all",
         read: |settings, text| set(&mut settings.retain, words::retain(text)),
         show: |config| config.retain.map_or_else(|| "none".to_owned(), |time| format!("{time:?}")),
+    },
+    Variable {
+        name: "PINPOOL_RELEASE",
+        default: "idle",
+        meaning: "when register and cuda give memory back, which waits for the device: idle, only while no copy of the pool is in \
+                  flight; force, at the ceiling a get waits for those copies first",
+        read: |settings, text| set(&mut settings.release, text.parse()),
+        show: |config| config.release.to_string(),
     },
     Variable {
         name: "PINPOOL_PRESSURE",

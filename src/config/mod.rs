@@ -66,6 +66,16 @@ pub enum OnFull {
     Pageable,
 }
 
+/// When memory goes back to a driver whose release waits for all work of the device (`register`, `cuda`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Release {
+    /// Only while no copy of the pool is in flight.
+    #[default]
+    Idle,
+    /// At the ceiling a get waits for the copies in flight, at most `PINPOOL_WAIT`, and new ones wait behind it.
+    Force,
+}
+
 /// Where a pool hears that the machine is short of memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PressureFrom {
@@ -91,6 +101,7 @@ pub(crate) struct Settings {
     pub(crate) wait: Option<Duration>,
     pub(crate) on_full: Option<OnFull>,
     pub(crate) retain: Option<Option<Duration>>,
+    pub(crate) release: Option<Release>,
     pub(crate) pressure: Option<PressureFrom>,
     pub(crate) reserve_bytes: Option<u64>,
     pub(crate) growth: Option<bool>,
@@ -124,6 +135,8 @@ pub struct Config {
     pub on_full: OnFull,
     /// How long memory stays idle before it is given back; `None`: for ever.
     pub retain: Option<Duration>,
+    /// When memory goes back whose release waits for the device.
+    pub release: Release,
     /// Where the pool hears that memory is short.
     pub pressure: PressureFrom,
     /// Bytes pinned at the start and kept.
@@ -162,6 +175,7 @@ impl Settings {
             wait: self.wait.or(other.wait),
             on_full: self.on_full.or(other.on_full),
             retain: self.retain.or(other.retain),
+            release: self.release.or(other.release),
             pressure: self.pressure.or(other.pressure),
             reserve_bytes: self.reserve_bytes.or(other.reserve_bytes),
             growth: self.growth.or(other.growth),
@@ -212,6 +226,7 @@ impl Settings {
             wait: self.wait.unwrap_or(if adaptive { DEFAULT_WAIT } else { Duration::ZERO }),
             on_full: self.on_full.unwrap_or(if adaptive { OnFull::Auto } else { OnFull::Error }),
             retain: self.retain.unwrap_or(Some(DEFAULT_RETAIN)),
+            release: self.release.unwrap_or_default(),
             pressure: self.pressure.unwrap_or(PressureFrom::Kernel),
             reserve_bytes,
             growth,

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::quantity::{format_bytes, parse_bytes, parse_duration};
-use super::{Ceiling, OnFull, Preset, PressureFrom};
+use super::{Ceiling, OnFull, Preset, PressureFrom, Release};
 use crate::backend::{Backend, sim};
 use crate::size_class::Rounding;
 
@@ -106,6 +106,28 @@ impl fmt::Display for OnFull {
             Self::Auto => "auto",
             Self::Error => "error",
             Self::Pageable => "pageable",
+        })
+    }
+}
+
+/// As `PINPOOL_RELEASE` takes it.
+impl FromStr for Release {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "idle" => Ok(Self::Idle),
+            "force" => Ok(Self::Force),
+            _ => Err("neither idle nor force".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Idle => "idle",
+            Self::Force => "force",
         })
     }
 }

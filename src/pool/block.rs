@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::front::Entry;
 use crate::in_flight::SharedFence;
 use crate::size_class::Class;
+use crate::sync::process::{AtomicU64, Ordering};
 
 /// Memory of one class, and the pool that it belongs to. One pointer wide: moving it moves nothing.
 ///
@@ -31,12 +32,18 @@ pub(super) struct Parts {
     core: Arc<Core>,
     memory: Memory,
     class_bytes: usize,
+    /// Copies since it was last known to be free.
+    copies: AtomicU64,
 }
 
 impl Block {
     pub(super) fn new(core: Arc<Core>, memory: Memory, class: Class) -> Self {
         let held_bytes = usize::try_from(memory.held_bytes()).unwrap_or(usize::MAX);
-        Self(Entry::new(class.index, held_bytes, Parts { core, memory, class_bytes: class.bytes }))
+        Self(Entry::new(
+            class.index,
+            held_bytes,
+            Parts { core, memory, class_bytes: class.bytes, copies: AtomicU64::new(0) },
+        ))
     }
 
     pub(super) fn of_entry(entry: Box<Entry<Parts>>) -> Self {
@@ -78,6 +85,24 @@ impl Block {
 
     pub(super) fn held_bytes(&self) -> u64 {
         self.0.memory.held_bytes()
+    }
+
+    /// Comes before every copy from it that is enqueued. May wait, while memory goes back to a driver that would wait for
+    /// the copy.
+    #[inline]
+    pub(crate) fn board(&self) {
+        self.core().board();
+        // Relaxed: read by who has the block alone.
+        self.0.copies.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// All copies from it are over. Nobody else has it.
+    #[inline]
+    pub(crate) fn disembark(&self) {
+        // Relaxed, as in `board`; loaded first, for most puts come without a copy.
+        if self.0.copies.load(Ordering::Relaxed) > 0 {
+            self.core().disembark(self.0.copies.swap(0, Ordering::Relaxed));
+        }
     }
 
     /// The put: nobody uses it any more.

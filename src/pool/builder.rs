@@ -11,7 +11,7 @@ use super::core::Core;
 use super::supply::{Direct, Ground, GroundPlan, Supply};
 use crate::arena::Retain;
 use crate::backend::{self, Backend, HeapSource, Source};
-use crate::config::{Ceiling, Config, OnFull, Preset, PressureFrom, Settings, env};
+use crate::config::{Ceiling, Config, OnFull, Preset, PressureFrom, Release, Settings, env};
 use crate::diag::{self, Cadence, CheckReport, Listener, Voice};
 use crate::error::{Kind, Result};
 use crate::machine;
@@ -118,6 +118,12 @@ impl PoolBuilder {
     /// How long memory stays idle before it goes back to the system (`PINPOOL_RETAIN`); `None` keeps it for ever.
     pub fn retain(mut self, retain: impl Into<Option<Duration>>) -> Self {
         self.settings.retain = Some(retain.into());
+        self
+    }
+
+    /// When memory goes back whose release waits for the device (`PINPOOL_RELEASE`).
+    pub fn release(mut self, release: Release) -> Self {
+        self.settings.release = Some(release);
         self
     }
 
@@ -239,7 +245,8 @@ fn supply(config: &Config, source: Arc<dyn Source>, max_bytes: Option<u64>) -> R
             let retain_us = config.retain.map(|retain| u64::try_from(retain.as_micros()).unwrap_or(u64::MAX));
             let retain = Retain { retain_us, ..Retain::default() };
             let backend = source.name();
-            Ground::new(source, GroundPlan { max_bytes, may_grow: config.growth, retain })
+            let drain_at_most = (config.release == Release::Force).then_some(config.wait);
+            Ground::new(source, GroundPlan { max_bytes, may_grow: config.growth, retain, drain_at_most })
                 .map(|ground| Supply::Ground(Arc::new(ground)))
                 .map_err(|error| Kind::Unavailable { backend, why: error.to_string() }.into())
         }

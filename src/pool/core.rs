@@ -310,8 +310,24 @@ impl Core {
         swept.lost.into_iter().for_each(|(block, error)| self.lose(block, &error));
     }
 
+    /// A copy of a block is about to be enqueued: waits while memory goes back to a driver that waits for copies.
+    #[inline]
+    pub(super) fn board(&self) {
+        if let Supply::Ground(ground) = &self.supply {
+            ground.board();
+        }
+    }
+
+    /// So many copies of one block are over.
+    pub(super) fn disembark(&self, copies: u64) {
+        if let Supply::Ground(ground) = &self.supply {
+            ground.disembark(copies);
+        }
+    }
+
     #[inline]
     fn put_home(&self, block: Block) {
+        block.disembark();
         if !block.is_from_source() {
             self.put_stand_in(block);
             return;
@@ -387,7 +403,7 @@ impl Core {
 
     fn trim_ground(&self, to_bytes: u64) {
         if let Supply::Ground(ground) = &self.supply
-            && let Err(error) = ground.release_down_to(to_bytes, self.time.coarse_us(), self.is_at_rest())
+            && let Err(error) = ground.release_down_to(to_bytes, self.time.coarse_us())
         {
             diag::release_failed(0, &error);
         }
@@ -526,6 +542,8 @@ impl Core {
             lost_bytes: lost_bytes + holding.stuck_bytes,
             arena_free_bytes: holding.free_bytes,
             arena_transit_bytes: holding.transit_bytes,
+            awaiting_release_bytes: holding.awaiting_release_bytes,
+            drains: holding.drains,
             reserve_bytes: holding.reserve_bytes,
             moves: holding.moves,
             pinned_bytes: holding.held_bytes,
@@ -545,7 +563,7 @@ impl Borrower for Core {
         self.idle.reclaim().map(|block| self.give_up(block)).is_some()
     }
 
-    fn is_at_rest(&self) -> bool {
-        self.in_flight.count() == 0
+    fn land_copies(&self) {
+        Self::land_copies(self);
     }
 }

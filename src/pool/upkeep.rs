@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::core::Core;
 use super::idle::Idle;
-use super::supply::{Borrower, Supply};
+use super::supply::Supply;
 use crate::config::PressureFrom;
 use crate::diag;
 use crate::machine::{Gauge, Pressure};
@@ -78,7 +78,7 @@ impl Core {
         if watch.pressure == Pressure::Severe {
             self.trim(0);
         }
-        if let Err(error) = ground.release_due(now_us, self.is_at_rest()) {
+        if let Err(error) = ground.release_due(now_us) {
             diag::release_failed(0, &error);
         }
         let holding = ground.holding();

@@ -6,6 +6,7 @@
 //!                └─▶ [lock: plan under the ceiling] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ memory       (rules 5, 7, 11)
 //!                          └─full─▶ granules in transit?  wait for them, again
 //!                                   anything idle in front?  give the oldest back, again                        (rule 8)
+//!                                   regions idle under copies?  wait for those, if told to, again
 //!                                   else: refused
 //! ```
 //!
@@ -15,8 +16,10 @@
 //! 2. A site leaves the table before its region is released, and comes back if that fails.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
+use super::gate::{Closed, Gate};
 use super::works::{Built, Site, Sites};
 use super::{Holding, Memory, Refusal};
 use crate::arena::{Arena, Growth, Plan, RANGE_BYTES_MAX, Retain, Room};
@@ -29,6 +32,8 @@ use crate::sync::plain::{Condvar, Mutex};
 const GRANULE_BYTES: u64 = 2 << 20;
 /// Under a ceiling of fewer granules than this, granules are smaller: a pool of one granule has no room to be fair.
 const LEAST_GRANULES: u64 = 8;
+/// Registering so much holds up other threads' enqueues for half a millisecond: the longest step beside running copies.
+const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
 /// Addresses are reserved for so many times the ceiling, so that holes between long-lived buffers cost no memory.
 const ADDRESSES_PER_BYTE: u64 = 8;
 /// And no fewer than this; they cost nothing.
@@ -37,26 +42,35 @@ const LEAST_ADDRESS_BYTES: u64 = 64 << 30;
 /// An arena over a source.
 #[derive(Debug)]
 pub(in crate::pool) struct Ground {
-    source: Arc<dyn Source>,
+    pub(super) source: Arc<dyn Source>,
     max_bytes: Option<u64>,
     may_grow: bool,
     retain: Retain,
-    land: Mutex<Land>,
-    settled: Condvar,
+    drain_at_most: Option<Duration>,
+    pub(super) gate: Gate,
+    pub(super) land: Mutex<Land>,
+    pub(super) settled: Condvar,
+    /// A thread of its own is giving back what is due.
+    pub(super) is_reclaiming: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Land {
-    arena: Arena,
-    sites: Sites,
+pub(super) struct Land {
+    pub(super) arena: Arena,
+    pub(super) sites: Sites,
+    /// What was due when somebody last looked, and could not go because of copies in flight.
+    pub(super) overdue_bytes: u64,
+    /// What a trim could not do because of copies in flight.
+    pub(super) trim_to_bytes: Option<u64>,
+    drains: u64,
     /// Bytes of reserves that are being pinned.
     pending_bytes: u64,
     reserve_bytes: u64,
     peak_bytes: u64,
     next_id: u64,
-    calls: Underlying,
+    pub(super) calls: Underlying,
     /// Pools that carve from here.
-    members: u64,
+    pub(super) members: u64,
 }
 
 /// Settings of a ground.
@@ -65,6 +79,8 @@ pub(in crate::pool) struct GroundPlan {
     pub(in crate::pool) max_bytes: Option<u64>,
     pub(in crate::pool) may_grow: bool,
     pub(in crate::pool) retain: Retain,
+    /// At the ceiling, wait so long for copies in flight to release regions that are idle under them; `None`: do not.
+    pub(in crate::pool) drain_at_most: Option<Duration>,
 }
 
 /// Who asks for memory, and may have to give some back first.
@@ -75,14 +91,14 @@ pub(in crate::pool) trait Borrower {
     /// Gives the buffer back that has been idle longest; false if none is.
     fn give_back_oldest(&self) -> bool;
 
-    /// Is nothing in flight, so that a release that waits for the device waits for nothing?
-    fn is_at_rest(&self) -> bool;
+    /// Puts back the buffers whose copies are over.
+    fn land_copies(&self);
 }
 
 impl Ground {
     /// An arena over `source`. Reserves addresses where the source spans, pins nothing.
     pub(in crate::pool) fn new(source: Arc<dyn Source>, plan: GroundPlan) -> Result<Self, SourceError> {
-        let GroundPlan { max_bytes, may_grow, retain } = plan;
+        let GroundPlan { max_bytes, may_grow, retain, drain_at_most } = plan;
         let mut sites = Sites::default();
         let arena = match source.spans() {
             None => Arena::new(Growth::Regions, retain),
@@ -100,6 +116,9 @@ impl Ground {
         let land = Land {
             arena,
             sites,
+            overdue_bytes: 0,
+            trim_to_bytes: None,
+            drains: 0,
             pending_bytes: 0,
             reserve_bytes: 0,
             peak_bytes: 0,
@@ -107,7 +126,17 @@ impl Ground {
             calls: Underlying::default(),
             members: 0,
         };
-        Ok(Self { source, max_bytes, may_grow, retain, land: Mutex::new(land), settled: Condvar::new() })
+        Ok(Self {
+            gate: Gate::new(source.release_waits()),
+            source,
+            max_bytes,
+            may_grow,
+            retain,
+            drain_at_most,
+            land: Mutex::new(land),
+            settled: Condvar::new(),
+            is_reclaiming: AtomicBool::new(false),
+        })
     }
 
     pub(in crate::pool) fn source(&self) -> &Arc<dyn Source> {
@@ -124,6 +153,7 @@ impl Ground {
         let bytes = class_bytes as u64;
         let align = PAGE_BYTES as u64;
         let mut refused = None;
+        let (mut drained, mut may_drain) = (None, self.drain_at_most.is_some());
         loop {
             let mut land = self.land.lock();
             if let Some(memory) = land.carve(bytes, align) {
@@ -137,16 +167,25 @@ impl Ground {
                 continue;
             }
             // Once the source has refused, only granules that are locked already can help.
-            let room = self.room(&land, refused.is_none(), borrower);
+            let closed = drained.take().or_else(|| self.gate.close());
+            let room = self.room(&land, refused.is_none(), closed.is_some());
             let plan = match land.arena.grow(bytes, align, room) {
                 Ok(plan) => plan,
                 Err(full) if full.transit_bytes > 0 => {
+                    drop(closed);
                     self.settled.wait(&mut land);
                     continue;
                 }
                 Err(_) if idle_bytes > 0 => {
                     drop(land);
                     borrower.give_back_oldest();
+                    continue;
+                }
+                Err(_) if may_drain && closed.is_none() && land.arena.figures().idle_bytes > 0 => {
+                    may_drain = false;
+                    land.drains += 1;
+                    drop(land);
+                    drained = self.drain(borrower);
                     continue;
                 }
                 Err(_) => {
@@ -156,7 +195,9 @@ impl Ground {
             };
             land.note_peak();
             let place = plan.place();
+            let closed = closed.filter(|_| plan.gives_back());
             let (granted, error) = self.carry_out(land, plan, now_us);
+            drop(closed);
             let mut land = self.land.lock();
             match (granted, place) {
                 (true, Some(place)) => {
@@ -181,17 +222,23 @@ impl Ground {
         self.source.spans().is_none()
     }
 
-    fn room(&self, land: &Land, source_is_willing: bool, borrower: &dyn Borrower) -> Room {
+    fn room(&self, land: &Land, source_is_willing: bool, at_rest: bool) -> Room {
         let lock_bytes = match self.max_bytes {
             _ if !(self.may_grow && source_is_willing) => 0,
             None => u64::MAX,
             Some(max_bytes) => max_bytes.saturating_sub(land.claimed_bytes()),
         };
-        Room { lock_bytes, may_release_regions: !self.source.release_waits() || borrower.is_at_rest() }
+        let step_bytes = if at_rest { u64::MAX } else { STEP_BESIDE_COPIES_BYTES };
+        Room { lock_bytes, may_release_regions: at_rest, step_bytes }
+    }
+
+    /// Waits for the copies in flight, so that regions can go.
+    fn drain(&self, borrower: &dyn Borrower) -> Option<Closed<'_>> {
+        self.gate.drain(self.drain_at_most?, || borrower.land_copies())
     }
 
     /// Makes the steps of `plan` without the lock, then settles it. Says whether its buffer was granted, or why not.
-    fn carry_out(
+    pub(super) fn carry_out(
         &self,
         mut land: parking_lot::MutexGuard<'_, Land>,
         plan: Plan,
@@ -213,36 +260,6 @@ impl Ground {
     /// Gives a block's place back.
     pub(in crate::pool) fn give(&self, place: crate::arena::Place, bytes: u64, now_us: u64) {
         self.land.lock().arena.give(place, bytes, now_us);
-    }
-
-    /// What is due goes back to the system (rule 9).
-    pub(in crate::pool) fn release_due(&self, now_us: u64, at_rest: bool) -> Result<(), SourceError> {
-        self.release(now_us, at_rest, |arena| arena.release_due(now_us))
-    }
-
-    /// Idle granules go back to the system until at most `to_bytes` are held, or nothing is idle.
-    pub(in crate::pool) fn release_down_to(
-        &self,
-        to_bytes: u64,
-        now_us: u64,
-        at_rest: bool,
-    ) -> Result<(), SourceError> {
-        self.release(now_us, at_rest, |arena| arena.release_down_to(to_bytes))
-    }
-
-    fn release(
-        &self,
-        now_us: u64,
-        at_rest: bool,
-        plan: impl FnOnce(&mut Arena) -> Option<Plan>,
-    ) -> Result<(), SourceError> {
-        if self.source.release_waits() && !at_rest {
-            return Ok(());
-        }
-        let mut land = self.land.lock();
-        let Some(plan) = plan(&mut land.arena) else { return Ok(()) };
-        let (_, error) = self.carry_out(land, plan, now_us);
-        error.map_or(Ok(()), Err)
     }
 
     /// Memory that falls idle goes back this much sooner: `None` restores what was set.
@@ -290,46 +307,6 @@ impl Ground {
         self.land.lock().members += 1;
     }
 
-    /// A pool has closed. With the last one everything that no buffer lies in goes back to the system.
-    pub(in crate::pool) fn leave(&self, now_us: u64) -> Result<(), SourceError> {
-        let last = {
-            let mut land = self.land.lock();
-            land.members -= 1;
-            land.members == 0
-        };
-        if !last {
-            return Ok(());
-        }
-        self.release(now_us, true, |arena| arena.release_down_to(0))?;
-        let sites: Vec<Site> = {
-            let mut land = self.land.lock();
-            // A buffer that was lost or left alone lies somewhere in these ranges: they stay mapped for ever.
-            if land.arena.figures().live_bytes > 0 {
-                return Ok(());
-            }
-            land.sites.drain().collect()
-        };
-        sites.into_iter().try_for_each(|site| self.dismantle(site))
-    }
-
-    #[allow(unsafe_code)]
-    fn dismantle(&self, site: Site) -> Result<(), SourceError> {
-        match site {
-            Site::Region(region) => {
-                let bytes = region.len_bytes() as u64;
-                // SAFETY: the region is this source's, and no live byte is left in the arena.
-                unsafe { self.source.release(region) }?;
-                self.land.lock().calls.released(bytes);
-                Ok(())
-            }
-            Site::Spanning(range) => match (Arc::into_inner(range), self.source.spans()) {
-                // SAFETY: the range is this source's, and no live byte is left in the arena.
-                (Some(range), Some(spans)) => unsafe { spans.unreserve(range) },
-                _ => Ok(()),
-            },
-        }
-    }
-
     pub(in crate::pool) fn holding(&self) -> Holding {
         let land = self.land.lock();
         let figures = land.arena.figures();
@@ -341,6 +318,8 @@ impl Ground {
             transit_bytes: figures.transit_bytes,
             reserve_bytes: land.reserve_bytes,
             stuck_bytes: 0,
+            awaiting_release_bytes: land.awaiting_release_bytes(),
+            drains: land.drains,
             max_bytes: self.max_bytes,
             moves: figures.moves,
             calls: land.calls,
