@@ -25,6 +25,8 @@ pub(in crate::pool) struct ThreadsIdle {
     checks: AtomicU64,
     raises: AtomicU64,
     lowers: AtomicU64,
+    /// Puts that the front did not take, and so did not count.
+    handed_back: AtomicU64,
     sealed: AtomicBool,
 }
 
@@ -42,6 +44,7 @@ impl ThreadsIdle {
             checks: AtomicU64::new(0),
             raises: AtomicU64::new(0),
             lowers: AtomicU64::new(0),
+            handed_back: AtomicU64::new(0),
             sealed: AtomicBool::new(false),
         }
     }
@@ -54,6 +57,10 @@ impl ThreadsIdle {
     #[inline]
     pub(super) fn put(&self, block: Block, now_us: u64) -> Aftermath {
         let front::Put { handed_back, victim, check_due } = self.front.put(block.into_entry(), stamp(now_us));
+        if handed_back.is_some() {
+            // Relaxed: the pool closes by a fence of its own.
+            self.handed_back.fetch_add(1, Ordering::Relaxed);
+        }
         Aftermath {
             victim: victim.map(Block::of_entry),
             unkept: handed_back.map(Block::of_entry),
@@ -146,9 +153,11 @@ impl ThreadsIdle {
     }
 
     pub(super) fn figures(&self) -> Figures {
+        let mut total = window(self.front.totals());
+        total.put += self.handed_back.load(Ordering::Relaxed);
         Figures {
             window: window(self.front.window()),
-            total: window(self.front.totals()),
+            total,
             limit: self.limit(),
             buffers: self.front.idle_count() as u64,
             bytes: self.bytes(),
