@@ -99,6 +99,11 @@ impl PinnedBuf {
         self.block.as_ref().is_some_and(Block::is_pinned)
     }
 
+    /// Memory node that it was placed on; `None` where the machine has one only, or nobody knows.
+    pub fn numa_node(&self) -> Option<u32> {
+        self.block.as_ref().and_then(Block::numa_node)
+    }
+
     /// Number of the acquisition that made this buffer: the same whenever it is reused, never that of another of its
     /// source. `None` for zero bytes.
     pub fn id(&self) -> Option<u64> {

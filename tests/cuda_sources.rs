@@ -50,7 +50,7 @@ struct Run {
 
 impl Run {
     fn locked(granules: usize) -> Self {
-        let source = VmmSource::new(0).unwrap();
+        let source = VmmSource::new(0, None).unwrap();
         let range = source.reserve(16 * GRANULE).unwrap();
         let run = Self { source, range };
         run.lock(0, granules).unwrap();
@@ -95,8 +95,8 @@ impl Run {
 fn the_sources_keep_the_contract_and_leave_nothing() {
     let double = Double::load();
     let before = held(&double);
-    suite::run(&VmmSource::new(0).unwrap());
-    suite::run(&RegisterSource::new(0).unwrap());
+    suite::run(&VmmSource::new(0, None).unwrap());
+    suite::run(&RegisterSource::new(0, None).unwrap());
     assert_eq!(held(&double), before);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
@@ -104,7 +104,7 @@ fn the_sources_keep_the_contract_and_leave_nothing() {
 #[test]
 fn the_sources_hold_what_they_say_they_hold() {
     let double = Double::load();
-    let sources: [&dyn Source; 2] = [&VmmSource::new(0).unwrap(), &RegisterSource::new(0).unwrap()];
+    let sources: [&dyn Source; 2] = [&VmmSource::new(0, None).unwrap(), &RegisterSource::new(0, None).unwrap()];
     for source in sources {
         for len in [1, PAGE_BYTES, 100_000, GRANULE - 1, GRANULE, GRANULE + 1] {
             for is_fast in [false, true] {
@@ -283,7 +283,7 @@ fn granules_come_go_and_move_beside_copies_of_their_neighbours() {
 #[test]
 fn a_registration_that_is_refused_holds_nothing_and_one_that_stays_keeps_its_memory() {
     let double = Double::load();
-    let source = RegisterSource::new(0).unwrap();
+    let source = RegisterSource::new(0, None).unwrap();
     let before = held(&double);
     double.fail("cuMemHostRegister_v2", 1, Code::OUT_OF_MEMORY);
     let refusal = source.acquire(MIB).unwrap_err().to_string();
@@ -395,7 +395,12 @@ fn a_reserve_of_vmm_is_one_registration_and_buffers_are_cut_from_it() {
     let figures = double.figures();
     assert_eq!((figures.registrations - before[1], double.calls("cuMemCreate")), (1, 0));
     assert_eq!(figures.pinned_bytes - before[0], 16 << 20);
-    drop((bufs, pool));
+    // What the reserve lies in, the kernel says; of what grows beyond it, the driver.
+    let tiers = pool.page_tiers().unwrap();
+    assert_eq!((tiers.transparent_bytes + tiers.small_bytes, tiers.driver_bytes), (16 << 20, 0), "{tiers}");
+    let beyond = pool.get(16 * MIB).unwrap();
+    assert_eq!(pool.page_tiers().unwrap().driver_bytes, 16 << 20);
+    drop((bufs, beyond, pool));
     assert_eq!(held(&double), before);
 }
 

@@ -16,7 +16,7 @@ use crate::driver::{self, Current};
 use crate::machine;
 
 /// Room for an id on the PCI bus: domain, bus, device, function.
-const PCI_ID_BYTES: usize = 16;
+const PCI_ID_BYTES: usize = 32;
 
 /// A device that the driver sees.
 #[derive(Debug)]

@@ -34,6 +34,7 @@ mod heap;
 mod mapping;
 mod mlock;
 mod pages;
+mod placement;
 mod populate;
 mod ranges;
 #[cfg(feature = "cuda")]
@@ -42,10 +43,11 @@ pub mod sim;
 mod span;
 #[cfg(test)]
 pub(crate) mod suite;
+mod tier;
 #[cfg(feature = "cuda")]
 mod vmm;
 
-pub(crate) use choose::choose;
+pub(crate) use choose::{Place, choose};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;
 pub use heap::HeapSource;
@@ -53,6 +55,7 @@ pub use mlock::MlockSource;
 #[cfg(feature = "cuda")]
 pub use register::RegisterSource;
 pub use span::{MoveError, RANGE_ALIGN_BYTES, Range, Span};
+pub use tier::PageTiers;
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;
 
@@ -214,6 +217,16 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// Does a release wait for work of the device, as `cuMemFreeHost` waits for all of it?
     fn release_waits(&self) -> bool {
         false
+    }
+
+    /// Memory node that the pages are placed on; `None` where there is one node only, or nobody knows.
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
+    /// The pages behind `len_bytes` addresses of this source, read back from the system.
+    fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
+        PageTiers::between(start, len_bytes)
     }
 
     /// The span of a source that has one, always the same; `None` for a source with walls.

@@ -11,6 +11,7 @@
 //! meanwhile ([`Source::release_waits`]).
 #![allow(unsafe_code)] // Calls the driver.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
@@ -18,6 +19,7 @@ use cudarc::driver::sys;
 
 use super::device::{Device, driver_said};
 use super::pages::{self, Numbering};
+use super::placement::Placement;
 use super::populate::populate;
 use super::{Region, Source, SourceError};
 use crate::driver::Relaxed;
@@ -30,25 +32,29 @@ const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DE
 #[derive(Debug)]
 pub struct RegisterSource {
     device: Arc<Device>,
+    placement: Option<Placement>,
     numbering: Numbering,
 }
 
 impl RegisterSource {
-    /// Looks for a driver and the device number `ordinal`; creates nothing on it.
+    /// Looks for a driver and the device number `ordinal`; creates nothing on it. Pages are placed on the memory node
+    /// `node`, else on the device's, where the machine has several.
     ///
     /// # Errors
     ///
     /// There is no driver, no such device, the driver refuses to start, or it registers no memory here.
-    pub fn new(ordinal: u32) -> Result<Self, SourceError> {
+    pub fn new(ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
         let device = Device::find(ordinal)?;
         if device.attribute(attribute::REGISTERS_HOST_MEMORY).is_none_or(|value| value == 0) {
             return Err(SourceError::new("cuDeviceGetAttribute", "the device registers no host memory"));
         }
-        Ok(Self::of(Arc::new(device)))
+        let node = node.or_else(|| device.numa_node());
+        Ok(Self::of(Arc::new(device), node))
     }
 
-    pub(super) fn of(device: Arc<Device>) -> Self {
-        Self { device, numbering: Numbering::default() }
+    pub(super) fn of(device: Arc<Device>, node: Option<u32>) -> Self {
+        let placement = node.and_then(|node| Placement::on(Path::new("/"), node));
+        Self { device, placement, numbering: Numbering::default() }
     }
 
     fn register(region: &Region) -> Result<(), SourceError> {
@@ -94,7 +100,8 @@ unsafe impl Source for RegisterSource {
         let _current = self.device.bind()?;
         let region = pages::map_huge(len_bytes, self.numbering.next())?;
         // SAFETY: mapped above, no reference into it was made.
-        let ready = unsafe { populate(&region, threads, progress) }.and_then(|()| Self::register(&region));
+        let ready = unsafe { populate(&region, threads, self.placement.as_ref(), progress) }
+            .and_then(|()| Self::register(&region));
         // SAFETY: as above, and not registered if that was refused.
         unsafe { pages::keep_if(ready, region) }
     }
@@ -105,5 +112,9 @@ unsafe impl Source for RegisterSource {
 
     fn release_waits(&self) -> bool {
         true
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.placement.as_ref().map(Placement::node)
     }
 }

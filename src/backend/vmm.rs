@@ -28,7 +28,7 @@ use std::sync::Arc;
 use super::device::{self, Device};
 use super::pages::Numbering;
 use super::register::RegisterSource;
-use super::{MoveError, RANGE_ALIGN_BYTES, Range, Region, Source, SourceError, Span};
+use super::{MoveError, PageTiers, RANGE_ALIGN_BYTES, Range, Region, Source, SourceError, Span};
 use crate::driver::virtual_memory::{Access, Handle, Location, Refused, VirtualMemory, attribute};
 use crate::driver::{Current, Relaxed};
 use crate::sync::Mutex;
@@ -58,12 +58,13 @@ enum Stuck {
 }
 
 impl VmmSource {
-    /// Looks for a driver with virtual host memory and the device number `ordinal`; creates nothing on it.
+    /// Looks for a driver with virtual host memory and the device number `ordinal`; creates nothing on it. Granules are
+    /// made on the memory node `node`, else on the device's.
     ///
     /// # Errors
     ///
     /// There is no driver, no such device, or one of them cannot do this; the error says what is missing.
-    pub fn new(ordinal: u32) -> Result<Self, SourceError> {
+    pub fn new(ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
         let device = Device::find(ordinal)?;
         for (number, what) in [
             (attribute::VIRTUAL_MEMORY, "the device has no virtual memory management"),
@@ -75,9 +76,10 @@ impl VmmSource {
         }
         let driver = VirtualMemory::find()
             .map_err(|name| SourceError::new("dlsym", format!("the driver has no {name}; it is too old")))?;
+        let said = || device.attribute(attribute::HOST_NUMA_ID).and_then(|node| u32::try_from(node).ok());
+        let node = node.or_else(|| device.numa_node()).or_else(said);
         // The driver says -1 where the machine has one node, whose number is 0.
-        let node = device.attribute(attribute::HOST_NUMA_ID).map_or(0, |node| node.max(0));
-        let location = Location::host_node(node);
+        let location = Location::host_node(node.and_then(|node| c_int::try_from(node).ok()).unwrap_or(0));
         let granularity = driver.granularity(location).map_err(driver_said)?;
         if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
             let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
@@ -86,7 +88,7 @@ impl VmmSource {
         let devices = device::all_with(attribute::VIRTUAL_MEMORY)?.into_iter().map(Location::device);
         let access = [location].into_iter().chain(devices).map(Access::read_write).collect();
         let device = Arc::new(device);
-        let reserves = RegisterSource::of(device.clone());
+        let reserves = RegisterSource::of(device.clone(), node);
         let (numbering, granules) = (Numbering::default(), Mutex::default());
         Ok(Self { device, driver, node: location, access, numbering, granules, reserves })
     }
@@ -242,6 +244,19 @@ unsafe impl Source for VmmSource {
 
     fn spans(&self) -> Option<&dyn Span> {
         Some(self)
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.reserves.numa_node()
+    }
+
+    fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
+        let addresses = start.as_ptr().addr()..start.as_ptr().addr() + len_bytes;
+        let granules = self.granules.lock().keys().filter(|&address| addresses.contains(address)).count();
+        match granules {
+            0 => PageTiers::between(start, len_bytes),
+            granules => PageTiers::of_driver((granules * GRANULE_BYTES) as u64),
+        }
     }
 }
 

@@ -41,7 +41,7 @@ impl fmt::Display for Warning {
 }
 
 /// Every variable there is.
-pub static VARIABLES: [Variable; 18] = [
+pub static VARIABLES: [Variable; 19] = [
     Variable {
         name: "PINPOOL_BACKEND",
         default: "auto",
@@ -55,6 +55,13 @@ pub static VARIABLES: [Variable; 18] = [
         meaning: "ordinal of the GPU that the copies are for",
         read: |settings, text| set(&mut settings.device, ordinal(text)),
         show: |config| config.device.to_string(),
+    },
+    Variable {
+        name: "PINPOOL_NUMA_NODE",
+        default: "auto",
+        meaning: "memory node to pin on, where the machine has several: a number, or auto, that of the GPU",
+        read: |settings, text| set(&mut settings.numa_node, node(text)),
+        show: |config| config.numa_node.map_or_else(|| "auto".to_owned(), |node| node.to_string()),
     },
     Variable {
         name: "PINPOOL_PRESET",
@@ -255,6 +262,13 @@ fn set<T>(slot: &mut Option<T>, value: Result<T, String>) -> Result<(), String> 
 
 fn ordinal(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "not a device number (0, 1, ...)".to_owned())
+}
+
+fn node(text: &str) -> Result<Option<u32>, String> {
+    if text.eq_ignore_ascii_case("auto") {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|_| "neither auto nor the number of a memory node (0, 1, ...)".to_owned())
 }
 
 fn count(text: &str) -> Result<u64, String> {

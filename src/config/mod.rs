@@ -92,6 +92,7 @@ pub enum PressureFrom {
 pub(crate) struct Settings {
     pub(crate) backend: Option<Backend>,
     pub(crate) device: Option<u32>,
+    pub(crate) numa_node: Option<Option<u32>>,
     pub(crate) preset: Option<Preset>,
     pub(crate) pool_size_limit: Option<u64>,
     pub(crate) auto_resize: Option<bool>,
@@ -117,6 +118,8 @@ pub struct Config {
     pub backend: Backend,
     /// Ordinal of the GPU that copies are for.
     pub device: u32,
+    /// Memory node to pin on, where the machine has several; `None`: that of the GPU.
+    pub numa_node: Option<u32>,
     /// The rules that the pool follows.
     pub preset: Preset,
     /// Most idle buffers to keep at the start; 0 keeps none.
@@ -166,6 +169,7 @@ impl Settings {
         Self {
             backend: self.backend.or(other.backend),
             device: self.device.or(other.device),
+            numa_node: self.numa_node.or(other.numa_node),
             preset: self.preset.or(other.preset),
             pool_size_limit: self.pool_size_limit.or(other.pool_size_limit),
             auto_resize: self.auto_resize.or(other.auto_resize),
@@ -217,6 +221,7 @@ impl Settings {
         Ok(Config {
             backend: self.backend.unwrap_or_default(),
             device: self.device.unwrap_or(0),
+            numa_node: self.numa_node.unwrap_or(None),
             preset,
             pool_size_limit,
             auto_resize,

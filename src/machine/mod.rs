@@ -24,4 +24,5 @@ mod pressure;
 pub(crate) use memory::{default_ceiling, memory};
 #[cfg(feature = "cuda")]
 pub(crate) use numa::numa_node_of_pci;
+pub(crate) use numa::{cpus_of_node, is_node_of_several, numa_nodes};
 pub(crate) use pressure::{Gauge, Pressure};

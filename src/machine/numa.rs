@@ -15,21 +15,26 @@ pub(crate) fn numa_node_of_pci(root: &Path, id: &str) -> Option<u32> {
         Some(id.to_ascii_lowercase()).filter(|id| id.chars().all(|c| c.is_ascii_hexdigit() || ":.".contains(c)))?;
     // The kernel writes -1 where the firmware does not say.
     let node = files.number(PathBuf::from("/sys/bus/pci/devices").join(id).join("numa_node"))?;
-    node_of_several(&files, u32::try_from(node).ok()?)
+    u32::try_from(node).ok().filter(|&node| is_node_of_several(root, node))
 }
 
-/// The node, if it is one of at least two.
-fn node_of_several(files: &Files, node: u32) -> Option<u32> {
-    let nodes = parse_list(&files.read(format!("{NODES}/online"))?)?;
-    (nodes.len() > 1 && nodes.contains(&node)).then_some(node)
+/// The nodes of the machine; none if it does not say.
+pub(crate) fn numa_nodes(root: &Path) -> Vec<u32> {
+    let list = Files::below(root).read(format!("{NODES}/online"));
+    list.and_then(|list| parse_list(&list)).unwrap_or_default()
+}
+
+/// Is `node` one of at least two?
+pub(crate) fn is_node_of_several(root: &Path, node: u32) -> bool {
+    let nodes = numa_nodes(root);
+    nodes.len() > 1 && nodes.contains(&node)
 }
 
 /// Processors near `node`, if it is one of at least two.
 pub(crate) fn cpus_of_node(root: &Path, node: u32) -> Option<Vec<u32>> {
-    let files = Files::below(root);
-    node_of_several(&files, node)?;
+    let list = Files::below(root).read(format!("{NODES}/node{node}/cpulist"))?;
     // A node may have memory and no processor.
-    parse_list(&files.read(format!("{NODES}/node{node}/cpulist"))?).filter(|cpus| !cpus.is_empty())
+    parse_list(&list).filter(|cpus| !cpus.is_empty() && is_node_of_several(root, node))
 }
 
 /// More than any machine has of either; a list that claims more is no list.

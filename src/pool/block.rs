@@ -83,6 +83,10 @@ impl Block {
         self.is_from_source() && self.core().is_pinned()
     }
 
+    pub(crate) fn numa_node(&self) -> Option<u32> {
+        self.core().numa_node().filter(|_| self.is_from_source())
+    }
+
     pub(super) fn held_bytes(&self) -> u64 {
         self.0.memory.held_bytes()
     }

@@ -62,6 +62,12 @@ impl PoolBuilder {
         self
     }
 
+    /// Memory node to pin on, where the machine has several (`PINPOOL_NUMA_NODE`); `None` for that of the GPU.
+    pub fn numa_node(mut self, node: impl Into<Option<u32>>) -> Self {
+        self.settings.numa_node = Some(node.into());
+        self
+    }
+
     /// Rules that the pool follows (`PINPOOL_PRESET`).
     pub fn preset(mut self, preset: Preset) -> Self {
         self.settings.preset = Some(preset);
@@ -188,7 +194,8 @@ impl PoolBuilder {
         warnings.iter().for_each(diag::bad_setting);
         let config = self.settings.or(env).resolve()?;
         let (mut max_bytes, ceiling) = ceiling_in_bytes(&config);
-        let chosen = backend::choose(&config.backend, config.preset, config.device, max_bytes)?;
+        let place = backend::Place { device: config.device, node: config.numa_node };
+        let chosen = backend::choose(&config.backend, config.preset, place, max_bytes)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         diag::started(
             config.preset.name(),

@@ -22,7 +22,7 @@ use super::idle::{Aftermath, ExactIdle, Idle, ThreadsIdle};
 use super::queue::Queue;
 use super::supply::{Borrower, Holding, Memory, Refusal, Supply};
 use super::upkeep::Upkeep;
-use crate::backend::{HeapSource, Source};
+use crate::backend::{HeapSource, PageTiers, Source};
 use crate::budget::Budget;
 use crate::config::Config;
 use crate::diag::{self, Voice};
@@ -114,6 +114,17 @@ impl Core {
 
     pub(crate) fn is_pinned(&self) -> bool {
         self.source().is_pinned()
+    }
+
+    pub(crate) fn numa_node(&self) -> Option<u32> {
+        self.source().numa_node()
+    }
+
+    pub(crate) fn page_tiers(&self) -> Option<PageTiers> {
+        match &self.supply {
+            Supply::Direct(_) => None,
+            Supply::Ground(ground) => Some(ground.page_tiers()),
+        }
     }
 
     fn source(&self) -> &dyn Source {

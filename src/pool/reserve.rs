@@ -31,10 +31,12 @@ impl Core {
                 diag::reserving(done_bytes, bytes);
             }
         };
-        ground.add_reserve(bytes, &progress).map_err(|refusal| {
+        let tiers = ground.add_reserve(bytes, &progress).map_err(|refusal| {
             let len = usize::try_from(bytes).unwrap_or(usize::MAX);
             self.refused(len, refusal)
-        })
+        })?;
+        diag::reserved(bytes, &tiers, self.numa_node());
+        Ok(())
     }
 
     /// A pool over the same `supply` with a ceiling of its own.

@@ -23,7 +23,7 @@ use super::gate::{Closed, Gate};
 use super::works::{Built, Site, Sites};
 use super::{Holding, Memory, Refusal};
 use crate::arena::{Arena, Growth, Plan, RANGE_BYTES_MAX, Retain, Room};
-use crate::backend::{PAGE_BYTES, Source, SourceError};
+use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
 use crate::stats::Underlying;
 use crate::sync::plain::{Condvar, Mutex};
 
@@ -269,7 +269,8 @@ impl Ground {
     }
 
     /// Pins `bytes` at once and keeps them (rule 10). A slow call.
-    pub(in crate::pool) fn add_reserve(&self, bytes: u64, progress: &dyn Fn(u64)) -> Result<(), Refusal> {
+    /// Says in which pages it came.
+    pub(in crate::pool) fn add_reserve(&self, bytes: u64, progress: &dyn Fn(u64)) -> Result<PageTiers, Refusal> {
         let bytes = bytes.next_multiple_of(GRANULE_BYTES);
         let refusal = Refusal::Ceiling { needed_bytes: bytes };
         {
@@ -288,6 +289,9 @@ impl Ground {
             Ok(bytes) => self.source.acquire_fast(bytes, threads, &told).map_err(Refusal::Source),
             Err(_) => Err(refusal),
         };
+        let tiers = acquired
+            .as_ref()
+            .map_or(PageTiers::default(), |region| self.source.page_tiers(region.start(), region.len_bytes()));
         let mut land = self.land.lock();
         land.pending_bytes -= bytes;
         land.calls.time += begun.elapsed();
@@ -299,12 +303,19 @@ impl Ground {
             None => return Err(Refusal::Source(SourceError::new("arena", "no range is left for a reserve"))),
         }
         land.note_peak();
-        Ok(())
+        Ok(tiers)
     }
 
     /// One more pool carves from here.
     pub(in crate::pool) fn join(&self) {
         self.land.lock().members += 1;
+    }
+
+    /// The pages of all that is held.
+    pub(in crate::pool) fn page_tiers(&self) -> PageTiers {
+        let places = self.land.lock().sites.places();
+        let tiers = places.into_iter().map(|(start, len_bytes)| self.source.page_tiers(start, len_bytes));
+        tiers.fold(PageTiers::default(), PageTiers::add)
     }
 
     pub(in crate::pool) fn holding(&self) -> Holding {
