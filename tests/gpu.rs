@@ -17,7 +17,9 @@ use std::thread;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result};
-use pinpool::backend::{CudaSource, PAGE_BYTES, RANGE_ALIGN_BYTES, Range, Region, Source, Span};
+use pinpool::backend::{
+    CudaSource, PAGE_BYTES, RANGE_ALIGN_BYTES, Range, Region, RegisterSource, Source, Span, VmmSource,
+};
 use pinpool::{Backend, Pool, Preset, Rounding};
 
 mod driver_facts;
@@ -107,24 +109,15 @@ fn a_buffer_comes_back_when_its_copy_is_over() {
     assert!(stats.is_pinned && stats.in_flight == 0 && stats.lost == 0);
 }
 
-#[test]
-fn recycled_buffers_carry_every_batch_whole_under_churn() {
+/// Every batch of many threads and streams, each buffer reused at once, compared at the far end.
+fn churn(context: &Arc<CudaContext>, pool: &Pool) {
     const THREADS: u64 = 8;
     const BATCHES: u64 = 48;
     const STREAMS: u64 = 3;
-    let Some(context) = device() else { return };
-    // Few classes and exact sizes, so that buffers are reused at once.
-    let pool = Pool::builder()
-        .without_env()
-        .preset(Preset::Tensorflow)
-        .backend(Backend::Cuda)
-        .rounding(Rounding::Pow2)
-        .build()
-        .unwrap();
     let sent = AtomicU64::new(0);
     thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (pool, context, sent) = (&pool, &context, &sent);
+            let sent = &sent;
             scope.spawn(move || {
                 context.bind_to_thread().unwrap();
                 let lane = || {
@@ -158,6 +151,27 @@ fn recycled_buffers_carry_every_batch_whole_under_churn() {
     let stats = pool.stats();
     assert_eq!((stats.puts, stats.in_flight, stats.lost), (sent.into_inner(), 0, 0));
     assert!(stats.hits > stats.misses, "{} hits, {} misses: nothing was recycled", stats.hits, stats.misses);
+}
+
+#[test]
+fn recycled_buffers_carry_every_batch_whole_under_churn() {
+    let Some(context) = device() else { return };
+    // Few classes and exact sizes, so that buffers are reused at once.
+    let tensorflow = Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Cuda);
+    churn(&context, &tensorflow.rounding(Rounding::Pow2).build().unwrap());
+    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
+        // A tight ceiling, so that memory is moved and given back all the time.
+        churn(&context, &Pool::builder().without_env().backend(backend).max_bytes(96 << 20).build().unwrap());
+    }
+}
+
+#[test]
+fn the_sources_made_for_an_arena_keep_the_contract() {
+    if device().is_none() {
+        return;
+    }
+    suite::run(&VmmSource::new(0, None).unwrap());
+    suite::run(&RegisterSource::new(0, None).unwrap());
 }
 
 #[test]

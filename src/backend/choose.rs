@@ -138,8 +138,8 @@ fn of_driver(name: &str, place: Place) -> Result<Arc<dyn Source>, String> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn of_driver(_name: &str, _place: Place) -> Result<Arc<dyn Source>, String> {
-    Err("built without the `cuda` feature".to_owned())
+fn of_driver(_name: &str, place: Place) -> Result<Arc<dyn Source>, String> {
+    Err(format!("built without the `cuda` feature: device {} is out of reach", place.device))
 }
 
 #[cfg(test)]

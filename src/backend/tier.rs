@@ -25,10 +25,6 @@ impl PageTiers {
         of_smaps(&smaps, start.as_ptr().addr() as u64, len_bytes as u64)
     }
 
-    pub(super) fn of_driver(driver_bytes: u64) -> Self {
-        Self { driver_bytes, ..Self::default() }
-    }
-
     pub(crate) fn add(self, other: Self) -> Self {
         Self {
             hugetlb_bytes: self.hugetlb_bytes + other.hugetlb_bytes,
@@ -150,7 +146,7 @@ AnonHugePages:         0 kB
     fn tiers_are_said_in_words() {
         let tiers = PageTiers { transparent_bytes: 3 << 20, small_bytes: 1 << 20, ..PageTiers::default() };
         assert_eq!(tiers.to_string(), "75 % transparent huge pages, 25 % 4 KiB pages");
-        assert_eq!(PageTiers::of_driver(1).to_string(), "granules of the driver");
+        assert_eq!(PageTiers { driver_bytes: 1, ..PageTiers::default() }.to_string(), "granules of the driver");
         assert_eq!(PageTiers::default().to_string(), "no pages");
     }
 

@@ -255,7 +255,7 @@ unsafe impl Source for VmmSource {
         let granules = self.granules.lock().keys().filter(|&address| addresses.contains(address)).count();
         match granules {
             0 => PageTiers::between(start, len_bytes),
-            granules => PageTiers::of_driver((granules * GRANULE_BYTES) as u64),
+            granules => PageTiers { driver_bytes: (granules * GRANULE_BYTES) as u64, ..PageTiers::default() },
         }
     }
 }

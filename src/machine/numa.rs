@@ -2,19 +2,20 @@
 //!
 //! A machine with one node has nothing to choose, and one that does not say is left alone: both give `None`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::files::Files;
 
 const NODES: &str = "/sys/devices/system/node";
 
+#[cfg(any(feature = "cuda", test))]
 /// Node of the device with this id on the PCI bus (`0000:3B:00.0`, in either case).
 pub(crate) fn numa_node_of_pci(root: &Path, id: &str) -> Option<u32> {
     let files = Files::below(root);
     let id =
         Some(id.to_ascii_lowercase()).filter(|id| id.chars().all(|c| c.is_ascii_hexdigit() || ":.".contains(c)))?;
     // The kernel writes -1 where the firmware does not say.
-    let node = files.number(PathBuf::from("/sys/bus/pci/devices").join(id).join("numa_node"))?;
+    let node = files.number(format!("/sys/bus/pci/devices/{id}/numa_node"))?;
     u32::try_from(node).ok().filter(|&node| is_node_of_several(root, node))
 }
 
