@@ -8,7 +8,7 @@
 //!
 //! 1. `start` is inside the block's memory with at least `len` bytes behind it (`size_class` leaves the room), and the
 //!    block belongs to this buffer alone; without a block `len` is 0.
-//! 2. Every copy that borrowed the buffer is in `uses` until it was seen to be over.
+//! 2. Every copy that uses the buffer is in `uses` until it was seen to be over.
 //! 3. The memory is initialised (source contract C2).
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
 
@@ -17,9 +17,10 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use crate::copy::{self, Completion, CopyFailure, CopyTarget};
+use crate::config::FenceKind;
+use crate::copy::{self, Arriving, Completion, CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::error::{Error, Result};
-use crate::in_flight::Uses;
+use crate::in_flight::{SharedFence, Uses};
 use crate::pool::Block;
 
 /// A buffer of a pool. Dropping it puts it back: at once, or when the last copy from it is over.
@@ -113,39 +114,67 @@ impl PinnedBuf {
     /// The bytes, after waiting until no recorded copy uses them.
     ///
     /// If a device failed, nobody will know when its copies are over, and the wait ends with the failure; the buffer will
-    /// not be reused then.
+    /// not be reused then. If it failed in a copy *into* the buffer, the slice is empty: there are no bytes to trust.
     ///
     /// Do not start a copy from this slice by other means than this crate's: the buffer would not know of it, and its
     /// memory would be handed out again while the device still reads it.
     pub fn as_slice(&self) -> &[u8] {
-        self.wait_for_uses();
-        // SAFETY: invariants 1 and 3; `&self` keeps writers of this process away, and no copy writes here (2).
+        if !self.uses.wait() {
+            return &[];
+        }
+        // SAFETY: no copy writes here any more (2), as the wait said.
+        unsafe { self.bytes() }
+    }
+
+    /// The bytes, with no wait.
+    ///
+    /// # Safety
+    ///
+    /// No copy is writing to them, or they are read behind it, on its stream.
+    pub(crate) unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: invariants 1 and 3; `&self` keeps writers of this process away, the caller those of devices.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
     /// The bytes to fill, after waiting until no recorded copy reads them. What is said of
     /// [`as_slice`](PinnedBuf::as_slice) holds here too.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        self.wait_for_uses();
+        // The failure of a device shows where it can be returned: in `Completion` and at the next copy. Bytes that a device
+        // only reads are sound to touch all the same.
+        let are_over = self.uses.is_empty() || self.uses.are_over().unwrap_or(false);
+        if !are_over && !self.uses.wait() {
+            return &mut [];
+        }
         self.disembark();
-        self.bytes_mut()
+        // SAFETY: no copy uses the bytes, as the wait said.
+        unsafe { self.bytes_for_device() }
     }
 
-    /// The bytes to fill, or `None` while a recorded copy may be reading them.
+    /// The bytes to fill, or `None` while a recorded copy may be using them.
     pub fn try_as_mut_slice(&mut self) -> Option<&mut [u8]> {
         let free = self.uses.is_empty() || self.uses.are_over().unwrap_or(false);
-        free.then(|| self.bytes_mut())
+        // SAFETY: no copy uses the bytes.
+        free.then(|| unsafe { self.bytes_for_device() })
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    /// The bytes to write to, with no wait.
+    ///
+    /// # Safety
+    ///
+    /// No copy is using them, or they are written behind it, on its stream.
+    pub(crate) unsafe fn bytes_for_device(&mut self) -> &mut [u8] {
         // SAFETY: invariants 1 and 3, and `&mut self` makes it the only slice.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    fn wait_for_uses(&self) {
-        // The failure of a device shows where it can be returned: in `Completion` and at the next copy. The bytes
-        // themselves are sound to touch: the device only ever reads them.
-        let _ = self.uses.wait();
+    #[cfg(feature = "cuda")]
+    pub(crate) fn uses(&self) -> &Uses {
+        &self.uses
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn uses_mut(&mut self) -> &mut Uses {
+        &mut self.uses
     }
 
     /// Address of the first byte; page-aligned, or as `get_aligned` was asked. Does not wait for copies.
@@ -169,14 +198,14 @@ impl PinnedBuf {
     ///
     /// - [`Error::is_copy`]: the target is too small, or the stream is capturing a graph; the buffer is back in the pool,
     /// - [`Error::is_device`]: the device failed; if the copy may be running, the buffer is never used again.
-    pub fn copy_to<S: ?Sized, T: CopyTarget<S> + ?Sized>(self, stream: &S, target: &mut T) -> Result<Completion> {
+    pub fn copy_to<S: ?Sized, T: CopyTarget<S> + ?Sized>(mut self, stream: &S, target: &mut T) -> Result<Completion> {
         if self.is_empty() {
             return Ok(Completion::already());
         }
         self.board();
         // SAFETY: the block goes to the in-flight room below with this copy's fence, which keeps it from every other use
         // until the copy is over; on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, self.start.as_ptr(), self.len) };
+        let enqueued = unsafe { copy::enqueue(stream, target, self.start.as_ptr(), self.len, self.fence_kind()) };
         match enqueued {
             Ok(fence) => {
                 self.uses.record(fence.clone());
@@ -217,7 +246,7 @@ impl PinnedBuf {
         self.board();
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
         // pool, until the copy is over (invariant 2); on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len) };
+        let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, FenceKind::Event) };
         match enqueued {
             Ok(fence) => {
                 self.uses.record(fence.clone());
@@ -231,14 +260,111 @@ impl PinnedBuf {
         }
     }
 
+    /// Enqueues a copy of as many bytes as the buffer has from the front of `source` into it. The bytes can be read when it
+    /// is over, and that is what [`Arriving`] waits for.
+    ///
+    /// ```
+    /// # use pinpool::copy::sink::{SinkMem, SinkStream};
+    /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
+    /// let (stream, device) = (SinkStream::new()?, SinkMem::new(8));
+    /// let arriving = pool.get(8)?.copy_from(&stream, &device)?;
+    /// let buf = arriving.wait()?;
+    /// assert_eq!(buf.as_slice(), [0; 8]);
+    /// # Ok::<(), pinpool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`copy_to`](PinnedBuf::copy_to), where the source holds too little.
+    pub fn copy_from<S: ?Sized, T: CopySource<S> + ?Sized>(mut self, stream: &S, source: &T) -> Result<Arriving> {
+        if self.is_empty() {
+            return Ok(Arriving::new(self, Completion::already()));
+        }
+        // What earlier copies use must not be overwritten. A copy into it that failed shows when this buffer is put back.
+        let _failures_stay = self.uses.wait();
+        self.board();
+        // SAFETY: the fence is recorded below, and from then on nothing touches the memory, nor does it return to the pool,
+        // until the copy is over (invariant 2); on a refusal nothing was enqueued.
+        let fetched = unsafe { copy::fetch(stream, source, self.start.as_ptr(), self.len) };
+        match fetched {
+            Ok(fence) => {
+                self.uses.record_write(fence.clone());
+                Ok(Arriving::new(self, Completion::of(fence)))
+            }
+            Err(CopyFailure::Refused(error)) => Err(error),
+            Err(CopyFailure::Unknown(error)) => {
+                self.lose(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives the buffer up: it returns to the pool when all that was enqueued on `stream` so far is over. For work that
+    /// others enqueued: a kernel that reads the memory by its [device pointer](PinnedBuf::device_ptr), a copy of another
+    /// library.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_device`] if nothing can be marked on the stream, or it is capturing a graph: the buffer is never used
+    /// again.
+    pub fn release_after<S: CopyStream + ?Sized>(self, stream: &S) -> Result<()> {
+        self.release_behind(|| stream.mark())
+    }
+
+    /// As [`release_after`](PinnedBuf::release_after), for what `event` stands for now: all that was enqueued before its
+    /// last record. The event is the caller's again at once. One never recorded stands for nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`release_after`](PinnedBuf::release_after).
+    #[cfg(feature = "cuda")]
+    pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<()> {
+        self.release_behind(|| copy::cuda::mark_behind(event))
+    }
+
+    fn release_behind(mut self, mark: impl FnOnce() -> Result<SharedFence>) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        // What others enqueued is known from here on.
+        self.board();
+        match mark() {
+            Ok(fence) => {
+                // Whether it read or wrote: nobody looks at the bytes before they are overwritten.
+                self.uses.record(fence);
+                Ok(())
+            }
+            Err(error) => {
+                self.lose(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Where devices see the first byte, for kernels that read the memory in place. Their work is not tracked: give the
+    /// buffer up by [`release_after`](PinnedBuf::release_after).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_copy`] if the memory is not mapped for the device of this context: it is not pinned, or not by CUDA.
+    #[cfg(feature = "cuda")]
+    pub fn device_ptr(&self, context: &std::sync::Arc<cudarc::driver::CudaContext>) -> Result<u64> {
+        copy::cuda::mapped_address(context, self.start.as_ptr(), self.len)
+    }
+
+    /// For a copy that gives the buffer up, so that the pool is the one to ask for its end.
+    fn fence_kind(&self) -> FenceKind {
+        self.block.as_ref().map_or(FenceKind::Event, Block::fence_kind)
+    }
+
     /// Before each copy: it may have to wait for memory that goes back to the driver.
-    fn board(&self) {
+    pub(crate) fn board(&self) {
         self.block.iter().for_each(Block::board);
     }
 
-    /// No copy uses it any more.
+    /// Once no copy uses it any more, it need not wait for the put to say so.
     fn disembark(&mut self) {
-        if self.uses.is_empty() {
+        if self.uses.is_empty() || self.uses.are_over().unwrap_or(false) {
             self.block.iter().for_each(Block::disembark);
         }
     }
@@ -279,7 +405,8 @@ impl Drop for PinnedBuf {
 impl io::Write for PinnedBuf {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         let position = self.position.min(self.len);
-        let room = &mut self.as_mut_slice()[position..];
+        // No room at all if a copy into the buffer failed.
+        let room = self.as_mut_slice().get_mut(position..).unwrap_or_default();
         let written = data.len().min(room.len());
         room[..written].copy_from_slice(&data[..written]);
         self.position = position + written;

@@ -14,9 +14,11 @@
 //! | `room again after ...` | warn | says how long that lasted and what it cost |
 //! | `memory is short ...` | info | idle memory goes back sooner; `PINPOOL_PRESSURE=off` ignores it |
 //! | `locked memory is limited ...` | warn | raise `RLIMIT_MEMLOCK` or set `PINPOOL_MAX_BYTES` |
+//! | `no thread for PINPOOL_POLL ...` | warn | call `Pool::poll` where the program falls silent |
 //! | `PINPOOL_X=V ...` | warn | correct the variable; what is used instead is in the line |
-//! | `release failed ...` | error | memory stays pinned until the process ends; the driver's words say why |
+//! | `release failed ...` | error | memory stays pinned, for now or until the process ends; the driver's words say why |
 //! | `completion unknown ...` | error | the device failed; the buffer is never reused |
+//! | `a buffer of N bytes is in flight ...` | warn | a stream stands still: look at what was enqueued on it before the copy |
 //! | `closing with N copies in flight ...` | error | a stream never finished; the memory is left alone |
 //!
 //! Takes plain values, never a pool, and decides nothing but whether a check is printed: one in ten over the whole
@@ -201,6 +203,10 @@ pub(crate) fn lock_limit(limit_bytes: u64) {
     );
 }
 
+pub(crate) fn no_poller(error: &std::io::Error) {
+    log::warn!("no thread for PINPOOL_POLL: idle memory goes back only while the pool is used or polled: {error}");
+}
+
 pub(crate) fn bad_setting(warning: &Warning) {
     log::warn!("{warning}");
 }
@@ -209,8 +215,22 @@ pub(crate) fn release_failed(held_bytes: u64, error: &SourceError) {
     log::error!("release failed, {held_bytes} B stay held until the process ends: {error}");
 }
 
+pub(crate) fn not_released(error: &SourceError) {
+    log::error!(
+        "release failed: idle memory stays pinned for now and is tried again later, without another word until some goes: \
+         {error}"
+    );
+}
+
 pub(crate) fn completion_unknown(held_bytes: u64, error: &Error) {
     log::error!("completion unknown, a buffer of {held_bytes} B is never reused: {error}");
+}
+
+pub(crate) fn stuck(bytes: u64, age: Duration, stream: u64) {
+    log::warn!(
+        "a buffer of {bytes} bytes is in flight since {age:?} on stream {stream:#x}: it stays away until its copy ends \
+         (PINPOOL_STUCK_AFTER sets the time)"
+    );
 }
 
 pub(crate) fn closed_in_flight(copies: u64, bytes: u64, waited: Duration) {

@@ -48,11 +48,8 @@ pub(crate) enum Kind {
     Length { len: usize },
     #[error("asked {len} B at an alignment of {align}: an alignment is a power of two of at most {MAX_ALIGN}")]
     Alignment { len: usize, align: usize },
-    #[error(
-        "asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {holdings}; \
-         put buffers back first or raise PINPOOL_MAX_BYTES"
-    )]
-    Limit { asked_bytes: u64, needed_bytes: u64, holdings: Holdings },
+    #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {holdings}; {remedy}")]
+    Limit { asked_bytes: u64, needed_bytes: u64, holdings: Holdings, remedy: &'static str },
     #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {holdings}")]
     Backend { backend: &'static str, asked_bytes: u64, holdings: Holdings, source: SourceError },
     #[error("no back-end `{backend}` here: {why}")]
@@ -122,7 +119,8 @@ mod tests {
     fn a_limit_error_says_asked_held_ceiling_and_remedy() {
         let holdings =
             Holdings { held_bytes: 490, in_use_bytes: 400, idle_bytes: 90, max_bytes: Some(512), ..Default::default() };
-        let error = Error::from(Kind::Limit { asked_bytes: 64, needed_bytes: 128, holdings });
+        let remedy = "raise PINPOOL_MAX_BYTES";
+        let error = Error::from(Kind::Limit { asked_bytes: 64, needed_bytes: 128, holdings, remedy });
         assert!(error.is_limit() && !error.is_backend());
         let text = error.to_string();
         for word in ["64 B", "128 B", "held 490 B", "in use 400", "idle 90", "512 B", "PINPOOL_MAX_BYTES"] {

@@ -10,6 +10,7 @@
 //! | --- | --- |
 //! | [`Pool`] | getting and putting back buffers |
 //! | [`PinnedBuf`] | filling and copying one |
+//! | [`Slab`] | many small tensors in one buffer |
 //! | [`Backend`] | where the memory comes from |
 //! | [`Stats`] | what happened |
 //! | [`config`] | settings and `PINPOOL_*` variables |
@@ -25,6 +26,7 @@ mod machine;
 mod policy;
 mod pool;
 mod size_class;
+mod slab;
 mod stats;
 mod store;
 mod sync;
@@ -45,14 +47,15 @@ pub mod trace;
 
 pub use backend::Backend;
 pub use buffer::PinnedBuf;
-pub use config::{Ceiling, Config, OnFull, Preset, PressureFrom, Release};
-pub use copy::Completion;
+pub use config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureFrom, Release};
+pub use copy::{Arriving, Completion};
 pub use diag::{Cadence, CheckReport};
 pub use error::{Error, Result};
 pub use in_flight::Fence;
 pub use policy::{Check, Window};
 pub use pool::{Clock, ManualClock, Pool, PoolBuilder};
 pub use size_class::Rounding;
+pub use slab::{Piece, Slab};
 pub use stats::{Stats, Underlying};
 
 /// Compiles and runs the example of the README.

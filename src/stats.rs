@@ -47,7 +47,10 @@ impl Underlying {
 ///
 /// - `gets = hits + misses`,
 /// - `gets = puts + in_use + in_flight + lost`,
-/// - `pinned_bytes = in_use_bytes + in_flight_bytes + idle_bytes + lost_bytes + arena_free_bytes + arena_transit_bytes`.
+/// - `pinned_bytes = in_use_bytes + in_flight_bytes + idle_bytes + lost_bytes + partition_bytes + arena_free_bytes +
+///   arena_transit_bytes`.
+///
+/// The figures of a [partition](crate::Pool::partition) are those of its own buffers, against its own ceiling.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -101,10 +104,14 @@ pub struct Stats {
     pub in_flight_bytes: u64,
     /// Age of the oldest copy in flight.
     pub oldest_in_flight: Option<Duration>,
+    /// Its stream: for one that somebody created, the driver's handle.
+    pub oldest_in_flight_stream: Option<u64>,
     /// Buffers that can never be used again: a device error hid whether their copy is over.
     pub lost: u64,
     /// Bytes of those, and of regions that the back-end failed to take back.
     pub lost_bytes: u64,
+    /// Bytes of the buffers of its partitions, in use and idle.
+    pub partition_bytes: u64,
     /// Bytes held and free: what the arena cuts buffers from next.
     pub arena_free_bytes: u64,
     /// Bytes in granules that are being locked, moved or released.
@@ -149,12 +156,13 @@ impl Stats {
                 self.puts + self.in_use + self.in_flight + self.lost,
             ),
             (
-                "pinned = in use + in flight + idle + lost + arena bytes",
+                "pinned = in use + in flight + idle + lost + partition + arena bytes",
                 self.pinned_bytes,
                 self.in_use_bytes
                     + self.in_flight_bytes
                     + self.idle_bytes
                     + self.lost_bytes
+                    + self.partition_bytes
                     + self.arena_free_bytes
                     + self.arena_transit_bytes,
             ),

@@ -21,7 +21,7 @@ pub(crate) use crossbeam::utils::Backoff;
 
 /// Locks of rooms that no model runs: always the real ones.
 pub(crate) mod plain {
-    pub(crate) use parking_lot::{Condvar, Mutex};
+    pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 }
 
 #[cfg(not(loom))]

@@ -169,7 +169,10 @@ fn the_table_has_a_row_for_each_figure() {
         "evictions",
         "limit",
         "raises",
-        "pinned now",
+        "reclaimed",
+        "waits for room",
+        "pinned at the end",
+        "pinned when idle",
         "pinned at most",
         "allocations",
         "time in those",
@@ -316,6 +319,33 @@ fn names_cannot_forge_lines_of_stderr() {
     let ran = load(&dir, &[]);
     assert_eq!(ran.code(), 1);
     ran.says("x\\npinpool: all is well\\u{1b}[2J: No such file or directory");
+}
+
+#[test]
+fn an_idle_pool_holds_its_reserve_and_one_granule_at_most() {
+    let dir = tree();
+    let args = ["load", "--json", "--idle", "16", "--retain", "1s", "--reserve", "2MiB", "--max-bytes", "none"];
+    let ran =
+        finish(pinpool(&args).args(["--wait", "1s", "--on-full", "error", "--batch-bytes", "64KiB"]).arg(dir.path()));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let figures = ran.figures();
+    let bytes = |name: &str| figures[name].as_u64().unwrap_or_else(|| panic!("no {name} in {figures}"));
+    assert!(bytes("pinned_after_idle_bytes") <= bytes("reserve_bytes") + (2 << 20), "{figures}");
+    assert_eq!((bytes("reserve_bytes"), bytes("front_idle_bytes")), (2 << 20, 0));
+    assert!(bytes("pinned_bytes") >= bytes("pinned_after_idle_bytes"));
+    assert_eq!([bytes("reclaimed"), bytes("lowers"), bytes("waits"), bytes("fallbacks")], [0; 4]);
+    assert_eq!(bytes("underlying_allocs"), 1, "everything was cut from the reserve");
+}
+
+#[test]
+fn a_pool_without_a_reserve_holds_nothing_once_it_was_idle() {
+    let dir = tree();
+    let args = ["load", "--json", "--idle", "20", "--batch-bytes", "64KiB"];
+    let ran = finish(pinpool(&args).env("PINPOOL_RETAIN", "1s").arg(dir.path()));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let figures = ran.figures();
+    assert!(figures["pinned_bytes"].as_u64().unwrap() > 0);
+    assert!(figures["pinned_after_idle_bytes"].as_u64().unwrap() <= 2 << 20, "{figures}");
 }
 
 #[test]

@@ -346,11 +346,11 @@ fn churn(backend: Backend, double: &Double) {
                 for ((byte, len), memory) in batches_of(lane).zip(memories) {
                     let mut buf = pool.get(len).unwrap();
                     buf.as_mut_slice().fill(byte);
-                    if byte % 2 == 0 {
+                    match byte % 3 {
                         // Dropped without a wait: the next get may want this very memory.
-                        drop(buf.copy_to(stream, memory).unwrap());
-                    } else {
-                        buf.copy_range_to(0..len, stream, memory).unwrap();
+                        0 => drop(buf.copy_to(stream, memory).unwrap()),
+                        1 => drop(buf.copy_range_to(0..len, stream, memory).unwrap()),
+                        _ => stream.memcpy_htod(&buf, memory).unwrap(),
                     }
                     match byte % 4 {
                         1 => pool.trim(0),

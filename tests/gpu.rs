@@ -15,12 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use cudarc::driver::sys::CUstreamCaptureMode;
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result};
+use cudarc::driver::sys::{self, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, result};
 use pinpool::backend::{
     CudaSource, PAGE_BYTES, RANGE_ALIGN_BYTES, Range, Region, RegisterSource, Source, Span, VmmSource,
 };
-use pinpool::{Backend, Pool, Preset, Rounding};
+use pinpool::{Backend, FenceKind, Pool, Preset, Rounding};
 
 mod driver_facts;
 #[path = "../src/backend/suite/mod.rs"]
@@ -109,7 +109,29 @@ fn a_buffer_comes_back_when_its_copy_is_over() {
     assert!(stats.is_pinned && stats.in_flight == 0 && stats.lost == 0);
 }
 
-/// Every batch of many threads and streams, each buffer reused at once, compared at the far end.
+#[test]
+fn recycled_buffers_carry_every_batch_whole_under_churn() {
+    let Some(context) = device() else { return };
+    // Few classes and exact sizes, so that buffers are reused at once.
+    let tensorflow = || Pool::builder().without_env().preset(Preset::Tensorflow).rounding(Rounding::Pow2);
+    for kind in [FenceKind::Event, FenceKind::Timeline] {
+        churn(&context, &tensorflow().backend(Backend::Cuda).fence(kind).build().unwrap());
+    }
+    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
+        // A tight ceiling, so that memory is moved and given back all the time.
+        churn(&context, &Pool::builder().without_env().backend(backend).max_bytes(96 << 20).build().unwrap());
+    }
+}
+
+#[test]
+fn the_sources_made_for_an_arena_keep_the_contract() {
+    if device().is_none() {
+        return;
+    }
+    suite::run(&VmmSource::new(0, None).unwrap());
+    suite::run(&RegisterSource::new(0, None).unwrap());
+}
+
 fn churn(context: &Arc<CudaContext>, pool: &Pool) {
     const THREADS: u64 = 8;
     const BATCHES: u64 = 48;
@@ -151,27 +173,6 @@ fn churn(context: &Arc<CudaContext>, pool: &Pool) {
     let stats = pool.stats();
     assert_eq!((stats.puts, stats.in_flight, stats.lost), (sent.into_inner(), 0, 0));
     assert!(stats.hits > stats.misses, "{} hits, {} misses: nothing was recycled", stats.hits, stats.misses);
-}
-
-#[test]
-fn recycled_buffers_carry_every_batch_whole_under_churn() {
-    let Some(context) = device() else { return };
-    // Few classes and exact sizes, so that buffers are reused at once.
-    let tensorflow = Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Cuda);
-    churn(&context, &tensorflow.rounding(Rounding::Pow2).build().unwrap());
-    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
-        // A tight ceiling, so that memory is moved and given back all the time.
-        churn(&context, &Pool::builder().without_env().backend(backend).max_bytes(96 << 20).build().unwrap());
-    }
-}
-
-#[test]
-fn the_sources_made_for_an_arena_keep_the_contract() {
-    if device().is_none() {
-        return;
-    }
-    suite::run(&VmmSource::new(0, None).unwrap());
-    suite::run(&RegisterSource::new(0, None).unwrap());
 }
 
 #[test]
@@ -230,4 +231,102 @@ fn the_end_of_a_pool_waits_for_its_copies() {
     for (seed, memory) in (0..).zip(&memories) {
         verify(&stream, memory, seed, 16 * MIB);
     }
+}
+
+#[test]
+fn copies_of_cudarc_itself_carry_every_batch_whole_under_churn() {
+    const THREADS: u64 = 4;
+    const ROUNDS: u64 = 24;
+    let Some(context) = device() else { return };
+    let pool = pool();
+    let untracked = CudaContext::new(0).unwrap();
+    // SAFETY: each stream's device memory is used on that stream alone.
+    unsafe { untracked.disable_event_tracking() };
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (pool, context, untracked) = (&pool, &context, &untracked);
+            scope.spawn(move || {
+                // With cudarc's events, without them, and where it makes none for want of a second stream.
+                let single = CudaContext::new(0).unwrap();
+                let streams = [context.new_stream(), untracked.new_stream(), Ok(single.default_stream())];
+                let mut lanes = streams.map(|stream| {
+                    let stream = stream.unwrap();
+                    let memory = stream.alloc_zeros::<u8>(2 * MIB).unwrap();
+                    (stream, memory)
+                });
+                for round in 0..ROUNDS {
+                    let seed = |lane: u64| (thread * ROUNDS + round) * 3 + lane;
+                    let len = [PAGE_BYTES, 100_001, MIB - 1, 2 * MIB][(round % 4) as usize];
+                    for (lane, (stream, memory)) in (0..).zip(&mut lanes) {
+                        let mut buf = pool.get(len).unwrap();
+                        fill(&mut buf, seed(lane));
+                        // Dropped at once: the next get of any thread may want this very buffer.
+                        stream.memcpy_htod(&buf, memory).unwrap();
+                    }
+                    for (lane, (stream, memory)) in (0..).zip(&lanes) {
+                        let mut back = pool.get(len).unwrap();
+                        stream.memcpy_dtoh(&memory.slice(..len), &mut back).unwrap();
+                        let wrong =
+                            back.as_slice().iter().zip(pattern(seed(lane), len)).position(|(&b, sent)| b != sent);
+                        assert_eq!(wrong, None, "first wrong byte of batch {} ({len} B)", seed(lane));
+                    }
+                }
+            });
+        }
+    });
+    context.synchronize().unwrap();
+    pool.poll();
+    let stats = pool.stats();
+    assert_eq!((stats.puts, stats.in_flight, stats.lost), (THREADS * ROUNDS * 6, 0, 0));
+    assert!(stats.hits > stats.misses, "{} hits, {} misses: nothing was recycled", stats.hits, stats.misses);
+}
+
+#[test]
+fn a_buffer_from_the_device_is_read_only_when_it_is_there() {
+    let Some(context) = device() else { return };
+    let pool = pool();
+    let stream = context.new_stream().unwrap();
+    let mut memory = stream.alloc_zeros::<u8>(32 * MIB).unwrap();
+    let mut buf = pool.get(32 * MIB).unwrap();
+    fill(&mut buf, 3);
+    drop(buf.copy_to(&stream, &mut memory).unwrap());
+    for _ in 0..8 {
+        // One that nobody waits for comes back all the same.
+        drop(pool.get(32 * MIB).unwrap().copy_from(&stream, &memory).unwrap());
+        let back = pool.get(32 * MIB).unwrap().copy_from(&stream, &memory).unwrap().wait().unwrap();
+        let wrong = back.as_slice().iter().zip(pattern(3, 32 * MIB)).position(|(&found, sent)| found != sent);
+        assert_eq!(wrong, None, "first wrong byte");
+    }
+}
+
+#[test]
+fn a_buffer_released_behind_work_of_others_is_not_written_under_it() {
+    let Some(context) = device() else { return };
+    let pool = pool();
+    let stream = context.new_stream().unwrap();
+    let mut memory = stream.alloc_zeros::<u8>(32 * MIB).unwrap();
+    for seed in 0..8 {
+        let mut buf = pool.get(32 * MIB).unwrap();
+        fill(&mut buf, seed);
+        let (to, tracking) = memory.device_ptr_mut(&stream);
+        // SAFETY: the buffer is kept until the work on the stream is over, by the release below.
+        let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to, buf.as_ptr().cast(), buf.len(), stream.cu_stream()) };
+        copied.result().unwrap();
+        drop(tracking);
+        if seed % 2 == 0 {
+            buf.release_after(&stream).unwrap();
+        } else {
+            let event = stream.record_event(None).unwrap();
+            buf.release_after_event(&event).unwrap();
+        }
+        // Whatever is handed out now is written to at once.
+        pool.get(32 * MIB).unwrap().as_mut_slice().fill(0xEE);
+        verify(&stream, &memory, seed, 32 * MIB);
+    }
+}
+
+#[test]
+fn kernels_have_an_address_for_a_pinned_buffer() {
+    let Some(context) = device() else { return };
+    assert_ne!(pool().get(4096).unwrap().device_ptr(&context).unwrap(), 0);
 }

@@ -1,9 +1,10 @@
-//! The two lines as `log` receives them: level, text and order, with the count of checks that the process shares.
+//! Lines as `log` receives them: level, text and order, with the count of checks that the process shares.
 
 use std::sync::Mutex;
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
-use pinpool::{Backend, Pool, Preset, Rounding};
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Backend, Clock, ManualClock, Pool, Preset, Rounding};
 
 struct Kept(Mutex<Vec<(Level, String)>>);
 
@@ -38,9 +39,14 @@ fn churn(pool: &Pool, sizes: std::ops::Range<usize>) {
 
 // One test: the logger and the count of checks belong to the process.
 #[test]
-fn one_check_in_ten_of_the_process_is_logged_in_tensorflows_words() {
+fn lines_are_logged_when_they_must_be() {
     log::set_logger(&KEPT).unwrap();
     log::set_max_level(LevelFilter::Trace);
+    one_check_in_ten_of_the_process_is_logged_in_tensorflows_words();
+    a_stuck_copy_is_warned_of_once();
+}
+
+fn one_check_in_ten_of_the_process_is_logged_in_tensorflows_words() {
     let (first, second) = (evicting_pool(), evicting_pool());
     KEPT.0.lock().unwrap().clear();
     // 100 puts fill the pool, the next 1000 evict: check 1 raises to 110 and is printed.
@@ -63,4 +69,30 @@ fn one_check_in_ten_of_the_process_is_logged_in_tensorflows_words() {
     );
     assert_eq!(kept.len(), 4, "the eleventh check of the process is printed: {kept:?}");
     assert_eq!(kept[3].1, "Raising pool_size_limit_ from 110 to 121");
+}
+
+fn a_stuck_copy_is_warned_of_once() {
+    let clock = ManualClock::default();
+    let pool = Pool::builder()
+        .without_env()
+        .preset(Preset::Tensorflow)
+        .backend(Backend::Heap)
+        .clock(Clock::Manual(clock.clone()))
+        .build()
+        .unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
+    let _gate = stream.hold();
+    KEPT.0.lock().unwrap().clear();
+    for _ in 0..2 {
+        pool.get(4096).unwrap().copy_to(&stream, &mut device).unwrap();
+        clock.advance_us(20_000_000);
+        pool.poll();
+    }
+    for _ in 0..3 {
+        pool.poll();
+        clock.advance_us(3_000_000);
+    }
+    let kept = KEPT.0.lock().unwrap().clone();
+    let [(Level::Warn, line)] = kept.as_slice() else { panic!("one warning, of the first copy alone: {kept:?}") };
+    assert!(line.contains("is in flight since 40s on stream 0x"), "{line}");
 }

@@ -72,7 +72,9 @@ impl Arena {
         let holes = &self.holes[Shelf::Shared as usize];
         let fit = self.bare.best_fit(holes, bytes, align, granule_bytes).ok_or_else(|| self.full(bytes))?;
         let missing = fit.missing_granules * granule_bytes;
-        let idle_elsewhere = self.idle.bytes() - self.idle.within(fit.buffer).map(|run| run.span.bytes()).sum::<u64>();
+        // A granule that the buffer lies in but in part is its own all the same: it stays where it is.
+        let hull = self.granules_around(fit.buffer);
+        let idle_elsewhere = self.idle.bytes() - self.idle.within(hull).map(|run| run.span.bytes()).sum::<u64>();
 
         // Rule 7: what is free beyond a tenth of what is in use is moved. Rule 8: at the ceiling, whatever the room lacks.
         let whole = |bytes: u64| bytes / granule_bytes * granule_bytes;
@@ -86,7 +88,6 @@ impl Arena {
         let buffer = fit.buffer;
         let mut idle_before = Vec::new();
         let mut at = buffer.start;
-        let hull = self.granules_around(buffer);
         let targets = self.bare.within(hull);
         // What of the buffer lies in holes: all of it that is not bare.
         for target in targets.iter().copied().chain([Span { start: buffer.end, end: buffer.end }]) {
@@ -200,8 +201,11 @@ impl Arena {
             self.free(last, now_us);
         }
         if !granted {
-            // Granules that were idle before, and are again, have waited since then.
-            for IdleRun { span, since_us } in plan.idle_before {
+            // Granules that were idle before, and are again, have waited since then; but what would not go is idle since
+            // now, so that it is the last to be tried again and holds back no others.
+            let refused = plan.steps.get(done).and_then(Step::released);
+            let would_go = |run: &IdleRun| refused.is_none_or(|refused| !refused.contains(run.span));
+            for IdleRun { span, since_us } in plan.idle_before.into_iter().filter(would_go) {
                 let mut again = Vec::new();
                 self.idle.cut(span, |run| again.push(run.span));
                 again.into_iter().for_each(|span| self.idle.add(IdleRun { span, since_us }));
@@ -228,7 +232,7 @@ impl Arena {
     }
 
     /// Idle granules that a plan took: gone, or idle again as before.
-    fn left(&mut self, span: Span, gone: bool, now_us: u64) {
+    pub(super) fn left(&mut self, span: Span, gone: bool, now_us: u64) {
         self.figures.transit_bytes -= span.bytes();
         if gone {
             self.figures.locked_bytes -= span.bytes();

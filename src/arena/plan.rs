@@ -33,6 +33,13 @@ pub enum Step {
     },
 }
 
+impl Step {
+    /// What a release gives back; `None` for other steps.
+    pub(super) fn released(&self) -> Option<Span> {
+        if let Self::Release { span } = *self { Some(span) } else { None }
+    }
+}
+
 /// Steps to be made in order, then settled. A plan that is dropped keeps its granules in transit for ever.
 #[derive(Debug)]
 #[must_use = "a plan holds granules in transit until `Arena::settle`"]

@@ -39,6 +39,16 @@ impl Arena {
         self.release(self.oldest_idle(locked.saturating_sub(to_bytes)))
     }
 
+    /// Ends a plan of releases alone, of which the steps numbered in `failed` gave nothing back: none depends on another.
+    /// What would not go is idle since `now_us`, so that it is the last to be tried again.
+    pub fn settle_releases(&mut self, plan: &Plan, failed: &[usize], now_us: u64) {
+        for (index, span) in plan.steps.iter().enumerate().filter_map(|(index, step)| Some((index, step.released()?))) {
+            let gone = !failed.contains(&index);
+            self.figures.releases += u64::from(gone);
+            self.left(span, gone, now_us);
+        }
+    }
+
     /// Changes when granules go.
     pub fn set_retain(&mut self, retain: Retain) {
         self.retain = retain;
@@ -158,6 +168,25 @@ mod tests {
         let plan = arena.release_down_to(0);
         released(&mut arena, plan);
         assert_eq!(arena.figures().locked_bytes, 0);
+    }
+
+    #[test]
+    fn what_would_not_go_holds_back_no_others_and_is_tried_last() {
+        let mut arena = idle();
+        let due = |arena: &mut Arena, now_us| arena.release_due(now_us).map(|plan| (plan.steps().to_vec(), plan));
+        let (steps, plan) = due(&mut arena, 45_000_000).unwrap();
+        assert_eq!(steps, [Step::Release { span: Span::new(Place::new(0, 9 * GRANULE), GRANULE) }]);
+        arena.settle_releases(&plan, &[0], 45_000_000);
+        arena.validate().unwrap();
+        assert_eq!(arena.figures().locked_bytes, 10 * GRANULE);
+        let (steps, plan) = due(&mut arena, 46_000_000).unwrap();
+        assert_eq!(steps, [Step::Release { span: Span::new(Place::new(0, 8 * GRANULE), GRANULE) }], "the next oldest");
+        assert!(!arena.settle(plan, Outcome::Failed { done: 0 }, 46_000_000));
+        let (steps, plan) = due(&mut arena, 47_000_000).unwrap();
+        assert_eq!(steps, [Step::Release { span: Span::new(Place::new(0, 7 * GRANULE), GRANULE) }], "and so on");
+        arena.settle_releases(&plan, &[], 47_000_000);
+        arena.validate().unwrap();
+        assert_eq!(arena.figures().locked_bytes, 9 * GRANULE);
     }
 
     #[test]

@@ -87,6 +87,10 @@ impl Span {
         self.end - self.start
     }
 
+    pub(super) fn contains(self, part: Span) -> bool {
+        self.start <= part.start && part.end <= self.end
+    }
+
     /// Parts of `self` outside `hole`: what is left of it and what is right of it.
     pub(super) fn without(self, hole: Span) -> [Option<Span>; 2] {
         [Span::between(self.start, self.end.min(hole.start)), Span::between(self.start.max(hole.end), self.end)]

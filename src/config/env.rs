@@ -41,7 +41,7 @@ impl fmt::Display for Warning {
 }
 
 /// Every variable there is.
-pub static VARIABLES: [Variable; 19] = [
+pub static VARIABLES: [Variable; 22] = [
     Variable {
         name: "PINPOOL_BACKEND",
         default: "auto",
@@ -159,6 +159,13 @@ pub static VARIABLES: [Variable; 19] = [
         show: |config| u8::from(config.growth).to_string(),
     },
     Variable {
+        name: "PINPOOL_POLL",
+        default: "0",
+        meaning: "a thread that gives idle memory back while the program is silent, twice a second: 0 or 1",
+        read: |settings, text| set(&mut settings.background_poll, words::switch(text)),
+        show: |config| u8::from(config.background_poll).to_string(),
+    },
+    Variable {
         name: "PINPOOL_LOG_EVERY",
         default: "10",
         meaning: "one check of the rates in this many is printed; 1 prints each",
@@ -171,6 +178,21 @@ pub static VARIABLES: [Variable; 19] = [
         meaning: "longest wait for copies in flight when the pool ends; their memory is left alone after it",
         read: |settings, text| set(&mut settings.close_wait, parse_duration(text)),
         show: |config| format!("{:?}", config.close_wait),
+    },
+    Variable {
+        name: "PINPOOL_FENCE",
+        default: "auto",
+        meaning: "how the end of a copy is learnt: event (cheap to set, asked of the driver), timeline (dearer to set, asked \
+                  by a load), or auto: event until threads crowd at the question",
+        read: |settings, text| set(&mut settings.fence, text.parse()),
+        show: |config| config.fence.to_string(),
+    },
+    Variable {
+        name: "PINPOOL_STUCK_AFTER",
+        default: "30s",
+        meaning: "a buffer longer in flight than this is warned of, once",
+        read: |settings, text| set(&mut settings.stuck_after, parse_duration(text)),
+        show: |config| format!("{:?}", config.stuck_after),
     },
     Variable {
         name: "PINPOOL_REQUIRE_GPU",
@@ -283,7 +305,7 @@ fn at_least_one(text: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
     use crate::backend::Backend;
-    use crate::config::{Ceiling, OnFull, PressureFrom};
+    use crate::config::{Ceiling, FenceKind, OnFull, PressureFrom};
     use crate::size_class::Rounding;
 
     fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -339,6 +361,8 @@ mod tests {
             ("PINPOOL_PRESSURE", "/tmp/psi"),
             ("PINPOOL_LOG_EVERY", "1"),
             ("PINPOOL_CLOSE_WAIT", "250ms"),
+            ("PINPOOL_FENCE", "timeline"),
+            ("PINPOOL_STUCK_AFTER", "2s"),
         ]));
         assert_eq!(warnings, []);
         let config = settings.resolve().unwrap();
@@ -349,6 +373,7 @@ mod tests {
             (Rounding::Exact, Ceiling::Bytes(64 << 20), 1)
         );
         assert_eq!((config.close_wait.as_millis(), config.retain, config.on_full), (250, None, OnFull::Pageable));
+        assert_eq!((config.fence, config.stuck_after.as_secs()), (FenceKind::Timeline, 2));
         assert_eq!(config.pressure, PressureFrom::File("/tmp/psi".into()));
     }
 

@@ -76,6 +76,19 @@ pub enum Release {
     Force,
 }
 
+/// How a pool learns that a copy which took its buffer is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FenceKind {
+    /// `Event`, until threads are seen to crowd at the question; then `Timeline`.
+    #[default]
+    Auto,
+    /// An event behind each copy: cheap to set, but each question is a call of the driver.
+    Event,
+    /// A word that the stream counts up behind each copy: costs the copying thread more, asking costs a load. An event
+    /// where the driver cannot do it.
+    Timeline,
+}
+
 /// Where a pool hears that the machine is short of memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PressureFrom {
@@ -106,8 +119,11 @@ pub(crate) struct Settings {
     pub(crate) pressure: Option<PressureFrom>,
     pub(crate) reserve_bytes: Option<u64>,
     pub(crate) growth: Option<bool>,
+    pub(crate) background_poll: Option<bool>,
     pub(crate) log_every: Option<u64>,
     pub(crate) close_wait: Option<Duration>,
+    pub(crate) fence: Option<FenceKind>,
+    pub(crate) stuck_after: Option<Duration>,
 }
 
 /// What holds for a pool.
@@ -146,10 +162,16 @@ pub struct Config {
     pub reserve_bytes: u64,
     /// May the pool pin more than its reserve?
     pub growth: bool,
+    /// Does a thread look after the pool while the program is silent?
+    pub background_poll: bool,
     /// One check in this many is printed.
     pub log_every: u64,
     /// How long the end of the pool waits for copies in flight.
     pub close_wait: Duration,
+    /// How the end of a copy is learnt.
+    pub fence: FenceKind,
+    /// A buffer longer in flight than this is warned of.
+    pub stuck_after: Duration,
 }
 
 /// TensorFlow's starting limit for its pinned-memory pool.
@@ -158,6 +180,8 @@ const DEFAULT_POOL_SIZE_LIMIT: u64 = 100;
 const DEFAULT_LOG_EVERY: u64 = 10;
 /// Longer than any copy that works, shorter than the patience of who waits for a process to end.
 const DEFAULT_CLOSE_WAIT: Duration = Duration::from_secs(30);
+/// As above: by then something is wrong.
+const DEFAULT_STUCK_AFTER: Duration = Duration::from_secs(30);
 /// A few batches' time: who waits longer has a ceiling that is too low.
 const DEFAULT_WAIT: Duration = Duration::from_millis(100);
 /// Measured: half or twice as much changes driver time and memory held by less than 5 % over 25 loaders.
@@ -183,8 +207,11 @@ impl Settings {
             pressure: self.pressure.or(other.pressure),
             reserve_bytes: self.reserve_bytes.or(other.reserve_bytes),
             growth: self.growth.or(other.growth),
+            background_poll: self.background_poll.or(other.background_poll),
             log_every: self.log_every.or(other.log_every),
             close_wait: self.close_wait.or(other.close_wait),
+            fence: self.fence.or(other.fence),
+            stuck_after: self.stuck_after.or(other.stuck_after),
         }
     }
 
@@ -235,8 +262,11 @@ impl Settings {
             pressure: self.pressure.unwrap_or(PressureFrom::Kernel),
             reserve_bytes,
             growth,
+            background_poll: self.background_poll.unwrap_or(false),
             log_every: self.log_every.unwrap_or(DEFAULT_LOG_EVERY),
             close_wait: self.close_wait.unwrap_or(DEFAULT_CLOSE_WAIT),
+            fence: self.fence.unwrap_or_default(),
+            stuck_after: self.stuck_after.unwrap_or(DEFAULT_STUCK_AFTER),
         })
     }
 

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::quantity::{format_bytes, parse_bytes, parse_duration};
-use super::{Ceiling, OnFull, Preset, PressureFrom, Release};
+use super::{Ceiling, FenceKind, OnFull, Preset, PressureFrom, Release};
 use crate::backend::{Backend, sim};
 use crate::size_class::Rounding;
 
@@ -54,6 +54,30 @@ impl FromStr for Rounding {
             "exact" | "noop" => Ok(Self::Exact),
             _ => Err("not a rounding (eighths, pow2, exact)".to_owned()),
         }
+    }
+}
+
+/// As `PINPOOL_FENCE` takes it.
+impl FromStr for FenceKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "auto" => Ok(Self::Auto),
+            "event" => Ok(Self::Event),
+            "timeline" => Ok(Self::Timeline),
+            _ => Err("not a kind of fence (auto, event, timeline)".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for FenceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Event => "event",
+            Self::Timeline => "timeline",
+        })
     }
 }
 

@@ -1,8 +1,8 @@
-//! Where a buffer is copied to: a CUDA stream, or the host sink that stands for one.
+//! Where a buffer is copied to and from: a CUDA stream, or the host sink that stands for one.
 //!
-//! | stream `S` | target | who copies |
+//! | stream `S` | device memory | who copies |
 //! | --- | --- | --- |
-//! | `CudaStream` of cudarc, or an `Arc` of one | any `DevicePtrMut<u8>`: `CudaSlice<u8>`, `CudaViewMut<u8>` | the GPU's copy engine |
+//! | `CudaStream` of cudarc, or an `Arc` of one | any `DevicePtr<u8>` and `DevicePtrMut<u8>`: `CudaSlice<u8>`, `CudaViewMut<u8>` | the GPU's copy engine |
 //! | [`sink::SinkStream`] | [`sink::SinkMem`] | a worker thread of the host |
 //!
 //! Both are asynchronous and in order, both give a [`Fence`], so that
@@ -11,12 +11,16 @@
 
 use std::sync::Arc;
 
+use crate::config::FenceKind;
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence};
 
+mod arriving;
 #[cfg(feature = "cuda")]
-mod cuda;
+pub mod cuda;
 pub mod sink;
+
+pub use arriving::Arriving;
 
 /// Memory that can be copied into on a stream `S`.
 ///
@@ -29,7 +33,8 @@ pub unsafe trait CopyTarget<S: ?Sized> {
     /// Bytes that fit.
     fn capacity_bytes(&self) -> usize;
 
-    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once.
+    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once. Where there are
+    /// several kinds of fences, `kind` is the one wished for.
     ///
     /// # Errors
     ///
@@ -39,7 +44,51 @@ pub unsafe trait CopyTarget<S: ?Sized> {
     ///
     /// The `len` bytes at `source` stay readable and unchanged until the fence says that the copy is over, and `len` is
     /// at most [`capacity_bytes`](CopyTarget::capacity_bytes).
-    unsafe fn enqueue(&mut self, stream: &S, source: *const u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure>;
+    unsafe fn enqueue(
+        &mut self,
+        stream: &S,
+        source: *const u8,
+        len: usize,
+        kind: FenceKind,
+    ) -> Result<Arc<dyn Fence>, CopyFailure>;
+}
+
+/// Memory that can be copied from on a stream `S`.
+///
+/// # Safety
+///
+/// As for [`CopyTarget`], of the buffer that is written to.
+#[allow(unsafe_code)]
+pub unsafe trait CopySource<S: ?Sized> {
+    /// Bytes that are there.
+    fn available_bytes(&self) -> usize;
+
+    /// Enqueues a copy of `len` bytes from the front of this memory to `target` and returns at once.
+    ///
+    /// # Errors
+    ///
+    /// [`CopyFailure`], by whether the stream may be writing to the target.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else touches the `len` bytes at `target` until the fence says that the copy is over, and `len` is at most
+    /// [`available_bytes`](CopySource::available_bytes).
+    unsafe fn fetch(&self, stream: &S, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure>;
+}
+
+/// An in-order queue of work that can be marked.
+///
+/// # Safety
+///
+/// The fence must satisfy the contract of [`Fence`] for all work enqueued before the call.
+#[allow(unsafe_code)]
+pub unsafe trait CopyStream {
+    /// A fence behind all that was enqueued so far.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_device`] if that cannot be known.
+    fn mark(&self) -> Result<Arc<dyn Fence>>;
 }
 
 /// Why a copy was not enqueued, or is not tracked.
@@ -62,6 +111,7 @@ pub(crate) unsafe fn enqueue<S: ?Sized, T: CopyTarget<S> + ?Sized>(
     target: &mut T,
     source: *const u8,
     len: usize,
+    kind: FenceKind,
 ) -> Result<SharedFence, CopyFailure> {
     let capacity_bytes = target.capacity_bytes();
     if len > capacity_bytes {
@@ -69,7 +119,28 @@ pub(crate) unsafe fn enqueue<S: ?Sized, T: CopyTarget<S> + ?Sized>(
         return Err(CopyFailure::Refused(Error::copy(len, why)));
     }
     // SAFETY: the caller's promise; the length was checked above.
-    unsafe { target.enqueue(stream, source, len) }
+    unsafe { target.enqueue(stream, source, len, kind) }
+}
+
+/// Enqueues a copy into host memory after the checks that need no driver.
+///
+/// # Safety
+///
+/// As [`CopySource::fetch`], except that `len` may be anything.
+#[allow(unsafe_code)]
+pub(crate) unsafe fn fetch<S: ?Sized, T: CopySource<S> + ?Sized>(
+    stream: &S,
+    source: &T,
+    target: *mut u8,
+    len: usize,
+) -> Result<SharedFence, CopyFailure> {
+    let available_bytes = source.available_bytes();
+    if len > available_bytes {
+        let why = format!("the source holds only {available_bytes} B; get a shorter buffer");
+        return Err(CopyFailure::Refused(Error::copy(len, why)));
+    }
+    // SAFETY: the caller's promise; the length was checked above.
+    unsafe { source.fetch(stream, target, len) }
 }
 
 /// A copy on its way, for whoever wants to know when it is over. Dropping it forgets nothing: the pool keeps the buffer

@@ -22,7 +22,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use super::{CopyFailure, CopyTarget};
+use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
+use crate::config::FenceKind;
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence};
 use crate::sync::plain::{Condvar, Mutex};
@@ -61,19 +62,24 @@ struct State {
 
 #[derive(Debug)]
 struct Copy {
-    source: Source,
-    len: usize,
-    target: Arc<Cell>,
-    /// Copies of other streams into the same target that come first.
+    work: Work,
+    /// Copies of other streams from and to the same memory that come first.
     after: Vec<SharedFence>,
 }
 
-/// Address to read from, later.
 #[derive(Debug)]
-struct Source(*const u8);
+enum Work {
+    ToDevice { source: HostAddress, len: usize, target: Arc<Cell> },
+    ToHost { source: Arc<Cell>, target: HostAddress, len: usize },
+    Nothing,
+}
 
-// SAFETY: the promise of `enqueue` is that the bytes stay readable and unchanged until the copy is over, on any thread.
-unsafe impl Send for Source {}
+/// Where to read from or write to, later.
+#[derive(Debug)]
+struct HostAddress(*mut u8);
+
+// SAFETY: the promise of `enqueue` and `fetch` is that the bytes are the copy's until it is over, on any thread.
+unsafe impl Send for HostAddress {}
 
 /// Memory of the sink: written by the worker while a copy runs, read by its owner only when none does.
 #[derive(Debug)]
@@ -146,6 +152,17 @@ impl SinkStream {
         self.progress.changed.notify_all();
     }
 
+    fn enqueue(&self, work: Work, after: Vec<SharedFence>) -> Result<SharedFence, CopyFailure> {
+        // The lock makes a copy's number its place in the queue when several threads share a stream.
+        let _in_order = self.progress.state.lock();
+        self.queue
+            .send(Copy { work, after })
+            .map_err(|_| CopyFailure::Refused(Error::device("the worker of the sink stream has gone")))?;
+        // Relaxed: written under the lock.
+        let number = self.progress.enqueued.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(SinkFence { progress: self.progress.clone(), number }))
+    }
+
     /// Waits until all copies enqueued so far are over.
     ///
     /// # Errors
@@ -158,7 +175,7 @@ impl SinkStream {
 }
 
 fn work(copies: &Receiver<Copy>, progress: &Progress) {
-    for Copy { source, len, target, after } in copies {
+    for Copy { work, after } in copies {
         for earlier in after {
             // A stream that failed writes no more: nothing to wait for.
             let _ = earlier.wait();
@@ -173,19 +190,36 @@ fn work(copies: &Receiver<Copy>, progress: &Progress) {
         }
         state.running = true;
         drop(state);
-        let bytes = target.0.get();
-        // SAFETY: sink I1: no reference to the bytes exists until this copy's fence is over, and no other worker writes
-        // to them: earlier copies were waited for above, later ones wait for this one.
-        let bytes = unsafe { &mut *bytes };
-        // SAFETY: the promise of `enqueue`: the source stays readable and unchanged until the fence below.
-        let source = unsafe { std::slice::from_raw_parts(source.0, len) };
-        bytes[..len].copy_from_slice(source);
+        work.run();
         // Under the lock, so that a waiter between its check and its sleep is not missed.
         let mut state = progress.state.lock();
         state.running = false;
         // Release: whoever sees the count sees the bytes, and may overwrite the source.
         progress.done.fetch_add(1, Ordering::Release);
         progress.changed.notify_all();
+    }
+}
+
+impl Work {
+    fn run(self) {
+        match self {
+            Self::ToDevice { source, len, target } => {
+                // SAFETY: sink I1: no reference to the bytes exists until this copy's fence is over, and no other worker
+                // touches them: earlier copies were waited for, later ones wait for this one.
+                let bytes = unsafe { &mut *target.0.get() };
+                // SAFETY: the promise of `enqueue`: the source stays readable and unchanged until the fence.
+                let source = unsafe { std::slice::from_raw_parts(source.0.cast_const(), len) };
+                bytes[..len].copy_from_slice(source);
+            }
+            Self::ToHost { source, target, len } => {
+                // SAFETY: sink I1: nobody writes to the bytes: earlier copies were waited for, later ones wait for this.
+                let bytes = unsafe { &*source.0.get() };
+                // SAFETY: the promise of `fetch`: nobody else touches the target until the fence.
+                let target = unsafe { std::slice::from_raw_parts_mut(target.0, len) };
+                target.copy_from_slice(&bytes[..len]);
+            }
+            Self::Nothing => {}
+        }
     }
 }
 
@@ -240,7 +274,8 @@ impl SinkMem {
     ///
     /// Copies of a stream that failed are over as far as this memory goes: that stream writes no more.
     pub fn read(&self) -> &[u8] {
-        let copies = std::mem::take(&mut *self.copies.lock());
+        // They stay in the list meanwhile: a copy from here that another thread enqueues must come after them too.
+        let copies = self.copies.lock().clone();
         for copy in copies {
             // A failed stream writes nothing more (see `work`), so its copies need no wait.
             let _ = copy.wait();
@@ -261,23 +296,41 @@ unsafe impl CopyTarget<SinkStream> for SinkMem {
         stream: &SinkStream,
         source: *const u8,
         len: usize,
+        _kind: FenceKind,
     ) -> Result<Arc<dyn Fence>, CopyFailure> {
-        let copies = self.copies.get_mut();
+        let work = Work::ToDevice { source: HostAddress(source.cast_mut()), len, target: self.cell.clone() };
+        self.enqueue_in_turn(stream, work)
+    }
+}
+
+// SAFETY: as for `CopyTarget`.
+unsafe impl CopySource<SinkStream> for SinkMem {
+    fn available_bytes(&self) -> usize {
+        self.len
+    }
+
+    unsafe fn fetch(&self, stream: &SinkStream, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure> {
+        self.enqueue_in_turn(stream, Work::ToHost { source: self.cell.clone(), target: HostAddress(target), len })
+    }
+}
+
+// SAFETY: the worker counts what is enqueued in order, this mark among it.
+unsafe impl CopyStream for SinkStream {
+    fn mark(&self) -> Result<Arc<dyn Fence>> {
+        self.enqueue(Work::Nothing, Vec::new()).map_err(|failure| match failure {
+            CopyFailure::Refused(error) | CopyFailure::Unknown(error) => error,
+        })
+    }
+}
+
+impl SinkMem {
+    /// Behind the copies of other streams from and to this memory.
+    fn enqueue_in_turn(&self, stream: &SinkStream, work: Work) -> Result<SharedFence, CopyFailure> {
+        let mut copies = self.copies.lock();
         copies.retain(|copy| matches!(copy.is_done(), Ok(false)));
         let elsewhere = |copy: &&SharedFence| copy.stream() != stream.progress.stream;
         let after = copies.iter().filter(elsewhere).cloned().collect();
-        let copy = Copy { source: Source(source), len, target: self.cell.clone(), after };
-        let fence: SharedFence = {
-            // The lock makes a copy's number its place in the queue when several threads share a stream.
-            let _in_order = stream.progress.state.lock();
-            stream
-                .queue
-                .send(copy)
-                .map_err(|_| CopyFailure::Refused(Error::device("the worker of the sink stream has gone")))?;
-            // Relaxed: written under the lock.
-            let number = stream.progress.enqueued.fetch_add(1, Ordering::Relaxed);
-            Arc::new(SinkFence { progress: stream.progress.clone(), number })
-        };
+        let fence = stream.enqueue(work, after)?;
         copies.push(fence.clone());
         Ok(fence)
     }
@@ -296,7 +349,7 @@ mod tests {
 
     fn enqueue(stream: &SinkStream, mem: &mut SinkMem, source: &'static [u8]) -> Arc<dyn Fence> {
         // SAFETY: a static slice stays readable and unchanged for ever.
-        unsafe { mem.enqueue(stream, source.as_ptr(), source.len()) }.unwrap()
+        unsafe { mem.enqueue(stream, source.as_ptr(), source.len(), FenceKind::Auto) }.unwrap()
     }
 
     #[test]

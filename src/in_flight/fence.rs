@@ -1,7 +1,7 @@
 //! How one learns that a copy is over.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::error::Result;
 use crate::sync::plain::Mutex;
@@ -36,49 +36,116 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
 /// A fence that the pool, the buffer and the user's handle look at.
 pub(crate) type SharedFence = Arc<dyn Fence>;
 
-/// The copies that borrowed one buffer and may still be running.
+/// The copies that use one buffer and may still be running.
+///
+/// A *lent* use is one whose borrow of the buffer may not be over, so that its fence does not know yet what it stands for:
+/// nobody asks it, and nobody lets go of it, but through `&mut`, which proves that the borrow is over. A buffer that was
+/// never copied has no list at all, and pays one comparison.
 #[derive(Debug, Default)]
-pub(crate) struct Uses(Mutex<Vec<SharedFence>>);
+pub(crate) struct Uses(OnceLock<Box<Mutex<Vec<Use>>>>);
+
+#[derive(Debug, Clone)]
+struct Use {
+    fence: SharedFence,
+    manner: Manner,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    Reads,
+    Writes,
+    Lent,
+}
 
 impl Uses {
-    pub(crate) fn record(&self, fence: SharedFence) {
-        self.0.lock().push(fence);
+    fn push(&self, fence: SharedFence, manner: Manner) {
+        self.0.get_or_init(Box::default).lock().push(Use { fence, manner });
     }
 
-    /// Are all recorded copies over? Forgets those that are.
-    pub(crate) fn are_over(&self) -> Result<bool> {
-        let mut fences = self.0.lock();
+    /// A copy from the buffer.
+    pub(crate) fn record(&mut self, fence: SharedFence) {
+        // A buffer that is copied from again and again does not gather what is long over.
+        let _failures_stay = self.are_over();
+        self.push(fence, Manner::Reads);
+    }
+
+    /// A copy into the buffer.
+    pub(crate) fn record_write(&mut self, fence: SharedFence) {
+        self.push(fence, Manner::Writes);
+    }
+
+    /// A copy from the buffer that somebody is about to enqueue.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only cudarc borrows so.
+    pub(crate) fn lend(&self, fence: SharedFence) {
+        self.push(fence, Manner::Lent);
+    }
+
+    /// Are all copies over? Forgets those that are.
+    pub(crate) fn are_over(&mut self) -> Result<bool> {
+        let Some(uses) = self.0.get_mut().map(|uses| uses.get_mut()) else { return Ok(true) };
         // A failed fence stays, so that the buffer can never pass for free.
         let mut first_failure = None;
-        fences.retain(|fence| match fence.is_done() {
-            Ok(over) => !over,
-            Err(error) => {
-                first_failure.get_or_insert(error);
-                true
+        uses.retain_mut(|each| {
+            if each.manner == Manner::Lent {
+                each.manner = Manner::Reads;
+            }
+            match each.fence.is_done() {
+                Ok(over) => !over,
+                Err(error) => {
+                    first_failure.get_or_insert(error);
+                    true
+                }
             }
         });
         match first_failure {
             Some(error) => Err(error),
-            None => Ok(fences.is_empty()),
+            None => Ok(uses.is_empty()),
         }
     }
 
-    /// Waits until every recorded copy is over.
-    pub(crate) fn wait(&self) -> Result<()> {
-        // The list is copied, not held: a wait under a lock would hold up `are_over` on another thread.
-        let fences = self.0.lock().clone();
-        fences.iter().try_for_each(|fence| fence.wait())?;
-        self.are_over().map(drop)
+    /// Waits until no copy but lent ones, which only read, uses the buffer. False if a copy into it failed: then nobody
+    /// knows what is in the buffer, or still being written to it.
+    #[inline]
+    pub(crate) fn wait(&self) -> bool {
+        self.0.get().is_none() || self.wait_for(|each| each.manner != Manner::Lent)
+    }
+
+    /// Waits for the copies into the buffer on streams that `counts`. The answer is as that of [`wait`](Uses::wait).
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn wait_for_writes(&self, counts: impl Fn(u64) -> bool) -> bool {
+        self.wait_for(|each| each.manner == Manner::Writes && counts(each.fence.stream()))
+    }
+
+    /// Waits for every copy that is not on `stream`. The answer is as that of [`wait`](Uses::wait).
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn wait_for_others(&mut self, stream: u64) -> bool {
+        let _failures_stay = self.are_over();
+        self.wait_for(|each| each.fence.stream() != stream)
+    }
+
+    #[cold]
+    fn wait_for(&self, concerns: impl Fn(&Use) -> bool) -> bool {
+        let Some(uses) = self.0.get() else { return true };
+        // The list is copied, not held: a wait under a lock would hold up other threads that look at the buffer.
+        let uses: Vec<Use> = uses.lock().iter().filter(|each| concerns(each)).cloned().collect();
+        let mut is_sound = true;
+        // Every one is waited for, whatever became of those before.
+        for each in &uses {
+            is_sound &= each.fence.wait().is_ok() || each.manner != Manner::Writes;
+        }
+        is_sound
     }
 
     /// True if no copy was ever recorded, or all recorded ones were seen to be over. Costs no lock.
+    #[inline]
     pub(crate) fn is_empty(&mut self) -> bool {
-        self.0.get_mut().is_empty()
+        self.0.get_mut().is_none_or(|uses| uses.get_mut().is_empty())
     }
 
     /// The fences of copies that may still be running.
     pub(crate) fn take(&mut self) -> Vec<SharedFence> {
-        std::mem::take(self.0.get_mut())
+        let uses = self.0.take().map_or_else(Vec::new, |uses| uses.into_inner());
+        uses.into_iter().map(|each| each.fence).collect()
     }
 }
 
@@ -147,8 +214,8 @@ mod tests {
         fences[1].finish();
         assert!(!uses.are_over().unwrap());
         fences[0].finish();
-        uses.wait().unwrap();
-        assert!(uses.is_empty() && uses.are_over().unwrap());
+        assert!(uses.wait());
+        assert!(uses.are_over().unwrap() && uses.is_empty());
     }
 
     #[test]
@@ -157,7 +224,31 @@ mod tests {
         let fence = Arc::new(Scripted::on(1));
         uses.record(fence.clone());
         fence.fail();
-        assert!(uses.are_over().is_err() && uses.wait().is_err());
+        assert!(uses.are_over().is_err());
+        assert!(uses.wait(), "the device only reads: the bytes are sound");
         assert_eq!(uses.take().len(), 1);
+    }
+
+    #[test]
+    fn a_failed_copy_into_the_buffer_spoils_it() {
+        let mut uses = Uses::default();
+        let (read, write) = (Arc::new(Scripted::on(1)), Arc::new(Scripted::on(2)));
+        uses.record(read.clone());
+        uses.record_write(write.clone());
+        read.finish();
+        write.fail();
+        assert!(!uses.wait() && !uses.wait_for_writes(|stream| stream == 2));
+        assert!(uses.wait_for_writes(|stream| stream == 1));
+    }
+
+    #[test]
+    fn a_lent_use_is_asked_only_when_its_borrow_is_over() {
+        let mut uses = Uses::default();
+        let fence = Arc::new(Scripted::on(1));
+        uses.lend(fence.clone());
+        assert!(uses.wait(), "waits for nobody who only reads");
+        assert!(!uses.are_over().unwrap());
+        fence.finish();
+        assert!(uses.are_over().unwrap());
     }
 }

@@ -15,7 +15,7 @@
 //! 2. An item with a fence that failed never lands: it is lost, for nobody knows what the device still reads.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam::queue::SegQueue;
 
@@ -28,6 +28,9 @@ mod fence;
 pub use fence::Fence;
 pub(crate) use fence::{SharedFence, Uses};
 
+/// So often one thread found another asking: not by chance.
+const CROWD: u64 = 64;
+
 /// Items on their way, with the fences they wait on.
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
@@ -35,6 +38,7 @@ pub(crate) struct InFlight<T> {
     lines: Mutex<Lines<T>>,
     count: AtomicU64,
     bytes: AtomicU64,
+    passed_by: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -42,13 +46,23 @@ struct Flight<T> {
     item: T,
     bytes: u64,
     fences: Vec<SharedFence>,
-    since: Instant,
+    since_us: u64,
+    is_known_stuck: bool,
 }
 
 #[derive(Debug)]
 struct Lines<T> {
     by_stream: HashMap<u64, VecDeque<Flight<T>>>,
     several: Vec<Flight<T>>,
+}
+
+/// An item that has waited for long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    pub(crate) age: Duration,
+    /// Of several streams, the first whose copy is not over.
+    pub(crate) stream: u64,
+    pub(crate) bytes: u64,
 }
 
 /// What a sweep found.
@@ -71,16 +85,17 @@ impl<T> InFlight<T> {
             lines: Mutex::new(Lines { by_stream: HashMap::new(), several: Vec::new() }),
             count: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            passed_by: AtomicU64::new(0),
         }
     }
 
     /// Takes charge of `item` until all `fences` are over.
-    pub(crate) fn arrive(&self, item: T, bytes: u64, fences: Vec<SharedFence>, now: Instant) {
+    pub(crate) fn arrive(&self, item: T, bytes: u64, fences: Vec<SharedFence>, now_us: u64) {
         // Relaxed: figures only; the queue itself orders the item. Counted before it is visible, so that a sweep never
         // takes away what was not yet added.
         self.count.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.arrivals.push(Flight { item, bytes, fences, since: now });
+        self.arrivals.push(Flight { item, bytes, fences, since_us: now_us, is_known_stuck: false });
     }
 
     /// Items in flight.
@@ -95,17 +110,43 @@ impl<T> InFlight<T> {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Age of the item that has waited longest.
-    pub(crate) fn oldest(&self, now: Instant) -> Option<Duration> {
+    /// Do many threads ask at once?
+    pub(crate) fn is_crowded(&self) -> bool {
+        // Relaxed: a figure.
+        self.passed_by.load(Ordering::Relaxed) >= CROWD
+    }
+
+    /// The item that has waited longest.
+    pub(crate) fn oldest(&self, now_us: u64) -> Option<Waiting> {
         let mut lines = self.lines.lock();
         self.seat_arrivals(&mut lines);
         let heads = lines.by_stream.values().filter_map(VecDeque::front);
-        heads.chain(&lines.several).map(|flight| now.saturating_duration_since(flight.since)).max()
+        heads.chain(&lines.several).min_by_key(|flight| flight.since_us).map(|flight| flight.waiting(now_us))
+    }
+
+    /// Items that have waited for `limit` or longer, each told once. If another thread is asking already, none.
+    pub(crate) fn newly_stuck(&self, now_us: u64, limit: Duration) -> Vec<Waiting> {
+        let Some(mut lines) = self.lines.try_lock() else { return Vec::new() };
+        self.seat_arrivals(&mut lines);
+        let Lines { by_stream, several } = &mut *lines;
+        let flights = by_stream.values_mut().flatten().chain(several).filter(|flight| !flight.is_known_stuck);
+        let mut stuck = Vec::new();
+        for flight in flights {
+            let waiting = flight.waiting(now_us);
+            if waiting.age >= limit {
+                flight.is_known_stuck = true;
+                stuck.push(waiting);
+            }
+        }
+        stuck
     }
 
     /// Asks the fences and returns what is over. If another thread is asking already, returns nothing at once.
     pub(crate) fn sweep(&self) -> Swept<T> {
-        let Some(mut lines) = self.lines.try_lock() else { return Swept::NOTHING };
+        let Some(mut lines) = self.lines.try_lock() else {
+            self.passed_by.fetch_add(1, Ordering::Relaxed); // Relaxed: a figure.
+            return Swept::NOTHING;
+        };
         self.seat_arrivals(&mut lines);
         let mut swept = Swept::NOTHING;
         for line in lines.by_stream.values_mut() {
@@ -162,6 +203,13 @@ impl<T> InFlight<T> {
 }
 
 impl<T> Flight<T> {
+    fn waiting(&self, now_us: u64) -> Waiting {
+        let age = Duration::from_micros(now_us.saturating_sub(self.since_us));
+        let several = |fence: &&SharedFence| self.fences.len() == 1 || !matches!(fence.is_done(), Ok(true));
+        let stream = self.fences.iter().find(several).or(self.fences.last()).map_or(0, |fence| fence.stream());
+        Waiting { age, stream, bytes: self.bytes }
+    }
+
     /// Are all fences over? A failure of one outweighs the rest (invariant 2).
     fn state(&self) -> Result<bool, Error> {
         self.fences.iter().try_fold(true, |over, fence| Ok(fence.is_done()? && over))
@@ -177,7 +225,7 @@ mod tests {
 
     fn flying(room: &InFlight<u32>, item: u32, stream: u64) -> Arc<Scripted> {
         let fence = Arc::new(Scripted::on(stream));
-        room.arrive(item, 10, vec![fence.clone()], Instant::now());
+        room.arrive(item, 10, vec![fence.clone()], 0);
         fence
     }
 
@@ -200,7 +248,7 @@ mod tests {
     fn used_on_two_streams_it_waits_for_both() {
         let room = InFlight::new();
         let (first, second) = (Arc::new(Scripted::on(1)), Arc::new(Scripted::on(2)));
-        room.arrive(1, 10, vec![first.clone(), second.clone()], Instant::now());
+        room.arrive(1, 10, vec![first.clone(), second.clone()], 0);
         let behind = flying(&room, 2, 1);
         behind.finish();
         second.finish();
@@ -222,9 +270,40 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_for_long_is_told_once_with_its_stream() {
+        let room = InFlight::new();
+        let done = Arc::new(Scripted::on(1));
+        done.finish();
+        room.arrive(1, 10, vec![done, Arc::new(Scripted::on(7))], 1_000);
+        room.arrive(2, 20, vec![Arc::new(Scripted::on(8))], 2_000);
+        let limit = Duration::from_micros(500);
+        let first = Waiting { age: limit, stream: 7, bytes: 10 };
+        assert_eq!(room.newly_stuck(1_499, limit), []);
+        assert_eq!(room.newly_stuck(1_500, limit), [first]);
+        let second = Waiting { age: limit, stream: 8, bytes: 20 };
+        assert_eq!(room.newly_stuck(2_500, limit), [second]);
+        assert_eq!(room.newly_stuck(9_000, limit), []);
+        assert_eq!(room.oldest(1_500), Some(first));
+    }
+
+    #[test]
     fn an_item_without_fences_lands_at_once() {
         let room = InFlight::new();
-        room.arrive(1, 10, Vec::new(), Instant::now());
+        room.arrive(1, 10, Vec::new(), 0);
+        assert_eq!(room.sweep().landed, [1]);
+    }
+
+    #[test]
+    fn threads_that_find_another_asking_pass_by_and_are_counted() {
+        let room = InFlight::new();
+        flying(&room, 1, 1).finish();
+        let asking = room.lines.lock();
+        for _ in 0..CROWD {
+            assert!(!room.is_crowded());
+            assert!(room.sweep().landed.is_empty());
+        }
+        assert!(room.is_crowded());
+        drop(asking);
         assert_eq!(room.sweep().landed, [1]);
     }
 
@@ -232,8 +311,8 @@ mod tests {
     fn the_end_gets_everything_back_as_it_is() {
         let room = InFlight::new();
         let _fences = [flying(&room, 1, 1), flying(&room, 2, 2)];
-        assert!(room.oldest(Instant::now()).is_some());
+        assert!(room.oldest(0).is_some());
         assert_eq!(room.abandon().len(), 2);
-        assert!(room.oldest(Instant::now()).is_none());
+        assert!(room.oldest(0).is_none());
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::core::Core;
 use super::residence;
 use super::supply::Memory;
+use crate::config::FenceKind;
 use crate::error::Error;
 use crate::front::Entry;
 use crate::in_flight::SharedFence;
@@ -107,6 +108,11 @@ impl Block {
         if self.0.copies.load(Ordering::Relaxed) > 0 {
             self.core().disembark(self.0.copies.swap(0, Ordering::Relaxed));
         }
+    }
+
+    /// How the end of a copy from it is best learnt.
+    pub(crate) fn fence_kind(&self) -> FenceKind {
+        self.core().fence_kind()
     }
 
     /// The put: nobody uses it any more.

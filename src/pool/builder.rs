@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Pool;
-use super::clock::Clock;
+use super::clock::{Clock, Timekeeper};
 use super::core::Core;
 use super::supply::{Direct, Ground, GroundPlan, Supply};
 use crate::arena::Retain;
 use crate::backend::{self, Backend, HeapSource, Source};
-use crate::config::{Ceiling, Config, OnFull, Preset, PressureFrom, Release, Settings, env};
+use crate::budget::Budget;
+use crate::config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureFrom, Release, Settings, env};
 use crate::diag::{self, Cadence, CheckReport, Listener, Voice};
 use crate::error::{Kind, Result};
 use crate::machine;
@@ -157,6 +158,12 @@ impl PoolBuilder {
         self
     }
 
+    /// Shall a thread call [`Pool::poll`] twice a second (`PINPOOL_POLL`)? It ends with the pool.
+    pub fn background_poll(mut self, yes: bool) -> Self {
+        self.settings.background_poll = Some(yes);
+        self
+    }
+
     /// One check of the rates in this many is printed (`PINPOOL_LOG_EVERY`); 0 counts as 1.
     pub fn log_every(mut self, checks: u64) -> Self {
         self.settings.log_every = Some(checks.max(1));
@@ -166,6 +173,18 @@ impl PoolBuilder {
     /// Longest wait for copies in flight at the end of the pool (`PINPOOL_CLOSE_WAIT`).
     pub fn close_wait(mut self, wait: Duration) -> Self {
         self.settings.close_wait = Some(wait);
+        self
+    }
+
+    /// How the end of a copy that takes its buffer is learnt (`PINPOOL_FENCE`).
+    pub fn fence(mut self, kind: FenceKind) -> Self {
+        self.settings.fence = Some(kind);
+        self
+    }
+
+    /// A buffer longer in flight than this is warned of, once (`PINPOOL_STUCK_AFTER`).
+    pub fn stuck_after(mut self, time: Duration) -> Self {
+        self.settings.stuck_after = Some(time);
         self
     }
 
@@ -210,7 +229,7 @@ impl PoolBuilder {
         let stand_in = stands_in(&config, &*chosen.source).then(HeapSource::new);
         let supply = supply(&config, chosen.source, max_bytes)?;
         let reserve_bytes = config.reserve_bytes;
-        let pool = Pool::of(Core::new(config, supply, None, stand_in, self.clock, voice));
+        let pool = Pool::of(Core::new(config, supply, Budget::new(None), stand_in, Timekeeper::new(self.clock), voice));
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
         }

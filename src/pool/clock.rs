@@ -49,6 +49,11 @@ impl Timekeeper {
         Self { clock, begun: Instant::now(), coarse_us: AtomicU64::new(0) }
     }
 
+    /// The same time for another pool: what shares memory must agree on how long it is idle.
+    pub(super) fn shared(&self) -> Self {
+        Self { clock: self.clock.clone(), begun: self.begun, coarse_us: AtomicU64::new(self.coarse_us()) }
+    }
+
     /// Reads the clock and refreshes the coarse copy.
     pub(super) fn now_us(&self) -> u64 {
         let now_us = match &self.clock {
@@ -58,6 +63,12 @@ impl Timekeeper {
         // Relaxed: time guards no memory. A maximum, so that it never runs backwards between threads.
         self.coarse_us.fetch_max(now_us, Ordering::Relaxed);
         now_us
+    }
+
+    /// Somebody else read it at `now_us`.
+    pub(super) fn told(&self, now_us: u64) {
+        // Relaxed, as above.
+        self.coarse_us.fetch_max(now_us, Ordering::Relaxed);
     }
 
     /// The time as somebody last read it.

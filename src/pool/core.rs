@@ -11,20 +11,20 @@
 //! Has no arithmetic of its own: `policy` decides, `idle` keeps, `stats` counts, `supply` pins and unpins.
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::block::Block;
-use super::clock::{Clock, Timekeeper};
+use super::clock::Timekeeper;
 use super::episode::Episode;
 use super::idle::{Aftermath, ExactIdle, Idle, ThreadsIdle};
 use super::queue::Queue;
 use super::supply::{Borrower, Holding, Memory, Refusal, Supply};
-use super::upkeep::Upkeep;
+use super::upkeep::{Upkeep, told};
 use crate::backend::{HeapSource, PageTiers, Source};
-use crate::budget::Budget;
-use crate::config::Config;
+use crate::budget::{Budget, Claim};
+use crate::config::{Config, FenceKind};
 use crate::diag::{self, Voice};
 use crate::error::{Error, Holdings, Kind, Result};
 use crate::in_flight::{InFlight, SharedFence, Swept};
@@ -33,15 +33,17 @@ use crate::size_class::Class;
 use crate::stats::Stats;
 use crate::sync::process::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// A thread looks at the clock at every so many of its hits.
-const HITS_PER_LOOK: u32 = 64;
+/// So many hits of a thread lie between two looks at the clock. Even, so that of pools that take turns each has its looks.
+const HITS_BETWEEN_LOOKS: u32 = 62;
+/// As long as a wait gets.
+const LONGEST_WAIT: Duration = Duration::from_secs(1 << 30);
 /// So long a get in line sleeps at most while copies are in flight, whose end nobody announces.
 const IN_FLIGHT_PATIENCE: Duration = Duration::from_micros(500);
 /// And else: room may also come from other pools and processes.
 const PATIENCE: Duration = Duration::from_millis(5);
 
 thread_local! {
-    static HITS: Cell<u32> = const { Cell::new(0) };
+    static HITS_TO_LOOK: Cell<u32> = const { Cell::new(HITS_BETWEEN_LOOKS) };
 }
 
 /// What all handles and buffers of one pool share.
@@ -50,15 +52,15 @@ pub(crate) struct Core {
     pub(super) config: Config,
     pub(super) idle: Idle,
     pub(super) supply: Supply,
-    /// The ceiling of a partition, on the blocks of this pool alone.
-    share: Option<Arc<Budget>>,
+    /// The blocks of this pool alone, where pools share an arena; under a ceiling if this is a partition.
+    own: Arc<Budget>,
     /// Where pageable memory comes from when there is no room; `None` if that is an error.
     pub(super) stand_in: Option<HeapSource>,
-    in_flight: InFlight<Block>,
+    pub(super) in_flight: InFlight<Block>,
     queue: Queue,
     pub(super) time: Timekeeper,
     pub(super) upkeep: Upkeep,
-    episode: Episode,
+    pub(super) episode: Episode,
     pub(super) voice: Voice,
     counts: Counts,
 }
@@ -67,7 +69,6 @@ pub(crate) struct Core {
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     failed_gets: AtomicU64,
-    waits: AtomicU64,
     fallbacks: AtomicU64,
     fallbacks_put: AtomicU64,
     lost: AtomicU64,
@@ -79,33 +80,40 @@ impl Core {
     pub(super) fn new(
         config: Config,
         supply: Supply,
-        share: Option<Arc<Budget>>,
+        own: Arc<Budget>,
         stand_in: Option<HeapSource>,
-        clock: Clock,
+        time: Timekeeper,
         voice: Voice,
     ) -> Arc<Self> {
         let (limit, auto_resize) = (config.pool_size_limit, config.auto_resize);
         let idle = match &supply {
             Supply::Direct(_) => Idle::Exact(ExactIdle::new(limit, auto_resize)),
-            Supply::Ground(ground) => {
-                ground.join();
-                Idle::Threads(ThreadsIdle::new(limit, auto_resize))
-            }
+            Supply::Ground(_) => Idle::Threads(ThreadsIdle::new(limit, auto_resize)),
         };
-        Arc::new(Self {
+        let core = Arc::new(Self {
             idle,
             supply,
-            share,
+            own,
             stand_in,
             in_flight: InFlight::new(),
             queue: Queue::default(),
-            time: Timekeeper::new(clock),
+            time,
             upkeep: Upkeep::new(&config.pressure),
             episode: Episode::default(),
             voice,
             counts: Counts::default(),
             config,
-        })
+        });
+        if let Supply::Ground(ground) = &core.supply {
+            let tenant: Weak<Self> = Arc::downgrade(&core);
+            ground.join(tenant);
+        }
+        core
+    }
+
+    /// Is it a pool that shares another's memory, under a ceiling of its own?
+    pub(super) fn is_partition(&self) -> bool {
+        self.own.max_bytes().is_some()
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -160,9 +168,10 @@ impl Core {
     #[inline]
     fn look_at_the_clock_now_and_then(&self) {
         // A thread that is ending has no count left, and no need of one.
-        let _ = HITS.try_with(|hits| {
-            hits.set(hits.get().wrapping_add(1));
-            if hits.get().is_multiple_of(HITS_PER_LOOK) {
+        let _ = HITS_TO_LOOK.try_with(|hits| match hits.get().checked_sub(1) {
+            Some(left) => hits.set(left),
+            None => {
+                hits.set(HITS_BETWEEN_LOOKS);
                 self.look_after();
             }
         });
@@ -180,7 +189,7 @@ impl Core {
         } else {
             match self.allocate(class) {
                 Ok(block) => {
-                    self.episode.over();
+                    self.episode.over(now_us);
                     return Ok(block);
                 }
                 Err(refusal) => refusal,
@@ -191,12 +200,15 @@ impl Core {
 
     /// The rest of the ladder: wait in line, then pageable memory or an error.
     fn without_room(self: &Arc<Self>, len: usize, class: Class, wait: Duration, mut refusal: Refusal) -> Result<Block> {
-        if !wait.is_zero() && self.could_hold(class) {
+        let could_hold = self.could_hold(class);
+        // A request that can never be served is no want of room, unless it is served otherwise.
+        if could_hold || self.stand_in.is_some() {
             self.begin_episode(len, &refusal);
-            // Relaxed, here and below: counts on their own.
-            self.counts.waits.fetch_add(1, Ordering::Relaxed);
+        }
+        if could_hold && !wait.is_zero() {
+            let deadline = Instant::now() + wait.min(LONGEST_WAIT);
             let patience = || if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { PATIENCE };
-            let served = self.queue.wait(Instant::now() + wait, patience, || {
+            let served = self.queue.wait(deadline, patience, || {
                 self.land_copies();
                 self.idle.take(class).or_else(|| self.allocate(class).map_err(|later| refusal = later).ok())
             });
@@ -205,7 +217,7 @@ impl Core {
             }
         }
         if let Some(block) = self.stand_in(class) {
-            self.begin_episode(len, &refusal);
+            // Relaxed, here and below: counts on their own.
             self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
             self.episode.fell_back();
             return Ok(block);
@@ -216,10 +228,10 @@ impl Core {
 
     fn begin_episode(&self, len: usize, refusal: &Refusal) {
         let why = || match refusal {
-            Refusal::Ceiling { .. } => "the ceiling is reached".to_owned(),
-            Refusal::Source(error) => error.to_string(),
+            Refusal::Ceiling { .. } => ("the ceiling is reached".to_owned(), self.holdings()),
+            Refusal::Source(error) => (error.to_string(), self.holdings()),
         };
-        self.episode.begun(len as u64, why, &self.holdings());
+        self.episode.begun(len as u64, self.time.coarse_us(), why);
     }
 
     fn stand_in(self: &Arc<Self>, class: Class) -> Option<Block> {
@@ -229,13 +241,15 @@ impl Core {
 
     /// Could a block of `class` ever exist under the ceilings?
     fn could_hold(&self, class: Class) -> bool {
-        let bytes = class.bytes as u64;
-        let fits = |max_bytes: Option<u64>| max_bytes.is_none_or(|max_bytes| bytes <= max_bytes);
-        fits(self.share.as_ref().and_then(|share| share.max_bytes()))
+        self.could_own(class.bytes as u64)
             && match &self.supply {
                 Supply::Direct(direct) => direct.could_hold(class.bytes),
-                Supply::Ground(ground) => fits(ground.holding().max_bytes),
+                Supply::Ground(ground) => ground.could_hold(class.bytes as u64),
             }
+    }
+
+    fn could_own(&self, bytes: u64) -> bool {
+        self.own.max_bytes().is_none_or(|max_bytes| bytes <= max_bytes)
     }
 
     fn allocate(self: &Arc<Self>, class: Class) -> Result<Block, Refusal> {
@@ -248,10 +262,10 @@ impl Core {
                 }
             },
             Supply::Ground(ground) => {
-                let share = self.claim_share(class.bytes as u64)?;
+                let own = self.claim_own(class.bytes as u64)?;
                 let mut memory = ground.acquire(class.bytes, self.time.coarse_us(), &**self)?;
                 if let Memory::Carved { claim, .. } = &mut memory {
-                    *claim = share;
+                    *claim = Some(own);
                 }
                 memory
             }
@@ -261,15 +275,14 @@ impl Core {
     }
 
     /// A partition's own ceiling: idle buffers of its own make way.
-    fn claim_share(&self, bytes: u64) -> Result<Option<crate::budget::Claim>, Refusal> {
-        let Some(share) = &self.share else { return Ok(None) };
+    fn claim_own(&self, bytes: u64) -> Result<Claim, Refusal> {
         let refusal = Refusal::Ceiling { needed_bytes: bytes };
-        if share.max_bytes().is_some_and(|max_bytes| bytes > max_bytes) {
+        if !self.could_own(bytes) {
             return Err(refusal);
         }
         loop {
-            match share.claim(bytes) {
-                Some(claim) => return Ok(Some(claim)),
+            match self.own.claim(bytes) {
+                Some(claim) => return Ok(claim),
                 None if self.give_back_oldest() => {}
                 None => return Err(refusal),
             }
@@ -286,8 +299,8 @@ impl Core {
     /// The user is done with `block`; devices may be reading it until all `fences` are over.
     pub(crate) fn put_after(&self, block: Block, fences: Vec<SharedFence>) {
         let bytes = block.held_bytes();
-        self.in_flight.arrive(block, bytes, fences, Instant::now());
-        self.land_copies();
+        self.in_flight.arrive(block, bytes, fences, self.time.now_us());
+        // No sweep: what was just enqueued is not over, and the next get or put asks.
         self.close_if_unused();
     }
 
@@ -306,6 +319,16 @@ impl Core {
     pub(crate) fn poll(&self) {
         self.land_copies();
         self.look_after();
+    }
+
+    pub(super) fn fence_kind(&self) -> FenceKind {
+        match self.config.fence {
+            // One thread at a time asks, and an event is the cheaper one to set. Where many threads come to ask, each
+            // question would be one to a busy driver.
+            FenceKind::Auto if self.in_flight.is_crowded() => FenceKind::Timeline,
+            FenceKind::Auto => FenceKind::Event,
+            chosen => chosen,
+        }
     }
 
     /// Costs one load when nothing is in flight.
@@ -378,7 +401,7 @@ impl Core {
         let (core, memory) = block.into_parts();
         let failed = match (memory, &core.supply) {
             (Memory::Carved { place, bytes, claim, .. }, Supply::Ground(ground)) => {
-                ground.give(place, bytes, core.time.coarse_us());
+                told(ground.give(place, bytes, core.time.coarse_us()));
                 drop(claim);
                 Ok(())
             }
@@ -413,10 +436,8 @@ impl Core {
     }
 
     fn trim_ground(&self, to_bytes: u64) {
-        if let Supply::Ground(ground) = &self.supply
-            && let Err(error) = ground.release_down_to(to_bytes, self.time.coarse_us())
-        {
-            diag::release_failed(0, &error);
+        if let Supply::Ground(ground) = &self.supply {
+            told(ground.release_down_to(to_bytes, self.time.coarse_us()));
         }
     }
 
@@ -477,12 +498,14 @@ impl Core {
         if !abandoned.is_empty() {
             diag::closed_in_flight(copies, bytes, begun.elapsed());
         }
+        // Where a release waits for the device, it would wait for a stuck copy for ever.
+        let may_leave = abandoned.is_empty() || !self.source().release_waits();
         // Nothing is freed on a guess.
         abandoned.into_iter().for_each(std::mem::forget);
         if let Supply::Ground(ground) = &self.supply
-            && let Err(error) = ground.leave(self.time.coarse_us())
+            && may_leave
         {
-            diag::release_failed(0, &error);
+            told(ground.leave(self, self.time.coarse_us()));
         }
     }
 
@@ -490,10 +513,28 @@ impl Core {
         let asked_bytes = len as u64;
         let holdings = self.holdings();
         match refusal {
-            Refusal::Ceiling { needed_bytes } => Kind::Limit { asked_bytes, needed_bytes, holdings }.into(),
+            Refusal::Ceiling { needed_bytes } => {
+                Kind::Limit { asked_bytes, needed_bytes, holdings, remedy: self.remedy(needed_bytes) }.into()
+            }
             Refusal::Source(source) => {
                 Kind::Backend { backend: self.source().name(), asked_bytes, holdings, source }.into()
             }
+        }
+    }
+
+    /// What stands in the way of `needed_bytes`, and what to change.
+    fn remedy(&self, needed_bytes: u64) -> &'static str {
+        if !self.could_own(needed_bytes) {
+            return "this partition can never hold that much: give it more";
+        }
+        match &self.supply {
+            Supply::Ground(ground) if !ground.may_grow() => {
+                "the reserve is all there is (PINPOOL_GROWTH=0): put buffers back first or raise PINPOOL_RESERVE"
+            }
+            Supply::Ground(ground) if !ground.could_hold(needed_bytes) => {
+                "it has no room for that even when empty: ask for less or raise PINPOOL_MAX_BYTES"
+            }
+            _ => "put buffers back first or raise PINPOOL_MAX_BYTES",
         }
     }
 
@@ -517,9 +558,18 @@ impl Core {
 
     pub(crate) fn stats(&self) -> Stats {
         let (figures, holding) = (self.idle.figures(), self.holding());
+        let own_bytes = match &self.supply {
+            Supply::Direct(_) => holding.block_bytes,
+            Supply::Ground(_) => self.own.held_bytes(),
+        };
+        let partition_bytes = holding.block_bytes.saturating_sub(own_bytes);
+        // A partition sees what is its own; what lies free belongs to all.
+        let (holding, partition_bytes) =
+            if self.is_partition() { (holding.of(&self.own), 0) } else { (holding, partition_bytes) };
         let (in_flight, in_flight_bytes) = (self.in_flight.count(), self.in_flight.bytes());
         let (lost, lost_bytes) =
             (self.counts.lost.load(Ordering::Relaxed), self.counts.lost_bytes.load(Ordering::Relaxed));
+        let oldest = self.in_flight.oldest(self.time.now_us());
         let handed_out = self.handed_out();
         let fallbacks = self.counts.fallbacks.load(Ordering::Relaxed);
         Stats {
@@ -532,7 +582,7 @@ impl Core {
             hits: figures.total.get_from_pool,
             misses: figures.total.allocated + fallbacks,
             failed_gets: self.counts.failed_gets.load(Ordering::Relaxed),
-            waits: self.counts.waits.load(Ordering::Relaxed),
+            waits: self.queue.stood(),
             fallbacks,
             puts: figures.total.put + self.counts.fallbacks_put.load(Ordering::Relaxed),
             evicted: figures.total.evicted,
@@ -545,12 +595,14 @@ impl Core {
             idle_bytes: figures.bytes,
             // Copies land between the readings while other threads run; at rest the differences are exact.
             in_use: handed_out.saturating_sub(in_flight),
-            in_use_bytes: holding.block_bytes.saturating_sub(figures.bytes + in_flight_bytes + lost_bytes),
+            in_use_bytes: own_bytes.saturating_sub(figures.bytes + in_flight_bytes + lost_bytes),
             in_flight,
             in_flight_bytes,
-            oldest_in_flight: self.in_flight.oldest(Instant::now()),
+            oldest_in_flight: oldest.map(|waiting| waiting.age),
+            oldest_in_flight_stream: oldest.map(|waiting| waiting.stream),
             lost,
             lost_bytes: lost_bytes + holding.stuck_bytes,
+            partition_bytes,
             arena_free_bytes: holding.free_bytes,
             arena_transit_bytes: holding.transit_bytes,
             awaiting_release_bytes: holding.awaiting_release_bytes,
@@ -576,5 +628,9 @@ impl Borrower for Core {
 
     fn land_copies(&self) {
         Self::land_copies(self);
+    }
+
+    fn grow_old(&self, now_us: u64) {
+        self.age(now_us);
     }
 }

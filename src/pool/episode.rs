@@ -1,11 +1,17 @@
 //! A time without room: said once when it begins and once when it is over, not at every get.
+//!
+//! It is over when every get has found room at once for a second: at the ceiling gets that do and gets that do not take
+//! turns, and two lines for each turn would be two lines for each get.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use crate::diag;
 use crate::error::Holdings;
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicBool, Ordering};
+
+/// So long must every get find room at once.
+const CALM_US: u64 = 1_000_000;
 
 /// Is there one, and what happened in it?
 #[derive(Debug, Default)]
@@ -17,24 +23,27 @@ pub(super) struct Episode {
 
 #[derive(Debug)]
 struct Tally {
-    begun: Instant,
+    begun_us: u64,
+    last_us: u64,
     gets: u64,
     fallbacks: u64,
 }
 
 impl Episode {
-    /// A get of `len_bytes` found no room.
-    pub(super) fn begun(&self, len_bytes: u64, why: impl FnOnce() -> String, holdings: &Holdings) {
+    /// A get of `len_bytes` found no room at `now_us`.
+    pub(super) fn begun(&self, len_bytes: u64, now_us: u64, why: impl FnOnce() -> (String, Holdings)) {
         let mut tally = self.tally.lock();
         if let Some(tally) = &mut *tally {
             tally.gets += 1;
+            tally.last_us = tally.last_us.max(now_us);
             return;
         }
-        *tally = Some(Tally { begun: Instant::now(), gets: 1, fallbacks: 0 });
+        *tally = Some(Tally { begun_us: now_us, last_us: now_us, gets: 1, fallbacks: 0 });
         // Relaxed: a hint; the lock decides.
         self.on.store(true, Ordering::Relaxed);
         drop(tally);
-        diag::no_room(len_bytes, &why(), holdings);
+        let (why, holdings) = why();
+        diag::no_room(len_bytes, &why, &holdings);
     }
 
     /// A get was given memory that is not pinned.
@@ -44,14 +53,18 @@ impl Episode {
         }
     }
 
-    /// A miss found room at once.
-    pub(super) fn over(&self) {
+    /// Ends it if no get has been without room for a while.
+    pub(super) fn over(&self, now_us: u64) {
         // Relaxed, as above.
         if !self.on.load(Ordering::Relaxed) {
             return;
         }
-        let Some(Tally { begun, gets, fallbacks }) = self.tally.lock().take() else { return };
+        let mut tally = self.tally.lock();
+        let calm = |tally: &mut Tally| now_us.saturating_sub(tally.last_us) >= CALM_US;
+        let Some(Tally { begun_us, last_us, gets, fallbacks }) = tally.take_if(calm) else { return };
+        // Relaxed, as above.
         self.on.store(false, Ordering::Relaxed);
-        diag::room_again(begun.elapsed(), gets, fallbacks);
+        drop(tally);
+        diag::room_again(Duration::from_micros(last_us - begun_us), gets, fallbacks);
     }
 }

@@ -9,6 +9,7 @@
 //! | `supply/` | where a miss gets its memory and a victim leaves it |
 //! | `queue.rs` | gets that wait for room |
 //! | `upkeep.rs` | what time brings |
+//! | `poller.rs` | a thread that sees to it |
 //! | `episode.rs` | a time without room, said once |
 //! | `block.rs` | what moves between all of them |
 //! | `clock.rs` | the time, exact and coarse |
@@ -23,6 +24,7 @@ use crate::buffer::PinnedBuf;
 use crate::config::Config;
 use crate::error::{Kind, Result};
 use crate::size_class::DEFAULT_ALIGN;
+use crate::slab::Slab;
 use crate::stats::Stats;
 
 mod block;
@@ -31,6 +33,7 @@ mod clock;
 mod core;
 mod episode;
 mod idle;
+mod poller;
 mod queue;
 mod reserve;
 mod residence;
@@ -42,6 +45,7 @@ pub use clock::{Clock, ManualClock};
 
 pub(crate) use self::block::Block;
 use self::core::Core;
+use self::poller::Poller;
 use self::supply::Supply;
 
 /// A pool of page-locked host memory. Cheap to clone; all clones are the same pool.
@@ -64,11 +68,15 @@ pub struct Pool {
 
 /// Shared by the clones of a pool and by nothing else: when it goes, nobody can get any more.
 #[derive(Debug)]
-struct Door(Arc<Core>);
+struct Door {
+    core: Arc<Core>,
+    /// Ends with the door.
+    _poller: Option<Poller>,
+}
 
 impl Drop for Door {
     fn drop(&mut self) {
-        self.0.seal();
+        self.core.seal();
     }
 }
 
@@ -88,11 +96,12 @@ impl Pool {
     }
 
     pub(crate) fn of(core: Arc<Core>) -> Self {
-        Self { door: Arc::new(Door(core)) }
+        let poller = core.config().background_poll.then(|| Poller::start(&core)).flatten();
+        Self { door: Arc::new(Door { core, _poller: poller }) }
     }
 
     fn core(&self) -> &Arc<Core> {
-        &self.door.0
+        &self.door.core
     }
 
     /// A buffer of `len` bytes at a page-aligned address.
@@ -150,6 +159,15 @@ impl Pool {
             return Ok(Some(PinnedBuf::empty()));
         }
         Ok(self.core().try_get(class).map(|block| PinnedBuf::over(block, len, DEFAULT_ALIGN)))
+    }
+
+    /// One buffer of `bytes`, handed out in pieces: for a batch of many small tensors.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Pool::get).
+    pub fn slab(&self, bytes: usize) -> Result<Slab> {
+        self.get(bytes).map(Slab::over)
     }
 
     /// Pins `bytes` now, the fastest way there is, and keeps them to the end of the pool. Progress is in the log.
@@ -210,7 +228,7 @@ impl Pool {
     }
 
     /// Puts back the buffers whose copies are over, and does what time brings: what is idle for long goes back to the
-    /// system. Every get and put does so too, now and then; call it from a program that falls silent.
+    /// system. Gets do so too, now and then; call it from a program that falls silent, or set `PINPOOL_POLL=1`.
     pub fn poll(&self) {
         self.core().poll();
     }

@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::sync::plain::{Condvar, Mutex};
-use crate::sync::process::{AtomicUsize, Ordering};
+use crate::sync::process::{AtomicU64, AtomicUsize, Ordering};
 
 /// A line of waiting gets.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     waiting: AtomicUsize,
+    stood: AtomicU64,
     line: Mutex<VecDeque<Arc<Turn>>>,
 }
 
@@ -32,8 +33,16 @@ struct Turn {
 impl Queue {
     /// Is anybody in line?
     pub(super) fn is_waiting(&self) -> bool {
-        // SeqCst: between a put's buffer and this load no waiter may slip in unseen; see `wait`.
+        // SeqCst, with `wait`: a waiter that this load does not see stood in line after it. Its first attempt sees the put
+        // before this, but for the rare one whose store is still on its way; that waiter's patience makes up for it, which
+        // is cheaper than a barrier in every put.
         self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// All that ever stood in line.
+    pub(super) fn stood(&self) -> u64 {
+        // Relaxed: a figure.
+        self.stood.load(Ordering::Relaxed)
     }
 
     /// Lets the first in line try again.
@@ -53,9 +62,11 @@ impl Queue {
         mut attempt: impl FnMut() -> Option<T>,
     ) -> Option<T> {
         let turn = Arc::new(Turn::default());
-        // SeqCst, before the first attempt: a put that the attempt does not see sees this count, and wakes us.
+        // SeqCst, before the first attempt: a later put sees this count, and wakes us.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         self.line.lock().push_back(turn.clone());
+        // Relaxed: a figure; after the place in line is taken, so that who reads it finds the line as long.
+        self.stood.fetch_add(1, Ordering::Relaxed);
         let served = loop {
             let is_first = self.line.lock().front().is_some_and(|first| Arc::ptr_eq(first, &turn));
             if is_first && let Some(served) = attempt() {

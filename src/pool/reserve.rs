@@ -3,9 +3,8 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use super::clock::Clock;
 use super::core::Core;
-use super::supply::Supply;
+use super::supply::{Refusal, Supply};
 use crate::budget::Budget;
 use crate::diag;
 use crate::error::{Kind, Result};
@@ -31,7 +30,15 @@ impl Core {
                 diag::reserving(done_bytes, bytes);
             }
         };
-        let tiers = ground.add_reserve(bytes, &progress).map_err(|refusal| {
+        let mut added = ground.add_reserve(bytes, &progress);
+        if let (Err(Refusal::Ceiling { needed_bytes }), Some(max_bytes)) = (&added, ground.max_bytes())
+            && *needed_bytes <= max_bytes
+        {
+            // What is idle makes way.
+            self.trim(max_bytes - needed_bytes);
+            added = ground.add_reserve(bytes, &progress);
+        }
+        let tiers = added.map_err(|refusal| {
             let len = usize::try_from(bytes).unwrap_or(usize::MAX);
             self.refused(len, refusal)
         })?;
@@ -42,6 +49,6 @@ impl Core {
     /// A pool over the same `supply` with a ceiling of its own.
     pub(super) fn partition(&self, supply: Supply, share: Arc<Budget>) -> Arc<Self> {
         let stand_in = self.stand_in.as_ref().map(|_| crate::backend::HeapSource::new());
-        Self::new(self.config.clone(), supply, Some(share), stand_in, Clock::System, self.voice.clone())
+        Self::new(self.config.clone(), supply, share, stand_in, self.time.shared(), self.voice.clone())
     }
 }

@@ -1,4 +1,4 @@
-//! What time brings: idle buffers age, the limit comes down, idle memory goes back, sooner when memory is short.
+//! What time brings: copies that do not end are told, idle buffers age, the limit comes down, idle memory goes back, sooner when memory is short.
 //!
 //! Done by whichever thread looks at the clock, one at a time; the others pass by.
 
@@ -7,8 +7,10 @@ use std::path::Path;
 use super::core::Core;
 use super::idle::Idle;
 use super::supply::Supply;
+use crate::backend::SourceError;
 use crate::config::PressureFrom;
 use crate::diag;
+use crate::in_flight::Waiting;
 use crate::machine::{Gauge, Pressure};
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
@@ -50,7 +52,8 @@ impl Upkeep {
 }
 
 impl Core {
-    /// Reads the clock and does what is due. Returns the time.
+    /// Reads the clock and does what is due. Returns the time. What is due may be a slow call: the watch is a sign that
+    /// somebody is at it, on which nobody waits.
     pub(super) fn look_after(&self) -> u64 {
         let now_us = self.time.now_us();
         // Relaxed: who comes second finds the lock taken, or nothing due.
@@ -64,28 +67,48 @@ impl Core {
     }
 
     fn do_what_is_due(&self, watch: &mut Watch, now_us: u64) {
-        let (Idle::Threads(idle), Supply::Ground(ground)) = (&self.idle, &self.supply) else { return };
-        idle.aged(now_us).into_iter().for_each(|block| self.give_up(block));
-        if let Some((from, to, pushed_out)) = idle.lower(now_us) {
-            pushed_out.into_iter().for_each(|block| self.give_up(block));
-            diag::lowering(from, to);
+        self.episode.over(now_us);
+        if self.in_flight.count() > 0 {
+            let stuck = self.in_flight.newly_stuck(now_us, self.config.stuck_after);
+            stuck.into_iter().for_each(|Waiting { age, stream, bytes }| diag::stuck(bytes, age, stream));
         }
+        let Supply::Ground(ground) = &self.supply else { return };
+        // A partition that has fallen silent ages with the others.
+        let tenants = ground.tenants();
+        tenants.iter().for_each(|tenant| tenant.grow_old(now_us));
         if let Some(pressure) = watch.look(now_us) {
             ground.hurry((pressure != Pressure::Calm).then_some(HURRY));
             diag::pressure(pressure == Pressure::Calm);
         }
         // Severe pressure takes what is idle at once, for as long as it lasts.
         if watch.pressure == Pressure::Severe {
+            tenants.iter().for_each(|tenant| while tenant.give_back_oldest() {});
             self.trim(0);
         }
-        if let Err(error) = ground.release_due(now_us) {
-            diag::release_failed(0, &error);
-        }
+        told(ground.release_due(now_us));
         let holding = ground.holding();
-        if holding.held_bytes >= watch.reported_bytes.saturating_mul(2) {
+        if !self.is_partition() && holding.held_bytes >= watch.reported_bytes.saturating_mul(2) {
             watch.reported_bytes = holding.held_bytes;
             diag::grown(holding.held_bytes, holding.calls.allocs, holding.max_bytes);
         }
+    }
+
+    /// What has been idle for too long leaves the front, and the limit comes down.
+    pub(super) fn age(&self, now_us: u64) {
+        let Idle::Threads(idle) = &self.idle else { return };
+        self.time.told(now_us);
+        idle.aged(now_us).into_iter().for_each(|block| self.give_up(block));
+        if let Some((from, to, pushed_out)) = idle.lower(now_us) {
+            pushed_out.into_iter().for_each(|block| self.give_up(block));
+            diag::lowering(from, to);
+        }
+    }
+}
+
+/// Says what the arena could not give back.
+pub(super) fn told(released: Result<(), SourceError>) {
+    if let Err(error) = released {
+        diag::not_released(&error);
     }
 }
 

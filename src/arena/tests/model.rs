@@ -322,6 +322,8 @@ impl World {
         let expected: Vec<_> = (0..moved).zip(&idle).map(|(_, &source)| source).collect();
         sources.sort_unstable();
         check!(sources == expected, "moves {sources:?} of {idle:?}, expected {moved}");
+        let locks = plan.steps().iter().map(|step| if let Step::Lock { span } = step { span.bytes() } else { 0 });
+        check!(locks.sum::<u64>() <= room.lock_bytes, "{plan:?} passes {room:?}");
         Ok(())
     }
 
@@ -402,7 +404,16 @@ impl World {
             self.ranges.remove(&range);
         }
         // What was taken and is not gone is as old as before; `restamp` forgets the age of what is not idle.
-        for (range, granule, since_us) in idle_before.into_iter().filter(|_| failed_at.is_some()) {
+        // So it does of what was to be released and would not go.
+        let refused: Vec<_> = match failed_at.map(|failed| steps[failed]) {
+            Some(Step::Release { span }) => self.granules_of(span).into_iter().collect(),
+            _ => Vec::new(),
+        };
+        refused.iter().for_each(|&(range, granule)| {
+            self.ranges.get_mut(&range).unwrap().idle_since[granule] = None;
+        });
+        let as_before = |&(range, granule, _): &(_, _, _)| failed_at.is_some() && !refused.contains(&(range, granule));
+        for (range, granule, since_us) in idle_before.into_iter().filter(as_before) {
             if let Some(model) = self.ranges.get_mut(&range) {
                 model.idle_since[granule] = Some(since_us);
             }

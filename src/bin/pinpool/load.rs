@@ -6,22 +6,24 @@
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use pinpool::config::quantity::parse_bytes;
+use pinpool::config::quantity::{parse_bytes, parse_duration};
 use pinpool::loader::destination::SinkDestination;
 use pinpool::loader::plan::Cut;
 use pinpool::loader::{Catalog, Destination, Ended, Failure, Landed, Loader, Observer, Options, Outcome, Stop};
-use pinpool::{Backend, Ceiling, Pool, Preset, Rounding};
+use pinpool::{Backend, Ceiling, OnFull, Pool, Preset, Rounding};
 
 use crate::Failed;
 use crate::screen::{Bar, Screen};
-use crate::table::Figures;
+use crate::table::{Figures, Run};
 
 /// Files of the synthetic data set: about 1.1 GB.
 const SYNTHETIC_FILES: u64 = 10_000;
 /// A batch where no bound is given.
 const BATCH_BYTES: NonZeroU64 = NonZeroU64::new(16 << 20).unwrap();
+/// How often an idle pool is looked after.
+const POLL_EVERY: Duration = Duration::from_millis(100);
 
 /// Load files through the pool onto the GPU, or into a host sink where there is none
 ///
@@ -81,6 +83,10 @@ pub(crate) struct Args {
     #[arg(long)]
     strict: bool,
 
+    /// Look after the idle pool for so long after the last batch, and show what it still holds; Ctrl-C ends it early
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_duration)]
+    idle: Duration,
+
     /// Print the figures as one JSON object
     #[arg(long)]
     json: bool,
@@ -112,6 +118,34 @@ struct PoolArgs {
     /// Ceiling on all bytes held, in use and idle: a size, none, or auto
     #[arg(long, value_name = "SIZE")]
     max_bytes: Option<Ceiling>,
+
+    /// Bytes pinned at the start and kept
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    reserve: Option<u64>,
+
+    /// How long memory stays idle before it goes back to the system: a time, or none for ever
+    #[arg(long, value_name = "TIME", value_parser = retain)]
+    retain: Option<Retain>,
+
+    /// Longest wait for room under the ceiling
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    wait: Option<Duration>,
+
+    /// What a batch without room gets after that: error, pageable or auto
+    #[arg(long, value_name = "NAME")]
+    on_full: Option<OnFull>,
+}
+
+/// A time, or for ever.
+#[derive(Debug, Clone, Copy)]
+struct Retain(Option<Duration>);
+
+fn retain(text: &str) -> Result<Retain, String> {
+    if text.eq_ignore_ascii_case("none") {
+        Ok(Retain(None))
+    } else {
+        parse_duration(text).map(|time| Retain(Some(time)))
+    }
 }
 
 fn batch_bytes(text: &str) -> Result<NonZeroU64, String> {
@@ -143,7 +177,10 @@ pub(crate) fn run(args: &Args, screen: &Screen) -> Result<(), Failed> {
     let outcome = loader.run(destination.as_mut(), &mut reporter);
     drop(reporter);
 
-    let figures = Figures::new(&outcome, &loader.pool.stats(), destination.describe(), args.verify, listing);
+    let pinned_bytes = loader.pool.stats().pinned_bytes;
+    fall_idle(&loader.pool, args.idle, &loader.stop);
+    let run = Run { outcome: &outcome, sink: destination.describe(), verify: args.verify, listing, pinned_bytes };
+    let figures = Figures::new(run, &loader.pool.stats());
     let printed = if args.json { screen.print(figures.json()) } else { screen.print(&figures) };
     verdict(&outcome, screen).and(printed)
 }
@@ -161,6 +198,19 @@ fn stop_at_interrupt(screen: &Screen) -> Stop {
         screen.say(format_args!("Ctrl-C will end the run without its figures: {error}"));
     }
     stop
+}
+
+/// Does nothing but poll, for as long as asked or until the run is to end.
+fn fall_idle(pool: &Pool, idle: Duration, stop: &Stop) {
+    let begun = Instant::now();
+    while !stop.is_requested() {
+        let left = idle.saturating_sub(begun.elapsed());
+        if left.is_zero() {
+            return;
+        }
+        thread::sleep(left.min(POLL_EVERY));
+        pool.poll();
+    }
 }
 
 fn verdict(outcome: &Outcome, screen: &Screen) -> Result<(), Failed> {
@@ -243,6 +293,18 @@ impl PoolArgs {
         }
         if let Some(max_bytes) = self.max_bytes {
             builder = builder.ceiling(max_bytes);
+        }
+        if let Some(bytes) = self.reserve {
+            builder = builder.reserve(bytes);
+        }
+        if let Some(Retain(time)) = self.retain {
+            builder = builder.retain(time);
+        }
+        if let Some(wait) = self.wait {
+            builder = builder.wait(wait);
+        }
+        if let Some(on_full) = self.on_full {
+            builder = builder.on_full(on_full);
         }
         builder.build()
     }

@@ -7,11 +7,13 @@
 //! | `replay` | `pinpool replay`: traces through the pool on simulated memory |
 //! | `replayed` | what replays cost, as a list or as rows |
 //! | `comparison` | the same of all presets and sources beside each other, in Markdown |
+//! | `bench` | `pinpool bench`: what the pool costs on this machine |
 //! | `env` | `pinpool env`: every setting, its value and where that comes from |
 //! | `logger` | the shape of a log line |
 //! | `screen` | the terminal: the progress bar, and lines that do not tear it |
 //! | `table` | the figures at the end, for people and as JSON |
 
+mod bench;
 mod comparison;
 mod env;
 mod load;
@@ -39,6 +41,7 @@ struct Cli {
 enum Command {
     Load(load::Args),
     Replay(replay::ReplayArgs),
+    Bench(bench::BenchArgs),
     Env(env::EnvArgs),
 }
 
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
     let ended = match cli.command {
         Command::Load(args) => load::run(&args, &screen),
         Command::Replay(args) => screen.report(replay::run(&args)),
+        Command::Bench(args) => bench::run(&args, &screen),
         Command::Env(args) => screen.report(env::run(&args)),
     };
     match ended {

@@ -38,17 +38,35 @@ pub(crate) struct Figures {
     fallbacks: u64,
     checks: u64,
     raises: u64,
+    lowers: u64,
     pool_size_limit: u64,
     pinned_bytes: u64,
+    pinned_after_idle_bytes: u64,
+    front_idle_bytes: u64,
+    reserve_bytes: u64,
     peak_pinned_bytes: u64,
     underlying_allocs: u64,
     underlying_frees: u64,
     underlying_seconds: f64,
 }
 
+/// What was asked for and what came of it.
+#[derive(Debug)]
+pub(crate) struct Run<'a> {
+    pub(crate) outcome: &'a Outcome,
+    /// Where the batches went.
+    pub(crate) sink: String,
+    pub(crate) verify: bool,
+    /// What finding the files took, which is no part of the run's seconds.
+    pub(crate) listing: Duration,
+    /// Held when the last batch had arrived.
+    pub(crate) pinned_bytes: u64,
+}
+
 impl Figures {
-    /// `listing` is what finding the files took, which is no part of the run's seconds.
-    pub(crate) fn new(outcome: &Outcome, stats: &Stats, sink: String, verify: bool, listing: Duration) -> Figures {
+    /// `stats` are the pool's after it was left idle.
+    pub(crate) fn new(run: Run<'_>, stats: &Stats) -> Figures {
+        let Run { outcome, sink, verify, listing, pinned_bytes } = run;
         Figures {
             backend: stats.backend,
             page_locked: stats.is_pinned,
@@ -81,8 +99,12 @@ impl Figures {
             fallbacks: stats.fallbacks,
             checks: stats.checks,
             raises: stats.raises,
+            lowers: stats.lowers,
             pool_size_limit: stats.pool_size_limit,
-            pinned_bytes: stats.pinned_bytes,
+            pinned_bytes,
+            pinned_after_idle_bytes: stats.pinned_bytes,
+            front_idle_bytes: stats.idle_bytes,
+            reserve_bytes: stats.reserve_bytes,
             peak_pinned_bytes: stats.peak_pinned_bytes,
             underlying_allocs: stats.underlying.allocs,
             underlying_frees: stats.underlying.frees,
@@ -102,6 +124,12 @@ impl fmt::Display for Figures {
         let locked = if self.page_locked { "page-locked" } else { "not page-locked" };
         let verified =
             if self.verify { grouped(self.verified_batches) } else { "not asked for (--verify)".to_string() };
+        let idle = format!(
+            "{} bytes, {} in idle buffers, {} in reserve",
+            grouped(self.pinned_after_idle_bytes),
+            grouped(self.front_idle_bytes),
+            grouped(self.reserve_bytes)
+        );
         let rows = [
             ("copied to", self.sink.clone()),
             ("epochs", grouped(self.epochs)),
@@ -120,9 +148,20 @@ impl fmt::Display for Figures {
             ("hit rate", format!("{:.1} %", 100.0 * self.hit_rate)),
             ("evictions", format!("{} in {} puts", grouped(self.evicted), grouped(self.puts))),
             ("limit", format!("{} buffers", grouped(self.pool_size_limit))),
-            ("raises", format!("{} in {} checks", grouped(self.raises), grouped(self.checks))),
-            ("pinned now", format!("{} bytes", grouped(self.pinned_bytes))),
+            (
+                "raises",
+                format!(
+                    "{} in {} checks, {} lowered",
+                    grouped(self.raises),
+                    grouped(self.checks),
+                    grouped(self.lowers)
+                ),
+            ),
+            ("reclaimed", format!("{} buffers", grouped(self.reclaimed))),
+            ("waits for room", format!("{} gets", grouped(self.waits))),
             ("pinned at most", format!("{} bytes", grouped(self.peak_pinned_bytes))),
+            ("pinned at the end", format!("{} bytes", grouped(self.pinned_bytes))),
+            ("pinned when idle", idle),
             ("allocations", format!("{}, {} freed", grouped(self.underlying_allocs), grouped(self.underlying_frees))),
             ("time in those", format!("{:.3} s", self.underlying_seconds)),
         ];

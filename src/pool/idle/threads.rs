@@ -25,8 +25,8 @@ pub(in crate::pool) struct ThreadsIdle {
     checks: AtomicU64,
     raises: AtomicU64,
     lowers: AtomicU64,
-    /// Puts that the front did not take, and so did not count.
-    handed_back: AtomicU64,
+    /// Puts that came after the end, which the front does not count.
+    put_too_late: AtomicU64,
     sealed: AtomicBool,
 }
 
@@ -44,7 +44,7 @@ impl ThreadsIdle {
             checks: AtomicU64::new(0),
             raises: AtomicU64::new(0),
             lowers: AtomicU64::new(0),
-            handed_back: AtomicU64::new(0),
+            put_too_late: AtomicU64::new(0),
             sealed: AtomicBool::new(false),
         }
     }
@@ -58,8 +58,8 @@ impl ThreadsIdle {
     pub(super) fn put(&self, block: Block, now_us: u64) -> Aftermath {
         let front::Put { handed_back, victim, check_due } = self.front.put(block.into_entry(), stamp(now_us));
         if handed_back.is_some() {
-            // Relaxed: the pool closes by a fence of its own.
-            self.handed_back.fetch_add(1, Ordering::Relaxed);
+            // Relaxed: as the front's own counts; who closes the pool puts a fence behind it.
+            self.put_too_late.fetch_add(1, Ordering::Relaxed);
         }
         Aftermath {
             victim: victim.map(Block::of_entry),
@@ -89,7 +89,7 @@ impl ThreadsIdle {
     pub(in crate::pool) fn aged(&self, now_us: u64) -> Vec<Block> {
         let Some(oldest_us) = now_us.checked_sub(policy::FRONT_AGE_US) else { return Vec::new() };
         let mut blocks = Vec::new();
-        self.front.drain_older_than(stamp(oldest_us) + 1, |entry| blocks.push(Block::of_entry(entry)));
+        self.front.drain_older_than(stamp(oldest_us).saturating_add(1), |entry| blocks.push(Block::of_entry(entry)));
         self.aged.fetch_add(blocks.len() as u64, Ordering::Relaxed);
         blocks
     }
@@ -153,11 +153,10 @@ impl ThreadsIdle {
     }
 
     pub(super) fn figures(&self) -> Figures {
-        let mut total = window(self.front.totals());
-        total.put += self.handed_back.load(Ordering::Relaxed);
+        let total = window(self.front.totals());
         Figures {
             window: window(self.front.window()),
-            total,
+            total: Window { put: total.put + self.put_too_late.load(Ordering::Relaxed), ..total },
             limit: self.limit(),
             buffers: self.front.idle_count() as u64,
             bytes: self.bytes(),

@@ -16,9 +16,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
+use super::gate::Closed;
 use super::ground::{Ground, Land};
-use super::works::Site;
 use crate::arena::{Arena, Plan};
 use crate::backend::SourceError;
 use crate::diag;
@@ -37,6 +38,10 @@ impl Ground {
 
     /// What is due goes back to the system (rule 9), soon.
     pub(in crate::pool) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
+        // Relaxed: who sees an old answer finds the gate closed, or nothing due.
+        if self.is_reclaiming.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         {
             let mut land = self.land.lock();
             if land.trim_to_bytes.is_none() && !land.arena.is_release_due(now_us) {
@@ -85,60 +90,37 @@ impl Ground {
         Ok(())
     }
 
-    /// Carries out what `plan` says, unless copies are in flight that it would wait for. Says whether it did.
+    /// Carries a plan of releases out, unless copies are in flight that it would wait for. Says whether it did.
     fn release(&self, now_us: u64, plan: impl FnOnce(&mut Arena) -> Option<Plan>) -> Result<bool, SourceError> {
-        let Some(_closed) = self.gate.close() else { return Ok(false) };
+        self.gate.close().map_or(Ok(false), |closed| self.release_behind(&closed, now_us, plan).map(|()| true))
+    }
+
+    /// Carries a plan of releases out. What will not go is tried again later, and said once until something goes.
+    pub(super) fn release_behind(
+        &self,
+        _closed: &Closed<'_>,
+        now_us: u64,
+        plan: impl FnOnce(&mut Arena) -> Option<Plan>,
+    ) -> Result<(), SourceError> {
         let mut land = self.land.lock();
         land.overdue_bytes = 0;
-        let Some(plan) = plan(&mut land.arena) else { return Ok(true) };
-        let (_, error) = self.carry_out(land, plan, now_us);
-        error.map_or(Ok(true), Err)
-    }
-
-    /// A pool has closed. With the last one everything that no buffer lies in goes back to the system.
-    pub(in crate::pool) fn leave(&self, now_us: u64) -> Result<(), SourceError> {
-        let last = {
-            let mut land = self.land.lock();
-            land.members -= 1;
-            land.members == 0
-        };
-        // A copy that never ended: a release would wait for it as well.
-        let Some(_closed) = last.then(|| self.gate.close_in_turn()).flatten() else { return Ok(()) };
-        let sites: Vec<Site> = {
-            let mut land = self.land.lock();
-            if let Some(plan) = land.arena.release_down_to(0) {
-                let (_, error) = self.carry_out(land, plan, now_us);
-                error.map_or(Ok(()), Err)?;
-                land = self.land.lock();
-            }
-            // What is due may be on its way out.
-            while land.arena.figures().transit_bytes > 0 {
-                self.settled.wait(&mut land);
-            }
-            // A buffer that was lost or left alone lies somewhere in these ranges: they stay mapped for ever.
-            if land.arena.figures().live_bytes > 0 {
-                return Ok(());
-            }
-            land.sites.drain().collect()
-        };
-        sites.into_iter().try_for_each(|site| self.dismantle(site))
-    }
-
-    #[allow(unsafe_code)]
-    fn dismantle(&self, site: Site) -> Result<(), SourceError> {
-        match site {
-            Site::Region(region) => {
-                let bytes = region.len_bytes() as u64;
-                // SAFETY: the region is this source's, and no live byte is left in the arena.
-                unsafe { self.source.release(region) }?;
-                self.land.lock().calls.released(bytes);
-                Ok(())
-            }
-            Site::Spanning(range) => match (Arc::into_inner(range), self.source.spans()) {
-                // SAFETY: the range is this source's, and no live byte is left in the arena.
-                (Some(range), Some(spans)) => unsafe { spans.unreserve(range) },
-                _ => Ok(()),
-            },
+        let Some(plan) = plan(&mut land.arena) else { return Ok(()) };
+        let mut tools = land.sites.tools_for(&plan);
+        drop(land);
+        let begun = Instant::now();
+        let (built, failed) = tools.release_each(&*self.source, &plan);
+        let took = begun.elapsed();
+        let mut land = self.land.lock();
+        land.calls.time += took;
+        let releases = built.releases;
+        let error = land.note(tools, built);
+        land.arena.settle_releases(&plan, &failed, now_us);
+        self.settled.notify_all();
+        let was_said = land.release_fails;
+        land.release_fails = error.is_some() || was_said && releases == 0;
+        match error {
+            Some(error) if !was_said => Err(error),
+            _ => Ok(()),
         }
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!  acquire: [lock: carve] ─fits─▶ memory
+//!                └─▶ too large for the ceiling, whatever came back?  refused
 //!                └─▶ the borrower's idle buffers could cover what is missing?  give its oldest back, again      (rule 6)
 //!                └─▶ [lock: plan under the ceiling] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ memory       (rules 5, 7, 11)
 //!                          └─full─▶ granules in transit?  wait for them, again
-//!                                   anything idle in front?  give the oldest back, again                        (rule 8)
+//!                                   enough idle in front, of any pool?  give the oldest back, again             (rule 8)
 //!                                   regions idle under copies?  wait for those, if told to, again
 //!                                   else: refused
 //! ```
@@ -15,29 +16,22 @@
 //! 1. `claimed + pending <= max`, at every instant: both are changed under the lock, before the source is asked.
 //! 2. A site leaves the table before its region is released, and comes back if that fails.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use super::addresses::{self, GRANULE_BYTES};
 use super::gate::{Closed, Gate};
-use super::works::{Built, Site, Sites};
+use super::tenants::Borrower;
+use super::works::{Built, Site, Sites, Tools};
 use super::{Holding, Memory, Refusal};
-use crate::arena::{Arena, Growth, Plan, RANGE_BYTES_MAX, Retain, Room};
-use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
+use crate::arena::{Arena, Growth, Place, Plan, RANGE_BYTES_MAX, Retain, Room};
+use crate::backend::{PAGE_BYTES, PageTiers, Region, Source, SourceError};
 use crate::stats::Underlying;
-use crate::sync::plain::{Condvar, Mutex};
+use crate::sync::plain::{Condvar, Mutex, MutexGuard};
 
-/// What one page-lock makes real at least, where the ceiling leaves room: the size of a huge page, and of what the
-/// driver maps at once.
-const GRANULE_BYTES: u64 = 2 << 20;
-/// Under a ceiling of fewer granules than this, granules are smaller: a pool of one granule has no room to be fair.
-const LEAST_GRANULES: u64 = 8;
 /// Registering so much holds up other threads' enqueues for half a millisecond: the longest step beside running copies.
 const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
-/// Addresses are reserved for so many times the ceiling, so that holes between long-lived buffers cost no memory.
-const ADDRESSES_PER_BYTE: u64 = 8;
-/// And no fewer than this; they cost nothing.
-const LEAST_ADDRESS_BYTES: u64 = 64 << 30;
 
 /// An arena over a source.
 #[derive(Debug)]
@@ -46,12 +40,17 @@ pub(in crate::pool) struct Ground {
     max_bytes: Option<u64>,
     may_grow: bool,
     retain: Retain,
+    /// What is locked or acquired at least; a page where there are walls.
+    granule_bytes: u64,
+    /// The longest buffer that there are addresses for.
+    longest_bytes: u64,
     drain_at_most: Option<Duration>,
     pub(super) gate: Gate,
-    pub(super) land: Mutex<Land>,
-    pub(super) settled: Condvar,
     /// A thread of its own is giving back what is due.
     pub(super) is_reclaiming: AtomicBool,
+    pub(super) land: Mutex<Land>,
+    /// Told when a plan is settled.
+    pub(super) settled: Condvar,
 }
 
 #[derive(Debug)]
@@ -66,11 +65,14 @@ pub(super) struct Land {
     /// Bytes of reserves that are being pinned.
     pending_bytes: u64,
     reserve_bytes: u64,
+    largest_reserve_bytes: u64,
     peak_bytes: u64,
     next_id: u64,
     pub(super) calls: Underlying,
+    /// A release failed, and none has worked since.
+    pub(super) release_fails: bool,
     /// Pools that carve from here.
-    pub(super) members: u64,
+    pub(super) tenants: Vec<Weak<dyn Borrower>>,
 }
 
 /// Settings of a ground.
@@ -83,34 +85,23 @@ pub(in crate::pool) struct GroundPlan {
     pub(in crate::pool) drain_at_most: Option<Duration>,
 }
 
-/// Who asks for memory, and may have to give some back first.
-pub(in crate::pool) trait Borrower {
-    /// Bytes of the idle buffers.
-    fn idle_bytes(&self) -> u64;
-
-    /// Gives the buffer back that has been idle longest; false if none is.
-    fn give_back_oldest(&self) -> bool;
-
-    /// Puts back the buffers whose copies are over.
-    fn land_copies(&self);
-}
-
 impl Ground {
     /// An arena over `source`. Reserves addresses where the source spans, pins nothing.
     pub(in crate::pool) fn new(source: Arc<dyn Source>, plan: GroundPlan) -> Result<Self, SourceError> {
         let GroundPlan { max_bytes, may_grow, retain, drain_at_most } = plan;
         let mut sites = Sites::default();
-        let arena = match source.spans() {
-            None => Arena::new(Growth::Regions, retain),
+        let (arena, granule_bytes, longest_bytes) = match source.spans() {
+            None => (Arena::new(Growth::Regions, retain), PAGE_BYTES as u64, RANGE_BYTES_MAX),
             Some(spans) => {
-                let granule_bytes = granule_bytes(max_bytes, spans.granule_bytes() as u64);
+                let granule_bytes = addresses::granule_bytes(max_bytes, spans.granule_bytes() as u64);
                 let mut arena = Arena::new(Growth::Granules(granule_bytes), retain);
-                let range = reserve(&*source, max_bytes, granule_bytes)?;
+                let range = addresses::reserve(&*source, max_bytes, granule_bytes)?;
+                let len_bytes = range.len_bytes() as u64;
                 let id = arena
-                    .add_spanning(range.len_bytes() as u64)
-                    .ok_or_else(|| SourceError::new("reserve", format!("{} B are no range", range.len_bytes())))?;
+                    .add_spanning(len_bytes)
+                    .ok_or_else(|| SourceError::new("reserve", format!("{len_bytes} B are no range")))?;
                 sites.add(id, Site::Spanning(Arc::new(range)));
-                arena
+                (arena, granule_bytes, len_bytes)
             }
         };
         let land = Land {
@@ -121,21 +112,25 @@ impl Ground {
             drains: 0,
             pending_bytes: 0,
             reserve_bytes: 0,
+            largest_reserve_bytes: 0,
             peak_bytes: 0,
             next_id: 0,
             calls: Underlying::default(),
-            members: 0,
+            release_fails: false,
+            tenants: Vec::new(),
         };
         Ok(Self {
+            drain_at_most,
             gate: Gate::new(source.release_waits()),
+            is_reclaiming: AtomicBool::new(false),
             source,
             max_bytes,
             may_grow,
             retain,
-            drain_at_most,
+            granule_bytes,
+            longest_bytes,
             land: Mutex::new(land),
             settled: Condvar::new(),
-            is_reclaiming: AtomicBool::new(false),
         })
     }
 
@@ -152,21 +147,31 @@ impl Ground {
     ) -> Result<Memory, Refusal> {
         let bytes = class_bytes as u64;
         let align = PAGE_BYTES as u64;
+        if let Some(memory) = self.land.lock().carve(bytes, align) {
+            return Ok(memory);
+        }
+        // What could never fit is no reason to empty the pool.
+        if !self.could_hold(bytes) {
+            return Err(self.full(bytes));
+        }
+        let tenants = self.tenants();
         let mut refused = None;
         let (mut drained, mut may_drain) = (None, self.drain_at_most.is_some());
         loop {
+            let idle_bytes = borrower.idle_bytes();
             let mut land = self.land.lock();
             if let Some(memory) = land.carve(bytes, align) {
                 return Ok(memory);
             }
-            let idle_bytes = borrower.idle_bytes();
-            if idle_bytes > 0 && (refused.is_some() || land.could_cover(bytes, align, idle_bytes, self.has_walls())) {
+            let by_sum = refused.is_some() || self.has_walls();
+            if idle_bytes > 0 && land.could_cover(bytes, align, idle_bytes, by_sum) {
                 drop(land);
                 // If another thread was faster, the next round sees what it left.
                 borrower.give_back_oldest();
                 continue;
             }
             // Once the source has refused, only granules that are locked already can help.
+            // Regions go only with the gate closed; it opens again at once unless one does.
             let closed = drained.take().or_else(|| self.gate.close());
             let room = self.room(&land, refused.is_none(), closed.is_some());
             let plan = match land.arena.grow(bytes, align, room) {
@@ -176,46 +181,66 @@ impl Ground {
                     self.settled.wait(&mut land);
                     continue;
                 }
-                Err(_) if idle_bytes > 0 => {
-                    drop(land);
-                    borrower.give_back_oldest();
-                    continue;
-                }
-                Err(_) if may_drain && closed.is_none() && land.arena.figures().idle_bytes > 0 => {
-                    may_drain = false;
-                    land.drains += 1;
-                    drop(land);
-                    drained = self.drain(borrower);
-                    continue;
-                }
                 Err(_) => {
-                    let ceiling = Refusal::Ceiling { needed_bytes: bytes };
-                    return Err(refused.map_or(ceiling, Refusal::Source));
+                    let figures = land.arena.figures();
+                    let locked_or_room_bytes = figures.free_locked_bytes.saturating_add(room.lock_bytes);
+                    let is_held_up = closed.is_none() && figures.idle_bytes > 0;
+                    drop(closed);
+                    drop(land);
+                    if make_way(borrower, &tenants, bytes.saturating_sub(locked_or_room_bytes)) {
+                        continue;
+                    }
+                    if is_held_up && std::mem::take(&mut may_drain) {
+                        drained = self.drain(&tenants);
+                        continue;
+                    }
+                    return Err(refused.map_or_else(|| self.full(bytes), Refusal::Source));
                 }
             };
             land.note_peak();
             let place = plan.place();
             let closed = closed.filter(|_| plan.gives_back());
-            let (granted, error) = self.carry_out(land, plan, now_us);
+            let carried_out = self.carry_out(land, plan, now_us);
             drop(closed);
-            let mut land = self.land.lock();
-            match (granted, place) {
-                (true, Some(place)) => {
-                    if let Some(memory) = land.memory_at(place, bytes) {
-                        return Ok(memory);
-                    }
-                    return Err(Refusal::Source(SourceError::new("arena", "a place without an address")));
+            match carried_out {
+                Ok(()) => {
+                    let memory = place.and_then(|place| self.land.lock().memory_at(place, bytes));
+                    return memory
+                        .ok_or_else(|| Refusal::Source(SourceError::new("arena", "a place without an address")));
                 }
-                _ => {
-                    let again = refused.is_some();
-                    refused = error.or(refused);
-                    if again && idle_bytes == 0 {
-                        let ceiling = Refusal::Ceiling { needed_bytes: bytes };
-                        return Err(refused.map_or(ceiling, Refusal::Source));
-                    }
-                }
+                // Twice is enough: what others put back meanwhile is found by who waits in line.
+                Err(error) if refused.is_some() => return Err(Refusal::Source(error)),
+                Err(error) => refused = Some(error),
             }
         }
+    }
+
+    /// Could a buffer of `bytes` ever exist here, with everything else given back?
+    pub(in crate::pool) fn could_hold(&self, bytes: u64) -> bool {
+        let land = self.land.lock();
+        if bytes <= land.largest_reserve_bytes {
+            return true;
+        }
+        let room = self.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(land.reserve_bytes));
+        self.may_grow && bytes <= self.longest_bytes && bytes.div_ceil(self.granule_bytes) <= room / self.granule_bytes
+    }
+
+    pub(in crate::pool) fn max_bytes(&self) -> Option<u64> {
+        self.max_bytes
+    }
+
+    /// May it pin more than its reserve?
+    pub(in crate::pool) fn may_grow(&self) -> bool {
+        self.may_grow
+    }
+
+    /// There is no room, and nothing that could make way.
+    fn full(&self, bytes: u64) -> Refusal {
+        if self.max_bytes.is_some() || !self.may_grow {
+            return Refusal::Ceiling { needed_bytes: bytes };
+        }
+        let what = format!("no {bytes} B in one piece are left of the addresses reserved");
+        Refusal::Source(SourceError::new("arena", what).with_remedy("ask for less at once, or put buffers back first"))
     }
 
     fn has_walls(&self) -> bool {
@@ -233,33 +258,37 @@ impl Ground {
     }
 
     /// Waits for the copies in flight, so that regions can go.
-    fn drain(&self, borrower: &dyn Borrower) -> Option<Closed<'_>> {
-        self.gate.drain(self.drain_at_most?, || borrower.land_copies())
+    fn drain(&self, tenants: &[Arc<dyn Borrower>]) -> Option<Closed<'_>> {
+        self.land.lock().drains += 1;
+        self.gate.drain(self.drain_at_most?, || tenants.iter().for_each(|tenant| tenant.land_copies()))
     }
 
-    /// Makes the steps of `plan` without the lock, then settles it. Says whether its buffer was granted, or why not.
-    pub(super) fn carry_out(
-        &self,
-        mut land: parking_lot::MutexGuard<'_, Land>,
-        plan: Plan,
-        now_us: u64,
-    ) -> (bool, Option<SourceError>) {
+    /// Makes the steps of `plan`, which is for a buffer, without the lock, then settles it.
+    fn carry_out(&self, mut land: MutexGuard<'_, Land>, plan: Plan, now_us: u64) -> Result<(), SourceError> {
         let mut tools = land.sites.tools_for(&plan);
         drop(land);
         let begun = Instant::now();
         let built = tools.build(&*self.source, &plan);
         let took = begun.elapsed();
         let mut land = self.land.lock();
-        land.sites.keep(tools);
         land.calls.time += took;
-        let (granted, error) = land.settle(plan, built, now_us);
+        let outcome = built.outcome;
+        let error = land.note(tools, built);
+        let granted = land.arena.settle(plan, outcome, now_us);
         self.settled.notify_all();
-        (granted, error)
+        match error {
+            None if granted => Ok(()),
+            error => Err(error.unwrap_or_else(|| SourceError::new("arena", "a plan was made and not granted"))),
+        }
     }
 
-    /// Gives a block's place back.
-    pub(in crate::pool) fn give(&self, place: crate::arena::Place, bytes: u64, now_us: u64) {
-        self.land.lock().arena.give(place, bytes, now_us);
+    /// Gives a block's place back. With the last one that a closed pool left behind everything goes back.
+    pub(in crate::pool) fn give(&self, place: Place, bytes: u64, now_us: u64) -> Result<(), SourceError> {
+        let mut land = self.land.lock();
+        land.arena.give(place, bytes, now_us);
+        let deserted = land.is_deserted();
+        drop(land);
+        if deserted { self.dismantle(now_us) } else { Ok(()) }
     }
 
     /// Memory that falls idle goes back this much sooner: `None` restores what was set.
@@ -271,44 +300,44 @@ impl Ground {
     /// Pins `bytes` at once and keeps them (rule 10). A slow call.
     /// Says in which pages it came.
     pub(in crate::pool) fn add_reserve(&self, bytes: u64, progress: &dyn Fn(u64)) -> Result<PageTiers, Refusal> {
-        let bytes = bytes.next_multiple_of(GRANULE_BYTES);
-        let refusal = Refusal::Ceiling { needed_bytes: bytes };
-        {
-            let mut land = self.land.lock();
-            let room = self.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(land.claimed_bytes()));
-            if bytes > room {
-                return Err(refusal);
-            }
-            land.pending_bytes += bytes;
-            land.note_peak();
-        }
+        let (bytes, len) = self.claim_reserve(bytes)?;
         let begun = Instant::now();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let told = |bytes: usize| progress(bytes as u64);
-        let acquired = match usize::try_from(bytes) {
-            Ok(bytes) => self.source.acquire_fast(bytes, threads, &told).map_err(Refusal::Source),
-            Err(_) => Err(refusal),
-        };
-        let tiers = acquired
-            .as_ref()
-            .map_or(PageTiers::default(), |region| self.source.page_tiers(region.start(), region.len_bytes()));
+        let acquired = self.source.acquire_fast(len, threads, &|done: usize| progress(done as u64));
+        let of_region = |region: &Region| self.source.page_tiers(region.start(), region.len_bytes());
+        let tiers = acquired.as_ref().map_or(PageTiers::default(), of_region);
         let mut land = self.land.lock();
         land.pending_bytes -= bytes;
         land.calls.time += begun.elapsed();
-        let region = acquired.inspect_err(|_| land.calls.failures += 1)?;
+        let region = acquired.inspect_err(|_| land.calls.failures += 1).map_err(Refusal::Source)?;
         land.calls.acquired(bytes);
+        let Some(range) = land.arena.add_reserve(bytes) else {
+            drop(land);
+            // The arena has no number left for it: it goes back.
+            let refusal = Refusal::Source(SourceError::new("arena", "no range is left for a reserve"));
+            return self.dismantle_site(Site::Region(region)).map_err(Refusal::Source).and(Err(refusal));
+        };
+        land.sites.add(range, Site::Region(region));
         land.reserve_bytes += bytes;
-        match land.arena.add_reserve(bytes) {
-            Some(range) => land.sites.add(range, Site::Region(region)),
-            None => return Err(Refusal::Source(SourceError::new("arena", "no range is left for a reserve"))),
-        }
-        land.note_peak();
+        land.largest_reserve_bytes = land.largest_reserve_bytes.max(bytes);
         Ok(tiers)
     }
 
-    /// One more pool carves from here.
-    pub(in crate::pool) fn join(&self) {
-        self.land.lock().members += 1;
+    /// Claims a reserve of `bytes`, in whole granules if there is room for them, else in whole pages.
+    fn claim_reserve(&self, bytes: u64) -> Result<(u64, usize), Refusal> {
+        let mut land = self.land.lock();
+        let room = self.max_bytes.unwrap_or(u64::MAX).saturating_sub(land.claimed_bytes());
+        let whole = |unit: u64| bytes.checked_next_multiple_of(unit).filter(|&whole| whole <= room);
+        let bytes = whole(GRANULE_BYTES)
+            .or_else(|| whole(PAGE_BYTES as u64))
+            .ok_or(Refusal::Ceiling { needed_bytes: bytes })?;
+        let len = usize::try_from(bytes).ok().filter(|_| bytes <= RANGE_BYTES_MAX).ok_or_else(|| {
+            let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
+            Refusal::Source(SourceError::new("arena", what))
+        })?;
+        land.pending_bytes += bytes;
+        land.note_peak();
+        Ok((bytes, len))
     }
 
     /// The pages of all that is held.
@@ -352,23 +381,26 @@ impl Land {
         self.memory_at(place, bytes)
     }
 
-    fn memory_at(&mut self, place: crate::arena::Place, bytes: u64) -> Option<Memory> {
+    fn memory_at(&mut self, place: Place, bytes: u64) -> Option<Memory> {
         let start = self.sites.address(place)?;
         let id = self.next_id;
         self.next_id += 1;
         Some(Memory::Carved { start, place, bytes, id, claim: None })
     }
 
-    /// Rule 6: could what is idle in front cover what would have to be locked?
-    fn could_cover(&self, bytes: u64, align: u64, idle_bytes: u64, has_walls: bool) -> bool {
-        if has_walls {
+    /// Rule 6: could what is idle in front cover what would have to be locked? Where nothing can be locked beside it, it
+    /// must make up the whole buffer with what is free.
+    fn could_cover(&self, bytes: u64, align: u64, idle_bytes: u64, by_sum: bool) -> bool {
+        if by_sum {
             return idle_bytes + self.arena.figures().free_locked_bytes >= bytes;
         }
         self.arena.missing_bytes(bytes, align).is_some_and(|missing_bytes| idle_bytes >= missing_bytes)
     }
 
-    fn settle(&mut self, plan: Plan, built: Built, now_us: u64) -> (bool, Option<SourceError>) {
-        let Built { outcome, regions, error, locked_bytes, released_bytes, locks, releases } = built;
+    /// Books what the steps of a plan did, before it is settled. Returns the reason if one failed.
+    pub(super) fn note(&mut self, tools: Tools, built: Built) -> Option<SourceError> {
+        let Built { regions, error, locked_bytes, released_bytes, locks, releases, .. } = built;
+        self.sites.keep(tools);
         for (range, region) in regions {
             self.sites.add(range, Site::Region(region));
         }
@@ -378,38 +410,20 @@ impl Land {
         self.calls.alloc_bytes += locked_bytes;
         self.calls.free_bytes += released_bytes;
         self.calls.note_peak();
-        let granted = self.arena.settle(plan, outcome, now_us);
-        (granted, error)
+        error
+    }
+
+    /// Has every pool closed and every buffer come back?
+    pub(super) fn is_deserted(&self) -> bool {
+        self.tenants.is_empty() && self.arena.figures().live_bytes == 0
     }
 }
 
-fn granule_bytes(max_bytes: Option<u64>, least_bytes: u64) -> u64 {
-    let fair = max_bytes.map_or(GRANULE_BYTES, |max_bytes| previous_power_of_two(max_bytes / LEAST_GRANULES));
-    fair.min(GRANULE_BYTES).max(least_bytes)
-}
-
-fn previous_power_of_two(n: u64) -> u64 {
-    n.checked_ilog2().map_or(1, |log| 1 << log)
-}
-
-/// As many addresses as are good to have; fewer where the system refuses, down to what the ceiling needs.
-fn reserve(
-    source: &dyn Source,
-    max_bytes: Option<u64>,
-    granule_bytes: u64,
-) -> Result<crate::backend::Range, SourceError> {
-    let spans = source.spans().ok_or_else(|| SourceError::new("reserve", "the source has walls"))?;
-    let whole = |bytes: u64| (bytes / granule_bytes).max(1) * granule_bytes;
-    let wanted = max_bytes.map_or(RANGE_BYTES_MAX / 2, |max_bytes| max_bytes.saturating_mul(ADDRESSES_PER_BYTE));
-    let mut bytes = whole(wanted.clamp(LEAST_ADDRESS_BYTES, RANGE_BYTES_MAX / 2));
-    let least = whole(max_bytes.unwrap_or(LEAST_ADDRESS_BYTES / 16).min(bytes));
-    loop {
-        let reserved = usize::try_from(bytes)
-            .map_err(|_| SourceError::new("reserve", format!("{bytes} B are more than an address space")))
-            .and_then(|bytes| spans.reserve(bytes));
-        match reserved {
-            Err(_) if bytes > least => bytes = whole(bytes / 2).max(least),
-            reserved => return reserved,
-        }
-    }
+/// Makes somebody's idle buffer room: the borrower's own oldest, else another pool's. False if none is idle, or all of
+/// them would not make up the `lacking_bytes`.
+fn make_way(borrower: &dyn Borrower, tenants: &[Arc<dyn Borrower>], lacking_bytes: u64) -> bool {
+    let idle_bytes: u64 = tenants.iter().map(|tenant| tenant.idle_bytes()).sum();
+    idle_bytes > 0
+        && idle_bytes >= lacking_bytes
+        && (borrower.give_back_oldest() || tenants.iter().any(|tenant| tenant.give_back_oldest()))
 }

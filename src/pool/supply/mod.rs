@@ -11,10 +11,12 @@
 //! Bytes are claimed under the ceiling before the source is asked, and given back on every failing path. No slow call
 //! happens under a lock.
 
+mod addresses;
 mod direct;
 mod gate;
 mod give_back;
 mod ground;
+mod tenants;
 mod works;
 
 use std::ptr::NonNull;
@@ -22,11 +24,12 @@ use std::sync::Arc;
 
 use crate::arena::Place;
 use crate::backend::{Region, SourceError};
-use crate::budget::Claim;
+use crate::budget::{Budget, Claim};
 use crate::stats::Underlying;
 
 pub(super) use direct::Direct;
-pub(super) use ground::{Borrower, Ground, GroundPlan};
+pub(super) use ground::{Ground, GroundPlan};
+pub(super) use tenants::Borrower;
 
 /// What serves the misses of a pool.
 #[derive(Debug)]
@@ -40,7 +43,7 @@ pub(super) enum Supply {
 pub(super) enum Memory {
     /// A region of its own, with its share of the ceiling.
     Whole { region: Region, claim: Claim },
-    /// A piece of the arena, with its share of a partition's own ceiling.
+    /// A piece of the arena, with its share of what its own pool may have.
     Carved { start: NonNull<u8>, place: Place, bytes: u64, id: u64, claim: Option<Claim> },
     /// Ordinary memory that stands in when there is no room: counts against no ceiling, is never kept.
     Pageable { region: Region },
@@ -83,6 +86,20 @@ pub(super) struct Holding {
     pub(super) max_bytes: Option<u64>,
     pub(super) moves: u64,
     pub(super) calls: Underlying,
+}
+
+impl Holding {
+    /// What of it is in blocks under the ceiling of `own`, and nothing else.
+    pub(super) fn of(self, own: &Budget) -> Self {
+        Self {
+            held_bytes: own.held_bytes(),
+            peak_bytes: own.peak_bytes(),
+            block_bytes: own.held_bytes(),
+            max_bytes: own.max_bytes(),
+            calls: self.calls,
+            ..Self::default()
+        }
+    }
 }
 
 impl Memory {

@@ -37,6 +37,25 @@ pub(super) struct Built {
     pub(super) releases: u64,
 }
 
+impl Built {
+    fn nothing() -> Self {
+        Self {
+            outcome: Outcome::Done,
+            regions: Vec::new(),
+            error: None,
+            locked_bytes: 0,
+            released_bytes: 0,
+            locks: 0,
+            releases: 0,
+        }
+    }
+
+    fn released(&mut self, bytes: u64) {
+        self.releases += 1;
+        self.released_bytes += bytes;
+    }
+}
+
 impl Sites {
     pub(super) fn add(&mut self, range: u32, site: Site) {
         self.0.insert(range, site);
@@ -105,26 +124,36 @@ pub(super) struct Tools {
 impl Tools {
     /// Makes the steps of `plan` one after the other, up to the first that fails. Slow calls.
     pub(super) fn build(&mut self, source: &dyn Source, plan: &Plan) -> Built {
-        let mut built = Built {
-            outcome: Outcome::Done,
-            regions: Vec::new(),
-            error: None,
-            locked_bytes: 0,
-            released_bytes: 0,
-            locks: 0,
-            releases: 0,
-        };
+        let mut built = Built::nothing();
         for (done, step) in plan.steps().iter().enumerate() {
             if let Err(error) = self.make(source, step, &mut built) {
                 let (outcome, error) = match error {
                     MoveError::Kept(error) => (Outcome::Failed { done }, error),
-                    MoveError::Lost(error) => (Outcome::Lost { done }, error),
+                    MoveError::Lost(error) => {
+                        if let Step::Move { from, .. } = step {
+                            built.released(from.bytes());
+                        }
+                        (Outcome::Lost { done }, error)
+                    }
                 };
                 (built.outcome, built.error) = (outcome, Some(error));
                 break;
             }
         }
         built
+    }
+
+    /// Makes the steps of `plan`, all of them releases, whichever of them fail; says which did. Slow calls.
+    pub(super) fn release_each(&mut self, source: &dyn Source, plan: &Plan) -> (Built, Vec<usize>) {
+        let (mut built, mut failed) = (Built::nothing(), Vec::new());
+        for (index, step) in plan.steps().iter().enumerate() {
+            if let Err(error) = self.make(source, step, &mut built) {
+                failed.push(index);
+                // The first says why; the others will say the same.
+                built.error.get_or_insert(error.into());
+            }
+        }
+        (built, failed)
     }
 
     fn make(&mut self, source: &dyn Source, step: &Step, built: &mut Built) -> Result<(), MoveError> {
@@ -136,8 +165,7 @@ impl Tools {
             }
             Step::Release { span, .. } => {
                 self.release(source, span).map_err(MoveError::Kept)?;
-                built.releases += 1;
-                built.released_bytes += span.bytes();
+                built.released(span.bytes());
             }
             Step::Move { from, to, .. } => self.relocate(source, from, to)?,
         }

@@ -1,0 +1,121 @@
+//! `pinpool bench copy`: how fast buffers of each back-end go to the device.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use pinpool::config::quantity::parse_bytes;
+use pinpool::{Backend, Pool};
+use serde::Serialize;
+
+use super::far::Far;
+use super::figure::{Measured, gb_per_s, mib};
+use super::sources;
+use crate::Failed;
+use crate::screen::Screen;
+
+/// Copies on their way at once.
+const DEPTH: usize = 8;
+
+/// Copies to the device, queued back to back: GB/s by size, for each back-end and for ordinary memory
+///
+/// `pageable` is the baseline of each size: the same copies from memory that is not pinned. Without a GPU the host sink
+/// takes the copies, to which all memory is alike.
+#[derive(Debug, Args)]
+pub(crate) struct CopyArgs {
+    /// Bytes of a copy; may be given several times
+    #[arg(
+        long = "size",
+        value_name = "SIZE",
+        value_parser = parse_bytes,
+        default_values = ["64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB"]
+    )]
+    sizes: Vec<u64>,
+
+    /// Seconds for each size and back-end
+    #[arg(long, value_name = "S", default_value_t = 0.3)]
+    seconds: f64,
+
+    /// Only this back-end; may be given several times
+    #[arg(long, value_name = "NAME")]
+    backend: Vec<Backend>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// One run; its fields are the JSON object's.
+#[derive(Debug, Serialize)]
+struct Figures {
+    to: String,
+    sizes: Vec<u64>,
+    backends: Vec<OfBackend>,
+    missing: Vec<String>,
+}
+
+/// A rate for each size.
+#[derive(Debug, Serialize)]
+struct OfBackend {
+    backend: &'static str,
+    gb_per_s: Vec<f64>,
+}
+
+pub(crate) fn run(args: &CopyArgs, screen: &Screen) -> Result<(), Failed> {
+    let figures = measure(args).map_err(|error| super::failed(&error, screen))?;
+    if args.json { screen.print(serde_json::json!(figures)) } else { screen.print(figures.table()) }
+}
+
+fn measure(args: &CopyArgs) -> Measured<Figures> {
+    let (backends, missing) = sources::available(&args.backend);
+    let largest = args.sizes.iter().copied().max().unwrap_or(1);
+    let mut far = Far::open(usize::try_from(largest).unwrap_or(usize::MAX))?;
+    let seconds = Duration::try_from_secs_f64(args.seconds).unwrap_or(Duration::from_millis(300));
+    let mut all = Vec::new();
+    // The baseline first: the same road, memory that no driver knows.
+    let named = backends.into_iter().map(|backend| (backend.name(), backend));
+    for (name, backend) in [("pageable", Backend::Heap)].into_iter().chain(named) {
+        let pool = sources::builder(backend).build()?;
+        let rates = args.sizes.iter().map(|&size| rate(&pool, &mut far, size, seconds));
+        all.push(OfBackend { backend: name, gb_per_s: rates.collect::<Result<_, _>>()? });
+    }
+    Ok(Figures { to: far.describe(), sizes: args.sizes.clone(), backends: all, missing })
+}
+
+fn rate(pool: &Pool, far: &mut Far, size: u64, seconds: Duration) -> Measured<f64> {
+    let len = usize::try_from(size).unwrap_or(usize::MAX);
+    let mut bufs = (0..DEPTH).map(|_| pool.get(len)).collect::<Result<Vec<_>, _>>()?;
+    bufs.iter_mut().for_each(|buf| buf.as_mut_slice().fill(1));
+    let mut under_way = VecDeque::new();
+    let (begun, mut bytes) = (Instant::now(), 0);
+    while begun.elapsed() < seconds {
+        for buf in &mut bufs {
+            if under_way.len() == DEPTH
+                && let Some(copy) = under_way.pop_front()
+            {
+                pinpool::Completion::wait(&copy)?;
+            }
+            under_way.push_back(far.copy(buf, len)?);
+            bytes += size;
+        }
+    }
+    under_way.iter().try_for_each(|copy| copy.wait())?;
+    Ok(gb_per_s(bytes, begun.elapsed()))
+}
+
+impl Figures {
+    fn table(&self) -> String {
+        let row = |name: &str, cells: Vec<String>| {
+            let cells: String = cells.iter().map(|cell| format!(" {cell:>9}")).collect();
+            format!("  {name:<10}{cells}")
+        };
+        let mut rows = vec![
+            format!("copies to {}, {DEPTH} queued, GB/s", self.to),
+            row("", self.sizes.iter().map(|&size| mib(size)).collect()),
+        ];
+        let rates = |of: &OfBackend| of.gb_per_s.iter().map(|rate| format!("{rate:.3}")).collect();
+        rows.extend(self.backends.iter().map(|of| row(of.backend, rates(of))));
+        rows.extend(self.missing.iter().map(|why| format!("  not here: {why}")));
+        rows.join("\n")
+    }
+}

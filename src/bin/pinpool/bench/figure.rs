@@ -1,0 +1,31 @@
+//! Figures for people: rates, sizes, rounding.
+
+use std::time::Duration;
+
+/// What a bench finds, or why it could not.
+pub(crate) type Measured<T> = Result<T, pinpool::Error>;
+
+/// 10^9 bytes a second.
+#[allow(clippy::cast_precision_loss)] // A quotient for people.
+pub(crate) fn gb_per_s(bytes: u64, took: Duration) -> f64 {
+    rounded(bytes as f64 / 1e9 / took.as_secs_f64().max(1e-9))
+}
+
+/// Three digits behind the point.
+pub(crate) fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+/// Nanoseconds as microseconds.
+#[allow(clippy::cast_precision_loss)] // As above.
+pub(crate) fn micros(ns: u64) -> f64 {
+    rounded(ns as f64 / 1e3)
+}
+
+/// Bytes in MiB, or in KiB below one.
+#[allow(clippy::cast_precision_loss)] // As above.
+pub(crate) fn mib(bytes: u64) -> String {
+    let (unit, name) = if bytes < 1 << 20 { (1 << 10, "KiB") } else { (1 << 20, "MiB") };
+    let number = format!("{:.1}", bytes as f64 / f64::from(unit));
+    format!("{} {name}", number.strip_suffix(".0").unwrap_or(&number))
+}

@@ -1,0 +1,66 @@
+//! `pinpool bench`: what the pool costs on this machine, for machines without cargo.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `pin` | how fast each back-end pins |
+//! | `stall` | what growth and give-back do to another thread's copies |
+//! | `copy` | how fast buffers go to the device |
+//! | `loader` | what a loader gets out of the pool |
+//! | `far` | where those copy to: the GPU, or the host sink |
+//! | `sources` | the back-ends there are |
+//! | `figure` | figures for people |
+//! | `hit` | a get and its put when the buffer is idle, beside the baselines |
+//! | `keepers` | the pool and the baselines, behind one trait |
+//! | `patterns` | who gets and who puts, on how many threads |
+//! | `histogram` | percentiles of single operations |
+//!
+//! `keepers` and `patterns` serve the criterion benches too.
+
+mod copy;
+mod far;
+mod figure;
+mod histogram;
+mod hit;
+mod keepers;
+mod loader;
+mod patterns;
+mod pin;
+mod sources;
+mod stall;
+
+use clap::{Args, Subcommand};
+
+use crate::Failed;
+use crate::screen::Screen;
+
+/// Measures the pool on this machine
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Hit(hit::HitArgs),
+    Pin(pin::PinArgs),
+    Stall(stall::StallArgs),
+    Copy(copy::CopyArgs),
+    Loader(loader::LoaderArgs),
+}
+
+pub(crate) fn run(args: &BenchArgs, screen: &Screen) -> Result<(), Failed> {
+    match &args.what {
+        What::Hit(args) => hit::run(args, screen),
+        What::Pin(args) => pin::run(args, screen),
+        What::Stall(args) => stall::run(args, screen),
+        What::Copy(args) => copy::run(args, screen),
+        What::Loader(args) => loader::run(args, screen),
+    }
+}
+
+/// Says why a bench could not be run.
+fn failed(error: &pinpool::Error, screen: &Screen) -> Failed {
+    screen.say(error);
+    if error.is_setting() { Failed::Settings } else { Failed::Work }
+}

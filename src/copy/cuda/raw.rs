@@ -1,0 +1,63 @@
+//! Device memory that another framework allocated.
+#![allow(unsafe_code)] // Vouches for an address.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, sys};
+
+/// Device memory of another framework, for copies from and to it. Owns nothing and orders nothing: that is left to its
+/// owner.
+///
+/// ```no_run
+/// # fn of_a_framework() -> (cudarc::driver::sys::CUstream, u64) { unimplemented!() }
+/// # let pool = pinpool::Pool::from_env()?;
+/// use pinpool::copy::cuda::RawMem;
+///
+/// let context = cudarc::driver::CudaContext::new(0).unwrap();
+/// let (stream, address) = of_a_framework();
+/// // SAFETY: the framework keeps both alive until the copy is over.
+/// let stream = unsafe { context.wrap_borrowed_stream(stream) };
+/// let mut memory = unsafe { RawMem::from_raw(address, 4096, stream.clone()) };
+/// pool.get(4096)?.copy_to(&stream, &mut memory)?;
+/// # Ok::<(), pinpool::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct RawMem {
+    address: sys::CUdeviceptr,
+    len: usize,
+    stream: Arc<CudaStream>,
+}
+
+impl RawMem {
+    /// `len` bytes at `address` of the device of `stream`.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are allocated until every copy made through this is over, and whoever else uses them does so in order
+    /// with those copies.
+    pub unsafe fn from_raw(address: u64, len: usize, stream: Arc<CudaStream>) -> Self {
+        Self { address, len, stream }
+    }
+}
+
+impl DeviceSlice<u8> for RawMem {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+}
+
+impl DevicePtr<u8> for RawMem {
+    fn device_ptr<'a>(&'a self, _stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        (self.address, SyncOnDrop::Record(None))
+    }
+}
+
+impl DevicePtrMut<u8> for RawMem {
+    fn device_ptr_mut<'a>(&'a mut self, _stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        (self.address, SyncOnDrop::Record(None))
+    }
+}

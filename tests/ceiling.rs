@@ -1,0 +1,159 @@
+//! Many threads, a source that fails at random, and the bytes it really holds: never over the ceiling, at no instant.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use counting::Counting;
+use pinpool::backend::fault::FaultSource;
+use pinpool::{Backend, OnFull, PinnedBuf, Pool, PressureFrom};
+
+mod counting;
+
+const THREADS: u64 = 8;
+const GETS: usize = if cfg!(debug_assertions) { 4_000 } else { 20_000 };
+
+/// xorshift64, so that a run can be repeated as far as threads allow.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+}
+
+/// Fails one call in 44 of each kind, and as many moves half way.
+fn faulty(counting: &Arc<Counting>, seed: u64) -> Arc<FaultSource> {
+    let source = FaultSource::around(counting.clone());
+    let mut dice = Dice(seed | 1);
+    for index in 0..200_000 {
+        match dice.roll(44) {
+            0 => source.fail_acquire(index),
+            1 => source.fail_release(index),
+            2 => source.fail_move(index),
+            3 => source.lose_move(index),
+            _ => {}
+        }
+    }
+    Arc::new(source)
+}
+
+fn work(pool: &Pool, seed: u64) -> usize {
+    let mut dice = Dice(seed);
+    let mut held: VecDeque<PinnedBuf> = VecDeque::new();
+    let mut failed = 0;
+    for _ in 0..GETS {
+        // From a page to 3 MiB, small ones more often.
+        let len = (1 + dice.roll(3 << 20)) >> dice.roll(12);
+        match pool.get(usize::try_from(len.max(1)).unwrap()) {
+            Ok(buffer) => held.push_back(buffer),
+            Err(_) => failed += 1,
+        }
+        while held.len() as u64 > dice.roll(12) {
+            held.pop_front();
+        }
+        match dice.roll(500) {
+            0 => pool.trim(dice.roll(16 << 20)),
+            1 => pool.clear(),
+            2 => drop(pool.stats()),
+            _ => {}
+        }
+    }
+    failed
+}
+
+fn never_passed(counting: &Arc<Counting>, max_bytes: u64, reserve: u64, limit: u64, on_full: OnFull) {
+    let source = faulty(counting, max_bytes ^ limit);
+    let pool = Pool::builder()
+        .without_env()
+        .backend(Backend::Source(source.clone()))
+        .max_bytes(max_bytes)
+        .pool_size_limit(limit)
+        .auto_resize(limit > 0)
+        .retain(Duration::ZERO)
+        .wait(Duration::from_micros(200))
+        .on_full(on_full)
+        .pressure(PressureFrom::Off)
+        .build()
+        .unwrap();
+    if reserve > 0 {
+        // The first tries may be told to fail.
+        while pool.prewarm(reserve).is_err() {}
+    }
+    let eval = pool.partition("eval", max_bytes / 2).unwrap();
+    let barrier = Barrier::new(usize::try_from(THREADS).unwrap());
+    thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (pool, barrier) = (if number % 4 == 3 { &eval } else { &pool }, &barrier);
+            scope.spawn(move || {
+                barrier.wait();
+                let failed = work(pool, 0x9E37_79B9_7F4A_7C15 ^ (number + 1));
+                assert!(failed < GETS, "some are served");
+            });
+        }
+    });
+    let (all, part) = (pool.stats(), eval.stats());
+    assert_eq!((all.validate(), part.validate()), (Ok(()), Ok(())));
+    assert!(counting.peak_bytes() <= max_bytes, "{} B held, ceiling {max_bytes}", counting.peak_bytes());
+    assert!(all.peak_pinned_bytes <= max_bytes && part.peak_pinned_bytes <= max_bytes / 2);
+    assert_eq!(all.pinned_bytes, counting.held_bytes());
+    assert_eq!(all.underlying.alloc_bytes - all.underlying.free_bytes, counting.held_bytes());
+    let calls = all.underlying.allocs + all.underlying.frees;
+    assert!(calls > 0 && (all.underlying.failures > 0 || calls < 100), "{:?}", all.underlying);
+    drop((pool, eval));
+    // What a failing release left at the very end was given up with its addresses.
+    assert!(counting.held_bytes() == 0 || source.releases() > 0);
+    assert_eq!(counting.ranges(), 0);
+}
+
+#[test]
+fn is_kept_by_a_source_that_spans() {
+    for (max_bytes, reserve, limit) in [(8 << 20, 0, 100), (20 << 20, 4 << 20, 3), (999_999, 0, 0)] {
+        never_passed(&Counting::spanning(), max_bytes, reserve, limit, OnFull::Error);
+    }
+}
+
+#[test]
+fn is_kept_by_a_source_with_walls() {
+    for (max_bytes, reserve, limit) in [(8 << 20, 0, 100), (20 << 20, 4 << 20, 3), (999_999, 0, 0)] {
+        never_passed(&Counting::walled(), max_bytes, reserve, limit, OnFull::Error);
+    }
+}
+
+#[test]
+fn is_kept_where_ordinary_memory_stands_in() {
+    for counting in [Counting::spanning(), Counting::walled()] {
+        never_passed(&counting, 8 << 20, 0, 10, OnFull::Pageable);
+    }
+}
+
+#[test]
+fn everything_comes_back_from_a_source_that_does_not_fail() {
+    for counting in [Counting::spanning(), Counting::walled()] {
+        let backend = Backend::Source(counting.clone());
+        let pool = Pool::builder()
+            .without_env()
+            .backend(backend)
+            .wait(Duration::from_micros(200))
+            .max_bytes(12 << 20)
+            .pressure(PressureFrom::Off)
+            .build();
+        let pool = pool.unwrap();
+        thread::scope(|scope| {
+            (1..=THREADS).for_each(|number| {
+                drop(scope.spawn({
+                    let pool = pool.clone();
+                    move || work(&pool, number << 40 | 1)
+                }))
+            });
+        });
+        assert_eq!(pool.stats().validate(), Ok(()));
+        assert!(counting.peak_bytes() <= 12 << 20);
+        drop(pool);
+        assert_eq!((counting.held_bytes(), counting.ranges()), (0, 0));
+    }
+}

@@ -1,0 +1,119 @@
+//! A source that counts what is really held, at every instant, over another one.
+#![allow(unsafe_code, dead_code)] // Wraps the unsafe `Source` and `Span`; not every test asks everything.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use pinpool::backend::sim::SimSource;
+use pinpool::backend::{MoveError, Range, Region, Source, SourceError, Span};
+
+/// Counts bytes from before they are taken until after they are back: never less than what is held.
+#[derive(Debug)]
+pub(crate) struct Counting {
+    inner: SimSource,
+    held_bytes: AtomicU64,
+    peak_bytes: AtomicU64,
+    ranges: AtomicI64,
+}
+
+impl Counting {
+    pub(crate) fn spanning() -> Arc<Self> {
+        Self::over(SimSource::new(1 << 40))
+    }
+
+    pub(crate) fn walled() -> Arc<Self> {
+        Self::over(SimSource::walled(1 << 40))
+    }
+
+    fn over(inner: SimSource) -> Arc<Self> {
+        let (held_bytes, peak_bytes) = Default::default();
+        Arc::new(Self { inner, held_bytes, peak_bytes, ranges: AtomicI64::new(0) })
+    }
+
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.held_bytes.load(Ordering::SeqCst)
+    }
+
+    /// Most bytes held at any instant.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        self.peak_bytes.load(Ordering::SeqCst)
+    }
+
+    /// Ranges of addresses that have not been given back.
+    pub(crate) fn ranges(&self) -> i64 {
+        self.ranges.load(Ordering::SeqCst)
+    }
+
+    fn taking<T>(&self, bytes: u64, take: impl FnOnce() -> Result<T, SourceError>) -> Result<T, SourceError> {
+        let held_bytes = self.held_bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
+        self.peak_bytes.fetch_max(held_bytes, Ordering::SeqCst);
+        take().inspect_err(|_| self.gone(bytes))
+    }
+
+    fn ranges_are(&self, more: i64) {
+        self.ranges.fetch_add(more, Ordering::SeqCst);
+    }
+
+    fn gone(&self, bytes: u64) {
+        let before = self.held_bytes.fetch_sub(bytes, Ordering::SeqCst);
+        assert!(before >= bytes, "{bytes} B given back, {before} B held");
+    }
+}
+
+// SAFETY: every call is the wrapped source's own.
+unsafe impl Source for Counting {
+    fn name(&self) -> &'static str {
+        "counting"
+    }
+
+    fn is_pinned(&self) -> bool {
+        true
+    }
+
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        self.taking(Source::held_bytes(self, len_bytes) as u64, || self.inner.acquire(len_bytes))
+    }
+
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        let held_bytes = Source::held_bytes(self, region.len_bytes()) as u64;
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.release(region) }.inspect(|()| self.gone(held_bytes))
+    }
+
+    fn spans(&self) -> Option<&dyn Span> {
+        self.inner.spans().map(|_| self as &dyn Span)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Span for Counting {
+    fn granule_bytes(&self) -> usize {
+        Span::granule_bytes(&self.inner)
+    }
+
+    fn reserve(&self, len_bytes: usize) -> Result<Range, SourceError> {
+        self.inner.reserve(len_bytes).inspect(|_| self.ranges_are(1))
+    }
+
+    unsafe fn lock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        // SAFETY: as above.
+        self.taking(bytes as u64, || unsafe { self.inner.lock(range, offset, bytes) })
+    }
+
+    unsafe fn unlock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        // SAFETY: as above.
+        unsafe { self.inner.unlock(range, offset, bytes) }.inspect(|()| self.gone(bytes as u64))
+    }
+
+    unsafe fn relocate(&self, range: &Range, from: usize, to: usize, bytes: usize) -> Result<(), MoveError> {
+        // SAFETY: as above: one after the other, so that both count.
+        unsafe { self.unlock(range, from, bytes) }.map_err(MoveError::Kept)?;
+        // SAFETY: as above.
+        unsafe { self.lock(range, to, bytes) }.map_err(MoveError::Lost)
+    }
+
+    unsafe fn unreserve(&self, range: Range) -> Result<(), SourceError> {
+        // SAFETY: as above.
+        unsafe { self.inner.unreserve(range) }.inspect(|()| self.ranges_are(-1))
+    }
+}
