@@ -44,7 +44,7 @@ impl Ours {
     fn locked(bytes: u64) -> Self {
         let mut arena = Arena::new(Growth::Granules(GRANULE), Retain::default());
         arena.add_spanning(bytes.next_multiple_of(GRANULE)).expect("a range");
-        let room = Room { lock_bytes: u64::MAX, may_release_regions: true };
+        let room = Room { lock_bytes: u64::MAX, may_release_regions: true, step_bytes: u64::MAX };
         let plan = arena.grow(bytes, PAGE, room).expect("room");
         let place = plan.place().expect("a buffer");
         assert!(arena.settle(plan, Outcome::Done, 0));

@@ -106,6 +106,11 @@ impl PinnedBuf {
         self.block.as_ref().is_some_and(Block::is_pinned)
     }
 
+    /// Memory node that it was placed on; `None` where the machine has one only, or nobody knows.
+    pub fn numa_node(&self) -> Option<u32> {
+        self.block.as_ref().and_then(Block::numa_node)
+    }
+
     /// Number of the acquisition that made this buffer: the same whenever it is reused, never that of another of its
     /// source. `None` for zero bytes.
     pub fn id(&self) -> Option<u64> {
@@ -145,6 +150,7 @@ impl PinnedBuf {
         if !self.is_free() && !self.wait_for_uses() {
             return &mut [];
         }
+        self.disembark();
         // SAFETY: no copy uses the bytes, as the wait said.
         unsafe { self.bytes_for_device() }
     }
@@ -219,6 +225,7 @@ impl PinnedBuf {
             return Ok(Completion::already());
         }
         self.check_process()?;
+        self.board();
         // SAFETY: the block goes to the in-flight room below with this copy's fence, which keeps it from every other use
         // until the copy is over; on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), self.fence_kind()) };
@@ -260,6 +267,7 @@ impl PinnedBuf {
         self.check_process()?;
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (invariant 1).
         let source = unsafe { self.start().add(range.start) };
+        self.board();
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
         // pool, until the copy is over (invariant 2); on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, FenceKind::Event) };
@@ -299,6 +307,7 @@ impl PinnedBuf {
         self.check_process()?;
         // What earlier copies use must not be overwritten. A copy into it that failed shows when this buffer is put back.
         let _failures_stay = self.wait_for_uses();
+        self.board();
         // SAFETY: the fence is recorded below, and from then on nothing touches the memory, nor does it return to the pool,
         // until the copy is over (invariant 2); on a refusal nothing was enqueued.
         let fetched = unsafe { copy::fetch(stream, source, self.start().as_ptr(), self.len()) };
@@ -343,6 +352,8 @@ impl PinnedBuf {
             return Ok(());
         }
         self.check_process()?;
+        // What others enqueued is known from here on.
+        self.board();
         match mark() {
             Ok(fence) => {
                 // Whether it read or wrote: nobody looks at the bytes before they are overwritten.
@@ -385,6 +396,18 @@ impl PinnedBuf {
     fn record_write(&mut self, fence: SharedFence) {
         if let Some(block) = &mut self.block {
             block.loan_mut().uses.record_write(fence);
+        }
+    }
+
+    /// Before each copy: it may have to wait for memory that goes back to the driver.
+    pub(crate) fn board(&self) {
+        self.block.iter().for_each(Block::board);
+    }
+
+    /// Once no copy uses it any more, it need not wait for the put to say so.
+    fn disembark(&mut self) {
+        if self.is_free() {
+            self.block.iter().for_each(Block::disembark);
         }
     }
 

@@ -8,6 +8,7 @@
 //! | `preset P, back-end B ...` | info | says the rules, what holds the memory and why nothing better does, and the ceiling |
 //! | `pinned N bytes ...` | info | nothing while it ends; each line is a doubling |
 //! | `reserve: N of M bytes ...` | info | nothing: the start is pinning `PINPOOL_RESERVE` |
+//! | `reserve: N bytes are in ...` | info | the pages really obtained; not huge ones: look at `transparent_hugepage` |
 //! | `partition NAME ...` | info | nothing: a pool with a ceiling of its own was made |
 //! | `no room for N bytes ...` | warn | raise `PINPOOL_MAX_BYTES`, lower the prefetch, or raise `PINPOOL_WAIT` |
 //! | `room again after ...` | warn | says how long that lasted and what it cost |
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::backend::SourceError;
+use crate::backend::{PageTiers, SourceError};
 use crate::config::Warning;
 use crate::error::{Error, Holdings};
 use crate::policy::Check;
@@ -166,6 +167,11 @@ pub(crate) fn grown(pinned_bytes: u64, page_locks: u64, max_bytes: Option<u64>) 
 
 pub(crate) fn reserving(done_bytes: u64, of_bytes: u64) {
     log::info!("reserve: {done_bytes} of {of_bytes} bytes pinned");
+}
+
+pub(crate) fn reserved(bytes: u64, tiers: &PageTiers, numa_node: Option<u32>) {
+    let node = numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
+    log::info!("reserve: {bytes} bytes are in {tiers}{node}");
 }
 
 pub(crate) fn partitioned(name: &str, max_bytes: u64) {

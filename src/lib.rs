@@ -48,7 +48,7 @@ pub mod trace;
 
 pub use backend::Backend;
 pub use buffer::PinnedBuf;
-pub use config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureFrom};
+pub use config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureFrom, Release};
 pub use copy::{Arriving, Completion};
 pub use diag::{Cadence, CheckReport};
 pub use error::{Error, Result};

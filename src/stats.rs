@@ -116,6 +116,11 @@ pub struct Stats {
     pub arena_free_bytes: u64,
     /// Bytes in granules that are being locked, moved or released.
     pub arena_transit_bytes: u64,
+    /// Of the free bytes, those that go back to the system as soon as no copy is in flight: until then they are used
+    /// again first. Only back-ends whose release waits for the device (`register`, `cuda`) have any.
+    pub awaiting_release_bytes: u64,
+    /// Gets that waited for the copies in flight so that such bytes could go (`PINPOOL_RELEASE=force`).
+    pub drains: u64,
     /// Bytes pinned by [`Pool::prewarm`](crate::Pool::prewarm) or `PINPOOL_RESERVE`, kept to the end.
     pub reserve_bytes: u64,
     /// Runs of granules that were moved instead of locked anew.

@@ -17,7 +17,9 @@ use std::thread;
 
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, result};
-use pinpool::backend::{CudaSource, PAGE_BYTES, RANGE_ALIGN_BYTES, Range, Region, Source, Span};
+use pinpool::backend::{
+    CudaSource, PAGE_BYTES, RANGE_ALIGN_BYTES, Range, Region, RegisterSource, Source, Span, VmmSource,
+};
 use pinpool::{Backend, FenceKind, Pool, Preset, Rounding};
 
 mod driver_facts;
@@ -109,27 +111,35 @@ fn a_buffer_comes_back_when_its_copy_is_over() {
 
 #[test]
 fn recycled_buffers_carry_every_batch_whole_under_churn() {
-    [FenceKind::Event, FenceKind::Timeline].into_iter().for_each(churn);
+    let Some(context) = device() else { return };
+    // Few classes and exact sizes, so that buffers are reused at once.
+    let tensorflow = || Pool::builder().without_env().preset(Preset::Tensorflow).rounding(Rounding::Pow2);
+    for kind in [FenceKind::Event, FenceKind::Timeline] {
+        churn(&context, &tensorflow().backend(Backend::Cuda).fence(kind).build().unwrap());
+    }
+    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
+        // A tight ceiling, so that memory is moved and given back all the time.
+        churn(&context, &Pool::builder().without_env().backend(backend).max_bytes(96 << 20).build().unwrap());
+    }
 }
 
-fn churn(kind: FenceKind) {
+#[test]
+fn the_sources_made_for_an_arena_keep_the_contract() {
+    if device().is_none() {
+        return;
+    }
+    suite::run(&VmmSource::new(0, None).unwrap());
+    suite::run(&RegisterSource::new(0, None).unwrap());
+}
+
+fn churn(context: &Arc<CudaContext>, pool: &Pool) {
     const THREADS: u64 = 8;
     const BATCHES: u64 = 48;
     const STREAMS: u64 = 3;
-    let Some(context) = device() else { return };
-    // Few classes and exact sizes, so that buffers are reused at once.
-    let pool = Pool::builder()
-        .without_env()
-        .preset(Preset::Tensorflow)
-        .backend(Backend::Cuda)
-        .rounding(Rounding::Pow2)
-        .fence(kind)
-        .build()
-        .unwrap();
     let sent = AtomicU64::new(0);
     thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (pool, context, sent) = (&pool, &context, &sent);
+            let sent = &sent;
             scope.spawn(move || {
                 context.bind_to_thread().unwrap();
                 let lane = || {

@@ -16,6 +16,9 @@ pub struct Room {
     pub lock_bytes: u64,
     /// Whether regions may be released now: nothing of this pool is in flight. Spanning sources need not ask.
     pub may_release_regions: bool,
+    /// Longest region that is locked at once unless a single buffer needs more: short while copies are running, since
+    /// locking holds them up. Spanning sources need not ask.
+    pub step_bytes: u64,
 }
 
 /// There is no place for a buffer that keeps within the room given.
@@ -139,8 +142,8 @@ impl Arena {
             }
         }
         let room_bytes = room.lock_bytes.saturating_add(replaced + given_up);
-        let region =
-            region_bytes(held - replaced, bytes, replaced, room_bytes).ok_or_else(|| self.full(bytes - room_bytes))?;
+        let region = region_bytes(held - replaced, bytes, replaced, room_bytes, room.step_bytes)
+            .ok_or_else(|| self.full(bytes - room_bytes))?;
         let id = self.add_range(Kind::Walled, region, own).ok_or_else(|| self.full(bytes))?;
         let span = Span::new(Place::new(id, 0), region);
         let (mut steps, mut idle_before) = (Vec::new(), Vec::new());
@@ -276,7 +279,7 @@ mod tests {
 
     const PAGE: u64 = 4096;
     const GRANULE: u64 = 2 << 20;
-    const NO_CEILING: Room = Room { lock_bytes: u64::MAX, may_release_regions: true };
+    const NO_CEILING: Room = Room { lock_bytes: u64::MAX, may_release_regions: true, step_bytes: u64::MAX };
 
     fn spanning() -> Arena {
         let mut arena = Arena::new(Growth::Granules(GRANULE), Retain::default());
@@ -331,7 +334,8 @@ mod tests {
         assert!(matches!(plan.steps(), [Step::Lock { .. }]), "{plan:?}");
         assert!(!arena.settle(plan, Outcome::Failed { done: 0 }, 2));
         // ... at the ceiling it is moved, and what is still missing is refused.
-        let room = |granules: u64| Room { lock_bytes: granules * GRANULE, may_release_regions: true };
+        let room =
+            |granules: u64| Room { lock_bytes: granules * GRANULE, may_release_regions: true, step_bytes: u64::MAX };
         let plan = arena.grow(2 * GRANULE, PAGE, room(1)).unwrap();
         let from = Span::new(places[3], GRANULE);
         assert!(matches!(plan.steps(), [Step::Move { from: moved, .. }, Step::Lock { .. }] if *moved == from));

@@ -58,6 +58,12 @@ impl Plan {
         &self.steps
     }
 
+    /// Does any of them give memory back?
+    #[must_use]
+    pub fn gives_back(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Release { .. }))
+    }
+
     /// Where the buffer lies, once all steps are done.
     #[must_use]
     pub fn place(&self) -> Option<Place> {

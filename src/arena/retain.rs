@@ -116,12 +116,18 @@ impl Default for Retain {
 }
 
 impl Retain {
+    /// The idle runs whose time has come, longest empty first.
+    pub(super) fn due(self, idle: &Idle, now_us: u64) -> impl Iterator<Item = IdleRun> + '_ {
+        let is_due = move |run: &IdleRun| {
+            self.retain_us.is_some_and(|retain_us| run.since_us.saturating_add(retain_us) <= now_us)
+        };
+        idle.oldest_first().take_while(is_due)
+    }
+
     /// The idle granules that go at `now_us`, of `granule_bytes` each (`None`: a run is one region, gone as a whole).
     pub(super) fn going(&self, idle: &Idle, granule_bytes: Option<u64>, now_us: u64) -> Vec<Span> {
-        let Some(retain_us) = self.retain_us else { return Vec::new() };
-        let due = |run: &IdleRun| run.since_us.saturating_add(retain_us) <= now_us;
         let granules = |span: Span| granule_bytes.map_or(1, |granule_bytes| span.bytes() / granule_bytes);
-        let due_granules: u64 = idle.oldest_first().take_while(due).map(|run| granules(run.span)).sum();
+        let due_granules: u64 = self.due(idle, now_us).map(|run| granules(run.span)).sum();
         let mut to_go = due_granules.div_ceil(self.share.max(1));
         let mut going = Vec::new();
         for run in idle.oldest_first() {

@@ -20,6 +20,18 @@ impl Arena {
         self.release(going)
     }
 
+    /// Would [`Arena::release_due`] have something to do?
+    #[must_use]
+    pub fn is_release_due(&self, now_us: u64) -> bool {
+        now_us >= self.next_release_us && self.retain.due(&self.idle, now_us).next().is_some()
+    }
+
+    /// Bytes in idle granules whose time has come by `now_us`.
+    #[must_use]
+    pub fn due_bytes(&self, now_us: u64) -> u64 {
+        self.retain.due(&self.idle, now_us).map(|run| run.span.bytes()).sum()
+    }
+
     /// Idle granules, longest empty first, until what stays locked is at most `to_bytes` or nothing is idle.
     pub fn release_down_to(&mut self, to_bytes: u64) -> Option<Plan> {
         let leaving = self.figures.transit_bytes - self.locking_bytes;
@@ -108,7 +120,7 @@ mod tests {
     fn idle() -> Arena {
         let mut arena = Arena::new(Growth::Granules(GRANULE), Retain::default());
         arena.add_spanning(64 * GRANULE).unwrap();
-        let room = Room { lock_bytes: u64::MAX, may_release_regions: true };
+        let room = Room { lock_bytes: u64::MAX, may_release_regions: true, step_bytes: u64::MAX };
         let plan = arena.grow(10 * GRANULE, GRANULE, room).unwrap();
         assert!(arena.settle(plan, Outcome::Done, 0));
         for second in 0..10 {

@@ -1,13 +1,22 @@
 //! Which source serves here: the one asked for, or the best that works.
 //!
-//! `Auto` tries `cuda`, `mlock`, `heap` in this order and keeps, for the log line, why each better one was passed over.
+//! | preset | `Auto` tries, in this order |
+//! | --- | --- |
+//! | `adaptive` | `vmm`, `register`, `cuda`, `mlock`, `heap` |
+//! | `tensorflow` | `cuda`, `mlock`, `heap`: each miss is an allocation of its own there, for which the first two are not made |
+//!
+//! Why each better one was passed over is kept for the log line. Trying asks a driver what it can do, and creates no
+//! context.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use super::mlock::LockLimit;
 use super::sim::SimSource;
 use super::{Backend, HeapSource, MlockSource, Source};
+use crate::config::Preset;
 use crate::error::{Kind, Result};
+use crate::machine;
 
 /// Below this much lockable memory, `Auto` takes `heap`: a pool that can hold no more than a batch or two is no pool.
 const LEAST_LOCKABLE_BYTES: u64 = 64 << 20;
@@ -28,27 +37,71 @@ impl Chosen {
     }
 }
 
-/// Finds the source for `backend`; `max_bytes` is the ceiling that the user set, if any.
-pub(crate) fn choose(backend: &Backend, device: u32, max_bytes: Option<u64>) -> Result<Chosen> {
-    match backend {
-        Backend::Auto => Ok(best(device, max_bytes)),
-        Backend::Cuda => {
-            cuda(device).map(Chosen::just).map_err(|why| Kind::Unavailable { backend: "cuda", why }.into())
+/// What the memory is near to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Place {
+    /// Ordinal of the GPU.
+    pub(crate) device: u32,
+    /// Memory node asked for; `None` is the GPU's.
+    pub(crate) node: Option<u32>,
+}
+
+/// The node, where there is a choice of nodes.
+fn checked(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
+    let Some(asked) = node else { return Ok(None) };
+    let nodes = machine::numa_nodes(root);
+    match nodes.len() {
+        0 | 1 => Ok(None),
+        _ if nodes.contains(&asked) => Ok(node),
+        _ => {
+            let why = format!("no such memory node, the machine has {nodes:?}");
+            Err(Kind::Setting { name: "PINPOOL_NUMA_NODE", value: asked.to_string(), why }.into())
         }
-        Backend::Mlock => Ok(Chosen::just(Arc::new(MlockSource::new()))),
+    }
+}
+
+fn mlock_on(node: Option<u32>) -> MlockSource {
+    node.map_or_else(MlockSource::new, MlockSource::on_node)
+}
+
+/// Finds the source for `backend` under the rules of `preset`; `max_bytes` is the ceiling that the user set, if any.
+pub(crate) fn choose(backend: &Backend, preset: Preset, place: Place, max_bytes: Option<u64>) -> Result<Chosen> {
+    let place = Place { node: checked(Path::new("/"), place.node)?, ..place };
+    match backend {
+        Backend::Auto => Ok(best(preset, place, max_bytes)),
+        Backend::Vmm | Backend::Register if preset == Preset::Tensorflow => {
+            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is an allocation of its own and each eviction \
+                       a release, which this back-end makes slower than cuda does";
+            Err(Kind::Setting { name: "PINPOOL_BACKEND", value: backend.name().to_owned(), why: why.to_owned() }.into())
+        }
+        Backend::Vmm | Backend::Register | Backend::Cuda => {
+            let name = backend.name();
+            of_driver(name, place).map(Chosen::just).map_err(|why| Kind::Unavailable { backend: name, why }.into())
+        }
+        Backend::Mlock => Ok(Chosen::just(Arc::new(mlock_on(place.node)))),
         Backend::Heap => Ok(Chosen::just(Arc::new(HeapSource::new()))),
         Backend::Sim { total_bytes } => Ok(Chosen::just(Arc::new(SimSource::new(*total_bytes)))),
         Backend::Source(source) => Ok(Chosen::just(source.clone())),
     }
 }
 
-fn best(device: u32, max_bytes: Option<u64>) -> Chosen {
-    let mut passed_over = Vec::new();
-    match cuda(device) {
-        Ok(source) => return Chosen::just(source),
-        Err(why) => passed_over.push(("cuda", why)),
+/// The back-ends of the driver that suit `preset`, best first.
+fn of_driver_for(preset: Preset) -> &'static [&'static str] {
+    match preset {
+        Preset::Adaptive => &["vmm", "register", "cuda"],
+        Preset::Tensorflow => &["cuda"],
     }
-    let mlock = MlockSource::new();
+}
+
+fn best(preset: Preset, place: Place, max_bytes: Option<u64>) -> Chosen {
+    let mut passed_over = Vec::new();
+    for &name in of_driver_for(preset) {
+        match of_driver(name, place) {
+            Ok(source) => return Chosen { source, lock_limit_bytes: None, passed_over },
+            Err(why) => passed_over.push((name, why)),
+        }
+    }
+    let mlock = mlock_on(place.node);
     match usable_lock_limit(&mlock, max_bytes) {
         Ok(lock_limit_bytes) => Chosen { source: Arc::new(mlock), lock_limit_bytes, passed_over },
         Err(why) => {
@@ -75,13 +128,18 @@ fn usable_lock_limit(mlock: &MlockSource, max_bytes: Option<u64>) -> Result<Opti
 }
 
 #[cfg(feature = "cuda")]
-fn cuda(device: u32) -> Result<Arc<dyn Source>, String> {
-    super::CudaSource::new(device).map(|source| Arc::new(source) as _).map_err(|error| error.to_string())
+fn of_driver(name: &str, place: Place) -> Result<Arc<dyn Source>, String> {
+    match name {
+        "vmm" => super::VmmSource::new(place.device, place.node).map(|source| Arc::new(source) as _),
+        "register" => super::RegisterSource::new(place.device, place.node).map(|source| Arc::new(source) as _),
+        _ => super::CudaSource::new(place.device).map(|source| Arc::new(source) as _),
+    }
+    .map_err(|error| error.to_string())
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda(_device: u32) -> Result<Arc<dyn Source>, String> {
-    Err("built without the `cuda` feature".to_owned())
+fn of_driver(_name: &str, place: Place) -> Result<Arc<dyn Source>, String> {
+    Err(format!("built without the `cuda` feature: device {} is out of reach", place.device))
 }
 
 #[cfg(test)]
@@ -90,23 +148,56 @@ mod tests {
 
     #[test]
     fn auto_always_finds_a_source_and_says_why_not_the_better_ones() {
-        let chosen = choose(&Backend::Auto, 0, None).unwrap();
-        let rank = ["cuda", "mlock", "heap"].iter().position(|&name| name == chosen.source.name()).unwrap();
-        assert_eq!(chosen.passed_over.len(), rank);
-        assert!(chosen.passed_over.iter().all(|(_, why)| !why.is_empty()));
+        for preset in [Preset::Adaptive, Preset::Tensorflow] {
+            let chosen = choose(&Backend::Auto, preset, Place::default(), None).unwrap();
+            let order: Vec<&str> = of_driver_for(preset).iter().copied().chain(["mlock", "heap"]).collect();
+            let rank = order.iter().position(|&name| name == chosen.source.name()).unwrap();
+            let passed_over: Vec<&str> = chosen.passed_over.iter().map(|(name, _)| *name).collect();
+            assert_eq!(passed_over, order[..rank]);
+            assert!(chosen.passed_over.iter().all(|(_, why)| !why.is_empty()));
+        }
     }
 
     #[test]
     fn a_source_asked_for_is_the_source_taken() {
         for backend in [Backend::Mlock, Backend::Heap, Backend::Sim { total_bytes: 1 << 20 }] {
-            assert_eq!(choose(&backend, 0, None).unwrap().source.name(), backend.name());
+            assert_eq!(
+                choose(&backend, Preset::Adaptive, Place::default(), None).unwrap().source.name(),
+                backend.name()
+            );
+        }
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn a_memory_node_that_is_not_there_is_named_and_one_node_is_no_choice() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("sys/devices/system/node");
+        std::fs::create_dir_all(&folder).unwrap();
+        assert_eq!(checked(root.path(), Some(3)).unwrap(), None, "nobody says");
+        std::fs::write(folder.join("online"), "0\n").unwrap();
+        assert_eq!(checked(root.path(), Some(3)).unwrap(), None);
+        std::fs::write(folder.join("online"), "0-1\n").unwrap();
+        assert_eq!(checked(root.path(), Some(1)).unwrap(), Some(1));
+        let error = checked(root.path(), Some(3)).unwrap_err();
+        assert!(error.is_setting() && error.to_string().contains("PINPOOL_NUMA_NODE=3"), "{error}");
+    }
+
+    #[test]
+    fn what_is_made_for_an_arena_is_refused_without_one() {
+        for backend in [Backend::Vmm, Backend::Register] {
+            let error = choose(&backend, Preset::Tensorflow, Place::default(), None).unwrap_err();
+            assert!(error.is_setting(), "{error}");
+            for word in [backend.name(), "PINPOOL_BACKEND", "PINPOOL_PRESET=adaptive"] {
+                assert!(error.to_string().contains(word), "{error}");
+            }
         }
     }
 
     #[cfg(not(feature = "cuda"))]
     #[test]
     fn cuda_without_its_feature_is_an_error_that_says_so() {
-        let error = choose(&Backend::Cuda, 0, None).unwrap_err();
+        let error = choose(&Backend::Cuda, Preset::Adaptive, Place::default(), None).unwrap_err();
         assert!(error.is_backend() && error.to_string().contains("feature"), "{error}");
     }
 }

@@ -1,8 +1,7 @@
 //! Memory that the CUDA driver page-locks: `cuMemHostAlloc`, portable (every context may copy from it) and cached.
 //!
 //! Not write-combined: that gains nothing for copies, and reading it back on the host is ruinous. The driver is looked
-//! for at run time, and the device's primary context is retained at the first acquire, not before: making a source
-//! creates no context. The thread's own current context is left as it was found.
+//! for at run time.
 //!
 //! ```text
 //!   what the driver gives    [ ... |<------- len_bytes ------->| ... ]     small blocks begin anywhere in a page
@@ -15,13 +14,13 @@
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::OnceLock;
 
-use cudarc::driver::{DriverError, result, sys};
+use cudarc::driver::{result, sys};
 
+use super::device::{Device, driver_said};
 use super::pages::Numbering;
 use super::{PAGE_BYTES, Region, Source, SourceError};
-use crate::driver::{self, Current, Relaxed};
+use crate::driver::Relaxed;
 use crate::sync::Mutex;
 
 /// The driver carves blocks below this out of larger ones and promises no alignment for them.
@@ -30,22 +29,11 @@ const CARVED_BYTES: usize = 2 << 20;
 /// Memory page-locked by the CUDA driver for one device, readable by all.
 #[derive(Debug)]
 pub struct CudaSource {
-    device: sys::CUdevice,
-    context: OnceLock<Context>,
+    device: Device,
     numbering: Numbering,
     /// Region start -> what the driver gave, where the two differ.
     shifted: Mutex<HashMap<usize, Block>>,
 }
-
-/// The device's primary context, retained for the life of the process: memory of a pool may outlive the pool, when a
-/// copy from it never ends.
-#[derive(Debug, Clone, Copy)]
-struct Context(sys::CUcontext);
-
-// SAFETY: a context handle may be used from any thread (CUDA driver API, context management).
-unsafe impl Send for Context {}
-// SAFETY: as above; the handle itself is never written to.
-unsafe impl Sync for Context {}
 
 /// First byte of what `cuMemHostAlloc` returned.
 #[derive(Debug, Clone, Copy)]
@@ -61,34 +49,7 @@ impl CudaSource {
     ///
     /// There is no driver, no such device, or the driver refuses to start.
     pub fn new(ordinal: u32) -> Result<Self, SourceError> {
-        if !driver::is_present() {
-            return Err(SourceError::new("dlopen", "no CUDA driver (libcuda.so.1) on this machine"));
-        }
-        result::init().map_err(|error| driver_said("cuInit", error))?;
-        let devices = result::device::get_count().map_err(|error| driver_said("cuDeviceGetCount", error))?;
-        let ordinal = i32::try_from(ordinal).ok().filter(|&ordinal| ordinal < devices).ok_or_else(|| {
-            SourceError::new("cuDeviceGet", format!("no device {ordinal}, the driver sees {devices}"))
-                .with_remedy("set PINPOOL_DEVICE, or look at CUDA_VISIBLE_DEVICES")
-        })?;
-        let device = result::device::get(ordinal).map_err(|error| driver_said("cuDeviceGet", error))?;
-        Ok(Self { device, context: OnceLock::new(), numbering: Numbering::default(), shifted: Mutex::default() })
-    }
-
-    /// Makes the device's context current on this thread for as long as the answer lives.
-    fn bind(&self) -> Result<Current, SourceError> {
-        let context = match self.context.get() {
-            Some(&context) => context,
-            // A failure is not remembered: a device short of memory now may have some later. Threads that come here at
-            // once retain more than once, which only counts, since the context is never released.
-            None => {
-                // SAFETY: `device` came from the driver in `new`.
-                let retained = unsafe { result::primary_ctx::retain(self.device) };
-                let retained = retained.map_err(|error| driver_said("cuDevicePrimaryCtxRetain", error))?;
-                *self.context.get_or_init(|| Context(retained))
-            }
-        };
-        // SAFETY: the context is retained and never released.
-        unsafe { Current::enter(context.0) }.map_err(|error| driver_said("cuCtxSetCurrent", error))
+        Ok(Self { device: Device::find(ordinal)?, numbering: Numbering::default(), shifted: Mutex::default() })
     }
 
     /// What the driver gave for this region.
@@ -116,9 +77,9 @@ unsafe impl Source for CudaSource {
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let _relaxed = Relaxed::enter();
-        let _current = self.bind()?;
+        let _current = self.device.bind()?;
         let held_bytes = self.held_bytes(len_bytes);
-        // SAFETY: a context is current on this thread (`bind`).
+        // SAFETY: a context is current on this thread (`Device::bind`).
         let block = unsafe { result::malloc_host(held_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }.map_err(|error| {
             driver_said("cuMemHostAlloc", error).with_remedy(
                 "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES or PINPOOL_POOL_SIZE_LIMIT",
@@ -142,7 +103,7 @@ unsafe impl Source for CudaSource {
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         let _relaxed = Relaxed::enter();
-        let _current = self.bind()?;
+        let _current = self.device.bind()?;
         let block = self.block_of(region.start());
         // SAFETY: the caller's promise: allocated by `acquire`, not freed, and read by no device.
         unsafe { result::free_host(block.0.as_ptr().cast()) }.map_err(|error| driver_said("cuMemFreeHost", error))
@@ -155,8 +116,4 @@ unsafe impl Source for CudaSource {
     fn release_waits(&self) -> bool {
         true
     }
-}
-
-fn driver_said(call: &'static str, error: DriverError) -> SourceError {
-    SourceError::new(call, driver::words(error)).with_code(driver::code(error))
 }

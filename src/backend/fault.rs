@@ -18,9 +18,10 @@
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `Span` by passing each call on.
 
 use std::collections::BTreeSet;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{MoveError, PAGE_BYTES, Range, Region, Source, SourceError, Span};
+use super::{MoveError, PAGE_BYTES, PageTiers, Range, Region, Source, SourceError, Span};
 use crate::sync::plain::{Condvar, Mutex};
 
 /// A source that fails and waits as told, and else passes every call on.
@@ -228,6 +229,14 @@ unsafe impl Source for FaultSource {
 
     fn release_waits(&self) -> bool {
         self.inner.release_waits()
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.inner.numa_node()
+    }
+
+    fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
+        self.inner.page_tiers(start, len_bytes)
     }
 
     fn spans(&self) -> Option<&dyn Span> {

@@ -42,7 +42,7 @@ unsafe impl Source for HeapSource {
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         let region = pages::map_huge(len_bytes, self.numbering.next())?;
         // SAFETY: mapped on the line above.
-        let ready = unsafe { populate(&region, threads, progress) };
+        let ready = unsafe { populate(&region, threads, None, progress) };
         // SAFETY: mapped above, no reference into it was made.
         unsafe { pages::keep_if(ready, region) }
     }

@@ -5,9 +5,11 @@
 //! faulting the pages in).
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `Span`; calls `mlock`.
 
+use std::path::Path;
 use std::ptr::NonNull;
 
 use super::pages::{self, Commit, Numbering};
+use super::placement::Placement;
 use super::populate::populate;
 use super::ranges::{self, Start};
 use super::{PAGE_BYTES, Range, Region, Source, SourceError, Span};
@@ -16,6 +18,7 @@ use super::{PAGE_BYTES, Range, Region, Source, SourceError, Span};
 #[derive(Debug, Default)]
 pub struct MlockSource {
     numbering: Numbering,
+    placement: Option<Placement>,
 }
 
 /// How much the calling process may lock.
@@ -31,6 +34,11 @@ impl MlockSource {
     /// A source of page-locked memory.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same on memory node `node`, where the machine has several.
+    pub fn on_node(node: u32) -> Self {
+        Self { placement: Placement::on(Path::new("/"), node), ..Self::default() }
     }
 
     /// Finds out what the process may lock by asking the kernel to lock one page more than `RLIMIT_MEMLOCK` allows.
@@ -63,6 +71,9 @@ unsafe impl Source for MlockSource {
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let region = pages::map(len_bytes, Commit::Yes, self.numbering.next())?;
+        if let Some(placement) = &self.placement {
+            placement.place(region.start(), pages::mapped_bytes(len_bytes)?);
+        }
         let ready = lock(region.start(), len_bytes);
         // SAFETY: mapped above, no reference into it was made.
         unsafe { pages::keep_if(ready, region) }
@@ -80,7 +91,7 @@ unsafe impl Source for MlockSource {
         let ready = lock_on_fault(&region)
             .and_then(|()| {
                 // SAFETY: mapped above.
-                unsafe { populate(&region, threads, progress) }
+                unsafe { populate(&region, threads, self.placement.as_ref(), progress) }
             })
             .and_then(|()| lock(region.start(), len_bytes));
         // SAFETY: mapped above, no reference into it was made.
@@ -89,6 +100,10 @@ unsafe impl Source for MlockSource {
 
     fn spans(&self) -> Option<&dyn Span> {
         (!cfg!(miri)).then_some(self)
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.placement.as_ref().map(Placement::node)
     }
 }
 
@@ -99,7 +114,11 @@ unsafe impl Span for MlockSource {
     }
 
     fn reserve(&self, len_bytes: usize) -> Result<Range, SourceError> {
-        ranges::reserve(len_bytes, Start::Closed)
+        let range = ranges::reserve(len_bytes, Start::Closed)?;
+        if let Some(placement) = &self.placement {
+            placement.place(range.start(), range.len_bytes());
+        }
+        Ok(range)
     }
 
     unsafe fn lock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {

@@ -6,6 +6,8 @@
 //!
 //! | source | memory | page-locked | granules |
 //! | --- | --- | --- | --- |
+//! | `vmm` | `cuMemCreate` on the device's memory node, mapped granule by granule | yes, known to the driver | spans |
+//! | `register` | anonymous mapping in huge pages, `cuMemHostRegister` | yes, known to the driver | walls |
 //! | `cuda` | `cuMemHostAlloc`, portable, cached | yes, known to the driver | walls |
 //! | `mlock` | anonymous mapping, `mlock` | yes, unknown to any driver | spans |
 //! | `heap` | anonymous mapping | no | spans |
@@ -24,25 +26,38 @@ use std::sync::Arc;
 mod choose;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod device;
 pub mod fault;
 mod heap;
 #[cfg(all(test, not(miri)))]
 mod mapping;
 mod mlock;
 mod pages;
+mod placement;
 mod populate;
 mod ranges;
+#[cfg(feature = "cuda")]
+mod register;
 pub mod sim;
 mod span;
 #[cfg(test)]
 pub(crate) mod suite;
+mod tier;
+#[cfg(feature = "cuda")]
+mod vmm;
 
-pub(crate) use choose::choose;
+pub(crate) use choose::{Place, choose};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;
 pub use heap::HeapSource;
 pub use mlock::MlockSource;
+#[cfg(feature = "cuda")]
+pub use register::RegisterSource;
 pub use span::{MoveError, RANGE_ALIGN_BYTES, Range, Span};
+pub use tier::PageTiers;
+#[cfg(feature = "cuda")]
+pub use vmm::VmmSource;
 
 /// Every region starts at a multiple of this, and every source holds multiples of it.
 pub const PAGE_BYTES: usize = 4096;
@@ -51,9 +66,14 @@ pub const PAGE_BYTES: usize = 4096;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum Backend {
-    /// The best one that works here: `cuda`, else `mlock`, else `heap`.
+    /// The best one that works here: `vmm`, else `register`, else `cuda`, else `mlock`, else `heap`; under the preset
+    /// `tensorflow` from `cuda` on.
     #[default]
     Auto,
+    /// Virtual host memory of the CUDA driver: grows and goes back without holding up any copy. For `adaptive` only.
+    Vmm,
+    /// Huge pages registered with the CUDA driver (`cuMemHostRegister`). For `adaptive` only.
+    Register,
     /// Page-locked by the CUDA driver (`cuMemHostAlloc`).
     Cuda,
     /// Page-locked by the kernel (`mlock`).
@@ -74,6 +94,8 @@ impl Backend {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Auto => "auto",
+            Self::Vmm => "vmm",
+            Self::Register => "register",
             Self::Cuda => "cuda",
             Self::Mlock => "mlock",
             Self::Heap => "heap",
@@ -195,6 +217,16 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// Does a release wait for work of the device, as `cuMemFreeHost` waits for all of it?
     fn release_waits(&self) -> bool {
         false
+    }
+
+    /// Memory node that the pages are placed on; `None` where there is one node only, or nobody knows.
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
+    /// The pages behind `len_bytes` addresses of this source, read back from the system.
+    fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
+        PageTiers::between(start, len_bytes)
     }
 
     /// The span of a source that has one, always the same; `None` for a source with walls.

@@ -7,6 +7,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 
+use super::pages;
+use super::placement::Placement;
 use super::{PAGE_BYTES, RANGE_ALIGN_BYTES, Region, SourceError};
 
 /// Most bytes that a thread asks for at once: what one report of progress is about.
@@ -15,19 +17,30 @@ const MOST_CHUNK_BYTES: usize = 64 << 20;
 /// Chunks that each thread gets at least, so that none waits long for the last one.
 const CHUNKS_PER_THREAD: usize = 4;
 
-/// Makes every page of `region` present and zero, with `threads` threads; `progress` hears, on this thread, the bytes
-/// done so far.
+/// Makes every page of `region` present and zero, with `threads` threads that run where `placement` says; `progress` hears,
+/// on this thread, the bytes done so far.
 ///
 /// # Safety
 ///
 /// `region` was just mapped: it reads as zero, and nobody else uses it.
-pub(super) unsafe fn populate(region: &Region, threads: usize, progress: &dyn Fn(usize)) -> Result<(), SourceError> {
+pub(super) unsafe fn populate(
+    region: &Region,
+    threads: usize,
+    placement: Option<&Placement>,
+    progress: &dyn Fn(usize),
+) -> Result<(), SourceError> {
+    if let Some(placement) = placement {
+        placement.place(region.start(), pages::mapped_bytes(region.len_bytes())?);
+    }
     let chunks = Chunks::of(region, threads);
     let (report, reports) = mpsc::channel();
     std::thread::scope(|scope| {
         let spawn = |_: &usize| {
             let (chunks, report) = (&chunks, report.clone());
-            let fill = move || chunks.fill(&report);
+            let fill = move || {
+                placement.iter().for_each(|placement| placement.settle());
+                chunks.fill(&report);
+            };
             std::thread::Builder::new().name("pinpool-populate".to_owned()).spawn_scoped(scope, fill).is_ok()
         };
         // As many as the system lets us have; with none at all the work is done here, and progress heard afterwards.
@@ -129,7 +142,6 @@ mod tests {
     use super::*;
     #[cfg(not(miri))]
     use crate::backend::mapping;
-    use crate::backend::pages;
 
     #[test]
     fn every_chunk_is_filled_once_and_heard_of_in_order() {
@@ -138,7 +150,7 @@ mod tests {
             let region = pages::map_huge(BYTES, 0).unwrap();
             let heard = RefCell::new(Vec::new());
             // SAFETY: just mapped.
-            unsafe { populate(&region, threads, &|bytes| heard.borrow_mut().push(bytes)) }.unwrap();
+            unsafe { populate(&region, threads, None, &|bytes| heard.borrow_mut().push(bytes)) }.unwrap();
             let heard = heard.into_inner();
             assert!(heard.is_sorted_by(|before, after| before < after), "{heard:?}");
             assert_eq!((heard.len(), heard.last()), (Chunks::of(&region, threads).count(), Some(&BYTES)));
@@ -160,7 +172,7 @@ mod tests {
         unsafe { mapping::replace_page(lost, &empty_file, pages::READ_WRITE) };
         let heard = std::cell::Cell::new(0);
         // SAFETY: just mapped, but for a page beyond the end of its file, which the kernel refuses to bring.
-        let refusal = unsafe { populate(&region, 1, &|bytes| heard.set(bytes)) }.unwrap_err();
+        let refusal = unsafe { populate(&region, 1, None, &|bytes| heard.set(bytes)) }.unwrap_err();
         assert_eq!((refusal.code(), heard.get()), (Some(libc::EFAULT.into()), 0));
         // SAFETY: mapped above, no reference into it was made.
         unsafe { pages::unmap(region) }.unwrap();

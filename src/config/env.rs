@@ -41,11 +41,11 @@ impl fmt::Display for Warning {
 }
 
 /// Every variable there is.
-pub static VARIABLES: [Variable; 20] = [
+pub static VARIABLES: [Variable; 22] = [
     Variable {
         name: "PINPOOL_BACKEND",
         default: "auto",
-        meaning: "where memory comes from: auto, cuda, mlock, heap, sim or sim:SIZE",
+        meaning: "where memory comes from: auto, vmm, register, cuda, mlock, heap, sim or sim:SIZE",
         read: |settings, text| set(&mut settings.backend, text.parse()),
         show: |config| config.backend.name().to_owned(),
     },
@@ -55,6 +55,13 @@ pub static VARIABLES: [Variable; 20] = [
         meaning: "ordinal of the GPU that the copies are for",
         read: |settings, text| set(&mut settings.device, ordinal(text)),
         show: |config| config.device.to_string(),
+    },
+    Variable {
+        name: "PINPOOL_NUMA_NODE",
+        default: "auto",
+        meaning: "memory node to pin on, where the machine has several: a number, or auto, that of the GPU",
+        read: |settings, text| set(&mut settings.numa_node, node(text)),
+        show: |config| config.numa_node.map_or_else(|| "auto".to_owned(), |node| node.to_string()),
     },
     Variable {
         name: "PINPOOL_PRESET",
@@ -120,6 +127,14 @@ pub static VARIABLES: [Variable; 20] = [
         meaning: "how long memory stays idle before it goes back to the system; raise it for bursts far apart; none keeps all",
         read: |settings, text| set(&mut settings.retain, words::retain(text)),
         show: |config| config.retain.map_or_else(|| "none".to_owned(), |time| format!("{time:?}")),
+    },
+    Variable {
+        name: "PINPOOL_RELEASE",
+        default: "idle",
+        meaning: "when register and cuda give memory back, which waits for the device: idle, only while no copy of the pool is in \
+                  flight; force, at the ceiling a get waits for those copies first",
+        read: |settings, text| set(&mut settings.release, text.parse()),
+        show: |config| config.release.to_string(),
     },
     Variable {
         name: "PINPOOL_PRESSURE",
@@ -269,6 +284,13 @@ fn set<T>(slot: &mut Option<T>, value: Result<T, String>) -> Result<(), String> 
 
 fn ordinal(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "not a device number (0, 1, ...)".to_owned())
+}
+
+fn node(text: &str) -> Result<Option<u32>, String> {
+    if text.eq_ignore_ascii_case("auto") {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|_| "neither auto nor the number of a memory node (0, 1, ...)".to_owned())
 }
 
 fn count(text: &str) -> Result<u64, String> {

@@ -66,6 +66,16 @@ pub enum OnFull {
     Pageable,
 }
 
+/// When memory goes back to a driver whose release waits for all work of the device (`register`, `cuda`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Release {
+    /// Only while no copy of the pool is in flight.
+    #[default]
+    Idle,
+    /// At the ceiling a get waits for the copies in flight, at most `PINPOOL_WAIT`, and new ones wait behind it.
+    Force,
+}
+
 /// How a pool learns that a copy which took its buffer is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FenceKind {
@@ -95,6 +105,7 @@ pub enum PressureFrom {
 pub(crate) struct Settings {
     pub(crate) backend: Option<Backend>,
     pub(crate) device: Option<u32>,
+    pub(crate) numa_node: Option<Option<u32>>,
     pub(crate) preset: Option<Preset>,
     pub(crate) pool_size_limit: Option<u64>,
     pub(crate) auto_resize: Option<bool>,
@@ -104,6 +115,7 @@ pub(crate) struct Settings {
     pub(crate) wait: Option<Duration>,
     pub(crate) on_full: Option<OnFull>,
     pub(crate) retain: Option<Option<Duration>>,
+    pub(crate) release: Option<Release>,
     pub(crate) pressure: Option<PressureFrom>,
     pub(crate) reserve_bytes: Option<u64>,
     pub(crate) growth: Option<bool>,
@@ -122,6 +134,8 @@ pub struct Config {
     pub backend: Backend,
     /// Ordinal of the GPU that copies are for.
     pub device: u32,
+    /// Memory node to pin on, where the machine has several; `None`: that of the GPU.
+    pub numa_node: Option<u32>,
     /// The rules that the pool follows.
     pub preset: Preset,
     /// Most idle buffers to keep at the start; 0 keeps none.
@@ -140,6 +154,8 @@ pub struct Config {
     pub on_full: OnFull,
     /// How long memory stays idle before it is given back; `None`: for ever.
     pub retain: Option<Duration>,
+    /// When memory goes back whose release waits for the device.
+    pub release: Release,
     /// Where the pool hears that memory is short.
     pub pressure: PressureFrom,
     /// Bytes pinned at the start and kept.
@@ -177,6 +193,7 @@ impl Settings {
         Self {
             backend: self.backend.or(other.backend),
             device: self.device.or(other.device),
+            numa_node: self.numa_node.or(other.numa_node),
             preset: self.preset.or(other.preset),
             pool_size_limit: self.pool_size_limit.or(other.pool_size_limit),
             auto_resize: self.auto_resize.or(other.auto_resize),
@@ -186,6 +203,7 @@ impl Settings {
             wait: self.wait.or(other.wait),
             on_full: self.on_full.or(other.on_full),
             retain: self.retain.or(other.retain),
+            release: self.release.or(other.release),
             pressure: self.pressure.or(other.pressure),
             reserve_bytes: self.reserve_bytes.or(other.reserve_bytes),
             growth: self.growth.or(other.growth),
@@ -230,6 +248,7 @@ impl Settings {
         Ok(Config {
             backend: self.backend.unwrap_or_default(),
             device: self.device.unwrap_or(0),
+            numa_node: self.numa_node.unwrap_or(None),
             preset,
             pool_size_limit,
             auto_resize,
@@ -239,6 +258,7 @@ impl Settings {
             wait: self.wait.unwrap_or(if adaptive { DEFAULT_WAIT } else { Duration::ZERO }),
             on_full: self.on_full.unwrap_or(if adaptive { OnFull::Auto } else { OnFull::Error }),
             retain: self.retain.unwrap_or(Some(DEFAULT_RETAIN)),
+            release: self.release.unwrap_or_default(),
             pressure: self.pressure.unwrap_or(PressureFrom::Kernel),
             reserve_bytes,
             growth,

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::quantity::{format_bytes, parse_bytes, parse_duration};
-use super::{Ceiling, FenceKind, OnFull, Preset, PressureFrom};
+use super::{Ceiling, FenceKind, OnFull, Preset, PressureFrom, Release};
 use crate::backend::{Backend, sim};
 use crate::size_class::Rounding;
 
@@ -16,13 +16,15 @@ impl FromStr for Backend {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.to_ascii_lowercase().as_str() {
             "auto" => Ok(Self::Auto),
+            "vmm" => Ok(Self::Vmm),
+            "register" => Ok(Self::Register),
             "cuda" => Ok(Self::Cuda),
             "mlock" => Ok(Self::Mlock),
             "heap" => Ok(Self::Heap),
             "sim" => Ok(Self::Sim { total_bytes: sim::DEFAULT_TOTAL_BYTES }),
             other => match other.strip_prefix("sim:") {
                 Some(size) => Ok(Self::Sim { total_bytes: parse_bytes(size)? }),
-                None => Err("not a back-end (auto, cuda, mlock, heap, sim, sim:SIZE)".to_owned()),
+                None => Err("not a back-end (auto, vmm, register, cuda, mlock, heap, sim, sim:SIZE)".to_owned()),
             },
         }
     }
@@ -128,6 +130,28 @@ impl fmt::Display for OnFull {
             Self::Auto => "auto",
             Self::Error => "error",
             Self::Pageable => "pageable",
+        })
+    }
+}
+
+/// As `PINPOOL_RELEASE` takes it.
+impl FromStr for Release {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "idle" => Ok(Self::Idle),
+            "force" => Ok(Self::Force),
+            _ => Err("neither idle nor force".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Idle => "idle",
+            Self::Force => "force",
         })
     }
 }

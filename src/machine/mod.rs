@@ -3,6 +3,7 @@
 //! ```text
 //!   memory    how much there is, how much is free, who says so     once, at the start
 //!   pressure  is anyone waiting for memory, was a limit hit        at most once a second
+//!   numa      which memory is near a device                        once, at the start
 //!      │
 //!   hierarchy which control groups hold this process
 //!   group     what the files of one of them say
@@ -17,7 +18,11 @@ mod files;
 mod group;
 mod hierarchy;
 mod memory;
+mod numa;
 mod pressure;
 
 pub(crate) use memory::{default_ceiling, memory};
+#[cfg(feature = "cuda")]
+pub(crate) use numa::numa_node_of_pci;
+pub(crate) use numa::{cpus_of_node, is_node_of_several, numa_nodes};
 pub(crate) use pressure::{Gauge, Pressure};

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::front::Entry;
 use crate::in_flight::{SharedFence, Uses};
 use crate::size_class::Class;
+use crate::sync::process::{AtomicU64, Ordering};
 
 /// Memory of one class, and the pool that it belongs to. One pointer wide: moving it moves nothing.
 ///
@@ -37,6 +38,8 @@ pub(super) struct Parts {
     memory: Memory,
     class_bytes: usize,
     loan: Loan,
+    /// Copies since it was last known to be free.
+    copies: AtomicU64,
 }
 
 /// What the user of a block has made of it. Kept with the block, so that a buffer is one pointer, which a get returns in
@@ -70,7 +73,7 @@ impl Block {
         Self(Entry::new(
             class.index,
             held_bytes,
-            Parts { core, memory, class_bytes: class.bytes, loan: Loan::default() },
+            Parts { core, memory, class_bytes: class.bytes, loan: Loan::default(), copies: AtomicU64::new(0) },
         ))
     }
 
@@ -127,8 +130,30 @@ impl Block {
         self.is_from_source() && self.core().is_pinned()
     }
 
+    pub(crate) fn numa_node(&self) -> Option<u32> {
+        self.core().numa_node().filter(|_| self.is_from_source())
+    }
+
     pub(super) fn held_bytes(&self) -> u64 {
         self.0.memory.held_bytes()
+    }
+
+    /// Comes before every copy from it that is enqueued. May wait, while memory goes back to a driver that would wait for
+    /// the copy.
+    #[inline]
+    pub(crate) fn board(&self) {
+        self.core().board();
+        // Relaxed: read by who has the block alone.
+        self.0.copies.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// All copies from it are over. Nobody else has it.
+    #[inline]
+    pub(crate) fn disembark(&self) {
+        // Relaxed, as in `board`; loaded first, for most puts come without a copy.
+        if self.0.copies.load(Ordering::Relaxed) > 0 {
+            self.core().disembark(self.0.copies.swap(0, Ordering::Relaxed));
+        }
     }
 
     /// How the end of a copy from it is best learnt.

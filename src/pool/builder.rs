@@ -12,7 +12,7 @@ use super::supply::{Direct, Ground, GroundPlan, Supply};
 use crate::arena::Retain;
 use crate::backend::{self, Backend, HeapSource, Source};
 use crate::budget::Budget;
-use crate::config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureFrom, Settings, env};
+use crate::config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureFrom, Release, Settings, env};
 use crate::diag::{self, Cadence, CheckReport, Listener, Voice};
 use crate::error::{Kind, Result};
 use crate::machine;
@@ -60,6 +60,12 @@ impl PoolBuilder {
     /// Ordinal of the GPU that the copies are for (`PINPOOL_DEVICE`).
     pub fn device(mut self, ordinal: u32) -> Self {
         self.settings.device = Some(ordinal);
+        self
+    }
+
+    /// Memory node to pin on, where the machine has several (`PINPOOL_NUMA_NODE`); `None` for that of the GPU.
+    pub fn numa_node(mut self, node: impl Into<Option<u32>>) -> Self {
+        self.settings.numa_node = Some(node.into());
         self
     }
 
@@ -119,6 +125,12 @@ impl PoolBuilder {
     /// How long memory stays idle before it goes back to the system (`PINPOOL_RETAIN`); `None` keeps it for ever.
     pub fn retain(mut self, retain: impl Into<Option<Duration>>) -> Self {
         self.settings.retain = Some(retain.into());
+        self
+    }
+
+    /// When memory goes back whose release waits for the device (`PINPOOL_RELEASE`).
+    pub fn release(mut self, release: Release) -> Self {
+        self.settings.release = Some(release);
         self
     }
 
@@ -201,7 +213,8 @@ impl PoolBuilder {
         warnings.iter().for_each(diag::bad_setting);
         let config = self.settings.or(env).resolve()?;
         let (mut max_bytes, ceiling) = ceiling_in_bytes(&config);
-        let chosen = backend::choose(&config.backend, config.device, max_bytes)?;
+        let place = backend::Place { device: config.device, node: config.numa_node };
+        let chosen = backend::choose(&config.backend, config.preset, place, max_bytes)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         diag::started(
             config.preset.name(),
@@ -258,7 +271,8 @@ fn supply(config: &Config, source: Arc<dyn Source>, max_bytes: Option<u64>) -> R
             let retain_us = config.retain.map(|retain| u64::try_from(retain.as_micros()).unwrap_or(u64::MAX));
             let retain = Retain { retain_us, ..Retain::default() };
             let backend = source.name();
-            Ground::new(source, GroundPlan { max_bytes, may_grow: config.growth, retain })
+            let drain_at_most = (config.release == Release::Force).then_some(config.wait);
+            Ground::new(source, GroundPlan { max_bytes, may_grow: config.growth, retain, drain_at_most })
                 .map(|ground| Supply::Ground(Arc::new(ground)))
                 .map_err(|error| Kind::Unavailable { backend, why: error.to_string() }.into())
         }

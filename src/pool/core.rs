@@ -22,7 +22,7 @@ use super::idle::{Aftermath, ExactIdle, Idle, ThreadsIdle};
 use super::queue::Queue;
 use super::supply::{Acquired, Borrower, Holding, Memory, Refusal, Supply};
 use super::upkeep::{Upkeep, told};
-use crate::backend::{HeapSource, Source};
+use crate::backend::{HeapSource, PageTiers, Source};
 use crate::budget::{Budget, Claim};
 use crate::config::{Config, FenceKind};
 use crate::diag::{self, Voice};
@@ -145,6 +145,17 @@ impl Core {
 
     pub(crate) fn is_pinned(&self) -> bool {
         self.source().is_pinned()
+    }
+
+    pub(crate) fn numa_node(&self) -> Option<u32> {
+        self.source().numa_node()
+    }
+
+    pub(crate) fn page_tiers(&self) -> Option<PageTiers> {
+        match &self.supply {
+            Supply::Direct(_) => None,
+            Supply::Ground(ground) => Some(ground.page_tiers()),
+        }
     }
 
     fn source(&self) -> &dyn Source {
@@ -363,8 +374,24 @@ impl Core {
         swept.lost.into_iter().for_each(|(block, error)| self.lose(block, &error));
     }
 
+    /// A copy of a block is about to be enqueued: waits while memory goes back to a driver that waits for copies.
+    #[inline]
+    pub(super) fn board(&self) {
+        if let Supply::Ground(ground) = &self.supply {
+            ground.board();
+        }
+    }
+
+    /// So many copies of one block are over.
+    pub(super) fn disembark(&self, copies: u64) {
+        if let Supply::Ground(ground) = &self.supply {
+            ground.disembark(copies);
+        }
+    }
+
     #[inline]
     fn put_home(&self, block: Block) {
+        block.disembark();
         if !block.is_from_source() {
             self.put_stand_in(block);
             return;
@@ -612,6 +639,8 @@ impl Core {
             partition_bytes,
             arena_free_bytes: holding.free_bytes,
             arena_transit_bytes: holding.transit_bytes,
+            awaiting_release_bytes: holding.awaiting_release_bytes,
+            drains: holding.drains,
             reserve_bytes: holding.reserve_bytes,
             moves: holding.moves,
             pinned_bytes: holding.held_bytes,
@@ -635,8 +664,8 @@ impl Borrower for Core {
         self.idle.take(class)
     }
 
-    fn is_at_rest(&self) -> bool {
-        self.in_flight.count() == 0
+    fn land_copies(&self) {
+        Self::land_copies(self);
     }
 
     fn grow_old(&self, now_us: u64) {

@@ -18,6 +18,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backend::PageTiers;
 use crate::budget::Budget;
 use crate::buffer::PinnedBuf;
 use crate::config::Config;
@@ -258,6 +259,12 @@ impl Pool {
     /// A snapshot of the figures. Exact at rest; while other threads run, figures may be some operations apart.
     pub fn stats(&self) -> Stats {
         self.core().stats()
+    }
+
+    /// The pages that the memory held now lies in, read back from the kernel. Reads a file of the kernel's: not for hot
+    /// paths. `None` under the preset `tensorflow`, where nobody keeps a list.
+    pub fn page_tiers(&self) -> Option<PageTiers> {
+        self.core().page_tiers()
     }
 
     /// The settings that hold, after environment and defaults.

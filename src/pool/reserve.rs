@@ -38,10 +38,12 @@ impl Core {
             self.trim(max_bytes - needed_bytes);
             added = ground.add_reserve(bytes, &progress);
         }
-        added.map_err(|refusal| {
+        let tiers = added.map_err(|refusal| {
             let len = usize::try_from(bytes).unwrap_or(usize::MAX);
             self.refused(len, refusal)
-        })
+        })?;
+        diag::reserved(bytes, &tiers, self.numa_node());
+        Ok(())
     }
 
     /// A pool over the same `supply` with a ceiling of its own.

@@ -5,13 +5,14 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use serde::Serialize;
 
 use super::format::{Header, Operation, Reader, TraceError};
 use crate::backend::sim::{DEFAULT_TOTAL_BYTES, SimSource};
-use crate::backend::{Backend, Region, Source, SourceError, Span};
+use crate::backend::{Backend, PageTiers, Region, Source, SourceError, Span};
 use crate::size_class::DEFAULT_ALIGN;
 use crate::sync::plain::Mutex;
 use crate::{Cadence, CheckReport, Error, PinnedBuf, Pool, Preset};
@@ -111,6 +112,14 @@ unsafe impl Source for Heard {
 
     fn release_waits(&self) -> bool {
         self.sim.release_waits()
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.sim.numa_node()
+    }
+
+    fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
+        self.sim.page_tiers(start, len_bytes)
     }
 
     fn spans(&self) -> Option<&dyn Span> {

@@ -239,6 +239,7 @@ impl World {
         let room = Room {
             lock_bytes: room.map_or(u64::MAX, |granules| granules as u64 * GRANULE),
             may_release_regions: release,
+            step_bytes: u64::MAX,
         };
         let figures = self.arena.figures();
         let plan = match self.arena.grow(bytes, align, room) {

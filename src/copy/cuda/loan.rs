@@ -43,6 +43,7 @@ impl HostSlice<u8> for PinnedBuf {
 
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [u8], SyncOnDrop<'a>) {
         let Some(uses) = self.uses() else { return (&[], SyncOnDrop::Record(None)) };
+        self.board();
         // What is being written on this very stream is there before the copy begins.
         let is_sound = uses.wait_for_writes(|other| other != number(stream));
         let loan = Loan::new(stream);
@@ -55,6 +56,7 @@ impl HostSlice<u8> for PinnedBuf {
     }
 
     unsafe fn stream_synced_mut_slice<'a>(&'a mut self, stream: &'a CudaStream) -> (&'a mut [u8], SyncOnDrop<'a>) {
+        self.board();
         let Some(uses) = self.uses_mut() else { return (&mut [], SyncOnDrop::Record(None)) };
         let is_sound = uses.wait_for_others(number(stream));
         let loan = Loan::new(stream);

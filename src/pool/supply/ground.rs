@@ -8,6 +8,7 @@
 //!                └─▶ [lock: plan under the ceiling] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ memory       (rules 5, 7, 11)
 //!                          └─full─▶ granules in transit?  wait for them, again
 //!                                   enough idle in front, of any pool?  give the oldest back, again             (rule 8)
+//!                                   regions idle under copies?  wait for those, if told to, again
 //!                                   else: refused
 //! ```
 //!
@@ -16,19 +17,24 @@
 //! 1. `claimed + pending <= max`, at every instant: both are changed under the lock, before the source is asked.
 //! 2. A site leaves the table before its region is released, and comes back if that fails.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::addresses::{self, GRANULE_BYTES};
+use super::gate::{Closed, Gate};
 use super::tenants::Borrower;
 use super::works::{Built, Site, Sites, Tools};
 use super::{Holding, Memory, Refusal};
 use crate::arena::{Arena, Growth, Place, Plan, RANGE_BYTES_MAX, Retain, Room};
-use crate::backend::{PAGE_BYTES, Source, SourceError};
+use crate::backend::{PAGE_BYTES, PageTiers, Region, Source, SourceError};
 use crate::pool::block::Block;
 use crate::size_class::Class;
 use crate::stats::Underlying;
 use crate::sync::plain::{Condvar, Mutex, MutexGuard};
+
+/// Registering so much holds up other threads' enqueues for half a millisecond: the longest step beside running copies.
+const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
 
 /// An arena over a source.
 #[derive(Debug)]
@@ -41,6 +47,10 @@ pub(in crate::pool) struct Ground {
     granule_bytes: u64,
     /// The longest buffer that there are addresses for.
     longest_bytes: u64,
+    drain_at_most: Option<Duration>,
+    pub(super) gate: Gate,
+    /// A thread of its own is giving back what is due.
+    pub(super) is_reclaiming: AtomicBool,
     pub(super) land: Mutex<Land>,
     /// Told when a plan is settled.
     pub(super) settled: Condvar,
@@ -50,6 +60,11 @@ pub(in crate::pool) struct Ground {
 pub(super) struct Land {
     pub(super) arena: Arena,
     pub(super) sites: Sites,
+    /// What was due when somebody last looked, and could not go because of copies in flight.
+    pub(super) overdue_bytes: u64,
+    /// What a trim could not do because of copies in flight.
+    pub(super) trim_to_bytes: Option<u64>,
+    drains: u64,
     /// Bytes of reserves that are being pinned.
     pending_bytes: u64,
     reserve_bytes: u64,
@@ -58,7 +73,7 @@ pub(super) struct Land {
     next_id: u64,
     pub(super) calls: Underlying,
     /// A release failed, and none has worked since.
-    release_fails: bool,
+    pub(super) release_fails: bool,
     /// Pools that carve from here.
     pub(super) tenants: Vec<Weak<dyn Borrower>>,
 }
@@ -69,6 +84,8 @@ pub(in crate::pool) struct GroundPlan {
     pub(in crate::pool) max_bytes: Option<u64>,
     pub(in crate::pool) may_grow: bool,
     pub(in crate::pool) retain: Retain,
+    /// At the ceiling, wait so long for copies in flight to release regions that are idle under them; `None`: do not.
+    pub(in crate::pool) drain_at_most: Option<Duration>,
 }
 
 /// What a miss is served with.
@@ -81,7 +98,7 @@ pub(in crate::pool) enum Acquired {
 impl Ground {
     /// An arena over `source`. Reserves addresses where the source spans, pins nothing.
     pub(in crate::pool) fn new(source: Arc<dyn Source>, plan: GroundPlan) -> Result<Self, SourceError> {
-        let GroundPlan { max_bytes, may_grow, retain } = plan;
+        let GroundPlan { max_bytes, may_grow, retain, drain_at_most } = plan;
         let mut sites = Sites::default();
         let (arena, granule_bytes, longest_bytes) = match source.spans() {
             None => (Arena::new(Growth::Regions, retain), PAGE_BYTES as u64, RANGE_BYTES_MAX),
@@ -100,6 +117,9 @@ impl Ground {
         let land = Land {
             arena,
             sites,
+            overdue_bytes: 0,
+            trim_to_bytes: None,
+            drains: 0,
             pending_bytes: 0,
             reserve_bytes: 0,
             largest_reserve_bytes: 0,
@@ -110,6 +130,9 @@ impl Ground {
             tenants: Vec::new(),
         };
         Ok(Self {
+            drain_at_most,
+            gate: Gate::new(source.release_waits()),
+            is_reclaiming: AtomicBool::new(false),
             source,
             max_bytes,
             may_grow,
@@ -143,6 +166,7 @@ impl Ground {
         }
         let tenants = self.tenants();
         let mut refused = None;
+        let (mut drained, mut may_drain) = (None, self.drain_at_most.is_some());
         loop {
             let idle_bytes = borrower.idle_bytes();
             let mut land = self.land.lock();
@@ -161,17 +185,27 @@ impl Ground {
                 continue;
             }
             // Once the source has refused, only granules that are locked already can help.
-            let room = self.room(&land, refused.is_none(), &tenants);
+            // Regions go only with the gate closed; it opens again at once unless one does.
+            let closed = drained.take().or_else(|| self.gate.close());
+            let room = self.room(&land, refused.is_none(), closed.is_some());
             let plan = match land.arena.grow(bytes, align, room) {
                 Ok(plan) => plan,
                 Err(full) if full.transit_bytes > 0 => {
+                    drop(closed);
                     self.settled.wait(&mut land);
                     continue;
                 }
                 Err(_) => {
-                    let locked_or_room_bytes = land.arena.figures().free_locked_bytes.saturating_add(room.lock_bytes);
+                    let figures = land.arena.figures();
+                    let locked_or_room_bytes = figures.free_locked_bytes.saturating_add(room.lock_bytes);
+                    let is_held_up = closed.is_none() && figures.idle_bytes > 0;
+                    drop(closed);
                     drop(land);
                     if make_way(borrower, &tenants, bytes.saturating_sub(locked_or_room_bytes)) {
+                        continue;
+                    }
+                    if is_held_up && std::mem::take(&mut may_drain) {
+                        drained = self.drain(&tenants);
                         continue;
                     }
                     return Err(refused.map_or_else(|| self.full(bytes), Refusal::Source));
@@ -179,7 +213,10 @@ impl Ground {
             };
             land.note_peak();
             let place = plan.place();
-            match self.carry_out(land, plan, now_us) {
+            let closed = closed.filter(|_| plan.gives_back());
+            let carried_out = self.carry_out(land, plan, now_us);
+            drop(closed);
+            match carried_out {
                 Ok(()) => {
                     let memory = place.and_then(|place| self.land.lock().memory_at(place, bytes));
                     return memory
@@ -225,18 +262,20 @@ impl Ground {
         self.source.spans().is_none()
     }
 
-    fn room(&self, land: &Land, source_is_willing: bool, tenants: &[Arc<dyn Borrower>]) -> Room {
+    fn room(&self, land: &Land, source_is_willing: bool, at_rest: bool) -> Room {
         let lock_bytes = match self.max_bytes {
             _ if !(self.may_grow && source_is_willing) => 0,
             None => u64::MAX,
             Some(max_bytes) => max_bytes.saturating_sub(land.claimed_bytes()),
         };
-        Room { lock_bytes, may_release_regions: self.may_release(tenants) }
+        let step_bytes = if at_rest { u64::MAX } else { STEP_BESIDE_COPIES_BYTES };
+        Room { lock_bytes, may_release_regions: at_rest, step_bytes }
     }
 
-    /// Would a release wait for nothing?
-    fn may_release(&self, tenants: &[Arc<dyn Borrower>]) -> bool {
-        !self.source.release_waits() || tenants.iter().all(|tenant| tenant.is_at_rest())
+    /// Waits for the copies in flight, so that regions can go.
+    fn drain(&self, tenants: &[Arc<dyn Borrower>]) -> Option<Closed<'_>> {
+        self.land.lock().drains += 1;
+        self.gate.drain(self.drain_at_most?, || tenants.iter().for_each(|tenant| tenant.land_copies()))
     }
 
     /// Makes the steps of `plan`, which is for a buffer, without the lock, then settles it.
@@ -267,42 +306,6 @@ impl Ground {
         if deserted { self.dismantle(now_us) } else { Ok(()) }
     }
 
-    /// What is due goes back to the system (rule 9).
-    pub(in crate::pool) fn release_due(&self, now_us: u64) -> Result<(), SourceError> {
-        self.release(now_us, |arena| arena.release_due(now_us))
-    }
-
-    /// Idle granules go back to the system until at most `to_bytes` are held, or nothing is idle.
-    pub(in crate::pool) fn release_down_to(&self, to_bytes: u64, now_us: u64) -> Result<(), SourceError> {
-        self.release(now_us, |arena| arena.release_down_to(to_bytes))
-    }
-
-    /// Carries a plan of releases out. What will not go is tried again later, and said once until something goes.
-    fn release(&self, now_us: u64, plan: impl FnOnce(&mut Arena) -> Option<Plan>) -> Result<(), SourceError> {
-        if self.source.release_waits() && !self.may_release(&self.tenants()) {
-            return Ok(());
-        }
-        let mut land = self.land.lock();
-        let Some(plan) = plan(&mut land.arena) else { return Ok(()) };
-        let mut tools = land.sites.tools_for(&plan);
-        drop(land);
-        let begun = Instant::now();
-        let (built, failed) = tools.release_each(&*self.source, &plan);
-        let took = begun.elapsed();
-        let mut land = self.land.lock();
-        land.calls.time += took;
-        let releases = built.releases;
-        let error = land.note(tools, built);
-        land.arena.settle_releases(&plan, &failed, now_us);
-        self.settled.notify_all();
-        let was_said = land.release_fails;
-        land.release_fails = error.is_some() || was_said && releases == 0;
-        match error {
-            Some(error) if !was_said => Err(error),
-            _ => Ok(()),
-        }
-    }
-
     /// Memory that falls idle goes back this much sooner: `None` restores what was set.
     pub(in crate::pool) fn hurry(&self, divisor: Option<u64>) {
         let retain_us = self.retain.retain_us.map(|us| us / divisor.unwrap_or(1).max(1));
@@ -310,11 +313,14 @@ impl Ground {
     }
 
     /// Pins `bytes` at once and keeps them (rule 10). A slow call.
-    pub(in crate::pool) fn add_reserve(&self, bytes: u64, progress: &dyn Fn(u64)) -> Result<(), Refusal> {
+    /// Says in which pages it came.
+    pub(in crate::pool) fn add_reserve(&self, bytes: u64, progress: &dyn Fn(u64)) -> Result<PageTiers, Refusal> {
         let (bytes, len) = self.claim_reserve(bytes)?;
         let begun = Instant::now();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let acquired = self.source.acquire_fast(len, threads, &|done: usize| progress(done as u64));
+        let of_region = |region: &Region| self.source.page_tiers(region.start(), region.len_bytes());
+        let tiers = acquired.as_ref().map_or(PageTiers::default(), of_region);
         let mut land = self.land.lock();
         land.pending_bytes -= bytes;
         land.calls.time += begun.elapsed();
@@ -329,7 +335,7 @@ impl Ground {
         land.sites.add(range, Site::Region(region));
         land.reserve_bytes += bytes;
         land.largest_reserve_bytes = land.largest_reserve_bytes.max(bytes);
-        Ok(())
+        Ok(tiers)
     }
 
     /// Claims a reserve of `bytes`, in whole granules if there is room for them, else in whole pages.
@@ -349,6 +355,13 @@ impl Ground {
         Ok((bytes, len))
     }
 
+    /// The pages of all that is held.
+    pub(in crate::pool) fn page_tiers(&self) -> PageTiers {
+        let places = self.land.lock().sites.places();
+        let tiers = places.into_iter().map(|(start, len_bytes)| self.source.page_tiers(start, len_bytes));
+        tiers.fold(PageTiers::default(), PageTiers::add)
+    }
+
     pub(in crate::pool) fn holding(&self) -> Holding {
         let land = self.land.lock();
         let figures = land.arena.figures();
@@ -360,6 +373,8 @@ impl Ground {
             transit_bytes: figures.transit_bytes,
             reserve_bytes: land.reserve_bytes,
             stuck_bytes: 0,
+            awaiting_release_bytes: land.awaiting_release_bytes(),
+            drains: land.drains,
             max_bytes: self.max_bytes,
             moves: figures.moves,
             calls: land.calls,
@@ -398,7 +413,7 @@ impl Land {
     }
 
     /// Books what the steps of a plan did, before it is settled. Returns the reason if one failed.
-    fn note(&mut self, tools: Tools, built: Built) -> Option<SourceError> {
+    pub(super) fn note(&mut self, tools: Tools, built: Built) -> Option<SourceError> {
         let Built { regions, error, locked_bytes, released_bytes, locks, releases, .. } = built;
         self.sites.keep(tools);
         for (range, region) in regions {

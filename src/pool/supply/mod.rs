@@ -5,11 +5,16 @@
 //! | `tensorflow` | [`Direct`] | an acquisition of its own | a release of its own |
 //! | `adaptive` | [`Ground`] | carved from the arena, which locks granules if it must | back to the arena, which gives granules back in time |
 //!
+//! `Direct` releases at once, as TensorFlow does, and with `cuda` each release waits for the device. `Ground` never asks for
+//! such a release while a copy of its pools is in flight ([`give_back`]).
+//!
 //! Bytes are claimed under the ceiling before the source is asked, and given back on every failing path. No slow call
 //! happens under a lock.
 
 mod addresses;
 mod direct;
+mod gate;
+mod give_back;
 mod ground;
 mod tenants;
 mod works;
@@ -74,6 +79,10 @@ pub(super) struct Holding {
     pub(super) reserve_bytes: u64,
     /// Of those held, in regions that the source failed to take back.
     pub(super) stuck_bytes: u64,
+    /// Of those free, waiting for copies in flight to go back to the system.
+    pub(super) awaiting_release_bytes: u64,
+    /// Gets that waited for copies in flight so that regions could go.
+    pub(super) drains: u64,
     pub(super) max_bytes: Option<u64>,
     pub(super) moves: u64,
     pub(super) calls: Underlying,

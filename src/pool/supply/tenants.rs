@@ -27,8 +27,8 @@ pub(in crate::pool) trait Borrower: Send + Sync {
     /// A buffer of `class` that came back since the get looked for one.
     fn take_back(&self, class: Class) -> Option<Block>;
 
-    /// Is nothing in flight, so that a release that waits for the device waits for nothing?
-    fn is_at_rest(&self) -> bool;
+    /// Puts back the buffers whose copies are over.
+    fn land_copies(&self);
 
     /// Gives back what has been idle for too long at `now_us`.
     fn grow_old(&self, now_us: u64);
@@ -58,7 +58,9 @@ impl Ground {
     /// Gives everything back that no buffer lies in; the addresses only if there is no buffer at all: one that was lost,
     /// or that a device may still read, keeps them for ever.
     pub(super) fn dismantle(&self, now_us: u64) -> Result<(), SourceError> {
-        let released = self.release_down_to(0, now_us);
+        // A copy that never ended: a release that waits for the device would wait for it as well.
+        let Some(closed) = self.gate.close_in_turn() else { return Ok(()) };
+        let released = self.release_behind(&closed, now_us, |arena| arena.release_down_to(0));
         let sites: Vec<Site> = {
             let mut land = self.land.lock();
             // Another thread may be giving granules back as well.

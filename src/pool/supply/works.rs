@@ -100,6 +100,15 @@ impl Sites {
         self.0.extend(tools.leaving.into_iter().map(|(range, region)| (range, Site::Region(region))));
     }
 
+    /// Where each of them lies.
+    pub(super) fn places(&self) -> Vec<(NonNull<u8>, usize)> {
+        let place = |site: &Site| match site {
+            Site::Spanning(range) => (range.start(), range.len_bytes()),
+            Site::Region(region) => (region.start(), region.len_bytes()),
+        };
+        self.0.values().map(place).collect()
+    }
+
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Site> + '_ {
         self.0.drain().map(|(_, site)| site)
     }

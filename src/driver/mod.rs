@@ -7,6 +7,7 @@
 //! | [`Current`] | most calls work in the thread's current context, and that belongs to the user |
 //! | [`Relaxed`] | while a stream captures, a query or an allocation on any thread fails and spoils the capture |
 //! | [`symbol`] | what cudarc binds depends on the CUDA version that the final build chose; what is found by name does not |
+//! | [`virtual_memory`] | such functions, with types of our own |
 //!
 //! Never allocates, copies or waits. Calls go to cudarc's `result` and `sys` only: its safe layer hands errors that other
 //! libraries left in a context to whoever comes next.
@@ -16,6 +17,8 @@ use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 
 use cudarc::driver::{DriverError, result, sys};
+
+pub(crate) mod virtual_memory;
 
 /// Is there a driver to load? Never panics, and exists under every linking feature, unlike cudarc's own check.
 pub(crate) fn is_present() -> bool {

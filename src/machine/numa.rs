@@ -1,0 +1,101 @@
+//! Memory nodes: which of them a device is near, and which processors are near a node.
+//!
+//! A machine with one node has nothing to choose, and one that does not say is left alone: both give `None`.
+
+use std::path::Path;
+
+use super::files::Files;
+
+const NODES: &str = "/sys/devices/system/node";
+
+#[cfg(any(feature = "cuda", test))]
+/// Node of the device with this id on the PCI bus (`0000:3B:00.0`, in either case).
+pub(crate) fn numa_node_of_pci(root: &Path, id: &str) -> Option<u32> {
+    let files = Files::below(root);
+    let id =
+        Some(id.to_ascii_lowercase()).filter(|id| id.chars().all(|c| c.is_ascii_hexdigit() || ":.".contains(c)))?;
+    // The kernel writes -1 where the firmware does not say.
+    let node = files.number(format!("/sys/bus/pci/devices/{id}/numa_node"))?;
+    u32::try_from(node).ok().filter(|&node| is_node_of_several(root, node))
+}
+
+/// The nodes of the machine; none if it does not say.
+pub(crate) fn numa_nodes(root: &Path) -> Vec<u32> {
+    let list = Files::below(root).read(format!("{NODES}/online"));
+    list.and_then(|list| parse_list(&list)).unwrap_or_default()
+}
+
+/// Is `node` one of at least two?
+pub(crate) fn is_node_of_several(root: &Path, node: u32) -> bool {
+    let nodes = numa_nodes(root);
+    nodes.len() > 1 && nodes.contains(&node)
+}
+
+/// Processors near `node`, if it is one of at least two.
+pub(crate) fn cpus_of_node(root: &Path, node: u32) -> Option<Vec<u32>> {
+    let list = Files::below(root).read(format!("{NODES}/node{node}/cpulist"))?;
+    // A node may have memory and no processor.
+    parse_list(&list).filter(|cpus| !cpus.is_empty() && is_node_of_several(root, node))
+}
+
+/// More than any machine has of either; a list that claims more is no list.
+const MOST: u32 = 1 << 16;
+
+/// `0-3,8,10-11`, as the kernel writes sets.
+fn parse_list(text: &str) -> Option<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        if last >= MOST {
+            return None;
+        }
+        numbers.extend(first..=last);
+    }
+    Some(numbers)
+}
+
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+mod tests {
+    use super::super::files::tree;
+    use super::*;
+
+    const DEVICE: &str = "/sys/bus/pci/devices/0000:3b:00.0/numa_node";
+    const ONLINE: &str = "/sys/devices/system/node/online";
+
+    fn node(files: &[(&str, &str)]) -> Option<u32> {
+        numa_node_of_pci(tree::of(files).path(), "0000:3B:00.0")
+    }
+
+    #[test]
+    fn a_device_is_near_the_node_that_the_bus_says() {
+        assert_eq!(node(&[(DEVICE, "1\n"), (ONLINE, "0-1\n")]), Some(1));
+    }
+
+    #[test]
+    fn one_node_or_an_unknown_one_is_nothing_to_choose() {
+        assert_eq!(node(&[(DEVICE, "0\n"), (ONLINE, "0\n")]), None);
+        assert_eq!(node(&[(DEVICE, "-1\n"), (ONLINE, "0-1\n")]), None);
+        assert_eq!(node(&[(DEVICE, "7\n"), (ONLINE, "0-1\n")]), None, "a node that is not there");
+        assert_eq!(node(&[(ONLINE, "0-1\n")]), None);
+        assert_eq!(node(&[(DEVICE, "1\n")]), None);
+        assert_eq!(node(&[(DEVICE, "1\n"), (ONLINE, "purple\n")]), None);
+    }
+
+    #[test]
+    fn an_id_never_leads_out_of_its_folder() {
+        let root = tree::of(&[("/sys/bus/pci/numa_node", "1\n"), (ONLINE, "0-1\n")]);
+        assert_eq!(numa_node_of_pci(root.path(), "../"), None);
+    }
+
+    #[test]
+    fn processors_of_a_node_are_listed_as_the_kernel_lists_them() {
+        let cpus = "/sys/devices/system/node/node1/cpulist";
+        let root = tree::of(&[(cpus, "4-6,12\n"), (ONLINE, "0-1\n")]);
+        assert_eq!(cpus_of_node(root.path(), 1), Some(vec![4, 5, 6, 12]));
+        assert_eq!(cpus_of_node(root.path(), 0), None);
+        let bare = tree::of(&[(cpus, "\n"), (ONLINE, "0-1\n")]);
+        assert_eq!(cpus_of_node(bare.path(), 1), None, "memory without processors");
+        assert_eq!(parse_list("0-4294967295"), None);
+    }
+}

@@ -1,0 +1,135 @@
+//! Memory leaves the ground: what is due in time, what a trim asks for, everything at the end.
+//!
+//! Where a release waits for the device, all of it happens with the [gate](super::gate) closed, or not yet. What cannot go
+//! yet stays where it is: idle in the arena, so that it is the first to be used again, counts under the ceiling, and can
+//! never be more than that. `awaiting_release_bytes` says how much it is.
+//!
+//! | asked by | while copies are in flight |
+//! | --- | --- |
+//! | time (rule 9) | looked at again with the next look at the clock |
+//! | `trim`, `clear`, pressure | done at the first look that finds none |
+//! | a get at the ceiling | waits in line, or for the copies (`PINPOOL_RELEASE=force`) |
+//! | the end of the pool | comes after the copies; with a stuck one, nothing goes at all |
+//!
+//! What is due goes on a thread of its own if a driver is asked, so that no get or put pays for it; that thread lives as
+//! long as one step. Never decides what is due.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::gate::Closed;
+use super::ground::{Ground, Land};
+use crate::arena::{Arena, Plan};
+use crate::backend::SourceError;
+use crate::diag;
+
+impl Ground {
+    /// A copy of one of the blocks is about to be enqueued.
+    #[inline]
+    pub(in crate::pool) fn board(&self) {
+        self.gate.board();
+    }
+
+    /// So many copies of a block are over.
+    pub(in crate::pool) fn disembark(&self, copies: u64) {
+        self.gate.leave(copies);
+    }
+
+    /// What is due goes back to the system (rule 9), soon.
+    pub(in crate::pool) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
+        // Relaxed: who sees an old answer finds the gate closed, or nothing due.
+        if self.is_reclaiming.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        {
+            let mut land = self.land.lock();
+            if land.trim_to_bytes.is_none() && !land.arena.is_release_due(now_us) {
+                return Ok(());
+            }
+            if !self.gate.is_at_rest() {
+                land.overdue_bytes = land.arena.due_bytes(now_us);
+                return Ok(());
+            }
+        }
+        // Acquire and Release: one such thread after the other.
+        if self.source.needs_gpu() && !self.is_reclaiming.swap(true, Ordering::Acquire) {
+            let ground = self.clone();
+            let reclaim = move || {
+                let given_back = ground.release_now(now_us);
+                ground.is_reclaiming.store(false, Ordering::Release);
+                given_back.unwrap_or_else(|error| diag::release_failed(0, &error));
+            };
+            if std::thread::Builder::new().name("pinpool-reclaim".to_owned()).spawn(reclaim).is_ok() {
+                return Ok(());
+            }
+            self.is_reclaiming.store(false, Ordering::Release);
+        } else if self.source.needs_gpu() {
+            return Ok(());
+        }
+        self.release_now(now_us)
+    }
+
+    fn release_now(&self, now_us: u64) -> Result<(), SourceError> {
+        let trim_to_bytes = self.land.lock().trim_to_bytes;
+        if let Some(to_bytes) = trim_to_bytes {
+            self.release_down_to(to_bytes, now_us)?;
+        }
+        self.release(now_us, |arena| arena.release_due(now_us)).map(drop)
+    }
+
+    /// Idle granules go back to the system until at most `to_bytes` are held, or nothing is idle.
+    pub(in crate::pool) fn release_down_to(&self, to_bytes: u64, now_us: u64) -> Result<(), SourceError> {
+        let done = self.release(now_us, |arena| arena.release_down_to(to_bytes))?;
+        let mut land = self.land.lock();
+        land.trim_to_bytes = match land.trim_to_bytes {
+            _ if done => None,
+            Some(before) => Some(before.min(to_bytes)),
+            None => Some(to_bytes),
+        };
+        Ok(())
+    }
+
+    /// Carries a plan of releases out, unless copies are in flight that it would wait for. Says whether it did.
+    fn release(&self, now_us: u64, plan: impl FnOnce(&mut Arena) -> Option<Plan>) -> Result<bool, SourceError> {
+        self.gate.close().map_or(Ok(false), |closed| self.release_behind(&closed, now_us, plan).map(|()| true))
+    }
+
+    /// Carries a plan of releases out. What will not go is tried again later, and said once until something goes.
+    pub(super) fn release_behind(
+        &self,
+        _closed: &Closed<'_>,
+        now_us: u64,
+        plan: impl FnOnce(&mut Arena) -> Option<Plan>,
+    ) -> Result<(), SourceError> {
+        let mut land = self.land.lock();
+        land.overdue_bytes = 0;
+        let Some(plan) = plan(&mut land.arena) else { return Ok(()) };
+        let mut tools = land.sites.tools_for(&plan);
+        drop(land);
+        let begun = Instant::now();
+        let (built, failed) = tools.release_each(&*self.source, &plan);
+        let took = begun.elapsed();
+        let mut land = self.land.lock();
+        land.calls.time += took;
+        let releases = built.releases;
+        let error = land.note(tools, built);
+        land.arena.settle_releases(&plan, &failed, now_us);
+        self.settled.notify_all();
+        let was_said = land.release_fails;
+        land.release_fails = error.is_some() || was_said && releases == 0;
+        match error {
+            Some(error) if !was_said => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Land {
+    /// Idle, and on its way out as soon as no copy is in flight.
+    pub(super) fn awaiting_release_bytes(&self) -> u64 {
+        let figures = self.arena.figures();
+        let over = self.trim_to_bytes.map_or(0, |to_bytes| figures.locked_bytes.saturating_sub(to_bytes));
+        over.max(self.overdue_bytes).min(figures.idle_bytes)
+    }
+}
