@@ -104,10 +104,12 @@ impl Gate {
             }
             let mut waiting = self.waiting.lock();
             // Relaxed: as in `wait_to_board`.
-            if self.state.load(Ordering::Relaxed) & CLOSED == 0 {
-                return None;
+            match self.state.load(Ordering::Relaxed) {
+                // That release ended between the two looks.
+                0 => {}
+                state if state & CLOSED == 0 => return None,
+                _ => self.opened.wait(&mut waiting),
             }
-            self.opened.wait(&mut waiting);
         }
     }
 
