@@ -5,6 +5,9 @@
 //! | `mod.rs` | [`Pool`], the handle |
 //! | `builder.rs` | [`PoolBuilder`]: from settings to a pool |
 //! | `core.rs` | the order of steps |
+//! | `miss.rs` | a get that found nothing idle |
+//! | `ending.rs` | the end of a pool |
+//! | `report.rs` | figures and errors |
 //! | `idle/` | the idle buffers, under the rules of the preset |
 //! | `supply/` | where a miss gets its memory and a victim leaves it |
 //! | `queue.rs` | gets that wait for room |
@@ -31,10 +34,13 @@ mod block;
 mod builder;
 mod clock;
 mod core;
+mod ending;
 mod episode;
 mod idle;
+mod miss;
 mod poller;
 mod queue;
+mod report;
 mod reserve;
 mod residence;
 mod supply;
