@@ -22,6 +22,8 @@ use crate::table::{Figures, Run};
 const SYNTHETIC_FILES: u64 = 10_000;
 /// A batch where no bound is given.
 const BATCH_BYTES: NonZeroU64 = NonZeroU64::new(16 << 20).unwrap();
+/// Signals so close together are one wish to stop; nobody presses keys faster.
+const SAME_WISH: Duration = Duration::from_millis(150);
 /// How often an idle pool is looked after.
 const POLL_EVERY: Duration = Duration::from_millis(100);
 
@@ -185,12 +187,15 @@ pub(crate) fn run(args: &Args, screen: &Screen) -> Result<(), Failed> {
     verdict(&outcome, screen).and(printed)
 }
 
-/// The first Ctrl-C ends the run cleanly, the second at once.
+/// The first Ctrl-C ends the run cleanly, the second at once. Whoever stops a process and its group (`timeout`, a shell's
+/// job control) sends one wish as two signals: what follows at once is the same one.
 fn stop_at_interrupt(screen: &Screen) -> Stop {
     let stop = Stop::new();
     let raised = stop.clone();
+    let mut first = None;
     let handler = ctrlc::set_handler(move || {
-        if raised.request() {
+        let at = *first.get_or_insert_with(Instant::now);
+        if raised.request() && at.elapsed() > SAME_WISH {
             std::process::exit(Failed::Interrupted as i32);
         }
     });
