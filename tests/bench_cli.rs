@@ -20,6 +20,24 @@ fn is_positive(value: &Value) -> bool {
     number(value) > 0.0
 }
 
+/// The named fields must be there; what a figure means is the same in each pattern.
+#[test]
+fn hit_has_every_figure_in_each_pattern() {
+    for (pattern, threads) in [("same", "1"), ("mix", "2"), ("cross", "2")] {
+        let figures = bench(&["hit", "--pattern", pattern, "--threads", threads]);
+        assert_eq!((&figures["pattern"], &figures["backend"]), (&pattern.into(), &"heap".into()));
+        assert_eq!(figures["threads"].to_string(), threads);
+        for name in ["mutex_hashmap", "array_queue", "malloc", "empty"] {
+            assert!(is_positive(&figures["baselines"][name]), "{name} in {figures}");
+        }
+        assert!(is_positive(&figures["ns_per_pair"]), "{figures}");
+        for of in [&figures, &figures["empty"]] {
+            let percentiles = ["p50_ns", "p99_ns", "p999_ns", "max_ns"].map(|name| number(&of[name]));
+            assert!(percentiles.is_sorted() && percentiles[3] > 0.0, "{of}");
+        }
+    }
+}
+
 #[test]
 fn pin_measures_each_back_end_beside_plain_memory() {
     let threads = ["--threads", "1", "--threads", "3"];
