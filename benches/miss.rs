@@ -16,6 +16,8 @@
 
 mod measured;
 
+use std::hint::black_box;
+
 use criterion::{Criterion, criterion_group, criterion_main};
 use pinpool::{Backend, Pool, Preset};
 
@@ -28,7 +30,7 @@ const SIZE: usize = SIZES - 1;
 fn each_time(criterion: &mut Criterion, group: &str, name: &str, keeper: &impl Keeper) {
     let mut group = criterion.benchmark_group(group);
     // Dropped, not put: what a baseline would keep is gone, and the pool keeps nothing.
-    group.bench_function(name, |bencher| bencher.iter(|| drop(keeper.get(SIZE))));
+    group.bench_function(name, |bencher| bencher.iter(|| drop(black_box(keeper.get(SIZE)))));
 }
 
 fn that_keeps_nothing(backend: Backend, preset: Preset) -> Pool {
