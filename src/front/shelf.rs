@@ -251,7 +251,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 256 }, failure_persistence: None, ..Default::default() })]
         #[test]
-        fn like_a_plain_vector(steps in proptest::collection::vec((0u8..4, 0u32..4), 0..200)) {
+        fn like_a_plain_vector(steps in proptest::collection::vec((0u8..4, 0u32..4), 0..if cfg!(miri) { 40 } else { 200 })) {
             let mut shelf = Shelf::new(4);
             let mut model: Vec<(u32, u32)> = Vec::new();
             for (id, (step, class)) in (0u32..).zip(steps) {

@@ -151,6 +151,7 @@ fn sealed_it_hands_back_each_put_and_one_drain_empties_it() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "four thousand evictions, minutes; `figures` has the rule")]
 fn every_thousandth_eviction_of_the_window_makes_a_check_due() {
     let front = Front::new(1, 1, 4);
     fill(&front, 0, 0..1);

@@ -8,7 +8,7 @@ use super::files::Files;
 
 const NODES: &str = "/sys/devices/system/node";
 
-#[cfg(any(feature = "cuda", test))]
+#[cfg(any(feature = "cuda", all(test, not(miri))))]
 /// Node of the device with this id on the PCI bus (`0000:3B:00.0`, in either case).
 pub(crate) fn numa_node_of_pci(root: &Path, id: &str) -> Option<u32> {
     let files = Files::below(root);

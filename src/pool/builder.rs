@@ -242,8 +242,7 @@ fn ceiling_in_bytes(config: &Config) -> (Option<u64>, String) {
     match config.max_bytes {
         Ceiling::None => (None, "none".to_owned()),
         Ceiling::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes")),
-        // Miri has no machine to ask.
-        Ceiling::Auto => match (!cfg!(miri)).then(|| machine::memory(Path::new("/"))).flatten() {
+        Ceiling::Auto => match machine::memory(Path::new("/")) {
             None => (None, "none, since the machine does not say what it has".to_owned()),
             Some(memory) => {
                 let bytes = machine::default_ceiling(&memory, config.share);

@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn classes_that_come_and_go_leave_no_entry_behind() {
         let mut store = Exact::new();
-        for class in 0..10_000 {
+        for class in 0..if cfg!(miri) { 50 } else { 10_000 } {
             store.put(class, ());
             if store.len() > 3 {
                 store.evict();
@@ -251,9 +251,9 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 256 }, failure_persistence: None, ..Default::default() })]
         #[test]
-        fn it_does_what_a_plain_vector_does(steps in prop::collection::vec(step(), 1..200)) {
+        fn it_does_what_a_plain_vector_does(steps in prop::collection::vec(step(), 1..if cfg!(miri) { 40 } else { 200 })) {
             let mut store = Exact::new();
             let mut model: Vec<(usize, usize)> = Vec::new();
             for (number, step) in steps.into_iter().enumerate() {

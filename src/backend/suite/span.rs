@@ -144,7 +144,7 @@ fn many_threads_lock_granules_of_their_own(spans: &dyn Span) {
         for (first, mark) in (0..16).step_by(4).zip(1..) {
             let granules = &granules;
             scope.spawn(move || {
-                for round in 0..20 {
+                for round in 0..super::ROUNDS {
                     granules.lock(first, 2);
                     assert!(granules.is_all(first, 2, 0), "S3, S6");
                     granules.fill(first, 2, mark);

@@ -175,7 +175,7 @@ mod tests {
                 thread::yield_now();
             }
             // As many chances as it likes.
-            (0..1000).for_each(|_| thread::yield_now());
+            (0..if cfg!(miri) { 20 } else { 1000 }).for_each(|_| thread::yield_now());
             assert!(gate.close().is_none() && !has_boarded.load(Ordering::SeqCst));
             drop(closed);
         });
@@ -204,12 +204,13 @@ mod tests {
 
     #[test]
     fn copies_and_releases_of_many_threads_never_meet() {
+        const ROUNDS: u32 = if cfg!(miri) { 20 } else { 2000 };
         let gate = Gate::new(true);
         let (copies, releases) = (AtomicU64::new(0), AtomicU64::new(0));
         thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
-                    for _ in 0..2000 {
+                    for _ in 0..ROUNDS {
                         gate.board();
                         copies.fetch_add(1, Ordering::SeqCst);
                         assert_eq!(releases.load(Ordering::SeqCst), 0);
@@ -218,7 +219,7 @@ mod tests {
                     }
                 });
                 scope.spawn(|| {
-                    for _ in 0..2000 {
+                    for _ in 0..ROUNDS {
                         if let Some(_closed) = gate.close() {
                             releases.fetch_add(1, Ordering::SeqCst);
                             assert_eq!(copies.load(Ordering::SeqCst), 0);
