@@ -145,10 +145,14 @@ impl PinnedBuf {
     /// [`as_slice`](PinnedBuf::as_slice) holds here too.
     #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        if !self.is_free() && !self.wait_for_uses() {
+        let was_free = self.is_free();
+        if !was_free && !self.wait_for_uses() {
             return &mut [];
         }
-        self.disembark();
+        // A device that failed ends the wait, and its copies are aboard for ever.
+        if was_free || self.is_free() {
+            self.disembark();
+        }
         // SAFETY: no copy uses the bytes, as the wait said.
         unsafe { self.bytes_for_device() }
     }
@@ -207,11 +211,10 @@ impl PinnedBuf {
         self.block.iter().for_each(Block::board);
     }
 
-    /// Once no copy uses it any more, it need not wait for the put to say so.
-    fn disembark(&mut self) {
-        if self.is_free() {
-            self.block.iter().for_each(Block::disembark);
-        }
+    /// No copy uses it any more, and that need not wait for the put to be said.
+    #[inline]
+    fn disembark(&self) {
+        self.block.iter().for_each(Block::disembark);
     }
 
     /// Where the next [`io::Write`] goes; starts at 0.
