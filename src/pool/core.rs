@@ -275,6 +275,9 @@ impl Core {
         if victim.is_some() || unkept.is_some() || check.is_some() {
             self.clean_up(victim, unkept, check);
         }
+        if self.idle.was_sealed_meanwhile() {
+            self.close_if_unused();
+        }
         if self.queue.is_waiting() {
             self.queue.wake();
         }

@@ -32,6 +32,9 @@ impl Core {
         }
         // SeqCst: of two last puts at once, each counted before this line, one at least sees both.
         fence(Ordering::SeqCst);
+        // A put that was kept is counted without a barrier of its own; after this it is counted, or it sees the seal and
+        // comes by here.
+        self.idle.order_with_puts();
         // In flight is no use: those copies are what `close` waits for.
         let handed_out = self.handed_out();
         // AcqRel: one closes, and sees all that was put before.

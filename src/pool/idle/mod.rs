@@ -102,6 +102,23 @@ impl Idle {
         side!(self, idle => idle.is_sealed())
     }
 
+    /// Was it sealed while a put that it kept was on its way, so that who sealed it may have missed that put's count? The
+    /// exact side counts and refuses under one lock.
+    #[inline]
+    pub(super) fn was_sealed_meanwhile(&self) -> bool {
+        match self {
+            Self::Exact(_) => false,
+            Self::Threads(idle) => idle.is_sealed(),
+        }
+    }
+
+    /// After this every put is counted, or sees the seal.
+    pub(super) fn order_with_puts(&self) {
+        if let Self::Threads(idle) = self {
+            idle.order_with_puts();
+        }
+    }
+
     /// Bytes of the idle blocks.
     pub(super) fn bytes(&self) -> u64 {
         side!(self, idle => idle.bytes())

@@ -143,6 +143,12 @@ impl ThreadsIdle {
         self.drain()
     }
 
+    /// See [`Front::order_with_puts`].
+    pub(super) fn order_with_puts(&self) {
+        self.front.order_with_puts();
+    }
+
+    #[inline]
     pub(super) fn is_sealed(&self) -> bool {
         // Acquire: pairs with `seal`.
         self.sealed.load(Ordering::Acquire)

@@ -60,14 +60,21 @@ impl Ground {
     pub(super) fn dismantle(&self, now_us: u64) -> Result<(), SourceError> {
         // A copy that never ended: a release that waits for the device would wait for it as well.
         let Some(closed) = self.gate.close_in_turn() else { return Ok(()) };
-        let released = self.release_behind(&closed, now_us, |arena| arena.release_down_to(0));
-        let sites: Vec<Site> = {
+        let mut released = Ok(());
+        let sites: Vec<Site> = loop {
+            released = released.and(self.release_behind(&closed, now_us, |arena| arena.release_down_to(0)));
             let mut land = self.land.lock();
             // Another thread may be giving granules back as well.
             while land.arena.figures().transit_bytes > 0 {
                 self.settled.wait(&mut land);
             }
-            if land.is_deserted() { land.sites.drain().collect() } else { Vec::new() }
+            if !land.is_deserted() {
+                break Vec::new();
+            }
+            // The last buffer may have come back after the release above: its granules go before their addresses.
+            if land.arena.figures().idle_bytes == 0 || land.release_fails {
+                break land.sites.drain().collect();
+            }
         };
         // One that fails keeps none of the others.
         sites.into_iter().map(|site| self.dismantle_site(site)).fold(released, Result::and)
