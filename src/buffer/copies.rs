@@ -36,7 +36,13 @@ impl PinnedBuf {
         // SAFETY: the block goes to the in-flight room below with this copy's fence, which keeps it from every other use
         // until the copy is over; on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), self.fence_kind()) };
-        self.track(enqueued)
+        match enqueued {
+            Ok(fence) => {
+                self.give_up_behind(fence.clone());
+                Ok(Completion::of(fence))
+            }
+            refused => self.track(refused),
+        }
     }
 
     /// Enqueues a copy of `range` to the front of `target` and keeps the buffer, for another copy or another target.
@@ -134,7 +140,7 @@ impl PinnedBuf {
         self.release_behind(|| copy::cuda::mark_behind(event))
     }
 
-    fn release_behind(mut self, mark: impl FnOnce() -> Result<SharedFence>) -> Result<()> {
+    fn release_behind(self, mark: impl FnOnce() -> Result<SharedFence>) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
@@ -143,8 +149,7 @@ impl PinnedBuf {
         self.board();
         match mark() {
             Ok(fence) => {
-                // Whether it read or wrote: nobody looks at the bytes before they are overwritten.
-                self.record(fence);
+                self.give_up_behind(fence);
                 Ok(())
             }
             Err(error) => {
@@ -188,6 +193,14 @@ impl PinnedBuf {
 
     fn check_process(&self) -> Result<()> {
         self.block.as_ref().map_or(Ok(()), Block::check_process)
+    }
+
+    /// The put, when `fence` and those of earlier copies are over.
+    fn give_up_behind(mut self, fence: SharedFence) {
+        let Some(mut block) = self.block.take() else { return };
+        let mut fences = block.loan_mut().uses.take();
+        fences.push(fence);
+        block.put_back_after(fences);
     }
 
     fn record(&mut self, fence: SharedFence) {

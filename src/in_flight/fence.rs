@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use super::Few;
 use crate::error::Result;
 use crate::sync::plain::Mutex;
 
@@ -148,16 +149,16 @@ impl Uses {
     }
 
     /// The fences of copies that may still be running.
-    pub(crate) fn take(&mut self) -> Vec<SharedFence> {
-        let uses = self.0.take().map_or_else(Vec::new, |uses| uses.into_inner());
-        uses.into_iter().map(|each| each.fence).collect()
+    pub(crate) fn take(&mut self) -> Few<SharedFence> {
+        let Some(uses) = self.0.take() else { return Few::NONE };
+        uses.into_inner().into_iter().map(|each| each.fence).collect()
     }
 }
 
 /// A fence that does what a test says.
 #[cfg(test)]
 pub(crate) mod scripted {
-    use std::sync::atomic::{AtomicU8, Ordering};
+    use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
     use super::Fence;
     use crate::error::{Error, Result};
@@ -166,11 +167,16 @@ pub(crate) mod scripted {
     pub(crate) struct Scripted {
         stream: u64,
         state: AtomicU8,
+        asked: AtomicU32,
     }
 
     impl Scripted {
         pub(crate) fn on(stream: u64) -> Self {
-            Self { stream, state: AtomicU8::new(0) }
+            Self { stream, state: AtomicU8::new(0), asked: AtomicU32::new(0) }
+        }
+
+        pub(crate) fn asked(&self) -> u32 {
+            self.asked.load(Ordering::Relaxed)
         }
 
         pub(crate) fn finish(&self) {
@@ -186,6 +192,7 @@ pub(crate) mod scripted {
     #[allow(unsafe_code)]
     unsafe impl Fence for Scripted {
         fn is_done(&self) -> Result<bool> {
+            self.asked.fetch_add(1, Ordering::Relaxed);
             match self.state.load(Ordering::Acquire) {
                 2 => Err(Error::device("the script says so")),
                 state => Ok(state == 1),
@@ -231,7 +238,7 @@ mod tests {
         fence.fail();
         assert!(uses.are_over().is_err());
         assert!(uses.wait(), "the device only reads: the bytes are sound");
-        assert_eq!(uses.take().len(), 1);
+        assert!(uses.take().only().is_some());
     }
 
     #[test]

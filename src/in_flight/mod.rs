@@ -1,7 +1,8 @@
 //! Buffers that a device may still be reading; each waits on its fences.
 //!
 //! ```text
-//!   arrive ──▶ arrivals (queue, no lock) ──┐
+//!   arrive ──▶ its line, or, while another thread is at the lines,
+//!              arrivals (queue, no lock) ──┐
 //!                                          ▼  sweep: one thread at a time, the others pass by
 //!   stream 1   [a][b][c]   only the head is asked: copies of a stream end in order
 //!   stream 2   [d]         a slow stream holds back nobody but itself
@@ -14,7 +15,7 @@
 //! 1. An item lands only after every one of its fences has said that it is over.
 //! 2. An item with a fence that failed never lands: it is lost, for nobody knows what the device still reads.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use crossbeam::queue::SegQueue;
@@ -24,12 +25,16 @@ use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
 
 mod fence;
+mod few;
 
 pub use fence::Fence;
 pub(crate) use fence::{SharedFence, Uses};
+pub(crate) use few::Few;
 
 /// So often one thread found another asking: not by chance.
 const CROWD: u64 = 64;
+/// Lines of more streams than this are closed when they are empty; the others keep their room.
+const OPEN_LINES: usize = 16;
 
 /// Items on their way, with the fences they wait on.
 #[derive(Debug)]
@@ -37,7 +42,6 @@ pub(crate) struct InFlight<T> {
     arrivals: SegQueue<Flight<T>>,
     lines: Mutex<Lines<T>>,
     count: AtomicU64,
-    bytes: AtomicU64,
     passed_by: AtomicU64,
 }
 
@@ -45,15 +49,22 @@ pub(crate) struct InFlight<T> {
 struct Flight<T> {
     item: T,
     bytes: u64,
-    fences: Vec<SharedFence>,
+    fences: Few<SharedFence>,
     since_us: u64,
     is_known_stuck: bool,
 }
 
 #[derive(Debug)]
 struct Lines<T> {
-    by_stream: HashMap<u64, VecDeque<Flight<T>>>,
+    /// Searched from the front: programs copy on a few streams.
+    by_stream: Vec<Line<T>>,
     several: Vec<Flight<T>>,
+}
+
+#[derive(Debug)]
+struct Line<T> {
+    stream: u64,
+    flights: VecDeque<Flight<T>>,
 }
 
 /// An item that has waited for long.
@@ -69,33 +80,38 @@ pub(crate) struct Waiting {
 #[derive(Debug)]
 pub(crate) struct Swept<T> {
     /// Copies over, in the order seen.
-    pub(crate) landed: Vec<T>,
+    pub(crate) landed: Few<T>,
     /// Copies whose end nobody will know.
     pub(crate) lost: Vec<(T, Error)>,
 }
 
 impl<T> Swept<T> {
-    const NOTHING: Self = Self { landed: Vec::new(), lost: Vec::new() };
+    const NOTHING: Self = Self { landed: Few::NONE, lost: Vec::new() };
 }
 
 impl<T> InFlight<T> {
     pub(crate) fn new() -> Self {
         Self {
             arrivals: SegQueue::new(),
-            lines: Mutex::new(Lines { by_stream: HashMap::new(), several: Vec::new() }),
+            lines: Mutex::new(Lines { by_stream: Vec::new(), several: Vec::new() }),
             count: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
             passed_by: AtomicU64::new(0),
         }
     }
 
     /// Takes charge of `item` until all `fences` are over.
-    pub(crate) fn arrive(&self, item: T, bytes: u64, fences: Vec<SharedFence>, now_us: u64) {
-        // Relaxed: figures only; the queue itself orders the item. Counted before it is visible, so that a sweep never
-        // takes away what was not yet added.
+    pub(crate) fn arrive(&self, item: T, bytes: u64, fences: Few<SharedFence>, now_us: u64) {
+        // Relaxed: the lock or the queue orders the item. Counted before it is visible, so that a sweep never takes away
+        // what was not yet added.
         self.count.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.arrivals.push(Flight { item, bytes, fences, since_us: now_us, is_known_stuck: false });
+        let flight = Flight { item, bytes, fences, since_us: now_us, is_known_stuck: false };
+        match self.lines.try_lock() {
+            Some(mut lines) => {
+                self.seat_arrivals(&mut lines);
+                lines.seat(flight);
+            }
+            None => self.arrivals.push(flight),
+        }
     }
 
     /// Items in flight.
@@ -107,8 +123,10 @@ impl<T> InFlight<T> {
 
     /// Bytes in flight.
     pub(crate) fn bytes(&self) -> u64 {
-        // Relaxed: a figure.
-        self.bytes.load(Ordering::Relaxed)
+        let mut lines = self.lines.lock();
+        self.seat_arrivals(&mut lines);
+        let Lines { by_stream, several } = &*lines;
+        by_stream.iter().flat_map(|line| &line.flights).chain(several).map(|flight| flight.bytes).sum()
     }
 
     /// Do many threads ask at once?
@@ -121,7 +139,7 @@ impl<T> InFlight<T> {
     pub(crate) fn oldest(&self, now_us: u64) -> Option<Waiting> {
         let mut lines = self.lines.lock();
         self.seat_arrivals(&mut lines);
-        let heads = lines.by_stream.values().filter_map(VecDeque::front);
+        let heads = lines.by_stream.iter().filter_map(|line| line.flights.front());
         heads.chain(&lines.several).min_by_key(|flight| flight.since_us).map(|flight| flight.waiting(now_us))
     }
 
@@ -130,9 +148,9 @@ impl<T> InFlight<T> {
         let Some(mut lines) = self.lines.try_lock() else { return Vec::new() };
         self.seat_arrivals(&mut lines);
         let Lines { by_stream, several } = &mut *lines;
-        let flights = by_stream.values_mut().flatten().chain(several).filter(|flight| !flight.is_known_stuck);
+        let flights = by_stream.iter_mut().flat_map(|line| &mut line.flights).chain(several);
         let mut stuck = Vec::new();
-        for flight in flights {
+        for flight in flights.filter(|flight| !flight.is_known_stuck) {
             let waiting = flight.waiting(now_us);
             if waiting.age >= limit {
                 flight.is_known_stuck = true;
@@ -144,27 +162,42 @@ impl<T> InFlight<T> {
 
     /// Asks the fences and returns what is over. If another thread is asking already, returns nothing at once.
     pub(crate) fn sweep(&self) -> Swept<T> {
-        let Some(mut lines) = self.lines.try_lock() else {
+        self.sweep_until(Duration::ZERO, |_| false)
+    }
+
+    /// Asks until one is over that is `enough`: each question may be one to a driver. While another thread is asking,
+    /// waits for its turn, at most for `patience`.
+    pub(crate) fn sweep_until(&self, patience: Duration, enough: impl Fn(&T) -> bool) -> Swept<T> {
+        let asking = self.lines.try_lock().or_else(|| {
             self.passed_by.fetch_add(1, Ordering::Relaxed); // Relaxed: a figure.
-            return Swept::NOTHING;
-        };
+            self.lines.try_lock_for(patience)
+        });
+        let Some(mut lines) = asking else { return Swept::NOTHING };
         self.seat_arrivals(&mut lines);
+        let Lines { by_stream, several } = &mut *lines;
         let mut swept = Swept::NOTHING;
-        for line in lines.by_stream.values_mut() {
-            while let Some(state) = line.front().map(Flight::state) {
-                match state {
-                    Ok(false) => break,
-                    over => self.leave(line.pop_front(), over, &mut swept),
+        for line in &mut *by_stream {
+            while let Some(head) = line.flights.front() {
+                let state = head.state();
+                if let Ok(false) = state {
+                    break;
+                }
+                let is_enough = state.is_ok() && enough(&head.item);
+                self.leave(line.flights.pop_front(), state, &mut swept);
+                if is_enough {
+                    return swept;
                 }
             }
         }
-        lines.by_stream.retain(|_, line| !line.is_empty());
+        if by_stream.len() > OPEN_LINES {
+            by_stream.retain(|line| !line.flights.is_empty());
+        }
         let mut index = 0;
-        while let Some(flight) = lines.several.get(index) {
+        while let Some(flight) = several.get(index) {
             match flight.state() {
                 Ok(false) => index += 1,
                 over => {
-                    let flight = lines.several.remove(index);
+                    let flight = several.remove(index);
                     self.leave(Some(flight), over, &mut swept);
                 }
             }
@@ -176,26 +209,23 @@ impl<T> InFlight<T> {
     pub(crate) fn abandon(&self) -> Vec<T> {
         let mut lines = self.lines.lock();
         self.seat_arrivals(&mut lines);
-        let seated = lines.by_stream.drain().flat_map(|(_, line)| line);
+        let seated = lines.by_stream.drain(..).flat_map(|line| line.flights);
         let mut flights: Vec<_> = seated.collect();
         flights.append(&mut lines.several);
         flights.into_iter().map(|flight| flight.item).collect()
     }
 
     fn seat_arrivals(&self, lines: &mut Lines<T>) {
-        while let Some(flight) = self.arrivals.pop() {
-            match flight.fences.as_slice() {
-                [fence] => lines.by_stream.entry(fence.stream()).or_default().push_back(flight),
-                _ => lines.several.push(flight),
-            }
+        // A look first: mostly nobody was in the way, and the queue has nothing.
+        while !self.arrivals.is_empty() {
+            self.arrivals.pop().into_iter().for_each(|flight| lines.seat(flight));
         }
     }
 
     fn leave(&self, flight: Option<Flight<T>>, over: Result<bool, Error>, swept: &mut Swept<T>) {
-        let Some(Flight { item, bytes, .. }) = flight else { return };
+        let Some(Flight { item, .. }) = flight else { return };
         // Relaxed, as in `arrive`.
         self.count.fetch_sub(1, Ordering::Relaxed);
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         match over {
             Ok(_) => swept.landed.push(item),
             Err(error) => swept.lost.push((item, error)),
@@ -203,11 +233,24 @@ impl<T> InFlight<T> {
     }
 }
 
+impl<T> Lines<T> {
+    fn seat(&mut self, flight: Flight<T>) {
+        let Some(fence) = flight.fences.only() else { return self.several.push(flight) };
+        let stream = fence.stream();
+        match self.by_stream.iter_mut().find(|line| line.stream == stream) {
+            Some(line) => line.flights.push_back(flight),
+            None => self.by_stream.push(Line { stream, flights: VecDeque::from([flight]) }),
+        }
+    }
+}
+
 impl<T> Flight<T> {
     fn waiting(&self, now_us: u64) -> Waiting {
         let age = Duration::from_micros(now_us.saturating_sub(self.since_us));
-        let several = |fence: &&SharedFence| self.fences.len() == 1 || !matches!(fence.is_done(), Ok(true));
-        let stream = self.fences.iter().find(several).or(self.fences.last()).map_or(0, |fence| fence.stream());
+        let is_open = |fence: &&SharedFence| !matches!(fence.is_done(), Ok(true));
+        let fence =
+            self.fences.only().or_else(|| self.fences.iter().find(is_open)).or_else(|| self.fences.iter().last());
+        let stream = fence.map_or(0, |fence| fence.stream());
         Waiting { age, stream, bytes: self.bytes }
     }
 
@@ -224,9 +267,17 @@ mod tests {
     use super::fence::scripted::Scripted;
     use super::*;
 
+    fn behind<const N: usize>(fences: [Arc<Scripted>; N]) -> Few<SharedFence> {
+        fences.into_iter().map(|fence| fence as SharedFence).collect()
+    }
+
+    fn landed(room: &InFlight<u32>) -> Vec<u32> {
+        room.sweep().landed.into_iter().collect()
+    }
+
     fn flying(room: &InFlight<u32>, item: u32, stream: u64) -> Arc<Scripted> {
         let fence = Arc::new(Scripted::on(stream));
-        room.arrive(item, 10, vec![fence.clone()], 0);
+        room.arrive(item, 10, behind([fence.clone()]), 0);
         fence
     }
 
@@ -238,24 +289,34 @@ mod tests {
         let other = flying(&room, 3, 2);
         other.finish();
         behind.finish();
-        assert_eq!(room.sweep().landed, [3]);
+        assert_eq!(landed(&room), [3]);
         assert_eq!((room.count(), room.bytes()), (2, 20));
         slow.finish();
-        assert_eq!(room.sweep().landed, [1, 2]);
+        assert_eq!(landed(&room), [1, 2]);
         assert_eq!((room.count(), room.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_sweep_that_has_enough_asks_nobody_else() {
+        let room = InFlight::new();
+        let fences = [1, 2, 3].map(|item| flying(&room, item, 1));
+        fences.iter().for_each(|fence| fence.finish());
+        let swept: Vec<_> = room.sweep_until(Duration::ZERO, |&item| item == 2).landed.into_iter().collect();
+        assert_eq!((swept, room.count()), (vec![1, 2], 1));
+        assert_eq!(fences.map(|fence| fence.asked()), [1, 1, 0]);
     }
 
     #[test]
     fn used_on_two_streams_it_waits_for_both() {
         let room = InFlight::new();
         let (first, second) = (Arc::new(Scripted::on(1)), Arc::new(Scripted::on(2)));
-        room.arrive(1, 10, vec![first.clone(), second.clone()], 0);
+        room.arrive(1, 10, behind([first.clone(), second.clone()]), 0);
         let behind = flying(&room, 2, 1);
         behind.finish();
         second.finish();
-        assert_eq!(room.sweep().landed, [2]);
+        assert_eq!(landed(&room), [2]);
         first.finish();
-        assert_eq!(room.sweep().landed, [1]);
+        assert_eq!(landed(&room), [1]);
     }
 
     #[test]
@@ -265,7 +326,7 @@ mod tests {
         flying(&room, 2, 2).finish();
         broken.fail();
         let swept = room.sweep();
-        assert_eq!(swept.landed, [2]);
+        assert_eq!(swept.landed.only(), Some(&2));
         assert_eq!(swept.lost.len(), 1);
         assert_eq!(room.count(), 0);
     }
@@ -275,8 +336,8 @@ mod tests {
         let room = InFlight::new();
         let done = Arc::new(Scripted::on(1));
         done.finish();
-        room.arrive(1, 10, vec![done, Arc::new(Scripted::on(7))], 1_000);
-        room.arrive(2, 20, vec![Arc::new(Scripted::on(8))], 2_000);
+        room.arrive(1, 10, behind([done, Arc::new(Scripted::on(7))]), 1_000);
+        room.arrive(2, 20, behind([Arc::new(Scripted::on(8))]), 2_000);
         let limit = Duration::from_micros(500);
         let first = Waiting { age: limit, stream: 7, bytes: 10 };
         assert_eq!(room.newly_stuck(1_499, limit), []);
@@ -290,8 +351,8 @@ mod tests {
     #[test]
     fn an_item_without_fences_lands_at_once() {
         let room = InFlight::new();
-        room.arrive(1, 10, Vec::new(), 0);
-        assert_eq!(room.sweep().landed, [1]);
+        room.arrive(1, 10, Few::NONE, 0);
+        assert_eq!(landed(&room), [1]);
     }
 
     #[test]
@@ -301,11 +362,11 @@ mod tests {
         let asking = room.lines.lock();
         for _ in 0..CROWD {
             assert!(!room.is_crowded());
-            assert!(room.sweep().landed.is_empty());
+            assert!(landed(&room).is_empty());
         }
         assert!(room.is_crowded());
         drop(asking);
-        assert_eq!(room.sweep().landed, [1]);
+        assert_eq!(landed(&room), [1]);
     }
 
     #[test]

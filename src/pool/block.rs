@@ -10,7 +10,7 @@ use super::supply::Memory;
 use crate::config::FenceKind;
 use crate::error::Error;
 use crate::front::Entry;
-use crate::in_flight::{SharedFence, Uses};
+use crate::in_flight::{Few, SharedFence, Uses};
 use crate::size_class::Class;
 use crate::sync::process::{AtomicU64, Ordering};
 
@@ -178,7 +178,7 @@ impl Block {
     }
 
     /// The put, when all `fences` are over.
-    pub(crate) fn put_back_after(self, fences: Vec<SharedFence>) {
+    pub(crate) fn put_back_after(self, fences: Few<SharedFence>) {
         residence::inside(self, |core, block| core.put_after(block, fences));
     }
 

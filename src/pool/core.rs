@@ -1,12 +1,17 @@
 //! The order of steps: ask the rooms, each under its own lock, then make the slow calls under none.
 //!
 //! ```text
-//!  get:  sweep ─▶ take ─hit─▶ block
-//!                   └─miss─▶ allocate ─▶ block
-//!                               └─no room─▶ wait in line ─▶ again ─▶ pageable memory, or an error
-//!  put:  sweep ─▶ keep ─▶ give up the victim, print the check, wake who waits
+//!  get:  take ─hit─▶ block
+//!          └─miss─▶ sweep ─landed─▶ block
+//!                     └─▶ allocate ─▶ block
+//!                            └─no room─▶ wait in line, sweep ─▶ again ─▶ pageable memory, or an error
+//!  put:  keep ─▶ give up the victim, print the check, wake who waits
 //!  copy: the block waits in the in-flight room; its put happens when a sweep sees that the copy is over
 //! ```
+//!
+//! A sweep may ask a driver, which is slow when many threads do. So a hit does not: copies are looked for by a get that
+//! needs the memory, by those in line, by whoever looks at the clock (a miss, [`Pool::poll`](crate::Pool::poll), each 62nd
+//! hit of a thread) or at the figures.
 //!
 //! A get that misses goes on in `miss`, the end of the pool is in `ending`, what it says of itself in `report`.
 //!
@@ -29,13 +34,16 @@ use crate::config::{Config, FenceKind};
 use crate::diag::{self, Voice};
 use crate::error::{Error, Kind, Result};
 use crate::fork::Born;
-use crate::in_flight::{InFlight, SharedFence, Swept};
+use crate::in_flight::{Few, InFlight, SharedFence, Swept};
 use crate::policy;
 use crate::size_class::Class;
 use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 /// So many hits of a thread lie between two looks at the clock. Even, so that of pools that take turns each has its looks.
 const HITS_BETWEEN_LOOKS: u32 = 62;
+/// A get that needs memory waits so long for its turn to ask for copies: a driver answers in microseconds, and the thread
+/// before may have lost its processor for a while; a driver that hangs must not hold up all others.
+pub(super) const TURN_PATIENCE: Duration = Duration::from_millis(5);
 
 thread_local! {
     static HITS_TO_LOOK: Cell<u32> = const { Cell::new(HITS_BETWEEN_LOOKS) };
@@ -162,17 +170,30 @@ impl Core {
     /// A block of `class`, idle or new; `len` is what the user asked for.
     #[inline]
     pub(crate) fn get(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
-        self.land_copies();
         match self.take_idle(class) {
             Some(block) => Ok(block),
             None => self.miss(len, class, wait),
         }
     }
 
-    /// An idle block of `class`; never asks the back-end, never waits.
+    /// An idle block of `class`, or one whose copy is over; never asks the back-end, never waits.
     pub(crate) fn try_get(&self, class: Class) -> Option<Block> {
-        self.land_copies();
-        self.take_idle(class)
+        self.take_idle(class).or_else(|| self.take_landed(class, Duration::ZERO))
+    }
+
+    /// A block of `class` whose copy is over, though nobody looked since.
+    pub(super) fn take_landed(&self, class: Class, patience: Duration) -> Option<Block> {
+        while self.in_flight.count() > 0 {
+            let swept = self.in_flight.sweep_until(patience, |block| block.class() == class);
+            let nothing_landed = swept.landed.is_empty();
+            self.land(swept);
+            // Another thread may have been quicker to take it; then there may be more.
+            let block = self.idle.take(class);
+            if block.is_some() || nothing_landed {
+                return block;
+            }
+        }
+        None
     }
 
     #[inline]
@@ -189,7 +210,7 @@ impl Core {
             Some(left) => hits.set(left),
             None => {
                 hits.set(HITS_BETWEEN_LOOKS);
-                self.look_after();
+                self.poll();
             }
         });
     }
@@ -197,15 +218,13 @@ impl Core {
     /// The user is done with `block`, and so is every device. The caller keeps a reference to this pool until it returns.
     #[inline]
     pub(crate) fn put(&self, block: Block) {
-        self.land_copies();
         self.put_home(block);
     }
 
     /// The user is done with `block`; devices may be reading it until all `fences` are over.
-    pub(crate) fn put_after(&self, block: Block, fences: Vec<SharedFence>) {
+    pub(crate) fn put_after(&self, block: Block, fences: Few<SharedFence>) {
         let bytes = block.held_bytes();
         self.in_flight.arrive(block, bytes, fences, self.time.now_us());
-        // No sweep: what was just enqueued is not over, and the next get or put asks.
         self.close_if_unused();
     }
 
@@ -236,8 +255,7 @@ impl Core {
         }
     }
 
-    /// Costs one load when nothing is in flight.
-    #[inline]
+    /// Puts back all that devices have finished with. Costs one load when nothing is in flight.
     pub(super) fn land_copies(&self) {
         if self.in_flight.count() > 0 {
             self.land(self.in_flight.sweep());

@@ -49,7 +49,7 @@ impl Core {
         // Short copies are over at once; a stuck one is not worth a busy processor.
         let mut pause = Duration::from_micros(20);
         while self.in_flight.count() > 0 {
-            self.land(self.in_flight.sweep());
+            self.land_copies();
             if begun.elapsed() >= self.config.close_wait {
                 return;
             }

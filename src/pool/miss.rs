@@ -1,8 +1,9 @@
 //! A get that found nothing idle: where its block comes from, step by step down the ladder.
 //!
 //! ```text
-//!  allocate ─room─▶ block
-//!     └─no room─▶ wait in line, try again ─▶ block
+//!  landed? ─yes─▶ block
+//!     └─▶ allocate ─room─▶ block
+//!            └─no room─▶ wait in line, try again ─▶ block
 //!                     └─out of time─▶ memory that is not pinned, or an error in numbers
 //! ```
 
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::block::Block;
-use super::core::Core;
+use super::core::{Core, TURN_PATIENCE};
 use super::idle::Idle;
 use super::supply::{Acquired, Borrower, Memory, Refusal, Supply};
 use crate::backend::Source;
@@ -29,6 +30,9 @@ const PATIENCE: Duration = Duration::from_millis(5);
 impl Core {
     #[cold]
     pub(super) fn miss(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
+        if let Some(block) = self.take_landed(class, TURN_PATIENCE) {
+            return Ok(block);
+        }
         let now_us = self.look_after();
         if let Idle::Threads(idle) = &self.idle {
             idle.missed(now_us);

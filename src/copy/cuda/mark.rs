@@ -10,7 +10,7 @@ use super::said;
 use crate::driver::Relaxed;
 use crate::error::{Error, Result};
 use crate::in_flight::Fence;
-use crate::sync::process::{AtomicU64, Ordering};
+use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 /// Handles that name a stream by what the caller is, not by what it is.
 const LEGACY_BY_NAME: usize = 1;
@@ -24,12 +24,14 @@ pub(super) struct Mark {
     event: Event,
     stream: u64,
     home: &'static Home,
+    /// Somebody was told so: the driver need not be asked again.
+    is_over: AtomicBool,
 }
 
 impl Mark {
     /// An event not yet recorded. The stream's context is current.
     pub(super) fn new(stream: &CudaStream, home: &'static Home) -> Result<Self, DriverError> {
-        Ok(Self { event: home.take_event()?, stream: number(stream), home })
+        Ok(Self { event: home.take_event()?, stream: number(stream), home, is_over: AtomicBool::new(false) })
     }
 
     /// Puts it behind all work on the stream so far.
@@ -49,20 +51,33 @@ impl Drop for Mark {
 // an error nor "not ready" passes for done.
 unsafe impl Fence for Mark {
     fn is_done(&self) -> Result<bool> {
+        // Acquire, with the Release below: what the device did comes before what is done on this word.
+        if self.is_over.load(Ordering::Acquire) {
+            return Ok(true);
+        }
         let _relaxed = Relaxed::enter();
         // SAFETY: the event lives as long as `self`.
         match unsafe { result::event::query(self.event.0) } {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                self.is_over.store(true, Ordering::Release);
+                Ok(true)
+            }
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
             Err(error) => Err(Error::device(said("cuEventQuery", error))),
         }
     }
 
     fn wait(&self) -> Result<()> {
+        // Acquire and Release: as above.
+        if self.is_over.load(Ordering::Acquire) {
+            return Ok(());
+        }
         let _relaxed = Relaxed::enter();
         // SAFETY: the event lives as long as `self`.
         unsafe { result::event::synchronize(self.event.0) }
-            .map_err(|error| Error::device(said("cuEventSynchronize", error)))
+            .map_err(|error| Error::device(said("cuEventSynchronize", error)))?;
+        self.is_over.store(true, Ordering::Release);
+        Ok(())
     }
 
     fn stream(&self) -> u64 {
