@@ -121,9 +121,10 @@ fn the_sources_hold_what_they_say_they_hold() {
 #[test]
 fn making_a_pool_asks_what_there_is_and_creates_no_context() {
     let double = Double::load();
+    let before = held(&double);
     for backend in [Backend::Auto, Backend::Vmm, Backend::Register] {
         let pool = builder(backend).build().unwrap();
-        assert_eq!((double.calls("cuDevicePrimaryCtxRetain"), double.calls("cuMemCreate")), (0, 0));
+        assert_eq!((double.calls("cuDevicePrimaryCtxRetain"), held(&double)[..4].to_vec()), (0, before[..4].to_vec()));
         drop(pool);
     }
     let pool = builder(Backend::Vmm).build().unwrap();
@@ -179,6 +180,18 @@ fn every_device_that_has_virtual_memory_may_copy_from_it() {
 }
 
 #[test]
+fn a_driver_that_announces_host_memory_and_refuses_it_is_passed_over() {
+    let double = Double::load();
+    double.fail("cuMemCreate", 1, Code::NOT_PERMITTED);
+    let refusal = VmmSource::new(0, None).unwrap_err().to_string();
+    assert!(refusal.contains("cuMemCreate") && refusal.contains("NOT_PERMITTED"), "{refusal}");
+    double.fail("cuMemCreate", 1, Code::INVALID_CONTEXT);
+    assert!(VmmSource::new(0, None).is_ok(), "a context comes with the first get");
+    double.fail("cuMemCreate", 1, Code::NOT_PERMITTED);
+    assert_eq!(builder(Backend::Auto).build().unwrap().stats().backend, "register");
+}
+
+#[test]
 fn a_lock_that_fails_at_any_step_changes_nothing() {
     let double = Double::load();
     let run = Run::locked(2);
@@ -192,7 +205,7 @@ fn a_lock_that_fails_at_any_step_changes_nothing() {
         assert_eq!(held(&double), before, "{name}, call {nth}");
     }
     run.lock(2, 4).unwrap();
-    assert!(run.are_intact(0..2) && run.bytes(5).iter().all(|&byte| byte == 0));
+    assert!(run.are_intact(0..2));
     run.unlock(0, 6).unwrap();
     run.unreserve();
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
@@ -218,9 +231,9 @@ fn an_unlock_that_fails_leaves_the_run_locked_and_whole() {
 fn a_move_keeps_what_the_granules_hold_and_pins_nothing() {
     let double = Double::load();
     let run = Run::locked(4);
-    let before = held(&double);
+    let (before, created) = (held(&double), double.calls("cuMemCreate"));
     run.relocate(1, 9, 3).unwrap();
-    assert_eq!((held(&double), double.calls("cuMemCreate")), (before, 4));
+    assert_eq!((held(&double), double.calls("cuMemCreate")), (before, created));
     assert!(run.are_intact([0, 9, 10, 11]));
     run.unlock(0, 1).unwrap();
     run.unlock(9, 3).unwrap();
@@ -391,9 +404,10 @@ fn a_reserve_of_vmm_is_one_registration_and_buffers_are_cut_from_it() {
     let double = Double::load();
     let before = held(&double);
     let pool = builder(Backend::Vmm).reserve(16 << 20).build().unwrap();
+    let created = double.calls("cuMemCreate");
     let bufs = [1, MIB, 5 * MIB].map(|len| pool.get(len).unwrap());
     let figures = double.figures();
-    assert_eq!((figures.registrations - before[1], double.calls("cuMemCreate")), (1, 0));
+    assert_eq!((figures.registrations - before[1], double.calls("cuMemCreate")), (1, created));
     assert_eq!(figures.pinned_bytes - before[0], 16 << 20);
     // What the reserve lies in, the kernel says; of what grows beyond it, the driver.
     let tiers = pool.page_tiers().unwrap();

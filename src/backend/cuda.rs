@@ -59,7 +59,7 @@ impl CudaSource {
 }
 
 // SAFETY: C1: `cuMemHostAlloc` maps page-locked memory at a fixed address until `cuMemFreeHost`, and a failed free leaves
-// it. C2: zeroed below. C3: `held_bytes` has a page to spare wherever the driver promises no alignment, and `acquire`
+// it. C2: pages of the kernel, or used before by this process. C3: `held_bytes` has a page to spare wherever the driver promises no alignment, and `acquire`
 // checks that the region ends inside the block. C4: `Numbering`. C5: exactly `held_bytes` are asked of the driver.
 unsafe impl Source for CudaSource {
     fn name(&self) -> &'static str {
@@ -96,8 +96,6 @@ unsafe impl Source for CudaSource {
         if skip != 0 {
             self.shifted.lock().insert(start.as_ptr().addr(), block);
         }
-        // SAFETY: the driver just gave these bytes to us alone, and the check above keeps us inside them.
-        unsafe { start.write_bytes(0, len_bytes) };
         Ok(Region::new(start, len_bytes, self.numbering.next()))
     }
 

@@ -154,7 +154,8 @@ impl Region {
 /// 1. **C1, ownership**: from a successful `acquire` until `release` is called, the `len_bytes` bytes at `start` are
 ///    mapped, readable and writable, belong to the caller alone and keep their address. That holds when `release`
 ///    fails as well: the memory stays mapped for ever.
-/// 2. **C2, initialised**: every byte has been written (zero) before `acquire` returns.
+/// 2. **C2, initialised**: every byte has some value when `acquire` returns: the kernel's zeros, or what a driver left
+///    there from earlier use by this process.
 /// 3. **C3, alignment**: `start` is a multiple of [`PAGE_BYTES`].
 /// 4. **C4, identity**: no two acquisitions of one source share an id.
 /// 5. **C5, honesty**: `held_bytes(n)` is what an acquisition of `n` bytes really takes from the system: at least `n`,

@@ -7,6 +7,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 
+use parking_lot::RwLock;
+
 use super::pages;
 use super::placement::Placement;
 use super::{PAGE_BYTES, RANGE_ALIGN_BYTES, Region, SourceError};
@@ -16,6 +18,10 @@ const MOST_CHUNK_BYTES: usize = 64 << 20;
 
 /// Chunks that each thread gets at least, so that none waits long for the last one.
 const CHUNKS_PER_THREAD: usize = 4;
+
+/// Most bytes that the kernel is asked for in one call: while it brings them, it lets nobody else change the address
+/// space, neither a thread that starts nor a driver that maps.
+const ASK_BYTES: usize = 2 << 20;
 
 /// Makes every page of `region` present and zero, with `threads` threads that run where `placement` says; `progress` hears,
 /// on this thread, the bytes done so far.
@@ -34,17 +40,27 @@ pub(super) unsafe fn populate(
     }
     let chunks = Chunks::of(region, threads);
     let (report, reports) = mpsc::channel();
+    // All are there before the first begins: a thread that starts waits for the pages that others have asked for.
+    let (here, arrivals) = mpsc::channel();
+    let start = RwLock::new(());
     std::thread::scope(|scope| {
+        let not_yet = start.write();
         let spawn = |_: &usize| {
-            let (chunks, report) = (&chunks, report.clone());
+            let (chunks, report, here, start) = (&chunks, report.clone(), here.clone(), &start);
             let fill = move || {
                 placement.iter().for_each(|placement| placement.settle());
+                // Whoever spawned us listens.
+                let _ = here.send(());
+                drop(start.read());
                 chunks.fill(&report);
             };
             std::thread::Builder::new().name("pinpool-populate".to_owned()).spawn_scoped(scope, fill).is_ok()
         };
         // As many as the system lets us have; with none at all the work is done here, and progress heard afterwards.
-        if (0..threads.clamp(1, chunks.count())).filter(spawn).count() == 0 {
+        let spawned = (0..threads.clamp(1, chunks.count())).filter(spawn).count();
+        arrivals.iter().take(spawned).for_each(drop);
+        drop(not_yet);
+        if spawned == 0 {
             chunks.fill(&report);
         }
         drop(report);
@@ -88,7 +104,12 @@ impl<'region> Chunks<'region> {
             let bytes = self.chunk_bytes.min(len_bytes - offset);
             // SAFETY: inside the region, checked above.
             let start = unsafe { self.region.start().add(offset) };
-            let filled = make_present(start, bytes).map(|()| bytes).inspect_err(|_| {
+            let pieces = (0..bytes).step_by(ASK_BYTES);
+            let filled = pieces.map(|done| {
+                // SAFETY: inside the chunk, by the bound of the loop.
+                make_present(unsafe { start.add(done) }, ASK_BYTES.min(bytes - done))
+            });
+            let filled = filled.collect::<Result<(), _>>().map(|()| bytes).inspect_err(|_| {
                 // Relaxed, as above: a chunk begun too many does no harm.
                 self.next_offset.store(len_bytes, Ordering::Relaxed);
             });

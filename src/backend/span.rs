@@ -4,7 +4,7 @@
 //!  reserve                 ┌ range.start, a multiple of 2 MiB
 //!                          ▼
 //!  lock 1..4, lock 6..7    │ · │███│███│███│ · │ · │███│ · │     · an address, nothing behind it
-//!  unlock 2..3             │ · │███│ · │███│ · │ · │███│ · │     █ real: zeroed, readable, writable, locked
+//!  unlock 2..3             │ · │███│ · │███│ · │ · │███│ · │     █ real: readable, writable, locked
 //!  relocate 6..7 to 2..3   │ · │███│███│███│ · │ · │ · │ · │     one memory again, for a copy too
 //! ```
 //!
@@ -98,8 +98,7 @@ impl From<MoveError> for SourceError {
 ///    readable and writable, belong to the caller alone and keep their address, page-locked if
 ///    [`Source::is_pinned`](super::Source::is_pinned). They stay mapped, readable and writable when `unlock` fails as
 ///    well.
-/// 3. **S3, initialised**: after `lock` every byte is zero, also where it was written to before an `unlock`; after
-///    `relocate` every byte has some value.
+/// 3. **S3, initialised**: after `lock` and `relocate` every byte has some value, as in C2.
 /// 4. **S4, one memory**: adjacent locked granules are one piece, however they were locked: a buffer and a copy by any
 ///    device may lie across them, and `unlock` and `relocate` take any of them, a part of what was locked together or
 ///    several times locked together. No call touches a granule that it was not given.

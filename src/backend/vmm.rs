@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   reserve     [ . . . . . . . . ]          cuMemAddressReserve: addresses only
-//!   lock 2      [ . . G G . . . . ]          cuMemCreate, cuMemMap each; cuMemSetAccess over the run; zeroed
+//!   lock 2      [ . . G G . . . . ]          cuMemCreate, cuMemMap each; cuMemSetAccess over the run
 //!   relocate    [ . . . . . G G . ]          the same handles elsewhere: nothing is pinned anew
 //!   unlock      [ . . . . . . . . ]          cuMemUnmap, cuMemRelease each
 //! ```
@@ -90,7 +90,19 @@ impl VmmSource {
         let device = Arc::new(device);
         let reserves = RegisterSource::of(device.clone(), node);
         let (numbering, granules) = (Numbering::default(), Mutex::default());
-        Ok(Self { device, driver, node: location, access, numbering, granules, reserves })
+        let source = Self { device, driver, node: location, access, numbering, granules, reserves };
+        source.try_one().map_err(driver_said)?;
+        Ok(source)
+    }
+
+    /// A granule, made and given back: drivers announce memory of the host and refuse it all the same where a container may
+    /// not choose its memory node. A driver that wants a context for it is believed: none is created here.
+    fn try_one(&self) -> Result<(), Refused> {
+        let _relaxed = Relaxed::enter();
+        match self.create(1) {
+            Err(refused) if refused.wants_a_context() => Ok(()),
+            created => created.map(|granule| self.dissolve(&granule)),
+        }
     }
 
     /// What every call of the driver needs around it.
@@ -261,7 +273,8 @@ unsafe impl Source for VmmSource {
 }
 
 // SAFETY: S1: the driver's own reservation. S2: mapped with access for host and devices, and taken away only by `unlock` and
-// `relocate`. S3: zeroed below; what moves keeps its bytes. S4: the driver's mappings of adjacent addresses are one memory
+// `relocate`. S3: pages of the kernel, or used before by this
+// process; what moves keeps its bytes. S4: the driver's mappings of adjacent addresses are one memory
 // to a copy, and each granule is mapped alone. S5: granules are created by `lock` and released by `unlock` alone.
 unsafe impl Span for VmmSource {
     fn granule_bytes(&self) -> usize {
@@ -295,8 +308,6 @@ unsafe impl Span for VmmSource {
             driver_said(refused)
         })?;
         self.remember(start.as_ptr().addr(), &granules);
-        // SAFETY: mapped above, writable, and given to nobody yet.
-        unsafe { start.write_bytes(0, bytes) };
         Ok(())
     }
 

@@ -119,7 +119,7 @@ impl Pool {
     /// A buffer of `len` bytes at a page-aligned address.
     ///
     /// An idle buffer of the same class if there is one; else one is cut from the arena or asked of the back-end, which is
-    /// slow. What it holds is what its last user left there, or zeros. Where the ceiling leaves no room, waits for some,
+    /// slow. What it holds is what an earlier user left there, or zeros. Where the ceiling leaves no room, waits for some,
     /// at most `PINPOOL_WAIT`; after that gives memory that is not pinned, or fails, as `PINPOOL_ON_FULL` says.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ const ROUNDS: usize = if cfg!(miri) { 3 } else { 20 };
 
 /// Runs the whole contract on `source`, which must have 8 MiB to give.
 pub(crate) fn run(source: &dyn Source) {
-    regions_are_aligned_zeroed_writable_and_apart(source);
+    regions_are_aligned_readable_writable_and_apart(source);
     ids_never_recur(source);
     held_bytes_cover_the_request_and_never_fall(source);
     many_threads_at_once_get_memory_of_their_own(source);
@@ -28,19 +28,25 @@ fn bytes(region: &mut Region) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(region.start().as_ptr(), region.len_bytes()) }
 }
 
+/// Looks at every byte: what is not mapped ends the process, what was never written the checker under which this runs.
+fn can_be_read(bytes: &mut [u8]) -> bool {
+    let sum: u64 = bytes.iter().map(|&byte| u64::from(byte)).sum();
+    sum <= u64::from(u8::MAX) * bytes.len() as u64
+}
+
 fn release(source: &dyn Source, region: Region) {
     // SAFETY: acquired from this source by the suite, and the suite's slices of it are gone.
     unsafe { source.release(region) }.unwrap();
 }
 
-fn regions_are_aligned_zeroed_writable_and_apart(source: &dyn Source) {
+fn regions_are_aligned_readable_writable_and_apart(source: &dyn Source) {
     // Twice, so that the second round meets memory that was dirty when it was released.
     for _ in 0..2 {
         let mut regions: Vec<Region> = LENGTHS.iter().map(|&len| source.acquire(len).unwrap()).collect();
         for (mark, (region, &len)) in (1_u8..).zip(regions.iter_mut().zip(LENGTHS)) {
             assert_eq!(region.start().as_ptr() as usize % PAGE_BYTES, 0, "C3: {region:?}");
             assert_eq!(region.len_bytes(), len);
-            assert!(bytes(region).iter().all(|&byte| byte == 0), "C2: {region:?}");
+            assert!(can_be_read(bytes(region)), "C2: {region:?}");
             bytes(region).fill(mark);
         }
         for (mark, region) in (1_u8..).zip(regions.iter_mut()) {
@@ -92,7 +98,7 @@ fn a_fast_region_is_as_good_and_its_progress_is_heard(source: &dyn Source) {
         let heard = heard.into_inner();
         assert!(heard.is_sorted_by(|before, after| before < after) && heard.last() == Some(&LEN), "{heard:?}");
         assert!(region.start().as_ptr().addr().is_multiple_of(PAGE_BYTES), "C3: {region:?}");
-        assert!(bytes(&mut region).iter().all(|&byte| byte == 0), "C2: {region:?}");
+        assert!(can_be_read(bytes(&mut region)), "C2: {region:?}");
         bytes(&mut region).fill(1);
         release(source, region);
     }

@@ -214,9 +214,7 @@ impl Ground {
             land.note_peak();
             let place = plan.place();
             let closed = closed.filter(|_| plan.gives_back());
-            let carried_out = self.carry_out(land, plan, now_us);
-            drop(closed);
-            match carried_out {
+            match self.carry_out(land, plan, closed, now_us) {
                 Ok(()) => {
                     let memory = place.and_then(|place| self.land.lock().memory_at(place, bytes));
                     return memory
@@ -279,11 +277,17 @@ impl Ground {
     }
 
     /// Makes the steps of `plan`, which is for a buffer, without the lock, then settles it.
-    fn carry_out(&self, mut land: MutexGuard<'_, Land>, plan: Plan, now_us: u64) -> Result<(), SourceError> {
+    fn carry_out(
+        &self,
+        mut land: MutexGuard<'_, Land>,
+        plan: Plan,
+        closed: Option<Closed<'_>>,
+        now_us: u64,
+    ) -> Result<(), SourceError> {
         let mut tools = land.sites.tools_for(&plan);
         drop(land);
         let begun = Instant::now();
-        let built = tools.build(&*self.source, &plan);
+        let built = tools.build(&*self.source, &plan, closed);
         let took = begun.elapsed();
         let mut land = self.land.lock();
         land.calls.time += took;

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::gate::Closed;
 use crate::arena::{self, Outcome, Place, Plan, Step};
 use crate::backend::{self, MoveError, Region, Source, SourceError};
 
@@ -122,10 +123,16 @@ pub(super) struct Tools {
 }
 
 impl Tools {
-    /// Makes the steps of `plan` one after the other, up to the first that fails. Slow calls.
-    pub(super) fn build(&mut self, source: &dyn Source, plan: &Plan) -> Built {
+    /// Makes the steps of `plan` one after the other, up to the first that fails; opens the gate behind the last release,
+    /// since copies need not wait for memory that comes. Slow calls.
+    pub(super) fn build(&mut self, source: &dyn Source, plan: &Plan, mut closed: Option<Closed<'_>>) -> Built {
         let mut built = Built::nothing();
+        let releases =
+            plan.steps().iter().rposition(|step| matches!(step, Step::Release { .. })).map_or(0, |last| last + 1);
         for (done, step) in plan.steps().iter().enumerate() {
+            if done == releases {
+                closed = None;
+            }
             if let Err(error) = self.make(source, step, &mut built) {
                 let (outcome, error) = match error {
                     MoveError::Kept(error) => (Outcome::Failed { done }, error),
@@ -140,6 +147,7 @@ impl Tools {
                 break;
             }
         }
+        drop(closed);
         built
     }
 
