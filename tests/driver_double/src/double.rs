@@ -14,6 +14,7 @@ use crate::call::lock;
 use crate::code::Code;
 use crate::knobs::Knobs;
 use crate::ledger::Figures;
+use crate::settings;
 
 /// The name that cargo gives the `cdylib`.
 const FILE: &str = concat!("lib", env!("CARGO_CRATE_NAME"), ".so");
@@ -35,9 +36,11 @@ impl Double {
     ///
     /// # Panics
     ///
-    /// If the library is not beside the test's executable, where cargo puts it, or is of another build.
+    /// If the library is not beside the test's executable, where cargo puts it, or is of another build; if the
+    /// environment asks for hollow copies, or for what the double does not understand.
     #[must_use]
     pub fn load() -> Self {
+        assert_eq!(settings::why_no_test(), None);
         let turn = lock(&TURN);
         let knobs = KNOBS.get_or_init(|| Knobs::find(load_library()).expect("a knob the double does not have"));
         let double = Double { knobs, _turn: turn };

@@ -45,10 +45,14 @@ mod event;
 mod faults;
 mod knobs;
 mod ledger;
+mod link;
 mod memory;
 mod op;
+mod settings;
+mod signal;
 mod stream;
 mod symbols;
+mod toll;
 mod virtual_memory;
 
 pub use code::Code;

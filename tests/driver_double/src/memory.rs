@@ -12,6 +12,7 @@ use std::ptr;
 use crate::address_space::{self, Owner, Range};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
+use crate::toll::{self, Work};
 use crate::{capture, context, ledger, stream};
 
 /// What a fresh block is filled with.
@@ -72,6 +73,7 @@ driver_call! { Enqueue fn cuMemHostAlloc(out: Out<*mut c_void>, bytes: usize, fl
     }
     let offset = if bytes <= SMALL_BYTES { SMALL_OFFSET } else { 0 };
     let mapping_bytes = bytes.checked_add(offset + PAGE - 1).ok_or(Code::OUT_OF_MEMORY)? & !(PAGE - 1);
+    let _toll = toll::charge(Work::HostAlloc(bytes as u64));
     ledger::pin(bytes as u64)?;
     let mapping = map(mapping_bytes).inspect_err(|_| ledger::unpin(bytes as u64))?;
     fill_with_rubbish(mapping, mapping_bytes);
@@ -89,6 +91,7 @@ driver_call! { Enqueue fn cuMemFreeHost(address: *mut c_void) {
     }
     wait_for_everybody()?;
     let range = address_space::remove(start, |owner| matches!(owner, Owner::Allocated { .. })).ok_or(Code::INVALID_VALUE)?;
+    let _toll = toll::charge(Work::HostFree(range.bytes));
     if let Owner::Allocated { mapping, mapping_bytes, .. } = range.owner {
         unmap(mapping, mapping_bytes);
     }
@@ -104,6 +107,7 @@ driver_call! { Enqueue fn cuMemHostRegister_v2(address: *mut c_void, bytes: usiz
         ledger::misused(format!("cuMemHostRegister of {bytes} bytes at {start:#x}, which are not all mapped, with flags {flags}"));
         return Err(Code::INVALID_VALUE);
     }
+    let _toll = toll::charge(Work::Register(bytes as u64));
     ledger::pin(bytes as u64)?;
     address_space::insert(start as u64, Range { bytes: bytes as u64, owner: Owner::Registered { flags } })
         .inspect_err(|_| ledger::unpin(bytes as u64))
@@ -118,6 +122,7 @@ driver_call! { Enqueue fn cuMemHostUnregister(address: *mut c_void) {
     wait_for_everybody()?;
     let registered = |owner: &Owner| matches!(owner, Owner::Registered { .. });
     let range = address_space::remove(start, registered).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)?;
+    let _toll = toll::charge(Work::Unregister(range.bytes));
     ledger::unpin(range.bytes);
     Ok(())
 }}

@@ -14,12 +14,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
+use std::time::Instant;
 
-use crate::address_space;
 use crate::call::{Out, Outcome, driver_call, lock};
 use crate::capture::{self, Captures};
 use crate::code::Code;
-use crate::op::{HostFunction, Op};
+use crate::link::{self, Pace};
+use crate::op::Op;
+use crate::toll::{self, Work};
 use crate::{context, ledger};
 
 /// The handles every program knows.
@@ -51,7 +53,8 @@ struct Stream {
     context: usize,
     /// `None` for the two default streams, which nobody created.
     created: Option<(u32, c_int)>,
-    ops: VecDeque<(u64, Op)>,
+    ops: VecDeque<(u64, Instant, Op)>,
+    pace: Pace,
     enqueued: u64,
     finished: u64,
     running: bool,
@@ -109,6 +112,7 @@ impl Board {
             context,
             created,
             ops: VecDeque::new(),
+            pace: Pace::default(),
             enqueued: 0,
             finished: 0,
             running: false,
@@ -164,36 +168,40 @@ impl Board {
     fn push(&mut self, handle: usize, op: Op) -> Result<Ticket, Code> {
         let stream = self.streams.get_mut(&handle).ok_or(Code::INVALID_HANDLE)?;
         stream.enqueued += 1;
-        stream.ops.push_back((stream.enqueued, op));
+        stream.ops.push_back((stream.enqueued, Instant::now(), op));
         Ok(Ticket { stream: handle, number: stream.enqueued })
     }
 
-    /// The worker's next piece of work; `Ok(None)` when there is none yet, `Err` when there never will be.
-    fn next(&mut self, handle: usize) -> Result<Option<(u64, Op)>, ()> {
+    /// The worker's next piece of work and when it begins; `Ok(None)` when there is none yet, `Err` when there never
+    /// will be.
+    fn next(&mut self, handle: usize) -> Result<Option<(u64, Instant, Op)>, ()> {
         loop {
             let stream = self.streams.get(&handle).ok_or(())?;
             let gated = (stream.held || self.hold_all) && stream.passes == 0;
-            match stream.ops.front() {
+            let stands = match stream.ops.front() {
                 None if stream.closing => return Err(()),
                 None => return Ok(None),
-                Some(_) if gated => return Ok(None),
-                Some(&(_, Op::WaitFor(ticket))) if !self.is_over(ticket) => return Ok(None),
-                Some(_) => {}
-            }
+                Some(&(.., Op::WaitFor(ticket))) => gated || !self.is_over(ticket),
+                Some(_) => gated,
+            };
             let stream = self.streams.get_mut(&handle).ok_or(())?;
-            let Some((number, op)) = stream.ops.pop_front() else { return Ok(None) };
+            if stands {
+                stream.pace.delay();
+                return Ok(None);
+            }
+            let Some((number, enqueued, op)) = stream.ops.pop_front() else { return Ok(None) };
             stream.passes = stream.passes.saturating_sub(1);
             if !matches!(op, Op::WaitFor(_)) {
                 stream.running = true;
-                return Ok(Some((number, op)));
+                return Ok(Some((number, stream.pace.begin(enqueued, Instant::now()), op)));
             }
             stream.finished = number;
             BELL.notify_all();
         }
     }
 
-    fn finish(&mut self, handle: usize, number: u64, outcome: Outcome) {
-        if let Err(code) = outcome {
+    fn finish(&mut self, handle: usize, number: u64, ended: Result<Instant, Code>) {
+        if let Err(code) = ended {
             self.lose(code);
         }
         let lost = self.lost.is_some();
@@ -202,6 +210,7 @@ impl Board {
             if !lost {
                 stream.finished = number;
             }
+            ended.into_iter().for_each(|ended| stream.pace.end(ended));
         }
         BELL.notify_all();
     }
@@ -214,14 +223,15 @@ impl Board {
 }
 
 fn work(handle: usize) {
+    link::sleep_exactly();
     let mut board = board();
     loop {
         match board.next(handle) {
-            Ok(Some((number, op))) => {
+            Ok(Some((number, begins, op))) => {
                 drop(board);
-                let outcome = op.run();
+                let ended = op.run(begins);
                 board = self::board();
-                board.finish(handle, number, outcome);
+                board.finish(handle, number, ended);
             }
             Ok(None) => board = BELL.wait(board).unwrap_or_else(PoisonError::into_inner),
             Err(()) => {
@@ -400,6 +410,7 @@ driver_call! { Device fn cuStreamSynchronize(handle: usize) {
 driver_call! { Device fn cuStreamQuery(handle: usize) {
     let stream = resolve(handle)?;
     capture::forbid_waiting(stream)?;
+    let _toll = toll::charge(Work::StreamQuery);
     let board = board();
     if board.is_over(board.last(stream)) { Ok(()) } else { Err(Code::NOT_READY) }
 }}
@@ -416,24 +427,4 @@ driver_call! { Device fn cuStreamGetFlags(handle: usize, out: Out<u32>) {
 driver_call! { Device fn cuStreamGetPriority(handle: usize, out: Out<c_int>) {
     let stream = resolve(handle)?;
     out.put(board().streams.get(&stream).and_then(|stream| stream.created).map_or(0, |(_, priority)| priority))
-}}
-
-driver_call! { Enqueue fn cuLaunchHostFunc(handle: usize, function: Option<HostFunction>, argument: usize) {
-    let function = function.ok_or(Code::INVALID_VALUE)?;
-    enqueue(resolve(handle)?, Op::Host { function, argument }).map(drop)
-}}
-
-fn write_value(handle: usize, address: u64, value: u32) -> Outcome {
-    if !address.is_multiple_of(4) || address_space::read().locate(address, 4)? == address_space::Place::Pageable {
-        return Err(Code::INVALID_VALUE);
-    }
-    enqueue(resolve(handle)?, Op::WriteValue { address, value }).map(drop)
-}
-
-driver_call! { Enqueue fn cuStreamWriteValue32(handle: usize, address: u64, value: u32, _flags: u32) {
-    write_value(handle, address, value)
-}}
-
-driver_call! { Enqueue fn cuStreamWriteValue32_v2(handle: usize, address: u64, value: u32, _flags: u32) {
-    write_value(handle, address, value)
 }}
