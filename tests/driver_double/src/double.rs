@@ -48,6 +48,17 @@ impl Double {
         double
     }
 
+    /// The library's file: under the name `libcuda.so`, in a folder that the loader searches, it is found by a program
+    /// that knows nothing of us.
+    ///
+    /// # Panics
+    ///
+    /// As [`Double::load`].
+    #[must_use]
+    pub fn library() -> PathBuf {
+        places().find(|file| file.exists()).unwrap_or_else(|| panic!("no {FILE} beside the test's executable"))
+    }
+
     /// Opens every gate, forgets scripts and counts, heals the device.
     pub fn reset(&self) {
         (self.knobs.double_reset)();
@@ -225,8 +236,8 @@ fn places() -> impl Iterator<Item = PathBuf> {
 }
 
 fn load_library() -> impl FnMut(&CStr) -> *mut c_void {
-    let file = places().find(|file| file.exists()).unwrap_or_else(|| panic!("no {FILE} beside the test's executable"));
-    let path = CString::new(file.into_os_string().into_encoded_bytes()).expect("a path without a zero in it");
+    let path =
+        CString::new(Double::library().into_os_string().into_encoded_bytes()).expect("a path without a zero in it");
     // SAFETY: loads our own library, whose start-up does nothing.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     assert!(!library.is_null(), "{} does not load", path.to_string_lossy());
