@@ -46,6 +46,7 @@
 //! that is written down.
 
 mod address_space;
+mod bell;
 mod call;
 mod capture;
 mod code;

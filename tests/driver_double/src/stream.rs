@@ -4,18 +4,20 @@
 //!   enqueue ──► ops ──[ gate ]──► worker runs one ──► finished = its number ──► everybody who waits looks again
 //! ```
 //!
-//! Owns the board: all streams, the gates, the captures, and whether the device is lost. One lock and one bell serve it
-//! all; work itself runs outside. A stream somebody destroys first finishes its work, as the real one does.
+//! Owns the board: all streams, the gates, the captures, and whether the device is lost. One lock serves it all, a bell
+//! each wakes the workers and one more the callers who wait, so that an enqueue wakes nobody but its worker; work itself
+//! runs outside. A stream somebody destroys first finishes its work, as the real one does.
 //!
 //! S1: numbers of a stream's work grow by one each; work `n` is over when `finished >= n`. A ticket for a stream that
 //! is gone is over. S2: once the device is lost, nothing is ever over again: queues are emptied, waits fail.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
+use crate::bell::Bell;
 use crate::call::{Out, Outcome, driver_call, lock};
 use crate::capture::{self, Captures};
 use crate::code::Code;
@@ -53,6 +55,8 @@ struct Stream {
     context: usize,
     /// `None` for the two default streams, which nobody created.
     created: Option<(u32, c_int)>,
+    /// Wakes the worker.
+    bell: Arc<Bell>,
     ops: VecDeque<(u64, Instant, Op)>,
     pace: Pace,
     enqueued: u64,
@@ -93,7 +97,8 @@ static BOARD: Mutex<Board> = Mutex::new(Board {
     lost: None,
     captures: Captures::new(),
 });
-static BELL: Condvar = Condvar::new();
+/// Wakes the callers who wait for work to be over.
+static BELL: Bell = Bell::new();
 
 /// The board, locked.
 pub(crate) fn board() -> MutexGuard<'static, Board> {
@@ -108,9 +113,11 @@ impl Board {
     fn open(&mut self, context: usize, created: Option<(u32, c_int)>) -> Result<usize, Code> {
         let handle = FIRST_HANDLE + self.created * HANDLE_STEP;
         self.created += 1;
+        let bell = Arc::new(Bell::new());
         let stream = Stream {
             context,
             created,
+            bell: Arc::clone(&bell),
             ops: VecDeque::new(),
             pace: Pace::default(),
             enqueued: 0,
@@ -122,7 +129,7 @@ impl Board {
         };
         self.streams.insert(handle, stream);
         let worker = thread::Builder::new().name(format!("stream {handle:#x}"));
-        worker.spawn(move || work(handle)).map_err(|_| Code::OUT_OF_MEMORY)?;
+        worker.spawn(move || work(handle, &bell)).map_err(|_| Code::OUT_OF_MEMORY)?;
         Ok(handle)
     }
 
@@ -169,6 +176,7 @@ impl Board {
         let stream = self.streams.get_mut(&handle).ok_or(Code::INVALID_HANDLE)?;
         stream.enqueued += 1;
         stream.ops.push_back((stream.enqueued, Instant::now(), op));
+        stream.bell.ring();
         Ok(Ticket { stream: handle, number: stream.enqueued })
     }
 
@@ -196,7 +204,7 @@ impl Board {
                 return Ok(Some((number, stream.pace.begin(enqueued, Instant::now()), op)));
             }
             stream.finished = number;
-            BELL.notify_all();
+            self.tell_of_an_end();
         }
     }
 
@@ -212,17 +220,30 @@ impl Board {
             }
             ended.into_iter().for_each(|ended| stream.pace.end(ended));
         }
-        BELL.notify_all();
+        self.tell_of_an_end();
     }
 
     fn lose(&mut self, code: Code) {
         self.lost.get_or_insert(code);
         self.streams.values_mut().for_each(|stream| stream.ops.clear());
-        BELL.notify_all();
+        BELL.ring();
+        self.ring_all();
+    }
+
+    /// Wakes who may wait for it: callers, and streams whose turn comes after another's.
+    fn tell_of_an_end(&self) {
+        BELL.ring();
+        let waits = |stream: &&Stream| matches!(stream.ops.front(), Some((.., Op::WaitFor(_))));
+        self.streams.values().filter(waits).for_each(|stream| stream.bell.ring());
+    }
+
+    /// Wakes every worker: gates may have opened, or queues are empty.
+    fn ring_all(&self) {
+        self.streams.values().for_each(|stream| stream.bell.ring());
     }
 }
 
-fn work(handle: usize) {
+fn work(handle: usize, bell: &Bell) {
     link::sleep_exactly();
     let mut board = board();
     loop {
@@ -233,10 +254,10 @@ fn work(handle: usize) {
                 board = self::board();
                 board.finish(handle, number, ended);
             }
-            Ok(None) => board = BELL.wait(board).unwrap_or_else(PoisonError::into_inner),
+            Ok(None) => board = bell.wait(board),
             Err(()) => {
                 board.streams.remove(&handle);
-                BELL.notify_all();
+                board.tell_of_an_end();
                 return;
             }
         }
@@ -250,7 +271,7 @@ fn wait_until(mut answered: impl FnMut(&Board) -> bool) -> Outcome {
         match board.lost {
             Some(code) => return Err(code),
             None if answered(&board) => return Ok(()),
-            None => board = BELL.wait(board).unwrap_or_else(PoisonError::into_inner),
+            None => board = BELL.wait(board),
         }
     }
 }
@@ -286,9 +307,7 @@ pub(crate) fn enqueue(stream: usize, op: Op) -> Result<Enqueued, Code> {
     for ticket in board.turns(stream) {
         board.push(stream, Op::WaitFor(ticket))?;
     }
-    let ticket = board.push(stream, op)?;
-    BELL.notify_all();
-    Ok(Enqueued::Live(ticket))
+    board.push(stream, op).map(Enqueued::Live)
 }
 
 /// The context a stream was made in.
@@ -337,15 +356,15 @@ pub(crate) fn hold(handle: usize, held: bool) {
     } else if let Some(stream) = board.streams.get_mut(&handle) {
         (stream.held, stream.passes) = (held, 0);
     }
-    BELL.notify_all();
+    board.ring_all();
 }
 
 /// Lets so many pieces of work through the closed gate.
 pub(crate) fn let_pass(handle: usize, count: u64) {
     if let Some(stream) = board().streams.get_mut(&handle) {
         stream.passes += count;
+        stream.bell.ring();
     }
-    BELL.notify_all();
 }
 
 /// From now on every call of kind `Device` or `Enqueue` fails with this.
@@ -361,14 +380,14 @@ pub(crate) fn reset() {
     for stream in board.streams.values_mut() {
         (stream.held, stream.passes) = (false, 0);
     }
-    BELL.notify_all();
+    board.ring_all();
     while board.streams.values().any(|stream| !stream.is_idle()) {
-        board = BELL.wait(board).unwrap_or_else(PoisonError::into_inner);
+        board = BELL.wait(board);
     }
     board.lost = None;
     // What a lost device left behind is over for those who still hold a ticket for it.
     board.streams.values_mut().for_each(|stream| stream.finished = stream.enqueued);
-    BELL.notify_all();
+    board.tell_of_an_end();
 }
 
 fn create(out: Out<usize>, flags: u32, priority: c_int) -> Outcome {
@@ -394,7 +413,7 @@ driver_call! { Device fn cuStreamDestroy_v2(handle: usize) {
     match board.streams.get_mut(&handle) {
         Some(stream) if stream.created.is_some() => {
             stream.closing = true;
-            BELL.notify_all();
+            stream.bell.ring();
             Ok(())
         }
         _ => Err(Code::INVALID_HANDLE),
