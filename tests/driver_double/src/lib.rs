@@ -36,6 +36,7 @@
 //! | `DRIVER_DOUBLE_COPY_RATE` | `4e9`, `4GB`, `512MiB` | bytes a second of each link and direction; unset: as fast as memory |
 //! | `DRIVER_DOUBLE_COPY` | `real` (default), `hollow` | a hollow copy takes its time but moves no bytes, so it costs no core; needs a rate; copies to the host answer 801 |
 //! | `DRIVER_DOUBLE_COSTS` | `none` (default), `measured` | calls take the time that they took on a real device: the table in `toll` |
+//! | `DRIVER_DOUBLE_REPORT` | `none` (default), `stderr` | at the end of the process: frees with work in flight, wrong uses, calls by name |
 //!
 //! What is not understood is told on stderr and fails `cuInit` with 1. [`Double::load`] refuses hollow copies: a test
 //! checks data.
@@ -62,6 +63,7 @@ mod ledger;
 mod link;
 mod memory;
 mod op;
+mod report;
 mod settings;
 mod signal;
 mod stream;

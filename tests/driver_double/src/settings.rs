@@ -10,12 +10,13 @@ use std::sync::OnceLock;
 
 use crate::call::Outcome;
 use crate::code::Code;
-use crate::link;
+use crate::{link, report};
 
 const PREFIX: &str = "DRIVER_DOUBLE_";
 const COPY_RATE: &str = "DRIVER_DOUBLE_COPY_RATE";
 const COPY: &str = "DRIVER_DOUBLE_COPY";
 const COSTS: &str = "DRIVER_DOUBLE_COSTS";
+const REPORT: &str = "DRIVER_DOUBLE_REPORT";
 
 const UNITS: [(&str, f64); 9] = [
     ("KiB", 1024.0),
@@ -40,6 +41,8 @@ pub(crate) struct Settings {
     pub(crate) hollow: bool,
     /// Calls take as long as on a real device.
     pub(crate) measured_costs: bool,
+    /// The end of the process tells what happened.
+    pub(crate) report: bool,
 }
 
 static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
@@ -50,6 +53,9 @@ pub(crate) fn read() -> Outcome {
         let settings = understand(env::vars_os()).inspect_err(|why| eprintln!("driver double: {why}"))?;
         if settings.copy_rate > 0 {
             link::set_rate(settings.copy_rate);
+        }
+        if settings.report {
+            report::at_exit();
         }
         Ok(settings)
     });
@@ -86,8 +92,13 @@ fn understand(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Resu
             (COSTS, "none") => settings.measured_costs = false,
             (COSTS, "measured") => settings.measured_costs = true,
             (COSTS, text) => return Err(format!("{name}={text}: neither none nor measured")),
+            (REPORT, "none") => settings.report = false,
+            (REPORT, "stderr") => settings.report = true,
+            (REPORT, text) => return Err(format!("{name}={text}: neither none nor stderr")),
             (name, text) => {
-                return Err(format!("{name}={text}: no such setting; there are {COPY_RATE}, {COPY}, {COSTS}"));
+                return Err(format!(
+                    "{name}={text}: no such setting; there are {COPY_RATE}, {COPY}, {COSTS}, {REPORT}"
+                ));
             }
         }
     }
@@ -125,15 +136,18 @@ mod tests {
 
     #[test]
     fn what_is_asked_is_what_there_is() {
-        let hollow = of(&[("HOME", "/"), (COPY_RATE, "4GB"), (COPY, "hollow"), (COSTS, "measured")]);
-        assert_eq!(hollow, Ok(Settings { copy_rate: 4_000_000_000, hollow: true, measured_costs: true }));
+        let hollow =
+            of(&[("HOME", "/"), (COPY_RATE, "4GB"), (COPY, "hollow"), (COSTS, "measured"), (REPORT, "stderr")]);
+        assert_eq!(hollow, Ok(Settings { copy_rate: 4_000_000_000, hollow: true, measured_costs: true, report: true }));
         assert_eq!(of(&[("HOME", "/")]), Ok(Settings::default()));
-        assert_eq!(of(&[(COPY, "real"), (COSTS, "none")]), Ok(Settings::default()));
+        assert_eq!(of(&[(COPY, "real"), (COSTS, "none"), (REPORT, "none")]), Ok(Settings::default()));
     }
 
     #[test]
     fn what_is_not_understood_is_refused_by_name() {
-        for wrong in [(COPY_RATE, "4 gigs"), (COPY, "Hollow"), (COSTS, ""), ("DRIVER_DOUBLE_COST", "measured")] {
+        for wrong in
+            [(COPY_RATE, "4 gigs"), (COPY, "Hollow"), (COSTS, ""), (REPORT, "1"), ("DRIVER_DOUBLE_COST", "measured")]
+        {
             let why = of(&[wrong]).unwrap_err();
             assert!(why.contains(&format!("{}={}", wrong.0, wrong.1)), "{why}");
         }

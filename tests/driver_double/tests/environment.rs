@@ -22,13 +22,20 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-const HOLLOW: [(&str, &str); 3] =
-    [("DRIVER_DOUBLE_COPY", "hollow"), ("DRIVER_DOUBLE_COPY_RATE", "100GB"), ("DRIVER_DOUBLE_COSTS", "measured")];
+const HOLLOW: [(&str, &str); 4] = [
+    ("DRIVER_DOUBLE_COPY", "hollow"),
+    ("DRIVER_DOUBLE_COPY_RATE", "100GB"),
+    ("DRIVER_DOUBLE_COSTS", "measured"),
+    ("DRIVER_DOUBLE_REPORT", "stderr"),
+];
 
 #[test]
 fn hollow_copies_take_place_and_bring_nothing_back() {
     let output = program("copies_there_and_not_back", &HOLLOW);
     assert!(output.status.success(), "{}", stderr(&output));
+    let told = stderr(&output);
+    assert!(told.contains("driver double: 0 frees with work in flight, 0 wrong uses"), "{told}");
+    assert!(told.contains("cuMemcpyHtoDAsync_v2 1"), "{told}");
 }
 
 #[test]
