@@ -19,6 +19,7 @@ use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::code::Code;
+use crate::faults::Site;
 use crate::{context, faults, stream};
 
 /// What a driver call comes to.
@@ -36,10 +37,10 @@ pub(crate) enum Kind {
 static ENQUEUE: Mutex<()> = Mutex::new(());
 
 /// Runs one driver call.
-pub(crate) fn answer(name: &'static str, kind: Kind, body: impl FnOnce() -> Outcome) -> c_int {
-    let scripted = faults::arrive(name);
+pub(crate) fn answer(site: &'static Site, kind: Kind, body: impl FnOnce() -> Outcome) -> c_int {
+    let scripted = faults::arrive(site);
     let _turn = (kind == Kind::Enqueue).then(|| lock(&ENQUEUE));
-    faults::linger(name);
+    faults::linger(site);
     let outcome = check(kind).and_then(|()| scripted.map_or_else(body, Err));
     outcome.map_or_else(|code| code.0, |()| 0)
 }
@@ -121,7 +122,8 @@ macro_rules! driver_call {
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, reason = "the driver's own name")]
         extern "C" fn $name($($arg: $type),*) -> ::std::ffi::c_int {
-            $crate::call::answer(stringify!($name), $crate::call::Kind::$kind, || $body)
+            static SITE: $crate::faults::Site = $crate::faults::Site::new(stringify!($name));
+            $crate::call::answer(&SITE, $crate::call::Kind::$kind, || $body)
         }
     };
 }

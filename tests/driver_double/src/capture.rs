@@ -18,6 +18,7 @@ use crate::code::Code;
 use crate::ledger;
 use crate::op::Op;
 use crate::stream::{self, board};
+use crate::toll::{self, Work};
 
 /// Modes, as the driver numbers them.
 const GLOBAL: c_int = 0;
@@ -209,6 +210,7 @@ driver_call! { Device fn cuGraphInstantiateWithFlags(out: Out<u64>, graph: u64, 
 }}
 
 driver_call! { Enqueue fn cuGraphLaunch(graph: u64, handle: usize) {
+    let _toll = toll::charge(Work::Enqueue);
     let stream = stream::resolve(handle)?;
     let ops = board().captures.graphs.get(&graph).cloned().ok_or(Code::INVALID_HANDLE)?;
     ops.into_iter().try_for_each(|op| stream::enqueue(stream, op).map(drop))

@@ -12,9 +12,8 @@ use std::ffi::c_int;
 use std::sync::Mutex;
 
 use crate::call::{Out, Outcome, driver_call, lock};
-use crate::capture;
 use crate::code::Code;
-use crate::stream;
+use crate::{capture, settings, stream};
 
 const HANDLE_BASE: usize = 0xC0DE_0000;
 
@@ -110,6 +109,7 @@ driver_call! { Lookup fn cuInit(flags: u32) {
         Life::ShutDown => Err(Code::DEINITIALIZED),
         _ if driver.device_count == 0 => Err(Code::NO_DEVICE),
         _ => {
+            settings::read()?;
             driver.life = Life::Awake;
             Ok(())
         }

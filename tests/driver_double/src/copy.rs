@@ -1,7 +1,10 @@
 //! Copies: which are allowed, which wait, and how their bytes travel.
 //!
 //! Bytes move when the work runs, in steps, each under the address map: a source that was overwritten since shows up in
-//! the data, one that was given back is a fault. Each direction is one link with a rate that all streams share.
+//! the data, one that was given back is a fault. Each direction is one link, with a rate that all streams share.
+//!
+//! A hollow copy (see the settings) takes its time on the link but moves nothing, as a DMA engine costs no core; memory
+//! that was given back is still a fault. No copy goes to the host then: nobody shall take what is there for data.
 //!
 //! | from | to | what the call does |
 //! | --- | --- | --- |
@@ -11,16 +14,16 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::address_space::{self, Place, Space};
-use crate::call::{Outcome, driver_call, lock};
+use crate::call::{Outcome, driver_call};
 use crate::code::Code;
+use crate::link::Link;
 use crate::op::{Op, fault};
-use crate::stream;
+use crate::toll::{self, Work};
+use crate::{settings, stream};
 
 /// Bytes moved without letting go of the address map.
 const STEP_BYTES: u64 = 256 << 10;
@@ -36,42 +39,6 @@ pub(crate) enum End {
     Staged(Arc<[u8]>),
 }
 
-/// The wires.
-#[derive(Clone, Copy)]
-pub(crate) enum Link {
-    ToDevice = 0,
-    FromDevice = 1,
-    Inside = 2,
-}
-
-/// Bytes a second on every link; 0 is as fast as memory.
-static RATE: AtomicU64 = AtomicU64::new(0);
-static BUSY_UNTIL: [Mutex<Option<Instant>>; 3] = [const { Mutex::new(None) }; 3];
-
-/// From now on.
-pub(crate) fn set_rate(bytes_per_second: u64) {
-    // Relaxed: a copy under way may see the old rate or the new one.
-    RATE.store(bytes_per_second, Ordering::Relaxed);
-}
-
-impl Link {
-    /// Takes as long as the link needs for so many bytes, behind those already on it.
-    fn carry(self, bytes: u64) {
-        let rate = RATE.load(Ordering::Relaxed);
-        if rate == 0 {
-            return;
-        }
-        let until = {
-            let mut busy = lock(&BUSY_UNTIL[self as usize]);
-            let start = busy.unwrap_or_else(Instant::now).max(Instant::now());
-            let until = start + Duration::from_secs_f64(bytes as f64 / rate as f64);
-            *busy = Some(until);
-            until
-        };
-        thread::sleep(until.saturating_duration_since(Instant::now()));
-    }
-}
-
 impl End {
     fn pointer(&self, space: &Space, offset: u64) -> Result<(*mut u8, u64), Code> {
         match self {
@@ -82,24 +49,50 @@ impl End {
     }
 }
 
-/// Moves the bytes, on a stream's worker.
-pub(crate) fn run(to: &End, from: &End, bytes: u64, link: Link) -> Outcome {
-    let mut done = 0;
+/// Moves the bytes, on a stream's worker; when the last was through.
+pub(crate) fn run(to: &End, from: &End, bytes: u64, link: Link, begins: Instant) -> Result<Instant, Code> {
+    if settings::get().hollow {
+        return run_hollow(to, from, bytes, link, begins);
+    }
+    let (mut done, mut reached) = (0, begins);
     while done < bytes {
+        let begun = Instant::now();
         let step = {
             let space = address_space::read();
-            let (target, room) = to.pointer(&space, done)?;
-            let (source, left) = from.pointer(&space, done)?;
-            let step = STEP_BYTES.min(bytes - done).min(room).min(left);
+            let (target, source, step) = step(&space, to, from, done, bytes)?;
             // SAFETY: (address_space I2) owned memory is backed while the map is borrowed; staged bytes are held by
             // `from`; for pageable memory the caller of the copy vouches (C1), and it waits. `copy` allows overlap.
             unsafe { ptr::copy(source, target, step as usize) };
             step
         };
-        link.carry(step);
+        reached = link.carry(step, reached, begun.elapsed());
         done += step;
     }
+    Ok(reached)
+}
+
+/// Takes the time and looks at both ends, before and after.
+fn run_hollow(to: &End, from: &End, bytes: u64, link: Link, begins: Instant) -> Result<Instant, Code> {
+    check(to, from, bytes)?;
+    let reached = link.carry(bytes, begins, Duration::ZERO);
+    check(to, from, bytes)?;
+    Ok(reached)
+}
+
+fn check(to: &End, from: &End, bytes: u64) -> Outcome {
+    let space = address_space::read();
+    let mut done = 0;
+    while done < bytes {
+        done += step(&space, to, from, done, bytes)?.2;
+    }
     Ok(())
+}
+
+/// The next bytes that lie together on both sides, and how many.
+fn step(space: &Space, to: &End, from: &End, done: u64, bytes: u64) -> Result<(*mut u8, *mut u8, u64), Code> {
+    let (target, room) = to.pointer(space, done)?;
+    let (source, left) = from.pointer(space, done)?;
+    Ok((target, source, STEP_BYTES.min(bytes - done).min(room).min(left)))
 }
 
 /// What the name of the call promises about its two addresses.
@@ -131,6 +124,10 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, way: Way) -> Outcome {
     if !allowed {
         return Err(Code::INVALID_VALUE);
     }
+    if !to_device && settings::get().hollow {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    let _toll = toll::charge(Work::Enqueue);
     let link = match (to_device, from_device) {
         (true, false) => Link::ToDevice,
         (false, true) => Link::FromDevice,

@@ -9,6 +9,7 @@ use crate::address_space::{self, Owner, Place, Range};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::op::Op;
+use crate::toll::{self, Work};
 use crate::{capture, context, ledger, memory, stream};
 
 const FIRST_ADDRESS: u64 = 1 << 48;
@@ -79,6 +80,7 @@ fn fill(address: u64, value: u8, bytes: usize, stream: usize) -> Outcome {
     match address_space::read().locate(address, bytes as u64)? {
         Place::Pageable => Err(Code::INVALID_VALUE),
         Place::Pinned | Place::Device => {
+            let _toll = toll::charge(Work::Enqueue);
             stream::enqueue(stream, Op::Fill { address, value, bytes: bytes as u64 }).map(drop)
         }
     }

@@ -14,6 +14,7 @@ use crate::call::lock;
 use crate::code::Code;
 use crate::knobs::Knobs;
 use crate::ledger::Figures;
+use crate::settings;
 
 /// The name that cargo gives the `cdylib`.
 const FILE: &str = concat!("lib", env!("CARGO_CRATE_NAME"), ".so");
@@ -35,14 +36,27 @@ impl Double {
     ///
     /// # Panics
     ///
-    /// If the library is not beside the test's executable, where cargo puts it, or is of another build.
+    /// If the library is not beside the test's executable, where cargo puts it, or is of another build; if the
+    /// environment asks for hollow copies, or for what the double does not understand.
     #[must_use]
     pub fn load() -> Self {
+        assert_eq!(settings::why_no_test(), None);
         let turn = lock(&TURN);
         let knobs = KNOBS.get_or_init(|| Knobs::find(load_library()).expect("a knob the double does not have"));
         let double = Double { knobs, _turn: turn };
         double.reset();
         double
+    }
+
+    /// The library's file: under the name `libcuda.so`, in a folder that the loader searches, it is found by a program
+    /// that knows nothing of us.
+    ///
+    /// # Panics
+    ///
+    /// As [`Double::load`].
+    #[must_use]
+    pub fn library() -> PathBuf {
+        places().find(|file| file.exists()).unwrap_or_else(|| panic!("no {FILE} beside the test's executable"))
     }
 
     /// Opens every gate, forgets scripts and counts, heals the device.
@@ -222,8 +236,8 @@ fn places() -> impl Iterator<Item = PathBuf> {
 }
 
 fn load_library() -> impl FnMut(&CStr) -> *mut c_void {
-    let file = places().find(|file| file.exists()).unwrap_or_else(|| panic!("no {FILE} beside the test's executable"));
-    let path = CString::new(file.into_os_string().into_encoded_bytes()).expect("a path without a zero in it");
+    let path =
+        CString::new(Double::library().into_os_string().into_encoded_bytes()).expect("a path without a zero in it");
     // SAFETY: loads our own library, whose start-up does nothing.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     assert!(!library.is_null(), "{} does not load", path.to_string_lossy());

@@ -11,6 +11,7 @@ use crate::call::{Out, Outcome, driver_call, lock};
 use crate::code::Code;
 use crate::op::Op;
 use crate::stream::{self, Enqueued};
+use crate::toll::{self, Work};
 use crate::{capture, context, ledger};
 
 const BLOCKING_SYNC: u32 = 1;
@@ -44,6 +45,7 @@ fn find(handle: usize) -> Result<Event, Code> {
 }
 
 fn record(handle: usize, stream: usize) -> Outcome {
+    let _toll = toll::charge(Work::Mark);
     let event = find(handle)?;
     let stream = stream::resolve(stream)?;
     if stream::context_of(stream)? != event.context {
@@ -87,6 +89,7 @@ driver_call! { Enqueue fn cuEventRecordWithFlags(handle: usize, stream: usize, _
 }}
 
 driver_call! { Device fn cuEventQuery(handle: usize) {
+    let _toll = toll::charge(Work::EventQuery);
     let mark = mark(handle)?;
     capture::forbid_unsafe_call()?;
     if mark.is_none_or(stream::is_over) { Ok(()) } else { Err(Code::NOT_READY) }
@@ -122,6 +125,7 @@ driver_call! { Device fn cuEventElapsedTime_v2(out: Out<f32>, from: usize, to: u
 }}
 
 driver_call! { Enqueue fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_int) {
+    let _toll = toll::charge(Work::Mark);
     let stream = stream::resolve(handle)?;
     match find(event)?.last {
         None => Ok(()),

@@ -1,19 +1,33 @@
 //! Scripted trouble: which call fails at which time, waits how long, or stands at a gate.
 //!
-//! Owns one plan per function name. Never knows what a call does. `arrive` comes first and counts; `linger` comes when
-//! the call has its turn, so a held call of kind `Enqueue` holds everybody up, as a slow one in the real driver does.
+//! Owns one plan per function name and one count per function. Never knows what a call does. `arrive` comes first and
+//! counts; `linger` comes when the call has its turn, so a held call of kind `Enqueue` holds everybody up, as a slow one
+//! in the real driver does. While nothing is scripted, both together are one count and two looks at a flag.
 
 use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use crate::call::lock;
 use crate::code::Code;
 
+/// A driver function, as often as it was called.
+pub(crate) struct Site {
+    name: &'static str,
+    calls: AtomicU64,
+    listed: Once,
+}
+
+impl Site {
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Self { name, calls: AtomicU64::new(0), listed: Once::new() }
+    }
+}
+
 #[derive(Default)]
 struct Plan {
-    calls: u64,
     failures: Vec<Failure>,
     delay: Duration,
     held: bool,
@@ -27,32 +41,47 @@ struct Failure {
     code: Code,
 }
 
+/// Functions called at least once.
+static SITES: Mutex<Vec<&'static Site>> = Mutex::new(Vec::new());
 static PLANS: Mutex<BTreeMap<String, Plan>> = Mutex::new(BTreeMap::new());
 static RELEASED: Condvar = Condvar::new();
+/// Whether there has been a plan since the last reset.
+static SCRIPTED: AtomicBool = AtomicBool::new(false);
 
 fn with<R>(name: &str, change: impl FnOnce(&mut Plan) -> R) -> R {
     let mut plans = lock(&PLANS);
-    if !plans.contains_key(name) {
-        plans.insert(name.to_owned(), Plan::default());
-    }
-    plans.get_mut(name).map(change).expect("a plan that was just made")
+    // Relaxed: a call that begins while its plan is being made may escape it; one that begins later was told to by
+    // the thread that made the plan, which orders it.
+    SCRIPTED.store(true, Ordering::Relaxed);
+    change(plans.entry(name.to_owned()).or_default())
+}
+
+fn is_scripted() -> bool {
+    SCRIPTED.load(Ordering::Relaxed)
 }
 
 /// Counts a call; the code it is to fail with, if any.
-pub(crate) fn arrive(name: &'static str) -> Option<Code> {
-    with(name, |plan| {
-        let number = plan.calls;
-        plan.calls += 1;
-        plan.failures.iter().find(|failure| (failure.first..failure.last).contains(&number)).map(|failure| failure.code)
-    })
+pub(crate) fn arrive(site: &'static Site) -> Option<Code> {
+    site.listed.call_once(|| lock(&SITES).push(site));
+    // Relaxed: a count, which tells nothing but itself.
+    let number = site.calls.fetch_add(1, Ordering::Relaxed);
+    if !is_scripted() {
+        return None;
+    }
+    let plans = lock(&PLANS);
+    let failures = &plans.get(site.name)?.failures;
+    failures.iter().find(|failure| (failure.first..failure.last).contains(&number)).map(|failure| failure.code)
 }
 
 /// Stands at the gate of this call while it is closed, then sleeps its delay.
-pub(crate) fn linger(name: &'static str) {
+pub(crate) fn linger(site: &'static Site) {
+    if !is_scripted() {
+        return;
+    }
     let mut plans = lock(&PLANS);
     let mut counted = false;
     let delay = loop {
-        let Some(plan) = plans.get_mut(name) else { break Duration::ZERO };
+        let Some(plan) = plans.get_mut(site.name) else { break Duration::ZERO };
         if !plan.held {
             plan.waiting -= u64::from(counted);
             break plan.delay;
@@ -70,8 +99,9 @@ pub(crate) fn linger(name: &'static str) {
 
 /// The `nth` call from now (1 is the next) and the `times - 1` after it fail.
 pub(crate) fn fail(name: &str, nth: u64, times: u64, code: Code) {
+    let calls = calls(name);
     with(name, |plan| {
-        let first = plan.calls + nth.max(1) - 1;
+        let first = calls + nth.max(1) - 1;
         plan.failures.push(Failure { first, last: first.saturating_add(times), code });
     });
 }
@@ -97,15 +127,27 @@ pub(crate) fn wait_for_held(name: &str, count: u64) {
 
 /// Calls since the last reset.
 pub(crate) fn calls(name: &str) -> u64 {
-    lock(&PLANS).get(name).map_or(0, |plan| plan.calls)
+    let sites = lock(&SITES);
+    sites.iter().filter(|site| site.name == name).map(|site| site.calls.load(Ordering::Relaxed)).sum()
+}
+
+/// How often each function was called since the last reset, by name.
+pub(crate) fn all_calls() -> Vec<(&'static str, u64)> {
+    let count = |site: &&'static Site| (site.name, site.calls.load(Ordering::Relaxed));
+    let mut calls: Vec<_> = lock(&SITES).iter().map(count).collect();
+    calls.sort_unstable();
+    calls
 }
 
 /// Forgets every script and count and opens every gate. Calls standing at one leave it.
 pub(crate) fn reset() {
-    for plan in lock(&PLANS).values_mut() {
+    lock(&SITES).iter().for_each(|site| site.calls.store(0, Ordering::Relaxed));
+    let mut plans = lock(&PLANS);
+    for plan in plans.values_mut() {
         let waiting = plan.waiting;
         *plan = Plan { waiting, ..Plan::default() };
     }
+    SCRIPTED.store(false, Ordering::Relaxed);
     RELEASED.notify_all();
 }
 
@@ -115,11 +157,15 @@ mod tests {
 
     #[test]
     fn a_failure_counts_from_the_moment_it_is_scripted() {
-        assert_eq!(arrive("one"), None);
+        static ONE: Site = Site::new("one");
+        let three = || [arrive(&ONE), arrive(&ONE), arrive(&ONE)];
+        assert_eq!(arrive(&ONE), None);
         fail("one", 2, 1, Code::OUT_OF_MEMORY);
-        assert_eq!([arrive("one"), arrive("one"), arrive("one")], [None, Some(Code::OUT_OF_MEMORY), None]);
+        assert_eq!(three(), [None, Some(Code::OUT_OF_MEMORY), None]);
         fail("one", 1, u64::MAX, Code::UNKNOWN);
-        assert_eq!([arrive("one"), arrive("one")], [Some(Code::UNKNOWN); 2]);
-        assert_eq!(calls("one"), 6);
+        assert_eq!(three(), [Some(Code::UNKNOWN); 3]);
+        assert_eq!(calls("one"), 7);
+        reset();
+        assert_eq!((calls("one"), arrive(&ONE)), (0, None));
     }
 }

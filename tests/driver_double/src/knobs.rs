@@ -10,7 +10,7 @@ use crate::code::Code;
 use crate::ledger::{self, Figures};
 use crate::{
     address_space::{self, Owner},
-    context, copy, device, event, faults, stream, symbols, virtual_memory,
+    context, device, event, faults, link, settings, stream, symbols, virtual_memory,
 };
 
 macro_rules! knobs {
@@ -54,7 +54,7 @@ knobs! {
         stream::reset();
         context::reset();
         device::reset();
-        copy::set_rate(0);
+        link::set_rate(settings::get().copy_rate);
         symbols::show_all();
         ledger::reset();
     }
@@ -114,7 +114,7 @@ knobs! {
 
     /// Bytes a second on each link; 0 is as fast as memory.
     fn double_set_copy_rate(bytes_per_second: u64) {
-        copy::set_rate(bytes_per_second);
+        link::set_rate(bytes_per_second);
     }
 
     /// More page-locked bytes than this are refused.

@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use crate::call::Outcome;
 use crate::code::Code;
-use crate::copy::{self, End, Link};
+use crate::copy::{self, End};
+use crate::link::Link;
 use crate::stream::Ticket;
 use crate::{address_space, device_memory, ledger};
 
@@ -49,23 +50,26 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    /// Does it.
-    pub(crate) fn run(self) -> Outcome {
+    /// Does it. It begins and ends by the time of the links; what has no time of its own ends as it begins.
+    pub(crate) fn run(self, begins: Instant) -> Result<Instant, Code> {
         match self {
-            Op::Copy { to, from, bytes, link } => copy::run(&to, &from, bytes, link),
-            Op::Fill { address, value, bytes } => fill(address, value, bytes),
-            Op::WriteValue { address, value } => write_value(address, value),
-            Op::FreeDevice { address } => device_memory::release(address),
+            Op::Copy { to, from, bytes, link } => return copy::run(&to, &from, bytes, link, begins),
+            Op::Fill { address, value, bytes } => {
+                fill(address, value, bytes)?;
+                return Ok(Instant::now());
+            }
+            Op::WriteValue { address, value } => write_value(address, value)?,
+            Op::FreeDevice { address } => device_memory::release(address)?,
             Op::Host { function, argument } => {
                 function(ptr::with_exposed_provenance_mut(argument));
-                Ok(())
+                return Ok(Instant::now());
             }
             Op::Stamp(reached) => {
                 reached.get_or_init(Instant::now);
-                Ok(())
             }
-            Op::WaitFor(_) => Ok(()),
+            Op::WaitFor(_) => {}
         }
+        Ok(begins)
     }
 }
 

@@ -4,22 +4,26 @@
 //!   enqueue ──► ops ──[ gate ]──► worker runs one ──► finished = its number ──► everybody who waits looks again
 //! ```
 //!
-//! Owns the board: all streams, the gates, the captures, and whether the device is lost. One lock and one bell serve it
-//! all; work itself runs outside. A stream somebody destroys first finishes its work, as the real one does.
+//! Owns the board: all streams, the gates, the captures, and whether the device is lost. One lock serves it all, a bell
+//! each wakes the workers and one more the callers who wait, so that an enqueue wakes nobody but its worker; work itself
+//! runs outside. A stream somebody destroys first finishes its work, as the real one does.
 //!
 //! S1: numbers of a stream's work grow by one each; work `n` is over when `finished >= n`. A ticket for a stream that
 //! is gone is over. S2: once the device is lost, nothing is ever over again: queues are emptied, waits fail.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
+use std::time::Instant;
 
-use crate::address_space;
+use crate::bell::Bell;
 use crate::call::{Out, Outcome, driver_call, lock};
 use crate::capture::{self, Captures};
 use crate::code::Code;
-use crate::op::{HostFunction, Op};
+use crate::link::{self, Pace};
+use crate::op::Op;
+use crate::toll::{self, Work};
 use crate::{context, ledger};
 
 /// The handles every program knows.
@@ -51,7 +55,10 @@ struct Stream {
     context: usize,
     /// `None` for the two default streams, which nobody created.
     created: Option<(u32, c_int)>,
-    ops: VecDeque<(u64, Op)>,
+    /// Wakes the worker.
+    bell: Arc<Bell>,
+    ops: VecDeque<(u64, Instant, Op)>,
+    pace: Pace,
     enqueued: u64,
     finished: u64,
     running: bool,
@@ -90,7 +97,8 @@ static BOARD: Mutex<Board> = Mutex::new(Board {
     lost: None,
     captures: Captures::new(),
 });
-static BELL: Condvar = Condvar::new();
+/// Wakes the callers who wait for work to be over.
+static BELL: Bell = Bell::new();
 
 /// The board, locked.
 pub(crate) fn board() -> MutexGuard<'static, Board> {
@@ -105,10 +113,13 @@ impl Board {
     fn open(&mut self, context: usize, created: Option<(u32, c_int)>) -> Result<usize, Code> {
         let handle = FIRST_HANDLE + self.created * HANDLE_STEP;
         self.created += 1;
+        let bell = Arc::new(Bell::new());
         let stream = Stream {
             context,
             created,
+            bell: Arc::clone(&bell),
             ops: VecDeque::new(),
+            pace: Pace::default(),
             enqueued: 0,
             finished: 0,
             running: false,
@@ -118,7 +129,7 @@ impl Board {
         };
         self.streams.insert(handle, stream);
         let worker = thread::Builder::new().name(format!("stream {handle:#x}"));
-        worker.spawn(move || work(handle)).map_err(|_| Code::OUT_OF_MEMORY)?;
+        worker.spawn(move || work(handle, &bell)).map_err(|_| Code::OUT_OF_MEMORY)?;
         Ok(handle)
     }
 
@@ -164,36 +175,41 @@ impl Board {
     fn push(&mut self, handle: usize, op: Op) -> Result<Ticket, Code> {
         let stream = self.streams.get_mut(&handle).ok_or(Code::INVALID_HANDLE)?;
         stream.enqueued += 1;
-        stream.ops.push_back((stream.enqueued, op));
+        stream.ops.push_back((stream.enqueued, Instant::now(), op));
+        stream.bell.ring();
         Ok(Ticket { stream: handle, number: stream.enqueued })
     }
 
-    /// The worker's next piece of work; `Ok(None)` when there is none yet, `Err` when there never will be.
-    fn next(&mut self, handle: usize) -> Result<Option<(u64, Op)>, ()> {
+    /// The worker's next piece of work and when it begins; `Ok(None)` when there is none yet, `Err` when there never
+    /// will be.
+    fn next(&mut self, handle: usize) -> Result<Option<(u64, Instant, Op)>, ()> {
         loop {
             let stream = self.streams.get(&handle).ok_or(())?;
             let gated = (stream.held || self.hold_all) && stream.passes == 0;
-            match stream.ops.front() {
+            let stands = match stream.ops.front() {
                 None if stream.closing => return Err(()),
                 None => return Ok(None),
-                Some(_) if gated => return Ok(None),
-                Some(&(_, Op::WaitFor(ticket))) if !self.is_over(ticket) => return Ok(None),
-                Some(_) => {}
-            }
+                Some(&(.., Op::WaitFor(ticket))) => gated || !self.is_over(ticket),
+                Some(_) => gated,
+            };
             let stream = self.streams.get_mut(&handle).ok_or(())?;
-            let Some((number, op)) = stream.ops.pop_front() else { return Ok(None) };
+            if stands {
+                stream.pace.delay();
+                return Ok(None);
+            }
+            let Some((number, enqueued, op)) = stream.ops.pop_front() else { return Ok(None) };
             stream.passes = stream.passes.saturating_sub(1);
             if !matches!(op, Op::WaitFor(_)) {
                 stream.running = true;
-                return Ok(Some((number, op)));
+                return Ok(Some((number, stream.pace.begin(enqueued, Instant::now()), op)));
             }
             stream.finished = number;
-            BELL.notify_all();
+            self.tell_of_an_end();
         }
     }
 
-    fn finish(&mut self, handle: usize, number: u64, outcome: Outcome) {
-        if let Err(code) = outcome {
+    fn finish(&mut self, handle: usize, number: u64, ended: Result<Instant, Code>) {
+        if let Err(code) = ended {
             self.lose(code);
         }
         let lost = self.lost.is_some();
@@ -202,31 +218,46 @@ impl Board {
             if !lost {
                 stream.finished = number;
             }
+            ended.into_iter().for_each(|ended| stream.pace.end(ended));
         }
-        BELL.notify_all();
+        self.tell_of_an_end();
     }
 
     fn lose(&mut self, code: Code) {
         self.lost.get_or_insert(code);
         self.streams.values_mut().for_each(|stream| stream.ops.clear());
-        BELL.notify_all();
+        BELL.ring();
+        self.ring_all();
+    }
+
+    /// Wakes who may wait for it: callers, and streams whose turn comes after another's.
+    fn tell_of_an_end(&self) {
+        BELL.ring();
+        let waits = |stream: &&Stream| matches!(stream.ops.front(), Some((.., Op::WaitFor(_))));
+        self.streams.values().filter(waits).for_each(|stream| stream.bell.ring());
+    }
+
+    /// Wakes every worker: gates may have opened, or queues are empty.
+    fn ring_all(&self) {
+        self.streams.values().for_each(|stream| stream.bell.ring());
     }
 }
 
-fn work(handle: usize) {
+fn work(handle: usize, bell: &Bell) {
+    link::sleep_exactly();
     let mut board = board();
     loop {
         match board.next(handle) {
-            Ok(Some((number, op))) => {
+            Ok(Some((number, begins, op))) => {
                 drop(board);
-                let outcome = op.run();
+                let ended = op.run(begins);
                 board = self::board();
-                board.finish(handle, number, outcome);
+                board.finish(handle, number, ended);
             }
-            Ok(None) => board = BELL.wait(board).unwrap_or_else(PoisonError::into_inner),
+            Ok(None) => board = bell.wait(board),
             Err(()) => {
                 board.streams.remove(&handle);
-                BELL.notify_all();
+                board.tell_of_an_end();
                 return;
             }
         }
@@ -240,7 +271,7 @@ fn wait_until(mut answered: impl FnMut(&Board) -> bool) -> Outcome {
         match board.lost {
             Some(code) => return Err(code),
             None if answered(&board) => return Ok(()),
-            None => board = BELL.wait(board).unwrap_or_else(PoisonError::into_inner),
+            None => board = BELL.wait(board),
         }
     }
 }
@@ -276,9 +307,7 @@ pub(crate) fn enqueue(stream: usize, op: Op) -> Result<Enqueued, Code> {
     for ticket in board.turns(stream) {
         board.push(stream, Op::WaitFor(ticket))?;
     }
-    let ticket = board.push(stream, op)?;
-    BELL.notify_all();
-    Ok(Enqueued::Live(ticket))
+    board.push(stream, op).map(Enqueued::Live)
 }
 
 /// The context a stream was made in.
@@ -327,15 +356,15 @@ pub(crate) fn hold(handle: usize, held: bool) {
     } else if let Some(stream) = board.streams.get_mut(&handle) {
         (stream.held, stream.passes) = (held, 0);
     }
-    BELL.notify_all();
+    board.ring_all();
 }
 
 /// Lets so many pieces of work through the closed gate.
 pub(crate) fn let_pass(handle: usize, count: u64) {
     if let Some(stream) = board().streams.get_mut(&handle) {
         stream.passes += count;
+        stream.bell.ring();
     }
-    BELL.notify_all();
 }
 
 /// From now on every call of kind `Device` or `Enqueue` fails with this.
@@ -351,14 +380,14 @@ pub(crate) fn reset() {
     for stream in board.streams.values_mut() {
         (stream.held, stream.passes) = (false, 0);
     }
-    BELL.notify_all();
+    board.ring_all();
     while board.streams.values().any(|stream| !stream.is_idle()) {
-        board = BELL.wait(board).unwrap_or_else(PoisonError::into_inner);
+        board = BELL.wait(board);
     }
     board.lost = None;
     // What a lost device left behind is over for those who still hold a ticket for it.
     board.streams.values_mut().for_each(|stream| stream.finished = stream.enqueued);
-    BELL.notify_all();
+    board.tell_of_an_end();
 }
 
 fn create(out: Out<usize>, flags: u32, priority: c_int) -> Outcome {
@@ -384,7 +413,7 @@ driver_call! { Device fn cuStreamDestroy_v2(handle: usize) {
     match board.streams.get_mut(&handle) {
         Some(stream) if stream.created.is_some() => {
             stream.closing = true;
-            BELL.notify_all();
+            stream.bell.ring();
             Ok(())
         }
         _ => Err(Code::INVALID_HANDLE),
@@ -400,6 +429,7 @@ driver_call! { Device fn cuStreamSynchronize(handle: usize) {
 driver_call! { Device fn cuStreamQuery(handle: usize) {
     let stream = resolve(handle)?;
     capture::forbid_waiting(stream)?;
+    let _toll = toll::charge(Work::StreamQuery);
     let board = board();
     if board.is_over(board.last(stream)) { Ok(()) } else { Err(Code::NOT_READY) }
 }}
@@ -416,24 +446,4 @@ driver_call! { Device fn cuStreamGetFlags(handle: usize, out: Out<u32>) {
 driver_call! { Device fn cuStreamGetPriority(handle: usize, out: Out<c_int>) {
     let stream = resolve(handle)?;
     out.put(board().streams.get(&stream).and_then(|stream| stream.created).map_or(0, |(_, priority)| priority))
-}}
-
-driver_call! { Enqueue fn cuLaunchHostFunc(handle: usize, function: Option<HostFunction>, argument: usize) {
-    let function = function.ok_or(Code::INVALID_VALUE)?;
-    enqueue(resolve(handle)?, Op::Host { function, argument }).map(drop)
-}}
-
-fn write_value(handle: usize, address: u64, value: u32) -> Outcome {
-    if !address.is_multiple_of(4) || address_space::read().locate(address, 4)? == address_space::Place::Pageable {
-        return Err(Code::INVALID_VALUE);
-    }
-    enqueue(resolve(handle)?, Op::WriteValue { address, value }).map(drop)
-}
-
-driver_call! { Enqueue fn cuStreamWriteValue32(handle: usize, address: u64, value: u32, _flags: u32) {
-    write_value(handle, address, value)
-}}
-
-driver_call! { Enqueue fn cuStreamWriteValue32_v2(handle: usize, address: u64, value: u32, _flags: u32) {
-    write_value(handle, address, value)
 }}

@@ -20,7 +20,8 @@ use std::sync::Mutex;
 use crate::address_space::{self, Owner, Range};
 use crate::call::{In, Out, Outcome, driver_call, lock};
 use crate::code::Code;
-use crate::{context, ledger, memory};
+use crate::toll::{self, Work};
+use crate::{context, ledger, memory, settings};
 
 const GRANULE_BYTES: u64 = 2 << 20;
 const PINNED: c_int = 1;
@@ -88,6 +89,9 @@ static EVERYTHING: Mutex<Everything> = Mutex::new(Everything {
     mappings: BTreeMap::new(),
 });
 
+/// Measured: granules are made one at a time, whoever asks.
+static CREATING: Mutex<()> = Mutex::new(());
+
 /// Live granules, mappings and reservations.
 pub(crate) fn live() -> [u64; 3] {
     let all = lock(&EVERYTHING);
@@ -141,7 +145,7 @@ fn view_of(file: &OwnedFd, bytes: u64) -> Result<usize, Code> {
     let view = memory::map(bytes as usize)?;
     map_over(view as u64, bytes, Some((file, 0)))?;
     protect(view as u64, bytes, 3)?;
-    memory::fill_with_rubbish(view, bytes as usize);
+    memory::make_resident(view, bytes as usize);
     Ok(view)
 }
 
@@ -219,6 +223,8 @@ driver_call! { Device fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In
         ON_DEVICE => return Err(Code::NOT_SUPPORTED),
         _ => return Err(Code::INVALID_VALUE),
     }
+    let _turn = lock(&CREATING);
+    let _toll = toll::charge(Work::Create(bytes));
     ledger::pin(bytes)?;
     let made = file_of(bytes).and_then(|file| view_of(&file, bytes).map(|view| (file, view)));
     let (file, view) = made.inspect_err(|_| ledger::unpin(bytes))?;
@@ -230,6 +236,7 @@ driver_call! { Device fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In
 }}
 
 driver_call! { Device fn cuMemRelease(handle: u64) {
+    let _toll = toll::charge(Work::Release);
     let mut all = lock(&EVERYTHING);
     match all.granules.get_mut(&handle) {
         Some(granule) if !granule.released => granule.released = true,
@@ -243,6 +250,7 @@ driver_call! { Device fn cuMemRelease(handle: u64) {
 }}
 
 driver_call! { Device fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
+    let _toll = toll::charge(Work::Map);
     let mut all = lock(&EVERYTHING);
     let (bytes, offset) = (bytes as u64, offset as u64);
     if !is_granular(bytes) || !address.is_multiple_of(GRANULE_BYTES) || flags != 0 || !all.reserved(address, bytes) {
@@ -263,6 +271,7 @@ driver_call! { Device fn cuMemMap(address: u64, bytes: usize, offset: usize, han
 }}
 
 driver_call! { Device fn cuMemUnmap(address: u64, bytes: usize) {
+    let _toll = toll::charge(Work::Unmap(bytes as u64));
     let mut all = lock(&EVERYTHING);
     let starts = all.exactly(address, bytes as u64).inspect_err(|_| {
         ledger::misused(format!("cuMemUnmap of {bytes} bytes at {address:#x}, which are not whole mappings"));
@@ -281,6 +290,7 @@ driver_call! { Device fn cuMemUnmap(address: u64, bytes: usize) {
 }}
 
 driver_call! { Device fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<Access>, count: usize) {
+    let _toll = toll::charge(Work::SetAccess(bytes as u64));
     let all = lock(&EVERYTHING);
     let starts = all.exactly(address, bytes as u64)?;
     for access in (0..count).map(|index| wanted.at(index)) {
@@ -297,7 +307,13 @@ driver_call! { Device fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<A
                         address_space::insert(start, Range { bytes: *bytes, owner })?;
                     }
                 }
-                ON_HOST | ON_NUMA_NODE | ON_CURRENT_NUMA_NODE => protect(start, *bytes, flags)?,
+                ON_HOST | ON_NUMA_NODE | ON_CURRENT_NUMA_NODE => {
+                    protect(start, *bytes, flags)?;
+                    // The real first touch takes 170 us a granule; a memory file's 4 KiB pages would take three times that.
+                    if flags == 3 && settings::get().measured_costs {
+                        memory::populate(start as usize, *bytes as usize);
+                    }
+                }
                 _ => return Err(Code::INVALID_VALUE),
             }
         }

@@ -1,0 +1,156 @@
+//! What the environment asks of the double, read once, at the first `cuInit`.
+//!
+//! Owns the names and the grammar; the table of what they mean is in the crate's docs. A test turns knobs instead. What
+//! is not understood, a name with our prefix that nobody knows included, is told on stderr and fails `cuInit`: a bench
+//! over a double that ignored its settings would print figures of something else.
+
+use std::env;
+use std::ffi::OsString;
+use std::sync::OnceLock;
+
+use crate::call::Outcome;
+use crate::code::Code;
+use crate::{link, report};
+
+const PREFIX: &str = "DRIVER_DOUBLE_";
+const COPY_RATE: &str = "DRIVER_DOUBLE_COPY_RATE";
+const COPY: &str = "DRIVER_DOUBLE_COPY";
+const COSTS: &str = "DRIVER_DOUBLE_COSTS";
+const REPORT: &str = "DRIVER_DOUBLE_REPORT";
+
+const UNITS: [(&str, f64); 9] = [
+    ("KiB", 1024.0),
+    ("MiB", 1_048_576.0),
+    ("GiB", 1_073_741_824.0),
+    ("kB", 1e3),
+    ("KB", 1e3),
+    ("MB", 1e6),
+    ("GB", 1e9),
+    ("B", 1.0),
+    ("", 1.0),
+];
+/// Past this a copy of a granule takes less than the clock can tell.
+const FASTEST: f64 = 1e15;
+
+/// What was asked; the default is what tests get.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// Bytes a second on each link; 0 is as fast as memory.
+    pub(crate) copy_rate: u64,
+    /// Copies take their time and move nothing.
+    pub(crate) hollow: bool,
+    /// Calls take as long as on a real device.
+    pub(crate) measured_costs: bool,
+    /// The end of the process tells what happened.
+    pub(crate) report: bool,
+}
+
+static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
+
+/// Reads the environment if nobody has; fails each time if it is not understood.
+pub(crate) fn read() -> Outcome {
+    let settings = SETTINGS.get_or_init(|| {
+        let settings = understand(env::vars_os()).inspect_err(|why| eprintln!("driver double: {why}"))?;
+        if settings.copy_rate > 0 {
+            link::set_rate(settings.copy_rate);
+        }
+        if settings.report {
+            report::at_exit();
+        }
+        Ok(settings)
+    });
+    settings.as_ref().map(drop).map_err(|_| Code::INVALID_VALUE)
+}
+
+/// What was read; the default before that.
+pub(crate) fn get() -> Settings {
+    SETTINGS.get().and_then(|settings| settings.as_ref().ok()).copied().unwrap_or_default()
+}
+
+/// Why a test cannot run in this environment, if it cannot.
+pub(crate) fn why_no_test() -> Option<String> {
+    match understand(env::vars_os()) {
+        Ok(settings) => settings.hollow.then(|| format!("{COPY}=hollow: no data arrives that a test could check")),
+        Err(why) => Some(why),
+    }
+}
+
+fn understand(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Settings, String> {
+    let mut settings = Settings::default();
+    for (name, value) in variables {
+        let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
+        let text = value.to_string_lossy();
+        match (name, text.as_ref()) {
+            (COPY_RATE, text) => {
+                settings.copy_rate = rate(text).ok_or_else(|| {
+                    format!("{name}={text}: not a rate in bytes a second, such as 4e9, 4GB or 512MiB")
+                })?;
+            }
+            (COPY, "real") => settings.hollow = false,
+            (COPY, "hollow") => settings.hollow = true,
+            (COPY, text) => return Err(format!("{name}={text}: neither real nor hollow")),
+            (COSTS, "none") => settings.measured_costs = false,
+            (COSTS, "measured") => settings.measured_costs = true,
+            (COSTS, text) => return Err(format!("{name}={text}: neither none nor measured")),
+            (REPORT, "none") => settings.report = false,
+            (REPORT, "stderr") => settings.report = true,
+            (REPORT, text) => return Err(format!("{name}={text}: neither none nor stderr")),
+            (name, text) => {
+                return Err(format!(
+                    "{name}={text}: no such setting; there are {COPY_RATE}, {COPY}, {COSTS}, {REPORT}"
+                ));
+            }
+        }
+    }
+    if settings.hollow && settings.copy_rate == 0 {
+        return Err(format!("{COPY}=hollow without {COPY_RATE}: such copies would take no time at all"));
+    }
+    Ok(settings)
+}
+
+fn rate(text: &str) -> Option<u64> {
+    let (number, unit) =
+        UNITS.iter().find_map(|(unit, factor)| text.strip_suffix(unit).map(|number| (number.trim_end(), factor)))?;
+    let bytes = number.parse::<f64>().ok()? * unit;
+    (1.0..=FASTEST).contains(&bytes).then_some(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(variables: &[(&str, &str)]) -> Result<Settings, String> {
+        understand(variables.iter().map(|(name, value)| (name.into(), value.into())))
+    }
+
+    #[test]
+    fn a_rate_is_a_number_with_or_without_a_unit() {
+        for (text, bytes) in [("4e9", 4_000_000_000), ("3.5 GB", 3_500_000_000), ("1GiB", 1 << 30), ("7B", 7), ("1", 1)]
+        {
+            assert_eq!(rate(text), Some(bytes), "{text}");
+        }
+        for text in ["", "GB", "0", "-1", "fast", "inf", "nan", "4 gigs", "1e16"] {
+            assert_eq!(rate(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_asked_is_what_there_is() {
+        let hollow =
+            of(&[("HOME", "/"), (COPY_RATE, "4GB"), (COPY, "hollow"), (COSTS, "measured"), (REPORT, "stderr")]);
+        assert_eq!(hollow, Ok(Settings { copy_rate: 4_000_000_000, hollow: true, measured_costs: true, report: true }));
+        assert_eq!(of(&[("HOME", "/")]), Ok(Settings::default()));
+        assert_eq!(of(&[(COPY, "real"), (COSTS, "none"), (REPORT, "none")]), Ok(Settings::default()));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_by_name() {
+        for wrong in
+            [(COPY_RATE, "4 gigs"), (COPY, "Hollow"), (COSTS, ""), (REPORT, "1"), ("DRIVER_DOUBLE_COST", "measured")]
+        {
+            let why = of(&[wrong]).unwrap_err();
+            assert!(why.contains(&format!("{}={}", wrong.0, wrong.1)), "{why}");
+        }
+        assert!(of(&[(COPY, "hollow")]).unwrap_err().contains(COPY_RATE));
+    }
+}
