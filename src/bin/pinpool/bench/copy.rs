@@ -67,7 +67,7 @@ pub(crate) fn run(args: &CopyArgs, screen: &Screen) -> Result<(), Failed> {
 }
 
 fn measure(args: &CopyArgs) -> Measured<Figures> {
-    let (backends, missing) = sources::available(&args.backend);
+    let (backends, missing) = sources::available(&args.backend, 0);
     let largest = args.sizes.iter().copied().max().unwrap_or(1);
     let mut far = Far::open(usize::try_from(largest).unwrap_or(usize::MAX))?;
     let seconds = Duration::try_from_secs_f64(args.seconds).unwrap_or(Duration::from_millis(300));

@@ -16,6 +16,17 @@ pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
+/// `value` in units of `unit`.
+pub(crate) fn quotient(value: f64, unit: f64) -> f64 {
+    rounded(value / unit.max(1e-9))
+}
+
+/// The one in the middle, the lower of two; 0 of none.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
+}
+
 /// Nanoseconds as microseconds.
 #[allow(clippy::cast_precision_loss)] // As above.
 pub(crate) fn micros(ns: u64) -> f64 {

@@ -84,7 +84,7 @@ pub(crate) fn run(args: &StallArgs, screen: &Screen) -> Result<(), Failed> {
 }
 
 fn measure(args: &StallArgs) -> Measured<Figures> {
-    let (backends, missing) = sources::available(&args.backend);
+    let (backends, missing) = sources::available(&args.backend, 0);
     let mut far = Far::open(COPY_BYTES)?;
     let seconds = Duration::try_from_secs_f64(args.seconds).unwrap_or(Duration::from_secs(2));
     let backends = backends.into_iter().map(|backend| of_backend(backend, args.step, seconds, &mut far));
