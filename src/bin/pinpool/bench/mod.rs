@@ -5,6 +5,7 @@
 //! | `pin` | how fast each back-end pins |
 //! | `stall` | what growth and give-back do to another thread's copies |
 //! | `copy` | how fast buffers go to the device |
+//! | `tracked` | what it costs to know when they arrived |
 //! | `loader` | what a loader gets out of the pool |
 //! | `far` | where those copy to: the GPU, or the host sink |
 //! | `sources` | the back-ends there are |
@@ -27,6 +28,7 @@ mod patterns;
 mod pin;
 mod sources;
 mod stall;
+mod tracked;
 
 use clap::{Args, Subcommand};
 
