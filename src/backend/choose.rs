@@ -45,6 +45,10 @@ pub(crate) struct Place {
     /// Memory node asked for; `None` is the GPU's.
     pub(crate) node: Option<u32>,
     /// Threads that touch fresh pages at once.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "sources without a driver are told with each reserve")
+    )]
     pub(crate) threads: usize,
 }
 

@@ -7,7 +7,8 @@
 //! | `copy` | how fast buffers go to the device |
 //! | `tracked` | what it costs to know when they arrived |
 //! | `loader` | what a loader gets out of the pool |
-//! | `far` | where those copy to: the GPU, or the host sink |
+//! | `feed` | its loop: producers, and a thread that copies |
+//! | `far` | where those copy to, and by which call: the GPU, or the host sink |
 //! | `sources` | the back-ends there are |
 //! | `figure` | figures for people |
 //! | `hit` | a get and its put when the buffer is idle, beside the baselines |
@@ -19,6 +20,7 @@
 
 mod copy;
 mod far;
+mod feed;
 mod figure;
 mod histogram;
 mod hit;
