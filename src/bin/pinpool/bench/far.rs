@@ -31,7 +31,7 @@ pub(crate) enum Far {
 
 /// The ways to a copy that are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Road {
+pub(crate) enum Way {
     /// `copy_to`, into memory that only the stream orders.
     CopyTo,
     /// `copy_to` a slice of cudarc's, which records events of its own.
@@ -42,14 +42,14 @@ pub(crate) enum Road {
     MemcpyHtod,
 }
 
-impl Road {
+impl Way {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Road::CopyTo => "copy_to",
+            Way::CopyTo => "copy_to",
             #[cfg(feature = "cuda")]
-            Road::CopyToSlice => "copy_to_slice",
+            Way::CopyToSlice => "copy_to_slice",
             #[cfg(feature = "cuda")]
-            Road::MemcpyHtod => "memcpy_htod",
+            Way::MemcpyHtod => "memcpy_htod",
         }
     }
 }
@@ -100,25 +100,25 @@ impl Far {
         }
     }
 
-    /// The roads there are.
-    pub(crate) fn roads(&self) -> Vec<Road> {
+    /// The ways there are.
+    pub(crate) fn ways(&self) -> Vec<Way> {
         match self {
-            Far::Sink { .. } => vec![Road::CopyTo],
+            Far::Sink { .. } => vec![Way::CopyTo],
             #[cfg(feature = "cuda")]
-            Far::Cuda { .. } => vec![Road::CopyTo, Road::CopyToSlice, Road::MemcpyHtod],
+            Far::Cuda { .. } => vec![Way::CopyTo, Way::CopyToSlice, Way::MemcpyHtod],
         }
     }
 
-    /// Copies the buffer by that road and gives it up.
-    pub(crate) fn send(&mut self, road: Road, buf: PinnedBuf) -> Result<(), Error> {
-        match (self, road) {
+    /// Copies the buffer by that way and gives it up.
+    pub(crate) fn send(&mut self, way: Way, buf: PinnedBuf) -> Result<(), Error> {
+        match (self, way) {
             (Far::Sink { stream, memory }, _) => buf.copy_to(stream, memory).map(drop),
             #[cfg(feature = "cuda")]
-            (Far::Cuda { stream, plain, .. }, Road::CopyTo) => buf.copy_to(stream, plain).map(drop),
+            (Far::Cuda { stream, plain, .. }, Way::CopyTo) => buf.copy_to(stream, plain).map(drop),
             #[cfg(feature = "cuda")]
-            (Far::Cuda { stream, memory, .. }, Road::CopyToSlice) => buf.copy_to(stream, memory).map(drop),
+            (Far::Cuda { stream, memory, .. }, Way::CopyToSlice) => buf.copy_to(stream, memory).map(drop),
             #[cfg(feature = "cuda")]
-            (Far::Cuda { stream, memory, .. }, Road::MemcpyHtod) => {
+            (Far::Cuda { stream, memory, .. }, Way::MemcpyHtod) => {
                 stream.memcpy_htod(&buf, memory).map_err(|error| failed(&error))
             }
         }

@@ -40,3 +40,15 @@ pub(crate) fn mib(bytes: u64) -> String {
     let number = format!("{:.1}", bytes as f64 / f64::from(unit));
     format!("{} {name}", number.strip_suffix(".0").unwrap_or(&number))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_one_of_the_values() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.0);
+        assert_eq!((median(vec![7.0]), median(Vec::new())), (7.0, 0.0));
+    }
+}

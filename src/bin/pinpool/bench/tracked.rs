@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use pinpool::Pool;
 use serde::Serialize;
 
-use super::far::{Far, Road};
+use super::far::{Far, Way};
 use super::figure::{Measured, median, mib, rounded};
 
 /// A parameter buffer, and a small batch.
@@ -31,11 +31,11 @@ const FEWEST_TURNS: usize = 3;
 pub(super) struct Tracked {
     bytes: u64,
     bare_ns: f64,
-    ways: Vec<OfRoad>,
+    ways: Vec<OfWay>,
 }
 
 #[derive(Debug, Serialize)]
-struct OfRoad {
+struct OfWay {
     by: &'static str,
     ns: f64,
     beyond_bare_ns: f64,
@@ -48,10 +48,10 @@ pub(super) fn measure(pool: &Pool, far: &mut Far, seconds: Duration) -> Measured
 
 fn of_size(pool: &Pool, far: &mut Far, bytes: u64, seconds: Duration) -> Measured<Tracked> {
     let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-    let roads = far.roads();
+    let ways = far.ways();
     let mut bare_buf = pool.get(len)?;
     bare_buf.as_mut_slice().fill(1);
-    let (mut bare, mut by_road) = (Vec::new(), vec![Vec::new(); roads.len()]);
+    let (mut bare, mut by_way) = (Vec::new(), vec![Vec::new(); ways.len()]);
     let begun = Instant::now();
     while bare.len() < FEWEST_TURNS || begun.elapsed() < seconds {
         let mut took = Duration::ZERO;
@@ -61,25 +61,25 @@ fn of_size(pool: &Pool, far: &mut Far, bytes: u64, seconds: Duration) -> Measure
             took += burst;
         }
         bare.push(ns_each(took));
-        for (&road, seen) in roads.iter().zip(&mut by_road) {
-            seen.push(ns_each(turn(pool, far, road, len)?));
+        for (&way, seen) in ways.iter().zip(&mut by_way) {
+            seen.push(ns_each(turn(pool, far, way, len)?));
         }
     }
     let bare_ns = median(bare);
-    let of_road = |(road, seen): (Road, Vec<f64>)| {
+    let of_way = |(way, seen): (Way, Vec<f64>)| {
         let ns = median(seen);
-        OfRoad { by: road.name(), ns: rounded(ns), beyond_bare_ns: rounded(ns - bare_ns) }
+        OfWay { by: way.name(), ns: rounded(ns), beyond_bare_ns: rounded(ns - bare_ns) }
     };
-    let ways = roads.into_iter().zip(by_road).map(of_road).collect();
+    let ways = ways.into_iter().zip(by_way).map(of_way).collect();
     Ok(Tracked { bytes, bare_ns: rounded(bare_ns), ways })
 }
 
-fn turn(pool: &Pool, far: &mut Far, road: Road, len: usize) -> Measured<Duration> {
+fn turn(pool: &Pool, far: &mut Far, way: Way, len: usize) -> Measured<Duration> {
     let mut took = Duration::ZERO;
     for _ in 0..BURSTS {
         let begun = Instant::now();
         for _ in 0..BURST {
-            far.send(road, pool.get(len)?)?;
+            far.send(way, pool.get(len)?)?;
         }
         took += begun.elapsed();
         far.synchronize()?;
