@@ -41,7 +41,7 @@ fn that_keeps_nothing(backend: Backend, preset: Preset) -> Pool {
 fn miss(criterion: &mut Criterion) {
     let named = ["heap", "mlock", "sim", "cuda"].map(|name| name.parse().ok());
     let named: Vec<Backend> = named.into_iter().flatten().collect();
-    let (here, missing) = sources::available(&named);
+    let (here, missing) = sources::available(&named, bytes_of(SIZE) as u64);
     missing.iter().for_each(|reason| eprintln!("left out: {reason}"));
     for backend in here {
         let cut = that_keeps_nothing(backend.clone(), Preset::Adaptive);

@@ -375,6 +375,16 @@ mod reserve {
     }
 
     #[test]
+    fn is_touched_by_as_many_threads_as_were_asked_for() {
+        let cores = std::thread::available_parallelism().unwrap().get();
+        for (asked, touching) in [(None, cores), (Some(3), 3), (Some(0), 1)] {
+            let source = Counting::spanning();
+            let pool = over(source.clone()).pin_threads(asked).reserve(2 << 20).build().unwrap();
+            assert_eq!((source.threads(), valid(&pool).reserve_bytes), (touching, 2 << 20));
+        }
+    }
+
+    #[test]
     fn under_a_small_ceiling_is_as_large_as_that_allows() {
         let pool = spanning().max_bytes(1 << 20).reserve(1 << 20).build().unwrap();
         assert_eq!(valid(&pool).reserve_bytes, 1 << 20);

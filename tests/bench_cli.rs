@@ -1,13 +1,19 @@
 //! `pinpool bench`: every figure is there and hangs together; how large it is is the machine's affair.
 #![cfg(feature = "cli")]
 
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 
 fn bench(args: &[&str]) -> Value {
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_pinpool")).arg("bench").args(args).arg("--json").env_clear().output().unwrap();
+    bench_in(args, &[])
+}
+
+fn bench_in(args: &[&str], env: &[(&str, &Path)]) -> Value {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinpool"));
+    command.arg("bench").args(args).arg("--json").env_clear().envs(env.iter().copied());
+    let output = command.output().unwrap();
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
@@ -39,52 +45,163 @@ fn hit_has_every_figure_in_each_pattern() {
 }
 
 #[test]
-fn pin_measures_each_back_end_beside_plain_memory() {
-    let threads = ["--threads", "1", "--threads", "3"];
-    let figures = bench(&[&["pin", "--bytes", "8MiB", "--size", "1MiB", "--backend", "heap"], &threads[..]].concat());
-    assert!(is_positive(&figures["touch_gb_per_s"]));
+fn pin_measures_each_reserve_and_each_growth_beside_plain_memory() {
+    let reserve = ["--bytes", "8MiB", "--rounds", "2", "--threads", "1", "--threads", "3"];
+    let growth = ["--size", "1MiB", "--size", "2MiB", "--getters", "2", "--backend", "heap"];
+    let figures = bench(&[&["pin"], &reserve[..], &growth].concat());
+    assert_eq!(
+        (&figures["bytes"], &figures["rounds"], &figures["baseline"]),
+        (&(8 << 20).into(), &2.into(), &"touch".into())
+    );
+    let touch = number(&figures["touch"]["gb_per_s"]);
+    assert_eq!(number(&figures["touch_over_baseline"]), 1.0);
     let [heap] = figures["backends"].as_array().unwrap().as_slice() else { panic!("{figures}") };
-    assert!(heap["backend"] == "heap" && is_positive(&heap["reserve_gb_per_s"]));
+    assert_eq!(heap["backend"], "heap");
+    let reserve = heap["reserve"].as_array().unwrap();
+    assert_eq!(reserve.iter().map(|each| number(&each["threads"])).collect::<Vec<_>>(), [1.0, 3.0]);
+    for each in reserve {
+        let [median, best] = ["gb_per_s", "best_gb_per_s"].map(|name| number(&each[name]));
+        assert!(0.0 < median && median <= best, "{each}");
+        assert!((number(&each["over_baseline"]) - median / touch).abs() < 0.01, "{each}, touch {touch}");
+    }
     let growth = heap["growth"].as_array().unwrap();
-    assert_eq!(growth.iter().map(|each| number(&each["threads"])).collect::<Vec<_>>(), [1.0, 3.0]);
+    let cells: Vec<_> = growth.iter().map(|each| (number(&each["size_bytes"]), number(&each["threads"]))).collect();
+    assert_eq!(cells, [(f64::from(1 << 20), 2.0), (f64::from(2 << 20), 2.0)]);
     assert!(growth.iter().all(|each| is_positive(&each["gb_per_s"]) && is_positive(&each["worst_get_us"])));
+}
+
+#[test]
+fn pin_takes_threads_that_the_machine_has_and_bytes_that_it_can_spare() {
+    let figures = bench(&["pin", "--rounds", "1", "--size", "64MiB", "--getters", "1", "--backend", "sim"]);
+    let (bytes, most, cores) = (number(&figures["bytes"]), number(&figures["most_bytes"]), number(&figures["cores"]));
+    assert_eq!(bytes, most.min(f64::from(1 << 30)));
+    let reserve = figures["backends"][0]["reserve"].as_array().unwrap();
+    let threads: Vec<_> = reserve.iter().map(|each| number(&each["threads"])).collect();
+    assert!(threads.is_sorted() && threads[0] == 1.0 && threads.last() == Some(&cores), "{threads:?} of {cores}");
+}
+
+/// What every back-end's figures of `stall` have in common.
+fn check_stall(of: &Value, step_bytes: f64) {
+    let phases = of["phases"].as_array().unwrap();
+    assert_eq!(
+        phases.iter().map(|each| each["phase"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["rest", "grow", "shrink"]
+    );
+    let [rest, grow, shrink] = phases.as_slice() else { panic!("{of}") };
+    // The last round may have seen a few more while the copies ended.
+    let work = number(&grow["enqueues"]) + number(&shrink["enqueues"]);
+    assert!(number(&rest["enqueues"]) >= work.max(1.0), "{of}");
+    for phase in phases {
+        let times = ["p50_us", "p99_us", "max_us"].map(|name| number(&phase[name]));
+        assert!(times.is_sorted(), "{phase}");
+    }
+    let beyond = |phase: &Value| (number(&phase["max_us"]) - number(&rest["max_us"])).max(0.0);
+    assert!((number(&of["grow_stall_us"]) - beyond(grow)).abs() < 0.01, "{of}");
+    if number(&of["releases_beside_copies"]) > 0.0 {
+        assert!((number(&of["shrink_stall_us"]) - beyond(shrink)).abs() < 0.01, "{of}");
+    } else {
+        assert!(of["shrink_stall_us"].is_null(), "{of}");
+    }
+    // Each round grows anew: what the one before had is given back.
+    assert!(
+        number(&of["rounds"]) >= 1.0 && number(&of["grown_bytes"]) >= number(&of["rounds"]) * step_bytes / 2.0,
+        "{of}"
+    );
 }
 
 #[test]
 fn stall_tells_rest_growth_and_shrink_apart() {
     let figures = bench(&["stall", "--seconds", "0.2", "--step", "8MiB", "--backend", "heap"]);
     let of = &figures["backends"][0];
-    assert!(number(&of["rounds"]) >= 1.0);
-    let phases: Vec<_> = of["phases"].as_array().unwrap().iter().map(|each| each["phase"].as_str().unwrap()).collect();
-    assert_eq!(phases, ["rest", "grow", "shrink"]);
-    let (rest, grow) = (&of["phases"][0], &of["phases"][1]);
-    assert!(number(&rest["enqueues"]) > 1.0 && is_positive(&rest["max_us"]));
-    let beyond = (number(&grow["max_us"]) - number(&rest["max_us"])).max(0.0);
-    assert!((number(&of["grow_stall_us"]) - beyond).abs() < 0.01, "{of}");
+    check_stall(of, f64::from(8 << 20));
+    assert!(is_positive(&of["releases_beside_copies"]), "{of}");
 }
 
 #[test]
-fn copy_has_a_rate_for_each_size_and_the_pageable_baseline_first() {
+fn copy_has_a_rate_for_each_size_the_pageable_baseline_first_and_what_tracking_costs() {
     let figures = bench(&["copy", "--seconds", "0.05", "--size", "4KiB", "--size", "1MiB", "--backend", "heap"]);
     let names: Vec<_> = figures["backends"].as_array().unwrap().iter().map(|of| of["backend"].clone()).collect();
     assert_eq!(names, ["pageable", "heap"]);
     for of in figures["backends"].as_array().unwrap() {
         assert!(of["gb_per_s"].as_array().unwrap().iter().all(is_positive) && of["gb_per_s"][1].is_number(), "{of}");
     }
+    assert_eq!(figures["tracked_over"], "heap");
+    check_tracked(&figures, &[4 << 10, 64 << 10], &["copy_to"]);
+}
+
+fn check_tracked(figures: &Value, sizes: &[u64], ways: &[&str]) {
+    let tracked = figures["tracked"].as_array().unwrap();
+    assert_eq!(tracked.iter().map(|of| of["bytes"].as_u64().unwrap()).collect::<Vec<_>>(), sizes);
+    for of in tracked {
+        let names: Vec<_> = of["ways"].as_array().unwrap().iter().map(|way| way["by"].as_str().unwrap()).collect();
+        assert_eq!(names, ways);
+        for way in of["ways"].as_array().unwrap() {
+            let [ns, bare_ns, beyond_ns] = [&way["ns"], &of["bare_ns"], &way["beyond_bare_ns"]].map(number);
+            assert!(ns > 0.0 && bare_ns > 0.0 && (ns - bare_ns - beyond_ns).abs() < 0.01, "{of}");
+        }
+    }
+}
+
+/// The same tool with the driver double in the place of libcuda.
+#[cfg(feature = "cuda")]
+#[test]
+fn over_a_driver_nothing_that_waits_is_released_beside_copies_and_every_road_is_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = std::env::current_exe().unwrap();
+    let double = here.parent().unwrap().join("libdriver_double.so");
+    std::os::unix::fs::symlink(double, folder.path().join("libcuda.so")).unwrap();
+    let env = [("LD_LIBRARY_PATH", folder.path())];
+
+    let backends = ["--backend", "vmm", "--backend", "register", "--backend", "cuda"];
+    let figures = bench_in(&[&["stall", "--seconds", "0.2", "--step", "8MiB"], &backends[..]].concat(), &env);
+    assert_eq!((&figures["to"], figures["missing"].as_array().unwrap().len()), (&"driver double".into(), 0));
+    let of = figures["backends"].as_array().unwrap();
+    of.iter().for_each(|of| check_stall(of, f64::from(8 << 20)));
+    assert!(is_positive(&of[0]["releases_beside_copies"]), "{}", of[0]);
+    for waits in &of[1..] {
+        assert_eq!(
+            (&waits["releases_beside_copies"], is_positive(&waits["held_back_bytes"])),
+            (&0.into(), true),
+            "{waits}"
+        );
+    }
+
+    let figures = bench_in(&["copy", "--seconds", "0.02", "--size", "4KiB", "--backend", "vmm"], &env);
+    check_tracked(&figures, &[4 << 10, 64 << 10], &["copy_to", "copy_to_slice", "memcpy_htod"]);
+
+    let reserve = ["--bytes", "8MiB", "--rounds", "1", "--size", "8MiB", "--getters", "1"];
+    let figures = bench_in(&[&["pin"], &reserve[..], &backends].concat(), &env);
+    let over_baseline = |at: usize| number(&figures["backends"][at]["reserve"][0]["over_baseline"]);
+    assert!(figures["baseline"] == "cuda" && over_baseline(0) > 0.0 && over_baseline(1) > 0.0, "{figures}");
 }
 
 #[test]
-fn loader_stands_beside_the_same_copies_without_producers() {
-    for (batches, preset) in [("fixed", "adaptive"), ("lognormal", "tensorflow")] {
-        let args = ["--producers", "2", "--seconds", "0.3", "--backend", "heap", "--batches", batches];
-        let figures = bench(&[&["loader", "--preset", preset], &args[..]].concat());
-        for name in ["raw_gb_per_s", "gb_per_s", "first_second_gb_per_s", "acquire_worst_us", "requested_peak_bytes"] {
-            assert!(is_positive(&figures[name]), "{name} in {figures}");
-        }
-        let of_raw = number(&figures["gb_per_s"]) / number(&figures["raw_gb_per_s"]);
-        assert!((number(&figures["of_raw"]) - of_raw).abs() < 0.01, "{figures}");
-        assert_eq!(figures["preset"], preset);
+fn loader_stands_between_the_same_copies_without_fill_and_a_ring() {
+    for (batches, preset) in [(&["fixed", "lognormal"][..], "adaptive"), (&["lognormal"], "tensorflow")] {
+        let args = ["loader", "--producers", "2", "--seconds", "0.2", "--backend", "heap", "--preset", preset];
+        // Both are the default.
+        let one = if batches.len() == 1 { vec!["--batches", batches[0]] } else { vec![] };
+        let figures = bench(&[&args[..], &one].concat());
+        assert_eq!((&figures["preset"], &figures["backend"]), (&preset.into(), &"heap".into()));
+        let loaders = figures["loaders"].as_array().unwrap();
+        assert_eq!(loaders.iter().map(|of| of["batches"].as_str().unwrap()).collect::<Vec<_>>(), batches);
+        loaders.iter().for_each(check_loader);
     }
+}
+
+fn check_loader(of: &Value) {
+    for name in ["first_second_gb_per_s", "acquire_worst_us", "requested_peak_bytes", "pins_first_second"] {
+        assert!(is_positive(&of[name]), "{name} in {of}");
+    }
+    let [raw, ring, pool] = ["raw_gb_per_s", "ring_gb_per_s", "gb_per_s"].map(|name| number(&of[name]));
+    let mean = (number(&of["raw_runs_gb_per_s"][0]) + number(&of["raw_runs_gb_per_s"][1])) / 2.0;
+    let sums = [("of_raw", pool, raw), ("ring_of_raw", ring, raw), ("of_ring", pool, ring)];
+    for (name, part, whole) in sums {
+        assert!(part > 0.0 && (number(&of[name]) - part / whole).abs() < 0.01, "{name} in {of}");
+    }
+    assert!((raw - mean).abs() < 0.01, "{of}");
+    let pinned = number(&of["pinned_first_second_bytes"]) + number(&of["pinned_later_bytes"]);
+    assert!(pinned >= number(&of["pinned_peak_bytes"]) && number(&of["pins_later"]) >= 0.0, "{of}");
 }
 
 #[test]

@@ -44,6 +44,12 @@ pub(crate) struct Place {
     pub(crate) device: u32,
     /// Memory node asked for; `None` is the GPU's.
     pub(crate) node: Option<u32>,
+    /// Threads that touch fresh pages at once.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "sources without a driver are told with each reserve")
+    )]
+    pub(crate) threads: usize,
 }
 
 /// The node, where there is a choice of nodes.
@@ -131,7 +137,8 @@ fn usable_lock_limit(mlock: &MlockSource, max_bytes: Option<u64>) -> Result<Opti
 fn of_driver(name: &str, place: Place) -> Result<Arc<dyn Source>, String> {
     match name {
         "vmm" => super::VmmSource::new(place.device, place.node).map(|source| Arc::new(source) as _),
-        "register" => super::RegisterSource::new(place.device, place.node).map(|source| Arc::new(source) as _),
+        "register" => super::RegisterSource::new(place.device, place.node)
+            .map(|source| Arc::new(source.touched_by(place.threads)) as _),
         _ => super::CudaSource::new(place.device).map(|source| Arc::new(source) as _),
     }
     .map_err(|error| error.to_string())

@@ -40,6 +40,7 @@ pub struct RegisterSource {
     device: Arc<Device>,
     placement: Option<Placement>,
     numbering: Numbering,
+    threads: usize,
     /// When the last registration was over. Held while one is made: the driver makes one at a time, too.
     last: Mutex<Option<Instant>>,
 }
@@ -62,7 +63,13 @@ impl RegisterSource {
 
     pub(super) fn of(device: Arc<Device>, node: Option<u32>) -> Self {
         let placement = node.and_then(|node| Placement::on(Path::new("/"), node));
-        Self { device, placement, numbering: Numbering::default(), last: Mutex::default() }
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        Self { device, placement, numbering: Numbering::default(), threads, last: Mutex::default() }
+    }
+
+    /// So many threads at once touch what is acquired; as many as there are cores, if nothing is said.
+    pub(super) fn touched_by(self, threads: usize) -> Self {
+        Self { threads, ..self }
     }
 
     fn register(&self, region: &Region) -> Result<(), SourceError> {
@@ -93,8 +100,7 @@ unsafe impl Source for RegisterSource {
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        let threads = thread::available_parallelism().map_or(1, usize::from);
-        self.acquire_fast(len_bytes, threads, &|_| {})
+        self.acquire_fast(len_bytes, self.threads, &|_| {})
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {

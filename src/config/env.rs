@@ -41,7 +41,7 @@ impl fmt::Display for Warning {
 }
 
 /// Every variable there is.
-pub static VARIABLES: [Variable; 22] = [
+pub static VARIABLES: [Variable; 23] = [
     Variable {
         name: "PINPOOL_BACKEND",
         default: "auto",
@@ -150,6 +150,14 @@ pub static VARIABLES: [Variable; 22] = [
         meaning: "bytes pinned at the start, the fastest way there is, and kept: a size like 2GiB",
         read: |settings, text| set(&mut settings.reserve_bytes, parse_bytes(text)),
         show: |config| if config.reserve_bytes == 0 { "0".to_owned() } else { format_bytes(config.reserve_bytes) },
+    },
+    Variable {
+        name: "PINPOOL_PIN_THREADS",
+        default: "auto",
+        meaning: "threads that touch new memory at once, in a reserve and under register: a number, or auto, one for each core \
+                  that the process may use; lower it where others need the cores",
+        read: |settings, text| set(&mut settings.pin_threads, threads(text)),
+        show: |config| config.pin_threads.map_or_else(|| "auto".to_owned(), |threads| threads.to_string()),
     },
     Variable {
         name: "PINPOOL_GROWTH",
@@ -293,6 +301,13 @@ fn node(text: &str) -> Result<Option<u32>, String> {
     text.parse().map(Some).map_err(|_| "neither auto nor the number of a memory node (0, 1, ...)".to_owned())
 }
 
+fn threads(text: &str) -> Result<Option<u64>, String> {
+    if text.eq_ignore_ascii_case("auto") {
+        return Ok(None);
+    }
+    at_least_one(text).map(Some).map_err(|why| format!("neither auto nor a number of threads: {why}"))
+}
+
 fn count(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| "not a whole number".to_owned())
 }
@@ -363,6 +378,7 @@ mod tests {
             ("PINPOOL_CLOSE_WAIT", "250ms"),
             ("PINPOOL_FENCE", "timeline"),
             ("PINPOOL_STUCK_AFTER", "2s"),
+            ("PINPOOL_PIN_THREADS", "8"),
         ]));
         assert_eq!(warnings, []);
         let config = settings.resolve().unwrap();
@@ -374,6 +390,7 @@ mod tests {
         );
         assert_eq!((config.close_wait.as_millis(), config.retain, config.on_full), (250, None, OnFull::Pageable));
         assert_eq!((config.fence, config.stuck_after.as_secs()), (FenceKind::Timeline, 2));
+        assert_eq!(config.pin_threads, Some(8));
         assert_eq!(config.pressure, PressureFrom::File("/tmp/psi".into()));
     }
 

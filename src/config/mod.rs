@@ -118,6 +118,7 @@ pub(crate) struct Settings {
     pub(crate) release: Option<Release>,
     pub(crate) pressure: Option<PressureFrom>,
     pub(crate) reserve_bytes: Option<u64>,
+    pub(crate) pin_threads: Option<Option<u64>>,
     pub(crate) growth: Option<bool>,
     pub(crate) background_poll: Option<bool>,
     pub(crate) log_every: Option<u64>,
@@ -160,6 +161,8 @@ pub struct Config {
     pub pressure: PressureFrom,
     /// Bytes pinned at the start and kept.
     pub reserve_bytes: u64,
+    /// Threads that touch new memory at once; `None`: one for each core that the process may use.
+    pub pin_threads: Option<u64>,
     /// May the pool pin more than its reserve?
     pub growth: bool,
     /// Does a thread look after the pool while the program is silent?
@@ -206,6 +209,7 @@ impl Settings {
             release: self.release.or(other.release),
             pressure: self.pressure.or(other.pressure),
             reserve_bytes: self.reserve_bytes.or(other.reserve_bytes),
+            pin_threads: self.pin_threads.or(other.pin_threads),
             growth: self.growth.or(other.growth),
             background_poll: self.background_poll.or(other.background_poll),
             log_every: self.log_every.or(other.log_every),
@@ -261,6 +265,7 @@ impl Settings {
             release: self.release.unwrap_or_default(),
             pressure: self.pressure.unwrap_or(PressureFrom::Kernel),
             reserve_bytes,
+            pin_threads: self.pin_threads.unwrap_or(None),
             growth,
             background_poll: self.background_poll.unwrap_or(false),
             log_every: self.log_every.unwrap_or(DEFAULT_LOG_EVERY),

@@ -146,6 +146,13 @@ impl PoolBuilder {
         self
     }
 
+    /// Threads that touch new memory at once, in a reserve and under `register` (`PINPOOL_PIN_THREADS`); `None` for one for
+    /// each core that the process may use, 0 counts as 1.
+    pub fn pin_threads(mut self, threads: impl Into<Option<u64>>) -> Self {
+        self.settings.pin_threads = Some(threads.into().map(|threads| threads.max(1)));
+        self
+    }
+
     /// May the pool pin more than its reserve (`PINPOOL_GROWTH`)?
     pub fn growth(mut self, yes: bool) -> Self {
         self.settings.growth = Some(yes);
@@ -213,7 +220,7 @@ impl PoolBuilder {
         warnings.iter().for_each(diag::bad_setting);
         let config = self.settings.or(env).resolve()?;
         let (mut max_bytes, ceiling) = ceiling_in_bytes(&config);
-        let place = backend::Place { device: config.device, node: config.numa_node };
+        let place = backend::Place { device: config.device, node: config.numa_node, threads: pin_threads(&config) };
         let chosen = backend::choose(&config.backend, config.preset, place, max_bytes)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         diag::started(
@@ -254,6 +261,12 @@ fn ceiling_in_bytes(config: &Config) -> (Option<u64>, String) {
     }
 }
 
+/// Threads that touch new memory at once.
+fn pin_threads(config: &Config) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    config.pin_threads.map_or_else(cores, |threads| usize::try_from(threads).unwrap_or(usize::MAX))
+}
+
 /// Does memory that is not pinned stand in when there is no room?
 fn stands_in(config: &Config, source: &dyn Source) -> bool {
     match config.on_full {
@@ -271,7 +284,8 @@ fn supply(config: &Config, source: Arc<dyn Source>, max_bytes: Option<u64>) -> R
             let retain = Retain { retain_us, ..Retain::default() };
             let backend = source.name();
             let drain_at_most = (config.release == Release::Force).then_some(config.wait);
-            Ground::new(source, GroundPlan { max_bytes, may_grow: config.growth, retain, drain_at_most })
+            let (may_grow, pin_threads) = (config.growth, pin_threads(config));
+            Ground::new(source, GroundPlan { max_bytes, may_grow, pin_threads, retain, drain_at_most })
                 .map(|ground| Supply::Ground(Arc::new(ground)))
                 .map_err(|error| Kind::Unavailable { backend, why: error.to_string() }.into())
         }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, dead_code)] // Wraps the unsafe `Source` and `Span`; not every test asks everything.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use pinpool::backend::sim::SimSource;
 use pinpool::backend::{MoveError, Range, Region, Source, SourceError, Span};
@@ -14,6 +14,7 @@ pub(crate) struct Counting {
     held_bytes: AtomicU64,
     peak_bytes: AtomicU64,
     ranges: AtomicI64,
+    threads: AtomicUsize,
 }
 
 impl Counting {
@@ -26,8 +27,8 @@ impl Counting {
     }
 
     fn over(inner: SimSource) -> Arc<Self> {
-        let (held_bytes, peak_bytes) = Default::default();
-        Arc::new(Self { inner, held_bytes, peak_bytes, ranges: AtomicI64::new(0) })
+        let (held_bytes, peak_bytes, ranges, threads) = Default::default();
+        Arc::new(Self { inner, held_bytes, peak_bytes, ranges, threads })
     }
 
     pub(crate) fn held_bytes(&self) -> u64 {
@@ -37,6 +38,11 @@ impl Counting {
     /// Most bytes held at any instant.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.peak_bytes.load(Ordering::SeqCst)
+    }
+
+    /// Threads that the last reserve was offered.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.load(Ordering::SeqCst)
     }
 
     /// Ranges of addresses that have not been given back.
@@ -72,6 +78,11 @@ unsafe impl Source for Counting {
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         self.taking(Source::held_bytes(self, len_bytes) as u64, || self.inner.acquire(len_bytes))
+    }
+
+    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        self.threads.store(threads, Ordering::SeqCst);
+        self.acquire(len_bytes).inspect(|_| progress(len_bytes))
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {

@@ -42,6 +42,7 @@ pub(in crate::pool) struct Ground {
     pub(super) source: Arc<dyn Source>,
     max_bytes: Option<u64>,
     may_grow: bool,
+    pin_threads: usize,
     retain: Retain,
     /// What is locked or acquired at least; a page where there are walls.
     granule_bytes: u64,
@@ -83,6 +84,8 @@ pub(super) struct Land {
 pub(in crate::pool) struct GroundPlan {
     pub(in crate::pool) max_bytes: Option<u64>,
     pub(in crate::pool) may_grow: bool,
+    /// Threads that touch the memory of a reserve.
+    pub(in crate::pool) pin_threads: usize,
     pub(in crate::pool) retain: Retain,
     /// At the ceiling, wait so long for copies in flight to release regions that are idle under them; `None`: do not.
     pub(in crate::pool) drain_at_most: Option<Duration>,
@@ -98,7 +101,7 @@ pub(in crate::pool) enum Acquired {
 impl Ground {
     /// An arena over `source`. Reserves addresses where the source spans, pins nothing.
     pub(in crate::pool) fn new(source: Arc<dyn Source>, plan: GroundPlan) -> Result<Self, SourceError> {
-        let GroundPlan { max_bytes, may_grow, retain, drain_at_most } = plan;
+        let GroundPlan { max_bytes, may_grow, pin_threads, retain, drain_at_most } = plan;
         let mut sites = Sites::default();
         let (arena, granule_bytes, longest_bytes) = match source.spans() {
             None => (Arena::new(Growth::Regions, retain), PAGE_BYTES as u64, RANGE_BYTES_MAX),
@@ -136,6 +139,7 @@ impl Ground {
             source,
             max_bytes,
             may_grow,
+            pin_threads,
             retain,
             granule_bytes,
             longest_bytes,
@@ -321,8 +325,7 @@ impl Ground {
     pub(in crate::pool) fn add_reserve(&self, bytes: u64, progress: &dyn Fn(u64)) -> Result<PageTiers, Refusal> {
         let (bytes, len) = self.claim_reserve(bytes)?;
         let begun = Instant::now();
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let acquired = self.source.acquire_fast(len, threads, &|done: usize| progress(done as u64));
+        let acquired = self.source.acquire_fast(len, self.pin_threads, &|done: usize| progress(done as u64));
         let of_region = |region: &Region| self.source.page_tiers(region.start(), region.len_bytes());
         let tiers = acquired.as_ref().map_or(PageTiers::default(), of_region);
         let mut land = self.land.lock();

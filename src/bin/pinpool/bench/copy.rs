@@ -11,16 +11,18 @@ use serde::Serialize;
 use super::far::Far;
 use super::figure::{Measured, gb_per_s, mib};
 use super::sources;
+use super::tracked::{self, Tracked};
 use crate::Failed;
 use crate::screen::Screen;
 
 /// Copies on their way at once.
 const DEPTH: usize = 8;
 
-/// Copies to the device, queued back to back: GB/s by size, for each back-end and for ordinary memory
+/// Copies to the device, queued back to back: GB/s by size, for each back-end and for ordinary memory; and what tracking costs
 ///
 /// `pageable` is the baseline of each size: the same copies from memory that is not pinned. Without a GPU the host sink
-/// takes the copies, to which all memory is alike.
+/// takes the copies, to which all memory is alike. After that, on one thread and with memory of the best back-end, the time
+/// of a get and a copy that gives the buffer back, beside the bare call that enqueues a copy.
 #[derive(Debug, Args)]
 pub(crate) struct CopyArgs {
     /// Bytes of a copy; may be given several times
@@ -51,6 +53,8 @@ struct Figures {
     to: String,
     sizes: Vec<u64>,
     backends: Vec<OfBackend>,
+    tracked_over: &'static str,
+    tracked: Vec<Tracked>,
     missing: Vec<String>,
 }
 
@@ -67,10 +71,11 @@ pub(crate) fn run(args: &CopyArgs, screen: &Screen) -> Result<(), Failed> {
 }
 
 fn measure(args: &CopyArgs) -> Measured<Figures> {
-    let (backends, missing) = sources::available(&args.backend);
-    let largest = args.sizes.iter().copied().max().unwrap_or(1);
+    let largest = args.sizes.iter().copied().max().unwrap_or(1).max(tracked::LARGEST_BYTES);
     let mut far = Far::open(usize::try_from(largest).unwrap_or(usize::MAX))?;
+    let (backends, missing) = sources::available(&args.backend, largest.saturating_mul(DEPTH as u64));
     let seconds = Duration::try_from_secs_f64(args.seconds).unwrap_or(Duration::from_millis(300));
+    let best = backends.first().cloned().unwrap_or(Backend::Heap);
     let mut all = Vec::new();
     // The baseline first: the same road, memory that no driver knows.
     let named = backends.into_iter().map(|backend| (backend.name(), backend));
@@ -79,7 +84,9 @@ fn measure(args: &CopyArgs) -> Measured<Figures> {
         let rates = args.sizes.iter().map(|&size| rate(&pool, &mut far, size, seconds));
         all.push(OfBackend { backend: name, gb_per_s: rates.collect::<Result<_, _>>()? });
     }
-    Ok(Figures { to: far.describe(), sizes: args.sizes.clone(), backends: all, missing })
+    let tracked_over = best.name();
+    let tracked = tracked::measure(&sources::builder(best).build()?, &mut far, seconds)?;
+    Ok(Figures { to: far.describe(), sizes: args.sizes.clone(), backends: all, tracked_over, tracked, missing })
 }
 
 fn rate(pool: &Pool, far: &mut Far, size: u64, seconds: Duration) -> Measured<f64> {
@@ -115,6 +122,11 @@ impl Figures {
         ];
         let rates = |of: &OfBackend| of.gb_per_s.iter().map(|rate| format!("{rate:.3}")).collect();
         rows.extend(self.backends.iter().map(|of| row(of.backend, rates(of))));
+        rows.push(format!(
+            "one thread, a copy at a time, ns; {} memory\n  {:<25} {:>10} {:>12}",
+            self.tracked_over, "", "each", "beyond bare"
+        ));
+        rows.extend(self.tracked.iter().flat_map(Tracked::rows));
         rows.extend(self.missing.iter().map(|why| format!("  not here: {why}")));
         rows.join("\n")
     }

@@ -5,8 +5,10 @@
 //! | `pin` | how fast each back-end pins |
 //! | `stall` | what growth and give-back do to another thread's copies |
 //! | `copy` | how fast buffers go to the device |
+//! | `tracked` | what it costs to know when they arrived |
 //! | `loader` | what a loader gets out of the pool |
-//! | `far` | where those copy to: the GPU, or the host sink |
+//! | `feed` | its loop: producers, and a thread that copies |
+//! | `far` | where those copy to, and by which call: the GPU, or the host sink |
 //! | `sources` | the back-ends there are |
 //! | `figure` | figures for people |
 //! | `hit` | a get and its put when the buffer is idle, beside the baselines |
@@ -18,6 +20,7 @@
 
 mod copy;
 mod far;
+mod feed;
 mod figure;
 mod histogram;
 mod hit;
@@ -27,6 +30,7 @@ mod patterns;
 mod pin;
 mod sources;
 mod stall;
+mod tracked;
 
 use clap::{Args, Subcommand};
 

@@ -1,6 +1,7 @@
 //! The back-ends that can be measured here, by name.
 
-use pinpool::{Backend, Pool, PoolBuilder};
+use pinpool::config::Ceiling;
+use pinpool::{Backend, Error, Pool, PoolBuilder};
 
 /// From the best down; what this build or machine lacks is left out with the reason.
 const NAMES: [&str; 5] = ["vmm", "register", "cuda", "mlock", "heap"];
@@ -10,13 +11,22 @@ pub(crate) fn builder(backend: Backend) -> PoolBuilder {
     Pool::builder().without_env().backend(backend).max_bytes(None)
 }
 
-/// Those asked for, else all; with those that are not there, and why.
-pub(crate) fn available(asked: &[Backend]) -> (Vec<Backend>, Vec<String>) {
+/// What a pool holds at most on this machine unless told otherwise: a quarter of the memory that it may have.
+pub(crate) fn most_bytes() -> Result<u64, Error> {
+    let pool = builder(Backend::Heap).ceiling(Ceiling::Auto).build()?;
+    Ok(pool.stats().max_bytes.unwrap_or(u64::MAX))
+}
+
+/// Those asked for, else all, of which each held `bytes` once: the memory is warm then, and the device has its context.
+/// With those that are not there, or cannot, and why.
+pub(crate) fn available(asked: &[Backend], bytes: u64) -> (Vec<Backend>, Vec<String>) {
     let (mut here, mut missing) = (Vec::new(), Vec::new());
     let named = NAMES.iter().filter_map(|name| name.parse().ok()).collect();
     for backend in if asked.is_empty() { named } else { asked.to_vec() } {
-        // A page, so that a limit on locked memory shows as well.
-        match builder(backend.clone()).build().and_then(|pool| pool.get(4096).map(drop)) {
+        // A reserve is the fastest way to memory, and not always that of a get.
+        let held =
+            builder(backend.clone()).build().and_then(|pool| pool.get(4096).and_then(|_got| pool.prewarm(bytes)));
+        match held {
             Ok(()) => here.push(backend),
             Err(error) => missing.push(format!("{}: {error}", backend.name())),
         }

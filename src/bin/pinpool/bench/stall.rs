@@ -1,40 +1,55 @@
 //! `pinpool bench stall`: what growth and give-back of the pool do to copies of another thread.
 //!
 //! ```text
-//!   thread A:  enqueue 1 MiB, timed ─▶ every 16th waits ─▶ ...        each enqueue belongs to the phase it began in
-//!   thread B:  rest ──▶ grow ──▶ rest ──▶ shrink ──▶ ...              rest is the baseline of the same run
+//!   thread A:  enqueue 1 MiB, timed ─▶ enqueue ─▶ ...  never without a copy in flight      waits for all ─▶ clears
+//!   thread B:  rest ──▶ grow ──▶ rest ──▶ shrink ──▶ rest ───────────────────────────────▶ pause
 //! ```
+//!
+//! At rest thread B touches ordinary memory, so that the load is that of growth without the driver, and it rests until as
+//! many enqueues were seen as in all of its work: a worst of many is no worse than a worst of few by chance alone. In the
+//! pause, which nobody measures, goes back what could not go beside copies.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use pinpool::config::quantity::parse_bytes;
-use pinpool::{Backend, Pool};
+use pinpool::{Backend, Completion, PinnedBuf, Pool};
 use serde::Serialize;
 
 use super::far::Far;
 use super::figure::{Measured, mib, micros, rounded};
 use super::histogram::Histogram;
+use super::pin::touch;
 use super::sources;
 use crate::Failed;
 use crate::screen::Screen;
 
 const COPY_BYTES: usize = 1 << 20;
-/// Copies between two waits of the copying thread.
+/// Copies in flight at once.
 const DEPTH: usize = 16;
-/// How long nothing but copies happens before each step.
+/// What thread B gets at once.
+const PIECE_BYTES: usize = 4 << 20;
+/// The shortest rest before each step.
 const REST: Duration = Duration::from_millis(20);
 const PHASES: [&str; 3] = ["rest", "grow", "shrink"];
 const RESTING: usize = 0;
 const GROWING: usize = 1;
 const SHRINKING: usize = 2;
 
+/// A round in epochs: rest, grow, rest, shrink, rest, pause.
+const ROUND: [usize; 6] = [RESTING, GROWING, RESTING, SHRINKING, RESTING, RESTING];
+const PAUSE: usize = 5;
+
 /// How long another thread's enqueues of 1 MiB copies are held up while the pool grows and shrinks
+///
+/// The baseline is the same loop beside a thread that touches ordinary memory. An enqueue counts as growth or shrink if any
+/// of it fell into that time.
 #[derive(Debug, Args)]
 pub(crate) struct StallArgs {
     /// Seconds for each back-end
-    #[arg(long, value_name = "S", default_value_t = 2.0)]
+    #[arg(long, value_name = "S", default_value_t = 4.0)]
     seconds: f64,
 
     /// Bytes by which the pool grows and shrinks each time
@@ -62,11 +77,13 @@ struct Figures {
 #[derive(Debug, Serialize)]
 struct OfBackend {
     backend: &'static str,
-    rounds: u64,
     phases: Vec<Phase>,
     /// Worst enqueue beyond the worst one at rest.
     grow_stall_us: f64,
-    shrink_stall_us: f64,
+    /// The same, unless nothing went back beside copies.
+    shrink_stall_us: Option<f64>,
+    #[serde(flatten)]
+    churn: Churn,
 }
 
 #[derive(Debug, Serialize)]
@@ -78,15 +95,26 @@ struct Phase {
     max_us: f64,
 }
 
+/// What thread B did.
+#[derive(Debug, Default, Serialize)]
+struct Churn {
+    rounds: u64,
+    grown_bytes: u64,
+    /// Calls that gave memory back beside copies.
+    releases_beside_copies: u64,
+    /// Most bytes that waited for the copies to end.
+    held_back_bytes: u64,
+}
+
 pub(crate) fn run(args: &StallArgs, screen: &Screen) -> Result<(), Failed> {
     let figures = measure(args).map_err(|error| super::failed(&error, screen))?;
     if args.json { screen.print(serde_json::json!(figures)) } else { screen.print(figures.table()) }
 }
 
 fn measure(args: &StallArgs) -> Measured<Figures> {
-    let (backends, missing) = sources::available(&args.backend);
     let mut far = Far::open(COPY_BYTES)?;
-    let seconds = Duration::try_from_secs_f64(args.seconds).unwrap_or(Duration::from_secs(2));
+    let (backends, missing) = sources::available(&args.backend, args.step + (DEPTH * COPY_BYTES) as u64);
+    let seconds = Duration::try_from_secs_f64(args.seconds).unwrap_or(Duration::from_secs(4));
     let backends = backends.into_iter().map(|backend| of_backend(backend, args.step, seconds, &mut far));
     let backends = backends.collect::<Result<_, _>>()?;
     Ok(Figures { to: far.describe(), step_bytes: args.step, backends, missing })
@@ -95,78 +123,131 @@ fn measure(args: &StallArgs) -> Measured<Figures> {
 fn of_backend(backend: Backend, step: u64, seconds: Duration, far: &mut Far) -> Measured<OfBackend> {
     let name = backend.name();
     let pool = sources::builder(backend).build()?;
-    let (phase, over) = (AtomicUsize::new(RESTING), AtomicBool::new(false));
-    let (rounds, seen) = std::thread::scope(|scope| {
-        let churn = scope.spawn(|| {
-            let rounds = churn(&pool, step, seconds, &phase);
-            // Relaxed, here and below: nothing but the word itself is told.
-            over.store(true, Ordering::Relaxed);
-            rounds
-        });
-        let seen = copies(&pool, far, &phase, &over);
+    let road =
+        Road { pool: &pool, epoch: AtomicUsize::new(0), over: AtomicBool::new(false), enqueues: Default::default() };
+    let (churn, seen) = std::thread::scope(|scope| {
+        let churn = scope.spawn(|| road.ends(|| road.churn(step, seconds)));
+        let seen = road.ends(|| road.copies(far));
         (churn.join(), seen)
     });
-    let rounds = rounds.map_err(|_| pinpool::Error::device("the thread that grows the pool panicked"))??;
+    let churn = churn.map_err(|_| pinpool::Error::device("the thread that grows the pool panicked"))??;
     let seen = seen?;
-    let phases: Vec<_> = PHASES
-        .into_iter()
-        .zip(&seen)
-        .map(|(phase, (enqueues, histogram))| Phase {
-            phase,
-            enqueues: *enqueues,
-            p50_us: micros(histogram.per_mille(500)),
-            p99_us: micros(histogram.per_mille(990)),
-            max_us: micros(histogram.max_ns()),
-        })
-        .collect();
+    let of_phase = |phase: usize| Phase {
+        phase: PHASES[phase],
+        // Relaxed: both threads have ended.
+        enqueues: road.enqueues[phase].load(Ordering::Relaxed),
+        p50_us: micros(seen[phase].per_mille(500)),
+        p99_us: micros(seen[phase].per_mille(990)),
+        max_us: micros(seen[phase].max_ns()),
+    };
+    let phases: Vec<_> = (0..PHASES.len()).map(of_phase).collect();
     let beyond_rest = |phase: usize| rounded((phases[phase].max_us - phases[RESTING].max_us).max(0.0));
-    let (grow_stall_us, shrink_stall_us) = (beyond_rest(GROWING), beyond_rest(SHRINKING));
-    Ok(OfBackend { backend: name, rounds, phases, grow_stall_us, shrink_stall_us })
+    let grow_stall_us = beyond_rest(GROWING);
+    let shrink_stall_us = (churn.releases_beside_copies > 0).then(|| beyond_rest(SHRINKING));
+    Ok(OfBackend { backend: name, phases, grow_stall_us, shrink_stall_us, churn })
 }
 
-/// Thread B.
-fn churn(pool: &Pool, step: u64, seconds: Duration, phase: &AtomicUsize) -> Measured<u64> {
-    let piece = 4 << 20;
-    let pieces = usize::try_from(step / piece as u64).unwrap_or(1).max(1);
-    let begun = Instant::now();
-    let mut rounds = 0;
-    while begun.elapsed() < seconds {
-        std::thread::sleep(REST);
-        phase.store(GROWING, Ordering::Relaxed);
-        let grown = (0..pieces).map(|_| pool.get(piece)).collect::<Result<Vec<_>, _>>()?;
-        phase.store(RESTING, Ordering::Relaxed);
-        std::thread::sleep(REST);
-        drop(grown);
-        phase.store(SHRINKING, Ordering::Relaxed);
-        pool.clear();
-        phase.store(RESTING, Ordering::Relaxed);
-        rounds += 1;
+/// What the two threads share.
+struct Road<'a> {
+    pool: &'a Pool,
+    /// Counted on by thread B, but for a pause, which thread A ends.
+    epoch: AtomicUsize,
+    over: AtomicBool,
+    /// Seen so far, by phase.
+    enqueues: [AtomicU64; PHASES.len()],
+}
+
+impl Road<'_> {
+    /// Nobody waits for a thread that has ended, however it did.
+    fn ends<T>(&self, work: impl FnOnce() -> Measured<T>) -> Measured<T> {
+        let done = work();
+        // Relaxed, here and below: nothing but the word itself is told.
+        self.over.store(true, Ordering::Relaxed);
+        done
     }
-    Ok(rounds)
-}
 
-/// Thread A: enqueues by phase.
-fn copies(
-    pool: &Pool,
-    far: &mut Far,
-    phase: &AtomicUsize,
-    over: &AtomicBool,
-) -> Measured<[(u64, Histogram); PHASES.len()]> {
-    let mut buf = pool.get(COPY_BYTES)?;
-    let mut seen = std::array::from_fn(|_| (0, Histogram::new()));
-    while !over.load(Ordering::Relaxed) {
-        let mut last = None;
-        for _ in 0..DEPTH {
-            let now = phase.load(Ordering::Relaxed);
-            let begun = Instant::now();
-            last = Some(far.copy(&mut buf, COPY_BYTES)?);
-            let took = begun.elapsed();
-            seen[now].0 += 1;
-            seen[now].1.add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    fn next_epoch(&self) {
+        self.epoch.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Thread B.
+    fn churn(&self, step: u64, seconds: Duration) -> Measured<Churn> {
+        let pieces = usize::try_from(step / PIECE_BYTES as u64).unwrap_or(1).max(1);
+        let begun = Instant::now();
+        let mut churn = Churn::default();
+        while begun.elapsed() < seconds && !self.is_over() {
+            self.rest(step);
+            let before = self.pool.stats().underlying;
+            self.next_epoch();
+            let grown = (0..pieces).map(|_| self.pool.get(PIECE_BYTES)).collect::<Result<Vec<_>, _>>()?;
+            self.next_epoch();
+            let grown_to = self.pool.stats().underlying;
+            self.rest(step);
+            self.next_epoch();
+            drop(grown);
+            self.pool.clear();
+            self.next_epoch();
+            let stats = self.pool.stats();
+            churn.rounds += 1;
+            churn.grown_bytes += grown_to.alloc_bytes - before.alloc_bytes;
+            churn.releases_beside_copies += stats.underlying.frees - grown_to.frees;
+            churn.held_back_bytes = churn.held_back_bytes.max(stats.awaiting_release_bytes);
+            self.rest(step);
+            self.next_epoch();
+            while self.epoch.load(Ordering::Relaxed) % ROUND.len() == PAUSE && !self.is_over() {
+                std::thread::sleep(Duration::from_micros(100));
+            }
         }
-        last.map_or(Ok(()), |copy| copy.wait())?;
+        Ok(churn)
     }
-    Ok(seen)
+
+    /// The load of growth without its driver, for as many enqueues as all work so far.
+    fn rest(&self, step: u64) {
+        let begun = Instant::now();
+        let seen = |phase: usize| self.enqueues[phase].load(Ordering::Relaxed);
+        while (begun.elapsed() < REST || seen(RESTING) < seen(GROWING) + seen(SHRINKING)) && !self.is_over() {
+            touch(step);
+        }
+    }
+
+    /// Thread A: how long enqueues took, by phase.
+    fn copies(&self, far: &mut Far) -> Measured<[Histogram; PHASES.len()]> {
+        let mut idle = (0..=DEPTH).map(|_| self.pool.get(COPY_BYTES)).collect::<Result<Vec<_>, _>>()?;
+        let mut under_way = VecDeque::<(Completion, PinnedBuf)>::new();
+        let mut seen = std::array::from_fn(|_| Histogram::new());
+        while !self.is_over() {
+            let before = self.epoch.load(Ordering::Relaxed);
+            let is_pause = before % ROUND.len() == PAUSE;
+            while under_way.len() == DEPTH || is_pause && !under_way.is_empty() {
+                let Some((copy, mut buf)) = under_way.pop_front() else { break };
+                copy.wait()?;
+                // Not aboard any more, as a loader's batch is not once it is filled again.
+                buf.as_mut_slice();
+                idle.push(buf);
+            }
+            if is_pause {
+                self.pool.clear();
+                self.next_epoch();
+                continue;
+            }
+            let Some(mut buf) = idle.pop() else { break };
+            let begun = Instant::now();
+            let copy = far.copy(&mut buf, COPY_BYTES)?;
+            let took = begun.elapsed();
+            let after = self.epoch.load(Ordering::Relaxed);
+            // Work has odd numbers: what began in the rest before it, or ended in the rest behind it, belongs to it.
+            let phase = ROUND[if before == after { before } else { before | 1 } % ROUND.len()];
+            seen[phase].add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+            self.enqueues[phase].fetch_add(1, Ordering::Relaxed);
+            under_way.push_back((copy, buf));
+        }
+        under_way.iter().try_for_each(|(copy, _)| copy.wait())?;
+        Ok(seen)
+    }
 }
 
 impl Figures {
@@ -184,10 +265,16 @@ impl Figures {
                 let Phase { phase, enqueues, p50_us, p99_us, max_us } = of_phase;
                 format!("  {:<10} {phase:<8} {enqueues:>10} {p50_us:>10} {p99_us:>10} {max_us:>10}", of.backend)
             }));
-            let OfBackend { rounds, grow_stall_us, shrink_stall_us, .. } = of;
+            let Churn { rounds, grown_bytes, releases_beside_copies, held_back_bytes } = of.churn;
+            let shrink = match of.shrink_stall_us {
+                Some(stall_us) => format!("shrink {stall_us} us, {releases_beside_copies} releases beside copies"),
+                None => format!("shrink: none beside copies, {} held back until they ended", mib(held_back_bytes)),
+            };
             rows.push(format!(
-                "  {:<10} beyond rest in {rounds} rounds: growth {grow_stall_us} us, shrink {shrink_stall_us} us",
-                ""
+                "  {:<10} worst beyond rest in {rounds} rounds ({} grown): growth {} us, {shrink}",
+                "",
+                mib(grown_bytes),
+                of.grow_stall_us
             ));
         }
         rows.extend(self.missing.iter().map(|why| format!("  not here: {why}")));
