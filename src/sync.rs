@@ -44,6 +44,22 @@ impl Condvar {
         self.0.notify_one();
     }
 
+    pub(crate) fn notify_all(&self) {
+        self.0.notify_all();
+    }
+
+    /// Sleeps until it is notified.
+    #[cfg(not(loom))]
+    pub(crate) fn wait<'a, T>(&self, mut guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.0.wait(&mut guard);
+        guard
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.0.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     /// Sleeps until it is notified or `until` has come; says which, `true` for too late.
     #[cfg(not(loom))]
     pub(crate) fn wait_until<'a, T>(&self, mut guard: MutexGuard<'a, T>, until: Instant) -> (MutexGuard<'a, T>, bool) {
@@ -54,8 +70,7 @@ impl Condvar {
     /// Under the model time stands still: whoever is not woken sleeps for ever, and loom says so.
     #[cfg(loom)]
     pub(crate) fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, _until: Instant) -> (MutexGuard<'a, T>, bool) {
-        let guard = self.0.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner());
-        (guard, false)
+        (self.wait(guard), false)
     }
 }
 

@@ -9,16 +9,21 @@
 //! meanwhile. With the gate they find no copy of this pool. Other people's work may still be waited for; what that costs
 //! shows in [`Underlying::time`](crate::Underlying::time).
 //!
-//! A copy is aboard from before it is enqueued until its buffer was seen to be free again. Invariants:
+//! A copy is aboard from before it is enqueued until its buffer was seen to be free again: longer than it runs, never
+//! shorter. One whose end nobody knows is aboard for ever, and from then on nothing is released that would wait for it.
 //!
-//! 1. `state` is the number of copies aboard (and, for a moment, of those that found the gate closed), and a bit that is
-//!    set while it is closed.
-//! 2. Whoever gets a [`Closed`] saw no copy aboard, and none boards until it is dropped.
+//! Invariants, held by the models below in every interleaving:
+//!
+//! 1. `state` is the number of copies aboard, and a bit that is set while the gate is closed. Whoever finds that bit does
+//!    not count itself, so a number is a copy.
+//! 2. Whoever gets a [`Closed`] saw no copy aboard, and none boards until it is dropped; and what the copies did comes
+//!    before what it does, and that before the copies that come next.
+//! 3. Whoever waits for the opening hears it.
 
 use std::time::{Duration, Instant};
 
-use crate::sync::plain::{Condvar, Mutex};
-use crate::sync::process::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Condvar, Mutex};
 
 const CLOSED: u64 = 1 << 63;
 /// Who drains looks so often for copies that are over.
@@ -41,33 +46,42 @@ pub(super) struct Closed<'gate>(&'gate Gate);
 
 impl Gate {
     pub(super) fn new(is_needed: bool) -> Self {
-        Self { is_needed, state: AtomicU64::new(0), waiting: Mutex::new(()), opened: Condvar::new() }
+        Self { is_needed, state: AtomicU64::new(0), waiting: Mutex::new(()), opened: Condvar::default() }
     }
 
     /// A copy is about to be enqueued. Waits while a release is running.
     #[inline]
     pub(super) fn board(&self) {
-        // Acquire, with the Release of the opening: what the release did comes before the copy.
-        if self.is_needed && self.state.fetch_add(1, Ordering::Acquire) & CLOSED != 0 {
-            self.wait_to_board();
+        if !self.is_needed {
+            return;
+        }
+        // Relaxed, here and on failure: a guess, for the exchange to test.
+        let mut state = self.state.load(Ordering::Relaxed);
+        loop {
+            if state & CLOSED != 0 {
+                state = self.opening();
+                continue;
+            }
+            // Acquire, with the Release of the opening: what the release did comes before the copy.
+            match self.state.compare_exchange_weak(state, state + 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => state = now,
+            }
         }
     }
 
+    /// Waits until the gate is open. The state that it was seen in then, which may be another by now.
     #[cold]
-    fn wait_to_board(&self) {
+    fn opening(&self) -> u64 {
+        let mut waiting = self.waiting.lock();
         loop {
-            // Relaxed: it never was aboard.
-            self.state.fetch_sub(1, Ordering::Relaxed);
-            let mut waiting = self.waiting.lock();
-            // Relaxed: under the lock that the opening takes after it, so that no opening is missed.
-            while self.state.load(Ordering::Relaxed) & CLOSED != 0 {
-                self.opened.wait(&mut waiting);
+            // Relaxed: the opening takes the lock after it changed the state, so that either this sees it or the wait
+            // hears it.
+            let state = self.state.load(Ordering::Relaxed);
+            if state & CLOSED == 0 {
+                return state;
             }
-            drop(waiting);
-            // Acquire, as in `board`.
-            if self.state.fetch_add(1, Ordering::Acquire) & CLOSED == 0 {
-                return;
-            }
+            waiting = self.opened.wait(waiting);
         }
     }
 
@@ -102,35 +116,43 @@ impl Gate {
             if let Some(closed) = self.close() {
                 return Some(closed);
             }
-            let mut waiting = self.waiting.lock();
-            // Relaxed: as in `wait_to_board`.
-            match self.state.load(Ordering::Relaxed) {
-                // That release ended between the two looks.
-                0 => {}
-                state if state & CLOSED == 0 => return None,
-                _ => self.opened.wait(&mut waiting),
+            if self.opening() != 0 {
+                return None;
             }
         }
     }
 
-    /// Lets no copy board and waits until those aboard are over, which `look` finds out; at most for `patience`.
+    /// Lets no copy board and waits until those aboard are over, which `look` finds out, and for its turn among releases;
+    /// at most for `patience`.
     pub(super) fn drain(&self, patience: Duration, look: impl Fn()) -> Option<Closed<'_>> {
-        // Acquire: see `close`.
-        if self.state.fetch_or(CLOSED, Ordering::Acquire) & CLOSED != 0 {
-            return None;
-        }
-        let closed = Closed(self);
         let begun = Instant::now();
+        self.drain_while(look, || {
+            let is_patient = begun.elapsed() < patience;
+            if is_patient {
+                std::thread::sleep(LOOK_EVERY);
+            }
+            is_patient
+        })
+    }
+
+    fn drain_while(&self, look: impl Fn(), pause: impl Fn() -> bool) -> Option<Closed<'_>> {
+        if !self.is_needed {
+            return Some(Closed(self));
+        }
+        let mut closed = None;
         loop {
             look();
-            // Acquire: see `leave`.
-            if self.state.load(Ordering::Acquire) == CLOSED {
-                return Some(closed);
+            // Relaxed: the load below orders. Set already, it is another release's.
+            if closed.is_none() && self.state.fetch_or(CLOSED, Ordering::Relaxed) & CLOSED == 0 {
+                closed = Some(Closed(self));
             }
-            if begun.elapsed() >= patience {
+            // Acquire: see `leave`.
+            if closed.is_some() && self.state.load(Ordering::Acquire) == CLOSED {
+                return closed;
+            }
+            if !pause() {
                 return None;
             }
-            std::thread::sleep(LOOK_EVERY);
         }
     }
 }
@@ -147,7 +169,10 @@ impl Drop for Closed<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod models;
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::atomic::AtomicBool;
     use std::thread;

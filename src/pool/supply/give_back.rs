@@ -11,6 +11,9 @@
 //! | a get at the ceiling | waits in line, or for the copies (`PINPOOL_RELEASE=force`) |
 //! | the end of the pool | comes after the copies; with a stuck one, nothing goes at all |
 //!
+//! A buffer that is lost, because nobody knows when a device is done with it, is a copy in flight for ever: from then on
+//! nothing goes of what waits for the device, whoever asks.
+//!
 //! What is due goes on a thread of its own if a driver is asked, so that no get or put pays for it; that thread lives as
 //! long as one step. Never decides what is due.
 
@@ -20,7 +23,7 @@ use std::time::Instant;
 
 use super::gate::Closed;
 use super::ground::{Ground, Land};
-use crate::arena::{Arena, Plan};
+use crate::arena::Plan;
 use crate::backend::SourceError;
 use crate::diag;
 
@@ -43,14 +46,15 @@ impl Ground {
             return Ok(());
         }
         {
-            let mut land = self.land.lock();
+            let land = self.land.lock();
             if land.trim_to_bytes.is_none() && !land.arena.is_release_due(now_us) {
                 return Ok(());
             }
-            if !self.gate.is_at_rest() {
-                land.overdue_bytes = land.arena.due_bytes(now_us);
-                return Ok(());
-            }
+        }
+        if !self.is_at_rest() {
+            let mut land = self.land.lock();
+            land.overdue_bytes = land.arena.due_bytes(now_us);
+            return Ok(());
         }
         // Acquire and Release: one such thread after the other.
         if self.source.needs_gpu() && !self.is_reclaiming.swap(true, Ordering::Acquire) {
@@ -70,29 +74,36 @@ impl Ground {
         self.release_now(now_us)
     }
 
-    fn release_now(&self, now_us: u64) -> Result<(), SourceError> {
-        let trim_to_bytes = self.land.lock().trim_to_bytes;
-        if let Some(to_bytes) = trim_to_bytes {
-            self.release_down_to(to_bytes, now_us)?;
+    /// Is no copy aboard, of any of the pools that share this memory? One that fell silent has others look for it.
+    fn is_at_rest(&self) -> bool {
+        self.gate.is_at_rest() || {
+            self.tenants().iter().for_each(|tenant| tenant.land_copies());
+            self.gate.is_at_rest()
         }
-        self.release(now_us, |arena| arena.release_due(now_us)).map(drop)
+    }
+
+    fn release_now(&self, now_us: u64) -> Result<(), SourceError> {
+        let trimmed = self.release(now_us, Land::trim);
+        self.release(now_us, |land| land.arena.release_due(now_us)).and(trimmed)
     }
 
     /// Idle granules go back to the system until at most `to_bytes` are held, or nothing is idle.
     pub(in crate::pool) fn release_down_to(&self, to_bytes: u64, now_us: u64) -> Result<(), SourceError> {
-        let done = self.release(now_us, |arena| arena.release_down_to(to_bytes))?;
-        let mut land = self.land.lock();
-        land.trim_to_bytes = match land.trim_to_bytes {
-            _ if done => None,
-            Some(before) => Some(before.min(to_bytes)),
-            None => Some(to_bytes),
+        let before_bytes = {
+            let mut land = self.land.lock();
+            // Written down first: what cannot be done now is done by whoever closes the gate next, and what was put off
+            // before is not forgotten for a trim that asks for less.
+            let before_bytes = land.trim_to_bytes;
+            land.trim_to_bytes = Some(before_bytes.map_or(to_bytes, |before_bytes| before_bytes.min(to_bytes)));
+            before_bytes
         };
-        Ok(())
+        // One look for copies that are over is enough for a trim in many steps.
+        if before_bytes.is_some() || self.is_at_rest() { self.release(now_us, Land::trim) } else { Ok(()) }
     }
 
-    /// Carries a plan of releases out, unless copies are in flight that it would wait for. Says whether it did.
-    fn release(&self, now_us: u64, plan: impl FnOnce(&mut Arena) -> Option<Plan>) -> Result<bool, SourceError> {
-        self.gate.close().map_or(Ok(false), |closed| self.release_behind(&closed, now_us, plan).map(|()| true))
+    /// Carries a plan of releases out, unless copies are in flight that it would wait for.
+    fn release(&self, now_us: u64, plan: impl FnOnce(&mut Land) -> Option<Plan>) -> Result<(), SourceError> {
+        self.gate.close().map_or(Ok(()), |closed| self.release_behind(&closed, now_us, plan))
     }
 
     /// Carries a plan of releases out. What will not go is tried again later, and said once until something goes.
@@ -100,11 +111,11 @@ impl Ground {
         &self,
         _closed: &Closed<'_>,
         now_us: u64,
-        plan: impl FnOnce(&mut Arena) -> Option<Plan>,
+        plan: impl FnOnce(&mut Land) -> Option<Plan>,
     ) -> Result<(), SourceError> {
         let mut land = self.land.lock();
         land.overdue_bytes = 0;
-        let Some(plan) = plan(&mut land.arena) else { return Ok(()) };
+        let Some(plan) = plan(&mut land) else { return Ok(()) };
         let mut tools = land.sites.tools_for(&plan);
         drop(land);
         let begun = Instant::now();
@@ -126,6 +137,12 @@ impl Ground {
 }
 
 impl Land {
+    /// The trim that was asked for, if it is still to be done.
+    fn trim(&mut self) -> Option<Plan> {
+        let to_bytes = self.trim_to_bytes.take()?;
+        self.arena.release_down_to(to_bytes)
+    }
+
     /// Idle, and on its way out as soon as no copy is in flight.
     pub(super) fn awaiting_release_bytes(&self) -> u64 {
         let figures = self.arena.figures();

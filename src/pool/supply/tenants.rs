@@ -62,7 +62,7 @@ impl Ground {
         let Some(closed) = self.gate.close_in_turn() else { return Ok(()) };
         let mut released = Ok(());
         let sites: Vec<Site> = loop {
-            released = released.and(self.release_behind(&closed, now_us, |arena| arena.release_down_to(0)));
+            released = released.and(self.release_behind(&closed, now_us, |land| land.arena.release_down_to(0)));
             let mut land = self.land.lock();
             // Another thread may be giving granules back as well.
             while land.arena.figures().transit_bytes > 0 {

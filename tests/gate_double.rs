@@ -1,0 +1,254 @@
+//! Copies and releases that wait for the device, on the driver double: whatever meets, no memory goes back under a copy,
+//! and nothing is forgotten.
+//!
+//! A process of its own, with a driver of its own; tests take turns ([`Double::load`]).
+#![cfg(feature = "cuda")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use driver_double::{Double, Figures};
+use pinpool::{Backend, Clock, FenceKind, ManualClock, PinnedBuf, Pool, PoolBuilder, Release};
+
+const MIB: usize = 1 << 20;
+/// Sources whose release waits for the device.
+const BACKENDS: [Backend; 2] = [Backend::Register, Backend::Cuda];
+
+/// What a pool may leave behind: nothing.
+fn held(double: &Double) -> [u64; 3] {
+    let Figures { pinned_bytes, registrations, host_allocations, .. } = double.figures();
+    [pinned_bytes, registrations, host_allocations]
+}
+
+fn releases(double: &Double) -> u64 {
+    double.calls("cuMemHostUnregister") + double.calls("cuMemFreeHost")
+}
+
+fn builder(backend: Backend) -> PoolBuilder {
+    Pool::builder().without_env().backend(backend)
+}
+
+fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {
+    let mut buf = pool.get(len).unwrap();
+    buf.as_mut_slice().fill(byte);
+    buf
+}
+
+#[test]
+fn a_trim_put_off_is_not_forgotten_for_one_that_asks_for_less() {
+    for backend in BACKENDS {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
+        stream.synchronize().unwrap();
+        let pool = builder(backend).build().unwrap();
+        drop(pool.get(3 * MIB).unwrap());
+        let gate = double.hold(stream.cu_stream());
+        drop(filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap());
+        pool.trim(0);
+        assert!(pool.stats().awaiting_release_bytes >= 3 << 20);
+        drop(gate);
+        stream.synchronize().unwrap();
+        pool.trim(1 << 30);
+        assert_eq!((releases(&double), pool.stats().awaiting_release_bytes), (1, 0));
+        assert_eq!(double.figures().frees_with_work_in_flight, 0);
+    }
+}
+
+#[test]
+fn a_copy_that_is_over_is_in_nobodys_way_although_its_pool_has_fallen_silent() {
+    for backend in BACKENDS {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
+        stream.synchronize().unwrap();
+        let clock = ManualClock::default();
+        let pool = builder(backend).clock(Clock::Manual(clock.clone())).build().unwrap();
+        let silent = pool.partition("silent", 1 << 20).unwrap();
+        for asks in [|pool: &Pool| pool.trim(0), Pool::poll] {
+            drop(pool.get(3 * MIB).unwrap());
+            drop(filled(&silent, 4096, 7).copy_to(&stream, &mut memory).unwrap());
+            stream.synchronize().unwrap();
+            let before = releases(&double);
+            // Buffers age out of the front; then their regions are due, and go on a thread of their own.
+            for _ in 0..3000 {
+                clock.advance_us(60_000_000);
+                asks(&pool);
+                if releases(&double) > before {
+                    break;
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            assert!(releases(&double) > before);
+        }
+        assert_eq!(double.figures().frees_with_work_in_flight, 0);
+    }
+}
+
+/// One who copies: a stream, and memory of the device for each of its batches.
+struct Lane {
+    pool: Pool,
+    stream: Arc<CudaStream>,
+    memories: Vec<CudaSlice<u8>>,
+    number: u8,
+}
+
+const ROUNDS: u8 = 3;
+const BATCHES: u8 = 18;
+const LONGEST: usize = 3 * MIB;
+
+impl Lane {
+    fn new(number: u8, pool: Pool, context: &Arc<CudaContext>) -> Self {
+        let stream = context.new_stream().unwrap();
+        let memories =
+            (0..ROUNDS * BATCHES).map(|batch| stream.alloc_zeros(Self::len(number, batch)).unwrap()).collect();
+        stream.synchronize().unwrap();
+        Self { pool, stream, memories, number }
+    }
+
+    /// Of all lengths, in an order of its own.
+    fn len(number: u8, batch: u8) -> usize {
+        let spread = (usize::from(batch) + 1) * (usize::from(number) * 2 + 31) % 97;
+        1 + spread * LONGEST / 97
+    }
+
+    fn byte(&self, batch: u8) -> u8 {
+        1 + (batch * 3 + self.number) % 250
+    }
+
+    /// Every way in which a buffer leaves for the device, one after the other.
+    fn run(&mut self, round: u8) {
+        let (pool, stream) = (self.pool.clone(), self.stream.clone());
+        for batch in round * BATCHES..(round + 1) * BATCHES {
+            let (byte, len) = (self.byte(batch), Self::len(self.number, batch));
+            let memory = &mut self.memories[usize::from(batch)];
+            let mut buf = filled(&pool, len, byte);
+            match batch % 6 {
+                // Nobody waits: the next get may want this very memory.
+                0 | 1 => drop(buf.copy_to(&stream, memory).unwrap()),
+                2 => drop(buf.copy_range_to(0..len, &stream, memory).unwrap()),
+                3 => {
+                    // Seen to be over by the buffer itself, which stays in use while memory goes back.
+                    buf.copy_range_to(0..len, &stream, memory).unwrap();
+                    assert!(buf.as_mut_slice() == vec![byte; len]);
+                }
+                4 => {
+                    buf.copy_to(&stream, memory).unwrap().wait().unwrap();
+                    let back = pool.get(len).unwrap().copy_from(&stream, memory).unwrap();
+                    assert!(back.wait().unwrap().as_slice() == vec![byte; len]);
+                }
+                _ => {
+                    drop(buf.copy_range_to(0..len, &stream, memory).unwrap());
+                    buf.release_after(&stream).unwrap();
+                }
+            }
+        }
+    }
+
+    fn check(&self) {
+        for (batch, memory) in (0..).zip(&self.memories) {
+            let arrived = self.stream.clone_dtoh(memory).unwrap();
+            assert!(arrived == vec![self.byte(batch); arrived.len()], "batch {batch} of lane {}", self.number);
+        }
+    }
+}
+
+/// Lanes copy, two of them from one pool and one from its partition, while somebody else asks for all memory back again
+/// and again in every way, makes time fly, and lets one stream get stuck now and then.
+fn churn(backend: Backend, release: Release, fence: FenceKind, double: &Double) {
+    let name = backend.name();
+    let what = format!("{name} {release:?} {fence:?}");
+    let context = CudaContext::new(0).unwrap();
+    // The page that timelines lie in stays with the context.
+    Lane::new(0, builder(backend.clone()).fence(FenceKind::Timeline).build().unwrap(), &context).run(0);
+    double.reset();
+    let before = held(double);
+    let clock = ManualClock::default();
+    let pool = builder(backend)
+        .fence(fence)
+        .clock(Clock::Manual(clock.clone()))
+        .retain(Duration::from_millis(1))
+        .release(release)
+        .max_bytes(12 << 20)
+        .wait(Duration::from_secs(60))
+        .build()
+        .unwrap();
+    let partition = pool.partition("other", 6 << 20).unwrap();
+    let pools = [pool.clone(), pool.clone(), partition.clone()];
+    let mut lanes: Vec<_> = (0..).zip(pools).map(|(number, pool)| Lane::new(number, pool, &context)).collect();
+    let stuck = lanes[0].stream.clone();
+    for round in 0..ROUNDS {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let copying: Vec<_> = lanes
+                .iter_mut()
+                .map(|lane| {
+                    let context = context.clone();
+                    scope.spawn(move || {
+                        context.bind_to_thread().unwrap();
+                        lane.run(round);
+                    })
+                })
+                .collect();
+            scope.spawn(|| {
+                for turn in 0_u32.. {
+                    let gate = (turn % 8 == 0).then(|| double.hold(stuck.cu_stream()));
+                    for pool in [&pool, &partition] {
+                        clock.advance_us(2_000);
+                        match turn % 4 {
+                            0 => pool.poll(),
+                            1 => pool.trim(4 << 20),
+                            2 => pool.clear(),
+                            _ => pool.trim(0),
+                        }
+                    }
+                    thread::yield_now();
+                    drop(gate);
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+            let ends: Vec<_> = copying.into_iter().map(|lane| lane.join()).collect();
+            is_over.store(true, Ordering::Relaxed);
+            ends.into_iter().for_each(|end| end.unwrap());
+        });
+        let figures = double.figures();
+        assert_eq!(figures.frees_with_work_in_flight, 0, "{what}: memory went back under a copy");
+        let most_bytes = figures.peak_pinned_bytes - before[0];
+        // Small blocks of `cuMemHostAlloc` have a page to spare, in which a region finds a page that is all its own.
+        let spare_bytes = if name == "cuda" { 64 << 10 } else { 0 };
+        assert!(most_bytes <= (12 << 20) + spare_bytes, "{what}: {most_bytes} B pinned");
+        // No copy is aboard, so everything goes: at once, or after a release that is still at it.
+        lanes.iter().for_each(|lane| lane.stream.synchronize().unwrap());
+        partition.clear();
+        pool.clear();
+        while pool.stats().pinned_bytes > 0 {
+            clock.advance_us(20_000);
+            pool.poll();
+            thread::yield_now();
+        }
+        assert!(releases(double) > 0, "{what}");
+        for pool in [&pool, &partition] {
+            let stats = pool.stats();
+            stats.validate().unwrap();
+            assert_eq!((stats.in_use, stats.in_flight, stats.lost, stats.failed_gets), (0, 0, 0, 0), "{what}");
+        }
+    }
+    lanes.iter().for_each(Lane::check);
+    drop((pool, partition, lanes));
+    assert_eq!(held(double), before, "{what} left something behind");
+    assert_eq!(double.wrong_uses(), Vec::<String>::new(), "{what}");
+}
+
+#[test]
+fn whatever_comes_together_no_memory_goes_back_under_a_copy_and_none_is_forgotten() {
+    for backend in BACKENDS {
+        churn(backend.clone(), Release::Idle, FenceKind::Event, &Double::load());
+    }
+}
