@@ -90,6 +90,46 @@ fn a_copy_that_is_over_is_in_nobodys_way_although_its_pool_has_fallen_silent() {
     }
 }
 
+#[test]
+fn at_the_ceiling_a_copy_that_is_over_keeps_no_region_though_its_pool_has_fallen_silent() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
+    let pool = builder(Backend::Register).max_bytes(6 << 20).wait(Duration::ZERO).build().unwrap();
+    let silent = pool.partition("silent", 1 << 20).unwrap();
+    drop(filled(&silent, 4096, 7).copy_to(&stream, &mut memory).unwrap());
+    stream.synchronize().unwrap();
+    drop(pool.get(3 * MIB).unwrap());
+    drop(pool.get(5 * MIB).unwrap());
+    assert_eq!((releases(&double), double.figures().frees_with_work_in_flight), (1, 0));
+}
+
+#[test]
+fn a_buffer_that_a_drain_waits_for_is_copied_again_and_then_given_up() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
+    let wait = Duration::from_secs(20);
+    let pool = builder(Backend::Register).max_bytes(6 << 20).release(Release::Force).wait(wait).build().unwrap();
+    let mut buf = filled(&pool, 4096, 7);
+    drop(pool.get(3 * MIB).unwrap());
+    buf.copy_range_to(0..1024, &stream, &mut memory).unwrap();
+    thread::scope(|scope| {
+        let get = scope.spawn(|| pool.get_timeout(5 * MIB, Duration::ZERO).map(drop));
+        while pool.stats().drains == 0 {
+            thread::yield_now();
+        }
+        // As many chances as it likes to close the gate.
+        (0..1000).for_each(|_| thread::yield_now());
+        buf.copy_range_to(1024..4096, &stream, &mut memory).unwrap();
+        drop(buf);
+        get.join().unwrap().unwrap();
+    });
+    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+}
+
 /// One who copies: a stream, and memory of the device for each of its batches.
 struct Lane {
     pool: Pool,
@@ -143,7 +183,7 @@ impl Lane {
                     assert!(back.wait().unwrap().as_slice() == vec![byte; len]);
                 }
                 _ => {
-                    drop(buf.copy_range_to(0..len, &stream, memory).unwrap());
+                    stream.memcpy_htod(&buf, memory).unwrap();
                     buf.release_after(&stream).unwrap();
                 }
             }
@@ -249,6 +289,8 @@ fn churn(backend: Backend, release: Release, fence: FenceKind, double: &Double) 
 #[test]
 fn whatever_comes_together_no_memory_goes_back_under_a_copy_and_none_is_forgotten() {
     for backend in BACKENDS {
-        churn(backend.clone(), Release::Idle, FenceKind::Event, &Double::load());
+        for (release, fence) in [(Release::Idle, FenceKind::Event), (Release::Force, FenceKind::Timeline)] {
+            churn(backend.clone(), release, fence, &Double::load());
+        }
     }
 }

@@ -38,8 +38,8 @@ pub(super) struct Parts {
     memory: Memory,
     class_bytes: usize,
     loan: Loan,
-    /// Copies since it was last known to be free.
-    copies: AtomicU64,
+    /// How often it is aboard, since it was last known to be free: once, or more if threads came together.
+    boarded: AtomicU64,
 }
 
 /// What the user of a block has made of it. Kept with the block, so that a buffer is one pointer, which a get returns in
@@ -73,7 +73,7 @@ impl Block {
         Self(Entry::new(
             class.index,
             held_bytes,
-            Parts { core, memory, class_bytes: class.bytes, loan: Loan::default(), copies: AtomicU64::new(0) },
+            Parts { core, memory, class_bytes: class.bytes, loan: Loan::default(), boarded: AtomicU64::new(0) },
         ))
     }
 
@@ -142,17 +142,20 @@ impl Block {
     /// the copy.
     #[inline]
     pub(crate) fn board(&self) {
-        self.core().board();
-        // Relaxed: read by who has the block alone.
-        self.0.copies.fetch_add(1, Ordering::Relaxed);
+        // Aboard already, it must not wait: a release that is to begin waits for it. Acquire, with the Release below:
+        // whoever sees another thread's boarding comes after the release which that one came after.
+        if self.0.boarded.load(Ordering::Acquire) == 0 {
+            self.core().board();
+            self.0.boarded.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// All copies from it are over. Nobody else has it.
     #[inline]
     pub(crate) fn disembark(&self) {
-        // Relaxed, as in `board`; loaded first, for most puts come without a copy.
-        if self.0.copies.load(Ordering::Relaxed) > 0 {
-            self.core().disembark(self.0.copies.swap(0, Ordering::Relaxed));
+        // Relaxed: who has the block alone comes after all who boarded. Loaded first, for most puts come without a copy.
+        if self.0.boarded.load(Ordering::Relaxed) > 0 {
+            self.core().disembark(self.0.boarded.swap(0, Ordering::Relaxed));
         }
     }
 

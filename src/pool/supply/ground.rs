@@ -170,7 +170,7 @@ impl Ground {
         }
         let tenants = self.tenants();
         let mut refused = None;
-        let (mut drained, mut may_drain) = (None, self.drain_at_most.is_some());
+        let (mut waited, mut may_wait) = (None, true);
         loop {
             let idle_bytes = borrower.idle_bytes();
             let mut land = self.land.lock();
@@ -190,7 +190,7 @@ impl Ground {
             }
             // Once the source has refused, only granules that are locked already can help.
             // Regions go only with the gate closed; it opens again at once unless one does.
-            let closed = drained.take().or_else(|| self.gate.close());
+            let closed = waited.take().or_else(|| self.gate.close());
             let room = self.room(&land, refused.is_none(), closed.is_some());
             let plan = match land.arena.grow(bytes, align, room) {
                 Ok(plan) => plan,
@@ -208,8 +208,8 @@ impl Ground {
                     if make_way(borrower, &tenants, bytes.saturating_sub(locked_or_room_bytes)) {
                         continue;
                     }
-                    if is_held_up && std::mem::take(&mut may_drain) {
-                        drained = self.drain(&tenants);
+                    if is_held_up && std::mem::take(&mut may_wait) {
+                        waited = self.close_late(&tenants);
                         continue;
                     }
                     return Err(refused.map_or_else(|| self.full(bytes), Refusal::Source));
@@ -274,10 +274,16 @@ impl Ground {
         Room { lock_bytes, may_release_regions: at_rest, step_bytes }
     }
 
-    /// Waits for the copies in flight, so that regions can go.
-    fn drain(&self, tenants: &[Arc<dyn Borrower>]) -> Option<Closed<'_>> {
+    /// Closes the gate after the release that is running, and, if told so, after the copies in flight.
+    fn close_late(&self, tenants: &[Arc<dyn Borrower>]) -> Option<Closed<'_>> {
+        // Those that are over may be a silent pool's.
+        let look = || tenants.iter().for_each(|tenant| tenant.land_copies());
+        let Some(patience) = self.drain_at_most else {
+            look();
+            return self.gate.close_in_turn();
+        };
         self.land.lock().drains += 1;
-        self.gate.drain(self.drain_at_most?, || tenants.iter().for_each(|tenant| tenant.land_copies()))
+        self.gate.drain(patience, look)
     }
 
     /// Makes the steps of `plan`, which is for a buffer, without the lock, then settles it.

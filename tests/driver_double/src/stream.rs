@@ -62,6 +62,8 @@ struct Stream {
     enqueued: u64,
     finished: u64,
     running: bool,
+    /// What runs only says that what came before it is over.
+    marking: bool,
     held: bool,
     /// How many pieces of work may pass the closed gate.
     passes: u64,
@@ -123,6 +125,7 @@ impl Board {
             enqueued: 0,
             finished: 0,
             running: false,
+            marking: false,
             held: false,
             passes: 0,
             closing: false,
@@ -201,6 +204,7 @@ impl Board {
             stream.passes = stream.passes.saturating_sub(1);
             if !matches!(op, Op::WaitFor(_)) {
                 stream.running = true;
+                stream.marking = matches!(op, Op::Stamp(_) | Op::WriteValue { .. });
                 return Ok(Some((number, stream.pace.begin(enqueued, Instant::now()), op)));
             }
             stream.finished = number;
@@ -338,9 +342,10 @@ pub(crate) fn wait_for_idle(context: Option<usize>) -> Outcome {
     })
 }
 
-/// Pieces of work enqueued and not over.
+/// Pieces of work enqueued and not over. A mark that somebody may have seen already is none.
 pub(crate) fn in_flight() -> u64 {
-    board().streams.values().map(|stream| stream.ops.len() as u64 + u64::from(stream.running)).sum()
+    let of = |stream: &Stream| stream.ops.len() as u64 + u64::from(stream.running && !stream.marking);
+    board().streams.values().map(of).sum()
 }
 
 /// Streams that somebody created and did not destroy.
