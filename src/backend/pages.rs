@@ -139,6 +139,23 @@ pub(super) fn advise_huge(start: NonNull<u8>, mapped_bytes: usize) {
     let _ = unsafe { libc::madvise(start.as_ptr().cast(), mapped_bytes, libc::MADV_HUGEPAGE) };
 }
 
+/// A child of `fork` does not get these pages. It would get them all copied at once, as the kernel does with pages that a
+/// device has pinned, and could make no use of the page-lock.
+#[cfg(all(feature = "cuda", not(miri)))]
+pub(super) fn keep_from_children(region: &Region) -> Result<(), SourceError> {
+    let bytes = mapped_bytes(region.len_bytes())?;
+    // SAFETY: changes what a child gets of a mapping of ours, not what it holds.
+    match unsafe { libc::madvise(region.start().as_ptr().cast(), bytes, libc::MADV_DONTFORK) } {
+        0 => Ok(()),
+        _ => Err(SourceError::last_os("madvise")),
+    }
+}
+
+#[cfg(all(feature = "cuda", miri))]
+pub(super) fn keep_from_children(_region: &Region) -> Result<(), SourceError> {
+    Ok(())
+}
+
 /// # Safety
 ///
 /// The pages were mapped here, and nothing uses them any more.

@@ -118,8 +118,9 @@ unsafe impl Source for RegisterSource {
         let _relaxed = Relaxed::enter();
         let _current = self.device.bind()?;
         let region = pages::map_huge(len_bytes, self.numbering.next())?;
-        // SAFETY: mapped above, no reference into it was made.
-        let ready = unsafe { populate(&region, threads, self.placement.as_ref(), progress) }
+        let ready = pages::keep_from_children(&region)
+            // SAFETY: mapped above, no reference into it was made.
+            .and_then(|()| unsafe { populate(&region, threads, self.placement.as_ref(), progress) })
             .and_then(|()| self.register(&region));
         // SAFETY: as above, and not registered if that was refused.
         unsafe { pages::keep_if(ready, region) }

@@ -118,13 +118,14 @@ impl PinnedBuf {
     /// The bytes, after waiting until no recorded copy uses them.
     ///
     /// If a device failed, nobody will know when its copies are over, and the wait ends with the failure; the buffer will
-    /// not be reused then. If it failed in a copy *into* the buffer, the slice is empty: there are no bytes to trust.
+    /// not be reused then. If it failed in a copy *into* the buffer, the slice is empty: there are no bytes to trust. It is
+    /// empty also in a child of `fork`, if the memory came from a GPU's driver: children do not inherit that.
     ///
     /// Do not start a copy from this slice by other means than this crate's: the buffer would not know of it, and its
     /// memory would be handed out again while the device still reads it.
     #[inline]
     pub fn as_slice(&self) -> &[u8] {
-        if !self.wait_for_uses() {
+        if self.is_out_of_reach() || !self.wait_for_uses() {
             return &[];
         }
         // SAFETY: no copy writes here any more (2), as the wait said.
@@ -146,7 +147,7 @@ impl PinnedBuf {
     #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         let was_free = self.is_free();
-        if !was_free && !self.wait_for_uses() {
+        if self.is_out_of_reach() || !was_free && !self.wait_for_uses() {
             return &mut [];
         }
         // A device that failed ends the wait, and its copies are aboard for ever.
@@ -159,8 +160,8 @@ impl PinnedBuf {
 
     /// The bytes to fill, or `None` while a recorded copy may be using them.
     pub fn try_as_mut_slice(&mut self) -> Option<&mut [u8]> {
-        // SAFETY: no copy uses the bytes.
-        self.is_free().then(|| unsafe { self.bytes_for_device() })
+        // It does not wait: nothing uses the bytes.
+        self.is_free().then(|| self.as_mut_slice())
     }
 
     /// The bytes to write to, with no wait.
@@ -171,6 +172,12 @@ impl PinnedBuf {
     pub(crate) unsafe fn bytes_for_device(&mut self) -> &mut [u8] {
         // SAFETY: invariants 1 and 3, and `&mut self` makes it the only slice.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len()) }
+    }
+
+    /// See [`as_slice`](PinnedBuf::as_slice).
+    #[inline]
+    fn is_out_of_reach(&self) -> bool {
+        self.block.as_ref().is_some_and(Block::is_out_of_reach)
     }
 
     /// Is no recorded copy using the bytes? Forgets those that are over.

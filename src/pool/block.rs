@@ -170,6 +170,12 @@ impl Block {
         self.core().is_forked()
     }
 
+    /// Is this a child, and the memory one that a driver may not have left to it?
+    #[inline]
+    pub(crate) fn is_out_of_reach(&self) -> bool {
+        self.is_forked() && self.is_from_source() && self.core().source().needs_gpu()
+    }
+
     pub(crate) fn check_process(&self) -> Result<(), Error> {
         self.core().check_process()
     }
