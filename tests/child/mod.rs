@@ -1,0 +1,27 @@
+//! Runs checks in a child of `fork`.
+#![allow(unsafe_code)] // Forks.
+
+/// A child that hangs is killed after this.
+const CHILD_SECONDS: u32 = 30;
+
+/// Runs `checks` in a child; each says whether it held.
+pub(crate) fn in_a_child(checks: impl FnOnce() -> Vec<(&'static str, bool)>) {
+    // SAFETY: the child runs `checks` on its one thread and leaves without unwinding; what it allocates comes from an
+    // allocator that survives a fork.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        // SAFETY: changes only when this process ends.
+        unsafe { libc::alarm(CHILD_SECONDS) };
+        let checks = std::panic::catch_unwind(std::panic::AssertUnwindSafe(checks));
+        let broken = checks.map_or(100, |checks| checks.iter().position(|(_, held)| !held).map_or(0, |at| at + 1));
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(i32::try_from(broken).unwrap_or(101)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is a place for a number, and the child is this test's own.
+    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
+    assert_eq!(waited, child);
+    assert!(libc::WIFEXITED(status), "the child was killed: status {status}");
+    assert_eq!(libc::WEXITSTATUS(status), 0, "number of the check that did not hold, or 100 for a panic");
+}
