@@ -132,7 +132,8 @@ pub static VARIABLES: [Variable; 23] = [
         name: "PINPOOL_RELEASE",
         default: "idle",
         meaning: "when register and cuda give memory back, which waits for the device: idle, only while no copy of the pool is in \
-                  flight; force, at the ceiling a get waits for those copies first",
+                  flight; force, at the ceiling a get waits for those copies first (a buffer that was copied and is still held counts \
+                  until it is put back or written to)",
         read: |settings, text| set(&mut settings.release, text.parse()),
         show: |config| config.release.to_string(),
     },

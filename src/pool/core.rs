@@ -233,6 +233,9 @@ impl Core {
         let held_bytes = block.held_bytes();
         // The memory stays as it is, and with it the pool that it belongs to.
         std::mem::forget(block);
+        if let Supply::Ground(ground) = &self.supply {
+            ground.copy_lost();
+        }
         self.counts.lost.fetch_add(1, Ordering::Relaxed);
         self.counts.lost_bytes.fetch_add(held_bytes, Ordering::Relaxed);
         diag::completion_unknown(held_bytes, error);

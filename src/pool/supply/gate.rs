@@ -22,7 +22,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex};
 
 const CLOSED: u64 = 1 << 63;
@@ -35,6 +35,8 @@ pub(super) struct Gate {
     /// Where no release waits for copies nobody counts them, and the gate is never in the way.
     is_needed: bool,
     state: AtomicU64,
+    /// A copy aboard will never be seen to end.
+    is_blocked: AtomicBool,
     waiting: Mutex<()>,
     opened: Condvar,
 }
@@ -46,7 +48,13 @@ pub(super) struct Closed<'gate>(&'gate Gate);
 
 impl Gate {
     pub(super) fn new(is_needed: bool) -> Self {
-        Self { is_needed, state: AtomicU64::new(0), waiting: Mutex::new(()), opened: Condvar::default() }
+        Self {
+            is_needed,
+            state: AtomicU64::new(0),
+            is_blocked: AtomicBool::new(false),
+            waiting: Mutex::new(()),
+            opened: Condvar::default(),
+        }
     }
 
     /// A copy is about to be enqueued. Waits while a release is running.
@@ -91,6 +99,12 @@ impl Gate {
             // Release, with the Acquire of the closing: the copies come before the release.
             self.state.fetch_sub(copies, Ordering::Release);
         }
+    }
+
+    /// Nobody will ever know when a copy aboard is over: who would wait for it need not.
+    pub(super) fn block(&self) {
+        // Relaxed: spares a wait in vain, and guards nothing.
+        self.is_blocked.store(true, Ordering::Relaxed);
     }
 
     /// Is no copy aboard, and no release running?
@@ -150,7 +164,8 @@ impl Gate {
             if closed.is_some() && self.state.load(Ordering::Acquire) == CLOSED {
                 return closed;
             }
-            if !pause() {
+            // Relaxed: as in `block`.
+            if self.is_blocked.load(Ordering::Relaxed) || !pause() {
                 return None;
             }
         }
@@ -217,6 +232,15 @@ mod tests {
         assert_eq!(gate.state.load(Ordering::SeqCst), 1, "open again");
         let closed = gate.drain(Duration::MAX, || gate.leave(u64::from(gate.state.load(Ordering::SeqCst) != CLOSED)));
         assert!(closed.is_some());
+    }
+
+    #[test]
+    fn a_drain_waits_for_no_copy_whose_end_nobody_will_know() {
+        let gate = Gate::new(true);
+        gate.board();
+        gate.block();
+        assert!(gate.drain(Duration::MAX, || ()).is_none());
+        assert_eq!(gate.state.load(Ordering::SeqCst), 1, "open again");
     }
 
     #[test]

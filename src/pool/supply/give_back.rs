@@ -39,6 +39,11 @@ impl Ground {
         self.gate.leave(copies);
     }
 
+    /// Nobody will ever know when a copy of a block is over.
+    pub(in crate::pool) fn copy_lost(&self) {
+        self.gate.block();
+    }
+
     /// What is due goes back to the system (rule 9), soon.
     pub(in crate::pool) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
         // Relaxed: who sees an old answer finds the gate closed, or nothing due.
