@@ -169,9 +169,9 @@ pub(crate) fn reserving(done_bytes: u64, of_bytes: u64) {
     log::info!("reserve: {done_bytes} of {of_bytes} bytes pinned");
 }
 
-pub(crate) fn reserved(bytes: u64, tiers: &PageTiers, numa_node: Option<u32>) {
+pub(crate) fn reserved(bytes: u64, tiers: impl Fn() -> PageTiers, numa_node: Option<u32>) {
     let node = numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
-    log::info!("reserve: {bytes} bytes are in {tiers}{node}");
+    log::info!("reserve: {bytes} bytes are in {}{node}", tiers());
 }
 
 pub(crate) fn partitioned(name: &str, max_bytes: u64) {

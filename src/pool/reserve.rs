@@ -38,11 +38,12 @@ impl Core {
             self.trim(max_bytes - needed_bytes);
             added = ground.add_reserve(bytes, &progress);
         }
-        let tiers = added.map_err(|refusal| {
+        let (start, len) = added.map_err(|refusal| {
             let len = usize::try_from(bytes).unwrap_or(usize::MAX);
             self.refused(len, refusal)
         })?;
-        diag::reserved(bytes, &tiers, self.numa_node());
+        // The kernel is asked only if somebody wants to know.
+        diag::reserved(bytes, || self.source().page_tiers(start, len), self.numa_node());
         Ok(())
     }
 

@@ -17,6 +17,7 @@
 //! 1. `claimed + pending <= max`, at every instant: both are changed under the lock, before the source is asked.
 //! 2. A site leaves the table before its region is released, and comes back if that fails.
 
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -27,7 +28,7 @@ use super::tenants::Borrower;
 use super::works::{Built, Site, Sites, Tools};
 use super::{Holding, Memory, Refusal};
 use crate::arena::{Arena, Growth, Place, Plan, RANGE_BYTES_MAX, Retain, Room};
-use crate::backend::{PAGE_BYTES, PageTiers, Region, Source, SourceError};
+use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
 use crate::pool::block::Block;
 use crate::size_class::Class;
 use crate::stats::Underlying;
@@ -326,14 +327,15 @@ impl Ground {
         self.land.lock().arena.set_retain(Retain { retain_us, ..self.retain });
     }
 
-    /// Pins `bytes` at once and keeps them (rule 10). A slow call.
-    /// Says in which pages it came.
-    pub(in crate::pool) fn add_reserve(&self, bytes: u64, progress: &dyn Fn(u64)) -> Result<PageTiers, Refusal> {
+    /// Pins `bytes` at once and keeps them (rule 10). A slow call. Says where they lie.
+    pub(in crate::pool) fn add_reserve(
+        &self,
+        bytes: u64,
+        progress: &dyn Fn(u64),
+    ) -> Result<(NonNull<u8>, usize), Refusal> {
         let (bytes, len) = self.claim_reserve(bytes)?;
         let begun = Instant::now();
         let acquired = self.source.acquire_fast(len, self.pin_threads, &|done: usize| progress(done as u64));
-        let of_region = |region: &Region| self.source.page_tiers(region.start(), region.len_bytes());
-        let tiers = acquired.as_ref().map_or(PageTiers::default(), of_region);
         let mut land = self.land.lock();
         land.pending_bytes -= bytes;
         land.calls.time += begun.elapsed();
@@ -345,10 +347,11 @@ impl Ground {
             let refusal = Refusal::Source(SourceError::new("arena", "no range is left for a reserve"));
             return self.dismantle_site(Site::Region(region)).map_err(Refusal::Source).and(Err(refusal));
         };
+        let start = region.start();
         land.sites.add(range, Site::Region(region));
         land.reserve_bytes += bytes;
         land.largest_reserve_bytes = land.largest_reserve_bytes.max(bytes);
-        Ok(tiers)
+        Ok((start, len))
     }
 
     /// Claims a reserve of `bytes`, in whole granules if there is room for them, else in whole pages.
