@@ -27,7 +27,8 @@ pub use arriving::Arriving;
 /// # Safety
 ///
 /// On `Ok`, the returned fence must satisfy the contract of [`Fence`] for this copy; on
-/// [`CopyFailure::Refused`] nothing may have been enqueued that reads the source.
+/// [`CopyFailure::Refused`] nothing may have been enqueued that reads the source. A panic counts as a refusal: it may not
+/// come once something is enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait CopyTarget<S: ?Sized> {
     /// Bytes that fit.
