@@ -120,14 +120,23 @@ pub(crate) fn forbid_unsafe_call() -> Outcome {
 
 /// Nobody can wait for work that is only being written down.
 pub(crate) fn forbid_waiting(stream: usize) -> Outcome {
-    {
-        let mut board = board();
-        if board.captures.of(stream).is_some() {
-            board.captures.spoil(stream);
-            return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
-        }
-    }
+    forbid_naming(stream)?;
     forbid_unsafe_call()
+}
+
+/// What is written down cannot wait for work that is really done.
+pub(crate) fn forbid_outside_work(stream: usize) -> Outcome {
+    forbid_naming(stream).map_err(|_| Code::STREAM_CAPTURE_ISOLATION)
+}
+
+/// A stream that captures has no number to give, and who asks for one spoils the capture.
+pub(crate) fn forbid_naming(stream: usize) -> Outcome {
+    let mut board = board();
+    if board.captures.of(stream).is_some() {
+        board.captures.spoil(stream);
+        return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    Ok(())
 }
 
 fn status(stream: usize) -> Result<(c_int, u64), Code> {

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use crate::address_space::{self, Place, Space};
 use crate::call::{Outcome, driver_call};
 use crate::code::Code;
+use crate::handles::LEGACY;
 use crate::link::Link;
 use crate::op::{Op, fault};
 use crate::toll::{self, Work};
@@ -147,8 +148,8 @@ fn stage(from: u64, bytes: u64) -> End {
 }
 
 fn copy_now(to: u64, from: u64, bytes: usize, way: Way) -> Outcome {
-    copy(to, from, bytes, stream::LEGACY, way)?;
-    stream::wait_for(stream::resolve(stream::LEGACY)?)
+    copy(to, from, bytes, LEGACY, way)?;
+    stream::wait_for(stream::resolve(LEGACY)?)
 }
 
 fn address(pointer: *const c_void) -> u64 {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::address_space::{self, Owner, Place, Range};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
+use crate::handles::LEGACY;
 use crate::op::Op;
 use crate::toll::{self, Work};
 use crate::{capture, context, ledger, memory, stream};
@@ -91,7 +92,7 @@ driver_call! { Enqueue fn cuMemsetD8Async(address: u64, value: u8, bytes: usize,
 }}
 
 driver_call! { Enqueue fn cuMemsetD8_v2(address: u64, value: u8, bytes: usize) {
-    let stream = stream::resolve(stream::LEGACY)?;
+    let stream = stream::resolve(LEGACY)?;
     fill(address, value, bytes, stream)?;
     stream::wait_for(stream)
 }}

@@ -181,24 +181,24 @@ impl fmt::Debug for Double {
 #[must_use = "the stream goes on when this is dropped"]
 pub struct HeldStream<'a> {
     double: &'a Double,
-    handle: usize,
+    number: usize,
 }
 
 impl<'a> HeldStream<'a> {
     fn new(double: &'a Double, handle: usize) -> Self {
-        (double.knobs.double_hold_stream)(handle, 1);
-        Self { double, handle }
+        let number = (double.knobs.double_hold_stream)(handle, 1);
+        Self { double, number }
     }
 
     /// Lets so many pieces of work of a stream held by its handle run.
     pub fn let_pass(&self, count: u64) {
-        (self.double.knobs.double_let_pass)(self.handle, count);
+        (self.double.knobs.double_let_pass)(self.number, count);
     }
 }
 
 impl Drop for HeldStream<'_> {
     fn drop(&mut self) {
-        (self.double.knobs.double_hold_stream)(self.handle, 0);
+        (self.double.knobs.double_hold_stream)(self.number, 0);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Events: marks in a stream that somebody can ask for, wait for, or make another stream wait for.
 //!
-//! An event names the last place it was recorded at, or none, and then it counts as over. Destroying one never waits.
+//! An event names the last place it was recorded at, or none, and then it counts as over. Destroying one never waits. To
+//! ask for it takes no context, to wait for it or to take its time does.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -88,14 +89,18 @@ driver_call! { Enqueue fn cuEventRecordWithFlags(handle: usize, stream: usize, _
     record(handle, stream)
 }}
 
-driver_call! { Device fn cuEventQuery(handle: usize) {
+// An event that was never recorded needs no device to answer, so it does not tell of a lost one.
+driver_call! { Process fn cuEventQuery(handle: usize) {
     let _toll = toll::charge(Work::EventQuery);
     let mark = mark(handle)?;
     capture::forbid_unsafe_call()?;
-    if mark.is_none_or(stream::is_over) { Ok(()) } else { Err(Code::NOT_READY) }
+    let Some(ticket) = mark else { return Ok(()) };
+    stream::check_alive()?;
+    if stream::is_over(ticket) { Ok(()) } else { Err(Code::NOT_READY) }
 }}
 
 driver_call! { Device fn cuEventSynchronize(handle: usize) {
+    context::current()?;
     let mark = mark(handle)?;
     capture::forbid_unsafe_call()?;
     mark.map_or(Ok(()), stream::wait_for_ticket)
@@ -108,6 +113,7 @@ driver_call! { Device fn cuEventDestroy_v2(handle: usize) {
 }}
 
 fn elapsed(out: Out<f32>, from: usize, to: usize) -> Outcome {
+    context::current()?;
     let ends = [find(from)?, find(to)?].map(|event| event.last.filter(|_| event.timed));
     let [Some((_, from)), Some((_, to))] = ends else { return Err(Code::INVALID_HANDLE) };
     match (from.get(), to.get()) {
@@ -130,6 +136,9 @@ driver_call! { Enqueue fn cuStreamWaitEvent(handle: usize, event: usize, _flags:
     match find(event)?.last {
         None => Ok(()),
         Some((Enqueued::Captured(number), _)) => stream::board().captures.join(stream, number),
-        Some((Enqueued::Live(ticket), _)) => stream::enqueue(stream, Op::WaitFor(ticket)).map(drop),
+        Some((Enqueued::Live(ticket), _)) => {
+            capture::forbid_outside_work(stream)?;
+            stream::enqueue(stream, Op::WaitFor(ticket)).map(drop)
+        }
     }
 }}

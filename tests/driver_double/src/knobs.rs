@@ -102,9 +102,10 @@ knobs! {
         faults::wait_for_held(text(name), count);
     }
 
-    /// Closes (1) or opens (0) the gate of a stream; stream 0 is all of them.
-    fn double_hold_stream(stream: usize, held: c_int) {
-        stream::hold(stream, held != 0);
+    /// Closes (1) or opens (0) the gate of a stream, by its handle or its number; stream 0 is all of them. Its number,
+    /// which stays its own when the handle is another's.
+    fn double_hold_stream(stream: usize, held: c_int) -> usize {
+        stream::hold(stream, held != 0)
     }
 
     /// Lets so many pieces of work through the closed gate of a stream.

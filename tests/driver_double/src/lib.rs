@@ -27,6 +27,8 @@
 //! | a copy to pageable memory is synchronous; one from pageable memory has read it on return | `copy` |
 //! | fresh pinned memory holds rubbish, and small blocks are not page-aligned | `memory` |
 //! | while a stream captures in global mode, other threads' queries and allocations fail and spoil the capture | `capture` |
+//! | a destroyed stream's handle is given out again, work or no work; its id never is | `handles` |
+//! | waiting for an event takes a current context, asking for it does not | `event` |
 //! | a fault on the device is sticky: nothing works any more, pending work never finishes | `stream` |
 //!
 //! A program that is run over the double, such as a bench, steers it by the environment, read at its first `cuInit`:
@@ -58,6 +60,7 @@ mod device_memory;
 mod double;
 mod event;
 mod faults;
+mod handles;
 mod knobs;
 mod ledger;
 mod link;

@@ -6,7 +6,7 @@
 //! Fresh blocks hold rubbish and blocks up to [`SMALL_BYTES`] begin in the middle of a page: the real driver carves
 //! them out of larger ones and promises neither zeros nor page alignment.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use crate::address_space::{self, Owner, Range};
@@ -24,6 +24,8 @@ const PAGE: usize = 4096;
 const ALLOC_FLAGS: u32 = 0b111;
 /// Portable, mapped, device's own memory, read-only.
 const REGISTER_FLAGS: u32 = 0b1111;
+/// An attribute of pointers, as the driver numbers them.
+const DEVICE_POINTER: c_int = 3;
 
 /// Anonymous memory from the kernel.
 pub(crate) fn map(bytes: usize) -> Result<usize, Code> {
@@ -142,6 +144,15 @@ driver_call! { Device fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: *m
         Some((_, Range { owner: Owner::Allocated { .. } | Owner::Registered { .. }, .. })) if flags == 0 => out.put(start),
         _ => Err(Code::INVALID_VALUE),
     }
+}}
+
+// Of any memory that the device may use, mapped granules included; the one attribute that is known.
+driver_call! { Device fn cuPointerGetAttribute(out: Out<u64>, attribute: c_int, address: u64) {
+    if attribute != DEVICE_POINTER {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    address_space::read().at(address).ok_or(Code::INVALID_VALUE)?;
+    out.put(address)
 }}
 
 driver_call! { Device fn cuMemHostGetFlags(out: Out<u32>, address: *mut c_void) {

@@ -21,19 +21,13 @@ use crate::bell::Bell;
 use crate::call::{Out, Outcome, driver_call, lock};
 use crate::capture::{self, Captures};
 use crate::code::Code;
+use crate::handles::{Handles, LEGACY, LEGACY_BY_NAME, PER_THREAD};
 use crate::link::{self, Pace};
 use crate::op::Op;
 use crate::toll::{self, Work};
 use crate::{context, ledger};
 
-/// The handles every program knows.
-pub(crate) const LEGACY: usize = 0;
-const LEGACY_BY_NAME: usize = 1;
-const PER_THREAD: usize = 2;
 const NON_BLOCKING: u32 = 1;
-/// Handles of created streams, from here on.
-const FIRST_HANDLE: usize = 0x5000_0000;
-const HANDLE_STEP: usize = 0x10;
 
 /// A piece of work that somebody may wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +80,7 @@ pub(crate) struct Board {
     /// The legacy stream of a context, and the one of a thread in it.
     defaults: Vec<(usize, Option<ThreadId>, usize)>,
     created: usize,
+    handles: Handles,
     hold_all: bool,
     lost: Option<Code>,
     pub(crate) captures: Captures,
@@ -95,6 +90,7 @@ static BOARD: Mutex<Board> = Mutex::new(Board {
     streams: BTreeMap::new(),
     defaults: Vec::new(),
     created: 0,
+    handles: Handles::new(),
     hold_all: false,
     lost: None,
     captures: Captures::new(),
@@ -113,9 +109,8 @@ impl Board {
     }
 
     fn open(&mut self, context: usize, created: Option<(u32, c_int)>) -> Result<usize, Code> {
-        let handle = FIRST_HANDLE + self.created * HANDLE_STEP;
         self.created += 1;
-        let bell = Arc::new(Bell::new());
+        let (handle, bell) = (self.created, Arc::new(Bell::new()));
         let stream = Stream {
             context,
             created,
@@ -131,7 +126,7 @@ impl Board {
             closing: false,
         };
         self.streams.insert(handle, stream);
-        let worker = thread::Builder::new().name(format!("stream {handle:#x}"));
+        let worker = thread::Builder::new().name(format!("stream {handle}"));
         worker.spawn(move || work(handle, &bell)).map_err(|_| Code::OUT_OF_MEMORY)?;
         Ok(handle)
     }
@@ -292,12 +287,11 @@ pub(crate) fn resolve(handle: usize) -> Result<usize, Code> {
     match handle {
         LEGACY | LEGACY_BY_NAME => board.default_stream(context?, None),
         PER_THREAD => board.default_stream(context?, Some(thread::current().id())),
-        _ if board.streams.get(&handle).is_some_and(|stream| !stream.closing) => Ok(handle),
-        _ => {
+        _ => board.handles.number(handle).ok_or_else(|| {
             drop(board);
             ledger::misused(format!("use of stream {handle:#x}, which is not or no longer there"));
-            Err(Code::INVALID_HANDLE)
-        }
+            Code::INVALID_HANDLE
+        }),
     }
 }
 
@@ -353,15 +347,17 @@ pub(crate) fn live() -> u64 {
     board().streams.values().filter(|stream| stream.created.is_some() && !stream.closing).count() as u64
 }
 
-/// Closes or opens the gate of one stream; 0 is the gate of all.
-pub(crate) fn hold(handle: usize, held: bool) {
+/// Closes or opens the gate of one stream, by its handle or its number; 0 is the gate of all. Its number.
+pub(crate) fn hold(stream: usize, held: bool) -> usize {
     let mut board = board();
-    if handle == LEGACY {
+    let number = board.handles.number(stream).unwrap_or(stream);
+    if number == LEGACY {
         board.hold_all = held;
-    } else if let Some(stream) = board.streams.get_mut(&handle) {
+    } else if let Some(stream) = board.streams.get_mut(&number) {
         (stream.held, stream.passes) = (held, 0);
     }
     board.ring_all();
+    number
 }
 
 /// Lets so many pieces of work through the closed gate.
@@ -400,7 +396,9 @@ fn create(out: Out<usize>, flags: u32, priority: c_int) -> Outcome {
     if flags & !NON_BLOCKING != 0 {
         return Err(Code::INVALID_VALUE);
     }
-    out.put(board().open(context, Some((flags, priority)))?)
+    let mut board = board();
+    let number = board.open(context, Some((flags, priority)))?;
+    out.put(board.handles.give(number))
 }
 
 driver_call! { Device fn cuStreamCreate(out: Out<usize>, flags: u32) {
@@ -412,13 +410,14 @@ driver_call! { Device fn cuStreamCreateWithPriority(out: Out<usize>, flags: u32,
 }}
 
 driver_call! { Device fn cuStreamDestroy_v2(handle: usize) {
-    let handle = resolve(handle)?;
+    let number = resolve(handle)?;
     let mut board = board();
-    board.captures.spoil(handle);
-    match board.streams.get_mut(&handle) {
+    board.captures.spoil(number);
+    match board.streams.get_mut(&number) {
         Some(stream) if stream.created.is_some() => {
             stream.closing = true;
             stream.bell.ring();
+            board.handles.take_back(number);
             Ok(())
         }
         _ => Err(Code::INVALID_HANDLE),

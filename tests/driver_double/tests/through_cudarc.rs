@@ -298,13 +298,21 @@ fn the_legacy_stream_takes_turns_with_blocking_ones_only() {
 #[test]
 fn a_destroyed_stream_first_finishes_and_events_go_without_waiting() {
     let (double, ctx) = start();
+    // With none, cudarc would wait for the whole context before it makes another.
+    let _beside = ctx.new_stream().unwrap();
     let before = double.figures();
     let stream = ctx.new_stream().unwrap();
     let gate = double.hold(stream.cu_stream());
     let (kept, dropped) = (stream.record_event(None).unwrap(), stream.record_event(None).unwrap());
     drop(dropped);
+    let handle = stream.cu_stream();
     drop(stream);
     assert_eq!(double.figures().streams, before.streams);
+    // The next one has its handle, and nothing else of it.
+    let next = ctx.new_stream().unwrap();
+    assert_eq!(next.cu_stream(), handle);
+    next.record_event(None).unwrap().synchronize().unwrap();
+    drop(next);
     assert!(!kept.is_complete());
     drop(gate);
     kept.synchronize().unwrap();
@@ -390,9 +398,17 @@ fn captured_copies_run_at_each_launch_and_not_before() {
     let mut host = Pinned::new(4096);
     host.bytes().fill(1);
     ctx.synchronize().unwrap();
+    let before = stream.record_event(None).unwrap();
+    capture(&stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    assert_eq!(code(stream.wait(&before)), Code::STREAM_CAPTURE_ISOLATION.0, "a graph waits for nothing outside of it");
+    // SAFETY: a capturing stream.
+    let spoiled = unsafe { result::stream::end_capture(stream.cu_stream()) };
+    assert_eq!(code(spoiled), Code::STREAM_CAPTURE_INVALIDATED.0);
+
+    let address = device.device_ptr(&stream).0;
     capture(&stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
     // SAFETY: both live until the last launch is over.
-    unsafe { result::memcpy_htod_async(device.device_ptr(&stream).0, host.bytes(), stream.cu_stream()) }.unwrap();
+    unsafe { result::memcpy_htod_async(address, host.bytes(), stream.cu_stream()) }.unwrap();
     // SAFETY: a live stream.
     let state = unsafe { result::stream::is_capturing(stream.cu_stream()) }.unwrap();
     assert_eq!(state, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);
@@ -423,7 +439,7 @@ fn captured_copies_run_at_each_launch_and_not_before() {
     unsafe { result::graph::exec_destroy(runnable) }.unwrap();
     // SAFETY: destroyed once.
     unsafe { result::event::destroy(event) }.unwrap();
-    assert_eq!(double.figures().spoiled_captures, 0);
+    assert_eq!(double.figures().spoiled_captures, 1);
 }
 
 #[test]
