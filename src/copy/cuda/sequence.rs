@@ -1,8 +1,8 @@
 //! How far a stream has come, from 32 bits that it writes: arithmetic, no driver.
 //!
 //! Numbers are 64 bits wide here and never wrap; the stream writes the low half of each. Where a reading belongs is found
-//! from the last progress seen, which is less than 2^32 numbers behind as long as [`Sequence::next`] gives out none that
-//! is 2^31 ahead of it.
+//! from the last progress seen: it is less than 2^31 ahead of that, for [`Sequence::next`] gives out no number that is not.
+//! A reading that would be further ahead is behind, and tells nothing.
 
 use crate::sync::process::{AtomicU64, Ordering};
 
@@ -28,13 +28,16 @@ impl Sequence {
         self.seen.load(Ordering::Acquire)
     }
 
-    /// Looks at the word and says which number it stands for. The word is read by `read`, after `seen`: so it is never
-    /// the older of the two, which would pass for a turn of the wheel.
+    /// Looks at the word and says which number was reached. The word is read by `read`, after `seen`, so it is the newer
+    /// of the two; should it ever not be, it changes nothing.
     pub(super) fn look(&self, read: impl FnOnce() -> u32) -> u64 {
         let seen = self.seen();
         #[allow(clippy::cast_possible_truncation)] // The low half is what is meant.
-        let ahead = read().wrapping_sub(seen as u32);
-        let now = seen + u64::from(ahead);
+        let ahead = u64::from(read().wrapping_sub(seen as u32));
+        if ahead >= WINDOW {
+            return seen;
+        }
+        let now = seen + ahead;
         // AcqRel: as in `seen`. A maximum: another thread may have looked later.
         self.seen.fetch_max(now, Ordering::AcqRel).max(now)
     }
@@ -57,7 +60,16 @@ mod tests {
         assert_eq!(sequence.look(|| u32::MAX), u64::from(u32::MAX));
         assert_eq!(sequence.look(|| 3), (1 << 32) + 3);
         assert_eq!(sequence.look(|| 3), (1 << 32) + 3);
-        assert_eq!(sequence.look(|| 2), (2 << 32) + 2, "a word never goes back, so this is another turn");
+    }
+
+    #[test]
+    fn a_reading_from_behind_is_no_turn_of_the_wheel() {
+        let sequence = Sequence::new(1000);
+        assert_eq!(sequence.look(|| 999), 1000);
+        #[allow(clippy::cast_possible_truncation)] // 2^31 fits.
+        let edge = 1000 + WINDOW as u32;
+        assert_eq!(sequence.look(|| edge), 1000, "a number this far ahead is never given out");
+        assert_eq!(sequence.look(|| edge - 1), 999 + WINDOW);
     }
 
     #[test]
