@@ -21,6 +21,9 @@ pub(crate) fn check(context: &Arc<CudaContext>) {
     pinning_beside_a_global_capture_needs_relaxing_too(context);
     nobody_waits_for_a_capturing_stream(context);
     events_are_asked_without_a_context(context);
+    only_an_event_that_was_recorded_has_a_time(context);
+    a_stream_has_an_id_of_its_own(context);
+    page_locked_memory_has_a_device_address(context);
 }
 
 fn code(result: Result<impl Sized, DriverError>) -> CUresult {
@@ -167,4 +170,57 @@ fn events_are_asked_without_a_context(context: &Arc<CudaContext>) {
             assert_eq!(result::ctx::get_current(), Ok(None));
         });
     });
+}
+
+fn only_an_event_that_was_recorded_has_a_time(context: &Arc<CudaContext>) {
+    let stream = context.new_stream().unwrap();
+    let event = context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).unwrap();
+    // SAFETY: a live event.
+    let elapsed = || code(unsafe { result::event::elapsed(event.cu_event(), event.cu_event()) });
+    assert_eq!(
+        (code(event.try_is_complete()), elapsed()),
+        (CUresult::CUDA_SUCCESS, CUresult::CUDA_ERROR_INVALID_HANDLE)
+    );
+    event.record(&stream).unwrap();
+    // A thread that had no context takes one to wait.
+    on_a_fresh_thread(context, || event.synchronize().unwrap());
+    assert_eq!(elapsed(), CUresult::CUDA_SUCCESS);
+}
+
+fn a_stream_has_an_id_of_its_own(context: &Arc<CudaContext>) {
+    let id = |stream: &CudaStream| {
+        let mut id = 0;
+        // SAFETY: a live stream, and room for a number.
+        unsafe { sys::cuStreamGetId(stream.cu_stream(), &raw mut id) }.result().unwrap();
+        id
+    };
+    let mut ids = vec![id(&context.default_stream()), id(&context.per_thread_stream())];
+    let other = on_a_fresh_thread(context, || (id(&context.default_stream()), id(&context.per_thread_stream())));
+    assert_eq!(other.0, ids[0]);
+    ids.push(other.1);
+    // Each is destroyed before the next is made, so that handles recur.
+    ids.extend((0..100).map(|_| id(&context.new_stream().unwrap())));
+    let count = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), count, "an id was given twice");
+}
+
+fn page_locked_memory_has_a_device_address(context: &Arc<CudaContext>) {
+    context.bind_to_thread().unwrap();
+    let start = pin(PAGE).unwrap();
+    let (mut mapped, mut attribute): (sys::CUdeviceptr, sys::CUdeviceptr) = (0, 0);
+    let wanted = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
+    let pointer = std::ptr::with_exposed_provenance_mut(start);
+    // SAFETY: room for an address, and memory that is pinned until the end.
+    unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut mapped, pointer, 0) }.result().unwrap();
+    // SAFETY: as above.
+    let asked = unsafe { sys::cuPointerGetAttribute((&raw mut attribute).cast(), wanted, start as sys::CUdeviceptr) };
+    asked.result().unwrap();
+    assert_eq!(mapped, attribute);
+    unpin(start).unwrap();
+    let own = [0_u8; PAGE];
+    // SAFETY: room for an address; nothing is read behind the pointer.
+    let asked = unsafe { sys::cuPointerGetAttribute((&raw mut attribute).cast(), wanted, own.as_ptr() as u64) };
+    assert_eq!(asked, CUresult::CUDA_ERROR_INVALID_VALUE);
 }
