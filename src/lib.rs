@@ -52,7 +52,7 @@ pub use config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureFrom, Relea
 pub use copy::{Arriving, Completion};
 pub use diag::{Cadence, CheckReport};
 pub use error::{Error, Result};
-pub use in_flight::Fence;
+pub use in_flight::{Fence, StreamId};
 pub use policy::{Check, Window};
 pub use pool::{Clock, ManualClock, Pool, PoolBuilder};
 pub use size_class::Rounding;

@@ -44,6 +44,27 @@ fn first_wrong(found: &[u8], expected: u8) -> Option<usize> {
     found.iter().position(|&byte| byte != expected)
 }
 
+/// Captures on `stream` while `run` runs; the graph is never launched.
+fn captured(stream: &CudaStream, run: impl FnOnce()) {
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    // SAFETY: a live stream, which captures until the line after `run`.
+    unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
+    run();
+    // SAFETY: as above.
+    let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }.unwrap();
+    // SAFETY: just made.
+    unsafe { result::graph::destroy(graph) }.unwrap();
+}
+
+/// A stream whose handle is that of `gone`, which has work to do yet.
+fn stream_in_place_of(context: &Arc<CudaContext>, gone: Arc<CudaStream>) -> Arc<CudaStream> {
+    let handle = gone.cu_stream();
+    drop(gone);
+    let stream = context.new_stream().unwrap();
+    assert_eq!(stream.cu_stream(), handle, "handles recur");
+    stream
+}
+
 /// The ways in which programs use cudarc: the last two make it record no events at all.
 fn usual_streams(context: &Arc<CudaContext>) -> Vec<Arc<CudaStream>> {
     let untracked = CudaContext::new(0).unwrap();
@@ -199,17 +220,12 @@ fn a_copy_of_cudarcs_into_a_graph_takes_the_buffer_out_of_use_and_the_capture_li
     unsafe { context.disable_event_tracking() };
     let mut target = memory(&stream, 0);
     let buf = filled(&pool, 1);
-    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
-    // SAFETY: a live stream, which captures until the call below.
-    unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
-    stream.memcpy_htod(&buf, &mut target).unwrap();
-    drop(buf);
-    pool.poll();
-    assert_eq!((pool.stats().lost, pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 0, 0));
-    // SAFETY: as above.
-    let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }.unwrap();
-    // SAFETY: just made, never launched.
-    unsafe { result::graph::destroy(graph) }.unwrap();
+    captured(&stream, || {
+        stream.memcpy_htod(&buf, &mut target).unwrap();
+        drop(buf);
+        pool.poll();
+        assert_eq!((pool.stats().lost, pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 0, 0));
+    });
     assert_eq!(double.figures().spoiled_captures, 0);
 }
 
@@ -516,4 +532,249 @@ fn the_oldest_copy_in_flight_is_known_by_its_age_and_stream() {
     first.synchronize().unwrap();
     pool.poll();
     assert_eq!(oldest(), (Some(Duration::from_secs(1)), Some(second.cu_stream() as u64)));
+}
+
+#[test]
+fn a_stream_with_the_handle_of_a_destroyed_one_says_nothing_of_its_copies() {
+    let (double, context, _) = start();
+    let pool = builder().fence(FenceKind::Timeline).build().unwrap();
+    let (owner, first) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let mut targets = [memory(&owner, 0), memory(&owner, 0), memory(&owner, 0)];
+    let old_gate = double.hold(first.cu_stream());
+    let old = filled(&pool, 1).copy_to(&first, &mut targets[0]).unwrap();
+    let second = stream_in_place_of(&context, first);
+    // What the new stream counts to is not what the old one has done.
+    filled(&pool, 2).copy_to(&second, &mut targets[1]).unwrap().wait().unwrap();
+    assert!(!old.is_done().unwrap(), "ended by another stream");
+    let new_gate = double.hold(second.cu_stream());
+    let new = filled(&pool, 3).copy_to(&second, &mut targets[2]).unwrap();
+    drop(old_gate);
+    old.wait().unwrap();
+    // Nor is what the old one writes at last a turn of the new one's wheel.
+    assert!(!new.is_done().unwrap(), "ended by another stream");
+    drop(new_gate);
+    new.wait().unwrap();
+    assert_eq!(double.calls("cuStreamWriteValue32_v2"), 3, "all of them on timelines");
+    for (byte, target) in (1..).zip(&targets) {
+        assert_eq!(first_wrong(&owner.clone_dtoh(target).unwrap(), byte), None);
+    }
+}
+
+#[test]
+fn what_a_destroyed_stream_still_writes_is_waited_for_on_the_next_with_its_handle() {
+    let (double, context, pool) = start();
+    let (owner, down) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let (source, other, mut target) = (memory(&owner, 7), memory(&owner, 8), memory(&owner, 0));
+    let mut buf = filled(&pool, 0);
+    // Both ways of using it again: it is read, and it is written to.
+    for (filling, expected) in [(&source, 7), (&other, 8)] {
+        let down = context.new_stream().unwrap();
+        let gate = double.hold(down.cu_stream());
+        down.memcpy_dtoh(filling, &mut buf).unwrap();
+        let up = stream_in_place_of(&context, down);
+        let waits = double.calls("cuEventSynchronize");
+        thread::scope(|scope| {
+            let sender = scope.spawn(|| up.memcpy_htod(&buf, &mut target).unwrap());
+            while double.calls("cuEventSynchronize") == waits && !sender.is_finished() {
+                thread::yield_now();
+            }
+            assert!(!sender.is_finished(), "sent before it was there");
+            drop(gate);
+            sender.join().unwrap();
+        });
+        assert_eq!(first_wrong(&up.clone_dtoh(&target).unwrap(), expected), None);
+    }
+    let gate = double.hold(down.cu_stream());
+    down.memcpy_htod(&buf, &mut target).unwrap();
+    let again = stream_in_place_of(&context, down);
+    let waits = double.calls("cuEventSynchronize");
+    thread::scope(|scope| {
+        let filler = scope.spawn(|| again.memcpy_dtoh(&source, &mut buf).unwrap());
+        while double.calls("cuEventSynchronize") == waits && !filler.is_finished() {
+            thread::yield_now();
+        }
+        assert!(!filler.is_finished(), "overwritten while it was sent");
+        drop(gate);
+        filler.join().unwrap();
+    });
+    assert_eq!(first_wrong(&owner.clone_dtoh(&target).unwrap(), 8), None);
+    assert_eq!(first_wrong(buf.as_slice(), 7), None);
+}
+
+#[test]
+fn on_one_and_the_same_stream_nothing_waits() {
+    let (double, context, pool) = start();
+    let owner = context.new_stream().unwrap();
+    for stream in [context.new_stream().unwrap(), context.default_stream(), context.per_thread_stream()] {
+        let (source, mut target) = (memory(&owner, 7), memory(&owner, 0));
+        let gate = double.hold_all();
+        let mut buf = filled(&pool, 0);
+        stream.memcpy_dtoh(&source, &mut buf).unwrap();
+        stream.memcpy_htod(&buf, &mut target).unwrap();
+        stream.memcpy_dtoh(&source, &mut buf).unwrap();
+        drop(gate);
+        assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 7), None);
+    }
+    assert_eq!(double.calls("cuEventSynchronize"), 0);
+}
+
+#[test]
+fn a_copy_whose_wait_draws_the_stream_into_a_capture_is_refused_before_it_is_made() {
+    let (double, context, pool) = start();
+    let (origin, stream, other) =
+        (context.new_stream().unwrap(), context.new_stream().unwrap(), context.new_stream().unwrap());
+    // SAFETY: bytes that nobody reads.
+    let [mut target, mut source] = [(); 2].map(|()| unsafe { origin.alloc::<u8>(LEN) }.unwrap());
+    origin.synchronize().unwrap();
+    captured(&origin, || {
+        // The events of both stand in the graph from here on.
+        origin.memset_zeros(&mut target).unwrap();
+        origin.memset_zeros(&mut source).unwrap();
+        let notes = double.calls("cuEventRecord");
+        let refused = filled(&pool, 1).copy_to(&stream, &mut target).unwrap_err();
+        assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");
+        let refused = filled(&pool, 1).copy_from(&other, &source).unwrap_err();
+        assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");
+        assert_eq!(double.calls("cuEventRecord"), notes, "nothing was enqueued, so nobody notes it");
+        assert_eq!((pool.stats().lost, pool.stats().in_flight, pool.stats().buffers_in_pool), (0, 0, 1));
+        assert_eq!(double.calls("cuMemcpyHtoDAsync_v2") + double.calls("cuMemcpyDtoHAsync_v2"), 0);
+        // cudarc's own copy is in the graph, and its buffer stays away for ever.
+        stream.memcpy_htod(&filled(&pool, 2), &mut target).unwrap();
+    });
+    pool.poll();
+    assert_eq!((pool.stats().lost, pool.stats().in_flight), (1, 0));
+    assert_eq!(double.figures().spoiled_captures, 0);
+}
+
+#[test]
+fn an_event_of_a_capture_is_refused_and_draws_nobody_in() {
+    let (double, context, pool) = start();
+    let (origin, stream) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let (in_graph, event) = (context.new_event(None).unwrap(), context.new_event(None).unwrap());
+    captured(&origin, || {
+        in_graph.record(&origin).unwrap();
+        let refused = filled(&pool, 1).release_after_event(&in_graph).unwrap_err();
+        assert!(refused.is_device() && refused.to_string().contains("CAPTURED_EVENT"), "{refused}");
+        // Those who come after are none the worse.
+        let gate = double.hold(stream.cu_stream());
+        event.record(&stream).unwrap();
+        filled(&pool, 1).release_after_event(&event).unwrap();
+        pool.poll();
+        assert_eq!((pool.stats().lost, pool.stats().in_flight), (1, 1));
+        drop(gate);
+        stream_is_idle(&pool);
+    });
+    assert_eq!((pool.stats().lost, double.figures().spoiled_captures), (1, 0));
+}
+
+#[test]
+fn an_event_that_is_slow_to_come_holds_back_nobody_behind_another() {
+    let (double, context, pool) = start();
+    let (slow, fast) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let events = [context.new_event(None).unwrap(), context.new_event(None).unwrap()];
+    let gates = [double.hold(slow.cu_stream()), double.hold(fast.cu_stream())];
+    for (stream, event) in [&slow, &fast].into_iter().zip(&events) {
+        event.record(stream).unwrap();
+        filled(&pool, 1).release_after_event(event).unwrap();
+    }
+    assert_eq!(pool.stats().in_flight, 2);
+    let [slow_gate, fast_gate] = gates;
+    drop(fast_gate);
+    while pool.stats().in_flight == 2 {
+        pool.poll();
+    }
+    assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 1));
+    drop(slow_gate);
+    stream_is_idle(&pool);
+    // What is over needs no stream, and what is not takes those that are there.
+    let made = double.calls("cuStreamCreate");
+    for _ in 0..20 {
+        let gate = double.hold(slow.cu_stream());
+        events[0].record(&slow).unwrap();
+        filled(&pool, 1).release_after_event(&events[0]).unwrap();
+        filled(&pool, 1).release_after_event(&events[1]).unwrap();
+        drop(gate);
+        stream_is_idle(&pool);
+    }
+    assert_eq!(double.calls("cuStreamCreate"), made);
+}
+
+#[test]
+fn copies_of_one_buffer_on_one_stream_are_one_question() {
+    let (double, context, pool) = start();
+    let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
+    let mut targets = [memory(&streams[0], 0), memory(&streams[1], 0)];
+    let gate = double.hold_all();
+    let mut buf = filled(&pool, 9);
+    for _ in 0..50 {
+        for (stream, target) in streams.iter().zip(&mut targets) {
+            buf.copy_range_to(0..LEN, stream, target).unwrap();
+        }
+    }
+    let asked = double.calls("cuEventQuery");
+    assert_eq!(asked, 1, "whether the first is over, when the second stream came");
+    drop(buf);
+    pool.poll();
+    assert!(double.calls("cuEventQuery") <= asked + 4, "two for each look at it");
+    assert_eq!(pool.stats().in_flight, 1);
+    drop(gate);
+    stream_is_idle(&pool);
+    for (stream, target) in streams.iter().zip(&targets) {
+        assert_eq!(first_wrong(&stream.clone_dtoh(target).unwrap(), 9), None);
+    }
+}
+
+#[test]
+fn a_copy_asks_the_driver_for_no_more_than_it_needs() {
+    let (double, context, pool) = start();
+    let stream = context.new_stream().unwrap();
+    // SAFETY: one stream.
+    unsafe { context.disable_event_tracking() };
+    let mut target = memory(&stream, 0);
+    let _gate = double.hold_all();
+    // The first makes its event.
+    filled(&pool, 1).copy_to(&stream, &mut target).unwrap();
+    let names = ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamIsCapturing", "cuStreamGetId", "cuEventRecord"];
+    let calls = || names.map(|name| double.calls(name));
+    let (bufs, before) = ([filled(&pool, 2), filled(&pool, 3)], calls());
+    for buf in bufs {
+        buf.copy_to(&stream, &mut target).unwrap();
+    }
+    let after = calls();
+    assert_eq!(std::array::from_fn(|name| after[name] - before[name]), [2, 0, 2, 0, 2], "{names:?}");
+    let mut buf = filled(&pool, 4);
+    let before = calls();
+    buf.copy_range_to(0..LEN, &stream, &mut target).unwrap();
+    let after = calls();
+    assert_eq!(std::array::from_fn(|name| after[name] - before[name]), [1, 0, 1, 1, 1], "{names:?}");
+}
+
+#[test]
+fn a_loan_is_asked_once_for_its_record_and_then_only_whether_it_is_over() {
+    let (double, context, pool) = start();
+    let stream = context.new_stream().unwrap();
+    let mut target = memory(&stream, 0);
+    let gate = double.hold(stream.cu_stream());
+    stream.memcpy_htod(&filled(&pool, 1), &mut target).unwrap();
+    let queries = double.calls("cuEventQuery");
+    (0..10).for_each(|_| pool.poll());
+    assert_eq!((double.calls("cuEventElapsedTime"), double.calls("cuEventElapsedTime_v2")), (1, 0));
+    assert_eq!(double.calls("cuEventQuery"), queries + 10);
+    drop(gate);
+    stream_is_idle(&pool);
+    assert_eq!((double.calls("cuEventElapsedTime"), pool.stats().lost), (1, 0));
+}
+
+#[test]
+fn every_kind_of_pinned_memory_has_an_address_for_kernels() {
+    let (_double, context, _) = start();
+    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
+        for reserve_bytes in [0, 4 << 20] {
+            let pool = Pool::builder().without_env().backend(backend.clone()).reserve(reserve_bytes).build().unwrap();
+            for len in [100, LEN, 3 << 20] {
+                let buf = pool.get(len).unwrap();
+                assert_eq!(buf.device_ptr(&context).unwrap(), buf.as_ptr() as u64, "{backend:?}, {len} B");
+            }
+        }
+    }
 }

@@ -4,8 +4,7 @@
 use std::ops::Range;
 
 use super::PinnedBuf;
-use crate::config::FenceKind;
-use crate::copy::{self, Arriving, Completion, CopyFailure, CopySource, CopyStream, CopyTarget};
+use crate::copy::{self, Arriving, Asker, Completion, CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::error::{Error, Result};
 use crate::in_flight::SharedFence;
 use crate::pool::Block;
@@ -35,7 +34,7 @@ impl PinnedBuf {
         self.board();
         // SAFETY: the block goes to the in-flight room below with this copy's fence, which keeps it from every other use
         // until the copy is over; on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), self.fence_kind()) };
+        let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), self.asker()) };
         match enqueued {
             Ok(fence) => {
                 self.give_up_behind(fence.clone());
@@ -73,7 +72,7 @@ impl PinnedBuf {
         self.board();
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
         // pool, until the copy is over (invariant 2); on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, FenceKind::Event) };
+        let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, Asker::Buffer) };
         self.track(enqueued)
     }
 
@@ -126,7 +125,7 @@ impl PinnedBuf {
     /// [`Error::is_device`] if nothing can be marked on the stream, or it is capturing a graph: the buffer is never used
     /// again.
     pub fn release_after<S: CopyStream + ?Sized>(self, stream: &S) -> Result<()> {
-        self.release_behind(|| stream.mark())
+        self.release_behind(|| stream.mark().map(Some))
     }
 
     /// As [`release_after`](PinnedBuf::release_after), for what `event` stands for now: all that was enqueued before its
@@ -134,13 +133,14 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// As [`release_after`](PinnedBuf::release_after).
+    /// As [`release_after`](PinnedBuf::release_after); also if the event was last recorded on a stream that captured a graph.
     #[cfg(feature = "cuda")]
     pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<()> {
         self.release_behind(|| copy::cuda::mark_behind(event))
     }
 
-    fn release_behind(self, mark: impl FnOnce() -> Result<SharedFence>) -> Result<()> {
+    /// `None` if there is nothing to wait for.
+    fn release_behind(self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
@@ -149,7 +149,9 @@ impl PinnedBuf {
         self.board();
         match mark() {
             Ok(fence) => {
-                self.give_up_behind(fence);
+                if let Some(fence) = fence {
+                    self.give_up_behind(fence);
+                }
                 Ok(())
             }
             Err(error) => {
@@ -170,9 +172,9 @@ impl PinnedBuf {
         copy::cuda::mapped_address(context, self.start().as_ptr(), self.len())
     }
 
-    /// For a copy that gives the buffer up, so that the pool is the one to ask for its end.
-    fn fence_kind(&self) -> FenceKind {
-        self.block.as_ref().map_or(FenceKind::Event, Block::fence_kind)
+    /// For a copy that gives the buffer up.
+    fn asker(&self) -> Asker {
+        self.block.as_ref().map_or(Asker::Buffer, |block| Asker::Pool(block.fence_kind()))
     }
 
     /// Remembers a copy that reads the buffer. If it may be running with nobody knowing when it ends, the buffer goes out of

@@ -22,6 +22,16 @@ pub mod sink;
 
 pub use arriving::Arriving;
 
+/// Who asks for the end of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asker {
+    /// The buffer, which its user keeps and may copy again: the fence says on which [stream](Fence::stream_id) it is, if
+    /// that is known.
+    Buffer,
+    /// The pool, which gets the buffer when the copy is over: a fence of this kind, if there are several.
+    Pool(FenceKind),
+}
+
 /// Memory that can be copied into on a stream `S`.
 ///
 /// # Safety
@@ -34,8 +44,8 @@ pub unsafe trait CopyTarget<S: ?Sized> {
     /// Bytes that fit.
     fn capacity_bytes(&self) -> usize;
 
-    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once. Where there are
-    /// several kinds of fences, `kind` is the one wished for.
+    /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once, with a fence for
+    /// `asker`.
     ///
     /// # Errors
     ///
@@ -50,7 +60,7 @@ pub unsafe trait CopyTarget<S: ?Sized> {
         stream: &S,
         source: *const u8,
         len: usize,
-        kind: FenceKind,
+        asker: Asker,
     ) -> Result<Arc<dyn Fence>, CopyFailure>;
 }
 
@@ -64,7 +74,8 @@ pub unsafe trait CopySource<S: ?Sized> {
     /// Bytes that are there.
     fn available_bytes(&self) -> usize;
 
-    /// Enqueues a copy of `len` bytes from the front of this memory to `target` and returns at once.
+    /// Enqueues a copy of `len` bytes from the front of this memory to `target` and returns at once, with a fence for the
+    /// [buffer](Asker::Buffer).
     ///
     /// # Errors
     ///
@@ -112,7 +123,7 @@ pub(crate) unsafe fn enqueue<S: ?Sized, T: CopyTarget<S> + ?Sized>(
     target: &mut T,
     source: *const u8,
     len: usize,
-    kind: FenceKind,
+    asker: Asker,
 ) -> Result<SharedFence, CopyFailure> {
     let capacity_bytes = target.capacity_bytes();
     if len > capacity_bytes {
@@ -120,7 +131,7 @@ pub(crate) unsafe fn enqueue<S: ?Sized, T: CopyTarget<S> + ?Sized>(
         return Err(CopyFailure::Refused(Error::copy(len, why)));
     }
     // SAFETY: the caller's promise; the length was checked above.
-    unsafe { target.enqueue(stream, source, len, kind) }
+    unsafe { target.enqueue(stream, source, len, asker) }
 }
 
 /// Enqueues a copy into host memory after the checks that need no driver.

@@ -22,11 +22,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
-use crate::config::FenceKind;
+use super::{Asker, CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::error::{Error, Result};
 use crate::fork::Born;
-use crate::in_flight::{Fence, SharedFence};
+use crate::in_flight::{Fence, SharedFence, StreamId};
 use crate::sync::plain::{Condvar, Mutex};
 use crate::sync::process::{AtomicU64, Ordering};
 
@@ -275,6 +274,10 @@ unsafe impl Fence for SinkFence {
     fn stream(&self) -> u64 {
         self.progress.stream
     }
+
+    fn stream_id(&self) -> Option<StreamId> {
+        Some(StreamId::new((&raw const NEXT_STREAM).addr(), self.progress.stream))
+    }
 }
 
 impl SinkMem {
@@ -310,7 +313,7 @@ unsafe impl CopyTarget<SinkStream> for SinkMem {
         stream: &SinkStream,
         source: *const u8,
         len: usize,
-        _kind: FenceKind,
+        _asker: Asker,
     ) -> Result<Arc<dyn Fence>, CopyFailure> {
         let work = Work::ToDevice { source: HostAddress(source.cast_mut()), len, target: self.cell.clone() };
         self.enqueue_in_turn(stream, work)
@@ -364,7 +367,7 @@ mod tests {
 
     fn enqueue(stream: &SinkStream, mem: &mut SinkMem, source: &'static [u8]) -> Arc<dyn Fence> {
         // SAFETY: a static slice stays readable and unchanged for ever.
-        unsafe { mem.enqueue(stream, source.as_ptr(), source.len(), FenceKind::Auto) }.unwrap()
+        unsafe { mem.enqueue(stream, source.as_ptr(), source.len(), Asker::Buffer) }.unwrap()
     }
 
     #[test]

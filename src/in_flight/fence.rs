@@ -12,8 +12,8 @@ use crate::sync::plain::Mutex;
 /// # Safety
 ///
 /// Memory is reused on the word of `is_done`: it may say `Ok(true)` only after the device has finished with every byte
-/// of the copy, for good; and `wait` may return `Ok` only then. Fences of one [`stream`](Fence::stream) must come true
-/// in the order in which their copies were enqueued.
+/// of the copy, for good; and `wait` may return `Ok` only then. Fences of one [`stream_id`](Fence::stream_id) must come
+/// true in the order in which their copies were enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// Is the copy over? Does not wait.
@@ -30,8 +30,30 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// As [`is_done`](Fence::is_done).
     fn wait(&self) -> Result<()>;
 
-    /// A number for the stream, the same for all of its fences and for those of no other.
+    /// A number by which a reader of figures knows the stream. Another stream may have it after this one is gone, also
+    /// while copies of this one still run: memory is never reused on the word of this.
     fn stream(&self) -> u64;
+
+    /// Which stream it is, beyond doubt; `None` where nobody can say.
+    fn stream_id(&self) -> Option<StreamId> {
+        None
+    }
+}
+
+/// One stream among all that the program ever makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StreamId {
+    family: usize,
+    number: u64,
+}
+
+impl StreamId {
+    /// Stream `number` of a `family`, which never gives a number twice: the address of something that lives as long as the
+    /// process.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn new(family: usize, number: u64) -> Self {
+        Self { family, number }
+    }
 }
 
 /// A fence that the pool, the buffer and the user's handle look at.
@@ -42,6 +64,9 @@ pub(crate) type SharedFence = Arc<dyn Fence>;
 /// A *lent* use is one whose borrow of the buffer may not be over, so that its fence does not know yet what it stands for:
 /// nobody asks it, and nobody lets go of it, but through `&mut`, which proves that the borrow is over. A buffer that was
 /// never copied has no list at all, and pays one comparison.
+///
+/// Of the copies from it on one stream only the last is kept: when that is over, so are those before it. That holds for
+/// copies that `&mut` put in a row, not for lent ones: two threads that borrow at once enqueue in either order.
 #[derive(Debug, Default)]
 pub(crate) struct Uses(OnceLock<Box<Mutex<Vec<Use>>>>);
 
@@ -56,6 +81,15 @@ enum Manner {
     Reads,
     Writes,
     Lent,
+    /// A lent use whose borrow is over.
+    Returned,
+}
+
+impl Use {
+    /// False if nobody knows.
+    fn is_on(&self, stream: Option<StreamId>) -> bool {
+        stream.is_some() && self.fence.stream_id() == stream
+    }
 }
 
 impl Uses {
@@ -65,9 +99,19 @@ impl Uses {
 
     /// A copy from the buffer.
     pub(crate) fn record(&mut self, fence: SharedFence) {
+        if let Some(earlier) = fence.stream_id().and_then(|stream| self.read_on(stream)) {
+            *earlier = fence;
+            return;
+        }
         // A buffer that is copied from again and again does not gather what is long over.
         let _failures_stay = self.are_over();
         self.push(fence, Manner::Reads);
+    }
+
+    fn read_on(&mut self, stream: StreamId) -> Option<&mut SharedFence> {
+        let uses = self.0.get_mut()?.get_mut();
+        let is_it = |each: &&mut Use| each.manner == Manner::Reads && each.fence.stream_id() == Some(stream);
+        uses.iter_mut().find(is_it).map(|each| &mut each.fence)
     }
 
     /// A copy into the buffer.
@@ -88,7 +132,7 @@ impl Uses {
         let mut first_failure = None;
         uses.retain_mut(|each| {
             if each.manner == Manner::Lent {
-                each.manner = Manner::Reads;
+                each.manner = Manner::Returned;
             }
             match each.fence.is_done() {
                 Ok(over) => !over,
@@ -116,17 +160,18 @@ impl Uses {
         self.wait_for(|each| each.manner != Manner::Lent)
     }
 
-    /// Waits for the copies into the buffer on streams that `counts`. The answer is as that of [`wait`](Uses::wait).
+    /// Waits for the copies into the buffer that do not come before all that `stream` does next: those of others, and all
+    /// where nobody knows which stream that is. The answer is as that of [`wait`](Uses::wait).
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(crate) fn wait_for_writes(&self, counts: impl Fn(u64) -> bool) -> bool {
-        self.wait_for(|each| each.manner == Manner::Writes && counts(each.fence.stream()))
+    pub(crate) fn wait_for_writes(&self, stream: Option<StreamId>) -> bool {
+        self.wait_for(|each| each.manner == Manner::Writes && !each.is_on(stream))
     }
 
     /// Waits for every copy that is not on `stream`. The answer is as that of [`wait`](Uses::wait).
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(crate) fn wait_for_others(&mut self, stream: u64) -> bool {
+    pub(crate) fn wait_for_others(&mut self, stream: Option<StreamId>) -> bool {
         let _failures_stay = self.are_over();
-        self.wait_for(|each| each.fence.stream() != stream)
+        self.wait_for(|each| !each.is_on(stream))
     }
 
     #[cold]
@@ -160,7 +205,7 @@ impl Uses {
 pub(crate) mod scripted {
     use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-    use super::Fence;
+    use super::{Fence, StreamId};
     use crate::error::{Error, Result};
 
     #[derive(Debug)]
@@ -209,6 +254,11 @@ pub(crate) mod scripted {
         fn stream(&self) -> u64 {
             self.stream
         }
+
+        /// Nobody knows which stream 0 is.
+        fn stream_id(&self) -> Option<StreamId> {
+            (self.stream != 0).then_some(StreamId::new(0, self.stream))
+        }
     }
 }
 
@@ -249,8 +299,48 @@ mod tests {
         uses.record_write(write.clone());
         read.finish();
         write.fail();
-        assert!(!uses.wait() && !uses.wait_for_writes(|stream| stream == 2));
-        assert!(uses.wait_for_writes(|stream| stream == 1));
+        assert!(!uses.wait() && !uses.wait_for_writes(Some(StreamId::new(0, 1))));
+        assert!(
+            uses.wait_for_writes(Some(StreamId::new(0, 2))),
+            "what comes behind it on its stream is not its reader"
+        );
+    }
+
+    #[test]
+    fn of_the_copies_on_one_stream_the_last_is_kept_and_nobody_is_asked() {
+        let mut uses = Uses::default();
+        let fences: Vec<_> = [1, 2, 1, 2, 1].map(|stream| Arc::new(Scripted::on(stream))).into();
+        fences.iter().for_each(|fence| uses.record(fence.clone()));
+        // The second stream's first copy finds one of another stream, and asks whether that is over.
+        assert_eq!(fences.iter().map(|fence| fence.asked()).collect::<Vec<_>>(), [1, 0, 0, 0, 0]);
+        fences[..4].iter().for_each(|fence| fence.finish());
+        assert!(!uses.are_over().unwrap());
+        let kept: Vec<_> = uses.take().into_iter().map(|fence| fence.stream()).collect();
+        assert_eq!(kept, [1]);
+    }
+
+    #[test]
+    fn a_copy_whose_stream_nobody_knows_takes_no_others_place_and_is_waited_for() {
+        let mut uses = Uses::default();
+        let fences = [Arc::new(Scripted::on(0)), Arc::new(Scripted::on(0))];
+        fences.iter().for_each(|fence| uses.record(fence.clone()));
+        fences[1].finish();
+        assert!(!uses.are_over().unwrap());
+        fences[0].fail();
+        uses.record_write(fences[0].clone());
+        assert!(!uses.wait_for_others(None), "it is asked, and failed");
+    }
+
+    #[test]
+    fn what_was_lent_is_nobody_elses_to_speak_for() {
+        let mut uses = Uses::default();
+        let (lent, later) = (Arc::new(Scripted::on(1)), Arc::new(Scripted::on(1)));
+        uses.lend(lent.clone());
+        uses.record(later.clone());
+        later.finish();
+        assert!(!uses.are_over().unwrap());
+        lent.finish();
+        assert!(uses.are_over().unwrap());
     }
 
     #[test]

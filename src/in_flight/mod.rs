@@ -5,14 +5,14 @@
 //!              arrivals (queue, no lock) ──┐
 //!                                          ▼  sweep: one thread at a time, the others pass by
 //!   stream 1   [a][b][c]   only the head is asked: copies of a stream end in order
-//!   stream 2   [d]         a slow stream holds back nobody but itself
+//!   stream 2   [d]         a slow stream holds back nobody but itself, and who gets its number when it is gone
 //!   several    {e, f}      used on more than one stream: each is asked about all its fences
 //!                                          └──▶ landed (by value, in the order seen), lost
 //! ```
 //!
 //! Never blocks a caller that did not ask to wait; never frees or reuses anything itself. Invariants:
 //!
-//! 1. An item lands only after every one of its fences has said that it is over.
+//! 1. An item lands only after every one of its fences has said that it is over; in line, too, each is asked itself.
 //! 2. An item with a fence that failed never lands: it is lost, for nobody knows what the device still reads.
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ use crate::sync::process::{AtomicU64, Ordering};
 mod fence;
 mod few;
 
-pub use fence::Fence;
+pub use fence::{Fence, StreamId};
 pub(crate) use fence::{SharedFence, Uses};
 pub(crate) use few::Few;
 

@@ -3,6 +3,7 @@
 //! | kept | why |
 //! | --- | --- |
 //! | idle events | a copy makes and destroys none |
+//! | idle streams | waiting for an event of somebody else's makes and destroys none |
 //! | [`Timelines`] | words in which streams say how far they are |
 //! | [`Home::own`] | cudarc records an event only if the context object of the *stream* manages several streams and carries nobody's error; of this object both are true, whatever the user's does |
 //!
@@ -19,12 +20,15 @@ use std::sync::{Arc, OnceLock};
 use crossbeam::queue::ArrayQueue;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
+use super::said;
 use super::timeline::Timelines;
 use crate::driver::{Current, Relaxed};
+use crate::error::{Error, Result};
 use crate::sync::plain::Mutex;
 
-/// More idle events than this are destroyed.
+/// More idle events and streams than these are destroyed.
 const SPARE_EVENTS: usize = 1024;
+const SPARE_STREAMS: usize = 16;
 
 static HOMES: Mutex<Vec<&'static Home>> = Mutex::new(Vec::new());
 
@@ -37,6 +41,7 @@ std::thread_local! {
 pub(super) struct Home {
     context: Arc<CudaContext>,
     spare_events: ArrayQueue<Event>,
+    spare_streams: ArrayQueue<Arc<CudaStream>>,
     own: OnceLock<Own>,
     pub(super) timelines: Timelines,
 }
@@ -51,11 +56,12 @@ impl fmt::Debug for Home {
 pub(super) struct Own {
     /// Never dropped: that would destroy the user's context.
     pub(super) context: ManuallyDrop<Arc<CudaContext>>,
-    /// The second stream that makes cudarc manage several; waits for events that are not ours to keep.
+    /// The second stream that makes cudarc manage several. Nothing ever runs on it, so it answers at once how the device
+    /// is.
     pub(super) stream: Arc<CudaStream>,
 }
 
-/// An event without timing.
+/// An event of a fence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Event(pub(super) sys::CUevent);
 
@@ -79,6 +85,7 @@ impl Home {
             let home: &'static Self = Box::leak(Box::new(Self {
                 context: context.clone(),
                 spare_events,
+                spare_streams: ArrayQueue::new(SPARE_STREAMS),
                 own: OnceLock::new(),
                 timelines: Timelines::default(),
             }));
@@ -112,6 +119,38 @@ impl Home {
             // the device is gone, and the event with it.
             let _gone = unsafe { result::event::destroy(event) };
         }
+    }
+
+    /// A stream of our own with nothing on it. The context is current.
+    pub(super) fn take_stream(&self) -> Result<Arc<CudaStream>, DriverError> {
+        self.spare_streams.pop().map_or_else(|| self.own()?.context.new_stream(), Ok)
+    }
+
+    /// Gives a stream back, which is kept if it has nothing on it. Otherwise it goes when its work is over.
+    pub(super) fn put_stream(&self, stream: Arc<CudaStream>, is_idle: bool) {
+        // cudarc makes the stream's context current to destroy it; the thread's own comes back with this.
+        let _current = self.enter();
+        let _one_too_many = if is_idle { self.spare_streams.push(stream) } else { Err(stream) };
+    }
+
+    /// Is the event over? Wants no context. Neither an error nor "not ready" passes for yes.
+    pub(super) fn is_over(&self, event: Event) -> Result<bool> {
+        let _relaxed = Relaxed::enter();
+        // SAFETY: an event of a live fence.
+        match unsafe { result::event::query(event.0) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(Error::device(said("cuEventQuery", error))),
+        }
+    }
+
+    /// Waits until the event is over. Unlike a question, that wants a current context, and whoever waits may have none.
+    pub(super) fn wait_for(&self, event: Event) -> Result<()> {
+        let failed = |call, error| Error::device(said(call, error));
+        let _relaxed = Relaxed::enter();
+        let _current = self.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
+        // SAFETY: an event of a live fence.
+        unsafe { result::event::synchronize(event.0) }.map_err(|error| failed("cuEventSynchronize", error))
     }
 
     /// The context object of our own.

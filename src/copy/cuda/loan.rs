@@ -8,29 +8,35 @@
 //! cudarc says nothing when the copy is enqueued; all it does is to record an event of ours behind it, and that only if the
 //! context *object* of the stream handed to it manages several streams and carries no error of anybody. Candle's usual
 //! settings fail the first, any failing library the second. So it is given a stream object of our own for the same stream,
-//! whose context object is ours alone ([`Home::own`]). Whether the event was recorded is not believed but asked: an event
-//! made with timing and never recorded has no elapsed time ("invalid handle"), one recorded has, or is "not ready".
+//! whose context object is ours alone ([`Home::own`]). Whether the event was recorded is not believed but asked, once: an
+//! event made with timing and never recorded has no elapsed time ("invalid handle"), one recorded has, or is "not ready".
+//! That is all it is asked for: whether the event is over, only a query says.
 //!
 //! Invariants:
 //!
 //! 1. A loan's event is new, is recorded by nobody but cudarc's `SyncOnDrop`, and lives until the borrow of the buffer is
 //!    over: `Uses` lets go of a loan only through `&mut`.
-//! 2. Once that borrow is over, a loan without a record means that nobody knows: an error, never done.
+//! 2. Once that borrow is over, a loan without a record means that nobody knows: an error, never done. So does a record in
+//!    a graph, where the copy then is as well.
+//! 3. A copy goes unwaited for only if the stream's [id](super::names::id) says that the next one comes behind it.
 #![allow(unsafe_code)] // Implements an unsafe interface of cudarc, and calls the driver.
 
+use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
 
-use cudarc::driver::{CudaEvent, CudaStream, DriverError, HostSlice, SyncOnDrop, result, sys};
+use cudarc::driver::{CudaEvent, CudaStream, HostSlice, SyncOnDrop, sys};
 
-use super::home::Home;
-use super::mark::number;
+use super::home::{Event, Home};
+use super::names::{id, number};
 use super::{CAPTURING, SetAside, is_capturing, said};
 use crate::buffer::PinnedBuf;
-use crate::driver::Relaxed;
+use crate::driver::{self, Relaxed};
 use crate::error::{Error, Result};
-use crate::in_flight::{Fence, SharedFence};
+use crate::in_flight::{Fence, SharedFence, StreamId};
+use crate::sync::process::{AtomicBool, Ordering};
 
 /// Copies of cudarc itself from and to the buffer are tracked: a buffer dropped after
 /// `stream.memcpy_htod(&buf, &mut device)` returns to its pool when the copy is over, and after
@@ -44,9 +50,9 @@ impl HostSlice<u8> for PinnedBuf {
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [u8], SyncOnDrop<'a>) {
         let Some(uses) = self.uses() else { return (&[], SyncOnDrop::Record(None)) };
         self.board();
-        // What is being written on this very stream is there before the copy begins.
-        let is_sound = uses.wait_for_writes(|other| other != number(stream));
         let loan = Loan::new(stream);
+        // What is being written on this very stream is there before the copy begins (3).
+        let is_sound = uses.wait_for_writes(loan.stream_id());
         uses.lend(loan.fence());
         // SAFETY: the loan outlives `'a` (loan 1): it is in `uses`, and letting go of it takes the buffer's `&mut`.
         let guard = unsafe { loan.guard() };
@@ -58,8 +64,8 @@ impl HostSlice<u8> for PinnedBuf {
     unsafe fn stream_synced_mut_slice<'a>(&'a mut self, stream: &'a CudaStream) -> (&'a mut [u8], SyncOnDrop<'a>) {
         self.board();
         let Some(uses) = self.uses_mut() else { return (&mut [], SyncOnDrop::Record(None)) };
-        let is_sound = uses.wait_for_others(number(stream));
         let loan = Loan::new(stream);
+        let is_sound = uses.wait_for_others(loan.stream_id());
         uses.record_write(loan.fence());
         // SAFETY: as above.
         let guard = unsafe { loan.guard() };
@@ -78,15 +84,16 @@ enum Loan {
 impl Loan {
     fn new(stream: &CudaStream) -> Self {
         let _set_aside = SetAside::take(stream.context());
-        let untracked = |why: String| Self::Untracked(Arc::new(Untracked { stream: number(stream), why }));
-        match is_capturing(stream) {
-            Ok(true) => return untracked(CAPTURING.to_owned()),
-            Err(error) => return untracked(said("cuStreamIsCapturing", error)),
-            Ok(false) => {}
-        }
         match Tracked::new(stream) {
             Ok(tracked) => Self::Tracked(Arc::new(tracked)),
-            Err(error) => untracked(said("cuEventCreate", error)),
+            Err(why) => Self::Untracked(Arc::new(Untracked { stream: number(stream), why })),
+        }
+    }
+
+    fn stream_id(&self) -> Option<StreamId> {
+        match self {
+            Self::Tracked(tracked) => tracked.stream_id,
+            Self::Untracked(_) => None,
         }
     }
 
@@ -120,7 +127,10 @@ struct Tracked {
     /// The user's stream under our context object.
     stream: Arc<CudaStream>,
     number: u64,
+    stream_id: Option<StreamId>,
     home: &'static Home,
+    /// It was asked, and is.
+    is_recorded: AtomicBool,
 }
 
 impl fmt::Debug for Tracked {
@@ -130,17 +140,64 @@ impl fmt::Debug for Tracked {
 }
 
 impl Tracked {
-    fn new(stream: &CudaStream) -> Result<Self, DriverError> {
+    fn new(stream: &CudaStream) -> Result<Self, String> {
         let home = Home::of(stream.context());
-        let _current = home.enter()?;
-        let own = home.own()?;
+        let _current = home.enter().map_err(|error| said("cuCtxSetCurrent", error))?;
+        if is_capturing(stream).map_err(|error| said("cuStreamIsCapturing", error))? {
+            return Err(CAPTURING.to_owned());
+        }
+        let own = home.own().map_err(|error| said("cuStreamCreate", error))?;
         // Ours alone, and nobody asks it; an old one would keep the next event from its record.
         let _of_an_old_loan = own.context.check_err();
-        let event = own.context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))?;
-        // SAFETY: a live stream of this context; this object is used while the caller's borrow of the stream lasts.
-        let stream_of_ours = unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) };
-        Ok(Self { event: ManuallyDrop::new(event), stream: stream_of_ours, number: number(stream), home })
+        let timed = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        let event = own.context.new_event(Some(timed)).map_err(|error| said("cuEventCreate", error))?;
+        Ok(Self {
+            event: ManuallyDrop::new(event),
+            // SAFETY: a live stream of this context; the object is used while the caller's borrow of the stream lasts.
+            stream: unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) },
+            number: number(stream),
+            stream_id: id(stream, home),
+            home,
+            is_recorded: AtomicBool::new(false),
+        })
     }
+
+    /// Fails if cudarc recorded nothing (2). Wants a context, and whoever asks may have none.
+    fn check_recorded(&self) -> Result<()> {
+        // Relaxed: once true for ever, and nothing is published by it.
+        if self.is_recorded.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let _relaxed = Relaxed::enter();
+        let _current = self.home.enter().map_err(|error| Error::device(said("cuCtxSetCurrent", error)))?;
+        match elapsed(&self.event) {
+            Some(0 | NOT_READY) => {
+                self.is_recorded.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            Some(INVALID_HANDLE) => Err(Error::device("cudarc recorded no event behind its copy")),
+            Some(code) => Err(Error::device(format!("cuEventElapsedTime failed (code {code})"))),
+            None => Err(Error::device("the driver has no cuEventElapsedTime")),
+        }
+    }
+}
+
+const INVALID_HANDLE: c_int = sys::CUresult::CUDA_ERROR_INVALID_HANDLE as c_int;
+const NOT_READY: c_int = sys::CUresult::CUDA_ERROR_NOT_READY as c_int;
+
+/// The driver's answer to how long it is from an event to itself. Found by name: the form that bindings of CUDA 13 mean is
+/// missing in older drivers, this one in none.
+fn elapsed(event: &CudaEvent) -> Option<c_int> {
+    type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> c_int;
+    static ELAPSED: OnceLock<Option<Elapsed>> = OnceLock::new();
+    let elapsed = (*ELAPSED.get_or_init(|| {
+        let found = driver::symbol(c"cuEventElapsedTime")?;
+        // SAFETY: the driver's function of this name has this type.
+        Some(unsafe { std::mem::transmute::<NonNull<c_void>, Elapsed>(found) })
+    }))?;
+    let (mut milliseconds, event) = (0.0, event.cu_event());
+    // SAFETY: a live event, and room for a number.
+    Some(unsafe { elapsed(&raw mut milliseconds, event, event) })
 }
 
 impl Drop for Tracked {
@@ -154,31 +211,21 @@ impl Drop for Tracked {
 // SAFETY: loan 1 and 2. Asked only when the borrow is over, and done only if the event was recorded, behind the copy.
 unsafe impl Fence for Tracked {
     fn is_done(&self) -> Result<bool> {
-        let _relaxed = Relaxed::enter();
-        let event = self.event.cu_event();
-        // SAFETY: the event lives as long as `self`.
-        match unsafe { result::event::elapsed(event, event) } {
-            Ok(_) => Ok(true),
-            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_HANDLE)) => {
-                Err(Error::device("cudarc recorded no event behind its copy"))
-            }
-            Err(error) => Err(Error::device(said("cuEventElapsedTime", error))),
-        }
+        self.check_recorded()?;
+        self.home.is_over(Event(self.event.cu_event()))
     }
 
     fn wait(&self) -> Result<()> {
-        if self.is_done()? {
-            return Ok(());
-        }
-        let _relaxed = Relaxed::enter();
-        // SAFETY: the event lives as long as `self`.
-        unsafe { result::event::synchronize(self.event.cu_event()) }
-            .map_err(|error| Error::device(said("cuEventSynchronize", error)))
+        self.check_recorded()?;
+        self.home.wait_for(Event(self.event.cu_event()))
     }
 
     fn stream(&self) -> u64 {
         self.number
+    }
+
+    fn stream_id(&self) -> Option<StreamId> {
+        self.stream_id
     }
 }
 

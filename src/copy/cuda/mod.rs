@@ -1,11 +1,15 @@
 //! Copies on a CUDA stream of cudarc.
 //!
 //! ```text
-//!   others' errors set aside ─▶ capturing? ─▶ mark ready ─▶ device memory waits its turn ─▶ copy ─▶ marked ─▶ errors back
-//!                                refused       refused        refused               refused / unknown   unknown
+//!   others' errors set aside ─▶ mark ready ─▶ device memory waits its turn ─▶ capturing? ─▶ copy ─▶ marked ─▶ errors back
+//!                                refused        refused                        refused   refused / unknown   unknown
 //! ```
 //!
 //! *Refused* means that nothing uses the buffer; *unknown* that something may, for ever.
+//!
+//! Whether the stream captures a graph is asked after the wait of the device memory, for a wait behind captured work draws
+//! the stream into that capture. Where the memory waits at all it is asked before as well: a capturing stream that waits
+//! for work outside of its capture spoils it.
 //!
 //! cudarc keeps one error per context object for calls that cannot return one, and hands it to the next call of its safe
 //! layer, whosever that is. Left there, it would make the device memory skip its wait for earlier work (and the record of
@@ -16,8 +20,10 @@
 //! | --- | --- |
 //! | `mod.rs` | both directions of a copy, and marks behind other people's work |
 //! | `home.rs` | what the copies of one context share |
+//! | `names.rs` | what a stream is called, and which streams are the same |
 //! | `mark.rs` | an event as a fence |
 //! | `timeline.rs`, `sequence.rs` | a word that the stream counts up as a fence |
+//! | `foreign.rs` | a fence for what somebody else's event stands for |
 //! | `loan.rs` | copies that cudarc makes of a buffer by itself (`HostSlice`) |
 //! | `raw.rs` | device memory of other frameworks |
 //!
@@ -26,23 +32,26 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DevicePtr, DevicePtrMut, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DriverError, SyncOnDrop, result, sys};
 
 use self::home::Home;
 use self::mark::Mark;
-use super::{CopyFailure, CopySource, CopyStream, CopyTarget};
+use super::{Asker, CopyFailure, CopySource, CopyStream, CopyTarget};
 use crate::config::FenceKind;
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence};
 
+mod foreign;
 mod home;
 mod loan;
 mod mark;
+mod names;
 mod raw;
 mod sequence;
 mod timeline;
 
+pub(crate) use foreign::mark_behind;
 pub use raw::RawMem;
 
 const CAPTURING: &str = "the stream is capturing a graph, and each launch would use the buffer again after it was \
@@ -61,19 +70,15 @@ unsafe impl<T: DevicePtrMut<u8>> CopyTarget<CudaStream> for T {
         stream: &CudaStream,
         source: *const u8,
         len: usize,
-        kind: FenceKind,
+        asker: Asker,
     ) -> Result<SharedFence, CopyFailure> {
-        marked(stream, len, kind, || {
-            let (address, tracking) = self.device_ptr_mut(stream);
-            stream.context().check_err().map_err(|error| (Step::Wait, error))?;
+        let waits = self.stream().context().is_managing_stream_synchronization();
+        let copy = |address| {
             // SAFETY: the caller promises the source, the target its address; `len` bytes fit (`CopyTarget::enqueue`).
             let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(address, source.cast(), len, stream.cu_stream()) };
-            copied.result().map_err(|error| (Step::Copy("cuMemcpyHtoDAsync"), error))?;
-            // The target notes our use of it, before the mark, so that the mark is the last of this copy's work. An error
-            // of that note is for the target's next user, and stays in the context for him.
-            drop(tracking);
-            Ok(())
-        })
+            copied.result().map_err(|error| ("cuMemcpyHtoDAsync", error))
+        };
+        marked(stream, len, asker, waits, move || self.device_ptr_mut(stream), copy)
     }
 }
 
@@ -88,10 +93,10 @@ unsafe impl<T: DevicePtrMut<u8>> CopyTarget<Arc<CudaStream>> for T {
         stream: &Arc<CudaStream>,
         source: *const u8,
         len: usize,
-        kind: FenceKind,
+        asker: Asker,
     ) -> Result<SharedFence, CopyFailure> {
         // SAFETY: the caller's promise.
-        unsafe { CopyTarget::<CudaStream>::enqueue(self, stream, source, len, kind) }
+        unsafe { CopyTarget::<CudaStream>::enqueue(self, stream, source, len, asker) }
     }
 }
 
@@ -102,15 +107,13 @@ unsafe impl<T: DevicePtr<u8>> CopySource<CudaStream> for T {
     }
 
     unsafe fn fetch(&self, stream: &CudaStream, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
-        marked(stream, len, FenceKind::Event, || {
-            let (address, tracking) = self.device_ptr(stream);
-            stream.context().check_err().map_err(|error| (Step::Wait, error))?;
+        let waits = self.stream().context().is_managing_stream_synchronization();
+        let copy = |address| {
             // SAFETY: the caller promises the target, the source its address; it has `len` bytes (`CopySource::fetch`).
             let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(target.cast(), address, len, stream.cu_stream()) };
-            copied.result().map_err(|error| (Step::Copy("cuMemcpyDtoHAsync"), error))?;
-            drop(tracking);
-            Ok(())
-        })
+            copied.result().map_err(|error| ("cuMemcpyDtoHAsync", error))
+        };
+        marked(stream, len, Asker::Buffer, waits, || self.device_ptr(stream), copy)
     }
 }
 
@@ -129,7 +132,9 @@ unsafe impl<T: DevicePtr<u8>> CopySource<Arc<CudaStream>> for T {
 // SAFETY: the mark stands behind all work enqueued so far (mark D1).
 unsafe impl CopyStream for CudaStream {
     fn mark(&self) -> Result<SharedFence> {
-        marked(self, 0, FenceKind::Event, || Ok(())).map_err(|failure| match failure {
+        let nothing_waits = || (0, SyncOnDrop::Record(None));
+        let marked = marked(self, 0, Asker::Pool(FenceKind::Event), false, nothing_waits, |_| Ok(()));
+        marked.map_err(|failure| match failure {
             CopyFailure::Refused(error) | CopyFailure::Unknown(error) => Error::device(error.to_string()),
         })
     }
@@ -142,32 +147,26 @@ unsafe impl CopyStream for Arc<CudaStream> {
     }
 }
 
-/// A fence for what an event of the user's stands for now: he may record it again or destroy it.
-pub(crate) fn mark_behind(event: &CudaEvent) -> Result<SharedFence> {
-    let failed = |call, error| Error::device(said(call, error));
-    let home = Home::of(event.context());
-    let _current = home.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
-    // A stream of our own waits for the event, and our mark stands behind that wait.
-    let stream = &home.own().map_err(|error| failed("cuStreamCreate", error))?.stream;
-    let mark = Mark::new(stream, home).map_err(|error| failed("cuEventCreate", error))?;
-    let wait = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-    // SAFETY: both are alive.
-    unsafe { result::stream::wait_event(stream.cu_stream(), event.cu_event(), wait) }
-        .map_err(|error| failed("cuStreamWaitEvent", error))?;
-    mark.record(stream).map_err(|error| failed("cuEventRecord", error))?;
-    Ok(Arc::new(mark))
-}
-
 /// Where the device of this context sees page-locked memory.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let failed = |call, error| Error::copy(len, said(call, error));
     let _current = Home::of(context).enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
-    let mut address = 0;
+    let mut address: sys::CUdeviceptr = 0;
+    let room = &raw mut address;
     // SAFETY: room for an address; the driver looks the pointer up and reads nothing behind it.
-    unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut address, start.cast_mut().cast(), 0) }
-        .result()
-        .map_err(|error| failed("cuMemHostGetDevicePointer", error))?;
-    Ok(address)
+    match unsafe { sys::cuMemHostGetDevicePointer_v2(room, start.cast_mut().cast(), 0) }.result() {
+        Ok(()) => Ok(address),
+        // It knows what was allocated or registered, but no virtual memory.
+        Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)) => {
+            let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
+            // SAFETY: as above; the value of this attribute is an address.
+            unsafe { sys::cuPointerGetAttribute(room.cast(), attribute, start as sys::CUdeviceptr) }
+                .result()
+                .map_err(|error| failed("cuPointerGetAttribute", error))?;
+            Ok(address)
+        }
+        Err(error) => Err(failed("cuMemHostGetDevicePointer", error)),
+    }
 }
 
 /// An error that somebody left in the context object, kept out of the way.
@@ -190,40 +189,51 @@ impl Drop for SetAside<'_> {
     }
 }
 
-/// Where a copy failed.
-enum Step {
-    Wait,
-    Copy(&'static str),
-}
-
-/// Has `work` enqueued on the stream, with a mark behind it.
-fn marked(
+/// Has a copy enqueued on the stream, behind what `wait` puts there, with a mark behind it.
+fn marked<'a>(
     stream: &CudaStream,
     len: usize,
-    kind: FenceKind,
-    work: impl FnOnce() -> Result<(), (Step, DriverError)>,
+    asker: Asker,
+    may_wait: bool,
+    wait: impl FnOnce() -> (sys::CUdeviceptr, SyncOnDrop<'a>),
+    copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, DriverError)>,
 ) -> Result<Arc<dyn Fence>, CopyFailure> {
     let _set_aside = SetAside::take(stream.context());
     let refused = |call, error| CopyFailure::Refused(Error::copy(len, said(call, error)));
     let unknown = |call, error| CopyFailure::Unknown(Error::device(said(call, error)));
+    let refuse_capturing = || match is_capturing(stream) {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(CopyFailure::Refused(Error::copy(len, CAPTURING))),
+        Err(error) => Err(refused("cuStreamIsCapturing", error)),
+    };
     let home = Home::of(stream.context());
     let _current = home.enter().map_err(|error| refused("cuCtxSetCurrent", error))?;
-    if is_capturing(stream).map_err(|error| refused("cuStreamIsCapturing", error))? {
-        return Err(CopyFailure::Refused(Error::copy(len, CAPTURING)));
-    }
-    // Whatever can be refused is asked for before the work.
+    // Whatever can be refused is asked for before the copy.
     let mark = Mark::new(stream, home).map_err(|error| refused("cuEventCreate", error))?;
-    work().map_err(|(step, error)| match step {
-        Step::Wait => refused("cuStreamWaitEvent", error),
-        Step::Copy(call) if is_about_arguments(error) => refused(call, error),
-        Step::Copy(call) => unknown(call, error),
+    if may_wait {
+        refuse_capturing()?;
+    }
+    let (address, note) = wait();
+    let waited = stream.context().check_err().map_err(|error| refused("cuStreamWaitEvent", error));
+    if let Err(refusal) = waited.and_then(|()| refuse_capturing()) {
+        // Nothing uses the memory, so there is nothing to note, least of all in somebody's graph.
+        std::mem::forget(note);
+        return Err(refusal);
+    }
+    let id = if asker == Asker::Pool(FenceKind::Event) { None } else { names::id(stream, home) };
+    copy(address).map_err(|(call, error)| match is_about_arguments(error) {
+        true => refused(call, error),
+        false => unknown(call, error),
     })?;
-    if kind == FenceKind::Timeline
-        && let Ok(Some(reached)) = home.count(stream)
+    // The memory notes our use of it, before the mark, so that the mark is the last of this copy's work. An error of that
+    // note is for the memory's next user, and stays in the context for him.
+    drop(note);
+    if let (Asker::Pool(FenceKind::Timeline), Some(id)) = (asker, id)
+        && let Ok(Some(reached)) = home.count(stream, id)
     {
         return Ok(Arc::new(reached));
     }
-    mark.record(stream).map_err(|error| unknown("cuEventRecord", error))?;
+    let mark = mark.record(stream, id).map_err(|error| unknown("cuEventRecord", error))?;
     Ok(Arc::new(mark))
 }
 

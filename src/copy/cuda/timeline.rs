@@ -10,15 +10,17 @@
 //! ([`FenceKind`](crate::config::FenceKind)).
 //!
 //! Needs `cuStreamWriteValue32_v2`, which cudarc binds only in some versions: it is found by name. Where it is missing or
-//! the driver does not support it, events are used instead.
+//! the driver does not support it, and where a stream has no [id](super::names::id), events are used instead.
 //!
 //! Invariants:
 //!
-//! 1. A word is written by one stream only, in the order of its numbers: a number is taken and its write enqueued under
-//!    one lock.
+//! 1. A word is written by one stream only, in the order of its numbers. One stream: it goes by its id, for its handle may
+//!    already be another's while its own copies still run. In order: a number is taken and its write enqueued under one
+//!    lock, and no number is taken twice, not even if its write failed.
 //! 2. Words live as long as the process, as their context does (home H1), so a fence may look at any time.
 //! 3. A word that stands still says nothing about a lost device, so a fence that is not over asks the driver now and then
-//!    whether the device is well: one thread in each [`HEALTH_EVERY_US`].
+//!    whether the device is well, by a stream of our own on which nothing ever runs: one thread in each
+//!    [`HEALTH_EVERY_US`].
 #![allow(unsafe_code)] // Calls the driver, and reads memory that a device writes.
 
 use std::collections::HashMap;
@@ -30,13 +32,13 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaStream, DriverError, result, sys};
 
-use super::home::{Event, Home};
-use super::mark::number;
+use super::home::Home;
+use super::names::number;
 use super::said;
 use super::sequence::{FIRST, Sequence};
 use crate::driver::{self, Relaxed};
 use crate::error::{Error, Result};
-use crate::in_flight::Fence;
+use crate::in_flight::{Fence, StreamId};
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
 
@@ -57,7 +59,7 @@ type WriteValue32 = unsafe extern "C" fn(sys::CUstream, u64, u32, c_uint) -> sys
 #[derive(Debug, Default)]
 pub(super) struct Timelines {
     write: OnceLock<Option<WriteValue32>>,
-    by_stream: Mutex<HashMap<u64, Arc<Timeline>>>,
+    by_stream: Mutex<HashMap<StreamId, Arc<Timeline>>>,
     words: Mutex<Vec<Word>>,
     health: Health,
 }
@@ -67,8 +69,6 @@ pub(super) struct Timelines {
 struct Health {
     since: OnceLock<Instant>,
     asked_us: AtomicU64,
-    /// Never recorded: the driver answers at once, with what ails the device if anything does.
-    event: OnceLock<Event>,
 }
 
 /// Where a stream writes, as the host and as the device see it.
@@ -109,25 +109,50 @@ struct Timeline {
 }
 
 impl Home {
-    /// Puts a number behind all work on the stream so far; `None` if an event has to do it. The context is current.
-    pub(super) fn count(&'static self, stream: &CudaStream) -> Result<Option<Reached>, DriverError> {
+    /// Puts a number behind all work so far on the stream, which has this id; `None` if an event has to do it. The context
+    /// is current.
+    pub(super) fn count(&'static self, stream: &CudaStream, id: StreamId) -> Result<Option<Reached>, DriverError> {
         let Some(write) = self.timelines.write() else { return Ok(None) };
-        self.timelines.prepare()?;
-        let Some(timeline) = self.timelines.of(stream)? else { return Ok(None) };
+        // There to be asked (3) before anybody has to wait.
+        self.own()?;
+        let Some(timeline) = self.timelines.of(stream, id)? else { return Ok(None) };
         let mut last = timeline.last.lock();
         let Some(next) = timeline.sequence.next(*last, || timeline.word.read()) else { return Ok(None) };
         #[allow(clippy::cast_possible_truncation)] // The low half is what the stream writes.
         // SAFETY: a live stream, and a word that lives for ever (2). The default flags order the write behind all work
         // before it.
         let written = unsafe { write(stream.cu_stream(), timeline.word.device, next as u32, 0) };
-        match written.result() {
-            Ok(()) => *last = next,
+        let written = written.result();
+        if let Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) = written {
             // Nothing was enqueued.
-            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) => return Ok(None),
-            Err(error) => return Err(error),
+            return Ok(None);
         }
+        // After any other error the write may be on its way: nobody else gets its number.
+        *last = next;
         drop(last);
-        Ok(Some(Reached { timeline, number: next, home: self }))
+        written.map(|()| Some(Reached { timeline, number: next, home: self }))
+    }
+
+    /// Fails if the device does. Asks the driver now and then (3).
+    fn check_health(&self) -> Result<()> {
+        let Some(own) = self.timelines.health.is_due().then(|| self.own().ok()).flatten() else { return Ok(()) };
+        let _relaxed = Relaxed::enter();
+        // SAFETY: the stream is never destroyed.
+        match unsafe { sys::cuStreamQuery(own.stream.cu_stream()) }.result() {
+            Ok(()) | Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(()),
+            Err(error) => Err(Error::device(said("cuStreamQuery", error))),
+        }
+    }
+}
+
+impl Health {
+    /// Is it this caller's turn to ask?
+    fn is_due(&self) -> bool {
+        let now_us = u64::try_from(self.since.get_or_init(Instant::now).elapsed().as_micros()).unwrap_or(u64::MAX);
+        // Relaxed: only one of many may ask; nothing is published by it.
+        let asked_us = self.asked_us.load(Ordering::Relaxed);
+        now_us >= asked_us.saturating_add(HEALTH_EVERY_US)
+            && self.asked_us.compare_exchange(asked_us, now_us, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
 
@@ -141,23 +166,22 @@ impl Timelines {
     }
 
     /// The timeline of a stream; `None` where there is no memory for one.
-    fn of(&self, stream: &CudaStream) -> Result<Option<Arc<Timeline>>, DriverError> {
-        let number = number(stream);
+    fn of(&self, stream: &CudaStream, id: StreamId) -> Result<Option<Arc<Timeline>>, DriverError> {
         let mut by_stream = self.by_stream.lock();
-        if let Some(timeline) = by_stream.get(&number) {
+        if let Some(timeline) = by_stream.get(&id) {
             return Ok(Some(timeline.clone()));
         }
         let Some(word) = self.take_word(&mut by_stream)? else { return Ok(None) };
         // What the word's last stream counted to goes on here: by then it had written all of its numbers.
         let seen = (FIRST & !u64::from(u32::MAX)) | u64::from(word.read());
-        let timeline =
-            Arc::new(Timeline { stream: number, word, sequence: Sequence::new(seen), last: Mutex::new(seen) });
-        by_stream.insert(number, timeline.clone());
+        let (stream, sequence, last) = (number(stream), Sequence::new(seen), Mutex::new(seen));
+        let timeline = Arc::new(Timeline { stream, word, sequence, last });
+        by_stream.insert(id, timeline.clone());
         Ok(Some(timeline))
     }
 
     /// A free word: one left over, one of a stream at rest, or the first of a new page.
-    fn take_word(&self, by_stream: &mut HashMap<u64, Arc<Timeline>>) -> Result<Option<Word>, DriverError> {
+    fn take_word(&self, by_stream: &mut HashMap<StreamId, Arc<Timeline>>) -> Result<Option<Word>, DriverError> {
         let mut words = self.words.lock();
         if words.is_empty() {
             by_stream.retain(|_, timeline| {
@@ -175,34 +199,6 @@ impl Timelines {
             words.extend(page_of_words()?);
         }
         Ok(words.pop())
-    }
-
-    /// Fails if the device does. Asks the driver now and then (3).
-    fn check_health(&self) -> Result<()> {
-        let now_us =
-            u64::try_from(self.health.since.get_or_init(Instant::now).elapsed().as_micros()).unwrap_or(u64::MAX);
-        // Relaxed: only one of many may ask; nothing is published by it.
-        let asked_us = self.health.asked_us.load(Ordering::Relaxed);
-        let is_due = now_us >= asked_us.saturating_add(HEALTH_EVERY_US);
-        let is_ours =
-            |()| self.health.asked_us.compare_exchange(asked_us, now_us, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if !is_due || !is_ours(()) {
-            return Ok(());
-        }
-        let Some(event) = self.health.event.get() else { return Ok(()) };
-        let _relaxed = Relaxed::enter();
-        // SAFETY: the event is never destroyed.
-        unsafe { result::event::query(event.0) }.map_err(|error| Error::device(said("cuEventQuery", error)))
-    }
-
-    /// Before the first number: the event that is asked when all is not well. The context is current.
-    fn prepare(&self) -> Result<(), DriverError> {
-        if self.health.event.get().is_none() {
-            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
-            // Of two at once one is left over, once.
-            let _one_is_enough = self.health.event.set(Event(event));
-        }
-        Ok(())
     }
 }
 
@@ -250,7 +246,7 @@ unsafe impl Fence for Reached {
         if sequence.seen() >= self.number || sequence.look(|| word.read()) >= self.number {
             return Ok(true);
         }
-        self.home.timelines.check_health().map(|()| false)
+        self.home.check_health().map(|()| false)
     }
 
     fn wait(&self) -> Result<()> {

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 #[cfg(feature = "cuda")]
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, sys};
-use pinpool::copy::CopyTarget;
 #[cfg(feature = "cuda")]
 use pinpool::copy::cuda::RawMem;
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::copy::{Asker, CopyTarget};
 use pinpool::{Completion, Error, FenceKind, PinnedBuf};
 
 /// One stream, and memory at its end that every copy overwrites.
@@ -141,7 +141,8 @@ impl Far {
         match self {
             Far::Sink { stream, memory } => {
                 // SAFETY: `send_bare` keeps the buffer, and lets nobody write to it, until the stream is done.
-                let enqueued = unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len(), FenceKind::Event) };
+                let enqueued =
+                    unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len(), Asker::Pool(FenceKind::Event)) };
                 enqueued.map(drop).map_err(|failure| Error::device(format!("{failure:?}")))
             }
             #[cfg(feature = "cuda")]
