@@ -54,6 +54,29 @@ fn a_stream_that_captures_is_refused() {
 }
 
 #[test]
+fn an_event_of_a_capture_stands_for_nothing_that_ends() {
+    let Some(device) = device::take() else { return };
+    device.on_each(|rig| {
+        let (pool, lane) = (rig.pool(), rig.lane(0, 1));
+        let buf = pool.get(MIB).unwrap();
+        let event = rig.context.new_event(None).unwrap();
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: a live stream, which captures until the call below.
+        unsafe { result::stream::begin_capture(lane.stream.cu_stream(), mode) }.unwrap();
+        event.record(&lane.stream).unwrap();
+        let released = buf.release_after_event(&event);
+        // SAFETY: as above. Whether the capture bears the question is the driver's affair.
+        if let Ok(graph) = unsafe { result::stream::end_capture(lane.stream.cu_stream()) } {
+            // SAFETY: just made, never launched.
+            unsafe { result::graph::destroy(graph) }.unwrap();
+        }
+        assert!(released.unwrap_err().is_device(), "{}", rig.name());
+        pool.poll();
+        assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 1), "{}", rig.name());
+    });
+}
+
+#[test]
 fn captures_live_beside_memory_that_comes_moves_and_goes_on_this_thread_and_on_others() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {

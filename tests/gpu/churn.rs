@@ -112,6 +112,11 @@ fn one_round(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], first: 
     });
 }
 
+/// Which of so many it is the turn of.
+fn which(number: u64, of: usize) -> usize {
+    usize::try_from(number).unwrap() % of
+}
+
 /// Gets and fills, and has no context.
 fn produce(pool: &Pool, next: &AtomicU64, end: u64, jobs: &SyncSender<Job>) {
     loop {
@@ -119,7 +124,7 @@ fn produce(pool: &Pool, next: &AtomicU64, end: u64, jobs: &SyncSender<Job>) {
         if number >= end {
             break;
         }
-        let batch = Batch::new(number, LENS[(number % LENS.len() as u64) as usize]);
+        let batch = Batch::new(number, LENS[which(number, LENS.len())]);
         if jobs.send((batch, filled(pool, batch))).is_err() {
             break;
         }
@@ -129,15 +134,16 @@ fn produce(pool: &Pool, next: &AtomicU64, end: u64, jobs: &SyncSender<Job>) {
 
 /// Takes memory away, and has no context.
 fn collect(pool: &Pool, are_copying: &Weak<Mutex<Receiver<Job>>>) {
-    let mut turn = 0_u64;
-    while are_copying.strong_count() > 0 {
+    for turn in 0_u64.. {
+        if are_copying.strong_count() == 0 {
+            break;
+        }
         match turn % 4 {
             0 => pool.trim(CEILING / 2),
             1 => pool.poll(),
             2 => pool.trim(0),
             _ => pool.clear(),
         }
-        turn += 1;
         thread::sleep(Duration::from_micros(500));
     }
     assert_eq!(result::ctx::get_current(), Ok(None), "a trim left a context behind");
@@ -156,7 +162,7 @@ fn copy(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], jobs: &Mutex
         let at = turn % lanes.len();
         let mut buf = Some(buf);
         // One way more than there are: borrowed by copies on two streams.
-        let way = WAYS.get((batch.number % (WAYS.len() as u64 + 1)) as usize);
+        let way = WAYS.get(which(batch.number, WAYS.len() + 1));
         for at in [at, (at + 1) % lanes.len()].into_iter().take(if way.is_some() { 1 } else { 2 }) {
             let (lane, sent) = &mut lanes[at];
             if let Some(before) = sent.replace(batch) {
@@ -177,7 +183,7 @@ fn copy(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], jobs: &Mutex
 /// Copies back, through the pool if it has room at once, and compares.
 fn compare(pool: &Pool, lane: &Lane, batch: Batch) {
     let whole = match pool.get_timeout(batch.len, Duration::ZERO) {
-        Ok(buf) if batch.number / WAYS.len() as u64 % 2 == 0 => {
+        Ok(buf) if which(batch.number / 5, 2) == 0 => {
             buf.copy_from(&lane.stream, &lane.memory).unwrap().wait().unwrap()
         }
         Ok(mut buf) => {
