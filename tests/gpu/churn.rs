@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   producers (no context) ─get, fill─▶ channel ─▶ copiers ─send, one way after the other─▶ streams shared by all
-//!   collector (no context): trim, clear, poll           └─ copy back, compare ◀─┘
+//!   collector (no context): trim, clear, poll           └─ copy back, compare ◀─┘       ▲
+//!                                                               one after the other stands still for a moment
 //! ```
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +18,7 @@ use pinpool::{FenceKind, PinnedBuf, Pool, PoolBuilder, Preset};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, Lane, Rig, filled, until};
+use crate::device::{self, Hold, Lane, Rig, filled, until};
 use crate::memory::{CEILING, reshuffled};
 use crate::ways::WAYS;
 
@@ -109,6 +110,7 @@ fn one_round(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], first: 
         }
         drop(jobs);
         scope.spawn(|| collect(pool, &are_copying));
+        scope.spawn(|| hold_up(streams, &are_copying));
     });
 }
 
@@ -147,6 +149,19 @@ fn collect(pool: &Pool, are_copying: &Weak<Mutex<Receiver<Job>>>) {
         thread::sleep(Duration::from_micros(500));
     }
     assert_eq!(result::ctx::get_current(), Ok(None), "a trim left a context behind");
+}
+
+/// Makes copies pile up on streams, so that much is in flight whenever somebody wants memory.
+fn hold_up(streams: &[Arc<CudaStream>; 3], are_copying: &Weak<Mutex<Receiver<Job>>>) {
+    for stream in streams.iter().cycle() {
+        if are_copying.strong_count() == 0 {
+            break;
+        }
+        let hold = Hold::on(stream);
+        thread::sleep(Duration::from_millis(1));
+        hold.open();
+        thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Two places on each stream, used in turn.

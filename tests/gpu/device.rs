@@ -35,7 +35,7 @@ pub(crate) fn take() -> Option<Device> {
         .and_then(|_| CudaContext::new(0).map_err(|error| format!("{:?}", error.0)));
     match found {
         Ok(context) => Some(Device { context, _turn: turn }),
-        Err(why) if is_required() => panic!("PINPOOL_REQUIRE_GPU=1, and there is none: {why}"),
+        Err(why) if is_required() => panic!("PINPOOL_REQUIRE_GPU=1, and there is none of use: {why}"),
         Err(why) => {
             say(format_args!("skipped: {why}"));
             None
