@@ -1,0 +1,65 @@
+//! Bytes that differ from batch to batch and from place to place, and the first one that is not as it should be.
+
+use std::fmt::Display;
+use std::ops::Range;
+
+const WORD: usize = size_of::<u64>();
+
+/// A batch by its number: what it holds follows from that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Batch {
+    pub(crate) number: u64,
+    pub(crate) len: usize,
+}
+
+impl Batch {
+    pub(crate) fn new(number: u64, len: usize) -> Self {
+        Self { number, len }
+    }
+
+    pub(crate) fn write(self, to: &mut [u8]) {
+        assert_eq!(to.len(), self.len);
+        let mut words = to.chunks_exact_mut(WORD);
+        let mut index = 0;
+        for word in &mut words {
+            word.copy_from_slice(&self.word(index));
+            index += 1;
+        }
+        let rest = words.into_remainder();
+        rest.copy_from_slice(&self.word(index)[..rest.len()]);
+    }
+
+    fn word(self, index: u64) -> [u8; WORD] {
+        let mixed = (self.number << 32 | index).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        (mixed ^ mixed >> 29).to_le_bytes()
+    }
+
+    pub(crate) fn bytes(self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        self.write(&mut bytes);
+        bytes
+    }
+
+    /// Compares every byte. `whence` names back-end and stream.
+    pub(crate) fn check(self, found: &[u8], whence: impl Display) {
+        self.check_part(0..self.len, found, whence);
+    }
+
+    /// The same for the bytes of a part.
+    pub(crate) fn check_part(self, part: Range<usize>, found: &[u8], whence: impl Display) {
+        let Self { number, len } = self;
+        let bytes = self.bytes();
+        let sent = &bytes[part.clone()];
+        assert_eq!(found.len(), sent.len(), "{whence}: bytes of batch {number}");
+        if let Some(at) =
+            (sent != found).then(|| sent.iter().zip(found).position(|(sent, found)| sent != found)).flatten()
+        {
+            panic!(
+                "{whence}: first wrong byte of batch {number} ({len} B) at offset {}: expected {:#04x}, found {:#04x}",
+                part.start + at,
+                sent[at],
+                found[at],
+            );
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Beside graphs being captured in CUDA's strictest mode: what touches the capture is refused, what does not leaves it be.
+
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::sys::CUstreamCaptureMode;
+use cudarc::driver::{CudaContext, CudaStream, result};
+use pinpool::{FenceKind, Pool};
+
+use crate::MIB;
+use crate::batch::Batch;
+use crate::device::{self, Lane, Rig, filled};
+use crate::memory::{CEILING, crowd};
+
+/// Captures on `stream` while `run` runs; the capture must survive it.
+fn captured(what: &str, stream: &CudaStream, run: impl FnOnce()) {
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    // SAFETY: a live stream, which captures until the call below.
+    unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
+    run();
+    // SAFETY: as above.
+    match unsafe { result::stream::end_capture(stream.cu_stream()) } {
+        // SAFETY: just made, never launched.
+        Ok(graph) if !graph.is_null() => unsafe { result::graph::destroy(graph) }.unwrap(),
+        Ok(_) => {}
+        Err(error) => panic!("{what}: the pool spoiled a capture: {:?}", error.0),
+    }
+}
+
+#[test]
+fn a_stream_that_captures_is_refused() {
+    let Some(device) = device::take() else { return };
+    device.on_each(|rig| {
+        let (pool, name) = (rig.pool(), rig.name());
+        let untracked = CudaContext::new(0).unwrap();
+        // SAFETY: one stream, and nothing is ever read from its memory.
+        unsafe { untracked.disable_event_tracking() };
+        let mut lane = Lane::on(&untracked.new_stream().unwrap(), name.to_owned(), MIB);
+        captured(name, &lane.stream, || {
+            let refused = pool.get(MIB).unwrap().copy_to(&lane.stream, &mut lane.memory).unwrap_err();
+            assert!(refused.is_copy(), "{name}: {refused}");
+            let refused = pool.get(MIB).unwrap().copy_from(&lane.stream, &lane.memory).unwrap_err();
+            assert!(refused.is_copy(), "{name}: {refused}");
+            let stats = pool.stats();
+            assert_eq!((stats.buffers_in_pool, stats.in_flight, stats.lost), (1, 0, 0), "{name}: the buffer is back");
+            // Each launch of the graph would read these again.
+            assert!(pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().is_device(), "{name}");
+            lane.stream.memcpy_htod(&pool.get(MIB).unwrap(), &mut lane.memory).unwrap();
+            pool.poll();
+            let stats = pool.stats();
+            assert_eq!((stats.buffers_in_pool, stats.in_flight, stats.lost), (0, 0, 2), "{name}: out of use for good");
+        });
+    });
+}
+
+#[test]
+fn an_event_of_a_capture_stands_for_nothing_that_ends() {
+    let Some(device) = device::take() else { return };
+    device.on_each(|rig| {
+        let (pool, lane) = (rig.pool(), rig.lane(0, 1));
+        let buf = pool.get(MIB).unwrap();
+        let event = rig.context.new_event(None).unwrap();
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: a live stream, which captures until the call below.
+        unsafe { result::stream::begin_capture(lane.stream.cu_stream(), mode) }.unwrap();
+        event.record(&lane.stream).unwrap();
+        let released = buf.release_after_event(&event);
+        // SAFETY: as above. Whether the capture bears the question is the driver's affair.
+        if let Ok(graph) = unsafe { result::stream::end_capture(lane.stream.cu_stream()) } {
+            // SAFETY: just made, never launched.
+            unsafe { result::graph::destroy(graph) }.unwrap();
+        }
+        assert!(released.unwrap_err().is_device(), "{}", rig.name());
+        pool.poll();
+        assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 1), "{}", rig.name());
+    });
+}
+
+#[test]
+fn captures_live_beside_memory_that_comes_moves_and_goes_on_this_thread_and_on_others() {
+    let Some(device) = device::take() else { return };
+    device.on_each(|rig| {
+        for (fence, on_this_thread) in
+            [(FenceKind::Event, true), (FenceKind::Event, false), (FenceKind::Timeline, false)]
+        {
+            let pool = rig.builder().max_bytes(CEILING).fence(fence).build().unwrap();
+            let (capturing, mut lane, batch) = (rig.lane(0, 1), rig.lane(1, MIB), Batch::new(1, MIB));
+            let what = format!("{}, fence {fence}, this thread: {on_this_thread}", rig.name());
+            captured(&what, &capturing.stream, || {
+                if on_this_thread {
+                    everything(rig, &pool, &mut lane, batch);
+                } else {
+                    thread::scope(|scope| {
+                        scope.spawn(|| {
+                            rig.context.bind_to_thread().unwrap();
+                            everything(rig, &pool, &mut lane, batch);
+                        });
+                    });
+                }
+            });
+            lane.check(batch);
+            assert_eq!(pool.stats().lost, 0, "{what}");
+        }
+    });
+}
+
+/// Locks, moves and gives back, copies, waits and asks.
+fn everything(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
+    let mut bufs = crowd(pool, 10);
+    for index in (0..bufs.len()).rev().step_by(2) {
+        drop(bufs.swap_remove(index));
+    }
+    let in_a_row = pool.get_timeout(6 * MIB, Duration::ZERO);
+    assert_eq!(in_a_row.is_ok(), rig.spans() && pool.stats().moves > 0, "{}", rig.name());
+    drop((bufs, in_a_row));
+    pool.clear();
+    let stats = pool.stats();
+    assert!(stats.pinned_bytes == 0 && stats.underlying.frees > 0, "{}: {stats:?}", rig.name());
+    let mut buf = filled(pool, batch);
+    buf.copy_range_to(0..MIB, &lane.stream, &mut lane.memory).unwrap().wait().unwrap();
+    assert!(buf.try_as_mut_slice().is_some(), "{}", rig.name());
+    let copy = buf.copy_to(&lane.stream, &mut lane.memory).unwrap();
+    while !copy.is_done().unwrap() {
+        thread::yield_now();
+    }
+    pool.poll();
+    assert_eq!(pool.stats().in_flight, 0, "{}", rig.name());
+}

@@ -1,0 +1,275 @@
+//! Memory that comes, moves and goes: beside copies where the back-end can, else once they are over; and what there is
+//! before the first of it.
+
+use std::env;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::{result, sys};
+use pinpool::{Backend, PinnedBuf, Pool, Release};
+
+use crate::MIB;
+use crate::batch::Batch;
+use crate::device::{self, Hold, Lane, Rig, filled, until};
+
+/// Ten granules, and the largest buffers here are three.
+pub(crate) const CEILING: u64 = 20 << 20;
+const GRANULE: usize = 2 * MIB;
+
+/// As many granules as the ceiling has, each a buffer. To be called on a pool that holds nothing.
+pub(crate) fn crowd(pool: &Pool, first: u64) -> Vec<(Batch, PinnedBuf)> {
+    let batches = (0..CEILING / GRANULE as u64).map(|index| Batch::new(first + index, GRANULE));
+    batches.map(|batch| (batch, filled(pool, batch))).collect()
+}
+
+/// Wants three granules in a row where every other one of ten is free, and copies from the rest are in flight. The pool
+/// holds nothing.
+pub(crate) fn reshuffled(rig: &Rig<'_>, pool: &Pool) {
+    let name = rig.name();
+    let mut lanes: Vec<Lane> = (0..6).map(|number| rig.lane(number, 3 * GRANULE)).collect();
+    let holds: Vec<Hold> = lanes[..5].iter().map(|lane| Hold::on(&lane.stream)).collect();
+    let mut kept: Vec<_> =
+        crowd(pool, 1000).into_iter().enumerate().filter(|(index, _)| index % 2 == 1).map(|(_, kept)| kept).collect();
+    for ((batch, buf), lane) in kept.iter_mut().zip(&mut lanes) {
+        drop(buf.copy_range_to(0..batch.len, &lane.stream, &mut lane.memory).unwrap());
+    }
+    let (before, large) = (pool.stats(), Batch::new(2000, 3 * GRANULE));
+    let wanted = pool.get_timeout(large.len, Duration::ZERO);
+    let in_a_row = if rig.spans() {
+        let in_a_row = wanted.unwrap_or_else(|error| panic!("{name}: granules do not move beside copies: {error}"));
+        let stats = pool.stats();
+        assert!(stats.moves > before.moves, "{name}: {stats:?}");
+        assert_eq!(stats.underlying.allocs, before.underlying.allocs, "{name}: pinned anew at the ceiling");
+        Some(in_a_row)
+    } else {
+        assert!(wanted.unwrap_err().is_limit(), "{name}: a region cannot go under copies");
+        None
+    };
+    // Whoever copies from where the granules were, or into where they are, shows now.
+    let in_a_row = in_a_row.map(|mut buf| {
+        large.write(buf.as_mut_slice());
+        buf
+    });
+    holds.into_iter().for_each(Hold::open);
+    for ((batch, _), lane) in kept.iter().zip(&lanes) {
+        lane.check(*batch);
+    }
+    kept.iter_mut().for_each(|(_, buf)| buf.as_mut_slice().fill(0));
+    drop(kept);
+    let buf = in_a_row.unwrap_or_else(|| filled(pool, large));
+    let lane = &mut lanes[5];
+    drop(buf.copy_to(&lane.stream, &mut lane.memory).unwrap());
+    lane.check(large);
+    until("every buffer is back", || {
+        pool.poll();
+        pool.stats().in_flight == 0
+    });
+}
+
+#[test]
+fn granules_move_beside_copies_in_flight_and_regions_wait_for_them() {
+    let Some(device) = device::take() else { return };
+    device.on_each(|rig| {
+        let pool = rig.builder().max_bytes(CEILING).build().unwrap();
+        reshuffled(rig, &pool);
+        // And once more, with granules that have been elsewhere before.
+        pool.clear();
+        reshuffled(rig, &pool);
+        pool.clear();
+        let stats = pool.stats();
+        stats.validate().unwrap();
+        assert!(stats.underlying.frees > 0, "{}: {stats:?}", rig.name());
+        assert!(!rig.spans() || stats.moves > 0);
+    });
+}
+
+#[test]
+fn memory_goes_back_beside_a_copy_or_as_soon_as_it_is_over() {
+    let Some(device) = device::take() else { return };
+    device.on_each(|rig| {
+        let (pool, name, batch) = (rig.pool(), rig.name(), Batch::new(1, 4096));
+        let mut lane = rig.lane(0, 4096);
+        drop(pool.get(5 * MIB).unwrap());
+        let hold = Hold::on(&lane.stream);
+        drop(filled(&pool, batch).copy_to(&lane.stream, &mut lane.memory).unwrap());
+        let before = pool.stats();
+        pool.clear();
+        let stats = pool.stats();
+        if rig.spans() {
+            assert!(stats.underlying.frees > before.underlying.frees, "{name}: {stats:?}");
+            assert!(stats.pinned_bytes <= 2 << 20, "{name}: more than the granule of the copy: {stats:?}");
+        } else {
+            assert_eq!(stats.underlying.frees, before.underlying.frees, "{name} gave memory back under a copy");
+            assert!(stats.awaiting_release_bytes >= 5 << 20, "{name}: {stats:?}");
+            // Used again first.
+            drop(pool.get(5 * MIB).unwrap());
+            assert_eq!(pool.stats().underlying.allocs, before.underlying.allocs, "{name}");
+            pool.clear();
+        }
+        assert_eq!(pool.stats().in_flight, 1, "{name}");
+        hold.open();
+        lane.check(batch);
+        until("the rest is given back", || {
+            pool.poll();
+            pool.clear();
+            pool.stats().pinned_bytes == 0
+        });
+        assert!(pool.stats().underlying.frees > before.underlying.frees, "{name}");
+    });
+}
+
+#[test]
+fn at_the_ceiling_a_pool_that_is_forced_waits_for_its_copies_and_goes_on() {
+    let Some(device) = device::take() else { return };
+    device.on_each(|rig| {
+        let (name, wait) = (rig.name(), Duration::from_secs(60));
+        let pool = rig.builder().max_bytes(CEILING).release(Release::Force).wait(wait).build().unwrap();
+        let (small, large) = (Batch::new(1, 4096), Batch::new(2, 18 * MIB));
+        let (mut lane, mut other) = (rig.lane(0, small.len), rig.lane(1, large.len));
+        // Nothing idle is long enough, and there is no room for more.
+        drop([(); 3].map(|()| pool.get(5 * MIB).unwrap()));
+        let hold = Hold::on(&lane.stream);
+        drop(filled(&pool, small).copy_to(&lane.stream, &mut lane.memory).unwrap());
+        let buf = if rig.spans() {
+            let buf = filled(&pool, large);
+            hold.open();
+            buf
+        } else {
+            thread::scope(|scope| {
+                let get = scope.spawn(|| filled(&pool, large));
+                until("somebody waits for the copies", || pool.stats().drains > 0);
+                assert!(!get.is_finished(), "{name}: given back under a copy");
+                hold.open();
+                get.join().unwrap()
+            })
+        };
+        drop(buf.copy_to(&other.stream, &mut other.memory).unwrap());
+        lane.check(small);
+        other.check(large);
+        let stats = pool.stats();
+        assert_eq!(stats.drains, u64::from(!rig.spans()), "{name}");
+        assert!(rig.spans() || stats.underlying.frees > 0, "{name}");
+        assert!(stats.peak_pinned_bytes <= CEILING, "{name}: {stats:?}");
+    });
+}
+
+#[test]
+fn buffers_lie_across_granules_and_are_copied_in_any_part() {
+    let Some(device) = device::take() else { return };
+    device.on_each(|rig| {
+        let pool = rig.pool();
+        // So that the next one begins inside a granule.
+        let first = filled(&pool, Batch::new(1, 100_001));
+        let batch = Batch::new(2, 9 * MIB + 123);
+        let mut lane = rig.lane(0, batch.len);
+        let mut buf = filled(&pool, batch);
+        for edge in [GRANULE, 2 * GRANULE, 4 * GRANULE] {
+            for part in [edge - 5..edge + 7, edge - MIB..edge + MIB, edge - 1..edge, edge..batch.len] {
+                drop(buf.copy_range_to(part.clone(), &lane.stream, &mut lane.memory).unwrap());
+                let arrived = lane.stream.clone_dtoh(&lane.memory.slice(..part.len())).unwrap();
+                batch.check_part(part, &arrived, &lane.name);
+            }
+        }
+        drop(buf.copy_to(&lane.stream, &mut lane.memory).unwrap());
+        lane.check(batch);
+        drop(first);
+    });
+}
+
+#[test]
+fn a_reserve_serves_copies_without_another_page_lock() {
+    let Some(device) = device::take() else { return };
+    device.on_each(|rig| {
+        let name = rig.name();
+        let pool = rig.builder().reserve(16 << 20).growth(false).build().unwrap();
+        pool.prewarm(8 << 20).unwrap();
+        let locks = pool.stats().underlying.allocs;
+        let tiers = pool.page_tiers().unwrap();
+        let told = tiers.hugetlb_bytes + tiers.transparent_bytes + tiers.small_bytes + tiers.driver_bytes;
+        // Of what the driver allocated by itself the kernel may know nothing.
+        assert!(told == 24 << 20 || name == "cuda", "{name}: {tiers:?}");
+        let batches = [4096, 5 * MIB + 1, 9 * MIB, 7 * MIB].map(|len| Batch::new(len as u64, len));
+        let mut lanes: Vec<Lane> = batches.iter().map(|batch| rig.lane(0, batch.len)).collect();
+        for round in 0..3 {
+            for (batch, lane) in batches.iter().zip(&mut lanes) {
+                drop(filled(&pool, *batch).copy_to(&lane.stream, &mut lane.memory).unwrap());
+            }
+            for (batch, lane) in batches.iter().zip(&lanes) {
+                lane.check(*batch);
+            }
+            assert_eq!(pool.stats().underlying.allocs, locks, "{name}, round {round}");
+        }
+    });
+}
+
+#[test]
+fn the_end_of_a_pool_waits_for_its_copies_and_late_buffers_end_it() {
+    let Some(device) = device::take() else { return };
+    device.on_each(|rig| {
+        for has_late_buffer in [false, true] {
+            let pool = rig.pool();
+            let batches: Vec<Batch> = (0..6).map(|number| Batch::new(number, 3 * MIB + 1)).collect();
+            let mut lanes: Vec<Lane> = (0..7).map(|number| rig.lane(number, 3 * MIB + 1)).collect();
+            let late = has_late_buffer.then(|| filled(&pool, Batch::new(9, 3 * MIB)));
+            let bufs: Vec<_> = batches.iter().map(|&batch| filled(&pool, batch)).collect();
+            let hold = Hold::on(&lanes[5].stream);
+            for (buf, lane) in bufs.into_iter().zip(&mut lanes) {
+                drop(buf.copy_to(&lane.stream, &mut lane.memory).unwrap());
+            }
+            thread::scope(|scope| {
+                let end = scope.spawn(|| drop(pool));
+                thread::sleep(Duration::from_millis(20));
+                // Where memory goes without regard to copies, they are waited for with the last buffer only.
+                let may_end = rig.spans() && has_late_buffer;
+                assert!(may_end || !end.is_finished(), "{}: ended under a copy", rig.name());
+                hold.open();
+                end.join().unwrap();
+            });
+            for (batch, lane) in batches.iter().zip(&lanes) {
+                lane.check(*batch);
+            }
+            if let Some(buf) = late {
+                let lane = &mut lanes[6];
+                drop(buf.copy_to(&lane.stream, &mut lane.memory).unwrap());
+                lane.check(Batch::new(9, 3 * MIB));
+            }
+        }
+    });
+}
+
+#[test]
+fn making_a_pool_creates_no_context_and_the_first_get_does() {
+    const NAME: &str = "memory::making_a_pool_creates_no_context_and_the_first_get_does";
+    const CHILD: &str = "PINPOOL_GPU_TEST_BACKEND";
+    if let Ok(backend) = env::var(CHILD) {
+        return in_a_process_without_a_context(backend.parse().unwrap());
+    }
+    let Some(device) = device::take() else { return };
+    device.on_each(|rig| {
+        let child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture"])
+            .env(CHILD, rig.name())
+            .output()
+            .unwrap();
+        let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
+        assert!(child.status.success() && out.contains("1 passed"), "{}: {out}{err}", rig.name());
+    });
+}
+
+fn in_a_process_without_a_context(backend: Backend) {
+    let name = backend.name();
+    let pool = Pool::builder().without_env().backend(backend).build().unwrap();
+    let is_active = || {
+        let (mut flags, mut active) = (0, 0);
+        let device = result::device::get(0).unwrap();
+        // SAFETY: room for both answers.
+        unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) }.result().unwrap();
+        active != 0
+    };
+    assert!(!is_active(), "{name}: making a pool created a context");
+    let mut buf = pool.get(MIB).unwrap();
+    buf.as_mut_slice().fill(1);
+    assert!(is_active(), "{name}: pinned without a context");
+    assert_eq!(result::ctx::get_current(), Ok(None), "{name}: a get left a context behind");
+}
