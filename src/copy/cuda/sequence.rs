@@ -38,8 +38,10 @@ impl Sequence {
             return seen;
         }
         let now = seen + ahead;
-        // AcqRel: as in `seen`. A maximum: another thread may have looked later.
-        self.seen.fetch_max(now, Ordering::AcqRel).max(now)
+        // AcqRel: as in `seen`. A maximum, since another thread may have looked later; by exchange, since ThreadSanitizer
+        // sees no other.
+        let newer = |before: u64| (before < now).then_some(now);
+        self.seen.fetch_update(Ordering::AcqRel, Ordering::Acquire, newer).map_or_else(|later| later, |_| now)
     }
 
     /// The number after `last`, if it is not too far ahead of what was seen.
