@@ -193,7 +193,7 @@ impl PinnedBuf {
         }
     }
 
-    fn check_process(&self) -> Result<()> {
+    pub(crate) fn check_process(&self) -> Result<()> {
         self.block.as_ref().map_or(Ok(()), Block::check_process)
     }
 

@@ -48,7 +48,9 @@ impl HostSlice<u8> for PinnedBuf {
     }
 
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [u8], SyncOnDrop<'a>) {
-        let Some(uses) = self.uses() else { return (&[], SyncOnDrop::Record(None)) };
+        // A child of `fork` has nothing to lend.
+        let uses = self.uses().filter(|_| self.check_process().is_ok());
+        let Some(uses) = uses else { return (&[], SyncOnDrop::Record(None)) };
         self.board();
         let loan = Loan::new(stream);
         // What is being written on this very stream is there before the copy begins (3).
@@ -62,6 +64,10 @@ impl HostSlice<u8> for PinnedBuf {
     }
 
     unsafe fn stream_synced_mut_slice<'a>(&'a mut self, stream: &'a CudaStream) -> (&'a mut [u8], SyncOnDrop<'a>) {
+        // As above.
+        if self.check_process().is_err() {
+            return (&mut [], SyncOnDrop::Record(None));
+        }
         self.board();
         let Some(uses) = self.uses_mut() else { return (&mut [], SyncOnDrop::Record(None)) };
         let loan = Loan::new(stream);
