@@ -22,7 +22,8 @@ use crate::screen::Screen;
 /// Producers fill batches and one thread copies them: GB/s beside the same loop that fills nothing, and beside a ring
 ///
 /// `raw` is the loop with buffers made beforehand that nobody fills, the mean of a run before and one after; `ring` the loop
-/// with as many buffers made beforehand as can be in use at once, newest first.
+/// with as many buffers made beforehand as can be in use at once, newest first. Both are of memory that `cuda` gives, where
+/// the pool's is a GPU's.
 #[derive(Debug, Args)]
 pub(crate) struct LoaderArgs {
     /// Threads that fill
@@ -36,6 +37,10 @@ pub(crate) struct LoaderArgs {
     /// Seconds of each loop, after a first one
     #[arg(long, value_name = "S", default_value_t = 4.0)]
     seconds: f64,
+
+    /// Hand batches over as they are: what the pool itself costs where the cores fill less than the device can copy
+    #[arg(long)]
+    no_fill: bool,
 
     /// What is behind the pool
     #[arg(long, value_name = "NAME", default_value = "auto")]
@@ -57,6 +62,7 @@ struct Figures {
     backend: &'static str,
     preset: &'static str,
     producers: u16,
+    fills: bool,
     loaders: Vec<Loader>,
 }
 
@@ -99,24 +105,30 @@ fn measure(args: &LoaderArgs) -> Measured<Figures> {
     // Asks nothing of the back-end yet.
     let pool = || sources::builder(args.backend.clone()).preset(args.preset).build();
     let names = pool()?.stats();
-    let loaders = args.batches.iter().map(|&batches| loader(args.producers, batches, time, &mut far, &pool()?));
+    let loaders = args.batches.iter().map(|&batches| loader(args, batches, time, &mut far, &pool()?));
     Ok(Figures {
         loaders: loaders.collect::<Measured<_>>()?,
         to: far.describe(),
         backend: names.backend,
         preset: names.preset,
         producers: args.producers,
+        fills: !args.no_fill,
     })
 }
 
-fn loader(producers: u16, batches: Batches, time: Duration, far: &mut Far, pool: &Pool) -> Measured<Loader> {
-    let beforehand = sources::builder(pool.config().backend.clone()).build()?;
+fn loader(args: &LoaderArgs, batches: Batches, time: Duration, far: &mut Far, pool: &Pool) -> Measured<Loader> {
+    let (producers, fills) = (args.producers, !args.no_fill);
+    let beforehand = match pool.stats().backend {
+        "vmm" | "register" => Backend::Cuda,
+        _ => pool.config().backend.clone(),
+    };
+    let beforehand = sources::builder(beforehand).build()?;
     let mut of_ring = |fills: bool| {
         let ring = Loop::new(Buffers::ring(&beforehand, producers, batches)?, fills);
         ring.run(producers, batches, far, time).map(|(progress, _)| progress.settled_gb_per_s())
     };
-    let (raw_before, ring) = (of_ring(false)?, of_ring(true)?);
-    let from_pool = Loop::new(Buffers::Pool(pool), true);
+    let (raw_before, ring) = (of_ring(false)?, of_ring(fills)?);
+    let from_pool = Loop::new(Buffers::Pool(pool), fills);
     let (progress, seen) = from_pool.run(producers, batches, far, time)?;
     let (stats, requested_peak_bytes) = (pool.stats(), from_pool.peak.into_inner());
     let raw_after = Loop::new(Buffers::ring(&beforehand, producers, batches)?, false);
@@ -155,8 +167,9 @@ fn loader(producers: u16, batches: Batches, time: Duration, far: &mut Far, pool:
 
 impl Figures {
     fn table(&self) -> String {
-        let Self { to, backend, preset, producers, loaders } = self;
-        let mut rows = vec![format!("{producers} producers, {preset} over {backend}, to {to}")];
+        let Self { to, backend, preset, producers, fills, loaders } = self;
+        let what = if *fills { "producers" } else { "producers that fill nothing" };
+        let mut rows = vec![format!("{producers} {what}, {preset} over {backend}, to {to}")];
         rows.extend(loaders.iter().map(Loader::table));
         rows.join("\n")
     }
