@@ -12,7 +12,7 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
 use driver_double::{Code, Double, Figures};
 use pinpool::backend::{
-    MoveError, PAGE_BYTES, RANGE_ALIGN_BYTES, Range, Region, RegisterSource, Source, Span, VmmSource,
+    MoveError, PAGE_BYTES, Piece, RANGE_ALIGN_BYTES, Range, Region, RegisterSource, Source, Span, VmmSource,
 };
 use pinpool::{Backend, Clock, ManualClock, Pool, PoolBuilder, Preset, Release};
 
@@ -69,8 +69,14 @@ impl Run {
     }
 
     fn relocate(&self, from: usize, to: usize, count: usize) -> Result<(), MoveError> {
+        self.gather(&[(from, count)], to)
+    }
+
+    fn gather(&self, from: &[(usize, usize)], to: usize) -> Result<(), MoveError> {
+        let piece = |&(first, count)| Piece { offset: first * GRANULE, bytes: count * GRANULE };
+        let pieces: Vec<_> = from.iter().map(piece).collect();
         // SAFETY: each test moves only what is locked and unused, to where nothing is.
-        unsafe { self.source.relocate(&self.range, from * GRANULE, to * GRANULE, count * GRANULE) }
+        unsafe { self.source.relocate(&self.range, &pieces, to * GRANULE) }
     }
 
     #[allow(clippy::mut_from_ref)] // One slice at a time, by each test.
@@ -260,6 +266,40 @@ fn a_move_that_fails_at_any_step_leaves_the_granules_where_they_were() {
     double.reset();
     run.lock(0, 3).unwrap();
     run.unlock(0, 3).unwrap();
+    run.unreserve();
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn granules_gathered_from_many_places_are_all_moved_or_none_with_one_setting_of_access() {
+    let double = Double::load();
+    let run = Run::locked(6);
+    let (before, pieces) = (held(&double), [(4, 2), (0, 1), (2, 1)]);
+    let steps = [("cuMemUnmap", 4), ("cuMemMap", 4), ("cuMemSetAccess", 1)];
+    for (name, nth) in steps.into_iter().flat_map(|(name, count)| (1..=count).map(move |nth| (name, nth))) {
+        double.fail(name, nth, Code::UNKNOWN);
+        let error = run.gather(&pieces, 9).unwrap_err();
+        assert!(matches!(error, MoveError::Kept(_)), "{name}, call {nth}: {error}");
+        assert_eq!(held(&double), before, "{name}, call {nth}");
+        assert!(run.are_intact(0..6), "{name}, call {nth}");
+    }
+    let set = double.calls("cuMemSetAccess");
+    run.gather(&pieces, 9).unwrap();
+    assert_eq!((held(&double), double.calls("cuMemSetAccess") - set), (before, 1));
+    assert!(run.are_intact([11, 1, 12, 3, 9, 10]));
+    // Neither there nor back: all of them are given up, and none of those that were not to move.
+    double.fail_from("cuMemMap", 1, Code::UNKNOWN);
+    assert!(matches!(run.gather(&[(9, 2), (12, 1)], 4).unwrap_err(), MoveError::Lost(_)));
+    assert_eq!((double.figures().granules, double.figures().mappings), (before[2] - 3, before[3] - 3));
+    double.reset();
+    // Nor if the second will not go and the first not come back.
+    double.fail("cuMemUnmap", 2, Code::UNKNOWN);
+    double.fail_from("cuMemMap", 1, Code::UNKNOWN);
+    assert!(matches!(run.gather(&[(1, 1), (3, 1)], 14).unwrap_err(), MoveError::Lost(_)));
+    double.reset();
+    run.unlock(11, 1).unwrap();
+    run.lock(1, 3).unwrap();
+    run.unlock(1, 3).unwrap();
     run.unreserve();
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }

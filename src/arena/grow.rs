@@ -174,7 +174,7 @@ impl Arena {
                 }
                 Step::Move { from, to } => {
                     self.figures.moves += u64::from(made);
-                    let gone = made || outcome == Outcome::Lost { done: index };
+                    let gone = made || outcome.has_lost(index);
                     self.left(from, gone, now_us);
                     self.arrive(to, made, &mut hull, &mut not_free);
                 }

@@ -34,6 +34,11 @@ pub enum Step {
 }
 
 impl Step {
+    /// Bytes that a move takes elsewhere.
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        if let Self::Move { from, .. } = *self { from.bytes() } else { 0 }
+    }
+
     /// What a release gives back; `None` for other steps.
     pub(super) fn released(&self) -> Option<Span> {
         if let Self::Release { span } = *self { Some(span) } else { None }
@@ -89,10 +94,12 @@ pub enum Outcome {
         /// Steps made.
         done: usize,
     },
-    /// The same, but the step that failed was a move that gave up its granules and could not lock others.
+    /// The same, but what failed was one or several moves that gave up their granules and could not lock others.
     Lost {
         /// Steps made.
         done: usize,
+        /// Moves that failed.
+        moves: usize,
     },
 }
 
@@ -100,7 +107,12 @@ impl Outcome {
     pub(super) fn steps_done(self) -> usize {
         match self {
             Outcome::Done => usize::MAX,
-            Outcome::Failed { done } | Outcome::Lost { done } => done,
+            Outcome::Failed { done } | Outcome::Lost { done, .. } => done,
         }
+    }
+
+    /// Is this step a move whose granules are lost?
+    pub(super) fn has_lost(self, step: usize) -> bool {
+        matches!(self, Outcome::Lost { done, moves } if (done..done + moves).contains(&step))
     }
 }

@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{MoveError, PAGE_BYTES, PageTiers, Range, Region, Source, SourceError, Span};
+use super::{MoveError, PAGE_BYTES, PageTiers, Piece, Range, Region, Source, SourceError, Span};
 use crate::sync::plain::{Condvar, Mutex};
 
 /// A source that fails and waits as told, and else passes every call on.
@@ -268,15 +268,17 @@ unsafe impl Span for FaultSource {
         unsafe { self.inner_span()?.unlock(range, offset, bytes) }
     }
 
-    unsafe fn relocate(&self, range: &Range, from: usize, to: usize, bytes: usize) -> Result<(), MoveError> {
+    unsafe fn relocate(&self, range: &Range, from: &[Piece], to: usize) -> Result<(), MoveError> {
         let inner = self.inner_span().map_err(MoveError::Kept)?;
         match self.script.enter(Call::Move) {
             // SAFETY: as above.
-            Ok(()) => unsafe { inner.relocate(range, from, to, bytes) },
+            Ok(()) => unsafe { inner.relocate(range, from, to) },
             Err(MoveError::Kept(told)) => Err(MoveError::Kept(told)),
             Err(MoveError::Lost(told)) => {
-                // SAFETY: as above.
-                unsafe { inner.unlock(range, from, bytes) }.map_err(MoveError::Kept)?;
+                for piece in from {
+                    // SAFETY: as above.
+                    unsafe { inner.unlock(range, piece.offset, piece.bytes) }.map_err(MoveError::Kept)?;
+                }
                 Err(MoveError::Lost(told))
             }
         }
@@ -337,6 +339,10 @@ mod tests {
     mod of_a_source_that_spans {
         use super::*;
 
+        fn page(offset: usize) -> Piece {
+            Piece { offset, bytes: PAGE_BYTES }
+        }
+
         /// Locks count as acquires, unlocks as releases; each failure is shown to have changed nothing by what follows.
         #[test]
         fn granules_fail_as_told_and_stay_as_they_were() {
@@ -349,7 +355,7 @@ mod tests {
             // SAFETY: as above.
             let unlock = |offset| unsafe { spans.unlock(&range, offset, PAGE_BYTES) };
             // SAFETY: as above.
-            let relocate = |from, to| unsafe { spans.relocate(&range, from, to, PAGE_BYTES) };
+            let relocate = |from, to| unsafe { spans.relocate(&range, &[page(from)], to) };
             source.fail_acquire(0);
             assert!(lock(0).unwrap_err().to_string().contains("Acquire 0"));
             lock(0).unwrap();
@@ -387,7 +393,7 @@ mod tests {
             // SAFETY: of this range, and not locked.
             unsafe { spans.lock(&range, 0, PAGE_BYTES) }.unwrap();
             // SAFETY: locked above, unused; the other granule is not locked.
-            assert!(unsafe { spans.relocate(&range, 0, PAGE_BYTES, PAGE_BYTES) }.is_err());
+            assert!(unsafe { spans.relocate(&range, &[page(0)], PAGE_BYTES) }.is_err());
             // SAFETY: lost above, hence not locked.
             unsafe { spans.lock(&range, 0, PAGE_BYTES) }.expect("the one page that there is was given back");
             // SAFETY: locked above, unused.
@@ -406,7 +412,7 @@ mod tests {
             let gate = source.hold_moves();
             std::thread::scope(|scope| {
                 // SAFETY: locked above, unused; the other granule is not locked.
-                let moving = scope.spawn(|| unsafe { spans.relocate(&range, 0, PAGE_BYTES, PAGE_BYTES) });
+                let moving = scope.spawn(|| unsafe { spans.relocate(&range, &[page(0)], PAGE_BYTES) });
                 gate.wait_for(1);
                 assert!(!moving.is_finished());
                 drop(gate);

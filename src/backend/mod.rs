@@ -54,7 +54,7 @@ pub use heap::HeapSource;
 pub use mlock::MlockSource;
 #[cfg(feature = "cuda")]
 pub use register::RegisterSource;
-pub use span::{MoveError, RANGE_ALIGN_BYTES, Range, Span};
+pub use span::{MoveError, Piece, RANGE_ALIGN_BYTES, Range, Span};
 pub use tier::PageTiers;
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;

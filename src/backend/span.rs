@@ -67,13 +67,22 @@ impl Range {
     }
 }
 
+/// Some of the bytes of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// From the start of the range.
+    pub offset: usize,
+    /// How many; not zero.
+    pub bytes: usize,
+}
+
 /// How a move of granules failed, and where that leaves them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
-    /// Nothing changed: the old granules are still locked.
+    /// Nothing changed: all of the old granules are still locked.
     #[error("granules not moved: {0}")]
     Kept(SourceError),
-    /// The old granules were given back and the new ones are not locked: that much less is held now.
+    /// All of the old granules were given back and the new ones are not locked: that much less is held now.
     #[error("granules given back, but not locked again: {0}")]
     Lost(SourceError),
 }
@@ -146,7 +155,8 @@ pub unsafe trait Span: Send + Sync + fmt::Debug {
     /// in flight on any device) uses them any more.
     unsafe fn unlock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError>;
 
-    /// Takes the `bytes` (not zero) locked at `from` to `to`; what they hold need not come with them.
+    /// Takes the locked pieces `from` to `to`, one behind the other: all of them or none. What they hold need not come with
+    /// them.
     ///
     /// # Errors
     ///
@@ -154,13 +164,29 @@ pub unsafe trait Span: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// As `unlock` for the granules at `from` and as `lock` for those at `to`, which do not overlap.
-    unsafe fn relocate(&self, range: &Range, from: usize, to: usize, bytes: usize) -> Result<(), MoveError> {
+    /// As `unlock` for the granules of `from` and as `lock` for those at `to`, none of which overlap.
+    unsafe fn relocate(&self, range: &Range, from: &[Piece], to: usize) -> Result<(), MoveError> {
         // In this order, so that no more is held than before at any time (S5).
-        // SAFETY: the caller's promise about `from`.
-        unsafe { self.unlock(range, from, bytes) }.map_err(MoveError::Kept)?;
+        for (done, &Piece { offset, bytes }) in from.iter().enumerate() {
+            // SAFETY: the caller's promise about `from`.
+            let Err(said) = (unsafe { self.unlock(range, offset, bytes) }) else { continue };
+            let is_back = from[..done].iter().all(|piece| {
+                // SAFETY: unlocked in an earlier round.
+                unsafe { self.lock(range, piece.offset, piece.bytes) }.is_ok()
+            });
+            if is_back {
+                return Err(MoveError::Kept(said));
+            }
+            // The rest goes as well, so that all are lost. What will not go even now is locked once more when its turn
+            // comes: a source that does not allow that has a `relocate` of its own.
+            for piece in &from[done..] {
+                // SAFETY: the caller's promise: locked, and not yet unlocked here.
+                let _stays = unsafe { self.unlock(range, piece.offset, piece.bytes) };
+            }
+            return Err(MoveError::Lost(said));
+        }
         // SAFETY: the caller's promise about `to`.
-        unsafe { self.lock(range, to, bytes) }.map_err(MoveError::Lost)
+        unsafe { self.lock(range, to, from.iter().map(|piece| piece.bytes).sum()) }.map_err(MoveError::Lost)
     }
 
     /// Gives the addresses back.

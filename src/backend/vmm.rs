@@ -28,7 +28,7 @@ use std::sync::Arc;
 use super::device::{self, Device};
 use super::pages::Numbering;
 use super::register::RegisterSource;
-use super::{MoveError, PageTiers, RANGE_ALIGN_BYTES, Range, Region, Source, SourceError, Span};
+use super::{MoveError, PageTiers, Piece, RANGE_ALIGN_BYTES, Range, Region, Source, SourceError, Span};
 use crate::driver::virtual_memory::{Access, Handle, Location, Refused, VirtualMemory, attribute};
 use crate::driver::{Current, Relaxed};
 use crate::sync::Mutex;
@@ -49,12 +49,34 @@ pub struct VmmSource {
     reserves: RegisterSource,
 }
 
+/// Granules in a row.
+struct Run {
+    start: usize,
+    granules: Vec<Handle>,
+}
+
+impl Run {
+    fn bytes(&self) -> usize {
+        self.granules.len() * GRANULE_BYTES
+    }
+}
+
 /// How a run that could not be unmapped was left.
 enum Stuck {
     /// As it was.
     Whole(Refused),
     /// In pieces that nobody may use: the driver would not map again what it had unmapped.
     Broken(Refused),
+}
+
+impl Stuck {
+    /// The refusal, and whether the run is whole.
+    fn into_parts(self) -> (Refused, bool) {
+        match self {
+            Self::Whole(refused) => (refused, true),
+            Self::Broken(refused) => (refused, false),
+        }
+    }
 }
 
 impl VmmSource {
@@ -171,6 +193,33 @@ impl VmmSource {
             }
         }
         Ok(())
+    }
+
+    /// Puts runs back where they were. Says whether all are there.
+    ///
+    /// # Safety
+    ///
+    /// They were unmapped, and nothing is at their addresses.
+    unsafe fn map_back(&self, runs: &[Run]) -> bool {
+        // SAFETY: the caller's promise.
+        runs.iter().all(|run| unsafe { self.map(run.start, &run.granules) }.is_ok())
+    }
+
+    /// Why runs were not moved, and what is left of them: all, or nothing that anybody may use.
+    fn not_moved(&self, refused: Refused, are_back: bool, runs: &[Run]) -> MoveError {
+        if are_back {
+            return MoveError::Kept(driver_said(refused));
+        }
+        for run in runs {
+            for (index, &granule) in run.granules.iter().enumerate() {
+                // Some are mapped and some are not; the driver refuses what is not there.
+                // SAFETY: addresses of a run that is given up, mapped alone if at all (invariant 2).
+                let _gone = unsafe { self.driver.unmap(run.start + index * GRANULE_BYTES, GRANULE_BYTES) };
+                self.dissolve(&[granule]);
+            }
+            self.forget(run.start, run.bytes());
+        }
+        MoveError::Lost(driver_said(refused))
     }
 
     /// The handles of the run at `start`.
@@ -325,31 +374,33 @@ unsafe impl Span for VmmSource {
         Ok(())
     }
 
-    unsafe fn relocate(&self, range: &Range, from: usize, to: usize, bytes: usize) -> Result<(), MoveError> {
-        let address = |offset| range.at(offset, bytes).map(|start| start.as_ptr().addr()).map_err(MoveError::Kept);
-        let (from, to) = (address(from)?, address(to)?);
-        let granules = self.granules_at(from, bytes).map_err(MoveError::Kept)?;
-        let _entered = self.enter().map_err(MoveError::Kept)?;
-        let lose = |refused| {
-            self.forget(from, bytes);
-            self.dissolve(&granules);
-            MoveError::Lost(driver_said(refused))
+    unsafe fn relocate(&self, range: &Range, from: &[Piece], to: usize) -> Result<(), MoveError> {
+        let run = |&Piece { offset, bytes }: &Piece| {
+            let start = range.at(offset, bytes)?.as_ptr().addr();
+            Ok(Run { start, granules: self.granules_at(start, bytes)? })
         };
-        // SAFETY: the caller's promise: locked, and unused; invariant 1 has the handles.
-        match unsafe { self.unmap(from, &granules) } {
-            Ok(()) => {}
-            Err(Stuck::Whole(refused)) => return Err(MoveError::Kept(driver_said(refused))),
-            Err(Stuck::Broken(refused)) => return Err(lose(refused)),
+        let runs = from.iter().map(run).collect::<Result<Vec<_>, _>>().map_err(MoveError::Kept)?;
+        let bytes = from.iter().map(|piece| piece.bytes).sum();
+        let to = range.at(to, bytes).map_err(MoveError::Kept)?.as_ptr().addr();
+        let _entered = self.enter().map_err(MoveError::Kept)?;
+        for (done, run) in runs.iter().enumerate() {
+            // SAFETY: the caller's promise: locked, and unused; invariant 1 has the handles.
+            if let Err(stuck) = unsafe { self.unmap(run.start, &run.granules) } {
+                let (refused, is_whole) = stuck.into_parts();
+                // SAFETY: those before were unmapped in earlier rounds.
+                let are_back = is_whole && unsafe { self.map_back(&runs[..done]) };
+                return Err(self.not_moved(refused, are_back, &runs));
+            }
         }
+        let granules: Vec<_> = runs.iter().flat_map(|run| &run.granules).copied().collect();
+        // The access is set over all of it at once: that call costs more than all others.
         // SAFETY: the caller's promise: nothing is locked at `to`.
         if let Err(refused) = unsafe { self.map(to, &granules) } {
-            // SAFETY: unmapped above.
-            return Err(match unsafe { self.map(from, &granules) } {
-                Ok(()) => MoveError::Kept(driver_said(refused)),
-                Err(_) => lose(refused),
-            });
+            // SAFETY: all were unmapped above.
+            let are_back = unsafe { self.map_back(&runs) };
+            return Err(self.not_moved(refused, are_back, &runs));
         }
-        self.forget(from, bytes);
+        runs.iter().for_each(|run| self.forget(run.start, run.bytes()));
         self.remember(to, &granules);
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use pinpool::backend::sim::SimSource;
-use pinpool::backend::{MoveError, Range, Region, Source, SourceError, Span};
+use pinpool::backend::{Range, Region, Source, SourceError, Span};
 
 /// Counts bytes from before they are taken until after they are back: never less than what is held.
 #[derive(Debug)]
@@ -114,13 +114,6 @@ unsafe impl Span for Counting {
     unsafe fn unlock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
         // SAFETY: as above.
         unsafe { self.inner.unlock(range, offset, bytes) }.inspect(|()| self.gone(bytes as u64))
-    }
-
-    unsafe fn relocate(&self, range: &Range, from: usize, to: usize, bytes: usize) -> Result<(), MoveError> {
-        // SAFETY: as above: one after the other, so that both count.
-        unsafe { self.unlock(range, from, bytes) }.map_err(MoveError::Kept)?;
-        // SAFETY: as above.
-        unsafe { self.lock(range, to, bytes) }.map_err(MoveError::Lost)
     }
 
     unsafe fn unreserve(&self, range: Range) -> Result<(), SourceError> {

@@ -25,7 +25,7 @@
 
 use cudarc::driver::result;
 use pinpool::backend::{
-    CudaSource, PAGE_BYTES, RANGE_ALIGN_BYTES, Range, Region, RegisterSource, Source, Span, VmmSource,
+    CudaSource, PAGE_BYTES, Piece, RANGE_ALIGN_BYTES, Range, Region, RegisterSource, Source, Span, VmmSource,
 };
 
 mod batch;

@@ -380,9 +380,13 @@ impl World {
         let steps = plan.steps().to_vec();
         let failed_at = failed_at.map(|step| step % steps.len());
         let lost = lost && failed_at.is_some_and(|step| matches!(steps[step], Step::Move { .. }));
+        // All moves from there on are lost, as those are that are made together.
+        let moves = failed_at.map_or(0, |failed| {
+            steps[failed..].iter().take_while(|step| lost && matches!(step, Step::Move { .. })).count()
+        });
         let outcome = match failed_at {
             None => Outcome::Done,
-            Some(done) if lost => Outcome::Lost { done },
+            Some(done) if lost => Outcome::Lost { done, moves },
             Some(done) => Outcome::Failed { done },
         };
         let granted = self.arena.settle(plan, outcome, self.now_us);
@@ -397,7 +401,7 @@ impl World {
         let mut dropped = Vec::new();
         for (index, &step) in steps.iter().enumerate() {
             let made = failed_at.is_none_or(|failed| index < failed);
-            let gone = made || (lost && failed_at == Some(index));
+            let gone = made || failed_at.is_some_and(|failed| (failed..failed + moves).contains(&index));
             let (source, target) = match step {
                 Step::Lock { span } => (None, Some(span)),
                 Step::Move { from, to } => (Some(from), Some(to)),

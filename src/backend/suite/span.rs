@@ -1,7 +1,7 @@
 //! The contract of [`Span`], as a test that every source that spans runs.
 #![allow(unsafe_code)] // Locks, reads and writes granules.
 
-use super::super::{PAGE_BYTES, RANGE_ALIGN_BYTES, Range, Span};
+use super::super::{PAGE_BYTES, Piece, RANGE_ALIGN_BYTES, Range, Span};
 use super::can_be_read;
 
 /// Runs the whole contract on `spans`, which must have 16 granules to give.
@@ -10,6 +10,7 @@ pub(super) fn run(spans: &dyn Span) {
     granules_are_readable_after_every_lock_and_apart(spans);
     any_granules_can_be_unlocked_however_they_were_locked(spans);
     moved_granules_are_usable_and_leave_their_place_free(spans);
+    scattered_granules_become_one_run(spans);
     many_threads_lock_granules_of_their_own(spans);
 }
 
@@ -36,10 +37,17 @@ impl<'span> Granules<'span> {
         unsafe { self.spans.unlock(&self.range, first * self.granule_bytes, count * self.granule_bytes) }.unwrap();
     }
 
+    /// Takes granules one by one to a run of them.
+    fn gather<const N: usize>(&self, from: [usize; N], to: usize) {
+        let piece = |granule| Piece { offset: granule * self.granule_bytes, bytes: self.granule_bytes };
+        // SAFETY: each test moves only what is locked, to where nothing is, and holds no slice of it.
+        unsafe { self.spans.relocate(&self.range, &from.map(piece), to * self.granule_bytes) }.unwrap();
+    }
+
     fn relocate(&self, from: usize, to: usize, count: usize) {
         let [from, to, bytes] = [from, to, count].map(|granules| granules * self.granule_bytes);
         // SAFETY: each test moves only what is locked, to where nothing is, and holds no slice of it.
-        unsafe { self.spans.relocate(&self.range, from, to, bytes) }.unwrap();
+        unsafe { self.spans.relocate(&self.range, &[Piece { offset: from, bytes }], to) }.unwrap();
     }
 
     /// The bytes of locked granules: one slice, over all edges between them (S4).
@@ -135,6 +143,23 @@ fn moved_granules_are_usable_and_leave_their_place_free(spans: &dyn Span) {
     assert!(granules.is_all(5, 2, 2), "S2");
     granules.unlock(0, 4);
     granules.unlock(5, 2);
+    granules.unreserve();
+}
+
+fn scattered_granules_become_one_run(spans: &dyn Span) {
+    let granules = Granules::reserve(spans, 16);
+    granules.lock(0, 8);
+    granules.fill(0, 8, 1);
+    granules.gather([6, 0, 3], 10);
+    assert!(granules.is_all(1, 2, 1) && granules.is_all(4, 2, 1) && granules.is_all(7, 1, 1), "S4");
+    granules.fill(10, 3, 2);
+    granules.lock(3, 1);
+    granules.fill(3, 1, 3);
+    assert!(granules.is_all(10, 3, 2), "S4: one memory");
+    granules.unlock(11, 1);
+    for (first, count) in [(1, 5), (7, 1), (10, 1), (12, 1)] {
+        granules.unlock(first, count);
+    }
     granules.unreserve();
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::gate::Closed;
 use crate::arena::{self, Outcome, Place, Plan, Step};
-use crate::backend::{self, MoveError, Region, Source, SourceError};
+use crate::backend::{self, MoveError, Piece, Region, Source, SourceError};
 
 /// Where the ranges of an arena lie. Kept under the ground's lock, beside the arena.
 #[derive(Debug, Default)]
@@ -129,23 +129,25 @@ impl Tools {
         let mut built = Built::nothing();
         let releases =
             plan.steps().iter().rposition(|step| matches!(step, Step::Release { .. })).map_or(0, |last| last + 1);
-        for (done, step) in plan.steps().iter().enumerate() {
-            if done == releases {
+        let mut rest = plan.steps();
+        while !rest.is_empty() {
+            let done = plan.steps().len() - rest.len();
+            if done >= releases {
                 closed = None;
             }
-            if let Err(error) = self.make(source, step, &mut built) {
+            let (now, later) = rest.split_at(made_at_once(rest));
+            if let Err(error) = self.make(source, now, &mut built) {
                 let (outcome, error) = match error {
                     MoveError::Kept(error) => (Outcome::Failed { done }, error),
                     MoveError::Lost(error) => {
-                        if let Step::Move { from, .. } = step {
-                            built.released(from.bytes());
-                        }
-                        (Outcome::Lost { done }, error)
+                        now.iter().for_each(|step| built.released(step.moved_bytes()));
+                        (Outcome::Lost { done, moves: now.len() }, error)
                     }
                 };
                 (built.outcome, built.error) = (outcome, Some(error));
                 break;
             }
+            rest = later;
         }
         drop(closed);
         built
@@ -155,7 +157,7 @@ impl Tools {
     pub(super) fn release_each(&mut self, source: &dyn Source, plan: &Plan) -> (Built, Vec<usize>) {
         let (mut built, mut failed) = (Built::nothing(), Vec::new());
         for (index, step) in plan.steps().iter().enumerate() {
-            if let Err(error) = self.make(source, step, &mut built) {
+            if let Err(error) = self.make(source, std::slice::from_ref(step), &mut built) {
                 failed.push(index);
                 // The first says why; the others will say the same.
                 built.error.get_or_insert(error.into());
@@ -164,18 +166,19 @@ impl Tools {
         (built, failed)
     }
 
-    fn make(&mut self, source: &dyn Source, step: &Step, built: &mut Built) -> Result<(), MoveError> {
-        match *step {
-            Step::Lock { span } => {
+    /// One step, or several moves to one place.
+    fn make(&mut self, source: &dyn Source, steps: &[Step], built: &mut Built) -> Result<(), MoveError> {
+        match *steps {
+            [Step::Lock { span }] => {
                 self.lock(source, span, built).map_err(MoveError::Kept)?;
                 built.locks += 1;
                 built.locked_bytes += span.bytes();
             }
-            Step::Release { span, .. } => {
+            [Step::Release { span, .. }] => {
                 self.release(source, span).map_err(MoveError::Kept)?;
                 built.released(span.bytes());
             }
-            Step::Move { from, to, .. } => self.relocate(source, from, to)?,
+            _ => self.relocate(source, steps)?,
         }
         Ok(())
     }
@@ -216,17 +219,41 @@ impl Tools {
     }
 
     #[allow(unsafe_code)]
-    fn relocate(&self, source: &dyn Source, from: arena::Span, to: arena::Span) -> Result<(), MoveError> {
-        let numbers = || Ok((as_len(from.offset())?, as_len(to.offset())?, as_len(from.bytes())?));
-        let (old, new, bytes) = numbers().map_err(MoveError::Kept)?;
-        match (source.spans(), &self.spanning) {
-            (Some(spans), Some(range)) if from.range() == to.range() => {
-                // SAFETY: as for `release` of the granules at `from` and for `lock` of those at `to`.
-                unsafe { spans.relocate(range, old, new, bytes) }
+    fn relocate(&self, source: &dyn Source, moves: &[Step]) -> Result<(), MoveError> {
+        let cannot = || MoveError::Kept(SourceError::new("relocate", "granules do not move between ranges"));
+        let (mut pieces, mut target) = (Vec::with_capacity(moves.len()), None);
+        for step in moves {
+            let Step::Move { from, to } = *step else { return Err(cannot()) };
+            if from.range() != to.range() {
+                return Err(cannot());
             }
-            _ => Err(MoveError::Kept(SourceError::new("relocate", "granules do not move between ranges"))),
+            let piece = || Ok(Piece { offset: as_len(from.offset())?, bytes: as_len(from.bytes())? });
+            pieces.push(piece().map_err(MoveError::Kept)?);
+            target.get_or_insert(to);
+        }
+        match (source.spans(), &self.spanning, target) {
+            (Some(spans), Some(range), Some(target)) => {
+                let to = as_len(target.offset()).map_err(MoveError::Kept)?;
+                // SAFETY: as for `release` of the granules of the pieces and for `lock` of those at `to`, which the plan has
+                // for them, one behind the other (`made_at_once`).
+                unsafe { spans.relocate(range, &pieces, to) }
+            }
+            _ => Err(cannot()),
         }
     }
+}
+
+/// How many of the steps are made in one call: one, or all moves of the first's range whose targets adjoin.
+fn made_at_once(steps: &[Step]) -> usize {
+    let adjoin = |pair: &&[Step]| match **pair {
+        [Step::Move { to: before, .. }, Step::Move { from, to }] => {
+            before.range() == to.range()
+                && from.range() == to.range()
+                && before.offset() + before.bytes() == to.offset()
+        }
+        _ => false,
+    };
+    1 + steps.windows(2).take_while(adjoin).count()
 }
 
 fn as_len(bytes: u64) -> Result<usize, SourceError> {
