@@ -293,6 +293,7 @@ driver_call! { Device fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<A
     let _toll = toll::charge(Work::SetAccess(bytes as u64));
     let all = lock(&EVERYTHING);
     let starts = all.exactly(address, bytes as u64)?;
+    let mut touched = Vec::new();
     for access in (0..count).map(|index| wanted.at(index)) {
         let Access { location, flags } = access?;
         for &start in &starts {
@@ -311,12 +312,17 @@ driver_call! { Device fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<A
                     protect(start, *bytes, flags)?;
                     // The real first touch takes 170 us a granule; a memory file's 4 KiB pages would take three times that.
                     if flags == 3 && settings::get().measured_costs {
-                        memory::populate(start as usize, *bytes as usize);
+                        touched.push((start as usize, *bytes as usize));
                     }
                 }
                 _ => return Err(Code::INVALID_VALUE),
             }
         }
+    }
+    // Other threads' granules need not wait for it.
+    drop(all);
+    for (start, bytes) in touched {
+        memory::populate(start, bytes);
     }
     Ok(())
 }}
