@@ -17,9 +17,10 @@
 //! | `no thread for PINPOOL_POLL ...` | warn | call `Pool::poll` where the program falls silent |
 //! | `PINPOOL_X=V ...` | warn | correct the variable; what is used instead is in the line |
 //! | `release failed ...` | error | memory stays pinned, for now or until the process ends; the driver's words say why |
-//! | `completion unknown ...` | error | the device failed; the buffer is never reused |
-//! | `a buffer of N bytes is in flight ...` | warn | a stream stands still: look at what was enqueued on it before the copy |
+//! | `completion unknown ...` | error | the device failed, or nobody can follow a copy (the line says why); the buffer is never reused |
+//! | `a buffer of N bytes is in flight ...`, `N buffers ...` | warn | a stream stands still: look at what was enqueued on it before the copy |
 //! | `closing with N copies in flight ...` | error | a stream never finished; the memory is left alone |
+//! | `closing: N bytes stay pinned ...` | error | the same on memory whose release waits for the device: all of it is left alone |
 //!
 //! Takes plain values, never a pool, and decides nothing but whether a check is printed: one in ten over the whole
 //! process, as TensorFlow did.
@@ -179,7 +180,7 @@ pub(crate) fn partitioned(name: &str, max_bytes: u64) {
 }
 
 pub(crate) fn no_room(asked_bytes: u64, why: &str, holdings: &Holdings) {
-    log::warn!("no room for {asked_bytes} bytes: {why}; {holdings}; raise PINPOOL_MAX_BYTES, or hold fewer batches");
+    log::warn!("no room for {asked_bytes} bytes: {why}; {holdings}");
 }
 
 pub(crate) fn room_again(after: Duration, gets: u64, fallbacks: u64) {
@@ -222,14 +223,26 @@ pub(crate) fn not_released(error: &SourceError) {
     );
 }
 
-pub(crate) fn completion_unknown(held_bytes: u64, error: &Error) {
-    log::error!("completion unknown, a buffer of {held_bytes} B is never reused: {error}");
+/// One that fails takes many along: the first is told, the second, the fourth, the eighth.
+pub(crate) fn completion_unknown(held_bytes: u64, lost: u64, keeps_all: bool, error: &Error) {
+    if lost.is_power_of_two() {
+        let all = if keeps_all { ", and nothing of the pool goes back, since a release would wait for it" } else { "" };
+        log::error!("completion unknown, a buffer of {held_bytes} B is never reused ({lost} so far){all}: {error}");
+    }
 }
 
-pub(crate) fn stuck(bytes: u64, age: Duration, stream: u64) {
+pub(crate) fn stuck(buffers: u64, bytes: u64, age: Duration, stream: u64) {
+    let (what, are) = if buffers == 1 { ("a buffer".to_owned(), "is") } else { (format!("{buffers} buffers"), "are") };
     log::warn!(
-        "a buffer of {bytes} bytes is in flight since {age:?} on stream {stream:#x}: it stays away until its copy ends \
+        "{what} of {bytes} bytes {are} in flight since {age:?} on stream {stream:#x}: away until the copies end \
          (PINPOOL_STUCK_AFTER sets the time)"
+    );
+}
+
+pub(crate) fn left_pinned(bytes: u64) {
+    log::error!(
+        "closing: {bytes} bytes stay pinned until the process ends: a copy was never seen to end, and a release would wait \
+         for it"
     );
 }
 

@@ -98,11 +98,11 @@ pub struct Stats {
     pub in_use: u64,
     /// Bytes of those.
     pub in_use_bytes: u64,
-    /// Buffers that a device may still be reading.
+    /// Buffers given up that a device may still be reading. One that is copied from and kept is in use.
     pub in_flight: u64,
     /// Bytes of those.
     pub in_flight_bytes: u64,
-    /// Age of the oldest copy in flight.
+    /// Age of the oldest copy in flight, from when its buffer was given up.
     pub oldest_in_flight: Option<Duration>,
     /// Its stream: for one that somebody created, the driver's handle.
     pub oldest_in_flight_stream: Option<u64>,

@@ -141,7 +141,9 @@ fn making_a_pool_asks_what_there_is_and_creates_no_context() {
 #[test]
 fn a_driver_that_wants_a_context_for_addresses_gets_one() {
     let double = Double::load();
+    // The first addresses are the source's trial, the second the pool's.
     double.fail("cuMemAddressReserve", 1, Code::INVALID_CONTEXT);
+    double.fail("cuMemAddressReserve", 2, Code::INVALID_CONTEXT);
     let pool = builder(Backend::Vmm).build().unwrap();
     assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 1);
     drop(pool.get(MIB).unwrap());
@@ -193,8 +195,10 @@ fn a_driver_that_announces_host_memory_and_refuses_it_is_passed_over() {
     assert!(refusal.contains("cuMemCreate") && refusal.contains("NOT_PERMITTED"), "{refusal}");
     double.fail("cuMemCreate", 1, Code::INVALID_CONTEXT);
     assert!(VmmSource::new(0, None).is_ok(), "a context comes with the first get");
-    double.fail("cuMemCreate", 1, Code::NOT_PERMITTED);
-    assert_eq!(builder(Backend::Auto).build().unwrap().stats().backend, "register");
+    for refused in ["cuMemCreate", "cuMemAddressReserve"] {
+        double.fail(refused, 1, Code::NOT_PERMITTED);
+        assert_eq!(builder(Backend::Auto).build().unwrap().stats().backend, "register", "{refused}");
+    }
 }
 
 #[test]
@@ -231,6 +235,20 @@ fn an_unlock_that_fails_leaves_the_run_locked_and_whole() {
     run.unlock(0, 4).unwrap();
     run.unreserve();
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn granules_that_the_driver_will_not_take_back_are_the_next_to_be_used() {
+    let double = Double::load();
+    let run = Run::locked(4);
+    let (before, created) = (held(&double), double.calls("cuMemCreate"));
+    double.fail("cuMemRelease", 2, Code::UNKNOWN);
+    run.unlock(0, 4).unwrap();
+    assert_eq!(double.figures().granules, before[2] - 3);
+    run.lock(0, 4).unwrap();
+    assert_eq!((held(&double), double.calls("cuMemCreate") - created), (before, 3));
+    run.unlock(0, 4).unwrap();
+    run.unreserve();
 }
 
 #[test]

@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 
 use cudarc::driver::{result, sys};
 
-use super::device::{Device, driver_said};
+use super::device::{Device, driver_said, pinning_said};
 use super::pages::Numbering;
 use super::{PAGE_BYTES, Region, Source, SourceError};
 use crate::driver::Relaxed;
@@ -80,11 +80,8 @@ unsafe impl Source for CudaSource {
         let _current = self.device.bind()?;
         let held_bytes = self.held_bytes(len_bytes);
         // SAFETY: a context is current on this thread (`Device::bind`).
-        let block = unsafe { result::malloc_host(held_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }.map_err(|error| {
-            driver_said("cuMemHostAlloc", error).with_remedy(
-                "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES or PINPOOL_POOL_SIZE_LIMIT",
-            )
-        })?;
+        let block = unsafe { result::malloc_host(held_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }
+            .map_err(|error| pinning_said("cuMemHostAlloc", error))?;
         let block = block.cast::<u8>();
         let skip = block.align_offset(PAGE_BYTES);
         let start = NonNull::new(block.wrapping_add(skip)).filter(|_| skip + len_bytes <= held_bytes);

@@ -18,6 +18,10 @@ use crate::machine;
 /// Room for an id on the PCI bus: domain, bus, device, function.
 const PCI_ID_BYTES: usize = 32;
 
+/// What to do when the driver cannot pin more.
+pub(super) const SHORT_OF_MEMORY: &str =
+    "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES, or raise its cgroup's limit";
+
 /// A device that the driver sees.
 #[derive(Debug)]
 pub(super) struct Device {
@@ -105,6 +109,15 @@ fn attribute_of(device: sys::CUdevice, number: c_int) -> Option<c_int> {
     let mut value = 0;
     // SAFETY: room for one number; an attribute or a device that the driver does not know is refused.
     (unsafe { get(&raw mut value, number, device) } == 0).then_some(value)
+}
+
+/// As [`driver_said`], of a call that pins.
+pub(super) fn pinning_said(call: &'static str, error: DriverError) -> SourceError {
+    let said = driver_said(call, error);
+    match error.0 {
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => said.with_remedy(SHORT_OF_MEMORY),
+        _ => said,
+    }
 }
 
 pub(super) fn driver_said(call: &'static str, error: DriverError) -> SourceError {

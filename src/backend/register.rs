@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
-use super::device::{Device, driver_said};
+use super::device::{Device, driver_said, pinning_said};
 use super::pages::{self, Numbering};
 use super::placement::Placement;
 use super::populate::populate;
@@ -81,10 +81,7 @@ impl RegisterSource {
         // SAFETY: whole pages, mapped and ours; a context is current on this thread.
         let registered = unsafe { sys::cuMemHostRegister_v2(region.start().as_ptr().cast(), bytes, FLAGS) };
         *last = Some(Instant::now());
-        registered.result().map_err(|error| {
-            driver_said("cuMemHostRegister", error)
-                .with_remedy("the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES")
-        })
+        registered.result().map_err(|error| pinning_said("cuMemHostRegister", error))
     }
 }
 

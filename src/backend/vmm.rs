@@ -46,6 +46,8 @@ pub struct VmmSource {
     access: Vec<Access>,
     numbering: Numbering,
     granules: Mutex<HashMap<usize, Handle>>,
+    /// Granules that the driver would not take back, mapped nowhere: the next to be used.
+    refused: Mutex<Vec<Handle>>,
     reserves: RegisterSource,
 }
 
@@ -107,24 +109,28 @@ impl VmmSource {
             let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
             return Err(SourceError::new("cuMemGetAllocationGranularity", what));
         }
-        let devices = device::all_with(attribute::VIRTUAL_MEMORY)?.into_iter().map(Location::device);
+        let own = c_int::try_from(ordinal).unwrap_or(0);
+        let others = device::all_with(attribute::VIRTUAL_MEMORY)?.into_iter().filter(|&other| other != own);
+        let devices = std::iter::once(own).chain(others).map(Location::device);
         let access = [location].into_iter().chain(devices).map(Access::read_write).collect();
         let device = Arc::new(device);
         let reserves = RegisterSource::of(device.clone(), node);
-        let (numbering, granules) = (Numbering::default(), Mutex::default());
-        let source = Self { device, driver, node: location, access, numbering, granules, reserves };
-        source.try_one().map_err(driver_said)?;
+        let (numbering, granules, refused) = Default::default();
+        let source = Self { device, driver, node: location, access, numbering, granules, refused, reserves };
+        let _relaxed = Relaxed::enter();
+        source
+            .try_one()
+            .or_else(|refused| if refused.wants_a_context() { Ok(()) } else { Err(driver_said(refused)) })?;
         Ok(source)
     }
 
-    /// A granule, made and given back: drivers announce memory of the host and refuse it all the same where a container may
-    /// not choose its memory node. A driver that wants a context for it is believed: none is created here.
+    /// Addresses and a granule, had and given back: drivers announce memory of the host and refuse it all the same where a
+    /// container may not choose its memory node. A driver that wants a context for it is believed: none is created here.
     fn try_one(&self) -> Result<(), Refused> {
-        let _relaxed = Relaxed::enter();
-        match self.create(1) {
-            Err(refused) if refused.wants_a_context() => Ok(()),
-            created => created.map(|granule| self.dissolve(&granule)),
-        }
+        let addresses = self.driver.reserve(GRANULE_BYTES, RANGE_ALIGN_BYTES)?;
+        let created = self.create(1).map(|granule| self.dissolve(&granule));
+        // SAFETY: reserved above, with nothing there.
+        created.and(unsafe { self.driver.unreserve(addresses, GRANULE_BYTES) })
     }
 
     /// What every call of the driver needs around it.
@@ -136,7 +142,8 @@ impl VmmSource {
     fn create(&self, count: usize) -> Result<Vec<Handle>, Refused> {
         let mut created = Vec::with_capacity(count);
         for _ in 0..count {
-            match self.driver.create(GRANULE_BYTES, self.node) {
+            let left_over = self.refused.lock().pop();
+            match left_over.map_or_else(|| self.driver.create(GRANULE_BYTES, self.node), Ok) {
                 Ok(granule) => created.push(granule),
                 Err(refused) => {
                     self.dissolve(&created);
@@ -150,9 +157,11 @@ impl VmmSource {
     /// Gives granules back that are mapped nowhere.
     fn dissolve(&self, granules: &[Handle]) {
         for &granule in granules {
-            // A refusal would mean that the driver is gone, and the memory with it.
             // SAFETY: of `create`, and released only here, by who owns the run.
-            let _gone = unsafe { self.driver.release(granule) };
+            if unsafe { self.driver.release(granule) }.is_err() {
+                // Unless the driver is gone, it still holds the memory, which must not add up.
+                self.refused.lock().push(granule);
+            }
         }
     }
 
@@ -414,10 +423,10 @@ unsafe impl Span for VmmSource {
 fn driver_said(refused: Refused) -> SourceError {
     const OUT_OF_MEMORY: c_int = 2;
     let said = SourceError::new(refused.call, refused.to_string()).with_code(refused.code.into());
-    match refused.code {
-        OUT_OF_MEMORY => said.with_remedy(
-            "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES, or raise its cgroup's limit",
-        ),
+    match refused {
+        Refused { call: "cuMemCreate" | "cuMemMap" | "cuMemSetAccess", code: OUT_OF_MEMORY } => {
+            said.with_remedy(device::SHORT_OF_MEMORY)
+        }
         _ => said,
     }
 }

@@ -67,9 +67,11 @@ struct Line<T> {
     flights: VecDeque<Flight<T>>,
 }
 
-/// An item that has waited for long.
+/// Items of one stream that have waited for long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Waiting {
+    pub(crate) buffers: u64,
+    /// Of the oldest.
     pub(crate) age: Duration,
     /// Of several streams, the first whose copy is not over.
     pub(crate) stream: u64,
@@ -143,7 +145,7 @@ impl<T> InFlight<T> {
         heads.chain(&lines.several).min_by_key(|flight| flight.since_us).map(|flight| flight.waiting(now_us))
     }
 
-    /// Items that have waited for `limit` or longer, each told once. If another thread is asking already, none.
+    /// Items that have waited for `limit` or longer, by stream, each told once. If another thread is asking already, none.
     pub(crate) fn newly_stuck(&self, now_us: u64, limit: Duration) -> Vec<Waiting> {
         let Some(mut lines) = self.lines.try_lock() else { return Vec::new() };
         self.seat_arrivals(&mut lines);
@@ -154,7 +156,15 @@ impl<T> InFlight<T> {
             let waiting = flight.waiting(now_us);
             if waiting.age >= limit {
                 flight.is_known_stuck = true;
-                stuck.push(waiting);
+                // What stands behind it on its stream is the same news.
+                match stuck.iter_mut().find(|other: &&mut Waiting| other.stream == waiting.stream) {
+                    Some(other) => {
+                        other.buffers += 1;
+                        other.bytes += waiting.bytes;
+                        other.age = other.age.max(waiting.age);
+                    }
+                    None => stuck.push(waiting),
+                }
             }
         }
         stuck
@@ -251,7 +261,7 @@ impl<T> Flight<T> {
         let fence =
             self.fences.only().or_else(|| self.fences.iter().find(is_open)).or_else(|| self.fences.iter().last());
         let stream = fence.map_or(0, |fence| fence.stream());
-        Waiting { age, stream, bytes: self.bytes }
+        Waiting { buffers: 1, age, stream, bytes: self.bytes }
     }
 
     /// Are all fences over? A failure of one outweighs the rest (invariant 2).
@@ -339,13 +349,22 @@ mod tests {
         room.arrive(1, 10, behind([done, Arc::new(Scripted::on(7))]), 1_000);
         room.arrive(2, 20, behind([Arc::new(Scripted::on(8))]), 2_000);
         let limit = Duration::from_micros(500);
-        let first = Waiting { age: limit, stream: 7, bytes: 10 };
+        let first = Waiting { buffers: 1, age: limit, stream: 7, bytes: 10 };
         assert_eq!(room.newly_stuck(1_499, limit), []);
         assert_eq!(room.newly_stuck(1_500, limit), [first]);
-        let second = Waiting { age: limit, stream: 8, bytes: 20 };
+        let second = Waiting { buffers: 1, age: limit, stream: 8, bytes: 20 };
         assert_eq!(room.newly_stuck(2_500, limit), [second]);
         assert_eq!(room.newly_stuck(9_000, limit), []);
         assert_eq!(room.oldest(1_500), Some(first));
+    }
+
+    #[test]
+    fn what_stands_behind_a_stuck_one_is_told_with_it() {
+        let room = InFlight::new();
+        let _fences = [flying(&room, 1, 1), flying(&room, 2, 1), flying(&room, 3, 2)];
+        let age = Duration::from_micros(9);
+        let expected = [(2, 20, 1), (1, 10, 2)].map(|(buffers, bytes, stream)| Waiting { buffers, age, stream, bytes });
+        assert_eq!(room.newly_stuck(9, age), expected);
     }
 
     #[test]

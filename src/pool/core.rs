@@ -236,9 +236,10 @@ impl Core {
         if let Supply::Ground(ground) = &self.supply {
             ground.copy_lost();
         }
-        self.counts.lost.fetch_add(1, Ordering::Relaxed);
+        let lost = self.counts.lost.fetch_add(1, Ordering::Relaxed) + 1;
         self.counts.lost_bytes.fetch_add(held_bytes, Ordering::Relaxed);
-        diag::completion_unknown(held_bytes, error);
+        let keeps_all = matches!(self.supply, Supply::Ground(_)) && self.source().release_waits();
+        diag::completion_unknown(held_bytes, lost, keeps_all, error);
         self.close_if_unused();
     }
 

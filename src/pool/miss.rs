@@ -82,7 +82,9 @@ impl Core {
 
     fn begin_episode(&self, len: usize, refusal: &Refusal) {
         let why = || match refusal {
-            Refusal::Ceiling { .. } => ("the ceiling is reached".to_owned(), self.holdings()),
+            Refusal::Ceiling { .. } => {
+                ("the ceiling is reached, raise PINPOOL_MAX_BYTES or hold fewer batches".to_owned(), self.holdings())
+            }
             Refusal::Source(error) => (error.to_string(), self.holdings()),
         };
         self.episode.begun(len as u64, self.time.coarse_us(), why);

@@ -70,7 +70,9 @@ impl Core {
         self.episode.over(now_us);
         if self.in_flight.count() > 0 {
             let stuck = self.in_flight.newly_stuck(now_us, self.config.stuck_after);
-            stuck.into_iter().for_each(|Waiting { age, stream, bytes }| diag::stuck(bytes, age, stream));
+            stuck
+                .into_iter()
+                .for_each(|Waiting { buffers, age, stream, bytes }| diag::stuck(buffers, bytes, age, stream));
         }
         let Supply::Ground(ground) = &self.supply else { return };
         // A partition that has fallen silent ages with the others.

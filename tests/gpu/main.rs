@@ -3,7 +3,7 @@
 //! Without a device each test says `skipped: why` and passes; `PINPOOL_REQUIRE_GPU=1` turns that into a failure:
 //!
 //! ```text
-//! PINPOOL_REQUIRE_GPU=1 cargo test --release --test gpu
+//! PINPOOL_REQUIRE_GPU=1 cargo test --release --all-features --test gpu
 //! ```
 //!
 //! The binary needs nothing beside it, so it can be carried to a bare machine. Tests take turns by themselves.

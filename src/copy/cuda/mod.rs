@@ -199,7 +199,11 @@ fn marked<'a>(
     copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, DriverError)>,
 ) -> Result<Arc<dyn Fence>, CopyFailure> {
     let _set_aside = SetAside::take(stream.context());
-    let refused = |call, error| CopyFailure::Refused(Error::copy(len, said(call, error)));
+    let refused = |call, error| {
+        let is_of_device = !(is_about_arguments(error) || is_about_captures_or_memory(error));
+        let said = said(call, error);
+        CopyFailure::Refused(if is_of_device { Error::device(said) } else { Error::copy(len, said) })
+    };
     let unknown = |call, error| CopyFailure::Unknown(Error::device(said(call, error)));
     let refuse_capturing = || match is_capturing(stream) {
         Ok(false) => Ok(()),
@@ -257,6 +261,11 @@ fn is_about_arguments(error: DriverError) -> bool {
             | CUDA_ERROR_INVALID_VALUE
             | CUDA_ERROR_NOT_INITIALIZED
     )
+}
+
+/// Errors after which the device goes on: those of captures, 900 to 999, and no memory for an event.
+fn is_about_captures_or_memory(error: DriverError) -> bool {
+    error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY || (900..999).contains(&driver::code(error))
 }
 
 fn said(call: &str, error: DriverError) -> String {

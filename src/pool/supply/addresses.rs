@@ -15,6 +15,9 @@ const ADDRESSES_PER_BYTE: u64 = 8;
 /// And no fewer than this; they cost nothing.
 const LEAST_ADDRESS_BYTES: u64 = 64 << 30;
 
+/// With fewer than this there is no pool.
+const FEWEST_ADDRESS_BYTES: u64 = 256 << 20;
+
 pub(super) fn granule_bytes(max_bytes: Option<u64>, least_bytes: u64) -> u64 {
     let fair = max_bytes.map_or(GRANULE_BYTES, |max_bytes| previous_power_of_two(max_bytes / LEAST_GRANULES));
     fair.min(GRANULE_BYTES).max(least_bytes)
@@ -24,13 +27,13 @@ fn previous_power_of_two(n: u64) -> u64 {
     n.checked_ilog2().map_or(1, |log| 1 << log)
 }
 
-/// As many addresses as are good to have; fewer where the system refuses, down to what the ceiling needs.
+/// As many addresses as are good to have; fewer where the system refuses (`ulimit -v`), down to what a small pool needs.
 pub(super) fn reserve(source: &dyn Source, max_bytes: Option<u64>, granule_bytes: u64) -> Result<Range, SourceError> {
     let spans = source.spans().ok_or_else(|| SourceError::new("reserve", "the source has walls"))?;
     let whole = |bytes: u64| (bytes / granule_bytes).max(1) * granule_bytes;
     let wanted = max_bytes.map_or(RANGE_BYTES_MAX / 2, |max_bytes| max_bytes.saturating_mul(ADDRESSES_PER_BYTE));
     let mut bytes = whole(wanted.clamp(LEAST_ADDRESS_BYTES, RANGE_BYTES_MAX / 2));
-    let least = whole(max_bytes.unwrap_or(LEAST_ADDRESS_BYTES / 16).min(bytes));
+    let least = whole(FEWEST_ADDRESS_BYTES.min(bytes));
     loop {
         let reserved = usize::try_from(bytes)
             .map_err(|_| SourceError::new("reserve", format!("{bytes} B are more than an address space")))

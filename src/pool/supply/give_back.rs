@@ -67,7 +67,7 @@ impl Ground {
             let reclaim = move || {
                 let given_back = ground.release_now(now_us);
                 ground.is_reclaiming.store(false, Ordering::Release);
-                given_back.unwrap_or_else(|error| diag::release_failed(0, &error));
+                given_back.unwrap_or_else(|error| diag::not_released(&error));
             };
             if std::thread::Builder::new().name("pinpool-reclaim".to_owned()).spawn(reclaim).is_ok() {
                 return Ok(());

@@ -13,6 +13,7 @@ use std::sync::{Arc, Weak};
 use super::ground::Ground;
 use super::works::Site;
 use crate::backend::SourceError;
+use crate::diag;
 use crate::pool::block::Block;
 use crate::size_class::Class;
 
@@ -59,7 +60,10 @@ impl Ground {
     /// or that a device may still read, keeps them for ever.
     pub(super) fn dismantle(&self, now_us: u64) -> Result<(), SourceError> {
         // A copy that never ended: a release that waits for the device would wait for it as well.
-        let Some(closed) = self.gate.close_in_turn() else { return Ok(()) };
+        let Some(closed) = self.gate.close_in_turn() else {
+            diag::left_pinned(self.land.lock().arena.figures().locked_bytes);
+            return Ok(());
+        };
         let mut released = Ok(());
         let sites: Vec<Site> = loop {
             released = released.and(self.release_behind(&closed, now_us, |land| land.arena.release_down_to(0)));
