@@ -366,6 +366,22 @@ fn a_bad_variable_is_a_warning_and_a_contradiction_an_error() {
 }
 
 #[test]
+fn env_says_what_building_a_pool_would_say() {
+    let mut contradiction = pinpool(&["env"]);
+    let ran = finish(contradiction.env("PINPOOL_POOL_SIZE_LIMIT", "0").env("PINPOOL_AUTO_RESIZE", "1"));
+    assert_eq!(ran.code(), 2);
+    ran.says("PINPOOL_AUTO_RESIZE=1");
+    let mut of_a_preset = pinpool(&["env"]);
+    let ran = finish(of_a_preset.env("PINPOOL_BACKEND", "vmm").env("PINPOOL_PRESET", "tensorflow"));
+    assert_eq!(ran.code(), 2);
+    ran.says("PINPOOL_BACKEND=vmm: needs PINPOOL_PRESET=adaptive");
+    // It pins nothing: a reserve that nothing can hold is a setting like any other.
+    let mut large = pinpool(&["env"]);
+    let ran = finish(large.env("PINPOOL_RESERVE", "1048576TiB").env("PINPOOL_MAX_BYTES", "none"));
+    assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
+}
+
+#[test]
 fn a_flag_goes_before_its_variable() {
     let dir = tree();
     let mut command = pinpool(&["load", "--json", "--backend", "sim", "--pool-size-limit", "7", "--batch-files", "9"]);

@@ -1,17 +1,45 @@
-//! `pinpool env`: every variable with its value, where that came from, its default and its meaning.
+//! `pinpool env`: every variable with its value, where that came from, its default and its meaning; and what a pool would
+//! say of them.
 
 use std::error::Error;
 use std::io::{self, Write};
 
 use clap::Args;
+use pinpool::Pool;
 use pinpool::config::env;
 
+use crate::Failed;
+use crate::screen::Screen;
+
 /// Lists the PINPOOL_* variables: value, origin, default, meaning
+///
+/// Exits with 2 if no pool could be built because settings contradict each other.
 #[derive(Debug, Args)]
 pub(crate) struct EnvArgs {}
 
-pub(crate) fn run(_args: &EnvArgs) -> Result<(), Box<dyn Error>> {
-    let (entries, warnings) = env::report()?;
+pub(crate) fn run(_args: &EnvArgs, screen: &Screen) -> Result<(), Failed> {
+    let refused = |error: pinpool::Error| {
+        screen.say(&error);
+        Failed::from(&error)
+    };
+    let (entries, warnings) = env::report().map_err(refused)?;
+    screen.report(list(&entries))?;
+    for warning in &warnings {
+        screen.write(format!("warning: {warning}\n").as_bytes());
+    }
+    // The reserve alone would be pinned by this; whether it goes with the rest has been asked above.
+    match Pool::builder().reserve(0).background_poll(false).build() {
+        Err(error) if error.is_setting() => Err(refused(error)),
+        // The settings may be meant for another machine.
+        Err(error) => {
+            screen.write(format!("warning: {error}\n").as_bytes());
+            Ok(())
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+fn list(entries: &[env::Entry]) -> Result<(), Box<dyn Error>> {
     let mut out = io::stdout().lock();
     let widest = |column: fn(&env::Entry) -> &str, title: &str| {
         entries.iter().map(|entry| column(entry).len()).chain([title.len()]).max().unwrap_or(0)
@@ -21,13 +49,9 @@ pub(crate) fn run(_args: &EnvArgs) -> Result<(), Box<dyn Error>> {
     let origin = widest(|entry| entry.origin, "from");
     let default = widest(|entry| entry.default, "default");
     writeln!(out, "{:name$}  {:value$}  {:origin$}  {:default$}  meaning", "variable", "value", "from", "default")?;
-    for entry in &entries {
+    for entry in entries {
         let env::Entry { name: variable, value: holds, origin: from, default: else_, meaning } = entry;
         writeln!(out, "{variable:name$}  {holds:value$}  {from:origin$}  {else_:default$}  {meaning}")?;
     }
-    out.flush()?;
-    for warning in &warnings {
-        writeln!(io::stderr(), "warning: {warning}")?;
-    }
-    Ok(())
+    Ok(out.flush()?)
 }

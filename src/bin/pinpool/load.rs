@@ -159,7 +159,7 @@ pub(crate) fn run(args: &Args, screen: &Screen) -> Result<(), Failed> {
     let stop = stop_at_interrupt(screen);
     let pool = args.pool.build().map_err(|error| {
         screen.say(&error);
-        if error.is_setting() { Failed::Settings } else { Failed::Work }
+        Failed::from(&error)
     })?;
     let mut destination = args.destination(&pool).map_err(|error| {
         screen.say(error);

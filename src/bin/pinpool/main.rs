@@ -56,6 +56,12 @@ enum Failed {
     Interrupted = 130,
 }
 
+impl From<&pinpool::Error> for Failed {
+    fn from(error: &pinpool::Error) -> Self {
+        if error.is_setting() { Failed::Settings } else { Failed::Work }
+    }
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let screen = Screen::new();
@@ -66,7 +72,7 @@ fn main() -> ExitCode {
         Command::Load(args) => load::run(&args, &screen),
         Command::Replay(args) => screen.report(replay::run(&args)),
         Command::Bench(args) => bench::run(&args, &screen),
-        Command::Env(args) => screen.report(env::run(&args)),
+        Command::Env(args) => env::run(&args, &screen),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,

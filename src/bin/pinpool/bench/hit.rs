@@ -88,7 +88,7 @@ pub(crate) fn run(args: &HitArgs, screen: &Screen) -> Result<(), Failed> {
     }
     let pool = Pool::builder().backend(args.backend.clone()).build().map_err(|error| {
         screen.say(&error);
-        if error.is_setting() { Failed::Settings } else { Failed::Work }
+        Failed::from(&error)
     })?;
     let figures = measure(&pool, args.pattern, threads);
     let stats = pool.stats();
