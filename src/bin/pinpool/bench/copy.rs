@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pinpool::config::quantity::parse_bytes;
+use pinpool::config::quantity::format_bytes;
 use pinpool::{Backend, Pool};
 use serde::Serialize;
 
+use super::asked;
 use super::far::Far;
 use super::figure::{Measured, gb_per_s, mib};
 use super::sources;
@@ -18,6 +19,9 @@ use crate::screen::Screen;
 /// Copies on their way at once.
 const DEPTH: usize = 8;
 
+/// What is copied when nothing is said.
+const DEFAULT_SIZES: [u64; 6] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+
 /// Copies to the device, queued back to back: GB/s by size, for each back-end and for ordinary memory; and what tracking costs
 ///
 /// `pageable` is the baseline of each size: the same copies from memory that is not pinned. Without a GPU the host sink
@@ -25,18 +29,14 @@ const DEPTH: usize = 8;
 /// of a get and a copy that gives the buffer back, beside the bare call that enqueues a copy.
 #[derive(Debug, Args)]
 pub(crate) struct CopyArgs {
-    /// Bytes of a copy; may be given several times
-    #[arg(
-        long = "size",
-        value_name = "SIZE",
-        value_parser = parse_bytes,
-        default_values = ["64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB"]
-    )]
+    /// Bytes of a copy; may be given several times [default: 64KiB, 256KiB, 1MiB, 4MiB, 16MiB, 64MiB, as far as the machine
+    /// has memory]
+    #[arg(long = "size", value_name = "SIZE", value_parser = asked::at_least(1))]
     sizes: Vec<u64>,
 
     /// Seconds for each size and back-end
-    #[arg(long, value_name = "S", default_value_t = 0.3)]
-    seconds: f64,
+    #[arg(long, value_name = "S", default_value = "0.3", value_parser = asked::seconds)]
+    seconds: Duration,
 
     /// Only this back-end; may be given several times
     #[arg(long, value_name = "NAME")]
@@ -71,22 +71,41 @@ pub(crate) fn run(args: &CopyArgs, screen: &Screen) -> Result<(), Failed> {
 }
 
 fn measure(args: &CopyArgs) -> Measured<Figures> {
-    let largest = args.sizes.iter().copied().max().unwrap_or(1).max(tracked::LARGEST_BYTES);
+    let sizes = args.sizes()?;
+    let largest = sizes.iter().copied().max().unwrap_or(1).max(tracked::LARGEST_BYTES);
     let mut far = Far::open(usize::try_from(largest).unwrap_or(usize::MAX))?;
-    let (backends, missing) = sources::available(&args.backend, largest.saturating_mul(DEPTH as u64));
-    let seconds = Duration::try_from_secs_f64(args.seconds).unwrap_or(Duration::from_millis(300));
+    let (backends, missing) = asked::backends(&args.backend, largest.saturating_mul(DEPTH as u64))?;
     let best = backends.first().cloned().unwrap_or(Backend::Heap);
     let mut all = Vec::new();
     // The baseline first: the same road, memory that no driver knows.
     let named = backends.into_iter().map(|backend| (backend.name(), backend));
     for (name, backend) in [("pageable", Backend::Heap)].into_iter().chain(named) {
         let pool = sources::builder(backend).build()?;
-        let rates = args.sizes.iter().map(|&size| rate(&pool, &mut far, size, seconds));
+        let rates = sizes.iter().map(|&size| rate(&pool, &mut far, size, args.seconds));
         all.push(OfBackend { backend: name, gb_per_s: rates.collect::<Result<_, _>>()? });
     }
     let tracked_over = best.name();
-    let tracked = tracked::measure(&sources::builder(best).build()?, &mut far, seconds)?;
-    Ok(Figures { to: far.describe(), sizes: args.sizes.clone(), backends: all, tracked_over, tracked, missing })
+    let tracked = tracked::measure(&sources::builder(best).build()?, &mut far, args.seconds)?;
+    Ok(Figures { to: far.describe(), sizes, backends: all, tracked_over, tracked, missing })
+}
+
+/// What copies of this size take at once, their far end included.
+fn taken_bytes(size: u64) -> u64 {
+    size.saturating_mul(DEPTH as u64 + 1)
+}
+
+impl CopyArgs {
+    fn sizes(&self) -> Measured<Vec<u64>> {
+        if self.sizes.is_empty() {
+            let most_bytes = sources::most_bytes()?;
+            return Ok(DEFAULT_SIZES.into_iter().filter(|&size| taken_bytes(size) <= most_bytes).collect());
+        }
+        for &size in &self.sizes {
+            let (argument, what) = (format!("--size {}", format_bytes(size)), format!("{DEPTH} queued and one more"));
+            asked::fits(argument, what, taken_bytes(size), "give a smaller one")?;
+        }
+        Ok(asked::once(&self.sizes))
+    }
 }
 
 fn rate(pool: &Pool, far: &mut Far, size: u64, seconds: Duration) -> Measured<f64> {
@@ -107,7 +126,11 @@ fn rate(pool: &Pool, far: &mut Far, size: u64, seconds: Duration) -> Measured<f6
         }
     }
     under_way.iter().try_for_each(|copy| copy.wait())?;
-    Ok(gb_per_s(bytes, begun.elapsed()))
+    let took = begun.elapsed();
+    drop(bufs);
+    // The next size need not lie beside this one.
+    pool.clear();
+    Ok(gb_per_s(bytes, took))
 }
 
 impl Figures {

@@ -46,6 +46,12 @@ pub(super) enum Batches {
     Lognormal,
 }
 
+impl Batches {
+    pub(super) fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+}
+
 /// Sizes of batches, the same for the same number.
 struct Sizes {
     rng: ChaCha8Rng,
@@ -117,12 +123,23 @@ struct UnderWay {
     of_ring: Option<PinnedBuf>,
 }
 
+/// Each producer has one in hand and one in the queue, the copying thread one in hand and the others under way.
+pub(super) fn ring_len(producers: u16) -> usize {
+    2 * usize::from(producers) + DEPTH + 1
+}
+
+fn longest_bytes(batches: Batches) -> usize {
+    if batches == Batches::Fixed { FIXED_BYTES } else { LONGEST_BYTES }
+}
+
+pub(super) fn ring_bytes(producers: u16, batches: Batches) -> u64 {
+    (ring_len(producers) * longest_bytes(batches)) as u64
+}
+
 impl<'a> Buffers<'a> {
-    /// Each producer has one in hand and one in the queue, the copying thread one in hand and the others under way.
     pub(super) fn ring(pool: &Pool, producers: u16, batches: Batches) -> Measured<Buffers<'a>> {
-        let longest = if batches == Batches::Fixed { FIXED_BYTES } else { LONGEST_BYTES };
-        let mut ring =
-            (0..2 * usize::from(producers) + DEPTH + 1).map(|_| pool.get(longest)).collect::<Result<Vec<_>, _>>()?;
+        let longest = longest_bytes(batches);
+        let mut ring = (0..ring_len(producers)).map(|_| pool.get(longest)).collect::<Result<Vec<_>, _>>()?;
         ring.iter_mut().for_each(|buf| buf.as_mut_slice().fill(1));
         Ok(Buffers::Ring(Mutex::new(ring)))
     }

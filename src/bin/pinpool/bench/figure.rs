@@ -1,9 +1,34 @@
 //! Figures for people: rates, sizes, rounding.
 
+use std::fmt;
 use std::time::Duration;
 
 /// What a bench finds, or why it could not.
-pub(crate) type Measured<T> = Result<T, pinpool::Error>;
+pub(crate) type Measured<T> = Result<T, NotMeasured>;
+
+#[derive(Debug)]
+pub(crate) enum NotMeasured {
+    /// The command line asks for what cannot be.
+    Setting(String),
+    /// None of the back-ends asked for is here.
+    Missing(String),
+    Pool(pinpool::Error),
+}
+
+impl From<pinpool::Error> for NotMeasured {
+    fn from(error: pinpool::Error) -> Self {
+        Self::Pool(error)
+    }
+}
+
+impl fmt::Display for NotMeasured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Setting(why) | Self::Missing(why) => f.write_str(why),
+            Self::Pool(error) => error.fmt(f),
+        }
+    }
+}
 
 /// 10^9 bytes a second.
 #[allow(clippy::cast_precision_loss)] // A quotient for people.

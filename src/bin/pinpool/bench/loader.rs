@@ -12,8 +12,9 @@ use clap::Args;
 use pinpool::{Backend, Pool, Preset};
 use serde::Serialize;
 
+use super::asked;
 use super::far::Far;
-use super::feed::{Batches, Buffers, FIRST, LONGEST_BYTES, Loop};
+use super::feed::{self, Batches, Buffers, FIRST, LONGEST_BYTES, Loop};
 use super::figure::{Measured, mib, micros, quotient, rounded};
 use super::sources;
 use crate::Failed;
@@ -35,8 +36,8 @@ pub(crate) struct LoaderArgs {
     batches: Vec<Batches>,
 
     /// Seconds of each loop, after a first one
-    #[arg(long, value_name = "S", default_value_t = 4.0)]
-    seconds: f64,
+    #[arg(long, value_name = "S", default_value = "4", value_parser = asked::seconds)]
+    seconds: Duration,
 
     /// Hand batches over as they are: what the pool itself costs where the cores fill less than the device can copy
     #[arg(long)]
@@ -100,12 +101,18 @@ pub(crate) fn run(args: &LoaderArgs, screen: &Screen) -> Result<(), Failed> {
 }
 
 fn measure(args: &LoaderArgs) -> Measured<Figures> {
+    let all_batches = asked::once(&args.batches);
+    for &batches in &all_batches {
+        let (argument, len) = (format!("--producers {}", args.producers), feed::ring_len(args.producers));
+        let what = format!("a ring of {len} {} batches", batches.name());
+        asked::fits(argument, what, feed::ring_bytes(args.producers, batches), "give fewer")?;
+    }
     let mut far = Far::open(LONGEST_BYTES)?;
-    let time = FIRST + Duration::try_from_secs_f64(args.seconds).unwrap_or(Duration::from_secs(4));
+    let time = FIRST + args.seconds;
     // Asks nothing of the back-end yet.
     let pool = || sources::builder(args.backend.clone()).preset(args.preset).build();
     let names = pool()?.stats();
-    let loaders = args.batches.iter().map(|&batches| loader(args, batches, time, &mut far, &pool()?));
+    let loaders = all_batches.iter().map(|&batches| loader(args, batches, time, &mut far, &pool()?));
     Ok(Figures {
         loaders: loaders.collect::<Measured<_>>()?,
         to: far.describe(),
@@ -141,7 +148,7 @@ fn loader(args: &LoaderArgs, batches: Batches, time: Duration, far: &mut Far, po
     #[allow(clippy::cast_precision_loss)] // A quotient for people.
     let pinned_over_requested = quotient(pinned_peak_bytes as f64, requested_peak_bytes.max(1) as f64);
     Ok(Loader {
-        batches: format!("{batches:?}").to_lowercase(),
+        batches: batches.name(),
         raw_gb_per_s: rounded(raw),
         raw_runs_gb_per_s: [raw_before, raw_after],
         ring_gb_per_s: ring,

@@ -9,6 +9,7 @@
 //! | `loader` | what a loader gets out of the pool |
 //! | `feed` | its loop: producers, and a thread that copies |
 //! | `far` | where those copy to, and by which call: the GPU, or the host sink |
+//! | `asked` | what may be asked: values that mean something, and no more memory than there is |
 //! | `sources` | the back-ends there are |
 //! | `figure` | figures for people |
 //! | `hit` | a get and its put when the buffer is idle, beside the baselines |
@@ -18,6 +19,7 @@
 //!
 //! `keepers` and `patterns` serve the criterion benches too.
 
+mod asked;
 mod copy;
 mod far;
 mod feed;
@@ -34,6 +36,7 @@ mod tracked;
 
 use clap::{Args, Subcommand};
 
+use self::figure::NotMeasured;
 use crate::Failed;
 use crate::screen::Screen;
 
@@ -64,7 +67,11 @@ pub(crate) fn run(args: &BenchArgs, screen: &Screen) -> Result<(), Failed> {
 }
 
 /// Says why a bench could not be run.
-fn failed(error: &pinpool::Error, screen: &Screen) -> Failed {
+fn failed(error: &NotMeasured, screen: &Screen) -> Failed {
     screen.say(error);
-    if error.is_setting() { Failed::Settings } else { Failed::Work }
+    match error {
+        NotMeasured::Setting(_) => Failed::Settings,
+        NotMeasured::Missing(_) => Failed::Work,
+        NotMeasured::Pool(error) => Failed::from(error),
+    }
 }

@@ -12,15 +12,18 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pinpool::config::quantity::parse_bytes;
+use pinpool::config::quantity::format_bytes;
 use pinpool::{Backend, Error};
 use serde::Serialize;
 
-use super::figure::{Measured, gb_per_s, median, mib, quotient, rounded};
+use super::asked;
+use super::figure::{Measured, NotMeasured, gb_per_s, median, mib, quotient, rounded};
 use super::sources;
 use crate::Failed;
 use crate::screen::Screen;
 
+/// Below a page nothing is pinned for its own sake.
+const PAGE_BYTES: u64 = 4096;
 /// Threads that touch a reserve, on a machine that has as many cores.
 const RESERVE_THREADS: [usize; 3] = [1, 8, 16];
 
@@ -28,12 +31,13 @@ const RESERVE_THREADS: [usize; 3] = [1, 8, 16];
 ///
 /// Each reserve is a new pool's. The baseline is `cuda` (cuMemHostAlloc, as TensorFlow and PyTorch pin) where there is a
 /// driver, else `touch`: ordinary memory, mapped and touched by one thread. `cuda` is one call of the driver, whatever the
-/// threads. Each growth is a pool's first `--bytes`, got in pieces of one size by so many threads at once and kept. `heap`
-/// pins and touches nothing in growth: that is the mapping alone.
+/// threads; where it is not asked for, its growth is not measured. Each growth is a pool's first `--bytes`, got in pieces of
+/// one size by so many threads at once and kept; threads for which there is no piece get nothing. `heap` pins and touches
+/// nothing in growth: that is the mapping alone.
 #[derive(Debug, Args)]
 pub(crate) struct PinArgs {
     /// Bytes in all [default: 1GiB, or what a pool would hold at most on this machine if that is less]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = asked::at_least(PAGE_BYTES))]
     bytes: Option<u64>,
 
     /// Threads that touch a reserve; may be given several times [default: 1, 8, 16 and all cores, as far as there are cores]
@@ -44,8 +48,8 @@ pub(crate) struct PinArgs {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
-    /// Bytes of one get in growth; may be given several times
-    #[arg(long = "size", value_name = "SIZE", value_parser = parse_bytes, default_values = ["1MiB", "8MiB", "64MiB"])]
+    /// Bytes of one get in growth; may be given several times [default: 1MiB, 8MiB and 64MiB, each cut to --bytes]
+    #[arg(long = "size", value_name = "SIZE", value_parser = asked::at_least(PAGE_BYTES))]
     sizes: Vec<u64>,
 
     /// Threads that get at once in growth; may be given several times
@@ -63,6 +67,7 @@ pub(crate) struct PinArgs {
 
 /// What each pool is asked for when nothing is said.
 const DEFAULT_BYTES: u64 = 1 << 30;
+const DEFAULT_SIZES: [u64; 3] = [1 << 20, 8 << 20, 64 << 20];
 
 /// One run; its fields are the JSON object's.
 #[derive(Debug, Serialize)]
@@ -106,6 +111,7 @@ struct Rate {
 struct Growth {
     size_bytes: u64,
     threads: usize,
+    gets: usize,
     gb_per_s: f64,
     worst_get_us: f64,
 }
@@ -124,13 +130,21 @@ fn measure(args: &PinArgs) -> Measured<Figures> {
         }
         threads
     } else {
-        args.threads.iter().copied().map(usize::from).collect()
+        asked::once(&args.threads).into_iter().map(usize::from).collect()
     };
     let most_bytes = sources::most_bytes()?;
     let bytes = args.bytes.unwrap_or(DEFAULT_BYTES.min(most_bytes));
+    asked::fits(format!("--bytes {}", format_bytes(bytes)), "each reserve", bytes, "give fewer")?;
+    let sizes = args.sizes(bytes)?;
+    let getters = asked::once(&args.getters);
     let make_ready = || reserve(bytes, cores, Backend::Heap);
     make_ready()?;
-    let (backends, missing) = sources::available(&args.backend, bytes);
+    let (mut backends, missing) = asked::backends(&args.backend, bytes)?;
+    let asked_for = backends.len();
+    let is_cuda = |backend: &Backend| matches!(backend, Backend::Cuda);
+    if !backends.iter().any(is_cuda) && sources::hold(&Backend::Cuda, bytes).is_ok() {
+        backends.push(Backend::Cuda);
+    }
 
     let mut touches = Vec::new();
     let mut reserves = vec![vec![Vec::new(); threads.len()]; backends.len()];
@@ -146,15 +160,17 @@ fn measure(args: &PinArgs) -> Measured<Figures> {
     }
     let touch = Rate::of(touches);
     let reserves: Vec<Vec<_>> = reserves.into_iter().map(|of| of.into_iter().map(Rate::of).collect()).collect();
-    let driver = backends.iter().position(|backend| matches!(backend, Backend::Cuda));
+    let driver = backends.iter().position(is_cuda);
     // The one with the most threads, of which it takes no notice.
     let baseline = driver.and_then(|index| reserves[index].last()).copied().unwrap_or(touch);
 
-    let of_backend = |(backend, rates): (Backend, Vec<Rate>)| {
+    let of_backend = |(at, (backend, rates)): (usize, (Backend, Vec<Rate>))| {
         let over_baseline = |rate: Rate| quotient(rate.gb_per_s, baseline.gb_per_s);
         let reserve = threads.iter().zip(rates);
         let reserve = reserve.map(|(&threads, rate)| Reserve { threads, rate, over_baseline: over_baseline(rate) });
-        let runs = args.sizes.iter().flat_map(|&size| args.getters.iter().map(move |&threads| (size, threads)));
+        // The baseline alone does not grow.
+        let sizes = if at < asked_for { &sizes[..] } else { &[] };
+        let runs = sizes.iter().flat_map(|&size| getters.iter().map(move |&threads| (size, threads)));
         let growth = runs.map(|(size_bytes, threads)| {
             make_ready().and_then(|_| growth(bytes, size_bytes, usize::from(threads), backend.clone()))
         });
@@ -168,9 +184,22 @@ fn measure(args: &PinArgs) -> Measured<Figures> {
         baseline: if driver.is_some() { "cuda" } else { "touch" },
         touch,
         touch_over_baseline: quotient(touch.gb_per_s, baseline.gb_per_s),
-        backends: backends.iter().cloned().zip(reserves).map(of_backend).collect::<Measured<_>>()?,
+        backends: backends.iter().cloned().zip(reserves).enumerate().map(of_backend).collect::<Measured<_>>()?,
         missing,
     })
+}
+
+impl PinArgs {
+    /// Sizes of gets in growth by `bytes`.
+    fn sizes(&self, bytes: u64) -> Measured<Vec<u64>> {
+        if let Some(size) = self.sizes.iter().find(|&&size| size > bytes) {
+            let [size, bytes] = [*size, bytes].map(format_bytes);
+            let why = format!("--size {size}: more than all of --bytes, {bytes}; give a smaller one, or more bytes");
+            return Err(NotMeasured::Setting(why));
+        }
+        let default = DEFAULT_SIZES.map(|size| size.min(bytes));
+        Ok(asked::once(if self.sizes.is_empty() { &default } else { &self.sizes }))
+    }
 }
 
 /// What the memory itself costs: fresh pages, written once by this thread.
@@ -191,11 +220,12 @@ fn reserve(bytes: u64, threads: usize, backend: Backend) -> Measured<Duration> {
 
 fn growth(bytes: u64, size_bytes: u64, threads: usize, backend: Backend) -> Measured<Growth> {
     let pool = sources::builder(backend).build()?;
-    let len = usize::try_from(size_bytes.max(1)).unwrap_or(usize::MAX);
-    let each = usize::try_from(bytes / size_bytes.max(1)).unwrap_or(0).div_ceil(threads).max(1);
-    let get_all = || {
-        let (mut kept, mut worst) = (Vec::with_capacity(each), Duration::ZERO);
-        for _ in 0..each {
+    let len = usize::try_from(size_bytes).unwrap_or(usize::MAX);
+    let gets = usize::try_from(bytes / size_bytes).unwrap_or(0);
+    let get_all = |number: usize| {
+        let mine = gets / threads + usize::from(number < gets % threads);
+        let (mut kept, mut worst) = (Vec::with_capacity(mine), Duration::ZERO);
+        for _ in 0..mine {
             let begun = Instant::now();
             kept.push(pool.get(len)?);
             worst = worst.max(begun.elapsed());
@@ -204,14 +234,15 @@ fn growth(bytes: u64, size_bytes: u64, threads: usize, backend: Backend) -> Meas
     };
     let begun = Instant::now();
     let done = std::thread::scope(|scope| {
-        let all: Vec<_> = (0..threads).map(|_| scope.spawn(get_all)).collect();
+        let all: Vec<_> = (0..threads).map(|number| scope.spawn(move || get_all(number))).collect();
         all.into_iter().map(|one| one.join().map_err(|_| Error::device("a thread panicked"))?).collect::<Vec<_>>()
     });
     let took = begun.elapsed();
     let done = done.into_iter().collect::<Result<Vec<_>, _>>()?;
     let worst = done.iter().map(|(_, worst)| *worst).max().unwrap_or_default();
-    let got = (each * threads) as u64 * size_bytes;
-    Ok(Growth { size_bytes, threads, gb_per_s: gb_per_s(got, took), worst_get_us: rounded(worst.as_secs_f64() * 1e6) })
+    let worst_get_us = rounded(worst.as_secs_f64() * 1e6);
+    let gb_per_s = gb_per_s(gets as u64 * size_bytes, took);
+    Ok(Growth { size_bytes, threads, gets: done.iter().map(|(kept, _)| kept.len()).sum(), gb_per_s, worst_get_us })
 }
 
 impl Rate {
@@ -243,7 +274,7 @@ impl Figures {
             "", "threads", "get", "growth", "worst get, us"
         ));
         for of in &self.backends {
-            rows.extend(of.growth.iter().map(|Growth { size_bytes, threads, gb_per_s, worst_get_us }| {
+            rows.extend(of.growth.iter().map(|Growth { size_bytes, threads, gb_per_s, worst_get_us, .. }| {
                 let size = mib(*size_bytes);
                 format!("  {:<10} {threads:>8} {size:>10} {gb_per_s:>10.3} {worst_get_us:>14.1}", of.backend)
             }));

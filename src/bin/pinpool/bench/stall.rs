@@ -14,10 +14,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pinpool::config::quantity::parse_bytes;
+use pinpool::config::quantity::format_bytes;
 use pinpool::{Backend, Completion, PinnedBuf, Pool};
 use serde::Serialize;
 
+use super::asked;
 use super::far::Far;
 use super::figure::{Measured, mib, micros, rounded};
 use super::histogram::Histogram;
@@ -49,11 +50,11 @@ const PAUSE: usize = 5;
 #[derive(Debug, Args)]
 pub(crate) struct StallArgs {
     /// Seconds for each back-end
-    #[arg(long, value_name = "S", default_value_t = 4.0)]
-    seconds: f64,
+    #[arg(long, value_name = "S", default_value = "4", value_parser = asked::seconds)]
+    seconds: Duration,
 
     /// Bytes by which the pool grows and shrinks each time
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = asked::at_least(PIECE_BYTES as u64))]
     step: u64,
 
     /// Only this back-end; may be given several times
@@ -80,7 +81,9 @@ struct OfBackend {
     phases: Vec<Phase>,
     /// Worst enqueue beyond the worst one at rest.
     grow_stall_us: f64,
-    /// The same, unless nothing went back beside copies.
+    /// Would a release wait for the copies? Then there is none until they are over.
+    release_waits: bool,
+    /// As of growth; none where nothing goes back beside copies.
     shrink_stall_us: Option<f64>,
     #[serde(flatten)]
     churn: Churn,
@@ -100,8 +103,8 @@ struct Phase {
 struct Churn {
     rounds: u64,
     grown_bytes: u64,
-    /// Calls that gave memory back beside copies.
-    releases_beside_copies: u64,
+    /// Calls that gave memory back in a shrink.
+    releases: u64,
     /// Most bytes that waited for the copies to end.
     held_back_bytes: u64,
 }
@@ -112,10 +115,14 @@ pub(crate) fn run(args: &StallArgs, screen: &Screen) -> Result<(), Failed> {
 }
 
 fn measure(args: &StallArgs) -> Measured<Figures> {
+    let copies_bytes = (DEPTH * COPY_BYTES) as u64;
+    // At rest after growth, what has grown lies beside what is touched.
+    let taken_bytes = args.step.saturating_mul(2).saturating_add(copies_bytes);
+    let argument = format!("--step {}", format_bytes(args.step));
+    asked::fits(argument, "growth beside memory that is touched", taken_bytes, "give a smaller one")?;
     let mut far = Far::open(COPY_BYTES)?;
-    let (backends, missing) = sources::available(&args.backend, args.step + (DEPTH * COPY_BYTES) as u64);
-    let seconds = Duration::try_from_secs_f64(args.seconds).unwrap_or(Duration::from_secs(4));
-    let backends = backends.into_iter().map(|backend| of_backend(backend, args.step, seconds, &mut far));
+    let (backends, missing) = asked::backends(&args.backend, args.step + copies_bytes)?;
+    let backends = backends.into_iter().map(|backend| of_backend(backend, args.step, args.seconds, &mut far));
     let backends = backends.collect::<Result<_, _>>()?;
     Ok(Figures { to: far.describe(), step_bytes: args.step, backends, missing })
 }
@@ -143,8 +150,9 @@ fn of_backend(backend: Backend, step: u64, seconds: Duration, far: &mut Far) -> 
     let phases: Vec<_> = (0..PHASES.len()).map(of_phase).collect();
     let beyond_rest = |phase: usize| rounded((phases[phase].max_us - phases[RESTING].max_us).max(0.0));
     let grow_stall_us = beyond_rest(GROWING);
-    let shrink_stall_us = (churn.releases_beside_copies > 0).then(|| beyond_rest(SHRINKING));
-    Ok(OfBackend { backend: name, phases, grow_stall_us, shrink_stall_us, churn })
+    let release_waits = matches!(pool.stats().backend, "register" | "cuda");
+    let shrink_stall_us = (!release_waits && churn.releases > 0).then(|| beyond_rest(SHRINKING));
+    Ok(OfBackend { backend: name, phases, grow_stall_us, release_waits, shrink_stall_us, churn })
 }
 
 /// What the two threads share.
@@ -194,7 +202,7 @@ impl Road<'_> {
             let stats = self.pool.stats();
             churn.rounds += 1;
             churn.grown_bytes += grown_to.alloc_bytes - before.alloc_bytes;
-            churn.releases_beside_copies += stats.underlying.frees - grown_to.frees;
+            churn.releases += stats.underlying.frees - grown_to.frees;
             churn.held_back_bytes = churn.held_back_bytes.max(stats.awaiting_release_bytes);
             self.rest(step);
             self.next_epoch();
@@ -265,10 +273,13 @@ impl Figures {
                 let Phase { phase, enqueues, p50_us, p99_us, max_us } = of_phase;
                 format!("  {:<10} {phase:<8} {enqueues:>10} {p50_us:>10} {p99_us:>10} {max_us:>10}", of.backend)
             }));
-            let Churn { rounds, grown_bytes, releases_beside_copies, held_back_bytes } = of.churn;
+            let Churn { rounds, grown_bytes, releases, held_back_bytes } = of.churn;
             let shrink = match of.shrink_stall_us {
-                Some(stall_us) => format!("shrink {stall_us} us, {releases_beside_copies} releases beside copies"),
-                None => format!("shrink: none beside copies, {} held back until they ended", mib(held_back_bytes)),
+                Some(stall_us) => format!("shrink {stall_us} us, {releases} releases"),
+                None if of.release_waits => {
+                    format!("shrink: none while copies are in flight, {} held back", mib(held_back_bytes))
+                }
+                None => "shrink: no releases".to_owned(),
             };
             rows.push(format!(
                 "  {:<10} worst beyond rest in {rounds} rounds ({} grown): growth {} us, {shrink}",
