@@ -410,9 +410,12 @@ fn churn(backend: Backend, double: &Double) {
         })
         .collect();
     // Nor what an earlier run gave back on streams of its own.
-    while double.figures().work_in_flight > 0 {
-        thread::yield_now();
-    }
+    let at_rest = || {
+        while double.figures().work_in_flight > 0 {
+            thread::yield_now();
+        }
+    };
+    at_rest();
     thread::scope(|scope| {
         for (lane, (stream, memories)) in (0..).zip(&mut lanes) {
             let (pool, context) = (&pool, &context);
@@ -443,6 +446,8 @@ fn churn(backend: Backend, double: &Double) {
             assert!(arrived.iter().all(|&found| found == byte), "{name}: {len} B of lane {lane}");
         }
     }
+    // What looked at the memories leaves notes behind on the streams: the end of the pool is no copy of theirs.
+    at_rest();
     pool.poll();
     let stats = pool.stats();
     stats.validate().unwrap();
