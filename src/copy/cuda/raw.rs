@@ -9,17 +9,19 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDro
 /// owner.
 ///
 /// ```no_run
-/// # fn of_a_framework() -> (cudarc::driver::sys::CUstream, u64) { unimplemented!() }
-/// # let pool = pinpool::Pool::from_env()?;
-/// use pinpool::copy::cuda::RawMem;
+/// use cudarc::driver::{CudaContext, sys::CUstream};
+/// use pinpool::{Pool, copy::cuda::RawMem};
 ///
-/// let context = cudarc::driver::CudaContext::new(0).unwrap();
-/// let (stream, address) = of_a_framework();
-/// // SAFETY: the framework keeps both alive until the copy is over.
-/// let stream = unsafe { context.wrap_borrowed_stream(stream) };
-/// let mut memory = unsafe { RawMem::from_raw(address, 4096, stream.clone()) };
-/// pool.get(4096)?.copy_to(&stream, &mut memory)?;
-/// # Ok::<(), pinpool::Error>(())
+/// /// A framework's stream, and 4096 bytes of its memory.
+/// fn send(pool: &Pool, stream: CUstream, address: u64) -> Result<(), Box<dyn std::error::Error>> {
+///     let context = CudaContext::new(0)?;
+///     // SAFETY: the framework keeps the stream alive until the copy is over.
+///     let stream = unsafe { context.wrap_borrowed_stream(stream) };
+///     // SAFETY: and the memory.
+///     let mut memory = unsafe { RawMem::from_raw(address, 4096, stream.clone()) };
+///     pool.get(4096)?.copy_to(&stream, &mut memory)?;
+///     Ok(())
+/// }
 /// ```
 #[derive(Debug)]
 pub struct RawMem {

@@ -17,12 +17,11 @@
 //! 1. `claimed + pending <= max`, at every instant: both are changed under the lock, before the source is asked.
 //! 2. A site leaves the table before its region is released, and comes back if that fails.
 
-use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::addresses::{self, GRANULE_BYTES};
+use super::addresses;
 use super::gate::{Closed, Gate};
 use super::tenants::Borrower;
 use super::works::{Built, Site, Sites, Tools};
@@ -43,7 +42,7 @@ pub(in crate::pool) struct Ground {
     pub(super) source: Arc<dyn Source>,
     max_bytes: Option<u64>,
     may_grow: bool,
-    pin_threads: usize,
+    pub(super) pin_threads: usize,
     retain: Retain,
     /// What is locked or acquired at least; a page where there are walls.
     granule_bytes: u64,
@@ -68,9 +67,9 @@ pub(super) struct Land {
     pub(super) trim_to_bytes: Option<u64>,
     drains: u64,
     /// Bytes of reserves that are being pinned.
-    pending_bytes: u64,
-    reserve_bytes: u64,
-    largest_reserve_bytes: u64,
+    pub(super) pending_bytes: u64,
+    pub(super) reserve_bytes: u64,
+    pub(super) largest_reserve_bytes: u64,
     peak_bytes: u64,
     next_id: u64,
     pub(super) calls: Underlying,
@@ -327,50 +326,6 @@ impl Ground {
         self.land.lock().arena.set_retain(Retain { retain_us, ..self.retain });
     }
 
-    /// Pins `bytes` at once and keeps them (rule 10). A slow call. Says where they lie.
-    pub(in crate::pool) fn add_reserve(
-        &self,
-        bytes: u64,
-        progress: &dyn Fn(u64),
-    ) -> Result<(NonNull<u8>, usize), Refusal> {
-        let (bytes, len) = self.claim_reserve(bytes)?;
-        let begun = Instant::now();
-        let acquired = self.source.acquire_fast(len, self.pin_threads, &|done: usize| progress(done as u64));
-        let mut land = self.land.lock();
-        land.pending_bytes -= bytes;
-        land.calls.time += begun.elapsed();
-        let region = acquired.inspect_err(|_| land.calls.failures += 1).map_err(Refusal::Source)?;
-        land.calls.acquired(bytes);
-        let Some(range) = land.arena.add_reserve(bytes) else {
-            drop(land);
-            // The arena has no number left for it: it goes back.
-            let refusal = Refusal::Source(SourceError::new("arena", "no range is left for a reserve"));
-            return self.dismantle_site(Site::Region(region)).map_err(Refusal::Source).and(Err(refusal));
-        };
-        let start = region.start();
-        land.sites.add(range, Site::Region(region));
-        land.reserve_bytes += bytes;
-        land.largest_reserve_bytes = land.largest_reserve_bytes.max(bytes);
-        Ok((start, len))
-    }
-
-    /// Claims a reserve of `bytes`, in whole granules if there is room for them, else in whole pages.
-    fn claim_reserve(&self, bytes: u64) -> Result<(u64, usize), Refusal> {
-        let mut land = self.land.lock();
-        let room = self.max_bytes.unwrap_or(u64::MAX).saturating_sub(land.claimed_bytes());
-        let whole = |unit: u64| bytes.checked_next_multiple_of(unit).filter(|&whole| whole <= room);
-        let bytes = whole(GRANULE_BYTES)
-            .or_else(|| whole(PAGE_BYTES as u64))
-            .ok_or(Refusal::Ceiling { needed_bytes: bytes })?;
-        let len = usize::try_from(bytes).ok().filter(|_| bytes <= RANGE_BYTES_MAX).ok_or_else(|| {
-            let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
-            Refusal::Source(SourceError::new("arena", what))
-        })?;
-        land.pending_bytes += bytes;
-        land.note_peak();
-        Ok((bytes, len))
-    }
-
     /// The pages of all that is held.
     pub(in crate::pool) fn page_tiers(&self) -> PageTiers {
         let places = self.land.lock().sites.places();
@@ -399,11 +354,11 @@ impl Ground {
 }
 
 impl Land {
-    fn claimed_bytes(&self) -> u64 {
+    pub(super) fn claimed_bytes(&self) -> u64 {
         self.arena.figures().claimed_bytes + self.pending_bytes
     }
 
-    fn note_peak(&mut self) {
+    pub(super) fn note_peak(&mut self) {
         self.peak_bytes = self.peak_bytes.max(self.claimed_bytes());
     }
 

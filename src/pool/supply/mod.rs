@@ -16,6 +16,7 @@ mod direct;
 mod gate;
 mod give_back;
 mod ground;
+mod reserve;
 mod tenants;
 mod works;
 
