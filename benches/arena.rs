@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use pinpool::arena::{Arena, Growth, Outcome, Place, Retain, Room};
+use pinpool::arena::{Arena, ArenaPtr, GrowthLimits, GrowthMode, PlanOutcome, Retention};
 
 const PAGE: u64 = 4096;
 const GRANULE: u64 = 2 << 20;
@@ -42,12 +42,12 @@ struct Ours {
 impl Ours {
     /// An arena with `bytes` locked and free.
     fn locked(bytes: u64) -> Self {
-        let mut arena = Arena::new(Growth::Granules(GRANULE), Retain::default());
+        let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
         arena.add_spanning(bytes.next_multiple_of(GRANULE)).expect("a range");
-        let room = Room { lock_bytes: u64::MAX, may_release_regions: true, step_bytes: u64::MAX };
+        let room = GrowthLimits { lock_bytes: u64::MAX, may_release_regions: true, step_bytes: u64::MAX };
         let plan = arena.grow(bytes, PAGE, room).expect("room");
         let place = plan.place().expect("a buffer");
-        assert!(arena.settle(plan, Outcome::Done, 0));
+        assert!(arena.settle(plan, PlanOutcome::Done, 0));
         arena.give(place, bytes, 0);
         Self { arena, now_us: 0 }
     }
@@ -61,7 +61,7 @@ impl Carver for Ours {
     fn give(&mut self, at: u64, bytes: u64) {
         // A stamp of its own for every return: runs of idle granules never share one.
         self.now_us += 1;
-        self.arena.give(Place::new(0, at), bytes, self.now_us);
+        self.arena.give(ArenaPtr::new(0, at), bytes, self.now_us);
     }
 }
 

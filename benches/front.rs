@@ -9,7 +9,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use crossbeam::queue::ArrayQueue;
 use crossbeam::utils::{Backoff, CachePadded};
 use parking_lot::Mutex;
-use pinpool::front::{Entry, Front};
+use pinpool::thread_cache::{Entry, ThreadCache};
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::ptr;
@@ -29,13 +29,13 @@ trait Keeper: Sync {
     fn put(&self, item: Item);
 }
 
-impl Keeper for Front<Block> {
+impl Keeper for ThreadCache<Block> {
     fn take(&self, class: u32) -> Option<Item> {
-        Front::take(self, class)
+        ThreadCache::take(self, class)
     }
 
     fn put(&self, item: Item) {
-        let put = Front::put(self, item, 1);
+        let put = ThreadCache::put(self, item, 1);
         assert!(put.victim.is_none() && put.handed_back.is_none());
     }
 }
@@ -213,7 +213,7 @@ fn run(keeper: &dyn Keeper, pattern: Pattern, threads: usize, pairs: u64) -> Dur
 
 fn contention(criterion: &mut Criterion) {
     let shards = 2 * std::thread::available_parallelism().map_or(4, usize::from);
-    let front = Front::new(CLASSES, 1000, shards);
+    let front = ThreadCache::new(CLASSES, 1000, shards);
     let mutex_hashmap = MutexHashMap::default();
     let array_queues = ArrayQueues((0..CLASSES).map(|_| ArrayQueue::new(256)).collect());
     let slots = Slots((0..CLASSES).map(|_| std::array::from_fn(|_| CachePadded::default())).collect());

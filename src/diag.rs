@@ -32,24 +32,24 @@ use std::time::Duration;
 
 use crate::backend::{PageTiers, SourceError};
 use crate::config::Warning;
-use crate::error::{Error, Holdings};
+use crate::error::{Error, UsageReport};
 use crate::policy::Check;
 
 /// Counts the checks of one or many pools and says which are printed.
 ///
-/// All pools of a process share [`Cadence::process`] unless told otherwise, as in TensorFlow.
+/// All pools of a process share [`LogSampler::process`] unless told otherwise, as in TensorFlow.
 #[derive(Debug, Clone)]
-pub struct Cadence(Arc<AtomicU64>);
+pub struct LogSampler(Arc<AtomicU64>);
 
-impl Cadence {
+impl LogSampler {
     /// The one that pools share by default.
     pub fn process() -> Self {
-        static PROCESS: std::sync::LazyLock<Cadence> = std::sync::LazyLock::new(Cadence::new);
+        static PROCESS: std::sync::LazyLock<LogSampler> = std::sync::LazyLock::new(LogSampler::new);
         PROCESS.clone()
     }
 
     /// A count of its own, beginning with a check that is printed.
-    #[allow(clippy::new_without_default)] // `Cadence::process()` is what a default would have to be.
+    #[allow(clippy::new_without_default)] // `LogSampler::process()` is what a default would have to be.
     pub fn new() -> Self {
         Self(Arc::new(AtomicU64::new(0)))
     }
@@ -117,22 +117,22 @@ pub(crate) type Listener = Arc<dyn Fn(&CheckReport) + Send + Sync>;
 
 /// How a pool speaks of its checks.
 #[derive(Clone)]
-pub(crate) struct Voice {
-    pub(crate) cadence: Cadence,
+pub(crate) struct CheckReporter {
+    pub(crate) log_sampler: LogSampler,
     pub(crate) log_every: u64,
     pub(crate) listener: Option<Listener>,
 }
 
-impl fmt::Debug for Voice {
+impl fmt::Debug for CheckReporter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Voice").field("log_every", &self.log_every).finish_non_exhaustive()
+        f.debug_struct("CheckReporter").field("log_every", &self.log_every).finish_non_exhaustive()
     }
 }
 
-impl Voice {
+impl CheckReporter {
     /// Prints the check if it is its turn, and tells the listener.
     pub(crate) fn checked(&self, check: Check) {
-        let report = CheckReport { check, printed: self.cadence.next_is_printed(self.log_every) };
+        let report = CheckReport { check, printed: self.log_sampler.next_is_printed(self.log_every) };
         if report.printed {
             log::info!("{}", After(&check));
             if let Some(to) = check.raised_to {
@@ -179,7 +179,7 @@ pub(crate) fn partitioned(name: &str, max_bytes: u64) {
     log::info!("partition {name}, ceiling {max_bytes} bytes, shares the memory of its pool");
 }
 
-pub(crate) fn no_room(asked_bytes: u64, why: &str, holdings: &Holdings) {
+pub(crate) fn no_room(asked_bytes: u64, why: &str, holdings: &UsageReport) {
     log::warn!("no room for {asked_bytes} bytes: {why}; {holdings}");
 }
 
@@ -191,7 +191,7 @@ pub(crate) fn room_again(after: Duration, gets: u64, fallbacks: u64) {
 
 pub(crate) fn pressure(is_over: bool) {
     if is_over {
-        log::info!("memory is not short any more: idle memory stays as long as PINPOOL_RETAIN says");
+        log::info!("memory is not short any more: idle memory stays as long as PINPOOL_IDLE_TIMEOUT says");
     } else {
         log::info!("memory is short: idle memory goes back sooner (PINPOOL_PRESSURE=off ignores it)");
     }
@@ -317,8 +317,8 @@ mod tests {
 
     #[test]
     fn one_check_in_ten_is_printed_beginning_with_the_first() {
-        let cadence = Cadence::new();
-        let printed: Vec<bool> = (0..21).map(|_| cadence.next_is_printed(10)).collect();
+        let log_sampler = LogSampler::new();
+        let printed: Vec<bool> = (0..21).map(|_| log_sampler.next_is_printed(10)).collect();
         let turns: Vec<usize> = printed.iter().enumerate().filter_map(|(n, &yes)| yes.then_some(n + 1)).collect();
         assert_eq!(turns, [1, 11, 21]);
     }

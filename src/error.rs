@@ -5,7 +5,6 @@
 
 use std::fmt;
 
-use crate::backend::SourceError;
 use crate::size_class::{MAX_ALIGN, MAX_LEN};
 
 /// Result of the fallible calls of this crate.
@@ -16,11 +15,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The kind is boxed so that a `Result<PinnedBuf, Error>` stays small on the path that succeeds.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub struct Error(Box<Kind>);
+pub struct Error(Box<ErrorKind>);
 
 /// Bytes of the pool at the moment of an error.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Holdings {
+pub(crate) struct UsageReport {
     pub(crate) held_bytes: u64,
     pub(crate) in_use_bytes: u64,
     pub(crate) idle_bytes: u64,
@@ -28,7 +27,7 @@ pub(crate) struct Holdings {
     pub(crate) max_bytes: Option<u64>,
 }
 
-impl fmt::Display for Holdings {
+impl fmt::Display for UsageReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { held_bytes, in_use_bytes, idle_bytes, in_flight_bytes, max_bytes } = self;
         write!(
@@ -43,15 +42,15 @@ impl fmt::Display for Holdings {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Kind {
+pub(crate) enum ErrorKind {
     #[error("asked {len} B: a buffer holds at most {MAX_LEN} B; ask for less")]
     Length { len: usize },
     #[error("asked {len} B at an alignment of {align}: an alignment is a power of two of at most {MAX_ALIGN}")]
     Alignment { len: usize, align: usize },
     #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {holdings}; {remedy}")]
-    Limit { asked_bytes: u64, needed_bytes: u64, holdings: Holdings, remedy: &'static str },
+    Limit { asked_bytes: u64, needed_bytes: u64, holdings: UsageReport, remedy: &'static str },
     #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {holdings}")]
-    Backend { backend: &'static str, asked_bytes: u64, holdings: Holdings, source: SourceError },
+    Backend { backend: &'static str, asked_bytes: u64, holdings: UsageReport, source: SourceError },
     #[error("no back-end `{backend}` here: {why}")]
     Unavailable { backend: &'static str, why: String },
     #[error("{name}={value}: {why}")]
@@ -70,54 +69,97 @@ pub(crate) enum Kind {
 impl Error {
     /// The length or the alignment of the request makes no sense.
     pub fn is_request(&self) -> bool {
-        matches!(*self.0, Kind::Length { .. } | Kind::Alignment { .. })
+        matches!(*self.0, ErrorKind::Length { .. } | ErrorKind::Alignment { .. })
     }
 
     /// The ceiling (`PINPOOL_MAX_BYTES`) stood in the way.
     pub fn is_limit(&self) -> bool {
-        matches!(*self.0, Kind::Limit { .. })
+        matches!(*self.0, ErrorKind::Limit { .. })
     }
 
     /// The driver or the kernel refused, or the back-end asked for is not there.
     pub fn is_backend(&self) -> bool {
-        matches!(*self.0, Kind::Backend { .. } | Kind::Unavailable { .. })
+        matches!(*self.0, ErrorKind::Backend { .. } | ErrorKind::Unavailable { .. })
     }
 
     /// Two settings contradict each other, or one set by code is out of range.
     pub fn is_setting(&self) -> bool {
-        matches!(*self.0, Kind::Setting { .. })
+        matches!(*self.0, ErrorKind::Setting { .. })
     }
 
     /// A copy was refused before anything was enqueued.
     pub fn is_copy(&self) -> bool {
-        matches!(*self.0, Kind::Copy { .. })
+        matches!(*self.0, ErrorKind::Copy { .. })
     }
 
     /// The device failed, so nobody knows whether a copy is over.
     pub fn is_device(&self) -> bool {
-        matches!(*self.0, Kind::Device { .. })
+        matches!(*self.0, ErrorKind::Device { .. })
     }
 
     /// The pool was made before this process was forked off: it serves its parent alone.
     pub fn is_forked(&self) -> bool {
-        matches!(*self.0, Kind::Forked { .. })
+        matches!(*self.0, ErrorKind::Forked { .. })
     }
 
     /// A copy refused before anything was enqueued, with the reason. For implementors of
     /// [`CopyTarget`](crate::copy::CopyTarget).
     pub fn copy(len: usize, why: impl Into<String>) -> Self {
-        Kind::Copy { len, why: why.into() }.into()
+        ErrorKind::Copy { len, why: why.into() }.into()
     }
 
     /// A device failure that leaves the state of a copy unknown. For implementors of [`Fence`](crate::Fence).
     pub fn device(why: impl Into<String>) -> Self {
-        Kind::Device { why: why.into() }.into()
+        ErrorKind::Device { why: why.into() }.into()
     }
 }
 
-impl From<Kind> for Error {
-    fn from(kind: Kind) -> Self {
+impl From<ErrorKind> for Error {
+    fn from(kind: ErrorKind) -> Self {
         Self(Box::new(kind))
+    }
+}
+
+/// What a driver or the kernel said when it refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{call} failed: {what}{}{}", code.map(|code| format!(" (code {code})")).unwrap_or_default(),
+        remedy.map(|remedy| format!("; {remedy}")).unwrap_or_default())]
+pub struct SourceError {
+    call: &'static str,
+    code: Option<i64>,
+    what: String,
+    remedy: Option<&'static str>,
+}
+
+impl SourceError {
+    /// `call` failed with `what`.
+    pub fn new(call: &'static str, what: impl Into<String>) -> Self {
+        Self { call, code: None, what: what.into(), remedy: None }
+    }
+
+    /// `call` failed as the calling thread's `errno` says.
+    pub(crate) fn last_os(call: &'static str) -> Self {
+        let error = std::io::Error::last_os_error();
+        Self { call, code: error.raw_os_error().map(i64::from), what: error.kind().to_string(), remedy: None }
+    }
+
+    /// Adds the error number of the driver or the kernel.
+    #[must_use]
+    pub fn with_code(mut self, code: i64) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    /// Adds the likely cause and what to change.
+    #[must_use]
+    pub fn with_remedy(mut self, remedy: &'static str) -> Self {
+        self.remedy = Some(remedy);
+        self
+    }
+
+    /// Number that the driver or the kernel gave, if it gave one.
+    pub fn code(&self) -> Option<i64> {
+        self.code
     }
 }
 
@@ -127,10 +169,15 @@ mod tests {
 
     #[test]
     fn a_limit_error_says_asked_held_ceiling_and_remedy() {
-        let holdings =
-            Holdings { held_bytes: 490, in_use_bytes: 400, idle_bytes: 90, max_bytes: Some(512), ..Default::default() };
+        let holdings = UsageReport {
+            held_bytes: 490,
+            in_use_bytes: 400,
+            idle_bytes: 90,
+            max_bytes: Some(512),
+            ..Default::default()
+        };
         let remedy = "raise PINPOOL_MAX_BYTES";
-        let error = Error::from(Kind::Limit { asked_bytes: 64, needed_bytes: 128, holdings, remedy });
+        let error = Error::from(ErrorKind::Limit { asked_bytes: 64, needed_bytes: 128, holdings, remedy });
         assert!(error.is_limit() && !error.is_backend());
         let text = error.to_string();
         for word in ["64 B", "128 B", "held 490 B", "in use 400", "idle 90", "512 B", "PINPOOL_MAX_BYTES"] {

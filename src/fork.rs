@@ -16,9 +16,9 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// When something was made, in forks.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Born(u32);
+pub(crate) struct ForkGeneration(u32);
 
-impl Born {
+impl ForkGeneration {
     /// Now. From here on forks are counted.
     pub(crate) fn now() -> Self {
         static WATCH: Once = Once::new();
@@ -33,7 +33,7 @@ impl Born {
 
     /// Was it in a parent of this process?
     #[inline(always)]
-    pub(crate) fn before_fork(self) -> bool {
+    pub(crate) fn is_stale(self) -> bool {
         // Relaxed: only the handler writes, before the child has a second thread.
         GENERATION.load(Ordering::Relaxed) != self.0
     }

@@ -10,7 +10,7 @@
 //! | --- | --- |
 //! | [`Pool`] | getting and putting back buffers |
 //! | [`PinnedBuf`] | filling and copying one |
-//! | [`Slab`] | many small tensors in one buffer |
+//! | [`BatchBuf`] | many small tensors in one buffer |
 //! | [`Backend`] | where the memory comes from |
 //! | [`Stats`] | what happened |
 //! | [`config`] | settings and `PINPOOL_*` variables |
@@ -20,23 +20,22 @@ mod buffer;
 mod diag;
 #[cfg(feature = "cuda")]
 mod driver;
+mod engine;
 mod error;
 mod fork;
+mod host;
 mod in_flight;
-mod machine;
 mod policy;
 mod pool;
 mod size_class;
-mod slab;
 mod stats;
-mod store;
 mod sync;
 
 // Public so that the benches can measure them alone; no part of the interface.
 #[doc(hidden)]
 pub mod arena;
 #[doc(hidden)]
-pub mod front;
+pub use engine::idle::thread_cache;
 
 pub mod backend;
 pub mod config;
@@ -47,16 +46,16 @@ pub mod loader;
 pub mod trace;
 
 pub use backend::Backend;
-pub use buffer::PinnedBuf;
-pub use config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureFrom, Release};
-pub use copy::{Arriving, Completion};
-pub use diag::{Cadence, CheckReport};
+pub use buffer::{BatchBuf, BatchSlice, PendingBuf, PinnedBuf};
+pub use config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy};
+pub use copy::Completion;
+pub use diag::{CheckReport, LogSampler};
+pub use engine::{Clock, ManualClock};
 pub use error::{Error, Result};
 pub use in_flight::{Fence, StreamId};
 pub use policy::{Check, Window};
-pub use pool::{Clock, ManualClock, Pool, PoolBuilder};
+pub use pool::{Pool, PoolBuilder};
 pub use size_class::Rounding;
-pub use slab::{Piece, Slab};
 pub use stats::{Stats, Underlying};
 
 /// Compiles and runs the example of the README.

@@ -119,7 +119,7 @@ pub struct Stats {
     /// Of the free bytes, those that go back to the system as soon as no copy is in flight: until then they are used
     /// again first. Only back-ends whose release waits for the device (`register`, `cuda`) have any.
     pub awaiting_release_bytes: u64,
-    /// Gets that waited for the copies in flight so that such bytes could go (`PINPOOL_RELEASE=force`).
+    /// Gets that waited for the copies in flight so that such bytes could go (`PINPOOL_RELEASE_POLICY=force`).
     pub drains: u64,
     /// Bytes pinned by [`Pool::prewarm`](crate::Pool::prewarm) or `PINPOOL_RESERVE`, kept to the end.
     pub reserve_bytes: u64,

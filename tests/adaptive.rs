@@ -15,7 +15,7 @@ use pinpool::backend::Source;
 use pinpool::backend::fault::FaultSource;
 use pinpool::backend::sim::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, Cadence, Clock, ManualClock, OnFull, PinnedBuf, Pool, PoolBuilder, PressureFrom, Stats};
+use pinpool::{Backend, Clock, LogSampler, ManualClock, OnFull, PinnedBuf, Pool, PoolBuilder, PressureSource, Stats};
 
 mod counting;
 
@@ -30,8 +30,8 @@ fn over(source: Arc<dyn Source>) -> PoolBuilder {
         .backend(Backend::Source(source))
         .max_bytes(None)
         .wait(Duration::ZERO)
-        .pressure(PressureFrom::Off)
-        .cadence(Cadence::new())
+        .pressure(PressureSource::Off)
+        .log_sampler(LogSampler::new())
 }
 
 /// A pool over a source that spans, and one over a source with walls.
@@ -263,11 +263,11 @@ mod settings {
 
     #[test]
     fn retain_of_nothing_gives_back_what_has_left_the_front_and_none_keeps_it_for_ever() {
-        let (hasty, clock) = timed(spanning().retain(Duration::ZERO));
+        let (hasty, clock) = timed(spanning().idle_timeout(Duration::ZERO));
         drop(hasty.get(2 * MIB).unwrap());
         assert_eq!(seconds(&clock, &hasty, 9).pinned_bytes, 2 << 20);
         assert_eq!(seconds(&clock, &hasty, 1).pinned_bytes, 0);
-        let (keeping, clock) = timed(spanning().retain(None));
+        let (keeping, clock) = timed(spanning().idle_timeout(None));
         drop(keeping.get(2 * MIB).unwrap());
         assert_eq!(seconds(&clock, &keeping, 1_000_000).pinned_bytes, 2 << 20);
         keeping.trim(0);
@@ -652,7 +652,7 @@ mod pressure {
         listen();
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pressure");
-        let (pool, clock) = timed(spanning().pressure(PressureFrom::File(file.clone())));
+        let (pool, clock) = timed(spanning().pressure(PressureSource::File(file.clone())));
         let idle = || drop((0..10).map(|_| pool.get(2 * MIB).unwrap()).collect::<Vec<_>>());
         idle();
         write(&file, 20.0, 0.0);
@@ -817,7 +817,7 @@ mod the_end {
     fn ends_the_thread_that_polls() {
         let source = Counting::spanning();
         let clock = ManualClock::default();
-        let builder = over(source.clone()).retain(Duration::ZERO).background_poll(true);
+        let builder = over(source.clone()).idle_timeout(Duration::ZERO).background_poll(true);
         let pool = builder.clock(Clock::Manual(clock.clone())).build().unwrap();
         drop(pool.get(2 * MIB).unwrap());
         until(|| polling_threads() == 1);

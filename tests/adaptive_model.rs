@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pinpool::backend::sim::SimSource;
-use pinpool::{Backend, Cadence, Clock, ManualClock, PinnedBuf, Pool, PressureFrom};
+use pinpool::{Backend, Clock, LogSampler, ManualClock, PinnedBuf, Pool, PressureSource};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -60,8 +60,8 @@ fn run(
         .pool_size_limit(limit)
         .auto_resize(false)
         .wait(Duration::ZERO)
-        .pressure(PressureFrom::Off)
-        .cadence(Cadence::new())
+        .pressure(PressureSource::Off)
+        .log_sampler(LogSampler::new())
         .clock(Clock::Manual(clock.clone()))
         .build()
         .unwrap();

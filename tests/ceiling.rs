@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use counting::Counting;
 use pinpool::backend::fault::FaultSource;
-use pinpool::{Backend, OnFull, PinnedBuf, Pool, PressureFrom};
+use pinpool::{Backend, OnFull, PinnedBuf, Pool, PressureSource};
 
 mod counting;
 
@@ -74,10 +74,10 @@ fn never_passed(counting: &Arc<Counting>, max_bytes: u64, reserve: u64, limit: u
         .max_bytes(max_bytes)
         .pool_size_limit(limit)
         .auto_resize(limit > 0)
-        .retain(Duration::ZERO)
+        .idle_timeout(Duration::ZERO)
         .wait(Duration::from_micros(200))
         .on_full(on_full)
-        .pressure(PressureFrom::Off)
+        .pressure(PressureSource::Off)
         .build()
         .unwrap();
     if reserve > 0 {
@@ -140,7 +140,7 @@ fn everything_comes_back_from_a_source_that_does_not_fail() {
             .backend(backend)
             .wait(Duration::from_micros(200))
             .max_bytes(12 << 20)
-            .pressure(PressureFrom::Off)
+            .pressure(PressureSource::Off)
             .build();
         let pool = pool.unwrap();
         thread::scope(|scope| {

@@ -341,7 +341,7 @@ fn an_idle_pool_holds_its_reserve_and_one_granule_at_most() {
 fn a_pool_without_a_reserve_holds_nothing_once_it_was_idle() {
     let dir = tree();
     let args = ["load", "--json", "--idle", "20", "--batch-bytes", "64KiB"];
-    let ran = finish(pinpool(&args).env("PINPOOL_RETAIN", "1s").arg(dir.path()));
+    let ran = finish(pinpool(&args).env("PINPOOL_IDLE_TIMEOUT", "1s").arg(dir.path()));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let figures = ran.figures();
     assert!(figures["pinned_bytes"].as_u64().unwrap() > 0);
@@ -449,7 +449,7 @@ fn a_replay_is_deaf_to_the_environment() {
     let plain = run(&["replay", "--json", &workload]);
     let mut command = pinpool(&["replay", "--json", &workload]);
     let deaf = finish(
-        command.env("PINPOOL_PRESET", "tensorflow").env("PINPOOL_MAX_BYTES", "1MiB").env("PINPOOL_RETAIN", "0s"),
+        command.env("PINPOOL_PRESET", "tensorflow").env("PINPOOL_MAX_BYTES", "1MiB").env("PINPOOL_IDLE_TIMEOUT", "0s"),
     );
     assert_eq!((plain.code(), &plain.stdout), (0, &deaf.stdout));
 }

@@ -12,7 +12,9 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use driver_double::{Code, Double};
-use pinpool::backend::{CudaSource, PAGE_BYTES, Piece, RANGE_ALIGN_BYTES, Range, Region, Source, Span};
+use pinpool::backend::{
+    AddressRange, CudaSource, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, Source, Subrange, VirtualMemory,
+};
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 
 mod driver_facts;

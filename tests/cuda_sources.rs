@@ -12,9 +12,10 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
 use driver_double::{Code, Double, Figures};
 use pinpool::backend::{
-    MoveError, PAGE_BYTES, Piece, RANGE_ALIGN_BYTES, Range, Region, RegisterSource, Source, Span, VmmSource,
+    AddressRange, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, RegisterSource, RemapError, Source, Subrange, VirtualMemory,
+    VmmSource,
 };
-use pinpool::{Backend, Clock, ManualClock, Pool, PoolBuilder, Preset, Release};
+use pinpool::{Backend, Clock, ManualClock, Pool, PoolBuilder, Preset, ReleasePolicy};
 
 #[path = "../src/backend/suite/mod.rs"]
 mod suite;
@@ -45,7 +46,7 @@ fn device(context: &Arc<CudaContext>, len: usize) -> (Arc<CudaStream>, CudaSlice
 /// A range of `vmm` with its first granules locked and filled with a byte each.
 struct Run {
     source: VmmSource,
-    range: Range,
+    range: AddressRange,
 }
 
 impl Run {
@@ -53,30 +54,30 @@ impl Run {
         let source = VmmSource::new(0, None).unwrap();
         let range = source.reserve(16 * GRANULE).unwrap();
         let run = Self { source, range };
-        run.lock(0, granules).unwrap();
+        run.commit(0, granules).unwrap();
         (0..granules).for_each(|granule| run.bytes(granule).fill(u8::try_from(granule).unwrap() + 1));
         run
     }
 
-    fn lock(&self, first: usize, count: usize) -> Result<(), pinpool::backend::SourceError> {
+    fn commit(&self, first: usize, count: usize) -> Result<(), pinpool::backend::SourceError> {
         // SAFETY: each test locks only what is not locked.
-        unsafe { self.source.lock(&self.range, first * GRANULE, count * GRANULE) }
+        unsafe { self.source.commit(&self.range, first * GRANULE, count * GRANULE) }
     }
 
-    fn unlock(&self, first: usize, count: usize) -> Result<(), pinpool::backend::SourceError> {
+    fn decommit(&self, first: usize, count: usize) -> Result<(), pinpool::backend::SourceError> {
         // SAFETY: each test unlocks only what is locked and unused.
-        unsafe { self.source.unlock(&self.range, first * GRANULE, count * GRANULE) }
+        unsafe { self.source.decommit(&self.range, first * GRANULE, count * GRANULE) }
     }
 
-    fn relocate(&self, from: usize, to: usize, count: usize) -> Result<(), MoveError> {
+    fn remap(&self, from: usize, to: usize, count: usize) -> Result<(), RemapError> {
         self.gather(&[(from, count)], to)
     }
 
-    fn gather(&self, from: &[(usize, usize)], to: usize) -> Result<(), MoveError> {
-        let piece = |&(first, count)| Piece { offset: first * GRANULE, bytes: count * GRANULE };
+    fn gather(&self, from: &[(usize, usize)], to: usize) -> Result<(), RemapError> {
+        let piece = |&(first, count)| Subrange { offset: first * GRANULE, bytes: count * GRANULE };
         let pieces: Vec<_> = from.iter().map(piece).collect();
         // SAFETY: each test moves only what is locked and unused, to where nothing is.
-        unsafe { self.source.relocate(&self.range, &pieces, to * GRANULE) }
+        unsafe { self.source.remap(&self.range, &pieces, to * GRANULE) }
     }
 
     #[allow(clippy::mut_from_ref)] // One slice at a time, by each test.
@@ -209,14 +210,14 @@ fn a_lock_that_fails_at_any_step_changes_nothing() {
     let steps = [("cuMemCreate", 4), ("cuMemMap", 4), ("cuMemSetAccess", 1)];
     for (name, nth) in steps.into_iter().flat_map(|(name, count)| (1..=count).map(move |nth| (name, nth))) {
         double.fail(name, nth, Code::OUT_OF_MEMORY);
-        let refusal = run.lock(2, 4).unwrap_err().to_string();
+        let refusal = run.commit(2, 4).unwrap_err().to_string();
         assert!(refusal.contains(name) && refusal.contains("OUT_OF_MEMORY"), "{refusal}");
         assert!(refusal.contains("PINPOOL_MAX_BYTES"), "{refusal}");
         assert_eq!(held(&double), before, "{name}, call {nth}");
     }
-    run.lock(2, 4).unwrap();
+    run.commit(2, 4).unwrap();
     assert!(run.are_intact(0..2));
-    run.unlock(0, 6).unwrap();
+    run.decommit(0, 6).unwrap();
     run.unreserve();
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
@@ -228,11 +229,11 @@ fn an_unlock_that_fails_leaves_the_run_locked_and_whole() {
     let before = held(&double);
     for nth in 1..=4 {
         double.fail("cuMemUnmap", nth, Code::UNKNOWN);
-        assert!(run.unlock(0, 4).is_err());
+        assert!(run.decommit(0, 4).is_err());
         assert_eq!(held(&double), before, "unmap {nth}");
         assert!(run.are_intact(0..4), "unmap {nth}");
     }
-    run.unlock(0, 4).unwrap();
+    run.decommit(0, 4).unwrap();
     run.unreserve();
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
@@ -243,11 +244,11 @@ fn granules_that_the_driver_will_not_take_back_are_the_next_to_be_used() {
     let run = Run::locked(4);
     let (before, created) = (held(&double), double.calls("cuMemCreate"));
     double.fail("cuMemRelease", 2, Code::UNKNOWN);
-    run.unlock(0, 4).unwrap();
+    run.decommit(0, 4).unwrap();
     assert_eq!(double.figures().granules, before[2] - 3);
-    run.lock(0, 4).unwrap();
+    run.commit(0, 4).unwrap();
     assert_eq!((held(&double), double.calls("cuMemCreate") - created), (before, 3));
-    run.unlock(0, 4).unwrap();
+    run.decommit(0, 4).unwrap();
     run.unreserve();
 }
 
@@ -256,11 +257,11 @@ fn a_move_keeps_what_the_granules_hold_and_pins_nothing() {
     let double = Double::load();
     let run = Run::locked(4);
     let (before, created) = (held(&double), double.calls("cuMemCreate"));
-    run.relocate(1, 9, 3).unwrap();
+    run.remap(1, 9, 3).unwrap();
     assert_eq!((held(&double), double.calls("cuMemCreate")), (before, created));
     assert!(run.are_intact([0, 9, 10, 11]));
-    run.unlock(0, 1).unwrap();
-    run.unlock(9, 3).unwrap();
+    run.decommit(0, 1).unwrap();
+    run.decommit(9, 3).unwrap();
     run.unreserve();
 }
 
@@ -272,18 +273,18 @@ fn a_move_that_fails_at_any_step_leaves_the_granules_where_they_were() {
     let steps = [("cuMemUnmap", 3), ("cuMemMap", 3), ("cuMemSetAccess", 1)];
     for (name, nth) in steps.into_iter().flat_map(|(name, count)| (1..=count).map(move |nth| (name, nth))) {
         double.fail(name, nth, Code::UNKNOWN);
-        let error = run.relocate(0, 8, 3).unwrap_err();
-        assert!(matches!(error, MoveError::Kept(_)), "{name}, call {nth}: {error}");
+        let error = run.remap(0, 8, 3).unwrap_err();
+        assert!(matches!(error, RemapError::Kept(_)), "{name}, call {nth}: {error}");
         assert_eq!(held(&double), before, "{name}, call {nth}");
         assert!(run.are_intact(0..3), "{name}, call {nth}");
     }
     // Neither there nor back: the granules are given up, and nothing is left of them.
     double.fail_from("cuMemMap", 1, Code::UNKNOWN);
-    assert!(matches!(run.relocate(0, 8, 3).unwrap_err(), MoveError::Lost(_)));
+    assert!(matches!(run.remap(0, 8, 3).unwrap_err(), RemapError::Lost(_)));
     assert_eq!((double.figures().granules, double.figures().mappings), (before[2] - 3, before[3] - 3));
     double.reset();
-    run.lock(0, 3).unwrap();
-    run.unlock(0, 3).unwrap();
+    run.commit(0, 3).unwrap();
+    run.decommit(0, 3).unwrap();
     run.unreserve();
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
@@ -297,7 +298,7 @@ fn granules_gathered_from_many_places_are_all_moved_or_none_with_one_setting_of_
     for (name, nth) in steps.into_iter().flat_map(|(name, count)| (1..=count).map(move |nth| (name, nth))) {
         double.fail(name, nth, Code::UNKNOWN);
         let error = run.gather(&pieces, 9).unwrap_err();
-        assert!(matches!(error, MoveError::Kept(_)), "{name}, call {nth}: {error}");
+        assert!(matches!(error, RemapError::Kept(_)), "{name}, call {nth}: {error}");
         assert_eq!(held(&double), before, "{name}, call {nth}");
         assert!(run.are_intact(0..6), "{name}, call {nth}");
     }
@@ -307,17 +308,17 @@ fn granules_gathered_from_many_places_are_all_moved_or_none_with_one_setting_of_
     assert!(run.are_intact([11, 1, 12, 3, 9, 10]));
     // Neither there nor back: all of them are given up, and none of those that were not to move.
     double.fail_from("cuMemMap", 1, Code::UNKNOWN);
-    assert!(matches!(run.gather(&[(9, 2), (12, 1)], 4).unwrap_err(), MoveError::Lost(_)));
+    assert!(matches!(run.gather(&[(9, 2), (12, 1)], 4).unwrap_err(), RemapError::Lost(_)));
     assert_eq!((double.figures().granules, double.figures().mappings), (before[2] - 3, before[3] - 3));
     double.reset();
     // Nor if the second will not go and the first not come back.
     double.fail("cuMemUnmap", 2, Code::UNKNOWN);
     double.fail_from("cuMemMap", 1, Code::UNKNOWN);
-    assert!(matches!(run.gather(&[(1, 1), (3, 1)], 14).unwrap_err(), MoveError::Lost(_)));
+    assert!(matches!(run.gather(&[(1, 1), (3, 1)], 14).unwrap_err(), RemapError::Lost(_)));
     double.reset();
-    run.unlock(11, 1).unwrap();
-    run.lock(1, 3).unwrap();
-    run.unlock(1, 3).unwrap();
+    run.decommit(11, 1).unwrap();
+    run.commit(1, 3).unwrap();
+    run.decommit(1, 3).unwrap();
     run.unreserve();
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
@@ -338,14 +339,14 @@ fn granules_come_go_and_move_beside_copies_of_their_neighbours() {
     // SAFETY: locked until the copy is over, and the target is as long.
     let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(address, source.as_ptr().cast(), 2 * MIB, stream.cu_stream()) };
     copied.result().unwrap();
-    run.relocate(0, 5, 1).unwrap();
-    run.relocate(3, 6, 1).unwrap();
-    run.lock(3, 2).unwrap();
-    run.unlock(5, 2).unwrap();
+    run.remap(0, 5, 1).unwrap();
+    run.remap(3, 6, 1).unwrap();
+    run.commit(3, 2).unwrap();
+    run.decommit(5, 2).unwrap();
     drop(gate);
     let arrived = stream.clone_dtoh(&memory).unwrap();
     assert_eq!(arrived[..2 * MIB], [vec![2; MIB], vec![3; MIB]].concat());
-    run.unlock(1, 4).unwrap();
+    run.decommit(1, 4).unwrap();
     run.unreserve();
     let figures = double.figures();
     assert_eq!((figures.frees_with_work_in_flight, double.wrong_uses()), (0, Vec::new()));
@@ -376,14 +377,14 @@ fn on_a_lost_device_every_call_is_an_error_and_nothing_is_taken() {
     let double = Double::load();
     let run = Run::locked(2);
     double.lose_device(Code::LAUNCH_FAILED);
-    for refusal in [run.lock(2, 1), run.unlock(0, 1), run.relocate(0, 4, 1).map_err(Into::into)] {
+    for refusal in [run.commit(2, 1), run.decommit(0, 1), run.remap(0, 4, 1).map_err(Into::into)] {
         assert!(refusal.unwrap_err().to_string().contains("LAUNCH_FAILED"));
     }
     assert!(run.are_intact(0..2), "still mapped");
     let pool = builder(Backend::Register).build().unwrap();
     assert!(pool.get(MIB).unwrap_err().is_backend());
     double.reset();
-    run.unlock(0, 2).unwrap();
+    run.decommit(0, 2).unwrap();
     run.unreserve();
 }
 
@@ -615,13 +616,13 @@ fn no_copy_begins_while_memory_goes_back_and_hits_go_on() {
 
 #[test]
 fn at_the_ceiling_idle_regions_wait_for_copies_or_are_drained_when_forced() {
-    for release in [Release::Idle, Release::Force] {
+    for release in [ReleasePolicy::Idle, ReleasePolicy::Force] {
         let double = Double::load();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = device(&context, 4096);
         let before = double.figures().pinned_bytes;
-        let wait = Duration::from_secs(if release == Release::Force { 20 } else { 0 });
-        let pool = builder(Backend::Register).max_bytes(6 << 20).release(release).wait(wait).build().unwrap();
+        let wait = Duration::from_secs(if release == ReleasePolicy::Force { 20 } else { 0 });
+        let pool = builder(Backend::Register).max_bytes(6 << 20).release_policy(release).wait(wait).build().unwrap();
         let gate = double.hold(stream.cu_stream());
         with_a_copy_in_flight(&pool, &stream, &mut memory);
         drop(pool.get(3 * MIB).unwrap());
@@ -632,8 +633,8 @@ fn at_the_ceiling_idle_regions_wait_for_copies_or_are_drained_when_forced() {
                 pool.get(5 * MIB).map(drop)
             });
             match release {
-                Release::Idle => assert!(get.join().unwrap().unwrap_err().is_limit()),
-                Release::Force => {
+                ReleasePolicy::Idle => assert!(get.join().unwrap().unwrap_err().is_limit()),
+                ReleasePolicy::Force => {
                     while pool.stats().drains == 0 {
                         thread::yield_now();
                     }
@@ -643,7 +644,7 @@ fn at_the_ceiling_idle_regions_wait_for_copies_or_are_drained_when_forced() {
                 }
             }
         });
-        assert_eq!(pool.stats().drains, u64::from(release == Release::Force));
+        assert_eq!(pool.stats().drains, u64::from(release == ReleasePolicy::Force));
         let most_bytes = double.figures().peak_pinned_bytes - before;
         assert!(most_bytes <= 6 << 20, "{release:?}: {most_bytes}, {:?}", pool.stats());
         assert_eq!(double.figures().frees_with_work_in_flight, 0);

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)] // The counting allocator.
 
-use pinpool::front::{Entry, Front};
+use pinpool::thread_cache::{Entry, ThreadCache};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -70,7 +70,7 @@ fn use_alone(buffer: &Buffer) {
     assert!(!buffer.swap(true, Ordering::Relaxed), "two threads have one buffer");
 }
 
-fn put_back(front: &Front<AtomicBool>, done: &Done, buffer: Buffer, epoch: u32) {
+fn put_back(front: &ThreadCache<AtomicBool>, done: &Done, buffer: Buffer, epoch: u32) {
     assert!(buffer.swap(false, Ordering::Relaxed));
     one(&done.puts);
     let put = front.put(buffer, epoch);
@@ -88,7 +88,7 @@ fn put_back(front: &Front<AtomicBool>, done: &Done, buffer: Buffer, epoch: u32) 
 
 /// Gets, puts, sends and receives; one thread also evicts, drains, changes the limit and looks.
 fn work(
-    front: &Front<AtomicBool>,
+    front: &ThreadCache<AtomicBool>,
     done: &Done,
     thread: usize,
     to: &mpsc::Sender<Buffer>,
@@ -132,7 +132,7 @@ fn work(
 }
 
 fn stress(shards: usize, seal: bool) {
-    let (front, done) = (Front::new(CLASSES, 12, shards), Done::default());
+    let (front, done) = (ThreadCache::new(CLASSES, 12, shards), Done::default());
     let start = Barrier::new(THREADS);
     let (senders, mut receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel::<Buffer>()).unzip();
     receivers.rotate_left(1);
@@ -189,7 +189,7 @@ fn sealed_while_buffers_come_back() {
 
 #[test]
 fn threads_that_come_and_go_leave_nothing_behind() {
-    let front = Front::new(1, 1000, 8);
+    let front = ThreadCache::new(1, 1000, 8);
     let rounds = if cfg!(miri) { 4 } else { 200 };
     for _ in 0..rounds {
         std::thread::scope(|scope| {
@@ -214,7 +214,7 @@ fn threads_that_come_and_go_leave_nothing_behind() {
 
 #[test]
 fn a_get_and_its_put_allocate_nothing() {
-    let front = Front::new(CLASSES, 100, 4);
+    let front = ThreadCache::new(CLASSES, 100, 4);
     for class in 0..CLASSES {
         assert!(front.put(Entry::new(class, BYTES, AtomicBool::new(false)), 0).victim.is_none());
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use driver_double::{Double, Figures};
-use pinpool::{Backend, Clock, FenceKind, ManualClock, PinnedBuf, Pool, PoolBuilder, Release};
+use pinpool::{Backend, Clock, FenceKind, ManualClock, PinnedBuf, Pool, PoolBuilder, ReleasePolicy};
 
 const MIB: usize = 1 << 20;
 /// Sources whose release waits for the device.
@@ -112,7 +112,8 @@ fn a_buffer_that_a_drain_waits_for_is_copied_again_and_then_given_up() {
     let stream = context.new_stream().unwrap();
     let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
     let wait = Duration::from_secs(20);
-    let pool = builder(Backend::Register).max_bytes(6 << 20).release(Release::Force).wait(wait).build().unwrap();
+    let pool =
+        builder(Backend::Register).max_bytes(6 << 20).release_policy(ReleasePolicy::Force).wait(wait).build().unwrap();
     let mut buf = filled(&pool, 4096, 7);
     drop(pool.get(3 * MIB).unwrap());
     buf.copy_range_to(0..1024, &stream, &mut memory).unwrap();
@@ -200,7 +201,7 @@ impl Lane {
 
 /// Lanes copy, two of them from one pool and one from its partition, while somebody else asks for all memory back again
 /// and again in every way, makes time fly, and lets one stream get stuck now and then.
-fn churn(backend: Backend, release: Release, fence: FenceKind, double: &Double) {
+fn churn(backend: Backend, release: ReleasePolicy, fence: FenceKind, double: &Double) {
     let name = backend.name();
     let what = format!("{name} {release:?} {fence:?}");
     let context = CudaContext::new(0).unwrap();
@@ -212,8 +213,8 @@ fn churn(backend: Backend, release: Release, fence: FenceKind, double: &Double) 
     let pool = builder(backend)
         .fence(fence)
         .clock(Clock::Manual(clock.clone()))
-        .retain(Duration::from_millis(1))
-        .release(release)
+        .idle_timeout(Duration::from_millis(1))
+        .release_policy(release)
         .max_bytes(12 << 20)
         .wait(Duration::from_secs(60))
         .build()
@@ -289,7 +290,7 @@ fn churn(backend: Backend, release: Release, fence: FenceKind, double: &Double) 
 #[test]
 fn whatever_comes_together_no_memory_goes_back_under_a_copy_and_none_is_forgotten() {
     for backend in BACKENDS {
-        for (release, fence) in [(Release::Idle, FenceKind::Event), (Release::Force, FenceKind::Timeline)] {
+        for (release, fence) in [(ReleasePolicy::Idle, FenceKind::Event), (ReleasePolicy::Force, FenceKind::Timeline)] {
             churn(backend.clone(), release, fence, &Double::load());
         }
     }

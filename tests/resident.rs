@@ -7,7 +7,7 @@
 use std::fs;
 use std::time::Duration;
 
-use pinpool::{Backend, Clock, ManualClock, PinnedBuf, Pool, PoolBuilder, PressureFrom};
+use pinpool::{Backend, Clock, ManualClock, PinnedBuf, Pool, PoolBuilder, PressureSource};
 
 const MIB: usize = 1 << 20;
 /// Below the usual limit of memory that a process may lock.
@@ -29,7 +29,12 @@ fn locked_bytes() -> usize {
 }
 
 fn builder(backend: Backend) -> PoolBuilder {
-    Pool::builder().without_env().backend(backend).max_bytes(MAX_BYTES).pressure(PressureFrom::Off).wait(Duration::ZERO)
+    Pool::builder()
+        .without_env()
+        .backend(backend)
+        .max_bytes(MAX_BYTES)
+        .pressure(PressureSource::Off)
+        .wait(Duration::ZERO)
 }
 
 /// Buffers of three sizes, every byte written.

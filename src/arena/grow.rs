@@ -1,17 +1,17 @@
 //! Placements that must lock or move granules first (rules 5, 7, 8, 11), and settling the plans they lead to.
 
-use super::plan::{Outcome, Plan, Step};
+use super::discrete::region_bytes;
+use super::extent::{ArenaPtr, Extent};
+use super::plan::{Plan, PlanOutcome, Step};
 use super::retain::IdleRun;
-use super::span::{Place, Span};
-use super::walls::region_bytes;
-use super::{Arena, Growth, Kind, Shelf};
+use super::{Arena, GrowthMode, Kind, Shelf};
 
 /// Free bytes beyond one in so many of those in use are moved before others are locked.
 const SPARE_SHARE: u64 = 10;
 
 /// How far a placement may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
+pub struct GrowthLimits {
     /// Bytes that may be locked beyond what is claimed now; `u64::MAX` without a ceiling.
     pub lock_bytes: u64,
     /// Whether regions may be released now: nothing of this pool is in flight. Spanning sources need not ask.
@@ -23,7 +23,7 @@ pub struct Room {
 
 /// There is no place for a buffer that keeps within the room given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Full {
+pub struct NoSpace {
     /// Bytes that would have to be locked, beyond what idle granules can give.
     pub missing_bytes: u64,
     /// Bytes of granules in transit: settling their plans may help.
@@ -40,11 +40,11 @@ impl Arena {
             return Some(0);
         }
         match self.growth {
-            Growth::Granules(granule_bytes) => self
+            GrowthMode::Granules(granule_bytes) => self
                 .bare
                 .best_fit(&self.holes[Shelf::Shared as usize], bytes, align, granule_bytes)
                 .map(|fit| fit.missing_granules * granule_bytes),
-            Growth::Regions => Some(bytes),
+            GrowthMode::Regions => Some(bytes),
         }
     }
 
@@ -53,22 +53,28 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// [`Full`] where the granules would pass the room, idle ones that could be moved or released taken into account.
-    pub fn grow(&mut self, bytes: u64, align: u64, room: Room) -> Result<Plan, Full> {
+    /// [`NoSpace`] where the granules would pass the room, idle ones that could be moved or released taken into account.
+    pub fn grow(&mut self, bytes: u64, align: u64, room: GrowthLimits) -> Result<Plan, NoSpace> {
         let plan = match self.growth {
-            Growth::Granules(granule_bytes) => self.grow_granules(bytes, align, granule_bytes, room),
-            Growth::Regions => self.grow_region(bytes, room),
+            GrowthMode::Granules(granule_bytes) => self.grow_granules(bytes, align, granule_bytes, room),
+            GrowthMode::Regions => self.grow_region(bytes, room),
         }?;
         self.figures.live_bytes += bytes;
         self.figures.claimed_bytes += plan.claim_bytes();
         Ok(plan)
     }
 
-    fn full(&self, missing_bytes: u64) -> Full {
-        Full { missing_bytes, transit_bytes: self.figures.transit_bytes }
+    fn full(&self, missing_bytes: u64) -> NoSpace {
+        NoSpace { missing_bytes, transit_bytes: self.figures.transit_bytes }
     }
 
-    fn grow_granules(&mut self, bytes: u64, align: u64, granule_bytes: u64, room: Room) -> Result<Plan, Full> {
+    fn grow_granules(
+        &mut self,
+        bytes: u64,
+        align: u64,
+        granule_bytes: u64,
+        room: GrowthLimits,
+    ) -> Result<Plan, NoSpace> {
         let holes = &self.holes[Shelf::Shared as usize];
         let fit = self.bare.best_fit(holes, bytes, align, granule_bytes).ok_or_else(|| self.full(bytes))?;
         let missing = fit.missing_granules * granule_bytes;
@@ -90,8 +96,8 @@ impl Arena {
         let mut at = buffer.start;
         let targets = self.bare.within(hull);
         // What of the buffer lies in holes: all of it that is not bare.
-        for target in targets.iter().copied().chain([Span { start: buffer.end, end: buffer.end }]) {
-            if let Some(part) = Span::between(at, target.start.min(buffer.end)) {
+        for target in targets.iter().copied().chain([Extent { start: buffer.end, end: buffer.end }]) {
+            if let Some(part) = Extent::between(at, target.start.min(buffer.end)) {
                 if let Some(hole) = self.holes[Shelf::Shared as usize].around(part) {
                     self.take(Shelf::Shared, hole, part, |run| idle_before.push(run));
                 } else {
@@ -114,12 +120,12 @@ impl Arena {
     }
 
     /// `buffer` widened to the edges of its first and last granule.
-    fn granules_around(&self, buffer: Span) -> Span {
+    fn granules_around(&self, buffer: Extent) -> Extent {
         self.range_of(buffer.place())
-            .map_or(buffer, |range| Span { start: range.grid.down(buffer.start), end: range.grid.up(buffer.end) })
+            .map_or(buffer, |range| Extent { start: range.grid.down(buffer.start), end: range.grid.up(buffer.end) })
     }
 
-    fn grow_region(&mut self, bytes: u64, room: Room) -> Result<Plan, Full> {
+    fn grow_region(&mut self, bytes: u64, room: GrowthLimits) -> Result<Plan, NoSpace> {
         let own = self.own_shelf(bytes);
         let on = |shelf: Shelf| self.ranges.values().filter(move |range| range.shelf == shelf);
         let held: u64 = on(own).map(|range| range.span.bytes()).sum();
@@ -145,47 +151,47 @@ impl Arena {
         let region = region_bytes(held - replaced, bytes, replaced, room_bytes, room.step_bytes)
             .ok_or_else(|| self.full(bytes - room_bytes))?;
         let id = self.add_range(Kind::Walled, region, own).ok_or_else(|| self.full(bytes))?;
-        let span = Span::new(Place::new(id, 0), region);
+        let span = Extent::new(ArenaPtr::new(id, 0), region);
         let (mut steps, mut idle_before) = (Vec::new(), Vec::new());
         for IdleRun { span, .. } in released {
             self.leave(span, &mut idle_before);
-            steps.push(Step::Release { span });
+            steps.push(Step::Decommit { span });
         }
-        steps.push(Step::Lock { span });
+        steps.push(Step::Commit { span });
         self.figures.transit_bytes += region;
         self.locking_bytes += region;
-        Ok(Plan { buffer: Some(Span::new(span.place(), bytes)), steps, idle_before })
+        Ok(Plan { buffer: Some(Extent::new(span.place(), bytes)), steps, idle_before })
     }
 
     /// Ends a plan: what was locked is locked, what left is gone, and everything else is as it was. Whether the
     /// buffer of the plan, if it has one, was granted.
-    pub fn settle(&mut self, plan: Plan, outcome: Outcome, now_us: u64) -> bool {
+    pub fn settle(&mut self, plan: Plan, outcome: PlanOutcome, now_us: u64) -> bool {
         self.figures.claimed_bytes -= plan.claim_bytes();
         let done = outcome.steps_done();
         let granted = done >= plan.steps.len();
         let mut hull = plan.buffer;
-        let mut not_free: Vec<Span> = plan.buffer.filter(|_| granted).into_iter().collect();
+        let mut not_free: Vec<Extent> = plan.buffer.filter(|_| granted).into_iter().collect();
         for (index, &step) in plan.steps.iter().enumerate() {
             let made = index < done;
             match step {
-                Step::Lock { span } => {
+                Step::Commit { span } => {
                     self.figures.page_locks += u64::from(made);
                     self.arrive(span, made, &mut hull, &mut not_free);
                 }
-                Step::Move { from, to } => {
+                Step::Remap { from, to } => {
                     self.figures.moves += u64::from(made);
                     let gone = made || outcome.has_lost(index);
                     self.left(from, gone, now_us);
                     self.arrive(to, made, &mut hull, &mut not_free);
                 }
-                Step::Release { span } => {
+                Step::Decommit { span } => {
                     self.figures.releases += u64::from(made);
                     self.left(span, made, now_us);
                 }
             }
         }
         if !granted {
-            self.figures.live_bytes -= plan.buffer.map_or(0, Span::bytes);
+            self.figures.live_bytes -= plan.buffer.map_or(0, Extent::bytes);
         }
         not_free.sort_unstable();
         let mut rest = hull;
@@ -215,7 +221,7 @@ impl Arena {
     }
 
     /// A target of a plan, locked or not after all.
-    fn arrive(&mut self, span: Span, locked: bool, hull: &mut Option<Span>, not_free: &mut Vec<Span>) {
+    fn arrive(&mut self, span: Extent, locked: bool, hull: &mut Option<Extent>, not_free: &mut Vec<Extent>) {
         self.figures.transit_bytes -= span.bytes();
         self.locking_bytes -= span.bytes();
         if locked {
@@ -232,7 +238,7 @@ impl Arena {
     }
 
     /// Idle granules that a plan took: gone, or idle again as before.
-    pub(super) fn left(&mut self, span: Span, gone: bool, now_us: u64) {
+    pub(super) fn left(&mut self, span: Extent, gone: bool, now_us: u64) {
         self.figures.transit_bytes -= span.bytes();
         if gone {
             self.figures.locked_bytes -= span.bytes();
@@ -244,7 +250,7 @@ impl Arena {
     }
 
     /// `span` is not locked any more, or never was: granules are bare, a region is no more.
-    fn vanish(&mut self, span: Span) {
+    fn vanish(&mut self, span: Extent) {
         match self.range_of(span.place()) {
             Some(range) if range.kind == Kind::Walled => drop(self.ranges.remove(&span.range())),
             _ => self.bare.add(span),
@@ -253,7 +259,7 @@ impl Arena {
 }
 
 /// Fills `targets` from `sources` as far as they reach, lowest first, and locks the rest, run by run.
-fn pair(targets: &[Span], sources: Vec<Span>) -> Vec<Step> {
+fn pair(targets: &[Extent], sources: Vec<Extent>) -> Vec<Step> {
     let mut moves = Vec::new();
     let mut locks = Vec::new();
     let mut sources = sources.into_iter();
@@ -262,11 +268,11 @@ fn pair(targets: &[Span], sources: Vec<Span>) -> Vec<Step> {
         let mut rest = Some(target);
         while let (Some(to), Some(from)) = (rest, source) {
             let bytes = to.bytes().min(from.bytes());
-            moves.push(Step::Move { from: Span::new(from.place(), bytes), to: Span::new(to.place(), bytes) });
-            rest = Span::between(to.start + bytes, to.end);
-            source = Span::between(from.start + bytes, from.end).or_else(|| sources.next());
+            moves.push(Step::Remap { from: Extent::new(from.place(), bytes), to: Extent::new(to.place(), bytes) });
+            rest = Extent::between(to.start + bytes, to.end);
+            source = Extent::between(from.start + bytes, from.end).or_else(|| sources.next());
         }
-        locks.extend(rest.map(|span| Step::Lock { span }));
+        locks.extend(rest.map(|span| Step::Commit { span }));
     }
     moves.extend(locks);
     moves
@@ -275,24 +281,25 @@ fn pair(targets: &[Span], sources: Vec<Span>) -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::Retain;
+    use crate::arena::Retention;
 
     const PAGE: u64 = 4096;
     const GRANULE: u64 = 2 << 20;
-    const NO_CEILING: Room = Room { lock_bytes: u64::MAX, may_release_regions: true, step_bytes: u64::MAX };
+    const NO_CEILING: GrowthLimits =
+        GrowthLimits { lock_bytes: u64::MAX, may_release_regions: true, step_bytes: u64::MAX };
 
     fn spanning() -> Arena {
-        let mut arena = Arena::new(Growth::Granules(GRANULE), Retain::default());
+        let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
         arena.add_spanning(64 * GRANULE).unwrap();
         arena
     }
 
     /// A buffer, locked for if need be.
-    fn get(arena: &mut Arena, bytes: u64, room: Room, now_us: u64) -> Place {
+    fn get(arena: &mut Arena, bytes: u64, room: GrowthLimits, now_us: u64) -> ArenaPtr {
         arena.carve(bytes, PAGE).unwrap_or_else(|| {
             let plan = arena.grow(bytes, PAGE, room).unwrap();
             let place = plan.place().unwrap();
-            assert!(arena.settle(plan, Outcome::Done, now_us));
+            assert!(arena.settle(plan, PlanOutcome::Done, now_us));
             place
         })
     }
@@ -303,10 +310,10 @@ mod tests {
         let first = arena.grow(PAGE, PAGE, NO_CEILING).unwrap();
         assert_eq!(arena.carve(PAGE, PAGE), None, "the rest of the granule is not locked yet");
         let second = arena.grow(PAGE, PAGE, NO_CEILING).unwrap();
-        assert_eq!((first.place(), second.place()), (Some(Place::new(0, 0)), Some(Place::new(0, GRANULE))));
-        assert!(arena.settle(first, Outcome::Done, 0));
-        assert_eq!(arena.carve(PAGE, PAGE), Some(Place::new(0, PAGE)), "now it is");
-        assert!(arena.settle(second, Outcome::Done, 0));
+        assert_eq!((first.place(), second.place()), (Some(ArenaPtr::new(0, 0)), Some(ArenaPtr::new(0, GRANULE))));
+        assert!(arena.settle(first, PlanOutcome::Done, 0));
+        assert_eq!(arena.carve(PAGE, PAGE), Some(ArenaPtr::new(0, PAGE)), "now it is");
+        assert!(arena.settle(second, PlanOutcome::Done, 0));
         arena.validate().unwrap();
     }
 
@@ -317,8 +324,8 @@ mod tests {
         arena.give(place, GRANULE, 7);
         let before = arena.figures();
         let plan = arena.grow(3 * GRANULE, PAGE, NO_CEILING).unwrap();
-        assert_eq!(plan.steps(), [Step::Lock { span: Span::new(Place::new(0, GRANULE), 2 * GRANULE) }]);
-        assert!(!arena.settle(plan, Outcome::Failed { done: 0 }, 9));
+        assert_eq!(plan.steps(), [Step::Commit { span: Extent::new(ArenaPtr::new(0, GRANULE), 2 * GRANULE) }]);
+        assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 9));
         assert_eq!(arena.figures(), before);
         assert_eq!(arena.idle.oldest_first().map(|run| run.since_us).collect::<Vec<_>>(), [7], "its age too");
         arena.validate().unwrap();
@@ -327,28 +334,31 @@ mod tests {
     #[test]
     fn the_ceiling_moves_what_is_idle_before_it_refuses() {
         let mut arena = spanning();
-        let places: Vec<Place> = (0..20).map(|_| get(&mut arena, GRANULE, NO_CEILING, 0)).collect();
+        let places: Vec<ArenaPtr> = (0..20).map(|_| get(&mut arena, GRANULE, NO_CEILING, 0)).collect();
         arena.give(places[3], GRANULE, 1);
         // One granule of twenty is free, less than a tenth: without a ceiling others are locked ...
         let plan = arena.grow(2 * GRANULE, PAGE, NO_CEILING).unwrap();
-        assert!(matches!(plan.steps(), [Step::Lock { .. }]), "{plan:?}");
-        assert!(!arena.settle(plan, Outcome::Failed { done: 0 }, 2));
+        assert!(matches!(plan.steps(), [Step::Commit { .. }]), "{plan:?}");
+        assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 2));
         // ... at the ceiling it is moved, and what is still missing is refused.
-        let room =
-            |granules: u64| Room { lock_bytes: granules * GRANULE, may_release_regions: true, step_bytes: u64::MAX };
+        let room = |granules: u64| GrowthLimits {
+            lock_bytes: granules * GRANULE,
+            may_release_regions: true,
+            step_bytes: u64::MAX,
+        };
         let plan = arena.grow(2 * GRANULE, PAGE, room(1)).unwrap();
-        let from = Span::new(places[3], GRANULE);
-        assert!(matches!(plan.steps(), [Step::Move { from: moved, .. }, Step::Lock { .. }] if *moved == from));
+        let from = Extent::new(places[3], GRANULE);
+        assert!(matches!(plan.steps(), [Step::Remap { from: moved, .. }, Step::Commit { .. }] if *moved == from));
         let full = arena.grow(2 * GRANULE, PAGE, room(0)).unwrap_err();
         assert_eq!(full.missing_bytes, 2 * GRANULE);
         assert!(full.transit_bytes > 0, "settling the plan may help");
-        assert!(arena.settle(plan, Outcome::Done, 3));
+        assert!(arena.settle(plan, PlanOutcome::Done, 3));
         arena.validate().unwrap();
     }
 
     #[test]
     fn small_buffers_and_large_ones_keep_to_regions_of_their_own() {
-        let mut arena = Arena::new(Growth::Regions, Retain::default());
+        let mut arena = Arena::new(GrowthMode::Regions, Retention::default());
         let small = get(&mut arena, PAGE, NO_CEILING, 0);
         let large = get(&mut arena, 3 << 20, NO_CEILING, 0);
         assert_ne!(small.range(), large.range());
@@ -357,9 +367,9 @@ mod tests {
         // The empty region is too small for the next buffer and makes way, before the new one is acquired.
         let plan = arena.grow(64 << 20, PAGE, NO_CEILING).unwrap();
         assert!(
-            matches!(plan.steps(), [Step::Release { span, .. }, Step::Lock { .. }] if span.range() == large.range())
+            matches!(plan.steps(), [Step::Decommit { span, .. }, Step::Commit { .. }] if span.range() == large.range())
         );
-        assert!(arena.settle(plan, Outcome::Done, 2));
+        assert!(arena.settle(plan, PlanOutcome::Done, 2));
         arena.validate().unwrap();
     }
 }

@@ -16,7 +16,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::span::{Span, align_up};
+use super::extent::{Extent, align_up};
 
 #[derive(Clone, Default, Debug)]
 pub(super) struct Holes {
@@ -33,34 +33,34 @@ impl Holes {
 
     /// The tightest hole with room for `bytes` at `align`, the lowest of equals. One look for page alignment; a larger
     /// alignment may pass over holes that are long enough but start badly, at most those shorter than bytes + align.
-    pub(super) fn tightest(&self, bytes: u64, align: u64) -> Option<Span> {
+    pub(super) fn tightest(&self, bytes: u64, align: u64) -> Option<Extent> {
         self.by_len
             .range((bytes, 0)..)
-            .map(|&(len, start)| Span { start, end: start + len })
+            .map(|&(len, start)| Extent { start, end: start + len })
             .find(|hole| align_up(hole.start, align) + bytes <= hole.end)
     }
 
     /// The hole that ends exactly at `at`.
-    pub(super) fn ending_at(&self, at: u64) -> Option<Span> {
-        self.start_by_end.get(&at).map(|&start| Span { start, end: at })
+    pub(super) fn ending_at(&self, at: u64) -> Option<Extent> {
+        self.start_by_end.get(&at).map(|&start| Extent { start, end: at })
     }
 
     /// The hole that starts exactly at `at`.
-    pub(super) fn starting_at(&self, at: u64) -> Option<Span> {
+    pub(super) fn starting_at(&self, at: u64) -> Option<Extent> {
         self.first_ending_after(at).filter(|hole| hole.start == at)
     }
 
     /// The hole that holds all of `part`.
-    pub(super) fn around(&self, part: Span) -> Option<Span> {
+    pub(super) fn around(&self, part: Extent) -> Option<Extent> {
         self.first_ending_after(part.start).filter(|hole| hole.start <= part.start && part.end <= hole.end)
     }
 
-    fn first_ending_after(&self, at: u64) -> Option<Span> {
-        self.start_by_end.range(at + 1..).next().map(|(&end, &start)| Span { start, end })
+    fn first_ending_after(&self, at: u64) -> Option<Extent> {
+        self.start_by_end.range(at + 1..).next().map(|(&end, &start)| Extent { start, end })
     }
 
     /// Takes `part` out of `hole`, which must be one of the holes.
-    pub(super) fn cut(&mut self, hole: Span, part: Span) {
+    pub(super) fn cut(&mut self, hole: Extent, part: Extent) {
         self.by_len.remove(&(hole.bytes(), hole.start));
         self.bytes -= part.bytes();
         let [left, right] = hole.without(part);
@@ -81,9 +81,9 @@ impl Holes {
     }
 
     /// Adds `part` and merges it with what it touches; the hole that it is now part of.
-    pub(super) fn add(&mut self, part: Span) -> Span {
+    pub(super) fn add(&mut self, part: Extent) -> Extent {
         // One look finds both neighbours: what ends at the start of `part`, and the hole behind that.
-        let mut near = self.start_by_end.range(part.start..).map(|(&end, &start)| Span { start, end });
+        let mut near = self.start_by_end.range(part.start..).map(|(&end, &start)| Extent { start, end });
         let mut next = near.next();
         let left = next.filter(|hole| hole.end == part.start);
         if left.is_some() {
@@ -109,8 +109,8 @@ impl Holes {
     }
 
     /// All holes, by address.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Span> + '_ {
-        self.start_by_end.iter().map(|(&end, &start)| Span { start, end })
+    pub(super) fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
+        self.start_by_end.iter().map(|(&end, &start)| Extent { start, end })
     }
 
     /// Recounts I1 to I3.
@@ -126,7 +126,7 @@ impl Holes {
             }
             last_end = Some(hole.end);
         }
-        let sum: u64 = self.iter().map(Span::bytes).sum();
+        let sum: u64 = self.iter().map(Extent::bytes).sum();
         if sum != self.bytes {
             return Err(format!("I3: {} bytes counted, {sum} there", self.bytes));
         }
@@ -138,8 +138,8 @@ impl Holes {
 mod tests {
     use super::*;
 
-    fn span(start: u64, end: u64) -> Span {
-        Span { start, end }
+    fn span(start: u64, end: u64) -> Extent {
+        Extent { start, end }
     }
 
     #[test]

@@ -37,17 +37,17 @@
 //! - I4: `claimed` is never below what is locked at any instant between a plan and its settlement.
 //! - I5: the holes of walled regions, and no others, are also in `regions` of their shelf.
 
-mod bare;
-mod elders;
+mod discrete;
+mod extent;
 mod grow;
 mod holes;
 mod plan;
+mod region_index;
 mod regions;
 mod retain;
 mod shrink;
-mod span;
+mod uncommitted;
 mod validate;
-mod walls;
 
 #[cfg(test)]
 mod tests {
@@ -56,16 +56,16 @@ mod tests {
 
 use std::collections::BTreeMap;
 
-use bare::Bare;
+use extent::{Grid, RANGES_MAX, align_up};
 use holes::Holes;
 use regions::Regions;
 use retain::{Idle, IdleRun};
-use span::{Grid, RANGES_MAX, align_up};
+use uncommitted::Bare;
 
-pub use grow::{Full, Room};
-pub use plan::{Outcome, Plan, Step};
-pub use retain::Retain;
-pub use span::{Place, RANGE_BYTES_MAX, Span};
+pub use extent::{ArenaPtr, Extent, RANGE_BYTES_MAX};
+pub use grow::{GrowthLimits, NoSpace};
+pub use plan::{Plan, PlanOutcome, Step};
+pub use retain::Retention;
 
 /// Where the holes of a range are kept. Small and large buffers share spanning ranges and the reserve, but walled
 /// regions are for one or the other (rule 11), so that a long-lived small buffer pins no large region.
@@ -91,14 +91,14 @@ enum Kind {
 #[derive(Clone, Copy, Debug)]
 struct Range {
     kind: Kind,
-    span: Span,
+    span: Extent,
     shelf: Shelf,
     grid: Grid,
 }
 
 /// What the arena holds, in bytes, and what it has asked for so far.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Figures {
+pub struct ArenaStats {
     /// Locked now, as far as plans are settled; granules that are leaving count until they are gone.
     pub locked_bytes: u64,
     /// Locked, plus what unsettled plans may lock at their worst moment.
@@ -122,7 +122,7 @@ pub struct Figures {
 /// The address ranges behind the store.
 #[derive(Debug)]
 pub struct Arena {
-    growth: Growth,
+    growth: GrowthMode,
     ranges: BTreeMap<u32, Range>,
     /// Numbers ascend with the age of what they stand for, until all have been used once.
     next_range: u32,
@@ -130,16 +130,16 @@ pub struct Arena {
     regions: [Regions; SHELVES],
     bare: Bare,
     idle: Idle,
-    retain: Retain,
+    retain: Retention,
     next_release_us: u64,
-    figures: Figures,
+    figures: ArenaStats,
     /// Bytes of lock and move targets of unsettled plans.
     locking_bytes: u64,
 }
 
 /// How more memory is had.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Growth {
+pub enum GrowthMode {
     /// By granules of this many bytes (a power of two), anywhere in the spanning ranges.
     Granules(u64),
     /// By regions with a wall at each edge.
@@ -149,7 +149,7 @@ pub enum Growth {
 impl Arena {
     /// An arena without any range yet.
     #[must_use]
-    pub fn new(growth: Growth, retain: Retain) -> Self {
+    pub fn new(growth: GrowthMode, retain: Retention) -> Self {
         Self {
             growth,
             ranges: BTreeMap::new(),
@@ -160,7 +160,7 @@ impl Arena {
             idle: Idle::default(),
             retain,
             next_release_us: 0,
-            figures: Figures::default(),
+            figures: ArenaStats::default(),
             locking_bytes: 0,
         }
     }
@@ -168,7 +168,7 @@ impl Arena {
     /// Adds a spanning range of `bytes` (rounded down to whole granules), all bare. `None` where the arena grows by
     /// regions, the range would be empty or too long, or there are too many ranges.
     pub fn add_spanning(&mut self, bytes: u64) -> Option<u32> {
-        let Growth::Granules(granule_bytes) = self.growth else { return None };
+        let GrowthMode::Granules(granule_bytes) = self.growth else { return None };
         let id = self.add_range(Kind::Spanning, bytes / granule_bytes * granule_bytes, Shelf::Shared)?;
         self.bare.add(self.ranges.get(&id)?.span);
         Some(id)
@@ -191,9 +191,9 @@ impl Arena {
         }
         let id = (self.next_range..RANGES_MAX).chain(0..self.next_range).find(|id| !self.ranges.contains_key(id))?;
         self.next_range = (id + 1) % RANGES_MAX;
-        let span = Span::new(Place::new(id, 0), bytes);
+        let span = Extent::new(ArenaPtr::new(id, 0), bytes);
         let granule_bytes = match (kind, self.growth) {
-            (Kind::Spanning, Growth::Granules(granule_bytes)) => granule_bytes,
+            (Kind::Spanning, GrowthMode::Granules(granule_bytes)) => granule_bytes,
             _ => bytes,
         };
         let range = Range { kind, span, shelf, grid: Grid { origin: span.start, granule_bytes } };
@@ -202,48 +202,48 @@ impl Arena {
     }
 
     /// The range that `place` lies in. Every place the arena hands out has one until its buffer is given back.
-    fn range_of(&self, place: Place) -> Option<Range> {
+    fn range_of(&self, place: ArenaPtr) -> Option<Range> {
         self.ranges.get(&place.range()).copied()
     }
 
     /// Where buffers of `bytes` may lie, besides the shared ranges.
     fn own_shelf(&self, bytes: u64) -> Shelf {
         match self.growth {
-            Growth::Granules(_) => Shelf::Shared,
-            Growth::Regions if bytes <= walls::SMALL_BYTES_MAX => Shelf::Small,
-            Growth::Regions => Shelf::Large,
+            GrowthMode::Granules(_) => Shelf::Shared,
+            GrowthMode::Regions if bytes <= discrete::SMALL_BYTES_MAX => Shelf::Small,
+            GrowthMode::Regions => Shelf::Large,
         }
     }
 
     /// Takes `bytes` at `align` from what is locked already: from the tightest hole, the lowest among equals (rule 5), or
     /// as rule 11 says. No driver call. `bytes` and `align` are multiples of a page, `align` a power of two.
-    pub fn carve(&mut self, bytes: u64, align: u64) -> Option<Place> {
+    pub fn carve(&mut self, bytes: u64, align: u64) -> Option<ArenaPtr> {
         let own = self.own_shelf(bytes);
         let shared = self.holes[Shelf::Shared as usize].tightest(bytes, align).map(|hole| (Shelf::Shared, hole));
         let (shelf, hole) = shared.or_else(|| Some((own, self.best_behind_walls(own, bytes, align)?)))?;
         let start = align_up(hole.start, align);
-        let buffer = Span { start, end: start + bytes };
+        let buffer = Extent { start, end: start + bytes };
         self.take(shelf, hole, buffer, |_| ());
         self.figures.live_bytes += bytes;
         Some(buffer.place())
     }
 
     /// Rule 11: a hole of exactly these bytes, else one in the oldest region in use, else the tightest empty region.
-    fn best_behind_walls(&self, own: Shelf, bytes: u64, align: u64) -> Option<Span> {
+    fn best_behind_walls(&self, own: Shelf, bytes: u64, align: u64) -> Option<Extent> {
         let tightest = self.holes[own as usize].tightest(bytes, align)?;
         if tightest.bytes() == bytes { Some(tightest) } else { self.regions[own as usize].best(bytes, align) }
     }
 
     /// Gives the bytes of a buffer back; the granules that are wholly free now are idle since `now_us`.
-    pub fn give(&mut self, place: Place, bytes: u64, now_us: u64) {
+    pub fn give(&mut self, place: ArenaPtr, bytes: u64, now_us: u64) {
         self.figures.live_bytes -= bytes;
-        self.free(Span::new(place, bytes), now_us);
+        self.free(Extent::new(place, bytes), now_us);
     }
 
     /// What is held now.
     #[must_use]
-    pub fn figures(&self) -> Figures {
-        Figures {
+    pub fn figures(&self) -> ArenaStats {
+        ArenaStats {
             free_locked_bytes: self.holes.iter().map(Holes::bytes).sum(),
             idle_bytes: self.idle.bytes(),
             ..self.figures
@@ -251,7 +251,7 @@ impl Arena {
     }
 
     /// Takes `part` of `hole` out of the holes and of the idle granules; shows the latter to `idle_before`.
-    fn take(&mut self, shelf: Shelf, hole: Span, part: Span, idle_before: impl FnMut(IdleRun)) {
+    fn take(&mut self, shelf: Shelf, hole: Extent, part: Extent, idle_before: impl FnMut(IdleRun)) {
         self.holes[shelf as usize].cut(hole, part);
         let Some(range) = self.range_of(part.place()) else { return };
         if range.kind == Kind::Walled {
@@ -267,7 +267,7 @@ impl Arena {
     }
 
     /// Makes `part`, which is locked, free.
-    fn free(&mut self, part: Span, since_us: u64) {
+    fn free(&mut self, part: Extent, since_us: u64) {
         let Some(range) = self.range_of(part.place()) else {
             debug_assert!(false, "{part:?} lies in no range");
             return;

@@ -8,40 +8,40 @@
 //!            so nobody else can carve, lock, move or release them
 //! ```
 
+use super::extent::{ArenaPtr, Extent};
 use super::retain::IdleRun;
-use super::span::{Place, Span};
 
 /// One slow call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Give these granules (or this whole region) back. What they hold is nobody's.
-    Release {
+    Decommit {
         /// What goes.
-        span: Span,
+        span: Extent,
     },
     /// Take the locked memory away from `from` and put it at `to`, which is as long.
-    Move {
+    Remap {
         /// Idle granules.
-        from: Span,
+        from: Extent,
         /// Bare granules.
-        to: Span,
+        to: Extent,
     },
     /// Lock this run of bare granules, or acquire this whole region: one page-lock.
-    Lock {
+    Commit {
         /// What is locked.
-        span: Span,
+        span: Extent,
     },
 }
 
 impl Step {
     /// Bytes that a move takes elsewhere.
     pub(crate) fn moved_bytes(&self) -> u64 {
-        if let Self::Move { from, .. } = *self { from.bytes() } else { 0 }
+        if let Self::Remap { from, .. } = *self { from.bytes() } else { 0 }
     }
 
     /// What a release gives back; `None` for other steps.
-    pub(super) fn released(&self) -> Option<Span> {
-        if let Self::Release { span } = *self { Some(span) } else { None }
+    pub(super) fn released(&self) -> Option<Extent> {
+        if let Self::Decommit { span } = *self { Some(span) } else { None }
     }
 }
 
@@ -50,7 +50,7 @@ impl Step {
 #[must_use = "a plan holds granules in transit until `Arena::settle`"]
 pub struct Plan {
     /// The bytes of the buffer that this plan is for.
-    pub(super) buffer: Option<Span>,
+    pub(super) buffer: Option<Extent>,
     pub(super) steps: Vec<Step>,
     /// Idle granules that the plan took, for the buffer or for its steps, with their ages: to undo it exactly.
     pub(super) idle_before: Vec<IdleRun>,
@@ -66,27 +66,27 @@ impl Plan {
     /// Does any of them give memory back?
     #[must_use]
     pub fn gives_back(&self) -> bool {
-        self.steps.iter().any(|step| matches!(step, Step::Release { .. }))
+        self.steps.iter().any(|step| matches!(step, Step::Decommit { .. }))
     }
 
     /// Where the buffer lies, once all steps are done.
     #[must_use]
-    pub fn place(&self) -> Option<Place> {
-        self.buffer.map(Span::place)
+    pub fn place(&self) -> Option<ArenaPtr> {
+        self.buffer.map(Extent::place)
     }
 
     /// Bytes by which this plan raises what is locked, at its worst moment.
     pub(super) fn claim_bytes(&self) -> u64 {
         let sum = |pick: fn(&Step) -> u64| self.steps.iter().map(pick).sum::<u64>();
-        let locks = sum(|step| if let Step::Lock { span } = step { span.bytes() } else { 0 });
-        let releases = sum(|step| if let Step::Release { span } = step { span.bytes() } else { 0 });
+        let locks = sum(|step| if let Step::Commit { span } = step { span.bytes() } else { 0 });
+        let releases = sum(|step| if let Step::Decommit { span } = step { span.bytes() } else { 0 });
         locks.saturating_sub(releases)
     }
 }
 
 /// How far the pool came with a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum PlanOutcome {
     /// Every step was made.
     Done,
     /// The first `done` steps were made, the next failed and changed nothing, the others were not tried.
@@ -103,16 +103,16 @@ pub enum Outcome {
     },
 }
 
-impl Outcome {
+impl PlanOutcome {
     pub(super) fn steps_done(self) -> usize {
         match self {
-            Outcome::Done => usize::MAX,
-            Outcome::Failed { done } | Outcome::Lost { done, .. } => done,
+            PlanOutcome::Done => usize::MAX,
+            PlanOutcome::Failed { done } | PlanOutcome::Lost { done, .. } => done,
         }
     }
 
     /// Is this step a move whose granules are lost?
     pub(super) fn has_lost(self, step: usize) -> bool {
-        matches!(self, Outcome::Lost { done, moves } if (done..done + moves).contains(&step))
+        matches!(self, PlanOutcome::Lost { done, moves } if (done..done + moves).contains(&step))
     }
 }

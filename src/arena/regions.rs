@@ -10,8 +10,8 @@
 
 use std::collections::BTreeSet;
 
-use super::elders::Elders;
-use super::span::{Span, align_up};
+use super::extent::{Extent, align_up};
+use super::region_index::Elders;
 
 #[derive(Clone, Default, Debug)]
 pub(super) struct Regions {
@@ -22,19 +22,20 @@ pub(super) struct Regions {
 
 impl Regions {
     /// The tightest hole in the oldest region in use that has room for `bytes` at `align`, else the tightest empty one.
-    pub(super) fn best(&self, bytes: u64, align: u64) -> Option<Span> {
-        let fits = |hole: &Span| align_up(hole.start, align) + bytes <= hole.end;
+    pub(super) fn best(&self, bytes: u64, align: u64) -> Option<Extent> {
+        let fits = |hole: &Extent| align_up(hole.start, align) + bytes <= hole.end;
         let tightest_in = |id: u32| {
             let holes = self.by_region.range((id, bytes, 0)..(id + 1, 0, 0));
-            holes.map(|&(_, len, start)| Span { start, end: start + len }).find(fits)
+            holes.map(|&(_, len, start)| Extent { start, end: start + len }).find(fits)
         };
         let in_use = self.elders.with_room(bytes).find_map(tightest_in);
-        let empty = || self.empty.range((bytes, 0)..).map(|&(len, start)| Span { start, end: start + len }).find(fits);
+        let empty =
+            || self.empty.range((bytes, 0)..).map(|&(len, start)| Extent { start, end: start + len }).find(fits);
         in_use.or_else(empty)
     }
 
     /// `hole` of `region` is there now.
-    pub(super) fn add(&mut self, hole: Span, region: Span) {
+    pub(super) fn add(&mut self, hole: Extent, region: Extent) {
         if hole == region {
             self.empty.insert((hole.bytes(), hole.start));
         } else {
@@ -44,7 +45,7 @@ impl Regions {
     }
 
     /// `hole` of `region` is there no more.
-    pub(super) fn remove(&mut self, hole: Span, region: Span) {
+    pub(super) fn remove(&mut self, hole: Extent, region: Extent) {
         if hole == region {
             self.empty.remove(&(hole.bytes(), hole.start));
         } else {
@@ -59,7 +60,7 @@ impl Regions {
     }
 
     /// Recounts R1, given all holes of the shelf beside the regions that they lie in.
-    pub(super) fn validate(&self, holes: &[(Span, Span)]) -> Result<(), String> {
+    pub(super) fn validate(&self, holes: &[(Extent, Extent)]) -> Result<(), String> {
         let mut others = Self::default();
         for &(hole, region) in holes {
             others.add(hole, region);
@@ -81,10 +82,10 @@ impl Regions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::Place;
+    use crate::arena::ArenaPtr;
 
-    fn span(range: u32, start: u64, end: u64) -> Span {
-        Span::new(Place::new(range, start), end - start)
+    fn span(range: u32, start: u64, end: u64) -> Extent {
+        Extent::new(ArenaPtr::new(range, start), end - start)
     }
 
     #[test]

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::span::Span;
+use super::extent::Extent;
 
 #[derive(Clone, Default, Debug)]
 pub(super) struct Idle {
@@ -25,7 +25,7 @@ pub(super) struct Idle {
 /// A run of idle granules and the time its last byte was freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct IdleRun {
-    pub(super) span: Span,
+    pub(super) span: Extent,
     pub(super) since_us: u64,
 }
 
@@ -42,36 +42,36 @@ impl Idle {
     }
 
     /// Takes out whatever is idle within `span` and shows each run of it to `taken`, by address.
-    pub(super) fn cut(&mut self, span: Span, mut taken: impl FnMut(IdleRun)) {
+    pub(super) fn cut(&mut self, span: Extent, mut taken: impl FnMut(IdleRun)) {
         let first = self.runs.range(..=span.start).next_back().map_or(span.start, |(&start, _)| start);
         while let Some((&start, &(end, since_us))) =
             self.runs.range(first..span.end).find(|&(_, &(end, _))| end > span.start)
         {
-            let whole = Span { start, end };
+            let whole = Extent { start, end };
             self.runs.remove(&start);
             self.by_age.remove(&(since_us, start));
             self.bytes -= whole.bytes();
             for rest in whole.without(span).into_iter().flatten() {
                 self.add(IdleRun { span: rest, since_us });
             }
-            if let Some(part) = Span::between(start.max(span.start), end.min(span.end)) {
+            if let Some(part) = Extent::between(start.max(span.start), end.min(span.end)) {
                 taken(IdleRun { span: part, since_us });
             }
         }
     }
 
     /// The idle runs within `span`, by address.
-    pub(super) fn within(&self, span: Span) -> impl Iterator<Item = IdleRun> + '_ {
+    pub(super) fn within(&self, span: Extent) -> impl Iterator<Item = IdleRun> + '_ {
         let first = self.runs.range(..=span.start).next_back().map_or(span.start, |(&start, _)| start);
         self.runs.range(first..span.end).filter_map(move |(&start, &(end, since_us))| {
-            Span::between(start.max(span.start), end.min(span.end)).map(|span| IdleRun { span, since_us })
+            Extent::between(start.max(span.start), end.min(span.end)).map(|span| IdleRun { span, since_us })
         })
     }
 
     /// All runs, longest empty first, the lowest address of equals first.
     pub(super) fn oldest_first(&self) -> impl Iterator<Item = IdleRun> + '_ {
         self.by_age.iter().filter_map(|&(since_us, start)| {
-            self.runs.get(&start).map(|&(end, _)| IdleRun { span: Span { start, end }, since_us })
+            self.runs.get(&start).map(|&(end, _)| IdleRun { span: Extent { start, end }, since_us })
         })
     }
 
@@ -99,7 +99,7 @@ impl Idle {
 
 /// Rule 9: when granules go, and how many.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Retain {
+pub struct Retention {
     /// How long a granule stays empty before it is due; `None` keeps it for ever.
     pub retain_us: Option<u64>,
     /// Time between two releases.
@@ -108,14 +108,14 @@ pub struct Retain {
     pub share: u64,
 }
 
-impl Default for Retain {
+impl Default for Retention {
     /// 45 s, and each second a fifth.
     fn default() -> Self {
         Self { retain_us: Some(45_000_000), step_us: 1_000_000, share: 5 }
     }
 }
 
-impl Retain {
+impl Retention {
     /// The idle runs whose time has come, longest empty first.
     pub(super) fn due(self, idle: &Idle, now_us: u64) -> impl Iterator<Item = IdleRun> + '_ {
         let is_due = move |run: &IdleRun| {
@@ -125,8 +125,8 @@ impl Retain {
     }
 
     /// The idle granules that go at `now_us`, of `granule_bytes` each (`None`: a run is one region, gone as a whole).
-    pub(super) fn going(&self, idle: &Idle, granule_bytes: Option<u64>, now_us: u64) -> Vec<Span> {
-        let granules = |span: Span| granule_bytes.map_or(1, |granule_bytes| span.bytes() / granule_bytes);
+    pub(super) fn going(&self, idle: &Idle, granule_bytes: Option<u64>, now_us: u64) -> Vec<Extent> {
+        let granules = |span: Extent| granule_bytes.map_or(1, |granule_bytes| span.bytes() / granule_bytes);
         let due_granules: u64 = self.due(idle, now_us).map(|run| granules(run.span)).sum();
         let mut to_go = due_granules.div_ceil(self.share.max(1));
         let mut going = Vec::new();
@@ -137,7 +137,7 @@ impl Retain {
             let count = granules(run.span).min(to_go);
             to_go -= count;
             let bytes = granule_bytes.map_or(run.span.bytes(), |granule_bytes| count * granule_bytes);
-            going.extend(Span::between(run.span.start, run.span.start + bytes));
+            going.extend(Extent::between(run.span.start, run.span.start + bytes));
         }
         going
     }

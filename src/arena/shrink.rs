@@ -1,9 +1,9 @@
 //! Giving idle granules back: by time (rule 9), or now, for a trim, under pressure, at the ceiling.
 
+use super::extent::Extent;
 use super::plan::{Plan, Step};
-use super::retain::{IdleRun, Retain};
-use super::span::Span;
-use super::{Arena, Growth};
+use super::retain::{IdleRun, Retention};
+use super::{Arena, GrowthMode};
 
 impl Arena {
     /// What is due at `now_us` (rule 9): once each step of time a share of the granules that have been empty for the
@@ -50,28 +50,28 @@ impl Arena {
     }
 
     /// Changes when granules go.
-    pub fn set_retain(&mut self, retain: Retain) {
+    pub fn set_retain(&mut self, retain: Retention) {
         self.retain = retain;
     }
 
     fn granule_bytes(&self) -> Option<u64> {
         match self.growth {
-            Growth::Granules(granule_bytes) => Some(granule_bytes),
-            Growth::Regions => None,
+            GrowthMode::Granules(granule_bytes) => Some(granule_bytes),
+            GrowthMode::Regions => None,
         }
     }
 
-    fn release(&mut self, going: Vec<Span>) -> Option<Plan> {
+    fn release(&mut self, going: Vec<Extent>) -> Option<Plan> {
         let (mut steps, mut idle_before) = (Vec::new(), Vec::new());
         for span in joined(going) {
             self.leave(span, &mut idle_before);
-            steps.push(Step::Release { span });
+            steps.push(Step::Decommit { span });
         }
         (!steps.is_empty()).then_some(Plan { buffer: None, steps, idle_before })
     }
 
     /// The longest empty granules that make up `bytes`, or all there are, as runs by address.
-    pub(super) fn oldest_idle(&self, bytes: u64) -> Vec<Span> {
+    pub(super) fn oldest_idle(&self, bytes: u64) -> Vec<Extent> {
         let mut missing = bytes;
         let mut found = Vec::new();
         for IdleRun { span, .. } in self.idle.oldest_first() {
@@ -81,13 +81,13 @@ impl Arena {
             let granule_bytes = self.granule_bytes().unwrap_or(span.bytes());
             let bytes = span.bytes().min(missing.next_multiple_of(granule_bytes));
             missing = missing.saturating_sub(bytes);
-            found.push(Span::new(span.place(), bytes));
+            found.push(Extent::new(span.place(), bytes));
         }
         joined(found)
     }
 
     /// Takes idle granules out of the holes, and their ages to `idle_before`: from now on they are in transit.
-    pub(super) fn leave(&mut self, span: Span, idle_before: &mut Vec<IdleRun>) {
+    pub(super) fn leave(&mut self, span: Extent, idle_before: &mut Vec<IdleRun>) {
         let Some(range) = self.range_of(span.place()) else { return };
         if let Some(hole) = self.holes[range.shelf as usize].around(span) {
             self.take(range.shelf, hole, span, |run| idle_before.push(run));
@@ -99,7 +99,7 @@ impl Arena {
 }
 
 /// Neighbours made one: what fell idle at different times still goes in one call.
-fn joined(mut spans: Vec<Span>) -> Vec<Span> {
+fn joined(mut spans: Vec<Extent>) -> Vec<Extent> {
     spans.sort_unstable();
     spans.dedup_by(|next, span| {
         let touches = span.end == next.start;
@@ -112,19 +112,19 @@ fn joined(mut spans: Vec<Span>) -> Vec<Span> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::{Outcome, Place, Room};
+    use crate::arena::{ArenaPtr, GrowthLimits, PlanOutcome};
 
     const GRANULE: u64 = 2 << 20;
 
     /// Ten granules that fell idle one after the other, the last one first, a second apart.
     fn idle() -> Arena {
-        let mut arena = Arena::new(Growth::Granules(GRANULE), Retain::default());
+        let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
         arena.add_spanning(64 * GRANULE).unwrap();
-        let room = Room { lock_bytes: u64::MAX, may_release_regions: true, step_bytes: u64::MAX };
+        let room = GrowthLimits { lock_bytes: u64::MAX, may_release_regions: true, step_bytes: u64::MAX };
         let plan = arena.grow(10 * GRANULE, GRANULE, room).unwrap();
-        assert!(arena.settle(plan, Outcome::Done, 0));
+        assert!(arena.settle(plan, PlanOutcome::Done, 0));
         for second in 0..10 {
-            arena.give(Place::new(0, (9 - second) * GRANULE), GRANULE, second * 1_000_000);
+            arena.give(ArenaPtr::new(0, (9 - second) * GRANULE), GRANULE, second * 1_000_000);
         }
         arena
     }
@@ -132,11 +132,11 @@ mod tests {
     fn released(arena: &mut Arena, plan: Option<Plan>) -> Vec<u64> {
         let Some(plan) = plan else { return Vec::new() };
         let granules = |step: &Step| match *step {
-            Step::Release { span } => span.offset() / GRANULE..(span.offset() + span.bytes()) / GRANULE,
+            Step::Decommit { span } => span.offset() / GRANULE..(span.offset() + span.bytes()) / GRANULE,
             _ => 0..0,
         };
         let spans = plan.steps().iter().flat_map(granules).collect();
-        arena.settle(plan, Outcome::Done, 0);
+        arena.settle(plan, PlanOutcome::Done, 0);
         arena.validate().unwrap();
         spans
     }
@@ -175,15 +175,19 @@ mod tests {
         let mut arena = idle();
         let due = |arena: &mut Arena, now_us| arena.release_due(now_us).map(|plan| (plan.steps().to_vec(), plan));
         let (steps, plan) = due(&mut arena, 45_000_000).unwrap();
-        assert_eq!(steps, [Step::Release { span: Span::new(Place::new(0, 9 * GRANULE), GRANULE) }]);
+        assert_eq!(steps, [Step::Decommit { span: Extent::new(ArenaPtr::new(0, 9 * GRANULE), GRANULE) }]);
         arena.settle_releases(&plan, &[0], 45_000_000);
         arena.validate().unwrap();
         assert_eq!(arena.figures().locked_bytes, 10 * GRANULE);
         let (steps, plan) = due(&mut arena, 46_000_000).unwrap();
-        assert_eq!(steps, [Step::Release { span: Span::new(Place::new(0, 8 * GRANULE), GRANULE) }], "the next oldest");
-        assert!(!arena.settle(plan, Outcome::Failed { done: 0 }, 46_000_000));
+        assert_eq!(
+            steps,
+            [Step::Decommit { span: Extent::new(ArenaPtr::new(0, 8 * GRANULE), GRANULE) }],
+            "the next oldest"
+        );
+        assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 46_000_000));
         let (steps, plan) = due(&mut arena, 47_000_000).unwrap();
-        assert_eq!(steps, [Step::Release { span: Span::new(Place::new(0, 7 * GRANULE), GRANULE) }], "and so on");
+        assert_eq!(steps, [Step::Decommit { span: Extent::new(ArenaPtr::new(0, 7 * GRANULE), GRANULE) }], "and so on");
         arena.settle_releases(&plan, &[], 47_000_000);
         arena.validate().unwrap();
         assert_eq!(arena.figures().locked_bytes, 9 * GRANULE);
@@ -192,7 +196,7 @@ mod tests {
     #[test]
     fn a_retain_time_of_none_keeps_everything() {
         let mut arena = idle();
-        arena.set_retain(Retain { retain_us: None, ..Retain::default() });
+        arena.set_retain(Retention { retain_us: None, ..Retention::default() });
         assert!(arena.release_due(u64::MAX).is_none());
     }
 }

@@ -1,8 +1,8 @@
 //! Recounting the arena from scratch.
 
+use super::extent::Extent;
 use super::holes::Holes;
-use super::span::Span;
-use super::{Arena, Growth, Kind};
+use super::{Arena, GrowthMode, Kind};
 
 impl Arena {
     /// Recounts the invariants of the arena and of its rooms. Costs a walk over everything.
@@ -13,12 +13,12 @@ impl Arena {
     pub fn validate(&self) -> Result<(), String> {
         self.holes.iter().try_for_each(Holes::validate)?;
         self.idle.validate()?;
-        if let Growth::Granules(granule_bytes) = self.growth {
+        if let GrowthMode::Granules(granule_bytes) = self.growth {
             self.bare.validate(granule_bytes)?;
         }
         let figures = self.figures();
         let all_bytes: u64 = self.ranges.values().map(|range| range.span.bytes()).sum();
-        let bare_bytes: u64 = self.bare.iter().map(Span::bytes).sum();
+        let bare_bytes: u64 = self.bare.iter().map(Extent::bytes).sum();
         if figures.locked_bytes + self.locking_bytes + bare_bytes != all_bytes {
             return Err(format!(
                 "I2: {} locked, {} locking, {bare_bytes} bare are not the {all_bytes} there are",
@@ -39,7 +39,7 @@ impl Arena {
     /// Holes and bare runs lie in their ranges, apart from each other, and I3.
     fn validate_places(&self) -> Result<(), String> {
         let mut idle_bytes = 0;
-        let mut all: Vec<Span> = self.bare.iter().collect();
+        let mut all: Vec<Extent> = self.bare.iter().collect();
         for (shelf, holes) in self.holes.iter().enumerate() {
             let mut walled = Vec::new();
             for hole in holes.iter() {

@@ -15,8 +15,8 @@ use super::mlock::LockLimit;
 use super::sim::SimSource;
 use super::{Backend, HeapSource, MlockSource, Source};
 use crate::config::Preset;
-use crate::error::{Kind, Result};
-use crate::machine;
+use crate::error::{ErrorKind, Result};
+use crate::host;
 
 /// Below this much lockable memory, `Auto` takes `heap`: a pool that can hold no more than a batch or two is no pool.
 const LEAST_LOCKABLE_BYTES: u64 = 64 << 20;
@@ -39,7 +39,7 @@ impl Chosen {
 
 /// What the memory is near to.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Place {
+pub(crate) struct PinOptions {
     /// Ordinal of the GPU.
     pub(crate) device: u32,
     /// Memory node asked for; `None` is the GPU's.
@@ -55,13 +55,13 @@ pub(crate) struct Place {
 /// The node, where there is a choice of nodes.
 fn checked(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
     let Some(asked) = node else { return Ok(None) };
-    let nodes = machine::numa_nodes(root);
+    let nodes = host::numa_nodes(root);
     match nodes.len() {
         0 | 1 => Ok(None),
         _ if nodes.contains(&asked) => Ok(node),
         _ => {
             let why = format!("no such memory node, the machine has {nodes:?}");
-            Err(Kind::Setting { name: "PINPOOL_NUMA_NODE", value: asked.to_string(), why }.into())
+            Err(ErrorKind::Setting { name: "PINPOOL_NUMA_NODE", value: asked.to_string(), why }.into())
         }
     }
 }
@@ -71,18 +71,19 @@ fn mlock_on(node: Option<u32>) -> MlockSource {
 }
 
 /// Finds the source for `backend` under the rules of `preset`; `max_bytes` is the ceiling that the user set, if any.
-pub(crate) fn choose(backend: &Backend, preset: Preset, place: Place, max_bytes: Option<u64>) -> Result<Chosen> {
-    let place = Place { node: checked(Path::new("/"), place.node)?, ..place };
+pub(crate) fn choose(backend: &Backend, preset: Preset, place: PinOptions, max_bytes: Option<u64>) -> Result<Chosen> {
+    let place = PinOptions { node: checked(Path::new("/"), place.node)?, ..place };
     match backend {
         Backend::Auto => Ok(best(preset, place, max_bytes)),
         Backend::Vmm | Backend::Register if preset == Preset::Tensorflow => {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is an allocation of its own and each eviction \
                        a release, which this back-end makes slower than cuda does";
-            Err(Kind::Setting { name: "PINPOOL_BACKEND", value: backend.name().to_owned(), why: why.to_owned() }.into())
+            Err(ErrorKind::Setting { name: "PINPOOL_BACKEND", value: backend.name().to_owned(), why: why.to_owned() }
+                .into())
         }
         Backend::Vmm | Backend::Register | Backend::Cuda => {
             let name = backend.name();
-            of_driver(name, place).map(Chosen::just).map_err(|why| Kind::Unavailable { backend: name, why }.into())
+            of_driver(name, place).map(Chosen::just).map_err(|why| ErrorKind::Unavailable { backend: name, why }.into())
         }
         Backend::Mlock => Ok(Chosen::just(Arc::new(mlock_on(place.node)))),
         Backend::Heap => Ok(Chosen::just(Arc::new(HeapSource::new()))),
@@ -99,7 +100,7 @@ fn of_driver_for(preset: Preset) -> &'static [&'static str] {
     }
 }
 
-fn best(preset: Preset, place: Place, max_bytes: Option<u64>) -> Chosen {
+fn best(preset: Preset, place: PinOptions, max_bytes: Option<u64>) -> Chosen {
     let mut passed_over = Vec::new();
     for &name in of_driver_for(preset) {
         match of_driver(name, place) {
@@ -134,7 +135,7 @@ fn usable_lock_limit(mlock: &MlockSource, max_bytes: Option<u64>) -> Result<Opti
 }
 
 #[cfg(feature = "cuda")]
-fn of_driver(name: &str, place: Place) -> Result<Arc<dyn Source>, String> {
+fn of_driver(name: &str, place: PinOptions) -> Result<Arc<dyn Source>, String> {
     match name {
         "vmm" => super::VmmSource::new(place.device, place.node).map(|source| Arc::new(source) as _),
         "register" => super::RegisterSource::new(place.device, place.node)
@@ -145,7 +146,7 @@ fn of_driver(name: &str, place: Place) -> Result<Arc<dyn Source>, String> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn of_driver(_name: &str, place: Place) -> Result<Arc<dyn Source>, String> {
+fn of_driver(_name: &str, place: PinOptions) -> Result<Arc<dyn Source>, String> {
     Err(format!("built without the `cuda` feature: device {} is out of reach", place.device))
 }
 
@@ -156,7 +157,7 @@ mod tests {
     #[test]
     fn auto_always_finds_a_source_and_says_why_not_the_better_ones() {
         for preset in [Preset::Adaptive, Preset::Tensorflow] {
-            let chosen = choose(&Backend::Auto, preset, Place::default(), None).unwrap();
+            let chosen = choose(&Backend::Auto, preset, PinOptions::default(), None).unwrap();
             let order: Vec<&str> = of_driver_for(preset).iter().copied().chain(["mlock", "heap"]).collect();
             let rank = order.iter().position(|&name| name == chosen.source.name()).unwrap();
             let passed_over: Vec<&str> = chosen.passed_over.iter().map(|(name, _)| *name).collect();
@@ -169,7 +170,7 @@ mod tests {
     fn a_source_asked_for_is_the_source_taken() {
         for backend in [Backend::Mlock, Backend::Heap, Backend::Sim { total_bytes: 1 << 20 }] {
             assert_eq!(
-                choose(&backend, Preset::Adaptive, Place::default(), None).unwrap().source.name(),
+                choose(&backend, Preset::Adaptive, PinOptions::default(), None).unwrap().source.name(),
                 backend.name()
             );
         }
@@ -193,7 +194,7 @@ mod tests {
     #[test]
     fn what_is_made_for_an_arena_is_refused_without_one() {
         for backend in [Backend::Vmm, Backend::Register] {
-            let error = choose(&backend, Preset::Tensorflow, Place::default(), None).unwrap_err();
+            let error = choose(&backend, Preset::Tensorflow, PinOptions::default(), None).unwrap_err();
             assert!(error.is_setting(), "{error}");
             for word in [backend.name(), "PINPOOL_BACKEND", "PINPOOL_PRESET=adaptive"] {
                 assert!(error.to_string().contains(word), "{error}");
@@ -204,7 +205,7 @@ mod tests {
     #[cfg(not(feature = "cuda"))]
     #[test]
     fn cuda_without_its_feature_is_an_error_that_says_so() {
-        let error = choose(&Backend::Cuda, Preset::Adaptive, Place::default(), None).unwrap_err();
+        let error = choose(&Backend::Cuda, Preset::Adaptive, PinOptions::default(), None).unwrap_err();
         assert!(error.is_backend() && error.to_string().contains("feature"), "{error}");
     }
 }

@@ -13,7 +13,7 @@ use cudarc::driver::{DriverError, result, sys};
 
 use super::SourceError;
 use crate::driver::{self, Current};
-use crate::machine;
+use crate::host;
 
 /// Room for an id on the PCI bus: domain, bus, device, function.
 const PCI_ID_BYTES: usize = 32;
@@ -83,7 +83,7 @@ impl Device {
         unsafe { sys::cuDeviceGetPCIBusId(room.as_mut_ptr(), room_bytes, self.handle) }.result().ok()?;
         // SAFETY: ended with a 0 by the driver, within the room.
         let id = unsafe { CStr::from_ptr(room.as_ptr()) };
-        machine::numa_node_of_pci(Path::new("/"), id.to_str().ok()?)
+        host::numa_node_of_pci(Path::new("/"), id.to_str().ok()?)
     }
 }
 

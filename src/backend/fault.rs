@@ -15,13 +15,13 @@
 //!
 //! Of a source that spans the granules are scripted too: locking counts and fails as acquiring, unlocking as releasing,
 //! and moving by itself.
-#![allow(unsafe_code)] // Implements the unsafe `Source` and `Span` by passing each call on.
+#![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory` by passing each call on.
 
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{MoveError, PAGE_BYTES, PageTiers, Piece, Range, Region, Source, SourceError, Span};
+use super::{AddressRange, PAGE_BYTES, PageTiers, Region, RemapError, Source, SourceError, Subrange, VirtualMemory};
 use crate::sync::plain::{Condvar, Mutex};
 
 /// A source that fails and waits as told, and else passes every call on.
@@ -134,8 +134,8 @@ impl FaultSource {
     }
 
     /// The span of the wrapped source; whoever calls has seen that there is one.
-    fn inner_span(&self) -> Result<&dyn Span, SourceError> {
-        self.inner.spans().ok_or_else(|| SourceError::new("fault", format!("`{}` does not span", self.name())))
+    fn inner_span(&self) -> Result<&dyn VirtualMemory, SourceError> {
+        self.inner.virtual_memory().ok_or_else(|| SourceError::new("fault", format!("`{}` does not span", self.name())))
     }
 
     fn hold(&self, call: Call) -> Gate {
@@ -146,7 +146,7 @@ impl FaultSource {
 
 impl Script {
     /// Waits for the gates of `call`, then says whether it is to fail, and how.
-    fn enter(&self, call: Call) -> Result<(), MoveError> {
+    fn enter(&self, call: Call) -> Result<(), RemapError> {
         let mut calls = self.calls.lock();
         let index = calls[call as usize].calls;
         calls[call as usize].calls += 1;
@@ -159,9 +159,9 @@ impl Script {
         plan.waiting -= 1;
         let refusal = || SourceError::new("fault", format!("{call:?} {index} was told to fail"));
         if plan.failing.remove(&index) || plan.random.as_mut().is_some_and(Dice::falls) {
-            return Err(MoveError::Kept(refusal()));
+            return Err(RemapError::Kept(refusal()));
         }
-        if plan.losing.remove(&index) { Err(MoveError::Lost(refusal())) } else { Ok(()) }
+        if plan.losing.remove(&index) { Err(RemapError::Lost(refusal())) } else { Ok(()) }
     }
 }
 
@@ -239,52 +239,52 @@ unsafe impl Source for FaultSource {
         self.inner.page_tiers(start, len_bytes)
     }
 
-    fn spans(&self) -> Option<&dyn Span> {
-        self.inner.spans().map(|_| self as &dyn Span)
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.inner.virtual_memory().map(|_| self as &dyn VirtualMemory)
     }
 }
 
 // SAFETY: every range comes from the wrapped source and goes back to it, and every call about its granules is passed on
 // or fails before anything happened; a lost move has unlocked what it says.
 #[deny(clippy::missing_trait_methods)]
-unsafe impl Span for FaultSource {
+unsafe impl VirtualMemory for FaultSource {
     fn granule_bytes(&self) -> usize {
-        self.inner.spans().map_or(PAGE_BYTES, Span::granule_bytes)
+        self.inner.virtual_memory().map_or(PAGE_BYTES, VirtualMemory::granule_bytes)
     }
 
-    fn reserve(&self, len_bytes: usize) -> Result<Range, SourceError> {
+    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         self.inner_span()?.reserve(len_bytes)
     }
 
-    unsafe fn lock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         self.script.enter(Call::Acquire)?;
         // SAFETY: the caller's promise, passed on: all ranges of this source are the wrapped one's.
-        unsafe { self.inner_span()?.lock(range, offset, bytes) }
+        unsafe { self.inner_span()?.commit(range, offset, bytes) }
     }
 
-    unsafe fn unlock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         self.script.enter(Call::Release)?;
         // SAFETY: as above.
-        unsafe { self.inner_span()?.unlock(range, offset, bytes) }
+        unsafe { self.inner_span()?.decommit(range, offset, bytes) }
     }
 
-    unsafe fn relocate(&self, range: &Range, from: &[Piece], to: usize) -> Result<(), MoveError> {
-        let inner = self.inner_span().map_err(MoveError::Kept)?;
+    unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
+        let inner = self.inner_span().map_err(RemapError::Kept)?;
         match self.script.enter(Call::Move) {
             // SAFETY: as above.
-            Ok(()) => unsafe { inner.relocate(range, from, to) },
-            Err(MoveError::Kept(told)) => Err(MoveError::Kept(told)),
-            Err(MoveError::Lost(told)) => {
+            Ok(()) => unsafe { inner.remap(range, from, to) },
+            Err(RemapError::Kept(told)) => Err(RemapError::Kept(told)),
+            Err(RemapError::Lost(told)) => {
                 for piece in from {
                     // SAFETY: as above.
-                    unsafe { inner.unlock(range, piece.offset, piece.bytes) }.map_err(MoveError::Kept)?;
+                    unsafe { inner.decommit(range, piece.offset, piece.bytes) }.map_err(RemapError::Kept)?;
                 }
-                Err(MoveError::Lost(told))
+                Err(RemapError::Lost(told))
             }
         }
     }
 
-    unsafe fn unreserve(&self, range: Range) -> Result<(), SourceError> {
+    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         // SAFETY: as above.
         unsafe { self.inner_span()?.unreserve(range) }
     }
@@ -339,23 +339,23 @@ mod tests {
     mod of_a_source_that_spans {
         use super::*;
 
-        fn page(offset: usize) -> Piece {
-            Piece { offset, bytes: PAGE_BYTES }
+        fn page(offset: usize) -> Subrange {
+            Subrange { offset, bytes: PAGE_BYTES }
         }
 
         /// Locks count as acquires, unlocks as releases; each failure is shown to have changed nothing by what follows.
         #[test]
         fn granules_fail_as_told_and_stay_as_they_were() {
             let source = source();
-            let spans = source.spans().unwrap();
+            let spans = source.virtual_memory().unwrap();
             let range = spans.reserve(2 * PAGE_BYTES).unwrap();
             let start = range.start();
             // SAFETY: locked, moved and unlocked in turn by this test alone.
-            let lock = |offset| unsafe { spans.lock(&range, offset, PAGE_BYTES) };
+            let lock = |offset| unsafe { spans.commit(&range, offset, PAGE_BYTES) };
             // SAFETY: as above.
-            let unlock = |offset| unsafe { spans.unlock(&range, offset, PAGE_BYTES) };
+            let unlock = |offset| unsafe { spans.decommit(&range, offset, PAGE_BYTES) };
             // SAFETY: as above.
-            let relocate = |from, to| unsafe { spans.relocate(&range, &[page(from)], to) };
+            let relocate = |from, to| unsafe { spans.remap(&range, &[page(from)], to) };
             source.fail_acquire(0);
             assert!(lock(0).unwrap_err().to_string().contains("Acquire 0"));
             lock(0).unwrap();
@@ -364,12 +364,12 @@ mod tests {
             source.fail_release(0);
             assert!(unlock(0).unwrap_err().to_string().contains("Release 0"));
             source.fail_move(0);
-            assert!(matches!(relocate(0, PAGE_BYTES), Err(MoveError::Kept(_))));
+            assert!(matches!(relocate(0, PAGE_BYTES), Err(RemapError::Kept(_))));
             // SAFETY: locked still.
             assert_eq!(unsafe { start.read() }, 7);
             relocate(0, PAGE_BYTES).unwrap();
             source.lose_move(2);
-            assert!(matches!(relocate(PAGE_BYTES, 0), Err(MoveError::Lost(_))));
+            assert!(matches!(relocate(PAGE_BYTES, 0), Err(RemapError::Lost(_))));
             // Neither is locked now, so both can be.
             lock(0).unwrap();
             lock(PAGE_BYTES).unwrap();
@@ -387,17 +387,17 @@ mod tests {
             // Counts what is held, as the heap does not.
             let sim = SimSource::new(PAGE_BYTES as u64);
             let source = FaultSource::around(Arc::new(sim));
-            let spans = source.spans().unwrap();
+            let spans = source.virtual_memory().unwrap();
             let range = spans.reserve(2 * PAGE_BYTES).unwrap();
             source.lose_move(0);
             // SAFETY: of this range, and not locked.
-            unsafe { spans.lock(&range, 0, PAGE_BYTES) }.unwrap();
+            unsafe { spans.commit(&range, 0, PAGE_BYTES) }.unwrap();
             // SAFETY: locked above, unused; the other granule is not locked.
-            assert!(unsafe { spans.relocate(&range, &[page(0)], PAGE_BYTES) }.is_err());
+            assert!(unsafe { spans.remap(&range, &[page(0)], PAGE_BYTES) }.is_err());
             // SAFETY: lost above, hence not locked.
-            unsafe { spans.lock(&range, 0, PAGE_BYTES) }.expect("the one page that there is was given back");
+            unsafe { spans.commit(&range, 0, PAGE_BYTES) }.expect("the one page that there is was given back");
             // SAFETY: locked above, unused.
-            unsafe { spans.unlock(&range, 0, PAGE_BYTES) }.unwrap();
+            unsafe { spans.decommit(&range, 0, PAGE_BYTES) }.unwrap();
             // SAFETY: nothing of it is locked or in use.
             unsafe { spans.unreserve(range) }.unwrap();
         }
@@ -405,21 +405,21 @@ mod tests {
         #[test]
         fn a_gate_holds_moves() {
             let source = source();
-            let spans = source.spans().unwrap();
+            let spans = source.virtual_memory().unwrap();
             let range = spans.reserve(2 * PAGE_BYTES).unwrap();
             // SAFETY: of this range, and not locked.
-            unsafe { spans.lock(&range, 0, PAGE_BYTES) }.unwrap();
+            unsafe { spans.commit(&range, 0, PAGE_BYTES) }.unwrap();
             let gate = source.hold_moves();
             std::thread::scope(|scope| {
                 // SAFETY: locked above, unused; the other granule is not locked.
-                let moving = scope.spawn(|| unsafe { spans.relocate(&range, &[page(0)], PAGE_BYTES) });
+                let moving = scope.spawn(|| unsafe { spans.remap(&range, &[page(0)], PAGE_BYTES) });
                 gate.wait_for(1);
                 assert!(!moving.is_finished());
                 drop(gate);
                 moving.join().unwrap().unwrap();
             });
             // SAFETY: moved there above, unused.
-            unsafe { spans.unlock(&range, PAGE_BYTES, PAGE_BYTES) }.unwrap();
+            unsafe { spans.decommit(&range, PAGE_BYTES, PAGE_BYTES) }.unwrap();
             // SAFETY: nothing of it is locked or in use.
             unsafe { spans.unreserve(range) }.unwrap();
         }
@@ -428,7 +428,7 @@ mod tests {
     #[test]
     fn around_a_source_with_walls_there_is_no_span() {
         let source = FaultSource::around(Arc::new(SimSource::walled(1 << 20)));
-        assert!(source.spans().is_none());
+        assert!(source.virtual_memory().is_none());
         assert!(source.reserve(PAGE_BYTES).unwrap_err().to_string().contains("`sim` does not span"));
     }
 }

@@ -1,10 +1,10 @@
 //! Ordinary memory: the same mappings as `mlock`, without the lock. Never pinned, and says so.
-#![allow(unsafe_code)] // Implements the unsafe `Source` and `Span`.
+#![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
 
 use super::pages::{self, Commit, Numbering};
 use super::populate::populate;
 use super::ranges::{self, Start};
-use super::{PAGE_BYTES, Range, Region, Source, SourceError, Span};
+use super::{AddressRange, PAGE_BYTES, Region, Source, SourceError, VirtualMemory};
 
 /// Anonymous mappings that are not page-locked.
 #[derive(Debug, Default)]
@@ -47,33 +47,33 @@ unsafe impl Source for HeapSource {
         unsafe { pages::keep_if(ready, region) }
     }
 
-    fn spans(&self) -> Option<&dyn Span> {
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         (!cfg!(miri)).then_some(self)
     }
 }
 
 // SAFETY: S1, S4 and S5 are the kernel's word on one mapping without access, pages of which are opened and closed
 // (`ranges`). S2 and S3: an open page is mapped, and zero until written to; closing empties it.
-unsafe impl Span for HeapSource {
+unsafe impl VirtualMemory for HeapSource {
     fn granule_bytes(&self) -> usize {
         PAGE_BYTES
     }
 
-    fn reserve(&self, len_bytes: usize) -> Result<Range, SourceError> {
+    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         ranges::reserve(len_bytes, Start::Closed)
     }
 
-    unsafe fn lock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         // SAFETY: the caller's promise: not locked, hence closed.
         unsafe { ranges::open(range.at(offset, bytes)?, bytes) }
     }
 
-    unsafe fn unlock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         // SAFETY: the caller's promise: locked, hence open, and unused.
         unsafe { ranges::close(range.at(offset, bytes)?, bytes) }
     }
 
-    unsafe fn unreserve(&self, range: Range) -> Result<(), SourceError> {
+    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         // SAFETY: the caller's promise: of `reserve`, and unused.
         unsafe { ranges::unreserve(range) }
     }

@@ -6,7 +6,7 @@ use std::ops;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use super::{PAGE_BYTES, Range, Region};
+use super::{AddressRange, PAGE_BYTES, Region};
 
 /// One paragraph of `/proc/self/smaps`.
 struct Mapping {
@@ -37,7 +37,7 @@ fn mappings() -> Vec<Mapping> {
 }
 
 /// Sum of `figure` over the mappings of `range`. A mapping that reaches beyond it must have none.
-fn sum(range: &Range, figure: impl Fn(&Mapping) -> u64) -> u64 {
+fn sum(range: &AddressRange, figure: impl Fn(&Mapping) -> u64) -> u64 {
     let start = range.start().as_ptr().addr();
     let end = start + range.len_bytes();
     let of_range = |mapping: &Mapping| {
@@ -52,16 +52,16 @@ fn sum(range: &Range, figure: impl Fn(&Mapping) -> u64) -> u64 {
         .sum()
 }
 
-pub(super) fn resident_kib(range: &Range) -> u64 {
+pub(super) fn resident_kib(range: &AddressRange) -> u64 {
     sum(range, |mapping| mapping.resident_kib)
 }
 
-pub(super) fn locked_kib(range: &Range) -> u64 {
+pub(super) fn locked_kib(range: &AddressRange) -> u64 {
     sum(range, |mapping| mapping.locked_kib)
 }
 
 /// What of `range` may be read and written.
-pub(super) fn accessible_kib(range: &Range) -> u64 {
+pub(super) fn accessible_kib(range: &AddressRange) -> u64 {
     sum(range, |mapping| if mapping.is_accessible { mapping.addresses.len() as u64 >> 10 } else { 0 })
 }
 

@@ -3,7 +3,7 @@
 //! No driver knows of it, so a CUDA copy from it is staged like any pageable copy; it is the real thing for programs
 //! that need resident memory, and what stands for pinned memory where there is no GPU (0.25 ms a MiB, the price of
 //! faulting the pages in).
-#![allow(unsafe_code)] // Implements the unsafe `Source` and `Span`; calls `mlock`.
+#![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`; calls `mlock`.
 
 use std::path::Path;
 use std::ptr::NonNull;
@@ -12,7 +12,7 @@ use super::pages::{self, Commit, Numbering};
 use super::placement::Placement;
 use super::populate::populate;
 use super::ranges::{self, Start};
-use super::{PAGE_BYTES, Range, Region, Source, SourceError, Span};
+use super::{AddressRange, PAGE_BYTES, Region, Source, SourceError, VirtualMemory};
 
 /// Anonymous mappings locked into memory by the kernel.
 #[derive(Debug, Default)]
@@ -98,7 +98,7 @@ unsafe impl Source for MlockSource {
         unsafe { pages::keep_if(ready, region) }
     }
 
-    fn spans(&self) -> Option<&dyn Span> {
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         (!cfg!(miri)).then_some(self)
     }
 
@@ -108,12 +108,12 @@ unsafe impl Source for MlockSource {
 }
 
 // SAFETY: as for `HeapSource`, whose granules these are; locking changes neither address nor content.
-unsafe impl Span for MlockSource {
+unsafe impl VirtualMemory for MlockSource {
     fn granule_bytes(&self) -> usize {
         PAGE_BYTES
     }
 
-    fn reserve(&self, len_bytes: usize) -> Result<Range, SourceError> {
+    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         let range = ranges::reserve(len_bytes, Start::Closed)?;
         if let Some(placement) = &self.placement {
             placement.place(range.start(), range.len_bytes());
@@ -121,7 +121,7 @@ unsafe impl Span for MlockSource {
         Ok(range)
     }
 
-    unsafe fn lock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let start = range.at(offset, bytes)?;
         // SAFETY: the caller's promise: not locked, hence closed.
         unsafe { ranges::open(start, bytes) }?;
@@ -133,7 +133,7 @@ unsafe impl Span for MlockSource {
         })
     }
 
-    unsafe fn unlock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let start = range.at(offset, bytes)?;
         let closed = unlock(start, bytes).and_then(|()| {
             // SAFETY: the caller's promise: locked, hence open, and unused.
@@ -145,7 +145,7 @@ unsafe impl Span for MlockSource {
         })
     }
 
-    unsafe fn unreserve(&self, range: Range) -> Result<(), SourceError> {
+    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         // Unmapping unlocks.
         // SAFETY: the caller's promise: of `reserve`, and unused.
         unsafe { ranges::unreserve(range) }
@@ -259,13 +259,13 @@ mod tests {
             // A closed page at each end, so that no neighbour is merged with what is counted.
             let range = source.reserve(bytes + 2 * PAGE_BYTES).unwrap();
             // SAFETY: of this range, and not locked.
-            unsafe { Span::lock(&source, &range, PAGE_BYTES, bytes) }.unwrap();
+            unsafe { VirtualMemory::commit(&source, &range, PAGE_BYTES, bytes) }.unwrap();
             assert_eq!((mapping::resident_kib(&range), mapping::locked_kib(&range)), (kib, kib));
             // SAFETY: locked above, and unused.
-            unsafe { Span::unlock(&source, &range, PAGE_BYTES, bytes / 2) }.unwrap();
+            unsafe { VirtualMemory::decommit(&source, &range, PAGE_BYTES, bytes / 2) }.unwrap();
             assert_eq!((mapping::resident_kib(&range), mapping::locked_kib(&range)), (kib / 2, kib / 2));
             // SAFETY: as above, the other half.
-            unsafe { Span::unlock(&source, &range, PAGE_BYTES + bytes / 2, bytes / 2) }.unwrap();
+            unsafe { VirtualMemory::decommit(&source, &range, PAGE_BYTES + bytes / 2, bytes / 2) }.unwrap();
             assert_eq!((mapping::resident_kib(&range), mapping::locked_kib(&range)), (0, 0));
             // SAFETY: nothing of it is locked or in use.
             unsafe { source.unreserve(range) }.unwrap();
@@ -285,7 +285,7 @@ mod tests {
                 let source = MlockSource::new();
                 let range = source.reserve(over_bytes).unwrap();
                 // SAFETY: of this range, and not locked.
-                let refusal = unsafe { Span::lock(&source, &range, 0, over_bytes) }.unwrap_err().to_string();
+                let refusal = unsafe { VirtualMemory::commit(&source, &range, 0, over_bytes) }.unwrap_err().to_string();
                 assert_eq!((mapping::accessible_kib(&range), mapping::locked_kib(&range)), (0, 0));
                 // SAFETY: nothing of it is locked or in use.
                 unsafe { source.unreserve(range) }.unwrap();

@@ -14,7 +14,7 @@
 //! | `sim` | address space only, a stated size | no; nothing is touched until a user touches it | spans, or walls if told |
 //! | `fault` | wraps any other: scripted failures and gates | as the wrapped one | as the wrapped one |
 //!
-//! A source that *spans* also has a [`Span`]: one reserved range of addresses, whose granules are locked and released
+//! A source that *spans* also has a [`VirtualMemory`]: one reserved range of addresses, whose granules are locked and released
 //! one by one. One with *walls* hands out regions that no buffer may lie across.
 //!
 //! A source knows nothing of classes, limits or reuse, and prints nothing.
@@ -33,29 +33,29 @@ mod heap;
 #[cfg(all(test, not(miri)))]
 mod mapping;
 mod mlock;
-mod pages;
+pub(crate) mod pages;
 mod placement;
 mod populate;
 mod ranges;
 #[cfg(feature = "cuda")]
 mod register;
 pub mod sim;
-mod span;
 #[cfg(test)]
 pub(crate) mod suite;
-mod tier;
+mod virtual_memory;
 #[cfg(feature = "cuda")]
 mod vmm;
 
-pub(crate) use choose::{Place, choose};
+pub use crate::error::SourceError;
+pub use crate::host::PageTiers;
+pub(crate) use choose::{PinOptions, choose};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;
 pub use heap::HeapSource;
 pub use mlock::MlockSource;
 #[cfg(feature = "cuda")]
 pub use register::RegisterSource;
-pub use span::{MoveError, Piece, RANGE_ALIGN_BYTES, Range, Span};
-pub use tier::PageTiers;
+pub use virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;
 
@@ -231,50 +231,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     }
 
     /// The span of a source that has one, always the same; `None` for a source with walls.
-    fn spans(&self) -> Option<&dyn Span> {
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         None
-    }
-}
-
-/// What a driver or the kernel said when it refused.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{call} failed: {what}{}{}", code.map(|code| format!(" (code {code})")).unwrap_or_default(),
-        remedy.map(|remedy| format!("; {remedy}")).unwrap_or_default())]
-pub struct SourceError {
-    call: &'static str,
-    code: Option<i64>,
-    what: String,
-    remedy: Option<&'static str>,
-}
-
-impl SourceError {
-    /// `call` failed with `what`.
-    pub fn new(call: &'static str, what: impl Into<String>) -> Self {
-        Self { call, code: None, what: what.into(), remedy: None }
-    }
-
-    /// `call` failed as the calling thread's `errno` says.
-    pub(crate) fn last_os(call: &'static str) -> Self {
-        let error = std::io::Error::last_os_error();
-        Self { call, code: error.raw_os_error().map(i64::from), what: error.kind().to_string(), remedy: None }
-    }
-
-    /// Adds the error number of the driver or the kernel.
-    #[must_use]
-    pub fn with_code(mut self, code: i64) -> Self {
-        self.code = Some(code);
-        self
-    }
-
-    /// Adds the likely cause and what to change.
-    #[must_use]
-    pub fn with_remedy(mut self, remedy: &'static str) -> Self {
-        self.remedy = Some(remedy);
-        self
-    }
-
-    /// Number that the driver or the kernel gave, if it gave one.
-    pub fn code(&self) -> Option<i64> {
-        self.code
     }
 }

@@ -21,19 +21,19 @@ impl Numbering {
 
 /// Should the kernel count the pages against its memory at once?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Commit {
+pub(crate) enum Commit {
     Yes,
     /// Address space only (`MAP_NORESERVE`): pages come one by one when touched.
     Lazily,
 }
 
 #[cfg(not(miri))]
-pub(super) fn map(len_bytes: usize, commit: Commit, id: u64) -> Result<Region, SourceError> {
+pub(crate) fn map(len_bytes: usize, commit: Commit, id: u64) -> Result<Region, SourceError> {
     Ok(Region::new(mmap(mapped_bytes(len_bytes)?, READ_WRITE, commit)?, len_bytes, id))
 }
 
 #[cfg(miri)]
-pub(super) fn map(len_bytes: usize, _commit: Commit, id: u64) -> Result<Region, SourceError> {
+pub(crate) fn map(len_bytes: usize, _commit: Commit, id: u64) -> Result<Region, SourceError> {
     let layout = layout(len_bytes)?;
     // SAFETY: the layout is not of zero size: `mapped_bytes` is at least one page.
     let start = unsafe { std::alloc::alloc_zeroed(layout) };
@@ -43,7 +43,7 @@ pub(super) fn map(len_bytes: usize, _commit: Commit, id: u64) -> Result<Region, 
 
 /// As [`map`], at a multiple of [`RANGE_ALIGN_BYTES`] and in huge pages where the kernel has them to give.
 #[cfg(not(miri))]
-pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError> {
+pub(crate) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError> {
     let mapped_bytes = mapped_bytes(len_bytes)?;
     let start = mmap_aligned(mapped_bytes, READ_WRITE, Commit::Yes)?;
     advise_huge(start, mapped_bytes);
@@ -51,7 +51,7 @@ pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError>
 }
 
 #[cfg(miri)]
-pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError> {
+pub(crate) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError> {
     map(len_bytes, Commit::Yes, id)
 }
 
@@ -61,13 +61,13 @@ pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError>
 ///
 /// `region` came from [`map`] or [`map_huge`], and nothing uses it any more.
 #[cfg(not(miri))]
-pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
+pub(crate) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
     // SAFETY: the caller gives up the whole mapping that `map` made with this very length.
     unsafe { munmap(region.start(), mapped_bytes(region.len_bytes())?) }
 }
 
 #[cfg(miri)]
-pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
+pub(crate) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
     let layout = layout(region.len_bytes())?;
     // SAFETY: `map` allocated it with this very layout, and the caller gives it up.
     unsafe { std::alloc::dealloc(region.start().as_ptr(), layout) };
@@ -167,7 +167,7 @@ pub(super) unsafe fn munmap(start: NonNull<u8>, mapped_bytes: usize) -> Result<(
     }
 }
 
-pub(super) fn mapped_bytes(len_bytes: usize) -> Result<usize, SourceError> {
+pub(crate) fn mapped_bytes(len_bytes: usize) -> Result<usize, SourceError> {
     len_bytes.max(1).checked_next_multiple_of(PAGE_BYTES).ok_or_else(|| too_much(len_bytes))
 }
 

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::ptr::NonNull;
 
-use crate::machine;
+use crate::host;
 
 /// Bits of a node mask, as many as any kernel has nodes.
 const MOST_NODES: u32 = 1024;
@@ -23,8 +23,8 @@ impl Placement {
     /// On `node`, if that is one of several. `root` is that of the file system, `/` but in tests.
     pub(super) fn on(root: &Path, node: u32) -> Option<Self> {
         // A node without processors has memory all the same.
-        let is_there = machine::is_node_of_several(root, node) && node < MOST_NODES;
-        is_there.then(|| Self { node, cpus: machine::cpus_of_node(root, node).unwrap_or_default() })
+        let is_there = host::is_node_of_several(root, node) && node < MOST_NODES;
+        is_there.then(|| Self { node, cpus: host::cpus_of_node(root, node).unwrap_or_default() })
     }
 
     pub(super) fn node(&self) -> u32 {

@@ -9,7 +9,7 @@
 use std::ptr::NonNull;
 
 use super::pages::{self, Commit, READ_WRITE};
-use super::{Range, SourceError};
+use super::{AddressRange, SourceError};
 
 /// What may be done with the addresses of a range before any of its pages is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,12 +21,12 @@ pub(super) enum Start {
 }
 
 /// Reserves `len_bytes` (whole pages) of addresses; no memory is taken.
-pub(super) fn reserve(len_bytes: usize, start: Start) -> Result<Range, SourceError> {
+pub(super) fn reserve(len_bytes: usize, start: Start) -> Result<AddressRange, SourceError> {
     let len_bytes = pages::mapped_bytes(len_bytes)?;
     match start {
-        Start::Open => Ok(Range::new(pages::mmap_aligned(len_bytes, READ_WRITE, Commit::Lazily)?, len_bytes)),
+        Start::Open => Ok(AddressRange::new(pages::mmap_aligned(len_bytes, READ_WRITE, Commit::Lazily)?, len_bytes)),
         Start::Closed => {
-            let range = Range::new(pages::mmap_aligned(len_bytes, libc::PROT_NONE, Commit::Lazily)?, len_bytes);
+            let range = AddressRange::new(pages::mmap_aligned(len_bytes, libc::PROT_NONE, Commit::Lazily)?, len_bytes);
             // For the whole range at once: pieces with advice of their own could never be one mapping again.
             pages::advise_huge(range.start(), len_bytes);
             Ok(range)
@@ -96,7 +96,7 @@ unsafe fn protect(start: NonNull<u8>, bytes: usize, protection: libc::c_int) -> 
 /// # Safety
 ///
 /// `range` came from [`reserve`], and nothing uses it any more.
-pub(super) unsafe fn unreserve(range: Range) -> Result<(), SourceError> {
+pub(super) unsafe fn unreserve(range: AddressRange) -> Result<(), SourceError> {
     // SAFETY: the caller gives up the whole mapping, which `reserve` made of this very length.
     unsafe { pages::munmap(range.start(), range.len_bytes()) }
 }

@@ -2,13 +2,13 @@
 //!
 //! The pool never touches what a source hands out, so a replay of terabytes costs nothing; a user who does touch it gets
 //! zeroed pages, one by one. Addresses recur after a release, ids do not.
-#![allow(unsafe_code)] // Implements the unsafe `Source` and `Span`.
+#![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::pages::{self, Commit, Numbering};
 use super::ranges::{self, Start};
-use super::{PAGE_BYTES, Range, Region, Source, SourceError, Span};
+use super::{AddressRange, PAGE_BYTES, Region, Source, SourceError, VirtualMemory};
 
 /// Size of `PINPOOL_BACKEND=sim` if none is given: 16 TiB, more than any host has and a fraction of an address space.
 pub const DEFAULT_TOTAL_BYTES: u64 = 16 << 40;
@@ -73,34 +73,34 @@ unsafe impl Source for SimSource {
         Ok(())
     }
 
-    fn spans(&self) -> Option<&dyn Span> {
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         self.spans.then_some(self)
     }
 }
 
 // SAFETY: S1, S2 and S4 are the kernel's word on one readable and writable mapping (`ranges`). S3: it is zero until
 // written to, and unlocking empties it. S5 is about bytes that are only counted.
-unsafe impl Span for SimSource {
+unsafe impl VirtualMemory for SimSource {
     fn granule_bytes(&self) -> usize {
         PAGE_BYTES
     }
 
-    fn reserve(&self, len_bytes: usize) -> Result<Range, SourceError> {
+    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         ranges::reserve(len_bytes, Start::Open)
     }
 
-    unsafe fn lock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         range.at(offset, bytes).and_then(|_| self.claim(bytes as u64))
     }
 
-    unsafe fn unlock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         // SAFETY: the caller's promise: of `reserve`, and unused.
         unsafe { ranges::empty(range.at(offset, bytes)?, bytes) }?;
         self.give_back(bytes as u64);
         Ok(())
     }
 
-    unsafe fn unreserve(&self, range: Range) -> Result<(), SourceError> {
+    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         // SAFETY: the caller's promise: of `reserve`, and unused.
         unsafe { ranges::unreserve(range) }
     }
@@ -137,7 +137,7 @@ mod tests {
     fn walled_keeps_the_contract_and_has_no_span() {
         let source = SimSource::walled(DEFAULT_TOTAL_BYTES);
         suite::run(&source);
-        assert!(source.spans().is_none());
+        assert!(source.virtual_memory().is_none());
     }
 
     #[cfg(not(miri))]
@@ -147,11 +147,11 @@ mod tests {
         let range = source.reserve(1 << 40).unwrap();
         let region = source.acquire(PAGE_BYTES).unwrap();
         // SAFETY: of this range, and not locked.
-        unsafe { source.lock(&range, 0, 3 * PAGE_BYTES) }.unwrap();
+        unsafe { source.commit(&range, 0, 3 * PAGE_BYTES) }.unwrap();
         // SAFETY: locked, and ours alone.
         unsafe { range.start().write(7) };
         // SAFETY: of this range, and not locked.
-        let refusal = unsafe { source.lock(&range, 1 << 39, PAGE_BYTES) }.unwrap_err().to_string();
+        let refusal = unsafe { source.commit(&range, 1 << 39, PAGE_BYTES) }.unwrap_err().to_string();
         assert!(refusal.contains("16384 B of 16384 B"), "{refusal}");
         assert!(source.acquire(1).is_err());
         // SAFETY: locked still, for all the refusals.
@@ -159,10 +159,10 @@ mod tests {
         // SAFETY: acquired above, no reference into it was made.
         unsafe { source.release(region) }.unwrap();
         // SAFETY: of this range, and not locked.
-        unsafe { source.lock(&range, 1 << 39, PAGE_BYTES) }.expect("as much as the region gave back");
+        unsafe { source.commit(&range, 1 << 39, PAGE_BYTES) }.expect("as much as the region gave back");
         for (offset, bytes) in [(0, 3 * PAGE_BYTES), (1 << 39, PAGE_BYTES)] {
             // SAFETY: locked above, unused.
-            unsafe { source.unlock(&range, offset, bytes) }.unwrap();
+            unsafe { source.decommit(&range, offset, bytes) }.unwrap();
         }
         assert_eq!(source.held_bytes.load(Ordering::Relaxed), 0);
         // SAFETY: nothing of it is locked or in use.

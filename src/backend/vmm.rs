@@ -16,7 +16,7 @@
 //! Invariants:
 //!
 //! 1. `granules` has the handle of every granule that is mapped and readable, under its address, and no others. Its lock is
-//!    held around no call of the driver; who works on a granule owns it alone (the promises of [`Span`]).
+//!    held around no call of the driver; who works on a granule owns it alone (the promises of [`VirtualMemory`]).
 //! 2. A run is unmapped granule by granule, as it was mapped; what fails is mapped again with the same handles.
 #![allow(unsafe_code)] // Calls the driver.
 
@@ -28,8 +28,10 @@ use std::sync::Arc;
 use super::device::{self, Device};
 use super::pages::Numbering;
 use super::register::RegisterSource;
-use super::{MoveError, PageTiers, Piece, RANGE_ALIGN_BYTES, Range, Region, Source, SourceError, Span};
-use crate::driver::virtual_memory::{Access, Handle, Location, Refused, VirtualMemory, attribute};
+use super::{
+    AddressRange, PageTiers, RANGE_ALIGN_BYTES, Region, RemapError, Source, SourceError, Subrange, VirtualMemory,
+};
+use crate::driver::virtual_memory::{Access, Handle, Location, Refused, VmmApi, attribute};
 use crate::driver::{Current, Relaxed};
 use crate::sync::Mutex;
 
@@ -41,7 +43,7 @@ const _: () = assert!(GRANULE_BYTES == RANGE_ALIGN_BYTES);
 #[derive(Debug)]
 pub struct VmmSource {
     device: Arc<Device>,
-    driver: VirtualMemory,
+    driver: VmmApi,
     node: Location,
     access: Vec<Access>,
     numbering: Numbering,
@@ -98,7 +100,7 @@ impl VmmSource {
                 return Err(SourceError::new("cuDeviceGetAttribute", format!("{what} (attribute {number})")));
             }
         }
-        let driver = VirtualMemory::find()
+        let driver = VmmApi::find()
             .map_err(|name| SourceError::new("dlsym", format!("the driver has no {name}; it is too old")))?;
         let said = || device.attribute(attribute::HOST_NUMA_ID).and_then(|node| u32::try_from(node).ok());
         let node = node.or_else(|| device.numa_node()).or_else(said);
@@ -215,9 +217,9 @@ impl VmmSource {
     }
 
     /// Why runs were not moved, and what is left of them: all, or nothing that anybody may use.
-    fn not_moved(&self, refused: Refused, are_back: bool, runs: &[Run]) -> MoveError {
+    fn not_moved(&self, refused: Refused, are_back: bool, runs: &[Run]) -> RemapError {
         if are_back {
-            return MoveError::Kept(driver_said(refused));
+            return RemapError::Kept(driver_said(refused));
         }
         for run in runs {
             for (index, &granule) in run.granules.iter().enumerate() {
@@ -228,7 +230,7 @@ impl VmmSource {
             }
             self.forget(run.start, run.bytes());
         }
-        MoveError::Lost(driver_said(refused))
+        RemapError::Lost(driver_said(refused))
     }
 
     /// The handles of the run at `start`.
@@ -275,7 +277,7 @@ unsafe impl Source for VmmSource {
         let range = self.reserve(held_bytes)?;
         let start = range.start();
         // SAFETY: reserved above, and nothing of it is locked.
-        match unsafe { self.lock(&range, 0, held_bytes) } {
+        match unsafe { self.commit(&range, 0, held_bytes) } {
             Ok(()) => Ok(Region::new(start, len_bytes, self.numbering.next())),
             Err(refusal) => {
                 // SAFETY: as above; if this fails too, addresses are lost and no memory.
@@ -292,9 +294,9 @@ unsafe impl Source for VmmSource {
             // SAFETY: the caller's promise; not of granules, hence of `acquire_fast`, with this length.
             return unsafe { self.reserves.release(reserve) };
         }
-        let range = Range::new(region.start(), held_bytes);
+        let range = AddressRange::new(region.start(), held_bytes);
         // SAFETY: the caller's promise: locked by `acquire` and used by nobody.
-        unsafe { self.unlock(&range, 0, held_bytes) }?;
+        unsafe { self.decommit(&range, 0, held_bytes) }?;
         // The memory is back; if this fails, addresses are lost and nothing else.
         // SAFETY: reserved by `acquire`, and unlocked above.
         let _ = unsafe { self.unreserve(range) };
@@ -312,7 +314,7 @@ unsafe impl Source for VmmSource {
         true
     }
 
-    fn spans(&self) -> Option<&dyn Span> {
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         Some(self)
     }
 
@@ -334,12 +336,12 @@ unsafe impl Source for VmmSource {
 // `relocate`. S3: pages of the kernel, or used before by this
 // process; what moves keeps its bytes. S4: the driver's mappings of adjacent addresses are one memory
 // to a copy, and each granule is mapped alone. S5: granules are created by `lock` and released by `unlock` alone.
-unsafe impl Span for VmmSource {
+unsafe impl VirtualMemory for VmmSource {
     fn granule_bytes(&self) -> usize {
         GRANULE_BYTES
     }
 
-    fn reserve(&self, len_bytes: usize) -> Result<Range, SourceError> {
+    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         // Needs no context by the manual; a driver that wants one all the same gets it.
         let address = match self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES) {
             Err(refused) if refused.wants_a_context() => {
@@ -353,10 +355,10 @@ unsafe impl Span for VmmSource {
         let start = start.filter(|start| start.as_ptr().addr().is_multiple_of(RANGE_ALIGN_BYTES));
         let start =
             start.ok_or_else(|| SourceError::new("cuMemAddressReserve", format!("{address:#x} is no range")))?;
-        Ok(Range::new(start, len_bytes))
+        Ok(AddressRange::new(start, len_bytes))
     }
 
-    unsafe fn lock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let start = range.at(offset, bytes)?;
         let _entered = self.enter()?;
         let granules = self.create(bytes / GRANULE_BYTES).map_err(driver_said)?;
@@ -369,7 +371,7 @@ unsafe impl Span for VmmSource {
         Ok(())
     }
 
-    unsafe fn unlock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let start = range.at(offset, bytes)?.as_ptr().addr();
         let granules = self.granules_at(start, bytes)?;
         let _entered = self.enter()?;
@@ -383,15 +385,15 @@ unsafe impl Span for VmmSource {
         Ok(())
     }
 
-    unsafe fn relocate(&self, range: &Range, from: &[Piece], to: usize) -> Result<(), MoveError> {
-        let run = |&Piece { offset, bytes }: &Piece| {
+    unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
+        let run = |&Subrange { offset, bytes }: &Subrange| {
             let start = range.at(offset, bytes)?.as_ptr().addr();
             Ok(Run { start, granules: self.granules_at(start, bytes)? })
         };
-        let runs = from.iter().map(run).collect::<Result<Vec<_>, _>>().map_err(MoveError::Kept)?;
+        let runs = from.iter().map(run).collect::<Result<Vec<_>, _>>().map_err(RemapError::Kept)?;
         let bytes = from.iter().map(|piece| piece.bytes).sum();
-        let to = range.at(to, bytes).map_err(MoveError::Kept)?.as_ptr().addr();
-        let _entered = self.enter().map_err(MoveError::Kept)?;
+        let to = range.at(to, bytes).map_err(RemapError::Kept)?.as_ptr().addr();
+        let _entered = self.enter().map_err(RemapError::Kept)?;
         for (done, run) in runs.iter().enumerate() {
             // SAFETY: the caller's promise: locked, and unused; invariant 1 has the handles.
             if let Err(stuck) = unsafe { self.unmap(run.start, &run.granules) } {
@@ -414,7 +416,7 @@ unsafe impl Span for VmmSource {
         Ok(())
     }
 
-    unsafe fn unreserve(&self, range: Range) -> Result<(), SourceError> {
+    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         // SAFETY: the caller's promise: of `reserve`, with nothing locked, used by nobody.
         unsafe { self.driver.unreserve(range.start().as_ptr().addr(), range.len_bytes()) }.map_err(driver_said)
     }

@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 
-use super::PinnedBuf;
-use crate::copy::{self, Arriving, Asker, Completion, CopyFailure, CopySource, CopyStream, CopyTarget};
+use super::{PendingBuf, PinnedBuf};
+use crate::copy::{self, Completion, CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
+use crate::engine::Block;
 use crate::error::{Error, Result};
 use crate::in_flight::SharedFence;
-use crate::pool::Block;
 
 impl PinnedBuf {
     /// Enqueues a copy of the whole buffer to the front of `target` and gives the buffer up: it returns to the pool when
@@ -34,7 +34,7 @@ impl PinnedBuf {
         self.board();
         // SAFETY: the block goes to the in-flight room below with this copy's fence, which keeps it from every other use
         // until the copy is over; on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), self.asker()) };
+        let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), self.purpose()) };
         match enqueued {
             Ok(fence) => {
                 self.give_up_behind(fence.clone());
@@ -72,12 +72,12 @@ impl PinnedBuf {
         self.board();
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
         // pool, until the copy is over (invariant 2); on a refusal nothing was enqueued.
-        let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, Asker::Buffer) };
+        let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, FencePurpose::Buffer) };
         self.track(enqueued)
     }
 
     /// Enqueues a copy of as many bytes as the buffer has from the front of `source` into it. The bytes can be read when it
-    /// is over, and that is what [`Arriving`] waits for.
+    /// is over, and that is what [`PendingBuf`] waits for.
     ///
     /// ```
     /// # use pinpool::copy::sink::{SinkMem, SinkStream};
@@ -92,9 +92,9 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// As [`copy_to`](PinnedBuf::copy_to), where the source holds too little.
-    pub fn copy_from<S: ?Sized, T: CopySource<S> + ?Sized>(mut self, stream: &S, source: &T) -> Result<Arriving> {
+    pub fn copy_from<S: ?Sized, T: CopySource<S> + ?Sized>(mut self, stream: &S, source: &T) -> Result<PendingBuf> {
         if self.is_empty() {
-            return Ok(Arriving::new(self, Completion::already()));
+            return Ok(PendingBuf::new(self, Completion::already()));
         }
         self.check_process()?;
         // What earlier copies use must not be overwritten. A copy into it that failed shows when this buffer is put back.
@@ -106,7 +106,7 @@ impl PinnedBuf {
         match fetched {
             Ok(fence) => {
                 self.record_write(fence.clone());
-                Ok(Arriving::new(self, Completion::of(fence)))
+                Ok(PendingBuf::new(self, Completion::of(fence)))
             }
             Err(CopyFailure::Refused(error)) => Err(error),
             Err(CopyFailure::Unknown(error)) => {
@@ -173,8 +173,8 @@ impl PinnedBuf {
     }
 
     /// For a copy that gives the buffer up.
-    fn asker(&self) -> Asker {
-        self.block.as_ref().map_or(Asker::Buffer, |block| Asker::Pool(block.fence_kind()))
+    fn purpose(&self) -> FencePurpose {
+        self.block.as_ref().map_or(FencePurpose::Buffer, |block| FencePurpose::Pool(block.fence_kind()))
     }
 
     /// Remembers a copy that reads the buffer. If it may be running with nobody knowing when it ends, the buffer goes out of
@@ -200,27 +200,27 @@ impl PinnedBuf {
     /// The put, when `fence` and those of earlier copies are over.
     fn give_up_behind(mut self, fence: SharedFence) {
         let Some(mut block) = self.block.take() else { return };
-        let mut fences = block.loan_mut().uses.take();
+        let mut fences = block.state_mut().uses.take();
         fences.push(fence);
         block.put_back_after(fences);
     }
 
     fn record(&mut self, fence: SharedFence) {
         if let Some(block) = &mut self.block {
-            block.loan_mut().uses.record(fence);
+            block.state_mut().uses.record(fence);
         }
     }
 
     fn record_write(&mut self, fence: SharedFence) {
         if let Some(block) = &mut self.block {
-            block.loan_mut().uses.record_write(fence);
+            block.state_mut().uses.record_write(fence);
         }
     }
 
     /// Takes the memory out of use for good.
     fn lose(mut self, error: &Error) {
         if let Some(mut block) = self.block.take() {
-            drop(block.loan_mut().uses.take());
+            drop(block.state_mut().uses.take());
             block.lose(error);
         }
     }

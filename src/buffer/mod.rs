@@ -6,19 +6,24 @@
 //!
 //! Invariants:
 //!
-//! 1. `skip_bytes` of the loan is inside the block's memory with at least `len` bytes behind it (`size_class` leaves the
+//! 1. `skip_bytes` of the state is inside the block's memory with at least `len` bytes behind it (`size_class` leaves the
 //!    room), and the block belongs to this buffer alone; without a block the length is 0.
-//! 2. Every copy that uses the buffer is in the loan's `uses` until it was seen to be over.
+//! 2. Every copy that uses the buffer is in the state's `uses` until it was seen to be over.
 //! 3. The memory is initialised (source contract C2).
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
 
+pub(crate) mod batch;
 mod copies;
+mod pending;
+
+pub use batch::{BatchBuf, BatchSlice};
+pub use pending::PendingBuf;
 
 use std::io;
 use std::ptr::NonNull;
 
-use crate::in_flight::Uses;
-use crate::pool::{Block, Loan};
+use crate::engine::{Block, BufferState};
+use crate::in_flight::CopyFences;
 
 /// A buffer of a pool. Dropping it puts it back: at once, or when the last copy from it is over.
 ///
@@ -63,13 +68,13 @@ impl PinnedBuf {
         let skip_bytes = block.start().as_ptr().align_offset(align);
         let end = skip_bytes.checked_add(len);
         debug_assert!(end.is_some_and(|end| end <= block.class_bytes()), "size_class left no room");
-        block.loan_mut().begin(skip_bytes, len);
+        block.state_mut().begin(skip_bytes, len);
         Self { block: Some(block) }
     }
 
     #[inline]
-    fn loan(&self) -> Option<&Loan> {
-        self.block.as_ref().map(Block::loan)
+    fn state(&self) -> Option<&BufferState> {
+        self.block.as_ref().map(Block::state)
     }
 
     #[inline]
@@ -77,14 +82,14 @@ impl PinnedBuf {
         match &self.block {
             None => NonNull::dangling(),
             // SAFETY: invariant 1.
-            Some(block) => unsafe { block.start().add(block.loan().skip_bytes) },
+            Some(block) => unsafe { block.start().add(block.state().skip_bytes) },
         }
     }
 
     /// Bytes asked for.
     #[inline]
     pub fn len(&self) -> usize {
-        self.loan().map_or(0, |loan| loan.len)
+        self.state().map_or(0, |state| state.len)
     }
 
     /// Was it a get of zero bytes?
@@ -95,7 +100,7 @@ impl PinnedBuf {
 
     /// Bytes of the class behind the first one: at least [`len`](PinnedBuf::len).
     pub fn capacity(&self) -> usize {
-        self.block.as_ref().map_or(0, |block| block.class_bytes() - block.loan().skip_bytes)
+        self.block.as_ref().map_or(0, |block| block.class_bytes() - block.state().skip_bytes)
     }
 
     /// Is the memory page-locked? False for `heap` and `sim`, for memory that stands in when the pool is full, and for a
@@ -183,8 +188,8 @@ impl PinnedBuf {
     /// Is no recorded copy using the bytes? Forgets those that are over.
     #[inline]
     fn is_free(&mut self) -> bool {
-        let is_free = |uses: &mut Uses| uses.is_empty() || uses.are_over().unwrap_or(false);
-        self.block.as_mut().is_none_or(|block| is_free(&mut block.loan_mut().uses))
+        let is_free = |uses: &mut CopyFences| uses.is_empty() || uses.are_over().unwrap_or(false);
+        self.block.as_mut().is_none_or(|block| is_free(&mut block.state_mut().uses))
     }
 
     /// False if a copy into the buffer failed. Any other failure of a device shows where it can be returned: in `Completion`
@@ -193,19 +198,19 @@ impl PinnedBuf {
     fn wait_for_uses(&self) -> bool {
         self.block.as_ref().is_none_or(|block| {
             // No device uses a forked child's copy, and who would say when the parent's is over is not there.
-            !block.loan().uses.any() || block.is_forked() || block.loan().uses.wait()
+            !block.state().uses.any() || block.is_forked() || block.state().uses.wait()
         })
     }
 
     /// `None` for a buffer of zero bytes, which nobody copies.
     #[cfg(feature = "cuda")]
-    pub(crate) fn uses(&self) -> Option<&Uses> {
-        self.loan().map(|loan| &loan.uses)
+    pub(crate) fn uses(&self) -> Option<&CopyFences> {
+        self.state().map(|state| &state.uses)
     }
 
     #[cfg(feature = "cuda")]
-    pub(crate) fn uses_mut(&mut self) -> Option<&mut Uses> {
-        self.block.as_mut().map(|block| &mut block.loan_mut().uses)
+    pub(crate) fn uses_mut(&mut self) -> Option<&mut CopyFences> {
+        self.block.as_mut().map(|block| &mut block.state_mut().uses)
     }
 
     /// Address of the first byte; page-aligned, or as `get_aligned` was asked. Does not wait for copies.
@@ -226,13 +231,13 @@ impl PinnedBuf {
 
     /// Where the next [`io::Write`] goes; starts at 0.
     pub fn position(&self) -> usize {
-        self.loan().map_or(0, |loan| loan.position)
+        self.state().map_or(0, |state| state.position)
     }
 
     /// Moves the place of the next [`io::Write`]; past the end nothing can be written.
     pub fn set_position(&mut self, position: usize) {
         if let Some(block) = &mut self.block {
-            block.loan_mut().position = position;
+            block.state_mut().position = position;
         }
     }
 }
@@ -245,7 +250,7 @@ impl Drop for PinnedBuf {
             std::mem::forget(block);
             return;
         }
-        let uses = &mut block.loan_mut().uses;
+        let uses = &mut block.state_mut().uses;
         if uses.is_empty() {
             block.put_back();
         } else {

@@ -100,11 +100,11 @@ pub static VARIABLES: [Variable; 23] = [
         show: |config| config.max_bytes.to_string(),
     },
     Variable {
-        name: "PINPOOL_SHARE",
+        name: "PINPOOL_POOLS_PER_HOST",
         default: "1",
         meaning: "pools (loader processes) on this host that share what auto allows",
-        read: |settings, text| set(&mut settings.share, at_least_one(text)),
-        show: |config| config.share.to_string(),
+        read: |settings, text| set(&mut settings.pools_per_host, at_least_one(text)),
+        show: |config| config.pools_per_host.to_string(),
     },
     Variable {
         name: "PINPOOL_WAIT",
@@ -122,20 +122,20 @@ pub static VARIABLES: [Variable; 23] = [
         show: |config| config.on_full.to_string(),
     },
     Variable {
-        name: "PINPOOL_RETAIN",
+        name: "PINPOOL_IDLE_TIMEOUT",
         default: "45s",
         meaning: "how long memory stays idle before it goes back to the system; raise it for bursts far apart; none keeps all",
-        read: |settings, text| set(&mut settings.retain, words::retain(text)),
-        show: |config| config.retain.map_or_else(|| "none".to_owned(), |time| format!("{time:?}")),
+        read: |settings, text| set(&mut settings.idle_timeout, words::retain(text)),
+        show: |config| config.idle_timeout.map_or_else(|| "none".to_owned(), |time| format!("{time:?}")),
     },
     Variable {
-        name: "PINPOOL_RELEASE",
+        name: "PINPOOL_RELEASE_POLICY",
         default: "idle",
         meaning: "when register and cuda give memory back, which waits for the device: idle, only while no copy of the pool is in \
                   flight; force, at the ceiling a get waits for those copies first (a buffer that was copied and is still held counts \
                   until it is put back or written to)",
-        read: |settings, text| set(&mut settings.release, text.parse()),
-        show: |config| config.release.to_string(),
+        read: |settings, text| set(&mut settings.release_policy, text.parse()),
+        show: |config| config.release_policy.to_string(),
     },
     Variable {
         name: "PINPOOL_PRESSURE",
@@ -321,7 +321,7 @@ fn at_least_one(text: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
     use crate::backend::Backend;
-    use crate::config::{Ceiling, FenceKind, OnFull, PressureFrom};
+    use crate::config::{Ceiling, FenceKind, OnFull, PressureSource};
     use crate::size_class::Rounding;
 
     fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -372,7 +372,7 @@ mod tests {
             ("PINPOOL_AUTO_RESIZE", "off"),
             ("PINPOOL_ROUNDING", "EXACT"),
             ("PINPOOL_MAX_BYTES", "64MiB"),
-            ("PINPOOL_RETAIN", "none"),
+            ("PINPOOL_IDLE_TIMEOUT", "none"),
             ("PINPOOL_ON_FULL", "pageable"),
             ("PINPOOL_PRESSURE", "/tmp/psi"),
             ("PINPOOL_LOG_EVERY", "1"),
@@ -389,10 +389,10 @@ mod tests {
             (config.rounding, config.max_bytes, config.log_every),
             (Rounding::Exact, Ceiling::Bytes(64 << 20), 1)
         );
-        assert_eq!((config.close_wait.as_millis(), config.retain, config.on_full), (250, None, OnFull::Pageable));
+        assert_eq!((config.close_wait.as_millis(), config.idle_timeout, config.on_full), (250, None, OnFull::Pageable));
         assert_eq!((config.fence, config.stuck_after.as_secs()), (FenceKind::Timeline, 2));
         assert_eq!(config.pin_threads, Some(8));
-        assert_eq!(config.pressure, PressureFrom::File("/tmp/psi".into()));
+        assert_eq!(config.pressure, PressureSource::File("/tmp/psi".into()));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::backend::Backend;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
 
 pub mod env;
@@ -47,7 +47,7 @@ impl Preset {
 /// Most bytes that a pool holds, in use and idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ceiling {
-    /// A quarter of the memory that the control group, else the machine, has; shared out by `PINPOOL_SHARE`.
+    /// A quarter of the memory that the control group, else the machine, has; shared out by `PINPOOL_POOLS_PER_HOST`.
     Auto,
     /// This many bytes.
     Bytes(u64),
@@ -68,7 +68,7 @@ pub enum OnFull {
 
 /// When memory goes back to a driver whose release waits for all work of the device (`register`, `cuda`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Release {
+pub enum ReleasePolicy {
     /// Only while no copy of the pool is in flight.
     #[default]
     Idle,
@@ -91,7 +91,7 @@ pub enum FenceKind {
 
 /// Where a pool hears that the machine is short of memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PressureFrom {
+pub enum PressureSource {
     /// From the kernel, where it says so.
     Kernel,
     /// From a file in the kernel's format (`/proc/pressure/memory`).
@@ -111,12 +111,12 @@ pub(crate) struct Settings {
     pub(crate) auto_resize: Option<bool>,
     pub(crate) rounding: Option<Rounding>,
     pub(crate) max_bytes: Option<Ceiling>,
-    pub(crate) share: Option<u64>,
+    pub(crate) pools_per_host: Option<u64>,
     pub(crate) wait: Option<Duration>,
     pub(crate) on_full: Option<OnFull>,
-    pub(crate) retain: Option<Option<Duration>>,
-    pub(crate) release: Option<Release>,
-    pub(crate) pressure: Option<PressureFrom>,
+    pub(crate) idle_timeout: Option<Option<Duration>>,
+    pub(crate) release_policy: Option<ReleasePolicy>,
+    pub(crate) pressure: Option<PressureSource>,
     pub(crate) reserve_bytes: Option<u64>,
     pub(crate) pin_threads: Option<Option<u64>>,
     pub(crate) growth: Option<bool>,
@@ -148,17 +148,17 @@ pub struct Config {
     /// Ceiling on all bytes held, in use and idle.
     pub max_bytes: Ceiling,
     /// Pools on this host that share the memory from which [`Ceiling::Auto`] is taken.
-    pub share: u64,
+    pub pools_per_host: u64,
     /// Longest wait of a get for room under the ceiling.
     pub wait: Duration,
     /// What a get does after that.
     pub on_full: OnFull,
     /// How long memory stays idle before it is given back; `None`: for ever.
-    pub retain: Option<Duration>,
+    pub idle_timeout: Option<Duration>,
     /// When memory goes back whose release waits for the device.
-    pub release: Release,
+    pub release_policy: ReleasePolicy,
     /// Where the pool hears that memory is short.
-    pub pressure: PressureFrom,
+    pub pressure: PressureSource,
     /// Bytes pinned at the start and kept.
     pub reserve_bytes: u64,
     /// Threads that touch new memory at once; `None`: one for each core that the process may use.
@@ -202,11 +202,11 @@ impl Settings {
             auto_resize: self.auto_resize.or(other.auto_resize),
             rounding: self.rounding.or(other.rounding),
             max_bytes: self.max_bytes.or(other.max_bytes),
-            share: self.share.or(other.share),
+            pools_per_host: self.pools_per_host.or(other.pools_per_host),
             wait: self.wait.or(other.wait),
             on_full: self.on_full.or(other.on_full),
-            retain: self.retain.or(other.retain),
-            release: self.release.or(other.release),
+            idle_timeout: self.idle_timeout.or(other.idle_timeout),
+            release_policy: self.release_policy.or(other.release_policy),
             pressure: self.pressure.or(other.pressure),
             reserve_bytes: self.reserve_bytes.or(other.reserve_bytes),
             pin_threads: self.pin_threads.or(other.pin_threads),
@@ -258,12 +258,12 @@ impl Settings {
             auto_resize,
             rounding,
             max_bytes: self.max_bytes.unwrap_or(if adaptive { Ceiling::Auto } else { Ceiling::None }),
-            share: self.share.unwrap_or(1),
+            pools_per_host: self.pools_per_host.unwrap_or(1),
             wait: self.wait.unwrap_or(if adaptive { DEFAULT_WAIT } else { Duration::ZERO }),
             on_full: self.on_full.unwrap_or(if adaptive { OnFull::Auto } else { OnFull::Error }),
-            retain: self.retain.unwrap_or(Some(DEFAULT_RETAIN)),
-            release: self.release.unwrap_or_default(),
-            pressure: self.pressure.unwrap_or(PressureFrom::Kernel),
+            idle_timeout: self.idle_timeout.unwrap_or(Some(DEFAULT_RETAIN)),
+            release_policy: self.release_policy.unwrap_or_default(),
+            pressure: self.pressure.unwrap_or(PressureSource::Kernel),
             reserve_bytes,
             pin_threads: self.pin_threads.unwrap_or(None),
             growth,
@@ -296,7 +296,7 @@ impl Settings {
 }
 
 fn contradiction(name: &'static str, value: impl Into<String>, why: impl Into<String>) -> Error {
-    Kind::Setting { name, value: value.into(), why: why.into() }.into()
+    ErrorKind::Setting { name, value: value.into(), why: why.into() }.into()
 }
 
 #[cfg(test)]

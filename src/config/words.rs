@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::quantity::{format_bytes, parse_bytes, parse_duration};
-use super::{Ceiling, FenceKind, OnFull, Preset, PressureFrom, Release};
+use super::{Ceiling, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy};
 use crate::backend::{Backend, sim};
 use crate::size_class::Rounding;
 
@@ -134,8 +134,8 @@ impl fmt::Display for OnFull {
     }
 }
 
-/// As `PINPOOL_RELEASE` takes it.
-impl FromStr for Release {
+/// As `PINPOOL_RELEASE_POLICY` takes it.
+impl FromStr for ReleasePolicy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -147,7 +147,7 @@ impl FromStr for Release {
     }
 }
 
-impl fmt::Display for Release {
+impl fmt::Display for ReleasePolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Idle => "idle",
@@ -157,7 +157,7 @@ impl fmt::Display for Release {
 }
 
 /// As `PINPOOL_PRESSURE` takes it.
-impl FromStr for PressureFrom {
+impl FromStr for PressureSource {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -170,7 +170,7 @@ impl FromStr for PressureFrom {
     }
 }
 
-impl fmt::Display for PressureFrom {
+impl fmt::Display for PressureSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kernel => f.write_str("on"),

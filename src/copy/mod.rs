@@ -15,16 +15,13 @@ use crate::config::FenceKind;
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence};
 
-mod arriving;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod sink;
 
-pub use arriving::Arriving;
-
 /// Who asks for the end of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asker {
+pub enum FencePurpose {
     /// The buffer, which its user keeps and may copy again: the fence says on which [stream](Fence::stream_id) it is, if
     /// that is known.
     Buffer,
@@ -45,7 +42,7 @@ pub unsafe trait CopyTarget<S: ?Sized> {
     fn capacity_bytes(&self) -> usize;
 
     /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns at once, with a fence for
-    /// `asker`.
+    /// `purpose`.
     ///
     /// # Errors
     ///
@@ -60,7 +57,7 @@ pub unsafe trait CopyTarget<S: ?Sized> {
         stream: &S,
         source: *const u8,
         len: usize,
-        asker: Asker,
+        purpose: FencePurpose,
     ) -> Result<Arc<dyn Fence>, CopyFailure>;
 }
 
@@ -75,7 +72,7 @@ pub unsafe trait CopySource<S: ?Sized> {
     fn available_bytes(&self) -> usize;
 
     /// Enqueues a copy of `len` bytes from the front of this memory to `target` and returns at once, with a fence for the
-    /// [buffer](Asker::Buffer).
+    /// [buffer](FencePurpose::Buffer).
     ///
     /// # Errors
     ///
@@ -123,7 +120,7 @@ pub(crate) unsafe fn enqueue<S: ?Sized, T: CopyTarget<S> + ?Sized>(
     target: &mut T,
     source: *const u8,
     len: usize,
-    asker: Asker,
+    purpose: FencePurpose,
 ) -> Result<SharedFence, CopyFailure> {
     let capacity_bytes = target.capacity_bytes();
     if len > capacity_bytes {
@@ -131,7 +128,7 @@ pub(crate) unsafe fn enqueue<S: ?Sized, T: CopyTarget<S> + ?Sized>(
         return Err(CopyFailure::Refused(Error::copy(len, why)));
     }
     // SAFETY: the caller's promise; the length was checked above.
-    unsafe { target.enqueue(stream, source, len, asker) }
+    unsafe { target.enqueue(stream, source, len, purpose) }
 }
 
 /// Enqueues a copy into host memory after the checks that need no driver.

@@ -22,9 +22,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use super::{Asker, CopyFailure, CopySource, CopyStream, CopyTarget};
+use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
 use crate::error::{Error, Result};
-use crate::fork::Born;
+use crate::fork::ForkGeneration;
 use crate::in_flight::{Fence, SharedFence, StreamId};
 use crate::sync::plain::{Condvar, Mutex};
 use crate::sync::process::{AtomicU64, Ordering};
@@ -45,7 +45,7 @@ pub struct SinkStream {
 #[derive(Debug)]
 struct Progress {
     /// The worker does not go with a fork.
-    born: Born,
+    generation: ForkGeneration,
     stream: u64,
     /// Copies enqueued; the next one's number.
     enqueued: AtomicU64,
@@ -122,7 +122,7 @@ impl SinkStream {
     pub fn new() -> Result<Self> {
         let (queue, copies) = channel();
         let progress = Arc::new(Progress {
-            born: Born::now(),
+            generation: ForkGeneration::now(),
             // Relaxed: only that no number is given twice matters.
             stream: NEXT_STREAM.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             enqueued: AtomicU64::new(0),
@@ -233,7 +233,7 @@ impl Progress {
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.born.before_fork() {
+        if self.generation.is_stale() {
             Err(Error::device("the sink's worker stayed in the parent process"))
         } else {
             Ok(())
@@ -313,7 +313,7 @@ unsafe impl CopyTarget<SinkStream> for SinkMem {
         stream: &SinkStream,
         source: *const u8,
         len: usize,
-        _asker: Asker,
+        _asker: FencePurpose,
     ) -> Result<Arc<dyn Fence>, CopyFailure> {
         let work = Work::ToDevice { source: HostAddress(source.cast_mut()), len, target: self.cell.clone() };
         self.enqueue_in_turn(stream, work)
@@ -367,7 +367,7 @@ mod tests {
 
     fn enqueue(stream: &SinkStream, mem: &mut SinkMem, source: &'static [u8]) -> Arc<dyn Fence> {
         // SAFETY: a static slice stays readable and unchanged for ever.
-        unsafe { mem.enqueue(stream, source.as_ptr(), source.len(), Asker::Buffer) }.unwrap()
+        unsafe { mem.enqueue(stream, source.as_ptr(), source.len(), FencePurpose::Buffer) }.unwrap()
     }
 
     #[test]

@@ -114,11 +114,11 @@ macro_rules! functions {
     ($($(#[$doc:meta])* $field:ident = $name:ident($($arg:ident: $type:ty),* $(,)?);)*) => {
         /// The driver's functions, once found.
         #[derive(Debug, Clone, Copy)]
-        pub(crate) struct VirtualMemory {
+        pub(crate) struct VmmApi {
             $($field: unsafe extern "C" fn($($type),*) -> c_int,)*
         }
 
-        impl VirtualMemory {
+        impl VmmApi {
             /// Finds them all, or names the first that this driver does not have.
             pub(crate) fn find() -> Result<Self, &'static str> {
                 Ok(Self {$(
@@ -173,7 +173,7 @@ functions! {
     access_call = cuMemSetAccess(address: u64, bytes: usize, wanted: *const Access, count: usize);
 }
 
-impl VirtualMemory {
+impl VmmApi {
     /// Smallest piece of memory at `location`.
     pub(crate) fn granularity(&self, location: Location) -> Result<usize, Refused> {
         let mut bytes = 0;

@@ -68,7 +68,7 @@ pub(crate) type SharedFence = Arc<dyn Fence>;
 /// Of the copies from it on one stream only the last is kept: when that is over, so are those before it. That holds for
 /// copies that `&mut` put in a row, not for lent ones: two threads that borrow at once enqueue in either order.
 #[derive(Debug, Default)]
-pub(crate) struct Uses(OnceLock<Box<Mutex<Vec<Use>>>>);
+pub(crate) struct CopyFences(OnceLock<Box<Mutex<Vec<Use>>>>);
 
 #[derive(Debug, Clone)]
 struct Use {
@@ -92,7 +92,7 @@ impl Use {
     }
 }
 
-impl Uses {
+impl CopyFences {
     fn push(&self, fence: SharedFence, manner: Manner) {
         self.0.get_or_init(Box::default).lock().push(Use { fence, manner });
     }
@@ -161,13 +161,13 @@ impl Uses {
     }
 
     /// Waits for the copies into the buffer that do not come before all that `stream` does next: those of others, and all
-    /// where nobody knows which stream that is. The answer is as that of [`wait`](Uses::wait).
+    /// where nobody knows which stream that is. The answer is as that of [`wait`](CopyFences::wait).
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn wait_for_writes(&self, stream: Option<StreamId>) -> bool {
         self.wait_for(|each| each.manner == Manner::Writes && !each.is_on(stream))
     }
 
-    /// Waits for every copy that is not on `stream`. The answer is as that of [`wait`](Uses::wait).
+    /// Waits for every copy that is not on `stream`. The answer is as that of [`wait`](CopyFences::wait).
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn wait_for_others(&mut self, stream: Option<StreamId>) -> bool {
         let _failures_stay = self.are_over();
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn uses_are_over_when_the_last_one_is() {
-        let mut uses = Uses::default();
+        let mut uses = CopyFences::default();
         assert!(uses.is_empty());
         let fences = [Arc::new(Scripted::on(1)), Arc::new(Scripted::on(2))];
         fences.iter().for_each(|fence| uses.record(fence.clone()));
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_failed_use_never_passes_for_over() {
-        let mut uses = Uses::default();
+        let mut uses = CopyFences::default();
         let fence = Arc::new(Scripted::on(1));
         uses.record(fence.clone());
         fence.fail();
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_failed_copy_into_the_buffer_spoils_it() {
-        let mut uses = Uses::default();
+        let mut uses = CopyFences::default();
         let (read, write) = (Arc::new(Scripted::on(1)), Arc::new(Scripted::on(2)));
         uses.record(read.clone());
         uses.record_write(write.clone());
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn of_the_copies_on_one_stream_the_last_is_kept_and_nobody_is_asked() {
-        let mut uses = Uses::default();
+        let mut uses = CopyFences::default();
         let fences: Vec<_> = [1, 2, 1, 2, 1].map(|stream| Arc::new(Scripted::on(stream))).into();
         fences.iter().for_each(|fence| uses.record(fence.clone()));
         // The second stream's first copy finds one of another stream, and asks whether that is over.
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_copy_whose_stream_nobody_knows_takes_no_others_place_and_is_waited_for() {
-        let mut uses = Uses::default();
+        let mut uses = CopyFences::default();
         let fences = [Arc::new(Scripted::on(0)), Arc::new(Scripted::on(0))];
         fences.iter().for_each(|fence| uses.record(fence.clone()));
         fences[1].finish();
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn what_was_lent_is_nobody_elses_to_speak_for() {
-        let mut uses = Uses::default();
+        let mut uses = CopyFences::default();
         let (lent, later) = (Arc::new(Scripted::on(1)), Arc::new(Scripted::on(1)));
         uses.lend(lent.clone());
         uses.record(later.clone());
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_lent_use_is_asked_only_when_its_borrow_is_over() {
-        let mut uses = Uses::default();
+        let mut uses = CopyFences::default();
         let fence = Arc::new(Scripted::on(1));
         uses.lend(fence.clone());
         assert!(uses.wait(), "waits for nobody who only reads");

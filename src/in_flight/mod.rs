@@ -7,7 +7,7 @@
 //!   stream 1   [a][b][c]   only the head is asked: copies of a stream end in order
 //!   stream 2   [d]         a slow stream holds back nobody but itself, and who gets its number when it is gone
 //!   several    {e, f}      used on more than one stream: each is asked about all its fences
-//!                                          └──▶ landed (by value, in the order seen), lost
+//!                                          └──▶ completed (by value, in the order seen), lost
 //! ```
 //!
 //! Never blocks a caller that did not ask to wait; never frees or reuses anything itself. Invariants:
@@ -27,26 +27,26 @@ use crate::sync::process::{AtomicU64, Ordering};
 mod fence;
 mod few;
 
+pub(crate) use fence::{CopyFences, SharedFence};
 pub use fence::{Fence, StreamId};
-pub(crate) use fence::{SharedFence, Uses};
 pub(crate) use few::Few;
 
 /// So often one thread found another asking: not by chance.
 const CROWD: u64 = 64;
-/// Lines of more streams than this are closed when they are empty; the others keep their room.
+/// StreamQueues of more streams than this are closed when they are empty; the others keep their room.
 const OPEN_LINES: usize = 16;
 
 /// Items on their way, with the fences they wait on.
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
-    arrivals: SegQueue<Flight<T>>,
-    lines: Mutex<Lines<T>>,
+    arrivals: SegQueue<PendingCopy<T>>,
+    lines: Mutex<StreamQueues<T>>,
     count: AtomicU64,
     passed_by: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Flight<T> {
+struct PendingCopy<T> {
     item: T,
     bytes: u64,
     fences: Few<SharedFence>,
@@ -55,21 +55,21 @@ struct Flight<T> {
 }
 
 #[derive(Debug)]
-struct Lines<T> {
+struct StreamQueues<T> {
     /// Searched from the front: programs copy on a few streams.
-    by_stream: Vec<Line<T>>,
-    several: Vec<Flight<T>>,
+    by_stream: Vec<StreamQueue<T>>,
+    several: Vec<PendingCopy<T>>,
 }
 
 #[derive(Debug)]
-struct Line<T> {
+struct StreamQueue<T> {
     stream: u64,
-    flights: VecDeque<Flight<T>>,
+    flights: VecDeque<PendingCopy<T>>,
 }
 
 /// Items of one stream that have waited for long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Waiting {
+pub(crate) struct PendingGroup {
     pub(crate) buffers: u64,
     /// Of the oldest.
     pub(crate) age: Duration,
@@ -82,20 +82,20 @@ pub(crate) struct Waiting {
 #[derive(Debug)]
 pub(crate) struct Swept<T> {
     /// Copies over, in the order seen.
-    pub(crate) landed: Few<T>,
+    pub(crate) completed: Few<T>,
     /// Copies whose end nobody will know.
     pub(crate) lost: Vec<(T, Error)>,
 }
 
 impl<T> Swept<T> {
-    const NOTHING: Self = Self { landed: Few::NONE, lost: Vec::new() };
+    const NOTHING: Self = Self { completed: Few::NONE, lost: Vec::new() };
 }
 
 impl<T> InFlight<T> {
     pub(crate) fn new() -> Self {
         Self {
             arrivals: SegQueue::new(),
-            lines: Mutex::new(Lines { by_stream: Vec::new(), several: Vec::new() }),
+            lines: Mutex::new(StreamQueues { by_stream: Vec::new(), several: Vec::new() }),
             count: AtomicU64::new(0),
             passed_by: AtomicU64::new(0),
         }
@@ -106,7 +106,7 @@ impl<T> InFlight<T> {
         // Relaxed: the lock or the queue orders the item. Counted before it is visible, so that a sweep never takes away
         // what was not yet added.
         self.count.fetch_add(1, Ordering::Relaxed);
-        let flight = Flight { item, bytes, fences, since_us: now_us, is_known_stuck: false };
+        let flight = PendingCopy { item, bytes, fences, since_us: now_us, is_known_stuck: false };
         match self.lines.try_lock() {
             Some(mut lines) => {
                 self.seat_arrivals(&mut lines);
@@ -127,7 +127,7 @@ impl<T> InFlight<T> {
     pub(crate) fn bytes(&self) -> u64 {
         let mut lines = self.lines.lock();
         self.seat_arrivals(&mut lines);
-        let Lines { by_stream, several } = &*lines;
+        let StreamQueues { by_stream, several } = &*lines;
         by_stream.iter().flat_map(|line| &line.flights).chain(several).map(|flight| flight.bytes).sum()
     }
 
@@ -138,7 +138,7 @@ impl<T> InFlight<T> {
     }
 
     /// The item that has waited longest.
-    pub(crate) fn oldest(&self, now_us: u64) -> Option<Waiting> {
+    pub(crate) fn oldest(&self, now_us: u64) -> Option<PendingGroup> {
         let mut lines = self.lines.lock();
         self.seat_arrivals(&mut lines);
         let heads = lines.by_stream.iter().filter_map(|line| line.flights.front());
@@ -146,10 +146,10 @@ impl<T> InFlight<T> {
     }
 
     /// Items that have waited for `limit` or longer, by stream, each told once. If another thread is asking already, none.
-    pub(crate) fn newly_stuck(&self, now_us: u64, limit: Duration) -> Vec<Waiting> {
+    pub(crate) fn newly_stuck(&self, now_us: u64, limit: Duration) -> Vec<PendingGroup> {
         let Some(mut lines) = self.lines.try_lock() else { return Vec::new() };
         self.seat_arrivals(&mut lines);
-        let Lines { by_stream, several } = &mut *lines;
+        let StreamQueues { by_stream, several } = &mut *lines;
         let flights = by_stream.iter_mut().flat_map(|line| &mut line.flights).chain(several);
         let mut stuck = Vec::new();
         for flight in flights.filter(|flight| !flight.is_known_stuck) {
@@ -157,7 +157,7 @@ impl<T> InFlight<T> {
             if waiting.age >= limit {
                 flight.is_known_stuck = true;
                 // What stands behind it on its stream is the same news.
-                match stuck.iter_mut().find(|other: &&mut Waiting| other.stream == waiting.stream) {
+                match stuck.iter_mut().find(|other: &&mut PendingGroup| other.stream == waiting.stream) {
                     Some(other) => {
                         other.buffers += 1;
                         other.bytes += waiting.bytes;
@@ -184,7 +184,7 @@ impl<T> InFlight<T> {
         });
         let Some(mut lines) = asking else { return Swept::NOTHING };
         self.seat_arrivals(&mut lines);
-        let Lines { by_stream, several } = &mut *lines;
+        let StreamQueues { by_stream, several } = &mut *lines;
         let mut swept = Swept::NOTHING;
         for line in &mut *by_stream {
             while let Some(head) = line.flights.front() {
@@ -225,43 +225,43 @@ impl<T> InFlight<T> {
         flights.into_iter().map(|flight| flight.item).collect()
     }
 
-    fn seat_arrivals(&self, lines: &mut Lines<T>) {
+    fn seat_arrivals(&self, lines: &mut StreamQueues<T>) {
         // A look first: mostly nobody was in the way, and the queue has nothing.
         while !self.arrivals.is_empty() {
             self.arrivals.pop().into_iter().for_each(|flight| lines.seat(flight));
         }
     }
 
-    fn leave(&self, flight: Option<Flight<T>>, over: Result<bool, Error>, swept: &mut Swept<T>) {
-        let Some(Flight { item, .. }) = flight else { return };
+    fn leave(&self, flight: Option<PendingCopy<T>>, over: Result<bool, Error>, swept: &mut Swept<T>) {
+        let Some(PendingCopy { item, .. }) = flight else { return };
         // Relaxed, as in `arrive`.
         self.count.fetch_sub(1, Ordering::Relaxed);
         match over {
-            Ok(_) => swept.landed.push(item),
+            Ok(_) => swept.completed.push(item),
             Err(error) => swept.lost.push((item, error)),
         }
     }
 }
 
-impl<T> Lines<T> {
-    fn seat(&mut self, flight: Flight<T>) {
+impl<T> StreamQueues<T> {
+    fn seat(&mut self, flight: PendingCopy<T>) {
         let Some(fence) = flight.fences.only() else { return self.several.push(flight) };
         let stream = fence.stream();
         match self.by_stream.iter_mut().find(|line| line.stream == stream) {
             Some(line) => line.flights.push_back(flight),
-            None => self.by_stream.push(Line { stream, flights: VecDeque::from([flight]) }),
+            None => self.by_stream.push(StreamQueue { stream, flights: VecDeque::from([flight]) }),
         }
     }
 }
 
-impl<T> Flight<T> {
-    fn waiting(&self, now_us: u64) -> Waiting {
+impl<T> PendingCopy<T> {
+    fn waiting(&self, now_us: u64) -> PendingGroup {
         let age = Duration::from_micros(now_us.saturating_sub(self.since_us));
         let is_open = |fence: &&SharedFence| !matches!(fence.is_done(), Ok(true));
         let fence =
             self.fences.only().or_else(|| self.fences.iter().find(is_open)).or_else(|| self.fences.iter().last());
         let stream = fence.map_or(0, |fence| fence.stream());
-        Waiting { buffers: 1, age, stream, bytes: self.bytes }
+        PendingGroup { buffers: 1, age, stream, bytes: self.bytes }
     }
 
     /// Are all fences over? A failure of one outweighs the rest (invariant 2).
@@ -281,8 +281,8 @@ mod tests {
         fences.into_iter().map(|fence| fence as SharedFence).collect()
     }
 
-    fn landed(room: &InFlight<u32>) -> Vec<u32> {
-        room.sweep().landed.into_iter().collect()
+    fn completed(room: &InFlight<u32>) -> Vec<u32> {
+        room.sweep().completed.into_iter().collect()
     }
 
     fn flying(room: &InFlight<u32>, item: u32, stream: u64) -> Arc<Scripted> {
@@ -299,10 +299,10 @@ mod tests {
         let other = flying(&room, 3, 2);
         other.finish();
         behind.finish();
-        assert_eq!(landed(&room), [3]);
+        assert_eq!(completed(&room), [3]);
         assert_eq!((room.count(), room.bytes()), (2, 20));
         slow.finish();
-        assert_eq!(landed(&room), [1, 2]);
+        assert_eq!(completed(&room), [1, 2]);
         assert_eq!((room.count(), room.bytes()), (0, 0));
     }
 
@@ -311,7 +311,7 @@ mod tests {
         let room = InFlight::new();
         let fences = [1, 2, 3].map(|item| flying(&room, item, 1));
         fences.iter().for_each(|fence| fence.finish());
-        let swept: Vec<_> = room.sweep_until(Duration::ZERO, |&item| item == 2).landed.into_iter().collect();
+        let swept: Vec<_> = room.sweep_until(Duration::ZERO, |&item| item == 2).completed.into_iter().collect();
         assert_eq!((swept, room.count()), (vec![1, 2], 1));
         assert_eq!(fences.map(|fence| fence.asked()), [1, 1, 0]);
     }
@@ -324,9 +324,9 @@ mod tests {
         let behind = flying(&room, 2, 1);
         behind.finish();
         second.finish();
-        assert_eq!(landed(&room), [2]);
+        assert_eq!(completed(&room), [2]);
         first.finish();
-        assert_eq!(landed(&room), [1]);
+        assert_eq!(completed(&room), [1]);
     }
 
     #[test]
@@ -336,7 +336,7 @@ mod tests {
         flying(&room, 2, 2).finish();
         broken.fail();
         let swept = room.sweep();
-        assert_eq!(swept.landed.only(), Some(&2));
+        assert_eq!(swept.completed.only(), Some(&2));
         assert_eq!(swept.lost.len(), 1);
         assert_eq!(room.count(), 0);
     }
@@ -349,10 +349,10 @@ mod tests {
         room.arrive(1, 10, behind([done, Arc::new(Scripted::on(7))]), 1_000);
         room.arrive(2, 20, behind([Arc::new(Scripted::on(8))]), 2_000);
         let limit = Duration::from_micros(500);
-        let first = Waiting { buffers: 1, age: limit, stream: 7, bytes: 10 };
+        let first = PendingGroup { buffers: 1, age: limit, stream: 7, bytes: 10 };
         assert_eq!(room.newly_stuck(1_499, limit), []);
         assert_eq!(room.newly_stuck(1_500, limit), [first]);
-        let second = Waiting { buffers: 1, age: limit, stream: 8, bytes: 20 };
+        let second = PendingGroup { buffers: 1, age: limit, stream: 8, bytes: 20 };
         assert_eq!(room.newly_stuck(2_500, limit), [second]);
         assert_eq!(room.newly_stuck(9_000, limit), []);
         assert_eq!(room.oldest(1_500), Some(first));
@@ -363,7 +363,8 @@ mod tests {
         let room = InFlight::new();
         let _fences = [flying(&room, 1, 1), flying(&room, 2, 1), flying(&room, 3, 2)];
         let age = Duration::from_micros(9);
-        let expected = [(2, 20, 1), (1, 10, 2)].map(|(buffers, bytes, stream)| Waiting { buffers, age, stream, bytes });
+        let expected =
+            [(2, 20, 1), (1, 10, 2)].map(|(buffers, bytes, stream)| PendingGroup { buffers, age, stream, bytes });
         assert_eq!(room.newly_stuck(9, age), expected);
     }
 
@@ -371,7 +372,7 @@ mod tests {
     fn an_item_without_fences_lands_at_once() {
         let room = InFlight::new();
         room.arrive(1, 10, Few::NONE, 0);
-        assert_eq!(landed(&room), [1]);
+        assert_eq!(completed(&room), [1]);
     }
 
     #[test]
@@ -381,11 +382,11 @@ mod tests {
         let asking = room.lines.lock();
         for _ in 0..CROWD {
             assert!(!room.is_crowded());
-            assert!(landed(&room).is_empty());
+            assert!(completed(&room).is_empty());
         }
         assert!(room.is_crowded());
         drop(asking);
-        assert_eq!(landed(&room), [1]);
+        assert_eq!(completed(&room), [1]);
     }
 
     #[test]

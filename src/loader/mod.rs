@@ -24,14 +24,14 @@
 
 pub mod catalog;
 mod container;
-mod courier;
 pub mod destination;
 pub mod failure;
-pub mod outcome;
 pub mod plan;
 mod read;
 mod stop;
+pub mod summary;
 mod synthetic;
+mod transfer;
 pub mod walk;
 mod window;
 mod worker;
@@ -44,11 +44,11 @@ use crossbeam::channel;
 pub use catalog::Catalog;
 pub use destination::Destination;
 pub use failure::Failure;
-pub use outcome::{Ended, Outcome};
 pub use stop::Stop;
+pub use summary::{Ended, Outcome};
 
-use self::courier::Courier;
 use self::plan::{Batches, Cut};
+use self::transfer::Courier;
 use self::window::Window;
 use self::worker::Bench;
 use crate::Pool;

@@ -70,7 +70,7 @@ impl Window {
     /// batch is under way, or the window is closed, so waiting would bring nothing.
     pub(super) fn wait_past(&self, landings: u64) -> bool {
         let mut counts = self.counts.lock();
-        // The asker's own batch is claimed and has not landed.
+        // The purpose's own batch is claimed and has not landed.
         while !counts.closed && counts.landed == landings && counts.claimed > counts.landed + 1 {
             self.changed.wait(&mut counts);
         }

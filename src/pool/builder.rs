@@ -6,16 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Pool;
-use super::clock::{Clock, Timekeeper};
-use super::core::Core;
-use super::supply::{Direct, Ground, GroundPlan, Supply};
-use crate::arena::Retain;
+use crate::arena::Retention;
 use crate::backend::{self, Backend, HeapSource, Source};
 use crate::budget::Budget;
-use crate::config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureFrom, Release, Settings, env};
-use crate::diag::{self, Cadence, CheckReport, Listener, Voice};
-use crate::error::{Kind, Result};
-use crate::machine;
+use crate::config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy, Settings, env};
+use crate::diag::{self, CheckReport, CheckReporter, Listener, LogSampler};
+use crate::engine::{Clock, Core, Direct, SharedArena, SharedArenaConfig, Supply, Timekeeper};
+use crate::error::{ErrorKind, Result};
+use crate::host;
 use crate::size_class::Rounding;
 
 /// Collects settings; whatever is not set here comes from the environment, and else from the defaults.
@@ -23,7 +21,7 @@ use crate::size_class::Rounding;
 pub struct PoolBuilder {
     settings: Settings,
     without_env: bool,
-    cadence: Cadence,
+    log_sampler: LogSampler,
     listener: Option<Listener>,
     clock: Clock,
 }
@@ -39,7 +37,7 @@ impl PoolBuilder {
         Self {
             settings: Settings::default(),
             without_env: false,
-            cadence: Cadence::process(),
+            log_sampler: LogSampler::process(),
             listener: None,
             clock: Clock::System,
         }
@@ -104,9 +102,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Pools on this host that share the memory from which [`Ceiling::Auto`] is taken (`PINPOOL_SHARE`); 0 counts as 1.
-    pub fn share(mut self, pools: u64) -> Self {
-        self.settings.share = Some(pools.max(1));
+    /// Pools on this host that share the memory from which [`Ceiling::Auto`] is taken (`PINPOOL_POOLS_PER_HOST`); 0 counts as 1.
+    pub fn pools_per_host(mut self, pools: u64) -> Self {
+        self.settings.pools_per_host = Some(pools.max(1));
         self
     }
 
@@ -122,20 +120,20 @@ impl PoolBuilder {
         self
     }
 
-    /// How long memory stays idle before it goes back to the system (`PINPOOL_RETAIN`); `None` keeps it for ever.
-    pub fn retain(mut self, retain: impl Into<Option<Duration>>) -> Self {
-        self.settings.retain = Some(retain.into());
+    /// How long memory stays idle before it goes back to the system (`PINPOOL_IDLE_TIMEOUT`); `None` keeps it for ever.
+    pub fn idle_timeout(mut self, retain: impl Into<Option<Duration>>) -> Self {
+        self.settings.idle_timeout = Some(retain.into());
         self
     }
 
-    /// When memory goes back whose release waits for the device (`PINPOOL_RELEASE`).
-    pub fn release(mut self, release: Release) -> Self {
-        self.settings.release = Some(release);
+    /// When memory goes back whose release waits for the device (`PINPOOL_RELEASE_POLICY`).
+    pub fn release_policy(mut self, release: ReleasePolicy) -> Self {
+        self.settings.release_policy = Some(release);
         self
     }
 
     /// Where the pool hears that memory is short (`PINPOOL_PRESSURE`).
-    pub fn pressure(mut self, from: PressureFrom) -> Self {
+    pub fn pressure(mut self, from: PressureSource) -> Self {
         self.settings.pressure = Some(from);
         self
     }
@@ -195,9 +193,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Counts this pool's checks with `cadence` instead of with all pools of the process.
-    pub fn cadence(mut self, cadence: Cadence) -> Self {
-        self.cadence = cadence;
+    /// Counts this pool's checks with `log_sampler` instead of with all pools of the process.
+    pub fn log_sampler(mut self, log_sampler: LogSampler) -> Self {
+        self.log_sampler = log_sampler;
         self
     }
 
@@ -220,7 +218,8 @@ impl PoolBuilder {
         warnings.iter().for_each(diag::bad_setting);
         let config = self.settings.or(env).resolve()?;
         let (mut max_bytes, ceiling) = ceiling_in_bytes(&config);
-        let place = backend::Place { device: config.device, node: config.numa_node, threads: pin_threads(&config) };
+        let place =
+            backend::PinOptions { device: config.device, node: config.numa_node, threads: pin_threads(&config) };
         let chosen = backend::choose(&config.backend, config.preset, place, max_bytes)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         diag::started(
@@ -232,11 +231,13 @@ impl PoolBuilder {
         );
         chosen.lock_limit_bytes.iter().copied().for_each(diag::lock_limit);
 
-        let voice = Voice { cadence: self.cadence, log_every: config.log_every, listener: self.listener };
+        let reporter =
+            CheckReporter { log_sampler: self.log_sampler, log_every: config.log_every, listener: self.listener };
         let stand_in = stands_in(&config, &*chosen.source).then(HeapSource::new);
         let supply = supply(&config, chosen.source, max_bytes)?;
         let reserve_bytes = config.reserve_bytes;
-        let pool = Pool::of(Core::new(config, supply, Budget::new(None), stand_in, Timekeeper::new(self.clock), voice));
+        let pool =
+            Pool::of(Core::new(config, supply, Budget::new(None), stand_in, Timekeeper::new(self.clock), reporter));
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
         }
@@ -249,11 +250,15 @@ fn ceiling_in_bytes(config: &Config) -> (Option<u64>, String) {
     match config.max_bytes {
         Ceiling::None => (None, "none".to_owned()),
         Ceiling::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes")),
-        Ceiling::Auto => match machine::memory(Path::new("/")) {
+        Ceiling::Auto => match host::memory(Path::new("/")) {
             None => (None, "none, since the machine does not say what it has".to_owned()),
             Some(memory) => {
-                let bytes = machine::default_ceiling(&memory, config.share);
-                let share = if config.share > 1 { format!(", shared by {}", config.share) } else { String::new() };
+                let bytes = host::default_ceiling(&memory, config.pools_per_host);
+                let share = if config.pools_per_host > 1 {
+                    format!(", shared by {}", config.pools_per_host)
+                } else {
+                    String::new()
+                };
                 let origin = memory.origin;
                 (Some(bytes), format!("{bytes} bytes (a quarter of {} bytes, {origin}{share})", memory.total_bytes))
             }
@@ -280,14 +285,14 @@ fn supply(config: &Config, source: Arc<dyn Source>, max_bytes: Option<u64>) -> R
     match config.preset {
         Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, max_bytes))),
         Preset::Adaptive => {
-            let retain_us = config.retain.map(|retain| u64::try_from(retain.as_micros()).unwrap_or(u64::MAX));
-            let retain = Retain { retain_us, ..Retain::default() };
+            let retain_us = config.idle_timeout.map(|retain| u64::try_from(retain.as_micros()).unwrap_or(u64::MAX));
+            let retain = Retention { retain_us, ..Retention::default() };
             let backend = source.name();
-            let drain_at_most = (config.release == Release::Force).then_some(config.wait);
+            let drain_at_most = (config.release_policy == ReleasePolicy::Force).then_some(config.wait);
             let (may_grow, pin_threads) = (config.growth, pin_threads(config));
-            Ground::new(source, GroundPlan { max_bytes, may_grow, pin_threads, retain, drain_at_most })
-                .map(|ground| Supply::Ground(Arc::new(ground)))
-                .map_err(|error| Kind::Unavailable { backend, why: error.to_string() }.into())
+            SharedArena::new(source, SharedArenaConfig { max_bytes, may_grow, pin_threads, retain, drain_at_most })
+                .map(|ground| Supply::Shared(Arc::new(ground)))
+                .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
         }
     }
 }

@@ -1,58 +1,20 @@
-//! The pool: what a user holds, and the conductor behind it.
-//!
-//! | file | owns |
-//! | --- | --- |
-//! | `mod.rs` | [`Pool`], the handle |
-//! | `builder.rs` | [`PoolBuilder`]: from settings to a pool |
-//! | `core.rs` | the order of steps |
-//! | `miss.rs` | a get that found nothing idle |
-//! | `ending.rs` | the end of a pool |
-//! | `report.rs` | figures and errors |
-//! | `idle/` | the idle buffers, under the rules of the preset |
-//! | `supply/` | where a miss gets its memory and a victim leaves it |
-//! | `queue.rs` | gets that wait for room |
-//! | `upkeep.rs` | what time brings |
-//! | `poller.rs` | a thread that sees to it |
-//! | `episode.rs` | a time without room, said once |
-//! | `block.rs` | what moves between all of them |
-//! | `clock.rs` | the time, exact and coarse |
-//! | `residence.rs` | keeps the bookkeeping alive under a put |
+//! What a user holds of a pool: its handle and its builder.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::PageTiers;
 use crate::budget::Budget;
-use crate::buffer::PinnedBuf;
+use crate::buffer::{BatchBuf, PinnedBuf};
 use crate::config::Config;
-use crate::error::{Kind, Result};
+use crate::engine::{Core, Poller, Supply};
+use crate::error::{ErrorKind, Result};
 use crate::size_class::DEFAULT_ALIGN;
-use crate::slab::Slab;
 use crate::stats::Stats;
 
-mod block;
 mod builder;
-mod clock;
-mod core;
-mod ending;
-mod episode;
-mod idle;
-mod miss;
-mod poller;
-mod queue;
-mod report;
-mod reserve;
-mod residence;
-mod supply;
-mod upkeep;
 
 pub use builder::PoolBuilder;
-pub use clock::{Clock, ManualClock};
-
-pub(crate) use self::block::{Block, Loan};
-use self::core::Core;
-use self::poller::Poller;
-use self::supply::Supply;
 
 /// A pool of page-locked host memory. Cheap to clone; all clones are the same pool.
 ///
@@ -181,8 +143,8 @@ impl Pool {
     /// # Errors
     ///
     /// As [`get`](Pool::get).
-    pub fn slab(&self, bytes: usize) -> Result<Slab> {
-        self.get(bytes).map(Slab::over)
+    pub fn batch(&self, bytes: usize) -> Result<BatchBuf> {
+        self.get(bytes).map(BatchBuf::over)
     }
 
     /// Pins `bytes` now, the fastest way there is, and keeps them to the end of the pool. Progress is in the log.
@@ -209,12 +171,12 @@ impl Pool {
                 let all = buffers.iter().flat_map(|&(len, count)| std::iter::repeat_n(len, count));
                 all.map(|len| self.get(len)).collect::<Result<Vec<_>>>().map(drop)
             }
-            Supply::Ground(_) => {
+            Supply::Shared(_) => {
                 let mut sum: u64 = 0;
                 for &(len, count) in buffers {
                     let class_bytes = self.core().config().rounding.class_bytes(len, DEFAULT_ALIGN)? as u64;
                     let all = class_bytes.checked_mul(count as u64).and_then(|bytes| sum.checked_add(bytes));
-                    sum = all.ok_or(Kind::Length { len })?;
+                    sum = all.ok_or(ErrorKind::Length { len })?;
                 }
                 self.prewarm(sum)
             }
@@ -230,11 +192,11 @@ impl Pool {
     pub fn partition(&self, name: &str, max_bytes: u64) -> Result<Self> {
         let core = self.core();
         core.check_process()?;
-        let Supply::Ground(ground) = &core.supply else {
+        let Supply::Shared(ground) = &core.supply else {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow pools share nothing";
-            return Err(Kind::Setting { name: "partition", value: name.to_owned(), why: why.to_owned() }.into());
+            return Err(ErrorKind::Setting { name: "partition", value: name.to_owned(), why: why.to_owned() }.into());
         };
-        let supply = Supply::Ground(ground.clone());
+        let supply = Supply::Shared(ground.clone());
         crate::diag::partitioned(name, max_bytes);
         Ok(Self::of(core.partition(supply, Budget::new(Some(max_bytes)))))
     }

@@ -12,10 +12,10 @@ use serde::Serialize;
 
 use super::format::{Header, Operation, Reader, TraceError};
 use crate::backend::sim::{DEFAULT_TOTAL_BYTES, SimSource};
-use crate::backend::{Backend, PageTiers, Region, Source, SourceError, Span};
+use crate::backend::{Backend, PageTiers, Region, Source, SourceError, VirtualMemory};
 use crate::size_class::DEFAULT_ALIGN;
 use crate::sync::plain::Mutex;
-use crate::{Cadence, CheckReport, Error, PinnedBuf, Pool, Preset};
+use crate::{CheckReport, Error, LogSampler, PinnedBuf, Pool, Preset};
 
 /// Where the two streams of outcomes go.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ unsafe impl Source for Heard {
         self.sim.page_tiers(start, len_bytes)
     }
 
-    fn spans(&self) -> Option<&dyn Span> {
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         // Each get and each eviction must reach this source as a call of its own.
         None
     }
@@ -143,7 +143,7 @@ impl<O: Write, B: Write> Conformance<O, B> {
     pub fn new(header: &Header, streams: Streams<O, B>) -> Result<Self, Error> {
         let heard = Arc::new(Heard { sim: SimSource::new(DEFAULT_TOTAL_BYTES), calls: Mutex::default() });
         let diagnostics: Arc<Mutex<Vec<String>>> = Arc::default();
-        let cadence = Cadence::new();
+        let log_sampler = LogSampler::new();
         let lane = |_| {
             let printed = diagnostics.clone();
             let listener = move |report: &CheckReport| {
@@ -158,7 +158,7 @@ impl<O: Write, B: Write> Conformance<O, B> {
                 .pool_size_limit(header.limit)
                 .auto_resize(header.auto_resize)
                 .rounding(header.rounding)
-                .cadence(cadence.clone())
+                .log_sampler(log_sampler.clone())
                 .on_check(listener)
                 .build()?;
             Ok(Lane { pool, unpooled: header.limit == 0 })

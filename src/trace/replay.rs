@@ -25,7 +25,7 @@ use super::workload::{Workload, wrong};
 use crate::backend::Backend;
 use crate::backend::sim::{DEFAULT_TOTAL_BYTES, SimSource};
 use crate::size_class::DEFAULT_ALIGN;
-use crate::{Cadence, Clock, Error, ManualClock, OnFull, PinnedBuf, Pool, Preset, PressureFrom, Rounding};
+use crate::{Clock, Error, LogSampler, ManualClock, OnFull, PinnedBuf, Pool, Preset, PressureSource, Rounding};
 
 /// The pool is polled at least so often.
 const POLL_EVERY_US: u64 = 1_000_000;
@@ -177,9 +177,9 @@ impl Replay {
         };
         let mut builder = Pool::builder()
             .without_env()
-            .cadence(Cadence::new())
+            .log_sampler(LogSampler::new())
             .clock(Clock::Manual(clock))
-            .pressure(PressureFrom::Off)
+            .pressure(PressureSource::Off)
             .backend(Backend::Source(Arc::new(sim)))
             .max_bytes(self.max_bytes)
             // Waiting is the tickets' business: no virtual time passes while a thread sleeps.
@@ -198,7 +198,7 @@ impl Replay {
             builder = builder.auto_resize(yes);
         }
         if let Some(retain) = self.retain {
-            builder = builder.retain(retain);
+            builder = builder.idle_timeout(retain);
         }
         Ok(builder.build()?)
     }

@@ -1,11 +1,11 @@
 //! A source that counts what is really held, at every instant, over another one.
-#![allow(unsafe_code, dead_code)] // Wraps the unsafe `Source` and `Span`; not every test asks everything.
+#![allow(unsafe_code, dead_code)] // Wraps the unsafe `Source` and `VirtualMemory`; not every test asks everything.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use pinpool::backend::sim::SimSource;
-use pinpool::backend::{Range, Region, Source, SourceError, Span};
+use pinpool::backend::{AddressRange, Region, Source, SourceError, VirtualMemory};
 
 /// Counts bytes from before they are taken until after they are back: never less than what is held.
 #[derive(Debug)]
@@ -91,32 +91,32 @@ unsafe impl Source for Counting {
         unsafe { self.inner.release(region) }.inspect(|()| self.gone(held_bytes))
     }
 
-    fn spans(&self) -> Option<&dyn Span> {
-        self.inner.spans().map(|_| self as &dyn Span)
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.inner.virtual_memory().map(|_| self as &dyn VirtualMemory)
     }
 }
 
 // SAFETY: as above.
-unsafe impl Span for Counting {
+unsafe impl VirtualMemory for Counting {
     fn granule_bytes(&self) -> usize {
-        Span::granule_bytes(&self.inner)
+        VirtualMemory::granule_bytes(&self.inner)
     }
 
-    fn reserve(&self, len_bytes: usize) -> Result<Range, SourceError> {
+    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         self.inner.reserve(len_bytes).inspect(|_| self.ranges_are(1))
     }
 
-    unsafe fn lock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         // SAFETY: as above.
-        self.taking(bytes as u64, || unsafe { self.inner.lock(range, offset, bytes) })
+        self.taking(bytes as u64, || unsafe { self.inner.commit(range, offset, bytes) })
     }
 
-    unsafe fn unlock(&self, range: &Range, offset: usize, bytes: usize) -> Result<(), SourceError> {
+    unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         // SAFETY: as above.
-        unsafe { self.inner.unlock(range, offset, bytes) }.inspect(|()| self.gone(bytes as u64))
+        unsafe { self.inner.decommit(range, offset, bytes) }.inspect(|()| self.gone(bytes as u64))
     }
 
-    unsafe fn unreserve(&self, range: Range) -> Result<(), SourceError> {
+    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         // SAFETY: as above.
         unsafe { self.inner.unreserve(range) }.inspect(|()| self.ranges_are(-1))
     }

@@ -111,7 +111,7 @@ fn everything(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
         drop(bufs.swap_remove(index));
     }
     let in_a_row = pool.get_timeout(6 * MIB, Duration::ZERO);
-    assert_eq!(in_a_row.is_ok(), rig.spans() && pool.stats().moves > 0, "{}", rig.name());
+    assert_eq!(in_a_row.is_ok(), rig.virtual_memory() && pool.stats().moves > 0, "{}", rig.name());
     drop((bufs, in_a_row));
     pool.clear();
     let stats = pool.stats();

@@ -89,7 +89,7 @@ fn churn(rig: &Rig<'_>, pool: &Pool) {
         }
     }
     let stats = pool.stats();
-    assert!(!rig.spans() || stats.moves > 0, "{name}: no granule was moved");
+    assert!(!rig.virtual_memory() || stats.moves > 0, "{name}: no granule was moved");
 }
 
 fn one_round(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], first: u64) {

@@ -258,7 +258,7 @@ fn a_slab_arrives_in_all_its_pieces() {
         let pool = rig.pool();
         let mut lane = rig.lane(0, 5 * MIB);
         for round in 0..4_u64 {
-            let slab = pool.slab(5 * MIB).unwrap();
+            let slab = pool.batch(5 * MIB).unwrap();
             let fill = |thread: u64| {
                 let fill_one = |tensor: u64| {
                     let len = usize::try_from(1 + (thread * 25 + tensor) * 331).unwrap();

@@ -60,7 +60,9 @@ impl Device {
             match rig.builder().build() {
                 Ok(_) => scenario(&rig),
                 // Not every driver and device has it.
-                Err(why) if rig.spans() || !is_required() => say(format_args!("skipped on {}: {why}", rig.name())),
+                Err(why) if rig.virtual_memory() || !is_required() => {
+                    say(format_args!("skipped on {}: {why}", rig.name()))
+                }
                 Err(why) => panic!("PINPOOL_REQUIRE_GPU=1, and no back-end {}: {why}", rig.name()),
             }
         }
@@ -79,7 +81,7 @@ impl Rig<'_> {
     }
 
     /// Does its memory come and move by granules, without regard to copies?
-    pub(crate) fn spans(&self) -> bool {
+    pub(crate) fn virtual_memory(&self) -> bool {
         matches!(self.backend, Backend::Vmm)
     }
 

@@ -25,7 +25,8 @@
 
 use cudarc::driver::result;
 use pinpool::backend::{
-    CudaSource, PAGE_BYTES, Piece, RANGE_ALIGN_BYTES, Range, Region, RegisterSource, Source, Span, VmmSource,
+    AddressRange, CudaSource, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, RegisterSource, Source, Subrange, VirtualMemory,
+    VmmSource,
 };
 
 mod batch;

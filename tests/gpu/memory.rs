@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{result, sys};
-use pinpool::{Backend, PinnedBuf, Pool, Release};
+use pinpool::{Backend, PinnedBuf, Pool, ReleasePolicy};
 
 use crate::MIB;
 use crate::batch::Batch;
@@ -36,7 +36,7 @@ pub(crate) fn reshuffled(rig: &Rig<'_>, pool: &Pool) {
     }
     let (before, large) = (pool.stats(), Batch::new(2000, 3 * GRANULE));
     let wanted = pool.get_timeout(large.len, Duration::ZERO);
-    let in_a_row = if rig.spans() {
+    let in_a_row = if rig.virtual_memory() {
         let in_a_row = wanted.unwrap_or_else(|error| panic!("{name}: granules do not move beside copies: {error}"));
         let stats = pool.stats();
         assert!(stats.moves > before.moves, "{name}: {stats:?}");
@@ -80,7 +80,7 @@ fn granules_move_beside_copies_in_flight_and_regions_wait_for_them() {
         let stats = pool.stats();
         stats.validate().unwrap();
         assert!(stats.underlying.frees > 0, "{}: {stats:?}", rig.name());
-        assert!(!rig.spans() || stats.moves > 0);
+        assert!(!rig.virtual_memory() || stats.moves > 0);
     });
 }
 
@@ -96,7 +96,7 @@ fn memory_goes_back_beside_a_copy_or_as_soon_as_it_is_over() {
         let before = pool.stats();
         pool.clear();
         let stats = pool.stats();
-        if rig.spans() {
+        if rig.virtual_memory() {
             assert!(stats.underlying.frees > before.underlying.frees, "{name}: {stats:?}");
             assert!(stats.pinned_bytes <= 2 << 20, "{name}: more than the granule of the copy: {stats:?}");
         } else {
@@ -124,14 +124,14 @@ fn at_the_ceiling_a_pool_that_is_forced_waits_for_its_copies_and_goes_on() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let (name, wait) = (rig.name(), Duration::from_secs(60));
-        let pool = rig.builder().max_bytes(CEILING).release(Release::Force).wait(wait).build().unwrap();
+        let pool = rig.builder().max_bytes(CEILING).release_policy(ReleasePolicy::Force).wait(wait).build().unwrap();
         let (small, large) = (Batch::new(1, 4096), Batch::new(2, 18 * MIB));
         let (mut lane, mut other) = (rig.lane(0, small.len), rig.lane(1, large.len));
         // Nothing idle is long enough, and there is no room for more.
         drop([(); 3].map(|()| pool.get(5 * MIB).unwrap()));
         let hold = Hold::on(&lane.stream);
         drop(filled(&pool, small).copy_to(&lane.stream, &mut lane.memory).unwrap());
-        let buf = if rig.spans() {
+        let buf = if rig.virtual_memory() {
             let buf = filled(&pool, large);
             hold.open();
             buf
@@ -148,8 +148,8 @@ fn at_the_ceiling_a_pool_that_is_forced_waits_for_its_copies_and_goes_on() {
         lane.check(small);
         other.check(large);
         let stats = pool.stats();
-        assert_eq!(stats.drains, u64::from(!rig.spans()), "{name}");
-        assert!(rig.spans() || stats.underlying.frees > 0, "{name}");
+        assert_eq!(stats.drains, u64::from(!rig.virtual_memory()), "{name}");
+        assert!(rig.virtual_memory() || stats.underlying.frees > 0, "{name}");
         assert!(stats.peak_pinned_bytes <= CEILING, "{name}: {stats:?}");
     });
 }
@@ -221,7 +221,7 @@ fn the_end_of_a_pool_waits_for_its_copies_and_late_buffers_end_it() {
                 let end = scope.spawn(|| drop(pool));
                 thread::sleep(Duration::from_millis(20));
                 // Where memory goes without regard to copies, they are waited for with the last buffer only.
-                let may_end = rig.spans() && has_late_buffer;
+                let may_end = rig.virtual_memory() && has_late_buffer;
                 assert!(may_end || !end.is_finished(), "{}: ended under a copy", rig.name());
                 hold.open();
                 end.join().unwrap();

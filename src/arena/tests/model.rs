@@ -15,7 +15,7 @@ const GRANULE_PAGES: usize = 8;
 const GRANULE: u64 = GRANULE_PAGES as u64 * PAGE;
 const SPAN_GRANULES: usize = 48;
 const RESERVE_PAGES: usize = 20;
-const RETAIN: Retain = Retain { retain_us: Some(40), step_us: 5, share: 5 };
+const RETAIN: Retention = Retention { retain_us: Some(40), step_us: 5, share: 5 };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Page {
@@ -83,7 +83,7 @@ struct Choice {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Place { pages: usize, align_log: u32, room: Option<usize>, may_release: bool },
+    ArenaPtr { pages: usize, align_log: u32, room: Option<usize>, may_release: bool },
     Give(usize),
     Settle { which: usize, failed_at: Option<usize>, lost: bool },
     Advance(u64),
@@ -107,10 +107,10 @@ macro_rules! check {
 }
 
 impl World {
-    fn new(growth: Growth) -> Self {
+    fn new(growth: GrowthMode) -> Self {
         let mut arena = Arena::new(growth, RETAIN);
         let mut ranges = BTreeMap::new();
-        if matches!(growth, Growth::Granules(_)) {
+        if matches!(growth, GrowthMode::Granules(_)) {
             let id = arena.add_spanning(SPAN_GRANULES as u64 * GRANULE).unwrap();
             let pages = SPAN_GRANULES * GRANULE_PAGES;
             ranges.insert(id, RangeModel::new(Kind::Spanning, Shelf::Shared, GRANULE_PAGES, pages, Page::Bare));
@@ -122,7 +122,7 @@ impl World {
     }
 
     fn walled(&self) -> bool {
-        self.arena.growth == Growth::Regions
+        self.arena.growth == GrowthMode::Regions
     }
 
     fn shelves(&self, pages: usize) -> [Shelf; 2] {
@@ -182,25 +182,25 @@ impl World {
         idle
     }
 
-    fn set(&mut self, span: Span, page: Page) {
+    fn set(&mut self, span: Extent, page: Page) {
         let first = (span.offset() / PAGE) as usize;
         let count = (span.bytes() / PAGE) as usize;
         self.ranges.get_mut(&span.range()).unwrap().pages[first..first + count].fill(page);
     }
 
-    fn pages_of(&self, span: Span) -> &[Page] {
+    fn pages_of(&self, span: Extent) -> &[Page] {
         let first = (span.offset() / PAGE) as usize;
         &self.ranges[&span.range()].pages[first..first + (span.bytes() / PAGE) as usize]
     }
 
-    fn granules_of(&self, span: Span) -> Vec<(u32, usize)> {
+    fn granules_of(&self, span: Extent) -> Vec<(u32, usize)> {
         let granule_pages = self.ranges[&span.range()].granule_pages as u64;
         let granule = |at: u64| (at / PAGE / granule_pages) as usize;
         (granule(span.offset())..granule(span.offset() + span.bytes())).map(|granule| (span.range(), granule)).collect()
     }
 
     /// The granules of `span`, all idle, with their ages.
-    fn aged(&self, span: Span) -> Result<Vec<(u64, u32, usize)>, TestCaseError> {
+    fn aged(&self, span: Extent) -> Result<Vec<(u64, u32, usize)>, TestCaseError> {
         let granules = self.granules_of(span);
         let age = |&(range, granule): &(u32, usize)| Some((self.ranges[&range].idle_since[granule]?, range, granule));
         let aged: Vec<_> = granules.iter().filter_map(age).collect();
@@ -229,14 +229,14 @@ impl World {
         );
         let carved = self.arena.carve(bytes, align);
         if let Some(Choice { range, page, missing: 0 }) = choice {
-            let expected = Place::new(range, page as u64 * PAGE);
+            let expected = ArenaPtr::new(range, page as u64 * PAGE);
             check!(carved == Some(expected), "carved {carved:?}, expected {expected:?}");
-            self.set(Span::new(expected, bytes), Page::Live);
+            self.set(Extent::new(expected, bytes), Page::Live);
             self.live.push((range, page, pages));
             return Ok(());
         }
         check!(carved.is_none(), "carved {carved:?} where granules are missing");
-        let room = Room {
+        let room = GrowthLimits {
             lock_bytes: room.map_or(u64::MAX, |granules| granules as u64 * GRANULE),
             may_release_regions: release,
             step_bytes: u64::MAX,
@@ -256,7 +256,7 @@ impl World {
             self.check_region(&plan, pages, room)?;
         } else {
             let choice = choice.unwrap();
-            let expected = Place::new(choice.range, choice.page as u64 * PAGE);
+            let expected = ArenaPtr::new(choice.range, choice.page as u64 * PAGE);
             check!(place == expected, "grown at {place:?}, expected {expected:?}");
             self.check_granules(&plan, &choice, pages, room)?;
         }
@@ -266,12 +266,12 @@ impl World {
         let before = model.pages[first..first + pages].to_vec();
         for &step in plan.steps() {
             match step {
-                Step::Lock { span } => self.set(span, Page::Transit),
-                Step::Move { from, to } => [from, to].into_iter().for_each(|span| self.set(span, Page::Transit)),
-                Step::Release { span } => self.set(span, Page::Transit),
+                Step::Commit { span } => self.set(span, Page::Transit),
+                Step::Remap { from, to } => [from, to].into_iter().for_each(|span| self.set(span, Page::Transit)),
+                Step::Decommit { span } => self.set(span, Page::Transit),
             }
         }
-        self.set(Span::new(place, bytes), Page::Live);
+        self.set(Extent::new(place, bytes), Page::Live);
         let buffer = Some((range, first, pages));
         let idle_before = self.taken();
         self.outstanding.push(Outstanding { plan, buffer, before, idle_before });
@@ -288,7 +288,7 @@ impl World {
         idle
     }
 
-    fn refused(&self, choice: Option<Choice>, pages: usize, room: Room) -> Result<(), TestCaseError> {
+    fn refused(&self, choice: Option<Choice>, pages: usize, room: GrowthLimits) -> Result<(), TestCaseError> {
         if self.walled() {
             let idle = if room.may_release_regions { self.idle() } else { Vec::new() };
             let idle: u64 = idle.iter().map(|(_, range, _)| self.ranges[range].pages.len() as u64 * PAGE).sum();
@@ -303,18 +303,24 @@ impl World {
     }
 
     /// Exactly the missing granules are had, by moves (rule 7, rule 8) of the longest empty ones and one lock a run.
-    fn check_granules(&self, plan: &Plan, choice: &Choice, pages: usize, room: Room) -> Result<(), TestCaseError> {
+    fn check_granules(
+        &self,
+        plan: &Plan,
+        choice: &Choice,
+        pages: usize,
+        room: GrowthLimits,
+    ) -> Result<(), TestCaseError> {
         let mut targets = Vec::new();
         let mut sources = Vec::new();
         for step in plan.steps() {
             match *step {
-                Step::Lock { span } => targets.extend(self.granules_of(span)),
-                Step::Move { from, to } => {
+                Step::Commit { span } => targets.extend(self.granules_of(span)),
+                Step::Remap { from, to } => {
                     check!(from.bytes() == to.bytes(), "{step:?} is uneven");
                     targets.extend(self.granules_of(to));
                     sources.extend(self.aged(from)?);
                 }
-                Step::Release { .. } => check!(false, "a release in {plan:?}"),
+                Step::Decommit { .. } => check!(false, "a release in {plan:?}"),
             }
         }
         let model = &self.ranges[&choice.range];
@@ -332,20 +338,20 @@ impl World {
         let expected: Vec<_> = (0..moved).zip(&idle).map(|(_, &source)| source).collect();
         sources.sort_unstable();
         check!(sources == expected, "moves {sources:?} of {idle:?}, expected {moved}");
-        let locks = plan.steps().iter().map(|step| if let Step::Lock { span } = step { span.bytes() } else { 0 });
+        let locks = plan.steps().iter().map(|step| if let Step::Commit { span } = step { span.bytes() } else { 0 });
         check!(locks.sum::<u64>() <= room.lock_bytes, "{plan:?} passes {room:?}");
         Ok(())
     }
 
-    fn check_region(&mut self, plan: &Plan, pages: usize, room: Room) -> Result<(), TestCaseError> {
+    fn check_region(&mut self, plan: &Plan, pages: usize, room: GrowthLimits) -> Result<(), TestCaseError> {
         let bytes = pages as u64 * PAGE;
         let own = self.shelves(pages)[0];
-        let Some((Step::Lock { span }, releases)) = plan.steps().split_last() else {
+        let Some((Step::Commit { span }, releases)) = plan.steps().split_last() else {
             return Err(TestCaseError::fail("no region is acquired last"));
         };
         let (mut too_small, mut others, mut released, mut replaced) = (Vec::new(), 0, 0, 0);
         for step in releases {
-            let Step::Release { span } = *step else {
+            let Step::Decommit { span } = *step else {
                 return Err(TestCaseError::fail(format!("{step:?} before a region")));
             };
             let model = &self.ranges[&span.range()];
@@ -379,15 +385,15 @@ impl World {
         let Outstanding { plan, buffer, before, idle_before } = self.outstanding.swap_remove(which);
         let steps = plan.steps().to_vec();
         let failed_at = failed_at.map(|step| step % steps.len());
-        let lost = lost && failed_at.is_some_and(|step| matches!(steps[step], Step::Move { .. }));
+        let lost = lost && failed_at.is_some_and(|step| matches!(steps[step], Step::Remap { .. }));
         // All moves from there on are lost, as those are that are made together.
         let moves = failed_at.map_or(0, |failed| {
-            steps[failed..].iter().take_while(|step| lost && matches!(step, Step::Move { .. })).count()
+            steps[failed..].iter().take_while(|step| lost && matches!(step, Step::Remap { .. })).count()
         });
         let outcome = match failed_at {
-            None => Outcome::Done,
-            Some(done) if lost => Outcome::Lost { done, moves },
-            Some(done) => Outcome::Failed { done },
+            None => PlanOutcome::Done,
+            Some(done) if lost => PlanOutcome::Lost { done, moves },
+            Some(done) => PlanOutcome::Failed { done },
         };
         let granted = self.arena.settle(plan, outcome, self.now_us);
         check!(granted == failed_at.is_none(), "{outcome:?} granted: {granted}");
@@ -403,9 +409,9 @@ impl World {
             let made = failed_at.is_none_or(|failed| index < failed);
             let gone = made || failed_at.is_some_and(|failed| (failed..failed + moves).contains(&index));
             let (source, target) = match step {
-                Step::Lock { span } => (None, Some(span)),
-                Step::Move { from, to } => (Some(from), Some(to)),
-                Step::Release { span } => (Some(span), None),
+                Step::Commit { span } => (None, Some(span)),
+                Step::Remap { from, to } => (Some(from), Some(to)),
+                Step::Decommit { span } => (Some(span), None),
             };
             if let Some(span) = source {
                 self.set(span, if gone { Page::Bare } else { Page::Free });
@@ -417,7 +423,7 @@ impl World {
             }
         }
         if let Some((range, first, pages)) = buffer.filter(|_| failed_at.is_none()) {
-            self.set(Span::new(Place::new(range, first as u64 * PAGE), pages as u64 * PAGE), Page::Live);
+            self.set(Extent::new(ArenaPtr::new(range, first as u64 * PAGE), pages as u64 * PAGE), Page::Live);
             self.live.push((range, first, pages));
         }
         for range in dropped {
@@ -426,7 +432,7 @@ impl World {
         // What was taken and is not gone is as old as before; `restamp` forgets the age of what is not idle.
         // So it does of what was to be released and would not go.
         let refused: Vec<_> = match failed_at.map(|failed| steps[failed]) {
-            Some(Step::Release { span }) => self.granules_of(span).into_iter().collect(),
+            Some(Step::Decommit { span }) => self.granules_of(span).into_iter().collect(),
             _ => Vec::new(),
         };
         refused.iter().for_each(|&(range, granule)| {
@@ -445,7 +451,7 @@ impl World {
     fn released(&mut self, plan: Option<Plan>, expected: usize) -> Result<(), TestCaseError> {
         let mut going = Vec::new();
         for step in plan.iter().flat_map(|plan| plan.steps()) {
-            let Step::Release { span } = *step else {
+            let Step::Decommit { span } = *step else {
                 return Err(TestCaseError::fail(format!("{step:?} in a release")));
             };
             check!(self.pages_of(span).iter().all(|&page| page == Page::Free), "{step:?} is not free");
@@ -456,7 +462,7 @@ impl World {
         check!(going == idle[..expected], "released {going:?} of {idle:?}, expected {expected}");
         if let Some(plan) = plan {
             plan.steps().iter().for_each(|step| {
-                if let Step::Release { span } = *step {
+                if let Step::Decommit { span } = *step {
                     self.set(span, Page::Transit);
                 }
             });
@@ -468,12 +474,12 @@ impl World {
 
     fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
         match *op {
-            Op::Place { pages, align_log, room, may_release } => self.place(pages, align_log, room, may_release)?,
+            Op::ArenaPtr { pages, align_log, room, may_release } => self.place(pages, align_log, room, may_release)?,
             Op::Give(which) if !self.live.is_empty() => {
                 let (range, first, pages) = self.live.swap_remove(which % self.live.len());
-                let (place, bytes) = (Place::new(range, first as u64 * PAGE), pages as u64 * PAGE);
+                let (place, bytes) = (ArenaPtr::new(range, first as u64 * PAGE), pages as u64 * PAGE);
                 self.arena.give(place, bytes, self.now_us);
-                self.set(Span::new(place, bytes), Page::Free);
+                self.set(Extent::new(place, bytes), Page::Free);
             }
             Op::Settle { which, failed_at, lost } if !self.outstanding.is_empty() => {
                 self.settle(which % self.outstanding.len(), failed_at, lost)?;
@@ -533,7 +539,7 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
     );
     let settle = (any::<usize>(), prop_oneof![3 => Just(None), 1 => (0..4usize).prop_map(Some)], any::<bool>());
     prop_oneof![
-        10 => place.prop_map(|(pages, align_log, room, may_release)| Op::Place { pages, align_log, room, may_release }),
+        10 => place.prop_map(|(pages, align_log, room, may_release)| Op::ArenaPtr { pages, align_log, room, may_release }),
         9 => any::<usize>().prop_map(Op::Give),
         6 => settle.prop_map(|(which, failed_at, lost)| Op::Settle { which, failed_at, lost }),
         2 => (0..30u64).prop_map(Op::Advance),
@@ -550,7 +556,7 @@ fn ops_wanted() -> usize {
     asked.unwrap_or(if cfg!(debug_assertions) { 250_000 } else { 1_000_000 })
 }
 
-fn run(growth: Growth, pages_max: usize) {
+fn run(growth: GrowthMode, pages_max: usize) {
     let cases = u32::try_from(ops_wanted() / 2 / OPS_IN_A_CASE).unwrap().max(1);
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
     // The same operations every time: a failure is found again by running the test again.
@@ -571,10 +577,10 @@ fn run(growth: Growth, pages_max: usize) {
 
 #[test]
 fn a_spanning_arena_does_what_the_model_does() {
-    run(Growth::Granules(GRANULE), 60);
+    run(GrowthMode::Granules(GRANULE), 60);
 }
 
 #[test]
 fn a_walled_arena_does_what_the_model_does() {
-    run(Growth::Regions, 60);
+    run(GrowthMode::Regions, 60);
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use super::{PAGE_BYTES, Region, Source};
 
-mod span;
+mod virtual_memory;
 
 const LENGTHS: &[usize] =
     if cfg!(miri) { &[1, 4095, 4096, 4097] } else { &[1, 2, 4095, 4096, 4097, 65_536, 65_537, 1 << 20, (1 << 20) + 1] };
@@ -18,8 +18,8 @@ pub(crate) fn run(source: &dyn Source) {
     held_bytes_cover_the_request_and_never_fall(source);
     many_threads_at_once_get_memory_of_their_own(source);
     a_fast_region_is_as_good_and_its_progress_is_heard(source);
-    if let Some(spans) = source.spans() {
-        span::run(spans);
+    if let Some(spans) = source.virtual_memory() {
+        virtual_memory::run(spans);
     }
 }
 

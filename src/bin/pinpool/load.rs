@@ -303,7 +303,7 @@ impl PoolArgs {
             builder = builder.reserve(bytes);
         }
         if let Some(Retain(time)) = self.retain {
-            builder = builder.retain(time);
+            builder = builder.idle_timeout(time);
         }
         if let Some(wait) = self.wait {
             builder = builder.wait(wait);

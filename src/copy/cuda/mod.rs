@@ -34,24 +34,24 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DriverError, SyncOnDrop, result, sys};
 
-use self::home::Home;
-use self::mark::Mark;
-use super::{Asker, CopyFailure, CopySource, CopyStream, CopyTarget};
+use self::context::Home;
+use self::event::Mark;
+use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
 use crate::config::FenceKind;
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence};
 
-mod foreign;
-mod home;
-mod loan;
-mod mark;
-mod names;
+mod context;
+mod event;
+mod foreign_event;
+mod host_slice;
 mod raw;
 mod sequence;
+mod stream_id;
 mod timeline;
 
-pub(crate) use foreign::mark_behind;
+pub(crate) use foreign_event::mark_behind;
 pub use raw::RawMem;
 
 const CAPTURING: &str = "the stream is capturing a graph, and each launch would use the buffer again after it was \
@@ -70,7 +70,7 @@ unsafe impl<T: DevicePtrMut<u8>> CopyTarget<CudaStream> for T {
         stream: &CudaStream,
         source: *const u8,
         len: usize,
-        asker: Asker,
+        purpose: FencePurpose,
     ) -> Result<SharedFence, CopyFailure> {
         let waits = self.stream().context().is_managing_stream_synchronization();
         let copy = |address| {
@@ -78,7 +78,7 @@ unsafe impl<T: DevicePtrMut<u8>> CopyTarget<CudaStream> for T {
             let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(address, source.cast(), len, stream.cu_stream()) };
             copied.result().map_err(|error| ("cuMemcpyHtoDAsync", error))
         };
-        marked(stream, len, asker, waits, move || self.device_ptr_mut(stream), copy)
+        marked(stream, len, purpose, waits, move || self.device_ptr_mut(stream), copy)
     }
 }
 
@@ -93,10 +93,10 @@ unsafe impl<T: DevicePtrMut<u8>> CopyTarget<Arc<CudaStream>> for T {
         stream: &Arc<CudaStream>,
         source: *const u8,
         len: usize,
-        asker: Asker,
+        purpose: FencePurpose,
     ) -> Result<SharedFence, CopyFailure> {
         // SAFETY: the caller's promise.
-        unsafe { CopyTarget::<CudaStream>::enqueue(self, stream, source, len, asker) }
+        unsafe { CopyTarget::<CudaStream>::enqueue(self, stream, source, len, purpose) }
     }
 }
 
@@ -113,7 +113,7 @@ unsafe impl<T: DevicePtr<u8>> CopySource<CudaStream> for T {
             let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(target.cast(), address, len, stream.cu_stream()) };
             copied.result().map_err(|error| ("cuMemcpyDtoHAsync", error))
         };
-        marked(stream, len, Asker::Buffer, waits, || self.device_ptr(stream), copy)
+        marked(stream, len, FencePurpose::Buffer, waits, || self.device_ptr(stream), copy)
     }
 }
 
@@ -133,7 +133,7 @@ unsafe impl<T: DevicePtr<u8>> CopySource<Arc<CudaStream>> for T {
 unsafe impl CopyStream for CudaStream {
     fn mark(&self) -> Result<SharedFence> {
         let nothing_waits = || (0, SyncOnDrop::Record(None));
-        let marked = marked(self, 0, Asker::Pool(FenceKind::Event), false, nothing_waits, |_| Ok(()));
+        let marked = marked(self, 0, FencePurpose::Pool(FenceKind::Event), false, nothing_waits, |_| Ok(()));
         marked.map_err(|failure| match failure {
             CopyFailure::Refused(error) | CopyFailure::Unknown(error) => Error::device(error.to_string()),
         })
@@ -193,7 +193,7 @@ impl Drop for SetAside<'_> {
 fn marked<'a>(
     stream: &CudaStream,
     len: usize,
-    asker: Asker,
+    purpose: FencePurpose,
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, SyncOnDrop<'a>),
     copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, DriverError)>,
@@ -224,7 +224,7 @@ fn marked<'a>(
         std::mem::forget(note);
         return Err(refusal);
     }
-    let id = if asker == Asker::Pool(FenceKind::Event) { None } else { names::id(stream, home) };
+    let id = if purpose == FencePurpose::Pool(FenceKind::Event) { None } else { stream_id::id(stream, home) };
     copy(address).map_err(|(call, error)| match is_about_arguments(error) {
         true => refused(call, error),
         false => unknown(call, error),
@@ -232,7 +232,7 @@ fn marked<'a>(
     // The memory notes our use of it, before the mark, so that the mark is the last of this copy's work. An error of that
     // note is for the memory's next user, and stays in the context for him.
     drop(note);
-    if let (Asker::Pool(FenceKind::Timeline), Some(id)) = (asker, id)
+    if let (FencePurpose::Pool(FenceKind::Timeline), Some(id)) = (purpose, id)
         && let Ok(Some(reached)) = home.count(stream, id)
     {
         return Ok(Arc::new(reached));

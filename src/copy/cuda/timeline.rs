@@ -10,7 +10,7 @@
 //! ([`FenceKind`](crate::config::FenceKind)).
 //!
 //! Needs `cuStreamWriteValue32_v2`, which cudarc binds only in some versions: it is found by name. Where it is missing or
-//! the driver does not support it, and where a stream has no [id](super::names::id), events are used instead.
+//! the driver does not support it, and where a stream has no [id](super::stream_id::id), events are used instead.
 //!
 //! Invariants:
 //!
@@ -32,10 +32,10 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaStream, DriverError, result, sys};
 
-use super::home::Home;
-use super::names::number;
+use super::context::Home;
 use super::said;
 use super::sequence::{FIRST, Sequence};
+use super::stream_id::number;
 use crate::driver::{self, Relaxed};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 
 use super::Destination;
-use crate::error::Kind;
+use crate::error::ErrorKind;
 use crate::{Completion, Error, PinnedBuf, driver};
 
 /// The device that the pool pins for.
@@ -80,5 +80,5 @@ impl Destination for CudaDestination {
 }
 
 fn unavailable(why: impl Into<String>) -> Error {
-    Kind::Unavailable { backend: "cuda", why: why.into() }.into()
+    ErrorKind::Unavailable { backend: "cuda", why: why.into() }.into()
 }

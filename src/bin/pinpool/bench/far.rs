@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError,
 #[cfg(feature = "cuda")]
 use pinpool::copy::cuda::RawMem;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::copy::{Asker, CopyTarget};
+use pinpool::copy::{CopyTarget, FencePurpose};
 use pinpool::{Completion, Error, FenceKind, PinnedBuf};
 
 /// One stream, and memory at its end that every copy overwrites.
@@ -142,7 +142,7 @@ impl Far {
             Far::Sink { stream, memory } => {
                 // SAFETY: `send_bare` keeps the buffer, and lets nobody write to it, until the stream is done.
                 let enqueued =
-                    unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len(), Asker::Pool(FenceKind::Event)) };
+                    unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len(), FencePurpose::Pool(FenceKind::Event)) };
                 enqueued.map(drop).map_err(|failure| Error::device(format!("{failure:?}")))
             }
             #[cfg(feature = "cuda")]

@@ -1,0 +1,161 @@
+//! Where bytes lie: a place is a range and an offset in it, packed into one number so that one ordered index serves
+//! every range.
+//!
+//! ```text
+//!   63        44 43                       0
+//!  +------------+--------------------------+
+//!  | range 20 b | offset 44 b (to 16 TiB)  |
+//!  +------------+--------------------------+
+//! ```
+//!
+//! A range is always shorter than 2^44 bytes, so the packed spans of two ranges never touch: **the wall at the edge of
+//! a range is the gap between the numbers**, and no merging code has to know about walls.
+
+const OFFSET_BITS: u32 = 44;
+const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
+
+/// Ranges an arena can number.
+pub(super) const RANGES_MAX: u32 = 1 << (u64::BITS - OFFSET_BITS);
+
+/// The longest range; below 2^44 by a granule at least, so that two ranges never touch.
+pub const RANGE_BYTES_MAX: u64 = 1 << (OFFSET_BITS - 1);
+
+/// Where a buffer lies: a range of the arena and a byte offset in it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ArenaPtr(pub(super) u64);
+
+impl ArenaPtr {
+    /// The place `offset` bytes into range `range`.
+    #[must_use]
+    pub fn new(range: u32, offset: u64) -> Self {
+        debug_assert!(range < RANGES_MAX && offset <= OFFSET_MASK);
+        Self((u64::from(range) << OFFSET_BITS) | offset)
+    }
+
+    /// The number of the range.
+    #[must_use]
+    pub fn range(self) -> u32 {
+        u32::try_from(self.0 >> OFFSET_BITS).unwrap_or(u32::MAX)
+    }
+
+    /// Bytes from the start of the range.
+    #[must_use]
+    pub fn offset(self) -> u64 {
+        self.0 & OFFSET_MASK
+    }
+}
+
+/// A non-empty run of bytes of one range.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Extent {
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+impl Extent {
+    /// The run of `bytes` bytes from `place` on.
+    #[must_use]
+    pub fn new(place: ArenaPtr, bytes: u64) -> Self {
+        Self { start: place.0, end: place.0 + bytes }
+    }
+
+    pub(super) fn between(start: u64, end: u64) -> Option<Self> {
+        (start < end).then_some(Self { start, end })
+    }
+
+    /// Where it starts.
+    #[must_use]
+    pub fn place(self) -> ArenaPtr {
+        ArenaPtr(self.start)
+    }
+
+    /// The number of the range it lies in.
+    #[must_use]
+    pub fn range(self) -> u32 {
+        self.place().range()
+    }
+
+    /// Bytes from the start of the range.
+    #[must_use]
+    pub fn offset(self) -> u64 {
+        self.place().offset()
+    }
+
+    /// Its length.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        self.end - self.start
+    }
+
+    pub(super) fn contains(self, part: Extent) -> bool {
+        self.start <= part.start && part.end <= self.end
+    }
+
+    /// Parts of `self` outside `hole`: what is left of it and what is right of it.
+    pub(super) fn without(self, hole: Extent) -> [Option<Extent>; 2] {
+        [Extent::between(self.start, self.end.min(hole.start)), Extent::between(self.start.max(hole.end), self.end)]
+    }
+}
+
+/// The granules of one range: where they start and how long each is. A walled region is a single granule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Grid {
+    pub(super) origin: u64,
+    pub(super) granule_bytes: u64,
+}
+
+impl Grid {
+    pub(super) fn down(self, at: u64) -> u64 {
+        at - (at - self.origin) % self.granule_bytes
+    }
+
+    pub(super) fn up(self, at: u64) -> u64 {
+        self.origin + (at - self.origin).next_multiple_of(self.granule_bytes)
+    }
+
+    /// The whole granules of `whole` that `part` of it touches: those that `part` decides the idleness of, be it freed
+    /// (and merged into `whole`) or about to be taken out of it.
+    pub(super) fn granules_decided(self, whole: Extent, part: Extent) -> Option<Extent> {
+        let start = self.up(whole.start).max(self.down(part.start));
+        let end = self.down(whole.end).min(self.up(part.end));
+        Extent::between(start, end)
+    }
+}
+
+/// `at` moved up to the next multiple of `align` within its range (offsets are aligned, and ranges start aligned).
+pub(super) fn align_up(at: u64, align: u64) -> u64 {
+    at.next_multiple_of(align)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(start: u64, end: u64) -> Extent {
+        Extent { start, end }
+    }
+
+    #[test]
+    fn a_place_gives_back_what_it_was_made_of() {
+        let place = ArenaPtr::new(77, 0x1_2345_6000);
+        assert_eq!((place.range(), place.offset()), (77, 0x1_2345_6000));
+        assert!(ArenaPtr::new(1, RANGE_BYTES_MAX) < ArenaPtr::new(2, 0), "ranges never touch");
+    }
+
+    #[test]
+    fn granules_are_decided_by_the_part_that_touches_them() {
+        let grid = Grid { origin: 0, granule_bytes: 10 };
+        assert_eq!(grid.granules_decided(span(3, 27), span(3, 27)), Some(span(10, 20)));
+        assert_eq!(grid.granules_decided(span(3, 27), span(12, 13)), Some(span(10, 20)));
+        assert_eq!(grid.granules_decided(span(3, 27), span(3, 9)), None, "granule 0 is not whole");
+        assert_eq!(grid.granules_decided(span(0, 40), span(9, 11)), Some(span(0, 20)));
+        assert_eq!(grid.granules_decided(span(0, 40), span(10, 20)), Some(span(10, 20)));
+    }
+
+    #[test]
+    fn what_is_without_a_hole_is_what_lies_beside_it() {
+        assert_eq!(span(0, 10).without(span(2, 5)), [Some(span(0, 2)), Some(span(5, 10))]);
+        assert_eq!(span(0, 10).without(span(0, 10)), [None, None]);
+        assert_eq!(span(4, 10).without(span(0, 2)), [None, Some(span(4, 10))]);
+    }
+}

@@ -1,0 +1,106 @@
+//! Bounded reads of small text files below a root, and the two shapes that the kernel writes them in.
+
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// More than the mount table of a host with ten thousand containers; an endless file ends here.
+const MOST_BYTES: u64 = 4 << 20;
+
+/// A file system seen from its root. Paths are the absolute ones that a process inside would use.
+#[derive(Debug, Clone)]
+pub(super) struct Files {
+    root: PathBuf,
+}
+
+impl Files {
+    pub(super) fn below(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    pub(super) fn read(&self, path: impl AsRef<Path>) -> Option<String> {
+        // Miri has no machine to ask.
+        if cfg!(miri) {
+            return None;
+        }
+        let path = path.as_ref();
+        let below_root = path.strip_prefix("/").unwrap_or(path);
+        // A pipe that nobody writes to must not hold up whoever asks.
+        let file =
+            OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(self.root.join(below_root)).ok()?;
+        let mut bytes = Vec::new();
+        file.take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// A file of one number. `max`, as control groups write "no limit", is no number.
+    pub(super) fn number(&self, path: impl AsRef<Path>) -> Option<u64> {
+        self.read(path)?.trim().parse().ok()
+    }
+}
+
+/// The number behind `key` in lines of `key number`.
+pub(super) fn field(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        (words.next()? == key).then(|| words.next()?.parse().ok())?
+    })
+}
+
+#[cfg(all(test, not(miri)))]
+pub(super) mod tree {
+    //! Trees of files for tests.
+
+    use tempfile::TempDir;
+
+    /// A root that holds each `(absolute path, content)`.
+    pub(in crate::host) fn of(files: &[(&str, &str)]) -> TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, content) in files {
+            write(&root, path, content);
+        }
+        root
+    }
+
+    pub(in crate::host) fn write(root: &TempDir, path: &str, content: &str) {
+        let path = root.path().join(path.trim_start_matches('/'));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+}
+
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_and_everything_else_is_not_there() {
+        let root =
+            tree::of(&[("/a", "4096\n"), ("/max", "max\n"), ("/huge", "99999999999999999999999"), ("/none", "")]);
+        let files = Files::below(root.path());
+        assert_eq!(files.number("/a"), Some(4096));
+        for path in ["/max", "/huge", "/none", "/absent", "/"] {
+            assert_eq!(files.number(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_field_is_found_by_its_whole_name() {
+        let text = "total_inactive_file 1\ninactive_file 2\nanon\nfile x\n";
+        assert_eq!(field(text, "inactive_file"), Some(2));
+        for key in ["file", "anon", "inactive", ""] {
+            assert_eq!(field(text, key), None, "{key}");
+        }
+    }
+
+    #[test]
+    fn an_endless_file_and_a_silent_pipe_end() {
+        let files = Files::below(Path::new("/"));
+        assert_eq!(files.read("/dev/zero").map(|text| text.len() as u64), Some(MOST_BYTES));
+        let root = tempfile::tempdir().unwrap();
+        let pipe = root.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert_eq!(files.read(&pipe).as_deref(), Some(""));
+    }
+}
