@@ -1,0 +1,296 @@
+//! Holds the order of the layers: a file imports from its own layer or from one below, and no two files import each
+//! other, directly or in a circle.
+//!
+//! Reads `src` as tokens, so that comments and strings do not count, and follows re-exports to the file that defines the
+//! name. Code under `#[cfg(test)]` may import from anywhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+
+/// The layers from the top down; modules of one line are equal. `ARCHITECTURE.md` explains them.
+const LAYERS: &[&[&str]] = &[
+    &["loader"],
+    &["trace"],
+    &["testing"],
+    &["pool"],
+    &["buffer"],
+    &["engine"],
+    &["config", "diag"],
+    &["copy", "in_flight"],
+    &["backend", "driver"],
+    &["arena", "budget", "policy", "size_class", "stats"],
+    &["host"],
+    &["error", "fork", "sync"],
+];
+
+/// A module by the names that lead to it, without `crate`.
+type Module = Vec<String>;
+
+/// One source file.
+#[derive(Debug, Default)]
+struct File {
+    /// Paths that it names, from the root of the crate.
+    imports: BTreeSet<Module>,
+    /// Names that it offers and another file defines.
+    reexports: BTreeMap<String, Module>,
+}
+
+#[test]
+fn no_file_imports_from_a_layer_above() {
+    let files = files();
+    let mut upward = String::new();
+    for (module, file) in &files {
+        let Some(own) = layer(module) else { continue };
+        for target in file.imports.iter().map(|import| definition(&files, import)) {
+            if layer(&target).is_some_and(|other| other < own) {
+                let _ = writeln!(upward, "{} imports {}", module.join("::"), target.join("::"));
+            }
+        }
+    }
+    assert!(upward.is_empty(), "imports that point up:\n{upward}");
+}
+
+#[test]
+fn no_files_import_each_other_in_a_circle() {
+    let files = files();
+    let edges: BTreeMap<&Module, BTreeSet<Module>> = files
+        .iter()
+        .map(|(module, file)| {
+            let targets = file.imports.iter().map(|import| definition(&files, import));
+            (module, targets.filter(|target| target != module && files.contains_key(target)).collect())
+        })
+        .collect();
+    // Files that nothing unplaced imports are placed one after the other; what is left over lies on or above a circle.
+    let mut unplaced: BTreeSet<&Module> = files.keys().collect();
+    while let Some(&next) =
+        unplaced.iter().find(|module| edges[**module].iter().all(|target| !unplaced.contains(target)))
+    {
+        unplaced.remove(next);
+    }
+    // And from above, so that only the circles remain.
+    while let Some(&next) =
+        unplaced.iter().find(|module| unplaced.iter().all(|other| !edges[*other].contains(**module)))
+    {
+        unplaced.remove(next);
+    }
+    let left: String = unplaced.iter().fold(String::new(), |mut text, module| {
+        let within: Vec<_> =
+            edges[*module].iter().filter(|target| unplaced.contains(target)).map(|target| target.join("::")).collect();
+        let _ = writeln!(text, "{} -> {}", module.join("::"), within.join(", "));
+        text
+    });
+    assert!(left.is_empty(), "circles:\n{left}");
+}
+
+#[test]
+fn every_module_has_a_layer() {
+    let known: BTreeSet<&str> = LAYERS.iter().flat_map(|layer| layer.iter().copied()).collect();
+    let found: BTreeSet<String> = files().into_keys().filter_map(|module| module.into_iter().next()).collect();
+    let unknown: Vec<_> = found.iter().filter(|module| !known.contains(module.as_str())).collect();
+    assert!(unknown.is_empty(), "modules without a layer: {unknown:?}");
+}
+
+fn layer(module: &Module) -> Option<usize> {
+    let first = module.first()?;
+    LAYERS.iter().position(|layer| layer.contains(&first.as_str()))
+}
+
+/// The module of the file in which `path` is defined, re-exports followed.
+fn definition(files: &BTreeMap<Module, File>, path: &Module) -> Module {
+    let mut path = path.clone();
+    // A chain of re-exports is short; the bound keeps a chain that closes from running without an end.
+    for _ in 0..8 {
+        let module = (0..=path.len()).rev().map(|len| path[..len].to_vec()).find(|module| files.contains_key(module));
+        let Some(module) = module else { return path };
+        let target = path.get(module.len()).and_then(|name| files[&module].reexports.get(name));
+        match target {
+            Some(target) => path = target.clone(),
+            None => return module,
+        }
+    }
+    path
+}
+
+/// Every file of the library; the tool is a crate of its own.
+fn files() -> BTreeMap<Module, File> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut paths = Vec::new();
+    collect(&root, &mut paths);
+    paths
+        .iter()
+        .map(|path| {
+            let module = module_of(path.strip_prefix(&root).expect("it lies below the root"));
+            let text = fs::read_to_string(path).expect("a source file is text");
+            let tokens = text.parse().expect("a source file is made of tokens");
+            let mut file = File::default();
+            read(tokens, &module, &mut file);
+            (module, file)
+        })
+        .collect()
+}
+
+fn collect(folder: &Path, paths: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("the sources can be read") {
+        let path = entry.expect("the sources can be read").path();
+        let is_other_code = ["bin", "tests"].iter().any(|name| path.ends_with(name));
+        let is_test_code = ["tests.rs", "models.rs"].iter().any(|name| path.ends_with(name));
+        if path.is_dir() && !is_other_code {
+            collect(&path, paths);
+        } else if path.extension().is_some_and(|extension| extension == "rs") && !is_test_code {
+            paths.push(path);
+        }
+    }
+}
+
+fn module_of(path: &Path) -> Module {
+    let stem = path.with_extension("");
+    let mut module: Module = stem.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+    if module.last().is_some_and(|last| last == "mod" || last == "lib") {
+        module.pop();
+    }
+    module
+}
+
+/// Collects the paths that begin with `crate`, `super` or `self`, and the re-exports, but for test code.
+fn read(tokens: TokenStream, module: &Module, file: &mut File) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let mut at = 0;
+    while at < tokens.len() {
+        if is_test_attribute(&tokens[at..]) {
+            at = after_item(&tokens, at + 2);
+            continue;
+        }
+        match &tokens[at] {
+            TokenTree::Group(group) => read(group.stream(), module, file),
+            TokenTree::Ident(word) if word == "use" => {
+                let is_offered = is_public(&tokens[..at]);
+                let end = at + tokens[at..].iter().take_while(|token| !is_punct(token, ';')).count();
+                for (path, name) in use_paths(&tokens[at + 1..end], &[]) {
+                    let Some(path) = from_root(&path, module, is_offered) else { continue };
+                    match name {
+                        Some(name) if is_offered => {
+                            file.reexports.insert(name, path);
+                        }
+                        _ => {
+                            file.imports.insert(path);
+                        }
+                    }
+                }
+                at = end;
+            }
+            TokenTree::Ident(word) if word == "crate" || word == "super" => {
+                let path = path_at(&tokens[at..]);
+                if path.len() > 1 {
+                    file.imports.extend(from_root(&path, module, false));
+                }
+                at += path.len() * 3 - 3;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+}
+
+/// Is `#[cfg(test)]`, or a `cfg` that holds in tests alone, next?
+fn is_test_attribute(tokens: &[TokenTree]) -> bool {
+    let [hash, TokenTree::Group(group), ..] = tokens else { return false };
+    let text = group.stream().to_string();
+    is_punct(hash, '#')
+        && group.delimiter() == Delimiter::Bracket
+        && (text.starts_with("cfg (test)") || text.starts_with("cfg (all (test"))
+}
+
+/// The place behind the item that starts at `at`: behind its block or its semicolon.
+fn after_item(tokens: &[TokenTree], at: usize) -> usize {
+    let ends = |token: &TokenTree| {
+        is_punct(token, ';') || matches!(token, TokenTree::Group(group) if group.delimiter() == Delimiter::Brace)
+    };
+    tokens[at..].iter().position(ends).map_or(tokens.len(), |offset| at + offset + 1)
+}
+
+/// Does `pub` or `pub(...)` end here?
+fn is_public(before: &[TokenTree]) -> bool {
+    let before = match before {
+        [rest @ .., TokenTree::Group(group)] if group.delimiter() == Delimiter::Parenthesis => rest,
+        all => all,
+    };
+    matches!(before.last(), Some(TokenTree::Ident(word)) if word == "pub")
+}
+
+/// The paths of a `use`, each with the name that it gets; without a name for `*` and `_`.
+fn use_paths(tokens: &[TokenTree], prefix: &[String]) -> Vec<(Module, Option<String>)> {
+    let mut paths = Vec::new();
+    for part in tokens.split(|token| is_punct(token, ',')).filter(|part| !part.is_empty()) {
+        let mut path = prefix.to_vec();
+        let mut name = None;
+        let mut is_done = false;
+        for (at, token) in part.iter().enumerate() {
+            match token {
+                TokenTree::Ident(word) if word == "as" => {
+                    name = part.get(at + 1).map(ToString::to_string).filter(|name| name != "_");
+                    break;
+                }
+                TokenTree::Ident(word) if word == "self" && !path.is_empty() => name = path.last().cloned(),
+                TokenTree::Ident(word) => {
+                    path.push(word.to_string());
+                    name = Some(word.to_string());
+                }
+                TokenTree::Group(group) => {
+                    let inner: Vec<_> = group.stream().into_iter().collect();
+                    paths.extend(use_paths(&inner, &path));
+                    is_done = true;
+                }
+                TokenTree::Punct(punct) if punct.as_char() == '*' => name = None,
+                _ => {}
+            }
+        }
+        if !is_done {
+            paths.push((path, name));
+        }
+    }
+    paths
+}
+
+/// The names of a path in code: `crate :: a :: b`.
+fn path_at(tokens: &[TokenTree]) -> Module {
+    let mut path = vec![tokens[0].to_string()];
+    let mut rest = &tokens[1..];
+    while let [first, second, TokenTree::Ident(word), ..] = rest {
+        if !is_punct(first, ':') || !is_punct(second, ':') {
+            break;
+        }
+        path.push(word.to_string());
+        rest = &rest[3..];
+    }
+    path
+}
+
+/// `path` from the root of the crate. A path that starts otherwise is another crate's, or in a re-export a child's.
+fn from_root(path: &Module, module: &Module, is_reexport: bool) -> Option<Module> {
+    let first = path.first()?;
+    let mut base = module.clone();
+    let rest = match first.as_str() {
+        "crate" => {
+            base.clear();
+            &path[1..]
+        }
+        "self" => &path[1..],
+        "super" => {
+            let ups = path.iter().take_while(|name| *name == "super").count();
+            base.truncate(base.len().saturating_sub(ups));
+            &path[ups..]
+        }
+        _ if is_reexport => &path[..],
+        _ => return None,
+    };
+    base.extend_from_slice(rest);
+    Some(base)
+}
+
+fn is_punct(token: &TokenTree, punct: char) -> bool {
+    matches!(token, TokenTree::Punct(found) if found.as_char() == punct)
+}
