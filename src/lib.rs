@@ -42,6 +42,8 @@ pub mod config;
 pub mod copy;
 #[cfg(feature = "cli")]
 pub mod loader;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(feature = "cli")]
 pub mod trace;
 

@@ -11,10 +11,10 @@ use std::thread;
 use std::time::Duration;
 
 use counting::Counting;
+use pinpool::backend::SimSource;
 use pinpool::backend::Source;
-use pinpool::backend::fault::FaultSource;
-use pinpool::backend::sim::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::testing::FaultSource;
 use pinpool::{Backend, Clock, LogSampler, ManualClock, OnFull, PinnedBuf, Pool, PoolBuilder, PressureSource, Stats};
 
 mod counting;
@@ -36,7 +36,7 @@ fn over(source: Arc<dyn Source>) -> PoolBuilder {
 
 /// A pool over a source that spans, and one over a source with walls.
 fn both() -> [PoolBuilder; 2] {
-    [SimSource::new(1 << 40), SimSource::walled(1 << 40)].map(|source| over(Arc::new(source)))
+    [SimSource::new(1 << 40), SimSource::discrete(1 << 40)].map(|source| over(Arc::new(source)))
 }
 
 fn spanning() -> PoolBuilder {
@@ -169,7 +169,7 @@ mod sizes {
 
     #[test]
     fn over_the_machine_are_refused_by_the_source_and_empty_nothing() {
-        for source in [SimSource::new(64 << 20), SimSource::walled(64 << 20)] {
+        for source in [SimSource::new(64 << 20), SimSource::discrete(64 << 20)] {
             let pool = over(Arc::new(source)).build().unwrap();
             drop(pool.get(4 * MIB).unwrap());
             for len in [65 * MIB, 1 << 36, 1 << 50] {
@@ -184,7 +184,7 @@ mod sizes {
 
     #[test]
     fn what_the_source_refuses_is_made_of_what_is_idle() {
-        for source in [SimSource::new(16 << 20), SimSource::walled(16 << 20)] {
+        for source in [SimSource::new(16 << 20), SimSource::discrete(16 << 20)] {
             let pool = over(Arc::new(source)).build().unwrap();
             let eight: Vec<_> = (0..8).map(|_| pool.get(2 * MIB).unwrap()).collect();
             drop(eight);
@@ -584,7 +584,7 @@ mod time {
 
     #[test]
     fn takes_a_buffer_from_the_front_in_ten_seconds_and_a_granule_in_forty_five_more_a_fifth_each_second() {
-        for (builder, granules) in [(spanning(), true), (over(Arc::new(SimSource::walled(1 << 40))), false)] {
+        for (builder, granules) in [(spanning(), true), (over(Arc::new(SimSource::discrete(1 << 40))), false)] {
             let (pool, clock) = timed(builder);
             drop((0..10).map(|_| pool.get(2 * MIB).unwrap()).collect::<Vec<_>>());
             let pinned = pool.stats().pinned_bytes;
@@ -726,9 +726,9 @@ mod failures {
             let kept: Vec<_> =
                 held.into_iter().enumerate().filter_map(|(at, buffer)| (at % 2 == 1).then_some(buffer)).collect();
             match (lose, fail_acquire) {
-                (true, _) => source.lose_move(1),
+                (true, _) => source.lose_remap(1),
                 (_, true) => source.fail_acquire(8),
-                _ => source.fail_move(1),
+                _ => source.fail_remap(1),
             }
             let outcome = pool.get(8 * MIB);
             let stats = valid(&pool);

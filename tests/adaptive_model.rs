@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pinpool::backend::sim::SimSource;
+use pinpool::backend::SimSource;
 use pinpool::{Backend, Clock, LogSampler, ManualClock, PinnedBuf, Pool, PressureSource};
 use proptest::prelude::*;
 
@@ -182,7 +182,7 @@ proptest! {
 
     #[test]
     fn over_a_source_with_walls(max_bytes in ceiling(), limit in 0..9_u64, steps in steps()) {
-        run(Backend::Source(Arc::new(SimSource::walled(1 << 40))), false, max_bytes, limit, steps)?;
+        run(Backend::Source(Arc::new(SimSource::discrete(1 << 40))), false, max_bytes, limit, steps)?;
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use counting::Counting;
-use pinpool::backend::fault::FaultSource;
+use pinpool::testing::FaultSource;
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, PressureSource};
 
 mod counting;
@@ -34,8 +34,8 @@ fn faulty(counting: &Arc<Counting>, seed: u64) -> Arc<FaultSource> {
         match dice.roll(44) {
             0 => source.fail_acquire(index),
             1 => source.fail_release(index),
-            2 => source.fail_move(index),
-            3 => source.lose_move(index),
+            2 => source.fail_remap(index),
+            3 => source.lose_remap(index),
             _ => {}
         }
     }

@@ -12,14 +12,11 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use driver_double::{Code, Double};
-use pinpool::backend::{
-    AddressRange, CudaSource, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, Source, Subrange, VirtualMemory,
-};
+use pinpool::backend::{CudaSource, PAGE_BYTES, Source};
+use pinpool::testing::check_source;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 
 mod driver_facts;
-#[path = "../src/backend/suite/mod.rs"]
-mod suite;
 
 const MIB: usize = 1 << 20;
 
@@ -71,7 +68,7 @@ fn the_double_does_what_a_driver_does() {
 fn the_source_keeps_the_contract() {
     let double = Double::load();
     let before = double.figures();
-    suite::run(&CudaSource::new(0).unwrap());
+    check_source(&CudaSource::new(0).unwrap());
     let after = double.figures();
     assert_eq!((after.pinned_bytes, after.host_allocations), (before.pinned_bytes, before.host_allocations));
     assert_eq!(double.wrong_uses(), Vec::<String>::new());

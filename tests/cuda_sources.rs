@@ -12,13 +12,10 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
 use driver_double::{Code, Double, Figures};
 use pinpool::backend::{
-    AddressRange, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, RegisterSource, RemapError, Source, Subrange, VirtualMemory,
-    VmmSource,
+    AddressRange, PAGE_BYTES, RegisterSource, RemapError, Source, Subrange, VirtualMemory, VmmSource,
 };
+use pinpool::testing::check_source;
 use pinpool::{Backend, Clock, ManualClock, Pool, PoolBuilder, Preset, ReleasePolicy};
-
-#[path = "../src/backend/suite/mod.rs"]
-mod suite;
 
 const MIB: usize = 1 << 20;
 const GRANULE: usize = 2 * MIB;
@@ -102,8 +99,8 @@ impl Run {
 fn the_sources_keep_the_contract_and_leave_nothing() {
     let double = Double::load();
     let before = held(&double);
-    suite::run(&VmmSource::new(0, None).unwrap());
-    suite::run(&RegisterSource::new(0, None).unwrap());
+    check_source(&VmmSource::new(0, None).unwrap());
+    check_source(&RegisterSource::new(0, None).unwrap());
     assert_eq!(held(&double), before);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }

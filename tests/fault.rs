@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pinpool::backend::HeapSource;
-use pinpool::backend::fault::FaultSource;
+use pinpool::testing::FaultSource;
 use pinpool::{Backend, Pool, Preset};
 
 fn pool_over(source: &Arc<FaultSource>, max_bytes: Option<u64>) -> Pool {
@@ -145,7 +145,7 @@ fn a_put_that_comes_while_a_miss_waits_serves_it_and_nothing_is_pinned() {
 
 #[test]
 fn adaptive_100_000_hits_while_acquire_and_release_hang() {
-    let source = Arc::new(FaultSource::around(Arc::new(pinpool::backend::sim::SimSource::walled(1 << 40))));
+    let source = Arc::new(FaultSource::around(Arc::new(pinpool::backend::SimSource::discrete(1 << 40))));
     let builder = Pool::builder().without_env().preset(Preset::Adaptive).pool_size_limit(8);
     let pool = builder.backend(Backend::Source(source.clone())).build().unwrap();
     // Something large to release, idle for longer than the small one.

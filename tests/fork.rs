@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use pinpool::backend::HeapSource;
-use pinpool::backend::fault::FaultSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::testing::FaultSource;
 use pinpool::{Backend, Pool, Preset};
 
 mod child;

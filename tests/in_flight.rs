@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pinpool::backend::HeapSource;
-use pinpool::backend::fault::FaultSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::testing::FaultSource;
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
 
 fn source() -> Arc<FaultSource> {

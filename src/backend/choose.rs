@@ -12,8 +12,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::mlock::LockLimit;
-use super::sim::SimSource;
-use super::{Backend, HeapSource, MlockSource, Source};
+
+use super::{Backend, HeapSource, MlockSource, SimSource, Source};
 use crate::config::Preset;
 use crate::error::{ErrorKind, Result};
 use crate::host;

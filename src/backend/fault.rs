@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use pinpool::backend::{Backend, HeapSource, fault::FaultSource};
+//! use pinpool::{backend::HeapSource, testing::FaultSource, Backend};
 //!
 //! let faulty = Arc::new(FaultSource::around(Arc::new(HeapSource::new())));
 //! let builder = pinpool::Pool::builder().without_env().preset(pinpool::Preset::Tensorflow);
@@ -36,7 +36,7 @@ pub struct FaultSource {
 enum Call {
     Acquire = 0,
     Release = 1,
-    Move = 2,
+    Remap = 2,
 }
 
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ struct Dice {
 /// Holds every call of one kind until it is dropped.
 #[derive(Debug)]
 #[must_use = "the gate opens when it is dropped"]
-pub struct Gate {
+pub struct CallGate {
     script: Arc<Script>,
     call: Call,
 }
@@ -88,13 +88,13 @@ impl FaultSource {
     }
 
     /// Fails move number `index`, counted from 0 over the life of this source; the granules stay where they are.
-    pub fn fail_move(&self, index: u64) {
-        self.script.calls.lock()[Call::Move as usize].failing.insert(index);
+    pub fn fail_remap(&self, index: u64) {
+        self.script.calls.lock()[Call::Remap as usize].failing.insert(index);
     }
 
     /// Fails move number `index` half way: the old granules are given back, the new ones not locked.
-    pub fn lose_move(&self, index: u64) {
-        self.script.calls.lock()[Call::Move as usize].losing.insert(index);
+    pub fn lose_remap(&self, index: u64) {
+        self.script.calls.lock()[Call::Remap as usize].losing.insert(index);
     }
 
     /// Fails one acquire in `one_in` (at least 1), drawn from `seed`.
@@ -104,18 +104,18 @@ impl FaultSource {
     }
 
     /// Holds every acquire from now on, until the gate is dropped.
-    pub fn hold_acquires(&self) -> Gate {
+    pub fn hold_acquires(&self) -> CallGate {
         self.hold(Call::Acquire)
     }
 
     /// Holds every release from now on, until the gate is dropped.
-    pub fn hold_releases(&self) -> Gate {
+    pub fn hold_releases(&self) -> CallGate {
         self.hold(Call::Release)
     }
 
     /// Holds every move from now on, until the gate is dropped.
-    pub fn hold_moves(&self) -> Gate {
-        self.hold(Call::Move)
+    pub fn hold_remaps(&self) -> CallGate {
+        self.hold(Call::Remap)
     }
 
     /// Acquires so far, those that failed included.
@@ -129,8 +129,8 @@ impl FaultSource {
     }
 
     /// Moves so far, those that failed included.
-    pub fn moves(&self) -> u64 {
-        self.script.calls.lock()[Call::Move as usize].calls
+    pub fn remaps(&self) -> u64 {
+        self.script.calls.lock()[Call::Remap as usize].calls
     }
 
     /// The span of the wrapped source; whoever calls has seen that there is one.
@@ -138,9 +138,9 @@ impl FaultSource {
         self.inner.virtual_memory().ok_or_else(|| SourceError::new("fault", format!("`{}` does not span", self.name())))
     }
 
-    fn hold(&self, call: Call) -> Gate {
+    fn hold(&self, call: Call) -> CallGate {
         self.script.calls.lock()[call as usize].gates += 1;
-        Gate { script: self.script.clone(), call }
+        CallGate { script: self.script.clone(), call }
     }
 }
 
@@ -174,7 +174,7 @@ impl Dice {
     }
 }
 
-impl Gate {
+impl CallGate {
     /// Waits until `threads` calls stand before the gate.
     pub fn wait_for(&self, threads: usize) {
         let mut calls = self.script.calls.lock();
@@ -184,7 +184,7 @@ impl Gate {
     }
 }
 
-impl Drop for Gate {
+impl Drop for CallGate {
     fn drop(&mut self) {
         self.script.calls.lock()[self.call as usize].gates -= 1;
         self.script.changed.notify_all();
@@ -270,7 +270,7 @@ unsafe impl VirtualMemory for FaultSource {
 
     unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
         let inner = self.inner_span().map_err(RemapError::Kept)?;
-        match self.script.enter(Call::Move) {
+        match self.script.enter(Call::Remap) {
             // SAFETY: as above.
             Ok(()) => unsafe { inner.remap(range, from, to) },
             Err(RemapError::Kept(told)) => Err(RemapError::Kept(told)),
@@ -293,8 +293,8 @@ unsafe impl VirtualMemory for FaultSource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::sim::SimSource;
-    use crate::backend::{HeapSource, suite};
+    use crate::backend::suite::check_source;
+    use crate::backend::{HeapSource, SimSource};
 
     fn source() -> FaultSource {
         FaultSource::around(Arc::new(HeapSource::new()))
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn keeps_the_contract_when_told_nothing() {
-        suite::run(&source());
+        check_source(&source());
     }
 
     #[test]
@@ -363,12 +363,12 @@ mod tests {
             unsafe { start.write(7) };
             source.fail_release(0);
             assert!(unlock(0).unwrap_err().to_string().contains("Release 0"));
-            source.fail_move(0);
+            source.fail_remap(0);
             assert!(matches!(relocate(0, PAGE_BYTES), Err(RemapError::Kept(_))));
             // SAFETY: locked still.
             assert_eq!(unsafe { start.read() }, 7);
             relocate(0, PAGE_BYTES).unwrap();
-            source.lose_move(2);
+            source.lose_remap(2);
             assert!(matches!(relocate(PAGE_BYTES, 0), Err(RemapError::Lost(_))));
             // Neither is locked now, so both can be.
             lock(0).unwrap();
@@ -377,7 +377,7 @@ mod tests {
             assert_eq!(unsafe { start.read() }, 0);
             unlock(0).unwrap();
             unlock(PAGE_BYTES).unwrap();
-            assert_eq!((source.acquires(), source.releases(), source.moves()), (4, 3, 3));
+            assert_eq!((source.acquires(), source.releases(), source.remaps()), (4, 3, 3));
             // SAFETY: nothing of it is locked or in use.
             unsafe { spans.unreserve(range) }.unwrap();
         }
@@ -389,7 +389,7 @@ mod tests {
             let source = FaultSource::around(Arc::new(sim));
             let spans = source.virtual_memory().unwrap();
             let range = spans.reserve(2 * PAGE_BYTES).unwrap();
-            source.lose_move(0);
+            source.lose_remap(0);
             // SAFETY: of this range, and not locked.
             unsafe { spans.commit(&range, 0, PAGE_BYTES) }.unwrap();
             // SAFETY: locked above, unused; the other granule is not locked.
@@ -409,7 +409,7 @@ mod tests {
             let range = spans.reserve(2 * PAGE_BYTES).unwrap();
             // SAFETY: of this range, and not locked.
             unsafe { spans.commit(&range, 0, PAGE_BYTES) }.unwrap();
-            let gate = source.hold_moves();
+            let gate = source.hold_remaps();
             std::thread::scope(|scope| {
                 // SAFETY: locked above, unused; the other granule is not locked.
                 let moving = scope.spawn(|| unsafe { spans.remap(&range, &[page(0)], PAGE_BYTES) });
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn around_a_source_with_walls_there_is_no_span() {
-        let source = FaultSource::around(Arc::new(SimSource::walled(1 << 20)));
+        let source = FaultSource::around(Arc::new(SimSource::discrete(1 << 20)));
         assert!(source.virtual_memory().is_none());
         assert!(source.reserve(PAGE_BYTES).unwrap_err().to_string().contains("`sim` does not span"));
     }

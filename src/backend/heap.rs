@@ -82,11 +82,11 @@ unsafe impl VirtualMemory for HeapSource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::suite;
+    use crate::backend::suite::check_source;
 
     #[test]
     fn keeps_the_contract() {
-        suite::run(&HeapSource::new());
+        check_source(&HeapSource::new());
     }
 
     #[test]

@@ -222,11 +222,11 @@ fn rlimit_memlock() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::suite;
+    use crate::backend::suite::check_source;
 
     #[test]
     fn keeps_the_contract() {
-        suite::run(&MlockSource::new());
+        check_source(&MlockSource::new());
     }
 
     #[cfg(not(miri))]

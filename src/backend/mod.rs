@@ -28,7 +28,8 @@ mod choose;
 mod cuda;
 #[cfg(feature = "cuda")]
 mod device;
-pub mod fault;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod fault;
 mod heap;
 #[cfg(all(test, not(miri)))]
 mod mapping;
@@ -39,8 +40,8 @@ mod populate;
 mod ranges;
 #[cfg(feature = "cuda")]
 mod register;
-pub mod sim;
-#[cfg(test)]
+mod sim;
+#[cfg(any(test, feature = "testing"))]
 pub(crate) mod suite;
 mod virtual_memory;
 #[cfg(feature = "cuda")]
@@ -55,6 +56,7 @@ pub use heap::HeapSource;
 pub use mlock::MlockSource;
 #[cfg(feature = "cuda")]
 pub use register::RegisterSource;
+pub use sim::SimSource;
 pub use virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;

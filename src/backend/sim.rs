@@ -10,9 +10,6 @@ use super::pages::{self, Commit, Numbering};
 use super::ranges::{self, Start};
 use super::{AddressRange, PAGE_BYTES, Region, Source, SourceError, VirtualMemory};
 
-/// Size of `PINPOOL_BACKEND=sim` if none is given: 16 TiB, more than any host has and a fraction of an address space.
-pub const DEFAULT_TOTAL_BYTES: u64 = 16 << 40;
-
 /// Hands out addresses up to a stated total.
 #[derive(Debug)]
 pub struct SimSource {
@@ -24,13 +21,16 @@ pub struct SimSource {
 }
 
 impl SimSource {
+    /// Size of `PINPOOL_BACKEND=sim` without a number: 16 TiB, more than any host has and a fraction of the address space.
+    pub const DEFAULT_TOTAL_BYTES: u64 = 16 << 40;
+
     /// A source that spans, and hands out at most `total_bytes` at one time.
     pub fn new(total_bytes: u64) -> Self {
         Self { numbering: Numbering::default(), total_bytes, held_bytes: AtomicU64::new(0), spans: !cfg!(miri) }
     }
 
     /// As [`SimSource::new`], with walls: it acquires and releases regions, and has no span.
-    pub fn walled(total_bytes: u64) -> Self {
+    pub fn discrete(total_bytes: u64) -> Self {
         Self { spans: false, ..Self::new(total_bytes) }
     }
 
@@ -109,11 +109,11 @@ unsafe impl VirtualMemory for SimSource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::suite;
+    use crate::backend::suite::check_source;
 
     #[test]
     fn keeps_the_contract() {
-        suite::run(&SimSource::new(DEFAULT_TOTAL_BYTES));
+        check_source(&SimSource::new(SimSource::DEFAULT_TOTAL_BYTES));
     }
 
     #[test]
@@ -135,8 +135,8 @@ mod tests {
 
     #[test]
     fn walled_keeps_the_contract_and_has_no_span() {
-        let source = SimSource::walled(DEFAULT_TOTAL_BYTES);
-        suite::run(&source);
+        let source = SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES);
+        check_source(&source);
         assert!(source.virtual_memory().is_none());
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::quantity::{format_bytes, parse_bytes, parse_duration};
 use super::{Ceiling, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy};
-use crate::backend::{Backend, sim};
+use crate::backend::{Backend, SimSource};
 use crate::size_class::Rounding;
 
 /// As `PINPOOL_BACKEND` takes it.
@@ -21,7 +21,7 @@ impl FromStr for Backend {
             "cuda" => Ok(Self::Cuda),
             "mlock" => Ok(Self::Mlock),
             "heap" => Ok(Self::Heap),
-            "sim" => Ok(Self::Sim { total_bytes: sim::DEFAULT_TOTAL_BYTES }),
+            "sim" => Ok(Self::Sim { total_bytes: SimSource::DEFAULT_TOTAL_BYTES }),
             other => match other.strip_prefix("sim:") {
                 Some(size) => Ok(Self::Sim { total_bytes: parse_bytes(size)? }),
                 None => Err("not a back-end (auto, vmm, register, cuda, mlock, heap, sim, sim:SIZE)".to_owned()),

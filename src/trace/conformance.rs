@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::format::{Header, Operation, Reader, TraceError};
-use crate::backend::sim::{DEFAULT_TOTAL_BYTES, SimSource};
+use crate::backend::SimSource;
 use crate::backend::{Backend, PageTiers, Region, Source, SourceError, VirtualMemory};
 use crate::size_class::DEFAULT_ALIGN;
 use crate::sync::plain::Mutex;
@@ -141,7 +141,7 @@ impl<O: Write, B: Write> Conformance<O, B> {
     ///
     /// As [`PoolBuilder::build`](crate::PoolBuilder::build): a limit of 0 with auto-resize, for one.
     pub fn new(header: &Header, streams: Streams<O, B>) -> Result<Self, Error> {
-        let heard = Arc::new(Heard { sim: SimSource::new(DEFAULT_TOTAL_BYTES), calls: Mutex::default() });
+        let heard = Arc::new(Heard { sim: SimSource::new(SimSource::DEFAULT_TOTAL_BYTES), calls: Mutex::default() });
         let diagnostics: Arc<Mutex<Vec<String>>> = Arc::default();
         let log_sampler = LogSampler::new();
         let lane = |_| {

@@ -23,7 +23,7 @@ use serde::Serialize;
 use super::format::{Operation, TraceError};
 use super::workload::{Workload, wrong};
 use crate::backend::Backend;
-use crate::backend::sim::{DEFAULT_TOTAL_BYTES, SimSource};
+use crate::backend::SimSource;
 use crate::size_class::DEFAULT_ALIGN;
 use crate::{Clock, Error, LogSampler, ManualClock, OnFull, PinnedBuf, Pool, Preset, PressureSource, Rounding};
 
@@ -172,8 +172,8 @@ impl Replay {
     /// A pool that knows nothing of the machine, the environment or the time of day.
     fn pool(&self, clock: ManualClock) -> Result<Pool, TraceError> {
         let sim = match self.source {
-            SourceKind::Span => SimSource::new(DEFAULT_TOTAL_BYTES),
-            SourceKind::Walls => SimSource::walled(DEFAULT_TOTAL_BYTES),
+            SourceKind::Span => SimSource::new(SimSource::DEFAULT_TOTAL_BYTES),
+            SourceKind::Walls => SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES),
         };
         let mut builder = Pool::builder()
             .without_env()

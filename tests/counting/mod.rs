@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
-use pinpool::backend::sim::SimSource;
+use pinpool::backend::SimSource;
 use pinpool::backend::{AddressRange, Region, Source, SourceError, VirtualMemory};
 
 /// Counts bytes from before they are taken until after they are back: never less than what is held.
@@ -23,7 +23,7 @@ impl Counting {
     }
 
     pub(crate) fn walled() -> Arc<Self> {
-        Self::over(SimSource::walled(1 << 40))
+        Self::over(SimSource::discrete(1 << 40))
     }
 
     fn over(inner: SimSource) -> Arc<Self> {

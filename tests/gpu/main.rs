@@ -24,10 +24,8 @@
 #![allow(unsafe_code)] // The contract suite, the facts about the driver, and work that the pool does not know of.
 
 use cudarc::driver::result;
-use pinpool::backend::{
-    AddressRange, CudaSource, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, RegisterSource, Source, Subrange, VirtualMemory,
-    VmmSource,
-};
+use pinpool::backend::{CudaSource, RegisterSource, VmmSource};
+use pinpool::testing::check_source;
 
 mod batch;
 mod capture;
@@ -37,8 +35,6 @@ mod device;
 #[path = "../driver_facts/mod.rs"]
 mod driver_facts;
 mod memory;
-#[path = "../../src/backend/suite/mod.rs"]
-mod suite;
 mod ways;
 
 const MIB: usize = 1 << 20;
@@ -53,17 +49,17 @@ fn the_driver_does_what_the_double_says() {
 fn the_sources_keep_the_contract() {
     let Some(device) = device::take() else { return };
     let cuda = CudaSource::new(0).unwrap();
-    suite::run(&cuda);
+    check_source(&cuda);
     // Small blocks of others put the driver's next one anywhere.
     device.context.bind_to_thread().unwrap();
     // SAFETY: freed below, never touched.
     let odd = unsafe { result::malloc_host(100, 0) }.unwrap();
-    suite::run(&cuda);
+    check_source(&cuda);
     // SAFETY: allocated above.
     unsafe { result::free_host(odd) }.unwrap();
     device.on_each(|rig| match rig.name() {
-        "vmm" => suite::run(&VmmSource::new(0, None).unwrap()),
-        "register" => suite::run(&RegisterSource::new(0, None).unwrap()),
+        "vmm" => check_source(&VmmSource::new(0, None).unwrap()),
+        "register" => check_source(&RegisterSource::new(0, None).unwrap()),
         _ => {}
     });
 }

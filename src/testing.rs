@@ -1,0 +1,15 @@
+//! For tests of code that stands on pinpool, and of back-ends made elsewhere (feature `testing`).
+//!
+//! | item | for |
+//! | --- | --- |
+//! | [`check_source`] | the contract of [`Source`](crate::backend::Source), [`VirtualMemory`](crate::backend::VirtualMemory) included, as one test for any implementation |
+//! | [`FaultSource`] | scripted failures and gates around any source |
+//!
+//! ```
+//! use pinpool::backend::HeapSource;
+//!
+//! pinpool::testing::check_source(&HeapSource::new());
+//! ```
+
+pub use crate::backend::fault::{CallGate, FaultSource};
+pub use crate::backend::suite::check_source;
