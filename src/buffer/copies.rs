@@ -200,28 +200,28 @@ impl PinnedBuf {
     /// The put, when `fence` and those of earlier copies are over.
     fn give_up_behind(mut self, fence: SharedFence) {
         let Some(mut block) = self.block.take() else { return };
-        let mut fences = block.state_mut().uses.take();
+        let mut fences = block.state_mut().copy_fences.take();
         fences.push(fence);
         block.put_back_after(fences);
     }
 
     fn record(&mut self, fence: SharedFence) {
         if let Some(block) = &mut self.block {
-            block.state_mut().uses.record(fence);
+            block.state_mut().copy_fences.record(fence);
         }
     }
 
     fn record_write(&mut self, fence: SharedFence) {
         if let Some(block) = &mut self.block {
-            block.state_mut().uses.record_write(fence);
+            block.state_mut().copy_fences.record_write(fence);
         }
     }
 
     /// Takes the memory out of use for good.
     fn lose(mut self, error: &Error) {
         if let Some(mut block) = self.block.take() {
-            drop(block.state_mut().uses.take());
-            block.lose(error);
+            drop(block.state_mut().copy_fences.take());
+            block.leak(error);
         }
     }
 }

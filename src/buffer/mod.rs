@@ -189,7 +189,7 @@ impl PinnedBuf {
     #[inline]
     fn is_free(&mut self) -> bool {
         let is_free = |uses: &mut CopyFences| uses.is_empty() || uses.are_over().unwrap_or(false);
-        self.block.as_mut().is_none_or(|block| is_free(&mut block.state_mut().uses))
+        self.block.as_mut().is_none_or(|block| is_free(&mut block.state_mut().copy_fences))
     }
 
     /// False if a copy into the buffer failed. Any other failure of a device shows where it can be returned: in `Completion`
@@ -198,19 +198,19 @@ impl PinnedBuf {
     fn wait_for_uses(&self) -> bool {
         self.block.as_ref().is_none_or(|block| {
             // No device uses a forked child's copy, and who would say when the parent's is over is not there.
-            !block.state().uses.any() || block.is_forked() || block.state().uses.wait()
+            !block.state().copy_fences.any() || block.is_forked() || block.state().copy_fences.wait()
         })
     }
 
     /// `None` for a buffer of zero bytes, which nobody copies.
     #[cfg(feature = "cuda")]
     pub(crate) fn uses(&self) -> Option<&CopyFences> {
-        self.state().map(|state| &state.uses)
+        self.state().map(|state| &state.copy_fences)
     }
 
     #[cfg(feature = "cuda")]
     pub(crate) fn uses_mut(&mut self) -> Option<&mut CopyFences> {
-        self.block.as_mut().map(|block| &mut block.state_mut().uses)
+        self.block.as_mut().map(|block| &mut block.state_mut().copy_fences)
     }
 
     /// Address of the first byte; page-aligned, or as `get_aligned` was asked. Does not wait for copies.
@@ -220,13 +220,13 @@ impl PinnedBuf {
 
     /// Before each copy: it may have to wait for memory that goes back to the driver.
     pub(crate) fn board(&self) {
-        self.block.iter().for_each(Block::board);
+        self.block.iter().for_each(Block::begin_copy);
     }
 
     /// No copy uses it any more, and that need not wait for the put to be said.
     #[inline]
     fn disembark(&self) {
-        self.block.iter().for_each(Block::disembark);
+        self.block.iter().for_each(Block::end_copies);
     }
 
     /// Where the next [`io::Write`] goes; starts at 0.
@@ -250,7 +250,7 @@ impl Drop for PinnedBuf {
             std::mem::forget(block);
             return;
         }
-        let uses = &mut block.state_mut().uses;
+        let uses = &mut block.state_mut().copy_fences;
         if uses.is_empty() {
             block.put_back();
         } else {

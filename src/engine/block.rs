@@ -51,7 +51,7 @@ pub(crate) struct BufferState {
     pub(crate) len: usize,
     /// Where `io::Write` goes on.
     pub(crate) position: usize,
-    pub(crate) uses: CopyFences,
+    pub(crate) copy_fences: CopyFences,
 }
 
 impl BufferState {
@@ -141,21 +141,21 @@ impl Block {
     /// Comes before every copy from it that is enqueued. May wait, while memory goes back to a driver that would wait for
     /// the copy.
     #[inline]
-    pub(crate) fn board(&self) {
+    pub(crate) fn begin_copy(&self) {
         // Aboard already, it must not wait: a release that is to begin waits for it. Acquire, with the Release below:
         // whoever sees another thread's boarding comes after the release which that one came after.
         if self.0.boarded.load(Ordering::Acquire) == 0 {
-            self.core().board();
+            self.core().begin_copy();
             self.0.boarded.fetch_add(1, Ordering::Release);
         }
     }
 
     /// All copies from it are over. Nobody else has it.
     #[inline]
-    pub(crate) fn disembark(&self) {
+    pub(crate) fn end_copies(&self) {
         // Relaxed: who has the block alone comes after all who boarded. Loaded first, for most puts come without a copy.
         if self.0.boarded.load(Ordering::Relaxed) > 0 {
-            self.core().disembark(self.0.boarded.swap(0, Ordering::Relaxed));
+            self.core().end_copies(self.0.boarded.swap(0, Ordering::Relaxed));
         }
     }
 
@@ -192,8 +192,8 @@ impl Block {
     }
 
     /// Takes it out of use for good: nobody knows when a device is done with it.
-    pub(crate) fn lose(self, error: &Error) {
-        residence::inside(self, |core, block| core.lose(block, error));
+    pub(crate) fn leak(self, error: &Error) {
+        residence::inside(self, |core, block| core.leak(block, error));
     }
 
     /// The memory, for its release, and the pool that it is released through.

@@ -229,7 +229,7 @@ impl Core {
     }
 
     /// Nobody will ever know when the device is done with `block`: it is never used again.
-    pub(crate) fn lose(&self, block: Block, error: &Error) {
+    pub(crate) fn leak(&self, block: Block, error: &Error) {
         let held_bytes = block.held_bytes();
         // The memory stays as it is, and with it the pool that it belongs to.
         std::mem::forget(block);
@@ -268,27 +268,27 @@ impl Core {
 
     pub(super) fn land(&self, swept: Swept<Block>) {
         swept.completed.into_iter().for_each(|block| self.put_home(block));
-        swept.lost.into_iter().for_each(|(block, error)| self.lose(block, &error));
+        swept.lost.into_iter().for_each(|(block, error)| self.leak(block, &error));
     }
 
     /// A copy of a block is about to be enqueued: waits while memory goes back to a driver that waits for copies.
     #[inline]
-    pub(super) fn board(&self) {
+    pub(super) fn begin_copy(&self) {
         if let Supply::Shared(ground) = &self.supply {
-            ground.board();
+            ground.begin_copy();
         }
     }
 
     /// So many copies of one block are over.
-    pub(super) fn disembark(&self, copies: u64) {
+    pub(super) fn end_copies(&self, copies: u64) {
         if let Supply::Shared(ground) = &self.supply {
-            ground.disembark(copies);
+            ground.end_copies(copies);
         }
     }
 
     #[inline]
     fn put_home(&self, block: Block) {
-        block.disembark();
+        block.end_copies();
         if !block.is_from_source() {
             self.put_stand_in(block);
             return;

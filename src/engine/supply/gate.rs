@@ -59,7 +59,7 @@ impl Gate {
 
     /// A copy is about to be enqueued. Waits while a release is running.
     #[inline]
-    pub(super) fn board(&self) {
+    pub(super) fn begin_copy(&self) {
         if !self.is_needed {
             return;
         }
@@ -94,7 +94,7 @@ impl Gate {
     }
 
     /// So many copies are over, and their buffers free.
-    pub(super) fn leave(&self, copies: u64) {
+    pub(super) fn end_copies(&self, copies: u64) {
         if self.is_needed {
             // ReleasePolicy, with the Acquire of the closing: the copies come before the release.
             self.state.fetch_sub(copies, Ordering::Release);
@@ -118,7 +118,7 @@ impl Gate {
         if !self.is_needed {
             return Some(Closed(self));
         }
-        // Acquire: see `leave`. Relaxed where nothing was gained.
+        // Acquire: see `end_copies`. Relaxed where nothing was gained.
         let closing = self.state.compare_exchange(0, CLOSED, Ordering::Acquire, Ordering::Relaxed);
         // Made only now: the drop of one that was not closed would open the gate for others.
         closing.is_ok().then(|| Closed(self))
@@ -160,7 +160,7 @@ impl Gate {
             if closed.is_none() && self.state.fetch_or(CLOSED, Ordering::Relaxed) & CLOSED == 0 {
                 closed = Some(Closed(self));
             }
-            // Acquire: see `leave`.
+            // Acquire: see `end_copies`.
             if closed.is_some() && self.state.load(Ordering::Acquire) == CLOSED {
                 return closed;
             }
@@ -175,7 +175,7 @@ impl Gate {
 impl Drop for Closed<'_> {
     fn drop(&mut self) {
         if self.0.is_needed {
-            // Release: see `board`.
+            // Release: see `begin_copy`.
             self.0.state.fetch_and(!CLOSED, Ordering::Release);
             // Taken and let go: whoever saw the gate closed is asleep by now, and hears it.
             drop(self.0.waiting.lock());
@@ -197,10 +197,10 @@ mod tests {
     #[test]
     fn no_release_begins_with_a_copy_aboard_and_none_boards_while_it_runs() {
         let gate = Gate::new(true);
-        gate.board();
-        gate.board();
+        gate.begin_copy();
+        gate.begin_copy();
         assert!(gate.close().is_none() && !gate.is_at_rest());
-        gate.leave(2);
+        gate.end_copies(2);
         let closed = gate.close().expect("nothing is aboard");
         assert!(gate.close().is_none(), "one release at a time");
         assert_eq!(gate.state.load(Ordering::SeqCst), CLOSED, "and the gate stays closed");
@@ -208,7 +208,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 has_come.store(true, Ordering::SeqCst);
-                gate.board();
+                gate.begin_copy();
                 has_boarded.store(true, Ordering::SeqCst);
             });
             while !has_come.load(Ordering::SeqCst) {
@@ -220,24 +220,24 @@ mod tests {
             drop(closed);
         });
         assert!(gate.close().is_none(), "the copy is aboard");
-        gate.leave(1);
+        gate.end_copies(1);
         assert!(gate.is_at_rest());
     }
 
     #[test]
     fn a_drain_waits_for_the_copies_aboard_or_gives_up_and_opens() {
         let gate = Gate::new(true);
-        gate.board();
+        gate.begin_copy();
         assert!(gate.drain(Duration::ZERO, || ()).is_none());
         assert_eq!(gate.state.load(Ordering::SeqCst), 1, "open again");
-        let closed = gate.drain(Duration::MAX, || gate.leave(u64::from(gate.state.load(Ordering::SeqCst) != CLOSED)));
+        let closed = gate.drain(Duration::MAX, || gate.end_copies(u64::from(gate.state.load(Ordering::SeqCst) != CLOSED)));
         assert!(closed.is_some());
     }
 
     #[test]
     fn a_drain_waits_for_no_copy_whose_end_nobody_will_know() {
         let gate = Gate::new(true);
-        gate.board();
+        gate.begin_copy();
         gate.block();
         assert!(gate.drain(Duration::MAX, || ()).is_none());
         assert_eq!(gate.state.load(Ordering::SeqCst), 1, "open again");
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn where_no_release_waits_the_gate_is_never_in_the_way() {
         let gate = Gate::new(false);
-        gate.board();
+        gate.begin_copy();
         let both = (gate.close(), gate.close());
         assert!(both.0.is_some() && both.1.is_some());
     }
@@ -260,11 +260,11 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| {
                     for _ in 0..ROUNDS {
-                        gate.board();
+                        gate.begin_copy();
                         copies.fetch_add(1, Ordering::SeqCst);
                         assert_eq!(releases.load(Ordering::SeqCst), 0);
                         copies.fetch_sub(1, Ordering::SeqCst);
-                        gate.leave(1);
+                        gate.end_copies(1);
                     }
                 });
                 scope.spawn(|| {

@@ -30,13 +30,13 @@ use crate::diag;
 impl SharedArena {
     /// A copy of one of the blocks is about to be enqueued.
     #[inline]
-    pub(in crate::engine) fn board(&self) {
-        self.gate.board();
+    pub(in crate::engine) fn begin_copy(&self) {
+        self.gate.begin_copy();
     }
 
     /// So many copies of a block are over.
-    pub(in crate::engine) fn disembark(&self, copies: u64) {
-        self.gate.leave(copies);
+    pub(in crate::engine) fn end_copies(&self, copies: u64) {
+        self.gate.end_copies(copies);
     }
 
     /// Nobody will ever know when a copy of a block is over.

@@ -24,9 +24,9 @@ impl Harbour {
     }
 
     fn copy(&self) {
-        self.gate.board();
+        self.gate.begin_copy();
         self.read();
-        self.gate.leave(1);
+        self.gate.end_copies(1);
     }
 
     fn read(&self) {
@@ -142,7 +142,7 @@ fn loom_a_release_in_turn_gives_up_for_a_copy_and_not_for_one_that_waits() {
     model(|| {
         let harbour = Harbour::new();
         let closed = harbour.gate.close();
-        let copy = beside(&harbour, |harbour| harbour.gate.board());
+        let copy = beside(&harbour, |harbour| harbour.gate.begin_copy());
         assert!(harbour.release(closed));
         let released = harbour.release(harbour.gate.close_in_turn());
         // The copy never ends: who was told of it would be told so again.
@@ -157,10 +157,10 @@ fn loom_a_release_in_turn_gives_up_for_a_copy_and_not_for_one_that_waits() {
 fn loom_a_drain_ends_with_the_copies_aboard_and_lets_the_next_on() {
     model(|| {
         let harbour = Harbour::new();
-        harbour.gate.board();
+        harbour.gate.begin_copy();
         let aboard = beside(&harbour, |harbour| {
             harbour.read();
-            harbour.gate.leave(1);
+            harbour.gate.end_copies(1);
         });
         let next = beside(&harbour, Harbour::copy);
         let was_aboard = !harbour.gate.is_at_rest();
@@ -176,7 +176,7 @@ fn loom_a_drain_ends_with_the_copies_aboard_and_lets_the_next_on() {
 fn loom_a_drain_finds_out_itself_that_copies_are_over() {
     model(|| {
         let harbour = Harbour::new();
-        harbour.gate.board();
+        harbour.gate.begin_copy();
         let is_over = Arc::new(AtomicBool::new(false));
         let (over, seen) = (is_over.clone(), is_over);
         let device = beside(&harbour, move |harbour| {
@@ -188,7 +188,7 @@ fn loom_a_drain_finds_out_itself_that_copies_are_over() {
         harbour.drain(|| {
             looks.set(looks.get() + 1);
             if seen.load(Ordering::Acquire) {
-                harbour.gate.leave(1);
+                harbour.gate.end_copies(1);
             }
         });
         device.join().unwrap();
@@ -200,8 +200,8 @@ fn loom_a_drain_finds_out_itself_that_copies_are_over() {
 fn loom_a_drain_that_loses_patience_opens_for_those_who_wait() {
     model(|| {
         let harbour = Harbour::new();
-        harbour.gate.board();
-        let leaving = beside(&harbour, |harbour| harbour.gate.leave(1));
+        harbour.gate.begin_copy();
+        let leaving = beside(&harbour, |harbour| harbour.gate.end_copies(1));
         let next = beside(&harbour, Harbour::copy);
         let drained = harbour.release(harbour.gate.drain_while(|| (), || false));
         leaving.join().unwrap();
