@@ -230,7 +230,8 @@ mod tests {
         gate.begin_copy();
         assert!(gate.drain(Duration::ZERO, || ()).is_none());
         assert_eq!(gate.state.load(Ordering::SeqCst), 1, "open again");
-        let closed = gate.drain(Duration::MAX, || gate.end_copies(u64::from(gate.state.load(Ordering::SeqCst) != CLOSED)));
+        let closed =
+            gate.drain(Duration::MAX, || gate.end_copies(u64::from(gate.state.load(Ordering::SeqCst) != CLOSED)));
         assert!(closed.is_some());
     }
 
