@@ -1,29 +1,32 @@
-//! Every log line, one function each; the only user of `log` in the library.
+//! Every log line, one method each; the only user of `log` in the library.
 //!
 //! | line | level | what to do about it |
 //! | --- | --- | --- |
-//! | `PoolAllocator: After G get requests, ...` | info | nothing while the two rates fall; see the README on reading it |
-//! | `Raising pool_size_limit_ from A to B` | info | a long chain of them: sizes never repeat; round coarser or set the limit |
-//! | `Lowering pool_size_limit_ from A to B` | info | nothing: five minutes without a miss; the way up is open |
-//! | `preset P, back-end B ...` | info | says the rules, what holds the memory and why nothing better does, and the ceiling |
-//! | `pinned N bytes ...` | info | nothing while it ends; each line is a doubling |
-//! | `reserve: N of M bytes ...` | info | nothing: the start is pinning `PINPOOL_RESERVE` |
-//! | `reserve: N bytes are in ...` | info | the pages really obtained; not huge ones: look at `transparent_hugepage` |
-//! | `partition NAME ...` | info | nothing: a pool with a ceiling of its own was made |
-//! | `no room for N bytes ...` | warn | raise `PINPOOL_MAX_BYTES`, lower the prefetch, or raise `PINPOOL_WAIT` |
-//! | `room again after ...` | warn | says how long that lasted and what it cost |
-//! | `memory is short ...` | info | idle memory goes back sooner; `PINPOOL_PRESSURE=off` ignores it |
+//! | `PoolAllocator: After G get requests, ...` | info | nothing while the two rates fall; the README explains them |
+//! | `Raising pool_size_limit_ from A to B` | info | if raises never stop, sizes never repeat: round coarser or set the limit |
+//! | `Lowering pool_size_limit_ from A to B` | info | nothing: no miss for five minutes; the limit can rise again |
+//! | `preset P, back-end B ...` | info | nothing: rules, source of memory, why no better source, ceiling |
+//! | `pinned N bytes ...` | info | nothing if it stops; one line for each doubling |
+//! | `reserve: N of M bytes ...` | info | nothing: progress of pinning `PINPOOL_RESERVE` |
+//! | `reserve: N bytes are in ...` | info | if the pages are not huge, check `transparent_hugepage` |
+//! | `partition, ceiling N bytes ...` | info | nothing: a pool with a ceiling of its own was made |
+//! | `shortage: no memory for N bytes ...` | warn | raise `PINPOOL_MAX_BYTES`, lower the prefetch, or raise `PINPOOL_WAIT` |
+//! | `shortage over after ...` | warn | the same: the line says how long the shortage lasted and what it cost |
+//! | `memory is short ...` | info | nothing, or `PINPOOL_PRESSURE=off` to ignore the kernel's signal |
+//! | `memory is no longer short ...` | info | nothing |
 //! | `locked memory is limited ...` | warn | raise `RLIMIT_MEMLOCK` or set `PINPOOL_MAX_BYTES` |
-//! | `no thread for PINPOOL_POLL ...` | warn | call `Pool::poll` where the program falls silent |
-//! | `PINPOOL_X=V ...` | warn | correct the variable; what is used instead is in the line |
-//! | `release failed ...` | error | memory stays pinned, for now or until the process ends; the driver's words say why |
-//! | `completion unknown ...` | error | the device failed, or nobody can follow a copy (the line says why); the buffer is never reused |
-//! | `a buffer of N bytes is in flight ...`, `N buffers ...` | warn | a stream stands still: look at what was enqueued on it before the copy |
-//! | `closing with N copies in flight ...` | error | a stream never finished; the memory is left alone |
-//! | `closing: N bytes stay pinned ...` | error | the same on memory whose release waits for the device: all of it is left alone |
+//! | `no thread for PINPOOL_POLL ...` | warn | call `Pool::poll` when the program is idle |
+//! | `PINPOOL_X=V ...` | warn | correct the variable; the line names the value used instead |
+//! | `release failed ...` | error | read the driver's reason in the line; memory stays pinned, for now or until the process ends |
+//! | `completion unknown ...` | error | check the device: it failed, or a copy cannot be followed; the buffer is never reused |
+//! | `a buffer of N bytes has ...`, `N buffers ...` | warn | a stream is blocked: look at what was enqueued on it before the copy |
+//! | `closing with N copies in flight ...` | error | the same; the memory is never released |
+//! | `closing: N bytes stay pinned ...` | error | the same, where a release waits for the device: all memory stays pinned |
 //!
-//! Takes plain values, never a pool, and decides nothing but whether a check is printed: one in ten over the whole
-//! process, as TensorFlow did.
+//! All lines but TensorFlow's first two begin with the pool's name in brackets, if it has one.
+//!
+//! Takes plain values, never a pool. Its only decision is which checks are printed: one in ten over the whole process,
+//! as in TensorFlow.
 
 use std::fmt;
 use std::sync::Arc;
@@ -112,25 +115,41 @@ impl fmt::Display for CheckReport {
     }
 }
 
-/// Hears of every check, printed or not.
+/// Called after every check, printed or not.
 pub(crate) type Listener = Arc<dyn Fn(&CheckReport) + Send + Sync>;
 
-/// How a pool speaks of its checks.
+/// The log of one pool: one method for each line of the table above.
+///
+/// Displays as the start of its lines: the pool's name in brackets, nothing if it has none.
 #[derive(Clone)]
-pub(crate) struct CheckReporter {
+pub(crate) struct PoolLog {
+    pub(crate) name: Option<String>,
     pub(crate) log_sampler: LogSampler,
     pub(crate) log_every: u64,
     pub(crate) listener: Option<Listener>,
 }
 
-impl fmt::Debug for CheckReporter {
+impl fmt::Debug for PoolLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CheckReporter").field("log_every", &self.log_every).finish_non_exhaustive()
+        let Self { name, log_every, .. } = self;
+        f.debug_struct("PoolLog").field("name", name).field("log_every", log_every).finish_non_exhaustive()
     }
 }
 
-impl CheckReporter {
-    /// Prints the check if it is its turn, and tells the listener.
+impl fmt::Display for PoolLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.name.as_ref().map_or(Ok(()), |name| write!(f, "[{name}] "))
+    }
+}
+
+impl PoolLog {
+    /// The log of a partition, named after its parent: `parent/child`.
+    pub(crate) fn partition(&self, child: &str) -> Self {
+        let name = self.name.as_ref().map_or_else(|| child.to_owned(), |parent| format!("{parent}/{child}"));
+        Self { name: Some(name), ..self.clone() }
+    }
+
+    /// Prints a check if the sampler picks it, and calls the listener. TensorFlow's lines carry no name.
     pub(crate) fn checked(&self, check: Check) {
         let report = CheckReport { check, printed: self.log_sampler.next_is_printed(self.log_every) };
         if report.printed {
@@ -143,114 +162,130 @@ impl CheckReporter {
             listener(&report);
         }
     }
-}
 
-pub(crate) fn started(
-    preset: &str,
-    source: &str,
-    is_pinned: bool,
-    passed_over: &[(&'static str, String)],
-    ceiling: &str,
-) {
-    let nature = if is_pinned { "page-locked" } else { "not page-locked" };
-    let why_not: String = passed_over.iter().map(|(name, why)| format!("; not {name}: {why}")).collect();
-    log::info!("preset {preset}, back-end {source} ({nature}), ceiling {ceiling}{why_not}");
-}
-
-pub(crate) fn lowering(from: u64, to: u64) {
-    log::info!("Lowering pool_size_limit_ from {from} to {to}");
-}
-
-pub(crate) fn grown(pinned_bytes: u64, page_locks: u64, max_bytes: Option<u64>) {
-    let ceiling = max_bytes.map_or_else(String::new, |max_bytes| format!(", ceiling {max_bytes}"));
-    log::info!("pinned {pinned_bytes} bytes in {page_locks} page-locks{ceiling}");
-}
-
-pub(crate) fn reserving(done_bytes: u64, of_bytes: u64) {
-    log::info!("reserve: {done_bytes} of {of_bytes} bytes pinned");
-}
-
-pub(crate) fn reserved(bytes: u64, tiers: impl Fn() -> PageTiers, numa_node: Option<u32>) {
-    let node = numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
-    log::info!("reserve: {bytes} bytes are in {}{node}", tiers());
-}
-
-pub(crate) fn partitioned(name: &str, max_bytes: u64) {
-    log::info!("partition {name}, ceiling {max_bytes} bytes, shares the memory of its pool");
-}
-
-pub(crate) fn no_room(asked_bytes: u64, why: &str, holdings: &UsageReport) {
-    log::warn!("no room for {asked_bytes} bytes: {why}; {holdings}");
-}
-
-pub(crate) fn room_again(after: Duration, gets: u64, fallbacks: u64) {
-    log::warn!(
-        "room again after {after:?}: {gets} gets found none at once, {fallbacks} were given memory that is not pinned"
-    );
-}
-
-pub(crate) fn pressure(is_over: bool) {
-    if is_over {
-        log::info!("memory is not short any more: idle memory stays as long as PINPOOL_IDLE_TIMEOUT says");
-    } else {
-        log::info!("memory is short: idle memory goes back sooner (PINPOOL_PRESSURE=off ignores it)");
+    pub(crate) fn started(
+        &self,
+        preset: &str,
+        backend: &str,
+        is_pinned: bool,
+        passed_over: &[(&'static str, String)],
+        ceiling: &str,
+    ) {
+        let kind = if is_pinned { "page-locked" } else { "not page-locked" };
+        let why_not: String = passed_over.iter().map(|(name, why)| format!("; not {name}: {why}")).collect();
+        log::info!("{self}preset {preset}, back-end {backend} ({kind}), ceiling {ceiling}{why_not}");
     }
-}
 
-pub(crate) fn lock_limit(limit_bytes: u64) {
-    log::warn!(
-        "locked memory is limited to {limit_bytes} B for this process (RLIMIT_MEMLOCK); the ceiling is set to that; raise the \
-         limit (`ulimit -l`) or grant CAP_IPC_LOCK for more"
-    );
-}
-
-pub(crate) fn no_poller(error: &std::io::Error) {
-    log::warn!("no thread for PINPOOL_POLL: idle memory goes back only while the pool is used or polled: {error}");
-}
-
-pub(crate) fn bad_setting(warning: &Warning) {
-    log::warn!("{warning}");
-}
-
-pub(crate) fn release_failed(held_bytes: u64, error: &SourceError) {
-    log::error!("release failed, {held_bytes} B stay held until the process ends: {error}");
-}
-
-pub(crate) fn not_released(error: &SourceError) {
-    log::error!(
-        "release failed: idle memory stays pinned for now and is tried again later, without another word until some goes: \
-         {error}"
-    );
-}
-
-/// One that fails takes many along: the first is told, the second, the fourth, the eighth.
-pub(crate) fn completion_unknown(held_bytes: u64, lost: u64, keeps_all: bool, error: &Error) {
-    if lost.is_power_of_two() {
-        let all = if keeps_all { ", and nothing of the pool goes back, since a release would wait for it" } else { "" };
-        log::error!("completion unknown, a buffer of {held_bytes} B is never reused ({lost} so far){all}: {error}");
+    pub(crate) fn limit_lowered(&self, from: u64, to: u64) {
+        log::info!("{self}Lowering pool_size_limit_ from {from} to {to}");
     }
-}
 
-pub(crate) fn stuck(buffers: u64, bytes: u64, age: Duration, stream: u64) {
-    let (what, are) = if buffers == 1 { ("a buffer".to_owned(), "is") } else { (format!("{buffers} buffers"), "are") };
-    log::warn!(
-        "{what} of {bytes} bytes {are} in flight since {age:?} on stream {stream:#x}: away until the copies end \
-         (PINPOOL_STUCK_AFTER sets the time)"
-    );
-}
+    pub(crate) fn grown(&self, pinned_bytes: u64, page_locks: u64, max_bytes: Option<u64>) {
+        let ceiling = max_bytes.map_or_else(String::new, |max_bytes| format!(", ceiling {max_bytes}"));
+        log::info!("{self}pinned {pinned_bytes} bytes in {page_locks} page-locks{ceiling}");
+    }
 
-pub(crate) fn left_pinned(bytes: u64) {
-    log::error!(
-        "closing: {bytes} bytes stay pinned until the process ends: a copy was never seen to end, and a release would wait \
-         for it"
-    );
-}
+    pub(crate) fn reserving(&self, done_bytes: u64, of_bytes: u64) {
+        log::info!("{self}reserve: {done_bytes} of {of_bytes} bytes pinned");
+    }
 
-pub(crate) fn closed_in_flight(copies: u64, bytes: u64, waited: Duration) {
-    log::error!(
-        "closing with {copies} copies in flight after waiting {waited:?}: their {bytes} B are left alone, since a device may \
-         still read them (PINPOOL_CLOSE_WAIT sets the wait)"
-    );
+    /// Calls `tiers`, which asks the kernel, only if the line is logged.
+    pub(crate) fn reserved(&self, bytes: u64, tiers: impl Fn() -> PageTiers, numa_node: Option<u32>) {
+        let node = numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
+        log::info!("{self}reserve: {bytes} bytes are in {}{node}", tiers());
+    }
+
+    pub(crate) fn partitioned(&self, max_bytes: u64) {
+        log::info!("{self}partition, ceiling {max_bytes} bytes, shares the memory of its parent pool");
+    }
+
+    pub(crate) fn shortage_began(&self, asked_bytes: u64, why: &str, usage: &UsageReport) {
+        log::warn!("{self}shortage: no memory for {asked_bytes} bytes: {why}; {usage}");
+    }
+
+    pub(crate) fn shortage_ended(&self, after: Duration, gets: u64, fallbacks: u64) {
+        log::warn!(
+            "{self}shortage over after {after:?}: {gets} gets found no memory at once, {fallbacks} were given memory that \
+             is not pinned"
+        );
+    }
+
+    pub(crate) fn pressure_changed(&self, is_calm: bool) {
+        if is_calm {
+            log::info!("{self}memory is no longer short: idle memory is kept for PINPOOL_IDLE_TIMEOUT again");
+        } else {
+            log::info!("{self}memory is short: idle memory is given back sooner (PINPOOL_PRESSURE=off ignores this)");
+        }
+    }
+
+    pub(crate) fn lock_limited(&self, limit_bytes: u64) {
+        log::warn!(
+            "{self}locked memory is limited to {limit_bytes} bytes for this process (RLIMIT_MEMLOCK), and so is the \
+             ceiling; raise the limit (`ulimit -l`) or grant CAP_IPC_LOCK for more"
+        );
+    }
+
+    pub(crate) fn no_poller(&self, error: &std::io::Error) {
+        log::warn!(
+            "{self}no thread for PINPOOL_POLL: idle memory is given back only while the pool is used; call Pool::poll \
+             when the program is idle: {error}"
+        );
+    }
+
+    pub(crate) fn bad_setting(&self, warning: &Warning) {
+        log::warn!("{self}{warning}");
+    }
+
+    pub(crate) fn release_failed(&self, held_bytes: u64, error: &SourceError) {
+        log::error!("{self}release failed: {held_bytes} bytes stay allocated until the process ends: {error}");
+    }
+
+    /// Logs why the arena could not give memory back, if it could not.
+    pub(crate) fn release_error(&self, released: Result<(), SourceError>) {
+        if let Err(error) = released {
+            log::error!(
+                "{self}release failed: idle memory stays pinned and is released later; further failures are not logged \
+                 until a release succeeds: {error}"
+            );
+        }
+    }
+
+    /// Logs the first loss, the second, the fourth, the eighth: one failed device loses many buffers.
+    pub(crate) fn completion_unknown(&self, held_bytes: u64, lost: u64, keeps_all: bool, error: &Error) {
+        if lost.is_power_of_two() {
+            let all = if keeps_all {
+                "; the pool releases no memory from now on, since a release would wait for that copy"
+            } else {
+                ""
+            };
+            log::error!(
+                "{self}completion unknown: a buffer of {held_bytes} bytes is never reused ({lost} so far){all}: {error}"
+            );
+        }
+    }
+
+    pub(crate) fn stuck(&self, buffers: u64, bytes: u64, age: Duration, stream: u64) {
+        let (subject, have) =
+            if buffers == 1 { ("a buffer".to_owned(), "has") } else { (format!("{buffers} buffers"), "have") };
+        log::warn!(
+            "{self}{subject} of {bytes} bytes {have} been in flight for {age:?} on stream {stream:#x}, unavailable until \
+             the copies complete; look for what blocks that stream (PINPOOL_STUCK_AFTER sets the time)"
+        );
+    }
+
+    pub(crate) fn left_pinned(&self, bytes: u64) {
+        log::error!(
+            "{self}closing: {bytes} bytes stay pinned until the process ends: a copy was never seen to complete, and a \
+             release would wait for it"
+        );
+    }
+
+    pub(crate) fn closed_in_flight(&self, copies: u64, bytes: u64, waited: Duration) {
+        log::error!(
+            "{self}closing with {copies} copies in flight after waiting {waited:?}: their {bytes} bytes are never released, \
+             since a device may still read them (PINPOOL_CLOSE_WAIT sets the wait)"
+        );
+    }
 }
 
 /// A double as C's `%g` prints it: six significant digits, no trailing zeros, an exponent below 1e-4 and from 1e6 on.

@@ -44,6 +44,7 @@ fn lines_are_logged_when_they_must_be() {
     log::set_max_level(LevelFilter::Trace);
     one_check_in_ten_of_the_process_is_logged_in_tensorflows_words();
     a_stuck_copy_is_warned_of_once();
+    lines_of_a_named_pool_and_of_its_partition_begin_with_its_name();
 }
 
 fn one_check_in_ten_of_the_process_is_logged_in_tensorflows_words() {
@@ -94,5 +95,16 @@ fn a_stuck_copy_is_warned_of_once() {
     }
     let kept = KEPT.0.lock().unwrap().clone();
     let [(Level::Warn, line)] = kept.as_slice() else { panic!("one warning, of the first copy alone: {kept:?}") };
-    assert!(line.contains("is in flight since 40s on stream 0x"), "{line}");
+    assert!(line.contains("has been in flight for 40s on stream 0x"), "{line}");
+}
+
+fn lines_of_a_named_pool_and_of_its_partition_begin_with_its_name() {
+    KEPT.0.lock().unwrap().clear();
+    let pool = Pool::builder().without_env().backend(Backend::Heap).name("loader").build().unwrap();
+    let partition = pool.partition("eval", 1 << 20).unwrap();
+    assert_eq!((pool.name(), partition.name()), (Some("loader"), Some("loader/eval")));
+    let kept = KEPT.0.lock().unwrap().clone();
+    let [(Level::Info, started), (Level::Info, partitioned)] = kept.as_slice() else { panic!("two lines: {kept:?}") };
+    assert!(started.starts_with("[loader] preset adaptive, back-end heap"), "{started}");
+    assert!(partitioned.starts_with("[loader/eval] partition, ceiling 1048576 bytes"), "{partitioned}");
 }

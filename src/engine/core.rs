@@ -24,14 +24,14 @@ use std::time::Duration;
 use super::block::Block;
 use super::clock::Timekeeper;
 use super::idle::{AdaptiveIdle, Aftermath, ExactIdle, Idle};
-use super::maintenance::{Upkeep, told};
+use super::maintenance::Upkeep;
 use super::shortage::Episode;
 use super::supply::{Memory, Reclaim, Supply};
 use super::waiters::Queue;
 use crate::backend::{HeapSource, PageTiers, Source};
 use crate::budget::Budget;
 use crate::config::{Config, FenceKind};
-use crate::diag::{self, CheckReporter};
+use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::ForkGeneration;
 use crate::in_flight::{Few, InFlight, SharedFence, Swept};
@@ -66,7 +66,7 @@ pub(crate) struct Core {
     pub(super) time: Timekeeper,
     pub(super) upkeep: Upkeep,
     pub(super) episode: Episode,
-    pub(super) reporter: CheckReporter,
+    pub(crate) log: Arc<PoolLog>,
     pub(super) counts: Counts,
 }
 
@@ -88,7 +88,7 @@ impl Core {
         own: Arc<Budget>,
         stand_in: Option<HeapSource>,
         time: Timekeeper,
-        reporter: CheckReporter,
+        log: Arc<PoolLog>,
     ) -> Arc<Self> {
         let (limit, auto_resize) = (config.pool_size_limit, config.auto_resize);
         let idle = match &supply {
@@ -107,7 +107,7 @@ impl Core {
             time,
             upkeep: Upkeep::new(&config.pressure),
             episode: Episode::default(),
-            reporter,
+            log,
             counts: Counts::default(),
             config,
         });
@@ -239,7 +239,7 @@ impl Core {
         let lost = self.counts.lost.fetch_add(1, Ordering::Relaxed) + 1;
         self.counts.lost_bytes.fetch_add(held_bytes, Ordering::Relaxed);
         let keeps_all = matches!(self.supply, Supply::Shared(_)) && self.source().release_waits();
-        diag::completion_unknown(held_bytes, lost, keeps_all, error);
+        self.log.completion_unknown(held_bytes, lost, keeps_all, error);
         self.close_if_unused();
     }
 
@@ -310,7 +310,7 @@ impl Core {
         let sealed = unkept.is_some();
         victim.into_iter().chain(unkept).for_each(|block| self.give_up(block));
         if let Some(check) = check {
-            self.reporter.checked(check);
+            self.log.checked(check);
         }
         if sealed {
             self.close_if_unused();
@@ -331,7 +331,7 @@ impl Core {
         let (core, memory) = block.into_parts();
         let failed = match (memory, &core.supply) {
             (Memory::Carved { place, bytes, claim, .. }, Supply::Shared(ground)) => {
-                told(ground.give(place, bytes, core.time.coarse_us()));
+                self.log.release_error(ground.give(place, bytes, core.time.coarse_us()));
                 drop(claim);
                 Ok(())
             }
@@ -345,7 +345,7 @@ impl Core {
             (Memory::Carved { .. } | Memory::Whole { .. }, _) => Ok(()),
         };
         if let Err((held_bytes, error)) = failed {
-            diag::release_failed(held_bytes, &error);
+            self.log.release_failed(held_bytes, &error);
         }
     }
 
@@ -367,7 +367,7 @@ impl Core {
 
     fn trim_ground(&self, to_bytes: u64) {
         if let Supply::Shared(ground) = &self.supply {
-            told(ground.release_down_to(to_bytes, self.time.coarse_us()));
+            self.log.release_error(ground.release_down_to(to_bytes, self.time.coarse_us()));
         }
     }
 }

@@ -7,9 +7,7 @@ use std::path::Path;
 use super::core::Core;
 use super::idle::Idle;
 use super::supply::Supply;
-use crate::backend::SourceError;
 use crate::config::PressureSource;
-use crate::diag;
 use crate::host::{Gauge, Pressure};
 use crate::in_flight::PendingGroup;
 use crate::sync::plain::Mutex;
@@ -67,12 +65,12 @@ impl Core {
     }
 
     fn do_what_is_due(&self, watch: &mut Watch, now_us: u64) {
-        self.episode.over(now_us);
+        self.episode.over(&self.log, now_us);
         if self.in_flight.count() > 0 {
             let stuck = self.in_flight.newly_stuck(now_us, self.config.stuck_after);
             stuck
                 .into_iter()
-                .for_each(|PendingGroup { buffers, age, stream, bytes }| diag::stuck(buffers, bytes, age, stream));
+                .for_each(|PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream));
         }
         let Supply::Shared(ground) = &self.supply else { return };
         // A partition that has fallen silent ages with the others.
@@ -80,18 +78,18 @@ impl Core {
         tenants.iter().for_each(|tenant| tenant.grow_old(now_us));
         if let Some(pressure) = watch.look(now_us) {
             ground.hurry((pressure != Pressure::Calm).then_some(HURRY));
-            diag::pressure(pressure == Pressure::Calm);
+            self.log.pressure_changed(pressure == Pressure::Calm);
         }
         // Severe pressure takes what is idle at once, for as long as it lasts.
         if watch.pressure == Pressure::Severe {
             tenants.iter().for_each(|tenant| while tenant.give_back_oldest() {});
             self.trim(0);
         }
-        told(ground.release_due(now_us));
+        self.log.release_error(ground.release_due(now_us));
         let holding = ground.holding();
         if !self.is_partition() && holding.held_bytes >= watch.reported_bytes.saturating_mul(2) {
             watch.reported_bytes = holding.held_bytes;
-            diag::grown(holding.held_bytes, holding.calls.allocs, holding.max_bytes);
+            self.log.grown(holding.held_bytes, holding.calls.allocs, holding.max_bytes);
         }
     }
 
@@ -102,15 +100,8 @@ impl Core {
         idle.aged(now_us).into_iter().for_each(|block| self.give_up(block));
         if let Some((from, to, pushed_out)) = idle.lower(now_us) {
             pushed_out.into_iter().for_each(|block| self.give_up(block));
-            diag::lowering(from, to);
+            self.log.limit_lowered(from, to);
         }
-    }
-}
-
-/// Says what the arena could not give back.
-pub(super) fn told(released: Result<(), SourceError>) {
-    if let Err(error) = released {
-        diag::not_released(&error);
     }
 }
 

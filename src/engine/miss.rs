@@ -43,7 +43,7 @@ impl Core {
         } else {
             match self.allocate(class) {
                 Ok(block) => {
-                    self.episode.over(now_us);
+                    self.episode.over(&self.log, now_us);
                     return Ok(block);
                 }
                 Err(refusal) => refusal,
@@ -87,7 +87,7 @@ impl Core {
             }
             Refusal::Source(error) => (error.to_string(), self.holdings()),
         };
-        self.episode.begun(len as u64, self.time.coarse_us(), why);
+        self.episode.begun(&self.log, len as u64, self.time.coarse_us(), why);
     }
 
     fn stand_in(self: &Arc<Self>, class: Class) -> Option<Block> {

@@ -10,7 +10,6 @@ use std::thread;
 use std::time::Duration;
 
 use super::core::Core;
-use crate::diag;
 
 const EVERY: Duration = Duration::from_millis(500);
 
@@ -24,7 +23,7 @@ impl Poller {
     /// Starts one for `core`; without a thread to be had the pool does without, and says so.
     pub(crate) fn start(core: &Arc<Core>) -> Option<Self> {
         let (until_dropped, sleep) = channel::<Infallible>();
-        let core = Arc::downgrade(core);
+        let (log, core) = (core.log.clone(), Arc::downgrade(core));
         let poll = move || {
             while matches!(sleep.recv_timeout(EVERY), Err(RecvTimeoutError::Timeout)) {
                 let Some(core) = core.upgrade() else { return };
@@ -34,7 +33,7 @@ impl Poller {
         match thread::Builder::new().name("pinpool-poll".to_owned()).spawn(poll) {
             Ok(_) => Some(Self { _until_dropped: until_dropped }),
             Err(error) => {
-                diag::no_poller(&error);
+                log.no_poller(&error);
                 None
             }
         }

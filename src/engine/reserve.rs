@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::core::Core;
 use super::supply::{Refusal, Supply};
 use crate::budget::Budget;
-use crate::diag;
 use crate::error::{ErrorKind, Result};
 
 /// Progress is reported so often.
@@ -29,7 +28,7 @@ impl Core {
             let part = u128::from(done_bytes) * u128::from(REPORTS) / u128::from(bytes);
             if part > reported.get() {
                 reported.set(part);
-                diag::reserving(done_bytes, bytes);
+                self.log.reserving(done_bytes, bytes);
             }
         };
         let mut added = ground.add_reserve(bytes, &progress);
@@ -44,14 +43,14 @@ impl Core {
             let len = usize::try_from(bytes).unwrap_or(usize::MAX);
             self.refused(len, refusal)
         })?;
-        // The kernel is asked only if somebody wants to know.
-        diag::reserved(bytes, || self.source().page_tiers(start, len), self.numa_node());
+        self.log.reserved(bytes, || self.source().page_tiers(start, len), self.numa_node());
         Ok(())
     }
 
     /// A pool over the same `supply` with a ceiling of its own.
-    pub(crate) fn partition(&self, supply: Supply, share: Arc<Budget>) -> Arc<Self> {
+    pub(crate) fn partition(&self, name: &str, supply: Supply, share: Arc<Budget>) -> Arc<Self> {
         let stand_in = self.stand_in.as_ref().map(|_| crate::backend::HeapSource::new());
-        Self::new(self.config.clone(), supply, share, stand_in, self.time.shared(), self.reporter.clone())
+        let log = Arc::new(self.log.partition(name));
+        Self::new(self.config.clone(), supply, share, stand_in, self.time.shared(), log)
     }
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::diag;
+use crate::diag::PoolLog;
 use crate::error::UsageReport;
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicBool, Ordering};
@@ -31,7 +31,13 @@ struct Tally {
 
 impl Episode {
     /// A get of `len_bytes` found no room at `now_us`.
-    pub(super) fn begun(&self, len_bytes: u64, now_us: u64, why: impl FnOnce() -> (String, UsageReport)) {
+    pub(super) fn begun(
+        &self,
+        log: &PoolLog,
+        len_bytes: u64,
+        now_us: u64,
+        why: impl FnOnce() -> (String, UsageReport),
+    ) {
         let mut tally = self.tally.lock();
         if let Some(tally) = &mut *tally {
             tally.gets += 1;
@@ -43,7 +49,7 @@ impl Episode {
         self.on.store(true, Ordering::Relaxed);
         drop(tally);
         let (why, holdings) = why();
-        diag::no_room(len_bytes, &why, &holdings);
+        log.shortage_began(len_bytes, &why, &holdings);
     }
 
     /// A get was given memory that is not pinned.
@@ -54,7 +60,7 @@ impl Episode {
     }
 
     /// Ends it if no get has been without room for a while.
-    pub(super) fn over(&self, now_us: u64) {
+    pub(super) fn over(&self, log: &PoolLog, now_us: u64) {
         // Relaxed, as above.
         if !self.on.load(Ordering::Relaxed) {
             return;
@@ -65,6 +71,6 @@ impl Episode {
         // Relaxed, as above.
         self.on.store(false, Ordering::Relaxed);
         drop(tally);
-        diag::room_again(Duration::from_micros(last_us - begun_us), gets, fallbacks);
+        log.shortage_ended(Duration::from_micros(last_us - begun_us), gets, fallbacks);
     }
 }

@@ -9,9 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::core::Core;
-use super::maintenance::told;
 use super::supply::Supply;
-use crate::diag;
 use crate::sync::process::{Ordering, fence};
 
 impl Core {
@@ -65,7 +63,7 @@ impl Core {
         let (copies, bytes) = (self.in_flight.count(), self.in_flight.bytes());
         let abandoned = self.in_flight.abandon();
         if !abandoned.is_empty() {
-            diag::closed_in_flight(copies, bytes, begun.elapsed());
+            self.log.closed_in_flight(copies, bytes, begun.elapsed());
         }
         // Where a release waits for the device, it would wait for a stuck copy for ever.
         let may_leave = abandoned.is_empty() || !self.source().release_waits();
@@ -74,7 +72,7 @@ impl Core {
         if let Supply::Shared(ground) = &self.supply
             && may_leave
         {
-            told(ground.leave(self, self.time.coarse_us()));
+            self.log.release_error(ground.leave(self, self.time.coarse_us()));
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::arena::Retention;
 use crate::backend::{self, Backend, HeapSource, Source};
 use crate::budget::Budget;
 use crate::config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy, Settings, env};
-use crate::diag::{self, CheckReport, CheckReporter, Listener, LogSampler};
+use crate::diag::{CheckReport, LogSampler, PoolLog};
 use crate::engine::{Clock, Core, Direct, SharedArena, SharedArenaConfig, Supply, Timekeeper};
 use crate::error::{ErrorKind, Result};
 use crate::host;
@@ -21,8 +21,7 @@ use crate::size_class::Rounding;
 pub struct PoolBuilder {
     settings: Settings,
     without_env: bool,
-    log_sampler: LogSampler,
-    listener: Option<Listener>,
+    log: PoolLog,
     clock: Clock,
 }
 
@@ -37,8 +36,7 @@ impl PoolBuilder {
         Self {
             settings: Settings::default(),
             without_env: false,
-            log_sampler: LogSampler::process(),
-            listener: None,
+            log: PoolLog { name: None, log_sampler: LogSampler::process(), log_every: 1, listener: None },
             clock: Clock::System,
         }
     }
@@ -46,6 +44,12 @@ impl PoolBuilder {
     /// Ignores `PINPOOL_*`: only what is set here, and the defaults.
     pub fn without_env(mut self) -> Self {
         self.without_env = true;
+        self
+    }
+
+    /// Name of the pool, for its log lines: `[loader] preset adaptive, ...`. TensorFlow's two lines carry no name.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.log.name = Some(name.into());
         self
     }
 
@@ -195,14 +199,14 @@ impl PoolBuilder {
 
     /// Counts this pool's checks with `log_sampler` instead of with all pools of the process.
     pub fn log_sampler(mut self, log_sampler: LogSampler) -> Self {
-        self.log_sampler = log_sampler;
+        self.log.log_sampler = log_sampler;
         self
     }
 
     /// Calls `listener` after every check of the rates, printed or not. It runs on the thread whose put led to the
     /// check, outside of every lock of the pool.
     pub fn on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
-        self.listener = Some(Arc::new(listener));
+        self.log.listener = Some(Arc::new(listener));
         self
     }
 
@@ -215,29 +219,27 @@ impl PoolBuilder {
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
         let (env, warnings) = if self.without_env { Default::default() } else { env::read_process() };
-        warnings.iter().for_each(diag::bad_setting);
+        warnings.iter().for_each(|warning| self.log.bad_setting(warning));
         let config = self.settings.or(env).resolve()?;
+        let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });
         let (mut max_bytes, ceiling) = ceiling_in_bytes(&config);
         let place =
             backend::PinOptions { device: config.device, node: config.numa_node, threads: pin_threads(&config) };
         let chosen = backend::choose(&config.backend, config.preset, place, max_bytes)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
-        diag::started(
+        log.started(
             config.preset.name(),
             chosen.source.name(),
             chosen.source.is_pinned(),
             &chosen.passed_over,
             &ceiling,
         );
-        chosen.lock_limit_bytes.iter().copied().for_each(diag::lock_limit);
+        chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
-        let reporter =
-            CheckReporter { log_sampler: self.log_sampler, log_every: config.log_every, listener: self.listener };
         let stand_in = stands_in(&config, &*chosen.source).then(HeapSource::new);
-        let supply = supply(&config, chosen.source, max_bytes)?;
+        let supply = supply(&config, chosen.source, max_bytes, &log)?;
         let reserve_bytes = config.reserve_bytes;
-        let pool =
-            Pool::of(Core::new(config, supply, Budget::new(None), stand_in, Timekeeper::new(self.clock), reporter));
+        let pool = Pool::of(Core::new(config, supply, Budget::new(None), stand_in, Timekeeper::new(self.clock), log));
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
         }
@@ -281,7 +283,7 @@ fn stands_in(config: &Config, source: &dyn Source) -> bool {
     }
 }
 
-fn supply(config: &Config, source: Arc<dyn Source>, max_bytes: Option<u64>) -> Result<Supply> {
+fn supply(config: &Config, source: Arc<dyn Source>, max_bytes: Option<u64>, log: &Arc<PoolLog>) -> Result<Supply> {
     match config.preset {
         Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, max_bytes))),
         Preset::Adaptive => {
@@ -290,9 +292,13 @@ fn supply(config: &Config, source: Arc<dyn Source>, max_bytes: Option<u64>) -> R
             let backend = source.name();
             let drain_at_most = (config.release_policy == ReleasePolicy::Force).then_some(config.wait);
             let (may_grow, pin_threads) = (config.growth, pin_threads(config));
-            SharedArena::new(source, SharedArenaConfig { max_bytes, may_grow, pin_threads, retain, drain_at_most })
-                .map(|ground| Supply::Shared(Arc::new(ground)))
-                .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
+            SharedArena::new(
+                source,
+                SharedArenaConfig { max_bytes, may_grow, pin_threads, retain, drain_at_most },
+                log.clone(),
+            )
+            .map(|ground| Supply::Shared(Arc::new(ground)))
+            .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
         }
     }
 }

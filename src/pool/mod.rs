@@ -184,7 +184,8 @@ impl Pool {
     }
 
     /// A pool with counts, limit and a ceiling of its own that cuts its buffers from the same memory: for a second use
-    /// (evaluation beside training, say) that must not crowd out the first. `name` is for its log lines.
+    /// (evaluation beside training, say) that must not crowd out the first. Its own name is that of this pool, if it has
+    /// one, with `/` and `name` behind it.
     ///
     /// # Errors
     ///
@@ -197,8 +198,9 @@ impl Pool {
             return Err(ErrorKind::Setting { name: "partition", value: name.to_owned(), why: why.to_owned() }.into());
         };
         let supply = Supply::Shared(ground.clone());
-        crate::diag::partitioned(name, max_bytes);
-        Ok(Self::of(core.partition(supply, Budget::new(Some(max_bytes)))))
+        let partition = core.partition(name, supply, Budget::new(Some(max_bytes)));
+        partition.log.partitioned(max_bytes);
+        Ok(Self::of(partition))
     }
 
     /// Gives idle memory back to the system, oldest first, until at most `to_bytes` are held or nothing is idle.
@@ -233,6 +235,11 @@ impl Pool {
     /// paths. `None` under the preset `tensorflow`, where nobody keeps a list.
     pub fn page_tiers(&self) -> Option<PageTiers> {
         self.core().page_tiers()
+    }
+
+    /// The name in the pool's log lines ([`PoolBuilder::name`]).
+    pub fn name(&self) -> Option<&str> {
+        self.core().log.name.as_deref()
     }
 
     /// The settings that hold, after environment and defaults.

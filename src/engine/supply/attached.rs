@@ -13,7 +13,6 @@ use std::sync::{Arc, Weak};
 use super::executor::Mapping;
 use super::shared_arena::SharedArena;
 use crate::backend::SourceError;
-use crate::diag;
 use crate::engine::block::Block;
 use crate::size_class::Class;
 
@@ -61,7 +60,7 @@ impl SharedArena {
     pub(super) fn dismantle(&self, now_us: u64) -> Result<(), SourceError> {
         // A copy that never ended: a release that waits for the device would wait for it as well.
         let Some(closed) = self.gate.close_in_turn() else {
-            diag::left_pinned(self.land.lock().arena.figures().locked_bytes);
+            self.log.left_pinned(self.land.lock().arena.figures().locked_bytes);
             return Ok(());
         };
         let mut released = Ok(());

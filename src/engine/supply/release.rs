@@ -25,7 +25,6 @@ use super::gate::Closed;
 use super::shared_arena::{ArenaState, SharedArena};
 use crate::arena::Plan;
 use crate::backend::SourceError;
-use crate::diag;
 
 impl SharedArena {
     /// A copy of one of the blocks is about to be enqueued.
@@ -67,7 +66,7 @@ impl SharedArena {
             let reclaim = move || {
                 let given_back = ground.release_now(now_us);
                 ground.is_reclaiming.store(false, Ordering::Release);
-                given_back.unwrap_or_else(|error| diag::not_released(&error));
+                ground.log.release_error(given_back);
             };
             if std::thread::Builder::new().name("pinpool-reclaim".to_owned()).spawn(reclaim).is_ok() {
                 return Ok(());

@@ -28,6 +28,7 @@ use super::gate::{Closed, Gate};
 use super::{Memory, Refusal, SupplyStats};
 use crate::arena::{Arena, ArenaPtr, GrowthLimits, GrowthMode, Plan, RANGE_BYTES_MAX, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
+use crate::diag::PoolLog;
 use crate::engine::block::Block;
 use crate::size_class::Class;
 use crate::stats::Underlying;
@@ -40,6 +41,7 @@ const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
 #[derive(Debug)]
 pub(crate) struct SharedArena {
     pub(super) source: Arc<dyn Source>,
+    pub(super) log: Arc<PoolLog>,
     max_bytes: Option<u64>,
     may_grow: bool,
     pub(super) pin_threads: usize,
@@ -100,7 +102,11 @@ pub(in crate::engine) enum Acquired {
 
 impl SharedArena {
     /// An arena over `source`. Reserves addresses where the source spans, pins nothing.
-    pub(crate) fn new(source: Arc<dyn Source>, plan: SharedArenaConfig) -> Result<Self, SourceError> {
+    pub(crate) fn new(
+        source: Arc<dyn Source>,
+        plan: SharedArenaConfig,
+        log: Arc<PoolLog>,
+    ) -> Result<Self, SourceError> {
         let SharedArenaConfig { max_bytes, may_grow, pin_threads, retain, drain_at_most } = plan;
         let mut sites = Mappings::default();
         let (arena, granule_bytes, longest_bytes) = match source.virtual_memory() {
@@ -137,6 +143,7 @@ impl SharedArena {
             gate: Gate::new(source.release_waits()),
             is_reclaiming: AtomicBool::new(false),
             source,
+            log,
             max_bytes,
             may_grow,
             pin_threads,
