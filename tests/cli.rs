@@ -460,7 +460,7 @@ fn a_conformance_trace_takes_its_own_settings_and_no_others() {
     let expected = fs::read_to_string(data("small_limit.expected")).unwrap();
     assert_eq!(run(&["replay", "--format", "conformance", &trace]).stdout, expected);
     for (args, words) in [
-        (&["--format", "conformance", "--retain", "0s", &trace][..], "settings of the pool"),
+        (&["--format", "conformance", "--idle-timeout", "0s", &trace][..], "settings of the pool"),
         (&["--format", "conformance", &trace, &trace][..], "one trace"),
         (&["--targets", "none.csv", &trace][..], "--targets goes with"),
         (&["--rounding", "pow2", "--preset", "adaptive", &trace][..], "PINPOOL_ROUNDING"),

@@ -8,8 +8,8 @@ use clap::Args;
 use pinpool::Pool;
 use pinpool::config::env;
 
-use crate::Failed;
-use crate::screen::Screen;
+use crate::ExitError;
+use crate::terminal::Terminal;
 
 /// Lists the PINPOOL_* variables: value, origin, default, meaning
 ///
@@ -17,22 +17,22 @@ use crate::screen::Screen;
 #[derive(Debug, Args)]
 pub(crate) struct EnvArgs {}
 
-pub(crate) fn run(_args: &EnvArgs, screen: &Screen) -> Result<(), Failed> {
+pub(crate) fn run(_args: &EnvArgs, terminal: &Terminal) -> Result<(), ExitError> {
     let refused = |error: pinpool::Error| {
-        screen.say(&error);
-        Failed::from(&error)
+        terminal.message(&error);
+        ExitError::from(&error)
     };
     let (entries, warnings) = env::report().map_err(refused)?;
-    screen.report(list(&entries))?;
+    terminal.report(list(&entries))?;
     for warning in &warnings {
-        screen.write(format!("warning: {warning}\n").as_bytes());
+        terminal.write(format!("warning: {warning}\n").as_bytes());
     }
     // The reserve alone would be pinned by this; whether it goes with the rest has been asked above.
     match Pool::builder().reserve(0).background_poll(false).build() {
         Err(error) if error.is_setting() => Err(refused(error)),
         // The settings may be meant for another machine.
         Err(error) => {
-            screen.write(format!("warning: {error}\n").as_bytes());
+            terminal.write(format!("warning: {error}\n").as_bytes());
             Ok(())
         }
         Ok(_) => Ok(()),

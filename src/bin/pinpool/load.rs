@@ -14,9 +14,9 @@ use pinpool::loader::plan::Cut;
 use pinpool::loader::{Catalog, Destination, Ended, Failure, Landed, Loader, Observer, Options, Outcome, Stop};
 use pinpool::{Backend, Ceiling, OnFull, Pool, Preset, Rounding};
 
-use crate::Failed;
-use crate::screen::{Bar, Screen};
-use crate::table::{Figures, Run};
+use crate::ExitError;
+use crate::load_report::{LoadReport, LoadRun};
+use crate::terminal::{Bar, Terminal};
 
 /// Files of the synthetic data set: about 1.1 GB.
 const SYNTHETIC_FILES: u64 = 10_000;
@@ -155,15 +155,15 @@ fn batch_bytes(text: &str) -> Result<NonZeroU64, String> {
 }
 
 /// Runs the subcommand.
-pub(crate) fn run(args: &Args, screen: &Screen) -> Result<(), Failed> {
-    let stop = stop_at_interrupt(screen);
+pub(crate) fn run(args: &Args, terminal: &Terminal) -> Result<(), ExitError> {
+    let stop = stop_at_interrupt(terminal);
     let pool = args.pool.build().map_err(|error| {
-        screen.say(&error);
-        Failed::from(&error)
+        terminal.message(&error);
+        ExitError::from(&error)
     })?;
     let mut destination = args.destination(&pool).map_err(|error| {
-        screen.say(error);
-        Failed::Work
+        terminal.message(error);
+        ExitError::Failure
     })?;
     let listing = Instant::now();
     let catalog = args.catalog(&stop);
@@ -173,34 +173,34 @@ pub(crate) fn run(args: &Args, screen: &Screen) -> Result<(), Failed> {
     }
 
     let options = args.options();
-    let bar = screen.bar(catalog.len_bytes().saturating_mul(options.epochs));
-    let mut reporter = Reporter { screen, bar, failed: 0 };
+    let bar = terminal.bar(catalog.len_bytes().saturating_mul(options.epochs));
+    let mut reporter = Reporter { terminal, bar, failed: 0 };
     let loader = Loader { pool, catalog: &catalog, options, stop };
     let outcome = loader.run(destination.as_mut(), &mut reporter);
     drop(reporter);
 
     let pinned_bytes = loader.pool.stats().pinned_bytes;
     fall_idle(&loader.pool, args.idle, &loader.stop);
-    let run = Run { outcome: &outcome, sink: destination.describe(), verify: args.verify, listing, pinned_bytes };
-    let figures = Figures::new(run, &loader.pool.stats());
-    let printed = if args.json { screen.print(figures.json()) } else { screen.print(&figures) };
-    verdict(&outcome, screen).and(printed)
+    let run = LoadRun { outcome: &outcome, sink: destination.describe(), verify: args.verify, listing, pinned_bytes };
+    let report = LoadReport::new(run, &loader.pool.stats());
+    let printed = if args.json { terminal.print(report.json()) } else { terminal.print(report.table().trim_end()) };
+    verdict(&outcome, terminal).and(printed)
 }
 
 /// The first Ctrl-C ends the run cleanly, the second at once. Whoever stops a process and its group (`timeout`, a shell's
 /// job control) sends one wish as two signals: what follows at once is the same one.
-fn stop_at_interrupt(screen: &Screen) -> Stop {
+fn stop_at_interrupt(terminal: &Terminal) -> Stop {
     let stop = Stop::new();
     let raised = stop.clone();
     let mut first = None;
     let handler = ctrlc::set_handler(move || {
         let at = *first.get_or_insert_with(Instant::now);
         if raised.request() && at.elapsed() > SAME_WISH {
-            std::process::exit(Failed::Interrupted as i32);
+            std::process::exit(ExitError::Interrupted as i32);
         }
     });
     if let Err(error) = handler {
-        screen.say(format_args!("Ctrl-C will end the run without its figures: {error}"));
+        terminal.message(format_args!("Ctrl-C will end the run without its figures: {error}"));
     }
     stop
 }
@@ -218,17 +218,17 @@ fn fall_idle(pool: &Pool, idle: Duration, stop: &Stop) {
     }
 }
 
-fn verdict(outcome: &Outcome, screen: &Screen) -> Result<(), Failed> {
+fn verdict(outcome: &Outcome, terminal: &Terminal) -> Result<(), ExitError> {
     match &outcome.ended {
         Ended::Stopped => {
-            screen.say("interrupted; the figures are those so far");
-            return Err(Failed::Interrupted);
+            terminal.message("interrupted; the figures are those so far");
+            return Err(ExitError::Interrupted);
         }
-        Ended::Strict => screen.say("stopped at the first failure (--strict)"),
-        Ended::Broken(why) => screen.say(format_args!("stopped: {why}")),
+        Ended::Strict => terminal.message("stopped at the first failure (--strict)"),
+        Ended::Broken(why) => terminal.message(format_args!("stopped: {why}")),
         _ => {}
     }
-    if outcome.is_clean() { Ok(()) } else { Err(Failed::Work) }
+    if outcome.is_clean() { Ok(()) } else { Err(ExitError::Failure) }
 }
 
 impl Args {
@@ -317,7 +317,7 @@ impl PoolArgs {
 
 /// Moves the bar and names what fails.
 struct Reporter<'a> {
-    screen: &'a Screen,
+    terminal: &'a Terminal,
     bar: Bar,
     failed: u64,
 }
@@ -329,7 +329,7 @@ impl Observer for Reporter<'_> {
 
     fn failed(&mut self, failure: &Failure) {
         self.failed += 1;
-        self.screen.say(failure);
+        self.terminal.message(failure);
         self.bar.note(format!("{} failed", self.failed));
     }
 }

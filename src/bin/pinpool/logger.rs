@@ -1,11 +1,10 @@
-//! The shape of a log line: TensorFlow's prefix, in local time.
+//! The format of a log line: TensorFlow's prefix, in local time.
 //!
 //! ```text
 //! 2018-06-27 18:09:11.701458: I src/diag.rs:247] Raising pool_size_limit_ from 100 to 110
 //! ```
 //!
-//! Owns nothing else: which lines there are is the library's business, which are shown is `RUST_LOG`'s, and where they
-//! appear is the screen's.
+//! The library decides which lines exist, `RUST_LOG` which are shown, and `terminal` writes them.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -13,13 +12,13 @@ use std::io::{self, Write};
 use env_logger::{Builder, Env, Target};
 use log::{Level, Record};
 
-use crate::screen::Screen;
+use crate::terminal::Terminal;
 
-/// Sends the log to `screen`: what `RUST_LOG` asks for, or without it what passes `default_filter`.
-pub(crate) fn init(screen: &Screen, default_filter: &str) {
+/// Sends the log to `terminal`, filtered by `RUST_LOG` or, where that is not set, by `default_filter`.
+pub(crate) fn init(terminal: &Terminal, default_filter: &str) {
     Builder::from_env(Env::default().default_filter_or(default_filter))
         .format(|out, record| line(out, jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S%.6f"), record))
-        .target(Target::Pipe(Box::new(Above(screen.clone()))))
+        .target(Target::Pipe(Box::new(LogTarget(terminal.clone()))))
         .init();
 }
 
@@ -35,10 +34,10 @@ fn line(out: &mut impl Write, time: impl Display, record: &Record<'_>) -> io::Re
     writeln!(out, "{time}: {severity} {file}:{line}] {}", record.args())
 }
 
-/// env_logger writes each record at once, so a record is never torn.
-struct Above(Screen);
+/// The terminal as a writer. env_logger writes each record in one call, so each call is one line.
+struct LogTarget(Terminal);
 
-impl Write for Above {
+impl Write for LogTarget {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes);
         Ok(bytes.len())
@@ -54,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_shaped_as_tensorflow_shapes_it() {
+    fn a_line_has_the_format_of_tensorflow() {
         let mut out = Vec::new();
         let record = Record::builder()
             .args(format_args!("Raising pool_size_limit_ from 100 to 110"))

@@ -1,33 +1,31 @@
-//! The `pinpool` tool.
+//! The `pinpool` command-line tool.
 //!
-//! | file | owns |
+//! | module | owns |
 //! | --- | --- |
-//! | `main` | the command line: which subcommand runs, and with which status the process ends |
-//! | `load` | `pinpool load`: files through the pool to a device |
-//! | `replay` | `pinpool replay`: traces through the pool on simulated memory |
-//! | `replayed` | what replays cost, as a list or as rows |
-//! | `comparison` | the same of all presets and sources beside each other, in Markdown |
-//! | `bench` | `pinpool bench`: what the pool costs on this machine |
-//! | `env` | `pinpool env`: every setting, its value and where that comes from |
-//! | `logger` | the shape of a log line |
-//! | `screen` | the terminal: the progress bar, and lines that do not tear it |
-//! | `table` | the figures at the end, for people and as JSON |
+//! | `main` | the choice of a subcommand, and the exit status |
+//! | `load` | `pinpool load`: flags, destination, Ctrl-C |
+//! | `load_report` | the figures of a load, as a table and as JSON |
+//! | `replay` | `pinpool replay`: traces played on simulated memory |
+//! | `bench` | `pinpool bench`: measurements on this machine |
+//! | `env` | `pinpool env`: every setting with its value and its origin |
+//! | `logger` | the format of a log line |
+//! | `terminal` | every write to stdout and stderr, and the progress bar |
+//! | `table` | text tables: lists, aligned columns, grouped digits |
 
 mod bench;
-mod comparison;
 mod env;
 mod load;
+mod load_report;
 mod logger;
 mod replay;
-mod replayed;
-mod screen;
 mod table;
+mod terminal;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::screen::Screen;
+use crate::terminal::Terminal;
 
 /// A pool of page-locked host memory for loaders that feed GPUs.
 #[derive(Debug, Parser)]
@@ -45,37 +43,36 @@ enum Command {
     Env(env::EnvArgs),
 }
 
-/// How the process ends, apart from `0` and what clap says of a wrong command line (`2`).
+/// Exit status of a subcommand that did not succeed. clap itself exits with 2 for a wrong command line.
 #[derive(Debug, Clone, Copy)]
-enum Failed {
-    /// Something could not be done.
-    Work = 1,
+enum ExitError {
+    Failure = 1,
     /// Settings contradict each other or cannot be met.
     Settings = 2,
-    /// Ctrl-C, as shells count it: 128 and the signal's number.
+    /// Ctrl-C, by the shells' convention: 128 plus the signal's number.
     Interrupted = 130,
 }
 
-impl From<&pinpool::Error> for Failed {
+impl From<&pinpool::Error> for ExitError {
     fn from(error: &pinpool::Error) -> Self {
-        if error.is_setting() { Failed::Settings } else { Failed::Work }
+        if error.is_setting() { ExitError::Settings } else { ExitError::Failure }
     }
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let screen = Screen::new();
-    // What pools say is part of a replay's result and goes to stdout there; a list of settings carries its warnings.
+    let terminal = Terminal::new();
+    // `replay` prints the pool's diagnostics as part of its result, and `env` prints the warnings itself.
     let default_filter = if matches!(cli.command, Command::Load(_)) { "warn,pinpool=info" } else { "error" };
-    logger::init(&screen, default_filter);
-    let ended = match cli.command {
-        Command::Load(args) => load::run(&args, &screen),
-        Command::Replay(args) => screen.report(replay::run(&args)),
-        Command::Bench(args) => bench::run(&args, &screen),
-        Command::Env(args) => env::run(&args, &screen),
+    logger::init(&terminal, default_filter);
+    let result = match cli.command {
+        Command::Load(args) => load::run(&args, &terminal),
+        Command::Replay(args) => terminal.report(replay::run(&args)),
+        Command::Bench(args) => bench::run(&args, &terminal),
+        Command::Env(args) => env::run(&args, &terminal),
     };
-    match ended {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failed) => ExitCode::from(failed as u8),
+        Err(error) => ExitCode::from(error as u8),
     }
 }

@@ -13,8 +13,8 @@ use super::far::Far;
 use super::figure::{Measured, gb_per_s, mib};
 use super::sources;
 use super::tracked::{self, Tracked};
-use crate::Failed;
-use crate::screen::Screen;
+use crate::ExitError;
+use crate::terminal::Terminal;
 
 /// Copies on their way at once.
 const DEPTH: usize = 8;
@@ -65,9 +65,9 @@ struct OfBackend {
     gb_per_s: Vec<f64>,
 }
 
-pub(crate) fn run(args: &CopyArgs, screen: &Screen) -> Result<(), Failed> {
-    let figures = measure(args).map_err(|error| super::failed(&error, screen))?;
-    if args.json { screen.print(serde_json::json!(figures)) } else { screen.print(figures.table()) }
+pub(crate) fn run(args: &CopyArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let figures = measure(args).map_err(|error| super::failed(&error, terminal))?;
+    if args.json { terminal.print(serde_json::json!(figures)) } else { terminal.print(figures.table()) }
 }
 
 fn measure(args: &CopyArgs) -> Measured<Figures> {

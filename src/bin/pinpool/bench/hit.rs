@@ -13,8 +13,8 @@ use serde::Serialize;
 use super::histogram::Histogram;
 use super::keepers::{ArrayQueues, Empty, Keeper, Malloc, MutexHashMap};
 use super::patterns::{self, Blind, Pattern, Watch};
-use crate::Failed;
-use crate::screen::Screen;
+use crate::ExitError;
+use crate::terminal::Terminal;
 
 const ROUNDS: usize = 9;
 /// So long each keeper runs in each round, about.
@@ -80,28 +80,29 @@ struct Baselines {
     empty: f64,
 }
 
-pub(crate) fn run(args: &HitArgs, screen: &Screen) -> Result<(), Failed> {
+pub(crate) fn run(args: &HitArgs, terminal: &Terminal) -> Result<(), ExitError> {
     let threads = usize::from(args.threads);
     if args.pattern == Pattern::Cross && !threads.is_multiple_of(2) {
-        screen.say(format!("--threads {threads}: cross takes threads in pairs; give an even number"));
-        return Err(Failed::Settings);
+        terminal.message(format!("--threads {threads}: cross takes threads in pairs; give an even number"));
+        return Err(ExitError::Settings);
     }
     let pool = Pool::builder().backend(args.backend.clone()).build().map_err(|error| {
-        screen.say(&error);
-        Failed::from(&error)
+        terminal.message(&error);
+        ExitError::from(&error)
     })?;
     let figures = measure(&pool, args.pattern, threads);
     let stats = pool.stats();
     if stats.failed_gets > 0 || stats.fallbacks > 0 {
         let (failed, fallbacks) = (stats.failed_gets, stats.fallbacks);
-        screen
-            .say(format!("{failed} gets failed and {fallbacks} were served from elsewhere: the figures mean nothing"));
-        return Err(Failed::Work);
+        terminal.message(format!(
+            "{failed} gets failed and {fallbacks} were served from elsewhere: the figures mean nothing"
+        ));
+        return Err(ExitError::Failure);
     }
     if args.json {
-        return screen.print(serde_json::json!(figures));
+        return terminal.print(serde_json::json!(figures));
     }
-    screen.print(figures.table())
+    terminal.print(figures.table())
 }
 
 fn measure(pool: &Pool, pattern: Pattern, threads: usize) -> Figures {

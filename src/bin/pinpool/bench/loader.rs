@@ -17,8 +17,8 @@ use super::far::Far;
 use super::feed::{self, Batches, Buffers, FIRST, LONGEST_BYTES, Loop};
 use super::figure::{Measured, mib, micros, quotient, rounded};
 use super::sources;
-use crate::Failed;
-use crate::screen::Screen;
+use crate::ExitError;
+use crate::terminal::Terminal;
 
 /// Producers fill batches and one thread copies them: GB/s beside the same loop that fills nothing, and beside a ring
 ///
@@ -95,9 +95,9 @@ struct Loader {
     pinned_over_requested: f64,
 }
 
-pub(crate) fn run(args: &LoaderArgs, screen: &Screen) -> Result<(), Failed> {
-    let figures = measure(args).map_err(|error| super::failed(&error, screen))?;
-    if args.json { screen.print(serde_json::json!(figures)) } else { screen.print(figures.table()) }
+pub(crate) fn run(args: &LoaderArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let figures = measure(args).map_err(|error| super::failed(&error, terminal))?;
+    if args.json { terminal.print(serde_json::json!(figures)) } else { terminal.print(figures.table()) }
 }
 
 fn measure(args: &LoaderArgs) -> Measured<Figures> {

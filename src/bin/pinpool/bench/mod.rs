@@ -37,8 +37,8 @@ mod tracked;
 use clap::{Args, Subcommand};
 
 use self::figure::NotMeasured;
-use crate::Failed;
-use crate::screen::Screen;
+use crate::ExitError;
+use crate::terminal::Terminal;
 
 /// Measures the pool on this machine
 #[derive(Debug, Args)]
@@ -56,22 +56,22 @@ enum What {
     Loader(loader::LoaderArgs),
 }
 
-pub(crate) fn run(args: &BenchArgs, screen: &Screen) -> Result<(), Failed> {
+pub(crate) fn run(args: &BenchArgs, terminal: &Terminal) -> Result<(), ExitError> {
     match &args.what {
-        What::Hit(args) => hit::run(args, screen),
-        What::Pin(args) => pin::run(args, screen),
-        What::Stall(args) => stall::run(args, screen),
-        What::Copy(args) => copy::run(args, screen),
-        What::Loader(args) => loader::run(args, screen),
+        What::Hit(args) => hit::run(args, terminal),
+        What::Pin(args) => pin::run(args, terminal),
+        What::Stall(args) => stall::run(args, terminal),
+        What::Copy(args) => copy::run(args, terminal),
+        What::Loader(args) => loader::run(args, terminal),
     }
 }
 
 /// Says why a bench could not be run.
-fn failed(error: &NotMeasured, screen: &Screen) -> Failed {
-    screen.say(error);
+fn failed(error: &NotMeasured, terminal: &Terminal) -> ExitError {
+    terminal.message(error);
     match error {
-        NotMeasured::Setting(_) => Failed::Settings,
-        NotMeasured::Missing(_) => Failed::Work,
-        NotMeasured::Pool(error) => Failed::from(error),
+        NotMeasured::Setting(_) => ExitError::Settings,
+        NotMeasured::Missing(_) => ExitError::Failure,
+        NotMeasured::Pool(error) => ExitError::from(error),
     }
 }

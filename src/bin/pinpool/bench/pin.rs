@@ -19,8 +19,8 @@ use serde::Serialize;
 use super::asked;
 use super::figure::{Measured, NotMeasured, gb_per_s, median, mib, quotient, rounded};
 use super::sources;
-use crate::Failed;
-use crate::screen::Screen;
+use crate::ExitError;
+use crate::terminal::Terminal;
 
 /// Below a page nothing is pinned for its own sake.
 const PAGE_BYTES: u64 = 4096;
@@ -116,9 +116,9 @@ struct Growth {
     worst_get_us: f64,
 }
 
-pub(crate) fn run(args: &PinArgs, screen: &Screen) -> Result<(), Failed> {
-    let figures = measure(args).map_err(|error| super::failed(&error, screen))?;
-    if args.json { screen.print(serde_json::json!(figures)) } else { screen.print(figures.table()) }
+pub(crate) fn run(args: &PinArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let figures = measure(args).map_err(|error| super::failed(&error, terminal))?;
+    if args.json { terminal.print(serde_json::json!(figures)) } else { terminal.print(figures.table()) }
 }
 
 fn measure(args: &PinArgs) -> Measured<Figures> {

@@ -24,8 +24,8 @@ use super::figure::{Measured, mib, micros, rounded};
 use super::histogram::Histogram;
 use super::pin::touch;
 use super::sources;
-use crate::Failed;
-use crate::screen::Screen;
+use crate::ExitError;
+use crate::terminal::Terminal;
 
 const COPY_BYTES: usize = 1 << 20;
 /// Copies in flight at once.
@@ -109,9 +109,9 @@ struct Churn {
     held_back_bytes: u64,
 }
 
-pub(crate) fn run(args: &StallArgs, screen: &Screen) -> Result<(), Failed> {
-    let figures = measure(args).map_err(|error| super::failed(&error, screen))?;
-    if args.json { screen.print(serde_json::json!(figures)) } else { screen.print(figures.table()) }
+pub(crate) fn run(args: &StallArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let figures = measure(args).map_err(|error| super::failed(&error, terminal))?;
+    if args.json { terminal.print(serde_json::json!(figures)) } else { terminal.print(figures.table()) }
 }
 
 fn measure(args: &StallArgs) -> Measured<Figures> {

@@ -1,0 +1,109 @@
+//! The terminal: results on stdout, messages on stderr, a progress bar below the messages.
+//!
+//! Owns every write of the tool, and never panics for one that fails: a message that cannot be written is dropped, a
+//! result that cannot be written is an error like any other.
+
+use std::error::Error;
+use std::fmt::Display;
+use std::io::{self, Write};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::ExitError;
+
+/// A handle; clones share the terminal.
+#[derive(Debug, Clone)]
+pub(crate) struct Terminal(MultiProgress);
+
+impl Terminal {
+    pub(crate) fn new() -> Terminal {
+        // Draws on terminals only; a pipe gets no bar.
+        Terminal(MultiProgress::with_draw_target(ProgressDrawTarget::stderr()))
+    }
+
+    /// A bar that counts bytes; dropping it clears it.
+    pub(crate) fn bar(&self, total_bytes: u64) -> Bar {
+        let bar = self.0.add(ProgressBar::new(total_bytes));
+        let style = ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}");
+        if let Ok(style) = style {
+            bar.set_style(style);
+        }
+        Bar(bar)
+    }
+
+    /// Prints a message of the tool itself on stderr.
+    pub(crate) fn message(&self, line: impl Display) {
+        self.write(format!("pinpool: {line}\n").as_bytes());
+    }
+
+    /// Prints one line on stderr, above the bar.
+    pub(crate) fn write(&self, line: &[u8]) {
+        let line = escaped(&String::from_utf8_lossy(line));
+        // There is no channel left to report a failed write to stderr.
+        let _ = self.0.suspend(|| io::stderr().lock().write_all(line.as_bytes()));
+    }
+
+    /// Prints text and a line end on stdout.
+    pub(crate) fn print(&self, text: impl Display) -> Result<(), ExitError> {
+        self.report(to_stdout(&format!("{text}\n")).map_err(Into::into))
+    }
+
+    /// Prints the error, if there is one. A closed stdout is none: its reader wants no more.
+    pub(crate) fn report(&self, result: Result<(), Box<dyn Error>>) -> Result<(), ExitError> {
+        let Err(error) = result else { return Ok(()) };
+        let io_error = error.downcast_ref::<io::Error>();
+        if io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+            return Ok(());
+        }
+        self.message(error);
+        Err(ExitError::Failure)
+    }
+}
+
+/// Writes all of `text` to stdout.
+pub(crate) fn to_stdout(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    // Keeps the kind: `Terminal::report` tells a closed pipe from a full disk by it.
+    written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))
+}
+
+/// Escapes control characters (colours, cursor moves, line ends) except the final line end: names of files, of archive
+/// members and of variables are untrusted.
+fn escaped(line: &str) -> String {
+    let escape = |c: char| if c.is_control() && c != '\t' { c.escape_default().to_string() } else { c.to_string() };
+    let mut safe: String = line.trim_end_matches('\n').chars().map(escape).collect();
+    safe.push('\n');
+    safe
+}
+
+/// A progress bar; dropping it clears its line.
+#[derive(Debug)]
+pub(crate) struct Bar(ProgressBar);
+
+impl Bar {
+    pub(crate) fn advance(&self, bytes: u64) {
+        self.0.inc(bytes);
+    }
+
+    pub(crate) fn note(&self, note: String) {
+        self.0.set_message(note);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::escaped;
+
+    #[test]
+    fn names_cannot_move_the_cursor_or_forge_a_line() {
+        assert_eq!(escaped("a\x1b[31m\nb\u{9b}c\td é: gone\n"), "a\\u{1b}[31m\\nb\\u{9b}c\td é: gone\n");
+        assert_eq!(escaped("no end"), "no end\n");
+    }
+}
