@@ -43,12 +43,12 @@ impl Ours {
     /// An arena with `bytes` locked and free.
     fn locked(bytes: u64) -> Self {
         let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
-        arena.add_spanning(bytes.next_multiple_of(GRANULE)).expect("a range");
-        let room = GrowthLimits { lock_bytes: u64::MAX, may_release_regions: true, step_bytes: u64::MAX };
+        arena.add_virtual_range(bytes.next_multiple_of(GRANULE)).expect("a range");
+        let room = GrowthLimits { commit_bytes: u64::MAX, may_decommit_regions: true, step_bytes: u64::MAX };
         let plan = arena.grow(bytes, PAGE, room).expect("room");
-        let place = plan.place().expect("a buffer");
+        let place = plan.ptr().expect("a buffer");
         assert!(arena.settle(plan, PlanOutcome::Done, 0));
-        arena.give(place, bytes, 0);
+        arena.free(place, bytes, 0);
         Self { arena, now_us: 0 }
     }
 }
@@ -61,7 +61,7 @@ impl Carver for Ours {
     fn give(&mut self, at: u64, bytes: u64) {
         // A stamp of its own for every return: runs of idle granules never share one.
         self.now_us += 1;
-        self.arena.give(ArenaPtr::new(0, at), bytes, self.now_us);
+        self.arena.free(ArenaPtr::new(0, at), bytes, self.now_us);
     }
 }
 

@@ -5,8 +5,6 @@
 
 use std::fmt;
 
-use crate::size_class::{MAX_ALIGN, MAX_LEN};
-
 /// Result of the fallible calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -43,10 +41,10 @@ impl fmt::Display for UsageReport {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ErrorKind {
-    #[error("asked {len} B: a buffer holds at most {MAX_LEN} B; ask for less")]
-    Length { len: usize },
-    #[error("asked {len} B at an alignment of {align}: an alignment is a power of two of at most {MAX_ALIGN}")]
-    Alignment { len: usize, align: usize },
+    #[error("asked {len} B: a buffer holds at most {max_len} B; ask for less")]
+    Length { len: usize, max_len: usize },
+    #[error("asked {len} B at an alignment of {align}: an alignment is a power of two of at most {max_align}")]
+    Alignment { len: usize, align: usize, max_align: usize },
     #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {holdings}; {remedy}")]
     Limit { asked_bytes: u64, needed_bytes: u64, holdings: UsageReport, remedy: &'static str },
     #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {holdings}")]

@@ -19,8 +19,8 @@
 //!
 //! Pure arithmetic: allocates nothing, knows no pool.
 
-use crate::backend::PAGE_BYTES;
 use crate::error::{Error, ErrorKind};
+use crate::host::PAGE_BYTES;
 
 /// Longest buffer: what a Rust slice may span.
 pub(crate) const MAX_LEN: usize = isize::MAX as usize;
@@ -92,7 +92,7 @@ impl Rounding {
 
     fn class_of_any(self, len: usize, align: usize) -> Result<Class, Error> {
         if !align.is_power_of_two() || align > MAX_ALIGN {
-            return Err(ErrorKind::Alignment { len, align }.into());
+            return Err(ErrorKind::Alignment { len, align, max_align: MAX_ALIGN }.into());
         }
         let beside = match self {
             Self::Eighths => align.saturating_sub(PAGE_BYTES),
@@ -106,7 +106,7 @@ impl Rounding {
                 Self::Eighths => (sum <= MAX_LEN).then(|| eighths(sum)),
             })
             .filter(|class| class.bytes <= MAX_LEN)
-            .ok_or_else(|| ErrorKind::Length { len }.into())
+            .ok_or_else(|| ErrorKind::Length { len, max_len: MAX_LEN }.into())
     }
 }
 

@@ -96,7 +96,7 @@ mod tests {
     fn while_copies_run_a_region_is_a_short_step_or_one_buffer() {
         assert_eq!(region_bytes(2000 * MIB, MIB, 0, u64::MAX, 8 * MIB), Some(8 * MIB));
         assert_eq!(region_bytes(0, 3 * MIB, 0, u64::MAX, 8 * MIB), Some(6 * MIB));
-        assert_eq!(region_bytes(0, 20 * MIB, 0, u64::MAX, 8 * MIB), Some(20 * MIB), "no buffer spans two");
+        assert_eq!(region_bytes(0, 20 * MIB, 0, u64::MAX, 8 * MIB), Some(20 * MIB), "no buffer extents two");
         assert_eq!(region_bytes(0, 20 * MIB, 0, 19 * MIB, 8 * MIB), None);
     }
 }

@@ -8,7 +8,7 @@
 //!  +------------+--------------------------+
 //! ```
 //!
-//! A range is always shorter than 2^44 bytes, so the packed spans of two ranges never touch: **the wall at the edge of
+//! A range is always shorter than 2^44 bytes, so the packed extents of two ranges never touch: **the wall at the edge of
 //! a range is the gap between the numbers**, and no merging code has to know about walls.
 
 const OFFSET_BITS: u32 = 44;
@@ -65,20 +65,20 @@ impl Extent {
 
     /// Where it starts.
     #[must_use]
-    pub fn place(self) -> ArenaPtr {
+    pub fn ptr(self) -> ArenaPtr {
         ArenaPtr(self.start)
     }
 
     /// The number of the range it lies in.
     #[must_use]
     pub fn range(self) -> u32 {
-        self.place().range()
+        self.ptr().range()
     }
 
     /// Bytes from the start of the range.
     #[must_use]
     pub fn offset(self) -> u64 {
-        self.place().offset()
+        self.ptr().offset()
     }
 
     /// Its length.
@@ -97,7 +97,7 @@ impl Extent {
     }
 }
 
-/// The granules of one range: where they start and how long each is. A walled region is a single granule.
+/// The granules of one range: where they start and how long each is. A discrete region is a single granule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Grid {
     pub(super) origin: u64,
@@ -131,7 +131,7 @@ pub(super) fn align_up(at: u64, align: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn span(start: u64, end: u64) -> Extent {
+    fn extent(start: u64, end: u64) -> Extent {
         Extent { start, end }
     }
 
@@ -145,17 +145,17 @@ mod tests {
     #[test]
     fn granules_are_decided_by_the_part_that_touches_them() {
         let grid = Grid { origin: 0, granule_bytes: 10 };
-        assert_eq!(grid.granules_decided(span(3, 27), span(3, 27)), Some(span(10, 20)));
-        assert_eq!(grid.granules_decided(span(3, 27), span(12, 13)), Some(span(10, 20)));
-        assert_eq!(grid.granules_decided(span(3, 27), span(3, 9)), None, "granule 0 is not whole");
-        assert_eq!(grid.granules_decided(span(0, 40), span(9, 11)), Some(span(0, 20)));
-        assert_eq!(grid.granules_decided(span(0, 40), span(10, 20)), Some(span(10, 20)));
+        assert_eq!(grid.granules_decided(extent(3, 27), extent(3, 27)), Some(extent(10, 20)));
+        assert_eq!(grid.granules_decided(extent(3, 27), extent(12, 13)), Some(extent(10, 20)));
+        assert_eq!(grid.granules_decided(extent(3, 27), extent(3, 9)), None, "granule 0 is not whole");
+        assert_eq!(grid.granules_decided(extent(0, 40), extent(9, 11)), Some(extent(0, 20)));
+        assert_eq!(grid.granules_decided(extent(0, 40), extent(10, 20)), Some(extent(10, 20)));
     }
 
     #[test]
     fn what_is_without_a_hole_is_what_lies_beside_it() {
-        assert_eq!(span(0, 10).without(span(2, 5)), [Some(span(0, 2)), Some(span(5, 10))]);
-        assert_eq!(span(0, 10).without(span(0, 10)), [None, None]);
-        assert_eq!(span(4, 10).without(span(0, 2)), [None, Some(span(4, 10))]);
+        assert_eq!(extent(0, 10).without(extent(2, 5)), [Some(extent(0, 2)), Some(extent(5, 10))]);
+        assert_eq!(extent(0, 10).without(extent(0, 10)), [None, None]);
+        assert_eq!(extent(4, 10).without(extent(0, 2)), [None, Some(extent(4, 10))]);
     }
 }

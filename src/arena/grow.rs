@@ -4,7 +4,7 @@ use super::discrete::region_bytes;
 use super::extent::{ArenaPtr, Extent};
 use super::plan::{Plan, PlanOutcome, Step};
 use super::retain::IdleRun;
-use super::{Arena, GrowthMode, Kind, Shelf};
+use super::{Arena, GrowthMode, RangeKind, HoleSet};
 
 /// Free bytes beyond one in so many of those in use are moved before others are locked.
 const SPARE_SHARE: u64 = 10;
@@ -13,9 +13,9 @@ const SPARE_SHARE: u64 = 10;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GrowthLimits {
     /// Bytes that may be locked beyond what is claimed now; `u64::MAX` without a ceiling.
-    pub lock_bytes: u64,
+    pub commit_bytes: u64,
     /// Whether regions may be released now: nothing of this pool is in flight. Spanning sources need not ask.
-    pub may_release_regions: bool,
+    pub may_decommit_regions: bool,
     /// Longest region that is locked at once unless a single buffer needs more: short while copies are running, since
     /// locking holds them up. Spanning sources need not ask.
     pub step_bytes: u64,
@@ -35,14 +35,14 @@ impl Arena {
     /// the ranges have none at all.
     #[must_use]
     pub fn missing_bytes(&self, bytes: u64, align: u64) -> Option<u64> {
-        let own = self.own_shelf(bytes);
-        if [own, Shelf::Shared].iter().any(|&shelf| self.holes[shelf as usize].tightest(bytes, align).is_some()) {
+        let own = self.own_set(bytes);
+        if [own, HoleSet::Shared].iter().any(|&set| self.holes[set as usize].tightest(bytes, align).is_some()) {
             return Some(0);
         }
         match self.growth {
             GrowthMode::Granules(granule_bytes) => self
-                .bare
-                .best_fit(&self.holes[Shelf::Shared as usize], bytes, align, granule_bytes)
+                .uncommitted
+                .best_fit(&self.holes[HoleSet::Shared as usize], bytes, align, granule_bytes)
                 .map(|fit| fit.missing_granules * granule_bytes),
             GrowthMode::Regions => Some(bytes),
         }
@@ -59,13 +59,13 @@ impl Arena {
             GrowthMode::Granules(granule_bytes) => self.grow_granules(bytes, align, granule_bytes, room),
             GrowthMode::Regions => self.grow_region(bytes, room),
         }?;
-        self.figures.live_bytes += bytes;
-        self.figures.claimed_bytes += plan.claim_bytes();
+        self.stats.live_bytes += bytes;
+        self.stats.claimed_bytes += plan.claim_bytes();
         Ok(plan)
     }
 
     fn full(&self, missing_bytes: u64) -> NoSpace {
-        NoSpace { missing_bytes, transit_bytes: self.figures.transit_bytes }
+        NoSpace { missing_bytes, transit_bytes: self.stats.transit_bytes }
     }
 
     fn grow_granules(
@@ -75,31 +75,31 @@ impl Arena {
         granule_bytes: u64,
         room: GrowthLimits,
     ) -> Result<Plan, NoSpace> {
-        let holes = &self.holes[Shelf::Shared as usize];
-        let fit = self.bare.best_fit(holes, bytes, align, granule_bytes).ok_or_else(|| self.full(bytes))?;
+        let holes = &self.holes[HoleSet::Shared as usize];
+        let fit = self.uncommitted.best_fit(holes, bytes, align, granule_bytes).ok_or_else(|| self.full(bytes))?;
         let missing = fit.missing_granules * granule_bytes;
         // A granule that the buffer lies in but in part is its own all the same: it stays where it is.
         let hull = self.granules_around(fit.buffer);
-        let idle_elsewhere = self.idle.bytes() - self.idle.within(hull).map(|run| run.span.bytes()).sum::<u64>();
+        let idle_elsewhere = self.idle.bytes() - self.idle.within(hull).map(|run| run.extent.bytes()).sum::<u64>();
 
         // Rule 7: what is free beyond a tenth of what is in use is moved. Rule 8: at the ceiling, whatever the room lacks.
         let whole = |bytes: u64| bytes / granule_bytes * granule_bytes;
-        let spare = whole(holes.bytes().saturating_sub(self.figures.live_bytes / SPARE_SHARE));
-        let no_room = missing.saturating_sub(whole(room.lock_bytes));
+        let spare = whole(holes.bytes().saturating_sub(self.stats.live_bytes / SPARE_SHARE));
+        let no_room = missing.saturating_sub(whole(room.commit_bytes));
         let moved = missing.min(spare.max(no_room)).min(idle_elsewhere);
-        if missing - moved > room.lock_bytes {
+        if missing - moved > room.commit_bytes {
             return Err(self.full(missing - moved));
         }
 
         let buffer = fit.buffer;
         let mut idle_before = Vec::new();
         let mut at = buffer.start;
-        let targets = self.bare.within(hull);
+        let targets = self.uncommitted.within(hull);
         // What of the buffer lies in holes: all of it that is not bare.
         for target in targets.iter().copied().chain([Extent { start: buffer.end, end: buffer.end }]) {
             if let Some(part) = Extent::between(at, target.start.min(buffer.end)) {
-                if let Some(hole) = self.holes[Shelf::Shared as usize].around(part) {
-                    self.take(Shelf::Shared, hole, part, |run| idle_before.push(run));
+                if let Some(hole) = self.holes[HoleSet::Shared as usize].around(part) {
+                    self.take(HoleSet::Shared, hole, part, |run| idle_before.push(run));
                 } else {
                     debug_assert!(false, "{part:?} is neither bare nor a hole");
                 }
@@ -107,8 +107,8 @@ impl Arena {
             at = target.end;
         }
         for &target in &targets {
-            self.bare.cut(target);
-            self.figures.transit_bytes += target.bytes();
+            self.uncommitted.cut(target);
+            self.stats.transit_bytes += target.bytes();
             self.locking_bytes += target.bytes();
         }
         let sources = self.oldest_idle(moved);
@@ -121,52 +121,52 @@ impl Arena {
 
     /// `buffer` widened to the edges of its first and last granule.
     fn granules_around(&self, buffer: Extent) -> Extent {
-        self.range_of(buffer.place())
+        self.range_of(buffer.ptr())
             .map_or(buffer, |range| Extent { start: range.grid.down(buffer.start), end: range.grid.up(buffer.end) })
     }
 
     fn grow_region(&mut self, bytes: u64, room: GrowthLimits) -> Result<Plan, NoSpace> {
-        let own = self.own_shelf(bytes);
-        let on = |shelf: Shelf| self.ranges.values().filter(move |range| range.shelf == shelf);
-        let held: u64 = on(own).map(|range| range.span.bytes()).sum();
+        let own = self.own_set(bytes);
+        let on = |set: HoleSet| self.ranges.values().filter(move |range| range.set == set);
+        let held: u64 = on(own).map(|range| range.extent.bytes()).sum();
         let (mut released, mut replaced, mut given_up) = (Vec::new(), 0, 0);
-        if room.may_release_regions {
-            let is_own = |run: &IdleRun| self.range_of(run.span.place()).is_some_and(|range| range.shelf == own);
-            for run in self.idle.oldest_first().filter(|run| is_own(run) && run.span.bytes() < bytes) {
-                replaced += run.span.bytes();
+        if room.may_decommit_regions {
+            let is_own = |run: &IdleRun| self.range_of(run.extent.ptr()).is_some_and(|range| range.set == own);
+            for run in self.idle.oldest_first().filter(|run| is_own(run) && run.extent.bytes() < bytes) {
+                replaced += run.extent.bytes();
                 released.push(run);
             }
             // Rule 8: at the ceiling whatever is idle goes, longest empty first, until one buffer has room.
             for run in self.idle.oldest_first() {
-                if room.lock_bytes.saturating_add(replaced + given_up) >= bytes {
+                if room.commit_bytes.saturating_add(replaced + given_up) >= bytes {
                     break;
                 }
                 if !released.contains(&run) {
-                    given_up += run.span.bytes();
+                    given_up += run.extent.bytes();
                     released.push(run);
                 }
             }
         }
-        let room_bytes = room.lock_bytes.saturating_add(replaced + given_up);
+        let room_bytes = room.commit_bytes.saturating_add(replaced + given_up);
         let region = region_bytes(held - replaced, bytes, replaced, room_bytes, room.step_bytes)
             .ok_or_else(|| self.full(bytes - room_bytes))?;
-        let id = self.add_range(Kind::Walled, region, own).ok_or_else(|| self.full(bytes))?;
-        let span = Extent::new(ArenaPtr::new(id, 0), region);
+        let id = self.add_range(RangeKind::Discrete, region, own).ok_or_else(|| self.full(bytes))?;
+        let extent = Extent::new(ArenaPtr::new(id, 0), region);
         let (mut steps, mut idle_before) = (Vec::new(), Vec::new());
-        for IdleRun { span, .. } in released {
-            self.leave(span, &mut idle_before);
-            steps.push(Step::Decommit { span });
+        for IdleRun { extent, .. } in released {
+            self.leave(extent, &mut idle_before);
+            steps.push(Step::Decommit { extent });
         }
-        steps.push(Step::Commit { span });
-        self.figures.transit_bytes += region;
+        steps.push(Step::Commit { extent });
+        self.stats.transit_bytes += region;
         self.locking_bytes += region;
-        Ok(Plan { buffer: Some(Extent::new(span.place(), bytes)), steps, idle_before })
+        Ok(Plan { buffer: Some(Extent::new(extent.ptr(), bytes)), steps, idle_before })
     }
 
     /// Ends a plan: what was locked is locked, what left is gone, and everything else is as it was. Whether the
     /// buffer of the plan, if it has one, was granted.
     pub fn settle(&mut self, plan: Plan, outcome: PlanOutcome, now_us: u64) -> bool {
-        self.figures.claimed_bytes -= plan.claim_bytes();
+        self.stats.claimed_bytes -= plan.claim_bytes();
         let done = outcome.steps_done();
         let granted = done >= plan.steps.len();
         let mut hull = plan.buffer;
@@ -174,86 +174,84 @@ impl Arena {
         for (index, &step) in plan.steps.iter().enumerate() {
             let made = index < done;
             match step {
-                Step::Commit { span } => {
-                    self.figures.page_locks += u64::from(made);
-                    self.arrive(span, made, &mut hull, &mut not_free);
+                Step::Commit { extent } => {
+                    self.arrive(extent, made, &mut hull, &mut not_free);
                 }
                 Step::Remap { from, to } => {
-                    self.figures.moves += u64::from(made);
+                    self.stats.remaps += u64::from(made);
                     let gone = made || outcome.has_lost(index);
                     self.left(from, gone, now_us);
                     self.arrive(to, made, &mut hull, &mut not_free);
                 }
-                Step::Decommit { span } => {
-                    self.figures.releases += u64::from(made);
-                    self.left(span, made, now_us);
+                Step::Decommit { extent } => {
+                    self.left(extent, made, now_us);
                 }
             }
         }
         if !granted {
-            self.figures.live_bytes -= plan.buffer.map_or(0, Extent::bytes);
+            self.stats.live_bytes -= plan.buffer.map_or(0, Extent::bytes);
         }
         not_free.sort_unstable();
         let mut rest = hull;
-        for span in not_free {
+        for extent in not_free {
             let Some(before) = rest else { break };
-            let [left, right] = before.without(span);
+            let [left, right] = before.without(extent);
             if let Some(left) = left {
-                self.free(left, now_us);
+                self.add_hole(left, now_us);
             }
             rest = right;
         }
         if let Some(last) = rest {
-            self.free(last, now_us);
+            self.add_hole(last, now_us);
         }
         if !granted {
             // Granules that were idle before, and are again, have waited since then; but what would not go is idle since
             // now, so that it is the last to be tried again and holds back no others.
             let refused = plan.steps.get(done).and_then(Step::released);
-            let would_go = |run: &IdleRun| refused.is_none_or(|refused| !refused.contains(run.span));
-            for IdleRun { span, since_us } in plan.idle_before.into_iter().filter(would_go) {
+            let would_go = |run: &IdleRun| refused.is_none_or(|refused| !refused.contains(run.extent));
+            for IdleRun { extent, since_us } in plan.idle_before.into_iter().filter(would_go) {
                 let mut again = Vec::new();
-                self.idle.cut(span, |run| again.push(run.span));
-                again.into_iter().for_each(|span| self.idle.add(IdleRun { span, since_us }));
+                self.idle.cut(extent, |run| again.push(run.extent));
+                again.into_iter().for_each(|extent| self.idle.add(IdleRun { extent, since_us }));
             }
         }
         granted
     }
 
     /// A target of a plan, locked or not after all.
-    fn arrive(&mut self, span: Extent, locked: bool, hull: &mut Option<Extent>, not_free: &mut Vec<Extent>) {
-        self.figures.transit_bytes -= span.bytes();
-        self.locking_bytes -= span.bytes();
+    fn arrive(&mut self, extent: Extent, locked: bool, hull: &mut Option<Extent>, not_free: &mut Vec<Extent>) {
+        self.stats.transit_bytes -= extent.bytes();
+        self.locking_bytes -= extent.bytes();
         if locked {
-            self.figures.locked_bytes += span.bytes();
-            self.figures.claimed_bytes += span.bytes();
+            self.stats.committed_bytes += extent.bytes();
+            self.stats.claimed_bytes += extent.bytes();
         } else {
-            self.vanish(span);
-            not_free.push(span);
+            self.vanish(extent);
+            not_free.push(extent);
         }
         if let Some(hull) = hull {
-            hull.start = hull.start.min(span.start);
-            hull.end = hull.end.max(span.end);
+            hull.start = hull.start.min(extent.start);
+            hull.end = hull.end.max(extent.end);
         }
     }
 
-    /// Idle granules that a plan took: gone, or idle again as before.
-    pub(super) fn left(&mut self, span: Extent, gone: bool, now_us: u64) {
-        self.figures.transit_bytes -= span.bytes();
+    /// IdleGranules granules that a plan took: gone, or idle again as before.
+    pub(super) fn left(&mut self, extent: Extent, gone: bool, now_us: u64) {
+        self.stats.transit_bytes -= extent.bytes();
         if gone {
-            self.figures.locked_bytes -= span.bytes();
-            self.figures.claimed_bytes -= span.bytes();
-            self.vanish(span);
+            self.stats.committed_bytes -= extent.bytes();
+            self.stats.claimed_bytes -= extent.bytes();
+            self.vanish(extent);
         } else {
-            self.free(span, now_us);
+            self.add_hole(extent, now_us);
         }
     }
 
-    /// `span` is not locked any more, or never was: granules are bare, a region is no more.
-    fn vanish(&mut self, span: Extent) {
-        match self.range_of(span.place()) {
-            Some(range) if range.kind == Kind::Walled => drop(self.ranges.remove(&span.range())),
-            _ => self.bare.add(span),
+    /// `extent` is not locked any more, or never was: granules are bare, a region is no more.
+    fn vanish(&mut self, extent: Extent) {
+        match self.range_of(extent.ptr()) {
+            Some(range) if range.kind == RangeKind::Discrete => drop(self.ranges.remove(&extent.range())),
+            _ => self.uncommitted.add(extent),
         }
     }
 }
@@ -268,11 +266,11 @@ fn pair(targets: &[Extent], sources: Vec<Extent>) -> Vec<Step> {
         let mut rest = Some(target);
         while let (Some(to), Some(from)) = (rest, source) {
             let bytes = to.bytes().min(from.bytes());
-            moves.push(Step::Remap { from: Extent::new(from.place(), bytes), to: Extent::new(to.place(), bytes) });
+            moves.push(Step::Remap { from: Extent::new(from.ptr(), bytes), to: Extent::new(to.ptr(), bytes) });
             rest = Extent::between(to.start + bytes, to.end);
             source = Extent::between(from.start + bytes, from.end).or_else(|| sources.next());
         }
-        locks.extend(rest.map(|span| Step::Commit { span }));
+        locks.extend(rest.map(|extent| Step::Commit { extent }));
     }
     moves.extend(locks);
     moves
@@ -286,11 +284,11 @@ mod tests {
     const PAGE: u64 = 4096;
     const GRANULE: u64 = 2 << 20;
     const NO_CEILING: GrowthLimits =
-        GrowthLimits { lock_bytes: u64::MAX, may_release_regions: true, step_bytes: u64::MAX };
+        GrowthLimits { commit_bytes: u64::MAX, may_decommit_regions: true, step_bytes: u64::MAX };
 
     fn spanning() -> Arena {
         let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
-        arena.add_spanning(64 * GRANULE).unwrap();
+        arena.add_virtual_range(64 * GRANULE).unwrap();
         arena
     }
 
@@ -298,7 +296,7 @@ mod tests {
     fn get(arena: &mut Arena, bytes: u64, room: GrowthLimits, now_us: u64) -> ArenaPtr {
         arena.carve(bytes, PAGE).unwrap_or_else(|| {
             let plan = arena.grow(bytes, PAGE, room).unwrap();
-            let place = plan.place().unwrap();
+            let place = plan.ptr().unwrap();
             assert!(arena.settle(plan, PlanOutcome::Done, now_us));
             place
         })
@@ -310,7 +308,7 @@ mod tests {
         let first = arena.grow(PAGE, PAGE, NO_CEILING).unwrap();
         assert_eq!(arena.carve(PAGE, PAGE), None, "the rest of the granule is not locked yet");
         let second = arena.grow(PAGE, PAGE, NO_CEILING).unwrap();
-        assert_eq!((first.place(), second.place()), (Some(ArenaPtr::new(0, 0)), Some(ArenaPtr::new(0, GRANULE))));
+        assert_eq!((first.ptr(), second.ptr()), (Some(ArenaPtr::new(0, 0)), Some(ArenaPtr::new(0, GRANULE))));
         assert!(arena.settle(first, PlanOutcome::Done, 0));
         assert_eq!(arena.carve(PAGE, PAGE), Some(ArenaPtr::new(0, PAGE)), "now it is");
         assert!(arena.settle(second, PlanOutcome::Done, 0));
@@ -321,12 +319,12 @@ mod tests {
     fn a_plan_that_fails_leaves_everything_as_it_was() {
         let mut arena = spanning();
         let place = get(&mut arena, GRANULE, NO_CEILING, 0);
-        arena.give(place, GRANULE, 7);
-        let before = arena.figures();
+        arena.free(place, GRANULE, 7);
+        let before = arena.stats();
         let plan = arena.grow(3 * GRANULE, PAGE, NO_CEILING).unwrap();
-        assert_eq!(plan.steps(), [Step::Commit { span: Extent::new(ArenaPtr::new(0, GRANULE), 2 * GRANULE) }]);
+        assert_eq!(plan.steps(), [Step::Commit { extent: Extent::new(ArenaPtr::new(0, GRANULE), 2 * GRANULE) }]);
         assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 9));
-        assert_eq!(arena.figures(), before);
+        assert_eq!(arena.stats(), before);
         assert_eq!(arena.idle.oldest_first().map(|run| run.since_us).collect::<Vec<_>>(), [7], "its age too");
         arena.validate().unwrap();
     }
@@ -335,15 +333,15 @@ mod tests {
     fn the_ceiling_moves_what_is_idle_before_it_refuses() {
         let mut arena = spanning();
         let places: Vec<ArenaPtr> = (0..20).map(|_| get(&mut arena, GRANULE, NO_CEILING, 0)).collect();
-        arena.give(places[3], GRANULE, 1);
+        arena.free(places[3], GRANULE, 1);
         // One granule of twenty is free, less than a tenth: without a ceiling others are locked ...
         let plan = arena.grow(2 * GRANULE, PAGE, NO_CEILING).unwrap();
         assert!(matches!(plan.steps(), [Step::Commit { .. }]), "{plan:?}");
         assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 2));
         // ... at the ceiling it is moved, and what is still missing is refused.
         let room = |granules: u64| GrowthLimits {
-            lock_bytes: granules * GRANULE,
-            may_release_regions: true,
+            commit_bytes: granules * GRANULE,
+            may_decommit_regions: true,
             step_bytes: u64::MAX,
         };
         let plan = arena.grow(2 * GRANULE, PAGE, room(1)).unwrap();
@@ -363,11 +361,11 @@ mod tests {
         let large = get(&mut arena, 3 << 20, NO_CEILING, 0);
         assert_ne!(small.range(), large.range());
         assert_eq!(get(&mut arena, PAGE, NO_CEILING, 0).range(), small.range());
-        arena.give(large, 3 << 20, 1);
+        arena.free(large, 3 << 20, 1);
         // The empty region is too small for the next buffer and makes way, before the new one is acquired.
         let plan = arena.grow(64 << 20, PAGE, NO_CEILING).unwrap();
         assert!(
-            matches!(plan.steps(), [Step::Decommit { span, .. }, Step::Commit { .. }] if span.range() == large.range())
+            matches!(plan.steps(), [Step::Decommit { extent, .. }, Step::Commit { .. }] if extent.range() == large.range())
         );
         assert!(arena.settle(plan, PlanOutcome::Done, 2));
         arena.validate().unwrap();

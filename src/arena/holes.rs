@@ -138,17 +138,17 @@ impl Holes {
 mod tests {
     use super::*;
 
-    fn span(start: u64, end: u64) -> Extent {
+    fn extent(start: u64, end: u64) -> Extent {
         Extent { start, end }
     }
 
     #[test]
     fn what_comes_back_merges_with_both_neighbours() {
         let mut holes = Holes::default();
-        holes.add(span(0, 10));
-        holes.add(span(20, 30));
-        assert_eq!(holes.add(span(10, 20)), span(0, 30));
-        assert_eq!(holes.iter().collect::<Vec<_>>(), [span(0, 30)]);
+        holes.add(extent(0, 10));
+        holes.add(extent(20, 30));
+        assert_eq!(holes.add(extent(10, 20)), extent(0, 30));
+        assert_eq!(holes.iter().collect::<Vec<_>>(), [extent(0, 30)]);
         assert_eq!(holes.bytes(), 30);
         holes.validate().unwrap();
     }
@@ -156,21 +156,21 @@ mod tests {
     #[test]
     fn a_cut_in_the_middle_leaves_two_holes() {
         let mut holes = Holes::default();
-        holes.add(span(0, 30));
-        holes.cut(span(0, 30), span(10, 20));
-        assert_eq!(holes.iter().collect::<Vec<_>>(), [span(0, 10), span(20, 30)]);
+        holes.add(extent(0, 30));
+        holes.cut(extent(0, 30), extent(10, 20));
+        assert_eq!(holes.iter().collect::<Vec<_>>(), [extent(0, 10), extent(20, 30)]);
         holes.validate().unwrap();
     }
 
     #[test]
     fn the_tightest_hole_wins_and_the_lowest_of_equals() {
         let mut holes = Holes::default();
-        for hole in [span(0, 40), span(100, 120), span(200, 220), span(300, 310)] {
+        for hole in [extent(0, 40), extent(100, 120), extent(200, 220), extent(300, 310)] {
             holes.add(hole);
         }
-        assert_eq!(holes.tightest(15, 1), Some(span(100, 120)));
-        assert_eq!(holes.tightest(10, 1), Some(span(300, 310)));
-        assert_eq!(holes.tightest(15, 16), Some(span(0, 40)), "112..127 does not fit in 100..120");
+        assert_eq!(holes.tightest(15, 1), Some(extent(100, 120)));
+        assert_eq!(holes.tightest(10, 1), Some(extent(300, 310)));
+        assert_eq!(holes.tightest(15, 16), Some(extent(0, 40)), "112..127 does not fit in 100..120");
         assert_eq!(holes.tightest(41, 1), None);
     }
 }

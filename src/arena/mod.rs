@@ -8,7 +8,7 @@
 //!  +----+-------+----+---------+-------------------+ - - - - - - - - - +
 //!   locked granules .......... : not locked        : a plan is on its way
 //!
-//!  range 1 (reserve: all locked, kept)       range 2.. (walled regions: one granule each, one acquisition)
+//!  range 1 (reserve: all locked, kept)       range 2.. (discrete regions: one granule each, one acquisition)
 //! ```
 //!
 //! | state of a byte | index | may be carved | may be locked / released / moved |
@@ -20,11 +20,11 @@
 //!
 //! | room | owns |
 //! | --- | --- |
-//! | `span` | places and runs as numbers; the walls between ranges |
+//! | `extent` | places and runs as numbers; the walls between ranges |
 //! | `holes` | free locked runs, by length and by address |
 //! | `bare` | unlocked runs, and the search for the place that needs fewest (rule 5) |
 //! | `retain` | idle granules by age, and when they go (rule 9) |
-//! | `walls` | regions: how large the next one is (rule 11), and the figures behind their rules |
+//! | `walls` | regions: how large the next one is (rule 11), and the stats behind their rules |
 //! | `regions`, `elders` | the holes of regions, the oldest region first |
 //! | `plan` | the steps the pool makes, and how they ended |
 //! | `grow` | placements that must lock or move first; settling plans |
@@ -35,7 +35,7 @@
 //! - I2: locked + locking + bare bytes are the length of all ranges.
 //! - I3: a granule is in the idle index exactly if it is wholly inside a hole of a range that is not kept.
 //! - I4: `claimed` is never below what is locked at any instant between a plan and its settlement.
-//! - I5: the holes of walled regions, and no others, are also in `regions` of their shelf.
+//! - I5: the holes of discrete regions, and no others, are also in `regions` of their set.
 
 mod discrete;
 mod extent;
@@ -59,40 +59,40 @@ use std::collections::BTreeMap;
 use extent::{Grid, RANGES_MAX, align_up};
 use holes::Holes;
 use regions::Regions;
-use retain::{Idle, IdleRun};
-use uncommitted::Bare;
+use retain::{IdleGranules, IdleRun};
+use uncommitted::Uncommitted;
 
 pub use extent::{ArenaPtr, Extent, RANGE_BYTES_MAX};
 pub use grow::{GrowthLimits, NoSpace};
 pub use plan::{Plan, PlanOutcome, Step};
 pub use retain::Retention;
 
-/// Where the holes of a range are kept. Small and large buffers share spanning ranges and the reserve, but walled
+/// Where the holes of a range are kept. Small and large buffers share spanning ranges and the reserve, but discrete
 /// regions are for one or the other (rule 11), so that a long-lived small buffer pins no large region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Shelf {
+enum HoleSet {
     Shared,
     Small,
     Large,
 }
 
-const SHELVES: usize = 3;
+const HOLE_SETS: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
-    /// Bare at first, locked granule by granule.
-    Spanning,
+enum RangeKind {
+    /// Uncommitted at first, locked granule by granule.
+    Virtual,
     /// All locked, for good.
     Reserve,
     /// All locked by one call, released by one call.
-    Walled,
+    Discrete,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Range {
-    kind: Kind,
-    span: Extent,
-    shelf: Shelf,
+struct ArenaRange {
+    kind: RangeKind,
+    extent: Extent,
+    set: HoleSet,
     grid: Grid,
 }
 
@@ -100,39 +100,35 @@ struct Range {
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct ArenaStats {
     /// Locked now, as far as plans are settled; granules that are leaving count until they are gone.
-    pub locked_bytes: u64,
+    pub committed_bytes: u64,
     /// Locked, plus what unsettled plans may lock at their worst moment.
     pub claimed_bytes: u64,
     /// In buffers, those of unsettled plans included.
     pub live_bytes: u64,
     /// Free and locked, and not in transit.
-    pub free_locked_bytes: u64,
+    pub hole_bytes: u64,
     /// Of these, in granules that are wholly free and may be released or moved.
     pub idle_bytes: u64,
     /// In granules of plans that are not settled.
     pub transit_bytes: u64,
-    /// Calls that locked memory: one for each run of adjacent granules.
-    pub page_locks: u64,
     /// Runs moved.
-    pub moves: u64,
-    /// Runs released.
-    pub releases: u64,
+    pub remaps: u64,
 }
 
 /// The address ranges behind the store.
 #[derive(Debug)]
 pub struct Arena {
     growth: GrowthMode,
-    ranges: BTreeMap<u32, Range>,
+    ranges: BTreeMap<u32, ArenaRange>,
     /// Numbers ascend with the age of what they stand for, until all have been used once.
     next_range: u32,
-    holes: [Holes; SHELVES],
-    regions: [Regions; SHELVES],
-    bare: Bare,
-    idle: Idle,
-    retain: Retention,
+    holes: [Holes; HOLE_SETS],
+    regions: [Regions; HOLE_SETS],
+    uncommitted: Uncommitted,
+    idle: IdleGranules,
+    retention: Retention,
     next_release_us: u64,
-    figures: ArenaStats,
+    stats: ArenaStats,
     /// Bytes of lock and move targets of unsettled plans.
     locking_bytes: u64,
 }
@@ -149,117 +145,116 @@ pub enum GrowthMode {
 impl Arena {
     /// An arena without any range yet.
     #[must_use]
-    pub fn new(growth: GrowthMode, retain: Retention) -> Self {
+    pub fn new(growth: GrowthMode, retention: Retention) -> Self {
         Self {
             growth,
             ranges: BTreeMap::new(),
             next_range: 0,
             holes: Default::default(),
             regions: Default::default(),
-            bare: Bare::default(),
-            idle: Idle::default(),
-            retain,
+            uncommitted: Uncommitted::default(),
+            idle: IdleGranules::default(),
+            retention,
             next_release_us: 0,
-            figures: ArenaStats::default(),
+            stats: ArenaStats::default(),
             locking_bytes: 0,
         }
     }
 
     /// Adds a spanning range of `bytes` (rounded down to whole granules), all bare. `None` where the arena grows by
     /// regions, the range would be empty or too long, or there are too many ranges.
-    pub fn add_spanning(&mut self, bytes: u64) -> Option<u32> {
+    pub fn add_virtual_range(&mut self, bytes: u64) -> Option<u32> {
         let GrowthMode::Granules(granule_bytes) = self.growth else { return None };
-        let id = self.add_range(Kind::Spanning, bytes / granule_bytes * granule_bytes, Shelf::Shared)?;
-        self.bare.add(self.ranges.get(&id)?.span);
+        let id = self.add_range(RangeKind::Virtual, bytes / granule_bytes * granule_bytes, HoleSet::Shared)?;
+        self.uncommitted.add(self.ranges.get(&id)?.extent);
         Some(id)
     }
 
     /// Adds a reserve (rule 10): `bytes` that are locked already and are kept. Open to buffers of every size.
     pub fn add_reserve(&mut self, bytes: u64) -> Option<u32> {
-        let id = self.add_range(Kind::Reserve, bytes, Shelf::Shared)?;
-        let span = self.ranges.get(&id)?.span;
-        self.figures.locked_bytes += bytes;
-        self.figures.claimed_bytes += bytes;
-        self.figures.page_locks += 1;
-        self.free(span, 0);
+        let id = self.add_range(RangeKind::Reserve, bytes, HoleSet::Shared)?;
+        let extent = self.ranges.get(&id)?.extent;
+        self.stats.committed_bytes += bytes;
+        self.stats.claimed_bytes += bytes;
+        self.add_hole(extent, 0);
         Some(id)
     }
 
-    fn add_range(&mut self, kind: Kind, bytes: u64, shelf: Shelf) -> Option<u32> {
+    fn add_range(&mut self, kind: RangeKind, bytes: u64, set: HoleSet) -> Option<u32> {
         if bytes == 0 || bytes > RANGE_BYTES_MAX {
             return None;
         }
         let id = (self.next_range..RANGES_MAX).chain(0..self.next_range).find(|id| !self.ranges.contains_key(id))?;
         self.next_range = (id + 1) % RANGES_MAX;
-        let span = Extent::new(ArenaPtr::new(id, 0), bytes);
+        let extent = Extent::new(ArenaPtr::new(id, 0), bytes);
         let granule_bytes = match (kind, self.growth) {
-            (Kind::Spanning, GrowthMode::Granules(granule_bytes)) => granule_bytes,
+            (RangeKind::Virtual, GrowthMode::Granules(granule_bytes)) => granule_bytes,
             _ => bytes,
         };
-        let range = Range { kind, span, shelf, grid: Grid { origin: span.start, granule_bytes } };
+        let range = ArenaRange { kind, extent, set, grid: Grid { origin: extent.start, granule_bytes } };
         self.ranges.insert(id, range);
         Some(id)
     }
 
     /// The range that `place` lies in. Every place the arena hands out has one until its buffer is given back.
-    fn range_of(&self, place: ArenaPtr) -> Option<Range> {
+    fn range_of(&self, place: ArenaPtr) -> Option<ArenaRange> {
         self.ranges.get(&place.range()).copied()
     }
 
     /// Where buffers of `bytes` may lie, besides the shared ranges.
-    fn own_shelf(&self, bytes: u64) -> Shelf {
+    fn own_set(&self, bytes: u64) -> HoleSet {
         match self.growth {
-            GrowthMode::Granules(_) => Shelf::Shared,
-            GrowthMode::Regions if bytes <= discrete::SMALL_BYTES_MAX => Shelf::Small,
-            GrowthMode::Regions => Shelf::Large,
+            GrowthMode::Granules(_) => HoleSet::Shared,
+            GrowthMode::Regions if bytes <= discrete::SMALL_BYTES_MAX => HoleSet::Small,
+            GrowthMode::Regions => HoleSet::Large,
         }
     }
 
     /// Takes `bytes` at `align` from what is locked already: from the tightest hole, the lowest among equals (rule 5), or
     /// as rule 11 says. No driver call. `bytes` and `align` are multiples of a page, `align` a power of two.
     pub fn carve(&mut self, bytes: u64, align: u64) -> Option<ArenaPtr> {
-        let own = self.own_shelf(bytes);
-        let shared = self.holes[Shelf::Shared as usize].tightest(bytes, align).map(|hole| (Shelf::Shared, hole));
-        let (shelf, hole) = shared.or_else(|| Some((own, self.best_behind_walls(own, bytes, align)?)))?;
+        let own = self.own_set(bytes);
+        let shared = self.holes[HoleSet::Shared as usize].tightest(bytes, align).map(|hole| (HoleSet::Shared, hole));
+        let (set, hole) = shared.or_else(|| Some((own, self.best_behind_walls(own, bytes, align)?)))?;
         let start = align_up(hole.start, align);
         let buffer = Extent { start, end: start + bytes };
-        self.take(shelf, hole, buffer, |_| ());
-        self.figures.live_bytes += bytes;
-        Some(buffer.place())
+        self.take(set, hole, buffer, |_| ());
+        self.stats.live_bytes += bytes;
+        Some(buffer.ptr())
     }
 
     /// Rule 11: a hole of exactly these bytes, else one in the oldest region in use, else the tightest empty region.
-    fn best_behind_walls(&self, own: Shelf, bytes: u64, align: u64) -> Option<Extent> {
+    fn best_behind_walls(&self, own: HoleSet, bytes: u64, align: u64) -> Option<Extent> {
         let tightest = self.holes[own as usize].tightest(bytes, align)?;
         if tightest.bytes() == bytes { Some(tightest) } else { self.regions[own as usize].best(bytes, align) }
     }
 
     /// Gives the bytes of a buffer back; the granules that are wholly free now are idle since `now_us`.
-    pub fn give(&mut self, place: ArenaPtr, bytes: u64, now_us: u64) {
-        self.figures.live_bytes -= bytes;
-        self.free(Extent::new(place, bytes), now_us);
+    pub fn free(&mut self, place: ArenaPtr, bytes: u64, now_us: u64) {
+        self.stats.live_bytes -= bytes;
+        self.add_hole(Extent::new(place, bytes), now_us);
     }
 
     /// What is held now.
     #[must_use]
-    pub fn figures(&self) -> ArenaStats {
+    pub fn stats(&self) -> ArenaStats {
         ArenaStats {
-            free_locked_bytes: self.holes.iter().map(Holes::bytes).sum(),
+            hole_bytes: self.holes.iter().map(Holes::bytes).sum(),
             idle_bytes: self.idle.bytes(),
-            ..self.figures
+            ..self.stats
         }
     }
 
     /// Takes `part` of `hole` out of the holes and of the idle granules; shows the latter to `idle_before`.
-    fn take(&mut self, shelf: Shelf, hole: Extent, part: Extent, idle_before: impl FnMut(IdleRun)) {
-        self.holes[shelf as usize].cut(hole, part);
-        let Some(range) = self.range_of(part.place()) else { return };
-        if range.kind == Kind::Walled {
-            let regions = &mut self.regions[shelf as usize];
-            regions.remove(hole, range.span);
-            hole.without(part).into_iter().flatten().for_each(|rest| regions.add(rest, range.span));
+    fn take(&mut self, set: HoleSet, hole: Extent, part: Extent, idle_before: impl FnMut(IdleRun)) {
+        self.holes[set as usize].cut(hole, part);
+        let Some(range) = self.range_of(part.ptr()) else { return };
+        if range.kind == RangeKind::Discrete {
+            let regions = &mut self.regions[set as usize];
+            regions.remove(hole, range.extent);
+            hole.without(part).into_iter().flatten().for_each(|rest| regions.add(rest, range.extent));
         }
-        if range.kind != Kind::Reserve
+        if range.kind != RangeKind::Reserve
             && let Some(granules) = range.grid.granules_decided(hole, part)
         {
             self.idle.cut(granules, idle_before);
@@ -267,21 +262,21 @@ impl Arena {
     }
 
     /// Makes `part`, which is locked, free.
-    fn free(&mut self, part: Extent, since_us: u64) {
-        let Some(range) = self.range_of(part.place()) else {
+    fn add_hole(&mut self, part: Extent, since_us: u64) {
+        let Some(range) = self.range_of(part.ptr()) else {
             debug_assert!(false, "{part:?} lies in no range");
             return;
         };
-        let hole = self.holes[range.shelf as usize].add(part);
-        if range.kind == Kind::Walled {
-            let regions = &mut self.regions[range.shelf as usize];
-            hole.without(part).into_iter().flatten().for_each(|old| regions.remove(old, range.span));
-            regions.add(hole, range.span);
+        let hole = self.holes[range.set as usize].add(part);
+        if range.kind == RangeKind::Discrete {
+            let regions = &mut self.regions[range.set as usize];
+            hole.without(part).into_iter().flatten().for_each(|old| regions.remove(old, range.extent));
+            regions.add(hole, range.extent);
         }
-        if range.kind != Kind::Reserve
+        if range.kind != RangeKind::Reserve
             && let Some(granules) = range.grid.granules_decided(hole, part)
         {
-            self.idle.add(IdleRun { span: granules, since_us });
+            self.idle.add(IdleRun { extent: granules, since_us });
         }
     }
 }

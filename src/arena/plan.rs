@@ -17,31 +17,31 @@ pub enum Step {
     /// Give these granules (or this whole region) back. What they hold is nobody's.
     Decommit {
         /// What goes.
-        span: Extent,
+        extent: Extent,
     },
     /// Take the locked memory away from `from` and put it at `to`, which is as long.
     Remap {
-        /// Idle granules.
+        /// IdleGranules granules.
         from: Extent,
-        /// Bare granules.
+        /// Uncommitted granules.
         to: Extent,
     },
     /// Lock this run of bare granules, or acquire this whole region: one page-lock.
     Commit {
         /// What is locked.
-        span: Extent,
+        extent: Extent,
     },
 }
 
 impl Step {
     /// Bytes that a move takes elsewhere.
-    pub(crate) fn moved_bytes(&self) -> u64 {
+    pub(crate) fn remapped_bytes(&self) -> u64 {
         if let Self::Remap { from, .. } = *self { from.bytes() } else { 0 }
     }
 
     /// What a release gives back; `None` for other steps.
     pub(super) fn released(&self) -> Option<Extent> {
-        if let Self::Decommit { span } = *self { Some(span) } else { None }
+        if let Self::Decommit { extent } = *self { Some(extent) } else { None }
     }
 }
 
@@ -52,7 +52,7 @@ pub struct Plan {
     /// The bytes of the buffer that this plan is for.
     pub(super) buffer: Option<Extent>,
     pub(super) steps: Vec<Step>,
-    /// Idle granules that the plan took, for the buffer or for its steps, with their ages: to undo it exactly.
+    /// IdleGranules granules that the plan took, for the buffer or for its steps, with their ages: to undo it exactly.
     pub(super) idle_before: Vec<IdleRun>,
 }
 
@@ -65,21 +65,21 @@ impl Plan {
 
     /// Does any of them give memory back?
     #[must_use]
-    pub fn gives_back(&self) -> bool {
+    pub fn decommits(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Step::Decommit { .. }))
     }
 
     /// Where the buffer lies, once all steps are done.
     #[must_use]
-    pub fn place(&self) -> Option<ArenaPtr> {
-        self.buffer.map(Extent::place)
+    pub fn ptr(&self) -> Option<ArenaPtr> {
+        self.buffer.map(Extent::ptr)
     }
 
     /// Bytes by which this plan raises what is locked, at its worst moment.
     pub(super) fn claim_bytes(&self) -> u64 {
         let sum = |pick: fn(&Step) -> u64| self.steps.iter().map(pick).sum::<u64>();
-        let locks = sum(|step| if let Step::Commit { span } = step { span.bytes() } else { 0 });
-        let releases = sum(|step| if let Step::Decommit { span } = step { span.bytes() } else { 0 });
+        let locks = sum(|step| if let Step::Commit { extent } = step { extent.bytes() } else { 0 });
+        let releases = sum(|step| if let Step::Decommit { extent } = step { extent.bytes() } else { 0 });
         locks.saturating_sub(releases)
     }
 }
@@ -99,7 +99,7 @@ pub enum PlanOutcome {
         /// Steps made.
         done: usize,
         /// Moves that failed.
-        moves: usize,
+        remaps: usize,
     },
 }
 
@@ -113,6 +113,6 @@ impl PlanOutcome {
 
     /// Is this step a move whose granules are lost?
     pub(super) fn has_lost(self, step: usize) -> bool {
-        matches!(self, PlanOutcome::Lost { done, moves } if (done..done + moves).contains(&step))
+        matches!(self, PlanOutcome::Lost { done, remaps } if (done..done + remaps).contains(&step))
     }
 }

@@ -1,4 +1,4 @@
-//! The holes of walled regions once more, by region: which one a buffer that fits no hole exactly goes to (rule 11).
+//! The holes of discrete regions once more, by region: which one a buffer that fits no hole exactly goes to (rule 11).
 //!
 //! | index | answers |
 //! | --- | --- |
@@ -59,7 +59,7 @@ impl Regions {
         self.elders.set(id, longest.map_or(0, |&(_, len, _)| len));
     }
 
-    /// Recounts R1, given all holes of the shelf beside the regions that they lie in.
+    /// Recounts R1, given all holes of the set beside the regions that they lie in.
     pub(super) fn validate(&self, holes: &[(Extent, Extent)]) -> Result<(), String> {
         let mut others = Self::default();
         for &(hole, region) in holes {
@@ -84,23 +84,23 @@ mod tests {
     use super::*;
     use crate::arena::ArenaPtr;
 
-    fn span(range: u32, start: u64, end: u64) -> Extent {
+    fn extent(range: u32, start: u64, end: u64) -> Extent {
         Extent::new(ArenaPtr::new(range, start), end - start)
     }
 
     #[test]
     fn the_oldest_region_in_use_comes_before_an_empty_one() {
         let mut regions = Regions::default();
-        let region = |id| span(id, 0, 100);
+        let region = |id| extent(id, 0, 100);
         for (id, from) in [(1, 0), (3, 40), (4, 80), (6, 10)] {
-            regions.add(span(id, from, 100), region(id));
+            regions.add(extent(id, from, 100), region(id));
         }
-        assert_eq!(regions.best(20, 1), Some(span(3, 40, 100)), "1 is empty, 6 is younger");
-        assert_eq!(regions.best(70, 1), Some(span(6, 10, 100)));
-        assert_eq!(regions.best(95, 1), Some(span(1, 0, 100)));
-        assert_eq!(regions.best(80, 16), Some(span(6, 10, 100)), "16..96");
+        assert_eq!(regions.best(20, 1), Some(extent(3, 40, 100)), "1 is empty, 6 is younger");
+        assert_eq!(regions.best(70, 1), Some(extent(6, 10, 100)));
+        assert_eq!(regions.best(95, 1), Some(extent(1, 0, 100)));
+        assert_eq!(regions.best(80, 16), Some(extent(6, 10, 100)), "16..96");
         assert_eq!(regions.best(101, 1), None);
-        regions.remove(span(3, 40, 100), region(3));
-        assert_eq!(regions.best(20, 1), Some(span(4, 80, 100)));
+        regions.remove(extent(3, 40, 100), region(3));
+        assert_eq!(regions.best(20, 1), Some(extent(4, 80, 100)));
     }
 }

@@ -12,46 +12,45 @@ impl Arena {
         if now_us < self.next_release_us {
             return None;
         }
-        let going = self.retain.going(&self.idle, self.granule_bytes(), now_us);
+        let going = self.retention.going(&self.idle, self.granule_bytes(), now_us);
         if going.is_empty() {
             return None;
         }
-        self.next_release_us = now_us + self.retain.step_us;
+        self.next_release_us = now_us + self.retention.step_us;
         self.release(going)
     }
 
     /// Would [`Arena::release_due`] have something to do?
     #[must_use]
     pub fn is_release_due(&self, now_us: u64) -> bool {
-        now_us >= self.next_release_us && self.retain.due(&self.idle, now_us).next().is_some()
+        now_us >= self.next_release_us && self.retention.due(&self.idle, now_us).next().is_some()
     }
 
     /// Bytes in idle granules whose time has come by `now_us`.
     #[must_use]
     pub fn due_bytes(&self, now_us: u64) -> u64 {
-        self.retain.due(&self.idle, now_us).map(|run| run.span.bytes()).sum()
+        self.retention.due(&self.idle, now_us).map(|run| run.extent.bytes()).sum()
     }
 
-    /// Idle granules, longest empty first, until what stays locked is at most `to_bytes` or nothing is idle.
+    /// IdleGranules granules, longest empty first, until what stays locked is at most `to_bytes` or nothing is idle.
     pub fn release_down_to(&mut self, to_bytes: u64) -> Option<Plan> {
-        let leaving = self.figures.transit_bytes - self.locking_bytes;
-        let locked = self.figures.locked_bytes - leaving;
+        let leaving = self.stats.transit_bytes - self.locking_bytes;
+        let locked = self.stats.committed_bytes - leaving;
         self.release(self.oldest_idle(locked.saturating_sub(to_bytes)))
     }
 
     /// Ends a plan of releases alone, of which the steps numbered in `failed` gave nothing back: none depends on another.
     /// What would not go is idle since `now_us`, so that it is the last to be tried again.
     pub fn settle_releases(&mut self, plan: &Plan, failed: &[usize], now_us: u64) {
-        for (index, span) in plan.steps.iter().enumerate().filter_map(|(index, step)| Some((index, step.released()?))) {
+        for (index, extent) in plan.steps.iter().enumerate().filter_map(|(index, step)| Some((index, step.released()?))) {
             let gone = !failed.contains(&index);
-            self.figures.releases += u64::from(gone);
-            self.left(span, gone, now_us);
+            self.left(extent, gone, now_us);
         }
     }
 
     /// Changes when granules go.
-    pub fn set_retain(&mut self, retain: Retention) {
-        self.retain = retain;
+    pub fn set_retention(&mut self, retention: Retention) {
+        self.retention = retention;
     }
 
     fn granule_bytes(&self) -> Option<u64> {
@@ -63,9 +62,9 @@ impl Arena {
 
     fn release(&mut self, going: Vec<Extent>) -> Option<Plan> {
         let (mut steps, mut idle_before) = (Vec::new(), Vec::new());
-        for span in joined(going) {
-            self.leave(span, &mut idle_before);
-            steps.push(Step::Decommit { span });
+        for extent in joined(going) {
+            self.leave(extent, &mut idle_before);
+            steps.push(Step::Decommit { extent });
         }
         (!steps.is_empty()).then_some(Plan { buffer: None, steps, idle_before })
     }
@@ -74,39 +73,39 @@ impl Arena {
     pub(super) fn oldest_idle(&self, bytes: u64) -> Vec<Extent> {
         let mut missing = bytes;
         let mut found = Vec::new();
-        for IdleRun { span, .. } in self.idle.oldest_first() {
+        for IdleRun { extent, .. } in self.idle.oldest_first() {
             if missing == 0 {
                 break;
             }
-            let granule_bytes = self.granule_bytes().unwrap_or(span.bytes());
-            let bytes = span.bytes().min(missing.next_multiple_of(granule_bytes));
+            let granule_bytes = self.granule_bytes().unwrap_or(extent.bytes());
+            let bytes = extent.bytes().min(missing.next_multiple_of(granule_bytes));
             missing = missing.saturating_sub(bytes);
-            found.push(Extent::new(span.place(), bytes));
+            found.push(Extent::new(extent.ptr(), bytes));
         }
         joined(found)
     }
 
     /// Takes idle granules out of the holes, and their ages to `idle_before`: from now on they are in transit.
-    pub(super) fn leave(&mut self, span: Extent, idle_before: &mut Vec<IdleRun>) {
-        let Some(range) = self.range_of(span.place()) else { return };
-        if let Some(hole) = self.holes[range.shelf as usize].around(span) {
-            self.take(range.shelf, hole, span, |run| idle_before.push(run));
-            self.figures.transit_bytes += span.bytes();
+    pub(super) fn leave(&mut self, extent: Extent, idle_before: &mut Vec<IdleRun>) {
+        let Some(range) = self.range_of(extent.ptr()) else { return };
+        if let Some(hole) = self.holes[range.set as usize].around(extent) {
+            self.take(range.set, hole, extent, |run| idle_before.push(run));
+            self.stats.transit_bytes += extent.bytes();
         } else {
-            debug_assert!(false, "{span:?} is not in a hole");
+            debug_assert!(false, "{extent:?} is not in a hole");
         }
     }
 }
 
 /// Neighbours made one: what fell idle at different times still goes in one call.
-fn joined(mut spans: Vec<Extent>) -> Vec<Extent> {
-    spans.sort_unstable();
-    spans.dedup_by(|next, span| {
-        let touches = span.end == next.start;
-        span.end = if touches { next.end } else { span.end };
+fn joined(mut extents: Vec<Extent>) -> Vec<Extent> {
+    extents.sort_unstable();
+    extents.dedup_by(|next, extent| {
+        let touches = extent.end == next.start;
+        extent.end = if touches { next.end } else { extent.end };
         touches
     });
-    spans
+    extents
 }
 
 #[cfg(test)]
@@ -119,12 +118,12 @@ mod tests {
     /// Ten granules that fell idle one after the other, the last one first, a second apart.
     fn idle() -> Arena {
         let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
-        arena.add_spanning(64 * GRANULE).unwrap();
-        let room = GrowthLimits { lock_bytes: u64::MAX, may_release_regions: true, step_bytes: u64::MAX };
+        arena.add_virtual_range(64 * GRANULE).unwrap();
+        let room = GrowthLimits { commit_bytes: u64::MAX, may_decommit_regions: true, step_bytes: u64::MAX };
         let plan = arena.grow(10 * GRANULE, GRANULE, room).unwrap();
         assert!(arena.settle(plan, PlanOutcome::Done, 0));
         for second in 0..10 {
-            arena.give(ArenaPtr::new(0, (9 - second) * GRANULE), GRANULE, second * 1_000_000);
+            arena.free(ArenaPtr::new(0, (9 - second) * GRANULE), GRANULE, second * 1_000_000);
         }
         arena
     }
@@ -132,13 +131,13 @@ mod tests {
     fn released(arena: &mut Arena, plan: Option<Plan>) -> Vec<u64> {
         let Some(plan) = plan else { return Vec::new() };
         let granules = |step: &Step| match *step {
-            Step::Decommit { span } => span.offset() / GRANULE..(span.offset() + span.bytes()) / GRANULE,
+            Step::Decommit { extent } => extent.offset() / GRANULE..(extent.offset() + extent.bytes()) / GRANULE,
             _ => 0..0,
         };
-        let spans = plan.steps().iter().flat_map(granules).collect();
+        let extents = plan.steps().iter().flat_map(granules).collect();
         arena.settle(plan, PlanOutcome::Done, 0);
         arena.validate().unwrap();
-        spans
+        extents
     }
 
     #[test]
@@ -163,11 +162,11 @@ mod tests {
         let plan = arena.release_down_to(7 * GRANULE);
         assert_eq!(plan.as_ref().map(|plan| plan.steps().len()), Some(1), "one call for three neighbours");
         assert_eq!(released(&mut arena, plan), [7, 8, 9]);
-        assert_eq!(arena.figures().locked_bytes, 7 * GRANULE);
+        assert_eq!(arena.stats().committed_bytes, 7 * GRANULE);
         assert!(arena.release_down_to(7 * GRANULE).is_none());
         let plan = arena.release_down_to(0);
         released(&mut arena, plan);
-        assert_eq!(arena.figures().locked_bytes, 0);
+        assert_eq!(arena.stats().committed_bytes, 0);
     }
 
     #[test]
@@ -175,28 +174,28 @@ mod tests {
         let mut arena = idle();
         let due = |arena: &mut Arena, now_us| arena.release_due(now_us).map(|plan| (plan.steps().to_vec(), plan));
         let (steps, plan) = due(&mut arena, 45_000_000).unwrap();
-        assert_eq!(steps, [Step::Decommit { span: Extent::new(ArenaPtr::new(0, 9 * GRANULE), GRANULE) }]);
+        assert_eq!(steps, [Step::Decommit { extent: Extent::new(ArenaPtr::new(0, 9 * GRANULE), GRANULE) }]);
         arena.settle_releases(&plan, &[0], 45_000_000);
         arena.validate().unwrap();
-        assert_eq!(arena.figures().locked_bytes, 10 * GRANULE);
+        assert_eq!(arena.stats().committed_bytes, 10 * GRANULE);
         let (steps, plan) = due(&mut arena, 46_000_000).unwrap();
         assert_eq!(
             steps,
-            [Step::Decommit { span: Extent::new(ArenaPtr::new(0, 8 * GRANULE), GRANULE) }],
+            [Step::Decommit { extent: Extent::new(ArenaPtr::new(0, 8 * GRANULE), GRANULE) }],
             "the next oldest"
         );
         assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 46_000_000));
         let (steps, plan) = due(&mut arena, 47_000_000).unwrap();
-        assert_eq!(steps, [Step::Decommit { span: Extent::new(ArenaPtr::new(0, 7 * GRANULE), GRANULE) }], "and so on");
+        assert_eq!(steps, [Step::Decommit { extent: Extent::new(ArenaPtr::new(0, 7 * GRANULE), GRANULE) }], "and so on");
         arena.settle_releases(&plan, &[], 47_000_000);
         arena.validate().unwrap();
-        assert_eq!(arena.figures().locked_bytes, 9 * GRANULE);
+        assert_eq!(arena.stats().committed_bytes, 9 * GRANULE);
     }
 
     #[test]
     fn a_retain_time_of_none_keeps_everything() {
         let mut arena = idle();
-        arena.set_retain(Retention { retain_us: None, ..Retention::default() });
+        arena.set_retention(Retention { idle_timeout_us: None, ..Retention::default() });
         assert!(arena.release_due(u64::MAX).is_none());
     }
 }

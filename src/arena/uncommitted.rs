@@ -1,4 +1,4 @@
-//! Bare granules: address space that is free and not locked, as maximal runs of whole granules; and the search for the
+//! Uncommitted granules: address space that is free and not locked, as maximal runs of whole granules; and the search for the
 //! place where the fewest of them must be locked.
 //!
 //! A *gap* is a maximal free run whether locked or not: bare runs and the locked holes that touch them, in turn. Every
@@ -8,7 +8,7 @@
 //! ```text
 //!   |live|  hole  |   bare   |  hole  |   bare .......... |
 //!        ^        ^          ^     ^
-//!        gap      candidates: where the gap starts, where a piece starts on a granule, and, for each hole, the granule
+//!        gap      candidates: where the gap starts, where a part starts on a granule, and, for each hole, the granule
 //!                 from which the buffer just ends within the hole. No other start needs fewer granules or lies lower.
 //! ```
 //!
@@ -23,33 +23,33 @@ use super::extent::{Extent, Grid, align_up};
 use super::holes::Holes;
 
 #[derive(Clone, Default, Debug)]
-pub(super) struct Bare {
+pub(super) struct Uncommitted {
     end_by_start: BTreeMap<u64, u64>,
 }
 
 /// A place for a buffer and what it still needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Fit {
+pub(super) struct Placement {
     pub(super) buffer: Extent,
     pub(super) missing_granules: u64,
     pub(super) gap_bytes: u64,
 }
 
-impl Fit {
+impl Placement {
     /// Rule 5: the fewest granules to lock, then the tightest gap, then the lowest address.
     fn rank(&self) -> (u64, u64, u64) {
         (self.missing_granules, self.gap_bytes, self.buffer.start)
     }
 }
 
-/// One piece of a gap, and how many bare granules lie before it in the gap.
-struct Piece {
-    span: Extent,
+/// One part of a gap, and how many bare granules lie before it in the gap.
+struct GapPart {
+    extent: Extent,
     bare: bool,
     bare_before: u64,
 }
 
-impl Bare {
+impl Uncommitted {
     /// Adds a run of granules and merges it with what it touches.
     pub(super) fn add(&mut self, run: Extent) {
         let mut whole = run;
@@ -64,12 +64,12 @@ impl Bare {
         self.end_by_start.insert(whole.start, whole.end);
     }
 
-    /// The bare runs within `span`, by address.
-    pub(super) fn within(&self, span: Extent) -> Vec<Extent> {
-        let first = self.end_by_start.range(..=span.start).next_back().map_or(span.start, |(&start, _)| start);
+    /// The bare runs within `extent`, by address.
+    pub(super) fn within(&self, extent: Extent) -> Vec<Extent> {
+        let first = self.end_by_start.range(..=extent.start).next_back().map_or(extent.start, |(&start, _)| start);
         self.end_by_start
-            .range(first..span.end)
-            .filter_map(|(&start, &end)| Extent::between(start.max(span.start), end.min(span.end)))
+            .range(first..extent.end)
+            .filter_map(|(&start, &end)| Extent::between(start.max(extent.start), end.min(extent.end)))
             .collect()
     }
 
@@ -92,27 +92,27 @@ impl Bare {
     }
 
     /// The best place (rule 5) in a gap that has something bare in it.
-    pub(super) fn best_fit(&self, holes: &Holes, bytes: u64, align: u64, granule_bytes: u64) -> Option<Fit> {
-        let mut best: Option<Fit> = None;
+    pub(super) fn best_fit(&self, holes: &Holes, bytes: u64, align: u64, granule_bytes: u64) -> Option<Placement> {
+        let mut best: Option<Placement> = None;
         let mut runs = self.iter().peekable();
-        let mut pieces = Vec::new();
+        let mut parts = Vec::new();
         while let Some(first) = runs.next() {
             let grid = Grid { origin: 0, granule_bytes };
-            pieces.clear();
-            pieces.extend(holes.ending_at(first.start).map(|span| Piece { span, bare: false, bare_before: 0 }));
+            parts.clear();
+            parts.extend(holes.ending_at(first.start).map(|extent| GapPart { extent, bare: false, bare_before: 0 }));
             let mut bare_granules = 0;
             let mut run = Some(first);
-            while let Some(span) = run {
-                pieces.push(Piece { span, bare: true, bare_before: bare_granules });
-                bare_granules += span.bytes() / granule_bytes;
-                let mut gap_end = span.end;
-                if let Some(hole) = holes.starting_at(span.end) {
-                    pieces.push(Piece { span: hole, bare: false, bare_before: bare_granules });
+            while let Some(extent) = run {
+                parts.push(GapPart { extent, bare: true, bare_before: bare_granules });
+                bare_granules += extent.bytes() / granule_bytes;
+                let mut gap_end = extent.end;
+                if let Some(hole) = holes.starting_at(extent.end) {
+                    parts.push(GapPart { extent: hole, bare: false, bare_before: bare_granules });
                     gap_end = hole.end;
                 }
                 run = runs.next_if(|next| next.start == gap_end);
             }
-            if let Some(fit) = best_in_gap(&pieces, bytes, align, grid)
+            if let Some(fit) = best_in_gap(&parts, bytes, align, grid)
                 && best.is_none_or(|best| fit.rank() < best.rank())
             {
                 best = Some(fit);
@@ -137,30 +137,30 @@ impl Bare {
     }
 }
 
-fn best_in_gap(pieces: &[Piece], bytes: u64, align: u64, grid: Grid) -> Option<Fit> {
-    let (gap_start, gap_end) = (pieces.first()?.span.start, pieces.last()?.span.end);
+fn best_in_gap(parts: &[GapPart], bytes: u64, align: u64, grid: Grid) -> Option<Placement> {
+    let (gap_start, gap_end) = (parts.first()?.extent.start, parts.last()?.extent.end);
     let gap_bytes = gap_end - gap_start;
     if gap_bytes < bytes {
         return None;
     }
-    let piece_at = |at: u64| &pieces[pieces.partition_point(|piece| piece.span.start <= at).saturating_sub(1)];
-    let starts = pieces.iter().map(|piece| align_up(piece.span.start, align));
-    let ends = pieces
+    let part_at = |at: u64| &parts[parts.partition_point(|part| part.extent.start <= at).saturating_sub(1)];
+    let starts = parts.iter().map(|part| align_up(part.extent.start, align));
+    let ends = parts
         .iter()
-        .filter(|piece| !piece.bare && piece.span.end >= gap_start + bytes)
-        .map(|piece| align_up(grid.down(piece.span.end - bytes), align));
+        .filter(|part| !part.bare && part.extent.end >= gap_start + bytes)
+        .map(|part| align_up(grid.down(part.extent.end - bytes), align));
     starts
         .chain(ends)
         .filter(|&start| start >= gap_start && start + bytes <= gap_end)
         .map(|start| {
             let granules_below = |at: u64| {
-                let piece = piece_at(at);
-                piece.bare_before + if piece.bare { (at - piece.span.start) / grid.granule_bytes } else { 0 }
+                let part = part_at(at);
+                part.bare_before + if part.bare { (at - part.extent.start) / grid.granule_bytes } else { 0 }
             };
             // The granule of the last byte counts when it is bare, that of the first is not yet below it.
             let last = start + bytes - 1;
-            let missing_granules = granules_below(last) + u64::from(piece_at(last).bare) - granules_below(start);
-            Fit { buffer: Extent { start, end: start + bytes }, missing_granules, gap_bytes }
+            let missing_granules = granules_below(last) + u64::from(part_at(last).bare) - granules_below(start);
+            Placement { buffer: Extent { start, end: start + bytes }, missing_granules, gap_bytes }
         })
-        .min_by_key(Fit::rank)
+        .min_by_key(Placement::rank)
 }

@@ -2,7 +2,7 @@
 
 use super::extent::Extent;
 use super::holes::Holes;
-use super::{Arena, GrowthMode, Kind};
+use super::{Arena, GrowthMode, RangeKind};
 
 impl Arena {
     /// Recounts the invariants of the arena and of its rooms. Costs a walk over everything.
@@ -14,24 +14,24 @@ impl Arena {
         self.holes.iter().try_for_each(Holes::validate)?;
         self.idle.validate()?;
         if let GrowthMode::Granules(granule_bytes) = self.growth {
-            self.bare.validate(granule_bytes)?;
+            self.uncommitted.validate(granule_bytes)?;
         }
-        let figures = self.figures();
-        let all_bytes: u64 = self.ranges.values().map(|range| range.span.bytes()).sum();
-        let bare_bytes: u64 = self.bare.iter().map(Extent::bytes).sum();
-        if figures.locked_bytes + self.locking_bytes + bare_bytes != all_bytes {
+        let stats = self.stats();
+        let all_bytes: u64 = self.ranges.values().map(|range| range.extent.bytes()).sum();
+        let bare_bytes: u64 = self.uncommitted.iter().map(Extent::bytes).sum();
+        if stats.committed_bytes + self.locking_bytes + bare_bytes != all_bytes {
             return Err(format!(
                 "I2: {} locked, {} locking, {bare_bytes} bare are not the {all_bytes} there are",
-                figures.locked_bytes, self.locking_bytes
+                stats.committed_bytes, self.locking_bytes
             ));
         }
         // Live buffers and what is in transit overlap (a buffer lies in granules on their way), so I1 is a bound.
-        let known = figures.free_locked_bytes + bare_bytes + figures.live_bytes;
-        if known > all_bytes || known + figures.transit_bytes < all_bytes {
-            return Err(format!("I1: {figures:?} and {bare_bytes} bare do not tile the {all_bytes} there are"));
+        let known = stats.hole_bytes + bare_bytes + stats.live_bytes;
+        if known > all_bytes || known + stats.transit_bytes < all_bytes {
+            return Err(format!("I1: {stats:?} and {bare_bytes} bare do not tile the {all_bytes} there are"));
         }
-        if figures.claimed_bytes < figures.locked_bytes {
-            return Err(format!("I4: {figures:?}"));
+        if stats.claimed_bytes < stats.committed_bytes {
+            return Err(format!("I4: {stats:?}"));
         }
         self.validate_places()
     }
@@ -39,25 +39,25 @@ impl Arena {
     /// Holes and bare runs lie in their ranges, apart from each other, and I3.
     fn validate_places(&self) -> Result<(), String> {
         let mut idle_bytes = 0;
-        let mut all: Vec<Extent> = self.bare.iter().collect();
-        for (shelf, holes) in self.holes.iter().enumerate() {
-            let mut walled = Vec::new();
+        let mut all: Vec<Extent> = self.uncommitted.iter().collect();
+        for (set, holes) in self.holes.iter().enumerate() {
+            let mut discrete = Vec::new();
             for hole in holes.iter() {
-                let range = self.range_of(hole.place()).ok_or_else(|| format!("I1: {hole:?} lies in no range"))?;
-                if range.shelf as usize != shelf || hole.start < range.span.start || hole.end > range.span.end {
+                let range = self.range_of(hole.ptr()).ok_or_else(|| format!("I1: {hole:?} lies in no range"))?;
+                if range.set as usize != set || hole.start < range.extent.start || hole.end > range.extent.end {
                     return Err(format!("I1: {hole:?} does not lie in {range:?}"));
                 }
                 all.push(hole);
-                walled.extend((range.kind == Kind::Walled).then_some((hole, range.span)));
-                let granules = range.grid.granules_decided(hole, hole).filter(|_| range.kind != Kind::Reserve);
+                discrete.extend((range.kind == RangeKind::Discrete).then_some((hole, range.extent)));
+                let granules = range.grid.granules_decided(hole, hole).filter(|_| range.kind != RangeKind::Reserve);
                 let Some(granules) = granules else { continue };
-                let counted: u64 = self.idle.within(granules).map(|run| run.span.bytes()).sum();
+                let counted: u64 = self.idle.within(granules).map(|run| run.extent.bytes()).sum();
                 if counted != granules.bytes() {
                     return Err(format!("I3: {granules:?} is idle, {counted} bytes of it are known to be"));
                 }
                 idle_bytes += counted;
             }
-            self.regions[shelf].validate(&walled).map_err(|error| format!("I5: {error}"))?;
+            self.regions[set].validate(&discrete).map_err(|error| format!("I5: {error}"))?;
         }
         if idle_bytes != self.idle.bytes() {
             return Err(format!("I3: {idle_bytes} bytes are idle, {} are known", self.idle.bytes()));

@@ -61,8 +61,7 @@ pub use virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, 
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;
 
-/// Every region starts at a multiple of this, and every source holds multiples of it.
-pub const PAGE_BYTES: usize = 4096;
+pub use crate::host::PAGE_BYTES;
 
 /// Which source a pool takes its memory from.
 #[derive(Debug, Clone, Default)]

@@ -14,6 +14,9 @@
 //! never fails: what cannot be read or makes no sense is as if it were not there. Every entry takes the root of the
 //! file system, `/` but in tests.
 
+/// Bytes of a page: every region starts at a multiple of this, and every source holds multiples of it.
+pub const PAGE_BYTES: usize = 4096;
+
 mod files;
 mod group;
 mod hierarchy;

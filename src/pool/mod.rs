@@ -9,7 +9,7 @@ use crate::buffer::{BatchBuf, PinnedBuf};
 use crate::config::Config;
 use crate::engine::{Core, Poller, Supply};
 use crate::error::{ErrorKind, Result};
-use crate::size_class::DEFAULT_ALIGN;
+use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
 use crate::stats::Stats;
 
 mod builder;
@@ -176,7 +176,7 @@ impl Pool {
                 for &(len, count) in buffers {
                     let class_bytes = self.core().config().rounding.class_bytes(len, DEFAULT_ALIGN)? as u64;
                     let all = class_bytes.checked_mul(count as u64).and_then(|bytes| sum.checked_add(bytes));
-                    sum = all.ok_or(ErrorKind::Length { len })?;
+                    sum = all.ok_or(ErrorKind::Length { len, max_len: MAX_LEN })?;
                 }
                 self.prewarm(sum)
             }

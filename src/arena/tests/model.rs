@@ -8,18 +8,18 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRu
 
 use crate::arena::*;
 
-/// The unit of every size here: large, so that walled regions (2 MiB and more) are short arrays.
+/// The unit of every size here: large, so that discrete regions (2 MiB and more) are short arrays.
 const PAGE: u64 = 128 << 10;
 /// Pages in a granule of the spanning range.
 const GRANULE_PAGES: usize = 8;
 const GRANULE: u64 = GRANULE_PAGES as u64 * PAGE;
 const SPAN_GRANULES: usize = 48;
 const RESERVE_PAGES: usize = 20;
-const RETAIN: Retention = Retention { retain_us: Some(40), step_us: 5, share: 5 };
+const RETAIN: Retention = Retention { idle_timeout_us: Some(40), step_us: 5, share: 5 };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Page {
-    Bare,
+    Uncommitted,
     Free,
     Live,
     Transit,
@@ -27,8 +27,8 @@ enum Page {
 
 #[derive(Clone, Debug)]
 struct RangeModel {
-    kind: Kind,
-    shelf: Shelf,
+    kind: RangeKind,
+    set: HoleSet,
     granule_pages: usize,
     pages: Vec<Page>,
     /// Since when each granule has been wholly free.
@@ -36,9 +36,9 @@ struct RangeModel {
 }
 
 impl RangeModel {
-    fn new(kind: Kind, shelf: Shelf, granule_pages: usize, pages: usize, page: Page) -> Self {
+    fn new(kind: RangeKind, set: HoleSet, granule_pages: usize, pages: usize, page: Page) -> Self {
         let idle_since = vec![None; pages / granule_pages];
-        Self { kind, shelf, granule_pages, pages: vec![page; pages], idle_since }
+        Self { kind, set, granule_pages, pages: vec![page; pages], idle_since }
     }
 
     fn granule(&self, granule: usize) -> &[Page] {
@@ -47,7 +47,7 @@ impl RangeModel {
 
     fn restamp(&mut self, now_us: u64) {
         for granule in 0..self.idle_since.len() {
-            let idle = self.kind != Kind::Reserve && self.granule(granule).iter().all(|&page| page == Page::Free);
+            let idle = self.kind != RangeKind::Reserve && self.granule(granule).iter().all(|&page| page == Page::Free);
             let since = self.idle_since[granule].unwrap_or(now_us);
             self.idle_since[granule] = idle.then_some(since);
         }
@@ -83,7 +83,7 @@ struct Choice {
 
 #[derive(Clone, Debug)]
 enum Op {
-    ArenaPtr { pages: usize, align_log: u32, room: Option<usize>, may_release: bool },
+    Place { pages: usize, align_log: u32, room: Option<usize>, may_release: bool },
     Give(usize),
     Settle { which: usize, failed_at: Option<usize>, lost: bool },
     Advance(u64),
@@ -111,32 +111,32 @@ impl World {
         let mut arena = Arena::new(growth, RETAIN);
         let mut ranges = BTreeMap::new();
         if matches!(growth, GrowthMode::Granules(_)) {
-            let id = arena.add_spanning(SPAN_GRANULES as u64 * GRANULE).unwrap();
+            let id = arena.add_virtual_range(SPAN_GRANULES as u64 * GRANULE).unwrap();
             let pages = SPAN_GRANULES * GRANULE_PAGES;
-            ranges.insert(id, RangeModel::new(Kind::Spanning, Shelf::Shared, GRANULE_PAGES, pages, Page::Bare));
+            ranges.insert(id, RangeModel::new(RangeKind::Virtual, HoleSet::Shared, GRANULE_PAGES, pages, Page::Uncommitted));
         }
         let id = arena.add_reserve(RESERVE_PAGES as u64 * PAGE).unwrap();
-        let reserve = RangeModel::new(Kind::Reserve, Shelf::Shared, RESERVE_PAGES, RESERVE_PAGES, Page::Free);
+        let reserve = RangeModel::new(RangeKind::Reserve, HoleSet::Shared, RESERVE_PAGES, RESERVE_PAGES, Page::Free);
         ranges.insert(id, reserve);
         Self { arena, ranges, live: Vec::new(), outstanding: Vec::new(), now_us: 0, next_release_us: 0 }
     }
 
-    fn walled(&self) -> bool {
+    fn discrete(&self) -> bool {
         self.arena.growth == GrowthMode::Regions
     }
 
-    fn shelves(&self, pages: usize) -> [Shelf; 2] {
-        [self.arena.own_shelf(pages as u64 * PAGE), Shelf::Shared]
+    fn sets(&self, pages: usize) -> [HoleSet; 2] {
+        [self.arena.own_set(pages as u64 * PAGE), HoleSet::Shared]
     }
 
     /// Rule 5 by trying every page of every range: where the fewest granules are missing, then the tightest run of
     /// free pages (locked ones alone if none is missing), then the lowest address. Rule 11 before it, where there are
     /// walls: the reserve, a run that is exactly as long, the oldest region in use, the tightest empty one.
     fn best(&self, pages: usize, align_pages: usize) -> Option<Choice> {
-        let shelves = self.shelves(pages);
+        let sets = self.sets(pages);
         let mut best: Option<(Rank, Choice)> = None;
-        for (&range, model) in self.ranges.iter().filter(|(_, model)| shelves.contains(&model.shelf)) {
-            let free = |page| matches!(page, Page::Free | Page::Bare);
+        for (&range, model) in self.ranges.iter().filter(|(_, model)| sets.contains(&model.set)) {
+            let free = |page| matches!(page, Page::Free | Page::Uncommitted);
             let mut gap = 0..0;
             for page in (0..model.pages.len()).step_by(align_pages).filter(|&page| free(model.pages[page])) {
                 if !gap.contains(&page) {
@@ -146,13 +146,13 @@ impl World {
                     continue;
                 }
                 let granules = page / model.granule_pages..(page + pages).div_ceil(model.granule_pages);
-                let missing = granules.filter(|&granule| model.granule(granule)[0] == Page::Bare).count();
+                let missing = granules.filter(|&granule| model.granule(granule)[0] == Page::Uncommitted).count();
                 let room = if missing == 0 { model.run_around(page, |page| page == Page::Free) } else { gap.clone() };
                 let (preference, age) = match model.kind {
-                    Kind::Walled if room.len() == pages => (1, 0),
-                    Kind::Walled if room.len() < model.pages.len() => (2, range),
-                    Kind::Walled => (3, 0),
-                    Kind::Spanning | Kind::Reserve => (0, 0),
+                    RangeKind::Discrete if room.len() == pages => (1, 0),
+                    RangeKind::Discrete if room.len() < model.pages.len() => (2, range),
+                    RangeKind::Discrete => (3, 0),
+                    RangeKind::Virtual | RangeKind::Reserve => (0, 0),
                 };
                 let rank = (preference, age, missing, room.len(), range, page);
                 if best.as_ref().is_none_or(|(best, _)| rank < *best) {
@@ -168,7 +168,7 @@ impl World {
         pages.filter(|&&page| page == wanted).count() as u64 * PAGE
     }
 
-    /// Idle granules as (since, range, granule), longest empty first.
+    /// IdleGranules granules as (since, range, granule), longest empty first.
     fn idle(&self) -> Vec<(u64, u32, usize)> {
         let mut idle: Vec<_> = self
             .ranges
@@ -182,29 +182,29 @@ impl World {
         idle
     }
 
-    fn set(&mut self, span: Extent, page: Page) {
-        let first = (span.offset() / PAGE) as usize;
-        let count = (span.bytes() / PAGE) as usize;
-        self.ranges.get_mut(&span.range()).unwrap().pages[first..first + count].fill(page);
+    fn set(&mut self, extent: Extent, page: Page) {
+        let first = (extent.offset() / PAGE) as usize;
+        let count = (extent.bytes() / PAGE) as usize;
+        self.ranges.get_mut(&extent.range()).unwrap().pages[first..first + count].fill(page);
     }
 
-    fn pages_of(&self, span: Extent) -> &[Page] {
-        let first = (span.offset() / PAGE) as usize;
-        &self.ranges[&span.range()].pages[first..first + (span.bytes() / PAGE) as usize]
+    fn pages_of(&self, extent: Extent) -> &[Page] {
+        let first = (extent.offset() / PAGE) as usize;
+        &self.ranges[&extent.range()].pages[first..first + (extent.bytes() / PAGE) as usize]
     }
 
-    fn granules_of(&self, span: Extent) -> Vec<(u32, usize)> {
-        let granule_pages = self.ranges[&span.range()].granule_pages as u64;
+    fn granules_of(&self, extent: Extent) -> Vec<(u32, usize)> {
+        let granule_pages = self.ranges[&extent.range()].granule_pages as u64;
         let granule = |at: u64| (at / PAGE / granule_pages) as usize;
-        (granule(span.offset())..granule(span.offset() + span.bytes())).map(|granule| (span.range(), granule)).collect()
+        (granule(extent.offset())..granule(extent.offset() + extent.bytes())).map(|granule| (extent.range(), granule)).collect()
     }
 
-    /// The granules of `span`, all idle, with their ages.
-    fn aged(&self, span: Extent) -> Result<Vec<(u64, u32, usize)>, TestCaseError> {
-        let granules = self.granules_of(span);
+    /// The granules of `extent`, all idle, with their ages.
+    fn aged(&self, extent: Extent) -> Result<Vec<(u64, u32, usize)>, TestCaseError> {
+        let granules = self.granules_of(extent);
         let age = |&(range, granule): &(u32, usize)| Some((self.ranges[&range].idle_since[granule]?, range, granule));
         let aged: Vec<_> = granules.iter().filter_map(age).collect();
-        check!(aged.len() == granules.len(), "{span:?} is not idle");
+        check!(aged.len() == granules.len(), "{extent:?} is not idle");
         Ok(aged)
     }
 
@@ -221,7 +221,7 @@ impl World {
         let (bytes, align) = (pages as u64 * PAGE, PAGE << align_log);
         let choice = self.best(pages, 1 << align_log);
         let missing_bytes = choice.as_ref().map(|choice| choice.missing as u64 * GRANULE);
-        let missing_bytes = if self.walled() { missing_bytes.or(Some(bytes)) } else { missing_bytes };
+        let missing_bytes = if self.discrete() { missing_bytes.or(Some(bytes)) } else { missing_bytes };
         check!(
             self.arena.missing_bytes(bytes, align) == missing_bytes,
             "missing {:?}, expected {missing_bytes:?}",
@@ -237,22 +237,22 @@ impl World {
         }
         check!(carved.is_none(), "carved {carved:?} where granules are missing");
         let room = GrowthLimits {
-            lock_bytes: room.map_or(u64::MAX, |granules| granules as u64 * GRANULE),
-            may_release_regions: release,
+            commit_bytes: room.map_or(u64::MAX, |granules| granules as u64 * GRANULE),
+            may_decommit_regions: release,
             step_bytes: u64::MAX,
         };
-        let figures = self.arena.figures();
+        let stats = self.arena.stats();
         let plan = match self.arena.grow(bytes, align, room) {
             Ok(plan) => plan,
             Err(_) => {
-                check!(self.arena.figures() == figures, "a refusal changed something");
+                check!(self.arena.stats() == stats, "a refusal changed something");
                 return self.refused(choice, pages, room);
             }
         };
-        let claimed = self.arena.figures().claimed_bytes - figures.claimed_bytes;
-        check!(claimed <= room.lock_bytes, "claimed {claimed}, room {room:?}");
-        let place = plan.place().unwrap();
-        if self.walled() {
+        let claimed = self.arena.stats().claimed_bytes - stats.claimed_bytes;
+        check!(claimed <= room.commit_bytes, "claimed {claimed}, room {room:?}");
+        let place = plan.ptr().unwrap();
+        if self.discrete() {
             self.check_region(&plan, pages, room)?;
         } else {
             let choice = choice.unwrap();
@@ -266,9 +266,9 @@ impl World {
         let before = model.pages[first..first + pages].to_vec();
         for &step in plan.steps() {
             match step {
-                Step::Commit { span } => self.set(span, Page::Transit),
-                Step::Remap { from, to } => [from, to].into_iter().for_each(|span| self.set(span, Page::Transit)),
-                Step::Decommit { span } => self.set(span, Page::Transit),
+                Step::Commit { extent } => self.set(extent, Page::Transit),
+                Step::Remap { from, to } => [from, to].into_iter().for_each(|extent| self.set(extent, Page::Transit)),
+                Step::Decommit { extent } => self.set(extent, Page::Transit),
             }
         }
         self.set(Extent::new(place, bytes), Page::Live);
@@ -289,15 +289,15 @@ impl World {
     }
 
     fn refused(&self, choice: Option<Choice>, pages: usize, room: GrowthLimits) -> Result<(), TestCaseError> {
-        if self.walled() {
-            let idle = if room.may_release_regions { self.idle() } else { Vec::new() };
+        if self.discrete() {
+            let idle = if room.may_decommit_regions { self.idle() } else { Vec::new() };
             let idle: u64 = idle.iter().map(|(_, range, _)| self.ranges[range].pages.len() as u64 * PAGE).sum();
-            let enough = room.lock_bytes.saturating_add(idle) >= pages as u64 * PAGE;
+            let enough = room.commit_bytes.saturating_add(idle) >= pages as u64 * PAGE;
             check!(!enough, "refused {pages} pages with {room:?} and {idle} idle bytes");
         } else if let Some(choice) = choice {
             let idle = self.idle_outside(Some((choice.range, choice.page, pages))).len() as u64 * GRANULE;
             let missing = choice.missing as u64 * GRANULE;
-            check!(missing > room.lock_bytes + idle, "refused {missing} missing with {room:?} and {idle} idle");
+            check!(missing > room.commit_bytes + idle, "refused {missing} missing with {room:?} and {idle} idle");
         }
         Ok(())
     }
@@ -314,7 +314,7 @@ impl World {
         let mut sources = Vec::new();
         for step in plan.steps() {
             match *step {
-                Step::Commit { span } => targets.extend(self.granules_of(span)),
+                Step::Commit { extent } => targets.extend(self.granules_of(extent)),
                 Step::Remap { from, to } => {
                     check!(from.bytes() == to.bytes(), "{step:?} is uneven");
                     targets.extend(self.granules_of(to));
@@ -325,7 +325,7 @@ impl World {
         }
         let model = &self.ranges[&choice.range];
         let expected: Vec<_> = (choice.page / GRANULE_PAGES..(choice.page + pages).div_ceil(GRANULE_PAGES))
-            .filter(|&granule| model.granule(granule)[0] == Page::Bare)
+            .filter(|&granule| model.granule(granule)[0] == Page::Uncommitted)
             .map(|granule| (choice.range, granule))
             .collect();
         targets.sort_unstable();
@@ -333,51 +333,51 @@ impl World {
 
         let idle = self.idle_outside(Some((choice.range, choice.page, pages)));
         let spare = self.count(Page::Free).saturating_sub(self.count(Page::Live) / 10) / GRANULE;
-        let no_room = (choice.missing as u64).saturating_sub(room.lock_bytes / GRANULE);
+        let no_room = (choice.missing as u64).saturating_sub(room.commit_bytes / GRANULE);
         let moved = (choice.missing as u64).min(spare.max(no_room)).min(idle.len() as u64);
         let expected: Vec<_> = (0..moved).zip(&idle).map(|(_, &source)| source).collect();
         sources.sort_unstable();
         check!(sources == expected, "moves {sources:?} of {idle:?}, expected {moved}");
-        let locks = plan.steps().iter().map(|step| if let Step::Commit { span } = step { span.bytes() } else { 0 });
-        check!(locks.sum::<u64>() <= room.lock_bytes, "{plan:?} passes {room:?}");
+        let locks = plan.steps().iter().map(|step| if let Step::Commit { extent } = step { extent.bytes() } else { 0 });
+        check!(locks.sum::<u64>() <= room.commit_bytes, "{plan:?} passes {room:?}");
         Ok(())
     }
 
     fn check_region(&mut self, plan: &Plan, pages: usize, room: GrowthLimits) -> Result<(), TestCaseError> {
         let bytes = pages as u64 * PAGE;
-        let own = self.shelves(pages)[0];
-        let Some((Step::Commit { span }, releases)) = plan.steps().split_last() else {
+        let own = self.sets(pages)[0];
+        let Some((Step::Commit { extent }, releases)) = plan.steps().split_last() else {
             return Err(TestCaseError::fail("no region is acquired last"));
         };
         let (mut too_small, mut others, mut released, mut replaced) = (Vec::new(), 0, 0, 0);
         for step in releases {
-            let Step::Decommit { span } = *step else {
+            let Step::Decommit { extent } = *step else {
                 return Err(TestCaseError::fail(format!("{step:?} before a region")));
             };
-            let model = &self.ranges[&span.range()];
+            let model = &self.ranges[&extent.range()];
             check!(model.idle_since[0].is_some(), "{step:?} of {model:?}");
-            check!(model.pages.len() as u64 * PAGE == span.bytes(), "{step:?} is not a whole region");
-            released += span.bytes();
-            if model.shelf == own && span.bytes() < bytes {
-                replaced += span.bytes();
-                too_small.push(span.range());
+            check!(model.pages.len() as u64 * PAGE == extent.bytes(), "{step:?} is not a whole region");
+            released += extent.bytes();
+            if model.set == own && extent.bytes() < bytes {
+                replaced += extent.bytes();
+                too_small.push(extent.range());
             } else {
                 others += 1;
             }
         }
         let expected = self.idle().into_iter().map(|(_, range, _)| range).filter(|range| {
-            room.may_release_regions
-                && self.ranges[range].shelf == own
+            room.may_decommit_regions
+                && self.ranges[range].set == own
                 && (self.ranges[range].pages.len() as u64) * PAGE < bytes
         });
         check!(too_small == expected.collect::<Vec<_>>(), "replaced {too_small:?}");
-        check!(others == 0 || room.lock_bytes != u64::MAX, "{others} regions given up without a ceiling");
-        let is_cut = span.bytes() % bytes == 0 || span.bytes() == replaced;
-        check!(span.bytes() >= bytes && is_cut, "{span:?} is neither whole buffers of {bytes} nor {replaced}");
-        check!(span.bytes() <= room.lock_bytes.saturating_add(released), "{span:?} passes {room:?}");
-        check!(!self.ranges.contains_key(&span.range()), "{span:?} is there already");
-        let pages = (span.bytes() / PAGE) as usize;
-        self.ranges.insert(span.range(), RangeModel::new(Kind::Walled, own, pages, pages, Page::Transit));
+        check!(others == 0 || room.commit_bytes != u64::MAX, "{others} regions given up without a ceiling");
+        let is_cut = extent.bytes() % bytes == 0 || extent.bytes() == replaced;
+        check!(extent.bytes() >= bytes && is_cut, "{extent:?} is neither whole buffers of {bytes} nor {replaced}");
+        check!(extent.bytes() <= room.commit_bytes.saturating_add(released), "{extent:?} passes {room:?}");
+        check!(!self.ranges.contains_key(&extent.range()), "{extent:?} is there already");
+        let pages = (extent.bytes() / PAGE) as usize;
+        self.ranges.insert(extent.range(), RangeModel::new(RangeKind::Discrete, own, pages, pages, Page::Transit));
         Ok(())
     }
 
@@ -392,7 +392,7 @@ impl World {
         });
         let outcome = match failed_at {
             None => PlanOutcome::Done,
-            Some(done) if lost => PlanOutcome::Lost { done, moves },
+            Some(done) if lost => PlanOutcome::Lost { done, remaps: moves },
             Some(done) => PlanOutcome::Failed { done },
         };
         let granted = self.arena.settle(plan, outcome, self.now_us);
@@ -409,17 +409,17 @@ impl World {
             let made = failed_at.is_none_or(|failed| index < failed);
             let gone = made || failed_at.is_some_and(|failed| (failed..failed + moves).contains(&index));
             let (source, target) = match step {
-                Step::Commit { span } => (None, Some(span)),
+                Step::Commit { extent } => (None, Some(extent)),
                 Step::Remap { from, to } => (Some(from), Some(to)),
-                Step::Decommit { span } => (Some(span), None),
+                Step::Decommit { extent } => (Some(extent), None),
             };
-            if let Some(span) = source {
-                self.set(span, if gone { Page::Bare } else { Page::Free });
-                dropped.extend((gone && self.walled()).then_some(span.range()));
+            if let Some(extent) = source {
+                self.set(extent, if gone { Page::Uncommitted } else { Page::Free });
+                dropped.extend((gone && self.discrete()).then_some(extent.range()));
             }
-            if let Some(span) = target {
-                self.set(span, if made { Page::Free } else { Page::Bare });
-                dropped.extend((!made && self.walled()).then_some(span.range()));
+            if let Some(extent) = target {
+                self.set(extent, if made { Page::Free } else { Page::Uncommitted });
+                dropped.extend((!made && self.discrete()).then_some(extent.range()));
             }
         }
         if let Some((range, first, pages)) = buffer.filter(|_| failed_at.is_none()) {
@@ -432,7 +432,7 @@ impl World {
         // What was taken and is not gone is as old as before; `restamp` forgets the age of what is not idle.
         // So it does of what was to be released and would not go.
         let refused: Vec<_> = match failed_at.map(|failed| steps[failed]) {
-            Some(Step::Decommit { span }) => self.granules_of(span).into_iter().collect(),
+            Some(Step::Decommit { extent }) => self.granules_of(extent).into_iter().collect(),
             _ => Vec::new(),
         };
         refused.iter().for_each(|&(range, granule)| {
@@ -451,19 +451,19 @@ impl World {
     fn released(&mut self, plan: Option<Plan>, expected: usize) -> Result<(), TestCaseError> {
         let mut going = Vec::new();
         for step in plan.iter().flat_map(|plan| plan.steps()) {
-            let Step::Decommit { span } = *step else {
+            let Step::Decommit { extent } = *step else {
                 return Err(TestCaseError::fail(format!("{step:?} in a release")));
             };
-            check!(self.pages_of(span).iter().all(|&page| page == Page::Free), "{step:?} is not free");
-            going.extend(self.aged(span)?);
+            check!(self.pages_of(extent).iter().all(|&page| page == Page::Free), "{step:?} is not free");
+            going.extend(self.aged(extent)?);
         }
         going.sort_unstable();
         let idle = self.idle();
         check!(going == idle[..expected], "released {going:?} of {idle:?}, expected {expected}");
         if let Some(plan) = plan {
             plan.steps().iter().for_each(|step| {
-                if let Step::Decommit { span } = *step {
-                    self.set(span, Page::Transit);
+                if let Step::Decommit { extent } = *step {
+                    self.set(extent, Page::Transit);
                 }
             });
             let idle_before = self.taken();
@@ -474,11 +474,11 @@ impl World {
 
     fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
         match *op {
-            Op::ArenaPtr { pages, align_log, room, may_release } => self.place(pages, align_log, room, may_release)?,
+            Op::Place { pages, align_log, room, may_release } => self.place(pages, align_log, room, may_release)?,
             Op::Give(which) if !self.live.is_empty() => {
                 let (range, first, pages) = self.live.swap_remove(which % self.live.len());
                 let (place, bytes) = (ArenaPtr::new(range, first as u64 * PAGE), pages as u64 * PAGE);
-                self.arena.give(place, bytes, self.now_us);
+                self.arena.free(place, bytes, self.now_us);
                 self.set(Extent::new(place, bytes), Page::Free);
             }
             Op::Settle { which, failed_at, lost } if !self.outstanding.is_empty() => {
@@ -497,9 +497,9 @@ impl World {
             }
             Op::ReleaseDownTo(pages) => {
                 let to_bytes = pages as u64 * PAGE;
-                let figures = self.arena.figures();
-                let leaving = figures.transit_bytes - self.arena.locking_bytes;
-                let mut locked = figures.locked_bytes - leaving;
+                let stats = self.arena.stats();
+                let leaving = stats.transit_bytes - self.arena.locking_bytes;
+                let mut locked = stats.committed_bytes - leaving;
                 let granules = self.idle().into_iter().take_while(|(_, range, _)| {
                     let go = locked > to_bytes;
                     locked -= if go { self.ranges[range].granule_pages as u64 * PAGE } else { 0 };
@@ -516,14 +516,14 @@ impl World {
     }
 
     fn compare(&self) -> Result<(), TestCaseError> {
-        let figures = self.arena.figures();
-        check!(figures.free_locked_bytes == self.count(Page::Free), "free: {figures:?}");
-        check!(figures.live_bytes == self.count(Page::Live), "live: {figures:?}");
+        let stats = self.arena.stats();
+        check!(stats.hole_bytes == self.count(Page::Free), "free: {stats:?}");
+        check!(stats.live_bytes == self.count(Page::Live), "live: {stats:?}");
         let idle = self.idle();
         let idle_bytes: u64 = idle.iter().map(|(_, range, _)| self.ranges[range].granule_pages as u64 * PAGE).sum();
-        check!(figures.idle_bytes == idle_bytes, "idle {idle_bytes}: {figures:?}");
+        check!(stats.idle_bytes == idle_bytes, "idle {idle_bytes}: {stats:?}");
         let ages = self.arena.idle.oldest_first().flat_map(|run| {
-            self.granules_of(run.span).into_iter().map(move |(range, granule)| (run.since_us, range, granule))
+            self.granules_of(run.extent).into_iter().map(move |(range, granule)| (run.since_us, range, granule))
         });
         check!(ages.eq(idle), "ages of the idle granules");
         self.arena.validate().map_err(TestCaseError::fail)
@@ -539,7 +539,7 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
     );
     let settle = (any::<usize>(), prop_oneof![3 => Just(None), 1 => (0..4usize).prop_map(Some)], any::<bool>());
     prop_oneof![
-        10 => place.prop_map(|(pages, align_log, room, may_release)| Op::ArenaPtr { pages, align_log, room, may_release }),
+        10 => place.prop_map(|(pages, align_log, room, may_release)| Op::Place { pages, align_log, room, may_release }),
         9 => any::<usize>().prop_map(Op::Give),
         6 => settle.prop_map(|(which, failed_at, lost)| Op::Settle { which, failed_at, lost }),
         2 => (0..30u64).prop_map(Op::Advance),

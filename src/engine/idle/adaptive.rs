@@ -110,7 +110,7 @@ impl AdaptiveIdle {
     fn check(&self) -> Option<Check> {
         // Another thread's check is under way: its window is ours.
         let _one_at_a_time = self.resizing.try_lock()?;
-        let check = policy::check(window(self.front.window()), self.limit(), self.auto_resize);
+        let check = policy::check(self.front.window(), self.limit(), self.auto_resize);
         self.checks.fetch_add(1, Ordering::Relaxed);
         if let Some(limit) = check.raised_to {
             self.raises.fetch_add(1, Ordering::Relaxed);
@@ -159,9 +159,9 @@ impl AdaptiveIdle {
     }
 
     pub(super) fn figures(&self) -> Figures {
-        let total = window(self.front.totals());
+        let total = self.front.totals();
         Figures {
-            window: window(self.front.window()),
+            window: self.front.window(),
             total: Window { put: total.put + self.put_too_late.load(Ordering::Relaxed), ..total },
             limit: self.limit(),
             buffers: self.front.idle_count() as u64,
@@ -173,11 +173,6 @@ impl AdaptiveIdle {
             lowers: self.lowers.load(Ordering::Relaxed),
         }
     }
-}
-
-fn window(figures: thread_cache::Figures) -> Window {
-    let thread_cache::Figures { get_from_pool, put, allocated, evicted } = figures;
-    Window { get_from_pool, put, allocated, evicted }
 }
 
 fn stamp(now_us: u64) -> u32 {

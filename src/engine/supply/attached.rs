@@ -60,7 +60,7 @@ impl SharedArena {
     pub(super) fn dismantle(&self, now_us: u64) -> Result<(), SourceError> {
         // A copy that never ended: a release that waits for the device would wait for it as well.
         let Some(closed) = self.gate.close_in_turn() else {
-            self.log.left_pinned(self.land.lock().arena.figures().locked_bytes);
+            self.log.left_pinned(self.land.lock().arena.stats().committed_bytes);
             return Ok(());
         };
         let mut released = Ok(());
@@ -68,14 +68,14 @@ impl SharedArena {
             released = released.and(self.release_behind(&closed, now_us, |land| land.arena.release_down_to(0)));
             let mut land = self.land.lock();
             // Another thread may be giving granules back as well.
-            while land.arena.figures().transit_bytes > 0 {
+            while land.arena.stats().transit_bytes > 0 {
                 self.settled.wait(&mut land);
             }
             if !land.is_deserted() {
                 break Vec::new();
             }
             // The last buffer may have come back after the release above: its granules go before their addresses.
-            if land.arena.figures().idle_bytes == 0 || land.release_fails {
+            if land.arena.stats().idle_bytes == 0 || land.release_fails {
                 break land.sites.drain().collect();
             }
         };

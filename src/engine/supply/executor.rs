@@ -80,7 +80,7 @@ impl Mappings {
         let mut tools = Executor { spanning: None, leaving: HashMap::new() };
         for step in plan.steps() {
             let range = match *step {
-                Step::Commit { span } | Step::Decommit { span, .. } => span.range(),
+                Step::Commit { extent } | Step::Decommit { extent } => extent.range(),
                 Step::Remap { from, .. } => from.range(),
             };
             match (self.0.get(&range), step) {
@@ -140,8 +140,8 @@ impl Executor {
                 let (outcome, error) = match error {
                     RemapError::Kept(error) => (PlanOutcome::Failed { done }, error),
                     RemapError::Lost(error) => {
-                        now.iter().for_each(|step| built.released(step.moved_bytes()));
-                        (PlanOutcome::Lost { done, moves: now.len() }, error)
+                        now.iter().for_each(|step| built.released(step.remapped_bytes()));
+                        (PlanOutcome::Lost { done, remaps: now.len() }, error)
                     }
                 };
                 (built.outcome, built.error) = (outcome, Some(error));
@@ -169,14 +169,14 @@ impl Executor {
     /// One step, or several moves to one place.
     fn make(&mut self, source: &dyn Source, steps: &[Step], built: &mut Executed) -> Result<(), RemapError> {
         match *steps {
-            [Step::Commit { span }] => {
-                self.lock(source, span, built).map_err(RemapError::Kept)?;
+            [Step::Commit { extent }] => {
+                self.lock(source, extent, built).map_err(RemapError::Kept)?;
                 built.locks += 1;
-                built.locked_bytes += span.bytes();
+                built.locked_bytes += extent.bytes();
             }
-            [Step::Decommit { span, .. }] => {
-                self.release(source, span).map_err(RemapError::Kept)?;
-                built.released(span.bytes());
+            [Step::Decommit { extent }] => {
+                self.release(source, extent).map_err(RemapError::Kept)?;
+                built.released(extent.bytes());
             }
             _ => self.relocate(source, steps)?,
         }
@@ -184,30 +184,30 @@ impl Executor {
     }
 
     #[allow(unsafe_code)]
-    fn lock(&mut self, source: &dyn Source, span: arena::Extent, built: &mut Executed) -> Result<(), SourceError> {
-        let (offset, bytes) = (as_len(span.offset())?, as_len(span.bytes())?);
+    fn lock(&mut self, source: &dyn Source, extent: arena::Extent, built: &mut Executed) -> Result<(), SourceError> {
+        let (offset, bytes) = (as_len(extent.offset())?, as_len(extent.bytes())?);
         match (source.virtual_memory(), &self.spanning) {
             (Some(spans), Some(range)) => {
                 // SAFETY: the range is this source's; the granules are bare and in transit, so nobody else touches them
                 // until the plan is settled (arena I1).
                 unsafe { spans.commit(range, offset, bytes) }
             }
-            _ => source.acquire(bytes).map(|region| built.regions.push((span.range(), region))),
+            _ => source.acquire(bytes).map(|region| built.regions.push((extent.range(), region))),
         }
     }
 
     #[allow(unsafe_code)]
-    fn release(&mut self, source: &dyn Source, span: arena::Extent) -> Result<(), SourceError> {
-        if let Some(region) = self.leaving.remove(&span.range()) {
+    fn release(&mut self, source: &dyn Source, extent: arena::Extent) -> Result<(), SourceError> {
+        if let Some(region) = self.leaving.remove(&extent.range()) {
             let again = Region::new(region.start(), region.len_bytes(), region.id());
             // SAFETY: the region is this source's, wholly free and in transit: no block lies in it, so no reference and no
             // copy does (in_flight invariants 1 and 2).
             return unsafe { source.release(region) }.inspect_err(|_| {
                 // It stays what it was: mapped and locked (source C1).
-                self.leaving.insert(span.range(), again);
+                self.leaving.insert(extent.range(), again);
             });
         }
-        let (offset, bytes) = (as_len(span.offset())?, as_len(span.bytes())?);
+        let (offset, bytes) = (as_len(extent.offset())?, as_len(extent.bytes())?);
         match (source.virtual_memory(), &self.spanning) {
             (Some(spans), Some(range)) => {
                 // SAFETY: the range is this source's; the granules are locked, wholly free and in transit: no block lies in

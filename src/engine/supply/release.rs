@@ -149,8 +149,8 @@ impl ArenaState {
 
     /// Idle, and on its way out as soon as no copy is in flight.
     pub(super) fn awaiting_release_bytes(&self) -> u64 {
-        let figures = self.arena.figures();
-        let over = self.trim_to_bytes.map_or(0, |to_bytes| figures.locked_bytes.saturating_sub(to_bytes));
+        let figures = self.arena.stats();
+        let over = self.trim_to_bytes.map_or(0, |to_bytes| figures.committed_bytes.saturating_sub(to_bytes));
         over.max(self.overdue_bytes).min(figures.idle_bytes)
     }
 }

@@ -117,7 +117,7 @@ impl SharedArena {
                 let range = addresses::reserve(&*source, max_bytes, granule_bytes)?;
                 let len_bytes = range.len_bytes() as u64;
                 let id = arena
-                    .add_spanning(len_bytes)
+                    .add_virtual_range(len_bytes)
                     .ok_or_else(|| SourceError::new("reserve", format!("{len_bytes} B are no range")))?;
                 sites.add(id, Mapping::Spanning(Arc::new(range)));
                 (arena, granule_bytes, len_bytes)
@@ -207,8 +207,8 @@ impl SharedArena {
                     continue;
                 }
                 Err(_) => {
-                    let figures = land.arena.figures();
-                    let locked_or_room_bytes = figures.free_locked_bytes.saturating_add(room.lock_bytes);
+                    let figures = land.arena.stats();
+                    let locked_or_room_bytes = figures.hole_bytes.saturating_add(room.commit_bytes);
                     let is_held_up = closed.is_none() && figures.idle_bytes > 0;
                     drop(closed);
                     drop(land);
@@ -223,8 +223,8 @@ impl SharedArena {
                 }
             };
             land.note_peak();
-            let place = plan.place();
-            let closed = closed.filter(|_| plan.gives_back());
+            let place = plan.ptr();
+            let closed = closed.filter(|_| plan.decommits());
             match self.carry_out(land, plan, closed, now_us) {
                 Ok(()) => {
                     let memory = place.and_then(|place| self.land.lock().memory_at(place, bytes));
@@ -272,13 +272,13 @@ impl SharedArena {
     }
 
     fn room(&self, land: &ArenaState, source_is_willing: bool, at_rest: bool) -> GrowthLimits {
-        let lock_bytes = match self.max_bytes {
+        let commit_bytes = match self.max_bytes {
             _ if !(self.may_grow && source_is_willing) => 0,
             None => u64::MAX,
             Some(max_bytes) => max_bytes.saturating_sub(land.claimed_bytes()),
         };
         let step_bytes = if at_rest { u64::MAX } else { STEP_BESIDE_COPIES_BYTES };
-        GrowthLimits { lock_bytes, may_release_regions: at_rest, step_bytes }
+        GrowthLimits { commit_bytes, may_decommit_regions: at_rest, step_bytes }
     }
 
     /// Closes the gate after the release that is running, and, if told so, after the copies in flight.
@@ -321,7 +321,7 @@ impl SharedArena {
     /// Gives a block's place back. With the last one that a closed pool left behind everything goes back.
     pub(in crate::engine) fn give(&self, place: ArenaPtr, bytes: u64, now_us: u64) -> Result<(), SourceError> {
         let mut land = self.land.lock();
-        land.arena.give(place, bytes, now_us);
+        land.arena.free(place, bytes, now_us);
         let deserted = land.is_deserted();
         drop(land);
         if deserted { self.dismantle(now_us) } else { Ok(()) }
@@ -329,8 +329,8 @@ impl SharedArena {
 
     /// Memory that falls idle goes back this much sooner: `None` restores what was set.
     pub(in crate::engine) fn hurry(&self, divisor: Option<u64>) {
-        let retain_us = self.retain.retain_us.map(|us| us / divisor.unwrap_or(1).max(1));
-        self.land.lock().arena.set_retain(Retention { retain_us, ..self.retain });
+        let idle_timeout_us = self.retain.idle_timeout_us.map(|us| us / divisor.unwrap_or(1).max(1));
+        self.land.lock().arena.set_retention(Retention { idle_timeout_us, ..self.retain });
     }
 
     /// The pages of all that is held.
@@ -342,19 +342,19 @@ impl SharedArena {
 
     pub(in crate::engine) fn holding(&self) -> SupplyStats {
         let land = self.land.lock();
-        let figures = land.arena.figures();
+        let figures = land.arena.stats();
         SupplyStats {
-            held_bytes: figures.locked_bytes,
+            held_bytes: figures.committed_bytes,
             peak_bytes: land.peak_bytes,
             block_bytes: figures.live_bytes,
-            free_bytes: figures.free_locked_bytes,
+            free_bytes: figures.hole_bytes,
             transit_bytes: figures.transit_bytes,
             reserve_bytes: land.reserve_bytes,
             stuck_bytes: 0,
             awaiting_release_bytes: land.awaiting_release_bytes(),
             drains: land.drains,
             max_bytes: self.max_bytes,
-            moves: figures.moves,
+            moves: figures.remaps,
             calls: land.calls,
         }
     }
@@ -362,7 +362,7 @@ impl SharedArena {
 
 impl ArenaState {
     pub(super) fn claimed_bytes(&self) -> u64 {
-        self.arena.figures().claimed_bytes + self.pending_bytes
+        self.arena.stats().claimed_bytes + self.pending_bytes
     }
 
     pub(super) fn note_peak(&mut self) {
@@ -385,7 +385,7 @@ impl ArenaState {
     /// must make up the whole buffer with what is free.
     fn could_cover(&self, bytes: u64, align: u64, idle_bytes: u64, by_sum: bool) -> bool {
         if by_sum {
-            return idle_bytes + self.arena.figures().free_locked_bytes >= bytes;
+            return idle_bytes + self.arena.stats().hole_bytes >= bytes;
         }
         self.arena.missing_bytes(bytes, align).is_some_and(|missing_bytes| idle_bytes >= missing_bytes)
     }
@@ -408,7 +408,7 @@ impl ArenaState {
 
     /// Has every pool closed and every buffer come back?
     pub(super) fn is_deserted(&self) -> bool {
-        self.tenants.is_empty() && self.arena.figures().live_bytes == 0
+        self.tenants.is_empty() && self.arena.stats().live_bytes == 0
     }
 }
 

@@ -47,9 +47,8 @@
 
 mod asymmetric_fence;
 mod biased_lock;
-mod counts;
+mod counters;
 mod entry;
-mod figures;
 mod free_list;
 mod occupancy;
 mod permits;
@@ -59,12 +58,12 @@ mod slot;
 mod validate;
 
 pub use entry::Entry;
-pub use figures::Figures;
 
+use crate::policy::Window;
 use crate::sync::Backoff;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use biased_lock::Who;
-use figures::Evictions;
+use counters::Evictions;
 use free_list::NOTHING;
 use occupancy::Occupancy;
 use permits::PermitPool;
@@ -90,7 +89,7 @@ pub struct ThreadCache<T> {
     evictions: Evictions,
     /// A bit for each shard that ever held a buffer or a place.
     used: AtomicU64,
-    reset: crate::sync::Mutex<Figures>,
+    reset: crate::sync::Mutex<Window>,
 }
 
 /// What became of a put: all empty means that the buffer was kept and nothing else happened.
@@ -129,7 +128,7 @@ impl<T> ThreadCache<T> {
             pot: PermitPool::new(limit),
             evictions: Evictions::new(),
             used: AtomicU64::new(0),
-            reset: crate::sync::Mutex::new(Figures::default()),
+            reset: crate::sync::Mutex::new(Window::default()),
         }
     }
 

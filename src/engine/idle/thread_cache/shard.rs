@@ -13,7 +13,7 @@
 //! - (shard I2) Whoever has the lock and is about to judge by age, or to lay something down, collects the inbox first.
 
 use super::biased_lock::{BiasedLock, Who};
-use super::counts::Counts;
+use super::counters::Counters;
 use super::entry::Entry;
 use super::free_list::{FreeList, NOTHING, Recount};
 use super::occupancy::Occupancy;
@@ -41,7 +41,7 @@ pub(super) struct Shard<T> {
 
 struct Own<T> {
     shelf: BiasedLock<FreeList<T>>,
-    counts: Counts,
+    counts: Counters,
     /// The stamp of the oldest in the shelf's lists.
     oldest: AtomicU32,
 }
@@ -59,14 +59,14 @@ impl<T> Shard<T> {
     pub(super) fn new(classes: u32) -> Self {
         let own = Own {
             shelf: BiasedLock::new(FreeList::new(classes)),
-            counts: Counts::new(),
+            counts: Counters::new(),
             oldest: AtomicU32::new(NOTHING),
         };
         Self { own: CachePadded::new(own), inbox: CachePadded::new(RemoteList::new()) }
     }
 
     /// The numbers, with what waits in the inbox counted in.
-    pub(super) fn counts(&self) -> &Counts {
+    pub(super) fn counts(&self) -> &Counters {
         if self.inbox.look().0 {
             self.own.shelf.with(Who::Guest, |shelf| self.collect_all(shelf, 0));
         }
@@ -153,7 +153,7 @@ impl<T> Shard<T> {
     pub(super) fn count_passing(&self, who: Who) {
         self.own.shelf.with(who, |_| {
             self.own.counts.put(0);
-            self.own.counts.gone(0);
+            self.own.counts.removed(0);
         });
     }
 
@@ -219,7 +219,7 @@ impl<T> Shard<T> {
 
     fn take_oldest(&self, shelf: &mut FreeList<T>) -> Option<Box<Entry<T>>> {
         let entry = shelf.take_oldest()?;
-        self.own.counts.gone(entry.bytes());
+        self.own.counts.removed(entry.bytes());
         self.own.counts.withdraw(1);
         Some(entry)
     }

@@ -125,7 +125,7 @@ fn a_limit_of_nought_and_an_unknown_class_keep_nothing() {
     let front = ThreadCache::new(1, 0, 4);
     let put = front.put(Entry::new(0, 10, 1), 0);
     assert_eq!(put.victim.map(|entry| **entry), Some(1));
-    assert_eq!(front.totals(), Figures { put: 1, evicted: 1, ..Figures::default() });
+    assert_eq!(front.totals(), Window { put: 1, evicted: 1, ..Window::default() });
     let put = front.put(Entry::new(1, 10, 2), 0);
     assert_eq!(put.handed_back.map(|entry| **entry), Some(2));
     assert!(front.take(1).is_none());
@@ -151,16 +151,16 @@ fn sealed_it_hands_back_each_put_and_one_drain_empties_it() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "four thousand evictions, minutes; `figures` has the rule")]
+#[cfg_attr(miri, ignore = "four thousand evictions, minutes; `counters` has the rule")]
 fn every_thousandth_eviction_of_the_window_makes_a_check_due() {
     let front = ThreadCache::new(1, 1, 4);
     fill(&front, 0, 0..1);
     front.count_allocated();
     let due: Vec<u32> = (1..=2500).filter(|&n| front.put(Entry::new(0, 10, n), 0).check_due).collect();
     assert_eq!(due, [1000, 2000]);
-    assert_eq!(front.window(), Figures { get_from_pool: 0, put: 2501, allocated: 1, evicted: 2500 });
+    assert_eq!(front.window(), Window { get_from_pool: 0, put: 2501, allocated: 1, evicted: 2500 });
     front.reset_window();
-    assert_eq!(front.window(), Figures::default());
+    assert_eq!(front.window(), Window::default());
     let due: Vec<u32> = (1..=1500).filter(|&n| front.put(Entry::new(0, 10, n), 0).check_due).collect();
     assert_eq!((due, front.window().put, front.totals().put), (vec![1000], 1500, 4001));
 }
@@ -196,7 +196,7 @@ struct Model {
     limit: usize,
     /// Oldest first: class, value, stamp.
     idle: VecDeque<(u32, u32, u32)>,
-    figures: Figures,
+    figures: Window,
 }
 
 impl Model {
@@ -254,7 +254,7 @@ proptest! {
     #[test]
     fn on_one_thread_it_is_the_model_exactly(limit in 1usize..30, steps in steps()) {
         let front = ThreadCache::new(4, limit, 4);
-        let mut model = Model { limit, idle: VecDeque::new(), figures: Figures::default() };
+        let mut model = Model { limit, idle: VecDeque::new(), figures: Window::default() };
         let mut in_use = Vec::new();
         for (id, step) in (0u32..).zip(steps) {
             let epoch = id / 16;

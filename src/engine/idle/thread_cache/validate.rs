@@ -1,7 +1,8 @@
 //! Sums over all shards: what is idle, what was counted, and whether the two fit together. For whoever looks; no get or put
 //! comes by here.
 
-use super::figures::Figures;
+use super::counters::window_since;
+use crate::policy::Window;
 use super::shard::Shard;
 use super::{ThreadCache, permits};
 use crate::sync::atomic::Ordering;
@@ -19,20 +20,18 @@ impl<T> ThreadCache<T> {
     }
 
     /// All that was ever counted.
-    pub fn totals(&self) -> Figures {
-        let mut totals = Figures { evicted: self.evictions.count(), ..Figures::default() };
+    pub fn totals(&self) -> Window {
+        let mut totals = Window { evicted: self.evictions.count(), ..Window::default() };
         for counts in self.used().map(Shard::counts) {
-            totals.get_from_pool += counts.hits();
-            totals.put += counts.puts();
-            totals.allocated += counts.misses();
+            counts.add_to(&mut totals);
         }
         totals
     }
 
     /// What was counted since the last reset.
-    pub fn window(&self) -> Figures {
+    pub fn window(&self) -> Window {
         let reset = self.reset.lock();
-        self.totals() - *reset
+        window_since(*reset, self.totals())
     }
 
     /// Begins a new window.
