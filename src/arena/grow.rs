@@ -4,7 +4,7 @@ use super::discrete::region_bytes;
 use super::extent::{ArenaPtr, Extent};
 use super::plan::{Plan, PlanOutcome, Step};
 use super::retain::IdleRun;
-use super::{Arena, GrowthMode, RangeKind, HoleSet};
+use super::{Arena, GrowthMode, HoleSet, RangeKind};
 
 /// Free bytes beyond one in so many of those in use are moved before others are locked.
 const SPARE_SHARE: u64 = 10;

@@ -42,7 +42,8 @@ impl Arena {
     /// Ends a plan of releases alone, of which the steps numbered in `failed` gave nothing back: none depends on another.
     /// What would not go is idle since `now_us`, so that it is the last to be tried again.
     pub fn settle_releases(&mut self, plan: &Plan, failed: &[usize], now_us: u64) {
-        for (index, extent) in plan.steps.iter().enumerate().filter_map(|(index, step)| Some((index, step.released()?))) {
+        for (index, extent) in plan.steps.iter().enumerate().filter_map(|(index, step)| Some((index, step.released()?)))
+        {
             let gone = !failed.contains(&index);
             self.left(extent, gone, now_us);
         }
@@ -186,7 +187,11 @@ mod tests {
         );
         assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 46_000_000));
         let (steps, plan) = due(&mut arena, 47_000_000).unwrap();
-        assert_eq!(steps, [Step::Decommit { extent: Extent::new(ArenaPtr::new(0, 7 * GRANULE), GRANULE) }], "and so on");
+        assert_eq!(
+            steps,
+            [Step::Decommit { extent: Extent::new(ArenaPtr::new(0, 7 * GRANULE), GRANULE) }],
+            "and so on"
+        );
         arena.settle_releases(&plan, &[], 47_000_000);
         arena.validate().unwrap();
         assert_eq!(arena.stats().committed_bytes, 9 * GRANULE);

@@ -287,7 +287,8 @@ fn supply(config: &Config, source: Arc<dyn Source>, max_bytes: Option<u64>, log:
     match config.preset {
         Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, max_bytes))),
         Preset::Adaptive => {
-            let idle_timeout_us = config.idle_timeout.map(|retain| u64::try_from(retain.as_micros()).unwrap_or(u64::MAX));
+            let idle_timeout_us =
+                config.idle_timeout.map(|retain| u64::try_from(retain.as_micros()).unwrap_or(u64::MAX));
             let retain = Retention { idle_timeout_us, ..Retention::default() };
             let backend = source.name();
             let drain_at_most = (config.release_policy == ReleasePolicy::Force).then_some(config.wait);

@@ -113,7 +113,10 @@ impl World {
         if matches!(growth, GrowthMode::Granules(_)) {
             let id = arena.add_virtual_range(SPAN_GRANULES as u64 * GRANULE).unwrap();
             let pages = SPAN_GRANULES * GRANULE_PAGES;
-            ranges.insert(id, RangeModel::new(RangeKind::Virtual, HoleSet::Shared, GRANULE_PAGES, pages, Page::Uncommitted));
+            ranges.insert(
+                id,
+                RangeModel::new(RangeKind::Virtual, HoleSet::Shared, GRANULE_PAGES, pages, Page::Uncommitted),
+            );
         }
         let id = arena.add_reserve(RESERVE_PAGES as u64 * PAGE).unwrap();
         let reserve = RangeModel::new(RangeKind::Reserve, HoleSet::Shared, RESERVE_PAGES, RESERVE_PAGES, Page::Free);
@@ -196,7 +199,9 @@ impl World {
     fn granules_of(&self, extent: Extent) -> Vec<(u32, usize)> {
         let granule_pages = self.ranges[&extent.range()].granule_pages as u64;
         let granule = |at: u64| (at / PAGE / granule_pages) as usize;
-        (granule(extent.offset())..granule(extent.offset() + extent.bytes())).map(|granule| (extent.range(), granule)).collect()
+        (granule(extent.offset())..granule(extent.offset() + extent.bytes()))
+            .map(|granule| (extent.range(), granule))
+            .collect()
     }
 
     /// The granules of `extent`, all idle, with their ages.

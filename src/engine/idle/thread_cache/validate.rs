@@ -2,9 +2,9 @@
 //! comes by here.
 
 use super::counters::window_since;
-use crate::policy::Window;
 use super::shard::Shard;
 use super::{ThreadCache, permits};
+use crate::policy::Window;
 use crate::sync::atomic::Ordering;
 
 impl<T> ThreadCache<T> {
