@@ -579,7 +579,11 @@ mod waits {
         drop(all);
         seconds(&clock, &pool, 1);
         let said = lines();
-        assert_eq!(count(&said, "100 gets found no memory at once, 0 were given memory that is not pinned"), 1, "{said:?}");
+        assert_eq!(
+            count(&said, "100 gets found no memory at once, 0 were given memory that is not pinned"),
+            1,
+            "{said:?}"
+        );
     }
 }
 
