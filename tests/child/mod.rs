@@ -1,5 +1,26 @@
-//! Runs checks in a child of `fork`.
+//! Runs a test again in a process of its own, and checks in a child of `fork`.
 #![allow(unsafe_code)] // Forks.
+
+use std::any::type_name;
+use std::env;
+use std::process::Command;
+
+/// Names the test that a process was started for.
+const ALONE: &str = "PINPOOL_TEST_ALONE";
+
+/// Runs `test` in a process where no other test runs. The closure must be written in the test function itself: its type
+/// carries the name of that function.
+pub(crate) fn alone<F: FnOnce()>(test: F) {
+    let path = type_name::<F>().trim_end_matches("::{{closure}}");
+    let (_crate, name) = path.split_once("::").unwrap();
+    if env::var(ALONE).is_ok_and(|alone| alone == name) {
+        return test();
+    }
+    let mut command = Command::new(env::current_exe().unwrap());
+    let child = command.args(["--exact", name, "--nocapture"]).env(ALONE, name).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
+    assert!(child.status.success() && out.contains("1 passed"), "{name}, {}: {out}{err}", child.status);
+}
 
 /// A child that hangs is killed after this.
 const CHILD_SECONDS: u32 = 30;

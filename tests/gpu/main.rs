@@ -20,7 +20,6 @@
 //!
 //! Each scenario is one function over a back-end. Never loads the driver double: a process has one driver, and here it is
 //! the machine's own.
-#![cfg(feature = "cuda")]
 #![allow(unsafe_code)] // The contract suite, the facts about the driver, and work that the pool does not know of.
 
 use cudarc::driver::result;
@@ -32,7 +31,6 @@ mod capture;
 mod churn;
 mod copies;
 mod device;
-#[path = "../driver_facts/mod.rs"]
 mod driver_facts;
 mod memory;
 mod ways;

@@ -10,22 +10,12 @@ use std::time::Duration;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, Preset};
 
+use crate::draw::Draw;
+
 const THREADS: u64 = if cfg!(miri) { 2 } else { 6 };
 const STEPS: u64 = if cfg!(miri) { 40 } else { 20_000 };
 /// Most buffers in the hands of one thread.
 const HELD: usize = 6;
-
-/// A repeatable draw; quality matters little here.
-struct Draw(u64);
-
-impl Draw {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 8) % end
-    }
-}
 
 /// Marks the buffer at both ends as this thread's, and looks whether the marks hold.
 fn use_alone(buffer: &mut PinnedBuf, mark: u64) {

@@ -1,5 +1,5 @@
 //! A source that counts what is really held, at every instant, over another one.
-#![allow(unsafe_code, dead_code)] // Wraps the unsafe `Source` and `VirtualMemory`; not every test asks everything.
+#![allow(unsafe_code)] // Wraps the unsafe `Source` and `VirtualMemory`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};

@@ -2,22 +2,21 @@
 //!
 //! Time is a clock that the tests move; nothing sleeps.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Once};
 use std::thread;
 use std::time::Duration;
 
-use counting::Counting;
 use pinpool::backend::SimSource;
 use pinpool::backend::Source;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::testing::FaultSource;
 use pinpool::{Backend, Clock, LogSampler, ManualClock, OnFull, PinnedBuf, Pool, PoolBuilder, PressureSource, Stats};
 
-mod counting;
+use crate::captured_log::{count, lines, listen};
+use crate::counting::Counting;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -69,40 +68,6 @@ fn until(what: impl Fn() -> bool) {
     while !what() {
         thread::yield_now();
     }
-}
-
-thread_local! {
-    static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Keeps the lines of each thread for that thread.
-struct ByThread;
-
-impl log::Log for ByThread {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        let _ = LINES.try_with(|lines| lines.borrow_mut().push(record.args().to_string()));
-    }
-
-    fn flush(&self) {}
-}
-
-fn listen() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| log::set_logger(&ByThread).map(|()| log::set_max_level(log::LevelFilter::Trace)).unwrap());
-    lines();
-}
-
-/// The lines of this thread since the last call.
-fn lines() -> Vec<String> {
-    LINES.take()
-}
-
-fn count(lines: &[String], part: &str) -> usize {
-    lines.iter().filter(|line| line.contains(part)).count()
 }
 
 mod sizes {

@@ -1,5 +1,4 @@
 //! `pinpool bench`: every figure is there and hangs together; how large it is is the machine's affair.
-#![cfg(feature = "cli")]
 
 use std::path::Path;
 use std::process::{Command, Output};

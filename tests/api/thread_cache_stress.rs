@@ -1,51 +1,17 @@
 //! Many threads on one front, and the balance when they have come to rest.
 
-#![allow(unsafe_code)] // The counting allocator.
-
-use pinpool::thread_cache::{Entry, ThreadCache};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, mpsc};
+
+use pinpool::thread_cache::{Entry, ThreadCache};
+
+use crate::draw::Draw;
+use crate::heap_calls;
 
 const CLASSES: u32 = 5;
 const THREADS: usize = if cfg!(miri) { 3 } else { 8 };
 const STEPS: u64 = if cfg!(miri) { 60 } else { 40_000 };
 const BYTES: usize = 64;
-
-thread_local!(static ALLOCATIONS: Cell<u64> = const { Cell::new(0) });
-
-/// Counts what the calling thread allocates.
-struct Counting;
-
-// SAFETY: hands everything on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// A repeatable draw; quality matters little here.
-struct Draw(u64);
-
-impl Draw {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 8) % end
-    }
-}
 
 /// What the threads did, added up.
 #[derive(Default)]
@@ -218,11 +184,12 @@ fn a_get_and_its_put_allocate_nothing() {
     for class in 0..CLASSES {
         assert!(front.put(Entry::new(class, BYTES, AtomicBool::new(false)), 0).victim.is_none());
     }
-    let before = ALLOCATIONS.get();
+    let before = heap_calls::by_this_thread();
     for step in 0..1000 {
         let buffer = front.take(step % CLASSES).unwrap();
         assert!(front.put(buffer, step).victim.is_none());
     }
-    assert!(front.take(0).is_some() && front.take(0).is_none());
-    assert_eq!(ALLOCATIONS.get(), before);
+    let last = front.take(0);
+    assert!(last.is_some() && front.take(0).is_none());
+    assert_eq!(heap_calls::by_this_thread(), before);
 }

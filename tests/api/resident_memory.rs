@@ -1,13 +1,12 @@
 //! What goes back to the system really goes: the resident memory of this process falls.
-//!
-//! One test, in a process of its own: resident memory is the process's, not a pool's.
-#![cfg(target_os = "linux")]
 #![allow(clippy::print_stdout)] // Says why it skips.
 
 use std::fs;
 use std::time::Duration;
 
 use pinpool::{Backend, Clock, ManualClock, PinnedBuf, Pool, PoolBuilder, PressureSource};
+
+use crate::child::alone;
 
 const MIB: usize = 1 << 20;
 /// Below the usual limit of memory that a process may lock.
@@ -49,7 +48,12 @@ fn written(pool: &Pool) -> Vec<PinnedBuf> {
 
 #[test]
 fn memory_falls_after_trim_after_clear_after_the_retain_time_and_at_the_end() {
-    for backend in [Backend::Mlock, Backend::Heap] {
+    // Resident memory is the process's, not a pool's.
+    alone(|| [Backend::Mlock, Backend::Heap].into_iter().for_each(falls));
+}
+
+fn falls(backend: Backend) {
+    {
         let name = backend.name();
         let clock = ManualClock::default();
         let pool = builder(backend.clone()).clock(Clock::Manual(clock.clone())).build().unwrap();
@@ -58,7 +62,7 @@ fn memory_falls_after_trim_after_clear_after_the_retain_time_and_at_the_end() {
                 "skipped {name}: this process may lock {:?} bytes, the test needs {MAX_BYTES}",
                 pool.stats().max_bytes
             );
-            continue;
+            return;
         }
         let before = resident_bytes();
         let down: [(&str, &dyn Fn()); 3] = [

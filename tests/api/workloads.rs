@@ -1,5 +1,4 @@
 //! Workloads through the public pool in virtual time: the targets that the rules were tuned to, and what a replay means.
-#![cfg(feature = "cli")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -5,33 +5,21 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use counting::Counting;
 use pinpool::testing::FaultSource;
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, PressureSource};
 
-mod counting;
+use crate::counting::Counting;
+use crate::draw::Draw;
 
 const THREADS: u64 = 8;
 const GETS: usize = if cfg!(debug_assertions) { 4_000 } else { 20_000 };
 
-/// xorshift64, so that a run can be repeated as far as threads allow.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-}
-
 /// Fails one call in 44 of each kind, and as many moves half way.
 fn faulty(counting: &Arc<Counting>, seed: u64) -> Arc<FaultSource> {
     let source = FaultSource::around(counting.clone());
-    let mut dice = Dice(seed | 1);
+    let mut draw = Draw(seed | 1);
     for index in 0..200_000 {
-        match dice.roll(44) {
+        match draw.below(44) {
             0 => source.fail_acquire(index),
             1 => source.fail_release(index),
             2 => source.fail_remap(index),
@@ -43,21 +31,21 @@ fn faulty(counting: &Arc<Counting>, seed: u64) -> Arc<FaultSource> {
 }
 
 fn work(pool: &Pool, seed: u64) -> usize {
-    let mut dice = Dice(seed);
+    let mut draw = Draw(seed);
     let mut held: VecDeque<PinnedBuf> = VecDeque::new();
     let mut failed = 0;
     for _ in 0..GETS {
         // From a page to 3 MiB, small ones more often.
-        let len = (1 + dice.roll(3 << 20)) >> dice.roll(12);
+        let len = (1 + draw.below(3 << 20)) >> draw.below(12);
         match pool.get(usize::try_from(len.max(1)).unwrap()) {
             Ok(buffer) => held.push_back(buffer),
             Err(_) => failed += 1,
         }
-        while held.len() as u64 > dice.roll(12) {
+        while held.len() as u64 > draw.below(12) {
             held.pop_front();
         }
-        match dice.roll(500) {
-            0 => pool.trim(dice.roll(16 << 20)),
+        match draw.below(500) {
+            0 => pool.trim(draw.below(16 << 20)),
             1 => pool.clear(),
             2 => drop(pool.stats()),
             _ => {}

@@ -2,7 +2,6 @@
 //! pools over them whose data is checked at the device.
 //!
 //! A process of its own, with a driver of its own; tests take turns ([`Double::load`]).
-#![cfg(feature = "cuda")]
 #![allow(unsafe_code)] // Locks, moves and releases granules by hand.
 
 use std::sync::Arc;

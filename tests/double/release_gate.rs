@@ -2,7 +2,6 @@
 //! and nothing is forgotten.
 //!
 //! A process of its own, with a driver of its own; tests take turns ([`Double::load`]).
-#![cfg(feature = "cuda")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,6 @@
 //! The whole CUDA path without a GPU: cudarc and the driver double, whose gates decide what is over and what is not.
 //!
 //! One process has one driver, so everything on the double is in this binary, and tests take turns ([`Double::load`]).
-#![cfg(feature = "cuda")]
 #![allow(unsafe_code)] // The contract suite, and captures, which cudarc leaves to its users.
 
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use pinpool::backend::{CudaSource, PAGE_BYTES, Source};
 use pinpool::testing::check_source;
 use pinpool::{Backend, Pool, PoolBuilder, Preset};
 
-mod driver_facts;
+use crate::driver_facts;
 
 const MIB: usize = 1 << 20;
 

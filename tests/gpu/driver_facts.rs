@@ -1,5 +1,6 @@
 //! What the pool takes for granted about the driver. Checked on the double and on a real device, so that the one can be
 //! trusted to stand for the other.
+#![allow(unsafe_code)] // Calls the driver by hand.
 
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -1,26 +1,11 @@
 //! Lines as `log` receives them: level, text and order, with the count of checks that the process shares.
 
-use std::sync::Mutex;
-
-use log::{Level, LevelFilter, Log, Metadata, Record};
+use log::Level;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, Clock, ManualClock, Pool, Preset, Rounding};
 
-struct Kept(Mutex<Vec<(Level, String)>>);
-
-static KEPT: Kept = Kept(Mutex::new(Vec::new()));
-
-impl Log for Kept {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &Record<'_>) {
-        self.0.lock().unwrap().push((record.level(), record.args().to_string()));
-    }
-
-    fn flush(&self) {}
-}
+use crate::captured_log::{lines_with_levels, listen};
+use crate::child::alone;
 
 fn evicting_pool() -> Pool {
     Pool::builder()
@@ -37,41 +22,37 @@ fn churn(pool: &Pool, sizes: std::ops::Range<usize>) {
     sizes.for_each(|len| drop(pool.get(len).unwrap()));
 }
 
-// One test: the logger and the count of checks belong to the process.
 #[test]
-fn lines_are_logged_when_they_must_be() {
-    log::set_logger(&KEPT).unwrap();
-    log::set_max_level(LevelFilter::Trace);
-    one_check_in_ten_of_the_process_is_logged_in_tensorflows_words();
-    a_stuck_copy_is_warned_of_once();
-    lines_of_a_named_pool_and_of_its_partition_begin_with_its_name();
-}
-
 fn one_check_in_ten_of_the_process_is_logged_in_tensorflows_words() {
-    let (first, second) = (evicting_pool(), evicting_pool());
-    KEPT.0.lock().unwrap().clear();
-    // 100 puts fill the pool, the next 1000 evict: check 1 raises to 110 and is printed.
-    churn(&first, 1..1101);
-    // Nine more of either pool are silent.
-    churn(&second, 1..1101);
-    (0..8).for_each(|n| churn(&first, 10_000 * (n + 1)..10_000 * (n + 1) + 1021));
-    let silent_so_far = KEPT.0.lock().unwrap().len();
-    churn(&second, 100_000..101_021);
-    let kept = KEPT.0.lock().unwrap().clone();
-    assert_eq!(silent_so_far, 2, "{kept:?}");
-    assert!(kept.iter().all(|(level, _)| *level == Level::Info));
-    assert_eq!(
-        kept[..2].iter().map(|(_, line)| line.as_str()).collect::<Vec<_>>(),
-        [
-            "PoolAllocator: After 1100 get requests, put_count=1100 evicted_count=1000 eviction_rate=0.909091 and \
+    // The count of checks belongs to the process, and other tests make checks too.
+    alone(|| {
+        let (first, second) = (evicting_pool(), evicting_pool());
+        listen();
+        // 100 puts fill the pool, the next 1000 evict: check 1 raises to 110 and is printed.
+        churn(&first, 1..1101);
+        // Nine more of either pool are silent.
+        churn(&second, 1..1101);
+        (0..8).for_each(|n| churn(&first, 10_000 * (n + 1)..10_000 * (n + 1) + 1021));
+        let mut kept = lines_with_levels();
+        let silent_so_far = kept.len();
+        churn(&second, 100_000..101_021);
+        kept.extend(lines_with_levels());
+        assert_eq!(silent_so_far, 2, "{kept:?}");
+        assert!(kept.iter().all(|(level, _)| *level == Level::Info));
+        assert_eq!(
+            kept[..2].iter().map(|(_, line)| line.as_str()).collect::<Vec<_>>(),
+            [
+                "PoolAllocator: After 1100 get requests, put_count=1100 evicted_count=1000 eviction_rate=0.909091 and \
              unsatisfied allocation rate=1",
-            "Raising pool_size_limit_ from 100 to 110",
-        ]
-    );
-    assert_eq!(kept.len(), 4, "the eleventh check of the process is printed: {kept:?}");
-    assert_eq!(kept[3].1, "Raising pool_size_limit_ from 110 to 121");
+                "Raising pool_size_limit_ from 100 to 110",
+            ]
+        );
+        assert_eq!(kept.len(), 4, "the eleventh check of the process is printed: {kept:?}");
+        assert_eq!(kept[3].1, "Raising pool_size_limit_ from 110 to 121");
+    });
 }
 
+#[test]
 fn a_stuck_copy_is_warned_of_once() {
     let clock = ManualClock::default();
     let pool = Pool::builder()
@@ -83,7 +64,7 @@ fn a_stuck_copy_is_warned_of_once() {
         .unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
     let _gate = stream.hold();
-    KEPT.0.lock().unwrap().clear();
+    listen();
     for _ in 0..2 {
         pool.get(4096).unwrap().copy_to(&stream, &mut device).unwrap();
         clock.advance_us(20_000_000);
@@ -93,17 +74,18 @@ fn a_stuck_copy_is_warned_of_once() {
         pool.poll();
         clock.advance_us(3_000_000);
     }
-    let kept = KEPT.0.lock().unwrap().clone();
+    let kept = lines_with_levels();
     let [(Level::Warn, line)] = kept.as_slice() else { panic!("one warning, of the first copy alone: {kept:?}") };
     assert!(line.contains("has been in flight for 40s on stream 0x"), "{line}");
 }
 
+#[test]
 fn lines_of_a_named_pool_and_of_its_partition_begin_with_its_name() {
-    KEPT.0.lock().unwrap().clear();
+    listen();
     let pool = Pool::builder().without_env().backend(Backend::Heap).name("loader").build().unwrap();
     let partition = pool.partition("eval", 1 << 20).unwrap();
     assert_eq!((pool.name(), partition.name()), (Some("loader"), Some("loader/eval")));
-    let kept = KEPT.0.lock().unwrap().clone();
+    let kept = lines_with_levels();
     let [(Level::Info, started), (Level::Info, partitioned)] = kept.as_slice() else { panic!("two lines: {kept:?}") };
     assert!(started.starts_with("[loader] preset adaptive, back-end heap"), "{started}");
     assert!(partitioned.starts_with("[loader/eval] partition, ceiling 1048576 bytes"), "{partitioned}");

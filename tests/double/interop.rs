@@ -1,6 +1,5 @@
 //! The pool among other users of CUDA, on the driver double: copies that cudarc makes by itself, copies back, work of
 //! others, other frameworks' handles, and how the end of all of them is learnt.
-#![cfg(feature = "cuda")]
 #![allow(unsafe_code)] // Captures, raw handles and event tracking, which cudarc leaves to its users.
 
 use std::sync::Arc;

@@ -1,0 +1,25 @@
+//! A hit touches the heap not at all: a global allocator counts.
+
+use pinpool::{Backend, Clock, ManualClock, Pool};
+
+use crate::heap_calls;
+
+#[test]
+fn hits_allocate_nothing_on_the_heap() {
+    // Some hits read the clock, and maintenance, which is due every 10 ms, may allocate. The clock stands still, so that
+    // hits alone are counted.
+    let clock = Clock::Manual(ManualClock::default());
+    let pool = Pool::builder().without_env().backend(Backend::Heap).clock(clock).build().unwrap();
+    let lens = [100, 5_000, 100_000, 1 << 20];
+    // Once round, so that every class has its buffer and every table its size.
+    let round = || {
+        let held = lens.map(|len| pool.get(len).unwrap());
+        assert!(held.iter().all(|buffer| !buffer.is_empty()));
+    };
+    round();
+    let before = heap_calls::by_this_thread();
+    assert!(before > 0, "the counting allocator is not in place");
+    (0..1000).for_each(|_| round());
+    assert_eq!(heap_calls::by_this_thread() - before, 0);
+    assert_eq!(pool.stats().hits, 4000);
+}

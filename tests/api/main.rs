@@ -1,0 +1,37 @@
+//! The public interface: conformance, models, stress, faults, and what users rely on, without a GPU.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `conformance`, `workloads` | traces played byte for byte and figure for figure (feature `cli`) |
+//! | `tensorflow_model`, `adaptive_model` | drawn operations against a naive model, recounted after each step |
+//! | `adaptive`, `extreme_values` | the default preset: sizes, settings, time, pressure, waits, the end |
+//! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
+//! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
+//! | `hit_allocates_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
+//!
+//! A test that needs a process of its own runs again as a child ([`child::alone`]).
+
+mod adaptive;
+mod adaptive_model;
+mod captured_log;
+mod ceiling;
+#[path = "../child/mod.rs"]
+mod child;
+#[cfg(feature = "cli")]
+mod conformance;
+mod counting;
+mod draw;
+mod extreme_values;
+mod fault;
+mod fork;
+mod heap_calls;
+mod hit_allocates_nothing;
+mod in_flight;
+mod log_lines;
+#[cfg(target_os = "linux")]
+mod resident_memory;
+mod stress;
+mod tensorflow_model;
+mod thread_cache_stress;
+#[cfg(feature = "cli")]
+mod workloads;
