@@ -48,7 +48,7 @@ mod virtual_memory;
 mod vmm;
 
 pub use crate::error::SourceError;
-pub use crate::host::PageTiers;
+pub use crate::host::{GRANULE_BYTES, PAGE_BYTES, PageTiers};
 pub(crate) use choose::{PinOptions, choose};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;
@@ -60,8 +60,6 @@ pub use sim::SimSource;
 pub use virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;
-
-pub use crate::host::PAGE_BYTES;
 
 /// Which source a pool takes its memory from.
 #[derive(Debug, Clone, Default)]

@@ -9,7 +9,6 @@
 //! [`env`](mod@env) holds the table of variables and is the only reader of the process environment; [`quantity`] reads sizes and
 //! times.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::backend::Backend;
@@ -21,6 +20,8 @@ pub mod quantity;
 mod words;
 
 pub use env::Warning;
+
+pub use crate::host::PressureSource;
 
 /// A set of rules that a pool follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -87,17 +88,6 @@ pub enum FenceKind {
     /// A word that the stream counts up behind each copy: costs the copying thread more, asking costs a load. An event
     /// where the driver cannot do it.
     Timeline,
-}
-
-/// Where a pool hears that the machine is short of memory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PressureSource {
-    /// From the kernel, where it says so.
-    Kernel,
-    /// From a file in the kernel's format (`/proc/pressure/memory`).
-    File(PathBuf),
-    /// Not at all.
-    Off,
 }
 
 /// What was said, by code or by environment; `None` where nothing was.

@@ -2,13 +2,10 @@
 //!
 //! Done by whichever thread looks at the clock, one at a time; the others pass by.
 
-use std::path::Path;
-
 use super::core::Core;
 use super::idle::Idle;
 use super::supply::Supply;
-use crate::config::PressureSource;
-use crate::host::{Gauge, Pressure};
+use crate::host::{Pressure, PressureGauge, PressureSource};
 use crate::in_flight::PendingGroup;
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
@@ -31,7 +28,7 @@ pub(super) struct Upkeep {
 
 #[derive(Debug)]
 struct Watch {
-    gauge: Option<Gauge>,
+    gauge: Option<PressureGauge>,
     next_gauge_us: u64,
     pressure: Pressure,
     reported_bytes: u64,
@@ -39,11 +36,7 @@ struct Watch {
 
 impl Upkeep {
     pub(super) fn new(from: &PressureSource) -> Self {
-        let gauge = match from {
-            PressureSource::Kernel => Gauge::open(Path::new("/")),
-            PressureSource::File(path) => Some(Gauge::of_file(path)),
-            PressureSource::Off => None,
-        };
+        let gauge = PressureGauge::open(from);
         let watch = Watch { gauge, next_gauge_us: 0, pressure: Pressure::Calm, reported_bytes: FIRST_REPORT_BYTES / 2 };
         Self { next_look_us: AtomicU64::new(0), watch: Mutex::new(watch) }
     }

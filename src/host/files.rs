@@ -1,14 +1,14 @@
-//! Bounded reads of small text files below a root, and the two shapes that the kernel writes them in.
+//! Bounded reads of small text files below a root, and the two formats in which the kernel writes them.
 
 use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// More than the mount table of a host with ten thousand containers; an endless file ends here.
-const MOST_BYTES: u64 = 4 << 20;
+/// Reads stop here. The mount table of a host with ten thousand containers is shorter.
+const READ_LIMIT_BYTES: u64 = 4 << 20;
 
-/// A file system seen from its root. Paths are the absolute ones that a process inside would use.
+/// A file system below a root. Paths are absolute, as a process inside that root names them.
 #[derive(Debug, Clone)]
 pub(super) struct Files {
     root: PathBuf,
@@ -20,27 +20,27 @@ impl Files {
     }
 
     pub(super) fn read(&self, path: impl AsRef<Path>) -> Option<String> {
-        // Miri has no machine to ask.
+        // Miri isolates programs from the files of the machine.
         if cfg!(miri) {
             return None;
         }
         let path = path.as_ref();
         let below_root = path.strip_prefix("/").unwrap_or(path);
-        // A pipe that nobody writes to must not hold up whoever asks.
+        // Non-blocking, so that a pipe without a writer does not block the caller.
         let file =
             OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(self.root.join(below_root)).ok()?;
         let mut bytes = Vec::new();
-        file.take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
+        file.take(READ_LIMIT_BYTES).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// A file of one number. `max`, as control groups write "no limit", is no number.
+    /// A file of one number; `None` for `max`, with which control groups write "no limit".
     pub(super) fn number(&self, path: impl AsRef<Path>) -> Option<u64> {
         self.read(path)?.trim().parse().ok()
     }
 }
 
-/// The number behind `key` in lines of `key number`.
+/// The number after `key` in lines of `key number`.
 pub(super) fn field(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read_and_everything_else_is_not_there() {
+    fn a_file_without_a_number_counts_as_absent() {
         let root =
             tree::of(&[("/a", "4096\n"), ("/max", "max\n"), ("/huge", "99999999999999999999999"), ("/none", "")]);
         let files = Files::below(root.path());
@@ -95,9 +95,9 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_file_and_a_silent_pipe_end() {
+    fn reads_of_an_endless_file_and_of_a_pipe_without_writer_end() {
         let files = Files::below(Path::new("/"));
-        assert_eq!(files.read("/dev/zero").map(|text| text.len() as u64), Some(MOST_BYTES));
+        assert_eq!(files.read("/dev/zero").map(|text| text.len() as u64), Some(READ_LIMIT_BYTES));
         let root = tempfile::tempdir().unwrap();
         let pipe = root.path().join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());

@@ -1,43 +1,40 @@
-//! How much memory this process may have: the machine's, or the tightest limit of the control groups that hold it.
+//! How much memory this process may use: the machine's, or the tightest limit of the control groups that hold it.
 //!
-//! 1. `total` is the least of the machine's memory and all limits; a limit of the machine's size or more is none.
-//! 2. `available` is the least of what the machine and each limited group have left. It may come from another group
-//!    than `total`: a wide group can be full while a narrow one inside it is empty.
-//! 3. Page cache that can be dropped is not used memory, here as in the kernel's own `MemAvailable`.
+//! - `total` is the least of the machine's memory and all limits. A limit at or above the machine's size is ignored.
+//! - `available` is the least of what the machine and each limited group have left. It may come from another group than
+//!   `total`: a wide group can be full while a narrow one inside it is empty.
+//! - Page cache that can be dropped counts as available, as in the kernel's own `MemAvailable`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::files::{Files, field};
-use super::hierarchy;
+use super::{GRANULE_BYTES, control_group};
 
-/// The part of its memory that a process locks at most, unless told otherwise (policy rule 8).
-const SHARE_OF_TOTAL: u64 = 4;
+/// A process without a ceiling of its own pins at most one part in this many of its memory (policy-R8).
+const CEILING_DIVISOR: u64 = 4;
 
-/// The arena locks and releases whole granules, so a ceiling between two of them is the lower one.
-const GRANULE_BYTES: u64 = 2 << 20;
-
-/// Memory that this process may have.
+/// Memory that this process may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Memory {
+pub(crate) struct HostMemory {
     /// All of it.
     pub(crate) total_bytes: u64,
-    /// What nobody uses now; never above the total.
+    /// What is free or can be reclaimed now; at most the total.
     pub(crate) available_bytes: u64,
-    /// Who sets the total.
-    pub(crate) origin: Origin,
+    /// The limit that sets the total.
+    pub(crate) origin: LimitOrigin,
 }
 
-/// Who says how much memory there is.
+/// Where the total comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Origin {
-    /// The file of a control group.
+pub(crate) enum LimitOrigin {
+    /// A control group's file.
     Cgroup(PathBuf),
-    /// The machine itself.
+    /// The machine.
     Machine,
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for LimitOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cgroup(file) => write!(f, "cgroup limit {}", file.display()),
@@ -46,42 +43,43 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What this process may have, on the file system at `root`; `None` where the machine does not tell.
-pub(crate) fn memory(root: &Path) -> Option<Memory> {
+/// Memory that this process may use, read below `root`; `None` where `/proc/meminfo` has no total.
+pub(crate) fn memory(root: &Path) -> Option<HostMemory> {
     let files = Files::below(root);
     let machine = machine(&files)?;
     let mut memory = machine.clone();
-    for group in hierarchy::groups(&files) {
+    for group in control_group::groups(&files) {
         let Some(limit) = group.limit(&files).filter(|limit| limit.bytes < machine.total_bytes) else { continue };
         memory.available_bytes = memory.available_bytes.min(group.available_bytes(&files, &limit));
-        // Of equal limits the first, which is the one nearest to the process, is named.
+        // Of equal limits the one nearest to the process is reported.
         if limit.bytes < memory.total_bytes {
             memory.total_bytes = limit.bytes;
-            memory.origin = Origin::Cgroup(limit.file);
+            memory.origin = LimitOrigin::Cgroup(limit.file);
         }
     }
     Some(memory)
 }
 
-/// The machine without its control groups.
-pub(super) fn machine(files: &Files) -> Option<Memory> {
+/// The machine's memory without any limit of a control group.
+pub(super) fn machine(files: &Files) -> Option<HostMemory> {
     let text = files.read("/proc/meminfo")?;
     let bytes = |key| field(&text, key)?.checked_mul(1024);
     let total_bytes = bytes("MemTotal:")?;
-    // Linux before 3.14 leaves the sum to the reader.
+    // Linux before 3.14 has no `MemAvailable`.
     let free_and_cached = || {
         let cached = bytes("Cached:")?.saturating_sub(bytes("Shmem:").unwrap_or(0));
         bytes("MemFree:")?.checked_add(cached)
     };
     let available_bytes = bytes("MemAvailable:").or_else(free_and_cached).unwrap_or(total_bytes);
-    Some(Memory { total_bytes, available_bytes: available_bytes.min(total_bytes), origin: Origin::Machine })
+    Some(HostMemory { total_bytes, available_bytes: available_bytes.min(total_bytes), origin: LimitOrigin::Machine })
 }
 
-/// The ceiling for a process that was given none: a quarter of the total, no more than is available, divided by the
-/// `share` processes that split it, in whole granules, of which there is at least one.
-pub(crate) fn default_ceiling(memory: &Memory, share: u64) -> u64 {
-    let ours = (memory.total_bytes / SHARE_OF_TOTAL).min(memory.available_bytes) / share.max(1);
-    (ours / GRANULE_BYTES).max(1) * GRANULE_BYTES
+/// The ceiling in bytes for a process without one: a quarter of the total, at most what is available, divided among
+/// `pools_per_host` pools, rounded down to whole granules, at least one.
+pub(crate) fn default_ceiling(memory: &HostMemory, pools_per_host: u64) -> u64 {
+    let granule_bytes = GRANULE_BYTES as u64;
+    let share_bytes = (memory.total_bytes / CEILING_DIVISOR).min(memory.available_bytes) / pools_per_host.max(1);
+    (share_bytes / granule_bytes).max(1) * granule_bytes
 }
 
 #[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
@@ -92,6 +90,7 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+    const GRANULE: u64 = GRANULE_BYTES as u64;
     /// 1,000 MiB, of which 800 are available.
     const MEMINFO: (&str, &str) =
         ("/proc/meminfo", "MemTotal:  1024000 kB\nMemFree: 102400 kB\nMemAvailable: 819200 kB\n");
@@ -111,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn without_control_groups_the_machine_says_it() {
+    fn without_control_groups_the_machine_sets_the_total() {
         assert_eq!(seen(&[MEMINFO]), (1000, 800, "machine".into()));
         let old = ("/proc/meminfo", "MemTotal: 1024000 kB\nMemFree: 102400 kB\nCached: 204800 kB\nShmem: 51200 kB\n");
         assert_eq!(seen(&[old]), (1000, 250, "machine".into()));
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_namespace_the_root_of_the_mount_is_our_own_group() {
+    fn in_a_namespace_the_root_of_the_mount_is_the_own_group() {
         let (limit, high, used) = (mib(300), mib(250), mib(100));
         for path in ["0::/\n", "0::/..\n", "0::/../other\n"] {
             let mut app = vec![
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_is_read_with_what_it_knows_of_its_ancestors() {
+    fn version_1_includes_the_limits_of_its_ancestors() {
         let (limit, used) = (mib(500), mib(300));
         let stat = |hierarchical: u64| {
             format!(
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_does_not_tell_has_no_memory() {
+    fn a_malformed_meminfo_gives_no_memory() {
         assert_eq!(memory(Path::new("/nowhere")), None);
         for text in ["", "MemTotal:", "MemTotal: x kB", "MemTotal: 18446744073709551615 kB"] {
             assert_eq!(memory(tree::of(&[("/proc/meminfo", text)]).path()), None, "{text}");
@@ -259,18 +258,18 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_tells() {
+    fn this_machine_has_memory() {
         let seen = memory(Path::new("/")).unwrap();
         assert!(seen.total_bytes > 0 && seen.available_bytes <= seen.total_bytes, "{seen:?}");
-        assert!(default_ceiling(&seen, 1) <= (seen.total_bytes / 4).max(GRANULE_BYTES));
+        assert!(default_ceiling(&seen, 1) <= (seen.total_bytes / 4).max(GRANULE));
     }
 
-    fn of(total_bytes: u64, available_bytes: u64) -> Memory {
-        Memory { total_bytes, available_bytes, origin: Origin::Machine }
+    fn of(total_bytes: u64, available_bytes: u64) -> HostMemory {
+        HostMemory { total_bytes, available_bytes, origin: LimitOrigin::Machine }
     }
 
     #[test]
-    fn the_default_ceiling_is_a_quarter_that_is_there_in_whole_granules() {
+    fn the_default_ceiling_is_an_available_quarter_in_whole_granules() {
         let cases = [
             (1000, 800, 1, 250),
             (1000, 800, 0, 250),
@@ -292,13 +291,13 @@ mod tests {
         #[test]
         fn the_default_ceiling_never_passes_its_bounds(total: u64, available: u64, share: u64) {
             let ceiling = default_ceiling(&of(total, available), share);
-            prop_assert_eq!(ceiling % GRANULE_BYTES, 0);
-            prop_assert!(ceiling == GRANULE_BYTES || ceiling <= (total / 4).min(available) / share.max(1));
-            prop_assert!(ceiling >= GRANULE_BYTES);
+            prop_assert_eq!(ceiling % GRANULE, 0);
+            prop_assert!(ceiling == GRANULE || ceiling <= (total / 4).min(available) / share.max(1));
+            prop_assert!(ceiling >= GRANULE);
         }
 
         #[test]
-        fn nonsense_in_a_group_never_adds_memory(
+        fn malformed_group_files_never_add_memory(
             limit in "[0-9a-z +-]{0,24}", used in "[0-9]{0,24}", key in "(in)?active_file|file_dirty|[a-z_]{0,9}", value in "[0-9x.-]{0,22}",
         ) {
             let stat = format!("{key} {value}");

@@ -1,25 +1,19 @@
-//! What the machine and its control groups allow, and whether they are short of memory.
+//! The machine and the control groups that hold this process: page sizes, memory, shortage of it, memory nodes.
 //!
-//! ```text
-//!   memory    how much there is, how much is free, who says so     once, at the start
-//!   pressure  is anyone waiting for memory, was a limit hit        at most once a second
-//!   numa      which memory is near a device                        once, at the start
-//!      │
-//!   hierarchy which control groups hold this process
-//!   group     what the files of one of them say
-//!   files     bounded reads below a root
-//! ```
+//! | file | owns | read |
+//! | --- | --- | --- |
+//! | `memory` | how much memory there is and is available, and which limit decides it | once, at the start |
+//! | `pressure` | whether tasks wait for memory, whether a limit was hit | at most once a second |
+//! | `numa` | the memory node near a device, the processors near a node | once, at the start |
+//! | `page_tiers` | the pages behind a mapping of this process | for a log line |
+//! | `control_group` | the groups that hold this process, and their files | for `memory` and `pressure` |
+//! | `files` | bounded reads below a root | for all of these |
 //!
-//! The room reads files and gives plain values. It decides nothing about pools, logs nothing, keeps no file open and
-//! never fails: what cannot be read or makes no sense is as if it were not there. Every entry takes the root of the
-//! file system, `/` but in tests.
+//! Reads files and returns plain values. Decides nothing about pools, logs nothing and keeps no file open. What cannot be
+//! read or parsed counts as absent. Every entry point takes the root of the file system, which is `/` except in tests.
 
-/// Bytes of a page: every region starts at a multiple of this, and every source holds multiples of it.
-pub const PAGE_BYTES: usize = 4096;
-
+mod control_group;
 mod files;
-mod group;
-mod hierarchy;
 mod memory;
 mod numa;
 mod page_tiers;
@@ -30,4 +24,15 @@ pub(crate) use memory::{default_ceiling, memory};
 pub(crate) use numa::numa_node_of_pci;
 pub(crate) use numa::{cpus_of_node, is_node_of_several, numa_nodes};
 pub use page_tiers::PageTiers;
-pub(crate) use pressure::{Gauge, Pressure};
+#[cfg(all(test, not(miri)))]
+#[allow(unused_imports, reason = "tests of the sources use it")]
+pub(crate) use page_tiers::{SmapsEntry, smaps};
+pub use pressure::PressureSource;
+pub(crate) use pressure::{Pressure, PressureGauge};
+
+/// The smallest page. Every region starts at a multiple of it, and every source holds multiples of it.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Most bytes of a granule, the unit in which an arena commits and decommits memory: the size of a huge page, and the
+/// unit in which the CUDA driver maps memory.
+pub const GRANULE_BYTES: usize = 2 << 20;

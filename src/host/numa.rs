@@ -1,6 +1,6 @@
-//! Memory nodes: which of them a device is near, and which processors are near a node.
+//! Memory nodes: the node near a device, and the processors near a node.
 //!
-//! A machine with one node has nothing to choose, and one that does not say is left alone: both give `None`.
+//! A machine with one node, or one that does not list its nodes, offers no choice: both give `None`.
 
 use std::path::Path;
 
@@ -8,18 +8,18 @@ use super::files::Files;
 
 const NODES: &str = "/sys/devices/system/node";
 
-#[cfg(any(feature = "cuda", all(test, not(miri))))]
 /// Node of the device with this id on the PCI bus (`0000:3B:00.0`, in either case).
+#[cfg(any(feature = "cuda", all(test, not(miri))))]
 pub(crate) fn numa_node_of_pci(root: &Path, id: &str) -> Option<u32> {
     let files = Files::below(root);
     let id =
         Some(id.to_ascii_lowercase()).filter(|id| id.chars().all(|c| c.is_ascii_hexdigit() || ":.".contains(c)))?;
-    // The kernel writes -1 where the firmware does not say.
+    // The kernel writes -1 where the firmware names no node.
     let node = files.number(format!("/sys/bus/pci/devices/{id}/numa_node"))?;
     u32::try_from(node).ok().filter(|&node| is_node_of_several(root, node))
 }
 
-/// The nodes of the machine; none if it does not say.
+/// The nodes of the machine; empty if it does not list them.
 pub(crate) fn numa_nodes(root: &Path) -> Vec<u32> {
     let list = Files::below(root).read(format!("{NODES}/online"));
     list.and_then(|list| parse_list(&list)).unwrap_or_default()
@@ -38,16 +38,16 @@ pub(crate) fn cpus_of_node(root: &Path, node: u32) -> Option<Vec<u32>> {
     parse_list(&list).filter(|cpus| !cpus.is_empty() && is_node_of_several(root, node))
 }
 
-/// More than any machine has of either; a list that claims more is no list.
-const MOST: u32 = 1 << 16;
+/// Lists with larger numbers are rejected: no machine has that many nodes or processors.
+const LIST_LIMIT: u32 = 1 << 16;
 
-/// `0-3,8,10-11`, as the kernel writes sets.
+/// Parses a set as the kernel writes it: `0-3,8,10-11`.
 fn parse_list(text: &str) -> Option<Vec<u32>> {
     let mut numbers = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-        if last >= MOST {
+        if last >= LIST_LIMIT {
             return None;
         }
         numbers.extend(first..=last);
@@ -68,12 +68,12 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_near_the_node_that_the_bus_says() {
+    fn a_device_is_near_the_node_that_the_bus_names() {
         assert_eq!(node(&[(DEVICE, "1\n"), (ONLINE, "0-1\n")]), Some(1));
     }
 
     #[test]
-    fn one_node_or_an_unknown_one_is_nothing_to_choose() {
+    fn one_node_or_an_unknown_node_gives_none() {
         assert_eq!(node(&[(DEVICE, "0\n"), (ONLINE, "0\n")]), None);
         assert_eq!(node(&[(DEVICE, "-1\n"), (ONLINE, "0-1\n")]), None);
         assert_eq!(node(&[(DEVICE, "7\n"), (ONLINE, "0-1\n")]), None, "a node that is not there");
@@ -89,13 +89,13 @@ mod tests {
     }
 
     #[test]
-    fn processors_of_a_node_are_listed_as_the_kernel_lists_them() {
+    fn processors_of_a_node_are_those_of_its_cpulist() {
         let cpus = "/sys/devices/system/node/node1/cpulist";
         let root = tree::of(&[(cpus, "4-6,12\n"), (ONLINE, "0-1\n")]);
         assert_eq!(cpus_of_node(root.path(), 1), Some(vec![4, 5, 6, 12]));
         assert_eq!(cpus_of_node(root.path(), 0), None);
-        let bare = tree::of(&[(cpus, "\n"), (ONLINE, "0-1\n")]);
-        assert_eq!(cpus_of_node(bare.path(), 1), None, "memory without processors");
+        let without_cpus = tree::of(&[(cpus, "\n"), (ONLINE, "0-1\n")]);
+        assert_eq!(cpus_of_node(without_cpus.path(), 1), None, "memory without processors");
         assert_eq!(parse_list("0-4294967295"), None);
     }
 }

@@ -1,28 +1,37 @@
-//! Which pages memory really lies in, read back from the kernel (`/proc/self/smaps`) and not assumed from what was asked.
+//! Which pages memory really lies in, read back from the kernel (`/proc/self/smaps`) and not assumed from the request.
 
 use std::fmt;
 use std::fs;
+use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Bytes by the pages that they lie in.
+/// Bytes by the kind of page that holds them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PageTiers {
-    /// In huge pages that were set aside for it (hugetlb).
+    /// In huge pages reserved by the administrator (hugetlb).
     pub hugetlb_bytes: u64,
-    /// In huge pages that the kernel made (transparent huge pages).
+    /// In transparent huge pages.
     pub transparent_bytes: u64,
     /// In pages of the smallest size.
     pub small_bytes: u64,
-    /// In granules of the CUDA driver, of which the kernel says nothing.
+    /// In granules of the CUDA driver, for which the kernel reports no pages.
     pub driver_bytes: u64,
 }
 
 impl PageTiers {
-    /// What lies between two addresses. Bytes that no page is behind count nowhere.
+    /// The pages behind `len_bytes` addresses. Bytes without a page are not counted.
     pub(crate) fn between(start: NonNull<u8>, len_bytes: usize) -> Self {
-        let smaps = fs::read_to_string("/proc/self/smaps").unwrap_or_default();
-        of_smaps(&smaps, start.as_ptr().addr() as u64, len_bytes as u64)
+        Self::of_mappings(&smaps(), start.as_ptr().addr(), len_bytes)
+    }
+
+    fn of_mappings(mappings: &[SmapsEntry], start: usize, len_bytes: usize) -> Self {
+        let end = start.saturating_add(len_bytes);
+        let tiers = mappings.iter().map(|mapping| {
+            let Range { start: from, end: to } = mapping.addresses;
+            mapping.tiers(to.min(end).saturating_sub(from.max(start)) as u64)
+        });
+        tiers.fold(Self::default(), Self::add)
     }
 
     pub(crate) fn add(self, other: Self) -> Self {
@@ -35,18 +44,18 @@ impl PageTiers {
     }
 }
 
-/// `transparent huge pages`, or shares where there are several.
+/// `transparent huge pages`, or percentages where there are several kinds.
 impl fmt::Display for PageTiers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tiers = [
+        let mut tiers = vec![
             (self.hugetlb_bytes, "hugetlb pages"),
             (self.transparent_bytes, "transparent huge pages"),
             (self.small_bytes, "4 KiB pages"),
             (self.driver_bytes, "granules of the driver"),
         ];
+        tiers.retain(|(bytes, _)| *bytes > 0);
         let all_bytes: u64 = tiers.iter().map(|(bytes, _)| bytes).sum();
-        let there: Vec<_> = tiers.into_iter().filter(|(bytes, _)| *bytes > 0).collect();
-        match there.as_slice() {
+        match tiers.as_slice() {
             [] => f.write_str("no pages"),
             [(_, only)] => f.write_str(only),
             several => {
@@ -60,53 +69,61 @@ impl fmt::Display for PageTiers {
     }
 }
 
-/// One paragraph: a mapping, as far as it lies between the two addresses.
+/// One mapping in `/proc/self/smaps`. The kernel merges adjacent mappings with the same attributes.
 #[derive(Debug, Default)]
-struct Mapping {
-    overlap_bytes: u64,
-    resident_bytes: u64,
+#[allow(dead_code, reason = "tests of the sources read all of it")]
+pub(crate) struct SmapsEntry {
+    pub(crate) addresses: Range<usize>,
+    pub(crate) is_accessible: bool,
+    pub(crate) resident_bytes: u64,
+    pub(crate) locked_bytes: u64,
     huge_bytes: u64,
     hugetlb_bytes: u64,
 }
 
-impl Mapping {
-    /// A mapping that reaches beyond (the kernel merges neighbours) counts as far as it overlaps.
-    fn tiers(&self) -> PageTiers {
-        let hugetlb_bytes = self.hugetlb_bytes.min(self.overlap_bytes);
-        let transparent_bytes = self.huge_bytes.min(self.overlap_bytes);
-        let small_bytes = self.resident_bytes.min(self.overlap_bytes) - transparent_bytes.min(self.resident_bytes);
-        PageTiers { hugetlb_bytes, transparent_bytes, small_bytes, driver_bytes: 0 }
+impl SmapsEntry {
+    /// The pages of `overlap_bytes` of this mapping: it may reach beyond the addresses in question.
+    fn tiers(&self, overlap_bytes: u64) -> PageTiers {
+        let transparent_bytes = self.huge_bytes.min(overlap_bytes);
+        PageTiers {
+            hugetlb_bytes: self.hugetlb_bytes.min(overlap_bytes),
+            transparent_bytes,
+            small_bytes: self.resident_bytes.min(overlap_bytes) - transparent_bytes.min(self.resident_bytes),
+            driver_bytes: 0,
+        }
     }
 }
 
-fn of_smaps(smaps: &str, start: u64, len_bytes: u64) -> PageTiers {
-    let end = start.saturating_add(len_bytes);
-    let mut sum = PageTiers::default();
-    let mut mapping = Mapping::default();
-    for line in smaps.lines() {
+/// Every mapping of this process; none where the kernel does not list them.
+pub(crate) fn smaps() -> Vec<SmapsEntry> {
+    parse_smaps(&fs::read_to_string("/proc/self/smaps").unwrap_or_default())
+}
+
+fn parse_smaps(text: &str) -> Vec<SmapsEntry> {
+    let mut mappings: Vec<SmapsEntry> = Vec::new();
+    for line in text.lines() {
         let mut words = line.split_ascii_whitespace();
         let (Some(first), second) = (words.next(), words.next().unwrap_or_default()) else { continue };
-        if let Some((from, to)) = addresses(first) {
-            sum = sum.add(mapping.tiers());
-            let overlap_bytes = to.min(end).saturating_sub(from.max(start));
-            mapping = Mapping { overlap_bytes, ..Mapping::default() };
-        } else if mapping.overlap_bytes > 0 {
+        if let Some(addresses) = parse_addresses(first) {
+            mappings.push(SmapsEntry { addresses, is_accessible: second.starts_with("rw"), ..SmapsEntry::default() });
+        } else if let Some(mapping) = mappings.last_mut() {
             let bytes = second.parse::<u64>().unwrap_or(0) << 10;
             match first {
                 "Rss:" => mapping.resident_bytes = bytes,
+                "Locked:" => mapping.locked_bytes = bytes,
                 "AnonHugePages:" | "ShmemPmdMapped:" | "FilePmdMapped:" => mapping.huge_bytes += bytes,
                 "Private_Hugetlb:" | "Shared_Hugetlb:" => mapping.hugetlb_bytes += bytes,
                 _ => {}
             }
         }
     }
-    sum.add(mapping.tiers())
+    mappings
 }
 
-/// `7f0000000000-7f0000200000`; a line of a figure has a colon instead.
-fn addresses(word: &str) -> Option<(u64, u64)> {
+/// `7f0000000000-7f0000200000`, the first word of a mapping; the other lines begin with `Name:`.
+fn parse_addresses(word: &str) -> Option<Range<usize>> {
     let (from, to) = word.split_once('-')?;
-    Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?))
+    Some(usize::from_str_radix(from, 16).ok()?..usize::from_str_radix(to, 16).ok()?)
 }
 
 #[cfg(test)]
@@ -132,8 +149,9 @@ AnonHugePages:         0 kB
 ";
 
     #[test]
-    fn the_kernel_says_which_pages_there_are() {
-        let of = |start, len| of_smaps(SMAPS, start, len);
+    fn pages_are_counted_by_kind_as_far_as_they_overlap() {
+        let mappings = parse_smaps(SMAPS);
+        let of = |start, len_bytes| PageTiers::of_mappings(&mappings, start, len_bytes);
         let expected = PageTiers { transparent_bytes: 2 << 20, small_bytes: 1 << 20, ..PageTiers::default() };
         assert_eq!(of(0x100_0000, 4 << 20), expected);
         assert_eq!(of(0x200_0000, 4 << 20), PageTiers { hugetlb_bytes: 4 << 20, ..PageTiers::default() });
@@ -143,7 +161,7 @@ AnonHugePages:         0 kB
     }
 
     #[test]
-    fn tiers_are_said_in_words() {
+    fn one_kind_is_named_and_several_get_percentages() {
         let tiers = PageTiers { transparent_bytes: 3 << 20, small_bytes: 1 << 20, ..PageTiers::default() };
         assert_eq!(tiers.to_string(), "75 % transparent huge pages, 25 % 4 KiB pages");
         assert_eq!(PageTiers { driver_bytes: 1, ..PageTiers::default() }.to_string(), "granules of the driver");
@@ -152,19 +170,13 @@ AnonHugePages:         0 kB
 
     #[cfg(not(miri))]
     #[test]
-    fn memory_of_this_process_is_found() {
-        use crate::backend::pages::{self, Commit};
-        let region = pages::map(16 << 20, Commit::Yes, 0).unwrap();
-        assert_eq!(PageTiers::between(region.start(), 0), PageTiers::default());
-        #[allow(unsafe_code)] // Touches and unmaps what was mapped above.
-        // SAFETY: mapped above, ours alone.
-        unsafe {
-            region.start().write_bytes(1, 16 << 20)
-        };
-        let tiers = PageTiers::between(region.start(), 16 << 20);
-        assert_eq!(tiers.transparent_bytes + tiers.small_bytes, 16 << 20, "{tiers:?}");
-        #[allow(unsafe_code)]
-        // SAFETY: as above, used no more.
-        unsafe { pages::unmap(region) }.unwrap();
+    fn every_byte_of_touched_memory_is_counted() {
+        let mut memory = vec![1_u8; 16 << 20];
+        let start = memory.as_ptr().align_offset(super::super::PAGE_BYTES);
+        let pages = &mut memory[start..][..15 << 20];
+        let start = NonNull::new(pages.as_mut_ptr()).unwrap();
+        assert_eq!(PageTiers::between(start, 0), PageTiers::default());
+        let tiers = PageTiers::between(start, pages.len());
+        assert_eq!(tiers.transparent_bytes + tiers.small_bytes, 15 << 20, "{tiers:?}");
     }
 }

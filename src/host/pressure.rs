@@ -1,87 +1,105 @@
-//! Whether memory is short: what the kernel says of tasks that wait for it, and of limits that were hit.
+//! Whether memory is short: how long tasks wait for it, and whether limits were hit.
 //!
-//! | sign | says | counts |
+//! | sign | meaning | counts |
 //! | --- | --- | --- |
-//! | `memory.pressure` of our group | our tasks waited for memory, whatever the reason | always |
+//! | `memory.pressure` of the own group | tasks of this group waited for memory | always |
 //! | `/proc/pressure/memory` | tasks of this machine waited | without the file above, or if the machine is nearly full |
-//! | `oom` of `memory.events` rose | a limit was hit and reclaiming gave nothing more | always: severe |
+//! | `oom` of `memory.events` rose | a limit was hit and reclaiming freed nothing | always: severe |
 //! | `max`, `high` there, `memory.failcnt` rose | a limit was hit | if the group is nearly full: severe |
 //!
-//! "Nearly full" keeps two harmless things apart from a shortage. A loader that streams files meets its group's limit
-//! all the time, and each time the kernel drops page cache that nobody misses. And a neighbour that thrashes within a
-//! limit of its own shows in the machine's pressure, though nothing given back here would help it. On the other hand
-//! a pool that holds pinned memory may be the last to wait on a machine that it fills itself, hence the second row.
+//! "Nearly full" separates two harmless cases from a shortage. A loader that streams files hits its group's limit all the
+//! time, and each time the kernel drops unneeded page cache. And a neighbour that thrashes within its own limit raises the
+//! machine's pressure, though memory returned here would not help it. On the other hand a pool that fills the machine with
+//! pinned memory may be the last process to wait, hence the second row.
 //!
-//! Files are found once, when the gauge is opened; each look opens and reads them anew and keeps only counts.
+//! The gauge finds its files once, when it is opened; each reading opens them anew and keeps only counts.
 
 use std::path::{Path, PathBuf};
 
+use super::control_group::{self, ControlGroup, LimitHits};
 use super::files::Files;
-use super::group::{Group, LimitHits};
-use super::{hierarchy, memory};
+use super::memory;
 
-/// Some task waited in this part of the last ten seconds, in percent: where systemd by default tells its services to
-/// drop their caches (200 ms of 2 s).
+/// Percent of the last ten seconds in which at least one task waited: systemd's default threshold for telling services to
+/// drop caches (200 ms of 2 s).
 const SOME_PERCENT: f64 = 10.0;
 
-/// All tasks waited at once in this part of the last ten seconds, in percent: the kernel's own example of a threshold
-/// for `full` (50 ms of 1 s). systemd-oomd starts to kill at 60.
+/// Percent of the last ten seconds in which all tasks waited: the kernel documentation's example of a threshold for `full`
+/// (50 ms of 1 s). systemd-oomd starts to kill at 60.
 const FULL_PERCENT: f64 = 5.0;
 
-/// With less than one in so many bytes left a group or a machine is nearly full. Late enough that a group full of page
-/// cache is not, early enough that a few more buffers still fit: 512 MiB of 8 GiB.
-const NEARLY_FULL_PART: u64 = 16;
+/// A group or a machine with less than one part in this many left is nearly full. A group full of page cache is not, and a
+/// few more buffers still fit: 512 MiB of 8 GiB.
+const NEARLY_FULL_DIVISOR: u64 = 16;
+
+/// Where a pool learns that the machine is short of memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PressureSource {
+    /// The kernel's pressure files and the limits of control groups, as far as they exist.
+    Kernel,
+    /// One file in the kernel's format (`/proc/pressure/memory`).
+    File(PathBuf),
+    /// Nowhere: memory never counts as short.
+    Off,
+}
 
 /// How short memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Pressure {
-    /// No sign of shortage, or none that can be read.
+    /// No readable sign of a shortage.
     Calm,
-    /// Somebody waits for memory: idle memory should not be kept for long.
+    /// Tasks wait for memory: idle memory should be released sooner.
     Some,
-    /// Work has stopped for lack of memory, or is about to: idle memory should go back now.
+    /// Work has stopped for lack of memory, or is about to: idle memory should be released now.
     Severe,
 }
 
-/// Looks for signs of shortage, when asked.
+/// Reads the signs of a shortage on request.
 #[derive(Debug)]
-pub(crate) struct Gauge {
+pub(crate) struct PressureGauge {
     files: Files,
-    /// Stalls that count always.
+    /// Stalls in this file always count.
     own: Option<PathBuf>,
-    /// Stalls that count only on a machine that is nearly full.
+    /// Stalls in this file count only on a machine that is nearly full.
     of_machine: Option<PathBuf>,
-    groups: Vec<(Group, LimitHits)>,
+    groups: Vec<(ControlGroup, LimitHits)>,
 }
 
 const MACHINE: &str = "/proc/pressure/memory";
 
-impl Gauge {
-    /// A gauge of the signs that the file system at `root` offers; `None` where it offers none.
-    pub(crate) fn open(root: &Path) -> Option<Self> {
+impl PressureGauge {
+    /// A gauge of `source`; `None` if it is off or the kernel offers no sign.
+    pub(crate) fn open(source: &PressureSource) -> Option<Self> {
+        match source {
+            PressureSource::Kernel => Self::of_kernel(Path::new("/")),
+            PressureSource::File(path) => Some(Self::of_file(path)),
+            PressureSource::Off => None,
+        }
+    }
+
+    /// A gauge of every sign below `root`; `None` if there is none.
+    fn of_kernel(root: &Path) -> Option<Self> {
         let files = Files::below(root);
-        let groups = hierarchy::groups(&files);
-        let tells = |path: &PathBuf| files.read(path).is_some_and(|text| stall(&text).is_some());
-        let machine = Some(PathBuf::from(MACHINE)).filter(tells);
-        let group = groups.iter().map(|group| group.file("memory.pressure")).find(tells);
+        let groups = control_group::groups(&files);
+        let has_stalls = |path: &PathBuf| files.read(path).is_some_and(|text| stall(&text).is_some());
+        let machine = Some(PathBuf::from(MACHINE)).filter(has_stalls);
+        let group = groups.iter().map(|group| group.file("memory.pressure")).find(has_stalls);
         let (own, of_machine) = if group.is_some() { (group, machine) } else { (machine, None) };
-        let counted = |group: Group| group.limit_hits(&files).map(|hits| (group, hits));
+        let counted = |group: ControlGroup| group.limit_hits(&files).map(|hits| (group, hits));
         let groups: Vec<_> = groups.into_iter().filter_map(counted).collect();
         (own.is_some() || !groups.is_empty()).then_some(Self { files, own, of_machine, groups })
     }
 
-    /// A gauge that reads the stalls of one file, written as the kernel writes `/proc/pressure/memory`.
-    ///
-    /// The file may come, go and change at any time.
-    pub(crate) fn of_file(path: &Path) -> Self {
+    /// A gauge of one file, which may appear, change and vanish at any time.
+    fn of_file(path: &Path) -> Self {
         let own = Some(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
         Self { files: Files::below(Path::new("/")), own, of_machine: None, groups: Vec::new() }
     }
 
-    /// The worst of all signs since the last look, or since the gauge was opened. Reads a handful of files.
+    /// The worst sign since the last reading, or since the gauge was opened. Reads a handful of files.
     pub(crate) fn read(&mut self) -> Pressure {
         let stalls = self.stalls(self.own.as_deref());
-        // Only a machine that shows stalls is asked how full it is.
+        // The machine's memory is read only if its stalls could change the result.
         let machine = self.stalls(self.of_machine.as_deref());
         let machine = if machine > stalls && self.machine_is_nearly_full() { machine } else { Pressure::Calm };
         stalls.max(machine).max(self.limits())
@@ -99,7 +117,7 @@ impl Gauge {
     fn limits(&mut self) -> Pressure {
         let Self { files, groups, .. } = self;
         let mut pressure = Pressure::Calm;
-        // Each group is asked, whatever the one before it said: all counts must move on.
+        // No early return: the stored counts of all groups must advance.
         for (group, seen) in groups {
             let Some(hits) = group.limit_hits(files) else { continue };
             let before = std::mem::replace(seen, hits);
@@ -112,15 +130,15 @@ impl Gauge {
     }
 }
 
-fn is_nearly_full(group: &Group, files: &Files) -> bool {
+fn is_nearly_full(group: &ControlGroup, files: &Files) -> bool {
     group.limit(files).is_some_and(|limit| nearly_full(group.available_bytes(files, &limit), limit.bytes))
 }
 
 fn nearly_full(available_bytes: u64, total_bytes: u64) -> bool {
-    available_bytes < total_bytes.div_ceil(NEARLY_FULL_PART)
+    available_bytes < total_bytes.div_ceil(NEARLY_FULL_DIVISOR)
 }
 
-/// Shares of the last ten seconds, in percent.
+/// Percent of the last ten seconds in which tasks waited.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Stall {
     some_percent: f64,
@@ -153,7 +171,7 @@ fn avg10(line: &str, kind: &str) -> Option<f64> {
         return None;
     }
     let share = words.find_map(|word| word.strip_prefix("avg10="))?;
-    // Digits and a point: what else Rust reads as a number (`inf`, `1e9`, `+5`), the kernel does not write.
+    // Digits and a point only: the kernel never writes other forms that Rust parses (`inf`, `1e9`, `+5`).
     let plain = share.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let percent: f64 = share.parse().ok().filter(|_| plain)?;
     (percent <= 100.0).then_some(percent)
@@ -198,9 +216,9 @@ mod tests {
     }
 
     #[test]
-    fn a_gauge_follows_the_file_that_it_was_given() {
+    fn a_gauge_follows_its_file() {
         let root = tempfile::tempdir().unwrap();
-        let mut gauge = Gauge::of_file(&root.path().join("pressure"));
+        let mut gauge = PressureGauge::of_file(&root.path().join("pressure"));
         assert_eq!(gauge.read(), Pressure::Calm, "no file yet");
         for (some, full, pressure) in [
             ("0.00", "0.00", Pressure::Calm),
@@ -219,7 +237,7 @@ mod tests {
     #[test]
     fn the_groups_own_stalls_come_before_the_machines() {
         let root = tree::of(&[CGROUP, V2, (MACHINE, &psi("50.00", "0.00")), (OWN, &psi("0.00", "0.00"))]);
-        let mut gauge = Gauge::open(root.path()).unwrap();
+        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
         assert_eq!(gauge.read(), Pressure::Calm);
         tree::write(&root, OWN, &psi("12.50", "0.00"));
         assert_eq!(gauge.read(), Pressure::Some);
@@ -228,10 +246,10 @@ mod tests {
     #[test]
     fn the_machines_stalls_count_alone_or_when_it_is_nearly_full() {
         let alone = tree::of(&[(MACHINE, &psi("50.00", "0.00"))]);
-        assert_eq!(Gauge::open(alone.path()).unwrap().read(), Pressure::Some);
+        assert_eq!(PressureGauge::of_kernel(alone.path()).unwrap().read(), Pressure::Some);
 
         let root = tree::of(&[CGROUP, V2, (MACHINE, &psi("50.00", "20.00")), (OWN, &psi("0.00", "0.00"))]);
-        let mut gauge = Gauge::open(root.path()).unwrap();
+        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
         for (available, pressure) in [(1600, Pressure::Calm), (100, Pressure::Calm), (99, Pressure::Severe)] {
             tree::write(&root, "/proc/meminfo", &format!("MemTotal: 1600 kB\nMemAvailable: {available} kB\n"));
             assert_eq!(gauge.read(), pressure, "{available}");
@@ -241,23 +259,23 @@ mod tests {
     #[test]
     fn a_limit_hit_in_a_full_group_is_severe_once() {
         let root = full_group(&[]);
-        let mut gauge = Gauge::open(root.path()).unwrap();
-        assert_eq!(gauge.read(), Pressure::Calm, "hits before the gauge was opened are history");
+        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
+        assert_eq!(gauge.read(), Pressure::Calm, "hits before the gauge was opened do not count");
         for (high, max) in [(2, 1), (2, 2)] {
             tree::write(&root, EVENTS, &events(high, max, 0));
             assert_eq!(gauge.read(), Pressure::Severe, "{high} {max}");
-            assert_eq!(gauge.read(), Pressure::Calm, "seen");
+            assert_eq!(gauge.read(), Pressure::Calm, "already read");
         }
     }
 
     #[test]
     fn a_limit_hit_while_page_cache_is_left_is_calm_but_running_out_is_not() {
         let root = full_group(&[(STAT, "inactive_file 100\n")]);
-        let mut gauge = Gauge::open(root.path()).unwrap();
+        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
         tree::write(&root, EVENTS, &events(1, 2, 0));
         assert_eq!(gauge.read(), Pressure::Calm);
         tree::write(&root, STAT, "inactive_file 99\n");
-        assert_eq!(gauge.read(), Pressure::Calm, "the hit was seen while there was room");
+        assert_eq!(gauge.read(), Pressure::Calm, "the hit was read while memory was left");
         tree::write(&root, EVENTS, &events(1, 3, 0));
         assert_eq!(gauge.read(), Pressure::Severe);
         tree::write(&root, STAT, "inactive_file 800\n");
@@ -268,7 +286,7 @@ mod tests {
     #[test]
     fn limits_of_groups_below_are_theirs() {
         let root = full_group(&[(LOCAL, &events(0, 0, 0))]);
-        let mut gauge = Gauge::open(root.path()).unwrap();
+        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
         tree::write(&root, EVENTS, &events(1, 50, 5));
         assert_eq!(gauge.read(), Pressure::Calm);
         tree::write(&root, LOCAL, &events(0, 1, 0));
@@ -279,7 +297,7 @@ mod tests {
     fn an_ancestor_that_runs_out_counts() {
         let above = "/sys/fs/cgroup/memory.events.local";
         let root = full_group(&[(above, &events(0, 0, 0))]);
-        let mut gauge = Gauge::open(root.path()).unwrap();
+        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
         tree::write(&root, above, &events(0, 0, 1));
         assert_eq!(gauge.read(), Pressure::Severe);
     }
@@ -295,7 +313,7 @@ mod tests {
             (&format!("{dir}/memory.usage_in_bytes"), "1600\n"),
             (&failcnt, "41\n"),
         ]);
-        let mut gauge = Gauge::open(root.path()).unwrap();
+        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
         assert_eq!(gauge.read(), Pressure::Calm);
         tree::write(&root, &failcnt, "42\n");
         assert_eq!(gauge.read(), Pressure::Severe);
@@ -304,7 +322,7 @@ mod tests {
     #[test]
     fn counts_that_fall_or_vanish_are_calm() {
         let root = full_group(&[]);
-        let mut gauge = Gauge::open(root.path()).unwrap();
+        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
         for text in ["", "max", "max -1", "max 99999999999999999999999", &events(0, 0, 0)] {
             tree::write(&root, EVENTS, text);
             assert_eq!(gauge.read(), Pressure::Calm, "{text}");
@@ -314,22 +332,22 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_offers_nothing_has_no_gauge() {
-        assert!(Gauge::open(Path::new("/nowhere")).is_none());
-        assert!(Gauge::open(tree::of(&[CGROUP, V2, (MACHINE, ""), (OWN, "nonsense")]).path()).is_none());
+    fn without_any_sign_there_is_no_gauge() {
+        assert!(PressureGauge::of_kernel(Path::new("/nowhere")).is_none());
+        assert!(PressureGauge::of_kernel(tree::of(&[CGROUP, V2, (MACHINE, ""), (OWN, "nonsense")]).path()).is_none());
     }
 
     #[test]
     fn this_machine_is_read() {
-        let tells = std::fs::read_to_string(MACHINE).is_ok_and(|text| stall(&text).is_some());
-        let mut gauge = Gauge::open(Path::new("/"));
-        assert!(gauge.is_some() || !tells);
-        // Any answer may be true; the point is that there is one.
-        let _: Option<Pressure> = gauge.as_mut().map(Gauge::read);
+        let has_stalls = std::fs::read_to_string(MACHINE).is_ok_and(|text| stall(&text).is_some());
+        let mut gauge = PressureGauge::of_kernel(Path::new("/"));
+        assert!(gauge.is_some() || !has_stalls);
+        // Any result may be true.
+        let _: Option<Pressure> = gauge.as_mut().map(PressureGauge::read);
     }
 
     #[test]
-    fn nonsense_is_no_stall() {
+    fn malformed_text_is_no_stall() {
         for share in ["", "x", "-5", "+50", "1e2", "inf", "NaN", "100.01", "999999999999999999999999", "5.0.0", "."] {
             assert_eq!(stall(&psi(share, share)), None, "{share}");
         }
@@ -343,7 +361,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
 
         #[test]
-        fn any_text_is_survived(text in "\\PC{0,80}|(some|full)? ?(avg10=)?[0-9.eE+-]{0,30}( total=[0-9]{0,30})?") {
+        fn any_text_gives_percentages_or_nothing(text in "\\PC{0,80}|(some|full)? ?(avg10=)?[0-9.eE+-]{0,30}( total=[0-9]{0,30})?") {
             if let Some(stall) = stall(&text) {
                 prop_assert!((0.0..=100.0).contains(&stall.some_percent));
                 prop_assert!((0.0..=100.0).contains(&stall.full_percent));
@@ -361,13 +379,13 @@ mod tests {
         }
 
         #[test]
-        fn any_events_are_survived(texts in prop::collection::vec("((max|high|oom) [0-9]{0,22}\n){0,4}", 1..5)) {
+        fn any_events_are_read_once(texts in prop::collection::vec("((max|high|oom) [0-9]{0,22}\n){0,4}", 1..5)) {
             let root = full_group(&[]);
-            let mut gauge = Gauge::open(root.path()).unwrap();
+            let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
             for text in &texts {
                 tree::write(&root, EVENTS, text);
                 gauge.read();
-                prop_assert_eq!(gauge.read(), Pressure::Calm, "a second look finds nothing new");
+                prop_assert_eq!(gauge.read(), Pressure::Calm, "a second reading finds nothing new");
             }
         }
     }

@@ -3,11 +3,9 @@
 //! Arithmetic and one call of the source; holds nothing.
 
 use crate::arena::RANGE_BYTES_MAX;
-use crate::backend::{AddressRange, Source, SourceError};
+use crate::backend::{self, AddressRange, Source, SourceError};
 
-/// What one page-lock makes real at least, where the ceiling leaves room: the size of a huge page, and of what the
-/// driver maps at once.
-pub(super) const GRANULE_BYTES: u64 = 2 << 20;
+pub(super) const GRANULE_BYTES: u64 = backend::GRANULE_BYTES as u64;
 /// Under a ceiling of fewer granules than this, granules are smaller: a pool of one granule has no room to be fair.
 const LEAST_GRANULES: u64 = 8;
 /// Addresses are reserved for so many times the ceiling, so that holes between long-lived buffers cost no memory.

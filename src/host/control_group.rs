@@ -1,0 +1,328 @@
+//! The control groups that hold this process, from its own up to the highest that is visible, and what their files say.
+//!
+//! ```text
+//!   /proc/self/cgroup     0::/app/worker                      the group's path in its hierarchy
+//!   /proc/self/mountinfo  .. / /sys/fs/cgroup .. cgroup2      the mount point of that hierarchy, and the group at its root
+//!                            ▼
+//!   /sys/fs/cgroup/app/worker, /sys/fs/cgroup/app, /sys/fs/cgroup
+//! ```
+//!
+//! The limit of every group in a chain holds. There are up to two chains: version 2, and version 1 with the `memory`
+//! controller; where both are mounted the controller is in one of them, and the groups of the other have no limits.
+//!
+//! In a container the path may name groups that are not mounted there, and in a namespace the mount's root may be named
+//! from outside (`/..`). Such a path cannot be followed, so the mount point, which is what the container was given, stands
+//! for the process's own group.
+//!
+//! | | version 2 | version 1 |
+//! | --- | --- | --- |
+//! | limits | `memory.max`, `memory.high` | `memory.limit_in_bytes`, `hierarchical_memory_limit` of `memory.stat` |
+//! | used | `memory.current` | `memory.usage_in_bytes` |
+//! | page cache | `inactive_file`, `active_file` | the same with `total_` before it |
+//! | limit hits | `memory.events.local`, else `memory.events` | `memory.failcnt` |
+//!
+//! `memory.high` counts as a limit: above it the kernel slows every allocation down until memory is reclaimed, and pinned
+//! memory cannot be reclaimed.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component, Path, PathBuf};
+
+use super::files::{Files, field};
+
+/// The kernel's interface that a group has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CgroupVersion {
+    V1,
+    V2,
+}
+
+/// A directory of a control group hierarchy.
+#[derive(Debug, Clone)]
+pub(super) struct ControlGroup {
+    pub(super) version: CgroupVersion,
+    pub(super) dir: PathBuf,
+}
+
+/// The most memory that a group may use, and the file that sets it.
+#[derive(Debug)]
+pub(super) struct GroupLimit {
+    pub(super) bytes: u64,
+    pub(super) file: PathBuf,
+}
+
+/// How often a group hit its limits since it was created.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct LimitHits {
+    /// Allocations that hit a limit, so that the kernel reclaimed memory first.
+    pub(super) reclaimed: u64,
+    /// Allocations for which reclaiming freed nothing.
+    pub(super) out_of_memory: u64,
+}
+
+impl ControlGroup {
+    /// The tightest limit. Unlimited groups have none (version 2), or one that no machine reaches (version 1).
+    pub(super) fn limit(&self, files: &Files) -> Option<GroupLimit> {
+        let of_file = |name| Some(GroupLimit { bytes: files.number(self.file(name))?, file: self.file(name) });
+        let limits = match self.version {
+            CgroupVersion::V2 => [of_file("memory.max"), of_file("memory.high")],
+            // The second covers ancestors that are not mounted here.
+            CgroupVersion::V1 => [of_file("memory.limit_in_bytes"), self.hierarchical_limit(files)],
+        };
+        limits.into_iter().flatten().min_by_key(|limit| limit.bytes)
+    }
+
+    fn hierarchical_limit(&self, files: &Files) -> Option<GroupLimit> {
+        let file = self.file("memory.stat");
+        Some(GroupLimit { bytes: field(&files.read(&file)?, "hierarchical_memory_limit")?, file })
+    }
+
+    /// What is left of `limit` once all droppable page cache is dropped.
+    pub(super) fn available_bytes(&self, files: &Files, limit: &GroupLimit) -> u64 {
+        let usage = match self.version {
+            CgroupVersion::V1 => "memory.usage_in_bytes",
+            CgroupVersion::V2 => "memory.current",
+        };
+        let used = files.number(self.file(usage)).unwrap_or(0);
+        let stat = files.read(self.file("memory.stat")).unwrap_or_default();
+        limit.bytes.saturating_sub(used.saturating_sub(self.droppable_bytes(&stat)))
+    }
+
+    /// Pages of files without those that are still to be written. The kernel counts locked pages and shared memory elsewhere.
+    fn droppable_bytes(&self, stat: &str) -> u64 {
+        let [inactive, active, dirty, writeback] = match self.version {
+            CgroupVersion::V1 => ["total_inactive_file", "total_active_file", "total_dirty", "total_writeback"],
+            CgroupVersion::V2 => ["inactive_file", "active_file", "file_dirty", "file_writeback"],
+        };
+        let bytes = |key| field(stat, key).unwrap_or(0);
+        let cached = bytes(inactive).saturating_add(bytes(active));
+        cached.saturating_sub(bytes(dirty).saturating_add(bytes(writeback)))
+    }
+
+    /// How often this group's own limits were hit; `None` where the kernel does not count it.
+    pub(super) fn limit_hits(&self, files: &Files) -> Option<LimitHits> {
+        if self.version == CgroupVersion::V1 {
+            let reclaimed = files.number(self.file("memory.failcnt"))?;
+            return Some(LimitHits { reclaimed, out_of_memory: 0 });
+        }
+        // `memory.events` includes descendants, which have limits of their own; before Linux 5.2 there is no other file.
+        let events = files.read(self.file("memory.events.local")).or_else(|| files.read(self.file("memory.events")))?;
+        let count = |key| field(&events, key).unwrap_or(0);
+        Some(LimitHits { reclaimed: count("max").saturating_add(count("high")), out_of_memory: count("oom") })
+    }
+
+    /// Whether the memory of descendants counts here: always in version 2 and since Linux 5.11.
+    pub(super) fn accounts_descendants(&self, files: &Files) -> bool {
+        self.version == CgroupVersion::V2 || files.number(self.file("memory.use_hierarchy")) != Some(0)
+    }
+
+    pub(super) fn file(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.dir.join(name)
+    }
+}
+
+/// The groups that hold this process and may account its memory, each chain from its own group upwards.
+pub(super) fn groups(files: &Files) -> Vec<ControlGroup> {
+    let memberships = files.read("/proc/self/cgroup").unwrap_or_default();
+    let mounts = files.read("/proc/self/mountinfo").unwrap_or_default();
+    let mounts: Vec<CgroupMount> = mounts.lines().filter_map(CgroupMount::parse).collect();
+    memberships.lines().filter_map(Membership::parse).flat_map(|membership| membership.chain(&mounts, files)).collect()
+}
+
+/// A line of `/proc/self/cgroup`: `number:controllers:path`.
+#[derive(Debug, PartialEq, Eq)]
+struct Membership<'a> {
+    version: CgroupVersion,
+    path: &'a Path,
+}
+
+impl<'a> Membership<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut parts = line.splitn(3, ':');
+        let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let version = match (number, controllers) {
+            ("0", "") => CgroupVersion::V2,
+            (_, controllers) if controllers.split(',').any(|name| name == "memory") => CgroupVersion::V1,
+            _ => return None,
+        };
+        path.starts_with('/').then(|| Self { version, path: Path::new(path) })
+    }
+
+    fn chain(&self, mounts: &[CgroupMount], files: &Files) -> Vec<ControlGroup> {
+        let mut candidates = mounts.iter().filter(|mount| mount.version == self.version);
+        // The mount that shows most ancestors; of equal mounts the last one hides the others.
+        let shown = candidates.clone().filter_map(|mount| Some((mount, self.below(&mount.root)?)));
+        let found = shown.rev().min_by_key(|(mount, _)| mount.root.components().count());
+        let found = found.or_else(|| Some((candidates.next_back()?, Path::new(""))));
+        let Some((mount, below)) = found else { return Vec::new() };
+
+        let mut chain = Vec::new();
+        for ancestor in below.ancestors() {
+            let group = ControlGroup { version: self.version, dir: mount.point.join(ancestor) };
+            // A group of version 1 may not account its descendants. The process's own group comes first and always counts.
+            if !chain.is_empty() && !group.accounts_descendants(files) {
+                break;
+            }
+            chain.push(group);
+        }
+        chain
+    }
+
+    /// The path below a mount's root; `None` if it contains `..`.
+    fn below(&self, root: &Path) -> Option<&'a Path> {
+        let below = self.path.strip_prefix(root).ok()?;
+        below.components().all(|part| matches!(part, Component::Normal(_))).then_some(below)
+    }
+}
+
+/// A line of `/proc/self/mountinfo` that mounts a hierarchy which may account memory.
+#[derive(Debug, PartialEq, Eq)]
+struct CgroupMount {
+    version: CgroupVersion,
+    /// The group that is visible at the mount point.
+    root: PathBuf,
+    point: PathBuf,
+}
+
+impl CgroupMount {
+    /// `id parent device root point options [tags..] - type source super-options`
+    fn parse(line: &str) -> Option<Self> {
+        let (location, filesystem) = line.split_once(" - ")?;
+        let mut filesystem = filesystem.split(' ');
+        let version = match (filesystem.next()?, filesystem.nth(1)) {
+            ("cgroup2", _) => CgroupVersion::V2,
+            ("cgroup", Some(options)) if options.split(',').any(|name| name == "memory") => CgroupVersion::V1,
+            _ => return None,
+        };
+        let mut location = location.split(' ').skip(3);
+        let (root, point) = (unescaped(location.next()?), unescaped(location.next()?));
+        (root.is_absolute() && point.is_absolute()).then_some(Self { version, root, point })
+    }
+}
+
+/// Reads a path in which the kernel wrote blanks, line ends and backslashes as `\` and three octal digits.
+fn unescaped(text: &str) -> PathBuf {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let octal = match tail {
+            &[a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..] if first == b'\\' => {
+                Some((a - b'0') * 64 + (b - b'0') * 8 + (c - b'0'))
+            }
+            _ => None,
+        };
+        bytes.push(octal.unwrap_or(first));
+        rest = if octal.is_some() { &tail[3..] } else { tail };
+    }
+    OsString::from_vec(bytes).into()
+}
+
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::files::tree;
+    use super::*;
+
+    fn dirs(cgroup: &str, mountinfo: &str) -> Vec<String> {
+        let root = tree::of(&[("/proc/self/cgroup", cgroup), ("/proc/self/mountinfo", mountinfo)]);
+        groups(&Files::below(root.path())).iter().map(|group| group.dir.display().to_string()).collect()
+    }
+
+    const V2: &str = "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+    const V1: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n";
+
+    #[test]
+    fn a_chain_has_every_ancestor_up_to_the_mount_point() {
+        assert_eq!(
+            dirs("0::/app/worker\n", V2),
+            ["/sys/fs/cgroup/app/worker", "/sys/fs/cgroup/app", "/sys/fs/cgroup/"]
+        );
+        assert_eq!(dirs("0::/\n", V2), ["/sys/fs/cgroup/"]);
+    }
+
+    #[test]
+    fn a_mount_of_a_subtree_shows_the_groups_below_it() {
+        let subtree = "30 23 0:26 /docker/ab /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
+        assert_eq!(dirs("4:memory:/docker/ab\n", subtree), ["/sys/fs/cgroup/memory/"]);
+        assert_eq!(dirs("4:memory:/docker/ab/x\n", subtree), ["/sys/fs/cgroup/memory/x", "/sys/fs/cgroup/memory/"]);
+        let both = format!("{subtree}{V1}");
+        assert_eq!(dirs("4:memory:/docker/ab\n", &both)[0], "/sys/fs/cgroup/memory/docker/ab", "the wider view wins");
+    }
+
+    #[test]
+    fn of_mounts_that_show_the_same_the_last_lies_on_top() {
+        let two = format!("{V2}{}", V2.replace("/sys/fs/cgroup", "/cg"));
+        assert_eq!(dirs("0::/app\n", &two)[0], "/cg/app");
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_followed_ends_at_the_mount_point() {
+        let outside = "30 23 0:26 /.. /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(dirs("0::/\n", outside), ["/sys/fs/cgroup/"]);
+        assert_eq!(dirs("0::/../sibling\n", V2), ["/sys/fs/cgroup/"]);
+        assert_eq!(dirs("0::/../a/b\n", &outside.replace("/..", "/../a")), ["/sys/fs/cgroup/b", "/sys/fs/cgroup/"]);
+        let elsewhere = "30 23 0:26 /docker/ab /cg rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(dirs("0::/user.slice\n", elsewhere), ["/cg/"]);
+    }
+
+    #[test]
+    fn hybrid_mounts_give_both_chains() {
+        let unified = "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let cpu = "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+        assert_eq!(
+            dirs("5:devices:/\n4:memory:/app\n1:cpu:/\n0::/\n", &format!("{cpu}{V1}{unified}")),
+            ["/sys/fs/cgroup/memory/app", "/sys/fs/cgroup/memory/", "/sys/fs/cgroup/unified/"]
+        );
+    }
+
+    #[test]
+    fn version_1_ends_where_a_group_does_not_account_its_children() {
+        let root = tree::of(&[
+            ("/proc/self/cgroup", "4:hugetlb,memory:/a/b/c\n"),
+            ("/proc/self/mountinfo", V1),
+            // The file of the own group is about its descendants only.
+            ("/sys/fs/cgroup/memory/a/b/c/memory.use_hierarchy", "0"),
+            ("/sys/fs/cgroup/memory/a/b/memory.use_hierarchy", "1"),
+            ("/sys/fs/cgroup/memory/a/memory.use_hierarchy", "0"),
+        ]);
+        let found = groups(&Files::below(root.path()));
+        let found: Vec<_> =
+            found.iter().map(|group| group.dir.strip_prefix("/sys/fs/cgroup/memory").unwrap()).collect();
+        assert_eq!(found, [Path::new("a/b/c"), Path::new("a/b")]);
+    }
+
+    #[test]
+    fn without_a_hierarchy_there_are_no_groups() {
+        assert!(dirs("", "").is_empty());
+        assert!(dirs("0::/app\n", "").is_empty());
+        assert!(dirs("", V2).is_empty());
+        assert!(dirs("4:memory:/app\n", V2).is_empty(), "no mount of its version");
+        assert!(groups(&Files::below(Path::new("/nowhere"))).is_empty());
+    }
+
+    #[test]
+    fn escaped_paths_are_read_back() {
+        for (escaped, plain) in [("/a\\040b", "/a b"), ("/a\\134", "/a\\"), ("/\\04", "/\\04"), ("/\\999", "/\\999")] {
+            assert_eq!(unescaped(escaped), Path::new(plain));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
+
+        #[test]
+        fn malformed_files_give_only_absolute_paths(cgroup in "(0::|4:memory:)?[/.a-c:, \\\\0-7\n-]{0,60}", mounts in "[/ .a-c\\\\0-7\n-]{0,80}( - cgroup2? c rw,memory)?") {
+            for dir in dirs(&cgroup, &mounts) {
+                prop_assert!(dir.starts_with('/'));
+            }
+        }
+
+        #[test]
+        fn a_truncated_mount_table_gives_whole_chains_or_none(cut in 0..V2.len() + V1.len()) {
+            let whole = format!("{V2}{V1}");
+            let found = dirs("4:memory:/app\n0::/app\n", &whole[..cut]);
+            prop_assert!(matches!(found.len(), 0 | 2 | 4));
+        }
+    }
+}
