@@ -40,11 +40,12 @@ pub use engine::idle::thread_cache;
 pub mod backend;
 pub mod config;
 pub mod copy;
-#[cfg(feature = "cli")]
+#[cfg(feature = "loader")]
 pub mod loader;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(feature = "cli")]
+#[doc(hidden)]
 pub mod trace;
 
 pub use backend::Backend;

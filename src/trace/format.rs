@@ -1,22 +1,24 @@
 //! The text format of traces: one item a line, fields separated by one space, numbers decimal.
 //!
+//! Owns the syntax and the numbers of lines; whether a trace makes sense is for the code that plays it.
+//!
 //! | header | meaning | default |
 //! | --- | --- | --- |
 //! | `# limit N` | starting limit | 100 |
-//! | `# auto_resize 0\|1` | may the limit grow | 1 |
+//! | `# auto_resize 0\|1` | whether the limit may grow | 1 |
 //! | `# rounder noop\|pow2` | how size classes are rounded | noop |
 //! | `# pools N` | number of pools | 1 |
 //! | `## text` | a comment, anywhere | |
 //!
 //! | operation | meaning |
 //! | --- | --- |
-//! | `a ID BYTES [ALIGN]` | get, under a name |
-//! | `f ID` | put back |
+//! | `a ID BYTES [ALIGN]` | get a buffer and name it ID |
+//! | `f ID` | put buffer ID back |
 //! | `r COUNT BYTES` | COUNT times: get and put back |
 //! | `s COUNT BYTES STEP` | the same with BYTES growing by STEP |
 //! | `c` | clear |
-//! | `p K` | go on with pool K |
-//! | `t MICROSECONDS` | the clock moves on |
+//! | `p K` | continue with pool K |
+//! | `t MICROSECONDS` | the clock advances |
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -26,12 +28,12 @@ use flate2::bufread::MultiGzDecoder;
 
 use crate::size_class::{DEFAULT_ALIGN, Rounding};
 
-/// Settings that a trace asks for.
+/// Settings in the header of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Header {
+pub struct TraceHeader {
     /// Most buffers kept at the start.
     pub limit: u64,
-    /// May the limit grow?
+    /// Whether the limit may grow.
     pub auto_resize: bool,
     /// How sizes become classes.
     pub rounding: Rounding,
@@ -41,8 +43,8 @@ pub struct Header {
 
 /// One line of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)] // The module's table says it all.
-pub enum Operation {
+#[allow(missing_docs)] // The table of the module documents them.
+pub enum TraceOp {
     Get { id: u64, bytes: usize, align: usize },
     Put { id: u64 },
     Steps { count: u64, bytes: usize, step: usize },
@@ -51,96 +53,96 @@ pub enum Operation {
     Advance { micros: u64 },
 }
 
-/// What is wrong with a trace, and where.
+/// Why a trace could not be read or played, and where.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file could not be read.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// A line says something that makes no sense.
+    /// A line has an error.
     #[error("line {line}: `{text}`: {why}")]
     Line {
         /// Number of the line, from 1.
         line: u64,
-        /// Its beginning.
+        /// The beginning of the line.
         text: String,
-        /// What was expected.
+        /// What is wrong with it.
         why: String,
     },
-    /// A pool could not be made, or did not give what it should.
+    /// A pool could not be built, or refused a get.
     #[error("{0}")]
     Pool(#[from] crate::Error),
 }
 
-/// Most pools that a header may ask for: a trace is single-threaded, more would be a slip.
-const MOST_POOLS: usize = 1024;
+/// Largest number of pools in a header.
+const MAX_POOLS: usize = 1024;
 
-/// Reads a trace line by line. The header is read first; the operations are the iterator.
-pub struct Reader {
+/// Reads a trace line by line: the header first, then the operations as an iterator.
+pub struct TraceReader {
     lines: Box<dyn BufRead>,
-    header: Header,
+    header: TraceHeader,
     pending: Option<String>,
     line: u64,
-    /// The line that the operation given out last was read from.
+    /// Line of the operation returned last.
     text: String,
 }
 
-impl std::fmt::Debug for Reader {
+impl std::fmt::Debug for TraceReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reader").field("header", &self.header).field("line", &self.line).finish_non_exhaustive()
+        f.debug_struct("TraceReader").field("header", &self.header).field("line", &self.line).finish_non_exhaustive()
     }
 }
 
-impl Reader {
-    /// Opens a trace, packed by gzip or not: its first bytes tell.
+impl TraceReader {
+    /// Opens a trace, plain or compressed by gzip, which its first bytes tell.
     ///
     /// # Errors
     ///
-    /// If the file cannot be read or its header makes no sense.
+    /// If the file cannot be read or its header has an error.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let mut file = BufReader::new(File::open(path)?);
-        let is_packed = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
-        if is_packed { Self::new(BufReader::new(MultiGzDecoder::new(file))) } else { Self::new(file) }
+        let is_gzip = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
+        if is_gzip { Self::new(BufReader::new(MultiGzDecoder::new(file))) } else { Self::new(file) }
     }
 
-    /// Reads a trace from anywhere.
+    /// Reads a trace from `lines`.
     ///
     /// # Errors
     ///
-    /// If it cannot be read or its header makes no sense.
+    /// If it cannot be read or its header has an error.
     pub fn new(lines: impl BufRead + 'static) -> Result<Self, TraceError> {
-        let header = Header { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 };
+        let header = TraceHeader { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 };
         let mut reader = Self { lines: Box::new(lines), header, pending: None, line: 0, text: String::new() };
         while let Some(text) = reader.next_line()? {
             let Some(setting) = text.strip_prefix('#') else {
                 reader.pending = Some(text);
                 break;
             };
-            reader.set(setting.trim()).map_err(|why| reader.wrong(&text, why))?;
+            reader.set(setting.trim()).map_err(|why| reader.error_at(&text, why))?;
         }
         Ok(reader)
     }
 
-    /// The settings that the trace asks for.
-    pub fn header(&self) -> &Header {
+    /// The settings of the trace.
+    pub fn header(&self) -> &TraceHeader {
         &self.header
     }
 
-    /// Number of the line read last.
+    /// Number of the line read last, from 1.
     pub fn line(&self) -> u64 {
         self.line
     }
 
-    /// Blames the line of the operation given out last, for whoever plays the trace.
-    pub fn blame(&self, why: String) -> TraceError {
-        self.wrong(&self.text, why)
+    /// An error at the line of the operation returned last, for the code that plays the trace.
+    pub fn error_here(&self, why: String) -> TraceError {
+        self.error_at(&self.text, why)
     }
 
-    /// The next line that is no comment and not empty.
+    /// The next line that is neither empty nor a comment.
     fn next_line(&mut self) -> Result<Option<String>, TraceError> {
         loop {
             let mut text = String::new();
-            // A line that never ends is no trace; do not collect it.
+            // Bounds the memory that a file without line ends takes.
             let limit = 4096;
             let read = (&mut self.lines).take(limit).read_line(&mut text)?;
             if read == 0 {
@@ -148,7 +150,7 @@ impl Reader {
             }
             self.line += 1;
             if read as u64 == limit && !text.ends_with('\n') {
-                return Err(self.wrong(&text, "longer than any line of a trace".to_owned()));
+                return Err(self.error_at(&text, "longer than any line of a trace".to_owned()));
             }
             let text = text.trim_end();
             if !text.is_empty() && !text.starts_with("##") {
@@ -168,8 +170,8 @@ impl Reader {
             Some(("pools", n)) => {
                 header.pools = number(n)
                     .ok()
-                    .filter(|n| (1..=MOST_POOLS).contains(n))
-                    .ok_or_else(|| format!("a trace has 1 to {MOST_POOLS} pools"))?;
+                    .filter(|n| (1..=MAX_POOLS).contains(n))
+                    .ok_or_else(|| format!("a trace has 1 to {MAX_POOLS} pools"))?;
             }
             _ => {
                 return Err(
@@ -180,36 +182,36 @@ impl Reader {
         Ok(())
     }
 
-    fn wrong(&self, text: &str, why: String) -> TraceError {
+    fn error_at(&self, text: &str, why: String) -> TraceError {
         TraceError::Line { line: self.line, text: text.chars().take(60).collect(), why }
     }
 }
 
-impl Iterator for Reader {
-    type Item = Result<Operation, TraceError>;
+impl Iterator for TraceReader {
+    type Item = Result<TraceOp, TraceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.text = match self.pending.take().map_or_else(|| self.next_line(), |text| Ok(Some(text))) {
             Ok(text) => text?,
             Err(error) => return Some(Err(error)),
         };
-        Some(parse(&self.text).map_err(|why| self.blame(why)))
+        Some(parse(&self.text).map_err(|why| self.error_here(why)))
     }
 }
 
-fn parse(text: &str) -> Result<Operation, String> {
+fn parse(text: &str) -> Result<TraceOp, String> {
     let fields: Vec<&str> = text.split(' ').collect();
     Ok(match fields.as_slice() {
-        ["a", id, bytes] => Operation::Get { id: number(id)?, bytes: number(bytes)?, align: DEFAULT_ALIGN },
-        ["a", id, bytes, align] => Operation::Get { id: number(id)?, bytes: number(bytes)?, align: number(align)? },
-        ["f", id] => Operation::Put { id: number(id)? },
-        ["r", count, bytes] => Operation::Steps { count: number(count)?, bytes: number(bytes)?, step: 0 },
+        ["a", id, bytes] => TraceOp::Get { id: number(id)?, bytes: number(bytes)?, align: DEFAULT_ALIGN },
+        ["a", id, bytes, align] => TraceOp::Get { id: number(id)?, bytes: number(bytes)?, align: number(align)? },
+        ["f", id] => TraceOp::Put { id: number(id)? },
+        ["r", count, bytes] => TraceOp::Steps { count: number(count)?, bytes: number(bytes)?, step: 0 },
         ["s", count, bytes, step] => {
-            Operation::Steps { count: number(count)?, bytes: number(bytes)?, step: number(step)? }
+            TraceOp::Steps { count: number(count)?, bytes: number(bytes)?, step: number(step)? }
         }
-        ["c"] => Operation::Clear,
-        ["p", index] => Operation::Pool { index: number(index)? },
-        ["t", micros] => Operation::Advance { micros: number(micros)? },
+        ["c"] => TraceOp::Clear,
+        ["p", index] => TraceOp::Pool { index: number(index)? },
+        ["t", micros] => TraceOp::Advance { micros: number(micros)? },
         _ => return Err("no operation that there is (a, f, r, s, c, p, t with their fields)".to_owned()),
     })
 }
@@ -222,8 +224,8 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
 mod tests {
     use super::*;
 
-    fn read(text: &'static str) -> Result<(Header, Vec<Operation>), TraceError> {
-        let mut reader = Reader::new(text.as_bytes())?;
+    fn read(text: &'static str) -> Result<(TraceHeader, Vec<TraceOp>), TraceError> {
+        let mut reader = TraceReader::new(text.as_bytes())?;
         let operations = reader.by_ref().collect::<Result<_, _>>()?;
         Ok((reader.header().clone(), operations))
     }
@@ -232,18 +234,18 @@ mod tests {
     fn a_trace_is_read_as_written() {
         let text = "## about\n# limit 7\n# auto_resize 0\n# rounder pow2\n# pools 2\n\na 1 48\n## between\na 2 7 64\nf 1\nr 3 9\ns 2 8 4\nc\np 1\nt 50\n";
         let (header, operations) = read(text).unwrap();
-        assert_eq!(header, Header { limit: 7, auto_resize: false, rounding: Rounding::Pow2, pools: 2 });
+        assert_eq!(header, TraceHeader { limit: 7, auto_resize: false, rounding: Rounding::Pow2, pools: 2 });
         assert_eq!(
             operations,
             [
-                Operation::Get { id: 1, bytes: 48, align: 4 },
-                Operation::Get { id: 2, bytes: 7, align: 64 },
-                Operation::Put { id: 1 },
-                Operation::Steps { count: 3, bytes: 9, step: 0 },
-                Operation::Steps { count: 2, bytes: 8, step: 4 },
-                Operation::Clear,
-                Operation::Pool { index: 1 },
-                Operation::Advance { micros: 50 },
+                TraceOp::Get { id: 1, bytes: 48, align: 4 },
+                TraceOp::Get { id: 2, bytes: 7, align: 64 },
+                TraceOp::Put { id: 1 },
+                TraceOp::Steps { count: 3, bytes: 9, step: 0 },
+                TraceOp::Steps { count: 2, bytes: 8, step: 4 },
+                TraceOp::Clear,
+                TraceOp::Pool { index: 1 },
+                TraceOp::Advance { micros: 50 },
             ]
         );
     }
@@ -251,7 +253,7 @@ mod tests {
     #[test]
     fn an_empty_trace_has_the_default_header_and_no_operations() {
         let (header, operations) = read("").unwrap();
-        assert_eq!(header, Header { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 });
+        assert_eq!(header, TraceHeader { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 });
         assert!(operations.is_empty());
     }
 

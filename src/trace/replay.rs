@@ -1,18 +1,16 @@
-//! Plays a workload through the public pool on simulated memory, in virtual time.
+//! Replays a workload through the public pool on simulated memory, in virtual time.
 //!
 //! ```text
 //!  get:   poll ─▶ pool.get ─▶ held
-//!                   └─over the ceiling─▶ a ticket, behind those that wait; what could never fit: a fallback at once
-//!  put:   poll ─▶ the buffer goes back; one whose ticket still waits takes it out of the line ─▶ serve
-//!  t:     for each second of it, the last one shorter: the clock moves ─▶ poll ─▶ serve
-//!  serve: the first ticket asks again; served, or out of time: a fallback; else it and all behind it wait on
+//!                   └─over the ceiling─▶ a ticket at the end of the queue; larger than the ceiling: a fallback at once
+//!  put:   poll ─▶ the buffer returns to the pool; a get that still waits leaves the queue ─▶ serve
+//!  t:     in steps of at most a second: advance the clock ─▶ poll ─▶ serve
+//!  serve: retry the first ticket until one has to wait on; a ticket whose wait is over becomes a fallback
 //! ```
 //!
-//! The trace is open-loop: it goes on while its gets wait, so a wait is a ticket and never a blocked thread. One thread
-//! plays, and the pool sees no clock but the replay's: the same file gives the same figures everywhere.
-//!
-//! All figures of memory are the pool's own; the replay itself counts what a blocking get would have met: waits and
-//! fallbacks.
+//! Owns the queue of gets that wait and the counts of waits and fallbacks, as blocking gets would meet them; all figures of
+//! memory are the pool's own. The trace is open-loop: it continues while gets wait, so no thread ever blocks. One thread
+//! replays, and the pool reads the replay's clock alone, so a file gives the same figures on every machine.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,34 +18,34 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::format::{Operation, TraceError};
-use super::workload::{Workload, wrong};
+use super::format::{TraceError, TraceOp};
+use super::workload::{Workload, error_at};
 use crate::backend::Backend;
 use crate::backend::SimSource;
 use crate::size_class::DEFAULT_ALIGN;
 use crate::{Clock, Error, LogSampler, ManualClock, OnFull, PinnedBuf, Pool, Preset, PressureSource, Rounding};
 
-/// The pool is polled at least so often.
+/// Longest time between two polls of the pool.
 const POLL_EVERY_US: u64 = 1_000_000;
-/// So long after the last put it is looked at what is still pinned.
-const AFTERWARDS_US: u64 = 60_000_000;
+/// Time after the last put at which the bytes still pinned are read.
+const SETTLING_US: u64 = 60_000_000;
 
-/// What kind of source the pool stands on.
+/// How the simulated source hands out memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SourceKind {
-    /// Buffers may span what is locked at once.
+    /// One virtual range: a buffer may span granules that were pinned by different calls.
     #[default]
-    Span,
-    /// They may not: each registration has walls.
-    Walls,
+    Virtual,
+    /// Discrete regions: a buffer lies within one.
+    Discrete,
 }
 
 impl SourceKind {
-    /// Name in flags and figures.
+    /// Name in flags and reports.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Span => "span",
-            Self::Walls => "walls",
+            Self::Virtual => "span",
+            Self::Discrete => "walls",
         }
     }
 }
@@ -57,19 +55,19 @@ impl SourceKind {
 pub struct Replay {
     /// Rules that the pool follows.
     pub preset: Option<Preset>,
-    /// The memory below it.
+    /// Memory of the pool.
     pub source: SourceKind,
     /// How sizes become classes.
     pub rounding: Option<Rounding>,
     /// Most idle buffers kept at the start.
     pub pool_size_limit: Option<u64>,
-    /// May that limit rise?
+    /// Whether that limit may rise.
     pub auto_resize: Option<bool>,
-    /// How long memory stays idle before it goes back; the inner `None`: for ever.
-    pub retain: Option<Option<Duration>>,
-    /// The ceiling. `None`: there is none.
+    /// How long memory stays idle before it is released; the inner `None` keeps it.
+    pub idle_timeout: Option<Option<Duration>>,
+    /// Ceiling in bytes; `None` for no ceiling.
     pub max_bytes: Option<u64>,
-    /// Longest wait for room under the ceiling, in virtual time.
+    /// Longest wait of a get at the ceiling, in virtual time.
     pub wait: Duration,
 }
 
@@ -81,59 +79,59 @@ impl Default for Replay {
             rounding: None,
             pool_size_limit: None,
             auto_resize: None,
-            retain: None,
+            idle_timeout: None,
             max_bytes: None,
             wait: Duration::from_millis(100),
         }
     }
 }
 
-/// What a workload cost the pool, in the order in which it is printed.
+/// What a workload cost the pool; fields in the order in which they are printed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Replayed {
+pub struct ReplayReport {
     /// Rules that the pool followed.
     pub preset: &'static str,
     /// How sizes became classes.
     pub rounding: &'static str,
-    /// The memory below it.
+    /// Memory of the pool.
     pub source: &'static str,
     /// Calls that locked memory.
     pub page_locks: u64,
-    /// Of those, after the first half of the gets.
+    /// Page-locks after the first half of the gets.
     pub late_page_locks: u64,
     /// Bytes locked by those calls.
     pub bytes_locked: u64,
-    /// Most bytes pinned at any time.
+    /// Peak of the bytes pinned.
     pub peak_pinned_bytes: u64,
-    /// Most bytes that the workload asked for and had not put back.
+    /// Peak of the bytes requested and not put back.
     pub peak_requested_bytes: u64,
-    /// Bytes pinned, averaged over the time of the trace; for a trace without time those at its end.
+    /// Bytes pinned, averaged over the time of the trace; at its end for a trace without time.
     pub mean_pinned_bytes: u64,
     /// Bytes pinned a minute after the last put.
     pub pinned_after_60s_bytes: u64,
     /// Gets of more than zero bytes, served or not.
     pub gets: u64,
-    /// Of those, served by an idle buffer in front.
+    /// Gets served by an idle buffer.
     pub front_hits: u64,
     /// Idle buffers evicted by puts over the limit.
     pub evicted: u64,
-    /// Idle buffers given back to make room.
+    /// Idle buffers reclaimed for a get at the ceiling or after the idle timeout.
     pub reclaimed: u64,
-    /// How often the limit rose.
+    /// Raises of the limit.
     pub raises: u64,
-    /// How often it came down again.
+    /// Times the limit was lowered.
     pub lowers: u64,
-    /// Gets that waited for room.
+    /// Gets that waited at the ceiling.
     pub waits: u64,
-    /// Gets that found none in time.
+    /// Gets that were not served in time.
     pub fallbacks: u64,
-    /// The limit at the end.
+    /// Limit of idle buffers at the end.
     pub pool_size_limit: u64,
-    /// The ceiling.
+    /// Ceiling in bytes.
     pub max_bytes: Option<u64>,
 }
 
-impl Replayed {
+impl ReplayReport {
     /// Peak pinned over peak requested; 0 if nothing was requested.
     #[allow(clippy::cast_precision_loss)] // A ratio.
     pub fn peak_ratio(&self) -> f64 {
@@ -145,12 +143,12 @@ impl Replayed {
 }
 
 impl Replay {
-    /// Plays all of `workload` on a new pool, then lets a minute pass.
+    /// Replays all of `workload` on a new pool, then lets a minute pass.
     ///
     /// # Errors
     ///
-    /// If the settings contradict each other, or the workload asks for what no pool could give.
-    pub fn play(&self, workload: &Workload) -> Result<Replayed, TraceError> {
+    /// If the settings contradict each other, or the workload requests more than any pool can provide.
+    pub fn play(&self, workload: &Workload) -> Result<ReplayReport, TraceError> {
         let clock = ManualClock::default();
         let pool = self.pool(clock.clone())?;
         let mut player = Player {
@@ -159,21 +157,21 @@ impl Replay {
             max_bytes: self.max_bytes,
             wait_us: u64::try_from(self.wait.as_micros()).unwrap_or(u64::MAX),
             held: HashMap::new(),
-            line: BTreeMap::new(),
+            queue: BTreeMap::new(),
             next_ticket: 0,
             tally: Tally { half_gets: workload.gets() / 2, ..Tally::default() },
         };
         for &(line, operation) in workload.lines() {
-            player.perform(operation).map_err(|error| wrong(line, operation, error.to_string()))?;
+            player.perform(operation).map_err(|error| error_at(line, operation, error.to_string()))?;
         }
         Ok(player.finish(self.source, workload.peak_requested_bytes())?)
     }
 
-    /// A pool that knows nothing of the machine, the environment or the time of day.
+    /// A pool that reads neither the machine's memory nor the environment nor the system's clock.
     fn pool(&self, clock: ManualClock) -> Result<Pool, TraceError> {
         let sim = match self.source {
-            SourceKind::Span => SimSource::new(SimSource::DEFAULT_TOTAL_BYTES),
-            SourceKind::Walls => SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES),
+            SourceKind::Virtual => SimSource::new(SimSource::DEFAULT_TOTAL_BYTES),
+            SourceKind::Discrete => SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES),
         };
         let mut builder = Pool::builder()
             .without_env()
@@ -182,7 +180,7 @@ impl Replay {
             .pressure(PressureSource::Off)
             .backend(Backend::Source(Arc::new(sim)))
             .max_bytes(self.max_bytes)
-            // Waiting is the tickets' business: no virtual time passes while a thread sleeps.
+            // Tickets wait instead of threads: no virtual time passes while a thread sleeps.
             .wait(Duration::ZERO)
             .on_full(OnFull::Error);
         if let Some(preset) = self.preset {
@@ -197,15 +195,15 @@ impl Replay {
         if let Some(yes) = self.auto_resize {
             builder = builder.auto_resize(yes);
         }
-        if let Some(retain) = self.retain {
-            builder = builder.idle_timeout(retain);
+        if let Some(idle_timeout) = self.idle_timeout {
+            builder = builder.idle_timeout(idle_timeout);
         }
         Ok(builder.build()?)
     }
 }
 
-/// What a trace calls a buffer; `None` is the one that `r` and `s` lines get and put at once.
-type Name = Option<u64>;
+/// Name of a buffer in the trace; `None` for the one that `r` and `s` lines get and put.
+type BufferName = Option<u64>;
 
 /// A pool under a workload.
 struct Player {
@@ -213,16 +211,16 @@ struct Player {
     clock: ManualClock,
     max_bytes: Option<u64>,
     wait_us: u64,
-    held: HashMap<Name, Held>,
-    /// Gets that wait, by number: first come first served.
-    line: BTreeMap<u64, Ticket>,
+    held: HashMap<BufferName, GetState>,
+    /// Gets that wait, by ticket number: first come, first served.
+    queue: BTreeMap<u64, Ticket>,
     next_ticket: u64,
     tally: Tally,
 }
 
-/// What became of a get.
-enum Held {
-    /// Kept for its drop: the put.
+/// State of a get that has not been put back.
+enum GetState {
+    /// Held until the put, which drops it.
     #[allow(dead_code)]
     Pinned(PinnedBuf),
     Waiting {
@@ -232,7 +230,7 @@ enum Held {
 }
 
 struct Ticket {
-    name: Name,
+    name: BufferName,
     bytes: usize,
     align: usize,
     since_us: u64,
@@ -247,50 +245,50 @@ struct Tally {
     fallbacks: u64,
     pinned_byte_us: u128,
     last_put_us: u64,
-    /// Bytes pinned a minute after the last put so far, once that minute is over.
-    pinned_afterwards: Option<u64>,
+    /// Bytes pinned a minute after the last put so far; `None` until that minute is over.
+    pinned_after_settling: Option<u64>,
 }
 
 impl Player {
-    fn perform(&mut self, operation: Operation) -> Result<(), Error> {
+    fn perform(&mut self, operation: TraceOp) -> Result<(), Error> {
         match operation {
-            Operation::Get { id, bytes, align } => self.get(Some(id), bytes, align),
-            Operation::Put { id } => self.put(Some(id)),
-            Operation::Steps { count, bytes, step } => {
+            TraceOp::Get { id, bytes, align } => self.get(Some(id), bytes, align),
+            TraceOp::Put { id } => self.put(Some(id)),
+            TraceOp::Steps { count, bytes, step } => {
                 let mut len = bytes;
                 for _ in 0..count {
                     self.get(None, len, DEFAULT_ALIGN)?;
                     self.put(None)?;
-                    // A workload's sizes do not pass 2^64; the one after the last might.
+                    // `Workload` has checked the sizes; only the one after the last may overflow.
                     len = len.saturating_add(step);
                 }
                 Ok(())
             }
-            Operation::Clear => {
+            TraceOp::Clear => {
                 self.pool.clear();
                 self.serve()
             }
-            Operation::Advance { micros } => self.advance(micros),
-            Operation::Pool { .. } => Ok(()),
+            TraceOp::Advance { micros } => self.advance(micros),
+            TraceOp::Pool { .. } => Ok(()),
         }
     }
 
-    fn get(&mut self, name: Name, bytes: usize, align: usize) -> Result<(), Error> {
+    fn get(&mut self, name: BufferName, bytes: usize, align: usize) -> Result<(), Error> {
         self.pool.poll();
         let ticket = Ticket { name, bytes, align, since_us: self.clock.now_us() };
-        // An empty buffer needs no room, so it stands in no line.
-        let pinned = if self.line.is_empty() || bytes == 0 { self.ask(&ticket)? } else { None };
+        // An empty buffer needs no memory, so it does not queue.
+        let pinned = if self.queue.is_empty() || bytes == 0 { self.try_get(&ticket)? } else { None };
         let held = match pinned {
-            Some(buffer) => Held::Pinned(buffer),
-            None if self.wait_us == 0 || !self.could_hold(&ticket)? => {
+            Some(buffer) => GetState::Pinned(buffer),
+            None if self.wait_us == 0 || !self.fits_ceiling(&ticket)? => {
                 self.tally.fallbacks += 1;
-                Held::Fallback
+                GetState::Fallback
             }
             None => {
                 self.tally.waits += 1;
                 self.next_ticket += 1;
-                self.line.insert(self.next_ticket, ticket);
-                Held::Waiting { ticket: self.next_ticket }
+                self.queue.insert(self.next_ticket, ticket);
+                GetState::Waiting { ticket: self.next_ticket }
             }
         };
         self.held.insert(name, held);
@@ -303,13 +301,13 @@ impl Player {
         Ok(())
     }
 
-    fn put(&mut self, name: Name) -> Result<(), Error> {
+    fn put(&mut self, name: BufferName) -> Result<(), Error> {
         self.pool.poll();
-        if let Some(Held::Waiting { ticket }) = self.held.remove(&name) {
-            self.line.remove(&ticket);
+        if let Some(GetState::Waiting { ticket }) = self.held.remove(&name) {
+            self.queue.remove(&ticket);
         }
         self.tally.last_put_us = self.clock.now_us();
-        self.tally.pinned_afterwards = None;
+        self.tally.pinned_after_settling = None;
         self.serve()
     }
 
@@ -320,39 +318,39 @@ impl Player {
             if now_us >= end_us {
                 return Ok(());
             }
-            let look_us = self.tally.last_put_us + AFTERWARDS_US;
-            let expires_us = self.line.values().next().map(|first| first.since_us.saturating_add(self.wait_us));
-            let stops_us = [Some(now_us + POLL_EVERY_US), Some(look_us), expires_us].into_iter().flatten();
+            let settled_us = self.tally.last_put_us + SETTLING_US;
+            let expires_us = self.queue.values().next().map(|first| first.since_us.saturating_add(self.wait_us));
+            let stops_us = [Some(now_us + POLL_EVERY_US), Some(settled_us), expires_us].into_iter().flatten();
             let next_us = stops_us.filter(|&stop_us| stop_us > now_us).fold(end_us, u64::min);
             let step_us = next_us - now_us;
             self.tally.pinned_byte_us += u128::from(self.pool.stats().pinned_bytes) * u128::from(step_us);
             self.clock.advance_us(step_us);
             self.pool.poll();
             self.serve()?;
-            if self.clock.now_us() == look_us {
-                self.tally.pinned_afterwards = Some(self.pool.stats().pinned_bytes);
+            if self.clock.now_us() == settled_us {
+                self.tally.pinned_after_settling = Some(self.pool.stats().pinned_bytes);
             }
         }
     }
 
     fn serve(&mut self) -> Result<(), Error> {
-        while let Some((_, first)) = self.line.first_key_value() {
-            let held = match self.ask(first)? {
-                Some(buffer) => Held::Pinned(buffer),
+        while let Some((_, first)) = self.queue.first_key_value() {
+            let held = match self.try_get(first)? {
+                Some(buffer) => GetState::Pinned(buffer),
                 None if self.clock.now_us() - first.since_us >= self.wait_us => {
                     self.tally.fallbacks += 1;
-                    Held::Fallback
+                    GetState::Fallback
                 }
                 None => return Ok(()),
             };
             self.held.insert(first.name, held);
-            self.line.pop_first();
+            self.queue.pop_first();
         }
         Ok(())
     }
 
-    /// A buffer, or `None` where the ceiling leaves no room for it now.
-    fn ask(&self, ticket: &Ticket) -> Result<Option<PinnedBuf>, Error> {
+    /// A buffer, or `None` while the ceiling leaves no memory for it.
+    fn try_get(&self, ticket: &Ticket) -> Result<Option<PinnedBuf>, Error> {
         match self.pool.get_aligned(ticket.bytes, ticket.align) {
             Ok(buffer) => Ok(Some(buffer)),
             Err(error) if error.is_limit() => Ok(None),
@@ -360,29 +358,29 @@ impl Player {
         }
     }
 
-    /// Could there ever be room?
-    fn could_hold(&self, ticket: &Ticket) -> Result<bool, Error> {
+    /// Whether the ticket's size class fits under the ceiling of an empty pool.
+    fn fits_ceiling(&self, ticket: &Ticket) -> Result<bool, Error> {
         let class_bytes = self.pool.config().rounding.class_bytes(ticket.bytes, ticket.align)? as u64;
         Ok(self.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes))
     }
 
-    /// Lets the minute after the last put pass, unless the trace did, and adds up.
-    fn finish(mut self, source: SourceKind, peak_requested_bytes: u64) -> Result<Replayed, Error> {
+    /// Lets the minute after the last put pass, unless the trace did, and fills in the report.
+    fn finish(mut self, source: SourceKind, peak_requested_bytes: u64) -> Result<ReplayReport, Error> {
         let lasted_us = u128::from(self.clock.now_us());
         let mean_pinned_bytes = match self.tally.pinned_byte_us.checked_div(lasted_us) {
             Some(bytes) => u64::try_from(bytes).unwrap_or(u64::MAX),
             None => self.pool.stats().pinned_bytes,
         };
-        let pinned_after_60s_bytes = match self.tally.pinned_afterwards {
+        let pinned_after_60s_bytes = match self.tally.pinned_after_settling {
             Some(bytes) => bytes,
             None => {
-                self.advance(self.tally.last_put_us + AFTERWARDS_US - self.clock.now_us())?;
+                self.advance(self.tally.last_put_us + SETTLING_US - self.clock.now_us())?;
                 self.pool.stats().pinned_bytes
             }
         };
         let stats = self.pool.stats();
         let page_locks = stats.underlying.allocs;
-        Ok(Replayed {
+        Ok(ReplayReport {
             preset: stats.preset,
             rounding: self.pool.config().rounding.name(),
             source: source.name(),

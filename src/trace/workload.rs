@@ -1,64 +1,63 @@
-//! A trace as a whole: read once, checked, and measured, so that it can be played under many settings.
+//! A whole trace: read once, checked and measured, so that it can be replayed under many settings.
 //!
-//! Owns what a pool has no say in: which names are held, how many gets there are, the peak of what they ask for.
-//!
-//! A workload has one pool. Settings of the header and `p` lines are for the comparison with TensorFlow's pool
-//! ([`Conformance`](super::Conformance)); limits, rounding and the number of pools are the replay's business.
+//! Owns what does not depend on a pool: which names are held, how many gets there are, and the peak of the bytes requested.
+//! Ignores the settings of the header and the `p` lines, which are for the comparison with TensorFlow's pool: a workload has
+//! one pool, and its limit and rounding are settings of the replay.
 
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::format::{Operation, Reader, TraceError};
+use super::format::{TraceError, TraceOp, TraceReader};
 
-/// Longest time that a workload may last: a replay looks at the pool once in each second of it.
-const LONGEST_US: u64 = 366 * 24 * 3_600 * 1_000_000;
+/// Longest duration of a workload: a replay polls the pool once a second.
+const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
 
 /// A trace in which every put has its get.
 #[derive(Debug, Clone, Default)]
 pub struct Workload {
-    lines: Vec<(u64, Operation)>,
+    lines: Vec<(u64, TraceOp)>,
     gets: u64,
     peak_requested_bytes: u64,
 }
 
-/// What is known of a workload before anybody plays it.
+/// Totals of the lines read so far.
 #[derive(Debug, Default)]
-struct Survey {
+struct WorkloadTotals {
     held_bytes: HashMap<u64, u64>,
     requested_bytes: u64,
     peak_requested_bytes: u64,
     gets: u64,
-    lasts_us: u64,
+    duration_us: u64,
 }
 
 impl Workload {
-    /// Reads the trace at `path`, packed by gzip or not.
+    /// Reads the trace at `path`, plain or compressed by gzip.
     ///
     /// # Errors
     ///
     /// As [`Workload::read`]; also if the file cannot be opened.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
-        Self::read(&mut Reader::open(path)?)
+        Self::read(&mut TraceReader::open(path)?)
     }
 
     /// Reads all of `reader`.
     ///
     /// # Errors
     ///
-    /// If it cannot be read, or gets a name that is held or puts one that is not, or lasts longer than a year.
-    pub fn read(reader: &mut Reader) -> Result<Self, TraceError> {
-        let (mut lines, mut survey) = (Vec::new(), Survey::default());
+    /// If it cannot be read, gets a name that is held, puts one that is not, or lasts longer than a year.
+    pub fn read(reader: &mut TraceReader) -> Result<Self, TraceError> {
+        let (mut lines, mut totals) = (Vec::new(), WorkloadTotals::default());
         while let Some(operation) = reader.next() {
             let operation = operation?;
             let line = reader.line();
-            survey.add(operation).map_err(|why| wrong(line, operation, why))?;
+            totals.add(operation).map_err(|why| error_at(line, operation, why))?;
             lines.push((line, operation));
         }
-        Ok(Self { lines, gets: survey.gets, peak_requested_bytes: survey.peak_requested_bytes })
+        Ok(Self { lines, gets: totals.gets, peak_requested_bytes: totals.peak_requested_bytes })
     }
 
-    /// Its operations with the numbers of their lines.
-    pub fn lines(&self) -> &[(u64, Operation)] {
+    /// The operations, each with the number of its line.
+    pub fn lines(&self) -> &[(u64, TraceOp)] {
         &self.lines
     }
 
@@ -67,36 +66,36 @@ impl Workload {
         self.gets
     }
 
-    /// Most bytes asked for and not put back at any time, without rounding.
+    /// Peak of the bytes requested and not put back, without rounding.
     pub fn peak_requested_bytes(&self) -> u64 {
         self.peak_requested_bytes
     }
 }
 
 /// An error at `operation`.
-pub(super) fn wrong(line: u64, operation: Operation, why: String) -> TraceError {
+pub(super) fn error_at(line: u64, operation: TraceOp, why: String) -> TraceError {
     TraceError::Line { line, text: format!("{operation:?}"), why }
 }
 
-impl Survey {
-    fn add(&mut self, operation: Operation) -> Result<(), String> {
+impl WorkloadTotals {
+    fn add(&mut self, operation: TraceOp) -> Result<(), String> {
         match operation {
-            Operation::Get { id, bytes, .. } => {
+            TraceOp::Get { id, bytes, .. } => {
                 self.request(bytes as u64)?;
                 if self.held_bytes.insert(id, bytes as u64).is_some() {
                     return Err(format!("buffer {id} is held already"));
                 }
             }
-            Operation::Put { id } => {
+            TraceOp::Put { id } => {
                 self.requested_bytes -= self.held_bytes.remove(&id).ok_or_else(|| format!("no buffer {id} is held"))?;
             }
-            Operation::Steps { count, bytes, step } => {
+            TraceOp::Steps { count, bytes, step } => {
                 let Some(more) = count.checked_sub(1) else { return Ok(()) };
                 let last = (step as u64).checked_mul(more).and_then(|grown| grown.checked_add(bytes as u64));
                 let last = last.ok_or("the sizes pass 2^64")?;
                 self.request(last)?;
                 self.requested_bytes -= last;
-                // `request` counted one of them. Only the first can be empty, and all are if they do not grow.
+                // `request` counted one get. Only the first can be empty, unless the size does not grow.
                 let empty = if bytes > 0 {
                     0
                 } else if step > 0 {
@@ -106,13 +105,13 @@ impl Survey {
                 };
                 self.gets += count.saturating_sub(empty) - u64::from(last > 0);
             }
-            Operation::Advance { micros } => {
-                self.lasts_us = self.lasts_us.saturating_add(micros);
-                if self.lasts_us > LONGEST_US {
+            TraceOp::Advance { micros } => {
+                self.duration_us = self.duration_us.saturating_add(micros);
+                if self.duration_us > MAX_DURATION_US {
                     return Err("the clock passes a year".to_owned());
                 }
             }
-            Operation::Clear | Operation::Pool { .. } => {}
+            TraceOp::Clear | TraceOp::Pool { .. } => {}
         }
         Ok(())
     }
@@ -130,14 +129,14 @@ mod tests {
     use super::*;
 
     fn read(text: &'static str) -> Result<Workload, TraceError> {
-        Workload::read(&mut Reader::new(text.as_bytes())?)
+        Workload::read(&mut TraceReader::new(text.as_bytes())?)
     }
 
     #[test]
     fn gets_and_the_peak_are_those_of_the_trace() {
         let workload = read("# limit 3\na 1 10\na 2 0\nt 5\nf 1\na 1 30\na 3 5\nf 3\nf 1\nf 2\n").unwrap();
         assert_eq!((workload.gets(), workload.peak_requested_bytes()), (3, 35));
-        assert_eq!(workload.lines().first(), Some(&(2, Operation::Get { id: 1, bytes: 10, align: 4 })));
+        assert_eq!(workload.lines().first(), Some(&(2, TraceOp::Get { id: 1, bytes: 10, align: 4 })));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pinpool::trace::{Reader, Replay, Replayed, SourceKind, Workload};
+use pinpool::trace::{Replay, ReplayReport, SourceKind, TraceReader, Workload};
 use pinpool::{Preset, Rounding};
 
 const MIB: u64 = 1 << 20;
@@ -18,10 +18,10 @@ fn named(name: &str) -> Workload {
 }
 
 fn written(text: &str) -> Workload {
-    Workload::read(&mut Reader::new(std::io::Cursor::new(text.to_owned())).unwrap()).unwrap()
+    Workload::read(&mut TraceReader::new(std::io::Cursor::new(text.to_owned())).unwrap()).unwrap()
 }
 
-fn play(text: &str, replay: &Replay) -> Replayed {
+fn play(text: &str, replay: &Replay) -> ReplayReport {
     replay.play(&written(text)).unwrap()
 }
 
@@ -53,7 +53,7 @@ fn the_default_preset_keeps_its_targets() {
         let workload = named(name);
         // Late page-locks have a target on spanning memory alone.
         for (source, locks, late, peak) in
-            [(SourceKind::Span, locks, late, peak), (SourceKind::Walls, walls_locks, walls_locks, walls_peak)]
+            [(SourceKind::Virtual, locks, late, peak), (SourceKind::Discrete, walls_locks, walls_locks, walls_peak)]
         {
             let replayed = Replay { source, ..Replay::default() }.play(&workload).unwrap();
             let most = |target: f64| (target * 1.1).max(target + 3.0);
@@ -71,7 +71,7 @@ fn the_default_preset_keeps_its_targets() {
 fn the_same_file_gives_the_same_figures_on_any_thread() {
     let workload = named("bucket_switch");
     let ceiling = workload.peak_requested_bytes() * 6 / 5;
-    for replay in [SourceKind::Span, SourceKind::Walls].map(|source| Replay {
+    for replay in [SourceKind::Virtual, SourceKind::Discrete].map(|source| Replay {
         source,
         max_bytes: Some(ceiling),
         ..Replay::default()
@@ -176,7 +176,7 @@ fn tensorflows_rules_wait_under_a_ceiling_too() {
 
 #[test]
 fn a_ceiling_below_a_granule_is_kept() {
-    for source in [SourceKind::Span, SourceKind::Walls] {
+    for source in [SourceKind::Virtual, SourceKind::Discrete] {
         let replay = Replay { source, ..under(MIB) };
         let replayed =
             play("a 1 600000\na 2 100000\nf 1\na 3 700000\na 4 900000\nt 50\nf 2\nf 3\nt 50\nf 4\n", &replay);
@@ -204,8 +204,8 @@ fn the_mean_is_over_the_time_of_the_trace() {
 
 #[test]
 fn a_minute_after_the_last_put_counts_even_if_the_trace_goes_on() {
-    let retain = Some(Some(Duration::from_secs(70)));
-    let replay = Replay { retain, ..Replay::default() };
+    let idle_timeout = Some(Some(Duration::from_secs(70)));
+    let replay = Replay { idle_timeout, ..Replay::default() };
     for text in ["a 1 10\nf 1\n", "a 1 10\nf 1\nt 30000000\n", "a 1 10\nf 1\nt 500000000\n"] {
         assert_eq!(play(text, &replay).pinned_after_60s_bytes, 2 * MIB, "{text}");
         // Ten seconds in front and 45 in the arena are over by then.
@@ -214,9 +214,10 @@ fn a_minute_after_the_last_put_counts_even_if_the_trace_goes_on() {
 }
 
 #[test]
-fn retain_may_be_nothing_or_for_ever() {
+fn the_idle_timeout_may_be_zero_or_none() {
     let workload = named("bucket_switch");
-    let retained = |retain| Replay { retain: Some(retain), ..Replay::default() }.play(&workload).unwrap();
+    let retained =
+        |idle_timeout| Replay { idle_timeout: Some(idle_timeout), ..Replay::default() }.play(&workload).unwrap();
     let (nothing, for_ever) = (retained(Some(Duration::ZERO)), retained(None));
     assert_eq!(nothing.pinned_after_60s_bytes, 0);
     assert_eq!(for_ever.pinned_after_60s_bytes, for_ever.peak_pinned_bytes);
@@ -227,7 +228,7 @@ fn retain_may_be_nothing_or_for_ever() {
 #[test]
 fn the_front_may_keep_one_buffer_or_none() {
     let workload = named("recsys_a100");
-    for source in [SourceKind::Span, SourceKind::Walls] {
+    for source in [SourceKind::Virtual, SourceKind::Discrete] {
         let limited = |buffers| {
             let replay =
                 Replay { source, pool_size_limit: Some(buffers), auto_resize: Some(false), ..Replay::default() };

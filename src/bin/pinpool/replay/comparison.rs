@@ -11,7 +11,7 @@ use std::path::Path;
 
 use pinpool::Preset::{Adaptive, Tensorflow};
 use pinpool::Rounding::{self, Eighths, Exact, Pow2};
-use pinpool::trace::{Replay, Replayed, SourceKind, Workload};
+use pinpool::trace::{Replay, ReplayReport, SourceKind, Workload};
 
 use super::summary::{ceiling_bytes, counts_for_worst, geometric_mean, in_mib, mib, worst_ratio};
 
@@ -36,7 +36,7 @@ type Targets = HashMap<String, Target>;
 /// One workload under each of the compared settings.
 struct ComparedWorkload<'a> {
     name: &'a str,
-    replays: Vec<Replayed>,
+    replays: Vec<ReplayReport>,
 }
 
 pub(super) fn markdown(workloads: &[(String, Workload)], targets: Option<&Path>) -> Result<String, Box<dyn Error>> {
@@ -47,8 +47,8 @@ pub(super) fn markdown(workloads: &[(String, Workload)], targets: Option<&Path>)
         source,
         ..Replay::default()
     };
-    let adaptive = [SourceKind::Span, SourceKind::Walls].map(|source| replay(Adaptive, Eighths, source));
-    let tensorflow = [Exact, Pow2].map(|rounding| replay(Tensorflow, rounding, SourceKind::Span));
+    let adaptive = [SourceKind::Virtual, SourceKind::Discrete].map(|source| replay(Adaptive, Eighths, source));
+    let tensorflow = [Exact, Pow2].map(|rounding| replay(Tensorflow, rounding, SourceKind::Virtual));
     let unlimited = play(workloads, |_| adaptive.iter().chain(&tensorflow).cloned().collect())?;
     let limited = play(workloads, |workload| {
         let max_bytes = Some(ceiling_bytes(workload, CEILING_RATIO));
@@ -108,7 +108,7 @@ fn page_locks_and_peaks(rows: &[ComparedWorkload<'_>], targets: &Targets) -> Str
     let none = String::new;
     let sum = |at, figure| sum(rows, at, figure).to_string();
     table.line("**sum**", none(), of_each(&|at| [sum(at, |r| r.page_locks), sum(at, |r| r.late_page_locks), none()]));
-    let mean = |at| format!("{:.3}", geometric_mean(column(rows, at).map(Replayed::peak_ratio)));
+    let mean = |at| format!("{:.3}", geometric_mean(column(rows, at).map(ReplayReport::peak_ratio)));
     table.line("**geometric mean**", none(), of_each(&|at| [none(), none(), mean(at)]));
     let worst = |at| format!("{:.3}", worst_ratio(column(rows, at)));
     table.line("**worst over 16 MiB**", none(), of_each(&|at| [none(), none(), worst(at)]));
@@ -158,11 +158,11 @@ fn under_ceiling(rows: &[ComparedWorkload<'_>]) -> String {
 }
 
 /// Every workload under one setting.
-fn column<'a>(rows: &'a [ComparedWorkload<'_>], setting: usize) -> impl Iterator<Item = &'a Replayed> {
+fn column<'a>(rows: &'a [ComparedWorkload<'_>], setting: usize) -> impl Iterator<Item = &'a ReplayReport> {
     rows.iter().map(move |row| &row.replays[setting])
 }
 
-fn sum(rows: &[ComparedWorkload<'_>], setting: usize, figure: fn(&Replayed) -> u64) -> u64 {
+fn sum(rows: &[ComparedWorkload<'_>], setting: usize, figure: fn(&ReplayReport) -> u64) -> u64 {
     column(rows, setting).map(figure).sum()
 }
 

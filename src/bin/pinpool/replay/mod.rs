@@ -4,11 +4,13 @@
 //! | --- | --- |
 //! | `mod` | flags, and which format is printed |
 //! | `summary` | one replay as a list, several as rows; means and ratios |
+//! | `conformance` | one trace under TensorFlow's rules, with every outcome recorded |
 //! | `comparison` | presets and sources side by side, in Markdown |
 //!
 //! The replay itself is the library's [`trace`](pinpool::trace).
 
 mod comparison;
+mod conformance;
 mod summary;
 
 use std::error::Error;
@@ -17,7 +19,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use pinpool::config::quantity::{parse_bytes, parse_duration};
-use pinpool::trace::{Reader, Replay, Replayed, SourceKind, Workload, expected_text};
+use pinpool::trace::{Replay, ReplayReport, SourceKind, TraceReader, Workload};
 use pinpool::{Preset, Rounding};
 use serde::Serialize;
 
@@ -119,7 +121,7 @@ struct IdleTimeout(Option<Duration>);
 struct JsonLine<'a> {
     workload: &'a str,
     #[serde(flatten)]
-    replayed: &'a Replayed,
+    replayed: &'a ReplayReport,
 }
 
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), Box<dyn Error>> {
@@ -132,7 +134,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Box<dyn Error>> {
     let text = match args.format {
         Format::Conformance => {
             let [trace] = args.workloads.as_slice() else { return Err("--format conformance takes one trace".into()) };
-            let text = Reader::open(trace).and_then(|mut reader| expected_text(&mut reader));
+            let text = TraceReader::open(trace).and_then(|mut trace| conformance::report(&mut trace));
             text.map_err(|error| in_file(trace, &error))?
         }
         Format::Markdown => {
@@ -179,8 +181,8 @@ impl SettingArgs {
     fn replay(&self, workload: &Workload) -> Replay {
         let defaults = Replay::default();
         let source = self.source.map_or(defaults.source, |source| match source {
-            SimulatedSource::Span => SourceKind::Span,
-            SimulatedSource::Walls => SourceKind::Walls,
+            SimulatedSource::Span => SourceKind::Virtual,
+            SimulatedSource::Walls => SourceKind::Discrete,
         });
         Replay {
             preset: self.preset,
@@ -188,7 +190,7 @@ impl SettingArgs {
             rounding: self.rounding,
             pool_size_limit: self.pool_size_limit,
             auto_resize: self.auto_resize,
-            retain: self.idle_timeout.map(|IdleTimeout(timeout)| timeout),
+            idle_timeout: self.idle_timeout.map(|IdleTimeout(timeout)| timeout),
             max_bytes: self.max_ratio.map(|ratio| summary::ceiling_bytes(workload, ratio)).or(self.max_bytes),
             wait: self.wait.unwrap_or(defaults.wait),
         }

@@ -3,7 +3,7 @@
 //! Owns names, units, the means over workloads, and ceilings relative to a workload. Every other number comes from the
 //! library.
 
-use pinpool::trace::{Replayed, Workload};
+use pinpool::trace::{ReplayReport, Workload};
 
 use crate::table::{columns, grouped, list as list_of};
 
@@ -13,7 +13,7 @@ const WORST_RATIO_ABOVE_BYTES: u64 = 16 << 20;
 const GRANULE_BYTES: u64 = 2 << 20;
 
 /// One replay, a figure a line.
-pub(super) fn list(replayed: &Replayed) -> String {
+pub(super) fn list(replayed: &ReplayReport) -> String {
     let bytes = |bytes: u64| format!("{} bytes", grouped(bytes));
     list_of(&[
         ("rules", format!("{}, {}, {}", replayed.preset, replayed.rounding, replayed.source)),
@@ -39,7 +39,7 @@ pub(super) fn list(replayed: &Replayed) -> String {
 }
 
 /// A line for each replay, then sums and the means of the ratios.
-pub(super) fn rows(replays: &[(String, Replayed)]) -> String {
+pub(super) fn rows(replays: &[(String, ReplayReport)]) -> String {
     let heads = "workload|page-locks|late|MiB locked|peak MiB|asked MiB|ratio|mean MiB|60 s MiB|gets|hits|evicted|\
                  reclaimed|raises|lowers|waits|fallbacks|limit";
     let mut rows = vec![heads.split('|').map(str::to_owned).collect::<Vec<_>>()];
@@ -62,7 +62,7 @@ pub(super) fn rows(replays: &[(String, Replayed)]) -> String {
         replays.len(),
         all().map(|r| r.page_locks).sum::<u64>(),
         all().map(|r| r.late_page_locks).sum::<u64>(),
-        geometric_mean(all().map(Replayed::peak_ratio)),
+        geometric_mean(all().map(ReplayReport::peak_ratio)),
         worst_ratio(all()),
         geometric_mean(all().map(|r| in_mib(r.mean_pinned_bytes))),
         all().map(|r| r.waits).sum::<u64>(),
@@ -71,11 +71,11 @@ pub(super) fn rows(replays: &[(String, Replayed)]) -> String {
 }
 
 /// The largest ratio of the peaks among workloads that count for it.
-pub(super) fn worst_ratio<'a>(replays: impl Iterator<Item = &'a Replayed>) -> f64 {
-    replays.filter(|r| counts_for_worst(r)).map(Replayed::peak_ratio).fold(0.0, f64::max)
+pub(super) fn worst_ratio<'a>(replays: impl Iterator<Item = &'a ReplayReport>) -> f64 {
+    replays.filter(|r| counts_for_worst(r)).map(ReplayReport::peak_ratio).fold(0.0, f64::max)
 }
 
-pub(super) fn counts_for_worst(replayed: &Replayed) -> bool {
+pub(super) fn counts_for_worst(replayed: &ReplayReport) -> bool {
     replayed.peak_requested_bytes > WORST_RATIO_ABOVE_BYTES
 }
 
