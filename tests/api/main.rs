@@ -1,8 +1,8 @@
-//! The public interface: conformance, models, stress, faults, and what users rely on, without a GPU.
+//! The public interface: workloads, models, stress, faults, and what users rely on, without a GPU.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `conformance`, `workloads` | traces played byte for byte and figure for figure (feature `cli`) |
+//! | `workloads` | traces replayed figure for figure (feature `cli`) |
 //! | `tensorflow_model`, `adaptive_model` | drawn operations against a naive model, recounted after each step |
 //! | `adaptive`, `extreme_values` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
@@ -17,8 +17,6 @@ mod captured_log;
 mod ceiling;
 #[path = "../child/mod.rs"]
 mod child;
-#[cfg(feature = "cli")]
-mod conformance;
 mod counting;
 mod draw;
 mod extreme_values;

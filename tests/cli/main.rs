@@ -1,5 +1,6 @@
-//! The tool as a user meets it, and the README.
+//! The tool as a user meets it, the conformance traces, and the README.
 
 mod bench;
+mod conformance;
 mod readme;
 mod tool;
