@@ -177,7 +177,8 @@ impl<W: Write> Player<W> {
     ///
     /// As [`PoolBuilder::build`](pinpool::PoolBuilder::build): for a limit of 0 with auto-resize, for instance.
     fn new(header: &TraceHeader, streams: OutcomeStreams<W>) -> Result<Self, Error> {
-        let source = Arc::new(RecordingSource { sim: SimSource::new(SimSource::DEFAULT_TOTAL_BYTES), calls: Mutex::default() });
+        let source =
+            Arc::new(RecordingSource { sim: SimSource::new(SimSource::DEFAULT_TOTAL_BYTES), calls: Mutex::default() });
         let diagnostics: Arc<Mutex<Vec<String>>> = Arc::default();
         let log_sampler = LogSampler::new();
         let pool = |_| {
