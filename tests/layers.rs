@@ -3,6 +3,8 @@
 //!
 //! Reads `src` as tokens, so that comments and strings do not count, and follows re-exports to the file that defines the
 //! name. Code under `#[cfg(test)]` may import from anywhere.
+//!
+//! Also holds that every label of an invariant (`arena-I1`) that a comment cites is stated once, in the docs of a module.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -64,26 +66,25 @@ fn no_files_import_each_other_in_a_circle() {
             (module, targets.filter(|target| target != module && files.contains_key(target)).collect())
         })
         .collect();
-    // Files that nothing unplaced imports are placed one after the other; what is left over lies on or above a circle.
-    let mut unplaced: BTreeSet<&Module> = files.keys().collect();
-    while let Some(&next) =
-        unplaced.iter().find(|module| edges[**module].iter().all(|target| !unplaced.contains(target)))
-    {
-        unplaced.remove(next);
+    let reaches = |from: &Module, to: &Module| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+        while let Some(module) = next.pop() {
+            if edges[module].contains(to) {
+                return true;
+            }
+            next.extend(edges[module].iter().filter(|target| seen.insert(*target)));
+        }
+        false
+    };
+    let mut circles = String::new();
+    for (module, targets) in &edges {
+        let back: Vec<_> =
+            targets.iter().filter(|target| reaches(target, module)).map(|name| name.join("::")).collect();
+        if !back.is_empty() {
+            let _ = writeln!(circles, "{} -> {}", module.join("::"), back.join(", "));
+        }
     }
-    // And from above, so that only the circles remain.
-    while let Some(&next) =
-        unplaced.iter().find(|module| unplaced.iter().all(|other| !edges[*other].contains(**module)))
-    {
-        unplaced.remove(next);
-    }
-    let left: String = unplaced.iter().fold(String::new(), |mut text, module| {
-        let within: Vec<_> =
-            edges[*module].iter().filter(|target| unplaced.contains(target)).map(|target| target.join("::")).collect();
-        let _ = writeln!(text, "{} -> {}", module.join("::"), within.join(", "));
-        text
-    });
-    assert!(left.is_empty(), "circles:\n{left}");
+    assert!(circles.is_empty(), "circles:\n{circles}");
 }
 
 #[test]
@@ -92,6 +93,53 @@ fn every_module_has_a_layer() {
     let found: BTreeSet<String> = files().into_keys().filter_map(|module| module.into_iter().next()).collect();
     let unknown: Vec<_> = found.iter().filter(|module| !known.contains(module.as_str())).collect();
     assert!(unknown.is_empty(), "modules without a layer: {unknown:?}");
+}
+
+#[test]
+fn every_label_that_is_cited_is_stated_once() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut paths = Vec::new();
+    collect(&root, &mut paths, &["bin"], &[]);
+    let mut stated: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut cited: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for path in paths {
+        let text = fs::read_to_string(&path).expect("a source file is text");
+        for (number, line) in text.lines().enumerate() {
+            let Some((_, comment)) = line.split_once("//") else { continue };
+            let is_doc = comment.starts_with('!') || comment.starts_with('/');
+            let first = labels(comment.trim_start_matches(|letter: char| !letter.is_ascii_lowercase()));
+            let is_statement = |label: &String| {
+                let start = comment.find(label.as_str()).unwrap_or(usize::MAX);
+                is_doc && first.first() == Some(label) && comment[..start].chars().all(|letter| !letter.is_alphabetic())
+            };
+            for label in labels(comment) {
+                let place = format!("{}:{}", path.strip_prefix(&root).expect("below it").display(), number + 1);
+                let list = if is_statement(&label) { &mut stated } else { &mut cited };
+                list.entry(label).or_default().push(place);
+            }
+        }
+    }
+    let twice: Vec<_> = stated.iter().filter(|(_, places)| places.len() > 1).collect();
+    assert!(twice.is_empty(), "stated twice: {twice:#?}");
+    let nowhere: Vec<_> = cited.iter().filter(|(label, _)| !stated.contains_key(*label)).collect();
+    assert!(nowhere.is_empty(), "cited and not stated: {nowhere:#?}");
+    assert!(stated.len() > 20, "the labels are found: {stated:?}");
+}
+
+/// The labels in a line: lower-case words joined by hyphens, then one capital letter and a number.
+fn labels(line: &str) -> Vec<String> {
+    let words = line.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '-'));
+    let is_label = |word: &&str| {
+        word.rsplit_once('-').is_some_and(|(name, end)| {
+            let mut end = end.chars();
+            !name.is_empty()
+                && name.chars().all(|letter| letter.is_ascii_lowercase() || letter == '-')
+                && end.next().is_some_and(|letter| letter.is_ascii_uppercase())
+                && end.clone().next().is_some()
+                && end.all(|digit| digit.is_ascii_digit())
+        })
+    };
+    words.filter(is_label).map(ToOwned::to_owned).collect()
 }
 
 fn layer(module: &Module) -> Option<usize> {
@@ -119,7 +167,7 @@ fn definition(files: &BTreeMap<Module, File>, path: &Module) -> Module {
 fn files() -> BTreeMap<Module, File> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut paths = Vec::new();
-    collect(&root, &mut paths);
+    collect(&root, &mut paths, &["bin", "tests"], &["tests.rs", "models.rs"]);
     paths
         .iter()
         .map(|path| {
@@ -133,14 +181,14 @@ fn files() -> BTreeMap<Module, File> {
         .collect()
 }
 
-fn collect(folder: &Path, paths: &mut Vec<PathBuf>) {
+/// The files below `folder`, but for the folders and files with these names.
+fn collect(folder: &Path, paths: &mut Vec<PathBuf>, without_folders: &[&str], without_files: &[&str]) {
     for entry in fs::read_dir(folder).expect("the sources can be read") {
         let path = entry.expect("the sources can be read").path();
-        let is_other_code = ["bin", "tests"].iter().any(|name| path.ends_with(name));
-        let is_test_code = ["tests.rs", "models.rs"].iter().any(|name| path.ends_with(name));
-        if path.is_dir() && !is_other_code {
-            collect(&path, paths);
-        } else if path.extension().is_some_and(|extension| extension == "rs") && !is_test_code {
+        let is_one_of = |names: &[&str]| names.iter().any(|name| path.ends_with(name));
+        if path.is_dir() && !is_one_of(without_folders) {
+            collect(&path, paths, without_folders, without_files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") && !is_one_of(without_files) {
             paths.push(path);
         }
     }
