@@ -1,5 +1,5 @@
-//! What a carve and a return cost in the arena when nothing must be locked, beside plain best fit over `BTreeMap`s that
-//! knows nothing of granules, ages or walls. One pair is one buffer returned and one carved.
+//! A carve and a return in the arena when no memory must be committed, beside plain best fit over `BTreeMap`s that ignores
+//! granules, ages and discrete regions. One pair is one buffer returned and one carved.
 //!
 //! `cargo bench --bench arena`
 
@@ -12,7 +12,7 @@ use pinpool::arena::{Arena, ArenaPtr, GrowthLimits, GrowthMode, PlanOutcome, Ret
 const PAGE: u64 = 4096;
 const GRANULE: u64 = 2 << 20;
 
-/// A small generator, so that every run sees the same sizes.
+/// A xorshift generator: every run gets the same sizes.
 struct Random(u64);
 
 impl Random {
@@ -28,38 +28,38 @@ impl Random {
     }
 }
 
-/// What is measured: a place for some bytes, and the bytes back.
+/// An allocator of offsets.
 trait Carver {
     fn carve(&mut self, bytes: u64) -> u64;
     fn give(&mut self, at: u64, bytes: u64);
 }
 
-struct Ours {
+struct PoolArena {
     arena: Arena,
     now_us: u64,
 }
 
-impl Ours {
-    /// An arena with `bytes` locked and free.
-    fn locked(bytes: u64) -> Self {
+impl PoolArena {
+    /// An arena with `bytes` committed and free.
+    fn committed(bytes: u64) -> Self {
         let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
         arena.add_virtual_range(bytes.next_multiple_of(GRANULE)).expect("a range");
-        let room = GrowthLimits { commit_bytes: u64::MAX, may_decommit_regions: true, step_bytes: u64::MAX };
-        let plan = arena.grow(bytes, PAGE, room).expect("room");
-        let place = plan.ptr().expect("a buffer");
+        let limits = GrowthLimits { commit_bytes: u64::MAX, may_decommit_regions: true, step_bytes: u64::MAX };
+        let plan = arena.grow(bytes, PAGE, limits).expect("within the limits");
+        let ptr = plan.ptr().expect("a buffer");
         assert!(arena.settle(plan, PlanOutcome::Done, 0));
-        arena.free(place, bytes, 0);
+        arena.free(ptr, bytes, 0);
         Self { arena, now_us: 0 }
     }
 }
 
-impl Carver for Ours {
+impl Carver for PoolArena {
     fn carve(&mut self, bytes: u64) -> u64 {
         self.arena.carve(bytes, PAGE).expect("a hole").offset()
     }
 
     fn give(&mut self, at: u64, bytes: u64) {
-        // A stamp of its own for every return: runs of idle granules never share one.
+        // A distinct time for every return keeps idle granules in separate runs.
         self.now_us += 1;
         self.arena.free(ArenaPtr::new(0, at), bytes, self.now_us);
     }
@@ -72,7 +72,7 @@ struct BestFit {
 }
 
 impl BestFit {
-    fn locked(bytes: u64) -> Self {
+    fn committed(bytes: u64) -> Self {
         Self { len_by_start: [(0, bytes)].into(), by_len: [(bytes, 0)].into() }
     }
 }
@@ -117,18 +117,18 @@ fn tiny(_: &mut Random) -> u64 {
     PAGE
 }
 
-/// Fills `carver`, frees every third buffer so that there are holes, then measures pairs.
+/// Fills the carver, frees every third buffer to make holes, then measures pairs.
 fn pairs<C: Carver>(
     criterion: &mut Criterion,
     group: &str,
     name: &str,
     live: usize,
     size: fn(&mut Random) -> u64,
-    locked: fn(u64) -> C,
+    committed: fn(u64) -> C,
 ) {
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     let sizes: Vec<u64> = (0..live + live / 2).map(|_| size(&mut random)).collect();
-    let mut carver = locked(sizes.iter().sum::<u64>() * 5 / 4);
+    let mut carver = committed(sizes.iter().sum::<u64>() * 5 / 4);
     let mut buffers: Vec<(u64, u64)> = sizes.iter().map(|&bytes| (carver.carve(bytes), bytes)).collect();
     for _ in 0..live / 2 {
         let (at, bytes) = buffers.swap_remove(random.below(buffers.len()));
@@ -148,11 +148,11 @@ fn pairs<C: Carver>(
 
 fn arena(criterion: &mut Criterion) {
     let group = "return and carve, 10000 live, 4 KiB to 2 MiB";
-    pairs(criterion, group, "arena", 10_000, mixed, Ours::locked);
-    pairs(criterion, group, "best fit over BTreeMap", 10_000, mixed, BestFit::locked);
+    pairs(criterion, group, "arena", 10_000, mixed, PoolArena::committed);
+    pairs(criterion, group, "best fit over BTreeMap", 10_000, mixed, BestFit::committed);
     let group = "return and carve, 1000000 live, 4 KiB";
-    pairs(criterion, group, "arena", 1_000_000, tiny, Ours::locked);
-    pairs(criterion, group, "best fit over BTreeMap", 1_000_000, tiny, BestFit::locked);
+    pairs(criterion, group, "arena", 1_000_000, tiny, PoolArena::committed);
+    pairs(criterion, group, "best fit over BTreeMap", 1_000_000, tiny, BestFit::committed);
 }
 
 criterion_group!(benches, arena);

@@ -1,74 +1,114 @@
-#![allow(missing_docs)] // Criterion makes the entry point.
-#![allow(clippy::print_stderr)] // Says why a back-end is missing.
-
-//! A get that finds no idle buffer, and the end of that buffer, for each back-end that is here. The pool keeps nothing
-//! (a limit of 0), so that every get is a miss.
+//! A get that finds no idle buffer, and the end of that buffer, for each available back-end. The pool keeps nothing (a limit
+//! of 0), so every get is a miss.
 //!
 //! ```text
-//!   BACK-END/cut      adaptive: out of memory that is locked already, and back to it
-//!   BACK-END/locked   tensorflow: a call that locks and one that releases, each time
-//!   beside/...        what the baselines do when they have nothing: allocate and free; or lock and unlock
+//!   BACK-END/cut         adaptive: carved from memory that is locked already, and returned to it
+//!   BACK-END/locked      tensorflow: one call that locks and one that releases, each time
+//!   beside/malloc        allocate and free
+//!   beside/calloc        the same, cleared
+//!   beside/pin_per_use   map, lock, write to and unmap memory
 //! ```
 //!
-//! `mutex_hashmap` and `array_queue` clear what they allocate, the pool and `malloc` do not.
-//!
 //! `cargo bench --bench miss`
-
-mod measured;
+#![allow(missing_docs)] // Criterion defines the entry point.
+#![allow(clippy::print_stderr)] // Names the back-ends that are left out.
+#![allow(unsafe_code)] // `pin_per_use` calls `mmap`, `mlock` and `munmap`.
 
 use std::hint::black_box;
+use std::io;
+use std::ptr;
+use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use pinpool::{Backend, Pool, Preset};
+use pinpool::{Backend, Error, Pool, Preset};
 
-use measured::keepers::{ArrayQueues, Keeper, Malloc, MutexHashMap, SIZES, bytes_of};
-use measured::{PinPerUse, sources};
+const SIZE: usize = 64 << 10;
 
-/// The largest there is: 64 KiB.
-const SIZE: usize = SIZES - 1;
-
-fn each_time(criterion: &mut Criterion, group: &str, name: &str, keeper: &impl Keeper) {
-    let mut group = criterion.benchmark_group(group);
-    // Dropped, not put: what a baseline would keep is gone, and the pool keeps nothing.
-    group.bench_function(name, |bencher| bencher.iter(|| drop(black_box(keeper.get(SIZE)))));
+fn each_time<T>(criterion: &mut Criterion, group: &str, name: &str, mut get: impl FnMut() -> T) {
+    criterion.benchmark_group(group).bench_function(name, |bencher| bencher.iter(|| drop(black_box(get()))));
 }
 
-fn that_keeps_nothing(backend: Backend, preset: Preset) -> Pool {
-    let builder = sources::builder(backend).preset(preset).pool_size_limit(0).auto_resize(false);
-    builder.build().expect("a back-end that is here")
+fn without_idle_buffers(backend: &Backend, preset: Preset) -> Result<Pool, Error> {
+    let builder = Pool::builder().without_env().backend(backend.clone()).max_bytes(None);
+    builder.preset(preset).pool_size_limit(0).auto_resize(false).build()
+}
+
+/// A buffer of the pool, with one byte written to it.
+fn get(pool: &Pool) -> impl FnMut() -> pinpool::PinnedBuf {
+    move || {
+        let mut buffer = pool.get(SIZE).expect("the back-end served a get of this size before");
+        buffer.as_mut_slice()[0] = 1;
+        buffer
+    }
+}
+
+fn of_backend(criterion: &mut Criterion, backend: &Backend) -> Result<(), Error> {
+    let cut = without_idle_buffers(backend, Preset::Adaptive)?;
+    // Held throughout: keeps the granule locked that all others are carved from.
+    let anchor = cut.get(4096)?;
+    cut.get(SIZE)?;
+    each_time(criterion, backend.name(), "cut", get(&cut));
+    drop(anchor);
+    let stats = cut.stats();
+    assert_eq!((stats.hits, stats.failed_gets, stats.underlying.allocs), (0, 0, 1), "{backend:?}: not only misses");
+
+    let locked = without_idle_buffers(backend, Preset::Tensorflow)?;
+    each_time(criterion, backend.name(), "locked", get(&locked));
+    let stats = locked.stats();
+    assert_eq!((stats.hits, stats.failed_gets), (0, 0), "{backend:?}: not only misses");
+    assert_eq!(stats.underlying.allocs, stats.gets, "{backend:?}: a get locked nothing");
+    Ok(())
+}
+
+/// Maps, locks, writes to and unmaps memory.
+fn pin_per_use() -> io::Result<()> {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+    let start = unsafe { libc::mmap(ptr::null_mut(), SIZE, protection, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the range was mapped above.
+    let result = match unsafe { libc::mlock(start, SIZE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    };
+    // SAFETY: the mapping is writable, and no other code uses it.
+    unsafe { start.cast::<u8>().write_volatile(1) };
+    // SAFETY: mapped above with this length; unmapping unlocks.
+    let unmapped = unsafe { libc::munmap(start, SIZE) };
+    assert_eq!(unmapped, 0, "{}", io::Error::last_os_error());
+    result
 }
 
 fn miss(criterion: &mut Criterion) {
-    let named = ["heap", "mlock", "sim", "cuda"].map(|name| name.parse().ok());
-    let named: Vec<Backend> = named.into_iter().flatten().collect();
-    let (here, missing) = sources::available(&named, bytes_of(SIZE) as u64);
-    missing.iter().for_each(|reason| eprintln!("left out: {reason}"));
-    for backend in here {
-        let cut = that_keeps_nothing(backend.clone(), Preset::Adaptive);
-        // Held throughout: the granule that all others are cut from stays locked.
-        let anchor = cut.get(bytes_of(0)).expect("a page");
-        each_time(criterion, backend.name(), "cut", &cut);
-        drop(anchor);
-        let stats = cut.stats();
-        assert_eq!(
-            (stats.hits, stats.failed_gets, stats.underlying.allocs),
-            (0, 0, 1),
-            "{backend:?}: more than misses"
-        );
-
-        let locked = that_keeps_nothing(backend.clone(), Preset::Tensorflow);
-        each_time(criterion, backend.name(), "locked", &locked);
-        let stats = locked.stats();
-        assert_eq!((stats.hits, stats.failed_gets), (0, 0), "{backend:?}: more than misses");
-        assert_eq!(stats.underlying.allocs, stats.gets, "{backend:?}: a get locked nothing");
+    for backend in ["heap", "mlock", "sim", "cuda"].into_iter().filter_map(|name| name.parse().ok()) {
+        let measured = of_backend(criterion, &backend);
+        let _ = measured.inspect_err(|error| eprintln!("left out: {}: {error}", backend.name()));
     }
-    each_time(criterion, "beside", "mutex_hashmap", &MutexHashMap::default());
-    each_time(criterion, "beside", "array_queue", &ArrayQueues::default());
-    each_time(criterion, "beside", "malloc", &Malloc);
-    if let Some(pin_per_use) = PinPerUse::where_allowed() {
-        each_time(criterion, "beside", "pin_per_use", &pin_per_use);
+    each_time(criterion, "beside", "malloc", || {
+        let mut buffer = Vec::with_capacity(SIZE);
+        buffer.push(1_u8);
+        buffer
+    });
+    each_time(criterion, "beside", "calloc", || {
+        let mut buffer = vec![0_u8; SIZE];
+        buffer[0] = 1;
+        buffer
+    });
+    match pin_per_use() {
+        Ok(()) => each_time(criterion, "beside", "pin_per_use", || pin_per_use().expect("raise the limit (ulimit -l)")),
+        Err(error) => eprintln!("left out: pin_per_use: {error}"),
     }
 }
 
-criterion_group! { name = benches; config = measured::criterion(); targets = miss }
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_secs(1))
+        .without_plots();
+    targets = miss
+}
 criterion_main!(benches);

@@ -1,156 +1,222 @@
-//! `pinpool bench copy`: how fast buffers of each back-end go to the device.
+//! `pinpool bench copy`: how fast buffers of each back-end reach the device, and what tracking their copies costs.
+//!
+//! Tracking is measured as the time of the copying thread for each copy:
+//!
+//! ```text
+//!   bare          one pinned buffer, untracked:          the call alone      ┐
+//!   copy_to       get ─▶ copy_to, which is the put       tracked by the pool ├ BURST times, timed; then all copies end
+//!   memcpy_htod   get ─▶ cudarc's copy ─▶ drop           tracked by both     ┘
+//! ```
+//!
+//! The methods take turns, so that drift affects all of them. A get includes asking which earlier copies are complete.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use pinpool::config::quantity::format_bytes;
-use pinpool::{Backend, Pool};
+use pinpool::{Backend, Completion, Pool};
 use serde::Serialize;
 
-use super::asked;
-use super::far::Far;
-use super::figure::{Measured, gb_per_s, mib};
-use super::sources;
-use super::tracked::{self, Tracked};
-use crate::ExitError;
-use crate::terminal::Terminal;
+use super::destination::{CopyMethod, Destination};
+use super::requested::{self, pool_builder};
+use super::statistics::{gb_per_s, median, mib, rounded};
+use super::{Measured, Report};
 
-/// Copies on their way at once.
+/// Copies in flight at once.
 const DEPTH: usize = 8;
-
-/// What is copied when nothing is said.
 const DEFAULT_SIZES: [u64; 6] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+/// Sizes of tracked copies: a buffer of parameters, and a small batch.
+const TRACKED_SIZES: [u64; 2] = [4 << 10, 64 << 10];
+/// Copies between two waits, few enough for every queue.
+const BURST: usize = 16;
+/// Bursts of one method in a turn.
+const BURSTS: usize = 32;
+const FEWEST_TURNS: usize = 3;
 
-/// Copies to the device, queued back to back: GB/s by size, for each back-end and for ordinary memory; and what tracking costs
+/// Measure copies to the device, queued back to back: GB/s by size, for each back-end and for ordinary memory; and what
+/// tracking costs
 ///
-/// `pageable` is the baseline of each size: the same copies from memory that is not pinned. Without a GPU the host sink
-/// takes the copies, to which all memory is alike. After that, on one thread and with memory of the best back-end, the time
-/// of a get and a copy that gives the buffer back, beside the bare call that enqueues a copy.
+/// `pageable` is the baseline of each size: the same copies from memory that is not pinned. Without a GPU the copies go to
+/// the host sink, for which all memory is alike. The second table shows, for one thread and memory of the best back-end, the
+/// time of a get and a copy that gives the buffer back, beside the bare call that enqueues a copy.
 #[derive(Debug, Args)]
-pub(crate) struct CopyArgs {
-    /// Bytes of a copy; may be given several times [default: 64KiB, 256KiB, 1MiB, 4MiB, 16MiB, 64MiB, as far as the machine
-    /// has memory]
-    #[arg(long = "size", value_name = "SIZE", value_parser = asked::at_least(1))]
+pub(super) struct CopyArgs {
+    /// Bytes of a copy; repeatable [default: 64KiB, 256KiB, 1MiB, 4MiB, 16MiB, 64MiB, as far as the machine has memory]
+    #[arg(long = "size", value_name = "SIZE", value_parser = requested::at_least(1))]
     sizes: Vec<u64>,
 
     /// Seconds for each size and back-end
-    #[arg(long, value_name = "S", default_value = "0.3", value_parser = asked::seconds)]
+    #[arg(long, value_name = "S", default_value = "0.3", value_parser = requested::seconds)]
     seconds: Duration,
 
-    /// Only this back-end; may be given several times
+    /// Only this back-end; repeatable
     #[arg(long, value_name = "NAME")]
     backend: Vec<Backend>,
-
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
 }
 
-/// One run; its fields are the JSON object's.
 #[derive(Debug, Serialize)]
-struct Figures {
+pub(super) struct CopyReport {
     to: String,
     sizes: Vec<u64>,
-    backends: Vec<OfBackend>,
+    backends: Vec<CopyRates>,
     tracked_over: &'static str,
-    tracked: Vec<Tracked>,
+    tracked: Vec<TrackedCopies>,
     missing: Vec<String>,
 }
 
 /// A rate for each size.
 #[derive(Debug, Serialize)]
-struct OfBackend {
+struct CopyRates {
     backend: &'static str,
     gb_per_s: Vec<f64>,
 }
 
-pub(crate) fn run(args: &CopyArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let figures = measure(args).map_err(|error| super::failed(&error, terminal))?;
-    if args.json { terminal.print(serde_json::json!(figures)) } else { terminal.print(figures.table()) }
+/// Copies of one size; nanoseconds for each copy on one thread.
+#[derive(Debug, Serialize)]
+struct TrackedCopies {
+    bytes: u64,
+    bare_ns: f64,
+    ways: Vec<MethodTime>,
 }
 
-fn measure(args: &CopyArgs) -> Measured<Figures> {
-    let sizes = args.sizes()?;
-    let largest = sizes.iter().copied().max().unwrap_or(1).max(tracked::LARGEST_BYTES);
-    let mut far = Far::open(usize::try_from(largest).unwrap_or(usize::MAX))?;
-    let (backends, missing) = asked::backends(&args.backend, largest.saturating_mul(DEPTH as u64))?;
-    let best = backends.first().cloned().unwrap_or(Backend::Heap);
-    let mut all = Vec::new();
-    // The baseline first: the same road, memory that no driver knows.
-    let named = backends.into_iter().map(|backend| (backend.name(), backend));
-    for (name, backend) in [("pageable", Backend::Heap)].into_iter().chain(named) {
-        let pool = sources::builder(backend).build()?;
-        let rates = sizes.iter().map(|&size| rate(&pool, &mut far, size, args.seconds));
-        all.push(OfBackend { backend: name, gb_per_s: rates.collect::<Result<_, _>>()? });
-    }
-    let tracked_over = best.name();
-    let tracked = tracked::measure(&sources::builder(best).build()?, &mut far, args.seconds)?;
-    Ok(Figures { to: far.describe(), sizes, backends: all, tracked_over, tracked, missing })
+#[derive(Debug, Serialize)]
+struct MethodTime {
+    by: &'static str,
+    ns: f64,
+    beyond_bare_ns: f64,
 }
 
-/// What copies of this size take at once, their far end included.
-fn taken_bytes(size: u64) -> u64 {
+/// Memory of one measurement: the copies in flight and their destination.
+fn needed_bytes(size: u64) -> u64 {
     size.saturating_mul(DEPTH as u64 + 1)
 }
 
 impl CopyArgs {
+    pub(super) fn measure(&self) -> Measured<CopyReport> {
+        let sizes = self.sizes()?;
+        let largest = sizes.iter().chain(&TRACKED_SIZES).copied().max().unwrap_or(1);
+        let mut destination = Destination::open(usize::try_from(largest).unwrap_or(usize::MAX))?;
+        let (available, missing) = requested::backends(&self.backend, largest.saturating_mul(DEPTH as u64))?;
+        let best = available.first().cloned().unwrap_or(Backend::Heap);
+        let tracked_over = best.name();
+        let mut backends = Vec::new();
+        let named = available.into_iter().map(|backend| (backend.name(), backend));
+        for (backend, source) in [("pageable", Backend::Heap)].into_iter().chain(named) {
+            let pool = pool_builder(source).build()?;
+            let rates = sizes.iter().map(|&size| rate(&pool, &mut destination, size, self.seconds));
+            backends.push(CopyRates { backend, gb_per_s: rates.collect::<Measured<_>>()? });
+        }
+        let pool = pool_builder(best).build()?;
+        let tracked = TRACKED_SIZES.iter().map(|&bytes| track(&pool, &mut destination, bytes, self.seconds));
+        let tracked = tracked.collect::<Measured<_>>()?;
+        Ok(CopyReport { to: destination.describe(), sizes, backends, tracked_over, tracked, missing })
+    }
+
     fn sizes(&self) -> Measured<Vec<u64>> {
         if self.sizes.is_empty() {
-            let most_bytes = sources::most_bytes()?;
-            return Ok(DEFAULT_SIZES.into_iter().filter(|&size| taken_bytes(size) <= most_bytes).collect());
+            let most_bytes = requested::default_ceiling_bytes()?;
+            return Ok(DEFAULT_SIZES.into_iter().filter(|&size| needed_bytes(size) <= most_bytes).collect());
         }
         for &size in &self.sizes {
             let (argument, what) = (format!("--size {}", format_bytes(size)), format!("{DEPTH} queued and one more"));
-            asked::fits(argument, what, taken_bytes(size), "give a smaller one")?;
+            requested::fits(argument, what, needed_bytes(size), "give a smaller one")?;
         }
-        Ok(asked::once(&self.sizes))
+        Ok(requested::distinct(&self.sizes))
     }
 }
 
-fn rate(pool: &Pool, far: &mut Far, size: u64, seconds: Duration) -> Measured<f64> {
+fn rate(pool: &Pool, destination: &mut Destination, size: u64, seconds: Duration) -> Measured<f64> {
     let len = usize::try_from(size).unwrap_or(usize::MAX);
     let mut bufs = (0..DEPTH).map(|_| pool.get(len)).collect::<Result<Vec<_>, _>>()?;
     bufs.iter_mut().for_each(|buf| buf.as_mut_slice().fill(1));
-    let mut under_way = VecDeque::new();
+    let mut in_flight = VecDeque::new();
     let (begun, mut bytes) = (Instant::now(), 0);
     while begun.elapsed() < seconds {
         for buf in &mut bufs {
-            if under_way.len() == DEPTH
-                && let Some(copy) = under_way.pop_front()
+            if in_flight.len() == DEPTH
+                && let Some(oldest) = in_flight.pop_front()
             {
-                pinpool::Completion::wait(&copy)?;
+                Completion::wait(&oldest)?;
             }
-            under_way.push_back(far.copy(buf, len)?);
+            in_flight.push_back(destination.copy(buf, len)?);
             bytes += size;
         }
     }
-    under_way.iter().try_for_each(|copy| copy.wait())?;
+    in_flight.iter().try_for_each(Completion::wait)?;
     let took = begun.elapsed();
     drop(bufs);
-    // The next size need not lie beside this one.
+    // The next size needs its memory.
     pool.clear();
     Ok(gb_per_s(bytes, took))
 }
 
-impl Figures {
-    fn table(&self) -> String {
+fn track(pool: &Pool, destination: &mut Destination, bytes: u64, seconds: Duration) -> Measured<TrackedCopies> {
+    let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+    let methods = destination.methods();
+    let mut bare_buf = pool.get(len)?;
+    bare_buf.as_mut_slice().fill(1);
+    let (mut bare, mut tracked) = (Vec::new(), vec![Vec::new(); methods.len()]);
+    let begun = Instant::now();
+    while bare.len() < FEWEST_TURNS || begun.elapsed() < seconds {
+        let mut took = Duration::ZERO;
+        for _ in 0..BURSTS {
+            let (buf, burst) = destination.time_untracked(bare_buf, BURST)?;
+            bare_buf = buf;
+            took += burst;
+        }
+        bare.push(ns_each(took));
+        for (&method, times) in methods.iter().zip(&mut tracked) {
+            times.push(ns_each(turn(pool, destination, method, len)?));
+        }
+    }
+    let bare_ns = median(bare);
+    let method_time = |(method, times): (&CopyMethod, Vec<f64>)| {
+        let ns = median(times);
+        MethodTime { by: method.name(), ns: rounded(ns), beyond_bare_ns: rounded(ns - bare_ns) }
+    };
+    Ok(TrackedCopies { bytes, bare_ns: rounded(bare_ns), ways: methods.iter().zip(tracked).map(method_time).collect() })
+}
+
+fn turn(pool: &Pool, destination: &mut Destination, method: CopyMethod, len: usize) -> Measured<Duration> {
+    let mut took = Duration::ZERO;
+    for _ in 0..BURSTS {
+        let begun = Instant::now();
+        for _ in 0..BURST {
+            destination.copy_by(method, pool.get(len)?)?;
+        }
+        took += begun.elapsed();
+        destination.synchronize()?;
+    }
+    Ok(took)
+}
+
+#[allow(clippy::cast_precision_loss)] // Rounded in the report.
+fn ns_each(took: Duration) -> f64 {
+    took.as_secs_f64() * 1e9 / (BURST * BURSTS) as f64
+}
+
+impl Report for CopyReport {
+    fn table(&self) -> (Vec<String>, &[String]) {
         let row = |name: &str, cells: Vec<String>| {
             let cells: String = cells.iter().map(|cell| format!(" {cell:>9}")).collect();
             format!("  {name:<10}{cells}")
         };
-        let mut rows = vec![
+        let mut lines = vec![
             format!("copies to {}, {DEPTH} queued, GB/s", self.to),
             row("", self.sizes.iter().map(|&size| mib(size)).collect()),
         ];
-        let rates = |of: &OfBackend| of.gb_per_s.iter().map(|rate| format!("{rate:.3}")).collect();
-        rows.extend(self.backends.iter().map(|of| row(of.backend, rates(of))));
-        rows.push(format!(
+        let rates = |rates: &CopyRates| rates.gb_per_s.iter().map(|rate| format!("{rate:.3}")).collect();
+        lines.extend(self.backends.iter().map(|of| row(of.backend, rates(of))));
+        lines.push(format!(
             "one thread, a copy at a time, ns; {} memory\n  {:<25} {:>10} {:>12}",
             self.tracked_over, "", "each", "beyond bare"
         ));
-        rows.extend(self.tracked.iter().flat_map(Tracked::rows));
-        rows.extend(self.missing.iter().map(|why| format!("  not here: {why}")));
-        rows.join("\n")
+        for TrackedCopies { bytes, bare_ns, ways } in &self.tracked {
+            let row = |by, ns, beyond: String| format!("  {:<10} {by:<14} {ns:>10.0} {beyond:>12}", mib(*bytes));
+            lines.push(row("bare", *bare_ns, String::new()));
+            lines.extend(ways.iter().map(|way| row(way.by, way.ns, format!("{:+.0}", way.beyond_bare_ns))));
+        }
+        (lines, &self.missing)
     }
 }

@@ -1,8 +1,8 @@
-//! `pinpool bench hit`: a get and its put when the buffer is idle.
+//! `pinpool bench hit`: a get and its put when a buffer is idle.
 //!
-//! The pool and each baseline run in turn, round after round, so that a slow moment of the machine meets them all; the
-//! figure of each is the median of its rounds. Percentiles are of single operations, each between two readings of the
-//! clock, so they contain what such a reading costs: `empty` says how much.
+//! The pool and each baseline run in turn, round after round, so that a slow moment of the machine affects all of them; each
+//! figure is the median of its rounds. A percentile is of single operations between two readings of the clock and contains
+//! the cost of such a reading, which `empty` shows.
 
 use std::time::{Duration, Instant};
 
@@ -10,59 +10,51 @@ use clap::Args;
 use pinpool::{Backend, Pool};
 use serde::Serialize;
 
-use super::histogram::Histogram;
-use super::keepers::{ArrayQueues, Empty, Keeper, Malloc, MutexHashMap};
-use super::patterns::{self, Blind, Pattern, Watch};
-use crate::ExitError;
-use crate::terminal::Terminal;
+use super::baselines::{ArrayQueues, Baseline, Empty, Malloc, MutexHashMap};
+use super::patterns::{self, Pattern, Probe};
+use super::statistics::{Histogram, median};
+use super::{BenchError, Measured, Report};
 
 const ROUNDS: usize = 9;
-/// So long each keeper runs in each round, about.
+/// Approximate time of each baseline in each round.
 const TURN: Duration = Duration::from_millis(50);
-/// Pairs by which the speed is estimated first.
-const ESTIMATED_BY: u64 = 20_000;
+/// Pairs to estimate the speed with.
+const ESTIMATE_PAIRS: u64 = 20_000;
 
-/// A get and its put when the buffer is idle, in nanoseconds, beside what else one could use
+/// Time a get and its put when a buffer is idle, beside alternatives to the pool, in nanoseconds
 ///
 /// `ns_per_pair` is the time of the slowest thread for each of its pairs (in `cross`, of the pair of threads). The
-/// percentiles are of single operations: a get with its put, or under `cross` a get or a put.
+/// percentiles are of single operations: a get with its put, or in `cross` a get or a put.
 #[derive(Debug, Args)]
-pub(crate) struct HitArgs {
+pub(super) struct HitArgs {
     /// Threads at once; `cross` takes them in pairs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
 
-    /// Who gets and who puts
+    /// Which thread gets and which puts
     #[arg(long, value_enum, default_value_t = Pattern::Same)]
     pattern: Pattern,
 
-    /// What is behind the pool: heap, sim, mlock, cuda
+    /// Back-end of the pool: heap, sim, mlock, cuda
     #[arg(long, value_name = "NAME", default_value = "heap")]
     backend: Backend,
-
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
 }
 
-/// One run; its fields are the JSON object's.
 #[derive(Debug, Serialize)]
-struct Figures {
+pub(super) struct HitReport {
     pattern: String,
     threads: usize,
     cores: usize,
     backend: &'static str,
     preset: &'static str,
     ns_per_pair: f64,
-    p50_ns: u64,
-    p99_ns: u64,
-    p999_ns: u64,
-    max_ns: u64,
+    #[serde(flatten)]
+    pool: Percentiles,
+    /// Of the clock alone.
     empty: Percentiles,
-    baselines: Baselines,
+    baselines: NsPerPair,
 }
 
-/// Of the clock alone.
 #[derive(Debug, Serialize)]
 struct Percentiles {
     p50_ns: u64,
@@ -71,141 +63,131 @@ struct Percentiles {
     max_ns: u64,
 }
 
-/// Nanoseconds a pair.
+/// Of the baselines.
 #[derive(Debug, Serialize)]
-struct Baselines {
+struct NsPerPair {
     mutex_hashmap: f64,
     array_queue: f64,
     malloc: f64,
     empty: f64,
 }
 
-pub(crate) fn run(args: &HitArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let threads = usize::from(args.threads);
-    if args.pattern == Pattern::Cross && !threads.is_multiple_of(2) {
-        terminal.message(format!("--threads {threads}: cross takes threads in pairs; give an even number"));
-        return Err(ExitError::Settings);
-    }
-    let pool = Pool::builder().backend(args.backend.clone()).build().map_err(|error| {
-        terminal.message(&error);
-        ExitError::from(&error)
-    })?;
-    let figures = measure(&pool, args.pattern, threads);
-    let stats = pool.stats();
-    if stats.failed_gets > 0 || stats.fallbacks > 0 {
-        let (failed, fallbacks) = (stats.failed_gets, stats.fallbacks);
-        terminal.message(format!(
-            "{failed} gets failed and {fallbacks} were served from elsewhere: the figures mean nothing"
-        ));
-        return Err(ExitError::Failure);
-    }
-    if args.json {
-        return terminal.print(serde_json::json!(figures));
-    }
-    terminal.print(figures.table())
-}
-
-fn measure(pool: &Pool, pattern: Pattern, threads: usize) -> Figures {
-    let (map, queues) = (MutexHashMap::default(), ArrayQueues::default());
-    let mut courses = [
-        Course::over(pool, pattern, threads),
-        Course::over(&map, pattern, threads),
-        Course::over(&queues, pattern, threads),
-        Course::over(&Malloc, pattern, threads),
-        Course::over(&Empty, pattern, threads),
-    ];
-    let (mut singly, mut clock) = (Histogram::new(), Histogram::new());
-    for _ in 0..ROUNDS {
-        courses.iter_mut().for_each(Course::round);
-        singles(pool, pattern, threads, courses[0].pairs / 4, &mut singly);
-        singles(&Empty, pattern, threads, courses[0].pairs / 4, &mut clock);
-    }
-    let [ns_per_pair, mutex_hashmap, array_queue, malloc, empty] = courses.map(|course| course.median_ns());
-    let stats = pool.stats();
-    Figures {
-        pattern: format!("{pattern:?}").to_lowercase(),
-        threads,
-        cores: std::thread::available_parallelism().map_or(1, usize::from),
-        backend: stats.backend,
-        preset: stats.preset,
-        ns_per_pair,
-        p50_ns: singly.per_mille(500),
-        p99_ns: singly.per_mille(990),
-        p999_ns: singly.per_mille(999),
-        max_ns: singly.max_ns(),
-        empty: Percentiles {
-            p50_ns: clock.per_mille(500),
-            p99_ns: clock.per_mille(990),
-            p999_ns: clock.per_mille(999),
-            max_ns: clock.max_ns(),
-        },
-        baselines: Baselines { mutex_hashmap, array_queue, malloc, empty },
+impl HitArgs {
+    pub(super) fn measure(&self) -> Measured<HitReport> {
+        let (threads, pattern) = (usize::from(self.threads), self.pattern);
+        if pattern == Pattern::Cross && !threads.is_multiple_of(2) {
+            let why = format!("--threads {threads}: cross takes threads in pairs; give an even number");
+            return Err(BenchError::Setting(why));
+        }
+        let pool = Pool::builder().backend(self.backend.clone()).build()?;
+        let (map, queues) = (MutexHashMap::default(), ArrayQueues::default());
+        let mut series = [
+            Series::new(&pool, pattern, threads),
+            Series::new(&map, pattern, threads),
+            Series::new(&queues, pattern, threads),
+            Series::new(&Malloc, pattern, threads),
+            Series::new(&Empty, pattern, threads),
+        ];
+        let (mut of_pool, mut of_clock) = (Histogram::new(), Histogram::new());
+        for _ in 0..ROUNDS {
+            series.iter_mut().for_each(Series::round);
+            let pairs = series[0].pairs / 4;
+            time_operations(&pool, pattern, threads, pairs, &mut of_pool);
+            time_operations(&Empty, pattern, threads, pairs, &mut of_clock);
+        }
+        let stats = pool.stats();
+        if stats.failed_gets > 0 || stats.fallbacks > 0 {
+            let (failed, fallbacks) = (stats.failed_gets, stats.fallbacks);
+            let why =
+                format!("{failed} gets failed and {fallbacks} fell back to unpinned memory: the figures are invalid");
+            return Err(BenchError::Failure(why));
+        }
+        let [ns_per_pair, mutex_hashmap, array_queue, malloc, empty] = series.map(Series::median_ns);
+        Ok(HitReport {
+            pattern: format!("{pattern:?}").to_lowercase(),
+            threads,
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            backend: stats.backend,
+            preset: stats.preset,
+            ns_per_pair,
+            pool: Percentiles::of(&of_pool),
+            empty: Percentiles::of(&of_clock),
+            baselines: NsPerPair { mutex_hashmap, array_queue, malloc, empty },
+        })
     }
 }
 
-/// One keeper's part in all rounds.
-struct Course<'a> {
-    take_turn: Box<dyn Fn(u64) -> Duration + 'a>,
+/// All rounds of one baseline.
+struct Series<'a> {
+    run: Box<dyn Fn(u64) -> Duration + 'a>,
     pairs: u64,
     ns_per_pair: Vec<f64>,
 }
 
-impl<'a> Course<'a> {
-    fn over(keeper: &'a impl Keeper, pattern: Pattern, threads: usize) -> Self {
-        let take_turn = Box::new(move |pairs| patterns::run(keeper, pattern, threads, pairs, || Blind).0);
-        let estimate = take_turn(ESTIMATED_BY).max(Duration::from_micros(1));
-        let pairs = u128::from(ESTIMATED_BY) * TURN.as_nanos() / estimate.as_nanos();
-        Self { take_turn, pairs: u64::try_from(pairs).unwrap_or(u64::MAX).max(1), ns_per_pair: Vec::new() }
+impl<'a> Series<'a> {
+    fn new(baseline: &'a impl Baseline, pattern: Pattern, threads: usize) -> Self {
+        let run = Box::new(move |pairs| patterns::run(baseline, pattern, threads, pairs, || ()).0);
+        let estimate = run(ESTIMATE_PAIRS).max(Duration::from_micros(1));
+        let pairs = u128::from(ESTIMATE_PAIRS) * TURN.as_nanos() / estimate.as_nanos();
+        Self { run, pairs: u64::try_from(pairs).unwrap_or(u64::MAX).max(1), ns_per_pair: Vec::new() }
     }
 
-    #[allow(clippy::cast_precision_loss)] // A quotient for people.
+    #[allow(clippy::cast_precision_loss)] // Rounded in the report.
     fn round(&mut self) {
-        let took = (self.take_turn)(self.pairs);
+        let took = (self.run)(self.pairs);
         self.ns_per_pair.push(took.as_nanos() as f64 / self.pairs as f64);
     }
 
-    fn median_ns(mut self) -> f64 {
-        self.ns_per_pair.sort_by(f64::total_cmp);
-        let median = self.ns_per_pair.get(self.ns_per_pair.len() / 2).copied().unwrap_or(0.0);
-        (median * 100.0).round() / 100.0
+    fn median_ns(self) -> f64 {
+        (median(self.ns_per_pair) * 100.0).round() / 100.0
     }
 }
 
-fn singles(keeper: &impl Keeper, pattern: Pattern, threads: usize, pairs: u64, all: &mut Histogram) {
-    let (_, seen) = patterns::run(keeper, pattern, threads, pairs, Histogram::new);
-    seen.iter().for_each(|histogram| all.merge(histogram));
+fn time_operations(baseline: &impl Baseline, pattern: Pattern, threads: usize, pairs: u64, all: &mut Histogram) {
+    let (_, histograms) = patterns::run(baseline, pattern, threads, pairs, Histogram::new);
+    histograms.iter().for_each(|histogram| all.merge(histogram));
 }
 
-impl Watch for Histogram {
+impl Probe for Histogram {
     #[inline]
     fn operation<R>(&mut self, operation: impl FnOnce() -> R) -> R {
         let begun = Instant::now();
         let result = operation();
         let took = begun.elapsed();
-        self.add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        self.add(took);
         result
     }
 }
 
-impl Figures {
-    fn table(&self) -> String {
-        let Self { pattern, threads, cores, backend, preset, ns_per_pair, p50_ns, p99_ns, p999_ns, max_ns, .. } = self;
-        let Baselines { mutex_hashmap, array_queue, malloc, empty } = self.baselines;
-        let clock = &self.empty;
-        let rows = [
-            format!("{pattern}, {threads} threads on {cores} cores, {preset} over {backend}: ns for a get and its put"),
-            format!("  pool           {ns_per_pair:>10.1}"),
-            format!("  mutex_hashmap  {mutex_hashmap:>10.1}"),
-            format!("  array_queue    {array_queue:>10.1}"),
-            format!("  malloc         {malloc:>10.1}"),
-            format!("  empty          {empty:>10.1}"),
-            "single operations, ns     p50      p99    p99.9        max".to_owned(),
-            format!("  pool               {p50_ns:>8} {p99_ns:>8} {p999_ns:>8} {max_ns:>10}"),
-            format!(
-                "  the clock alone    {:>8} {:>8} {:>8} {:>10}",
-                clock.p50_ns, clock.p99_ns, clock.p999_ns, clock.max_ns
-            ),
+impl Percentiles {
+    fn of(times: &Histogram) -> Self {
+        let [p50_ns, p99_ns, p999_ns] = [500, 990, 999].map(|per_mille| times.per_mille(per_mille));
+        Self { p50_ns, p99_ns, p999_ns, max_ns: times.max_ns() }
+    }
+
+    fn row(&self, name: &str) -> String {
+        let Self { p50_ns, p99_ns, p999_ns, max_ns } = self;
+        format!("  {name:<18} {p50_ns:>8} {p99_ns:>8} {p999_ns:>8} {max_ns:>10}")
+    }
+}
+
+impl Report for HitReport {
+    fn table(&self) -> (Vec<String>, &[String]) {
+        let Self { pattern, threads, cores, backend, preset, ns_per_pair, .. } = self;
+        let NsPerPair { mutex_hashmap, array_queue, malloc, empty } = self.baselines;
+        let title =
+            format!("{pattern}, {threads} threads on {cores} cores, {preset} over {backend}: ns for a get and its put");
+        let pairs = [
+            ("pool", *ns_per_pair),
+            ("mutex_hashmap", mutex_hashmap),
+            ("array_queue", array_queue),
+            ("malloc", malloc),
+            ("empty", empty),
         ];
-        rows.join("\n")
+        let mut lines = vec![title];
+        lines.extend(pairs.map(|(name, ns)| format!("  {name:<13}  {ns:>10.1}")));
+        lines.push("single operations, ns     p50      p99    p99.9        max".to_owned());
+        lines.extend([self.pool.row("pool"), self.empty.row("the clock alone")]);
+        (lines, &[])
     }
 }

@@ -1,54 +1,50 @@
-//! `pinpool bench`: what the pool costs on this machine, for machines without cargo.
+//! `pinpool bench`: measurements of the pool on this machine, without cargo.
 //!
 //! | file | owns |
 //! | --- | --- |
+//! | `hit` | a get with its put when a buffer is idle, beside the baselines |
+//! | `baselines` | the pool and what a program could use instead, behind one trait |
+//! | `patterns` | which thread gets and which puts, on how many threads |
 //! | `pin` | how fast each back-end pins |
-//! | `stall` | what growth and give-back do to another thread's copies |
-//! | `copy` | how fast buffers go to the device |
-//! | `tracked` | what it costs to know when they arrived |
-//! | `loader` | what a loader gets out of the pool |
-//! | `feed` | its loop: producers, and a thread that copies |
-//! | `far` | where those copy to, and by which call: the GPU, or the host sink |
-//! | `asked` | what may be asked: values that mean something, and no more memory than there is |
-//! | `sources` | the back-ends there are |
-//! | `figure` | figures for people |
-//! | `hit` | a get and its put when the buffer is idle, beside the baselines |
-//! | `keepers` | the pool and the baselines, behind one trait |
-//! | `patterns` | who gets and who puts, on how many threads |
-//! | `histogram` | percentiles of single operations |
-//!
-//! `keepers` and `patterns` serve the criterion benches too.
+//! | `stall` | how growth and release delay the copies of another thread |
+//! | `copy` | how fast buffers reach the device, and what tracking the copies costs |
+//! | `loader` | the throughput of a loader on the pool |
+//! | `producers` | its loop: threads that fill batches, and one that copies them |
+//! | `destination` | the target of copies: the GPU, or the host sink |
+//! | `requested` | checks of the arguments: values, back-ends, memory |
+//! | `statistics` | percentiles, medians, rates |
 
-mod asked;
+mod baselines;
 mod copy;
-mod far;
-mod feed;
-mod figure;
-mod histogram;
+mod destination;
 mod hit;
-mod keepers;
 mod loader;
 mod patterns;
 mod pin;
-mod sources;
+mod producers;
+mod requested;
 mod stall;
-mod tracked;
+mod statistics;
 
 use clap::{Args, Subcommand};
+use serde::Serialize;
 
-use self::figure::NotMeasured;
 use crate::ExitError;
 use crate::terminal::Terminal;
 
-/// Measures the pool on this machine
+/// Measure the pool on this machine
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
-    what: What,
+    bench: Bench,
+
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    json: bool,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum Bench {
     Hit(hit::HitArgs),
     Pin(pin::PinArgs),
     Stall(stall::StallArgs),
@@ -56,22 +52,50 @@ enum What {
     Loader(loader::LoaderArgs),
 }
 
+/// Result of a bench. Its fields are the keys of the JSON object.
+trait Report: Serialize {
+    /// Lines of text, and back-ends that could not be measured with the reason.
+    fn table(&self) -> (Vec<String>, &[String]);
+}
+
+type Measured<T> = Result<T, BenchError>;
+
+#[derive(Debug, thiserror::Error)]
+enum BenchError {
+    /// Arguments that cannot be met.
+    #[error("{0}")]
+    Setting(String),
+    /// None of the requested back-ends is available, or the figures would be invalid.
+    #[error("{0}")]
+    Failure(String),
+    #[error(transparent)]
+    Pool(#[from] pinpool::Error),
+}
+
 pub(crate) fn run(args: &BenchArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    match &args.what {
-        What::Hit(args) => hit::run(args, terminal),
-        What::Pin(args) => pin::run(args, terminal),
-        What::Stall(args) => stall::run(args, terminal),
-        What::Copy(args) => copy::run(args, terminal),
-        What::Loader(args) => loader::run(args, terminal),
+    let BenchArgs { bench, json } = args;
+    match bench {
+        Bench::Hit(args) => print(args.measure(), *json, terminal),
+        Bench::Pin(args) => print(args.measure(), *json, terminal),
+        Bench::Stall(args) => print(args.measure(), *json, terminal),
+        Bench::Copy(args) => print(args.measure(), *json, terminal),
+        Bench::Loader(args) => print(args.measure(), *json, terminal),
     }
 }
 
-/// Says why a bench could not be run.
-fn failed(error: &NotMeasured, terminal: &Terminal) -> ExitError {
-    terminal.message(error);
-    match error {
-        NotMeasured::Setting(_) => ExitError::Settings,
-        NotMeasured::Missing(_) => ExitError::Failure,
-        NotMeasured::Pool(error) => ExitError::from(error),
+fn print(report: Measured<impl Report>, json: bool, terminal: &Terminal) -> Result<(), ExitError> {
+    let report = report.map_err(|error| {
+        terminal.message(&error);
+        match error {
+            BenchError::Setting(_) => ExitError::Settings,
+            BenchError::Failure(_) => ExitError::Failure,
+            BenchError::Pool(error) => ExitError::from(&error),
+        }
+    })?;
+    if json {
+        return terminal.print(serde_json::json!(report));
     }
+    let (mut lines, missing) = report.table();
+    lines.extend(missing.iter().map(|why| format!("  not here: {why}")));
+    terminal.print(lines.join("\n"))
 }

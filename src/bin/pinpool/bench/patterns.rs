@@ -1,9 +1,9 @@
-//! Who gets and who puts.
+//! Which thread gets and which puts.
 //!
 //! ```text
-//!   same    every thread: get size 1, put, get size 1, put ...
+//!   same    every thread: get size 3, put, get size 3, put ...
 //!   mix     every thread: the sixteen sizes in turn
-//!   cross   threads in pairs: one gets and hands over, the other puts; at most eight buffers on the way
+//!   cross   threads in pairs: one gets and passes on, the other puts; up to eight buffers in between
 //! ```
 //!
 //! Threads are not bound to cores. All start together, warm; the time of a run is that of its slowest thread.
@@ -14,19 +14,17 @@ use std::time::{Duration, Instant};
 use crossbeam::queue::ArrayQueue;
 use crossbeam::utils::{Backoff, CachePadded};
 
-use super::keepers::{Keeper, SIZES};
+use super::baselines::{Baseline, SIZES};
 
-/// Which size `same` and `cross` ask for: 16 KiB.
+/// The size number of `same` and `cross`: 16 KiB.
 const SIZE: usize = 3;
-/// Pairs before the clock starts: enough to bring every buffer into being.
-const WARM: u64 = 1000;
-/// Buffers on their way from one thread of a pair to the other.
-const BETWEEN: usize = 8;
+/// Pairs before the clock starts, enough to allocate every buffer.
+const WARMUP_PAIRS: u64 = 1000;
+/// Buffers between the two threads of a pair.
+const QUEUE_LEN: usize = 8;
 
-/// A way to use a keeper.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
-pub(crate) enum Pattern {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Pattern {
     /// Each thread gets and puts one size
     Same,
     /// Each thread gets and puts sixteen sizes in turn
@@ -35,79 +33,77 @@ pub(crate) enum Pattern {
     Cross,
 }
 
-/// Looks at the single operations of a thread.
-pub(crate) trait Watch {
+/// Wraps each operation of a thread, for instance to time it.
+pub(super) trait Probe: Send {
     fn operation<R>(&mut self, operation: impl FnOnce() -> R) -> R;
 }
 
-/// Does not look.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Blind;
-
-impl Watch for Blind {
+/// Measures nothing.
+impl Probe for () {
     #[inline(always)]
     fn operation<R>(&mut self, operation: impl FnOnce() -> R) -> R {
         operation()
     }
 }
 
-/// Runs `pairs` gets and as many puts for each thread (in `cross`, for each pair of threads); returns how long the
-/// slowest thread took, and what was seen.
-pub(crate) fn run<K: Keeper, W: Watch + Send>(
-    keeper: &K,
+/// Runs `pairs` gets and as many puts on each thread (in `cross`, on each pair of threads). Returns the time of the slowest
+/// thread, and all probes.
+pub(super) fn run<B: Baseline, P: Probe>(
+    baseline: &B,
     pattern: Pattern,
     threads: usize,
     pairs: u64,
-    watch: impl Fn() -> W + Sync,
-) -> (Duration, Vec<W>) {
-    let between: Vec<Between<K>> =
-        (0..threads.div_ceil(2)).map(|_| CachePadded::new(ArrayQueue::new(BETWEEN))).collect();
+    probe: impl Fn() -> P + Sync,
+) -> (Duration, Vec<P>) {
+    let queues: Vec<HandOver<B>> =
+        (0..threads.div_ceil(2)).map(|_| CachePadded::new(ArrayQueue::new(QUEUE_LEN))).collect();
     let start = Barrier::new(threads);
     let one = |thread: usize| {
-        let mut watch = watch();
-        work(keeper, pattern, thread, &between, WARM.min(pairs), &mut Blind);
+        let mut probe = probe();
+        let queue = &queues[thread / 2];
+        work(baseline, pattern, thread, queue, WARMUP_PAIRS.min(pairs), &mut ());
         start.wait();
         let begun = Instant::now();
-        work(keeper, pattern, thread, &between, pairs, &mut watch);
-        (begun.elapsed(), watch)
+        work(baseline, pattern, thread, queue, pairs, &mut probe);
+        (begun.elapsed(), probe)
     };
     std::thread::scope(|scope| {
         let one = &one;
         let running: Vec<_> = (0..threads).map(|thread| scope.spawn(move || one(thread))).collect();
         let ended = running.into_iter().filter_map(|thread| thread.join().ok());
-        let (times, watches): (Vec<_>, Vec<_>) = ended.unzip();
-        (times.into_iter().max().unwrap_or_default(), watches)
+        let (times, probes): (Vec<_>, Vec<_>) = ended.unzip();
+        (times.into_iter().max().unwrap_or_default(), probes)
     })
 }
 
-type Between<K> = CachePadded<ArrayQueue<<K as Keeper>::Item>>;
+/// From the thread of a pair that gets to the one that puts.
+type HandOver<B> = CachePadded<ArrayQueue<<B as Baseline>::Buffer>>;
 
-fn work<K: Keeper>(
-    keeper: &K,
+fn work<B: Baseline>(
+    baseline: &B,
     pattern: Pattern,
     thread: usize,
-    between: &[Between<K>],
+    queue: &HandOver<B>,
     pairs: u64,
-    watch: &mut impl Watch,
+    probe: &mut impl Probe,
 ) {
     match pattern {
         Pattern::Same => {
             for _ in 0..pairs {
-                watch.operation(|| keeper.put(keeper.get(SIZE)));
+                probe.operation(|| baseline.put(baseline.get(SIZE)));
             }
         }
         Pattern::Mix => {
             for size in (0..SIZES).cycle().zip(0..pairs).map(|(size, _)| size) {
-                watch.operation(|| keeper.put(keeper.get(size)));
+                probe.operation(|| baseline.put(baseline.get(size)));
             }
         }
         Pattern::Cross if thread.is_multiple_of(2) => {
             for _ in 0..pairs {
-                let item = watch.operation(|| keeper.get(SIZE));
+                let mut buffer = probe.operation(|| baseline.get(SIZE));
                 let backoff = Backoff::new();
-                let mut to_hand_over = item;
-                while let Err(item) = between[thread / 2].push(to_hand_over) {
-                    to_hand_over = item;
+                while let Err(refused) = queue.push(buffer) {
+                    buffer = refused;
                     backoff.snooze();
                 }
             }
@@ -115,13 +111,13 @@ fn work<K: Keeper>(
         Pattern::Cross => {
             for _ in 0..pairs {
                 let backoff = Backoff::new();
-                let item = loop {
-                    match between[thread / 2].pop() {
-                        Some(item) => break item,
+                let buffer = loop {
+                    match queue.pop() {
+                        Some(buffer) => break buffer,
                         None => backoff.snooze(),
                     }
                 };
-                watch.operation(|| keeper.put(item));
+                probe.operation(|| baseline.put(buffer));
             }
         }
     }

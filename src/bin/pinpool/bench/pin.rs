@@ -1,13 +1,13 @@
 //! `pinpool bench pin`: how fast each back-end pins.
 //!
 //! ```text
-//!   once, not measured:  every back-end
-//!   round 1..R:          touch, every back-end with 1 thread, with 8 ...         so that what drifts drifts under all
-//!   at the end:          growth of every back-end
+//!   warm-up, not measured:  every back-end
+//!   round 1..R:             touch, then every back-end with 1 thread, with 8 ...    drift affects all of them alike
+//!   at the end:             growth of every back-end
 //! ```
 //!
-//! Memory that a virtual machine never touched is several times slower the first time, and so is memory for huge pages that
-//! came back in small ones. So before each of these as much is made ready: taken in huge pages, and given back.
+//! The first touch of memory in a virtual machine is several times slower, and so is memory for huge pages that was freed in
+//! small ones. Therefore as much memory is allocated in huge pages and freed again before each measurement.
 
 use std::time::{Duration, Instant};
 
@@ -16,99 +16,89 @@ use pinpool::config::quantity::format_bytes;
 use pinpool::{Backend, Error};
 use serde::Serialize;
 
-use super::asked;
-use super::figure::{Measured, NotMeasured, gb_per_s, median, mib, quotient, rounded};
-use super::sources;
-use crate::ExitError;
-use crate::terminal::Terminal;
+use super::requested::{self, pool_builder};
+use super::statistics::{gb_per_s, median, mib, quotient, rounded};
+use super::{BenchError, Measured, Report};
 
-/// Below a page nothing is pinned for its own sake.
 const PAGE_BYTES: u64 = 4096;
-/// Threads that touch a reserve, on a machine that has as many cores.
+/// Default threads of a reserve, as far as the machine has cores.
 const RESERVE_THREADS: [usize; 3] = [1, 8, 16];
-
-/// How fast memory is pinned: one reserve at the start, and growth in gets that find nothing idle
-///
-/// Each reserve is a new pool's. The baseline is `cuda` (cuMemHostAlloc, as TensorFlow and PyTorch pin) where there is a
-/// driver, else `touch`: ordinary memory, mapped and touched by one thread. `cuda` is one call of the driver, whatever the
-/// threads; where it is not asked for, its growth is not measured. Each growth is a pool's first `--bytes`, got in pieces of
-/// one size by so many threads at once and kept; threads for which there is no piece get nothing. `heap` pins and touches
-/// nothing in growth: that is the mapping alone.
-#[derive(Debug, Args)]
-pub(crate) struct PinArgs {
-    /// Bytes in all [default: 1GiB, or what a pool would hold at most on this machine if that is less]
-    #[arg(long, value_name = "SIZE", value_parser = asked::at_least(PAGE_BYTES))]
-    bytes: Option<u64>,
-
-    /// Threads that touch a reserve; may be given several times [default: 1, 8, 16 and all cores, as far as there are cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Vec<u16>,
-
-    /// How often each reserve is made; the median and the best are shown
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
-    rounds: u16,
-
-    /// Bytes of one get in growth; may be given several times [default: 1MiB, 8MiB and 64MiB, each cut to --bytes]
-    #[arg(long = "size", value_name = "SIZE", value_parser = asked::at_least(PAGE_BYTES))]
-    sizes: Vec<u64>,
-
-    /// Threads that get at once in growth; may be given several times
-    #[arg(long, value_name = "N", default_values_t = [1, 4], value_parser = clap::value_parser!(u16).range(1..=1024))]
-    getters: Vec<u16>,
-
-    /// Only this back-end; may be given several times
-    #[arg(long, value_name = "NAME")]
-    backend: Vec<Backend>,
-
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
-}
-
-/// What each pool is asked for when nothing is said.
 const DEFAULT_BYTES: u64 = 1 << 30;
 const DEFAULT_SIZES: [u64; 3] = [1 << 20, 8 << 20, 64 << 20];
 
-/// One run; its fields are the JSON object's.
+/// Measure how fast memory is pinned: in one reserve at the start, and in growth by gets that find nothing idle
+///
+/// Each reserve belongs to a new pool. The baseline is `cuda` (cuMemHostAlloc, as TensorFlow and PyTorch pin) where there is
+/// a driver, else `touch`: ordinary memory, mapped and touched by one thread. `cuda` pins in one call of the driver, whatever
+/// the threads; its growth is measured only on request. Growth is the first `--bytes` of a pool, in gets of one size by
+/// several threads at once that keep their buffers; threads beyond the number of buffers get none. `heap` neither pins nor
+/// touches in growth: its figure is that of the mapping alone.
+#[derive(Debug, Args)]
+pub(super) struct PinArgs {
+    /// Total bytes [default: 1GiB, or the default ceiling of a pool on this machine if that is less]
+    #[arg(long, value_name = "SIZE", value_parser = requested::at_least(PAGE_BYTES))]
+    bytes: Option<u64>,
+
+    /// Threads that touch a reserve; repeatable [default: 1, 8, 16 and all cores, as far as there are cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Vec<u16>,
+
+    /// How often each reserve is made; the table shows the median and the best
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+
+    /// Bytes of one get in growth; repeatable [default: 1MiB, 8MiB and 64MiB, each limited to --bytes]
+    #[arg(long = "size", value_name = "SIZE", value_parser = requested::at_least(PAGE_BYTES))]
+    sizes: Vec<u64>,
+
+    /// Threads that get at once in growth; repeatable
+    #[arg(long, value_name = "N", default_values_t = [1, 4], value_parser = clap::value_parser!(u16).range(1..=1024))]
+    getters: Vec<u16>,
+
+    /// Only this back-end; repeatable
+    #[arg(long, value_name = "NAME")]
+    backend: Vec<Backend>,
+}
+
 #[derive(Debug, Serialize)]
-struct Figures {
+pub(super) struct PinReport {
     bytes: u64,
-    /// What a pool holds at most on this machine unless told otherwise.
+    /// The default ceiling of a pool on this machine.
     most_bytes: u64,
     cores: usize,
     rounds: u16,
-    /// Whose rate the others are compared with.
+    /// What the other rates are compared with.
     baseline: &'static str,
-    touch: Rate,
+    touch: PinRate,
     touch_over_baseline: f64,
-    backends: Vec<OfBackend>,
+    backends: Vec<BackendRates>,
     missing: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct OfBackend {
+struct BackendRates {
     backend: &'static str,
-    reserve: Vec<Reserve>,
-    growth: Vec<Growth>,
+    reserve: Vec<ReserveRate>,
+    growth: Vec<GrowthRate>,
 }
 
 #[derive(Debug, Serialize)]
-struct Reserve {
+struct ReserveRate {
     threads: usize,
     #[serde(flatten)]
-    rate: Rate,
+    rate: PinRate,
     over_baseline: f64,
 }
 
-/// Of several rounds.
+/// Of all rounds.
 #[derive(Debug, Clone, Copy, Serialize)]
-struct Rate {
+struct PinRate {
     gb_per_s: f64,
     best_gb_per_s: f64,
 }
 
 #[derive(Debug, Serialize)]
-struct Growth {
+struct GrowthRate {
     size_bytes: u64,
     threads: usize,
     gets: usize,
@@ -116,93 +106,90 @@ struct Growth {
     worst_get_us: f64,
 }
 
-pub(crate) fn run(args: &PinArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let figures = measure(args).map_err(|error| super::failed(&error, terminal))?;
-    if args.json { terminal.print(serde_json::json!(figures)) } else { terminal.print(figures.table()) }
-}
-
-fn measure(args: &PinArgs) -> Measured<Figures> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = if args.threads.is_empty() {
-        let mut threads: Vec<_> = RESERVE_THREADS.into_iter().filter(|&threads| threads <= cores).collect();
-        if !threads.contains(&cores) {
-            threads.push(cores);
+impl PinArgs {
+    pub(super) fn measure(&self) -> Measured<PinReport> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = self.threads(cores);
+        let most_bytes = requested::default_ceiling_bytes()?;
+        let bytes = self.bytes.unwrap_or(DEFAULT_BYTES.min(most_bytes));
+        requested::fits(format!("--bytes {}", format_bytes(bytes)), "each reserve", bytes, "give fewer")?;
+        let (sizes, getters) = (self.sizes(bytes)?, requested::distinct(&self.getters));
+        let warm_up = || reserve(bytes, cores, Backend::Heap);
+        warm_up()?;
+        let (mut backends, missing) = requested::backends(&self.backend, bytes)?;
+        let requested_count = backends.len();
+        let is_cuda = |backend: &Backend| matches!(backend, Backend::Cuda);
+        if !backends.iter().any(is_cuda) && requested::hold(&Backend::Cuda, bytes).is_ok() {
+            backends.push(Backend::Cuda);
         }
-        threads
-    } else {
-        asked::once(&args.threads).into_iter().map(usize::from).collect()
-    };
-    let most_bytes = sources::most_bytes()?;
-    let bytes = args.bytes.unwrap_or(DEFAULT_BYTES.min(most_bytes));
-    asked::fits(format!("--bytes {}", format_bytes(bytes)), "each reserve", bytes, "give fewer")?;
-    let sizes = args.sizes(bytes)?;
-    let getters = asked::once(&args.getters);
-    let make_ready = || reserve(bytes, cores, Backend::Heap);
-    make_ready()?;
-    let (mut backends, missing) = asked::backends(&args.backend, bytes)?;
-    let asked_for = backends.len();
-    let is_cuda = |backend: &Backend| matches!(backend, Backend::Cuda);
-    if !backends.iter().any(is_cuda) && sources::hold(&Backend::Cuda, bytes).is_ok() {
-        backends.push(Backend::Cuda);
-    }
 
-    let mut touches = Vec::new();
-    let mut reserves = vec![vec![Vec::new(); threads.len()]; backends.len()];
-    for _ in 0..args.rounds {
-        make_ready()?;
-        touches.push(gb_per_s(bytes, touch(bytes)));
-        for (backend, by_threads) in backends.iter().zip(&mut reserves) {
-            for (&threads, rates) in threads.iter().zip(by_threads) {
-                make_ready()?;
-                rates.push(gb_per_s(bytes, reserve(bytes, threads, backend.clone())?));
+        let mut touches = Vec::new();
+        let mut reserves = vec![vec![Vec::new(); threads.len()]; backends.len()];
+        for _ in 0..self.rounds {
+            warm_up()?;
+            touches.push(gb_per_s(bytes, touch(bytes)));
+            for (backend, by_threads) in backends.iter().zip(&mut reserves) {
+                for (&threads, rates) in threads.iter().zip(by_threads) {
+                    warm_up()?;
+                    rates.push(gb_per_s(bytes, reserve(bytes, threads, backend.clone())?));
+                }
             }
         }
+        let touch = PinRate::of(touches);
+        let reserves: Vec<Vec<_>> = reserves.into_iter().map(|by| by.into_iter().map(PinRate::of).collect()).collect();
+        let cuda = backends.iter().position(is_cuda);
+        // `cuda` ignores the number of threads; the last measurement stands for all.
+        let baseline = cuda.and_then(|index| reserves[index].last()).copied().unwrap_or(touch);
+        let over_baseline = |rate: PinRate| quotient(rate.gb_per_s, baseline.gb_per_s);
+
+        let backend_rates = |(at, (backend, rates)): (usize, (Backend, Vec<PinRate>))| {
+            let reserve = threads.iter().zip(rates);
+            let reserve =
+                reserve.map(|(&threads, rate)| ReserveRate { threads, rate, over_baseline: over_baseline(rate) });
+            // A back-end that is only the baseline does not grow.
+            let sizes = if at < requested_count { &sizes[..] } else { &[] };
+            let runs = sizes.iter().flat_map(|&size| getters.iter().map(move |&threads| (size, threads)));
+            let growth = runs.map(|(size_bytes, threads)| {
+                warm_up()?;
+                growth(bytes, size_bytes, usize::from(threads), backend.clone())
+            });
+            let growth = growth.collect::<Measured<_>>()?;
+            Ok(BackendRates { backend: backend.name(), reserve: reserve.collect(), growth })
+        };
+        Ok(PinReport {
+            bytes,
+            most_bytes,
+            cores,
+            rounds: self.rounds,
+            baseline: if cuda.is_some() { "cuda" } else { "touch" },
+            touch,
+            touch_over_baseline: over_baseline(touch),
+            backends: backends.iter().cloned().zip(reserves).enumerate().map(backend_rates).collect::<Measured<_>>()?,
+            missing,
+        })
     }
-    let touch = Rate::of(touches);
-    let reserves: Vec<Vec<_>> = reserves.into_iter().map(|of| of.into_iter().map(Rate::of).collect()).collect();
-    let driver = backends.iter().position(is_cuda);
-    // The one with the most threads, of which it takes no notice.
-    let baseline = driver.and_then(|index| reserves[index].last()).copied().unwrap_or(touch);
 
-    let of_backend = |(at, (backend, rates)): (usize, (Backend, Vec<Rate>))| {
-        let over_baseline = |rate: Rate| quotient(rate.gb_per_s, baseline.gb_per_s);
-        let reserve = threads.iter().zip(rates);
-        let reserve = reserve.map(|(&threads, rate)| Reserve { threads, rate, over_baseline: over_baseline(rate) });
-        // The baseline alone does not grow.
-        let sizes = if at < asked_for { &sizes[..] } else { &[] };
-        let runs = sizes.iter().flat_map(|&size| getters.iter().map(move |&threads| (size, threads)));
-        let growth = runs.map(|(size_bytes, threads)| {
-            make_ready().and_then(|_| growth(bytes, size_bytes, usize::from(threads), backend.clone()))
-        });
-        Ok(OfBackend { backend: backend.name(), reserve: reserve.collect(), growth: growth.collect::<Measured<_>>()? })
-    };
-    Ok(Figures {
-        bytes,
-        most_bytes,
-        cores,
-        rounds: args.rounds,
-        baseline: if driver.is_some() { "cuda" } else { "touch" },
-        touch,
-        touch_over_baseline: quotient(touch.gb_per_s, baseline.gb_per_s),
-        backends: backends.iter().cloned().zip(reserves).enumerate().map(of_backend).collect::<Measured<_>>()?,
-        missing,
-    })
-}
+    fn threads(&self, cores: usize) -> Vec<usize> {
+        if !self.threads.is_empty() {
+            return requested::distinct(&self.threads).into_iter().map(usize::from).collect();
+        }
+        let fewer = RESERVE_THREADS.into_iter().filter(|&threads| threads < cores);
+        fewer.chain([cores]).collect()
+    }
 
-impl PinArgs {
     /// Sizes of gets in growth by `bytes`.
     fn sizes(&self, bytes: u64) -> Measured<Vec<u64>> {
         if let Some(size) = self.sizes.iter().find(|&&size| size > bytes) {
             let [size, bytes] = [*size, bytes].map(format_bytes);
             let why = format!("--size {size}: more than all of --bytes, {bytes}; give a smaller one, or more bytes");
-            return Err(NotMeasured::Setting(why));
+            return Err(BenchError::Setting(why));
         }
         let default = DEFAULT_SIZES.map(|size| size.min(bytes));
-        Ok(asked::once(if self.sizes.is_empty() { &default } else { &self.sizes }))
+        Ok(requested::distinct(if self.sizes.is_empty() { &default } else { &self.sizes }))
     }
 }
 
-/// What the memory itself costs: fresh pages, written once by this thread.
+/// The cost of the memory itself: this thread writes to every page of a new allocation.
 pub(super) fn touch(bytes: u64) -> Duration {
     let begun = Instant::now();
     let mut memory = vec![0_u8; usize::try_from(bytes).unwrap_or(0)];
@@ -212,74 +199,79 @@ pub(super) fn touch(bytes: u64) -> Duration {
 }
 
 fn reserve(bytes: u64, threads: usize, backend: Backend) -> Measured<Duration> {
-    let pool = sources::builder(backend).pin_threads(threads as u64).build()?;
+    let pool = pool_builder(backend).pin_threads(threads as u64).build()?;
     let begun = Instant::now();
     pool.prewarm(bytes)?;
     Ok(begun.elapsed())
 }
 
-fn growth(bytes: u64, size_bytes: u64, threads: usize, backend: Backend) -> Measured<Growth> {
-    let pool = sources::builder(backend).build()?;
+fn growth(bytes: u64, size_bytes: u64, threads: usize, backend: Backend) -> Measured<GrowthRate> {
+    let pool = pool_builder(backend).build()?;
     let len = usize::try_from(size_bytes).unwrap_or(usize::MAX);
     let gets = usize::try_from(bytes / size_bytes).unwrap_or(0);
-    let get_all = |number: usize| {
-        let mine = gets / threads + usize::from(number < gets % threads);
-        let (mut kept, mut worst) = (Vec::with_capacity(mine), Duration::ZERO);
-        for _ in 0..mine {
+    let get_all = |thread: usize| {
+        let count = gets / threads + usize::from(thread < gets % threads);
+        let (mut buffers, mut worst) = (Vec::with_capacity(count), Duration::ZERO);
+        for _ in 0..count {
             let begun = Instant::now();
-            kept.push(pool.get(len)?);
+            buffers.push(pool.get(len)?);
             worst = worst.max(begun.elapsed());
         }
-        Ok::<_, Error>((kept, worst))
+        Ok::<_, Error>((buffers, worst))
     };
     let begun = Instant::now();
-    let done = std::thread::scope(|scope| {
-        let all: Vec<_> = (0..threads).map(|number| scope.spawn(move || get_all(number))).collect();
+    let results = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..threads).map(|thread| scope.spawn(move || get_all(thread))).collect();
         all.into_iter().map(|one| one.join().map_err(|_| Error::device("a thread panicked"))?).collect::<Vec<_>>()
     });
     let took = begun.elapsed();
-    let done = done.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let worst = done.iter().map(|(_, worst)| *worst).max().unwrap_or_default();
-    let worst_get_us = rounded(worst.as_secs_f64() * 1e6);
-    let gb_per_s = gb_per_s(gets as u64 * size_bytes, took);
-    Ok(Growth { size_bytes, threads, gets: done.iter().map(|(kept, _)| kept.len()).sum(), gb_per_s, worst_get_us })
+    let results = results.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let worst = results.iter().map(|(_, worst)| *worst).max().unwrap_or_default();
+    Ok(GrowthRate {
+        size_bytes,
+        threads,
+        gets: results.iter().map(|(buffers, _)| buffers.len()).sum(),
+        gb_per_s: gb_per_s(gets as u64 * size_bytes, took),
+        worst_get_us: rounded(worst.as_secs_f64() * 1e6),
+    })
 }
 
-impl Rate {
-    fn of(rates: Vec<f64>) -> Rate {
+impl PinRate {
+    fn of(rates: Vec<f64>) -> PinRate {
         let best_gb_per_s = rates.iter().copied().fold(0.0, f64::max);
-        Rate { gb_per_s: median(rates), best_gb_per_s }
+        PinRate { gb_per_s: median(rates), best_gb_per_s }
     }
 }
 
-impl Figures {
-    fn table(&self) -> String {
-        let Figures { bytes, most_bytes, cores, rounds, baseline, touch, .. } = self;
-        let why =
+impl Report for PinReport {
+    fn table(&self) -> (Vec<String>, &[String]) {
+        let PinReport { bytes, most_bytes, cores, rounds, baseline, touch, .. } = self;
+        let limited =
             if bytes == most_bytes && *bytes < DEFAULT_BYTES { ", all that this machine gives a pool" } else { "" };
-        let row = |name: &str, threads: usize, rate: Rate, over: f64| {
+        let row = |name: &str, threads: usize, rate: PinRate, over: f64| {
             format!("  {name:<10} {threads:>8} {:>10.3} {:>10.3} {over:>10.3}", rate.gb_per_s, rate.best_gb_per_s)
         };
-        let mut rows = vec![
-            format!("a reserve of {}{why}, on {cores} cores, GB/s of {rounds} rounds", mib(*bytes)),
+        let mut lines = vec![
+            format!("a reserve of {}{limited}, on {cores} cores, GB/s of {rounds} rounds", mib(*bytes)),
             format!("  {:<10} {:>8} {:>10} {:>10} {:>10}", "", "threads", "median", "best", format!("/ {baseline}")),
+            row("touch", 1, *touch, self.touch_over_baseline),
         ];
-        rows.push(row("touch", 1, *touch, self.touch_over_baseline));
-        for of in &self.backends {
-            let of_threads = |at: &Reserve| row(of.backend, at.threads, at.rate, at.over_baseline);
-            rows.extend(of.reserve.iter().map(of_threads));
+        for rates in &self.backends {
+            let by_threads = |at: &ReserveRate| row(rates.backend, at.threads, at.rate, at.over_baseline);
+            lines.extend(rates.reserve.iter().map(by_threads));
         }
-        rows.push(format!(
+        lines.push(format!(
             "growth by as much, in gets of one size, GB/s\n  {:<10} {:>8} {:>10} {:>10} {:>14}",
             "", "threads", "get", "growth", "worst get, us"
         ));
-        for of in &self.backends {
-            rows.extend(of.growth.iter().map(|Growth { size_bytes, threads, gb_per_s, worst_get_us, .. }| {
-                let size = mib(*size_bytes);
-                format!("  {:<10} {threads:>8} {size:>10} {gb_per_s:>10.3} {worst_get_us:>14.1}", of.backend)
-            }));
+        for rates in &self.backends {
+            lines.extend(rates.growth.iter().map(
+                |GrowthRate { size_bytes, threads, gb_per_s, worst_get_us, .. }| {
+                    let size = mib(*size_bytes);
+                    format!("  {:<10} {threads:>8} {size:>10} {gb_per_s:>10.3} {worst_get_us:>14.1}", rates.backend)
+                },
+            ));
         }
-        rows.extend(self.missing.iter().map(|why| format!("  not here: {why}")));
-        rows.join("\n")
+        (lines, &self.missing)
     }
 }

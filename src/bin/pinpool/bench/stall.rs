@@ -1,13 +1,13 @@
-//! `pinpool bench stall`: what growth and give-back of the pool do to copies of another thread.
+//! `pinpool bench stall`: how growth and release of the pool delay the copies of another thread.
 //!
 //! ```text
-//!   thread A:  enqueue 1 MiB, timed ─▶ enqueue ─▶ ...  never without a copy in flight      waits for all ─▶ clears
-//!   thread B:  rest ──▶ grow ──▶ rest ──▶ shrink ──▶ rest ───────────────────────────────▶ pause
+//!   copying thread:   enqueue 1 MiB, timed ─▶ enqueue ─▶ ...  always with copies in flight    waits for all ─▶ clears
+//!   resizing thread:  rest ──▶ grow ──▶ rest ──▶ shrink ──▶ rest ──────────────────────────▶ pause
 //! ```
 //!
-//! At rest thread B touches ordinary memory, so that the load is that of growth without the driver, and it rests until as
-//! many enqueues were seen as in all of its work: a worst of many is no worse than a worst of few by chance alone. In the
-//! pause, which nobody measures, goes back what could not go beside copies.
+//! At rest the resizing thread touches ordinary memory, which is the load of growth without the driver, until as many
+//! enqueues were timed at rest as in growth and shrinking: otherwise the maximum of more samples would be worse by chance.
+//! The pause is not measured; it releases what must wait for copies.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,82 +15,74 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use pinpool::config::quantity::format_bytes;
-use pinpool::{Backend, Completion, PinnedBuf, Pool};
+use pinpool::{Backend, Completion, Error, PinnedBuf, Pool};
 use serde::Serialize;
 
-use super::asked;
-use super::far::Far;
-use super::figure::{Measured, mib, micros, rounded};
-use super::histogram::Histogram;
+use super::destination::Destination;
 use super::pin::touch;
-use super::sources;
-use crate::ExitError;
-use crate::terminal::Terminal;
+use super::requested::{self, pool_builder};
+use super::statistics::{Histogram, mib, micros, rounded};
+use super::{Measured, Report};
 
 const COPY_BYTES: usize = 1 << 20;
 /// Copies in flight at once.
 const DEPTH: usize = 16;
-/// What thread B gets at once.
-const PIECE_BYTES: usize = 4 << 20;
-/// The shortest rest before each step.
+/// One get of the resizing thread.
+const GET_BYTES: usize = 4 << 20;
+/// The shortest rest.
 const REST: Duration = Duration::from_millis(20);
+
 const PHASES: [&str; 3] = ["rest", "grow", "shrink"];
-const RESTING: usize = 0;
-const GROWING: usize = 1;
-const SHRINKING: usize = 2;
+const REST_PHASE: usize = 0;
+const GROW_PHASE: usize = 1;
+const SHRINK_PHASE: usize = 2;
+/// The phase of each stage of a round; growth and shrinking are the odd stages, the last stage is the pause.
+const STAGES: [usize; 6] = [REST_PHASE, GROW_PHASE, REST_PHASE, SHRINK_PHASE, REST_PHASE, REST_PHASE];
+const PAUSE_STAGE: usize = 5;
 
-/// A round in epochs: rest, grow, rest, shrink, rest, pause.
-const ROUND: [usize; 6] = [RESTING, GROWING, RESTING, SHRINKING, RESTING, RESTING];
-const PAUSE: usize = 5;
-
-/// How long another thread's enqueues of 1 MiB copies are held up while the pool grows and shrinks
+/// Measure how long another thread's enqueues of 1 MiB copies are delayed while the pool grows and shrinks
 ///
 /// The baseline is the same loop beside a thread that touches ordinary memory. An enqueue counts as growth or shrink if any
-/// of it fell into that time.
+/// part of it fell into that time.
 #[derive(Debug, Args)]
-pub(crate) struct StallArgs {
+pub(super) struct StallArgs {
     /// Seconds for each back-end
-    #[arg(long, value_name = "S", default_value = "4", value_parser = asked::seconds)]
+    #[arg(long, value_name = "S", default_value = "4", value_parser = requested::seconds)]
     seconds: Duration,
 
     /// Bytes by which the pool grows and shrinks each time
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = asked::at_least(PIECE_BYTES as u64))]
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = requested::at_least(GET_BYTES as u64))]
     step: u64,
 
-    /// Only this back-end; may be given several times
+    /// Only this back-end; repeatable
     #[arg(long, value_name = "NAME")]
     backend: Vec<Backend>,
-
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
 }
 
-/// One run; its fields are the JSON object's.
 #[derive(Debug, Serialize)]
-struct Figures {
+pub(super) struct StallReport {
     to: String,
     step_bytes: u64,
-    backends: Vec<OfBackend>,
+    backends: Vec<BackendStalls>,
     missing: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct OfBackend {
+struct BackendStalls {
     backend: &'static str,
-    phases: Vec<Phase>,
+    phases: Vec<PhaseTimes>,
     /// Worst enqueue beyond the worst one at rest.
     grow_stall_us: f64,
-    /// Would a release wait for the copies? Then there is none until they are over.
+    /// True if a release would wait for copies; then none happens while copies are in flight.
     release_waits: bool,
-    /// As of growth; none where nothing goes back beside copies.
+    /// As for growth; absent without a release.
     shrink_stall_us: Option<f64>,
     #[serde(flatten)]
-    churn: Churn,
+    resizing: Resizing,
 }
 
 #[derive(Debug, Serialize)]
-struct Phase {
+struct PhaseTimes {
     phase: &'static str,
     enqueues: u64,
     p50_us: f64,
@@ -98,197 +90,187 @@ struct Phase {
     max_us: f64,
 }
 
-/// What thread B did.
+/// Work of the resizing thread.
 #[derive(Debug, Default, Serialize)]
-struct Churn {
+struct Resizing {
     rounds: u64,
     grown_bytes: u64,
-    /// Calls that gave memory back in a shrink.
+    /// Calls that released memory in a shrink.
     releases: u64,
-    /// Most bytes that waited for the copies to end.
+    /// Most bytes that waited for copies.
     held_back_bytes: u64,
 }
 
-pub(crate) fn run(args: &StallArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let figures = measure(args).map_err(|error| super::failed(&error, terminal))?;
-    if args.json { terminal.print(serde_json::json!(figures)) } else { terminal.print(figures.table()) }
+impl StallArgs {
+    pub(super) fn measure(&self) -> Measured<StallReport> {
+        let copies_bytes = (DEPTH * COPY_BYTES) as u64;
+        // The rest after growth touches a second step.
+        let needed_bytes = self.step.saturating_mul(2).saturating_add(copies_bytes);
+        let argument = format!("--step {}", format_bytes(self.step));
+        requested::fits(argument, "growth beside memory that is touched", needed_bytes, "give a smaller one")?;
+        let mut destination = Destination::open(COPY_BYTES)?;
+        let (backends, missing) = requested::backends(&self.backend, self.step + copies_bytes)?;
+        let backends = backends.into_iter().map(|backend| self.measure_backend(backend, &mut destination));
+        let backends = backends.collect::<Measured<_>>()?;
+        Ok(StallReport { to: destination.describe(), step_bytes: self.step, backends, missing })
+    }
+
+    fn measure_backend(&self, backend: Backend, destination: &mut Destination) -> Measured<BackendStalls> {
+        let name = backend.name();
+        let pool = pool_builder(backend).build()?;
+        let run = StallRun { pool: &pool, stage: 0.into(), over: false.into(), enqueues: Default::default() };
+        let (resizing, times) = std::thread::scope(|scope| {
+            let resizing = scope.spawn(|| run.end_with(|| run.resize(self.step, self.seconds)));
+            let times = run.end_with(|| run.copy(destination));
+            (resizing.join(), times)
+        });
+        let resizing = resizing.map_err(|_| Error::device("the thread that grows the pool panicked"))??;
+        let times = times?;
+        let phase_times = |phase: usize| PhaseTimes {
+            phase: PHASES[phase],
+            // Relaxed: both threads have ended.
+            enqueues: run.enqueues[phase].load(Ordering::Relaxed),
+            p50_us: micros(times[phase].per_mille(500)),
+            p99_us: micros(times[phase].per_mille(990)),
+            max_us: micros(times[phase].max_ns()),
+        };
+        let phases: Vec<_> = (0..PHASES.len()).map(phase_times).collect();
+        let beyond_rest = |phase: usize| rounded((phases[phase].max_us - phases[REST_PHASE].max_us).max(0.0));
+        let grow_stall_us = beyond_rest(GROW_PHASE);
+        let release_waits = matches!(pool.stats().backend, "register" | "cuda");
+        let shrink_stall_us = (!release_waits && resizing.releases > 0).then(|| beyond_rest(SHRINK_PHASE));
+        Ok(BackendStalls { backend: name, phases, grow_stall_us, release_waits, shrink_stall_us, resizing })
+    }
 }
 
-fn measure(args: &StallArgs) -> Measured<Figures> {
-    let copies_bytes = (DEPTH * COPY_BYTES) as u64;
-    // At rest after growth, what has grown lies beside what is touched.
-    let taken_bytes = args.step.saturating_mul(2).saturating_add(copies_bytes);
-    let argument = format!("--step {}", format_bytes(args.step));
-    asked::fits(argument, "growth beside memory that is touched", taken_bytes, "give a smaller one")?;
-    let mut far = Far::open(COPY_BYTES)?;
-    let (backends, missing) = asked::backends(&args.backend, args.step + copies_bytes)?;
-    let backends = backends.into_iter().map(|backend| of_backend(backend, args.step, args.seconds, &mut far));
-    let backends = backends.collect::<Result<_, _>>()?;
-    Ok(Figures { to: far.describe(), step_bytes: args.step, backends, missing })
-}
-
-fn of_backend(backend: Backend, step: u64, seconds: Duration, far: &mut Far) -> Measured<OfBackend> {
-    let name = backend.name();
-    let pool = sources::builder(backend).build()?;
-    let road =
-        Road { pool: &pool, epoch: AtomicUsize::new(0), over: AtomicBool::new(false), enqueues: Default::default() };
-    let (churn, seen) = std::thread::scope(|scope| {
-        let churn = scope.spawn(|| road.ends(|| road.churn(step, seconds)));
-        let seen = road.ends(|| road.copies(far));
-        (churn.join(), seen)
-    });
-    let churn = churn.map_err(|_| pinpool::Error::device("the thread that grows the pool panicked"))??;
-    let seen = seen?;
-    let of_phase = |phase: usize| Phase {
-        phase: PHASES[phase],
-        // Relaxed: both threads have ended.
-        enqueues: road.enqueues[phase].load(Ordering::Relaxed),
-        p50_us: micros(seen[phase].per_mille(500)),
-        p99_us: micros(seen[phase].per_mille(990)),
-        max_us: micros(seen[phase].max_ns()),
-    };
-    let phases: Vec<_> = (0..PHASES.len()).map(of_phase).collect();
-    let beyond_rest = |phase: usize| rounded((phases[phase].max_us - phases[RESTING].max_us).max(0.0));
-    let grow_stall_us = beyond_rest(GROWING);
-    let release_waits = matches!(pool.stats().backend, "register" | "cuda");
-    let shrink_stall_us = (!release_waits && churn.releases > 0).then(|| beyond_rest(SHRINKING));
-    Ok(OfBackend { backend: name, phases, grow_stall_us, release_waits, shrink_stall_us, churn })
-}
-
-/// What the two threads share.
-struct Road<'a> {
+/// State of both threads. Every access is relaxed: each word is read for its own value, and orders no other memory.
+struct StallRun<'a> {
     pool: &'a Pool,
-    /// Counted on by thread B, but for a pause, which thread A ends.
-    epoch: AtomicUsize,
+    /// Stages so far. The resizing thread advances it, except that the copying thread ends the pause.
+    stage: AtomicUsize,
     over: AtomicBool,
-    /// Seen so far, by phase.
+    /// Timed enqueues by phase.
     enqueues: [AtomicU64; PHASES.len()],
 }
 
-impl Road<'_> {
-    /// Nobody waits for a thread that has ended, however it did.
-    fn ends<T>(&self, work: impl FnOnce() -> Measured<T>) -> Measured<T> {
-        let done = work();
-        // Relaxed, here and below: nothing but the word itself is told.
+impl StallRun<'_> {
+    /// Ends the other thread once this one ends, with an error or without.
+    fn end_with<T>(&self, work: impl FnOnce() -> Measured<T>) -> Measured<T> {
+        let result = work();
         self.over.store(true, Ordering::Relaxed);
-        done
+        result
     }
 
     fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
     }
 
-    fn next_epoch(&self) {
-        self.epoch.fetch_add(1, Ordering::Relaxed);
+    fn next_stage(&self) {
+        self.stage.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Thread B.
-    fn churn(&self, step: u64, seconds: Duration) -> Measured<Churn> {
-        let pieces = usize::try_from(step / PIECE_BYTES as u64).unwrap_or(1).max(1);
+    /// The resizing thread.
+    fn resize(&self, step: u64, seconds: Duration) -> Measured<Resizing> {
+        let gets = usize::try_from(step / GET_BYTES as u64).unwrap_or(1).max(1);
         let begun = Instant::now();
-        let mut churn = Churn::default();
+        let mut resizing = Resizing::default();
         while begun.elapsed() < seconds && !self.is_over() {
             self.rest(step);
             let before = self.pool.stats().underlying;
-            self.next_epoch();
-            let grown = (0..pieces).map(|_| self.pool.get(PIECE_BYTES)).collect::<Result<Vec<_>, _>>()?;
-            self.next_epoch();
-            let grown_to = self.pool.stats().underlying;
+            self.next_stage();
+            let buffers = (0..gets).map(|_| self.pool.get(GET_BYTES)).collect::<Result<Vec<_>, _>>()?;
+            self.next_stage();
+            let grown = self.pool.stats().underlying;
             self.rest(step);
-            self.next_epoch();
-            drop(grown);
+            self.next_stage();
+            drop(buffers);
             self.pool.clear();
-            self.next_epoch();
+            self.next_stage();
             let stats = self.pool.stats();
-            churn.rounds += 1;
-            churn.grown_bytes += grown_to.alloc_bytes - before.alloc_bytes;
-            churn.releases += stats.underlying.frees - grown_to.frees;
-            churn.held_back_bytes = churn.held_back_bytes.max(stats.awaiting_release_bytes);
+            resizing.rounds += 1;
+            resizing.grown_bytes += grown.alloc_bytes - before.alloc_bytes;
+            resizing.releases += stats.underlying.frees - grown.frees;
+            resizing.held_back_bytes = resizing.held_back_bytes.max(stats.awaiting_release_bytes);
             self.rest(step);
-            self.next_epoch();
-            while self.epoch.load(Ordering::Relaxed) % ROUND.len() == PAUSE && !self.is_over() {
+            self.next_stage();
+            while self.stage.load(Ordering::Relaxed) % STAGES.len() == PAUSE_STAGE && !self.is_over() {
                 std::thread::sleep(Duration::from_micros(100));
             }
         }
-        Ok(churn)
+        Ok(resizing)
     }
 
-    /// The load of growth without its driver, for as many enqueues as all work so far.
+    /// The load of growth without the driver, for as many enqueues as in growth and shrinking so far.
     fn rest(&self, step: u64) {
         let begun = Instant::now();
-        let seen = |phase: usize| self.enqueues[phase].load(Ordering::Relaxed);
-        while (begun.elapsed() < REST || seen(RESTING) < seen(GROWING) + seen(SHRINKING)) && !self.is_over() {
+        let enqueues = |phase: usize| self.enqueues[phase].load(Ordering::Relaxed);
+        let is_short = || enqueues(REST_PHASE) < enqueues(GROW_PHASE) + enqueues(SHRINK_PHASE);
+        while (begun.elapsed() < REST || is_short()) && !self.is_over() {
             touch(step);
         }
     }
 
-    /// Thread A: how long enqueues took, by phase.
-    fn copies(&self, far: &mut Far) -> Measured<[Histogram; PHASES.len()]> {
+    /// The copying thread: times of its enqueues, by phase.
+    fn copy(&self, destination: &mut Destination) -> Measured<[Histogram; PHASES.len()]> {
         let mut idle = (0..=DEPTH).map(|_| self.pool.get(COPY_BYTES)).collect::<Result<Vec<_>, _>>()?;
-        let mut under_way = VecDeque::<(Completion, PinnedBuf)>::new();
-        let mut seen = std::array::from_fn(|_| Histogram::new());
+        let mut in_flight = VecDeque::<(Completion, PinnedBuf)>::new();
+        let mut times = std::array::from_fn(|_| Histogram::new());
         while !self.is_over() {
-            let before = self.epoch.load(Ordering::Relaxed);
-            let is_pause = before % ROUND.len() == PAUSE;
-            while under_way.len() == DEPTH || is_pause && !under_way.is_empty() {
-                let Some((copy, mut buf)) = under_way.pop_front() else { break };
+            let before = self.stage.load(Ordering::Relaxed);
+            let is_pause = before % STAGES.len() == PAUSE_STAGE;
+            while in_flight.len() == DEPTH || is_pause && !in_flight.is_empty() {
+                let Some((copy, mut buf)) = in_flight.pop_front() else { break };
                 copy.wait()?;
-                // Not aboard any more, as a loader's batch is not once it is filled again.
+                // Access to the bytes ends the copy in the pool's books too, as refilling a batch does.
                 buf.as_mut_slice();
                 idle.push(buf);
             }
             if is_pause {
                 self.pool.clear();
-                self.next_epoch();
+                self.next_stage();
                 continue;
             }
             let Some(mut buf) = idle.pop() else { break };
             let begun = Instant::now();
-            let copy = far.copy(&mut buf, COPY_BYTES)?;
+            let copy = destination.copy(&mut buf, COPY_BYTES)?;
             let took = begun.elapsed();
-            let after = self.epoch.load(Ordering::Relaxed);
-            // Work has odd numbers: what began in the rest before it, or ended in the rest behind it, belongs to it.
-            let phase = ROUND[if before == after { before } else { before | 1 } % ROUND.len()];
-            seen[phase].add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+            let after = self.stage.load(Ordering::Relaxed);
+            // An enqueue across two stages belongs to the odd one, which is growth or shrinking.
+            let phase = STAGES[if before == after { before } else { before | 1 } % STAGES.len()];
+            times[phase].add(took);
             self.enqueues[phase].fetch_add(1, Ordering::Relaxed);
-            under_way.push_back((copy, buf));
+            in_flight.push_back((copy, buf));
         }
-        under_way.iter().try_for_each(|(copy, _)| copy.wait())?;
-        Ok(seen)
+        in_flight.iter().try_for_each(|(copy, _)| copy.wait())?;
+        Ok(times)
     }
 }
 
-impl Figures {
-    fn table(&self) -> String {
-        let mut rows = vec![
-            format!(
-                "enqueues of 1 MiB copies to {}, us; the pool grows and shrinks by {}",
-                self.to,
-                mib(self.step_bytes)
-            ),
+impl Report for StallReport {
+    fn table(&self) -> (Vec<String>, &[String]) {
+        let (to, step) = (&self.to, mib(self.step_bytes));
+        let mut lines = vec![
+            format!("enqueues of 1 MiB copies to {to}, us; the pool grows and shrinks by {step}"),
             format!("  {:<10} {:<8} {:>10} {:>10} {:>10} {:>10}", "", "", "enqueues", "p50", "p99", "worst"),
         ];
-        for of in &self.backends {
-            rows.extend(of.phases.iter().map(|of_phase| {
-                let Phase { phase, enqueues, p50_us, p99_us, max_us } = of_phase;
-                format!("  {:<10} {phase:<8} {enqueues:>10} {p50_us:>10} {p99_us:>10} {max_us:>10}", of.backend)
+        for stalls in &self.backends {
+            lines.extend(stalls.phases.iter().map(|PhaseTimes { phase, enqueues, p50_us, p99_us, max_us }| {
+                format!("  {:<10} {phase:<8} {enqueues:>10} {p50_us:>10} {p99_us:>10} {max_us:>10}", stalls.backend)
             }));
-            let Churn { rounds, grown_bytes, releases, held_back_bytes } = of.churn;
-            let shrink = match of.shrink_stall_us {
+            let Resizing { rounds, grown_bytes, releases, held_back_bytes } = stalls.resizing;
+            let shrink = match stalls.shrink_stall_us {
                 Some(stall_us) => format!("shrink {stall_us} us, {releases} releases"),
-                None if of.release_waits => {
+                None if stalls.release_waits => {
                     format!("shrink: none while copies are in flight, {} held back", mib(held_back_bytes))
                 }
                 None => "shrink: no releases".to_owned(),
             };
-            rows.push(format!(
-                "  {:<10} worst beyond rest in {rounds} rounds ({} grown): growth {} us, {shrink}",
-                "",
-                mib(grown_bytes),
-                of.grow_stall_us
+            let (grown, growth) = (mib(grown_bytes), stalls.grow_stall_us);
+            lines.push(format!(
+                "  {:<10} worst beyond rest in {rounds} rounds ({grown} grown): growth {growth} us, {shrink}",
+                ""
             ));
         }
-        rows.extend(self.missing.iter().map(|why| format!("  not here: {why}")));
-        rows.join("\n")
+        (lines, &self.missing)
     }
 }

@@ -1,7 +1,7 @@
-//! What is measured: the pool through its public interface, and beside it what else one could keep buffers in.
+//! The pool and what a program could use instead of it, behind one trait.
 //!
-//! Each writes one byte to what it got. A baseline is given what makes it fast: it is told the class, it keeps no limit,
-//! counts nothing and frees nothing.
+//! Each writes one byte to every buffer. A baseline has every advantage: it knows the class, has no limit, keeps no counters
+//! and frees nothing.
 
 use std::collections::HashMap;
 
@@ -9,29 +9,29 @@ use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 use pinpool::{PinnedBuf, Pool};
 
-/// Sizes that are asked for, each a class of its own; 4 KiB to 64 KiB, so that malloc does not ask the system.
-pub(crate) const SIZES: usize = 16;
+/// Sizes in use, each a class of its own: 4 KiB to 64 KiB, which malloc serves without a system call.
+pub(super) const SIZES: usize = 16;
 /// More buffers of one class than are ever idle at once.
 const QUEUE_LEN: usize = 1024;
 
 /// Bytes of size number `size`.
-pub(crate) fn bytes_of(size: usize) -> usize {
+fn bytes_of(size: usize) -> usize {
     (size + 1) * 4096
 }
 
-/// One way to have buffers.
-pub(crate) trait Keeper: Sync {
-    type Item: Send;
+/// A supply of buffers; the pool implements it too.
+pub(super) trait Baseline: Sync {
+    type Buffer: Send;
 
     /// A buffer of `bytes_of(size)`, with one byte written to it.
-    fn get(&self, size: usize) -> Self::Item;
+    fn get(&self, size: usize) -> Self::Buffer;
 
-    fn put(&self, item: Self::Item);
+    fn put(&self, buffer: Self::Buffer);
 }
 
-/// The pool; a get that fails is seen in its figures.
-impl Keeper for Pool {
-    type Item = Option<PinnedBuf>;
+/// The pool's own counters report a get that fails.
+impl Baseline for Pool {
+    type Buffer = Option<PinnedBuf>;
 
     #[inline]
     fn get(&self, size: usize) -> Option<PinnedBuf> {
@@ -46,12 +46,12 @@ impl Keeper for Pool {
     }
 }
 
-/// One lock around everything, as TensorFlow's and PyTorch's pools have it.
+/// One lock around everything, like the pools of TensorFlow and PyTorch.
 #[derive(Debug, Default)]
-pub(crate) struct MutexHashMap(Mutex<HashMap<usize, Vec<Box<[u8]>>>>);
+pub(super) struct MutexHashMap(Mutex<HashMap<usize, Vec<Box<[u8]>>>>);
 
-impl Keeper for MutexHashMap {
-    type Item = Box<[u8]>;
+impl Baseline for MutexHashMap {
+    type Buffer = Box<[u8]>;
 
     #[inline]
     fn get(&self, size: usize) -> Box<[u8]> {
@@ -67,9 +67,9 @@ impl Keeper for MutexHashMap {
     }
 }
 
-/// A queue without locks for each size.
+/// A lock-free queue for each size.
 #[derive(Debug)]
-pub(crate) struct ArrayQueues([ArrayQueue<Box<[u8]>>; SIZES]);
+pub(super) struct ArrayQueues([ArrayQueue<Box<[u8]>>; SIZES]);
 
 impl Default for ArrayQueues {
     fn default() -> Self {
@@ -77,8 +77,8 @@ impl Default for ArrayQueues {
     }
 }
 
-impl Keeper for ArrayQueues {
-    type Item = Box<[u8]>;
+impl Baseline for ArrayQueues {
+    type Buffer = Box<[u8]>;
 
     #[inline]
     fn get(&self, size: usize) -> Box<[u8]> {
@@ -89,17 +89,17 @@ impl Keeper for ArrayQueues {
 
     #[inline]
     fn put(&self, buffer: Box<[u8]>) {
-        // What finds no room is freed.
+        // A full queue frees the buffer.
         let _ = self.0[buffer.len() / bytes_of(0) - 1].push(buffer);
     }
 }
 
-/// No pool: the allocator of the process.
+/// The allocator of the process.
 #[derive(Debug)]
-pub(crate) struct Malloc;
+pub(super) struct Malloc;
 
-impl Keeper for Malloc {
-    type Item = Vec<u8>;
+impl Baseline for Malloc {
+    type Buffer = Vec<u8>;
 
     #[inline]
     fn get(&self, size: usize) -> Vec<u8> {
@@ -114,12 +114,12 @@ impl Keeper for Malloc {
     }
 }
 
-/// Nothing: what the measuring itself costs.
+/// No buffers: the cost of the measurement itself.
 #[derive(Debug)]
-pub(crate) struct Empty;
+pub(super) struct Empty;
 
-impl Keeper for Empty {
-    type Item = usize;
+impl Baseline for Empty {
+    type Buffer = usize;
 
     #[inline]
     fn get(&self, size: usize) -> usize {
@@ -127,7 +127,7 @@ impl Keeper for Empty {
     }
 
     #[inline]
-    fn put(&self, item: usize) {
-        std::hint::black_box(item);
+    fn put(&self, buffer: usize) {
+        std::hint::black_box(buffer);
     }
 }

@@ -1,0 +1,114 @@
+//! Checks of the arguments: values with a meaning, each once; back-ends that are available; no more memory than a pool
+//! gets on this machine.
+
+use std::fmt::{Debug, Display};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use pinpool::config::Ceiling;
+use pinpool::config::quantity::{format_bytes, parse_bytes};
+use pinpool::{Backend, Error, Pool, PoolBuilder, Preset};
+
+use super::{BenchError, Measured};
+
+/// Default back-ends, the preferred ones first.
+const BACKENDS: [&str; 5] = ["vmm", "register", "cuda", "mlock", "heap"];
+/// Limits for the time of a measurement; values outside are typing errors.
+const SECONDS: RangeInclusive<f64> = 0.001..=3600.0;
+
+/// Parses the time of a measurement.
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
+    let number = text.trim().parse().ok().filter(|number| SECONDS.contains(number));
+    let time = number.and_then(|number| Duration::try_from_secs_f64(number).ok());
+    time.ok_or_else(|| format!("not a number of seconds from {} to {}", SECONDS.start(), SECONDS.end()))
+}
+
+/// Parses sizes of `least` bytes or more.
+pub(super) fn at_least(least: u64) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
+    move |text| match parse_bytes(text)? {
+        bytes if bytes < least => Err(format!("less than {}", format_bytes(least))),
+        bytes => Ok(bytes),
+    }
+}
+
+/// Drops repeated values and keeps the order. Values are equal if they print alike: back-ends have no other equality.
+pub(super) fn distinct<T: Clone + Debug>(values: &[T]) -> Vec<T> {
+    let mut printed = Vec::new();
+    let is_new = |value: &&T| {
+        let text = format!("{value:?}");
+        let is_new = !printed.contains(&text);
+        printed.push(text);
+        is_new
+    };
+    values.iter().filter(is_new).cloned().collect()
+}
+
+/// Settings for a pool on this back-end, independent of the environment.
+pub(super) fn pool_builder(backend: Backend) -> PoolBuilder {
+    Pool::builder().without_env().backend(backend).max_bytes(None)
+}
+
+/// The default ceiling of a pool on this machine.
+pub(super) fn default_ceiling_bytes() -> Result<u64, Error> {
+    // Under this preset a pool reserves no virtual range.
+    let pool = pool_builder(Backend::Heap).preset(Preset::Tensorflow).ceiling(Ceiling::Auto).build()?;
+    Ok(pool.stats().max_bytes.unwrap_or(u64::MAX))
+}
+
+/// Refuses what needs more memory than a pool gets here: beyond that the kernel kills the process without a message.
+pub(super) fn fits(argument: impl Display, what: impl Display, bytes: u64, remedy: &str) -> Measured<()> {
+    let most_bytes = default_ceiling_bytes()?;
+    if bytes <= most_bytes {
+        return Ok(());
+    }
+    let why = format!("{what} takes {bytes} B, over the {most_bytes} B that a pool gets on this machine; {remedy}");
+    Err(BenchError::Setting(format!("{argument}: {why}")))
+}
+
+/// The requested back-ends (by default all) that can hold `bytes`, and the reasons why others cannot. It is an error if
+/// none can.
+pub(super) fn backends(requested: &[Backend], bytes: u64) -> Measured<(Vec<Backend>, Vec<String>)> {
+    let (mut available, mut missing) = (Vec::new(), Vec::new());
+    let all = || BACKENDS.iter().filter_map(|name| name.parse().ok()).collect();
+    for backend in if requested.is_empty() { all() } else { distinct(requested) } {
+        match hold(&backend, bytes) {
+            Ok(()) => available.push(backend),
+            Err(error) => missing.push(format!("{}: {error}", backend.name())),
+        }
+    }
+    if available.is_empty() { Err(BenchError::Failure(missing.join("; "))) } else { Ok((available, missing)) }
+}
+
+/// Pins `bytes` once. Afterwards the memory is warm and the device has its context.
+pub(super) fn hold(backend: &Backend, bytes: u64) -> Result<(), Error> {
+    let pool = pool_builder(backend.clone()).build()?;
+    // A get may use another way to memory than a reserve does.
+    let _buf = pool.get(4096)?;
+    pool.prewarm(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_outside_the_limits_are_refused() {
+        for text in ["nan", "inf", "-inf", "1e300", "0", "-1", "0.0005", "3601", "", "4s"] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+        assert_eq!(["0.25", " 3600 "].map(seconds), [Ok(Duration::from_millis(250)), Ok(Duration::from_secs(3600))]);
+    }
+
+    #[test]
+    fn sizes_below_the_least_are_refused() {
+        assert_eq!(["4095", "4KiB", "x"].map(|text| at_least(4096)(text).ok()), [None, Some(4096), None]);
+    }
+
+    #[test]
+    fn repeated_values_keep_their_first_position() {
+        assert_eq!(distinct(&[8, 1, 8, 2, 1]), [8, 1, 2]);
+        let [small, large] = [1, 2].map(|total_bytes| Backend::Sim { total_bytes });
+        let all = distinct(&[Backend::Heap, small, Backend::Heap, large]);
+        assert_eq!(all.iter().map(Backend::name).collect::<Vec<_>>(), ["heap", "sim", "sim"]);
+    }
+}
