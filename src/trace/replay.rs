@@ -31,12 +31,14 @@ const POLL_EVERY_US: u64 = 1_000_000;
 const SETTLING_US: u64 = 60_000_000;
 
 /// How the simulated source hands out memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum SourceKind {
     /// One virtual range: a buffer may span granules that were pinned by different calls.
     #[default]
+    #[value(name = "span")]
     Virtual,
     /// Discrete regions: a buffer lies within one.
+    #[value(name = "walls")]
     Discrete,
 }
 

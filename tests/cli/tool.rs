@@ -170,7 +170,7 @@ fn the_table_has_a_row_for_each_figure() {
         "limit",
         "raises",
         "reclaimed",
-        "waits for room",
+        "waits at ceiling",
         "pinned at the end",
         "pinned when idle",
         "pinned at most",

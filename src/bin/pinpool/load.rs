@@ -15,7 +15,7 @@ use pinpool::loader::{Catalog, Destination, Ended, Failure, Landed, Loader, Obse
 use pinpool::{Backend, Ceiling, OnFull, Pool, Preset, Rounding};
 
 use crate::ExitError;
-use crate::load_report::{LoadReport, LoadRun};
+use crate::load_report::LoadReport;
 use crate::terminal::{Bar, Terminal};
 
 /// Files of the synthetic data set: about 1.1 GB.
@@ -181,8 +181,8 @@ pub(crate) fn run(args: &Args, terminal: &Terminal) -> Result<(), ExitError> {
 
     let pinned_bytes = loader.pool.stats().pinned_bytes;
     fall_idle(&loader.pool, args.idle, &loader.stop);
-    let run = LoadRun { outcome: &outcome, sink: destination.describe(), verify: args.verify, listing, pinned_bytes };
-    let report = LoadReport::new(run, &loader.pool.stats());
+    let (sink, stats) = (destination.describe(), loader.pool.stats());
+    let report = LoadReport { outcome: &outcome, sink, verify: args.verify, listing, pinned_bytes, stats };
     let printed = if args.json { terminal.print(report.json()) } else { terminal.print(report.table().trim_end()) };
     verdict(&outcome, terminal).and(printed)
 }

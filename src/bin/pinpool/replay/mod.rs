@@ -74,7 +74,7 @@ struct SettingArgs {
 
     /// Memory below the pool: one virtual range, or discrete regions that no buffer may cross [default: span]
     #[arg(long, value_enum)]
-    source: Option<SimulatedSource>,
+    source: Option<SourceKind>,
 
     /// Ceiling on all pinned bytes [default: none]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
@@ -103,14 +103,6 @@ enum Format {
     /// Diagnostics, the figures of each pool as JSON, and digests of the two outcome streams, for one trace with the
     /// settings of its header
     Conformance,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum SimulatedSource {
-    /// One virtual range: buffers may span separately locked granules
-    Span,
-    /// Discrete regions: a buffer lies in the region of one registration
-    Walls,
 }
 
 /// clap gives `Option<Option<T>>` a meaning of its own; this type avoids it.
@@ -180,13 +172,9 @@ fn in_file(path: &Path, error: &dyn Error) -> String {
 impl SettingArgs {
     fn replay(&self, workload: &Workload) -> Replay {
         let defaults = Replay::default();
-        let source = self.source.map_or(defaults.source, |source| match source {
-            SimulatedSource::Span => SourceKind::Virtual,
-            SimulatedSource::Walls => SourceKind::Discrete,
-        });
         Replay {
             preset: self.preset,
-            source,
+            source: self.source.unwrap_or_default(),
             rounding: self.rounding,
             pool_size_limit: self.pool_size_limit,
             auto_resize: self.auto_resize,
