@@ -6,7 +6,7 @@ use std::process::Command;
 
 #[test]
 fn every_trace_gives_the_expected_text() {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/conformance");
     let mut compared = 0;
     for trace in fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().path()) {
         let name = trace.file_name().unwrap().to_string_lossy();

@@ -456,8 +456,8 @@ fn a_replay_is_deaf_to_the_environment() {
 
 #[test]
 fn a_conformance_trace_takes_its_own_settings_and_no_others() {
-    let trace = data("small_limit.trace");
-    let expected = fs::read_to_string(data("small_limit.expected")).unwrap();
+    let trace = data("conformance/small_limit.trace");
+    let expected = fs::read_to_string(data("conformance/small_limit.expected")).unwrap();
     assert_eq!(run(&["replay", "--format", "conformance", &trace]).stdout, expected);
     for (args, words) in [
         (&["--format", "conformance", "--idle-timeout", "0s", &trace][..], "settings of the pool"),

@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn small_traces_give_the_expected_streams_line_by_line() {
-        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/conformance");
         let mut compared = 0;
         for outcome in fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().path()) {
             if outcome.extension().is_none_or(|extension| extension != "outcome") {
