@@ -9,7 +9,7 @@
 //! Reads no clock, prints nothing, takes no lock.
 
 /// Evictions between two checks (`kCheckInterval`).
-const CHECK_EVERY_EVICTIONS: u64 = 1000;
+pub(crate) const CHECK_EVERY_EVICTIONS: u64 = 1000;
 /// Both rates must be above this, strictly, for the limit to rise (`kTolerable`).
 const TOLERABLE_RATE: f64 = 2e-3;
 /// A limit below this rises straight to it.

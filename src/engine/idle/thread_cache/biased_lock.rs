@@ -1,31 +1,34 @@
-//! A lock for sections of some ten instructions that leans towards one thread.
+//! A lock for sections of about ten instructions that is biased to one thread, the owner of the shard.
 //!
 //! ```text
-//!   leaning   owner: `alone` up, is it shared? no; section; `alone` down             no atomic exchange at all
-//!   shared    anybody: exchange on `held`; section; `held` down
+//!   biased   owner: set `owner_inside`; `shared` clear? section; clear `owner_inside`     no atomic exchange at all
+//!   shared   any thread: exchange on `held`; section; clear `held`
 //!
-//!   a guest finds it leaning: takes `held`, sets `shared`, heavy fence, waits until `alone` is down
-//!   the owner has come so often without meeting a guest: it clears `shared`, under `held`
+//!   a remote thread finds it biased: takes `held`, sets `shared`, heavy fence, waits until `owner_inside` is clear
+//!   the owner came often enough without a remote thread: it clears `shared`, while it holds `held`
 //! ```
 //!
-//! An exchange costs some twenty cycles, and a get with its put needs two: most of the time of a hit. The owner of a shard
-//! comes thousands of times for each visit of somebody else, so the visitor pays: once, a few microseconds, and from then
-//! on both take the bit until the owner has long been by itself again. Where the heavy fence cannot be had the lock never
-//! leans. A section holds no call out of its room, so whoever is inside can only be late if the kernel took its core
-//! away; waiters spin a little and then yield.
+//! An exchange costs some twenty cycles and a take with its put needs two, which is most of the time of a hit. The owner
+//! enters thousands of times for each entry of another thread, so that thread pays: once, a few microseconds; then both
+//! use the exchange until the owner has been alone for long. Where the heavy fence is not available the lock is never
+//! biased. A section calls nothing outside its module, so a thread inside is late only if the kernel preempted it; waiters
+//! spin a little and then yield.
 //!
-//! - (lock I1) Inside is one thread: the owner while `alone` is up and it has then seen `shared` clear, or whoever turned
-//!   `held` from false to true, has seen `shared` set and, if it set it itself, has then seen `alone` down.
-//! - (lock I2) Whoever comes as the owner does so on one and the same leased seat, so it is one thread at a time (seat I1).
-#![allow(unsafe_code)] // The cell in the lock: the two accesses below are the whole of it.
+//! Prior art: lock reservation and biased locking (Kawachiya, Koseki, Onodera, OOPSLA 2002).
+//!
+//! - **lock-I1**: One thread is inside: the owner while `owner_inside` is set and it has then seen `shared` clear, or the
+//!   thread that turned `held` from false to true, has seen `shared` set and, if it set it itself, has then seen
+//!   `owner_inside` clear.
+//! - **lock-I2**: Every owner access uses one and the same leased slot, so it is one thread at a time (slot-I1).
+#![allow(unsafe_code)] // The cell in the lock, and one system call.
 
-use super::asymmetric_fence;
 use super::slot::ThreadSlot;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{Backoff, UnsafeCell};
 
-/// The owner leans again after so many sections in a row: less and frequent guests would pay for the fence too often.
-const QUIET: u32 = if cfg!(loom) {
+/// The lock is biased again after this many sections of the owner in a row. Fewer would make frequent remote threads pay
+/// for the fence too often.
+const REBIAS_AFTER: u32 = if cfg!(loom) {
     1
 } else if cfg!(miri) {
     8
@@ -33,91 +36,91 @@ const QUIET: u32 = if cfg!(loom) {
     4096
 };
 
-/// Who comes.
+/// How a thread enters.
 #[derive(Clone, Copy)]
-pub(super) enum Who {
-    /// The one thread that the lock may lean to, by its seat (lock I2).
-    Owner(#[expect(dead_code, reason = "shown, never asked: who has it is the owner")] ThreadSlot),
-    Guest,
+pub(super) enum Access {
+    /// The thread that the lock may be biased to (lock-I2).
+    Owner(#[expect(dead_code, reason = "a proof: only the owner has it")] ThreadSlot),
+    Remote,
 }
 
 pub(super) struct BiasedLock<T> {
     content: UnsafeCell<T>,
-    alone: AtomicBool,
+    owner_inside: AtomicBool,
     shared: AtomicBool,
     held: AtomicBool,
-    may_lean: bool,
-    /// Sections of the owner since the last guest; under `held`.
-    quiet: AtomicU32,
+    can_bias: bool,
+    /// Sections of the owner since the last remote one; written under `held`.
+    unshared_sections: AtomicU32,
 }
 
-// SAFETY: (lock I1) one thread at a time reaches the content, so sharing the lock only ever sends it.
+// SAFETY: (lock-I1) one thread at a time reaches the content, so sharing the lock only sends the content.
 unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
-/// Lowers a flag when the section ends, also by a panic.
-struct Lower<'a>(&'a AtomicBool);
+/// Clears a flag when the section ends, also by a panic.
+struct ClearOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Lower<'_> {
+impl Drop for ClearOnDrop<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // Release: what the section wrote is there for whoever sees the flag down.
+        // Release: a thread that sees the flag clear sees what the section wrote.
         self.0.store(false, Ordering::Release);
     }
 }
 
 impl<T> BiasedLock<T> {
     pub(super) fn new(content: T) -> Self {
-        let may_lean = asymmetric_fence::available();
+        let can_bias = asymmetric_fence::available();
         Self {
             content: UnsafeCell::new(content),
-            alone: AtomicBool::new(false),
-            shared: AtomicBool::new(!may_lean),
+            owner_inside: AtomicBool::new(false),
+            shared: AtomicBool::new(!can_bias),
             held: AtomicBool::new(false),
-            may_lean,
-            quiet: AtomicU32::new(0),
+            can_bias,
+            unshared_sections: AtomicU32::new(0),
         }
     }
 
-    /// Runs `section` alone, after whoever is inside now.
+    /// Runs `section` alone; waits for the thread that is inside.
     #[inline]
-    pub(super) fn with<R>(&self, who: Who, section: impl FnOnce(&mut T) -> R) -> R {
-        let _lower = if matches!(who, Who::Owner(_)) && self.enter_alone() {
-            Lower(&self.alone)
+    pub(super) fn with<R>(&self, access: Access, section: impl FnOnce(&mut T) -> R) -> R {
+        let _clear = if matches!(access, Access::Owner(_)) && self.enter_biased() {
+            ClearOnDrop(&self.owner_inside)
         } else {
-            self.enter_late(who);
-            Lower(&self.held)
+            self.enter_shared(access);
+            ClearOnDrop(&self.held)
         };
         self.run(section)
     }
 
-    /// As the owner, runs `section` with what is `given`, or gives that back at once if somebody is inside.
+    /// Runs `section` with `argument` as the owner, or returns `argument` at once if another thread is inside.
     #[inline]
     pub(super) fn try_with<A, R>(
         &self,
         owner: ThreadSlot,
-        given: A,
+        argument: A,
         section: impl FnOnce(&mut T, A) -> R,
     ) -> Result<R, A> {
-        let _lower = if self.enter_alone() {
-            Lower(&self.alone)
-        } else if self.take_bit() {
-            self.settle(Who::Owner(owner));
-            Lower(&self.held)
+        let _clear = if self.enter_biased() {
+            ClearOnDrop(&self.owner_inside)
+        } else if self.try_hold() {
+            self.settle(Access::Owner(owner));
+            ClearOnDrop(&self.held)
         } else {
-            return Err(given);
+            return Err(argument);
         };
-        Ok(self.run(|content| section(content, given)))
+        Ok(self.run(|content| section(content, argument)))
     }
 
     #[inline(always)]
-    fn enter_alone(&self) -> bool {
-        // Relaxed and the fence: either a guest that sets `shared` sees this, or the load below sees `shared` set. What
-        // guests wrote came with `held` when the owner itself cleared `shared`.
-        self.alone.store(true, Ordering::Relaxed);
+    fn enter_biased(&self) -> bool {
+        // Relaxed, with the fence: either a remote thread that sets `shared` sees this store, or the load below sees
+        // `shared` set. The owner acquired `held` when it cleared `shared`, so it has seen what remote threads wrote.
+        self.owner_inside.store(true, Ordering::Relaxed);
         asymmetric_fence::light();
         if self.shared.load(Ordering::Relaxed) {
-            // Relaxed: nothing was done.
-            self.alone.store(false, Ordering::Relaxed);
+            // Relaxed: no section ran.
+            self.owner_inside.store(false, Ordering::Relaxed);
             return false;
         }
         true
@@ -125,54 +128,153 @@ impl<T> BiasedLock<T> {
 
     #[cold]
     #[inline(never)]
-    fn enter_late(&self, who: Who) {
+    fn enter_shared(&self, access: Access) {
         let backoff = Backoff::new();
-        while !self.take_bit() {
+        while !self.try_hold() {
             backoff.snooze();
-            // Relaxed: only a guess whether the exchange is worth taking the line away from the holder.
+            // Relaxed: a guess whether the exchange may succeed; it would take the line from the holder.
             #[cfg(not(loom))]
             while self.held.load(Ordering::Relaxed) {
                 backoff.snooze();
             }
         }
-        self.settle(who);
+        self.settle(access);
     }
 
     #[inline(always)]
-    fn take_bit(&self) -> bool {
-        // Acquire: sees all that the last holder wrote. Relaxed on failure: nothing is done then.
+    fn try_hold(&self) -> bool {
+        // Acquire: sees what the last holder wrote. Relaxed on failure: no section runs.
         self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// With `held` taken: makes sure that the owner is not inside, or, as the owner, thinks of leaning again.
-    fn settle(&self, who: Who) {
-        // Relaxed, all but one: `shared` is set by guests and cleared by the owner under `held`, as `quiet` is.
-        if let Who::Owner(_) = who {
-            let quiet = self.quiet.load(Ordering::Relaxed) + 1;
-            let lean = self.may_lean && quiet >= QUIET;
-            self.quiet.store(if lean { 0 } else { quiet.min(QUIET) }, Ordering::Relaxed);
-            if lean {
+    /// Called with `held`: a remote thread ensures that the owner is not inside; the owner may bias the lock again.
+    fn settle(&self, access: Access) {
+        // Relaxed, except the last load: `shared` and `unshared_sections` are written under `held`.
+        if let Access::Owner(_) = access {
+            let unshared_sections = self.unshared_sections.load(Ordering::Relaxed) + 1;
+            let rebias = self.can_bias && unshared_sections >= REBIAS_AFTER;
+            self.unshared_sections
+                .store(if rebias { 0 } else { unshared_sections.min(REBIAS_AFTER) }, Ordering::Relaxed);
+            if rebias {
                 self.shared.store(false, Ordering::Relaxed);
             }
             return;
         }
-        self.quiet.store(0, Ordering::Relaxed);
+        self.unshared_sections.store(0, Ordering::Relaxed);
         if self.shared.load(Ordering::Relaxed) {
             return;
         }
         self.shared.store(true, Ordering::Relaxed);
         asymmetric_fence::heavy();
         let backoff = Backoff::new();
-        // Acquire: what the owner did before it lowered the flag is seen.
-        while self.alone.load(Ordering::Acquire) {
+        // Acquire: sees what the owner wrote before it cleared the flag.
+        while self.owner_inside.load(Ordering::Acquire) {
             backoff.snooze();
         }
     }
 
     #[inline(always)]
     fn run<R>(&self, section: impl FnOnce(&mut T) -> R) -> R {
-        // SAFETY: (lock I1) the caller came in by `alone` or `held` and lowers it only after the borrow.
+        // SAFETY: (lock-I1) the caller set `owner_inside` or `held` and clears it only after the borrow.
         self.content.with_mut(|content| section(unsafe { &mut *content }))
+    }
+}
+
+/// A fence between a store and a later load, split into a frequent half that costs nothing and a rare half that pays for
+/// both (compare folly's `AsymmetricThreadFence`).
+///
+/// Two threads that each store one flag and then load the other's must not both miss the other's store. That takes a
+/// fence in each, some twenty cycles. Where the kernel can interrupt every core that runs this process (`membarrier`), the
+/// rare half asks it to, and the frequent half only keeps the compiler from reordering. Elsewhere [`available`] is false.
+/// Under a model both halves are the plain fence.
+///
+/// [`available`]: asymmetric_fence::available
+pub(super) mod asymmetric_fence {
+    /// Whether [`heavy`] orders [`light`]. Asks the kernel once.
+    pub(super) fn available() -> bool {
+        imp::available()
+    }
+
+    /// The frequent half.
+    #[inline(always)]
+    pub(super) fn light() {
+        imp::light();
+    }
+
+    /// The rare half: some microseconds.
+    #[cold]
+    pub(in crate::engine::idle::thread_cache) fn heavy() {
+        imp::heavy();
+    }
+
+    #[cfg(any(loom, miri))]
+    mod imp {
+        use crate::sync::atomic::{Ordering, fence};
+
+        pub(super) fn available() -> bool {
+            true
+        }
+
+        pub(super) fn light() {
+            // SeqCst: the full fence.
+            fence(Ordering::SeqCst);
+        }
+
+        pub(super) fn heavy() {
+            // SeqCst: the full fence.
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    #[cfg(all(target_os = "linux", not(any(loom, miri))))]
+    mod imp {
+        use std::sync::OnceLock;
+        use std::sync::atomic::{Ordering, compiler_fence};
+        use std::time::Duration;
+
+        pub(super) fn available() -> bool {
+            static REGISTERED: OnceLock<bool> = OnceLock::new();
+            *REGISTERED.get_or_init(|| membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED))
+        }
+
+        #[inline(always)]
+        pub(super) fn light() {
+            // SeqCst, for the compiler alone: `heavy` orders the processors.
+            compiler_fence(Ordering::SeqCst);
+        }
+
+        pub(super) fn heavy() {
+            // After registration the call fails only without memory or under a sandbox set up later. Store buffers drain
+            // within a millisecond.
+            if !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+
+        fn membarrier(command: libc::c_int) -> bool {
+            // SAFETY: the call reads and writes no memory of this process.
+            let answer = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
+            answer == 0
+        }
+    }
+
+    #[cfg(not(any(target_os = "linux", loom, miri)))]
+    mod imp {
+        use std::sync::atomic::{Ordering, fence};
+
+        pub(super) fn available() -> bool {
+            false
+        }
+
+        pub(super) fn light() {
+            // SeqCst: the full fence, although no caller relies on it here.
+            fence(Ordering::SeqCst);
+        }
+
+        pub(super) fn heavy() {
+            // SeqCst: as above.
+            fence(Ordering::SeqCst);
+        }
     }
 }
 
@@ -182,43 +284,43 @@ mod tests {
     use crate::engine::idle::thread_cache::slot;
 
     #[test]
-    fn the_owner_loses_nothing_to_guests_that_come_again_and_again() {
-        let (owned, guests) = (40 * QUIET, 16);
+    fn owner_and_remote_threads_are_inside_one_at_a_time() {
+        let (owned, remotes) = (40 * REBIAS_AFTER, 16);
         let done = AtomicU32::new(0);
         let lock = BiasedLock::new((0u32, 0u32));
         let add = |pair: &mut (u32, u32)| {
-            // Two numbers that differ if two were ever inside.
+            // Two numbers that differ if two threads were ever inside.
             pair.0 += 1;
             pair.1 += 1;
             assert_eq!(pair.0, pair.1);
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let owner = Who::Owner(slot::current());
+                let owner = Access::Owner(slot::current());
                 for step in 0..owned {
                     lock.with(owner, add);
                     done.store(step + 1, Ordering::Relaxed);
                 }
             });
-            // Guests come so far apart that it leans in between.
-            for guest in 0..guests {
-                while done.load(Ordering::Relaxed) < guest * 2 * QUIET {
+            // Remote threads come so seldom that the lock is biased in between.
+            for remote in 0..remotes {
+                while done.load(Ordering::Relaxed) < remote * 2 * REBIAS_AFTER {
                     std::thread::yield_now();
                 }
-                lock.with(Who::Guest, add);
+                lock.with(Access::Remote, add);
             }
         });
-        assert_eq!(lock.with(Who::Guest, |pair| *pair), (owned + guests, owned + guests));
+        assert_eq!(lock.with(Access::Remote, |pair| *pair), (owned + remotes, owned + remotes));
     }
 
     #[test]
-    fn it_leans_again_after_the_owner_was_long_alone() {
+    fn the_lock_is_biased_again_after_the_owner_was_long_alone() {
         let lock = BiasedLock::new(());
-        let owner = Who::Owner(slot::current());
+        let owner = Access::Owner(slot::current());
         let shared = || lock.shared.load(Ordering::Relaxed);
         assert_ne!(shared(), asymmetric_fence::available());
-        lock.with(Who::Guest, |()| assert!(shared()));
-        (1..QUIET).for_each(|_| lock.with(owner, |()| assert!(shared())));
+        lock.with(Access::Remote, |()| assert!(shared()));
+        (1..REBIAS_AFTER).for_each(|_| lock.with(owner, |()| assert!(shared())));
         lock.with(owner, |()| ());
         assert_ne!(shared(), asymmetric_fence::available());
     }
@@ -230,55 +332,55 @@ mod loom_models {
     use loom::sync::Arc;
     use loom::thread;
 
-    fn seat() -> ThreadSlot {
-        // SAFETY: (seat I1) only the first thread of each model comes as the owner.
-        unsafe { ThreadSlot::pretend(0) }
+    fn slot() -> ThreadSlot {
+        // SAFETY: (slot-I1) only the first thread of each model uses it.
+        unsafe { ThreadSlot::fake(0) }
     }
 
-    fn owner() -> Who {
-        Who::Owner(seat())
+    fn owner() -> Access {
+        Access::Owner(slot())
     }
 
     #[test]
-    fn loom_the_owner_and_a_guest_are_inside_one_at_a_time() {
+    fn loom_the_owner_and_a_remote_thread_are_inside_one_at_a_time() {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(4);
         builder.check(|| {
             let lock = Arc::new(BiasedLock::new(0));
-            let guest = lock.clone();
-            let guest = thread::spawn(move || (0..2).for_each(|_| guest.with(Who::Guest, |n| *n += 1)));
-            // Leaning, then perhaps shared, then leaning again.
+            let remote = lock.clone();
+            let remote = thread::spawn(move || (0..2).for_each(|_| remote.with(Access::Remote, |n| *n += 1)));
+            // Biased, then perhaps shared, then biased again.
             lock.with(owner(), |n| *n += 1);
-            let tried = lock.try_with(seat(), 10, |n, ten| *n += ten).is_ok();
+            let tried = lock.try_with(slot(), 10, |n, ten| *n += ten).is_ok();
             lock.with(owner(), |n| *n += 1);
-            guest.join().unwrap();
-            assert_eq!(lock.with(Who::Guest, |n| *n), if tried { 14 } else { 4 });
+            remote.join().unwrap();
+            assert_eq!(lock.with(Access::Remote, |n| *n), if tried { 14 } else { 4 });
         });
     }
 
     #[test]
-    fn loom_two_guests_are_inside_one_at_a_time() {
+    fn loom_two_remote_threads_are_inside_one_at_a_time() {
         loom::model(|| {
             let lock = Arc::new(BiasedLock::new(0));
             let other = lock.clone();
-            let other = thread::spawn(move || other.with(Who::Guest, |n| *n += 1));
-            lock.with(Who::Guest, |n| *n += 1);
+            let other = thread::spawn(move || other.with(Access::Remote, |n| *n += 1));
+            lock.with(Access::Remote, |n| *n += 1);
             other.join().unwrap();
             assert_eq!(lock.with(owner(), |n| *n), 2);
         });
     }
 
     #[test]
-    fn loom_an_owner_that_leans_again_meets_the_next_guest() {
+    fn loom_a_lock_that_is_biased_again_admits_the_next_remote_thread_alone() {
         loom::model(|| {
             let lock = Arc::new(BiasedLock::new(0));
-            lock.with(Who::Guest, |n| *n += 1);
-            let guest = lock.clone();
-            let guest = thread::spawn(move || guest.with(Who::Guest, |n| *n += 1));
+            lock.with(Access::Remote, |n| *n += 1);
+            let remote = lock.clone();
+            let remote = thread::spawn(move || remote.with(Access::Remote, |n| *n += 1));
             for _ in 0..3 {
                 lock.with(owner(), |n| *n += 1);
             }
-            guest.join().unwrap();
+            remote.join().unwrap();
             assert_eq!(lock.with(owner(), |n| *n), 5);
         });
     }

@@ -13,12 +13,11 @@
 //!
 //! A window is the difference between the sums now and those noted at the last reset; a reset writes no counter.
 
-use crate::policy::Window;
+use super::ThreadCache;
+use super::permits::as_permits;
+use crate::policy::{CHECK_EVERY_EVICTIONS, Window};
 use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-
-/// The rates are due for a check at every eviction whose number in the window is a multiple of this (policy-R4).
-const CHECK_EVERY: u64 = 1000;
 
 /// What one shard counts.
 pub(super) struct Counters {
@@ -126,17 +125,6 @@ fn add(counter: &AtomicU64, more: u64) {
     counter.store(load(counter).wrapping_add(more), Ordering::Relaxed);
 }
 
-/// What was counted between `earlier` and `now`. Saturates: a reset that races with operations may have noted one more
-/// than a later reader finds.
-pub(super) fn window_since(earlier: Window, now: Window) -> Window {
-    Window {
-        get_from_pool: now.get_from_pool.saturating_sub(earlier.get_from_pool),
-        put: now.put.saturating_sub(earlier.put),
-        allocated: now.allocated.saturating_sub(earlier.allocated),
-        evicted: now.evicted.saturating_sub(earlier.evicted),
-    }
-}
-
 /// Evictions of all shards: one shared counter, because every thousandth must be noticed.
 pub(super) struct Evictions {
     count: CachePadded<AtomicU64>,
@@ -148,11 +136,11 @@ impl Evictions {
         Self { count: CachePadded::new(AtomicU64::new(0)), at_reset: AtomicU64::new(0) }
     }
 
-    /// Adds one; `true` if it makes a check due.
+    /// Adds one; `true` if it makes a check due (policy-R4).
     pub(super) fn add(&self) -> bool {
         // Relaxed, here and below: each is a number on its own.
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
-        count.wrapping_sub(self.at_reset.load(Ordering::Relaxed)).is_multiple_of(CHECK_EVERY)
+        count.wrapping_sub(self.at_reset.load(Ordering::Relaxed)).is_multiple_of(CHECK_EVERY_EVICTIONS)
     }
 
     pub(super) fn count(&self) -> u64 {
@@ -161,6 +149,71 @@ impl Evictions {
 
     pub(super) fn reset_at(&self, count: u64) {
         self.at_reset.store(count, Ordering::Relaxed);
+    }
+}
+
+/// Sums over all shards; no take or put runs this code.
+impl<T> ThreadCache<T> {
+    /// Buffers that are idle now.
+    pub fn idle_count(&self) -> usize {
+        let count = self.used_shards().map(|shard| shard.counters().idle()).sum::<u64>();
+        usize::try_from(count).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes of the buffers that are idle now.
+    pub fn idle_bytes(&self) -> usize {
+        self.used_shards().map(|shard| shard.counters().idle_bytes()).fold(0, usize::wrapping_add)
+    }
+
+    /// Everything counted since the cache was made.
+    pub fn totals(&self) -> Window {
+        let mut totals = Window { evicted: self.evictions.count(), ..Window::default() };
+        self.used_shards().for_each(|shard| shard.counters().add_to(&mut totals));
+        totals
+    }
+
+    /// Everything counted since the last reset.
+    pub fn window(&self) -> Window {
+        let (reset, now) = (self.reset.lock(), self.totals());
+        // Saturates: a reset that races with operations may have noted one more than a later reader finds.
+        Window {
+            get_from_pool: now.get_from_pool.saturating_sub(reset.get_from_pool),
+            put: now.put.saturating_sub(reset.put),
+            allocated: now.allocated.saturating_sub(reset.allocated),
+            evicted: now.evicted.saturating_sub(reset.evicted),
+        }
+    }
+
+    /// Begins a new window.
+    pub fn reset_window(&self) {
+        let mut reset = self.reset.lock();
+        *reset = self.totals();
+        self.evictions.reset_at(reset.evicted);
+    }
+
+    /// At rest: recounts everything and compares it with the counters.
+    ///
+    /// # Errors
+    ///
+    /// Names the first number that does not agree.
+    pub fn validate(&self) -> Result<(), String> {
+        let mut permits = self.permits.free();
+        for (at, shard) in self.shards.iter().enumerate() {
+            let in_shard = |wrong| format!("shard {at}: {wrong}");
+            let (classes, free) = shard.validate().map_err(in_shard)?;
+            permits += i64::from(free);
+            if !(classes.is_empty() && free == 0 || self.used.load(Ordering::Relaxed) & 1 << at != 0) {
+                return Err(in_shard("not marked used".into()));
+            }
+            if let Some(class) = classes.iter().find(|&&class| self.occupancy.shards(class) & 1 << at == 0) {
+                return Err(in_shard(format!("the occupancy bit of class {class} is clear")));
+            }
+        }
+        let (idle, limit) = (self.idle_count(), self.limit());
+        if idle > limit || i64::try_from(idle).is_ok_and(|idle| as_permits(limit) != idle + permits) {
+            return Err(format!("{idle} idle and {permits} permits do not add up to the limit {limit}"));
+        }
+        Ok(())
     }
 }
 

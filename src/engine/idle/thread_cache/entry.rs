@@ -1,8 +1,8 @@
-//! A buffer with the header by which the front remembers it while it is idle.
+//! A buffer with the header that the thread cache needs while the buffer is idle.
 //!
-//! The header travels with the buffer, so neither a get nor a put allocates, and one move of a pointer hands over all.
-//! Its links belong to the front alone: they mean something only while the entry is idle.
-#![allow(unsafe_code)] // Send and Sync despite the links; see the comments there.
+//! The header travels with the buffer, so neither a take nor a put allocates, and a buffer changes hands as one pointer.
+//! The links belong to the cache alone: they mean something only while the entry is idle.
+#![allow(unsafe_code)] // Send and Sync despite the links.
 
 use super::slot;
 use std::fmt;
@@ -12,41 +12,41 @@ use std::ptr::NonNull;
 /// Another idle entry, or none.
 pub(super) type Link<T> = Option<NonNull<Entry<T>>>;
 
-/// What the front holds: a value, its class, and where it is idle.
+/// What the cache holds: a value, its class, and its links while it is idle.
 ///
-/// The alignment keeps two entries off one cache line and leaves the low bits of an address to the inbox.
+/// The alignment keeps two entries off one cache line and leaves the low bits of an address to the remote free list.
 #[repr(C, align(64))]
 pub struct Entry<T> {
-    /// Same class, put back later and earlier. In an inbox `below` is the one put there before.
+    /// Same class: put next and put before. In a remote free list `below` is the one pushed before.
     pub(super) above: Link<T>,
     pub(super) below: Link<T>,
-    /// Any class, put back next and just before.
+    /// Any class: put next and put before.
     pub(super) newer: Link<T>,
     pub(super) older: Link<T>,
     /// Coarse time of the last put.
     pub(super) stamp: u32,
     pub(super) class: u32,
-    /// The seat that took it last, where a put brings it home to.
-    pub(super) home: u32,
+    /// Slot number of the thread that took it last; a put returns it to that shard.
+    pub(super) owner: u32,
     bytes: usize,
     value: T,
 }
 
-// SAFETY: the links are followed only by the shelf or the inbox that holds the entry (shelf I1, inbox I1); whoever else
-// has the entry has a value, a few numbers and pointers that nobody reads.
+// SAFETY: only the free list or remote free list that holds the entry follows its links (list-I1, remote-I1); to any other
+// thread that has the entry they are numbers that it never reads.
 unsafe impl<T: Send> Send for Entry<T> {}
 
-// SAFETY: as above; `&Entry` shows the value and the numbers only.
+// SAFETY: as above; `&Entry` gives access to the value and the numbers only.
 unsafe impl<T: Sync> Sync for Entry<T> {}
 
 impl<T> Entry<T> {
-    /// Wraps `value`, whose home is the calling thread.
+    /// Wraps `value`; the calling thread's shard owns it.
     pub fn new(class: u32, bytes: usize, value: T) -> Box<Self> {
         Self::new_at(slot::current().number(), class, bytes, value)
     }
 
-    pub(super) fn new_at(home: u32, class: u32, bytes: usize, value: T) -> Box<Self> {
-        Box::new(Self { above: None, below: None, newer: None, older: None, stamp: 0, class, home, bytes, value })
+    pub(super) fn new_at(owner: u32, class: u32, bytes: usize, value: T) -> Box<Self> {
+        Box::new(Self { above: None, below: None, newer: None, older: None, stamp: 0, class, owner, bytes, value })
     }
 
     /// The size class under which it is put and taken.
@@ -54,12 +54,12 @@ impl<T> Entry<T> {
         self.class
     }
 
-    /// The bytes that it stands for in sums of idle bytes.
+    /// What it adds to the sum of idle bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Takes the header off.
+    /// Unwraps the value.
     pub fn into_value(self) -> T {
         self.value
     }

@@ -1,28 +1,27 @@
-//! The sequential core of one shard: what is idle, newest on top of its class, and in which order it came back.
+//! The sequential core of one shard: its idle entries, as a stack per class and one list in the order of puts.
 //!
 //! ```text
 //!   last: F      class 3: top -> E -> B        recency: oldest -> A -> B -> C -> E -> newest
 //!                class 7: top -> C -> A                 (all classes in one list)
 //! ```
 //!
-//! Every operation is a handful of pointer writes, and as few as can be, since the lock's next exchange waits until they
-//! have reached the cache. Hence `last`: what was laid down last joins the lists only when something else is laid down,
-//! so a buffer that comes and goes is one pointer. The lists run through the entries themselves, so a shelf never
-//! allocates after `new`. It knows no lock, no limit, no count and no other shelf.
+//! Each operation writes as few pointers as possible, because the lock's next atomic exchange waits until the writes have
+//! reached the cache. Hence `last`: the entry pushed last joins the lists only at the next push, so a buffer that is put
+//! and taken again costs one pointer. The links are in the entries, so the list never allocates after `new`. It has no
+//! lock, no limit and no counters.
 //!
-//! - (shelf I1) A linked entry came out of a box in `link`, is in exactly one class list and in the recency list of one
-//!   shelf, and goes back into a box in `unlink`; `&mut self` is the only way to reach it meanwhile.
-//! - (shelf I2) Stamps never fall along the recency list.
-//! - (shelf I3) A class list is the recency list with the other classes left out, and `last` is newer
-//!   than all of them.
-//! - (shelf I4) `above` of a top and `newer` of the newest are never read: what they say is left over.
-#![allow(unsafe_code)] // Two lists through one set of boxes: the two accesses at the end are the whole of it.
+//! - **list-I1**: A linked entry was leaked from its box in `link`, is in exactly one class list and in the recency list of
+//!   one `FreeList`, and becomes a box again in `unlink`; only `&mut self` reaches it meanwhile.
+//! - **list-I2**: Stamps never decrease along the recency list.
+//! - **list-I3**: A class list is the recency list without the other classes, and `last` is newer than all of them.
+//! - **list-I4**: `above` of a top and `newer` of the newest are stale and never read.
+#![allow(unsafe_code)] // Two intrusive lists over one set of boxes; `unlink` and `at` are the only unsafe operations.
 
 use super::entry::{Entry, Link};
 use std::ptr::NonNull;
 
-/// The stamp of a shelf without entries: later than any.
-pub(super) const NOTHING: u32 = u32::MAX;
+/// The stamp of a list without entries: later than any other.
+pub(super) const NO_STAMP: u32 = u32::MAX;
 
 pub(super) struct FreeList<T> {
     last: Option<Box<Entry<T>>>,
@@ -30,19 +29,19 @@ pub(super) struct FreeList<T> {
     tops: Box<[Link<T>]>,
     oldest: Link<T>,
     newest: Link<T>,
-    /// From now on nothing is kept. The shelf itself does not mind; it stands here to be under the lock.
+    /// No further put is kept. Only the shard reads it; it is here to be under the lock.
     pub(super) sealed: bool,
 }
 
-// SAFETY: (shelf I1) the entries behind the links belong to the shelf as boxes would.
+// SAFETY: (list-I1) the list owns the linked entries as it would own boxes.
 unsafe impl<T: Send> Send for FreeList<T> {}
 
-/// What a walk found.
+/// Result of a walk.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Recount {
     pub(super) count: u64,
     pub(super) bytes: usize,
-    /// Those that hold something.
+    /// Classes with entries.
     pub(super) classes: Vec<u32>,
 }
 
@@ -51,7 +50,7 @@ impl<T> FreeList<T> {
         Self { last: None, tops: (0..classes).map(|_| None).collect(), oldest: None, newest: None, sealed: false }
     }
 
-    /// Lays `entry` on top of its class, as the most recent of all. The caller has checked that the class exists.
+    /// Makes `entry` the newest of its class and of all. The caller has checked that the class exists.
     #[inline]
     pub(super) fn push(&mut self, entry: Box<Entry<T>>) {
         if let Some(before) = self.last.replace(entry) {
@@ -66,7 +65,7 @@ impl<T> FreeList<T> {
         entry.below = top;
         entry.older = newest;
         if let Some(newest) = newest {
-            // (shelf I2) A thread that read the coarse time late must not seem to come before those already here.
+            // (list-I2) The caller's coarse time may be older than that of an entry already here.
             let stamp = self.at(newest).stamp;
             if entry.stamp < stamp {
                 entry.stamp = stamp;
@@ -94,7 +93,7 @@ impl<T> FreeList<T> {
         Some(self.unlink(entry))
     }
 
-    /// The one put back longest ago, whatever its class.
+    /// The entry put longest ago, of any class.
     pub(super) fn take_oldest(&mut self) -> Option<Box<Entry<T>>> {
         match self.oldest {
             Some(oldest) => Some(self.unlink(oldest)),
@@ -102,24 +101,24 @@ impl<T> FreeList<T> {
         }
     }
 
-    /// When the oldest was put back, or [`NOTHING`].
+    /// When the oldest was put, or [`NO_STAMP`].
     pub(super) fn oldest_stamp(&mut self) -> u32 {
         match (self.oldest, &self.last) {
             (Some(oldest), _) => self.at(oldest).stamp,
             (None, Some(last)) => last.stamp,
-            (None, None) => NOTHING,
+            (None, None) => NO_STAMP,
         }
     }
 
-    /// As `oldest_stamp`, but `last` does not count.
+    /// As `oldest_stamp`, without `last`.
     pub(super) fn oldest_linked_stamp(&mut self) -> u32 {
-        self.oldest.map_or(NOTHING, |oldest| self.at(oldest).stamp)
+        self.oldest.map_or(NO_STAMP, |oldest| self.at(oldest).stamp)
     }
 
     #[inline]
     fn unlink(&mut self, entry: NonNull<Entry<T>>) -> Box<Entry<T>> {
         let &mut Entry { above, below, newer, older, class, .. } = self.at(entry);
-        // (shelf I4) What lies above or is newer counts only if the ends do not say that there is nothing.
+        // (list-I4) The links of a top and of the newest are stale.
         let newer = if self.newest == Some(entry) { None } else { newer };
         let above = if self.tops[class as usize] == Some(entry) { None } else { above };
         match above {
@@ -143,18 +142,18 @@ impl<T> FreeList<T> {
         if older.is_none() {
             self.oldest = newer;
         }
-        // SAFETY: (shelf I1) made from a box in `link`, and the lines above took it out of both lists.
+        // SAFETY: (list-I1) leaked from a box in `link`, and the lines above removed it from both lists.
         unsafe { Box::from_raw(entry.as_ptr()) }
     }
 
     #[inline(always)]
     fn at(&mut self, mut entry: NonNull<Entry<T>>) -> &mut Entry<T> {
-        // SAFETY: (shelf I1) `entry` was read from this shelf, so it is linked and alive; the borrow of the shelf lasts
-        // as long as the one that is handed out, so there is no second one.
+        // SAFETY: (list-I1) `entry` was read from this list, so it is linked and alive; the returned borrow lasts as long
+        // as that of `self`, so there is no second one.
         unsafe { entry.as_mut() }
     }
 
-    /// Walks both kinds of list, compares them and counts.
+    /// Walks the recency list and the class lists, compares and counts them.
     pub(super) fn validate(&mut self) -> Result<Recount, String> {
         let mut recount = Recount::default();
         let mut by_recency: Vec<Vec<NonNull<Entry<T>>>> = self.tops.iter().map(|_| Vec::new()).collect();
@@ -183,12 +182,12 @@ impl<T> FreeList<T> {
             for &node in entries.iter().rev() {
                 let entry = self.at(node);
                 if next != Some(node) || above.is_some() && entry.above != above {
-                    return Err(format!("class {class} is not in the order of recency"));
+                    return Err(format!("class {class} is not in recency order"));
                 }
                 (above, next) = (next, entry.below);
             }
             if next.is_some() {
-                return Err(format!("class {class} goes on below its oldest"));
+                return Err(format!("class {class} continues below its oldest"));
             }
             let last = self.last.as_ref().filter(|last| last.class == class);
             if let Some(last) = last {
@@ -205,7 +204,7 @@ impl<T> FreeList<T> {
 
 impl<T> Drop for FreeList<T> {
     fn drop(&mut self) {
-        // Boxes again, one by one; a chain of boxes would drop itself by recursion.
+        // One by one: a chain of boxes would drop recursively.
         while self.take_oldest().is_some() {}
     }
 }
@@ -222,54 +221,54 @@ mod tests {
     }
 
     #[test]
-    fn newest_of_the_class_and_oldest_of_all() {
-        let mut shelf = FreeList::new(2);
+    fn take_newest_is_per_class_and_take_oldest_across_classes() {
+        let mut list = FreeList::new(2);
         for (class, value) in [(0, 1), (1, 2), (0, 3)] {
-            shelf.push(entry(class, value, 0));
+            list.push(entry(class, value, 0));
         }
-        assert_eq!(shelf.validate(), Ok(Recount { count: 3, bytes: 30, classes: vec![0, 1] }));
-        assert_eq!(shelf.take_newest(0).map(|e| **e), Some(3));
-        assert_eq!(shelf.take_oldest().map(|e| **e), Some(1));
-        assert_eq!(shelf.take_newest(0).map(|e| **e), None);
-        assert_eq!(shelf.take_newest(9).map(|e| **e), None);
-        assert_eq!(shelf.take_oldest().map(|e| **e), Some(2));
-        assert_eq!(shelf.validate(), Ok(Recount::default()));
-        assert_eq!(shelf.oldest_stamp(), NOTHING);
+        assert_eq!(list.validate(), Ok(Recount { count: 3, bytes: 30, classes: vec![0, 1] }));
+        assert_eq!(list.take_newest(0).map(|e| **e), Some(3));
+        assert_eq!(list.take_oldest().map(|e| **e), Some(1));
+        assert_eq!(list.take_newest(0).map(|e| **e), None);
+        assert_eq!(list.take_newest(9).map(|e| **e), None);
+        assert_eq!(list.take_oldest().map(|e| **e), Some(2));
+        assert_eq!(list.validate(), Ok(Recount::default()));
+        assert_eq!(list.oldest_stamp(), NO_STAMP);
     }
 
     #[test]
-    fn a_late_stamp_does_not_jump_the_queue() {
-        let mut shelf = FreeList::new(1);
-        shelf.push(entry(0, 1, 7));
-        shelf.push(entry(0, 2, 5));
-        assert!(shelf.validate().is_ok());
-        shelf.push(entry(0, 3, 6));
-        drop(shelf.take_oldest());
-        assert_eq!(shelf.oldest_stamp(), 7);
+    fn a_stamp_that_goes_back_does_not_make_an_entry_older() {
+        let mut list = FreeList::new(1);
+        list.push(entry(0, 1, 7));
+        list.push(entry(0, 2, 5));
+        assert!(list.validate().is_ok());
+        list.push(entry(0, 3, 6));
+        drop(list.take_oldest());
+        assert_eq!(list.oldest_stamp(), 7);
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 256 }, failure_persistence: None, ..Default::default() })]
         #[test]
-        fn like_a_plain_vector(steps in proptest::collection::vec((0u8..4, 0u32..4), 0..if cfg!(miri) { 40 } else { 200 })) {
-            let mut shelf = FreeList::new(4);
+        fn it_behaves_like_a_vector(steps in proptest::collection::vec((0u8..4, 0u32..4), 0..if cfg!(miri) { 40 } else { 200 })) {
+            let mut list = FreeList::new(4);
             let mut model: Vec<(u32, u32)> = Vec::new();
             for (id, (step, class)) in (0u32..).zip(steps) {
                 let (expected, got) = match step {
                     0 | 1 => {
                         model.push((class, id));
-                        shelf.push(entry(class, id, id));
+                        list.push(entry(class, id, id));
                         (None, None)
                     }
                     2 => {
                         let at = model.iter().rposition(|e| e.0 == class);
-                        (at.map(|at| model.remove(at)), shelf.take_newest(class))
+                        (at.map(|at| model.remove(at)), list.take_newest(class))
                     }
-                    _ => ((!model.is_empty()).then(|| model.remove(0)), shelf.take_oldest()),
+                    _ => ((!model.is_empty()).then(|| model.remove(0)), list.take_oldest()),
                 };
                 prop_assert_eq!(expected, got.map(|e| (e.class, **e)));
-                prop_assert_eq!(shelf.oldest_stamp(), model.first().map_or(NOTHING, |e| e.1));
-                let recount = shelf.validate();
+                prop_assert_eq!(list.oldest_stamp(), model.first().map_or(NO_STAMP, |e| e.1));
+                let recount = list.validate();
                 prop_assert_eq!(recount.map(|found| found.count), Ok(model.len() as u64));
             }
         }

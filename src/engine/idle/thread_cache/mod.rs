@@ -1,134 +1,144 @@
-//! The front of the pool: idle buffers by class, for many threads.
+//! A cache of idle buffers by size class, for many threads.
 //!
 //! ```text
-//!   thread --seat--> shard 0   [ lock | shelf: class stacks + recency ]   [ inbox ] <-- brought home by other threads
-//!                    shard 1   [ lock | shelf                         ]   [ inbox ]
-//!                    ...
-//!   whereabouts  class -> shards that may hold it        pot  places nobody uses        evictions
+//!   thread 0 ── slot 0 ──▶ shard 0   biased lock ▶ [ free list: a stack per class, one recency list | counters ]
+//!   other threads ───────────────▶   [ remote free list: one word, pushed without a lock ]
+//!   thread 1 ── slot 1 ──▶ shard 1   ...
+//!
+//!   shared by all shards:   class occupancy bitmap      permit pool = the count limit      eviction counter
 //! ```
 //!
-//! **Take**: the newest of the class on the thread's own shelf; else what was brought home; else, if `whereabouts` names
-//! other shards, from those, whoever put it there. **Put**: home, to the shard of the thread that took the buffer last:
-//! on the shelf if that is the caller's own, else into the inbox. A loader's producers get and its copying thread puts,
-//! so buffers circulate between one producer's shard and the copier along a single cache line, and producers never meet.
-//! **Limit**: every idle buffer has a place (`places`). A put that finds no place anywhere evicts the buffer that was
-//! returned longest ago, then keeps its own.
+//! **Take**: the newest buffer of the class in the thread's own free list; else one from its remote free list; else one
+//! from another shard that the occupancy bitmap names. **Put**: to the *owner shard*, which is the shard of the thread that
+//! took the buffer last: into the free list if that shard is the caller's own, else into its remote free list. Loader
+//! threads take buffers and the copying thread puts them, so each buffer circulates between one loader's shard and the
+//! copying thread over a single cache line, and loader threads never meet. **Limit**: each idle buffer holds one permit. A
+//! put that finds no free permit evicts the buffer that was put longest ago.
 //!
-//! It never calls a back-end, reads a clock, logs or allocates; victims leave by value. No operation holds two locks.
+//! The cache never calls a back-end, reads a clock, logs or allocates; victims leave by return value. No operation holds
+//! two locks.
 //!
-//! # Promises
+//! # Invariants
 //!
-//! 1. An idle buffer of the class is found by a take, on whichever shard it is.
-//! 2. Idle buffers never exceed the limit, at rest or running, but for those that a lowered limit is still pushing out.
-//! 3. A put evicts only if it finds every place used; the few that another put has in hand just then it cannot see. On
-//!    one thread that is exact, and so is the order: the victim is the buffer returned longest ago. Between threads ages
-//!    are compared by the coarse stamp that puts hand in.
-//! 4. After [`ThreadCache::seal`] no put keeps anything, so one drain empties the front for good.
-//! 5. A hit on the thread's own shard writes to no cache line that other threads write to in their own hits.
-//! 6. At rest the figures are exact, and a thread that ended leaves nothing that others do not find.
+//! - **cache-I1**: A take finds an idle buffer of its class, whichever shard holds it.
+//! - **cache-I2**: Idle buffers never exceed the limit, except those that a lowered limit has not evicted yet.
+//! - **cache-I3**: A put evicts only if it finds every permit in use; it cannot see permits that another put holds at that
+//!   moment. On one thread that is exact, and the victim is the buffer put longest ago. Between threads, ages are compared
+//!   by the coarse time passed to `put`.
+//! - **cache-I4**: After [`ThreadCache::seal`] no put keeps a buffer, so one drain empties the cache for good.
+//! - **cache-I5**: A hit in the thread's own shard writes no cache line that hits of other threads write.
+//! - **cache-I6**: At rest all counters are exact, and buffers and permits of a thread that has ended are found by others.
 //!
 //! # Why this shape
 //!
-//! Nanoseconds for a get and its put on a 2-core machine, best of some hundred rounds, the front called and not inlined:
+//! Nanoseconds for a take and its put on a 2-core machine, best of some hundred rounds, not inlined:
 //!
-//! | | one thread | get here, put there | limit and order of age |
+//! | | one thread | take here, put there | limit and order of age |
 //! | --- | --- | --- | --- |
 //! | one mutex around a map of vectors | 30 | 185 | possible |
-//! | 64 padded slots a class, own slot first | 17 | - | none |
-//! | a shard a thread behind a plain bit, an inbox | 17.4 | 97 | exact on one thread |
-//! | **the same, the lock leaning towards the thread** | **9.1** (6.4 inlined) | **97** | exact on one thread |
-//! | floor: two exchanges; a ring there and one back | 12.8 | 95 | |
+//! | 64 padded slots per class, own slot first | 17 | - | none |
+//! | a shard per thread behind a spin bit, a remote free list | 17.4 | 97 | exact on one thread |
+//! | **the same, with a biased lock** | **9.1** (6.4 inlined) | **97** | exact on one thread |
+//! | lower bound: two exchanges; a ring there and one back | 12.8 | 95 | |
 //!
-//! Slots cannot say which buffer is oldest without looking at all of them, and still need two exchanges. A shard says it
-//! at once. Stealing shards without an inbox make the copying thread the owner of everything that producers want.
+//! An array of slots cannot tell which buffer is oldest without reading all of it; a shard reads the head of one list.
+//! Shards that steal but have no remote free list make the copying thread the owner of every buffer that loaders need.
 //!
-//! A miss with nothing idle looks at the own shard and at one word. An eviction takes the head of the own list; with more
-//! threads it first looks at one or two lines of each shard in use, for a spare place or an older buffer.
+//! A miss with nothing idle reads the own shard and one word. An eviction takes the head of the own recency list; with
+//! several threads it first reads one or two lines of each shard in use, for a spare permit or an older buffer.
+//!
+//! # Prior art
+//!
+//! - a cache per thread in front of a shared allocator: [tcmalloc](https://google.github.io/tcmalloc/design.html);
+//! - a separate list for frees by other threads: `thread_free` of [mimalloc](https://github.com/microsoft/mimalloc), and
+//!   local and remote free lists of [sharded-slab](https://docs.rs/sharded-slab); each is a Treiber stack (Treiber, 1986);
+//! - the lock biased to its owner: Kawachiya, Koseki, Onodera, "Lock reservation", OOPSLA 2002;
+//! - its fence: `AsymmetricThreadFence` of [folly](https://github.com/facebook/folly);
+//! - permits: [tokio's `Semaphore`](https://docs.rs/tokio/latest/tokio/sync/struct.Semaphore.html).
 
-mod asymmetric_fence;
 mod biased_lock;
 mod counters;
 mod entry;
 mod free_list;
-mod occupancy;
 mod permits;
 mod remote_list;
 mod shard;
 mod slot;
-mod validate;
 
 pub use entry::Entry;
 
 use crate::policy::Window;
-use crate::sync::Backoff;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use biased_lock::Who;
+use crate::sync::{Backoff, Mutex};
+use biased_lock::{Access, asymmetric_fence};
 use counters::Evictions;
-use free_list::NOTHING;
-use occupancy::Occupancy;
-use permits::PermitPool;
-use remote_list::Unkept;
+use free_list::NO_STAMP;
+use permits::{Occupancy, PermitPool};
+use remote_list::PushError;
 use shard::Shard;
 use slot::ThreadSlot;
 use std::fmt;
 
-/// Shards are bits of a word.
-const MOST_SHARDS: usize = 64;
+/// The occupancy bitmap keeps one bit for each shard in a 64-bit word.
+const SHARDS_MAX: usize = 64;
 
-/// A shard that ran out of places takes this many at once from the pot.
-const PLACES_AT_ONCE: u32 = 4;
+/// Permits that a put claims from the pool at once.
+const PERMITS_PER_CLAIM: u32 = 4;
 
-/// A put looks so often for a place that is on its way between other threads before it gives its own buffer up.
-const SEARCHES: u32 = 64;
+/// How often a put searches for a permit that is moving between other threads before it evicts its own buffer.
+const PERMIT_SEARCHES: u32 = 64;
 
 /// Idle buffers by class, for many threads. See the module.
 pub struct ThreadCache<T> {
     shards: Box<[Shard<T>]>,
-    whereabouts: Occupancy,
-    pot: PermitPool,
+    occupancy: Occupancy,
+    permits: PermitPool,
     evictions: Evictions,
-    /// A bit for each shard that ever held a buffer or a place.
+    /// A bit for each shard that ever held a buffer or a permit.
     used: AtomicU64,
-    reset: crate::sync::Mutex<Window>,
+    /// Sums at the last reset: the window began there.
+    reset: Mutex<Window>,
 }
 
-/// What became of a put: all empty means that the buffer was kept and nothing else happened.
+/// Result of a put. All fields empty: the buffer was kept and nothing else happened.
 #[derive(Debug)]
 #[must_use = "what comes back from a put must be released by the caller"]
 pub struct Put<T> {
-    /// The buffer itself, which the front does not keep: it is sealed, or does not know the class.
+    /// The buffer itself, if the cache is sealed or does not know its class.
     pub handed_back: Option<Box<Entry<T>>>,
-    /// The buffer that the count limit pushed out.
+    /// The buffer that the count limit evicted.
     pub victim: Option<Box<Entry<T>>>,
-    /// That eviction made a check of the rates due.
+    /// That eviction makes a check of the rates due.
     pub check_due: bool,
 }
 
-/// How to look at a shard: what can be seen without its lock may be a moment behind.
+/// How a search treats what it reads of a shard without the lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Trust {
-    Hints,
-    Nothing,
+enum Search {
+    /// Trust it: it may be a moment old.
+    ByHints,
+    /// Look into every shard under its lock.
+    Full,
 }
 
-/// Places that a put found, and the buffer that had to leave for it.
-struct Found<T> {
-    places: u32,
+/// Permits that a put obtained, and the buffer that was evicted for them.
+struct Obtained<T> {
+    permits: u32,
     victim: Option<Box<Entry<T>>>,
 }
 
 impl<T> ThreadCache<T> {
-    /// An empty front for classes `0..classes` that keeps up to `limit` buffers. `shards` is rounded up to a power of
-    /// two, 64 at most; twice the number of cores keeps threads apart, more threads than that share.
+    /// An empty cache for classes `0..classes` that keeps up to `limit` buffers. `shards` is rounded up to a power of
+    /// two, at most 64; twice the number of cores keeps threads apart, more threads than shards share them.
     pub fn new(classes: u32, limit: usize, shards: usize) -> Self {
-        let shards = shards.clamp(1, MOST_SHARDS).next_power_of_two();
+        let shards = shards.clamp(1, SHARDS_MAX).next_power_of_two();
         Self {
             shards: (0..shards).map(|_| Shard::new(classes)).collect(),
-            whereabouts: Occupancy::new(classes),
-            pot: PermitPool::new(limit),
+            occupancy: Occupancy::new(classes),
+            permits: PermitPool::new(limit),
             evictions: Evictions::new(),
             used: AtomicU64::new(0),
-            reset: crate::sync::Mutex::new(Window::default()),
+            reset: Mutex::new(Window::default()),
         }
     }
 
@@ -138,39 +148,40 @@ impl<T> ThreadCache<T> {
         self.take_at(slot::current(), class)
     }
 
-    /// Puts `entry` back at the coarse time `epoch`.
+    /// Puts `entry` back at `coarse_time`.
     #[inline]
-    pub fn put(&self, entry: Box<Entry<T>>, epoch: u32) -> Put<T> {
-        self.put_at(slot::current(), entry, epoch)
+    pub fn put(&self, entry: Box<Entry<T>>, coarse_time: u32) -> Put<T> {
+        self.put_at(slot::current(), entry, coarse_time)
     }
 
-    /// Counts a get of the calling thread that was served from below.
+    /// Counts a get of the calling thread that the underlying allocator served.
     pub fn count_allocated(&self) {
         let own = self.shard_of(slot::current().number());
         self.shards[own].count_allocated();
         self.mark_used(own);
     }
 
-    /// The buffer returned longest ago, not counted as evicted.
+    /// Removes the buffer put longest ago; not counted as an eviction.
     pub fn evict_oldest(&self) -> Option<Box<Entry<T>>> {
-        let seat = slot::current();
+        let slot = slot::current();
         loop {
-            let at = self.oldest_shard(seat, Trust::Hints)?;
-            let victim = self.shards[at].evict(who(seat, at));
+            let at = self.oldest_shard(slot, Search::ByHints)?;
+            let victim = self.shards[at].evict(access(slot, at));
             if victim.is_some() {
-                self.pot.bring(1);
+                self.permits.add(1);
                 return victim;
             }
         }
     }
 
-    /// Gives every buffer that was put back before `epoch` to `sink`, which runs outside every lock.
-    pub fn drain_older_than(&self, epoch: u32, mut sink: impl FnMut(Box<Entry<T>>)) {
-        // All shards, since the first put of one may be under way: sealed, that one is the last.
+    /// Removes every buffer that was put before `coarse_time` and passes it to `sink`, outside every lock.
+    pub fn drain_older_than(&self, coarse_time: u32, mut sink: impl FnMut(Box<Entry<T>>)) {
+        // All shards, not only those marked used: the first put of a shard may be under way, and after `seal` no later
+        // drain would find it (cache-I4).
         for shard in &self.shards {
             loop {
                 let mut batch = [const { None }; shard::BATCH];
-                shard.drain(epoch, &mut batch, &self.pot);
+                shard.drain(coarse_time, &mut batch, &self.permits);
                 let more = batch.last().is_some_and(Option::is_some);
                 batch.into_iter().flatten().for_each(&mut sink);
                 if !more {
@@ -180,91 +191,92 @@ impl<T> ThreadCache<T> {
         }
     }
 
-    /// Gives every idle buffer to `sink`.
+    /// Passes every idle buffer to `sink`.
     pub fn drain_all(&self, sink: impl FnMut(Box<Entry<T>>)) {
-        self.drain_older_than(NOTHING, sink);
+        self.drain_older_than(NO_STAMP, sink);
     }
 
-    /// Orders what the caller did before this call with puts of other threads: a put whose count is not in
-    /// [`totals`](ThreadCache::totals) afterwards comes after it as a whole, and whatever its thread reads next sees what the
-    /// caller wrote. Costs microseconds.
+    /// Orders what the caller did before this call with puts of other threads: a put that
+    /// [`totals`](ThreadCache::totals) does not count afterwards happens entirely after this call, and its thread then
+    /// reads what the caller wrote. Costs microseconds.
     pub fn order_with_puts(&self) {
         asymmetric_fence::heavy();
     }
 
-    /// From here on each put is handed back. What is idle stays until it is drained.
+    /// From now on each put is handed back. Idle buffers stay until they are drained.
     pub fn seal(&self) {
         self.shards.iter().for_each(Shard::seal);
     }
 
-    /// How many idle buffers it may keep.
+    /// How many idle buffers the cache may keep.
     pub fn limit(&self) -> usize {
-        self.pot.limit()
+        self.permits.limit()
     }
 
-    /// Sets another limit. If more are idle, the oldest go to `sink`, not counted as evicted.
+    /// Sets another limit. If more buffers are idle, the oldest go to `sink`, not counted as evictions.
     pub fn set_limit(&self, limit: usize, mut sink: impl FnMut(Box<Entry<T>>)) {
-        if !self.pot.set_limit(limit) {
+        if !self.permits.set_limit(limit) {
             return;
         }
-        // The sum of all places is the limit, so what the pot lacks is on shelves, in inboxes, or in the hand of a put
-        // that is about to lay it down.
+        // All permits sum to the limit, so those that the pool lacks are in free lists, in remote free lists, or held by
+        // a put that is about to use them.
         let backoff = Backoff::new();
-        while self.pot.in_debt() {
-            self.shards.iter().for_each(|shard| self.pot.bring(shard.surrender(Who::Guest)));
-            if self.pot.in_debt() {
+        while self.permits.in_debt() {
+            self.shards.iter().for_each(|shard| self.permits.add(shard.revoke(Access::Remote)));
+            if self.permits.in_debt() {
                 self.evict_oldest().map_or_else(|| backoff.snooze(), &mut sink);
             }
         }
     }
 
     #[inline(always)]
-    fn take_at(&self, seat: ThreadSlot, class: u32) -> Option<Box<Entry<T>>> {
-        let own = self.shard_of(seat.number());
-        let mut entry = match self.shards[own].take(who(seat, own), class, &self.pot) {
+    fn take_at(&self, slot: ThreadSlot, class: u32) -> Option<Box<Entry<T>>> {
+        let own = self.shard_of(slot.number());
+        let mut entry = match self.shards[own].take(access(slot, own), class, &self.permits) {
             Some(entry) => entry,
             None => self.steal(own, class)?,
         };
-        if entry.home != seat.number() {
-            entry.home = seat.number();
+        // Compare first: a store would make the line dirty for nothing.
+        if entry.owner != slot.number() {
+            entry.owner = slot.number();
         }
         Some(entry)
     }
 
     fn steal(&self, own: usize, class: u32) -> Option<Box<Entry<T>>> {
-        let elsewhere = self.whereabouts.shards(class) & !(1 << own);
-        bits_from(own, elsewhere).find_map(|at| self.shards[at].steal(class, at, &self.whereabouts, &self.pot))
+        let elsewhere = self.occupancy.shards(class) & !(1 << own);
+        bits_from(own, elsewhere).find_map(|at| self.shards[at].steal(class, at, &self.occupancy, &self.permits))
     }
 
     #[inline(always)]
-    fn put_at(&self, seat: ThreadSlot, mut entry: Box<Entry<T>>, epoch: u32) -> Put<T> {
-        let stamp = epoch.min(NOTHING - 1);
+    fn put_at(&self, slot: ThreadSlot, mut entry: Box<Entry<T>>, coarse_time: u32) -> Put<T> {
+        let stamp = coarse_time.min(NO_STAMP - 1);
         if entry.stamp != stamp {
             entry.stamp = stamp;
         }
-        match self.keep(seat, entry, 0) {
+        match self.insert(slot, entry, 0) {
             Ok(()) => Put { handed_back: None, victim: None, check_due: false },
-            Err(unkept) => self.put_slowly(seat, unkept),
+            Err(error) => self.put_slow(slot, error),
         }
     }
 
     #[cold]
-    fn put_slowly(&self, seat: ThreadSlot, unkept: Unkept<T>) -> Put<T> {
-        let entry = match unkept {
-            Unkept::NoPlace(entry) => entry,
-            Unkept::Sealed(entry) => return Put { handed_back: Some(entry), victim: None, check_due: false },
+    fn put_slow(&self, slot: ThreadSlot, error: PushError<T>) -> Put<T> {
+        let entry = match error {
+            PushError::NoPermit(entry) => entry,
+            PushError::Sealed(entry) => return Put { handed_back: Some(entry), victim: None, check_due: false },
         };
-        let Some(Found { places, victim }) = self.find_place(seat) else {
-            // A limit of nought, or every place in other hands for long: it came and is the one to go.
-            let own = self.shard_of(seat.number());
-            self.shards[own].count_passing(who(seat, own));
+        let Some(Obtained { permits, victim }) = self.obtain_permits(slot) else {
+            // The limit is 0, or other threads held every permit during the whole search: evict the buffer itself.
+            let own = self.shard_of(slot.number());
+            self.shards[own].count_evicted_put(access(slot, own));
             self.mark_used(own);
             return Put { handed_back: None, victim: Some(entry), check_due: self.evictions.add() };
         };
-        let handed_back = match self.keep(seat, entry, places) {
+        let handed_back = match self.insert(slot, entry, permits) {
             Ok(()) => None,
-            Err(Unkept::NoPlace(entry) | Unkept::Sealed(entry)) => {
-                self.pot.bring(places);
+            Err(PushError::NoPermit(entry) | PushError::Sealed(entry)) => {
+                self.permits.add(permits);
                 Some(entry)
             }
         };
@@ -272,104 +284,105 @@ impl<T> ThreadCache<T> {
         Put { handed_back, victim, check_due }
     }
 
-    /// Keeps `entry` at its home, on a place that is free there or one of those `given`.
+    /// Inserts `entry` into its owner shard, with a permit that is free there or one of those `granted`.
     #[inline(always)]
-    fn keep(&self, seat: ThreadSlot, entry: Box<Entry<T>>, given: u32) -> Result<(), Unkept<T>> {
-        let (class, home) = (entry.class(), self.shard_of(entry.home));
-        if !self.whereabouts.knows(class) {
-            return Err(Unkept::Sealed(entry));
+    fn insert(&self, slot: ThreadSlot, entry: Box<Entry<T>>, granted: u32) -> Result<(), PushError<T>> {
+        let (class, owner) = (entry.class(), self.shard_of(entry.owner));
+        if !self.occupancy.has_class(class) {
+            return Err(PushError::Sealed(entry));
         }
-        let shard = &self.shards[home];
-        let no_room = if seat.owns(home) { shard.put(seat, entry, given)? } else { shard.bring(entry, given)? };
-        self.pot.bring(no_room);
-        // After the buffer is in: see `whereabouts`.
-        if self.whereabouts.set(class, home) {
-            self.mark_used(home);
+        let shard = &self.shards[owner];
+        let unused =
+            if slot.owns(owner) { shard.put(slot, entry, granted)? } else { shard.put_remote(entry, granted)? };
+        self.permits.add(unused);
+        // After the insertion: see the order in `permits`.
+        if self.occupancy.set(class, owner) {
+            self.mark_used(owner);
         }
         Ok(())
     }
 
-    /// A place from the pot; else any place that nobody uses; else that of the buffer returned longest ago.
-    fn find_place(&self, seat: ThreadSlot) -> Option<Found<T>> {
+    /// Permits from the pool; else spare ones of any shard; else that of the buffer put longest ago.
+    fn obtain_permits(&self, slot: ThreadSlot) -> Option<Obtained<T>> {
         let backoff = Backoff::new();
-        let mut trust = Trust::Hints;
-        for _ in 0..SEARCHES {
+        let mut search = Search::ByHints;
+        for _ in 0..PERMIT_SEARCHES {
             if self.limit() == 0 {
                 break;
             }
-            let places = self.unused_places(seat, trust);
-            if places > 0 {
-                return Some(Found { places, victim: None });
+            let permits = self.spare_permits(slot, search);
+            if permits > 0 {
+                return Some(Obtained { permits, victim: None });
             }
-            let victim = self.oldest_shard(seat, trust).and_then(|at| self.shards[at].evict(who(seat, at)));
+            let victim = self.oldest_shard(slot, search).and_then(|at| self.shards[at].evict(access(slot, at)));
             if victim.is_some() {
-                return Some(Found { places: 1, victim });
+                return Some(Obtained { permits: 1, victim });
             }
             backoff.snooze();
-            trust = Trust::Nothing;
+            search = Search::Full;
         }
         None
     }
 
-    fn unused_places(&self, seat: ThreadSlot, trust: Trust) -> u32 {
-        let claimed = self.pot.claim(PLACES_AT_ONCE);
+    fn spare_permits(&self, slot: ThreadSlot, search: Search) -> u32 {
+        let claimed = self.permits.claim(PERMITS_PER_CLAIM);
         if claimed > 0 {
             return claimed;
         }
-        let promising = |&at: &usize| trust == Trust::Nothing || self.shards[at].view().places > 0;
+        let promising = |&at: &usize| search == Search::Full || self.shards[at].hint().permits > 0;
         let mut found = self
-            .worth_a_look(self.shard_of(seat.number()), trust)
+            .candidates(self.shard_of(slot.number()), search)
             .filter(promising)
-            .map(|at| self.shards[at].surrender(who(seat, at)));
-        let places = found.find(|&places| places > 0).unwrap_or(0);
-        let in_hand = places.min(PLACES_AT_ONCE);
-        self.pot.bring(places - in_hand);
-        in_hand
+            .map(|at| self.shards[at].revoke(access(slot, at)));
+        let permits = found.find(|&permits| permits > 0).unwrap_or(0);
+        let kept = permits.min(PERMITS_PER_CLAIM);
+        self.permits.add(permits - kept);
+        kept
     }
 
-    /// The shard with the buffer put back longest ago; `own` if ages are equal.
-    fn oldest_shard(&self, seat: ThreadSlot, trust: Trust) -> Option<usize> {
+    /// The shard with the buffer put longest ago; the own shard if ages are equal.
+    fn oldest_shard(&self, slot: ThreadSlot, search: Search) -> Option<usize> {
         let age = |at: usize| {
-            let view = self.shards[at].view();
-            if view.uncertain || trust == Trust::Nothing { self.shards[at].oldest(who(seat, at)) } else { view.oldest }
+            let hint = self.shards[at].hint();
+            let look = hint.uncertain || search == Search::Full;
+            if look { self.shards[at].oldest(access(slot, at)) } else { hint.oldest }
         };
         let ages = self
-            .worth_a_look(self.shard_of(seat.number()), trust)
+            .candidates(self.shard_of(slot.number()), search)
             .map(|at| (age(at), at))
-            .filter(|&(stamp, _)| stamp != NOTHING);
+            .filter(|&(stamp, _)| stamp != NO_STAMP);
         ages.reduce(|a, b| if b.0 < a.0 { b } else { a }).map(|(_, at)| at)
     }
 
-    fn worth_a_look(&self, own: usize, trust: Trust) -> impl Iterator<Item = usize> + use<T> {
-        let all = u64::MAX >> (MOST_SHARDS - self.shards.len());
-        bits_from(own, if trust == Trust::Nothing { all } else { self.used.load(Ordering::Relaxed) })
+    fn candidates(&self, own: usize, search: Search) -> impl Iterator<Item = usize> + use<T> {
+        let all = u64::MAX >> (SHARDS_MAX - self.shards.len());
+        bits_from(own, if search == Search::Full { all } else { self.used.load(Ordering::Relaxed) })
     }
 
     #[inline(always)]
-    fn shard_of(&self, seat: u32) -> usize {
-        seat as usize & (self.shards.len() - 1)
+    fn shard_of(&self, slot: u32) -> usize {
+        slot as usize & (self.shards.len() - 1)
     }
 
     fn mark_used(&self, shard: usize) {
-        // Relaxed: which shards are worth a look; what is in them comes with their locks.
+        // Relaxed: the bits say which shards to search; the locks publish what is in them.
         if self.used.load(Ordering::Relaxed) & 1 << shard == 0 {
             self.used.fetch_or(1 << shard, Ordering::Relaxed);
         }
     }
 
-    /// The shards in use.
-    fn used(&self) -> impl Iterator<Item = &Shard<T>> {
-        self.worth_a_look(0, Trust::Hints).map(|at| &self.shards[at])
+    fn used_shards(&self) -> impl Iterator<Item = &Shard<T>> {
+        self.candidates(0, Search::ByHints).map(|at| &self.shards[at])
     }
 }
 
-/// As whom a thread on `seat` comes to the shard `at`.
+/// How a thread in `slot` accesses the shard `at`.
 #[inline(always)]
-fn who(seat: ThreadSlot, at: usize) -> Who {
-    if seat.owns(at) { Who::Owner(seat) } else { Who::Guest }
+fn access(slot: ThreadSlot, at: usize) -> Access {
+    if slot.owns(at) { Access::Owner(slot) } else { Access::Remote }
 }
 
-/// The numbers of the set bits, beginning at `first` and going round.
+/// The numbers of the set bits, from `first` upward and then from 0.
 fn bits_from(first: usize, bits: u64) -> impl Iterator<Item = usize> {
     let mut left = bits & (u64::MAX << first);
     let mut then = bits ^ left;

@@ -1,26 +1,44 @@
-//! The count limit, as places: who keeps a buffer sits it on one.
+//! What all shards share: the permit pool, which is the count limit, and the class occupancy bitmap.
+//!
+//! **Permits.** Each idle buffer holds one permit. A lowered limit leaves the pool in debt (below zero) until that many
+//! permits have come back.
 //!
 //! ```text
-//!   limit = idle buffers + spare places of the shards + places in their inboxes + places in the pot + places in hand
+//!   limit = idle buffers + spare permits of shards + permits in remote free lists + permits in the pool + permits that a
+//!           put holds
 //! ```
 //!
-//! A take leaves its place with the shard and the next put there uses it, so hits never come here. Only a shard that has
-//! none asks the pot, and one that has many brings some back. Because each idle buffer has a place, the limit is never
-//! passed, by any number of threads; because a put collects every place there is before it evicts, none is evicted early.
+//! A take leaves its permit with the shard and the next put there uses it, so hits never touch the pool. A shard without
+//! permits claims some from the pool; one with many returns some. Any number of threads keep the limit, because each idle
+//! buffer has a permit (cache-I2); a put collects every free permit before it evicts (cache-I3).
 //!
-//! A lower limit takes places away that are in use: the pot owes them until that many buffers have left.
+//! **Occupancy.** One word per class, one bit per shard, so a miss with nothing idle reads one word. A set bit may be
+//! stale; a clear bit never is (cache-I1): a put sets the bit after it inserted the buffer, if it is clear. Takes leave it
+//! set, so a thread that takes and puts the same buffer writes no shared word. A thread that searched a shard in vain
+//! clears the bit, in this order:
+//!
+//! ```text
+//!   under the shard's lock, the class is empty      a put under the lock:   push; unlock; bit clear? set it
+//!   1. clear the bit                                a remote put:           push; bit clear? set it
+//!   2. collect the remote free list
+//!   3. the class is not empty now? set the bit
+//! ```
+//!
+//! A remote push either comes before step 2, which then finds its buffer, or after it, and then the exchange of step 2
+//! makes the cleared bit visible to it. Both are acquire-release exchanges on the word of the remote free list, so no
+//! fence is needed.
 
-use crate::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 pub(super) struct PermitPool {
     limit: AtomicUsize,
-    /// Places that nobody has; below zero, places that must come back.
+    /// Permits in the pool; below zero, permits that must come back.
     free: AtomicI64,
 }
 
 impl PermitPool {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit: AtomicUsize::new(limit), free: AtomicI64::new(as_places(limit)) }
+        Self { limit: AtomicUsize::new(limit), free: AtomicI64::new(as_permits(limit)) }
     }
 
     #[inline]
@@ -29,24 +47,24 @@ impl PermitPool {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Sets another limit; `true` if places must now come back.
+    /// Sets another limit; `true` if permits must now come back.
     pub(super) fn set_limit(&self, limit: usize) -> bool {
-        // Relaxed, here and below: places are only counted; the buffers travel under the shards' locks.
-        let change = as_places(limit) - as_places(self.limit.swap(limit, Ordering::Relaxed));
+        // Relaxed, here and below: permits are only counted; the shards' locks publish the buffers.
+        let change = as_permits(limit) - as_permits(self.limit.swap(limit, Ordering::Relaxed));
         self.free.fetch_add(change, Ordering::Relaxed) + change < 0
     }
 
     pub(super) fn in_debt(&self) -> bool {
-        self.free.load(Ordering::Relaxed) < 0
+        self.free() < 0
     }
 
     pub(super) fn free(&self) -> i64 {
         self.free.load(Ordering::Relaxed)
     }
 
-    /// Takes up to `most` places out.
+    /// Takes up to `most` permits.
     pub(super) fn claim(&self, most: u32) -> u32 {
-        let mut free = self.free.load(Ordering::Relaxed);
+        let mut free = self.free();
         loop {
             let Ok(claimed @ 1..) = u32::try_from(free.min(i64::from(most))) else { return 0 };
             let left = free - i64::from(claimed);
@@ -58,16 +76,56 @@ impl PermitPool {
     }
 
     #[inline]
-    pub(super) fn bring(&self, places: u32) {
-        if places > 0 {
-            self.free.fetch_add(i64::from(places), Ordering::Relaxed);
+    pub(super) fn add(&self, permits: u32) {
+        if permits > 0 {
+            self.free.fetch_add(i64::from(permits), Ordering::Relaxed);
         }
     }
 }
 
-pub(super) fn as_places(limit: usize) -> i64 {
-    // A limit of half the numbers there are is none at all; the cut keeps sums of limits from overflowing.
+/// A limit as a number of permits, capped so that sums cannot overflow.
+pub(super) fn as_permits(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX).min(i64::MAX / 4)
+}
+
+/// The class occupancy bitmap.
+pub(super) struct Occupancy {
+    shards_of: Box<[AtomicU64]>,
+}
+
+impl Occupancy {
+    pub(super) fn new(classes: u32) -> Self {
+        Self { shards_of: (0..classes).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    #[inline]
+    pub(super) fn has_class(&self, class: u32) -> bool {
+        (class as usize) < self.shards_of.len()
+    }
+
+    /// A bit for each shard that may hold `class`.
+    #[inline]
+    pub(super) fn shards(&self, class: u32) -> u64 {
+        // Relaxed: the shard's lock follows; a put that ended before this thread's search is visible in any case.
+        self.shards_of.get(class as usize).map_or(0, |shards| shards.load(Ordering::Relaxed))
+    }
+
+    /// Records that `shard` holds `class`; `true` if the bit was clear.
+    #[inline]
+    pub(super) fn set(&self, class: u32, shard: usize) -> bool {
+        let Some(shards) = self.shards_of.get(class as usize) else { return false };
+        let bit = 1 << shard;
+        // Relaxed: the shard's lock or the exchange on its remote free list gives the order described above.
+        shards.load(Ordering::Relaxed) & bit == 0 && shards.fetch_or(bit, Ordering::Relaxed) & bit == 0
+    }
+
+    /// Step 1 above; the caller holds the lock of `shard`.
+    pub(super) fn clear(&self, class: u32, shard: usize) {
+        if let Some(shards) = self.shards_of.get(class as usize) {
+            // Relaxed: the exchange of step 2 releases it.
+            shards.fetch_and(!(1 << shard), Ordering::Relaxed);
+        }
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -75,20 +133,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lower_limit_is_owed_until_the_places_are_back() {
-        let pot = PermitPool::new(5);
-        assert_eq!(pot.claim(4), 4);
-        assert_eq!(pot.claim(4), 1);
-        assert_eq!(pot.claim(4), 0);
-        assert!(pot.set_limit(3));
-        pot.bring(1);
-        assert!(pot.in_debt());
-        pot.bring(2);
-        assert!(!pot.in_debt());
-        assert_eq!((pot.limit(), pot.claim(4)), (3, 1));
-        assert!(!pot.set_limit(usize::MAX));
-        assert!(pot.set_limit(0));
-        pot.bring(3);
-        assert_eq!((pot.free(), pot.claim(1)), (0, 0));
+    fn a_lowered_limit_is_a_debt_until_permits_come_back() {
+        let permits = PermitPool::new(5);
+        assert_eq!(permits.claim(4), 4);
+        assert_eq!(permits.claim(4), 1);
+        assert_eq!(permits.claim(4), 0);
+        assert!(permits.set_limit(3));
+        permits.add(1);
+        assert!(permits.in_debt());
+        permits.add(2);
+        assert!(!permits.in_debt());
+        assert_eq!((permits.limit(), permits.claim(4)), (3, 1));
+        assert!(!permits.set_limit(usize::MAX));
+        assert!(permits.set_limit(0));
+        permits.add(3);
+        assert_eq!((permits.free(), permits.claim(1)), (0, 0));
     }
 }

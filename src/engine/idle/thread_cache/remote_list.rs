@@ -1,46 +1,46 @@
-//! Where other threads lay buffers that belong to a shard: one word, no lock.
+//! The remote free list: buffers that other threads put into a shard, in one word and without a lock.
 //!
 //! ```text
-//!   word = address of the newest entry | free places (low bits)
+//!   word = address of the newest entry | permits (low bits)
 //!
-//!   push     one compare-exchange: the entry goes in front of the chain, one place is used up
-//!   collect  one compare-exchange: takes the whole chain, adds places for the next pushes
-//!   empty    one exchange: takes the chain and the places
-//!   seal     the word becomes SEALED: every later push is handed back
+//!   push     one compare-exchange: prepends the entry, uses one permit
+//!   collect  one compare-exchange: takes the whole chain, adds permits for the next pushes
+//!   empty    one exchange: takes the chain and the permits
+//!   seal     the word becomes SEALED: every later push fails
 //! ```
 //!
-//! A place is the right to keep one buffer (see `places`). Keeping some of them in the word lets a thread that only puts
-//! work on this one cache line: it pays with a place that the taker of an earlier buffer freed.
+//! Permits in the word let a thread that only puts work on this one cache line: it uses a permit that the take of an
+//! earlier buffer freed (see `permits`).
 //!
-//! A push never follows the address that it found, and a collector takes the chain as a whole, so an address that comes
-//! again while a push is under way does no harm.
+//! This is a Treiber stack (as mimalloc's `thread_free`) that is only ever taken as a whole. A push never dereferences the
+//! address that it read, so the ABA problem does not arise.
 //!
-//! - (inbox I1) An entry behind the word came out of a box in `push`; only the one exchange that took the word may follow
-//!   it, and gives each back as a box.
-#![allow(unsafe_code)] // The chain in the word: one access per entry of a taken chain.
+//! - **remote-I1**: An entry behind the word was leaked from its box in `push`; only the thread whose exchange took the
+//!   word follows it, and makes each entry a box again.
+#![allow(unsafe_code)] // The chain behind the word.
 
 use super::entry::Entry;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use std::ptr::{self, NonNull};
 
-/// The alignment of an entry leaves this many bits.
-const PLACES_MASK: usize = align_of::<Entry<()>>() - 1;
+/// The low bits that the alignment of an entry leaves free.
+const PERMITS_MASK: usize = align_of::<Entry<()>>() - 1;
 
-/// No entry and more places than a word may hold.
-const SEALED: usize = PLACES_MASK;
+/// No entry and more permits than a word may hold.
+const SEALED: usize = PERMITS_MASK;
 
-/// More than a word may hold is never left in one.
-pub(super) const MOST_PLACES: u32 = 31;
+/// The most permits that a word holds.
+pub(super) const PERMITS_MAX: u32 = 31;
 
 pub(super) struct RemoteList<T> {
     word: AtomicPtr<Entry<T>>,
 }
 
-/// Why a push gave its entry back.
-pub(super) enum Unkept<T> {
-    /// Nobody left a place for it here.
-    NoPlace(Box<Entry<T>>),
-    /// The front was sealed.
+/// Why a push failed; returns the entry.
+pub(super) enum PushError<T> {
+    /// There is no permit for it here.
+    NoPermit(Box<Entry<T>>),
+    /// The cache is sealed, or does not know the class.
     Sealed(Box<Entry<T>>),
 }
 
@@ -49,49 +49,51 @@ impl<T> RemoteList<T> {
         Self { word: AtomicPtr::new(word(0)) }
     }
 
-    /// Puts `entry` in; it uses up a place of the word or of those `given` with it. The rest of the given ones stay in the
-    /// word; returns how many found no room there.
-    pub(super) fn push(&self, mut entry: Box<Entry<T>>, given: u32) -> Result<u32, Unkept<T>> {
+    /// Pushes `entry`, which uses a permit of the word or one of those `granted`. The rest of these stay in the word;
+    /// returns how many it could not hold.
+    pub(super) fn push(&self, mut entry: Box<Entry<T>>, granted: u32) -> Result<u32, PushError<T>> {
         // Relaxed: a guess that the exchange confirms.
         let mut found = self.word.load(Ordering::Relaxed);
         loop {
             if found.addr() == SEALED {
-                return Err(Unkept::Sealed(entry));
+                return Err(PushError::Sealed(entry));
             }
-            let Some(left) = (places_of(found) + given).checked_sub(1) else { return Err(Unkept::NoPlace(entry)) };
-            let kept = left.min(MOST_PLACES);
-            entry.below = NonNull::new(found.map_addr(|addr| addr & !PLACES_MASK));
+            let Some(left) = (permits_of(found) + granted).checked_sub(1) else {
+                return Err(PushError::NoPermit(entry));
+            };
+            let kept = left.min(PERMITS_MAX);
+            entry.below = NonNull::new(found.map_addr(|addr| addr & !PERMITS_MASK));
             let entry_alone = Box::into_raw(entry);
-            let with_places = entry_alone.map_addr(|addr| addr | kept as usize);
-            // AcqRel: the collector sees the entry as it was written; and this thread sees what a collector that came
-            // just before did first, which `whereabouts` builds on. Relaxed on failure: only another guess.
-            match self.word.compare_exchange_weak(found, with_places, Ordering::AcqRel, Ordering::Relaxed) {
+            let with_permits = entry_alone.map_addr(|addr| addr | kept as usize);
+            // AcqRel: the collector sees the entry as it was written, and this thread sees what the collector before it
+            // did first, which the occupancy bitmap relies on. Relaxed on failure: another guess.
+            match self.word.compare_exchange_weak(found, with_permits, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(left - kept),
                 Err(now) => found = now,
             }
-            // SAFETY: (inbox I1) the exchange failed, so the entry is still this thread's alone.
+            // SAFETY: (remote-I1) the exchange failed, so this thread still owns the entry alone.
             entry = unsafe { Box::from_raw(entry_alone) };
         }
     }
 
-    /// Whether entries wait and how many places are left, without taking the line away from anybody.
+    /// Whether there are entries, and how many permits; only reads the line.
     #[inline]
-    pub(super) fn look(&self) -> (bool, u32) {
-        // Relaxed: a collector's exchange follows where it matters.
+    pub(super) fn peek(&self) -> (bool, u32) {
+        // Relaxed: where it matters, the exchange of `collect` follows.
         let found = self.word.load(Ordering::Relaxed);
-        if found.addr() == SEALED { (false, 0) } else { (found.addr() > PLACES_MASK, places_of(found)) }
+        if found.addr() == SEALED { (false, 0) } else { (found.addr() > PERMITS_MASK, permits_of(found)) }
     }
 
-    /// Takes all entries out, oldest first, and adds to the places that are left, from those `offered`, up to `enough`;
-    /// returns how many were added. Only before `seal`, which the caller's lock keeps away.
+    /// Takes all entries, oldest first, and adds permits from those `offered` until the word has `enough`; returns how many
+    /// it added. Never after `seal`: both are called under the shard's lock.
     pub(super) fn collect(&self, offered: u32, enough: u32) -> (Chain<T>, u32) {
-        debug_assert!(enough <= MOST_PLACES);
+        debug_assert!(enough <= PERMITS_MAX);
         let mut found = self.word.load(Ordering::Relaxed);
         loop {
-            let added = enough.saturating_sub(places_of(found)).min(offered);
-            let left = word(places_of(found) + added);
-            // AcqRel: sees the entries as they were written; and a later push sees what this thread did before, so the
-            // exchange is made even where it changes nothing.
+            let added = enough.saturating_sub(permits_of(found)).min(offered);
+            let left = word(permits_of(found) + added);
+            // AcqRel: sees the entries as they were written, and a later push sees what this thread did before. That is
+            // why the exchange is made even if it changes nothing.
             match self.word.compare_exchange_weak(found, left, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return (Chain::oldest_first(found), added),
                 Err(now) => found = now,
@@ -99,20 +101,20 @@ impl<T> RemoteList<T> {
         }
     }
 
-    /// Takes all entries and all places out. Only before `seal`.
+    /// Takes all entries and permits. Never after `seal`.
     pub(super) fn empty(&self) -> (Chain<T>, u32) {
-        self.leave(word(0))
+        self.replace(word(0))
     }
 
-    /// As `empty`, for the last time: from here on every push is handed back.
+    /// As `empty`, for the last time: every later push fails.
     pub(super) fn seal(&self) -> (Chain<T>, u32) {
-        self.leave(ptr::without_provenance_mut(SEALED))
+        self.replace(ptr::without_provenance_mut(SEALED))
     }
 
-    fn leave(&self, word: *mut Entry<T>) -> (Chain<T>, u32) {
+    fn replace(&self, word: *mut Entry<T>) -> (Chain<T>, u32) {
         // AcqRel: as in `collect`.
         let found = self.word.swap(word, Ordering::AcqRel);
-        if found.addr() == SEALED { (Chain { next: None }, 0) } else { (Chain::oldest_first(found), places_of(found)) }
+        if found.addr() == SEALED { (Chain { next: None }, 0) } else { (Chain::oldest_first(found), permits_of(found)) }
     }
 }
 
@@ -122,28 +124,28 @@ impl<T> Drop for RemoteList<T> {
     }
 }
 
-fn word<T>(places: u32) -> *mut Entry<T> {
-    ptr::without_provenance_mut(places as usize)
+fn word<T>(permits: u32) -> *mut Entry<T> {
+    ptr::without_provenance_mut(permits as usize)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "six bits")]
-fn places_of<T>(word: *mut Entry<T>) -> u32 {
-    (word.addr() & PLACES_MASK) as u32
+fn permits_of<T>(word: *mut Entry<T>) -> u32 {
+    (word.addr() & PERMITS_MASK) as u32
 }
 
-/// Entries taken out of an inbox.
+/// Entries taken from a remote free list.
 pub(super) struct Chain<T> {
     next: Option<Box<Entry<T>>>,
 }
 
 impl<T> Chain<T> {
-    /// Turns the chain behind `found` round: it was built newest first.
+    /// Reverses the chain behind `found`, which is newest first.
     fn oldest_first(found: *mut Entry<T>) -> Self {
         let mut reversed = None;
-        let mut next = NonNull::new(found.map_addr(|addr| addr & !PLACES_MASK));
+        let mut next = NonNull::new(found.map_addr(|addr| addr & !PERMITS_MASK));
         while let Some(entry) = next {
-            // SAFETY: (inbox I1) the caller's exchange took the word, so this thread alone has the chain, and each
-            // entry of it is visited once.
+            // SAFETY: (remote-I1) the caller's exchange took the word, so this thread owns the chain alone, and visits each
+            // entry once.
             let mut entry = unsafe { Box::from_raw(entry.as_ptr()) };
             next = entry.below;
             entry.below = reversed.map(|before| NonNull::from(Box::leak(before)));
@@ -158,7 +160,7 @@ impl<T> Iterator for Chain<T> {
 
     fn next(&mut self) -> Option<Box<Entry<T>>> {
         let mut entry = self.next.take()?;
-        // SAFETY: (inbox I1) leaked in `oldest_first` and reachable from nowhere else.
+        // SAFETY: (remote-I1) leaked in `oldest_first`, and only this chain refers to it.
         self.next = entry.below.take().map(|next| unsafe { Box::from_raw(next.as_ptr()) });
         Some(entry)
     }
@@ -175,22 +177,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_come_out_oldest_first_and_places_are_kept_straight() {
-        let inbox = RemoteList::new();
+    fn entries_are_taken_oldest_first_and_permits_add_up() {
+        let list = RemoteList::new();
         let entry = |value| Entry::new_at(0, 0, 10, value);
-        assert!(matches!(inbox.push(entry(0), 0), Err(Unkept::NoPlace(_))));
-        assert!(matches!(inbox.push(entry(1), 3), Ok(0)));
-        assert!(matches!(inbox.push(entry(2), 0), Ok(0)));
-        assert_eq!(inbox.look(), (true, 1));
-        let (chain, added) = inbox.collect(9, 4);
+        assert!(matches!(list.push(entry(0), 0), Err(PushError::NoPermit(_))));
+        assert!(matches!(list.push(entry(1), 3), Ok(0)));
+        assert!(matches!(list.push(entry(2), 0), Ok(0)));
+        assert_eq!(list.peek(), (true, 1));
+        let (chain, added) = list.collect(9, 4);
         assert_eq!((chain.map(|entry| **entry).collect::<Vec<_>>(), added), (vec![1, 2], 3));
-        assert_eq!(inbox.look(), (false, 4));
-        assert!(matches!(inbox.push(entry(3), 40), Ok(12)));
-        let (chain, places) = inbox.empty();
-        assert_eq!((chain.count(), places), (1, MOST_PLACES));
-        assert_eq!(inbox.seal().1, 0);
-        assert!(matches!(inbox.push(entry(4), 1), Err(Unkept::Sealed(_))));
-        assert_eq!((inbox.look(), inbox.seal().1), ((false, 0), 0));
+        assert_eq!(list.peek(), (false, 4));
+        assert!(matches!(list.push(entry(3), 40), Ok(12)));
+        let (chain, permits) = list.empty();
+        assert_eq!((chain.count(), permits), (1, PERMITS_MAX));
+        assert_eq!(list.seal().1, 0);
+        assert!(matches!(list.push(entry(4), 1), Err(PushError::Sealed(_))));
+        assert_eq!((list.peek(), list.seal().1), ((false, 0), 0));
     }
 }
 
@@ -200,30 +202,30 @@ mod loom_models {
     use loom::sync::Arc;
 
     #[test]
-    fn loom_every_push_is_collected_or_handed_back_once() {
+    fn loom_every_push_is_collected_or_fails_once() {
         loom::model(|| {
-            let inbox = Arc::new(RemoteList::new());
+            let list = Arc::new(RemoteList::new());
             let pushers = [1u32, 2].map(|value| {
-                let inbox = inbox.clone();
-                loom::thread::spawn(move || inbox.push(Entry::new_at(0, 0, 10, value), 1).is_ok())
+                let list = list.clone();
+                loom::thread::spawn(move || list.push(Entry::new_at(0, 0, 10, value), 1).is_ok())
             });
-            let early = inbox.collect(0, 0).0.count();
-            let late = inbox.seal().0.count();
+            let early = list.collect(0, 0).0.count();
+            let late = list.seal().0.count();
             let kept = pushers.map(|pusher| pusher.join().unwrap());
             assert_eq!(early + late, kept.iter().filter(|&&kept| kept).count());
         });
     }
 
     #[test]
-    fn loom_a_place_is_used_once() {
+    fn loom_a_permit_is_used_once() {
         loom::model(|| {
-            let inbox = Arc::new(RemoteList::new());
-            assert_eq!(inbox.collect(1, 1).1, 1);
-            let other = inbox.clone();
+            let list = Arc::new(RemoteList::new());
+            assert_eq!(list.collect(1, 1).1, 1);
+            let other = list.clone();
             let there = loom::thread::spawn(move || other.push(Entry::new_at(0, 0, 10, 1), 0).is_ok());
-            let here = inbox.push(Entry::new_at(0, 0, 10, 2), 0).is_ok();
+            let here = list.push(Entry::new_at(0, 0, 10, 2), 0).is_ok();
             assert!(here ^ there.join().unwrap());
-            assert_eq!((inbox.look().1, inbox.empty().0.count()), (0, 1));
+            assert_eq!((list.peek().1, list.empty().0.count()), (0, 1));
         });
     }
 }

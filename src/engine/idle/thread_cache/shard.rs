@@ -1,321 +1,319 @@
-//! One thread's part of the front: its shelf behind a lock of one bit, and its inbox beside it.
+//! One thread's part of the cache: a free list behind a biased lock, and a remote free list beside it.
 //!
 //! ```text
-//!   own lines      lock | shelf | counts | oldest stamp             the thread that sits here
-//!   another line   inbox: newest entry + places                     threads that bring buffers home
+//!   own lines      lock | free list | counters | oldest stamp       written by the owner's hits
+//!   another line   remote free list: newest entry + permits         written by puts of other threads
 //! ```
 //!
-//! The owner's hit takes the uncontended bit, moves a handful of pointers and lets go. Other threads come in by the lock
-//! only to steal, evict or drain, a few dozen instructions each; what they bring home waits in the inbox until the owner
-//! runs out or somebody with the lock looks.
+//! The owner's hit enters the lock without contention, writes a few pointers and leaves. Other threads take the lock only
+//! to steal, evict or drain, for a few dozen instructions. Their puts wait in the remote free list until a thread that
+//! holds the lock collects it.
 //!
-//! - (shard I1) `counts` and `oldest` are written under the lock, and read without it as a hint where to look.
-//! - (shard I2) Whoever has the lock and is about to judge by age, or to lay something down, collects the inbox first.
+//! - **shard-I1**: `counters` and `oldest` are written under the lock; read without it, they are hints where to search.
+//! - **shard-I2**: A thread that holds the lock collects the remote free list before it compares ages or pushes a buffer.
 
-use super::biased_lock::{BiasedLock, Who};
+use super::biased_lock::{Access, BiasedLock};
 use super::counters::Counters;
 use super::entry::Entry;
-use super::free_list::{FreeList, NOTHING, Recount};
-use super::occupancy::Occupancy;
-use super::permits::PermitPool;
-use super::remote_list::{Chain, MOST_PLACES, RemoteList, Unkept};
+use super::free_list::{FreeList, NO_STAMP, Recount};
+use super::permits::{Occupancy, PermitPool};
+use super::remote_list::{Chain, PERMITS_MAX, PushError, RemoteList};
 use super::slot::ThreadSlot;
 use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// A shard that frees more places than this brings some back to the pot.
-const MOST_SPARE: u32 = 16;
-/// So many it keeps then.
-const KEPT_SPARE: u32 = 8;
-/// So many the owner leaves in the inbox for those who bring buffers home.
-const IN_INBOX: u32 = 8;
-const _: () = assert!(IN_INBOX <= MOST_PLACES);
+/// With more spare permits than this a shard returns some to the pool ...
+const SPARE_MAX: u32 = 16;
+/// ... and keeps this many.
+const SPARE_KEPT: u32 = 8;
+/// Permits that the owner leaves in the remote free list for puts of other threads.
+const REMOTE_PERMITS: u32 = 8;
+const _: () = assert!(REMOTE_PERMITS <= PERMITS_MAX);
 
-/// Entries leave in batches of this size when many leave, so that the lock is held for short.
+/// Entries removed at once, so that a drain holds the lock briefly.
 pub(super) const BATCH: usize = 32;
 
 pub(super) struct Shard<T> {
-    own: CachePadded<Own<T>>,
-    inbox: CachePadded<RemoteList<T>>,
+    own: CachePadded<OwnLines<T>>,
+    remote: CachePadded<RemoteList<T>>,
 }
 
-struct Own<T> {
-    shelf: BiasedLock<FreeList<T>>,
-    counts: Counters,
-    /// The stamp of the oldest in the shelf's lists.
+struct OwnLines<T> {
+    free_list: BiasedLock<FreeList<T>>,
+    counters: Counters,
+    /// Stamp of the oldest linked entry of the free list.
     oldest: AtomicU32,
 }
 
-/// What can be seen from outside.
-pub(super) struct View {
-    /// The stamp of the oldest, if it can be seen.
+/// What a search reads without the lock (shard-I1).
+pub(super) struct Hint {
+    /// Stamp of the oldest entry, if visible.
     pub(super) oldest: u32,
-    /// There may be something older, or something at all: ask [`Shard::oldest`].
+    /// There may be an older entry, or any at all: ask [`Shard::oldest`].
     pub(super) uncertain: bool,
-    pub(super) places: u32,
+    pub(super) permits: u32,
 }
 
 impl<T> Shard<T> {
     pub(super) fn new(classes: u32) -> Self {
-        let own = Own {
-            shelf: BiasedLock::new(FreeList::new(classes)),
-            counts: Counters::new(),
-            oldest: AtomicU32::new(NOTHING),
+        let own = OwnLines {
+            free_list: BiasedLock::new(FreeList::new(classes)),
+            counters: Counters::new(),
+            oldest: AtomicU32::new(NO_STAMP),
         };
-        Self { own: CachePadded::new(own), inbox: CachePadded::new(RemoteList::new()) }
+        Self { own: CachePadded::new(own), remote: CachePadded::new(RemoteList::new()) }
     }
 
-    /// The numbers, with what waits in the inbox counted in.
-    pub(super) fn counts(&self) -> &Counters {
-        if self.inbox.look().0 {
-            self.own.shelf.with(Who::Guest, |shelf| self.collect_all(shelf, 0));
+    /// The counters, after the remote free list was collected.
+    pub(super) fn counters(&self) -> &Counters {
+        if self.remote.peek().0 {
+            self.own.free_list.with(Access::Remote, |list| self.collect_all(list, 0));
         }
-        &self.own.counts
+        &self.own.counters
     }
 
-    /// The owner's take: the newest of the shelf, else what was brought home.
+    /// The owner's take: the newest of the free list, else of the remote free list.
     #[inline]
-    pub(super) fn take(&self, who: Who, class: u32, pot: &PermitPool) -> Option<Box<Entry<T>>> {
-        self.own.shelf.with(who, |shelf| {
-            let entry = match shelf.take_newest(class) {
+    pub(super) fn take(&self, access: Access, class: u32, pool: &PermitPool) -> Option<Box<Entry<T>>> {
+        self.own.free_list.with(access, |list| {
+            let entry = match list.take_newest(class) {
                 Some(entry) => entry,
                 None => {
-                    self.collect(shelf);
-                    shelf.take_newest(class)?
+                    self.collect(list);
+                    list.take_newest(class)?
                 }
             };
-            self.taken(shelf, &entry, pot);
+            self.count_hit(list, &entry, pool);
             Some(entry)
         })
     }
 
-    /// A take by a thread that sits elsewhere. One that looks in vain clears the bit (see `whereabouts`).
+    /// A take by another thread. Clears the occupancy bit if it finds nothing, in the order that `permits` gives.
     pub(super) fn steal(
         &self,
         class: u32,
         at: usize,
-        whereabouts: &Occupancy,
-        pot: &PermitPool,
+        occupancy: &Occupancy,
+        pool: &PermitPool,
     ) -> Option<Box<Entry<T>>> {
-        self.own.shelf.with(Who::Guest, |shelf| {
-            self.collect(shelf);
-            let mut entry = shelf.take_newest(class);
-            if entry.is_none() && !shelf.sealed {
-                whereabouts.clear(class, at);
-                self.collect_all(shelf, 0);
-                entry = shelf.take_newest(class);
+        self.own.free_list.with(Access::Remote, |list| {
+            self.collect(list);
+            let mut entry = list.take_newest(class);
+            if entry.is_none() && !list.sealed {
+                occupancy.clear(class, at);
+                self.collect_all(list, 0);
+                entry = list.take_newest(class);
                 if entry.is_some() {
-                    whereabouts.set(class, at);
+                    occupancy.set(class, at);
                 }
             }
             let entry = entry?;
-            self.taken(shelf, &entry, pot);
+            self.count_hit(list, &entry, pool);
             Some(entry)
         })
     }
 
-    /// The owner's put, on a spare place of the shard or one of those `given`, whose rest stays here. If somebody else is
-    /// inside, it goes through the inbox. Returns the given places that found no room.
+    /// The owner's put, with a spare permit of the shard or one of those `granted`, whose rest stays here. While another
+    /// thread holds the lock, the entry goes to the remote free list. Returns the granted permits that it could not store.
     #[inline]
-    pub(super) fn put(&self, owner: ThreadSlot, entry: Box<Entry<T>>, given: u32) -> Result<u32, Unkept<T>> {
-        let attempt = self.own.shelf.try_with(owner, entry, |shelf, entry| {
-            if shelf.sealed {
-                return Err(Unkept::Sealed(entry));
+    pub(super) fn put(&self, owner: ThreadSlot, entry: Box<Entry<T>>, granted: u32) -> Result<u32, PushError<T>> {
+        let attempt = self.own.free_list.try_with(owner, entry, |list, entry| {
+            if list.sealed {
+                return Err(PushError::Sealed(entry));
             }
-            let (waits, left_there) = self.inbox.look();
-            if waits {
-                self.collect_all(shelf, 0);
+            let (has_entries, remote_permits) = self.remote.peek();
+            if has_entries {
+                self.collect_all(list, 0);
             }
-            if given == 0 && self.own.counts.spare() == 0 {
-                if left_there == 0 {
-                    return Err(Unkept::NoPlace(entry));
+            if granted == 0 && self.own.counters.spare() == 0 {
+                if remote_permits == 0 {
+                    return Err(PushError::NoPermit(entry));
                 }
-                self.empty_inbox(shelf);
-                if self.own.counts.spare() == 0 {
-                    return Err(Unkept::NoPlace(entry));
+                self.empty_remote(list);
+                if self.own.counters.spare() == 0 {
+                    return Err(PushError::NoPermit(entry));
                 }
             }
-            if given > 0 {
-                self.own.counts.grant(given);
+            if granted > 0 {
+                self.own.counters.grant(granted);
             }
-            self.lay(shelf, entry);
+            self.push(list, entry);
             Ok(0)
         });
-        attempt.unwrap_or_else(|entry| self.bring(entry, given))
+        attempt.unwrap_or_else(|entry| self.put_remote(entry, granted))
     }
 
-    /// The put of a thread that sits elsewhere; never waits.
-    pub(super) fn bring(&self, entry: Box<Entry<T>>, given: u32) -> Result<u32, Unkept<T>> {
-        self.inbox.push(entry, given)
+    /// The put of a thread that does not own the shard; never waits.
+    pub(super) fn put_remote(&self, entry: Box<Entry<T>>, granted: u32) -> Result<u32, PushError<T>> {
+        self.remote.push(entry, granted)
     }
 
-    /// Counts a put whose buffer went again at once.
-    pub(super) fn count_passing(&self, who: Who) {
-        self.own.shelf.with(who, |_| {
-            self.own.counts.put(0);
-            self.own.counts.removed(0);
+    /// Counts a put whose buffer was evicted at once.
+    pub(super) fn count_evicted_put(&self, access: Access) {
+        self.own.free_list.with(access, |_| {
+            self.own.counters.put(0);
+            self.own.counters.removed(0);
         });
     }
 
     pub(super) fn count_allocated(&self) {
-        self.own.counts.allocated();
+        self.own.counters.allocated();
     }
 
-    pub(super) fn view(&self) -> View {
-        let (inbox_waits, places) = self.inbox.look();
-        // Relaxed: a hint (shard I1).
+    pub(super) fn hint(&self) -> Hint {
+        let (has_entries, remote_permits) = self.remote.peek();
+        // Relaxed: a hint (shard-I1).
         let oldest = self.own.oldest.load(Ordering::Relaxed);
-        let uncertain = inbox_waits || oldest == NOTHING && self.own.counts.idle() > 0;
-        View { oldest, uncertain, places: places + self.own.counts.spare() }
+        let uncertain = has_entries || oldest == NO_STAMP && self.own.counters.idle() > 0;
+        Hint { oldest, uncertain, permits: remote_permits + self.own.counters.spare() }
     }
 
-    /// Hands out every place that no buffer uses.
-    pub(super) fn surrender(&self, who: Who) -> u32 {
-        self.own.shelf.with(who, |shelf| {
-            self.empty_inbox(shelf);
-            let places = self.own.counts.spare();
-            self.own.counts.withdraw(places);
-            places
+    /// Removes every permit that no buffer uses.
+    pub(super) fn revoke(&self, access: Access) -> u32 {
+        self.own.free_list.with(access, |list| {
+            self.empty_remote(list);
+            let permits = self.own.counters.spare();
+            self.own.counters.withdraw(permits);
+            permits
         })
     }
 
-    /// When the oldest was put back, the inbox included.
-    pub(super) fn oldest(&self, who: Who) -> u32 {
-        self.own.shelf.with(who, |shelf| {
-            self.collect(shelf);
-            shelf.oldest_stamp()
+    /// Stamp of the oldest entry, the remote free list included.
+    pub(super) fn oldest(&self, access: Access) -> u32 {
+        self.own.free_list.with(access, |list| {
+            self.collect(list);
+            list.oldest_stamp()
         })
     }
 
-    /// The oldest and, in hand, its place.
-    pub(super) fn evict(&self, who: Who) -> Option<Box<Entry<T>>> {
-        self.own.shelf.with(who, |shelf| {
-            self.collect(shelf);
-            let entry = self.take_oldest(shelf);
-            self.publish_oldest(shelf);
+    /// Removes the oldest entry; its permit goes to the caller.
+    pub(super) fn evict(&self, access: Access) -> Option<Box<Entry<T>>> {
+        self.own.free_list.with(access, |list| {
+            self.collect(list);
+            let entry = self.take_oldest(list);
+            self.publish_oldest(list);
             entry
         })
     }
 
-    /// Moves up to [`BATCH`] entries, put back before `stamp`, into `out`; their places go to the pot.
-    pub(super) fn drain(&self, stamp: u32, out: &mut Batch<T>, pot: &PermitPool) {
-        // A hint, but what came in before this thread began to look is seen in any case.
-        let view = self.view();
-        if view.oldest >= stamp && !view.uncertain {
+    /// Moves up to [`BATCH`] entries that were put before `stamp` into `out`, and their permits to the pool.
+    pub(super) fn drain(&self, stamp: u32, out: &mut Batch<T>, pool: &PermitPool) {
+        // A hint, but puts that ended before this call began are visible in any case.
+        let hint = self.hint();
+        if hint.oldest >= stamp && !hint.uncertain {
             return;
         }
-        self.own.shelf.with(Who::Guest, |shelf| {
-            self.collect(shelf);
-            for slot in out.iter_mut() {
-                if shelf.oldest_stamp() >= stamp {
+        self.own.free_list.with(Access::Remote, |list| {
+            self.collect(list);
+            for space in out.iter_mut() {
+                if list.oldest_stamp() >= stamp {
                     break;
                 }
-                *slot = self.take_oldest(shelf);
-                pot.bring(1);
+                *space = self.take_oldest(list);
+                pool.add(1);
             }
-            self.publish_oldest(shelf);
+            self.publish_oldest(list);
         });
     }
 
-    fn take_oldest(&self, shelf: &mut FreeList<T>) -> Option<Box<Entry<T>>> {
-        let entry = shelf.take_oldest()?;
-        self.own.counts.removed(entry.bytes());
-        self.own.counts.withdraw(1);
+    fn take_oldest(&self, list: &mut FreeList<T>) -> Option<Box<Entry<T>>> {
+        let entry = list.take_oldest()?;
+        self.own.counters.removed(entry.bytes());
+        self.own.counters.withdraw(1);
         Some(entry)
     }
 
-    /// From here on nothing is kept; what is here stays until it is drained.
+    /// From now on no put keeps a buffer here; idle ones stay until they are drained.
     pub(super) fn seal(&self) {
-        self.own.shelf.with(Who::Guest, |shelf| {
-            let (entries, places) = self.inbox.seal();
-            self.bring_in(shelf, entries, places);
-            shelf.sealed = true;
+        self.own.free_list.with(Access::Remote, |list| {
+            let (entries, permits) = self.remote.seal();
+            self.push_all(list, entries, permits);
+            list.sealed = true;
         });
     }
 
-    /// At rest: compares the lists with what is counted; returns the classes that hold something and the places that are
-    /// free here.
+    /// At rest: compares the lists with the counters; returns the classes that have entries, and the free permits.
     pub(super) fn validate(&self) -> Result<(Vec<u32>, u32), String> {
-        let counts = self.counts();
-        self.own.shelf.with(Who::Guest, |shelf| {
-            let Recount { count, bytes, classes } = shelf.validate()?;
-            let stated = (counts.idle(), counts.idle_bytes());
-            if (count, bytes) != stated {
-                return Err(format!("{count} entries of {bytes} bytes, but {} of {} are stated", stated.0, stated.1));
+        let counters = self.counters();
+        self.own.free_list.with(Access::Remote, |list| {
+            let Recount { count, bytes, classes } = list.validate()?;
+            let counted = (counters.idle(), counters.idle_bytes());
+            if (count, bytes) != counted {
+                return Err(format!("{count} entries of {bytes} bytes, counted {} of {}", counted.0, counted.1));
             }
             let published = self.own.oldest.load(Ordering::Relaxed);
-            if published != shelf.oldest_linked_stamp() {
-                return Err(format!("published {published}, oldest {}", shelf.oldest_linked_stamp()));
+            if published != list.oldest_linked_stamp() {
+                return Err(format!("published {published}, oldest {}", list.oldest_linked_stamp()));
             }
-            Ok((classes, counts.spare() + self.inbox.look().1))
+            Ok((classes, counters.spare() + self.remote.peek().1))
         })
     }
 
-    /// Lays `entry` down on a spare place.
+    /// Pushes `entry`, which uses a spare permit.
     #[inline(always)]
-    fn lay(&self, shelf: &mut FreeList<T>, entry: Box<Entry<T>>) {
-        self.own.counts.put(entry.bytes());
-        shelf.push(entry);
-        self.publish_oldest(shelf);
+    fn push(&self, list: &mut FreeList<T>, entry: Box<Entry<T>>) {
+        self.own.counters.put(entry.bytes());
+        list.push(entry);
+        self.publish_oldest(list);
     }
 
-    /// A take from here: counts it and keeps its place, up to a few.
+    /// Counts a take and keeps its permit as a spare one, up to a few.
     #[inline(always)]
-    fn taken(&self, shelf: &mut FreeList<T>, entry: &Entry<T>, pot: &PermitPool) {
-        self.own.counts.hit(entry.bytes());
-        self.publish_oldest(shelf);
-        let spare = self.own.counts.spare();
-        if spare > MOST_SPARE {
-            self.own.counts.withdraw(spare - KEPT_SPARE);
-            pot.bring(spare - KEPT_SPARE);
+    fn count_hit(&self, list: &mut FreeList<T>, entry: &Entry<T>, pool: &PermitPool) {
+        self.own.counters.hit(entry.bytes());
+        self.publish_oldest(list);
+        let spare = self.own.counters.spare();
+        if spare > SPARE_MAX {
+            self.own.counters.withdraw(spare - SPARE_KEPT);
+            pool.add(spare - SPARE_KEPT);
         }
     }
 
     #[inline(always)]
-    fn collect(&self, shelf: &mut FreeList<T>) {
-        if self.inbox.look().0 {
-            self.collect_all(shelf, IN_INBOX);
+    fn collect(&self, list: &mut FreeList<T>) {
+        if self.remote.peek().0 {
+            self.collect_all(list, REMOTE_PERMITS);
         }
     }
 
-    /// Brings the inbox in and offers it spare places, up to `enough`.
+    /// Moves the remote free list's entries here and refills its permits from the spare ones, up to `enough`.
     #[cold]
-    fn collect_all(&self, shelf: &mut FreeList<T>, enough: u32) {
-        if shelf.sealed {
+    fn collect_all(&self, list: &mut FreeList<T>, enough: u32) {
+        if list.sealed {
             return;
         }
-        let (entries, added) = self.inbox.collect(self.own.counts.spare(), enough);
-        self.own.counts.withdraw(added);
-        self.bring_in(shelf, entries, 0);
+        let (entries, added) = self.remote.collect(self.own.counters.spare(), enough);
+        self.own.counters.withdraw(added);
+        self.push_all(list, entries, 0);
     }
 
-    /// Brings the inbox in, its places too.
-    fn empty_inbox(&self, shelf: &mut FreeList<T>) {
-        if shelf.sealed {
+    /// Moves the remote free list's entries and permits here.
+    fn empty_remote(&self, list: &mut FreeList<T>) {
+        if list.sealed {
             return;
         }
-        let (entries, places) = self.inbox.empty();
-        self.bring_in(shelf, entries, places);
+        let (entries, permits) = self.remote.empty();
+        self.push_all(list, entries, permits);
     }
 
-    /// Lays down what came out of the inbox: each entry has used up a place there.
-    fn bring_in(&self, shelf: &mut FreeList<T>, entries: Chain<T>, places: u32) {
-        self.own.counts.grant(places);
+    /// Pushes what came from the remote free list; each entry brings the permit that it used there.
+    fn push_all(&self, list: &mut FreeList<T>, entries: Chain<T>, permits: u32) {
+        self.own.counters.grant(permits);
         for entry in entries {
-            self.own.counts.grant(1);
-            self.lay(shelf, entry);
+            self.own.counters.grant(1);
+            self.push(list, entry);
         }
     }
 
     #[inline(always)]
-    fn publish_oldest(&self, shelf: &mut FreeList<T>) {
-        let oldest = shelf.oldest_linked_stamp();
-        // Relaxed: a hint (shard I1). Coarse stamps seldom differ, and a load costs less than a store.
+    fn publish_oldest(&self, list: &mut FreeList<T>) {
+        let oldest = list.oldest_linked_stamp();
+        // Relaxed: a hint (shard-I1). Coarse stamps seldom differ, and a load costs less than a store.
         if self.own.oldest.load(Ordering::Relaxed) != oldest {
             self.own.oldest.store(oldest, Ordering::Relaxed);
         }
     }
 }
 
-/// Entries on their way out.
+/// Entries that a drain removes under the lock and releases outside it.
 pub(super) type Batch<T> = [Option<Box<Entry<T>>>; BATCH];

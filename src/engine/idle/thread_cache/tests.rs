@@ -1,4 +1,4 @@
-//! The front on one thread against a naive model, and on several, step by step.
+//! The cache on one thread against a naive model, and on several threads step by step.
 
 use super::*;
 use proptest::prelude::*;
@@ -8,213 +8,213 @@ fn kept(put: Put<u32>) {
     assert!(put.victim.is_none() && put.handed_back.is_none() && !put.check_due);
 }
 
-fn fill(front: &ThreadCache<u32>, class: u32, values: std::ops::Range<u32>) {
-    values.for_each(|value| kept(front.put(Entry::new(class, 10, value), 0)));
+fn fill(cache: &ThreadCache<u32>, class: u32, values: std::ops::Range<u32>) {
+    values.for_each(|value| kept(cache.put(Entry::new(class, 10, value), 0)));
 }
 
-/// Another seat than the calling thread's.
+/// A slot other than the calling thread's.
 #[allow(unsafe_code)]
-fn seat(number: u32) -> ThreadSlot {
-    // SAFETY: (seat I1) tests that pretend do all on one thread, on fronts of their own.
-    unsafe { ThreadSlot::pretend(number) }
+fn slot(number: u32) -> ThreadSlot {
+    // SAFETY: (slot-I1) tests that use it run on one thread, each with its own cache.
+    unsafe { ThreadSlot::fake(number) }
 }
 
-/// Runs `step` on a thread of its own, to its end.
+/// Runs `step` on another thread and joins it.
 fn elsewhere<R: Send>(step: impl FnOnce() -> R + Send) -> R {
     std::thread::scope(|scope| scope.spawn(step).join().unwrap())
 }
 
 #[test]
 fn the_newest_of_the_class_is_taken_first() {
-    let front = ThreadCache::new(2, 10, 4);
-    fill(&front, 0, 0..3);
-    fill(&front, 1, 3..4);
-    assert_eq!([0, 0, 0].map(|class| **front.take(class).unwrap()), [2, 1, 0]);
-    assert!(front.take(0).is_none());
-    assert_eq!((front.idle_count(), front.idle_bytes()), (1, 10));
-    front.validate().unwrap();
+    let cache = ThreadCache::new(2, 10, 4);
+    fill(&cache, 0, 0..3);
+    fill(&cache, 1, 3..4);
+    assert_eq!([0, 0, 0].map(|class| **cache.take(class).unwrap()), [2, 1, 0]);
+    assert!(cache.take(0).is_none());
+    assert_eq!((cache.idle_count(), cache.idle_bytes()), (1, 10));
+    cache.validate().unwrap();
 }
 
 #[test]
-fn whoever_put_it_there_it_is_found() {
-    let front = ThreadCache::new(1, 100, 4);
-    elsewhere(|| fill(&front, 0, 0..3));
-    fill(&front, 0, 3..4);
-    front.validate().unwrap();
-    let mut found: Vec<u32> = std::iter::from_fn(|| front.take(0)).map(|entry| **entry).collect();
-    assert_eq!(found.remove(0), 3, "the own one first");
+fn buffers_of_other_and_ended_threads_are_found() {
+    let cache = ThreadCache::new(1, 100, 4);
+    elsewhere(|| fill(&cache, 0, 0..3));
+    fill(&cache, 0, 3..4);
+    cache.validate().unwrap();
+    let mut found: Vec<u32> = std::iter::from_fn(|| cache.take(0)).map(|entry| **entry).collect();
+    assert_eq!(found.remove(0), 3, "its own buffer first");
     found.sort_unstable();
     assert_eq!(found, [0, 1, 2], "then those of a thread that has ended");
-    front.validate().unwrap();
+    cache.validate().unwrap();
 }
 
 #[test]
-fn a_put_brings_the_buffer_home_to_who_took_it() {
-    let front = ThreadCache::new(1, 100, 4);
-    fill(&front, 0, 0..2);
-    let taken = [front.take(0).unwrap(), front.take(0).unwrap()];
+fn a_put_returns_the_buffer_to_the_shard_that_took_it() {
+    let cache = ThreadCache::new(1, 100, 4);
+    fill(&cache, 0, 0..2);
+    let taken = [cache.take(0).unwrap(), cache.take(0).unwrap()];
     elsewhere(|| {
-        taken.into_iter().for_each(|entry| kept(front.put(entry, 1)));
-        fill(&front, 0, 7..8);
-        assert_eq!(**front.take(0).unwrap(), 7, "a thread's own newest comes first");
+        taken.into_iter().for_each(|entry| kept(cache.put(entry, 1)));
+        fill(&cache, 0, 7..8);
+        assert_eq!(**cache.take(0).unwrap(), 7, "a thread's own newest comes first");
     });
-    assert_eq!([front.take(0), front.take(0)].map(|entry| **entry.unwrap()), [0, 1], "newest first");
-    front.validate().unwrap();
+    assert_eq!([cache.take(0), cache.take(0)].map(|entry| **entry.unwrap()), [0, 1], "newest first");
+    cache.validate().unwrap();
 }
 
 #[test]
-fn places_that_another_thread_freed_are_used_before_anything_is_evicted() {
-    let front = ThreadCache::new(1, 12, 4);
-    fill(&front, 0, 0..12);
-    let in_use: Vec<_> = std::iter::from_fn(|| front.take(0)).collect();
-    elsewhere(|| fill(&front, 0, 20..32));
-    assert_eq!((in_use.len(), front.idle_count()), (12, 12));
-    let put = elsewhere(|| front.put(Entry::new(0, 10, 99), 0));
+fn permits_freed_by_another_thread_are_used_before_an_eviction() {
+    let cache = ThreadCache::new(1, 12, 4);
+    fill(&cache, 0, 0..12);
+    let in_use: Vec<_> = std::iter::from_fn(|| cache.take(0)).collect();
+    elsewhere(|| fill(&cache, 0, 20..32));
+    assert_eq!((in_use.len(), cache.idle_count()), (12, 12));
+    let put = elsewhere(|| cache.put(Entry::new(0, 10, 99), 0));
     assert!(put.victim.is_some(), "the thirteenth is one too many");
-    front.validate().unwrap();
+    cache.validate().unwrap();
 }
 
 #[test]
-fn between_threads_the_coarse_stamp_decides_who_is_oldest() {
-    let front = ThreadCache::new(2, 4, 4);
+fn between_threads_the_coarse_time_decides_which_buffer_is_oldest() {
+    let cache = ThreadCache::new(2, 4, 4);
     for (at, value, stamp) in [(1, 1, 5), (1, 2, 7), (2, 3, 6), (2, 4, 8)] {
-        kept(front.put_at(seat(at), Entry::new_at(at, 0, 10, value), stamp));
+        kept(cache.put_at(slot(at), Entry::new_at(at, 0, 10, value), stamp));
     }
-    let put = |stamp| front.put_at(seat(2), Entry::new_at(2, 1, 10, stamp), stamp);
+    let put = |stamp| cache.put_at(slot(2), Entry::new_at(2, 1, 10, stamp), stamp);
     let victims: Vec<u32> = (9..13).map(|stamp| **put(stamp).victim.unwrap()).collect();
     assert_eq!(victims, [1, 3, 2, 4]);
-    let oldest = front.evict_oldest().map(|entry| **entry);
-    assert_eq!((oldest, front.totals().evicted), (Some(9), 4), "reclaimed is not evicted");
-    front.validate().unwrap();
+    let oldest = cache.evict_oldest().map(|entry| **entry);
+    assert_eq!((oldest, cache.totals().evicted), (Some(9), 4), "reclaimed is not evicted");
+    cache.validate().unwrap();
 }
 
 #[test]
-fn what_is_older_than_an_epoch_leaves() {
-    let front = ThreadCache::new(1, 500, 4);
+fn a_drain_removes_buffers_older_than_a_coarse_time() {
+    let cache = ThreadCache::new(1, 500, 4);
     for stamp in 0..100 {
-        kept(front.put(Entry::new(0, 10, stamp), stamp));
+        kept(cache.put(Entry::new(0, 10, stamp), stamp));
     }
-    elsewhere(|| kept(front.put(Entry::new(0, 10, 500), 3)));
+    elsewhere(|| kept(cache.put(Entry::new(0, 10, 500), 3)));
     let mut left = Vec::new();
-    front.drain_older_than(70, |entry| left.push(**entry));
+    cache.drain_older_than(70, |entry| left.push(**entry));
     left.sort_unstable();
     assert_eq!(left, (0..70).chain([500]).collect::<Vec<_>>());
-    front.validate().unwrap();
-    front.drain_all(|entry| left.push(**entry));
-    assert_eq!((left.len(), front.idle_count()), (101, 0));
-    front.validate().unwrap();
+    cache.validate().unwrap();
+    cache.drain_all(|entry| left.push(**entry));
+    assert_eq!((left.len(), cache.idle_count()), (101, 0));
+    cache.validate().unwrap();
 }
 
 #[test]
-fn a_lower_limit_pushes_the_oldest_out_and_a_higher_one_makes_room() {
-    let front = ThreadCache::new(1, 10, 4);
-    fill(&front, 0, 0..10);
+fn a_lowered_limit_evicts_the_oldest_and_a_raised_one_keeps_more() {
+    let cache = ThreadCache::new(1, 10, 4);
+    fill(&cache, 0, 0..10);
     let mut left = Vec::new();
-    front.set_limit(4, |entry| left.push(**entry));
-    assert_eq!((left, front.idle_count(), front.limit()), ((0..6).collect(), 4, 4));
-    front.validate().unwrap();
-    front.set_limit(6, |_| panic!("nothing is too many"));
-    fill(&front, 0, 10..12);
-    assert!(front.put(Entry::new(0, 10, 12), 0).victim.is_some());
-    assert_eq!(front.totals().evicted, 1);
-    front.validate().unwrap();
+    cache.set_limit(4, |entry| left.push(**entry));
+    assert_eq!((left, cache.idle_count(), cache.limit()), ((0..6).collect(), 4, 4));
+    cache.validate().unwrap();
+    cache.set_limit(6, |_| panic!("no buffer is over the limit"));
+    fill(&cache, 0, 10..12);
+    assert!(cache.put(Entry::new(0, 10, 12), 0).victim.is_some());
+    assert_eq!(cache.totals().evicted, 1);
+    cache.validate().unwrap();
 }
 
 #[test]
-fn a_limit_of_nought_and_an_unknown_class_keep_nothing() {
-    let front = ThreadCache::new(1, 0, 4);
-    let put = front.put(Entry::new(0, 10, 1), 0);
+fn a_limit_of_zero_and_an_unknown_class_keep_nothing() {
+    let cache = ThreadCache::new(1, 0, 4);
+    let put = cache.put(Entry::new(0, 10, 1), 0);
     assert_eq!(put.victim.map(|entry| **entry), Some(1));
-    assert_eq!(front.totals(), Window { put: 1, evicted: 1, ..Window::default() });
-    let put = front.put(Entry::new(1, 10, 2), 0);
+    assert_eq!(cache.totals(), Window { put: 1, evicted: 1, ..Window::default() });
+    let put = cache.put(Entry::new(1, 10, 2), 0);
     assert_eq!(put.handed_back.map(|entry| **entry), Some(2));
-    assert!(front.take(1).is_none());
-    front.validate().unwrap();
+    assert!(cache.take(1).is_none());
+    cache.validate().unwrap();
 }
 
 #[test]
-fn sealed_it_hands_back_each_put_and_one_drain_empties_it() {
-    let front = ThreadCache::new(1, 10, 4);
-    fill(&front, 0, 0..4);
-    let own = front.take(0).unwrap();
-    let mut brought = front.take(0).unwrap();
-    front.seal();
-    brought.home += 1;
-    for entry in [own, brought, Entry::new(0, 10, 9)] {
-        let put = front.put(entry, 0);
+fn after_seal_puts_are_handed_back_and_one_drain_empties_the_cache() {
+    let cache = ThreadCache::new(1, 10, 4);
+    fill(&cache, 0, 0..4);
+    let own = cache.take(0).unwrap();
+    let mut remote = cache.take(0).unwrap();
+    cache.seal();
+    remote.owner += 1;
+    for entry in [own, remote, Entry::new(0, 10, 9)] {
+        let put = cache.put(entry, 0);
         assert!(put.handed_back.is_some() && put.victim.is_none());
     }
     let mut left = 0;
-    front.drain_all(|_| left += 1);
-    assert_eq!((left, front.idle_count(), front.take(0).is_none()), (2, 0, true));
-    front.validate().unwrap();
+    cache.drain_all(|_| left += 1);
+    assert_eq!((left, cache.idle_count(), cache.take(0).is_none()), (2, 0, true));
+    cache.validate().unwrap();
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "four thousand evictions, minutes; `counters` has the rule")]
 fn every_thousandth_eviction_of_the_window_makes_a_check_due() {
-    let front = ThreadCache::new(1, 1, 4);
-    fill(&front, 0, 0..1);
-    front.count_allocated();
-    let due: Vec<u32> = (1..=2500).filter(|&n| front.put(Entry::new(0, 10, n), 0).check_due).collect();
+    let cache = ThreadCache::new(1, 1, 4);
+    fill(&cache, 0, 0..1);
+    cache.count_allocated();
+    let due: Vec<u32> = (1..=2500).filter(|&n| cache.put(Entry::new(0, 10, n), 0).check_due).collect();
     assert_eq!(due, [1000, 2000]);
-    assert_eq!(front.window(), Window { get_from_pool: 0, put: 2501, allocated: 1, evicted: 2500 });
-    front.reset_window();
-    assert_eq!(front.window(), Window::default());
-    let due: Vec<u32> = (1..=1500).filter(|&n| front.put(Entry::new(0, 10, n), 0).check_due).collect();
-    assert_eq!((due, front.window().put, front.totals().put), (vec![1000], 1500, 4001));
+    assert_eq!(cache.window(), Window { get_from_pool: 0, put: 2501, allocated: 1, evicted: 2500 });
+    cache.reset_window();
+    assert_eq!(cache.window(), Window::default());
+    let due: Vec<u32> = (1..=1500).filter(|&n| cache.put(Entry::new(0, 10, n), 0).check_due).collect();
+    assert_eq!((due, cache.window().put, cache.totals().put), (vec![1000], 1500, 4001));
 }
 
 #[test]
 fn threads_that_share_a_shard_find_each_others_buffers() {
-    let front = ThreadCache::new(1, 100, 1);
+    let cache = ThreadCache::new(1, 100, 1);
     for at in 0..5 {
-        kept(front.put_at(seat(at), Entry::new_at(at, 0, 10, at), 0));
+        kept(cache.put_at(slot(at), Entry::new_at(at, 0, 10, at), 0));
     }
-    let taken = (5..10).filter_map(|at| front.take_at(seat(at), 0)).count();
+    let taken = (5..10).filter_map(|at| cache.take_at(slot(at), 0)).count();
     assert_eq!(taken, 5);
-    front.validate().unwrap();
+    cache.validate().unwrap();
 }
 
 #[test]
-fn what_is_idle_goes_with_the_front() {
+fn dropping_the_cache_drops_its_idle_buffers() {
     let counted = std::sync::Arc::new(());
-    let front = ThreadCache::new(2, 10, 2);
+    let cache = ThreadCache::new(2, 10, 2);
     for at in 0..2 {
-        for home in 0..2 {
-            let put = front.put_at(seat(at), Entry::new_at(home, at, 1, counted.clone()), 0);
+        for owner in 0..2 {
+            let put = cache.put_at(slot(at), Entry::new_at(owner, at, 1, counted.clone()), 0);
             assert!(put.victim.is_none());
         }
     }
     assert_eq!(std::sync::Arc::strong_count(&counted), 5);
-    drop(front);
+    drop(cache);
     assert_eq!(std::sync::Arc::strong_count(&counted), 1);
 }
 
-/// What the front must do on one thread, in the plainest words.
+/// The naive model of the cache on one thread.
 struct Model {
     limit: usize,
     /// Oldest first: class, value, stamp.
     idle: VecDeque<(u32, u32, u32)>,
-    figures: Window,
+    counted: Window,
 }
 
 impl Model {
     fn take(&mut self, class: u32) -> Option<u32> {
         let at = self.idle.iter().rposition(|entry| entry.0 == class)?;
-        self.figures.get_from_pool += 1;
+        self.counted.get_from_pool += 1;
         self.idle.remove(at).map(|entry| entry.1)
     }
 
     fn put(&mut self, class: u32, value: u32, stamp: u32) -> Option<u32> {
-        self.figures.put += 1;
+        self.counted.put += 1;
         self.idle.push_back((class, value, stamp));
         let victim = (self.idle.len() > self.limit).then(|| self.idle.pop_front()).flatten();
-        self.figures.evicted += u64::from(victim.is_some());
+        self.counted.evicted += u64::from(victim.is_some());
         victim.map(|entry| entry.1)
     }
 
-    fn leave(&mut self, keep: usize) -> Vec<u32> {
+    fn remove_oldest(&mut self, keep: usize) -> Vec<u32> {
         let gone = self.idle.len().saturating_sub(keep);
         self.idle.drain(..gone).map(|entry| entry.1).collect()
     }
@@ -252,55 +252,55 @@ proptest! {
     })]
 
     #[test]
-    fn on_one_thread_it_is_the_model_exactly(limit in 1usize..30, steps in steps()) {
-        let front = ThreadCache::new(4, limit, 4);
-        let mut model = Model { limit, idle: VecDeque::new(), figures: Window::default() };
+    fn on_one_thread_the_cache_equals_the_model(limit in 1usize..30, steps in steps()) {
+        let cache = ThreadCache::new(4, limit, 4);
+        let mut model = Model { limit, idle: VecDeque::new(), counted: Window::default() };
         let mut in_use = Vec::new();
         for (id, step) in (0u32..).zip(steps) {
-            let epoch = id / 16;
+            let coarse_time = id / 16;
             match step {
                 Step::Take(class) => {
-                    let entry = front.take(class);
+                    let entry = cache.take(class);
                     prop_assert_eq!(entry.as_ref().map(|entry| ***entry), model.take(class));
                     in_use.extend(entry);
                 }
                 Step::Put(class) => {
-                    let put = front.put(Entry::new(class, 10, id), epoch);
-                    prop_assert_eq!(put.victim.map(|entry| **entry), model.put(class, id, epoch));
+                    let put = cache.put(Entry::new(class, 10, id), coarse_time);
+                    prop_assert_eq!(put.victim.map(|entry| **entry), model.put(class, id, coarse_time));
                 }
                 Step::PutAll => {
                     for entry in in_use.drain(..) {
                         let (class, id) = (entry.class(), **entry);
-                        let put = front.put(entry, epoch);
-                        prop_assert_eq!(put.victim.map(|entry| **entry), model.put(class, id, epoch));
+                        let put = cache.put(entry, coarse_time);
+                        prop_assert_eq!(put.victim.map(|entry| **entry), model.put(class, id, coarse_time));
                     }
                 }
                 Step::EvictOldest => {
-                    let victim = front.evict_oldest().map(|entry| **entry);
+                    let victim = cache.evict_oldest().map(|entry| **entry);
                     prop_assert_eq!(victim, model.idle.pop_front().map(|entry| entry.1));
                 }
-                Step::DrainOlder(epoch) => {
+                Step::DrainOlder(coarse_time) => {
                     let mut left = Vec::new();
-                    front.drain_older_than(epoch, |entry| left.push(**entry));
-                    let young = model.idle.iter().filter(|entry| entry.2 >= epoch).count();
-                    prop_assert_eq!(left, model.leave(young));
+                    cache.drain_older_than(coarse_time, |entry| left.push(**entry));
+                    let young = model.idle.iter().filter(|entry| entry.2 >= coarse_time).count();
+                    prop_assert_eq!(left, model.remove_oldest(young));
                 }
                 Step::SetLimit(limit) => {
                     let mut left = Vec::new();
-                    front.set_limit(limit, |entry| left.push(**entry));
+                    cache.set_limit(limit, |entry| left.push(**entry));
                     model.limit = limit;
-                    prop_assert_eq!(left, model.leave(limit));
+                    prop_assert_eq!(left, model.remove_oldest(limit));
                 }
                 Step::Clear => {
                     let mut left = Vec::new();
-                    front.drain_all(|entry| left.push(**entry));
-                    prop_assert_eq!(left, model.leave(0));
+                    cache.drain_all(|entry| left.push(**entry));
+                    prop_assert_eq!(left, model.remove_oldest(0));
                 }
             }
-            prop_assert_eq!(front.idle_count(), model.idle.len());
-            prop_assert_eq!(front.idle_bytes(), 10 * model.idle.len());
-            prop_assert_eq!(front.totals(), model.figures);
-            prop_assert_eq!(front.validate(), Ok(()));
+            prop_assert_eq!(cache.idle_count(), model.idle.len());
+            prop_assert_eq!(cache.idle_bytes(), 10 * model.idle.len());
+            prop_assert_eq!(cache.totals(), model.counted);
+            prop_assert_eq!(cache.validate(), Ok(()));
         }
     }
 }
