@@ -1,115 +1,155 @@
-//! Which source serves here: the one asked for, or the best that works.
+//! The setting [`Backend`], and the choice of a source: the requested one, or the best that works.
 //!
-//! | preset | `Auto` tries, in this order |
+//! | pool | `Auto` tries, in this order |
 //! | --- | --- |
-//! | `adaptive` | `vmm`, `register`, `cuda`, `mlock`, `heap` |
-//! | `tensorflow` | `cuda`, `mlock`, `heap`: each miss is an allocation of its own there, for which the first two are not made |
+//! | with an arena (`adaptive`) | `vmm`, `register`, `cuda`, `mlock`, `heap` |
+//! | without (`tensorflow`) | `cuda`, `mlock`, `heap`: each miss is an allocation, for which `vmm` and `register` are too slow |
 //!
-//! Why each better one was passed over is kept for the log line. Trying asks a driver what it can do, and creates no
-//! context.
+//! The reasons against each better source are kept for the log line. A trial asks the driver for its abilities and creates
+//! no context.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use super::mlock::LockLimit;
-
-use super::{Backend, HeapSource, MlockSource, SimSource, Source};
-use crate::config::Preset;
+use super::heap::HeapSource;
+use super::mlock::{LockLimit, MlockSource};
+use super::sim::SimSource;
+use super::source::Source;
 use crate::error::{ErrorKind, Result};
 use crate::host;
 
-/// Below this much lockable memory, `Auto` takes `heap`: a pool that can hold no more than a batch or two is no pool.
+/// Below this much lockable memory `Auto` chooses `heap`: a pool of one or two batches is of no use.
 const LEAST_LOCKABLE_BYTES: u64 = 64 << 20;
 
-/// A source, and what there is to say about the choice.
+/// The source from which a pool takes its memory.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub enum Backend {
+    /// The first that works here of `vmm`, `register`, `cuda`, `mlock` and `heap`; under the preset `tensorflow` from
+    /// `cuda` on.
+    #[default]
+    Auto,
+    /// Virtual host memory of the CUDA driver: grows and shrinks without blocking any copy. For `adaptive` only.
+    Vmm,
+    /// Huge pages registered with the CUDA driver (`cuMemHostRegister`). For `adaptive` only.
+    Register,
+    /// Page-locked by the CUDA driver (`cuMemHostAlloc`).
+    Cuda,
+    /// Page-locked by the kernel (`mlock`).
+    Mlock,
+    /// Ordinary memory, not page-locked.
+    Heap,
+    /// Addresses without memory, for replay and tests.
+    Sim {
+        /// Most bytes that it holds at one time.
+        total_bytes: u64,
+    },
+    /// A source of your own, or a wrapped one.
+    Source(Arc<dyn Source>),
+}
+
+impl Backend {
+    /// Name in settings, log lines and statistics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Vmm => "vmm",
+            Self::Register => "register",
+            Self::Cuda => "cuda",
+            Self::Mlock => "mlock",
+            Self::Heap => "heap",
+            Self::Sim { .. } => "sim",
+            Self::Source(source) => source.name(),
+        }
+    }
+}
+
+/// The chosen source, and what the log line reports about the choice.
 #[derive(Debug)]
 pub(crate) struct Chosen {
     pub(crate) source: Arc<dyn Source>,
-    /// The kernel lets this process lock no more than this, and less than the ceiling asked for.
+    /// `RLIMIT_MEMLOCK`, if it binds this process and is below the ceiling.
     pub(crate) lock_limit_bytes: Option<u64>,
-    /// Better sources that were passed over, each with the reason.
+    /// Better sources that do not work here, each with the reason.
     pub(crate) passed_over: Vec<(&'static str, String)>,
 }
 
 impl Chosen {
-    fn just(source: Arc<dyn Source>) -> Self {
+    fn requested(source: Arc<dyn Source>) -> Self {
         Self { source, lock_limit_bytes: None, passed_over: Vec::new() }
     }
 }
 
-/// What the memory is near to.
+/// How memory is to be pinned, and for which pool.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PinOptions {
     /// Ordinal of the GPU.
     pub(crate) device: u32,
-    /// Memory node asked for; `None` is the GPU's.
+    /// Requested memory node; `None` for the GPU's.
     pub(crate) node: Option<u32>,
-    /// Threads that touch fresh pages at once.
-    #[cfg_attr(
-        not(feature = "cuda"),
-        expect(dead_code, reason = "sources without a driver are told with each reserve")
-    )]
+    /// Threads that touch fresh pages concurrently.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only `register` keeps the number"))]
     pub(crate) threads: usize,
+    /// Whether an arena stands between the pool and the source, so that few and large pieces are pinned.
+    pub(crate) arena: bool,
+    /// The ceiling in bytes, if the user set one.
+    pub(crate) max_bytes: Option<u64>,
 }
 
-/// The node, where there is a choice of nodes.
-fn checked(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
-    let Some(asked) = node else { return Ok(None) };
-    let nodes = host::numa_nodes(root);
-    match nodes.len() {
-        0 | 1 => Ok(None),
-        _ if nodes.contains(&asked) => Ok(node),
-        _ => {
-            let why = format!("no such memory node, the machine has {nodes:?}");
-            Err(ErrorKind::Setting { name: "PINPOOL_NUMA_NODE", value: asked.to_string(), why }.into())
+/// The source for `backend` under `options`.
+pub(crate) fn choose(backend: &Backend, options: PinOptions) -> Result<Chosen> {
+    let options = PinOptions { node: existing_node(Path::new("/"), options.node)?, ..options };
+    let source: Arc<dyn Source> = match backend {
+        Backend::Auto => return Ok(best(options)),
+        Backend::Vmm | Backend::Register if !options.arena => {
+            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is an allocation of its own and each eviction \
+                       a release, which this back-end makes slower than cuda does";
+            let (name, value) = ("PINPOOL_BACKEND", backend.name().to_owned());
+            return Err(ErrorKind::Setting { name, value, why: why.to_owned() }.into());
         }
-    }
+        Backend::Vmm | Backend::Register | Backend::Cuda => driver_source(backend.name(), options)
+            .map_err(|why| ErrorKind::Unavailable { backend: backend.name(), why })?,
+        Backend::Mlock => Arc::new(mlock_source(options.node)),
+        Backend::Heap => Arc::new(HeapSource::new()),
+        Backend::Sim { total_bytes } => Arc::new(SimSource::new(*total_bytes)),
+        Backend::Source(source) => source.clone(),
+    };
+    Ok(Chosen::requested(source))
 }
 
-fn mlock_on(node: Option<u32>) -> MlockSource {
+/// The requested node; `None` where the machine has no choice of nodes.
+fn existing_node(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
+    let Some(requested) = node else { return Ok(None) };
+    let nodes = host::numa_nodes(root);
+    if nodes.len() < 2 {
+        return Ok(None);
+    }
+    if nodes.contains(&requested) {
+        return Ok(node);
+    }
+    let why = format!("no such memory node, the machine has {nodes:?}");
+    Err(ErrorKind::Setting { name: "PINPOOL_NUMA_NODE", value: requested.to_string(), why }.into())
+}
+
+fn mlock_source(node: Option<u32>) -> MlockSource {
     node.map_or_else(MlockSource::new, MlockSource::on_node)
 }
 
-/// Finds the source for `backend` under the rules of `preset`; `max_bytes` is the ceiling that the user set, if any.
-pub(crate) fn choose(backend: &Backend, preset: Preset, place: PinOptions, max_bytes: Option<u64>) -> Result<Chosen> {
-    let place = PinOptions { node: checked(Path::new("/"), place.node)?, ..place };
-    match backend {
-        Backend::Auto => Ok(best(preset, place, max_bytes)),
-        Backend::Vmm | Backend::Register if preset == Preset::Tensorflow => {
-            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is an allocation of its own and each eviction \
-                       a release, which this back-end makes slower than cuda does";
-            Err(ErrorKind::Setting { name: "PINPOOL_BACKEND", value: backend.name().to_owned(), why: why.to_owned() }
-                .into())
-        }
-        Backend::Vmm | Backend::Register | Backend::Cuda => {
-            let name = backend.name();
-            of_driver(name, place).map(Chosen::just).map_err(|why| ErrorKind::Unavailable { backend: name, why }.into())
-        }
-        Backend::Mlock => Ok(Chosen::just(Arc::new(mlock_on(place.node)))),
-        Backend::Heap => Ok(Chosen::just(Arc::new(HeapSource::new()))),
-        Backend::Sim { total_bytes } => Ok(Chosen::just(Arc::new(SimSource::new(*total_bytes)))),
-        Backend::Source(source) => Ok(Chosen::just(source.clone())),
-    }
+/// The driver's sources that suit a pool with or without an arena, best first.
+fn driver_sources(arena: bool) -> &'static [&'static str] {
+    if arena { &["vmm", "register", "cuda"] } else { &["cuda"] }
 }
 
-/// The back-ends of the driver that suit `preset`, best first.
-fn of_driver_for(preset: Preset) -> &'static [&'static str] {
-    match preset {
-        Preset::Adaptive => &["vmm", "register", "cuda"],
-        Preset::Tensorflow => &["cuda"],
-    }
-}
-
-fn best(preset: Preset, place: PinOptions, max_bytes: Option<u64>) -> Chosen {
+fn best(options: PinOptions) -> Chosen {
     let mut passed_over = Vec::new();
-    for &name in of_driver_for(preset) {
-        match of_driver(name, place) {
+    for &name in driver_sources(options.arena) {
+        match driver_source(name, options) {
             Ok(source) => return Chosen { source, lock_limit_bytes: None, passed_over },
             Err(why) => passed_over.push((name, why)),
         }
     }
-    let mlock = mlock_on(place.node);
-    match usable_lock_limit(&mlock, max_bytes) {
+    let mlock = mlock_source(options.node);
+    match usable_lock_limit(&mlock, options.max_bytes) {
         Ok(lock_limit_bytes) => Chosen { source: Arc::new(mlock), lock_limit_bytes, passed_over },
         Err(why) => {
             passed_over.push(("mlock", why));
@@ -118,10 +158,10 @@ fn best(preset: Preset, place: PinOptions, max_bytes: Option<u64>) -> Chosen {
     }
 }
 
-/// The limit to keep under, `None` where there is none or the ceiling is below it; or why `mlock` will not do.
+/// The limit to keep under, `None` where there is none or the ceiling is below it; or the reason against `mlock`.
 fn usable_lock_limit(mlock: &MlockSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
-    let region = mlock.acquire(super::PAGE_BYTES).map_err(|error| error.to_string())?;
-    #[allow(unsafe_code)] // Gives back the region of the probe.
+    let region = mlock.acquire(host::PAGE_BYTES).map_err(|error| error.to_string())?;
+    #[allow(unsafe_code)] // Releases the region of the probe.
     // SAFETY: acquired on the line above from the same source, no reference into it exists.
     unsafe { mlock.release(region) }.map_err(|error| error.to_string())?;
     match mlock.lock_limit() {
@@ -135,30 +175,38 @@ fn usable_lock_limit(mlock: &MlockSource, max_bytes: Option<u64>) -> Result<Opti
 }
 
 #[cfg(feature = "cuda")]
-fn of_driver(name: &str, place: PinOptions) -> Result<Arc<dyn Source>, String> {
+fn driver_source(name: &str, options: PinOptions) -> Result<Arc<dyn Source>, String> {
+    use super::cuda::CudaSource;
+    use super::register::RegisterSource;
+    use super::vmm::VmmSource;
+
+    let PinOptions { device, node, threads, .. } = options;
     match name {
-        "vmm" => super::VmmSource::new(place.device, place.node).map(|source| Arc::new(source) as _),
-        "register" => super::RegisterSource::new(place.device, place.node)
-            .map(|source| Arc::new(source.touched_by(place.threads)) as _),
-        _ => super::CudaSource::new(place.device).map(|source| Arc::new(source) as _),
+        "vmm" => VmmSource::new(device, node).map(|source| Arc::new(source) as _),
+        "register" => RegisterSource::new(device, node).map(|source| Arc::new(source.with_threads(threads)) as _),
+        _ => CudaSource::new(device).map(|source| Arc::new(source) as _),
     }
     .map_err(|error| error.to_string())
 }
 
 #[cfg(not(feature = "cuda"))]
-fn of_driver(_name: &str, place: PinOptions) -> Result<Arc<dyn Source>, String> {
-    Err(format!("built without the `cuda` feature: device {} is out of reach", place.device))
+fn driver_source(_name: &str, options: PinOptions) -> Result<Arc<dyn Source>, String> {
+    Err(format!("built without the `cuda` feature: device {} is out of reach", options.device))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn chosen(backend: &Backend, arena: bool) -> Result<Chosen> {
+        choose(backend, PinOptions { arena, ..PinOptions::default() })
+    }
+
     #[test]
-    fn auto_always_finds_a_source_and_says_why_not_the_better_ones() {
-        for preset in [Preset::Adaptive, Preset::Tensorflow] {
-            let chosen = choose(&Backend::Auto, preset, PinOptions::default(), None).unwrap();
-            let order: Vec<&str> = of_driver_for(preset).iter().copied().chain(["mlock", "heap"]).collect();
+    fn auto_always_finds_a_source_and_gives_the_reasons_against_better_ones() {
+        for arena in [true, false] {
+            let chosen = chosen(&Backend::Auto, arena).unwrap();
+            let order: Vec<&str> = driver_sources(arena).iter().copied().chain(["mlock", "heap"]).collect();
             let rank = order.iter().position(|&name| name == chosen.source.name()).unwrap();
             let passed_over: Vec<&str> = chosen.passed_over.iter().map(|(name, _)| *name).collect();
             assert_eq!(passed_over, order[..rank]);
@@ -167,34 +215,31 @@ mod tests {
     }
 
     #[test]
-    fn a_source_asked_for_is_the_source_taken() {
+    fn a_requested_source_is_used() {
         for backend in [Backend::Mlock, Backend::Heap, Backend::Sim { total_bytes: 1 << 20 }] {
-            assert_eq!(
-                choose(&backend, Preset::Adaptive, PinOptions::default(), None).unwrap().source.name(),
-                backend.name()
-            );
+            assert_eq!(chosen(&backend, true).unwrap().source.name(), backend.name());
         }
     }
 
     #[cfg(not(miri))]
     #[test]
-    fn a_memory_node_that_is_not_there_is_named_and_one_node_is_no_choice() {
+    fn a_missing_memory_node_is_an_error_unless_there_is_no_choice() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("sys/devices/system/node");
         std::fs::create_dir_all(&folder).unwrap();
-        assert_eq!(checked(root.path(), Some(3)).unwrap(), None, "nobody says");
+        assert_eq!(existing_node(root.path(), Some(3)).unwrap(), None, "nodes unknown");
         std::fs::write(folder.join("online"), "0\n").unwrap();
-        assert_eq!(checked(root.path(), Some(3)).unwrap(), None);
+        assert_eq!(existing_node(root.path(), Some(3)).unwrap(), None);
         std::fs::write(folder.join("online"), "0-1\n").unwrap();
-        assert_eq!(checked(root.path(), Some(1)).unwrap(), Some(1));
-        let error = checked(root.path(), Some(3)).unwrap_err();
+        assert_eq!(existing_node(root.path(), Some(1)).unwrap(), Some(1));
+        let error = existing_node(root.path(), Some(3)).unwrap_err();
         assert!(error.is_setting() && error.to_string().contains("PINPOOL_NUMA_NODE=3"), "{error}");
     }
 
     #[test]
-    fn what_is_made_for_an_arena_is_refused_without_one() {
+    fn a_source_for_arenas_is_refused_without_one() {
         for backend in [Backend::Vmm, Backend::Register] {
-            let error = choose(&backend, Preset::Tensorflow, PinOptions::default(), None).unwrap_err();
+            let error = chosen(&backend, false).unwrap_err();
             assert!(error.is_setting(), "{error}");
             for word in [backend.name(), "PINPOOL_BACKEND", "PINPOOL_PRESET=adaptive"] {
                 assert!(error.to_string().contains(word), "{error}");
@@ -204,8 +249,8 @@ mod tests {
 
     #[cfg(not(feature = "cuda"))]
     #[test]
-    fn cuda_without_its_feature_is_an_error_that_says_so() {
-        let error = choose(&Backend::Cuda, Preset::Adaptive, PinOptions::default(), None).unwrap_err();
+    fn cuda_without_its_feature_is_an_error_that_names_the_feature() {
+        let error = chosen(&Backend::Cuda, true).unwrap_err();
         assert!(error.is_backend() && error.to_string().contains("feature"), "{error}");
     }
 }

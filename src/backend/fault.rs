@@ -1,8 +1,9 @@
-//! Scripted failures and gates around any source, for tests of whatever stands on one.
+//! Scripted failures around any source, for tests of code that uses one.
 //!
 //! ```
 //! use std::sync::Arc;
-//! use pinpool::{backend::HeapSource, testing::FaultSource, Backend};
+//! use pinpool::backend::{Backend, HeapSource};
+//! use pinpool::testing::FaultSource;
 //!
 //! let faulty = Arc::new(FaultSource::around(Arc::new(HeapSource::new())));
 //! let builder = pinpool::Pool::builder().without_env().preset(pinpool::Preset::Tensorflow);
@@ -13,52 +14,55 @@
 //! # Ok::<(), pinpool::Error>(())
 //! ```
 //!
-//! Of a source that spans the granules are scripted too: locking counts and fails as acquiring, unlocking as releasing,
-//! and moving by itself.
-#![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory` by passing each call on.
+//! The script covers virtual memory too: a commit counts and fails as an acquire, a decommit as a release, a remap by itself.
+#![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory` by forwarding each call.
 
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{AddressRange, PAGE_BYTES, PageTiers, Region, RemapError, Source, SourceError, Subrange, VirtualMemory};
-use crate::sync::plain::{Condvar, Mutex};
+use super::source::{Region, Source};
+use super::virtual_memory::{AddressRange, RemapError, Subrange, VirtualMemory};
+use crate::error::SourceError;
+use crate::host::{PAGE_BYTES, PageTiers};
+use crate::sync::plain::{Condvar, Mutex, MutexGuard};
 
-/// A source that fails and waits as told, and else passes every call on.
+/// A source that fails and waits as scripted, and else forwards every call to another one.
 #[derive(Debug)]
 pub struct FaultSource {
     inner: Arc<dyn Source>,
-    script: Arc<Script>,
+    script: Arc<FaultScript>,
 }
 
-/// What a call does: an acquire or a lock, a release or an unlock, a move.
+/// The kind of a call: an acquire or a commit, a release or a decommit, a remap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Call {
+enum SourceCall {
     Acquire = 0,
     Release = 1,
     Remap = 2,
 }
 
 #[derive(Debug, Default)]
-struct Script {
-    calls: Mutex<[Plan; 3]>,
+struct FaultScript {
+    plans: Mutex<[FaultPlan; 3]>,
     changed: Condvar,
 }
 
+/// The script for the calls of one kind.
 #[derive(Debug, Default)]
-struct Plan {
+struct FaultPlan {
     calls: u64,
     failing: BTreeSet<u64>,
-    /// Moves that fail after the old granules are gone.
+    /// Remaps that fail after the old granules are decommitted.
     losing: BTreeSet<u64>,
-    random: Option<Dice>,
+    random: Option<RandomFailures>,
     gates: usize,
     waiting: usize,
 }
 
-/// A seeded generator (xorshift64), so that a random failure can be repeated.
+/// A seeded generator (xorshift64), so that random failures can be repeated.
 #[derive(Debug)]
-struct Dice {
+struct RandomFailures {
     state: u64,
     one_in: u64,
 }
@@ -67,106 +71,118 @@ struct Dice {
 #[derive(Debug)]
 #[must_use = "the gate opens when it is dropped"]
 pub struct CallGate {
-    script: Arc<Script>,
-    call: Call,
+    script: Arc<FaultScript>,
+    call: SourceCall,
 }
 
 impl FaultSource {
-    /// Wraps `inner`; does nothing of its own until told to.
+    /// Wraps `inner`; without a script it only forwards.
     pub fn around(inner: Arc<dyn Source>) -> Self {
         Self { inner, script: Arc::default() }
     }
 
     /// Fails acquire number `index`, counted from 0 over the life of this source.
     pub fn fail_acquire(&self, index: u64) {
-        self.script.calls.lock()[Call::Acquire as usize].failing.insert(index);
+        self.script.with(SourceCall::Acquire, |plan| plan.failing.insert(index));
     }
 
     /// Fails release number `index`, counted from 0 over the life of this source. The memory stays mapped.
     pub fn fail_release(&self, index: u64) {
-        self.script.calls.lock()[Call::Release as usize].failing.insert(index);
+        self.script.with(SourceCall::Release, |plan| plan.failing.insert(index));
     }
 
-    /// Fails move number `index`, counted from 0 over the life of this source; the granules stay where they are.
+    /// Fails remap number `index`, counted from 0 over the life of this source; the granules stay where they are.
     pub fn fail_remap(&self, index: u64) {
-        self.script.calls.lock()[Call::Remap as usize].failing.insert(index);
+        self.script.with(SourceCall::Remap, |plan| plan.failing.insert(index));
     }
 
-    /// Fails move number `index` half way: the old granules are given back, the new ones not locked.
+    /// Fails remap number `index` half way: the old granules are decommitted, the new ones not committed.
     pub fn lose_remap(&self, index: u64) {
-        self.script.calls.lock()[Call::Remap as usize].losing.insert(index);
+        self.script.with(SourceCall::Remap, |plan| plan.losing.insert(index));
     }
 
     /// Fails one acquire in `one_in` (at least 1), drawn from `seed`.
     pub fn fail_acquires_at_random(&self, seed: u64, one_in: u64) {
-        // An xorshift never leaves zero.
-        self.script.calls.lock()[Call::Acquire as usize].random = Some(Dice { state: seed | 1, one_in: one_in.max(1) });
+        // An xorshift state is never zero.
+        let random = RandomFailures { state: seed | 1, one_in: one_in.max(1) };
+        self.script.with(SourceCall::Acquire, |plan| plan.random = Some(random));
     }
 
     /// Holds every acquire from now on, until the gate is dropped.
     pub fn hold_acquires(&self) -> CallGate {
-        self.hold(Call::Acquire)
+        self.hold(SourceCall::Acquire)
     }
 
     /// Holds every release from now on, until the gate is dropped.
     pub fn hold_releases(&self) -> CallGate {
-        self.hold(Call::Release)
+        self.hold(SourceCall::Release)
     }
 
-    /// Holds every move from now on, until the gate is dropped.
+    /// Holds every remap from now on, until the gate is dropped.
     pub fn hold_remaps(&self) -> CallGate {
-        self.hold(Call::Remap)
+        self.hold(SourceCall::Remap)
     }
 
-    /// Acquires so far, those that failed included.
+    /// Acquires so far, failed ones included.
     pub fn acquires(&self) -> u64 {
-        self.script.calls.lock()[Call::Acquire as usize].calls
+        self.script.with(SourceCall::Acquire, |plan| plan.calls)
     }
 
-    /// Releases so far, those that failed included.
+    /// Releases so far, failed ones included.
     pub fn releases(&self) -> u64 {
-        self.script.calls.lock()[Call::Release as usize].calls
+        self.script.with(SourceCall::Release, |plan| plan.calls)
     }
 
-    /// Moves so far, those that failed included.
+    /// Remaps so far, failed ones included.
     pub fn remaps(&self) -> u64 {
-        self.script.calls.lock()[Call::Remap as usize].calls
+        self.script.with(SourceCall::Remap, |plan| plan.calls)
     }
 
-    /// The span of the wrapped source; whoever calls has seen that there is one.
-    fn inner_span(&self) -> Result<&dyn VirtualMemory, SourceError> {
-        self.inner.virtual_memory().ok_or_else(|| SourceError::new("fault", format!("`{}` does not span", self.name())))
-    }
-
-    fn hold(&self, call: Call) -> CallGate {
-        self.script.calls.lock()[call as usize].gates += 1;
+    fn hold(&self, call: SourceCall) -> CallGate {
+        self.script.with(call, |plan| plan.gates += 1);
         CallGate { script: self.script.clone(), call }
     }
-}
 
-impl Script {
-    /// Waits for the gates of `call`, then says whether it is to fail, and how.
-    fn enter(&self, call: Call) -> Result<(), RemapError> {
-        let mut calls = self.calls.lock();
-        let index = calls[call as usize].calls;
-        calls[call as usize].calls += 1;
-        calls[call as usize].waiting += 1;
-        self.changed.notify_all();
-        while calls[call as usize].gates > 0 {
-            self.changed.wait(&mut calls);
-        }
-        let plan = &mut calls[call as usize];
-        plan.waiting -= 1;
-        let refusal = || SourceError::new("fault", format!("{call:?} {index} was told to fail"));
-        if plan.failing.remove(&index) || plan.random.as_mut().is_some_and(Dice::falls) {
-            return Err(RemapError::Kept(refusal()));
-        }
-        if plan.losing.remove(&index) { Err(RemapError::Lost(refusal())) } else { Ok(()) }
+    /// The virtual memory of the wrapped source.
+    fn inner_memory(&self) -> Result<&dyn VirtualMemory, SourceError> {
+        let error = || SourceError::new("fault", format!("`{}` has no virtual memory", self.name()));
+        self.inner.virtual_memory().ok_or_else(error)
     }
 }
 
-impl Dice {
-    fn falls(&mut self) -> bool {
+impl FaultScript {
+    fn with<R>(&self, call: SourceCall, change: impl FnOnce(&mut FaultPlan) -> R) -> R {
+        change(&mut self.plans.lock()[call as usize])
+    }
+
+    fn wait_while(&self, call: SourceCall, holds: impl Fn(&FaultPlan) -> bool) -> MutexGuard<'_, [FaultPlan; 3]> {
+        let mut plans = self.plans.lock();
+        while holds(&plans[call as usize]) {
+            self.changed.wait(&mut plans);
+        }
+        plans
+    }
+
+    /// Counts a call and waits for its gates; then fails if the script says so.
+    fn enter(&self, call: SourceCall) -> Result<(), RemapError> {
+        let index = self.with(call, |plan| {
+            plan.waiting += 1;
+            plan.calls += 1;
+            plan.calls - 1
+        });
+        self.changed.notify_all();
+        let plan = &mut self.wait_while(call, |plan| plan.gates > 0)[call as usize];
+        plan.waiting -= 1;
+        let error = || SourceError::new("fault", format!("{call:?} {index} fails by script"));
+        if plan.failing.remove(&index) || plan.random.as_mut().is_some_and(RandomFailures::next_fails) {
+            return Err(RemapError::Kept(error()));
+        }
+        if plan.losing.remove(&index) { Err(RemapError::Lost(error())) } else { Ok(()) }
+    }
+}
+
+impl RandomFailures {
+    fn next_fails(&mut self) -> bool {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;
@@ -175,24 +191,21 @@ impl Dice {
 }
 
 impl CallGate {
-    /// Waits until `threads` calls stand before the gate.
+    /// Waits until `threads` calls wait at the gate.
     pub fn wait_for(&self, threads: usize) {
-        let mut calls = self.script.calls.lock();
-        while calls[self.call as usize].waiting < threads {
-            self.script.changed.wait(&mut calls);
-        }
+        drop(self.script.wait_while(self.call, |plan| plan.waiting < threads));
     }
 }
 
 impl Drop for CallGate {
     fn drop(&mut self) {
-        self.script.calls.lock()[self.call as usize].gates -= 1;
+        self.script.with(self.call, |plan| plan.gates -= 1);
         self.script.changed.notify_all();
     }
 }
 
-// SAFETY: every region comes from the wrapped source and goes back to it; a release told to fail leaves the memory as it
-// is, which C1 asks for.
+// SAFETY: every region comes from the wrapped source and returns to it; a release that fails by script leaves the memory as
+// it is (source-C1).
 #[deny(clippy::missing_trait_methods)]
 unsafe impl Source for FaultSource {
     fn name(&self) -> &'static str {
@@ -208,18 +221,18 @@ unsafe impl Source for FaultSource {
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        self.script.enter(Call::Acquire)?;
+        self.script.enter(SourceCall::Acquire)?;
         self.inner.acquire(len_bytes)
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        self.script.enter(Call::Release)?;
-        // SAFETY: the caller's promise, passed on: all regions of this source are the wrapped one's.
+        self.script.enter(SourceCall::Release)?;
+        // SAFETY: the caller's promise, forwarded: all regions of this source come from the wrapped one.
         unsafe { self.inner.release(region) }
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        self.script.enter(Call::Acquire)?;
+        self.script.enter(SourceCall::Acquire)?;
         self.inner.acquire_fast(len_bytes, threads, progress)
     }
 
@@ -244,8 +257,8 @@ unsafe impl Source for FaultSource {
     }
 }
 
-// SAFETY: every range comes from the wrapped source and goes back to it, and every call about its granules is passed on
-// or fails before anything happened; a lost move has unlocked what it says.
+// SAFETY: every range comes from the wrapped source and returns to it, and every call about its granules is forwarded or
+// fails before it changes anything; a lost remap has decommitted its granules.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl VirtualMemory for FaultSource {
     fn granule_bytes(&self) -> usize {
@@ -253,40 +266,40 @@ unsafe impl VirtualMemory for FaultSource {
     }
 
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
-        self.inner_span()?.reserve(len_bytes)
+        self.inner_memory()?.reserve(len_bytes)
     }
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
-        self.script.enter(Call::Acquire)?;
-        // SAFETY: the caller's promise, passed on: all ranges of this source are the wrapped one's.
-        unsafe { self.inner_span()?.commit(range, offset, bytes) }
+        self.script.enter(SourceCall::Acquire)?;
+        // SAFETY: the caller's promise, forwarded: all ranges of this source come from the wrapped one.
+        unsafe { self.inner_memory()?.commit(range, offset, bytes) }
     }
 
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
-        self.script.enter(Call::Release)?;
+        self.script.enter(SourceCall::Release)?;
         // SAFETY: as above.
-        unsafe { self.inner_span()?.decommit(range, offset, bytes) }
+        unsafe { self.inner_memory()?.decommit(range, offset, bytes) }
     }
 
     unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
-        let inner = self.inner_span().map_err(RemapError::Kept)?;
-        match self.script.enter(Call::Remap) {
+        let inner = self.inner_memory().map_err(RemapError::Kept)?;
+        match self.script.enter(SourceCall::Remap) {
             // SAFETY: as above.
             Ok(()) => unsafe { inner.remap(range, from, to) },
-            Err(RemapError::Kept(told)) => Err(RemapError::Kept(told)),
-            Err(RemapError::Lost(told)) => {
+            Err(RemapError::Kept(error)) => Err(RemapError::Kept(error)),
+            Err(RemapError::Lost(error)) => {
                 for piece in from {
                     // SAFETY: as above.
                     unsafe { inner.decommit(range, piece.offset, piece.bytes) }.map_err(RemapError::Kept)?;
                 }
-                Err(RemapError::Lost(told))
+                Err(RemapError::Lost(error))
             }
         }
     }
 
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         // SAFETY: as above.
-        unsafe { self.inner_span()?.unreserve(range) }
+        unsafe { self.inner_memory()?.unreserve(range) }
     }
 }
 
@@ -301,19 +314,19 @@ mod tests {
     }
 
     #[test]
-    fn keeps_the_contract_when_told_nothing() {
+    fn keeps_the_contract_without_a_script() {
         check_source(&source());
     }
 
     #[test]
-    fn fails_the_call_it_was_told_to_and_no_other() {
+    fn fails_the_scripted_call_and_no_other() {
         let source = source();
         source.fail_acquire(1);
         let region = source.acquire(1).unwrap();
         assert!(source.acquire(1).is_err());
         source.fail_release(0);
         let copy = Region::new(region.start(), region.len_bytes(), region.id());
-        // SAFETY: acquired above and unused; the first release is told to fail and gives nothing back.
+        // SAFETY: acquired above and unused; the first release fails by script and returns nothing.
         assert!(unsafe { source.release(copy) }.is_err());
         // SAFETY: acquired above, unused, and not released by the call that failed.
         assert!(unsafe { source.release(region) }.is_ok());
@@ -336,99 +349,99 @@ mod tests {
     }
 
     #[cfg(not(miri))]
-    mod of_a_source_that_spans {
+    mod with_virtual_memory {
         use super::*;
 
         fn page(offset: usize) -> Subrange {
             Subrange { offset, bytes: PAGE_BYTES }
         }
 
-        /// Locks count as acquires, unlocks as releases; each failure is shown to have changed nothing by what follows.
+        /// Each call after a failure shows that the failure changed nothing.
         #[test]
-        fn granules_fail_as_told_and_stay_as_they_were() {
+        fn commits_decommits_and_remaps_fail_as_scripted() {
             let source = source();
-            let spans = source.virtual_memory().unwrap();
-            let range = spans.reserve(2 * PAGE_BYTES).unwrap();
+            let memory = source.virtual_memory().unwrap();
+            let range = memory.reserve(2 * PAGE_BYTES).unwrap();
             let start = range.start();
-            // SAFETY: locked, moved and unlocked in turn by this test alone.
-            let lock = |offset| unsafe { spans.commit(&range, offset, PAGE_BYTES) };
+            // SAFETY: committed, remapped and decommitted in turn by this test alone.
+            let commit = |offset| unsafe { memory.commit(&range, offset, PAGE_BYTES) };
             // SAFETY: as above.
-            let unlock = |offset| unsafe { spans.decommit(&range, offset, PAGE_BYTES) };
+            let decommit = |offset| unsafe { memory.decommit(&range, offset, PAGE_BYTES) };
             // SAFETY: as above.
-            let relocate = |from, to| unsafe { spans.remap(&range, &[page(from)], to) };
+            let remap = |from, to| unsafe { memory.remap(&range, &[page(from)], to) };
             source.fail_acquire(0);
-            assert!(lock(0).unwrap_err().to_string().contains("Acquire 0"));
-            lock(0).unwrap();
-            // SAFETY: locked, and ours alone.
+            assert!(commit(0).unwrap_err().to_string().contains("Acquire 0"));
+            commit(0).unwrap();
+            // SAFETY: committed, and used by this test alone.
             unsafe { start.write(7) };
             source.fail_release(0);
-            assert!(unlock(0).unwrap_err().to_string().contains("Release 0"));
+            assert!(decommit(0).unwrap_err().to_string().contains("Release 0"));
             source.fail_remap(0);
-            assert!(matches!(relocate(0, PAGE_BYTES), Err(RemapError::Kept(_))));
-            // SAFETY: locked still.
+            assert!(matches!(remap(0, PAGE_BYTES), Err(RemapError::Kept(_))));
+            // SAFETY: still committed.
             assert_eq!(unsafe { start.read() }, 7);
-            relocate(0, PAGE_BYTES).unwrap();
+            remap(0, PAGE_BYTES).unwrap();
             source.lose_remap(2);
-            assert!(matches!(relocate(PAGE_BYTES, 0), Err(RemapError::Lost(_))));
-            // Neither is locked now, so both can be.
-            lock(0).unwrap();
-            lock(PAGE_BYTES).unwrap();
-            // SAFETY: locked, and ours alone.
+            assert!(matches!(remap(PAGE_BYTES, 0), Err(RemapError::Lost(_))));
+            // Neither is committed now, so both can be.
+            commit(0).unwrap();
+            commit(PAGE_BYTES).unwrap();
+            // SAFETY: committed, and used by this test alone.
             assert_eq!(unsafe { start.read() }, 0);
-            unlock(0).unwrap();
-            unlock(PAGE_BYTES).unwrap();
+            decommit(0).unwrap();
+            decommit(PAGE_BYTES).unwrap();
             assert_eq!((source.acquires(), source.releases(), source.remaps()), (4, 3, 3));
-            // SAFETY: nothing of it is locked or in use.
-            unsafe { spans.unreserve(range) }.unwrap();
+            // SAFETY: nothing of it is committed or in use.
+            unsafe { memory.unreserve(range) }.unwrap();
         }
 
         #[test]
-        fn a_lost_move_gives_the_granules_back() {
-            // Counts what is held, as the heap does not.
+        fn a_lost_remap_decommits_the_granules() {
+            // Counts the bytes that it holds, unlike the heap.
             let sim = SimSource::new(PAGE_BYTES as u64);
             let source = FaultSource::around(Arc::new(sim));
-            let spans = source.virtual_memory().unwrap();
-            let range = spans.reserve(2 * PAGE_BYTES).unwrap();
+            let memory = source.virtual_memory().unwrap();
+            let range = memory.reserve(2 * PAGE_BYTES).unwrap();
             source.lose_remap(0);
-            // SAFETY: of this range, and not locked.
-            unsafe { spans.commit(&range, 0, PAGE_BYTES) }.unwrap();
-            // SAFETY: locked above, unused; the other granule is not locked.
-            assert!(unsafe { spans.remap(&range, &[page(0)], PAGE_BYTES) }.is_err());
-            // SAFETY: lost above, hence not locked.
-            unsafe { spans.commit(&range, 0, PAGE_BYTES) }.expect("the one page that there is was given back");
-            // SAFETY: locked above, unused.
-            unsafe { spans.decommit(&range, 0, PAGE_BYTES) }.unwrap();
-            // SAFETY: nothing of it is locked or in use.
-            unsafe { spans.unreserve(range) }.unwrap();
+            // SAFETY: of this range, and not committed.
+            unsafe { memory.commit(&range, 0, PAGE_BYTES) }.unwrap();
+            // SAFETY: committed above, unused; the other granule is not committed.
+            assert!(unsafe { memory.remap(&range, &[page(0)], PAGE_BYTES) }.is_err());
+            // SAFETY: lost above, hence not committed.
+            unsafe { memory.commit(&range, 0, PAGE_BYTES) }.expect("the only page was returned");
+            // SAFETY: committed above, unused.
+            unsafe { memory.decommit(&range, 0, PAGE_BYTES) }.unwrap();
+            // SAFETY: nothing of it is committed or in use.
+            unsafe { memory.unreserve(range) }.unwrap();
         }
 
         #[test]
-        fn a_gate_holds_moves() {
+        fn a_gate_holds_remaps() {
             let source = source();
-            let spans = source.virtual_memory().unwrap();
-            let range = spans.reserve(2 * PAGE_BYTES).unwrap();
-            // SAFETY: of this range, and not locked.
-            unsafe { spans.commit(&range, 0, PAGE_BYTES) }.unwrap();
+            let memory = source.virtual_memory().unwrap();
+            let range = memory.reserve(2 * PAGE_BYTES).unwrap();
+            // SAFETY: of this range, and not committed.
+            unsafe { memory.commit(&range, 0, PAGE_BYTES) }.unwrap();
             let gate = source.hold_remaps();
             std::thread::scope(|scope| {
-                // SAFETY: locked above, unused; the other granule is not locked.
-                let moving = scope.spawn(|| unsafe { spans.remap(&range, &[page(0)], PAGE_BYTES) });
+                // SAFETY: committed above, unused; the other granule is not committed.
+                let remapping = scope.spawn(|| unsafe { memory.remap(&range, &[page(0)], PAGE_BYTES) });
                 gate.wait_for(1);
-                assert!(!moving.is_finished());
+                assert!(!remapping.is_finished());
                 drop(gate);
-                moving.join().unwrap().unwrap();
+                remapping.join().unwrap().unwrap();
             });
-            // SAFETY: moved there above, unused.
-            unsafe { spans.decommit(&range, PAGE_BYTES, PAGE_BYTES) }.unwrap();
-            // SAFETY: nothing of it is locked or in use.
-            unsafe { spans.unreserve(range) }.unwrap();
+            // SAFETY: remapped there above, unused.
+            unsafe { memory.decommit(&range, PAGE_BYTES, PAGE_BYTES) }.unwrap();
+            // SAFETY: nothing of it is committed or in use.
+            unsafe { memory.unreserve(range) }.unwrap();
         }
     }
 
     #[test]
-    fn around_a_source_with_walls_there_is_no_span() {
+    fn a_discrete_source_stays_without_virtual_memory() {
         let source = FaultSource::around(Arc::new(SimSource::discrete(1 << 20)));
         assert!(source.virtual_memory().is_none());
-        assert!(source.reserve(PAGE_BYTES).unwrap_err().to_string().contains("`sim` does not span"));
+        assert!(source.reserve(PAGE_BYTES).unwrap_err().to_string().contains("`sim` has no virtual memory"));
     }
 }

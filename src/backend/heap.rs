@@ -1,15 +1,17 @@
-//! Ordinary memory: the same mappings as `mlock`, without the lock. Never pinned, and says so.
+//! Ordinary memory: the mappings of `mlock` without the lock. Never page-locked.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
 
-use super::pages::{self, Commit, Numbering};
+use super::mapping::{self, Accounting, InitialAccess};
 use super::populate::populate;
-use super::ranges::{self, Start};
-use super::{AddressRange, PAGE_BYTES, Region, Source, SourceError, VirtualMemory};
+use super::source::{Region, RegionIds, Source};
+use super::virtual_memory::{AddressRange, VirtualMemory};
+use crate::error::SourceError;
+use crate::host::PAGE_BYTES;
 
 /// Anonymous mappings that are not page-locked.
 #[derive(Debug, Default)]
 pub struct HeapSource {
-    numbering: Numbering,
+    ids: RegionIds,
 }
 
 impl HeapSource {
@@ -19,8 +21,8 @@ impl HeapSource {
     }
 }
 
-// SAFETY: C1 to C3 are the kernel's word on a private anonymous mapping: zeroed pages at a fixed page-aligned address,
-// until `munmap`. C4: `Numbering`.
+// SAFETY: source-C1 to C3 hold for every private anonymous mapping (`mapping`): zeroed pages at a fixed page-aligned
+// address, until `munmap`. source-C4: `RegionIds`.
 unsafe impl Source for HeapSource {
     fn name(&self) -> &'static str {
         "heap"
@@ -31,20 +33,20 @@ unsafe impl Source for HeapSource {
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        pages::map(len_bytes, Commit::Yes, self.numbering.next())
+        mapping::map(len_bytes, Accounting::Charged, self.ids.next())
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        // SAFETY: the caller's promise: the region is of this source, hence of `map`, and unused.
-        unsafe { pages::unmap(region) }
+        // SAFETY: the caller's promise: the region came from this source, hence from `map`, and is unused.
+        unsafe { mapping::unmap(region) }
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        let region = pages::map_huge(len_bytes, self.numbering.next())?;
+        let region = mapping::map_huge(len_bytes, self.ids.next())?;
         // SAFETY: mapped on the line above.
-        let ready = unsafe { populate(&region, threads, None, progress) };
+        let populated = unsafe { populate(&region, threads, None, progress) };
         // SAFETY: mapped above, no reference into it was made.
-        unsafe { pages::keep_if(ready, region) }
+        unsafe { mapping::keep_if(populated, region) }
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
@@ -52,30 +54,30 @@ unsafe impl Source for HeapSource {
     }
 }
 
-// SAFETY: S1, S4 and S5 are the kernel's word on one mapping without access, pages of which are opened and closed
-// (`ranges`). S2 and S3: an open page is mapped, and zero until written to; closing empties it.
+// SAFETY: vm-S1, S4 and S5: the range is one mapping without access, in which the kernel commits and decommits pages
+// (`mapping`). vm-S2 and S3: a committed page is mapped, and zero until written to; a decommit empties it.
 unsafe impl VirtualMemory for HeapSource {
     fn granule_bytes(&self) -> usize {
         PAGE_BYTES
     }
 
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
-        ranges::reserve(len_bytes, Start::Closed)
+        mapping::reserve(len_bytes, InitialAccess::None)
     }
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
-        // SAFETY: the caller's promise: not locked, hence closed.
-        unsafe { ranges::open(range.at(offset, bytes)?, bytes) }
+        // SAFETY: the caller's promise: not committed.
+        unsafe { mapping::commit(range.at(offset, bytes)?, bytes) }
     }
 
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
-        // SAFETY: the caller's promise: locked, hence open, and unused.
-        unsafe { ranges::close(range.at(offset, bytes)?, bytes) }
+        // SAFETY: the caller's promise: committed and unused.
+        unsafe { mapping::decommit(range.at(offset, bytes)?, bytes) }
     }
 
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
-        // SAFETY: the caller's promise: of `reserve`, and unused.
-        unsafe { ranges::unreserve(range) }
+        // SAFETY: the caller's promise: it came from `reserve` and is unused.
+        unsafe { mapping::unreserve(range) }
     }
 }
 
@@ -85,12 +87,8 @@ mod tests {
     use crate::backend::suite::check_source;
 
     #[test]
-    fn keeps_the_contract() {
+    fn keeps_the_contract_and_is_not_pinned() {
         check_source(&HeapSource::new());
-    }
-
-    #[test]
-    fn says_that_it_is_not_pinned() {
         assert!(!HeapSource::new().is_pinned());
     }
 }

@@ -1,91 +1,391 @@
-//! What the kernel says of mappings of this process, one by one: no other test can change these figures.
-#![allow(unsafe_code)] // Spoils pages and asks for their presence.
+//! Anonymous private mappings of the kernel, from which every source without a driver takes its memory.
+//!
+//! | | whole mappings | ranges of addresses |
+//! | --- | --- | --- |
+//! | created by | [`map`], [`map_huge`] | [`reserve`] |
+//! | memory comes | when touched | after [`commit`], when touched |
+//! | memory goes | with [`unmap`] | with [`decommit`], or [`discard`] if it is to stay accessible |
+//! | addresses go | with [`unmap`] | with [`unreserve`] |
+//!
+//! Uncommitted pages are mapped without any access (`PROT_NONE`), so that no other mapping gets their addresses and a stray
+//! access faults. Holds no state.
+//!
+//! Miri has no `mprotect` and `madvise` and only a part of `mmap`: whole mappings come from the global allocator there, and
+//! sources have no virtual memory.
+#![allow(unsafe_code)] // The kernel's memory calls are here and in the sources, nowhere else.
 
-use std::fs::{self, File};
-use std::ops;
-use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use super::{AddressRange, PAGE_BYTES, Region};
+use super::source::Region;
+use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES};
+use crate::error::SourceError;
+use crate::host::PAGE_BYTES;
 
-/// One paragraph of `/proc/self/smaps`.
-struct Mapping {
-    addresses: ops::Range<usize>,
-    is_accessible: bool,
-    resident_kib: u64,
-    locked_kib: u64,
+pub(super) const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+
+const OUT_OF_MAPPINGS: &str = "the machine or its cgroup is out of memory or of mappings (vm.max_map_count)";
+
+/// Whether the kernel charges a mapping to its memory when it is created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Accounting {
+    Charged,
+    /// `MAP_NORESERVE`: pages are charged one by one, when touched.
+    OnTouch,
 }
 
-fn mappings() -> Vec<Mapping> {
-    let mut mappings: Vec<Mapping> = Vec::new();
-    for line in fs::read_to_string("/proc/self/smaps").unwrap().lines() {
-        let mut words = line.split_whitespace();
-        let (first, second) = (words.next().unwrap(), words.next().unwrap_or_default());
-        if let Some((from, to)) = first.split_once('-') {
-            let [from, to] = [from, to].map(|address| usize::from_str_radix(address, 16).unwrap());
-            let is_accessible = second.starts_with("rw");
-            mappings.push(Mapping { addresses: from..to, is_accessible, resident_kib: 0, locked_kib: 0 });
-        } else if let Some(mapping) = mappings.last_mut() {
-            match first {
-                "Rss:" => mapping.resident_kib = second.parse().unwrap(),
-                "Locked:" => mapping.locked_kib = second.parse().unwrap(),
-                _ => {}
-            }
-        }
+/// Access to the pages of a range before any [`commit`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum InitialAccess {
+    /// None, until [`commit`]; then in huge pages where possible.
+    None,
+    /// Reads and writes, in small pages that come when touched; never to be committed or decommitted.
+    ReadWrite,
+}
+
+#[cfg(not(miri))]
+pub(super) fn map(len_bytes: usize, accounting: Accounting, id: u64) -> Result<Region, SourceError> {
+    Ok(Region::new(mmap(mapped_bytes(len_bytes)?, READ_WRITE, accounting)?, len_bytes, id))
+}
+
+#[cfg(miri)]
+pub(super) fn map(len_bytes: usize, _accounting: Accounting, id: u64) -> Result<Region, SourceError> {
+    let layout = layout(len_bytes)?;
+    // SAFETY: the layout is not of zero size: `mapped_bytes` is at least one page.
+    let start = unsafe { std::alloc::alloc_zeroed(layout) };
+    let start = NonNull::new(start).ok_or_else(|| SourceError::new("alloc_zeroed", "out of memory"))?;
+    Ok(Region::new(start, len_bytes, id))
+}
+
+/// As [`map`], at a multiple of [`RANGE_ALIGN_BYTES`] and in huge pages where the kernel has some.
+pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError> {
+    if cfg!(miri) {
+        return map(len_bytes, Accounting::Charged, id);
     }
-    mappings
+    let mapped_bytes = mapped_bytes(len_bytes)?;
+    let start = mmap_aligned(mapped_bytes, READ_WRITE, Accounting::Charged)?;
+    advise_huge(start, mapped_bytes);
+    Ok(Region::new(start, len_bytes, id))
 }
 
-/// Sum of `figure` over the mappings of `range`. A mapping that reaches beyond it must have none.
-fn sum(range: &AddressRange, figure: impl Fn(&Mapping) -> u64) -> u64 {
-    let start = range.start().as_ptr().addr();
-    let end = start + range.len_bytes();
-    let of_range = |mapping: &Mapping| {
-        let inside = start <= mapping.addresses.start && mapping.addresses.end <= end;
-        assert!(inside || figure(mapping) == 0, "{range:?} was merged with a neighbour");
-        figure(mapping)
-    };
-    mappings()
-        .iter()
-        .filter(|mapping| mapping.addresses.start < end && start < mapping.addresses.end)
-        .map(of_range)
-        .sum()
-}
-
-pub(super) fn resident_kib(range: &AddressRange) -> u64 {
-    sum(range, |mapping| mapping.resident_kib)
-}
-
-pub(super) fn locked_kib(range: &AddressRange) -> u64 {
-    sum(range, |mapping| mapping.locked_kib)
-}
-
-/// What of `range` may be read and written.
-pub(super) fn accessible_kib(range: &AddressRange) -> u64 {
-    sum(range, |mapping| if mapping.is_accessible { mapping.addresses.len() as u64 >> 10 } else { 0 })
-}
-
-/// `Locked:` of the mapping that holds `address`: neighbours may have been merged into it.
-pub(super) fn locked_kib_at(address: NonNull<u8>) -> u64 {
-    mappings().iter().find(|mapping| mapping.addresses.contains(&address.as_ptr().addr())).unwrap().locked_kib
-}
-
-/// Pages of `region` that have memory.
-pub(super) fn present_pages(region: &Region) -> usize {
-    let mut present = vec![0_u8; region.len_bytes().div_ceil(PAGE_BYTES)];
-    // SAFETY: the kernel writes a byte for each page, which is how long `present` is.
-    let asked = unsafe { libc::mincore(region.start().as_ptr().cast(), region.len_bytes(), present.as_mut_ptr()) };
-    assert_eq!(asked, 0);
-    present.iter().filter(|&&byte| byte & 1 == 1).count()
-}
-
-/// Puts the first page of `file` where `page` is.
+/// Removes the pages of `region` from the address space.
 ///
 /// # Safety
 ///
-/// `page` is a page of a mapping of the caller's, which nothing uses.
-pub(crate) unsafe fn replace_page(page: NonNull<u8>, file: &File, protection: libc::c_int) {
-    let (start, flags) = (page.as_ptr().cast(), libc::MAP_SHARED | libc::MAP_FIXED);
-    // SAFETY: the caller gives up the page.
-    assert_eq!(unsafe { libc::mmap(start, PAGE_BYTES, protection, flags, file.as_raw_fd(), 0) }, start);
+/// `region` came from [`map`] or [`map_huge`], and nothing uses it any more.
+#[cfg(not(miri))]
+pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
+    // SAFETY: the caller gives up the whole mapping, which has this length.
+    unsafe { munmap(region.start(), mapped_bytes(region.len_bytes())?) }
+}
+
+#[cfg(miri)]
+pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
+    let layout = layout(region.len_bytes())?;
+    // SAFETY: `map` allocated it with this layout, and the caller gives it up.
+    unsafe { std::alloc::dealloc(region.start().as_ptr(), layout) };
+    Ok(())
+}
+
+/// Returns `region` if `prepared` succeeded; else unmaps it and returns the error.
+///
+/// # Safety
+///
+/// As [`unmap`].
+pub(super) unsafe fn keep_if(prepared: Result<(), SourceError>, region: Region) -> Result<Region, SourceError> {
+    match prepared {
+        Ok(()) => Ok(region),
+        Err(error) => {
+            // Ignore a clean-up failure; return the first error.
+            // SAFETY: the caller's promise.
+            let _ = unsafe { unmap(region) };
+            Err(error)
+        }
+    }
+}
+
+/// Keeps the pages of `region` from children of `fork`. The kernel would copy all of them at once, as it does with pages
+/// that a device has pinned, and the child could not use the page-lock.
+#[cfg(feature = "cuda")]
+pub(super) fn keep_from_children(region: &Region) -> Result<(), SourceError> {
+    if cfg!(miri) {
+        return Ok(());
+    }
+    let bytes = mapped_bytes(region.len_bytes())?;
+    // SAFETY: changes what a child gets of a mapping of the caller's, not its content.
+    check("madvise", unsafe { libc::madvise(region.start().as_ptr().cast(), bytes, libc::MADV_DONTFORK) })
+}
+
+/// Reserves `len_bytes` (whole pages) of addresses without memory.
+pub(super) fn reserve(len_bytes: usize, access: InitialAccess) -> Result<AddressRange, SourceError> {
+    let len_bytes = mapped_bytes(len_bytes)?;
+    let protection = match access {
+        InitialAccess::None => libc::PROT_NONE,
+        InitialAccess::ReadWrite => READ_WRITE,
+    };
+    let start = mmap_aligned(len_bytes, protection, Accounting::OnTouch)?;
+    if access == InitialAccess::None {
+        // The whole range at once: pieces with different advice would stay separate mappings.
+        advise_huge(start, len_bytes);
+    }
+    Ok(AddressRange::new(start, len_bytes))
+}
+
+/// Makes `bytes` at `start` readable and writable: zero, and taken from the system when touched. On error nothing changed.
+///
+/// # Safety
+///
+/// They are uncommitted pages of a range of [`reserve`].
+pub(super) unsafe fn commit(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
+    // A failing `mprotect` may have changed a part of the pages.
+    // SAFETY: pages that nothing uses yet.
+    unsafe { protect(start, bytes, READ_WRITE) }.inspect_err(|_| {
+        // SAFETY: the same pages, back to their former protection.
+        let _ = unsafe { protect(start, bytes, libc::PROT_NONE) };
+    })
+}
+
+/// Returns the memory of `bytes` at `start` to the system. On error they are still committed.
+///
+/// # Safety
+///
+/// They are committed pages of a range of [`reserve`], and nothing uses them any more.
+pub(super) unsafe fn decommit(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
+    // Protect first: it can fail (out of mappings), and then the pages still have their memory.
+    // SAFETY: the caller's promise: unused pages.
+    let decommitted = unsafe { protect(start, bytes, libc::PROT_NONE) }.and_then(|()| {
+        // SAFETY: as above.
+        unsafe { discard(start, bytes) }
+    });
+    decommitted.inspect_err(|_| {
+        // SAFETY: the same pages, back to their former protection.
+        let _ = unsafe { protect(start, bytes, READ_WRITE) };
+    })
+}
+
+/// Returns the memory of `bytes` at `start` to the system; later reads find zeros.
+///
+/// # Safety
+///
+/// They are pages of a range of [`reserve`], and nothing uses them any more.
+pub(super) unsafe fn discard(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
+    // SAFETY: the caller's promise: the content is not needed any more.
+    check("madvise", unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTNEED) })
+        .map_err(|error| error.with_remedy("another part of the program locked the pages (mlockall?)"))
+}
+
+/// Returns the addresses of `range` to the system, with all memory committed there.
+///
+/// # Safety
+///
+/// `range` came from [`reserve`], and nothing uses it any more.
+pub(super) unsafe fn unreserve(range: AddressRange) -> Result<(), SourceError> {
+    // SAFETY: the caller gives up the whole mapping, which has this length.
+    unsafe { munmap(range.start(), range.len_bytes()) }
+}
+
+/// Bytes of the whole pages that `len_bytes` take.
+pub(super) fn mapped_bytes(len_bytes: usize) -> Result<usize, SourceError> {
+    len_bytes.max(1).checked_next_multiple_of(PAGE_BYTES).ok_or_else(|| over_address_space(len_bytes))
+}
+
+fn over_address_space(len_bytes: usize) -> SourceError {
+    SourceError::new("mmap", format!("{len_bytes} B is more than an address space"))
+}
+
+fn mmap(mapped_bytes: usize, protection: libc::c_int, accounting: Accounting) -> Result<NonNull<u8>, SourceError> {
+    let flags = libc::MAP_PRIVATE
+        | libc::MAP_ANONYMOUS
+        | match accounting {
+            Accounting::Charged => 0,
+            Accounting::OnTouch => libc::MAP_NORESERVE,
+        };
+    // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), mapped_bytes, protection, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(SourceError::last_os("mmap").with_remedy(OUT_OF_MAPPINGS));
+    }
+    NonNull::new(start.cast()).ok_or_else(|| SourceError::new("mmap", "the kernel mapped page zero"))
+}
+
+/// Maps `mapped_bytes` (whole pages) at a multiple of [`RANGE_ALIGN_BYTES`]: maps more and trims both ends.
+fn mmap_aligned(
+    mapped_bytes: usize,
+    protection: libc::c_int,
+    accounting: Accounting,
+) -> Result<NonNull<u8>, SourceError> {
+    let spare_bytes = RANGE_ALIGN_BYTES - PAGE_BYTES;
+    let widened_bytes = mapped_bytes.checked_add(spare_bytes).ok_or_else(|| over_address_space(mapped_bytes))?;
+    let widened = mmap(widened_bytes, protection, accounting)?;
+    let head_bytes = widened.addr().get().wrapping_neg() % RANGE_ALIGN_BYTES;
+    // SAFETY: `head_bytes` is at most `spare_bytes`, so the range fits behind it.
+    let start = unsafe { widened.add(head_bytes) };
+    // SAFETY: at most the end of the mapping, as above.
+    let end = unsafe { start.add(mapped_bytes) };
+    for (spare, bytes) in [(widened, head_bytes), (end, spare_bytes - head_bytes)] {
+        if bytes > 0 {
+            // Fails only for lack of mappings; the spare addresses then stay mapped, without memory.
+            // SAFETY: mapped above, outside the returned range.
+            let _ = unsafe { munmap(spare, bytes) };
+        }
+    }
+    Ok(start)
+}
+
+/// Asks for huge pages. Kernels without them, or configured not to use them, keep to small ones.
+fn advise_huge(start: NonNull<u8>, mapped_bytes: usize) {
+    // SAFETY: changes which pages back the caller's mapping, not its content.
+    let _ = unsafe { libc::madvise(start.as_ptr().cast(), mapped_bytes, libc::MADV_HUGEPAGE) };
+}
+
+/// # Safety
+///
+/// The pages were mapped here, and nothing uses them any more.
+unsafe fn munmap(start: NonNull<u8>, mapped_bytes: usize) -> Result<(), SourceError> {
+    // SAFETY: the caller gives up these pages.
+    check("munmap", unsafe { libc::munmap(start.as_ptr().cast(), mapped_bytes) })
+}
+
+/// # Safety
+///
+/// They are pages of a range of [`reserve`], and nothing uses them in a way that `protection` forbids.
+unsafe fn protect(start: NonNull<u8>, bytes: usize, protection: libc::c_int) -> Result<(), SourceError> {
+    // SAFETY: the caller's promise.
+    check("mprotect", unsafe { libc::mprotect(start.as_ptr().cast(), bytes, protection) })
+        .map_err(|error| error.with_remedy(OUT_OF_MAPPINGS))
+}
+
+/// The result of a call of the kernel that returned `status`; reads the calling thread's `errno`.
+pub(super) fn check(call: &'static str, status: libc::c_int) -> Result<(), SourceError> {
+    if status == 0 { Ok(()) } else { Err(SourceError::last_os(call)) }
+}
+
+#[cfg(miri)]
+fn layout(len_bytes: usize) -> Result<std::alloc::Layout, SourceError> {
+    std::alloc::Layout::from_size_align(mapped_bytes(len_bytes)?, PAGE_BYTES)
+        .map_err(|error| SourceError::new("layout", error.to_string()))
+}
+
+/// The kernel's view of mappings of this process, one by one: other tests cannot change these figures.
+#[cfg(all(test, not(miri)))]
+pub(super) mod inspect {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::host::{SmapsEntry, smaps};
+
+    /// Sum of `kib` over the mappings of `range`. It must be zero for a mapping that reaches beyond the range.
+    fn sum(range: &AddressRange, kib: impl Fn(&SmapsEntry) -> u64) -> u64 {
+        let start = range.start().as_ptr().addr();
+        let end = start + range.len_bytes();
+        let entries = smaps();
+        let overlapping = entries.iter().filter(|entry| entry.addresses.start < end && start < entry.addresses.end);
+        let counted = overlapping.map(|entry| {
+            let inside = start <= entry.addresses.start && entry.addresses.end <= end;
+            assert!(inside || kib(entry) == 0, "{range:?} was merged with a neighbour");
+            kib(entry)
+        });
+        counted.sum()
+    }
+
+    pub(in crate::backend) fn resident_kib(range: &AddressRange) -> u64 {
+        sum(range, |entry| entry.resident_bytes >> 10)
+    }
+
+    pub(in crate::backend) fn locked_kib(range: &AddressRange) -> u64 {
+        sum(range, |entry| entry.locked_bytes >> 10)
+    }
+
+    /// The readable and writable part of `range`.
+    pub(in crate::backend) fn accessible_kib(range: &AddressRange) -> u64 {
+        sum(range, |entry| if entry.is_accessible { entry.addresses.len() as u64 >> 10 } else { 0 })
+    }
+
+    /// The locked part of the mapping that contains `address`, with the neighbours merged into it.
+    pub(in crate::backend) fn locked_kib_at(address: NonNull<u8>) -> u64 {
+        let entries = smaps();
+        entries.iter().find(|entry| entry.addresses.contains(&address.as_ptr().addr())).unwrap().locked_bytes >> 10
+    }
+
+    /// Pages of `region` that have memory.
+    pub(in crate::backend) fn present_pages(region: &Region) -> usize {
+        let mut present = vec![0_u8; region.len_bytes().div_ceil(PAGE_BYTES)];
+        // SAFETY: the kernel writes one byte for each page, and `present` has as many.
+        let status = unsafe { libc::mincore(region.start().as_ptr().cast(), region.len_bytes(), present.as_mut_ptr()) };
+        assert_eq!(status, 0);
+        present.iter().filter(|&&byte| byte & 1 == 1).count()
+    }
+
+    /// Maps the first page of `file` over `page`.
+    ///
+    /// # Safety
+    ///
+    /// `page` is a page of a mapping of the caller's, which nothing uses.
+    pub(in crate::backend) unsafe fn replace_page(page: NonNull<u8>, file: &File, protection: libc::c_int) {
+        let (start, flags) = (page.as_ptr().cast(), libc::MAP_SHARED | libc::MAP_FIXED);
+        // SAFETY: the caller gives up the page.
+        assert_eq!(unsafe { libc::mmap(start, PAGE_BYTES, protection, flags, file.as_raw_fd(), 0) }, start);
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::inspect::{accessible_kib, replace_page, resident_kib};
+    use super::*;
+
+    #[test]
+    fn memory_comes_with_a_touch_and_goes_with_the_decommit() {
+        const BYTES: usize = 64 << 20;
+        let range = reserve(BYTES + 2 * PAGE_BYTES, InitialAccess::None).unwrap();
+        let start = range.at(PAGE_BYTES, BYTES).unwrap();
+        assert_eq!((accessible_kib(&range), resident_kib(&range)), (0, 0));
+        // SAFETY: uncommitted pages of the range made above.
+        unsafe { commit(start, BYTES) }.unwrap();
+        // SAFETY: committed, and used by this test alone.
+        unsafe { start.write_bytes(1, BYTES) };
+        assert_eq!((accessible_kib(&range), resident_kib(&range)), (64 << 10, 64 << 10));
+        // SAFETY: committed above, and not used any more.
+        unsafe { decommit(start, BYTES) }.unwrap();
+        assert_eq!((accessible_kib(&range), resident_kib(&range)), (0, 0));
+        // SAFETY: no part of it is in use.
+        unsafe { unreserve(range) }.unwrap();
+    }
+
+    #[test]
+    fn a_commit_that_fails_half_way_leaves_the_first_half_uncommitted() {
+        let range = reserve(4 * PAGE_BYTES, InitialAccess::None).unwrap();
+        // A page of a read-only file: the kernel makes the pages before it writable, then fails.
+        let read_only = std::fs::File::open("/proc/self/exe").unwrap();
+        // SAFETY: the third page of the range made above, which nothing uses.
+        unsafe { replace_page(range.at(2 * PAGE_BYTES, PAGE_BYTES).unwrap(), &read_only, libc::PROT_NONE) };
+        // SAFETY: pages of the range, which nothing uses.
+        assert!(unsafe { commit(range.start(), 4 * PAGE_BYTES) }.is_err());
+        assert_eq!(accessible_kib(&range), 0);
+        // SAFETY: as above.
+        unsafe { commit(range.start(), 2 * PAGE_BYTES) }.unwrap();
+        assert_eq!(accessible_kib(&range), 8);
+        // SAFETY: no part of it is in use.
+        unsafe { unreserve(range) }.unwrap();
+    }
+
+    #[test]
+    fn a_decommit_that_fails_half_way_leaves_all_committed() {
+        let range = reserve(4 * PAGE_BYTES, InitialAccess::None).unwrap();
+        // SAFETY: uncommitted pages of the range made above.
+        unsafe { commit(range.start(), 4 * PAGE_BYTES) }.unwrap();
+        let locked = range.at(2 * PAGE_BYTES, PAGE_BYTES).unwrap().as_ptr().cast();
+        // The kernel does not discard locked pages.
+        // SAFETY: a committed page of the range.
+        assert_eq!(unsafe { libc::mlock(locked, PAGE_BYTES) }, 0);
+        // SAFETY: committed pages, which nothing uses.
+        assert!(unsafe { decommit(range.start(), 4 * PAGE_BYTES) }.is_err());
+        assert_eq!(accessible_kib(&range), 16);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::munlock(locked, PAGE_BYTES) }, 0);
+        // SAFETY: committed pages, which nothing uses.
+        unsafe { decommit(range.start(), 4 * PAGE_BYTES) }.unwrap();
+        assert_eq!(accessible_kib(&range), 0);
+        // SAFETY: no part of it is in use.
+        unsafe { unreserve(range) }.unwrap();
+    }
 }

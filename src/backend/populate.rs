@@ -1,65 +1,122 @@
-//! Brings the pages of a fresh region into memory, by many threads at once.
+//! Places the pages of a fresh mapping on a memory node, and brings them into memory with many threads.
 //!
-//! One thread faults in 4 to 10 GB/s of huge pages, sixteen about 30: a reserve of gigabytes is made this way.
-#![allow(unsafe_code)] // Asks the kernel for the pages of memory that is ours.
+//! One thread faults in 4 to 10 GB/s of huge pages, sixteen threads about 30: a reserve of gigabytes is populated this way.
+//!
+//! A placement is a preference. When the node is full, pages come from another one, and a refusal of the kernel is ignored:
+//! memory on the wrong node is slower but correct. On a machine with one node there is no placement.
+#![allow(unsafe_code)] // Asks the kernel for a memory policy and for pages, and moves threads.
 
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 
 use parking_lot::RwLock;
 
-use super::pages;
-use super::placement::Placement;
-use super::{PAGE_BYTES, RANGE_ALIGN_BYTES, Region, SourceError};
+use super::mapping;
+use super::source::Region;
+use crate::error::SourceError;
+use crate::host::{self, GRANULE_BYTES, PAGE_BYTES};
 
-/// Most bytes that a thread asks for at once: what one report of progress is about.
-const MOST_CHUNK_BYTES: usize = 64 << 20;
+/// Bits of a node mask, as many as any kernel has nodes.
+const NODE_LIMIT: u32 = 1024;
 
-/// Chunks that each thread gets at least, so that none waits long for the last one.
+/// Most bytes that a thread takes at once; progress is reported after each chunk.
+const CHUNK_LIMIT_BYTES: usize = 64 << 20;
+
+/// Chunks for each thread at least, so that all threads finish at about the same time.
 const CHUNKS_PER_THREAD: usize = 4;
 
-/// Most bytes that the kernel is asked for in one call: while it brings them, it lets nobody else change the address
-/// space, neither a thread that starts nor a driver that maps.
-const ASK_BYTES: usize = 2 << 20;
+/// Most bytes requested in one call of the kernel: during the call no other thread can change the address space, which
+/// blocks threads that start and drivers that map.
+const CALL_LIMIT_BYTES: usize = GRANULE_BYTES;
 
-/// Makes every page of `region` present and zero, with `threads` threads that run where `placement` says; `progress` hears,
-/// on this thread, the bytes done so far.
+/// A memory node and the processors near it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NodePlacement {
+    node: u32,
+    cpus: Vec<u32>,
+}
+
+impl NodePlacement {
+    /// On `node`, if it is one of several. `root` is that of the file system, `/` except in tests.
+    pub(super) fn on(root: &Path, node: u32) -> Option<Self> {
+        // A node without processors has memory all the same.
+        let exists = host::is_node_of_several(root, node) && node < NODE_LIMIT;
+        exists.then(|| Self { node, cpus: host::cpus_of_node(root, node).unwrap_or_default() })
+    }
+
+    pub(super) fn node(&self) -> u32 {
+        self.node
+    }
+
+    /// Makes pages of this mapping come from the node when they are touched.
+    pub(super) fn place(&self, start: NonNull<u8>, mapped_bytes: usize) {
+        let mut mask = [0_u64; (NODE_LIMIT / 64) as usize];
+        mask[(self.node / 64) as usize] = 1 << (self.node % 64);
+        let (policy, bits) = (libc::MPOL_PREFERRED, u64::from(NODE_LIMIT) + 1);
+        // SAFETY: the kernel reads the mask, which has `bits - 1` bits (the kernel reads one less than it is passed), and
+        // changes where untouched pages of the caller's mapping come from.
+        let _refused =
+            unsafe { libc::syscall(libc::SYS_mbind, start.as_ptr(), mapped_bytes, policy, mask.as_ptr(), bits, 0_u32) };
+    }
+
+    /// Moves the calling thread, which this crate started, to the processors near the node.
+    fn move_thread(&self) {
+        if self.cpus.is_empty() {
+            return;
+        }
+        // SAFETY: a bit set, for which all zeros is the empty set.
+        let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        for &cpu in &self.cpus {
+            let cpu = cpu as usize;
+            if cpu < 8 * size_of::<libc::cpu_set_t>() {
+                // SAFETY: inside the set, checked above.
+                unsafe { libc::CPU_SET(cpu, &mut set) };
+            }
+        }
+        // SAFETY: the kernel reads a set of this size, for the calling thread.
+        let _refused = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
+    }
+}
+
+/// Makes every page of `region` present and zero, with `threads` threads near the node of `placement`. Calls `progress` on
+/// the calling thread with the bytes done so far.
 ///
 /// # Safety
 ///
-/// `region` was just mapped: it reads as zero, and nobody else uses it.
+/// `region` was just mapped: it reads as zero, and nothing else uses it.
 pub(super) unsafe fn populate(
     region: &Region,
     threads: usize,
-    placement: Option<&Placement>,
+    placement: Option<&NodePlacement>,
     progress: &dyn Fn(usize),
 ) -> Result<(), SourceError> {
     if let Some(placement) = placement {
-        placement.place(region.start(), pages::mapped_bytes(region.len_bytes())?);
+        placement.place(region.start(), mapping::mapped_bytes(region.len_bytes())?);
     }
-    let chunks = Chunks::of(region, threads);
+    let chunks = ChunkQueue::of(region, threads);
     let (report, reports) = mpsc::channel();
-    // All are there before the first begins: a thread that starts waits for the pages that others have asked for.
-    let (here, arrivals) = mpsc::channel();
-    let start = RwLock::new(());
+    // All threads start before the first one populates: a starting thread needs the address space, which populating holds.
+    let (started, starts) = mpsc::channel();
+    let barrier = RwLock::new(());
     std::thread::scope(|scope| {
-        let not_yet = start.write();
+        let closed = barrier.write();
         let spawn = |_: &usize| {
-            let (chunks, report, here, start) = (&chunks, report.clone(), here.clone(), &start);
+            let (chunks, report, started, barrier) = (&chunks, report.clone(), started.clone(), &barrier);
             let fill = move || {
-                placement.iter().for_each(|placement| placement.settle());
-                // Whoever spawned us listens.
-                let _ = here.send(());
-                drop(start.read());
+                placement.iter().for_each(|placement| placement.move_thread());
+                // The receiver outlives this scope.
+                let _ = started.send(());
+                drop(barrier.read());
                 chunks.fill(&report);
             };
             std::thread::Builder::new().name("pinpool-populate".to_owned()).spawn_scoped(scope, fill).is_ok()
         };
-        // As many as the system lets us have; with none at all the work is done here, and progress heard afterwards.
+        // As many threads as the system allows. Without any, this thread does the work and reports progress afterwards.
         let spawned = (0..threads.clamp(1, chunks.count())).filter(spawn).count();
-        arrivals.iter().take(spawned).for_each(drop);
-        drop(not_yet);
+        starts.iter().take(spawned).for_each(drop);
+        drop(closed);
         if spawned == 0 {
             chunks.fill(&report);
         }
@@ -73,18 +130,18 @@ pub(super) unsafe fn populate(
     })
 }
 
-/// A region in pieces, each for whoever comes first.
+/// A region in chunks, each taken by the next free thread.
 #[derive(Debug)]
-struct Chunks<'region> {
+struct ChunkQueue<'region> {
     region: &'region Region,
     chunk_bytes: usize,
     next_offset: AtomicUsize,
 }
 
-impl<'region> Chunks<'region> {
+impl<'region> ChunkQueue<'region> {
     fn of(region: &'region Region, threads: usize) -> Self {
         let share_bytes = region.len_bytes() / threads.max(1).saturating_mul(CHUNKS_PER_THREAD);
-        let chunk_bytes = share_bytes.next_multiple_of(RANGE_ALIGN_BYTES).clamp(RANGE_ALIGN_BYTES, MOST_CHUNK_BYTES);
+        let chunk_bytes = share_bytes.next_multiple_of(GRANULE_BYTES).clamp(GRANULE_BYTES, CHUNK_LIMIT_BYTES);
         Self { region, chunk_bytes, next_offset: AtomicUsize::new(0) }
     }
 
@@ -92,11 +149,11 @@ impl<'region> Chunks<'region> {
         self.region.len_bytes().div_ceil(self.chunk_bytes)
     }
 
-    /// Fills chunk after chunk and reports each; a refusal ends the work of all.
+    /// Fills chunk after chunk and reports each; an error ends the work of all threads.
     fn fill(&self, report: &Sender<Result<usize, SourceError>>) {
         let len_bytes = self.region.len_bytes();
         loop {
-            // Relaxed: only that no chunk is taken twice matters; the end of the scope orders the writes.
+            // Relaxed: the addition alone gives each chunk to one thread; the end of the scope orders the writes.
             let offset = self.next_offset.fetch_add(self.chunk_bytes, Ordering::Relaxed);
             if offset >= len_bytes {
                 return;
@@ -104,16 +161,15 @@ impl<'region> Chunks<'region> {
             let bytes = self.chunk_bytes.min(len_bytes - offset);
             // SAFETY: inside the region, checked above.
             let start = unsafe { self.region.start().add(offset) };
-            let pieces = (0..bytes).step_by(ASK_BYTES);
-            let filled = pieces.map(|done| {
+            let filled = (0..bytes).step_by(CALL_LIMIT_BYTES).try_for_each(|done| {
                 // SAFETY: inside the chunk, by the bound of the loop.
-                make_present(unsafe { start.add(done) }, ASK_BYTES.min(bytes - done))
+                make_present(unsafe { start.add(done) }, CALL_LIMIT_BYTES.min(bytes - done))
             });
-            let filled = filled.collect::<Result<(), _>>().map(|()| bytes).inspect_err(|_| {
-                // Relaxed, as above: a chunk begun too many does no harm.
+            let filled = filled.map(|()| bytes).inspect_err(|_| {
+                // Relaxed: a thread that misses this store fills one more chunk, which is harmless.
                 self.next_offset.store(len_bytes, Ordering::Relaxed);
             });
-            // Nobody listens any more: the caller heard of a refusal, or its `progress` unwinds.
+            // The receiver is gone after an error, or when `progress` unwinds.
             if report.send(filled).is_err() {
                 return;
             }
@@ -124,19 +180,19 @@ impl<'region> Chunks<'region> {
 #[cfg(not(miri))]
 fn make_present(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
     loop {
-        // SAFETY: brings in pages of a mapping of ours, with what they hold.
-        if unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) } == 0 {
-            return Ok(());
-        }
-        let refusal = SourceError::last_os("madvise");
-        match refusal.code().and_then(|code| i32::try_from(code).ok()) {
+        // SAFETY: makes pages of the region present without changing their content.
+        let populated = mapping::check("madvise", unsafe {
+            libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE)
+        });
+        let Err(error) = populated else { return Ok(()) };
+        match error.code().and_then(|code| i32::try_from(code).ok()) {
             Some(libc::EINTR | libc::EAGAIN) => {}
             // Linux before 5.14 does not know this advice.
             Some(libc::EINVAL) => {
                 touch(start, bytes);
                 return Ok(());
             }
-            _ => return Err(refusal.with_remedy("the machine or its cgroup is out of memory")),
+            _ => return Err(error.with_remedy("the machine or its cgroup is out of memory")),
         }
     }
 }
@@ -151,7 +207,8 @@ fn touch(start: NonNull<u8>, bytes: usize) {
     for offset in (0..bytes).step_by(PAGE_BYTES) {
         // SAFETY: inside the chunk, by the bound of the loop.
         let page = unsafe { start.add(offset) };
-        // SAFETY: mapped, writable and ours alone; it reads as zero already. Volatile, so that it is not left out.
+        // SAFETY: mapped, writable and used by this thread alone; it reads as zero already. Volatile, so that the compiler
+        // keeps the write.
         unsafe { page.write_volatile(0) };
     }
 }
@@ -161,49 +218,90 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-    #[cfg(not(miri))]
-    use crate::backend::mapping;
 
     #[test]
-    fn every_chunk_is_filled_once_and_heard_of_in_order() {
+    fn every_chunk_is_filled_once_and_reported_in_order() {
         const BYTES: usize = (9 << 20) + 5;
         for threads in [0, 1, 3, 100] {
-            let region = pages::map_huge(BYTES, 0).unwrap();
-            let heard = RefCell::new(Vec::new());
+            let region = mapping::map_huge(BYTES, 0).unwrap();
+            let reported = RefCell::new(Vec::new());
             // SAFETY: just mapped.
-            unsafe { populate(&region, threads, None, &|bytes| heard.borrow_mut().push(bytes)) }.unwrap();
-            let heard = heard.into_inner();
-            assert!(heard.is_sorted_by(|before, after| before < after), "{heard:?}");
-            assert_eq!((heard.len(), heard.last()), (Chunks::of(&region, threads).count(), Some(&BYTES)));
+            unsafe { populate(&region, threads, None, &|bytes| reported.borrow_mut().push(bytes)) }.unwrap();
+            let reported = reported.into_inner();
+            assert!(reported.is_sorted_by(|before, after| before < after), "{reported:?}");
+            assert_eq!((reported.len(), reported.last()), (ChunkQueue::of(&region, threads).count(), Some(&BYTES)));
             #[cfg(not(miri))]
-            assert!(mapping::present_pages(&region) == BYTES.div_ceil(PAGE_BYTES));
+            assert!(mapping::inspect::present_pages(&region) == BYTES.div_ceil(PAGE_BYTES));
             // SAFETY: mapped above, no reference into it was made.
-            unsafe { pages::unmap(region) }.unwrap();
+            unsafe { mapping::unmap(region) }.unwrap();
         }
     }
 
     #[cfg(not(miri))]
     #[test]
-    fn a_refusal_ends_the_work_of_all_threads() {
+    fn an_error_ends_the_work_of_all_threads() {
         const BYTES: usize = 16 << 20;
-        let region = pages::map_huge(BYTES, 0).unwrap();
-        let lost = NonNull::new(region.start().as_ptr().wrapping_add(PAGE_BYTES)).unwrap();
+        let region = mapping::map_huge(BYTES, 0).unwrap();
+        let beyond_file = NonNull::new(region.start().as_ptr().wrapping_add(PAGE_BYTES)).unwrap();
         let empty_file = tempfile::tempfile().unwrap();
-        // SAFETY: a page of the region made above, used by nobody.
-        unsafe { mapping::replace_page(lost, &empty_file, pages::READ_WRITE) };
-        let heard = std::cell::Cell::new(0);
-        // SAFETY: just mapped, but for a page beyond the end of its file, which the kernel refuses to bring.
-        let refusal = unsafe { populate(&region, 1, None, &|bytes| heard.set(bytes)) }.unwrap_err();
-        assert_eq!((refusal.code(), heard.get()), (Some(libc::EFAULT.into()), 0));
+        // SAFETY: a page of the region made above, which nothing uses.
+        unsafe { mapping::inspect::replace_page(beyond_file, &empty_file, mapping::READ_WRITE) };
+        let reported = std::cell::Cell::new(0);
+        // SAFETY: just mapped, except for a page beyond the end of its file, which the kernel cannot make present.
+        let error = unsafe { populate(&region, 1, None, &|bytes| reported.set(bytes)) }.unwrap_err();
+        assert_eq!((error.code(), reported.get()), (Some(libc::EFAULT.into()), 0));
         // SAFETY: mapped above, no reference into it was made.
-        unsafe { pages::unmap(region) }.unwrap();
+        unsafe { mapping::unmap(region) }.unwrap();
     }
 
     #[test]
     fn chunks_are_huge_pages_and_enough_for_all_threads() {
         for (len_bytes, threads, chunk_bytes) in [(1, 1, 2 << 20), (64 << 20, 4, 4 << 20), (2 << 30, 2, 64 << 20)] {
             let region = Region::new(NonNull::dangling(), len_bytes, 0);
-            assert_eq!(Chunks::of(&region, threads).chunk_bytes, chunk_bytes);
+            assert_eq!(ChunkQueue::of(&region, threads).chunk_bytes, chunk_bytes);
         }
+    }
+
+    #[cfg(not(miri))]
+    fn machine_with_nodes(nodes: &str) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("sys/devices/system/node");
+        std::fs::create_dir_all(folder.join("node1")).unwrap();
+        std::fs::write(folder.join("online"), nodes).unwrap();
+        std::fs::write(folder.join("node1/cpulist"), "0\n").unwrap();
+        root
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn one_node_is_no_placement() {
+        assert_eq!(NodePlacement::on(machine_with_nodes("0\n").path(), 0), None);
+        let root = machine_with_nodes("0-1\n");
+        assert_eq!(NodePlacement::on(root.path(), 1), Some(NodePlacement { node: 1, cpus: vec![0] }));
+        assert_eq!(NodePlacement::on(root.path(), 0), Some(NodePlacement { node: 0, cpus: vec![] }), "memory alone");
+        assert_eq!(NodePlacement::on(root.path(), 2), None);
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn pages_carry_the_policy_and_a_thread_its_processors() {
+        // Node 0 is on every machine.
+        let placement = NodePlacement { node: 0, cpus: vec![0] };
+        let region = mapping::map_huge(4 * PAGE_BYTES, 0).unwrap();
+        placement.place(region.start(), 4 * PAGE_BYTES);
+        let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
+        let address = format!("{:x} ", region.start().as_ptr().addr());
+        let line = maps.lines().find(|line| line.starts_with(&address));
+        // Kernels without nodes have no such file.
+        assert!(maps.is_empty() || line.is_some_and(|line| line.contains("prefer")), "{line:?}");
+        // SAFETY: mapped above, no reference into it was made.
+        unsafe { mapping::unmap(region) }.unwrap();
+        let moved = std::thread::spawn(move || {
+            placement.move_thread();
+            std::fs::read_to_string("/proc/thread-self/status").unwrap()
+        });
+        let status = moved.join().unwrap();
+        let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+        assert_eq!(allowed.trim(), "0");
     }
 }

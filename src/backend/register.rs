@@ -1,13 +1,13 @@
-//! Memory of our own that the CUDA driver page-locks: huge pages, touched by many threads, then registered in one call.
+//! Anonymous memory that the CUDA driver page-locks: huge pages, touched by many threads, then registered in one call.
 //!
 //! ```text
 //!   mmap ──▶ MADV_HUGEPAGE ──▶ touched by N threads ──▶ cuMemHostRegister, once       28 to 35 GB/s
 //!                                                       (cuMemHostAlloc:             2.5 to 3 GB/s)
 //! ```
 //!
-//! A copy must not span two registrations, so each region is one, and the source has walls. While it registers, the driver
-//! holds up every other thread's enqueues: 0.5 ms for 8 MiB, which is why a pool that has copies in flight asks for no more
-//! at once unless a single buffer needs it. `cuMemHostUnregister` waits for all work of the device and holds everybody up
+//! A copy must not cross two registrations, so each region is one registration, and the source has discrete regions. A
+//! registration blocks the enqueues of all other threads: 0.5 ms for 8 MiB, so a pool with copies in flight requests no more
+//! at once unless a single buffer needs it. `cuMemHostUnregister` waits for all work of the device and blocks all enqueues
 //! meanwhile ([`Source::release_waits`]).
 #![allow(unsafe_code)] // Calls the driver.
 
@@ -18,35 +18,35 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
-use super::device::{Device, driver_said, pinning_said};
-use super::pages::{self, Numbering};
-use super::placement::Placement;
-use super::populate::populate;
-use super::{Region, Source, SourceError};
-use crate::driver::Relaxed;
+use super::mapping;
+use super::populate::{NodePlacement, populate};
+use super::source::{Region, RegionIds, Source};
+use crate::driver::RelaxedCapture;
+use crate::driver::device::{Device, driver_error, pinning_error};
 use crate::driver::virtual_memory::attribute;
+use crate::error::SourceError;
 use crate::sync::Mutex;
 
-/// Any context may copy from it, and the device sees it at an address.
+/// Any context may copy from the memory, and the device has an address for it.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
 
-/// Between two registrations: without it other threads' enqueues never come in between, and wait for 5 to 9 ms; with it for
-/// 0.45 ms at most.
+/// Least time between two registrations. Without it enqueues of other threads wait for 5 to 9 ms, because none gets in
+/// between; with it they wait for at most 0.45 ms.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Anonymous memory registered with the CUDA driver, readable by all devices.
 #[derive(Debug)]
 pub struct RegisterSource {
     device: Arc<Device>,
-    placement: Option<Placement>,
-    numbering: Numbering,
+    placement: Option<NodePlacement>,
+    ids: RegionIds,
     threads: usize,
-    /// When the last registration was over. Held while one is made: the driver makes one at a time, too.
-    last: Mutex<Option<Instant>>,
+    /// End of the last registration. Locked during each one: the driver makes one at a time too.
+    last_registration: Mutex<Option<Instant>>,
 }
 
 impl RegisterSource {
-    /// Looks for a driver and the device number `ordinal`; creates nothing on it. Pages are placed on the memory node
+    /// Finds the driver and the device number `ordinal`; creates nothing on it. Pages are placed on the memory node
     /// `node`, else on the device's, where the machine has several.
     ///
     /// # Errors
@@ -62,31 +62,31 @@ impl RegisterSource {
     }
 
     pub(super) fn of(device: Arc<Device>, node: Option<u32>) -> Self {
-        let placement = node.and_then(|node| Placement::on(Path::new("/"), node));
+        let placement = node.and_then(|node| NodePlacement::on(Path::new("/"), node));
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        Self { device, placement, numbering: Numbering::default(), threads, last: Mutex::default() }
+        Self { device, placement, ids: RegionIds::default(), threads, last_registration: Mutex::default() }
     }
 
-    /// So many threads at once touch what is acquired; as many as there are cores, if nothing is said.
-    pub(super) fn touched_by(self, threads: usize) -> Self {
+    /// Touches acquired memory with this many threads instead of one for each core.
+    pub(super) fn with_threads(self, threads: usize) -> Self {
         Self { threads, ..self }
     }
 
     fn register(&self, region: &Region) -> Result<(), SourceError> {
-        let bytes = pages::mapped_bytes(region.len_bytes())?;
-        let mut last = self.last.lock();
+        let bytes = mapping::mapped_bytes(region.len_bytes())?;
+        let mut last = self.last_registration.lock();
         if let Some(pause) = last.and_then(|last| PAUSE.checked_sub(last.elapsed())) {
             thread::sleep(pause);
         }
-        // SAFETY: whole pages, mapped and ours; a context is current on this thread.
+        // SAFETY: whole pages of a mapping of this source; a context is current on this thread.
         let registered = unsafe { sys::cuMemHostRegister_v2(region.start().as_ptr().cast(), bytes, FLAGS) };
         *last = Some(Instant::now());
-        registered.result().map_err(|error| pinning_said("cuMemHostRegister", error))
+        registered.result().map_err(|error| pinning_error("cuMemHostRegister", error))
     }
 }
 
-// SAFETY: C1: an anonymous mapping, unmapped only after the driver gave it up. C2: fresh pages are zero (`populate`). C3: as
-// for any mapping. C4: `Numbering`. C5: whole pages, as mapped.
+// SAFETY: source-C1: an anonymous mapping, unmapped only after the driver released it. source-C2: fresh pages are zero
+// (`populate`). source-C3 holds for every mapping. source-C4: `RegionIds`. source-C5: whole pages, as mapped.
 unsafe impl Source for RegisterSource {
     fn name(&self) -> &'static str {
         "register"
@@ -101,26 +101,26 @@ unsafe impl Source for RegisterSource {
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        let _relaxed = Relaxed::enter();
+        let _relaxed = RelaxedCapture::enter();
         let _current = self.device.bind()?;
-        // SAFETY: the caller's promise: registered by `acquire`, and read by no device.
+        // SAFETY: the caller's promise: registered by `acquire`, and unused by every device.
         let unregistered = unsafe { sys::cuMemHostUnregister(region.start().as_ptr().cast()) };
-        // On a refusal the device may still see the pages: they stay mapped.
-        unregistered.result().map_err(|error| driver_said("cuMemHostUnregister", error))?;
-        // SAFETY: of `map_huge`, unused, and no driver knows of it any more.
-        unsafe { pages::unmap(region) }
+        // After an error the device may still access the pages, so they stay mapped.
+        unregistered.result().map_err(|error| driver_error("cuMemHostUnregister", error))?;
+        // SAFETY: it came from `map_huge`, is unused, and the driver released it above.
+        unsafe { mapping::unmap(region) }
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        let _relaxed = Relaxed::enter();
+        let _relaxed = RelaxedCapture::enter();
         let _current = self.device.bind()?;
-        let region = pages::map_huge(len_bytes, self.numbering.next())?;
-        let ready = pages::keep_from_children(&region)
+        let region = mapping::map_huge(len_bytes, self.ids.next())?;
+        let registered = mapping::keep_from_children(&region)
             // SAFETY: mapped above, no reference into it was made.
             .and_then(|()| unsafe { populate(&region, threads, self.placement.as_ref(), progress) })
             .and_then(|()| self.register(&region));
-        // SAFETY: as above, and not registered if that was refused.
-        unsafe { pages::keep_if(ready, region) }
+        // SAFETY: as above, and not registered if this is an error.
+        unsafe { mapping::keep_if(registered, region) }
     }
 
     fn needs_gpu(&self) -> bool {
@@ -132,6 +132,6 @@ unsafe impl Source for RegisterSource {
     }
 
     fn numa_node(&self) -> Option<u32> {
-        self.placement.as_ref().map(Placement::node)
+        self.placement.as_ref().map(NodePlacement::node)
     }
 }

@@ -1,43 +1,45 @@
-//! Sources that span: addresses reserved in one piece, memory put behind them and taken away granule by granule.
+//! [`VirtualMemory`], the contract of sources that reserve addresses in one piece and commit memory granule by granule.
 //!
 //! ```text
 //!  reserve                 ┌ range.start, a multiple of 2 MiB
 //!                          ▼
-//!  lock 1..4, lock 6..7    │ · │███│███│███│ · │ · │███│ · │     · an address, nothing behind it
-//!  unlock 2..3             │ · │███│ · │███│ · │ · │███│ · │     █ real: readable, writable, locked
-//!  relocate 6..7 to 2..3   │ · │███│███│███│ · │ · │ · │ · │     one memory again, for a copy too
+//!  commit 1..4, 6..7       │ · │███│███│███│ · │ · │███│ · │     · an address without memory
+//!  decommit 2..3           │ · │███│ · │███│ · │ · │███│ · │     █ committed: readable, writable, page-locked
+//!  remap 6..7 to 2..3      │ · │███│███│███│ · │ · │ · │ · │     contiguous again, for a copy too
 //! ```
 //!
-//! The source keeps no map of what is locked: that is the caller's (the arena's) business, and what makes these calls
-//! unsafe. A source that cannot do this has walls: each [`Source::acquire`](super::Source::acquire) stands alone.
+//! The source does not record which granules are committed. The caller (the arena) does, which is why these calls are
+//! unsafe. Prior art: `VirtualAlloc` of Windows, jemalloc's
+//! [`extent_hooks_t`](https://jemalloc.net/jemalloc.3.html#arena.i.extent_hooks).
 #![allow(unsafe_code)] // An unsafe trait, and the one addition to an address that its callers need.
 
 use std::fmt;
 use std::ptr::NonNull;
 
-use super::SourceError;
+use crate::error::SourceError;
+use crate::host::GRANULE_BYTES;
 
 /// Every range starts at a multiple of this, so that the kernel can use huge pages.
-pub const RANGE_ALIGN_BYTES: usize = 2 << 20;
+pub const RANGE_ALIGN_BYTES: usize = GRANULE_BYTES;
 
 /// Addresses that a source reserved and has not taken back.
 ///
-/// Like a [`Region`](super::Region) a receipt, not an owner: dropping one leaks the addresses, and what is locked among
-/// them, on purpose.
+/// Like a [`Region`](super::Region), a range does not own its addresses: dropping one leaks them and all memory committed
+/// there, on purpose.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "dropping a range leaks its addresses; hand it back to its source"]
+#[must_use = "dropping a range leaks its addresses; pass it back to `VirtualMemory::unreserve`"]
 pub struct AddressRange {
     start: NonNull<u8>,
     len_bytes: usize,
 }
 
-// SAFETY: a range is the right to `len_bytes` addresses that nobody else has (span contract S1), bound to no thread.
+// SAFETY: a range is the exclusive right to `len_bytes` addresses (vm-S1), which is bound to no thread.
 unsafe impl Send for AddressRange {}
-// SAFETY: a shared range gives out addresses and lengths, plain numbers.
+// SAFETY: a shared range gives out plain numbers.
 unsafe impl Sync for AddressRange {}
 
 impl AddressRange {
-    /// A receipt for `len_bytes` addresses from `start` on.
+    /// The `len_bytes` addresses from `start` on.
     pub fn new(start: NonNull<u8>, len_bytes: usize) -> Self {
         Self { start, len_bytes }
     }
@@ -62,7 +64,7 @@ impl AddressRange {
             let what = format!("{bytes} B at {offset} are not inside a range of {} B", self.len_bytes);
             return Err(SourceError::new("range", what));
         }
-        // SAFETY: `offset` is at most `len_bytes`, checked above, and a range is one piece of addresses (S1).
+        // SAFETY: `offset` is at most `len_bytes`, checked above, and a range is one piece of addresses (vm-S1).
         Ok(unsafe { self.start.add(offset) })
     }
 }
@@ -72,133 +74,132 @@ impl AddressRange {
 pub struct Subrange {
     /// From the start of the range.
     pub offset: usize,
-    /// How many; not zero.
+    /// Length; not zero.
     pub bytes: usize,
 }
 
-/// How a move of granules failed, and where that leaves them.
+/// Why a remap failed, and the state that the granules are in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RemapError {
-    /// Nothing changed: all of the old granules are still locked.
-    #[error("granules not moved: {0}")]
+    /// Nothing changed: all of the old granules are still committed.
+    #[error("granules not remapped: {0}")]
     Kept(SourceError),
-    /// All of the old granules were given back and the new ones are not locked: that much less is held now.
-    #[error("granules given back, but not locked again: {0}")]
+    /// All of the old granules are decommitted and the new ones are not committed: less memory is held now.
+    #[error("granules decommitted, but not committed again: {0}")]
     Lost(SourceError),
 }
 
-/// What was said, without where that leaves the granules.
+/// The cause, without the state of the granules.
 impl From<RemapError> for SourceError {
     fn from(error: RemapError) -> Self {
         match error {
-            RemapError::Kept(said) | RemapError::Lost(said) => said,
+            RemapError::Kept(cause) | RemapError::Lost(cause) => cause,
         }
     }
 }
 
-/// Address space reserved in one piece, in which granules are locked and released one by one.
+/// Reserves addresses in one piece, and commits and decommits granules in them.
 ///
-/// The contract, checked by one suite on every implementation, wrappers included:
+/// The contract, checked on every implementation by the suite of the module `testing`:
 ///
-/// 1. **S1, reservation**: from a successful `reserve` until `unreserve` is called, the `len_bytes` addresses at `start`
-///    are the caller's alone. `start` is a multiple of [`RANGE_ALIGN_BYTES`]. Nothing is held for them, and nothing
-///    outside locked granules may be touched.
-/// 2. **S2, ownership**: from a successful `lock` until `unlock` (or a `relocate` away) is called, the bytes are mapped,
-///    readable and writable, belong to the caller alone and keep their address, page-locked if
-///    [`Source::is_pinned`](super::Source::is_pinned). They stay mapped, readable and writable when `unlock` fails as
-///    well.
-/// 3. **S3, initialised**: after `lock` and `relocate` every byte has some value, as in C2.
-/// 4. **S4, one memory**: adjacent locked granules are one piece, however they were locked: a buffer and a copy by any
-///    device may lie across them, and `unlock` and `relocate` take any of them, a part of what was locked together or
-///    several times locked together. No call touches a granule that it was not given.
-/// 5. **S5, honesty**: `lock` takes `bytes` from the system and `unlock` gives `bytes` back, no more and no less;
-///    `relocate` holds at no instant more than before. What fails changes nothing, but for [`RemapError::Lost`].
-/// 6. **S6, calm**: no method panics, logs or takes a lock of the pool; all may be called from any thread at once, for
-///    granules that do not overlap.
+/// 1. **vm-S1, reservation**: from a successful `reserve` until the call of `unreserve`, the `len_bytes` addresses at
+///    `start` are the caller's alone. `start` is a multiple of [`RANGE_ALIGN_BYTES`]. They hold no memory, and only
+///    committed granules may be touched.
+/// 2. **vm-S2, ownership**: from a successful `commit` until `decommit` (or a `remap` away), the bytes are mapped, readable
+///    and writable, belong to the caller alone and keep their address, page-locked if
+///    [`Source::is_pinned`](super::Source::is_pinned). They stay mapped, readable and writable if `decommit` fails.
+/// 3. **vm-S3, initialised**: after `commit` and `remap` every byte has a value, as in source-C2.
+/// 4. **vm-S4, contiguity**: adjacent committed granules are one piece of memory, in whichever calls they were committed: a
+///    buffer and a copy by any device may cross them, and `decommit` and `remap` take any of them, a part of one commit or
+///    several commits together. No call touches a granule outside its arguments.
+/// 5. **vm-S5, accounting**: `commit` takes exactly `bytes` from the system and `decommit` returns exactly `bytes`; `remap`
+///    never holds more than before. A failed call changes nothing, except for [`RemapError::Lost`].
+/// 6. **vm-S6, threads**: no method panics, logs or takes a lock of the pool; all may be called from any thread
+///    concurrently, for granules that do not overlap.
 ///
 /// # Safety
 ///
-/// The pool hands out references to this memory and lets devices read it on the word of S1 to S4. An implementation
-/// that breaks them makes safe code undefined.
+/// The pool returns references to this memory and lets devices read it, relying on vm-S1 to S4. An implementation that
+/// violates them makes safe code undefined.
 pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
-    /// Smallest granule, a power of two and at least [`PAGE_BYTES`](super::PAGE_BYTES): all lengths and offsets, of
-    /// `reserve` too, are multiples of it.
+    /// Smallest granule, a power of two and at least [`PAGE_BYTES`](super::PAGE_BYTES): all lengths and offsets, those of
+    /// `reserve` included, are multiples of it.
     fn granule_bytes(&self) -> usize;
 
     /// Reserves `len_bytes` addresses (not zero).
     ///
     /// # Errors
     ///
-    /// What the driver or the kernel said. Nothing is reserved then.
+    /// The error of the driver or the kernel. Nothing is reserved then.
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError>;
 
-    /// Makes the `bytes` (not zero) at `offset` real.
+    /// Commits memory to the `bytes` (not zero) at `offset`.
     ///
     /// # Errors
     ///
-    /// What the driver or the kernel said, with the likely cause. Nothing changed then.
+    /// The error of the driver or the kernel, with the likely cause. Nothing changed then.
     ///
     /// # Safety
     ///
-    /// `range` came from this source's `reserve`, and none of these granules is locked.
+    /// `range` came from this source's `reserve`, and none of these granules is committed.
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError>;
 
-    /// Gives the `bytes` (not zero) at `offset` back to the system.
+    /// Returns the memory of the `bytes` (not zero) at `offset` to the system.
     ///
     /// # Errors
     ///
-    /// What the driver or the kernel said. They stay locked then; what they hold may have become zero.
+    /// The error of the driver or the kernel. The granules stay committed then; their content may have become zero.
     ///
     /// # Safety
     ///
-    /// `range` came from this source's `reserve`, all of these granules are locked, and nothing (no reference, no copy
+    /// `range` came from this source's `reserve`, all of these granules are committed, and nothing (no reference, no copy
     /// in flight on any device) uses them any more.
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError>;
 
-    /// Takes the locked pieces `from` to `to`, one behind the other: all of them or none. What they hold need not come with
-    /// them.
+    /// Moves the committed pieces `from` to `to`, one behind the other: all of them or none. Their content need not move
+    /// with them.
     ///
     /// # Errors
     ///
-    /// What the driver or the kernel said, and whether the old granules are still there.
+    /// The error of the driver or the kernel, and whether the old granules are still committed.
     ///
     /// # Safety
     ///
-    /// As `unlock` for the granules of `from` and as `lock` for those at `to`, none of which overlap.
+    /// As `decommit` for the granules of `from` and as `commit` for those at `to`, none of which overlap.
     unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
-        // In this order, so that no more is held than before at any time (S5).
+        // Decommit before commit, so that no more is held than before at any time (vm-S5).
         for (done, &Subrange { offset, bytes }) in from.iter().enumerate() {
             // SAFETY: the caller's promise about `from`.
-            let Err(said) = (unsafe { self.decommit(range, offset, bytes) }) else { continue };
-            let is_back = from[..done].iter().all(|piece| {
-                // SAFETY: unlocked in an earlier round.
+            let Err(cause) = (unsafe { self.decommit(range, offset, bytes) }) else { continue };
+            let restored = from[..done].iter().all(|piece| {
+                // SAFETY: decommitted in an earlier round.
                 unsafe { self.commit(range, piece.offset, piece.bytes) }.is_ok()
             });
-            if is_back {
-                return Err(RemapError::Kept(said));
+            if restored {
+                return Err(RemapError::Kept(cause));
             }
-            // The rest goes as well, so that all are lost. What will not go even now is locked once more when its turn
-            // comes: a source that does not allow that has a `relocate` of its own.
+            // `Lost` means that all are decommitted, so decommit the rest too. A piece that fails again is committed a
+            // second time later; a source that does not allow that implements `remap` itself.
             for piece in &from[done..] {
-                // SAFETY: the caller's promise: locked, and not yet unlocked here.
-                let _stays = unsafe { self.decommit(range, piece.offset, piece.bytes) };
+                // SAFETY: the caller's promise: committed, and not yet decommitted here.
+                let _ignored = unsafe { self.decommit(range, piece.offset, piece.bytes) };
             }
-            return Err(RemapError::Lost(said));
+            return Err(RemapError::Lost(cause));
         }
         // SAFETY: the caller's promise about `to`.
         unsafe { self.commit(range, to, from.iter().map(|piece| piece.bytes).sum()) }.map_err(RemapError::Lost)
     }
 
-    /// Gives the addresses back.
+    /// Returns the addresses to the system.
     ///
     /// # Errors
     ///
-    /// What the driver or the kernel said. The addresses are then lost.
+    /// The error of the driver or the kernel. The addresses are then leaked.
     ///
     /// # Safety
     ///
-    /// `range` came from this source's `reserve`, nothing uses any of it any more, and every granule is unlocked or given
-    /// up (its `unlock` failed; it stays counted as held).
+    /// `range` came from this source's `reserve`, nothing uses any of it any more, and every granule is decommitted or
+    /// given up (its `decommit` failed; it stays counted as held).
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError>;
 }
 
@@ -207,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_knows_what_lies_inside_it() {
+    fn addresses_outside_a_range_are_refused() {
         let start = NonNull::new(std::ptr::without_provenance_mut(RANGE_ALIGN_BYTES)).unwrap();
         let range = AddressRange::new(start, 8192);
         assert_eq!(range.at(0, 8192).unwrap(), start);

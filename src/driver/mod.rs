@@ -1,16 +1,17 @@
-//! What every room that calls the CUDA driver does around its calls.
+//! The CUDA driver: what all code that calls it does around its calls, its devices, and its virtual memory.
 //!
-//! | item | why |
+//! | item | reason |
 //! | --- | --- |
-//! | [`is_present`] | cudarc panics at the first call where there is no driver |
-//! | [`words`] | cudarc's own text of an error calls the driver, which may be gone, and panics without one |
-//! | [`Current`] | most calls work in the thread's current context, and that belongs to the user |
-//! | [`Relaxed`] | while a stream captures, a query or an allocation on any thread fails and spoils the capture |
-//! | [`symbol`] | what cudarc binds depends on the CUDA version that the final build chose; what is found by name does not |
-//! | [`virtual_memory`] | such functions, with types of our own |
+//! | [`is_present`] | cudarc panics at the first call if there is no driver |
+//! | [`error_name`] | cudarc's own text of an error calls the driver, which may be gone, and panics without one |
+//! | [`CurrentContext`] | most calls use the thread's current context, which belongs to the user |
+//! | [`RelaxedCapture`] | while a stream captures, a query or an allocation on any thread fails and spoils the capture |
+//! | [`symbol`] | cudarc's bindings depend on the CUDA version of the final build; a look-up by name does not |
+//! | [`device`] | the devices, their primary contexts and attributes |
+//! | [`virtual_memory`] | the driver's virtual memory, found by name, with types of this crate |
 //!
-//! Never allocates, copies or waits. Calls go to cudarc's `result` and `sys` only: its safe layer hands errors that other
-//! libraries left in a context to whoever comes next.
+//! Never copies or waits, and decides nothing about memory. Uses only cudarc's `result` and `sys`: its safe layer returns
+//! errors that other libraries left in a context to the next caller.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ffi::{CStr, c_void};
@@ -18,9 +19,10 @@ use std::ptr::{self, NonNull};
 
 use cudarc::driver::{DriverError, result, sys};
 
+pub(crate) mod device;
 pub(crate) mod virtual_memory;
 
-/// Is there a driver to load? Never panics, and exists under every linking feature, unlike cudarc's own check.
+/// Whether there is a driver to load. Never panics, and exists under every linking feature, unlike cudarc's own check.
 pub(crate) fn is_present() -> bool {
     library().is_some()
 }
@@ -31,7 +33,7 @@ pub(crate) fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     NonNull::new(unsafe { libc::dlsym(library()?.as_ptr(), name.as_ptr()) })
 }
 
-/// A handle of the driver. It is never closed, so that what is found in it stays.
+/// A handle of the driver, never closed, so that its symbols stay valid.
 fn library() -> Option<NonNull<c_void>> {
     // cudarc's own order.
     [c"libcuda.so", c"libcuda.so.1"].into_iter().find_map(|library| {
@@ -40,74 +42,74 @@ fn library() -> Option<NonNull<c_void>> {
     })
 }
 
-/// Name of an error, without asking the driver for it.
-pub(crate) fn words(error: DriverError) -> String {
+/// Name of an error, without a call of the driver.
+pub(crate) fn error_name(error: DriverError) -> String {
     format!("{:?}", error.0)
 }
 
 /// Number of an error, as in the driver's header.
-pub(crate) fn code(error: DriverError) -> i64 {
+pub(crate) fn error_code(error: DriverError) -> i64 {
     i64::from(error.0 as u32)
 }
 
-/// A context is current on this thread until this is dropped; then the one before is again.
+/// Makes a context current on this thread; dropping it restores the previous one.
 #[derive(Debug)]
-pub(crate) struct Current {
-    /// `Some` if there is something to undo.
-    before: Option<sys::CUcontext>,
+pub(crate) struct CurrentContext {
+    /// The context to restore, if it is another one.
+    previous: Option<sys::CUcontext>,
 }
 
-impl Current {
+impl CurrentContext {
     /// Makes `context` current.
     ///
     /// # Safety
     ///
     /// `context` is retained for as long as the result lives.
     pub(crate) unsafe fn enter(context: sys::CUcontext) -> Result<Self, DriverError> {
-        let before = result::ctx::get_current()?.unwrap_or(ptr::null_mut());
-        if before == context {
-            return Ok(Self { before: None });
+        let previous = result::ctx::get_current()?.unwrap_or(ptr::null_mut());
+        if previous == context {
+            return Ok(Self { previous: None });
         }
         // SAFETY: the caller's promise.
         unsafe { result::ctx::set_current(context) }?;
-        Ok(Self { before: Some(before) })
+        Ok(Self { previous: Some(previous) })
     }
 }
 
-impl Drop for Current {
+impl Drop for CurrentContext {
     fn drop(&mut self) {
-        if let Some(before) = self.before {
-            // SAFETY: it was current on this thread a moment ago. A failure leaves the user with our context, where every
-            // call but those that asked for none works as well.
-            let _left_behind = unsafe { result::ctx::set_current(before) };
+        if let Some(previous) = self.previous {
+            // SAFETY: it was current on this thread before. After a failure the pool's context stays current, in which
+            // all calls work except those that need no context.
+            let _ignored = unsafe { result::ctx::set_current(previous) };
         }
     }
 }
 
-/// This thread's calls do not disturb captures, its own or others', until this is dropped.
+/// Keeps this thread's calls from disturbing captures on any thread, until it is dropped.
 ///
-/// In CUDA's default mode a capture that runs anywhere in the process forbids event queries and allocations everywhere.
-/// None of ours touches a capturing stream, so the ban protects nothing here.
+/// In CUDA's default mode a capture anywhere in the process forbids event queries and allocations everywhere. The calls of
+/// this crate touch no capturing stream, so the ban protects nothing here.
 #[derive(Debug)]
-pub(crate) struct Relaxed {
-    before: Option<sys::CUstreamCaptureMode>,
+pub(crate) struct RelaxedCapture {
+    previous: Option<sys::CUstreamCaptureMode>,
 }
 
-impl Relaxed {
+impl RelaxedCapture {
     pub(crate) fn enter() -> Self {
-        Self { before: exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED) }
+        Self { previous: exchange_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED) }
     }
 }
 
-impl Drop for Relaxed {
+impl Drop for RelaxedCapture {
     fn drop(&mut self) {
-        self.before.take().and_then(exchange);
+        self.previous.take().and_then(exchange_mode);
     }
 }
 
-/// The mode before; `None` if the driver refused, and then nothing changed.
-fn exchange(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
-    // SAFETY: room for one mode, which the driver reads and overwrites with another of the three.
+/// Sets this thread's capture mode and returns the previous one; `None` if the driver refused and nothing changed.
+fn exchange_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
+    // SAFETY: `mode` is a live mode, which the driver reads and overwrites with another of the three.
     let outcome = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
     outcome.result().is_ok().then_some(mode)
 }

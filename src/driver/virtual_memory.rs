@@ -1,16 +1,16 @@
-//! Virtual host memory of the driver: addresses, physical granules, and what is mapped where.
+//! Virtual host memory of the driver: reserving addresses, creating granules, and mapping one to the other.
 //!
-//! The types and numbers are ours, as in the driver's header, and the functions are found by name: bindings older than
-//! CUDA 12.2 have neither, and later ones changed the shape of a location twice. Results come back as numbers, since an
-//! enumeration filled from outside must not meet a value that it does not know.
+//! The types and numbers are defined here as in the driver's header, and the functions are found by name: bindings older
+//! than CUDA 12.2 have neither, and later ones changed the layout of a location twice. Results are plain numbers, because a
+//! Rust enumeration must never hold a value that it does not list.
 //!
-//! Never decides what is mapped, and remembers nothing.
+//! Never decides what is mapped, and holds no state.
 
 use std::ffi::c_int;
 use std::fmt;
 
 /// `CUmemGenericAllocationHandle`: one physical granule.
-pub(crate) type Handle = u64;
+pub(crate) type GranuleHandle = u64;
 
 /// Numbers of `CUdevice_attribute`.
 pub(crate) mod attribute {
@@ -25,12 +25,12 @@ pub(crate) mod attribute {
 /// `CUmemLocation`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Location {
+pub(crate) struct MemoryLocation {
     kind: c_int,
     id: c_int,
 }
 
-impl Location {
+impl MemoryLocation {
     pub(crate) fn device(id: c_int) -> Self {
         Self { kind: 1, id }
     }
@@ -40,57 +40,57 @@ impl Location {
     }
 }
 
-/// `CUmemAllocationProp`: page-locked, shared with nobody.
+/// `CUmemAllocationProp`: page-locked, not exportable to other processes.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-struct Properties {
+struct AllocationProperties {
     kind: c_int,
     handle_types: c_int,
-    location: Location,
+    location: MemoryLocation,
     windows: usize,
     flags: [u8; 8],
 }
 
-impl Properties {
-    fn pinned(location: Location) -> Self {
+impl AllocationProperties {
+    fn pinned(location: MemoryLocation) -> Self {
         Self { kind: 1, handle_types: 0, location, windows: 0, flags: [0; 8] }
     }
 }
 
-/// `CUmemAccessDesc`: reads and writes from one place.
+/// `CUmemAccessDesc`: access from one location.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Access {
-    location: Location,
+pub(crate) struct AccessDescriptor {
+    location: MemoryLocation,
     flags: c_int,
 }
 
-impl Access {
-    pub(crate) fn read_write(location: Location) -> Self {
+impl AccessDescriptor {
+    pub(crate) fn read_write(location: MemoryLocation) -> Self {
         Self { location, flags: 3 }
     }
 }
 
-// As the header has them since CUDA 10.2.
-const _: () = assert!(size_of::<Location>() == 8 && size_of::<Access>() == 12);
-const _: () = assert!(size_of::<Properties>() == 32 && align_of::<Properties>() == 8);
+// The sizes in the header since CUDA 10.2.
+const _: () = assert!(size_of::<MemoryLocation>() == 8 && size_of::<AccessDescriptor>() == 12);
+const _: () = assert!(size_of::<AllocationProperties>() == 32 && align_of::<AllocationProperties>() == 8);
 
-/// What the driver answered instead of success.
+/// A call of the driver that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub(crate) struct DriverRefusal {
     pub(crate) call: &'static str,
     pub(crate) code: c_int,
 }
 
-impl Refused {
-    /// No context is current on this thread.
-    pub(crate) fn wants_a_context(self) -> bool {
+impl DriverRefusal {
+    /// Whether the call failed because no context is current on this thread.
+    pub(crate) fn needs_context(self) -> bool {
         self.code == 201
     }
 }
 
-/// The error's name, as far as these calls give it.
-impl fmt::Display for Refused {
+/// The name of every error that these calls return.
+impl fmt::Display for DriverRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.code {
             1 => "CUDA_ERROR_INVALID_VALUE",
@@ -112,14 +112,14 @@ impl fmt::Display for Refused {
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $field:ident = $name:ident($($arg:ident: $type:ty),* $(,)?);)*) => {
-        /// The driver's functions, once found.
+        /// The driver's functions.
         #[derive(Debug, Clone, Copy)]
         pub(crate) struct VmmApi {
             $($field: unsafe extern "C" fn($($type),*) -> c_int,)*
         }
 
         impl VmmApi {
-            /// Finds them all, or names the first that this driver does not have.
+            /// Finds all of them; else the name of the first that this driver does not have.
             pub(crate) fn find() -> Result<Self, &'static str> {
                 Ok(Self {$(
                     $field: {
@@ -141,12 +141,12 @@ macro_rules! functions {
             ///
             /// # Safety
             ///
-            /// What the driver's manual says of this call.
-            unsafe fn $field(&self, $($arg: $type),*) -> Result<(), Refused> {
+            /// The driver's manual states the conditions of this call.
+            unsafe fn $field(&self, $($arg: $type),*) -> Result<(), DriverRefusal> {
                 // SAFETY: the caller's promise.
                 match unsafe { (self.$field)($($arg),*) } {
                     0 => Ok(()),
-                    code => Err(Refused { call: stringify!($name), code }),
+                    code => Err(DriverRefusal { call: stringify!($name), code }),
                 }
             })*
         }
@@ -154,39 +154,39 @@ macro_rules! functions {
 }
 
 functions! {
-    /// Addresses without memory.
+    /// Reserves addresses without memory.
     reserve_call = cuMemAddressReserve(out: *mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
-    /// Addresses go back.
+    /// Returns addresses.
     unreserve_call = cuMemAddressFree(address: u64, bytes: usize);
-    /// What lengths and addresses must be multiples of.
+    /// The unit of lengths and addresses.
     granularity_call =
-        cuMemGetAllocationGranularity(out: *mut usize, properties: *const Properties, recommended: c_int);
-    /// Memory without an address.
-    create_call = cuMemCreate(out: *mut Handle, bytes: usize, properties: *const Properties, flags: u64);
-    /// The memory goes once it is mapped nowhere.
-    release_call = cuMemRelease(granule: Handle);
-    /// Memory gets an address.
-    map_call = cuMemMap(address: u64, bytes: usize, offset: usize, granule: Handle, flags: u64);
-    /// Memory loses its address.
+        cuMemGetAllocationGranularity(out: *mut usize, properties: *const AllocationProperties, recommended: c_int);
+    /// Creates memory without an address.
+    create_call = cuMemCreate(out: *mut GranuleHandle, bytes: usize, properties: *const AllocationProperties, flags: u64);
+    /// Releases memory once it is mapped nowhere.
+    release_call = cuMemRelease(granule: GranuleHandle);
+    /// Maps memory at an address.
+    map_call = cuMemMap(address: u64, bytes: usize, offset: usize, granule: GranuleHandle, flags: u64);
+    /// Unmaps the memory at an address.
     unmap_call = cuMemUnmap(address: u64, bytes: usize);
-    /// Who may read and write it.
-    access_call = cuMemSetAccess(address: u64, bytes: usize, wanted: *const Access, count: usize);
+    /// Sets which locations may read and write it.
+    access_call = cuMemSetAccess(address: u64, bytes: usize, descriptors: *const AccessDescriptor, count: usize);
 }
 
 impl VmmApi {
-    /// Smallest piece of memory at `location`.
-    pub(crate) fn granularity(&self, location: Location) -> Result<usize, Refused> {
+    /// Smallest granule at `location`.
+    pub(crate) fn granularity(&self, location: MemoryLocation) -> Result<usize, DriverRefusal> {
         let mut bytes = 0;
-        let properties = Properties::pinned(location);
-        // SAFETY: room for one number, and properties that live as long as the call.
+        let properties = AllocationProperties::pinned(location);
+        // SAFETY: `bytes` takes the result, and the properties live as long as the call.
         unsafe { self.granularity_call(&raw mut bytes, &raw const properties, 0) }?;
         Ok(bytes)
     }
 
     /// Reserves `bytes` addresses at a multiple of `alignment`.
-    pub(crate) fn reserve(&self, bytes: usize, alignment: usize) -> Result<usize, Refused> {
+    pub(crate) fn reserve(&self, bytes: usize, alignment: usize) -> Result<usize, DriverRefusal> {
         let mut address = 0;
-        // SAFETY: room for one address; the driver chooses free ones.
+        // SAFETY: `address` takes the result; the driver chooses free addresses.
         unsafe { self.reserve_call(&raw mut address, bytes, alignment, 0, 0) }?;
         // The driver runs on 64-bit machines only.
         Ok(usize::try_from(address).unwrap_or(0))
@@ -194,41 +194,41 @@ impl VmmApi {
 
     /// # Safety
     ///
-    /// Reserved with this length, with nothing mapped and nobody using them.
-    pub(crate) unsafe fn unreserve(&self, address: usize, bytes: usize) -> Result<(), Refused> {
+    /// Reserved with this length, with nothing mapped, and unused.
+    pub(crate) unsafe fn unreserve(&self, address: usize, bytes: usize) -> Result<(), DriverRefusal> {
         // SAFETY: the caller's promise.
         unsafe { self.unreserve_call(address as u64, bytes) }
     }
 
-    /// A granule of `bytes` at `location`. A context is current.
-    pub(crate) fn create(&self, bytes: usize, location: Location) -> Result<Handle, Refused> {
+    /// Creates a granule of `bytes` at `location`. A context must be current.
+    pub(crate) fn create(&self, bytes: usize, location: MemoryLocation) -> Result<GranuleHandle, DriverRefusal> {
         let mut granule = 0;
-        let properties = Properties::pinned(location);
-        // SAFETY: room for one handle, and properties that live as long as the call.
+        let properties = AllocationProperties::pinned(location);
+        // SAFETY: `granule` takes the result, and the properties live as long as the call.
         unsafe { self.create_call(&raw mut granule, bytes, &raw const properties, 0) }?;
         Ok(granule)
     }
 
     /// # Safety
     ///
-    /// Of `create`, and not released.
-    pub(crate) unsafe fn release(&self, granule: Handle) -> Result<(), Refused> {
+    /// It came from `create` and is not released.
+    pub(crate) unsafe fn release(&self, granule: GranuleHandle) -> Result<(), DriverRefusal> {
         // SAFETY: the caller's promise.
         unsafe { self.release_call(granule) }
     }
 
     /// # Safety
     ///
-    /// The `bytes` addresses are reserved by the caller and have nothing behind them; `granule` is that long.
-    pub(crate) unsafe fn map(&self, address: usize, bytes: usize, granule: Handle) -> Result<(), Refused> {
+    /// The `bytes` addresses are reserved by the caller and have no memory; `granule` has this length.
+    pub(crate) unsafe fn map(&self, address: usize, bytes: usize, granule: GranuleHandle) -> Result<(), DriverRefusal> {
         // SAFETY: the caller's promise.
         unsafe { self.map_call(address as u64, bytes, 0, granule, 0) }
     }
 
     /// # Safety
     ///
-    /// Exactly what one `map` mapped, used by nobody.
-    pub(crate) unsafe fn unmap(&self, address: usize, bytes: usize) -> Result<(), Refused> {
+    /// Exactly what one `map` mapped, and unused.
+    pub(crate) unsafe fn unmap(&self, address: usize, bytes: usize) -> Result<(), DriverRefusal> {
         // SAFETY: the caller's promise.
         unsafe { self.unmap_call(address as u64, bytes) }
     }
@@ -236,8 +236,8 @@ impl VmmApi {
     /// # Safety
     ///
     /// The `bytes` at `address` are whole granules, mapped by the caller.
-    pub(crate) unsafe fn allow(&self, address: usize, bytes: usize, wanted: &[Access]) -> Result<(), Refused> {
-        // SAFETY: the caller's promise, and as many wishes as counted.
-        unsafe { self.access_call(address as u64, bytes, wanted.as_ptr(), wanted.len()) }
+    pub(crate) unsafe fn set_access(&self, address: usize, bytes: usize, descriptors: &[AccessDescriptor]) -> Result<(), DriverRefusal> {
+        // SAFETY: the caller's promise, and the slice has the length passed.
+        unsafe { self.access_call(address as u64, bytes, descriptors.as_ptr(), descriptors.len()) }
     }
 }

@@ -223,9 +223,14 @@ impl PoolBuilder {
         let config = self.settings.or(env).resolve()?;
         let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });
         let (mut max_bytes, ceiling) = ceiling_in_bytes(&config);
-        let place =
-            backend::PinOptions { device: config.device, node: config.numa_node, threads: pin_threads(&config) };
-        let chosen = backend::choose(&config.backend, config.preset, place, max_bytes)?;
+        let options = backend::PinOptions {
+            device: config.device,
+            node: config.numa_node,
+            threads: pin_threads(&config),
+            arena: config.preset == Preset::Adaptive,
+            max_bytes,
+        };
+        let chosen = backend::choose(&config.backend, options)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         log.started(
             config.preset.name(),

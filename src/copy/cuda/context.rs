@@ -22,7 +22,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
 use super::said;
 use super::timeline::Timelines;
-use crate::driver::{Current, Relaxed};
+use crate::driver::{CurrentContext, RelaxedCapture};
 use crate::error::{Error, Result};
 use crate::sync::plain::Mutex;
 
@@ -98,9 +98,9 @@ impl Home {
     }
 
     /// Makes the context current on this thread for as long as the answer lives.
-    pub(super) fn enter(&self) -> Result<Current, DriverError> {
+    pub(super) fn enter(&self) -> Result<CurrentContext, DriverError> {
         // SAFETY: H1.
-        unsafe { Current::enter(self.context.cu_ctx()) }
+        unsafe { CurrentContext::enter(self.context.cu_ctx()) }
     }
 
     /// An event that nobody else uses; what it was recorded behind before is no longer of interest. The context is
@@ -135,7 +135,7 @@ impl Home {
 
     /// Is the event over? Wants no context. Neither an error nor "not ready" passes for yes.
     pub(super) fn is_over(&self, event: Event) -> Result<bool> {
-        let _relaxed = Relaxed::enter();
+        let _relaxed = RelaxedCapture::enter();
         // SAFETY: an event of a live fence.
         match unsafe { result::event::query(event.0) } {
             Ok(()) => Ok(true),
@@ -147,7 +147,7 @@ impl Home {
     /// Waits until the event is over. Unlike a question, that wants a current context, and whoever waits may have none.
     pub(super) fn wait_for(&self, event: Event) -> Result<()> {
         let failed = |call, error| Error::device(said(call, error));
-        let _relaxed = Relaxed::enter();
+        let _relaxed = RelaxedCapture::enter();
         let _current = self.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
         // SAFETY: an event of a live fence.
         unsafe { result::event::synchronize(event.0) }.map_err(|error| failed("cuEventSynchronize", error))
@@ -166,7 +166,7 @@ impl Home {
     }
 
     fn make_own(&self) -> Result<Own, DriverError> {
-        let (_relaxed, _current) = (Relaxed::enter(), self.enter()?);
+        let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
         let (ordinal, device, handle) = (self.context.ordinal(), self.context.cu_device(), self.context.cu_ctx());
         // SAFETY: the handle is valid (H1) and of this device; the object is never dropped, so it never destroys what is
         // the user's.

@@ -17,7 +17,7 @@ use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use super::context::{Event, Home};
 use super::event::Mark;
 use super::said;
-use crate::driver::Relaxed;
+use crate::driver::RelaxedCapture;
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence};
 
@@ -28,7 +28,7 @@ pub(crate) fn mark_behind(event: &CudaEvent) -> Result<Option<SharedFence>> {
         return Ok(None);
     }
     let failed = |call, error| Error::device(said(call, error));
-    let _relaxed = Relaxed::enter();
+    let _relaxed = RelaxedCapture::enter();
     let _current = home.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
     let stream = home.take_stream().map_err(|error| failed("cuStreamCreate", error))?;
     let mark = Mark::new(&stream, home).map_err(|error| failed("cuEventCreate", error))?;

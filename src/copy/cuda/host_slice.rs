@@ -33,7 +33,7 @@ use super::context::{Event, Home};
 use super::stream_id::{id, number};
 use super::{CAPTURING, SetAside, is_capturing, said};
 use crate::buffer::PinnedBuf;
-use crate::driver::{self, Relaxed};
+use crate::driver::{self, RelaxedCapture};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence, StreamId};
 use crate::sync::process::{AtomicBool, Ordering};
@@ -174,7 +174,7 @@ impl Tracked {
         if self.is_recorded.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let _relaxed = Relaxed::enter();
+        let _relaxed = RelaxedCapture::enter();
         let _current = self.home.enter().map_err(|error| Error::device(said("cuCtxSetCurrent", error)))?;
         match elapsed(&self.event) {
             Some(0 | NOT_READY) => {

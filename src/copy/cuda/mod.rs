@@ -265,9 +265,9 @@ fn is_about_arguments(error: DriverError) -> bool {
 
 /// Errors after which the device goes on: those of captures, 900 to 999, and no memory for an event.
 fn is_about_captures_or_memory(error: DriverError) -> bool {
-    error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY || (900..999).contains(&driver::code(error))
+    error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY || (900..999).contains(&driver::error_code(error))
 }
 
 fn said(call: &str, error: DriverError) -> String {
-    format!("{call} failed: {} (code {})", driver::words(error), driver::code(error))
+    format!("{call} failed: {} (code {})", driver::error_name(error), driver::error_code(error))
 }

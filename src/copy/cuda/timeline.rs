@@ -36,7 +36,7 @@ use super::context::Home;
 use super::said;
 use super::sequence::{FIRST, Sequence};
 use super::stream_id::number;
-use crate::driver::{self, Relaxed};
+use crate::driver::{self, RelaxedCapture};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use crate::sync::plain::Mutex;
@@ -136,7 +136,7 @@ impl Home {
     /// Fails if the device does. Asks the driver now and then (3).
     fn check_health(&self) -> Result<()> {
         let Some(own) = self.timelines.health.is_due().then(|| self.own().ok()).flatten() else { return Ok(()) };
-        let _relaxed = Relaxed::enter();
+        let _relaxed = RelaxedCapture::enter();
         // SAFETY: the stream is never destroyed.
         match unsafe { sys::cuStreamQuery(own.stream.cu_stream()) }.result() {
             Ok(()) | Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(()),
@@ -204,7 +204,7 @@ impl Timelines {
 
 /// Page-locked and mapped, for the life of the process.
 fn page_of_words() -> Result<Vec<Word>, DriverError> {
-    let _relaxed = Relaxed::enter();
+    let _relaxed = RelaxedCapture::enter();
     let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
     // SAFETY: the stream's context is current (`Home::count`).
     let page = unsafe { result::malloc_host(WORDS_BYTES + WORD_STEP, flags) }?;

@@ -34,7 +34,7 @@ impl CudaDestination {
         if !driver::is_present() {
             return Err(unavailable("no CUDA driver (libcuda.so.1) on this machine"));
         }
-        let refused = |error| unavailable(driver::words(error));
+        let refused = |error| unavailable(driver::error_name(error));
         let context = CudaContext::new(ordinal as usize).map_err(refused)?;
         let lane = |_| {
             let stream = context.new_stream()?;
@@ -60,7 +60,7 @@ impl Destination for CudaDestination {
         let lane = &mut self.lanes[lane];
         if batch.len() > lane.memory.len() {
             lane.memory = lane.stream.alloc_zeros(batch.len()).map_err(|error| {
-                Error::copy(batch.len(), format!("no device memory for it: {}", driver::words(error)))
+                Error::copy(batch.len(), format!("no device memory for it: {}", driver::error_name(error)))
             })?;
         }
         batch.copy_to(&lane.stream, &mut lane.memory)
@@ -73,7 +73,7 @@ impl Destination for CudaDestination {
         stream
             .memcpy_dtoh(memory, &mut self.host)
             .and_then(|_| stream.synchronize())
-            .map_err(|error| Error::copy(len, format!("cannot be read back: {}", driver::words(error))))?;
+            .map_err(|error| Error::copy(len, format!("cannot be read back: {}", driver::error_name(error))))?;
         read(&self.host);
         Ok(())
     }

@@ -1,0 +1,149 @@
+//! [`Source`], the contract of every back-end, and [`Region`], the memory that one returns.
+#![allow(unsafe_code)] // An unsafe trait, and a pointer that may move between threads.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::virtual_memory::VirtualMemory;
+use crate::error::SourceError;
+use crate::host::{PAGE_BYTES, PageTiers};
+
+/// Memory that a source returned and has not taken back.
+///
+/// A region does not own its memory. Dropping one leaks the memory on purpose: freeing it could pull it from under a
+/// device that still reads it.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "dropping a region leaks its memory; pass it back to `Source::release`"]
+pub struct Region {
+    start: NonNull<u8>,
+    len_bytes: usize,
+    id: u64,
+}
+
+// SAFETY: a region is the exclusive right to `len_bytes` bytes (source-C1), which is bound to no thread.
+unsafe impl Send for Region {}
+// SAFETY: a shared region gives out plain numbers.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// The `len_bytes` bytes at `start`, with the `id` that the source assigns.
+    pub fn new(start: NonNull<u8>, len_bytes: usize, id: u64) -> Self {
+        Self { start, len_bytes, id }
+    }
+
+    /// First byte; a multiple of [`PAGE_BYTES`].
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Bytes requested; the source may hold more (see [`Source::held_bytes`]).
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Number of this acquisition; addresses recur, ids do not.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+}
+
+/// Numbers the regions of one source (source-C4).
+#[derive(Debug, Default)]
+pub(super) struct RegionIds(AtomicU64);
+
+impl RegionIds {
+    pub(super) fn next(&self) -> u64 {
+        // Relaxed: the addition alone makes every number unique, and it publishes no other memory.
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Acquires and releases memory. The [module](super) lists the sources of this crate.
+///
+/// The contract, checked on every implementation by the suite of the module `testing`:
+///
+/// 1. **source-C1, ownership**: from a successful `acquire` until the call of `release`, the `len_bytes` bytes at `start`
+///    are mapped, readable and writable, belong to the caller alone and keep their address. If `release` fails, the memory
+///    stays mapped until the process ends.
+/// 2. **source-C2, initialised**: every byte has a value when `acquire` returns: the kernel's zeros, or what earlier use by
+///    this process left in the driver's memory.
+/// 3. **source-C3, alignment**: `start` is a multiple of [`PAGE_BYTES`].
+/// 4. **source-C4, identity**: no two acquisitions of one source share an id.
+/// 5. **source-C5, accounting**: an acquisition of `n` bytes takes exactly `held_bytes(n)` from the system: at least `n`,
+///    and never less for a larger `n`. A failed `acquire` takes nothing.
+/// 6. **source-C6, threads**: no method panics, logs or takes a lock of the pool; all may be called from any thread
+///    concurrently.
+///
+/// # Safety
+///
+/// The pool returns references to this memory and lets devices read it, relying on source-C1 to C3. An implementation that
+/// violates them makes safe code undefined.
+pub unsafe trait Source: Send + Sync + fmt::Debug {
+    /// Short name, as in `PINPOOL_BACKEND` and [`Stats::backend`](crate::Stats::backend).
+    fn name(&self) -> &'static str;
+
+    /// Whether the memory is page-locked, so that a device can copy from it at full speed.
+    fn is_pinned(&self) -> bool;
+
+    /// Bytes that an acquisition of `len_bytes` takes from the system.
+    fn held_bytes(&self, len_bytes: usize) -> usize {
+        len_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)
+    }
+
+    /// Takes `len_bytes` (not zero) from the system.
+    ///
+    /// # Errors
+    ///
+    /// The error of the driver or the kernel, with the likely cause. Nothing is held then.
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError>;
+
+    /// Returns `region` to the system.
+    ///
+    /// # Errors
+    ///
+    /// The error of the driver or the kernel. The memory is then leaked: still mapped, still counted as held.
+    ///
+    /// # Safety
+    ///
+    /// `region` came from this source, and nothing (no reference, no copy in flight on any device) uses it any more.
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError>;
+
+    /// As `acquire`, with up to `threads` (at least 1) threads that touch the memory: for a large region that is kept.
+    ///
+    /// Calls `progress` on the calling thread with the bytes done so far: increasing, at most `len_bytes`, and `len_bytes`
+    /// before a successful return.
+    ///
+    /// # Errors
+    ///
+    /// As `acquire`.
+    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        let _ = threads;
+        self.acquire(len_bytes).inspect(|_| progress(len_bytes))
+    }
+
+    /// Whether the memory is made for copies to a GPU, so that ordinary memory cannot replace it.
+    fn needs_gpu(&self) -> bool {
+        false
+    }
+
+    /// Whether a release waits for work of the device, as `cuMemFreeHost` does.
+    fn release_waits(&self) -> bool {
+        false
+    }
+
+    /// Memory node of the pages; `None` where there is only one, or it is unknown.
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
+    /// The pages behind `len_bytes` addresses of this source, read back from the system.
+    fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
+        PageTiers::between(start, len_bytes)
+    }
+
+    /// The virtual memory of this source, on every call the same; `None` if it has discrete regions only.
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        None
+    }
+}

@@ -1,0 +1,125 @@
+//! One device of the CUDA driver, for the sources that pin through it.
+//!
+//! The device's primary context is retained when memory is first acquired, not before: creating a source creates no
+//! context. It stays retained until the process ends, since a copy that never completes keeps memory of a pool alive after
+//! the pool. A thread's own current context is restored after each use.
+#![allow(unsafe_code)] // Calls the driver.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::path::Path;
+use std::sync::OnceLock;
+
+use cudarc::driver::{DriverError, result, sys};
+
+use super::CurrentContext;
+use crate::error::SourceError;
+use crate::host;
+
+/// Buffer length for an id on the PCI bus: domain, bus, device, function.
+const PCI_ID_BYTES: usize = 32;
+
+/// Remedy when the driver cannot pin more.
+pub(crate) const SHORT_OF_MEMORY: &str =
+    "the host is short of memory that can be pinned: lower PINPOOL_MAX_BYTES, or raise its cgroup's limit";
+
+/// A device that the driver lists.
+#[derive(Debug)]
+pub(crate) struct Device {
+    handle: sys::CUdevice,
+    context: OnceLock<PrimaryContext>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct PrimaryContext(sys::CUcontext);
+
+// SAFETY: a context handle may be used from any thread (CUDA driver API, context management).
+unsafe impl Send for PrimaryContext {}
+// SAFETY: as above; the handle itself is never written to.
+unsafe impl Sync for PrimaryContext {}
+
+impl Device {
+    /// Finds the driver and the device number `ordinal`; creates nothing on it.
+    pub(crate) fn find(ordinal: u32) -> Result<Self, SourceError> {
+        if !super::is_present() {
+            return Err(SourceError::new("dlopen", "no CUDA driver (libcuda.so.1) on this machine"));
+        }
+        result::init().map_err(|error| driver_error("cuInit", error))?;
+        let devices = count()?;
+        let ordinal = i32::try_from(ordinal).ok().filter(|&ordinal| ordinal < devices).ok_or_else(|| {
+            SourceError::new("cuDeviceGet", format!("no device {ordinal}, the driver sees {devices}"))
+                .with_remedy("set PINPOOL_DEVICE, or check CUDA_VISIBLE_DEVICES")
+        })?;
+        let handle = result::device::get(ordinal).map_err(|error| driver_error("cuDeviceGet", error))?;
+        Ok(Self { handle, context: OnceLock::new() })
+    }
+
+    /// Makes the device's context current on this thread until the result is dropped.
+    pub(crate) fn bind(&self) -> Result<CurrentContext, SourceError> {
+        let context = match self.context.get() {
+            Some(&context) => context,
+            // A failure is not stored: a device without memory now may have some later. Concurrent threads may retain
+            // more than once, which only raises the driver's count, and the context is never released.
+            None => {
+                // SAFETY: the handle came from the driver in `find`.
+                let retained = unsafe { result::primary_ctx::retain(self.handle) };
+                let retained = retained.map_err(|error| driver_error("cuDevicePrimaryCtxRetain", error))?;
+                *self.context.get_or_init(|| PrimaryContext(retained))
+            }
+        };
+        // SAFETY: the context is retained and never released.
+        unsafe { CurrentContext::enter(context.0) }.map_err(|error| driver_error("cuCtxSetCurrent", error))
+    }
+
+    /// An attribute by its number in the driver's header; `None` if the driver does not know it.
+    pub(crate) fn attribute(&self, number: c_int) -> Option<c_int> {
+        attribute_of(self.handle, number)
+    }
+
+    /// The memory node nearest to the device; `None` where there is only one, or it is unknown.
+    pub(crate) fn numa_node(&self) -> Option<u32> {
+        let mut buffer: [c_char; PCI_ID_BYTES] = [0; PCI_ID_BYTES];
+        let buffer_bytes = c_int::try_from(PCI_ID_BYTES).ok()?;
+        // SAFETY: the buffer has the length passed; the driver writes a terminating 0.
+        unsafe { sys::cuDeviceGetPCIBusId(buffer.as_mut_ptr(), buffer_bytes, self.handle) }.result().ok()?;
+        // SAFETY: terminated by the driver, within the buffer.
+        let id = unsafe { CStr::from_ptr(buffer.as_ptr()) };
+        host::numa_node_of_pci(Path::new("/"), id.to_str().ok()?)
+    }
+}
+
+/// Ordinals of all devices that have an attribute.
+pub(crate) fn all_with(attribute: c_int) -> Result<Vec<c_int>, SourceError> {
+    let has_attribute = |ordinal: &c_int| {
+        result::device::get(*ordinal)
+            .is_ok_and(|handle| attribute_of(handle, attribute).is_some_and(|value| value != 0))
+    };
+    Ok((0..count()?).filter(has_attribute).collect())
+}
+
+fn count() -> Result<c_int, SourceError> {
+    result::device::get_count().map_err(|error| driver_error("cuDeviceGetCount", error))
+}
+
+/// Bypasses cudarc, whose enumeration of attributes depends on the CUDA version of the build.
+fn attribute_of(device: sys::CUdevice, number: c_int) -> Option<c_int> {
+    type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, sys::CUdevice) -> c_int;
+    let found = super::symbol(c"cuDeviceGetAttribute")?;
+    // SAFETY: the driver exports this name with these arguments, and is never unloaded.
+    let get = unsafe { std::mem::transmute::<*mut std::ffi::c_void, GetAttribute>(found.as_ptr()) };
+    let mut value = 0;
+    // SAFETY: `value` takes the result; the driver refuses an attribute or a device that it does not know.
+    (unsafe { get(&raw mut value, number, device) } == 0).then_some(value)
+}
+
+/// As [`driver_error`], for a call that pins.
+pub(crate) fn pinning_error(call: &'static str, error: DriverError) -> SourceError {
+    let cause = driver_error(call, error);
+    match error.0 {
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => cause.with_remedy(SHORT_OF_MEMORY),
+        _ => cause,
+    }
+}
+
+pub(crate) fn driver_error(call: &'static str, error: DriverError) -> SourceError {
+    SourceError::new(call, super::error_name(error)).with_code(super::error_code(error))
+}
