@@ -69,7 +69,7 @@ fn never_passed(counting: &Arc<Counting>, max_bytes: u64, reserve: u64, limit: u
         .build()
         .unwrap();
     if reserve > 0 {
-        // The first tries may be told to fail.
+        // The first tries may fail by script.
         while pool.prewarm(reserve).is_err() {}
     }
     let eval = pool.partition("eval", max_bytes / 2).unwrap();

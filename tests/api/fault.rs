@@ -88,7 +88,7 @@ fn a_failed_get_says_what_was_asked_what_is_held_and_what_the_source_said() {
     let error = pool.get(70_000).unwrap_err();
     assert!(error.is_backend() && !error.is_limit());
     let text = error.to_string();
-    for part in ["70000 B", "heap", "held 8192 B", "told to fail"] {
+    for part in ["70000 B", "heap", "held 8192 B", "fails by script"] {
         assert!(text.contains(part), "{part} is missing in: {text}");
     }
 }
