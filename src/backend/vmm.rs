@@ -107,9 +107,7 @@ impl VmmSource {
         let (ids, granules, unreleased) = Default::default();
         let source = Self { device, driver, node: location, access, ids, granules, unreleased, reserves };
         let _relaxed = RelaxedCapture::enter();
-        source
-            .probe()
-            .or_else(|refusal| if refusal.needs_context() { Ok(()) } else { Err(source_error(refusal)) })?;
+        source.probe().or_else(|refusal| if refusal.needs_context() { Ok(()) } else { Err(source_error(refusal)) })?;
         Ok(source)
     }
 

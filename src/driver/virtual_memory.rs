@@ -236,7 +236,12 @@ impl VmmApi {
     /// # Safety
     ///
     /// The `bytes` at `address` are whole granules, mapped by the caller.
-    pub(crate) unsafe fn set_access(&self, address: usize, bytes: usize, descriptors: &[AccessDescriptor]) -> Result<(), DriverRefusal> {
+    pub(crate) unsafe fn set_access(
+        &self,
+        address: usize,
+        bytes: usize,
+        descriptors: &[AccessDescriptor],
+    ) -> Result<(), DriverRefusal> {
         // SAFETY: the caller's promise, and the slice has the length passed.
         unsafe { self.access_call(address as u64, bytes, descriptors.as_ptr(), descriptors.len()) }
     }
