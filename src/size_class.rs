@@ -62,15 +62,6 @@ pub enum Rounding {
 }
 
 impl Rounding {
-    /// Name in settings.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::Pow2 => "pow2",
-            Self::Eighths => "eighths",
-        }
-    }
-
     /// Class of a request in bytes: what is asked of the back-end and the key for reuse.
     ///
     /// # Errors

@@ -9,7 +9,9 @@ use super::Pool;
 use crate::arena::Retention;
 use crate::backend::{self, Backend, HeapSource, Source};
 use crate::budget::Budget;
-use crate::config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy, Settings, env};
+use crate::config::{
+    Ceiling, Config, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy, Settings, env, for_each_setting,
+};
 use crate::diag::{CheckReport, LogSampler, PoolLog};
 use crate::engine::{Clock, Core, Direct, SharedArena, SharedArenaConfig, Supply, Timekeeper};
 use crate::error::{ErrorKind, Result};
@@ -53,147 +55,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Where the memory comes from (`PINPOOL_BACKEND`).
-    pub fn backend(mut self, backend: Backend) -> Self {
-        self.settings.backend = Some(backend);
-        self
-    }
-
-    /// Ordinal of the GPU that the copies are for (`PINPOOL_DEVICE`).
-    pub fn device(mut self, ordinal: u32) -> Self {
-        self.settings.device = Some(ordinal);
-        self
-    }
-
-    /// Memory node to pin on, where the machine has several (`PINPOOL_NUMA_NODE`); `None` for that of the GPU.
-    pub fn numa_node(mut self, node: impl Into<Option<u32>>) -> Self {
-        self.settings.numa_node = Some(node.into());
-        self
-    }
-
-    /// Rules that the pool follows (`PINPOOL_PRESET`).
-    pub fn preset(mut self, preset: Preset) -> Self {
-        self.settings.preset = Some(preset);
-        self
-    }
-
-    /// Most idle buffers kept at the start; 0 keeps none (`PINPOOL_POOL_SIZE_LIMIT`).
-    pub fn pool_size_limit(mut self, buffers: u64) -> Self {
-        self.settings.pool_size_limit = Some(buffers);
-        self
-    }
-
-    /// May the limit rise (`PINPOOL_AUTO_RESIZE`)?
-    pub fn auto_resize(mut self, yes: bool) -> Self {
-        self.settings.auto_resize = Some(yes);
-        self
-    }
-
-    /// How sizes become classes (`PINPOOL_ROUNDING`).
-    pub fn rounding(mut self, rounding: Rounding) -> Self {
-        self.settings.rounding = Some(rounding);
-        self
-    }
-
-    /// Ceiling in bytes on all memory held, in use and idle (`PINPOOL_MAX_BYTES`); `None` for no ceiling.
-    pub fn max_bytes(self, bytes: impl Into<Option<u64>>) -> Self {
-        self.ceiling(bytes.into().map_or(Ceiling::None, Ceiling::Bytes))
-    }
-
-    /// The same, with the choice to take it from the memory of the machine.
-    pub fn ceiling(mut self, ceiling: Ceiling) -> Self {
-        self.settings.max_bytes = Some(ceiling);
-        self
-    }
-
-    /// Pools on this host that share the memory from which [`Ceiling::Auto`] is taken (`PINPOOL_POOLS_PER_HOST`); 0 counts as 1.
-    pub fn pools_per_host(mut self, pools: u64) -> Self {
-        self.settings.pools_per_host = Some(pools.max(1));
-        self
-    }
-
-    /// Longest wait of a get for room under the ceiling (`PINPOOL_WAIT`).
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.settings.wait = Some(wait);
-        self
-    }
-
-    /// What a get does when there is no room after that wait (`PINPOOL_ON_FULL`).
-    pub fn on_full(mut self, on_full: OnFull) -> Self {
-        self.settings.on_full = Some(on_full);
-        self
-    }
-
-    /// How long memory stays idle before it goes back to the system (`PINPOOL_IDLE_TIMEOUT`); `None` keeps it for ever.
-    pub fn idle_timeout(mut self, retain: impl Into<Option<Duration>>) -> Self {
-        self.settings.idle_timeout = Some(retain.into());
-        self
-    }
-
-    /// When memory goes back whose release waits for the device (`PINPOOL_RELEASE_POLICY`).
-    pub fn release_policy(mut self, release: ReleasePolicy) -> Self {
-        self.settings.release_policy = Some(release);
-        self
-    }
-
-    /// Where the pool hears that memory is short (`PINPOOL_PRESSURE`).
-    pub fn pressure(mut self, from: PressureSource) -> Self {
-        self.settings.pressure = Some(from);
-        self
-    }
-
-    /// Bytes pinned by [`build`](PoolBuilder::build), the fastest way there is, and kept (`PINPOOL_RESERVE`).
-    pub fn reserve(mut self, bytes: u64) -> Self {
-        self.settings.reserve_bytes = Some(bytes);
-        self
-    }
-
-    /// Threads that touch new memory at once, in a reserve and under `register` (`PINPOOL_PIN_THREADS`); `None` for one for
-    /// each core that the process may use, 0 counts as 1.
-    pub fn pin_threads(mut self, threads: impl Into<Option<u64>>) -> Self {
-        self.settings.pin_threads = Some(threads.into().map(|threads| threads.max(1)));
-        self
-    }
-
-    /// May the pool pin more than its reserve (`PINPOOL_GROWTH`)?
-    pub fn growth(mut self, yes: bool) -> Self {
-        self.settings.growth = Some(yes);
-        self
-    }
-
     /// Takes the time from `clock`: for replays and tests.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
-        self
-    }
-
-    /// Shall a thread call [`Pool::poll`] twice a second (`PINPOOL_POLL`)? It ends with the pool.
-    pub fn background_poll(mut self, yes: bool) -> Self {
-        self.settings.background_poll = Some(yes);
-        self
-    }
-
-    /// One check of the rates in this many is printed (`PINPOOL_LOG_EVERY`); 0 counts as 1.
-    pub fn log_every(mut self, checks: u64) -> Self {
-        self.settings.log_every = Some(checks.max(1));
-        self
-    }
-
-    /// Longest wait for copies in flight at the end of the pool (`PINPOOL_CLOSE_WAIT`).
-    pub fn close_wait(mut self, wait: Duration) -> Self {
-        self.settings.close_wait = Some(wait);
-        self
-    }
-
-    /// How the end of a copy that takes its buffer is learnt (`PINPOOL_FENCE`).
-    pub fn fence(mut self, kind: FenceKind) -> Self {
-        self.settings.fence = Some(kind);
-        self
-    }
-
-    /// A buffer longer in flight than this is warned of, once (`PINPOOL_STUCK_AFTER`).
-    pub fn stuck_after(mut self, time: Duration) -> Self {
-        self.settings.stuck_after = Some(time);
         self
     }
 
@@ -251,6 +115,27 @@ impl PoolBuilder {
         Ok(pool)
     }
 }
+
+macro_rules! setters {
+    ($(
+        $(#[doc = $doc:literal])+
+        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
+    )+) => {
+        /// One method for each setting; what a method sets goes before its variable.
+        impl PoolBuilder {
+            $(
+                $(#[doc = $doc])+
+                ///
+                #[doc = concat!("Variable `", $variable, "`, default `", stringify!($default), "`.")]
+                pub fn $name(mut self, value: $argument) -> Self {
+                    self.settings.$name = Some(value.into());
+                    self
+                }
+            )+
+        }
+    };
+}
+for_each_setting!(setters);
 
 /// The ceiling as a number, and where that comes from for the start line.
 fn ceiling_in_bytes(config: &Config) -> (Option<u64>, String) {

@@ -310,7 +310,7 @@ mod reserve {
     #[test]
     fn serves_without_a_page_lock_and_stays_to_the_end() {
         for builder in both() {
-            let pool = builder.reserve(8 << 20).build().unwrap();
+            let pool = builder.reserve_bytes(8 << 20).build().unwrap();
             assert_eq!((valid(&pool).reserve_bytes, pool.stats().pinned_bytes), (8 << 20, 8 << 20));
             let held: Vec<_> = (0..4).map(|_| pool.get(2 * MIB).unwrap()).collect();
             assert_eq!(valid(&pool).underlying.allocs, 1);
@@ -344,14 +344,14 @@ mod reserve {
         let cores = std::thread::available_parallelism().unwrap().get();
         for (asked, touching) in [(None, cores), (Some(3), 3), (Some(0), 1)] {
             let source = Counting::spanning();
-            let pool = over(source.clone()).pin_threads(asked).reserve(2 << 20).build().unwrap();
+            let pool = over(source.clone()).pin_threads(asked).reserve_bytes(2 << 20).build().unwrap();
             assert_eq!((source.threads(), valid(&pool).reserve_bytes), (touching, 2 << 20));
         }
     }
 
     #[test]
     fn under_a_small_ceiling_is_as_large_as_that_allows() {
-        let pool = spanning().max_bytes(1 << 20).reserve(1 << 20).build().unwrap();
+        let pool = spanning().max_bytes(1 << 20).reserve_bytes(1 << 20).build().unwrap();
         assert_eq!(valid(&pool).reserve_bytes, 1 << 20);
         assert_eq!(fill(&pool, 4096).len(), 256);
     }
@@ -369,7 +369,7 @@ mod reserve {
     #[test]
     fn without_growth_is_all_there_is() {
         for builder in both() {
-            let pool = builder.reserve(8 << 20).growth(false).wait(LONG).build().unwrap();
+            let pool = builder.reserve_bytes(8 << 20).growth(false).wait(LONG).build().unwrap();
             let error = pool.get(9 * MIB).unwrap_err();
             assert!(error.is_limit() && error.to_string().contains("PINPOOL_RESERVE"), "{error}");
             let held: Vec<_> = (0..4).map(|_| pool.get(2 * MIB).unwrap()).collect();
@@ -427,7 +427,7 @@ mod partitions {
     #[test]
     fn outlive_the_pool_and_the_last_one_gives_all_back() {
         let source = Counting::spanning();
-        let pool = over(source.clone()).reserve(2 << 20).build().unwrap();
+        let pool = over(source.clone()).reserve_bytes(2 << 20).build().unwrap();
         let eval = pool.partition("eval", 8 << 20).unwrap();
         drop(pool.get(4 * MIB).unwrap());
         drop(pool);
@@ -720,7 +720,7 @@ mod the_end {
     #[test]
     fn comes_with_the_last_handle_or_the_last_buffer() {
         for source in sources() {
-            let pool = over(source.clone()).reserve(2 << 20).build().unwrap();
+            let pool = over(source.clone()).reserve_bytes(2 << 20).build().unwrap();
             let (early, late) = (pool.get(3 * MIB).unwrap(), pool.get(5 * MIB).unwrap());
             let clone = pool.clone();
             drop((early, pool));

@@ -16,7 +16,7 @@ fn a_reserve_that_no_number_of_granules_makes_is_refused() {
         let refusal = pool.prewarm(bytes).unwrap_err();
         assert!(refusal.is_limit() || refusal.is_backend(), "{refusal}");
         assert_eq!(pool.stats().pinned_bytes, 0);
-        let built = Pool::builder().without_env().backend(Backend::Mlock).max_bytes(None).reserve(bytes).build();
+        let built = Pool::builder().without_env().backend(Backend::Mlock).max_bytes(None).reserve_bytes(bytes).build();
         assert_eq!(built.unwrap_err().to_string(), refusal.to_string().replace("`heap`", "`mlock`"));
     }
 }

@@ -10,7 +10,7 @@ fn read(file: &str) -> String {
 
 #[test]
 fn the_table_of_variables_is_the_table_in_the_code() {
-    let rows = VARIABLES.iter().map(|v| format!("| `{}` | `{}` | {} |\n", v.name, v.default, v.meaning));
+    let rows = VARIABLES.iter().map(|v| format!("| `{}` | `{}` | {} |\n", v.name, v.default(), v.meaning));
     let table = format!("| variable | default | meaning |\n| --- | --- | --- |\n{}", rows.collect::<String>());
     let readme = read("README.md");
     let (_, rest) = readme.split_once("<!-- variables -->\n").unwrap();

@@ -769,7 +769,8 @@ fn every_kind_of_pinned_memory_has_an_address_for_kernels() {
     let (_double, context, _) = start();
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
         for reserve_bytes in [0, 4 << 20] {
-            let pool = Pool::builder().without_env().backend(backend.clone()).reserve(reserve_bytes).build().unwrap();
+            let pool =
+                Pool::builder().without_env().backend(backend.clone()).reserve_bytes(reserve_bytes).build().unwrap();
             for len in [100, LEN, 3 << 20] {
                 let buf = pool.get(len).unwrap();
                 assert_eq!(buf.device_ptr(&context).unwrap(), buf.as_ptr() as u64, "{backend:?}, {len} B");

@@ -296,7 +296,7 @@ fn the_device_reads_a_buffer_at_the_address_it_is_told() {
     device.on_each(|rig| {
         // Grown, and from a reserve, which may be another kind of memory.
         for reserve in [0, 16 << 20] {
-            let pool = rig.builder().reserve(reserve).build().unwrap();
+            let pool = rig.builder().reserve_bytes(reserve).build().unwrap();
             let batch = Batch::new(reserve, 5 * MIB + 1);
             let mut lane = rig.lane(0, batch.len);
             let buf = filled(&pool, batch);

@@ -1,12 +1,12 @@
-//! `pinpool env`: every variable with its value, where that came from, its default and its meaning; and what a pool would
-//! say of them.
+//! `pinpool env`: every variable with its value, its origin, its default and its meaning; and the warnings and errors of
+//! building a pool with them.
 
 use std::error::Error;
 use std::io::{self, Write};
 
 use clap::Args;
 use pinpool::Pool;
-use pinpool::config::env;
+use pinpool::config::env::{self, VariableReport};
 
 use crate::ExitError;
 use crate::terminal::Terminal;
@@ -27,8 +27,8 @@ pub(crate) fn run(_args: &EnvArgs, terminal: &Terminal) -> Result<(), ExitError>
     for warning in &warnings {
         terminal.write(format!("warning: {warning}\n").as_bytes());
     }
-    // The reserve alone would be pinned by this; whether it goes with the rest has been asked above.
-    match Pool::builder().reserve(0).background_poll(false).build() {
+    // Building would pin the reserve; `report` has already checked that it fits the other settings.
+    match Pool::builder().reserve_bytes(0).background_poll(false).build() {
         Err(error) if error.is_setting() => Err(refused(error)),
         // The settings may be meant for another machine.
         Err(error) => {
@@ -39,19 +39,19 @@ pub(crate) fn run(_args: &EnvArgs, terminal: &Terminal) -> Result<(), ExitError>
     }
 }
 
-fn list(entries: &[env::Entry]) -> Result<(), Box<dyn Error>> {
+fn list(reports: &[VariableReport]) -> Result<(), Box<dyn Error>> {
     let mut out = io::stdout().lock();
-    let widest = |column: fn(&env::Entry) -> &str, title: &str| {
-        entries.iter().map(|entry| column(entry).len()).chain([title.len()]).max().unwrap_or(0)
-    };
-    let name = widest(|entry| entry.name, "variable");
-    let value = widest(|entry| &entry.value, "value");
-    let origin = widest(|entry| entry.origin, "from");
-    let default = widest(|entry| entry.default, "default");
-    writeln!(out, "{:name$}  {:value$}  {:origin$}  {:default$}  meaning", "variable", "value", "from", "default")?;
-    for entry in entries {
-        let env::Entry { name: variable, value: holds, origin: from, default: else_, meaning } = entry;
-        writeln!(out, "{variable:name$}  {holds:value$}  {from:origin$}  {else_:default$}  {meaning}")?;
+    let title = ["variable", "value", "from", "default", "meaning"];
+    let rows =
+        reports.iter().map(|report| [report.name, &report.value, report.origin, &report.default, report.meaning]);
+    let rows: Vec<_> = std::iter::once(title).chain(rows).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let [name_width, value_width, origin_width, default_width] = [0, 1, 2, 3].map(width);
+    for [name, value, origin, default, meaning] in &rows {
+        writeln!(
+            out,
+            "{name:name_width$}  {value:value_width$}  {origin:origin_width$}  {default:default_width$}  {meaning}"
+        )?;
     }
     Ok(out.flush()?)
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinpool::config::quantity::{parse_bytes, parse_duration};
+use pinpool::config::text::{ParseError, parse_bytes, parse_duration};
 use pinpool::loader::destination::SinkDestination;
 use pinpool::loader::plan::Cut;
 use pinpool::loader::{Catalog, Destination, Ended, Failure, Landed, Loader, Observer, Options, Outcome, Stop};
@@ -142,7 +142,7 @@ struct PoolArgs {
 #[derive(Debug, Clone, Copy)]
 struct Retain(Option<Duration>);
 
-fn retain(text: &str) -> Result<Retain, String> {
+fn retain(text: &str) -> Result<Retain, ParseError> {
     if text.eq_ignore_ascii_case("none") {
         Ok(Retain(None))
     } else {
@@ -150,8 +150,8 @@ fn retain(text: &str) -> Result<Retain, String> {
     }
 }
 
-fn batch_bytes(text: &str) -> Result<NonZeroU64, String> {
-    NonZeroU64::new(parse_bytes(text)?).ok_or_else(|| "a batch of no bytes holds nothing".to_string())
+fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
+    NonZeroU64::new(parse_bytes(text)?).ok_or_else(|| ParseError::new(text, "less than 1B"))
 }
 
 /// Runs the subcommand.
@@ -297,10 +297,10 @@ impl PoolArgs {
             builder = builder.rounding(rounding);
         }
         if let Some(max_bytes) = self.max_bytes {
-            builder = builder.ceiling(max_bytes);
+            builder = builder.max_bytes(max_bytes);
         }
         if let Some(bytes) = self.reserve {
-            builder = builder.reserve(bytes);
+            builder = builder.reserve_bytes(bytes);
         }
         if let Some(Retain(time)) = self.retain {
             builder = builder.idle_timeout(time);

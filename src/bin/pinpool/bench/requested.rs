@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use pinpool::config::Ceiling;
-use pinpool::config::quantity::{format_bytes, parse_bytes};
+use pinpool::config::text::{ParseError, format_bytes, parse_bytes};
 use pinpool::{Backend, Error, Pool, PoolBuilder, Preset};
 
 use super::{BenchError, Measured};
@@ -17,16 +17,18 @@ const BACKENDS: [&str; 5] = ["vmm", "register", "cuda", "mlock", "heap"];
 const SECONDS: RangeInclusive<f64> = 0.001..=3600.0;
 
 /// Parses the time of a measurement.
-pub(super) fn seconds(text: &str) -> Result<Duration, String> {
+pub(super) fn seconds(text: &str) -> Result<Duration, ParseError> {
     let number = text.trim().parse().ok().filter(|number| SECONDS.contains(number));
     let time = number.and_then(|number| Duration::try_from_secs_f64(number).ok());
-    time.ok_or_else(|| format!("not a number of seconds from {} to {}", SECONDS.start(), SECONDS.end()))
+    time.ok_or_else(|| {
+        ParseError::new(text, format!("not a number of seconds from {} to {}", SECONDS.start(), SECONDS.end()))
+    })
 }
 
 /// Parses sizes of `least` bytes or more.
-pub(super) fn at_least(least: u64) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
+pub(super) fn at_least(least: u64) -> impl Fn(&str) -> Result<u64, ParseError> + Clone + Send + Sync + 'static {
     move |text| match parse_bytes(text)? {
-        bytes if bytes < least => Err(format!("less than {}", format_bytes(least))),
+        bytes if bytes < least => Err(ParseError::new(text, format!("less than {}", format_bytes(least)))),
         bytes => Ok(bytes),
     }
 }
@@ -51,7 +53,7 @@ pub(super) fn pool_builder(backend: Backend) -> PoolBuilder {
 /// The default ceiling of a pool on this machine.
 pub(super) fn default_ceiling_bytes() -> Result<u64, Error> {
     // Under this preset a pool reserves no virtual range.
-    let pool = pool_builder(Backend::Heap).preset(Preset::Tensorflow).ceiling(Ceiling::Auto).build()?;
+    let pool = pool_builder(Backend::Heap).preset(Preset::Tensorflow).max_bytes(Ceiling::Auto).build()?;
     Ok(pool.stats().max_bytes.unwrap_or(u64::MAX))
 }
 

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use pinpool::config::quantity::{parse_bytes, parse_duration};
+use pinpool::config::text::{ParseError, parse_bytes, parse_duration};
 use pinpool::trace::{Replay, ReplayReport, SourceKind, TraceReader, Workload};
 use pinpool::{Preset, Rounding};
 use serde::Serialize;
@@ -185,12 +185,12 @@ impl SettingArgs {
     }
 }
 
-fn ratio(text: &str) -> Result<f64, String> {
-    let ratio = text.trim_end_matches('x').parse().map_err(|_| "not a number (like 1.25)".to_owned())?;
-    if f64::is_finite(ratio) && ratio > 0.0 { Ok(ratio) } else { Err("not above 0".to_owned()) }
+fn ratio(text: &str) -> Result<f64, ParseError> {
+    let ratio = text.trim_end_matches('x').parse().ok().filter(|&ratio| f64::is_finite(ratio) && ratio > 0.0);
+    ratio.ok_or_else(|| ParseError::new(text, "not a number above 0 (like 1.25)"))
 }
 
-fn idle_timeout(text: &str) -> Result<IdleTimeout, String> {
+fn idle_timeout(text: &str) -> Result<IdleTimeout, ParseError> {
     let timeout = if text.eq_ignore_ascii_case("none") { None } else { Some(parse_duration(text)?) };
     Ok(IdleTimeout(timeout))
 }

@@ -1,0 +1,254 @@
+//! The settings: one row each, from which the fields, the variables and the builder's methods are made.
+//!
+//! A row is, in this order: what the setting does (the docs of its field and method, the text of `pinpool env` and of the
+//! README), its variable, its default, its name, what its builder method takes, its type, and how its variable is
+//! written. To add a setting, add a row, and where another setting implies or contradicts it, a line in
+//! [`Settings::resolve`].
+
+use std::time::Duration;
+
+use super::{Backend, Ceiling, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy};
+use crate::error::{Error, ErrorKind, Result};
+use crate::size_class::Rounding;
+
+/// Calls the macro `$consumer` with all rows.
+macro_rules! for_each_setting {
+    ($consumer:ident) => {
+        $consumer! {
+        /// Where memory comes from: auto, vmm, register, cuda, mlock, heap, sim or sim:SIZE.
+        "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as BACKEND;
+
+        /// Ordinal of the GPU that copies go to.
+        "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL;
+
+        /// Memory node to pin on, where the machine has several: a number, or auto for the node of the GPU.
+        "PINPOOL_NUMA_NODE" = None, numa_node(impl Into<Option<u32>>): Option<u32> as NODE;
+
+        /// Rules that the pool follows: adaptive, or tensorflow (exact to its PoolAllocator).
+        "PINPOOL_PRESET" = Preset::Adaptive, preset(Preset): Preset as word();
+
+        // The starting limit of TensorFlow's pool of pinned memory.
+        /// Most idle buffers kept at the start; 0 keeps none and turns auto-resize off.
+        "PINPOOL_POOL_SIZE_LIMIT" = 100, pool_size_limit(u64): u64 as COUNT;
+
+        /// Whether the limit rises by a tenth while evictions and misses stay frequent: 0 or 1.
+        "PINPOOL_AUTO_RESIZE" = true, auto_resize(bool): bool as SWITCH;
+
+        /// How sizes become classes: eighths under adaptive; pow2 (the default there) or exact under tensorflow, which both
+        /// imply.
+        "PINPOOL_ROUNDING" = Rounding::Eighths, rounding(Rounding): Rounding as word();
+
+        /// Ceiling on all bytes held, in use and idle: a size like 2GiB, none (the default under tensorflow), or auto: a quarter
+        /// of the memory that the control group, else the machine, has.
+        "PINPOOL_MAX_BYTES" = Ceiling::Auto, max_bytes(impl Into<Ceiling>): Ceiling as word();
+
+        /// Number of pools (loader processes) on this host that share what auto allows, at least 1.
+        "PINPOOL_POOLS_PER_HOST" = 1, pools_per_host(u64): u64 as AT_LEAST_ONE;
+
+        // Time for a few batches: a get that waits longer needs a higher ceiling.
+        /// Longest wait of a get for memory under the ceiling; 0 is the default under tensorflow.
+        "PINPOOL_WAIT" = Duration::from_millis(100), wait(Duration): Duration as TIME;
+
+        /// What a get does after that wait: error (the default under tensorflow), pageable (memory that is not pinned), or auto:
+        /// pageable where PINPOOL_BACKEND=auto finds no GPU, else error.
+        "PINPOOL_ON_FULL" = OnFull::Auto, on_full(OnFull): OnFull as word();
+
+        // Measured: half or twice as long changes driver time and memory held by less than 5 % over 25 loaders.
+        /// How long memory stays idle before it goes back to the system; none keeps it. Raise it for bursts far apart.
+        "PINPOOL_IDLE_TIMEOUT" = Some(Duration::from_secs(45)),
+            idle_timeout(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
+
+        /// When register and cuda give memory back, which waits for the device: idle, only while no copy of the pool is in
+        /// flight; force, at the ceiling a get waits for those copies first (a buffer that was copied and is still held counts
+        /// until it is put back or written to).
+        "PINPOOL_RELEASE_POLICY" = ReleasePolicy::Idle, release_policy(ReleasePolicy): ReleasePolicy as word();
+
+        /// Where the pool learns that memory is short, to give idle memory back: on (from the kernel), off, or a file in the
+        /// format of /proc/pressure/memory.
+        "PINPOOL_PRESSURE" = PressureSource::Kernel, pressure(PressureSource): PressureSource as word();
+
+        /// Bytes pinned at the start, which is the fastest way, and kept: a size like 2GiB.
+        "PINPOOL_RESERVE" = 0, reserve_bytes(u64): u64 as SIZE;
+
+        /// Threads that touch new memory at once, in a reserve and under register: a number, or auto, one for each core that the
+        /// process may use. Lower it where others need the cores.
+        "PINPOOL_PIN_THREADS" = None, pin_threads(impl Into<Option<u64>>): Option<u64> as THREADS;
+
+        /// Whether the pool may pin more than its reserve: 0 or 1 (TensorFlow's allow_growth).
+        "PINPOOL_GROWTH" = true, growth(bool): bool as SWITCH;
+
+        /// Whether a thread polls the pool twice a second, to give idle memory back while the program is silent: 0 or 1.
+        "PINPOOL_POLL" = false, background_poll(bool): bool as SWITCH;
+
+        // TensorFlow's `should_log`.
+        /// One check of the rates in this many is logged; 1 logs each.
+        "PINPOOL_LOG_EVERY" = 10, log_every(u64): u64 as AT_LEAST_ONE;
+
+        // Longer than any copy that works, shorter than a person waits for a process to end.
+        /// Longest wait for copies in flight when the pool ends; the memory of copies that take longer is never released.
+        "PINPOOL_CLOSE_WAIT" = Duration::from_secs(30), close_wait(Duration): Duration as TIME;
+
+        /// How the pool detects the end of a copy: event (cheap to set, queried through the driver), timeline (dearer to set,
+        /// queried by a load), or auto: event until many threads query at once.
+        "PINPOOL_FENCE" = FenceKind::Auto, fence(FenceKind): FenceKind as word();
+
+        // As for `close_wait`.
+        /// Time in flight after which a buffer is warned of, once.
+        "PINPOOL_STUCK_AFTER" = Duration::from_secs(30), stuck_after(Duration): Duration as TIME;
+            }
+    };
+}
+pub(crate) use for_each_setting;
+
+macro_rules! fields {
+    ($(
+        $(#[doc = $doc:literal])+
+        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
+    )+) => {
+        /// What code or environment set; `None` where they set nothing.
+        #[derive(Debug, Clone, Default)]
+        pub(crate) struct Settings {
+            $(pub(crate) $name: Option<$type>,)+
+        }
+
+        /// The settings that hold for a pool.
+        #[derive(Debug, Clone)]
+        #[non_exhaustive]
+        pub struct Config {
+            $($(#[doc = $doc])+ pub $name: $type,)+
+        }
+
+        impl Settings {
+            /// `self`, and `other` where `self` sets nothing.
+            pub(crate) fn or(self, other: Self) -> Self {
+                Self { $($name: self.$name.or(other.$name),)+ }
+            }
+
+            fn or_defaults(self) -> Config {
+                Config { $($name: self.$name.unwrap_or($default),)+ }
+            }
+        }
+    };
+}
+for_each_setting!(fields);
+
+impl Settings {
+    /// Fills in what is implied and the defaults, and refuses contradictions.
+    pub(crate) fn resolve(self) -> Result<Config> {
+        let (preset, rounding) = self.rules()?;
+        let is_adaptive = preset == Preset::Adaptive;
+        let implied = Settings {
+            max_bytes: (!is_adaptive).then_some(Ceiling::None),
+            wait: (!is_adaptive).then_some(Duration::ZERO),
+            on_full: (!is_adaptive).then_some(OnFull::Error),
+            // A pool that keeps nothing has nothing to resize.
+            auto_resize: (self.pool_size_limit == Some(0)).then_some(false),
+            ..Settings::default()
+        };
+        let mut config = Settings { preset: Some(preset), rounding: Some(rounding), ..self }.or(implied).or_defaults();
+        config.pools_per_host = config.pools_per_host.max(1);
+        config.log_every = config.log_every.max(1);
+        config.pin_threads = config.pin_threads.map(|threads| threads.max(1));
+
+        if config.pool_size_limit == 0 && config.auto_resize {
+            let why = "contradicts PINPOOL_POOL_SIZE_LIMIT=0: a pool that keeps nothing cannot grow; \
+                       set a limit of at least 1 or turn auto-resize off";
+            return Err(contradiction("PINPOOL_AUTO_RESIZE", "1", why));
+        }
+        let reserve_bytes = config.reserve_bytes;
+        if !is_adaptive && (reserve_bytes > 0 || !config.growth) {
+            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is an allocation of its own, \
+                       so there is nothing to carve it from";
+            let (name, value) = if config.growth {
+                ("PINPOOL_RESERVE", reserve_bytes.to_string())
+            } else {
+                ("PINPOOL_GROWTH", "off".to_owned())
+            };
+            return Err(contradiction(name, value, why));
+        }
+        match config.max_bytes {
+            Ceiling::Bytes(max_bytes) if reserve_bytes > max_bytes => {
+                let why = format!("is over PINPOOL_MAX_BYTES={max_bytes}: lower the one or raise the other");
+                Err(contradiction("PINPOOL_RESERVE", reserve_bytes.to_string(), why))
+            }
+            _ => Ok(config),
+        }
+    }
+
+    /// Preset and rounding belong together: each rounding is that of one preset, and implies it.
+    fn rules(&self) -> Result<(Preset, Rounding)> {
+        let is_tensorflows = |rounding| matches!(rounding, Rounding::Exact | Rounding::Pow2);
+        match (self.preset, self.rounding) {
+            (None | Some(Preset::Tensorflow), Some(rounding)) if is_tensorflows(rounding) => {
+                Ok((Preset::Tensorflow, rounding))
+            }
+            (Some(Preset::Tensorflow), None) => Ok((Preset::Tensorflow, Rounding::Pow2)),
+            (None | Some(Preset::Adaptive), None | Some(Rounding::Eighths)) => {
+                Ok((Preset::Adaptive, Rounding::Eighths))
+            }
+            (preset, rounding) => {
+                let preset = preset.unwrap_or(Preset::Adaptive);
+                let why =
+                    format!("does not go with PINPOOL_PRESET={preset}: adaptive has eighths, tensorflow pow2 or exact");
+                Err(contradiction("PINPOOL_ROUNDING", rounding.map_or("", Rounding::name), why))
+            }
+        }
+    }
+}
+
+fn contradiction(name: &'static str, value: impl Into<String>, why: impl Into<String>) -> Error {
+    ErrorKind::Setting { name, value: value.into(), why: why.into() }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_wins_over_environment() {
+        let code = Settings { pool_size_limit: Some(7), ..Settings::default() };
+        let env = Settings { pool_size_limit: Some(9), log_every: Some(1), ..Settings::default() };
+        let config = code.or(env).resolve().unwrap();
+        assert_eq!((config.pool_size_limit, config.log_every), (7, 1));
+    }
+
+    #[test]
+    fn a_count_of_zero_that_means_nothing_counts_as_one() {
+        let zeros =
+            Settings { pools_per_host: Some(0), log_every: Some(0), pin_threads: Some(Some(0)), ..Settings::default() };
+        let config = zeros.resolve().unwrap();
+        assert_eq!((config.pools_per_host, config.log_every, config.pin_threads), (1, 1, Some(1)));
+    }
+
+    #[test]
+    fn a_limit_of_zero_implies_no_resizing_and_contradicts_it_when_explicit() {
+        let limit = Settings { pool_size_limit: Some(0), ..Settings::default() };
+        assert!(!limit.clone().resolve().unwrap().auto_resize);
+        let error = Settings { auto_resize: Some(true), ..limit }.resolve().unwrap_err();
+        assert!(error.is_setting());
+        assert!(error.to_string().contains("PINPOOL_POOL_SIZE_LIMIT=0"), "{error}");
+    }
+
+    #[test]
+    fn a_rounding_implies_the_preset_that_it_belongs_to_and_contradicts_the_other() {
+        let resolved = |preset, rounding| Settings { preset, rounding, ..Settings::default() }.resolve();
+        let exact = resolved(None, Some(Rounding::Exact)).unwrap();
+        assert_eq!((exact.preset, exact.max_bytes, exact.wait), (Preset::Tensorflow, Ceiling::None, Duration::ZERO));
+        assert_eq!(resolved(Some(Preset::Tensorflow), None).unwrap().rounding, Rounding::Pow2);
+        assert_eq!(resolved(None, None).unwrap().preset, Preset::Adaptive);
+        for (preset, rounding) in [(Preset::Adaptive, Rounding::Pow2), (Preset::Tensorflow, Rounding::Eighths)] {
+            let error = resolved(Some(preset), Some(rounding)).unwrap_err();
+            assert!(error.is_setting() && error.to_string().contains("PINPOOL_ROUNDING"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_reserve_needs_an_arena_and_fits_under_the_ceiling() {
+        let reserve = Settings { reserve_bytes: Some(2 << 30), ..Settings::default() };
+        let tight = Settings { max_bytes: Some(Ceiling::Bytes(1 << 30)), ..reserve.clone() };
+        let plain = Settings { preset: Some(Preset::Tensorflow), ..reserve };
+        for settings in [tight, plain] {
+            assert!(settings.resolve().unwrap_err().to_string().contains("PINPOOL_RESERVE"));
+        }
+    }
+}
