@@ -3,7 +3,7 @@
 //! [`Error`] is opaque: its text is for people, its predicates (`is_limit`, `is_backend`, ...) are for code that
 //! wants to branch. Every message names the thing, the value, the limit and the remedy.
 
-use std::fmt;
+use std::{fmt, io};
 
 /// Result of the fallible calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -53,6 +53,8 @@ pub(crate) enum ErrorKind {
     Unavailable { backend: &'static str, why: String },
     #[error("{name}={value}: {why}")]
     Setting { name: &'static str, value: String, why: String },
+    #[error("view of a buffer: {why}")]
+    View { why: String },
     #[error("copy of {len} B: {why}")]
     Copy { len: usize, why: String },
     #[error(
@@ -67,7 +69,7 @@ pub(crate) enum ErrorKind {
 impl Error {
     /// The length or the alignment of the request makes no sense.
     pub fn is_request(&self) -> bool {
-        matches!(*self.0, ErrorKind::Length { .. } | ErrorKind::Alignment { .. })
+        matches!(*self.0, ErrorKind::Length { .. } | ErrorKind::Alignment { .. } | ErrorKind::View { .. })
     }
 
     /// The ceiling (`PINPOOL_MAX_BYTES`) stood in the way.
@@ -109,6 +111,25 @@ impl Error {
     /// A device failure that leaves the state of a copy unknown. For implementors of [`Fence`](crate::Fence).
     pub fn device(why: impl Into<String>) -> Self {
         ErrorKind::Device { why: why.into() }.into()
+    }
+}
+
+/// For code whose errors are those of [`std::io`], such as `file.read_exact(buf.as_mut_slice()?)`. The error stays
+/// reachable by `get_ref`.
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match *error.0 {
+            ErrorKind::Length { .. }
+            | ErrorKind::Alignment { .. }
+            | ErrorKind::View { .. }
+            | ErrorKind::Setting { .. }
+            | ErrorKind::Copy { .. } => io::ErrorKind::InvalidInput,
+            ErrorKind::Limit { .. } => io::ErrorKind::QuotaExceeded,
+            ErrorKind::Backend { .. } => io::ErrorKind::OutOfMemory,
+            ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
+            ErrorKind::Forked { .. } | ErrorKind::Device { .. } => io::ErrorKind::Other,
+        };
+        Self::new(kind, error)
     }
 }
 

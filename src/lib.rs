@@ -49,17 +49,25 @@ pub mod testing;
 pub mod trace;
 
 pub use backend::Backend;
-pub use buffer::{BatchBuf, BatchSlice, PendingBuf, PinnedBuf};
-pub use config::{Ceiling, Config, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy};
+pub use buffer::{BatchBuf, BatchSlice, PendingBuf, Pinned, PinnedBuf};
+#[cfg(feature = "cuda")]
+pub use buffer::{BufView, BufViewMut};
+pub use config::{Ceiling, Config, OnFull, Preset, PressureSource, ReleasePolicy};
 pub use copy::Completion;
 pub use diag::{CheckReport, LogSampler};
 pub use engine::{Clock, ManualClock};
 pub use error::{Error, Result};
-pub use in_flight::{Fence, StreamId};
+pub use in_flight::{Fence, FenceKind, StreamId};
 pub use policy::{Check, Window};
 pub use pool::{Pool, PoolBuilder};
 pub use size_class::Rounding;
 pub use stats::{Stats, Underlying};
+
+/// The crate whose traits the views of a buffer as elements use, in version 1.
+pub use bytemuck;
+/// The crate whose streams and device memory copies use, in version 0.19.
+#[cfg(feature = "cuda")]
+pub use cudarc;
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

@@ -1,39 +1,43 @@
-//! One buffer in many pieces: one get, one copy, one completion for a batch of small tensors.
+//! One buffer in many slices: one get, one copy, one completion for a batch of small tensors.
 //!
 //! ```text
-//!   | piece | piece |pad| piece |      free      |
-//!   0                           taken            len      pieces are only ever added: the place of the next one is a number
+//!   | slice | slice |pad| slice |      free      |
+//!   0                           taken            len      a bump allocator: `taken` only grows until `reset`
 //! ```
 //!
-//! Pieces are taken through a shared reference, so that many threads fill one batch at once; none outlives it, so the copy
-//! begins when all are filled. Invariant: no two pieces share a byte, for the ranges that `taken` passes over are disjoint.
+//! Slices are taken through a shared reference, so that many threads fill one batch at once; none outlives that reference,
+//! so the copy begins when all are filled.
+//!
+//! **batch-I1**: no two slices share a byte: `taken` passes over disjoint ranges, and goes back only through `&mut`, when
+//! no slice is left.
 #![allow(unsafe_code)] // Makes slices of disjoint ranges.
 
+use std::io;
 use std::ops::{Deref, DerefMut, Range};
 
-use super::PinnedBuf;
+use super::{Pinned, PinnedBuf};
 use crate::backend::PAGE_BYTES;
 use crate::copy::{Completion, CopyTarget};
 use crate::error::Result;
 use crate::sync::process::{AtomicUsize, Ordering};
 
-/// A buffer handed out in pieces, then copied as one.
+/// A buffer handed out in slices, then copied as one.
 ///
 /// ```
 /// # use pinpool::copy::sink::{SinkMem, SinkStream};
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(1 << 16));
 /// let batch = pool.batch(1 << 16)?;
-/// let places: Vec<_> = [[1_u8; 100], [2; 100], [3; 100]]
+/// let ranges: Vec<_> = [[1_u8; 100], [2; 100], [3; 100]]
 ///     .iter()
 ///     .map(|tensor| {
-///         let mut piece = batch.take(tensor.len(), 64).expect("room for all");
-///         piece.copy_from_slice(tensor);
-///         piece.range()
+///         let mut slice = batch.take(tensor.len(), 64).expect("the batch is large enough");
+///         slice.copy_from_slice(tensor);
+///         slice.range()
 ///     })
 ///     .collect();
 /// batch.copy_to(&stream, &mut device)?;
-/// assert_eq!(places[2], 256..356);
+/// assert_eq!(ranges[2], 256..356);
 /// assert_eq!(device.read()[256..356], [3; 100]);
 /// # Ok::<(), pinpool::Error>(())
 /// ```
@@ -43,11 +47,14 @@ pub struct BatchBuf {
     taken: AtomicUsize,
 }
 
-/// A part of a batch, to be filled. The bytes keep what their last user left there.
+/// A part of a batch, to be filled: by slice, or by [`io::Write`] from its start. The bytes keep what their last user left
+/// there.
 #[derive(Debug)]
 pub struct BatchSlice<'a> {
-    bytes: &'a mut [u8],
+    bytes: &'a mut Pinned<u8>,
     offset: usize,
+    /// Bytes filled by `io::Write`.
+    written: usize,
 }
 
 impl BatchBuf {
@@ -55,32 +62,37 @@ impl BatchBuf {
         Self { buf, taken: AtomicUsize::new(0) }
     }
 
-    /// The next `len` bytes at a multiple of `align`, in the batch and in memory. `None` if no such place is left, or
-    /// `align` is no power of two of at most 4096; what is behind stays for smaller pieces.
+    /// The next `len` bytes at a multiple of `align`, in the batch and in memory. `None` if so many are not left, or
+    /// `align` is no power of two of at most 4096; the bytes left stay for shorter slices.
     pub fn take(&self, len: usize, align: usize) -> Option<BatchSlice<'_>> {
         if !align.is_power_of_two() || align > PAGE_BYTES {
             return None;
         }
-        let place = |taken: usize| {
+        let range_after = |taken: usize| {
             let offset = taken.checked_next_multiple_of(align)?;
             let end = offset.checked_add(len)?;
-            (end <= self.buf.len()).then_some((offset, end))
+            (end <= self.buf.len()).then_some(offset..end)
         };
-        // Relaxed: hands out numbers; the threads that fill pieces give the batch back by means of their own.
+        // Relaxed: only hands out disjoint ranges; threads that fill slices synchronize when they give the batch back.
         let before =
-            self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| Some(place(taken)?.1)).ok()?;
-        let (offset, _) = place(before)?;
+            self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| Some(range_after(taken)?.end)).ok()?;
+        let offset = range_after(before)?.start;
         // SAFETY: `offset + len` is inside the buffer, as just checked.
         let start = unsafe { self.buf.as_ptr().cast_mut().add(offset) };
-        // SAFETY: the buffer is ours alone, initialised, used by no copy (it is fresh), and lends no slice of itself while
-        // the batch lives; this range was never handed out before and never will be (the invariant).
+        // SAFETY: the batch owns the buffer, which is initialised, used by no copy (it is fresh) and lends no slice of
+        // itself while the batch lives; no other slice has this range (batch-I1).
         let bytes = unsafe { std::slice::from_raw_parts_mut(start, len) };
-        Some(BatchSlice { bytes, offset })
+        Some(BatchSlice { bytes: Pinned::from_mut(bytes), offset, written: 0 })
     }
 
-    /// Bytes up to the end of the last piece.
+    /// Starts again from the front of the buffer, for another batch.
+    pub fn reset(&mut self) {
+        *self.taken.get_mut() = 0;
+    }
+
+    /// Bytes up to the end of the last slice.
     pub fn taken_bytes(&self) -> usize {
-        // Relaxed: a figure; exact for whoever holds the batch alone.
+        // Relaxed: a statistic while other threads take slices; exact for the only holder of the batch.
         self.taken.load(Ordering::Relaxed)
     }
 
@@ -89,41 +101,60 @@ impl BatchBuf {
         self.buf.len()
     }
 
-    /// Enqueues one copy of all pieces, with what lies between them, to the front of `target`; the buffer returns to the
-    /// pool when that is over.
+    /// Enqueues one copy of all slices, and of the padding between them, to the front of `target`; the buffer returns to
+    /// the pool when that is over.
     ///
     /// # Errors
     ///
     /// As [`PinnedBuf::copy_to`].
-    pub fn copy_to<S: ?Sized, T: CopyTarget<S> + ?Sized>(mut self, stream: &S, target: &mut T) -> Result<Completion> {
+    pub fn copy_to<S, E, T>(mut self, stream: &S, target: &mut T) -> Result<Completion>
+    where
+        S: ?Sized,
+        T: CopyTarget<S, E> + ?Sized,
+    {
         let taken = self.taken_bytes();
         self.buf.copy_range_to(0..taken, stream, target)
     }
 
-    /// The buffer, for copies of single pieces by [`PinnedBuf::copy_range_to`].
+    /// The buffer, for copies of single slices by [`PinnedBuf::copy_range_to`].
     pub fn into_buf(self) -> PinnedBuf {
         self.buf
     }
 }
 
 impl BatchSlice<'_> {
-    /// Its place in the batch, and so behind the start of whatever the batch is copied to.
+    /// Its place in the batch, and so behind the start of the memory that the batch is copied to.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.bytes.len()
     }
 }
 
 impl Deref for BatchSlice<'_> {
-    type Target = [u8];
+    type Target = Pinned<u8>;
 
-    fn deref(&self) -> &[u8] {
+    fn deref(&self) -> &Pinned<u8> {
         self.bytes
     }
 }
 
 impl DerefMut for BatchSlice<'_> {
-    fn deref_mut(&mut self) -> &mut [u8] {
+    fn deref_mut(&mut self) -> &mut Pinned<u8> {
         self.bytes
+    }
+}
+
+/// Fills the slice from its start on; at its end writes nothing and returns `Ok(0)`.
+impl io::Write for BatchSlice<'_> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let free = &mut self.bytes[self.written..];
+        let written = data.len().min(free.len());
+        free[..written].copy_from_slice(&data[..written]);
+        self.written += written;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -140,20 +171,20 @@ mod tests {
     }
 
     #[test]
-    fn pieces_lie_one_behind_the_other_each_at_its_alignment() {
+    fn slices_follow_each_other_each_at_its_alignment() {
         let (_pool, batch) = batch_of(8192);
-        let places = [(3, 1), (4, 8), (0, 16), (1, 4096), (4095, 1)];
-        let ranges = places.map(|(len, align)| {
-            let piece = batch.take(len, align).unwrap();
-            assert!(piece.as_ptr().addr().is_multiple_of(align) && piece.len() == len);
-            piece.range()
+        let requests = [(3, 1), (4, 8), (0, 16), (1, 4096), (4095, 1)];
+        let ranges = requests.map(|(len, align)| {
+            let slice = batch.take(len, align).unwrap();
+            assert!(slice.as_ptr().addr().is_multiple_of(align) && slice.len() == len);
+            slice.range()
         });
         assert_eq!(ranges, [0..3, 8..12, 16..16, 4096..4097, 4097..8192]);
         assert!(batch.take(1, 1).is_none() && batch.taken_bytes() == batch.capacity());
     }
 
     #[test]
-    fn what_does_not_fit_takes_nothing() {
+    fn a_slice_that_does_not_fit_takes_nothing() {
         let (_pool, batch) = batch_of(100);
         for (len, align) in [(101, 1), (usize::MAX, 1), (usize::MAX, 4096), (1, 0), (1, 3), (1, 8192)] {
             assert!(batch.take(len, align).is_none(), "{len} at {align}");
@@ -163,27 +194,27 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_fill_it_and_one_copy_carries_it_all() {
-        const PIECES: usize = if cfg!(miri) { 8 } else { 200 };
+    fn many_threads_fill_a_batch_and_one_copy_carries_it_all() {
+        const SLICES: usize = if cfg!(miri) { 8 } else { 200 };
         let (pool, batch) = batch_of(1 << 20);
         let fill = |thread: usize| {
             let fill_one = |n: usize| {
                 let byte = u8::try_from((thread * 83 + n) % 251).unwrap();
-                let mut piece = batch.take(100 + n, 64).unwrap();
-                piece.fill(byte);
-                (piece.range(), byte)
+                let mut slice = batch.take(100 + n, 64).unwrap();
+                slice.fill(byte);
+                (slice.range(), byte)
             };
-            (0..PIECES).map(fill_one).collect::<Vec<_>>()
+            (0..SLICES).map(fill_one).collect::<Vec<_>>()
         };
         let fill = &fill;
-        let places: Vec<_> = std::thread::scope(|scope| {
+        let filled: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || fill(thread))).collect();
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
         });
         let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(1 << 20));
         batch.copy_to(&stream, &mut device).unwrap().wait().unwrap();
         let arrived = device.read();
-        for (range, byte) in places {
+        for (range, byte) in filled {
             assert!(arrived[range.clone()].iter().all(|&found| found == byte), "{range:?}");
         }
         pool.poll();
@@ -192,10 +223,23 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_slab_has_nothing_to_copy() {
+    fn an_empty_batch_has_nothing_to_copy() {
         let (pool, batch) = batch_of(100);
         let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(0));
         assert!(batch.copy_to(&stream, &mut device).unwrap().is_done().unwrap());
         assert_eq!(pool.stats().puts, 1);
+    }
+    #[test]
+    fn a_batch_starts_again_after_a_reset_and_its_slices_are_writers() {
+        use std::io::Write;
+        let (_pool, mut batch) = batch_of(100);
+        let mut slice = batch.take(60, 1).unwrap();
+        slice.write_all(&[1; 40]).unwrap();
+        assert_eq!(slice.write(&[2; 40]).unwrap(), 20);
+        assert_eq!(slice.write_all(&[3]).unwrap_err().kind(), std::io::ErrorKind::WriteZero);
+        assert_eq!((slice[39], slice[40], slice[59]), (1, 2, 2));
+        assert!(batch.take(60, 1).is_none());
+        batch.reset();
+        assert_eq!(batch.take(100, 1).unwrap().range(), 0..100);
     }
 }

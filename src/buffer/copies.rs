@@ -1,17 +1,46 @@
-//! Copies from and into a buffer, and work of others on it: whatever may use its memory is recorded, or takes it along.
+//! Copies from and into a buffer, and work of others on it: each is recorded in the buffer, or takes the buffer along.
 #![allow(unsafe_code)] // Lends the block's memory to devices.
 
 use std::ops::Range;
 
-use super::{PendingBuf, PinnedBuf};
+use super::PinnedBuf;
 use crate::copy::{self, Completion, CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
-use crate::engine::Block;
 use crate::error::{Error, Result};
 use crate::in_flight::SharedFence;
 
+/// A buffer that a device is writing to; [`wait`](PendingBuf::wait) is the only way to its bytes. Dropping it drops the
+/// buffer, which returns to its pool when the copy is over.
+#[derive(Debug)]
+#[must_use = "the bytes are there after `wait`"]
+pub struct PendingBuf {
+    buf: PinnedBuf,
+    copy: Completion,
+}
+
+impl PendingBuf {
+    /// Is the copy over? Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_device`] if the device failed, so that the end of the copy is unknown.
+    pub fn is_done(&self) -> Result<bool> {
+        self.copy.is_done()
+    }
+
+    /// Waits until the copy is over and returns the buffer with its bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`is_done`](PendingBuf::is_done); the memory is never used again then.
+    pub fn wait(self) -> Result<PinnedBuf> {
+        self.copy.wait()?;
+        Ok(self.buf)
+    }
+}
+
 impl PinnedBuf {
     /// Enqueues a copy of the whole buffer to the front of `target` and gives the buffer up: it returns to the pool when
-    /// the copy is over.
+    /// the copy is over. Waits for earlier copies into the buffer. `E` is the target's element and is inferred.
     ///
     /// ```
     /// # use pinpool::copy::sink::{SinkMem, SinkStream};
@@ -25,19 +54,22 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// - [`Error::is_copy`]: the target is too small, or the stream is capturing a graph; the buffer is back in the pool,
-    /// - [`Error::is_device`]: the device failed; if the copy may be running, the buffer is never used again.
-    pub fn copy_to<S: ?Sized, T: CopyTarget<S> + ?Sized>(mut self, stream: &S, target: &mut T) -> Result<Completion> {
+    /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory is never used again.
+    pub fn copy_to<S, E, T>(mut self, stream: &S, target: &mut T) -> Result<Completion>
+    where
+        S: ?Sized,
+        T: CopyTarget<S, E> + ?Sized,
+    {
         if self.is_empty() {
             return Ok(Completion::already());
         }
-        self.check_process()?;
-        self.board();
-        // SAFETY: the block goes to the in-flight room below with this copy's fence, which keeps it from every other use
-        // until the copy is over; on a refusal nothing was enqueued.
+        self.prepare_read()?;
+        // SAFETY: the engine gets the block below with this copy's fence and keeps it from every other use until the copy
+        // is over (in-flight-I1); on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), self.purpose()) };
         match enqueued {
             Ok(fence) => {
-                self.give_up_behind(fence.clone());
+                self.put_back_after(fence.clone());
                 Ok(Completion::of(fence))
             }
             refused => self.track(refused),
@@ -51,13 +83,12 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// As [`copy_to`](PinnedBuf::copy_to), and [`Error::is_copy`] if `range` is not inside the buffer. If the copy may be
-    /// running with nobody knowing when it ends, the buffer is taken out of use: it is empty from then on.
-    pub fn copy_range_to<S: ?Sized, T: CopyTarget<S> + ?Sized>(
-        &mut self,
-        range: Range<usize>,
-        stream: &S,
-        target: &mut T,
-    ) -> Result<Completion> {
+    /// running and its end is unknown, the memory is taken out of use: the length of the buffer is 0 from then on.
+    pub fn copy_range_to<S, E, T>(&mut self, range: Range<usize>, stream: &S, target: &mut T) -> Result<Completion>
+    where
+        S: ?Sized,
+        T: CopyTarget<S, E> + ?Sized,
+    {
         let len = range.end.saturating_sub(range.start);
         if range.start > range.end || range.end > self.len() {
             let why = format!("range {}..{} is not inside a buffer of {} B", range.start, range.end, self.len());
@@ -66,96 +97,102 @@ impl PinnedBuf {
         if len == 0 {
             return Ok(Completion::already());
         }
-        self.check_process()?;
-        // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (invariant 1).
+        self.prepare_read()?;
+        // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (buffer-I1).
         let source = unsafe { self.start().add(range.start) };
-        self.board();
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
-        // pool, until the copy is over (invariant 2); on a refusal nothing was enqueued.
+        // pool, until the copy is over (buffer-I2); on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, FencePurpose::Buffer) };
         self.track(enqueued)
     }
 
-    /// Enqueues a copy of as many bytes as the buffer has from the front of `source` into it. The bytes can be read when it
-    /// is over, and that is what [`PendingBuf`] waits for.
+    /// Enqueues a copy of as many bytes as the buffer has from the front of `source` into it, behind earlier copies of the
+    /// buffer. [`PendingBuf::wait`] returns the buffer when the bytes are there.
     ///
     /// ```
     /// # use pinpool::copy::sink::{SinkMem, SinkStream};
     /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
     /// let (stream, device) = (SinkStream::new()?, SinkMem::new(8));
-    /// let arriving = pool.get(8)?.copy_from(&stream, &device)?;
-    /// let buf = arriving.wait()?;
-    /// assert_eq!(buf.as_slice(), [0; 8]);
+    /// let pending = pool.get(8)?.copy_from(&stream, &device)?;
+    /// let buf = pending.wait()?;
+    /// assert_eq!(buf.as_slice_untracked()?, [0; 8]);
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     ///
     /// # Errors
     ///
     /// As [`copy_to`](PinnedBuf::copy_to), where the source holds too little.
-    pub fn copy_from<S: ?Sized, T: CopySource<S> + ?Sized>(mut self, stream: &S, source: &T) -> Result<PendingBuf> {
+    pub fn copy_from<S, E, T>(mut self, stream: &S, source: &T) -> Result<PendingBuf>
+    where
+        S: ?Sized,
+        T: CopySource<S, E> + ?Sized,
+    {
         if self.is_empty() {
-            return Ok(PendingBuf::new(self, Completion::already()));
+            return Ok(PendingBuf { buf: self, copy: Completion::already() });
         }
         self.check_process()?;
-        // What earlier copies use must not be overwritten. A copy into it that failed shows when this buffer is put back.
-        let _failures_stay = self.wait_for_uses();
-        self.board();
+        // Earlier copies must not see the new bytes. The failure of one into the buffer stays recorded, and leaks the block
+        // at the put.
+        let _failures_stay = self.wait_for_copies();
+        self.begin_copy();
         // SAFETY: the fence is recorded below, and from then on nothing touches the memory, nor does it return to the pool,
-        // until the copy is over (invariant 2); on a refusal nothing was enqueued.
+        // until the copy is over (buffer-I2); on a refusal nothing was enqueued.
         let fetched = unsafe { copy::fetch(stream, source, self.start().as_ptr(), self.len()) };
         match fetched {
             Ok(fence) => {
-                self.record_write(fence.clone());
-                Ok(PendingBuf::new(self, Completion::of(fence)))
+                if let Some(block) = &mut self.block {
+                    block.state_mut().copy_fences.record_write(fence.clone());
+                }
+                Ok(PendingBuf { buf: self, copy: Completion::of(fence) })
             }
             Err(CopyFailure::Refused(error)) => Err(error),
             Err(CopyFailure::Unknown(error)) => {
-                self.lose(&error);
+                self.leak(&error);
                 Err(error)
             }
         }
     }
 
-    /// Gives the buffer up: it returns to the pool when all that was enqueued on `stream` so far is over. For work that
-    /// others enqueued: a kernel that reads the memory by its [device pointer](PinnedBuf::device_ptr), a copy of another
-    /// library.
+    /// Gives the buffer up: it returns to the pool when all work enqueued on `stream` so far is over. For work that others
+    /// enqueued: a kernel that reads the memory by its [device pointer](PinnedBuf::device_ptr), a copy of another library.
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if nothing can be marked on the stream, or it is capturing a graph: the buffer is never used
+    /// [`Error::is_device`] if no fence can be put on the stream, or it is capturing a graph: the memory is never used
     /// again.
     pub fn release_after<S: CopyStream + ?Sized>(self, stream: &S) -> Result<()> {
         self.release_behind(|| stream.mark().map(Some))
     }
 
-    /// As [`release_after`](PinnedBuf::release_after), for what `event` stands for now: all that was enqueued before its
-    /// last record. The event is the caller's again at once. One never recorded stands for nothing.
+    /// As [`release_after`](PinnedBuf::release_after), for the work that `event` stands for now: all that was enqueued
+    /// before its last record. The caller may record or drop the event at once. An event never recorded stands for nothing.
     ///
     /// # Errors
     ///
     /// As [`release_after`](PinnedBuf::release_after); also if the event was last recorded on a stream that captured a graph.
     #[cfg(feature = "cuda")]
     pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<()> {
-        self.release_behind(|| copy::cuda::mark_behind(event))
+        self.release_behind(|| copy::cuda::fence_behind_event(event))
     }
 
-    /// `None` if there is nothing to wait for.
+    /// Gives the buffer up behind the fence that `mark` makes; `None` if there is nothing to wait for.
     fn release_behind(self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
-        if self.is_empty() {
+        // Not by the length: others may still use the memory of a buffer that was truncated to nothing.
+        if self.block.is_none() {
             return Ok(());
         }
         self.check_process()?;
-        // What others enqueued is known from here on.
-        self.board();
+        // The engine learns of the others' work here, and not before.
+        self.begin_copy();
         match mark() {
             Ok(fence) => {
                 if let Some(fence) = fence {
-                    self.give_up_behind(fence);
+                    self.put_back_after(fence);
                 }
                 Ok(())
             }
             Err(error) => {
-                self.lose(&error);
+                self.leak(&error);
                 Err(error)
             }
         }
@@ -172,53 +209,50 @@ impl PinnedBuf {
         copy::cuda::mapped_address(context, self.start().as_ptr(), self.len())
     }
 
-    /// For a copy that gives the buffer up.
+    /// Precedes each copy from the buffer. Fails if an earlier copy into it failed: its bytes are unknown.
+    fn prepare_read(&self) -> Result<()> {
+        self.check_process()?;
+        if let Some(block) = &self.block
+            && block.state().copy_fences.any()
+        {
+            block.state().copy_fences.wait_for_writes(None)?;
+        }
+        self.begin_copy();
+        Ok(())
+    }
+
+    /// Purpose of the fence of a copy that gives the buffer up.
     fn purpose(&self) -> FencePurpose {
         self.block.as_ref().map_or(FencePurpose::Buffer, |block| FencePurpose::Pool(block.fence_kind()))
     }
 
-    /// Remembers a copy that reads the buffer. If it may be running with nobody knowing when it ends, the buffer goes out of
-    /// use.
+    /// Records a copy that reads the buffer. If its end is unknown, the memory goes out of use.
     fn track(&mut self, enqueued: Result<SharedFence, CopyFailure>) -> Result<Completion> {
         match enqueued {
             Ok(fence) => {
-                self.record(fence.clone());
+                if let Some(block) = &mut self.block {
+                    block.state_mut().copy_fences.record(fence.clone());
+                }
                 Ok(Completion::of(fence))
             }
             Err(CopyFailure::Refused(error)) => Err(error),
             Err(CopyFailure::Unknown(error)) => {
-                std::mem::replace(self, Self::empty()).lose(&error);
+                std::mem::replace(self, Self::empty()).leak(&error);
                 Err(error)
             }
         }
     }
 
-    pub(crate) fn check_process(&self) -> Result<()> {
-        self.block.as_ref().map_or(Ok(()), Block::check_process)
-    }
-
     /// The put, when `fence` and those of earlier copies are over.
-    fn give_up_behind(mut self, fence: SharedFence) {
+    fn put_back_after(mut self, fence: SharedFence) {
         let Some(mut block) = self.block.take() else { return };
         let mut fences = block.state_mut().copy_fences.take();
         fences.push(fence);
         block.put_back_after(fences);
     }
 
-    fn record(&mut self, fence: SharedFence) {
-        if let Some(block) = &mut self.block {
-            block.state_mut().copy_fences.record(fence);
-        }
-    }
-
-    fn record_write(&mut self, fence: SharedFence) {
-        if let Some(block) = &mut self.block {
-            block.state_mut().copy_fences.record_write(fence);
-        }
-    }
-
     /// Takes the memory out of use for good.
-    fn lose(mut self, error: &Error) {
+    fn leak(mut self, error: &Error) {
         if let Some(mut block) = self.block.take() {
             drop(block.state_mut().copy_fences.take());
             block.leak(error);

@@ -1,31 +1,77 @@
-//! What a user holds: bytes that stay put until every copy from them is over.
+//! What a user holds: bytes that keep their address until every copy that uses them is over.
+//!
+//! ```text
+//!   Pool::get ──▶ PinnedBuf ──as_mut_slice──▶ &mut Pinned<u8>    host code; no copy of cudarc can start from it
+//!                   │  │ └─────slice, elements──▶ BufView<T>     tracked copies of cudarc
+//!                   │  └───copy_range_to, &buf──▶ the buffer records the fence and stays
+//!                   ├──copy_to, release_after───▶ the pool takes the block with the fence
+//!                   └──copy_from────────────────▶ PendingBuf ──wait──▶ PinnedBuf
+//!   Pool::batch ──▶ BatchBuf ──take──▶ BatchSlice  many writers, one copy
+//! ```
+//!
+//! The module owns the view of a block's memory as bytes and the record of the copies that use it. It decides nothing about
+//! when a block is reused: a dropped buffer hands block and fences to the engine.
 //!
 //! There is no `Deref` to a slice, on purpose: a copy started from a plain slice of pinned memory is asynchronous and
-//! unguarded, so the buffer could be recycled and overwritten while the device still reads it. Copies go through
-//! [`PinnedBuf::copy_to`] and its kin, which keep the buffer until the device is done.
+//! untracked, so the pool could hand the buffer out again while the device still reads it.
 //!
 //! Invariants:
 //!
-//! 1. `skip_bytes` of the state is inside the block's memory with at least `len` bytes behind it (`size_class` leaves the
-//!    room), and the block belongs to this buffer alone; without a block the length is 0.
-//! 2. Every copy that uses the buffer is in the state's `uses` until it was seen to be over.
-//! 3. The memory is initialised (source contract C2).
+//! - **buffer-I1**: `skip_bytes` of the state is inside the block's memory with at least `len` bytes behind it
+//!   (`size_class` includes the room for alignment), and the block belongs to this buffer alone. Without a block the length
+//!   is 0.
+//! - **buffer-I2**: every tracked copy that uses the buffer is in its `CopyFences` until it was seen to be over.
+//! - **buffer-I3**: the memory is initialised (source-C2).
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
-
-pub(crate) mod batch;
-mod copies;
-mod pending;
-
-pub use batch::{BatchBuf, BatchSlice};
-pub use pending::PendingBuf;
 
 use std::io;
 use std::ptr::NonNull;
 
+use bytemuck::Pod;
+
 use crate::engine::{Block, BufferState};
+use crate::error::Result;
 use crate::in_flight::CopyFences;
 
-/// A buffer of a pool. Dropping it puts it back: at once, or when the last copy from it is over.
+mod batch;
+mod copies;
+#[cfg(feature = "cuda")]
+mod host_slice;
+mod slice;
+
+pub use batch::{BatchBuf, BatchSlice};
+pub use copies::PendingBuf;
+#[cfg(feature = "cuda")]
+pub use host_slice::{BufView, BufViewMut};
+pub use slice::Pinned;
+
+/// Gives the empty buffer an address that is aligned for every element.
+#[repr(align(4096))]
+struct Aligned;
+
+/// A buffer of a pool. Dropping it puts it back: at once, or when the last copy that uses it is over.
+///
+/// # Which copies are tracked
+///
+/// The pool does not reuse the memory while a tracked copy runs. It cannot see a copy that another library starts from a
+/// plain slice: the buffer would be handed out again and overwritten under that copy.
+///
+/// ```text
+///   right: tracked                                          wrong: untracked, data is lost
+///   ─────────────────────────────────────────────────────   ──────────────────────────────────────────────────────
+///   buf.copy_to(&stream, &mut dst)?                         stream.memcpy_htod(buf.as_slice_untracked()?, &mut dst)
+///   buf.copy_range_to(0..n, &stream, &mut dst)?             stream.memcpy_htod(&buf.as_slice_untracked()?[..n], ..)
+///   stream.memcpy_htod(&buf, &mut dst)?                     stream.memcpy_htod(&**buf.as_mut_slice()?, &mut dst)
+///   stream.memcpy_htod(&buf.slice(..n)?, &mut dst)?         Tensor::from_raw_buffer(buf.as_slice_untracked()?, ..)
+///   stream.memcpy_htod(&buf.elements::<f32>()?, &mut f)?      and drop(buf) before the device is synchronized
+///   stream.memcpy_dtoh(&src, &mut buf)?
+///   stream.memcpy_dtoh(&src, &mut buf.slice_mut(..n)?)?
+/// ```
+///
+/// [`as_mut_slice`](PinnedBuf::as_mut_slice) gives a [`Pinned`] slice, which host code uses as any other slice and cudarc
+/// does not accept. Where a library takes only `&[u8]`, as candle's `Tensor::from_raw_buffer` does, pass
+/// [`as_slice_untracked`](PinnedBuf::as_slice_untracked) and keep the buffer until `device.synchronize()?` has returned; or
+/// [copy](PinnedBuf::copy_to) into the library's device memory, wrapped as `RawMem`.
 ///
 /// A copy consumes the buffer, so it cannot be touched while the device reads it:
 ///
@@ -35,7 +81,7 @@ use crate::in_flight::CopyFences;
 /// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
 /// let mut buf = pool.get(8)?;
 /// let copy = buf.copy_to(&stream, &mut device)?;
-/// buf.as_mut_slice().fill(0); // the buffer is the device's now
+/// buf.as_mut_slice()?.fill(0); // the buffer has moved into the copy
 /// # Ok::<(), pinpool::Error>(())
 /// ```
 ///
@@ -44,30 +90,37 @@ use crate::in_flight::CopyFences;
 /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
 /// let mut buf = pool.get(8)?;
-/// buf.as_mut_slice().fill(0);
+/// buf.as_mut_slice()?.fill(0);
 /// let copy = buf.copy_to(&stream, &mut device)?;
 /// # Ok::<(), pinpool::Error>(())
 /// ```
+///
+/// # When a device fails
+///
+/// After a failure of the device nobody knows whether a copy is over, so the memory of the buffer is never used again.
+/// [`wait`](PinnedBuf::wait) returns that failure. If the copy wrote *into* the buffer, its bytes may still change, and
+/// every access to them is an error, never an empty slice. In a child of `fork` access fails if the memory belongs to a
+/// GPU's driver, since children do not inherit that.
 #[derive(Debug)]
 pub struct PinnedBuf {
     block: Option<Block>,
 }
 
 impl PinnedBuf {
-    /// Of zero bytes: belongs to no pool and counts for nothing.
+    /// A buffer of zero bytes, which belongs to no pool and is not counted.
     #[inline]
     pub(crate) fn empty() -> Self {
         Self { block: None }
     }
 
-    /// The first `len` bytes of `block` at a multiple of `align`; its class was made for that (invariant 1).
+    /// The first `len` bytes of `block` at a multiple of `align`; the block's class was computed for both (buffer-I1).
     #[inline]
     pub(crate) fn over(mut block: Block, len: usize, align: usize) -> Self {
         // Less than `align`, and the class has `align` bytes more than `len` wherever the page-aligned base is not aligned
         // already (`size_class`).
         let skip_bytes = block.start().as_ptr().align_offset(align);
         let end = skip_bytes.checked_add(len);
-        debug_assert!(end.is_some_and(|end| end <= block.class_bytes()), "size_class left no room");
+        debug_assert!(end.is_some_and(|end| end <= block.class_bytes()), "the class is too small for the alignment");
         block.state_mut().begin(skip_bytes, len);
         Self { block: Some(block) }
     }
@@ -80,22 +133,31 @@ impl PinnedBuf {
     #[inline]
     fn start(&self) -> NonNull<u8> {
         match &self.block {
-            None => NonNull::dangling(),
-            // SAFETY: invariant 1.
+            None => NonNull::<Aligned>::dangling().cast(),
+            // SAFETY: buffer-I1.
             Some(block) => unsafe { block.start().add(block.state().skip_bytes) },
         }
     }
 
-    /// Bytes asked for.
+    /// Length in bytes: what was asked for, or what [`truncate`](PinnedBuf::truncate) left.
     #[inline]
     pub fn len(&self) -> usize {
         self.state().map_or(0, |state| state.len)
     }
 
-    /// Was it a get of zero bytes?
+    /// Is the length zero?
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Shortens the buffer to its first `len` bytes; does nothing if it is shorter already. Copies, slices and views then
+    /// end there.
+    pub fn truncate(&mut self, len: usize) {
+        if let Some(block) = &mut self.block {
+            let state = block.state_mut();
+            state.len = state.len.min(len);
+        }
     }
 
     /// Bytes of the class behind the first one: at least [`len`](PinnedBuf::len).
@@ -109,123 +171,179 @@ impl PinnedBuf {
         self.block.as_ref().is_some_and(Block::is_pinned)
     }
 
-    /// Memory node that it was placed on; `None` where the machine has one only, or nobody knows.
+    /// Memory node of the buffer; `None` if the machine has only one, or the node is unknown.
     pub fn numa_node(&self) -> Option<u32> {
         self.block.as_ref().and_then(Block::numa_node)
     }
 
-    /// Number of the acquisition that made this buffer: the same whenever it is reused, never that of another of its
-    /// source. `None` for zero bytes.
+    /// Number of the acquisition that made this buffer: the same whenever it is reused, and different from all others of
+    /// its source. `None` for zero bytes.
     pub fn id(&self) -> Option<u64> {
         self.block.as_ref().map(|block| block.id())
     }
 
-    /// The bytes, after waiting until no recorded copy uses them.
-    ///
-    /// If a device failed, nobody will know when its copies are over, and the wait ends with the failure; the buffer will
-    /// not be reused then. If it failed in a copy *into* the buffer, the slice is empty: there are no bytes to trust. It is
-    /// empty also in a child of `fork`, if the memory came from a GPU's driver: children do not inherit that.
-    ///
-    /// Do not start a copy from this slice by other means than this crate's: the buffer would not know of it, and its
-    /// memory would be handed out again while the device still reads it.
-    #[inline]
-    pub fn as_slice(&self) -> &[u8] {
-        if self.is_out_of_reach() || !self.wait_for_uses() {
-            return &[];
-        }
-        // SAFETY: no copy writes here any more (2), as the wait said.
-        unsafe { self.bytes() }
+    /// Address of the first byte; page-aligned, or aligned as `get_aligned` was asked. Does not wait for copies.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start().as_ptr()
     }
 
-    /// The bytes, with no wait.
+    /// As [`as_ptr`](PinnedBuf::as_ptr), for code that writes through the address, such as `O_DIRECT` reads and io_uring.
+    /// A device may be using the bytes until [`wait`](PinnedBuf::wait) has returned.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.start().as_ptr()
+    }
+
+    /// Waits until no copy uses the buffer, those that cudarc enqueued included.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_device`](crate::Error::is_device) if a device failed, so that the end of a copy is unknown: the memory
+    /// is never used again.
+    pub fn wait(&mut self) -> Result<()> {
+        let Some(block) = self.block.as_mut().filter(|block| !block.is_forked()) else { return Ok(()) };
+        block.state_mut().copy_fences.wait_for_all()?;
+        block.end_copies();
+        Ok(())
+    }
+
+    /// The bytes for host code, after waiting until no recorded copy writes to them. Copies that only read them delay
+    /// nothing.
+    ///
+    /// **Untracked**: a copy to a device that is started from this slice is not seen by the pool, which reuses the memory
+    /// as soon as the buffer is dropped. For tracked copies see [`PinnedBuf`](PinnedBuf#which-copies-are-tracked).
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::is_device`](crate::Error::is_device): a copy into the buffer failed, and may still be writing to it,
+    /// - [`Error::is_forked`](crate::Error::is_forked): this is a child of `fork`, and the memory a driver's.
+    #[inline]
+    pub fn as_slice_untracked(&self) -> Result<&[u8]> {
+        self.check_reachable()?;
+        self.wait_for_copies()?;
+        // SAFETY: no copy writes here any more (buffer-I2): the wait returned `Ok`.
+        Ok(unsafe { self.bytes() })
+    }
+
+    /// The bytes to fill, after waiting until no recorded copy uses them.
+    ///
+    /// # Errors
+    ///
+    /// As [`as_slice_untracked`](PinnedBuf::as_slice_untracked).
+    #[inline]
+    pub fn as_mut_slice(&mut self) -> Result<&mut Pinned<u8>> {
+        self.check_reachable()?;
+        let was_free = self.is_free();
+        if !was_free {
+            self.wait_for_copies()?;
+        }
+        // After a failure of the device the copies stay pending for ever.
+        if was_free || self.is_free() {
+            self.end_copies();
+        }
+        // SAFETY: no copy uses the bytes: the wait returned `Ok`.
+        Ok(Pinned::from_mut(unsafe { self.bytes_mut() }))
+    }
+
+    /// The bytes to fill, or `None` while a recorded copy may be using them.
+    ///
+    /// # Errors
+    ///
+    /// As [`as_slice_untracked`](PinnedBuf::as_slice_untracked), and [`Error::is_device`](crate::Error::is_device) also
+    /// after a copy from the buffer failed.
+    pub fn try_as_mut_slice(&mut self) -> Result<Option<&mut Pinned<u8>>> {
+        self.check_reachable()?;
+        let are_over = self.block.as_mut().map_or(Ok(true), |block| block.state_mut().copy_fences.are_over())?;
+        // Does not wait: no copy uses the bytes.
+        if are_over { self.as_mut_slice().map(Some) } else { Ok(None) }
+    }
+
+    /// The bytes as elements of `T`, otherwise as [`as_slice_untracked`](PinnedBuf::as_slice_untracked).
+    ///
+    /// # Errors
+    ///
+    /// As [`as_slice_untracked`](PinnedBuf::as_slice_untracked), and [`Error::is_request`](crate::Error::is_request) if the
+    /// length is no multiple of the element's size, or the address none of its alignment.
+    pub fn cast_slice_untracked<T: Pod>(&self) -> Result<&[T]> {
+        slice::cast(self.as_slice_untracked()?)
+    }
+
+    /// The bytes to fill as elements of `T`, otherwise as [`as_mut_slice`](PinnedBuf::as_mut_slice).
+    ///
+    /// ```
+    /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
+    /// let mut buf = pool.get(16)?;
+    /// buf.cast_slice_mut::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
+    /// assert_eq!(buf.cast_slice_untracked::<f32>()?[3], 4.0);
+    /// assert!(pool.get(15)?.cast_slice_mut::<f32>().is_err(), "15 bytes are no whole number of f32");
+    /// # Ok::<(), pinpool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`cast_slice_untracked`](PinnedBuf::cast_slice_untracked).
+    pub fn cast_slice_mut<T: Pod>(&mut self) -> Result<&mut Pinned<T>> {
+        slice::cast_mut(self.as_mut_slice()?)
+    }
+
+    /// The bytes, without waiting.
     ///
     /// # Safety
     ///
     /// No copy is writing to them, or they are read behind it, on its stream.
-    pub(crate) unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: invariants 1 and 3; `&self` keeps writers of this process away, the caller those of devices.
+    unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: buffer-I1 and buffer-I3; `&self` excludes writers of this process, the caller those of devices.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len()) }
     }
 
-    /// The bytes to fill, after waiting until no recorded copy reads them. What is said of
-    /// [`as_slice`](PinnedBuf::as_slice) holds here too.
-    #[inline]
-    pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        let was_free = self.is_free();
-        if self.is_out_of_reach() || !was_free && !self.wait_for_uses() {
-            return &mut [];
-        }
-        // A device that failed ends the wait, and its copies are aboard for ever.
-        if was_free || self.is_free() {
-            self.disembark();
-        }
-        // SAFETY: no copy uses the bytes, as the wait said.
-        unsafe { self.bytes_for_device() }
-    }
-
-    /// The bytes to fill, or `None` while a recorded copy may be using them.
-    pub fn try_as_mut_slice(&mut self) -> Option<&mut [u8]> {
-        // It does not wait: nothing uses the bytes.
-        self.is_free().then(|| self.as_mut_slice())
-    }
-
-    /// The bytes to write to, with no wait.
+    /// The bytes to write to, without waiting.
     ///
     /// # Safety
     ///
     /// No copy is using them, or they are written behind it, on its stream.
-    pub(crate) unsafe fn bytes_for_device(&mut self) -> &mut [u8] {
-        // SAFETY: invariants 1 and 3, and `&mut self` makes it the only slice.
+    unsafe fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: buffer-I1 and buffer-I3, and `&mut self` makes it the only slice.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len()) }
     }
 
-    /// See [`as_slice`](PinnedBuf::as_slice).
+    /// Fails in a child of `fork` if the memory belongs to a driver: it may not be mapped.
     #[inline]
-    fn is_out_of_reach(&self) -> bool {
-        self.block.as_ref().is_some_and(Block::is_out_of_reach)
+    fn check_reachable(&self) -> Result<()> {
+        match &self.block {
+            Some(block) if block.is_out_of_reach() => block.check_process(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails if the pool was made in a parent of this process.
+    fn check_process(&self) -> Result<()> {
+        self.block.as_ref().map_or(Ok(()), Block::check_process)
     }
 
     /// Is no recorded copy using the bytes? Forgets those that are over.
     #[inline]
     fn is_free(&mut self) -> bool {
-        let is_free = |uses: &mut CopyFences| uses.is_empty() || uses.are_over().unwrap_or(false);
+        let is_free = |fences: &mut CopyFences| fences.is_empty() || fences.are_over().unwrap_or(false);
         self.block.as_mut().is_none_or(|block| is_free(&mut block.state_mut().copy_fences))
     }
 
-    /// False if a copy into the buffer failed. Any other failure of a device shows where it can be returned: in `Completion`
-    /// and at the next copy; bytes that a device only reads are sound to touch all the same.
+    /// Waits for all recorded copies but lent ones. Fails only if a copy into the buffer failed.
     #[inline]
-    fn wait_for_uses(&self) -> bool {
-        self.block.as_ref().is_none_or(|block| {
-            // No device uses a forked child's copy, and who would say when the parent's is over is not there.
-            !block.state().copy_fences.any() || block.is_forked() || block.state().copy_fences.wait()
-        })
+    fn wait_for_copies(&self) -> Result<()> {
+        match &self.block {
+            // No device uses a forked child's copy of the memory, and the threads that complete fences are not there.
+            Some(block) if block.state().copy_fences.any() && !block.is_forked() => block.state().copy_fences.wait(),
+            _ => Ok(()),
+        }
     }
 
-    /// `None` for a buffer of zero bytes, which nobody copies.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn uses(&self) -> Option<&CopyFences> {
-        self.state().map(|state| &state.copy_fences)
-    }
-
-    #[cfg(feature = "cuda")]
-    pub(crate) fn uses_mut(&mut self) -> Option<&mut CopyFences> {
-        self.block.as_mut().map(|block| &mut block.state_mut().copy_fences)
-    }
-
-    /// Address of the first byte; page-aligned, or as `get_aligned` was asked. Does not wait for copies.
-    pub fn as_ptr(&self) -> *const u8 {
-        self.start().as_ptr()
-    }
-
-    /// Before each copy: it may have to wait for memory that goes back to the driver.
-    pub(crate) fn board(&self) {
+    /// Precedes each copy: waits while memory goes back to a driver that would wait for the copy.
+    fn begin_copy(&self) {
         self.block.iter().for_each(Block::begin_copy);
     }
 
-    /// No copy uses it any more, and that need not wait for the put to be said.
+    /// No copy uses the buffer any more, which the engine learns now, not at the put.
     #[inline]
-    fn disembark(&self) {
+    fn end_copies(&self) {
         self.block.iter().for_each(Block::end_copies);
     }
 
@@ -234,7 +352,7 @@ impl PinnedBuf {
         self.state().map_or(0, |state| state.position)
     }
 
-    /// Moves the place of the next [`io::Write`]; past the end nothing can be written.
+    /// Moves the position of the next [`io::Write`]; past the end nothing can be written.
     pub fn set_position(&mut self, position: usize) {
         if let Some(block) = &mut self.block {
             block.state_mut().position = position;
@@ -250,25 +368,24 @@ impl Drop for PinnedBuf {
             std::mem::forget(block);
             return;
         }
-        let uses = &mut block.state_mut().copy_fences;
-        if uses.is_empty() {
+        let fences = &mut block.state_mut().copy_fences;
+        if fences.is_empty() {
             block.put_back();
         } else {
-            let fences = uses.take();
+            let fences = fences.take();
             block.put_back_after(fences);
         }
     }
 }
 
-/// Fills the buffer from [`position`](PinnedBuf::position) on; at the end of the buffer writes nothing and says so with
-/// `Ok(0)`, which `write_all` turns into [`io::ErrorKind::WriteZero`].
+/// Fills the buffer from [`position`](PinnedBuf::position) on. At the end of the buffer it writes nothing and returns
+/// `Ok(0)`, which `write_all` turns into [`io::ErrorKind::WriteZero`]. Fails as [`PinnedBuf::as_mut_slice`].
 impl io::Write for PinnedBuf {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let position = self.position().min(self.len());
-        // No room at all if a copy into the buffer failed.
-        let room = self.as_mut_slice().get_mut(position..).unwrap_or_default();
-        let written = data.len().min(room.len());
-        room[..written].copy_from_slice(&data[..written]);
+        let position = self.position();
+        let free = self.as_mut_slice()?.get_mut(position..).unwrap_or_default();
+        let written = data.len().min(free.len());
+        free[..written].copy_from_slice(&data[..written]);
         self.set_position(position + written);
         Ok(written)
     }

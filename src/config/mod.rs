@@ -25,6 +25,7 @@ pub use self::settings::Config;
 pub(crate) use self::settings::{Settings, for_each_setting};
 pub use self::text::ParseError;
 pub use crate::host::PressureSource;
+pub use crate::in_flight::FenceKind;
 
 /// A set of rules that a pool follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -87,16 +88,3 @@ pub enum ReleasePolicy {
     Force,
 }
 
-/// How a pool detects the end of a copy that took its buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum FenceKind {
-    /// `Event`, until many threads are seen to query at once; then `Timeline`.
-    #[default]
-    Auto,
-    /// An event behind each copy: cheap to set, but each query is a call of the driver.
-    Event,
-    /// A word that the stream counts up behind each copy: costs the copying thread more, a query costs a load. An event
-    /// where the driver cannot do it.
-    Timeline,
-}

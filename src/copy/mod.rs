@@ -1,43 +1,103 @@
 //! Where a buffer is copied to and from: a CUDA stream, or the host sink that stands for one.
 //!
-//! | stream `S` | device memory | who copies |
-//! | --- | --- | --- |
-//! | `CudaStream` of cudarc, or an `Arc` of one | any `DevicePtr<u8>` and `DevicePtrMut<u8>`: `CudaSlice<u8>`, `CudaViewMut<u8>` | the GPU's copy engine |
-//! | [`sink::SinkStream`] | [`sink::SinkMem`] | a worker thread of the host |
+//! | stream `S` | device memory | element `E` | who copies |
+//! | --- | --- | --- | --- |
+//! | `CudaStream` of cudarc, or an `Arc` of one | any `DevicePtr<E>` and `DevicePtrMut<E>`: `CudaSlice<f32>`, `CudaViewMut<u8>` | any `bytemuck::Pod` | the GPU's copy engine |
+//! | [`sink::SinkStream`] | [`sink::SinkMem`] and its views | `u8` | a worker thread of the host |
 //!
-//! Both are asynchronous and in order, both give a [`Fence`], so that
-//! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) and all that follows from it is the same code with and without a
-//! GPU.
+//! Both are asynchronous and in order, and both give a [`Fence`], so that
+//! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) is the same code with and without a GPU.
+//!
+//! [`CopyTarget`], [`CopySource`], [`CopyStream`] and [`Fence`] may be implemented by other crates, for another driver or a
+//! test of their own. A stream that copies at once needs little:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use pinpool::copy::{CopyFailure, CopyTarget, FencePurpose};
+//! use pinpool::{Fence, StreamId};
+//!
+//! /// Copies before it returns.
+//! struct SyncStream(StreamId);
+//!
+//! #[derive(Debug)]
+//! struct Done(StreamId);
+//!
+//! // SAFETY: the copy is over before the fence is made.
+//! unsafe impl Fence for Done {
+//!     fn is_done(&self) -> pinpool::Result<bool> {
+//!         Ok(true)
+//!     }
+//!     fn wait(&self) -> pinpool::Result<()> {
+//!         Ok(())
+//!     }
+//!     fn stream(&self) -> u64 {
+//!         0
+//!     }
+//!     fn stream_id(&self) -> Option<StreamId> {
+//!         Some(self.0)
+//!     }
+//! }
+//!
+//! struct HostMem(Vec<u8>);
+//!
+//! // SAFETY: as for the fence; nothing is ever refused.
+//! unsafe impl CopyTarget<SyncStream> for HostMem {
+//!     fn capacity_bytes(&self) -> usize {
+//!         self.0.len()
+//!     }
+//!     unsafe fn enqueue(
+//!         &mut self,
+//!         stream: &SyncStream,
+//!         source: *const u8,
+//!         len: usize,
+//!         _purpose: FencePurpose,
+//!     ) -> Result<Arc<dyn Fence>, CopyFailure> {
+//!         // SAFETY: the caller promises `len` readable bytes.
+//!         self.0[..len].copy_from_slice(unsafe { std::slice::from_raw_parts(source, len) });
+//!         Ok(Arc::new(Done(stream.0)))
+//!     }
+//! }
+//!
+//! let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
+//! let (stream, mut memory) = (SyncStream(StreamId::unique()), HostMem(vec![0; 4]));
+//! let mut buf = pool.get(4)?;
+//! buf.as_mut_slice()?.copy_from_slice(b"abcd");
+//! assert!(buf.copy_to(&stream, &mut memory)?.is_done()?);
+//! assert_eq!(memory.0, b"abcd");
+//! # Ok::<(), pinpool::Error>(())
+//! ```
 
+use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 
-use crate::config::FenceKind;
-use crate::error::{Error, Result};
-use crate::in_flight::{Fence, SharedFence};
+use crate::error::{Error, ErrorKind, Result};
+use crate::in_flight::{Fence, FenceKind, SharedFence};
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod sink;
 
-/// Who asks for the end of a copy.
+/// Who queries the fence of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FencePurpose {
-    /// The buffer, which its user keeps and may copy again: the fence says on which [stream](Fence::stream_id) it is, if
+    /// The buffer, which its user keeps and may copy again: the fence has its stream's [identity](Fence::stream_id), if
     /// that is known.
     Buffer,
     /// The pool, which gets the buffer when the copy is over: a fence of this kind, if there are several.
     Pool(FenceKind),
 }
 
-/// Memory that can be copied into on a stream `S`.
+/// Memory that can be copied into on a stream `S`. `E` is the memory's element; it only lets the compiler find the
+/// implementation, since all sizes are in bytes.
 ///
 /// # Safety
 ///
 /// On `Ok`, the returned fence must satisfy the contract of [`Fence`] for this copy; on
-/// [`CopyFailure::Refused`] nothing may have been enqueued that reads the source. A panic counts as a refusal: it may not
+/// [`CopyFailure::Refused`] nothing may have been enqueued that reads the source. A panic counts as a refusal: it must not
 /// come once something is enqueued.
 #[allow(unsafe_code)]
-pub unsafe trait CopyTarget<S: ?Sized> {
+pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
     /// Bytes that fit.
     fn capacity_bytes(&self) -> usize;
 
@@ -50,8 +110,8 @@ pub unsafe trait CopyTarget<S: ?Sized> {
     ///
     /// # Safety
     ///
-    /// The `len` bytes at `source` stay readable and unchanged until the fence says that the copy is over, and `len` is
-    /// at most [`capacity_bytes`](CopyTarget::capacity_bytes).
+    /// The `len` bytes at `source` stay readable and unchanged until the fence returns `Ok(true)`, and `len` is at most
+    /// [`capacity_bytes`](CopyTarget::capacity_bytes).
     unsafe fn enqueue(
         &mut self,
         stream: &S,
@@ -61,14 +121,14 @@ pub unsafe trait CopyTarget<S: ?Sized> {
     ) -> Result<Arc<dyn Fence>, CopyFailure>;
 }
 
-/// Memory that can be copied from on a stream `S`.
+/// Memory that can be copied from on a stream `S`; `E` as for [`CopyTarget`].
 ///
 /// # Safety
 ///
-/// As for [`CopyTarget`], of the buffer that is written to.
+/// As for [`CopyTarget`], for the buffer that is written to.
 #[allow(unsafe_code)]
-pub unsafe trait CopySource<S: ?Sized> {
-    /// Bytes that are there.
+pub unsafe trait CopySource<S: ?Sized, E = u8> {
+    /// Bytes that can be copied.
     fn available_bytes(&self) -> usize;
 
     /// Enqueues a copy of `len` bytes from the front of this memory to `target` and returns at once, with a fence for the
@@ -80,32 +140,32 @@ pub unsafe trait CopySource<S: ?Sized> {
     ///
     /// # Safety
     ///
-    /// Nobody else touches the `len` bytes at `target` until the fence says that the copy is over, and `len` is at most
+    /// Nothing else touches the `len` bytes at `target` until the fence returns `Ok(true)`, and `len` is at most
     /// [`available_bytes`](CopySource::available_bytes).
     unsafe fn fetch(&self, stream: &S, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure>;
 }
 
-/// An in-order queue of work that can be marked.
+/// An in-order queue of work that a fence can be put behind.
 ///
 /// # Safety
 ///
 /// The fence must satisfy the contract of [`Fence`] for all work enqueued before the call.
 #[allow(unsafe_code)]
 pub unsafe trait CopyStream {
-    /// A fence behind all that was enqueued so far.
+    /// A fence behind all work enqueued so far.
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if that cannot be known.
+    /// [`Error::is_device`] if there can be none.
     fn mark(&self) -> Result<Arc<dyn Fence>>;
 }
 
 /// Why a copy was not enqueued, or is not tracked.
 #[derive(Debug)]
 pub enum CopyFailure {
-    /// Nothing was enqueued: the source is free again.
+    /// Nothing was enqueued: the buffer may be used again.
     Refused(Error),
-    /// A copy may be running and nobody will know when it ends: the source must never be used again.
+    /// A copy may be running and its end is unknown: the buffer must never be used again.
     Unknown(Error),
 }
 
@@ -115,7 +175,7 @@ pub enum CopyFailure {
 ///
 /// As [`CopyTarget::enqueue`], except that `len` may be anything.
 #[allow(unsafe_code)]
-pub(crate) unsafe fn enqueue<S: ?Sized, T: CopyTarget<S> + ?Sized>(
+pub(crate) unsafe fn enqueue<S: ?Sized, E, T: CopyTarget<S, E> + ?Sized>(
     stream: &S,
     target: &mut T,
     source: *const u8,
@@ -137,7 +197,7 @@ pub(crate) unsafe fn enqueue<S: ?Sized, T: CopyTarget<S> + ?Sized>(
 ///
 /// As [`CopySource::fetch`], except that `len` may be anything.
 #[allow(unsafe_code)]
-pub(crate) unsafe fn fetch<S: ?Sized, T: CopySource<S> + ?Sized>(
+pub(crate) unsafe fn fetch<S: ?Sized, E, T: CopySource<S, E> + ?Sized>(
     stream: &S,
     source: &T,
     target: *mut u8,
@@ -152,8 +212,29 @@ pub(crate) unsafe fn fetch<S: ?Sized, T: CopySource<S> + ?Sized>(
     unsafe { source.fetch(stream, target, len) }
 }
 
-/// A copy on its way, for whoever wants to know when it is over. Dropping it forgets nothing: the pool keeps the buffer
-/// until then all the same.
+/// `range` of `len` elements.
+pub(crate) fn elements_in(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => Some(start),
+        Bound::Excluded(&before) => before.checked_add(1),
+        Bound::Unbounded => Some(0),
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => last.checked_add(1),
+        Bound::Excluded(&end) => Some(end),
+        Bound::Unbounded => Some(len),
+    };
+    match (start, end) {
+        (Some(start), Some(end)) if start <= end && end <= len => Ok(start..end),
+        _ => {
+            let why = format!("{:?} to {:?} is not inside {len} elements", range.start_bound(), range.end_bound());
+            Err(ErrorKind::View { why }.into())
+        }
+    }
+}
+
+/// A handle to a copy in flight, to query or wait for its end. Dropping it has no effect on the copy: the pool keeps the
+/// buffer until the copy is over in any case.
 #[derive(Debug, Clone)]
 pub struct Completion(Option<SharedFence>);
 
@@ -162,7 +243,7 @@ impl Completion {
         Self(Some(fence))
     }
 
-    /// Of a copy of nothing.
+    /// Of a copy of zero bytes.
     pub(crate) fn already() -> Self {
         Self(None)
     }
@@ -171,7 +252,7 @@ impl Completion {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if the device failed, so that nobody will ever know.
+    /// [`Error::is_device`] if the device failed, so that the end of the copy is unknown.
     pub fn is_done(&self) -> Result<bool> {
         self.0.as_ref().map_or(Ok(true), |fence| fence.is_done())
     }

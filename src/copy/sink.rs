@@ -1,78 +1,80 @@
 //! A host that stands for a device: a stream is a worker thread, device memory is a vector.
 //!
 //! Copies run later, in order, and read their source when they run, as a DMA engine does; a [`SinkGate`] holds a stream
-//! as long as a test (or a curious user) likes.
+//! until it is dropped.
 //!
 //! ```
 //! use pinpool::copy::sink::{SinkMem, SinkStream};
 //!
 //! let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
 //! let (stream, mut device) = (SinkStream::new()?, SinkMem::new(1000));
-//! let mut buf = pool.get(1000)?;
-//! buf.as_mut_slice().fill(7);
-//! let copy = buf.copy_to(&stream, &mut device)?;
+//! let mut buf = pool.get(600)?;
+//! buf.as_mut_slice()?.fill(7);
+//! let copy = buf.copy_to(&stream, &mut device.slice_mut(400..)?)?;
 //! copy.wait()?;
-//! assert!(device.read().iter().all(|&byte| byte == 7));
+//! assert!(device.read()[400..].iter().all(|&byte| byte == 7));
 //! # Ok::<(), pinpool::Error>(())
 //! ```
+//!
+//! **sink-I1**: a reference to the bytes of a [`SinkMem`] exists only while no copy into them is queued or running. Copies of
+//! one memory wait for those of other streams before them, and [`SinkMem::read`] waits for all; a new copy into the memory
+//! needs `&mut`, which ends the borrow of `read`.
 #![allow(unsafe_code)] // Copies through raw pointers on another thread, as a device would.
 
 use std::cell::UnsafeCell;
+use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
+use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose, elements_in};
 use crate::error::{Error, Result};
 use crate::fork::ForkGeneration;
 use crate::in_flight::{Fence, SharedFence, StreamId};
 use crate::sync::plain::{Condvar, Mutex};
 use crate::sync::process::{AtomicU64, Ordering};
 
-/// Numbers the streams of the process, apart from the addresses that number CUDA's.
-static NEXT_STREAM: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
-
 /// An in-order queue of copies, run by a thread of its own.
 ///
 /// Dropping it lets the copies that are queued run to their end and returns at once.
 #[derive(Debug)]
 pub struct SinkStream {
-    queue: Sender<Copy>,
+    queue: Sender<QueuedCopy>,
     progress: Arc<Progress>,
 }
 
 /// How far a stream has come.
 #[derive(Debug)]
 struct Progress {
-    /// The worker does not go with a fork.
+    /// A child of `fork` has no worker.
     generation: ForkGeneration,
-    stream: u64,
+    id: StreamId,
     /// Copies enqueued; the next one's number.
     enqueued: AtomicU64,
     /// Copies over: all with a number below this.
     done: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<WorkerState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WorkerState {
     gates: usize,
     running: bool,
     failed: bool,
 }
 
 #[derive(Debug)]
-struct Copy {
+struct QueuedCopy {
     work: Work,
-    /// Copies of other streams from and to the same memory that come first.
+    /// Earlier copies of other streams from and to the same memory.
     after: Vec<SharedFence>,
 }
 
 #[derive(Debug)]
 enum Work {
-    ToDevice { source: HostAddress, len: usize, target: Arc<Cell> },
-    ToHost { source: Arc<Cell>, target: HostAddress, len: usize },
+    ToDevice { source: HostAddress, target: Arc<DeviceBytes>, range: Range<usize> },
+    ToHost { source: Arc<DeviceBytes>, range: Range<usize>, target: HostAddress },
     Nothing,
 }
 
@@ -83,23 +85,33 @@ struct HostAddress(*mut u8);
 // SAFETY: the promise of `enqueue` and `fetch` is that the bytes are the copy's until it is over, on any thread.
 unsafe impl Send for HostAddress {}
 
-/// Memory of the sink: written by the worker while a copy runs, read by its owner only when none does.
+/// Memory of the sink: written by workers while copies run, read by its owner only when none does.
 #[derive(Debug)]
-struct Cell(UnsafeCell<Box<[u8]>>);
+struct DeviceBytes(UnsafeCell<Box<[u8]>>);
 
-// SAFETY: the worker writes only between the enqueue of a copy and its fence, and `SinkMem` gives out references only
-// when all of its fences are over (sink I1).
-unsafe impl Sync for Cell {}
+// SAFETY: sink-I1.
+unsafe impl Sync for DeviceBytes {}
 
 /// Memory that stands for device memory.
-///
-/// **I1**: a reference to the bytes exists only while no copy into them is queued or running: [`SinkMem::read`] waits
-/// for all of them, and a new one needs `&mut self`.
 #[derive(Debug)]
 pub struct SinkMem {
-    cell: Arc<Cell>,
+    bytes: Arc<DeviceBytes>,
     len: usize,
     copies: Mutex<Vec<SharedFence>>,
+}
+
+/// A part of a [`SinkMem`], to copy from.
+#[derive(Debug)]
+pub struct SinkView<'a> {
+    mem: &'a SinkMem,
+    range: Range<usize>,
+}
+
+/// A part of a [`SinkMem`], to copy into or from.
+#[derive(Debug)]
+pub struct SinkViewMut<'a> {
+    mem: &'a mut SinkMem,
+    range: Range<usize>,
 }
 
 /// Holds a stream before its next copy until it is dropped.
@@ -118,22 +130,21 @@ impl SinkStream {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if the system has no thread to give.
+    /// [`Error::is_device`] if the system refuses a thread.
     pub fn new() -> Result<Self> {
         let (queue, copies) = channel();
         let progress = Arc::new(Progress {
             generation: ForkGeneration::now(),
-            // Relaxed: only that no number is given twice matters.
-            stream: NEXT_STREAM.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
+            id: StreamId::unique(),
             enqueued: AtomicU64::new(0),
             done: AtomicU64::new(0),
-            state: Mutex::new(State::default()),
+            state: Mutex::new(WorkerState::default()),
             changed: Condvar::new(),
         });
-        let seen_by_worker = progress.clone();
+        let worker_progress = progress.clone();
         thread::Builder::new()
             .name("pinpool-sink".to_owned())
-            .spawn(move || work(&copies, &seen_by_worker))
+            .spawn(move || run_copies(&copies, &worker_progress))
             .map_err(|error| Error::device(format!("no thread for a sink stream: {error}")))?;
         Ok(Self { queue, progress })
     }
@@ -145,9 +156,10 @@ impl SinkStream {
     }
 
     /// From now on every copy of this stream that is not over fails, as when a device is lost.
+    #[cfg(any(test, feature = "testing"))]
     pub fn fail(&self) {
         let mut state = self.progress.state.lock();
-        // A copy in the middle ends first: who hears of the failure may rely on no more being written (sink I1).
+        // A copy that runs ends first: after a failure is seen nothing may be written (sink-I1).
         while state.running {
             self.progress.changed.wait(&mut state);
         }
@@ -159,8 +171,8 @@ impl SinkStream {
         // The lock makes a copy's number its place in the queue when several threads share a stream.
         let _in_order = self.progress.state.lock();
         self.queue
-            .send(Copy { work, after })
-            .map_err(|_| CopyFailure::Refused(Error::device("the worker of the sink stream has gone")))?;
+            .send(QueuedCopy { work, after })
+            .map_err(|_| CopyFailure::Refused(Error::device("the worker of the sink stream has ended")))?;
         // Relaxed: written under the lock.
         let number = self.progress.enqueued.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(SinkFence { progress: self.progress.clone(), number }))
@@ -170,15 +182,15 @@ impl SinkStream {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if the stream was told to [`fail`](SinkStream::fail).
+    /// [`Error::is_device`] if the stream failed.
     pub fn synchronize(&self) -> Result<()> {
         // Relaxed: the caller's own enqueues precede this on its thread; others' may or may not count.
         self.progress.wait_for(self.progress.enqueued.load(Ordering::Relaxed))
     }
 }
 
-fn work(copies: &Receiver<Copy>, progress: &Progress) {
-    for Copy { work, after } in copies {
+fn run_copies(copies: &Receiver<QueuedCopy>, progress: &Progress) {
+    for QueuedCopy { work, after } in copies {
         for earlier in after {
             // A stream that failed writes no more: nothing to wait for.
             let _ = earlier.wait();
@@ -188,7 +200,7 @@ fn work(copies: &Receiver<Copy>, progress: &Progress) {
             progress.changed.wait(&mut state);
         }
         if state.failed {
-            // A lost device copies nothing more, and says nothing of what it did.
+            // A lost device copies nothing more, and its copies never count as done.
             continue;
         }
         state.running = true;
@@ -197,7 +209,7 @@ fn work(copies: &Receiver<Copy>, progress: &Progress) {
         // Under the lock, so that a waiter between its check and its sleep is not missed.
         let mut state = progress.state.lock();
         state.running = false;
-        // Release: whoever sees the count sees the bytes, and may overwrite the source.
+        // Release: a thread that sees the count sees the bytes, and may overwrite the source.
         progress.done.fetch_add(1, Ordering::Release);
         progress.changed.notify_all();
     }
@@ -206,20 +218,20 @@ fn work(copies: &Receiver<Copy>, progress: &Progress) {
 impl Work {
     fn run(self) {
         match self {
-            Self::ToDevice { source, len, target } => {
-                // SAFETY: sink I1: no reference to the bytes exists until this copy's fence is over, and no other worker
+            Self::ToDevice { source, target, range } => {
+                // SAFETY: sink-I1: no reference to the bytes exists until this copy's fence is over, and no other worker
                 // touches them: earlier copies were waited for, later ones wait for this one.
                 let bytes = unsafe { &mut *target.0.get() };
                 // SAFETY: the promise of `enqueue`: the source stays readable and unchanged until the fence.
-                let source = unsafe { std::slice::from_raw_parts(source.0.cast_const(), len) };
-                bytes[..len].copy_from_slice(source);
+                let source = unsafe { std::slice::from_raw_parts(source.0.cast_const(), range.len()) };
+                bytes[range].copy_from_slice(source);
             }
-            Self::ToHost { source, target, len } => {
-                // SAFETY: sink I1: nobody writes to the bytes: earlier copies were waited for, later ones wait for this.
+            Self::ToHost { source, range, target } => {
+                // SAFETY: sink-I1: no worker writes to the bytes: earlier copies were waited for, later ones wait for this.
                 let bytes = unsafe { &*source.0.get() };
-                // SAFETY: the promise of `fetch`: nobody else touches the target until the fence.
-                let target = unsafe { std::slice::from_raw_parts_mut(target.0, len) };
-                target.copy_from_slice(&bytes[..len]);
+                // SAFETY: the promise of `fetch`: nothing else touches the target until the fence.
+                let target = unsafe { std::slice::from_raw_parts_mut(target.0, range.len()) };
+                target.copy_from_slice(&bytes[range]);
             }
             Self::Nothing => {}
         }
@@ -254,7 +266,7 @@ impl Progress {
 }
 
 fn failed() -> Error {
-    Error::device("the sink stream was told to fail")
+    Error::device("the sink stream was made to fail")
 }
 
 // SAFETY: the worker counts a copy as done after its last access to source and target, in order.
@@ -272,11 +284,11 @@ unsafe impl Fence for SinkFence {
     }
 
     fn stream(&self) -> u64 {
-        self.progress.stream
+        self.progress.id.number()
     }
 
     fn stream_id(&self) -> Option<StreamId> {
-        Some(StreamId::new((&raw const NEXT_STREAM).addr(), self.progress.stream))
+        Some(self.progress.id)
     }
 }
 
@@ -284,21 +296,78 @@ impl SinkMem {
     /// `len` zeroed bytes.
     pub fn new(len: usize) -> Self {
         let bytes = vec![0; len].into_boxed_slice();
-        Self { cell: Arc::new(Cell(UnsafeCell::new(bytes))), len, copies: Mutex::default() }
+        Self { bytes: Arc::new(DeviceBytes(UnsafeCell::new(bytes))), len, copies: Mutex::default() }
     }
 
-    /// Waits for the copies into this memory and gives its bytes.
+    /// Waits for the copies into this memory and returns its bytes.
     ///
-    /// Copies of a stream that failed are over as far as this memory goes: that stream writes no more.
+    /// Copies of a stream that failed count as over here: that stream writes no more.
     pub fn read(&self) -> &[u8] {
         // They stay in the list meanwhile: a copy from here that another thread enqueues must come after them too.
         let copies = self.copies.lock().clone();
         for copy in copies {
-            // A failed stream writes nothing more (see `work`), so its copies need no wait.
+            // A failed stream writes nothing more, so its copies need no wait.
             let _ = copy.wait();
         }
-        // SAFETY: sink I1: every copy enqueued so far is over, and the next needs `&mut self`, which ends this borrow.
-        unsafe { &*self.cell.0.get() }
+        // SAFETY: sink-I1: every copy into the bytes is over, and the next needs `&mut self`, which ends this borrow.
+        unsafe { &*self.bytes.0.get() }
+    }
+
+    /// Some of the bytes to copy from, as `CudaSlice::slice` gives on a device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_request`] if the range is not inside the memory.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<SinkView<'_>> {
+        Ok(SinkView { range: elements_in(range, self.len)?, mem: self })
+    }
+
+    /// Some of the bytes to copy into, as `CudaSlice::slice_mut` gives on a device.
+    ///
+    /// # Errors
+    ///
+    /// As [`slice`](SinkMem::slice).
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<SinkViewMut<'_>> {
+        Ok(SinkViewMut { range: elements_in(range, self.len)?, mem: self })
+    }
+
+    /// Enqueues a copy of `len` bytes from `source` to `offset`. Only for a caller with `&mut` access (sink-I1).
+    fn write_at(
+        &self,
+        stream: &SinkStream,
+        offset: usize,
+        source: *const u8,
+        len: usize,
+    ) -> Result<SharedFence, CopyFailure> {
+        let source = HostAddress(source.cast_mut());
+        self.enqueue_in_order(
+            stream,
+            Work::ToDevice { source, target: self.bytes.clone(), range: offset..offset + len },
+        )
+    }
+
+    /// Enqueues a copy of `len` bytes from `offset` to `target`.
+    fn read_at(
+        &self,
+        stream: &SinkStream,
+        offset: usize,
+        target: *mut u8,
+        len: usize,
+    ) -> Result<SharedFence, CopyFailure> {
+        let target = HostAddress(target);
+        self.enqueue_in_order(stream, Work::ToHost { source: self.bytes.clone(), range: offset..offset + len, target })
+    }
+
+    /// Behind the copies of other streams from and to this memory.
+    fn enqueue_in_order(&self, stream: &SinkStream, work: Work) -> Result<SharedFence, CopyFailure> {
+        stream.progress.check_process().map_err(CopyFailure::Refused)?;
+        let mut copies = self.copies.lock();
+        copies.retain(|copy| matches!(copy.is_done(), Ok(false)));
+        let is_elsewhere = |copy: &&SharedFence| copy.stream_id() != Some(stream.progress.id);
+        let after = copies.iter().filter(is_elsewhere).cloned().collect();
+        let fence = stream.enqueue(work, after)?;
+        copies.push(fence.clone());
+        Ok(fence)
     }
 }
 
@@ -313,10 +382,26 @@ unsafe impl CopyTarget<SinkStream> for SinkMem {
         stream: &SinkStream,
         source: *const u8,
         len: usize,
-        _asker: FencePurpose,
+        _purpose: FencePurpose,
     ) -> Result<Arc<dyn Fence>, CopyFailure> {
-        let work = Work::ToDevice { source: HostAddress(source.cast_mut()), len, target: self.cell.clone() };
-        self.enqueue_in_turn(stream, work)
+        self.write_at(stream, 0, source, len)
+    }
+}
+
+// SAFETY: nothing is enqueued when an error is returned; the fence is the worker's own count.
+unsafe impl CopyTarget<SinkStream> for SinkViewMut<'_> {
+    fn capacity_bytes(&self) -> usize {
+        self.range.len()
+    }
+
+    unsafe fn enqueue(
+        &mut self,
+        stream: &SinkStream,
+        source: *const u8,
+        len: usize,
+        _purpose: FencePurpose,
+    ) -> Result<Arc<dyn Fence>, CopyFailure> {
+        self.mem.write_at(stream, self.range.start, source, len)
     }
 }
 
@@ -327,7 +412,29 @@ unsafe impl CopySource<SinkStream> for SinkMem {
     }
 
     unsafe fn fetch(&self, stream: &SinkStream, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure> {
-        self.enqueue_in_turn(stream, Work::ToHost { source: self.cell.clone(), target: HostAddress(target), len })
+        self.read_at(stream, 0, target, len)
+    }
+}
+
+// SAFETY: as for `CopyTarget`.
+unsafe impl CopySource<SinkStream> for SinkView<'_> {
+    fn available_bytes(&self) -> usize {
+        self.range.len()
+    }
+
+    unsafe fn fetch(&self, stream: &SinkStream, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure> {
+        self.mem.read_at(stream, self.range.start, target, len)
+    }
+}
+
+// SAFETY: as for `CopyTarget`.
+unsafe impl CopySource<SinkStream> for SinkViewMut<'_> {
+    fn available_bytes(&self) -> usize {
+        self.range.len()
+    }
+
+    unsafe fn fetch(&self, stream: &SinkStream, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure> {
+        self.mem.read_at(stream, self.range.start, target, len)
     }
 }
 
@@ -337,20 +444,6 @@ unsafe impl CopyStream for SinkStream {
         self.enqueue(Work::Nothing, Vec::new()).map_err(|failure| match failure {
             CopyFailure::Refused(error) | CopyFailure::Unknown(error) => error,
         })
-    }
-}
-
-impl SinkMem {
-    /// Behind the copies of other streams from and to this memory.
-    fn enqueue_in_turn(&self, stream: &SinkStream, work: Work) -> Result<SharedFence, CopyFailure> {
-        stream.progress.check_process().map_err(CopyFailure::Refused)?;
-        let mut copies = self.copies.lock();
-        copies.retain(|copy| matches!(copy.is_done(), Ok(false)));
-        let elsewhere = |copy: &&SharedFence| copy.stream() != stream.progress.stream;
-        let after = copies.iter().filter(elsewhere).cloned().collect();
-        let fence = stream.enqueue(work, after)?;
-        copies.push(fence.clone());
-        Ok(fence)
     }
 }
 
@@ -366,7 +459,7 @@ mod tests {
     use super::*;
 
     fn enqueue(stream: &SinkStream, mem: &mut SinkMem, source: &'static [u8]) -> Arc<dyn Fence> {
-        // SAFETY: a static slice stays readable and unchanged for ever.
+        // SAFETY: a static slice stays readable and unchanged.
         unsafe { mem.enqueue(stream, source.as_ptr(), source.len(), FencePurpose::Buffer) }.unwrap()
     }
 
@@ -409,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_device_says_so_to_those_who_ask_and_to_those_who_wait() {
+    fn a_lost_device_fails_queries_and_waits() {
         let stream = SinkStream::new().unwrap();
         let mut mem = SinkMem::new(1);
         enqueue(&stream, &mut mem, b"a").wait().unwrap();
@@ -432,5 +525,27 @@ mod tests {
         enqueue(&stream, &mut mem, b"z");
         drop(stream);
         assert_eq!(mem.read(), b"z");
+    }
+
+    #[test]
+    fn views_copy_at_their_offset_and_wait_for_each_other() {
+        let (first, second) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
+        let mut mem = SinkMem::new(6);
+        let gate = first.hold();
+        // SAFETY: a static slice stays readable and unchanged.
+        unsafe { mem.slice_mut(2..4).unwrap().enqueue(&first, b"ab".as_ptr(), 2, FencePurpose::Buffer) }.unwrap();
+        let mut view = mem.slice_mut(1..).unwrap();
+        assert_eq!((view.capacity_bytes(), view.available_bytes()), (5, 5));
+        // SAFETY: as above.
+        let last = unsafe { view.enqueue(&second, b"xy".as_ptr(), 2, FencePurpose::Buffer) }.unwrap();
+        assert!(!last.is_done().unwrap(), "behind the copy of the other stream");
+        drop(gate);
+        assert_eq!(mem.read(), b"\0xyb\0\0");
+        let mut found = [0; 2];
+        // SAFETY: the array outlives the wait below, and nothing else touches it.
+        let back = unsafe { mem.slice(2..=3).unwrap().fetch(&second, found.as_mut_ptr(), 2) }.unwrap();
+        back.wait().unwrap();
+        assert_eq!(&found, b"yb");
+        assert!(mem.slice(3..7).unwrap_err().is_request() && mem.slice_mut(7..).unwrap_err().is_request());
     }
 }

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use super::core::Core;
 use super::residence;
 use super::supply::Memory;
-use crate::config::FenceKind;
 use crate::engine::idle::thread_cache::Entry;
 use crate::error::Error;
-use crate::in_flight::{CopyFences, Few, SharedFence};
+use crate::in_flight::{CopyFences, FenceKind, Fences};
 use crate::size_class::Class;
 use crate::sync::process::{AtomicU64, Ordering};
 
@@ -187,7 +186,7 @@ impl Block {
     }
 
     /// The put, when all `fences` are over.
-    pub(crate) fn put_back_after(self, fences: Few<SharedFence>) {
+    pub(crate) fn put_back_after(self, fences: Fences) {
         residence::inside(self, |core, block| core.put_after(block, fences));
     }
 

@@ -30,11 +30,11 @@ use super::supply::{Memory, Reclaim, Supply};
 use super::waiters::Queue;
 use crate::backend::{HeapSource, PageTiers, Source};
 use crate::budget::Budget;
-use crate::config::{Config, FenceKind};
+use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::ForkGeneration;
-use crate::in_flight::{Few, InFlight, SharedFence, Swept};
+use crate::in_flight::{FenceKind, Fences, InFlight, Swept};
 use crate::policy;
 use crate::size_class::Class;
 use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
@@ -222,9 +222,9 @@ impl Core {
     }
 
     /// The user is done with `block`; devices may be reading it until all `fences` are over.
-    pub(crate) fn put_after(&self, block: Block, fences: Few<SharedFence>) {
+    pub(crate) fn put_after(&self, block: Block, fences: Fences) {
         let bytes = block.held_bytes();
-        self.in_flight.arrive(block, bytes, fences, self.time.now_us());
+        self.in_flight.insert(block, bytes, fences, self.time.now_us());
         self.close_if_unused();
     }
 
@@ -253,7 +253,7 @@ impl Core {
         match self.config.fence {
             // One thread at a time asks, and an event is the cheaper one to set. Where many threads come to ask, each
             // question would be one to a busy driver.
-            FenceKind::Auto if self.in_flight.is_crowded() => FenceKind::Timeline,
+            FenceKind::Auto if self.in_flight.is_contended() => FenceKind::Timeline,
             FenceKind::Auto => FenceKind::Event,
             chosen => chosen,
         }

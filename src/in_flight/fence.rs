@@ -1,26 +1,29 @@
-//! How one learns that a copy is over.
+//! How the end of a copy is learnt: fences, and the fences of one buffer.
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-use super::Few;
+use smallvec::SmallVec;
+
 use crate::error::Result;
 use crate::sync::plain::Mutex;
+use crate::sync::process::Ordering;
 
-/// Says when a copy that was enqueued on a stream is over.
+/// Tells when a copy that was enqueued on a stream is over.
 ///
 /// # Safety
 ///
-/// Memory is reused on the word of `is_done`: it may say `Ok(true)` only after the device has finished with every byte
-/// of the copy, for good; and `wait` may return `Ok` only then. Fences of one [`stream_id`](Fence::stream_id) must come
-/// true in the order in which their copies were enqueued.
+/// Memory is reused when `is_done` returns `Ok(true)`: that may happen only after the device has finished with every byte
+/// of the copy, for good. The same holds for `wait` and `Ok`. Fences with the same [`stream_id`](Fence::stream_id) must
+/// come true in the order in which their copies were enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// Is the copy over? Does not wait.
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that nobody will ever know.
+    /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that the end of the copy is unknown.
     fn is_done(&self) -> Result<bool>;
 
     /// Waits until the copy is over.
@@ -30,109 +33,140 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// As [`is_done`](Fence::is_done).
     fn wait(&self) -> Result<()>;
 
-    /// A number by which a reader of figures knows the stream. Another stream may have it after this one is gone, also
-    /// while copies of this one still run: memory is never reused on the word of this.
+    /// The stream's number in statistics and log lines. A later stream may get the same number, also while copies of this
+    /// one still run: memory is never reused because two numbers are equal.
     fn stream(&self) -> u64;
 
-    /// Which stream it is, beyond doubt; `None` where nobody can say.
+    /// The stream's identity, which no other stream ever has; `None` if it is unknown.
     fn stream_id(&self) -> Option<StreamId> {
         None
     }
 }
 
-/// One stream among all that the program ever makes.
+/// The identity of a stream, unique as long as the process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StreamId {
+    /// Where the number comes from: 0 for [`unique`](StreamId::unique), else the address of a driver context's state.
     family: usize,
     number: u64,
 }
 
 impl StreamId {
-    /// Stream `number` of a `family`, which never gives a number twice: the address of something that lives as long as the
-    /// process.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(crate) fn new(family: usize, number: u64) -> Self {
+    /// An identity for a new stream. For implementors of [`Fence`]: take one when the stream is made, keep it with the
+    /// stream, and return it from the fences of all its copies.
+    pub fn unique() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // Relaxed: the only requirement is that no number is given out twice.
+        Self { family: 0, number: NEXT.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// The stream with this `number` in a driver context that gives no number twice. `family` is the address of an object
+    /// of the context that lives as long as the process.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn of_driver(family: usize, number: u64) -> Self {
         Self { family, number }
+    }
+
+    pub(crate) fn number(self) -> u64 {
+        self.number
     }
 }
 
-/// A fence that the pool, the buffer and the user's handle look at.
+/// How a pool learns that a copy which took its buffer is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum FenceKind {
+    /// `Event`, until many threads query at once; then `Timeline`.
+    #[default]
+    Auto,
+    /// An event behind each copy: cheap to record, but each query is a call of the driver.
+    Event,
+    /// A word in host memory that the stream increments behind each copy: costs the copying thread more, and a query is a
+    /// load. An event where the driver does not support it.
+    Timeline,
+}
+
+/// A fence that the pool, the buffer and the user's handle share.
 pub(crate) type SharedFence = Arc<dyn Fence>;
 
-/// The copies that use one buffer and may still be running.
-///
-/// A *lent* use is one whose borrow of the buffer may not be over, so that its fence does not know yet what it stands for:
-/// nobody asks it, and nobody lets go of it, but through `&mut`, which proves that the borrow is over. A buffer that was
-/// never copied has no list at all, and pays one comparison.
-///
-/// Of the copies from it on one stream only the last is kept: when that is over, so are those before it. That holds for
-/// copies that `&mut` put in a row, not for lent ones: two threads that borrow at once enqueue in either order.
-#[derive(Debug, Default)]
-pub(crate) struct CopyFences(OnceLock<Box<Mutex<Vec<Use>>>>);
+/// The fences of one buffer: mostly one, which needs no allocation.
+pub(crate) type Fences = SmallVec<[SharedFence; 1]>;
 
+/// The copies that use one buffer and may still be running. A buffer that was never copied has no list, and pays one
+/// comparison.
+///
+/// - **copy-fences-I1**: a *lent* access may be enqueued only after it is recorded here, so its fence may not stand for the
+///   copy yet. It is neither queried nor dropped except through `&mut`, which proves that the borrow is over.
+/// - **copy-fences-I2**: of the reads of one stream that `&mut` put in order only the last is kept: when it is over, so are
+///   those before it. Lent reads are all kept, since two threads that borrow at once enqueue in either order.
+/// - **copy-fences-I3**: a failed fence stays in the list, so a buffer with an unknown copy never counts as free.
+#[derive(Debug, Default)]
+pub(crate) struct CopyFences(OnceLock<Box<Mutex<Vec<Access>>>>);
+
+/// What one copy does with the buffer.
 #[derive(Debug, Clone)]
-struct Use {
+struct Access {
     fence: SharedFence,
-    manner: Manner,
+    kind: AccessKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Manner {
-    Reads,
-    Writes,
+enum AccessKind {
+    Read,
+    Write,
+    /// A read by a borrower, which may not have enqueued it yet.
     Lent,
-    /// A lent use whose borrow is over.
+    /// A lent read whose borrow is over.
     Returned,
 }
 
-impl Use {
-    /// False if nobody knows.
+impl Access {
+    /// False if either stream is unknown.
     fn is_on(&self, stream: Option<StreamId>) -> bool {
         stream.is_some() && self.fence.stream_id() == stream
     }
 }
 
 impl CopyFences {
-    fn push(&self, fence: SharedFence, manner: Manner) {
-        self.0.get_or_init(Box::default).lock().push(Use { fence, manner });
+    fn push(&self, fence: SharedFence, kind: AccessKind) {
+        self.0.get_or_init(Box::default).lock().push(Access { fence, kind });
     }
 
-    /// A copy from the buffer.
+    /// Records a copy from the buffer.
     pub(crate) fn record(&mut self, fence: SharedFence) {
         if let Some(earlier) = fence.stream_id().and_then(|stream| self.read_on(stream)) {
             *earlier = fence;
             return;
         }
-        // A buffer that is copied from again and again does not gather what is long over.
+        // Forgets copies that are over, so that the list of a buffer that is copied again and again stays short.
         let _failures_stay = self.are_over();
-        self.push(fence, Manner::Reads);
+        self.push(fence, AccessKind::Read);
     }
 
     fn read_on(&mut self, stream: StreamId) -> Option<&mut SharedFence> {
-        let uses = self.0.get_mut()?.get_mut();
-        let is_it = |each: &&mut Use| each.manner == Manner::Reads && each.fence.stream_id() == Some(stream);
-        uses.iter_mut().find(is_it).map(|each| &mut each.fence)
+        let accesses = self.0.get_mut()?.get_mut();
+        let is_it = |each: &&mut Access| each.kind == AccessKind::Read && each.fence.stream_id() == Some(stream);
+        accesses.iter_mut().find(is_it).map(|each| &mut each.fence)
     }
 
-    /// A copy into the buffer.
+    /// Records a copy into the buffer.
     pub(crate) fn record_write(&mut self, fence: SharedFence) {
-        self.push(fence, Manner::Writes);
+        self.push(fence, AccessKind::Write);
     }
 
-    /// A copy from the buffer that somebody is about to enqueue.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only cudarc borrows so.
+    /// Records a copy from the buffer that a borrower is about to enqueue.
+    #[cfg(any(feature = "cuda", test))] // Only cudarc borrows so.
     pub(crate) fn lend(&self, fence: SharedFence) {
-        self.push(fence, Manner::Lent);
+        self.push(fence, AccessKind::Lent);
     }
 
     /// Are all copies over? Forgets those that are.
     pub(crate) fn are_over(&mut self) -> Result<bool> {
-        let Some(uses) = self.0.get_mut().map(|uses| uses.get_mut()) else { return Ok(true) };
-        // A failed fence stays, so that the buffer can never pass for free.
+        let Some(accesses) = self.0.get_mut().map(|accesses| accesses.get_mut()) else { return Ok(true) };
         let mut first_failure = None;
-        uses.retain_mut(|each| {
-            if each.manner == Manner::Lent {
-                each.manner = Manner::Returned;
+        accesses.retain_mut(|each| {
+            if each.kind == AccessKind::Lent {
+                each.kind = AccessKind::Returned;
             }
             match each.fence.is_done() {
                 Ok(over) => !over,
@@ -144,7 +178,7 @@ impl CopyFences {
         });
         match first_failure {
             Some(error) => Err(error),
-            None => Ok(uses.is_empty()),
+            None => Ok(accesses.is_empty()),
         }
     }
 
@@ -154,53 +188,65 @@ impl CopyFences {
         self.0.get().is_some()
     }
 
-    /// Waits until no copy but lent ones, which only read, uses the buffer. False if a copy into it failed: then nobody
-    /// knows what is in the buffer, or still being written to it.
-    pub(crate) fn wait(&self) -> bool {
-        self.wait_for(|each| each.manner != Manner::Lent)
+    /// Waits until no copy but lent ones, which only read, uses the buffer.
+    ///
+    /// Fails if a copy *into* the buffer failed: its bytes are unknown and may still be written to. Bytes that a device
+    /// only reads are sound to touch after any failure.
+    pub(crate) fn wait(&self) -> Result<()> {
+        self.wait_for(|each| each.kind != AccessKind::Lent)
     }
 
-    /// Waits for the copies into the buffer that do not come before all that `stream` does next: those of others, and all
-    /// where nobody knows which stream that is. The answer is as that of [`wait`](CopyFences::wait).
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(crate) fn wait_for_writes(&self, stream: Option<StreamId>) -> bool {
-        self.wait_for(|each| each.manner == Manner::Writes && !each.is_on(stream))
+    /// Waits until no copy uses the buffer. Fails as [`are_over`](CopyFences::are_over).
+    pub(crate) fn wait_for_all(&mut self) -> Result<()> {
+        let Some(accesses) = self.0.get_mut().map(|accesses| accesses.get_mut()) else { return Ok(()) };
+        // Each one is waited for, also after a failure of another.
+        accesses.iter().for_each(|each| drop(each.fence.wait()));
+        self.are_over().map(drop)
     }
 
-    /// Waits for every copy that is not on `stream`. The answer is as that of [`wait`](CopyFences::wait).
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(crate) fn wait_for_others(&mut self, stream: Option<StreamId>) -> bool {
+    /// Waits for the copies into the buffer that are not ordered before the next work of `stream`: those of other streams,
+    /// or all if `stream` is unknown. Fails as [`wait`](CopyFences::wait).
+    pub(crate) fn wait_for_writes(&self, stream: Option<StreamId>) -> Result<()> {
+        self.wait_for(|each| each.kind == AccessKind::Write && !each.is_on(stream))
+    }
+
+    /// Waits for every copy that is not on `stream`. Fails as [`wait`](CopyFences::wait).
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn wait_for_others(&mut self, stream: Option<StreamId>) -> Result<()> {
         let _failures_stay = self.are_over();
         self.wait_for(|each| !each.is_on(stream))
     }
 
     #[cold]
-    fn wait_for(&self, concerns: impl Fn(&Use) -> bool) -> bool {
-        let Some(uses) = self.0.get() else { return true };
-        // The list is copied, not held: a wait under a lock would hold up other threads that look at the buffer.
-        let uses: Vec<Use> = uses.lock().iter().filter(|each| concerns(each)).cloned().collect();
-        let mut is_sound = true;
-        // Every one is waited for, whatever became of those before.
-        for each in &uses {
-            is_sound &= each.fence.wait().is_ok() || each.manner != Manner::Writes;
+    fn wait_for(&self, concerns: impl Fn(&Access) -> bool) -> Result<()> {
+        let Some(accesses) = self.0.get() else { return Ok(()) };
+        // The list is copied, not held: a wait under the lock would delay other threads that look at the buffer.
+        let accesses: Vec<Access> = accesses.lock().iter().filter(|each| concerns(each)).cloned().collect();
+        let mut outcome = Ok(());
+        // Each one is waited for, also after a failure of another.
+        for each in &accesses {
+            let waited = each.fence.wait();
+            if each.kind == AccessKind::Write && outcome.is_ok() {
+                outcome = waited;
+            }
         }
-        is_sound
+        outcome
     }
 
-    /// True if no copy was ever recorded, or all recorded ones were seen to be over. Costs no lock.
+    /// True if no copy was ever recorded, or all recorded ones were seen to be over. Takes no lock.
     #[inline]
     pub(crate) fn is_empty(&mut self) -> bool {
-        self.0.get_mut().is_none_or(|uses| uses.get_mut().is_empty())
+        self.0.get_mut().is_none_or(|accesses| accesses.get_mut().is_empty())
     }
 
     /// The fences of copies that may still be running.
-    pub(crate) fn take(&mut self) -> Few<SharedFence> {
-        let Some(uses) = self.0.take() else { return Few::NONE };
-        uses.into_inner().into_iter().map(|each| each.fence).collect()
+    pub(crate) fn take(&mut self) -> Fences {
+        let Some(accesses) = self.0.take() else { return Fences::new() };
+        accesses.into_inner().into_iter().map(|each| each.fence).collect()
     }
 }
 
-/// A fence that does what a test says.
+/// A fence that a test controls.
 #[cfg(test)]
 pub(crate) mod scripted {
     use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -209,19 +255,19 @@ pub(crate) mod scripted {
     use crate::error::{Error, Result};
 
     #[derive(Debug)]
-    pub(crate) struct Scripted {
+    pub(crate) struct ScriptedFence {
         stream: u64,
         state: AtomicU8,
-        asked: AtomicU32,
+        queries: AtomicU32,
     }
 
-    impl Scripted {
+    impl ScriptedFence {
         pub(crate) fn on(stream: u64) -> Self {
-            Self { stream, state: AtomicU8::new(0), asked: AtomicU32::new(0) }
+            Self { stream, state: AtomicU8::new(0), queries: AtomicU32::new(0) }
         }
 
-        pub(crate) fn asked(&self) -> u32 {
-            self.asked.load(Ordering::Relaxed)
+        pub(crate) fn queries(&self) -> u32 {
+            self.queries.load(Ordering::Relaxed)
         }
 
         pub(crate) fn finish(&self) {
@@ -235,11 +281,11 @@ pub(crate) mod scripted {
 
     // SAFETY: guards no memory: the tests' items are numbers.
     #[allow(unsafe_code)]
-    unsafe impl Fence for Scripted {
+    unsafe impl Fence for ScriptedFence {
         fn is_done(&self) -> Result<bool> {
-            self.asked.fetch_add(1, Ordering::Relaxed);
+            self.queries.fetch_add(1, Ordering::Relaxed);
             match self.state.load(Ordering::Acquire) {
-                2 => Err(Error::device("the script says so")),
+                2 => Err(Error::device("the test failed it")),
                 state => Ok(state == 1),
             }
         }
@@ -255,102 +301,103 @@ pub(crate) mod scripted {
             self.stream
         }
 
-        /// Nobody knows which stream 0 is.
+        /// The identity of stream 0 is unknown.
         fn stream_id(&self) -> Option<StreamId> {
-            (self.stream != 0).then_some(StreamId::new(0, self.stream))
+            (self.stream != 0).then_some(StreamId::of_driver(0, self.stream))
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::scripted::Scripted;
+    use super::scripted::ScriptedFence;
     use super::*;
 
     #[test]
-    fn uses_are_over_when_the_last_one_is() {
-        let mut uses = CopyFences::default();
-        assert!(uses.is_empty());
-        let fences = [Arc::new(Scripted::on(1)), Arc::new(Scripted::on(2))];
-        fences.iter().for_each(|fence| uses.record(fence.clone()));
+    fn copies_are_over_when_the_last_one_is() {
+        let mut copies = CopyFences::default();
+        assert!(copies.is_empty());
+        let fences = [Arc::new(ScriptedFence::on(1)), Arc::new(ScriptedFence::on(2))];
+        fences.iter().for_each(|fence| copies.record(fence.clone()));
         fences[1].finish();
-        assert!(!uses.are_over().unwrap());
+        assert!(!copies.are_over().unwrap());
         fences[0].finish();
-        assert!(uses.wait());
-        assert!(uses.are_over().unwrap() && uses.is_empty());
+        assert!(copies.wait().is_ok());
+        assert!(copies.are_over().unwrap() && copies.is_empty());
     }
 
     #[test]
-    fn a_failed_use_never_passes_for_over() {
-        let mut uses = CopyFences::default();
-        let fence = Arc::new(Scripted::on(1));
-        uses.record(fence.clone());
+    fn a_failed_copy_never_counts_as_over() {
+        let mut copies = CopyFences::default();
+        let fence = Arc::new(ScriptedFence::on(1));
+        copies.record(fence.clone());
         fence.fail();
-        assert!(uses.are_over().is_err());
-        assert!(uses.wait(), "the device only reads: the bytes are sound");
-        assert!(uses.take().only().is_some());
+        assert!(copies.are_over().is_err());
+        assert!(copies.wait().is_ok(), "the device only reads: the bytes are sound");
+        assert!(copies.take().len() == 1);
     }
 
     #[test]
-    fn a_failed_copy_into_the_buffer_spoils_it() {
-        let mut uses = CopyFences::default();
-        let (read, write) = (Arc::new(Scripted::on(1)), Arc::new(Scripted::on(2)));
-        uses.record(read.clone());
-        uses.record_write(write.clone());
+    fn a_failed_copy_into_the_buffer_fails_every_wait_for_its_bytes() {
+        let mut copies = CopyFences::default();
+        let (read, write) = (Arc::new(ScriptedFence::on(1)), Arc::new(ScriptedFence::on(2)));
+        copies.record(read.clone());
+        copies.record_write(write.clone());
         read.finish();
         write.fail();
-        assert!(!uses.wait() && !uses.wait_for_writes(Some(StreamId::new(0, 1))));
+        assert!(copies.wait().is_err());
+        assert!(copies.wait_for_writes(Some(StreamId::of_driver(0, 1))).is_err());
         assert!(
-            uses.wait_for_writes(Some(StreamId::new(0, 2))),
-            "what comes behind it on its stream is not its reader"
+            copies.wait_for_writes(Some(StreamId::of_driver(0, 2))).is_ok(),
+            "later work of its own stream does not wait"
         );
     }
 
     #[test]
-    fn of_the_copies_on_one_stream_the_last_is_kept_and_nobody_is_asked() {
-        let mut uses = CopyFences::default();
-        let fences: Vec<_> = [1, 2, 1, 2, 1].map(|stream| Arc::new(Scripted::on(stream))).into();
-        fences.iter().for_each(|fence| uses.record(fence.clone()));
+    fn the_last_copy_of_a_stream_replaces_those_before_it_without_a_query() {
+        let mut copies = CopyFences::default();
+        let fences: Vec<_> = [1, 2, 1, 2, 1].map(|stream| Arc::new(ScriptedFence::on(stream))).into();
+        fences.iter().for_each(|fence| copies.record(fence.clone()));
         // The second stream's first copy finds one of another stream, and asks whether that is over.
-        assert_eq!(fences.iter().map(|fence| fence.asked()).collect::<Vec<_>>(), [1, 0, 0, 0, 0]);
+        assert_eq!(fences.iter().map(|fence| fence.queries()).collect::<Vec<_>>(), [1, 0, 0, 0, 0]);
         fences[..4].iter().for_each(|fence| fence.finish());
-        assert!(!uses.are_over().unwrap());
-        let kept: Vec<_> = uses.take().into_iter().map(|fence| fence.stream()).collect();
+        assert!(!copies.are_over().unwrap());
+        let kept: Vec<_> = copies.take().into_iter().map(|fence| fence.stream()).collect();
         assert_eq!(kept, [1]);
     }
 
     #[test]
-    fn a_copy_whose_stream_nobody_knows_takes_no_others_place_and_is_waited_for() {
-        let mut uses = CopyFences::default();
-        let fences = [Arc::new(Scripted::on(0)), Arc::new(Scripted::on(0))];
-        fences.iter().for_each(|fence| uses.record(fence.clone()));
+    fn a_copy_of_an_unknown_stream_replaces_no_other_and_is_waited_for() {
+        let mut copies = CopyFences::default();
+        let fences = [Arc::new(ScriptedFence::on(0)), Arc::new(ScriptedFence::on(0))];
+        fences.iter().for_each(|fence| copies.record(fence.clone()));
         fences[1].finish();
-        assert!(!uses.are_over().unwrap());
+        assert!(!copies.are_over().unwrap());
         fences[0].fail();
-        uses.record_write(fences[0].clone());
-        assert!(!uses.wait_for_others(None), "it is asked, and failed");
+        copies.record_write(fences[0].clone());
+        assert!(copies.wait_for_others(None).is_err(), "it is waited for, and failed");
     }
 
     #[test]
-    fn what_was_lent_is_nobody_elses_to_speak_for() {
-        let mut uses = CopyFences::default();
-        let (lent, later) = (Arc::new(Scripted::on(1)), Arc::new(Scripted::on(1)));
-        uses.lend(lent.clone());
-        uses.record(later.clone());
+    fn a_later_copy_of_the_stream_does_not_replace_a_lent_one() {
+        let mut copies = CopyFences::default();
+        let (lent, later) = (Arc::new(ScriptedFence::on(1)), Arc::new(ScriptedFence::on(1)));
+        copies.lend(lent.clone());
+        copies.record(later.clone());
         later.finish();
-        assert!(!uses.are_over().unwrap());
+        assert!(!copies.are_over().unwrap());
         lent.finish();
-        assert!(uses.are_over().unwrap());
+        assert!(copies.are_over().unwrap());
     }
 
     #[test]
-    fn a_lent_use_is_asked_only_when_its_borrow_is_over() {
-        let mut uses = CopyFences::default();
-        let fence = Arc::new(Scripted::on(1));
-        uses.lend(fence.clone());
-        assert!(uses.wait(), "waits for nobody who only reads");
-        assert!(!uses.are_over().unwrap());
+    fn a_lent_copy_is_queried_only_after_its_borrow() {
+        let mut copies = CopyFences::default();
+        let fence = Arc::new(ScriptedFence::on(1));
+        copies.lend(fence.clone());
+        assert!(copies.wait().is_ok(), "a lent read delays no reader");
+        assert!(!copies.are_over().unwrap());
         fence.finish();
-        assert!(uses.are_over().unwrap());
+        assert!(copies.are_over().unwrap());
     }
 }

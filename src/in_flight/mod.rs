@@ -1,240 +1,240 @@
-//! Buffers that a device may still be reading; each waits on its fences.
+//! Blocks whose copies may still be running; each waits for its own fences.
 //!
 //! ```text
-//!   arrive ──▶ its line, or, while another thread is at the lines,
-//!              arrivals (queue, no lock) ──┐
-//!                                          ▼  sweep: one thread at a time, the others pass by
-//!   stream 1   [a][b][c]   only the head is asked: copies of a stream end in order
-//!   stream 2   [d]         a slow stream holds back nobody but itself, and who gets its number when it is gone
-//!   several    {e, f}      used on more than one stream: each is asked about all its fences
-//!                                          └──▶ completed (by value, in the order seen), lost
+//!   insert ──▶ its stream's queue, or, while another thread holds the lock,
+//!              arrivals (lock-free queue) ──┐
+//!                                           ▼  sweep: one thread at a time, others return at once
+//!   stream 1      [a][b][c]   only the head is queried: copies of a stream end in order
+//!   stream 2      [d]         a slow stream delays only its own copies
+//!   multi-stream  {e, f}      used on more than one stream: all fences of each are queried
+//!                                           └──▶ completed (by value, in the order seen), lost
 //! ```
 //!
-//! Never blocks a caller that did not ask to wait; never frees or reuses anything itself. Invariants:
+//! The module owns the items in flight. It never blocks a caller that did not ask to wait, and it never frees or reuses an
+//! item: completed and lost items leave by return value. Streams are told apart by [`Fence::stream`], a number that a later
+//! stream may get again; that costs at most a delay, since each item's own fences are queried.
 //!
-//! 1. An item lands only after every one of its fences has said that it is over; in line, too, each is asked itself.
-//! 2. An item with a fence that failed never lands: it is lost, for nobody knows what the device still reads.
+//! Invariants:
+//!
+//! - **in-flight-I1**: an item completes only after each of its own fences returned `Ok(true)`.
+//! - **in-flight-I2**: an item with a failed fence never completes. It is lost: the device may still be using it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crossbeam::queue::SegQueue;
+use smallvec::SmallVec;
 
 use crate::error::Error;
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
 
 mod fence;
-mod few;
 
-pub(crate) use fence::{CopyFences, SharedFence};
-pub use fence::{Fence, StreamId};
-pub(crate) use few::Few;
+pub(crate) use fence::{CopyFences, Fences, SharedFence};
+pub use fence::{Fence, FenceKind, StreamId};
 
-/// So often one thread found another asking: not by chance.
-const CROWD: u64 = 64;
-/// StreamQueues of more streams than this are closed when they are empty; the others keep their room.
-const OPEN_LINES: usize = 16;
+/// After so many sweeps that found the lock taken, threads are known to contend for it.
+const CONTENDED_SWEEPS: u64 = 64;
+/// Empty queues are removed when there are more than this many; up to here they are kept for their streams.
+const KEPT_QUEUES: usize = 16;
 
-/// Items on their way, with the fences they wait on.
+/// Items whose copies may still be running, with the fences of these copies.
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
     arrivals: SegQueue<PendingCopy<T>>,
-    lines: Mutex<StreamQueues<T>>,
+    queues: Mutex<StreamQueues<T>>,
     count: AtomicU64,
-    passed_by: AtomicU64,
+    /// Sweeps that found another thread sweeping.
+    contended_sweeps: AtomicU64,
 }
 
 #[derive(Debug)]
 struct PendingCopy<T> {
     item: T,
     bytes: u64,
-    fences: Few<SharedFence>,
+    fences: Fences,
     since_us: u64,
-    is_known_stuck: bool,
+    is_reported_stuck: bool,
 }
 
 #[derive(Debug)]
 struct StreamQueues<T> {
-    /// Searched from the front: programs copy on a few streams.
+    /// Searched linearly: programs copy on a few streams.
     by_stream: Vec<StreamQueue<T>>,
-    several: Vec<PendingCopy<T>>,
+    multi_stream: Vec<PendingCopy<T>>,
 }
 
 #[derive(Debug)]
 struct StreamQueue<T> {
     stream: u64,
-    flights: VecDeque<PendingCopy<T>>,
+    copies: VecDeque<PendingCopy<T>>,
 }
 
-/// Items of one stream that have waited for long.
+/// Items of one stream that have been in flight for long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PendingGroup {
     pub(crate) buffers: u64,
     /// Of the oldest.
     pub(crate) age: Duration,
-    /// Of several streams, the first whose copy is not over.
+    /// For an item of several streams, the first stream whose copy is not over.
     pub(crate) stream: u64,
     pub(crate) bytes: u64,
 }
 
-/// What a sweep found.
+/// The result of a sweep.
 #[derive(Debug)]
 pub(crate) struct Swept<T> {
-    /// Copies over, in the order seen.
-    pub(crate) completed: Few<T>,
-    /// Copies whose end nobody will know.
+    /// Items whose copies are over, in the order seen. Most sweeps find one, which needs no allocation.
+    pub(crate) completed: SmallVec<[T; 1]>,
+    /// Items whose copies may run for an unknown time (in-flight-I2).
     pub(crate) lost: Vec<(T, Error)>,
-}
-
-impl<T> Swept<T> {
-    const NOTHING: Self = Self { completed: Few::NONE, lost: Vec::new() };
 }
 
 impl<T> InFlight<T> {
     pub(crate) fn new() -> Self {
         Self {
             arrivals: SegQueue::new(),
-            lines: Mutex::new(StreamQueues { by_stream: Vec::new(), several: Vec::new() }),
+            queues: Mutex::new(StreamQueues { by_stream: Vec::new(), multi_stream: Vec::new() }),
             count: AtomicU64::new(0),
-            passed_by: AtomicU64::new(0),
+            contended_sweeps: AtomicU64::new(0),
         }
     }
 
-    /// Takes charge of `item` until all `fences` are over.
-    pub(crate) fn arrive(&self, item: T, bytes: u64, fences: Few<SharedFence>, now_us: u64) {
-        // Relaxed: the lock or the queue orders the item. Counted before it is visible, so that a sweep never takes away
-        // what was not yet added.
+    /// Keeps `item` until all `fences` are over.
+    pub(crate) fn insert(&self, item: T, bytes: u64, fences: Fences, now_us: u64) {
+        // Relaxed: the lock or the queue orders the item. Counted before it is visible, so that a sweep never subtracts
+        // an item that is not yet counted.
         self.count.fetch_add(1, Ordering::Relaxed);
-        let flight = PendingCopy { item, bytes, fences, since_us: now_us, is_known_stuck: false };
-        match self.lines.try_lock() {
-            Some(mut lines) => {
-                self.seat_arrivals(&mut lines);
-                lines.seat(flight);
+        let copy = PendingCopy { item, bytes, fences, since_us: now_us, is_reported_stuck: false };
+        match self.queues.try_lock() {
+            Some(mut queues) => {
+                self.enqueue_arrivals(&mut queues);
+                queues.enqueue(copy);
             }
-            None => self.arrivals.push(flight),
+            None => self.arrivals.push(copy),
         }
     }
 
     /// Items in flight.
     #[inline]
     pub(crate) fn count(&self) -> u64 {
-        // Relaxed: a hint for those who may skip a sweep, and a figure.
+        // Relaxed: a hint to callers that may skip a sweep, and a statistic.
         self.count.load(Ordering::Relaxed)
     }
 
     /// Bytes in flight.
     pub(crate) fn bytes(&self) -> u64 {
-        let mut lines = self.lines.lock();
-        self.seat_arrivals(&mut lines);
-        let StreamQueues { by_stream, several } = &*lines;
-        by_stream.iter().flat_map(|line| &line.flights).chain(several).map(|flight| flight.bytes).sum()
+        let mut queues = self.queues.lock();
+        self.enqueue_arrivals(&mut queues);
+        let StreamQueues { by_stream, multi_stream } = &*queues;
+        by_stream.iter().flat_map(|queue| &queue.copies).chain(multi_stream).map(|copy| copy.bytes).sum()
     }
 
-    /// Do many threads ask at once?
-    pub(crate) fn is_crowded(&self) -> bool {
-        // Relaxed: a figure.
-        self.passed_by.load(Ordering::Relaxed) >= CROWD
+    /// Do many threads sweep at once?
+    pub(crate) fn is_contended(&self) -> bool {
+        // Relaxed: a statistic.
+        self.contended_sweeps.load(Ordering::Relaxed) >= CONTENDED_SWEEPS
     }
 
-    /// The item that has waited longest.
+    /// The item that has been in flight for the longest time.
     pub(crate) fn oldest(&self, now_us: u64) -> Option<PendingGroup> {
-        let mut lines = self.lines.lock();
-        self.seat_arrivals(&mut lines);
-        let heads = lines.by_stream.iter().filter_map(|line| line.flights.front());
-        heads.chain(&lines.several).min_by_key(|flight| flight.since_us).map(|flight| flight.waiting(now_us))
+        let mut queues = self.queues.lock();
+        self.enqueue_arrivals(&mut queues);
+        let heads = queues.by_stream.iter().filter_map(|queue| queue.copies.front());
+        heads.chain(&queues.multi_stream).min_by_key(|copy| copy.since_us).map(|copy| copy.as_group(now_us))
     }
 
-    /// Items that have waited for `limit` or longer, by stream, each told once. If another thread is asking already, none.
+    /// Items in flight for `limit` or longer, grouped by stream, each reported once. Empty if another thread is sweeping.
     pub(crate) fn newly_stuck(&self, now_us: u64, limit: Duration) -> Vec<PendingGroup> {
-        let Some(mut lines) = self.lines.try_lock() else { return Vec::new() };
-        self.seat_arrivals(&mut lines);
-        let StreamQueues { by_stream, several } = &mut *lines;
-        let flights = by_stream.iter_mut().flat_map(|line| &mut line.flights).chain(several);
+        let Some(mut queues) = self.queues.try_lock() else { return Vec::new() };
+        self.enqueue_arrivals(&mut queues);
+        let StreamQueues { by_stream, multi_stream } = &mut *queues;
+        let copies = by_stream.iter_mut().flat_map(|queue| &mut queue.copies).chain(multi_stream);
         let mut stuck = Vec::new();
-        for flight in flights.filter(|flight| !flight.is_known_stuck) {
-            let waiting = flight.waiting(now_us);
-            if waiting.age >= limit {
-                flight.is_known_stuck = true;
-                // What stands behind it on its stream is the same news.
-                match stuck.iter_mut().find(|other: &&mut PendingGroup| other.stream == waiting.stream) {
+        for copy in copies.filter(|copy| !copy.is_reported_stuck) {
+            let group = copy.as_group(now_us);
+            if group.age >= limit {
+                copy.is_reported_stuck = true;
+                // Later copies of a stuck stream are stuck with it: one group for all.
+                match stuck.iter_mut().find(|other: &&mut PendingGroup| other.stream == group.stream) {
                     Some(other) => {
                         other.buffers += 1;
-                        other.bytes += waiting.bytes;
-                        other.age = other.age.max(waiting.age);
+                        other.bytes += group.bytes;
+                        other.age = other.age.max(group.age);
                     }
-                    None => stuck.push(waiting),
+                    None => stuck.push(group),
                 }
             }
         }
         stuck
     }
 
-    /// Asks the fences and returns what is over. If another thread is asking already, returns nothing at once.
+    /// Queries the fences and returns the items that are over. Returns nothing at once if another thread is sweeping.
     pub(crate) fn sweep(&self) -> Swept<T> {
         self.sweep_until(Duration::ZERO, |_| false)
     }
 
-    /// Asks until one is over that is `enough`: each question may be one to a driver. While another thread is asking,
-    /// waits for its turn, at most for `patience`.
+    /// A sweep that ends at the first completed item that is `enough`, since each query may be a call of the driver. Waits
+    /// at most `patience` for another thread's sweep to end.
     pub(crate) fn sweep_until(&self, patience: Duration, enough: impl Fn(&T) -> bool) -> Swept<T> {
-        let asking = self.lines.try_lock().or_else(|| {
-            self.passed_by.fetch_add(1, Ordering::Relaxed); // Relaxed: a figure.
-            self.lines.try_lock_for(patience)
+        let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
+        let guard = self.queues.try_lock().or_else(|| {
+            // Relaxed: a statistic.
+            self.contended_sweeps.fetch_add(1, Ordering::Relaxed);
+            self.queues.try_lock_for(patience)
         });
-        let Some(mut lines) = asking else { return Swept::NOTHING };
-        self.seat_arrivals(&mut lines);
-        let StreamQueues { by_stream, several } = &mut *lines;
-        let mut swept = Swept::NOTHING;
-        for line in &mut *by_stream {
-            while let Some(head) = line.flights.front() {
+        let Some(mut queues) = guard else { return swept };
+        self.enqueue_arrivals(&mut queues);
+        let StreamQueues { by_stream, multi_stream } = &mut *queues;
+        for queue in &mut *by_stream {
+            while let Some(head) = queue.copies.front() {
                 let state = head.state();
                 if let Ok(false) = state {
                     break;
                 }
                 let is_enough = state.is_ok() && enough(&head.item);
-                self.leave(line.flights.pop_front(), state, &mut swept);
+                self.remove(queue.copies.pop_front(), state, &mut swept);
                 if is_enough {
                     return swept;
                 }
             }
         }
-        if by_stream.len() > OPEN_LINES {
-            by_stream.retain(|line| !line.flights.is_empty());
+        if by_stream.len() > KEPT_QUEUES {
+            by_stream.retain(|queue| !queue.copies.is_empty());
         }
         let mut index = 0;
-        while let Some(flight) = several.get(index) {
-            match flight.state() {
+        while let Some(copy) = multi_stream.get(index) {
+            match copy.state() {
                 Ok(false) => index += 1,
                 over => {
-                    let flight = several.remove(index);
-                    self.leave(Some(flight), over, &mut swept);
+                    let copy = multi_stream.remove(index);
+                    self.remove(Some(copy), over, &mut swept);
                 }
             }
         }
         swept
     }
 
-    /// Everything still in flight, whatever its fences say. For the end of a pool, which lets go of it for ever.
+    /// All items still in flight, in any state. For the end of a pool, which leaks them.
     pub(crate) fn abandon(&self) -> Vec<T> {
-        let mut lines = self.lines.lock();
-        self.seat_arrivals(&mut lines);
-        let seated = lines.by_stream.drain(..).flat_map(|line| line.flights);
-        let mut flights: Vec<_> = seated.collect();
-        flights.append(&mut lines.several);
-        flights.into_iter().map(|flight| flight.item).collect()
+        let mut queues = self.queues.lock();
+        self.enqueue_arrivals(&mut queues);
+        let mut copies: Vec<_> = queues.by_stream.drain(..).flat_map(|queue| queue.copies).collect();
+        copies.append(&mut queues.multi_stream);
+        copies.into_iter().map(|copy| copy.item).collect()
     }
 
-    fn seat_arrivals(&self, lines: &mut StreamQueues<T>) {
-        // A look first: mostly nobody was in the way, and the queue has nothing.
+    fn enqueue_arrivals(&self, queues: &mut StreamQueues<T>) {
+        // Tested first: the arrivals are mostly empty, and the test is cheaper than a pop.
         while !self.arrivals.is_empty() {
-            self.arrivals.pop().into_iter().for_each(|flight| lines.seat(flight));
+            self.arrivals.pop().into_iter().for_each(|copy| queues.enqueue(copy));
         }
     }
 
-    fn leave(&self, flight: Option<PendingCopy<T>>, over: Result<bool, Error>, swept: &mut Swept<T>) {
-        let Some(PendingCopy { item, .. }) = flight else { return };
-        // Relaxed, as in `arrive`.
+    fn remove(&self, copy: Option<PendingCopy<T>>, over: Result<bool, Error>, swept: &mut Swept<T>) {
+        let Some(PendingCopy { item, .. }) = copy else { return };
+        // Relaxed, as in `insert`.
         self.count.fetch_sub(1, Ordering::Relaxed);
         match over {
             Ok(_) => swept.completed.push(item),
@@ -244,27 +244,27 @@ impl<T> InFlight<T> {
 }
 
 impl<T> StreamQueues<T> {
-    fn seat(&mut self, flight: PendingCopy<T>) {
-        let Some(fence) = flight.fences.only() else { return self.several.push(flight) };
+    fn enqueue(&mut self, copy: PendingCopy<T>) {
+        let [fence] = copy.fences.as_slice() else { return self.multi_stream.push(copy) };
         let stream = fence.stream();
-        match self.by_stream.iter_mut().find(|line| line.stream == stream) {
-            Some(line) => line.flights.push_back(flight),
-            None => self.by_stream.push(StreamQueue { stream, flights: VecDeque::from([flight]) }),
+        match self.by_stream.iter_mut().find(|queue| queue.stream == stream) {
+            Some(queue) => queue.copies.push_back(copy),
+            None => self.by_stream.push(StreamQueue { stream, copies: VecDeque::from([copy]) }),
         }
     }
 }
 
 impl<T> PendingCopy<T> {
-    fn waiting(&self, now_us: u64) -> PendingGroup {
+    fn as_group(&self, now_us: u64) -> PendingGroup {
         let age = Duration::from_micros(now_us.saturating_sub(self.since_us));
-        let is_open = |fence: &&SharedFence| !matches!(fence.is_done(), Ok(true));
-        let fence =
-            self.fences.only().or_else(|| self.fences.iter().find(is_open)).or_else(|| self.fences.iter().last());
-        let stream = fence.map_or(0, |fence| fence.stream());
-        PendingGroup { buffers: 1, age, stream, bytes: self.bytes }
+        let fence = match self.fences.as_slice() {
+            [only] => Some(only),
+            several => several.iter().find(|fence| !matches!(fence.is_done(), Ok(true))).or(several.last()),
+        };
+        PendingGroup { buffers: 1, age, stream: fence.map_or(0, |fence| fence.stream()), bytes: self.bytes }
     }
 
-    /// Are all fences over? A failure of one outweighs the rest (invariant 2).
+    /// Are all fences over? The failure of one outweighs the others (in-flight-I2).
     fn state(&self) -> Result<bool, Error> {
         self.fences.iter().try_fold(true, |over, fence| Ok(fence.is_done()? && over))
     }
@@ -274,127 +274,127 @@ impl<T> PendingCopy<T> {
 mod tests {
     use std::sync::Arc;
 
-    use super::fence::scripted::Scripted;
+    use super::fence::scripted::ScriptedFence;
     use super::*;
 
-    fn behind<const N: usize>(fences: [Arc<Scripted>; N]) -> Few<SharedFence> {
+    fn behind<const N: usize>(fences: [Arc<ScriptedFence>; N]) -> Fences {
         fences.into_iter().map(|fence| fence as SharedFence).collect()
     }
 
-    fn completed(room: &InFlight<u32>) -> Vec<u32> {
-        room.sweep().completed.into_iter().collect()
+    fn completed(in_flight: &InFlight<u32>) -> Vec<u32> {
+        in_flight.sweep().completed.into_iter().collect()
     }
 
-    fn flying(room: &InFlight<u32>, item: u32, stream: u64) -> Arc<Scripted> {
-        let fence = Arc::new(Scripted::on(stream));
-        room.arrive(item, 10, behind([fence.clone()]), 0);
+    fn insert(in_flight: &InFlight<u32>, item: u32, stream: u64) -> Arc<ScriptedFence> {
+        let fence = Arc::new(ScriptedFence::on(stream));
+        in_flight.insert(item, 10, behind([fence.clone()]), 0);
         fence
     }
 
     #[test]
-    fn a_slow_stream_holds_back_nobody_but_itself() {
-        let room = InFlight::new();
-        let slow = flying(&room, 1, 1);
-        let behind = flying(&room, 2, 1);
-        let other = flying(&room, 3, 2);
+    fn a_slow_stream_delays_only_its_own_copies() {
+        let in_flight = InFlight::new();
+        let slow = insert(&in_flight, 1, 1);
+        let behind = insert(&in_flight, 2, 1);
+        let other = insert(&in_flight, 3, 2);
         other.finish();
         behind.finish();
-        assert_eq!(completed(&room), [3]);
-        assert_eq!((room.count(), room.bytes()), (2, 20));
+        assert_eq!(completed(&in_flight), [3]);
+        assert_eq!((in_flight.count(), in_flight.bytes()), (2, 20));
         slow.finish();
-        assert_eq!(completed(&room), [1, 2]);
-        assert_eq!((room.count(), room.bytes()), (0, 0));
+        assert_eq!(completed(&in_flight), [1, 2]);
+        assert_eq!((in_flight.count(), in_flight.bytes()), (0, 0));
     }
 
     #[test]
-    fn a_sweep_that_has_enough_asks_nobody_else() {
-        let room = InFlight::new();
-        let fences = [1, 2, 3].map(|item| flying(&room, item, 1));
+    fn a_sweep_that_has_enough_queries_no_further_fence() {
+        let in_flight = InFlight::new();
+        let fences = [1, 2, 3].map(|item| insert(&in_flight, item, 1));
         fences.iter().for_each(|fence| fence.finish());
-        let swept: Vec<_> = room.sweep_until(Duration::ZERO, |&item| item == 2).completed.into_iter().collect();
-        assert_eq!((swept, room.count()), (vec![1, 2], 1));
-        assert_eq!(fences.map(|fence| fence.asked()), [1, 1, 0]);
+        let swept: Vec<_> = in_flight.sweep_until(Duration::ZERO, |&item| item == 2).completed.into_iter().collect();
+        assert_eq!((swept, in_flight.count()), (vec![1, 2], 1));
+        assert_eq!(fences.map(|fence| fence.queries()), [1, 1, 0]);
     }
 
     #[test]
-    fn used_on_two_streams_it_waits_for_both() {
-        let room = InFlight::new();
-        let (first, second) = (Arc::new(Scripted::on(1)), Arc::new(Scripted::on(2)));
-        room.arrive(1, 10, behind([first.clone(), second.clone()]), 0);
-        let behind = flying(&room, 2, 1);
+    fn an_item_used_on_two_streams_waits_for_both() {
+        let in_flight = InFlight::new();
+        let (first, second) = (Arc::new(ScriptedFence::on(1)), Arc::new(ScriptedFence::on(2)));
+        in_flight.insert(1, 10, behind([first.clone(), second.clone()]), 0);
+        let behind = insert(&in_flight, 2, 1);
         behind.finish();
         second.finish();
-        assert_eq!(completed(&room), [2]);
+        assert_eq!(completed(&in_flight), [2]);
         first.finish();
-        assert_eq!(completed(&room), [1]);
+        assert_eq!(completed(&in_flight), [1]);
     }
 
     #[test]
     fn a_failed_fence_loses_its_item_and_no_other() {
-        let room = InFlight::new();
-        let broken = flying(&room, 1, 1);
-        flying(&room, 2, 2).finish();
+        let in_flight = InFlight::new();
+        let broken = insert(&in_flight, 1, 1);
+        insert(&in_flight, 2, 2).finish();
         broken.fail();
-        let swept = room.sweep();
-        assert_eq!(swept.completed.only(), Some(&2));
+        let swept = in_flight.sweep();
+        assert_eq!(swept.completed.as_slice(), [2]);
         assert_eq!(swept.lost.len(), 1);
-        assert_eq!(room.count(), 0);
+        assert_eq!(in_flight.count(), 0);
     }
 
     #[test]
-    fn what_waits_for_long_is_told_once_with_its_stream() {
-        let room = InFlight::new();
-        let done = Arc::new(Scripted::on(1));
+    fn a_stuck_copy_is_reported_once_with_its_stream() {
+        let in_flight = InFlight::new();
+        let done = Arc::new(ScriptedFence::on(1));
         done.finish();
-        room.arrive(1, 10, behind([done, Arc::new(Scripted::on(7))]), 1_000);
-        room.arrive(2, 20, behind([Arc::new(Scripted::on(8))]), 2_000);
+        in_flight.insert(1, 10, behind([done, Arc::new(ScriptedFence::on(7))]), 1_000);
+        in_flight.insert(2, 20, behind([Arc::new(ScriptedFence::on(8))]), 2_000);
         let limit = Duration::from_micros(500);
         let first = PendingGroup { buffers: 1, age: limit, stream: 7, bytes: 10 };
-        assert_eq!(room.newly_stuck(1_499, limit), []);
-        assert_eq!(room.newly_stuck(1_500, limit), [first]);
+        assert_eq!(in_flight.newly_stuck(1_499, limit), []);
+        assert_eq!(in_flight.newly_stuck(1_500, limit), [first]);
         let second = PendingGroup { buffers: 1, age: limit, stream: 8, bytes: 20 };
-        assert_eq!(room.newly_stuck(2_500, limit), [second]);
-        assert_eq!(room.newly_stuck(9_000, limit), []);
-        assert_eq!(room.oldest(1_500), Some(first));
+        assert_eq!(in_flight.newly_stuck(2_500, limit), [second]);
+        assert_eq!(in_flight.newly_stuck(9_000, limit), []);
+        assert_eq!(in_flight.oldest(1_500), Some(first));
     }
 
     #[test]
-    fn what_stands_behind_a_stuck_one_is_told_with_it() {
-        let room = InFlight::new();
-        let _fences = [flying(&room, 1, 1), flying(&room, 2, 1), flying(&room, 3, 2)];
+    fn copies_behind_a_stuck_one_are_reported_with_it() {
+        let in_flight = InFlight::new();
+        let _fences = [insert(&in_flight, 1, 1), insert(&in_flight, 2, 1), insert(&in_flight, 3, 2)];
         let age = Duration::from_micros(9);
         let expected =
             [(2, 20, 1), (1, 10, 2)].map(|(buffers, bytes, stream)| PendingGroup { buffers, age, stream, bytes });
-        assert_eq!(room.newly_stuck(9, age), expected);
+        assert_eq!(in_flight.newly_stuck(9, age), expected);
     }
 
     #[test]
-    fn an_item_without_fences_lands_at_once() {
-        let room = InFlight::new();
-        room.arrive(1, 10, Few::NONE, 0);
-        assert_eq!(completed(&room), [1]);
+    fn an_item_without_fences_completes_at_once() {
+        let in_flight = InFlight::new();
+        in_flight.insert(1, 10, Fences::new(), 0);
+        assert_eq!(completed(&in_flight), [1]);
     }
 
     #[test]
-    fn threads_that_find_another_asking_pass_by_and_are_counted() {
-        let room = InFlight::new();
-        flying(&room, 1, 1).finish();
-        let asking = room.lines.lock();
-        for _ in 0..CROWD {
-            assert!(!room.is_crowded());
-            assert!(completed(&room).is_empty());
+    fn threads_that_find_another_sweeping_return_at_once_and_are_counted() {
+        let in_flight = InFlight::new();
+        insert(&in_flight, 1, 1).finish();
+        let sweeping = in_flight.queues.lock();
+        for _ in 0..CONTENDED_SWEEPS {
+            assert!(!in_flight.is_contended());
+            assert!(completed(&in_flight).is_empty());
         }
-        assert!(room.is_crowded());
-        drop(asking);
-        assert_eq!(completed(&room), [1]);
+        assert!(in_flight.is_contended());
+        drop(sweeping);
+        assert_eq!(completed(&in_flight), [1]);
     }
 
     #[test]
-    fn the_end_gets_everything_back_as_it_is() {
-        let room = InFlight::new();
-        let _fences = [flying(&room, 1, 1), flying(&room, 2, 2)];
-        assert!(room.oldest(0).is_some());
-        assert_eq!(room.abandon().len(), 2);
-        assert!(room.oldest(0).is_none());
+    fn abandon_returns_every_item_in_any_state() {
+        let in_flight = InFlight::new();
+        let _fences = [insert(&in_flight, 1, 1), insert(&in_flight, 2, 2)];
+        assert!(in_flight.oldest(0).is_some());
+        assert_eq!(in_flight.abandon().len(), 2);
+        assert!(in_flight.oldest(0).is_none());
     }
 }

@@ -77,9 +77,13 @@ impl Bench<'_> {
 
     /// `None`: stopped.
     fn prepare(&self, reader: &mut Reader<'_>, planned: Planned, buffer: Result<PinnedBuf, Error>) -> Option<Delivery> {
-        match buffer {
-            Ok(mut buffer) => {
-                let filled = reader.fill(&planned, buffer.as_mut_slice())?;
+        let filled = buffer.and_then(|mut buffer| {
+            let filled = reader.fill(&planned, buffer.as_mut_slice()?);
+            Ok((filled, buffer))
+        });
+        match filled {
+            Ok((filled, buffer)) => {
+                let filled = filled?;
                 let buffer = (filled.len_bytes > 0).then_some(buffer);
                 Some(Delivery { planned, filled, buffer })
             }

@@ -24,7 +24,7 @@ pub use builder::PoolBuilder;
 /// ```
 /// let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// let mut buf = pool.get(1 << 20)?;
-/// buf.as_mut_slice().fill(1);
+/// buf.as_mut_slice()?.fill(1);
 /// drop(buf); // the put
 /// assert!(pool.try_get(1 << 20)?.is_some(), "served again without asking the back-end");
 /// # Ok::<(), pinpool::Error>(())

@@ -83,7 +83,7 @@ mod sizes {
                 assert_eq!(buffer.len(), len);
                 assert!(buffer.capacity() >= len && buffer.capacity() <= len.next_multiple_of(4096) * 9 / 8);
                 assert!(address.addr().is_multiple_of(4096));
-                let bytes = buffer.as_mut_slice();
+                let bytes = buffer.as_mut_slice().unwrap();
                 (bytes[0], bytes[len - 1]) = (1, 2);
                 drop(buffer);
                 let again = pool.get(len).unwrap();
@@ -281,7 +281,7 @@ mod settings {
         let pinned: Vec<_> = (0..2).map(|_| pool.get(2 * MIB).unwrap()).collect();
         assert!(pinned.iter().all(PinnedBuf::is_pinned));
         let mut stand_in = pool.get(2 * MIB).unwrap();
-        stand_in.as_mut_slice().fill(3);
+        stand_in.as_mut_slice().unwrap().fill(3);
         assert!(!stand_in.is_pinned());
         let huge = pool.get(5 * MIB).unwrap();
         assert!(!huge.is_pinned(), "also what could never fit");

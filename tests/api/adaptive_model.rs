@@ -128,7 +128,7 @@ fn run(
             prop_assert!(buffer.capacity() >= len);
             let mark = u8::try_from(at % 255).unwrap() + 1;
             if write && len > 0 {
-                places(len).iter().for_each(|&place| buffer.as_mut_slice()[place] = mark);
+                places(len).iter().for_each(|&place| buffer.as_mut_slice().unwrap()[place] = mark);
             }
             held.push(Held { buffer, mark });
         }
@@ -137,7 +137,7 @@ fn run(
         let mut by_address = BTreeMap::new();
         for Held { buffer, mark } in live.clone() {
             by_address.insert(buffer.as_ptr().addr(), (buffer.capacity(), buffer.id()));
-            let intact = !write || places(buffer.len()).iter().all(|&place| buffer.as_slice()[place] == *mark);
+            let intact = !write || places(buffer.len()).iter().all(|&place| buffer.as_slice_untracked().unwrap()[place] == *mark);
             prop_assert!(intact, "overwritten: {:?}", buffer);
         }
         prop_assert_eq!(by_address.len(), live.clone().count());

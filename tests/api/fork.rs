@@ -21,7 +21,7 @@ fn a_child_is_told_so_and_leaves_everything_alone() {
             let source = Arc::new(FaultSource::around(Arc::new(HeapSource::new())));
             let pool = pool(preset, &source);
             let mut held = pool.get(10_000).unwrap();
-            held.as_mut_slice().fill(7);
+            held.as_mut_slice().unwrap().fill(7);
             drop(pool.get(100_000).unwrap());
             let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10_000));
             let gate = stream.hold();
@@ -43,8 +43,8 @@ fn a_child_is_told_so_and_leaves_everything_alone() {
                     ("copy", held.copy_range_to(0..10, &stream, &mut device).is_err_and(|error| error.is_forked())),
                     ("wait", copy.wait().is_err_and(|error| error.is_device())),
                 ];
-                checks.push(("bytes", held.as_mut_slice().iter().all(|&byte| byte == 7)));
-                copied.as_mut_slice()[0] = 1;
+                checks.push(("bytes", held.as_mut_slice().unwrap().iter().all(|&byte| byte == 7)));
+                copied.as_mut_slice().unwrap()[0] = 1;
                 drop((held, copied));
                 pool_there.clear();
                 pool_there.trim(0);

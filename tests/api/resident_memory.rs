@@ -40,7 +40,7 @@ fn builder(backend: Backend) -> PoolBuilder {
 fn written(pool: &Pool) -> Vec<PinnedBuf> {
     let fill = |len| {
         let mut buffer = pool.get(len).unwrap();
-        buffer.as_mut_slice().fill(1);
+        buffer.as_mut_slice().unwrap().fill(1);
         buffer
     };
     [3 * MIB, 2 * MIB, MIB].map(fill).into()
@@ -89,7 +89,7 @@ fn falls(backend: Backend) {
         drop(pool);
         let pool = builder(backend).reserve_bytes(4 << 20).build().unwrap();
         let mut last = pool.get(2 * MIB).unwrap();
-        last.as_mut_slice().fill(1);
+        last.as_mut_slice().unwrap().fill(1);
         let full = resident_bytes();
         assert!(full + NOISE >= before + 4 * MIB, "{name}: a reserve is there at once: {before} B before, {full} B");
         drop(pool);

@@ -20,7 +20,7 @@ const HELD: usize = 6;
 /// Marks the buffer at both ends as this thread's, and looks whether the marks hold.
 fn use_alone(buffer: &mut PinnedBuf, mark: u64) {
     let len = buffer.len();
-    let bytes = buffer.as_mut_slice();
+    let bytes = buffer.as_mut_slice().unwrap();
     bytes[..8].copy_from_slice(&mark.to_le_bytes());
     bytes[len - 8..].copy_from_slice(&mark.to_le_bytes());
     thread::yield_now();

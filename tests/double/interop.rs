@@ -2,6 +2,7 @@
 //! others, other frameworks' handles, and how the end of all of them is learnt.
 #![allow(unsafe_code)] // Captures, raw handles and event tracking, which cudarc leaves to its users.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -34,7 +35,7 @@ fn memory(stream: &Arc<CudaStream>, byte: u8) -> CudaSlice<u8> {
 
 fn filled(pool: &Pool, byte: u8) -> PinnedBuf {
     let mut buf = pool.get(LEN).unwrap();
-    buf.as_mut_slice().fill(byte);
+    buf.as_mut_slice().unwrap().fill(byte);
     buf
 }
 
@@ -86,7 +87,7 @@ fn a_copy_that_cudarc_makes_by_itself_keeps_the_buffer_until_it_is_over() {
         let buf = filled(&pool, byte);
         let id = buf.id();
         stream.memcpy_htod(&buf, &mut target).unwrap();
-        assert_eq!(buf.as_slice().len(), LEN, "a copy that only reads holds up no reader");
+        assert_eq!(buf.as_slice_untracked().unwrap().len(), LEN, "a copy that only reads holds up no reader");
         drop(buf);
         pool.poll();
         assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 0), "stream {byte}");
@@ -107,10 +108,10 @@ fn writing_after_cudarcs_own_copy_waits_for_it() {
         let gate = double.hold_all();
         let mut buf = filled(&pool, 1);
         stream.memcpy_htod(&buf, &mut target).unwrap();
-        assert!(buf.try_as_mut_slice().is_none());
+        assert!(buf.try_as_mut_slice().unwrap().is_none());
         let waits = double.calls("cuEventSynchronize");
         thread::scope(|scope| {
-            let writer = scope.spawn(|| buf.as_mut_slice().fill(2));
+            let writer = scope.spawn(|| buf.as_mut_slice().unwrap().fill(2));
             while double.calls("cuEventSynchronize") == waits {
                 thread::yield_now();
             }
@@ -129,10 +130,10 @@ fn bytes_that_cudarc_copies_back_are_there_when_they_are_read() {
         let (source, mut buf) = (memory(&stream, byte), filled(&pool, 0));
         let gate = double.hold_all();
         stream.memcpy_dtoh(&source, &mut buf).unwrap();
-        assert!(buf.try_as_mut_slice().is_none());
+        assert!(buf.try_as_mut_slice().unwrap().is_none());
         let waits = double.calls("cuEventSynchronize");
         thread::scope(|scope| {
-            let reader = scope.spawn(|| first_wrong(buf.as_slice(), byte));
+            let reader = scope.spawn(|| first_wrong(buf.as_slice_untracked().unwrap(), byte));
             while double.calls("cuEventSynchronize") == waits {
                 thread::yield_now();
             }
@@ -155,7 +156,7 @@ fn a_buffer_filled_on_one_stream_is_sent_on_another_only_when_it_is_full() {
         let other = memory(&down, 200);
         down.memcpy_dtoh(&other, &mut buf).unwrap();
         assert_eq!(first_wrong(&up.clone_dtoh(&target).unwrap(), byte), None);
-        assert_eq!(first_wrong(buf.as_slice(), 200), None);
+        assert_eq!(first_wrong(buf.as_slice_untracked().unwrap(), 200), None);
     }
 }
 
@@ -270,7 +271,7 @@ fn cudarcs_copies_carry_every_batch_whole_under_churn() {
                     for ((index, stream), target) in (0..).zip(&streams).zip(&targets) {
                         let mut back = pool.get(LEN).unwrap();
                         stream.memcpy_dtoh(target, &mut back).unwrap();
-                        let wrong = first_wrong(back.as_slice(), byte(index));
+                        let wrong = first_wrong(back.as_slice_untracked().unwrap(), byte(index));
                         assert_eq!(wrong, None, "first wrong byte, lane {lane}, round {round}, stream {index}");
                     }
                 }
@@ -297,7 +298,7 @@ fn a_buffer_from_the_device_is_read_only_when_it_is_there() {
     pool.poll();
     assert_eq!((pool.stats().in_flight, pool.stats().in_use), (1, 1));
     drop(gate);
-    assert_eq!(first_wrong(arriving.wait().unwrap().as_slice(), 7), None);
+    assert_eq!(first_wrong(arriving.wait().unwrap().as_slice_untracked().unwrap(), 7), None);
     stream_is_idle(&pool);
     let error = pool.get(LEN + 1).unwrap().copy_from(&stream, &source).unwrap_err();
     assert!(error.is_copy() && error.to_string().contains("65536"), "{error}");
@@ -314,8 +315,13 @@ fn a_copy_back_that_fails_gives_no_bytes() {
     stream.memcpy_dtoh(&source, &mut buf).unwrap();
     double.lose_device(Code::LAUNCH_FAILED);
     assert!(arriving.wait().unwrap_err().is_device());
-    assert!(buf.as_slice().is_empty());
-    assert!(buf.as_mut_slice().is_empty());
+    assert!(buf.wait().unwrap_err().is_device());
+    assert!(buf.as_slice_untracked().unwrap_err().is_device());
+    assert!(buf.cast_slice_mut::<u32>().unwrap_err().is_device());
+    assert!(buf.try_as_mut_slice().unwrap_err().is_device());
+    let written = buf.write(&[1]).unwrap_err();
+    assert!(written.get_ref().unwrap().downcast_ref::<pinpool::Error>().unwrap().is_device());
+    assert_eq!(buf.len(), LEN, "it does not pass for an empty buffer");
     drop(buf);
     pool.poll();
     assert_eq!((pool.stats().lost, pool.stats().buffers_in_pool), (2, 0));
@@ -362,7 +368,7 @@ fn handles_of_other_frameworks_serve_as_streams_and_memory() {
     assert!(!copy.is_done().unwrap());
     drop(gate);
     let back = filled(&pool, 0).copy_from(&stream, &raw).unwrap().wait().unwrap();
-    assert_eq!(first_wrong(back.as_slice(), 5), None);
+    assert_eq!(first_wrong(back.as_slice_untracked().unwrap(), 5), None);
 }
 
 #[test]
@@ -447,7 +453,7 @@ fn timelines_carry_every_batch_whole_on_many_threads_that_share_streams() {
                     }
                     for ((index, stream), target) in (0..).zip(streams).zip(&targets) {
                         let back = pool.get(LEN).unwrap().copy_from(stream, target).unwrap().wait().unwrap();
-                        let wrong = first_wrong(back.as_slice(), byte(index));
+                        let wrong = first_wrong(back.as_slice_untracked().unwrap(), byte(index));
                         assert_eq!(wrong, None, "first wrong byte, lane {lane}, round {round}, stream {index}");
                     }
                 }
@@ -597,7 +603,7 @@ fn what_a_destroyed_stream_still_writes_is_waited_for_on_the_next_with_its_handl
         filler.join().unwrap();
     });
     assert_eq!(first_wrong(&owner.clone_dtoh(&target).unwrap(), 8), None);
-    assert_eq!(first_wrong(buf.as_slice(), 7), None);
+    assert_eq!(first_wrong(buf.as_slice_untracked().unwrap(), 7), None);
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn without_ids_of_streams_events_tell_the_end_of_copies_and_every_other_copy_is_
         let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
         let filled = |byte| {
             let mut buf = pool.get(4096).unwrap();
-            buf.as_mut_slice().fill(byte);
+            buf.as_mut_slice().unwrap().fill(byte);
             buf
         };
         let gate = double.hold(stream.cu_stream());
@@ -64,7 +64,7 @@ fn without_the_function_that_writes_values_events_tell_the_end_of_copies() {
         let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
         let gate = double.hold(stream.cu_stream());
         let mut buf = pool.get(4096).unwrap();
-        buf.as_mut_slice().fill(7);
+        buf.as_mut_slice().unwrap().fill(7);
         let copy = buf.copy_to(&stream, &mut memory).unwrap();
         assert!(!copy.is_done().unwrap());
         drop(gate);

@@ -32,7 +32,7 @@ fn builder(backend: Backend) -> PoolBuilder {
 
 fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {
     let mut buf = pool.get(len).unwrap();
-    buf.as_mut_slice().fill(byte);
+    buf.as_mut_slice().unwrap().fill(byte);
     buf
 }
 
@@ -175,12 +175,12 @@ impl Lane {
                 3 => {
                     // Seen to be over by the buffer itself, which stays in use while memory goes back.
                     buf.copy_range_to(0..len, &stream, memory).unwrap();
-                    assert!(buf.as_mut_slice() == vec![byte; len]);
+                    assert!(*buf.as_mut_slice().unwrap() == vec![byte; len]);
                 }
                 4 => {
                     buf.copy_to(&stream, memory).unwrap().wait().unwrap();
                     let back = pool.get(len).unwrap().copy_from(&stream, memory).unwrap();
-                    assert!(back.wait().unwrap().as_slice() == vec![byte; len]);
+                    assert!(back.wait().unwrap().as_slice_untracked().unwrap() == vec![byte; len]);
                 }
                 _ => {
                     stream.memcpy_htod(&buf, memory).unwrap();

@@ -178,7 +178,7 @@ fn every_device_that_has_virtual_memory_may_copy_from_it() {
     for (byte, context) in (1..).zip(&contexts) {
         let (stream, mut memory) = device(context, 3 * MIB);
         let mut buf = pool.get(3 * MIB).unwrap();
-        buf.as_mut_slice().fill(byte);
+        buf.as_mut_slice().unwrap().fill(byte);
         buf.copy_to(&stream, &mut memory).unwrap().wait().unwrap();
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![byte; 3 * MIB]);
     }
@@ -420,7 +420,7 @@ fn churn(backend: Backend, double: &Double) {
                 context.bind_to_thread().unwrap();
                 for ((byte, len), memory) in batches_of(lane).zip(memories) {
                     let mut buf = pool.get(len).unwrap();
-                    buf.as_mut_slice().fill(byte);
+                    buf.as_mut_slice().unwrap().fill(byte);
                     match byte % 3 {
                         // Dropped without a wait: the next get may want this very memory.
                         0 => drop(buf.copy_to(stream, memory).unwrap()),
@@ -485,7 +485,7 @@ fn a_reserve_of_vmm_is_one_registration_and_buffers_are_cut_from_it() {
 /// A pool, and a copy of 4096 B from it that stands still.
 fn with_a_copy_in_flight(pool: &Pool, stream: &Arc<CudaStream>, memory: &mut CudaSlice<u8>) {
     let mut buf = pool.get(4096).unwrap();
-    buf.as_mut_slice().fill(7);
+    buf.as_mut_slice().unwrap().fill(7);
     drop(buf.copy_to(stream, memory).unwrap());
 }
 
@@ -576,7 +576,7 @@ fn a_borrowed_copy_counts_as_in_flight_until_its_buffer_is_free() {
     pool.trim(0);
     assert_eq!(double.calls("cuMemHostUnregister"), 0);
     drop(gate);
-    buf.as_mut_slice().fill(1);
+    buf.as_mut_slice().unwrap().fill(1);
     pool.trim(0);
     assert!(double.calls("cuMemHostUnregister") > 0, "the buffer is in use, but no copy runs");
     assert_eq!(double.figures().frees_with_work_in_flight, 0);
@@ -589,7 +589,7 @@ fn no_copy_begins_while_memory_goes_back_and_hits_go_on() {
     let (stream, mut memory) = device(&context, 4096);
     let pool = builder(Backend::Register).build().unwrap();
     let mut buf = pool.get(4096).unwrap();
-    buf.as_mut_slice().fill(7);
+    buf.as_mut_slice().unwrap().fill(7);
     drop(pool.get(3 * MIB).unwrap());
     let gate = double.hold_call("cuMemHostUnregister");
     thread::scope(|scope| {

@@ -118,7 +118,7 @@ fn everything(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
     assert!(stats.pinned_bytes == 0 && stats.underlying.frees > 0, "{}: {stats:?}", rig.name());
     let mut buf = filled(pool, batch);
     buf.copy_range_to(0..MIB, &lane.stream, &mut lane.memory).unwrap().wait().unwrap();
-    assert!(buf.try_as_mut_slice().is_some(), "{}", rig.name());
+    assert!(buf.try_as_mut_slice().unwrap().is_some(), "{}", rig.name());
     let copy = buf.copy_to(&lane.stream, &mut lane.memory).unwrap();
     while !copy.is_done().unwrap() {
         thread::yield_now();

@@ -123,7 +123,7 @@ impl Lane {
 /// A buffer that holds the batch.
 pub(crate) fn filled(pool: &Pool, batch: Batch) -> PinnedBuf {
     let mut buf = pool.get(batch.len).unwrap();
-    batch.write(buf.as_mut_slice());
+    batch.write(buf.as_mut_slice().unwrap());
     buf
 }
 

@@ -48,14 +48,14 @@ pub(crate) fn reshuffled(rig: &Rig<'_>, pool: &Pool) {
     };
     // Whoever copies from where the granules were, or into where they are, shows now.
     let in_a_row = in_a_row.map(|mut buf| {
-        large.write(buf.as_mut_slice());
+        large.write(buf.as_mut_slice().unwrap());
         buf
     });
     holds.into_iter().for_each(Hold::open);
     for ((batch, _), lane) in kept.iter().zip(&lanes) {
         lane.check(*batch);
     }
-    kept.iter_mut().for_each(|(_, buf)| buf.as_mut_slice().fill(0));
+    kept.iter_mut().for_each(|(_, buf)| buf.as_mut_slice().unwrap().fill(0));
     drop(kept);
     let buf = in_a_row.unwrap_or_else(|| filled(pool, large));
     let lane = &mut lanes[5];
@@ -269,7 +269,7 @@ fn in_a_process_without_a_context(backend: Backend) {
     };
     assert!(!is_active(), "{name}: making a pool created a context");
     let mut buf = pool.get(MIB).unwrap();
-    buf.as_mut_slice().fill(1);
+    buf.as_mut_slice().unwrap().fill(1);
     assert!(is_active(), "{name}: pinned without a context");
     assert_eq!(result::ctx::get_current(), Ok(None), "{name}: a get left a context behind");
 }

@@ -1,67 +1,68 @@
-//! What the copies of one context share: events to use again, and a context object of the pool's own.
+//! What the copies of one context share: idle events and streams, timelines, and a context object of the pool's own.
 //!
 //! | kept | why |
 //! | --- | --- |
-//! | idle events | a copy makes and destroys none |
-//! | idle streams | waiting for an event of somebody else's makes and destroys none |
-//! | [`Timelines`] | words in which streams say how far they are |
-//! | [`Home::own`] | cudarc records an event only if the context object of the *stream* manages several streams and carries nobody's error; of this object both are true, whatever the user's does |
+//! | idle events | a copy creates and destroys none |
+//! | idle streams | waiting for an event of other code creates and destroys none |
+//! | [`Timelines`] | the words that streams increment |
+//! | [`OwnContext`] | cudarc records an event only if the context object of its *stream* manages several streams and holds no error; both hold for this object, whatever the user's does |
 //!
-//! A home lives as long as the process, and its context with it: fences of a pool may be asked after everything else is
-//! gone. Invariant **H1**: a home holds a reference to a context object of its context for ever, so the handle stays
-//! valid and names nothing else.
+//! **context-I1**: a `ContextState` is never freed and holds a reference to a context object of its context, so the handle
+//! stays valid, and the state's address stands for this context alone. Fences may be queried after everything else is gone.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::cell::Cell;
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use crossbeam::queue::ArrayQueue;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
-use super::said;
-use super::timeline::Timelines;
+use super::stream::{failed, id, number};
+use super::timeline::{TimelineFence, Timelines};
 use crate::driver::{CurrentContext, RelaxedCapture};
 use crate::error::{Error, Result};
+use crate::in_flight::StreamId;
 use crate::sync::plain::Mutex;
 
 /// More idle events and streams than these are destroyed.
 const SPARE_EVENTS: usize = 1024;
 const SPARE_STREAMS: usize = 16;
 
-static HOMES: Mutex<Vec<&'static Home>> = Mutex::new(Vec::new());
+static CONTEXTS: Mutex<Vec<&'static ContextState>> = Mutex::new(Vec::new());
 
 std::thread_local! {
-    /// The one this thread used last.
-    static LAST: Cell<Option<&'static Home>> = const { Cell::new(None) };
+    /// The one that this thread used last.
+    static LAST: Cell<Option<&'static ContextState>> = const { Cell::new(None) };
 }
 
 /// What the copies of one context share.
-pub(super) struct Home {
+pub(super) struct ContextState {
     context: Arc<CudaContext>,
     spare_events: ArrayQueue<Event>,
     spare_streams: ArrayQueue<Arc<CudaStream>>,
-    own: OnceLock<Own>,
-    pub(super) timelines: Timelines,
+    own: OnceLock<OwnContext>,
+    timelines: Timelines,
 }
 
-impl fmt::Debug for Home {
+impl fmt::Debug for ContextState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Home").field("context", &self.context.cu_ctx()).finish_non_exhaustive()
+        f.debug_struct("ContextState").field("context", &self.context.cu_ctx()).finish_non_exhaustive()
     }
 }
 
 /// A context object beside the user's, for the same context of the driver.
-pub(super) struct Own {
+pub(super) struct OwnContext {
     /// Never dropped: that would destroy the user's context.
     pub(super) context: ManuallyDrop<Arc<CudaContext>>,
-    /// The second stream that makes cudarc manage several. Nothing ever runs on it, so it answers at once how the device
-    /// is.
-    pub(super) stream: Arc<CudaStream>,
+    /// The second stream that makes cudarc manage several. No work ever runs on it, so a query returns at once whether the
+    /// device is well.
+    idle_stream: Arc<CudaStream>,
 }
 
-/// An event of a fence.
+/// An event handle.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Event(pub(super) sys::CUevent);
 
@@ -70,41 +71,44 @@ unsafe impl Send for Event {}
 // SAFETY: as above; the handle itself is never written to.
 unsafe impl Sync for Event {}
 
-impl Home {
-    /// The home of a context, made at the first call.
+impl ContextState {
+    /// The state of a context, made at the first call.
     pub(super) fn of(context: &Arc<CudaContext>) -> &'static Self {
-        let is_it = |home: &&'static Self| home.context.cu_ctx() == context.cu_ctx();
-        if let Ok(Some(home)) = LAST.try_with(Cell::get)
-            && is_it(&home)
+        let is_it = |state: &&'static Self| state.context.cu_ctx() == context.cu_ctx();
+        if let Ok(Some(state)) = LAST.try_with(Cell::get)
+            && is_it(&state)
         {
-            return home;
+            return state;
         }
-        let mut homes = HOMES.lock();
-        let home = homes.iter().copied().find(is_it).unwrap_or_else(|| {
-            let spare_events = ArrayQueue::new(SPARE_EVENTS);
-            let home: &'static Self = Box::leak(Box::new(Self {
+        let mut states = CONTEXTS.lock();
+        let state = states.iter().copied().find(is_it).unwrap_or_else(|| {
+            let state: &'static Self = Box::leak(Box::new(Self {
                 context: context.clone(),
-                spare_events,
+                spare_events: ArrayQueue::new(SPARE_EVENTS),
                 spare_streams: ArrayQueue::new(SPARE_STREAMS),
                 own: OnceLock::new(),
                 timelines: Timelines::default(),
             }));
-            homes.push(home);
-            home
+            states.push(state);
+            state
         });
-        // A thread that is ending looks each time.
-        let _ = LAST.try_with(|last| last.set(Some(home)));
-        home
+        // A thread that is ending has no thread-local left, and searches each time.
+        let _ = LAST.try_with(|last| last.set(Some(state)));
+        state
     }
 
-    /// Makes the context current on this thread for as long as the answer lives.
+    /// Makes the context current on this thread until the guard is dropped.
     pub(super) fn enter(&self) -> Result<CurrentContext, DriverError> {
-        // SAFETY: H1.
+        // SAFETY: context-I1.
         unsafe { CurrentContext::enter(self.context.cu_ctx()) }
     }
 
-    /// An event that nobody else uses; what it was recorded behind before is no longer of interest. The context is
-    /// current.
+    /// The identity of a stream of this context; the context is current.
+    pub(super) fn stream_id(&'static self, stream: &CudaStream) -> Option<StreamId> {
+        id(stream, ptr::from_ref(self).addr())
+    }
+
+    /// An event with no other user; an earlier record of it has no meaning any more. The context is current.
     pub(super) fn take_event(&self) -> Result<Event, DriverError> {
         match self.spare_events.pop() {
             Some(event) => Ok(event),
@@ -112,7 +116,7 @@ impl Home {
         }
     }
 
-    /// Gives an event back, by value: nobody asks it any more.
+    /// Takes an event back that no fence uses any more.
     pub(super) fn put_event(&self, event: Event) {
         if let Err(Event(event)) = self.spare_events.push(event) {
             // SAFETY: created by `take_event`, destroyed once. Destroying never waits, and an error would only mean that
@@ -121,62 +125,77 @@ impl Home {
         }
     }
 
-    /// A stream of our own with nothing on it. The context is current.
+    /// A stream of our own with no work on it. The context is current.
     pub(super) fn take_stream(&self) -> Result<Arc<CudaStream>, DriverError> {
         self.spare_streams.pop().map_or_else(|| self.own()?.context.new_stream(), Ok)
     }
 
-    /// Gives a stream back, which is kept if it has nothing on it. Otherwise it goes when its work is over.
+    /// Takes a stream back. It is kept if it has no work left; otherwise the driver destroys it when its work is over.
     pub(super) fn put_stream(&self, stream: Arc<CudaStream>, is_idle: bool) {
-        // cudarc makes the stream's context current to destroy it; the thread's own comes back with this.
+        // cudarc makes the stream's context current to destroy it; this guard restores the thread's own.
         let _current = self.enter();
-        let _one_too_many = if is_idle { self.spare_streams.push(stream) } else { Err(stream) };
+        let _destroyed = if is_idle { self.spare_streams.push(stream) } else { Err(stream) };
     }
 
-    /// Is the event over? Wants no context. Neither an error nor "not ready" passes for yes.
+    /// Is the event over? Needs no current context. Neither an error nor "not ready" counts as yes.
     pub(super) fn is_over(&self, event: Event) -> Result<bool> {
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: an event of a live fence.
         match unsafe { result::event::query(event.0) } {
             Ok(()) => Ok(true),
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(error) => Err(Error::device(said("cuEventQuery", error))),
+            Err(error) => Err(Error::device(failed("cuEventQuery", error))),
         }
     }
 
-    /// Waits until the event is over. Unlike a question, that wants a current context, and whoever waits may have none.
+    /// Waits until the event is over. Unlike a query that needs a current context, which the caller may not have.
     pub(super) fn wait_for(&self, event: Event) -> Result<()> {
-        let failed = |call, error| Error::device(said(call, error));
+        let failed = |call, error| Error::device(failed(call, error));
         let _relaxed = RelaxedCapture::enter();
         let _current = self.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
         // SAFETY: an event of a live fence.
         unsafe { result::event::synchronize(event.0) }.map_err(|error| failed("cuEventSynchronize", error))
     }
 
+    /// A fence behind all work so far on the stream, by its timeline; `None` if an event has to do it. The context is
+    /// current.
+    pub(super) fn timeline_fence(
+        &'static self,
+        stream: &CudaStream,
+        id: StreamId,
+    ) -> Result<Option<TimelineFence>, DriverError> {
+        if !self.timelines.are_supported() {
+            return Ok(None);
+        }
+        // Created before any thread waits, since waiters query its idle stream (timeline-I3).
+        let own = self.own()?;
+        self.timelines.fence(stream, id, number(stream), &own.idle_stream)
+    }
+
     /// The context object of our own.
-    pub(super) fn own(&self) -> Result<&Own, DriverError> {
+    pub(super) fn own(&self) -> Result<&OwnContext, DriverError> {
         match self.own.get() {
             Some(own) => Ok(own),
             None => {
                 let own = self.make_own()?;
-                // Of two threads here at once one throws a stream away, once.
+                // Of two threads here at once one drops its stream, once.
                 Ok(self.own.get_or_init(|| own))
             }
         }
     }
 
-    fn make_own(&self) -> Result<Own, DriverError> {
+    fn make_own(&self) -> Result<OwnContext, DriverError> {
         let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
         let (ordinal, device, handle) = (self.context.ordinal(), self.context.cu_device(), self.context.cu_ctx());
-        // SAFETY: the handle is valid (H1) and of this device; the object is never dropped, so it never destroys what is
-        // the user's.
+        // SAFETY: the handle is valid (context-I1) and of this device; the object is never dropped, so it never destroys
+        // the user's context.
         let context = ManuallyDrop::new(unsafe { CudaContext::from_raw_context(ordinal, device, handle) }?);
         // The first stream of a context that tracks events makes cudarc wait for the whole device.
         // SAFETY: no device memory is ever made through this object, so none misses its events.
         unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream()?;
+        let idle_stream = context.new_stream()?;
         // SAFETY: as above.
         unsafe { context.enable_event_tracking() };
-        Ok(Own { context, stream })
+        Ok(OwnContext { context, idle_stream })
     }
 }

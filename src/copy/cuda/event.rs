@@ -1,35 +1,50 @@
-//! An event behind the work on a stream, as a fence.
+//! Events as fences: one of ours recorded behind the work on a stream, or one that waits for an event of other code.
 //!
-//! Invariant **D1**: a [`Mark`]'s event was recorded on the stream, behind the work, and nowhere else since.
+//! ```text
+//!   EventFence                 stream   ──work──[our event]──▶
+//!
+//!   ForeignEventFence  other's stream   ──work──[other's event]──▶
+//!                      one of our streams      └──waits──[our event]──▶
+//! ```
+//!
+//! The owner of a foreign event may record it again or destroy it at any time, so a stream of ours waits for it, one for
+//! each event, so that a slow one delays no other. An event that is over needs no stream. One whose query fails is refused,
+//! and so is one recorded in a capture: our stream would become part of that graph.
+//!
+//! **event-I1**: the event of an [`EventFence`] was recorded on the stream, behind the work, and not since.
 #![allow(unsafe_code)] // Calls the driver.
 
-use cudarc::driver::{CudaStream, DriverError, result};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
 
-use super::context::{Event, Home};
-use super::stream_id as names;
-use crate::error::Result;
-use crate::in_flight::{Fence, StreamId};
+use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
+
+use super::context::{ContextState, Event};
+use super::stream::{failed, number};
+use crate::driver::RelaxedCapture;
+use crate::error::{Error, Result};
+use crate::in_flight::{Fence, SharedFence, StreamId};
 use crate::sync::process::{AtomicBool, Ordering};
 
-/// An event, its home's again when this is dropped.
+/// An event of ours, which the context's state gets back when this is dropped.
 #[derive(Debug)]
-pub(super) struct Mark {
+pub(super) struct EventFence {
     event: Event,
     stream: u64,
     stream_id: Option<StreamId>,
-    home: &'static Home,
-    /// Somebody was told so: the driver need not be asked again.
+    context: &'static ContextState,
+    /// A query found it over; the driver need not be asked again.
     is_over: AtomicBool,
 }
 
-impl Mark {
-    /// An event not yet recorded. The stream's context is current.
-    pub(super) fn new(stream: &CudaStream, home: &'static Home) -> Result<Self, DriverError> {
-        let (stream, is_over) = (names::number(stream), AtomicBool::new(false));
-        Ok(Self { event: home.take_event()?, stream, stream_id: None, home, is_over })
+impl EventFence {
+    /// With an event not yet recorded. The stream's context is current.
+    pub(super) fn new(stream: &CudaStream, context: &'static ContextState) -> Result<Self, DriverError> {
+        let is_over = AtomicBool::new(false);
+        Ok(Self { event: context.take_event()?, stream: number(stream), stream_id: None, context, is_over })
     }
 
-    /// Puts it behind all work so far on the stream, which goes by this id if anybody wants to know.
+    /// Records the event behind all work so far on the stream, whose id is `id` if that matters to the fence's purpose.
     pub(super) fn record(mut self, stream: &CudaStream, id: Option<StreamId>) -> Result<Self, DriverError> {
         // SAFETY: both are alive, and of one context.
         unsafe { result::event::record(self.event.0, stream.cu_stream()) }?;
@@ -37,39 +52,42 @@ impl Mark {
         Ok(self)
     }
 
-    /// Was somebody told that it is over?
-    pub(super) fn is_known_over(&self) -> bool {
-        // Acquire, with the Releases below: what the device did comes before what is done on this word.
+    fn is_known_over(&self) -> bool {
+        // Acquire, pairs with `set_over`: the device's accesses happen before the caller's next ones.
         self.is_over.load(Ordering::Acquire)
     }
-}
 
-impl Drop for Mark {
-    fn drop(&mut self) {
-        self.home.put_event(self.event);
+    fn set_over(&self) {
+        // Release: publishes that this thread saw the event.
+        self.is_over.store(true, Ordering::Release);
     }
 }
 
-// SAFETY: D1: the event is recorded again only when this mark is gone. Events of one stream come true in order, and what
-// goes by one id is one stream (`names`).
-unsafe impl Fence for Mark {
+impl Drop for EventFence {
+    fn drop(&mut self) {
+        self.context.put_event(self.event);
+    }
+}
+
+// SAFETY: event-I1: the event is recorded again only when this fence is gone. Events of one stream come true in order, and
+// one id is one stream (`stream::id`).
+unsafe impl Fence for EventFence {
     fn is_done(&self) -> Result<bool> {
         if self.is_known_over() {
             return Ok(true);
         }
-        let is_over = self.home.is_over(self.event)?;
+        let is_over = self.context.is_over(self.event)?;
         if is_over {
-            self.is_over.store(true, Ordering::Release);
+            self.set_over();
         }
         Ok(is_over)
     }
 
     fn wait(&self) -> Result<()> {
-        if self.is_known_over() {
-            return Ok(());
+        if !self.is_known_over() {
+            self.context.wait_for(self.event)?;
+            self.set_over();
         }
-        self.home.wait_for(self.event)?;
-        self.is_over.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -79,5 +97,54 @@ unsafe impl Fence for Mark {
 
     fn stream_id(&self) -> Option<StreamId> {
         self.stream_id
+    }
+}
+
+/// A fence behind all work before the last record of `event`; `None` if that is over.
+pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence>> {
+    let context = ContextState::of(event.context());
+    if context.is_over(Event(event.cu_event()))? {
+        return Ok(None);
+    }
+    let failed = |call, error| Error::device(failed(call, error));
+    let _relaxed = RelaxedCapture::enter();
+    let _current = context.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
+    let stream = context.take_stream().map_err(|error| failed("cuStreamCreate", error))?;
+    let fence = EventFence::new(&stream, context).map_err(|error| failed("cuEventCreate", error))?;
+    let wait = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+    // SAFETY: both are alive.
+    unsafe { result::stream::wait_event(stream.cu_stream(), event.cu_event(), wait) }
+        .map_err(|error| failed("cuStreamWaitEvent", error))?;
+    let fence = fence.record(&stream, None).map_err(|error| failed("cuEventRecord", error))?;
+    Ok(Some(Arc::new(ForeignEventFence { fence, stream: ManuallyDrop::new(stream) })))
+}
+
+#[derive(Debug)]
+struct ForeignEventFence {
+    fence: EventFence,
+    /// No other work runs on it while this lives.
+    stream: ManuallyDrop<Arc<CudaStream>>,
+}
+
+impl Drop for ForeignEventFence {
+    fn drop(&mut self) {
+        // SAFETY: taken here, once.
+        let stream = unsafe { ManuallyDrop::take(&mut self.stream) };
+        self.fence.context.put_stream(stream, self.fence.is_known_over());
+    }
+}
+
+// SAFETY: the inner fence stands behind the wait, and the wait behind the work. The stream's id is unknown.
+unsafe impl Fence for ForeignEventFence {
+    fn is_done(&self) -> Result<bool> {
+        self.fence.is_done()
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.fence.wait()
+    }
+
+    fn stream(&self) -> u64 {
+        self.fence.stream()
     }
 }

@@ -1,68 +1,61 @@
 //! Copies on a CUDA stream of cudarc.
 //!
 //! ```text
-//!   others' errors set aside ─▶ mark ready ─▶ device memory waits its turn ─▶ capturing? ─▶ copy ─▶ marked ─▶ errors back
-//!                                refused        refused                        refused   refused / unknown   unknown
+//!   others' errors set aside ─▶ event created ─▶ device memory waits for earlier work ─▶ capturing? ─▶ copy ─▶ fence ─▶ errors restored
+//!                                refused          refused                                 refused      refused  unknown
+//!                                                                                                      or unknown
 //! ```
 //!
-//! *Refused* means that nothing uses the buffer; *unknown* that something may, for ever.
+//! *Refused* means that nothing uses the buffer; *unknown* that a device may be using it for an unknown time.
 //!
-//! Whether the stream captures a graph is asked after the wait of the device memory, for a wait behind captured work draws
-//! the stream into that capture. Where the memory waits at all it is asked before as well: a capturing stream that waits
-//! for work outside of its capture spoils it.
+//! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
+//! makes the stream part of that capture. Where the memory waits at all it is checked before as well: a capturing stream
+//! that waits for work outside of its capture spoils it.
 //!
-//! cudarc keeps one error per context object for calls that cannot return one, and hands it to the next call of its safe
-//! layer, whosever that is. Left there, it would make the device memory skip its wait for earlier work (and the record of
-//! ours), so it is set aside first and put back at the end, where the user's next call of cudarc finds it as before. Errors
-//! are ours only between the two.
+//! Errors that other code left in cudarc's context object are [set aside](SetAside) first and put back at the end, where the
+//! user's next call of cudarc finds them. Errors are ours only between the two.
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `mod.rs` | both directions of a copy, and marks behind other people's work |
-//! | `home.rs` | what the copies of one context share |
-//! | `names.rs` | what a stream is called, and which streams are the same |
-//! | `mark.rs` | an event as a fence |
-//! | `timeline.rs`, `sequence.rs` | a word that the stream counts up as a fence |
-//! | `foreign.rs` | a fence for what somebody else's event stands for |
-//! | `loan.rs` | copies that cudarc makes of a buffer by itself (`HostSlice`) |
-//! | `raw.rs` | device memory of other frameworks |
+//! | `mod.rs` | both directions of a copy, fences behind the work of others, device memory of other frameworks |
+//! | `context.rs` | what the copies of one context share |
+//! | `event.rs` | events as fences: our own, and foreign ones |
+//! | `timeline.rs` | a word that the stream increments as a fence |
+//! | `host_slice.rs` | fences of copies that cudarc makes by itself |
+//! | `stream.rs` | names of streams, captures, errors left behind |
 //!
 //! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DriverError, SyncOnDrop, result, sys};
+use bytemuck::Pod;
+use cudarc::driver::{
+    CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, DriverError, SyncOnDrop, sys,
+};
 
-use self::context::Home;
-use self::event::Mark;
+use self::context::ContextState;
+use self::event::EventFence;
+use self::stream::{CAPTURING, SetAside, failed, is_capturing};
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
-use crate::config::FenceKind;
 use crate::driver;
 use crate::error::{Error, Result};
-use crate::in_flight::{Fence, SharedFence};
+use crate::in_flight::{Fence, FenceKind, SharedFence};
 
 mod context;
 mod event;
-mod foreign_event;
 mod host_slice;
-mod raw;
-mod sequence;
-mod stream_id;
+mod stream;
 mod timeline;
 
-pub(crate) use foreign_event::mark_behind;
-pub use raw::RawMem;
+pub(crate) use event::fence_behind_event;
+pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
 
-const CAPTURING: &str = "the stream is capturing a graph, and each launch would use the buffer again after it was \
-                         recycled; copy before the capture begins or after it ends, or on a stream that does not take \
-                         part in it";
-
-// SAFETY: the fence is marked behind the copy (mark D1). Refusals come before the copy, or from the copy call itself with
+// SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
 // an error that it gives for bad arguments only.
-unsafe impl<T: DevicePtrMut<u8>> CopyTarget<CudaStream> for T {
+unsafe impl<E: Pod, T: DevicePtrMut<E>> CopyTarget<CudaStream, E> for T {
     fn capacity_bytes(&self) -> usize {
-        self.len()
+        self.num_bytes()
     }
 
     unsafe fn enqueue(
@@ -78,14 +71,14 @@ unsafe impl<T: DevicePtrMut<u8>> CopyTarget<CudaStream> for T {
             let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(address, source.cast(), len, stream.cu_stream()) };
             copied.result().map_err(|error| ("cuMemcpyHtoDAsync", error))
         };
-        marked(stream, len, purpose, waits, move || self.device_ptr_mut(stream), copy)
+        copy_with_fence(stream, len, purpose, waits, move || self.device_ptr_mut(stream), copy)
     }
 }
 
-// SAFETY: as the one above, to which it goes.
-unsafe impl<T: DevicePtrMut<u8>> CopyTarget<Arc<CudaStream>> for T {
+// SAFETY: as the one above, which it calls.
+unsafe impl<E: Pod, T: DevicePtrMut<E>> CopyTarget<Arc<CudaStream>, E> for T {
     fn capacity_bytes(&self) -> usize {
-        self.len()
+        self.num_bytes()
     }
 
     unsafe fn enqueue(
@@ -96,14 +89,14 @@ unsafe impl<T: DevicePtrMut<u8>> CopyTarget<Arc<CudaStream>> for T {
         purpose: FencePurpose,
     ) -> Result<SharedFence, CopyFailure> {
         // SAFETY: the caller's promise.
-        unsafe { CopyTarget::<CudaStream>::enqueue(self, stream, source, len, purpose) }
+        unsafe { CopyTarget::<CudaStream, E>::enqueue(self, stream, source, len, purpose) }
     }
 }
 
 // SAFETY: as for `CopyTarget`, in the other direction.
-unsafe impl<T: DevicePtr<u8>> CopySource<CudaStream> for T {
+unsafe impl<E: Pod, T: DevicePtr<E>> CopySource<CudaStream, E> for T {
     fn available_bytes(&self) -> usize {
-        self.len()
+        self.num_bytes()
     }
 
     unsafe fn fetch(&self, stream: &CudaStream, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
@@ -113,34 +106,34 @@ unsafe impl<T: DevicePtr<u8>> CopySource<CudaStream> for T {
             let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(target.cast(), address, len, stream.cu_stream()) };
             copied.result().map_err(|error| ("cuMemcpyDtoHAsync", error))
         };
-        marked(stream, len, FencePurpose::Buffer, waits, || self.device_ptr(stream), copy)
+        copy_with_fence(stream, len, FencePurpose::Buffer, waits, || self.device_ptr(stream), copy)
     }
 }
 
-// SAFETY: as the one above, to which it goes.
-unsafe impl<T: DevicePtr<u8>> CopySource<Arc<CudaStream>> for T {
+// SAFETY: as the one above, which it calls.
+unsafe impl<E: Pod, T: DevicePtr<E>> CopySource<Arc<CudaStream>, E> for T {
     fn available_bytes(&self) -> usize {
-        self.len()
+        self.num_bytes()
     }
 
     unsafe fn fetch(&self, stream: &Arc<CudaStream>, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
         // SAFETY: the caller's promise.
-        unsafe { CopySource::<CudaStream>::fetch(self, stream, target, len) }
+        unsafe { CopySource::<CudaStream, E>::fetch(self, stream, target, len) }
     }
 }
 
-// SAFETY: the mark stands behind all work enqueued so far (mark D1).
+// SAFETY: the fence stands behind all work enqueued so far (event-I1).
 unsafe impl CopyStream for CudaStream {
     fn mark(&self) -> Result<SharedFence> {
         let nothing_waits = || (0, SyncOnDrop::Record(None));
-        let marked = marked(self, 0, FencePurpose::Pool(FenceKind::Event), false, nothing_waits, |_| Ok(()));
-        marked.map_err(|failure| match failure {
+        let fence = copy_with_fence(self, 0, FencePurpose::Pool(FenceKind::Event), false, nothing_waits, |_| Ok(()));
+        fence.map_err(|failure| match failure {
             CopyFailure::Refused(error) | CopyFailure::Unknown(error) => Error::device(error.to_string()),
         })
     }
 }
 
-// SAFETY: as the one above, to which it goes.
+// SAFETY: as the one above, which it calls.
 unsafe impl CopyStream for Arc<CudaStream> {
     fn mark(&self) -> Result<SharedFence> {
         CopyStream::mark(&**self)
@@ -149,18 +142,18 @@ unsafe impl CopyStream for Arc<CudaStream> {
 
 /// Where the device of this context sees page-locked memory.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
-    let failed = |call, error| Error::copy(len, said(call, error));
-    let _current = Home::of(context).enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
+    let failed = |call, error| Error::copy(len, failed(call, error));
+    let _current = ContextState::of(context).enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
     let mut address: sys::CUdeviceptr = 0;
-    let room = &raw mut address;
-    // SAFETY: room for an address; the driver looks the pointer up and reads nothing behind it.
-    match unsafe { sys::cuMemHostGetDevicePointer_v2(room, start.cast_mut().cast(), 0) }.result() {
+    let found = &raw mut address;
+    // SAFETY: memory for an address; the driver looks the pointer up and reads nothing behind it.
+    match unsafe { sys::cuMemHostGetDevicePointer_v2(found, start.cast_mut().cast(), 0) }.result() {
         Ok(()) => Ok(address),
-        // It knows what was allocated or registered, but no virtual memory.
+        // This call knows allocated and registered memory, but no virtual memory.
         Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)) => {
             let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
             // SAFETY: as above; the value of this attribute is an address.
-            unsafe { sys::cuPointerGetAttribute(room.cast(), attribute, start as sys::CUdeviceptr) }
+            unsafe { sys::cuPointerGetAttribute(found.cast(), attribute, start as sys::CUdeviceptr) }
                 .result()
                 .map_err(|error| failed("cuPointerGetAttribute", error))?;
             Ok(address)
@@ -169,28 +162,8 @@ pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: 
     }
 }
 
-/// An error that somebody left in the context object, kept out of the way.
-struct SetAside<'a> {
-    context: &'a CudaContext,
-    error: Result<(), DriverError>,
-}
-
-impl<'a> SetAside<'a> {
-    fn take(context: &'a CudaContext) -> Self {
-        Self { context, error: context.check_err() }
-    }
-}
-
-impl Drop for SetAside<'_> {
-    fn drop(&mut self) {
-        if self.error.is_err() {
-            self.context.record_err(self.error);
-        }
-    }
-}
-
-/// Has a copy enqueued on the stream, behind what `wait` puts there, with a mark behind it.
-fn marked<'a>(
+/// Enqueues a copy on the stream, behind what `wait` puts there, with a fence behind it.
+fn copy_with_fence<'a>(
     stream: &CudaStream,
     len: usize,
     purpose: FencePurpose,
@@ -201,50 +174,44 @@ fn marked<'a>(
     let _set_aside = SetAside::take(stream.context());
     let refused = |call, error| {
         let is_of_device = !(is_about_arguments(error) || is_about_captures_or_memory(error));
-        let said = said(call, error);
-        CopyFailure::Refused(if is_of_device { Error::device(said) } else { Error::copy(len, said) })
+        let text = failed(call, error);
+        CopyFailure::Refused(if is_of_device { Error::device(text) } else { Error::copy(len, text) })
     };
-    let unknown = |call, error| CopyFailure::Unknown(Error::device(said(call, error)));
+    let unknown = |call, error| CopyFailure::Unknown(Error::device(failed(call, error)));
     let refuse_capturing = || match is_capturing(stream) {
         Ok(false) => Ok(()),
         Ok(true) => Err(CopyFailure::Refused(Error::copy(len, CAPTURING))),
         Err(error) => Err(refused("cuStreamIsCapturing", error)),
     };
-    let home = Home::of(stream.context());
-    let _current = home.enter().map_err(|error| refused("cuCtxSetCurrent", error))?;
-    // Whatever can be refused is asked for before the copy.
-    let mark = Mark::new(stream, home).map_err(|error| refused("cuEventCreate", error))?;
+    let context = ContextState::of(stream.context());
+    let _current = context.enter().map_err(|error| refused("cuCtxSetCurrent", error))?;
+    // All calls that can be refused come before the copy.
+    let event = EventFence::new(stream, context).map_err(|error| refused("cuEventCreate", error))?;
     if may_wait {
         refuse_capturing()?;
     }
-    let (address, note) = wait();
+    let (address, record) = wait();
     let waited = stream.context().check_err().map_err(|error| refused("cuStreamWaitEvent", error));
     if let Err(refusal) = waited.and_then(|()| refuse_capturing()) {
-        // Nothing uses the memory, so there is nothing to note, least of all in somebody's graph.
-        std::mem::forget(note);
+        // Nothing uses the memory, so there is nothing to record, and it must not become part of a graph.
+        std::mem::forget(record);
         return Err(refusal);
     }
-    let id = if purpose == FencePurpose::Pool(FenceKind::Event) { None } else { stream_id::id(stream, home) };
+    let id = if purpose == FencePurpose::Pool(FenceKind::Event) { None } else { context.stream_id(stream) };
     copy(address).map_err(|(call, error)| match is_about_arguments(error) {
         true => refused(call, error),
         false => unknown(call, error),
     })?;
-    // The memory notes our use of it, before the mark, so that the mark is the last of this copy's work. An error of that
-    // note is for the memory's next user, and stays in the context for him.
-    drop(note);
+    // The device memory records our use of it before our fence, so that the fence is the last of this copy's work. An error
+    // of that record is for the memory's next user, and stays in the context.
+    drop(record);
     if let (FencePurpose::Pool(FenceKind::Timeline), Some(id)) = (purpose, id)
-        && let Ok(Some(reached)) = home.count(stream, id)
+        && let Ok(Some(fence)) = context.timeline_fence(stream, id)
     {
-        return Ok(Arc::new(reached));
+        return Ok(Arc::new(fence));
     }
-    let mark = mark.record(stream, id).map_err(|error| unknown("cuEventRecord", error))?;
-    Ok(Arc::new(mark))
-}
-
-fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
-    // SAFETY: the stream is alive.
-    let status = unsafe { result::stream::is_capturing(stream.cu_stream()) }?;
-    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    let event = event.record(stream, id).map_err(|error| unknown("cuEventRecord", error))?;
+    Ok(Arc::new(event))
 }
 
 /// Errors that a copy call gives before it enqueues anything. All others may be left over from earlier work.
@@ -268,6 +235,60 @@ fn is_about_captures_or_memory(error: DriverError) -> bool {
     error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY || (900..999).contains(&driver::error_code(error))
 }
 
-fn said(call: &str, error: DriverError) -> String {
-    format!("{call} failed: {} (code {})", driver::error_name(error), driver::error_code(error))
+/// Device memory of another framework, for copies from and to it. Owns nothing and orders nothing: its owner does.
+///
+/// ```no_run
+/// use pinpool::cudarc::driver::{CudaContext, sys::CUstream};
+/// use pinpool::{Pool, copy::cuda::RawMem};
+///
+/// /// A framework's stream, and 4096 bytes of its memory.
+/// fn send(pool: &Pool, stream: CUstream, address: u64) -> Result<(), Box<dyn std::error::Error>> {
+///     let context = CudaContext::new(0)?;
+///     // SAFETY: the framework keeps the stream alive until the copy is over.
+///     let stream = unsafe { context.wrap_borrowed_stream(stream) };
+///     // SAFETY: and the memory.
+///     let mut memory = unsafe { RawMem::from_raw(address, 4096, stream.clone()) };
+///     pool.get(4096)?.copy_to(&stream, &mut memory)?;
+///     Ok(())
+/// }
+/// ```
+#[derive(Debug)]
+pub struct RawMem {
+    address: sys::CUdeviceptr,
+    len: usize,
+    stream: Arc<CudaStream>,
+}
+
+impl RawMem {
+    /// `len` bytes at `address` of the device of `stream`.
+    ///
+    /// # Safety
+    ///
+    /// The bytes stay allocated until every copy made through this is over, and all other uses of them are ordered with
+    /// those copies.
+    pub unsafe fn from_raw(address: u64, len: usize, stream: Arc<CudaStream>) -> Self {
+        Self { address, len, stream }
+    }
+}
+
+impl DeviceSlice<u8> for RawMem {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+}
+
+impl DevicePtr<u8> for RawMem {
+    fn device_ptr<'a>(&'a self, _stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        (self.address, SyncOnDrop::Record(None))
+    }
+}
+
+impl DevicePtrMut<u8> for RawMem {
+    fn device_ptr_mut<'a>(&'a mut self, _stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        (self.address, SyncOnDrop::Record(None))
+    }
 }

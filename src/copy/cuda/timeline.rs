@@ -1,26 +1,30 @@
-//! A word per stream that the stream itself counts up, so that any thread learns completion by a load.
+//! A word per stream that the stream itself increments, so that any thread learns completion by a load: the timeline
+//! semaphores of Vulkan, on CUDA's `cuStreamWriteValue32`.
 //!
 //! ```text
 //!   stream:  ──copy──[word = 17]──copy──[word = 18]──▶        page of words, one cache line each, pinned, never freed
 //!   fence 18 is over once the word has reached 18
 //! ```
 //!
-//! The write costs the enqueuing thread more than the record of an event, the question nothing; many threads that ask
-//! events of the driver stand in each other's way there. So the timeline is for pools in which many threads ask
-//! ([`FenceKind`](crate::config::FenceKind)).
+//! The write costs the enqueuing thread more than the record of an event, and a query is a load; threads that query events
+//! contend for a lock of the driver. So timelines are for pools in which many threads query
+//! ([`FenceKind`](crate::in_flight::FenceKind)).
 //!
-//! Needs `cuStreamWriteValue32_v2`, which cudarc binds only in some versions: it is found by name. Where it is missing or
-//! the driver does not support it, and where a stream has no [id](super::stream_id::id), events are used instead.
+//! Needs `cuStreamWriteValue32_v2`, which cudarc binds only in some versions: it is found by name. Events are used instead
+//! where it is missing or refused, and for a stream without an [id](super::stream::id).
 //!
 //! Invariants:
 //!
-//! 1. A word is written by one stream only, in the order of its numbers. One stream: it goes by its id, for its handle may
-//!    already be another's while its own copies still run. In order: a number is taken and its write enqueued under one
-//!    lock, and no number is taken twice, not even if its write failed.
-//! 2. Words live as long as the process, as their context does (home H1), so a fence may look at any time.
-//! 3. A word that stands still says nothing about a lost device, so a fence that is not over asks the driver now and then
-//!    whether the device is well, by a stream of our own on which nothing ever runs: one thread in each
-//!    [`HEALTH_EVERY_US`].
+//! - **timeline-I1**: a word is written by one stream only, in the order of its numbers. Streams are told apart by their id,
+//!   since a handle may be another stream's while its own copies still run. A number is taken and its write enqueued under
+//!   one lock, and no number is taken twice, not even if its write failed.
+//! - **timeline-I2**: words live as long as the process, as their context's state does (context-I1), so a fence may read one
+//!   at any time.
+//! - **timeline-I3**: a word that stands still says nothing about a lost device, so a fence that is not over also queries a
+//!   stream of our own on which no work ever runs: one thread in each [`HEALTH_EVERY_US`].
+//! - **timeline-I4**: numbers have 64 bits and never wrap; the stream writes the low half. A reading is extended from the
+//!   last progress seen: it is less than 2^31 ahead of that, since [`Sequence::next`] gives out no number that is not. A
+//!   reading further ahead is really behind, and is ignored.
 #![allow(unsafe_code)] // Calls the driver, and reads memory that a device writes.
 
 use std::collections::HashMap;
@@ -32,25 +36,26 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaStream, DriverError, result, sys};
 
-use super::context::Home;
-use super::said;
-use super::sequence::{FIRST, Sequence};
-use super::stream_id::number;
+use super::stream::failed;
 use crate::driver::{self, RelaxedCapture};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
 
-/// Between two questions whether the device is well.
+/// Between two queries whether the device is well.
 const HEALTH_EVERY_US: u64 = 1000;
 const WORDS_BYTES: usize = 4096;
-/// A word has a line to itself, so that no stream disturbs another's readers.
+/// A word has a cache line to itself, so that no stream disturbs another's readers.
 const WORD_STEP: usize = 64;
-/// A waiter looks so often before it lets others run, and so often in all before it sleeps.
+/// A waiter reads so often before it yields, and so often in all before it sleeps.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 200;
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
+/// Most numbers given out and not yet seen.
+const SEQUENCE_WINDOW: u64 = 1 << 31;
+/// Shortly before the first wrap of the low half, so that every program passes one.
+const FIRST: u64 = (1 << 32) - 64;
 
 /// As in the driver's header; `CUstream` and `CUdeviceptr` are the same in every version.
 type WriteValue32 = unsafe extern "C" fn(sys::CUstream, u64, u32, c_uint) -> sys::CUresult;
@@ -64,14 +69,14 @@ pub(super) struct Timelines {
     health: Health,
 }
 
-/// When the device was last asked how it is.
+/// When the device was last queried.
 #[derive(Debug, Default)]
 struct Health {
     since: OnceLock<Instant>,
-    asked_us: AtomicU64,
+    queried_us: AtomicU64,
 }
 
-/// Where a stream writes, as the host and as the device see it.
+/// Where a stream writes, as the host and as the device address it.
 #[derive(Clone, Copy)]
 struct Word {
     host: *mut u32,
@@ -84,21 +89,21 @@ impl fmt::Debug for Word {
     }
 }
 
-// SAFETY: four bytes that live for ever (2) and are only ever accessed atomically.
+// SAFETY: four bytes that are never freed (timeline-I2) and are only ever accessed atomically.
 unsafe impl Send for Word {}
 // SAFETY: as above.
 unsafe impl Sync for Word {}
 
 impl Word {
     fn read(self) -> u32 {
-        // SAFETY: aligned memory that lives for ever (2).
+        // SAFETY: aligned memory that is never freed (timeline-I2).
         let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(self.host) };
         // Acquire: pairs with the device's write, which comes after all that the stream did before.
         word.load(Ordering::Acquire)
     }
 }
 
-/// How far one stream has come.
+/// The progress of one stream.
 #[derive(Debug)]
 struct Timeline {
     stream: u64,
@@ -108,55 +113,12 @@ struct Timeline {
     last: Mutex<u64>,
 }
 
-impl Home {
-    /// Puts a number behind all work so far on the stream, which has this id; `None` if an event has to do it. The context
-    /// is current.
-    pub(super) fn count(&'static self, stream: &CudaStream, id: StreamId) -> Result<Option<Reached>, DriverError> {
-        let Some(write) = self.timelines.write() else { return Ok(None) };
-        // There to be asked (3) before anybody has to wait.
-        self.own()?;
-        let Some(timeline) = self.timelines.of(stream, id)? else { return Ok(None) };
-        let mut last = timeline.last.lock();
-        let Some(next) = timeline.sequence.next(*last, || timeline.word.read()) else { return Ok(None) };
-        #[allow(clippy::cast_possible_truncation)] // The low half is what the stream writes.
-        // SAFETY: a live stream, and a word that lives for ever (2). The default flags order the write behind all work
-        // before it.
-        let written = unsafe { write(stream.cu_stream(), timeline.word.device, next as u32, 0) };
-        let written = written.result();
-        if let Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) = written {
-            // Nothing was enqueued.
-            return Ok(None);
-        }
-        // After any other error the write may be on its way: nobody else gets its number.
-        *last = next;
-        drop(last);
-        written.map(|()| Some(Reached { timeline, number: next, home: self }))
-    }
-
-    /// Fails if the device does. Asks the driver now and then (3).
-    fn check_health(&self) -> Result<()> {
-        let Some(own) = self.timelines.health.is_due().then(|| self.own().ok()).flatten() else { return Ok(()) };
-        let _relaxed = RelaxedCapture::enter();
-        // SAFETY: the stream is never destroyed.
-        match unsafe { sys::cuStreamQuery(own.stream.cu_stream()) }.result() {
-            Ok(()) | Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(()),
-            Err(error) => Err(Error::device(said("cuStreamQuery", error))),
-        }
-    }
-}
-
-impl Health {
-    /// Is it this caller's turn to ask?
-    fn is_due(&self) -> bool {
-        let now_us = u64::try_from(self.since.get_or_init(Instant::now).elapsed().as_micros()).unwrap_or(u64::MAX);
-        // Relaxed: only one of many may ask; nothing is published by it.
-        let asked_us = self.asked_us.load(Ordering::Relaxed);
-        now_us >= asked_us.saturating_add(HEALTH_EVERY_US)
-            && self.asked_us.compare_exchange(asked_us, now_us, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    }
-}
-
 impl Timelines {
+    /// Does the driver write words?
+    pub(super) fn are_supported(&self) -> bool {
+        self.write().is_some()
+    }
+
     fn write(&self) -> Option<WriteValue32> {
         *self.write.get_or_init(|| {
             let found = driver::symbol(c"cuStreamWriteValue32_v2")?;
@@ -165,30 +127,57 @@ impl Timelines {
         })
     }
 
+    /// Puts a number behind all work so far on the stream with this id; `None` if an event has to do it. `idle_stream` is a
+    /// stream of the context on which no work ever runs. The context is current.
+    pub(super) fn fence(
+        &'static self,
+        stream: &CudaStream,
+        id: StreamId,
+        stream_number: u64,
+        idle_stream: &'static CudaStream,
+    ) -> Result<Option<TimelineFence>, DriverError> {
+        let Some(write) = self.write() else { return Ok(None) };
+        let Some(timeline) = self.of(id, stream_number)? else { return Ok(None) };
+        let mut last = timeline.last.lock();
+        let Some(next) = timeline.sequence.next(*last, || timeline.word.read()) else { return Ok(None) };
+        #[allow(clippy::cast_possible_truncation)] // The low half is what the stream writes.
+        // SAFETY: a live stream, and a word that is never freed (timeline-I2). The default flags order the write behind all
+        // work before it.
+        let written = unsafe { write(stream.cu_stream(), timeline.word.device, next as u32, 0) };
+        let written = written.result();
+        if let Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) = written {
+            // Nothing was enqueued.
+            return Ok(None);
+        }
+        // After any other error the write may be enqueued, so its number is not taken again (timeline-I1).
+        *last = next;
+        drop(last);
+        written.map(|()| Some(TimelineFence { timeline, number: next, health: &self.health, idle_stream }))
+    }
+
     /// The timeline of a stream; `None` where there is no memory for one.
-    fn of(&self, stream: &CudaStream, id: StreamId) -> Result<Option<Arc<Timeline>>, DriverError> {
+    fn of(&self, id: StreamId, stream: u64) -> Result<Option<Arc<Timeline>>, DriverError> {
         let mut by_stream = self.by_stream.lock();
         if let Some(timeline) = by_stream.get(&id) {
             return Ok(Some(timeline.clone()));
         }
         let Some(word) = self.take_word(&mut by_stream)? else { return Ok(None) };
-        // What the word's last stream counted to goes on here: by then it had written all of its numbers.
+        // Continues where the word's last stream ended: it has written all of its numbers.
         let seen = (FIRST & !u64::from(u32::MAX)) | u64::from(word.read());
-        let (stream, sequence, last) = (number(stream), Sequence::new(seen), Mutex::new(seen));
-        let timeline = Arc::new(Timeline { stream, word, sequence, last });
+        let timeline = Arc::new(Timeline { stream, word, sequence: Sequence::new(seen), last: Mutex::new(seen) });
         by_stream.insert(id, timeline.clone());
         Ok(Some(timeline))
     }
 
-    /// A free word: one left over, one of a stream at rest, or the first of a new page.
+    /// A free word: a spare one, one of a stream at rest, or the first of a new page.
     fn take_word(&self, by_stream: &mut HashMap<StreamId, Arc<Timeline>>) -> Result<Option<Word>, DriverError> {
         let mut words = self.words.lock();
         if words.is_empty() {
             by_stream.retain(|_, timeline| {
-                // Nobody is enqueuing on it (he would hold a reference, taken under the lock that we hold), no fence is
-                // open, and all is written: the word is free.
+                // No thread is enqueuing (it would hold a reference, taken under the lock held here), no fence is left, and
+                // all numbers are written: the word is free.
                 let is_at_rest = Arc::strong_count(timeline) == 1
-                    && timeline.sequence.look(|| timeline.word.read()) == *timeline.last.lock();
+                    && timeline.sequence.update(|| timeline.word.read()) == *timeline.last.lock();
                 if is_at_rest {
                     words.push(timeline.word);
                 }
@@ -202,14 +191,38 @@ impl Timelines {
     }
 }
 
-/// Page-locked and mapped, for the life of the process.
+impl Health {
+    /// Is it this caller's turn to query the device?
+    fn is_due(&self) -> bool {
+        let now_us = u64::try_from(self.since.get_or_init(Instant::now).elapsed().as_micros()).unwrap_or(u64::MAX);
+        // Relaxed: elects one caller; no other data depends on it.
+        let queried_us = self.queried_us.load(Ordering::Relaxed);
+        now_us >= queried_us.saturating_add(HEALTH_EVERY_US)
+            && self.queried_us.compare_exchange(queried_us, now_us, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Fails if the device did, at the calls that are due (timeline-I3).
+    fn check(&self, idle_stream: &CudaStream) -> Result<()> {
+        if !self.is_due() {
+            return Ok(());
+        }
+        let _relaxed = RelaxedCapture::enter();
+        // SAFETY: the stream is never destroyed.
+        match unsafe { sys::cuStreamQuery(idle_stream.cu_stream()) }.result() {
+            Ok(()) | Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(()),
+            Err(error) => Err(Error::device(failed("cuStreamQuery", error))),
+        }
+    }
+}
+
+/// Words in page-locked and mapped memory, which is never freed.
 fn page_of_words() -> Result<Vec<Word>, DriverError> {
     let _relaxed = RelaxedCapture::enter();
     let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-    // SAFETY: the stream's context is current (`Home::count`).
+    // SAFETY: the stream's context is current (`Timelines::fence`).
     let page = unsafe { result::malloc_host(WORDS_BYTES + WORD_STEP, flags) }?;
     let mut device = 0;
-    // SAFETY: room for an address, and memory that was just allocated.
+    // SAFETY: memory for an address, and memory that was just allocated.
     unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device, page, 0) }.result()?;
     // The driver aligns large blocks only.
     let skip = page.cast::<u8>().align_offset(WORD_STEP);
@@ -217,7 +230,7 @@ fn page_of_words() -> Result<Vec<Word>, DriverError> {
         let offset = skip + offset;
         let host = page.cast::<u8>().wrapping_add(offset).cast::<u32>();
         #[allow(clippy::cast_possible_truncation)] // The low half is meant.
-        // SAFETY: inside the page, aligned, and nobody else's yet.
+        // SAFETY: inside the page, aligned, and not yet used.
         unsafe {
             host.write(FIRST as u32)
         };
@@ -227,26 +240,28 @@ fn page_of_words() -> Result<Vec<Word>, DriverError> {
 }
 
 /// A number that a stream writes behind some work.
-pub(super) struct Reached {
+pub(super) struct TimelineFence {
     timeline: Arc<Timeline>,
     number: u64,
-    home: &'static Home,
+    health: &'static Health,
+    idle_stream: &'static CudaStream,
 }
 
-impl fmt::Debug for Reached {
+impl fmt::Debug for TimelineFence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reached({} on {:#x})", self.number, self.timeline.stream)
+        write!(f, "TimelineFence({} on {:#x})", self.number, self.timeline.stream)
     }
 }
 
-// SAFETY: the stream writes the number behind the work, and the word only grows (1), also through its wraps (`sequence`).
-unsafe impl Fence for Reached {
+// SAFETY: the stream writes the number behind the work, and the word only grows (timeline-I1), also through the wraps of its
+// low half (timeline-I4).
+unsafe impl Fence for TimelineFence {
     fn is_done(&self) -> Result<bool> {
         let Timeline { sequence, word, .. } = &*self.timeline;
-        if sequence.seen() >= self.number || sequence.look(|| word.read()) >= self.number {
+        if sequence.seen() >= self.number || sequence.update(|| word.read()) >= self.number {
             return Ok(true);
         }
-        self.home.check_health().map(|()| false)
+        self.health.check(self.idle_stream).map(|()| false)
     }
 
     fn wait(&self) -> Result<()> {
@@ -269,5 +284,77 @@ unsafe impl Fence for Reached {
 
     fn stream(&self) -> u64 {
         self.timeline.stream
+    }
+}
+
+/// The numbers of one stream, extended from the 32 bits that it writes (timeline-I4): arithmetic, no driver.
+#[derive(Debug)]
+struct Sequence {
+    seen: AtomicU64,
+}
+
+impl Sequence {
+    fn new(seen: u64) -> Self {
+        Self { seen: AtomicU64::new(seen) }
+    }
+
+    /// The last number seen, without reading the word.
+    fn seen(&self) -> u64 {
+        // Acquire: pairs with the release in `update`, so that this thread has what the reader of the word had.
+        self.seen.load(Ordering::Acquire)
+    }
+
+    /// Reads the word and returns the number that the stream has reached. `read` comes after the load of `seen`, so it is
+    /// the newer of the two; an older reading would change nothing.
+    fn update(&self, read: impl FnOnce() -> u32) -> u64 {
+        let seen = self.seen();
+        #[allow(clippy::cast_possible_truncation)] // The low half is meant.
+        let ahead = u64::from(read().wrapping_sub(seen as u32));
+        if ahead >= SEQUENCE_WINDOW {
+            return seen;
+        }
+        let now = seen + ahead;
+        // AcqRel: as in `seen`. A maximum, since another thread may have read later; by exchange, since ThreadSanitizer
+        // knows no other.
+        let newer = |before: u64| (before < now).then_some(now);
+        self.seen.fetch_update(Ordering::AcqRel, Ordering::Acquire, newer).map_or_else(|later| later, |_| now)
+    }
+
+    /// The number after `last`, if it is not too far ahead of the last one seen.
+    fn next(&self, last: u64, read: impl FnOnce() -> u32) -> Option<u64> {
+        let next = last + 1;
+        (next - self.update(read) < SEQUENCE_WINDOW).then_some(next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readings_go_on_through_the_wrap() {
+        let sequence = Sequence::new(u64::from(u32::MAX) - 1);
+        assert_eq!(sequence.update(|| u32::MAX - 1), u64::from(u32::MAX) - 1);
+        assert_eq!(sequence.update(|| u32::MAX), u64::from(u32::MAX));
+        assert_eq!(sequence.update(|| 3), (1 << 32) + 3);
+        assert_eq!(sequence.update(|| 3), (1 << 32) + 3);
+    }
+
+    #[test]
+    fn a_reading_from_behind_is_not_taken_for_a_wrap() {
+        let sequence = Sequence::new(1000);
+        assert_eq!(sequence.update(|| 999), 1000);
+        #[allow(clippy::cast_possible_truncation)] // 2^31 fits.
+        let edge = 1000 + SEQUENCE_WINDOW as u32;
+        assert_eq!(sequence.update(|| edge), 1000, "a number this far ahead is never given out");
+        assert_eq!(sequence.update(|| edge - 1), 999 + SEQUENCE_WINDOW);
+    }
+
+    #[test]
+    fn no_number_is_given_out_that_a_reading_could_not_tell() {
+        let sequence = Sequence::new(10);
+        assert_eq!(sequence.next(10, || 10), Some(11));
+        assert_eq!(sequence.next(9 + SEQUENCE_WINDOW, || 10), None, "2^31 ahead of a stream that stands still");
+        assert_eq!(sequence.next(9 + SEQUENCE_WINDOW, || 11), Some(10 + SEQUENCE_WINDOW));
     }
 }

@@ -129,7 +129,7 @@ impl CopyArgs {
 fn rate(pool: &Pool, destination: &mut Destination, size: u64, seconds: Duration) -> Measured<f64> {
     let len = usize::try_from(size).unwrap_or(usize::MAX);
     let mut bufs = (0..DEPTH).map(|_| pool.get(len)).collect::<Result<Vec<_>, _>>()?;
-    bufs.iter_mut().for_each(|buf| buf.as_mut_slice().fill(1));
+    bufs.iter_mut().try_for_each(|buf| buf.as_mut_slice().map(|bytes| bytes.fill(1)))?;
     let mut in_flight = VecDeque::new();
     let (begun, mut bytes) = (Instant::now(), 0);
     while begun.elapsed() < seconds {
@@ -155,7 +155,7 @@ fn track(pool: &Pool, destination: &mut Destination, bytes: u64, seconds: Durati
     let len = usize::try_from(bytes).unwrap_or(usize::MAX);
     let methods = destination.methods();
     let mut bare_buf = pool.get(len)?;
-    bare_buf.as_mut_slice().fill(1);
+    bare_buf.as_mut_slice()?.fill(1);
     let (mut bare, mut tracked) = (Vec::new(), vec![Vec::new(); methods.len()]);
     let begun = Instant::now();
     while bare.len() < FEWEST_TURNS || begun.elapsed() < seconds {

@@ -102,7 +102,7 @@ impl<'a> Buffers<'a> {
     pub(super) fn ring(pool: &Pool, producers: u16, batches: Batches) -> Measured<Buffers<'a>> {
         let longest = batches.longest_bytes();
         let mut ring = (0..ring_len(producers)).map(|_| pool.get(longest)).collect::<Result<Vec<_>, _>>()?;
-        ring.iter_mut().for_each(|buf| buf.as_mut_slice().fill(1));
+        ring.iter_mut().try_for_each(|buf| buf.as_mut_slice().map(|bytes| bytes.fill(1)))?;
         Ok(Buffers::Ring(Mutex::new(ring)))
     }
 
@@ -237,7 +237,7 @@ impl Loop<'_> {
             let took = get_begun.elapsed();
             let is_first = begun.elapsed() <= FIRST;
             if is_first { &mut times.first } else { &mut times.later }.add(took);
-            let bytes = batch.buf.as_mut_slice().get_mut(..len).unwrap_or_default();
+            let bytes = batch.buf.as_mut_slice()?.get_mut(..len).unwrap_or_default();
             if self.fills {
                 let fill = |chunk: &mut [u8]| chunk.copy_from_slice(&source[..chunk.len()]);
                 bytes.chunks_mut(SOURCE_BYTES).for_each(fill);

@@ -1,0 +1,199 @@
+//! A slice of pinned memory that host code can use and cudarc does not take for a copy; casts to elements.
+#![allow(unsafe_code)] // Turns a slice reference into one of a transparent wrapper.
+
+use std::any::type_name;
+use std::fmt;
+use std::ops::{
+    Deref, DerefMut, Index, IndexMut, Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive,
+};
+
+use bytemuck::Pod;
+
+use crate::error::{ErrorKind, Result};
+
+/// A slice of a [`PinnedBuf`](crate::PinnedBuf), for host code: derefs to `[T]`, so `fill`, `copy_from_slice`, `read_exact`
+/// and indexing work as on any slice.
+///
+/// It is not a `HostSlice` of cudarc, and neither is a range of it: a copy started from it would not be tracked, and its
+/// bytes would be overwritten under the copy by the next user of the buffer. This does not compile:
+///
+#[cfg_attr(feature = "cuda", doc = "```compile_fail,E0277")]
+#[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
+/// # use std::sync::Arc;
+/// # use pinpool::cudarc::driver::{CudaSlice, CudaStream};
+/// # fn send(buf: &mut pinpool::PinnedBuf, stream: &Arc<CudaStream>, device: &mut CudaSlice<u8>) {
+/// stream.memcpy_htod(buf.as_mut_slice().unwrap(), device).unwrap();
+/// # }
+/// ```
+///
+/// Nor does this:
+///
+#[cfg_attr(feature = "cuda", doc = "```compile_fail,E0277")]
+#[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
+/// # use std::sync::Arc;
+/// # use pinpool::cudarc::driver::{CudaSlice, CudaStream};
+/// # fn receive(buf: &mut pinpool::PinnedBuf, stream: &Arc<CudaStream>, device: &CudaSlice<u8>) {
+/// stream.memcpy_dtoh(device, &mut buf.as_mut_slice().unwrap()[..4]).unwrap();
+/// # }
+/// ```
+///
+/// The tracked twins do:
+///
+#[cfg_attr(feature = "cuda", doc = "```no_run")]
+#[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
+/// # use std::sync::Arc;
+/// # use pinpool::cudarc::driver::{CudaSlice, CudaStream};
+/// # fn both(buf: &mut pinpool::PinnedBuf, stream: &Arc<CudaStream>, device: &mut CudaSlice<u8>) {
+/// stream.memcpy_htod(buf, device).unwrap();
+/// stream.memcpy_dtoh(device, &mut buf.slice_mut(..4).unwrap()).unwrap();
+/// # }
+/// ```
+#[repr(transparent)]
+pub struct Pinned<T>([T]);
+
+impl<T> Pinned<T> {
+    pub(crate) fn from_mut(slice: &mut [T]) -> &mut Self {
+        // SAFETY: `Pinned` is a transparent wrapper of the slice, so layout and metadata are the same.
+        unsafe { &mut *(std::ptr::from_mut(slice) as *mut Self) }
+    }
+
+    fn from_ref(slice: &[T]) -> &Self {
+        // SAFETY: as in `from_mut`.
+        unsafe { &*(std::ptr::from_ref(slice) as *const Self) }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Pinned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// With any slice, array or vector.
+impl<T: PartialEq, S: AsRef<[T]> + ?Sized> PartialEq<S> for Pinned<T> {
+    fn eq(&self, other: &S) -> bool {
+        self.0 == *other.as_ref()
+    }
+}
+
+impl<T> Deref for Pinned<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Pinned<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.0
+    }
+}
+
+impl<T> Index<usize> for Pinned<T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, index: usize) -> &T {
+        &self.0[index]
+    }
+}
+
+impl<T> IndexMut<usize> for Pinned<T> {
+    #[inline]
+    fn index_mut(&mut self, index: usize) -> &mut T {
+        &mut self.0[index]
+    }
+}
+
+/// A range of pinned memory is pinned memory: without these, indexing would go through `Deref` to a plain slice.
+macro_rules! index_by_range {
+    ($($range:ty),*) => {$(
+        impl<T> Index<$range> for Pinned<T> {
+            type Output = Self;
+
+            #[inline]
+            fn index(&self, range: $range) -> &Self {
+                Self::from_ref(&self.0[range])
+            }
+        }
+
+        impl<T> IndexMut<$range> for Pinned<T> {
+            #[inline]
+            fn index_mut(&mut self, range: $range) -> &mut Self {
+                Self::from_mut(&mut self.0[range])
+            }
+        }
+    )*};
+}
+
+index_by_range!(
+    Range<usize>,
+    RangeFrom<usize>,
+    RangeFull,
+    RangeInclusive<usize>,
+    RangeTo<usize>,
+    RangeToInclusive<usize>
+);
+
+/// Bytes as elements of `T`.
+pub(super) fn cast<T: Pod>(bytes: &[u8]) -> Result<&[T]> {
+    check_cast::<T>(bytes.as_ptr(), bytes.len())?;
+    // Checked above, and reported with numbers.
+    Ok(bytemuck::try_cast_slice(bytes).unwrap_or_default())
+}
+
+/// Bytes to fill as elements of `T`.
+pub(super) fn cast_mut<T: Pod>(bytes: &mut [u8]) -> Result<&mut Pinned<T>> {
+    check_cast::<T>(bytes.as_ptr(), bytes.len())?;
+    // Checked above, and reported with numbers.
+    Ok(Pinned::from_mut(bytemuck::try_cast_slice_mut(bytes).unwrap_or_default()))
+}
+
+/// Are `len` bytes at `start` a whole number of aligned elements?
+pub(super) fn check_cast<T: Pod>(start: *const u8, len: usize) -> Result<()> {
+    let (bytes, align) = (size_of::<T>(), align_of::<T>());
+    if bytes > 0 && len.is_multiple_of(bytes) && start.addr().is_multiple_of(align) {
+        return Ok(());
+    }
+    let why = format!(
+        "{len} B at {:#x} are no slice of `{}`, whose elements have {bytes} B at multiples of {align}",
+        start.addr(),
+        type_name::<T>(),
+    );
+    Err(ErrorKind::View { why }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Backend, Pool};
+
+    #[test]
+    fn a_cast_that_does_not_fit_names_length_size_and_alignment() {
+        let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+        let mut buf = pool.get(10).unwrap();
+        assert_eq!(buf.cast_slice_mut::<u16>().unwrap().len(), 5);
+        let error = buf.cast_slice_mut::<f64>().unwrap_err();
+        assert!(error.is_request(), "{error}");
+        for part in ["10 B", "f64", "8 B", "multiples of 8"] {
+            assert!(error.to_string().contains(part), "{part}: {error}");
+        }
+        assert!(buf.cast_slice_untracked::<()>().unwrap_err().is_request(), "an element has at least a byte");
+        buf.truncate(8);
+        assert_eq!(buf.cast_slice_untracked::<f64>().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_pinned_slice_is_indexed_as_a_plain_one() {
+        let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+        let mut buf = pool.get(4).unwrap();
+        let bytes = buf.as_mut_slice().unwrap();
+        bytes.copy_from_slice(&[1, 2, 3, 4]);
+        bytes[1] = 9;
+        bytes[2..].fill(7);
+        bytes[..=0][0] += 1;
+        assert_eq!(*bytes, [2, 9, 7, 7]);
+    }
+}
