@@ -58,19 +58,6 @@ impl Baseline for MutexHashMap {
     }
 }
 
-/// A lock-free queue for each class.
-struct ArrayQueues(Vec<ArrayQueue<Item>>);
-
-impl Baseline for ArrayQueues {
-    fn take(&self, class: u32) -> Option<Item> {
-        self.0[class as usize].pop()
-    }
-
-    fn put(&self, item: Item) {
-        assert!(self.0[item.class() as usize].push(item).is_ok());
-    }
-}
-
 /// Sixty-four padded slots for each class, the thread's own first; without a limit and without an order of recency.
 struct Slots(Vec<[CachePadded<AtomicPtr<Entry<Buffer>>>; 64]>);
 
@@ -181,14 +168,9 @@ fn thread_cache(criterion: &mut Criterion) {
     let shards = 2 * std::thread::available_parallelism().map_or(4, usize::from);
     let cache = ThreadCache::new(CLASSES, 1000, shards);
     let mutex_hashmap = MutexHashMap::default();
-    let array_queues = ArrayQueues((0..CLASSES).map(|_| ArrayQueue::new(256)).collect());
     let slots = Slots((0..CLASSES).map(|_| std::array::from_fn(|_| CachePadded::default())).collect());
-    let baselines: [(&str, &dyn Baseline); 4] = [
-        ("thread_cache", &cache),
-        ("mutex_hashmap", &mutex_hashmap),
-        ("array_queue", &array_queues),
-        ("slots", &slots),
-    ];
+    let baselines: [(&str, &dyn Baseline); 3] =
+        [("thread_cache", &cache), ("mutex_hashmap", &mutex_hashmap), ("slots", &slots)];
     for (_, baseline) in baselines {
         for class in 0..MIXED {
             (0..40).for_each(|at| baseline.put(Entry::new(class, 4096, (at, 4096))));

@@ -1,4 +1,4 @@
-//! `pinpool bench`: every figure is there and hangs together; how large it is is the machine's affair.
+//! `pinpool bench`: every figure is present and consistent with the others. Its size depends on the machine.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -9,7 +9,7 @@ fn bench(args: &[&str]) -> Value {
     bench_in(args, &[])
 }
 
-/// What a bench must not take, it cannot: it has few addresses.
+/// A bench that must be refused. A limit on its address space keeps a failing test from using the memory.
 fn refused(args: &[&str]) -> (Option<i32>, String) {
     let tool = env!("CARGO_BIN_EXE_pinpool");
     let mut command = Command::new("sh");
@@ -39,7 +39,6 @@ fn is_positive(value: &Value) -> bool {
     number(value) > 0.0
 }
 
-/// The named fields must be there; what a figure means is the same in each pattern.
 #[test]
 fn hit_has_every_figure_in_each_pattern() {
     for (pattern, threads) in [("same", "1"), ("mix", "2"), ("cross", "2")] {
@@ -84,7 +83,7 @@ fn pin_measures_each_reserve_and_each_growth_beside_plain_memory() {
 }
 
 #[test]
-fn pin_gets_no_more_than_its_bytes_and_measures_nothing_twice() {
+fn pin_gets_at_most_its_bytes_and_ignores_repeated_arguments() {
     let sizes = ["--size", "4MiB", "--size", "1MiB", "--size", "4MiB"];
     let backends = ["--backend", "heap", "--backend", "heap", "--threads", "1", "--threads", "1"];
     let args = [&["pin", "--bytes", "4MiB", "--rounds", "1", "--getters", "3"], &sizes[..], &backends].concat();
@@ -94,7 +93,7 @@ fn pin_gets_no_more_than_its_bytes_and_measures_nothing_twice() {
     let cells = heap["growth"].as_array().unwrap().iter();
     let cells: Vec<_> = cells.map(|each| ["size_bytes", "gets"].map(|name| number(&each[name]))).collect();
     assert_eq!(cells, [[f64::from(4 << 20), 1.0], [f64::from(1 << 20), 4.0]]);
-    // Sizes by default fit whatever the bytes.
+    // The default sizes are limited to --bytes.
     let figures = bench(&["pin", "--bytes", "2MiB", "--rounds", "1", "--getters", "1", "--backend", "heap"]);
     let cells = figures["backends"][0]["growth"].as_array().unwrap().iter();
     let cells: Vec<_> = cells.map(|each| number(&each["size_bytes"])).collect();
@@ -102,7 +101,7 @@ fn pin_gets_no_more_than_its_bytes_and_measures_nothing_twice() {
 }
 
 #[test]
-fn pin_takes_threads_that_the_machine_has_and_bytes_that_it_can_spare() {
+fn pin_defaults_to_the_threads_and_bytes_of_the_machine() {
     let figures = bench(&["pin", "--rounds", "1", "--size", "64MiB", "--getters", "1", "--backend", "sim"]);
     let (bytes, most, cores) = (number(&figures["bytes"]), number(&figures["most_bytes"]), number(&figures["cores"]));
     assert_eq!(bytes, most.min(f64::from(1 << 30)));
@@ -111,7 +110,7 @@ fn pin_takes_threads_that_the_machine_has_and_bytes_that_it_can_spare() {
     assert!(threads.is_sorted() && threads[0] == 1.0 && threads.last() == Some(&cores), "{threads:?} of {cores}");
 }
 
-/// What every back-end's figures of `stall` have in common.
+/// Checks the figures of `stall` for one back-end.
 fn check_stall(of: &Value, step_bytes: f64) {
     let phases = of["phases"].as_array().unwrap();
     assert_eq!(
@@ -119,7 +118,7 @@ fn check_stall(of: &Value, step_bytes: f64) {
         ["rest", "grow", "shrink"]
     );
     let [rest, grow, shrink] = phases.as_slice() else { panic!("{of}") };
-    // The last round may have seen a few more while the copies ended.
+    // Enqueues at rest balance the others when a round ends.
     let work = number(&grow["enqueues"]) + number(&shrink["enqueues"]);
     assert!(number(&rest["enqueues"]) >= work.max(1.0), "{of}");
     for phase in phases {
@@ -133,7 +132,7 @@ fn check_stall(of: &Value, step_bytes: f64) {
     } else {
         assert!(of["shrink_stall_us"].is_null(), "{of}");
     }
-    // Each round grows anew: what the one before had is given back.
+    // Each round releases what it grew.
     assert!(
         number(&of["rounds"]) >= 1.0 && number(&of["grown_bytes"]) >= number(&of["rounds"]) * step_bytes / 2.0,
         "{of}"
@@ -141,7 +140,7 @@ fn check_stall(of: &Value, step_bytes: f64) {
 }
 
 #[test]
-fn stall_tells_rest_growth_and_shrink_apart() {
+fn stall_separates_rest_growth_and_shrink() {
     let figures = bench(&["stall", "--seconds", "0.2", "--step", "8MiB", "--backend", "heap"]);
     let of = &figures["backends"][0];
     check_stall(of, f64::from(8 << 20));
@@ -149,7 +148,7 @@ fn stall_tells_rest_growth_and_shrink_apart() {
 }
 
 #[test]
-fn copy_has_a_rate_for_each_size_the_pageable_baseline_first_and_what_tracking_costs() {
+fn copy_has_a_rate_for_each_size_and_the_cost_of_tracking() {
     let figures = bench(&["copy", "--seconds", "0.05", "--size", "4KiB", "--size", "1MiB", "--backend", "heap"]);
     let names: Vec<_> = figures["backends"].as_array().unwrap().iter().map(|of| of["backend"].clone()).collect();
     assert_eq!(names, ["pageable", "heap"]);
@@ -160,12 +159,12 @@ fn copy_has_a_rate_for_each_size_the_pageable_baseline_first_and_what_tracking_c
     check_tracked(&figures, &[4 << 10, 64 << 10], &["copy_to"]);
 }
 
-fn check_tracked(figures: &Value, sizes: &[u64], ways: &[&str]) {
+fn check_tracked(figures: &Value, sizes: &[u64], methods: &[&str]) {
     let tracked = figures["tracked"].as_array().unwrap();
     assert_eq!(tracked.iter().map(|of| of["bytes"].as_u64().unwrap()).collect::<Vec<_>>(), sizes);
     for of in tracked {
         let names: Vec<_> = of["ways"].as_array().unwrap().iter().map(|way| way["by"].as_str().unwrap()).collect();
-        assert_eq!(names, ways);
+        assert_eq!(names, methods);
         for way in of["ways"].as_array().unwrap() {
             let [ns, bare_ns, beyond_ns] = [&way["ns"], &of["bare_ns"], &way["beyond_bare_ns"]].map(number);
             assert!(ns > 0.0 && bare_ns > 0.0 && (ns - bare_ns - beyond_ns).abs() < 0.01, "{of}");
@@ -173,10 +172,10 @@ fn check_tracked(figures: &Value, sizes: &[u64], ways: &[&str]) {
     }
 }
 
-/// The same tool with the driver double in the place of libcuda.
+/// Runs with the driver double as libcuda.
 #[cfg(feature = "cuda")]
 #[test]
-fn over_a_driver_nothing_that_waits_is_released_beside_copies_and_every_road_is_compared() {
+fn over_a_driver_releases_that_wait_are_held_back_and_every_copy_method_is_compared() {
     let folder = tempfile::tempdir().unwrap();
     let here = std::env::current_exe().unwrap();
     let double = here.parent().unwrap().join("libdriver_double.so");
@@ -206,7 +205,7 @@ fn over_a_driver_nothing_that_waits_is_released_beside_copies_and_every_road_is_
     let over_baseline = |at: usize| number(&figures["backends"][at]["reserve"][0]["over_baseline"]);
     assert!(figures["baseline"] == "cuda" && over_baseline(0) > 0.0 && over_baseline(1) > 0.0, "{figures}");
 
-    // The baseline is measured though nobody asked for it; its growth is not.
+    // The baseline is measured without a request, except for its growth.
     let figures = bench_in(&[&["pin", "--backend", "vmm"], &reserve[..]].concat(), &env);
     let [vmm, cuda] = figures["backends"].as_array().unwrap().as_slice() else { panic!("{figures}") };
     assert_eq!(
@@ -218,7 +217,7 @@ fn over_a_driver_nothing_that_waits_is_released_beside_copies_and_every_road_is_
 }
 
 #[test]
-fn loader_stands_between_the_same_copies_without_fill_and_a_ring() {
+fn loader_is_compared_with_copies_without_filling_and_with_a_ring() {
     for (batches, preset) in [(&["fixed", "lognormal"][..], "adaptive"), (&["lognormal"], "tensorflow")] {
         let args = ["loader", "--producers", "2", "--seconds", "0.2", "--backend", "heap", "--preset", preset];
         // Both are the default.
@@ -247,14 +246,14 @@ fn check_loader(of: &Value) {
 }
 
 #[test]
-fn what_is_not_here_is_said_with_its_reason() {
+fn missing_back_ends_are_listed_with_the_reason() {
     let figures = bench(&["copy", "--seconds", "0.01", "--size", "4KiB", "--backend", "heap", "--backend", "sim:0"]);
     let missing = figures["missing"][0].as_str().unwrap();
     assert!(missing.starts_with("sim: "), "{missing}");
 }
 
 #[test]
-fn a_bench_of_nothing_that_is_here_fails_with_the_reasons() {
+fn a_bench_without_an_available_back_end_fails_with_the_reasons() {
     for bench in ["pin", "stall", "copy"] {
         let ran = output(&[bench, "--backend", "sim:0"], &[]);
         let said = String::from_utf8(ran.stderr).unwrap();
@@ -266,7 +265,7 @@ fn a_bench_of_nothing_that_is_here_fails_with_the_reasons() {
 }
 
 #[test]
-fn more_memory_than_a_pool_gets_is_refused_with_argument_value_limit_and_remedy() {
+fn more_memory_than_the_default_ceiling_is_refused_with_argument_limit_and_remedy() {
     let most = bench(&["pin", "--bytes", "4KiB", "--rounds", "1", "--getters", "1", "--backend", "heap"])["most_bytes"]
         .clone();
     let most = format!(" B, over the {most} B that a pool gets on this machine; give ");
@@ -287,9 +286,9 @@ fn more_memory_than_a_pool_gets_is_refused_with_argument_value_limit_and_remedy(
 fn a_ring_too_large_is_refused() {
     let most = bench(&["pin", "--bytes", "4KiB", "--rounds", "1", "--getters", "1", "--backend", "heap"])["most_bytes"]
         .clone();
-    // Two for each of 1024 producers and nine more.
+    // Two buffers for each of 1024 producers, and nine more.
     if number(&most) >= 2057.0 * f64::from(32 << 20) {
-        return; // A machine that has as much.
+        return; // This machine has the memory.
     }
     let (code, said) = refused(&["loader", "--producers", "1024", "--backend", "heap"]);
     let words = ["--producers 1024: a ring of 2057 ", " B, over the ", "give fewer"];
@@ -297,7 +296,7 @@ fn a_ring_too_large_is_refused() {
 }
 
 #[test]
-fn values_that_mean_nothing_are_refused_as_they_are_read() {
+fn values_without_a_meaning_are_refused_by_the_parser() {
     for bench in ["stall", "copy", "loader"] {
         for seconds in ["nan", "inf", "1e300", "0"] {
             let (code, said) = refused(&[bench, "--seconds", seconds]);

@@ -16,7 +16,7 @@ use pinpool::{Backend, Ceiling, OnFull, Pool, Preset, Rounding};
 
 use crate::ExitError;
 use crate::load_report::LoadReport;
-use crate::terminal::{Bar, Terminal};
+use crate::terminal::Terminal;
 
 /// Files of the synthetic data set: about 1.1 GB.
 const SYNTHETIC_FILES: u64 = 10_000;
@@ -318,18 +318,18 @@ impl PoolArgs {
 /// Moves the bar and names what fails.
 struct Reporter<'a> {
     terminal: &'a Terminal,
-    bar: Bar,
+    bar: indicatif::ProgressBar,
     failed: u64,
 }
 
 impl Observer for Reporter<'_> {
     fn landed(&mut self, landed: &Landed) {
-        self.bar.advance(landed.bytes);
+        self.bar.inc(landed.bytes);
     }
 
     fn failed(&mut self, failure: &Failure) {
         self.failed += 1;
         self.terminal.message(failure);
-        self.bar.note(format!("{} failed", self.failed));
+        self.bar.set_message(format!("{} failed", self.failed));
     }
 }

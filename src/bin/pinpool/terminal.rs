@@ -7,7 +7,7 @@ use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use crate::ExitError;
 
@@ -22,13 +22,13 @@ impl Terminal {
     }
 
     /// A bar that counts bytes; dropping it clears it.
-    pub(crate) fn bar(&self, total_bytes: u64) -> Bar {
-        let bar = self.0.add(ProgressBar::new(total_bytes));
+    pub(crate) fn bar(&self, total_bytes: u64) -> ProgressBar {
+        let bar = self.0.add(ProgressBar::new(total_bytes).with_finish(ProgressFinish::AndClear));
         let style = ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}");
         if let Ok(style) = style {
             bar.set_style(style);
         }
-        Bar(bar)
+        bar
     }
 
     /// Prints a message of the tool itself on stderr.
@@ -75,26 +75,6 @@ fn escaped(line: &str) -> String {
     let mut safe: String = line.trim_end_matches('\n').chars().map(escape).collect();
     safe.push('\n');
     safe
-}
-
-/// A progress bar; dropping it clears its line.
-#[derive(Debug)]
-pub(crate) struct Bar(ProgressBar);
-
-impl Bar {
-    pub(crate) fn advance(&self, bytes: u64) {
-        self.0.inc(bytes);
-    }
-
-    pub(crate) fn note(&self, note: String) {
-        self.0.set_message(note);
-    }
-}
-
-impl Drop for Bar {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
 }
 
 #[cfg(test)]

@@ -166,14 +166,14 @@ fn track(pool: &Pool, destination: &mut Destination, bytes: u64, seconds: Durati
             took += burst;
         }
         bare.push(ns_each(took));
-        for (&method, times) in methods.iter().zip(&mut tracked) {
+        for (&(_, method), times) in methods.iter().zip(&mut tracked) {
             times.push(ns_each(turn(pool, destination, method, len)?));
         }
     }
     let bare_ns = median(bare);
-    let method_time = |(method, times): (&CopyMethod, Vec<f64>)| {
+    let method_time = |(&(by, _), times): (&(&'static str, CopyMethod), Vec<f64>)| {
         let ns = median(times);
-        MethodTime { by: method.name(), ns: rounded(ns), beyond_bare_ns: rounded(ns - bare_ns) }
+        MethodTime { by, ns: rounded(ns), beyond_bare_ns: rounded(ns - bare_ns) }
     };
     Ok(TrackedCopies { bytes, bare_ns: rounded(bare_ns), ways: methods.iter().zip(tracked).map(method_time).collect() })
 }

@@ -42,18 +42,6 @@ pub(super) enum CopyMethod {
     MemcpyHtod,
 }
 
-impl CopyMethod {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            CopyMethod::CopyTo => "copy_to",
-            #[cfg(feature = "cuda")]
-            CopyMethod::CopyToSlice => "copy_to_slice",
-            #[cfg(feature = "cuda")]
-            CopyMethod::MemcpyHtod => "memcpy_htod",
-        }
-    }
-}
-
 impl Destination {
     /// A destination for copies of up to `bytes`.
     pub(super) fn open(bytes: usize) -> Result<Destination, Error> {
@@ -100,11 +88,16 @@ impl Destination {
         }
     }
 
-    pub(super) fn methods(&self) -> &'static [CopyMethod] {
+    /// The methods of this destination and their names.
+    pub(super) fn methods(&self) -> &'static [(&'static str, CopyMethod)] {
         match self {
-            Destination::Sink { .. } => &[CopyMethod::CopyTo],
+            Destination::Sink { .. } => &[("copy_to", CopyMethod::CopyTo)],
             #[cfg(feature = "cuda")]
-            Destination::Cuda { .. } => &[CopyMethod::CopyTo, CopyMethod::CopyToSlice, CopyMethod::MemcpyHtod],
+            Destination::Cuda { .. } => &[
+                ("copy_to", CopyMethod::CopyTo),
+                ("copy_to_slice", CopyMethod::CopyToSlice),
+                ("memcpy_htod", CopyMethod::MemcpyHtod),
+            ],
         }
     }
 

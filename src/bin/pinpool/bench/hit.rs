@@ -88,7 +88,7 @@ impl HitArgs {
             Series::new(&Malloc, pattern, threads),
             Series::new(&Empty, pattern, threads),
         ];
-        let (mut of_pool, mut of_clock) = (Histogram::new(), Histogram::new());
+        let (mut of_pool, mut of_clock) = <(Histogram, Histogram)>::default();
         for _ in 0..ROUNDS {
             series.iter_mut().for_each(Series::round);
             let pairs = series[0].pairs / 4;
@@ -144,7 +144,7 @@ impl<'a> Series<'a> {
 }
 
 fn time_operations(baseline: &impl Baseline, pattern: Pattern, threads: usize, pairs: u64, all: &mut Histogram) {
-    let (_, histograms) = patterns::run(baseline, pattern, threads, pairs, Histogram::new);
+    let (_, histograms) = patterns::run(baseline, pattern, threads, pairs, Histogram::default);
     histograms.iter().for_each(|histogram| all.merge(histogram));
 }
 

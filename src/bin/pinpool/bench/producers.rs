@@ -142,20 +142,15 @@ pub(super) struct LoopResult {
     /// The pool's calls at the end of the first second.
     pub(super) first_second_calls: Option<Underlying>,
     took: Duration,
-    /// Times of gets in the first second, and later.
     pub(super) gets: GetTimes,
     pub(super) peak_requested_bytes: u64,
 }
 
+/// Times of gets in the first second, and later.
+#[derive(Default)]
 pub(super) struct GetTimes {
     pub(super) first: Histogram,
     pub(super) later: Histogram,
-}
-
-impl Default for GetTimes {
-    fn default() -> Self {
-        Self { first: Histogram::new(), later: Histogram::new() }
-    }
 }
 
 impl LoopResult {

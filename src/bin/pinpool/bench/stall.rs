@@ -214,7 +214,7 @@ impl StallRun<'_> {
     fn copy(&self, destination: &mut Destination) -> Measured<[Histogram; PHASES.len()]> {
         let mut idle = (0..=DEPTH).map(|_| self.pool.get(COPY_BYTES)).collect::<Result<Vec<_>, _>>()?;
         let mut in_flight = VecDeque::<(Completion, PinnedBuf)>::new();
-        let mut times = std::array::from_fn(|_| Histogram::new());
+        let mut times = <[Histogram; PHASES.len()]>::default();
         while !self.is_over() {
             let before = self.stage.load(Ordering::Relaxed);
             let is_pause = before % STAGES.len() == PAUSE_STAGE;

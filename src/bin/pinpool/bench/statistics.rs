@@ -20,11 +20,13 @@ pub(super) struct Histogram {
     max_ns: u64,
 }
 
-impl Histogram {
-    pub(super) fn new() -> Self {
+impl Default for Histogram {
+    fn default() -> Self {
         Self { counts: vec![0; RANGES].into(), total: 0, max_ns: 0 }
     }
+}
 
+impl Histogram {
     pub(super) fn add(&mut self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         if let Some(count) = self.counts.get_mut(range(ns)) {
@@ -120,7 +122,7 @@ mod tests {
 
     #[test]
     fn percentiles_of_a_known_sequence() {
-        let (mut odd, mut all) = (Histogram::new(), Histogram::new());
+        let (mut odd, mut all) = <(Histogram, Histogram)>::default();
         for ns in 1..=1000 {
             if ns % 2 == 1 { &mut odd } else { &mut all }.add(Duration::from_nanos(ns));
         }

@@ -105,9 +105,8 @@ enum Format {
     Conformance,
 }
 
-/// clap gives `Option<Option<T>>` a meaning of its own; this type avoids it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct IdleTimeout(Option<Duration>);
+/// `None` keeps idle memory. The alias keeps clap from reading `Option<Option<T>>` as an optional value.
+type IdleTimeout = Option<Duration>;
 
 #[derive(Serialize)]
 struct JsonLine<'a> {
@@ -178,7 +177,7 @@ impl SettingArgs {
             rounding: self.rounding,
             pool_size_limit: self.pool_size_limit,
             auto_resize: self.auto_resize,
-            idle_timeout: self.idle_timeout.map(|IdleTimeout(timeout)| timeout),
+            idle_timeout: self.idle_timeout,
             max_bytes: self.max_ratio.map(|ratio| summary::ceiling_bytes(workload, ratio)).or(self.max_bytes),
             wait: self.wait.unwrap_or(defaults.wait),
         }
@@ -191,6 +190,5 @@ fn ratio(text: &str) -> Result<f64, ParseError> {
 }
 
 fn idle_timeout(text: &str) -> Result<IdleTimeout, ParseError> {
-    let timeout = if text.eq_ignore_ascii_case("none") { None } else { Some(parse_duration(text)?) };
-    Ok(IdleTimeout(timeout))
+    if text.eq_ignore_ascii_case("none") { Ok(None) } else { parse_duration(text).map(Some) }
 }
