@@ -256,10 +256,10 @@ fn missing_back_ends_are_listed_with_the_reason() {
 fn a_bench_without_an_available_back_end_fails_with_the_reasons() {
     for bench in ["pin", "stall", "copy"] {
         let ran = output(&[bench, "--backend", "sim:0"], &[]);
-        let said = String::from_utf8(ran.stderr).unwrap();
+        let stderr = String::from_utf8(ran.stderr).unwrap();
         assert!(
-            ran.status.code() == Some(1) && said.starts_with("pinpool: sim: ") && ran.stdout.is_empty(),
-            "{bench}: {said}"
+            ran.status.code() == Some(1) && stderr.starts_with("pinpool: sim: ") && ran.stdout.is_empty(),
+            "{bench}: {stderr}"
         );
     }
 }
@@ -276,9 +276,9 @@ fn more_memory_than_the_default_ceiling_is_refused_with_argument_limit_and_remed
         (&["pin", "--bytes", "4MiB", "--size", "1TiB"], "--size 1TiB: ", "--bytes, 4MiB; give "),
     ];
     for (args, argument, words) in too_much {
-        let (code, said) = refused(args);
-        assert!(code == Some(2) && said.starts_with(&format!("pinpool: {argument}")), "{args:?}: {code:?} {said}");
-        assert!(said.contains(words), "{said}");
+        let (code, stderr) = refused(args);
+        assert!(code == Some(2) && stderr.starts_with(&format!("pinpool: {argument}")), "{args:?}: {code:?} {stderr}");
+        assert!(stderr.contains(words), "{stderr}");
     }
 }
 
@@ -290,24 +290,24 @@ fn a_ring_too_large_is_refused() {
     if number(&most) >= 2057.0 * f64::from(32 << 20) {
         return; // This machine has the memory.
     }
-    let (code, said) = refused(&["loader", "--producers", "1024", "--backend", "heap"]);
+    let (code, stderr) = refused(&["loader", "--producers", "1024", "--backend", "heap"]);
     let words = ["--producers 1024: a ring of 2057 ", " B, over the ", "give fewer"];
-    assert!(code == Some(2) && words.iter().all(|word| said.contains(word)), "{code:?} {said}");
+    assert!(code == Some(2) && words.iter().all(|word| stderr.contains(word)), "{code:?} {stderr}");
 }
 
 #[test]
 fn values_without_a_meaning_are_refused_by_the_parser() {
     for bench in ["stall", "copy", "loader"] {
         for seconds in ["nan", "inf", "1e300", "0"] {
-            let (code, said) = refused(&[bench, "--seconds", seconds]);
-            assert!(code == Some(2) && said.contains("seconds from 0.001 to 3600"), "{bench} {seconds}: {said}");
+            let (code, stderr) = refused(&[bench, "--seconds", seconds]);
+            assert!(code == Some(2) && stderr.contains("seconds from 0.001 to 3600"), "{bench} {seconds}: {stderr}");
         }
     }
     for (bench, argument) in [("pin", "--bytes"), ("pin", "--size"), ("copy", "--size"), ("stall", "--step")] {
-        let (code, said) = refused(&[bench, argument, "0"]);
+        let (code, stderr) = refused(&[bench, argument, "0"]);
         assert!(
-            code == Some(2) && said.contains(argument) && said.contains("less than "),
-            "{bench} {argument}: {said}"
+            code == Some(2) && stderr.contains(argument) && stderr.contains("less than "),
+            "{bench} {argument}: {stderr}"
         );
     }
 }
