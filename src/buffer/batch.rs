@@ -74,8 +74,10 @@ impl BatchBuf {
             (end <= self.buf.len()).then_some(offset..end)
         };
         // Relaxed: only hands out disjoint ranges; threads that fill slices synchronize when they give the batch back.
-        let before =
-            self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| Some(range_after(taken)?.end)).ok()?;
+        let before = self
+            .taken
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| Some(range_after(taken)?.end))
+            .ok()?;
         let offset = range_after(before)?.start;
         // SAFETY: `offset + len` is inside the buffer, as just checked.
         let start = unsafe { self.buf.as_ptr().cast_mut().add(offset) };

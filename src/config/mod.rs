@@ -87,4 +87,3 @@ pub enum ReleasePolicy {
     /// At the ceiling a get waits for the copies in flight, at most `PINPOOL_WAIT`, and new copies wait behind it.
     Force,
 }
-

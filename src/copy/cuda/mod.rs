@@ -30,9 +30,7 @@
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use cudarc::driver::{
-    CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, DriverError, SyncOnDrop, sys,
-};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, DriverError, SyncOnDrop, sys};
 
 use self::context::ContextState;
 use self::event::EventFence;
