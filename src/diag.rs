@@ -38,20 +38,21 @@ use crate::config::Warning;
 use crate::error::{Error, UsageReport};
 use crate::policy::Check;
 
-/// Counts the checks of one or many pools and says which are printed.
+/// Counts the checks of one or many pools and picks those that are printed.
 ///
-/// All pools of a process share [`LogSampler::process`] unless told otherwise, as in TensorFlow.
+/// All pools of a process share [`LogSampler::process`], as in TensorFlow, unless
+/// [`PoolBuilder::log_sampler`](crate::PoolBuilder::log_sampler) sets another.
 #[derive(Debug, Clone)]
 pub struct LogSampler(Arc<AtomicU64>);
 
 impl LogSampler {
-    /// The one that pools share by default.
+    /// The sampler that pools share by default.
     pub fn process() -> Self {
         static PROCESS: std::sync::LazyLock<LogSampler> = std::sync::LazyLock::new(LogSampler::new);
         PROCESS.clone()
     }
 
-    /// A count of its own, beginning with a check that is printed.
+    /// A new sampler, which picks the first check that it counts.
     #[allow(clippy::new_without_default)] // `LogSampler::process()` is what a default would have to be.
     pub fn new() -> Self {
         Self(Arc::new(AtomicU64::new(0)))
@@ -63,14 +64,14 @@ impl LogSampler {
     }
 }
 
-/// A check of the rates, as told to a listener ([`PoolBuilder::on_check`](crate::PoolBuilder::on_check)).
+/// A check of the rates, as a listener gets it ([`PoolBuilder::on_check`](crate::PoolBuilder::on_check)).
 ///
 /// Displays as TensorFlow's lines: the counters, and below them the raise if there was one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CheckReport {
-    /// What was found and decided.
+    /// The counters and the decision.
     pub check: Check,
-    /// Is this one of those that are printed?
+    /// Whether it is printed.
     pub printed: bool,
 }
 

@@ -1,7 +1,7 @@
 //! What can go wrong, in numbers.
 //!
 //! [`Error`] is opaque: its text is for people, its predicates (`is_limit`, `is_backend`, ...) are for code that
-//! wants to branch. Every message names the thing, the value, the limit and the remedy.
+//! branches. Every text names the request, the value, the limit and the remedy.
 
 use std::{fmt, io};
 
@@ -49,7 +49,7 @@ pub(crate) enum ErrorKind {
     Limit { asked_bytes: u64, needed_bytes: u64, holdings: UsageReport, remedy: &'static str },
     #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {holdings}")]
     Backend { backend: &'static str, asked_bytes: u64, holdings: UsageReport, source: SourceError },
-    #[error("no back-end `{backend}` here: {why}")]
+    #[error("back-end `{backend}` is not available: {why}")]
     Unavailable { backend: &'static str, why: String },
     #[error("{name}={value}: {why}")]
     Setting { name: &'static str, value: String, why: String },
@@ -58,8 +58,8 @@ pub(crate) enum ErrorKind {
     #[error("copy of {len} B: {why}")]
     Copy { len: usize, why: String },
     #[error(
-        "the pool was made in process {parent}, this is its child {child}: memory and devices are not inherited; make a \
-         pool of its own after the fork"
+        "the pool belongs to process {parent}; this is its child {child}, which inherits neither memory nor devices: \
+         build a new pool after the fork"
     )]
     Forked { parent: u32, child: u32 },
     #[error("completion of a copy is unknown: {why}")]
@@ -67,17 +67,17 @@ pub(crate) enum ErrorKind {
 }
 
 impl Error {
-    /// The length or the alignment of the request makes no sense.
+    /// The length or the alignment of the request is out of range.
     pub fn is_request(&self) -> bool {
         matches!(*self.0, ErrorKind::Length { .. } | ErrorKind::Alignment { .. } | ErrorKind::View { .. })
     }
 
-    /// The ceiling (`PINPOOL_MAX_BYTES`) stood in the way.
+    /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`).
     pub fn is_limit(&self) -> bool {
         matches!(*self.0, ErrorKind::Limit { .. })
     }
 
-    /// The driver or the kernel refused, or the back-end asked for is not there.
+    /// The driver or the kernel refused, or the back-end set is not available.
     pub fn is_backend(&self) -> bool {
         matches!(*self.0, ErrorKind::Backend { .. } | ErrorKind::Unavailable { .. })
     }
@@ -92,12 +92,12 @@ impl Error {
         matches!(*self.0, ErrorKind::Copy { .. })
     }
 
-    /// The device failed, so nobody knows whether a copy is over.
+    /// The device failed: whether a copy completed is unknown.
     pub fn is_device(&self) -> bool {
         matches!(*self.0, ErrorKind::Device { .. })
     }
 
-    /// The pool was made before this process was forked off: it serves its parent alone.
+    /// The pool belongs to the process that forked this one.
     pub fn is_forked(&self) -> bool {
         matches!(*self.0, ErrorKind::Forked { .. })
     }
@@ -139,7 +139,7 @@ impl From<ErrorKind> for Error {
     }
 }
 
-/// What a driver or the kernel said when it refused.
+/// Why a driver or the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed: {what}{}{}", code.map(|code| format!(" (code {code})")).unwrap_or_default(),
         remedy.map(|remedy| format!("; {remedy}")).unwrap_or_default())]

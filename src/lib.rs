@@ -61,7 +61,7 @@ pub use in_flight::{Fence, FenceKind, StreamId};
 pub use policy::{Check, Window};
 pub use pool::{Pool, PoolBuilder};
 pub use size_class::Rounding;
-pub use stats::{Stats, Underlying};
+pub use stats::{Stats, StatsError, Underlying};
 
 /// The crate whose traits the views of a buffer as elements use, in version 1.
 pub use bytemuck;

@@ -1,13 +1,13 @@
-//! One adds up: what happened, as a user sees it.
+//! The counters of a pool in one snapshot, with the sums that must balance.
 //!
-//! Every room counts its own events where it has a lock or a line of its own anyway; here the counts meet in one snapshot,
-//! with the sums that must balance. Nothing here prints or decides.
+//! Each module counts its own events, under a lock or on a cache line that it holds anyway; `Core` collects the counts.
+//! Nothing here prints or decides.
 
 use std::time::Duration;
 
 use crate::policy::Window;
 
-/// Calls to the underlying allocator, in the bytes asked of it.
+/// Calls to the underlying allocator, in the bytes requested.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Underlying {
     /// Acquisitions that succeeded.
@@ -43,24 +43,24 @@ impl Underlying {
     }
 }
 
-/// A snapshot of a pool; zeros in a child of the process that made it. At rest the figures balance:
+/// A snapshot of a pool's counters; zeros in a child of the process that made the pool. At rest they balance:
 ///
 /// - `gets = hits + misses`,
 /// - `gets = puts + in_use + in_flight + lost`,
 /// - `pinned_bytes = in_use_bytes + in_flight_bytes + idle_bytes + lost_bytes + partition_bytes + arena_free_bytes +
 ///   arena_transit_bytes`.
 ///
-/// The figures of a [partition](crate::Pool::partition) are those of its own buffers, against its own ceiling.
+/// The counters of a [partition](crate::Pool::partition) are those of its own buffers, against its own ceiling.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Rules that the pool follows.
+    /// Name of the preset.
     pub preset: &'static str,
     /// Name of the source of the memory.
     pub backend: &'static str,
-    /// Is that memory page-locked?
+    /// Whether that memory is page-locked.
     pub is_pinned: bool,
-    /// Most idle buffers that the pool keeps now.
+    /// Most idle buffers that the pool keeps, as of now.
     pub pool_size_limit: u64,
     /// TensorFlow's four counters, since the last raise or clear.
     pub window: Window,
@@ -72,64 +72,64 @@ pub struct Stats {
     pub misses: u64,
     /// Gets that ended in an error of the ceiling or of the back-end.
     pub failed_gets: u64,
-    /// Gets that stood in line for room.
+    /// Gets that waited for memory at the ceiling.
     pub waits: u64,
-    /// Gets that were given memory that is not pinned, for want of room; they count as misses.
+    /// Gets that found no memory under the ceiling and got memory that is not pinned; they count as misses.
     pub fallbacks: u64,
-    /// Buffers that came back.
+    /// Buffers put back.
     pub puts: u64,
     /// Idle buffers evicted by puts over the limit.
     pub evicted: u64,
-    /// Idle buffers given back to make room under the ceiling.
+    /// Idle buffers released to free memory under the ceiling.
     pub reclaimed: u64,
-    /// Idle buffers given back because nobody asked for them.
+    /// Idle buffers released because they stayed idle for too long.
     pub aged: u64,
-    /// Times that the rates were looked at.
+    /// Checks of the rates.
     pub checks: u64,
-    /// Of those, how often the limit rose.
+    /// Of those, checks that raised the limit.
     pub raises: u64,
-    /// How often the limit came down again.
+    /// Times that the limit was lowered.
     pub lowers: u64,
     /// Idle buffers.
     pub buffers_in_pool: u64,
     /// Bytes of the idle buffers.
     pub idle_bytes: u64,
-    /// Buffers in the hands of users.
+    /// Buffers that users hold.
     pub in_use: u64,
     /// Bytes of those.
     pub in_use_bytes: u64,
-    /// Buffers given up that a device may still be reading. One that is copied from and kept is in use.
+    /// Buffers that users gave up and a device may still be reading. One that is copied from and still held is in use.
     pub in_flight: u64,
     /// Bytes of those.
     pub in_flight_bytes: u64,
     /// Age of the oldest copy in flight, from when its buffer was given up.
     pub oldest_in_flight: Option<Duration>,
-    /// Its stream: for one that somebody created, the driver's handle.
+    /// Its stream: the driver's handle, for a stream that was created.
     pub oldest_in_flight_stream: Option<u64>,
-    /// Buffers that can never be used again: a device error hid whether their copy is over.
+    /// Buffers that are never used again: after a device error it is unknown whether their copy is over.
     pub lost: u64,
     /// Bytes of those, and of regions that the back-end failed to take back.
     pub lost_bytes: u64,
-    /// Bytes of the buffers of its partitions, in use and idle.
+    /// Bytes of the buffers of the pool's partitions, in use and idle.
     pub partition_bytes: u64,
-    /// Bytes held and free: what the arena cuts buffers from next.
+    /// Bytes held and free: the arena carves the next buffers from them.
     pub arena_free_bytes: u64,
-    /// Bytes in granules that are being locked, moved or released.
+    /// Bytes in granules that are being committed, remapped or released.
     pub arena_transit_bytes: u64,
-    /// Of the free bytes, those that go back to the system as soon as no copy is in flight: until then they are used
-    /// again first. Only back-ends whose release waits for the device (`register`, `cuda`) have any.
+    /// Of the free bytes, those that go back to the system as soon as no copy is in flight; until then they are reused
+    /// first. Only back-ends whose release waits for the device (`register`, `cuda`) have any.
     pub awaiting_release_bytes: u64,
-    /// Gets that waited for the copies in flight so that such bytes could go (`PINPOOL_RELEASE_POLICY=force`).
+    /// Gets that waited for the copies in flight so that such bytes could be released (`PINPOOL_RELEASE_POLICY=force`).
     pub drains: u64,
     /// Bytes pinned by [`Pool::prewarm`](crate::Pool::prewarm) or `PINPOOL_RESERVE`, kept to the end.
     pub reserve_bytes: u64,
-    /// Runs of granules that were moved instead of locked anew.
+    /// Runs of granules that were remapped instead of newly committed.
     pub moves: u64,
-    /// Bytes held from the back-end, in whatever state, in its own granularity.
+    /// Bytes held from the back-end, in any state, in its own granularity.
     pub pinned_bytes: u64,
-    /// Most of them at any time.
+    /// Most bytes held at any time.
     pub peak_pinned_bytes: u64,
-    /// The ceiling on them.
+    /// The ceiling on the bytes held.
     pub max_bytes: Option<u64>,
     /// Calls to the underlying allocator.
     pub underlying: Underlying,
@@ -142,22 +142,19 @@ impl Stats {
         if self.gets == 0 { 0.0 } else { self.hits as f64 / self.gets as f64 }
     }
 
-    /// Recounts what must balance while no other thread uses the pool; names the first sum that does not.
+    /// Recounts the sums that must balance while no other thread uses the pool.
     ///
     /// # Errors
     ///
-    /// The two sides of that sum, in words and numbers.
-    pub fn validate(&self) -> Result<(), String> {
-        let sums = [
-            ("gets = hits + misses", self.gets, self.hits + self.misses),
-            (
-                "gets = puts + in use + in flight + lost",
-                self.gets,
-                self.puts + self.in_use + self.in_flight + self.lost,
-            ),
+    /// The first sum that does not balance.
+    pub fn validate(&self) -> Result<(), StatsError> {
+        let Self { gets, pinned_bytes, .. } = *self;
+        let equal = [
+            ("gets = hits + misses", gets, self.hits + self.misses),
+            ("gets = puts + in use + in flight + lost", gets, self.puts + self.in_use + self.in_flight + self.lost),
             (
                 "pinned = in use + in flight + idle + lost + partition + arena bytes",
-                self.pinned_bytes,
+                pinned_bytes,
                 self.in_use_bytes
                     + self.in_flight_bytes
                     + self.idle_bytes
@@ -167,16 +164,24 @@ impl Stats {
                     + self.arena_transit_bytes,
             ),
         ];
-        let broken = sums.iter().find(|(_, left, right)| left != right);
-        match broken {
-            Some((sum, left, right)) => Err(format!("{sum}: {left} against {right} in {self:?}")),
-            None if self.buffers_in_pool > self.pool_size_limit => {
-                Err(format!("{} idle buffers, limit {}", self.buffers_in_pool, self.pool_size_limit))
-            }
-            None if self.max_bytes.is_some_and(|max_bytes| self.peak_pinned_bytes > max_bytes) => {
-                Err(format!("{} B held at the peak, ceiling {:?}", self.peak_pinned_bytes, self.max_bytes))
-            }
-            None => Ok(()),
-        }
+        let at_most = [
+            ("idle buffers <= pool size limit", self.buffers_in_pool, self.pool_size_limit),
+            ("peak pinned bytes <= ceiling", self.peak_pinned_bytes, self.max_bytes.unwrap_or(u64::MAX)),
+        ];
+        let unequal = equal.into_iter().filter(|(_, left, right)| left != right);
+        let mut broken = unequal.chain(at_most.into_iter().filter(|(_, left, right)| left > right));
+        broken
+            .next()
+            .map_or(Ok(()), |(rule, left, right)| Err(StatsError { rule, left, right, stats: Box::new(self.clone()) }))
     }
+}
+
+/// Counters that do not balance ([`Stats::validate`]).
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{rule} is broken: {left} against {right} in {stats:?}")]
+pub struct StatsError {
+    rule: &'static str,
+    left: u64,
+    right: u64,
+    stats: Box<Stats>,
 }
