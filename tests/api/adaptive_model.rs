@@ -1,4 +1,4 @@
-//! Random operations on an adaptive pool, time included, recounted after each step.
+//! Random operations on an adaptive pool, with time, recounted after each step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,8 +40,8 @@ struct Held {
     mark: u8,
 }
 
-/// Both ends and the middle: the pages where a neighbour would write first.
-fn places(len: usize) -> [usize; 3] {
+/// Both ends and the middle: an overlapping neighbour writes to one of the ends.
+fn marked_bytes(len: usize) -> [usize; 3] {
     [0, len / 2, len.saturating_sub(1)]
 }
 
@@ -101,7 +101,11 @@ fn run(
                     pool.poll();
                 }
                 if seconds >= 10 {
-                    prop_assert_eq!(pool.stats().buffers_in_pool, 0, "ten seconds empty the front");
+                    prop_assert_eq!(
+                        pool.stats().buffers_in_pool,
+                        0,
+                        "buffers idle for ten seconds leave the thread cache"
+                    );
                 }
                 None
             }
@@ -128,17 +132,17 @@ fn run(
             prop_assert!(buffer.capacity() >= len);
             let mark = u8::try_from(at % 255).unwrap() + 1;
             if write && len > 0 {
-                places(len).iter().for_each(|&place| buffer.as_mut_slice().unwrap()[place] = mark);
+                marked_bytes(len).iter().for_each(|&at| buffer.as_mut_slice().unwrap()[at] = mark);
             }
             held.push(Held { buffer, mark });
         }
-        // Apart from each other, each with a number of its own, each with what was written to it.
+        // Buffers do not overlap, have distinct ids and hold what was written to them.
         let live = held.iter().filter(|held| !held.buffer.is_empty());
         let mut by_address = BTreeMap::new();
         for Held { buffer, mark } in live.clone() {
             by_address.insert(buffer.as_ptr().addr(), (buffer.capacity(), buffer.id()));
             let intact = !write
-                || places(buffer.len()).iter().all(|&place| buffer.as_slice_untracked().unwrap()[place] == *mark);
+                || marked_bytes(buffer.len()).iter().all(|&place| buffer.as_slice_untracked().unwrap()[place] == *mark);
             prop_assert!(intact, "overwritten: {:?}", buffer);
         }
         prop_assert_eq!(by_address.len(), live.clone().count());
@@ -177,17 +181,17 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 1 } else { 96 }, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn over_a_source_that_spans(max_bytes in ceiling(), limit in 0..9_u64, steps in steps()) {
+    fn any_operations_over_virtual_memory_balance(max_bytes in ceiling(), limit in 0..9_u64, steps in steps()) {
         run(Backend::Source(Arc::new(SimSource::new(1 << 40))), false, max_bytes, limit, steps)?;
     }
 
     #[test]
-    fn over_a_source_with_walls(max_bytes in ceiling(), limit in 0..9_u64, steps in steps()) {
+    fn any_operations_over_discrete_regions_balance(max_bytes in ceiling(), limit in 0..9_u64, steps in steps()) {
         run(Backend::Source(Arc::new(SimSource::discrete(1 << 40))), false, max_bytes, limit, steps)?;
     }
 
     #[test]
-    fn over_memory_that_is_written_to(max_bytes in ceiling(), limit in 0..9_u64, steps in steps()) {
+    fn any_operations_over_written_memory_balance(max_bytes in ceiling(), limit in 0..9_u64, steps in steps()) {
         run(Backend::Heap, true, max_bytes, limit, steps)?;
     }
 }

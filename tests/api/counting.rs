@@ -1,4 +1,4 @@
-//! A source that counts what is really held, at every instant, over another one.
+//! A source of simulated memory that counts the bytes it really holds, at every instant.
 #![allow(unsafe_code)] // Wraps the unsafe `Source` and `VirtualMemory`.
 
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use pinpool::backend::SimSource;
 use pinpool::backend::{AddressRange, Region, Source, SourceError, VirtualMemory};
 
-/// Counts bytes from before they are taken until after they are back: never less than what is held.
+/// Counts bytes from before they are acquired until after they are released, so never fewer than are held.
 #[derive(Debug)]
-pub(crate) struct Counting {
+pub(crate) struct CountingSource {
     inner: SimSource,
     held_bytes: AtomicU64,
     peak_bytes: AtomicU64,
@@ -17,12 +17,12 @@ pub(crate) struct Counting {
     threads: AtomicUsize,
 }
 
-impl Counting {
-    pub(crate) fn spanning() -> Arc<Self> {
+impl CountingSource {
+    pub(crate) fn virtual_memory() -> Arc<Self> {
         Self::over(SimSource::new(1 << 40))
     }
 
-    pub(crate) fn walled() -> Arc<Self> {
+    pub(crate) fn discrete() -> Arc<Self> {
         Self::over(SimSource::discrete(1 << 40))
     }
 
@@ -40,34 +40,30 @@ impl Counting {
         self.peak_bytes.load(Ordering::SeqCst)
     }
 
-    /// Threads that the last reserve was offered.
+    /// Threads that the last `acquire_fast` could use.
     pub(crate) fn threads(&self) -> usize {
         self.threads.load(Ordering::SeqCst)
     }
 
-    /// Ranges of addresses that have not been given back.
+    /// Address ranges that are still reserved.
     pub(crate) fn ranges(&self) -> i64 {
         self.ranges.load(Ordering::SeqCst)
     }
 
-    fn taking<T>(&self, bytes: u64, take: impl FnOnce() -> Result<T, SourceError>) -> Result<T, SourceError> {
+    fn counted<T>(&self, bytes: u64, acquire: impl FnOnce() -> Result<T, SourceError>) -> Result<T, SourceError> {
         let held_bytes = self.held_bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
         self.peak_bytes.fetch_max(held_bytes, Ordering::SeqCst);
-        take().inspect_err(|_| self.gone(bytes))
+        acquire().inspect_err(|_| self.released(bytes))
     }
 
-    fn ranges_are(&self, more: i64) {
-        self.ranges.fetch_add(more, Ordering::SeqCst);
-    }
-
-    fn gone(&self, bytes: u64) {
+    fn released(&self, bytes: u64) {
         let before = self.held_bytes.fetch_sub(bytes, Ordering::SeqCst);
-        assert!(before >= bytes, "{bytes} B given back, {before} B held");
+        assert!(before >= bytes, "{bytes} B released, {before} B held");
     }
 }
 
-// SAFETY: every call is the wrapped source's own.
-unsafe impl Source for Counting {
+// SAFETY: passes every call on to the wrapped source.
+unsafe impl Source for CountingSource {
     fn name(&self) -> &'static str {
         "counting"
     }
@@ -77,7 +73,7 @@ unsafe impl Source for Counting {
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        self.taking(Source::held_bytes(self, len_bytes) as u64, || self.inner.acquire(len_bytes))
+        self.counted(Source::held_bytes(self, len_bytes) as u64, || self.inner.acquire(len_bytes))
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
@@ -88,7 +84,7 @@ unsafe impl Source for Counting {
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         let held_bytes = Source::held_bytes(self, region.len_bytes()) as u64;
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.inner.release(region) }.inspect(|()| self.gone(held_bytes))
+        unsafe { self.inner.release(region) }.inspect(|()| self.released(held_bytes))
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
@@ -97,27 +93,31 @@ unsafe impl Source for Counting {
 }
 
 // SAFETY: as above.
-unsafe impl VirtualMemory for Counting {
+unsafe impl VirtualMemory for CountingSource {
     fn granule_bytes(&self) -> usize {
         VirtualMemory::granule_bytes(&self.inner)
     }
 
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
-        self.inner.reserve(len_bytes).inspect(|_| self.ranges_are(1))
+        self.inner.reserve(len_bytes).inspect(|_| {
+            self.ranges.fetch_add(1, Ordering::SeqCst);
+        })
     }
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         // SAFETY: as above.
-        self.taking(bytes as u64, || unsafe { self.inner.commit(range, offset, bytes) })
+        self.counted(bytes as u64, || unsafe { self.inner.commit(range, offset, bytes) })
     }
 
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         // SAFETY: as above.
-        unsafe { self.inner.decommit(range, offset, bytes) }.inspect(|()| self.gone(bytes as u64))
+        unsafe { self.inner.decommit(range, offset, bytes) }.inspect(|()| self.released(bytes as u64))
     }
 
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         // SAFETY: as above.
-        unsafe { self.inner.unreserve(range) }.inspect(|()| self.ranges_are(-1))
+        unsafe { self.inner.unreserve(range) }.inspect(|()| {
+            self.ranges.fetch_sub(1, Ordering::SeqCst);
+        })
     }
 }

@@ -1,22 +1,11 @@
-//! A source that fails at every point in turn: errors come out, bytes balance, nothing is lost that need not be.
+//! A source that fails at every call in turn: errors are returned, bytes balance, and no memory is lost without need.
 
 use std::sync::Arc;
 
-use pinpool::backend::HeapSource;
 use pinpool::testing::FaultSource;
 use pinpool::{Backend, Pool, Preset};
 
-fn pool_over(source: &Arc<FaultSource>, max_bytes: Option<u64>) -> Pool {
-    Pool::builder()
-        .without_env()
-        .preset(Preset::Tensorflow)
-        .backend(Backend::Source(source.clone()))
-        .pool_size_limit(2)
-        .auto_resize(false)
-        .max_bytes(max_bytes)
-        .build()
-        .unwrap()
-}
+use crate::fixture::{faulty_heap, two_buffers};
 
 /// Gets and puts that hit, miss, evict and reclaim; returns how many gets failed.
 fn work(pool: &Pool) -> u64 {
@@ -31,21 +20,17 @@ fn work(pool: &Pool) -> u64 {
     failed
 }
 
-fn source() -> Arc<FaultSource> {
-    Arc::new(FaultSource::around(Arc::new(HeapSource::new())))
-}
-
 const CEILINGS: [Option<u64>; 2] = [None, Some(40 << 10)];
 
 #[test]
 fn every_acquire_that_fails_is_one_failed_get_and_leaves_no_bytes_behind() {
     for ceiling in CEILINGS {
-        let healthy = source();
-        let refused_by_ceiling = work(&pool_over(&healthy, ceiling));
+        let healthy = faulty_heap();
+        let refused_by_ceiling = work(&two_buffers(&healthy).max_bytes(ceiling).build().unwrap());
         for index in 0..healthy.acquires() {
-            let source = source();
+            let source = faulty_heap();
             source.fail_acquire(index);
-            let pool = pool_over(&source, ceiling);
+            let pool = two_buffers(&source).max_bytes(ceiling).build().unwrap();
             let failed = work(&pool);
             let stats = pool.stats();
             assert_eq!((stats.failed_gets, stats.underlying.failures), (failed, 1), "acquire {index}");
@@ -60,14 +45,14 @@ fn every_acquire_that_fails_is_one_failed_get_and_leaves_no_bytes_behind() {
 #[test]
 fn every_release_that_fails_stays_counted_as_held() {
     for ceiling in CEILINGS {
-        let healthy = source();
-        let pool = pool_over(&healthy, ceiling);
+        let healthy = faulty_heap();
+        let pool = two_buffers(&healthy).max_bytes(ceiling).build().unwrap();
         work(&pool);
         pool.clear();
         for index in 0..healthy.releases() {
-            let source = source();
+            let source = faulty_heap();
             source.fail_release(index);
-            let pool = pool_over(&source, ceiling);
+            let pool = two_buffers(&source).max_bytes(ceiling).build().unwrap();
             work(&pool);
             pool.clear();
             let stats = pool.stats();
@@ -80,9 +65,9 @@ fn every_release_that_fails_stays_counted_as_held() {
 }
 
 #[test]
-fn a_failed_get_says_what_was_asked_what_is_held_and_what_the_source_said() {
-    let source = source();
-    let pool = pool_over(&source, None);
+fn a_failed_get_reports_what_was_asked_what_is_held_and_the_error_of_the_source() {
+    let source = faulty_heap();
+    let pool = two_buffers(&source).max_bytes(None).build().unwrap();
     let _held = pool.get(5000).unwrap();
     source.fail_acquire(1);
     let error = pool.get(70_000).unwrap_err();
@@ -94,9 +79,9 @@ fn a_failed_get_says_what_was_asked_what_is_held_and_what_the_source_said() {
 }
 
 #[test]
-fn hits_go_on_while_one_thread_is_stuck_in_acquire_and_another_in_release() {
-    let source = source();
-    let pool = pool_over(&source, None);
+fn hits_continue_while_one_thread_hangs_in_acquire_and_another_in_release() {
+    let source = faulty_heap();
+    let pool = two_buffers(&source).max_bytes(None).build().unwrap();
     // Two idle buffers: the limit. The next put of another class evicts, and so releases.
     let (hot, cold) = (pool.get(100).unwrap(), pool.get(10_000).unwrap());
     let fresh = pool.get(100_000).unwrap();
@@ -122,16 +107,16 @@ fn hits_go_on_while_one_thread_is_stuck_in_acquire_and_another_in_release() {
 }
 
 #[test]
-fn a_put_that_comes_while_a_miss_waits_serves_it_and_nothing_is_pinned() {
-    let source = source();
-    // Room for these two and no more: a third makes the idle one leave.
-    let pool = pool_over(&source, Some(12 << 10));
+fn a_put_during_a_miss_serves_it_and_nothing_is_pinned() {
+    let source = faulty_heap();
+    // The ceiling holds these two buffers: a third one needs the memory of the idle one.
+    let pool = two_buffers(&source).max_bytes(Some(12 << 10)).build().unwrap();
     let wanted = pool.get(4000).unwrap();
     drop(pool.get(8000).unwrap());
     let releases = source.hold_releases();
     std::thread::scope(|scope| {
         let missing = scope.spawn(|| pool.get(4000).map(|buffer| buffer.id()));
-        // It has missed, and gives back the idle buffer of the other class.
+        // The get has missed and releases the idle buffer of the other class.
         releases.wait_for(1);
         let id = wanted.id();
         drop(wanted);
@@ -144,7 +129,7 @@ fn a_put_that_comes_while_a_miss_waits_serves_it_and_nothing_is_pinned() {
 }
 
 #[test]
-fn adaptive_100_000_hits_while_acquire_and_release_hang() {
+fn hits_of_the_adaptive_preset_continue_while_acquire_and_release_hang() {
     let source = Arc::new(FaultSource::around(Arc::new(pinpool::backend::SimSource::discrete(1 << 40))));
     let builder = Pool::builder().without_env().preset(Preset::Adaptive).pool_size_limit(8);
     let pool = builder.backend(Backend::Source(source.clone())).build().unwrap();
@@ -158,7 +143,7 @@ fn adaptive_100_000_hits_while_acquire_and_release_hang() {
         releases.wait_for(1);
         let acquiring = scope.spawn(|| pool.get(128 << 20).map(drop));
         acquires.wait_for(1);
-        // What the trim has taken away before it hangs comes from no driver: it is carved from what is free.
+        // The trim has evicted the small buffer before it hangs: the next one is carved from free memory.
         let before = pool.stats().hits;
         let held = pool.try_get(100).unwrap();
         assert!(held.is_some(), "the small buffer went before the large one");

@@ -1,35 +1,15 @@
-//! Buffers and the copies that read them: nothing is reused, overwritten or freed before its copy is over.
+//! Buffers and the copies that read them: no buffer is reused, overwritten or freed before its copy completes.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use pinpool::backend::HeapSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::testing::FaultSource;
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, Pool};
 
-fn source() -> Arc<FaultSource> {
-    Arc::new(FaultSource::around(Arc::new(HeapSource::new())))
-}
-
-fn builder(source: &Arc<FaultSource>) -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .preset(Preset::Tensorflow)
-        .backend(Backend::Source(source.clone()))
-        .pool_size_limit(2)
-        .auto_resize(false)
-}
-
-fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {
-    let mut buffer = pool.get(len).unwrap();
-    buffer.as_mut_slice().unwrap().fill(byte);
-    buffer
-}
+use crate::fixture::{faulty_heap, filled, two_buffers};
 
 #[test]
-fn a_buffer_in_flight_is_not_reused_until_its_copy_is_over() {
-    let pool = builder(&source()).build().unwrap();
+fn a_buffer_in_flight_is_not_reused_until_its_copy_completes() {
+    let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
     let gate = stream.hold();
     let first = filled(&pool, 100, 1);
@@ -43,14 +23,14 @@ fn a_buffer_in_flight_is_not_reused_until_its_copy_is_over() {
     assert!(!copy.is_done().unwrap());
     drop(gate);
     copy.wait().unwrap();
-    assert_eq!(pool.get(100).unwrap().id(), id, "the copy is over: a get sees it and has the buffer back");
+    assert_eq!(pool.get(100).unwrap().id(), id, "the get found the copy complete and reused its buffer");
     assert!(device.read().iter().all(|&byte| byte == 1));
     pool.stats().validate().unwrap();
 }
 
 #[test]
 fn one_slow_stream_does_not_hold_back_the_buffers_of_another() {
-    let pool = builder(&source()).build().unwrap();
+    let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (slow, fast) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
     let (mut slow_device, mut fast_device) = (SinkMem::new(100), SinkMem::new(100));
     let gate = slow.hold();
@@ -68,8 +48,8 @@ fn one_slow_stream_does_not_hold_back_the_buffers_of_another() {
 }
 
 #[test]
-fn the_put_with_its_eviction_happens_when_the_copy_is_seen_to_be_over() {
-    let pool = builder(&source()).build().unwrap();
+fn a_put_and_its_eviction_happen_when_the_copy_is_found_complete() {
+    let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(20_000));
     let gate = stream.hold();
     for len in [1_000, 5_000, 20_000] {
@@ -82,17 +62,17 @@ fn the_put_with_its_eviction_happens_when_the_copy_is_seen_to_be_over() {
     pool.poll();
     let after = pool.stats();
     assert_eq!((after.puts, after.evicted, after.in_flight, after.buffers_in_pool), (3, 1, 0, 2));
-    assert!(pool.try_get(1_000).unwrap().is_none(), "the first to land was the one evicted");
+    assert!(pool.try_get(1_000).unwrap().is_none(), "the buffer of the first copy was evicted");
 }
 
 #[test]
 fn a_write_right_after_a_borrowing_copy_leaves_the_device_data_intact() {
-    let pool = builder(&source()).build().unwrap();
+    let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(1 << 20));
     let mut buffer = filled(&pool, 1 << 20, 7);
     let gate = stream.hold();
     let copy = buffer.copy_range_to(0..1 << 20, &stream, &mut device).unwrap();
-    assert!(buffer.try_as_mut_slice().unwrap().is_none(), "the copy may be reading");
+    assert!(buffer.try_as_mut_slice().unwrap().is_none(), "the copy may still read");
     let writing = std::thread::spawn(move || {
         // Waits for the copy, then overwrites what it has read.
         buffer.as_mut_slice().unwrap().fill(9);
@@ -107,7 +87,7 @@ fn a_write_right_after_a_borrowing_copy_leaves_the_device_data_intact() {
 
 #[test]
 fn a_buffer_dropped_after_borrowing_copies_on_two_streams_waits_for_both() {
-    let pool = builder(&source()).build().unwrap();
+    let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (one, two) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
     let (mut first, mut second) = (SinkMem::new(50), SinkMem::new(50));
     let (gate_one, gate_two) = (one.hold(), two.hold());
@@ -126,8 +106,8 @@ fn a_buffer_dropped_after_borrowing_copies_on_two_streams_waits_for_both() {
 }
 
 #[test]
-fn a_refused_copy_gives_its_buffer_back() {
-    let pool = builder(&source()).build().unwrap();
+fn a_refused_copy_puts_its_buffer_back() {
+    let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10));
     let error = pool.get(11).unwrap().copy_to(&stream, &mut device).unwrap_err();
     assert!(error.is_copy(), "{error}");
@@ -136,7 +116,7 @@ fn a_refused_copy_gives_its_buffer_back() {
     }
     assert_eq!(pool.stats().buffers_in_pool, 1);
     let mut buffer = pool.get(8).unwrap();
-    #[allow(clippy::reversed_empty_ranges)] // What a slip would pass.
+    #[allow(clippy::reversed_empty_ranges)] // A mistake of the caller.
     let outside = [0..9, 9..9, 5..4];
     for range in outside {
         assert!(buffer.copy_range_to(range, &stream, &mut device).unwrap_err().is_copy());
@@ -145,8 +125,8 @@ fn a_refused_copy_gives_its_buffer_back() {
 }
 
 #[test]
-fn copies_of_nothing_are_over_at_once_and_count_for_nothing() {
-    let pool = builder(&source()).build().unwrap();
+fn a_copy_of_zero_bytes_is_complete_at_once_and_is_not_counted() {
+    let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(0));
     let _gate = stream.hold();
     assert!(pool.get(0).unwrap().copy_to(&stream, &mut device).unwrap().is_done().unwrap());
@@ -156,8 +136,8 @@ fn copies_of_nothing_are_over_at_once_and_count_for_nothing() {
 
 #[test]
 fn the_end_of_the_pool_waits_for_copies_and_then_frees_everything() {
-    let source = source();
-    let pool = builder(&source).build().unwrap();
+    let source = faulty_heap();
+    let pool = two_buffers(&source).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
     let gate = stream.hold();
     filled(&pool, 100, 5).copy_to(&stream, &mut device).unwrap();
@@ -171,51 +151,51 @@ fn the_end_of_the_pool_waits_for_copies_and_then_frees_everything() {
 
 #[test]
 fn the_last_buffer_closes_a_pool_whose_handles_are_gone() {
-    let source = source();
-    let pool = builder(&source).build().unwrap();
+    let source = faulty_heap();
+    let pool = two_buffers(&source).build().unwrap();
     let (idle, kept) = (pool.get(100).unwrap(), filled(&pool, 200, 4));
     drop(idle);
     drop(pool.clone());
     assert_eq!(source.releases(), 0, "a clone is left");
     drop(pool);
-    assert_eq!(source.releases(), 1, "what was idle went with the last handle");
+    assert_eq!(source.releases(), 1, "idle memory was released with the last handle");
     assert!(kept.as_slice_untracked().unwrap().iter().all(|&byte| byte == 4), "a buffer outlives its pool");
     drop(kept);
     assert_eq!(source.releases(), 2);
 }
 
 #[test]
-fn the_last_buffer_in_a_copy_closes_the_pool_when_the_copy_is_over() {
-    let source = source();
-    let pool = builder(&source).build().unwrap();
+fn the_last_buffer_closes_the_pool_when_its_copy_completes() {
+    let source = faulty_heap();
+    let pool = two_buffers(&source).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
     let buffer = filled(&pool, 100, 6);
     drop(pool);
     let copy = buffer.copy_to(&stream, &mut device).unwrap();
-    assert!(copy.is_done().unwrap(), "the end of the pool waited for it");
+    assert!(copy.is_done().unwrap(), "the end of the pool waited for the copy");
     assert_eq!(source.releases(), 1);
 }
 
 #[test]
-fn a_copy_that_never_ends_is_left_alone_after_the_wait() {
-    let source = source();
-    let pool = builder(&source).close_wait(Duration::ZERO).build().unwrap();
+fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
+    let source = faulty_heap();
+    let pool = two_buffers(&source).close_wait(Duration::ZERO).build().unwrap();
     let (stuck, fine) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
     let (mut first, mut second) = (SinkMem::new(100), SinkMem::new(100));
     let gate = stuck.hold();
     filled(&pool, 100, 1).copy_to(&stuck, &mut first).unwrap();
     filled(&pool, 100, 2).copy_to(&fine, &mut second).unwrap().wait().unwrap();
     drop(pool);
-    assert_eq!((source.acquires(), source.releases()), (2, 1), "nothing is freed on a guess");
+    assert_eq!((source.acquires(), source.releases()), (2, 1), "the memory of the stuck copy is kept");
     drop(gate);
-    assert!(first.read().iter().all(|&byte| byte == 1), "the memory was left alone");
+    assert!(first.read().iter().all(|&byte| byte == 1), "the copy read intact memory");
 }
 
 #[test]
 fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
-    let source = source();
-    // An hour: a close that waited would never end this test.
-    let pool = builder(&source).close_wait(Duration::from_secs(3600)).build().unwrap();
+    let source = faulty_heap();
+    // A close that waited would exceed the time of any test.
+    let pool = two_buffers(&source).close_wait(Duration::from_secs(3600)).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(100));
     let gate = stream.hold();
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `workloads` | traces replayed figure for figure (feature `cli`) |
 //! | `tensorflow_model`, `adaptive_model` | drawn operations against a naive model, recounted after each step |
-//! | `adaptive`, `extreme_values` | the default preset: sizes, settings, time, pressure, waits, the end |
+//! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `hit_allocates_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
@@ -19,8 +19,8 @@ mod ceiling;
 mod child;
 mod counting;
 mod draw;
-mod extreme_values;
 mod fault;
+mod fixture;
 mod fork;
 mod heap_calls;
 mod hit_allocates_nothing;

@@ -1,5 +1,5 @@
-//! What goes back to the system really goes: the resident memory of this process falls.
-#![allow(clippy::print_stdout)] // Says why it skips.
+//! Released memory leaves the resident memory of the process.
+#![allow(clippy::print_stdout)] // Prints why it skips.
 
 use std::fs;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use pinpool::{Backend, Clock, ManualClock, PinnedBuf, Pool, PoolBuilder, Pressur
 use crate::child::alone;
 
 const MIB: usize = 1 << 20;
-/// Below the usual limit of memory that a process may lock.
+/// Below the usual `RLIMIT_MEMLOCK`.
 const BYTES: usize = 6 * MIB;
 const MAX_BYTES: u64 = 7 << 20;
-/// What else may come and go meanwhile.
+/// Other memory of the process that may change meanwhile.
 const NOISE: usize = MIB;
 
 fn resident_bytes() -> usize {
@@ -20,7 +20,7 @@ fn resident_bytes() -> usize {
     statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
-/// Bytes that the kernel keeps locked for this process.
+/// Bytes that the kernel has locked for this process.
 fn locked_bytes() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmLck:")).unwrap();
@@ -47,54 +47,52 @@ fn written(pool: &Pool) -> Vec<PinnedBuf> {
 }
 
 #[test]
-fn memory_falls_after_trim_after_clear_after_the_retain_time_and_at_the_end() {
+fn resident_memory_falls_after_trim_clear_the_idle_timeout_and_the_end_of_the_pool() {
     // Resident memory is the process's, not a pool's.
-    alone(|| [Backend::Mlock, Backend::Heap].into_iter().for_each(falls));
+    alone(|| [Backend::Mlock, Backend::Heap].into_iter().for_each(check_resident_memory));
 }
 
-fn falls(backend: Backend) {
-    {
-        let name = backend.name();
-        let clock = ManualClock::default();
-        let pool = builder(backend.clone()).clock(Clock::Manual(clock.clone())).build().unwrap();
-        if pool.stats().max_bytes < Some(MAX_BYTES) {
-            println!(
-                "skipped {name}: this process may lock {:?} bytes, the test needs {MAX_BYTES}",
-                pool.stats().max_bytes
-            );
-            return;
-        }
-        let before = resident_bytes();
-        let down: [(&str, &dyn Fn()); 3] = [
-            ("trim", &|| pool.trim(0)),
-            ("clear", &|| pool.clear()),
-            ("time", &|| {
-                for _ in 0..100 {
-                    clock.advance_us(1_000_000);
-                    pool.poll();
-                }
-            }),
-        ];
-        for (way, go) in down {
-            drop(written(&pool));
-            let full = resident_bytes();
-            assert!(full + NOISE >= before + BYTES, "{name}: {before} B before, {full} B with {BYTES} B written");
-            assert!(!pool.stats().is_pinned || locked_bytes() >= BYTES, "{name}: {} B locked", locked_bytes());
-            go();
-            let after = resident_bytes();
-            assert!(after + BYTES <= full + NOISE, "{name}, {way}: {full} B full, {after} B after");
-            assert_eq!((locked_bytes(), pool.stats().pinned_bytes), (0, 0), "{name}, {way}");
-        }
-        // The end of a pool, with a reserve.
-        drop(pool);
-        let pool = builder(backend).reserve_bytes(4 << 20).build().unwrap();
-        let mut last = pool.get(2 * MIB).unwrap();
-        last.as_mut_slice().unwrap().fill(1);
-        let full = resident_bytes();
-        assert!(full + NOISE >= before + 4 * MIB, "{name}: a reserve is there at once: {before} B before, {full} B");
-        drop(pool);
-        drop(last);
-        assert!(resident_bytes() + 4 * MIB <= full + NOISE, "{name}: {full} B full, {} B at the end", resident_bytes());
-        assert_eq!(locked_bytes(), 0);
+fn check_resident_memory(backend: Backend) {
+    let name = backend.name();
+    let clock = ManualClock::default();
+    let pool = builder(backend.clone()).clock(Clock::Manual(clock.clone())).build().unwrap();
+    if pool.stats().max_bytes < Some(MAX_BYTES) {
+        println!(
+            "skipped {name}: this process may lock {:?} bytes, the test needs {MAX_BYTES}",
+            pool.stats().max_bytes
+        );
+        return;
     }
+    let before = resident_bytes();
+    let releases: [(&str, &dyn Fn()); 3] = [
+        ("trim", &|| pool.trim(0)),
+        ("clear", &|| pool.clear()),
+        ("time", &|| {
+            for _ in 0..100 {
+                clock.advance_us(1_000_000);
+                pool.poll();
+            }
+        }),
+    ];
+    for (way, release) in releases {
+        drop(written(&pool));
+        let full = resident_bytes();
+        assert!(full + NOISE >= before + BYTES, "{name}: {before} B before, {full} B with {BYTES} B written");
+        assert!(!pool.stats().is_pinned || locked_bytes() >= BYTES, "{name}: {} B locked", locked_bytes());
+        release();
+        let after = resident_bytes();
+        assert!(after + BYTES <= full + NOISE, "{name}, {way}: {full} B full, {after} B after");
+        assert_eq!((locked_bytes(), pool.stats().pinned_bytes), (0, 0), "{name}, {way}");
+    }
+    // The end of a pool, with a reserve.
+    drop(pool);
+    let pool = builder(backend).reserve_bytes(4 << 20).build().unwrap();
+    let mut last = pool.get(2 * MIB).unwrap();
+    last.as_mut_slice().unwrap().fill(1);
+    let full = resident_bytes();
+    assert!(full + NOISE >= before + 4 * MIB, "{name}: a reserve is resident at once: {before} B before, {full} B");
+    drop(pool);
+    drop(last);
+    assert!(resident_bytes() + 4 * MIB <= full + NOISE, "{name}: {full} B full, {} B at the end", resident_bytes());
+    assert_eq!(locked_bytes(), 0);
 }

@@ -1,7 +1,7 @@
-//! The whole pool under everything at once, and the balance when it has come to rest.
+//! All operations at once from many threads, and balanced figures afterwards.
 //!
 //! Threads get and put in several classes, hand buffers to each other, copy them to a slow device, clear, trim, poll and
-//! read the figures, over two partitions and a ceiling that is too low for all of them.
+//! read the figures, over a pool and its partition, under a ceiling below what they could hold.
 
 use std::sync::mpsc;
 use std::thread;
@@ -14,10 +14,10 @@ use crate::draw::Draw;
 
 const THREADS: u64 = if cfg!(miri) { 2 } else { 6 };
 const STEPS: u64 = if cfg!(miri) { 40 } else { 20_000 };
-/// Most buffers in the hands of one thread.
+/// Most buffers held by one thread.
 const HELD: usize = 6;
 
-/// Marks the buffer at both ends as this thread's, and looks whether the marks hold.
+/// Writes this thread's mark to both ends of the buffer and checks that no other thread overwrites it.
 fn use_alone(buffer: &mut PinnedBuf, mark: u64) {
     let len = buffer.len();
     let bytes = buffer.as_mut_slice().unwrap();
@@ -92,7 +92,7 @@ fn stress(preset: Preset) {
             }));
         }
         drop(to);
-        // Nobody's letter box goes before all have ended; what was sent last goes home from this thread.
+        // Receivers live until all threads have ended; the buffers sent last are dropped by this thread.
         let ended: Vec<_> = running.into_iter().map(|thread| thread.join().unwrap()).collect();
         ended.into_iter().map(|(served, _from)| served).collect()
     });
@@ -102,7 +102,7 @@ fn stress(preset: Preset) {
         let expected: u64 = served.iter().skip(at).step_by(pools.len()).sum();
         assert_eq!((stats.gets, stats.puts, stats.in_use, stats.in_flight), (expected, expected, 0, 0), "{stats:?}");
         assert_eq!(stats.lost, 0);
-        // Partitions show the memory of the whole ground, so bytes balance for a pool that is alone.
+        // A partition reports the bytes of the whole shared arena, so they balance only for a pool without one.
         if pools.len() == 1 {
             stats.validate().unwrap();
         }

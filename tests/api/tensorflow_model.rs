@@ -1,11 +1,11 @@
-//! Random operations on a pool over `sim`, against a naive model, recounted after each step.
+//! Random operations under TensorFlow's rules, compared with a naive model after each step.
 
 use std::collections::VecDeque;
 
 use pinpool::{Backend, PinnedBuf, Pool, Preset, Rounding};
 use proptest::prelude::*;
 
-/// TensorFlow's rules, as one would write them down first: two vectors and four counters.
+/// TensorFlow's rules in their plainest form: one list and four counters.
 #[derive(Debug, Default)]
 struct Naive {
     limit: u64,

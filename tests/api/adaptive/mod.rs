@@ -1,0 +1,80 @@
+//! The adaptive preset through the public interface. Time is a clock that the tests advance; no test sleeps.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use pinpool::backend::{SimSource, Source};
+use pinpool::{Backend, Clock, LogSampler, ManualClock, PinnedBuf, Pool, PoolBuilder, PressureSource, Stats};
+
+mod failures;
+mod partitions;
+mod pressure;
+mod reserve;
+mod settings;
+mod sizes;
+mod teardown;
+mod time;
+mod waits;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+/// Longer than any test may take: a test that waits this long has failed.
+const LONG: Duration = Duration::from_secs(3600);
+
+fn over(source: Arc<dyn Source>) -> PoolBuilder {
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Source(source))
+        .max_bytes(None)
+        .wait(Duration::ZERO)
+        .pressure(PressureSource::Off)
+        .log_sampler(LogSampler::new())
+}
+
+fn over_virtual_memory() -> PoolBuilder {
+    over(Arc::new(SimSource::new(1 << 40)))
+}
+
+fn over_discrete_regions() -> PoolBuilder {
+    over(Arc::new(SimSource::discrete(1 << 40)))
+}
+
+fn over_both() -> [PoolBuilder; 2] {
+    [over_virtual_memory(), over_discrete_regions()]
+}
+
+fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
+    let clock = ManualClock::default();
+    (builder.clock(Clock::Manual(clock.clone())).build().unwrap(), clock)
+}
+
+/// The figures, once they are known to balance.
+fn valid_stats(pool: &Pool) -> Stats {
+    let stats = pool.stats();
+    assert_eq!(stats.validate(), Ok(()));
+    stats
+}
+
+/// Advances the clock once, polls once.
+fn after_seconds(clock: &ManualClock, pool: &Pool, seconds: u64) -> Stats {
+    clock.advance_us(seconds * 1_000_000);
+    pool.poll();
+    valid_stats(pool)
+}
+
+/// Ten idle buffers of one granule each.
+fn ten_idle_granules(pool: &Pool) {
+    drop((0..10).map(|_| pool.get(2 * MIB).unwrap()).collect::<Vec<_>>());
+}
+
+/// Gets until one fails.
+fn fill(pool: &Pool, len: usize) -> Vec<PinnedBuf> {
+    std::iter::from_fn(|| pool.get(len).ok()).collect()
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    while !condition() {
+        thread::yield_now();
+    }
+}

@@ -1,0 +1,96 @@
+//! Memory that is pinned ahead and kept.
+
+use std::thread;
+use std::time::Duration;
+
+use pinpool::{Backend, Pool};
+
+use super::{LONG, MIB, fill, over, over_both, over_virtual_memory, valid_stats};
+use crate::counting::CountingSource;
+
+#[test]
+fn a_reserve_serves_without_a_page_lock_and_stays_to_the_end() {
+    for builder in over_both() {
+        let pool = builder.reserve_bytes(8 << 20).build().unwrap();
+        assert_eq!((valid_stats(&pool).reserve_bytes, pool.stats().pinned_bytes), (8 << 20, 8 << 20));
+        let held: Vec<_> = (0..4).map(|_| pool.get(2 * MIB).unwrap()).collect();
+        assert_eq!(valid_stats(&pool).underlying.allocs, 1);
+        drop(held);
+        pool.trim(0);
+        pool.clear();
+        assert_eq!(valid_stats(&pool).pinned_bytes, 8 << 20);
+    }
+}
+
+#[test]
+fn reserves_add_up_and_displace_idle_memory() {
+    let pool = over_virtual_memory().max_bytes(16 << 20).build().unwrap();
+    pool.prewarm(0).unwrap();
+    drop(fill(&pool, 2 * MIB));
+    pool.prewarm(4 << 20).unwrap();
+    pool.prewarm_classes(&[(MIB, 3), (100, 1), (0, 9)]).unwrap();
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.reserve_bytes, stats.max_bytes), (8 << 20, Some(16 << 20)));
+    assert!(stats.pinned_bytes <= 16 << 20);
+    for bytes in [9 << 20, 1 << 40, u64::MAX] {
+        let error = pool.prewarm(bytes).unwrap_err();
+        assert!(error.is_limit(), "{error}");
+    }
+    assert!(pool.prewarm_classes(&[(MIB, usize::MAX)]).unwrap_err().is_request());
+    assert_eq!(valid_stats(&pool).reserve_bytes, 8 << 20);
+}
+
+#[test]
+fn a_reserve_is_pinned_by_as_many_threads_as_were_asked_for() {
+    let cores = thread::available_parallelism().unwrap().get();
+    for (asked, touching) in [(None, cores), (Some(3), 3), (Some(0), 1)] {
+        let source = CountingSource::virtual_memory();
+        let pool = over(source.clone()).pin_threads(asked).reserve_bytes(2 << 20).build().unwrap();
+        assert_eq!((source.threads(), valid_stats(&pool).reserve_bytes), (touching, 2 << 20));
+    }
+}
+
+#[test]
+fn a_reserve_may_be_as_large_as_a_small_ceiling() {
+    let pool = over_virtual_memory().max_bytes(1 << 20).reserve_bytes(1 << 20).build().unwrap();
+    assert_eq!(valid_stats(&pool).reserve_bytes, 1 << 20);
+    assert_eq!(fill(&pool, 4096).len(), 256);
+}
+
+#[test]
+fn a_reserve_that_no_range_can_hold_or_no_machine_has_is_refused_and_holds_nothing() {
+    let source = CountingSource::virtual_memory();
+    let pool = over(source.clone()).build().unwrap();
+    for bytes in [9 << 40, 2 << 40, u64::MAX] {
+        assert!(pool.prewarm(bytes).unwrap_err().is_backend() || bytes == u64::MAX);
+    }
+    assert_eq!((source.held_bytes(), valid_stats(&pool).pinned_bytes), (0, 0));
+}
+
+#[test]
+fn without_growth_the_reserve_is_all_the_memory() {
+    for builder in over_both() {
+        let pool = builder.reserve_bytes(8 << 20).growth(false).wait(LONG).build().unwrap();
+        let error = pool.get(9 * MIB).unwrap_err();
+        assert!(error.is_limit() && error.to_string().contains("PINPOOL_RESERVE"), "{error}");
+        let held: Vec<_> = (0..4).map(|_| pool.get(2 * MIB).unwrap()).collect();
+        let error = pool.get_timeout(2 * MIB, Duration::ZERO).unwrap_err();
+        assert!(error.to_string().contains("PINPOOL_GROWTH"), "{error}");
+        drop(held);
+        assert_eq!(pool.get(8 * MIB).unwrap().len(), 8 * MIB);
+        assert_eq!(valid_stats(&pool).underlying.allocs, 1);
+    }
+}
+
+#[test]
+fn a_reserve_near_the_largest_number_is_refused() {
+    let builder = |backend| Pool::builder().without_env().backend(backend).max_bytes(None);
+    for bytes in [u64::MAX, u64::MAX - 1, u64::MAX - (1 << 20)] {
+        let pool = builder(Backend::Heap).build().unwrap();
+        let refusal = pool.prewarm(bytes).unwrap_err();
+        assert!(refusal.is_limit() || refusal.is_backend(), "{refusal}");
+        assert_eq!(pool.stats().pinned_bytes, 0);
+        let built = builder(Backend::Mlock).reserve_bytes(bytes).build();
+        assert_eq!(built.unwrap_err().to_string(), refusal.to_string().replace("`heap`", "`mlock`"));
+    }
+}

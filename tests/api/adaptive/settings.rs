@@ -1,0 +1,110 @@
+//! Limits, ceilings, the idle timeout, `try_get`, `trim`, fallbacks.
+
+use std::time::Duration;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{OnFull, PinnedBuf};
+
+use super::{LONG, MIB, after_seconds, fill, over, over_both, over_virtual_memory, valid_stats, with_manual_clock};
+use crate::counting::CountingSource;
+
+#[test]
+fn a_limit_of_one_evicts_to_the_arena_and_a_limit_of_zero_keeps_nothing() {
+    for (limit, kept, evicted) in [(1, 1, 2), (0, 0, 3)] {
+        let pool = over_virtual_memory().pool_size_limit(limit).auto_resize(false).build().unwrap();
+        let three: Vec<_> = [100, 5000, 10_000].iter().map(|&len| pool.get(len).unwrap()).collect();
+        drop(three);
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.buffers_in_pool, stats.evicted, stats.underlying.frees), (kept, evicted, 0));
+        drop(pool.get(50_000).unwrap());
+        assert_eq!(pool.stats().underlying.allocs, 1, "evicted memory is carved again without a page-lock");
+    }
+}
+
+#[test]
+fn a_ceiling_below_one_granule_can_be_used_up() {
+    for (max_bytes, buffers) in [(1 << 20, 256), (100 << 10, 24), (4096, 1), (4095, 0)] {
+        let pool = over_virtual_memory().max_bytes(max_bytes).build().unwrap();
+        let held = fill(&pool, 4096);
+        assert_eq!(held.len(), buffers, "{max_bytes}");
+        assert!(pool.get(4096).unwrap_err().is_limit());
+        assert!(valid_stats(&pool).peak_pinned_bytes <= max_bytes);
+    }
+}
+
+#[test]
+fn an_idle_timeout_of_zero_releases_what_left_the_thread_cache_and_none_keeps_it() {
+    let (prompt, clock) = with_manual_clock(over_virtual_memory().idle_timeout(Duration::ZERO));
+    drop(prompt.get(2 * MIB).unwrap());
+    assert_eq!(after_seconds(&clock, &prompt, 9).pinned_bytes, 2 << 20);
+    assert_eq!(after_seconds(&clock, &prompt, 1).pinned_bytes, 0);
+    let (keeping, clock) = with_manual_clock(over_virtual_memory().idle_timeout(None));
+    drop(keeping.get(2 * MIB).unwrap());
+    assert_eq!(after_seconds(&clock, &keeping, 1_000_000).pinned_bytes, 2 << 20);
+    keeping.trim(0);
+    assert_eq!(valid_stats(&keeping).pinned_bytes, 0);
+}
+
+#[test]
+fn try_get_takes_an_idle_buffer_and_pins_nothing() {
+    let pool = over_virtual_memory().wait(LONG).build().unwrap();
+    assert!(pool.try_get(5000).unwrap().is_none());
+    drop(pool.get(5000).unwrap());
+    let hit = pool.try_get(5001).unwrap().unwrap();
+    assert_eq!(hit.len(), 5001);
+    assert!(pool.try_get(5000).unwrap().is_none());
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.gets, stats.failed_gets, stats.underlying.allocs, stats.waits), (2, 0, 1, 0));
+}
+
+#[test]
+fn trim_goes_down_to_its_argument_and_spares_what_is_in_use() {
+    for builder in over_both() {
+        let pool = builder.build().unwrap();
+        let mut held: Vec<_> = (0..16).map(|_| pool.get(2 * MIB).unwrap()).collect();
+        let used = held.pop();
+        drop(held);
+        let before = pool.stats().pinned_bytes;
+        pool.trim(u64::MAX);
+        assert_eq!(pool.stats().pinned_bytes, before);
+        pool.trim(20 << 20);
+        let stats = valid_stats(&pool);
+        assert!(stats.pinned_bytes <= 20 << 20 && stats.in_use == 1, "{stats:?}");
+        pool.trim(0);
+        // A discrete region stays while one buffer lies in it.
+        assert!(valid_stats(&pool).pinned_bytes <= 16 << 20);
+        drop(used);
+        pool.clear();
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.pinned_bytes, stats.window, stats.buffers_in_pool), (0, Default::default(), 0));
+        assert_eq!(stats.underlying.alloc_bytes, stats.underlying.free_bytes);
+    }
+}
+
+#[test]
+fn a_pageable_fallback_is_not_pinned_is_counted_and_is_freed_at_the_put() {
+    let pool = over(CountingSource::virtual_memory()).max_bytes(4 << 20).on_full(OnFull::Pageable).build().unwrap();
+    let pinned: Vec<_> = (0..2).map(|_| pool.get(2 * MIB).unwrap()).collect();
+    assert!(pinned.iter().all(PinnedBuf::is_pinned));
+    let mut fallback = pool.get(2 * MIB).unwrap();
+    fallback.as_mut_slice().unwrap().fill(3);
+    assert!(!fallback.is_pinned());
+    let huge = pool.get(5 * MIB).unwrap();
+    assert!(!huge.is_pinned(), "over the ceiling too");
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.fallbacks, stats.in_use, stats.in_use_bytes, stats.failed_gets), (2, 4, 4 << 20, 0));
+    let stream = SinkStream::new().unwrap();
+    fallback.copy_to(&stream, &mut SinkMem::new(2 * MIB)).unwrap().wait().unwrap();
+    drop(huge);
+    pool.poll();
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.puts, stats.in_use, stats.buffers_in_pool), (2, 2, 0));
+}
+
+#[test]
+fn without_a_fallback_a_get_at_the_ceiling_is_an_error() {
+    let pool = over_virtual_memory().max_bytes(4 << 20).on_full(OnFull::Error).build().unwrap();
+    let _held = fill(&pool, MIB);
+    assert!(pool.get(MIB).unwrap_err().is_limit());
+    assert_eq!((valid_stats(&pool).failed_gets, pool.stats().fallbacks), (2, 0));
+}

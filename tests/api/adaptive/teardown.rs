@@ -1,0 +1,105 @@
+//! The end of a pool releases everything, once.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Clock, ManualClock, OnFull};
+
+use super::{LONG, MIB, over, wait_until};
+use crate::counting::CountingSource;
+
+fn sources() -> [Arc<CountingSource>; 2] {
+    [CountingSource::virtual_memory(), CountingSource::discrete()]
+}
+
+#[test]
+fn a_pool_ends_with_its_last_handle_or_its_last_buffer() {
+    for source in sources() {
+        let pool = over(source.clone()).reserve_bytes(2 << 20).build().unwrap();
+        let (early, late) = (pool.get(3 * MIB).unwrap(), pool.get(5 * MIB).unwrap());
+        let clone = pool.clone();
+        drop((early, pool));
+        assert!(source.held_bytes() > 0);
+        drop(clone);
+        assert!(source.held_bytes() > 0, "a buffer is in use");
+        thread::spawn(move || drop(late)).join().unwrap();
+        assert_eq!((source.held_bytes(), source.ranges()), (0, 0));
+    }
+}
+
+#[test]
+fn a_pool_ends_once_when_its_last_handle_and_buffers_are_dropped_together() {
+    for round in 0..200 {
+        for source in sources() {
+            let pool = over(source.clone()).pool_size_limit(round % 3).auto_resize(false).build().unwrap();
+            let last: Vec<_> = (1..5).map(|n| pool.get(n * MIB).unwrap()).collect();
+            let barrier = Barrier::new(5);
+            thread::scope(|scope| {
+                for buffer in last {
+                    let barrier = &barrier;
+                    scope.spawn(move || {
+                        barrier.wait();
+                        drop(buffer);
+                    });
+                }
+                barrier.wait();
+                drop(pool);
+            });
+            assert_eq!((source.held_bytes(), source.ranges()), (0, 0), "round {round}");
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_pool_waits_for_copies_in_flight() {
+    for source in sources() {
+        let pool = over(source.clone()).close_wait(LONG).build().unwrap();
+        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(3 * MIB));
+        let gate = stream.hold();
+        let copy = pool.get(3 * MIB).unwrap().copy_to(&stream, &mut device).unwrap();
+        thread::scope(|scope| {
+            let closing = scope.spawn(|| drop(pool));
+            assert!(!closing.is_finished());
+            drop(gate);
+        });
+        copy.wait().unwrap();
+        assert_eq!((source.held_bytes(), source.ranges()), (0, 0));
+    }
+}
+
+#[test]
+fn a_pageable_fallback_may_be_the_last_buffer() {
+    let source = CountingSource::virtual_memory();
+    let pool = over(source.clone()).max_bytes(2 << 20).on_full(OnFull::Pageable).build().unwrap();
+    let (pinned, fallback) = (pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
+    drop((pool, pinned));
+    drop(fallback);
+    assert_eq!((source.held_bytes(), source.ranges()), (0, 0));
+}
+
+#[test]
+fn the_end_of_a_pool_ends_its_polling_thread() {
+    let source = CountingSource::virtual_memory();
+    let clock = ManualClock::default();
+    let builder = over(source.clone()).idle_timeout(Duration::ZERO).background_poll(true);
+    let pool = builder.clock(Clock::Manual(clock.clone())).build().unwrap();
+    drop(pool.get(2 * MIB).unwrap());
+    wait_until(|| polling_threads() == 1);
+    assert!(source.held_bytes() > 0);
+    clock.advance_us(60_000_000);
+    // No thread calls the pool, and its memory is released all the same.
+    wait_until(|| source.held_bytes() == 0);
+    drop(pool);
+    wait_until(|| polling_threads() == 0);
+    assert_eq!(source.ranges(), 0);
+}
+
+fn polling_threads() -> usize {
+    let names =
+        fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| fs::read_to_string(task.path().join("comm")));
+    names.flatten().filter(|name| name.trim() == "pinpool-poll").count()
+}

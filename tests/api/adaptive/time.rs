@@ -1,0 +1,66 @@
+//! Idle memory is released, limits are lowered.
+
+use super::{
+    after_seconds, over_discrete_regions, over_virtual_memory, ten_idle_granules, valid_stats, with_manual_clock,
+};
+use crate::captured_log::{count, lines, listen};
+
+#[test]
+fn an_idle_buffer_leaves_the_thread_cache_after_10_s_and_its_granule_after_45_more_a_fifth_each_second() {
+    for (builder, granules) in [(over_virtual_memory(), true), (over_discrete_regions(), false)] {
+        let (pool, clock) = with_manual_clock(builder);
+        ten_idle_granules(&pool);
+        let pinned = pool.stats().pinned_bytes;
+        assert_eq!(after_seconds(&clock, &pool, 9).buffers_in_pool, 10);
+        let stats = after_seconds(&clock, &pool, 1);
+        assert_eq!((stats.buffers_in_pool, stats.aged, stats.pinned_bytes), (0, 10, pinned));
+        assert_eq!(after_seconds(&clock, &pool, 44).pinned_bytes, pinned);
+        let mut left = Vec::new();
+        for _ in 0..8 {
+            left.push(after_seconds(&clock, &pool, 1).pinned_bytes >> 21);
+            clock.advance_us(20_000);
+            pool.poll();
+            assert_eq!(pool.stats().pinned_bytes >> 21, *left.last().unwrap(), "once a second");
+        }
+        if granules {
+            assert_eq!(left, [8, 6, 4, 3, 2, 1, 0, 0]);
+        }
+        assert_eq!(valid_stats(&pool).pinned_bytes, 0);
+    }
+}
+
+#[test]
+fn five_minutes_without_a_miss_lower_a_raised_limit() {
+    listen();
+    let (pool, clock) = with_manual_clock(over_virtual_memory().pool_size_limit(200));
+    // After 200 puts each one evicts, and the thousandth eviction is a check.
+    let churn: Vec<_> = (0..1200).map(|n| pool.get(4096 * (1 + n % 8)).unwrap()).collect();
+    drop(churn);
+    let raised = valid_stats(&pool).pool_size_limit;
+    assert_eq!(raised, 220);
+    lines();
+    assert_eq!(after_seconds(&clock, &pool, 299).lowers, 0);
+    let stats = after_seconds(&clock, &pool, 1);
+    assert_eq!((stats.lowers, stats.pool_size_limit), (1, 200));
+    assert_eq!(count(&lines(), "Lowering pool_size_limit_ from 220 to 200"), 1);
+    assert_eq!(after_seconds(&clock, &pool, 300).lowers, 1, "never below the limit at the start");
+}
+
+#[test]
+fn maintenance_runs_for_each_of_two_pools_whose_hits_alternate() {
+    let (first, clock) = with_manual_clock(over_virtual_memory());
+    let (second, other_clock) = with_manual_clock(over_virtual_memory());
+    for pool in [&first, &second] {
+        drop((pool.get(100).unwrap(), pool.get(5000).unwrap()));
+    }
+    clock.advance_us(20_000_000);
+    other_clock.advance_us(20_000_000);
+    for _ in 0..1000 {
+        drop((first.get(100).unwrap(), second.get(100).unwrap()));
+    }
+    assert_eq!(
+        (first.stats().buffers_in_pool, second.stats().buffers_in_pool),
+        (1, 1),
+        "the buffers of 5000 bytes have expired"
+    );
+}

@@ -1,0 +1,132 @@
+//! Gets that wait at the ceiling.
+
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Backend, Pool};
+
+use super::{KIB, LONG, MIB, after_seconds, over_virtual_memory, valid_stats, wait_until, with_manual_clock};
+use crate::captured_log::{count, lines, listen};
+
+#[test]
+fn a_wait_ends_when_a_buffer_is_put() {
+    let pool = over_virtual_memory().max_bytes(4 << 20).build().unwrap();
+    let all = pool.get(4 * MIB).unwrap();
+    thread::scope(|scope| {
+        // The longest wait that there is.
+        let waiting = scope.spawn(|| pool.get_timeout(2 * MIB, Duration::MAX));
+        wait_until(|| pool.stats().waits == 1);
+        drop(all);
+        assert_eq!(waiting.join().unwrap().unwrap().len(), 2 * MIB);
+    });
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.waits, stats.fallbacks, stats.failed_gets, stats.reclaimed), (1, 0, 0, 1));
+}
+
+#[test]
+fn a_wait_without_end_ends_when_a_buffer_of_its_class_is_put() {
+    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(4 << 20).build().unwrap();
+    let held = pool.get(3 << 20).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| pool.get_timeout(3 << 20, Duration::MAX).map(|buffer| buffer.len()));
+        wait_until(|| pool.stats().waits == 1);
+        drop(held);
+        assert_eq!(waiting.join().unwrap().unwrap(), 3 << 20);
+    });
+}
+
+#[test]
+fn a_wait_ends_when_a_copy_completes() {
+    let pool = over_virtual_memory().max_bytes(4 << 20).wait(LONG).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4 * MIB));
+    let gate = stream.hold();
+    let copy = pool.get(4 * MIB).unwrap().copy_to(&stream, &mut device).unwrap();
+    assert_eq!(valid_stats(&pool).in_flight_bytes, 4 << 20);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| pool.get(4 * MIB));
+        wait_until(|| pool.stats().waits == 1);
+        drop(gate);
+        waiting.join().unwrap().unwrap();
+    });
+    copy.wait().unwrap();
+    valid_stats(&pool);
+}
+
+#[test]
+fn waits_are_served_in_the_order_of_arrival() {
+    let pool = over_virtual_memory().max_bytes(2 << 20).wait(LONG).build().unwrap();
+    let first = pool.get(2 * MIB).unwrap();
+    let (served, order) = channel();
+    thread::scope(|scope| {
+        for name in 0..4 {
+            let (pool, served) = (&pool, served.clone());
+            scope.spawn(move || {
+                // Different classes, so that each needs all the memory.
+                let buffer = pool.get(2 * MIB - name * 200 * KIB).unwrap();
+                served.send(name).unwrap();
+                drop(buffer);
+            });
+            wait_until(|| pool.stats().waits == name as u64 + 1);
+        }
+        drop(first);
+    });
+    assert_eq!(order.try_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
+    valid_stats(&pool);
+}
+
+#[test]
+fn a_get_that_does_not_wait_does_not_overtake_one_that_waits() {
+    let pool = over_virtual_memory().max_bytes(8 << 20).wait(LONG).build().unwrap();
+    let (half, other) = (pool.get(4 * MIB).unwrap(), pool.get(4 * MIB).unwrap());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| pool.get(8 * MIB));
+        wait_until(|| pool.stats().waits == 1);
+        drop(half);
+        assert!(
+            pool.get_timeout(MIB, Duration::ZERO).unwrap_err().is_limit(),
+            "the free memory belongs to the get that waits"
+        );
+        drop(other);
+        waiting.join().unwrap().unwrap();
+    });
+    valid_stats(&pool);
+}
+
+#[test]
+fn a_wait_of_zero_is_no_wait() {
+    let pool = over_virtual_memory().max_bytes(2 << 20).wait(LONG).build().unwrap();
+    let _all = pool.get(2 * MIB).unwrap();
+    assert!(pool.get_timeout(4096, Duration::ZERO).unwrap_err().is_limit());
+    assert!(pool.get_timeout(4096, Duration::from_millis(1)).unwrap_err().is_limit());
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.waits, stats.failed_gets), (1, 2));
+}
+
+#[test]
+fn a_shortage_is_logged_once_when_it_begins_and_once_when_it_is_over() {
+    listen();
+    let (pool, clock) = with_manual_clock(over_virtual_memory().max_bytes(2 << 20));
+    let mut all = Some(pool.get(2 * MIB).unwrap());
+    for _ in 0..100 {
+        assert!(pool.get(4096).is_err());
+        // A get that succeeds in between does not end the shortage.
+        drop(all.take());
+        all = Some(pool.get(2 * MIB).unwrap());
+    }
+    let logged = lines();
+    assert_eq!(
+        (count(&logged, "shortage: no memory for 4096 bytes"), count(&logged, "shortage over")),
+        (1, 0),
+        "{logged:?}"
+    );
+    drop(all);
+    after_seconds(&clock, &pool, 1);
+    let logged = lines();
+    assert_eq!(
+        count(&logged, "100 gets found no memory at once, 0 were given memory that is not pinned"),
+        1,
+        "{logged:?}"
+    );
+}
