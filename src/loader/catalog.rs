@@ -1,190 +1,155 @@
-//! What there is to load: sources (files on disk, or seeds) and the samples in them.
+//! The files to load and the samples in them.
 //!
-//! Owns the list of sources and samples, and which files are opened as containers. Never reads a sample's bytes.
+//! Owns the list. Reads no file: [`Catalog::from_paths`] and [`Catalog::synthetic`] live with the code that finds the
+//! samples.
 //!
 //! ```text
-//!   source 0  a.jpg              sample 0   [0 .. 5120)
-//!   source 1  shard.tar          sample 1   0001: [512 .. 9000) [9728 .. 9730)     two members, one sample
-//!                                sample 2   0002: [10752 .. 20000)
-//!   source 2  w.safetensors      sample 3   wte: [264 .. 4360)
+//!   file 0  a.jpg              sample 0   [0 .. 5120)
+//!   file 1  shard.tar          sample 1   0001: [512 .. 9000) [9728 .. 9730)     two members, one sample
+//!                              sample 2   0002: [10752 .. 20000)
+//!   file 2  w.safetensors      sample 3   wte: [264 .. 4360)
 //! ```
 //!
-//! I1. Samples of one source are neighbours, in the order they lie in it.
-//! I2. `Sample::len_bytes` is the sum of its extents, and each extent ended within its file when it was listed.
+//! - **catalog-I1**: the samples of one file are neighbours, in the order in which they lie in it.
+//! - **catalog-I2**: `Sample::len_bytes` is the sum of the sample's ranges, and each range lay within its file when the file
+//!   was listed.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use super::container::Format;
 use super::failure::Failure;
-use super::stop::Stop;
-use super::walk::{Found, Walked};
 
-/// A run of bytes in a source.
+/// A range of bytes in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extent {
+pub struct FileRange {
     /// First byte.
     pub offset: u64,
     /// Bytes from there.
     pub len_bytes: u64,
 }
 
-/// Where the bytes of a source come from.
+/// Where the bytes of a file come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
+#[non_exhaustive]
+pub enum DataOrigin {
     /// A regular file.
     File(PathBuf),
-    /// A generator: stream number `stream` of `seed`.
-    Seeded {
+    /// A generator of pseudo-random bytes.
+    Synthetic {
         /// Seed of the data set.
         seed: u64,
-        /// Number of this source in it.
+        /// Number of the file in the data set.
         stream: u64,
     },
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for DataOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::File(path) => path.display().fmt(f),
-            Origin::Seeded { seed, stream } => write!(f, "synthetic-{seed}/{stream:08}"),
+            DataOrigin::File(path) => path.display().fmt(f),
+            DataOrigin::Synthetic { seed, stream } => write!(f, "synthetic-{seed}/{stream:08}"),
         }
     }
 }
 
-/// A file, plain or container, or its synthetic stand-in.
+/// A plain file, a container or a synthetic file.
 #[derive(Debug)]
-pub struct Source {
+#[non_exhaustive]
+pub struct DataFile {
     /// Where its bytes come from.
-    pub origin: Origin,
-    /// How many samples it holds: 1 for a plain file, any number for a container.
+    pub origin: DataOrigin,
+    /// Number of samples in it: 1 for a plain file, any number for a container.
     pub samples: u64,
 }
 
 /// The unit that is batched and shuffled, and never split.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Sample {
-    /// Index of its source in [`Catalog::sources`].
-    pub source: usize,
+    /// Index of its file in [`Catalog::files`].
+    pub file: usize,
     /// Its name inside a container.
     pub member: Option<Box<str>>,
-    /// Its bytes, back to back.
-    pub extents: Box<[Extent]>,
-    /// Their sum.
+    /// Its bytes, one range after the other.
+    pub ranges: Box<[FileRange]>,
+    /// Sum of the lengths of its ranges.
     pub len_bytes: u64,
 }
 
-impl Sample {
-    pub(super) fn new(source: usize, member: Option<String>, extents: Vec<Extent>) -> Sample {
-        // Saturating: extents of sparse files may add up to more than any buffer; the pool then refuses with numbers.
-        let len_bytes = extents.iter().fold(0u64, |sum, extent| sum.saturating_add(extent.len_bytes));
-        Sample { source, member: member.map(String::into_boxed_str), extents: extents.into_boxed_slice(), len_bytes }
-    }
+/// A sample as a container lists it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ContainerMember {
+    pub(super) name: String,
+    pub(super) ranges: Vec<FileRange>,
 }
 
-/// Everything a run will load.
+/// Everything that a run loads.
 #[derive(Debug, Default)]
 pub struct Catalog {
-    /// Files and containers.
-    pub sources: Vec<Source>,
-    /// What they hold (I1).
-    pub samples: Vec<Sample>,
-    /// What was left out while the catalogue was made.
-    pub failures: Vec<Failure>,
-    /// Links that were not followed because they lead back.
-    pub loops: Vec<PathBuf>,
+    pub(super) files: Vec<DataFile>,
+    pub(super) samples: Vec<Sample>,
+    pub(super) failures: Vec<Failure>,
+    pub(super) cyclic_links: Vec<PathBuf>,
 }
 
 impl Catalog {
-    /// Lists the samples of the files that a walk found. A `.tar` or `.safetensors` file is opened as a container if it
-    /// was named, or anywhere with `containers`; else it is a plain file like any other. Ends early if `stop` is raised.
+    /// Files and containers, in the order in which they were listed.
     #[must_use]
-    pub fn from_walk(walked: Walked, containers: bool, stop: &Stop) -> Catalog {
-        let mut catalog = Catalog { failures: walked.failures, loops: walked.loops, ..Catalog::default() };
-        for found in walked.files.into_iter().take_while(|_| !stop.is_requested()) {
-            catalog.add(found, containers);
-        }
-        catalog
+    pub fn files(&self) -> &[DataFile] {
+        &self.files
     }
 
-    fn add(&mut self, found: Found, containers: bool) {
-        let source = self.sources.len();
-        let format = if found.named || containers { Format::of(&found.path) } else { None };
-        let samples = match format {
-            None => vec![Sample::new(source, None, vec![Extent { offset: 0, len_bytes: found.len_bytes }])],
-            Some(format) => match format.index(&found.path) {
-                Ok(members) => {
-                    members.into_iter().map(|member| Sample::new(source, Some(member.name), member.extents)).collect()
-                }
-                Err(cause) => {
-                    self.failures.push(Failure::new(found.path.display(), cause));
-                    return;
-                }
-            },
-        };
-        self.sources.push(Source { origin: Origin::File(found.path), samples: samples.len() as u64 });
-        self.samples.extend(samples);
+    /// Samples of all files (catalog-I1).
+    #[must_use]
+    pub fn samples(&self) -> &[Sample] {
+        &self.samples
     }
 
-    /// Bytes of all samples: what one epoch moves.
+    /// Paths and containers that could not be listed.
+    #[must_use]
+    pub fn failures(&self) -> &[Failure] {
+        &self.failures
+    }
+
+    /// Symbolic links that were not followed because they lead back to a directory already entered.
+    #[must_use]
+    pub fn cyclic_links(&self) -> &[PathBuf] {
+        &self.cyclic_links
+    }
+
+    /// Bytes of all samples: what one epoch copies.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
         self.samples.iter().fold(0, |sum, sample| sum.saturating_add(sample.len_bytes))
     }
 
-    /// The name a failure calls a sample by: `path`, or `path!member` in a container.
+    /// Name of a sample in failures: its path, or `path!member` in a container.
     #[must_use]
     pub fn name(&self, sample: usize) -> String {
         let Some(sample) = self.samples.get(sample) else { return format!("sample {sample}") };
-        let origin = &self.sources[sample.source].origin;
+        let origin = &self.files[sample.file].origin;
         sample.member.as_ref().map_or_else(|| origin.to_string(), |member| format!("{origin}!{member}"))
     }
 
-    /// Lists a file, a directory or several of each: [`walk`](super::walk::walk), then [`Catalog::from_walk`].
-    #[must_use]
-    pub fn of_paths<P: AsRef<Path>>(paths: &[P], containers: bool, stop: &Stop) -> Catalog {
-        Catalog::from_walk(super::walk::walk(paths, stop), containers, stop)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::super::container::testing::{safetensors_file, tar_file};
-    use super::*;
-
-    #[test]
-    fn a_container_is_opened_when_named_or_asked_for_and_else_read_plain() {
-        let dir = tempfile::tempdir().unwrap();
-        let shard = dir.path().join("shard.tar");
-        fs::write(&shard, tar_file(&[("0.jpg", b"abc"), ("0.cls", b"7"), ("1.jpg", b"de")])).unwrap();
-        let shard_bytes = fs::metadata(&shard).unwrap().len();
-
-        let named = Catalog::of_paths(&[&shard], false, &Stop::new());
-        assert_eq!((named.sources.len(), named.samples.len(), named.len_bytes()), (1, 2, 6));
-        assert_eq!(named.name(1), format!("{}!1", shard.display()));
-
-        let plain = Catalog::of_paths(&[dir.path()], false, &Stop::new());
-        assert_eq!((plain.sources.len(), plain.samples.len(), plain.len_bytes()), (1, 1, shard_bytes));
-        assert_eq!(plain.name(0), shard.display().to_string());
-
-        let asked = Catalog::of_paths(&[dir.path()], true, &Stop::new());
-        assert_eq!((asked.sources.len(), asked.samples.len(), asked.len_bytes()), (1, 2, 6));
+    /// Adds a file of one sample.
+    pub(super) fn push_plain(&mut self, origin: DataOrigin, len_bytes: u64) {
+        self.push_sample(None, vec![FileRange { offset: 0, len_bytes }]);
+        self.files.push(DataFile { origin, samples: 1 });
     }
 
-    #[test]
-    fn a_broken_container_is_left_out_whole_and_named() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("bad.safetensors"), b"\xff\xff\xff\xff\xff\xff\xff\x7f{}").unwrap();
-        fs::write(dir.path().join("bad.tar"), [b'x'; 1024]).unwrap();
-        fs::write(dir.path().join("good.safetensors"), safetensors_file(&[("w", 16)])).unwrap();
-        fs::write(dir.path().join("plain"), b"").unwrap();
-        let catalog = Catalog::of_paths(&[dir.path()], true, &Stop::new());
-        assert_eq!((catalog.sources.len(), catalog.samples.len(), catalog.len_bytes()), (2, 2, 16));
-        let failed: Vec<_> = catalog.failures.iter().map(ToString::to_string).collect();
-        assert_eq!(failed.len(), 2, "{failed:?}");
-        assert!(failed[0].contains("bad.safetensors: broken safetensors"), "{failed:?}");
-        assert!(failed[1].contains("bad.tar: broken tar"), "{failed:?}");
+    /// Adds a container.
+    pub(super) fn push_container(&mut self, path: PathBuf, members: Vec<ContainerMember>) {
+        let samples = members.len() as u64;
+        for member in members {
+            self.push_sample(Some(member.name.into_boxed_str()), member.ranges);
+        }
+        self.files.push(DataFile { origin: DataOrigin::File(path), samples });
+    }
+
+    /// Adds a sample of the file that is pushed next.
+    fn push_sample(&mut self, member: Option<Box<str>>, ranges: Vec<FileRange>) {
+        // Saturating: sparse files can have more bytes than any buffer, and the pool's refusal names the number.
+        let len_bytes = ranges.iter().fold(0u64, |sum, range| sum.saturating_add(range.len_bytes));
+        self.samples.push(Sample { file: self.files.len(), member, ranges: ranges.into(), len_bytes });
     }
 }

@@ -1,41 +1,82 @@
-//! Where batches go: a GPU, or a host sink that stands for one.
+//! Where batches go: a device, or a host sink in its place.
 //!
-//! Owns the lanes (a stream and the memory its copies land in) and the way back from them. Never waits for a copy: that is
-//! what the [`Completion`] it hands out is for.
+//! Owns the lanes, each a stream and the memory that its copies write to. Never waits for a copy: that is up to the
+//! [`Completion`] that [`Destination::send`] returns.
 //!
-//! I1. A lane takes its next batch only when the one before is done: the memory may be read back in between, and grown.
+//! - **lane-I1**: a lane gets its next batch only when the copy before is done, so its memory may be read back and replaced
+//!   in between.
 
-#[cfg(feature = "cuda")]
-mod cuda;
-mod sink;
-
-#[cfg(feature = "cuda")]
-pub use cuda::CudaDestination;
-pub use sink::SinkDestination;
-
+use crate::copy::sink::{SinkMem, SinkStream};
 use crate::{Completion, Error, PinnedBuf};
 
-/// A place with several lanes, each of which takes one batch at a time.
-///
-/// The loader needs no more than this of a GPU; a test puts itself in between and damages what arrives.
+/// A device with several lanes, each of which copies one batch at a time.
 pub trait Destination {
-    /// What the bytes are copied to, for people: a device's name, or what stands for one.
+    /// Name for people, of a device for instance.
     fn describe(&self) -> String;
 
-    /// How many batches may be under way at once.
+    /// Number of batches that may be in flight at once.
     fn lanes(&self) -> usize;
 
-    /// Starts the copy of `batch` on `lane`, which is below [`Destination::lanes`] and idle (I1).
+    /// Starts the copy of `batch` on `lane`, which is below [`Destination::lanes`] and idle.
     ///
     /// # Errors
     ///
-    /// When the copy could not be started, or there is no memory at the far end. The buffer is back in its pool then.
+    /// If the copy cannot be started or the device has no memory for it. The buffer is back in its pool then.
     fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error>;
 
-    /// Lets `read` see what the last copy on `lane` brought, from the far end's own memory. The copy is done.
+    /// Shows `read` the bytes of the last copy on `lane`, read back from the device's memory. That copy is done.
     ///
     /// # Errors
     ///
-    /// When the far end cannot be read.
+    /// If the memory of the device cannot be read.
     fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error>;
+}
+
+/// Takes the place of a device: threads for streams, ordinary memory for the device's.
+#[derive(Debug)]
+pub struct SinkDestination {
+    lanes: Vec<SinkLane>,
+}
+
+#[derive(Debug)]
+struct SinkLane {
+    stream: SinkStream,
+    memory: SinkMem,
+    memory_bytes: usize,
+}
+
+impl SinkDestination {
+    /// A sink of `lanes` lanes, each with a thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_device`] if the system has no thread to give.
+    pub fn new(lanes: usize) -> Result<SinkDestination, Error> {
+        let lane = |_| Ok(SinkLane { stream: SinkStream::new()?, memory: SinkMem::new(0), memory_bytes: 0 });
+        Ok(SinkDestination { lanes: (0..lanes).map(lane).collect::<Result<_, Error>>()? })
+    }
+}
+
+impl Destination for SinkDestination {
+    fn describe(&self) -> String {
+        "host sink (no GPU)".to_string()
+    }
+
+    fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
+        let lane = &mut self.lanes[lane];
+        if batch.len() > lane.memory_bytes {
+            lane.memory = SinkMem::new(batch.len());
+            lane.memory_bytes = batch.len();
+        }
+        batch.copy_to(&lane.stream, &mut lane.memory)
+    }
+
+    fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+        read(self.lanes[lane].memory.read());
+        Ok(())
+    }
 }

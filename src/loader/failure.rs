@@ -1,21 +1,24 @@
-//! What could not be loaded, and why: one sentence with names and numbers.
+//! Why something could not be loaded.
 //!
-//! Owns the words of a failure. Never prints and never decides whether a failure ends the run.
+//! Owns the causes and their texts, with names and numbers. Never prints, and never decides whether a failure ends the run.
 
+use std::error::Error;
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 
-/// One thing that was skipped: its name and the cause.
+/// Something that a run skipped, and why.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Failure {
-    /// The path, `container!member`, or batch that is meant.
+    /// A path, `container!member`, or a batch with its first sample.
     pub name: String,
     /// Why it was skipped.
-    pub cause: Cause,
+    pub cause: FailureCause,
 }
 
 impl Failure {
-    pub(crate) fn new(name: impl fmt::Display, cause: impl Into<Cause>) -> Failure {
+    pub(super) fn new(name: impl fmt::Display, cause: impl Into<FailureCause>) -> Failure {
         Failure { name: name.to_string(), cause: cause.into() }
     }
 }
@@ -29,43 +32,111 @@ impl fmt::Display for Failure {
 /// Why something was skipped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Cause {
+pub enum FailureCause {
     /// The operating system refused.
-    #[error("{0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
-    /// A path named by the caller is a device, a socket or a pipe.
+    /// A path given by the caller is a device, a socket or a pipe.
     #[error("neither a regular file nor a directory")]
     NotAFile,
-    /// A file ended before the length it had when the run was planned.
+    /// A file ended before the length it had when it was listed.
     #[error("truncated: {read_bytes} of the {planned_bytes} bytes planned could be read")]
     Truncated {
-        /// Bytes that should have been there.
+        /// Bytes of the range when it was listed.
         planned_bytes: u64,
-        /// Bytes that were.
+        /// Bytes that could be read.
         read_bytes: u64,
     },
-    /// A tar archive that cannot be walked from end to end.
+    /// A tar archive cannot be read from end to end.
     #[error("broken tar: {0}")]
-    Tar(String),
-    /// A safetensors file whose header does not describe it.
+    Tar(#[from] TarError),
+    /// The header of a safetensors file does not describe the file.
     #[error("broken safetensors: {0}")]
-    Safetensors(String),
-    /// The pool had no buffer for a batch, with every other batch already given back; or the copy failed.
-    #[error("{0}")]
-    Pool(#[from] crate::Error),
-    /// The bytes at the destination are not the bytes that were read.
+    Safetensors(#[from] SafetensorsError),
+    /// The pool had no buffer for a batch although every other batch was back in it, or the copy failed.
+    #[error(transparent)]
+    Pool(#[from] Arc<crate::Error>),
+    /// The bytes on the destination differ from the bytes that were read.
     #[error(
         "{len_bytes} bytes differ at the destination: checksum {arrived:016x} there, {read:016x} when they were read"
     )]
     Corrupted {
         /// Length of the sample.
         len_bytes: usize,
-        /// Checksum taken while the file was read.
+        /// XXH3 checksum of the bytes that were read.
         read: u64,
-        /// Checksum of what the destination holds.
+        /// XXH3 checksum of the bytes on the destination.
         arrived: u64,
     },
-    /// The run was stopped while this was being read. Never reported: its batch is dropped whole.
-    #[error("stopped")]
-    Stopped,
+}
+
+/// Why a tar archive was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TarError {
+    /// A header cannot be read or is malformed.
+    #[error(transparent)]
+    Header(#[from] io::Error),
+    /// The extended records of a member are malformed.
+    #[error("{member}: {error}")]
+    Records {
+        /// Name of the member.
+        member: String,
+        /// What is wrong with them.
+        #[source]
+        error: io::Error,
+    },
+    /// A member is stored without its holes, so that its bytes are not in the file as they are.
+    #[error("{member} is stored sparse, which cannot be read in place")]
+    Sparse {
+        /// Name of the member.
+        member: String,
+    },
+    /// A member is longer than the rest of the file.
+    #[error("{member} claims {claimed_bytes} bytes, {left_bytes} are left")]
+    PastEnd {
+        /// Name of the member.
+        member: String,
+        /// Its length by its header.
+        claimed_bytes: u64,
+        /// Bytes of the file behind the header.
+        left_bytes: u64,
+    },
+    /// The file ends without the block of zeros that ends an archive.
+    #[error("cut off: no end mark after byte {end}")]
+    NoEndMark {
+        /// End of the last member.
+        end: u64,
+    },
+}
+
+/// Why a safetensors file was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SafetensorsError {
+    /// The file is too short for the length of a header.
+    #[error("{file_bytes} bytes are less than the 8 of the header's length")]
+    NoHeader {
+        /// Length of the file.
+        file_bytes: u64,
+    },
+    /// The header is longer than the file or than the format allows.
+    #[error("the header claims {claimed_bytes} bytes, at most {max_bytes} are possible")]
+    HeaderLength {
+        /// Length of the header by its first eight bytes.
+        claimed_bytes: u64,
+        /// Longest header that the file and the format allow.
+        max_bytes: u64,
+    },
+    /// The header is not JSON, or its tensors overlap, leave gaps, or do not match their shapes.
+    #[error("{0}")]
+    Header(#[source] Box<dyn Error + Send + Sync>),
+    /// The tensors end before or after the end of the file.
+    #[error("the header describes {described_bytes} bytes of tensors, {actual_bytes} follow it")]
+    DataLength {
+        /// Bytes of tensors by the header.
+        described_bytes: u64,
+        /// Bytes of the file behind the header.
+        actual_bytes: u64,
+    },
 }

@@ -1,188 +1,168 @@
 //! The reference loader: files in, batches on a device out, on nothing but the public pool.
 //!
-//! This is the room to read for how a pool of pinned memory is used. It owns the way of the bytes from files to a
-//! [`Destination`]; it never pins, never prints, and never copies a byte twice on the host.
+//! Shows how a pool of pinned memory is used. Owns the way of the bytes from files to a [`Destination`]. Never pins memory,
+//! never prints, and never copies a byte on the host.
 //!
 //! ```text
-//!                       Catalog            what there is: files, containers, samples
+//!                       Catalog            files, containers and their samples
 //!                          |
-//!                       Batches            which samples go together, in what order
+//!                       batches            which samples go together, in what order
 //!                          |
-//!   +------------- one claim at a time ------------+
+//!   +-------------- one batch at a time -----------+
 //!   |  worker 0         worker 1         worker 2  |     pool.get(len): a pinned buffer
 //!   |  pread            pread            pread     |     file -> buffer.as_mut_slice(), checksum on the way
 //!   +----------------------------------------------+
 //!                          |  in order, at most `prefetch` ahead
-//!                       courier                          buffer.copy_to(stream, memory): the buffer goes along
-//!                     lane 0 | lane 1                    completion.is_done(): and is back in the pool
+//!                       transfer                         buffer.copy_to(stream, memory): takes the buffer
+//!                     lane 0 | lane 1                    completion.is_done(): the buffer is back in the pool
 //!                          |
-//!                     Destination          a GPU, or a sink that stands for one; checksums compared behind it
+//!                     Destination          a GPU, or a host sink; checksums of what arrived
 //! ```
 //!
-//! I1. A run holds at most `prefetch` buffers ahead of the copies and one for each lane of the destination.
-//! I2. Whatever cannot be loaded is named once to the [`Observer`], counted, and left out; the rest arrives.
+//! ```
+//! use pinpool::Pool;
+//! use pinpool::loader::{Catalog, Failure, LoadOptions, Loader, Observer, SinkDestination, StopFlag};
+//!
+//! struct PrintFailures;
+//!
+//! impl Observer for PrintFailures {
+//!     fn failed(&mut self, failure: &Failure) {
+//!         eprintln!("{failure}");
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let pool = Pool::from_env()?;
+//! let catalog = Catalog::from_paths(&["src"], false, &StopFlag::new());
+//! let mut options = LoadOptions::default();
+//! options.verify = true;
+//! // With the feature `cuda` and a GPU: `CudaDestination::new(0, 2)?`.
+//! let mut destination = SinkDestination::new(2)?;
+//! let summary = Loader::new(&pool, &catalog, options).run(&mut destination, &mut PrintFailures);
+//! assert!(summary.is_clean());
+//! assert_eq!(summary.bytes, catalog.len_bytes());
+//! println!("{} files, {:.1} GB/s", summary.files, summary.gb_per_s());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - **loader-I1**: a run holds at most `prefetch` buffers ahead of the copies and one for each lane of the destination.
+//! - **loader-I2**: what cannot be loaded is reported once to the [`Observer`], counted and skipped; the rest arrives.
 
-pub mod catalog;
+mod batches;
+mod catalog;
 mod container;
-pub mod destination;
-pub mod failure;
-pub mod plan;
+#[cfg(feature = "cuda")]
+mod cuda_destination;
+mod destination;
+mod failure;
+mod listing;
 mod read;
-mod stop;
-pub mod summary;
+mod read_ahead;
+mod run;
+mod summary;
 mod synthetic;
 mod transfer;
-pub mod walk;
-mod window;
 mod worker;
 
-use std::num::NonZeroUsize;
+use std::sync::mpsc;
 use std::thread;
 
-use crossbeam::channel;
+use parking_lot::Mutex;
 
-pub use catalog::Catalog;
-pub use destination::Destination;
-pub use failure::Failure;
-pub use stop::Stop;
-pub use summary::{Ended, Outcome};
+pub use self::catalog::{Catalog, DataFile, DataOrigin, FileRange, Sample};
+#[cfg(feature = "cuda")]
+pub use self::cuda_destination::CudaDestination;
+pub use self::destination::{Destination, SinkDestination};
+pub use self::failure::{Failure, FailureCause, SafetensorsError, TarError};
+pub use self::run::{LoadOptions, Loader, StopFlag};
+pub use self::summary::{BatchDone, Ended, LoadError, LoadSummary, Observer};
 
-use self::plan::{Batches, Cut};
-use self::transfer::Courier;
-use self::window::Window;
-use self::worker::Bench;
-use crate::Pool;
-use crate::sync::plain::Mutex;
-
-/// How a catalogue is loaded.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// Threads that read.
-    pub workers: NonZeroUsize,
-    /// Batches that may be read or ready before they are sent.
-    pub prefetch: NonZeroUsize,
-    /// When a batch is full.
-    pub cut: Cut,
-    /// Passes over the catalogue.
-    pub epochs: u64,
-    /// Each epoch in an order of its own, drawn from this seed.
-    pub shuffle_seed: Option<u64>,
-    /// Whether what arrived is compared with what was read.
-    pub verify: bool,
-    /// Whether the first failure ends the run.
-    pub strict: bool,
-}
-
-/// Hears of a run while it goes on, on the thread that called [`Loader::run`].
-pub trait Observer {
-    /// A batch arrived.
-    fn landed(&mut self, landed: &Landed);
-
-    /// Something was left out.
-    fn failed(&mut self, failure: &Failure);
-}
-
-/// A batch that arrived.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Landed {
-    /// Its number, counted over the run.
-    pub batch: u64,
-    /// Samples of it that arrived.
-    pub samples: u64,
-    /// Their bytes.
-    pub bytes: u64,
-}
-
-/// A catalogue, a pool to load it through, and how.
-#[derive(Debug)]
-pub struct Loader<'a> {
-    /// Where every buffer comes from and goes back to.
-    pub pool: Pool,
-    /// What to load.
-    pub catalog: &'a Catalog,
-    /// How.
-    pub options: Options,
-    /// Raised from anywhere, it ends the run with what has arrived so far.
-    pub stop: Stop,
-}
+use self::batches::Batches;
+use self::read_ahead::ReadAhead;
+use self::transfer::Transfer;
+use self::worker::Workers;
 
 impl Loader<'_> {
-    /// Loads the catalogue into `destination`. The calling thread does the copying; the workers end with this call.
-    pub fn run(&self, destination: &mut dyn Destination, observer: &mut dyn Observer) -> Outcome {
-        let Options { workers, prefetch, cut, epochs, shuffle_seed, strict, .. } = self.options;
-        let left_out = if strict { self.catalog.failures.len().min(1) } else { self.catalog.failures.len() };
-        for failure in &self.catalog.failures[..left_out] {
+    /// Loads the catalog into `destination` and reports to `observer`.
+    ///
+    /// The calling thread copies; [`LoadOptions::workers`] threads read, and end with this call. Failures are in the summary
+    /// and never a panic. The failures of the catalog are reported first.
+    pub fn run(&self, destination: &mut dyn Destination, observer: &mut dyn Observer) -> LoadSummary {
+        let unlisted = &self.catalog.failures;
+        let is_over = self.options.strict && !unlisted.is_empty();
+        let unlisted = if is_over { &unlisted[..1] } else { unlisted };
+        for failure in unlisted {
             observer.failed(failure);
         }
-        let mut outcome = Outcome::default();
-        if strict && left_out > 0 {
-            outcome.ended = Ended::Strict;
+        let mut summary = if is_over {
+            LoadSummary { ended: Ended::Strict, ..LoadSummary::default() }
         } else {
-            let window = Window::new(prefetch.get() as u64);
-            let turn = Mutex::new(Batches::new(self.catalog, cut, epochs, shuffle_seed));
-            let bench = Bench { loader: self, window: &window, turn };
-            let courier = Courier::new(self, &window, destination, observer);
-            outcome = run_threads(&bench, courier, workers.get());
-            // The last copies are over; nobody else may come by to bring their buffers home.
+            let ahead = ReadAhead::new(self.options.prefetch() as u64);
+            let batches = Mutex::new(Batches::new(self.catalog, &self.options));
+            let workers = Workers { loader: self, ahead: &ahead, batches };
+            let transfer = Transfer::new(self, &ahead, destination, observer);
+            let summary = run_threads(&workers, transfer, self.options.workers.get());
+            // Returns the buffers of the last copies to the pool, which no later get may do.
             self.pool.poll();
-        }
-        outcome.failed_files += left_out as u64;
-        outcome
+            summary
+        };
+        summary.failed_files += unlisted.len() as u64;
+        summary
     }
 }
 
-fn run_threads(bench: &Bench<'_>, courier: Courier<'_>, workers: usize) -> Outcome {
-    let (deliver, deliveries) = channel::unbounded();
+fn run_threads(workers: &Workers<'_>, transfer: Transfer<'_>, threads: usize) -> LoadSummary {
+    let (send, filled) = mpsc::channel();
     thread::scope(|scope| {
-        for number in 0..workers {
-            let deliver = deliver.clone();
-            let worker = thread::Builder::new().name(format!("pinpool-read-{number}"));
-            match worker.spawn_scoped(scope, move || bench.work(&deliver)) {
+        for number in 0..threads {
+            let send = send.clone();
+            let thread = thread::Builder::new().name(format!("pinpool-read-{number}"));
+            match thread.spawn_scoped(scope, move || workers.work(&send)) {
                 Ok(_) => {}
                 Err(error) if number == 0 => {
-                    let ended = Ended::Broken(format!("no thread to read with: {error}"));
-                    return Outcome { ended, ..Outcome::default() };
+                    let ended = Ended::Failed(LoadError::NoThread(error));
+                    return LoadSummary { ended, ..LoadSummary::default() };
                 }
-                // Fewer workers do the same job.
+                // Fewer workers load the same batches.
                 Err(_) => break,
             }
         }
-        drop(deliver);
-        courier.carry(&deliveries)
+        drop(send);
+        transfer.run(&filled)
     })
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::num::NonZeroU64;
+    use std::num::{NonZeroU64, NonZeroUsize};
 
     use super::container::testing::{safetensors_file, tar_file};
-    use super::destination::SinkDestination;
     use super::*;
-    use crate::{Completion, Error, PinnedBuf};
+    use crate::{Completion, Error, PinnedBuf, Pool};
 
-    /// A sink that does to each copy what a test asks for.
-    struct Meddler {
+    /// A sink that refuses or corrupts one batch.
+    struct FaultyDestination {
         sink: SinkDestination,
         sent: u64,
-        /// Batch on each lane.
+        /// Number of the batch on each lane.
         on_lane: Vec<u64>,
         refuse: Option<u64>,
         /// Flip one bit of this byte of this batch, after it arrived.
         flip: Option<(u64, usize)>,
     }
 
-    impl Meddler {
-        fn new() -> Meddler {
+    impl FaultyDestination {
+        fn new() -> FaultyDestination {
             let sink = SinkDestination::new(2).unwrap();
-            Meddler { sink, sent: 0, on_lane: vec![0; 2], refuse: None, flip: None }
+            FaultyDestination { sink, sent: 0, on_lane: vec![0; 2], refuse: None, flip: None }
         }
     }
 
-    impl Destination for Meddler {
+    impl Destination for FaultyDestination {
         fn describe(&self) -> String {
-            "meddler".to_string()
+            "faulty".to_string()
         }
 
         fn lanes(&self) -> usize {
@@ -193,7 +173,7 @@ mod tests {
             self.on_lane[lane] = self.sent;
             self.sent += 1;
             if self.refuse == Some(self.on_lane[lane]) {
-                return Err(Error::device("the device has left"));
+                return Err(Error::device("the device is gone"));
             }
             self.sink.send(lane, batch)
         }
@@ -210,21 +190,21 @@ mod tests {
         }
     }
 
-    /// Remembers all it hears, and raises a flag at a given batch.
+    /// Records every call, and raises a flag at a given batch.
     #[derive(Debug, Default)]
-    struct Witness {
-        landed: Vec<Landed>,
+    struct RecordingObserver {
+        done: Vec<BatchDone>,
         failed: Vec<String>,
-        stop_at: Option<(u64, Stop)>,
+        stop_at: Option<(u64, StopFlag)>,
     }
 
-    impl Observer for Witness {
-        fn landed(&mut self, landed: &Landed) {
-            self.landed.push(*landed);
+    impl Observer for RecordingObserver {
+        fn batch_done(&mut self, done: &BatchDone) {
+            self.done.push(*done);
             if let Some((batch, stop)) = &self.stop_at
-                && *batch == landed.batch
+                && *batch == done.batch
             {
-                stop.request();
+                stop.raise();
             }
         }
 
@@ -233,49 +213,51 @@ mod tests {
         }
     }
 
+    type Ran = (LoadSummary, RecordingObserver);
+
     fn pool(max_bytes: u64) -> Pool {
         Pool::builder().without_env().backend(crate::Backend::Heap).max_bytes(max_bytes).build().unwrap()
     }
 
-    fn loader(catalog: &Catalog) -> Loader<'_> {
-        let cut = Cut { max_samples: NonZeroU64::new(4), max_bytes: None };
-        let options = Options {
+    /// Three workers, batches of four samples, verified.
+    fn options() -> LoadOptions {
+        LoadOptions {
             workers: NonZeroUsize::new(3).unwrap(),
-            prefetch: NonZeroUsize::new(4).unwrap(),
-            cut,
-            epochs: 1,
-            shuffle_seed: None,
+            prefetch: NonZeroUsize::new(4),
+            batch_samples: NonZeroU64::new(4),
+            batch_bytes: None,
             verify: true,
-            strict: false,
-        };
-        Loader { pool: pool(1 << 30), catalog, options, stop: Stop::new() }
+            ..LoadOptions::default()
+        }
     }
 
-    fn run(loader: &Loader<'_>, destination: &mut Meddler) -> (Outcome, Witness) {
-        let mut witness = Witness::default();
-        let outcome = loader.run(destination, &mut witness);
-        let stats = loader.pool.stats();
+    fn run_in(pool: &Pool, catalog: &Catalog, options: LoadOptions, to: &mut FaultyDestination) -> Ran {
+        let mut observer = RecordingObserver::default();
+        let summary = Loader::new(pool, catalog, options).run(to, &mut observer);
+        let stats = pool.stats();
         assert_eq!((stats.in_use, stats.in_flight), (0, 0), "every buffer is back: {stats:?}");
-        (outcome, witness)
+        (summary, observer)
+    }
+
+    fn run(catalog: &Catalog, options: LoadOptions, to: &mut FaultyDestination) -> Ran {
+        run_in(&pool(1 << 30), catalog, options, to)
     }
 
     #[test]
     fn everything_arrives_in_every_epoch_verified() {
         let catalog = Catalog::synthetic(22, 5);
-        let mut loader = loader(&catalog);
-        loader.options.epochs = 3;
-        loader.options.shuffle_seed = Some(1);
-        let (outcome, witness) = run(&loader, &mut Meddler::new());
-        assert!(outcome.is_clean(), "{outcome:?} {:?}", witness.failed);
-        assert_eq!((outcome.epochs, outcome.files, outcome.samples), (3, 66, 66));
+        let options = LoadOptions { epochs: 3, shuffle_seed: Some(1), ..options() };
+        let (summary, observer) = run(&catalog, options, &mut FaultyDestination::new());
+        assert!(summary.is_clean(), "{summary:?} {:?}", observer.failed);
+        assert_eq!((summary.epochs, summary.files, summary.samples), (3, 66, 66));
         assert_eq!(
-            (outcome.batches, outcome.verified_batches),
+            (summary.batches, summary.verified_batches),
             (18, 18),
             "six batches an epoch, the last of two files"
         );
-        assert_eq!(outcome.bytes, 3 * catalog.len_bytes());
-        assert_eq!(witness.landed.iter().map(|landed| landed.bytes).sum::<u64>(), outcome.bytes);
-        assert!((1..=2).contains(&outcome.max_in_flight_batches));
+        assert_eq!(summary.bytes, 3 * catalog.len_bytes());
+        assert_eq!(observer.done.iter().map(|done| done.bytes).sum::<u64>(), summary.bytes);
+        assert!((1..=2).contains(&summary.max_in_flight_batches));
     }
 
     #[test]
@@ -287,14 +269,13 @@ mod tests {
         put("c.tar", &tar_file(&[]));
         put("d", b"");
         put("e.tar", b"no tar");
-        let catalog = Catalog::of_paths(&[dir.path()], true, &Stop::new());
-        let mut loader = loader(&catalog);
-        loader.options.epochs = 2;
-        let (outcome, witness) = run(&loader, &mut Meddler::new());
-        assert_eq!((outcome.files, outcome.samples, outcome.bytes), (2 * 4, 2 * 6, 2 * 78));
-        assert_eq!((outcome.failed_files, witness.failed.len()), (1, 1), "named once: {:?}", witness.failed);
-        assert_eq!(outcome.batches, outcome.verified_batches);
-        assert!(!outcome.is_clean());
+        let catalog = Catalog::from_paths(&[dir.path()], true, &StopFlag::new());
+        let options = LoadOptions { epochs: 2, ..options() };
+        let (summary, observer) = run(&catalog, options, &mut FaultyDestination::new());
+        assert_eq!((summary.files, summary.samples, summary.bytes), (2 * 4, 2 * 6, 2 * 78));
+        assert_eq!((summary.failed_files, observer.failed.len()), (1, 1), "named once: {:?}", observer.failed);
+        assert_eq!(summary.batches, summary.verified_batches);
+        assert!(!summary.is_clean());
     }
 
     #[test]
@@ -303,88 +284,81 @@ mod tests {
         for name in ["a.tar", "b.tar"] {
             fs::write(dir.path().join(name), tar_file(&[])).unwrap();
         }
-        let catalog = Catalog::of_paths(&[dir.path()], true, &Stop::new());
-        let mut loader = loader(&catalog);
-        loader.options.epochs = u64::MAX;
-        let (outcome, _) = run(&loader, &mut Meddler::new());
-        assert_eq!((outcome.files, outcome.batches), (u64::MAX, 0));
+        let catalog = Catalog::from_paths(&[dir.path()], true, &StopFlag::new());
+        let options = LoadOptions { epochs: u64::MAX, ..options() };
+        let (summary, _) = run(&catalog, options, &mut FaultyDestination::new());
+        assert_eq!((summary.files, summary.batches), (u64::MAX, 0));
     }
 
     #[test]
-    fn a_bit_that_flips_on_the_way_is_seen_and_named() {
+    fn a_flipped_bit_is_found_and_named() {
         let catalog = Catalog::synthetic(12, 5);
-        let loader = loader(&catalog);
-        let mut destination = Meddler::new();
+        let mut destination = FaultyDestination::new();
         // The third file of the second batch.
         let before = catalog.samples[4].len_bytes + catalog.samples[5].len_bytes;
         destination.flip = Some((1, usize::try_from(before).unwrap() + 700));
-        let (outcome, witness) = run(&loader, &mut destination);
-        assert_eq!((outcome.batches, outcome.verified_batches, outcome.failed_files), (3, 2, 1));
-        assert_eq!((outcome.files, outcome.samples), (11, 11));
-        assert_eq!(witness.failed.len(), 1);
-        assert!(witness.failed[0].starts_with("batch 1, synthetic-5/00000006: "), "{:?}", witness.failed);
-        assert!(witness.failed[0].contains("differ at the destination"), "{:?}", witness.failed);
+        let (summary, observer) = run(&catalog, options(), &mut destination);
+        assert_eq!((summary.batches, summary.verified_batches, summary.failed_files), (3, 2, 1));
+        assert_eq!((summary.files, summary.samples), (11, 11));
+        assert_eq!(observer.failed.len(), 1);
+        assert!(observer.failed[0].starts_with("batch 1, synthetic-5/00000006: "), "{:?}", observer.failed);
+        assert!(observer.failed[0].contains("differ at the destination"), "{:?}", observer.failed);
     }
 
     #[test]
     fn without_verify_nothing_is_compared() {
         let catalog = Catalog::synthetic(12, 5);
-        let mut loader = loader(&catalog);
-        loader.options.verify = false;
-        let mut destination = Meddler::new();
+        let mut destination = FaultyDestination::new();
         destination.flip = Some((1, 0));
-        let (outcome, _) = run(&loader, &mut destination);
-        assert_eq!((outcome.batches, outcome.verified_batches, outcome.failed_files), (3, 0, 0));
+        let options = LoadOptions { verify: false, ..options() };
+        let (summary, _) = run(&catalog, options, &mut destination);
+        assert_eq!((summary.batches, summary.verified_batches, summary.failed_files), (3, 0, 0));
     }
 
     #[test]
-    fn a_ceiling_with_room_for_one_batch_slows_the_run_but_does_not_end_it() {
+    fn a_ceiling_of_one_batch_slows_the_run_but_does_not_end_it() {
         let dir = tempfile::tempdir().unwrap();
         for number in 0..40 {
             fs::write(dir.path().join(format!("{number:02}")), vec![number; 50_000]).unwrap();
         }
-        let catalog = Catalog::of_paths(&[dir.path()], false, &Stop::new());
-        let mut loader = loader(&catalog);
+        let catalog = Catalog::from_paths(&[dir.path()], false, &StopFlag::new());
         // A batch is 200,000 bytes, so 262,144 in its class.
-        loader.pool = pool(300_000);
-        let (outcome, witness) = run(&loader, &mut Meddler::new());
-        assert!(outcome.is_clean(), "{outcome:?} {:?}", witness.failed);
-        assert_eq!((outcome.batches, outcome.verified_batches), (10, 10));
-        assert!(loader.pool.stats().peak_pinned_bytes <= 300_000);
+        let pool = pool(300_000);
+        let (summary, observer) = run_in(&pool, &catalog, options(), &mut FaultyDestination::new());
+        assert!(summary.is_clean(), "{summary:?} {:?}", observer.failed);
+        assert_eq!((summary.batches, summary.verified_batches), (10, 10));
+        assert!(pool.stats().peak_pinned_bytes <= 300_000);
     }
 
     #[test]
-    fn no_more_buffers_are_out_than_the_window_and_the_lanes_allow() {
+    fn a_run_holds_no_more_buffers_than_prefetch_and_lanes_allow() {
         let dir = tempfile::tempdir().unwrap();
         for number in 0..100 {
             fs::write(dir.path().join(format!("{number:02}")), [number; 100]).unwrap();
         }
-        let catalog = Catalog::of_paths(&[dir.path()], false, &Stop::new());
-        let mut loader = loader(&catalog);
-        loader.options.cut = Cut { max_samples: NonZeroU64::new(1), max_bytes: None };
-        loader.options.epochs = 5;
-        let (outcome, _) = run(&loader, &mut Meddler::new());
-        assert_eq!(outcome.verified_batches, 500);
-        // One class, so each allocation is a buffer more that was out at once: four ahead and two on lanes.
-        let allocs = loader.pool.stats().underlying.allocs;
+        let catalog = Catalog::from_paths(&[dir.path()], false, &StopFlag::new());
+        let pool = pool(1 << 30);
+        let options = LoadOptions { batch_samples: NonZeroU64::new(1), epochs: 5, ..options() };
+        let (summary, _) = run_in(&pool, &catalog, options, &mut FaultyDestination::new());
+        assert_eq!(summary.verified_batches, 500);
+        // All buffers are of one class, so there are as many allocations as buffers at once: four ahead and two on lanes.
+        let allocs = pool.stats().underlying.allocs;
         assert!(allocs <= 6, "{allocs}");
     }
 
     #[test]
-    fn a_batch_beyond_the_ceiling_is_lost_and_the_rest_arrives() {
+    fn a_batch_beyond_the_ceiling_is_skipped_and_the_rest_arrives() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a"), [1; 1000]).unwrap();
         fs::write(dir.path().join("b"), vec![2; 3_000_000]).unwrap();
         fs::write(dir.path().join("c"), [3; 1000]).unwrap();
         fs::File::create(dir.path().join("d")).unwrap().set_len(1 << 42).unwrap();
-        let catalog = Catalog::of_paths(&[dir.path()], false, &Stop::new());
-        let mut loader = loader(&catalog);
-        loader.options.cut = Cut { max_samples: NonZeroU64::new(1), max_bytes: None };
-        loader.pool = pool(2_000_000);
-        let (outcome, witness) = run(&loader, &mut Meddler::new());
-        assert_eq!((outcome.files, outcome.failed_files, outcome.verified_batches), (2, 2, 2));
-        assert!(witness.failed[0].starts_with(&dir.path().join("b").display().to_string()), "{:?}", witness.failed);
-        assert!(witness.failed[0].contains("PINPOOL_MAX_BYTES"), "{:?}", witness.failed);
+        let catalog = Catalog::from_paths(&[dir.path()], false, &StopFlag::new());
+        let options = LoadOptions { batch_samples: NonZeroU64::new(1), ..options() };
+        let (summary, observer) = run_in(&pool(2_000_000), &catalog, options, &mut FaultyDestination::new());
+        assert_eq!((summary.files, summary.failed_files, summary.verified_batches), (2, 2, 2));
+        assert!(observer.failed[0].starts_with(&dir.path().join("b").display().to_string()), "{:?}", observer.failed);
+        assert!(observer.failed[0].contains("PINPOOL_MAX_BYTES"), "{:?}", observer.failed);
     }
 
     #[test]
@@ -393,50 +367,52 @@ mod tests {
         for number in 0..40 {
             fs::write(dir.path().join(format!("{number:02}")), [7; 100]).unwrap();
         }
-        let catalog = Catalog::of_paths(&[dir.path()], false, &Stop::new());
+        let catalog = Catalog::from_paths(&[dir.path()], false, &StopFlag::new());
         for number in 12..40 {
             fs::write(dir.path().join(format!("{number:02}")), b"short").unwrap();
         }
-        let mut loader = loader(&catalog);
-        loader.options.strict = true;
-        let (outcome, witness) = run(&loader, &mut Meddler::new());
-        assert!(matches!(outcome.ended, Ended::Strict), "{outcome:?}");
-        assert_eq!((outcome.batches, outcome.files), (3, 12), "what came before has arrived");
-        assert!(witness.failed[0].contains("/12: truncated: 5 of the 100 bytes"), "{:?}", witness.failed);
+        let options = LoadOptions { strict: true, ..options() };
+        let (summary, observer) = run(&catalog, options.clone(), &mut FaultyDestination::new());
+        assert!(matches!(summary.ended, Ended::Strict), "{summary:?}");
+        assert_eq!((summary.batches, summary.files), (3, 12), "what came before has arrived");
+        assert!(observer.failed[0].contains("/12: truncated: 5 of the 100 bytes"), "{:?}", observer.failed);
 
-        let missing = Catalog::of_paths(
+        let missing = Catalog::from_paths(
             &[dir.path().join("missing"), dir.path().join("gone"), dir.path().into()],
             false,
-            &Stop::new(),
+            &StopFlag::new(),
         );
-        let loader = Loader { catalog: &missing, ..loader };
-        let (outcome, witness) = run(&loader, &mut Meddler::new());
-        assert_eq!((witness.failed.len(), outcome.failed_files, outcome.batches), (1, 1, 0));
+        let (summary, observer) = run(&missing, options, &mut FaultyDestination::new());
+        assert_eq!((observer.failed.len(), summary.failed_files, summary.batches), (1, 1, 0));
     }
 
     #[test]
     fn a_stop_ends_the_run_with_what_has_arrived() {
         let catalog = Catalog::synthetic(1000, 5);
-        let mut loader = loader(&catalog);
-        loader.options.cut = Cut { max_samples: NonZeroU64::new(1), max_bytes: None };
-        let mut witness = Witness { stop_at: Some((3, loader.stop.clone())), ..Witness::default() };
-        let outcome = loader.run(&mut Meddler::new(), &mut witness);
-        assert!(matches!(outcome.ended, Ended::Stopped), "{outcome:?}");
-        // Those already in the air land: one on each lane at most.
-        assert!((4..=6).contains(&outcome.batches), "{outcome:?}");
-        assert_eq!(outcome.verified_batches, outcome.batches);
-        assert_eq!(outcome.failed_files, 0);
+        let (pool, stop) = (pool(1 << 30), StopFlag::new());
+        let mut observer = RecordingObserver { stop_at: Some((3, stop.clone())), ..RecordingObserver::default() };
+        let options = LoadOptions { batch_samples: NonZeroU64::new(1), ..options() };
+        let loader = Loader::new(&pool, &catalog, options).stop_on(&stop);
+        let summary = loader.run(&mut FaultyDestination::new(), &mut observer);
+        assert!(matches!(summary.ended, Ended::Stopped), "{summary:?}");
+        // Copies in flight complete: at most one on each lane.
+        assert!((4..=6).contains(&summary.batches), "{summary:?}");
+        assert_eq!(summary.verified_batches, summary.batches);
+        assert_eq!(summary.failed_files, 0);
     }
 
     #[test]
     fn a_destination_that_refuses_ends_the_run_and_names_the_batch() {
         let catalog = Catalog::synthetic(40, 5);
-        let loader = loader(&catalog);
-        let mut destination = Meddler::new();
+        let mut destination = FaultyDestination::new();
         destination.refuse = Some(2);
-        let (outcome, witness) = run(&loader, &mut destination);
-        assert!(matches!(&outcome.ended, Ended::Broken(why) if why.contains("the device has left")), "{outcome:?}");
-        assert_eq!((outcome.batches, outcome.files, outcome.failed_files), (2, 8, 4));
-        assert!(witness.failed[0].starts_with("batch 2 (4 samples, the first synthetic-5/00000008): "), "{witness:?}");
+        let (summary, observer) = run(&catalog, options(), &mut destination);
+        let Ended::Failed(error) = &summary.ended else { panic!("{summary:?}") };
+        assert!(error.to_string().contains("the device is gone"), "{error}");
+        assert_eq!((summary.batches, summary.files, summary.failed_files), (2, 8, 4));
+        assert!(
+            observer.failed[0].starts_with("batch 2 (4 samples, the first synthetic-5/00000008): "),
+            "{observer:?}"
+        );
     }
 }

@@ -1,146 +1,155 @@
 //! From a planned batch to bytes in a buffer.
 //!
-//! Owns the reading of files and of the generator, and the checksum taken on the way. Knows a buffer only as a slice, which
-//! is the pinned memory itself: there is no copy in between.
+//! Owns the reading of files and of synthetic data, and the checksums of what was read. Reads into a slice that is the
+//! pinned memory itself, so the host copies nothing.
 //!
 //! ```text
 //!   planned   [ a ][ b, truncated ][ c ]
-//!   filled    [ a ][ c ]                      a sample that fails leaves no hole
+//!   read      [ a ][ c ]                      a sample that fails leaves no gap
 //! ```
 //!
-//! I1. The samples read lie back to back from the start of the buffer, in the planned order.
+//! - **read-I1**: the samples read lie back to back from the start of the buffer, in the planned order.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::catalog::{Catalog, Origin, Sample};
-use super::failure::{Cause, Failure};
-use super::plan::Planned;
-use super::stop::Stop;
-use super::synthetic::Generator;
+use super::batches::{PlannedBatch, Skipped};
+use super::catalog::{Catalog, DataOrigin, Sample};
+use super::failure::{Failure, FailureCause};
+use super::run::StopFlag;
+use super::synthetic::ByteGenerator;
 
-/// Bytes read at a time: what a core's cache holds until they are summed, and how soon a stop is seen.
+/// Bytes read at a time: few enough to be in the core's cache for the checksum, and to see a stop soon.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// A sample where it lies in a batch.
+/// A sample in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Segment {
+pub(super) struct BatchSegment {
     /// Index into [`Catalog::samples`].
     pub(super) sample: usize,
     /// First byte in the batch.
     pub(super) offset: usize,
     /// Bytes from there.
     pub(super) len_bytes: usize,
-    /// XXH3 of the bytes as they were read, if the run verifies.
+    /// XXH3 checksum of the bytes that were read, if the run verifies.
     pub(super) checksum: Option<u64>,
 }
 
-/// What became of a planned batch.
+/// What was read of a planned batch.
 #[derive(Debug, Default)]
-pub(super) struct Filled {
-    pub(super) segments: Vec<Segment>,
-    pub(super) losses: Vec<Loss>,
+pub(super) struct BatchContents {
+    pub(super) segments: Vec<BatchSegment>,
+    pub(super) skipped: Vec<Skipped>,
     pub(super) len_bytes: usize,
 }
 
-/// A failure and the sources that it spoils.
+/// Reads samples for one worker. The last file stays open, since the next sample often lies in it.
 #[derive(Debug)]
-pub(super) struct Loss {
-    pub(super) sources: Vec<usize>,
-    pub(super) failure: Failure,
-}
-
-/// One worker's hands: the file it read from last stays open, since the next sample often lies in it.
-#[derive(Debug)]
-pub(super) struct Reader<'a> {
+pub(super) struct SampleReader<'a> {
     catalog: &'a Catalog,
-    stop: &'a Stop,
+    stop: &'a StopFlag,
     verify: bool,
-    last: Option<(usize, Tap)>,
+    open: Option<(usize, File)>,
 }
 
-#[derive(Debug)]
-enum Tap {
-    File(File),
-    Seeded { seed: u64, stream: u64 },
+/// Why a sample was not read to its end.
+enum ReadEnd {
+    Stopped,
+    Failed(FailureCause),
 }
 
-impl<'a> Reader<'a> {
-    pub(super) fn new(catalog: &'a Catalog, stop: &'a Stop, verify: bool) -> Reader<'a> {
-        Reader { catalog, stop, verify, last: None }
+impl<C: Into<FailureCause>> From<C> for ReadEnd {
+    fn from(cause: C) -> ReadEnd {
+        ReadEnd::Failed(cause.into())
+    }
+}
+
+impl<'a> SampleReader<'a> {
+    pub(super) fn new(catalog: &'a Catalog, stop: &'a StopFlag, verify: bool) -> SampleReader<'a> {
+        SampleReader { catalog, stop, verify, open: None }
     }
 
-    /// Reads the samples of `planned` into `buffer`, which is at least as long as they are. `None`: stopped on the way.
-    pub(super) fn fill(&mut self, planned: &Planned, buffer: &mut [u8]) -> Option<Filled> {
-        let mut filled = Filled::default();
+    /// Reads the samples of `batch` into `buffer`, which holds at least as many bytes. `None` if the run was stopped.
+    pub(super) fn fill(&mut self, batch: &PlannedBatch, buffer: &mut [u8]) -> Option<BatchContents> {
+        let mut contents = BatchContents::default();
         let mut rest = buffer;
-        for &index in &planned.samples {
+        for &index in &batch.samples {
             let sample = &self.catalog.samples[index];
-            // The buffer was got for the sum of these lengths, so each fits a usize and what is left of the buffer.
+            // The buffer has the sum of these lengths, so each fits a usize and the rest of the buffer.
             let len_bytes = usize::try_from(sample.len_bytes).unwrap_or(usize::MAX).min(rest.len());
             match self.read(sample, &mut rest[..len_bytes]) {
                 Ok(checksum) => {
-                    filled.segments.push(Segment { sample: index, offset: filled.len_bytes, len_bytes, checksum });
-                    filled.len_bytes += len_bytes;
+                    let offset = contents.len_bytes;
+                    contents.segments.push(BatchSegment { sample: index, offset, len_bytes, checksum });
+                    contents.len_bytes += len_bytes;
                     rest = &mut rest[len_bytes..];
                 }
-                Err(Cause::Stopped) => return None,
-                Err(cause) => {
+                Err(ReadEnd::Stopped) => return None,
+                Err(ReadEnd::Failed(cause)) => {
                     let failure = Failure::new(self.catalog.name(index), cause);
-                    filled.losses.push(Loss { sources: vec![sample.source], failure });
+                    contents.skipped.push(Skipped { files: vec![sample.file], failure });
                 }
             }
         }
-        Some(filled)
+        Some(contents)
     }
 
-    fn read(&mut self, sample: &Sample, into: &mut [u8]) -> Result<Option<u64>, Cause> {
-        let mut progress = Progress { stop: self.stop, sum: self.verify.then(Xxh3Default::new) };
-        let tap = self.open(sample.source)?;
-        let mut at = 0;
-        for extent in &sample.extents {
-            let len_bytes = usize::try_from(extent.len_bytes).unwrap_or(usize::MAX).min(into.len() - at);
-            let place = &mut into[at..at + len_bytes];
-            match tap {
-                Tap::File(file) => progress.read_at(file, extent.offset, place)?,
-                Tap::Seeded { seed, stream } => progress.generate(Generator::new(*seed, *stream), place)?,
+    /// Reads `sample` and returns its checksum, if the run verifies.
+    fn read(&mut self, sample: &Sample, into: &mut [u8]) -> Result<Option<u64>, ReadEnd> {
+        let mut progress = ReadProgress { stop: self.stop, hasher: self.verify.then(Xxh3Default::new) };
+        match &self.catalog.files[sample.file].origin {
+            DataOrigin::File(path) => {
+                let file = self.open(sample.file, path)?;
+                let mut rest = into;
+                for range in &sample.ranges {
+                    let len_bytes = usize::try_from(range.len_bytes).unwrap_or(usize::MAX).min(rest.len());
+                    let (into, after) = rest.split_at_mut(len_bytes);
+                    progress.read_at(file, range.offset, into)?;
+                    rest = after;
+                }
             }
-            at += len_bytes;
+            DataOrigin::Synthetic { seed, stream } => {
+                let mut bytes = ByteGenerator::new(*seed, *stream);
+                for chunk in into.chunks_mut(CHUNK_BYTES) {
+                    bytes.fill(chunk);
+                    progress.advance(chunk)?;
+                }
+            }
         }
-        Ok(progress.sum.map(|sum| sum.digest()))
+        Ok(progress.hasher.map(|hasher| hasher.digest()))
     }
 
-    fn open(&mut self, source: usize) -> Result<&Tap, Cause> {
-        let last = match self.last.take() {
-            Some((held, tap)) if held == source => tap,
-            _ => match &self.catalog.sources[source].origin {
-                Origin::File(path) => Tap::File(File::open(path)?),
-                Origin::Seeded { seed, stream } => Tap::Seeded { seed: *seed, stream: *stream },
-            },
+    fn open(&mut self, file: usize, path: &Path) -> io::Result<&File> {
+        let open = match self.open.take() {
+            Some((number, open)) if number == file => open,
+            _ => File::open(path)?,
         };
-        Ok(&self.last.insert((source, last)).1)
+        Ok(&self.open.insert((file, open)).1)
     }
 }
 
-/// The chunk by chunk part, where a stop is seen and the sum grows while the bytes are still in the cache.
-struct Progress<'a> {
-    stop: &'a Stop,
-    sum: Option<Xxh3Default>,
+/// Looks at the stop flag after each chunk, and adds the chunk to the checksum while it is in the cache.
+struct ReadProgress<'a> {
+    stop: &'a StopFlag,
+    hasher: Option<Xxh3Default>,
 }
 
-impl Progress<'_> {
-    fn read_at(&mut self, file: &File, offset: u64, into: &mut [u8]) -> Result<(), Cause> {
-        let planned_bytes = into.len() as u64;
+impl ReadProgress<'_> {
+    fn read_at(&mut self, file: &File, offset: u64, into: &mut [u8]) -> Result<(), ReadEnd> {
         let mut at = 0;
         while at < into.len() {
             let end = into.len().min(at + CHUNK_BYTES);
             match file.read_at(&mut into[at..end], offset + at as u64) {
-                Ok(0) => return Err(Cause::Truncated { planned_bytes, read_bytes: at as u64 }),
+                Ok(0) => {
+                    let (planned_bytes, read_bytes) = (into.len() as u64, at as u64);
+                    return Err(FailureCause::Truncated { planned_bytes, read_bytes }.into());
+                }
                 Ok(read) => {
-                    self.took(&into[at..at + read])?;
+                    self.advance(&into[at..at + read])?;
                     at += read;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -150,19 +159,11 @@ impl Progress<'_> {
         Ok(())
     }
 
-    fn generate(&mut self, mut generator: Generator, into: &mut [u8]) -> Result<(), Cause> {
-        for chunk in into.chunks_mut(CHUNK_BYTES) {
-            generator.fill(chunk);
-            self.took(chunk)?;
+    fn advance(&mut self, chunk: &[u8]) -> Result<(), ReadEnd> {
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(chunk);
         }
-        Ok(())
-    }
-
-    fn took(&mut self, bytes: &[u8]) -> Result<(), Cause> {
-        if let Some(sum) = &mut self.sum {
-            sum.update(bytes);
-        }
-        if self.stop.is_requested() { Err(Cause::Stopped) } else { Ok(()) }
+        if self.stop.is_raised() { Err(ReadEnd::Stopped) } else { Ok(()) }
     }
 }
 
@@ -176,15 +177,15 @@ mod tests {
     use super::super::container::testing::tar_file;
     use super::*;
 
-    fn whole(catalog: &Catalog) -> Planned {
+    fn whole(catalog: &Catalog) -> PlannedBatch {
         let samples = (0..catalog.samples.len()).collect();
-        Planned { number: 0, epoch: 0, samples, len_bytes: catalog.len_bytes() }
+        PlannedBatch { number: 0, epoch: 0, samples, len_bytes: catalog.len_bytes() }
     }
 
-    fn fill(catalog: &Catalog) -> (Filled, Vec<u8>) {
+    fn fill(catalog: &Catalog) -> (BatchContents, Vec<u8>) {
         let mut buffer = vec![0xee; usize::try_from(catalog.len_bytes()).unwrap()];
-        let filled = Reader::new(catalog, &Stop::new(), true).fill(&whole(catalog), &mut buffer).unwrap();
-        (filled, buffer)
+        let contents = SampleReader::new(catalog, &StopFlag::new(), true).fill(&whole(catalog), &mut buffer).unwrap();
+        (contents, buffer)
     }
 
     fn put(dir: &Path, name: &str, bytes: &[u8]) {
@@ -192,55 +193,57 @@ mod tests {
     }
 
     #[test]
-    fn samples_lie_back_to_back_with_their_sums() {
+    fn samples_lie_back_to_back_with_their_checksums() {
         let dir = tempfile::tempdir().unwrap();
         let long: Vec<u8> = (0..251).cycle().take(CHUNK_BYTES + 77).collect();
         put(dir.path(), "a", b"first");
         put(dir.path(), "b", b"");
         put(dir.path(), "c", &long);
         put(dir.path(), "d.tar", &tar_file(&[("0.x", b"one"), ("0.y", b"two"), ("1.x", b"three")]));
-        let (filled, buffer) = fill(&Catalog::of_paths(&[dir.path()], true, &Stop::new()));
-        assert!(filled.losses.is_empty());
+        let (contents, buffer) = fill(&Catalog::from_paths(&[dir.path()], true, &StopFlag::new()));
+        assert!(contents.skipped.is_empty());
         let expected: [&[u8]; 5] = [b"first", b"", &long, b"onetwo", b"three"];
         assert_eq!(buffer, expected.concat());
-        for (segment, bytes) in filled.segments.iter().zip(expected) {
+        for (segment, bytes) in contents.segments.iter().zip(expected) {
             assert_eq!(&buffer[segment.offset..segment.offset + segment.len_bytes], bytes);
             assert_eq!(segment.checksum, Some(xxh3_64(bytes)));
         }
     }
 
     #[test]
-    fn a_sample_that_fails_leaves_no_hole_and_is_named() {
+    fn a_sample_that_fails_leaves_no_gap_and_is_named() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["a", "b", "c", "d"] {
             put(dir.path(), name, &name.repeat(100).into_bytes());
         }
-        let catalog = Catalog::of_paths(&[dir.path()], false, &Stop::new());
+        let catalog = Catalog::from_paths(&[dir.path()], false, &StopFlag::new());
         put(dir.path(), "b", b"only this is left");
         fs::remove_file(dir.path().join("c")).unwrap();
         put(dir.path(), "d", &b"d".repeat(500));
-        let (filled, buffer) = fill(&catalog);
-        assert_eq!(filled.len_bytes, 200);
+        let (contents, buffer) = fill(&catalog);
+        assert_eq!(contents.len_bytes, 200);
         assert_eq!(
             &buffer[..200],
             ["a".repeat(100), "d".repeat(100)].concat().as_bytes(),
             "what grew is read as planned"
         );
-        assert_eq!(filled.losses.len(), 2);
-        assert_eq!(filled.losses[0].sources, [1]);
+        assert_eq!(contents.skipped.len(), 2);
+        assert_eq!(contents.skipped[0].files, [1]);
         assert_eq!(
-            filled.losses[0].failure.to_string(),
+            contents.skipped[0].failure.to_string(),
             format!("{}: truncated: 17 of the 100 bytes planned could be read", dir.path().join("b").display())
         );
-        assert!(matches!(&filled.losses[1].failure.cause, Cause::Io(error) if error.kind() == io::ErrorKind::NotFound));
+        assert!(
+            matches!(&contents.skipped[1].failure.cause, FailureCause::Io(error) if error.kind() == io::ErrorKind::NotFound)
+        );
     }
 
     #[test]
     fn a_stop_drops_the_batch() {
         let catalog = Catalog::synthetic(1, 1);
-        let stop = Stop::new();
-        stop.request();
+        let stop = StopFlag::new();
+        stop.raise();
         let mut buffer = vec![0; usize::try_from(catalog.len_bytes()).unwrap()];
-        assert!(Reader::new(&catalog, &stop, false).fill(&whole(&catalog), &mut buffer).is_none());
+        assert!(SampleReader::new(&catalog, &stop, false).fill(&whole(&catalog), &mut buffer).is_none());
     }
 }

@@ -1,32 +1,63 @@
-//! What a run did, in numbers, and how it ended.
+//! What a run reports: batches and failures while it runs, figures at its end.
 //!
-//! Owns the figures of the loader's own; the pool's are in its [`Stats`](crate::Stats). Never prints.
+//! Owns the loader's figures; those of the pool are in its [`Stats`](crate::Stats). Never prints.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// The figures of a run. Files, samples and bytes are those that arrived, over all epochs.
+use super::failure::Failure;
+
+/// Follows a run, on the thread that called [`Loader::run`](super::Loader::run). `()` ignores everything.
+pub trait Observer {
+    /// A batch arrived, whole or in part.
+    fn batch_done(&mut self, batch: &BatchDone) {
+        let _ = batch;
+    }
+
+    /// Something was skipped. Called once for each [`Failure`].
+    fn failed(&mut self, failure: &Failure) {
+        let _ = failure;
+    }
+}
+
+impl Observer for () {}
+
+/// A batch that arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BatchDone {
+    /// Its number in the run, from 0.
+    pub batch: u64,
+    /// Samples that arrived.
+    pub samples: u64,
+    /// Bytes that arrived.
+    pub bytes: u64,
+}
+
+/// The figures of a run. Files, samples and bytes count what arrived, over all epochs.
 #[derive(Debug, Default)]
 #[non_exhaustive]
-pub struct Outcome {
-    /// Epochs that ran to their end.
+pub struct LoadSummary {
+    /// Epochs completed.
     pub epochs: u64,
-    /// Files all of whose samples arrived, counted anew in each epoch; a container is one.
+    /// Files all of whose samples arrived, counted anew in each epoch; a container is one file.
     pub files: u64,
-    /// Samples that arrived: a plain file is one, a container has any number.
+    /// Samples that arrived: one for a plain file, any number for a container.
     pub samples: u64,
-    /// Files and paths of which something was lost, each counted once.
+    /// Files and paths of which something was skipped, each counted once.
     pub failed_files: u64,
     /// Bytes that arrived.
     pub bytes: u64,
     /// Batches that arrived, whole or in part.
     pub batches: u64,
-    /// Batches of which every sample was the same at the destination as when it was read.
+    /// Batches whose samples all had the same checksum on the destination as when they were read.
     pub verified_batches: u64,
-    /// Copies under way at once, at most.
+    /// Largest number of copies in flight at once.
     pub max_in_flight_batches: u64,
-    /// From the first claim of a batch to the last arrival.
+    /// Time from the start of the copying to the end of the last copy.
     pub elapsed: Duration,
-    /// How it ended.
+    /// How the run ended.
     pub ended: Ended,
 }
 
@@ -34,25 +65,40 @@ pub struct Outcome {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub enum Ended {
-    /// With the last batch of the last epoch.
+    /// After the last batch of the last epoch.
     #[default]
     Complete,
-    /// Someone asked for it ([`Stop`](super::Stop)).
+    /// Its [`StopFlag`](super::StopFlag) was raised.
     Stopped,
-    /// At the first failure, as a strict run does.
+    /// At the first failure, because [`LoadOptions::strict`](super::LoadOptions::strict) is set.
     Strict,
-    /// The destination or the system refused to go on.
-    Broken(String),
+    /// At an error after which no batch can be loaded.
+    Failed(LoadError),
 }
 
-impl Outcome {
-    /// Whether everything that was asked for arrived.
+/// An error that ends a run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The system has no thread to read with.
+    #[error("no thread to read with: {0}")]
+    NoThread(#[source] io::Error),
+    /// [`Destination::lanes`](super::Destination::lanes) is 0.
+    #[error("the destination has no lanes")]
+    NoLanes,
+    /// The destination refused a copy, a copy failed, or what arrived could not be read back.
+    #[error(transparent)]
+    Copy(Arc<crate::Error>),
+}
+
+impl LoadSummary {
+    /// Whether everything in the catalog arrived.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.failed_files == 0 && matches!(self.ended, Ended::Complete)
     }
 
-    /// Billions of bytes a second; zero for a run that took no time.
+    /// Throughput in 10^9 bytes per second; 0 for a run that took no time.
     #[must_use]
     pub fn gb_per_s(&self) -> f64 {
         let seconds = self.elapsed.as_secs_f64();

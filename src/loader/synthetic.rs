@@ -1,23 +1,24 @@
-//! A data set from a seed, for machines with no data at hand: the sizes of photographs, and bytes no disk holds.
+//! A data set from a seed, for machines without data.
 //!
-//! Owns the distribution and the generator. Never touches a file. A model, not a measurement: log-normal lengths with the
-//! mean of the ImageNet training photographs (114,660 bytes) and a spread chosen to resemble them.
+//! Owns the distribution of the lengths and the generator of the bytes. Never touches a file. The lengths are a model, not a
+//! measurement: log-normal, with the mean of the ImageNet training photographs (114,660 bytes) and a similar spread.
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::LogNormal;
 
-use super::catalog::{Catalog, Extent, Origin, Sample, Source};
+use super::catalog::{Catalog, DataOrigin};
 
 const MEAN_BYTES: f64 = 114_660.0;
-/// Standard deviation of the logarithm: one photograph in forty is then longer than 300 kB.
+/// Standard deviation of the logarithm; one photograph in forty is then longer than 300 kB.
 const SIGMA: f64 = 0.6;
 const BOUNDS_BYTES: std::ops::RangeInclusive<f64> = 1024.0..=16_777_216.0;
-/// The lengths have a stream of their own, which no sample's bytes can meet.
+/// Stream of the lengths, apart from those of the files.
 const LENGTHS_STREAM: u64 = u64::MAX;
 
 impl Catalog {
-    /// A synthetic data set of `files` files of one sample each. The same seed gives the same bytes on any machine.
+    /// A synthetic data set of `files` files of one sample each, 1 KiB to 16 MiB long. A seed gives the same bytes on every
+    /// machine.
     #[must_use]
     pub fn synthetic(files: u64, seed: u64) -> Catalog {
         let mut lengths = stream_of(seed, LENGTHS_STREAM);
@@ -30,21 +31,19 @@ impl Catalog {
             // In bounds and positive, so the cast only drops the fraction.
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let len_bytes = length.clamp(*BOUNDS_BYTES.start(), *BOUNDS_BYTES.end()) as u64;
-            let source = catalog.sources.len();
-            catalog.sources.push(Source { origin: Origin::Seeded { seed, stream }, samples: 1 });
-            catalog.samples.push(Sample::new(source, None, vec![Extent { offset: 0, len_bytes }]));
+            catalog.push_plain(DataOrigin::Synthetic { seed, stream }, len_bytes);
         }
         catalog
     }
 }
 
-/// The endless bytes of one synthetic source, from its start.
+/// The bytes of one synthetic file, from its start and without an end.
 #[derive(Debug)]
-pub(super) struct Generator(ChaCha8Rng);
+pub(super) struct ByteGenerator(ChaCha8Rng);
 
-impl Generator {
-    pub(super) fn new(seed: u64, stream: u64) -> Generator {
-        Generator(stream_of(seed, stream))
+impl ByteGenerator {
+    pub(super) fn new(seed: u64, stream: u64) -> ByteGenerator {
+        ByteGenerator(stream_of(seed, stream))
     }
 
     pub(super) fn fill(&mut self, into: &mut [u8]) {
@@ -71,7 +70,7 @@ mod tests {
 
         let bytes = |seed, stream| {
             let mut bytes = [0; 100];
-            Generator::new(seed, stream).fill(&mut bytes);
+            ByteGenerator::new(seed, stream).fill(&mut bytes);
             bytes
         };
         assert_eq!(bytes(1, 0), bytes(1, 0));

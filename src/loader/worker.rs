@@ -1,72 +1,76 @@
-//! What each of the reading threads does: claim the next batch, get a buffer for it, fill it, hand it on.
+//! The reading threads: take the next batch, get a buffer, fill it, pass it on.
 //!
-//! Owns the order in which buffers are got. Never sends anything and never counts.
+//! Owns the order in which buffers are got. Never copies to the destination and never counts.
 //!
-//! I1. Claims and buffers are taken together, in batch order, under the turn: whoever holds a buffer has every earlier
-//! batch's buffer in front of it. The courier waits for batches in order, so a batch that it waits for is never one that
-//! waits for memory itself, and a ceiling on the pool slows a run down but cannot bring it to a standstill.
+//! - **worker-I1**: a batch is started and gets its buffer under one lock, so buffers are got in batch order. [`Transfer`]
+//!   sends batches in that order, so the batch that it waits for has its buffer already: a ceiling of the pool slows a run
+//!   down but cannot block it.
+//!
+//! [`Transfer`]: super::transfer::Transfer
 
-use crossbeam::channel::Sender;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
-use super::Loader;
-use super::failure::{Cause, Failure};
-use super::plan::{Batches, Planned};
-use super::read::{Filled, Loss, Reader};
-use super::window::{CloseAtExit, Window};
-use crate::sync::plain::Mutex;
+use parking_lot::Mutex;
+
+use super::batches::{Batches, PlannedBatch};
+use super::read::{BatchContents, SampleReader};
+use super::read_ahead::{CloseOnDrop, ReadAhead};
+use super::run::Loader;
 use crate::{Error, PinnedBuf};
 
-/// A batch on its way from a worker to the courier.
+/// A batch on its way from a worker to the copying thread.
 #[derive(Debug)]
-pub(super) struct Delivery {
-    pub(super) planned: Planned,
-    pub(super) filled: Filled,
-    /// `None` when there is nothing to send: no memory, or no sample that could be read.
+pub(super) struct FilledBatch {
+    pub(super) planned: PlannedBatch,
+    pub(super) contents: BatchContents,
+    /// `None` if there is nothing to send: no memory, or no bytes that could be read.
     pub(super) buffer: Option<PinnedBuf>,
 }
 
 /// What the workers of a run share.
 #[derive(Debug)]
-pub(super) struct Bench<'a> {
+pub(super) struct Workers<'a> {
     pub(super) loader: &'a Loader<'a>,
-    pub(super) window: &'a Window,
-    /// Held by the one worker that is claiming a batch (I1).
-    pub(super) turn: Mutex<Batches<'a>>,
+    pub(super) ahead: &'a ReadAhead,
+    /// Locked while a batch is started and gets its buffer (worker-I1).
+    pub(super) batches: Mutex<Batches<'a>>,
 }
 
-impl Bench<'_> {
-    /// Works until the plan is done or the window is closed.
-    pub(super) fn work(&self, deliveries: &Sender<Delivery>) {
-        let _close = CloseAtExit(self.window);
-        let mut reader = Reader::new(self.loader.catalog, &self.loader.stop, self.loader.options.verify);
-        while let Some((planned, buffer)) = self.claim() {
-            let Some(delivery) = self.prepare(&mut reader, planned, buffer) else { return };
-            if deliveries.send(delivery).is_err() {
+impl Workers<'_> {
+    /// Reads batches until the plan is done or the read-ahead is closed.
+    pub(super) fn work(&self, filled: &Sender<FilledBatch>) {
+        let _close = CloseOnDrop(self.ahead);
+        let Loader { catalog, options, stop, .. } = self.loader;
+        let mut reader = SampleReader::new(catalog, stop, options.verify);
+        while let Some((planned, buffer)) = self.start_batch() {
+            let Some(batch) = self.fill(&mut reader, planned, buffer) else { return };
+            if filled.send(batch).is_err() {
                 return;
             }
         }
     }
 
-    fn claim(&self) -> Option<(Planned, Result<PinnedBuf, Error>)> {
-        let mut batches = self.turn.lock();
-        if self.loader.stop.is_requested() || !self.window.claim() {
+    fn start_batch(&self) -> Option<(PlannedBatch, Result<PinnedBuf, Error>)> {
+        let mut batches = self.batches.lock();
+        if self.loader.stop.is_raised() || !self.ahead.start() {
             return None;
         }
         let planned = batches.next()?;
-        let buffer = self.buffer(&planned);
+        let buffer = self.get_buffer(&planned);
         Some((planned, buffer))
     }
 
-    /// A buffer for the batch. Where the pool is at its ceiling, buffers of earlier batches come back to it: there is an
-    /// error only once all of them are back and it still does not fit.
-    fn buffer(&self, planned: &Planned) -> Result<PinnedBuf, Error> {
-        // Longer than an address: the pool refuses the longest length in its own words.
+    /// A buffer for the batch. At the pool's ceiling, waits for buffers of earlier batches to come back; an error means that
+    /// all of them are back and the batch still does not fit.
+    fn get_buffer(&self, planned: &PlannedBatch) -> Result<PinnedBuf, Error> {
+        // The pool refuses a length beyond the address space with an error of its own.
         let len = usize::try_from(planned.len_bytes).unwrap_or(usize::MAX);
         loop {
-            let landings = self.window.landings();
+            let completions = self.ahead.completions();
             match self.loader.pool.get(len) {
                 Err(error) if error.is_limit() || error.is_backend() => {
-                    if !self.window.wait_past(landings) {
+                    if !self.ahead.wait_for_completion(completions) {
                         return Err(error);
                     }
                 }
@@ -75,35 +79,27 @@ impl Bench<'_> {
         }
     }
 
-    /// `None`: stopped.
-    fn prepare(&self, reader: &mut Reader<'_>, planned: Planned, buffer: Result<PinnedBuf, Error>) -> Option<Delivery> {
+    /// `None` if the run was stopped.
+    fn fill(
+        &self,
+        reader: &mut SampleReader<'_>,
+        planned: PlannedBatch,
+        buffer: Result<PinnedBuf, Error>,
+    ) -> Option<FilledBatch> {
         let filled = buffer.and_then(|mut buffer| {
-            let filled = reader.fill(&planned, buffer.as_mut_slice()?);
-            Ok((filled, buffer))
+            let contents = reader.fill(&planned, buffer.as_mut_slice()?);
+            Ok((contents, buffer))
         });
         match filled {
-            Ok((filled, buffer)) => {
-                let filled = filled?;
-                let buffer = (filled.len_bytes > 0).then_some(buffer);
-                Some(Delivery { planned, filled, buffer })
+            Ok((contents, buffer)) => {
+                let contents = contents?;
+                let buffer = (contents.len_bytes > 0).then_some(buffer);
+                Some(FilledBatch { planned, contents, buffer })
             }
             Err(error) => {
-                let loss = self.loader.lost_batch(&planned, error);
-                Some(Delivery { planned, filled: Filled { losses: vec![loss], ..Filled::default() }, buffer: None })
+                let skipped = vec![planned.skipped(self.loader.catalog, &Arc::new(error))];
+                Some(FilledBatch { planned, contents: BatchContents { skipped, ..Default::default() }, buffer: None })
             }
         }
-    }
-}
-
-impl Loader<'_> {
-    /// A batch that is lost as a whole: one sentence for all of its files.
-    pub(super) fn lost_batch(&self, planned: &Planned, cause: impl Into<Cause>) -> Loss {
-        let first = planned.samples.first().map_or_else(String::new, |&sample| self.catalog.name(sample));
-        let name = match planned.samples.len() {
-            1 => first,
-            many => format!("batch {} ({many} samples, the first {first})", planned.number),
-        };
-        let sources = planned.samples.iter().map(|&sample| self.catalog.samples[sample].source).collect();
-        Loss { sources, failure: Failure::new(name, cause) }
     }
 }

@@ -1,4 +1,4 @@
-//! Every trace in `tests/data` comes out of the tool byte for byte as TensorFlow's pool did.
+//! Every trace in `tests/data/conformance` comes out of the tool byte for byte as TensorFlow's pool did.
 
 use std::fs;
 use std::path::Path;

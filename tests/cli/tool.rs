@@ -136,7 +136,7 @@ fn a_tree_is_loaded_verified_and_reported() {
     // Either there is a GPU, or it is said that there is none.
     if !figures["sink"].as_str().unwrap().starts_with("CUDA device") {
         assert!(figures["sink"].as_str().unwrap().contains("host sink"));
-        ran.says("a host sink stands for it");
+        ran.says("copying to a host sink");
     }
     ran.says("loop leads back");
 }
@@ -324,7 +324,7 @@ fn names_cannot_forge_lines_of_stderr() {
 #[test]
 fn an_idle_pool_holds_its_reserve_and_one_granule_at_most() {
     let dir = tree();
-    let args = ["load", "--json", "--idle", "16", "--retain", "1s", "--reserve", "2MiB", "--max-bytes", "none"];
+    let args = ["load", "--json", "--idle", "16", "--idle-timeout", "1s", "--reserve", "2MiB", "--max-bytes", "none"];
     let ran =
         finish(pinpool(&args).args(["--wait", "1s", "--on-full", "error", "--batch-bytes", "64KiB"]).arg(dir.path()));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);

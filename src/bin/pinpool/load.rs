@@ -1,7 +1,7 @@
 //! `pinpool load`: files through the pool to a device, and the figures at the end.
 //!
-//! Owns the flags, the choice of a destination, and what a failure sounds like. All the work is the library's
-//! [`loader`](pinpool::loader).
+//! Owns the flags, the choice of a destination, the interrupt, and how failures are printed. The library's
+//! [`loader`](pinpool::loader) does the work.
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
@@ -9,9 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pinpool::config::text::{ParseError, parse_bytes, parse_duration};
-use pinpool::loader::destination::SinkDestination;
-use pinpool::loader::plan::Cut;
-use pinpool::loader::{Catalog, Destination, Ended, Failure, Landed, Loader, Observer, Options, Outcome, Stop};
+use pinpool::loader::{
+    BatchDone, Catalog, Destination, Ended, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination,
+    StopFlag,
+};
 use pinpool::{Backend, Ceiling, OnFull, Pool, Preset, Rounding};
 
 use crate::ExitError;
@@ -20,11 +21,9 @@ use crate::terminal::Terminal;
 
 /// Files of the synthetic data set: about 1.1 GB.
 const SYNTHETIC_FILES: u64 = 10_000;
-/// A batch where no bound is given.
-const BATCH_BYTES: NonZeroU64 = NonZeroU64::new(16 << 20).unwrap();
-/// Signals so close together are one wish to stop; nobody presses keys faster.
-const SAME_WISH: Duration = Duration::from_millis(150);
-/// How often an idle pool is looked after.
+/// Signals within this time are one interrupt: it is shorter than the time between two key presses.
+const SAME_INTERRUPT: Duration = Duration::from_millis(150);
+/// Time between two polls of an idle pool.
 const POLL_EVERY: Duration = Duration::from_millis(100);
 
 /// Load files through the pool onto the GPU, or into a host sink where there is none
@@ -57,7 +56,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
     prefetch: Option<u64>,
 
-    /// Streams, each with a copy of its own under way
+    /// Streams, each with one copy in flight
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
     streams: u64,
 
@@ -65,7 +64,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     batch_files: Option<NonZeroU64>,
 
-    /// Bytes in a batch at most; a file that is larger has a batch of its own [default: 16MiB, or none with --batch-files]
+    /// Bytes in a batch at most; a larger file has a batch of its own [default: 16MiB, or none with --batch-files]
     #[arg(long, value_name = "SIZE", value_parser = batch_bytes)]
     batch_bytes: Option<NonZeroU64>,
 
@@ -85,7 +84,7 @@ pub(crate) struct Args {
     #[arg(long)]
     strict: bool,
 
-    /// Look after the idle pool for so long after the last batch, and show what it still holds; Ctrl-C ends it early
+    /// Poll the idle pool for this long after the last batch, and report what it still holds; Ctrl-C ends it early
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_duration)]
     idle: Duration,
 
@@ -97,11 +96,11 @@ pub(crate) struct Args {
     pool: PoolArgs,
 }
 
-/// Settings of the pool; each goes before its `PINPOOL_*` variable.
+/// Settings of the pool.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Pool (each goes before its PINPOOL_ variable)")]
+#[command(next_help_heading = "Pool (each flag overrides its PINPOOL_ variable)")]
 struct PoolArgs {
-    /// Where memory comes from: auto, cuda, mlock, heap, sim or sim:SIZE
+    /// Where memory comes from: auto, vmm, register, cuda, mlock, heap, sim or sim:SIZE
     #[arg(long, value_name = "NAME")]
     backend: Option<Backend>,
 
@@ -125,29 +124,26 @@ struct PoolArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     reserve: Option<u64>,
 
-    /// How long memory stays idle before it goes back to the system: a time, or none for ever
-    #[arg(long, value_name = "TIME", value_parser = retain)]
-    retain: Option<Retain>,
+    /// How long memory stays idle before it is released to the system: a time, or none to keep it
+    #[arg(long, value_name = "TIME", value_parser = idle_timeout)]
+    idle_timeout: Option<IdleTimeout>,
 
-    /// Longest wait for room under the ceiling
+    /// Longest wait of a batch for memory under the ceiling
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     wait: Option<Duration>,
 
-    /// What a batch without room gets after that: error, pageable or auto
+    /// What a batch gets after that wait: error, pageable (memory that is not pinned) or auto
     #[arg(long, value_name = "NAME")]
     on_full: Option<OnFull>,
 }
 
-/// A time, or for ever.
+/// A wrapper, because clap gives `Option<Option<_>>` a meaning of its own.
 #[derive(Debug, Clone, Copy)]
-struct Retain(Option<Duration>);
+struct IdleTimeout(Option<Duration>);
 
-fn retain(text: &str) -> Result<Retain, ParseError> {
-    if text.eq_ignore_ascii_case("none") {
-        Ok(Retain(None))
-    } else {
-        parse_duration(text).map(|time| Retain(Some(time)))
-    }
+fn idle_timeout(text: &str) -> Result<IdleTimeout, ParseError> {
+    let is_none = text.eq_ignore_ascii_case("none");
+    Ok(IdleTimeout(if is_none { None } else { Some(parse_duration(text)?) }))
 }
 
 fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
@@ -168,34 +164,33 @@ pub(crate) fn run(args: &Args, terminal: &Terminal) -> Result<(), ExitError> {
     let listing = Instant::now();
     let catalog = args.catalog(&stop);
     let listing = listing.elapsed();
-    for path in &catalog.loops {
-        log::warn!("{} leads back to where the walk has been: not followed", path.display());
+    for path in catalog.cyclic_links() {
+        log::warn!("{} leads back to a directory already entered: not followed", path.display());
     }
 
     let options = args.options();
     let bar = terminal.bar(catalog.len_bytes().saturating_mul(options.epochs));
     let mut reporter = Reporter { terminal, bar, failed: 0 };
-    let loader = Loader { pool, catalog: &catalog, options, stop };
-    let outcome = loader.run(destination.as_mut(), &mut reporter);
+    let summary = Loader::new(&pool, &catalog, options).stop_on(&stop).run(destination.as_mut(), &mut reporter);
     drop(reporter);
 
-    let pinned_bytes = loader.pool.stats().pinned_bytes;
-    fall_idle(&loader.pool, args.idle, &loader.stop);
-    let (sink, stats) = (destination.describe(), loader.pool.stats());
-    let report = LoadReport { outcome: &outcome, sink, verify: args.verify, listing, pinned_bytes, stats };
+    let pinned_bytes = pool.stats().pinned_bytes;
+    poll_idle(&pool, args.idle, &stop);
+    let (sink, stats) = (destination.describe(), pool.stats());
+    let report = LoadReport { summary: &summary, sink, verify: args.verify, listing, pinned_bytes, stats };
     let printed = if args.json { terminal.print(report.json()) } else { terminal.print(report.table().trim_end()) };
-    verdict(&outcome, terminal).and(printed)
+    verdict(&summary, terminal).and(printed)
 }
 
-/// The first Ctrl-C ends the run cleanly, the second at once. Whoever stops a process and its group (`timeout`, a shell's
-/// job control) sends one wish as two signals: what follows at once is the same one.
-fn stop_at_interrupt(terminal: &Terminal) -> Stop {
-    let stop = Stop::new();
-    let raised = stop.clone();
+/// The first Ctrl-C ends the run cleanly, the second at once. `timeout` and a shell's job control signal the process and its
+/// group, so a second signal right after the first is the same interrupt.
+fn stop_at_interrupt(terminal: &Terminal) -> StopFlag {
+    let stop = StopFlag::new();
+    let flag = stop.clone();
     let mut first = None;
     let handler = ctrlc::set_handler(move || {
         let at = *first.get_or_insert_with(Instant::now);
-        if raised.request() && at.elapsed() > SAME_WISH {
+        if flag.raise() && at.elapsed() > SAME_INTERRUPT {
             std::process::exit(ExitError::Interrupted as i32);
         }
     });
@@ -205,11 +200,11 @@ fn stop_at_interrupt(terminal: &Terminal) -> Stop {
     stop
 }
 
-/// Does nothing but poll, for as long as asked or until the run is to end.
-fn fall_idle(pool: &Pool, idle: Duration, stop: &Stop) {
-    let begun = Instant::now();
-    while !stop.is_requested() {
-        let left = idle.saturating_sub(begun.elapsed());
+/// Polls the pool for the time `idle`, or until `stop` is raised.
+fn poll_idle(pool: &Pool, idle: Duration, stop: &StopFlag) {
+    let started = Instant::now();
+    while !stop.is_raised() {
+        let left = idle.saturating_sub(started.elapsed());
         if left.is_zero() {
             return;
         }
@@ -218,52 +213,51 @@ fn fall_idle(pool: &Pool, idle: Duration, stop: &Stop) {
     }
 }
 
-fn verdict(outcome: &Outcome, terminal: &Terminal) -> Result<(), ExitError> {
-    match &outcome.ended {
+fn verdict(summary: &LoadSummary, terminal: &Terminal) -> Result<(), ExitError> {
+    match &summary.ended {
         Ended::Stopped => {
             terminal.message("interrupted; the figures are those so far");
             return Err(ExitError::Interrupted);
         }
         Ended::Strict => terminal.message("stopped at the first failure (--strict)"),
-        Ended::Broken(why) => terminal.message(format_args!("stopped: {why}")),
+        Ended::Failed(error) => terminal.message(format_args!("stopped: {error}")),
         _ => {}
     }
-    if outcome.is_clean() { Ok(()) } else { Err(ExitError::Failure) }
+    if summary.is_clean() { Ok(()) } else { Err(ExitError::Failure) }
 }
 
 impl Args {
-    fn catalog(&self, stop: &Stop) -> Catalog {
+    fn catalog(&self, stop: &StopFlag) -> Catalog {
         if self.paths.is_empty() {
             Catalog::synthetic(self.synthetic.unwrap_or(SYNTHETIC_FILES), self.seed)
         } else {
-            Catalog::of_paths(&self.paths, self.containers, stop)
+            Catalog::from_paths(&self.paths, self.containers, stop)
         }
     }
 
-    fn options(&self) -> Options {
+    fn options(&self) -> LoadOptions {
         let given = |count: Option<u64>| count.and_then(|count| NonZeroUsize::new(usize::try_from(count).ok()?));
-        let cores = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        let workers = given(self.workers).unwrap_or(cores);
-        let two_each = workers.saturating_mul(NonZeroUsize::MIN.saturating_add(1));
-        let max_bytes = self.batch_bytes.or(if self.batch_files.is_some() { None } else { Some(BATCH_BYTES) });
-        Options {
-            workers,
-            prefetch: given(self.prefetch).unwrap_or(two_each),
-            cut: Cut { max_samples: self.batch_files, max_bytes },
-            epochs: self.epochs.get(),
-            shuffle_seed: self.shuffle,
-            verify: self.verify,
-            strict: self.strict,
+        let mut options = LoadOptions::default();
+        options.workers = given(self.workers).unwrap_or(options.workers);
+        options.prefetch = given(self.prefetch);
+        options.batch_samples = self.batch_files;
+        if self.batch_bytes.is_some() || self.batch_files.is_some() {
+            options.batch_bytes = self.batch_bytes;
         }
+        options.epochs = self.epochs.get();
+        options.shuffle_seed = self.shuffle;
+        options.verify = self.verify;
+        options.strict = self.strict;
+        options
     }
 
-    /// The GPU if there is one, whatever the pool's memory; else the sink, and a word on why.
+    /// The GPU if there is one, whatever back-end the pool has; otherwise the host sink, with the reason in the log.
     fn destination(&self, pool: &Pool) -> Result<Box<dyn Destination>, pinpool::Error> {
         let lanes = usize::try_from(self.streams).unwrap_or(1);
         match device(pool, lanes) {
             Ok(device) => Ok(device),
             Err(why) => {
-                log::info!("no GPU to copy to ({why}): a host sink stands for it");
+                log::info!("no GPU to copy to ({why}): copying to a host sink");
                 Ok(Box::new(SinkDestination::new(lanes)?))
             }
         }
@@ -271,9 +265,8 @@ impl Args {
 }
 
 #[cfg(feature = "cuda")]
-fn device(pool: &Pool, lanes: usize) -> Result<Box<dyn Destination>, pinpool::Error> {
-    let device = pinpool::loader::destination::CudaDestination::new(pool.config().device, lanes)?;
-    Ok(Box::new(device))
+fn device(pool: &Pool, lanes: usize) -> Result<Box<dyn Destination>, pinpool::backend::SourceError> {
+    Ok(Box::new(pinpool::loader::CudaDestination::new(pool.config().device, lanes)?))
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -302,7 +295,7 @@ impl PoolArgs {
         if let Some(bytes) = self.reserve {
             builder = builder.reserve_bytes(bytes);
         }
-        if let Some(Retain(time)) = self.retain {
+        if let Some(IdleTimeout(time)) = self.idle_timeout {
             builder = builder.idle_timeout(time);
         }
         if let Some(wait) = self.wait {
@@ -315,7 +308,7 @@ impl PoolArgs {
     }
 }
 
-/// Moves the bar and names what fails.
+/// Advances the bar and prints failures.
 struct Reporter<'a> {
     terminal: &'a Terminal,
     bar: indicatif::ProgressBar,
@@ -323,8 +316,8 @@ struct Reporter<'a> {
 }
 
 impl Observer for Reporter<'_> {
-    fn landed(&mut self, landed: &Landed) {
-        self.bar.inc(landed.bytes);
+    fn batch_done(&mut self, batch: &BatchDone) {
+        self.bar.inc(batch.bytes);
     }
 
     fn failed(&mut self, failure: &Failure) {

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use pinpool::Stats;
-use pinpool::loader::{Ended, Outcome};
+use pinpool::loader::{Ended, LoadSummary};
 use serde_json::{Value, json};
 
 use crate::table::{grouped, list};
@@ -13,7 +13,7 @@ use crate::table::{grouped, list};
 /// A finished load.
 #[derive(Debug)]
 pub(crate) struct LoadReport<'a> {
-    pub(crate) outcome: &'a Outcome,
+    pub(crate) summary: &'a LoadSummary,
     /// The destination of the batches.
     pub(crate) sink: String,
     pub(crate) verify: bool,
@@ -27,8 +27,8 @@ pub(crate) struct LoadReport<'a> {
 
 impl LoadReport<'_> {
     pub(crate) fn json(&self) -> Value {
-        let Self { outcome, stats, .. } = self;
-        let ended = match outcome.ended {
+        let Self { summary, stats, .. } = self;
+        let ended = match summary.ended {
             Ended::Complete => "complete",
             Ended::Stopped => "interrupted",
             Ended::Strict => "strict",
@@ -39,18 +39,18 @@ impl LoadReport<'_> {
             "page_locked": stats.is_pinned,
             "sink": self.sink,
             "ended": ended,
-            "epochs": outcome.epochs,
-            "files": outcome.files,
-            "samples": outcome.samples,
-            "failed_files": outcome.failed_files,
-            "bytes": outcome.bytes,
-            "seconds": outcome.elapsed.as_secs_f64(),
-            "gb_per_s": outcome.gb_per_s(),
+            "epochs": summary.epochs,
+            "files": summary.files,
+            "samples": summary.samples,
+            "failed_files": summary.failed_files,
+            "bytes": summary.bytes,
+            "seconds": summary.elapsed.as_secs_f64(),
+            "gb_per_s": summary.gb_per_s(),
             "listing_seconds": self.listing.as_secs_f64(),
-            "batches": outcome.batches,
+            "batches": summary.batches,
             "verify": self.verify,
-            "verified_batches": outcome.verified_batches,
-            "max_in_flight_batches": outcome.max_in_flight_batches,
+            "verified_batches": summary.verified_batches,
+            "max_in_flight_batches": summary.max_in_flight_batches,
             "gets": stats.gets,
             "hits": stats.hits,
             "hit_rate": stats.hit_rate(),
@@ -76,26 +76,26 @@ impl LoadReport<'_> {
 
     /// A figure a line.
     pub(crate) fn table(&self) -> String {
-        let Self { outcome, stats, .. } = self;
+        let Self { summary, stats, .. } = self;
         let n = grouped;
         let locked = if stats.is_pinned { "page-locked" } else { "not page-locked" };
-        let verified = if self.verify { n(outcome.verified_batches) } else { "not asked for (--verify)".to_owned() };
-        let [elapsed, listing] = [outcome.elapsed, self.listing].map(|time| time.as_secs_f64());
+        let verified = if self.verify { n(summary.verified_batches) } else { "not asked for (--verify)".to_owned() };
+        let [elapsed, listing] = [summary.elapsed, self.listing].map(|time| time.as_secs_f64());
         let idle = [stats.pinned_bytes, stats.idle_bytes, stats.reserve_bytes].map(n);
         let [raises, checks, lowers] = [stats.raises, stats.checks, stats.lowers].map(n);
         let calls = &stats.underlying;
         list(&[
             ("copied to", self.sink.clone()),
-            ("epochs", n(outcome.epochs)),
-            ("files", n(outcome.files)),
-            ("failed files", n(outcome.failed_files)),
-            ("samples", n(outcome.samples)),
-            ("bytes", n(outcome.bytes)),
+            ("epochs", n(summary.epochs)),
+            ("files", n(summary.files)),
+            ("failed files", n(summary.failed_files)),
+            ("samples", n(summary.samples)),
+            ("bytes", n(summary.bytes)),
             ("seconds", format!("{elapsed:.3}, and {listing:.3} to list the files")),
-            ("GB/s", format!("{:.3}", outcome.gb_per_s())),
-            ("batches", n(outcome.batches)),
+            ("GB/s", format!("{:.3}", summary.gb_per_s())),
+            ("batches", n(summary.batches)),
             ("verified batches", verified),
-            ("in flight at most", format!("{} batches", n(outcome.max_in_flight_batches))),
+            ("in flight at most", format!("{} batches", n(summary.max_in_flight_batches))),
             ("pool", format!("{} ({locked})", stats.backend)),
             ("gets", n(stats.gets)),
             ("fallbacks", format!("{} gets had memory that is not pinned, at the ceiling", n(stats.fallbacks))),

@@ -1,58 +1,53 @@
 //! `.safetensors` files: eight bytes of header length, a JSON header, then the tensors back to back.
 //!
-//! Owns the reading of the header, whose meaning (offsets without gaps, sizes that fit shapes) the `safetensors` crate
-//! checks. Never reads a tensor.
+//! Owns the reading of the header; the `safetensors` crate checks that its offsets leave no gaps and that sizes match shapes.
+//! Never reads a tensor.
 //!
-//! I1. The header's length is compared with the file's and with the format's own bound before a byte is allocated.
+//! - **safetensors-I1**: the length of the header is compared with the file and with the limit of the format before any
+//!   memory is allocated for it.
 
 use std::fs::File;
 use std::io::Read;
 
 use ::safetensors::tensor::Metadata;
 
-use super::super::catalog::Extent;
-use super::super::failure::Cause;
-use super::Member;
+use crate::loader::catalog::{ContainerMember, FileRange};
+use crate::loader::failure::{FailureCause, SafetensorsError};
 
 const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
-/// The format's own bound on a header.
+/// The longest header that the format allows.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Lists the tensors, in the order of their bytes.
-pub(super) fn index(mut file: File, file_bytes: u64) -> Result<Vec<Member>, Cause> {
-    let broken = |why: String| Cause::Safetensors(why);
-    let Some(after_length) = file_bytes.checked_sub(LENGTH_BYTES) else {
-        return Err(broken(format!("{file_bytes} bytes are less than the {LENGTH_BYTES} of the header's length")));
-    };
+pub(super) fn index(mut file: File, file_bytes: u64) -> Result<Vec<ContainerMember>, FailureCause> {
+    let after_length = file_bytes.checked_sub(LENGTH_BYTES).ok_or(SafetensorsError::NoHeader { file_bytes })?;
     let mut length = [0; size_of::<u64>()];
     file.read_exact(&mut length)?;
-    let header_bytes = u64::from_le_bytes(length);
-    let bound = after_length.min(MAX_HEADER_BYTES);
-    if header_bytes > bound {
-        return Err(broken(format!("the header claims {header_bytes} bytes, at most {bound} are possible")));
+    let claimed_bytes = u64::from_le_bytes(length);
+    let max_bytes = after_length.min(MAX_HEADER_BYTES);
+    if claimed_bytes > max_bytes {
+        return Err(SafetensorsError::HeaderLength { claimed_bytes, max_bytes }.into());
     }
 
     let mut header = Vec::new();
-    file.take(header_bytes).read_to_end(&mut header)?;
-    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| broken(error.to_string()))?;
+    file.take(claimed_bytes).read_to_end(&mut header)?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| SafetensorsError::Header(error.into()))?;
 
-    let data_start = LENGTH_BYTES + header_bytes;
-    let data_bytes = file_bytes - data_start;
-    let described_bytes = metadata.data_len() as u64;
-    if described_bytes != data_bytes {
-        return Err(broken(format!("the header describes {described_bytes} bytes of tensors, {data_bytes} follow it")));
+    let data_start = LENGTH_BYTES + claimed_bytes;
+    let (described_bytes, actual_bytes) = (metadata.data_len() as u64, file_bytes - data_start);
+    if described_bytes != actual_bytes {
+        return Err(SafetensorsError::DataLength { described_bytes, actual_bytes }.into());
     }
 
-    let tensors = metadata.tensors();
-    let mut members = Vec::with_capacity(tensors.len());
-    for (name, tensor) in tensors {
+    let member = |(name, tensor): (String, &::safetensors::tensor::TensorInfo)| {
+        // The crate has checked start <= end, and that the last end is `data_len`, which is the rest of the file.
         let (start, end) = tensor.data_offsets;
-        // The crate has checked start <= end, and that the last end is data_len, which is within the file.
-        let extent = Extent { offset: data_start + start as u64, len_bytes: (end - start) as u64 };
-        members.push(Member { name, extents: vec![extent] });
-    }
-    // By place, then by name: tensors without elements share one.
-    members.sort_by(|a, b| (a.extents[0].offset, &a.name).cmp(&(b.extents[0].offset, &b.name)));
+        let range = FileRange { offset: data_start + start as u64, len_bytes: (end - start) as u64 };
+        ContainerMember { name, ranges: vec![range] }
+    };
+    let mut members: Vec<_> = metadata.tensors().into_iter().map(member).collect();
+    // By offset, then by name: empty tensors share an offset.
+    members.sort_by(|a, b| (a.ranges[0].offset, &a.name).cmp(&(b.ranges[0].offset, &b.name)));
     Ok(members)
 }
 
@@ -63,7 +58,7 @@ mod tests {
     use super::super::testing::safetensors_file;
     use super::*;
 
-    fn index_bytes(bytes: &[u8]) -> Result<Vec<Member>, Cause> {
+    fn index_bytes(bytes: &[u8]) -> Result<Vec<ContainerMember>, FailureCause> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
         file.rewind().unwrap();
@@ -82,10 +77,10 @@ mod tests {
         let bytes = safetensors_file(&[("b", 100), ("a", 28), ("c", 0)]);
         let members = index_bytes(&bytes).unwrap();
         assert_eq!(members.len(), 3);
-        let mut at = members[0].extents[0].offset;
+        let mut at = members[0].ranges[0].offset;
         for member in &members {
-            assert_eq!(member.extents[0].offset, at);
-            at += member.extents[0].len_bytes;
+            assert_eq!(member.ranges[0].offset, at);
+            at += member.ranges[0].len_bytes;
         }
         assert_eq!(at, bytes.len() as u64);
     }
@@ -101,12 +96,12 @@ mod tests {
         assert!(index_bytes(&bytes).is_ok());
         for len in 0..bytes.len() {
             let cause = index_bytes(&bytes[..len]).expect_err("a cut file");
-            assert!(matches!(cause, Cause::Safetensors(_)), "{len}: {cause}");
+            assert!(matches!(cause, FailureCause::Safetensors(_)), "{len}: {cause}");
         }
     }
 
     #[test]
-    fn hostile_headers_are_refused_by_their_numbers() {
+    fn false_headers_are_refused() {
         let tensor = |shape: &str, start: u64, end: u64| {
             format!(r#"{{"w":{{"dtype":"U8","shape":{shape},"data_offsets":[{start},{end}]}}}}"#)
         };
@@ -124,8 +119,8 @@ mod tests {
             with_header(&tensor("[8]", 0, u64::MAX), 8),
         ];
         for (number, bytes) in cases.iter().enumerate() {
-            let cause = index_bytes(bytes).expect_err("a hostile header");
-            assert!(matches!(cause, Cause::Safetensors(_)), "case {number}: {cause}");
+            let cause = index_bytes(bytes).expect_err("a false header");
+            assert!(matches!(cause, FailureCause::Safetensors(_)), "case {number}: {cause}");
         }
     }
 }

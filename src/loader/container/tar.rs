@@ -7,62 +7,62 @@
 //!   '--------- train/0001 ---------'  '- train/0002 -'      samples: neighbours with one key
 //! ```
 //!
-//! I1. A member ends within the file. I2. The archive ends with its mark (a block of zeros): one that was cut between two
-//! members is told from one that is whole. I3. At most [`MAX_HEADER_RUN_BYTES`] are read for one header, whatever it claims.
+//! - **tar-I1**: a member ends within the file.
+//! - **tar-I2**: the archive ends with a block of zeros, so an archive that was cut between two members is refused.
+//! - **tar-I3**: at most [`MAX_HEADER_RUN_BYTES`] are read for one header, whatever length it claims.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use ::tar::{Archive, Entry, EntryType};
 
-use super::super::catalog::Extent;
-use super::super::failure::Cause;
-use super::Member;
+use crate::loader::catalog::{ContainerMember, FileRange};
+use crate::loader::failure::TarError;
 
 const BLOCK_BYTES: u64 = 512;
-/// Long names and PAX records are part of a header; a megabyte of them is no name.
+/// Bound on a header with its long name and its PAX records.
 const MAX_HEADER_RUN_BYTES: u64 = 1 << 20;
 
-/// Lists the samples, in the order they lie in the archive.
-pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<Member>, Cause> {
-    let mut archive = Archive::new(HeaderRun { file, left_bytes: MAX_HEADER_RUN_BYTES });
-    let mut samples: Vec<Member> = Vec::new();
+/// Lists the samples, in the order in which they lie in the archive.
+pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<ContainerMember>, TarError> {
+    let mut archive = Archive::new(HeaderReader { file, left_bytes: MAX_HEADER_RUN_BYTES });
+    let mut samples: Vec<ContainerMember> = Vec::new();
     let mut end = 0;
-    for entry in archive.entries_with_seek().map_err(broken)? {
-        let mut entry = entry.map_err(broken)?;
-        let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-        let sparse = is_sparse(&mut entry).map_err(|error| Cause::Tar(format!("{name}: {error}")))?;
-        let extent = Extent { offset: entry.raw_file_position(), len_bytes: entry.size() };
-        let kind = entry.header().entry_type();
-        if sparse {
-            return Err(Cause::Tar(format!("{name} is stored sparse, which cannot be read in place")));
+    for entry in archive.entries_with_seek()? {
+        let mut entry = entry?;
+        let member = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        match is_sparse(&mut entry) {
+            Ok(false) => {}
+            Ok(true) => return Err(TarError::Sparse { member }),
+            Err(error) => return Err(TarError::Records { member, error }),
         }
-        let data_end = extent.offset.checked_add(extent.len_bytes).filter(|end| *end <= file_bytes);
+        let range = FileRange { offset: entry.raw_file_position(), len_bytes: entry.size() };
+        let data_end = range.offset.checked_add(range.len_bytes).filter(|end| *end <= file_bytes);
         let Some(data_end) = data_end else {
-            let left_bytes = file_bytes.saturating_sub(extent.offset);
-            return Err(Cause::Tar(format!("{name} claims {} bytes, {left_bytes} are left", extent.len_bytes)));
+            let left_bytes = file_bytes.saturating_sub(range.offset);
+            return Err(TarError::PastEnd { member, claimed_bytes: range.len_bytes, left_bytes });
         };
-        // Data is padded to whole blocks; the next header or the end mark comes there.
+        // Data is padded to whole blocks; the next header or the end mark follows.
         end = data_end.next_multiple_of(BLOCK_BYTES);
-        // Links, directories and notes about the archive hold no data of their own.
-        if !matches!(kind, EntryType::Regular | EntryType::Continuous) {
+        // Links, directories and metadata have no data of their own.
+        if !matches!(entry.header().entry_type(), EntryType::Regular | EntryType::Continuous) {
             continue;
         }
-        let key = key(&name);
+        let key = key(&member);
         match samples.last_mut() {
-            Some(sample) if sample.name == key => sample.extents.push(extent),
-            _ => samples.push(Member { name: key.to_string(), extents: vec![extent] }),
+            Some(sample) if sample.name == key => sample.ranges.push(range),
+            _ => samples.push(ContainerMember { name: key.to_string(), ranges: vec![range] }),
         }
     }
     if end + BLOCK_BYTES > file_bytes {
-        return Err(Cause::Tar(format!("cut off: no end mark after byte {end}")));
+        return Err(TarError::NoEndMark { end });
     }
     Ok(samples)
 }
 
-/// Whether the member is stored with its holes left out: the old GNU type says so, or the PAX records, of which none may be
-/// malformed (the crate passes over those that are).
-fn is_sparse(entry: &mut Entry<'_, HeaderRun>) -> io::Result<bool> {
+/// Whether the member is stored without its holes, by the old GNU type or by its PAX records. A malformed record is an error;
+/// the crate ignores it.
+fn is_sparse(entry: &mut Entry<'_, HeaderReader>) -> io::Result<bool> {
     let mut sparse = entry.header().entry_type() == EntryType::GNUSparse;
     for record in entry.pax_extensions()?.into_iter().flatten() {
         sparse |= record?.key_bytes().starts_with(b"GNU.sparse.");
@@ -70,7 +70,7 @@ fn is_sparse(entry: &mut Entry<'_, HeaderRun>) -> io::Result<bool> {
     Ok(sparse)
 }
 
-/// The path up to the first dot of its last part; a part without one, or that starts with one, is a key whole.
+/// The path up to the first dot of its last part; the whole path if that part has no dot or starts with one.
 fn key(path: &str) -> &str {
     let base = path.rfind('/').map_or(0, |slash| slash + 1);
     match path[base..].find('.') {
@@ -79,18 +79,14 @@ fn key(path: &str) -> &str {
     }
 }
 
-fn broken(error: io::Error) -> Cause {
-    Cause::Tar(error.to_string())
-}
-
-/// The archive's file as the `tar` crate sees it. The crate seeks before each header, so what is read between two seeks is
-/// one header with its long name: a run of it that grows past the bound is refused (I3).
-struct HeaderRun {
+/// The archive's file for the `tar` crate. The crate seeks before each header, so the bytes read between two seeks are one
+/// header with its long name; more than the bound is an error (tar-I3).
+struct HeaderReader {
     file: File,
     left_bytes: u64,
 }
 
-impl Read for HeaderRun {
+impl Read for HeaderReader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read(into)?;
         self.left_bytes = self.left_bytes.checked_sub(read as u64).ok_or_else(|| {
@@ -100,7 +96,7 @@ impl Read for HeaderRun {
     }
 }
 
-impl Seek for HeaderRun {
+impl Seek for HeaderReader {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         self.left_bytes = MAX_HEADER_RUN_BYTES;
         self.file.seek(to)
@@ -113,19 +109,20 @@ mod tests {
 
     use super::super::testing::tar_file;
     use super::*;
+    use crate::loader::failure::FailureCause;
 
-    fn index_bytes(bytes: &[u8]) -> Result<Vec<Member>, Cause> {
+    fn index_bytes(bytes: &[u8]) -> Result<Vec<ContainerMember>, FailureCause> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
         file.rewind().unwrap();
-        index(file, bytes.len() as u64)
+        Ok(index(file, bytes.len() as u64)?)
     }
 
     fn refusal(bytes: &[u8]) -> String {
         index_bytes(bytes).expect_err("a broken archive").to_string()
     }
 
-    /// A header block with a right checksum, whatever else it says.
+    /// A header block with a valid checksum.
     fn header(name: &str, kind: EntryType, size: u64) -> Vec<u8> {
         let mut header = ::tar::Header::new_gnu();
         header.set_path(name).unwrap();
@@ -148,10 +145,10 @@ mod tests {
         let samples = index_bytes(&bytes).unwrap();
         let names: Vec<_> = samples.iter().map(|sample| sample.name.as_str()).collect();
         assert_eq!(names, ["a/0001", "b/0001", "v1.2/plain", ".hidden", "a/0001"]);
-        let place = |bytes: u64| usize::try_from(bytes).unwrap();
-        let read = |extent: &Extent| &bytes[place(extent.offset)..][..place(extent.len_bytes)];
-        assert_eq!(samples[0].extents.iter().map(read).collect::<Vec<_>>(), [&b"one"[..], b"two!"]);
-        assert_eq!(read(&samples[3].extents[0]), b"");
+        let index_of = |bytes: u64| usize::try_from(bytes).unwrap();
+        let read = |range: &FileRange| &bytes[index_of(range.offset)..][..index_of(range.len_bytes)];
+        assert_eq!(samples[0].ranges.iter().map(read).collect::<Vec<_>>(), [&b"one"[..], b"two!"]);
+        assert_eq!(read(&samples[3].ranges[0]), b"");
     }
 
     #[test]
@@ -165,11 +162,11 @@ mod tests {
         let samples = index_bytes(&archive.into_inner().unwrap()).unwrap();
         assert_eq!(samples.len(), 1);
         assert_eq!(samples[0].name, long.strip_suffix(".bin").unwrap());
-        assert_eq!(samples[0].extents[0].len_bytes, 2);
+        assert_eq!(samples[0].ranges[0].len_bytes, 2);
     }
 
     #[test]
-    fn an_archive_of_nothing_has_no_samples() {
+    fn an_empty_archive_has_no_samples() {
         assert_eq!(index_bytes(&tar_file(&[])).unwrap(), []);
     }
 
@@ -184,17 +181,17 @@ mod tests {
     }
 
     #[test]
-    fn hostile_headers_are_refused() {
+    fn false_headers_are_refused() {
         let end_mark = [0; 1024];
         for claimed_bytes in [1025, 8 << 30, u64::MAX / 2, u64::MAX - 1, u64::MAX] {
             refusal(&[&header("x.bin", EntryType::Regular, claimed_bytes)[..], &end_mark[..]].concat());
         }
-        // A name that goes on for two megabytes that are really there: refused by I3.
+        // A name of two megabytes that the file really has (tar-I3).
         let run = 2 * MAX_HEADER_RUN_BYTES;
         let mut name = header("long", EntryType::GNULongName, run);
         name.resize(name.len() + usize::try_from(run).unwrap(), b'n');
         assert!(refusal(&[&name[..], &end_mark[..]].concat()).contains("longer than 1048576 bytes"));
-        // A name for a member that never comes, a flipped bit, and noise.
+        // A name without its member, a flipped bit, and noise.
         refusal(&[&header("long", EntryType::GNULongName, 3)[..], b"abc", &[0; 509][..], &end_mark[..]].concat());
         let mut flipped = tar_file(&[("0.a", b"x")]);
         flipped[3] ^= 1;
@@ -203,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn records_that_are_malformed_or_tell_of_holes_are_refused() {
+    fn malformed_and_sparse_records_are_refused() {
         let archive = |records: &str| {
             let mut bytes = header("records", EntryType::XHeader, records.len() as u64);
             bytes.extend_from_slice(records.as_bytes());

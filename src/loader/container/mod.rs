@@ -1,7 +1,7 @@
-//! Files that hold many samples: which they are, and the one way to list what is in them.
+//! Files that hold many samples.
 //!
-//! Owns the choice of a format by name. Never trusts a header: a length is compared with the file before it is used, and
-//! nothing is allocated on a header's word. A container is listed whole or refused whole.
+//! Owns the choice of a format by the name of the file. Checks every length in a header against the file before it is used,
+//! and allocates nothing that only a header asks for. Lists a container whole or refuses it whole.
 
 mod safetensors;
 mod tar;
@@ -9,49 +9,42 @@ mod tar;
 use std::fs::File;
 use std::path::Path;
 
-use super::catalog::Extent;
-use super::failure::Cause;
+use super::catalog::ContainerMember;
+use super::failure::FailureCause;
 
-/// A sample inside a container: its name and where its bytes lie.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Member {
-    pub(super) name: String,
-    pub(super) extents: Vec<Extent>,
-}
-
-/// The formats that are opened rather than read as they are.
+/// The formats whose samples are listed one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
+pub(super) enum ContainerFormat {
     Tar,
     Safetensors,
 }
 
-impl Format {
-    /// By the last extension: `a.tar` is an archive, `a.tar.gz` is not one that can be read in place.
-    pub(super) fn of(path: &Path) -> Option<Format> {
+impl ContainerFormat {
+    /// The format by the last extension: `a.tar.gz` is a plain file, since its members cannot be read in place.
+    pub(super) fn of(path: &Path) -> Option<ContainerFormat> {
         let extension = path.extension()?;
         if extension.eq_ignore_ascii_case("tar") {
-            Some(Format::Tar)
+            Some(ContainerFormat::Tar)
         } else if extension.eq_ignore_ascii_case("safetensors") {
-            Some(Format::Safetensors)
+            Some(ContainerFormat::Safetensors)
         } else {
             None
         }
     }
 
     /// Lists the samples of the container at `path`.
-    pub(super) fn index(self, path: &Path) -> Result<Vec<Member>, Cause> {
+    pub(super) fn index(self, path: &Path) -> Result<Vec<ContainerMember>, FailureCause> {
         let file = File::open(path)?;
-        // The length of the file that is open, not of the one the walk saw: extents are checked against this.
+        // The length of the open file, since the path may name another one by now.
         let len_bytes = file.metadata()?.len();
         match self {
-            Format::Tar => tar::index(file, len_bytes),
-            Format::Safetensors => safetensors::index(file, len_bytes),
+            ContainerFormat::Tar => Ok(tar::index(file, len_bytes)?),
+            ContainerFormat::Safetensors => safetensors::index(file, len_bytes),
         }
     }
 }
 
-/// Containers made by the crates that define them, for the tests of several rooms.
+/// Containers written by the crates that define the formats.
 #[cfg(test)]
 pub(super) mod testing {
     pub(crate) fn tar_file(members: &[(&str, &[u8])]) -> Vec<u8> {
@@ -83,16 +76,16 @@ mod tests {
     #[test]
     fn the_last_extension_decides() {
         let cases = [
-            ("a.tar", Some(Format::Tar)),
-            ("dir.x/A.TAR", Some(Format::Tar)),
-            ("w.safetensors", Some(Format::Safetensors)),
+            ("a.tar", Some(ContainerFormat::Tar)),
+            ("dir.x/A.TAR", Some(ContainerFormat::Tar)),
+            ("w.safetensors", Some(ContainerFormat::Safetensors)),
             ("a.tar.gz", None),
             ("tar", None),
             (".tar", None),
             ("dir.tar/plain", None),
         ];
         for (name, format) in cases {
-            assert_eq!(Format::of(Path::new(name)), format, "{name}");
+            assert_eq!(ContainerFormat::of(Path::new(name)), format, "{name}");
         }
     }
 }
