@@ -1,4 +1,7 @@
-//! From settings to a pool.
+//! From settings to a running pool.
+//!
+//! The methods that set something are made from the table in `config/settings.rs`. Decides which source, ceiling and
+//! stand-in the settings mean; what they imply and contradict is decided in `config`.
 
 use std::fmt;
 use std::path::Path;
@@ -18,7 +21,7 @@ use crate::error::{ErrorKind, Result};
 use crate::host;
 use crate::size_class::Rounding;
 
-/// Collects settings; whatever is not set here comes from the environment, and else from the defaults.
+/// Collects the settings of a new pool. A setting that code leaves out comes from the environment, else it has its default.
 #[must_use]
 pub struct PoolBuilder {
     settings: Settings,
@@ -43,7 +46,7 @@ impl PoolBuilder {
         }
     }
 
-    /// Ignores `PINPOOL_*`: only what is set here, and the defaults.
+    /// Ignores the `PINPOOL_*` variables: settings that code leaves out have their defaults.
     pub fn without_env(mut self) -> Self {
         self.without_env = true;
         self
@@ -67,19 +70,19 @@ impl PoolBuilder {
         self
     }
 
-    /// Calls `listener` after every check of the rates, printed or not. It runs on the thread whose put led to the
-    /// check, outside of every lock of the pool.
+    /// Calls `listener` after every check of the rates, printed or not, on the thread whose put led to the check, outside
+    /// of every lock of the pool.
     pub fn on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
         self
     }
 
-    /// Makes the pool. Pins nothing but its reserve, and creates no context on a device without one.
+    /// Builds the pool. Pins nothing but its reserve, and creates no context on a device without one.
     ///
     /// # Errors
     ///
     /// - [`Error::is_setting`](crate::Error::is_setting) if two settings contradict each other,
-    /// - [`Error::is_backend`](crate::Error::is_backend) if the back-end asked for is not there, or cannot pin the
+    /// - [`Error::is_backend`](crate::Error::is_backend) if the back-end set is not available, or cannot pin the
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
         let (env, warnings) = if self.without_env { Default::default() } else { env::read_process() };
@@ -105,7 +108,7 @@ impl PoolBuilder {
         );
         chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
-        let stand_in = stands_in(&config, &*chosen.source).then(HeapSource::new);
+        let stand_in = falls_back(&config, &*chosen.source).then(HeapSource::new);
         let supply = supply(&config, chosen.source, max_bytes, &log)?;
         let reserve_bytes = config.reserve_bytes;
         let pool = Pool::of(Core::new(config, supply, Budget::new(None), stand_in, Timekeeper::new(self.clock), log));
@@ -121,7 +124,7 @@ macro_rules! setters {
         $(#[doc = $doc:literal])+
         $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
     )+) => {
-        /// One method for each setting; what a method sets goes before its variable.
+        /// One method for each setting. A value that code sets overrides the variable.
         impl PoolBuilder {
             $(
                 $(#[doc = $doc])+
@@ -137,22 +140,21 @@ macro_rules! setters {
 }
 for_each_setting!(setters);
 
-/// The ceiling as a number, and where that comes from for the start line.
+/// The ceiling as a number, and its origin for the log.
 fn ceiling_in_bytes(config: &Config) -> (Option<u64>, String) {
     match config.max_bytes {
         Ceiling::None => (None, "none".to_owned()),
         Ceiling::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes")),
         Ceiling::Auto => match host::memory(Path::new("/")) {
-            None => (None, "none, since the machine does not say what it has".to_owned()),
+            None => (None, "none, since the memory of the machine is not known".to_owned()),
             Some(memory) => {
                 let bytes = host::default_ceiling(&memory, config.pools_per_host);
-                let share = if config.pools_per_host > 1 {
-                    format!(", shared by {}", config.pools_per_host)
-                } else {
-                    String::new()
+                let shared = match config.pools_per_host {
+                    1 => String::new(),
+                    pools => format!(", shared by {pools}"),
                 };
-                let origin = memory.origin;
-                (Some(bytes), format!("{bytes} bytes (a quarter of {} bytes, {origin}{share})", memory.total_bytes))
+                let (total_bytes, origin) = (memory.total_bytes, memory.origin);
+                (Some(bytes), format!("{bytes} bytes (a quarter of {total_bytes} bytes, {origin}{shared})"))
             }
         },
     }
@@ -164,8 +166,8 @@ fn pin_threads(config: &Config) -> usize {
     config.pin_threads.map_or_else(cores, |threads| usize::try_from(threads).unwrap_or(usize::MAX))
 }
 
-/// Does memory that is not pinned stand in when there is no room?
-fn stands_in(config: &Config, source: &dyn Source) -> bool {
+/// Whether a get that finds no memory under the ceiling gets memory that is not pinned.
+fn falls_back(config: &Config, source: &dyn Source) -> bool {
     match config.on_full {
         OnFull::Error => false,
         OnFull::Pageable => true,
@@ -177,8 +179,7 @@ fn supply(config: &Config, source: Arc<dyn Source>, max_bytes: Option<u64>, log:
     match config.preset {
         Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, max_bytes))),
         Preset::Adaptive => {
-            let idle_timeout_us =
-                config.idle_timeout.map(|retain| u64::try_from(retain.as_micros()).unwrap_or(u64::MAX));
+            let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
             let retain = Retention { idle_timeout_us, ..Retention::default() };
             let backend = source.name();
             let drain_at_most = (config.release_policy == ReleasePolicy::Force).then_some(config.wait);
