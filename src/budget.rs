@@ -70,7 +70,7 @@ impl Claim {
     }
 
     /// Counts the bytes as held for ever: their memory could not be given back.
-    pub(crate) fn keep_for_ever(mut self) {
+    pub(crate) fn keep_forever(mut self) {
         self.bytes = 0;
     }
 }
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(budget.held_bytes(), 100);
         drop(first);
         assert_eq!((budget.held_bytes(), budget.peak_bytes()), (40, 100));
-        second.keep_for_ever();
+        second.keep_forever();
         assert_eq!(budget.held_bytes(), 40);
     }
 

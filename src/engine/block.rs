@@ -1,61 +1,73 @@
-//! What moves between the idle ones, users and devices: memory with its class and its way home.
+//! Memory of one class with the state of its buffer and a reference to its owner: what moves between idle buffers, users
+//! and devices.
+//!
+//! ```text
+//!  Block ─▶ Entry (links and coarse time, for the thread cache)
+//!             └─ BlockBody: owner (the pool's core), memory, class, buffer state, copies counted at the gate
+//! ```
+//!
+//! Generic over the owner `E`, so that nothing here knows a pool. Never acquires or releases memory.
+//!
+//! - block-I1: `start` up to `class_bytes` bytes later is memory that belongs to this block alone.
 
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::core::Core;
-use super::residence;
-use super::supply::Memory;
-use crate::engine::idle::thread_cache::Entry;
-use crate::error::Error;
-use crate::in_flight::{CopyFences, FenceKind, Fences};
+use super::idle::thread_cache::Entry;
+use super::supply::{BlockMemory, Gate};
+use crate::in_flight::CopyFences;
 use crate::size_class::Class;
 use crate::sync::process::{AtomicU64, Ordering};
 
-/// Memory of one class, and the pool that it belongs to. One pointer wide: moving it moves nothing.
+/// Memory of one class and its owner. One pointer wide.
 ///
-/// A block carries its own reference to the pool, in use or idle, so that a hit touches no reference count. The circle
-/// (the pool keeps idle blocks, which keep the pool) is cut when the pool closes and is drained.
-pub(crate) struct Block(Box<Entry<Parts>>);
+/// A block carries its own reference to the pool, in use or idle, so a hit touches no reference count. The cycle (the pool
+/// keeps idle blocks, which keep the pool) is cut when the pool closes and is drained.
+pub(crate) struct Block<E>(Box<Entry<BlockBody<E>>>);
 
-/// Without the pool that it leads to.
-impl fmt::Debug for Block {
+/// What a block holds, behind the header by which the thread cache links idle blocks.
+pub(super) struct BlockBody<E> {
+    owner: Arc<E>,
+    memory: BlockMemory,
+    class_bytes: usize,
+    state: BufferState,
+    /// How often this block is counted at the gate: once per copy that found it at 0, so more than once only if threads
+    /// began copies at the same time.
+    gate_count: AtomicU64,
+}
+
+/// Without the owner, whose idle blocks would lead back here.
+impl<E> fmt::Debug for BlockBody<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Block")
-            .field("class_bytes", &self.class_bytes())
-            .field("memory", &self.0.memory)
-            .field("state", &self.0.state)
-            .finish()
+            .field("class_bytes", &self.class_bytes)
+            .field("memory", &self.memory)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
     }
 }
 
-/// What a block is made of, behind the header by which the front links idle ones.
-#[derive(Debug)]
-pub(super) struct Parts {
-    core: Arc<Core>,
-    memory: Memory,
-    class_bytes: usize,
-    state: BufferState,
-    /// How often it is aboard, since it was last known to be free: once, or more if threads came together.
-    boarded: AtomicU64,
+impl<E> fmt::Debug for Block<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        BlockBody::fmt(&self.0, f)
+    }
 }
 
-/// What the user of a block has made of it. Kept with the block, so that a buffer is one pointer, which a get returns in
-/// a register.
+/// The user's view of a block. It is kept with the block, so a buffer is one pointer, which a get returns in a register.
 #[derive(Debug, Default)]
 pub(crate) struct BufferState {
     /// From the start of the block to the first byte of the buffer.
     pub(crate) skip_bytes: usize,
     pub(crate) len: usize,
-    /// Where `io::Write` goes on.
+    /// Offset of the next `io::Write`.
     pub(crate) position: usize,
     pub(crate) copy_fences: CopyFences,
 }
 
 impl BufferState {
-    /// A new user asks for `len` bytes. Writes only what differs: a loader asks for the same again and again, and what is
-    /// not written need not travel to the core that puts the buffer back.
+    /// A new user asks for `len` bytes. Writes only what differs: a loader asks for the same length again and again, and
+    /// a cache line that is not written need not move to the core that puts the buffer back.
     #[inline]
     pub(crate) fn begin(&mut self, skip_bytes: usize, len: usize) {
         for (field, value) in [(&mut self.skip_bytes, skip_bytes), (&mut self.len, len), (&mut self.position, 0)] {
@@ -66,29 +78,38 @@ impl BufferState {
     }
 }
 
-impl Block {
-    pub(super) fn new(core: Arc<Core>, memory: Memory, class: Class) -> Self {
+impl<E> Block<E> {
+    pub(super) fn new(owner: Arc<E>, memory: BlockMemory, class: Class) -> Self {
         let held_bytes = usize::try_from(memory.held_bytes()).unwrap_or(usize::MAX);
-        Self(Entry::new(
-            class.index,
-            held_bytes,
-            Parts { core, memory, class_bytes: class.bytes, state: BufferState::default(), boarded: AtomicU64::new(0) },
-        ))
+        let body = BlockBody {
+            owner,
+            memory,
+            class_bytes: class.bytes,
+            state: BufferState::default(),
+            gate_count: AtomicU64::new(0),
+        };
+        Self(Entry::new(class.index, held_bytes, body))
     }
 
     #[inline]
-    pub(super) fn of_entry(entry: Box<Entry<Parts>>) -> Self {
+    pub(super) fn from_entry(entry: Box<Entry<BlockBody<E>>>) -> Self {
         Self(entry)
     }
 
     #[inline]
-    pub(super) fn into_entry(self) -> Box<Entry<Parts>> {
+    pub(super) fn into_entry(self) -> Box<Entry<BlockBody<E>>> {
         self.0
     }
 
+    /// The owner, and the memory for its release.
+    pub(super) fn into_parts(self) -> (Arc<E>, BlockMemory) {
+        let body = self.0.into_value();
+        (body.owner, body.memory)
+    }
+
     #[inline]
-    pub(super) fn core(&self) -> &Arc<Core> {
-        &self.0.core
+    pub(super) fn owner(&self) -> &Arc<E> {
+        &self.0.owner
     }
 
     #[inline]
@@ -102,6 +123,26 @@ impl Block {
     }
 
     #[inline]
+    pub(super) fn class(&self) -> Class {
+        Class { bytes: self.0.class_bytes, index: self.0.class() }
+    }
+
+    /// Number of the acquisition or of the carve that made this block; never reused by its source.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.memory.id()
+    }
+
+    /// False for pageable memory, which replaces the source's memory when there is no room.
+    #[inline]
+    pub(super) fn is_from_source(&self) -> bool {
+        self.0.memory.is_from_source()
+    }
+
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.0.memory.held_bytes()
+    }
+
+    #[inline]
     pub(crate) fn state(&self) -> &BufferState {
         &self.0.state
     }
@@ -111,93 +152,26 @@ impl Block {
         &mut self.0.state
     }
 
-    pub(super) fn class(&self) -> Class {
-        Class { bytes: self.0.class_bytes, index: self.0.class() }
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.0.memory.id()
-    }
-
-    /// Is it in memory of the pool's source, and not the ordinary memory that stands in when that is full?
+    /// Counts this block at `gate` before a copy of it is enqueued, unless it is counted already.
     #[inline]
-    pub(super) fn is_from_source(&self) -> bool {
-        self.0.memory.is_from_source()
-    }
-
-    pub(crate) fn is_pinned(&self) -> bool {
-        self.is_from_source() && self.core().is_pinned()
-    }
-
-    pub(crate) fn numa_node(&self) -> Option<u32> {
-        self.core().numa_node().filter(|_| self.is_from_source())
-    }
-
-    pub(super) fn held_bytes(&self) -> u64 {
-        self.0.memory.held_bytes()
-    }
-
-    /// Comes before every copy from it that is enqueued. May wait, while memory goes back to a driver that would wait for
-    /// the copy.
-    #[inline]
-    pub(crate) fn begin_copy(&self) {
-        // Aboard already, it must not wait: a release that is to begin waits for it. Acquire, with the Release below:
-        // whoever sees another thread's boarding comes after the release which that one came after.
-        if self.0.boarded.load(Ordering::Acquire) == 0 {
-            self.core().begin_copy();
-            self.0.boarded.fetch_add(1, Ordering::Release);
+    pub(super) fn begin_copy_at(&self, gate: &Gate) {
+        // A block that is counted must not wait at the gate: the release that closes it waits for this block.
+        // Acquire, with the Release below: a thread that sees another thread's count comes after the release that the
+        // other thread waited for (gate-I2).
+        if self.0.gate_count.load(Ordering::Acquire) == 0 {
+            gate.begin_copy();
+            self.0.gate_count.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// All copies from it are over. Nobody else has it.
+    /// All copies are over, and the caller has the block alone.
     #[inline]
-    pub(crate) fn end_copies(&self) {
-        // Relaxed: who has the block alone comes after all who boarded. Loaded first, for most puts come without a copy.
-        if self.0.boarded.load(Ordering::Relaxed) > 0 {
-            self.core().end_copies(self.0.boarded.swap(0, Ordering::Relaxed));
+    pub(super) fn end_copies_at(&self, gate: Option<&Gate>) {
+        // Relaxed: whoever has the block alone comes after all threads that counted it. The load comes first because most
+        // puts follow no copy.
+        if self.0.gate_count.load(Ordering::Relaxed) > 0 {
+            let copies = self.0.gate_count.swap(0, Ordering::Relaxed);
+            gate.into_iter().for_each(|gate| gate.end_copies(copies));
         }
-    }
-
-    /// How the end of a copy from it is best learnt.
-    pub(crate) fn fence_kind(&self) -> FenceKind {
-        self.core().fence_kind()
-    }
-
-    /// Is this a child of the process whose memory it is? Then it is left alone.
-    #[inline]
-    pub(crate) fn is_forked(&self) -> bool {
-        self.core().is_forked()
-    }
-
-    /// Is this a child, and the memory one that a driver may not have left to it?
-    #[inline]
-    pub(crate) fn is_out_of_reach(&self) -> bool {
-        self.is_forked() && self.is_from_source() && self.core().source().needs_gpu()
-    }
-
-    pub(crate) fn check_process(&self) -> Result<(), Error> {
-        self.core().check_process()
-    }
-
-    /// The put: nobody uses it any more.
-    #[inline]
-    pub(crate) fn put_back(self) {
-        residence::inside(self, Core::put);
-    }
-
-    /// The put, when all `fences` are over.
-    pub(crate) fn put_back_after(self, fences: Fences) {
-        residence::inside(self, |core, block| core.put_after(block, fences));
-    }
-
-    /// Takes it out of use for good: nobody knows when a device is done with it.
-    pub(crate) fn leak(self, error: &Error) {
-        residence::inside(self, |core, block| core.leak(block, error));
-    }
-
-    /// The memory, for its release, and the pool that it is released through.
-    pub(super) fn into_parts(self) -> (Arc<Core>, Memory) {
-        let parts = self.0.into_value();
-        (parts.core, parts.memory)
     }
 }

@@ -1,7 +1,7 @@
 //! The pool's time: microseconds since it was made, and a coarse copy of them that costs a load.
 //!
-//! A hit reads no clock. Misses, [`Pool::poll`](crate::Pool::poll) and now and then a hit refresh the coarse copy, which
-//! is exact enough for rules that count in seconds.
+//! A hit reads no clock. Misses, [`Pool::poll`](crate::Pool::poll) and every 63rd hit of a thread refresh the coarse
+//! copy, which is exact enough for rules that count in seconds.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,24 +14,23 @@ pub enum Clock {
     /// The system's monotonic clock.
     #[default]
     System,
-    /// Whatever a replay or a test sets.
+    /// The time that a replay or a test sets.
     Manual(ManualClock),
 }
 
-/// A clock that stands still until it is moved. Clones are the same clock.
+/// A clock that moves only when it is told to. Clones are the same clock.
 #[derive(Debug, Clone, Default)]
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
-    /// Moves it on.
+    /// Moves it forward.
     pub fn advance_us(&self, micros: u64) {
-        // Relaxed: time guards no memory.
+        // Relaxed, here and below: time guards no memory.
         self.0.fetch_add(micros, Ordering::Relaxed);
     }
 
     /// Microseconds since it was made.
     pub fn now_us(&self) -> u64 {
-        // Relaxed, as above.
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -49,32 +48,30 @@ impl Timekeeper {
         Self { clock, begun: Instant::now(), coarse_us: AtomicU64::new(0) }
     }
 
-    /// The same time for another pool: what shares memory must agree on how long it is idle.
-    pub(crate) fn shared(&self) -> Self {
+    /// The same time for another pool: pools that share memory must agree on how long it has been idle.
+    pub(super) fn shared(&self) -> Self {
         Self { clock: self.clock.clone(), begun: self.begun, coarse_us: AtomicU64::new(self.coarse_us()) }
     }
 
     /// Reads the clock and refreshes the coarse copy.
-    pub(crate) fn now_us(&self) -> u64 {
+    pub(super) fn now_us(&self) -> u64 {
         let now_us = match &self.clock {
             Clock::System => u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX),
             Clock::Manual(clock) => clock.now_us(),
         };
-        // Relaxed: time guards no memory. A maximum, so that it never runs backwards between threads.
-        self.coarse_us.fetch_max(now_us, Ordering::Relaxed);
+        self.advance_to(now_us);
         now_us
     }
 
-    /// Somebody else read it at `now_us`.
-    pub(crate) fn told(&self, now_us: u64) {
-        // Relaxed, as above.
+    /// Sets the coarse copy to `now_us`, which another pool read from the same clock.
+    pub(super) fn advance_to(&self, now_us: u64) {
+        // Relaxed: time guards no memory. A maximum, so that it never runs backwards between threads.
         self.coarse_us.fetch_max(now_us, Ordering::Relaxed);
     }
 
-    /// The time as somebody last read it.
+    /// The time of the last reading.
     #[inline]
-    pub(crate) fn coarse_us(&self) -> u64 {
-        // Relaxed, as above.
+    pub(super) fn coarse_us(&self) -> u64 {
         self.coarse_us.load(Ordering::Relaxed)
     }
 }

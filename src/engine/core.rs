@@ -1,126 +1,112 @@
-//! The order of steps: ask the rooms, each under its own lock, then make the slow calls under none.
+//! The order of steps: ask the modules, each under its own lock, then make the slow calls under none.
 //!
 //! ```text
-//!  get:  take ─hit─▶ block
-//!          └─miss─▶ sweep ─landed─▶ block
-//!                     └─▶ allocate ─▶ block
-//!                            └─no room─▶ wait in line, sweep ─▶ again ─▶ pageable memory, or an error
-//!  put:  keep ─▶ give up the victim, print the check, wake who waits
-//!  copy: the block waits in the in-flight room; its put happens when a sweep sees that the copy is over
+//!  get   idle ─hit─▶ block
+//!         └─miss─▶ sweep ─completed─▶ block
+//!                   └─▶ tick, acquire ─▶ block
+//!                        └─no room─▶ wait in line: sweep, take, acquire ─▶ block
+//!                                     └─timed out─▶ pageable memory, or an error in numbers
+//!  put   keep idle ─▶ release the victim, report the check, wake the first waiter
+//!  copy  the block waits in `in_flight`; a sweep that finds its copies over puts it
+//!  end   last handle dropped ─▶ seal: release what is idle; later puts release their block
+//!        last buffer back ────▶ close: wait for copies, abandon those that do not end, detach from the arena
 //! ```
 //!
-//! A sweep may ask a driver, which is slow when many threads do. So a hit does not: copies are looked for by a get that
-//! needs the memory, by those in line, by whoever looks at the clock (a miss, [`Pool::poll`](crate::Pool::poll), each 62nd
-//! hit of a thread) or at the figures.
+//! A sweep may query a driver, which is slow when many threads do. So a hit never sweeps: a get that needs the memory
+//! does, a waiting get, a poll ([`Pool::poll`](crate::Pool::poll) or every 63rd hit of a thread), a trim, a clear, and
+//! the end.
 //!
-//! A get that misses goes on in `miss`, the end of the pool is in `ending`, what it says of itself in `report`.
+//! Does no arithmetic of its own: `policy` decides, `stock` keeps, pins and unpins, `accounts` counts.
 //!
-//! Has no arithmetic of its own: `policy` decides, `idle` keeps, `stats` counts, `supply` pins and unpins.
+//! - core-I1: a block is released by value, from idle, from a completed put, or never given to a user. So no reference
+//!   and no copy uses its memory: a put with copies goes through `in_flight`, which returns the block after its fences.
+//! - core-I2: memory whose copies cannot be known to be over is leaked, never released.
+//! - core-I3: the pool closes once, after `seal`, when every buffer handed out has been put, is in flight or was leaked.
 
-use std::cell::Cell;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use super::block::Block;
+use super::accounts::{Accounts, Readings, usage_report};
+use super::block;
 use super::clock::Timekeeper;
-use super::idle::{AdaptiveIdle, Aftermath, ExactIdle, Idle};
-use super::maintenance::Upkeep;
-use super::shortage::Episode;
-use super::supply::{Memory, Reclaim, Supply};
-use super::waiters::Queue;
-use crate::backend::{HeapSource, PageTiers, Source};
-use crate::budget::Budget;
+use super::maintenance::{self, Maintenance, Poller};
+use super::shortage::Shortage;
+use super::stock::Stock;
+use super::supply::{Backing, Gate, Reclaim, Refusal};
+use super::waiters::Waiters;
 use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::ForkGeneration;
-use crate::in_flight::{FenceKind, Fences, InFlight, Swept};
-use crate::policy;
+use crate::in_flight::{FenceKind, Fences, InFlight, PendingGroup, Swept};
 use crate::size_class::Class;
-use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
+use crate::stats::Stats;
+use crate::sync::process::{Ordering, fence};
 
-/// So many hits of a thread lie between two looks at the clock. Even, so that of pools that take turns each has its looks.
-const HITS_BETWEEN_LOOKS: u32 = 62;
-/// A get that needs memory waits so long for its turn to ask for copies: a driver answers in microseconds, and the thread
-/// before may have lost its processor for a while; a driver that hangs must not hold up all others.
-pub(super) const TURN_PATIENCE: Duration = Duration::from_millis(5);
+/// A get that needs memory waits this long for another thread's sweep. A driver answers in microseconds, and the sweeping
+/// thread may have lost its processor for a while; a driver that hangs must not block all gets.
+const SWEEP_PATIENCE: Duration = Duration::from_millis(5);
+/// Longest wait for room.
+const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
+/// Longest sleep of a waiting get while copies are in flight, whose end no put announces.
+const IN_FLIGHT_PATIENCE: Duration = Duration::from_micros(500);
+/// Longest sleep otherwise: room may also come from other pools and processes.
+const IDLE_PATIENCE: Duration = Duration::from_millis(5);
 
-thread_local! {
-    static HITS_TO_LOOK: Cell<u32> = const { Cell::new(HITS_BETWEEN_LOOKS) };
-}
+type Block = block::Block<Core>;
 
 /// What all handles and buffers of one pool share.
 #[derive(Debug)]
 pub(crate) struct Core {
-    pub(super) generation: ForkGeneration,
-    pub(super) process: u32,
-    pub(super) config: Config,
-    pub(super) idle: Idle,
-    pub(crate) supply: Supply,
-    /// The blocks of this pool alone, where pools share an arena; under a ceiling if this is a partition.
-    pub(super) own: Arc<Budget>,
-    /// Where pageable memory comes from when there is no room; `None` if that is an error.
-    pub(super) stand_in: Option<HeapSource>,
-    pub(super) in_flight: InFlight<Block>,
-    pub(super) queue: Queue,
-    pub(super) time: Timekeeper,
-    pub(super) upkeep: Upkeep,
-    pub(super) episode: Episode,
-    pub(crate) log: Arc<PoolLog>,
-    pub(super) counts: Counts,
-}
-
-/// What only the conductor sees.
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub(super) failed_gets: AtomicU64,
-    pub(super) fallbacks: AtomicU64,
-    pub(super) fallbacks_put: AtomicU64,
-    pub(super) lost: AtomicU64,
-    pub(super) lost_bytes: AtomicU64,
-    pub(super) closed: AtomicBool,
+    generation: ForkGeneration,
+    process: u32,
+    config: Config,
+    log: Arc<PoolLog>,
+    stock: Stock<Self>,
+    in_flight: InFlight<Block>,
+    waiters: Waiters,
+    time: Timekeeper,
+    maintenance: Maintenance,
+    shortage: Shortage,
+    accounts: Accounts,
 }
 
 impl Core {
-    pub(crate) fn new(
-        config: Config,
-        supply: Supply,
-        own: Arc<Budget>,
-        stand_in: Option<HeapSource>,
-        time: Timekeeper,
-        log: Arc<PoolLog>,
-    ) -> Arc<Self> {
-        let (limit, auto_resize) = (config.pool_size_limit, config.auto_resize);
-        let idle = match &supply {
-            Supply::Direct(_) => Idle::Exact(ExactIdle::new(limit, auto_resize)),
-            Supply::Shared(_) => Idle::Adaptive(AdaptiveIdle::new(limit, auto_resize)),
-        };
+    pub(crate) fn new(config: Config, backing: Backing, time: Timekeeper, log: Arc<PoolLog>) -> Arc<Self> {
         let core = Arc::new(Self {
             generation: ForkGeneration::now(),
             process: std::process::id(),
-            idle,
-            supply,
-            own,
-            stand_in,
+            stock: Stock::new(&config, backing, log.clone()),
             in_flight: InFlight::new(),
-            queue: Queue::default(),
+            waiters: Waiters::default(),
             time,
-            upkeep: Upkeep::new(&config.pressure),
-            episode: Episode::default(),
+            maintenance: Maintenance::new(&config.pressure),
+            shortage: Shortage::default(),
+            accounts: Accounts::default(),
             log,
-            counts: Counts::default(),
             config,
         });
-        if let Supply::Shared(ground) = &core.supply {
-            let tenant: Weak<Self> = Arc::downgrade(&core);
-            ground.join(tenant);
+        if let Some(arena) = core.backing().arena() {
+            let pool: Weak<Self> = Arc::downgrade(&core);
+            arena.attach(pool);
         }
         core
     }
 
-    /// Is it a pool that shares another's memory, under a ceiling of its own?
-    pub(crate) fn is_partition(&self) -> bool {
-        self.own.max_bytes().is_some()
+    /// A pool over the same arena, with a ceiling of its own; `None` without an arena.
+    pub(crate) fn partition(&self, name: &str, max_bytes: u64) -> Option<Arc<Self>> {
+        let backing = self.backing().partition(max_bytes)?;
+        let log = Arc::new(self.log.partition(name));
+        log.partitioned(max_bytes);
+        Some(Self::new(self.config.clone(), backing, self.time.shared(), log))
+    }
+
+    /// Starts the thread that polls this pool.
+    pub(crate) fn start_poller(self: &Arc<Self>) -> Option<Poller> {
+        let core = Arc::downgrade(self);
+        let poll = move || core.upgrade().map(|core| core.poll()).is_some();
+        Poller::start(poll).inspect_err(|error| self.log.no_poller(error)).ok()
     }
 
     #[inline]
@@ -128,246 +114,334 @@ impl Core {
         &self.config
     }
 
-    /// Is this a child of the process that made the pool?
+    /// The name in log lines.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.log.name.as_deref()
+    }
+
+    /// Whether this process is a child of the one that made the pool.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.generation.is_stale()
     }
 
-    /// The error that it is, in a child.
+    /// # Errors
+    ///
+    /// In a child of the process that made the pool.
     #[inline]
     pub(crate) fn check_process(&self) -> Result<()> {
         if self.is_forked() { Err(self.forked()) } else { Ok(()) }
     }
 
     #[cold]
-    pub(super) fn forked(&self) -> Error {
+    fn forked(&self) -> Error {
         ErrorKind::Forked { parent: self.process, child: std::process::id() }.into()
     }
 
-    pub(crate) fn is_pinned(&self) -> bool {
-        self.source().is_pinned()
-    }
-
-    pub(crate) fn numa_node(&self) -> Option<u32> {
-        self.source().numa_node()
-    }
-
-    pub(crate) fn page_tiers(&self) -> Option<PageTiers> {
-        match &self.supply {
-            Supply::Direct(_) => None,
-            Supply::Shared(ground) => Some(ground.page_tiers()),
-        }
-    }
-
-    pub(super) fn source(&self) -> &dyn Source {
-        match &self.supply {
-            Supply::Direct(direct) => &**direct.source(),
-            Supply::Shared(ground) => &**ground.source(),
-        }
-    }
-
-    /// A block of `class`, idle or new; `len` is what the user asked for.
+    /// Where the memory comes from.
     #[inline]
-    pub(crate) fn get(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
-        match self.take_idle(class) {
-            Some(block) => Ok(block),
-            None => self.miss(len, class, wait),
-        }
-    }
-
-    /// An idle block of `class`, or one whose copy is over; never asks the back-end, never waits.
-    pub(crate) fn try_get(&self, class: Class) -> Option<Block> {
-        self.take_idle(class).or_else(|| self.take_landed(class, Duration::ZERO))
-    }
-
-    /// A block of `class` whose copy is over, though nobody looked since.
-    pub(super) fn take_landed(&self, class: Class, patience: Duration) -> Option<Block> {
-        while self.in_flight.count() > 0 {
-            let swept = self.in_flight.sweep_until(patience, |block| block.class() == class);
-            let nothing_landed = swept.completed.is_empty();
-            self.land(swept);
-            // Another thread may have been quicker to take it; then there may be more.
-            let block = self.idle.take(class);
-            if block.is_some() || nothing_landed {
-                return block;
-            }
-        }
-        None
-    }
-
-    #[inline]
-    fn take_idle(&self, class: Class) -> Option<Block> {
-        let block = self.idle.take(class)?;
-        self.look_at_the_clock_now_and_then();
-        Some(block)
-    }
-
-    #[inline]
-    fn look_at_the_clock_now_and_then(&self) {
-        // A thread that is ending has no count left, and no need of one.
-        let _ = HITS_TO_LOOK.try_with(|hits| match hits.get().checked_sub(1) {
-            Some(left) => hits.set(left),
-            None => {
-                hits.set(HITS_BETWEEN_LOOKS);
-                self.poll();
-            }
-        });
-    }
-
-    /// The user is done with `block`, and so is every device. The caller keeps a reference to this pool until it returns.
-    #[inline]
-    pub(crate) fn put(&self, block: Block) {
-        self.put_home(block);
-    }
-
-    /// The user is done with `block`; devices may be reading it until all `fences` are over.
-    pub(crate) fn put_after(&self, block: Block, fences: Fences) {
-        let bytes = block.held_bytes();
-        self.in_flight.insert(block, bytes, fences, self.time.now_us());
-        self.close_if_unused();
-    }
-
-    /// Nobody will ever know when the device is done with `block`: it is never used again.
-    pub(crate) fn leak(&self, block: Block, error: &Error) {
-        let held_bytes = block.held_bytes();
-        // The memory stays as it is, and with it the pool that it belongs to.
-        std::mem::forget(block);
-        if let Supply::Shared(ground) = &self.supply {
-            ground.copy_lost();
-        }
-        let lost = self.counts.lost.fetch_add(1, Ordering::Relaxed) + 1;
-        self.counts.lost_bytes.fetch_add(held_bytes, Ordering::Relaxed);
-        let keeps_all = matches!(self.supply, Supply::Shared(_)) && self.source().release_waits();
-        self.log.completion_unknown(held_bytes, lost, keeps_all, error);
-        self.close_if_unused();
-    }
-
-    /// Puts back what devices have finished with, and looks after time.
-    pub(crate) fn poll(&self) {
-        self.land_copies();
-        self.look_after();
+    pub(crate) fn backing(&self) -> &Backing {
+        self.stock.backing()
     }
 
     pub(super) fn fence_kind(&self) -> FenceKind {
         match self.config.fence {
-            // One thread at a time asks, and an event is the cheaper one to set. Where many threads come to ask, each
-            // question would be one to a busy driver.
+            // Few threads query at once: an event is cheaper to record. Many threads: each query of an event would be a
+            // call of a busy driver.
             FenceKind::Auto if self.in_flight.is_contended() => FenceKind::Timeline,
             FenceKind::Auto => FenceKind::Event,
             chosen => chosen,
         }
     }
 
-    /// Puts back all that devices have finished with. Costs one load when nothing is in flight.
-    pub(super) fn land_copies(&self) {
-        if self.in_flight.count() > 0 {
-            self.land(self.in_flight.sweep());
-        }
-    }
-
-    pub(super) fn land(&self, swept: Swept<Block>) {
-        swept.completed.into_iter().for_each(|block| self.put_home(block));
-        swept.lost.into_iter().for_each(|(block, error)| self.leak(block, &error));
-    }
-
-    /// A copy of a block is about to be enqueued: waits while memory goes back to a driver that waits for copies.
+    /// A block of `class`, idle or new; `len` is what the user asked for.
     #[inline]
-    pub(super) fn begin_copy(&self) {
-        if let Supply::Shared(ground) = &self.supply {
-            ground.begin_copy();
+    pub(crate) fn get(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
+        match self.take_hit(class) {
+            Some(block) => Ok(block),
+            None => self.miss(len, class, wait),
         }
     }
 
-    /// So many copies of one block are over.
-    pub(super) fn end_copies(&self, copies: u64) {
-        if let Supply::Shared(ground) = &self.supply {
-            ground.end_copies(copies);
-        }
+    /// An idle block of `class`, or one whose copies are over; calls no back-end and never waits.
+    pub(crate) fn try_get(&self, class: Class) -> Option<Block> {
+        self.take_hit(class).or_else(|| self.take_completed(class, Duration::ZERO))
     }
 
     #[inline]
-    fn put_home(&self, block: Block) {
-        block.end_copies();
+    fn take_hit(&self, class: Class) -> Option<Block> {
+        let block = self.stock.take(class)?;
+        if maintenance::is_poll_due() {
+            self.poll();
+        }
+        Some(block)
+    }
+
+    /// A block of `class` whose copies are over, found by sweeping.
+    fn take_completed(&self, class: Class, patience: Duration) -> Option<Block> {
+        while self.in_flight.count() > 0 {
+            let swept = self.in_flight.sweep_until(patience, |block| block.class() == class);
+            let found_none = swept.completed.is_empty();
+            self.complete(swept);
+            // Another thread may take it first; then there may be more.
+            let block = self.stock.take(class);
+            if block.is_some() || found_none {
+                return block;
+            }
+        }
+        None
+    }
+
+    #[cold]
+    fn miss(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
+        if let Some(block) = self.take_completed(class, SWEEP_PATIENCE) {
+            return Ok(block);
+        }
+        let now_us = self.tick();
+        self.stock.note_miss(now_us);
+        // Waiting gets come first.
+        let refusal = if self.waiters.has_waiters() {
+            Refusal::Ceiling { needed_bytes: class.bytes as u64 }
+        } else {
+            match self.acquire(class) {
+                Ok(block) => {
+                    self.shortage.end_if_calm(&self.log, now_us);
+                    return Ok(block);
+                }
+                Err(refusal) => refusal,
+            }
+        };
+        self.get_without_room(len, class, wait, refusal)
+    }
+
+    /// Waits in line, then gives out pageable memory or an error.
+    fn get_without_room(
+        self: &Arc<Self>,
+        len: usize,
+        class: Class,
+        wait: Duration,
+        mut refusal: Refusal,
+    ) -> Result<Block> {
+        let could_hold = self.backing().could_hold(class);
+        // A request that can never be served is no shortage, unless it is served otherwise.
+        if could_hold || self.backing().has_fallback() {
+            let why = || (refusal.to_string(), usage_report(&self.stats()));
+            self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
+        }
+        if could_hold && !wait.is_zero() {
+            let deadline = Instant::now() + wait.min(WAIT_MAX);
+            let patience = || if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { IDLE_PATIENCE };
+            let served = self.waiters.wait(deadline, patience, || {
+                self.complete_copies();
+                self.stock.take(class).or_else(|| self.acquire(class).map_err(|later| refusal = later).ok())
+            });
+            if let Some(block) = served {
+                return Ok(block);
+            }
+        }
+        if let Some(block) = self.stock.acquire_pageable(self, class) {
+            self.accounts.count_fallback();
+            self.shortage.count_fallback();
+            return Ok(block);
+        }
+        self.accounts.count_failed_get();
+        Err(self.refused(len, refusal))
+    }
+
+    fn acquire(self: &Arc<Self>, class: Class) -> Result<Block, Refusal> {
+        self.stock.acquire(self, class, self.time.coarse_us(), &**self)
+    }
+
+    fn refused(&self, len: usize, refusal: Refusal) -> Error {
+        self.backing().error(len, refusal, usage_report(&self.stats()))
+    }
+
+    /// The user is done with `block`, and so is every device. The caller keeps a reference to this pool until it returns.
+    #[inline]
+    pub(super) fn put(&self, block: Block) {
+        block.end_copies_at(self.backing().gate());
         if !block.is_from_source() {
-            self.put_stand_in(block);
+            self.put_pageable(block);
             return;
         }
-        let Aftermath { victim, unkept, check } = self.idle.put(block, self.time.coarse_us());
-        if victim.is_some() || unkept.is_some() || check.is_some() {
-            self.clean_up(victim, unkept, check);
-        }
-        if self.idle.was_sealed_meanwhile() {
+        if !self.stock.put(block, self.time.coarse_us()) || self.stock.may_have_raced_with_seal() {
             self.close_if_unused();
         }
-        if self.queue.is_waiting() {
-            self.queue.wake();
+        if self.waiters.has_waiters() {
+            self.waiters.wake_first();
         }
     }
 
     #[cold]
-    fn clean_up(&self, victim: Option<Block>, unkept: Option<Block>, check: Option<policy::Check>) {
-        let sealed = unkept.is_some();
-        victim.into_iter().chain(unkept).for_each(|block| self.give_up(block));
-        if let Some(check) = check {
-            self.log.checked(check);
-        }
-        if sealed {
-            self.close_if_unused();
-        }
-    }
-
-    #[cold]
-    fn put_stand_in(&self, block: Block) {
-        self.counts.fallbacks_put.fetch_add(1, Ordering::Relaxed);
-        self.give_up(block);
+    fn put_pageable(&self, block: Block) {
+        self.accounts.count_fallback_put();
+        self.stock.release(block, self.time.coarse_us());
         self.close_if_unused();
     }
 
-    /// Memory leaves the pool: to the arena, or to the system. A slow call.
-    #[allow(unsafe_code)] // Gives back the memory that stood in.
-    pub(super) fn give_up(&self, block: Block) {
-        // The block's own reference to this pool goes last.
-        let (core, memory) = block.into_parts();
-        let failed = match (memory, &core.supply) {
-            (Memory::Carved { place, bytes, claim, .. }, Supply::Shared(ground)) => {
-                self.log.release_error(ground.give(place, bytes, core.time.coarse_us()));
-                drop(claim);
-                Ok(())
-            }
-            (Memory::Whole { region, claim }, Supply::Direct(direct)) => direct.release(region, claim),
-            (Memory::Pageable { region }, _) => match &core.stand_in {
-                // SAFETY: the region came from this stand-in, and its block was given up by value: nobody has it.
-                Some(stand_in) => unsafe { stand_in.release(region) }.map_err(|error| (0, error)),
-                None => Ok(()),
-            },
-            // A block is made by the supply of its own pool.
-            (Memory::Carved { .. } | Memory::Whole { .. }, _) => Ok(()),
-        };
-        if let Err((held_bytes, error)) = failed {
-            self.log.release_failed(held_bytes, &error);
+    /// The user is done with `block`; devices may use it until all `fences` are over.
+    pub(super) fn put_after(&self, block: Block, fences: Fences) {
+        let bytes = block.held_bytes();
+        self.in_flight.insert(block, bytes, fences, self.time.now_us());
+        self.close_if_unused();
+    }
+
+    /// Puts back the blocks whose copies are over. Costs one load while nothing is in flight.
+    fn complete_copies(&self) {
+        if self.in_flight.count() > 0 {
+            self.complete(self.in_flight.sweep());
         }
+    }
+
+    fn complete(&self, swept: Swept<Block>) {
+        swept.completed.into_iter().for_each(|block| self.put(block));
+        swept.lost.into_iter().for_each(|(block, error)| self.leak(block, &error));
+    }
+
+    /// Never uses `block` again (core-I2).
+    pub(super) fn leak(&self, block: Block, error: &Error) {
+        let held_bytes = block.held_bytes();
+        // Keeps the memory, and with it the pool that it belongs to.
+        std::mem::forget(block);
+        self.backing().gate().into_iter().for_each(Gate::note_leak);
+        let leaked = self.accounts.count_leak(held_bytes);
+        let keeps_all = self.backing().has_arena() && self.backing().source().release_waits();
+        self.log.completion_unknown(held_bytes, leaked, keeps_all, error);
+        self.close_if_unused();
+    }
+
+    /// Completes copies and does what is due.
+    pub(crate) fn poll(&self) {
+        self.complete_copies();
+        self.tick();
+    }
+
+    /// Reads the clock and does what is due. Returns the time. May make slow calls.
+    fn tick(&self) -> u64 {
+        let now_us = self.time.now_us();
+        let Some(mut tick) = self.maintenance.begin_tick(now_us) else { return now_us };
+        self.shortage.end_if_calm(&self.log, now_us);
+        if self.in_flight.count() > 0 {
+            let stuck = self.in_flight.newly_stuck(now_us, self.config.stuck_after);
+            let log = |PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream);
+            stuck.into_iter().for_each(log);
+        }
+        self.stock.maintain(&mut tick, now_us, || self.trim(0));
+        now_us
     }
 
     /// Releases every idle block and begins a new window.
     pub(crate) fn clear(&self) {
-        self.land_copies();
-        self.idle.clear().into_iter().for_each(|block| self.give_up(block));
-        self.trim_ground(0);
+        self.complete_copies();
+        self.stock.clear(self.time.coarse_us());
     }
 
-    /// Gives idle memory back, oldest first, until at most `to_bytes` are held or nothing is idle.
+    /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle.
     pub(crate) fn trim(&self, to_bytes: u64) {
-        self.land_copies();
-        self.trim_ground(to_bytes);
-        while self.holding().held_bytes > to_bytes && self.give_back_oldest() {
-            self.trim_ground(to_bytes);
+        self.complete_copies();
+        self.stock.trim(to_bytes, self.time.coarse_us());
+    }
+
+    /// Pins `bytes` and keeps them (policy-R10). A slow call.
+    pub(crate) fn prewarm(&self, bytes: u64) -> Result<()> {
+        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let make_room = |to_bytes| self.trim(to_bytes);
+        self.stock.add_reserve(bytes, make_room).map_err(|refusal| self.refused(len, refusal))
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let (preset, source) = (self.config.preset.name(), self.backing().source());
+        let stats = Stats { preset, backend: source.name(), is_pinned: source.is_pinned(), ..Stats::default() };
+        if self.is_forked() {
+            return stats;
+        }
+        let readings = Readings {
+            idle: self.stock.idle_stats(),
+            usage: self.backing().usage(),
+            in_flight: self.in_flight.count(),
+            in_flight_bytes: self.in_flight.bytes(),
+            oldest: self.in_flight.oldest(self.time.now_us()),
+            waits: self.waiters.total(),
+            handed_out: self.accounts.handed_out(self.stock.idle_stats().total),
+        };
+        self.accounts.snapshot(readings, stats)
+    }
+
+    /// No handle is left. Idle blocks are released now, others when they come back.
+    pub(crate) fn seal(&self) {
+        let idle = self.stock.seal();
+        // A release that waits for the device would wait for a stuck copy, so copies in flight come first.
+        if self.backing().source().release_waits() {
+            self.await_copies();
+        }
+        idle.into_iter().for_each(|block| self.stock.release(block, self.time.coarse_us()));
+        self.close_if_unused();
+    }
+
+    fn close_if_unused(&self) {
+        if !self.stock.is_sealed() {
+            return;
+        }
+        // SeqCst: of two last puts at once, each counted before this line, at least one sees both.
+        fence(Ordering::SeqCst);
+        // A put that was kept counts itself without a barrier. After the one in `ordered_totals` earlier puts are counted;
+        // later puts see the seal and call this.
+        let handed_out = self.accounts.handed_out(self.stock.ordered_totals());
+        // Blocks in flight do not keep the pool open: `close` waits for their copies.
+        if handed_out <= self.in_flight.count() && self.accounts.begin_close() {
+            self.close();
         }
     }
 
-    fn trim_ground(&self, to_bytes: u64) {
-        if let Supply::Shared(ground) = &self.supply {
-            self.log.release_error(ground.release_down_to(to_bytes, self.time.coarse_us()));
+    /// Waits until nothing is in flight, at most as long as configured.
+    fn await_copies(&self) {
+        let begun = Instant::now();
+        // Short copies are over at once; a stuck one is not worth a busy processor.
+        let mut pause = Duration::from_micros(20);
+        while self.in_flight.count() > 0 {
+            self.complete_copies();
+            if begun.elapsed() >= self.config.close_wait {
+                return;
+            }
+            thread::sleep(pause.min(self.config.close_wait));
+            pause = (pause * 2).min(Duration::from_millis(10));
         }
+    }
+
+    /// Ends the pool: waits for the copies in flight, and abandons those that do not end.
+    fn close(&self) {
+        let begun = Instant::now();
+        self.await_copies();
+        let (copies, bytes) = (self.in_flight.count(), self.in_flight.bytes());
+        let abandoned = self.in_flight.abandon();
+        if !abandoned.is_empty() {
+            self.log.closed_in_flight(copies, bytes, begun.elapsed());
+        }
+        // A release that waits for the device would wait for a stuck copy.
+        let may_release = abandoned.is_empty() || !self.backing().source().release_waits();
+        // Never freed on a guess (core-I2).
+        abandoned.into_iter().for_each(std::mem::forget);
+        if let Some(arena) = self.backing().arena().filter(|_| may_release) {
+            self.log.release_error(arena.detach(self, self.time.coarse_us()));
+        }
+    }
+}
+
+impl Reclaim for Core {
+    fn idle_bytes(&self) -> u64 {
+        self.stock.idle_bytes()
+    }
+
+    fn release_oldest(&self) -> bool {
+        self.stock.release_oldest(self.time.coarse_us())
+    }
+
+    fn complete_copies(&self) {
+        Self::complete_copies(self);
+    }
+
+    fn expire_idle(&self, now_us: u64) {
+        self.time.advance_to(now_us);
+        self.stock.expire(now_us);
     }
 }

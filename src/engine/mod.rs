@@ -1,37 +1,43 @@
 //! The engine: everything behind a handle.
 //!
+//! ```text
+//!   pool, buffer
+//!      │
+//!   user_block ─▶ core ─▶ in_flight, waiters, shortage, maintenance, accounts
+//!                   └───▶ stock ─▶ idle, supply
+//!                           └────▶ block (generic over its owner, so that nothing below the core knows it)
+//! ```
+//!
 //! | file | owns |
 //! | --- | --- |
 //! | `core.rs` | the order of steps |
-//! | `miss.rs` | a get that found nothing idle |
-//! | `shutdown.rs` | the end of a pool |
-//! | `snapshot.rs` | figures and errors |
-//! | `idle/` | the idle buffers, under the rules of the preset |
-//! | `supply/` | where a miss gets its memory and a victim leaves it |
+//! | `user_block.rs` | the calls of a buffer on its block |
+//! | `block.rs` | memory with its class, buffer state and owner |
+//! | `stock.rs` | blocks at rest: the idle ones, and the memory that new ones are made of |
+//! | `idle/` | the idle buffers, by the rules of the preset |
+//! | `supply/` | where a miss gets its memory and a victim returns it |
 //! | `waiters.rs` | gets that wait for room |
-//! | `maintenance.rs`, `poller.rs` | what is due by time |
 //! | `shortage.rs` | a time without room, logged once |
-//! | `block.rs` | what moves between all of them |
+//! | `maintenance.rs` | when periodic work is due, and the thread that polls |
+//! | `accounts.rs` | counts beside the idle buffers, and the snapshot of all figures |
 //! | `clock.rs` | the time, exact and coarse |
 
+mod accounts;
 mod block;
 mod clock;
 mod core;
 pub(crate) mod idle;
 mod maintenance;
-mod miss;
-mod poller;
-mod reserve;
-mod residence;
 mod shortage;
-mod shutdown;
-mod snapshot;
+mod stock;
 mod supply;
+mod user_block;
 mod waiters;
 
-pub(crate) use self::block::{Block, BufferState};
+pub(crate) use self::block::BufferState;
 pub(crate) use self::clock::Timekeeper;
 pub(crate) use self::core::Core;
-pub(crate) use self::poller::Poller;
-pub(crate) use self::supply::{Direct, SharedArena, SharedArenaConfig, Supply};
+pub(crate) use self::maintenance::Poller;
+pub(crate) use self::supply::{Backing, Direct, SharedArena, SharedArenaConfig, Supply};
+pub(crate) use self::user_block::Block;
 pub use clock::{Clock, ManualClock};

@@ -1,7 +1,9 @@
-//! A time without room: said once when it begins and once when it is over, not at every get.
+//! A time without room, logged once when it begins and once when it ends, not at every get.
 //!
-//! It is over when every get has found room at once for a second: at the ceiling gets that do and gets that do not take
-//! turns, and two lines for each turn would be two lines for each get.
+//! It ends when every get has found room at once for a second. At the ceiling, gets that find room and gets that do not
+//! alternate, so an end at the first success would log two lines per get.
+//!
+//! Owns the counts of one shortage. Decides nothing about memory.
 
 use std::time::Duration;
 
@@ -10,67 +12,65 @@ use crate::error::UsageReport;
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicBool, Ordering};
 
-/// So long must every get find room at once.
+/// Every get must find room at once for this long.
 const CALM_US: u64 = 1_000_000;
 
-/// Is there one, and what happened in it?
+/// The shortage that is going on, if any.
 #[derive(Debug, Default)]
-pub(super) struct Episode {
-    /// Lets a miss that finds room pass without the lock.
-    on: AtomicBool,
-    tally: Mutex<Option<Tally>>,
+pub(super) struct Shortage {
+    /// Lets a miss that finds room skip the lock.
+    is_on: AtomicBool,
+    counts: Mutex<Option<ShortageCounts>>,
 }
 
 #[derive(Debug)]
-struct Tally {
+struct ShortageCounts {
     begun_us: u64,
     last_us: u64,
     gets: u64,
     fallbacks: u64,
 }
 
-impl Episode {
-    /// A get of `len_bytes` found no room at `now_us`.
-    pub(super) fn begun(
+impl Shortage {
+    /// A get of `len_bytes` found no room at `now_us`. `why` is called for the first.
+    pub(super) fn count_get(
         &self,
         log: &PoolLog,
         len_bytes: u64,
         now_us: u64,
         why: impl FnOnce() -> (String, UsageReport),
     ) {
-        let mut tally = self.tally.lock();
-        if let Some(tally) = &mut *tally {
-            tally.gets += 1;
-            tally.last_us = tally.last_us.max(now_us);
+        let mut counts = self.counts.lock();
+        if let Some(counts) = &mut *counts {
+            counts.gets += 1;
+            counts.last_us = counts.last_us.max(now_us);
             return;
         }
-        *tally = Some(Tally { begun_us: now_us, last_us: now_us, gets: 1, fallbacks: 0 });
-        // Relaxed: a hint; the lock decides.
-        self.on.store(true, Ordering::Relaxed);
-        drop(tally);
-        let (why, holdings) = why();
-        log.shortage_began(len_bytes, &why, &holdings);
+        *counts = Some(ShortageCounts { begun_us: now_us, last_us: now_us, gets: 1, fallbacks: 0 });
+        // Relaxed, here and below: a hint; the lock decides.
+        self.is_on.store(true, Ordering::Relaxed);
+        drop(counts);
+        let (why, usage) = why();
+        log.shortage_began(len_bytes, &why, &usage);
     }
 
-    /// A get was given memory that is not pinned.
-    pub(super) fn fell_back(&self) {
-        if let Some(tally) = &mut *self.tally.lock() {
-            tally.fallbacks += 1;
+    /// A get was given pageable memory.
+    pub(super) fn count_fallback(&self) {
+        if let Some(counts) = &mut *self.counts.lock() {
+            counts.fallbacks += 1;
         }
     }
 
-    /// Ends it if no get has been without room for a while.
-    pub(super) fn over(&self, log: &PoolLog, now_us: u64) {
-        // Relaxed, as above.
-        if !self.on.load(Ordering::Relaxed) {
+    /// Ends it if every get has found room for a while.
+    pub(super) fn end_if_calm(&self, log: &PoolLog, now_us: u64) {
+        if !self.is_on.load(Ordering::Relaxed) {
             return;
         }
-        let mut tally = self.tally.lock();
-        let calm = |tally: &mut Tally| now_us.saturating_sub(tally.last_us) >= CALM_US;
-        let Some(Tally { begun_us, last_us, gets, fallbacks }) = tally.take_if(calm) else { return };
-        // Relaxed, as above.
-        self.on.store(false, Ordering::Relaxed);
-        drop(tally);
-        log.shortage_ended(Duration::from_micros(last_us - begun_us), gets, fallbacks);
+        let mut counts = self.counts.lock();
+        let is_calm = |counts: &mut ShortageCounts| now_us.saturating_sub(counts.last_us) >= CALM_US;
+        let Some(ended) = counts.take_if(is_calm) else { return };
+        self.is_on.store(false, Ordering::Relaxed);
+        drop(counts);
+        log.shortage_ended(Duration::from_micros(ended.last_us - ended.begun_us), ended.gets, ended.fallbacks);
     }
 }

@@ -1,12 +1,18 @@
-//! Gets that wait for room: first come, first served.
+//! Gets that wait for room, first in, first out.
 //!
 //! ```text
-//!   line:  [first] ── tries again whenever it is woken ──▶ served: leaves, wakes the next
-//!          [second] [third] ...                            out of time: leaves, wakes the next
+//!   line:  [first] ── retries whenever it is woken ──▶ served: leaves, wakes the next
+//!          [second] [third] ...                        timed out: leaves, wakes the next
 //! ```
 //!
-//! Those who do not wait pay one load: [`Queue::is_waiting`]. Only the first in line tries, so a large request is not
-//! overtaken by small ones for ever.
+//! A put pays one load while no get waits: [`Waiters::has_waiters`]. Only the first in line retries, so that small
+//! requests do not overtake a large one forever.
+//!
+//! Owns the line. Never acquires memory: that is the caller's `attempt`.
+//!
+//! - waiters-I1: a put after a get joined the line wakes the first in line, or that get's attempt sees what was put (with
+//!   the exception in `has_waiters`, which `patience` bounds).
+//! - waiters-I2: a get that leaves the line wakes the next.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,59 +24,58 @@ use crate::sync::{Condvar, Mutex};
 
 /// A line of waiting gets.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(super) struct Waiters {
     waiting: AtomicUsize,
-    stood: AtomicU64,
-    line: Mutex<VecDeque<Arc<Turn>>>,
+    total: AtomicU64,
+    line: Mutex<VecDeque<Arc<Waiter>>>,
 }
 
 /// One waiting get.
 #[derive(Debug, Default)]
-struct Turn {
+struct Waiter {
     woken: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Queue {
-    /// Is anybody in line?
+impl Waiters {
     #[inline]
-    pub(super) fn is_waiting(&self) -> bool {
-        // SeqCst, with `wait`: a waiter that this load does not see stood in line after it. Its first attempt sees the put
-        // before this, but for the rare one whose store is still on its way; that waiter's patience makes up for it, which
-        // is cheaper than a barrier in every put.
+    pub(super) fn has_waiters(&self) -> bool {
+        // SeqCst, with the increment in `wait`: a waiter that this load misses joined after it, so its first attempt sees
+        // the put that came before this load. The put's own store may still be in a store buffer then; the waiter's
+        // patience covers that rare case, which is cheaper than a barrier in every put.
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// All that ever stood in line.
-    pub(super) fn stood(&self) -> u64 {
+    /// Gets that have ever joined the line.
+    pub(super) fn total(&self) -> u64 {
         // Relaxed: a figure.
-        self.stood.load(Ordering::Relaxed)
+        self.total.load(Ordering::Relaxed)
     }
 
-    /// Lets the first in line try again.
-    pub(super) fn wake(&self) {
+    /// Lets the first in line retry.
+    pub(super) fn wake_first(&self) {
         let first = self.line.lock().front().cloned();
-        if let Some(turn) = first {
-            turn.wake();
+        if let Some(waiter) = first {
+            waiter.wake();
         }
     }
 
-    /// Stands in line until `attempt` succeeds or `deadline` has passed. `patience` bounds each sleep, for news that
-    /// nobody brings: a copy that ended on a device.
+    /// Waits in line until `attempt` succeeds or `deadline` has passed. `patience` bounds each sleep, for room that no
+    /// put announces: a copy that ended on a device.
     pub(super) fn wait<T>(
         &self,
         deadline: Instant,
         patience: impl Fn() -> Duration,
         mut attempt: impl FnMut() -> Option<T>,
     ) -> Option<T> {
-        let turn = Arc::new(Turn::default());
-        // SeqCst, before the first attempt: a later put sees this count, and wakes us.
+        let waiter = Arc::new(Waiter::default());
+        // SeqCst, before the first attempt: a later put sees this count, and wakes the line.
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        self.line.lock().push_back(turn.clone());
-        // Relaxed: a figure; after the place in line is taken, so that who reads it finds the line as long.
-        self.stood.fetch_add(1, Ordering::Relaxed);
+        self.line.lock().push_back(waiter.clone());
+        // Relaxed: a figure. Counted after the waiter joined, so a reader that sees the count finds the line as long.
+        self.total.fetch_add(1, Ordering::Relaxed);
         let served = loop {
-            let is_first = self.line.lock().front().is_some_and(|first| Arc::ptr_eq(first, &turn));
+            let is_first = self.line.lock().front().is_some_and(|first| Arc::ptr_eq(first, &waiter));
             if is_first && let Some(served) = attempt() {
                 break Some(served);
             }
@@ -78,29 +83,29 @@ impl Queue {
             if now >= deadline {
                 break None;
             }
-            turn.sleep(deadline.min(now + patience()));
+            waiter.sleep(deadline.min(now + patience()));
         };
-        self.line.lock().retain(|other| !Arc::ptr_eq(other, &turn));
-        // SeqCst, as above.
+        self.line.lock().retain(|other| !Arc::ptr_eq(other, &waiter));
+        // SeqCst, like the increment.
         self.waiting.fetch_sub(1, Ordering::SeqCst);
-        self.wake();
+        self.wake_first();
         served
     }
 }
 
-impl Turn {
+impl Waiter {
     fn wake(&self) {
         *self.woken.lock() = true;
         self.changed.notify_one();
     }
 
-    /// Returns when woken, at once if it was since the last sleep, or at `until`.
+    /// Returns when woken, at once if that happened since the last sleep, or at `until`.
     fn sleep(&self, until: Instant) {
         let mut woken = self.woken.lock();
         while !*woken {
-            let late;
-            (woken, late) = self.changed.wait_until(woken, until);
-            if late {
+            let timed_out;
+            (woken, timed_out) = self.changed.wait_until(woken, until);
+            if timed_out {
                 break;
             }
         }
@@ -115,17 +120,17 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn one_that_is_served_at_once_never_sleeps() {
-        let queue = Queue::default();
-        assert_eq!(queue.wait(Instant::now() + LONG, || LONG, || Some(7)), Some(7));
-        assert!(!queue.is_waiting());
+    fn a_get_that_is_served_at_once_never_sleeps() {
+        let waiters = Waiters::default();
+        assert_eq!(waiters.wait(Instant::now() + LONG, || LONG, || Some(7)), Some(7));
+        assert!(!waiters.has_waiters());
     }
 
     #[test]
-    fn out_of_time_after_one_attempt() {
-        let queue = Queue::default();
+    fn a_deadline_in_the_past_allows_one_attempt() {
+        let waiters = Waiters::default();
         let mut attempts = 0;
-        let served: Option<()> = queue.wait(
+        let served: Option<()> = waiters.wait(
             Instant::now(),
             || LONG,
             || {
@@ -137,14 +142,14 @@ mod tests {
     }
 
     #[test]
-    fn those_in_line_are_served_in_the_order_of_arrival() {
-        let queue = Queue::default();
+    fn waiters_are_served_in_the_order_of_arrival() {
+        let waiters = Waiters::default();
         let (room, order) = (Mutex::new(0), Mutex::new(Vec::new()));
         std::thread::scope(|scope| {
             for name in 0..4 {
-                let (queue, room, order) = (&queue, &room, &order);
+                let (waiters, room, order) = (&waiters, &room, &order);
                 scope.spawn(move || {
-                    let served = queue.wait(
+                    let served = waiters.wait(
                         Instant::now() + LONG,
                         || LONG,
                         || {
@@ -157,14 +162,14 @@ mod tests {
                     );
                     assert!(served.is_some());
                 });
-                // The next one arrives when this one stands in line.
-                while queue.line.lock().len() <= name {
+                // The next one joins after this one.
+                while waiters.line.lock().len() <= name {
                     std::thread::yield_now();
                 }
             }
             for _ in 0..4 {
                 *room.lock() += 1;
-                queue.wake();
+                waiters.wake_first();
             }
         });
         assert_eq!(*order.lock(), [0, 1, 2, 3]);
@@ -177,18 +182,18 @@ mod models {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// A pool as the line sees it: buffers behind a lock, and the order of steps of a put and of a get.
+    /// A pool as the waiters see it: idle buffers behind a lock, and the order of steps of a put and of a get.
     #[derive(Default)]
-    struct Shop {
-        queue: Queue,
+    struct ModelPool {
+        waiters: Waiters,
         idle: Mutex<u32>,
     }
 
-    impl Shop {
+    impl ModelPool {
         fn put(&self) {
             *self.idle.lock() += 1;
-            if self.queue.is_waiting() {
-                self.queue.wake();
+            if self.waiters.has_waiters() {
+                self.waiters.wake_first();
             }
         }
 
@@ -198,61 +203,61 @@ mod models {
             Some(())
         }
 
-        /// Sleeps for ever if nobody wakes it: there is no patience in the model.
+        /// Sleeps until it is woken: the model has no patience, so loom reports a lost wake-up as a deadlock.
         fn get(&self) {
-            let far = Instant::now() + Duration::from_secs(1 << 20);
-            assert!(self.queue.wait(far, || Duration::from_secs(1 << 20), || self.take()).is_some());
+            let deadline = Instant::now() + Duration::from_secs(1 << 20);
+            assert!(self.waiters.wait(deadline, || Duration::from_secs(1 << 20), || self.take()).is_some());
         }
     }
 
-    fn model(check: impl Fn(Arc<Shop>) + Sync + Send + 'static) {
+    fn model(check: impl Fn(Arc<ModelPool>) + Sync + Send + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
         builder.check(move || {
-            let shop = Arc::new(Shop::default());
-            check(shop.clone());
-            assert!(!shop.queue.is_waiting());
-            assert_eq!(*shop.idle.lock(), 0);
+            let pool = Arc::new(ModelPool::default());
+            check(pool.clone());
+            assert!(!pool.waiters.has_waiters());
+            assert_eq!(*pool.idle.lock(), 0);
         });
     }
 
     #[test]
-    fn loom_a_put_wakes_who_waits() {
-        model(|shop| {
-            let putter = shop.clone();
+    fn loom_a_put_wakes_a_waiter() {
+        model(|pool| {
+            let putter = pool.clone();
             let putting = thread::spawn(move || putter.put());
-            shop.get();
+            pool.get();
             putting.join().unwrap();
         });
     }
 
     #[test]
-    fn loom_two_puts_wake_two_who_wait() {
-        model(|shop| {
-            let (putter, other) = (shop.clone(), shop.clone());
+    fn loom_two_puts_wake_two_waiters() {
+        model(|pool| {
+            let (putter, other) = (pool.clone(), pool.clone());
             let putting = thread::spawn(move || {
                 putter.put();
                 putter.put();
             });
             let waiting = thread::spawn(move || other.get());
-            shop.get();
+            pool.get();
             waiting.join().unwrap();
             putting.join().unwrap();
         });
     }
 
     #[test]
-    fn loom_who_gives_up_passes_the_turn_on() {
-        model(|shop| {
-            let (putter, hasty) = (shop.clone(), shop.clone());
+    fn loom_a_waiter_that_times_out_wakes_the_next() {
+        model(|pool| {
+            let (putter, impatient) = (pool.clone(), pool.clone());
             let putting = thread::spawn(move || putter.put());
             let giving_up = thread::spawn(move || {
-                // Its deadline is over when it comes: one attempt, which may take the buffer; then it is put back.
-                if hasty.queue.wait(Instant::now(), || Duration::ZERO, || hasty.take()).is_some() {
-                    hasty.put();
+                // Its deadline has passed: one attempt, which may take the buffer; then it puts that back.
+                if impatient.waiters.wait(Instant::now(), || Duration::ZERO, || impatient.take()).is_some() {
+                    impatient.put();
                 }
             });
-            shop.get();
+            pool.get();
             giving_up.join().unwrap();
             putting.join().unwrap();
         });

@@ -11,12 +11,11 @@ use std::time::Duration;
 use super::Pool;
 use crate::arena::Retention;
 use crate::backend::{self, Backend, HeapSource, Source};
-use crate::budget::Budget;
 use crate::config::{
     Ceiling, Config, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy, Settings, env, for_each_setting,
 };
 use crate::diag::{CheckReport, LogSampler, PoolLog};
-use crate::engine::{Clock, Core, Direct, SharedArena, SharedArenaConfig, Supply, Timekeeper};
+use crate::engine::{Backing, Clock, Core, Direct, SharedArena, SharedArenaConfig, Supply, Timekeeper};
 use crate::error::{ErrorKind, Result};
 use crate::host;
 use crate::size_class::Rounding;
@@ -111,7 +110,8 @@ impl PoolBuilder {
         let stand_in = falls_back(&config, &*chosen.source).then(HeapSource::new);
         let supply = supply(&config, chosen.source, max_bytes, &log)?;
         let reserve_bytes = config.reserve_bytes;
-        let pool = Pool::of(Core::new(config, supply, Budget::new(None), stand_in, Timekeeper::new(self.clock), log));
+        let backing = Backing::new(supply, stand_in);
+        let pool = Pool::of(Core::new(config, backing, Timekeeper::new(self.clock), log));
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
         }

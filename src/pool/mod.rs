@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::PageTiers;
-use crate::budget::Budget;
 use crate::buffer::{BatchBuf, PinnedBuf};
 use crate::config::Config;
-use crate::engine::{Core, Poller, Supply};
+use crate::engine::{Core, Poller};
 use crate::error::{ErrorKind, Result};
 use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
 use crate::stats::Stats;
@@ -31,18 +30,18 @@ pub use builder::PoolBuilder;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Pool {
-    door: Arc<Door>,
+    handle: Arc<Handle>,
 }
 
 /// Shared by the clones of a pool and by nothing else: when it goes, nobody can get any more.
 #[derive(Debug)]
-struct Door {
+struct Handle {
     core: Arc<Core>,
     /// Ends with the door.
     _poller: Option<Poller>,
 }
 
-impl Drop for Door {
+impl Drop for Handle {
     fn drop(&mut self) {
         if self.core.is_forked() {
             // The bookkeeping stays as the parent left it: its locks may be held for ever.
@@ -69,13 +68,13 @@ impl Pool {
     }
 
     pub(crate) fn of(core: Arc<Core>) -> Self {
-        let poller = core.config().background_poll.then(|| Poller::start(&core)).flatten();
-        Self { door: Arc::new(Door { core, _poller: poller }) }
+        let poller = core.config().background_poll.then(|| core.start_poller()).flatten();
+        Self { handle: Arc::new(Handle { core, _poller: poller }) }
     }
 
     #[inline]
     fn core(&self) -> &Arc<Core> {
-        &self.door.core
+        &self.handle.core
     }
 
     /// A buffer of `len` bytes at a page-aligned address.
@@ -156,6 +155,11 @@ impl Pool {
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused.
     pub fn prewarm(&self, bytes: u64) -> Result<()> {
         self.core().check_process()?;
+        if !self.core().backing().has_arena() {
+            let why =
+                "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is an allocation of its own".to_owned();
+            return Err(ErrorKind::Setting { name: "PINPOOL_RESERVE", value: bytes.to_string(), why }.into());
+        }
         self.core().prewarm(bytes)
     }
 
@@ -166,21 +170,17 @@ impl Pool {
     ///
     /// As [`prewarm`](Pool::prewarm) and [`get`](Pool::get).
     pub fn prewarm_classes(&self, buffers: &[(usize, usize)]) -> Result<()> {
-        match self.core().supply {
-            Supply::Direct(_) => {
-                let all = buffers.iter().flat_map(|&(len, count)| std::iter::repeat_n(len, count));
-                all.map(|len| self.get(len)).collect::<Result<Vec<_>>>().map(drop)
-            }
-            Supply::Shared(_) => {
-                let mut sum: u64 = 0;
-                for &(len, count) in buffers {
-                    let class_bytes = self.core().config().rounding.class_bytes(len, DEFAULT_ALIGN)? as u64;
-                    let all = class_bytes.checked_mul(count as u64).and_then(|bytes| sum.checked_add(bytes));
-                    sum = all.ok_or(ErrorKind::Length { len, max_len: MAX_LEN })?;
-                }
-                self.prewarm(sum)
-            }
+        if !self.core().backing().has_arena() {
+            let all = buffers.iter().flat_map(|&(len, count)| std::iter::repeat_n(len, count));
+            return all.map(|len| self.get(len)).collect::<Result<Vec<_>>>().map(drop);
         }
+        let mut sum: u64 = 0;
+        for &(len, count) in buffers {
+            let class_bytes = self.core().config().rounding.class_bytes(len, DEFAULT_ALIGN)? as u64;
+            let all = class_bytes.checked_mul(count as u64).and_then(|bytes| sum.checked_add(bytes));
+            sum = all.ok_or(ErrorKind::Length { len, max_len: MAX_LEN })?;
+        }
+        self.prewarm(sum)
     }
 
     /// A pool with counts, limit and a ceiling of its own that cuts its buffers from the same memory: for a second use
@@ -191,16 +191,12 @@ impl Pool {
     ///
     /// [`is_setting`](crate::Error::is_setting) under the preset `tensorflow`, where there is nothing to share.
     pub fn partition(&self, name: &str, max_bytes: u64) -> Result<Self> {
-        let core = self.core();
-        core.check_process()?;
-        let Supply::Shared(ground) = &core.supply else {
-            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow pools share nothing";
-            return Err(ErrorKind::Setting { name: "partition", value: name.to_owned(), why: why.to_owned() }.into());
-        };
-        let supply = Supply::Shared(ground.clone());
-        let partition = core.partition(name, supply, Budget::new(Some(max_bytes)));
-        partition.log.partitioned(max_bytes);
-        Ok(Self::of(partition))
+        self.core().check_process()?;
+        let partition = self.core().partition(name, max_bytes).map(Self::of);
+        partition.ok_or_else(|| {
+            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow pools share nothing".to_owned();
+            ErrorKind::Setting { name: "partition", value: name.to_owned(), why }.into()
+        })
     }
 
     /// Gives idle memory back to the system, oldest first, until at most `to_bytes` are held or nothing is idle.
@@ -234,12 +230,12 @@ impl Pool {
     /// The pages that the memory held now lies in, read back from the kernel. Reads a file of the kernel's: not for hot
     /// paths. `None` under the preset `tensorflow`, where nobody keeps a list.
     pub fn page_tiers(&self) -> Option<PageTiers> {
-        self.core().page_tiers()
+        self.core().backing().page_tiers()
     }
 
     /// The name in the pool's log lines ([`PoolBuilder::name`]).
     pub fn name(&self) -> Option<&str> {
-        self.core().log.name.as_deref()
+        self.core().name()
     }
 
     /// The settings that hold, after environment and defaults.

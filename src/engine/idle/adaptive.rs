@@ -1,20 +1,21 @@
-//! The front for many threads, with TensorFlow's check on its counts and the rules of time.
+//! Idle buffers of the preset `adaptive`: the thread cache, with TensorFlow's check of its rates and the rules of time.
+//!
+//! Owns the limit's way up (the check) and down (policy-R9), and the counts of both. Reads no clock: times are arguments.
 
-use super::{Aftermath, Figures};
-use crate::engine::block::{Block, Parts};
-use crate::engine::idle::thread_cache::{self, ThreadCache};
+use super::thread_cache::{self, Entry, ThreadCache};
+use super::{IdleStats, LoweredLimit, PutOutcome};
 use crate::policy::{self, Check, Window};
 use crate::size_class::{Class, EIGHTHS_CLASSES};
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 
-/// The unit of the coarse time that a put leaves on its buffer: 10 ms, so that 32 bits last for over a year.
-const STAMP_US: u64 = 10_000;
+/// Unit of the coarse time that a put leaves on its buffer: 10 ms, so that 32 bits last for over a year.
+const COARSE_UNIT_US: u64 = 10_000;
 
-/// Idle blocks, each thread's own first.
+/// Idle buffers, each thread's own first.
 #[derive(Debug)]
-pub(in crate::engine) struct AdaptiveIdle {
-    front: ThreadCache<Parts>,
+pub(in crate::engine) struct AdaptiveIdle<T> {
+    cache: ThreadCache<T>,
     auto_resize: bool,
     start_limit: u64,
     /// One check or lowering at a time.
@@ -25,16 +26,16 @@ pub(in crate::engine) struct AdaptiveIdle {
     checks: AtomicU64,
     raises: AtomicU64,
     lowers: AtomicU64,
-    /// Puts that came after the end, which the front does not count.
-    put_too_late: AtomicU64,
+    /// Puts after the seal, which the thread cache does not count.
+    rejected_puts: AtomicU64,
     sealed: AtomicBool,
 }
 
-impl AdaptiveIdle {
-    pub(in crate::engine) fn new(limit: u64, auto_resize: bool) -> Self {
+impl<T> AdaptiveIdle<T> {
+    pub(super) fn new(limit: u64, auto_resize: bool) -> Self {
         let cores = std::thread::available_parallelism().map_or(8, usize::from);
         Self {
-            front: ThreadCache::new(EIGHTHS_CLASSES, as_count(limit), 2 * cores),
+            cache: ThreadCache::new(EIGHTHS_CLASSES, as_count(limit), 2 * cores),
             auto_resize,
             start_limit: limit,
             resizing: Mutex::new(()),
@@ -44,127 +45,120 @@ impl AdaptiveIdle {
             checks: AtomicU64::new(0),
             raises: AtomicU64::new(0),
             lowers: AtomicU64::new(0),
-            put_too_late: AtomicU64::new(0),
+            rejected_puts: AtomicU64::new(0),
             sealed: AtomicBool::new(false),
         }
     }
 
     #[inline]
-    pub(super) fn take(&self, class: Class) -> Option<Block> {
-        self.front.take(class.index).map(Block::of_entry)
+    pub(super) fn take(&self, class: Class) -> Option<Box<Entry<T>>> {
+        self.cache.take(class.index)
     }
 
     #[inline]
-    pub(super) fn put(&self, block: Block, now_us: u64) -> Aftermath {
-        let thread_cache::Put { handed_back, victim, check_due } = self.front.put(block.into_entry(), stamp(now_us));
+    pub(super) fn put(&self, entry: Box<Entry<T>>, now_us: u64) -> PutOutcome<T> {
+        let thread_cache::Put { handed_back, victim, check_due } = self.cache.put(entry, coarse(now_us));
         if handed_back.is_some() {
-            // Relaxed: as the front's own counts; who closes the pool puts a fence behind it.
-            self.put_too_late.fetch_add(1, Ordering::Relaxed);
+            // Relaxed, like the thread cache's own counts; the thread that closes the pool adds a fence.
+            self.rejected_puts.fetch_add(1, Ordering::Relaxed);
         }
-        Aftermath {
-            victim: victim.map(Block::of_entry),
-            unkept: handed_back.map(Block::of_entry),
-            check: if check_due { self.check() } else { None },
-        }
+        PutOutcome { victim, rejected: handed_back, check: if check_due { self.check() } else { None } }
     }
 
     pub(super) fn count_allocated(&self) {
-        self.front.count_allocated();
+        self.cache.count_allocated();
     }
 
-    /// A get found nothing idle.
-    pub(in crate::engine) fn missed(&self, now_us: u64) {
+    pub(super) fn note_miss(&self, now_us: u64) {
         // Relaxed: time guards no memory.
         self.last_miss_us.fetch_max(now_us, Ordering::Relaxed);
     }
 
-    pub(super) fn reclaim(&self) -> Option<Block> {
-        let block = self.front.evict_oldest()?;
-        // Relaxed, here and below: counts on their own.
+    pub(super) fn reclaim(&self) -> Option<Box<Entry<T>>> {
+        let entry = self.cache.evict_oldest()?;
+        // Relaxed, here and below: independent counts.
         self.reclaimed.fetch_add(1, Ordering::Relaxed);
-        Some(Block::of_entry(block))
+        Some(entry)
     }
 
-    /// What has been idle for longer than the rules keep it in front.
-    pub(in crate::engine) fn aged(&self, now_us: u64) -> Vec<Block> {
+    pub(super) fn expire(&self, now_us: u64) -> Vec<Box<Entry<T>>> {
         let Some(oldest_us) = now_us.checked_sub(policy::FRONT_AGE_US) else { return Vec::new() };
-        let mut blocks = Vec::new();
-        self.front.drain_older_than(stamp(oldest_us).saturating_add(1), |entry| blocks.push(Block::of_entry(entry)));
-        self.aged.fetch_add(blocks.len() as u64, Ordering::Relaxed);
-        blocks
+        let mut expired = Vec::new();
+        self.cache.drain_older_than(coarse(oldest_us).saturating_add(1), |entry| expired.push(entry));
+        self.aged.fetch_add(expired.len() as u64, Ordering::Relaxed);
+        expired
     }
 
-    /// Lowers a limit that nobody has needed for long: from, to, and what that pushes out.
-    pub(in crate::engine) fn lower(&self, now_us: u64) -> Option<(u64, u64, Vec<Block>)> {
+    pub(super) fn lower_limit(&self, now_us: u64) -> Option<LoweredLimit<T>> {
         let _one_at_a_time = self.resizing.try_lock()?;
-        let limit = self.limit();
-        let to = policy::lowered(limit, self.start_limit, self.last_miss_us.load(Ordering::Relaxed), now_us)?;
-        // The next halving is as far away again.
+        let from = self.limit();
+        let to = policy::lowered(from, self.start_limit, self.last_miss_us.load(Ordering::Relaxed), now_us)?;
+        // The next halving is a full quiet time away.
         self.last_miss_us.store(now_us, Ordering::Relaxed);
         self.lowers.fetch_add(1, Ordering::Relaxed);
-        let mut blocks = Vec::new();
-        self.front.set_limit(as_count(to), |entry| blocks.push(Block::of_entry(entry)));
-        Some((limit, to, blocks))
+        let mut victims = Vec::new();
+        self.cache.set_limit(as_count(to), |entry| victims.push(entry));
+        Some(LoweredLimit { from, to, victims })
     }
 
     fn check(&self) -> Option<Check> {
-        // Another thread's check is under way: its window is ours.
+        // If another thread's check is running, its window is this one.
         let _one_at_a_time = self.resizing.try_lock()?;
-        let check = policy::check(self.front.window(), self.limit(), self.auto_resize);
+        let check = policy::check(self.cache.window(), self.limit(), self.auto_resize);
         self.checks.fetch_add(1, Ordering::Relaxed);
         if let Some(limit) = check.raised_to {
             self.raises.fetch_add(1, Ordering::Relaxed);
-            self.front.reset_window();
-            // A higher limit pushes nothing out.
-            self.front.set_limit(as_count(limit), drop);
+            self.cache.reset_window();
+            // A higher limit evicts nothing.
+            self.cache.set_limit(as_count(limit), drop);
         }
         Some(check)
     }
 
     fn limit(&self) -> u64 {
-        self.front.limit() as u64
+        self.cache.limit() as u64
     }
 
-    fn drain(&self) -> Vec<Block> {
-        let mut blocks = Vec::new();
-        self.front.drain_all(|entry| blocks.push(Block::of_entry(entry)));
-        blocks
+    fn drain(&self) -> Vec<Box<Entry<T>>> {
+        let mut entries = Vec::new();
+        self.cache.drain_all(|entry| entries.push(entry));
+        entries
     }
 
-    pub(super) fn clear(&self) -> Vec<Block> {
-        self.front.reset_window();
+    pub(super) fn clear(&self) -> Vec<Box<Entry<T>>> {
+        self.cache.reset_window();
         self.drain()
     }
 
-    pub(super) fn seal(&self) -> Vec<Block> {
-        self.front.seal();
-        // Release: who sees the seal sees the front sealed.
+    pub(super) fn seal(&self) -> Vec<Box<Entry<T>>> {
+        self.cache.seal();
+        // Release, with the Acquire in `is_sealed`: a thread that sees the seal sees the sealed cache.
         self.sealed.store(true, Ordering::Release);
         self.drain()
     }
 
-    /// See [`ThreadCache::order_with_puts`].
-    pub(super) fn order_with_puts(&self) {
-        self.front.order_with_puts();
-    }
-
     #[inline]
     pub(super) fn is_sealed(&self) -> bool {
-        // Acquire: pairs with `seal`.
+        // Acquire: see `seal`.
         self.sealed.load(Ordering::Acquire)
     }
 
-    pub(super) fn bytes(&self) -> u64 {
-        self.front.idle_bytes() as u64
+    /// See [`ThreadCache::order_with_puts`].
+    pub(super) fn order_with_puts(&self) {
+        self.cache.order_with_puts();
     }
 
-    pub(super) fn figures(&self) -> Figures {
-        let total = self.front.totals();
-        Figures {
-            window: self.front.window(),
-            total: Window { put: total.put + self.put_too_late.load(Ordering::Relaxed), ..total },
+    pub(super) fn bytes(&self) -> u64 {
+        self.cache.idle_bytes() as u64
+    }
+
+    pub(super) fn stats(&self) -> IdleStats {
+        let total = self.cache.totals();
+        IdleStats {
+            window: self.cache.window(),
+            total: Window { put: total.put + self.rejected_puts.load(Ordering::Relaxed), ..total },
             limit: self.limit(),
-            buffers: self.front.idle_count() as u64,
+            buffers: self.cache.idle_count() as u64,
             bytes: self.bytes(),
             reclaimed: self.reclaimed.load(Ordering::Relaxed),
             aged: self.aged.load(Ordering::Relaxed),
@@ -175,8 +169,8 @@ impl AdaptiveIdle {
     }
 }
 
-fn stamp(now_us: u64) -> u32 {
-    u32::try_from(now_us / STAMP_US).unwrap_or(u32::MAX)
+fn coarse(now_us: u64) -> u32 {
+    u32::try_from(now_us / COARSE_UNIT_US).unwrap_or(u32::MAX)
 }
 
 fn as_count(limit: u64) -> usize {

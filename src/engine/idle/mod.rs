@@ -1,49 +1,62 @@
-//! The idle buffers of a pool, under the rules of its preset.
+//! The idle buffers of a pool, by the rules of its preset.
 //!
-//! | preset | side | order of reuse | lock |
-//! | --- | --- | --- | --- |
-//! | `tensorflow` | [`ExactIdle`] over [`store::Exact`](crate::engine::idle::exact_store::ExactStore) | oldest first, evicted oldest first | one |
-//! | `adaptive` | [`AdaptiveIdle`] over [`Front`](crate::engine::idle::thread_cache::Front) | newest first, evicted oldest first | one a thread |
+//! | preset | file | reuse | eviction | lock |
+//! | --- | --- | --- | --- | --- |
+//! | `tensorflow` | `exact.rs` | oldest of the class first | oldest of all first | one |
+//! | `adaptive` | `adaptive.rs` over `thread_cache` | newest of the class first | oldest of all first | one per thread |
 //!
-//! One structure cannot serve both: TensorFlow's order is one line for the whole process, and keeping it costs every put
+//! One structure cannot serve both: TensorFlow's order is one list for the whole process, and keeping it costs every put
 //! a lock that all threads share.
 //!
-//! Counts what it does; never releases, waits or logs. What leaves, leaves by value.
+//! Generic over what is held, so that tests hold integers. Owns the counts of hits, puts and evictions, and the limit.
+//! Never releases, waits or logs: victims leave by return value, to be released outside every lock.
 
 mod adaptive;
 mod exact;
-pub(crate) mod exact_store;
 pub mod thread_cache;
 
-use super::block::Block;
+use self::adaptive::AdaptiveIdle;
+use self::exact::ExactIdle;
+use self::thread_cache::Entry;
 use crate::policy::{Check, Window};
 use crate::size_class::Class;
 
-pub(super) use adaptive::AdaptiveIdle;
-pub(super) use exact::ExactIdle;
-
-/// One of the two sides.
+/// The idle buffers of one pool.
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant)] // One for each pool, and a hit follows no pointer to it.
-pub(super) enum Idle {
-    Exact(ExactIdle),
-    Adaptive(AdaptiveIdle),
+#[allow(clippy::large_enum_variant)] // One per pool, and a hit follows no pointer to it.
+pub(super) enum Idle<T> {
+    Exact(ExactIdle<T>),
+    Adaptive(AdaptiveIdle<T>),
 }
 
-/// What a put leaves to do, outside of every lock.
-#[derive(Debug, Default)]
-pub(super) struct Aftermath {
-    /// The buffer that the limit pushed out.
-    pub(super) victim: Option<Block>,
-    /// The buffer itself: nothing is kept under a limit of 0, or any more.
-    pub(super) unkept: Option<Block>,
-    /// The rates were looked at.
+/// What a put leaves to do outside every lock.
+#[derive(Debug)]
+pub(super) struct PutOutcome<T> {
+    /// Evicted by the limit.
+    pub(super) victim: Option<Box<Entry<T>>>,
+    /// The buffer itself: nothing is kept under a limit of 0 or after the seal.
+    pub(super) rejected: Option<Box<Entry<T>>>,
+    /// The result of a check of the rates.
     pub(super) check: Option<Check>,
 }
 
-/// What a side counted.
+impl<T> Default for PutOutcome<T> {
+    fn default() -> Self {
+        Self { victim: None, rejected: None, check: None }
+    }
+}
+
+/// A limit that came down, and the buffers over it.
+#[derive(Debug)]
+pub(super) struct LoweredLimit<T> {
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) victims: Vec<Box<Entry<T>>>,
+}
+
+/// What the idle buffers and their counts are now.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Figures {
+pub(super) struct IdleStats {
     pub(super) window: Window,
     pub(super) total: Window,
     pub(super) limit: u64,
@@ -56,8 +69,8 @@ pub(super) struct Figures {
     pub(super) lowers: u64,
 }
 
-/// Passes a call to whichever side there is.
-macro_rules! side {
+/// The same call on either variant.
+macro_rules! on_variant {
     ($self:ident, $idle:ident => $call:expr) => {
         match $self {
             Idle::Exact($idle) => $call,
@@ -66,67 +79,102 @@ macro_rules! side {
     };
 }
 
-impl Idle {
-    /// An idle block of `class`: a hit.
-    #[inline]
-    pub(super) fn take(&self, class: Class) -> Option<Block> {
-        side!(self, idle => idle.take(class))
+impl<T> Idle<T> {
+    /// By TensorFlow's rules.
+    pub(super) fn exact(limit: u64, auto_resize: bool) -> Self {
+        Self::Exact(ExactIdle::new(limit, auto_resize))
     }
 
-    /// Keeps `block`, which came back at `now_us`.
+    /// By the rules of the adaptive preset.
+    pub(super) fn adaptive(limit: u64, auto_resize: bool) -> Self {
+        Self::Adaptive(AdaptiveIdle::new(limit, auto_resize))
+    }
+
+    /// An idle buffer of `class`: a hit.
     #[inline]
-    pub(super) fn put(&self, block: Block, now_us: u64) -> Aftermath {
-        side!(self, idle => idle.put(block, now_us))
+    pub(super) fn take(&self, class: Class) -> Option<Box<Entry<T>>> {
+        on_variant!(self, idle => idle.take(class))
+    }
+
+    /// Keeps `entry`, of `class`, from `now_us` on.
+    #[inline]
+    pub(super) fn put(&self, entry: Box<Entry<T>>, class: Class, now_us: u64) -> PutOutcome<T> {
+        match self {
+            Self::Exact(idle) => idle.put(entry, class),
+            Self::Adaptive(idle) => idle.put(entry, now_us),
+        }
     }
 
     /// A get was served by the underlying allocator.
     pub(super) fn count_allocated(&self) {
-        side!(self, idle => idle.count_allocated());
+        on_variant!(self, idle => idle.count_allocated());
     }
 
-    /// The block that came back longest ago, to make room.
-    pub(super) fn reclaim(&self) -> Option<Block> {
-        side!(self, idle => idle.reclaim())
+    /// A get found nothing idle at `now_us`, so the limit stays up.
+    pub(super) fn note_miss(&self, now_us: u64) {
+        if let Self::Adaptive(idle) = self {
+            idle.note_miss(now_us);
+        }
+    }
+
+    /// The buffer that was put back longest ago, to make room.
+    pub(super) fn reclaim(&self) -> Option<Box<Entry<T>>> {
+        on_variant!(self, idle => idle.reclaim())
+    }
+
+    /// Buffers that have been idle too long at `now_us`.
+    pub(super) fn expire(&self, now_us: u64) -> Vec<Box<Entry<T>>> {
+        match self {
+            Self::Exact(_) => Vec::new(),
+            Self::Adaptive(idle) => idle.expire(now_us),
+        }
+    }
+
+    /// Lowers a limit that no get has needed for long.
+    pub(super) fn lower_limit(&self, now_us: u64) -> Option<LoweredLimit<T>> {
+        match self {
+            Self::Exact(_) => None,
+            Self::Adaptive(idle) => idle.lower_limit(now_us),
+        }
     }
 
     /// Everything; a new window begins.
-    pub(super) fn clear(&self) -> Vec<Block> {
-        side!(self, idle => idle.clear())
+    pub(super) fn clear(&self) -> Vec<Box<Entry<T>>> {
+        on_variant!(self, idle => idle.clear())
     }
 
     /// Everything; from now on nothing is kept.
-    pub(super) fn seal(&self) -> Vec<Block> {
-        side!(self, idle => idle.seal())
+    pub(super) fn seal(&self) -> Vec<Box<Entry<T>>> {
+        on_variant!(self, idle => idle.seal())
     }
 
-    /// Has it been sealed?
     pub(super) fn is_sealed(&self) -> bool {
-        side!(self, idle => idle.is_sealed())
+        on_variant!(self, idle => idle.is_sealed())
     }
 
-    /// Was it sealed while a put that it kept was on its way, so that who sealed it may have missed that put's count? The
-    /// exact side counts and refuses under one lock.
+    /// True if a put that was kept raced with the seal, which may have missed its count. The exact variant counts and
+    /// rejects under one lock.
     #[inline]
-    pub(super) fn was_sealed_meanwhile(&self) -> bool {
+    pub(super) fn may_have_raced_with_seal(&self) -> bool {
         match self {
             Self::Exact(_) => false,
             Self::Adaptive(idle) => idle.is_sealed(),
         }
     }
 
-    /// After this every put is counted, or sees the seal.
+    /// After this barrier earlier puts are counted, and later puts see the seal.
     pub(super) fn order_with_puts(&self) {
         if let Self::Adaptive(idle) = self {
             idle.order_with_puts();
         }
     }
 
-    /// Bytes of the idle blocks.
+    /// Bytes of the idle buffers.
     pub(super) fn bytes(&self) -> u64 {
-        side!(self, idle => idle.bytes())
+        on_variant!(self, idle => idle.bytes())
     }
 
-    pub(super) fn figures(&self) -> Figures {
-        side!(self, idle => idle.figures())
+    pub(super) fn stats(&self) -> IdleStats {
+        on_variant!(self, idle => idle.stats())
     }
 }

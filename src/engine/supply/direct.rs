@@ -1,9 +1,11 @@
-//! Each miss is an acquisition of its own, each victim a release: TensorFlow's way.
+//! Preset `tensorflow`: each miss is an acquisition of its own, each victim a release.
+//!
+//! Owns the source, its ceiling and the counts of its calls. Keeps no memory.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Memory, Refusal, SupplyStats};
+use super::{BlockMemory, Refusal, SupplyStats};
 use crate::backend::{Region, Source, SourceError};
 use crate::budget::{Budget, Claim};
 use crate::stats::Underlying;
@@ -14,86 +16,86 @@ use crate::sync::plain::Mutex;
 pub(crate) struct Direct {
     source: Arc<dyn Source>,
     budget: Arc<Budget>,
-    meter: Mutex<Meter>,
+    counts: Mutex<CallCounts>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Meter {
+struct CallCounts {
     calls: Underlying,
     stuck_bytes: u64,
 }
 
 impl Direct {
     pub(crate) fn new(source: Arc<dyn Source>, max_bytes: Option<u64>) -> Self {
-        Self { source, budget: Budget::new(max_bytes), meter: Mutex::default() }
+        Self { source, budget: Budget::new(max_bytes), counts: Mutex::default() }
     }
 
-    pub(in crate::engine) fn source(&self) -> &Arc<dyn Source> {
-        &self.source
+    pub(super) fn source(&self) -> &dyn Source {
+        &*self.source
     }
 
-    /// Could a block of `class_bytes` ever exist under the ceiling?
-    pub(in crate::engine) fn could_hold(&self, class_bytes: usize) -> bool {
+    /// Whether a block of `class_bytes` fits under the ceiling when nothing else is held.
+    pub(super) fn could_hold(&self, class_bytes: usize) -> bool {
         self.budget.max_bytes().is_none_or(|max_bytes| self.source.held_bytes(class_bytes) as u64 <= max_bytes)
     }
 
     /// Acquires `class_bytes`. A slow call.
-    pub(in crate::engine) fn acquire(&self, class_bytes: usize) -> Result<Memory, Refusal> {
+    pub(super) fn acquire(&self, class_bytes: usize) -> Result<BlockMemory, Refusal> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = self.budget.claim(needed_bytes).ok_or(Refusal::Ceiling { needed_bytes })?;
         let begun = Instant::now();
         let acquired = self.source.acquire(class_bytes);
-        let mut meter = self.meter.lock();
-        meter.calls.time += begun.elapsed();
+        let mut counts = self.counts.lock();
+        counts.calls.time += begun.elapsed();
         match acquired {
             Ok(region) => {
-                meter.calls.acquired(class_bytes as u64);
-                Ok(Memory::Whole { region, claim })
+                counts.calls.acquired(class_bytes as u64);
+                Ok(BlockMemory::Region { region, claim })
             }
             Err(error) => {
-                meter.calls.failures += 1;
+                counts.calls.failures += 1;
                 Err(Refusal::Source(error))
             }
         }
     }
 
-    /// Gives `region` back; on failure its bytes stay held, and their number is returned with the reason. A slow call.
+    /// Releases `region`. On failure its bytes stay held; returns their number with the reason. A slow call.
     #[allow(unsafe_code)] // Memory leaves the pool.
-    pub(in crate::engine) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
+    pub(super) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
         let class_bytes = region.len_bytes() as u64;
         let begun = Instant::now();
-        // SAFETY: the region came from this source (`acquire` above), and whoever gives up its `Memory` by value is the
-        // only one who had it: an idle block, or a buffer that no device reads (in_flight invariants 1 and 2).
+        // SAFETY: the region came from this source (`acquire` above), and the caller gave up its block by value, so no
+        // reference and no copy uses it (core-I1).
         let released = unsafe { self.source.release(region) };
-        let mut meter = self.meter.lock();
-        meter.calls.time += begun.elapsed();
+        let mut counts = self.counts.lock();
+        counts.calls.time += begun.elapsed();
         match released {
             Ok(()) => {
-                meter.calls.released(class_bytes);
-                // The bytes are free for others only now that the source has them back.
+                counts.calls.released(class_bytes);
+                // Only now: the bytes are free for other gets after the source has them back.
                 drop(claim);
                 Ok(())
             }
             Err(error) => {
-                meter.calls.failures += 1;
-                meter.stuck_bytes += claim.bytes();
                 let held_bytes = claim.bytes();
-                claim.keep_for_ever();
+                counts.calls.failures += 1;
+                counts.stuck_bytes += held_bytes;
+                claim.keep_forever();
                 Err((held_bytes, error))
             }
         }
     }
 
-    pub(in crate::engine) fn holding(&self) -> SupplyStats {
-        let meter = *self.meter.lock();
+    pub(super) fn stats(&self) -> SupplyStats {
+        let counts = *self.counts.lock();
         let held_bytes = self.budget.held_bytes();
         SupplyStats {
             held_bytes,
             peak_bytes: self.budget.peak_bytes(),
-            block_bytes: held_bytes.saturating_sub(meter.stuck_bytes),
-            stuck_bytes: meter.stuck_bytes,
+            block_bytes: held_bytes.saturating_sub(counts.stuck_bytes),
+            stuck_bytes: counts.stuck_bytes,
             max_bytes: self.budget.max_bytes(),
-            calls: meter.calls,
+            calls: counts.calls,
             ..SupplyStats::default()
         }
     }

@@ -1,40 +1,57 @@
-//! Carries out the arena's plans on the source, and knows at which addresses its ranges lie.
+//! Executes the arena's plans on a source, and maps the arena's ranges to addresses.
 //!
-//! The arena decides in numbers; here they become calls. Nothing in this room decides, and no lock is held around a call.
+//! ```text
+//!   Plan (numbers) ──▶ Executor: commit, decommit, remap on the source ──▶ Executed (what happened)
+//!                       ▲
+//!   Mappings: range of the arena ─▶ reserved addresses, or one region
+//! ```
+//!
+//! Owns the mappings. Decides nothing; no lock is held around a source call.
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::gate::Closed;
-use crate::arena::{self, ArenaPtr, Plan, PlanOutcome, Step};
-use crate::backend::{self, Region, RemapError, Source, SourceError, Subrange};
+use super::gate::ClosedGate;
+use crate::arena::{Arena, ArenaPtr, Extent, GrowthMode, Plan, PlanOutcome, RANGE_BYTES_MAX, Retention, Step};
+use crate::backend::{self, AddressRange, PAGE_BYTES, Region, RemapError, Source, SourceError, Subrange};
 
-/// Where the ranges of an arena lie. Kept under the ground's lock, beside the arena.
+/// The granule where the ceiling leaves room for it.
+pub(super) const GRANULE_BYTES: u64 = backend::GRANULE_BYTES as u64;
+/// Under a ceiling of fewer granules than this, granules are smaller: the pool must be able to hold several.
+const GRANULES_MIN: u64 = 8;
+/// Addresses are reserved for this many times the ceiling, so that holes between long-lived buffers cost no memory.
+const ADDRESSES_PER_BYTE: u64 = 8;
+/// Addresses to reserve at least; they cost nothing.
+const ADDRESS_BYTES_PREFERRED: u64 = 64 << 30;
+/// Without this many there is no pool.
+const ADDRESS_BYTES_MIN: u64 = 256 << 20;
+
+/// Addresses of the ranges of an arena. Kept under the arena's lock.
 #[derive(Debug, Default)]
 pub(super) struct Mappings(HashMap<u32, Mapping>);
 
-/// The memory behind one range of the arena.
+/// The addresses of one range of the arena.
 #[derive(Debug)]
 pub(super) enum Mapping {
-    /// Addresses in which granules come and go.
-    Spanning(Arc<backend::AddressRange>),
-    /// One acquisition: a walled region, or a reserve.
+    /// Reserved addresses, in which granules are committed and decommitted.
+    Addresses(Arc<AddressRange>),
+    /// One acquisition: a discrete region, or a reserve.
     Region(Region),
 }
 
-/// What came of a plan's steps.
+/// The result of the steps of a plan.
 #[derive(Debug)]
 pub(super) struct Executed {
     pub(super) outcome: PlanOutcome,
-    /// Regions acquired, by the number of their range.
+    /// Regions acquired, by range.
     pub(super) regions: Vec<(u32, Region)>,
-    /// Why the step after the last one done failed.
+    /// Why the first step that failed did.
     pub(super) error: Option<SourceError>,
-    pub(super) locked_bytes: u64,
+    pub(super) committed_bytes: u64,
     pub(super) released_bytes: u64,
-    /// Calls that took memory from the system, and that gave it back.
-    pub(super) locks: u64,
+    /// Successful calls that took memory from the system, and that returned it.
+    pub(super) commits: u64,
     pub(super) releases: u64,
 }
 
@@ -44,9 +61,9 @@ impl Executed {
             outcome: PlanOutcome::Done,
             regions: Vec::new(),
             error: None,
-            locked_bytes: 0,
+            committed_bytes: 0,
             released_bytes: 0,
-            locks: 0,
+            commits: 0,
             releases: 0,
         }
     }
@@ -58,75 +75,103 @@ impl Executed {
 }
 
 impl Mappings {
-    pub(super) fn add(&mut self, range: u32, site: Mapping) {
-        self.0.insert(range, site);
+    pub(super) fn add(&mut self, range: u32, mapping: Mapping) {
+        self.0.insert(range, mapping);
     }
 
-    /// The address of a place that the arena handed out.
+    /// The address of what the arena carved at `ptr`.
     #[allow(unsafe_code)]
-    pub(super) fn address(&self, place: ArenaPtr) -> Option<NonNull<u8>> {
-        let start = match self.0.get(&place.range())? {
-            Mapping::Spanning(range) => range.start(),
-            Mapping::Region(region) => region.start(),
-        };
-        let offset = usize::try_from(place.offset()).ok()?;
-        // SAFETY: the arena hands out offsets inside its ranges (arena I1), and a range is one piece of addresses (span
-        // S1) or one region (source C1).
+    pub(super) fn address(&self, ptr: ArenaPtr) -> Option<NonNull<u8>> {
+        let start = self.0.get(&ptr.range())?.extent().0;
+        let offset = usize::try_from(ptr.offset()).ok()?;
+        // SAFETY: the arena carves inside its ranges (arena-I1), and a range is contiguous: reserved addresses (vm-S1) or
+        // one region (source-C1).
         Some(unsafe { start.add(offset) })
     }
 
-    /// The spanning ranges that the steps of `plan` touch; those of regions are taken out, for their release.
-    pub(super) fn tools_for(&mut self, plan: &Plan) -> Executor {
-        let mut tools = Executor { spanning: None, leaving: HashMap::new() };
+    /// What the steps of `plan` work on: the reserved addresses, and the regions to be released, which leave this table.
+    pub(super) fn executor(&mut self, plan: &Plan) -> Executor {
+        let mut executor = Executor { addresses: None, leaving: HashMap::new() };
         for step in plan.steps() {
             let range = match *step {
                 Step::Commit { extent } | Step::Decommit { extent } => extent.range(),
                 Step::Remap { from, .. } => from.range(),
             };
             match (self.0.get(&range), step) {
-                (Some(Mapping::Spanning(spanning)), _) => tools.spanning = Some(spanning.clone()),
+                (Some(Mapping::Addresses(addresses)), _) => executor.addresses = Some(addresses.clone()),
                 (Some(Mapping::Region(_)), Step::Decommit { .. }) => {
                     if let Some(Mapping::Region(region)) = self.0.remove(&range) {
-                        tools.leaving.insert(range, region);
+                        executor.leaving.insert(range, region);
                     }
                 }
                 _ => {}
             }
         }
-        tools
+        executor
     }
 
-    /// Puts back what was to leave and did not.
-    pub(super) fn keep(&mut self, tools: Executor) {
-        self.0.extend(tools.leaving.into_iter().map(|(range, region)| (range, Mapping::Region(region))));
+    /// Takes back the regions that were not released.
+    pub(super) fn keep(&mut self, executor: Executor) {
+        self.0.extend(executor.leaving.into_iter().map(|(range, region)| (range, Mapping::Region(region))));
     }
 
-    /// Where each of them lies.
-    pub(super) fn places(&self) -> Vec<(NonNull<u8>, usize)> {
-        let place = |site: &Mapping| match site {
-            Mapping::Spanning(range) => (range.start(), range.len_bytes()),
-            Mapping::Region(region) => (region.start(), region.len_bytes()),
-        };
-        self.0.values().map(place).collect()
+    /// Address and length of each range.
+    pub(super) fn extents(&self) -> Vec<(NonNull<u8>, usize)> {
+        self.0.values().map(Mapping::extent).collect()
     }
 
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Mapping> + '_ {
-        self.0.drain().map(|(_, site)| site)
+        self.0.drain().map(|(_, mapping)| mapping)
     }
 }
 
-/// What the steps of one plan work on, outside of the lock.
+impl Mapping {
+    fn extent(&self) -> (NonNull<u8>, usize) {
+        match self {
+            Self::Addresses(range) => (range.start(), range.len_bytes()),
+            Self::Region(region) => (region.start(), region.len_bytes()),
+        }
+    }
+
+    /// Bytes of a region; `None` for addresses, whose granules are counted one by one.
+    pub(super) fn region_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Region(region) => Some(region.len_bytes() as u64),
+            Self::Addresses(_) => None,
+        }
+    }
+
+    /// Returns it to `source`. A slow call.
+    ///
+    /// # Safety
+    ///
+    /// It came from `source`, and no block lies in it.
+    #[allow(unsafe_code)] // Memory and addresses leave the pool.
+    pub(super) unsafe fn release(self, source: &dyn Source) -> Result<(), SourceError> {
+        match self {
+            // SAFETY: the caller's promise.
+            Self::Region(region) => unsafe { source.release(region) },
+            Self::Addresses(range) => match (Arc::into_inner(range), source.virtual_memory()) {
+                // SAFETY: the caller's promise; granules that are still committed are those whose release failed.
+                (Some(range), Some(memory)) => unsafe { memory.unreserve(range) },
+                _ => Err(SourceError::new("unreserve", "the addresses are still in use")),
+            },
+        }
+    }
+}
+
+/// The steps of one plan in progress, outside the lock.
 #[derive(Debug)]
 pub(super) struct Executor {
-    spanning: Option<Arc<backend::AddressRange>>,
+    addresses: Option<Arc<AddressRange>>,
     leaving: HashMap<u32, Region>,
 }
 
 impl Executor {
-    /// Makes the steps of `plan` one after the other, up to the first that fails; opens the gate behind the last release,
-    /// since copies need not wait for memory that comes. Slow calls.
-    pub(super) fn build(&mut self, source: &dyn Source, plan: &Plan, mut closed: Option<Closed<'_>>) -> Executed {
-        let mut built = Executed::nothing();
+    /// Executes the steps of `plan` in order, up to the first that fails. Opens the gate after the last release, because
+    /// copies need not wait for a commit. Slow calls.
+    pub(super) fn execute(&mut self, source: &dyn Source, plan: &Plan, mut closed: Option<ClosedGate<'_>>) -> Executed {
+        let mut executed = Executed::nothing();
         let releases =
             plan.steps().iter().rposition(|step| matches!(step, Step::Decommit { .. })).map_or(0, |last| last + 1);
         let mut rest = plan.steps();
@@ -135,116 +180,116 @@ impl Executor {
             if done >= releases {
                 closed = None;
             }
-            let (now, later) = rest.split_at(made_at_once(rest));
-            if let Err(error) = self.make(source, now, &mut built) {
+            let (now, later) = rest.split_at(steps_in_one_call(rest));
+            if let Err(error) = self.call(source, now, &mut executed) {
                 let (outcome, error) = match error {
                     RemapError::Kept(error) => (PlanOutcome::Failed { done }, error),
                     RemapError::Lost(error) => {
-                        now.iter().for_each(|step| built.released(step.remapped_bytes()));
+                        now.iter().for_each(|step| executed.released(step.remapped_bytes()));
                         (PlanOutcome::Lost { done, remaps: now.len() }, error)
                     }
                 };
-                (built.outcome, built.error) = (outcome, Some(error));
+                (executed.outcome, executed.error) = (outcome, Some(error));
                 break;
             }
             rest = later;
         }
         drop(closed);
-        built
+        executed
     }
 
-    /// Makes the steps of `plan`, all of them releases, whichever of them fail; says which did. Slow calls.
+    /// Executes every step of `plan`, which has releases only, and returns the indices of those that failed. Slow calls.
     pub(super) fn release_each(&mut self, source: &dyn Source, plan: &Plan) -> (Executed, Vec<usize>) {
-        let (mut built, mut failed) = (Executed::nothing(), Vec::new());
+        let (mut executed, mut failed) = (Executed::nothing(), Vec::new());
         for (index, step) in plan.steps().iter().enumerate() {
-            if let Err(error) = self.make(source, std::slice::from_ref(step), &mut built) {
+            if let Err(error) = self.call(source, std::slice::from_ref(step), &mut executed) {
                 failed.push(index);
-                // The first says why; the others will say the same.
-                built.error.get_or_insert(error.into());
+                // The first error is enough; the others have the same cause.
+                executed.error.get_or_insert(error.into());
             }
         }
-        (built, failed)
+        (executed, failed)
     }
 
-    /// One step, or several moves to one place.
-    fn make(&mut self, source: &dyn Source, steps: &[Step], built: &mut Executed) -> Result<(), RemapError> {
+    /// One step, or several moves to adjoining targets.
+    fn call(&mut self, source: &dyn Source, steps: &[Step], executed: &mut Executed) -> Result<(), RemapError> {
         match *steps {
             [Step::Commit { extent }] => {
-                self.lock(source, extent, built).map_err(RemapError::Kept)?;
-                built.locks += 1;
-                built.locked_bytes += extent.bytes();
+                self.commit(source, extent, executed).map_err(RemapError::Kept)?;
+                executed.commits += 1;
+                executed.committed_bytes += extent.bytes();
             }
             [Step::Decommit { extent }] => {
-                self.release(source, extent).map_err(RemapError::Kept)?;
-                built.released(extent.bytes());
+                self.decommit(source, extent).map_err(RemapError::Kept)?;
+                executed.released(extent.bytes());
             }
-            _ => self.relocate(source, steps)?,
+            _ => self.remap(source, steps)?,
         }
         Ok(())
     }
 
     #[allow(unsafe_code)]
-    fn lock(&mut self, source: &dyn Source, extent: arena::Extent, built: &mut Executed) -> Result<(), SourceError> {
+    fn commit(&mut self, source: &dyn Source, extent: Extent, executed: &mut Executed) -> Result<(), SourceError> {
         let (offset, bytes) = (as_len(extent.offset())?, as_len(extent.bytes())?);
-        match (source.virtual_memory(), &self.spanning) {
-            (Some(spans), Some(range)) => {
-                // SAFETY: the range is this source's; the granules are bare and in transit, so nobody else touches them
-                // until the plan is settled (arena I1).
-                unsafe { spans.commit(range, offset, bytes) }
+        match (source.virtual_memory(), &self.addresses) {
+            (Some(memory), Some(range)) => {
+                // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
+                // touches them until the plan is settled (arena-I1).
+                unsafe { memory.commit(range, offset, bytes) }
             }
-            _ => source.acquire(bytes).map(|region| built.regions.push((extent.range(), region))),
+            _ => source.acquire(bytes).map(|region| executed.regions.push((extent.range(), region))),
         }
     }
 
     #[allow(unsafe_code)]
-    fn release(&mut self, source: &dyn Source, extent: arena::Extent) -> Result<(), SourceError> {
+    fn decommit(&mut self, source: &dyn Source, extent: Extent) -> Result<(), SourceError> {
         if let Some(region) = self.leaving.remove(&extent.range()) {
             let again = Region::new(region.start(), region.len_bytes(), region.id());
-            // SAFETY: the region is this source's, wholly free and in transit: no block lies in it, so no reference and no
-            // copy does (in_flight invariants 1 and 2).
+            // SAFETY: the region is this source's, wholly free and in transit (arena-I1): no block lies in it, so no
+            // reference and no copy uses it (core-I1).
             return unsafe { source.release(region) }.inspect_err(|_| {
-                // It stays what it was: mapped and locked (source C1).
+                // It stays mapped and page-locked (source-C1).
                 self.leaving.insert(extent.range(), again);
             });
         }
         let (offset, bytes) = (as_len(extent.offset())?, as_len(extent.bytes())?);
-        match (source.virtual_memory(), &self.spanning) {
-            (Some(spans), Some(range)) => {
-                // SAFETY: the range is this source's; the granules are locked, wholly free and in transit: no block lies in
-                // them, so no reference and no copy does (in_flight invariants 1 and 2).
-                unsafe { spans.decommit(range, offset, bytes) }
+        match (source.virtual_memory(), &self.addresses) {
+            (Some(memory), Some(range)) => {
+                // SAFETY: the range is this source's; the granules are committed, wholly free and in transit (arena-I1):
+                // no block lies in them, so no reference and no copy uses them (core-I1).
+                unsafe { memory.decommit(range, offset, bytes) }
             }
             _ => Err(SourceError::new("release", "the region is not known")),
         }
     }
 
     #[allow(unsafe_code)]
-    fn relocate(&self, source: &dyn Source, moves: &[Step]) -> Result<(), RemapError> {
-        let cannot = || RemapError::Kept(SourceError::new("relocate", "granules do not move between ranges"));
-        let (mut pieces, mut target) = (Vec::with_capacity(moves.len()), None);
+    fn remap(&self, source: &dyn Source, moves: &[Step]) -> Result<(), RemapError> {
+        let cannot = || RemapError::Kept(SourceError::new("remap", "granules do not move between ranges"));
+        let (mut sources, mut target) = (Vec::with_capacity(moves.len()), None);
         for step in moves {
             let Step::Remap { from, to } = *step else { return Err(cannot()) };
             if from.range() != to.range() {
                 return Err(cannot());
             }
-            let piece = || Ok(Subrange { offset: as_len(from.offset())?, bytes: as_len(from.bytes())? });
-            pieces.push(piece().map_err(RemapError::Kept)?);
+            let subrange = || Ok(Subrange { offset: as_len(from.offset())?, bytes: as_len(from.bytes())? });
+            sources.push(subrange().map_err(RemapError::Kept)?);
             target.get_or_insert(to);
         }
-        match (source.virtual_memory(), &self.spanning, target) {
-            (Some(spans), Some(range), Some(target)) => {
+        match (source.virtual_memory(), &self.addresses, target) {
+            (Some(memory), Some(range), Some(target)) => {
                 let to = as_len(target.offset()).map_err(RemapError::Kept)?;
-                // SAFETY: as for `release` of the granules of the pieces and for `lock` of those at `to`, which the plan has
-                // for them, one behind the other (`made_at_once`).
-                unsafe { spans.remap(range, &pieces, to) }
+                // SAFETY: as in `decommit` for the granules of `sources`, and as in `commit` for those at `to`, where the
+                // plan has one target after the other (`steps_in_one_call`).
+                unsafe { memory.remap(range, &sources, to) }
             }
             _ => Err(cannot()),
         }
     }
 }
 
-/// How many of the steps are made in one call: one, or all moves of the first's range whose targets adjoin.
-fn made_at_once(steps: &[Step]) -> usize {
+/// How many of the steps one source call executes: one, or all moves in one range whose targets adjoin.
+fn steps_in_one_call(steps: &[Step]) -> usize {
     let adjoin = |pair: &&[Step]| match **pair {
         [Step::Remap { to: before, .. }, Step::Remap { from, to }] => {
             before.range() == to.range()
@@ -258,4 +303,80 @@ fn made_at_once(steps: &[Step]) -> usize {
 
 fn as_len(bytes: u64) -> Result<usize, SourceError> {
     usize::try_from(bytes).map_err(|_| SourceError::new("arena", format!("{bytes} B are more than an address space")))
+}
+
+/// An arena for what `source` can do, its mappings, and the shape of its growth. Reserves addresses, pins nothing.
+pub(super) fn arena_over(
+    source: &dyn Source,
+    max_bytes: Option<u64>,
+    retention: Retention,
+) -> Result<(Arena, Mappings, GrowthShape), SourceError> {
+    let mut mappings = Mappings::default();
+    let Some(memory) = source.virtual_memory() else {
+        let shape = GrowthShape { granule_bytes: PAGE_BYTES as u64, longest_bytes: RANGE_BYTES_MAX, is_discrete: true };
+        return Ok((Arena::new(GrowthMode::Regions, retention), mappings, shape));
+    };
+    let granule_bytes = granule_bytes(max_bytes, memory.granule_bytes() as u64);
+    let mut arena = Arena::new(GrowthMode::Granules(granule_bytes), retention);
+    let addresses = reserve_addresses(|bytes| memory.reserve(bytes), max_bytes, granule_bytes)?;
+    let longest_bytes = addresses.len_bytes() as u64;
+    let range = arena
+        .add_virtual_range(longest_bytes)
+        .ok_or_else(|| SourceError::new("reserve", format!("{longest_bytes} B are no range")))?;
+    mappings.add(range, Mapping::Addresses(Arc::new(addresses)));
+    Ok((arena, mappings, GrowthShape { granule_bytes, longest_bytes, is_discrete: false }))
+}
+
+/// In which units an arena grows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GrowthShape {
+    /// Least that is committed or acquired; a page for discrete regions.
+    pub(super) granule_bytes: u64,
+    /// Longest buffer that there are addresses for.
+    pub(super) longest_bytes: u64,
+    /// Grows by regions of their own, not by granules.
+    pub(super) is_discrete: bool,
+}
+
+fn granule_bytes(max_bytes: Option<u64>, least_bytes: u64) -> u64 {
+    let previous_power_of_two = |n: u64| n.checked_ilog2().map_or(1, |log| 1 << log);
+    let fair = max_bytes.map_or(GRANULE_BYTES, |max_bytes| previous_power_of_two(max_bytes / GRANULES_MIN));
+    fair.min(GRANULE_BYTES).max(least_bytes)
+}
+
+/// Reserves as many addresses as are useful; fewer where the system refuses (`ulimit -v`), down to what a small pool needs.
+fn reserve_addresses(
+    reserve: impl Fn(usize) -> Result<AddressRange, SourceError>,
+    max_bytes: Option<u64>,
+    granule_bytes: u64,
+) -> Result<AddressRange, SourceError> {
+    let whole = |bytes: u64| (bytes / granule_bytes).max(1) * granule_bytes;
+    let wanted = max_bytes.map_or(RANGE_BYTES_MAX / 2, |max_bytes| max_bytes.saturating_mul(ADDRESSES_PER_BYTE));
+    let mut bytes = whole(wanted.clamp(ADDRESS_BYTES_PREFERRED, RANGE_BYTES_MAX / 2));
+    let least = whole(ADDRESS_BYTES_MIN.min(bytes));
+    loop {
+        let reserved = usize::try_from(bytes)
+            .map_err(|_| SourceError::new("reserve", format!("{bytes} B are more than an address space")))
+            .and_then(&reserve);
+        match reserved {
+            Err(_) if bytes > least => bytes = whole(bytes / 2).max(least),
+            reserved => return reserved,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_granule_is_two_mebibytes_or_an_eighth_of_a_small_ceiling_but_at_least_the_granule_of_the_source() {
+        let cases =
+            [(None, GRANULE_BYTES), (Some(16 << 20), GRANULE_BYTES), (Some(15 << 20), 1 << 20), (Some(0), 4096)];
+        for (max_bytes, granule) in cases {
+            assert_eq!(granule_bytes(max_bytes, 4096), granule, "{max_bytes:?}");
+        }
+        assert_eq!(granule_bytes(Some(1 << 20), GRANULE_BYTES), GRANULE_BYTES);
+        assert_eq!(granule_bytes(Some(u64::MAX), 4096), GRANULE_BYTES);
+    }
 }

@@ -1,89 +1,122 @@
-//! Behind the idle ones: where a miss gets its memory and a victim leaves it.
+//! Where a miss gets its memory, and where an evicted buffer returns it.
 //!
-//! | preset | supply | a miss | a victim |
-//! | --- | --- | --- | --- |
-//! | `tensorflow` | [`Direct`] | an acquisition of its own | a release of its own |
-//! | `adaptive` | [`SharedArena`] | carved from the arena, which locks granules if it must | back to the arena, which gives granules back in time |
+//! | file | owns |
+//! | --- | --- |
+//! | `backing.rs` | the supply of one pool: its own ceiling and its pageable fallback |
+//! | `direct.rs` | preset `tensorflow`: each miss is an acquisition, each victim a release |
+//! | `shared_arena.rs` | preset `adaptive`: the order of steps when memory is needed |
+//! | `guarded_arena.rs` | the lock around an arena, its source and its gate: carries plans out, releases memory |
+//! | `arena_state.rs` | what that lock guards: sequential bookkeeping |
+//! | `executor.rs` | addresses of the arena's ranges, and the source calls of a plan |
+//! | `gate.rs` | keeps copies and releases that wait for copies apart |
 //!
-//! `Direct` releases at once, as TensorFlow does, and with `cuda` each release waits for the device. `SharedArena` never asks for
-//! such a release while a copy of its pools is in flight ([`give_back`]).
+//! `Direct` releases at once, as TensorFlow does, and with `cuda` each release waits for the device. `SharedArena` never
+//! makes such a release while a copy of its pools is in flight.
 //!
-//! Bytes are claimed under the ceiling before the source is asked, and given back on every failing path. No slow call
-//! happens under a lock.
+//! Bytes are claimed under the ceiling before the source is asked, and given back on every failing path. No lock is held
+//! during a source call. Never decides which buffer is reused or evicted.
 
-mod addresses;
-mod attached;
+mod arena_state;
+mod backing;
 mod direct;
 mod executor;
 mod gate;
-mod release;
-mod reserve;
+mod guarded_arena;
 mod shared_arena;
 
+use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
 use crate::budget::{Budget, Claim};
 use crate::stats::Underlying;
 
-pub(super) use attached::Reclaim;
+pub(crate) use backing::{Backing, Supply};
+pub(super) use backing::{PoolUsage, ReleaseFailure};
 pub(crate) use direct::Direct;
-pub(super) use shared_arena::Acquired;
+pub(super) use gate::Gate;
 pub(crate) use shared_arena::{SharedArena, SharedArenaConfig};
 
-/// What serves the misses of a pool.
+/// Memory of one block.
 #[derive(Debug)]
-pub(crate) enum Supply {
-    Direct(Direct),
-    Shared(Arc<SharedArena>),
-}
-
-/// Memory for one block.
-#[derive(Debug)]
-pub(super) enum Memory {
-    /// A region of its own, with its share of the ceiling.
-    Whole { region: Region, claim: Claim },
-    /// A piece of the arena, with its share of what its own pool may have.
-    Carved { start: NonNull<u8>, place: ArenaPtr, bytes: u64, id: u64, claim: Option<Claim> },
-    /// Ordinary memory that stands in when there is no room: counts against no ceiling, is never kept.
+pub(super) enum BlockMemory {
+    /// A region of its own, with its claim under the ceiling.
+    Region { region: Region, claim: Claim },
+    /// Carved from the arena, with its claim under the ceiling of its own pool.
+    Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64, claim: Option<Claim> },
+    /// Ordinary memory, given out when there is no room. Counts under no ceiling and is never kept.
     Pageable { region: Region },
 }
 
-// SAFETY: memory is a right to bytes that nobody else has (source C1, arena I1), bound to no thread.
+// SAFETY: the bytes belong to one block alone (source-C1, arena-I1) and are bound to no thread.
 #[allow(unsafe_code)]
-unsafe impl Send for Memory {}
-// SAFETY: shared memory gives out its address and numbers.
+unsafe impl Send for BlockMemory {}
+// SAFETY: a shared reference gives out an address and numbers.
 #[allow(unsafe_code)]
-unsafe impl Sync for Memory {}
+unsafe impl Sync for BlockMemory {}
+
+/// What serves a miss.
+#[derive(Debug)]
+pub(super) enum Acquired<R> {
+    New(BlockMemory),
+    /// An idle block that was put back while memory was being acquired.
+    Reused(R),
+}
 
 /// Why there is no memory.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// The ceiling is in the way: this much was needed.
+    /// This much would exceed the ceiling.
     Ceiling { needed_bytes: u64 },
-    /// The source said no.
+    /// The source failed.
     Source(SourceError),
 }
 
-/// Bytes held, in whatever state.
+/// The cause, for the log line of a shortage.
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ceiling { .. } => {
+                f.write_str("the ceiling is reached, raise PINPOOL_MAX_BYTES or hold fewer batches")
+            }
+            Self::Source(error) => error.fmt(f),
+        }
+    }
+}
+
+/// A pool as its supply sees it: it asks for memory, and may have to give idle memory back.
+pub(super) trait Reclaim: Send + Sync {
+    /// Bytes of the idle blocks.
+    fn idle_bytes(&self) -> u64;
+
+    /// Releases the block that has been idle longest; false if none is idle.
+    fn release_oldest(&self) -> bool;
+
+    /// Puts back the blocks whose copies are over.
+    fn complete_copies(&self);
+
+    /// Releases the blocks that have been idle too long at `now_us`.
+    fn expire_idle(&self, now_us: u64);
+}
+
+/// Bytes held, by state.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SupplyStats {
     pub(super) held_bytes: u64,
     pub(super) peak_bytes: u64,
-    /// Of those held, in blocks: in use, in flight, idle or lost.
+    /// Of those held, in blocks: in use, in flight, idle or leaked.
     pub(super) block_bytes: u64,
     /// Of those held, free in the arena.
     pub(super) free_bytes: u64,
-    /// Of those held, on their way in or out.
+    /// Of those held, being committed or released.
     pub(super) transit_bytes: u64,
     pub(super) reserve_bytes: u64,
-    /// Of those held, in regions that the source failed to take back.
+    /// Of those held, in regions that the source failed to release.
     pub(super) stuck_bytes: u64,
-    /// Of those free, waiting for copies in flight to go back to the system.
+    /// Of those free, waiting for copies in flight before they can be released.
     pub(super) awaiting_release_bytes: u64,
-    /// Gets that waited for copies in flight so that regions could go.
+    /// Gets that waited for copies in flight so that regions could be released.
     pub(super) drains: u64,
     pub(super) max_bytes: Option<u64>,
     pub(super) moves: u64,
@@ -91,8 +124,8 @@ pub(super) struct SupplyStats {
 }
 
 impl SupplyStats {
-    /// What of it is in blocks under the ceiling of `own`, and nothing else.
-    pub(super) fn of(self, own: &Budget) -> Self {
+    /// The part that a partition sees: its own blocks under its own ceiling.
+    fn of_partition(self, own: &Budget) -> Self {
         Self {
             held_bytes: own.held_bytes(),
             peak_bytes: own.peak_bytes(),
@@ -104,18 +137,18 @@ impl SupplyStats {
     }
 }
 
-impl Memory {
+impl BlockMemory {
     #[inline]
     pub(super) fn start(&self) -> NonNull<u8> {
         match self {
-            Self::Whole { region, .. } | Self::Pageable { region } => region.start(),
+            Self::Region { region, .. } | Self::Pageable { region } => region.start(),
             Self::Carved { start, .. } => *start,
         }
     }
 
     pub(super) fn id(&self) -> u64 {
         match self {
-            Self::Whole { region, .. } | Self::Pageable { region } => region.id(),
+            Self::Region { region, .. } | Self::Pageable { region } => region.id(),
             Self::Carved { id, .. } => *id,
         }
     }
@@ -128,7 +161,7 @@ impl Memory {
     /// Bytes that count as held for it.
     pub(super) fn held_bytes(&self) -> u64 {
         match self {
-            Self::Whole { claim, .. } => claim.bytes(),
+            Self::Region { claim, .. } => claim.bytes(),
             Self::Carved { bytes, .. } => *bytes,
             Self::Pageable { .. } => 0,
         }

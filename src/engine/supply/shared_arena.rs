@@ -1,87 +1,51 @@
-//! The coat around the arena: its lock, its source, its ceiling, and the order of steps when memory is needed.
+//! The order of steps when memory is needed from an arena that pools share.
 //!
 //! ```text
 //!  acquire: [lock: carve] ─fits─▶ memory
-//!                └─▶ a buffer of the class came back meanwhile?  that one
-//!                └─▶ too large for the ceiling, whatever came back?  refused
-//!                └─▶ the borrower's idle buffers could cover what is missing?  give its oldest back, again      (rule 6)
-//!                └─▶ [lock: plan under the ceiling] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ memory       (rules 5, 7, 11)
-//!                          └─full─▶ granules in transit?  wait for them, again
-//!                                   enough idle in front, of any pool?  give the oldest back, again             (rule 8)
-//!                                   regions idle under copies?  wait for those, if told to, again
-//!                                   else: refused
+//!                └─▶ larger than the ceiling could ever hold?  refused
+//!                └─▶ a block of the class came back meanwhile?  reuse it
+//!                └─▶ could the pool's idle blocks cover what is missing?  release its oldest, retry      (policy-R6)
+//!                └─▶ [lock: plan under the ceiling] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ memory       (policy-R5, R7, R11)
+//!                          └─no space─▶ granules in transit?  wait for them, retry
+//!                                       enough idle blocks, of any pool?  release the oldest, retry      (policy-R8)
+//!                                       regions free under pending copies?  wait for those if told to, retry
+//!                                       else: refused
 //! ```
 //!
-//! Invariants:
+//! Owns the limits of growth. Never carves, releases or waits but through [`GuardedArena`].
 //!
-//! 1. `claimed + pending <= max`, at every instant: both are changed under the lock, before the source is asked.
-//! 2. A site leaves the table before its region is released, and comes back if that fails.
+//! - shared-arena-I1: `claimed + pending <= max` at every instant; both change under the lock, before the source is
+//!   called.
 
-use std::sync::atomic::AtomicBool;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::addresses;
-use super::attached::Reclaim;
-use super::executor::{Executed, Executor, Mapping, Mappings};
-use super::gate::{Closed, Gate};
-use super::{Memory, Refusal, SupplyStats};
-use crate::arena::{Arena, ArenaPtr, GrowthLimits, GrowthMode, Plan, RANGE_BYTES_MAX, Retention};
-use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
+use super::arena_state::ArenaState;
+use super::executor::{GrowthShape, arena_over};
+use super::gate::Gate;
+use super::guarded_arena::GuardedArena;
+use super::{Acquired, Reclaim, Refusal, SupplyStats};
+use crate::arena::{ArenaPtr, GrowthLimits, Retention};
+use crate::backend::{PageTiers, Source, SourceError};
 use crate::diag::PoolLog;
-use crate::engine::block::Block;
 use crate::size_class::Class;
-use crate::stats::Underlying;
-use crate::sync::plain::{Condvar, Mutex, MutexGuard};
 
-/// Registering so much holds up other threads' enqueues for half a millisecond: the longest step beside running copies.
+/// Longest commit while copies are pending: registering this much delays other threads' enqueues by half a millisecond.
 const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
 
-/// An arena over a source.
+/// An arena over a source, for one pool and its partitions.
 #[derive(Debug)]
 pub(crate) struct SharedArena {
-    pub(super) source: Arc<dyn Source>,
-    pub(super) log: Arc<PoolLog>,
-    max_bytes: Option<u64>,
-    may_grow: bool,
-    pub(super) pin_threads: usize,
-    retain: Retention,
-    /// What is locked or acquired at least; a page where there are walls.
-    granule_bytes: u64,
-    /// The longest buffer that there are addresses for.
-    longest_bytes: u64,
-    drain_at_most: Option<Duration>,
-    pub(super) gate: Gate,
-    /// A thread of its own is giving back what is due.
-    pub(super) is_reclaiming: AtomicBool,
-    pub(super) land: Mutex<ArenaState>,
-    /// Told when a plan is settled.
-    pub(super) settled: Condvar,
+    memory: GuardedArena,
+    config: SharedArenaConfig,
+    shape: GrowthShape,
+    /// A thread is releasing what is due.
+    is_releasing: AtomicBool,
 }
 
-#[derive(Debug)]
-pub(super) struct ArenaState {
-    pub(super) arena: Arena,
-    pub(super) sites: Mappings,
-    /// What was due when somebody last looked, and could not go because of copies in flight.
-    pub(super) overdue_bytes: u64,
-    /// What a trim could not do because of copies in flight.
-    pub(super) trim_to_bytes: Option<u64>,
-    drains: u64,
-    /// Bytes of reserves that are being pinned.
-    pub(super) pending_bytes: u64,
-    pub(super) reserve_bytes: u64,
-    pub(super) largest_reserve_bytes: u64,
-    peak_bytes: u64,
-    next_id: u64,
-    pub(super) calls: Underlying,
-    /// A release failed, and none has worked since.
-    pub(super) release_fails: bool,
-    /// Pools that carve from here.
-    pub(super) tenants: Vec<Weak<dyn Reclaim>>,
-}
-
-/// Settings of a ground.
+/// Settings of a shared arena.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SharedArenaConfig {
     pub(crate) max_bytes: Option<u64>,
@@ -89,334 +53,225 @@ pub(crate) struct SharedArenaConfig {
     /// Threads that touch the memory of a reserve.
     pub(crate) pin_threads: usize,
     pub(crate) retain: Retention,
-    /// At the ceiling, wait so long for copies in flight to release regions that are idle under them; `None`: do not.
+    /// At the ceiling, wait this long for pending copies so that regions can be released; `None`: do not wait.
     pub(crate) drain_at_most: Option<Duration>,
 }
 
-/// What a miss is served with.
-#[derive(Debug)]
-pub(in crate::engine) enum Acquired {
-    New(Memory),
-    Reused(Block),
-}
-
 impl SharedArena {
-    /// An arena over `source`. Reserves addresses where the source spans, pins nothing.
+    /// An arena over `source`. Reserves addresses where the source can, pins nothing.
     pub(crate) fn new(
         source: Arc<dyn Source>,
-        plan: SharedArenaConfig,
+        config: SharedArenaConfig,
         log: Arc<PoolLog>,
     ) -> Result<Self, SourceError> {
-        let SharedArenaConfig { max_bytes, may_grow, pin_threads, retain, drain_at_most } = plan;
-        let mut sites = Mappings::default();
-        let (arena, granule_bytes, longest_bytes) = match source.virtual_memory() {
-            None => (Arena::new(GrowthMode::Regions, retain), PAGE_BYTES as u64, RANGE_BYTES_MAX),
-            Some(spans) => {
-                let granule_bytes = addresses::granule_bytes(max_bytes, spans.granule_bytes() as u64);
-                let mut arena = Arena::new(GrowthMode::Granules(granule_bytes), retain);
-                let range = addresses::reserve(&*source, max_bytes, granule_bytes)?;
-                let len_bytes = range.len_bytes() as u64;
-                let id = arena
-                    .add_virtual_range(len_bytes)
-                    .ok_or_else(|| SourceError::new("reserve", format!("{len_bytes} B are no range")))?;
-                sites.add(id, Mapping::Spanning(Arc::new(range)));
-                (arena, granule_bytes, len_bytes)
-            }
-        };
-        let land = ArenaState {
-            arena,
-            sites,
-            overdue_bytes: 0,
-            trim_to_bytes: None,
-            drains: 0,
-            pending_bytes: 0,
-            reserve_bytes: 0,
-            largest_reserve_bytes: 0,
-            peak_bytes: 0,
-            next_id: 0,
-            calls: Underlying::default(),
-            release_fails: false,
-            tenants: Vec::new(),
-        };
-        Ok(Self {
-            drain_at_most,
-            gate: Gate::new(source.release_waits()),
-            is_reclaiming: AtomicBool::new(false),
-            source,
-            log,
-            max_bytes,
-            may_grow,
-            pin_threads,
-            retain,
-            granule_bytes,
-            longest_bytes,
-            land: Mutex::new(land),
-            settled: Condvar::new(),
-        })
+        let (arena, mappings, shape) = arena_over(&*source, config.max_bytes, config.retain)?;
+        let memory = GuardedArena::new(source, ArenaState::new(arena, mappings), log);
+        Ok(Self { memory, config, shape, is_releasing: AtomicBool::new(false) })
     }
 
-    pub(in crate::engine) fn source(&self) -> &Arc<dyn Source> {
-        &self.source
+    pub(super) fn source(&self) -> &dyn Source {
+        self.memory.source()
     }
 
-    /// Memory for `class`, whole pages. May call the source.
-    pub(in crate::engine) fn acquire(
+    #[inline]
+    pub(super) fn gate(&self) -> &Gate {
+        self.memory.gate()
+    }
+
+    /// Memory for `class`, whole pages, or what `reuse` found meanwhile. May call the source.
+    pub(super) fn acquire<R>(
         &self,
         class: Class,
         now_us: u64,
-        borrower: &dyn Reclaim,
-    ) -> Result<Acquired, Refusal> {
+        pool: &dyn Reclaim,
+        mut reuse: impl FnMut() -> Option<R>,
+    ) -> Result<Acquired<R>, Refusal> {
         let bytes = class.bytes as u64;
-        let align = PAGE_BYTES as u64;
-        if let Some(memory) = self.land.lock().carve(bytes, align) {
+        if let Some(memory) = self.memory.lock().carve(bytes) {
             return Ok(Acquired::New(memory));
         }
-        // What could never fit is no reason to empty the pool.
+        // A request that can never fit is no reason to release idle blocks.
         if !self.could_hold(bytes) {
-            return Err(self.full(bytes));
+            return Err(self.no_space(bytes));
         }
-        let tenants = self.tenants();
-        let mut refused = None;
-        let (mut waited, mut may_wait) = (None, true);
+        let attached = self.memory.attached();
+        let mut source_error = None;
+        let (mut closed_late, mut may_wait) = (None, true);
         loop {
-            let idle_bytes = borrower.idle_bytes();
-            let mut land = self.land.lock();
-            if let Some(memory) = land.carve(bytes, align) {
+            let idle_bytes = pool.idle_bytes();
+            let mut state = self.memory.lock();
+            if let Some(memory) = state.carve(bytes) {
                 return Ok(Acquired::New(memory));
             }
-            // Whatever the round before waited for, a put may have come meanwhile.
-            if let Some(block) = borrower.take_back(class) {
-                return Ok(Acquired::Reused(block));
+            // Each round may have waited, and a put may have come meanwhile.
+            if let Some(reused) = reuse() {
+                return Ok(Acquired::Reused(reused));
             }
-            let by_sum = refused.is_some() || self.has_walls();
-            if idle_bytes > 0 && land.could_cover(bytes, align, idle_bytes, by_sum) {
-                drop(land);
-                // If another thread was faster, the next round sees what it left.
-                borrower.give_back_oldest();
+            let by_sum = source_error.is_some() || self.shape.is_discrete;
+            if idle_bytes > 0 && state.could_cover(bytes, idle_bytes, by_sum) {
+                drop(state);
+                // If another thread was faster, the next round sees what is left.
+                pool.release_oldest();
                 continue;
             }
-            // Once the source has refused, only granules that are locked already can help.
-            // Regions go only with the gate closed; it opens again at once unless one does.
-            let closed = waited.take().or_else(|| self.gate.close());
-            let room = self.room(&land, refused.is_none(), closed.is_some());
-            let plan = match land.arena.grow(bytes, align, room) {
+            // Regions are released only behind the closed gate, which opens again at once unless the plan releases one.
+            let closed = closed_late.take().or_else(|| self.memory.gate().close());
+            let limits = self.growth_limits(&state, source_error.is_none(), closed.is_some());
+            let plan = match state.plan_growth(bytes, limits) {
                 Ok(plan) => plan,
-                Err(full) if full.transit_bytes > 0 => {
+                Err(no_space) if no_space.transit_bytes > 0 => {
                     drop(closed);
-                    self.settled.wait(&mut land);
+                    self.memory.wait_for_settlement(&mut state);
                     continue;
                 }
                 Err(_) => {
-                    let figures = land.arena.stats();
-                    let locked_or_room_bytes = figures.hole_bytes.saturating_add(room.commit_bytes);
-                    let is_held_up = closed.is_none() && figures.idle_bytes > 0;
+                    let available_bytes = state.free_bytes().saturating_add(limits.commit_bytes);
+                    let is_held_by_copies = closed.is_none() && state.idle_bytes() > 0;
                     drop(closed);
-                    drop(land);
-                    if make_way(borrower, &tenants, bytes.saturating_sub(locked_or_room_bytes)) {
+                    drop(state);
+                    if make_room(pool, &attached, bytes.saturating_sub(available_bytes)) {
                         continue;
                     }
-                    if is_held_up && std::mem::take(&mut may_wait) {
-                        waited = self.close_late(&tenants);
+                    if is_held_by_copies && std::mem::take(&mut may_wait) {
+                        closed_late = self.memory.close_late(&attached, self.config.drain_at_most);
                         continue;
                     }
-                    return Err(refused.map_or_else(|| self.full(bytes), Refusal::Source));
+                    return Err(source_error.map_or_else(|| self.no_space(bytes), Refusal::Source));
                 }
             };
-            land.note_peak();
-            let place = plan.ptr();
-            let closed = closed.filter(|_| plan.decommits());
-            match self.carry_out(land, plan, closed, now_us) {
-                Ok(()) => {
-                    let memory = place.and_then(|place| self.land.lock().memory_at(place, bytes));
-                    return memory
-                        .map(Acquired::New)
-                        .ok_or_else(|| Refusal::Source(SourceError::new("arena", "a place without an address")));
+            match self.memory.grow(state, plan, bytes, closed, now_us) {
+                Ok(memory) => {
+                    let no_address = || Refusal::Source(SourceError::new("arena", "a place without an address"));
+                    return memory.map(Acquired::New).ok_or_else(no_address);
                 }
-                // Twice is enough: what others put back meanwhile is found by who waits in line.
-                Err(error) if refused.is_some() => return Err(Refusal::Source(error)),
-                Err(error) => refused = Some(error),
+                // Two attempts are enough: what other threads put back meanwhile is found by waiting in line.
+                Err(error) if source_error.is_some() => return Err(Refusal::Source(error)),
+                // After a failure of the source, only committed granules can help.
+                Err(error) => source_error = Some(error),
             }
         }
     }
 
-    /// Could a buffer of `bytes` ever exist here, with everything else given back?
-    pub(in crate::engine) fn could_hold(&self, bytes: u64) -> bool {
-        let land = self.land.lock();
-        if bytes <= land.largest_reserve_bytes {
+    fn growth_limits(&self, state: &ArenaState, may_commit: bool, at_rest: bool) -> GrowthLimits {
+        let commit_bytes = if self.config.may_grow && may_commit { state.room_bytes(self.config.max_bytes) } else { 0 };
+        let step_bytes = if at_rest { u64::MAX } else { STEP_BESIDE_COPIES_BYTES };
+        GrowthLimits { commit_bytes, may_decommit_regions: at_rest, step_bytes }
+    }
+
+    /// Whether a block of `bytes` fits when everything else is released.
+    pub(super) fn could_hold(&self, bytes: u64) -> bool {
+        let state = self.memory.lock();
+        if bytes <= state.largest_reserve_bytes() {
             return true;
         }
-        let room = self.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(land.reserve_bytes));
-        self.may_grow && bytes <= self.longest_bytes && bytes.div_ceil(self.granule_bytes) <= room / self.granule_bytes
+        let room_bytes = self.config.max_bytes.map_or(u64::MAX, |max| max.saturating_sub(state.reserve_bytes()));
+        let GrowthShape { granule_bytes, longest_bytes, .. } = self.shape;
+        self.config.may_grow && bytes <= longest_bytes && bytes.div_ceil(granule_bytes) <= room_bytes / granule_bytes
     }
 
     pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {
-        self.max_bytes
+        self.config.max_bytes
     }
 
-    /// May it pin more than its reserve?
-    pub(in crate::engine) fn may_grow(&self) -> bool {
-        self.may_grow
+    /// Whether it may pin more than its reserve.
+    pub(super) fn may_grow(&self) -> bool {
+        self.config.may_grow
     }
 
-    /// There is no room, and nothing that could make way.
-    fn full(&self, bytes: u64) -> Refusal {
-        if self.max_bytes.is_some() || !self.may_grow {
+    fn no_space(&self, bytes: u64) -> Refusal {
+        if self.config.max_bytes.is_some() || !self.config.may_grow {
             return Refusal::Ceiling { needed_bytes: bytes };
         }
         let what = format!("no {bytes} B in one piece are left of the addresses reserved");
         Refusal::Source(SourceError::new("arena", what).with_remedy("ask for less at once, or put buffers back first"))
     }
 
-    fn has_walls(&self) -> bool {
-        self.source.virtual_memory().is_none()
-    }
-
-    fn room(&self, land: &ArenaState, source_is_willing: bool, at_rest: bool) -> GrowthLimits {
-        let commit_bytes = match self.max_bytes {
-            _ if !(self.may_grow && source_is_willing) => 0,
-            None => u64::MAX,
-            Some(max_bytes) => max_bytes.saturating_sub(land.claimed_bytes()),
-        };
-        let step_bytes = if at_rest { u64::MAX } else { STEP_BESIDE_COPIES_BYTES };
-        GrowthLimits { commit_bytes, may_decommit_regions: at_rest, step_bytes }
-    }
-
-    /// Closes the gate after the release that is running, and, if told so, after the copies in flight.
-    fn close_late(&self, tenants: &[Arc<dyn Reclaim>]) -> Option<Closed<'_>> {
-        // Those that are over may be a silent pool's.
-        let look = || tenants.iter().for_each(|tenant| tenant.land_copies());
-        let Some(patience) = self.drain_at_most else {
-            look();
-            return self.gate.close_in_turn();
-        };
-        self.land.lock().drains += 1;
-        self.gate.drain(patience, look)
-    }
-
-    /// Makes the steps of `plan`, which is for a buffer, without the lock, then settles it.
-    fn carry_out(
+    /// Pins `bytes` and keeps them until the end (policy-R10): a range of its own in the arena. Returns where it lies. A
+    /// slow call.
+    pub(in crate::engine) fn add_reserve(
         &self,
-        mut land: MutexGuard<'_, ArenaState>,
-        plan: Plan,
-        closed: Option<Closed<'_>>,
-        now_us: u64,
-    ) -> Result<(), SourceError> {
-        let mut tools = land.sites.tools_for(&plan);
-        drop(land);
-        let begun = Instant::now();
-        let built = tools.build(&*self.source, &plan, closed);
-        let took = begun.elapsed();
-        let mut land = self.land.lock();
-        land.calls.time += took;
-        let outcome = built.outcome;
-        let error = land.note(tools, built);
-        let granted = land.arena.settle(plan, outcome, now_us);
-        self.settled.notify_all();
-        match error {
-            None if granted => Ok(()),
-            error => Err(error.unwrap_or_else(|| SourceError::new("arena", "a plan was made and not granted"))),
+        bytes: u64,
+        progress: &dyn Fn(u64),
+    ) -> Result<(NonNull<u8>, usize), Refusal> {
+        self.memory.add_reserve(bytes, self.config.max_bytes, self.config.pin_threads, progress)
+    }
+
+    /// Gives a block's bytes back. With the last one of detached pools everything is released.
+    pub(super) fn give(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) -> Result<(), SourceError> {
+        self.memory.give(ptr, bytes, now_us)
+    }
+
+    pub(in crate::engine) fn attach(&self, pool: Weak<dyn Reclaim>) {
+        self.memory.attach(pool);
+    }
+
+    /// A pool has closed. After the last one everything is released.
+    pub(in crate::engine) fn detach(&self, pool: &dyn Reclaim, now_us: u64) -> Result<(), SourceError> {
+        self.memory.detach(pool, now_us)
+    }
+
+    /// The attached pools.
+    pub(in crate::engine) fn attached(&self) -> Vec<Arc<dyn Reclaim>> {
+        self.memory.attached()
+    }
+
+    /// Divides the time that free memory is kept; `None` restores the setting.
+    pub(in crate::engine) fn shorten_retention(&self, divisor: Option<u64>) {
+        let idle_timeout_us = self.config.retain.idle_timeout_us.map(|us| us / divisor.unwrap_or(1).max(1));
+        self.memory.lock().set_retention(Retention { idle_timeout_us, ..self.config.retain });
+    }
+
+    /// Releases what is due (policy-R9), soon: where a driver is called, a thread of its own does it, so that no get or
+    /// put pays for it. That thread ends after one round.
+    pub(in crate::engine) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
+        // Relaxed: a thread that sees an old value finds the gate closed, or nothing due.
+        if self.is_releasing.load(Ordering::Relaxed) || !self.memory.lock().is_release_due(now_us) {
+            return Ok(());
         }
+        if !self.memory.is_at_rest() {
+            self.memory.lock().note_overdue(now_us);
+            return Ok(());
+        }
+        if !self.source().needs_gpu() {
+            return self.memory.release_now(now_us);
+        }
+        // Acquire, with the Release below: the threads of two rounds run one after the other.
+        if self.is_releasing.swap(true, Ordering::Acquire) {
+            return Ok(());
+        }
+        let arena = self.clone();
+        let release = move || {
+            let released = arena.memory.release_now(now_us);
+            arena.is_releasing.store(false, Ordering::Release);
+            arena.memory.log().release_error(released);
+        };
+        if std::thread::Builder::new().name("pinpool-reclaim".to_owned()).spawn(release).is_ok() {
+            return Ok(());
+        }
+        self.is_releasing.store(false, Ordering::Release);
+        self.memory.release_now(now_us)
     }
 
-    /// Gives a block's place back. With the last one that a closed pool left behind everything goes back.
-    pub(in crate::engine) fn give(&self, place: ArenaPtr, bytes: u64, now_us: u64) -> Result<(), SourceError> {
-        let mut land = self.land.lock();
-        land.arena.free(place, bytes, now_us);
-        let deserted = land.is_deserted();
-        drop(land);
-        if deserted { self.dismantle(now_us) } else { Ok(()) }
-    }
-
-    /// Memory that falls idle goes back this much sooner: `None` restores what was set.
-    pub(in crate::engine) fn hurry(&self, divisor: Option<u64>) {
-        let idle_timeout_us = self.retain.idle_timeout_us.map(|us| us / divisor.unwrap_or(1).max(1));
-        self.land.lock().arena.set_retention(Retention { idle_timeout_us, ..self.retain });
+    /// Releases free memory until at most `to_bytes` are held or nothing is free.
+    pub(in crate::engine) fn release_down_to(&self, to_bytes: u64, now_us: u64) -> Result<(), SourceError> {
+        self.memory.release_down_to(to_bytes, now_us)
     }
 
     /// The pages of all that is held.
     pub(in crate::engine) fn page_tiers(&self) -> PageTiers {
-        let places = self.land.lock().sites.places();
-        let tiers = places.into_iter().map(|(start, len_bytes)| self.source.page_tiers(start, len_bytes));
-        tiers.fold(PageTiers::default(), PageTiers::add)
+        self.memory.page_tiers()
     }
 
-    pub(in crate::engine) fn holding(&self) -> SupplyStats {
-        let land = self.land.lock();
-        let figures = land.arena.stats();
-        SupplyStats {
-            held_bytes: figures.committed_bytes,
-            peak_bytes: land.peak_bytes,
-            block_bytes: figures.live_bytes,
-            free_bytes: figures.hole_bytes,
-            transit_bytes: figures.transit_bytes,
-            reserve_bytes: land.reserve_bytes,
-            stuck_bytes: 0,
-            awaiting_release_bytes: land.awaiting_release_bytes(),
-            drains: land.drains,
-            max_bytes: self.max_bytes,
-            moves: figures.remaps,
-            calls: land.calls,
-        }
+    pub(super) fn stats(&self) -> SupplyStats {
+        self.memory.lock().stats(self.config.max_bytes)
     }
 }
 
-impl ArenaState {
-    pub(super) fn claimed_bytes(&self) -> u64 {
-        self.arena.stats().claimed_bytes + self.pending_bytes
-    }
-
-    pub(super) fn note_peak(&mut self) {
-        self.peak_bytes = self.peak_bytes.max(self.claimed_bytes());
-    }
-
-    fn carve(&mut self, bytes: u64, align: u64) -> Option<Memory> {
-        let place = self.arena.carve(bytes, align)?;
-        self.memory_at(place, bytes)
-    }
-
-    fn memory_at(&mut self, place: ArenaPtr, bytes: u64) -> Option<Memory> {
-        let start = self.sites.address(place)?;
-        let id = self.next_id;
-        self.next_id += 1;
-        Some(Memory::Carved { start, place, bytes, id, claim: None })
-    }
-
-    /// Rule 6: could what is idle in front cover what would have to be locked? Where nothing can be locked beside it, it
-    /// must make up the whole buffer with what is free.
-    fn could_cover(&self, bytes: u64, align: u64, idle_bytes: u64, by_sum: bool) -> bool {
-        if by_sum {
-            return idle_bytes + self.arena.stats().hole_bytes >= bytes;
-        }
-        self.arena.missing_bytes(bytes, align).is_some_and(|missing_bytes| idle_bytes >= missing_bytes)
-    }
-
-    /// Books what the steps of a plan did, before it is settled. Returns the reason if one failed.
-    pub(super) fn note(&mut self, tools: Executor, built: Executed) -> Option<SourceError> {
-        let Executed { regions, error, locked_bytes, released_bytes, locks, releases, .. } = built;
-        self.sites.keep(tools);
-        for (range, region) in regions {
-            self.sites.add(range, Mapping::Region(region));
-        }
-        self.calls.failures += u64::from(error.is_some());
-        self.calls.allocs += locks;
-        self.calls.frees += releases;
-        self.calls.alloc_bytes += locked_bytes;
-        self.calls.free_bytes += released_bytes;
-        self.calls.note_peak();
-        error
-    }
-
-    /// Has every pool closed and every buffer come back?
-    pub(super) fn is_deserted(&self) -> bool {
-        self.tenants.is_empty() && self.arena.stats().live_bytes == 0
-    }
-}
-
-/// Makes somebody's idle buffer room: the borrower's own oldest, else another pool's. False if none is idle, or all of
-/// them would not make up the `lacking_bytes`.
-fn make_way(borrower: &dyn Reclaim, tenants: &[Arc<dyn Reclaim>], lacking_bytes: u64) -> bool {
-    let idle_bytes: u64 = tenants.iter().map(|tenant| tenant.idle_bytes()).sum();
+/// Releases the oldest idle block: of `pool`, else of another attached pool. False if none is idle, or all of them would
+/// not make up `lacking_bytes`.
+fn make_room(pool: &dyn Reclaim, attached: &[Arc<dyn Reclaim>], lacking_bytes: u64) -> bool {
+    let idle_bytes: u64 = attached.iter().map(|other| other.idle_bytes()).sum();
     idle_bytes > 0
         && idle_bytes >= lacking_bytes
-        && (borrower.give_back_oldest() || tenants.iter().any(|tenant| tenant.give_back_oldest()))
+        && (pool.release_oldest() || attached.iter().any(|other| other.release_oldest()))
 }

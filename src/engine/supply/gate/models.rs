@@ -1,8 +1,8 @@
 //! Every interleaving of copies and releases at the gate.
 //!
-//! Copies read a cell and releases write to it, and loom watches that cell: it reports two that overlap, and as well two
-//! that only look as if they came one after the other, because an ordering is too weak. Who is never woken is reported as
-//! a deadlock. Each model says whether its interesting case came, so that none passes because it never did.
+//! Copies read a cell and releases write to it. loom reports two accesses that overlap, and also two that are not ordered
+//! because an ordering is too weak. A thread that is never woken is reported as a deadlock. Each model returns whether
+//! its interesting case occurred, so that none passes because that case never happens.
 
 use super::*;
 use crate::sync::UnsafeCell;
@@ -12,13 +12,13 @@ use loom::thread;
 use loom::thread::JoinHandle;
 use std::sync::atomic::AtomicUsize;
 
-/// A gate, and what it guards.
-struct Harbour {
+/// A gate, and the memory that it guards.
+struct Guarded {
     gate: Gate,
     memory: UnsafeCell<u32>,
 }
 
-impl Harbour {
+impl Guarded {
     fn new() -> Arc<Self> {
         Arc::new(Self { gate: Gate::new(true), memory: UnsafeCell::new(0) })
     }
@@ -33,27 +33,27 @@ impl Harbour {
         self.memory.with(|_| ());
     }
 
-    /// Says whether it was one.
-    fn release(&self, closed: Option<Closed<'_>>) -> bool {
+    /// Releases if the gate is closed; returns whether it is.
+    fn release(&self, closed: Option<ClosedGate<'_>>) -> bool {
         closed.as_ref().inspect(|_| self.memory.with_mut(|_| ())).is_some()
     }
 
-    /// Lets others run until no copy is aboard.
-    fn drain(&self, look: impl Fn()) {
+    /// Lets other threads run until no copy is pending.
+    fn drain(&self, sweep: impl Fn()) {
         let pause = || {
             thread::yield_now();
             true
         };
-        assert!(self.release(self.gate.drain_while(look, pause)));
+        assert!(self.release(self.gate.drain_while(sweep, pause)));
     }
 }
 
-fn beside<R: 'static>(harbour: &Arc<Harbour>, act: impl FnOnce(&Harbour) -> R + 'static) -> JoinHandle<R> {
-    let harbour = harbour.clone();
-    thread::spawn(move || act(&harbour))
+fn spawn<R: 'static>(guarded: &Arc<Guarded>, act: impl FnOnce(&Guarded) -> R + 'static) -> JoinHandle<R> {
+    let guarded = guarded.clone();
+    thread::spawn(move || act(&guarded))
 }
 
-/// Runs all of them. The answers of `check` must differ.
+/// Runs all interleavings of `check`, which must return both answers.
 fn model(check: impl Fn() -> bool + Sync + Send + 'static) {
     let answers = std::sync::Arc::new([const { AtomicUsize::new(0) }; 2]);
     let counted = answers.clone();
@@ -67,146 +67,146 @@ fn model(check: impl Fn() -> bool + Sync + Send + 'static) {
 }
 
 #[test]
-fn loom_copies_and_a_release_never_meet() {
+fn loom_copies_and_a_release_never_overlap() {
     model(|| {
-        let harbour = Harbour::new();
-        let copies = [0, 1].map(|_| beside(&harbour, Harbour::copy));
-        let released = harbour.release(harbour.gate.close());
+        let guarded = Guarded::new();
+        let copies = [0, 1].map(|_| spawn(&guarded, Guarded::copy));
+        let released = guarded.release(guarded.gate.close());
         copies.into_iter().for_each(|copy| copy.join().unwrap());
-        assert!(harbour.gate.is_at_rest());
+        assert!(guarded.gate.is_at_rest());
         released
     });
 }
 
 #[test]
-fn loom_two_releases_and_a_copy_never_meet() {
+fn loom_two_releases_and_a_copy_never_overlap() {
     model(|| {
-        let harbour = Harbour::new();
-        let copy = beside(&harbour, Harbour::copy);
-        let other = beside(&harbour, |harbour| harbour.release(harbour.gate.close()));
-        let released = harbour.release(harbour.gate.close());
+        let guarded = Guarded::new();
+        let copy = spawn(&guarded, Guarded::copy);
+        let other = spawn(&guarded, |guarded| guarded.release(guarded.gate.close()));
+        let released = guarded.release(guarded.gate.close());
         copy.join().unwrap();
         let other_released = other.join().unwrap();
-        assert!(harbour.release(harbour.gate.close()), "each has opened again what it closed");
+        assert!(guarded.release(guarded.gate.close()), "each has opened again what it closed");
         released && other_released
     });
 }
 
 #[test]
-fn loom_copies_that_found_it_closed_get_on_although_it_closes_again() {
+fn loom_copies_that_found_the_gate_closed_go_on_although_it_closes_again() {
     model(|| {
-        let harbour = Harbour::new();
-        let closed = harbour.gate.close();
-        let copies = [0, 1].map(|_| beside(&harbour, Harbour::copy));
-        assert!(harbour.release(closed));
-        let again = harbour.release(harbour.gate.close());
+        let guarded = Guarded::new();
+        let closed = guarded.gate.close();
+        let copies = [0, 1].map(|_| spawn(&guarded, Guarded::copy));
+        assert!(guarded.release(closed));
+        let again = guarded.release(guarded.gate.close());
         copies.into_iter().for_each(|copy| copy.join().unwrap());
         again
     });
 }
 
 #[test]
-fn loom_releases_in_turn_and_a_copy_all_come_to_an_end() {
+fn loom_releases_in_turn_and_a_copy_all_end() {
     model(|| {
-        let harbour = Harbour::new();
-        let closed = harbour.gate.close();
-        let other = beside(&harbour, |harbour| harbour.release(harbour.gate.close_in_turn()));
-        let copy = beside(&harbour, Harbour::copy);
-        assert!(harbour.release(closed));
-        let released = harbour.release(harbour.gate.close_in_turn());
+        let guarded = Guarded::new();
+        let closed = guarded.gate.close();
+        let other = spawn(&guarded, |guarded| guarded.release(guarded.gate.close_in_turn()));
+        let copy = spawn(&guarded, Guarded::copy);
+        assert!(guarded.release(closed));
+        let released = guarded.release(guarded.gate.close_in_turn());
         copy.join().unwrap();
         let other_released = other.join().unwrap();
-        assert!(harbour.gate.is_at_rest());
+        assert!(guarded.gate.is_at_rest());
         released && other_released
     });
 }
 
 #[test]
-fn loom_a_release_in_turn_gives_up_for_no_other_release() {
+fn loom_a_release_in_turn_waits_for_another_release() {
     model(|| {
-        let harbour = Harbour::new();
-        let closed = harbour.gate.close();
-        let other = beside(&harbour, |harbour| {
-            let must_wait = !harbour.gate.is_at_rest();
-            assert!(harbour.release(harbour.gate.close_in_turn()));
+        let guarded = Guarded::new();
+        let closed = guarded.gate.close();
+        let other = spawn(&guarded, |guarded| {
+            let must_wait = !guarded.gate.is_at_rest();
+            assert!(guarded.release(guarded.gate.close_in_turn()));
             must_wait
         });
-        assert!(harbour.release(closed));
-        assert!(harbour.release(harbour.gate.close_in_turn()));
+        assert!(guarded.release(closed));
+        assert!(guarded.release(guarded.gate.close_in_turn()));
         other.join().unwrap()
     });
 }
 
 #[test]
-fn loom_a_release_in_turn_gives_up_for_a_copy_and_not_for_one_that_waits() {
+fn loom_a_release_in_turn_gives_way_to_a_pending_copy_and_not_to_a_waiting_one() {
     model(|| {
-        let harbour = Harbour::new();
-        let closed = harbour.gate.close();
-        let copy = beside(&harbour, |harbour| harbour.gate.begin_copy());
-        assert!(harbour.release(closed));
-        let released = harbour.release(harbour.gate.close_in_turn());
-        // The copy never ends: who was told of it would be told so again.
-        assert!(released || harbour.gate.close().is_none());
+        let guarded = Guarded::new();
+        let closed = guarded.gate.close();
+        let copy = spawn(&guarded, |guarded| guarded.gate.begin_copy());
+        assert!(guarded.release(closed));
+        let released = guarded.release(guarded.gate.close_in_turn());
+        // The copy never ends, so a close that failed fails again.
+        assert!(released || guarded.gate.close().is_none());
         copy.join().unwrap();
-        assert!(harbour.gate.close().is_none());
+        assert!(guarded.gate.close().is_none());
         released
     });
 }
 
 #[test]
-fn loom_a_drain_ends_with_the_copies_aboard_and_lets_the_next_on() {
+fn loom_a_drain_ends_with_the_pending_copies_and_lets_the_next_begin() {
     model(|| {
-        let harbour = Harbour::new();
-        harbour.gate.begin_copy();
-        let aboard = beside(&harbour, |harbour| {
-            harbour.read();
-            harbour.gate.end_copies(1);
+        let guarded = Guarded::new();
+        guarded.gate.begin_copy();
+        let pending = spawn(&guarded, |guarded| {
+            guarded.read();
+            guarded.gate.end_copies(1);
         });
-        let next = beside(&harbour, Harbour::copy);
-        let was_aboard = !harbour.gate.is_at_rest();
-        harbour.drain(|| ());
-        aboard.join().unwrap();
+        let next = spawn(&guarded, Guarded::copy);
+        let was_pending = !guarded.gate.is_at_rest();
+        guarded.drain(|| ());
+        pending.join().unwrap();
         next.join().unwrap();
-        assert!(harbour.gate.is_at_rest());
-        was_aboard
+        assert!(guarded.gate.is_at_rest());
+        was_pending
     });
 }
 
 #[test]
-fn loom_a_drain_finds_out_itself_that_copies_are_over() {
+fn loom_a_drain_sweeps_for_copies_that_are_over() {
     model(|| {
-        let harbour = Harbour::new();
-        harbour.gate.begin_copy();
+        let guarded = Guarded::new();
+        guarded.gate.begin_copy();
         let is_over = Arc::new(AtomicBool::new(false));
         let (over, seen) = (is_over.clone(), is_over);
-        let device = beside(&harbour, move |harbour| {
-            harbour.read();
+        let device = spawn(&guarded, move |guarded| {
+            guarded.read();
             over.store(true, Ordering::Release);
         });
-        let looks = std::cell::Cell::new(0);
-        // The look that sees it is the last: what it takes off is all that was aboard.
-        harbour.drain(|| {
-            looks.set(looks.get() + 1);
+        let sweeps = std::cell::Cell::new(0);
+        // The sweep that sees it is the last, because it ends the only pending copy.
+        guarded.drain(|| {
+            sweeps.set(sweeps.get() + 1);
             if seen.load(Ordering::Acquire) {
-                harbour.gate.end_copies(1);
+                guarded.gate.end_copies(1);
             }
         });
         device.join().unwrap();
-        looks.get() > 1
+        sweeps.get() > 1
     });
 }
 
 #[test]
-fn loom_a_drain_that_loses_patience_opens_for_those_who_wait() {
+fn loom_a_drain_that_times_out_opens_the_gate_for_waiting_copies() {
     model(|| {
-        let harbour = Harbour::new();
-        harbour.gate.begin_copy();
-        let leaving = beside(&harbour, |harbour| harbour.gate.end_copies(1));
-        let next = beside(&harbour, Harbour::copy);
-        let drained = harbour.release(harbour.gate.drain_while(|| (), || false));
-        leaving.join().unwrap();
+        let guarded = Guarded::new();
+        guarded.gate.begin_copy();
+        let ending = spawn(&guarded, |guarded| guarded.gate.end_copies(1));
+        let next = spawn(&guarded, Guarded::copy);
+        let drained = guarded.release(guarded.gate.drain_while(|| (), || false));
+        ending.join().unwrap();
         next.join().unwrap();
-        assert!(harbour.gate.is_at_rest());
+        assert!(guarded.gate.is_at_rest());
         drained
     });
 }
@@ -214,13 +214,13 @@ fn loom_a_drain_that_loses_patience_opens_for_those_who_wait() {
 #[test]
 fn loom_a_drain_waits_for_the_release_that_runs() {
     model(|| {
-        let harbour = Harbour::new();
-        let other = beside(&harbour, |harbour| harbour.release(harbour.gate.close()));
-        let next = beside(&harbour, Harbour::copy);
-        harbour.drain(|| ());
+        let guarded = Guarded::new();
+        let other = spawn(&guarded, |guarded| guarded.release(guarded.gate.close()));
+        let next = spawn(&guarded, Guarded::copy);
+        guarded.drain(|| ());
         next.join().unwrap();
         let other_released = other.join().unwrap();
-        assert!(harbour.release(harbour.gate.close()));
+        assert!(guarded.release(guarded.gate.close()));
         other_released
     });
 }

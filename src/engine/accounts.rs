@@ -1,0 +1,134 @@
+//! What the engine counts beside the idle buffers, and the snapshot of all figures.
+//!
+//! ```text
+//!   handed out = gets + fallbacks - puts - leaked        in use and in flight; at 0 beside those in flight, a sealed
+//!                                                        pool closes, once
+//! ```
+//!
+//! Counters and sums only; while other threads run, the figures of a snapshot may be some operations apart.
+
+use crate::error::UsageReport;
+use crate::in_flight::PendingGroup;
+use crate::policy::Window;
+use crate::stats::Stats;
+use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
+
+use super::idle::IdleStats;
+use super::supply::PoolUsage;
+
+/// Counts of buffers that are not idle. All Relaxed unless noted: each is a number on its own.
+#[derive(Debug, Default)]
+pub(super) struct Accounts {
+    failed_gets: AtomicU64,
+    fallbacks: AtomicU64,
+    fallback_puts: AtomicU64,
+    leaked: AtomicU64,
+    leaked_bytes: AtomicU64,
+    is_closed: AtomicBool,
+}
+
+/// Figures of the other modules, for one snapshot.
+#[derive(Debug)]
+pub(super) struct Readings {
+    pub(super) idle: IdleStats,
+    pub(super) usage: PoolUsage,
+    pub(super) in_flight: u64,
+    pub(super) in_flight_bytes: u64,
+    pub(super) oldest: Option<PendingGroup>,
+    pub(super) waits: u64,
+    pub(super) handed_out: u64,
+}
+
+impl Accounts {
+    pub(super) fn count_failed_get(&self) {
+        self.failed_gets.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_fallback(&self) {
+        self.fallbacks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_fallback_put(&self) {
+        self.fallback_puts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns how many buffers have been leaked.
+    pub(super) fn count_leak(&self, bytes: u64) -> u64 {
+        let leaked = self.leaked.fetch_add(1, Ordering::Relaxed) + 1;
+        self.leaked_bytes.fetch_add(bytes, Ordering::Relaxed);
+        leaked
+    }
+
+    /// Buffers in use and in flight, where `total` counts all gets and puts of idle buffers.
+    pub(super) fn handed_out(&self, total: Window) -> u64 {
+        let [fallbacks, fallback_puts, leaked] =
+            [&self.fallbacks, &self.fallback_puts, &self.leaked].map(|count| count.load(Ordering::Relaxed));
+        // While other threads run, a get may be counted here whose put is not, and the reverse.
+        (total.gets() + fallbacks).saturating_sub(total.put + fallback_puts + leaked)
+    }
+
+    /// True for the one caller that closes the pool.
+    pub(super) fn begin_close(&self) -> bool {
+        // AcqRel: one thread closes, and sees all that was put before.
+        !self.is_closed.swap(true, Ordering::AcqRel)
+    }
+
+    /// Adds the snapshot's figures to `stats`.
+    pub(super) fn snapshot(&self, readings: Readings, stats: Stats) -> Stats {
+        let Readings { idle, usage, in_flight, in_flight_bytes, oldest, waits, handed_out } = readings;
+        let PoolUsage { supply, own_bytes, partition_bytes } = usage;
+        let (lost, lost_bytes) = (self.leaked.load(Ordering::Relaxed), self.leaked_bytes.load(Ordering::Relaxed));
+        let fallbacks = self.fallbacks.load(Ordering::Relaxed);
+        Stats {
+            pool_size_limit: idle.limit,
+            window: idle.window,
+            gets: idle.total.gets() + fallbacks,
+            hits: idle.total.get_from_pool,
+            misses: idle.total.allocated + fallbacks,
+            failed_gets: self.failed_gets.load(Ordering::Relaxed),
+            waits,
+            fallbacks,
+            puts: idle.total.put + self.fallback_puts.load(Ordering::Relaxed),
+            evicted: idle.total.evicted,
+            reclaimed: idle.reclaimed,
+            aged: idle.aged,
+            checks: idle.checks,
+            raises: idle.raises,
+            lowers: idle.lowers,
+            buffers_in_pool: idle.buffers,
+            idle_bytes: idle.bytes,
+            // Saturating: copies complete between the readings while other threads run. Exact at rest.
+            in_use: handed_out.saturating_sub(in_flight),
+            in_use_bytes: own_bytes.saturating_sub(idle.bytes + in_flight_bytes + lost_bytes),
+            in_flight,
+            in_flight_bytes,
+            oldest_in_flight: oldest.map(|pending| pending.age),
+            oldest_in_flight_stream: oldest.map(|pending| pending.stream),
+            lost,
+            lost_bytes: lost_bytes + supply.stuck_bytes,
+            partition_bytes,
+            arena_free_bytes: supply.free_bytes,
+            arena_transit_bytes: supply.transit_bytes,
+            awaiting_release_bytes: supply.awaiting_release_bytes,
+            drains: supply.drains,
+            reserve_bytes: supply.reserve_bytes,
+            moves: supply.moves,
+            pinned_bytes: supply.held_bytes,
+            peak_pinned_bytes: supply.peak_bytes,
+            max_bytes: supply.max_bytes,
+            underlying: supply.calls,
+            ..stats
+        }
+    }
+}
+
+/// The bytes of a snapshot, for the text of an error.
+pub(super) fn usage_report(stats: &Stats) -> UsageReport {
+    UsageReport {
+        held_bytes: stats.pinned_bytes,
+        in_use_bytes: stats.in_use_bytes,
+        idle_bytes: stats.idle_bytes,
+        in_flight_bytes: stats.in_flight_bytes,
+        max_bytes: stats.max_bytes,
+    }
+}

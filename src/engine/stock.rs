@@ -1,0 +1,223 @@
+//! The blocks of a pool at rest: the idle ones, and the memory that new ones are made of.
+//!
+//! ```text
+//!   take ◀── idle ◀── put ──victim──▶ release ─▶ backing (arena or source)
+//!   acquire ◀─────────────────────────────────── backing
+//! ```
+//!
+//! Owns the idle buffers and the supply. Releases happen outside their locks, and failures are logged here. Never waits
+//! for room or looks at copies.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use super::block::{Block, BlockBody};
+use super::idle::{Idle, IdleStats, LoweredLimit, PutOutcome};
+use super::maintenance::Tick;
+use super::supply::{Acquired, Backing, Reclaim, Refusal, ReleaseFailure};
+use crate::config::Config;
+use crate::diag::PoolLog;
+use crate::host::Pressure;
+use crate::policy::Window;
+use crate::size_class::Class;
+
+/// While memory is short, free memory is kept for a fourth of the time.
+const RETENTION_DIVISOR: u64 = 4;
+/// Progress of a reserve is logged this often.
+const RESERVE_REPORTS: u64 = 4;
+
+/// Blocks of owner `E` at rest. `now_us` arguments are coarse times.
+#[derive(Debug)]
+pub(super) struct Stock<E> {
+    idle: Idle<BlockBody<E>>,
+    backing: Backing,
+    log: Arc<PoolLog>,
+}
+
+impl<E> Stock<E> {
+    pub(super) fn new(config: &Config, backing: Backing, log: Arc<PoolLog>) -> Self {
+        let new_idle = if backing.arena().is_some() { Idle::adaptive } else { Idle::exact };
+        Self { idle: new_idle(config.pool_size_limit, config.auto_resize), backing, log }
+    }
+
+    #[inline]
+    pub(super) fn backing(&self) -> &Backing {
+        &self.backing
+    }
+
+    /// An idle block of `class`.
+    #[inline]
+    pub(super) fn take(&self, class: Class) -> Option<Block<E>> {
+        self.idle.take(class).map(Block::from_entry)
+    }
+
+    /// A get found no idle block.
+    pub(super) fn note_miss(&self, now_us: u64) {
+        self.idle.note_miss(now_us);
+    }
+
+    /// A new block of `class`, or an idle one that came back meanwhile. Idle blocks of `pool` make room. A slow call.
+    pub(super) fn acquire(
+        &self,
+        owner: &Arc<E>,
+        class: Class,
+        now_us: u64,
+        pool: &dyn Reclaim,
+    ) -> Result<Block<E>, Refusal> {
+        match self.backing.acquire(class, now_us, pool, || self.take(class))? {
+            Acquired::Reused(block) => Ok(block),
+            Acquired::New(memory) => {
+                self.idle.count_allocated();
+                Ok(Block::new(owner.clone(), memory, class))
+            }
+        }
+    }
+
+    /// A block of pageable memory, if this pool may give one out.
+    pub(super) fn acquire_pageable(&self, owner: &Arc<E>, class: Class) -> Option<Block<E>> {
+        Some(Block::new(owner.clone(), self.backing.acquire_pageable(class)?, class))
+    }
+
+    /// Keeps `block` as idle; releases what the limit evicts. Returns false if the pool keeps no more blocks.
+    #[inline]
+    pub(super) fn put(&self, block: Block<E>, now_us: u64) -> bool {
+        let class = block.class();
+        let PutOutcome { victim, rejected, check } = self.idle.put(block.into_entry(), class, now_us);
+        if victim.is_none() && rejected.is_none() && check.is_none() {
+            return true;
+        }
+        self.after_put(PutOutcome { victim, rejected, check }, now_us)
+    }
+
+    #[cold]
+    fn after_put(&self, outcome: PutOutcome<BlockBody<E>>, now_us: u64) -> bool {
+        let is_kept = outcome.rejected.is_none();
+        let leaving = outcome.victim.into_iter().chain(outcome.rejected);
+        leaving.for_each(|entry| self.release(Block::from_entry(entry), now_us));
+        if let Some(check) = outcome.check {
+            self.log.checked(check);
+        }
+        is_kept
+    }
+
+    /// Memory leaves the pool. A slow call.
+    pub(super) fn release(&self, block: Block<E>, now_us: u64) {
+        // The block's own reference to its pool is dropped last.
+        let (_owner, memory) = block.into_parts();
+        match self.backing.release(memory, now_us) {
+            Ok(()) => {}
+            Err(ReleaseFailure::Deferred(error)) => self.log.release_error(Err(error)),
+            Err(ReleaseFailure::Permanent { held_bytes, error }) => self.log.release_failed(held_bytes, &error),
+        }
+    }
+
+    /// Releases the block that has been idle longest; false if none is idle.
+    pub(super) fn release_oldest(&self, now_us: u64) -> bool {
+        self.idle.reclaim().map(|entry| self.release(Block::from_entry(entry), now_us)).is_some()
+    }
+
+    /// Releases blocks that have been idle too long, and lowers a limit that no get has needed for long.
+    pub(super) fn expire(&self, now_us: u64) {
+        self.idle.expire(now_us).into_iter().for_each(|entry| self.release(Block::from_entry(entry), now_us));
+        if let Some(LoweredLimit { from, to, victims }) = self.idle.lower_limit(now_us) {
+            victims.into_iter().for_each(|entry| self.release(Block::from_entry(entry), now_us));
+            self.log.limit_lowered(from, to);
+        }
+    }
+
+    /// Releases every idle block and begins a new window.
+    pub(super) fn clear(&self, now_us: u64) {
+        self.idle.clear().into_iter().for_each(|entry| self.release(Block::from_entry(entry), now_us));
+        self.trim_arena(0, now_us);
+    }
+
+    /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle.
+    pub(super) fn trim(&self, to_bytes: u64, now_us: u64) {
+        self.trim_arena(to_bytes, now_us);
+        while self.backing.stats().held_bytes > to_bytes && self.release_oldest(now_us) {
+            self.trim_arena(to_bytes, now_us);
+        }
+    }
+
+    fn trim_arena(&self, to_bytes: u64, now_us: u64) {
+        if let Some(arena) = self.backing.arena() {
+            self.log.release_error(arena.release_down_to(to_bytes, now_us));
+        }
+    }
+
+    /// Pins a reserve of `bytes` (policy-R10), for which idle memory makes room. Does nothing without an arena. A slow call.
+    pub(super) fn add_reserve(&self, bytes: u64, make_room: impl FnOnce(u64)) -> Result<(), Refusal> {
+        let Some(arena) = self.backing.arena().filter(|_| bytes > 0) else { return Ok(()) };
+        let reported = Cell::new(0);
+        let progress = |done_bytes: u64| {
+            let part = u128::from(done_bytes) * u128::from(RESERVE_REPORTS) / u128::from(bytes);
+            if part > reported.get() {
+                reported.set(part);
+                self.log.reserving(done_bytes, bytes);
+            }
+        };
+        let mut added = arena.add_reserve(bytes, &progress);
+        if let (Err(Refusal::Ceiling { needed_bytes }), Some(max_bytes)) = (&added, arena.max_bytes())
+            && *needed_bytes <= max_bytes
+        {
+            make_room(max_bytes - needed_bytes);
+            added = arena.add_reserve(bytes, &progress);
+        }
+        let (start, len) = added?;
+        let source = self.backing.source();
+        self.log.reserved(bytes, || source.page_tiers(start, len), source.numa_node());
+        Ok(())
+    }
+
+    /// What a tick does with memory: expires, follows the pressure on memory, releases what is due, reports growth.
+    pub(super) fn maintain(&self, tick: &mut Tick<'_>, now_us: u64, trim_all: impl FnOnce()) {
+        let Some(arena) = self.backing.arena() else { return };
+        // A pool that is not in use expires with the others.
+        let pools = arena.attached();
+        pools.iter().for_each(|pool| pool.expire_idle(now_us));
+        if let Some(pressure) = tick.pressure_change(now_us) {
+            arena.shorten_retention((pressure != Pressure::Calm).then_some(RETENTION_DIVISOR));
+            self.log.pressure_changed(pressure == Pressure::Calm);
+        }
+        // Severe pressure releases everything idle, for as long as it lasts.
+        if tick.pressure_is_severe() {
+            pools.iter().for_each(|pool| while pool.release_oldest() {});
+            trim_all();
+        }
+        self.log.release_error(arena.release_due(now_us));
+        let supply = self.backing.stats();
+        if !self.backing.is_partition() && tick.growth_is_due(supply.held_bytes) {
+            self.log.grown(supply.held_bytes, supply.calls.allocs, supply.max_bytes);
+        }
+    }
+
+    /// From now on nothing is kept. Returns what is idle.
+    pub(super) fn seal(&self) -> Vec<Block<E>> {
+        self.idle.seal().into_iter().map(Block::from_entry).collect()
+    }
+
+    pub(super) fn is_sealed(&self) -> bool {
+        self.idle.is_sealed()
+    }
+
+    /// See [`Idle::may_have_raced_with_seal`].
+    #[inline]
+    pub(super) fn may_have_raced_with_seal(&self) -> bool {
+        self.idle.may_have_raced_with_seal()
+    }
+
+    /// The counts of gets and puts, with every put before this call counted or seeing the seal.
+    pub(super) fn ordered_totals(&self) -> Window {
+        self.idle.order_with_puts();
+        self.idle.stats().total
+    }
+
+    /// Bytes of the idle blocks.
+    pub(super) fn idle_bytes(&self) -> u64 {
+        self.idle.bytes()
+    }
+
+    pub(super) fn idle_stats(&self) -> IdleStats {
+        self.idle.stats()
+    }
+}

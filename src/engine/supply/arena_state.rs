@@ -1,0 +1,342 @@
+//! The books of a shared arena: what the lock in [`GuardedArena`](super::guarded_arena::GuardedArena) guards.
+//!
+//! ```text
+//!   claimed = arena's claims + pending reserves          at most the ceiling, at every instant
+//!   attached pools, live bytes                           none and 0: nobody can ever use this memory again
+//!   trim target, overdue bytes                           releases that wait until no copy is pending
+//! ```
+//!
+//! Sequential, arithmetic and tables only. Never calls the source, waits, or logs.
+//!
+//! - arena-state-I1: a region leaves the mappings before it is released, and returns if that fails.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::executor::{Executed, Executor, GRANULE_BYTES, Mapping, Mappings};
+use super::{BlockMemory, Reclaim, Refusal, SupplyStats};
+use crate::arena::{Arena, ArenaPtr, GrowthLimits, NoSpace, Plan, RANGE_BYTES_MAX, Retention};
+use crate::backend::{PAGE_BYTES, Region, SourceError};
+use crate::stats::Underlying;
+
+/// Every block starts at a multiple of this.
+const ALIGN_BYTES: u64 = PAGE_BYTES as u64;
+
+#[derive(Debug)]
+pub(super) struct ArenaState {
+    arena: Arena,
+    mappings: Mappings,
+    /// Pools that carve from here.
+    attached: Vec<Weak<dyn Reclaim>>,
+    /// Bytes that were due at the last tick and could not be released because of pending copies.
+    overdue_bytes: u64,
+    /// Target of a trim that pending copies prevented.
+    trim_to_bytes: Option<u64>,
+    drains: u64,
+    /// Bytes of reserves that are being pinned.
+    pending_bytes: u64,
+    reserve_bytes: u64,
+    largest_reserve_bytes: u64,
+    peak_bytes: u64,
+    next_id: u64,
+    calls: Underlying,
+    /// A release failed, and none has succeeded since.
+    release_fails: bool,
+}
+
+impl ArenaState {
+    pub(super) fn new(arena: Arena, mappings: Mappings) -> Self {
+        Self {
+            arena,
+            mappings,
+            attached: Vec::new(),
+            overdue_bytes: 0,
+            trim_to_bytes: None,
+            drains: 0,
+            pending_bytes: 0,
+            reserve_bytes: 0,
+            largest_reserve_bytes: 0,
+            peak_bytes: 0,
+            next_id: 0,
+            calls: Underlying::default(),
+            release_fails: false,
+        }
+    }
+
+    /// Bytes that may still be claimed under `max_bytes`.
+    pub(super) fn room_bytes(&self, max_bytes: Option<u64>) -> u64 {
+        max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(self.claimed_bytes()))
+    }
+
+    fn claimed_bytes(&self) -> u64 {
+        self.arena.stats().claimed_bytes + self.pending_bytes
+    }
+
+    fn note_peak(&mut self) {
+        self.peak_bytes = self.peak_bytes.max(self.claimed_bytes());
+    }
+
+    /// Carves `bytes` from committed memory.
+    pub(super) fn carve(&mut self, bytes: u64) -> Option<BlockMemory> {
+        let ptr = self.arena.carve(bytes, ALIGN_BYTES)?;
+        self.memory_at(ptr, bytes)
+    }
+
+    /// The memory that a plan granted.
+    pub(super) fn memory_at(&mut self, ptr: ArenaPtr, bytes: u64) -> Option<BlockMemory> {
+        let start = self.mappings.address(ptr)?;
+        let id = self.next_id;
+        self.next_id += 1;
+        Some(BlockMemory::Carved { start, ptr, bytes, id, claim: None })
+    }
+
+    /// policy-R6: whether `idle_bytes` of idle blocks could replace what would have to be committed. With `by_sum`, because
+    /// nothing can be committed beside it, idle and free bytes together must make up the whole block.
+    pub(super) fn could_cover(&self, bytes: u64, idle_bytes: u64, by_sum: bool) -> bool {
+        if by_sum {
+            return idle_bytes + self.free_bytes() >= bytes;
+        }
+        self.arena.missing_bytes(bytes, ALIGN_BYTES).is_some_and(|missing_bytes| idle_bytes >= missing_bytes)
+    }
+
+    /// Committed bytes that are in no block.
+    pub(super) fn free_bytes(&self) -> u64 {
+        self.arena.stats().hole_bytes
+    }
+
+    /// Free bytes in granules that could be released.
+    pub(super) fn idle_bytes(&self) -> u64 {
+        self.arena.stats().idle_bytes
+    }
+
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.arena.stats().committed_bytes
+    }
+
+    /// Whether granules are in transit between plan and settlement.
+    pub(super) fn has_transit(&self) -> bool {
+        self.arena.stats().transit_bytes > 0
+    }
+
+    /// Plans a block of `bytes` within `limits`, and claims what the plan may commit.
+    pub(super) fn plan_growth(&mut self, bytes: u64, limits: GrowthLimits) -> Result<Plan, NoSpace> {
+        let plan = self.arena.grow(bytes, ALIGN_BYTES, limits)?;
+        self.note_peak();
+        Ok(plan)
+    }
+
+    /// What the steps of `plan` work on.
+    pub(super) fn executor(&mut self, plan: &Plan) -> Executor {
+        self.mappings.executor(plan)
+    }
+
+    /// Settles a plan of [`plan_growth`](Self::plan_growth). `took` is the time of its source calls.
+    pub(super) fn settle_growth(
+        &mut self,
+        plan: Plan,
+        executor: Executor,
+        executed: Executed,
+        took: Duration,
+        now_us: u64,
+    ) -> Result<(), SourceError> {
+        let outcome = executed.outcome;
+        let error = self.count(executor, executed, took);
+        let is_granted = self.arena.settle(plan, outcome, now_us);
+        match error {
+            None if is_granted => Ok(()),
+            error => Err(error.unwrap_or_else(|| SourceError::new("arena", "a plan was made and not granted"))),
+        }
+    }
+
+    /// Settles a plan of releases, of which the `failed` did not succeed. Returns an error that was not returned before: a
+    /// failing release is reported once, until one succeeds.
+    pub(super) fn settle_releases(
+        &mut self,
+        plan: &Plan,
+        executor: Executor,
+        (executed, failed): (Executed, Vec<usize>),
+        took: Duration,
+        now_us: u64,
+    ) -> Result<(), SourceError> {
+        let releases = executed.releases;
+        let error = self.count(executor, executed, took);
+        self.arena.settle_releases(plan, &failed, now_us);
+        let was_reported = self.release_fails;
+        self.release_fails = error.is_some() || was_reported && releases == 0;
+        match error {
+            Some(error) if !was_reported => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts the calls of a plan and records the regions that it acquired. Returns why one failed.
+    fn count(&mut self, executor: Executor, executed: Executed, took: Duration) -> Option<SourceError> {
+        let Executed { regions, error, committed_bytes, released_bytes, commits, releases, .. } = executed;
+        self.mappings.keep(executor);
+        for (range, region) in regions {
+            self.mappings.add(range, Mapping::Region(region));
+        }
+        self.calls.time += took;
+        self.calls.failures += u64::from(error.is_some());
+        self.calls.allocs += commits;
+        self.calls.frees += releases;
+        self.calls.alloc_bytes += committed_bytes;
+        self.calls.free_bytes += released_bytes;
+        self.calls.note_peak();
+        error
+    }
+
+    /// Takes a block's bytes back. Returns whether that was the last block and every pool is detached.
+    pub(super) fn give(&mut self, ptr: ArenaPtr, bytes: u64, now_us: u64) -> bool {
+        self.arena.free(ptr, bytes, now_us);
+        self.is_deserted()
+    }
+
+    /// Whether every pool is detached and every block came back.
+    pub(super) fn is_deserted(&self) -> bool {
+        self.attached.is_empty() && self.arena.stats().live_bytes == 0
+    }
+
+    pub(super) fn attach(&mut self, pool: Weak<dyn Reclaim>) {
+        self.attached.push(pool);
+    }
+
+    /// Detaches the pool at that address. Returns whether it was the last.
+    pub(super) fn detach(&mut self, pool: *const ()) -> bool {
+        self.attached.retain(|other| !std::ptr::addr_eq(other.as_ptr(), pool));
+        self.attached.is_empty()
+    }
+
+    /// The attached pools. Drop them outside the lock: one may be the last reference to its pool.
+    pub(super) fn attached(&self) -> Vec<Arc<dyn Reclaim>> {
+        self.attached.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(super) fn set_retention(&mut self, retention: Retention) {
+        self.arena.set_retention(retention);
+    }
+
+    pub(super) fn count_drain(&mut self) {
+        self.drains += 1;
+    }
+
+    /// Whether a trim is waiting, or memory has been idle too long at `now_us`.
+    pub(super) fn is_release_due(&self, now_us: u64) -> bool {
+        self.trim_to_bytes.is_some() || self.arena.is_release_due(now_us)
+    }
+
+    /// Records what is due and cannot be released now.
+    pub(super) fn note_overdue(&mut self, now_us: u64) {
+        self.overdue_bytes = self.arena.due_bytes(now_us);
+    }
+
+    /// Plans the release of what is due (policy-R9).
+    pub(super) fn plan_due(&mut self, now_us: u64) -> Option<Plan> {
+        self.overdue_bytes = 0;
+        self.arena.release_due(now_us)
+    }
+
+    /// Records the target of a trim. Returns whether an earlier one is still waiting; the lower target wins.
+    pub(super) fn request_trim(&mut self, to_bytes: u64) -> bool {
+        let before_bytes = self.trim_to_bytes;
+        self.trim_to_bytes = Some(before_bytes.map_or(to_bytes, |before_bytes| before_bytes.min(to_bytes)));
+        before_bytes.is_some()
+    }
+
+    /// Plans the trim that was requested, if any.
+    pub(super) fn plan_trim(&mut self) -> Option<Plan> {
+        self.overdue_bytes = 0;
+        let to_bytes = self.trim_to_bytes.take()?;
+        self.arena.release_down_to(to_bytes)
+    }
+
+    /// Plans the release of everything that is free.
+    pub(super) fn plan_release_all(&mut self) -> Option<Plan> {
+        self.overdue_bytes = 0;
+        self.arena.release_down_to(0)
+    }
+
+    /// After the last release: everything that is left, or `None` while a granule is still to be released before its
+    /// addresses. Nothing if a block is out: it keeps its memory until the process ends.
+    pub(super) fn take_mappings(&mut self) -> Option<Vec<Mapping>> {
+        if !self.is_deserted() {
+            return Some(Vec::new());
+        }
+        (self.idle_bytes() == 0 || self.release_fails).then(|| self.mappings.drain().collect())
+    }
+
+    /// A region left the pool after its blocks.
+    pub(super) fn count_released_region(&mut self, bytes: u64) {
+        self.calls.released(bytes);
+    }
+
+    /// Claims a reserve of `bytes`, in whole granules if there is room for them, else in whole pages.
+    pub(super) fn claim_reserve(&mut self, bytes: u64, max_bytes: Option<u64>) -> Result<usize, Refusal> {
+        let room_bytes = self.room_bytes(max_bytes);
+        let whole = |unit: u64| bytes.checked_next_multiple_of(unit).filter(|&whole| whole <= room_bytes);
+        let bytes =
+            whole(GRANULE_BYTES).or_else(|| whole(ALIGN_BYTES)).ok_or(Refusal::Ceiling { needed_bytes: bytes })?;
+        let len = usize::try_from(bytes).ok().filter(|_| bytes <= RANGE_BYTES_MAX).ok_or_else(|| {
+            let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
+            Refusal::Source(SourceError::new("arena", what))
+        })?;
+        self.pending_bytes += bytes;
+        self.note_peak();
+        Ok(len)
+    }
+
+    /// Adds the reserve that [`claim_reserve`](Self::claim_reserve) claimed `len` bytes for, or ends that claim. Returns
+    /// where it lies; hands the region back if the arena has no range left for it.
+    pub(super) fn settle_reserve(
+        &mut self,
+        len: usize,
+        acquired: Result<Region, SourceError>,
+        took: Duration,
+    ) -> Result<Result<NonNull<u8>, Region>, SourceError> {
+        let bytes = len as u64;
+        self.pending_bytes -= bytes;
+        self.calls.time += took;
+        let region = acquired.inspect_err(|_| self.calls.failures += 1)?;
+        self.calls.acquired(bytes);
+        let Some(range) = self.arena.add_reserve(bytes) else { return Ok(Err(region)) };
+        let start = region.start();
+        self.mappings.add(range, Mapping::Region(region));
+        self.reserve_bytes += bytes;
+        self.largest_reserve_bytes = self.largest_reserve_bytes.max(bytes);
+        Ok(Ok(start))
+    }
+
+    pub(super) fn reserve_bytes(&self) -> u64 {
+        self.reserve_bytes
+    }
+
+    pub(super) fn largest_reserve_bytes(&self) -> u64 {
+        self.largest_reserve_bytes
+    }
+
+    /// Address and length of each range.
+    pub(super) fn extents(&self) -> Vec<(NonNull<u8>, usize)> {
+        self.mappings.extents()
+    }
+
+    pub(super) fn stats(&self, max_bytes: Option<u64>) -> SupplyStats {
+        let arena = self.arena.stats();
+        // Free, and to be released as soon as no copy is pending.
+        let trim_bytes = self.trim_to_bytes.map_or(0, |to_bytes| arena.committed_bytes.saturating_sub(to_bytes));
+        SupplyStats {
+            held_bytes: arena.committed_bytes,
+            peak_bytes: self.peak_bytes,
+            block_bytes: arena.live_bytes,
+            free_bytes: arena.hole_bytes,
+            transit_bytes: arena.transit_bytes,
+            reserve_bytes: self.reserve_bytes,
+            stuck_bytes: 0,
+            awaiting_release_bytes: trim_bytes.max(self.overdue_bytes).min(arena.idle_bytes),
+            drains: self.drains,
+            max_bytes,
+            moves: arena.remaps,
+            calls: self.calls,
+        }
+    }
+}
