@@ -1,0 +1,127 @@
+//! The idle buffers of one pool: exact or adaptive, by its preset.
+//!
+//! Passes each call on, and says what the exact variant does not do. Owns nothing else.
+
+use super::adaptive::AdaptiveIdle;
+use super::exact::ExactIdle;
+use super::thread_cache::Entry;
+use super::{IdleStats, LoweredLimit, PutOutcome};
+use crate::size_class::Class;
+
+/// The idle buffers of one pool.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // One per pool, and a hit follows no pointer to it.
+pub(in crate::engine) enum Idle<T> {
+    Exact(ExactIdle<T>),
+    Adaptive(AdaptiveIdle<T>),
+}
+
+/// The same call on either variant.
+macro_rules! on_variant {
+    ($self:ident, $idle:ident => $call:expr) => {
+        match $self {
+            Idle::Exact($idle) => $call,
+            Idle::Adaptive($idle) => $call,
+        }
+    };
+}
+
+impl<T> Idle<T> {
+    /// By TensorFlow's rules.
+    pub(in crate::engine) fn exact(limit: u64, auto_resize: bool) -> Self {
+        Self::Exact(ExactIdle::new(limit, auto_resize))
+    }
+
+    /// By the rules of the adaptive preset.
+    pub(in crate::engine) fn adaptive(limit: u64, auto_resize: bool) -> Self {
+        Self::Adaptive(AdaptiveIdle::new(limit, auto_resize))
+    }
+
+    /// An idle buffer of `class`: a hit.
+    #[inline]
+    pub(in crate::engine) fn take(&self, class: Class) -> Option<Box<Entry<T>>> {
+        on_variant!(self, idle => idle.take(class))
+    }
+
+    /// Keeps `entry`, of `class`, from `now_us` on.
+    #[inline]
+    pub(in crate::engine) fn put(&self, entry: Box<Entry<T>>, class: Class, now_us: u64) -> PutOutcome<T> {
+        match self {
+            Self::Exact(idle) => idle.put(entry, class),
+            Self::Adaptive(idle) => idle.put(entry, now_us),
+        }
+    }
+
+    /// A get was served by the underlying allocator.
+    pub(in crate::engine) fn count_allocated(&self) {
+        on_variant!(self, idle => idle.count_allocated());
+    }
+
+    /// A get found nothing idle at `now_us`, so the limit stays up.
+    pub(in crate::engine) fn note_miss(&self, now_us: u64) {
+        if let Self::Adaptive(idle) = self {
+            idle.note_miss(now_us);
+        }
+    }
+
+    /// The buffer that was put back longest ago, to make room.
+    pub(in crate::engine) fn reclaim(&self) -> Option<Box<Entry<T>>> {
+        on_variant!(self, idle => idle.reclaim())
+    }
+
+    /// Buffers that have been idle too long at `now_us`.
+    pub(in crate::engine) fn expire(&self, now_us: u64) -> Vec<Box<Entry<T>>> {
+        match self {
+            Self::Exact(_) => Vec::new(),
+            Self::Adaptive(idle) => idle.expire(now_us),
+        }
+    }
+
+    /// Lowers a limit that no get has needed for long.
+    pub(in crate::engine) fn lower_limit(&self, now_us: u64) -> Option<LoweredLimit<T>> {
+        match self {
+            Self::Exact(_) => None,
+            Self::Adaptive(idle) => idle.lower_limit(now_us),
+        }
+    }
+
+    /// Everything; a new window begins.
+    pub(in crate::engine) fn clear(&self) -> Vec<Box<Entry<T>>> {
+        on_variant!(self, idle => idle.clear())
+    }
+
+    /// Everything; from now on nothing is kept.
+    pub(in crate::engine) fn seal(&self) -> Vec<Box<Entry<T>>> {
+        on_variant!(self, idle => idle.seal())
+    }
+
+    pub(in crate::engine) fn is_sealed(&self) -> bool {
+        on_variant!(self, idle => idle.is_sealed())
+    }
+
+    /// True if a put that was kept raced with the seal, which may have missed its count. The exact variant counts and
+    /// rejects under one lock.
+    #[inline]
+    pub(in crate::engine) fn may_have_raced_with_seal(&self) -> bool {
+        match self {
+            Self::Exact(_) => false,
+            Self::Adaptive(idle) => idle.is_sealed(),
+        }
+    }
+
+    /// After this barrier earlier puts are counted, and later puts see the seal.
+    pub(in crate::engine) fn order_with_puts(&self) {
+        if let Self::Adaptive(idle) = self {
+            idle.order_with_puts();
+        }
+    }
+
+    /// Bytes of the idle buffers.
+    pub(in crate::engine) fn bytes(&self) -> u64 {
+        on_variant!(self, idle => idle.bytes())
+    }
+
+    pub(in crate::engine) fn stats(&self) -> IdleStats {
+        on_variant!(self, idle => idle.stats())
+    }
+}
