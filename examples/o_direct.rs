@@ -1,0 +1,38 @@
+#![allow(clippy::print_stdout)] // An example that shows something.
+//! A file read past the page cache (`O_DIRECT`), straight into a pinned buffer.
+//!
+//! The kernel wants the address, the length and the file offset at a multiple of the device's block, 4096 bytes at the
+//! most. Buffers of the pool start at a page, so only the length needs rounding.
+
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+
+use pinpool::Pool;
+use pinpool::backend::PAGE_BYTES;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let path = std::env::args().nth(1).unwrap_or_else(|| "Cargo.toml".into());
+    let pool = Pool::from_env()?;
+    let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path);
+    // Some file systems have no direct reads (tmpfs before Linux 6.6): then the page cache serves.
+    let (mut file, how) = match direct {
+        Ok(file) => (file, "directly"),
+        Err(_) => (OpenOptions::new().read(true).open(&path)?, "through the page cache"),
+    };
+    let len = usize::try_from(file.metadata()?.len())?;
+
+    let mut buf = pool.get(len.next_multiple_of(PAGE_BYTES))?;
+    let room = buf.as_mut_slice()?;
+    let mut filled = 0;
+    // The last read ends at the end of the file, short of a whole page, and the one after it returns 0.
+    while filled < len {
+        match file.read(&mut room[filled..])? {
+            0 => break,
+            read => filled += read,
+        }
+    }
+    buf.truncate(filled);
+    println!("{} of {len} bytes read {how}", buf.len());
+    Ok(())
+}

@@ -1,0 +1,45 @@
+#![allow(clippy::print_stdout)] // An example that shows something.
+//! Several threads fill buffers of one pool and hand them to the thread that copies.
+
+use std::sync::mpsc::sync_channel;
+use std::thread;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{PinnedBuf, Pool};
+
+const THREADS: u8 = 4;
+const BATCHES: usize = 100;
+const BATCH_BYTES: usize = 1 << 20;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let pool = Pool::from_env()?;
+    // On a GPU: cudarc's stream and slice.
+    let (stream, mut device) = (SinkStream::new()?, SinkMem::new(BATCH_BYTES));
+    // The channel bounds how many filled batches wait, and so how much memory the loop needs.
+    let (filled, to_copy) = sync_channel::<pinpool::Result<PinnedBuf>>(8);
+
+    for thread in 0..THREADS {
+        let (pool, filled) = (pool.clone(), filled.clone());
+        thread::spawn(move || {
+            for _ in 0..BATCHES {
+                let fill = || {
+                    let mut buf = pool.get(BATCH_BYTES)?;
+                    buf.as_mut_slice()?.fill(thread);
+                    Ok(buf)
+                };
+                if filled.send(fill()).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    drop(filled);
+
+    for batch in to_copy {
+        batch?.copy_to(&stream, &mut device)?; // the buffer returns to the pool when the copy ends
+    }
+    stream.synchronize()?;
+    let stats = pool.stats();
+    println!("{} batches from {} bytes of memory, {} misses", stats.gets, stats.peak_pinned_bytes, stats.misses);
+    Ok(())
+}
