@@ -13,3 +13,4 @@ mod interop;
 mod old_drivers;
 mod release_gate;
 mod sources;
+mod tracked_copies;
