@@ -219,6 +219,16 @@ mod tests {
         Pool::builder().without_env().backend(crate::Backend::Heap).max_bytes(max_bytes).build().unwrap()
     }
 
+    /// A directory of `files` files of `len` bytes, each filled with its number, and its catalog.
+    fn numbered_files(files: u8, len: usize) -> (tempfile::TempDir, Catalog) {
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..files {
+            fs::write(dir.path().join(format!("{number:02}")), vec![number; len]).unwrap();
+        }
+        let catalog = Catalog::from_paths(&[dir.path()], false, &StopFlag::new());
+        (dir, catalog)
+    }
+
     /// Three workers, batches of four samples, verified.
     fn options() -> LoadOptions {
         LoadOptions {
@@ -317,11 +327,7 @@ mod tests {
 
     #[test]
     fn a_ceiling_of_one_batch_slows_the_run_but_does_not_end_it() {
-        let dir = tempfile::tempdir().unwrap();
-        for number in 0..40 {
-            fs::write(dir.path().join(format!("{number:02}")), vec![number; 50_000]).unwrap();
-        }
-        let catalog = Catalog::from_paths(&[dir.path()], false, &StopFlag::new());
+        let (_dir, catalog) = numbered_files(40, 50_000);
         // A batch is 200,000 bytes, so 262,144 in its class.
         let pool = pool(300_000);
         let (summary, observer) = run_in(&pool, &catalog, options(), &mut FaultyDestination::new());
@@ -332,11 +338,7 @@ mod tests {
 
     #[test]
     fn a_run_holds_no_more_buffers_than_prefetch_and_lanes_allow() {
-        let dir = tempfile::tempdir().unwrap();
-        for number in 0..100 {
-            fs::write(dir.path().join(format!("{number:02}")), [number; 100]).unwrap();
-        }
-        let catalog = Catalog::from_paths(&[dir.path()], false, &StopFlag::new());
+        let (_dir, catalog) = numbered_files(100, 100);
         let pool = pool(1 << 30);
         let options = LoadOptions { batch_samples: NonZeroU64::new(1), epochs: 5, ..options() };
         let (summary, _) = run_in(&pool, &catalog, options, &mut FaultyDestination::new());
@@ -363,11 +365,7 @@ mod tests {
 
     #[test]
     fn a_strict_run_ends_at_the_first_failure() {
-        let dir = tempfile::tempdir().unwrap();
-        for number in 0..40 {
-            fs::write(dir.path().join(format!("{number:02}")), [7; 100]).unwrap();
-        }
-        let catalog = Catalog::from_paths(&[dir.path()], false, &StopFlag::new());
+        let (dir, catalog) = numbered_files(40, 100);
         for number in 12..40 {
             fs::write(dir.path().join(format!("{number:02}")), b"short").unwrap();
         }

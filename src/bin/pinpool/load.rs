@@ -13,10 +13,11 @@ use pinpool::loader::{
     BatchDone, Catalog, Destination, Ended, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination,
     StopFlag,
 };
-use pinpool::{Backend, Ceiling, OnFull, Pool, Preset, Rounding};
+use pinpool::{Backend, Ceiling, OnFull, Pool, PoolBuilder, Preset, Rounding};
 
 use crate::ExitError;
 use crate::load_report::LoadReport;
+use crate::replay::{IdleTimeout, idle_timeout};
 use crate::terminal::Terminal;
 
 /// Files of the synthetic data set: about 1.1 GB.
@@ -135,15 +136,6 @@ struct PoolArgs {
     /// What a batch gets after that wait: error, pageable (memory that is not pinned) or auto
     #[arg(long, value_name = "NAME")]
     on_full: Option<OnFull>,
-}
-
-/// A wrapper, because clap gives `Option<Option<_>>` a meaning of its own.
-#[derive(Debug, Clone, Copy)]
-struct IdleTimeout(Option<Duration>);
-
-fn idle_timeout(text: &str) -> Result<IdleTimeout, ParseError> {
-    let is_none = text.eq_ignore_ascii_case("none");
-    Ok(IdleTimeout(if is_none { None } else { Some(parse_duration(text)?) }))
 }
 
 fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
@@ -276,35 +268,23 @@ fn device(_: &Pool, _: usize) -> Result<Box<dyn Destination>, &'static str> {
 
 impl PoolArgs {
     fn build(&self) -> Result<Pool, pinpool::Error> {
-        let mut builder = Pool::builder();
-        if let Some(backend) = &self.backend {
-            builder = builder.backend(backend.clone());
-        }
-        if let Some(preset) = self.preset {
-            builder = builder.preset(preset);
-        }
-        if let Some(limit) = self.pool_size_limit {
-            builder = builder.pool_size_limit(limit);
-        }
-        if let Some(rounding) = self.rounding {
-            builder = builder.rounding(rounding);
-        }
-        if let Some(max_bytes) = self.max_bytes {
-            builder = builder.max_bytes(max_bytes);
-        }
-        if let Some(bytes) = self.reserve {
-            builder = builder.reserve_bytes(bytes);
-        }
-        if let Some(IdleTimeout(time)) = self.idle_timeout {
-            builder = builder.idle_timeout(time);
-        }
-        if let Some(wait) = self.wait {
-            builder = builder.wait(wait);
-        }
-        if let Some(on_full) = self.on_full {
-            builder = builder.on_full(on_full);
-        }
-        builder.build()
+        let builder = set(Pool::builder(), self.backend.clone(), PoolBuilder::backend);
+        let builder = set(builder, self.preset, PoolBuilder::preset);
+        let builder = set(builder, self.pool_size_limit, PoolBuilder::pool_size_limit);
+        let builder = set(builder, self.rounding, PoolBuilder::rounding);
+        let builder = set(builder, self.max_bytes, PoolBuilder::max_bytes);
+        let builder = set(builder, self.reserve, PoolBuilder::reserve_bytes);
+        let builder = set(builder, self.idle_timeout, PoolBuilder::idle_timeout);
+        let builder = set(builder, self.wait, PoolBuilder::wait);
+        set(builder, self.on_full, PoolBuilder::on_full).build()
+    }
+}
+
+/// Gives the builder the value of a flag, if there is one.
+fn set<T>(builder: PoolBuilder, value: Option<T>, setter: impl FnOnce(PoolBuilder, T) -> PoolBuilder) -> PoolBuilder {
+    match value {
+        Some(value) => setter(builder, value),
+        None => builder,
     }
 }
 

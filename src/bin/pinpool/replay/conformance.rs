@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pinpool::backend::{Backend, PageTiers, Region, SimSource, Source, SourceError, VirtualMemory};
 use pinpool::trace::{TraceError, TraceHeader, TraceOp, TraceReader};
 use pinpool::{CheckReport, Error, LogSampler, PinnedBuf, Pool, Preset};
-use serde::Serialize;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 /// Plays `trace` and returns the whole text.
@@ -31,9 +31,8 @@ pub(super) fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
     for line in &*lock(&player.diagnostics) {
         let _ = writeln!(text, "{line}"); // Writing to a string does not fail.
     }
-    for figures in player.figures() {
-        let json = serde_json::to_string(&figures).map_err(io::Error::from)?;
-        let _ = writeln!(text, "{json}");
+    for pool in &player.pools {
+        let _ = writeln!(text, "{}", figures(pool));
     }
     let OutcomeStreams { outcome, buffers } = player.streams;
     for (name, stream) in [("outcome", outcome), ("buffers", buffers)] {
@@ -77,23 +76,6 @@ struct Player<W> {
     source: Arc<RecordingSource>,
     diagnostics: Arc<Mutex<Vec<String>>>,
     streams: OutcomeStreams<W>,
-}
-
-/// Figures of one pool, in the order in which they are printed; the names are those of the format.
-#[derive(Serialize)]
-struct PoolFigures {
-    get_from_pool: u64,
-    put: u64,
-    allocated: u64,
-    evicted: u64,
-    pool_size_limit: u64,
-    buffers_in_pool: u64,
-    in_flight: u64,
-    underlying_allocs: u64,
-    underlying_frees: u64,
-    underlying_alloc_bytes: u64,
-    underlying_free_bytes: u64,
-    underlying_peak_bytes: u64,
 }
 
 /// A `sim` source that records the calls that reach it.
@@ -291,28 +273,25 @@ impl<W: Write> Player<W> {
         }
         Ok(writeln!(outcome)?)
     }
+}
 
-    /// The figures of each pool now.
-    fn figures(&self) -> Vec<PoolFigures> {
-        let figures = |pool: &Pool| {
-            let stats = pool.stats();
-            PoolFigures {
-                get_from_pool: stats.window.get_from_pool,
-                put: stats.window.put,
-                allocated: stats.window.allocated,
-                evicted: stats.window.evicted,
-                pool_size_limit: stats.pool_size_limit,
-                buffers_in_pool: stats.buffers_in_pool,
-                in_flight: stats.in_use + stats.in_flight,
-                underlying_allocs: stats.underlying.allocs,
-                underlying_frees: stats.underlying.frees,
-                underlying_alloc_bytes: stats.underlying.alloc_bytes,
-                underlying_free_bytes: stats.underlying.free_bytes,
-                underlying_peak_bytes: stats.underlying.peak_bytes,
-            }
-        };
-        self.pools.iter().map(figures).collect()
-    }
+/// The figures of `pool` under the names and in the order of the format.
+fn figures(pool: &Pool) -> Value {
+    let stats = pool.stats();
+    json!({
+        "get_from_pool": stats.window.get_from_pool,
+        "put": stats.window.put,
+        "allocated": stats.window.allocated,
+        "evicted": stats.window.evicted,
+        "pool_size_limit": stats.pool_size_limit,
+        "buffers_in_pool": stats.buffers_in_pool,
+        "in_flight": stats.in_use + stats.in_flight,
+        "underlying_allocs": stats.underlying.allocs,
+        "underlying_frees": stats.underlying.frees,
+        "underlying_alloc_bytes": stats.underlying.alloc_bytes,
+        "underlying_free_bytes": stats.underlying.free_bytes,
+        "underlying_peak_bytes": stats.underlying.peak_bytes,
+    })
 }
 
 /// Why an operation could not be played.

@@ -106,7 +106,7 @@ enum Format {
 }
 
 /// `None` keeps idle memory. The alias keeps clap from reading `Option<Option<T>>` as an optional value.
-type IdleTimeout = Option<Duration>;
+pub(crate) type IdleTimeout = Option<Duration>;
 
 #[derive(Serialize)]
 struct JsonLine<'a> {
@@ -189,6 +189,6 @@ fn ratio(text: &str) -> Result<f64, ParseError> {
     ratio.ok_or_else(|| ParseError::new(text, "not a number above 0 (like 1.25)"))
 }
 
-fn idle_timeout(text: &str) -> Result<IdleTimeout, ParseError> {
+pub(crate) fn idle_timeout(text: &str) -> Result<IdleTimeout, ParseError> {
     if text.eq_ignore_ascii_case("none") { Ok(None) } else { parse_duration(text).map(Some) }
 }
