@@ -6,7 +6,6 @@ use super::populate::populate;
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, VirtualMemory};
 use crate::error::SourceError;
-use crate::host::PAGE_BYTES;
 
 /// Anonymous mappings that are not page-locked.
 #[derive(Debug, Default)]
@@ -57,10 +56,6 @@ unsafe impl Source for HeapSource {
 // SAFETY: vm-S1, S4 and S5: the range is one mapping without access, in which the kernel commits and decommits pages
 // (`mapping`). vm-S2 and S3: a committed page is mapped, and zero until written to; a decommit empties it.
 unsafe impl VirtualMemory for HeapSource {
-    fn granule_bytes(&self) -> usize {
-        PAGE_BYTES
-    }
-
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         mapping::reserve(len_bytes, InitialAccess::None)
     }

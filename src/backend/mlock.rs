@@ -12,7 +12,6 @@ use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, VirtualMemory};
 use crate::error::SourceError;
-use crate::host::PAGE_BYTES;
 
 /// Anonymous mappings locked into memory by the kernel.
 #[derive(Debug, Default)]
@@ -109,10 +108,6 @@ unsafe impl Source for MlockSource {
 
 // SAFETY: as for `HeapSource`, whose calls these are; locking changes neither address nor content.
 unsafe impl VirtualMemory for MlockSource {
-    fn granule_bytes(&self) -> usize {
-        PAGE_BYTES
-    }
-
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         let range = mapping::reserve(len_bytes, InitialAccess::None)?;
         if let Some(placement) = &self.placement {
@@ -206,6 +201,7 @@ fn rlimit_memlock() -> Option<u64> {
 mod tests {
     use super::*;
     use crate::backend::suite::check_source;
+    use crate::host::PAGE_BYTES;
 
     #[test]
     fn keeps_the_contract() {

@@ -10,7 +10,6 @@ use super::mapping::{self, Accounting, InitialAccess};
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, VirtualMemory};
 use crate::error::SourceError;
-use crate::host::PAGE_BYTES;
 
 /// Hands out addresses up to a stated total.
 #[derive(Debug)]
@@ -83,10 +82,6 @@ unsafe impl Source for SimSource {
 // SAFETY: vm-S1, S2 and S4: the range is one readable and writable mapping (`mapping`). vm-S3: it is zero until written to,
 // and a decommit empties it. vm-S5 concerns bytes that are only counted.
 unsafe impl VirtualMemory for SimSource {
-    fn granule_bytes(&self) -> usize {
-        PAGE_BYTES
-    }
-
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         mapping::reserve(len_bytes, InitialAccess::ReadWrite)
     }
@@ -112,6 +107,7 @@ unsafe impl VirtualMemory for SimSource {
 mod tests {
     use super::*;
     use crate::backend::suite::check_source;
+    use crate::host::PAGE_BYTES;
 
     #[test]
     fn keeps_the_contract() {

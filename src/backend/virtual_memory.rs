@@ -17,7 +17,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::error::SourceError;
-use crate::host::GRANULE_BYTES;
+use crate::host::{GRANULE_BYTES, PAGE_BYTES};
 
 /// Every range starts at a multiple of this, so that the kernel can use huge pages.
 pub const RANGE_ALIGN_BYTES: usize = GRANULE_BYTES;
@@ -122,9 +122,11 @@ impl From<RemapError> for SourceError {
 /// The pool returns references to this memory and lets devices read it, relying on vm-S1 to S4. An implementation that
 /// violates them makes safe code undefined.
 pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
-    /// Smallest granule, a power of two and at least [`PAGE_BYTES`](super::PAGE_BYTES): all lengths and offsets, those of
-    /// `reserve` included, are multiples of it.
-    fn granule_bytes(&self) -> usize;
+    /// Smallest granule, a power of two and at least [`PAGE_BYTES`], the default: all lengths and offsets, those of `reserve`
+    /// included, are multiples of it.
+    fn granule_bytes(&self) -> usize {
+        PAGE_BYTES
+    }
 
     /// Reserves `len_bytes` addresses (not zero).
     ///

@@ -46,7 +46,7 @@ pub struct VmmSource {
     node: MemoryLocation,
     access: Vec<AccessDescriptor>,
     ids: RegionIds,
-    granules: Mutex<HashMap<usize, GranuleHandle>>,
+    granules: Mutex<HashMap<u64, GranuleHandle>>,
     /// Granules that the driver refused to release, mapped nowhere: [`VmmSource::create`] uses them first.
     unreleased: Mutex<Vec<GranuleHandle>>,
     reserves: RegisterSource,
@@ -54,14 +54,17 @@ pub struct VmmSource {
 
 /// Consecutive granules.
 struct GranuleRun {
-    start: usize,
+    start: u64,
     granules: Vec<GranuleHandle>,
 }
 
-impl GranuleRun {
-    fn bytes(&self) -> usize {
-        self.granules.len() * GRANULE_BYTES
-    }
+/// The addresses of consecutive granules.
+fn addresses(start: u64) -> impl Iterator<Item = u64> {
+    (start..).step_by(GRANULE_BYTES)
+}
+
+fn address(start: NonNull<u8>) -> u64 {
+    start.as_ptr().addr() as u64
 }
 
 /// Why a run could not be unmapped, and whether all of it is mapped again.
@@ -158,20 +161,20 @@ impl VmmSource {
     /// # Safety
     ///
     /// The addresses are reserved by the caller and have no memory.
-    unsafe fn map(&self, start: usize, granules: &[GranuleHandle]) -> Result<(), DriverRefusal> {
+    unsafe fn map(&self, start: u64, granules: &[GranuleHandle]) -> Result<(), DriverRefusal> {
         let undo = |count: usize| {
-            for index in 0..count {
+            for address in addresses(start).take(count) {
                 // SAFETY: mapped below, and not returned to the caller.
-                let _ignored = unsafe { self.driver.unmap(start + index * GRANULE_BYTES, GRANULE_BYTES) };
+                let _ignored = unsafe { self.driver.unmap(address, GRANULE_BYTES) };
             }
         };
-        for (index, &granule) in granules.iter().enumerate() {
+        for (index, (address, &granule)) in addresses(start).zip(granules).enumerate() {
             // SAFETY: the caller's promise; the granule has this length.
-            unsafe { self.driver.map(start + index * GRANULE_BYTES, GRANULE_BYTES, granule) }
-                .inspect_err(|_| undo(index))?;
+            unsafe { self.driver.map(address, GRANULE_BYTES, 0, granule, 0) }.inspect_err(|_| undo(index))?;
         }
-        // SAFETY: whole granules, mapped above.
-        unsafe { self.driver.set_access(start, granules.len() * GRANULE_BYTES, &self.access) }
+        let bytes = granules.len() * GRANULE_BYTES;
+        // SAFETY: whole granules, mapped above; `access` has the length passed.
+        unsafe { self.driver.set_access(start, bytes, self.access.as_ptr(), self.access.len()) }
             .inspect_err(|_| undo(granules.len()))
     }
 
@@ -180,10 +183,10 @@ impl VmmSource {
     /// # Safety
     ///
     /// It consists of `granules`, in this order, and nothing uses it.
-    unsafe fn unmap(&self, start: usize, granules: &[GranuleHandle]) -> Result<(), UnmapError> {
-        for index in 0..granules.len() {
+    unsafe fn unmap(&self, start: u64, granules: &[GranuleHandle]) -> Result<(), UnmapError> {
+        for (index, address) in addresses(start).take(granules.len()).enumerate() {
             // SAFETY: the caller's promise: one granule, mapped alone (vmm-I2).
-            if let Err(refusal) = unsafe { self.driver.unmap(start + index * GRANULE_BYTES, GRANULE_BYTES) } {
+            if let Err(refusal) = unsafe { self.driver.unmap(address, GRANULE_BYTES) } {
                 // SAFETY: just unmapped.
                 let restored = index == 0 || unsafe { self.map(start, &granules[..index]) }.is_ok();
                 return Err(UnmapError { refusal, restored });
@@ -208,32 +211,34 @@ impl VmmSource {
             return RemapError::Kept(source_error(refusal));
         }
         for run in runs {
-            for (index, &granule) in run.granules.iter().enumerate() {
+            for (address, &granule) in addresses(run.start).zip(&run.granules) {
                 // Some are mapped and some are not; the driver refuses those that are not.
                 // SAFETY: addresses of a run that is given up, mapped alone if at all (vmm-I2).
-                let _ignored = unsafe { self.driver.unmap(run.start + index * GRANULE_BYTES, GRANULE_BYTES) };
+                let _ignored = unsafe { self.driver.unmap(address, GRANULE_BYTES) };
                 self.release_granules(&[granule]);
             }
-            self.forget(run.start, run.bytes());
+            self.forget(run);
         }
         RemapError::Lost(source_error(refusal))
     }
 
-    /// The handles of the run at `start`.
-    fn granules_at(&self, start: usize, bytes: usize) -> Result<Vec<GranuleHandle>, SourceError> {
-        let granules = self.granules.lock();
-        let handles = (start..start + bytes).step_by(GRANULE_BYTES).map(|address| granules.get(&address).copied());
-        handles.collect::<Option<_>>().ok_or_else(|| SourceError::new("vmm", "granules that were never committed"))
+    /// The committed run of `bytes` at `offset`.
+    fn run_at(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<GranuleRun, SourceError> {
+        let start = address(range.at(offset, bytes)?);
+        let handles = self.granules.lock();
+        let granules = addresses(start).take(bytes / GRANULE_BYTES).map(|address| handles.get(&address).copied());
+        let granules = granules.collect::<Option<_>>();
+        let granules = granules.ok_or_else(|| SourceError::new("vmm", "granules that were never committed"))?;
+        Ok(GranuleRun { start, granules })
     }
 
-    fn remember(&self, start: usize, handles: &[GranuleHandle]) {
-        let addresses = (start..).step_by(GRANULE_BYTES);
-        self.granules.lock().extend(addresses.zip(handles.iter().copied()));
+    fn remember(&self, start: u64, handles: &[GranuleHandle]) {
+        self.granules.lock().extend(addresses(start).zip(handles.iter().copied()));
     }
 
-    fn forget(&self, start: usize, bytes: usize) {
+    fn forget(&self, run: &GranuleRun) {
         let mut granules = self.granules.lock();
-        for address in (start..start + bytes).step_by(GRANULE_BYTES) {
+        for address in addresses(run.start).take(run.granules.len()) {
             granules.remove(&address);
         }
     }
@@ -271,7 +276,7 @@ unsafe impl Source for VmmSource {
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         let held_bytes = self.held_bytes(region.len_bytes());
-        if !self.granules.lock().contains_key(&region.start().as_ptr().addr()) {
+        if !self.granules.lock().contains_key(&address(region.start())) {
             let reserve = Region::new(region.start(), held_bytes, region.id());
             // SAFETY: the caller's promise; without granules it came from `acquire_fast`, with this length.
             return unsafe { self.reserves.release(reserve) };
@@ -305,7 +310,7 @@ unsafe impl Source for VmmSource {
     }
 
     fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
-        let addresses = start.as_ptr().addr()..start.as_ptr().addr() + len_bytes;
+        let addresses = address(start)..address(start) + len_bytes as u64;
         let granules = self.granules.lock().keys().filter(|&address| addresses.contains(address)).count();
         match granules {
             0 => PageTiers::between(start, len_bytes),
@@ -325,7 +330,7 @@ unsafe impl VirtualMemory for VmmSource {
 
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         // By the manual this needs no context; some drivers ask for one.
-        let address = match self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES) {
+        let reserved = match self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES) {
             Err(refusal) if refusal.needs_context() => {
                 let _entered = self.enter()?;
                 self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES)
@@ -333,48 +338,45 @@ unsafe impl VirtualMemory for VmmSource {
             reserved => reserved,
         }
         .map_err(source_error)?;
-        let start = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address));
-        let start = start.filter(|start| start.as_ptr().addr().is_multiple_of(RANGE_ALIGN_BYTES));
+        // The driver runs on 64-bit machines only.
+        let aligned = usize::try_from(reserved).ok().filter(|address| address.is_multiple_of(RANGE_ALIGN_BYTES));
+        let start = aligned.and_then(|address| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address)));
         let start =
-            start.ok_or_else(|| SourceError::new("cuMemAddressReserve", format!("{address:#x} is no range")))?;
+            start.ok_or_else(|| SourceError::new("cuMemAddressReserve", format!("{reserved:#x} is no range")))?;
         Ok(AddressRange::new(start, len_bytes))
     }
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
-        let start = range.at(offset, bytes)?;
+        let start = address(range.at(offset, bytes)?);
         let _entered = self.enter()?;
         let granules = self.create(bytes / GRANULE_BYTES).map_err(source_error)?;
         // SAFETY: addresses of the range, not committed by the caller's promise.
-        unsafe { self.map(start.as_ptr().addr(), &granules) }.map_err(|refusal| {
+        unsafe { self.map(start, &granules) }.map_err(|refusal| {
             self.release_granules(&granules);
             source_error(refusal)
         })?;
-        self.remember(start.as_ptr().addr(), &granules);
+        self.remember(start, &granules);
         Ok(())
     }
 
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
-        let start = range.at(offset, bytes)?.as_ptr().addr();
-        let granules = self.granules_at(start, bytes)?;
+        let run = self.run_at(range, offset, bytes)?;
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: committed and unused; these are its handles (vmm-I1).
-        if let Err(UnmapError { refusal, restored: true }) = unsafe { self.unmap(start, &granules) } {
+        if let Err(UnmapError { refusal, restored: true }) = unsafe { self.unmap(run.start, &run.granules) } {
             return Err(source_error(refusal));
         }
         // A run that is mapped in part counts as decommitted, so that none of it is used again.
-        self.forget(start, bytes);
-        self.release_granules(&granules);
+        self.forget(&run);
+        self.release_granules(&run.granules);
         Ok(())
     }
 
     unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
-        let run = |&Subrange { offset, bytes }: &Subrange| {
-            let start = range.at(offset, bytes)?.as_ptr().addr();
-            Ok(GranuleRun { start, granules: self.granules_at(start, bytes)? })
-        };
-        let runs = from.iter().map(run).collect::<Result<Vec<_>, _>>().map_err(RemapError::Kept)?;
+        let runs = from.iter().map(|piece| self.run_at(range, piece.offset, piece.bytes));
+        let runs = runs.collect::<Result<Vec<_>, _>>().map_err(RemapError::Kept)?;
         let bytes = from.iter().map(|piece| piece.bytes).sum();
-        let to = range.at(to, bytes).map_err(RemapError::Kept)?.as_ptr().addr();
+        let to = address(range.at(to, bytes).map_err(RemapError::Kept)?);
         let _entered = self.enter().map_err(RemapError::Kept)?;
         for (done, run) in runs.iter().enumerate() {
             // SAFETY: the caller's promise: committed and unused; these are its handles (vmm-I1).
@@ -392,14 +394,14 @@ unsafe impl VirtualMemory for VmmSource {
             let restored = unsafe { self.restore(&runs) };
             return Err(self.remap_error(refusal, restored, &runs));
         }
-        runs.iter().for_each(|run| self.forget(run.start, run.bytes()));
+        runs.iter().for_each(|run| self.forget(run));
         self.remember(to, &granules);
         Ok(())
     }
 
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         // SAFETY: the caller's promise: it came from `reserve`, nothing is committed, and it is unused.
-        unsafe { self.driver.unreserve(range.start().as_ptr().addr(), range.len_bytes()) }.map_err(source_error)
+        unsafe { self.driver.unreserve(address(range.start()), range.len_bytes()) }.map_err(source_error)
     }
 }
 

@@ -111,7 +111,7 @@ impl fmt::Display for DriverRefusal {
 }
 
 macro_rules! functions {
-    ($($(#[$doc:meta])* $field:ident = $name:ident($($arg:ident: $type:ty),* $(,)?);)*) => {
+    ($($(#[$doc:meta])* $vis:vis $field:ident = $name:ident($($arg:ident: $type:ty),* $(,)?);)*) => {
         /// The driver's functions.
         #[derive(Debug, Clone, Copy)]
         pub(crate) struct VmmApi {
@@ -142,7 +142,7 @@ macro_rules! functions {
             /// # Safety
             ///
             /// The driver's manual states the conditions of this call.
-            unsafe fn $field(&self, $($arg: $type),*) -> Result<(), DriverRefusal> {
+            $vis unsafe fn $field(&self, $($arg: $type),*) -> Result<(), DriverRefusal> {
                 // SAFETY: the caller's promise.
                 match unsafe { (self.$field)($($arg),*) } {
                     0 => Ok(()),
@@ -156,21 +156,21 @@ macro_rules! functions {
 functions! {
     /// Reserves addresses without memory.
     reserve_call = cuMemAddressReserve(out: *mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
-    /// Returns addresses.
-    unreserve_call = cuMemAddressFree(address: u64, bytes: usize);
+    /// Returns reserved addresses, at which nothing is mapped.
+    pub(crate) unreserve = cuMemAddressFree(address: u64, bytes: usize);
     /// The unit of lengths and addresses.
     granularity_call =
         cuMemGetAllocationGranularity(out: *mut usize, properties: *const AllocationProperties, recommended: c_int);
     /// Creates memory without an address.
     create_call = cuMemCreate(out: *mut GranuleHandle, bytes: usize, properties: *const AllocationProperties, flags: u64);
     /// Releases memory once it is mapped nowhere.
-    release_call = cuMemRelease(granule: GranuleHandle);
-    /// Maps memory at an address.
-    map_call = cuMemMap(address: u64, bytes: usize, offset: usize, granule: GranuleHandle, flags: u64);
-    /// Unmaps the memory at an address.
-    unmap_call = cuMemUnmap(address: u64, bytes: usize);
-    /// Sets which locations may read and write it.
-    access_call = cuMemSetAccess(address: u64, bytes: usize, descriptors: *const AccessDescriptor, count: usize);
+    pub(crate) release = cuMemRelease(granule: GranuleHandle);
+    /// Maps memory at reserved addresses without memory.
+    pub(crate) map = cuMemMap(address: u64, bytes: usize, offset: usize, granule: GranuleHandle, flags: u64);
+    /// Unmaps exactly what one `map` mapped.
+    pub(crate) unmap = cuMemUnmap(address: u64, bytes: usize);
+    /// Sets which locations may read and write mapped memory.
+    pub(crate) set_access = cuMemSetAccess(address: u64, bytes: usize, descriptors: *const AccessDescriptor, count: usize);
 }
 
 impl VmmApi {
@@ -184,20 +184,11 @@ impl VmmApi {
     }
 
     /// Reserves `bytes` addresses at a multiple of `alignment`.
-    pub(crate) fn reserve(&self, bytes: usize, alignment: usize) -> Result<usize, DriverRefusal> {
+    pub(crate) fn reserve(&self, bytes: usize, alignment: usize) -> Result<u64, DriverRefusal> {
         let mut address = 0;
         // SAFETY: `address` takes the result; the driver chooses free addresses.
         unsafe { self.reserve_call(&raw mut address, bytes, alignment, 0, 0) }?;
-        // The driver runs on 64-bit machines only.
-        Ok(usize::try_from(address).unwrap_or(0))
-    }
-
-    /// # Safety
-    ///
-    /// Reserved with this length, with nothing mapped, and unused.
-    pub(crate) unsafe fn unreserve(&self, address: usize, bytes: usize) -> Result<(), DriverRefusal> {
-        // SAFETY: the caller's promise.
-        unsafe { self.unreserve_call(address as u64, bytes) }
+        Ok(address)
     }
 
     /// Creates a granule of `bytes` at `location`. A context must be current.
@@ -207,42 +198,5 @@ impl VmmApi {
         // SAFETY: `granule` takes the result, and the properties live as long as the call.
         unsafe { self.create_call(&raw mut granule, bytes, &raw const properties, 0) }?;
         Ok(granule)
-    }
-
-    /// # Safety
-    ///
-    /// It came from `create` and is not released.
-    pub(crate) unsafe fn release(&self, granule: GranuleHandle) -> Result<(), DriverRefusal> {
-        // SAFETY: the caller's promise.
-        unsafe { self.release_call(granule) }
-    }
-
-    /// # Safety
-    ///
-    /// The `bytes` addresses are reserved by the caller and have no memory; `granule` has this length.
-    pub(crate) unsafe fn map(&self, address: usize, bytes: usize, granule: GranuleHandle) -> Result<(), DriverRefusal> {
-        // SAFETY: the caller's promise.
-        unsafe { self.map_call(address as u64, bytes, 0, granule, 0) }
-    }
-
-    /// # Safety
-    ///
-    /// Exactly what one `map` mapped, and unused.
-    pub(crate) unsafe fn unmap(&self, address: usize, bytes: usize) -> Result<(), DriverRefusal> {
-        // SAFETY: the caller's promise.
-        unsafe { self.unmap_call(address as u64, bytes) }
-    }
-
-    /// # Safety
-    ///
-    /// The `bytes` at `address` are whole granules, mapped by the caller.
-    pub(crate) unsafe fn set_access(
-        &self,
-        address: usize,
-        bytes: usize,
-        descriptors: &[AccessDescriptor],
-    ) -> Result<(), DriverRefusal> {
-        // SAFETY: the caller's promise, and the slice has the length passed.
-        unsafe { self.access_call(address as u64, bytes, descriptors.as_ptr(), descriptors.len()) }
     }
 }

@@ -100,9 +100,24 @@ mod tests {
     const UNLIMITED_V1: &str = "9223372036854771712\n";
 
     fn seen(files: &[(&str, &str)]) -> (u64, u64, String) {
-        let root = tree::of(files);
-        let memory = memory(root.path()).unwrap();
+        in_mib(&memory(tree::of(files).path()).unwrap())
+    }
+
+    fn seen_in(group: &str, files: &[(&str, &str)]) -> (u64, u64, String) {
+        in_mib(&memory_in(group, files))
+    }
+
+    fn in_mib(memory: &HostMemory) -> (u64, u64, String) {
         (memory.total_bytes / MIB, memory.available_bytes / MIB, memory.origin.to_string())
+    }
+
+    /// The memory of a process in the group `group` of version 2, with files named below `/sys/fs/cgroup`.
+    fn memory_in(group: &str, files: &[(&str, &str)]) -> HostMemory {
+        let membership = format!("0::{group}\n");
+        let files: Vec<_> = files.iter().map(|(path, text)| (format!("/sys/fs/cgroup{path}"), *text)).collect();
+        let mut all = vec![MEMINFO, V2, ("/proc/self/cgroup", membership.as_str())];
+        all.extend(files.iter().map(|(path, text)| (path.as_str(), *text)));
+        memory(tree::of(&all).path()).unwrap()
     }
 
     fn mib(count: u64) -> String {
@@ -119,87 +134,53 @@ mod tests {
 
     #[test]
     fn the_tightest_level_sets_the_total_and_the_fullest_what_is_available() {
-        let (tight, used, wide, used_wide) = (mib(200), mib(50), mib(600), mib(590));
-        let app = [
-            MEMINFO,
-            V2,
-            ("/proc/self/cgroup", "0::/app/worker\n"),
-            ("/sys/fs/cgroup/app/worker/memory.max", &tight),
-            ("/sys/fs/cgroup/app/worker/memory.current", &used),
-            ("/sys/fs/cgroup/app/memory.max", &wide),
-            ("/sys/fs/cgroup/app/memory.current", &used_wide),
-        ];
-        let origin = "cgroup limit /sys/fs/cgroup/app/worker/memory.max";
-        assert_eq!(seen(&app), (200, 10, origin.into()));
-        let mut app = app;
-        (app[4].1, app[6].1) = (&used_wide, &used);
-        assert_eq!(seen(&app), (200, 0, origin.into()));
-    }
-
-    #[test]
-    fn a_limit_of_an_ancestor_holds() {
-        let (limit, used) = (mib(300), mib(100));
-        let app = [
-            MEMINFO,
-            V2,
-            ("/proc/self/cgroup", "0::/app/worker\n"),
-            ("/sys/fs/cgroup/app/worker/memory.max", "max\n"),
-            ("/sys/fs/cgroup/app/memory.max", &limit),
-            ("/sys/fs/cgroup/app/memory.current", &used),
-        ];
-        assert_eq!(seen(&app), (300, 200, "cgroup limit /sys/fs/cgroup/app/memory.max".into()));
+        let worker = "/app/worker/memory.max";
+        // Limit and use of the own group, limit and use of its parent; the total, what is available, and the file.
+        for (own, own_used, parent, parent_used, total, available, file) in [
+            ("200", 50, 600, 590, 200, 10, worker),
+            ("200", 590, 600, 50, 200, 0, worker),
+            ("max", 0, 300, 100, 300, 200, "/app/memory.max"),
+        ] {
+            let own = own.parse().map_or("max\n".to_owned(), mib);
+            let files = [
+                (worker, own.as_str()),
+                ("/app/worker/memory.current", &mib(own_used)),
+                ("/app/memory.max", &mib(parent)),
+                ("/app/memory.current", &mib(parent_used)),
+            ];
+            let expected = (total, available, format!("cgroup limit /sys/fs/cgroup{file}"));
+            assert_eq!(seen_in("/app/worker", &files), expected);
+        }
     }
 
     #[test]
     fn in_a_namespace_the_root_of_the_mount_is_the_own_group() {
         let (limit, high, used) = (mib(300), mib(250), mib(100));
-        for path in ["0::/\n", "0::/..\n", "0::/../other\n"] {
-            let mut app = vec![
-                MEMINFO,
-                V2,
-                ("/proc/self/cgroup", path),
-                ("/sys/fs/cgroup/memory.max", &limit),
-                ("/sys/fs/cgroup/memory.current", &used),
-            ];
-            assert_eq!(seen(&app), (300, 200, "cgroup limit /sys/fs/cgroup/memory.max".into()), "{path}");
-            app.push(("/sys/fs/cgroup/memory.high", &high));
-            assert_eq!(seen(&app), (250, 150, "cgroup limit /sys/fs/cgroup/memory.high".into()), "{path}");
+        for path in ["/", "/..", "/../other"] {
+            let mut files = vec![("/memory.max", limit.as_str()), ("/memory.current", &used)];
+            assert_eq!(seen_in(path, &files), (300, 200, "cgroup limit /sys/fs/cgroup/memory.max".into()), "{path}");
+            files.push(("/memory.high", &high));
+            assert_eq!(seen_in(path, &files), (250, 150, "cgroup limit /sys/fs/cgroup/memory.high".into()), "{path}");
         }
     }
 
     #[test]
     fn page_cache_that_can_be_dropped_is_not_used() {
-        let (limit, used) = (mib(400), mib(400));
+        let [inactive, active, dirty, writeback] = [100, 50, 20, 10].map(mib);
         let stat = format!(
-            "anon 1\ninactive_file {}\nactive_file {}\nfile_dirty {}\nfile_writeback {}\nunevictable 99\n",
-            100 * MIB,
-            50 * MIB,
-            20 * MIB,
-            10 * MIB
+            "anon 1\ninactive_file {inactive}active_file {active}file_dirty {dirty}file_writeback {writeback}unevictable 99\n"
         );
-        let app = [
-            MEMINFO,
-            V2,
-            ("/proc/self/cgroup", "0::/app\n"),
-            ("/sys/fs/cgroup/app/memory.max", &limit),
-            ("/sys/fs/cgroup/app/memory.current", &used),
-            ("/sys/fs/cgroup/app/memory.stat", &stat),
-        ];
-        assert_eq!(seen(&app).1, 120);
+        let full = mib(400);
+        let files = [("/app/memory.max", full.as_str()), ("/app/memory.current", &full), ("/app/memory.stat", &stat)];
+        assert_eq!(seen_in("/app", &files).1, 120);
     }
 
     #[test]
     fn a_limit_of_the_machines_size_or_more_is_none() {
         let all = mib(1000);
         for limit in [mib(1000), mib(1001), UNLIMITED_V1.into(), "max\n".into(), "18446744073709551616\n".into()] {
-            let app = [
-                MEMINFO,
-                V2,
-                ("/proc/self/cgroup", "0::/app\n"),
-                ("/sys/fs/cgroup/app/memory.max", limit.as_str()),
-                ("/sys/fs/cgroup/app/memory.current", &all),
-            ];
-            assert_eq!(seen(&app), (1000, 800, "machine".into()), "{limit}");
+            let files = [("/app/memory.max", limit.as_str()), ("/app/memory.current", &all)];
+            assert_eq!(seen_in("/app", &files), (1000, 800, "machine".into()), "{limit}");
         }
     }
 
@@ -301,15 +282,8 @@ mod tests {
             limit in "[0-9a-z +-]{0,24}", used in "[0-9]{0,24}", key in "(in)?active_file|file_dirty|[a-z_]{0,9}", value in "[0-9x.-]{0,22}",
         ) {
             let stat = format!("{key} {value}");
-            let root = tree::of(&[
-                MEMINFO,
-                V2,
-                ("/proc/self/cgroup", "0::/app"),
-                ("/sys/fs/cgroup/app/memory.max", &limit),
-                ("/sys/fs/cgroup/app/memory.current", &used),
-                ("/sys/fs/cgroup/app/memory.stat", &stat),
-            ]);
-            let memory = memory(root.path()).unwrap();
+            let files = [("/app/memory.max", limit.as_str()), ("/app/memory.current", &used), ("/app/memory.stat", &stat)];
+            let memory = memory_in("/app", &files);
             prop_assert!(memory.total_bytes <= 1000 * MIB);
             prop_assert!(memory.available_bytes <= memory.total_bytes.min(800 * MIB));
         }
