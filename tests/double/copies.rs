@@ -66,9 +66,9 @@ fn the_double_does_what_a_driver_does() {
 #[test]
 fn the_source_keeps_the_contract() {
     let double = Double::load();
-    let before = double.figures();
+    let before = double.counts();
     check_source(&CudaSource::new(0).unwrap());
-    let after = double.figures();
+    let after = double.counts();
     assert_eq!((after.pinned_bytes, after.host_allocations), (before.pinned_bytes, before.host_allocations));
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
@@ -78,9 +78,9 @@ fn the_source_holds_what_it_says_it_holds() {
     let double = Double::load();
     let source = CudaSource::new(0).unwrap();
     for len in [1, PAGE_BYTES, 100_000, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1] {
-        let before = double.figures().pinned_bytes;
+        let before = double.counts().pinned_bytes;
         let region = source.acquire(len).unwrap();
-        assert_eq!(double.figures().pinned_bytes - before, source.held_bytes(len) as u64, "{len} B");
+        assert_eq!(double.counts().pinned_bytes - before, source.held_bytes(len) as u64, "{len} B");
         // SAFETY: acquired above, used by nobody.
         unsafe { source.release(region) }.unwrap();
     }
@@ -130,10 +130,10 @@ fn a_refused_allocation_is_an_error_with_its_reason_and_holds_nothing() {
     let (double, _context, pool) = start();
     drop(pool.get(MIB).unwrap());
     double.fail("cuMemHostAlloc", 1, Code::OUT_OF_MEMORY);
-    let before = double.figures().pinned_bytes;
+    let before = double.counts().pinned_bytes;
     let error = pool.get(2 * MIB).unwrap_err();
     assert!(error.is_backend() && error.to_string().contains("OUT_OF_MEMORY"), "{error}");
-    assert_eq!(double.figures().pinned_bytes, before);
+    assert_eq!(double.counts().pinned_bytes, before);
     assert_eq!(pool.stats().failed_gets, 1);
     pool.get(2 * MIB).unwrap();
 }
@@ -264,7 +264,7 @@ fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_lives() {
     assert!(error.is_copy() && error.to_string().contains("before the capture begins"), "{error}");
     assert_eq!(pool.stats().buffers_in_pool, 1, "the buffer is back");
     assert_eq!(end_capture(&stream), Ok(()));
-    assert_eq!(double.figures().spoiled_captures, 0);
+    assert_eq!(double.counts().spoiled_captures, 0);
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn the_pool_beside_somebodys_global_capture_does_not_spoil_it() {
     drop(pool.get(MIB).unwrap());
     pool.clear();
     assert_eq!(end_capture(&captured), Ok(()));
-    assert_eq!(double.figures().spoiled_captures, 0);
+    assert_eq!(double.counts().spoiled_captures, 0);
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
 }
 
@@ -368,7 +368,7 @@ fn a_failed_query_is_not_done_and_its_buffer_is_never_reused() {
 #[test]
 fn the_end_of_a_pool_waits_for_its_copies_and_then_gives_everything_back() {
     let (double, context, pool) = start();
-    let before = double.figures();
+    let before = double.counts();
     let (stream, mut memory) = device(&context, MIB);
     let gate = double.hold(stream.cu_stream());
     let copy = filled(&pool, MIB, 9).copy_to(&stream, &mut memory).unwrap();
@@ -385,7 +385,7 @@ fn the_end_of_a_pool_waits_for_its_copies_and_then_gives_everything_back() {
     });
     assert!(copy.is_done().unwrap());
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![9; MIB]);
-    let after = double.figures();
+    let after = double.counts();
     assert_eq!((after.pinned_bytes, after.frees_with_work_in_flight), (before.pinned_bytes, 0));
 }
 
@@ -397,9 +397,9 @@ fn the_end_of_a_pool_with_a_stuck_copy_leaves_its_memory_alone() {
     let (stream, mut memory) = device(&context, MIB);
     let gate = double.hold(stream.cu_stream());
     let copy = filled(&pool, MIB, 9).copy_to(&stream, &mut memory).unwrap();
-    let pinned = double.figures().pinned_bytes;
+    let pinned = double.counts().pinned_bytes;
     drop(pool);
-    assert_eq!((double.figures().pinned_bytes, double.calls("cuMemFreeHost")), (pinned, 0));
+    assert_eq!((double.counts().pinned_bytes, double.calls("cuMemFreeHost")), (pinned, 0));
     drop(gate);
     copy.wait().unwrap();
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![9; MIB]);
@@ -413,11 +413,11 @@ fn on_a_lost_device_or_at_the_end_of_the_process_nothing_is_freed_and_nobody_wai
         let (stream, mut memory) = device(&context, MIB);
         let _gate = double.hold(stream.cu_stream());
         filled(&pool, MIB, 9).copy_to(&stream, &mut memory).unwrap();
-        let pinned = double.figures().pinned_bytes;
+        let pinned = double.counts().pinned_bytes;
         harm(&double);
         // Would wait for thirty seconds if it waited.
         drop(pool);
-        assert_eq!(double.figures().pinned_bytes, pinned);
+        assert_eq!(double.counts().pinned_bytes, pinned);
         double.reset();
     }
 }
@@ -429,10 +429,10 @@ fn giving_back_beside_a_copy_waits_for_it_and_is_counted() {
     drop(pool.get(MIB).unwrap());
     let gate = double.hold(stream.cu_stream());
     let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
-    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+    assert_eq!(double.counts().frees_with_work_in_flight, 0);
     thread::scope(|scope| {
         let clear = scope.spawn(|| pool.clear());
-        while double.figures().frees_with_work_in_flight == 0 {
+        while double.counts().frees_with_work_in_flight == 0 {
             thread::yield_now();
         }
         // Completion is still seen while the free stands in the driver.
@@ -440,7 +440,7 @@ fn giving_back_beside_a_copy_waits_for_it_and_is_counted() {
         drop(gate);
         clear.join().unwrap();
     });
-    assert_eq!(double.figures().frees_with_work_in_flight, 1);
+    assert_eq!(double.counts().frees_with_work_in_flight, 1);
 }
 
 #[test]

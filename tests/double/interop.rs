@@ -226,7 +226,7 @@ fn a_copy_of_cudarcs_into_a_graph_takes_the_buffer_out_of_use_and_the_capture_li
         pool.poll();
         assert_eq!((pool.stats().lost, pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 0, 0));
     });
-    assert_eq!(double.figures().spoiled_captures, 0);
+    assert_eq!(double.counts().spoiled_captures, 0);
 }
 
 #[test]
@@ -470,7 +470,7 @@ fn timelines_carry_every_batch_whole_on_many_threads_that_share_streams() {
 fn a_word_serves_one_stream_after_another() {
     let (double, context, _) = start();
     let pool = builder().fence(FenceKind::Timeline).build().unwrap();
-    let pages = double.figures().host_allocations;
+    let pages = double.counts().host_allocations;
     for round in 0..300 {
         let stream = context.new_stream().unwrap();
         let mut target = memory(&stream, 0);
@@ -479,7 +479,7 @@ fn a_word_serves_one_stream_after_another() {
         copies.iter().for_each(|copy| copy.wait().unwrap());
         pool.poll();
     }
-    assert!(double.figures().host_allocations <= pages + 2 + 3, "words are used again");
+    assert!(double.counts().host_allocations <= pages + 2 + 3, "words are used again");
 }
 
 #[test]
@@ -648,7 +648,7 @@ fn a_copy_whose_wait_draws_the_stream_into_a_capture_is_refused_before_it_is_mad
     });
     pool.poll();
     assert_eq!((pool.stats().lost, pool.stats().in_flight), (1, 0));
-    assert_eq!(double.figures().spoiled_captures, 0);
+    assert_eq!(double.counts().spoiled_captures, 0);
 }
 
 #[test]
@@ -669,7 +669,7 @@ fn an_event_of_a_capture_is_refused_and_draws_nobody_in() {
         drop(gate);
         stream_is_idle(&pool);
     });
-    assert_eq!((pool.stats().lost, double.figures().spoiled_captures), (1, 0));
+    assert_eq!((pool.stats().lost, double.counts().spoiled_captures), (1, 0));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use driver_double::{Double, Figures};
+use driver_double::{Counts, Double};
 use pinpool::{Backend, Clock, FenceKind, ManualClock, PinnedBuf, Pool, PoolBuilder, ReleasePolicy};
 
 const MIB: usize = 1 << 20;
@@ -18,7 +18,7 @@ const BACKENDS: [Backend; 2] = [Backend::Register, Backend::Cuda];
 
 /// What a pool may leave behind: nothing.
 fn held(double: &Double) -> [u64; 3] {
-    let Figures { pinned_bytes, registrations, host_allocations, .. } = double.figures();
+    let Counts { pinned_bytes, registrations, host_allocations, .. } = double.counts();
     [pinned_bytes, registrations, host_allocations]
 }
 
@@ -54,7 +54,7 @@ fn a_trim_put_off_is_not_forgotten_for_one_that_asks_for_less() {
         stream.synchronize().unwrap();
         pool.trim(1 << 30);
         assert_eq!((releases(&double), pool.stats().awaiting_release_bytes), (1, 0));
-        assert_eq!(double.figures().frees_with_work_in_flight, 0);
+        assert_eq!(double.counts().frees_with_work_in_flight, 0);
     }
 }
 
@@ -85,7 +85,7 @@ fn a_copy_that_is_over_is_in_nobodys_way_although_its_pool_has_fallen_silent() {
             }
             assert!(releases(&double) > before);
         }
-        assert_eq!(double.figures().frees_with_work_in_flight, 0);
+        assert_eq!(double.counts().frees_with_work_in_flight, 0);
     }
 }
 
@@ -101,7 +101,7 @@ fn at_the_ceiling_a_copy_that_is_over_keeps_no_region_though_its_pool_has_fallen
     stream.synchronize().unwrap();
     drop(pool.get(3 * MIB).unwrap());
     drop(pool.get(5 * MIB).unwrap());
-    assert_eq!((releases(&double), double.figures().frees_with_work_in_flight), (1, 0));
+    assert_eq!((releases(&double), double.counts().frees_with_work_in_flight), (1, 0));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_buffer_that_a_drain_waits_for_is_copied_again_and_then_given_up() {
         drop(buf);
         get.join().unwrap().unwrap();
     });
-    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+    assert_eq!(double.counts().frees_with_work_in_flight, 0);
 }
 
 /// One who copies: a stream, and memory of the device for each of its batches.
@@ -258,9 +258,9 @@ fn churn(backend: Backend, release: ReleasePolicy, fence: FenceKind, double: &Do
             is_over.store(true, Ordering::Relaxed);
             ends.into_iter().for_each(|end| end.unwrap());
         });
-        let figures = double.figures();
-        assert_eq!(figures.frees_with_work_in_flight, 0, "{what}: memory went back under a copy");
-        let most_bytes = figures.peak_pinned_bytes - before[0];
+        let counts = double.counts();
+        assert_eq!(counts.frees_with_work_in_flight, 0, "{what}: memory went back under a copy");
+        let most_bytes = counts.peak_pinned_bytes - before[0];
         // Small blocks of `cuMemHostAlloc` have a page to spare, in which a region finds a page that is all its own.
         let spare_bytes = if name == "cuda" { 64 << 10 } else { 0 };
         assert!(most_bytes <= (12 << 20) + spare_bytes, "{what}: {most_bytes} B pinned");

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
-use driver_double::{Code, Double, Figures};
+use driver_double::{Code, Counts, Double};
 use pinpool::backend::{
     AddressRange, PAGE_BYTES, RegisterSource, RemapError, Source, Subrange, VirtualMemory, VmmSource,
 };
@@ -23,7 +23,7 @@ const REGISTERS: i32 = 99;
 
 /// What a source may leave behind: nothing.
 fn held(double: &Double) -> [u64; 5] {
-    let Figures { pinned_bytes, registrations, granules, mappings, reservations, .. } = double.figures();
+    let Counts { pinned_bytes, registrations, granules, mappings, reservations, .. } = double.counts();
     [pinned_bytes, registrations, granules, mappings, reservations]
 }
 
@@ -111,9 +111,9 @@ fn the_sources_hold_what_they_say_they_hold() {
     for source in sources {
         for len in [1, PAGE_BYTES, 100_000, GRANULE - 1, GRANULE, GRANULE + 1] {
             for is_fast in [false, true] {
-                let (name, before) = (source.name(), double.figures().pinned_bytes);
+                let (name, before) = (source.name(), double.counts().pinned_bytes);
                 let region = if is_fast { source.acquire_fast(len, 2, &|_| {}) } else { source.acquire(len) }.unwrap();
-                assert_eq!(double.figures().pinned_bytes - before, source.held_bytes(len) as u64, "{name}, {len} B");
+                assert_eq!(double.counts().pinned_bytes - before, source.held_bytes(len) as u64, "{name}, {len} B");
                 // SAFETY: acquired above, used by nobody.
                 unsafe { source.release(region) }.unwrap();
             }
@@ -241,7 +241,7 @@ fn granules_that_the_driver_will_not_take_back_are_the_next_to_be_used() {
     let (before, created) = (held(&double), double.calls("cuMemCreate"));
     double.fail("cuMemRelease", 2, Code::UNKNOWN);
     run.decommit(0, 4).unwrap();
-    assert_eq!(double.figures().granules, before[2] - 3);
+    assert_eq!(double.counts().granules, before[2] - 3);
     run.commit(0, 4).unwrap();
     assert_eq!((held(&double), double.calls("cuMemCreate") - created), (before, 3));
     run.decommit(0, 4).unwrap();
@@ -277,7 +277,7 @@ fn a_move_that_fails_at_any_step_leaves_the_granules_where_they_were() {
     // Neither there nor back: the granules are given up, and nothing is left of them.
     double.fail_from("cuMemMap", 1, Code::UNKNOWN);
     assert!(matches!(run.remap(0, 8, 3).unwrap_err(), RemapError::Lost(_)));
-    assert_eq!((double.figures().granules, double.figures().mappings), (before[2] - 3, before[3] - 3));
+    assert_eq!((double.counts().granules, double.counts().mappings), (before[2] - 3, before[3] - 3));
     double.reset();
     run.commit(0, 3).unwrap();
     run.decommit(0, 3).unwrap();
@@ -305,7 +305,7 @@ fn granules_gathered_from_many_places_are_all_moved_or_none_with_one_setting_of_
     // Neither there nor back: all of them are given up, and none of those that were not to move.
     double.fail_from("cuMemMap", 1, Code::UNKNOWN);
     assert!(matches!(run.gather(&[(9, 2), (12, 1)], 4).unwrap_err(), RemapError::Lost(_)));
-    assert_eq!((double.figures().granules, double.figures().mappings), (before[2] - 3, before[3] - 3));
+    assert_eq!((double.counts().granules, double.counts().mappings), (before[2] - 3, before[3] - 3));
     double.reset();
     // Nor if the second will not go and the first not come back.
     double.fail("cuMemUnmap", 2, Code::UNKNOWN);
@@ -344,8 +344,8 @@ fn granules_come_go_and_move_beside_copies_of_their_neighbours() {
     assert_eq!(arrived[..2 * MIB], [vec![2; MIB], vec![3; MIB]].concat());
     run.decommit(1, 4).unwrap();
     run.unreserve();
-    let figures = double.figures();
-    assert_eq!((figures.frees_with_work_in_flight, double.wrong_uses()), (0, Vec::new()));
+    let counts = double.counts();
+    assert_eq!((counts.frees_with_work_in_flight, double.wrong_uses()), (0, Vec::new()));
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn a_registration_that_is_refused_holds_nothing_and_one_that_stays_keeps_its_mem
     double.fail("cuMemHostUnregister", 1, Code::UNKNOWN);
     // SAFETY: acquired above, used by nobody.
     assert!(unsafe { source.release(region) }.is_err());
-    assert_eq!(double.figures().registrations, before[1] + 1);
+    assert_eq!(double.counts().registrations, before[1] + 1);
     // SAFETY: C1: a region whose release failed stays mapped.
     assert_eq!(unsafe { start.read_volatile() }, 0);
 }
@@ -408,7 +408,7 @@ fn churn(backend: Backend, double: &Double) {
         .collect();
     // Nor what an earlier run gave back on streams of its own.
     let at_rest = || {
-        while double.figures().work_in_flight > 0 {
+        while double.counts().work_in_flight > 0 {
             thread::yield_now();
         }
     };
@@ -436,7 +436,7 @@ fn churn(backend: Backend, double: &Double) {
             });
         }
     });
-    assert_eq!(double.figures().frees_with_work_in_flight, 0, "{name} gave memory back under a copy");
+    assert_eq!(double.counts().frees_with_work_in_flight, 0, "{name} gave memory back under a copy");
     for (lane, (stream, memories)) in (0..).zip(&lanes) {
         for ((byte, len), memory) in batches_of(lane).zip(memories) {
             let arrived = stream.clone_dtoh(memory).unwrap();
@@ -470,9 +470,9 @@ fn a_reserve_of_vmm_is_one_registration_and_buffers_are_cut_from_it() {
     let pool = builder(Backend::Vmm).reserve_bytes(16 << 20).build().unwrap();
     let created = double.calls("cuMemCreate");
     let bufs = [1, MIB, 5 * MIB].map(|len| pool.get(len).unwrap());
-    let figures = double.figures();
-    assert_eq!((figures.registrations - before[1], double.calls("cuMemCreate")), (1, created));
-    assert_eq!(figures.pinned_bytes - before[0], 16 << 20);
+    let counts = double.counts();
+    assert_eq!((counts.registrations - before[1], double.calls("cuMemCreate")), (1, created));
+    assert_eq!(counts.pinned_bytes - before[0], 16 << 20);
     // What the reserve lies in, the kernel says; of what grows beyond it, the driver.
     let tiers = pool.page_tiers().unwrap();
     assert_eq!((tiers.transparent_bytes + tiers.small_bytes, tiers.driver_bytes), (16 << 20, 0), "{tiers}");
@@ -497,9 +497,9 @@ fn what_is_due_waits_for_copies_is_used_again_first_and_goes_on_a_thread_of_its_
     for backend in [Backend::Register, Backend::Cuda] {
         let clock = ManualClock::default();
         let pool = builder(backend).clock(Clock::Manual(clock.clone())).build().unwrap();
-        let at_start = double.figures();
+        let at_start = double.counts();
         drop(pool.get(3 * MIB).unwrap());
-        let large = double.figures();
+        let large = double.counts();
         let gate = double.hold(stream.cu_stream());
         with_a_copy_in_flight(&pool, &stream, &mut memory);
         // Buffers age out of the front; then their regions are due.
@@ -511,7 +511,7 @@ fn what_is_due_waits_for_copies_is_used_again_first_and_goes_on_a_thread_of_its_
         assert!(stats.awaiting_release_bytes >= 3 << 20, "{stats:?}");
         assert!(stats.awaiting_release_bytes <= stats.arena_free_bytes);
         stats.validate().unwrap();
-        assert_eq!(double.figures().peak_pinned_bytes, double.figures().pinned_bytes, "nothing was given back");
+        assert_eq!(double.counts().peak_pinned_bytes, double.counts().pinned_bytes, "nothing was given back");
         // What waits serves the next one that fits.
         let locks = stats.underlying.allocs;
         drop(pool.get(3 * MIB).unwrap());
@@ -528,14 +528,14 @@ fn what_is_due_waits_for_copies_is_used_again_first_and_goes_on_a_thread_of_its_
         held_call.wait_for(1);
         assert_eq!(pool.stats().awaiting_release_bytes, 0, "on its way");
         drop(held_call);
-        while double.figures().pinned_bytes >= large.pinned_bytes {
+        while double.counts().pinned_bytes >= large.pinned_bytes {
             clock.advance_us(60_000_000);
             pool.poll();
             thread::yield_now();
         }
         drop(pool);
-        let figures = double.figures();
-        assert_eq!((figures.pinned_bytes, figures.frees_with_work_in_flight), (at_start.pinned_bytes, 0));
+        let counts = double.counts();
+        assert_eq!((counts.pinned_bytes, counts.frees_with_work_in_flight), (at_start.pinned_bytes, 0));
         double.reset();
     }
 }
@@ -560,7 +560,7 @@ fn a_trim_beside_a_copy_is_done_once_the_copy_is_over() {
         thread::sleep(Duration::from_millis(1));
     }
     drop(pool);
-    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+    assert_eq!(double.counts().frees_with_work_in_flight, 0);
 }
 
 #[test]
@@ -579,7 +579,7 @@ fn a_borrowed_copy_counts_as_in_flight_until_its_buffer_is_free() {
     buf.as_mut_slice().unwrap().fill(1);
     pool.trim(0);
     assert!(double.calls("cuMemHostUnregister") > 0, "the buffer is in use, but no copy runs");
-    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+    assert_eq!(double.counts().frees_with_work_in_flight, 0);
 }
 
 #[test]
@@ -607,7 +607,7 @@ fn no_copy_begins_while_memory_goes_back_and_hits_go_on() {
         copy.join().unwrap();
     });
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; 4096]);
-    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+    assert_eq!(double.counts().frees_with_work_in_flight, 0);
 }
 
 #[test]
@@ -616,7 +616,7 @@ fn at_the_ceiling_idle_regions_wait_for_copies_or_are_drained_when_forced() {
         let double = Double::load();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = device(&context, 4096);
-        let before = double.figures().pinned_bytes;
+        let before = double.counts().pinned_bytes;
         let wait = Duration::from_secs(if release == ReleasePolicy::Force { 20 } else { 0 });
         let pool = builder(Backend::Register).max_bytes(6 << 20).release_policy(release).wait(wait).build().unwrap();
         let gate = double.hold(stream.cu_stream());
@@ -640,9 +640,9 @@ fn at_the_ceiling_idle_regions_wait_for_copies_or_are_drained_when_forced() {
             get.join().unwrap().unwrap();
         });
         assert_eq!(pool.stats().drains, u64::from(release == ReleasePolicy::Force));
-        let most_bytes = double.figures().peak_pinned_bytes - before;
+        let most_bytes = double.counts().peak_pinned_bytes - before;
         assert!(most_bytes <= 6 << 20, "{release:?}: {most_bytes}, {:?}", pool.stats());
-        assert_eq!(double.figures().frees_with_work_in_flight, 0);
+        assert_eq!(double.counts().frees_with_work_in_flight, 0);
     }
 }
 
@@ -653,12 +653,12 @@ fn beside_copies_a_pool_grows_in_short_steps() {
     let (stream, mut memory) = device(&context, 4096);
     let pool = builder(Backend::Register).build().unwrap();
     let step = |len: usize| {
-        let before = double.figures().pinned_bytes;
+        let before = double.counts().pinned_bytes;
         let mut bufs = Vec::new();
-        while double.figures().pinned_bytes == before {
+        while double.counts().pinned_bytes == before {
             bufs.push(pool.get(len).unwrap());
         }
-        (double.figures().pinned_bytes - before, bufs)
+        (double.counts().pinned_bytes - before, bufs)
     };
     let (at_rest, _kept) = step(2 * MIB);
     assert_eq!(at_rest, 16 << 20);
@@ -706,5 +706,5 @@ fn buffers_and_copies_that_outlive_their_pool_give_everything_back_in_the_end() 
         drop(late);
         assert_eq!(held(&double), before);
     }
-    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+    assert_eq!(double.counts().frees_with_work_in_flight, 0);
 }

@@ -1,31 +1,33 @@
-//! Who owns which address: page-locked host memory, mapped granules, device memory; everything else is pageable.
+//! The owner of each address: page-locked host memory, mapped granules, device memory; all other memory is pageable.
 //!
-//! Owns the one map of ranges (unified addressing: no two overlap). Never moves a byte itself, but lends the map while
-//! bytes move, so that no range is unmapped under a reading copy: a copy whose memory went away ends in an illegal
-//! address, as on a device, and not in a crash of the test.
+//! Owns the one map of ranges (unified addressing: no two overlap). Never moves bytes itself, but keeps the map locked
+//! while bytes move, so that no range is unmapped under a reading copy: a copy whose memory was freed fails with an
+//! illegal address, as on a device, and does not crash the test.
 //!
 //! ```text
 //!   0 ... pageable ... [Allocated] ... [Registered] ... [Granule][Granule] ...   | 2^48   [Device]
 //! ```
 //!
-//! I1: ranges do not overlap. I2: a range in the map is backed by memory that may be read and written, until
-//! [`remove`] returns it; whoever unmaps memory calls [`remove`] first.
+//! | invariant | |
+//! | --- | --- |
+//! | `address-I1` | ranges do not overlap |
+//! | `address-I2` | memory of a range in the map may be read and written until [`remove`] returns it; `remove` comes before any unmap |
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::code::Code;
 
-/// What stands at an address.
+/// The owner of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// `cuMemHostAlloc`, with its flags and the mapping below it.
     Allocated { flags: u32, mapping: usize, mapping_bytes: usize },
     /// `cuMemHostRegister`.
     Registered { flags: u32 },
-    /// One mapped granule that the device may access, and where the device sees its bytes.
+    /// One mapped granule that the device may access, and the address of the device's view.
     Granule { backing: usize },
-    /// Device memory, and where its bytes really lie.
+    /// Device memory, and the address of its bytes.
     Device { backing: usize },
 }
 
@@ -36,9 +38,9 @@ pub(crate) struct Range {
     pub(crate) owner: Owner,
 }
 
-/// What a piece of memory is to a copy.
+/// A kind of memory, as a copy distinguishes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MemoryKind {
     Pageable,
     Pinned,
     Device,
@@ -49,7 +51,7 @@ pub(crate) struct Space(BTreeMap<u64, Range>);
 
 static SPACE: RwLock<Space> = RwLock::new(Space(BTreeMap::new()));
 
-/// Lends the map; nothing is removed meanwhile.
+/// Locks the map; nothing is removed meanwhile.
 pub(crate) fn read() -> RwLockReadGuard<'static, Space> {
     SPACE.read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -58,7 +60,7 @@ fn write() -> RwLockWriteGuard<'static, Space> {
     SPACE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Enters a range; `Err` if it overlaps another (I1).
+/// Enters a range; `Err` if it overlaps another (address-I1).
 pub(crate) fn insert(start: u64, range: Range) -> Result<(), Code> {
     let mut space = write();
     if space.touches(start, range.bytes) {
@@ -91,11 +93,11 @@ impl Space {
         self.at(start).is_some() || self.0.range(start..start.saturating_add(bytes)).next().is_some()
     }
 
-    /// What `[address, address + bytes)` is to a copy. Only granules may be crossed within one copy.
-    pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<Place, Code> {
+    /// The kind of memory of `[address, address + bytes)`. Only granules may be crossed within one copy.
+    pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<MemoryKind, Code> {
         let end = address.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
         let Some((mut start, mut range)) = self.at(address) else {
-            return if self.touches(address, bytes) { Err(Code::INVALID_VALUE) } else { Ok(Place::Pageable) };
+            return if self.touches(address, bytes) { Err(Code::INVALID_VALUE) } else { Ok(MemoryKind::Pageable) };
         };
         while start + range.bytes < end {
             let Some(next) = self.at(start + range.bytes) else { return Err(Code::INVALID_VALUE) };
@@ -104,10 +106,10 @@ impl Space {
             };
             (start, range) = next;
         }
-        Ok(if matches!(range.owner, Owner::Device { .. }) { Place::Device } else { Place::Pinned })
+        Ok(if matches!(range.owner, Owner::Device { .. }) { MemoryKind::Device } else { MemoryKind::Pinned })
     }
 
-    /// Where the bytes of this address really lie, and how many follow in the same range.
+    /// The memory behind this address, and how many bytes follow in the same range.
     pub(crate) fn backing(&self, address: u64) -> Option<(*mut u8, u64)> {
         let (start, range) = self.at(address)?;
         let offset = address - start;
@@ -136,12 +138,12 @@ mod tests {
             (200, 10, Owner::Granule { backing }),
             (210, 10, Owner::Granule { backing }),
         ]);
-        assert_eq!(space.locate(100, 10), Ok(Place::Pinned));
+        assert_eq!(space.locate(100, 10), Ok(MemoryKind::Pinned));
         assert_eq!(space.locate(105, 10), Err(Code::INVALID_VALUE));
         assert_eq!(space.locate(115, 10), Err(Code::INVALID_VALUE), "from registered into pageable");
         assert_eq!(space.locate(95, 10), Err(Code::INVALID_VALUE), "from pageable into registered");
-        assert_eq!(space.locate(205, 10), Ok(Place::Pinned));
+        assert_eq!(space.locate(205, 10), Ok(MemoryKind::Pinned));
         assert_eq!(space.locate(205, 20), Err(Code::INVALID_VALUE), "past the last granule");
-        assert_eq!(space.locate(0, 100), Ok(Place::Pageable));
+        assert_eq!(space.locate(0, 100), Ok(MemoryKind::Pageable));
     }
 }

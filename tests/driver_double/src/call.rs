@@ -1,4 +1,4 @@
-//! The door through which every driver call enters: it is counted, waits its turn, may be held, delayed or failed.
+//! The entry of every driver call: it is counted, takes the enqueue lock, and may be held, delayed or failed.
 //!
 //! Owns the enqueue lock. Never knows what a call does.
 //!
@@ -10,19 +10,20 @@
 //! | `Enqueue` | as `Device` | yes, gates and delays included |
 //!
 //! Measured on a real device: copies, records, launches, page-locking and freeing share one lock; a free that waits for
-//! the device keeps it, so everybody else's enqueue waits too. Event queries, waits and virtual memory go past it.
+//! the device keeps it, so the enqueues of all threads wait too. Event queries, waits and virtual memory do not take it.
 //!
-//! Invariant C1: an [`Out`] or [`In`] only ever comes in as an argument of a driver call, and the caller of a driver
-//! call promises, as to the real driver, that a pointer which is not null points to room for (or at) a value.
+//! `call-I1`: an [`Out`] or [`In`] is always an argument of a driver call, whose caller promises, as to the real driver, that
+//! a pointer which is not null points to space for a value (or to a value).
 
 use std::ffi::c_int;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use crate::code::Code;
 use crate::faults::Site;
+use crate::sync::lock;
 use crate::{context, faults, stream};
 
-/// What a driver call comes to.
+/// The result of a driver call.
 pub(crate) type Outcome = Result<(), Code>;
 
 /// See the table above.
@@ -38,9 +39,9 @@ static ENQUEUE: Mutex<()> = Mutex::new(());
 
 /// Runs one driver call.
 pub(crate) fn answer(site: &'static Site, kind: Kind, body: impl FnOnce() -> Outcome) -> c_int {
-    let scripted = faults::arrive(site);
+    let scripted = faults::count_call(site);
     let _turn = (kind == Kind::Enqueue).then(|| lock(&ENQUEUE));
-    faults::linger(site);
+    faults::wait_at_gate(site);
     let outcome = check(kind).and_then(|()| scripted.map_or_else(body, Err));
     outcome.map_or_else(|code| code.0, |()| 0)
 }
@@ -55,12 +56,7 @@ fn check(kind: Kind) -> Outcome {
     Ok(())
 }
 
-/// A lock is a lock even after a test thread died holding it.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A caller's pointer to room for an answer.
+/// A caller's pointer to space for an answer.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
@@ -70,12 +66,12 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: (C1) not null, so the caller vouches for the room.
+        // SAFETY: (call-I1) not null, so the caller vouches for the space.
         unsafe { self.0.write(value) };
         Ok(())
     }
 
-    /// One place of several; the caller's count bounds the index.
+    /// One element of several; the caller's count bounds the index.
     pub(crate) fn at(first: *mut T, index: usize) -> Self {
         Out(if first.is_null() { first } else { first.wrapping_add(index) })
     }
@@ -111,7 +107,7 @@ impl<T: Copy> In<T> {
             return Err(Code::INVALID_VALUE);
         }
         let place = self.0.wrapping_add(index);
-        // SAFETY: (C1) not null, and the caller's own count covers the index.
+        // SAFETY: (call-I1) not null, and the caller's own count covers the index.
         Ok(unsafe { place.read() })
     }
 }

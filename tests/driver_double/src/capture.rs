@@ -1,12 +1,12 @@
-//! Stream capture: work that is written down in a graph and not done, and what others may not do meanwhile.
+//! Stream capture: work that is recorded in a graph instead of run, and the calls that are forbidden meanwhile.
 //!
 //! ```text
-//!   stream ──begin──► capturing ──end──► graph ──instantiate──► runnable ──launch──► the work, again and again
-//!                         │ a forbidden call: spoiled, the end answers 901
+//!   stream ──begin──► capturing ──end──► graph ──instantiate──► runnable ──launch──► the work, each time
+//!                         │ a forbidden call: invalidated, the end answers 901
 //! ```
 //!
-//! The trap modelled here: while any thread captures in global mode, calls such as `cuEventQuery`, `cuMemHostAlloc` and
-//! `cuMemFreeHost` fail on every thread and spoil that capture, unless the calling thread has exchanged its own mode.
+//! While any thread captures in global mode, calls such as `cuEventQuery`, `cuMemHostAlloc` and
+//! `cuMemFreeHost` fail on every thread and invalidate that capture, unless the calling thread has exchanged its own mode.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -15,10 +15,10 @@ use std::thread::{self, ThreadId};
 
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
+use crate::cost::{self, Work};
 use crate::ledger;
 use crate::op::Op;
-use crate::stream::{self, board};
-use crate::toll::{self, Work};
+use crate::stream::{self, lock_streams};
 
 /// Modes, as the driver numbers them.
 const GLOBAL: c_int = 0;
@@ -59,7 +59,7 @@ impl Captures {
         self.running.get_mut(&number).map(|capture| (number, capture))
     }
 
-    /// Writes work down if this stream captures; the number of the capture.
+    /// Records work if this stream captures; returns the number of the capture.
     pub(crate) fn record(&mut self, stream: usize, op: &Op) -> Result<Option<u64>, Code> {
         match self.of(stream) {
             None => Ok(None),
@@ -88,7 +88,7 @@ impl Captures {
         self.members.keys()
     }
 
-    /// The capture of this stream, if it takes part in one, is of no use any more.
+    /// Invalidates the capture of this stream, if it takes part in one.
     pub(crate) fn spoil(&mut self, stream: usize) {
         if let Some((_, capture)) = self.of(stream) {
             capture.spoiled = true;
@@ -98,17 +98,17 @@ impl Captures {
 
     fn number(&mut self) -> u64 {
         self.numbered += 1;
-        // Looks like a handle, and like none of another kind.
+        // Resembles a handle, and no handle of another kind.
         0x6000_0000 + self.numbered * 0x10
     }
 }
 
-/// Refuses a call that must not be made beside a capture, and spoils that capture.
+/// Refuses a call that must not be made beside a capture, and invalidates that capture.
 pub(crate) fn forbid_unsafe_call() -> Outcome {
     let mode = MODE.get();
     let here = thread::current().id();
-    let mut board = board();
-    let hit = board.captures.running.values_mut().find(|capture| {
+    let mut streams = lock_streams();
+    let hit = streams.captures.running.values_mut().find(|capture| {
         let own = capture.thread == here && capture.mode != RELAXED && mode != RELAXED;
         own || capture.mode == GLOBAL && mode == GLOBAL
     });
@@ -118,31 +118,31 @@ pub(crate) fn forbid_unsafe_call() -> Outcome {
     Err(Code::STREAM_CAPTURE_UNSUPPORTED)
 }
 
-/// Nobody can wait for work that is only being written down.
+/// Work that is only recorded cannot be waited for.
 pub(crate) fn forbid_waiting(stream: usize) -> Outcome {
     forbid_naming(stream)?;
     forbid_unsafe_call()
 }
 
-/// What is written down cannot wait for work that is really done.
+/// Recorded work cannot wait for work outside the graph.
 pub(crate) fn forbid_outside_work(stream: usize) -> Outcome {
     forbid_naming(stream).map_err(|_| Code::STREAM_CAPTURE_ISOLATION)
 }
 
-/// A stream that captures has no number to give, and who asks for one spoils the capture.
+/// A capturing stream has no id; asking for one invalidates the capture.
 pub(crate) fn forbid_naming(stream: usize) -> Outcome {
-    let mut board = board();
-    if board.captures.of(stream).is_some() {
-        board.captures.spoil(stream);
+    let mut streams = lock_streams();
+    if streams.captures.of(stream).is_some() {
+        streams.captures.spoil(stream);
         return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
     }
     Ok(())
 }
 
 fn status(stream: usize) -> Result<(c_int, u64), Code> {
-    let mut board = board();
-    board.check_not_implicit(stream)?;
-    Ok(match board.captures.of(stream) {
+    let mut streams = lock_streams();
+    streams.check_not_implicit(stream)?;
+    Ok(match streams.captures.of(stream) {
         None => (NOT_CAPTURING, 0),
         Some((number, capture)) => (if capture.spoiled { SPOILED } else { CAPTURING }, number),
     })
@@ -153,21 +153,21 @@ driver_call! { Device fn cuStreamBeginCapture_v2(handle: usize, mode: c_int) {
         return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
     }
     let origin = stream::resolve(handle)?;
-    let mut board = board();
-    if !(GLOBAL..=RELAXED).contains(&mode) || board.captures.of(origin).is_some() {
+    let mut streams = lock_streams();
+    if !(GLOBAL..=RELAXED).contains(&mode) || streams.captures.of(origin).is_some() {
         return Err(Code::INVALID_VALUE);
     }
-    let number = board.captures.number();
+    let number = streams.captures.number();
     let capture = Capture { origin, mode, thread: thread::current().id(), spoiled: false, ops: Vec::new() };
-    board.captures.running.insert(number, capture);
-    board.captures.members.insert(origin, number);
+    streams.captures.running.insert(number, capture);
+    streams.captures.members.insert(origin, number);
     Ok(())
 }}
 
 driver_call! { Device fn cuStreamEndCapture(handle: usize, out: Out<u64>) {
     let stream = stream::resolve(handle)?;
-    let mut board = board();
-    let (number, origin, wrong_thread) = match board.captures.of(stream) {
+    let mut streams = lock_streams();
+    let (number, origin, wrong_thread) = match streams.captures.of(stream) {
         None => return Err(Code::STREAM_CAPTURE_UNMATCHED),
         Some((number, capture)) => {
             (number, capture.origin, capture.mode != RELAXED && capture.thread != thread::current().id())
@@ -179,13 +179,13 @@ driver_call! { Device fn cuStreamEndCapture(handle: usize, out: Out<u64>) {
     if wrong_thread {
         return Err(Code::STREAM_CAPTURE_WRONG_THREAD);
     }
-    board.captures.members.retain(|_, member| *member != number);
-    let capture = board.captures.running.remove(&number).ok_or(Code::STREAM_CAPTURE_UNMATCHED)?;
+    streams.captures.members.retain(|_, member| *member != number);
+    let capture = streams.captures.running.remove(&number).ok_or(Code::STREAM_CAPTURE_UNMATCHED)?;
     if capture.spoiled {
         out.put(0)?;
         return Err(Code::STREAM_CAPTURE_INVALIDATED);
     }
-    board.captures.graphs.insert(number, capture.ops);
+    streams.captures.graphs.insert(number, capture.ops);
     out.put(number)
 }}
 
@@ -211,22 +211,22 @@ driver_call! { Process fn cuThreadExchangeStreamCaptureMode(mode: Out<c_int>) {
 }}
 
 driver_call! { Device fn cuGraphInstantiateWithFlags(out: Out<u64>, graph: u64, _flags: u64) {
-    let mut board = board();
-    let ops = board.captures.graphs.get(&graph).cloned().ok_or(Code::INVALID_HANDLE)?;
-    let number = board.captures.number();
-    board.captures.graphs.insert(number, ops);
+    let mut streams = lock_streams();
+    let ops = streams.captures.graphs.get(&graph).cloned().ok_or(Code::INVALID_HANDLE)?;
+    let number = streams.captures.number();
+    streams.captures.graphs.insert(number, ops);
     out.put(number)
 }}
 
 driver_call! { Enqueue fn cuGraphLaunch(graph: u64, handle: usize) {
-    let _toll = toll::charge(Work::Enqueue);
+    let _cost = cost::charge(Work::Enqueue);
     let stream = stream::resolve(handle)?;
-    let ops = board().captures.graphs.get(&graph).cloned().ok_or(Code::INVALID_HANDLE)?;
+    let ops = lock_streams().captures.graphs.get(&graph).cloned().ok_or(Code::INVALID_HANDLE)?;
     ops.into_iter().try_for_each(|op| stream::enqueue(stream, op).map(drop))
 }}
 
 fn destroy(graph: u64) -> Outcome {
-    board().captures.graphs.remove(&graph).map(drop).ok_or(Code::INVALID_HANDLE)
+    lock_streams().captures.graphs.remove(&graph).map(drop).ok_or(Code::INVALID_HANDLE)
 }
 
 driver_call! { Device fn cuGraphDestroy(graph: u64) {

@@ -1,37 +1,39 @@
 //! Start and end of the driver, primary contexts, and which context a thread works in.
 //!
 //! ```text
-//!   Asleep ──cuInit──► Awake ──shut_down──► ShutDown (every call answers 4)
+//!   NotInitialized ──cuInit──► Initialized ──shut_down──► ShutDown (every call answers 4)
 //! ```
 //!
-//! A context's handle is its device's ordinal above [`HANDLE_BASE`]. It lives while somebody retains it. What was
-//! allocated in it stays: a test would rather read a leak off the figures than crash on it.
+//! A context's handle is its device's ordinal above [`HANDLE_BASE`]. It lives while it is retained. Memory
+//! allocated in it stays, so that a leak shows in the counts instead of as a crash.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
 use std::sync::Mutex;
 
-use crate::call::{Out, Outcome, driver_call, lock};
+use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
+use crate::sync::lock;
 use crate::{capture, settings, stream};
 
 const HANDLE_BASE: usize = 0xC0DE_0000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Life {
-    Asleep,
-    Awake,
+enum DriverState {
+    NotInitialized,
+    Initialized,
     ShutDown,
 }
 
 struct Driver {
-    life: Life,
+    state: DriverState,
     device_count: usize,
     /// By ordinal.
     retained: Vec<u64>,
 }
 
-static DRIVER: Mutex<Driver> = Mutex::new(Driver { life: Life::Asleep, device_count: 1, retained: Vec::new() });
+static DRIVER: Mutex<Driver> =
+    Mutex::new(Driver { state: DriverState::NotInitialized, device_count: 1, retained: Vec::new() });
 
 thread_local! {
     /// The last is current; 0 stands for none.
@@ -40,10 +42,10 @@ thread_local! {
 
 /// Refuses calls before the start and after the end.
 pub(crate) fn check_initialised() -> Outcome {
-    match lock(&DRIVER).life {
-        Life::Asleep => Err(Code::NOT_INITIALIZED),
-        Life::Awake => Ok(()),
-        Life::ShutDown => Err(Code::DEINITIALIZED),
+    match lock(&DRIVER).state {
+        DriverState::NotInitialized => Err(Code::NOT_INITIALIZED),
+        DriverState::Initialized => Ok(()),
+        DriverState::ShutDown => Err(Code::DEINITIALIZED),
     }
 }
 
@@ -78,39 +80,39 @@ fn set_current(context: usize) {
     });
 }
 
-/// Contexts that somebody holds.
+/// Retained contexts.
 pub(crate) fn live() -> u64 {
     lock(&DRIVER).retained.iter().filter(|&&count| count > 0).count() as u64
 }
 
-/// So many devices from now on.
+/// Sets the number of devices.
 pub(crate) fn set_device_count(count: usize) {
     lock(&DRIVER).device_count = count;
 }
 
-/// As in a process that is past its `main`.
+/// Answers as in a process that has left `main`.
 pub(crate) fn shut_down() {
-    lock(&DRIVER).life = Life::ShutDown;
+    lock(&DRIVER).state = DriverState::ShutDown;
 }
 
 /// One device, and a driver that answers again; contexts stay retained.
 pub(crate) fn reset() {
     let mut driver = lock(&DRIVER);
     driver.device_count = 1;
-    if driver.life == Life::ShutDown {
-        driver.life = Life::Awake;
+    if driver.state == DriverState::ShutDown {
+        driver.state = DriverState::Initialized;
     }
 }
 
 driver_call! { Lookup fn cuInit(flags: u32) {
     let mut driver = lock(&DRIVER);
-    match driver.life {
+    match driver.state {
         _ if flags != 0 => Err(Code::INVALID_VALUE),
-        Life::ShutDown => Err(Code::DEINITIALIZED),
+        DriverState::ShutDown => Err(Code::DEINITIALIZED),
         _ if driver.device_count == 0 => Err(Code::NO_DEVICE),
         _ => {
             settings::read()?;
-            driver.life = Life::Awake;
+            driver.state = DriverState::Initialized;
             Ok(())
         }
     }

@@ -1,10 +1,10 @@
-//! Copies: which are allowed, which wait, and how their bytes travel.
+//! Copies: which are allowed, which wait, and how their bytes move.
 //!
-//! Bytes move when the work runs, in steps, each under the address map: a source that was overwritten since shows up in
-//! the data, one that was given back is a fault. Each direction is one link, with a rate that all streams share.
+//! Bytes move when the work runs, in steps, each under the address map: a source that was overwritten since is visible in
+//! the data, one that was freed is a fault. Each direction is one link, with a rate that all streams share.
 //!
-//! A hollow copy (see the settings) takes its time on the link but moves nothing, as a DMA engine costs no core; memory
-//! that was given back is still a fault. No copy goes to the host then: nobody shall take what is there for data.
+//! A hollow copy (see the settings) takes its time on the link but moves nothing, as a DMA engine uses no core; freed
+//! memory is still a fault. Copies to the host are refused then, so that stale bytes are not taken for data.
 //!
 //! | from | to | what the call does |
 //! | --- | --- | --- |
@@ -17,21 +17,21 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::address_space::{self, Place, Space};
+use crate::address_space::{self, MemoryKind, Space};
 use crate::call::{Outcome, driver_call};
 use crate::code::Code;
-use crate::handles::LEGACY;
+use crate::cost::{self, Work};
 use crate::link::Link;
 use crate::op::{Op, fault};
-use crate::toll::{self, Work};
+use crate::stream::LEGACY;
 use crate::{settings, stream};
 
-/// Bytes moved without letting go of the address map.
+/// Bytes moved under one lock of the address map.
 const STEP_BYTES: u64 = 256 << 10;
 
 /// One side of a copy.
 #[derive(Clone)]
-pub(crate) enum End {
+pub(crate) enum Endpoint {
     /// Memory in the address map.
     Owned(u64),
     /// The program's own; its call waits for the copy.
@@ -40,18 +40,20 @@ pub(crate) enum End {
     Staged(Arc<[u8]>),
 }
 
-impl End {
+impl Endpoint {
     fn pointer(&self, space: &Space, offset: u64) -> Result<(*mut u8, u64), Code> {
         match self {
-            End::Owned(address) => space.backing(address + offset).ok_or_else(|| fault("a copy", address + offset)),
-            End::Pageable(address) => Ok((ptr::with_exposed_provenance_mut(address + offset as usize), u64::MAX)),
-            End::Staged(bytes) => Ok((bytes[offset as usize..].as_ptr().cast_mut(), bytes.len() as u64 - offset)),
+            Endpoint::Owned(address) => {
+                space.backing(address + offset).ok_or_else(|| fault("a copy", address + offset))
+            }
+            Endpoint::Pageable(address) => Ok((ptr::with_exposed_provenance_mut(address + offset as usize), u64::MAX)),
+            Endpoint::Staged(bytes) => Ok((bytes[offset as usize..].as_ptr().cast_mut(), bytes.len() as u64 - offset)),
         }
     }
 }
 
-/// Moves the bytes, on a stream's worker; when the last was through.
-pub(crate) fn run(to: &End, from: &End, bytes: u64, link: Link, begins: Instant) -> Result<Instant, Code> {
+/// Moves the bytes, on a stream's worker; returns when the last one arrived.
+pub(crate) fn run(to: &Endpoint, from: &Endpoint, bytes: u64, link: Link, begins: Instant) -> Result<Instant, Code> {
     if settings::get().hollow {
         return run_hollow(to, from, bytes, link, begins);
     }
@@ -61,8 +63,8 @@ pub(crate) fn run(to: &End, from: &End, bytes: u64, link: Link, begins: Instant)
         let step = {
             let space = address_space::read();
             let (target, source, step) = step(&space, to, from, done, bytes)?;
-            // SAFETY: (address_space I2) owned memory is backed while the map is borrowed; staged bytes are held by
-            // `from`; for pageable memory the caller of the copy vouches (C1), and it waits. `copy` allows overlap.
+            // SAFETY: (address-I2) owned memory is backed while the map is borrowed; staged bytes are held by
+            // `from`; for pageable memory the caller of the copy vouches (call-I1), and it waits. `copy` allows overlap.
             unsafe { ptr::copy(source, target, step as usize) };
             step
         };
@@ -72,15 +74,15 @@ pub(crate) fn run(to: &End, from: &End, bytes: u64, link: Link, begins: Instant)
     Ok(reached)
 }
 
-/// Takes the time and looks at both ends, before and after.
-fn run_hollow(to: &End, from: &End, bytes: u64, link: Link, begins: Instant) -> Result<Instant, Code> {
+/// Takes the time of the copy and checks both ends before and after.
+fn run_hollow(to: &Endpoint, from: &Endpoint, bytes: u64, link: Link, begins: Instant) -> Result<Instant, Code> {
     check(to, from, bytes)?;
     let reached = link.carry(bytes, begins, Duration::ZERO);
     check(to, from, bytes)?;
     Ok(reached)
 }
 
-fn check(to: &End, from: &End, bytes: u64) -> Outcome {
+fn check(to: &Endpoint, from: &Endpoint, bytes: u64) -> Outcome {
     let space = address_space::read();
     let mut done = 0;
     while done < bytes {
@@ -89,23 +91,23 @@ fn check(to: &End, from: &End, bytes: u64) -> Outcome {
     Ok(())
 }
 
-/// The next bytes that lie together on both sides, and how many.
-fn step(space: &Space, to: &End, from: &End, done: u64, bytes: u64) -> Result<(*mut u8, *mut u8, u64), Code> {
+/// The next bytes that are contiguous on both sides, and how many.
+fn step(space: &Space, to: &Endpoint, from: &Endpoint, done: u64, bytes: u64) -> Result<(*mut u8, *mut u8, u64), Code> {
     let (target, room) = to.pointer(space, done)?;
     let (source, left) = from.pointer(space, done)?;
     Ok((target, source, STEP_BYTES.min(bytes - done).min(room).min(left)))
 }
 
-/// What the name of the call promises about its two addresses.
+/// The kinds of memory that the name of the call promises.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     HostToDevice,
     DeviceToHost,
     DeviceToDevice,
     Any,
 }
 
-fn copy(to: u64, from: u64, bytes: usize, handle: usize, way: Way) -> Outcome {
+fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -> Outcome {
     let stream = stream::resolve(handle)?;
     let bytes = bytes as u64;
     if bytes == 0 {
@@ -115,12 +117,12 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, way: Way) -> Outcome {
         let space = address_space::read();
         (space.locate(to, bytes)?, space.locate(from, bytes)?)
     };
-    let (to_device, from_device) = (target == Place::Device, source == Place::Device);
-    let allowed = match way {
-        Way::HostToDevice => to_device && !from_device,
-        Way::DeviceToHost => !to_device && from_device,
-        Way::DeviceToDevice => to_device && from_device,
-        Way::Any => to_device || from_device || target == Place::Pinned && source == Place::Pinned,
+    let (to_device, from_device) = (target == MemoryKind::Device, source == MemoryKind::Device);
+    let allowed = match direction {
+        Direction::HostToDevice => to_device && !from_device,
+        Direction::DeviceToHost => !to_device && from_device,
+        Direction::DeviceToDevice => to_device && from_device,
+        Direction::Any => to_device || from_device || target == MemoryKind::Pinned && source == MemoryKind::Pinned,
     };
     if !allowed {
         return Err(Code::INVALID_VALUE);
@@ -128,27 +130,27 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, way: Way) -> Outcome {
     if !to_device && settings::get().hollow {
         return Err(Code::NOT_SUPPORTED);
     }
-    let _toll = toll::charge(Work::Enqueue);
+    let _cost = cost::charge(Work::Enqueue);
     let link = match (to_device, from_device) {
         (true, false) => Link::ToDevice,
         (false, true) => Link::FromDevice,
         _ => Link::Inside,
     };
-    let waits = target == Place::Pageable;
-    let to = if waits { End::Pageable(to as usize) } else { End::Owned(to) };
-    let from = if source == Place::Pageable { stage(from, bytes) } else { End::Owned(from) };
+    let waits = target == MemoryKind::Pageable;
+    let to = if waits { Endpoint::Pageable(to as usize) } else { Endpoint::Owned(to) };
+    let from = if source == MemoryKind::Pageable { stage(from, bytes) } else { Endpoint::Owned(from) };
     stream::enqueue(stream, Op::Copy { to, from, bytes, link })?;
     if waits { stream::wait_for(stream) } else { Ok(()) }
 }
 
-fn stage(from: u64, bytes: u64) -> End {
+fn stage(from: u64, bytes: u64) -> Endpoint {
     let source = ptr::with_exposed_provenance::<u8>(from as usize);
-    // SAFETY: (C1) the caller of the copy vouches for its source until the call returns.
-    End::Staged(unsafe { std::slice::from_raw_parts(source, bytes as usize) }.into())
+    // SAFETY: (call-I1) the caller of the copy vouches for its source until the call returns.
+    Endpoint::Staged(unsafe { std::slice::from_raw_parts(source, bytes as usize) }.into())
 }
 
-fn copy_now(to: u64, from: u64, bytes: usize, way: Way) -> Outcome {
-    copy(to, from, bytes, LEGACY, way)?;
+fn copy_now(to: u64, from: u64, bytes: usize, direction: Direction) -> Outcome {
+    copy(to, from, bytes, LEGACY, direction)?;
     stream::wait_for(stream::resolve(LEGACY)?)
 }
 
@@ -157,33 +159,33 @@ fn address(pointer: *const c_void) -> u64 {
 }
 
 driver_call! { Enqueue fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize) {
-    copy(to, address(from), bytes, stream, Way::HostToDevice)
+    copy(to, address(from), bytes, stream, Direction::HostToDevice)
 }}
 
 driver_call! { Enqueue fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize) {
-    copy(address(to), from, bytes, stream, Way::DeviceToHost)
+    copy(address(to), from, bytes, stream, Direction::DeviceToHost)
 }}
 
 driver_call! { Enqueue fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
-    copy(to, from, bytes, stream, Way::DeviceToDevice)
+    copy(to, from, bytes, stream, Direction::DeviceToDevice)
 }}
 
 driver_call! { Enqueue fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: usize) {
-    copy(to, from, bytes, stream, Way::Any)
+    copy(to, from, bytes, stream, Direction::Any)
 }}
 
 driver_call! { Enqueue fn cuMemcpyPeerAsync(to: u64, _to_context: usize, from: u64, _from_context: usize, bytes: usize, stream: usize) {
-    copy(to, from, bytes, stream, Way::DeviceToDevice)
+    copy(to, from, bytes, stream, Direction::DeviceToDevice)
 }}
 
 driver_call! { Enqueue fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) {
-    copy_now(to, address(from), bytes, Way::HostToDevice)
+    copy_now(to, address(from), bytes, Direction::HostToDevice)
 }}
 
 driver_call! { Enqueue fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) {
-    copy_now(address(to), from, bytes, Way::DeviceToHost)
+    copy_now(address(to), from, bytes, Direction::DeviceToHost)
 }}
 
 driver_call! { Enqueue fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
-    copy_now(to, from, bytes, Way::DeviceToDevice)
+    copy_now(to, from, bytes, Direction::DeviceToDevice)
 }}

@@ -1,4 +1,4 @@
-//! What a device says about itself: attributes, name, addresses, memory.
+//! The properties of a device: attributes, name, addresses, memory.
 //!
 //! The defaults are those of a data-centre card with 64-bit addressing and host NUMA virtual memory. A test may
 //! overwrite any attribute; one that is not in the table reads 0.
@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
 use std::sync::Mutex;
 
-use crate::call::{Out, Outcome, driver_call, lock};
+use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::context::check_device;
 use crate::device_memory;
+use crate::sync::lock;
 
 const TOTAL_BYTES: usize = 16 << 30;
 /// 13.0, as the driver counts.
@@ -46,12 +47,12 @@ const HOST_NUMA_ID: (c_int, c_int) = (134, 0);
 
 static OVERWRITTEN: Mutex<BTreeMap<c_int, c_int>> = Mutex::new(BTreeMap::new());
 
-/// From now on every device says this.
+/// Overrides an attribute of every device.
 pub(crate) fn set_attribute(attribute: c_int, value: c_int) {
     lock(&OVERWRITTEN).insert(attribute, value);
 }
 
-/// Back to the table.
+/// Removes all overrides.
 pub(crate) fn reset() {
     lock(&OVERWRITTEN).clear();
 }

@@ -1,16 +1,16 @@
-//! Device memory: addresses that no CPU can touch, backed by ordinary memory that only copies reach.
+//! Device memory: addresses that a CPU cannot access, backed by ordinary memory that only copies reach.
 //!
 //! Addresses lie above what a process can map, so a program that takes a device pointer for a host pointer crashes at
-//! once. Addresses are never used twice: a late copy into freed memory is found and not swallowed.
+//! once. Addresses are never used twice, so that a late copy into freed memory is detected.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::address_space::{self, Owner, Place, Range};
+use crate::address_space::{self, MemoryKind, Owner, Range};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::handles::LEGACY;
+use crate::cost::{self, Work};
 use crate::op::Op;
-use crate::toll::{self, Work};
+use crate::stream::LEGACY;
 use crate::{capture, context, ledger, memory, stream};
 
 const FIRST_ADDRESS: u64 = 1 << 48;
@@ -31,7 +31,7 @@ fn allocate(bytes: usize) -> Result<u64, Code> {
         return Err(Code::INVALID_VALUE);
     }
     let backing = memory::map(bytes)?;
-    // One alignment apart, so that running off the end of a block is running into nothing.
+    // One alignment apart, so that an access past the end of a block hits no other block.
     let room = (bytes as u64).next_multiple_of(ALIGNMENT) + ALIGNMENT;
     let address = NEXT_ADDRESS.fetch_add(room, Ordering::Relaxed);
     address_space::insert(address, Range { bytes: bytes as u64, owner: Owner::Device { backing } })?;
@@ -39,7 +39,7 @@ fn allocate(bytes: usize) -> Result<u64, Code> {
     Ok(address)
 }
 
-/// Gives a block back, now.
+/// Frees a block at once.
 pub(crate) fn release(address: u64) -> Outcome {
     let device = |owner: &Owner| matches!(owner, Owner::Device { .. });
     let Some(Range { bytes, owner: Owner::Device { backing } }) = address_space::remove(address, device) else {
@@ -79,9 +79,9 @@ driver_call! { Enqueue fn cuMemFreeAsync(address: u64, handle: usize) {
 
 fn fill(address: u64, value: u8, bytes: usize, stream: usize) -> Outcome {
     match address_space::read().locate(address, bytes as u64)? {
-        Place::Pageable => Err(Code::INVALID_VALUE),
-        Place::Pinned | Place::Device => {
-            let _toll = toll::charge(Work::Enqueue);
+        MemoryKind::Pageable => Err(Code::INVALID_VALUE),
+        MemoryKind::Pinned | MemoryKind::Device => {
+            let _cost = cost::charge(Work::Enqueue);
             stream::enqueue(stream, Op::Fill { address, value, bytes: bytes as u64 }).map(drop)
         }
     }

@@ -1,8 +1,8 @@
-//! The handle by which a test loads the double and turns its knobs.
+//! The handle by which a test loads and controls the double.
 //!
 //! A process has one driver, and all tests of a binary share it, so a [`Double`] is exclusive: the next [`Double::load`]
-//! waits until it is dropped. Each begins with a reset. What an earlier test left allocated stays; tests that count
-//! compare with the figures at their start.
+//! waits until it is dropped. Each begins with a reset. Memory that an earlier test left allocated stays; tests that
+//! count compare with the counts at their start.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
@@ -10,11 +10,11 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use std::{env, fmt};
 
-use crate::call::lock;
 use crate::code::Code;
-use crate::knobs::Knobs;
-use crate::ledger::Figures;
+use crate::control::Controls;
+use crate::ledger::Counts;
 use crate::settings;
+use crate::sync::lock;
 
 /// The name that cargo gives the `cdylib`.
 const FILE: &str = concat!("lib", env!("CARGO_CRATE_NAME"), ".so");
@@ -22,140 +22,140 @@ const FILE: &str = concat!("lib", env!("CARGO_CRATE_NAME"), ".so");
 /// The gate of all streams.
 const ALL_STREAMS: usize = 0;
 
-static KNOBS: OnceLock<Knobs> = OnceLock::new();
-static TURN: Mutex<()> = Mutex::new(());
+static CONTROLS: OnceLock<Controls> = OnceLock::new();
+static EXCLUSIVE: Mutex<()> = Mutex::new(());
 
 /// The driver of this process, for as long as this lives.
 pub struct Double {
-    knobs: &'static Knobs,
+    controls: &'static Controls,
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Double {
-    /// Loads the double in the place of libcuda and resets it. Comes before the first driver call of the process.
+    /// Loads the double in place of libcuda and resets it. Must come before the first driver call of the process.
     ///
     /// # Panics
     ///
     /// If the library is not beside the test's executable, where cargo puts it, or is of another build; if the
-    /// environment asks for hollow copies, or for what the double does not understand.
+    /// environment asks for hollow copies or cannot be parsed.
     #[must_use]
     pub fn load() -> Self {
         assert_eq!(settings::why_no_test(), None);
-        let turn = lock(&TURN);
-        let knobs = KNOBS.get_or_init(|| Knobs::find(load_library()).expect("a knob the double does not have"));
-        let double = Double { knobs, _turn: turn };
+        let turn = lock(&EXCLUSIVE);
+        let controls =
+            CONTROLS.get_or_init(|| Controls::find(load_library()).expect("a control call that the double lacks"));
+        let double = Double { controls, _turn: turn };
         double.reset();
         double
     }
 
-    /// The library's file: under the name `libcuda.so`, in a folder that the loader searches, it is found by a program
-    /// that knows nothing of us.
+    /// The library's file: a program finds it under the name `libcuda.so` in a folder that the loader searches.
     ///
     /// # Panics
     ///
     /// As [`Double::load`].
     #[must_use]
     pub fn library() -> PathBuf {
-        places().find(|file| file.exists()).unwrap_or_else(|| panic!("no {FILE} beside the test's executable"))
+        candidates().find(|file| file.exists()).unwrap_or_else(|| panic!("no {FILE} beside the test's executable"))
     }
 
-    /// Opens every gate, forgets scripts and counts, heals the device.
+    /// Opens every gate, removes scripts and counts, repairs the device.
     pub fn reset(&self) {
-        (self.knobs.double_reset)();
+        (self.controls.double_reset)();
     }
 
-    /// What is live and what happened since the last reset.
+    /// Live objects, and events since the last reset.
     #[must_use]
-    pub fn figures(&self) -> Figures {
-        let mut figures = Figures::default();
-        (self.knobs.double_figures)(&mut figures);
-        figures
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        (self.controls.double_counts)(&mut counts);
+        counts
     }
 
     /// How often a driver function was called.
     #[must_use]
     pub fn calls(&self, name: &str) -> u64 {
-        by_name(name, |name| (self.knobs.double_calls)(name))
+        by_name(name, |name| (self.controls.double_calls)(name))
     }
 
     /// The `nth` call from now (1 is the next) fails.
     pub fn fail(&self, name: &str, nth: u64, code: Code) {
-        by_name(name, |name| (self.knobs.double_fail)(name, nth, 1, code.0));
+        by_name(name, |name| (self.controls.double_fail)(name, nth, 1, code.0));
     }
 
     /// The `nth` call from now and all after it fail.
     pub fn fail_from(&self, name: &str, nth: u64, code: Code) {
-        by_name(name, |name| (self.knobs.double_fail)(name, nth, u64::MAX, code.0));
+        by_name(name, |name| (self.controls.double_fail)(name, nth, u64::MAX, code.0));
     }
 
-    /// Every call of this name takes so much longer, with its lock held if it has one.
+    /// Every call of this name takes this much longer, with its lock held if it has one.
     pub fn delay(&self, name: &str, by: Duration) {
         let micros = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
-        by_name(name, |name| (self.knobs.double_delay)(name, micros));
+        by_name(name, |name| (self.controls.double_delay)(name, micros));
     }
 
-    /// Calls of this name stand still until the answer is dropped.
+    /// Holds calls of this name until the result is dropped.
     pub fn hold_call<'a>(&'a self, name: &'a str) -> HeldCall<'a> {
-        by_name(name, |name| (self.knobs.double_hold_call)(name, 1));
+        by_name(name, |name| (self.controls.double_hold_call)(name, 1));
         HeldCall { double: self, name }
     }
 
-    /// The work of one stream (its raw handle) stands still until the answer is dropped. The default streams have no
-    /// handle of their own: null holds all.
+    /// Holds the work of one stream (its raw handle) until the result is dropped. The default streams have no handle of
+    /// their own: null holds all streams.
     pub fn hold<T>(&self, stream: *mut T) -> HeldStream<'_> {
         HeldStream::new(self, stream.addr())
     }
 
-    /// All work on all streams stands still until the answer is dropped.
+    /// Holds the work of all streams until the result is dropped.
     pub fn hold_all(&self) -> HeldStream<'_> {
         HeldStream::new(self, ALL_STREAMS)
     }
 
-    /// Each direction carries so many bytes a second; 0 is as fast as memory.
+    /// Sets the bytes per second of each direction; 0 is as fast as memory.
     pub fn set_copy_rate(&self, bytes_per_second: u64) {
-        (self.knobs.double_set_copy_rate)(bytes_per_second);
+        (self.controls.double_set_copy_rate)(bytes_per_second);
     }
 
     /// More page-locked bytes than this are refused as out of memory.
     pub fn limit_pinned(&self, bytes: u64) {
-        (self.knobs.double_limit_pinned)(bytes);
+        (self.controls.double_limit_pinned)(bytes);
     }
 
-    /// So many devices; with none, `cuInit` fails.
+    /// Sets the number of devices; with none, `cuInit` fails.
     pub fn set_device_count(&self, count: usize) {
-        (self.knobs.double_set_device_count)(count);
+        (self.controls.double_set_device_count)(count);
     }
 
-    /// What every device answers for this attribute.
+    /// Sets the answer of every device for this attribute.
     pub fn set_attribute(&self, attribute: i32, value: i32) {
-        (self.knobs.double_set_attribute)(attribute, value);
+        (self.controls.double_set_attribute)(attribute, value);
     }
 
-    /// The device is gone: work stops, and every later call fails with this code.
+    /// Loses the device: work stops, and every later call fails with this code.
     pub fn lose_device(&self, code: Code) {
-        (self.knobs.double_lose_device)(code.0);
+        (self.controls.double_lose_device)(code.0);
     }
 
     /// Every call fails with `DEINITIALIZED`, as at the end of a process.
     pub fn shut_down(&self) {
-        (self.knobs.double_shut_down)();
+        (self.controls.double_shut_down)();
     }
 
-    /// Nobody finds this function any more, as in an older driver; whether there was one.
-    /// Who looked it up before keeps it: cudarc does so at the first call of each function.
+    /// Makes this function impossible to find, as in an older driver; returns whether it could be found. A caller that has
+    /// looked it up keeps it: cudarc looks each function up at its first call.
     #[must_use]
     pub fn hide(&self, name: &str) -> bool {
-        by_name(name, |name| (self.knobs.double_hide)(name)) != 0
+        by_name(name, |name| (self.controls.double_hide)(name)) != 0
     }
 
-    /// What the program did wrong, in words.
+    /// Each misuse by the program, in words.
     #[must_use]
     pub fn wrong_uses(&self) -> Vec<String> {
         let mut room = [0; 256];
-        let lengths = (0..).map(|index| (self.knobs.double_wrong_use)(index, &mut room));
+        let lengths = (0..).map(|index| (self.controls.double_wrong_use)(index, &mut room));
         let count = lengths.take_while(|&length| length != usize::MAX).count();
         let words = (0..count).map(|index| {
-            let length = (self.knobs.double_wrong_use)(index, &mut room);
+            let length = (self.controls.double_wrong_use)(index, &mut room);
             String::from_utf8_lossy(&room[..length]).into_owned()
         });
         words.collect()
@@ -163,7 +163,7 @@ impl Double {
 }
 
 impl Drop for Double {
-    /// Nobody is left waiting at a gate that its test forgot.
+    /// Opens the gates that a test left closed.
     fn drop(&mut self) {
         self.reset();
     }
@@ -171,14 +171,14 @@ impl Drop for Double {
 
 impl fmt::Debug for Double {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Double").field(&self.figures()).finish()
+        f.debug_tuple("Double").field(&self.counts()).finish()
     }
 }
 
-/// A stream whose work stands still; dropped, it goes on. Declared after what waits for the work when it is dropped, it
-/// lets a failing test end.
+/// Holds a stream until it is dropped. Declared after the values that wait for the work when they are dropped, it lets a
+/// failing test end.
 #[derive(Debug)]
-#[must_use = "the stream goes on when this is dropped"]
+#[must_use = "the stream continues when this is dropped"]
 pub struct HeldStream<'a> {
     double: &'a Double,
     number: usize,
@@ -186,50 +186,50 @@ pub struct HeldStream<'a> {
 
 impl<'a> HeldStream<'a> {
     fn new(double: &'a Double, handle: usize) -> Self {
-        let number = (double.knobs.double_hold_stream)(handle, 1);
+        let number = (double.controls.double_hold_stream)(handle, 1);
         Self { double, number }
     }
 
-    /// Lets so many pieces of work of a stream held by its handle run.
+    /// Lets `count` operations of a stream held by its handle run.
     pub fn let_pass(&self, count: u64) {
-        (self.double.knobs.double_let_pass)(self.number, count);
+        (self.double.controls.double_let_pass)(self.number, count);
     }
 }
 
 impl Drop for HeldStream<'_> {
     fn drop(&mut self) {
-        (self.double.knobs.double_hold_stream)(self.number, 0);
+        (self.double.controls.double_hold_stream)(self.number, 0);
     }
 }
 
-/// A driver function that stands still; dropped, it goes on.
+/// Holds a driver function until it is dropped.
 #[derive(Debug)]
-#[must_use = "the call goes on when this is dropped"]
+#[must_use = "the call continues when this is dropped"]
 pub struct HeldCall<'a> {
     double: &'a Double,
     name: &'a str,
 }
 
 impl HeldCall<'_> {
-    /// Returns once so many threads stand in the call.
+    /// Returns once this many threads wait in the call.
     pub fn wait_for(&self, callers: u64) {
-        by_name(self.name, |name| (self.double.knobs.double_wait_for_held)(name, callers));
+        by_name(self.name, |name| (self.double.controls.double_wait_for_held)(name, callers));
     }
 }
 
 impl Drop for HeldCall<'_> {
     fn drop(&mut self) {
-        by_name(self.name, |name| (self.double.knobs.double_hold_call)(name, 0));
+        by_name(self.name, |name| (self.double.controls.double_hold_call)(name, 0));
     }
 }
 
-fn by_name<R>(name: &str, knob: impl FnOnce(*const c_char) -> R) -> R {
+fn by_name<R>(name: &str, control: impl FnOnce(*const c_char) -> R) -> R {
     let name = CString::new(name).expect("a function's name without a zero in it");
-    knob(name.as_ptr())
+    control(name.as_ptr())
 }
 
-/// Where cargo puts the library, seen from a test, a bench, an example or a binary.
-fn places() -> impl Iterator<Item = PathBuf> {
+/// The folders where cargo puts the library, relative to a test, a bench, an example or a binary.
+fn candidates() -> impl Iterator<Item = PathBuf> {
     let here = env::current_exe().unwrap_or_default();
     let folder = here.parent().map(PathBuf::from).unwrap_or_default();
     [folder.join(FILE), folder.join("deps").join(FILE), folder.join("../deps").join(FILE)].into_iter()

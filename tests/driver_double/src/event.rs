@@ -1,18 +1,19 @@
-//! Events: marks in a stream that somebody can ask for, wait for, or make another stream wait for.
+//! Events: positions in a stream that can be queried, waited for, or waited for by another stream.
 //!
-//! An event names the last place it was recorded at, or none, and then it counts as over. Destroying one never waits. To
-//! ask for it takes no context, to wait for it or to take its time does.
+//! An event stands for its last record; without one it counts as complete. Destroying an event never waits. A query needs
+//! no context; waiting and elapsed times do.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use crate::call::{Out, Outcome, driver_call, lock};
+use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
+use crate::cost::{self, Work};
 use crate::op::Op;
 use crate::stream::{self, Enqueued};
-use crate::toll::{self, Work};
+use crate::sync::lock;
 use crate::{capture, context, ledger};
 
 const BLOCKING_SYNC: u32 = 1;
@@ -32,7 +33,7 @@ struct Events {
 
 static EVENTS: Mutex<Events> = Mutex::new(Events { created: 0, live: BTreeMap::new() });
 
-/// Events that somebody created and did not destroy.
+/// Events that were created and not destroyed.
 pub(crate) fn live() -> u64 {
     lock(&EVENTS).live.len() as u64
 }
@@ -46,22 +47,22 @@ fn find(handle: usize) -> Result<Event, Code> {
 }
 
 fn record(handle: usize, stream: usize) -> Outcome {
-    let _toll = toll::charge(Work::Mark);
+    let _cost = cost::charge(Work::Event);
     let event = find(handle)?;
     let stream = stream::resolve(stream)?;
     if stream::context_of(stream)? != event.context {
         return Err(Code::INVALID_HANDLE);
     }
     let reached = Arc::new(OnceLock::new());
-    let enqueued = stream::enqueue(stream, Op::Stamp(Arc::clone(&reached)))?;
+    let enqueued = stream::enqueue(stream, Op::RecordEvent(Arc::clone(&reached)))?;
     if let Some(event) = lock(&EVENTS).live.get_mut(&handle) {
         event.last = Some((enqueued, reached));
     }
     Ok(())
 }
 
-/// The work before the mark, unless the event was never recorded.
-fn mark(handle: usize) -> Result<Option<stream::Ticket>, Code> {
+/// The work before the record, unless the event was never recorded.
+fn recorded(handle: usize) -> Result<Option<stream::Ticket>, Code> {
     match find(handle)?.last {
         None => Ok(None),
         Some((Enqueued::Live(ticket), _)) => Ok(Some(ticket)),
@@ -89,21 +90,21 @@ driver_call! { Enqueue fn cuEventRecordWithFlags(handle: usize, stream: usize, _
     record(handle, stream)
 }}
 
-// An event that was never recorded needs no device to answer, so it does not tell of a lost one.
+// A query of an event that was never recorded needs no device, so it does not report a lost one.
 driver_call! { Process fn cuEventQuery(handle: usize) {
-    let _toll = toll::charge(Work::EventQuery);
-    let mark = mark(handle)?;
+    let _cost = cost::charge(Work::EventQuery);
+    let recorded = recorded(handle)?;
     capture::forbid_unsafe_call()?;
-    let Some(ticket) = mark else { return Ok(()) };
+    let Some(ticket) = recorded else { return Ok(()) };
     stream::check_alive()?;
     if stream::is_over(ticket) { Ok(()) } else { Err(Code::NOT_READY) }
 }}
 
 driver_call! { Device fn cuEventSynchronize(handle: usize) {
     context::current()?;
-    let mark = mark(handle)?;
+    let recorded = recorded(handle)?;
     capture::forbid_unsafe_call()?;
-    mark.map_or(Ok(()), stream::wait_for_ticket)
+    recorded.map_or(Ok(()), stream::wait_for_ticket)
 }}
 
 driver_call! { Device fn cuEventDestroy_v2(handle: usize) {
@@ -131,11 +132,11 @@ driver_call! { Device fn cuEventElapsedTime_v2(out: Out<f32>, from: usize, to: u
 }}
 
 driver_call! { Enqueue fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_int) {
-    let _toll = toll::charge(Work::Mark);
+    let _cost = cost::charge(Work::Event);
     let stream = stream::resolve(handle)?;
     match find(event)?.last {
         None => Ok(()),
-        Some((Enqueued::Captured(number), _)) => stream::board().captures.join(stream, number),
+        Some((Enqueued::Captured(number), _)) => stream::lock_streams().captures.join(stream, number),
         Some((Enqueued::Live(ticket), _)) => {
             capture::forbid_outside_work(stream)?;
             stream::enqueue(stream, Op::WaitFor(ticket)).map(drop)

@@ -1,8 +1,8 @@
-//! Scripted trouble: which call fails at which time, waits how long, or stands at a gate.
+//! Scripted failures, delays and gates of driver calls.
 //!
-//! Owns one plan per function name and one count per function. Never knows what a call does. `arrive` comes first and
-//! counts; `linger` comes when the call has its turn, so a held call of kind `Enqueue` holds everybody up, as a slow one
-//! in the real driver does. While nothing is scripted, both together are one count and two looks at a flag.
+//! Owns one plan per function name and one count per function. Never knows what a call does. `count_call` runs before the
+//! call takes the enqueue lock, `wait_at_gate` after: a held call of kind `Enqueue` blocks the enqueues of all threads, as
+//! a slow one of the real driver does. While nothing is scripted, both together cost one count and two reads of a flag.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::call::lock;
 use crate::code::Code;
+use crate::sync::lock;
 
-/// A driver function, as often as it was called.
+/// A driver function and its number of calls.
 pub(crate) struct Site {
     name: &'static str,
     calls: AtomicU64,
@@ -50,8 +50,8 @@ static SCRIPTED: AtomicBool = AtomicBool::new(false);
 
 fn with<R>(name: &str, change: impl FnOnce(&mut Plan) -> R) -> R {
     let mut plans = lock(&PLANS);
-    // Relaxed: a call that begins while its plan is being made may escape it; one that begins later was told to by
-    // the thread that made the plan, which orders it.
+    // Relaxed: a call that begins while its plan is being made may miss it; a later call is ordered after the thread
+    // that made the plan.
     SCRIPTED.store(true, Ordering::Relaxed);
     change(plans.entry(name.to_owned()).or_default())
 }
@@ -60,10 +60,10 @@ fn is_scripted() -> bool {
     SCRIPTED.load(Ordering::Relaxed)
 }
 
-/// Counts a call; the code it is to fail with, if any.
-pub(crate) fn arrive(site: &'static Site) -> Option<Code> {
+/// Counts a call; returns the code that it must fail with, if any.
+pub(crate) fn count_call(site: &'static Site) -> Option<Code> {
     site.listed.call_once(|| lock(&SITES).push(site));
-    // Relaxed: a count, which tells nothing but itself.
+    // Relaxed: a count that publishes nothing.
     let number = site.calls.fetch_add(1, Ordering::Relaxed);
     if !is_scripted() {
         return None;
@@ -73,8 +73,8 @@ pub(crate) fn arrive(site: &'static Site) -> Option<Code> {
     failures.iter().find(|failure| (failure.first..failure.last).contains(&number)).map(|failure| failure.code)
 }
 
-/// Stands at the gate of this call while it is closed, then sleeps its delay.
-pub(crate) fn linger(site: &'static Site) {
+/// Waits at the gate of this call while it is closed, then sleeps for its delay.
+pub(crate) fn wait_at_gate(site: &'static Site) {
     if !is_scripted() {
         return;
     }
@@ -106,7 +106,7 @@ pub(crate) fn fail(name: &str, nth: u64, times: u64, code: Code) {
     });
 }
 
-/// Every call sleeps this long when it has its turn.
+/// Every call sleeps this long behind its gate.
 pub(crate) fn delay(name: &str, by: Duration) {
     with(name, |plan| plan.delay = by);
 }
@@ -117,7 +117,7 @@ pub(crate) fn hold(name: &str, held: bool) {
     RELEASED.notify_all();
 }
 
-/// Returns once `count` calls stand at the gate.
+/// Returns once `count` calls wait at the gate.
 pub(crate) fn wait_for_held(name: &str, count: u64) {
     let mut plans = lock(&PLANS);
     while plans.get(name).is_none_or(|plan| plan.waiting < count) {
@@ -139,7 +139,7 @@ pub(crate) fn all_calls() -> Vec<(&'static str, u64)> {
     calls
 }
 
-/// Forgets every script and count and opens every gate. Calls standing at one leave it.
+/// Removes every script and count and opens every gate.
 pub(crate) fn reset() {
     lock(&SITES).iter().for_each(|site| site.calls.store(0, Ordering::Relaxed));
     let mut plans = lock(&PLANS);
@@ -158,14 +158,14 @@ mod tests {
     #[test]
     fn a_failure_counts_from_the_moment_it_is_scripted() {
         static ONE: Site = Site::new("one");
-        let three = || [arrive(&ONE), arrive(&ONE), arrive(&ONE)];
-        assert_eq!(arrive(&ONE), None);
+        let three = || [count_call(&ONE), count_call(&ONE), count_call(&ONE)];
+        assert_eq!(count_call(&ONE), None);
         fail("one", 2, 1, Code::OUT_OF_MEMORY);
         assert_eq!(three(), [None, Some(Code::OUT_OF_MEMORY), None]);
         fail("one", 1, u64::MAX, Code::UNKNOWN);
         assert_eq!(three(), [Some(Code::UNKNOWN); 3]);
         assert_eq!(calls("one"), 7);
         reset();
-        assert_eq!((calls("one"), arrive(&ONE)), (0, None));
+        assert_eq!((calls("one"), count_call(&ONE)), (0, None));
     }
 }

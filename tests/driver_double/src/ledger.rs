@@ -1,19 +1,21 @@
-//! What the double owes and what went wrong: page-locked bytes, live things, misuse.
+//! Page-locked bytes, events of interest, misuse, and the report at the end of the process.
 //!
-//! Owns the counters a test asserts on. Never fails a call itself, except that page-locking past the limit is refused.
+//! Owns the counters that tests assert on. Never fails a call, except page-locking over the limit.
 
+use std::fmt::Write as _;
 use std::sync::Mutex;
 
-use crate::call::lock;
 use crate::code::Code;
+use crate::faults;
+use crate::sync::lock;
 
-/// Everything countable, at one moment.
+/// All counts at one moment.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub struct Figures {
+pub struct Counts {
     /// Bytes of host memory page-locked now: allocated, registered or created as physical granules.
     pub pinned_bytes: u64,
-    /// The most there ever were since the last reset.
+    /// Most bytes page-locked at once since the last reset.
     pub peak_pinned_bytes: u64,
     /// Live blocks of `cuMemHostAlloc`.
     pub host_allocations: u64,
@@ -27,19 +29,19 @@ pub struct Figures {
     pub reservations: u64,
     /// Live blocks of device memory.
     pub device_allocations: u64,
-    /// Live streams that somebody created.
+    /// Live created streams.
     pub streams: u64,
     /// Live events.
     pub events: u64,
-    /// Primary contexts that somebody holds.
+    /// Retained primary contexts.
     pub contexts: u64,
-    /// Pieces of work enqueued and not over.
+    /// Operations enqueued and not complete.
     pub work_in_flight: u64,
-    /// Calls of `cuMemFreeHost`, `cuMemHostUnregister` or `cuMemFree` that found work in flight, and so stopped everybody.
+    /// Calls of `cuMemFreeHost`, `cuMemHostUnregister` or `cuMemFree` that found work in flight, and so blocked all threads.
     pub frees_with_work_in_flight: u64,
-    /// Captures spoiled by a call that is not allowed beside them.
+    /// Captures invalidated by a call that is not allowed beside them.
     pub spoiled_captures: u64,
-    /// Misuses seen; [`crate::Double::wrong_uses`] has their words.
+    /// Misuses seen; [`crate::Double::wrong_uses`] describes them.
     pub wrong_uses: u64,
 }
 
@@ -61,7 +63,7 @@ static LEDGER: Mutex<Ledger> = Mutex::new(Ledger {
     wrong_uses: Vec::new(),
 });
 
-/// Takes page-locked bytes, or refuses.
+/// Counts page-locked bytes, or refuses them.
 pub(crate) fn pin(bytes: u64) -> Result<(), Code> {
     let mut ledger = lock(&LEDGER);
     let wanted = ledger.pinned_bytes.saturating_add(bytes);
@@ -73,27 +75,27 @@ pub(crate) fn pin(bytes: u64) -> Result<(), Code> {
     Ok(())
 }
 
-/// Gives page-locked bytes back.
+/// Subtracts page-locked bytes.
 pub(crate) fn unpin(bytes: u64) {
     lock(&LEDGER).pinned_bytes -= bytes;
 }
 
-/// From here on page-locking past this fails.
+/// Page-locking more than this fails.
 pub(crate) fn limit_pinned(bytes: u64) {
     lock(&LEDGER).pin_limit_bytes = bytes;
 }
 
-/// A free that stops everybody.
+/// Counts a free that blocks all threads.
 pub(crate) fn freed_with_work_in_flight() {
     lock(&LEDGER).frees_with_work_in_flight += 1;
 }
 
-/// A capture that a forbidden call spoiled.
+/// Counts a capture that a forbidden call invalidated.
 pub(crate) fn spoiled_capture() {
     lock(&LEDGER).spoiled_captures += 1;
 }
 
-/// A misuse, in words.
+/// Records a misuse in words.
 pub(crate) fn misused(words: String) {
     lock(&LEDGER).wrong_uses.push(words);
 }
@@ -103,20 +105,20 @@ pub(crate) fn misuse(index: usize) -> Option<String> {
     lock(&LEDGER).wrong_uses.get(index).cloned()
 }
 
-/// The ledger's own part of the figures.
-pub(crate) fn figures() -> Figures {
+/// The counts of the ledger; the other fields are 0.
+pub(crate) fn counts() -> Counts {
     let ledger = lock(&LEDGER);
-    Figures {
+    Counts {
         pinned_bytes: ledger.pinned_bytes,
         peak_pinned_bytes: ledger.peak_pinned_bytes,
         frees_with_work_in_flight: ledger.frees_with_work_in_flight,
         spoiled_captures: ledger.spoiled_captures,
         wrong_uses: ledger.wrong_uses.len() as u64,
-        ..Figures::default()
+        ..Counts::default()
     }
 }
 
-/// Forgets what happened; what is still pinned stays on the books.
+/// Resets all counts except the bytes that are still pinned.
 pub(crate) fn reset() {
     let mut ledger = lock(&LEDGER);
     *ledger = Ledger {
@@ -127,4 +129,40 @@ pub(crate) fn reset() {
         spoiled_captures: 0,
         wrong_uses: Vec::new(),
     };
+}
+
+/// The end of the process reports on stderr.
+pub(crate) fn report_at_exit() {
+    // SAFETY: a plain function that lives as long as the process: a driver is never unloaded.
+    let _unreported = unsafe { libc::atexit(report) };
+}
+
+extern "C" fn report() {
+    eprintln!("{}", report_text(&counts(), &faults::all_calls()));
+}
+
+fn report_text(counts: &Counts, calls: &[(&str, u64)]) -> String {
+    let Counts { frees_with_work_in_flight, wrong_uses, peak_pinned_bytes, .. } = counts;
+    let mut text = format!(
+        "driver double: {frees_with_work_in_flight} frees with work in flight, {wrong_uses} wrong uses, \
+         {peak_pinned_bytes} bytes pinned at most; calls:"
+    );
+    for (name, count) in calls {
+        let _infallible = write!(text, " {name} {count}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_begins_with_what_must_be_zero() {
+        let counts = Counts { frees_with_work_in_flight: 3, peak_pinned_bytes: 4096, ..Default::default() };
+        assert_eq!(
+            report_text(&counts, &[("cuInit", 1), ("cuMemFreeHost", 3)]),
+            "driver double: 3 frees with work in flight, 0 wrong uses, 4096 bytes pinned at most; calls: cuInit 1 cuMemFreeHost 3"
+        );
+    }
 }

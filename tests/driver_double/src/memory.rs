@@ -1,9 +1,9 @@
 //! Page-locked host memory: allocated by the driver, or the program's own, registered.
 //!
-//! Never knows who uses it. Both ways out wait for all work of every device with the enqueue lock held: that is the
-//! price a pool must not pay while it streams, and the ledger counts each time it does.
+//! Freeing and unregistering wait for all work of every device with the enqueue lock held. A pool must not do that while
+//! it streams; the ledger counts each time it does.
 //!
-//! Fresh blocks hold rubbish and blocks up to [`SMALL_BYTES`] begin in the middle of a page: the real driver carves
+//! Fresh blocks hold garbage and blocks up to [`SMALL_BYTES`] begin in the middle of a page: the real driver carves
 //! them out of larger ones and promises neither zeros nor page alignment.
 
 use std::ffi::{c_int, c_void};
@@ -12,11 +12,11 @@ use std::ptr;
 use crate::address_space::{self, Owner, Range};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::toll::{self, Work};
+use crate::cost::{self, Work};
 use crate::{capture, context, ledger, settings, stream};
 
-/// What a fresh block is filled with.
-pub(crate) const RUBBISH: u8 = 0xA5;
+/// The content of a fresh block.
+pub(crate) const GARBAGE: u8 = 0xA5;
 const SMALL_BYTES: usize = 64 << 10;
 const SMALL_OFFSET: usize = 512;
 const PAGE: usize = 4096;
@@ -30,28 +30,28 @@ const DEVICE_POINTER: c_int = 3;
 /// Anonymous memory from the kernel.
 pub(crate) fn map(bytes: usize) -> Result<usize, Code> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a fresh anonymous mapping, wherever the kernel likes, harms nobody.
+    // SAFETY: a fresh anonymous mapping, at an address of the kernel's choice.
     let at = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     if at == libc::MAP_FAILED { Err(Code::OUT_OF_MEMORY) } else { Ok(at.expose_provenance()) }
 }
 
-/// Gives memory of [`map`] back to the kernel.
+/// Unmaps memory of [`map`].
 pub(crate) fn unmap(at: usize, bytes: usize) {
-    // SAFETY: (address_space I2) the range was taken out of the map, so no copy reads it, and it is ours to unmap.
+    // SAFETY: (address-I2) the range was taken out of the map, so no copy reads it, and it is ours to unmap.
     let failed = unsafe { libc::munmap(ptr::with_exposed_provenance_mut(at), bytes) };
     debug_assert_eq!(failed, 0);
 }
 
-/// Makes fresh memory resident, as what is page-locked is, and fills it with rubbish. Where calls are to take their
-/// time and no more, its zeros stay: that takes half as long.
+/// Makes fresh memory resident, as what is page-locked is, and fills it with garbage. With measured costs the zeros
+/// stay: that takes half as long.
 pub(crate) fn make_resident(at: usize, bytes: usize) {
     if !settings::get().measured_costs || !populate(at, bytes) {
-        // SAFETY: the caller just mapped these bytes and has handed them to nobody.
-        unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(at), RUBBISH, bytes) };
+        // SAFETY: the caller just mapped these bytes and has handed them out to no one.
+        unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(at), GARBAGE, bytes) };
     }
 }
 
-/// Has the kernel fault memory in that may be written, so that nobody's touch does; whether it did.
+/// Has the kernel fault in writable memory ahead of its first touch; returns whether it did.
 pub(crate) fn populate(at: usize, bytes: usize) -> bool {
     // SAFETY: asks for pages of a mapping and changes nothing that they hold.
     unsafe { libc::madvise(ptr::with_exposed_provenance_mut(at), bytes, libc::MADV_POPULATE_WRITE) == 0 }
@@ -68,7 +68,7 @@ fn is_mapped(at: usize, bytes: usize) -> bool {
 }
 
 /// Waits for every device, as the real calls do.
-fn wait_for_everybody() -> Outcome {
+fn wait_for_all_work() -> Outcome {
     capture::forbid_unsafe_call()?;
     if stream::in_flight() > 0 {
         ledger::freed_with_work_in_flight();
@@ -84,7 +84,7 @@ driver_call! { Enqueue fn cuMemHostAlloc(out: Out<*mut c_void>, bytes: usize, fl
     }
     let offset = if bytes <= SMALL_BYTES { SMALL_OFFSET } else { 0 };
     let mapping_bytes = bytes.checked_add(offset + PAGE - 1).ok_or(Code::OUT_OF_MEMORY)? & !(PAGE - 1);
-    let _toll = toll::charge(Work::HostAlloc(bytes as u64));
+    let _cost = cost::charge(Work::HostAlloc(bytes as u64));
     ledger::pin(bytes as u64)?;
     let mapping = map(mapping_bytes).inspect_err(|_| ledger::unpin(bytes as u64))?;
     make_resident(mapping, mapping_bytes);
@@ -100,9 +100,9 @@ driver_call! { Enqueue fn cuMemFreeHost(address: *mut c_void) {
         ledger::misused(format!("cuMemFreeHost of {start:#x}, which cuMemHostAlloc never gave out or was freed before"));
         return Err(Code::INVALID_VALUE);
     }
-    wait_for_everybody()?;
+    wait_for_all_work()?;
     let range = address_space::remove(start, |owner| matches!(owner, Owner::Allocated { .. })).ok_or(Code::INVALID_VALUE)?;
-    let _toll = toll::charge(Work::HostFree(range.bytes));
+    let _cost = cost::charge(Work::HostFree(range.bytes));
     if let Owner::Allocated { mapping, mapping_bytes, .. } = range.owner {
         unmap(mapping, mapping_bytes);
     }
@@ -118,7 +118,7 @@ driver_call! { Enqueue fn cuMemHostRegister_v2(address: *mut c_void, bytes: usiz
         ledger::misused(format!("cuMemHostRegister of {bytes} bytes at {start:#x}, which are not all mapped, with flags {flags}"));
         return Err(Code::INVALID_VALUE);
     }
-    let _toll = toll::charge(Work::Register(bytes as u64));
+    let _cost = cost::charge(Work::Register(bytes as u64));
     ledger::pin(bytes as u64)?;
     address_space::insert(start as u64, Range { bytes: bytes as u64, owner: Owner::Registered { flags } })
         .inspect_err(|_| ledger::unpin(bytes as u64))
@@ -130,10 +130,10 @@ driver_call! { Enqueue fn cuMemHostUnregister(address: *mut c_void) {
         ledger::misused(format!("cuMemHostUnregister of {start:#x}, where no registration begins"));
         return Err(Code::HOST_MEMORY_NOT_REGISTERED);
     }
-    wait_for_everybody()?;
+    wait_for_all_work()?;
     let registered = |owner: &Owner| matches!(owner, Owner::Registered { .. });
     let range = address_space::remove(start, registered).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)?;
-    let _toll = toll::charge(Work::Unregister(range.bytes));
+    let _cost = cost::charge(Work::Unregister(range.bytes));
     ledger::unpin(range.bytes);
     Ok(())
 }}

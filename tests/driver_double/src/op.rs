@@ -1,6 +1,6 @@
-//! One piece of work on a stream, and how it is done when its time comes.
+//! One operation on a stream, and how the worker runs it.
 //!
-//! Runs on a stream's worker, with no lock held but those it takes. An `Err` is a fault of the device: sticky.
+//! Runs on a stream's worker, which holds no lock. An `Err` is a fault of the device: sticky.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use crate::call::Outcome;
 use crate::code::Code;
-use crate::copy::{self, End};
+use crate::copy::{self, Endpoint};
 use crate::link::Link;
 use crate::stream::Ticket;
 use crate::{address_space, device_memory, ledger};
@@ -22,8 +22,8 @@ pub(crate) type HostFunction = extern "C" fn(*mut c_void);
 #[derive(Clone)]
 pub(crate) enum Op {
     Copy {
-        to: End,
-        from: End,
+        to: Endpoint,
+        from: Endpoint,
         bytes: u64,
         link: Link,
     },
@@ -43,14 +43,14 @@ pub(crate) enum Op {
         function: HostFunction,
         argument: usize,
     },
-    /// An event: when it was reached.
-    Stamp(Arc<OnceLock<Instant>>),
-    /// Taken care of by the stream: what follows waits for other work.
+    /// An event; receives the time of its completion.
+    RecordEvent(Arc<OnceLock<Instant>>),
+    /// Handled by the stream: the operations after it wait for other work.
     WaitFor(Ticket),
 }
 
 impl Op {
-    /// Does it. It begins and ends by the time of the links; what has no time of its own ends as it begins.
+    /// Runs the operation; returns when it ended, by the time of the links. One that takes no time ends as it begins.
     pub(crate) fn run(self, begins: Instant) -> Result<Instant, Code> {
         match self {
             Op::Copy { to, from, bytes, link } => return copy::run(&to, &from, bytes, link, begins),
@@ -64,7 +64,7 @@ impl Op {
                 function(ptr::with_exposed_provenance_mut(argument));
                 return Ok(Instant::now());
             }
-            Op::Stamp(reached) => {
+            Op::RecordEvent(reached) => {
                 reached.get_or_init(Instant::now);
             }
             Op::WaitFor(_) => {}
@@ -73,9 +73,9 @@ impl Op {
     }
 }
 
-/// Memory that is gone when the device comes to it.
+/// The error of an operation whose memory was freed before it ran.
 pub(crate) fn fault(what: &str, address: u64) -> Code {
-    ledger::misused(format!("{what} reached {address:#x} after that memory was given back"));
+    ledger::misused(format!("{what} reached {address:#x} after that memory was freed"));
     Code::ILLEGAL_ADDRESS
 }
 
@@ -86,7 +86,7 @@ fn fill(address: u64, value: u8, bytes: u64) -> Outcome {
         let at = address + done;
         let (place, left) = space.backing(at).ok_or_else(|| fault("a fill", at))?;
         let step = left.min(bytes - done);
-        // SAFETY: (address_space I2) `step` bytes from `place` are backed while the map is borrowed.
+        // SAFETY: (address-I2) `step` bytes from `place` are backed while the map is borrowed.
         unsafe { ptr::write_bytes(place, value, step as usize) };
         done += step;
     }
@@ -96,10 +96,10 @@ fn fill(address: u64, value: u8, bytes: u64) -> Outcome {
 fn write_value(address: u64, value: u32) -> Outcome {
     let space = address_space::read();
     let (place, _) = space.backing(address).ok_or_else(|| fault("a write of a value", address))?;
-    // SAFETY: (address_space I2) backed while the map is borrowed; the call that enqueued this checked the alignment
+    // SAFETY: (address-I2) backed while the map is borrowed; the call that enqueued this checked the alignment
     // and that four bytes have one owner.
     let cell = unsafe { AtomicU32::from_ptr(place.cast()) };
-    // Release: whoever reads the value with acquire sees every byte that earlier work of this stream wrote.
+    // Release: a thread that reads the value with acquire sees every byte that earlier work of this stream wrote.
     cell.store(value, Ordering::Release);
     Ok(())
 }

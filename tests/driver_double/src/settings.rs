@@ -1,8 +1,8 @@
-//! What the environment asks of the double, read once, at the first `cuInit`.
+//! Settings of the environment, read once, at the first `cuInit`.
 //!
-//! Owns the names and the grammar; the table of what they mean is in the crate's docs. A test turns knobs instead. What
-//! is not understood, a name with our prefix that nobody knows included, is told on stderr and fails `cuInit`: a bench
-//! over a double that ignored its settings would print figures of something else.
+//! Owns names and grammar; the crate's docs have the table of meanings. Tests use the control calls instead. A value or a
+//! prefixed name that cannot be parsed is reported on stderr and fails `cuInit`: a bench over a double that ignored its
+//! settings would print wrong results.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use crate::call::Outcome;
 use crate::code::Code;
-use crate::{link, report};
+use crate::{ledger, link};
 
 const PREFIX: &str = "DRIVER_DOUBLE_";
 const COPY_RATE: &str = "DRIVER_DOUBLE_COPY_RATE";
@@ -29,53 +29,53 @@ const UNITS: [(&str, f64); 9] = [
     ("B", 1.0),
     ("", 1.0),
 ];
-/// Past this a copy of a granule takes less than the clock can tell.
+/// Above this a copy of a granule takes less than the clock can measure.
 const FASTEST: f64 = 1e15;
 
-/// What was asked; the default is what tests get.
+/// The parsed settings; tests get the default.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// Bytes a second on each link; 0 is as fast as memory.
+    /// Bytes per second on each link; 0 is as fast as memory.
     pub(crate) copy_rate: u64,
     /// Copies take their time and move nothing.
     pub(crate) hollow: bool,
     /// Calls take as long as on a real device.
     pub(crate) measured_costs: bool,
-    /// The end of the process tells what happened.
+    /// The end of the process reports counts.
     pub(crate) report: bool,
 }
 
 static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
 
-/// Reads the environment if nobody has; fails each time if it is not understood.
+/// Reads the environment once; fails each time if it cannot be parsed.
 pub(crate) fn read() -> Outcome {
     let settings = SETTINGS.get_or_init(|| {
-        let settings = understand(env::vars_os()).inspect_err(|why| eprintln!("driver double: {why}"))?;
+        let settings = parse(env::vars_os()).inspect_err(|why| eprintln!("driver double: {why}"))?;
         if settings.copy_rate > 0 {
             link::set_rate(settings.copy_rate);
         }
         if settings.report {
-            report::at_exit();
+            ledger::report_at_exit();
         }
         Ok(settings)
     });
     settings.as_ref().map(drop).map_err(|_| Code::INVALID_VALUE)
 }
 
-/// What was read; the default before that.
+/// The settings that were read; the default before that.
 pub(crate) fn get() -> Settings {
     SETTINGS.get().and_then(|settings| settings.as_ref().ok()).copied().unwrap_or_default()
 }
 
-/// Why a test cannot run in this environment, if it cannot.
+/// The reason why a test cannot run in this environment, if there is one.
 pub(crate) fn why_no_test() -> Option<String> {
-    match understand(env::vars_os()) {
+    match parse(env::vars_os()) {
         Ok(settings) => settings.hollow.then(|| format!("{COPY}=hollow: no data arrives that a test could check")),
         Err(why) => Some(why),
     }
 }
 
-fn understand(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Settings, String> {
+fn parse(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Settings, String> {
     let mut settings = Settings::default();
     for (name, value) in variables {
         let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
@@ -119,8 +119,8 @@ fn rate(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn of(variables: &[(&str, &str)]) -> Result<Settings, String> {
-        understand(variables.iter().map(|(name, value)| (name.into(), value.into())))
+    fn parsed(variables: &[(&str, &str)]) -> Result<Settings, String> {
+        parse(variables.iter().map(|(name, value)| (name.into(), value.into())))
     }
 
     #[test]
@@ -135,22 +135,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_is_what_there_is() {
+    fn each_variable_sets_its_field() {
         let hollow =
-            of(&[("HOME", "/"), (COPY_RATE, "4GB"), (COPY, "hollow"), (COSTS, "measured"), (REPORT, "stderr")]);
+            parsed(&[("HOME", "/"), (COPY_RATE, "4GB"), (COPY, "hollow"), (COSTS, "measured"), (REPORT, "stderr")]);
         assert_eq!(hollow, Ok(Settings { copy_rate: 4_000_000_000, hollow: true, measured_costs: true, report: true }));
-        assert_eq!(of(&[("HOME", "/")]), Ok(Settings::default()));
-        assert_eq!(of(&[(COPY, "real"), (COSTS, "none"), (REPORT, "none")]), Ok(Settings::default()));
+        assert_eq!(parsed(&[("HOME", "/")]), Ok(Settings::default()));
+        assert_eq!(parsed(&[(COPY, "real"), (COSTS, "none"), (REPORT, "none")]), Ok(Settings::default()));
     }
 
     #[test]
-    fn what_is_not_understood_is_refused_by_name() {
+    fn an_unknown_name_or_value_is_refused_by_name() {
         for wrong in
             [(COPY_RATE, "4 gigs"), (COPY, "Hollow"), (COSTS, ""), (REPORT, "1"), ("DRIVER_DOUBLE_COST", "measured")]
         {
-            let why = of(&[wrong]).unwrap_err();
+            let why = parsed(&[wrong]).unwrap_err();
             assert!(why.contains(&format!("{}={}", wrong.0, wrong.1)), "{why}");
         }
-        assert!(of(&[(COPY, "hollow")]).unwrap_err().contains(COPY_RATE));
+        assert!(parsed(&[(COPY, "hollow")]).unwrap_err().contains(COPY_RATE));
     }
 }

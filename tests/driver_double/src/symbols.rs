@@ -1,15 +1,16 @@
-//! Finding functions by name, and hiding them, so that an older driver can be played.
+//! Finding functions by name, and hiding them, to imitate an older driver.
 //!
-//! A hidden function is gone for `dlsym` too, not only for `cuGetProcAddress`: its entry in the library's own symbol
-//! table is made undefined, and brought back by [`show_all`]. What a program looked up before keeps its address, as
+//! A hidden function is missing for `dlsym` too, not only for `cuGetProcAddress`: its entry in the library's own symbol
+//! table is made undefined, and brought back by [`show_all`]. A function that was looked up before keeps its address, as
 //! cudarc does for every function it has called once: hide a name before its first use in the process.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Mutex;
 
-use crate::call::{Out, Outcome, driver_call, lock};
+use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
+use crate::sync::lock;
 
 /// The SONAME that `build.rs` gives us.
 const OWN_NAME: &CStr = c"libcuda.so";
@@ -26,7 +27,7 @@ unsafe extern "C" {
 static HIDDEN: Mutex<Vec<(usize, u64)>> = Mutex::new(Vec::new());
 
 fn find(name: &CStr) -> *mut c_void {
-    // SAFETY: asks for a library that is there, since this code is in it; nothing new is loaded.
+    // SAFETY: asks for a library that is loaded, since this code is in it; nothing new is loaded.
     let library = unsafe { libc::dlopen(OWN_NAME.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return ptr::null_mut();
@@ -85,7 +86,7 @@ fn proc_address(symbol: *const c_char, out: Out<*mut c_void>, version: c_int) ->
     if symbol.is_null() {
         return Err(Code::INVALID_VALUE);
     }
-    // SAFETY: (C1) not null, so the caller vouches for a string.
+    // SAFETY: (call-I1) not null, so the caller vouches for a string.
     let name = unsafe { CStr::from_ptr(symbol) };
     let versioned = [name.to_bytes(), b"_v2"].concat();
     let versioned = CString::new(versioned).map_err(|_| Code::INVALID_VALUE)?;

@@ -1,15 +1,15 @@
-//! Virtual host memory: reserved addresses, physical granules, and which granule is seen where.
+//! Virtual host memory: reserved addresses, physical granules, and their mappings.
 //!
 //! ```text
 //!   reserve:  [ . . . . . . . . ]        addresses only
-//!   create:                       {g}    bytes only, kept by a file without a name
-//!   map:      [ . . g . . . . . ]        seen, but nobody may touch it
-//!   access:   [ . . G . . . . . ]        CPU and device, each when asked for
+//!   create:                       {g}    bytes only, in a memory file
+//!   map:      [ . . g . . . . . ]        mapped, without access
+//!   access:   [ . . G . . . . . ]        CPU and device, each by its own call
 //! ```
 //!
-//! Nothing here waits for the device or takes the enqueue lock. A granule keeps its bytes while it is moved, and lives
-//! until it is released and no longer mapped. The device has a view of its own of each granule, so that access of the
-//! CPU and of the device are really two things: forgetting one shows.
+//! No call here waits for the device or takes the enqueue lock. A granule keeps its bytes while it is remapped, and lives
+//! until it is released and no longer mapped. The device has its own view of each granule, so that access of the CPU and
+//! of the device are independent and a missing one is detected.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -18,9 +18,10 @@ use std::ptr;
 use std::sync::Mutex;
 
 use crate::address_space::{self, Owner, Range};
-use crate::call::{In, Out, Outcome, driver_call, lock};
+use crate::call::{In, Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::toll::{self, Work};
+use crate::cost::{self, Work};
+use crate::sync::lock;
 use crate::{context, ledger, memory, settings};
 
 const GRANULE_BYTES: u64 = 2 << 20;
@@ -75,26 +76,26 @@ struct Mapping {
     offset: u64,
 }
 
-struct Everything {
+struct VirtualMemory {
     created: u64,
     reservations: BTreeMap<u64, u64>,
     granules: BTreeMap<u64, Granule>,
     mappings: BTreeMap<u64, Mapping>,
 }
 
-static EVERYTHING: Mutex<Everything> = Mutex::new(Everything {
+static VIRTUAL_MEMORY: Mutex<VirtualMemory> = Mutex::new(VirtualMemory {
     created: 0,
     reservations: BTreeMap::new(),
     granules: BTreeMap::new(),
     mappings: BTreeMap::new(),
 });
 
-/// Measured: granules are made one at a time, whoever asks.
+/// Measured: granules are created one at a time.
 static CREATING: Mutex<()> = Mutex::new(());
 
 /// Live granules, mappings and reservations.
 pub(crate) fn live() -> [u64; 3] {
-    let all = lock(&EVERYTHING);
+    let all = lock(&VIRTUAL_MEMORY);
     [all.granules.len() as u64, all.mappings.len() as u64, all.reservations.len() as u64]
 }
 
@@ -102,14 +103,14 @@ fn is_granular(bytes: u64) -> bool {
     bytes > 0 && bytes.is_multiple_of(GRANULE_BYTES)
 }
 
-/// Puts a mapping at an address this file has reserved: nothing, or a granule.
+/// Maps nothing, or a granule, over reserved addresses.
 fn map_over(address: u64, bytes: u64, source: Option<(&OwnedFd, u64)>) -> Outcome {
     let (kind, file, offset) = match source {
         None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0),
         Some((file, offset)) => (libc::MAP_SHARED, file.as_raw_fd(), offset),
     };
     let at = ptr::with_exposed_provenance_mut(address as usize);
-    // SAFETY: the range lies in one of our reservations, which nobody but the device's users points into.
+    // SAFETY: the range lies in one of our reservations, which only its users point into.
     let got =
         unsafe { libc::mmap(at, bytes as usize, libc::PROT_NONE, kind | libc::MAP_FIXED, file, offset as libc::off_t) };
     if got == libc::MAP_FAILED { Err(Code::OUT_OF_MEMORY) } else { Ok(()) }
@@ -134,7 +135,7 @@ fn file_of(bytes: u64) -> Result<OwnedFd, Code> {
     if number < 0 {
         return Err(Code::OUT_OF_MEMORY);
     }
-    // SAFETY: the descriptor is fresh and nobody else's.
+    // SAFETY: the descriptor is fresh and owned here alone.
     let file = unsafe { OwnedFd::from_raw_fd(number) };
     // SAFETY: a plain system call on a descriptor that is open.
     let failed = unsafe { libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t) };
@@ -149,7 +150,7 @@ fn view_of(file: &OwnedFd, bytes: u64) -> Result<usize, Code> {
     Ok(view)
 }
 
-impl Everything {
+impl VirtualMemory {
     fn reserved(&self, address: u64, bytes: u64) -> bool {
         let before = self.reservations.range(..=address).next_back();
         before.is_some_and(|(&start, &room)| address - start < room && bytes <= room - (address - start))
@@ -167,7 +168,7 @@ impl Everything {
         if next == address + bytes && bytes > 0 { Ok(found) } else { Err(Code::INVALID_VALUE) }
     }
 
-    fn bury(&mut self, granule: u64) {
+    fn free_if_unused(&mut self, granule: u64) {
         let over = self.granules.get(&granule).is_some_and(|granule| granule.released && granule.mappings == 0);
         if let Some(granule) = over.then(|| self.granules.remove(&granule)).flatten() {
             memory::unmap(granule.view, granule.bytes as usize);
@@ -181,21 +182,21 @@ driver_call! { Device fn cuMemAddressReserve(out: Out<u64>, bytes: usize, alignm
     if !is_granular(bytes as u64) || !alignment.is_power_of_two() || flags != 0 {
         return Err(Code::INVALID_VALUE);
     }
-    let roomy = bytes.checked_add(alignment as usize).ok_or(Code::OUT_OF_MEMORY)?;
-    let start = memory::map(roomy)?;
+    let with_padding = bytes.checked_add(alignment as usize).ok_or(Code::OUT_OF_MEMORY)?;
+    let start = memory::map(with_padding)?;
     let address = (start as u64).next_multiple_of(alignment);
     let before = address as usize - start;
     if before > 0 {
         memory::unmap(start, before);
     }
-    memory::unmap(address as usize + bytes, roomy - before - bytes);
+    memory::unmap(address as usize + bytes, with_padding - before - bytes);
     map_over(address, bytes as u64, None)?;
-    lock(&EVERYTHING).reservations.insert(address, bytes as u64);
+    lock(&VIRTUAL_MEMORY).reservations.insert(address, bytes as u64);
     out.put(address)
 }}
 
 driver_call! { Device fn cuMemAddressFree(address: u64, bytes: usize) {
-    let mut all = lock(&EVERYTHING);
+    let mut all = lock(&VIRTUAL_MEMORY);
     let mapped = all.mappings.range(address..address + bytes as u64).next().is_some();
     if mapped || all.reservations.get(&address) != Some(&(bytes as u64)) {
         ledger::misused(format!("cuMemAddressFree of {bytes} bytes at {address:#x}: still mapped, or not what was reserved"));
@@ -224,11 +225,11 @@ driver_call! { Device fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In
         _ => return Err(Code::INVALID_VALUE),
     }
     let _turn = lock(&CREATING);
-    let _toll = toll::charge(Work::Create(bytes));
+    let _cost = cost::charge(Work::Create(bytes));
     ledger::pin(bytes)?;
     let made = file_of(bytes).and_then(|file| view_of(&file, bytes).map(|view| (file, view)));
     let (file, view) = made.inspect_err(|_| ledger::unpin(bytes))?;
-    let mut all = lock(&EVERYTHING);
+    let mut all = lock(&VIRTUAL_MEMORY);
     all.created += 1;
     let handle = 0x8000_0000 + all.created * 0x10;
     all.granules.insert(handle, Granule { file, bytes, view, mappings: 0, released: false });
@@ -236,8 +237,8 @@ driver_call! { Device fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In
 }}
 
 driver_call! { Device fn cuMemRelease(handle: u64) {
-    let _toll = toll::charge(Work::Release);
-    let mut all = lock(&EVERYTHING);
+    let _cost = cost::charge(Work::Release);
+    let mut all = lock(&VIRTUAL_MEMORY);
     match all.granules.get_mut(&handle) {
         Some(granule) if !granule.released => granule.released = true,
         _ => {
@@ -245,13 +246,13 @@ driver_call! { Device fn cuMemRelease(handle: u64) {
             return Err(Code::INVALID_VALUE);
         }
     }
-    all.bury(handle);
+    all.free_if_unused(handle);
     Ok(())
 }}
 
 driver_call! { Device fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
-    let _toll = toll::charge(Work::Map);
-    let mut all = lock(&EVERYTHING);
+    let _cost = cost::charge(Work::Map);
+    let mut all = lock(&VIRTUAL_MEMORY);
     let (bytes, offset) = (bytes as u64, offset as u64);
     if !is_granular(bytes) || !address.is_multiple_of(GRANULE_BYTES) || flags != 0 || !all.reserved(address, bytes) {
         return Err(Code::INVALID_VALUE);
@@ -271,27 +272,27 @@ driver_call! { Device fn cuMemMap(address: u64, bytes: usize, offset: usize, han
 }}
 
 driver_call! { Device fn cuMemUnmap(address: u64, bytes: usize) {
-    let _toll = toll::charge(Work::Unmap(bytes as u64));
-    let mut all = lock(&EVERYTHING);
+    let _cost = cost::charge(Work::Unmap(bytes as u64));
+    let mut all = lock(&VIRTUAL_MEMORY);
     let starts = all.exactly(address, bytes as u64).inspect_err(|_| {
         ledger::misused(format!("cuMemUnmap of {bytes} bytes at {address:#x}, which are not whole mappings"));
     })?;
     for start in starts {
-        // Out of the map first: a copy that comes later faults, one under way holds us up for one step at most.
+        // Remove it from the map first: a later copy faults, one that runs delays this call by one step at most.
         address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
         let Some(mapping) = all.mappings.remove(&start) else { continue };
         map_over(start, mapping.bytes, None)?;
         if let Some(granule) = all.granules.get_mut(&mapping.granule) {
             granule.mappings -= 1;
         }
-        all.bury(mapping.granule);
+        all.free_if_unused(mapping.granule);
     }
     Ok(())
 }}
 
 driver_call! { Device fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<Access>, count: usize) {
-    let _toll = toll::charge(Work::SetAccess(bytes as u64));
-    let all = lock(&EVERYTHING);
+    let _cost = cost::charge(Work::SetAccess(bytes as u64));
+    let all = lock(&VIRTUAL_MEMORY);
     let starts = all.exactly(address, bytes as u64)?;
     let mut touched = Vec::new();
     for access in (0..count).map(|index| wanted.at(index)) {
@@ -310,7 +311,7 @@ driver_call! { Device fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<A
                 }
                 ON_HOST | ON_NUMA_NODE | ON_CURRENT_NUMA_NODE => {
                     protect(start, *bytes, flags)?;
-                    // The real first touch takes 170 us a granule; a memory file's 4 KiB pages would take three times that.
+                    // The real first touch takes 170 us per granule; a memory file's 4 KiB pages take three times that.
                     if flags == 3 && settings::get().measured_costs {
                         touched.push((start as usize, *bytes as usize));
                     }
@@ -319,7 +320,7 @@ driver_call! { Device fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<A
             }
         }
     }
-    // Other threads' granules need not wait for it.
+    // Calls of other threads do not wait for it.
     drop(all);
     for (start, bytes) in touched {
         memory::populate(start, bytes);

@@ -1,4 +1,4 @@
-//! Drives the double's virtual host memory: granules grow, move and go beside live copies.
+//! The double's virtual host memory: granules are created, remapped and released beside copies.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -90,15 +90,15 @@ fn start() -> (Double, Arc<CudaContext>, Arc<CudaStream>) {
 #[test]
 fn a_copy_may_span_granules_and_a_granule_moves_with_its_bytes() {
     let (double, ctx, stream) = start();
-    let before = double.figures();
+    let before = double.counts();
     let base = reserve(4 * GRANULE);
     let handles = [create().unwrap(), create().unwrap()];
     for (index, &handle) in handles.iter().enumerate() {
         assert_eq!(map(base + (index * GRANULE) as u64, handle), 0);
     }
     assert_eq!(allow(base, 2 * GRANULE, &[ON_DEVICE, ON_NUMA_NODE]), 0);
-    assert_eq!(double.figures().pinned_bytes, before.pinned_bytes + 2 * GRANULE as u64);
-    assert_eq!(bytes(base, 1)[0], 0xA5, "fresh granules hold rubbish");
+    assert_eq!(double.counts().pinned_bytes, before.pinned_bytes + 2 * GRANULE as u64);
+    assert_eq!(bytes(base, 1)[0], 0xA5, "fresh granules hold garbage");
     bytes(base, GRANULE).fill(1);
     bytes(base + GRANULE as u64, GRANULE).fill(2);
 
@@ -109,7 +109,7 @@ fn a_copy_may_span_granules_and_a_granule_moves_with_its_bytes() {
     assert_eq!(stream.clone_dtoh(&device).unwrap(), expected);
     assert_eq!(copy(&stream, &device, base + (GRANULE + half) as u64, GRANULE), Code::INVALID_VALUE.0);
 
-    // The second granule moves two places on, beside a copy of the first that is under way.
+    // The second granule moves beside a pending copy of the first.
     let gate = double.hold(stream.cu_stream());
     assert_eq!(copy(&stream, &device, base, GRANULE), 0);
     assert_eq!(unmap(base + GRANULE as u64, GRANULE), 0);
@@ -118,7 +118,7 @@ fn a_copy_may_span_granules_and_a_granule_moves_with_its_bytes() {
     assert_eq!(map(target, handles[1]), Code::ALREADY_MAPPED.0);
     assert_eq!(allow(target, GRANULE, &[ON_DEVICE, ON_NUMA_NODE]), 0);
     assert_eq!(bytes(target, GRANULE), vec![2; GRANULE]);
-    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+    assert_eq!(double.counts().frees_with_work_in_flight, 0);
     drop(gate);
     assert_eq!(stream.clone_dtoh(&device).unwrap(), vec![1; GRANULE]);
 
@@ -129,14 +129,14 @@ fn a_copy_may_span_granules_and_a_granule_moves_with_its_bytes() {
     // SAFETY: reserved above, unmapped since.
     assert_eq!(raw(unsafe { sys::cuMemAddressFree(base, 4 * GRANULE) }), 0);
     ctx.synchronize().unwrap();
-    let after = double.figures();
+    let after = double.counts();
     assert_eq!((after.granules, after.mappings, after.reservations), (0, 0, 0));
     assert_eq!(after.pinned_bytes, before.pinned_bytes);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
 
 #[test]
-fn the_device_needs_access_of_its_own_and_an_unmapped_source_is_a_fault() {
+fn the_device_needs_its_own_access_and_an_unmapped_source_is_a_fault() {
     let (double, ctx, stream) = start();
     let base = reserve(GRANULE);
     let handle = create().unwrap();
@@ -146,7 +146,7 @@ fn the_device_needs_access_of_its_own_and_an_unmapped_source_is_a_fault() {
     assert_eq!(allow(base, GRANULE, &[ON_NUMA_NODE]), 0);
     bytes(base, GRANULE).fill(9);
     let gate = double.hold(stream.cu_stream());
-    // To the device it is pageable memory so far: read at once.
+    // Without device access the granule is pageable memory: read at once.
     assert_eq!(copy(&stream, &device, base, 4096), 0);
     bytes(base, GRANULE).fill(10);
     assert_eq!(allow(base, GRANULE, &[ON_DEVICE]), 0);
@@ -168,7 +168,7 @@ fn the_device_needs_access_of_its_own_and_an_unmapped_source_is_a_fault() {
 #[test]
 fn granules_past_the_limit_are_refused_and_misuse_is_counted() {
     let (double, _ctx, _stream) = start();
-    double.limit_pinned(double.figures().pinned_bytes + GRANULE as u64);
+    double.limit_pinned(double.counts().pinned_bytes + GRANULE as u64);
     let handle = create().unwrap();
     assert_eq!(create(), Err(Code::OUT_OF_MEMORY.0));
     let base = reserve(2 * GRANULE);
@@ -181,9 +181,9 @@ fn granules_past_the_limit_are_refused_and_misuse_is_counted() {
     assert_eq!(double.wrong_uses().len(), 2);
     // Released while mapped, a granule lives on until it is unmapped.
     release(handle);
-    assert_eq!(double.figures().granules, 1);
+    assert_eq!(double.counts().granules, 1);
     assert_eq!(unmap(base, GRANULE), 0);
-    assert_eq!(double.figures().granules, 0);
+    assert_eq!(double.counts().granules, 0);
     // SAFETY: reserved above, unmapped since. Frees the addresses for good.
     assert_eq!(raw(unsafe { sys::cuMemAddressFree(base, 2 * GRANULE) }), 0);
     // SAFETY: an unknown handle, refused.

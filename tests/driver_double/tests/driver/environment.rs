@@ -1,4 +1,4 @@
-//! A program that knows nothing of the double, steered by the environment: this very binary, run again.
+//! A program that does not know of the double, configured by the environment: this binary, run again.
 
 use std::process::{Command, Output};
 use std::{env, fs, process};
@@ -8,11 +8,12 @@ use driver_double::Double;
 
 /// Runs one of the ignored tests below as that program.
 fn program(name: &str, settings: &[(&str, &str)]) -> Output {
+    let test = format!("environment::{name}");
     let folder = env::temp_dir().join(format!("driver-double-{name}-{}", process::id()));
     fs::create_dir_all(&folder).unwrap();
     std::os::unix::fs::symlink(Double::library(), folder.join("libcuda.so")).unwrap();
     let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", &test, "--ignored", "--nocapture", "--test-threads=1"]);
     let output = command.env("LD_LIBRARY_PATH", &folder).envs(settings.iter().copied()).output().unwrap();
     fs::remove_dir_all(&folder).unwrap();
     output
@@ -30,12 +31,12 @@ const HOLLOW: [(&str, &str); 4] = [
 ];
 
 #[test]
-fn hollow_copies_take_place_and_bring_nothing_back() {
+fn hollow_copies_run_and_are_refused_back_to_the_host() {
     let output = program("copies_there_and_not_back", &HOLLOW);
     assert!(output.status.success(), "{}", stderr(&output));
-    let told = stderr(&output);
-    assert!(told.contains("driver double: 0 frees with work in flight, 0 wrong uses"), "{told}");
-    assert!(told.contains("cuMemcpyHtoDAsync_v2 1"), "{told}");
+    let report = stderr(&output);
+    assert!(report.contains("driver double: 0 frees with work in flight, 0 wrong uses"), "{report}");
+    assert!(report.contains("cuMemcpyHtoDAsync_v2 1"), "{report}");
 }
 
 #[test]
@@ -54,7 +55,7 @@ fn a_test_is_refused_where_copies_are_hollow() {
     let output = program("loads_the_double", &HOLLOW);
     assert!(!output.status.success());
     assert!(stderr(&output).contains("DRIVER_DOUBLE_COPY=hollow"), "{}", stderr(&output));
-    assert!(program("loads_the_double", &HOLLOW[1..]).status.success(), "slow is no reason");
+    assert!(program("loads_the_double", &HOLLOW[1..]).status.success(), "measured costs are allowed");
 }
 
 #[test]
@@ -64,7 +65,7 @@ fn loads_the_double() {
 }
 
 #[test]
-fn what_is_not_understood_is_told_and_no_driver_starts() {
+fn a_setting_that_cannot_be_parsed_is_reported_and_cuinit_fails() {
     let output = program("starts_no_driver", &[("DRIVER_DOUBLE_COPY_RATE", "fast")]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(stderr(&output).matches("DRIVER_DOUBLE_COPY_RATE=fast").count(), 1, "{}", stderr(&output));

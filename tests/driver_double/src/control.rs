@@ -1,4 +1,4 @@
-//! The test's side of the library: what [`crate::Double`] calls, by name, in the loaded `cdylib`.
+//! The control calls: functions of the loaded `cdylib` that [`crate::Double`] calls by name.
 //!
 //! Test and double each have a copy of this crate; only these functions cross from one to the other. Each is declared
 //! once, here, and the table of their addresses is made from the same list.
@@ -7,23 +7,23 @@ use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;
 
 use crate::code::Code;
-use crate::ledger::{self, Figures};
+use crate::ledger::{self, Counts};
 use crate::{
     address_space::{self, Owner},
     context, device, event, faults, link, settings, stream, symbols, virtual_memory,
 };
 
-macro_rules! knobs {
+macro_rules! controls {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block)*) => {
         $(#[unsafe(no_mangle)] extern "C" fn $name($($arg: $type),*) $(-> $result)? $body)*
 
-        /// The knobs of a loaded double.
-        pub(crate) struct Knobs {
+        /// The control calls of a loaded double.
+        pub(crate) struct Controls {
             $($(#[$doc])* pub(crate) $name: extern "C" fn($($type),*) $(-> $result)?,)*
         }
 
-        impl Knobs {
-            /// Looks every knob up; `Err` names the one that is missing.
+        impl Controls {
+            /// Looks every control call up; `Err` names a missing one.
             pub(crate) fn find(mut look_up: impl FnMut(&CStr) -> *mut std::ffi::c_void) -> Result<Self, &'static str> {
                 Ok(Self {$(
                     $name: {
@@ -41,14 +41,14 @@ macro_rules! knobs {
     };
 }
 
-/// A name that a test passes; one that is not text names nothing.
+/// A name that a test passes; one that is not UTF-8 is empty.
 fn text(name: *const c_char) -> &'static str {
-    // SAFETY: `Double` alone calls the knobs, with a live string that ends in 0; it waits for the answer.
+    // SAFETY: only `Double` makes control calls, with a live string that ends in 0, and waits for the answer.
     unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default()
 }
 
-knobs! {
-    /// Back to a healthy device with nothing scripted.
+controls! {
+    /// Repairs the device and removes scripts and counts.
     fn double_reset() {
         faults::reset();
         stream::reset();
@@ -59,10 +59,10 @@ knobs! {
         ledger::reset();
     }
 
-    /// What is live and what happened.
-    fn double_figures(out: &mut Figures) {
+    /// Live objects, and events since the last reset.
+    fn double_counts(out: &mut Counts) {
         let [granules, mappings, reservations] = virtual_memory::live();
-        *out = Figures {
+        *out = Counts {
             host_allocations: address_space::count(|owner| matches!(owner, Owner::Allocated { .. })),
             registrations: address_space::count(|owner| matches!(owner, Owner::Registered { .. })),
             granules,
@@ -73,7 +73,7 @@ knobs! {
             events: event::live(),
             contexts: context::live(),
             work_in_flight: stream::in_flight(),
-            ..ledger::figures()
+            ..ledger::counts()
         };
     }
 
@@ -87,7 +87,7 @@ knobs! {
         faults::fail(text(name), nth, times, Code(code));
     }
 
-    /// Every call of this name takes so much longer.
+    /// Every call of this name takes this much longer.
     fn double_delay(name: *const c_char, micros: u64) {
         faults::delay(text(name), Duration::from_micros(micros));
     }
@@ -97,23 +97,23 @@ knobs! {
         faults::hold(text(name), held != 0);
     }
 
-    /// Returns once so many calls stand at the gate.
+    /// Returns once this many calls wait at the gate.
     fn double_wait_for_held(name: *const c_char, count: u64) {
         faults::wait_for_held(text(name), count);
     }
 
-    /// Closes (1) or opens (0) the gate of a stream, by its handle or its number; stream 0 is all of them. Its number,
-    /// which stays its own when the handle is another's.
+    /// Closes (1) or opens (0) the gate of a stream, by its handle or its number; stream 0 is all of them. Returns its
+    /// number, which stays valid when the handle is given to another stream.
     fn double_hold_stream(stream: usize, held: c_int) -> usize {
         stream::hold(stream, held != 0)
     }
 
-    /// Lets so many pieces of work through the closed gate of a stream.
+    /// Lets this many operations pass the closed gate of a stream.
     fn double_let_pass(stream: usize, count: u64) {
         stream::let_pass(stream, count);
     }
 
-    /// Bytes a second on each link; 0 is as fast as memory.
+    /// Bytes per second on each link; 0 is as fast as memory.
     fn double_set_copy_rate(bytes_per_second: u64) {
         link::set_rate(bytes_per_second);
     }
@@ -123,22 +123,22 @@ knobs! {
         ledger::limit_pinned(bytes);
     }
 
-    /// So many devices.
+    /// Sets the number of devices.
     fn double_set_device_count(count: usize) {
         context::set_device_count(count);
     }
 
-    /// What every device answers for this attribute.
+    /// Sets the answer of every device for this attribute.
     fn double_set_attribute(attribute: c_int, value: c_int) {
         device::set_attribute(attribute, value);
     }
 
-    /// The device falls off the bus: every later call fails with this code.
+    /// Loses the device: every later call fails with this code.
     fn double_lose_device(code: c_int) {
         stream::lose(Code(code));
     }
 
-    /// The driver is past the end of the process.
+    /// The driver answers as after the end of the process.
     fn double_shut_down() {
         context::shut_down();
     }
@@ -149,7 +149,7 @@ knobs! {
         c_int::from(symbols::hide(unsafe { CStr::from_ptr(name) }))
     }
 
-    /// Writes the words of one misuse and returns their length; `usize::MAX` past the last.
+    /// Writes the description of one misuse and returns its length; `usize::MAX` past the last.
     fn double_wrong_use(index: usize, room: &mut [u8; 256]) -> usize {
         let Some(words) = ledger::misuse(index) else { return usize::MAX };
         let kept = words.len().min(room.len());

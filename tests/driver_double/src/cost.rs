@@ -1,6 +1,6 @@
-//! What calls cost, when the environment asks for the costs of a real device; otherwise they cost what they cost.
+//! The cost model: how long calls take where the environment asks for the costs of a real device.
 //!
-//! Measured on one H200 (driver 580, PCIe 5, a virtual machine); the rates are the middle of what was seen.
+//! Measured on one H200 (driver 580, PCIe 5, a virtual machine); the rates are medians.
 //!
 //! | work | takes | while others |
 //! | --- | --- | --- |
@@ -9,21 +9,20 @@
 //! | `cuMemHostRegister` | 60 us and 60 GB/s (huge pages) | cannot enqueue |
 //! | `cuMemHostUnregister` | 120 us and 60 GB/s, once the device is idle | cannot enqueue |
 //! | `cuMemCreate` | 4.6 GB/s | cannot create |
-//! | `cuMemMap` | 5 us | go on |
-//! | `cuMemSetAccess` | 165 us, 33 GB/s past the first granule | go on |
-//! | `cuMemUnmap` | 99 us, 27 GB/s past the first granule | go on |
-//! | `cuMemRelease` | 65 us | go on |
+//! | `cuMemMap` | 5 us | continue |
+//! | `cuMemSetAccess` | 165 us, 33 GB/s past the first granule | continue |
+//! | `cuMemUnmap` | 99 us, 27 GB/s past the first granule | continue |
+//! | `cuMemRelease` | 65 us | continue |
 //! | copy, fill, launch of a graph | 1.25 us | cannot enqueue |
 //! | `cuStreamWriteValue32`, `cuLaunchHostFunc` | 0.75 us | cannot enqueue |
 //! | `cuEventRecord`, `cuStreamWaitEvent` | 0.2 us | cannot enqueue |
-//! | `cuEventQuery` | 0.18 us alone, 10.6 us for each of 16 threads at once | go on |
-//! | `cuStreamQuery` | 1.35 us | go on |
+//! | `cuEventQuery` | 0.18 us alone, 10.6 us for each of 16 threads at once | continue |
+//! | `cuStreamQuery` | 1.35 us | continue |
 //!
-//! A [`Toll`] is charged where the work begins and paid when it is dropped, so what the double itself does meanwhile
-//! counts towards it, and what this machine's kernel needs longer for than the toll takes longer (releasing a granule:
-//! 0.11 ms). Long tolls are slept, since most of what the double does for them (faulting pages in) has used a core
-//! already. Left out: small blocks carved from a live chunk (2.4 us), more live ranges making enqueues slower, and the
-//! first touch of a granule (0.17 ms), which is part of `cuMemSetAccess` here. Never knows what a call does.
+//! A [`Cost`] begins with the work, and dropping it waits for the rest of its time. The double's own work counts towards
+//! it; where this machine's kernel needs longer, the call takes longer (releasing a granule: 0.11 ms). Long costs are
+//! slept, since most of the double's work for them (faulting pages in) has used a core already. Left out: small blocks carved from a live chunk (2.4 us), more live ranges making enqueues slower, and the
+//! first touch of a granule (0.17 ms), which is part of `cuMemSetAccess` here. Never knows the meaning of a call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -31,13 +30,13 @@ use std::time::{Duration, Instant};
 
 use crate::settings;
 
-/// A sleep may end so much later than asked, timer slack and waking up, so the last of a toll is spun.
+/// A sleep may end this much late (timer slack and wake-up), so the end of a cost is spun.
 const SLACK: Duration = Duration::from_micros(80);
 const GRANULE_BYTES: u64 = 2 << 20;
 /// ns of one query by threads that query at once, as measured; straight lines between, and on from the last.
 const QUERIES: [(u64, u64); 5] = [(1, 180), (2, 730), (4, 1_820), (8, 5_250), (16, 10_570)];
 
-/// What is paid for; the numbers are bytes.
+/// Work with a cost; the numbers are bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
     HostAlloc(u64),
@@ -51,7 +50,7 @@ pub(crate) enum Work {
     Release,
     Enqueue,
     Signal,
-    Mark,
+    Event,
     EventQuery,
     StreamQuery,
 }
@@ -59,7 +58,7 @@ pub(crate) enum Work {
 static QUERYING: AtomicU64 = AtomicU64::new(0);
 
 impl Work {
-    /// What it takes; `at_once` threads, this one included, query events.
+    /// Its time in ns while `at_once` threads, this one included, query events.
     fn nanos(self, at_once: u64) -> u64 {
         let beyond_first = |bytes: u64, rate: u64| at(rate, bytes.saturating_sub(GRANULE_BYTES));
         match self {
@@ -74,7 +73,7 @@ impl Work {
             Work::Release => 65_000,
             Work::Enqueue => 1_250,
             Work::Signal => 750,
-            Work::Mark => 200,
+            Work::Event => 200,
             Work::EventQuery => query_nanos(at_once),
             Work::StreamQuery => 1_350,
         }
@@ -93,26 +92,26 @@ fn query_nanos(at_once: u64) -> u64 {
     low + (high - low) * (at_once - fewer) / (more - fewer)
 }
 
-/// Paid when dropped.
+/// Waits for the rest of its time when dropped.
 #[derive(Debug)]
-#[must_use = "it is paid when this is dropped"]
-pub(crate) struct Toll {
+#[must_use = "the wait happens when this is dropped"]
+pub(crate) struct Cost {
     due: Option<Instant>,
     queries: bool,
 }
 
-/// Charges for work that begins now.
-pub(crate) fn charge(work: Work) -> Toll {
+/// Begins work that has a cost.
+pub(crate) fn charge(work: Work) -> Cost {
     if !settings::get().measured_costs {
-        return Toll { due: None, queries: false };
+        return Cost { due: None, queries: false };
     }
     let queries = work == Work::EventQuery;
-    // Relaxed: a count, which tells nothing but itself.
+    // Relaxed: a count that publishes nothing.
     let before = if queries { QUERYING.fetch_add(1, Ordering::Relaxed) } else { 0 };
-    Toll { due: Some(Instant::now() + Duration::from_nanos(work.nanos(before + 1))), queries }
+    Cost { due: Some(Instant::now() + Duration::from_nanos(work.nanos(before + 1))), queries }
 }
 
-impl Drop for Toll {
+impl Drop for Cost {
     fn drop(&mut self) {
         let Some(due) = self.due else { return };
         let left = due.saturating_duration_since(Instant::now());
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_of_many_threads_get_in_each_others_way() {
+    fn queries_of_many_threads_slow_each_other_down() {
         assert_eq!([1, 2, 4, 8, 16].map(query_nanos), [180, 730, 1_820, 5_250, 10_570]);
         assert_eq!(query_nanos(3), 1_275);
         assert_eq!(query_nanos(24), 15_890);

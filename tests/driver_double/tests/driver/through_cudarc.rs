@@ -1,6 +1,6 @@
-//! Drives the double as a program would: through unmodified cudarc.
+//! Uses the double as a program does: through unmodified cudarc.
 //!
-//! One binary, since a process has one driver. Nothing here reads a clock: gates decide what is over and what is not.
+//! No test reads a clock: gates decide which work is complete.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -35,7 +35,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: came from `malloc_host`. A test that broke the device may fail to free; that harms nobody.
+        // SAFETY: came from `malloc_host`. A test that broke the device may fail to free it.
         let _leaked = unsafe { result::free_host(self.address.cast::<c_void>()) };
     }
 }
@@ -60,7 +60,7 @@ fn pattern(len: usize) -> Vec<u8> {
 #[test]
 fn data_goes_to_the_device_and_comes_back() {
     let (double, ctx) = start();
-    let before = double.figures();
+    let before = double.counts();
     let stream = ctx.new_stream().unwrap();
     let sent = pattern(3 * MIB + 17);
     let on_device = stream.clone_htod(&sent).unwrap();
@@ -71,7 +71,7 @@ fn data_goes_to_the_device_and_comes_back() {
     assert!(double.calls("cuMemcpyHtoDAsync_v2") == 1 && double.calls("cuMemAllocAsync") == 3);
     drop((on_device, copy, zeros));
     ctx.synchronize().unwrap();
-    assert_eq!(double.figures().device_allocations, before.device_allocations);
+    assert_eq!(double.counts().device_allocations, before.device_allocations);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
 
@@ -93,7 +93,7 @@ fn the_device_describes_itself() {
 }
 
 #[test]
-fn a_copy_is_over_late_and_only_behind_its_event() {
+fn a_copy_completes_later_and_no_later_than_its_event() {
     let (double, ctx) = start();
     let stream = ctx.new_stream().unwrap();
     let mut device = stream.alloc_zeros::<u8>(MIB).unwrap();
@@ -104,8 +104,8 @@ fn a_copy_is_over_late_and_only_behind_its_event() {
     stream.memcpy_htod(host.bytes(), &mut device).unwrap();
     let event = stream.record_event(None).unwrap();
     assert!(!event.try_is_complete().unwrap());
-    assert!(double.figures().work_in_flight >= 2);
-    // The copy reads its source when it runs: who recycles the buffer now ruins the batch.
+    assert!(double.counts().work_in_flight >= 2);
+    // The copy reads its source when it runs: a buffer that is reused now spoils the batch.
     host.bytes().fill(2);
     drop(gate);
     event.synchronize().unwrap();
@@ -122,7 +122,7 @@ fn one_held_stream_does_not_hold_another() {
     let second = fast.record_event(None).unwrap();
     second.synchronize().unwrap();
     assert!(second.is_complete() && !first.is_complete());
-    // A stream that waits for the slow one's event waits, piece by piece.
+    // A stream that waits for the slow one's event waits operation by operation.
     fast.wait(&first).unwrap();
     let third = fast.record_event(None).unwrap();
     assert!(!third.is_complete());
@@ -153,30 +153,30 @@ fn pageable_sources_are_read_at_once_and_pageable_targets_waited_for() {
 }
 
 #[test]
-fn fresh_pinned_memory_is_rubbish_and_small_blocks_are_not_aligned() {
+fn fresh_pinned_memory_is_garbage_and_small_blocks_are_not_aligned() {
     let (double, _ctx) = start();
     let mut small = Pinned::new(4096);
     assert!(!small.address.addr().is_multiple_of(4096));
     assert!(small.bytes().iter().all(|&byte| byte == 0xA5));
     assert_eq!(Pinned::new(MIB).address.addr() % 4096, 0);
-    let before = double.figures();
+    let before = double.counts();
     let block = Pinned::new(MIB);
-    assert_eq!(double.figures().pinned_bytes, before.pinned_bytes + MIB as u64);
+    assert_eq!(double.counts().pinned_bytes, before.pinned_bytes + MIB as u64);
     drop(block);
-    assert_eq!(double.figures().pinned_bytes, before.pinned_bytes);
+    assert_eq!(double.counts().pinned_bytes, before.pinned_bytes);
     double.limit_pinned(before.pinned_bytes + MIB as u64);
     // SAFETY: refused, so there is nothing to free.
     assert_eq!(code(unsafe { result::malloc_host(MIB + 1, 0) }), Code::OUT_OF_MEMORY.0);
-    assert_eq!(double.figures().pinned_bytes, before.pinned_bytes);
+    assert_eq!(double.counts().pinned_bytes, before.pinned_bytes);
 }
 
 #[test]
-fn a_free_waits_for_everybody_and_holds_everybody_up() {
+fn a_free_waits_for_all_work_and_blocks_all_enqueues() {
     let (double, ctx) = start();
     let stream = ctx.new_stream().unwrap();
     let beside = ctx.new_stream().unwrap();
     let block = Pinned::new(MIB);
-    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+    assert_eq!(double.counts().frees_with_work_in_flight, 0);
     let gate = double.hold(stream.cu_stream());
     let event = stream.record_event(None).unwrap();
     let order = AtomicUsize::new(0);
@@ -188,14 +188,14 @@ fn a_free_waits_for_everybody_and_holds_everybody_up() {
             // SAFETY: the block is forgotten below.
             code(unsafe { result::free_host(std::ptr::with_exposed_provenance_mut(address)) })
         });
-        while double.figures().frees_with_work_in_flight == 0 {
+        while double.counts().frees_with_work_in_flight == 0 {
             thread::yield_now();
         }
         let enqueue = scope.spawn(|| {
             beside.record_event(None).unwrap();
             order.load(Ordering::Acquire)
         });
-        // Queries go past the lock; the enqueue beside stands behind the free.
+        // Queries do not take the lock; the enqueue beside waits behind the free.
         while double.calls("cuEventRecord") < 2 {
             thread::yield_now();
         }
@@ -206,7 +206,7 @@ fn a_free_waits_for_everybody_and_holds_everybody_up() {
         assert_eq!(enqueue.join().unwrap(), 1);
     });
     std::mem::forget(block);
-    assert_eq!(double.figures().frees_with_work_in_flight, 1);
+    assert_eq!(double.counts().frees_with_work_in_flight, 1);
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn copies_may_not_span_registrations() {
     // SAFETY: only asks; the driver never gave this pointer out.
     assert_eq!(code(unsafe { result::free_host(first.cast()) }), Code::INVALID_VALUE.0);
     assert_eq!(double.wrong_uses().len(), 2);
-    assert_eq!(double.figures().frees_with_work_in_flight, 0);
+    assert_eq!(double.counts().frees_with_work_in_flight, 0);
 }
 
 #[test]
@@ -300,14 +300,14 @@ fn a_destroyed_stream_first_finishes_and_events_go_without_waiting() {
     let (double, ctx) = start();
     // With none, cudarc would wait for the whole context before it makes another.
     let _beside = ctx.new_stream().unwrap();
-    let before = double.figures();
+    let before = double.counts();
     let stream = ctx.new_stream().unwrap();
     let gate = double.hold(stream.cu_stream());
     let (kept, dropped) = (stream.record_event(None).unwrap(), stream.record_event(None).unwrap());
     drop(dropped);
     let handle = stream.cu_stream();
     drop(stream);
-    assert_eq!(double.figures().streams, before.streams);
+    assert_eq!(double.counts().streams, before.streams);
     // The next one has its handle, and nothing else of it.
     let next = ctx.new_stream().unwrap();
     assert_eq!(next.cu_stream(), handle);
@@ -317,7 +317,7 @@ fn a_destroyed_stream_first_finishes_and_events_go_without_waiting() {
     drop(gate);
     kept.synchronize().unwrap();
     drop(kept);
-    assert_eq!(double.figures().events, before.events);
+    assert_eq!(double.counts().events, before.events);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
 
@@ -355,9 +355,9 @@ fn a_lost_device_fails_every_call_and_finishes_nothing() {
     double.lose_device(Code::LAUNCH_FAILED);
     assert_eq!(code(event.try_is_complete()), Code::LAUNCH_FAILED.0);
     assert_eq!(code(stream.synchronize()), Code::LAUNCH_FAILED.0);
-    let pinned = double.figures().pinned_bytes;
+    let pinned = double.counts().pinned_bytes;
     drop(block);
-    assert_eq!(double.figures().pinned_bytes, pinned, "a lost device frees nothing");
+    assert_eq!(double.counts().pinned_bytes, pinned, "a lost device frees nothing");
     double.reset();
     double.shut_down();
     assert_eq!(code(ctx.synchronize()), Code::DEINITIALIZED.0);
@@ -439,11 +439,11 @@ fn captured_copies_run_at_each_launch_and_not_before() {
     unsafe { result::graph::exec_destroy(runnable) }.unwrap();
     // SAFETY: destroyed once.
     unsafe { result::event::destroy(event) }.unwrap();
-    assert_eq!(double.figures().spoiled_captures, 1);
+    assert_eq!(double.counts().spoiled_captures, 1);
 }
 
 #[test]
-fn a_query_on_any_thread_spoils_a_global_capture_unless_the_thread_relaxed_itself() {
+fn a_query_on_any_thread_invalidates_a_global_capture_unless_its_thread_is_relaxed() {
     let (double, ctx) = start();
     let (stream, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
     let event = other.record_event(None).unwrap();
@@ -461,14 +461,14 @@ fn a_query_on_any_thread_spoils_a_global_capture_unless_the_thread_relaxed_itsel
     ]
     .map(|mode| thread::scope(|scope| scope.spawn(|| query(mode)).join().unwrap()));
     assert_eq!((relaxed, global), (0, Code::STREAM_CAPTURE_UNSUPPORTED.0));
-    assert_eq!(double.figures().spoiled_captures, 1);
+    assert_eq!(double.counts().spoiled_captures, 1);
     // SAFETY: a capturing stream.
     let ended = code(unsafe { result::stream::end_capture(stream.cu_stream()) });
     assert_eq!(ended, Code::STREAM_CAPTURE_INVALIDATED.0);
 }
 
 #[test]
-fn a_hidden_function_is_found_by_nobody() {
+fn a_hidden_function_cannot_be_found() {
     let (double, _ctx) = start();
     // SAFETY: the double is loaded, so this opens nothing.
     let library = unsafe { sys::culib() };

@@ -1,0 +1,6 @@
+//! The double under unmodified cudarc. One binary, since a process has one driver; tests take turns
+//! ([`driver_double::Double::load`]).
+
+mod environment;
+mod through_cudarc;
+mod virtual_memory;
