@@ -1,12 +1,21 @@
-//! How much may be kept: numbers in, a decision out.
+//! The count limit of idle buffers: numbers in, a decision out. Reads no clock, logs nothing, takes no lock.
 //!
-//! TensorFlow's rule. At every 1000th eviction of a window the two rates are looked at; when both are above 0.002 the
-//! limit rises by a tenth (to 100 at least) and a new window begins.
+//! This file implements rule 4 of the `adaptive` preset and one constant of rule 9; the table states all eleven. In the
+//! `tensorflow` preset only the check and the raise of rule 4 apply, and rule 8's ceiling if one is set.
 //!
-//! The way down, in the `adaptive` preset: a limit that was raised halves toward its start after five minutes in which
-//! every get was a hit; a buffer that nobody asked for leaves the front after ten seconds.
-//!
-//! Reads no clock, prints nothing, takes no lock.
+//! | rule | statement | constants | implemented in |
+//! | --- | --- | --- | --- |
+//! | policy-R1 | *Class.* A request is rounded up to the next multiple of 4 KiB up to 32 KiB, above that to the next of 8 steps per doubling (waste below 12.5 %). Every buffer is page-aligned. | `PAGE_BYTES` 4 KiB, `EVEN_STEPS_BYTES` 32 KiB, `STEPS_PER_DOUBLING` 8 | `size_class` |
+//! | policy-R2 | *Get.* An idle buffer of exactly this class serves the get, the newest of the calling thread's shard first: `get_from_pool`. Else a completed copy's buffer of the class; else the arena: `allocated`. | | `engine::idle::thread_cache`, `engine::miss` |
+//! | policy-R3 | *Put.* The buffer becomes the newest of its class. If as many buffers are idle as the limit allows, the one put longest ago returns to the arena: `evicted`. No driver call. | `DEFAULT_POOL_SIZE_LIMIT` 100 | `engine::idle::thread_cache` |
+//! | policy-R4 | *Check.* At every 1000th eviction of a window, if evictions per put and misses per get are both above 0.002, the limit rises by a tenth, truncated, to at least 100, and a new window begins. After 300 s without a miss a raised limit halves, down to its start. | `CHECK_EVERY_EVICTIONS` 1000, `TOLERABLE_RATE` 0.002, `RAISE_DIVISOR` 10, `LEAST_RAISED_LIMIT` 100, `QUIET_US` 300 s | `policy` |
+//! | policy-R5 | *Placement.* A buffer goes where the fewest granules must be committed; among those into the tightest gap, then to the lowest address. It may span granules. If none is missing, there is no driver call. | `GRANULE_BYTES` 2 MiB | `arena::uncommitted`, `arena::holes` |
+//! | policy-R6 | *Reclaim first.* While granules are missing and the pool's idle buffers could cover them, its oldest idle buffer returns to the arena (counted as reclaimed, not evicted) and placement is tried again. With discrete regions, and after the source refused, idle bytes and holes together must cover the whole buffer. | | `engine::supply::shared_arena` |
+//! | policy-R7 | *Remap.* Before others are committed, idle granules are remapped, the longest idle first: as many as the free bytes exceed a tenth of the bytes in use. | `SPARE_SHARE` 10 | `arena::grow` |
+//! | policy-R8 | *Ceiling.* Pinned bytes never exceed `PINPOOL_MAX_BYTES`; the default is a quarter of the memory of the control group or machine, at most what is available, divided by `PINPOOL_POOLS_PER_HOST`, in whole granules. At the ceiling idle granules are remapped or idle regions released; then idle buffers are reclaimed, those of other pools of the arena too; then the get waits in arrival order for at most `PINPOOL_WAIT` (`try_get` does not wait); then it fails or returns a pageable buffer, as `PINPOOL_ON_FULL` says. | `CEILING_DIVISOR` 4, `DEFAULT_WAIT` 100 ms | `arena::grow`, `engine::supply::shared_arena`, `engine::waiters`, `host::memory` |
+//! | policy-R9 | *Time.* A buffer idle for 10 s returns to the arena. A granule or region that has been idle for 45 s (`PINPOOL_IDLE_TIMEOUT`) is due; each second a fifth of those due, at least one, is released, the longest idle first. Memory pressure divides the 45 s by 4; severe pressure releases everything idle. | `IDLE_BUFFER_US` 10 s; `Retention`: 45 s, 1 s, 5 | `policy`, `arena::retain`, `engine::maintenance` |
+//! | policy-R10 | *Reserve.* `prewarm(bytes)` or `PINPOOL_RESERVE` pins that many bytes at once, by the fastest way of the source, as one range that is never released and serves buffers of every size. | | `engine::supply::reserve`, `arena` |
+//! | policy-R11 | *Discrete regions.* Where a buffer must not span two registrations (`register`, `cuda`), the arena grows by regions, and classes up to 1 MiB have regions of their own. A buffer takes a hole of exactly its size, else the oldest region in use that fits, else the tightest empty one. A new region is an eighth of what the regions of its set hold, at least 1 MiB and 8 buffers (as far as these take 16 MiB), at most 64 MiB, but always one buffer, cut to whole buffers; it replaces empty regions that were too small, and is then at least their sum, uncut. While copies are in flight it is at most 8 MiB or one buffer, and no region is released. | `SMALL_BYTES_MAX` 1 MiB, `GROWTH_SHARE` 8, `REGION_BYTES_MIN` 1 MiB, `REGION_BYTES_MAX` 64 MiB, `MANY_BUFFERS` 8, `MANY_BYTES_MAX` 16 MiB, `STEP_BESIDE_COPIES_BYTES` 8 MiB | `arena::discrete`, `arena::grow`, `engine::supply` |
 
 /// Evictions between two checks (`kCheckInterval`).
 pub(crate) const CHECK_EVERY_EVICTIONS: u64 = 1000;
@@ -14,13 +23,13 @@ pub(crate) const CHECK_EVERY_EVICTIONS: u64 = 1000;
 const TOLERABLE_RATE: f64 = 2e-3;
 /// A limit below this rises straight to it.
 pub(crate) const LEAST_RAISED_LIMIT: u64 = 100;
-/// A raise adds one part in this many, truncated: in whole numbers the same as TensorFlow's factor of 1.1.
+/// A raise adds one part in this many, truncated: the same as TensorFlow's factor of 1.1 in whole numbers.
 const RAISE_DIVISOR: u64 = 10;
 
-/// A buffer idle for this long goes from the front to the arena. Found by replaying 25 loaders: without it driver time
-/// and memory held are a sixteenth worse.
-pub(crate) const FRONT_AGE_US: u64 = 10_000_000;
-/// So long must all gets have been hits before the limit comes down.
+/// A buffer idle for this long returns to the arena (policy-R9). In the replay of 25 workloads, driver time and memory held
+/// are a sixteenth worse without it.
+pub(crate) const IDLE_BUFFER_US: u64 = 10_000_000;
+/// The limit is lowered after all gets were hits for this long.
 const QUIET_US: u64 = 300_000_000;
 
 /// The four counters since the last raise or clear.
@@ -60,12 +69,12 @@ impl Window {
         rate(self.evicted, self.put)
     }
 
-    /// Share of the gets that the pool could not serve; 0 if there were none.
+    /// Share of the gets that missed; 0 if there were none.
     pub fn unsatisfied_rate(&self) -> f64 {
         rate(self.allocated, self.gets())
     }
 
-    /// Is the eviction just counted one after which the rates are checked?
+    /// Whether the eviction counted last makes a check of the rates due.
     pub(crate) fn check_is_due(&self) -> bool {
         self.evicted.is_multiple_of(CHECK_EVERY_EVICTIONS)
     }
@@ -76,24 +85,24 @@ fn rate(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// What a check found and decided.
+/// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Check {
-    /// The figures it saw, before any reset.
+    /// The counters it read, before any reset.
     pub window: Window,
-    /// The limit until now.
+    /// The limit before the check.
     pub limit: u64,
-    /// The limit from now on, if it rises.
+    /// The limit after the check, if it rises.
     pub raised_to: Option<u64>,
 }
 
-/// Looks at the rates of `window` under `limit`.
+/// Checks the rates of `window` under `limit` (policy-R4).
 pub(crate) fn check(window: Window, limit: u64, auto_resize: bool) -> Check {
     let rates_are_high = window.eviction_rate() > TOLERABLE_RATE && window.unsatisfied_rate() > TOLERABLE_RATE;
     Check { window, limit, raised_to: (auto_resize && rates_are_high).then(|| raised(limit)) }
 }
 
-/// The limit after five quiet minutes: half, but not below where it started. `None`: it stays.
+/// Half of `limit`, but not below its start, if no get missed for five minutes (policy-R4). `None`: it stays.
 pub(crate) fn lowered(limit: u64, start_limit: u64, last_miss_us: u64, now_us: u64) -> Option<u64> {
     let quiet = now_us.saturating_sub(last_miss_us) >= QUIET_US;
     (quiet && limit > start_limit).then_some((limit / 2).max(start_limit))
@@ -110,7 +119,7 @@ mod tests {
     const BUSY: Window = Window { get_from_pool: 62_421, put: 63_521, allocated: 1_100, evicted: 1_000 };
 
     #[test]
-    fn the_chain_of_limits_is_the_one_of_the_public_logs() {
+    fn raised_limits_are_those_of_public_tensorflow_logs() {
         let mut limit = 100;
         for next in [110, 121, 133, 146, 160, 176, 193, 212, 233, 256, 281] {
             limit = check(BUSY, limit, true).raised_to.unwrap();
@@ -145,7 +154,7 @@ mod tests {
         assert_eq!(lowered(281, 100, 7, 300_000_006), None, "not yet");
         assert_eq!(lowered(281, 100, 7, 300_000_007), Some(140));
         assert_eq!(lowered(140, 100, 0, u64::MAX), Some(100));
-        assert_eq!(lowered(100, 100, 0, u64::MAX), None, "as low as it began");
+        assert_eq!(lowered(100, 100, 0, u64::MAX), None, "as low as its start");
         assert_eq!(lowered(281, 100, 9, 8), None, "a miss later than the clock read here");
     }
 

@@ -1,7 +1,8 @@
-//! The one door to atomics, cells and waiting, so that a model checker can stand in.
+//! The only source of atomics, cells and locks, so that a model checker can replace them.
 //!
-//! Under `cfg(loom)` the same names are loom's, which runs every interleaving of the models at the foot of the rooms
-//! that use them. Statics that live as long as the process take [`process`]: loom's atomics cannot be statics.
+//! Under `cfg(loom)` the same names are loom's, which runs every interleaving of the models in the modules that use them.
+//! Statics use [`process`], because loom's atomics cannot be statics; state that no model covers uses `process` and
+//! [`plain`].
 
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ pub(crate) use std::sync::atomic;
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic;
 
-/// Atomics that are never modelled: statics of the process.
+/// Atomics that are never modelled.
 pub(crate) mod process {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }
@@ -21,7 +22,7 @@ pub(crate) mod process {
 #[cfg(not(loom))]
 pub(crate) use crossbeam::utils::Backoff;
 
-/// Locks of rooms that no model runs: always the real ones.
+/// Locks that are never modelled.
 pub(crate) mod plain {
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 }
@@ -35,7 +36,7 @@ pub(crate) use parking_lot::MutexGuard;
 #[cfg(loom)]
 pub(crate) use loom::sync::MutexGuard;
 
-/// A condition variable that takes the guard and gives it back.
+/// A condition variable that takes the guard and returns it.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar(#[cfg(not(loom))] parking_lot::Condvar, #[cfg(loom)] loom::sync::Condvar);
 
@@ -60,14 +61,14 @@ impl Condvar {
         self.0.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Sleeps until it is notified or `until` has come; says which, `true` for too late.
+    /// Sleeps until it is notified or `until` has passed; `true` if it timed out.
     #[cfg(not(loom))]
     pub(crate) fn wait_until<'a, T>(&self, mut guard: MutexGuard<'a, T>, until: Instant) -> (MutexGuard<'a, T>, bool) {
         let late = self.0.wait_until(&mut guard, until).timed_out();
         (guard, late)
     }
 
-    /// Under the model time stands still: whoever is not woken sleeps for ever, and loom says so.
+    /// In a model time does not pass: loom reports a thread that is never notified.
     #[cfg(loom)]
     pub(crate) fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, _until: Instant) -> (MutexGuard<'a, T>, bool) {
         (self.wait(guard), false)
@@ -93,7 +94,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// Under the model waiting is a hint to run somebody else.
+/// In a model a wait lets loom run another thread.
 #[cfg(loom)]
 pub(crate) struct Backoff;
 
@@ -122,7 +123,7 @@ impl<T> UnsafeCell<T> {
         Self(std::cell::UnsafeCell::new(value))
     }
 
-    /// Hands out the address; what may be done with it is the caller's proof.
+    /// Passes the address to `f`; the caller proves that its access is sound.
     #[inline(always)]
     pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())

@@ -1,74 +1,147 @@
-//! Walled regions (rule 11): where a buffer goes among them, and how large the next one is. Here is the arithmetic;
-//! the holes by region are in `regions`.
+//! Discrete regions (policy-R11): which hole a buffer gets, and how large the next region is.
 //!
-//! A region that one buffer lies in can neither be released nor replaced. So that regions run empty:
-//! 1. The reserve comes first: it is kept anyway.
-//! 2. A hole of exactly the size, wherever it is: it leaves no remainder.
-//! 3. Else the *oldest* region in use that has room, and there the tightest hole. What is long-lived gathers in old
-//!    regions, and the young ones run empty. The tightest hole of all would keep every region a little in use.
-//! 4. Else the tightest empty region: only now is an empty one touched.
-//! 5. Else a new region, of whole buffers. Empty ones that were too small make way, and it is as large as they were
-//!    together, *not* cut: what is cut off would have to be locked again for the next buffer.
+//! A region cannot be released or replaced while a buffer lies in it. To let regions become empty, a buffer goes to:
 //!
-//! Replay of 25 workloads as they are and with all sizes times 0.31, 0.56, 1.7, 3.1 and 7.3, peak pinned / requested
-//! as a geometric mean, and the worst of pools above 16 MiB:
+//! 1. the reserve, which is kept anyway;
+//! 2. a hole of exactly its size, which leaves no remainder;
+//! 3. the tightest hole of the *oldest* region in use that fits: long-lived buffers gather in old regions and young
+//!    regions become empty, whereas the tightest hole of all would keep every region partly in use;
+//! 4. the tightest empty region;
+//! 5. a new region of whole buffers. It replaces the empty regions that were too small, and is at least as large as they
+//!    were together, *not* cut to whole buffers: what is cut off would have to be committed again for the next buffer.
 //!
-//! | rule | as they are | worst | page-locks | scaled | worst | without room at 1.25 x the peak |
+//! Replay of 25 workloads as recorded and with all sizes times 0.31, 0.56, 1.7, 3.1 and 7.3: peak pinned / requested as a
+//! geometric mean, and the worst of pools above 16 MiB:
+//!
+//! | rule | as recorded | worst | page-locks | scaled | worst | refused at 1.25 x the peak |
 //! | --- | --- | --- | --- | --- | --- | --- |
 //! | the tightest hole of all | 1.35 | 2.06 | 2334 | 1.34-1.44 | 3.53 | 87 |
 //! | the oldest region, the tightest hole in it | 1.33 | 1.81 | 2361 | 1.30-1.40 | 1.94 | 36 |
 //! | the same, and replaced regions uncut | 1.33 | 1.81 | 2146 | 1.30-1.44 | 2.03 | 54 |
 //! | the same, exact holes first, empty regions last | 1.33 | 1.86 | 2183 | 1.31-1.44 | 1.95 | 55 |
-//! | the same, from 1 MiB a region, the reserve first: **this** | 1.28 | 1.86 | 2150 | 1.34-1.39 | 1.91 | 49 |
-//! | the fullest region that has room | 1.35 | 2.03 | 2336 | 1.32-1.44 | 3.51 | 81 |
+//! | the same, regions from 1 MiB, the reserve first: **this** | 1.28 | 1.86 | 2150 | 1.34-1.39 | 1.91 | 49 |
+//! | the fullest region that fits | 1.35 | 2.03 | 2336 | 1.32-1.44 | 3.51 | 81 |
 //! | regions for each two doublings of size | 1.39 | 2.22 | 4492 | 1.35-1.57 | 2.30 | 4 |
 //!
-//! The second and third keep to fewer lines of the targets, for an empty old region is taken for a small buffer while
-//! a younger one in use has room.
+//! The second and third miss more targets: they use an old empty region for a small buffer while a younger region in use
+//! has a hole.
+//!
+//! - **discrete-I1**: `empty` has the holes that are a whole region, `by_region` the others, `longest` the longest of each
+//!   region in `by_region`, by ascending number.
 
-/// Buffers up to this size keep to regions of their own.
+use std::collections::BTreeSet;
+
+use super::extent::{Extent, align_up};
+
+/// Buffers up to this size have regions of their own.
 pub(super) const SMALL_BYTES_MAX: u64 = 1 << 20;
 
 const REGION_BYTES_MIN: u64 = 1 << 20;
 const REGION_BYTES_MAX: u64 = 64 << 20;
 
-/// One in so many bytes held is what the next region adds.
+/// The next region adds one part in this many of the bytes held.
 const GROWTH_SHARE: u64 = 8;
 
-/// A region has room for so many buffers, as far as that takes no more than `CROWD_BYTES_MAX`.
-const CROWD: u64 = 8;
-const CROWD_BYTES_MAX: u64 = 16 << 20;
+/// A region holds at least this many buffers, as far as that takes no more than `MANY_BYTES_MAX`.
+const MANY_BUFFERS: u64 = 8;
+const MANY_BYTES_MAX: u64 = 16 << 20;
 
-/// The bytes of the next region for buffers of `class_bytes`, cut to whole buffers, where other regions for such sizes
-/// hold `held_bytes` and at most `room_bytes` may be locked, no more than `step_bytes` at once unless a buffer needs it.
-/// If empty regions of `replaced_bytes` make way for it, it is as large as they were together, to the byte. `None`: not
-/// even one buffer has room.
+/// The bytes of the next region for buffers of `class_bytes`, in whole buffers. The other regions of its set hold
+/// `held_bytes`; at most `limit_bytes` may be committed, and no more than `step_bytes` at once unless a buffer needs it.
+/// If it replaces empty regions of `replaced_bytes`, it has at least that many bytes, uncut. `None`: no buffer fits.
 pub(super) fn region_bytes(
     held_bytes: u64,
     class_bytes: u64,
     replaced_bytes: u64,
-    room_bytes: u64,
+    limit_bytes: u64,
     step_bytes: u64,
 ) -> Option<u64> {
-    let crowd = class_bytes.saturating_mul(CROWD).min(CROWD_BYTES_MAX);
-    let least = REGION_BYTES_MIN.max(crowd).max(class_bytes);
+    let many = class_bytes.saturating_mul(MANY_BUFFERS).min(MANY_BYTES_MAX);
+    let least = REGION_BYTES_MIN.max(many).max(class_bytes);
     let most = REGION_BYTES_MAX.max(class_bytes);
     let whole_buffers = |bytes: u64| bytes / class_bytes * class_bytes;
     let wanted = whole_buffers((held_bytes / GROWTH_SHARE).clamp(least, most)).max(replaced_bytes);
-    let at_once = step_bytes.max(class_bytes).min(room_bytes);
+    let at_once = step_bytes.max(class_bytes).min(limit_bytes);
     let bytes = if wanted <= at_once { wanted } else { whole_buffers(at_once) };
     (bytes > 0).then_some(bytes)
+}
+
+/// The holes of discrete regions, by region. Regions are numbered in the order of their creation.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(super) struct Regions {
+    /// (region, length, start).
+    by_region: BTreeSet<(u32, u64, u64)>,
+    /// (region, its longest hole), ascending. A scan finds the oldest region that fits: even thousands of regions take
+    /// less time to scan than a tree takes to update.
+    longest: Vec<(u32, u64)>,
+    /// (length, start).
+    empty: BTreeSet<(u64, u64)>,
+}
+
+impl Regions {
+    /// The tightest hole for `bytes` at `align` in the oldest region in use that fits, else the tightest empty region.
+    pub(super) fn best(&self, bytes: u64, align: u64) -> Option<Extent> {
+        let fits = |hole: &Extent| align_up(hole.start, align) + bytes <= hole.end;
+        let tightest_in = |id: u32| {
+            let holes = self.by_region.range((id, bytes, 0)..(id + 1, 0, 0));
+            holes.map(|&(_, len, start)| Extent { start, end: start + len }).find(fits)
+        };
+        let in_use = self.longest.iter().filter(|&&(_, len)| len >= bytes).find_map(|&(id, _)| tightest_in(id));
+        let empty =
+            || self.empty.range((bytes, 0)..).map(|&(len, start)| Extent { start, end: start + len }).find(fits);
+        in_use.or_else(empty)
+    }
+
+    /// `hole` of `region` exists now.
+    pub(super) fn add(&mut self, hole: Extent, region: Extent) {
+        if hole == region {
+            self.empty.insert((hole.bytes(), hole.start));
+        } else {
+            self.by_region.insert((region.range(), hole.bytes(), hole.start));
+            self.update_longest(region.range());
+        }
+    }
+
+    /// `hole` of `region` exists no longer.
+    pub(super) fn remove(&mut self, hole: Extent, region: Extent) {
+        if hole == region {
+            self.empty.remove(&(hole.bytes(), hole.start));
+        } else {
+            self.by_region.remove(&(region.range(), hole.bytes(), hole.start));
+            self.update_longest(region.range());
+        }
+    }
+
+    fn update_longest(&mut self, id: u32) {
+        let longest = self.by_region.range((id, 0, 0)..(id + 1, 0, 0)).next_back().map(|&(_, len, _)| len);
+        match (self.longest.binary_search_by_key(&id, |&(id, _)| id), longest) {
+            (Ok(at), Some(len)) => self.longest[at].1 = len,
+            (Ok(at), None) => drop(self.longest.remove(at)),
+            (Err(at), Some(len)) => self.longest.insert(at, (id, len)),
+            (Err(_), None) => {}
+        }
+    }
+
+    /// Recounts discrete-I1 from all `holes` of the set and the regions that they lie in.
+    pub(super) fn validate(&self, holes: &[(Extent, Extent)]) -> Result<(), String> {
+        let mut expected = Self::default();
+        for &(hole, region) in holes {
+            expected.add(hole, region);
+        }
+        if *self == expected { Ok(()) } else { Err(format!("discrete-I1: {self:?}, expected {expected:?}")) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arena::ArenaPtr;
 
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn a_region_holds_a_crowd_of_small_buffers() {
+    fn a_region_holds_several_small_buffers() {
         assert_eq!(region_bytes(0, 4 * KIB, 0, u64::MAX, u64::MAX), Some(MIB));
         assert_eq!(region_bytes(0, 640 * KIB, 0, u64::MAX, u64::MAX), Some(5 * MIB));
         assert_eq!(region_bytes(0, 3 * MIB, 0, u64::MAX, u64::MAX), Some(15 * MIB), "16 MiB, cut to whole buffers");
@@ -76,27 +149,48 @@ mod tests {
     }
 
     #[test]
-    fn regions_grow_with_what_is_held_up_to_a_bound() {
+    fn regions_grow_with_the_bytes_held_up_to_a_bound() {
         assert_eq!(region_bytes(200 * MIB, MIB, 0, u64::MAX, u64::MAX), Some(25 * MIB));
         assert_eq!(region_bytes(2000 * MIB, MIB, 0, u64::MAX, u64::MAX), Some(64 * MIB));
     }
 
     #[test]
-    fn empty_regions_make_way_for_one_of_their_sum() {
+    fn one_region_replaces_empty_ones_with_their_sum() {
         assert_eq!(region_bytes(0, 24 * MIB, 100 * MIB, u64::MAX, u64::MAX), Some(100 * MIB), "uncut");
         assert_eq!(region_bytes(0, 24 * MIB, 20 * MIB, u64::MAX, u64::MAX), Some(24 * MIB));
     }
 
     #[test]
-    fn the_room_bounds_a_region() {
+    fn the_limit_bounds_a_region() {
         assert_eq!(region_bytes(0, 640 * KIB, 0, 2 * MIB, u64::MAX), Some(1920 * KIB));
         assert_eq!(region_bytes(0, 640 * KIB, 0, 639 * KIB, u64::MAX), None);
     }
+
     #[test]
-    fn while_copies_run_a_region_is_a_short_step_or_one_buffer() {
+    fn a_region_is_one_step_or_one_buffer_while_copies_run() {
         assert_eq!(region_bytes(2000 * MIB, MIB, 0, u64::MAX, 8 * MIB), Some(8 * MIB));
         assert_eq!(region_bytes(0, 3 * MIB, 0, u64::MAX, 8 * MIB), Some(6 * MIB));
-        assert_eq!(region_bytes(0, 20 * MIB, 0, u64::MAX, 8 * MIB), Some(20 * MIB), "no buffer extents two");
+        assert_eq!(region_bytes(0, 20 * MIB, 0, u64::MAX, 8 * MIB), Some(20 * MIB), "a buffer lies in one region");
         assert_eq!(region_bytes(0, 20 * MIB, 0, 19 * MIB, 8 * MIB), None);
+    }
+
+    fn extent(range: u32, start: u64, end: u64) -> Extent {
+        Extent::new(ArenaPtr::new(range, start), end - start)
+    }
+
+    #[test]
+    fn the_oldest_region_in_use_precedes_an_empty_one() {
+        let mut regions = Regions::default();
+        let region = |id| extent(id, 0, 100);
+        for (id, from) in [(1, 0), (3, 40), (4, 80), (6, 10)] {
+            regions.add(extent(id, from, 100), region(id));
+        }
+        assert_eq!(regions.best(20, 1), Some(extent(3, 40, 100)), "1 is empty, 6 is younger");
+        assert_eq!(regions.best(70, 1), Some(extent(6, 10, 100)));
+        assert_eq!(regions.best(95, 1), Some(extent(1, 0, 100)));
+        assert_eq!(regions.best(80, 16), Some(extent(6, 10, 100)), "16..96");
+        assert_eq!(regions.best(101, 1), None);
+        regions.remove(extent(3, 40, 100), region(3));
+        assert_eq!(regions.best(20, 1), Some(extent(4, 80, 100)));
     }
 }

@@ -1,5 +1,5 @@
-//! Where bytes lie: a place is a range and an offset in it, packed into one number so that one ordered index serves
-//! every range.
+//! Addresses in the arena: a range and an offset in it, packed into one number so that one ordered index serves every
+//! range.
 //!
 //! ```text
 //!   63        44 43                       0
@@ -8,8 +8,8 @@
 //!  +------------+--------------------------+
 //! ```
 //!
-//! A range is always shorter than 2^44 bytes, so the packed extents of two ranges never touch: **the wall at the edge of
-//! a range is the gap between the numbers**, and no merging code has to know about walls.
+//! - **extent-I1**: Extents of two ranges never touch, because a range is shorter than 2^44 bytes. So code that merges
+//!   adjacent extents never merges across ranges, and need not check.
 
 const OFFSET_BITS: u32 = 44;
 const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
@@ -17,15 +17,15 @@ const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 /// Ranges an arena can number.
 pub(super) const RANGES_MAX: u32 = 1 << (u64::BITS - OFFSET_BITS);
 
-/// The longest range; below 2^44 by a granule at least, so that two ranges never touch.
+/// The longest range (extent-I1).
 pub const RANGE_BYTES_MAX: u64 = 1 << (OFFSET_BITS - 1);
 
-/// Where a buffer lies: a range of the arena and a byte offset in it.
+/// An address in the arena: a range and a byte offset in it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ArenaPtr(pub(super) u64);
 
 impl ArenaPtr {
-    /// The place `offset` bytes into range `range`.
+    /// The address `offset` bytes into `range`.
     #[must_use]
     pub fn new(range: u32, offset: u64) -> Self {
         debug_assert!(range < RANGES_MAX && offset <= OFFSET_MASK);
@@ -45,7 +45,7 @@ impl ArenaPtr {
     }
 }
 
-/// A non-empty run of bytes of one range.
+/// A non-empty run of bytes in one range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Extent {
     pub(super) start: u64,
@@ -53,10 +53,10 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// The run of `bytes` bytes from `place` on.
+    /// The `bytes` bytes from `ptr` on.
     #[must_use]
-    pub fn new(place: ArenaPtr, bytes: u64) -> Self {
-        Self { start: place.0, end: place.0 + bytes }
+    pub fn new(ptr: ArenaPtr, bytes: u64) -> Self {
+        Self { start: ptr.0, end: ptr.0 + bytes }
     }
 
     pub(super) fn between(start: u64, end: u64) -> Option<Self> {
@@ -91,13 +91,13 @@ impl Extent {
         self.start <= part.start && part.end <= self.end
     }
 
-    /// Parts of `self` outside `hole`: what is left of it and what is right of it.
-    pub(super) fn without(self, hole: Extent) -> [Option<Extent>; 2] {
-        [Extent::between(self.start, self.end.min(hole.start)), Extent::between(self.start.max(hole.end), self.end)]
+    /// The parts of `self` below and above `other`.
+    pub(super) fn without(self, other: Extent) -> [Option<Extent>; 2] {
+        [Extent::between(self.start, self.end.min(other.start)), Extent::between(self.start.max(other.end), self.end)]
     }
 }
 
-/// The granules of one range: where they start and how long each is. A discrete region is a single granule.
+/// The granules of one range. A discrete region is a single granule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Grid {
     pub(super) origin: u64,
@@ -113,8 +113,8 @@ impl Grid {
         self.origin + (at - self.origin).next_multiple_of(self.granule_bytes)
     }
 
-    /// The whole granules of `whole` that `part` of it touches: those that `part` decides the idleness of, be it freed
-    /// (and merged into `whole`) or about to be taken out of it.
+    /// The whole granules of `whole` that `part` of it touches. Freeing `part`, so that it merges into `whole`, makes them
+    /// idle; taking `part` out of `whole` ends that.
     pub(super) fn granules_decided(self, whole: Extent, part: Extent) -> Option<Extent> {
         let start = self.up(whole.start).max(self.down(part.start));
         let end = self.down(whole.end).min(self.up(part.end));
@@ -136,14 +136,14 @@ mod tests {
     }
 
     #[test]
-    fn a_place_gives_back_what_it_was_made_of() {
-        let place = ArenaPtr::new(77, 0x1_2345_6000);
-        assert_eq!((place.range(), place.offset()), (77, 0x1_2345_6000));
+    fn a_pointer_returns_its_range_and_offset() {
+        let ptr = ArenaPtr::new(77, 0x1_2345_6000);
+        assert_eq!((ptr.range(), ptr.offset()), (77, 0x1_2345_6000));
         assert!(ArenaPtr::new(1, RANGE_BYTES_MAX) < ArenaPtr::new(2, 0), "ranges never touch");
     }
 
     #[test]
-    fn granules_are_decided_by_the_part_that_touches_them() {
+    fn a_part_decides_the_whole_granules_that_it_touches() {
         let grid = Grid { origin: 0, granule_bytes: 10 };
         assert_eq!(grid.granules_decided(extent(3, 27), extent(3, 27)), Some(extent(10, 20)));
         assert_eq!(grid.granules_decided(extent(3, 27), extent(12, 13)), Some(extent(10, 20)));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_without_a_hole_is_what_lies_beside_it() {
+    fn an_extent_without_another_is_what_lies_beside_it() {
         assert_eq!(extent(0, 10).without(extent(2, 5)), [Some(extent(0, 2)), Some(extent(5, 10))]);
         assert_eq!(extent(0, 10).without(extent(0, 10)), [None, None]);
         assert_eq!(extent(4, 10).without(extent(0, 2)), [None, Some(extent(4, 10))]);

@@ -1,18 +1,15 @@
-//! Holes: free bytes that are locked, as maximal runs, found by length or by neighbour in O(log n).
+//! Holes: free committed bytes as maximal extents, found by length or by neighbour in O(log n).
 //!
 //! | index | answers |
 //! | --- | --- |
 //! | `by_len`: (length, start) | the tightest hole that fits, the lowest among equals |
-//! | `start_by_end` | the neighbours of a run that comes back |
+//! | `start_by_end` | the neighbours of an extent that is freed |
 //!
-//! Holes are keyed by their *end*, because a carve takes the low end: then the key stays and one index is spared.
+//! Holes are keyed by their *end*: a carve takes the low end, so the key stays.
 //!
-//! Invariants
-//! - I1: both indices hold the same holes.
-//! - I2: no two holes touch or overlap (touching ones were merged).
-//! - I3: `bytes` is the sum of their lengths.
-//!
-//! The room knows neither granules nor ranges; what is not locked never enters.
+//! - **holes-I1**: Both indices have the same holes.
+//! - **holes-I2**: No two holes touch or overlap; adjacent ones are merged.
+//! - **holes-I3**: `bytes` is the sum of their lengths.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,13 +23,13 @@ pub(super) struct Holes {
 }
 
 impl Holes {
-    /// Free locked bytes in all.
+    /// Sum of all holes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The tightest hole with room for `bytes` at `align`, the lowest of equals. One look for page alignment; a larger
-    /// alignment may pass over holes that are long enough but start badly, at most those shorter than bytes + align.
+    /// The tightest hole that fits `bytes` at `align`, the lowest of equals. Page alignment takes one step; a larger one
+    /// may skip holes that are long enough but misaligned, all shorter than `bytes + align`.
     pub(super) fn tightest(&self, bytes: u64, align: u64) -> Option<Extent> {
         self.by_len
             .range((bytes, 0)..)
@@ -65,7 +62,7 @@ impl Holes {
         self.bytes -= part.bytes();
         let [left, right] = hole.without(part);
         match right {
-            // The key is the end: what remains on the right keeps it.
+            // The key is the end, so the right remainder keeps it.
             Some(right) => {
                 self.start_by_end.insert(right.end, right.start);
                 self.by_len.insert((right.bytes(), right.start));
@@ -80,9 +77,9 @@ impl Holes {
         }
     }
 
-    /// Adds `part` and merges it with what it touches; the hole that it is now part of.
+    /// Adds `part` and merges it with its neighbours; returns the merged hole.
     pub(super) fn add(&mut self, part: Extent) -> Extent {
-        // One look finds both neighbours: what ends at the start of `part`, and the hole behind that.
+        // One search finds both neighbours: the hole that ends at the start of `part`, and the next one.
         let mut near = self.start_by_end.range(part.start..).map(|(&end, &start)| Extent { start, end });
         let mut next = near.next();
         let left = next.filter(|hole| hole.end == part.start);
@@ -98,7 +95,7 @@ impl Holes {
             whole.start = left.start;
         }
         if let Some(right) = right {
-            // Its end is the key of the whole: the entry is overwritten below.
+            // Its end is the key of the merged hole, whose insertion below replaces the entry.
             self.by_len.remove(&(right.bytes(), right.start));
             whole.end = right.end;
         }
@@ -113,22 +110,22 @@ impl Holes {
         self.start_by_end.iter().map(|(&end, &start)| Extent { start, end })
     }
 
-    /// Recounts I1 to I3.
+    /// Recounts holes-I1 to holes-I3.
     pub(super) fn validate(&self) -> Result<(), String> {
         let by_address: BTreeSet<_> = self.iter().map(|hole| (hole.bytes(), hole.start)).collect();
         if by_address != self.by_len {
-            return Err("I1: the index by length and the index by end differ".into());
+            return Err("holes-I1: the index by length and the index by end differ".into());
         }
         let mut last_end = None;
         for hole in self.iter() {
             if hole.start >= hole.end || last_end.is_some_and(|end| end >= hole.start) {
-                return Err(format!("I2: {hole:?} is empty or touches the hole that ends at {last_end:?}"));
+                return Err(format!("holes-I2: {hole:?} is empty or touches the hole that ends at {last_end:?}"));
             }
             last_end = Some(hole.end);
         }
         let sum: u64 = self.iter().map(Extent::bytes).sum();
         if sum != self.bytes {
-            return Err(format!("I3: {} bytes counted, {sum} there", self.bytes));
+            return Err(format!("holes-I3: {} bytes counted, the sum is {sum}", self.bytes));
         }
         Ok(())
     }
@@ -143,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_merges_with_both_neighbours() {
+    fn a_freed_extent_merges_with_both_neighbours() {
         let mut holes = Holes::default();
         holes.add(extent(0, 10));
         holes.add(extent(20, 30));
@@ -163,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_hole_wins_and_the_lowest_of_equals() {
+    fn the_tightest_hole_is_chosen_and_the_lowest_of_equals() {
         let mut holes = Holes::default();
         for hole in [extent(0, 40), extent(100, 120), extent(200, 220), extent(300, 310)] {
             holes.add(hole);

@@ -1,53 +1,55 @@
-//! The arena: the address ranges behind the store. It knows which granules are locked and where a buffer fits, and says
-//! what to lock, move or release. Numbers in, plans out: it locks no memory, takes no lock, reads no clock, logs nothing.
+//! The arena: bookkeeping for the address ranges behind the idle buffers. It knows which granules are committed
+//! (page-locked) and where a buffer fits, and plans what to commit, remap or decommit. It works on numbers: it commits no
+//! memory, takes no lock, reads no clock, logs nothing.
 //!
 //! ```text
-//!  range 0 (spanning, huge, granules of 2 MiB)
+//!  virtual range 0 (large, granules of 2 MiB)
 //!  +----+-------+----+---------+-------------------+ - - - - - - - - - +
-//!  |live| hole  |live|  hole   |   bare            | in transit        |  bare ...
+//!  |live| hole  |live|  hole   |   uncommitted     | in transit        |  uncommitted ...
 //!  +----+-------+----+---------+-------------------+ - - - - - - - - - +
-//!   locked granules .......... : not locked        : a plan is on its way
+//!   committed granules ....... : not committed     : an unsettled plan owns it
 //!
-//!  range 1 (reserve: all locked, kept)       range 2.. (discrete regions: one granule each, one acquisition)
+//!  range 1 (reserve: all committed, kept)      range 2.. (discrete regions: one granule each, one acquisition)
 //! ```
 //!
-//! | state of a byte | index | may be carved | may be locked / released / moved |
+//! | state of a byte | index | may be carved | may be committed / decommitted / remapped |
 //! | --- | --- | --- | --- |
 //! | live | none (the holder knows) | | |
-//! | hole (free, locked) | `holes` | yes | its idle granules: released, moved away |
-//! | bare (free, not locked) | `bare` | only through a plan | locked, moved into |
-//! | in transit | none | no | no: a plan holds it |
+//! | hole (free, committed) | `holes` | yes | its idle granules: decommitted, remapped away |
+//! | uncommitted | `uncommitted` | only through a plan | committed, remapped into |
+//! | in transit | none | no | no: a plan owns it |
 //!
-//! | room | owns |
+//! | file | owns |
 //! | --- | --- |
-//! | `extent` | places and runs as numbers; the walls between ranges |
-//! | `holes` | free locked runs, by length and by address |
-//! | `bare` | unlocked runs, and the search for the place that needs fewest (rule 5) |
-//! | `retain` | idle granules by age, and when they go (rule 9) |
-//! | `walls` | regions: how large the next one is (rule 11), and the stats behind their rules |
-//! | `regions`, `elders` | the holes of regions, the oldest region first |
-//! | `plan` | the steps the pool makes, and how they ended |
-//! | `grow` | placements that must lock or move first; settling plans |
-//! | `shrink` | giving idle granules back |
+//! | `extent` | addresses and extents as numbers |
+//! | `holes` | free committed extents, by length and by address |
+//! | `uncommitted` | uncommitted extents, and the search for the placement that needs fewest of them (policy-R5) |
+//! | `retain` | idle granules by age, and when they are decommitted (policy-R9) |
+//! | `discrete` | discrete regions: their holes by region, and the size of the next region (policy-R11) |
+//! | `plan` | the steps that the pool makes, and how they ended |
+//! | `grow` | placements that must commit or remap first; settling plans |
+//! | `shrink` | decommitting idle granules |
 //!
-//! Invariants, recounted by [`Arena::validate`]
-//! - I1: holes, bare runs, live buffers and what is in transit tile every range, without overlap.
-//! - I2: locked + locking + bare bytes are the length of all ranges.
-//! - I3: a granule is in the idle index exactly if it is wholly inside a hole of a range that is not kept.
-//! - I4: `claimed` is never below what is locked at any instant between a plan and its settlement.
-//! - I5: the holes of discrete regions, and no others, are also in `regions` of their set.
+//! Extents and hooks to commit and decommit them are those of jemalloc's arenas (`extent_hooks_t`).
+//!
+//! # Invariants
+//!
+//! [`Arena::validate`] recounts them.
+//!
+//! - **arena-I1**: Holes, uncommitted extents, live buffers and extents in transit tile every range without overlap.
+//! - **arena-I2**: Committed bytes + bytes being committed + uncommitted bytes are the length of all ranges.
+//! - **arena-I3**: A granule is in the idle index exactly if it is wholly inside a hole of a range that is not a reserve.
+//! - **arena-I4**: `claimed_bytes` is never below what is committed at any instant between a plan and its settlement.
+//! - **arena-I5**: The holes of discrete regions, and no others, are also in `regions` of their set.
 
 mod discrete;
 mod extent;
 mod grow;
 mod holes;
 mod plan;
-mod region_index;
-mod regions;
 mod retain;
 mod shrink;
 mod uncommitted;
-mod validate;
 
 #[cfg(test)]
 mod tests {
@@ -56,9 +58,9 @@ mod tests {
 
 use std::collections::BTreeMap;
 
+use discrete::Regions;
 use extent::{Grid, RANGES_MAX, align_up};
 use holes::Holes;
-use regions::Regions;
 use retain::{IdleGranules, IdleRun};
 use uncommitted::Uncommitted;
 
@@ -67,8 +69,8 @@ pub use grow::{GrowthLimits, NoSpace};
 pub use plan::{Plan, PlanOutcome, Step};
 pub use retain::Retention;
 
-/// Where the holes of a range are kept. Small and large buffers share spanning ranges and the reserve, but discrete
-/// regions are for one or the other (rule 11), so that a long-lived small buffer pins no large region.
+/// The set that indexes the holes of a range. Buffers of any size share virtual ranges and reserves; a discrete region
+/// takes small or large buffers (policy-R11), so that a long-lived small buffer does not keep a large region committed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum HoleSet {
     Shared,
@@ -80,11 +82,11 @@ const HOLE_SETS: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RangeKind {
-    /// Uncommitted at first, locked granule by granule.
+    /// Uncommitted at first, committed granule by granule.
     Virtual,
-    /// All locked, for good.
+    /// Always committed.
     Reserve,
-    /// All locked by one call, released by one call.
+    /// One region: committed by one call, decommitted by one call.
     Discrete,
 }
 
@@ -96,31 +98,31 @@ struct ArenaRange {
     grid: Grid,
 }
 
-/// What the arena holds, in bytes, and what it has asked for so far.
+/// What the arena holds, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct ArenaStats {
-    /// Locked now, as far as plans are settled; granules that are leaving count until they are gone.
+    /// Committed now, as far as plans are settled; granules being decommitted count until that is settled.
     pub committed_bytes: u64,
-    /// Locked, plus what unsettled plans may lock at their worst moment.
+    /// Committed, plus what unsettled plans may commit at their worst moment.
     pub claimed_bytes: u64,
-    /// In buffers, those of unsettled plans included.
+    /// In buffers, including those of unsettled plans.
     pub live_bytes: u64,
-    /// Free and locked, and not in transit.
+    /// Free and committed, and not in transit.
     pub hole_bytes: u64,
-    /// Of these, in granules that are wholly free and may be released or moved.
+    /// Of these, in granules that are wholly free and may be decommitted or remapped.
     pub idle_bytes: u64,
-    /// In granules of plans that are not settled.
+    /// In granules of unsettled plans.
     pub transit_bytes: u64,
-    /// Runs moved.
+    /// Number of extents remapped so far.
     pub remaps: u64,
 }
 
-/// The address ranges behind the store.
+/// The address ranges and their indices. See the module.
 #[derive(Debug)]
 pub struct Arena {
     growth: GrowthMode,
     ranges: BTreeMap<u32, ArenaRange>,
-    /// Numbers ascend with the age of what they stand for, until all have been used once.
+    /// Ranges are numbered in the order of their creation, until all numbers have been used once.
     next_range: u32,
     holes: [Holes; HOLE_SETS],
     regions: [Regions; HOLE_SETS],
@@ -129,21 +131,21 @@ pub struct Arena {
     retention: Retention,
     next_release_us: u64,
     stats: ArenaStats,
-    /// Bytes of lock and move targets of unsettled plans.
-    locking_bytes: u64,
+    /// Bytes that unsettled plans commit or remap into.
+    committing_bytes: u64,
 }
 
-/// How more memory is had.
+/// How the arena grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GrowthMode {
-    /// By granules of this many bytes (a power of two), anywhere in the spanning ranges.
+    /// By granules of this many bytes (a power of two), anywhere in the virtual ranges. A buffer may span granules.
     Granules(u64),
-    /// By regions with a wall at each edge.
+    /// By discrete regions. A buffer lies in one region.
     Regions,
 }
 
 impl Arena {
-    /// An arena without any range yet.
+    /// An arena without ranges.
     #[must_use]
     pub fn new(growth: GrowthMode, retention: Retention) -> Self {
         Self {
@@ -157,12 +159,12 @@ impl Arena {
             retention,
             next_release_us: 0,
             stats: ArenaStats::default(),
-            locking_bytes: 0,
+            committing_bytes: 0,
         }
     }
 
-    /// Adds a spanning range of `bytes` (rounded down to whole granules), all bare. `None` where the arena grows by
-    /// regions, the range would be empty or too long, or there are too many ranges.
+    /// Adds an uncommitted virtual range of `bytes`, rounded down to whole granules; returns its number. `None` if the
+    /// arena grows by regions, the range would be empty or too long, or there are too many ranges.
     pub fn add_virtual_range(&mut self, bytes: u64) -> Option<u32> {
         let GrowthMode::Granules(granule_bytes) = self.growth else { return None };
         let id = self.add_range(RangeKind::Virtual, bytes / granule_bytes * granule_bytes, HoleSet::Shared)?;
@@ -170,7 +172,7 @@ impl Arena {
         Some(id)
     }
 
-    /// Adds a reserve (rule 10): `bytes` that are locked already and are kept. Open to buffers of every size.
+    /// Adds a reserve (policy-R10): `bytes` that are committed already and kept, for buffers of every size.
     pub fn add_reserve(&mut self, bytes: u64) -> Option<u32> {
         let id = self.add_range(RangeKind::Reserve, bytes, HoleSet::Shared)?;
         let extent = self.ranges.get(&id)?.extent;
@@ -191,17 +193,17 @@ impl Arena {
             (RangeKind::Virtual, GrowthMode::Granules(granule_bytes)) => granule_bytes,
             _ => bytes,
         };
-        let range = ArenaRange { kind, extent, set, grid: Grid { origin: extent.start, granule_bytes } };
-        self.ranges.insert(id, range);
+        let grid = Grid { origin: extent.start, granule_bytes };
+        self.ranges.insert(id, ArenaRange { kind, extent, set, grid });
         Some(id)
     }
 
-    /// The range that `place` lies in. Every place the arena hands out has one until its buffer is given back.
-    fn range_of(&self, place: ArenaPtr) -> Option<ArenaRange> {
-        self.ranges.get(&place.range()).copied()
+    /// The range that `ptr` lies in. It exists for every pointer that the arena returned, until its buffer is freed.
+    fn range_of(&self, ptr: ArenaPtr) -> Option<ArenaRange> {
+        self.ranges.get(&ptr.range()).copied()
     }
 
-    /// Where buffers of `bytes` may lie, besides the shared ranges.
+    /// The set for buffers of `bytes`, besides the shared one.
     fn own_set(&self, bytes: u64) -> HoleSet {
         match self.growth {
             GrowthMode::Granules(_) => HoleSet::Shared,
@@ -210,12 +212,12 @@ impl Arena {
         }
     }
 
-    /// Takes `bytes` at `align` from what is locked already: from the tightest hole, the lowest among equals (rule 5), or
-    /// as rule 11 says. No driver call. `bytes` and `align` are multiples of a page, `align` a power of two.
+    /// Takes `bytes` at `align` from committed holes: from the tightest, the lowest among equals (policy-R5), or as
+    /// policy-R11 says; needs no driver call. `bytes` and `align` are multiples of a page, `align` is a power of two.
     pub fn carve(&mut self, bytes: u64, align: u64) -> Option<ArenaPtr> {
         let own = self.own_set(bytes);
         let shared = self.holes[HoleSet::Shared as usize].tightest(bytes, align).map(|hole| (HoleSet::Shared, hole));
-        let (set, hole) = shared.or_else(|| Some((own, self.best_behind_walls(own, bytes, align)?)))?;
+        let (set, hole) = shared.or_else(|| Some((own, self.best_in_regions(own, bytes, align)?)))?;
         let start = align_up(hole.start, align);
         let buffer = Extent { start, end: start + bytes };
         self.take(set, hole, buffer, |_| ());
@@ -223,19 +225,19 @@ impl Arena {
         Some(buffer.ptr())
     }
 
-    /// Rule 11: a hole of exactly these bytes, else one in the oldest region in use, else the tightest empty region.
-    fn best_behind_walls(&self, own: HoleSet, bytes: u64, align: u64) -> Option<Extent> {
+    /// policy-R11: a hole of exactly `bytes`, else one in the oldest region in use, else the tightest empty region.
+    fn best_in_regions(&self, own: HoleSet, bytes: u64, align: u64) -> Option<Extent> {
         let tightest = self.holes[own as usize].tightest(bytes, align)?;
         if tightest.bytes() == bytes { Some(tightest) } else { self.regions[own as usize].best(bytes, align) }
     }
 
-    /// Gives the bytes of a buffer back; the granules that are wholly free now are idle since `now_us`.
-    pub fn free(&mut self, place: ArenaPtr, bytes: u64, now_us: u64) {
+    /// Returns the bytes of a buffer; granules that are wholly free now are idle since `now_us`.
+    pub fn free(&mut self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
         self.stats.live_bytes -= bytes;
-        self.add_hole(Extent::new(place, bytes), now_us);
+        self.add_hole(Extent::new(ptr, bytes), now_us);
     }
 
-    /// What is held now.
+    /// What the arena holds now.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
         ArenaStats {
@@ -245,7 +247,7 @@ impl Arena {
         }
     }
 
-    /// Takes `part` of `hole` out of the holes and of the idle granules; shows the latter to `idle_before`.
+    /// Takes `part` of `hole` out of the holes and the idle granules; passes the latter to `idle_before`.
     fn take(&mut self, set: HoleSet, hole: Extent, part: Extent, idle_before: impl FnMut(IdleRun)) {
         self.holes[set as usize].cut(hole, part);
         let Some(range) = self.range_of(part.ptr()) else { return };
@@ -261,7 +263,7 @@ impl Arena {
         }
     }
 
-    /// Makes `part`, which is locked, free.
+    /// Adds `part`, which is committed and free now, to the holes.
     fn add_hole(&mut self, part: Extent, since_us: u64) {
         let Some(range) = self.range_of(part.ptr()) else {
             debug_assert!(false, "{part:?} lies in no range");
@@ -277,6 +279,70 @@ impl Arena {
             && let Some(granules) = range.grid.granules_decided(hole, part)
         {
             self.idle.add(IdleRun { extent: granules, since_us });
+        }
+    }
+
+    /// Recounts the invariants of the arena and of its indices, in a walk over everything.
+    ///
+    /// # Errors
+    ///
+    /// The first invariant that does not hold, with its numbers.
+    pub fn validate(&self) -> Result<(), String> {
+        self.holes.iter().try_for_each(Holes::validate)?;
+        self.idle.validate()?;
+        if let GrowthMode::Granules(granule_bytes) = self.growth {
+            self.uncommitted.validate(granule_bytes)?;
+        }
+        let stats = self.stats();
+        let all_bytes: u64 = self.ranges.values().map(|range| range.extent.bytes()).sum();
+        let uncommitted_bytes: u64 = self.uncommitted.iter().map(Extent::bytes).sum();
+        if stats.committed_bytes + self.committing_bytes + uncommitted_bytes != all_bytes {
+            return Err(format!(
+                "arena-I2: {} committed, {} committing, {uncommitted_bytes} uncommitted are not {all_bytes}",
+                stats.committed_bytes, self.committing_bytes
+            ));
+        }
+        // A buffer may lie in granules in transit, so this check of arena-I1 is a bound.
+        let known = stats.hole_bytes + uncommitted_bytes + stats.live_bytes;
+        if known > all_bytes || known + stats.transit_bytes < all_bytes {
+            return Err(format!("arena-I1: {stats:?} and {uncommitted_bytes} uncommitted do not tile {all_bytes}"));
+        }
+        if stats.claimed_bytes < stats.committed_bytes {
+            return Err(format!("arena-I4: {stats:?}"));
+        }
+        self.validate_extents()
+    }
+
+    /// arena-I1 by address, arena-I3 and arena-I5.
+    fn validate_extents(&self) -> Result<(), String> {
+        let mut idle_bytes = 0;
+        let mut all: Vec<Extent> = self.uncommitted.iter().collect();
+        for (set, holes) in self.holes.iter().enumerate() {
+            let mut in_regions = Vec::new();
+            for hole in holes.iter() {
+                let range = self.range_of(hole.ptr()).ok_or_else(|| format!("arena-I1: {hole:?} lies in no range"))?;
+                if range.set as usize != set || !range.extent.contains(hole) {
+                    return Err(format!("arena-I1: {hole:?} does not lie in {range:?}"));
+                }
+                all.push(hole);
+                in_regions.extend((range.kind == RangeKind::Discrete).then_some((hole, range.extent)));
+                let granules = range.grid.granules_decided(hole, hole).filter(|_| range.kind != RangeKind::Reserve);
+                let Some(granules) = granules else { continue };
+                let counted: u64 = self.idle.within(granules).map(|run| run.extent.bytes()).sum();
+                if counted != granules.bytes() {
+                    return Err(format!("arena-I3: {granules:?} is idle, {counted} bytes of it are indexed"));
+                }
+                idle_bytes += counted;
+            }
+            self.regions[set].validate(&in_regions).map_err(|error| format!("arena-I5: {error}"))?;
+        }
+        if idle_bytes != self.idle.bytes() {
+            return Err(format!("arena-I3: {idle_bytes} bytes are idle, {} are indexed", self.idle.bytes()));
+        }
+        all.sort_unstable();
+        match all.windows(2).find(|pair| pair[0].end > pair[1].start) {
+            Some(pair) => Err(format!("arena-I1: {pair:?} overlap")),
+            None => Ok(()),
         }
     }
 }

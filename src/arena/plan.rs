@@ -1,11 +1,11 @@
-//! Plans: the slow calls that the pool makes for the arena, and what became of them.
+//! Plans: the slow calls that the pool makes for the arena, and how they ended.
 //!
 //! ```text
 //!   under the lock        no lock held                 under the lock
 //!   arena.grow() -------> step 1, step 2, ... -------> arena.settle(plan, outcome)
-//!        |                  (stops at the first that fails)      |
-//!        +-- from here on the bytes are the buffer's, and the granules are in transit: in no index,
-//!            so nobody else can carve, lock, move or release them
+//!        |                  (stops at the first that fails)
+//!        +-- from here on the bytes belong to the buffer and the granules are in transit: in no index, so no other
+//!            call can carve, commit, remap or decommit them
 //! ```
 
 use super::extent::{ArenaPtr, Extent};
@@ -14,91 +14,91 @@ use super::retain::IdleRun;
 /// One slow call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Give these granules (or this whole region) back. What they hold is nobody's.
+    /// Decommit these idle granules, or release this whole region.
     Decommit {
-        /// What goes.
+        /// What is decommitted.
         extent: Extent,
     },
-    /// Take the locked memory away from `from` and put it at `to`, which is as long.
+    /// Move the committed memory of `from` to `to`, which is as long.
     Remap {
-        /// IdleGranules granules.
+        /// Idle granules.
         from: Extent,
         /// Uncommitted granules.
         to: Extent,
     },
-    /// Lock this run of bare granules, or acquire this whole region: one page-lock.
+    /// Commit these uncommitted granules, or acquire this whole region: one page-lock.
     Commit {
-        /// What is locked.
+        /// What is committed.
         extent: Extent,
     },
 }
 
 impl Step {
-    /// Bytes that a move takes elsewhere.
+    /// Bytes that a remap moves; 0 for other steps.
     pub(crate) fn remapped_bytes(&self) -> u64 {
         if let Self::Remap { from, .. } = *self { from.bytes() } else { 0 }
     }
 
-    /// What a release gives back; `None` for other steps.
-    pub(super) fn released(&self) -> Option<Extent> {
+    /// What a decommit returns; `None` for other steps.
+    pub(super) fn decommitted(&self) -> Option<Extent> {
         if let Self::Decommit { extent } = *self { Some(extent) } else { None }
     }
 }
 
-/// Steps to be made in order, then settled. A plan that is dropped keeps its granules in transit for ever.
+/// Steps to make in order and then settle. A plan that is dropped leaves its granules in transit.
 #[derive(Debug)]
 #[must_use = "a plan holds granules in transit until `Arena::settle`"]
 pub struct Plan {
-    /// The bytes of the buffer that this plan is for.
+    /// The buffer that this plan is for.
     pub(super) buffer: Option<Extent>,
     pub(super) steps: Vec<Step>,
-    /// IdleGranules granules that the plan took, for the buffer or for its steps, with their ages: to undo it exactly.
+    /// Idle granules that the plan took, with their ages, so that a failed plan can be undone exactly.
     pub(super) idle_before: Vec<IdleRun>,
 }
 
 impl Plan {
-    /// The slow calls, in the order in which they are to be made.
+    /// The slow calls, in order.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// Does any of them give memory back?
+    /// Whether any step decommits.
     #[must_use]
     pub fn decommits(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Step::Decommit { .. }))
     }
 
-    /// Where the buffer lies, once all steps are done.
+    /// Address of the buffer, valid once all steps are done.
     #[must_use]
     pub fn ptr(&self) -> Option<ArenaPtr> {
         self.buffer.map(Extent::ptr)
     }
 
-    /// Bytes by which this plan raises what is locked, at its worst moment.
+    /// Bytes that this plan adds to what is committed, at its worst moment.
     pub(super) fn claim_bytes(&self) -> u64 {
         let sum = |pick: fn(&Step) -> u64| self.steps.iter().map(pick).sum::<u64>();
-        let locks = sum(|step| if let Step::Commit { extent } = step { extent.bytes() } else { 0 });
-        let releases = sum(|step| if let Step::Decommit { extent } = step { extent.bytes() } else { 0 });
-        locks.saturating_sub(releases)
+        let commits = sum(|step| if let Step::Commit { extent } = step { extent.bytes() } else { 0 });
+        let decommits = sum(|step| if let Step::Decommit { extent } = step { extent.bytes() } else { 0 });
+        commits.saturating_sub(decommits)
     }
 }
 
-/// How far the pool came with a plan.
+/// How a plan ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PlanOutcome {
     /// Every step was made.
     Done,
-    /// The first `done` steps were made, the next failed and changed nothing, the others were not tried.
+    /// The first `done` steps were made; the next failed and changed nothing; the others were not tried.
     Failed {
         /// Steps made.
         done: usize,
     },
-    /// The same, but what failed was one or several moves that gave up their granules and could not lock others.
+    /// The same, but one or several remaps failed after they had decommitted their source.
     Lost {
         /// Steps made.
         done: usize,
-        /// Moves that failed.
+        /// Remaps that failed.
         remaps: usize,
     },
 }
@@ -111,7 +111,7 @@ impl PlanOutcome {
         }
     }
 
-    /// Is this step a move whose granules are lost?
+    /// Whether this step is a remap whose source is lost.
     pub(super) fn has_lost(self, step: usize) -> bool {
         matches!(self, PlanOutcome::Lost { done, remaps } if (done..done + remaps).contains(&step))
     }

@@ -1,14 +1,14 @@
-//! IdleGranules granules: locked, wholly free, and since when. Runs that fell idle together stay together.
+//! Idle granules, which are committed and wholly free, and the time since when. Granules that became idle together stay
+//! one run.
 //!
-//! A run enters when the last byte of its granules comes back and leaves when a buffer, a move or a release takes it;
-//! each run that is split or removed was paid for by the return that made it, so a carve or a return stays O(log n)
-//! amortised however many granules a buffer covers.
+//! A run enters when the last byte of its granules is freed and leaves when a buffer, a remap or a decommit takes it. Each
+//! run that is split or removed was added by one free, so a carve or a free is O(log n) amortised, however many granules a
+//! buffer spans. Decommitting a share of the due granules per step of time resembles the decay of jemalloc's dirty pages.
 //!
-//! Invariants
-//! - I1: `runs` and `by_age` hold the same runs; runs do not overlap.
-//! - I2: `bytes` is the sum of their lengths.
+//! Reads no clock: callers pass times in microseconds.
 //!
-//! The room reads no clock: times are numbers of microseconds that its callers hand in.
+//! - **retain-I1**: `runs` and `by_age` have the same runs; runs do not overlap.
+//! - **retain-I2**: `bytes` is the sum of their lengths.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use super::extent::Extent;
 
 #[derive(Clone, Default, Debug)]
 pub(super) struct IdleGranules {
-    /// Start of a run -> its end and since when it is idle.
+    /// Start of a run -> its end and the time since when it is idle.
     runs: BTreeMap<u64, (u64, u64)>,
     by_age: BTreeSet<(u64, u64)>,
     bytes: u64,
@@ -30,7 +30,7 @@ pub(super) struct IdleRun {
 }
 
 impl IdleGranules {
-    /// IdleGranules bytes in all.
+    /// Sum of all runs.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -41,7 +41,7 @@ impl IdleGranules {
         self.by_age.insert((run.since_us, run.extent.start));
     }
 
-    /// Takes out whatever is idle within `extent` and shows each run of it to `taken`, by address.
+    /// Removes what is idle within `extent` and passes each run of it to `taken`, by address.
     pub(super) fn cut(&mut self, extent: Extent, mut taken: impl FnMut(IdleRun)) {
         let first = self.runs.range(..=extent.start).next_back().map_or(extent.start, |(&start, _)| start);
         while let Some((&start, &(end, since_us))) =
@@ -68,77 +68,77 @@ impl IdleGranules {
         })
     }
 
-    /// All runs, longest empty first, the lowest address of equals first.
-    pub(super) fn oldest_first(&self) -> impl Iterator<Item = IdleRun> + '_ {
+    /// All runs, the longest idle first, the lowest address of equals first.
+    pub(super) fn longest_idle(&self) -> impl Iterator<Item = IdleRun> + '_ {
         self.by_age.iter().filter_map(|&(since_us, start)| {
             self.runs.get(&start).map(|&(end, _)| IdleRun { extent: Extent { start, end }, since_us })
         })
     }
 
-    /// Recounts I1 and I2.
+    /// Recounts retain-I1 and retain-I2.
     pub(super) fn validate(&self) -> Result<(), String> {
         let ages: BTreeSet<_> = self.runs.iter().map(|(&start, &(_, since_us))| (since_us, start)).collect();
         if ages != self.by_age {
-            return Err("idle I1: the runs and their ages differ".into());
+            return Err("retain-I1: the runs and their ages differ".into());
         }
         let mut last_end = 0;
         let mut sum = 0;
         for (&start, &(end, _)) in &self.runs {
             if start < last_end || end <= start {
-                return Err(format!("idle I1: run {start}..{end} overlaps or is empty"));
+                return Err(format!("retain-I1: run {start}..{end} overlaps or is empty"));
             }
             last_end = end;
             sum += end - start;
         }
         if sum != self.bytes {
-            return Err(format!("idle I2: {} bytes counted, {sum} there", self.bytes));
+            return Err(format!("retain-I2: {} bytes counted, the sum is {sum}", self.bytes));
         }
         Ok(())
     }
 }
 
-/// Rule 9: when granules go, and how many.
+/// When idle granules are decommitted, and how many (policy-R9).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Retention {
-    /// How long a granule stays empty before it is due; `None` keeps it for ever.
+    /// How long a granule is idle before it is due; `None`: it never is.
     pub idle_timeout_us: Option<u64>,
-    /// Time between two releases.
+    /// Time between two decommits.
     pub step_us: u64,
-    /// One in so many of those due goes at a step (at least one).
+    /// Each step decommits one part in this many of the due granules, at least one.
     pub share: u64,
 }
 
 impl Default for Retention {
-    /// 45 s, and each second a fifth.
+    /// A fifth each second of the granules that have been idle for 45 s.
     fn default() -> Self {
         Self { idle_timeout_us: Some(45_000_000), step_us: 1_000_000, share: 5 }
     }
 }
 
 impl Retention {
-    /// The idle runs whose time has come, longest empty first.
+    /// The runs that are due, the longest idle first.
     pub(super) fn due(self, idle: &IdleGranules, now_us: u64) -> impl Iterator<Item = IdleRun> + '_ {
         let is_due = move |run: &IdleRun| {
             self.idle_timeout_us.is_some_and(|idle_timeout_us| run.since_us.saturating_add(idle_timeout_us) <= now_us)
         };
-        idle.oldest_first().take_while(is_due)
+        idle.longest_idle().take_while(is_due)
     }
 
-    /// The idle granules that go at `now_us`, of `granule_bytes` each (`None`: a run is one region, gone as a whole).
-    pub(super) fn going(&self, idle: &IdleGranules, granule_bytes: Option<u64>, now_us: u64) -> Vec<Extent> {
+    /// The granules of `granule_bytes` to decommit at `now_us`. `None`: a run is one region, decommitted as a whole.
+    pub(super) fn select(&self, idle: &IdleGranules, granule_bytes: Option<u64>, now_us: u64) -> Vec<Extent> {
         let granules = |extent: Extent| granule_bytes.map_or(1, |granule_bytes| extent.bytes() / granule_bytes);
         let due_granules: u64 = self.due(idle, now_us).map(|run| granules(run.extent)).sum();
-        let mut to_go = due_granules.div_ceil(self.share.max(1));
-        let mut going = Vec::new();
-        for run in idle.oldest_first() {
-            if to_go == 0 {
+        let mut left = due_granules.div_ceil(self.share.max(1));
+        let mut selected = Vec::new();
+        for run in idle.longest_idle() {
+            if left == 0 {
                 break;
             }
-            let count = granules(run.extent).min(to_go);
-            to_go -= count;
+            let count = granules(run.extent).min(left);
+            left -= count;
             let bytes = granule_bytes.map_or(run.extent.bytes(), |granule_bytes| count * granule_bytes);
-            going.extend(Extent::between(run.extent.start, run.extent.start + bytes));
+            selected.extend(Extent::between(run.extent.start, run.extent.start + bytes));
         }
-        going
+        selected
     }
 }

@@ -1,4 +1,4 @@
-//! Giving idle granules back: by time (rule 9), or now, for a trim, under pressure, at the ceiling.
+//! Plans that decommit idle granules: by time (policy-R9), or at once for a trim, under pressure or at the ceiling.
 
 use super::extent::Extent;
 use super::plan::{Plan, Step};
@@ -6,50 +6,50 @@ use super::retain::{IdleRun, Retention};
 use super::{Arena, GrowthMode};
 
 impl Arena {
-    /// What is due at `now_us` (rule 9): once each step of time a share of the granules that have been empty for the
-    /// retain time, longest empty first.
+    /// A plan for `now_us` (policy-R9): once per step of time it decommits a share of the granules that have been idle for
+    /// the idle timeout, the longest idle first.
     pub fn release_due(&mut self, now_us: u64) -> Option<Plan> {
         if now_us < self.next_release_us {
             return None;
         }
-        let going = self.retention.going(&self.idle, self.granule_bytes(), now_us);
-        if going.is_empty() {
+        let selected = self.retention.select(&self.idle, self.granule_bytes(), now_us);
+        if selected.is_empty() {
             return None;
         }
         self.next_release_us = now_us + self.retention.step_us;
-        self.release(going)
+        self.release(selected)
     }
 
-    /// Would [`Arena::release_due`] have something to do?
+    /// Whether [`Arena::release_due`] would return a plan.
     #[must_use]
     pub fn is_release_due(&self, now_us: u64) -> bool {
         now_us >= self.next_release_us && self.retention.due(&self.idle, now_us).next().is_some()
     }
 
-    /// Bytes in idle granules whose time has come by `now_us`.
+    /// Bytes of the idle granules that are due at `now_us`.
     #[must_use]
     pub fn due_bytes(&self, now_us: u64) -> u64 {
         self.retention.due(&self.idle, now_us).map(|run| run.extent.bytes()).sum()
     }
 
-    /// IdleGranules granules, longest empty first, until what stays locked is at most `to_bytes` or nothing is idle.
+    /// A plan that decommits idle granules, the longest idle first, until at most `to_bytes` stay committed or none is
+    /// idle.
     pub fn release_down_to(&mut self, to_bytes: u64) -> Option<Plan> {
-        let leaving = self.stats.transit_bytes - self.locking_bytes;
-        let locked = self.stats.committed_bytes - leaving;
-        self.release(self.oldest_idle(locked.saturating_sub(to_bytes)))
+        let leaving = self.stats.transit_bytes - self.committing_bytes;
+        let staying = self.stats.committed_bytes - leaving;
+        self.release(self.longest_idle(staying.saturating_sub(to_bytes)))
     }
 
-    /// Ends a plan of releases alone, of which the steps numbered in `failed` gave nothing back: none depends on another.
-    /// What would not go is idle since `now_us`, so that it is the last to be tried again.
+    /// Settles a plan that only decommits, whose steps do not depend on each other; those in `failed` failed. Their
+    /// granules are idle since `now_us`, so that they are tried again last.
     pub fn settle_releases(&mut self, plan: &Plan, failed: &[usize], now_us: u64) {
-        for (index, extent) in plan.steps.iter().enumerate().filter_map(|(index, step)| Some((index, step.released()?)))
+        for (index, extent) in plan.steps.iter().enumerate().filter_map(|(index, step)| Some((index, step.decommitted()?)))
         {
-            let gone = !failed.contains(&index);
-            self.left(extent, gone, now_us);
+            self.settle_source(extent, !failed.contains(&index), now_us);
         }
     }
 
-    /// Changes when granules go.
+    /// Changes when granules are decommitted.
     pub fn set_retention(&mut self, retention: Retention) {
         self.retention = retention;
     }
@@ -61,20 +61,20 @@ impl Arena {
         }
     }
 
-    fn release(&mut self, going: Vec<Extent>) -> Option<Plan> {
+    fn release(&mut self, selected: Vec<Extent>) -> Option<Plan> {
         let (mut steps, mut idle_before) = (Vec::new(), Vec::new());
-        for extent in joined(going) {
-            self.leave(extent, &mut idle_before);
+        for extent in joined(selected) {
+            self.take_idle(extent, &mut idle_before);
             steps.push(Step::Decommit { extent });
         }
         (!steps.is_empty()).then_some(Plan { buffer: None, steps, idle_before })
     }
 
-    /// The longest empty granules that make up `bytes`, or all there are, as runs by address.
-    pub(super) fn oldest_idle(&self, bytes: u64) -> Vec<Extent> {
+    /// The longest idle granules that make up `bytes`, or all, as extents by address.
+    pub(super) fn longest_idle(&self, bytes: u64) -> Vec<Extent> {
         let mut missing = bytes;
         let mut found = Vec::new();
-        for IdleRun { extent, .. } in self.idle.oldest_first() {
+        for IdleRun { extent, .. } in self.idle.longest_idle() {
             if missing == 0 {
                 break;
             }
@@ -86,8 +86,8 @@ impl Arena {
         joined(found)
     }
 
-    /// Takes idle granules out of the holes, and their ages to `idle_before`: from now on they are in transit.
-    pub(super) fn leave(&mut self, extent: Extent, idle_before: &mut Vec<IdleRun>) {
+    /// Moves idle granules from the holes into transit, and their ages to `idle_before`.
+    pub(super) fn take_idle(&mut self, extent: Extent, idle_before: &mut Vec<IdleRun>) {
         let Some(range) = self.range_of(extent.ptr()) else { return };
         if let Some(hole) = self.holes[range.set as usize].around(extent) {
             self.take(range.set, hole, extent, |run| idle_before.push(run));
@@ -98,7 +98,7 @@ impl Arena {
     }
 }
 
-/// Neighbours made one: what fell idle at different times still goes in one call.
+/// Merges adjacent extents: granules that became idle at different times are still decommitted in one call.
 fn joined(mut extents: Vec<Extent>) -> Vec<Extent> {
     extents.sort_unstable();
     extents.dedup_by(|next, extent| {
@@ -116,12 +116,12 @@ mod tests {
 
     const GRANULE: u64 = 2 << 20;
 
-    /// Ten granules that fell idle one after the other, the last one first, a second apart.
+    /// Ten granules that became idle one by one, the last one first, a second apart.
     fn idle() -> Arena {
         let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
         arena.add_virtual_range(64 * GRANULE).unwrap();
-        let room = GrowthLimits { commit_bytes: u64::MAX, may_decommit_regions: true, step_bytes: u64::MAX };
-        let plan = arena.grow(10 * GRANULE, GRANULE, room).unwrap();
+        let limits = GrowthLimits { commit_bytes: u64::MAX, may_decommit_regions: true, step_bytes: u64::MAX };
+        let plan = arena.grow(10 * GRANULE, GRANULE, limits).unwrap();
         assert!(arena.settle(plan, PlanOutcome::Done, 0));
         for second in 0..10 {
             arena.free(ArenaPtr::new(0, (9 - second) * GRANULE), GRANULE, second * 1_000_000);
@@ -142,10 +142,10 @@ mod tests {
     }
 
     #[test]
-    fn a_fifth_of_what_is_due_goes_each_second_longest_empty_first() {
+    fn a_fifth_of_the_due_granules_is_decommitted_each_second() {
         let mut arena = idle();
         assert!(arena.release_due(44_999_999).is_none(), "not yet");
-        // At 54 s all ten are due: two go, then a fifth of eight, rounded up.
+        // At 54 s all ten are due: two are decommitted, then a fifth of eight, rounded up.
         let at = |arena: &mut Arena, now_us| {
             let plan = arena.release_due(now_us);
             released(arena, plan)
@@ -158,10 +158,10 @@ mod tests {
     }
 
     #[test]
-    fn a_trim_stops_at_what_it_was_asked_for() {
+    fn a_trim_stops_at_the_bytes_requested() {
         let mut arena = idle();
         let plan = arena.release_down_to(7 * GRANULE);
-        assert_eq!(plan.as_ref().map(|plan| plan.steps().len()), Some(1), "one call for three neighbours");
+        assert_eq!(plan.as_ref().map(|plan| plan.steps().len()), Some(1), "one call for three adjacent granules");
         assert_eq!(released(&mut arena, plan), [7, 8, 9]);
         assert_eq!(arena.stats().committed_bytes, 7 * GRANULE);
         assert!(arena.release_down_to(7 * GRANULE).is_none());
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_go_holds_back_no_others_and_is_tried_last() {
+    fn granules_that_failed_to_decommit_are_tried_again_last() {
         let mut arena = idle();
         let due = |arena: &mut Arena, now_us| arena.release_due(now_us).map(|plan| (plan.steps().to_vec(), plan));
         let (steps, plan) = due(&mut arena, 45_000_000).unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retain_time_of_none_keeps_everything() {
+    fn without_an_idle_timeout_nothing_is_decommitted() {
         let mut arena = idle();
         arena.set_retention(Retention { idle_timeout_us: None, ..Retention::default() });
         assert!(arena.release_due(u64::MAX).is_none());

@@ -1,21 +1,22 @@
-//! Uncommitted granules: address space that is free and not locked, as maximal runs of whole granules; and the search for the
-//! place where the fewest of them must be locked.
+//! Uncommitted granules as maximal runs, and the search for the placement that needs the fewest of them.
 //!
-//! A *gap* is a maximal free run whether locked or not: bare runs and the locked holes that touch them, in turn. Every
-//! bare granule is wholly free, so there are no more gaps with something bare in them than bare runs, however many
-//! buffers live: the search walks those alone.
+//! A *gap* is a maximal free extent, committed or not: uncommitted runs and the holes that touch them, alternating. An
+//! uncommitted granule is wholly free, so there are no more gaps with uncommitted granules than uncommitted runs, however
+//! many buffers live; the search walks only those.
 //!
 //! ```text
-//!   |live|  hole  |   bare   |  hole  |   bare .......... |
+//!   |live|  hole  | uncomm.  |  hole  |   uncommitted ... |
 //!        ^        ^          ^     ^
 //!        gap      candidates: where the gap starts, where a part starts on a granule, and, for each hole, the granule
 //!                 from which the buffer just ends within the hole. No other start needs fewer granules or lies lower.
 //! ```
 //!
-//! Why these suffice: moving a buffer up within a gap, the count of missing granules falls only when its start passes a
-//! granule of a bare run, and rises only when its end enters one. So the lowest of the best starts is the start of the
-//! gap or a granule edge; and if it lies inside a bare run, then its end lies in the last granule of a hole (else one
-//! granule further would be better still, or no worse place would lie lower).
+//! Why these suffice: as a buffer moves up within a gap, the count of missing granules falls only when its start passes an
+//! uncommitted granule, and rises only when its end enters one. So the lowest of the best starts is the start of the gap
+//! or a granule edge; and if it lies inside an uncommitted run, the buffer ends in the last granule of a hole: otherwise
+//! one granule further up would be better, or a lower start as good.
+//!
+//! - **uncommitted-I1**: Runs are whole granules, and no two touch or overlap.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +28,7 @@ pub(super) struct Uncommitted {
     end_by_start: BTreeMap<u64, u64>,
 }
 
-/// A place for a buffer and what it still needs.
+/// Where a buffer could lie, and what is missing there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Placement {
     pub(super) buffer: Extent,
@@ -36,21 +37,22 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// Rule 5: the fewest granules to lock, then the tightest gap, then the lowest address.
+    /// policy-R5: the fewest granules to commit, then the tightest gap, then the lowest address.
     fn rank(&self) -> (u64, u64, u64) {
         (self.missing_granules, self.gap_bytes, self.buffer.start)
     }
 }
 
-/// One part of a gap, and how many bare granules lie before it in the gap.
+/// A hole or uncommitted run of a gap.
 struct GapPart {
     extent: Extent,
-    bare: bool,
-    bare_before: u64,
+    uncommitted: bool,
+    /// Uncommitted granules of the gap below this part.
+    uncommitted_below: u64,
 }
 
 impl Uncommitted {
-    /// Adds a run of granules and merges it with what it touches.
+    /// Adds a run of granules and merges it with its neighbours.
     pub(super) fn add(&mut self, run: Extent) {
         let mut whole = run;
         if let Some((&start, &end)) = self.end_by_start.range(..run.start).next_back()
@@ -64,7 +66,7 @@ impl Uncommitted {
         self.end_by_start.insert(whole.start, whole.end);
     }
 
-    /// The bare runs within `extent`, by address.
+    /// The uncommitted runs within `extent`, by address.
     pub(super) fn within(&self, extent: Extent) -> Vec<Extent> {
         let first = self.end_by_start.range(..=extent.start).next_back().map_or(extent.start, |(&start, _)| start);
         self.end_by_start
@@ -73,11 +75,11 @@ impl Uncommitted {
             .collect()
     }
 
-    /// Takes out `run`, all of which must be bare.
+    /// Removes `run`, all of which must be uncommitted.
     pub(super) fn cut(&mut self, run: Extent) {
         let around = self.end_by_start.range(..=run.start).next_back().map(|(&start, &end)| Extent { start, end });
         let Some(around) = around.filter(|around| run.end <= around.end) else {
-            debug_assert!(false, "{run:?} is not bare");
+            debug_assert!(false, "{run:?} is not uncommitted");
             return;
         };
         self.end_by_start.remove(&around.start);
@@ -91,7 +93,7 @@ impl Uncommitted {
         self.end_by_start.iter().map(|(&start, &end)| Extent { start, end })
     }
 
-    /// The best place (rule 5) in a gap that has something bare in it.
+    /// The best placement (policy-R5) in a gap with uncommitted granules.
     pub(super) fn best_fit(&self, holes: &Holes, bytes: u64, align: u64, granule_bytes: u64) -> Option<Placement> {
         let mut best: Option<Placement> = None;
         let mut runs = self.iter().peekable();
@@ -99,37 +101,37 @@ impl Uncommitted {
         while let Some(first) = runs.next() {
             let grid = Grid { origin: 0, granule_bytes };
             parts.clear();
-            parts.extend(holes.ending_at(first.start).map(|extent| GapPart { extent, bare: false, bare_before: 0 }));
-            let mut bare_granules = 0;
+            parts.extend(holes.ending_at(first.start).map(|extent| GapPart { extent, uncommitted: false, uncommitted_below: 0 }));
+            let mut uncommitted_granules = 0;
             let mut run = Some(first);
             while let Some(extent) = run {
-                parts.push(GapPart { extent, bare: true, bare_before: bare_granules });
-                bare_granules += extent.bytes() / granule_bytes;
+                parts.push(GapPart { extent, uncommitted: true, uncommitted_below: uncommitted_granules });
+                uncommitted_granules += extent.bytes() / granule_bytes;
                 let mut gap_end = extent.end;
                 if let Some(hole) = holes.starting_at(extent.end) {
-                    parts.push(GapPart { extent: hole, bare: false, bare_before: bare_granules });
+                    parts.push(GapPart { extent: hole, uncommitted: false, uncommitted_below: uncommitted_granules });
                     gap_end = hole.end;
                 }
                 run = runs.next_if(|next| next.start == gap_end);
             }
-            if let Some(fit) = best_in_gap(&parts, bytes, align, grid)
-                && best.is_none_or(|best| fit.rank() < best.rank())
+            if let Some(placement) = best_in_gap(&parts, bytes, align, grid)
+                && best.is_none_or(|best| placement.rank() < best.rank())
             {
-                best = Some(fit);
+                best = Some(placement);
             }
         }
         best
     }
 
-    /// No two runs touch or overlap, and all are whole granules.
+    /// Checks uncommitted-I1.
     pub(super) fn validate(&self, granule_bytes: u64) -> Result<(), String> {
         let mut last_end = None;
         for run in self.iter() {
             if run.start >= run.end || last_end.is_some_and(|end| end >= run.start) {
-                return Err(format!("bare {run:?} is empty or touches the run that ends at {last_end:?}"));
+                return Err(format!("uncommitted-I1: {run:?} is empty or touches the run that ends at {last_end:?}"));
             }
             if run.offset() % granule_bytes != 0 || run.bytes() % granule_bytes != 0 {
-                return Err(format!("bare {run:?} is not whole granules of {granule_bytes}"));
+                return Err(format!("uncommitted-I1: {run:?} is not whole granules of {granule_bytes}"));
             }
             last_end = Some(run.end);
         }
@@ -147,7 +149,7 @@ fn best_in_gap(parts: &[GapPart], bytes: u64, align: u64, grid: Grid) -> Option<
     let starts = parts.iter().map(|part| align_up(part.extent.start, align));
     let ends = parts
         .iter()
-        .filter(|part| !part.bare && part.extent.end >= gap_start + bytes)
+        .filter(|part| !part.uncommitted && part.extent.end >= gap_start + bytes)
         .map(|part| align_up(grid.down(part.extent.end - bytes), align));
     starts
         .chain(ends)
@@ -155,11 +157,11 @@ fn best_in_gap(parts: &[GapPart], bytes: u64, align: u64, grid: Grid) -> Option<
         .map(|start| {
             let granules_below = |at: u64| {
                 let part = part_at(at);
-                part.bare_before + if part.bare { (at - part.extent.start) / grid.granule_bytes } else { 0 }
+                part.uncommitted_below + if part.uncommitted { (at - part.extent.start) / grid.granule_bytes } else { 0 }
             };
-            // The granule of the last byte counts when it is bare, that of the first is not yet below it.
+            // Count the granule of the last byte if it is uncommitted; that of the first is not below the start.
             let last = start + bytes - 1;
-            let missing_granules = granules_below(last) + u64::from(part_at(last).bare) - granules_below(start);
+            let missing_granules = granules_below(last) + u64::from(part_at(last).uncommitted) - granules_below(start);
             Placement { buffer: Extent { start, end: start + bytes }, missing_granules, gap_bytes }
         })
         .min_by_key(Placement::rank)

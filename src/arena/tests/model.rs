@@ -1,4 +1,4 @@
-//! The arena against a naive model: every page and granule of a few small ranges in plain arrays, every rule as a
+//! The arena against a naive model: plain arrays of the pages and granules of a few small ranges, and each rule as a
 //! search over all of them.
 
 use std::collections::BTreeMap;
@@ -8,9 +8,9 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRu
 
 use crate::arena::*;
 
-/// The unit of every size here: large, so that discrete regions (2 MiB and more) are short arrays.
+/// The unit of every size here: large, so that discrete regions are short arrays.
 const PAGE: u64 = 128 << 10;
-/// Pages in a granule of the spanning range.
+/// Pages in a granule of the virtual range.
 const GRANULE_PAGES: usize = 8;
 const GRANULE: u64 = GRANULE_PAGES as u64 * PAGE;
 const SPAN_GRANULES: usize = 48;
@@ -31,7 +31,7 @@ struct RangeModel {
     set: HoleSet,
     granule_pages: usize,
     pages: Vec<Page>,
-    /// Since when each granule has been wholly free.
+    /// Since when each granule has been idle.
     idle_since: Vec<Option<u64>>,
 }
 
@@ -65,13 +65,13 @@ impl RangeModel {
 struct Outstanding {
     plan: Plan,
     buffer: Option<(u32, usize, usize)>,
-    /// What the pages of the buffer were before.
+    /// States of the buffer's pages before.
     before: Vec<Page>,
-    /// The ages of the idle granules that the plan took.
+    /// Ages of the idle granules that the plan took.
     idle_before: Vec<(u32, usize, u64)>,
 }
 
-/// Preference and age where there are walls; missing granules, length of the run, range, page.
+/// Preference and age of a discrete region; missing granules, length of the run, range, page.
 type Rank = (u8, u32, usize, usize, u32, usize);
 
 #[derive(Clone, Debug)]
@@ -83,8 +83,8 @@ struct Choice {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Place { pages: usize, align_log: u32, room: Option<usize>, may_release: bool },
-    Give(usize),
+    Place { pages: usize, align_log: u32, limit: Option<usize>, may_release: bool },
+    Free(usize),
     Settle { which: usize, failed_at: Option<usize>, lost: bool },
     Advance(u64),
     ReleaseDue,
@@ -124,7 +124,7 @@ impl World {
         Self { arena, ranges, live: Vec::new(), outstanding: Vec::new(), now_us: 0, next_release_us: 0 }
     }
 
-    fn discrete(&self) -> bool {
+    fn has_regions(&self) -> bool {
         self.arena.growth == GrowthMode::Regions
     }
 
@@ -132,9 +132,9 @@ impl World {
         [self.arena.own_set(pages as u64 * PAGE), HoleSet::Shared]
     }
 
-    /// Rule 5 by trying every page of every range: where the fewest granules are missing, then the tightest run of
-    /// free pages (locked ones alone if none is missing), then the lowest address. Rule 11 before it, where there are
-    /// walls: the reserve, a run that is exactly as long, the oldest region in use, the tightest empty one.
+    /// policy-R5 by trying every page of every range: the fewest missing granules, then the tightest run of free pages
+    /// (only committed ones if none is missing), then the lowest address. For discrete regions policy-R11 comes first: the
+    /// reserve, a run that is exactly as long, the oldest region in use, the tightest empty one.
     fn best(&self, pages: usize, align_pages: usize) -> Option<Choice> {
         let sets = self.sets(pages);
         let mut best: Option<(Rank, Choice)> = None;
@@ -150,14 +150,14 @@ impl World {
                 }
                 let granules = page / model.granule_pages..(page + pages).div_ceil(model.granule_pages);
                 let missing = granules.filter(|&granule| model.granule(granule)[0] == Page::Uncommitted).count();
-                let room = if missing == 0 { model.run_around(page, |page| page == Page::Free) } else { gap.clone() };
+                let run = if missing == 0 { model.run_around(page, |page| page == Page::Free) } else { gap.clone() };
                 let (preference, age) = match model.kind {
-                    RangeKind::Discrete if room.len() == pages => (1, 0),
-                    RangeKind::Discrete if room.len() < model.pages.len() => (2, range),
+                    RangeKind::Discrete if run.len() == pages => (1, 0),
+                    RangeKind::Discrete if run.len() < model.pages.len() => (2, range),
                     RangeKind::Discrete => (3, 0),
                     RangeKind::Virtual | RangeKind::Reserve => (0, 0),
                 };
-                let rank = (preference, age, missing, room.len(), range, page);
+                let rank = (preference, age, missing, run.len(), range, page);
                 if best.as_ref().is_none_or(|(best, _)| rank < *best) {
                     best = Some((rank, Choice { range, page, missing }));
                 }
@@ -171,7 +171,7 @@ impl World {
         pages.filter(|&&page| page == wanted).count() as u64 * PAGE
     }
 
-    /// IdleGranules granules as (since, range, granule), longest empty first.
+    /// Idle granules as (since, range, granule), the longest idle first.
     fn idle(&self) -> Vec<(u64, u32, usize)> {
         let mut idle: Vec<_> = self
             .ranges
@@ -213,7 +213,7 @@ impl World {
         Ok(aged)
     }
 
-    /// The granules that were idle before the operation at hand and are not any more, with their ages.
+    /// The granules that were idle before the current operation and are not now, with their ages.
     fn taken(&self) -> Vec<(u32, usize, u64)> {
         let idle = self.idle().into_iter();
         let is_taken =
@@ -222,11 +222,11 @@ impl World {
         taken.map(|(since_us, range, granule)| (range, granule, since_us)).collect()
     }
 
-    fn place(&mut self, pages: usize, align_log: u32, room: Option<usize>, release: bool) -> Result<(), TestCaseError> {
+    fn place(&mut self, pages: usize, align_log: u32, limit: Option<usize>, release: bool) -> Result<(), TestCaseError> {
         let (bytes, align) = (pages as u64 * PAGE, PAGE << align_log);
         let choice = self.best(pages, 1 << align_log);
         let missing_bytes = choice.as_ref().map(|choice| choice.missing as u64 * GRANULE);
-        let missing_bytes = if self.discrete() { missing_bytes.or(Some(bytes)) } else { missing_bytes };
+        let missing_bytes = if self.has_regions() { missing_bytes.or(Some(bytes)) } else { missing_bytes };
         check!(
             self.arena.missing_bytes(bytes, align) == missing_bytes,
             "missing {:?}, expected {missing_bytes:?}",
@@ -240,33 +240,33 @@ impl World {
             self.live.push((range, page, pages));
             return Ok(());
         }
-        check!(carved.is_none(), "carved {carved:?} where granules are missing");
-        let room = GrowthLimits {
-            commit_bytes: room.map_or(u64::MAX, |granules| granules as u64 * GRANULE),
+        check!(carved.is_none(), "carved {carved:?} although granules are missing");
+        let limits = GrowthLimits {
+            commit_bytes: limit.map_or(u64::MAX, |granules| granules as u64 * GRANULE),
             may_decommit_regions: release,
             step_bytes: u64::MAX,
         };
         let stats = self.arena.stats();
-        let plan = match self.arena.grow(bytes, align, room) {
+        let plan = match self.arena.grow(bytes, align, limits) {
             Ok(plan) => plan,
             Err(_) => {
-                check!(self.arena.stats() == stats, "a refusal changed something");
-                return self.refused(choice, pages, room);
+                check!(self.arena.stats() == stats, "a refusal changed the stats");
+                return self.refused(choice, pages, limits);
             }
         };
         let claimed = self.arena.stats().claimed_bytes - stats.claimed_bytes;
-        check!(claimed <= room.commit_bytes, "claimed {claimed}, room {room:?}");
-        let place = plan.ptr().unwrap();
-        if self.discrete() {
-            self.check_region(&plan, pages, room)?;
+        check!(claimed <= limits.commit_bytes, "claimed {claimed}, limits {limits:?}");
+        let ptr = plan.ptr().unwrap();
+        if self.has_regions() {
+            self.check_region(&plan, pages, limits)?;
         } else {
             let choice = choice.unwrap();
             let expected = ArenaPtr::new(choice.range, choice.page as u64 * PAGE);
-            check!(place == expected, "grown at {place:?}, expected {expected:?}");
-            self.check_granules(&plan, &choice, pages, room)?;
+            check!(ptr == expected, "grown at {ptr:?}, expected {expected:?}");
+            self.check_granules(&plan, &choice, pages, limits)?;
         }
-        // From here on the buffer owns its bytes and the granules are in transit.
-        let (range, first) = (place.range(), (place.offset() / PAGE) as usize);
+        // From now on the buffer owns its bytes and the granules are in transit.
+        let (range, first) = (ptr.range(), (ptr.offset() / PAGE) as usize);
         let model = &self.ranges[&range];
         let before = model.pages[first..first + pages].to_vec();
         for &step in plan.steps() {
@@ -276,7 +276,7 @@ impl World {
                 Step::Decommit { extent } => self.set(extent, Page::Transit),
             }
         }
-        self.set(Extent::new(place, bytes), Page::Live);
+        self.set(Extent::new(ptr, bytes), Page::Live);
         let buffer = Some((range, first, pages));
         let idle_before = self.taken();
         self.outstanding.push(Outstanding { plan, buffer, before, idle_before });
@@ -293,27 +293,28 @@ impl World {
         idle
     }
 
-    fn refused(&self, choice: Option<Choice>, pages: usize, room: GrowthLimits) -> Result<(), TestCaseError> {
-        if self.discrete() {
-            let idle = if room.may_decommit_regions { self.idle() } else { Vec::new() };
+    fn refused(&self, choice: Option<Choice>, pages: usize, limits: GrowthLimits) -> Result<(), TestCaseError> {
+        if self.has_regions() {
+            let idle = if limits.may_decommit_regions { self.idle() } else { Vec::new() };
             let idle: u64 = idle.iter().map(|(_, range, _)| self.ranges[range].pages.len() as u64 * PAGE).sum();
-            let enough = room.commit_bytes.saturating_add(idle) >= pages as u64 * PAGE;
-            check!(!enough, "refused {pages} pages with {room:?} and {idle} idle bytes");
+            let enough = limits.commit_bytes.saturating_add(idle) >= pages as u64 * PAGE;
+            check!(!enough, "refused {pages} pages with {limits:?} and {idle} idle bytes");
         } else if let Some(choice) = choice {
             let idle = self.idle_outside(Some((choice.range, choice.page, pages))).len() as u64 * GRANULE;
             let missing = choice.missing as u64 * GRANULE;
-            check!(missing > room.commit_bytes + idle, "refused {missing} missing with {room:?} and {idle} idle");
+            check!(missing > limits.commit_bytes + idle, "refused {missing} missing with {limits:?} and {idle} idle");
         }
         Ok(())
     }
 
-    /// Exactly the missing granules are had, by moves (rule 7, rule 8) of the longest empty ones and one lock a run.
+    /// The plan obtains exactly the missing granules: it remaps the longest idle ones (policy-R7, policy-R8) and commits
+    /// the others, one step per run.
     fn check_granules(
         &self,
         plan: &Plan,
         choice: &Choice,
         pages: usize,
-        room: GrowthLimits,
+        limits: GrowthLimits,
     ) -> Result<(), TestCaseError> {
         let mut targets = Vec::new();
         let mut sources = Vec::new();
@@ -325,7 +326,7 @@ impl World {
                     targets.extend(self.granules_of(to));
                     sources.extend(self.aged(from)?);
                 }
-                Step::Decommit { .. } => check!(false, "a release in {plan:?}"),
+                Step::Decommit { .. } => check!(false, "a decommit in {plan:?}"),
             }
         }
         let model = &self.ranges[&choice.range];
@@ -338,21 +339,21 @@ impl World {
 
         let idle = self.idle_outside(Some((choice.range, choice.page, pages)));
         let spare = self.count(Page::Free).saturating_sub(self.count(Page::Live) / 10) / GRANULE;
-        let no_room = (choice.missing as u64).saturating_sub(room.commit_bytes / GRANULE);
-        let moved = (choice.missing as u64).min(spare.max(no_room)).min(idle.len() as u64);
-        let expected: Vec<_> = (0..moved).zip(&idle).map(|(_, &source)| source).collect();
+        let over_limit = (choice.missing as u64).saturating_sub(limits.commit_bytes / GRANULE);
+        let remapped = (choice.missing as u64).min(spare.max(over_limit)).min(idle.len() as u64);
+        let expected: Vec<_> = (0..remapped).zip(&idle).map(|(_, &source)| source).collect();
         sources.sort_unstable();
-        check!(sources == expected, "moves {sources:?} of {idle:?}, expected {moved}");
-        let locks = plan.steps().iter().map(|step| if let Step::Commit { extent } = step { extent.bytes() } else { 0 });
-        check!(locks.sum::<u64>() <= room.commit_bytes, "{plan:?} passes {room:?}");
+        check!(sources == expected, "remaps {sources:?} of {idle:?}, expected {remapped}");
+        let commits = plan.steps().iter().map(|step| if let Step::Commit { extent } = step { extent.bytes() } else { 0 });
+        check!(commits.sum::<u64>() <= limits.commit_bytes, "{plan:?} passes {limits:?}");
         Ok(())
     }
 
-    fn check_region(&mut self, plan: &Plan, pages: usize, room: GrowthLimits) -> Result<(), TestCaseError> {
+    fn check_region(&mut self, plan: &Plan, pages: usize, limits: GrowthLimits) -> Result<(), TestCaseError> {
         let bytes = pages as u64 * PAGE;
         let own = self.sets(pages)[0];
         let Some((Step::Commit { extent }, releases)) = plan.steps().split_last() else {
-            return Err(TestCaseError::fail("no region is acquired last"));
+            return Err(TestCaseError::fail("the last step commits no region"));
         };
         let (mut too_small, mut others, mut released, mut replaced) = (Vec::new(), 0, 0, 0);
         for step in releases {
@@ -371,15 +372,15 @@ impl World {
             }
         }
         let expected = self.idle().into_iter().map(|(_, range, _)| range).filter(|range| {
-            room.may_decommit_regions
+            limits.may_decommit_regions
                 && self.ranges[range].set == own
                 && (self.ranges[range].pages.len() as u64) * PAGE < bytes
         });
         check!(too_small == expected.collect::<Vec<_>>(), "replaced {too_small:?}");
-        check!(others == 0 || room.commit_bytes != u64::MAX, "{others} regions given up without a ceiling");
+        check!(others == 0 || limits.commit_bytes != u64::MAX, "{others} regions decommitted without a ceiling");
         let is_cut = extent.bytes() % bytes == 0 || extent.bytes() == replaced;
         check!(extent.bytes() >= bytes && is_cut, "{extent:?} is neither whole buffers of {bytes} nor {replaced}");
-        check!(extent.bytes() <= room.commit_bytes.saturating_add(released), "{extent:?} passes {room:?}");
+        check!(extent.bytes() <= limits.commit_bytes.saturating_add(released), "{extent:?} passes {limits:?}");
         check!(!self.ranges.contains_key(&extent.range()), "{extent:?} is there already");
         let pages = (extent.bytes() / PAGE) as usize;
         self.ranges.insert(extent.range(), RangeModel::new(RangeKind::Discrete, own, pages, pages, Page::Transit));
@@ -391,13 +392,13 @@ impl World {
         let steps = plan.steps().to_vec();
         let failed_at = failed_at.map(|step| step % steps.len());
         let lost = lost && failed_at.is_some_and(|step| matches!(steps[step], Step::Remap { .. }));
-        // All moves from there on are lost, as those are that are made together.
-        let moves = failed_at.map_or(0, |failed| {
+        // All remaps from there on are lost: they are made in one call.
+        let remaps = failed_at.map_or(0, |failed| {
             steps[failed..].iter().take_while(|step| lost && matches!(step, Step::Remap { .. })).count()
         });
         let outcome = match failed_at {
             None => PlanOutcome::Done,
-            Some(done) if lost => PlanOutcome::Lost { done, remaps: moves },
+            Some(done) if lost => PlanOutcome::Lost { done, remaps },
             Some(done) => PlanOutcome::Failed { done },
         };
         let granted = self.arena.settle(plan, outcome, self.now_us);
@@ -412,7 +413,7 @@ impl World {
         let mut dropped = Vec::new();
         for (index, &step) in steps.iter().enumerate() {
             let made = failed_at.is_none_or(|failed| index < failed);
-            let gone = made || failed_at.is_some_and(|failed| (failed..failed + moves).contains(&index));
+            let gone = made || failed_at.is_some_and(|failed| (failed..failed + remaps).contains(&index));
             let (source, target) = match step {
                 Step::Commit { extent } => (None, Some(extent)),
                 Step::Remap { from, to } => (Some(from), Some(to)),
@@ -420,11 +421,11 @@ impl World {
             };
             if let Some(extent) = source {
                 self.set(extent, if gone { Page::Uncommitted } else { Page::Free });
-                dropped.extend((gone && self.discrete()).then_some(extent.range()));
+                dropped.extend((gone && self.has_regions()).then_some(extent.range()));
             }
             if let Some(extent) = target {
                 self.set(extent, if made { Page::Free } else { Page::Uncommitted });
-                dropped.extend((!made && self.discrete()).then_some(extent.range()));
+                dropped.extend((!made && self.has_regions()).then_some(extent.range()));
             }
         }
         if let Some((range, first, pages)) = buffer.filter(|_| failed_at.is_none()) {
@@ -434,8 +435,8 @@ impl World {
         for range in dropped {
             self.ranges.remove(&range);
         }
-        // What was taken and is not gone is as old as before; `restamp` forgets the age of what is not idle.
-        // So it does of what was to be released and would not go.
+        // Granules that are idle again are as old as before, except those that failed to decommit. `restamp` forgets the
+        // age of granules that are not idle.
         let refused: Vec<_> = match failed_at.map(|failed| steps[failed]) {
             Some(Step::Decommit { extent }) => self.granules_of(extent).into_iter().collect(),
             _ => Vec::new(),
@@ -452,19 +453,19 @@ impl World {
         Ok(())
     }
 
-    /// A plan that only releases: whole granules, `expected` of them, longest empty first.
-    fn released(&mut self, plan: Option<Plan>, expected: usize) -> Result<(), TestCaseError> {
-        let mut going = Vec::new();
+    /// Checks a plan that only decommits: `expected` whole granules, the longest idle first.
+    fn check_release(&mut self, plan: Option<Plan>, expected: usize) -> Result<(), TestCaseError> {
+        let mut leaving = Vec::new();
         for step in plan.iter().flat_map(|plan| plan.steps()) {
             let Step::Decommit { extent } = *step else {
-                return Err(TestCaseError::fail(format!("{step:?} in a release")));
+                return Err(TestCaseError::fail(format!("{step:?} in a release plan")));
             };
             check!(self.pages_of(extent).iter().all(|&page| page == Page::Free), "{step:?} is not free");
-            going.extend(self.aged(extent)?);
+            leaving.extend(self.aged(extent)?);
         }
-        going.sort_unstable();
+        leaving.sort_unstable();
         let idle = self.idle();
-        check!(going == idle[..expected], "released {going:?} of {idle:?}, expected {expected}");
+        check!(leaving == idle[..expected], "released {leaving:?} of {idle:?}, expected {expected}");
         if let Some(plan) = plan {
             plan.steps().iter().for_each(|step| {
                 if let Step::Decommit { extent } = *step {
@@ -479,17 +480,17 @@ impl World {
 
     fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
         match *op {
-            Op::Place { pages, align_log, room, may_release } => self.place(pages, align_log, room, may_release)?,
-            Op::Give(which) if !self.live.is_empty() => {
+            Op::Place { pages, align_log, limit, may_release } => self.place(pages, align_log, limit, may_release)?,
+            Op::Free(which) if !self.live.is_empty() => {
                 let (range, first, pages) = self.live.swap_remove(which % self.live.len());
-                let (place, bytes) = (ArenaPtr::new(range, first as u64 * PAGE), pages as u64 * PAGE);
-                self.arena.free(place, bytes, self.now_us);
-                self.set(Extent::new(place, bytes), Page::Free);
+                let (ptr, bytes) = (ArenaPtr::new(range, first as u64 * PAGE), pages as u64 * PAGE);
+                self.arena.free(ptr, bytes, self.now_us);
+                self.set(Extent::new(ptr, bytes), Page::Free);
             }
             Op::Settle { which, failed_at, lost } if !self.outstanding.is_empty() => {
                 self.settle(which % self.outstanding.len(), failed_at, lost)?;
             }
-            Op::Give(_) | Op::Settle { .. } => {}
+            Op::Free(_) | Op::Settle { .. } => {}
             Op::Advance(us) => self.now_us += us,
             Op::ReleaseDue => {
                 let due = self.idle().iter().filter(|(since, ..)| since + 40 <= self.now_us).count();
@@ -498,21 +499,21 @@ impl World {
                     self.next_release_us = self.now_us + 5;
                 }
                 let plan = self.arena.release_due(self.now_us);
-                self.released(plan, expected)?;
+                self.check_release(plan, expected)?;
             }
             Op::ReleaseDownTo(pages) => {
                 let to_bytes = pages as u64 * PAGE;
                 let stats = self.arena.stats();
-                let leaving = stats.transit_bytes - self.arena.locking_bytes;
-                let mut locked = stats.committed_bytes - leaving;
+                let leaving = stats.transit_bytes - self.arena.committing_bytes;
+                let mut staying = stats.committed_bytes - leaving;
                 let granules = self.idle().into_iter().take_while(|(_, range, _)| {
-                    let go = locked > to_bytes;
-                    locked -= if go { self.ranges[range].granule_pages as u64 * PAGE } else { 0 };
+                    let go = staying > to_bytes;
+                    staying -= if go { self.ranges[range].granule_pages as u64 * PAGE } else { 0 };
                     go
                 });
                 let expected = granules.count();
                 let plan = self.arena.release_down_to(to_bytes);
-                self.released(plan, expected)?;
+                self.check_release(plan, expected)?;
             }
         }
         let now_us = self.now_us;
@@ -527,7 +528,7 @@ impl World {
         let idle = self.idle();
         let idle_bytes: u64 = idle.iter().map(|(_, range, _)| self.ranges[range].granule_pages as u64 * PAGE).sum();
         check!(stats.idle_bytes == idle_bytes, "idle {idle_bytes}: {stats:?}");
-        let ages = self.arena.idle.oldest_first().flat_map(|run| {
+        let ages = self.arena.idle.longest_idle().flat_map(|run| {
             self.granules_of(run.extent).into_iter().map(move |(range, granule)| (run.since_us, range, granule))
         });
         check!(ages.eq(idle), "ages of the idle granules");
@@ -536,7 +537,7 @@ impl World {
 }
 
 fn op(pages_max: usize) -> impl Strategy<Value = Op> {
-    let place = (
+    let ptr = (
         prop_oneof![3 => 1..=6usize, 1 => 1..=pages_max],
         prop_oneof![6 => Just(0u32), 1 => 1..=3u32],
         prop_oneof![2 => Just(None), 1 => (0..6usize).prop_map(Some)],
@@ -544,8 +545,8 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
     );
     let settle = (any::<usize>(), prop_oneof![3 => Just(None), 1 => (0..4usize).prop_map(Some)], any::<bool>());
     prop_oneof![
-        10 => place.prop_map(|(pages, align_log, room, may_release)| Op::Place { pages, align_log, room, may_release }),
-        9 => any::<usize>().prop_map(Op::Give),
+        10 => ptr.prop_map(|(pages, align_log, limit, may_release)| Op::Place { pages, align_log, limit, may_release }),
+        9 => any::<usize>().prop_map(Op::Free),
         6 => settle.prop_map(|(which, failed_at, lost)| Op::Settle { which, failed_at, lost }),
         2 => (0..30u64).prop_map(Op::Advance),
         2 => Just(Op::ReleaseDue),
@@ -555,16 +556,16 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
 
 const OPS_IN_A_CASE: usize = 500;
 
-/// Random operations in all, over both tests; `PINPOOL_MODEL_OPS` asks for more or fewer.
+/// Random operations of both tests together; `PINPOOL_MODEL_OPS` sets another number.
 fn ops_wanted() -> usize {
-    let asked = std::env::var("PINPOOL_MODEL_OPS").ok().and_then(|ops| ops.parse().ok());
-    asked.unwrap_or(if cfg!(debug_assertions) { 250_000 } else { 1_000_000 })
+    let requested = std::env::var("PINPOOL_MODEL_OPS").ok().and_then(|ops| ops.parse().ok());
+    requested.unwrap_or(if cfg!(debug_assertions) { 250_000 } else { 1_000_000 })
 }
 
 fn run(growth: GrowthMode, pages_max: usize) {
     let cases = u32::try_from(ops_wanted() / 2 / OPS_IN_A_CASE).unwrap().max(1);
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
-    // The same operations every time: a failure is found again by running the test again.
+    // The same operations every time, so that a failure can be repeated.
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let ops = prop::collection::vec(op(pages_max), OPS_IN_A_CASE);
     let outcome = TestRunner::new_with_rng(config, rng).run(&ops, |ops| {
@@ -581,11 +582,11 @@ fn run(growth: GrowthMode, pages_max: usize) {
 }
 
 #[test]
-fn a_spanning_arena_does_what_the_model_does() {
+fn an_arena_with_a_virtual_range_equals_the_model() {
     run(GrowthMode::Granules(GRANULE), 60);
 }
 
 #[test]
-fn a_walled_arena_does_what_the_model_does() {
+fn an_arena_of_discrete_regions_equals_the_model() {
     run(GrowthMode::Regions, 60);
 }

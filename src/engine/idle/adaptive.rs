@@ -82,7 +82,7 @@ impl<T> AdaptiveIdle<T> {
     }
 
     pub(super) fn expire(&self, now_us: u64) -> Vec<Box<Entry<T>>> {
-        let Some(oldest_us) = now_us.checked_sub(policy::FRONT_AGE_US) else { return Vec::new() };
+        let Some(oldest_us) = now_us.checked_sub(policy::IDLE_BUFFER_US) else { return Vec::new() };
         let mut expired = Vec::new();
         self.cache.drain_older_than(coarse(oldest_us).saturating_add(1), |entry| expired.push(entry));
         self.aged.fetch_add(expired.len() as u64, Ordering::Relaxed);
