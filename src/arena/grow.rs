@@ -221,7 +221,13 @@ impl Arena {
     }
 
     /// Granules that a plan committed or remapped into, or failed to.
-    fn settle_target(&mut self, extent: Extent, committed: bool, hull: &mut Option<Extent>, not_free: &mut Vec<Extent>) {
+    fn settle_target(
+        &mut self,
+        extent: Extent,
+        committed: bool,
+        hull: &mut Option<Extent>,
+        not_free: &mut Vec<Extent>,
+    ) {
         self.stats.transit_bytes -= extent.bytes();
         self.committing_bytes -= extent.bytes();
         if committed {

@@ -43,7 +43,8 @@ impl Arena {
     /// Settles a plan that only decommits, whose steps do not depend on each other; those in `failed` failed. Their
     /// granules are idle since `now_us`, so that they are tried again last.
     pub fn settle_releases(&mut self, plan: &Plan, failed: &[usize], now_us: u64) {
-        for (index, extent) in plan.steps.iter().enumerate().filter_map(|(index, step)| Some((index, step.decommitted()?)))
+        for (index, extent) in
+            plan.steps.iter().enumerate().filter_map(|(index, step)| Some((index, step.decommitted()?)))
         {
             self.settle_source(extent, !failed.contains(&index), now_us);
         }

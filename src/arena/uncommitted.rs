@@ -101,7 +101,11 @@ impl Uncommitted {
         while let Some(first) = runs.next() {
             let grid = Grid { origin: 0, granule_bytes };
             parts.clear();
-            parts.extend(holes.ending_at(first.start).map(|extent| GapPart { extent, uncommitted: false, uncommitted_below: 0 }));
+            parts.extend(holes.ending_at(first.start).map(|extent| GapPart {
+                extent,
+                uncommitted: false,
+                uncommitted_below: 0,
+            }));
             let mut uncommitted_granules = 0;
             let mut run = Some(first);
             while let Some(extent) = run {
@@ -157,7 +161,8 @@ fn best_in_gap(parts: &[GapPart], bytes: u64, align: u64, grid: Grid) -> Option<
         .map(|start| {
             let granules_below = |at: u64| {
                 let part = part_at(at);
-                part.uncommitted_below + if part.uncommitted { (at - part.extent.start) / grid.granule_bytes } else { 0 }
+                part.uncommitted_below
+                    + if part.uncommitted { (at - part.extent.start) / grid.granule_bytes } else { 0 }
             };
             // Count the granule of the last byte if it is uncommitted; that of the first is not below the start.
             let last = start + bytes - 1;

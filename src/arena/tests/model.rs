@@ -222,7 +222,13 @@ impl World {
         taken.map(|(since_us, range, granule)| (range, granule, since_us)).collect()
     }
 
-    fn place(&mut self, pages: usize, align_log: u32, limit: Option<usize>, release: bool) -> Result<(), TestCaseError> {
+    fn place(
+        &mut self,
+        pages: usize,
+        align_log: u32,
+        limit: Option<usize>,
+        release: bool,
+    ) -> Result<(), TestCaseError> {
         let (bytes, align) = (pages as u64 * PAGE, PAGE << align_log);
         let choice = self.best(pages, 1 << align_log);
         let missing_bytes = choice.as_ref().map(|choice| choice.missing as u64 * GRANULE);
@@ -344,7 +350,8 @@ impl World {
         let expected: Vec<_> = (0..remapped).zip(&idle).map(|(_, &source)| source).collect();
         sources.sort_unstable();
         check!(sources == expected, "remaps {sources:?} of {idle:?}, expected {remapped}");
-        let commits = plan.steps().iter().map(|step| if let Step::Commit { extent } = step { extent.bytes() } else { 0 });
+        let commits =
+            plan.steps().iter().map(|step| if let Step::Commit { extent } = step { extent.bytes() } else { 0 });
         check!(commits.sum::<u64>() <= limits.commit_bytes, "{plan:?} passes {limits:?}");
         Ok(())
     }
