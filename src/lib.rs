@@ -55,7 +55,6 @@ pub use buffer::{BufView, BufViewMut};
 pub use config::{Ceiling, Config, OnFull, Preset, PressureSource, ReleasePolicy};
 pub use copy::Completion;
 pub use diag::{CheckReport, LogSampler};
-pub use engine::{Clock, ManualClock};
 pub use error::{Error, Result};
 pub use in_flight::{Fence, FenceKind, StreamId};
 pub use policy::{Check, Window};

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`check_source`] | the contract of [`Source`](crate::backend::Source), [`VirtualMemory`](crate::backend::VirtualMemory) included, as one test for any implementation |
 //! | [`FaultSource`] | scripted failures and gates around any source |
+//! | [`ManualClock`] | the time of a pool, moved by hand ([`PoolBuilder::clock`](crate::PoolBuilder::clock)) |
 //!
 //! ```
 //! use pinpool::backend::HeapSource;
@@ -13,3 +14,4 @@
 
 pub use crate::backend::fault::{CallGate, FaultSource};
 pub use crate::backend::suite::check_source;
+pub use crate::engine::ManualClock;

@@ -3,25 +3,26 @@
 //! A hit reads no clock. Misses, [`Pool::poll`](crate::Pool::poll) and every 63rd hit of a thread refresh the coarse
 //! copy, which is exact enough for rules that count in seconds.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use crate::sync::process::{AtomicU64, Ordering};
 
 /// Where a pool's time comes from.
-#[derive(Debug, Clone, Default)]
-pub enum Clock {
+#[derive(Debug, Clone)]
+pub(crate) enum Clock {
     /// The system's monotonic clock.
-    #[default]
     System,
     /// The time that a replay or a test sets.
+    #[cfg(any(test, feature = "testing"))]
     Manual(ManualClock),
 }
 
-/// A clock that moves only when it is told to. Clones are the same clock.
+/// A clock that moves only when a test or a replay moves it. Clones are the same clock.
+#[cfg(any(test, feature = "testing"))]
 #[derive(Debug, Clone, Default)]
-pub struct ManualClock(Arc<AtomicU64>);
+pub struct ManualClock(std::sync::Arc<AtomicU64>);
 
+#[cfg(any(test, feature = "testing"))]
 impl ManualClock {
     /// Moves it forward.
     pub fn advance_us(&self, micros: u64) {
@@ -57,6 +58,7 @@ impl Timekeeper {
     pub(super) fn now_us(&self) -> u64 {
         let now_us = match &self.clock {
             Clock::System => u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX),
+            #[cfg(any(test, feature = "testing"))]
             Clock::Manual(clock) => clock.now_us(),
         };
         self.advance_to(now_us);

@@ -35,9 +35,10 @@ mod user_block;
 mod waiters;
 
 pub(crate) use self::block::BufferState;
-pub(crate) use self::clock::Timekeeper;
+pub(crate) use self::clock::{Clock, Timekeeper};
 pub(crate) use self::core::Core;
 pub(crate) use self::maintenance::Poller;
 pub(crate) use self::supply::{Backing, Direct, SharedArena, SharedArenaConfig, Supply};
 pub(crate) use self::user_block::Block;
-pub use clock::{Clock, ManualClock};
+#[cfg(any(test, feature = "testing"))]
+pub use clock::ManualClock;

@@ -57,9 +57,10 @@ impl PoolBuilder {
         self
     }
 
-    /// Takes the time from `clock`: for replays and tests.
-    pub fn clock(mut self, clock: Clock) -> Self {
-        self.clock = clock;
+    /// Takes the time from `clock`: for replays and tests (feature `testing`).
+    #[cfg(any(test, feature = "testing"))]
+    pub fn clock(mut self, clock: crate::engine::ManualClock) -> Self {
+        self.clock = Clock::Manual(clock);
         self
     }
 

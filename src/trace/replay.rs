@@ -23,7 +23,8 @@ use super::workload::{Workload, error_at};
 use crate::backend::Backend;
 use crate::backend::SimSource;
 use crate::size_class::DEFAULT_ALIGN;
-use crate::{Clock, Error, LogSampler, ManualClock, OnFull, PinnedBuf, Pool, Preset, PressureSource, Rounding};
+use crate::testing::ManualClock;
+use crate::{Error, LogSampler, OnFull, PinnedBuf, Pool, Preset, PressureSource, Rounding};
 
 /// Longest time between two polls of the pool.
 const POLL_EVERY_US: u64 = 1_000_000;
@@ -178,7 +179,7 @@ impl Replay {
         let mut builder = Pool::builder()
             .without_env()
             .log_sampler(LogSampler::new())
-            .clock(Clock::Manual(clock))
+            .clock(clock)
             .pressure(PressureSource::Off)
             .backend(Backend::Source(Arc::new(sim)))
             .max_bytes(self.max_bytes)

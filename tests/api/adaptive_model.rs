@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pinpool::backend::SimSource;
-use pinpool::{Backend, Clock, LogSampler, ManualClock, PinnedBuf, Pool, PressureSource};
+use pinpool::testing::ManualClock;
+use pinpool::{Backend, LogSampler, PinnedBuf, Pool, PressureSource};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -62,7 +63,7 @@ fn run(
         .wait(Duration::ZERO)
         .pressure(PressureSource::Off)
         .log_sampler(LogSampler::new())
-        .clock(Clock::Manual(clock.clone()))
+        .clock(clock.clone())
         .build()
         .unwrap();
     let mut held: Vec<Held> = Vec::new();

@@ -1,6 +1,7 @@
 //! A hit touches the heap not at all: a global allocator counts.
 
-use pinpool::{Backend, Clock, ManualClock, Pool};
+use pinpool::testing::ManualClock;
+use pinpool::{Backend, Pool};
 
 use crate::heap_calls;
 
@@ -8,7 +9,7 @@ use crate::heap_calls;
 fn hits_allocate_nothing_on_the_heap() {
     // Some hits read the clock, and maintenance, which is due every 10 ms, may allocate. The clock stands still, so that
     // hits alone are counted.
-    let clock = Clock::Manual(ManualClock::default());
+    let clock = ManualClock::default();
     let pool = Pool::builder().without_env().backend(Backend::Heap).clock(clock).build().unwrap();
     let lens = [100, 5_000, 100_000, 1 << 20];
     // Once round, so that every class has its buffer and every table its size.

@@ -2,7 +2,8 @@
 
 use log::Level;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, Clock, ManualClock, Pool, Preset, Rounding};
+use pinpool::testing::ManualClock;
+use pinpool::{Backend, Pool, Preset, Rounding};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
@@ -59,7 +60,7 @@ fn a_stuck_copy_is_warned_of_once() {
         .without_env()
         .preset(Preset::Tensorflow)
         .backend(Backend::Heap)
-        .clock(Clock::Manual(clock.clone()))
+        .clock(clock.clone())
         .build()
         .unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));

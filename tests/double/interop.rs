@@ -11,7 +11,8 @@ use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
 use driver_double::{Code, Double};
 use pinpool::copy::cuda::RawMem;
-use pinpool::{Backend, Clock, FenceKind, ManualClock, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool::testing::ManualClock;
+use pinpool::{Backend, FenceKind, PinnedBuf, Pool, PoolBuilder, Preset};
 
 const LEN: usize = 64 << 10;
 
@@ -522,7 +523,7 @@ fn where_the_driver_writes_no_values_events_do() {
 fn the_oldest_copy_in_flight_is_known_by_its_age_and_stream() {
     let (double, context, _) = start();
     let clock = ManualClock::default();
-    let pool = builder().clock(Clock::Manual(clock.clone())).build().unwrap();
+    let pool = builder().clock(clock.clone()).build().unwrap();
     let (first, second) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let mut targets = [memory(&first, 0), memory(&second, 0)];
     let gates = [double.hold(first.cu_stream()), double.hold(second.cu_stream())];

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use driver_double::{Counts, Double};
-use pinpool::{Backend, Clock, FenceKind, ManualClock, PinnedBuf, Pool, PoolBuilder, ReleasePolicy};
+use pinpool::testing::ManualClock;
+use pinpool::{Backend, FenceKind, PinnedBuf, Pool, PoolBuilder, ReleasePolicy};
 
 const MIB: usize = 1 << 20;
 /// Sources whose release waits for the device.
@@ -67,7 +68,7 @@ fn a_copy_that_is_over_is_in_nobodys_way_although_its_pool_has_fallen_silent() {
         let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
         stream.synchronize().unwrap();
         let clock = ManualClock::default();
-        let pool = builder(backend).clock(Clock::Manual(clock.clone())).build().unwrap();
+        let pool = builder(backend).clock(clock.clone()).build().unwrap();
         let silent = pool.partition("silent", 1 << 20).unwrap();
         for asks in [|pool: &Pool| pool.trim(0), Pool::poll] {
             drop(pool.get(3 * MIB).unwrap());
@@ -211,7 +212,7 @@ fn churn(backend: Backend, release: ReleasePolicy, fence: FenceKind, double: &Do
     let clock = ManualClock::default();
     let pool = builder(backend)
         .fence(fence)
-        .clock(Clock::Manual(clock.clone()))
+        .clock(clock.clone())
         .idle_timeout(Duration::from_millis(1))
         .release_policy(release)
         .max_bytes(12 << 20)

@@ -13,8 +13,9 @@ use driver_double::{Code, Counts, Double};
 use pinpool::backend::{
     AddressRange, PAGE_BYTES, RegisterSource, RemapError, Source, Subrange, VirtualMemory, VmmSource,
 };
+use pinpool::testing::ManualClock;
 use pinpool::testing::check_source;
-use pinpool::{Backend, Clock, ManualClock, Pool, PoolBuilder, Preset, ReleasePolicy};
+use pinpool::{Backend, Pool, PoolBuilder, Preset, ReleasePolicy};
 
 const MIB: usize = 1 << 20;
 const GRANULE: usize = 2 * MIB;
@@ -496,7 +497,7 @@ fn what_is_due_waits_for_copies_is_used_again_first_and_goes_on_a_thread_of_its_
     let (stream, mut memory) = device(&context, 4096);
     for backend in [Backend::Register, Backend::Cuda] {
         let clock = ManualClock::default();
-        let pool = builder(backend).clock(Clock::Manual(clock.clone())).build().unwrap();
+        let pool = builder(backend).clock(clock.clone()).build().unwrap();
         let at_start = double.counts();
         drop(pool.get(3 * MIB).unwrap());
         let large = double.counts();

@@ -5,7 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::backend::{SimSource, Source};
-use pinpool::{Backend, Clock, LogSampler, ManualClock, PinnedBuf, Pool, PoolBuilder, PressureSource, Stats};
+use pinpool::testing::ManualClock;
+use pinpool::{Backend, LogSampler, PinnedBuf, Pool, PoolBuilder, PressureSource, Stats};
 
 mod failures;
 mod partitions;
@@ -46,7 +47,7 @@ fn over_both() -> [PoolBuilder; 2] {
 
 fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
     let clock = ManualClock::default();
-    (builder.clock(Clock::Manual(clock.clone())).build().unwrap(), clock)
+    (builder.clock(clock.clone()).build().unwrap(), clock)
 }
 
 /// The figures, once they are known to balance.

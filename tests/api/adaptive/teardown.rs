@@ -6,8 +6,9 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
+use pinpool::OnFull;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Clock, ManualClock, OnFull};
+use pinpool::testing::ManualClock;
 
 use super::{LONG, MIB, over, wait_until};
 use crate::counting::CountingSource;
@@ -86,7 +87,7 @@ fn the_end_of_a_pool_ends_its_polling_thread() {
     let source = CountingSource::virtual_memory();
     let clock = ManualClock::default();
     let builder = over(source.clone()).idle_timeout(Duration::ZERO).background_poll(true);
-    let pool = builder.clock(Clock::Manual(clock.clone())).build().unwrap();
+    let pool = builder.clock(clock.clone()).build().unwrap();
     drop(pool.get(2 * MIB).unwrap());
     wait_until(|| polling_threads() == 1);
     assert!(source.held_bytes() > 0);
