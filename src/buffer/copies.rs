@@ -131,9 +131,11 @@ impl PinnedBuf {
             return Ok(PendingBuf { buf: self, copy: Completion::already() });
         }
         self.check_process()?;
-        // Earlier copies must not see the new bytes. The failure of one into the buffer stays recorded, and leaks the block
-        // at the put.
-        let _failures_stay = self.wait_for_copies();
+        if let Some(block) = &mut self.block {
+            // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at
+            // the put.
+            let _failures_stay = block.state_mut().copy_fences.wait_for_all();
+        }
         self.begin_copy();
         // SAFETY: the fence is recorded below, and from then on nothing touches the memory, nor does it return to the pool,
         // until the copy is over (buffer-I2); on a refusal nothing was enqueued.
@@ -154,7 +156,7 @@ impl PinnedBuf {
     }
 
     /// Gives the buffer up: it returns to the pool when all work enqueued on `stream` so far is over. For work that others
-    /// enqueued: a kernel that reads the memory by its [device pointer](PinnedBuf::device_ptr), a copy of another library.
+    /// enqueued: a kernel that reads the memory by its device pointer, a copy of another library.
     ///
     /// # Errors
     ///

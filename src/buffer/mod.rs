@@ -97,7 +97,7 @@ struct Aligned;
 ///
 /// # When a device fails
 ///
-/// After a failure of the device nobody knows whether a copy is over, so the memory of the buffer is never used again.
+/// After a failure of the device the end of a copy is unknown, so the memory of the buffer is never used again.
 /// [`wait`](PinnedBuf::wait) returns that failure. If the copy wrote *into* the buffer, its bytes may still change, and
 /// every access to them is an error, never an empty slice. In a child of `fork` access fails if the memory belongs to a
 /// GPU's driver, since children do not inherit that.
@@ -139,7 +139,7 @@ impl PinnedBuf {
         }
     }
 
-    /// Length in bytes: what was asked for, or what [`truncate`](PinnedBuf::truncate) left.
+    /// Length in bytes: as requested, or as [`truncate`](PinnedBuf::truncate) left it.
     #[inline]
     pub fn len(&self) -> usize {
         self.state().map_or(0, |state| state.len)
@@ -182,7 +182,7 @@ impl PinnedBuf {
         self.block.as_ref().map(|block| block.id())
     }
 
-    /// Address of the first byte; page-aligned, or aligned as `get_aligned` was asked. Does not wait for copies.
+    /// Address of the first byte; page-aligned, or aligned as requested of `get_aligned`. Does not wait for copies.
     pub fn as_ptr(&self) -> *const u8 {
         self.start().as_ptr()
     }
@@ -236,7 +236,7 @@ impl PinnedBuf {
         if !was_free {
             self.wait_for_copies()?;
         }
-        // After a failure of the device the copies stay pending for ever.
+        // After a failure of the device the copies stay pending: their end is unknown.
         if was_free || self.is_free() {
             self.end_copies();
         }

@@ -160,7 +160,7 @@ pub unsafe trait CopyStream {
     fn mark(&self) -> Result<Arc<dyn Fence>>;
 }
 
-/// Why a copy was not enqueued, or is not tracked.
+/// Why a copy was not enqueued, or is not tracked. There is no third case.
 #[derive(Debug)]
 pub enum CopyFailure {
     /// Nothing was enqueued: the buffer may be used again.

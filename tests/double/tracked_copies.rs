@@ -221,3 +221,27 @@ fn a_buffer_truncated_to_nothing_is_still_released_behind_the_work_of_others() {
     pool.poll();
     assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (0, 1));
 }
+
+#[test]
+fn a_copy_into_the_buffer_waits_for_cudarcs_copy_from_it() {
+    let (double, pool, up, mut memory) = start();
+    let down = up.context().new_stream().unwrap();
+    let source = down.clone_htod(&vec![9_u8; LEN]).unwrap();
+    down.synchronize().unwrap();
+    let mut buf = pool.get(LEN).unwrap();
+    buf.as_mut_slice().unwrap().fill(1);
+    let gate = double.hold(up.cu_stream());
+    up.memcpy_htod(&buf, &mut memory.bytes).unwrap();
+    let waits = double.calls("cuEventSynchronize");
+    let back = thread::scope(|scope| {
+        let receiver = scope.spawn(|| buf.copy_from(&down, &source).unwrap());
+        while double.calls("cuEventSynchronize") == waits && !receiver.is_finished() {
+            thread::yield_now();
+        }
+        assert!(!receiver.is_finished(), "overwritten while it was sent");
+        drop(gate);
+        receiver.join().unwrap()
+    });
+    assert_eq!(up.clone_dtoh(&memory.bytes).unwrap(), vec![1; LEN]);
+    assert_eq!(back.wait().unwrap().as_slice_untracked().unwrap(), vec![9; LEN]);
+}

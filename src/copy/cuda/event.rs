@@ -33,7 +33,7 @@ pub(super) struct EventFence {
     stream: u64,
     stream_id: Option<StreamId>,
     context: &'static ContextState,
-    /// A query found it over; the driver need not be asked again.
+    /// A query found it over; no further query is needed.
     is_over: AtomicBool,
 }
 

@@ -12,7 +12,7 @@
 //! makes the stream part of that capture. Where the memory waits at all it is checked before as well: a capturing stream
 //! that waits for work outside of its capture spoils it.
 //!
-//! Errors that other code left in cudarc's context object are [set aside](SetAside) first and put back at the end, where the
+//! Errors that other code left in cudarc's context object are set aside first and put back at the end, where the
 //! user's next call of cudarc finds them. Errors are ours only between the two.
 //!
 //! | file | owns |

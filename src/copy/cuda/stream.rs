@@ -52,7 +52,7 @@ pub(super) fn number(stream: &CudaStream) -> u64 {
     }
 }
 
-/// The stream's identity. Asked of the driver each time, since a handle may be another stream's by now. `family` stands for
+/// The stream's identity. Queried each time, since a handle may be another stream's by now. `family` stands for
 /// the context. The context is current, and the stream does not capture: the driver would refuse.
 pub(super) fn id(stream: &CudaStream, family: usize) -> Option<StreamId> {
     static GET_ID: OnceLock<Option<GetId>> = OnceLock::new();
