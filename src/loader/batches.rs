@@ -7,9 +7,9 @@
 //!   batches  [3  0][4][1  2]      as many samples and bytes as the options allow
 //! ```
 //!
-//! - **batch-I1**: a batch has at least one sample, so a sample longer than the limit has a batch of its own.
-//! - **batch-I2**: a batch lies within one epoch; the last one of an epoch is short.
-//! - **batch-I3**: the order of an epoch depends on the seed and the number of the epoch only.
+//! - **plan-I1**: a batch has at least one sample, so a sample longer than the limit has a batch of its own.
+//! - **plan-I2**: a batch lies within one epoch; the last one of an epoch is short.
+//! - **plan-I3**: the order of an epoch depends on the seed and the number of the epoch only.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ impl<'a> Batches<'a> {
     fn start_epoch(&mut self) {
         self.taken = 0;
         if let Some(seed) = self.options.shuffle_seed {
-            // Shuffles the catalog's order, not that of the epoch before (batch-I3).
+            // Shuffles the catalog's order, not that of the epoch before (plan-I3).
             self.order.sort_unstable();
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             rng.set_stream(self.epoch);
