@@ -17,6 +17,8 @@
 //! | policy-R10 | *Reserve.* `prewarm(bytes)` or `PINPOOL_RESERVE` pins that many bytes at once, by the fastest way of the source, as one range that is never released and serves buffers of every size. | | `engine::supply::reserve`, `arena` |
 //! | policy-R11 | *Discrete regions.* Where a buffer must not span two registrations (`register`, `cuda`), the arena grows by regions, and classes up to 1 MiB have regions of their own. A buffer takes a hole of exactly its size, else the oldest region in use that fits, else the tightest empty one. A new region is an eighth of what the regions of its set hold, at least 1 MiB and 8 buffers (as far as these take 16 MiB), at most 64 MiB, but always one buffer, cut to whole buffers; it replaces empty regions that were too small, and is then at least their sum, uncut. While copies are in flight it is at most 8 MiB or one buffer, and no region is released. | `SMALL_BYTES_MAX` 1 MiB, `GROWTH_SHARE` 8, `REGION_BYTES_MIN` 1 MiB, `REGION_BYTES_MAX` 64 MiB, `MANY_BUFFERS` 8, `MANY_BYTES_MAX` 16 MiB, `STEP_BESIDE_COPIES_BYTES` 8 MiB | `arena::discrete`, `arena::grow`, `engine::supply` |
 
+use crate::host::GRANULE_BYTES;
+
 /// Evictions between two checks (`kCheckInterval`).
 pub(crate) const CHECK_EVERY_EVICTIONS: u64 = 1000;
 /// Both rates must be above this, strictly, for the limit to rise (`kTolerable`).
@@ -25,6 +27,8 @@ const TOLERABLE_RATE: f64 = 2e-3;
 pub(crate) const LEAST_RAISED_LIMIT: u64 = 100;
 /// A raise adds one part in this many, truncated: the same as TensorFlow's factor of 1.1 in whole numbers.
 const RAISE_DIVISOR: u64 = 10;
+/// A pool without a ceiling pins at most one part in this many of the memory that the process may use (policy-R8).
+const CEILING_DIVISOR: u64 = 4;
 
 /// A buffer idle for this long returns to the arena (policy-R9). In the replay of 25 workloads, driver time and memory held
 /// are a sixteenth worse without it.
@@ -112,8 +116,18 @@ fn raised(limit: u64) -> u64 {
     if limit < LEAST_RAISED_LIMIT { LEAST_RAISED_LIMIT } else { limit.saturating_add(limit / RAISE_DIVISOR) }
 }
 
+/// The ceiling in bytes for a pool without one: a quarter of the total, at most what is available, divided among
+/// `pools_per_host` pools, rounded down to whole granules, at least one (policy-R8).
+pub(crate) fn default_ceiling(total_bytes: u64, available_bytes: u64, pools_per_host: u64) -> u64 {
+    let granule_bytes = GRANULE_BYTES as u64;
+    let share_bytes = (total_bytes / CEILING_DIVISOR).min(available_bytes) / pools_per_host.max(1);
+    (share_bytes / granule_bytes).max(1) * granule_bytes
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const BUSY: Window = Window { get_from_pool: 62_421, put: 63_521, allocated: 1_100, evicted: 1_000 };
@@ -161,5 +175,35 @@ mod tests {
     #[test]
     fn the_limit_saturates() {
         assert_eq!(check(BUSY, u64::MAX, true).raised_to, Some(u64::MAX));
+    }
+
+    #[test]
+    fn the_default_ceiling_is_an_available_quarter_in_whole_granules() {
+        const MIB: u64 = 1 << 20;
+        let cases = [
+            (1000, 800, 1, 250),
+            (1000, 800, 0, 250),
+            (1000, 101, 1, 100),
+            (1000, 800, 3, 82),
+            (1000, 0, 1, 2),
+            (0, 0, 9, 2),
+            (1000, 800, u64::MAX, 2),
+        ];
+        for (total, available, pools, ceiling) in cases {
+            let bytes = default_ceiling(total * MIB, available * MIB, pools);
+            assert_eq!(bytes, ceiling * MIB, "{total} {available} {pools}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 128 }) })]
+
+        #[test]
+        fn the_default_ceiling_never_passes_its_bounds(total: u64, available: u64, pools: u64) {
+            let (ceiling, granule) = (default_ceiling(total, available, pools), GRANULE_BYTES as u64);
+            prop_assert_eq!(ceiling % granule, 0);
+            prop_assert!(ceiling == granule || ceiling <= (total / 4).min(available) / pools.max(1));
+            prop_assert!(ceiling >= granule);
+        }
     }
 }

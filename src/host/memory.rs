@@ -8,11 +8,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use super::control_group;
 use super::files::{Files, field};
-use super::{GRANULE_BYTES, control_group};
-
-/// A process without a ceiling of its own pins at most one part in this many of its memory (policy-R8).
-const CEILING_DIVISOR: u64 = 4;
 
 /// Memory that this process may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,14 +71,6 @@ pub(super) fn machine(files: &Files) -> Option<HostMemory> {
     Some(HostMemory { total_bytes, available_bytes: available_bytes.min(total_bytes), origin: LimitOrigin::Machine })
 }
 
-/// The ceiling in bytes for a process without one: a quarter of the total, at most what is available, divided among
-/// `pools_per_host` pools, rounded down to whole granules, at least one.
-pub(crate) fn default_ceiling(memory: &HostMemory, pools_per_host: u64) -> u64 {
-    let granule_bytes = GRANULE_BYTES as u64;
-    let share_bytes = (memory.total_bytes / CEILING_DIVISOR).min(memory.available_bytes) / pools_per_host.max(1);
-    (share_bytes / granule_bytes).max(1) * granule_bytes
-}
-
 #[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
 mod tests {
     use proptest::prelude::*;
@@ -90,7 +79,6 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const GRANULE: u64 = GRANULE_BYTES as u64;
     /// 1,000 MiB, of which 800 are available.
     const MEMINFO: (&str, &str) =
         ("/proc/meminfo", "MemTotal:  1024000 kB\nMemFree: 102400 kB\nMemAvailable: 819200 kB\n");
@@ -242,40 +230,10 @@ mod tests {
     fn this_machine_has_memory() {
         let seen = memory(Path::new("/")).unwrap();
         assert!(seen.total_bytes > 0 && seen.available_bytes <= seen.total_bytes, "{seen:?}");
-        assert!(default_ceiling(&seen, 1) <= (seen.total_bytes / 4).max(GRANULE));
-    }
-
-    fn of(total_bytes: u64, available_bytes: u64) -> HostMemory {
-        HostMemory { total_bytes, available_bytes, origin: LimitOrigin::Machine }
-    }
-
-    #[test]
-    fn the_default_ceiling_is_an_available_quarter_in_whole_granules() {
-        let cases = [
-            (1000, 800, 1, 250),
-            (1000, 800, 0, 250),
-            (1000, 101, 1, 100),
-            (1000, 800, 3, 82),
-            (1000, 0, 1, 2),
-            (0, 0, 9, 2),
-            (1000, 800, u64::MAX, 2),
-        ];
-        for (total, available, share, ceiling) in cases {
-            let memory = of(total * MIB, available * MIB);
-            assert_eq!(default_ceiling(&memory, share), ceiling * MIB, "{total} {available} {share}");
-        }
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
-
-        #[test]
-        fn the_default_ceiling_never_passes_its_bounds(total: u64, available: u64, share: u64) {
-            let ceiling = default_ceiling(&of(total, available), share);
-            prop_assert_eq!(ceiling % GRANULE, 0);
-            prop_assert!(ceiling == GRANULE || ceiling <= (total / 4).min(available) / share.max(1));
-            prop_assert!(ceiling >= GRANULE);
-        }
 
         #[test]
         fn malformed_group_files_never_add_memory(

@@ -19,7 +19,7 @@ mod numa;
 mod page_tiers;
 mod pressure;
 
-pub(crate) use memory::{default_ceiling, memory};
+pub(crate) use memory::memory;
 #[cfg(feature = "cuda")]
 pub(crate) use numa::numa_node_of_pci;
 pub(crate) use numa::{cpus_of_node, is_node_of_several, numa_nodes};

@@ -18,6 +18,7 @@ use crate::diag::{CheckReport, LogSampler, PoolLog};
 use crate::engine::{Backing, Clock, Core, Direct, SharedArena, SharedArenaConfig, Supply, Timekeeper};
 use crate::error::{ErrorKind, Result};
 use crate::host;
+use crate::policy;
 use crate::size_class::Rounding;
 
 /// Collects the settings of a new pool. A setting that code leaves out comes from the environment, else it has its default.
@@ -149,7 +150,7 @@ fn ceiling_in_bytes(config: &Config) -> (Option<u64>, String) {
         Ceiling::Auto => match host::memory(Path::new("/")) {
             None => (None, "none, since the memory of the machine is not known".to_owned()),
             Some(memory) => {
-                let bytes = host::default_ceiling(&memory, config.pools_per_host);
+                let bytes = policy::default_ceiling(memory.total_bytes, memory.available_bytes, config.pools_per_host);
                 let shared = match config.pools_per_host {
                     1 => String::new(),
                     pools => format!(", shared by {pools}"),
