@@ -1,14 +1,14 @@
-//! The ceiling: bytes are claimed here before the driver is asked.
+//! The ceiling: bytes are claimed here before the source is called.
 //!
 //! ```text
-//!   claim(n) ──▶ Claim ──▶ the slow call ──┬─ worked: the claim lives as long as the memory
-//!                                          └─ failed: dropping the claim gives the bytes back
+//!   claim(n) ──▶ Claim ──▶ the slow call ──┬─ succeeded: the claim lives as long as the memory
+//!                                          └─ failed: dropping the claim returns the bytes
 //! ```
 //!
-//! Invariants:
+//! Never calls a source and never waits.
 //!
-//! 1. `held` is the sum of all live claims and of those kept for ever; it never passes `max`, at no instant.
-//! 2. A claim is given back exactly once, by its drop.
+//! - budget-I1: `held` is the sum of all live claims and of those kept forever, and at most `max`, at every instant.
+//! - budget-I2: a claim is returned exactly once, by its drop.
 
 use std::sync::Arc;
 
@@ -22,9 +22,9 @@ pub(crate) struct Budget {
     peak_bytes: AtomicU64,
 }
 
-/// Bytes of a [`Budget`] that belong to whoever holds this.
+/// Bytes of a [`Budget`], returned when this is dropped.
 #[derive(Debug)]
-#[must_use = "dropping a claim gives its bytes back"]
+#[must_use = "dropping a claim returns its bytes"]
 pub(crate) struct Claim {
     budget: Arc<Budget>,
     bytes: u64,
@@ -36,17 +36,16 @@ impl Budget {
         Arc::new(Self { max_bytes, held_bytes: AtomicU64::new(0), peak_bytes: AtomicU64::new(0) })
     }
 
-    /// Claims `bytes`, or says that the ceiling is in the way.
+    /// Claims `bytes`; `None` if that would exceed the ceiling.
     pub(crate) fn claim(self: &Arc<Self>, bytes: u64) -> Option<Claim> {
         let fits = |held: u64| held.checked_add(bytes).filter(|&sum| sum <= self.max_bytes);
-        // Relaxed: the count guards no other memory; the compare-exchange alone keeps invariant 1.
+        // Relaxed: the count guards no other memory; the compare-exchange alone upholds budget-I1.
         let before = self.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
         // Relaxed: a maximum of values that were all really held.
         self.peak_bytes.fetch_max(before + bytes, Ordering::Relaxed);
         Some(Claim { budget: self.clone(), bytes })
     }
 
-    /// Bytes held now.
     pub(crate) fn held_bytes(&self) -> u64 {
         // Relaxed: a snapshot.
         self.held_bytes.load(Ordering::Relaxed)
@@ -58,7 +57,7 @@ impl Budget {
         self.peak_bytes.load(Ordering::Relaxed)
     }
 
-    /// The ceiling, if there is one.
+    /// `None` without a ceiling.
     pub(crate) fn max_bytes(&self) -> Option<u64> {
         (self.max_bytes != u64::MAX).then_some(self.max_bytes)
     }
@@ -69,7 +68,7 @@ impl Claim {
         self.bytes
     }
 
-    /// Counts the bytes as held for ever: their memory could not be given back.
+    /// Counts the bytes as held forever: their memory could not be released.
     pub(crate) fn keep_forever(mut self) {
         self.bytes = 0;
     }
@@ -123,7 +122,7 @@ mod models {
             let mine = claimed.is_some();
             drop(claimed);
             let theirs = thread.join().unwrap();
-            assert!(mine || theirs, "a refusal needs a claim that stands in the way");
+            assert!(mine || theirs, "a refusal needs another claim");
             assert_eq!(budget.held_bytes(), 0);
             assert!(budget.peak_bytes() <= 3);
         });

@@ -109,10 +109,10 @@ impl PoolBuilder {
         );
         chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
-        let stand_in = falls_back(&config, &*chosen.source).then(HeapSource::new);
+        let fallback = falls_back(&config, &*chosen.source).then(HeapSource::new);
         let supply = supply(&config, chosen.source, max_bytes, &log)?;
         let reserve_bytes = config.reserve_bytes;
-        let backing = Backing::new(supply, stand_in);
+        let backing = Backing::new(supply, fallback);
         let pool = Pool::of(Core::new(config, backing, Timekeeper::new(self.clock), log));
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
@@ -182,16 +182,16 @@ fn supply(config: &Config, source: Arc<dyn Source>, max_bytes: Option<u64>, log:
         Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, max_bytes))),
         Preset::Adaptive => {
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
-            let retain = Retention { idle_timeout_us, ..Retention::default() };
+            let retention = Retention { idle_timeout_us, ..Retention::default() };
             let backend = source.name();
             let drain_at_most = (config.release_policy == ReleasePolicy::Force).then_some(config.wait);
             let (may_grow, pin_threads) = (config.growth, pin_threads(config));
             SharedArena::new(
                 source,
-                SharedArenaConfig { max_bytes, may_grow, pin_threads, retain, drain_at_most },
+                SharedArenaConfig { max_bytes, may_grow, pin_threads, retention, drain_at_most },
                 log.clone(),
             )
-            .map(|ground| Supply::Shared(Arc::new(ground)))
+            .map(|arena| Supply::Shared(Arc::new(arena)))
             .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
         }
     }

@@ -1,4 +1,7 @@
-//! What a user holds of a pool: its handle and its builder.
+//! The handle of a pool and its builder.
+//!
+//! Owns what ends with the last clone of a [`Pool`]: the seal of the engine and the polling thread. Turns lengths into
+//! classes and results into buffers. Decides nothing about memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,15 +20,15 @@ pub use builder::PoolBuilder;
 
 /// A pool of page-locked host memory. Cheap to clone; all clones are the same pool.
 ///
-/// When the last clone and the last buffer are gone, the pool gives all of its memory back, after waiting for copies
-/// still in flight (at most `PINPOOL_CLOSE_WAIT`; what is in flight after that is left alone, never freed).
+/// After the last clone and the last buffer are dropped, the pool waits for the copies in flight, at most for
+/// `PINPOOL_CLOSE_WAIT`, and releases all of its memory. Buffers that are still in flight then are never freed.
 ///
 /// ```
 /// let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
 /// let mut buf = pool.get(1 << 20)?;
 /// buf.as_mut_slice()?.fill(1);
 /// drop(buf); // the put
-/// assert!(pool.try_get(1 << 20)?.is_some(), "served again without asking the back-end");
+/// assert!(pool.try_get(1 << 20)?.is_some(), "reused without a call of the back-end");
 /// # Ok::<(), pinpool::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -33,18 +36,18 @@ pub struct Pool {
     handle: Arc<Handle>,
 }
 
-/// Shared by the clones of a pool and by nothing else: when it goes, nobody can get any more.
+/// Shared by the clones of a pool and by nothing else: after its drop there are no more gets.
 #[derive(Debug)]
 struct Handle {
     core: Arc<Core>,
-    /// Ends with the door.
+    /// Its thread ends with this handle.
     _poller: Option<Poller>,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.core.is_forked() {
-            // The bookkeeping stays as the parent left it: its locks may be held for ever.
+            // In a child the bookkeeping stays as it was at the fork: its locks may be held by threads that do not exist here.
             std::mem::forget(self.core.clone());
             return;
         }
@@ -58,7 +61,7 @@ impl Pool {
         PoolBuilder::new()
     }
 
-    /// A pool with the settings of the environment, and defaults where it is silent.
+    /// A pool with the settings of the `PINPOOL_*` variables, and defaults for the others.
     ///
     /// # Errors
     ///
@@ -79,19 +82,19 @@ impl Pool {
 
     /// A buffer of `len` bytes at a page-aligned address.
     ///
-    /// An idle buffer of the same class if there is one; else one is cut from the arena or asked of the back-end, which is
-    /// slow. What it holds is what an earlier user left there, or zeros. Where the ceiling leaves no room, waits for some,
-    /// at most `PINPOOL_WAIT`; after that gives memory that is not pinned, or fails, as `PINPOOL_ON_FULL` says.
+    /// Reuses an idle buffer of the same class; without one, carves a buffer from the arena or calls the back-end, which is
+    /// slow. The bytes are initialised: they are those of an earlier user, or zeros. If the ceiling leaves no room, waits
+    /// at most `PINPOOL_WAIT`; then returns memory that is not pinned, or an error, by `PINPOOL_ON_FULL`.
     ///
     /// # Errors
     ///
     /// - [`is_request`](crate::Error::is_request): `len` is over `isize::MAX` with rounding,
-    /// - [`is_limit`](crate::Error::is_limit): over the ceiling even with every idle buffer given back,
+    /// - [`is_limit`](crate::Error::is_limit): over the ceiling, even with every idle buffer released,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
     /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
     #[inline]
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
-        // The page-aligned base is a gift of the back-end: it never enters the class.
+        // The back-end aligns to pages anyway, so the alignment does not enter the class.
         self.get_within(len, DEFAULT_ALIGN, self.core().config().wait)
     }
 
@@ -99,12 +102,12 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As [`get`](Pool::get); [`is_request`](crate::Error::is_request) also for an `align` that is no such number.
+    /// As [`get`](Pool::get); [`is_request`](crate::Error::is_request) also if `align` is not such a number.
     pub fn get_aligned(&self, len: usize, align: usize) -> Result<PinnedBuf> {
         self.get_within(len, align, self.core().config().wait)
     }
 
-    /// As [`get`](Pool::get), with a wait for room of its own in place of `PINPOOL_WAIT`.
+    /// As [`get`](Pool::get), with `wait` in place of `PINPOOL_WAIT`.
     ///
     /// # Errors
     ///
@@ -137,7 +140,7 @@ impl Pool {
         Ok(self.core().try_get(class).map(|block| PinnedBuf::over(block, len, DEFAULT_ALIGN)))
     }
 
-    /// One buffer of `bytes`, handed out in pieces: for a batch of many small tensors.
+    /// One buffer of `bytes` for a batch of many small tensors, which is handed out in slices and copied at once.
     ///
     /// # Errors
     ///
@@ -146,11 +149,11 @@ impl Pool {
         self.get(bytes).map(BatchBuf::over)
     }
 
-    /// Pins `bytes` now, the fastest way there is, and keeps them to the end of the pool. Progress is in the log.
+    /// Pins `bytes` now, by the fastest method of the back-end, and keeps them until the pool ends. Logs its progress.
     ///
     /// # Errors
     ///
-    /// - [`is_setting`](crate::Error::is_setting): under the preset `tensorflow`, where nothing could be cut from it,
+    /// - [`is_setting`](crate::Error::is_setting): under the preset `tensorflow`, which has no arena to carve from,
     /// - [`is_limit`](crate::Error::is_limit): over the ceiling,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused.
     pub fn prewarm(&self, bytes: u64) -> Result<()> {
@@ -163,8 +166,8 @@ impl Pool {
         self.core().prewarm(bytes)
     }
 
-    /// Gets memory ready for `count` buffers of `len` bytes, for each `(len, count)`: as a reserve, or under the preset
-    /// `tensorflow` as idle buffers, got and put back.
+    /// Prepares memory for `count` buffers of `len` bytes, for each `(len, count)`: as a reserve, or under the preset
+    /// `tensorflow` by getting the buffers and putting them back.
     ///
     /// # Errors
     ///
@@ -183,13 +186,13 @@ impl Pool {
         self.prewarm(sum)
     }
 
-    /// A pool with counts, limit and a ceiling of its own that cuts its buffers from the same memory: for a second use
-    /// (evaluation beside training, say) that must not crowd out the first. Its own name is that of this pool, if it has
-    /// one, with `/` and `name` behind it.
+    /// A pool with its own counts, count limit and ceiling that carves its buffers from the same memory: for a second use,
+    /// such as evaluation during training, that must not displace the buffers of the first. Its name in the log is
+    /// `name`, after the name of this pool and `/` if this pool has a name.
     ///
     /// # Errors
     ///
-    /// [`is_setting`](crate::Error::is_setting) under the preset `tensorflow`, where there is nothing to share.
+    /// [`is_setting`](crate::Error::is_setting) under the preset `tensorflow`, which has no arena to share.
     pub fn partition(&self, name: &str, max_bytes: u64) -> Result<Self> {
         self.core().check_process()?;
         let partition = self.core().partition(name, max_bytes).map(Self::of);
@@ -199,36 +202,37 @@ impl Pool {
         })
     }
 
-    /// Gives idle memory back to the system, oldest first, until at most `to_bytes` are held or nothing is idle.
+    /// Returns idle memory to the system, oldest first, until at most `to_bytes` are held or nothing is idle.
     pub fn trim(&self, to_bytes: u64) {
         if !self.core().is_forked() {
             self.core().trim(to_bytes);
         }
     }
 
-    /// Puts back the buffers whose copies are over, and does what time brings: what is idle for long goes back to the
-    /// system. Gets do so too, now and then; call it from a program that falls silent, or set `PINPOOL_POLL=1`.
+    /// Puts back the buffers whose copies are over, and releases memory that has been idle too long. Gets do this too,
+    /// at intervals. Call it from a program that pauses its gets, or set `PINPOOL_POLL=1`.
     pub fn poll(&self) {
         if !self.core().is_forked() {
             self.core().poll();
         }
     }
 
-    /// Gives every idle buffer back to the system and sets the four counters of the window to zero. The limit reached so
-    /// far, buffers in use and copies in flight stay.
+    /// Returns every idle buffer to the system and sets the four counters of the window to zero. Does not change the count
+    /// limit, buffers in use or copies in flight.
     pub fn clear(&self) {
         if !self.core().is_forked() {
             self.core().clear();
         }
     }
 
-    /// A snapshot of the figures. Exact at rest; while other threads run, figures may be some operations apart.
+    /// A snapshot of the statistics. Exact while no other thread uses the pool; otherwise its numbers may be some
+    /// operations apart.
     pub fn stats(&self) -> Stats {
         self.core().stats()
     }
 
-    /// The pages that the memory held now lies in, read back from the kernel. Reads a file of the kernel's: not for hot
-    /// paths. `None` under the preset `tensorflow`, where nobody keeps a list.
+    /// The kinds of pages that the held memory is in. Reads a file of the kernel, so keep it off hot paths. `None` under
+    /// the preset `tensorflow`, which keeps no list of its memory.
     pub fn page_tiers(&self) -> Option<PageTiers> {
         self.core().backing().page_tiers()
     }
@@ -238,7 +242,7 @@ impl Pool {
         self.core().name()
     }
 
-    /// The settings that hold, after environment and defaults.
+    /// The settings in effect, with variables and defaults resolved.
     pub fn config(&self) -> &Config {
         self.core().config()
     }

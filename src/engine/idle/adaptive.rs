@@ -1,6 +1,7 @@
 //! Idle buffers of the preset `adaptive`: the thread cache, with TensorFlow's check of its rates and the rules of time.
 //!
-//! Owns the limit's way up (the check) and down (policy-R9), and the counts of both. Reads no clock: times are arguments.
+//! Owns the limit, which a check raises and a quiet time lowers, and the counts of both. Reads no clock: times are
+//! arguments.
 
 use super::thread_cache::{self, Entry, ThreadCache};
 use super::{IdleStats, LoweredLimit, PutOutcome};

@@ -52,7 +52,7 @@ pub(crate) struct SharedArenaConfig {
     pub(crate) may_grow: bool,
     /// Threads that touch the memory of a reserve.
     pub(crate) pin_threads: usize,
-    pub(crate) retain: Retention,
+    pub(crate) retention: Retention,
     /// At the ceiling, wait this long for pending copies so that regions can be released; `None`: do not wait.
     pub(crate) drain_at_most: Option<Duration>,
 }
@@ -64,7 +64,7 @@ impl SharedArena {
         config: SharedArenaConfig,
         log: Arc<PoolLog>,
     ) -> Result<Self, SourceError> {
-        let (arena, mappings, shape) = arena_over(&*source, config.max_bytes, config.retain)?;
+        let (arena, mappings, shape) = arena_over(&*source, config.max_bytes, config.retention)?;
         let memory = GuardedArena::new(source, ArenaState::new(arena, mappings), log);
         Ok(Self { memory, config, shape, is_releasing: AtomicBool::new(false) })
     }
@@ -217,8 +217,8 @@ impl SharedArena {
 
     /// Divides the time that free memory is kept; `None` restores the setting.
     pub(in crate::engine) fn shorten_retention(&self, divisor: Option<u64>) {
-        let idle_timeout_us = self.config.retain.idle_timeout_us.map(|us| us / divisor.unwrap_or(1).max(1));
-        self.memory.lock().set_retention(Retention { idle_timeout_us, ..self.config.retain });
+        let idle_timeout_us = self.config.retention.idle_timeout_us.map(|us| us / divisor.unwrap_or(1).max(1));
+        self.memory.lock().set_retention(Retention { idle_timeout_us, ..self.config.retention });
     }
 
     /// Releases what is due (policy-R9), soon: where a driver is called, a thread of its own does it, so that no get or
