@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Owns the idle buffers and the supply. Releases happen outside their locks, and failures are logged here. Never waits
-//! for room or looks at copies.
+//! for room or handles copies.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -1,12 +1,12 @@
-//! The books of a shared arena: what the lock in [`GuardedArena`](super::guarded_arena::GuardedArena) guards.
+//! The bookkeeping of a shared arena: what the lock in [`GuardedArena`](super::guarded_arena::GuardedArena) guards.
 //!
 //! ```text
 //!   claimed = arena's claims + pending reserves          at most the ceiling, at every instant
-//!   attached pools, live bytes                           none and 0: nobody can ever use this memory again
+//!   attached pools, live bytes                           none and 0: no pool can use this memory again
 //!   trim target, overdue bytes                           releases that wait until no copy is pending
 //! ```
 //!
-//! Sequential, arithmetic and tables only. Never calls the source, waits, or logs.
+//! Sequential: arithmetic and tables. Never calls the source, waits, or logs.
 //!
 //! - arena-state-I1: a region leaves the mappings before it is released, and returns if that fails.
 
@@ -91,8 +91,8 @@ impl ArenaState {
         Some(BlockMemory::Carved { start, ptr, bytes, id, claim: None })
     }
 
-    /// policy-R6: whether `idle_bytes` of idle blocks could replace what would have to be committed. With `by_sum`, because
-    /// nothing can be committed beside it, idle and free bytes together must make up the whole block.
+    /// Whether `idle_bytes` of idle blocks could replace what would have to be committed (policy-R6). With `by_sum`, where
+    /// nothing more can be committed, idle and free bytes together must make up the whole block.
     pub(super) fn could_cover(&self, bytes: u64, idle_bytes: u64, by_sum: bool) -> bool {
         if by_sum {
             return idle_bytes + self.free_bytes() >= bytes;

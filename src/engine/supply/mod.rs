@@ -13,7 +13,7 @@
 //! `Direct` releases at once, as TensorFlow does, and with `cuda` each release waits for the device. `SharedArena` never
 //! makes such a release while a copy of its pools is in flight.
 //!
-//! Bytes are claimed under the ceiling before the source is asked, and given back on every failing path. No lock is held
+//! Bytes are claimed under the ceiling before the source is called, and returned on every failing path. No lock is held
 //! during a source call. Never decides which buffer is reused or evicted.
 
 mod arena_state;

@@ -8,7 +8,7 @@
 //!                └─▶ [lock: plan under the ceiling] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ memory       (policy-R5, R7, R11)
 //!                          └─no space─▶ granules in transit?  wait for them, retry
 //!                                       enough idle blocks, of any pool?  release the oldest, retry      (policy-R8)
-//!                                       regions free under pending copies?  wait for those if told to, retry
+//!                                       regions free under pending copies?  wait for those if configured, retry
 //!                                       else: refused
 //! ```
 //!
