@@ -6,6 +6,7 @@
 //! | `tensorflow_model`, `adaptive_model` | drawn operations against a naive model, recounted after each step |
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
+//! | `batch`, `sink`, `scripted_faults` | batch buffers, the host sink, and the source that fails as told |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `hit_allocates_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
 //!
@@ -13,6 +14,7 @@
 
 mod adaptive;
 mod adaptive_model;
+mod batch;
 mod captured_log;
 mod ceiling;
 #[path = "../child/mod.rs"]
@@ -28,6 +30,8 @@ mod in_flight;
 mod log_lines;
 #[cfg(target_os = "linux")]
 mod resident_memory;
+mod scripted_faults;
+mod sink;
 mod stress;
 mod tensorflow_model;
 mod thread_cache_stress;
