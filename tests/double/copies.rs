@@ -1,63 +1,22 @@
-//! The whole CUDA path without a GPU: cudarc and the driver double, whose gates decide what is over and what is not.
-//!
-//! One process has one driver, so everything on the double is in this binary, and tests take turns ([`Double::load`]).
-#![allow(unsafe_code)] // The contract suite, and captures, which cudarc leaves to its users.
+//! Copies through cudarc over the double, whose gates decide which copies are complete.
+#![allow(unsafe_code)] // Acquires by hand, and captures, which cudarc leaves to its users.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
+use cudarc::driver::{CudaContext, CudaSlice, DriverError, result};
 use driver_double::{Code, Double};
 use pinpool::backend::{CudaSource, PAGE_BYTES, Source};
 use pinpool::testing::check_source;
-use pinpool::{Backend, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, Pool};
 
 use crate::driver_facts;
-
-const MIB: usize = 1 << 20;
-
-fn builder() -> PoolBuilder {
-    Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Cuda)
-}
-
-fn start() -> (Double, Arc<CudaContext>, Pool) {
-    let double = Double::load();
-    let context = CudaContext::new(0).unwrap();
-    let pool = builder().build().unwrap();
-    (double, context, pool)
-}
-
-/// A stream and device memory on it, with nothing left to run.
-fn device(context: &Arc<CudaContext>, len: usize) -> (Arc<CudaStream>, CudaSlice<u8>) {
-    let stream = context.new_stream().unwrap();
-    let memory = stream.alloc_zeros(len).unwrap();
-    stream.synchronize().unwrap();
-    (stream, memory)
-}
-
-fn filled(pool: &Pool, len: usize, byte: u8) -> pinpool::PinnedBuf {
-    let mut buf = pool.get(len).unwrap();
-    buf.as_mut_slice().unwrap().fill(byte);
-    buf
-}
-
-fn begin_capture(stream: &CudaStream, mode: CUstreamCaptureMode) {
-    // SAFETY: a live stream; each test ends its capture.
-    unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
-}
-
-fn end_capture(stream: &CudaStream) -> Result<(), DriverError> {
-    // SAFETY: a live stream that captures.
-    let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }?;
-    // SAFETY: just made, never launched.
-    unsafe { result::graph::destroy(graph) }
-}
+use crate::fixture::{MIB, begin_capture, end_capture, filled, start, stream_and_memory, tensorflow};
 
 #[test]
-fn the_double_does_what_a_driver_does() {
+fn every_fact_about_the_driver_holds_on_the_double() {
     let (double, context, _pool) = start();
     driver_facts::check(&context);
     assert_eq!(double.wrong_uses().len(), 2, "{:?}", double.wrong_uses());
@@ -74,25 +33,25 @@ fn the_source_keeps_the_contract() {
 }
 
 #[test]
-fn the_source_holds_what_it_says_it_holds() {
+fn the_source_reports_the_bytes_that_it_holds() {
     let double = Double::load();
     let source = CudaSource::new(0).unwrap();
     for len in [1, PAGE_BYTES, 100_000, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1] {
         let before = double.counts().pinned_bytes;
         let region = source.acquire(len).unwrap();
         assert_eq!(double.counts().pinned_bytes - before, source.held_bytes(len) as u64, "{len} B");
-        // SAFETY: acquired above, used by nobody.
+        // SAFETY: acquired above, unused.
         unsafe { source.release(region) }.unwrap();
     }
 }
 
 #[test]
-fn making_a_pool_creates_no_context_and_a_get_leaves_the_threads_own() {
+fn a_new_pool_creates_no_context_and_a_get_keeps_the_threads_own() {
     let double = Double::load();
     thread::scope(|scope| {
-        // A thread of its own, which has no context yet.
+        // A new thread, which has no context yet.
         scope.spawn(|| {
-            let pool = builder().build().unwrap();
+            let pool = tensorflow().build().unwrap();
             assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 0);
             drop(pool.get(4096).unwrap());
             assert_eq!(double.calls("cuDevicePrimaryCtxRetain"), 1);
@@ -104,24 +63,24 @@ fn making_a_pool_creates_no_context_and_a_get_leaves_the_threads_own() {
 }
 
 #[test]
-fn a_failed_context_is_asked_for_again() {
+fn a_context_that_failed_is_retained_by_the_next_get() {
     let double = Double::load();
-    let pool = builder().build().unwrap();
+    let pool = tensorflow().build().unwrap();
     double.fail("cuDevicePrimaryCtxRetain", 1, Code::OUT_OF_MEMORY);
     assert!(pool.get(4096).unwrap_err().is_backend());
     pool.get(4096).unwrap();
 }
 
 #[test]
-fn without_a_device_cuda_says_so_and_auto_goes_on() {
+fn without_a_device_cuda_is_an_error_and_auto_takes_another() {
     let double = Double::load();
     double.set_device_count(0);
-    let error = builder().build().unwrap_err();
+    let error = tensorflow().build().unwrap_err();
     assert!(error.is_backend() && error.to_string().contains("NO_DEVICE"), "{error}");
     let pool = Pool::builder().without_env().backend(Backend::Auto).build().unwrap();
     assert!(["mlock", "heap"].contains(&pool.stats().backend));
     double.set_device_count(2);
-    let error = builder().device(2).build().unwrap_err();
+    let error = tensorflow().device(2).build().unwrap_err();
     assert!(error.to_string().contains("PINPOOL_DEVICE"), "{error}");
 }
 
@@ -139,9 +98,9 @@ fn a_refused_allocation_is_an_error_with_its_reason_and_holds_nothing() {
 }
 
 #[test]
-fn a_buffer_is_in_flight_until_its_copy_is_over() {
+fn a_buffer_is_in_flight_until_its_copy_completes() {
     let (double, context, pool) = start();
-    let (stream, mut memory) = device(&context, MIB);
+    let (stream, mut memory) = stream_and_memory(&context, MIB);
     let gate = double.hold(stream.cu_stream());
     let buf = filled(&pool, MIB, 7);
     let id = buf.id();
@@ -160,7 +119,7 @@ fn a_buffer_is_in_flight_until_its_copy_is_over() {
 #[test]
 fn every_kind_of_stream_and_target_takes_a_copy() {
     let (double, context, pool) = start();
-    let (own, mut memory) = device(&context, 4096);
+    let (own, mut memory) = stream_and_memory(&context, 4096);
     for stream in [own, context.default_stream(), context.per_thread_stream()] {
         filled(&pool, 4096, 1).copy_to(&*stream, &mut memory).unwrap();
         let (mut left, mut right) = memory.split_at_mut(1024);
@@ -182,7 +141,8 @@ fn every_kind_of_stream_and_target_takes_a_copy() {
 #[test]
 fn a_stuck_stream_holds_back_no_buffer_of_another() {
     let (double, context, pool) = start();
-    let ((stuck, mut first), (free, mut second)) = (device(&context, 4096), device(&context, 4096));
+    let ((stuck, mut first), (free, mut second)) =
+        (stream_and_memory(&context, 4096), stream_and_memory(&context, 4096));
     let _gate = double.hold(stuck.cu_stream());
     let waiting = filled(&pool, 4096, 1).copy_to(&stuck, &mut first).unwrap();
     for _ in 0..100 {
@@ -190,7 +150,7 @@ fn a_stuck_stream_holds_back_no_buffer_of_another() {
     }
     pool.poll();
     let stats = pool.stats();
-    assert_eq!((stats.underlying.allocs, stats.in_flight), (2, 1), "one is stuck, one goes round");
+    assert_eq!((stats.underlying.allocs, stats.in_flight), (2, 1), "one buffer is stuck, one is reused");
     assert!(!waiting.is_done().unwrap());
 }
 
@@ -208,7 +168,7 @@ fn a_recycled_buffer_is_never_overwritten_under_a_copy() {
                 let stream = context.new_stream().unwrap();
                 let mut targets: Vec<CudaSlice<u8>> = (0..4).map(|_| stream.alloc_zeros(LEN).unwrap()).collect();
                 for round in 0..ROUNDS {
-                    // Four copies stand in line while the next buffers are got and filled.
+                    // Four copies are pending while the next buffers are got and filled.
                     let gate = double.hold(stream.cu_stream());
                     for (index, target) in (0_u8..).zip(&mut targets) {
                         let byte = lane ^ round.wrapping_mul(5) ^ index.wrapping_mul(63);
@@ -224,7 +184,7 @@ fn a_recycled_buffer_is_never_overwritten_under_a_copy() {
             });
         }
     });
-    assert!(!wrong.into_inner(), "a device saw bytes of another batch");
+    assert!(!wrong.into_inner(), "the device received bytes of another batch");
     pool.poll();
     let stats = pool.stats();
     assert_eq!(stats.puts, 4 * 4 * u64::from(ROUNDS));
@@ -236,7 +196,7 @@ fn a_recycled_buffer_is_never_overwritten_under_a_copy() {
 #[test]
 fn writing_after_a_borrowed_copy_waits_for_it() {
     let (double, context, pool) = start();
-    let (stream, mut memory) = device(&context, 4096);
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
     let gate = double.hold(stream.cu_stream());
     let mut buf = filled(&pool, 4096, 1);
     buf.copy_range_to(0..4096, &stream, &mut memory).unwrap();
@@ -255,22 +215,23 @@ fn writing_after_a_borrowed_copy_waits_for_it() {
 }
 
 #[test]
-fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_lives() {
+fn a_copy_onto_a_capturing_stream_is_refused_and_the_capture_survives() {
     let (double, context, pool) = start();
-    let (stream, mut memory) = device(&context, 4096);
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
     let buf = filled(&pool, 4096, 1);
     begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     let error = buf.copy_to(&stream, &mut memory).unwrap_err();
     assert!(error.is_copy() && error.to_string().contains("before the capture begins"), "{error}");
-    assert_eq!(pool.stats().buffers_in_pool, 1, "the buffer is back");
+    assert_eq!(pool.stats().buffers_in_pool, 1, "the buffer is put back");
     assert_eq!(end_capture(&stream), Ok(()));
     assert_eq!(double.counts().spoiled_captures, 0);
 }
 
 #[test]
-fn the_pool_beside_somebodys_global_capture_does_not_spoil_it() {
+fn calls_of_the_pool_beside_a_global_capture_do_not_invalidate_it() {
     let (double, context, pool) = start();
-    let ((captured, _unused), (stream, mut memory)) = (device(&context, 1), device(&context, 4096));
+    let ((captured, _unused), (stream, mut memory)) =
+        (stream_and_memory(&context, 1), stream_and_memory(&context, 4096));
     begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
     let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
     copy.wait().unwrap();
@@ -282,9 +243,9 @@ fn the_pool_beside_somebodys_global_capture_does_not_spoil_it() {
 }
 
 #[test]
-fn an_error_left_by_others_is_not_ours_and_stays_for_them() {
+fn an_error_that_cudarc_stored_for_other_code_is_kept_for_it() {
     let (double, context, pool) = start();
-    let (stream, mut memory) = device(&context, 4096);
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
     let left_behind = DriverError(CUresult::CUDA_ERROR_ILLEGAL_STATE);
     context.record_err::<()>(Err(left_behind));
     let gate = double.hold(stream.cu_stream());
@@ -299,9 +260,9 @@ fn an_error_left_by_others_is_not_ours_and_stays_for_them() {
 }
 
 #[test]
-fn work_on_the_target_is_waited_for_even_with_an_error_left_behind() {
+fn a_copy_waits_for_work_on_its_target_although_an_error_is_stored() {
     let (double, context, pool) = start();
-    let ((writer, mut memory), (stream, _unused)) = (device(&context, 4096), device(&context, 1));
+    let ((writer, mut memory), (stream, _unused)) = (stream_and_memory(&context, 4096), stream_and_memory(&context, 1));
     let gate = double.hold(writer.cu_stream());
     writer.memset_zeros(&mut memory).unwrap();
     context.record_err::<()>(Err(DriverError(CUresult::CUDA_ERROR_ILLEGAL_STATE)));
@@ -314,7 +275,7 @@ fn work_on_the_target_is_waited_for_even_with_an_error_left_behind() {
 }
 
 #[test]
-fn each_failing_step_of_a_copy_frees_or_keeps_the_buffer_as_it_must() {
+fn a_copy_that_fails_at_a_step_puts_its_buffer_back_only_if_nothing_was_enqueued() {
     let refusals = ["cuCtxGetCurrent", "cuStreamIsCapturing", "cuStreamWaitEvent"];
     for (name, code) in refusals.map(|name| (name, Code::UNKNOWN)).into_iter().chain([
         ("cuMemcpyHtoDAsync_v2", Code::INVALID_VALUE),
@@ -322,12 +283,12 @@ fn each_failing_step_of_a_copy_frees_or_keeps_the_buffer_as_it_must() {
         ("cuEventRecord", Code::OUT_OF_MEMORY),
     ]) {
         let (double, context, pool) = start();
-        let (stream, mut memory) = device(&context, 4096);
+        let (stream, mut memory) = stream_and_memory(&context, 4096);
         let buf = filled(&pool, 4096, 1);
-        // The first record is the target's own note, the second our mark.
+        // The first record is cudarc's event of the target, the second the pool's fence.
         double.fail(name, 1 + u64::from(name == "cuEventRecord"), code);
         let error = buf.copy_to(&stream, &mut memory).unwrap_err();
-        // Once the copy may be running without a mark behind it, the buffer must not be seen again.
+        // Once the copy may run without a fence behind it, the buffer must never be reused.
         let is_kept = name == "cuEventRecord" || code == Code::LAUNCH_FAILED;
         let is_of_device = is_kept || code == Code::UNKNOWN;
         assert_eq!((error.is_device(), error.is_copy()), (is_of_device, !is_of_device), "{name}: {error}");
@@ -338,24 +299,28 @@ fn each_failing_step_of_a_copy_frees_or_keeps_the_buffer_as_it_must() {
 }
 
 #[test]
-fn a_target_that_fails_to_note_its_use_does_not_lose_the_copy() {
+fn a_failed_event_record_of_the_target_does_not_lose_the_copy() {
     let (double, context, pool) = start();
-    let (stream, mut memory) = device(&context, 4096);
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
     let buf = filled(&pool, 4096, 1);
     double.fail("cuEventRecord", 1, Code::OUT_OF_MEMORY);
     buf.copy_to(&stream, &mut memory).unwrap().wait().unwrap();
-    assert_eq!(context.check_err(), Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)), "for the target's next user");
+    assert_eq!(
+        context.check_err(),
+        Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)),
+        "kept for the next user of the target"
+    );
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
 }
 
 #[test]
-fn a_failed_query_is_not_done_and_its_buffer_is_never_reused() {
+fn after_a_failed_query_the_buffer_is_never_reused() {
     let (double, context, pool) = start();
-    let (stream, mut memory) = device(&context, 4096);
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
     let _gate = double.hold(stream.cu_stream());
     let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
     pool.poll();
-    assert_eq!((pool.stats().in_flight, pool.stats().lost), (1, 0), "not ready is no failure");
+    assert_eq!((pool.stats().in_flight, pool.stats().lost), (1, 0), "not ready is not an error");
     double.lose_device(Code::LAUNCH_FAILED);
     let error = copy.is_done().unwrap_err();
     assert!(error.is_device() && error.to_string().contains("LAUNCH_FAILED"), "{error}");
@@ -366,10 +331,10 @@ fn a_failed_query_is_not_done_and_its_buffer_is_never_reused() {
 }
 
 #[test]
-fn the_end_of_a_pool_waits_for_its_copies_and_then_gives_everything_back() {
+fn the_end_of_a_pool_waits_for_its_copies_and_then_releases_everything() {
     let (double, context, pool) = start();
     let before = double.counts();
-    let (stream, mut memory) = device(&context, MIB);
+    let (stream, mut memory) = stream_and_memory(&context, MIB);
     let gate = double.hold(stream.cu_stream());
     let copy = filled(&pool, MIB, 9).copy_to(&stream, &mut memory).unwrap();
     thread::scope(|scope| {
@@ -390,11 +355,11 @@ fn the_end_of_a_pool_waits_for_its_copies_and_then_gives_everything_back() {
 }
 
 #[test]
-fn the_end_of_a_pool_with_a_stuck_copy_leaves_its_memory_alone() {
+fn the_end_of_a_pool_keeps_the_memory_of_a_stuck_copy() {
     let double = Double::load();
     let context = CudaContext::new(0).unwrap();
-    let pool = builder().close_wait(Duration::ZERO).build().unwrap();
-    let (stream, mut memory) = device(&context, MIB);
+    let pool = tensorflow().close_wait(Duration::ZERO).build().unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, MIB);
     let gate = double.hold(stream.cu_stream());
     let copy = filled(&pool, MIB, 9).copy_to(&stream, &mut memory).unwrap();
     let pinned = double.counts().pinned_bytes;
@@ -406,16 +371,16 @@ fn the_end_of_a_pool_with_a_stuck_copy_leaves_its_memory_alone() {
 }
 
 #[test]
-fn on_a_lost_device_or_at_the_end_of_the_process_nothing_is_freed_and_nobody_waits() {
+fn on_a_lost_device_or_at_the_end_of_the_process_no_memory_is_freed_and_no_thread_waits() {
     let harms: [fn(&Double); 2] = [|double| double.lose_device(Code::UNKNOWN), Double::shut_down];
     for harm in harms {
         let (double, context, pool) = start();
-        let (stream, mut memory) = device(&context, MIB);
+        let (stream, mut memory) = stream_and_memory(&context, MIB);
         let _gate = double.hold(stream.cu_stream());
         filled(&pool, MIB, 9).copy_to(&stream, &mut memory).unwrap();
         let pinned = double.counts().pinned_bytes;
         harm(&double);
-        // Would wait for thirty seconds if it waited.
+        // Would take thirty seconds if it waited.
         drop(pool);
         assert_eq!(double.counts().pinned_bytes, pinned);
         double.reset();
@@ -423,9 +388,9 @@ fn on_a_lost_device_or_at_the_end_of_the_process_nothing_is_freed_and_nobody_wai
 }
 
 #[test]
-fn giving_back_beside_a_copy_waits_for_it_and_is_counted() {
+fn a_release_beside_a_copy_waits_for_it_and_is_counted() {
     let (double, context, pool) = start();
-    let (stream, mut memory) = device(&context, 4096);
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
     drop(pool.get(MIB).unwrap());
     let gate = double.hold(stream.cu_stream());
     let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
@@ -435,7 +400,7 @@ fn giving_back_beside_a_copy_waits_for_it_and_is_counted() {
         while double.counts().frees_with_work_in_flight == 0 {
             thread::yield_now();
         }
-        // Completion is still seen while the free stands in the driver.
+        // Completion is detected while the free hangs in the driver.
         assert!(!copy.is_done().unwrap() && !clear.is_finished());
         drop(gate);
         clear.join().unwrap();
@@ -444,7 +409,7 @@ fn giving_back_beside_a_copy_waits_for_it_and_is_counted() {
 }
 
 #[test]
-fn a_hit_goes_on_while_another_thread_is_stuck_in_the_driver() {
+fn hits_continue_while_another_thread_hangs_in_the_driver() {
     let (double, context, pool) = start();
     drop(pool.get(4096).unwrap());
     let gate = double.hold_call("cuMemHostAlloc");

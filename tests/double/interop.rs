@@ -1,5 +1,5 @@
-//! The pool among other users of CUDA, on the driver double: copies that cudarc makes by itself, copies back, work of
-//! others, other frameworks' handles, and how the end of all of them is learnt.
+//! The pool beside other users of CUDA: copies made by cudarc, copies back, untracked work, handles of other frameworks, and
+//! how their completion is detected.
 #![allow(unsafe_code)] // Captures, raw handles and event tracking, which cudarc leaves to its users.
 
 use std::io::Write;
@@ -9,25 +9,16 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
-use driver_double::{Code, Double};
+use driver_double::Code;
 use pinpool::copy::cuda::RawMem;
 use pinpool::testing::ManualClock;
-use pinpool::{Backend, FenceKind, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, FenceKind, PinnedBuf, Pool};
+
+use crate::fixture::{self, begin_capture, end_capture, start, tensorflow};
 
 const LEN: usize = 64 << 10;
 
-fn builder() -> PoolBuilder {
-    Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Cuda)
-}
-
-fn start() -> (Double, Arc<CudaContext>, Pool) {
-    let double = Double::load();
-    let context = CudaContext::new(0).unwrap();
-    let pool = builder().build().unwrap();
-    (double, context, pool)
-}
-
-/// Device memory with nothing left to run on its stream.
+/// Device memory with no work left on its stream.
 fn memory(stream: &Arc<CudaStream>, byte: u8) -> CudaSlice<u8> {
     let memory = stream.clone_htod(&vec![byte; LEN]).unwrap();
     stream.synchronize().unwrap();
@@ -35,9 +26,7 @@ fn memory(stream: &Arc<CudaStream>, byte: u8) -> CudaSlice<u8> {
 }
 
 fn filled(pool: &Pool, byte: u8) -> PinnedBuf {
-    let mut buf = pool.get(LEN).unwrap();
-    buf.as_mut_slice().unwrap().fill(byte);
-    buf
+    fixture::filled(pool, LEN, byte)
 }
 
 fn first_wrong(found: &[u8], expected: u8) -> Option<usize> {
@@ -47,26 +36,21 @@ fn first_wrong(found: &[u8], expected: u8) -> Option<usize> {
 
 /// Captures on `stream` while `run` runs; the graph is never launched.
 fn captured(stream: &CudaStream, run: impl FnOnce()) {
-    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
-    // SAFETY: a live stream, which captures until the line after `run`.
-    unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
+    begin_capture(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
     run();
-    // SAFETY: as above.
-    let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }.unwrap();
-    // SAFETY: just made.
-    unsafe { result::graph::destroy(graph) }.unwrap();
+    end_capture(stream).unwrap();
 }
 
-/// A stream whose handle is that of `gone`, which has work to do yet.
+/// A stream with the handle of `gone`, which still has work to run.
 fn stream_in_place_of(context: &Arc<CudaContext>, gone: Arc<CudaStream>) -> Arc<CudaStream> {
     let handle = gone.cu_stream();
     drop(gone);
     let stream = context.new_stream().unwrap();
-    assert_eq!(stream.cu_stream(), handle, "handles recur");
+    assert_eq!(stream.cu_stream(), handle, "the handle is used again");
     stream
 }
 
-/// The ways in which programs use cudarc: the last two make it record no events at all.
+/// The kinds of streams that programs use; with the last two cudarc records no events.
 fn usual_streams(context: &Arc<CudaContext>) -> Vec<Arc<CudaStream>> {
     let untracked = CudaContext::new(0).unwrap();
     // SAFETY: each test uses one stream at a time for its device memory.
@@ -80,7 +64,7 @@ fn usual_streams(context: &Arc<CudaContext>) -> Vec<Arc<CudaStream>> {
 }
 
 #[test]
-fn a_copy_that_cudarc_makes_by_itself_keeps_the_buffer_until_it_is_over() {
+fn a_copy_by_cudarc_keeps_the_buffer_until_it_completes() {
     let (double, context, pool) = start();
     for (byte, stream) in (1..).zip(usual_streams(&context)) {
         let mut target = memory(&stream, 0);
@@ -88,7 +72,7 @@ fn a_copy_that_cudarc_makes_by_itself_keeps_the_buffer_until_it_is_over() {
         let buf = filled(&pool, byte);
         let id = buf.id();
         stream.memcpy_htod(&buf, &mut target).unwrap();
-        assert_eq!(buf.as_slice_untracked().unwrap().len(), LEN, "a copy that only reads holds up no reader");
+        assert_eq!(buf.as_slice_untracked().unwrap().len(), LEN, "a copy that reads does not block readers");
         drop(buf);
         pool.poll();
         assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 0), "stream {byte}");
@@ -102,7 +86,7 @@ fn a_copy_that_cudarc_makes_by_itself_keeps_the_buffer_until_it_is_over() {
 }
 
 #[test]
-fn writing_after_cudarcs_own_copy_waits_for_it() {
+fn a_write_after_a_copy_by_cudarc_waits_for_it() {
     let (double, context, pool) = start();
     for stream in usual_streams(&context) {
         let mut target = memory(&stream, 0);
@@ -125,7 +109,7 @@ fn writing_after_cudarcs_own_copy_waits_for_it() {
 }
 
 #[test]
-fn bytes_that_cudarc_copies_back_are_there_when_they_are_read() {
+fn a_read_waits_for_bytes_that_cudarc_copies_back() {
     let (double, context, pool) = start();
     for (byte, stream) in (1..).zip(usual_streams(&context)) {
         let (source, mut buf) = (memory(&stream, byte), filled(&pool, 0));
@@ -145,7 +129,7 @@ fn bytes_that_cudarc_copies_back_are_there_when_they_are_read() {
 }
 
 #[test]
-fn a_buffer_filled_on_one_stream_is_sent_on_another_only_when_it_is_full() {
+fn a_buffer_filled_on_one_stream_is_copied_on_another_only_when_it_is_full() {
     let (_double, context, pool) = start();
     for byte in 1..40 {
         let (down, up) = (context.new_stream().unwrap(), context.new_stream().unwrap());
@@ -153,7 +137,7 @@ fn a_buffer_filled_on_one_stream_is_sent_on_another_only_when_it_is_full() {
         let mut buf = filled(&pool, 0);
         down.memcpy_dtoh(&source, &mut buf).unwrap();
         up.memcpy_htod(&buf, &mut target).unwrap();
-        // And back, over bytes that are still being sent.
+        // And back into the buffer while it is still being copied.
         let other = memory(&down, 200);
         down.memcpy_dtoh(&other, &mut buf).unwrap();
         assert_eq!(first_wrong(&up.clone_dtoh(&target).unwrap(), byte), None);
@@ -162,13 +146,13 @@ fn a_buffer_filled_on_one_stream_is_sent_on_another_only_when_it_is_full() {
 }
 
 #[test]
-fn errors_left_by_others_do_not_free_a_buffer_under_cudarcs_copy() {
+fn stored_errors_do_not_free_a_buffer_under_a_copy_by_cudarc() {
     let (double, context, pool) = start();
     let (writer, stream) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let mut target = memory(&writer, 0);
     let gate = double.hold(stream.cu_stream());
     let buf = filled(&pool, 1);
-    // The target's wait for its other stream fails: cudarc stores that, goes on, and then records nothing of its own.
+    // The target's wait for its other stream fails: cudarc stores the error, continues, and records no event.
     double.fail("cuStreamWaitEvent", 1, Code::UNKNOWN);
     stream.memcpy_htod(&buf, &mut target).unwrap();
     assert_eq!(context.check_err(), Err(DriverError(CUresult::CUDA_ERROR_UNKNOWN)));
@@ -185,11 +169,11 @@ fn errors_left_by_others_do_not_free_a_buffer_under_cudarcs_copy() {
 }
 
 #[test]
-fn a_copy_of_cudarcs_whose_end_nobody_can_know_takes_the_buffer_out_of_use() {
+fn a_copy_by_cudarc_with_unknown_completion_takes_the_buffer_out_of_use() {
     let (double, context, pool) = start();
     let stream = context.default_stream();
     let mut target = memory(&stream, 0);
-    // The stream of our own that the first loan makes is there.
+    // The pool's own stream, created by the first host slice, exists.
     stream.memcpy_htod(&filled(&pool, 1), &mut target).unwrap();
     stream.synchronize().unwrap();
     pool.poll();
@@ -203,9 +187,9 @@ fn a_copy_of_cudarcs_whose_end_nobody_can_know_takes_the_buffer_out_of_use() {
         assert_eq!((pool.stats().lost, pool.stats().in_flight), (lost, 0), "{call}");
         context.check_err().unwrap();
     }
-    // A slice that somebody took and whose guard he forgot.
+    // A host slice whose guard was forgotten.
     let buf = filled(&pool, 3);
-    // SAFETY: the slice is not used at all.
+    // SAFETY: the slice is not used.
     let (_, guard) = unsafe { cudarc::driver::HostSlice::stream_synced_slice(&buf, &stream) };
     std::mem::forget(guard);
     drop(buf);
@@ -214,7 +198,7 @@ fn a_copy_of_cudarcs_whose_end_nobody_can_know_takes_the_buffer_out_of_use() {
 }
 
 #[test]
-fn a_copy_of_cudarcs_into_a_graph_takes_the_buffer_out_of_use_and_the_capture_lives() {
+fn a_copy_by_cudarc_into_a_graph_takes_the_buffer_out_of_use_and_the_capture_survives() {
     let (double, context, pool) = start();
     let stream = context.new_stream().unwrap();
     // SAFETY: one stream.
@@ -231,7 +215,7 @@ fn a_copy_of_cudarcs_into_a_graph_takes_the_buffer_out_of_use_and_the_capture_li
 }
 
 #[test]
-fn cudarcs_copies_leave_the_threads_context_alone() {
+fn a_copy_by_cudarc_keeps_the_threads_context() {
     let (_double, context, pool) = start();
     let stream = context.new_stream().unwrap();
     let mut target = memory(&stream, 0);
@@ -240,14 +224,14 @@ fn cudarcs_copies_leave_the_threads_context_alone() {
     thread::scope(|scope| {
         scope.spawn(|| {
             drop(buf);
-            stream_is_idle(&pool);
+            poll_until_idle(&pool);
             assert_eq!(result::ctx::get_current(), Ok(None));
         });
     });
 }
 
 /// Waits until nothing is in flight.
-fn stream_is_idle(pool: &Pool) {
+fn poll_until_idle(pool: &Pool) {
     while pool.stats().in_flight > 0 {
         pool.poll();
         thread::yield_now();
@@ -255,7 +239,7 @@ fn stream_is_idle(pool: &Pool) {
 }
 
 #[test]
-fn cudarcs_copies_carry_every_batch_whole_under_churn() {
+fn copies_by_cudarc_deliver_every_batch_intact_under_churn() {
     let (double, context, pool) = start();
     thread::scope(|scope| {
         for lane in 0..4_u8 {
@@ -279,7 +263,7 @@ fn cudarcs_copies_carry_every_batch_whole_under_churn() {
             });
         }
     });
-    stream_is_idle(&pool);
+    poll_until_idle(&pool);
     let stats = pool.stats();
     assert_eq!((stats.puts, stats.lost), (4 * 40 * 8, 0));
     assert!(stats.underlying.allocs <= 40, "{} buffers for 20 at a time", stats.underlying.allocs);
@@ -287,26 +271,26 @@ fn cudarcs_copies_carry_every_batch_whole_under_churn() {
 }
 
 #[test]
-fn a_buffer_from_the_device_is_read_only_when_it_is_there() {
+fn a_pending_buffer_is_readable_only_when_its_copy_completes() {
     let (double, context, pool) = start();
     let stream = context.new_stream().unwrap();
     let source = memory(&stream, 7);
     let gate = double.hold(stream.cu_stream());
     let arriving = filled(&pool, 0).copy_from(&stream, &source).unwrap();
     assert!(!arriving.is_done().unwrap());
-    // One that nobody waits for stays away until its copy is over.
+    // A pending buffer that is dropped stays in flight until its copy completes.
     drop(filled(&pool, 0).copy_from(&stream, &source).unwrap());
     pool.poll();
     assert_eq!((pool.stats().in_flight, pool.stats().in_use), (1, 1));
     drop(gate);
     assert_eq!(first_wrong(arriving.wait().unwrap().as_slice_untracked().unwrap(), 7), None);
-    stream_is_idle(&pool);
+    poll_until_idle(&pool);
     let error = pool.get(LEN + 1).unwrap().copy_from(&stream, &source).unwrap_err();
     assert!(error.is_copy() && error.to_string().contains("65536"), "{error}");
 }
 
 #[test]
-fn a_copy_back_that_fails_gives_no_bytes() {
+fn a_copy_back_that_fails_returns_no_bytes() {
     let (double, context, pool) = start();
     let stream = context.new_stream().unwrap();
     let source = memory(&stream, 7);
@@ -322,14 +306,14 @@ fn a_copy_back_that_fails_gives_no_bytes() {
     assert!(buf.try_as_mut_slice().unwrap_err().is_device());
     let written = buf.write(&[1]).unwrap_err();
     assert!(written.get_ref().unwrap().downcast_ref::<pinpool::Error>().unwrap().is_device());
-    assert_eq!(buf.len(), LEN, "it does not pass for an empty buffer");
+    assert_eq!(buf.len(), LEN, "the buffer does not appear empty");
     drop(buf);
     pool.poll();
     assert_eq!((pool.stats().lost, pool.stats().buffers_in_pool), (2, 0));
 }
 
 #[test]
-fn a_buffer_released_behind_the_work_of_others_waits_for_that_work_only() {
+fn a_buffer_released_after_untracked_work_waits_for_that_work_only() {
     let (double, context, pool) = start();
     let (stream, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let event = context.new_event(None).unwrap();
@@ -340,7 +324,7 @@ fn a_buffer_released_behind_the_work_of_others_waits_for_that_work_only() {
     filled(&pool, 1).release_after(&stream).unwrap();
     filled(&pool, 1).release_after_event(&event).unwrap();
     filled(&pool, 1).release_after(&other).unwrap();
-    // What the event stands for later, and that it goes, changes nothing.
+    // A later record of the event, or its end, changes nothing.
     event.record(&other).unwrap();
     drop(event);
     filled(&pool, 1).release_after_event(&context.new_event(None).unwrap()).unwrap();
@@ -348,7 +332,7 @@ fn a_buffer_released_behind_the_work_of_others_waits_for_that_work_only() {
     pool.poll();
     assert!(pool.stats().in_flight >= 2, "{} in flight", pool.stats().in_flight);
     drop(gate);
-    stream_is_idle(&pool);
+    poll_until_idle(&pool);
     double.fail("cuEventRecord", 1, Code::UNKNOWN);
     assert!(filled(&pool, 1).release_after(&stream).unwrap_err().is_device());
     assert_eq!((pool.stats().lost, pool.stats().in_flight), (1, 0));
@@ -362,7 +346,7 @@ fn handles_of_other_frameworks_serve_as_streams_and_memory() {
     let address = allocated.device_ptr(&owner).0;
     // SAFETY: the owner's stream lives to the end of this test.
     let stream = unsafe { context.wrap_borrowed_stream(owner.cu_stream()) };
-    // SAFETY: so does its memory, which nothing else uses meanwhile.
+    // SAFETY: so does its memory, which no other code uses meanwhile.
     let mut raw = unsafe { RawMem::from_raw(address, LEN, stream.clone()) };
     let gate = double.hold(owner.cu_stream());
     let copy = filled(&pool, 5).copy_to(&stream, &mut raw).unwrap();
@@ -373,7 +357,7 @@ fn handles_of_other_frameworks_serve_as_streams_and_memory() {
 }
 
 #[test]
-fn a_pinned_buffer_has_an_address_for_kernels_and_an_ordinary_one_has_none() {
+fn a_pinned_buffer_has_a_device_address_and_a_pageable_one_has_none() {
     let (_double, context, pool) = start();
     let buf = filled(&pool, 1);
     assert_eq!(buf.device_ptr(&context).unwrap(), buf.as_ptr() as u64);
@@ -382,7 +366,7 @@ fn a_pinned_buffer_has_an_address_for_kernels_and_an_ordinary_one_has_none() {
 }
 
 #[test]
-fn copies_in_steady_state_make_no_events() {
+fn copies_in_steady_state_create_no_events() {
     let (double, context, pool) = start();
     let stream = context.new_stream().unwrap();
     let mut target = memory(&stream, 0);
@@ -397,22 +381,22 @@ fn copies_in_steady_state_make_no_events() {
 }
 
 #[test]
-fn without_an_event_a_copy_is_refused_and_the_buffer_goes_back() {
+fn a_copy_without_an_event_is_refused_and_the_buffer_is_put_back() {
     let (double, context, pool) = start();
     let stream = context.new_stream().unwrap();
     let mut target = memory(&stream, 0);
     let _gate = double.hold(stream.cu_stream());
     double.fail_from("cuEventCreate", 1, Code::OUT_OF_MEMORY);
-    // Those that earlier copies left are used up first.
+    // Events of earlier copies are used first.
     let refused = (0..2000).find_map(|_| pool.get(16).unwrap().copy_to(&stream, &mut target).err()).unwrap();
     assert!(refused.is_copy() && refused.to_string().contains("cuEventCreate"), "{refused}");
     assert_eq!((pool.stats().lost, pool.stats().in_use), (0, 0));
 }
 
 #[test]
-fn on_a_timeline_every_copy_is_over_when_it_is_and_no_sooner_also_through_the_wrap() {
+fn a_copy_on_a_timeline_completes_with_its_work_and_no_sooner_through_the_wrap() {
     let (double, context, _) = start();
-    let pool = builder().fence(FenceKind::Timeline).build().unwrap();
+    let pool = tensorflow().fence(FenceKind::Timeline).build().unwrap();
     let stream = context.new_stream().unwrap();
     let mut target = memory(&stream, 0);
     let records = double.calls("cuEventRecord");
@@ -432,14 +416,14 @@ fn on_a_timeline_every_copy_is_over_when_it_is_and_no_sooner_also_through_the_wr
         assert_eq!(pool.stats().buffers_in_pool, 5);
     }
     assert_eq!(double.calls("cuStreamWriteValue32_v2"), 200);
-    // The target's own notes, one a copy and one for each look at it, and no mark.
+    // Events of the target, one per copy and one per check, and no fence event.
     assert_eq!(double.calls("cuEventRecord") - records, 240);
 }
 
 #[test]
-fn timelines_carry_every_batch_whole_on_many_threads_that_share_streams() {
+fn timelines_deliver_every_batch_intact_on_threads_that_share_streams() {
     let (double, context, _) = start();
-    let pool = builder().fence(FenceKind::Timeline).build().unwrap();
+    let pool = tensorflow().fence(FenceKind::Timeline).build().unwrap();
     let streams: Vec<_> = (0..3).map(|_| context.new_stream().unwrap()).collect();
     thread::scope(|scope| {
         for lane in 0..6_u8 {
@@ -461,16 +445,16 @@ fn timelines_carry_every_batch_whole_on_many_threads_that_share_streams() {
             });
         }
     });
-    stream_is_idle(&pool);
+    poll_until_idle(&pool);
     assert_eq!((pool.stats().puts, pool.stats().lost), (6 * 60 * 6, 0));
     assert_eq!(double.calls("cuStreamWriteValue32_v2"), 6 * 60 * 3);
     assert_eq!(double.wrong_uses(), Vec::<String>::new());
 }
 
 #[test]
-fn a_word_serves_one_stream_after_another() {
+fn a_timeline_word_serves_one_stream_after_another() {
     let (double, context, _) = start();
-    let pool = builder().fence(FenceKind::Timeline).build().unwrap();
+    let pool = tensorflow().fence(FenceKind::Timeline).build().unwrap();
     let pages = double.counts().host_allocations;
     for round in 0..300 {
         let stream = context.new_stream().unwrap();
@@ -480,13 +464,13 @@ fn a_word_serves_one_stream_after_another() {
         copies.iter().for_each(|copy| copy.wait().unwrap());
         pool.poll();
     }
-    assert!(double.counts().host_allocations <= pages + 2 + 3, "words are used again");
+    assert!(double.counts().host_allocations <= pages + 2 + 3, "words are reused");
 }
 
 #[test]
-fn a_lost_device_is_noticed_on_a_timeline_too() {
+fn a_lost_device_is_detected_on_a_timeline_too() {
     let (double, context, _) = start();
-    let pool = builder().fence(FenceKind::Timeline).build().unwrap();
+    let pool = tensorflow().fence(FenceKind::Timeline).build().unwrap();
     let stream = context.new_stream().unwrap();
     let mut target = memory(&stream, 0);
     let _gate = double.hold(stream.cu_stream());
@@ -501,9 +485,9 @@ fn a_lost_device_is_noticed_on_a_timeline_too() {
 }
 
 #[test]
-fn where_the_driver_writes_no_values_events_do() {
+fn events_replace_timelines_where_the_driver_writes_no_values() {
     let (double, context, _) = start();
-    let pool = builder().fence(FenceKind::Timeline).build().unwrap();
+    let pool = tensorflow().fence(FenceKind::Timeline).build().unwrap();
     let stream = context.new_stream().unwrap();
     let mut target = memory(&stream, 0);
     for code in [Code::NOT_SUPPORTED, Code::INVALID_VALUE] {
@@ -515,15 +499,15 @@ fn where_the_driver_writes_no_values_events_do() {
         copy.wait().unwrap();
         assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 1), None);
     }
-    stream_is_idle(&pool);
+    poll_until_idle(&pool);
     assert_eq!(pool.stats().lost, 0);
 }
 
 #[test]
-fn the_oldest_copy_in_flight_is_known_by_its_age_and_stream() {
+fn the_oldest_copy_in_flight_is_reported_by_age_and_stream() {
     let (double, context, _) = start();
     let clock = ManualClock::default();
-    let pool = builder().clock(clock.clone()).build().unwrap();
+    let pool = tensorflow().clock(clock.clone()).build().unwrap();
     let (first, second) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let mut targets = [memory(&first, 0), memory(&second, 0)];
     let gates = [double.hold(first.cu_stream()), double.hold(second.cu_stream())];
@@ -541,38 +525,38 @@ fn the_oldest_copy_in_flight_is_known_by_its_age_and_stream() {
 }
 
 #[test]
-fn a_stream_with_the_handle_of_a_destroyed_one_says_nothing_of_its_copies() {
+fn a_stream_with_a_reused_handle_does_not_complete_copies_of_the_destroyed_one() {
     let (double, context, _) = start();
-    let pool = builder().fence(FenceKind::Timeline).build().unwrap();
+    let pool = tensorflow().fence(FenceKind::Timeline).build().unwrap();
     let (owner, first) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let mut targets = [memory(&owner, 0), memory(&owner, 0), memory(&owner, 0)];
     let old_gate = double.hold(first.cu_stream());
     let old = filled(&pool, 1).copy_to(&first, &mut targets[0]).unwrap();
     let second = stream_in_place_of(&context, first);
-    // What the new stream counts to is not what the old one has done.
+    // The value of the new stream does not complete the old stream's copy.
     filled(&pool, 2).copy_to(&second, &mut targets[1]).unwrap().wait().unwrap();
-    assert!(!old.is_done().unwrap(), "ended by another stream");
+    assert!(!old.is_done().unwrap(), "completed by another stream");
     let new_gate = double.hold(second.cu_stream());
     let new = filled(&pool, 3).copy_to(&second, &mut targets[2]).unwrap();
     drop(old_gate);
     old.wait().unwrap();
-    // Nor is what the old one writes at last a turn of the new one's wheel.
-    assert!(!new.is_done().unwrap(), "ended by another stream");
+    // Nor does the last value of the old stream complete the new stream's copy.
+    assert!(!new.is_done().unwrap(), "completed by another stream");
     drop(new_gate);
     new.wait().unwrap();
-    assert_eq!(double.calls("cuStreamWriteValue32_v2"), 3, "all of them on timelines");
+    assert_eq!(double.calls("cuStreamWriteValue32_v2"), 3, "all three on timelines");
     for (byte, target) in (1..).zip(&targets) {
         assert_eq!(first_wrong(&owner.clone_dtoh(target).unwrap(), byte), None);
     }
 }
 
 #[test]
-fn what_a_destroyed_stream_still_writes_is_waited_for_on_the_next_with_its_handle() {
+fn work_of_a_destroyed_stream_is_waited_for_on_the_next_stream_with_its_handle() {
     let (double, context, pool) = start();
     let (owner, down) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let (source, other, mut target) = (memory(&owner, 7), memory(&owner, 8), memory(&owner, 0));
     let mut buf = filled(&pool, 0);
-    // Both ways of using it again: it is read, and it is written to.
+    // The buffer is read, and then written, on the second stream.
     for (filling, expected) in [(&source, 7), (&other, 8)] {
         let down = context.new_stream().unwrap();
         let gate = double.hold(down.cu_stream());
@@ -584,7 +568,7 @@ fn what_a_destroyed_stream_still_writes_is_waited_for_on_the_next_with_its_handl
             while double.calls("cuEventSynchronize") == waits && !sender.is_finished() {
                 thread::yield_now();
             }
-            assert!(!sender.is_finished(), "sent before it was there");
+            assert!(!sender.is_finished(), "copied before it was filled");
             drop(gate);
             sender.join().unwrap();
         });
@@ -599,7 +583,7 @@ fn what_a_destroyed_stream_still_writes_is_waited_for_on_the_next_with_its_handl
         while double.calls("cuEventSynchronize") == waits && !filler.is_finished() {
             thread::yield_now();
         }
-        assert!(!filler.is_finished(), "overwritten while it was sent");
+        assert!(!filler.is_finished(), "overwritten while it was copied");
         drop(gate);
         filler.join().unwrap();
     });
@@ -608,7 +592,7 @@ fn what_a_destroyed_stream_still_writes_is_waited_for_on_the_next_with_its_handl
 }
 
 #[test]
-fn on_one_and_the_same_stream_nothing_waits() {
+fn copies_on_one_stream_do_not_wait_for_each_other() {
     let (double, context, pool) = start();
     let owner = context.new_stream().unwrap();
     for stream in [context.new_stream().unwrap(), context.default_stream(), context.per_thread_stream()] {
@@ -625,26 +609,26 @@ fn on_one_and_the_same_stream_nothing_waits() {
 }
 
 #[test]
-fn a_copy_whose_wait_draws_the_stream_into_a_capture_is_refused_before_it_is_made() {
+fn a_copy_whose_wait_would_join_a_capture_is_refused_before_it_is_enqueued() {
     let (double, context, pool) = start();
     let (origin, stream, other) =
         (context.new_stream().unwrap(), context.new_stream().unwrap(), context.new_stream().unwrap());
-    // SAFETY: bytes that nobody reads.
+    // SAFETY: the bytes are never read.
     let [mut target, mut source] = [(); 2].map(|()| unsafe { origin.alloc::<u8>(LEN) }.unwrap());
     origin.synchronize().unwrap();
     captured(&origin, || {
-        // The events of both stand in the graph from here on.
+        // The events of both belong to the graph from here on.
         origin.memset_zeros(&mut target).unwrap();
         origin.memset_zeros(&mut source).unwrap();
-        let notes = double.calls("cuEventRecord");
+        let records = double.calls("cuEventRecord");
         let refused = filled(&pool, 1).copy_to(&stream, &mut target).unwrap_err();
         assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");
         let refused = filled(&pool, 1).copy_from(&other, &source).unwrap_err();
         assert!(refused.is_copy() && refused.to_string().contains("capturing"), "{refused}");
-        assert_eq!(double.calls("cuEventRecord"), notes, "nothing was enqueued, so nobody notes it");
+        assert_eq!(double.calls("cuEventRecord"), records, "nothing was enqueued, so no event was recorded");
         assert_eq!((pool.stats().lost, pool.stats().in_flight, pool.stats().buffers_in_pool), (0, 0, 1));
         assert_eq!(double.calls("cuMemcpyHtoDAsync_v2") + double.calls("cuMemcpyDtoHAsync_v2"), 0);
-        // cudarc's own copy is in the graph, and its buffer stays away for ever.
+        // cudarc's own copy is in the graph, so its buffer is never reused.
         stream.memcpy_htod(&filled(&pool, 2), &mut target).unwrap();
     });
     pool.poll();
@@ -653,7 +637,7 @@ fn a_copy_whose_wait_draws_the_stream_into_a_capture_is_refused_before_it_is_mad
 }
 
 #[test]
-fn an_event_of_a_capture_is_refused_and_draws_nobody_in() {
+fn an_event_of_a_capture_is_refused_and_later_buffers_are_not_affected() {
     let (double, context, pool) = start();
     let (origin, stream) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let (in_graph, event) = (context.new_event(None).unwrap(), context.new_event(None).unwrap());
@@ -661,20 +645,20 @@ fn an_event_of_a_capture_is_refused_and_draws_nobody_in() {
         in_graph.record(&origin).unwrap();
         let refused = filled(&pool, 1).release_after_event(&in_graph).unwrap_err();
         assert!(refused.is_device() && refused.to_string().contains("CAPTURED_EVENT"), "{refused}");
-        // Those who come after are none the worse.
+        // Later buffers are not affected.
         let gate = double.hold(stream.cu_stream());
         event.record(&stream).unwrap();
         filled(&pool, 1).release_after_event(&event).unwrap();
         pool.poll();
         assert_eq!((pool.stats().lost, pool.stats().in_flight), (1, 1));
         drop(gate);
-        stream_is_idle(&pool);
+        poll_until_idle(&pool);
     });
     assert_eq!((pool.stats().lost, double.counts().spoiled_captures), (1, 0));
 }
 
 #[test]
-fn an_event_that_is_slow_to_come_holds_back_nobody_behind_another() {
+fn a_pending_event_delays_no_buffer_behind_another_event() {
     let (double, context, pool) = start();
     let (slow, fast) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let events = [context.new_event(None).unwrap(), context.new_event(None).unwrap()];
@@ -691,8 +675,8 @@ fn an_event_that_is_slow_to_come_holds_back_nobody_behind_another() {
     }
     assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 1));
     drop(slow_gate);
-    stream_is_idle(&pool);
-    // What is over needs no stream, and what is not takes those that are there.
+    poll_until_idle(&pool);
+    // A complete event needs no stream; a pending one uses the streams that exist.
     let made = double.calls("cuStreamCreate");
     for _ in 0..20 {
         let gate = double.hold(slow.cu_stream());
@@ -700,13 +684,13 @@ fn an_event_that_is_slow_to_come_holds_back_nobody_behind_another() {
         filled(&pool, 1).release_after_event(&events[0]).unwrap();
         filled(&pool, 1).release_after_event(&events[1]).unwrap();
         drop(gate);
-        stream_is_idle(&pool);
+        poll_until_idle(&pool);
     }
     assert_eq!(double.calls("cuStreamCreate"), made);
 }
 
 #[test]
-fn copies_of_one_buffer_on_one_stream_are_one_question() {
+fn copies_of_one_buffer_on_one_stream_take_one_query() {
     let (double, context, pool) = start();
     let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
     let mut targets = [memory(&streams[0], 0), memory(&streams[1], 0)];
@@ -717,28 +701,28 @@ fn copies_of_one_buffer_on_one_stream_are_one_question() {
             buf.copy_range_to(0..LEN, stream, target).unwrap();
         }
     }
-    let asked = double.calls("cuEventQuery");
-    assert_eq!(asked, 1, "whether the first is over, when the second stream came");
+    let queries = double.calls("cuEventQuery");
+    assert_eq!(queries, 1, "a query of the first copy, when the second stream was used");
     drop(buf);
     pool.poll();
-    assert!(double.calls("cuEventQuery") <= asked + 4, "two for each look at it");
+    assert!(double.calls("cuEventQuery") <= queries + 4, "two per check");
     assert_eq!(pool.stats().in_flight, 1);
     drop(gate);
-    stream_is_idle(&pool);
+    poll_until_idle(&pool);
     for (stream, target) in streams.iter().zip(&targets) {
         assert_eq!(first_wrong(&stream.clone_dtoh(target).unwrap(), 9), None);
     }
 }
 
 #[test]
-fn a_copy_asks_the_driver_for_no_more_than_it_needs() {
+fn a_copy_makes_only_the_driver_calls_that_it_needs() {
     let (double, context, pool) = start();
     let stream = context.new_stream().unwrap();
     // SAFETY: one stream.
     unsafe { context.disable_event_tracking() };
     let mut target = memory(&stream, 0);
     let _gate = double.hold_all();
-    // The first makes its event.
+    // The first copy creates its event.
     filled(&pool, 1).copy_to(&stream, &mut target).unwrap();
     let names = ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamIsCapturing", "cuStreamGetId", "cuEventRecord"];
     let calls = || names.map(|name| double.calls(name));
@@ -756,7 +740,7 @@ fn a_copy_asks_the_driver_for_no_more_than_it_needs() {
 }
 
 #[test]
-fn a_loan_is_asked_once_for_its_record_and_then_only_whether_it_is_over() {
+fn a_host_slice_is_checked_once_for_its_record_and_then_for_completion() {
     let (double, context, pool) = start();
     let stream = context.new_stream().unwrap();
     let mut target = memory(&stream, 0);
@@ -767,12 +751,12 @@ fn a_loan_is_asked_once_for_its_record_and_then_only_whether_it_is_over() {
     assert_eq!((double.calls("cuEventElapsedTime"), double.calls("cuEventElapsedTime_v2")), (1, 0));
     assert_eq!(double.calls("cuEventQuery"), queries + 10);
     drop(gate);
-    stream_is_idle(&pool);
+    poll_until_idle(&pool);
     assert_eq!((double.calls("cuEventElapsedTime"), pool.stats().lost), (1, 0));
 }
 
 #[test]
-fn every_kind_of_pinned_memory_has_an_address_for_kernels() {
+fn memory_of_every_back_end_has_a_device_address() {
     let (_double, context, _) = start();
     for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
         for reserve_bytes in [0, 4 << 20] {

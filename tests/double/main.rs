@@ -1,16 +1,26 @@
 //! The CUDA path without a GPU: unmodified cudarc over the driver double.
 //!
-//! One process has one driver, so tests take turns ([`driver_double::Double::load`]); those that need a driver from its first
-//! call on, or a fork, run again in a process of their own.
+//! | module | holds |
+//! | --- | --- |
+//! | `copies`, `tracked_copies` | copies made by the pool, and every natural line that starts one |
+//! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
+//! | `sources` | the contract of `vmm` and `register`, and each failing step |
+//! | `pools`, `release_gate` | pools over each back-end: releases beside copies |
+//! | `old_drivers`, `fork` | processes that lack functions, or are children |
+//!
+//! One process has one driver, so tests take turns ([`driver_double::Double::load`]). A test that needs a driver from its
+//! first call on, or a fork, runs again as a child ([`child::alone`]).
 
 #[path = "../child/mod.rs"]
 mod child;
 mod copies;
 #[path = "../gpu/driver_facts.rs"]
 mod driver_facts;
+mod fixture;
 mod fork;
 mod interop;
 mod old_drivers;
+mod pools;
 mod release_gate;
 mod sources;
 mod tracked_copies;

@@ -1,7 +1,4 @@
-//! Copies and releases that wait for the device, on the driver double: whatever meets, no memory goes back under a copy,
-//! and nothing is forgotten.
-//!
-//! A process of its own, with a driver of its own; tests take turns ([`Double::load`]).
+//! Releases that wait for the device, beside copies: no memory is released under a copy, and no release is forgotten.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,42 +6,25 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use driver_double::{Counts, Double};
+use driver_double::Double;
 use pinpool::testing::ManualClock;
-use pinpool::{Backend, FenceKind, PinnedBuf, Pool, PoolBuilder, ReleasePolicy};
+use pinpool::{Backend, FenceKind, Pool, ReleasePolicy};
 
-const MIB: usize = 1 << 20;
-/// Sources whose release waits for the device.
+use crate::fixture::{MIB, builder, filled, held, stream_and_memory};
+
+/// Back-ends whose release waits for the device.
 const BACKENDS: [Backend; 2] = [Backend::Register, Backend::Cuda];
-
-/// What a pool may leave behind: nothing.
-fn held(double: &Double) -> [u64; 3] {
-    let Counts { pinned_bytes, registrations, host_allocations, .. } = double.counts();
-    [pinned_bytes, registrations, host_allocations]
-}
 
 fn releases(double: &Double) -> u64 {
     double.calls("cuMemHostUnregister") + double.calls("cuMemFreeHost")
 }
 
-fn builder(backend: Backend) -> PoolBuilder {
-    Pool::builder().without_env().backend(backend)
-}
-
-fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {
-    let mut buf = pool.get(len).unwrap();
-    buf.as_mut_slice().unwrap().fill(byte);
-    buf
-}
-
 #[test]
-fn a_trim_put_off_is_not_forgotten_for_one_that_asks_for_less() {
+fn a_postponed_trim_survives_a_later_trim_to_more_bytes() {
     for backend in BACKENDS {
         let double = Double::load();
         let context = CudaContext::new(0).unwrap();
-        let stream = context.new_stream().unwrap();
-        let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
-        stream.synchronize().unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, 4096);
         let pool = builder(backend).build().unwrap();
         drop(pool.get(3 * MIB).unwrap());
         let gate = double.hold(stream.cu_stream());
@@ -60,25 +40,23 @@ fn a_trim_put_off_is_not_forgotten_for_one_that_asks_for_less() {
 }
 
 #[test]
-fn a_copy_that_is_over_is_in_nobodys_way_although_its_pool_has_fallen_silent() {
+fn a_completed_copy_of_a_silent_partition_delays_no_release() {
     for backend in BACKENDS {
         let double = Double::load();
         let context = CudaContext::new(0).unwrap();
-        let stream = context.new_stream().unwrap();
-        let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
-        stream.synchronize().unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, 4096);
         let clock = ManualClock::default();
         let pool = builder(backend).clock(clock.clone()).build().unwrap();
         let silent = pool.partition("silent", 1 << 20).unwrap();
-        for asks in [|pool: &Pool| pool.trim(0), Pool::poll] {
+        for release in [|pool: &Pool| pool.trim(0), Pool::poll] {
             drop(pool.get(3 * MIB).unwrap());
             drop(filled(&silent, 4096, 7).copy_to(&stream, &mut memory).unwrap());
             stream.synchronize().unwrap();
             let before = releases(&double);
-            // Buffers age out of the front; then their regions are due, and go on a thread of their own.
+            // Buffers expire from the thread cache; then their regions are due and released by another thread.
             for _ in 0..3000 {
                 clock.advance_us(60_000_000);
-                asks(&pool);
+                release(&pool);
                 if releases(&double) > before {
                     break;
                 }
@@ -91,11 +69,10 @@ fn a_copy_that_is_over_is_in_nobodys_way_although_its_pool_has_fallen_silent() {
 }
 
 #[test]
-fn at_the_ceiling_a_copy_that_is_over_keeps_no_region_though_its_pool_has_fallen_silent() {
+fn at_the_ceiling_a_completed_copy_of_a_silent_partition_keeps_no_region() {
     let double = Double::load();
     let context = CudaContext::new(0).unwrap();
-    let stream = context.new_stream().unwrap();
-    let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
     let pool = builder(Backend::Register).max_bytes(6 << 20).wait(Duration::ZERO).build().unwrap();
     let silent = pool.partition("silent", 1 << 20).unwrap();
     drop(filled(&silent, 4096, 7).copy_to(&stream, &mut memory).unwrap());
@@ -106,11 +83,10 @@ fn at_the_ceiling_a_copy_that_is_over_keeps_no_region_though_its_pool_has_fallen
 }
 
 #[test]
-fn a_buffer_that_a_drain_waits_for_is_copied_again_and_then_given_up() {
+fn a_buffer_that_a_drain_waits_for_may_be_copied_again_and_dropped() {
     let double = Double::load();
     let context = CudaContext::new(0).unwrap();
-    let stream = context.new_stream().unwrap();
-    let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
     let wait = Duration::from_secs(20);
     let pool =
         builder(Backend::Register).max_bytes(6 << 20).release_policy(ReleasePolicy::Force).wait(wait).build().unwrap();
@@ -122,7 +98,7 @@ fn a_buffer_that_a_drain_waits_for_is_copied_again_and_then_given_up() {
         while pool.stats().drains == 0 {
             thread::yield_now();
         }
-        // As many chances as it likes to close the gate.
+        // Gives the drain many chances to close the gate.
         (0..1000).for_each(|_| thread::yield_now());
         buf.copy_range_to(1024..4096, &stream, &mut memory).unwrap();
         drop(buf);
@@ -131,7 +107,7 @@ fn a_buffer_that_a_drain_waits_for_is_copied_again_and_then_given_up() {
     assert_eq!(double.counts().frees_with_work_in_flight, 0);
 }
 
-/// One who copies: a stream, and memory of the device for each of its batches.
+/// A stream, and device memory for each batch that is copied on it.
 struct Lane {
     pool: Pool,
     stream: Arc<CudaStream>,
@@ -152,7 +128,7 @@ impl Lane {
         Self { pool, stream, memories, number }
     }
 
-    /// Of all lengths, in an order of its own.
+    /// Lengths up to `LONGEST`, in an order that depends on the lane.
     fn len(number: u8, batch: u8) -> usize {
         let spread = (usize::from(batch) + 1) * (usize::from(number) * 2 + 31) % 97;
         1 + spread * LONGEST / 97
@@ -162,7 +138,7 @@ impl Lane {
         1 + (batch * 3 + self.number) % 250
     }
 
-    /// Every way in which a buffer leaves for the device, one after the other.
+    /// Uses each method of copying in turn.
     fn run(&mut self, round: u8) {
         let (pool, stream) = (self.pool.clone(), self.stream.clone());
         for batch in round * BATCHES..(round + 1) * BATCHES {
@@ -170,11 +146,11 @@ impl Lane {
             let memory = &mut self.memories[usize::from(batch)];
             let mut buf = filled(&pool, len, byte);
             match batch % 6 {
-                // Nobody waits: the next get may want this very memory.
+                // Dropped without a wait: the next get may need this memory.
                 0 | 1 => drop(buf.copy_to(&stream, memory).unwrap()),
                 2 => drop(buf.copy_range_to(0..len, &stream, memory).unwrap()),
                 3 => {
-                    // Seen to be over by the buffer itself, which stays in use while memory goes back.
+                    // The buffer itself waits for the copy and stays in use while memory is released.
                     buf.copy_range_to(0..len, &stream, memory).unwrap();
                     assert!(*buf.as_mut_slice().unwrap() == vec![byte; len]);
                 }
@@ -199,13 +175,13 @@ impl Lane {
     }
 }
 
-/// Lanes copy, two of them from one pool and one from its partition, while somebody else asks for all memory back again
-/// and again in every way, makes time fly, and lets one stream get stuck now and then.
+/// Lanes copy, two of them from one pool and one from its partition, while another thread releases memory in every way,
+/// advances the clock, and holds one stream now and then.
 fn churn(backend: Backend, release: ReleasePolicy, fence: FenceKind, double: &Double) {
     let name = backend.name();
     let what = format!("{name} {release:?} {fence:?}");
     let context = CudaContext::new(0).unwrap();
-    // The page that timelines lie in stays with the context.
+    // The page of the timelines stays with the context.
     Lane::new(0, builder(backend.clone()).fence(FenceKind::Timeline).build().unwrap(), &context).run(0);
     double.reset();
     let before = held(double);
@@ -260,12 +236,12 @@ fn churn(backend: Backend, release: ReleasePolicy, fence: FenceKind, double: &Do
             ends.into_iter().for_each(|end| end.unwrap());
         });
         let counts = double.counts();
-        assert_eq!(counts.frees_with_work_in_flight, 0, "{what}: memory went back under a copy");
-        let most_bytes = counts.peak_pinned_bytes - before[0];
-        // Small blocks of `cuMemHostAlloc` have a page to spare, in which a region finds a page that is all its own.
+        assert_eq!(counts.frees_with_work_in_flight, 0, "{what}: memory was released under a copy");
+        let most_bytes = counts.peak_pinned_bytes - before.pinned_bytes;
+        // A small block of `cuMemHostAlloc` is not page-aligned, so a region takes one page more.
         let spare_bytes = if name == "cuda" { 64 << 10 } else { 0 };
         assert!(most_bytes <= (12 << 20) + spare_bytes, "{what}: {most_bytes} B pinned");
-        // No copy is aboard, so everything goes: at once, or after a release that is still at it.
+        // No copy is in flight, so everything is released: at once, or after a release that still runs.
         lanes.iter().for_each(|lane| lane.stream.synchronize().unwrap());
         partition.clear();
         pool.clear();
@@ -283,12 +259,12 @@ fn churn(backend: Backend, release: ReleasePolicy, fence: FenceKind, double: &Do
     }
     lanes.iter().for_each(Lane::check);
     drop((pool, partition, lanes));
-    assert_eq!(held(double), before, "{what} left something behind");
+    assert_eq!(held(double), before, "{what} left memory behind");
     assert_eq!(double.wrong_uses(), Vec::<String>::new(), "{what}");
 }
 
 #[test]
-fn whatever_comes_together_no_memory_goes_back_under_a_copy_and_none_is_forgotten() {
+fn churn_releases_no_memory_under_a_copy_and_forgets_none() {
     for backend in BACKENDS {
         for (release, fence) in [(ReleasePolicy::Idle, FenceKind::Event), (ReleasePolicy::Force, FenceKind::Timeline)] {
             churn(backend.clone(), release, fence, &Double::load());

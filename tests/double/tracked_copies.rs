@@ -1,11 +1,13 @@
-//! The natural lines of copies are tracked: a buffer dropped under any of them is not reused before the copy is over.
+//! The natural lines that start a copy are tracked: a buffer dropped under any of them is not reused before the copy completes.
 
 use std::sync::Arc;
 use std::thread;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use driver_double::Double;
-use pinpool::{Backend, PinnedBuf, Pool, Preset};
+use pinpool::{PinnedBuf, Pool};
+
+use crate::fixture::{filled, tensorflow};
 
 const LEN: usize = 64 << 10;
 const ELEMENTS: usize = LEN / 4;
@@ -21,11 +23,10 @@ struct DeviceMem {
 fn start() -> (Double, Pool, Arc<CudaStream>, DeviceMem) {
     let double = Double::load();
     let context = CudaContext::new(0).unwrap();
-    let builder = Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Cuda);
     let stream = context.new_stream().unwrap();
     let memory = DeviceMem { bytes: stream.alloc_zeros(LEN).unwrap(), floats: stream.alloc_zeros(ELEMENTS).unwrap() };
     stream.synchronize().unwrap();
-    (double, builder.build().unwrap(), stream, memory)
+    (double, tensorflow().build().unwrap(), stream, memory)
 }
 
 fn pattern(seed: usize) -> Vec<u8> {
@@ -228,8 +229,7 @@ fn a_copy_into_the_buffer_waits_for_cudarcs_copy_from_it() {
     let down = up.context().new_stream().unwrap();
     let source = down.clone_htod(&vec![9_u8; LEN]).unwrap();
     down.synchronize().unwrap();
-    let mut buf = pool.get(LEN).unwrap();
-    buf.as_mut_slice().unwrap().fill(1);
+    let mut buf = filled(&pool, LEN, 1);
     let gate = double.hold(up.cu_stream());
     up.memcpy_htod(&buf, &mut memory.bytes).unwrap();
     let waits = double.calls("cuEventSynchronize");
@@ -238,7 +238,7 @@ fn a_copy_into_the_buffer_waits_for_cudarcs_copy_from_it() {
         while double.calls("cuEventSynchronize") == waits && !receiver.is_finished() {
             thread::yield_now();
         }
-        assert!(!receiver.is_finished(), "overwritten while it was sent");
+        assert!(!receiver.is_finished(), "overwritten while it was copied");
         drop(gate);
         receiver.join().unwrap()
     });

@@ -1,0 +1,70 @@
+//! Pools, streams and captures that several modules use.
+#![allow(unsafe_code)] // Captures, which cudarc leaves to its users.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUstreamCaptureMode;
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
+use driver_double::{Counts, Double};
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
+
+pub(crate) const MIB: usize = 1 << 20;
+
+pub(crate) fn builder(backend: Backend) -> PoolBuilder {
+    Pool::builder().without_env().backend(backend)
+}
+
+pub(crate) fn tensorflow() -> PoolBuilder {
+    builder(Backend::Cuda).preset(Preset::Tensorflow)
+}
+
+pub(crate) fn start() -> (Double, Arc<CudaContext>, Pool) {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let pool = tensorflow().build().unwrap();
+    (double, context, pool)
+}
+
+/// A stream and device memory on it, with no work left to run.
+pub(crate) fn stream_and_memory(context: &Arc<CudaContext>, len: usize) -> (Arc<CudaStream>, CudaSlice<u8>) {
+    let stream = context.new_stream().unwrap();
+    let memory = stream.alloc_zeros(len).unwrap();
+    stream.synchronize().unwrap();
+    (stream, memory)
+}
+
+pub(crate) fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {
+    let mut buf = pool.get(len).unwrap();
+    buf.as_mut_slice().unwrap().fill(byte);
+    buf
+}
+
+/// What a pool or a source holds of the driver, and must not leave behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) pinned_bytes: u64,
+    pub(crate) host_allocations: u64,
+    pub(crate) registrations: u64,
+    pub(crate) granules: u64,
+    pub(crate) mappings: u64,
+    pub(crate) reservations: u64,
+}
+
+pub(crate) fn held(double: &Double) -> Held {
+    let Counts { pinned_bytes, host_allocations, registrations, granules, mappings, reservations, .. } =
+        double.counts();
+    Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations }
+}
+
+pub(crate) fn begin_capture(stream: &CudaStream, mode: CUstreamCaptureMode) {
+    // SAFETY: a live stream; each test ends its capture.
+    unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
+}
+
+/// Ends a capture; the graph is never launched.
+pub(crate) fn end_capture(stream: &CudaStream) -> Result<(), DriverError> {
+    // SAFETY: a live stream that captures.
+    let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }?;
+    // SAFETY: just made, never launched.
+    unsafe { result::graph::destroy(graph) }
+}
