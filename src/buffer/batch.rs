@@ -8,7 +8,7 @@
 //! Slices are taken through a shared reference, so that many threads fill one batch at once; none outlives that reference,
 //! so the copy begins when all are filled.
 //!
-//! **batch-I1**: no two slices share a byte: `taken` passes over disjoint ranges, and goes back only through `&mut`, when
+//! **batch-buf-I1**: no two slices share a byte: `taken` passes over disjoint ranges, and goes back only through `&mut`, when
 //! no slice is left.
 #![allow(unsafe_code)] // Makes slices of disjoint ranges.
 
@@ -82,7 +82,7 @@ impl BatchBuf {
         // SAFETY: `offset + len` is inside the buffer, as just checked.
         let start = unsafe { self.buf.as_ptr().cast_mut().add(offset) };
         // SAFETY: the batch owns the buffer, which is initialised, used by no copy (it is fresh) and lends no slice of
-        // itself while the batch lives; no other slice has this range (batch-I1).
+        // itself while the batch lives; no other slice has this range (batch-buf-I1).
         let bytes = unsafe { std::slice::from_raw_parts_mut(start, len) };
         Some(BatchSlice { bytes: Pinned::from_mut(bytes), offset, written: 0 })
     }

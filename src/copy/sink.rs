@@ -43,6 +43,8 @@ pub struct SinkStream {
     progress: Arc<Progress>,
 }
 
+type Enqueued = Result<SharedFence, CopyFailure>;
+
 /// How far a stream has come.
 #[derive(Debug)]
 struct Progress {
@@ -167,7 +169,7 @@ impl SinkStream {
         self.progress.changed.notify_all();
     }
 
-    fn enqueue(&self, work: Work, after: Vec<SharedFence>) -> Result<SharedFence, CopyFailure> {
+    fn enqueue(&self, work: Work, after: Vec<SharedFence>) -> Enqueued {
         // The lock makes a copy's number its place in the queue when several threads share a stream.
         let _in_order = self.progress.state.lock();
         self.queue
@@ -332,34 +334,19 @@ impl SinkMem {
     }
 
     /// Enqueues a copy of `len` bytes from `source` to `offset`. Only for a caller with `&mut` access (sink-I1).
-    fn write_at(
-        &self,
-        stream: &SinkStream,
-        offset: usize,
-        source: *const u8,
-        len: usize,
-    ) -> Result<SharedFence, CopyFailure> {
-        let source = HostAddress(source.cast_mut());
-        self.enqueue_in_order(
-            stream,
-            Work::ToDevice { source, target: self.bytes.clone(), range: offset..offset + len },
-        )
+    fn write_at(&self, stream: &SinkStream, offset: usize, source: *const u8, len: usize) -> Enqueued {
+        let (source, target) = (HostAddress(source.cast_mut()), self.bytes.clone());
+        self.enqueue_in_order(stream, Work::ToDevice { source, target, range: offset..offset + len })
     }
 
     /// Enqueues a copy of `len` bytes from `offset` to `target`.
-    fn read_at(
-        &self,
-        stream: &SinkStream,
-        offset: usize,
-        target: *mut u8,
-        len: usize,
-    ) -> Result<SharedFence, CopyFailure> {
-        let target = HostAddress(target);
-        self.enqueue_in_order(stream, Work::ToHost { source: self.bytes.clone(), range: offset..offset + len, target })
+    fn read_at(&self, stream: &SinkStream, offset: usize, target: *mut u8, len: usize) -> Enqueued {
+        let (source, target) = (self.bytes.clone(), HostAddress(target));
+        self.enqueue_in_order(stream, Work::ToHost { source, range: offset..offset + len, target })
     }
 
     /// Behind the copies of other streams from and to this memory.
-    fn enqueue_in_order(&self, stream: &SinkStream, work: Work) -> Result<SharedFence, CopyFailure> {
+    fn enqueue_in_order(&self, stream: &SinkStream, work: Work) -> Enqueued {
         stream.progress.check_process().map_err(CopyFailure::Refused)?;
         let mut copies = self.copies.lock();
         copies.retain(|copy| matches!(copy.is_done(), Ok(false)));
