@@ -45,10 +45,10 @@ pub(crate) enum ErrorKind {
     Length { len: usize, max_len: usize },
     #[error("asked {len} B at an alignment of {align}: an alignment is a power of two of at most {max_align}")]
     Alignment { len: usize, align: usize, max_align: usize },
-    #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {holdings}; {remedy}")]
-    Limit { asked_bytes: u64, needed_bytes: u64, holdings: UsageReport, remedy: &'static str },
-    #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {holdings}")]
-    Backend { backend: &'static str, asked_bytes: u64, holdings: UsageReport, source: SourceError },
+    #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {usage}; {remedy}")]
+    Limit { asked_bytes: u64, needed_bytes: u64, usage: UsageReport, remedy: &'static str },
+    #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {usage}")]
+    Backend { backend: &'static str, asked_bytes: u64, usage: UsageReport, source: SourceError },
     #[error("back-end `{backend}` is not available: {why}")]
     Unavailable { backend: &'static str, why: String },
     #[error("{name}={value}: {why}")]
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_limit_error_says_asked_held_ceiling_and_remedy() {
-        let holdings = UsageReport {
+        let usage = UsageReport {
             held_bytes: 490,
             in_use_bytes: 400,
             idle_bytes: 90,
@@ -196,7 +196,7 @@ mod tests {
             ..Default::default()
         };
         let remedy = "raise PINPOOL_MAX_BYTES";
-        let error = Error::from(ErrorKind::Limit { asked_bytes: 64, needed_bytes: 128, holdings, remedy });
+        let error = Error::from(ErrorKind::Limit { asked_bytes: 64, needed_bytes: 128, usage, remedy });
         assert!(error.is_limit() && !error.is_backend());
         let text = error.to_string();
         for word in ["64 B", "128 B", "held 490 B", "in use 400", "idle 90", "512 B", "PINPOOL_MAX_BYTES"] {

@@ -188,15 +188,15 @@ impl Backing {
         self.own.max_bytes().is_none_or(|max_bytes| bytes <= max_bytes)
     }
 
-    /// The error of a get of `len` bytes that was refused while the pool held `holdings`.
-    pub(in crate::engine) fn error(&self, len: usize, refusal: Refusal, holdings: UsageReport) -> Error {
+    /// The error of a get of `len` bytes that was refused while the pool held `usage`.
+    pub(in crate::engine) fn error(&self, len: usize, refusal: Refusal, usage: UsageReport) -> Error {
         let asked_bytes = len as u64;
         let kind = match refusal {
             Refusal::Ceiling { needed_bytes } => {
-                ErrorKind::Limit { asked_bytes, needed_bytes, holdings, remedy: self.remedy(needed_bytes) }
+                ErrorKind::Limit { asked_bytes, needed_bytes, usage, remedy: self.remedy(needed_bytes) }
             }
             Refusal::Source(source) => {
-                ErrorKind::Backend { backend: self.source().name(), asked_bytes, holdings, source }
+                ErrorKind::Backend { backend: self.source().name(), asked_bytes, usage, source }
             }
         };
         kind.into()
