@@ -195,9 +195,7 @@ impl Backing {
             Refusal::Ceiling { needed_bytes } => {
                 ErrorKind::Limit { asked_bytes, needed_bytes, usage, remedy: self.remedy(needed_bytes) }
             }
-            Refusal::Source(source) => {
-                ErrorKind::Backend { backend: self.source().name(), asked_bytes, usage, source }
-            }
+            Refusal::Source(source) => ErrorKind::Backend { backend: self.source().name(), asked_bytes, usage, source },
         };
         kind.into()
     }
