@@ -229,7 +229,7 @@ fn a_copy_into_the_buffer_waits_for_cudarcs_copy_from_it() {
     let down = up.context().new_stream().unwrap();
     let source = down.clone_htod(&vec![9_u8; LEN]).unwrap();
     down.synchronize().unwrap();
-    let mut buf = filled(&pool, LEN, 1);
+    let buf = filled(&pool, LEN, 1);
     let gate = double.hold(up.cu_stream());
     up.memcpy_htod(&buf, &mut memory.bytes).unwrap();
     let waits = double.calls("cuEventSynchronize");
