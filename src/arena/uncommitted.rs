@@ -30,13 +30,13 @@ pub(super) struct Uncommitted {
 
 /// Where a buffer could lie, and what is missing there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Placement {
+pub(super) struct GapFit {
     pub(super) buffer: Extent,
     pub(super) missing_granules: u64,
     pub(super) gap_bytes: u64,
 }
 
-impl Placement {
+impl GapFit {
     /// policy-R5: the fewest granules to commit, then the tightest gap, then the lowest address.
     fn rank(&self) -> (u64, u64, u64) {
         (self.missing_granules, self.gap_bytes, self.buffer.start)
@@ -94,8 +94,8 @@ impl Uncommitted {
     }
 
     /// The best placement (policy-R5) in a gap with uncommitted granules.
-    pub(super) fn best_fit(&self, holes: &Holes, bytes: u64, align: u64, granule_bytes: u64) -> Option<Placement> {
-        let mut best: Option<Placement> = None;
+    pub(super) fn best_fit(&self, holes: &Holes, bytes: u64, align: u64, granule_bytes: u64) -> Option<GapFit> {
+        let mut best: Option<GapFit> = None;
         let mut runs = self.iter().peekable();
         let mut parts = Vec::new();
         while let Some(first) = runs.next() {
@@ -118,10 +118,10 @@ impl Uncommitted {
                 }
                 run = runs.next_if(|next| next.start == gap_end);
             }
-            if let Some(placement) = best_in_gap(&parts, bytes, align, grid)
-                && best.is_none_or(|best| placement.rank() < best.rank())
+            if let Some(fit) = best_in_gap(&parts, bytes, align, grid)
+                && best.is_none_or(|best| fit.rank() < best.rank())
             {
-                best = Some(placement);
+                best = Some(fit);
             }
         }
         best
@@ -143,7 +143,7 @@ impl Uncommitted {
     }
 }
 
-fn best_in_gap(parts: &[GapPart], bytes: u64, align: u64, grid: Grid) -> Option<Placement> {
+fn best_in_gap(parts: &[GapPart], bytes: u64, align: u64, grid: Grid) -> Option<GapFit> {
     let (gap_start, gap_end) = (parts.first()?.extent.start, parts.last()?.extent.end);
     let gap_bytes = gap_end - gap_start;
     if gap_bytes < bytes {
@@ -167,7 +167,7 @@ fn best_in_gap(parts: &[GapPart], bytes: u64, align: u64, grid: Grid) -> Option<
             // Count the granule of the last byte if it is uncommitted; that of the first is not below the start.
             let last = start + bytes - 1;
             let missing_granules = granules_below(last) + u64::from(part_at(last).uncommitted) - granules_below(start);
-            Placement { buffer: Extent { start, end: start + bytes }, missing_granules, gap_bytes }
+            GapFit { buffer: Extent { start, end: start + bytes }, missing_granules, gap_bytes }
         })
-        .min_by_key(Placement::rank)
+        .min_by_key(GapFit::rank)
 }

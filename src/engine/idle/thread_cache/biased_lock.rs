@@ -38,7 +38,7 @@ const REBIAS_AFTER: u32 = if cfg!(loom) {
 
 /// How a thread enters.
 #[derive(Clone, Copy)]
-pub(super) enum Access {
+pub(super) enum LockAccess {
     /// The thread that the lock may be biased to (lock-I2).
     Owner(#[expect(dead_code, reason = "a proof: only the owner has it")] ThreadSlot),
     Remote,
@@ -83,8 +83,8 @@ impl<T> BiasedLock<T> {
 
     /// Runs `section` alone; waits for the thread that is inside.
     #[inline]
-    pub(super) fn with<R>(&self, access: Access, section: impl FnOnce(&mut T) -> R) -> R {
-        let _clear = if matches!(access, Access::Owner(_)) && self.enter_biased() {
+    pub(super) fn with<R>(&self, access: LockAccess, section: impl FnOnce(&mut T) -> R) -> R {
+        let _clear = if matches!(access, LockAccess::Owner(_)) && self.enter_biased() {
             ClearOnDrop(&self.owner_inside)
         } else {
             self.enter_shared(access);
@@ -104,7 +104,7 @@ impl<T> BiasedLock<T> {
         let _clear = if self.enter_biased() {
             ClearOnDrop(&self.owner_inside)
         } else if self.try_hold() {
-            self.settle(Access::Owner(owner));
+            self.settle(LockAccess::Owner(owner));
             ClearOnDrop(&self.held)
         } else {
             return Err(argument);
@@ -128,7 +128,7 @@ impl<T> BiasedLock<T> {
 
     #[cold]
     #[inline(never)]
-    fn enter_shared(&self, access: Access) {
+    fn enter_shared(&self, access: LockAccess) {
         let backoff = Backoff::new();
         while !self.try_hold() {
             backoff.snooze();
@@ -148,9 +148,9 @@ impl<T> BiasedLock<T> {
     }
 
     /// Called with `held`: a remote thread ensures that the owner is not inside; the owner may bias the lock again.
-    fn settle(&self, access: Access) {
+    fn settle(&self, access: LockAccess) {
         // Relaxed, except the last load: `shared` and `unshared_sections` are written under `held`.
-        if let Access::Owner(_) = access {
+        if let LockAccess::Owner(_) = access {
             let unshared_sections = self.unshared_sections.load(Ordering::Relaxed) + 1;
             let rebias = self.can_bias && unshared_sections >= REBIAS_AFTER;
             self.unshared_sections
@@ -296,7 +296,7 @@ mod tests {
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let owner = Access::Owner(slot::current());
+                let owner = LockAccess::Owner(slot::current());
                 for step in 0..owned {
                     lock.with(owner, add);
                     done.store(step + 1, Ordering::Relaxed);
@@ -307,19 +307,19 @@ mod tests {
                 while done.load(Ordering::Relaxed) < remote * 2 * REBIAS_AFTER {
                     std::thread::yield_now();
                 }
-                lock.with(Access::Remote, add);
+                lock.with(LockAccess::Remote, add);
             }
         });
-        assert_eq!(lock.with(Access::Remote, |pair| *pair), (owned + remotes, owned + remotes));
+        assert_eq!(lock.with(LockAccess::Remote, |pair| *pair), (owned + remotes, owned + remotes));
     }
 
     #[test]
     fn the_lock_is_biased_again_after_the_owner_was_long_alone() {
         let lock = BiasedLock::new(());
-        let owner = Access::Owner(slot::current());
+        let owner = LockAccess::Owner(slot::current());
         let shared = || lock.shared.load(Ordering::Relaxed);
         assert_ne!(shared(), asymmetric_fence::available());
-        lock.with(Access::Remote, |()| assert!(shared()));
+        lock.with(LockAccess::Remote, |()| assert!(shared()));
         (1..REBIAS_AFTER).for_each(|_| lock.with(owner, |()| assert!(shared())));
         lock.with(owner, |()| ());
         assert_ne!(shared(), asymmetric_fence::available());
@@ -337,8 +337,8 @@ mod loom_models {
         unsafe { ThreadSlot::fake(0) }
     }
 
-    fn owner() -> Access {
-        Access::Owner(slot())
+    fn owner() -> LockAccess {
+        LockAccess::Owner(slot())
     }
 
     #[test]
@@ -348,13 +348,13 @@ mod loom_models {
         builder.check(|| {
             let lock = Arc::new(BiasedLock::new(0));
             let remote = lock.clone();
-            let remote = thread::spawn(move || (0..2).for_each(|_| remote.with(Access::Remote, |n| *n += 1)));
+            let remote = thread::spawn(move || (0..2).for_each(|_| remote.with(LockAccess::Remote, |n| *n += 1)));
             // Biased, then perhaps shared, then biased again.
             lock.with(owner(), |n| *n += 1);
             let tried = lock.try_with(slot(), 10, |n, ten| *n += ten).is_ok();
             lock.with(owner(), |n| *n += 1);
             remote.join().unwrap();
-            assert_eq!(lock.with(Access::Remote, |n| *n), if tried { 14 } else { 4 });
+            assert_eq!(lock.with(LockAccess::Remote, |n| *n), if tried { 14 } else { 4 });
         });
     }
 
@@ -363,8 +363,8 @@ mod loom_models {
         loom::model(|| {
             let lock = Arc::new(BiasedLock::new(0));
             let other = lock.clone();
-            let other = thread::spawn(move || other.with(Access::Remote, |n| *n += 1));
-            lock.with(Access::Remote, |n| *n += 1);
+            let other = thread::spawn(move || other.with(LockAccess::Remote, |n| *n += 1));
+            lock.with(LockAccess::Remote, |n| *n += 1);
             other.join().unwrap();
             assert_eq!(lock.with(owner(), |n| *n), 2);
         });
@@ -374,9 +374,9 @@ mod loom_models {
     fn loom_a_lock_that_is_biased_again_admits_the_next_remote_thread_alone() {
         loom::model(|| {
             let lock = Arc::new(BiasedLock::new(0));
-            lock.with(Access::Remote, |n| *n += 1);
+            lock.with(LockAccess::Remote, |n| *n += 1);
             let remote = lock.clone();
-            let remote = thread::spawn(move || remote.with(Access::Remote, |n| *n += 1));
+            let remote = thread::spawn(move || remote.with(LockAccess::Remote, |n| *n += 1));
             for _ in 0..3 {
                 lock.with(owner(), |n| *n += 1);
             }

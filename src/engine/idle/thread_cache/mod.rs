@@ -70,7 +70,7 @@ pub use entry::Entry;
 use crate::policy::Window;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Backoff, Mutex};
-use biased_lock::{Access, asymmetric_fence};
+use biased_lock::{LockAccess, asymmetric_fence};
 use counters::Evictions;
 use free_list::NO_STAMP;
 use permits::{Occupancy, PermitPool};
@@ -222,7 +222,7 @@ impl<T> ThreadCache<T> {
         // a put that is about to use them.
         let backoff = Backoff::new();
         while self.permits.in_debt() {
-            self.shards.iter().for_each(|shard| self.permits.add(shard.revoke(Access::Remote)));
+            self.shards.iter().for_each(|shard| self.permits.add(shard.revoke(LockAccess::Remote)));
             if self.permits.in_debt() {
                 self.evict_oldest().map_or_else(|| backoff.snooze(), &mut sink);
             }
@@ -378,8 +378,8 @@ impl<T> ThreadCache<T> {
 
 /// How a thread in `slot` accesses the shard `at`.
 #[inline(always)]
-fn access(slot: ThreadSlot, at: usize) -> Access {
-    if slot.owns(at) { Access::Owner(slot) } else { Access::Remote }
+fn access(slot: ThreadSlot, at: usize) -> LockAccess {
+    if slot.owns(at) { LockAccess::Owner(slot) } else { LockAccess::Remote }
 }
 
 /// The numbers of the set bits, from `first` upward and then from 0.

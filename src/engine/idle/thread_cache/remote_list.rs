@@ -86,7 +86,7 @@ impl<T> RemoteList<T> {
 
     /// Takes all entries, oldest first, and adds permits from those `offered` until the word has `enough`; returns how many
     /// it added. Never after `seal`: both are called under the shard's lock.
-    pub(super) fn collect(&self, offered: u32, enough: u32) -> (Chain<T>, u32) {
+    pub(super) fn collect(&self, offered: u32, enough: u32) -> (EntryChain<T>, u32) {
         debug_assert!(enough <= PERMITS_MAX);
         let mut found = self.word.load(Ordering::Relaxed);
         loop {
@@ -95,26 +95,26 @@ impl<T> RemoteList<T> {
             // AcqRel: sees the entries as they were written, and a later push sees what this thread did before. That is
             // why the exchange is made even if it changes nothing.
             match self.word.compare_exchange_weak(found, left, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return (Chain::oldest_first(found), added),
+                Ok(_) => return (EntryChain::oldest_first(found), added),
                 Err(now) => found = now,
             }
         }
     }
 
     /// Takes all entries and permits. Never after `seal`.
-    pub(super) fn empty(&self) -> (Chain<T>, u32) {
+    pub(super) fn empty(&self) -> (EntryChain<T>, u32) {
         self.replace(word(0))
     }
 
     /// As `empty`, for the last time: every later push fails.
-    pub(super) fn seal(&self) -> (Chain<T>, u32) {
+    pub(super) fn seal(&self) -> (EntryChain<T>, u32) {
         self.replace(ptr::without_provenance_mut(SEALED))
     }
 
-    fn replace(&self, word: *mut Entry<T>) -> (Chain<T>, u32) {
+    fn replace(&self, word: *mut Entry<T>) -> (EntryChain<T>, u32) {
         // AcqRel: as in `collect`.
         let found = self.word.swap(word, Ordering::AcqRel);
-        if found.addr() == SEALED { (Chain { next: None }, 0) } else { (Chain::oldest_first(found), permits_of(found)) }
+        if found.addr() == SEALED { (EntryChain { next: None }, 0) } else { (EntryChain::oldest_first(found), permits_of(found)) }
     }
 }
 
@@ -134,11 +134,11 @@ fn permits_of<T>(word: *mut Entry<T>) -> u32 {
 }
 
 /// Entries taken from a remote free list.
-pub(super) struct Chain<T> {
+pub(super) struct EntryChain<T> {
     next: Option<Box<Entry<T>>>,
 }
 
-impl<T> Chain<T> {
+impl<T> EntryChain<T> {
     /// Reverses the chain behind `found`, which is newest first.
     fn oldest_first(found: *mut Entry<T>) -> Self {
         let mut reversed = None;
@@ -155,7 +155,7 @@ impl<T> Chain<T> {
     }
 }
 
-impl<T> Iterator for Chain<T> {
+impl<T> Iterator for EntryChain<T> {
     type Item = Box<Entry<T>>;
 
     fn next(&mut self) -> Option<Box<Entry<T>>> {
@@ -166,7 +166,7 @@ impl<T> Iterator for Chain<T> {
     }
 }
 
-impl<T> Drop for Chain<T> {
+impl<T> Drop for EntryChain<T> {
     fn drop(&mut self) {
         for _ in self {}
     }

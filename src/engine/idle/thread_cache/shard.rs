@@ -12,12 +12,12 @@
 //! - **shard-I1**: `counters` and `oldest` are written under the lock; read without it, they are hints where to search.
 //! - **shard-I2**: A thread that holds the lock collects the remote free list before it compares ages or pushes a buffer.
 
-use super::biased_lock::{Access, BiasedLock};
+use super::biased_lock::{LockAccess, BiasedLock};
 use super::counters::Counters;
 use super::entry::Entry;
 use super::free_list::{FreeList, NO_STAMP, Recount};
 use super::permits::{Occupancy, PermitPool};
-use super::remote_list::{Chain, PERMITS_MAX, PushError, RemoteList};
+use super::remote_list::{EntryChain, PERMITS_MAX, PushError, RemoteList};
 use super::slot::ThreadSlot;
 use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -67,14 +67,14 @@ impl<T> Shard<T> {
     /// The counters, after the remote free list was collected.
     pub(super) fn counters(&self) -> &Counters {
         if self.remote.peek().0 {
-            self.own.free_list.with(Access::Remote, |list| self.collect_all(list, 0));
+            self.own.free_list.with(LockAccess::Remote, |list| self.collect_all(list, 0));
         }
         &self.own.counters
     }
 
     /// The owner's take: the newest of the free list, else of the remote free list.
     #[inline]
-    pub(super) fn take(&self, access: Access, class: u32, pool: &PermitPool) -> Option<Box<Entry<T>>> {
+    pub(super) fn take(&self, access: LockAccess, class: u32, pool: &PermitPool) -> Option<Box<Entry<T>>> {
         self.own.free_list.with(access, |list| {
             let entry = match list.take_newest(class) {
                 Some(entry) => entry,
@@ -96,7 +96,7 @@ impl<T> Shard<T> {
         occupancy: &Occupancy,
         pool: &PermitPool,
     ) -> Option<Box<Entry<T>>> {
-        self.own.free_list.with(Access::Remote, |list| {
+        self.own.free_list.with(LockAccess::Remote, |list| {
             self.collect(list);
             let mut entry = list.take_newest(class);
             if entry.is_none() && !list.sealed {
@@ -149,7 +149,7 @@ impl<T> Shard<T> {
     }
 
     /// Counts a put whose buffer was evicted at once.
-    pub(super) fn count_evicted_put(&self, access: Access) {
+    pub(super) fn count_evicted_put(&self, access: LockAccess) {
         self.own.free_list.with(access, |_| {
             self.own.counters.put(0);
             self.own.counters.removed(0);
@@ -169,7 +169,7 @@ impl<T> Shard<T> {
     }
 
     /// Removes every permit that no buffer uses.
-    pub(super) fn revoke(&self, access: Access) -> u32 {
+    pub(super) fn revoke(&self, access: LockAccess) -> u32 {
         self.own.free_list.with(access, |list| {
             self.empty_remote(list);
             let permits = self.own.counters.spare();
@@ -179,7 +179,7 @@ impl<T> Shard<T> {
     }
 
     /// Stamp of the oldest entry, the remote free list included.
-    pub(super) fn oldest(&self, access: Access) -> u32 {
+    pub(super) fn oldest(&self, access: LockAccess) -> u32 {
         self.own.free_list.with(access, |list| {
             self.collect(list);
             list.oldest_stamp()
@@ -187,7 +187,7 @@ impl<T> Shard<T> {
     }
 
     /// Removes the oldest entry; its permit goes to the caller.
-    pub(super) fn evict(&self, access: Access) -> Option<Box<Entry<T>>> {
+    pub(super) fn evict(&self, access: LockAccess) -> Option<Box<Entry<T>>> {
         self.own.free_list.with(access, |list| {
             self.collect(list);
             let entry = self.take_oldest(list);
@@ -197,13 +197,13 @@ impl<T> Shard<T> {
     }
 
     /// Moves up to [`BATCH`] entries that were put before `stamp` into `out`, and their permits to the pool.
-    pub(super) fn drain(&self, stamp: u32, out: &mut Batch<T>, pool: &PermitPool) {
+    pub(super) fn drain(&self, stamp: u32, out: &mut EntryBatch<T>, pool: &PermitPool) {
         // A hint, but puts that ended before this call began are visible in any case.
         let hint = self.hint();
         if hint.oldest >= stamp && !hint.uncertain {
             return;
         }
-        self.own.free_list.with(Access::Remote, |list| {
+        self.own.free_list.with(LockAccess::Remote, |list| {
             self.collect(list);
             for space in out.iter_mut() {
                 if list.oldest_stamp() >= stamp {
@@ -225,7 +225,7 @@ impl<T> Shard<T> {
 
     /// From now on no put keeps a buffer here; idle ones stay until they are drained.
     pub(super) fn seal(&self) {
-        self.own.free_list.with(Access::Remote, |list| {
+        self.own.free_list.with(LockAccess::Remote, |list| {
             let (entries, permits) = self.remote.seal();
             self.push_all(list, entries, permits);
             list.sealed = true;
@@ -235,7 +235,7 @@ impl<T> Shard<T> {
     /// At rest: compares the lists with the counters; returns the classes that have entries, and the free permits.
     pub(super) fn validate(&self) -> Result<(Vec<u32>, u32), String> {
         let counters = self.counters();
-        self.own.free_list.with(Access::Remote, |list| {
+        self.own.free_list.with(LockAccess::Remote, |list| {
             let Recount { count, bytes, classes } = list.validate()?;
             let counted = (counters.idle(), counters.idle_bytes());
             if (count, bytes) != counted {
@@ -297,7 +297,7 @@ impl<T> Shard<T> {
     }
 
     /// Pushes what came from the remote free list; each entry brings the permit that it used there.
-    fn push_all(&self, list: &mut FreeList<T>, entries: Chain<T>, permits: u32) {
+    fn push_all(&self, list: &mut FreeList<T>, entries: EntryChain<T>, permits: u32) {
         self.own.counters.grant(permits);
         for entry in entries {
             self.own.counters.grant(1);
@@ -316,4 +316,4 @@ impl<T> Shard<T> {
 }
 
 /// Entries that a drain removes under the lock and releases outside it.
-pub(super) type Batch<T> = [Option<Box<Entry<T>>>; BATCH];
+pub(super) type EntryBatch<T> = [Option<Box<Entry<T>>>; BATCH];
