@@ -212,8 +212,9 @@ impl Arena {
         }
     }
 
-    /// Takes `bytes` at `align` from committed holes: from the tightest, the lowest among equals (policy-R5), or as
-    /// policy-R11 says; needs no driver call. `bytes` and `align` are multiples of a page, `align` is a power of two.
+    /// Takes `bytes` at `align` from committed holes, without a driver call: from the tightest, the lowest among equals
+    /// (see policy-R5), or in discrete regions as policy-R11 says. `bytes` and `align` are multiples of a page, `align` is
+    /// a power of two.
     pub fn carve(&mut self, bytes: u64, align: u64) -> Option<ArenaPtr> {
         let own = self.own_set(bytes);
         let shared = self.holes[HoleSet::Shared as usize].tightest(bytes, align).map(|hole| (HoleSet::Shared, hole));
@@ -225,7 +226,7 @@ impl Arena {
         Some(buffer.ptr())
     }
 
-    /// policy-R11: a hole of exactly `bytes`, else one in the oldest region in use, else the tightest empty region.
+    /// As policy-R11 says: a hole of exactly `bytes`, else one in the oldest region in use, else the tightest empty region.
     fn best_in_regions(&self, own: HoleSet, bytes: u64, align: u64) -> Option<Extent> {
         let tightest = self.holes[own as usize].tightest(bytes, align)?;
         if tightest.bytes() == bytes { Some(tightest) } else { self.regions[own as usize].best(bytes, align) }
@@ -313,7 +314,7 @@ impl Arena {
         self.validate_extents()
     }
 
-    /// arena-I1 by address, arena-I3 and arena-I5.
+    /// Recounts arena-I1 by address, arena-I3 and arena-I5.
     fn validate_extents(&self) -> Result<(), String> {
         let mut idle_bytes = 0;
         let mut all: Vec<Extent> = self.uncommitted.iter().collect();

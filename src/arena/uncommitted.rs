@@ -37,7 +37,7 @@ pub(super) struct GapFit {
 }
 
 impl GapFit {
-    /// policy-R5: the fewest granules to commit, then the tightest gap, then the lowest address.
+    /// The order of policy-R5: the fewest granules to commit, then the tightest gap, then the lowest address.
     fn rank(&self) -> (u64, u64, u64) {
         (self.missing_granules, self.gap_bytes, self.buffer.start)
     }

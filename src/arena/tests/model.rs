@@ -132,7 +132,7 @@ impl World {
         [self.arena.own_set(pages as u64 * PAGE), HoleSet::Shared]
     }
 
-    /// policy-R5 by trying every page of every range: the fewest missing granules, then the tightest run of free pages
+    /// Applies policy-R5 by trying every page of every range: the fewest missing granules, then the tightest run of free pages
     /// (only committed ones if none is missing), then the lowest address. For discrete regions policy-R11 comes first: the
     /// reserve, a run that is exactly as long, the oldest region in use, the tightest empty one.
     fn best(&self, pages: usize, align_pages: usize) -> Option<Choice> {

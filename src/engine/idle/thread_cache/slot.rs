@@ -46,7 +46,7 @@ impl ThreadSlot {
     ///
     /// # Safety
     ///
-    /// (slot-I1) The caller ensures that no two threads use `number` at the same time.
+    /// The caller ensures that no two threads use `number` at the same time (slot-I1).
     #[cfg(test)]
     #[allow(unsafe_code)] // Declares a contract, does nothing.
     pub(super) unsafe fn fake(number: u32) -> Self {
