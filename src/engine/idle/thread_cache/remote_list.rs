@@ -114,7 +114,11 @@ impl<T> RemoteList<T> {
     fn replace(&self, word: *mut Entry<T>) -> (EntryChain<T>, u32) {
         // AcqRel: as in `collect`.
         let found = self.word.swap(word, Ordering::AcqRel);
-        if found.addr() == SEALED { (EntryChain { next: None }, 0) } else { (EntryChain::oldest_first(found), permits_of(found)) }
+        if found.addr() == SEALED {
+            (EntryChain { next: None }, 0)
+        } else {
+            (EntryChain::oldest_first(found), permits_of(found))
+        }
     }
 }
 

@@ -12,7 +12,7 @@
 //! - **shard-I1**: `counters` and `oldest` are written under the lock; read without it, they are hints where to search.
 //! - **shard-I2**: A thread that holds the lock collects the remote free list before it compares ages or pushes a buffer.
 
-use super::biased_lock::{LockAccess, BiasedLock};
+use super::biased_lock::{BiasedLock, LockAccess};
 use super::counters::Counters;
 use super::entry::Entry;
 use super::free_list::{FreeList, NO_STAMP, Recount};
