@@ -2,8 +2,21 @@
 //!
 //! ```text
 //!   file ──read──▶ PinnedBuf ──copy_to──▶ device
-//!                    ▲   └── in flight until the copy is over ──┐
-//!                    └──────────────── the pool ◀───────────────┘
+//!                    ▲   └── in flight until the copy ends ──┐
+//!                    └──────────────── the pool ◀────────────┘
+//! ```
+//!
+//! ```
+//! use pinpool::Pool;
+//! use pinpool::copy::sink::{SinkMem, SinkStream};
+//!
+//! let pool = Pool::from_env()?; // settings from `PINPOOL_*`
+//! let (stream, mut device) = (SinkStream::new()?, SinkMem::new(4096)); // on a GPU: cudarc's stream and slice
+//! let mut buf = pool.get(4096)?; // idle memory of this class, or newly pinned
+//! buf.as_mut_slice()?.fill(7);
+//! buf.copy_to(&stream, &mut device)?; // returns to the pool when the copy ends
+//! assert_eq!(device.read(), [7; 4096]);
+//! # Ok::<(), pinpool::Error>(())
 //! ```
 //!
 //! | start with | for |
@@ -14,6 +27,25 @@
 //! | [`Backend`] | where the memory comes from |
 //! | [`Stats`] | what happened |
 //! | [`config`] | settings and `PINPOOL_*` variables |
+//! | [`architecture`] | how the crate is built, what its terms mean, and why |
+//!
+//! # Features
+//!
+//! | feature | default | adds |
+//! | --- | --- | --- |
+//! | `cuda` | yes | back-ends of the CUDA driver and copies on streams of cudarc; driver and toolkit are not needed to build or run |
+//! | `loader` | no | [the reference loader](loader) |
+//! | `cli` | no | the `pinpool` tool |
+//! | `testing` | no | [scripted failures, the contract suite of sources, a manual clock](testing) |
+//!
+//! # Platforms
+//!
+//! Linux, Rust 1.88 or newer. On other systems of the Unix family `heap` and `sim` work. The crate writes its log through
+//! the `log` crate and prints nothing.
+
+#[cfg(doc)]
+#[doc = include_str!("../ARCHITECTURE.md")]
+pub mod architecture {}
 
 mod budget;
 mod buffer;
