@@ -169,81 +169,15 @@ impl ReadProgress<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::Path;
-
-    use xxhash_rust::xxh3::xxh3_64;
-
-    use super::super::container::testing::tar_file;
     use super::*;
-
-    fn whole(catalog: &Catalog) -> PlannedBatch {
-        let samples = (0..catalog.samples.len()).collect();
-        PlannedBatch { number: 0, epoch: 0, samples, len_bytes: catalog.len_bytes() }
-    }
-
-    fn fill(catalog: &Catalog) -> (BatchContents, Vec<u8>) {
-        let mut buffer = vec![0xee; usize::try_from(catalog.len_bytes()).unwrap()];
-        let contents = SampleReader::new(catalog, &StopFlag::new(), true).fill(&whole(catalog), &mut buffer).unwrap();
-        (contents, buffer)
-    }
-
-    fn put(dir: &Path, name: &str, bytes: &[u8]) {
-        fs::write(dir.join(name), bytes).unwrap();
-    }
-
-    #[test]
-    fn samples_lie_back_to_back_with_their_checksums() {
-        let dir = tempfile::tempdir().unwrap();
-        let long: Vec<u8> = (0..251).cycle().take(CHUNK_BYTES + 77).collect();
-        put(dir.path(), "a", b"first");
-        put(dir.path(), "b", b"");
-        put(dir.path(), "c", &long);
-        put(dir.path(), "d.tar", &tar_file(&[("0.x", b"one"), ("0.y", b"two"), ("1.x", b"three")]));
-        let (contents, buffer) = fill(&Catalog::from_paths(&[dir.path()], true, &StopFlag::new()));
-        assert!(contents.skipped.is_empty());
-        let expected: [&[u8]; 5] = [b"first", b"", &long, b"onetwo", b"three"];
-        assert_eq!(buffer, expected.concat());
-        for (segment, bytes) in contents.segments.iter().zip(expected) {
-            assert_eq!(&buffer[segment.offset..segment.offset + segment.len_bytes], bytes);
-            assert_eq!(segment.checksum, Some(xxh3_64(bytes)));
-        }
-    }
-
-    #[test]
-    fn a_sample_that_fails_leaves_no_gap_and_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        for name in ["a", "b", "c", "d"] {
-            put(dir.path(), name, &name.repeat(100).into_bytes());
-        }
-        let catalog = Catalog::from_paths(&[dir.path()], false, &StopFlag::new());
-        put(dir.path(), "b", b"only this is left");
-        fs::remove_file(dir.path().join("c")).unwrap();
-        put(dir.path(), "d", &b"d".repeat(500));
-        let (contents, buffer) = fill(&catalog);
-        assert_eq!(contents.len_bytes, 200);
-        assert_eq!(
-            &buffer[..200],
-            ["a".repeat(100), "d".repeat(100)].concat().as_bytes(),
-            "what grew is read as planned"
-        );
-        assert_eq!(contents.skipped.len(), 2);
-        assert_eq!(contents.skipped[0].files, [1]);
-        assert_eq!(
-            contents.skipped[0].failure.to_string(),
-            format!("{}: truncated: 17 of the 100 bytes planned could be read", dir.path().join("b").display())
-        );
-        assert!(
-            matches!(&contents.skipped[1].failure.cause, FailureCause::Io(error) if error.kind() == io::ErrorKind::NotFound)
-        );
-    }
 
     #[test]
     fn a_stop_drops_the_batch() {
         let catalog = Catalog::synthetic(1, 1);
         let stop = StopFlag::new();
         stop.raise();
-        let mut buffer = vec![0; usize::try_from(catalog.len_bytes()).unwrap()];
-        assert!(SampleReader::new(&catalog, &stop, false).fill(&whole(&catalog), &mut buffer).is_none());
+        let batch = PlannedBatch { number: 0, epoch: 0, samples: vec![0], len_bytes: catalog.len_bytes() };
+        let mut buffer = vec![0; usize::try_from(batch.len_bytes).unwrap()];
+        assert!(SampleReader::new(&catalog, &stop, false).fill(&batch, &mut buffer).is_none());
     }
 }

@@ -56,33 +56,3 @@ fn stream_of(seed: u64, stream: u64) -> ChaCha8Rng {
     rng.set_stream(stream);
     rng
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_seed_is_a_data_set() {
-        let lengths =
-            |seed| -> Vec<u64> { Catalog::synthetic(50, seed).samples.iter().map(|sample| sample.len_bytes).collect() };
-        assert_eq!(lengths(1), lengths(1));
-        assert_ne!(lengths(1), lengths(2));
-
-        let bytes = |seed, stream| {
-            let mut bytes = [0; 100];
-            ByteGenerator::new(seed, stream).fill(&mut bytes);
-            bytes
-        };
-        assert_eq!(bytes(1, 0), bytes(1, 0));
-        assert_ne!(bytes(1, 0), bytes(1, 1));
-        assert_ne!(bytes(1, 0), bytes(2, 0));
-    }
-
-    #[test]
-    fn lengths_have_the_mean_they_claim() {
-        let catalog = Catalog::synthetic(20_000, 0);
-        let mean = catalog.len_bytes() / 20_000;
-        // Three standard errors: sd is 0.66 of the mean for this sigma, and 0.66 / sqrt(20,000) is 0.5 %.
-        assert!((112_900..=116_400).contains(&mean), "mean {mean}");
-    }
-}

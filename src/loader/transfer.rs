@@ -307,121 +307,53 @@ mod tests {
     use std::sync::mpsc;
 
     use super::super::catalog::Catalog;
+    use super::super::destination::SinkDestination;
     use super::super::read::BatchContents;
     use super::super::run::LoadOptions;
     use super::*;
-    use crate::copy::sink::{SinkGate, SinkMem, SinkStream};
     use crate::{Backend, Pool};
 
-    /// Two lanes of one byte each.
-    struct TwoLanes {
-        lanes: [(SinkStream, SinkMem); 2],
-        sent: Vec<u8>,
-    }
+    /// A sink that records the first byte of each batch.
+    struct FirstBytes(SinkDestination, Vec<u8>);
 
-    impl Destination for TwoLanes {
+    impl Destination for FirstBytes {
         fn describe(&self) -> String {
-            "two lanes".to_string()
+            self.0.describe()
         }
 
         fn lanes(&self) -> usize {
-            2
+            self.0.lanes()
         }
 
         fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
-            self.sent.push(batch.as_slice_untracked()?[0]);
-            let (stream, memory) = &mut self.lanes[lane];
-            batch.copy_to(stream, memory)
+            self.1.push(batch.as_slice_untracked()?[0]);
+            self.0.send(lane, batch)
         }
 
-        fn read_back(&mut self, _: usize, _: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
-            // Does not call `read`.
-            Ok(())
+        fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+            self.0.read_back(lane, read)
         }
     }
 
-    /// Records the batches; drops the gate when a given batch is done.
-    #[derive(Default)]
-    struct GateObserver {
-        done: Vec<u64>,
-        failed: usize,
-        gate: Option<(u64, SinkGate)>,
-    }
-
-    impl Observer for GateObserver {
-        fn batch_done(&mut self, done: &BatchDone) {
-            self.done.push(done.batch);
-            self.gate = self.gate.take().filter(|(batch, _)| *batch != done.batch);
-        }
-
-        fn failed(&mut self, _: &Failure) {
-            self.failed += 1;
-        }
-    }
-
-    fn destination() -> TwoLanes {
-        let lane = || (SinkStream::new().unwrap(), SinkMem::new(1));
-        TwoLanes { lanes: [lane(), lane()], sent: Vec::new() }
-    }
-
-    /// Runs one-byte batches that were filled in the order of `numbers` before the run.
-    fn transfer(numbers: &[u8], verify: bool, destination: &mut TwoLanes, observer: &mut GateObserver) -> LoadSummary {
-        let catalog = Catalog::synthetic(numbers.len() as u64, 0);
+    #[test]
+    fn batches_are_sent_in_order_however_they_come() {
+        let catalog = Catalog::synthetic(6, 0);
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
         let (send, filled) = mpsc::channel();
-        for &number in numbers {
+        for number in [3u8, 1, 0, 5, 2, 4] {
             let mut buffer = pool.get(1).unwrap();
             buffer.as_mut_slice().unwrap().fill(number);
             let sample = usize::from(number);
-            let checksum = verify.then(|| xxh3_64(&[number]));
-            let segment = BatchSegment { sample, offset: 0, len_bytes: 1, checksum };
+            let segment = BatchSegment { sample, offset: 0, len_bytes: 1, checksum: None };
             let contents = BatchContents { segments: vec![segment], len_bytes: 1, ..Default::default() };
             let planned = PlannedBatch { number: number.into(), epoch: 0, samples: vec![sample], len_bytes: 1 };
             send.send(FilledBatch { planned, contents, buffer: Some(buffer) }).unwrap();
         }
         drop(send);
-        let loader = Loader::new(&pool, &catalog, LoadOptions { verify, ..LoadOptions::default() });
-        let ahead = ReadAhead::new(numbers.len() as u64);
-        Transfer::new(&loader, &ahead, destination, observer).run(&filled)
-    }
-
-    #[test]
-    fn batches_are_sent_in_order_however_they_come() {
-        let mut destination = destination();
-        let mut observer = GateObserver::default();
-        let summary = transfer(&[3, 1, 0, 5, 2, 4], false, &mut destination, &mut observer);
-        assert_eq!(destination.sent, [0, 1, 2, 3, 4, 5]);
+        let loader = Loader::new(&pool, &catalog, LoadOptions::default());
+        let mut destination = FirstBytes(SinkDestination::new(2).unwrap(), Vec::new());
+        let summary = Transfer::new(&loader, &ReadAhead::new(6), &mut destination, &mut ()).run(&filled);
+        assert_eq!(destination.1, [0, 1, 2, 3, 4, 5]);
         assert_eq!((summary.batches, summary.files), (6, 6));
-    }
-
-    #[test]
-    fn a_slow_lane_does_not_delay_the_other() {
-        let mut destination = destination();
-        // The first batch takes the first lane, which stands until all other batches are done.
-        let gate = destination.lanes[0].0.hold();
-        let mut observer = GateObserver { gate: Some((5, gate)), ..GateObserver::default() };
-        let summary = transfer(&[0, 1, 2, 3, 4, 5], false, &mut destination, &mut observer);
-        assert_eq!(observer.done, [1, 2, 3, 4, 5, 0]);
-        assert_eq!(summary.max_in_flight_batches, 2);
-    }
-
-    #[test]
-    fn a_destination_that_reads_nothing_back_verifies_nothing() {
-        let mut observer = GateObserver::default();
-        let summary = transfer(&[0, 1], true, &mut destination(), &mut observer);
-        assert_eq!((summary.verified_batches, summary.failed_files, observer.failed), (0, 2, 2));
-    }
-
-    #[test]
-    fn a_lane_that_fails_ends_the_run_and_its_batch_is_named() {
-        let mut destination = destination();
-        let gate = destination.lanes[0].0.hold();
-        destination.lanes[0].0.fail();
-        let mut observer = GateObserver::default();
-        let summary = transfer(&[0, 1, 2, 3], false, &mut destination, &mut observer);
-        drop(gate);
-        assert!(matches!(summary.ended, Ended::Failed(_)), "{summary:?}");
-        assert_eq!((summary.failed_files, observer.failed), (1, 1));
-        assert!(!observer.done.contains(&0));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `workloads` | traces replayed figure for figure (feature `cli`) |
+//! | `loader` | the reference loader: listing, containers, batches, lanes, whole runs (feature `loader`) |
+//! | `traces`, `workloads` | traces as text, and replayed figure for figure (feature `cli`) |
 //! | `tensorflow_model`, `adaptive_model` | drawn operations against a naive model, recounted after each step |
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
@@ -27,6 +28,8 @@ mod fork;
 mod heap_calls;
 mod hit_allocates_nothing;
 mod in_flight;
+#[cfg(feature = "loader")]
+mod loader;
 mod log_lines;
 #[cfg(target_os = "linux")]
 mod resident_memory;
@@ -35,5 +38,7 @@ mod sink;
 mod stress;
 mod tensorflow_model;
 mod thread_cache_stress;
+#[cfg(feature = "cli")]
+mod traces;
 #[cfg(feature = "cli")]
 mod workloads;

@@ -1,0 +1,135 @@
+//! The bytes of each batch: order, limits, shuffle, synthetic data, checksums.
+
+use std::io;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::*;
+
+/// Everything in one batch.
+fn one_batch(options: &mut LoadOptions) {
+    options.batch_samples = None;
+}
+
+/// Batches sent, and the number of samples in each batch, sent or empty.
+fn sent(catalog: &Catalog, options: LoadOptions) -> (Vec<Vec<u8>>, Vec<u64>) {
+    let mut destination = FaultyDestination::new();
+    let (summary, mut observer) = run(catalog, options, &mut destination);
+    assert!(summary.is_clean(), "{summary:?} {:?}", observer.failed);
+    observer.done.sort_by_key(|done| done.batch);
+    (destination.sent, observer.done.iter().map(|done| done.samples).collect())
+}
+
+#[test]
+fn samples_lie_back_to_back_with_their_checksums() {
+    let dir = directory();
+    // Longer than what is read at a time.
+    let long: Vec<u8> = (0..251).cycle().take(256 * 1024 + 77).collect();
+    put(dir.path(), "a", b"first");
+    put(dir.path(), "b", b"");
+    put(dir.path(), "c", &long);
+    put(dir.path(), "d.tar", tar_file(&[("0.x", b"one"), ("0.y", b"two"), ("1.x", b"three")]));
+    let catalog = listed(&[dir.path()], true);
+    let expected: [&[u8]; 5] = [b"first", b"", &long, b"onetwo", b"three"];
+    assert_eq!(sent(&catalog, options(one_batch)), (vec![expected.concat()], vec![5]));
+
+    let mut at = 0;
+    for (number, bytes) in expected.into_iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
+        let mut destination = FaultyDestination::new();
+        destination.flip = Some((0, at));
+        let (_, observer) = run(&catalog, options(one_batch), &mut destination);
+        let flipped = [&[bytes[0] ^ 1], &bytes[1..]].concat();
+        let (name, len, arrived, read) = (catalog.name(number), bytes.len(), xxh3_64(&flipped), xxh3_64(bytes));
+        let differ = format!("{len} bytes differ at the destination: checksum {arrived:016x} there, {read:016x}");
+        assert_eq!(observer.failed, [format!("batch 0, {name}: {differ} when they were read")]);
+        at += len;
+    }
+}
+
+#[test]
+fn a_sample_that_fails_leaves_no_gap_and_is_named() {
+    let dir = directory();
+    for name in ["a", "b", "c", "d"] {
+        put(dir.path(), name, name.repeat(100));
+    }
+    let catalog = listed(&[dir.path()], false);
+    put(dir.path(), "b", b"only this is left");
+    fs::remove_file(dir.path().join("c")).unwrap();
+    put(dir.path(), "d", b"d".repeat(500));
+    let mut destination = FaultyDestination::new();
+    let (summary, observer) = run(&catalog, options(one_batch), &mut destination);
+    assert_eq!((summary.bytes, summary.files, summary.failed_files), (200, 2, 2));
+    let read = ["a".repeat(100), "d".repeat(100)].concat();
+    assert_eq!(&destination.sent[0][..200], read.as_bytes(), "what grew is read as planned");
+    let missing = io::Error::from_raw_os_error(libc::ENOENT);
+    let failures = [
+        format!("{}: truncated: 17 of the 100 bytes planned could be read", dir.path().join("b").display()),
+        format!("{}: {missing}", dir.path().join("c").display()),
+    ];
+    assert_eq!(observer.failed, failures);
+}
+
+#[test]
+fn by_bytes_a_long_sample_has_a_batch_of_its_own() {
+    let (_dir, catalog) = numbered_files(&[40, 60, 1, 500, 0, 100, 0]);
+    let limits = |samples, bytes| {
+        options(|options| {
+            options.batch_samples = NonZeroU64::new(samples);
+            options.batch_bytes = NonZeroU64::new(bytes);
+        })
+    };
+    let bytes = vec![[[0; 40].to_vec(), [1; 60].to_vec()].concat(), vec![2], vec![3; 500], vec![5; 100]];
+    assert_eq!(sent(&catalog, limits(0, 100)), (bytes.clone(), vec![2, 1, 1, 3]));
+    assert_eq!(sent(&catalog, limits(2, 100)), (bytes, vec![2, 1, 1, 2, 1]));
+}
+
+#[test]
+fn a_shuffled_epoch_has_every_sample_once_in_an_order_of_its_own() {
+    let (_dir, catalog) = numbered_files(&[1; 100]);
+    let order = |seed| {
+        let options = options(|options| {
+            options.batch_samples = NonZeroU64::new(7);
+            (options.epochs, options.shuffle_seed) = (3, Some(seed));
+        });
+        let (sent, samples) = sent(&catalog, options);
+        assert_eq!(samples, [[7; 14].as_slice(), &[2]].concat().repeat(3), "a batch lies within one epoch");
+        sent.concat()
+    };
+    let (first, again, other) = (order(1), order(1), order(2));
+    for epoch in first.chunks(100) {
+        let mut sorted = epoch.to_vec();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..100).collect::<Vec<_>>());
+    }
+    assert_eq!(first, again);
+    assert_ne!(first[..100], first[100..200]);
+    assert_ne!(first[..100], other[..100]);
+}
+
+#[test]
+fn an_empty_catalog_or_no_epochs_gives_no_batch() {
+    let many = options(|options| (options.epochs, options.shuffle_seed) = (1 << 60, Some(1)));
+    assert_eq!(sent(&Catalog::default(), many), (vec![], vec![]));
+    assert_eq!(sent(&Catalog::synthetic(1, 0), options(|options| options.epochs = 0)), (vec![], vec![]));
+}
+
+#[test]
+fn a_seed_is_a_data_set() {
+    let lengths =
+        |seed| -> Vec<u64> { Catalog::synthetic(50, seed).samples().iter().map(|sample| sample.len_bytes).collect() };
+    assert_eq!(lengths(1), lengths(1));
+    assert_ne!(lengths(1), lengths(2));
+
+    let bytes = |seed, stream: usize| sent(&Catalog::synthetic(2, seed), options(one_by_one)).0[stream][..100].to_vec();
+    assert_eq!(bytes(1, 0), bytes(1, 0));
+    assert_ne!(bytes(1, 0), bytes(1, 1));
+    assert_ne!(bytes(1, 0), bytes(2, 0));
+}
+
+#[test]
+fn synthetic_lengths_have_the_mean_they_claim() {
+    let catalog = Catalog::synthetic(20_000, 0);
+    let mean = catalog.len_bytes() / 20_000;
+    // Three standard errors: sd is 0.66 of the mean for this sigma, and 0.66 / sqrt(20,000) is 0.5 %.
+    assert!((112_900..=116_400).contains(&mean), "mean {mean}");
+}
