@@ -12,6 +12,6 @@
 //! pinpool::testing::check_source(&HeapSource::new());
 //! ```
 
-pub use crate::backend::fault::{CallGate, FaultSource};
+pub use crate::backend::fault::{CallGate, FaultSource, SourceCall};
 pub use crate::backend::suite::check_source;
 pub use crate::engine::ManualClock;

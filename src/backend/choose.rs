@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::heap::HeapSource;
-use super::mlock::{LockLimit, MlockSource};
+use super::mlock::MlockSource;
 use super::sim::SimSource;
 use super::source::Source;
 use crate::error::{ErrorKind, Result};
@@ -165,12 +165,13 @@ fn usable_lock_limit(mlock: &MlockSource, max_bytes: Option<u64>) -> Result<Opti
     // SAFETY: acquired on the line above from the same source, no reference into it exists.
     unsafe { mlock.release(region) }.map_err(|error| error.to_string())?;
     match mlock.lock_limit() {
-        LockLimit::None => Ok(None),
-        LockLimit::Bytes(limit_bytes) if max_bytes.is_some_and(|max_bytes| max_bytes <= limit_bytes) => Ok(None),
-        LockLimit::Bytes(limit_bytes) if limit_bytes >= LEAST_LOCKABLE_BYTES => Ok(Some(limit_bytes)),
-        LockLimit::Bytes(limit_bytes) => {
-            Err(format!("RLIMIT_MEMLOCK lets this process lock only {limit_bytes} B, under {LEAST_LOCKABLE_BYTES} B"))
+        Some(limit_bytes) if max_bytes.is_none_or(|max_bytes| max_bytes > limit_bytes) => {
+            let why = || {
+                format!("RLIMIT_MEMLOCK lets this process lock only {limit_bytes} B, under {LEAST_LOCKABLE_BYTES} B")
+            };
+            if limit_bytes >= LEAST_LOCKABLE_BYTES { Ok(Some(limit_bytes)) } else { Err(why()) }
         }
+        _ => Ok(None),
     }
 }
 

@@ -3,18 +3,16 @@
 //! ```
 //! use std::sync::Arc;
 //! use pinpool::backend::{Backend, HeapSource};
-//! use pinpool::testing::FaultSource;
+//! use pinpool::testing::{FaultSource, SourceCall};
 //!
 //! let faulty = Arc::new(FaultSource::around(Arc::new(HeapSource::new())));
 //! let builder = pinpool::Pool::builder().without_env().preset(pinpool::Preset::Tensorflow);
 //! let pool = builder.backend(Backend::Source(faulty.clone())).build()?;
-//! faulty.fail_acquire(0);
+//! faulty.fail(SourceCall::Acquire, 0);
 //! assert!(pool.get(100).unwrap_err().is_backend());
 //! assert!(pool.get(100).is_ok());
 //! # Ok::<(), pinpool::Error>(())
 //! ```
-//!
-//! The script covers virtual memory too: a commit counts and fails as an acquire, a decommit as a release, a remap by itself.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory` by forwarding each call.
 
 use std::collections::BTreeSet;
@@ -34,11 +32,14 @@ pub struct FaultSource {
     script: Arc<FaultScript>,
 }
 
-/// The kind of a call: an acquire or a commit, a release or a decommit, a remap.
+/// A kind of calls of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SourceCall {
+pub enum SourceCall {
+    /// An acquire or a commit.
     Acquire = 0,
+    /// A release or a decommit.
     Release = 1,
+    /// A remap.
     Remap = 2,
 }
 
@@ -55,16 +56,8 @@ struct FaultPlan {
     failing: BTreeSet<u64>,
     /// Remaps that fail after the old granules are decommitted.
     losing: BTreeSet<u64>,
-    random: Option<RandomFailures>,
     gates: usize,
     waiting: usize,
-}
-
-/// A seeded generator (xorshift64), so that random failures can be repeated.
-#[derive(Debug)]
-struct RandomFailures {
-    state: u64,
-    one_in: u64,
 }
 
 /// Holds every call of one kind until it is dropped.
@@ -81,19 +74,9 @@ impl FaultSource {
         Self { inner, script: Arc::default() }
     }
 
-    /// Fails acquire number `index`, counted from 0 over the life of this source.
-    pub fn fail_acquire(&self, index: u64) {
-        self.script.with(SourceCall::Acquire, |plan| plan.failing.insert(index));
-    }
-
-    /// Fails release number `index`, counted from 0 over the life of this source. The memory stays mapped.
-    pub fn fail_release(&self, index: u64) {
-        self.script.with(SourceCall::Release, |plan| plan.failing.insert(index));
-    }
-
-    /// Fails remap number `index`, counted from 0 over the life of this source; the granules stay where they are.
-    pub fn fail_remap(&self, index: u64) {
-        self.script.with(SourceCall::Remap, |plan| plan.failing.insert(index));
+    /// Fails call number `index` of this kind, counted from 0 over the life of this source, before it changes anything.
+    pub fn fail(&self, call: SourceCall, index: u64) {
+        self.script.with(call, |plan| plan.failing.insert(index));
     }
 
     /// Fails remap number `index` half way: the old granules are decommitted, the new ones not committed.
@@ -101,46 +84,15 @@ impl FaultSource {
         self.script.with(SourceCall::Remap, |plan| plan.losing.insert(index));
     }
 
-    /// Fails one acquire in `one_in` (at least 1), drawn from `seed`.
-    pub fn fail_acquires_at_random(&self, seed: u64, one_in: u64) {
-        // An xorshift state is never zero.
-        let random = RandomFailures { state: seed | 1, one_in: one_in.max(1) };
-        self.script.with(SourceCall::Acquire, |plan| plan.random = Some(random));
-    }
-
-    /// Holds every acquire from now on, until the gate is dropped.
-    pub fn hold_acquires(&self) -> CallGate {
-        self.hold(SourceCall::Acquire)
-    }
-
-    /// Holds every release from now on, until the gate is dropped.
-    pub fn hold_releases(&self) -> CallGate {
-        self.hold(SourceCall::Release)
-    }
-
-    /// Holds every remap from now on, until the gate is dropped.
-    pub fn hold_remaps(&self) -> CallGate {
-        self.hold(SourceCall::Remap)
-    }
-
-    /// Acquires so far, failed ones included.
-    pub fn acquires(&self) -> u64 {
-        self.script.with(SourceCall::Acquire, |plan| plan.calls)
-    }
-
-    /// Releases so far, failed ones included.
-    pub fn releases(&self) -> u64 {
-        self.script.with(SourceCall::Release, |plan| plan.calls)
-    }
-
-    /// Remaps so far, failed ones included.
-    pub fn remaps(&self) -> u64 {
-        self.script.with(SourceCall::Remap, |plan| plan.calls)
-    }
-
-    fn hold(&self, call: SourceCall) -> CallGate {
+    /// Holds every call of this kind from now on, until the gate is dropped.
+    pub fn hold(&self, call: SourceCall) -> CallGate {
         self.script.with(call, |plan| plan.gates += 1);
         CallGate { script: self.script.clone(), call }
+    }
+
+    /// Calls of this kind so far, failed ones included.
+    pub fn calls(&self, call: SourceCall) -> u64 {
+        self.script.with(call, |plan| plan.calls)
     }
 
     /// The virtual memory of the wrapped source.
@@ -174,19 +126,10 @@ impl FaultScript {
         let plan = &mut self.wait_while(call, |plan| plan.gates > 0)[call as usize];
         plan.waiting -= 1;
         let error = || SourceError::new("fault", format!("{call:?} {index} fails by script"));
-        if plan.failing.remove(&index) || plan.random.as_mut().is_some_and(RandomFailures::next_fails) {
+        if plan.failing.remove(&index) {
             return Err(RemapError::Kept(error()));
         }
         if plan.losing.remove(&index) { Err(RemapError::Lost(error())) } else { Ok(()) }
-    }
-}
-
-impl RandomFailures {
-    fn next_fails(&mut self) -> bool {
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        self.state.is_multiple_of(self.one_in)
     }
 }
 

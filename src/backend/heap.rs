@@ -75,15 +75,3 @@ unsafe impl VirtualMemory for HeapSource {
         unsafe { mapping::unreserve(range) }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::suite::check_source;
-
-    #[test]
-    fn keeps_the_contract_and_is_not_pinned() {
-        check_source(&HeapSource::new());
-        assert!(!HeapSource::new().is_pinned());
-    }
-}

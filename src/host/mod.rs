@@ -24,9 +24,6 @@ pub(crate) use memory::memory;
 pub(crate) use numa::numa_node_of_pci;
 pub(crate) use numa::{cpus_of_node, is_node_of_several, numa_nodes};
 pub use page_tiers::PageTiers;
-#[cfg(all(test, not(miri)))]
-#[allow(unused_imports, reason = "tests of the sources use it")]
-pub(crate) use page_tiers::{SmapsEntry, smaps};
 pub use pressure::PressureSource;
 pub(crate) use pressure::{Pressure, PressureGauge};
 

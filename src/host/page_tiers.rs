@@ -22,7 +22,9 @@ pub struct PageTiers {
 impl PageTiers {
     /// The pages behind `len_bytes` addresses. Bytes without a page are not counted.
     pub(crate) fn between(start: NonNull<u8>, len_bytes: usize) -> Self {
-        Self::of_mappings(&smaps(), start.as_ptr().addr(), len_bytes)
+        // Empty where the kernel does not list them.
+        let mappings = parse_smaps(&fs::read_to_string("/proc/self/smaps").unwrap_or_default());
+        Self::of_mappings(&mappings, start.as_ptr().addr(), len_bytes)
     }
 
     fn of_mappings(mappings: &[SmapsEntry], start: usize, len_bytes: usize) -> Self {
@@ -71,12 +73,9 @@ impl fmt::Display for PageTiers {
 
 /// One mapping in `/proc/self/smaps`. The kernel merges adjacent mappings with the same attributes.
 #[derive(Debug, Default)]
-#[allow(dead_code, reason = "tests of the sources read all of it")]
-pub(crate) struct SmapsEntry {
-    pub(crate) addresses: Range<usize>,
-    pub(crate) is_accessible: bool,
-    pub(crate) resident_bytes: u64,
-    pub(crate) locked_bytes: u64,
+struct SmapsEntry {
+    addresses: Range<usize>,
+    resident_bytes: u64,
     huge_bytes: u64,
     hugetlb_bytes: u64,
 }
@@ -94,23 +93,17 @@ impl SmapsEntry {
     }
 }
 
-/// Every mapping of this process; none where the kernel does not list them.
-pub(crate) fn smaps() -> Vec<SmapsEntry> {
-    parse_smaps(&fs::read_to_string("/proc/self/smaps").unwrap_or_default())
-}
-
 fn parse_smaps(text: &str) -> Vec<SmapsEntry> {
     let mut mappings: Vec<SmapsEntry> = Vec::new();
     for line in text.lines() {
         let mut words = line.split_ascii_whitespace();
         let (Some(first), second) = (words.next(), words.next().unwrap_or_default()) else { continue };
         if let Some(addresses) = parse_addresses(first) {
-            mappings.push(SmapsEntry { addresses, is_accessible: second.starts_with("rw"), ..SmapsEntry::default() });
+            mappings.push(SmapsEntry { addresses, ..SmapsEntry::default() });
         } else if let Some(mapping) = mappings.last_mut() {
             let bytes = second.parse::<u64>().unwrap_or(0) << 10;
             match first {
                 "Rss:" => mapping.resident_bytes = bytes,
-                "Locked:" => mapping.locked_bytes = bytes,
                 "AnonHugePages:" | "ShmemPmdMapped:" | "FilePmdMapped:" => mapping.huge_bytes += bytes,
                 "Private_Hugetlb:" | "Shared_Hugetlb:" => mapping.hugetlb_bytes += bytes,
                 _ => {}
@@ -166,17 +159,5 @@ AnonHugePages:         0 kB
         assert_eq!(tiers.to_string(), "75 % transparent huge pages, 25 % 4 KiB pages");
         assert_eq!(PageTiers { driver_bytes: 1, ..PageTiers::default() }.to_string(), "granules of the driver");
         assert_eq!(PageTiers::default().to_string(), "no pages");
-    }
-
-    #[cfg(not(miri))]
-    #[test]
-    fn every_byte_of_touched_memory_is_counted() {
-        let mut memory = vec![1_u8; 16 << 20];
-        let start = memory.as_ptr().align_offset(super::super::PAGE_BYTES);
-        let pages = &mut memory[start..][..15 << 20];
-        let start = NonNull::new(pages.as_mut_ptr()).unwrap();
-        assert_eq!(PageTiers::between(start, 0), PageTiers::default());
-        let tiers = PageTiers::between(start, pages.len());
-        assert_eq!(tiers.transparent_bytes + tiers.small_bytes, 15 << 20, "{tiers:?}");
     }
 }

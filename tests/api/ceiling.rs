@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::testing::FaultSource;
+use pinpool::testing::{FaultSource, SourceCall};
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, PressureSource};
 
 use crate::counting::CountingSource;
@@ -20,12 +20,12 @@ fn faulty(counting: &Arc<CountingSource>, seed: u64) -> (Arc<FaultSource>, HashS
     let mut draw = Draw(seed | 1);
     for index in 0..200_000 {
         match draw.below(44) {
-            0 => source.fail_acquire(index),
+            0 => source.fail(SourceCall::Acquire, index),
             1 => {
-                source.fail_release(index);
+                source.fail(SourceCall::Release, index);
                 failing_releases.insert(index);
             }
-            2 => source.fail_remap(index),
+            2 => source.fail(SourceCall::Remap, index),
             3 => source.lose_remap(index),
             _ => {}
         }
@@ -95,10 +95,10 @@ fn stays_under_the_ceiling(counting: &Arc<CountingSource>, max_bytes: u64, reser
     assert_eq!(all.underlying.alloc_bytes - all.underlying.free_bytes, counting.held_bytes());
     let calls = all.underlying.allocs + all.underlying.frees;
     assert!(calls > 0 && (all.underlying.failures > 0 || calls < 100), "{:?}", all.underlying);
-    let before = source.releases();
+    let before = source.calls(SourceCall::Release);
     drop((pool, eval));
     // The end of the pool leaves memory only where its release failed.
-    let failed = (before..source.releases()).filter(|index| failing_releases.contains(index)).count();
+    let failed = (before..source.calls(SourceCall::Release)).filter(|index| failing_releases.contains(index)).count();
     assert!(counting.held_bytes() == 0 || failed > 0, "{} B left, no release failed", counting.held_bytes());
     assert_eq!(counting.ranges(), 0);
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pinpool::testing::FaultSource;
+use pinpool::testing::{FaultSource, SourceCall};
 use pinpool::{Backend, Pool, Preset};
 
 use crate::fixture::{faulty_heap, two_buffers};
@@ -27,9 +27,9 @@ fn every_acquire_that_fails_is_one_failed_get_and_leaves_no_bytes_behind() {
     for ceiling in CEILINGS {
         let healthy = faulty_heap();
         let refused_by_ceiling = work(&two_buffers(&healthy).max_bytes(ceiling).build().unwrap());
-        for index in 0..healthy.acquires() {
+        for index in 0..healthy.calls(SourceCall::Acquire) {
             let source = faulty_heap();
-            source.fail_acquire(index);
+            source.fail(SourceCall::Acquire, index);
             let pool = two_buffers(&source).max_bytes(ceiling).build().unwrap();
             let failed = work(&pool);
             let stats = pool.stats();
@@ -49,9 +49,9 @@ fn every_release_that_fails_stays_counted_as_held() {
         let pool = two_buffers(&healthy).max_bytes(ceiling).build().unwrap();
         work(&pool);
         pool.clear();
-        for index in 0..healthy.releases() {
+        for index in 0..healthy.calls(SourceCall::Release) {
             let source = faulty_heap();
-            source.fail_release(index);
+            source.fail(SourceCall::Release, index);
             let pool = two_buffers(&source).max_bytes(ceiling).build().unwrap();
             work(&pool);
             pool.clear();
@@ -69,7 +69,7 @@ fn a_failed_get_reports_what_was_asked_what_is_held_and_the_error_of_the_source(
     let source = faulty_heap();
     let pool = two_buffers(&source).max_bytes(None).build().unwrap();
     let _held = pool.get(5000).unwrap();
-    source.fail_acquire(1);
+    source.fail(SourceCall::Acquire, 1);
     let error = pool.get(70_000).unwrap_err();
     assert!(error.is_backend() && !error.is_limit());
     let text = error.to_string();
@@ -87,11 +87,11 @@ fn hits_continue_while_one_thread_hangs_in_acquire_and_another_in_release() {
     let fresh = pool.get(100_000).unwrap();
     drop(cold);
     drop(hot);
-    let releases = source.hold_releases();
+    let releases = source.hold(SourceCall::Release);
     std::thread::scope(|scope| {
         let releasing = scope.spawn(|| drop(fresh));
         releases.wait_for(1);
-        let acquires = source.hold_acquires();
+        let acquires = source.hold(SourceCall::Acquire);
         let acquiring = scope.spawn(|| pool.get(1_000_000).map(drop));
         acquires.wait_for(1);
         for _ in 0..1000 {
@@ -113,7 +113,7 @@ fn a_put_during_a_miss_serves_it_and_nothing_is_pinned() {
     let pool = two_buffers(&source).max_bytes(Some(12 << 10)).build().unwrap();
     let wanted = pool.get(4000).unwrap();
     drop(pool.get(8000).unwrap());
-    let releases = source.hold_releases();
+    let releases = source.hold(SourceCall::Release);
     std::thread::scope(|scope| {
         let missing = scope.spawn(|| pool.get(4000).map(|buffer| buffer.id()));
         // The get has missed and releases the idle buffer of the other class.
@@ -124,7 +124,7 @@ fn a_put_during_a_miss_serves_it_and_nothing_is_pinned() {
         assert_eq!(missing.join().unwrap().unwrap(), id);
     });
     let stats = pool.stats();
-    assert_eq!((stats.hits, stats.misses, source.acquires()), (1, 2, 2));
+    assert_eq!((stats.hits, stats.misses, source.calls(SourceCall::Acquire)), (1, 2, 2));
     stats.validate().unwrap();
 }
 
@@ -136,7 +136,7 @@ fn hits_of_the_adaptive_preset_continue_while_acquire_and_release_hang() {
     // Something large to release, idle for longer than the small one.
     drop(pool.get(64 << 20).unwrap());
     drop(pool.get(100).unwrap());
-    let (acquires, releases) = (source.hold_acquires(), source.hold_releases());
+    let (acquires, releases) = (source.hold(SourceCall::Acquire), source.hold(SourceCall::Release));
     let hits = if cfg!(miri) { 100 } else { 100_000 };
     std::thread::scope(|scope| {
         let releasing = scope.spawn(|| pool.trim(1 << 20));

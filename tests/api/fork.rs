@@ -1,6 +1,7 @@
 //! A child of `fork` gets a clear error from its parent's pool and changes nothing of the parent's.
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::testing::SourceCall;
 use pinpool::{Backend, Pool, Preset};
 
 use crate::child::{alone, in_a_child};
@@ -23,7 +24,8 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
             let copy = copied.copy_range_to(0..10_000, &stream, &mut device).unwrap();
 
             // The child drops its copies of the parent's buffers and handles.
-            let (childs_pool, calls) = (pool.clone(), source.acquires() + source.releases());
+            let (childs_pool, calls) =
+                (pool.clone(), source.calls(SourceCall::Acquire) + source.calls(SourceCall::Release));
             let mut childs_buffers = Some((held, copied));
             in_a_child(|| {
                 let (mut held, mut copied) = childs_buffers.take().unwrap();
@@ -45,7 +47,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
                 childs_pool.poll();
                 checks.push(("stats", childs_pool.stats().gets == 0));
                 drop(childs_pool);
-                checks.push(("calls", source.acquires() + source.releases() == calls));
+                checks.push(("calls", source.calls(SourceCall::Acquire) + source.calls(SourceCall::Release) == calls));
                 let fresh = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
                 drop(fresh.get(10_000).unwrap());
                 checks.push(("fresh", fresh.get(10_000).is_ok() && fresh.stats().hits == 1));

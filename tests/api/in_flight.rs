@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::testing::SourceCall;
 use pinpool::{Backend, Pool};
 
 use crate::fixture::{faulty_heap, filled, two_buffers};
@@ -142,10 +143,10 @@ fn the_end_of_the_pool_waits_for_copies_and_then_frees_everything() {
     let gate = stream.hold();
     filled(&pool, 100, 5).copy_to(&stream, &mut device).unwrap();
     let closing = std::thread::spawn(move || drop(pool));
-    assert_eq!(source.releases(), 0);
+    assert_eq!(source.calls(SourceCall::Release), 0);
     drop(gate);
     closing.join().unwrap();
-    assert_eq!((source.acquires(), source.releases()), (1, 1));
+    assert_eq!((source.calls(SourceCall::Acquire), source.calls(SourceCall::Release)), (1, 1));
     assert!(device.read().iter().all(|&byte| byte == 5));
 }
 
@@ -156,12 +157,12 @@ fn the_last_buffer_closes_a_pool_whose_handles_are_gone() {
     let (idle, kept) = (pool.get(100).unwrap(), filled(&pool, 200, 4));
     drop(idle);
     drop(pool.clone());
-    assert_eq!(source.releases(), 0, "a clone is left");
+    assert_eq!(source.calls(SourceCall::Release), 0, "a clone is left");
     drop(pool);
-    assert_eq!(source.releases(), 1, "idle memory was released with the last handle");
+    assert_eq!(source.calls(SourceCall::Release), 1, "idle memory was released with the last handle");
     assert!(kept.as_slice_untracked().unwrap().iter().all(|&byte| byte == 4), "a buffer outlives its pool");
     drop(kept);
-    assert_eq!(source.releases(), 2);
+    assert_eq!(source.calls(SourceCall::Release), 2);
 }
 
 #[test]
@@ -173,7 +174,7 @@ fn the_last_buffer_closes_the_pool_when_its_copy_completes() {
     drop(pool);
     let copy = buffer.copy_to(&stream, &mut device).unwrap();
     assert!(copy.is_done().unwrap(), "the end of the pool waited for the copy");
-    assert_eq!(source.releases(), 1);
+    assert_eq!(source.calls(SourceCall::Release), 1);
 }
 
 #[test]
@@ -186,7 +187,11 @@ fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
     filled(&pool, 100, 1).copy_to(&stuck, &mut first).unwrap();
     filled(&pool, 100, 2).copy_to(&fine, &mut second).unwrap().wait().unwrap();
     drop(pool);
-    assert_eq!((source.acquires(), source.releases()), (2, 1), "the memory of the stuck copy is kept");
+    assert_eq!(
+        (source.calls(SourceCall::Acquire), source.calls(SourceCall::Release)),
+        (2, 1),
+        "the memory of the stuck copy is kept"
+    );
     drop(gate);
     assert!(first.read().iter().all(|&byte| byte == 1), "the copy read intact memory");
 }
@@ -207,7 +212,7 @@ fn a_device_error_takes_the_buffer_out_of_use_and_the_end_waits_for_nothing() {
     assert_eq!(stats.lost_bytes, stats.pinned_bytes);
     stats.validate().unwrap();
     drop(pool);
-    assert_eq!(source.releases(), 0);
+    assert_eq!(source.calls(SourceCall::Release), 0);
     drop(gate);
 }
 

@@ -7,6 +7,7 @@
 //! | `tensorflow_model`, `adaptive_model` | drawn operations against a naive model, recounted after each step |
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
+//! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
 //! | `batch`, `sink`, `scripted_faults` | batch buffers, the host sink, and the source that fails as told |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `hit_allocates_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
@@ -20,6 +21,7 @@ mod captured_log;
 mod ceiling;
 #[path = "../child/mod.rs"]
 mod child;
+mod contract;
 mod counting;
 mod draw;
 mod fault;
@@ -27,6 +29,8 @@ mod fixture;
 mod fork;
 mod heap_calls;
 mod hit_allocates_nothing;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod host_sources;
 mod in_flight;
 #[cfg(feature = "loader")]
 mod loader;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use pinpool::backend::{HeapSource, PAGE_BYTES, Region, RemapError, SimSource, Source, Subrange, VirtualMemory};
-use pinpool::testing::{FaultSource, check_source};
+use pinpool::testing::{FaultSource, SourceCall, check_source};
 
 fn source() -> FaultSource {
     FaultSource::around(Arc::new(HeapSource::new()))
@@ -18,22 +18,22 @@ fn keeps_the_contract_without_a_script() {
 #[test]
 fn fails_the_scripted_call_and_no_other() {
     let source = source();
-    source.fail_acquire(1);
+    source.fail(SourceCall::Acquire, 1);
     let region = source.acquire(1).unwrap();
     assert!(source.acquire(1).is_err());
-    source.fail_release(0);
+    source.fail(SourceCall::Release, 0);
     let copy = Region::new(region.start(), region.len_bytes(), region.id());
     // SAFETY: acquired above and unused; the first release fails by script and returns nothing.
     assert!(unsafe { source.release(copy) }.is_err());
     // SAFETY: acquired above, unused, and not released by the call that failed.
     assert!(unsafe { source.release(region) }.is_ok());
-    assert_eq!((source.acquires(), source.releases()), (2, 2));
+    assert_eq!((source.calls(SourceCall::Acquire), source.calls(SourceCall::Release)), (2, 2));
 }
 
 #[test]
 fn a_gate_holds_a_call_until_it_is_dropped() {
     let source = source();
-    let gate = source.hold_acquires();
+    let gate = source.hold(SourceCall::Acquire);
     std::thread::scope(|scope| {
         let acquiring = scope.spawn(|| source.acquire(1).unwrap());
         gate.wait_for(1);
@@ -66,14 +66,14 @@ mod with_virtual_memory {
         let decommit = |offset| unsafe { memory.decommit(&range, offset, PAGE_BYTES) };
         // SAFETY: as above.
         let remap = |from, to| unsafe { memory.remap(&range, &[page(from)], to) };
-        source.fail_acquire(0);
+        source.fail(SourceCall::Acquire, 0);
         assert!(commit(0).unwrap_err().to_string().contains("Acquire 0"));
         commit(0).unwrap();
         // SAFETY: committed, and used by this test alone.
         unsafe { start.write(7) };
-        source.fail_release(0);
+        source.fail(SourceCall::Release, 0);
         assert!(decommit(0).unwrap_err().to_string().contains("Release 0"));
-        source.fail_remap(0);
+        source.fail(SourceCall::Remap, 0);
         assert!(matches!(remap(0, PAGE_BYTES), Err(RemapError::Kept(_))));
         // SAFETY: still committed.
         assert_eq!(unsafe { start.read() }, 7);
@@ -87,7 +87,10 @@ mod with_virtual_memory {
         assert_eq!(unsafe { start.read() }, 0);
         decommit(0).unwrap();
         decommit(PAGE_BYTES).unwrap();
-        assert_eq!((source.acquires(), source.releases(), source.remaps()), (4, 3, 3));
+        assert_eq!(
+            (source.calls(SourceCall::Acquire), source.calls(SourceCall::Release), source.calls(SourceCall::Remap)),
+            (4, 3, 3)
+        );
         // SAFETY: nothing of it is committed or in use.
         unsafe { memory.unreserve(range) }.unwrap();
     }
@@ -119,7 +122,7 @@ mod with_virtual_memory {
         let range = memory.reserve(2 * PAGE_BYTES).unwrap();
         // SAFETY: of this range, and not committed.
         unsafe { memory.commit(&range, 0, PAGE_BYTES) }.unwrap();
-        let gate = source.hold_remaps();
+        let gate = source.hold(SourceCall::Remap);
         std::thread::scope(|scope| {
             // SAFETY: committed above, unused; the other granule is not committed.
             let remapping = scope.spawn(|| unsafe { memory.remap(&range, &[page(0)], PAGE_BYTES) });

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pinpool::testing::FaultSource;
+use pinpool::testing::{FaultSource, SourceCall};
 
 use super::{MIB, after_seconds, over, valid_stats, with_manual_clock};
 use crate::captured_log::{count, lines, listen};
@@ -20,7 +20,7 @@ fn failed_releases_hold_back_no_other_and_are_logged_once() {
         for (at, buffer) in held.into_iter().enumerate() {
             if at % 2 == 0 { drop(buffer) } else { between.push(buffer) }
         }
-        (0..7).for_each(|index| source.fail_release(index));
+        (0..7).for_each(|index| source.fail(SourceCall::Release, index));
         let before = counting.held_bytes();
         lines();
         for _ in 0..120 {
@@ -29,7 +29,11 @@ fn failed_releases_hold_back_no_other_and_are_logged_once() {
         }
         let logged = lines();
         assert_eq!(count(&logged, "release failed"), 1, "{logged:?}");
-        assert!(counting.held_bytes() < before && source.releases() > 7, "{} releases", source.releases());
+        assert!(
+            counting.held_bytes() < before && source.calls(SourceCall::Release) > 7,
+            "{} releases",
+            source.calls(SourceCall::Release)
+        );
         for _ in 0..200 {
             after_seconds(&clock, &pool, 1);
         }
@@ -51,8 +55,8 @@ fn a_step_that_fails_leaves_the_figures_equal_to_what_is_held() {
             held.into_iter().enumerate().filter_map(|(at, buffer)| (at % 2 == 1).then_some(buffer)).collect();
         match (lose, fail_acquire) {
             (true, _) => source.lose_remap(1),
-            (_, true) => source.fail_acquire(8),
-            _ => source.fail_remap(1),
+            (_, true) => source.fail(SourceCall::Acquire, 8),
+            _ => source.fail(SourceCall::Remap, 1),
         }
         let outcome = pool.get(8 * MIB);
         let stats = valid_stats(&pool);

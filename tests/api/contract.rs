@@ -1,0 +1,45 @@
+//! The contract of the back-ends without a driver.
+#![allow(unsafe_code)] // Releases memory.
+
+use std::ptr::NonNull;
+
+use pinpool::backend::{AddressRange, HeapSource, MlockSource, PAGE_BYTES, RANGE_ALIGN_BYTES, SimSource, Source};
+use pinpool::testing::check_source;
+
+#[test]
+fn every_source_keeps_the_contract() {
+    check_source(&HeapSource::new());
+    check_source(&MlockSource::new());
+    check_source(&SimSource::new(SimSource::DEFAULT_TOTAL_BYTES));
+    let discrete = SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES);
+    check_source(&discrete);
+    assert!(discrete.virtual_memory().is_none() && !HeapSource::new().is_pinned());
+}
+
+#[test]
+fn addresses_outside_a_range_are_refused() {
+    let start = NonNull::new(std::ptr::without_provenance_mut(RANGE_ALIGN_BYTES)).unwrap();
+    let range = AddressRange::new(start, 8192);
+    assert_eq!(range.at(0, 8192).unwrap(), start);
+    for (offset, bytes) in [(0, 8193), (4096, 4097), (8193, 0), (usize::MAX, 2)] {
+        let refusal = range.at(offset, bytes).unwrap_err().to_string();
+        assert!(refusal.contains(&format!("{bytes} B at {offset} are not inside a range of 8192 B")), "{refusal}");
+    }
+}
+
+#[test]
+fn sim_holds_its_stated_total_and_no_more() {
+    let source = SimSource::new(3 * PAGE_BYTES as u64);
+    let first = source.acquire(PAGE_BYTES + 1).unwrap();
+    let second = source.acquire(1).unwrap();
+    let refusal = source.acquire(1).unwrap_err().to_string();
+    assert!(refusal.contains("12288 B of 12288 B"), "{refusal}");
+    // SAFETY: acquired above, no reference into it was made.
+    unsafe { source.release(first) }.unwrap();
+    let third = source.acquire(2 * PAGE_BYTES).unwrap();
+    assert_eq!(third.id(), 2, "a refused acquire takes no id, a recurring address gets a new one");
+    for region in [second, third] {
+        // SAFETY: acquired above, no reference into it was made.
+        unsafe { source.release(region) }.unwrap();
+    }
+}
