@@ -229,51 +229,36 @@ mod tests {
         groups(&Files::below(root.path())).iter().map(|group| group.dir.display().to_string()).collect()
     }
 
-    const V2: &str = "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
-    const V1: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n";
+    const V2: &str = "30 23 0:26 / /v2 rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+    const V1: &str = "35 31 0:32 / /v1 rw,relatime - cgroup cgroup rw,memory\n";
 
     #[test]
-    fn a_chain_has_every_ancestor_up_to_the_mount_point() {
-        assert_eq!(
-            dirs("0::/app/worker\n", V2),
-            ["/sys/fs/cgroup/app/worker", "/sys/fs/cgroup/app", "/sys/fs/cgroup/"]
-        );
-        assert_eq!(dirs("0::/\n", V2), ["/sys/fs/cgroup/"]);
-    }
-
-    #[test]
-    fn a_mount_of_a_subtree_shows_the_groups_below_it() {
-        let subtree = "30 23 0:26 /docker/ab /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
-        assert_eq!(dirs("4:memory:/docker/ab\n", subtree), ["/sys/fs/cgroup/memory/"]);
-        assert_eq!(dirs("4:memory:/docker/ab/x\n", subtree), ["/sys/fs/cgroup/memory/x", "/sys/fs/cgroup/memory/"]);
-        let both = format!("{subtree}{V1}");
-        assert_eq!(dirs("4:memory:/docker/ab\n", &both)[0], "/sys/fs/cgroup/memory/docker/ab", "the wider view wins");
-    }
-
-    #[test]
-    fn of_mounts_that_show_the_same_the_last_lies_on_top() {
-        let two = format!("{V2}{}", V2.replace("/sys/fs/cgroup", "/cg"));
-        assert_eq!(dirs("0::/app\n", &two)[0], "/cg/app");
-    }
-
-    #[test]
-    fn a_path_that_cannot_be_followed_ends_at_the_mount_point() {
-        let outside = "30 23 0:26 /.. /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
-        assert_eq!(dirs("0::/\n", outside), ["/sys/fs/cgroup/"]);
-        assert_eq!(dirs("0::/../sibling\n", V2), ["/sys/fs/cgroup/"]);
-        assert_eq!(dirs("0::/../a/b\n", &outside.replace("/..", "/../a")), ["/sys/fs/cgroup/b", "/sys/fs/cgroup/"]);
+    fn a_chain_goes_from_the_own_group_to_the_mount_point() {
+        let subtree = "30 23 0:26 /docker/ab /v1 ro - cgroup cgroup rw,memory\n";
+        let outside = "30 23 0:26 /.. /v2 rw - cgroup2 cgroup2 rw\n";
         let elsewhere = "30 23 0:26 /docker/ab /cg rw - cgroup2 cgroup2 rw\n";
-        assert_eq!(dirs("0::/user.slice\n", elsewhere), ["/cg/"]);
-    }
-
-    #[test]
-    fn hybrid_mounts_give_both_chains() {
-        let unified = "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
-        let cpu = "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
-        assert_eq!(
-            dirs("5:devices:/\n4:memory:/app\n1:cpu:/\n0::/\n", &format!("{cpu}{V1}{unified}")),
-            ["/sys/fs/cgroup/memory/app", "/sys/fs/cgroup/memory/", "/sys/fs/cgroup/unified/"]
-        );
+        let twice = format!("{V2}{}", V2.replace("/v2", "/cg"));
+        let cpu = "32 31 0:29 / /cpu rw - cgroup cgroup rw,cpu\n";
+        for (case, cgroup, mountinfo, chain) in [
+            ("every ancestor", "0::/app/worker\n", V2, "/v2/app/worker /v2/app /v2/"),
+            ("the root", "0::/\n", V2, "/v2/"),
+            ("the mount of a subtree", "4:memory:/docker/ab\n", subtree, "/v1/"),
+            ("below the mount of a subtree", "4:memory:/docker/ab/x\n", subtree, "/v1/x /v1/"),
+            ("the wider view wins", "4:memory:/docker/ab\n", &[subtree, V1].concat(), "/v1/docker/ab /v1/docker /v1/"),
+            ("of mounts that show the same the last lies on top", "0::/app\n", &twice, "/cg/app /cg/"),
+            ("a root named from outside", "0::/\n", outside, "/v2/"),
+            ("a path that leads outside", "0::/../sibling\n", V2, "/v2/"),
+            ("both", "0::/../a/b\n", &outside.replace("/..", "/../a"), "/v2/b /v2/"),
+            ("a path that is not mounted", "0::/user.slice\n", elsewhere, "/cg/"),
+            ("hybrid", "5:devices:/\n4:memory:/app\n1:cpu:/\n0::/\n", &[cpu, V1, V2].concat(), "/v1/app /v1/ /v2/"),
+            ("no groups", "", "", ""),
+            ("no mounts", "0::/app\n", "", ""),
+            ("no membership", "", V2, ""),
+            ("no mount of its version", "4:memory:/app\n", V2, ""),
+        ] {
+            assert_eq!(dirs(cgroup, mountinfo).join(" "), chain, "{case}");
+        }
+        assert!(groups(&Files::below(Path::new("/nowhere"))).is_empty());
     }
 
     #[test]
@@ -282,23 +267,13 @@ mod tests {
             ("/proc/self/cgroup", "4:hugetlb,memory:/a/b/c\n"),
             ("/proc/self/mountinfo", V1),
             // The file of the own group is about its descendants only.
-            ("/sys/fs/cgroup/memory/a/b/c/memory.use_hierarchy", "0"),
-            ("/sys/fs/cgroup/memory/a/b/memory.use_hierarchy", "1"),
-            ("/sys/fs/cgroup/memory/a/memory.use_hierarchy", "0"),
+            ("/v1/a/b/c/memory.use_hierarchy", "0"),
+            ("/v1/a/b/memory.use_hierarchy", "1"),
+            ("/v1/a/memory.use_hierarchy", "0"),
         ]);
         let found = groups(&Files::below(root.path()));
-        let found: Vec<_> =
-            found.iter().map(|group| group.dir.strip_prefix("/sys/fs/cgroup/memory").unwrap()).collect();
-        assert_eq!(found, [Path::new("a/b/c"), Path::new("a/b")]);
-    }
-
-    #[test]
-    fn without_a_hierarchy_there_are_no_groups() {
-        assert!(dirs("", "").is_empty());
-        assert!(dirs("0::/app\n", "").is_empty());
-        assert!(dirs("", V2).is_empty());
-        assert!(dirs("4:memory:/app\n", V2).is_empty(), "no mount of its version");
-        assert!(groups(&Files::below(Path::new("/nowhere"))).is_empty());
+        let found: Vec<_> = found.iter().map(|group| group.dir.as_path()).collect();
+        assert_eq!(found, [Path::new("/v1/a/b/c"), Path::new("/v1/a/b")]);
     }
 
     #[test]

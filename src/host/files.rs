@@ -54,12 +54,16 @@ pub(super) mod tree {
 
     use tempfile::TempDir;
 
+    /// The mount tables of a machine with version 2 of control groups, and of one with version 1.
+    pub(in crate::host) const V2: (&str, &str) =
+        ("/proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+    pub(in crate::host) const V1: (&str, &str) =
+        ("/proc/self/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+
     /// A root that holds each `(absolute path, content)`.
-    pub(in crate::host) fn of(files: &[(&str, &str)]) -> TempDir {
+    pub(in crate::host) fn of(files: &[(impl AsRef<str>, impl AsRef<str>)]) -> TempDir {
         let root = tempfile::tempdir().unwrap();
-        for (path, content) in files {
-            write(&root, path, content);
-        }
+        files.iter().for_each(|(path, content)| write(&root, path.as_ref(), content.as_ref()));
         root
     }
 

@@ -75,147 +75,118 @@ pub(super) fn machine(files: &Files) -> Option<HostMemory> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::files::tree;
+    use super::super::files::tree::{self, V1, V2};
     use super::*;
 
     const MIB: u64 = 1 << 20;
     /// 1,000 MiB, of which 800 are available.
     const MEMINFO: (&str, &str) =
         ("/proc/meminfo", "MemTotal:  1024000 kB\nMemFree: 102400 kB\nMemAvailable: 819200 kB\n");
-    const V2: (&str, &str) = ("/proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
-    const V1: (&str, &str) =
-        ("/proc/self/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
-    const UNLIMITED_V1: &str = "9223372036854771712\n";
+    const MACHINE: &str = "1000 800 machine";
 
-    fn seen(files: &[(&str, &str)]) -> (u64, u64, String) {
-        in_mib(&memory(tree::of(files).path()).unwrap())
+    /// The memory of a process with these memberships, on a machine with `MEMINFO`, these mounts, and `path=content` of
+    /// files below `/sys/fs/cgroup`: `,` ends a line, `:` is a blank, `M` stands for MiB.
+    fn memory_in(cgroup: &str, mounts: (&str, &str), files: &str) -> HostMemory {
+        let word = |word: &str| {
+            let mib = word.strip_suffix('M').and_then(|count| count.parse::<u64>().ok());
+            mib.map_or(word.to_owned(), |count| (count * MIB).to_string())
+        };
+        let line = |line: &str| line.split(':').map(word).collect::<Vec<_>>().join(" ") + "\n";
+        let fixed =
+            [MEMINFO, mounts, ("/proc/self/cgroup", cgroup)].map(|(path, text)| (path.to_owned(), text.to_owned()));
+        let groups = files.split(' ').map(|file| {
+            let (path, content) = file.split_once('=').unwrap();
+            (format!("/sys/fs/cgroup/{path}"), content.split(',').map(line).collect())
+        });
+        memory(tree::of(&fixed.into_iter().chain(groups).collect::<Vec<(String, String)>>()).path()).unwrap()
     }
 
-    fn seen_in(group: &str, files: &[(&str, &str)]) -> (u64, u64, String) {
-        in_mib(&memory_in(group, files))
-    }
-
-    fn in_mib(memory: &HostMemory) -> (u64, u64, String) {
-        (memory.total_bytes / MIB, memory.available_bytes / MIB, memory.origin.to_string())
-    }
-
-    /// The memory of a process in the group `group` of version 2, with files named below `/sys/fs/cgroup`.
-    fn memory_in(group: &str, files: &[(&str, &str)]) -> HostMemory {
-        let membership = format!("0::{group}\n");
-        let files: Vec<_> = files.iter().map(|(path, text)| (format!("/sys/fs/cgroup{path}"), *text)).collect();
-        let mut all = vec![MEMINFO, V2, ("/proc/self/cgroup", membership.as_str())];
-        all.extend(files.iter().map(|(path, text)| (path.as_str(), *text)));
-        memory(tree::of(&all).path()).unwrap()
-    }
-
-    fn mib(count: u64) -> String {
-        format!("{}\n", count * MIB)
+    /// Total MiB, available MiB, and the origin of the total.
+    fn text(memory: &HostMemory) -> String {
+        format!("{} {} {}", memory.total_bytes / MIB, memory.available_bytes / MIB, memory.origin)
+            .replace("cgroup limit /sys/fs/cgroup/", "")
     }
 
     #[test]
     fn without_control_groups_the_machine_sets_the_total() {
-        assert_eq!(seen(&[MEMINFO]), (1000, 800, "machine".into()));
-        let old = ("/proc/meminfo", "MemTotal: 1024000 kB\nMemFree: 102400 kB\nCached: 204800 kB\nShmem: 51200 kB\n");
-        assert_eq!(seen(&[old]), (1000, 250, "machine".into()));
-        assert_eq!(seen(&[("/proc/meminfo", "MemTotal: 1024000 kB")]), (1000, 1000, "machine".into()));
+        let old = "MemTotal: 1024000 kB\nMemFree: 102400 kB\nCached: 204800 kB\nShmem: 51200 kB\n";
+        for (meminfo, expected) in
+            [(MEMINFO.1, MACHINE), (old, "1000 250 machine"), ("MemTotal: 1024000 kB", "1000 1000 machine")]
+        {
+            assert_eq!(text(&memory(tree::of(&[(MEMINFO.0, meminfo)]).path()).unwrap()), expected);
+        }
     }
 
     #[test]
-    fn the_tightest_level_sets_the_total_and_the_fullest_what_is_available() {
-        let worker = "/app/worker/memory.max";
-        // Limit and use of the own group, limit and use of its parent; the total, what is available, and the file.
-        for (own, own_used, parent, parent_used, total, available, file) in [
-            ("200", 50, 600, 590, 200, 10, worker),
-            ("200", 590, 600, 50, 200, 0, worker),
-            ("max", 0, 300, 100, 300, 200, "/app/memory.max"),
+    fn version_2_takes_the_tightest_limit_and_the_fullest_group() {
+        for (group, files, expected) in [
+            // The tightest level sets the total, the fullest what is available.
+            (
+                "/app/worker",
+                "app/worker/memory.max=200M app/worker/memory.current=50M app/memory.max=600M app/memory.current=590M",
+                "200 10 app/worker/memory.max",
+            ),
+            (
+                "/app/worker",
+                "app/worker/memory.max=200M app/worker/memory.current=590M app/memory.max=600M app/memory.current=50M",
+                "200 0 app/worker/memory.max",
+            ),
+            (
+                "/app/worker",
+                "app/worker/memory.max=max app/worker/memory.current=0M app/memory.max=300M app/memory.current=100M",
+                "300 200 app/memory.max",
+            ),
+            // Page cache that can be dropped is not used.
+            (
+                "/app",
+                "app/memory.max=400M app/memory.current=400M app/memory.stat=anon:1,inactive_file:100M,active_file:50M,\
+                 file_dirty:20M,file_writeback:10M,unevictable:99",
+                "400 120 app/memory.max",
+            ),
         ] {
-            let own = own.parse().map_or("max\n".to_owned(), mib);
-            let files = [
-                (worker, own.as_str()),
-                ("/app/worker/memory.current", &mib(own_used)),
-                ("/app/memory.max", &mib(parent)),
-                ("/app/memory.current", &mib(parent_used)),
-            ];
-            let expected = (total, available, format!("cgroup limit /sys/fs/cgroup{file}"));
-            assert_eq!(seen_in("/app/worker", &files), expected);
+            assert_eq!(text(&memory_in(&format!("0::{group}\n"), V2, files)), expected, "{files}");
         }
-    }
-
-    #[test]
-    fn in_a_namespace_the_root_of_the_mount_is_the_own_group() {
-        let (limit, high, used) = (mib(300), mib(250), mib(100));
+        // In a namespace the root of the mount is the own group.
         for path in ["/", "/..", "/../other"] {
-            let mut files = vec![("/memory.max", limit.as_str()), ("/memory.current", &used)];
-            assert_eq!(seen_in(path, &files), (300, 200, "cgroup limit /sys/fs/cgroup/memory.max".into()), "{path}");
-            files.push(("/memory.high", &high));
-            assert_eq!(seen_in(path, &files), (250, 150, "cgroup limit /sys/fs/cgroup/memory.high".into()), "{path}");
+            let seen = |files| text(&memory_in(&format!("0::{path}\n"), V2, files));
+            assert_eq!(seen("memory.max=300M memory.current=100M"), "300 200 memory.max", "{path}");
+            let high = "memory.max=300M memory.current=100M memory.high=250M";
+            assert_eq!(seen(high), "250 150 memory.high", "{path}");
         }
-    }
-
-    #[test]
-    fn page_cache_that_can_be_dropped_is_not_used() {
-        let [inactive, active, dirty, writeback] = [100, 50, 20, 10].map(mib);
-        let stat = format!(
-            "anon 1\ninactive_file {inactive}active_file {active}file_dirty {dirty}file_writeback {writeback}unevictable 99\n"
-        );
-        let full = mib(400);
-        let files = [("/app/memory.max", full.as_str()), ("/app/memory.current", &full), ("/app/memory.stat", &stat)];
-        assert_eq!(seen_in("/app", &files).1, 120);
-    }
-
-    #[test]
-    fn a_limit_of_the_machines_size_or_more_is_none() {
-        let all = mib(1000);
-        for limit in [mib(1000), mib(1001), UNLIMITED_V1.into(), "max\n".into(), "18446744073709551616\n".into()] {
-            let files = [("/app/memory.max", limit.as_str()), ("/app/memory.current", &all)];
-            assert_eq!(seen_in("/app", &files), (1000, 800, "machine".into()), "{limit}");
+        // A limit of the machine's size or more is none.
+        for limit in ["1000M", "1001M", "9223372036854771712", "max", "18446744073709551616"] {
+            let files = format!("app/memory.max={limit} app/memory.current=1000M");
+            assert_eq!(text(&memory_in("0::/app\n", V2, &files)), MACHINE, "{limit}");
         }
     }
 
     #[test]
     fn version_1_includes_the_limits_of_its_ancestors() {
-        let (limit, used) = (mib(500), mib(300));
-        let stat = |hierarchical: u64| {
-            format!(
-                "inactive_file 7\nactive_file 7\nhierarchical_memory_limit {}\ntotal_inactive_file {}\n\
-                 total_active_file {}\ntotal_dirty {}\n",
-                hierarchical * MIB,
-                60 * MIB,
-                50 * MIB,
-                10 * MIB
-            )
-        };
-        let (same, tighter) = (stat(500), stat(400));
-        let mut app = vec![
-            MEMINFO,
-            V1,
-            ("/proc/self/cgroup", "7:cpu,cpuacct:/\n4:memory:/docker/ab\n"),
-            ("/sys/fs/cgroup/memory/docker/ab/memory.limit_in_bytes", &limit),
-            ("/sys/fs/cgroup/memory/docker/ab/memory.usage_in_bytes", &used),
-            ("/sys/fs/cgroup/memory/docker/ab/memory.stat", &same),
-            ("/sys/fs/cgroup/memory/docker/memory.limit_in_bytes", UNLIMITED_V1),
-        ];
-        let at = "cgroup limit /sys/fs/cgroup/memory/docker/ab";
-        assert_eq!(seen(&app), (500, 300, format!("{at}/memory.limit_in_bytes")));
-        app[5].1 = &tighter;
-        assert_eq!(seen(&app), (400, 200, format!("{at}/memory.stat")));
+        for (ancestors, expected) in [
+            ("500M", "500 300 memory/docker/ab/memory.limit_in_bytes"),
+            ("400M", "400 200 memory/docker/ab/memory.stat"),
+        ] {
+            let files = format!(
+                "memory/docker/ab/memory.limit_in_bytes=500M memory/docker/ab/memory.usage_in_bytes=300M \
+                 memory/docker/ab/memory.stat=inactive_file:7,active_file:7,hierarchical_memory_limit:{ancestors},\
+                 total_inactive_file:60M,total_active_file:50M,total_dirty:10M \
+                 memory/docker/memory.limit_in_bytes=9223372036854771712"
+            );
+            assert_eq!(text(&memory_in("7:cpu,cpuacct:/\n4:memory:/docker/ab\n", V1, &files)), expected);
+        }
     }
 
     #[test]
     fn hybrid_takes_the_limit_from_where_the_controller_is() {
         let mounts = format!("{}41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n", V1.1);
-        let (limit, used) = (mib(500), mib(300));
-        let mut app = vec![
-            MEMINFO,
-            ("/proc/self/mountinfo", mounts.as_str()),
-            ("/proc/self/cgroup", "4:memory:/app\n0::/app\n"),
-            ("/sys/fs/cgroup/unified/app/cgroup.procs", "1\n"),
-            ("/sys/fs/cgroup/memory/app/memory.limit_in_bytes", UNLIMITED_V1),
-            ("/sys/fs/cgroup/memory/app/memory.usage_in_bytes", &used),
-        ];
-        assert_eq!(seen(&app), (1000, 800, "machine".into()));
-        app[4].1 = &limit;
-        assert_eq!(seen(&app), (500, 200, "cgroup limit /sys/fs/cgroup/memory/app/memory.limit_in_bytes".into()));
+        for (limit, expected) in
+            [("9223372036854771712", MACHINE), ("500M", "500 200 memory/app/memory.limit_in_bytes")]
+        {
+            let files = format!(
+                "unified/app/cgroup.procs=1 memory/app/memory.limit_in_bytes={limit} memory/app/memory.usage_in_bytes=300M"
+            );
+            assert_eq!(text(&memory_in("4:memory:/app\n0::/app\n", (V1.0, &mounts), &files)), expected);
+        }
     }
 
     #[test]
@@ -239,9 +210,15 @@ mod tests {
         fn malformed_group_files_never_add_memory(
             limit in "[0-9a-z +-]{0,24}", used in "[0-9]{0,24}", key in "(in)?active_file|file_dirty|[a-z_]{0,9}", value in "[0-9x.-]{0,22}",
         ) {
-            let stat = format!("{key} {value}");
-            let files = [("/app/memory.max", limit.as_str()), ("/app/memory.current", &used), ("/app/memory.stat", &stat)];
-            let memory = memory_in("/app", &files);
+            let root = tree::of(&[
+                MEMINFO,
+                V2,
+                ("/proc/self/cgroup", "0::/app\n"),
+                ("/sys/fs/cgroup/app/memory.max", &limit),
+                ("/sys/fs/cgroup/app/memory.current", &used),
+                ("/sys/fs/cgroup/app/memory.stat", &format!("{key} {value}")),
+            ]);
+            let memory = memory(root.path()).unwrap();
             prop_assert!(memory.total_bytes <= 1000 * MIB);
             prop_assert!(memory.available_bytes <= memory.total_bytes.min(800 * MIB));
         }

@@ -182,11 +182,10 @@ mod tests {
     use proptest::prelude::*;
     use tempfile::TempDir;
 
-    use super::super::files::tree;
+    use super::super::files::tree::{self, V1, V2};
     use super::*;
 
     const CGROUP: (&str, &str) = ("/proc/self/cgroup", "0::/app\n");
-    const V2: (&str, &str) = ("/proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
     const OWN: &str = "/sys/fs/cgroup/app/memory.pressure";
     const EVENTS: &str = "/sys/fs/cgroup/app/memory.events";
     const LOCAL: &str = "/sys/fs/cgroup/app/memory.events.local";
@@ -203,8 +202,19 @@ mod tests {
         format!("low 9\nhigh {high}\nmax {max}\noom {oom}\noom_kill 9\noom_group_kill 9\n")
     }
 
-    /// A group of 1,600 bytes, all used.
-    fn full_group(more: &[(&str, &str)]) -> TempDir {
+    /// Opens a gauge of these files; then writes each file of `steps` and reads the gauge.
+    fn follow(files: &[(&str, &str)], steps: &[(&str, &str, Pressure)]) -> (TempDir, PressureGauge) {
+        let root = tree::of(files);
+        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
+        for (path, content, pressure) in steps {
+            tree::write(&root, path, content);
+            assert_eq!(gauge.read(), *pressure, "{path}: {content}");
+        }
+        (root, gauge)
+    }
+
+    /// As [`follow`], in a group of 1,600 bytes, all used.
+    fn follow_full(more: &[(&str, &str)], steps: &[(&str, &str, Pressure)]) -> (TempDir, PressureGauge) {
         let group = [
             CGROUP,
             V2,
@@ -212,7 +222,7 @@ mod tests {
             ("/sys/fs/cgroup/app/memory.current", "1600\n"),
             (EVENTS, &events(1, 1, 0)),
         ];
-        tree::of(&[&group, more].concat())
+        follow(&[&group, more].concat(), steps)
     }
 
     #[test]
@@ -236,97 +246,78 @@ mod tests {
 
     #[test]
     fn the_groups_own_stalls_come_before_the_machines() {
-        let root = tree::of(&[CGROUP, V2, (MACHINE, &psi("50.00", "0.00")), (OWN, &psi("0.00", "0.00"))]);
-        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
-        assert_eq!(gauge.read(), Pressure::Calm);
-        tree::write(&root, OWN, &psi("12.50", "0.00"));
-        assert_eq!(gauge.read(), Pressure::Some);
+        let (waits, calm) = (psi("50.00", "0.00"), psi("0.00", "0.00"));
+        let steps = [(OWN, &*calm, Pressure::Calm), (OWN, &psi("12.50", "0.00"), Pressure::Some)];
+        follow(&[CGROUP, V2, (MACHINE, &waits), (OWN, &calm)], &steps);
     }
 
     #[test]
     fn the_machines_stalls_count_alone_or_when_it_is_nearly_full() {
-        let alone = tree::of(&[(MACHINE, &psi("50.00", "0.00"))]);
-        assert_eq!(PressureGauge::of_kernel(alone.path()).unwrap().read(), Pressure::Some);
+        let waits = psi("50.00", "0.00");
+        follow(&[(MACHINE, &waits)], &[(MACHINE, &waits, Pressure::Some)]);
 
-        let root = tree::of(&[CGROUP, V2, (MACHINE, &psi("50.00", "20.00")), (OWN, &psi("0.00", "0.00"))]);
-        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
-        for (available, pressure) in [(1600, Pressure::Calm), (100, Pressure::Calm), (99, Pressure::Severe)] {
-            tree::write(&root, "/proc/meminfo", &format!("MemTotal: 1600 kB\nMemAvailable: {available} kB\n"));
-            assert_eq!(gauge.read(), pressure, "{available}");
-        }
+        let meminfo = |available: u64| format!("MemTotal: 1600 kB\nMemAvailable: {available} kB\n");
+        let steps = [(1600, Pressure::Calm), (100, Pressure::Calm), (99, Pressure::Severe)];
+        let steps = steps.map(|(available, pressure)| (meminfo(available), pressure));
+        let steps = steps.each_ref().map(|(text, pressure)| ("/proc/meminfo", text.as_str(), *pressure));
+        follow(&[CGROUP, V2, (MACHINE, &psi("50.00", "20.00")), (OWN, &psi("0.00", "0.00"))], &steps);
     }
 
     #[test]
     fn a_limit_hit_in_a_full_group_is_severe_once() {
-        let root = full_group(&[]);
-        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
-        assert_eq!(gauge.read(), Pressure::Calm, "hits before the gauge was opened do not count");
-        for (high, max) in [(2, 1), (2, 2)] {
-            tree::write(&root, EVENTS, &events(high, max, 0));
-            assert_eq!(gauge.read(), Pressure::Severe, "{high} {max}");
-            assert_eq!(gauge.read(), Pressure::Calm, "already read");
-        }
+        follow_full(
+            &[],
+            &[
+                // Hits before the gauge was opened do not count.
+                (EVENTS, &events(1, 1, 0), Pressure::Calm),
+                (EVENTS, &events(2, 1, 0), Pressure::Severe),
+                (EVENTS, &events(2, 1, 0), Pressure::Calm),
+                (EVENTS, &events(2, 2, 0), Pressure::Severe),
+                (EVENTS, &events(2, 2, 0), Pressure::Calm),
+            ],
+        );
     }
 
     #[test]
     fn a_limit_hit_while_page_cache_is_left_is_calm_but_running_out_is_not() {
-        let root = full_group(&[(STAT, "inactive_file 100\n")]);
-        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
-        tree::write(&root, EVENTS, &events(1, 2, 0));
-        assert_eq!(gauge.read(), Pressure::Calm);
-        tree::write(&root, STAT, "inactive_file 99\n");
-        assert_eq!(gauge.read(), Pressure::Calm, "the hit was read while memory was left");
-        tree::write(&root, EVENTS, &events(1, 3, 0));
-        assert_eq!(gauge.read(), Pressure::Severe);
-        tree::write(&root, STAT, "inactive_file 800\n");
-        tree::write(&root, EVENTS, &events(1, 3, 1));
-        assert_eq!(gauge.read(), Pressure::Severe);
+        follow_full(
+            &[(STAT, "inactive_file 100\n")],
+            &[
+                (EVENTS, &events(1, 2, 0), Pressure::Calm),
+                // The hit was read while memory was left.
+                (STAT, "inactive_file 99\n", Pressure::Calm),
+                (EVENTS, &events(1, 3, 0), Pressure::Severe),
+                (STAT, "inactive_file 800\n", Pressure::Calm),
+                (EVENTS, &events(1, 3, 1), Pressure::Severe),
+            ],
+        );
     }
 
     #[test]
-    fn limits_of_groups_below_are_theirs() {
-        let root = full_group(&[(LOCAL, &events(0, 0, 0))]);
-        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
-        tree::write(&root, EVENTS, &events(1, 50, 5));
-        assert_eq!(gauge.read(), Pressure::Calm);
-        tree::write(&root, LOCAL, &events(0, 1, 0));
-        assert_eq!(gauge.read(), Pressure::Severe);
-    }
-
-    #[test]
-    fn an_ancestor_that_runs_out_counts() {
+    fn limits_of_groups_below_are_theirs_and_those_of_ancestors_count() {
+        let below = [(EVENTS, &*events(1, 50, 5), Pressure::Calm), (LOCAL, &events(0, 1, 0), Pressure::Severe)];
+        follow_full(&[(LOCAL, &events(0, 0, 0))], &below);
         let above = "/sys/fs/cgroup/memory.events.local";
-        let root = full_group(&[(above, &events(0, 0, 0))]);
-        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
-        tree::write(&root, above, &events(0, 0, 1));
-        assert_eq!(gauge.read(), Pressure::Severe);
+        follow_full(&[(above, &events(0, 0, 0))], &[(above, &events(0, 0, 1), Pressure::Severe)]);
     }
 
     #[test]
     fn version_1_counts_failed_charges() {
-        let dir = "/sys/fs/cgroup/memory/app";
-        let failcnt = format!("{dir}/memory.failcnt");
-        let root = tree::of(&[
+        let failcnt = "/sys/fs/cgroup/memory/app/memory.failcnt";
+        let files = [
             ("/proc/self/cgroup", "4:memory:/app\n"),
-            ("/proc/self/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"),
-            (&format!("{dir}/memory.limit_in_bytes"), "1600\n"),
-            (&format!("{dir}/memory.usage_in_bytes"), "1600\n"),
-            (&failcnt, "41\n"),
-        ]);
-        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
-        assert_eq!(gauge.read(), Pressure::Calm);
-        tree::write(&root, &failcnt, "42\n");
-        assert_eq!(gauge.read(), Pressure::Severe);
+            V1,
+            ("/sys/fs/cgroup/memory/app/memory.limit_in_bytes", "1600\n"),
+            ("/sys/fs/cgroup/memory/app/memory.usage_in_bytes", "1600\n"),
+            (failcnt, "41\n"),
+        ];
+        follow(&files, &[(failcnt, "41\n", Pressure::Calm), (failcnt, "42\n", Pressure::Severe)]);
     }
 
     #[test]
     fn counts_that_fall_or_vanish_are_calm() {
-        let root = full_group(&[]);
-        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
-        for text in ["", "max", "max -1", "max 99999999999999999999999", &events(0, 0, 0)] {
-            tree::write(&root, EVENTS, text);
-            assert_eq!(gauge.read(), Pressure::Calm, "{text}");
-        }
+        let texts = ["", "max", "max -1", "max 99999999999999999999999", &events(0, 0, 0)];
+        let (root, mut gauge) = follow_full(&[], &texts.map(|text| (EVENTS, text, Pressure::Calm)));
         std::fs::remove_dir_all(root.path()).unwrap();
         assert_eq!(gauge.read(), Pressure::Calm);
     }
@@ -380,8 +371,7 @@ mod tests {
 
         #[test]
         fn any_events_are_read_once(texts in prop::collection::vec("((max|high|oom) [0-9]{0,22}\n){0,4}", 1..5)) {
-            let root = full_group(&[]);
-            let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
+            let (root, mut gauge) = follow_full(&[], &[]);
             for text in &texts {
                 tree::write(&root, EVENTS, text);
                 gauge.read();
