@@ -1,11 +1,11 @@
-//! Bytes that differ from batch to batch and from place to place, and the first one that is not as it should be.
+//! Bytes that differ between batches and between offsets, and the search for the first wrong one.
 
 use std::fmt::Display;
 use std::ops::Range;
 
 const WORD: usize = size_of::<u64>();
 
-/// A batch by its number: what it holds follows from that.
+/// A batch; its bytes follow from its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Batch {
     pub(crate) number: u64,
@@ -40,22 +40,22 @@ impl Batch {
         bytes
     }
 
-    /// Compares every byte. `whence` names back-end and stream.
-    pub(crate) fn check(self, found: &[u8], whence: impl Display) {
-        self.check_part(0..self.len, found, whence);
+    /// Compares every byte. `origin` names back-end and stream.
+    pub(crate) fn check(self, found: &[u8], origin: impl Display) {
+        self.check_part(0..self.len, found, origin);
     }
 
-    /// The same for the bytes of a part.
-    pub(crate) fn check_part(self, part: Range<usize>, found: &[u8], whence: impl Display) {
+    /// Compares the bytes of a part.
+    pub(crate) fn check_part(self, part: Range<usize>, found: &[u8], origin: impl Display) {
         let Self { number, len } = self;
         let bytes = self.bytes();
         let sent = &bytes[part.clone()];
-        assert_eq!(found.len(), sent.len(), "{whence}: bytes of batch {number}");
+        assert_eq!(found.len(), sent.len(), "{origin}: bytes of batch {number}");
         if let Some(at) =
             (sent != found).then(|| sent.iter().zip(found).position(|(sent, found)| sent != found)).flatten()
         {
             panic!(
-                "{whence}: first wrong byte of batch {number} ({len} B) at offset {}: expected {:#04x}, found {:#04x}",
+                "{origin}: first wrong byte of batch {number} ({len} B) at offset {}: expected {:#04x}, found {:#04x}",
                 part.start + at,
                 sent[at],
                 found[at],

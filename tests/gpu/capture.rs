@@ -1,4 +1,5 @@
-//! Beside graphs being captured in CUDA's strictest mode: what touches the capture is refused, what does not leaves it be.
+//! The pool beside graph captures in CUDA's strictest mode: calls on the capturing stream are refused, others leave the
+//! capture valid.
 
 use std::thread;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use pinpool::{FenceKind, Pool};
 use crate::MIB;
 use crate::batch::Batch;
 use crate::device::{self, Lane, Rig, filled};
-use crate::memory::{CEILING, crowd};
+use crate::memory::{CEILING, fill_granules};
 
 /// Captures on `stream` while `run` runs; the capture must survive it.
 fn captured(what: &str, stream: &CudaStream, run: impl FnOnce()) {
@@ -23,7 +24,7 @@ fn captured(what: &str, stream: &CudaStream, run: impl FnOnce()) {
         // SAFETY: just made, never launched.
         Ok(graph) if !graph.is_null() => unsafe { result::graph::destroy(graph) }.unwrap(),
         Ok(_) => {}
-        Err(error) => panic!("{what}: the pool spoiled a capture: {:?}", error.0),
+        Err(error) => panic!("{what}: the pool invalidated a capture: {:?}", error.0),
     }
 }
 
@@ -33,7 +34,7 @@ fn a_stream_that_captures_is_refused() {
     device.on_each(|rig| {
         let (pool, name) = (rig.pool(), rig.name());
         let untracked = CudaContext::new(0).unwrap();
-        // SAFETY: one stream, and nothing is ever read from its memory.
+        // SAFETY: one stream, and its memory is never read.
         unsafe { untracked.disable_event_tracking() };
         let mut lane = Lane::on(&untracked.new_stream().unwrap(), name.to_owned(), MIB);
         captured(name, &lane.stream, || {
@@ -42,19 +43,23 @@ fn a_stream_that_captures_is_refused() {
             let refused = pool.get(MIB).unwrap().copy_from(&lane.stream, &lane.memory).unwrap_err();
             assert!(refused.is_copy(), "{name}: {refused}");
             let stats = pool.stats();
-            assert_eq!((stats.buffers_in_pool, stats.in_flight, stats.lost), (1, 0, 0), "{name}: the buffer is back");
-            // Each launch of the graph would read these again.
+            assert_eq!(
+                (stats.buffers_in_pool, stats.in_flight, stats.lost),
+                (1, 0, 0),
+                "{name}: the buffer is put back"
+            );
+            // Each launch of the graph would read these buffers again.
             assert!(pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().is_device(), "{name}");
             lane.stream.memcpy_htod(&pool.get(MIB).unwrap(), &mut lane.memory).unwrap();
             pool.poll();
             let stats = pool.stats();
-            assert_eq!((stats.buffers_in_pool, stats.in_flight, stats.lost), (0, 0, 2), "{name}: out of use for good");
+            assert_eq!((stats.buffers_in_pool, stats.in_flight, stats.lost), (0, 0, 2), "{name}: never reused");
         });
     });
 }
 
 #[test]
-fn an_event_of_a_capture_stands_for_nothing_that_ends() {
+fn an_event_of_a_capture_is_refused() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let (pool, lane) = (rig.pool(), rig.lane(0, 1));
@@ -65,7 +70,7 @@ fn an_event_of_a_capture_stands_for_nothing_that_ends() {
         unsafe { result::stream::begin_capture(lane.stream.cu_stream(), mode) }.unwrap();
         event.record(&lane.stream).unwrap();
         let released = buf.release_after_event(&event);
-        // SAFETY: as above. Whether the capture bears the question is the driver's affair.
+        // SAFETY: as above. The query may invalidate the capture or not, as the driver decides.
         if let Ok(graph) = unsafe { result::stream::end_capture(lane.stream.cu_stream()) } {
             // SAFETY: just made, never launched.
             unsafe { result::graph::destroy(graph) }.unwrap();
@@ -77,7 +82,7 @@ fn an_event_of_a_capture_stands_for_nothing_that_ends() {
 }
 
 #[test]
-fn captures_live_beside_memory_that_comes_moves_and_goes_on_this_thread_and_on_others() {
+fn captures_survive_commits_remaps_releases_and_copies_on_any_thread() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         for (fence, on_this_thread) in
@@ -88,12 +93,12 @@ fn captures_live_beside_memory_that_comes_moves_and_goes_on_this_thread_and_on_o
             let what = format!("{}, fence {fence}, this thread: {on_this_thread}", rig.name());
             captured(&what, &capturing.stream, || {
                 if on_this_thread {
-                    everything(rig, &pool, &mut lane, batch);
+                    use_pool(rig, &pool, &mut lane, batch);
                 } else {
                     thread::scope(|scope| {
                         scope.spawn(|| {
                             rig.context.bind_to_thread().unwrap();
-                            everything(rig, &pool, &mut lane, batch);
+                            use_pool(rig, &pool, &mut lane, batch);
                         });
                     });
                 }
@@ -104,15 +109,15 @@ fn captures_live_beside_memory_that_comes_moves_and_goes_on_this_thread_and_on_o
     });
 }
 
-/// Locks, moves and gives back, copies, waits and asks.
-fn everything(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
-    let mut bufs = crowd(pool, 10);
+/// Commits, remaps, releases, copies, waits and polls.
+fn use_pool(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
+    let mut bufs = fill_granules(pool, 10);
     for index in (0..bufs.len()).rev().step_by(2) {
         drop(bufs.swap_remove(index));
     }
-    let in_a_row = pool.get_timeout(6 * MIB, Duration::ZERO);
-    assert_eq!(in_a_row.is_ok(), rig.virtual_memory() && pool.stats().moves > 0, "{}", rig.name());
-    drop((bufs, in_a_row));
+    let contiguous = pool.get_timeout(6 * MIB, Duration::ZERO);
+    assert_eq!(contiguous.is_ok(), rig.virtual_memory() && pool.stats().moves > 0, "{}", rig.name());
+    drop((bufs, contiguous));
     pool.clear();
     let stats = pool.stats();
     assert!(stats.pinned_bytes == 0 && stats.underlying.frees > 0, "{}: {stats:?}", rig.name());

@@ -1,10 +1,10 @@
-//! Little memory for many batches: threads that fill, threads that send, one that takes memory away. Every batch is copied
-//! back and compared before its place on the device is used again.
+//! Many batches under a low ceiling: threads that fill, threads that copy, one that releases memory. Every batch is copied
+//! back and compared before its device memory is used again.
 //!
 //! ```text
-//!   producers (no context) ─get, fill─▶ channel ─▶ copiers ─send, one way after the other─▶ streams shared by all
+//!   producers (no context) ─get, fill─▶ channel ─▶ copiers ─each method of copying in turn─▶ shared streams
 //!   collector (no context): trim, clear, poll           └─ copy back, compare ◀─┘       ▲
-//!                                                               one after the other stands still for a moment
+//!                                                               each is held for a moment in turn
 //! ```
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,53 +18,53 @@ use pinpool::{FenceKind, PinnedBuf, Pool, PoolBuilder, Preset};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, Hold, Lane, Rig, filled, until};
-use crate::memory::{CEILING, reshuffled};
-use crate::ways::WAYS;
+use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until};
+use crate::memory::{CEILING, check_remap_beside_copies};
+use crate::methods::METHODS;
 
 const PRODUCERS: usize = 4;
 const COPIERS: usize = 4;
 const ROUNDS: u64 = 2;
 const BATCHES: u64 = 168;
-/// On a granule of 2 MiB and off it, within one and over several.
+/// On and off the edges of granules of 2 MiB, within one and across several.
 const LENS: [usize; 7] = [4096, 100_001, MIB - 1, 2 * MIB, 2 * MIB + 5, 3 * MIB, 6 * MIB];
 const LONGEST: usize = 6 * MIB;
 
 type Job = (Batch, PinnedBuf);
 
 #[test]
-fn every_batch_arrives_whole_while_memory_comes_moves_and_goes() {
+fn every_batch_arrives_intact_while_memory_is_committed_remapped_and_released() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         for fence in [FenceKind::Event, FenceKind::Timeline, FenceKind::Auto] {
-            let pool = tight(rig.builder().fence(fence));
+            let pool = with_a_low_ceiling(rig.builder().fence(fence));
             churn(rig, &pool);
         }
     });
 }
 
 #[test]
-fn every_batch_arrives_whole_under_the_rules_of_tensorflow() {
+fn every_batch_arrives_intact_under_tensorflows_rules() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
-        // An arena's back-ends are refused there.
+        // The tensorflow preset refuses back-ends that need the arena.
         if rig.name() == "cuda" {
             for fence in [FenceKind::Event, FenceKind::Timeline] {
-                churn(rig, &tight(rig.builder().preset(Preset::Tensorflow).fence(fence)));
+                churn(rig, &with_a_low_ceiling(rig.builder().preset(Preset::Tensorflow).fence(fence)));
             }
         }
     });
 }
 
-/// Less than what the threads would like to have at once.
-fn tight(builder: PoolBuilder) -> Pool {
+/// A ceiling below what the threads could hold at once.
+fn with_a_low_ceiling(builder: PoolBuilder) -> Pool {
     builder.max_bytes(CEILING).wait(Duration::from_secs(60)).build().unwrap()
 }
 
 fn churn(rig: &Rig<'_>, pool: &Pool) {
-    // With cudarc's events, without them, and where it makes none for want of a second stream.
+    // With cudarc's events, without them, and on a context with one stream, where cudarc makes none.
     let (untracked, single) = (CudaContext::new(0).unwrap(), CudaContext::new(0).unwrap());
-    // SAFETY: each piece of device memory is used on one stream alone.
+    // SAFETY: each block of device memory is used on one stream.
     unsafe { untracked.disable_event_tracking() };
     let streams = [rig.context.new_stream().unwrap(), untracked.new_stream().unwrap(), single.default_stream()];
     let name = rig.name();
@@ -72,8 +72,8 @@ fn churn(rig: &Rig<'_>, pool: &Pool) {
         let before = pool.stats();
         one_round(rig, pool, &streams, round * BATCHES);
         rig.context.synchronize().unwrap();
-        // All that the round pinned goes back, by the collector or now.
-        until("everything is given back", || {
+        // All memory that the round pinned is released, by the collector or here.
+        wait_until("all memory is released", || {
             pool.poll();
             pool.clear();
             pool.stats().pinned_bytes == 0
@@ -82,20 +82,20 @@ fn churn(rig: &Rig<'_>, pool: &Pool) {
         stats.validate().unwrap();
         assert_eq!((stats.in_flight, stats.in_use, stats.lost), (0, 0, 0), "{name}");
         assert!(stats.gets >= before.gets + BATCHES, "{name}: {} gets", stats.gets - before.gets);
-        assert!(stats.underlying.frees > before.underlying.frees, "{name}: nothing was given back");
+        assert!(stats.underlying.frees > before.underlying.frees, "{name}: no memory was released");
         if pool.config().preset == Preset::Adaptive {
-            reshuffled(rig, pool);
+            check_remap_beside_copies(rig, pool);
             pool.clear();
         }
     }
     let stats = pool.stats();
-    assert!(!rig.virtual_memory() || stats.moves > 0, "{name}: no granule was moved");
+    assert!(!rig.virtual_memory() || stats.moves > 0, "{name}: no granule was remapped");
 }
 
 fn one_round(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], first: u64) {
     let next = AtomicU64::new(first);
     let (sender, receiver) = sync_channel(2);
-    // Gone with the last copier, so that nobody waits for those that failed.
+    // Dropped with the last copier, so that no thread waits for one that failed.
     let jobs = Arc::new(Mutex::new(receiver));
     let are_copying = Arc::downgrade(&jobs);
     thread::scope(|scope| {
@@ -110,23 +110,23 @@ fn one_round(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], first: 
         }
         drop(jobs);
         scope.spawn(|| collect(pool, &are_copying));
-        scope.spawn(|| hold_up(streams, &are_copying));
+        scope.spawn(|| hold_streams(streams, &are_copying));
     });
 }
 
-/// Which of so many it is the turn of.
-fn which(number: u64, of: usize) -> usize {
+/// The index of `number` among `of` that take turns.
+fn turn_of(number: u64, of: usize) -> usize {
     usize::try_from(number).unwrap() % of
 }
 
-/// Gets and fills, and has no context.
+/// Gets and fills buffers; has no context.
 fn produce(pool: &Pool, next: &AtomicU64, end: u64, jobs: &SyncSender<Job>) {
     loop {
         let number = next.fetch_add(1, Ordering::Relaxed);
         if number >= end {
             break;
         }
-        let batch = Batch::new(number, LENS[which(number, LENS.len())]);
+        let batch = Batch::new(number, LENS[turn_of(number, LENS.len())]);
         if jobs.send((batch, filled(pool, batch))).is_err() {
             break;
         }
@@ -134,7 +134,7 @@ fn produce(pool: &Pool, next: &AtomicU64, end: u64, jobs: &SyncSender<Job>) {
     assert_eq!(result::ctx::get_current(), Ok(None), "a get left a context behind");
 }
 
-/// Takes memory away, and has no context.
+/// Releases memory; has no context.
 fn collect(pool: &Pool, are_copying: &Weak<Mutex<Receiver<Job>>>) {
     for turn in 0_u64.. {
         if are_copying.strong_count() == 0 {
@@ -151,20 +151,20 @@ fn collect(pool: &Pool, are_copying: &Weak<Mutex<Receiver<Job>>>) {
     assert_eq!(result::ctx::get_current(), Ok(None), "a trim left a context behind");
 }
 
-/// Makes copies pile up on streams, so that much is in flight whenever somebody wants memory.
-fn hold_up(streams: &[Arc<CudaStream>; 3], are_copying: &Weak<Mutex<Receiver<Job>>>) {
+/// Holds each stream for a moment, so that many copies are in flight when a get needs memory.
+fn hold_streams(streams: &[Arc<CudaStream>; 3], are_copying: &Weak<Mutex<Receiver<Job>>>) {
     for stream in streams.iter().cycle() {
         if are_copying.strong_count() == 0 {
             break;
         }
-        let hold = Hold::on(stream);
+        let hold = HeldStream::on(stream);
         thread::sleep(Duration::from_millis(1));
         hold.open();
         thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Two places on each stream, used in turn.
+/// Two lanes on each stream, used in turn.
 fn copy(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], jobs: &Mutex<Receiver<Job>>) {
     let lane = |number: usize| {
         let name = format!("{}, fence {}, stream {}", rig.name(), pool.config().fence, number % streams.len());
@@ -176,15 +176,15 @@ fn copy(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], jobs: &Mutex
         let Ok((batch, buf)) = job else { break };
         let at = turn % lanes.len();
         let mut buf = Some(buf);
-        // One way more than there are: borrowed by copies on two streams.
-        let way = WAYS.get(which(batch.number, WAYS.len() + 1));
-        for at in [at, (at + 1) % lanes.len()].into_iter().take(if way.is_some() { 1 } else { 2 }) {
+        // One more than the methods: borrowed by copies on two streams.
+        let method = METHODS.get(turn_of(batch.number, METHODS.len() + 1));
+        for at in [at, (at + 1) % lanes.len()].into_iter().take(if method.is_some() { 1 } else { 2 }) {
             let (lane, sent) = &mut lanes[at];
             if let Some(before) = sent.replace(batch) {
                 compare(pool, lane, before);
             }
-            match (way, &mut buf) {
-                (Some((_, send)), buf) => send(buf.take().unwrap(), lane),
+            match (method, &mut buf) {
+                (Some((_, copy)), buf) => copy(buf.take().unwrap(), lane),
                 (None, Some(buf)) => drop(buf.copy_range_to(0..batch.len, &lane.stream, &mut lane.memory).unwrap()),
                 (None, None) => unreachable!("borrowed, not taken"),
             }
@@ -195,18 +195,18 @@ fn copy(rig: &Rig<'_>, pool: &Pool, streams: &[Arc<CudaStream>; 3], jobs: &Mutex
     }
 }
 
-/// Copies back, through the pool if it has room at once, and compares.
+/// Copies back, through the pool if a get succeeds at once, and compares.
 fn compare(pool: &Pool, lane: &Lane, batch: Batch) {
     let whole = match pool.get_timeout(batch.len, Duration::ZERO) {
-        Ok(buf) if which(batch.number / 5, 2) == 0 => {
+        Ok(buf) if turn_of(batch.number / 5, 2) == 0 => {
             buf.copy_from(&lane.stream, &lane.memory).unwrap().wait().unwrap()
         }
         Ok(mut buf) => {
             lane.stream.memcpy_dtoh(&lane.memory.slice(..batch.len), &mut buf).unwrap();
             buf
         }
-        Err(full) => {
-            assert!(full.is_limit(), "{full}");
+        Err(error) => {
+            assert!(error.is_limit(), "{error}");
             return lane.check(batch);
         }
     };

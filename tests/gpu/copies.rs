@@ -1,4 +1,4 @@
-//! One copy at a time, held up where it matters: who may have the memory meanwhile, and what arrives.
+//! One copy at a time, held while it is observed: whether the memory may be reused meanwhile, and which bytes arrive.
 
 use std::sync::Arc;
 use std::thread;
@@ -8,33 +8,33 @@ use pinpool::{FenceKind, PinnedBuf, Pool};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, Hold, Lane, Rig, filled, until};
-use crate::ways::WAYS;
+use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until};
+use crate::methods::METHODS;
 
 const LEN: usize = 3 * MIB + 1;
 const FENCES: [FenceKind; 2] = [FenceKind::Event, FenceKind::Timeline];
 
-/// The idle buffer of this length, once it is back.
-fn back(pool: &Pool, len: usize) -> PinnedBuf {
+/// The buffer of this length, once it is idle.
+fn wait_for_idle(pool: &Pool, len: usize) -> PinnedBuf {
     let mut found = None;
-    until("the buffer is back in the pool", || {
+    wait_until("the buffer is put", || {
         found = pool.try_get(len).unwrap();
         found.is_some()
     });
     found.unwrap()
 }
 
-fn is_away(pool: &Pool, what: &str) {
+fn check_in_flight(pool: &Pool, what: &str) {
     pool.poll();
     let stats = pool.stats();
     assert_eq!((stats.in_flight, stats.in_use, stats.buffers_in_pool), (1, 0, 0), "{what}");
     assert!(pool.try_get(LEN).unwrap().is_none(), "{what}: handed out under a copy");
 }
 
-/// Streams as programs have them: for the last two cudarc records no events at all.
+/// The kinds of streams that programs use; for the last two cudarc records no events.
 fn usual_lanes(rig: &Rig<'_>) -> Vec<Lane> {
     let untracked = CudaContext::new(0).unwrap();
-    // SAFETY: each piece of device memory is used on one stream alone.
+    // SAFETY: each block of device memory is used on one stream.
     unsafe { untracked.disable_event_tracking() };
     let streams = [
         ("a stream", rig.context.new_stream().unwrap()),
@@ -46,21 +46,21 @@ fn usual_lanes(rig: &Rig<'_>) -> Vec<Lane> {
 }
 
 #[test]
-fn a_buffer_that_was_sent_stays_away_until_its_copy_is_over() {
+fn a_copied_buffer_is_in_flight_until_its_copy_completes() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         for fence in FENCES {
             let pool = rig.builder().fence(fence).build().unwrap();
             for (number, mut lane) in (1..).zip(usual_lanes(rig)) {
-                for (way, send) in WAYS {
-                    let (what, batch) = (format!("{}, {way}, fence {fence}", lane.name), Batch::new(number, LEN));
+                for (method, copy) in METHODS {
+                    let (what, batch) = (format!("{}, {method}, fence {fence}", lane.name), Batch::new(number, LEN));
                     let buf = filled(&pool, batch);
                     let id = buf.id();
-                    let hold = Hold::on(&lane.stream);
-                    send(buf, &mut lane);
-                    is_away(&pool, &what);
+                    let hold = HeldStream::on(&lane.stream);
+                    copy(buf, &mut lane);
+                    check_in_flight(&pool, &what);
                     hold.open();
-                    let mut again = back(&pool, LEN);
+                    let mut again = wait_for_idle(&pool, LEN);
                     assert_eq!(again.id(), id, "{what}");
                     again.as_mut_slice().unwrap().fill(0xEE);
                     lane.check(batch);
@@ -72,7 +72,7 @@ fn a_buffer_that_was_sent_stays_away_until_its_copy_is_over() {
 }
 
 #[test]
-fn a_buffer_that_is_written_by_a_device_is_neither_read_nor_handed_out_before() {
+fn a_buffer_that_a_device_writes_is_not_read_or_reused_before_the_copy_completes() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let pool = rig.pool();
@@ -82,20 +82,20 @@ fn a_buffer_that_is_written_by_a_device_is_neither_read_nor_handed_out_before() 
             lane.check(batch);
             let empty = || filled(&pool, Batch::new(0, LEN));
 
-            // One that nobody waits for.
-            let (buf, hold) = (empty(), Hold::on(&lane.stream));
+            // A pending buffer that is dropped.
+            let (buf, hold) = (empty(), HeldStream::on(&lane.stream));
             drop(buf.copy_from(&lane.stream, &lane.memory).unwrap());
-            is_away(&pool, &lane.name);
+            check_in_flight(&pool, &lane.name);
             hold.open();
-            let (buf, hold) = (back(&pool, LEN), Hold::on(&lane.stream));
-            let arriving = buf.copy_from(&lane.stream, &lane.memory).unwrap();
-            assert!(!arriving.is_done().unwrap(), "{}", lane.name);
+            let (buf, hold) = (wait_for_idle(&pool, LEN), HeldStream::on(&lane.stream));
+            let pending = buf.copy_from(&lane.stream, &lane.memory).unwrap();
+            assert!(!pending.is_done().unwrap(), "{}", lane.name);
             hold.open();
-            batch.check(arriving.wait().unwrap().as_slice_untracked().unwrap(), &lane.name);
+            batch.check(pending.wait().unwrap().as_slice_untracked().unwrap(), &lane.name);
 
-            let (mut buf, hold) = (empty(), Hold::on(&lane.stream));
+            let (mut buf, hold) = (empty(), HeldStream::on(&lane.stream));
             lane.stream.memcpy_dtoh(&lane.memory, &mut buf).unwrap();
-            assert!(buf.try_as_mut_slice().unwrap().is_none(), "{}: lent to a copy", lane.name);
+            assert!(buf.try_as_mut_slice().unwrap().is_none(), "{}: in use by a copy", lane.name);
             hold.open();
             batch.check(buf.as_slice_untracked().unwrap(), &lane.name);
         }
@@ -103,14 +103,14 @@ fn a_buffer_that_is_written_by_a_device_is_neither_read_nor_handed_out_before() 
 }
 
 #[test]
-fn a_borrowed_buffer_is_written_to_only_when_every_stream_has_it() {
+fn a_write_to_a_borrowed_buffer_waits_for_the_copies_on_every_stream() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let (pool, batch) = (rig.pool(), Batch::new(1, LEN));
         let mut lanes: Vec<Lane> = (0..3).map(|number| rig.lane(number, LEN)).collect();
         let mut buf = filled(&pool, batch);
-        let holds: Vec<Hold> = lanes.iter().map(|lane| Hold::on(&lane.stream)).collect();
-        // Several on each, the last by cudarc.
+        let holds: Vec<HeldStream> = lanes.iter().map(|lane| HeldStream::on(&lane.stream)).collect();
+        // Several copies on each stream, the last by cudarc.
         for lane in &mut lanes {
             drop(buf.copy_range_to(0..LEN, &lane.stream, &mut lane.memory).unwrap());
             drop(buf.copy_range_to(0..LEN, &lane.stream, &mut lane.memory).unwrap());
@@ -120,7 +120,7 @@ fn a_borrowed_buffer_is_written_to_only_when_every_stream_has_it() {
             assert!(buf.try_as_mut_slice().unwrap().is_none(), "{}: copies are in flight", rig.name());
             hold.open();
         }
-        // Waits for all of them by itself.
+        // Waits for all copies.
         buf.as_mut_slice().unwrap().fill(0);
         lanes.iter().for_each(|lane| lane.check(batch));
         assert!(buf.try_as_mut_slice().unwrap().is_some(), "{}", rig.name());
@@ -128,7 +128,7 @@ fn a_borrowed_buffer_is_written_to_only_when_every_stream_has_it() {
 }
 
 #[test]
-fn a_buffer_filled_on_one_stream_is_sent_on_another_only_when_it_is_full() {
+fn a_buffer_filled_on_one_stream_is_copied_on_another_only_when_it_is_full() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let pool = rig.pool();
@@ -139,7 +139,7 @@ fn a_buffer_filled_on_one_stream_is_sent_on_another_only_when_it_is_full() {
             let mut buf = pool.get(LEN).unwrap();
             down.stream.memcpy_dtoh(&down.memory, &mut buf).unwrap();
             up.stream.memcpy_htod(&buf, &mut up.memory).unwrap();
-            // And back, over bytes that are still being sent.
+            // And back into the buffer while it is still being copied.
             let next = Batch::new(100 + number, LEN);
             drop(filled(&pool, next).copy_to(&down.stream, &mut down.memory).unwrap());
             down.stream.memcpy_dtoh(&down.memory, &mut buf).unwrap();
@@ -150,7 +150,7 @@ fn a_buffer_filled_on_one_stream_is_sent_on_another_only_when_it_is_full() {
 }
 
 #[test]
-fn what_an_event_stands_for_later_changes_nothing() {
+fn a_later_record_of_an_event_changes_nothing() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let (pool, batch) = (rig.pool(), Batch::new(1, LEN));
@@ -158,42 +158,42 @@ fn what_an_event_stands_for_later_changes_nothing() {
         let buf = filled(&pool, batch);
         let id = buf.id();
         let event = rig.context.new_event(None).unwrap();
-        let hold = Hold::on(&lane.stream);
+        let hold = HeldStream::on(&lane.stream);
         let (to, tracking) = lane.memory.device_ptr_mut(&lane.stream);
-        // SAFETY: the buffer is kept until the event's work is over; the memory is as long.
+        // SAFETY: the buffer is kept until the event's work completes; the memory is as long.
         unsafe { sys::cuMemcpyHtoDAsync_v2(to, buf.as_ptr().cast(), LEN, lane.stream.cu_stream()) }.result().unwrap();
         drop(tracking);
         event.record(&lane.stream).unwrap();
         buf.release_after_event(&event).unwrap();
         event.record(&other.stream).unwrap();
         drop(event);
-        is_away(&pool, rig.name());
+        check_in_flight(&pool, rig.name());
         hold.open();
-        assert_eq!(back(&pool, LEN).id(), id);
+        assert_eq!(wait_for_idle(&pool, LEN).id(), id);
         lane.check(batch);
-        // One never recorded stands for nothing.
-        back(&pool, LEN).release_after_event(&rig.context.new_event(None).unwrap()).unwrap();
-        assert_eq!(back(&pool, LEN).id(), id);
+        // An event without a record counts as complete.
+        wait_for_idle(&pool, LEN).release_after_event(&rig.context.new_event(None).unwrap()).unwrap();
+        assert_eq!(wait_for_idle(&pool, LEN).id(), id);
     });
 }
 
 #[test]
-fn copies_outlive_their_streams_and_the_streams_that_come_after_them() {
+fn copies_outlive_their_streams_and_later_streams_with_the_same_handle() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         for fence in FENCES {
             let pool = rig.builder().fence(fence).build().unwrap();
             let mut lanes: Vec<Lane> = (0..4).map(|number| rig.lane(number, LEN)).collect();
-            // A driver gives the handle of a stream that is gone to the next one.
+            // A driver gives the handle of a destroyed stream to the next one.
             for round in 0..24 {
                 for (number, lane) in (0..).zip(&mut lanes) {
                     let stream = rig.context.new_stream().unwrap();
                     let batch = Batch::new(round * 4 + number, LEN);
-                    let hold = (number == 3).then(|| Hold::on(&stream));
+                    let hold = (number == 3).then(|| HeldStream::on(&stream));
                     drop(filled(&pool, batch).copy_to(&stream, &mut lane.memory).unwrap());
                     drop(stream);
                     if let Some(hold) = hold {
-                        until("the other copies are over", || {
+                        wait_until("the other copies are complete", || {
                             pool.poll();
                             pool.stats().in_flight <= 1
                         });
@@ -205,7 +205,7 @@ fn copies_outlive_their_streams_and_the_streams_that_come_after_them() {
                     lane.check(Batch::new(round * 4 + number, LEN));
                 }
             }
-            until("every buffer is back", || {
+            wait_until("every buffer is put", || {
                 pool.poll();
                 pool.stats().in_flight == 0
             });
@@ -221,9 +221,9 @@ fn a_thread_without_a_context_puts_waits_and_polls() {
         for fence in FENCES {
             let pool = rig.builder().fence(fence).background_poll(true).build().unwrap();
             let (mut lane, mut borrowing) = (rig.lane(0, LEN), rig.lane(1, LEN));
-            let [given, borrowed, lent] = [1, 2, 3].map(|number| Batch::new(number, LEN));
-            let (mut kept, by_cudarc) = (filled(&pool, borrowed), filled(&pool, lent));
-            let hold = Hold::on(&lane.stream);
+            let [given, borrowed, sliced] = [1, 2, 3].map(|number| Batch::new(number, LEN));
+            let (mut kept, by_cudarc) = (filled(&pool, borrowed), filled(&pool, sliced));
+            let hold = HeldStream::on(&lane.stream);
             let copy = filled(&pool, given).copy_to(&lane.stream, &mut lane.memory).unwrap();
             drop(kept.copy_range_to(0..LEN, &borrowing.stream, &mut borrowing.memory).unwrap());
             borrowing.stream.memcpy_htod(&by_cudarc, &mut borrowing.memory).unwrap();
@@ -237,7 +237,7 @@ fn a_thread_without_a_context_puts_waits_and_polls() {
                     kept.as_mut_slice().unwrap().fill(0);
                     drop(kept);
                     drop(pool.get(5 * MIB).unwrap());
-                    until("every buffer is back", || {
+                    wait_until("every buffer is put", || {
                         pool.poll();
                         pool.stats().in_flight == 0
                     });
@@ -245,56 +245,56 @@ fn a_thread_without_a_context_puts_waits_and_polls() {
                 });
             });
             lane.check(given);
-            borrowing.check(lent);
+            borrowing.check(sliced);
             assert_eq!(pool.stats().lost, 0, "{}, fence {fence}", rig.name());
         }
     });
 }
 
 #[test]
-fn a_slab_arrives_in_all_its_pieces() {
+fn a_batch_buffer_arrives_with_all_its_slices() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let pool = rig.pool();
         let mut lane = rig.lane(0, 5 * MIB);
         for round in 0..4_u64 {
-            let slab = pool.batch(5 * MIB).unwrap();
+            let buffer = pool.batch(5 * MIB).unwrap();
             let fill = |thread: u64| {
                 let fill_one = |tensor: u64| {
                     let len = usize::try_from(1 + (thread * 25 + tensor) * 331).unwrap();
                     let batch = Batch::new(round * 1000 + thread * 100 + tensor, len);
-                    let mut piece = slab.take(len, 256).expect("room for all");
-                    batch.write(&mut piece);
-                    (batch, piece.range())
+                    let mut slice = buffer.take(len, 256).expect("space for all");
+                    batch.write(&mut slice);
+                    (batch, slice.range())
                 };
                 (0..25).map(fill_one).collect::<Vec<_>>()
             };
             let fill = &fill;
-            let pieces: Vec<_> = thread::scope(|scope| {
+            let slices: Vec<_> = thread::scope(|scope| {
                 let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || fill(thread))).collect();
                 threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
             });
-            let taken = slab.taken_bytes();
-            drop(slab.copy_to(&lane.stream, &mut lane.memory).unwrap());
+            let taken = buffer.taken_bytes();
+            drop(buffer.copy_to(&lane.stream, &mut lane.memory).unwrap());
             let arrived = lane.stream.clone_dtoh(&lane.memory.slice(..taken)).unwrap();
-            for (batch, range) in pieces {
-                batch.check(&arrived[range.clone()], format_args!("{}, piece {range:?} of a slab", lane.name));
+            for (batch, range) in slices {
+                batch.check(&arrived[range.clone()], format_args!("{}, slice {range:?} of a batch buffer", lane.name));
             }
         }
-        until("the slab is back", || {
+        wait_until("the batch buffer is put", || {
             pool.poll();
             pool.stats().in_flight == 0
         });
         let stats = pool.stats();
-        assert_eq!((stats.gets, stats.puts), (4, 4), "{}: one get and one put for a slab", rig.name());
+        assert_eq!((stats.gets, stats.puts), (4, 4), "{}: one get and one put for a batch buffer", rig.name());
     });
 }
 
 #[test]
-fn the_device_reads_a_buffer_at_the_address_it_is_told() {
+fn the_device_reads_a_buffer_at_its_device_address() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
-        // Grown, and from a reserve, which may be another kind of memory.
+        // Memory of growth and of a reserve, which may be of another kind.
         for reserve in [0, 16 << 20] {
             let pool = rig.builder().reserve_bytes(reserve).build().unwrap();
             let batch = Batch::new(reserve, 5 * MIB + 1);
@@ -303,17 +303,17 @@ fn the_device_reads_a_buffer_at_the_address_it_is_told() {
             let address = buf
                 .device_ptr(rig.context)
                 .unwrap_or_else(|error| panic!("{}, reserve of {reserve} B: {error}", rig.name()));
-            read_by_others(rig.context, address, &mut lane, batch.len);
+            copy_from_address(rig.context, address, &mut lane, batch.len);
             buf.release_after(&lane.stream).unwrap();
             lane.check(batch);
         }
     });
 }
 
-/// As a kernel would: all that it knows is the address.
-fn read_by_others(context: &Arc<CudaContext>, address: u64, lane: &mut Lane, len: usize) {
+/// Reads as a kernel does: by the address alone.
+fn copy_from_address(context: &Arc<CudaContext>, address: u64, lane: &mut Lane, len: usize) {
     context.bind_to_thread().unwrap();
     let (to, _tracking) = lane.memory.device_ptr_mut(&lane.stream);
-    // SAFETY: the caller keeps the buffer until the work on the stream is over; the memory is as long.
+    // SAFETY: the caller keeps the buffer until the work on the stream completes; the memory is as long.
     unsafe { sys::cuMemcpyAsync(to, address, len, lane.stream.cu_stream()) }.result().unwrap();
 }

@@ -1,4 +1,4 @@
-//! The device, one test at a time, the back-ends that pin for it, and streams that stand still until they are let go.
+//! The device, one test at a time, the back-ends that pin for it, and streams that can be held.
 
 use std::ffi::c_void;
 use std::fmt::Display;
@@ -13,13 +13,13 @@ use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
 
 use crate::batch::Batch;
 
-/// No stream stands still for longer: whoever waits for it by mistake shall fail, not hang.
+/// Longest hold of a stream: a test that waits for it by mistake fails instead of hanging.
 const LONGEST_HOLD: Duration = Duration::from_secs(20);
-/// What takes longer does not happen any more.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Longest wait for a condition.
+const LONGEST_WAIT: Duration = Duration::from_secs(20);
 
-/// Captures, and facts about the whole device, bear no neighbours.
-static TURN: Mutex<()> = Mutex::new(());
+/// Held by one test at a time: captures, and facts about the whole device, need the device alone.
+static EXCLUSIVE: Mutex<()> = Mutex::new(());
 
 /// The first device, for one test.
 pub(crate) struct Device {
@@ -27,17 +27,17 @@ pub(crate) struct Device {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// The device, or a word why the test is skipped. Asks the back-end first: cudarc panics where there is no driver.
+/// The device; without one, prints why the test is skipped. Tries the back-end first: cudarc panics where there is no driver.
 pub(crate) fn take() -> Option<Device> {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner);
     let found = CudaSource::new(0)
         .map_err(|error| error.to_string())
         .and_then(|_| CudaContext::new(0).map_err(|error| format!("{:?}", error.0)));
     match found {
         Ok(context) => Some(Device { context, _turn: turn }),
-        Err(why) if is_required() => panic!("PINPOOL_REQUIRE_GPU=1, and there is none of use: {why}"),
+        Err(why) if is_required() => panic!("PINPOOL_REQUIRE_GPU=1, and no usable GPU: {why}"),
         Err(why) => {
-            say(format_args!("skipped: {why}"));
+            print_uncaptured(format_args!("skipped: {why}"));
             None
         }
     }
@@ -47,21 +47,21 @@ fn is_required() -> bool {
     std::env::var("PINPOOL_REQUIRE_GPU").is_ok_and(|value| value == "1")
 }
 
-/// Past the test harness, which keeps what a passing test prints to itself.
-fn say(what: impl Display) {
-    let _unseen = writeln!(io::stderr(), "{what}");
+/// Prints past the test harness, which captures the output of a passing test.
+fn print_uncaptured(line: impl Display) {
+    let _unseen = writeln!(io::stderr(), "{line}");
 }
 
 impl Device {
-    /// The scenario on each back-end that pins for the device.
+    /// Runs the scenario on each back-end that pins for the device.
     pub(crate) fn on_each(&self, scenario: impl Fn(&Rig<'_>)) {
         for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
             let rig = Rig { context: &self.context, backend };
             match rig.builder().build() {
                 Ok(_) => scenario(&rig),
-                // Not every driver and device has it.
+                // Not every driver and device supports it.
                 Err(why) if rig.virtual_memory() || !is_required() => {
-                    say(format_args!("skipped on {}: {why}", rig.name()))
+                    print_uncaptured(format_args!("skipped on {}: {why}", rig.name()))
                 }
                 Err(why) => panic!("PINPOOL_REQUIRE_GPU=1, and no back-end {}: {why}", rig.name()),
             }
@@ -80,7 +80,7 @@ impl Rig<'_> {
         self.backend.name()
     }
 
-    /// Does its memory come and move by granules, without regard to copies?
+    /// Whether its memory is committed, remapped and released by granules, beside copies.
     pub(crate) fn virtual_memory(&self) -> bool {
         matches!(self.backend, Backend::Vmm)
     }
@@ -93,13 +93,13 @@ impl Rig<'_> {
         self.builder().build().unwrap()
     }
 
-    /// A stream of its own and device memory on it, with nothing left to run.
+    /// A new stream and device memory on it, with no work left to run.
     pub(crate) fn lane(&self, number: usize, len: usize) -> Lane {
         Lane::on(&self.context.new_stream().unwrap(), format!("{}, stream {number}", self.name()), len)
     }
 }
 
-/// Device memory, used on one stream.
+/// Device memory that is used on one stream.
 pub(crate) struct Lane {
     pub(crate) name: String,
     pub(crate) stream: Arc<CudaStream>,
@@ -113,7 +113,7 @@ impl Lane {
         Self { name, stream: stream.clone(), memory }
     }
 
-    /// Copies back past the pool, behind all work of the stream, and compares.
+    /// Copies back without the pool, after all work of the stream, and compares.
     pub(crate) fn check(&self, batch: Batch) {
         let arrived = self.stream.clone_dtoh(&self.memory.slice(..batch.len)).unwrap();
         batch.check(&arrived, &self.name);
@@ -127,59 +127,59 @@ pub(crate) fn filled(pool: &Pool, batch: Batch) -> PinnedBuf {
     buf
 }
 
-/// Waits until it is so.
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+/// Waits until the condition holds.
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+    while !condition() {
+        assert!(begun.elapsed() < LONGEST_WAIT, "not within {LONGEST_WAIT:?}: {what}");
         thread::sleep(Duration::from_micros(50));
     }
 }
 
-/// What is enqueued on a stream behind this stands still until it is opened, or dropped.
-pub(crate) struct Hold(Arc<Door>);
+/// Holds all later work of a stream until it is released or dropped.
+pub(crate) struct HeldStream(Arc<Gate>);
 
 #[derive(Default)]
-struct Door {
-    state: Mutex<State>,
+struct Gate {
+    state: Mutex<GateState>,
     opened: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct GateState {
     is_open: bool,
-    gave_up: bool,
+    timed_out: bool,
 }
 
-impl Hold {
-    /// By a host function, which a real device has too.
+impl HeldStream {
+    /// Holds it by a host function, which real devices support too.
     pub(crate) fn on(stream: &CudaStream) -> Self {
-        extern "C" fn stand_still(door: *mut c_void) {
-            // SAFETY: of the `Arc` below, which this call owns: it is made once for each launch.
-            let door = unsafe { Arc::from_raw(door.cast::<Door>().cast_const()) };
-            let state = door.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let (mut state, waited) = door
+        extern "C" fn wait_for_gate(gate: *mut c_void) {
+            // SAFETY: from the `Arc` below, which this call owns: it is made once for each launch.
+            let gate = unsafe { Arc::from_raw(gate.cast::<Gate>().cast_const()) };
+            let state = gate.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let (mut state, waited) = gate
                 .opened
                 .wait_timeout_while(state, LONGEST_HOLD, |state| !state.is_open)
                 .unwrap_or_else(PoisonError::into_inner);
-            state.gave_up = waited.timed_out();
+            state.timed_out = waited.timed_out();
         }
-        let door = Arc::new(Door::default());
+        let gate = Arc::new(Gate::default());
         stream.context().bind_to_thread().unwrap();
-        let argument = Arc::into_raw(door.clone()).cast_mut().cast();
+        let argument = Arc::into_raw(gate.clone()).cast_mut().cast();
         // SAFETY: a live stream; the function calls no CUDA, and owns its argument.
-        unsafe { result::stream::launch_host_function(stream.cu_stream(), stand_still, argument) }.unwrap();
-        Self(door)
+        unsafe { result::stream::launch_host_function(stream.cu_stream(), wait_for_gate, argument) }.unwrap();
+        Self(gate)
     }
 
-    /// Lets the stream go on. It must not have done so by itself.
+    /// Lets the stream continue. Fails if the hold has timed out before.
     pub(crate) fn open(self) {
-        let gave_up = self.0.state.lock().unwrap_or_else(PoisonError::into_inner).gave_up;
-        assert!(!gave_up, "held for {LONGEST_HOLD:?}: a call in between waited for the stream");
+        let timed_out = self.0.state.lock().unwrap_or_else(PoisonError::into_inner).timed_out;
+        assert!(!timed_out, "held for {LONGEST_HOLD:?}: a call meanwhile waited for the stream");
     }
 }
 
-impl Drop for Hold {
+impl Drop for HeldStream {
     fn drop(&mut self) {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner).is_open = true;
         self.0.opened.notify_all();

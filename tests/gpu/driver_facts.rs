@@ -1,5 +1,5 @@
-//! What the pool takes for granted about the driver. Checked on the double and on a real device, so that the one can be
-//! trusted to stand for the other.
+//! The assumed behaviour of the driver. Checked on the double and on a real device, so that the double may replace the
+//! device in tests.
 #![allow(unsafe_code)] // Calls the driver by hand.
 
 use std::ffi::c_void;
@@ -13,17 +13,17 @@ use CUstreamCaptureMode::{CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_
 
 const PAGE: usize = 4096;
 
-/// Every fact, on a device that nobody else uses.
+/// Checks every fact, on a device without other users.
 pub(crate) fn check(context: &Arc<CudaContext>) {
     unknown_pointers_are_refused(context);
     a_copy_stays_in_one_registration(context);
     a_copy_from_pageable_memory_has_read_it(context);
-    a_query_beside_a_global_capture_spoils_it_unless_relaxed(context);
+    a_query_beside_a_global_capture_invalidates_it_unless_relaxed(context);
     pinning_beside_a_global_capture_needs_relaxing_too(context);
-    nobody_waits_for_a_capturing_stream(context);
-    events_are_asked_without_a_context(context);
+    a_capturing_stream_cannot_be_waited_for(context);
+    events_are_queried_without_a_context(context);
     only_an_event_that_was_recorded_has_a_time(context);
-    a_stream_has_an_id_of_its_own(context);
+    a_stream_has_a_unique_id(context);
     page_locked_memory_has_a_device_address(context);
 }
 
@@ -31,7 +31,7 @@ fn code(result: Result<impl Sized, DriverError>) -> CUresult {
     result.err().map_or(CUresult::CUDA_SUCCESS, |error| error.0)
 }
 
-/// On a thread that has done nothing yet, with `context` current.
+/// Runs on a new thread with `context` current.
 fn on_a_fresh_thread<R: Send>(context: &Arc<CudaContext>, run: impl FnOnce() -> R + Send) -> R {
     let fresh = || {
         context.bind_to_thread().unwrap();
@@ -42,12 +42,12 @@ fn on_a_fresh_thread<R: Send>(context: &Arc<CudaContext>, run: impl FnOnce() -> 
 
 fn relax() {
     let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    // SAFETY: room for one mode.
+    // SAFETY: space for one mode.
     unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result().unwrap();
-    assert_eq!(mode, CU_STREAM_CAPTURE_MODE_GLOBAL, "what a thread starts with");
+    assert_eq!(mode, CU_STREAM_CAPTURE_MODE_GLOBAL, "the mode of a new thread");
 }
 
-/// Captures on `stream` while `run` runs; what the end of the capture says.
+/// Captures on `stream` while `run` runs; returns the code of the end of the capture.
 fn captured(stream: &CudaStream, run: impl FnOnce()) -> CUresult {
     // SAFETY: a live stream, which captures until the line after `run`.
     unsafe { result::stream::begin_capture(stream.cu_stream(), CU_STREAM_CAPTURE_MODE_GLOBAL) }.unwrap();
@@ -75,7 +75,7 @@ fn unknown_pointers_are_refused(context: &Arc<CudaContext>) {
     context.bind_to_thread().unwrap();
     let mut own = vec![0_u8; PAGE];
     let pointer: *mut c_void = own.as_mut_ptr().cast();
-    // SAFETY: not the driver's memory, which is the point: refused.
+    // SAFETY: not the driver's memory, so the call is refused.
     assert_eq!(code(unsafe { result::free_host(pointer) }), CUresult::CUDA_ERROR_INVALID_VALUE);
     // SAFETY: as above.
     let unregistered = unsafe { sys::cuMemHostUnregister(pointer) };
@@ -121,7 +121,7 @@ fn a_copy_from_pageable_memory_has_read_it(context: &Arc<CudaContext>) {
     }
 }
 
-fn a_query_beside_a_global_capture_spoils_it_unless_relaxed(context: &Arc<CudaContext>) {
+fn a_query_beside_a_global_capture_invalidates_it_unless_relaxed(context: &Arc<CudaContext>) {
     let (stream, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let event = other.record_event(None).unwrap();
     event.synchronize().unwrap();
@@ -151,7 +151,7 @@ fn pinning_beside_a_global_capture_needs_relaxing_too(context: &Arc<CudaContext>
     assert_eq!(end, CUresult::CUDA_SUCCESS);
 }
 
-fn nobody_waits_for_a_capturing_stream(context: &Arc<CudaContext>) {
+fn a_capturing_stream_cannot_be_waited_for(context: &Arc<CudaContext>) {
     let stream = context.new_stream().unwrap();
     let end = captured(&stream, || {
         // SAFETY: a live stream.
@@ -161,7 +161,7 @@ fn nobody_waits_for_a_capturing_stream(context: &Arc<CudaContext>) {
     assert_eq!(end, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
-fn events_are_asked_without_a_context(context: &Arc<CudaContext>) {
+fn events_are_queried_without_a_context(context: &Arc<CudaContext>) {
     let event = context.new_stream().unwrap().record_event(None).unwrap();
     context.synchronize().unwrap();
     thread::scope(|scope| {
@@ -183,15 +183,15 @@ fn only_an_event_that_was_recorded_has_a_time(context: &Arc<CudaContext>) {
         (CUresult::CUDA_SUCCESS, CUresult::CUDA_ERROR_INVALID_HANDLE)
     );
     event.record(&stream).unwrap();
-    // A thread that had no context takes one to wait.
+    // Waiting needs a current context.
     on_a_fresh_thread(context, || event.synchronize().unwrap());
     assert_eq!(elapsed(), CUresult::CUDA_SUCCESS);
 }
 
-fn a_stream_has_an_id_of_its_own(context: &Arc<CudaContext>) {
+fn a_stream_has_a_unique_id(context: &Arc<CudaContext>) {
     let id = |stream: &CudaStream| {
         let mut id = 0;
-        // SAFETY: a live stream, and room for a number.
+        // SAFETY: a live stream, and space for a number.
         unsafe { sys::cuStreamGetId(stream.cu_stream(), &raw mut id) }.result().unwrap();
         id
     };
@@ -199,12 +199,12 @@ fn a_stream_has_an_id_of_its_own(context: &Arc<CudaContext>) {
     let other = on_a_fresh_thread(context, || (id(&context.default_stream()), id(&context.per_thread_stream())));
     assert_eq!(other.0, ids[0]);
     ids.push(other.1);
-    // Each is destroyed before the next is made, so that handles recur.
+    // Each stream is destroyed before the next is created, so that handles recur.
     ids.extend((0..100).map(|_| id(&context.new_stream().unwrap())));
     let count = ids.len();
     ids.sort_unstable();
     ids.dedup();
-    assert_eq!(ids.len(), count, "an id was given twice");
+    assert_eq!(ids.len(), count, "an id was used twice");
 }
 
 fn page_locked_memory_has_a_device_address(context: &Arc<CudaContext>) {
@@ -213,7 +213,7 @@ fn page_locked_memory_has_a_device_address(context: &Arc<CudaContext>) {
     let (mut mapped, mut attribute): (sys::CUdeviceptr, sys::CUdeviceptr) = (0, 0);
     let wanted = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
     let pointer = std::ptr::with_exposed_provenance_mut(start);
-    // SAFETY: room for an address, and memory that is pinned until the end.
+    // SAFETY: space for an address, and memory that is pinned until the end.
     unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut mapped, pointer, 0) }.result().unwrap();
     // SAFETY: as above.
     let asked = unsafe { sys::cuPointerGetAttribute((&raw mut attribute).cast(), wanted, start as sys::CUdeviceptr) };
@@ -221,7 +221,7 @@ fn page_locked_memory_has_a_device_address(context: &Arc<CudaContext>) {
     assert_eq!(mapped, attribute);
     unpin(start).unwrap();
     let own = [0_u8; PAGE];
-    // SAFETY: room for an address; nothing is read behind the pointer.
+    // SAFETY: space for an address; the pointer is not dereferenced.
     let asked = unsafe { sys::cuPointerGetAttribute((&raw mut attribute).cast(), wanted, own.as_ptr() as u64) };
     assert_eq!(asked, CUresult::CUDA_ERROR_INVALID_VALUE);
 }

@@ -1,5 +1,5 @@
-//! Memory that comes, moves and goes: beside copies where the back-end can, else once they are over; and what there is
-//! before the first of it.
+//! Memory that is committed, remapped and released, beside copies where the back-end can and else after them; reserves,
+//! ceilings, the end of a pool, and contexts.
 
 use std::env;
 use std::process::Command;
@@ -11,71 +11,76 @@ use pinpool::{Backend, PinnedBuf, Pool, ReleasePolicy};
 
 use crate::MIB;
 use crate::batch::Batch;
-use crate::device::{self, Hold, Lane, Rig, filled, until};
+use crate::device::{self, HeldStream, Lane, Rig, filled, wait_until};
 
-/// Ten granules, and the largest buffers here are three.
+/// Ten granules; the largest buffers here are three.
 pub(crate) const CEILING: u64 = 20 << 20;
 const GRANULE: usize = 2 * MIB;
 
-/// As many granules as the ceiling has, each a buffer. To be called on a pool that holds nothing.
-pub(crate) fn crowd(pool: &Pool, first: u64) -> Vec<(Batch, PinnedBuf)> {
+/// A buffer for each granule under the ceiling. The pool must hold nothing.
+pub(crate) fn fill_granules(pool: &Pool, first: u64) -> Vec<(Batch, PinnedBuf)> {
     let batches = (0..CEILING / GRANULE as u64).map(|index| Batch::new(first + index, GRANULE));
     batches.map(|batch| (batch, filled(pool, batch))).collect()
 }
 
-/// Wants three granules in a row where every other one of ten is free, and copies from the rest are in flight. The pool
-/// holds nothing.
-pub(crate) fn reshuffled(rig: &Rig<'_>, pool: &Pool) {
+/// Gets three contiguous granules where every other one of ten is free, while copies from the rest are in flight. The pool
+/// must hold nothing.
+pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
     let name = rig.name();
     let mut lanes: Vec<Lane> = (0..6).map(|number| rig.lane(number, 3 * GRANULE)).collect();
-    let holds: Vec<Hold> = lanes[..5].iter().map(|lane| Hold::on(&lane.stream)).collect();
-    let mut kept: Vec<_> =
-        crowd(pool, 1000).into_iter().enumerate().filter(|(index, _)| index % 2 == 1).map(|(_, kept)| kept).collect();
+    let holds: Vec<HeldStream> = lanes[..5].iter().map(|lane| HeldStream::on(&lane.stream)).collect();
+    let mut kept: Vec<_> = fill_granules(pool, 1000)
+        .into_iter()
+        .enumerate()
+        .filter(|(index, _)| index % 2 == 1)
+        .map(|(_, kept)| kept)
+        .collect();
     for ((batch, buf), lane) in kept.iter_mut().zip(&mut lanes) {
         drop(buf.copy_range_to(0..batch.len, &lane.stream, &mut lane.memory).unwrap());
     }
     let (before, large) = (pool.stats(), Batch::new(2000, 3 * GRANULE));
     let wanted = pool.get_timeout(large.len, Duration::ZERO);
-    let in_a_row = if rig.virtual_memory() {
-        let in_a_row = wanted.unwrap_or_else(|error| panic!("{name}: granules do not move beside copies: {error}"));
+    let contiguous = if rig.virtual_memory() {
+        let contiguous =
+            wanted.unwrap_or_else(|error| panic!("{name}: granules are not remapped beside copies: {error}"));
         let stats = pool.stats();
         assert!(stats.moves > before.moves, "{name}: {stats:?}");
-        assert_eq!(stats.underlying.allocs, before.underlying.allocs, "{name}: pinned anew at the ceiling");
-        Some(in_a_row)
+        assert_eq!(stats.underlying.allocs, before.underlying.allocs, "{name}: pinned again at the ceiling");
+        Some(contiguous)
     } else {
-        assert!(wanted.unwrap_err().is_limit(), "{name}: a region cannot go under copies");
+        assert!(wanted.unwrap_err().is_limit(), "{name}: a region cannot be released under copies");
         None
     };
-    // Whoever copies from where the granules were, or into where they are, shows now.
-    let in_a_row = in_a_row.map(|mut buf| {
+    // A copy from the old addresses of the granules, or into their new ones, is detected from here on.
+    let contiguous = contiguous.map(|mut buf| {
         large.write(buf.as_mut_slice().unwrap());
         buf
     });
-    holds.into_iter().for_each(Hold::open);
+    holds.into_iter().for_each(HeldStream::open);
     for ((batch, _), lane) in kept.iter().zip(&lanes) {
         lane.check(*batch);
     }
     kept.iter_mut().for_each(|(_, buf)| buf.as_mut_slice().unwrap().fill(0));
     drop(kept);
-    let buf = in_a_row.unwrap_or_else(|| filled(pool, large));
+    let buf = contiguous.unwrap_or_else(|| filled(pool, large));
     let lane = &mut lanes[5];
     drop(buf.copy_to(&lane.stream, &mut lane.memory).unwrap());
     lane.check(large);
-    until("every buffer is back", || {
+    wait_until("every buffer is put", || {
         pool.poll();
         pool.stats().in_flight == 0
     });
 }
 
 #[test]
-fn granules_move_beside_copies_in_flight_and_regions_wait_for_them() {
+fn granules_are_remapped_beside_copies_in_flight_and_regions_wait_for_them() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let pool = rig.builder().max_bytes(CEILING).build().unwrap();
-        reshuffled(rig, &pool);
-        // And once more, with granules that have been elsewhere before.
+        check_remap_beside_copies(rig, &pool);
+        // Once more, with granules that were remapped before.
         pool.clear();
-        reshuffled(rig, &pool);
+        check_remap_beside_copies(rig, &pool);
         pool.clear();
         let stats = pool.stats();
         stats.validate().unwrap();
@@ -85,13 +90,13 @@ fn granules_move_beside_copies_in_flight_and_regions_wait_for_them() {
 }
 
 #[test]
-fn memory_goes_back_beside_a_copy_or_as_soon_as_it_is_over() {
+fn memory_is_released_beside_a_copy_or_as_soon_as_it_completes() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let (pool, name, batch) = (rig.pool(), rig.name(), Batch::new(1, 4096));
         let mut lane = rig.lane(0, 4096);
         drop(pool.get(5 * MIB).unwrap());
-        let hold = Hold::on(&lane.stream);
+        let hold = HeldStream::on(&lane.stream);
         drop(filled(&pool, batch).copy_to(&lane.stream, &mut lane.memory).unwrap());
         let before = pool.stats();
         pool.clear();
@@ -100,9 +105,9 @@ fn memory_goes_back_beside_a_copy_or_as_soon_as_it_is_over() {
             assert!(stats.underlying.frees > before.underlying.frees, "{name}: {stats:?}");
             assert!(stats.pinned_bytes <= 2 << 20, "{name}: more than the granule of the copy: {stats:?}");
         } else {
-            assert_eq!(stats.underlying.frees, before.underlying.frees, "{name} gave memory back under a copy");
+            assert_eq!(stats.underlying.frees, before.underlying.frees, "{name} released memory under a copy");
             assert!(stats.awaiting_release_bytes >= 5 << 20, "{name}: {stats:?}");
-            // Used again first.
+            // A get reuses the region first.
             drop(pool.get(5 * MIB).unwrap());
             assert_eq!(pool.stats().underlying.allocs, before.underlying.allocs, "{name}");
             pool.clear();
@@ -110,7 +115,7 @@ fn memory_goes_back_beside_a_copy_or_as_soon_as_it_is_over() {
         assert_eq!(pool.stats().in_flight, 1, "{name}");
         hold.open();
         lane.check(batch);
-        until("the rest is given back", || {
+        wait_until("the rest is released", || {
             pool.poll();
             pool.clear();
             pool.stats().pinned_bytes == 0
@@ -120,16 +125,16 @@ fn memory_goes_back_beside_a_copy_or_as_soon_as_it_is_over() {
 }
 
 #[test]
-fn at_the_ceiling_a_pool_that_is_forced_waits_for_its_copies_and_goes_on() {
+fn at_the_ceiling_a_forced_release_waits_for_copies_and_the_get_succeeds() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let (name, wait) = (rig.name(), Duration::from_secs(60));
         let pool = rig.builder().max_bytes(CEILING).release_policy(ReleasePolicy::Force).wait(wait).build().unwrap();
         let (small, large) = (Batch::new(1, 4096), Batch::new(2, 18 * MIB));
         let (mut lane, mut other) = (rig.lane(0, small.len), rig.lane(1, large.len));
-        // Nothing idle is long enough, and there is no room for more.
+        // No idle region is long enough, and the ceiling allows no other.
         drop([(); 3].map(|()| pool.get(5 * MIB).unwrap()));
-        let hold = Hold::on(&lane.stream);
+        let hold = HeldStream::on(&lane.stream);
         drop(filled(&pool, small).copy_to(&lane.stream, &mut lane.memory).unwrap());
         let buf = if rig.virtual_memory() {
             let buf = filled(&pool, large);
@@ -138,8 +143,8 @@ fn at_the_ceiling_a_pool_that_is_forced_waits_for_its_copies_and_goes_on() {
         } else {
             thread::scope(|scope| {
                 let get = scope.spawn(|| filled(&pool, large));
-                until("somebody waits for the copies", || pool.stats().drains > 0);
-                assert!(!get.is_finished(), "{name}: given back under a copy");
+                wait_until("the get waits for the copies", || pool.stats().drains > 0);
+                assert!(!get.is_finished(), "{name}: released under a copy");
                 hold.open();
                 get.join().unwrap()
             })
@@ -155,11 +160,11 @@ fn at_the_ceiling_a_pool_that_is_forced_waits_for_its_copies_and_goes_on() {
 }
 
 #[test]
-fn buffers_lie_across_granules_and_are_copied_in_any_part() {
+fn any_part_of_a_buffer_across_granules_is_copied() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let pool = rig.pool();
-        // So that the next one begins inside a granule.
+        // Makes the next buffer begin inside a granule.
         let first = filled(&pool, Batch::new(1, 100_001));
         let batch = Batch::new(2, 9 * MIB + 123);
         let mut lane = rig.lane(0, batch.len);
@@ -186,9 +191,9 @@ fn a_reserve_serves_copies_without_another_page_lock() {
         pool.prewarm(8 << 20).unwrap();
         let locks = pool.stats().underlying.allocs;
         let tiers = pool.page_tiers().unwrap();
-        let told = tiers.hugetlb_bytes + tiers.transparent_bytes + tiers.small_bytes + tiers.driver_bytes;
-        // Of what the driver allocated by itself the kernel may know nothing.
-        assert!(told == 24 << 20 || name == "cuda", "{name}: {tiers:?}");
+        let reported = tiers.hugetlb_bytes + tiers.transparent_bytes + tiers.small_bytes + tiers.driver_bytes;
+        // The kernel may not know memory that the driver allocated by itself.
+        assert!(reported == 24 << 20 || name == "cuda", "{name}: {tiers:?}");
         let batches = [4096, 5 * MIB + 1, 9 * MIB, 7 * MIB].map(|len| Batch::new(len as u64, len));
         let mut lanes: Vec<Lane> = batches.iter().map(|batch| rig.lane(0, batch.len)).collect();
         for round in 0..3 {
@@ -204,7 +209,7 @@ fn a_reserve_serves_copies_without_another_page_lock() {
 }
 
 #[test]
-fn the_end_of_a_pool_waits_for_its_copies_and_late_buffers_end_it() {
+fn the_end_of_a_pool_waits_for_copies_and_for_its_last_buffer() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         for has_late_buffer in [false, true] {
@@ -213,14 +218,14 @@ fn the_end_of_a_pool_waits_for_its_copies_and_late_buffers_end_it() {
             let mut lanes: Vec<Lane> = (0..7).map(|number| rig.lane(number, 3 * MIB + 1)).collect();
             let late = has_late_buffer.then(|| filled(&pool, Batch::new(9, 3 * MIB)));
             let bufs: Vec<_> = batches.iter().map(|&batch| filled(&pool, batch)).collect();
-            let hold = Hold::on(&lanes[5].stream);
+            let hold = HeldStream::on(&lanes[5].stream);
             for (buf, lane) in bufs.into_iter().zip(&mut lanes) {
                 drop(buf.copy_to(&lane.stream, &mut lane.memory).unwrap());
             }
             thread::scope(|scope| {
                 let end = scope.spawn(|| drop(pool));
                 thread::sleep(Duration::from_millis(20));
-                // Where memory goes without regard to copies, they are waited for with the last buffer only.
+                // Where releases do not wait for copies, only the last buffer waits for them.
                 let may_end = rig.virtual_memory() && has_late_buffer;
                 assert!(may_end || !end.is_finished(), "{}: ended under a copy", rig.name());
                 hold.open();
@@ -239,8 +244,8 @@ fn the_end_of_a_pool_waits_for_its_copies_and_late_buffers_end_it() {
 }
 
 #[test]
-fn making_a_pool_creates_no_context_and_the_first_get_does() {
-    const NAME: &str = "memory::making_a_pool_creates_no_context_and_the_first_get_does";
+fn a_new_pool_creates_no_context_and_its_first_get_does() {
+    const NAME: &str = "memory::a_new_pool_creates_no_context_and_its_first_get_does";
     const CHILD: &str = "PINPOOL_GPU_TEST_BACKEND";
     if let Ok(backend) = env::var(CHILD) {
         return in_a_process_without_a_context(backend.parse().unwrap());
@@ -263,11 +268,11 @@ fn in_a_process_without_a_context(backend: Backend) {
     let is_active = || {
         let (mut flags, mut active) = (0, 0);
         let device = result::device::get(0).unwrap();
-        // SAFETY: room for both answers.
+        // SAFETY: space for both answers.
         unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) }.result().unwrap();
         active != 0
     };
-    assert!(!is_active(), "{name}: making a pool created a context");
+    assert!(!is_active(), "{name}: a new pool created a context");
     let mut buf = pool.get(MIB).unwrap();
     buf.as_mut_slice().unwrap().fill(1);
     assert!(is_active(), "{name}: pinned without a context");
