@@ -198,7 +198,7 @@ impl Core {
             return Ok(block);
         }
         let now_us = self.tick();
-        self.stock.note_miss(now_us);
+        self.stock.idle().note_miss(now_us);
         // Waiting gets come first.
         let refusal = if self.waiters.has_waiters() {
             Refusal::Ceiling { needed_bytes: class.bytes as u64 }
@@ -264,7 +264,7 @@ impl Core {
             self.put_pageable(block);
             return;
         }
-        if !self.stock.put(block, self.time.coarse_us()) || self.stock.may_have_raced_with_seal() {
+        if !self.stock.put(block, self.time.coarse_us()) || self.stock.idle().may_have_raced_with_seal() {
             self.close_if_unused();
         }
         if self.waiters.has_waiters() {
@@ -356,13 +356,13 @@ impl Core {
             return stats;
         }
         let readings = Readings {
-            idle: self.stock.idle_stats(),
+            idle: self.stock.idle().stats(),
             usage: self.backing().usage(),
             in_flight: self.in_flight.count(),
             in_flight_bytes: self.in_flight.bytes(),
             oldest: self.in_flight.oldest(self.time.now_us()),
             waits: self.waiters.total(),
-            handed_out: self.accounts.handed_out(self.stock.idle_stats().total),
+            handed_out: self.accounts.handed_out(self.stock.idle().stats().total),
         };
         self.accounts.snapshot(readings, stats)
     }
@@ -379,14 +379,15 @@ impl Core {
     }
 
     fn close_if_unused(&self) {
-        if !self.stock.is_sealed() {
+        if !self.stock.idle().is_sealed() {
             return;
         }
         // SeqCst: of two last puts at once, each counted before this line, at least one sees both.
         fence(Ordering::SeqCst);
-        // A put that was kept counts itself without a barrier. After the one in `ordered_totals` earlier puts are counted;
-        // later puts see the seal and call this.
-        let handed_out = self.accounts.handed_out(self.stock.ordered_totals());
+        // A put that was kept counts itself without a barrier. After this barrier earlier puts are counted; later puts see
+        // the seal and call this.
+        self.stock.idle().order_with_puts();
+        let handed_out = self.accounts.handed_out(self.stock.idle().stats().total);
         // Blocks in flight do not keep the pool open: `close` waits for their copies.
         if handed_out <= self.in_flight.count() && self.accounts.begin_close() {
             self.close();
@@ -429,7 +430,7 @@ impl Core {
 
 impl Reclaim for Core {
     fn idle_bytes(&self) -> u64 {
-        self.stock.idle_bytes()
+        self.stock.idle().bytes()
     }
 
     fn release_oldest(&self) -> bool {

@@ -12,13 +12,12 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use super::block::{Block, BlockBody};
-use super::idle::{Idle, IdleStats, LoweredLimit, PutOutcome};
+use super::idle::{Idle, LoweredLimit, PutOutcome};
 use super::maintenance::Tick;
-use super::supply::{Acquired, Backing, Reclaim, Refusal, ReleaseFailure};
+use super::supply::{Acquired, Backing, Reclaim, Refusal};
 use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::host::Pressure;
-use crate::policy::Window;
 use crate::size_class::Class;
 
 /// While memory is short, free memory is kept for a fourth of the time.
@@ -36,8 +35,13 @@ pub(super) struct Stock<E> {
 
 impl<E> Stock<E> {
     pub(super) fn new(config: &Config, backing: Backing, log: Arc<PoolLog>) -> Self {
-        let new_idle = if backing.arena().is_some() { Idle::adaptive } else { Idle::exact };
-        Self { idle: new_idle(config.pool_size_limit, config.auto_resize), backing, log }
+        let idle = Idle::new(backing.has_arena(), config.pool_size_limit, config.auto_resize);
+        Self { idle, backing, log }
+    }
+
+    #[inline]
+    pub(super) fn idle(&self) -> &Idle<BlockBody<E>> {
+        &self.idle
     }
 
     #[inline]
@@ -49,11 +53,6 @@ impl<E> Stock<E> {
     #[inline]
     pub(super) fn take(&self, class: Class) -> Option<Block<E>> {
         self.idle.take(class).map(Block::from_entry)
-    }
-
-    /// A get found no idle block.
-    pub(super) fn note_miss(&self, now_us: u64) {
-        self.idle.note_miss(now_us);
     }
 
     /// A new block of `class`, or an idle one that came back meanwhile. Idle blocks of `pool` make room. A slow call.
@@ -104,11 +103,7 @@ impl<E> Stock<E> {
     pub(super) fn release(&self, block: Block<E>, now_us: u64) {
         // The block's own reference to its pool is dropped last.
         let (_owner, memory) = block.into_parts();
-        match self.backing.release(memory, now_us) {
-            Ok(()) => {}
-            Err(ReleaseFailure::Deferred(error)) => self.log.release_error(Err(error)),
-            Err(ReleaseFailure::Permanent { held_bytes, error }) => self.log.release_failed(held_bytes, &error),
-        }
+        self.backing.release(memory, now_us, &self.log);
     }
 
     /// Releases the block that has been idle longest; false if none is idle.
@@ -194,30 +189,5 @@ impl<E> Stock<E> {
     /// From now on nothing is kept. Returns what is idle.
     pub(super) fn seal(&self) -> Vec<Block<E>> {
         self.idle.seal().into_iter().map(Block::from_entry).collect()
-    }
-
-    pub(super) fn is_sealed(&self) -> bool {
-        self.idle.is_sealed()
-    }
-
-    /// See [`Idle::may_have_raced_with_seal`].
-    #[inline]
-    pub(super) fn may_have_raced_with_seal(&self) -> bool {
-        self.idle.may_have_raced_with_seal()
-    }
-
-    /// The counts of gets and puts, with every put before this call counted or seeing the seal.
-    pub(super) fn ordered_totals(&self) -> Window {
-        self.idle.order_with_puts();
-        self.idle.stats().total
-    }
-
-    /// Bytes of the idle blocks.
-    pub(super) fn idle_bytes(&self) -> u64 {
-        self.idle.bytes()
-    }
-
-    pub(super) fn idle_stats(&self) -> IdleStats {
-        self.idle.stats()
     }
 }

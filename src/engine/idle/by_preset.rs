@@ -27,14 +27,12 @@ macro_rules! on_variant {
 }
 
 impl<T> Idle<T> {
-    /// By TensorFlow's rules.
-    pub(in crate::engine) fn exact(limit: u64, auto_resize: bool) -> Self {
-        Self::Exact(ExactIdle::new(limit, auto_resize))
-    }
-
-    /// By the rules of the adaptive preset.
-    pub(in crate::engine) fn adaptive(limit: u64, auto_resize: bool) -> Self {
-        Self::Adaptive(AdaptiveIdle::new(limit, auto_resize))
+    pub(in crate::engine) fn new(is_adaptive: bool, limit: u64, auto_resize: bool) -> Self {
+        if is_adaptive {
+            Self::Adaptive(AdaptiveIdle::new(limit, auto_resize))
+        } else {
+            Self::Exact(ExactIdle::new(limit, auto_resize))
+        }
     }
 
     /// An idle buffer of `class`: a hit.

@@ -213,9 +213,9 @@ struct List {
 
 /// One of the two lists that a node is in.
 #[derive(Debug, Clone, Copy)]
-enum Chain {
+enum ListKind {
     All,
-    Peers,
+    Class,
 }
 
 impl List {
@@ -240,10 +240,10 @@ impl<T> ExactStore<T> {
     fn put(&mut self, class: usize, item: T) {
         let index = self.node_for(class, item);
         let mut all = self.all;
-        self.append(&mut all, index, Chain::All);
+        self.append(&mut all, index, ListKind::All);
         self.all = all;
         let mut peers = self.classes.get(&class).copied().unwrap_or(List::EMPTY);
-        self.append(&mut peers, index, Chain::Peers);
+        self.append(&mut peers, index, ListKind::Class);
         self.classes.insert(class, peers);
         self.len += 1;
     }
@@ -269,10 +269,10 @@ impl<T> ExactStore<T> {
     fn remove(&mut self, index: usize) -> Option<T> {
         let class = self.nodes[index].class;
         let mut all = self.all;
-        self.unlink(&mut all, index, Chain::All);
+        self.unlink(&mut all, index, ListKind::All);
         self.all = all;
         let mut peers = self.classes.get(&class).copied()?;
-        self.unlink(&mut peers, index, Chain::Peers);
+        self.unlink(&mut peers, index, ListKind::Class);
         // exact-I3: an empty list stays here, and is removed in `evict`.
         self.classes.insert(class, peers);
         self.len -= 1;
@@ -296,32 +296,32 @@ impl<T> ExactStore<T> {
         index
     }
 
-    fn links(&mut self, index: usize, chain: Chain) -> &mut Links {
+    fn links(&mut self, index: usize, kind: ListKind) -> &mut Links {
         let node = &mut self.nodes[index];
-        match chain {
-            Chain::All => &mut node.all,
-            Chain::Peers => &mut node.peers,
+        match kind {
+            ListKind::All => &mut node.all,
+            ListKind::Class => &mut node.peers,
         }
     }
 
-    fn append(&mut self, list: &mut List, index: usize, chain: Chain) {
-        *self.links(index, chain) = Links { older: list.newest, newer: NIL };
+    fn append(&mut self, list: &mut List, index: usize, kind: ListKind) {
+        *self.links(index, kind) = Links { older: list.newest, newer: NIL };
         match list.newest {
             NIL => list.oldest = index,
-            newest => self.links(newest, chain).newer = index,
+            newest => self.links(newest, kind).newer = index,
         }
         list.newest = index;
     }
 
-    fn unlink(&mut self, list: &mut List, index: usize, chain: Chain) {
-        let Links { older, newer } = *self.links(index, chain);
+    fn unlink(&mut self, list: &mut List, index: usize, kind: ListKind) {
+        let Links { older, newer } = *self.links(index, kind);
         match older {
             NIL => list.oldest = newer,
-            older => self.links(older, chain).newer = newer,
+            older => self.links(older, kind).newer = newer,
         }
         match newer {
             NIL => list.newest = older,
-            newer => self.links(newer, chain).older = older,
+            newer => self.links(newer, kind).older = older,
         }
     }
 
@@ -389,19 +389,19 @@ mod tests {
     }
 
     #[derive(Debug, Clone)]
-    enum Step {
+    enum StoreStep {
         Put(usize),
         Take(usize),
         Evict,
         Drain,
     }
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn step() -> impl Strategy<Value = StoreStep> {
         prop_oneof![
-            8 => (0..6_usize).prop_map(Step::Put),
-            6 => (0..6_usize).prop_map(Step::Take),
-            3 => Just(Step::Evict),
-            1 => Just(Step::Drain),
+            8 => (0..6_usize).prop_map(StoreStep::Put),
+            6 => (0..6_usize).prop_map(StoreStep::Take),
+            3 => Just(StoreStep::Evict),
+            1 => Just(StoreStep::Drain),
         ]
     }
 
@@ -413,19 +413,19 @@ mod tests {
             let mut model: Vec<(usize, usize)> = Vec::new();
             for (number, step) in steps.into_iter().enumerate() {
                 match step {
-                    Step::Put(class) => {
+                    StoreStep::Put(class) => {
                         store.put(class, number);
                         model.push((class, number));
                     }
-                    Step::Take(class) => {
+                    StoreStep::Take(class) => {
                         let at = model.iter().position(|&(other, _)| other == class);
                         prop_assert_eq!(store.take(class), at.map(|at| model.remove(at).1));
                     }
-                    Step::Evict => {
+                    StoreStep::Evict => {
                         let oldest = (!model.is_empty()).then(|| model.remove(0).1);
                         prop_assert_eq!(store.evict(), oldest);
                     }
-                    Step::Drain => {
+                    StoreStep::Drain => {
                         let all: Vec<_> = model.drain(..).map(|(_, item)| item).collect();
                         prop_assert_eq!(store.drain(), all);
                     }

@@ -1,4 +1,4 @@
-//! The bookkeeping of a shared arena: what the lock in [`GuardedArena`](super::guarded_arena::GuardedArena) guards.
+//! The bookkeeping of a shared arena: what the lock in [`SharedArena`](super::SharedArena) guards.
 //!
 //! ```text
 //!   claimed = arena's claims + pending reserves          at most the ceiling, at every instant
@@ -95,28 +95,13 @@ impl ArenaState {
     /// nothing more can be committed, idle and free bytes together must make up the whole block.
     pub(super) fn could_cover(&self, bytes: u64, idle_bytes: u64, by_sum: bool) -> bool {
         if by_sum {
-            return idle_bytes + self.free_bytes() >= bytes;
+            return idle_bytes + self.arena.stats().hole_bytes >= bytes;
         }
         self.arena.missing_bytes(bytes, ALIGN_BYTES).is_some_and(|missing_bytes| idle_bytes >= missing_bytes)
     }
 
-    /// Committed bytes that are in no block.
-    pub(super) fn free_bytes(&self) -> u64 {
-        self.arena.stats().hole_bytes
-    }
-
-    /// Free bytes in granules that could be released.
-    pub(super) fn idle_bytes(&self) -> u64 {
-        self.arena.stats().idle_bytes
-    }
-
-    pub(super) fn held_bytes(&self) -> u64 {
-        self.arena.stats().committed_bytes
-    }
-
-    /// Whether granules are in transit between plan and settlement.
-    pub(super) fn has_transit(&self) -> bool {
-        self.arena.stats().transit_bytes > 0
+    pub(super) fn arena(&self) -> &Arena {
+        &self.arena
     }
 
     /// Plans a block of `bytes` within `limits`, and claims what the plan may commit.
@@ -263,7 +248,7 @@ impl ArenaState {
         if !self.is_deserted() {
             return Some(Vec::new());
         }
-        (self.idle_bytes() == 0 || self.release_fails).then(|| self.mappings.drain().collect())
+        (self.arena.stats().idle_bytes == 0 || self.release_fails).then(|| self.mappings.drain().collect())
     }
 
     /// A region left the pool after its blocks.
@@ -307,12 +292,9 @@ impl ArenaState {
         Ok(Ok(start))
     }
 
-    pub(super) fn reserve_bytes(&self) -> u64 {
-        self.reserve_bytes
-    }
-
-    pub(super) fn largest_reserve_bytes(&self) -> u64 {
-        self.largest_reserve_bytes
+    /// Bytes of all reserves, and of the largest.
+    pub(super) fn reserve_bytes(&self) -> (u64, u64) {
+        (self.reserve_bytes, self.largest_reserve_bytes)
     }
 
     /// Address and length of each range.

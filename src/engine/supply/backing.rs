@@ -1,12 +1,14 @@
 //! What serves the misses of one pool: its supply, its own ceiling, and its pageable fallback.
 //!
-//! Owns which memory goes back where. Never waits for room, logs, or touches an idle buffer but through [`Reclaim`].
+//! Owns which memory goes back where. Never waits for room, and reaches idle buffers only through
+//! [`Reclaim`].
 
 use std::sync::Arc;
 
 use super::{Acquired, BlockMemory, Direct, Gate, Reclaim, Refusal, SharedArena, SupplyStats};
-use crate::backend::{HeapSource, PageTiers, Source, SourceError};
+use crate::backend::{HeapSource, PageTiers, Source};
 use crate::budget::{Budget, Claim};
+use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, UsageReport};
 use crate::size_class::Class;
 
@@ -38,15 +40,6 @@ pub(in crate::engine) struct PoolUsage {
     pub(in crate::engine) own_bytes: u64,
     /// In blocks of its partitions.
     pub(in crate::engine) partition_bytes: u64,
-}
-
-/// Memory that could not be released.
-#[derive(Debug)]
-pub(in crate::engine) enum ReleaseFailure {
-    /// Idle memory stays pinned, and its release is tried again later.
-    Deferred(SourceError),
-    /// These bytes stay held until the process ends.
-    Permanent { held_bytes: u64, error: SourceError },
 }
 
 impl Backing {
@@ -151,27 +144,27 @@ impl Backing {
         Some(BlockMemory::Pageable { region })
     }
 
-    /// Memory leaves the pool, to the arena or to the system. A slow call.
+    /// Memory leaves the pool, to the arena or to the system. Logs a failure. A slow call.
     #[allow(unsafe_code)] // Releases pageable memory.
-    pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64) -> Result<(), ReleaseFailure> {
-        let permanent = |(held_bytes, error)| ReleaseFailure::Permanent { held_bytes, error };
-        match (memory, &self.supply) {
+    pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64, log: &PoolLog) {
+        let released = match (memory, &self.supply) {
             (BlockMemory::Carved { ptr, bytes, claim, .. }, Supply::Shared(arena)) => {
-                let returned = arena.give(ptr, bytes, now_us).map_err(ReleaseFailure::Deferred);
+                log.release_error(arena.give(ptr, bytes, now_us));
                 drop(claim);
-                returned
+                Ok(())
             }
-            (BlockMemory::Region { region, claim }, Supply::Direct(direct)) => {
-                direct.release(region, claim).map_err(permanent)
-            }
+            (BlockMemory::Region { region, claim }, Supply::Direct(direct)) => direct.release(region, claim),
             (BlockMemory::Pageable { region }, _) => match &self.fallback {
                 // SAFETY: the region came from this source, and its block was given up by value, so nothing uses it
                 // (core-I1).
-                Some(fallback) => unsafe { fallback.release(region) }.map_err(|error| permanent((0, error))),
+                Some(fallback) => unsafe { fallback.release(region) }.map_err(|error| (0, error)),
                 None => Ok(()),
             },
             // A block is made by the supply of its own pool.
             (BlockMemory::Carved { .. } | BlockMemory::Region { .. }, _) => Ok(()),
+        };
+        if let Err((held_bytes, error)) = released {
+            log.release_failed(held_bytes, &error);
         }
     }
 

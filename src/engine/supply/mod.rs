@@ -4,8 +4,7 @@
 //! | --- | --- |
 //! | `backing.rs` | the supply of one pool: its own ceiling and its pageable fallback |
 //! | `direct.rs` | preset `tensorflow`: each miss is an acquisition, each victim a release |
-//! | `shared_arena.rs` | preset `adaptive`: the order of steps when memory is needed |
-//! | `guarded_arena.rs` | the lock around an arena, its source and its gate: carries plans out, releases memory |
+//! | `shared_arena.rs` | preset `adaptive`: a lock around an arena, and the order of steps when memory is needed or released |
 //! | `arena_state.rs` | what that lock guards: sequential bookkeeping |
 //! | `executor.rs` | addresses of the arena's ranges, and the source calls of a plan |
 //! | `gate.rs` | keeps copies and releases that wait for copies apart |
@@ -21,7 +20,6 @@ mod backing;
 mod direct;
 mod executor;
 mod gate;
-mod guarded_arena;
 mod shared_arena;
 
 use std::fmt;
@@ -32,8 +30,8 @@ use crate::backend::{Region, SourceError};
 use crate::budget::{Budget, Claim};
 use crate::stats::Underlying;
 
+pub(super) use backing::PoolUsage;
 pub(crate) use backing::{Backing, Supply};
-pub(super) use backing::{PoolUsage, ReleaseFailure};
 pub(crate) use direct::Direct;
 pub(super) use gate::Gate;
 pub(crate) use shared_arena::{SharedArena, SharedArenaConfig};

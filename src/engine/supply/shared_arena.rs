@@ -1,4 +1,4 @@
-//! The order of steps when memory is needed from an arena that pools share.
+//! An arena that pools share: its lock, its source, its gate, and the order of steps when memory is needed or released.
 //!
 //! ```text
 //!  acquire: [lock: carve] ─fits─▶ memory
@@ -10,9 +10,24 @@
 //!                                       enough idle blocks, of any pool?  release the oldest, retry      (policy-R8)
 //!                                       regions free under pending copies?  wait for those if configured, retry
 //!                                       else: refused
+//!  release: [lock: plan] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ wake threads that wait for a settlement
+//!  end:     last pool detached, or the last block given back after that ─▶ granules, then regions, then addresses
 //! ```
 //!
-//! Owns the limits of growth. Never carves, releases or waits but through [`GuardedArena`].
+//! Where a release waits for the device, it happens only while the [gate](super::gate) is closed. What cannot be released
+//! yet stays free in the arena: it is used again first, counts under the ceiling, and is reported as
+//! `awaiting_release_bytes`.
+//!
+//! | release asked by | while copies are pending |
+//! | --- | --- |
+//! | time (policy-R9) | tried again at the next tick |
+//! | `trim`, `clear`, pressure | done at the first tick that finds none |
+//! | a get at the ceiling | waits in line, or for the copies (`PINPOOL_RELEASE_POLICY=force`) |
+//! | the end of the pool | comes after the copies; with a stuck copy, nothing is released |
+//!
+//! A leaked block counts as a copy that never ends: from then on nothing is released that waits for the device.
+//!
+//! Never decides what is due. No source call happens under the lock.
 //!
 //! - shared-arena-I1: `claimed + pending <= max` at every instant; both change under the lock, before the source is
 //!   called.
@@ -20,17 +35,17 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::arena_state::ArenaState;
-use super::executor::{GrowthShape, arena_over};
-use super::gate::Gate;
-use super::guarded_arena::GuardedArena;
-use super::{Acquired, Reclaim, Refusal, SupplyStats};
-use crate::arena::{ArenaPtr, GrowthLimits, Retention};
+use super::executor::{GrowthShape, Mapping, arena_over};
+use super::gate::{ClosedGate, Gate};
+use super::{Acquired, BlockMemory, Reclaim, Refusal, SupplyStats};
+use crate::arena::{ArenaPtr, GrowthLimits, Plan, Retention};
 use crate::backend::{PageTiers, Source, SourceError};
 use crate::diag::PoolLog;
 use crate::size_class::Class;
+use crate::sync::plain::{Condvar, Mutex, MutexGuard};
 
 /// Longest commit while copies are pending: registering this much delays other threads' enqueues by half a millisecond.
 const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
@@ -38,9 +53,14 @@ const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
 /// An arena over a source, for one pool and its partitions.
 #[derive(Debug)]
 pub(crate) struct SharedArena {
-    memory: GuardedArena,
+    source: Arc<dyn Source>,
+    log: Arc<PoolLog>,
     config: SharedArenaConfig,
     shape: GrowthShape,
+    gate: Gate,
+    state: Mutex<ArenaState>,
+    /// Notified when a plan is settled.
+    settled: Condvar,
     /// A thread is releasing what is due.
     is_releasing: AtomicBool,
 }
@@ -65,17 +85,25 @@ impl SharedArena {
         log: Arc<PoolLog>,
     ) -> Result<Self, SourceError> {
         let (arena, mappings, shape) = arena_over(&*source, config.max_bytes, config.retention)?;
-        let memory = GuardedArena::new(source, ArenaState::new(arena, mappings), log);
-        Ok(Self { memory, config, shape, is_releasing: AtomicBool::new(false) })
+        Ok(Self {
+            gate: Gate::new(source.release_waits()),
+            source,
+            log,
+            config,
+            shape,
+            state: Mutex::new(ArenaState::new(arena, mappings)),
+            settled: Condvar::new(),
+            is_releasing: AtomicBool::new(false),
+        })
     }
 
     pub(super) fn source(&self) -> &dyn Source {
-        self.memory.source()
+        &*self.source
     }
 
     #[inline]
     pub(super) fn gate(&self) -> &Gate {
-        self.memory.gate()
+        &self.gate
     }
 
     /// Memory for `class`, whole pages, or what `reuse` found meanwhile. May call the source.
@@ -87,19 +115,19 @@ impl SharedArena {
         mut reuse: impl FnMut() -> Option<R>,
     ) -> Result<Acquired<R>, Refusal> {
         let bytes = class.bytes as u64;
-        if let Some(memory) = self.memory.lock().carve(bytes) {
+        if let Some(memory) = self.state.lock().carve(bytes) {
             return Ok(Acquired::New(memory));
         }
         // A request that can never fit is no reason to release idle blocks.
         if !self.could_hold(bytes) {
             return Err(self.no_space(bytes));
         }
-        let attached = self.memory.attached();
+        let attached = self.attached();
         let mut source_error = None;
         let (mut closed_late, mut may_wait) = (None, true);
         loop {
             let idle_bytes = pool.idle_bytes();
-            let mut state = self.memory.lock();
+            let mut state = self.state.lock();
             if let Some(memory) = state.carve(bytes) {
                 return Ok(Acquired::New(memory));
             }
@@ -115,31 +143,31 @@ impl SharedArena {
                 continue;
             }
             // Regions are released only behind the closed gate, which opens again at once unless the plan releases one.
-            let closed = closed_late.take().or_else(|| self.memory.gate().close());
+            let closed = closed_late.take().or_else(|| self.gate.close());
             let limits = self.growth_limits(&state, source_error.is_none(), closed.is_some());
             let plan = match state.plan_growth(bytes, limits) {
                 Ok(plan) => plan,
                 Err(no_space) if no_space.transit_bytes > 0 => {
                     drop(closed);
-                    self.memory.wait_for_settlement(&mut state);
+                    self.settled.wait(&mut state);
                     continue;
                 }
                 Err(_) => {
-                    let available_bytes = state.free_bytes().saturating_add(limits.commit_bytes);
-                    let is_held_by_copies = closed.is_none() && state.idle_bytes() > 0;
+                    let available_bytes = state.arena().stats().hole_bytes.saturating_add(limits.commit_bytes);
+                    let is_held_by_copies = closed.is_none() && state.arena().stats().idle_bytes > 0;
                     drop(closed);
                     drop(state);
                     if make_room(pool, &attached, bytes.saturating_sub(available_bytes)) {
                         continue;
                     }
                     if is_held_by_copies && std::mem::take(&mut may_wait) {
-                        closed_late = self.memory.close_late(&attached, self.config.drain_at_most);
+                        closed_late = self.close_late(&attached);
                         continue;
                     }
                     return Err(source_error.map_or_else(|| self.no_space(bytes), Refusal::Source));
                 }
             };
-            match self.memory.grow(state, plan, bytes, closed, now_us) {
+            match self.grow(state, plan, bytes, closed, now_us) {
                 Ok(memory) => {
                     let no_address = || Refusal::Source(SourceError::new("arena", "a place without an address"));
                     return memory.map(Acquired::New).ok_or_else(no_address);
@@ -160,13 +188,11 @@ impl SharedArena {
 
     /// Whether a block of `bytes` fits when everything else is released.
     pub(super) fn could_hold(&self, bytes: u64) -> bool {
-        let state = self.memory.lock();
-        if bytes <= state.largest_reserve_bytes() {
-            return true;
-        }
-        let room_bytes = self.config.max_bytes.map_or(u64::MAX, |max| max.saturating_sub(state.reserve_bytes()));
+        let (reserve_bytes, largest_reserve_bytes) = self.state.lock().reserve_bytes();
+        let room_bytes = self.config.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(reserve_bytes));
         let GrowthShape { granule_bytes, longest_bytes, .. } = self.shape;
-        self.config.may_grow && bytes <= longest_bytes && bytes.div_ceil(granule_bytes) <= room_bytes / granule_bytes
+        let fits_by_growth = bytes <= longest_bytes && bytes.div_ceil(granule_bytes) <= room_bytes / granule_bytes;
+        bytes <= largest_reserve_bytes || self.config.may_grow && fits_by_growth
     }
 
     pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {
@@ -186,6 +212,40 @@ impl SharedArena {
         Refusal::Source(SourceError::new("arena", what).with_remedy("ask for less at once, or put buffers back first"))
     }
 
+    /// Carries out a plan for a block of `bytes` and returns its memory. The gate opens after the last release.
+    fn grow(
+        &self,
+        mut state: MutexGuard<'_, ArenaState>,
+        plan: Plan,
+        bytes: u64,
+        closed: Option<ClosedGate<'_>>,
+        now_us: u64,
+    ) -> Result<Option<BlockMemory>, SourceError> {
+        let ptr = plan.ptr();
+        let closed = closed.filter(|_| plan.decommits());
+        let mut executor = state.executor(&plan);
+        drop(state);
+        let begun = Instant::now();
+        let executed = executor.execute(&*self.source, &plan, closed);
+        let took = begun.elapsed();
+        let settled = self.state.lock().settle_growth(plan, executor, executed, took, now_us);
+        self.settled.notify_all();
+        settled?;
+        Ok(ptr.and_then(|ptr| self.state.lock().memory_at(ptr, bytes)))
+    }
+
+    /// Closes the gate after the release that is running and, if configured, after the pending copies.
+    fn close_late(&self, pools: &[Arc<dyn Reclaim>]) -> Option<ClosedGate<'_>> {
+        // Completed copies may belong to a pool that is not in use.
+        let sweep = || complete_copies(pools);
+        let Some(patience) = self.config.drain_at_most else {
+            sweep();
+            return self.gate.close_in_turn();
+        };
+        self.state.lock().count_drain();
+        self.gate.drain(patience, sweep)
+    }
+
     /// Pins `bytes` and keeps them until the end (policy-R10): a range of its own in the arena. Returns where it lies. A
     /// slow call.
     pub(in crate::engine) fn add_reserve(
@@ -193,47 +253,59 @@ impl SharedArena {
         bytes: u64,
         progress: &dyn Fn(u64),
     ) -> Result<(NonNull<u8>, usize), Refusal> {
-        self.memory.add_reserve(bytes, self.config.max_bytes, self.config.pin_threads, progress)
-    }
-
-    /// Gives a block's bytes back. With the last one of detached pools everything is released.
-    pub(super) fn give(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) -> Result<(), SourceError> {
-        self.memory.give(ptr, bytes, now_us)
+        let len = self.state.lock().claim_reserve(bytes, self.config.max_bytes)?;
+        let begun = Instant::now();
+        let acquired = self.source.acquire_fast(len, self.config.pin_threads, &|done: usize| progress(done as u64));
+        let took = begun.elapsed();
+        let settled = self.state.lock().settle_reserve(len, acquired, took).map_err(Refusal::Source)?;
+        let no_range = |region| {
+            let refusal = Refusal::Source(SourceError::new("arena", "no range is left for a reserve"));
+            self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source).and(Err(refusal))
+        };
+        settled.or_else(no_range).map(|start| (start, len))
     }
 
     pub(in crate::engine) fn attach(&self, pool: Weak<dyn Reclaim>) {
-        self.memory.attach(pool);
-    }
-
-    /// A pool has closed. After the last one everything is released.
-    pub(in crate::engine) fn detach(&self, pool: &dyn Reclaim, now_us: u64) -> Result<(), SourceError> {
-        self.memory.detach(pool, now_us)
+        self.state.lock().attach(pool);
     }
 
     /// The attached pools.
     pub(in crate::engine) fn attached(&self) -> Vec<Arc<dyn Reclaim>> {
-        self.memory.attached()
+        self.state.lock().attached()
+    }
+
+    /// A pool has closed. After the last one everything is released, now or with the last block.
+    pub(in crate::engine) fn detach(&self, pool: &dyn Reclaim, now_us: u64) -> Result<(), SourceError> {
+        let is_last = self.state.lock().detach(std::ptr::from_ref(pool).cast());
+        if is_last { self.teardown(now_us) } else { Ok(()) }
+    }
+
+    /// Takes a block's bytes back. A pool is closed once its last block is counted as put, which may be before that
+    /// block's memory is given back by another thread; so the last of the two, `detach` or `give`, tears down.
+    pub(super) fn give(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) -> Result<(), SourceError> {
+        let is_deserted = self.state.lock().give(ptr, bytes, now_us);
+        if is_deserted { self.teardown(now_us) } else { Ok(()) }
     }
 
     /// Divides the time that free memory is kept; `None` restores the setting.
     pub(in crate::engine) fn shorten_retention(&self, divisor: Option<u64>) {
         let idle_timeout_us = self.config.retention.idle_timeout_us.map(|us| us / divisor.unwrap_or(1).max(1));
-        self.memory.lock().set_retention(Retention { idle_timeout_us, ..self.config.retention });
+        self.state.lock().set_retention(Retention { idle_timeout_us, ..self.config.retention });
     }
 
     /// Releases what is due (policy-R9), soon: where a driver is called, a thread of its own does it, so that no get or
     /// put pays for it. That thread ends after one round.
     pub(in crate::engine) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
         // Relaxed: a thread that sees an old value finds the gate closed, or nothing due.
-        if self.is_releasing.load(Ordering::Relaxed) || !self.memory.lock().is_release_due(now_us) {
+        if self.is_releasing.load(Ordering::Relaxed) || !self.state.lock().is_release_due(now_us) {
             return Ok(());
         }
-        if !self.memory.is_at_rest() {
-            self.memory.lock().note_overdue(now_us);
+        if !self.is_at_rest() {
+            self.state.lock().note_overdue(now_us);
             return Ok(());
         }
         if !self.source().needs_gpu() {
-            return self.memory.release_now(now_us);
+            return self.release_now(now_us);
         }
         // Acquire, with the Release below: the threads of two rounds run one after the other.
         if self.is_releasing.swap(true, Ordering::Acquire) {
@@ -241,30 +313,113 @@ impl SharedArena {
         }
         let arena = self.clone();
         let release = move || {
-            let released = arena.memory.release_now(now_us);
+            let released = arena.release_now(now_us);
             arena.is_releasing.store(false, Ordering::Release);
-            arena.memory.log().release_error(released);
+            arena.log.release_error(released);
         };
         if std::thread::Builder::new().name("pinpool-reclaim".to_owned()).spawn(release).is_ok() {
             return Ok(());
         }
         self.is_releasing.store(false, Ordering::Release);
-        self.memory.release_now(now_us)
+        self.release_now(now_us)
     }
 
-    /// Releases free memory until at most `to_bytes` are held or nothing is free.
+    /// Whether no copy of any attached pool is pending. Looks for completed copies of pools that are not in use.
+    fn is_at_rest(&self) -> bool {
+        self.gate.is_at_rest() || {
+            complete_copies(&self.attached());
+            self.gate.is_at_rest()
+        }
+    }
+
+    /// Releases what is due, unless copies are pending that it would wait for.
+    fn release_now(&self, now_us: u64) -> Result<(), SourceError> {
+        let trimmed = self.release(now_us, ArenaState::plan_trim);
+        self.release(now_us, |state| state.plan_due(now_us)).and(trimmed)
+    }
+
+    /// Releases free granules until at most `to_bytes` are held or nothing is free.
     pub(in crate::engine) fn release_down_to(&self, to_bytes: u64, now_us: u64) -> Result<(), SourceError> {
-        self.memory.release_down_to(to_bytes, now_us)
+        // Recorded first: what cannot be released now is released by the next thread that closes the gate, and a later
+        // trim with a higher target does not undo this one.
+        let was_requested = self.state.lock().request_trim(to_bytes);
+        // A trim in many steps sweeps for completed copies once.
+        if was_requested || self.is_at_rest() { self.release(now_us, ArenaState::plan_trim) } else { Ok(()) }
     }
 
-    /// The pages of all that is held.
-    pub(in crate::engine) fn page_tiers(&self) -> PageTiers {
-        self.memory.page_tiers()
+    /// Carries out a plan of releases, unless copies are pending that it would wait for.
+    fn release(&self, now_us: u64, plan: impl FnOnce(&mut ArenaState) -> Option<Plan>) -> Result<(), SourceError> {
+        self.gate.close().map_or(Ok(()), |closed| self.release_behind(&closed, now_us, plan))
+    }
+
+    fn release_behind(
+        &self,
+        _closed: &ClosedGate<'_>,
+        now_us: u64,
+        plan: impl FnOnce(&mut ArenaState) -> Option<Plan>,
+    ) -> Result<(), SourceError> {
+        let mut state = self.state.lock();
+        let Some(plan) = plan(&mut state) else { return Ok(()) };
+        let mut executor = state.executor(&plan);
+        drop(state);
+        let begun = Instant::now();
+        let executed = executor.release_each(&*self.source, &plan);
+        let took = begun.elapsed();
+        let settled = self.state.lock().settle_releases(&plan, executor, executed, took, now_us);
+        self.settled.notify_all();
+        settled
+    }
+
+    /// Releases everything without a block in it; the addresses only if there is no block at all. A leaked or abandoned
+    /// block keeps them until the process ends.
+    fn teardown(&self, now_us: u64) -> Result<(), SourceError> {
+        // A release that waits for the device would wait for a copy that never ends.
+        let Some(closed) = self.gate.close_in_turn() else {
+            self.log.left_pinned(self.state.lock().arena().stats().committed_bytes);
+            return Ok(());
+        };
+        let mut released = Ok(());
+        let mappings = loop {
+            released = released.and(self.release_behind(&closed, now_us, ArenaState::plan_release_all));
+            let mut state = self.state.lock();
+            // Another thread may be releasing granules as well.
+            while state.arena().stats().transit_bytes > 0 {
+                self.settled.wait(&mut state);
+            }
+            // `None`: the last block came back after the release above, and its granules go before their addresses.
+            if let Some(mappings) = state.take_mappings() {
+                break mappings;
+            }
+        };
+        // One that fails does not keep the others.
+        mappings.into_iter().map(|mapping| self.release_mapping(mapping)).fold(released, Result::and)
+    }
+
+    #[allow(unsafe_code)] // Memory and addresses leave the pool.
+    fn release_mapping(&self, mapping: Mapping) -> Result<(), SourceError> {
+        let region_bytes = mapping.region_bytes();
+        // SAFETY: the mapping is of this source, and left the table when no block was left in the arena, or before the
+        // arena had a range for it (arena-state-I1).
+        unsafe { mapping.release(&*self.source) }?;
+        region_bytes.into_iter().for_each(|bytes| self.state.lock().count_released_region(bytes));
+        Ok(())
+    }
+
+    /// The pages of all committed memory.
+    pub(super) fn page_tiers(&self) -> PageTiers {
+        let extents = self.state.lock().extents();
+        let tiers = extents.into_iter().map(|(start, len_bytes)| self.source.page_tiers(start, len_bytes));
+        tiers.fold(PageTiers::default(), PageTiers::add)
     }
 
     pub(super) fn stats(&self) -> SupplyStats {
-        self.memory.lock().stats(self.config.max_bytes)
+        self.state.lock().stats(self.config.max_bytes)
     }
+}
+
+/// Puts back the blocks of `pools` whose copies are over.
+fn complete_copies(pools: &[Arc<dyn Reclaim>]) {
+    pools.iter().for_each(|pool| pool.complete_copies());
 }
 
 /// Releases the oldest idle block: of `pool`, else of another attached pool. False if none is idle, or all of them would
