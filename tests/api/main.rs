@@ -8,7 +8,7 @@
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
-//! | `batch`, `sink`, `scripted_faults` | batch buffers, the host sink, and the source that fails as told |
+//! | `batch`, `sink`, `scripted_faults` | batch buffers, the host sink, and the source that fails by script |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `hit_allocates_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
 //!

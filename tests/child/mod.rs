@@ -1,4 +1,4 @@
-//! Runs a test again in a process of its own, and checks in a child of `fork`.
+//! Runs a test again in its own process, and checks in a child of `fork`.
 #![allow(unsafe_code)] // Forks.
 
 use std::any::type_name;
@@ -22,13 +22,12 @@ pub(crate) fn alone<F: FnOnce()>(test: F) {
     assert!(child.status.success() && out.contains("1 passed"), "{name}, {}: {out}{err}", child.status);
 }
 
-/// A child that hangs is killed after this.
+/// A child that hangs is killed after this time.
 const CHILD_SECONDS: u32 = 30;
 
-/// Runs `checks` in a child; each says whether it held.
+/// Runs `checks` in a child of `fork`; each returns its name and whether it holds.
 pub(crate) fn in_a_child(checks: impl FnOnce() -> Vec<(&'static str, bool)>) {
-    // SAFETY: the child runs `checks` on its one thread and leaves without unwinding; what it allocates comes from an
-    // allocator that survives a fork.
+    // SAFETY: the child runs `checks` on its one thread and exits without unwinding; the allocator survives a fork.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {

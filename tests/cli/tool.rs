@@ -9,7 +9,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What one run left behind.
+/// The result of one run.
 struct Ran {
     status: ExitStatus,
     stdout: String,
@@ -27,12 +27,12 @@ impl Ran {
         serde_json::from_str(&self.stdout).unwrap()
     }
 
-    fn says(&self, words: &str) {
+    fn check_stderr(&self, words: &str) {
         assert!(self.stderr.contains(words), "no \"{words}\" in:\n{}", self.stderr);
     }
 }
 
-/// The tool with memory that any machine grants, and nothing of the tester's environment.
+/// The tool on the `heap` back-end, without the environment of the test.
 fn pinpool(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinpool"));
     for (name, _) in std::env::vars_os() {
@@ -61,6 +61,11 @@ fn run(args: &[&str]) -> Ran {
 
 fn load(dir: &TempDir, args: &[&str]) -> Ran {
     finish(pinpool(&["load", "--json", "--verify"]).args(args).arg(dir.path()))
+}
+
+/// A figure that must be a whole number.
+fn number(figures: &Value, name: &str) -> u64 {
+    figures[name].as_u64().unwrap_or_else(|| panic!("no {name} in {figures}"))
 }
 
 /// 200 files of 0 to 1,990 bytes in two directories, 199,000 bytes in all.
@@ -123,8 +128,8 @@ fn a_tree_is_loaded_verified_and_reported() {
     assert_eq!((figures["batches"].as_u64(), figures["verified_batches"].as_u64()), (Some(14), Some(14)));
     assert_eq!(figures["gets"], 14);
     assert_eq!(figures["puts"], 14);
-    assert_eq!(figures["underlying_allocs"], 1, "every miss is cut from the same granule");
-    assert!(figures["pinned_bytes"].as_u64() <= figures["peak_pinned_bytes"].as_u64());
+    assert_eq!(figures["underlying_allocs"], 1, "every miss is carved from one granule");
+    assert!(number(&figures, "pinned_bytes") <= number(&figures, "peak_pinned_bytes"), "{figures}");
     for name in ["seconds", "gb_per_s", "underlying_seconds"] {
         assert!(figures[name].as_f64().unwrap() > 0.0, "{name}: {figures}");
     }
@@ -133,12 +138,12 @@ fn a_tree_is_loaded_verified_and_reported() {
     {
         assert!(figures[name].is_u64(), "{name}: {figures}");
     }
-    // Either there is a GPU, or it is said that there is none.
+    // Without a GPU the tool reports that it has none.
     if !figures["sink"].as_str().unwrap().starts_with("CUDA device") {
         assert!(figures["sink"].as_str().unwrap().contains("host sink"));
-        ran.says("copying to a host sink");
+        ran.check_stderr("copying to a host sink");
     }
-    ran.says("loop leads back");
+    ran.check_stderr("loop leads back");
 }
 
 #[test]
@@ -207,7 +212,7 @@ fn a_missing_path_is_named_and_the_rest_is_loaded() {
     let dir = tree();
     let ran = load(&dir, &["/nowhere/at/all"]);
     assert_eq!(ran.code(), 1);
-    ran.says("pinpool: /nowhere/at/all: No such file or directory");
+    ran.check_stderr("pinpool: /nowhere/at/all: No such file or directory");
     let figures = ran.figures();
     assert_eq!((figures["failed_files"].as_u64(), figures["files"].as_u64()), (Some(1), Some(200)));
 }
@@ -220,12 +225,12 @@ fn unreadable_files_are_named_counted_and_skipped() {
     let locked = dir.path().join("locked");
     fs::write(&locked, b"secret").unwrap();
     fs::set_permissions(&locked, fs::Permissions::from_mode(0o000)).unwrap();
-    // Root reads it all the same.
+    // Root may read it.
     let readable = File::open(&locked).is_ok();
     if !readable {
         failing.push("locked: Permission denied".to_string());
     }
-    // A file that says it is longer than it is, where the kernel has one to offer.
+    // A file of the kernel that is shorter than its reported length, where there is one.
     let seqnum = Path::new("/sys/kernel/uevent_seqnum");
     if let (Ok(meta), Ok(text)) = (seqnum.metadata(), fs::read(seqnum))
         && meta.len() > text.len() as u64
@@ -236,7 +241,7 @@ fn unreadable_files_are_named_counted_and_skipped() {
     let ran = load(&dir, &[]);
     assert_eq!(ran.code(), 1);
     for words in &failing {
-        ran.says(words);
+        ran.check_stderr(words);
     }
     let figures = ran.figures();
     assert_eq!(figures["failed_files"], failing.len());
@@ -270,7 +275,7 @@ fn broken_containers_are_named_counted_and_skipped() {
         ("huge.safetensors", "safetensors"),
         ("text.safetensors", "safetensors"),
     ] {
-        ran.says(&format!("{}: broken {kind}: ", at(name).display()));
+        ran.check_stderr(&format!("{}: broken {kind}: ", at(name).display()));
     }
     let figures = ran.figures();
     assert_eq!((figures["failed_files"].as_u64(), figures["files"].as_u64()), (Some(6), Some(1)));
@@ -281,8 +286,8 @@ fn a_strict_run_stops_at_the_first_failure() {
     let dir = tree();
     let ran = load(&dir, &["--strict", "/nowhere/one", "/nowhere/two"]);
     assert_eq!(ran.code(), 1);
-    ran.says("/nowhere/one");
-    ran.says("--strict");
+    ran.check_stderr("/nowhere/one");
+    ran.check_stderr("--strict");
     assert!(!ran.stderr.contains("/nowhere/two"), "{}", ran.stderr);
     let figures = ran.figures();
     assert_eq!((figures["ended"].as_str(), figures["batches"].as_u64()), (Some("strict"), Some(0)));
@@ -294,15 +299,15 @@ fn a_file_beyond_the_ceiling_is_named_with_the_numbers() {
     fs::write(dir.path().join("large"), vec![1; 3 << 20]).unwrap();
     let ran = load(&dir, &["--max-bytes", "2MiB", "--batch-bytes", "64KiB"]);
     assert_eq!(ran.code(), 1);
-    ran.says("large: asked 3145728 B");
-    ran.says("PINPOOL_MAX_BYTES");
+    ran.check_stderr("large: asked 3145728 B");
+    ran.check_stderr("PINPOOL_MAX_BYTES");
     let figures = ran.figures();
     assert_eq!((figures["failed_files"].as_u64(), figures["files"].as_u64()), (Some(1), Some(200)));
     assert!(figures["peak_pinned_bytes"].as_u64().unwrap() <= 2 << 20);
 }
 
 #[test]
-fn buffers_that_are_not_pinned_for_want_of_room_are_counted() {
+fn pageable_fallbacks_at_the_ceiling_are_counted() {
     let dir = tree();
     let mut command = pinpool(&["load", "--json", "--verify", "--max-bytes", "4KiB"]);
     let ran = finish(command.arg(dir.path()).env("PINPOOL_ON_FULL", "pageable").env("PINPOOL_WAIT", "0"));
@@ -318,7 +323,7 @@ fn names_cannot_forge_lines_of_stderr() {
     symlink("nowhere", dir.path().join("x\npinpool: all is well\x1b[2J")).unwrap();
     let ran = load(&dir, &[]);
     assert_eq!(ran.code(), 1);
-    ran.says("x\\npinpool: all is well\\u{1b}[2J: No such file or directory");
+    ran.check_stderr("x\\npinpool: all is well\\u{1b}[2J: No such file or directory");
 }
 
 #[test]
@@ -329,16 +334,16 @@ fn an_idle_pool_holds_its_reserve_and_one_granule_at_most() {
         finish(pinpool(&args).args(["--wait", "1s", "--on-full", "error", "--batch-bytes", "64KiB"]).arg(dir.path()));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let figures = ran.figures();
-    let bytes = |name: &str| figures[name].as_u64().unwrap_or_else(|| panic!("no {name} in {figures}"));
+    let bytes = |name: &str| number(&figures, name);
     assert!(bytes("pinned_after_idle_bytes") <= bytes("reserve_bytes") + (2 << 20), "{figures}");
     assert_eq!((bytes("reserve_bytes"), bytes("front_idle_bytes")), (2 << 20, 0));
     assert!(bytes("pinned_bytes") >= bytes("pinned_after_idle_bytes"));
     assert_eq!([bytes("reclaimed"), bytes("lowers"), bytes("waits"), bytes("fallbacks")], [0; 4]);
-    assert_eq!(bytes("underlying_allocs"), 1, "everything was cut from the reserve");
+    assert_eq!(bytes("underlying_allocs"), 1, "every buffer was carved from the reserve");
 }
 
 #[test]
-fn a_pool_without_a_reserve_holds_nothing_once_it_was_idle() {
+fn an_idle_pool_without_a_reserve_holds_one_granule_at_most() {
     let dir = tree();
     let args = ["load", "--json", "--idle", "20", "--batch-bytes", "64KiB"];
     let ran = finish(pinpool(&args).env("PINPOOL_IDLE_TIMEOUT", "1s").arg(dir.path()));
@@ -353,36 +358,36 @@ fn a_bad_variable_is_a_warning_and_a_contradiction_an_error() {
     let dir = tree();
     let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_MAX_BYTES", "12 bananas"));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    ran.says("PINPOOL_MAX_BYTES=12 bananas");
+    ran.check_stderr("PINPOOL_MAX_BYTES=12 bananas");
     let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_PURPLE", "1"));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    ran.says("PINPOOL_PURPLE=1");
+    ran.check_stderr("PINPOOL_PURPLE=1");
 
     let mut contradiction = pinpool(&["load"]);
     let ran = finish(contradiction.env("PINPOOL_POOL_SIZE_LIMIT", "0").env("PINPOOL_AUTO_RESIZE", "1"));
     assert_eq!(ran.code(), 2);
-    ran.says("PINPOOL_AUTO_RESIZE");
+    ran.check_stderr("PINPOOL_AUTO_RESIZE");
     assert_eq!(ran.stdout, "");
 }
 
 #[test]
-fn env_says_what_building_a_pool_would_say() {
+fn env_reports_the_errors_of_building_a_pool() {
     let mut contradiction = pinpool(&["env"]);
     let ran = finish(contradiction.env("PINPOOL_POOL_SIZE_LIMIT", "0").env("PINPOOL_AUTO_RESIZE", "1"));
     assert_eq!(ran.code(), 2);
-    ran.says("PINPOOL_AUTO_RESIZE=1");
+    ran.check_stderr("PINPOOL_AUTO_RESIZE=1");
     let mut of_a_preset = pinpool(&["env"]);
     let ran = finish(of_a_preset.env("PINPOOL_BACKEND", "vmm").env("PINPOOL_PRESET", "tensorflow"));
     assert_eq!(ran.code(), 2);
-    ran.says("PINPOOL_BACKEND=vmm: needs PINPOOL_PRESET=adaptive");
-    // It pins nothing: a reserve that nothing can hold is a setting like any other.
+    ran.check_stderr("PINPOOL_BACKEND=vmm: needs PINPOOL_PRESET=adaptive");
+    // `env` pins nothing, so a reserve that no machine can hold is no error.
     let mut large = pinpool(&["env"]);
     let ran = finish(large.env("PINPOOL_RESERVE", "1048576TiB").env("PINPOOL_MAX_BYTES", "none"));
     assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
 }
 
 #[test]
-fn a_flag_goes_before_its_variable() {
+fn a_flag_overrides_its_variable() {
     let dir = tree();
     let mut command = pinpool(&["load", "--json", "--backend", "sim", "--pool-size-limit", "7", "--batch-files", "9"]);
     let ran = finish(command.arg(dir.path()).env("PINPOOL_POOL_SIZE_LIMIT", "50"));
@@ -393,7 +398,7 @@ fn a_flag_goes_before_its_variable() {
 }
 
 #[test]
-fn a_pool_that_evicts_says_so_in_tensorflows_words() {
+fn a_pool_that_evicts_logs_tensorflows_lines() {
     let dir = tempfile::tempdir().unwrap();
     for number in 1..=1300 {
         fs::write(dir.path().join(format!("{number:04}")), vec![7; number]).unwrap();
@@ -401,7 +406,7 @@ fn a_pool_that_evicts_says_so_in_tensorflows_words() {
     let ran = load(&dir, &["--batch-files", "1", "--rounding", "exact", "--pool-size-limit", "10"]);
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let line = ran.stderr.lines().find(|line| line.contains("PoolAllocator: After ")).expect(&ran.stderr);
-    ran.says("] Raising pool_size_limit_ from 10 to ");
+    ran.check_stderr("] Raising pool_size_limit_ from 10 to ");
     let figures = ran.figures();
     assert_eq!((figures["checks"].as_u64(), figures["raises"].as_u64()), (Some(1), Some(1)));
 
@@ -415,7 +420,7 @@ fn a_pool_that_evicts_says_so_in_tensorflows_words() {
     assert!(message.contains(" get requests, put_count=") && message.contains("evicted_count=1000 "), "{message}");
 }
 
-/// A file of the tests' data.
+/// The path of a file in `tests/data`.
 fn data(name: &str) -> String {
     format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))
 }
@@ -438,20 +443,20 @@ fn a_replay_prints_its_figures_as_a_list_rows_and_json() {
     let figures = run(&ceiled).figures();
     assert_eq!((&figures["workload"], &figures["source"]), (&"cosmoflow".into(), &"walls".into()));
     assert_eq!((&figures["gets"], &figures["fallbacks"]), (&20_000.into(), &0.into()));
-    assert!(figures["peak_pinned_bytes"].as_u64() <= figures["max_bytes"].as_u64(), "{figures}");
+    assert!(number(&figures, "peak_pinned_bytes") <= number(&figures, "max_bytes"), "{figures}");
     let json = run(&["replay", "--json", &cosmoflow, &jitter]);
     assert_eq!(json.stdout.lines().filter(|line| serde_json::from_str::<Value>(line).is_ok()).count(), 2);
 }
 
 #[test]
-fn a_replay_is_deaf_to_the_environment() {
+fn a_replay_ignores_the_environment() {
     let workload = data("workloads/resnet50_w0_cpu.trace.gz");
     let plain = run(&["replay", "--json", &workload]);
     let mut command = pinpool(&["replay", "--json", &workload]);
-    let deaf = finish(
+    let replayed = finish(
         command.env("PINPOOL_PRESET", "tensorflow").env("PINPOOL_MAX_BYTES", "1MiB").env("PINPOOL_IDLE_TIMEOUT", "0s"),
     );
-    assert_eq!((plain.code(), &plain.stdout), (0, &deaf.stdout));
+    assert_eq!((plain.code(), &plain.stdout), (0, &replayed.stdout));
 }
 
 #[test]
@@ -468,7 +473,7 @@ fn a_conformance_trace_takes_its_own_settings_and_no_others() {
     ] {
         let refused = run(&[&["replay"], args].concat());
         assert_eq!(refused.code(), 1, "{args:?}");
-        refused.says(words);
+        refused.check_stderr(words);
     }
 }
 
@@ -490,7 +495,7 @@ fn rust_log_silences_the_log_but_not_the_failures() {
 }
 
 #[test]
-fn without_a_path_the_data_set_comes_from_a_seed() {
+fn without_a_path_the_data_set_is_generated_from_a_seed() {
     let bytes = |seed: &str| {
         let ran = run(&["load", "--json", "--verify", "--synthetic", "50", "--seed", seed]);
         assert_eq!(ran.code(), 0, "{}", ran.stderr);
@@ -504,7 +509,7 @@ fn without_a_path_the_data_set_comes_from_a_seed() {
 }
 
 #[test]
-fn an_empty_directory_is_nothing_and_no_failure() {
+fn an_empty_directory_is_no_failure() {
     let dir = tempfile::tempdir().unwrap();
     let ran = load(&dir, &[]);
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
@@ -546,7 +551,7 @@ fn wrong_arguments_are_refused_with_the_usage_status() {
 }
 
 #[test]
-fn a_reader_who_leaves_early_is_no_failure() {
+fn a_closed_stdout_or_stderr_is_no_failure() {
     let dir = tree();
     let mut command = pinpool(&["load"]);
     let mut child = command.arg(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -560,7 +565,7 @@ fn a_reader_who_leaves_early_is_no_failure() {
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
 
-    // Nor is one of stderr, though it cannot be told.
+    // Nor is a closed stderr, which cannot be reported.
     let mut command = pinpool(&["load", "--json", "/nowhere"]);
     let mut child = command.arg(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stderr.take());
@@ -579,7 +584,7 @@ fn figures_that_cannot_be_written_are_a_failure() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let ran = finish(pinpool(&[command]).arg(&trace).stdout(full));
         assert_eq!(ran.code(), 1, "{}", ran.stderr);
-        ran.says("pinpool: stdout: No space left on device");
+        ran.check_stderr("pinpool: stdout: No space left on device");
     }
 }
 
@@ -588,16 +593,16 @@ fn an_interrupt_ends_the_run_with_the_figures_so_far() {
     let mut command = pinpool(&["load", "--json", "--verify", "--epochs", "1000000", "--synthetic", "100"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut said = String::new();
-    // The handler stands before the first line of the log.
-    stderr.read_line(&mut said).unwrap();
+    let mut log = String::new();
+    // The handler is installed before the first line of the log.
+    stderr.read_line(&mut log).unwrap();
     let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(interrupted.success());
-    stderr.read_to_string(&mut said).unwrap();
+    stderr.read_to_string(&mut log).unwrap();
     let mut stdout = String::new();
     child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
-    assert!(said.contains("interrupted") && !said.contains("panicked"), "{said}");
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{log}");
+    assert!(log.contains("interrupted") && !log.contains("panicked"), "{log}");
     let figures: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(figures["ended"], "interrupted");
     assert_eq!(figures["failed_files"], 0);

@@ -41,10 +41,10 @@ fn captured(stream: &CudaStream, run: impl FnOnce()) {
     end_capture(stream).unwrap();
 }
 
-/// A stream with the handle of `gone`, which still has work to run.
-fn stream_in_place_of(context: &Arc<CudaContext>, gone: Arc<CudaStream>) -> Arc<CudaStream> {
-    let handle = gone.cu_stream();
-    drop(gone);
+/// A stream with the handle of `destroyed`, which still has work to run.
+fn stream_in_place_of(context: &Arc<CudaContext>, destroyed: Arc<CudaStream>) -> Arc<CudaStream> {
+    let handle = destroyed.cu_stream();
+    drop(destroyed);
     let stream = context.new_stream().unwrap();
     assert_eq!(stream.cu_stream(), handle, "the handle is used again");
     stream
@@ -372,12 +372,12 @@ fn copies_in_steady_state_create_no_events() {
     let mut target = memory(&stream, 0);
     filled(&pool, 1).copy_to(&stream, &mut target).unwrap().wait().unwrap();
     pool.poll();
-    let (made, gone) = (double.calls("cuEventCreate"), double.calls("cuEventDestroy_v2"));
+    let (created, destroyed) = (double.calls("cuEventCreate"), double.calls("cuEventDestroy_v2"));
     for byte in 0..100 {
         filled(&pool, byte).copy_to(&stream, &mut target).unwrap().wait().unwrap();
         pool.poll();
     }
-    assert_eq!((double.calls("cuEventCreate"), double.calls("cuEventDestroy_v2")), (made, gone));
+    assert_eq!((double.calls("cuEventCreate"), double.calls("cuEventDestroy_v2")), (created, destroyed));
 }
 
 #[test]

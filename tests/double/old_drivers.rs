@@ -39,7 +39,7 @@ fn without_stream_ids_events_detect_the_end_of_copies_and_a_copy_waits_for_the_o
         let double = Double::load();
         assert!(double.hide("cuStreamGetId") && double.hide("cuEventElapsedTime_v2"));
         let (pool, stream, mut memory) = copy_without_a_timeline(&double);
-        // A copy into the buffer and one from it, on a stream that cannot be told from a later one with its handle.
+        // A copy into the buffer and one from it, on a stream that a later one with its handle cannot be distinguished from.
         let (mut buf, waits) = (filled(&pool, 4096, 0), double.calls("cuEventSynchronize"));
         stream.memcpy_dtoh(&memory, &mut buf).unwrap();
         stream.memcpy_htod(&buf, &mut memory).unwrap();

@@ -192,7 +192,7 @@ fn a_reserve_serves_copies_without_another_page_lock() {
         let locks = pool.stats().underlying.allocs;
         let tiers = pool.page_tiers().unwrap();
         let reported = tiers.hugetlb_bytes + tiers.transparent_bytes + tiers.small_bytes + tiers.driver_bytes;
-        // The kernel may not know memory that the driver allocated by itself.
+        // The kernel may not report memory that the driver allocated.
         assert!(reported == 24 << 20 || name == "cuda", "{name}: {tiers:?}");
         let batches = [4096, 5 * MIB + 1, 9 * MIB, 7 * MIB].map(|len| Batch::new(len as u64, len));
         let mut lanes: Vec<Lane> = batches.iter().map(|batch| rig.lane(0, batch.len)).collect();

@@ -150,10 +150,10 @@ controls! {
     }
 
     /// Writes the description of one misuse and returns its length; `usize::MAX` past the last.
-    fn double_wrong_use(index: usize, room: &mut [u8; 256]) -> usize {
+    fn double_wrong_use(index: usize, space: &mut [u8; 256]) -> usize {
         let Some(words) = ledger::misuse(index) else { return usize::MAX };
-        let kept = words.len().min(room.len());
-        room[..kept].copy_from_slice(&words.as_bytes()[..kept]);
+        let kept = words.len().min(space.len());
+        space[..kept].copy_from_slice(&words.as_bytes()[..kept]);
         kept
     }
 }

@@ -93,9 +93,9 @@ fn check(to: &Endpoint, from: &Endpoint, bytes: u64) -> Outcome {
 
 /// The next bytes that are contiguous on both sides, and how many.
 fn step(space: &Space, to: &Endpoint, from: &Endpoint, done: u64, bytes: u64) -> Result<(*mut u8, *mut u8, u64), Code> {
-    let (target, room) = to.pointer(space, done)?;
-    let (source, left) = from.pointer(space, done)?;
-    Ok((target, source, STEP_BYTES.min(bytes - done).min(room).min(left)))
+    let (target, target_left) = to.pointer(space, done)?;
+    let (source, source_left) = from.pointer(space, done)?;
+    Ok((target, source, STEP_BYTES.min(bytes - done).min(target_left).min(source_left)))
 }
 
 /// The kinds of memory that the name of the call promises.

@@ -64,13 +64,13 @@ fn attribute(number: c_int) -> c_int {
     ATTRIBUTES.iter().chain([&HOST_NUMA_ID]).find(|(known, _)| *known == number).map_or(0, |&(_, value)| value)
 }
 
-/// Writes at most `room` bytes, the last of them 0.
-fn put_text(text: &[u8], first: *mut u8, room: c_int) -> Outcome {
-    let room = usize::try_from(room).map_err(|_| Code::INVALID_VALUE)?;
-    if room == 0 {
+/// Writes at most `capacity` bytes, the last of them 0.
+fn put_text(text: &[u8], first: *mut u8, capacity: c_int) -> Outcome {
+    let capacity = usize::try_from(capacity).map_err(|_| Code::INVALID_VALUE)?;
+    if capacity == 0 {
         return Err(Code::INVALID_VALUE);
     }
-    let kept = text.iter().copied().take(room - 1).chain([0]);
+    let kept = text.iter().copied().take(capacity - 1).chain([0]);
     kept.enumerate().try_for_each(|(index, byte)| Out::at(first, index).put(byte))
 }
 
@@ -83,9 +83,9 @@ driver_call! { Process fn cuDeviceGetAttribute(out: Out<c_int>, number: c_int, d
     out.put(attribute(number))
 }}
 
-driver_call! { Process fn cuDeviceGetName(first: *mut c_char, room: c_int, device: c_int) {
+driver_call! { Process fn cuDeviceGetName(first: *mut c_char, capacity: c_int, device: c_int) {
     check_device(device)?;
-    put_text(NAME, first.cast(), room)
+    put_text(NAME, first.cast(), capacity)
 }}
 
 driver_call! { Process fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, device: c_int) {
@@ -100,9 +100,9 @@ driver_call! { Process fn cuDeviceTotalMem_v2(out: Out<usize>, device: c_int) {
     out.put(TOTAL_BYTES)
 }}
 
-driver_call! { Process fn cuDeviceGetPCIBusId(first: *mut c_char, room: c_int, device: c_int) {
+driver_call! { Process fn cuDeviceGetPCIBusId(first: *mut c_char, capacity: c_int, device: c_int) {
     let ordinal = check_device(device)?;
-    put_text(format!("{:04X}:{:02X}:{ordinal:02X}.0", attribute(50), attribute(33)).as_bytes(), first.cast(), room)
+    put_text(format!("{:04X}:{:02X}:{ordinal:02X}.0", attribute(50), attribute(33)).as_bytes(), first.cast(), capacity)
 }}
 
 driver_call! { Device fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {

@@ -32,8 +32,8 @@ fn allocate(bytes: usize) -> Result<u64, Code> {
     }
     let backing = memory::map(bytes)?;
     // One alignment apart, so that an access past the end of a block hits no other block.
-    let room = (bytes as u64).next_multiple_of(ALIGNMENT) + ALIGNMENT;
-    let address = NEXT_ADDRESS.fetch_add(room, Ordering::Relaxed);
+    let spaced_bytes = (bytes as u64).next_multiple_of(ALIGNMENT) + ALIGNMENT;
+    let address = NEXT_ADDRESS.fetch_add(spaced_bytes, Ordering::Relaxed);
     address_space::insert(address, Range { bytes: bytes as u64, owner: Owner::Device { backing } })?;
     LIVE_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
     Ok(address)

@@ -151,12 +151,12 @@ impl Double {
     /// Each misuse by the program, in words.
     #[must_use]
     pub fn wrong_uses(&self) -> Vec<String> {
-        let mut room = [0; 256];
-        let lengths = (0..).map(|index| (self.controls.double_wrong_use)(index, &mut room));
+        let mut text = [0; 256];
+        let lengths = (0..).map(|index| (self.controls.double_wrong_use)(index, &mut text));
         let count = lengths.take_while(|&length| length != usize::MAX).count();
         let words = (0..count).map(|index| {
-            let length = (self.controls.double_wrong_use)(index, &mut room);
-            String::from_utf8_lossy(&room[..length]).into_owned()
+            let length = (self.controls.double_wrong_use)(index, &mut text);
+            String::from_utf8_lossy(&text[..length]).into_owned()
         });
         words.collect()
     }

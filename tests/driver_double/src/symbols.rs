@@ -34,7 +34,7 @@ fn find(name: &CStr) -> *mut c_void {
     }
     // SAFETY: a live handle and a name that ends in 0.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-    // SAFETY: the handle was taken above; the library stays loaded by whoever loaded it first.
+    // SAFETY: the handle was taken above; the library stays loaded by its first user.
     unsafe { libc::dlclose(library) };
     found
 }
@@ -81,7 +81,7 @@ pub(crate) fn show_all() {
     }
 }
 
-/// The function a program of this version means by a plain name: the newest form that it can know.
+/// The function that a program of this version means by a plain name: the newest form of that version.
 fn proc_address(symbol: *const c_char, out: Out<*mut c_void>, version: c_int) -> Outcome {
     if symbol.is_null() {
         return Err(Code::INVALID_VALUE);

@@ -153,7 +153,7 @@ fn view_of(file: &OwnedFd, bytes: u64) -> Result<usize, Code> {
 impl VirtualMemory {
     fn reserved(&self, address: u64, bytes: u64) -> bool {
         let before = self.reservations.range(..=address).next_back();
-        before.is_some_and(|(&start, &room)| address - start < room && bytes <= room - (address - start))
+        before.is_some_and(|(&start, &reserved)| address - start < reserved && bytes <= reserved - (address - start))
     }
 
     /// The mappings that make up exactly this range.

@@ -13,7 +13,7 @@
 //!
 //! | invariant | |
 //! | --- | --- |
-//! | `stream-I1` | the numbers of a stream's operations grow by one; operation `n` is complete when `finished >= n`; a ticket for a stream that is gone is complete |
+//! | `stream-I1` | the numbers of a stream's operations grow by one; operation `n` is complete when `finished >= n`; a ticket for a removed stream is complete |
 //! | `stream-I2` | once the device is lost, nothing completes: queues are emptied, waits fail |
 
 use std::collections::{BTreeMap, VecDeque};
@@ -218,7 +218,7 @@ impl Streams {
         Ok(Ticket { stream: handle, number: stream.enqueued })
     }
 
-    /// The worker's next operation and when it begins; `Ok(None)` if there is none yet, `Err` if the stream is gone.
+    /// The worker's next operation and when it begins; `Ok(None)` if there is none yet, `Err` if the stream is removed.
     fn next(&mut self, handle: usize) -> Result<Option<(u64, Instant, Op)>, ()> {
         loop {
             let stream = self.by_number.get(&handle).ok_or(())?;

@@ -86,7 +86,7 @@ fn the_device_describes_itself() {
     double.set_attribute(134, 1);
     assert_eq!(ctx.attribute(numa).unwrap(), 1);
     let mut id = [0; 20];
-    // SAFETY: room for twenty bytes.
+    // SAFETY: space for twenty bytes.
     assert_eq!(raw(unsafe { sys::cuDeviceGetPCIBusId(id.as_mut_ptr(), 20, 0) }), 0);
     let text: String = id.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8 as char).collect();
     assert_eq!(text, "0000:D0:00.0");
@@ -217,7 +217,7 @@ fn copies_may_not_span_registrations() {
     let mut pages = vec![3_u8; 5 * 4096];
     let first = pages.as_mut_ptr().wrapping_add(pages.as_ptr().align_offset(4096));
     let register = |page: usize, count: usize| {
-        // SAFETY: pages of the vector, unregistered before it goes.
+        // SAFETY: pages of the vector, unregistered before it is freed.
         raw(unsafe { sys::cuMemHostRegister_v2(first.wrapping_add(page * 4096).cast(), count * 4096, 1) })
     };
     assert_eq!(register(0, 2), 0);
@@ -274,7 +274,7 @@ fn a_stream_writes_a_value_behind_its_work_and_calls_back() {
 }
 
 #[test]
-fn the_legacy_stream_takes_turns_with_blocking_ones_only() {
+fn the_legacy_stream_is_ordered_with_blocking_streams_only() {
     let (double, ctx) = start();
     let legacy = ctx.default_stream();
     let aloof = ctx.new_stream().unwrap();
@@ -296,7 +296,7 @@ fn the_legacy_stream_takes_turns_with_blocking_ones_only() {
 }
 
 #[test]
-fn a_destroyed_stream_first_finishes_and_events_go_without_waiting() {
+fn a_destroyed_stream_finishes_first_and_an_event_is_destroyed_without_a_wait() {
     let (double, ctx) = start();
     // With none, cudarc would wait for the whole context before it makes another.
     let _beside = ctx.new_stream().unwrap();
@@ -322,7 +322,7 @@ fn a_destroyed_stream_first_finishes_and_events_go_without_waiting() {
 }
 
 #[test]
-fn scripted_calls_fail_once_and_held_calls_stand() {
+fn scripted_calls_fail_once_and_held_calls_wait() {
     let (double, ctx) = start();
     double.fail("cuMemHostAlloc", 2, Code::OUT_OF_MEMORY);
     drop(Pinned::new(MIB));
@@ -367,7 +367,7 @@ fn a_lost_device_fails_every_call_and_finishes_nothing() {
 }
 
 #[test]
-fn memory_given_back_under_a_copy_is_a_fault_and_not_a_crash() {
+fn memory_freed_under_a_copy_is_a_fault_and_not_a_crash() {
     let (double, ctx) = start();
     let (stream, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
     let device = stream.alloc_zeros::<u8>(1000).unwrap();
@@ -413,7 +413,7 @@ fn captured_copies_run_at_each_launch_and_not_before() {
     let state = unsafe { result::stream::is_capturing(stream.cu_stream()) }.unwrap();
     assert_eq!(state, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);
     let mut event = MaybeUninit::uninit();
-    // SAFETY: room for one handle.
+    // SAFETY: space for one handle.
     assert_eq!(raw(unsafe { sys::cuEventCreate(event.as_mut_ptr(), 2) }), 0);
     // SAFETY: written above.
     let event = unsafe { event.assume_init() };
@@ -425,7 +425,7 @@ fn captured_copies_run_at_each_launch_and_not_before() {
     let graph = unsafe { result::stream::end_capture(stream.cu_stream()) }.unwrap();
     assert_eq!(stream.clone_dtoh(&device).unwrap(), vec![0; 4096]);
     let mut runnable = MaybeUninit::uninit();
-    // SAFETY: room for one handle, and a live graph.
+    // SAFETY: space for one handle, and a live graph.
     assert_eq!(raw(unsafe { sys::cuGraphInstantiateWithFlags(runnable.as_mut_ptr(), graph, 0) }), 0);
     // SAFETY: written above.
     let runnable = unsafe { runnable.assume_init() };
@@ -451,7 +451,7 @@ fn a_query_on_any_thread_invalidates_a_global_capture_unless_its_thread_is_relax
     capture(&stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
     let query = |mode: sys::CUstreamCaptureMode| {
         let mut mode = mode;
-        // SAFETY: room for one mode; the thread ends after the query.
+        // SAFETY: space for one mode; the thread ends after the query.
         assert_eq!(raw(unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }), 0);
         code(event.try_is_complete())
     };
@@ -477,7 +477,7 @@ fn a_hidden_function_cannot_be_found() {
     let asked = || {
         let mut address = std::ptr::null_mut();
         let name = c"cuStreamWriteValue32".as_ptr();
-        // SAFETY: room for one address; the status is not wanted.
+        // SAFETY: space for one address; the status is not wanted.
         raw(unsafe { sys::cuGetProcAddress_v2(name, &mut address, 13000, 0, std::ptr::null_mut()) })
     };
     assert!(found());

@@ -36,14 +36,14 @@ fn raw(result: CUresult) -> i32 {
 
 fn reserve(bytes: usize) -> u64 {
     let mut address = 0;
-    // SAFETY: room for one address.
+    // SAFETY: space for one address.
     assert_eq!(raw(unsafe { sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) }), 0);
     address
 }
 
 fn create() -> Result<u64, i32> {
     let mut handle = MaybeUninit::uninit();
-    // SAFETY: room for one handle, and properties in the driver's layout.
+    // SAFETY: space for one handle, and properties in the driver's layout.
     let code = raw(unsafe { sys::cuMemCreate(handle.as_mut_ptr(), GRANULE, (&raw const HOST_GRANULE).cast(), 0) });
     // SAFETY: written where the call succeeded.
     if code == 0 { Ok(unsafe { handle.assume_init() }) } else { Err(code) }
