@@ -74,12 +74,6 @@ pub(crate) struct Chosen {
     pub(crate) passed_over: Vec<(&'static str, String)>,
 }
 
-impl Chosen {
-    fn requested(source: Arc<dyn Source>) -> Self {
-        Self { source, lock_limit_bytes: None, passed_over: Vec::new() }
-    }
-}
-
 /// How memory is to be pinned, and for which pool.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PinOptions {
@@ -114,7 +108,7 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions) -> Result<Chosen> {
         Backend::Sim { total_bytes } => Arc::new(SimSource::new(*total_bytes)),
         Backend::Source(source) => source.clone(),
     };
-    Ok(Chosen::requested(source))
+    Ok(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new() })
 }
 
 /// The requested node; `None` where the machine has no choice of nodes.
@@ -199,14 +193,10 @@ fn driver_source(_name: &str, options: PinOptions) -> Result<Arc<dyn Source>, St
 mod tests {
     use super::*;
 
-    fn chosen(backend: &Backend, arena: bool) -> Result<Chosen> {
-        choose(backend, PinOptions { arena, ..PinOptions::default() })
-    }
-
     #[test]
     fn auto_always_finds_a_source_and_gives_the_reasons_against_better_ones() {
         for arena in [true, false] {
-            let chosen = chosen(&Backend::Auto, arena).unwrap();
+            let chosen = choose(&Backend::Auto, PinOptions { arena, ..PinOptions::default() }).unwrap();
             let order: Vec<&str> = driver_sources(arena).iter().copied().chain(["mlock", "heap"]).collect();
             let rank = order.iter().position(|&name| name == chosen.source.name()).unwrap();
             let passed_over: Vec<&str> = chosen.passed_over.iter().map(|(name, _)| *name).collect();
@@ -215,43 +205,19 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_requested_source_is_used() {
-        for backend in [Backend::Mlock, Backend::Heap, Backend::Sim { total_bytes: 1 << 20 }] {
-            assert_eq!(chosen(&backend, true).unwrap().source.name(), backend.name());
-        }
-    }
-
     #[cfg(not(miri))]
     #[test]
     fn a_missing_memory_node_is_an_error_unless_there_is_no_choice() {
-        let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("sys/devices/system/node");
-        std::fs::create_dir_all(&folder).unwrap();
+        use host::tree;
+
+        const ONLINE: &str = "/sys/devices/system/node/online";
+        let root = tree::of(&[(ONLINE, "")]);
         assert_eq!(existing_node(root.path(), Some(3)).unwrap(), None, "nodes unknown");
-        std::fs::write(folder.join("online"), "0\n").unwrap();
+        tree::write(&root, ONLINE, "0\n");
         assert_eq!(existing_node(root.path(), Some(3)).unwrap(), None);
-        std::fs::write(folder.join("online"), "0-1\n").unwrap();
+        tree::write(&root, ONLINE, "0-1\n");
         assert_eq!(existing_node(root.path(), Some(1)).unwrap(), Some(1));
         let error = existing_node(root.path(), Some(3)).unwrap_err();
         assert!(error.is_setting() && error.to_string().contains("PINPOOL_NUMA_NODE=3"), "{error}");
-    }
-
-    #[test]
-    fn a_source_for_arenas_is_refused_without_one() {
-        for backend in [Backend::Vmm, Backend::Register] {
-            let error = chosen(&backend, false).unwrap_err();
-            assert!(error.is_setting(), "{error}");
-            for word in [backend.name(), "PINPOOL_BACKEND", "PINPOOL_PRESET=adaptive"] {
-                assert!(error.to_string().contains(word), "{error}");
-            }
-        }
-    }
-
-    #[cfg(not(feature = "cuda"))]
-    #[test]
-    fn cuda_without_its_feature_is_an_error_that_names_the_feature() {
-        let error = chosen(&Backend::Cuda, true).unwrap_err();
-        assert!(error.is_backend() && error.to_string().contains("feature"), "{error}");
     }
 }

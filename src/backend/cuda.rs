@@ -18,7 +18,6 @@ use std::ptr::NonNull;
 use cudarc::driver::{result, sys};
 
 use super::source::{Region, RegionIds, Source};
-use crate::driver::RelaxedCapture;
 use crate::driver::device::{Device, driver_error, pinning_error};
 use crate::error::SourceError;
 use crate::host::{GRANULE_BYTES, PAGE_BYTES};
@@ -78,10 +77,9 @@ unsafe impl Source for CudaSource {
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        let _relaxed = RelaxedCapture::enter();
-        let _current = self.device.bind()?;
+        let _entered = self.device.enter()?;
         let held_bytes = self.held_bytes(len_bytes);
-        // SAFETY: a context is current on this thread (`Device::bind`).
+        // SAFETY: a context is current on this thread (`Device::enter`).
         let block = unsafe { result::malloc_host(held_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }
             .map_err(|error| pinning_error("cuMemHostAlloc", error))?;
         let block = block.cast::<u8>();
@@ -99,8 +97,7 @@ unsafe impl Source for CudaSource {
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        let _relaxed = RelaxedCapture::enter();
-        let _current = self.device.bind()?;
+        let _entered = self.device.enter()?;
         let block = self.take_block(region.start());
         // SAFETY: the caller's promise: allocated by `acquire`, not freed, and unused by every device.
         unsafe { result::free_host(block.0.as_ptr().cast()) }.map_err(|error| driver_error("cuMemFreeHost", error))

@@ -41,9 +41,8 @@ pub(super) struct NodePlacement {
 impl NodePlacement {
     /// On `node`, if it is one of several. `root` is that of the file system, `/` except in tests.
     pub(super) fn on(root: &Path, node: u32) -> Option<Self> {
-        // A node without processors has memory all the same.
         let exists = host::is_node_of_several(root, node) && node < NODE_LIMIT;
-        exists.then(|| Self { node, cpus: host::cpus_of_node(root, node).unwrap_or_default() })
+        exists.then(|| Self { node, cpus: host::cpus_of_node(root, node) })
     }
 
     pub(super) fn node(&self) -> u32 {
@@ -272,20 +271,14 @@ mod tests {
     }
 
     #[cfg(not(miri))]
-    fn machine_with_nodes(nodes: &str) -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("sys/devices/system/node");
-        std::fs::create_dir_all(folder.join("node1")).unwrap();
-        std::fs::write(folder.join("online"), nodes).unwrap();
-        std::fs::write(folder.join("node1/cpulist"), "0\n").unwrap();
-        root
-    }
-
-    #[cfg(not(miri))]
     #[test]
     fn one_node_is_no_placement() {
-        assert_eq!(NodePlacement::on(machine_with_nodes("0\n").path(), 0), None);
-        let root = machine_with_nodes("0-1\n");
+        let with_nodes = |nodes| {
+            let folder = "/sys/devices/system/node";
+            host::tree::of(&[(format!("{folder}/online"), nodes), (format!("{folder}/node1/cpulist"), "0\n")])
+        };
+        assert_eq!(NodePlacement::on(with_nodes("0\n").path(), 0), None);
+        let root = with_nodes("0-1\n");
         assert_eq!(NodePlacement::on(root.path(), 1), Some(NodePlacement { node: 1, cpus: vec![0] }));
         assert_eq!(NodePlacement::on(root.path(), 0), Some(NodePlacement { node: 0, cpus: vec![] }), "memory alone");
         assert_eq!(NodePlacement::on(root.path(), 2), None);

@@ -21,7 +21,6 @@ use cudarc::driver::sys;
 use super::mapping;
 use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
-use crate::driver::RelaxedCapture;
 use crate::driver::device::{Device, driver_error, pinning_error};
 use crate::driver::virtual_memory::attribute;
 use crate::error::SourceError;
@@ -101,8 +100,7 @@ unsafe impl Source for RegisterSource {
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        let _relaxed = RelaxedCapture::enter();
-        let _current = self.device.bind()?;
+        let _entered = self.device.enter()?;
         // SAFETY: the caller's promise: registered by `acquire`, and unused by every device.
         let unregistered = unsafe { sys::cuMemHostUnregister(region.start().as_ptr().cast()) };
         // After an error the device may still access the pages, so they stay mapped.
@@ -112,8 +110,7 @@ unsafe impl Source for RegisterSource {
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        let _relaxed = RelaxedCapture::enter();
-        let _current = self.device.bind()?;
+        let _entered = self.device.enter()?;
         let region = mapping::map_huge(len_bytes, self.ids.next())?;
         let registered = mapping::keep_from_children(&region)
             // SAFETY: mapped above, no reference into it was made.

@@ -142,17 +142,13 @@ impl<'source> GranuleRange<'source> {
         unsafe { self.memory.decommit(&self.range, first * self.granule_bytes, count * self.granule_bytes) }.unwrap();
     }
 
-    /// Remaps separate granules to consecutive ones.
-    fn gather<const N: usize>(&self, from: [usize; N], to: usize) {
-        let piece = |granule| Subrange { offset: granule * self.granule_bytes, bytes: self.granule_bytes };
+    /// Remaps pieces of `(first, count)` granules to consecutive ones.
+    fn remap(&self, from: &[(usize, usize)], to: usize) {
+        let piece =
+            |&(first, count)| Subrange { offset: first * self.granule_bytes, bytes: count * self.granule_bytes };
+        let from: Vec<Subrange> = from.iter().map(piece).collect();
         // SAFETY: each check remaps only what is committed, to where nothing is, and holds no slice of it.
-        unsafe { self.memory.remap(&self.range, &from.map(piece), to * self.granule_bytes) }.unwrap();
-    }
-
-    fn remap(&self, from: usize, to: usize, count: usize) {
-        let [from, to, bytes] = [from, to, count].map(|granules| granules * self.granule_bytes);
-        // SAFETY: each check remaps only what is committed, to where nothing is, and holds no slice of it.
-        unsafe { self.memory.remap(&self.range, &[Subrange { offset: from, bytes }], to) }.unwrap();
+        unsafe { self.memory.remap(&self.range, &from, to * self.granule_bytes) }.unwrap();
     }
 
     /// The bytes of committed granules: one slice across all of them (vm-S4).
@@ -238,7 +234,7 @@ fn remapped_granules_are_usable_and_leave_their_addresses_free(memory: &dyn Virt
     let granules = GranuleRange::reserve(memory, 8);
     granules.commit(0, 4);
     granules.fill(0, 4, 1);
-    granules.remap(1, 5, 2);
+    granules.remap(&[(1, 2)], 5);
     assert!(granules.is_all(0, 1, 1) && granules.is_all(3, 1, 1), "vm-S4: a neighbour changed");
     // With any content: a source may move it along.
     assert!(granules.with(5, 2, can_be_read), "vm-S3");
@@ -255,7 +251,7 @@ fn separate_granules_become_consecutive(memory: &dyn VirtualMemory) {
     let granules = GranuleRange::reserve(memory, 16);
     granules.commit(0, 8);
     granules.fill(0, 8, 1);
-    granules.gather([6, 0, 3], 10);
+    granules.remap(&[(6, 1), (0, 1), (3, 1)], 10);
     assert!(granules.is_all(1, 2, 1) && granules.is_all(4, 2, 1) && granules.is_all(7, 1, 1), "vm-S4");
     granules.fill(10, 3, 2);
     granules.commit(3, 1);
@@ -281,7 +277,7 @@ fn many_threads_commit_granules_of_their_own(memory: &dyn VirtualMemory) {
                     std::thread::yield_now();
                     assert!(granules.is_all(first, 2, mark), "vm-S2, vm-S6");
                     if round % 2 == 0 {
-                        granules.remap(first, first + 2, 2);
+                        granules.remap(&[(first, 2)], first + 2);
                         granules.decommit(first + 2, 2);
                     } else {
                         granules.decommit(first, 2);

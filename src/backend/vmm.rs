@@ -29,11 +29,11 @@ use std::sync::Arc;
 use super::register::RegisterSource;
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
+use crate::driver::RelaxedCapture;
 use crate::driver::device::{self, Device};
 use crate::driver::virtual_memory::{
     AccessDescriptor, DriverRefusal, GranuleHandle, MemoryLocation, VmmApi, attribute,
 };
-use crate::driver::{CurrentContext, RelaxedCapture};
 use crate::error::SourceError;
 use crate::host::{GRANULE_BYTES, PageTiers};
 use crate::sync::Mutex;
@@ -122,11 +122,6 @@ impl VmmSource {
         let created = self.create(1).map(|granules| self.release_granules(&granules));
         // SAFETY: reserved above, with nothing mapped.
         created.and(unsafe { self.driver.unreserve(addresses, GRANULE_BYTES) })
-    }
-
-    /// The state that every call of the driver needs: a relaxed capture mode and the device's context.
-    fn enter(&self) -> Result<(RelaxedCapture, CurrentContext), SourceError> {
-        Ok((RelaxedCapture::enter(), self.device.bind()?))
     }
 
     /// New granules, all of them or none.
@@ -332,7 +327,7 @@ unsafe impl VirtualMemory for VmmSource {
         // By the manual this needs no context; some drivers ask for one.
         let reserved = match self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES) {
             Err(refusal) if refusal.needs_context() => {
-                let _entered = self.enter()?;
+                let _entered = self.device.enter()?;
                 self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES)
             }
             reserved => reserved,
@@ -348,7 +343,7 @@ unsafe impl VirtualMemory for VmmSource {
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let start = address(range.at(offset, bytes)?);
-        let _entered = self.enter()?;
+        let _entered = self.device.enter()?;
         let granules = self.create(bytes / GRANULE_BYTES).map_err(source_error)?;
         // SAFETY: addresses of the range, not committed by the caller's promise.
         unsafe { self.map(start, &granules) }.map_err(|refusal| {
@@ -361,7 +356,7 @@ unsafe impl VirtualMemory for VmmSource {
 
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let run = self.run_at(range, offset, bytes)?;
-        let _entered = self.enter()?;
+        let _entered = self.device.enter()?;
         // SAFETY: the caller's promise: committed and unused; these are its handles (vmm-I1).
         if let Err(UnmapError { refusal, restored: true }) = unsafe { self.unmap(run.start, &run.granules) } {
             return Err(source_error(refusal));
@@ -377,7 +372,7 @@ unsafe impl VirtualMemory for VmmSource {
         let runs = runs.collect::<Result<Vec<_>, _>>().map_err(RemapError::Kept)?;
         let bytes = from.iter().map(|piece| piece.bytes).sum();
         let to = address(range.at(to, bytes).map_err(RemapError::Kept)?);
-        let _entered = self.enter().map_err(RemapError::Kept)?;
+        let _entered = self.device.enter().map_err(RemapError::Kept)?;
         for (done, run) in runs.iter().enumerate() {
             // SAFETY: the caller's promise: committed and unused; these are its handles (vmm-I1).
             if let Err(UnmapError { refusal, restored }) = unsafe { self.unmap(run.start, &run.granules) } {

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use cudarc::driver::{DriverError, result, sys};
 
-use super::CurrentContext;
+use super::{CurrentContext, RelaxedCapture};
 use crate::error::SourceError;
 use crate::host;
 
@@ -53,8 +53,10 @@ impl Device {
         Ok(Self { handle, context: OnceLock::new() })
     }
 
-    /// Makes the device's context current on this thread until the result is dropped.
-    pub(crate) fn bind(&self) -> Result<CurrentContext, SourceError> {
+    /// The state that calls of the driver need, until the result is dropped: a relaxed capture mode, and the device's
+    /// context current on this thread.
+    pub(crate) fn enter(&self) -> Result<(CurrentContext, RelaxedCapture), SourceError> {
+        let relaxed = RelaxedCapture::enter();
         let context = match self.context.get() {
             Some(&context) => context,
             // A failure is not stored: a device without memory now may have some later. Concurrent threads may retain
@@ -67,7 +69,9 @@ impl Device {
             }
         };
         // SAFETY: the context is retained and never released.
-        unsafe { CurrentContext::enter(context.0) }.map_err(|error| driver_error("cuCtxSetCurrent", error))
+        let current =
+            unsafe { CurrentContext::enter(context.0) }.map_err(|error| driver_error("cuCtxSetCurrent", error))?;
+        Ok((current, relaxed))
     }
 
     /// An attribute by its number in the driver's header; `None` if the driver does not know it.

@@ -49,7 +49,7 @@ pub(super) fn field(text: &str, key: &str) -> Option<u64> {
 }
 
 #[cfg(all(test, not(miri)))]
-pub(super) mod tree {
+pub(crate) mod tree {
     //! Trees of files for tests.
 
     use tempfile::TempDir;
@@ -61,13 +61,13 @@ pub(super) mod tree {
         ("/proc/self/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
 
     /// A root that holds each `(absolute path, content)`.
-    pub(in crate::host) fn of(files: &[(impl AsRef<str>, impl AsRef<str>)]) -> TempDir {
+    pub(crate) fn of(files: &[(impl AsRef<str>, impl AsRef<str>)]) -> TempDir {
         let root = tempfile::tempdir().unwrap();
         files.iter().for_each(|(path, content)| write(&root, path.as_ref(), content.as_ref()));
         root
     }
 
-    pub(in crate::host) fn write(root: &TempDir, path: &str, content: &str) {
+    pub(crate) fn write(root: &TempDir, path: &str, content: &str) {
         let path = root.path().join(path.trim_start_matches('/'));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, content).unwrap();

@@ -19,6 +19,8 @@ mod numa;
 mod page_tiers;
 mod pressure;
 
+#[cfg(all(test, not(miri)))]
+pub(crate) use files::tree;
 pub(crate) use memory::memory;
 #[cfg(feature = "cuda")]
 pub(crate) use numa::numa_node_of_pci;

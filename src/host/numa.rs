@@ -25,17 +25,16 @@ pub(crate) fn numa_nodes(root: &Path) -> Vec<u32> {
     list.and_then(|list| parse_list(&list)).unwrap_or_default()
 }
 
-/// Is `node` one of at least two?
+/// Whether `node` is one of at least two.
 pub(crate) fn is_node_of_several(root: &Path, node: u32) -> bool {
     let nodes = numa_nodes(root);
     nodes.len() > 1 && nodes.contains(&node)
 }
 
-/// Processors near `node`, if it is one of at least two.
-pub(crate) fn cpus_of_node(root: &Path, node: u32) -> Option<Vec<u32>> {
-    let list = Files::below(root).read(format!("{NODES}/node{node}/cpulist"))?;
-    // A node may have memory and no processor.
-    parse_list(&list).filter(|cpus| !cpus.is_empty() && is_node_of_several(root, node))
+/// Processors near `node`; empty if they are unknown, or if it has memory and no processor.
+pub(crate) fn cpus_of_node(root: &Path, node: u32) -> Vec<u32> {
+    let list = Files::below(root).read(format!("{NODES}/node{node}/cpulist"));
+    list.and_then(|list| parse_list(&list)).unwrap_or_default()
 }
 
 /// Lists with larger numbers are rejected: no machine has that many nodes or processors.
@@ -68,12 +67,8 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_near_the_node_that_the_bus_names() {
+    fn a_device_is_near_the_node_that_the_bus_names_if_that_is_one_of_several() {
         assert_eq!(node(&[(DEVICE, "1\n"), (ONLINE, "0-1\n")]), Some(1));
-    }
-
-    #[test]
-    fn one_node_or_an_unknown_node_gives_none() {
         assert_eq!(node(&[(DEVICE, "0\n"), (ONLINE, "0\n")]), None);
         assert_eq!(node(&[(DEVICE, "-1\n"), (ONLINE, "0-1\n")]), None);
         assert_eq!(node(&[(DEVICE, "7\n"), (ONLINE, "0-1\n")]), None, "a node that is not there");
@@ -92,10 +87,10 @@ mod tests {
     fn processors_of_a_node_are_those_of_its_cpulist() {
         let cpus = "/sys/devices/system/node/node1/cpulist";
         let root = tree::of(&[(cpus, "4-6,12\n"), (ONLINE, "0-1\n")]);
-        assert_eq!(cpus_of_node(root.path(), 1), Some(vec![4, 5, 6, 12]));
-        assert_eq!(cpus_of_node(root.path(), 0), None);
+        assert_eq!(cpus_of_node(root.path(), 1), [4, 5, 6, 12]);
+        assert!(cpus_of_node(root.path(), 0).is_empty());
         let without_cpus = tree::of(&[(cpus, "\n"), (ONLINE, "0-1\n")]);
-        assert_eq!(cpus_of_node(without_cpus.path(), 1), None, "memory without processors");
+        assert!(cpus_of_node(without_cpus.path(), 1).is_empty(), "memory without processors");
         assert_eq!(parse_list("0-4294967295"), None);
     }
 }

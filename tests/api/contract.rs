@@ -1,10 +1,11 @@
-//! The contract of the back-ends without a driver.
+//! The contract of the back-ends without a driver, and the choice of one.
 #![allow(unsafe_code)] // Releases memory.
 
 use std::ptr::NonNull;
 
 use pinpool::backend::{AddressRange, HeapSource, MlockSource, PAGE_BYTES, RANGE_ALIGN_BYTES, SimSource, Source};
 use pinpool::testing::check_source;
+use pinpool::{Backend, Pool, Preset};
 
 #[test]
 fn every_source_keeps_the_contract() {
@@ -42,4 +43,31 @@ fn sim_holds_its_stated_total_and_no_more() {
         // SAFETY: acquired above, no reference into it was made.
         unsafe { source.release(region) }.unwrap();
     }
+}
+
+#[test]
+fn a_requested_source_is_used() {
+    for backend in [Backend::Mlock, Backend::Heap, Backend::Sim { total_bytes: 1 << 20 }] {
+        let pool = Pool::builder().without_env().backend(backend.clone()).build().unwrap();
+        assert_eq!(pool.stats().backend, backend.name());
+    }
+}
+
+#[test]
+fn a_source_for_arenas_is_refused_without_one() {
+    for backend in [Backend::Vmm, Backend::Register] {
+        let builder = Pool::builder().without_env().preset(Preset::Tensorflow);
+        let error = builder.backend(backend.clone()).build().unwrap_err();
+        assert!(error.is_setting(), "{error}");
+        for word in [backend.name(), "PINPOOL_BACKEND", "PINPOOL_PRESET=adaptive"] {
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn cuda_without_its_feature_is_an_error_that_names_the_feature() {
+    let error = Pool::builder().without_env().backend(Backend::Cuda).build().unwrap_err();
+    assert!(error.is_backend() && error.to_string().contains("feature"), "{error}");
 }
