@@ -314,18 +314,6 @@ fn without_trailing_zeros(digits: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Window;
-
-    #[test]
-    fn the_lines_are_the_ones_of_the_public_logs() {
-        let window = Window { get_from_pool: 62_421, put: 63_521, allocated: 1_100, evicted: 1_000 };
-        let report = CheckReport { check: Check { window, limit: 100, raised_to: Some(110) }, printed: true };
-        assert_eq!(
-            report.to_string(),
-            "PoolAllocator: After 63521 get requests, put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and \
-             unsatisfied allocation rate=0.0173171\nRaising pool_size_limit_ from 100 to 110"
-        );
-    }
 
     #[test]
     fn rates_print_as_c_does() {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::PinnedBuf;
 use crate::copy::{self, Completion, CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
 use crate::error::{Error, Result};
-use crate::in_flight::SharedFence;
+use crate::in_flight::{CopyFences, SharedFence};
 
 /// A buffer that a device is writing to; [`wait`](PendingBuf::wait) is the only way to its bytes. Dropping it drops the
 /// buffer, which returns to its pool when the copy is over.
@@ -72,7 +72,7 @@ impl PinnedBuf {
                 self.put_back_after(fence.clone());
                 Ok(Completion::of(fence))
             }
-            refused => self.track(refused),
+            refused => self.track(refused, CopyFences::record),
         }
     }
 
@@ -103,7 +103,7 @@ impl PinnedBuf {
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
         // pool, until the copy is over (buffer-I2); on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, FencePurpose::Buffer) };
-        self.track(enqueued)
+        self.track(enqueued, CopyFences::record)
     }
 
     /// Enqueues a copy of as many bytes as the buffer has from the front of `source` into it, behind earlier copies of the
@@ -140,19 +140,8 @@ impl PinnedBuf {
         // SAFETY: the fence is recorded below, and from then on nothing touches the memory, nor does it return to the pool,
         // until the copy is over (buffer-I2); on a refusal nothing was enqueued.
         let fetched = unsafe { copy::fetch(stream, source, self.start().as_ptr(), self.len()) };
-        match fetched {
-            Ok(fence) => {
-                if let Some(block) = &mut self.block {
-                    block.state_mut().copy_fences.record_write(fence.clone());
-                }
-                Ok(PendingBuf { buf: self, copy: Completion::of(fence) })
-            }
-            Err(CopyFailure::Refused(error)) => Err(error),
-            Err(CopyFailure::Unknown(error)) => {
-                self.leak(&error);
-                Err(error)
-            }
-        }
+        let copy = self.track(fetched, CopyFences::record_write)?;
+        Ok(PendingBuf { buf: self, copy })
     }
 
     /// Gives the buffer up: it returns to the pool when all work enqueued on `stream` so far is over. For work that others
@@ -228,12 +217,16 @@ impl PinnedBuf {
         self.block.as_ref().map_or(FencePurpose::Buffer, |block| FencePurpose::Pool(block.fence_kind()))
     }
 
-    /// Records a copy that reads the buffer. If its end is unknown, the memory goes out of use.
-    fn track(&mut self, enqueued: Result<SharedFence, CopyFailure>) -> Result<Completion> {
+    /// Records a copy by `record`. If its end is unknown, the memory goes out of use.
+    fn track(
+        &mut self,
+        enqueued: Result<SharedFence, CopyFailure>,
+        record: fn(&mut CopyFences, SharedFence),
+    ) -> Result<Completion> {
         match enqueued {
             Ok(fence) => {
                 if let Some(block) = &mut self.block {
-                    block.state_mut().copy_fences.record(fence.clone());
+                    record(&mut block.state_mut().copy_fences, fence.clone());
                 }
                 Ok(Completion::of(fence))
             }

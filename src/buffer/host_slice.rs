@@ -81,16 +81,6 @@ impl<T: Pod> Part<T> {
 impl PinnedBuf {
     /// Some of the bytes, for a tracked copy of cudarc from them.
     ///
-    /// ```no_run
-    /// # use std::sync::Arc;
-    /// # use pinpool::cudarc::driver::{CudaSlice, CudaStream};
-    /// # fn send(buf: &pinpool::PinnedBuf, stream: &Arc<CudaStream>, device: &mut CudaSlice<u8>)
-    /// # -> Result<(), Box<dyn std::error::Error>> {
-    /// stream.memcpy_htod(&buf.slice(..100)?, device)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::is_request`](crate::Error::is_request) if the range is not inside the buffer.
@@ -147,8 +137,8 @@ impl PinnedBuf {
         self.begin_copy();
         let fence = HostSliceFence::new(stream);
         // Writes of this very stream are over before the copy begins (host-slice-I3).
-        let written = block.state().copy_fences.wait_for_writes(fence.stream_id());
-        block.state().copy_fences.lend(fence.shared());
+        let written = block.state().copy_fences.wait_for_writes(fence.shared.stream_id());
+        block.state().copy_fences.lend(fence.shared.clone());
         // SAFETY: the fence outlives `'a` (host-slice-I1): it is in the buffer's list, which lets go of it through `&mut`.
         let guard = unsafe { fence.guard() };
         if written.is_err() {
@@ -168,8 +158,8 @@ impl PinnedBuf {
         let Some(block) = &mut self.block else { return (&mut [], SyncOnDrop::Record(None)) };
         let fence = HostSliceFence::new(stream);
         let copy_fences = &mut block.state_mut().copy_fences;
-        let written = copy_fences.wait_for_others(fence.stream_id());
-        copy_fences.record_write(fence.shared());
+        let written = copy_fences.wait_for_others(fence.shared.stream_id());
+        copy_fences.record_write(fence.shared.clone());
         // SAFETY: as in `lend`.
         let guard = unsafe { fence.guard() };
         if written.is_err() {

@@ -9,63 +9,7 @@
 //! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) is the same code with and without a GPU.
 //!
 //! [`CopyTarget`], [`CopySource`], [`CopyStream`] and [`Fence`] may be implemented by other crates, for another driver or a
-//! test of their own. A stream that copies at once needs little:
-//!
-//! ```
-//! use std::sync::Arc;
-//! use pinpool::copy::{CopyFailure, CopyTarget, FencePurpose};
-//! use pinpool::{Fence, StreamId};
-//!
-//! /// Copies before it returns.
-//! struct SyncStream(StreamId);
-//!
-//! #[derive(Debug)]
-//! struct Done(StreamId);
-//!
-//! // SAFETY: the copy is over before the fence is made.
-//! unsafe impl Fence for Done {
-//!     fn is_done(&self) -> pinpool::Result<bool> {
-//!         Ok(true)
-//!     }
-//!     fn wait(&self) -> pinpool::Result<()> {
-//!         Ok(())
-//!     }
-//!     fn stream(&self) -> u64 {
-//!         0
-//!     }
-//!     fn stream_id(&self) -> Option<StreamId> {
-//!         Some(self.0)
-//!     }
-//! }
-//!
-//! struct HostMem(Vec<u8>);
-//!
-//! // SAFETY: as for the fence; nothing is ever refused.
-//! unsafe impl CopyTarget<SyncStream> for HostMem {
-//!     fn capacity_bytes(&self) -> usize {
-//!         self.0.len()
-//!     }
-//!     unsafe fn enqueue(
-//!         &mut self,
-//!         stream: &SyncStream,
-//!         source: *const u8,
-//!         len: usize,
-//!         _purpose: FencePurpose,
-//!     ) -> Result<Arc<dyn Fence>, CopyFailure> {
-//!         // SAFETY: the caller promises `len` readable bytes.
-//!         self.0[..len].copy_from_slice(unsafe { std::slice::from_raw_parts(source, len) });
-//!         Ok(Arc::new(Done(stream.0)))
-//!     }
-//! }
-//!
-//! let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
-//! let (stream, mut memory) = (SyncStream(StreamId::unique()), HostMem(vec![0; 4]));
-//! let mut buf = pool.get(4)?;
-//! buf.as_mut_slice()?.copy_from_slice(b"abcd");
-//! assert!(buf.copy_to(&stream, &mut memory)?.is_done()?);
-//! assert_eq!(memory.0, b"abcd");
-//! # Ok::<(), pinpool::Error>(())
-//! ```
+//! test of their own; `tests/api/own_stream.rs` has a stream that copies at once, which needs little.
 
 use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
@@ -167,6 +111,13 @@ pub enum CopyFailure {
     Refused(Error),
     /// A copy may be running and its end is unknown: the buffer must never be used again.
     Unknown(Error),
+}
+
+impl CopyFailure {
+    fn into_error(self) -> Error {
+        let (Self::Refused(error) | Self::Unknown(error)) = self;
+        error
+    }
 }
 
 /// Enqueues a copy after the checks that need no driver.

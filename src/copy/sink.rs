@@ -2,19 +2,7 @@
 //!
 //! Copies run later, in order, and read their source when they run, as a DMA engine does; a [`SinkGate`] holds a stream
 //! until it is dropped.
-//!
-//! ```
-//! use pinpool::copy::sink::{SinkMem, SinkStream};
-//!
-//! let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
-//! let (stream, mut device) = (SinkStream::new()?, SinkMem::new(1000));
-//! let mut buf = pool.get(600)?;
-//! buf.as_mut_slice()?.fill(7);
-//! let copy = buf.copy_to(&stream, &mut device.slice_mut(400..)?)?;
-//! copy.wait()?;
-//! assert!(device.read()[400..].iter().all(|&byte| byte == 7));
-//! # Ok::<(), pinpool::Error>(())
-//! ```
+//! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) has an example.
 //!
 //! **sink-I1**: a reference to the bytes of a [`SinkMem`] exists only while no copy into them is queued or running. Copies of
 //! one memory wait for those of other streams before them, and [`SinkMem::read`] waits for all; a new copy into the memory
@@ -358,79 +346,51 @@ impl SinkMem {
     }
 }
 
-// SAFETY: nothing is enqueued when an error is returned; the fence is the worker's own count.
-unsafe impl CopyTarget<SinkStream> for SinkMem {
-    fn capacity_bytes(&self) -> usize {
-        self.len
-    }
+macro_rules! copy_target {
+    ($self:ident, $type:ty: $range:expr, $mem:expr) => {
+        // SAFETY: nothing is enqueued when an error is returned; the fence is the worker's own count.
+        unsafe impl CopyTarget<SinkStream> for $type {
+            fn capacity_bytes(&$self) -> usize {
+                $range.len()
+            }
 
-    unsafe fn enqueue(
-        &mut self,
-        stream: &SinkStream,
-        source: *const u8,
-        len: usize,
-        _purpose: FencePurpose,
-    ) -> Result<Arc<dyn Fence>, CopyFailure> {
-        self.write_at(stream, 0, source, len)
-    }
+            unsafe fn enqueue(
+                &mut $self,
+                stream: &SinkStream,
+                source: *const u8,
+                len: usize,
+                _purpose: FencePurpose,
+            ) -> Enqueued {
+                $mem.write_at(stream, $range.start, source, len)
+            }
+        }
+    };
 }
+copy_target!(self, SinkMem: (0..self.len), self);
+copy_target!(self, SinkViewMut<'_>: self.range, self.mem);
 
-// SAFETY: nothing is enqueued when an error is returned; the fence is the worker's own count.
-unsafe impl CopyTarget<SinkStream> for SinkViewMut<'_> {
-    fn capacity_bytes(&self) -> usize {
-        self.range.len()
-    }
+macro_rules! copy_source {
+    ($self:ident, $type:ty: $range:expr, $mem:expr) => {
+        // SAFETY: as for `CopyTarget`.
+        unsafe impl CopySource<SinkStream> for $type {
+            fn available_bytes(&$self) -> usize {
+                $range.len()
+            }
 
-    unsafe fn enqueue(
-        &mut self,
-        stream: &SinkStream,
-        source: *const u8,
-        len: usize,
-        _purpose: FencePurpose,
-    ) -> Result<Arc<dyn Fence>, CopyFailure> {
-        self.mem.write_at(stream, self.range.start, source, len)
-    }
+            unsafe fn fetch(&$self, stream: &SinkStream, target: *mut u8, len: usize) -> Enqueued {
+                $mem.read_at(stream, $range.start, target, len)
+            }
+        }
+    };
 }
-
-// SAFETY: as for `CopyTarget`.
-unsafe impl CopySource<SinkStream> for SinkMem {
-    fn available_bytes(&self) -> usize {
-        self.len
-    }
-
-    unsafe fn fetch(&self, stream: &SinkStream, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure> {
-        self.read_at(stream, 0, target, len)
-    }
-}
-
-// SAFETY: as for `CopyTarget`.
-unsafe impl CopySource<SinkStream> for SinkView<'_> {
-    fn available_bytes(&self) -> usize {
-        self.range.len()
-    }
-
-    unsafe fn fetch(&self, stream: &SinkStream, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure> {
-        self.mem.read_at(stream, self.range.start, target, len)
-    }
-}
-
-// SAFETY: as for `CopyTarget`.
-unsafe impl CopySource<SinkStream> for SinkViewMut<'_> {
-    fn available_bytes(&self) -> usize {
-        self.range.len()
-    }
-
-    unsafe fn fetch(&self, stream: &SinkStream, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure> {
-        self.mem.read_at(stream, self.range.start, target, len)
-    }
-}
+copy_source!(self, SinkMem: (0..self.len), self);
+copy_source!(self, SinkView<'_>: self.range, self.mem);
+copy_source!(self, SinkViewMut<'_>: self.range, self.mem);
 
 // SAFETY: the worker counts what is enqueued in order, this mark among it.
 unsafe impl CopyStream for SinkStream {
     fn mark(&self) -> Result<Arc<dyn Fence>> {
-        self.enqueue(Work::Nothing, Vec::new()).map_err(|failure| match failure {
-            CopyFailure::Refused(error) | CopyFailure::Unknown(error) => error,
-        })
+        self.enqueue(Work::Nothing, Vec::new()).map_err(CopyFailure::into_error)
     }
 }
 

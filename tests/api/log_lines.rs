@@ -3,7 +3,7 @@
 use log::Level;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::testing::ManualClock;
-use pinpool::{Backend, Pool, Preset, Rounding};
+use pinpool::{Backend, Check, CheckReport, Pool, Preset, Rounding, Window};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
@@ -21,6 +21,17 @@ fn evicting_pool() -> Pool {
 /// Ever new sizes: after `limit` puts each one evicts.
 fn churn(pool: &Pool, sizes: std::ops::Range<usize>) {
     sizes.for_each(|len| drop(pool.get(len).unwrap()));
+}
+
+#[test]
+fn the_lines_are_the_ones_of_the_public_logs() {
+    let window = Window { get_from_pool: 62_421, put: 63_521, allocated: 1_100, evicted: 1_000 };
+    let report = CheckReport { check: Check { window, limit: 100, raised_to: Some(110) }, printed: true };
+    assert_eq!(
+        report.to_string(),
+        "PoolAllocator: After 63521 get requests, put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and \
+         unsatisfied allocation rate=0.0173171\nRaising pool_size_limit_ from 100 to 110"
+    );
 }
 
 #[test]

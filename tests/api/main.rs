@@ -8,7 +8,8 @@
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
-//! | `batch`, `sink`, `scripted_faults` | batch buffers, the host sink, and the source that fails by script |
+//! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
+//! | `own_stream`, `settings` | traits that others implement; what can be set, and how values are written |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `hit_allocates_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
 //!
@@ -35,10 +36,13 @@ mod in_flight;
 #[cfg(feature = "loader")]
 mod loader;
 mod log_lines;
+mod own_stream;
 #[cfg(target_os = "linux")]
 mod resident_memory;
 mod scripted_faults;
+mod settings;
 mod sink;
+mod slices;
 mod stress;
 mod tensorflow_model;
 mod thread_cache_stress;

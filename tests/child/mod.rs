@@ -6,17 +6,31 @@ use std::env;
 use std::process::Command;
 
 /// Names the test that a process was started for.
-const ALONE: &str = "PINPOOL_TEST_ALONE";
+const ALONE: &str = "TEST_ALONE";
 
 /// Runs `test` in a process where no other test runs. The closure must be written in the test function itself: its type
 /// carries the name of that function.
 pub(crate) fn alone<F: FnOnce()>(test: F) {
+    alone_in(Command::new(env::current_exe().unwrap()), test);
+}
+
+/// As [`alone`], in an environment whose variables of pinpool are `vars` and no others.
+#[allow(dead_code)] // Not every test binary needs it.
+pub(crate) fn alone_with<F: FnOnce()>(vars: impl FnOnce() -> Vec<(&'static str, String)>, test: F) {
+    let mut command = Command::new(env::current_exe().unwrap());
+    env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PINPOOL_")).for_each(|(name, _)| {
+        command.env_remove(name);
+    });
+    command.envs(vars());
+    alone_in(command, test);
+}
+
+fn alone_in<F: FnOnce()>(mut command: Command, test: F) {
     let path = type_name::<F>().trim_end_matches("::{{closure}}");
     let (_crate, name) = path.split_once("::").unwrap();
     if env::var(ALONE).is_ok_and(|alone| alone == name) {
         return test();
     }
-    let mut command = Command::new(env::current_exe().unwrap());
     let child = command.args(["--exact", name, "--nocapture"]).env(ALONE, name).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
     assert!(child.status.success() && out.contains("1 passed"), "{name}, {}: {out}{err}", child.status);

@@ -1,20 +1,19 @@
 //! Events as fences: one of ours recorded behind the work on a stream, or one that waits for an event of other code.
 //!
 //! ```text
-//!   EventFence                 stream   ──work──[our event]──▶
+//!   own              stream   ──work──[our event]──▶
 //!
-//!   ForeignEventFence  other's stream   ──work──[other's event]──▶
-//!                      one of our streams      └──waits──[our event]──▶
+//!   foreign  other's stream   ──work──[other's event]──▶
+//!            one of our streams      └──waits──[our event]──▶
 //! ```
 //!
 //! The owner of a foreign event may record it again or destroy it at any time, so a stream of ours waits for it, one for
 //! each event, so that a slow one delays no other. An event that is over needs no stream. One whose query fails is refused,
 //! and so is one recorded in a capture: our stream would become part of that graph.
 //!
-//! **event-I1**: the event of an [`EventFence`] was recorded on the stream, behind the work, and not since.
+//! **event-I1**: the event of an [`EventFence`] was recorded behind the work, or behind the wait for it, and not since.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
@@ -35,13 +34,15 @@ pub(super) struct EventFence {
     context: &'static ContextState,
     /// A query found it over; no further query is needed.
     is_over: AtomicBool,
+    /// For a foreign event: the stream of ours that waits for it. No other work runs on it while this lives.
+    waiting_stream: Option<Arc<CudaStream>>,
 }
 
 impl EventFence {
     /// With an event not yet recorded. The stream's context is current.
     pub(super) fn new(stream: &CudaStream, context: &'static ContextState) -> Result<Self, DriverError> {
-        let is_over = AtomicBool::new(false);
-        Ok(Self { event: context.take_event()?, stream: number(stream), stream_id: None, context, is_over })
+        let (event, is_over) = (context.take_event()?, AtomicBool::new(false));
+        Ok(Self { event, stream: number(stream), stream_id: None, context, is_over, waiting_stream: None })
     }
 
     /// Records the event behind all work so far on the stream, whose id is `id` if that matters to the fence's purpose.
@@ -65,6 +66,9 @@ impl EventFence {
 
 impl Drop for EventFence {
     fn drop(&mut self) {
+        if let Some(stream) = self.waiting_stream.take() {
+            self.context.put_stream(stream, self.is_known_over());
+        }
         self.context.put_event(self.event);
     }
 }
@@ -115,36 +119,7 @@ pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence
     // SAFETY: both are alive.
     unsafe { result::stream::wait_event(stream.cu_stream(), event.cu_event(), wait) }
         .map_err(|error| failed("cuStreamWaitEvent", error))?;
-    let fence = fence.record(&stream, None).map_err(|error| failed("cuEventRecord", error))?;
-    Ok(Some(Arc::new(ForeignEventFence { fence, stream: ManuallyDrop::new(stream) })))
-}
-
-#[derive(Debug)]
-struct ForeignEventFence {
-    fence: EventFence,
-    /// No other work runs on it while this lives.
-    stream: ManuallyDrop<Arc<CudaStream>>,
-}
-
-impl Drop for ForeignEventFence {
-    fn drop(&mut self) {
-        // SAFETY: taken here, once.
-        let stream = unsafe { ManuallyDrop::take(&mut self.stream) };
-        self.fence.context.put_stream(stream, self.fence.is_known_over());
-    }
-}
-
-// SAFETY: the inner fence stands behind the wait, and the wait behind the work. The stream's id is unknown.
-unsafe impl Fence for ForeignEventFence {
-    fn is_done(&self) -> Result<bool> {
-        self.fence.is_done()
-    }
-
-    fn wait(&self) -> Result<()> {
-        self.fence.wait()
-    }
-
-    fn stream(&self) -> u64 {
-        self.fence.stream()
-    }
+    let mut fence = fence.record(&stream, None).map_err(|error| failed("cuEventRecord", error))?;
+    fence.waiting_stream = Some(stream);
+    Ok(Some(Arc::new(fence)))
 }

@@ -38,32 +38,18 @@ use crate::in_flight::{Fence, SharedFence, StreamId};
 use crate::sync::process::{AtomicBool, Ordering};
 
 /// The fence of one copy that cudarc makes.
-pub(crate) enum HostSliceFence {
-    Tracked(Arc<TrackedCopy>),
-    Untracked(Arc<UntrackedCopy>),
+pub(crate) struct HostSliceFence {
+    /// For the list of the buffer.
+    pub(crate) shared: SharedFence,
+    tracked: Option<Arc<TrackedCopy>>,
 }
 
 impl HostSliceFence {
     pub(crate) fn new(stream: &CudaStream) -> Self {
         let _set_aside = SetAside::take(stream.context());
-        match TrackedCopy::new(stream) {
-            Ok(tracked) => Self::Tracked(Arc::new(tracked)),
-            Err(why) => Self::Untracked(Arc::new(UntrackedCopy { stream: number(stream), why })),
-        }
-    }
-
-    pub(crate) fn stream_id(&self) -> Option<StreamId> {
-        match self {
-            Self::Tracked(tracked) => tracked.stream_id,
-            Self::Untracked(_) => None,
-        }
-    }
-
-    /// For the list of the buffer.
-    pub(crate) fn shared(&self) -> SharedFence {
-        match self {
-            Self::Tracked(tracked) => tracked.clone(),
-            Self::Untracked(untracked) => untracked.clone(),
+        match TrackedCopy::new(stream).map(Arc::new) {
+            Ok(tracked) => Self { shared: tracked.clone(), tracked: Some(tracked) },
+            Err(why) => Self { shared: Arc::new(UntrackedCopy { stream: number(stream), why }), tracked: None },
         }
     }
 
@@ -71,16 +57,11 @@ impl HostSliceFence {
     ///
     /// # Safety
     ///
-    /// The [shared](HostSliceFence::shared) fence stays alive for `'a`.
+    /// The `shared` fence stays alive for `'a`.
     pub(crate) unsafe fn guard<'a>(self) -> SyncOnDrop<'a> {
-        match self {
-            Self::Untracked(_) => SyncOnDrop::Record(None),
-            Self::Tracked(tracked) => {
-                // SAFETY: the caller keeps another reference to it for `'a`.
-                let tracked: &'a TrackedCopy = unsafe { &*Arc::as_ptr(&tracked) };
-                SyncOnDrop::Record(Some((&*tracked.event, &*tracked.stream)))
-            }
-        }
+        // SAFETY: the caller keeps another reference to it for `'a`.
+        let tracked = self.tracked.map(|tracked| -> &'a TrackedCopy { unsafe { &*Arc::as_ptr(&tracked) } });
+        SyncOnDrop::Record(tracked.map(|tracked| (&*tracked.event, &*tracked.stream)))
     }
 }
 
@@ -89,7 +70,7 @@ pub(crate) fn refuse_host_slice(stream: &CudaStream) {
     stream.context().record_err::<()>(Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_PERMITTED)));
 }
 
-pub(crate) struct TrackedCopy {
+struct TrackedCopy {
     /// Dropped with its context current, since cudarc would change the thread's otherwise.
     event: ManuallyDrop<CudaEvent>,
     /// The user's stream under our context object.
@@ -201,7 +182,7 @@ unsafe impl Fence for TrackedCopy {
 
 /// A copy whose end is unknown: its memory is never used again.
 #[derive(Debug)]
-pub(crate) struct UntrackedCopy {
+struct UntrackedCopy {
     stream: u64,
     why: String,
 }

@@ -15,18 +15,10 @@
 //! Errors that other code left in cudarc's context object are set aside first and put back at the end, where the
 //! user's next call of cudarc finds them. Errors are ours only between the two.
 //!
-//! | file | owns |
-//! | --- | --- |
-//! | `mod.rs` | both directions of a copy, fences behind the work of others, device memory of other frameworks |
-//! | `context.rs` | what the copies of one context share |
-//! | `event.rs` | events as fences: our own, and foreign ones |
-//! | `timeline.rs` | a word that the stream increments as a fence |
-//! | `host_slice.rs` | fences of copies that cudarc makes by itself |
-//! | `stream.rs` | names of streams, captures, errors left behind |
-//!
 //! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`.
 #![allow(unsafe_code)] // Calls the driver.
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 
 use bytemuck::Pod;
@@ -38,7 +30,7 @@ use self::stream::{CAPTURING, SetAside, failed, is_capturing};
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
 use crate::driver;
 use crate::error::{Error, Result};
-use crate::in_flight::{Fence, FenceKind, SharedFence};
+use crate::in_flight::{FenceKind, SharedFence};
 
 mod context;
 mod event;
@@ -51,18 +43,19 @@ pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
 
 // SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
 // an error that it gives for bad arguments only.
-unsafe impl<E: Pod, T: DevicePtrMut<E>> CopyTarget<CudaStream, E> for T {
+unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> for T {
     fn capacity_bytes(&self) -> usize {
         self.num_bytes()
     }
 
     unsafe fn enqueue(
         &mut self,
-        stream: &CudaStream,
+        stream: &S,
         source: *const u8,
         len: usize,
         purpose: FencePurpose,
     ) -> Result<SharedFence, CopyFailure> {
+        let stream = stream.borrow();
         let waits = self.stream().context().is_managing_stream_synchronization();
         let copy = |address| {
             // SAFETY: the caller promises the source, the target its address; `len` bytes fit (`CopyTarget::enqueue`).
@@ -73,31 +66,14 @@ unsafe impl<E: Pod, T: DevicePtrMut<E>> CopyTarget<CudaStream, E> for T {
     }
 }
 
-// SAFETY: as the one above, which it calls.
-unsafe impl<E: Pod, T: DevicePtrMut<E>> CopyTarget<Arc<CudaStream>, E> for T {
-    fn capacity_bytes(&self) -> usize {
-        self.num_bytes()
-    }
-
-    unsafe fn enqueue(
-        &mut self,
-        stream: &Arc<CudaStream>,
-        source: *const u8,
-        len: usize,
-        purpose: FencePurpose,
-    ) -> Result<SharedFence, CopyFailure> {
-        // SAFETY: the caller's promise.
-        unsafe { CopyTarget::<CudaStream, E>::enqueue(self, stream, source, len, purpose) }
-    }
-}
-
 // SAFETY: as for `CopyTarget`, in the other direction.
-unsafe impl<E: Pod, T: DevicePtr<E>> CopySource<CudaStream, E> for T {
+unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for T {
     fn available_bytes(&self) -> usize {
         self.num_bytes()
     }
 
-    unsafe fn fetch(&self, stream: &CudaStream, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
+    unsafe fn fetch(&self, stream: &S, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
+        let stream = stream.borrow();
         let waits = self.stream().context().is_managing_stream_synchronization();
         let copy = |address| {
             // SAFETY: the caller promises the target, the source its address; it has `len` bytes (`CopySource::fetch`).
@@ -108,33 +84,13 @@ unsafe impl<E: Pod, T: DevicePtr<E>> CopySource<CudaStream, E> for T {
     }
 }
 
-// SAFETY: as the one above, which it calls.
-unsafe impl<E: Pod, T: DevicePtr<E>> CopySource<Arc<CudaStream>, E> for T {
-    fn available_bytes(&self) -> usize {
-        self.num_bytes()
-    }
-
-    unsafe fn fetch(&self, stream: &Arc<CudaStream>, target: *mut u8, len: usize) -> Result<SharedFence, CopyFailure> {
-        // SAFETY: the caller's promise.
-        unsafe { CopySource::<CudaStream, E>::fetch(self, stream, target, len) }
-    }
-}
-
 // SAFETY: the fence stands behind all work enqueued so far (event-I1).
-unsafe impl CopyStream for CudaStream {
+unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     fn mark(&self) -> Result<SharedFence> {
         let nothing_waits = || (0, SyncOnDrop::Record(None));
-        let fence = copy_with_fence(self, 0, FencePurpose::Pool(FenceKind::Event), false, nothing_waits, |_| Ok(()));
-        fence.map_err(|failure| match failure {
-            CopyFailure::Refused(error) | CopyFailure::Unknown(error) => Error::device(error.to_string()),
-        })
-    }
-}
-
-// SAFETY: as the one above, which it calls.
-unsafe impl CopyStream for Arc<CudaStream> {
-    fn mark(&self) -> Result<SharedFence> {
-        CopyStream::mark(&**self)
+        let fence =
+            copy_with_fence(self.borrow(), 0, FencePurpose::Pool(FenceKind::Event), false, nothing_waits, |_| Ok(()));
+        fence.map_err(|failure| Error::device(failure.into_error().to_string()))
     }
 }
 
@@ -168,7 +124,7 @@ fn copy_with_fence<'a>(
     may_wait: bool,
     wait: impl FnOnce() -> (sys::CUdeviceptr, SyncOnDrop<'a>),
     copy: impl FnOnce(sys::CUdeviceptr) -> Result<(), (&'static str, DriverError)>,
-) -> Result<Arc<dyn Fence>, CopyFailure> {
+) -> Result<SharedFence, CopyFailure> {
     let _set_aside = SetAside::take(stream.context());
     let refused = |call, error| {
         let is_of_device = !(is_about_arguments(error) || is_about_captures_or_memory(error));
@@ -214,18 +170,10 @@ fn copy_with_fence<'a>(
 
 /// Errors that a copy call gives before it enqueues anything. All others may be left over from earlier work.
 fn is_about_arguments(error: DriverError) -> bool {
-    use sys::CUresult::{
-        CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
-        CUDA_ERROR_NOT_INITIALIZED,
-    };
-    matches!(
-        error.0,
-        CUDA_ERROR_DEINITIALIZED
-            | CUDA_ERROR_INVALID_CONTEXT
-            | CUDA_ERROR_INVALID_HANDLE
-            | CUDA_ERROR_INVALID_VALUE
-            | CUDA_ERROR_NOT_INITIALIZED
-    )
+    use sys::CUresult as Code;
+    let of_the_driver = matches!(error.0, Code::CUDA_ERROR_DEINITIALIZED | Code::CUDA_ERROR_NOT_INITIALIZED);
+    let of_a_handle = matches!(error.0, Code::CUDA_ERROR_INVALID_CONTEXT | Code::CUDA_ERROR_INVALID_HANDLE);
+    of_the_driver || of_a_handle || error.0 == Code::CUDA_ERROR_INVALID_VALUE
 }
 
 /// Errors after which the device goes on: those of captures, 900 to 999, and no memory for an event.
