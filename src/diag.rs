@@ -1,27 +1,6 @@
 //! Every log line, one method each; the only user of `log` in the library.
 //!
-//! | line | level | what to do about it |
-//! | --- | --- | --- |
-//! | `PoolAllocator: After G get requests, ...` | info | nothing while the two rates fall; the README explains them |
-//! | `Raising pool_size_limit_ from A to B` | info | if raises never stop, sizes never repeat: round coarser or set the limit |
-//! | `Lowering pool_size_limit_ from A to B` | info | nothing: no miss for five minutes; the limit can rise again |
-//! | `preset P, back-end B ...` | info | nothing: rules, source of memory, why no better source, ceiling |
-//! | `pinned N bytes ...` | info | nothing if it stops; one line for each doubling |
-//! | `reserve: N of M bytes ...` | info | nothing: progress of pinning `PINPOOL_RESERVE` |
-//! | `reserve: N bytes are in ...` | info | if the pages are not huge, check `transparent_hugepage` |
-//! | `partition, ceiling N bytes ...` | info | nothing: a pool with a ceiling of its own was made |
-//! | `shortage: no memory for N bytes ...` | warn | raise `PINPOOL_MAX_BYTES`, lower the prefetch, or raise `PINPOOL_WAIT` |
-//! | `shortage over after ...` | warn | the same: the line says how long the shortage lasted and what it cost |
-//! | `memory is short ...` | info | nothing, or `PINPOOL_PRESSURE=off` to ignore the kernel's signal |
-//! | `memory is no longer short ...` | info | nothing |
-//! | `locked memory is limited ...` | warn | raise `RLIMIT_MEMLOCK` or set `PINPOOL_MAX_BYTES` |
-//! | `no thread for PINPOOL_POLL ...` | warn | call `Pool::poll` when the program is idle |
-//! | `PINPOOL_X=V ...` | warn | correct the variable; the line names the value used instead |
-//! | `release failed ...` | error | read the driver's reason in the line; memory stays pinned, for now or until the process ends |
-//! | `completion unknown ...` | error | check the device: it failed, or a copy cannot be followed; the buffer is never reused |
-//! | `a buffer of N bytes has ...`, `N buffers ...` | warn | a stream is blocked: look at what was enqueued on it before the copy |
-//! | `closing with N copies in flight ...` | error | the same; the memory is never released |
-//! | `closing: N bytes stay pinned ...` | error | the same, where a release waits for the device: all memory stays pinned |
+//! The README has a table of them: when each comes and what to do about it.
 //!
 //! All lines but TensorFlow's first two begin with the pool's name in brackets, if it has one.
 //!
@@ -119,7 +98,7 @@ impl fmt::Display for CheckReport {
 /// Called after every check, printed or not.
 pub(crate) type Listener = Arc<dyn Fn(&CheckReport) + Send + Sync>;
 
-/// The log of one pool: one method for each line of the table above.
+/// The log of one pool: one method for each line.
 ///
 /// Displays as the start of its lines: the pool's name in brackets, nothing if it has none.
 #[derive(Clone)]
@@ -337,13 +316,5 @@ mod tests {
         for (rate, text) in cases {
             assert_eq!(SixDigits(rate).to_string(), text);
         }
-    }
-
-    #[test]
-    fn one_check_in_ten_is_printed_beginning_with_the_first() {
-        let log_sampler = LogSampler::new();
-        let printed: Vec<bool> = (0..21).map(|_| log_sampler.next_is_printed(10)).collect();
-        let turns: Vec<usize> = printed.iter().enumerate().filter_map(|(n, &yes)| yes.then_some(n + 1)).collect();
-        assert_eq!(turns, [1, 11, 21]);
     }
 }

@@ -66,42 +66,31 @@ pub(crate) enum ErrorKind {
     Device { why: String },
 }
 
-impl Error {
+macro_rules! predicates {
+    ($($(#[$doc:meta])+ $name:ident = $($kind:ident)|+;)+) => {
+        impl Error {
+            $($(#[$doc])+ pub fn $name(&self) -> bool { matches!(*self.0, $(ErrorKind::$kind { .. })|+) })+
+        }
+    };
+}
+predicates! {
     /// The length or the alignment of the request is out of range.
-    pub fn is_request(&self) -> bool {
-        matches!(*self.0, ErrorKind::Length { .. } | ErrorKind::Alignment { .. } | ErrorKind::View { .. })
-    }
-
+    is_request = Length | Alignment | View;
     /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`).
-    pub fn is_limit(&self) -> bool {
-        matches!(*self.0, ErrorKind::Limit { .. })
-    }
-
+    is_limit = Limit;
     /// The driver or the kernel refused, or the back-end set is not available.
-    pub fn is_backend(&self) -> bool {
-        matches!(*self.0, ErrorKind::Backend { .. } | ErrorKind::Unavailable { .. })
-    }
-
+    is_backend = Backend | Unavailable;
     /// Two settings contradict each other, or one set by code is out of range.
-    pub fn is_setting(&self) -> bool {
-        matches!(*self.0, ErrorKind::Setting { .. })
-    }
-
+    is_setting = Setting;
     /// A copy was refused before anything was enqueued.
-    pub fn is_copy(&self) -> bool {
-        matches!(*self.0, ErrorKind::Copy { .. })
-    }
-
+    is_copy = Copy;
     /// The device failed: whether a copy completed is unknown.
-    pub fn is_device(&self) -> bool {
-        matches!(*self.0, ErrorKind::Device { .. })
-    }
-
+    is_device = Device;
     /// The pool belongs to the process that forked this one.
-    pub fn is_forked(&self) -> bool {
-        matches!(*self.0, ErrorKind::Forked { .. })
-    }
+    is_forked = Forked;
+}
 
+impl Error {
     /// A copy refused before anything was enqueued, with the reason. For implementors of
     /// [`CopyTarget`](crate::copy::CopyTarget).
     pub fn copy(len: usize, why: impl Into<String>) -> Self {

@@ -42,15 +42,6 @@ impl PinnedBuf {
     /// Enqueues a copy of the whole buffer to the front of `target` and gives the buffer up: it returns to the pool when
     /// the copy is over. Waits for earlier copies into the buffer. `E` is the target's element and is inferred.
     ///
-    /// ```
-    /// # use pinpool::copy::sink::{SinkMem, SinkStream};
-    /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
-    /// let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
-    /// let copy = pool.get(8)?.copy_to(&stream, &mut device)?;
-    /// copy.wait()?;
-    /// # Ok::<(), pinpool::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// - [`Error::is_copy`]: the target is too small, or the stream is capturing a graph; the buffer is back in the pool,

@@ -6,12 +6,6 @@
 //!   env  ──┘        code wins                 contradictions are errors
 //! ```
 //!
-//! | file | owns |
-//! | --- | --- |
-//! | `settings.rs` | the table of settings, one row each; what they imply and contradict |
-//! | [`env`](mod@env) | the variables; the only reader of the process environment |
-//! | [`text`] | how values are written and read: words, sizes, times |
-//!
 //! Prints nothing, logs nothing.
 
 use crate::backend::Backend;

@@ -230,7 +230,7 @@ pub(super) const NODE: Format<Option<u32>> = Format {
     parse: |text| {
         or_word("auto", text, |text| number(text, "neither auto nor the number of a memory node (0, 1, ...)"))
     },
-    show: |node| node.map_or_else(|| "auto".to_owned(), |node| node.to_string()),
+    show: |node| node.map_or("auto".to_owned(), |node| node.to_string()),
 };
 pub(super) const THREADS: Format<Option<u64>> = Format {
     parse: |text| or_word("auto", text, at_least_one),

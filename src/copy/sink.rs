@@ -2,7 +2,7 @@
 //!
 //! Copies run later, in order, and read their source when they run, as a DMA engine does; a [`SinkGate`] holds a stream
 //! until it is dropped.
-//! [`PinnedBuf::copy_to`](crate::PinnedBuf::copy_to) has an example.
+//! [`PinnedBuf`](crate::PinnedBuf) has an example.
 //!
 //! **sink-I1**: a reference to the bytes of a [`SinkMem`] exists only while no copy into them is queued or running. Copies of
 //! one memory wait for those of other streams before them, and [`SinkMem::read`] waits for all; a new copy into the memory

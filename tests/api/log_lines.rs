@@ -1,21 +1,21 @@
 //! Lines as `log` receives them: level, text and order, with the count of checks that the process shares.
 
+use std::sync::mpsc::channel;
+
 use log::Level;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::testing::ManualClock;
-use pinpool::{Backend, Check, CheckReport, Pool, Preset, Rounding, Window};
+use pinpool::{Backend, Check, CheckReport, LogSampler, Pool, PoolBuilder, Preset, Rounding, Window};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
 
-fn evicting_pool() -> Pool {
+fn evicting_pool() -> PoolBuilder {
     Pool::builder()
         .without_env()
         .backend(Backend::Sim { total_bytes: 1 << 30 })
         .preset(Preset::Tensorflow)
         .rounding(Rounding::Exact)
-        .build()
-        .unwrap()
 }
 
 /// Ever new sizes: after `limit` puts each one evicts.
@@ -35,10 +35,24 @@ fn the_lines_are_the_ones_of_the_public_logs() {
 }
 
 #[test]
+fn one_check_in_ten_is_printed_beginning_with_the_first() {
+    let (report, reports) = channel();
+    let pool = evicting_pool()
+        .log_sampler(LogSampler::new())
+        .on_check(move |check| report.send(check.printed).unwrap())
+        .build()
+        .unwrap();
+    churn(&pool, 1..23_000);
+    let printed: Vec<bool> = reports.try_iter().take(21).collect();
+    let turns: Vec<usize> = printed.iter().enumerate().filter_map(|(n, &yes)| yes.then_some(n + 1)).collect();
+    assert_eq!((printed.len(), turns), (21, vec![1, 11, 21]));
+}
+
+#[test]
 fn one_check_in_ten_of_the_process_is_logged_in_tensorflows_words() {
     // The count of checks belongs to the process, and other tests make checks too.
     alone(|| {
-        let (first, second) = (evicting_pool(), evicting_pool());
+        let (first, second) = (evicting_pool().build().unwrap(), evicting_pool().build().unwrap());
         listen();
         // 100 puts fill the pool, the next 1000 evict: check 1 raises to 110 and is printed.
         churn(&first, 1..1101);

@@ -23,7 +23,6 @@
 #![allow(unsafe_code)] // Hands an event to cudarc, and calls the driver.
 
 use std::ffi::{c_int, c_void};
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
@@ -70,6 +69,7 @@ pub(crate) fn refuse_host_slice(stream: &CudaStream) {
     stream.context().record_err::<()>(Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_PERMITTED)));
 }
 
+#[derive(Debug)]
 struct TrackedCopy {
     /// Dropped with its context current, since cudarc would change the thread's otherwise.
     event: ManuallyDrop<CudaEvent>,
@@ -80,12 +80,6 @@ struct TrackedCopy {
     context: &'static ContextState,
     /// The record was checked, and is there.
     is_recorded: AtomicBool,
-}
-
-impl fmt::Debug for TrackedCopy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TrackedCopy").field("stream", &self.number).finish_non_exhaustive()
-    }
 }
 
 impl TrackedCopy {

@@ -29,7 +29,6 @@
 
 use std::collections::HashMap;
 use std::ffi::c_uint;
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -77,16 +76,10 @@ struct Health {
 }
 
 /// Where a stream writes, as the host and as the device address it.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Word {
     host: *mut u32,
     device: u64,
-}
-
-impl fmt::Debug for Word {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", self.device)
-    }
 }
 
 // SAFETY: four bytes that are never freed (timeline-I2) and are only ever accessed atomically.
@@ -240,17 +233,12 @@ fn page_of_words() -> Result<Vec<Word>, DriverError> {
 }
 
 /// A number that a stream writes behind some work.
+#[derive(Debug)]
 pub(super) struct TimelineFence {
     timeline: Arc<Timeline>,
     number: u64,
     health: &'static Health,
     idle_stream: &'static CudaStream,
-}
-
-impl fmt::Debug for TimelineFence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TimelineFence({} on {:#x})", self.number, self.timeline.stream)
-    }
 }
 
 // SAFETY: the stream writes the number behind the work, and the word only grows (timeline-I1), also through the wraps of its
