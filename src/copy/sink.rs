@@ -235,11 +235,8 @@ impl Progress {
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.generation.is_stale() {
-            Err(Error::device("the sink's worker stayed in the parent process"))
-        } else {
-            Ok(())
-        }
+        let is_stale = self.generation.is_stale();
+        if is_stale { Err(Error::device("the sink's worker stayed in the parent process")) } else { Ok(()) }
     }
 
     fn wait_for(&self, copies: u64) -> Result<()> {

@@ -313,12 +313,17 @@ mod tests {
     use super::scripted::ScriptedFence;
     use super::*;
 
+    /// A buffer that was copied from on these streams, one after the other.
+    fn recorded<const N: usize>(streams: [u64; N]) -> (CopyFences, [Arc<ScriptedFence>; N]) {
+        let (mut copies, fences) = (CopyFences::default(), streams.map(|stream| Arc::new(ScriptedFence::on(stream))));
+        fences.iter().for_each(|fence| copies.record(fence.clone()));
+        (copies, fences)
+    }
+
     #[test]
     fn copies_are_over_when_the_last_one_is() {
-        let mut copies = CopyFences::default();
-        assert!(copies.is_empty());
-        let fences = [Arc::new(ScriptedFence::on(1)), Arc::new(ScriptedFence::on(2))];
-        fences.iter().for_each(|fence| copies.record(fence.clone()));
+        assert!(CopyFences::default().is_empty());
+        let (mut copies, fences) = recorded([1, 2]);
         fences[1].finish();
         assert!(!copies.are_over().unwrap());
         fences[0].finish();
@@ -328,9 +333,7 @@ mod tests {
 
     #[test]
     fn a_failed_copy_never_counts_as_over() {
-        let mut copies = CopyFences::default();
-        let fence = Arc::new(ScriptedFence::on(1));
-        copies.record(fence.clone());
+        let (mut copies, [fence]) = recorded([1]);
         fence.fail();
         assert!(copies.are_over().is_err());
         assert!(copies.wait().is_ok(), "the device only reads: the bytes are sound");
@@ -339,25 +342,20 @@ mod tests {
 
     #[test]
     fn a_failed_copy_into_the_buffer_fails_every_wait_for_its_bytes() {
-        let mut copies = CopyFences::default();
-        let (read, write) = (Arc::new(ScriptedFence::on(1)), Arc::new(ScriptedFence::on(2)));
-        copies.record(read.clone());
+        let (mut copies, [read]) = recorded([1]);
+        let write = Arc::new(ScriptedFence::on(2));
         copies.record_write(write.clone());
         read.finish();
         write.fail();
         assert!(copies.wait().is_err());
         assert!(copies.wait_for_writes(Some(StreamId::of_driver(0, 1))).is_err());
-        assert!(
-            copies.wait_for_writes(Some(StreamId::of_driver(0, 2))).is_ok(),
-            "later work of its own stream does not wait"
-        );
+        let of_its_own_stream = copies.wait_for_writes(Some(StreamId::of_driver(0, 2)));
+        assert!(of_its_own_stream.is_ok(), "later work of its own stream does not wait");
     }
 
     #[test]
     fn the_last_copy_of_a_stream_replaces_those_before_it_without_a_query() {
-        let mut copies = CopyFences::default();
-        let fences: Vec<_> = [1, 2, 1, 2, 1].map(|stream| Arc::new(ScriptedFence::on(stream))).into();
-        fences.iter().for_each(|fence| copies.record(fence.clone()));
+        let (mut copies, fences) = recorded([1, 2, 1, 2, 1]);
         // The second stream's first copy finds one of another stream, and asks whether that is over.
         assert_eq!(fences.iter().map(|fence| fence.queries()).collect::<Vec<_>>(), [1, 0, 0, 0, 0]);
         fences[..4].iter().for_each(|fence| fence.finish());
@@ -368,9 +366,7 @@ mod tests {
 
     #[test]
     fn a_copy_of_an_unknown_stream_replaces_no_other_and_is_waited_for() {
-        let mut copies = CopyFences::default();
-        let fences = [Arc::new(ScriptedFence::on(0)), Arc::new(ScriptedFence::on(0))];
-        fences.iter().for_each(|fence| copies.record(fence.clone()));
+        let (mut copies, fences) = recorded([0, 0]);
         fences[1].finish();
         assert!(!copies.are_over().unwrap());
         fences[0].fail();
