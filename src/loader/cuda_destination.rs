@@ -14,15 +14,9 @@ use crate::{Completion, Error, PinnedBuf};
 #[derive(Debug)]
 pub struct CudaDestination {
     name: String,
-    lanes: Vec<CudaLane>,
+    lanes: Vec<(Arc<CudaStream>, CudaSlice<u8>)>,
     /// Batches are read back into this ordinary memory.
     host: Vec<u8>,
-}
-
-#[derive(Debug)]
-struct CudaLane {
-    stream: Arc<CudaStream>,
-    memory: CudaSlice<u8>,
 }
 
 impl CudaDestination {
@@ -39,7 +33,7 @@ impl CudaDestination {
         let lane = |_| {
             let stream = context.new_stream().map_err(refused("cuStreamCreate"))?;
             let memory = stream.alloc_zeros(1).map_err(refused("cuMemAlloc"))?;
-            Ok(CudaLane { stream, memory })
+            Ok((stream, memory))
         };
         let lanes = (0..lanes).map(lane).collect::<Result<_, SourceError>>()?;
         let name = context.name().map_err(refused("cuDeviceGetName"))?;
@@ -57,18 +51,17 @@ impl Destination for CudaDestination {
     }
 
     fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
-        let lane = &mut self.lanes[lane];
-        if batch.len() > lane.memory.len() {
-            lane.memory = lane
-                .stream
+        let (stream, memory) = &mut self.lanes[lane];
+        if batch.len() > memory.len() {
+            *memory = stream
                 .alloc_zeros(batch.len())
                 .map_err(|error| Error::copy(batch.len(), format!("no device memory for it: {}", words(error))))?;
         }
-        batch.copy_to(&lane.stream, &mut lane.memory)
+        batch.copy_to(stream, memory)
     }
 
     fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
-        let CudaLane { stream, memory } = &self.lanes[lane];
+        let (stream, memory) = &self.lanes[lane];
         let len = memory.len();
         self.host.resize(len, 0);
         stream

@@ -6,6 +6,7 @@
 //! - **lane-I1**: a lane gets its next batch only when the copy before is done, so its memory may be read back and replaced
 //!   in between.
 
+use crate::copy::CopyTarget;
 use crate::copy::sink::{SinkMem, SinkStream};
 use crate::{Completion, Error, PinnedBuf};
 
@@ -35,14 +36,7 @@ pub trait Destination {
 /// Takes the place of a device: threads for streams, ordinary memory for the device's.
 #[derive(Debug)]
 pub struct SinkDestination {
-    lanes: Vec<SinkLane>,
-}
-
-#[derive(Debug)]
-struct SinkLane {
-    stream: SinkStream,
-    memory: SinkMem,
-    memory_bytes: usize,
+    lanes: Vec<(SinkStream, SinkMem)>,
 }
 
 impl SinkDestination {
@@ -52,7 +46,7 @@ impl SinkDestination {
     ///
     /// [`Error::is_device`] if the system has no thread to give.
     pub fn new(lanes: usize) -> Result<SinkDestination, Error> {
-        let lane = |_| Ok(SinkLane { stream: SinkStream::new()?, memory: SinkMem::new(0), memory_bytes: 0 });
+        let lane = |_| Ok((SinkStream::new()?, SinkMem::new(0)));
         Ok(SinkDestination { lanes: (0..lanes).map(lane).collect::<Result<_, Error>>()? })
     }
 }
@@ -67,16 +61,15 @@ impl Destination for SinkDestination {
     }
 
     fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
-        let lane = &mut self.lanes[lane];
-        if batch.len() > lane.memory_bytes {
-            lane.memory = SinkMem::new(batch.len());
-            lane.memory_bytes = batch.len();
+        let (stream, memory) = &mut self.lanes[lane];
+        if batch.len() > memory.capacity_bytes() {
+            *memory = SinkMem::new(batch.len());
         }
-        batch.copy_to(&lane.stream, &mut lane.memory)
+        batch.copy_to(stream, memory)
     }
 
     fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
-        read(self.lanes[lane].memory.read());
+        read(self.lanes[lane].1.read());
         Ok(())
     }
 }

@@ -24,12 +24,11 @@ use std::path::{Path, PathBuf};
 use walkdir::WalkDir;
 
 use super::catalog::{Catalog, DataOrigin};
-use super::container::ContainerFormat;
+use super::container;
 use super::failure::{Failure, FailureCause};
 use super::run::StopFlag;
 
 /// A regular file and its length when it was found.
-#[derive(Debug, Clone, PartialEq, Eq)]
 struct FoundFile {
     path: PathBuf,
     len_bytes: u64,
@@ -54,8 +53,8 @@ impl Catalog {
     }
 
     fn list(&mut self, file: FoundFile, open_containers: bool) {
-        let format = if file.is_named || open_containers { ContainerFormat::of(&file.path) } else { None };
-        match format.map(|format| format.index(&file.path)) {
+        let members = if file.is_named || open_containers { container::index(&file.path) } else { None };
+        match members {
             None => self.push_plain(DataOrigin::File(file.path), file.len_bytes),
             Some(Ok(members)) => self.push_container(file.path, members),
             Some(Err(cause)) => self.failures.push(Failure::new(file.path.display(), cause)),

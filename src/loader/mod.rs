@@ -65,6 +65,7 @@ mod synthetic;
 mod transfer;
 mod worker;
 
+use std::num::NonZeroUsize;
 use std::sync::mpsc;
 use std::thread;
 
@@ -98,11 +99,13 @@ impl Loader<'_> {
         let mut summary = if is_over {
             LoadSummary { ended: Ended::Strict, ..LoadSummary::default() }
         } else {
-            let ahead = ReadAhead::new(self.options.prefetch() as u64);
+            let workers = self.options.workers.get();
+            let prefetch = self.options.prefetch.map_or(workers.saturating_mul(2), NonZeroUsize::get);
+            let ahead = ReadAhead::new(prefetch as u64);
             let batches = Mutex::new(Batches::new(self.catalog, &self.options));
-            let workers = Workers { loader: self, ahead: &ahead, batches };
+            let reading = Workers { loader: self, ahead: &ahead, batches };
             let transfer = Transfer::new(self, &ahead, destination, observer);
-            let summary = run_threads(&workers, transfer, self.options.workers.get());
+            let summary = run_threads(&reading, transfer, workers);
             // Returns the buffers of the last copies to the pool, which no later get may do.
             self.pool.poll();
             summary

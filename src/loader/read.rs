@@ -15,13 +15,14 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use rand::Rng;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::batches::{PlannedBatch, Skipped};
 use super::catalog::{Catalog, DataOrigin, Sample};
 use super::failure::{Failure, FailureCause};
 use super::run::StopFlag;
-use super::synthetic::ByteGenerator;
+use super::synthetic::stream_of;
 
 /// Bytes read at a time: few enough to be in the core's cache for the checksum, and to see a stop soon.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -113,9 +114,9 @@ impl<'a> SampleReader<'a> {
                 }
             }
             DataOrigin::Synthetic { seed, stream } => {
-                let mut bytes = ByteGenerator::new(*seed, *stream);
+                let mut bytes = stream_of(*seed, *stream);
                 for chunk in into.chunks_mut(CHUNK_BYTES) {
-                    bytes.fill(chunk);
+                    bytes.fill_bytes(chunk);
                     progress.advance(chunk)?;
                 }
             }

@@ -38,12 +38,6 @@ pub struct LoadOptions {
     pub strict: bool,
 }
 
-impl LoadOptions {
-    pub(super) fn prefetch(&self) -> usize {
-        self.prefetch.map_or_else(|| self.workers.get().saturating_mul(2), NonZeroUsize::get)
-    }
-}
-
 impl Default for LoadOptions {
     fn default() -> LoadOptions {
         LoadOptions {

@@ -3,7 +3,7 @@
 //! Owns the distribution of the lengths and the generator of the bytes. Never touches a file. The lengths are a model, not a
 //! measurement: log-normal, with the mean of the ImageNet training photographs (114,660 bytes) and a similar spread.
 
-use rand::{Rng, RngExt, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::LogNormal;
 
@@ -37,21 +37,8 @@ impl Catalog {
     }
 }
 
-/// The bytes of one synthetic file, from its start and without an end.
-#[derive(Debug)]
-pub(super) struct ByteGenerator(ChaCha8Rng);
-
-impl ByteGenerator {
-    pub(super) fn new(seed: u64, stream: u64) -> ByteGenerator {
-        ByteGenerator(stream_of(seed, stream))
-    }
-
-    pub(super) fn fill(&mut self, into: &mut [u8]) {
-        self.0.fill_bytes(into);
-    }
-}
-
-fn stream_of(seed: u64, stream: u64) -> ChaCha8Rng {
+/// A generator of the bytes of one synthetic file, from its start and without an end.
+pub(super) fn stream_of(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);
     rng

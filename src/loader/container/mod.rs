@@ -12,34 +12,15 @@ use std::path::Path;
 use super::catalog::ContainerMember;
 use super::failure::FailureCause;
 
-/// The formats whose samples are listed one by one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ContainerFormat {
-    Tar,
-    Safetensors,
-}
-
-impl ContainerFormat {
-    /// The format by the last extension: `a.tar.gz` is a plain file, since its members cannot be read in place.
-    pub(super) fn of(path: &Path) -> Option<ContainerFormat> {
-        let extension = path.extension()?;
-        if extension.eq_ignore_ascii_case("tar") {
-            Some(ContainerFormat::Tar)
-        } else if extension.eq_ignore_ascii_case("safetensors") {
-            Some(ContainerFormat::Safetensors)
-        } else {
-            None
-        }
-    }
-
-    /// Lists the samples of the container at `path`.
-    pub(super) fn index(self, path: &Path) -> Result<Vec<ContainerMember>, FailureCause> {
+/// Lists the samples of the container at `path`; `None` if its last extension names no format. `a.tar.gz` is a plain file,
+/// since its members cannot be read in place.
+pub(super) fn index(path: &Path) -> Option<Result<Vec<ContainerMember>, FailureCause>> {
+    let extension = path.extension()?;
+    let [is_tar, is_safetensors] = ["tar", "safetensors"].map(|format| extension.eq_ignore_ascii_case(format));
+    (is_tar || is_safetensors).then(|| {
         let file = File::open(path)?;
         // The length of the open file, since the path may name another one by now.
         let len_bytes = file.metadata()?.len();
-        match self {
-            ContainerFormat::Tar => Ok(tar::index(file, len_bytes)?),
-            ContainerFormat::Safetensors => safetensors::index(file, len_bytes),
-        }
-    }
+        if is_tar { Ok(tar::index(file, len_bytes)?) } else { safetensors::index(file, len_bytes) }
+    })
 }
