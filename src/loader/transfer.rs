@@ -99,7 +99,19 @@ impl<'a> Transfer<'a> {
             self.complete(copy);
         }
         self.summary.elapsed = started.elapsed();
-        self.finish()
+        self.summary.ended = match self.ended_early {
+            Some(ended) => ended,
+            None if self.loader.stop.is_raised() => Ended::Stopped,
+            None => {
+                self.summary.epochs = self.loader.options.epochs;
+                Ended::Complete
+            }
+        };
+        // An empty container has no sample by which `count_file` would count it. Saturating: an epoch of empty containers
+        // takes no time, so there may be any number of them.
+        let empty = self.loader.catalog.files.iter().filter(|file| file.samples == 0).count() as u64;
+        self.summary.files = self.summary.files.saturating_add(empty.saturating_mul(self.summary.epochs));
+        self.summary
     }
 
     /// The next batch in order (transfer-I1), once a lane is idle. `None` if the run is over or no batch will come.
@@ -283,22 +295,6 @@ impl<'a> Transfer<'a> {
 
     fn is_over(&self) -> bool {
         self.ended_early.is_some() || self.loader.stop.is_raised()
-    }
-
-    fn finish(mut self) -> LoadSummary {
-        self.summary.ended = match self.ended_early {
-            Some(ended) => ended,
-            None if self.loader.stop.is_raised() => Ended::Stopped,
-            None => {
-                self.summary.epochs = self.loader.options.epochs;
-                Ended::Complete
-            }
-        };
-        // An empty container has no sample by which `count_file` would count it. Saturating: an epoch of empty containers
-        // takes no time, so there may be any number of them.
-        let empty = self.loader.catalog.files.iter().filter(|file| file.samples == 0).count() as u64;
-        self.summary.files = self.summary.files.saturating_add(empty.saturating_mul(self.summary.epochs));
-        self.summary
     }
 }
 

@@ -16,12 +16,11 @@ const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
 #[derive(Debug, Clone, Default)]
 pub struct Workload {
     lines: Vec<(u64, TraceOp)>,
-    gets: u64,
-    peak_requested_bytes: u64,
+    totals: WorkloadTotals,
 }
 
 /// Totals of the lines read so far.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct WorkloadTotals {
     held_bytes: HashMap<u64, u64>,
     requested_bytes: u64,
@@ -46,14 +45,14 @@ impl Workload {
     ///
     /// If it cannot be read, gets a name that is held, puts one that is not, or lasts longer than a year.
     pub fn read(reader: &mut TraceReader) -> Result<Self, TraceError> {
-        let (mut lines, mut totals) = (Vec::new(), WorkloadTotals::default());
+        let mut workload = Self::default();
         while let Some(operation) = reader.next() {
             let operation = operation?;
             let line = reader.line();
-            totals.add(operation).map_err(|why| error_at(line, operation, why))?;
-            lines.push((line, operation));
+            workload.totals.add(operation).map_err(|why| error_at(line, operation, why))?;
+            workload.lines.push((line, operation));
         }
-        Ok(Self { lines, gets: totals.gets, peak_requested_bytes: totals.peak_requested_bytes })
+        Ok(workload)
     }
 
     /// The operations, each with the number of its line.
@@ -63,12 +62,12 @@ impl Workload {
 
     /// Gets of more than zero bytes.
     pub fn gets(&self) -> u64 {
-        self.gets
+        self.totals.gets
     }
 
     /// Peak of the bytes requested and not put back, without rounding.
     pub fn peak_requested_bytes(&self) -> u64 {
-        self.peak_requested_bytes
+        self.totals.peak_requested_bytes
     }
 }
 

@@ -149,7 +149,7 @@ pub(crate) fn run(args: &Args, terminal: &Terminal) -> Result<(), ExitError> {
         terminal.message(&error);
         ExitError::from(&error)
     })?;
-    let mut destination = args.destination(&pool).map_err(|error| {
+    let mut destination = args.destination(pool.config().device).map_err(|error| {
         terminal.message(error);
         ExitError::Failure
     })?;
@@ -244,26 +244,18 @@ impl Args {
     }
 
     /// The GPU if there is one, whatever back-end the pool has; otherwise the host sink, with the reason in the log.
-    fn destination(&self, pool: &Pool) -> Result<Box<dyn Destination>, pinpool::Error> {
+    fn destination(&self, _ordinal: u32) -> Result<Box<dyn Destination>, pinpool::Error> {
         let lanes = usize::try_from(self.streams).unwrap_or(1);
-        match device(pool, lanes) {
-            Ok(device) => Ok(device),
-            Err(why) => {
-                log::info!("no GPU to copy to ({why}): copying to a host sink");
-                Ok(Box::new(SinkDestination::new(lanes)?))
-            }
-        }
+        #[cfg(feature = "cuda")]
+        let why = match pinpool::loader::CudaDestination::new(_ordinal, lanes) {
+            Ok(device) => return Ok(Box::new(device)),
+            Err(why) => why,
+        };
+        #[cfg(not(feature = "cuda"))]
+        let why = "built without the `cuda` feature";
+        log::info!("no GPU to copy to ({why}): copying to a host sink");
+        Ok(Box::new(SinkDestination::new(lanes)?))
     }
-}
-
-#[cfg(feature = "cuda")]
-fn device(pool: &Pool, lanes: usize) -> Result<Box<dyn Destination>, pinpool::backend::SourceError> {
-    Ok(Box::new(pinpool::loader::CudaDestination::new(pool.config().device, lanes)?))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn device(_: &Pool, _: usize) -> Result<Box<dyn Destination>, &'static str> {
-    Err("built without the `cuda` feature")
 }
 
 impl PoolArgs {
