@@ -22,12 +22,7 @@ impl ForkGeneration {
     /// The current generation. The first call registers the handler that counts forks.
     pub(crate) fn now() -> Self {
         static REGISTERED: Once = Once::new();
-        // Miri supports no forks.
-        REGISTERED.call_once(|| {
-            if !cfg!(miri) {
-                register_handler()
-            }
-        });
+        REGISTERED.call_once(register_handler);
         // Relaxed, here and below: only the handler writes, before the child has a second thread.
         Self(GENERATION.load(Ordering::Relaxed))
     }
@@ -44,6 +39,9 @@ fn register_handler() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
     }
     // SAFETY: the handler stays loaded as long as the process runs and only adds to an atomic number, which a child of a
-    // process with threads may do. If registration fails for lack of memory, forks are not detected.
-    unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
+    // process with threads may do. If registration fails for lack of memory, forks are not detected. Miri has no forks.
+    #[cfg(not(miri))]
+    unsafe {
+        libc::pthread_atfork(None, None, Some(in_the_child))
+    };
 }

@@ -70,7 +70,7 @@ impl Window {
     }
 }
 
-#[allow(clippy::cast_precision_loss)] // TensorFlow divides the same counts as doubles.
+/// As TensorFlow divides the same counts.
 fn rate(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
@@ -128,25 +128,22 @@ mod tests {
     }
 
     #[test]
-    fn a_small_limit_rises_straight_to_a_hundred() {
-        for limit in [1, 5, 99] {
-            assert_eq!(check(BUSY, limit, true).raised_to, Some(100));
-        }
-    }
-
-    #[test]
-    fn a_rate_of_exactly_the_threshold_raises_nothing() {
+    fn the_limit_rises_only_if_both_rates_pass_the_threshold() {
         let evictions_tolerable = Window { get_from_pool: 0, put: 500_000, allocated: 500_000, evicted: 1_000 };
         let misses_tolerable = Window { get_from_pool: 499_000, put: 1_000, allocated: 1_000, evicted: 1_000 };
         let no_gets = Window { get_from_pool: 0, put: 1_000, allocated: 0, evicted: 1_000 };
-        for window in [evictions_tolerable, misses_tolerable, no_gets] {
-            assert_eq!(check(window, 100, true).raised_to, None);
+        for (window, limit, auto_resize, raised_to) in [
+            (BUSY, 1, true, Some(100)),
+            (BUSY, 5, true, Some(100)),
+            (BUSY, 99, true, Some(100)),
+            (BUSY, u64::MAX, true, Some(u64::MAX)),
+            (BUSY, 100, false, None),
+            (evictions_tolerable, 100, true, None),
+            (misses_tolerable, 100, true, None),
+            (no_gets, 100, true, None),
+        ] {
+            assert_eq!(check(window, limit, auto_resize).raised_to, raised_to, "{window:?} {limit}");
         }
-    }
-
-    #[test]
-    fn nothing_rises_without_auto_resize() {
-        assert_eq!(check(BUSY, 100, false).raised_to, None);
     }
 
     #[test]
@@ -156,11 +153,6 @@ mod tests {
         assert_eq!(lowered(140, 100, 0, u64::MAX), Some(100));
         assert_eq!(lowered(100, 100, 0, u64::MAX), None, "as low as its start");
         assert_eq!(lowered(281, 100, 9, 8), None, "a miss later than the clock read here");
-    }
-
-    #[test]
-    fn the_limit_saturates() {
-        assert_eq!(check(BUSY, u64::MAX, true).raised_to, Some(u64::MAX));
     }
 
     #[test]

@@ -123,27 +123,16 @@ mod tests {
     const ALIGNMENTS: [usize; 8] = [1, 4, 8, 16, 32, 4096, 8192, 1 << 21];
 
     #[test]
-    fn every_class_fits_its_request_at_any_page_aligned_base() {
-        for rounding in ROUNDINGS {
-            for len in (1..70_000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
-                for align in ALIGNMENTS {
-                    let class_bytes = rounding.class_bytes(len, align).unwrap();
-                    // The worst base is one page past a multiple of the alignment.
-                    let base = align.max(PAGE_BYTES) + PAGE_BYTES;
-                    let end = base.next_multiple_of(align) + len;
-                    assert!(end <= base + class_bytes, "{rounding:?} {len} at {align}: {class_bytes}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn longer_requests_never_get_smaller_classes() {
-        for rounding in ROUNDINGS {
+    fn every_class_fits_its_request_at_any_page_aligned_base_and_grows_with_it() {
+        for (rounding, align) in ROUNDINGS.into_iter().flat_map(|rounding| ALIGNMENTS.map(|align| (rounding, align))) {
             let mut before = 0;
-            for len in 1..100_000 {
-                let class_bytes = rounding.class_bytes(len, DEFAULT_ALIGN).unwrap();
-                assert!(class_bytes >= before);
+            for len in (1..100_000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
+                let class_bytes = rounding.class_bytes(len, align).unwrap();
+                // The worst base is one page past a multiple of the alignment.
+                let base = align.max(PAGE_BYTES) + PAGE_BYTES;
+                let end = base.next_multiple_of(align) + len;
+                assert!(end <= base + class_bytes, "{rounding:?} {len} at {align}: {class_bytes}");
+                assert!(class_bytes >= before, "{rounding:?} {len} at {align}: {class_bytes} after {before}");
                 before = class_bytes;
             }
         }
@@ -151,11 +140,9 @@ mod tests {
 
     #[test]
     fn pow2_rounds_the_sum_not_the_request() {
-        assert_eq!(Rounding::Pow2.class_bytes(48, 4).unwrap(), 64);
-        assert_eq!(Rounding::Pow2.class_bytes(49, 4).unwrap(), 128);
-        assert_eq!(Rounding::Pow2.class_bytes(4080, 4).unwrap(), 4096);
-        assert_eq!(Rounding::Pow2.class_bytes(4081, 4).unwrap(), 8192);
-        assert_eq!(Rounding::Pow2.class_bytes(1, 4096).unwrap(), 8192);
+        for (len, align, class) in [(48, 4, 64), (49, 4, 128), (4080, 4, 4096), (4081, 4, 8192), (1, 4096, 8192)] {
+            assert_eq!(Rounding::Pow2.class_bytes(len, align).unwrap(), class, "{len} at {align}");
+        }
         assert_eq!(Rounding::Exact.class_bytes(7, 16).unwrap(), 23);
         assert_eq!(Rounding::Exact.class_bytes(7, 32).unwrap(), 55);
     }

@@ -28,10 +28,7 @@ pub(crate) mod plain {
 }
 
 #[cfg(not(loom))]
-pub(crate) use parking_lot::Mutex;
-
-#[cfg(not(loom))]
-pub(crate) use parking_lot::MutexGuard;
+pub(crate) use parking_lot::{Mutex, MutexGuard};
 
 #[cfg(loom)]
 pub(crate) use loom::sync::MutexGuard;
@@ -87,10 +84,7 @@ impl<T> Mutex<T> {
     }
 
     pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
-        match self.0.lock() {
-            Ok(guard) => guard,
-            Err(poisoned) => poisoned.into_inner(),
-        }
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

@@ -25,21 +25,15 @@ pub const RANGE_BYTES_MAX: u64 = 1 << (OFFSET_BITS - 1);
 pub struct ArenaPtr(pub(super) u64);
 
 impl ArenaPtr {
-    /// The address `offset` bytes into `range`.
-    #[must_use]
     pub fn new(range: u32, offset: u64) -> Self {
         debug_assert!(range < RANGES_MAX && offset <= OFFSET_MASK);
         Self((u64::from(range) << OFFSET_BITS) | offset)
     }
 
-    /// The number of the range.
-    #[must_use]
     pub fn range(self) -> u32 {
         u32::try_from(self.0 >> OFFSET_BITS).unwrap_or(u32::MAX)
     }
 
-    /// Bytes from the start of the range.
-    #[must_use]
     pub fn offset(self) -> u64 {
         self.0 & OFFSET_MASK
     }
@@ -53,8 +47,6 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// The `bytes` bytes from `ptr` on.
-    #[must_use]
     pub fn new(ptr: ArenaPtr, bytes: u64) -> Self {
         Self { start: ptr.0, end: ptr.0 + bytes }
     }
@@ -63,26 +55,18 @@ impl Extent {
         (start < end).then_some(Self { start, end })
     }
 
-    /// Where it starts.
-    #[must_use]
     pub fn ptr(self) -> ArenaPtr {
         ArenaPtr(self.start)
     }
 
-    /// The number of the range it lies in.
-    #[must_use]
     pub fn range(self) -> u32 {
         self.ptr().range()
     }
 
-    /// Bytes from the start of the range.
-    #[must_use]
     pub fn offset(self) -> u64 {
         self.ptr().offset()
     }
 
-    /// Its length.
-    #[must_use]
     pub fn bytes(self) -> u64 {
         self.end - self.start
     }
@@ -131,31 +115,10 @@ pub(super) fn align_up(at: u64, align: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn extent(start: u64, end: u64) -> Extent {
-        Extent { start, end }
-    }
-
     #[test]
     fn a_pointer_returns_its_range_and_offset() {
         let ptr = ArenaPtr::new(77, 0x1_2345_6000);
         assert_eq!((ptr.range(), ptr.offset()), (77, 0x1_2345_6000));
         assert!(ArenaPtr::new(1, RANGE_BYTES_MAX) < ArenaPtr::new(2, 0), "ranges never touch");
-    }
-
-    #[test]
-    fn a_part_decides_the_whole_granules_that_it_touches() {
-        let grid = Grid { origin: 0, granule_bytes: 10 };
-        assert_eq!(grid.granules_decided(extent(3, 27), extent(3, 27)), Some(extent(10, 20)));
-        assert_eq!(grid.granules_decided(extent(3, 27), extent(12, 13)), Some(extent(10, 20)));
-        assert_eq!(grid.granules_decided(extent(3, 27), extent(3, 9)), None, "granule 0 is not whole");
-        assert_eq!(grid.granules_decided(extent(0, 40), extent(9, 11)), Some(extent(0, 20)));
-        assert_eq!(grid.granules_decided(extent(0, 40), extent(10, 20)), Some(extent(10, 20)));
-    }
-
-    #[test]
-    fn an_extent_without_another_is_what_lies_beside_it() {
-        assert_eq!(extent(0, 10).without(extent(2, 5)), [Some(extent(0, 2)), Some(extent(5, 10))]);
-        assert_eq!(extent(0, 10).without(extent(0, 10)), [None, None]);
-        assert_eq!(extent(4, 10).without(extent(0, 2)), [None, Some(extent(4, 10))]);
     }
 }

@@ -34,7 +34,6 @@ pub struct NoSpace {
 impl Arena {
     /// Bytes that [`Arena::grow`] would commit or remap for a buffer: 0 if [`Arena::carve`] succeeds, `None` if no range
     /// has enough free address space.
-    #[must_use]
     pub fn missing_bytes(&self, bytes: u64, align: u64) -> Option<u64> {
         let own = self.own_set(bytes);
         if [own, HoleSet::Shared].iter().any(|&set| self.holes[set as usize].tightest(bytes, align).is_some()) {
@@ -176,18 +175,14 @@ impl Arena {
         for (index, &step) in plan.steps.iter().enumerate() {
             let made = index < done;
             match step {
-                Step::Commit { extent } => {
-                    self.settle_target(extent, made, &mut hull, &mut not_free);
-                }
+                Step::Commit { extent } => self.settle_target(extent, made, &mut hull, &mut not_free),
                 Step::Remap { from, to } => {
                     self.stats.remaps += u64::from(made);
                     let gone = made || outcome.has_lost(index);
                     self.settle_source(from, gone, now_us);
                     self.settle_target(to, made, &mut hull, &mut not_free);
                 }
-                Step::Decommit { extent } => {
-                    self.settle_source(extent, made, now_us);
-                }
+                Step::Decommit { extent } => self.settle_source(extent, made, now_us),
             }
         }
         if !granted {
@@ -198,14 +193,10 @@ impl Arena {
         for extent in not_free {
             let Some(before) = rest else { break };
             let [left, right] = before.without(extent);
-            if let Some(left) = left {
-                self.add_hole(left, now_us);
-            }
+            left.into_iter().for_each(|left| self.add_hole(left, now_us));
             rest = right;
         }
-        if let Some(last) = rest {
-            self.add_hole(last, now_us);
-        }
+        rest.into_iter().for_each(|last| self.add_hole(last, now_us));
         if !granted {
             // Granules that are idle again get their old age back, except those that failed to decommit: they are idle
             // since now, so that they are tried again last and block no others.
@@ -282,100 +273,4 @@ fn pair(targets: &[Extent], sources: Vec<Extent>) -> Vec<Step> {
     }
     remaps.extend(commits);
     remaps
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::arena::Retention;
-
-    const PAGE: u64 = 4096;
-    const GRANULE: u64 = 2 << 20;
-    const NO_CEILING: GrowthLimits =
-        GrowthLimits { commit_bytes: u64::MAX, may_decommit_regions: true, step_bytes: u64::MAX };
-
-    fn virtual_range() -> Arena {
-        let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
-        arena.add_virtual_range(64 * GRANULE).unwrap();
-        arena
-    }
-
-    /// A buffer, grown for if needed.
-    fn get(arena: &mut Arena, bytes: u64, limits: GrowthLimits, now_us: u64) -> ArenaPtr {
-        arena.carve(bytes, PAGE).unwrap_or_else(|| {
-            let plan = arena.grow(bytes, PAGE, limits).unwrap();
-            let ptr = plan.ptr().unwrap();
-            assert!(arena.settle(plan, PlanOutcome::Done, now_us));
-            ptr
-        })
-    }
-
-    #[test]
-    fn two_placements_at_once_share_no_granule() {
-        let mut arena = virtual_range();
-        let first = arena.grow(PAGE, PAGE, NO_CEILING).unwrap();
-        assert_eq!(arena.carve(PAGE, PAGE), None, "the rest of the granule is not committed yet");
-        let second = arena.grow(PAGE, PAGE, NO_CEILING).unwrap();
-        assert_eq!((first.ptr(), second.ptr()), (Some(ArenaPtr::new(0, 0)), Some(ArenaPtr::new(0, GRANULE))));
-        assert!(arena.settle(first, PlanOutcome::Done, 0));
-        assert_eq!(arena.carve(PAGE, PAGE), Some(ArenaPtr::new(0, PAGE)), "now it is");
-        assert!(arena.settle(second, PlanOutcome::Done, 0));
-        arena.validate().unwrap();
-    }
-
-    #[test]
-    fn a_failed_plan_changes_nothing() {
-        let mut arena = virtual_range();
-        let ptr = get(&mut arena, GRANULE, NO_CEILING, 0);
-        arena.free(ptr, GRANULE, 7);
-        let before = arena.stats();
-        let plan = arena.grow(3 * GRANULE, PAGE, NO_CEILING).unwrap();
-        assert_eq!(plan.steps(), [Step::Commit { extent: Extent::new(ArenaPtr::new(0, GRANULE), 2 * GRANULE) }]);
-        assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 9));
-        assert_eq!(arena.stats(), before);
-        assert_eq!(arena.idle.longest_idle().map(|run| run.since_us).collect::<Vec<_>>(), [7], "its age too");
-        arena.validate().unwrap();
-    }
-
-    #[test]
-    fn at_the_ceiling_idle_granules_are_remapped_before_a_refusal() {
-        let mut arena = virtual_range();
-        let ptrs: Vec<ArenaPtr> = (0..20).map(|_| get(&mut arena, GRANULE, NO_CEILING, 0)).collect();
-        arena.free(ptrs[3], GRANULE, 1);
-        // One granule of twenty is free, less than a tenth: without a ceiling others are committed ...
-        let plan = arena.grow(2 * GRANULE, PAGE, NO_CEILING).unwrap();
-        assert!(matches!(plan.steps(), [Step::Commit { .. }]), "{plan:?}");
-        assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 2));
-        // ... at the ceiling it is remapped, and a placement that still misses bytes is refused.
-        let limits = |granules: u64| GrowthLimits {
-            commit_bytes: granules * GRANULE,
-            may_decommit_regions: true,
-            step_bytes: u64::MAX,
-        };
-        let plan = arena.grow(2 * GRANULE, PAGE, limits(1)).unwrap();
-        let from = Extent::new(ptrs[3], GRANULE);
-        assert!(matches!(plan.steps(), [Step::Remap { from: moved, .. }, Step::Commit { .. }] if *moved == from));
-        let refusal = arena.grow(2 * GRANULE, PAGE, limits(0)).unwrap_err();
-        assert_eq!(refusal.missing_bytes, 2 * GRANULE);
-        assert!(refusal.transit_bytes > 0, "settling the plan may help");
-        assert!(arena.settle(plan, PlanOutcome::Done, 3));
-        arena.validate().unwrap();
-    }
-
-    #[test]
-    fn small_and_large_buffers_have_separate_regions() {
-        let mut arena = Arena::new(GrowthMode::Regions, Retention::default());
-        let small = get(&mut arena, PAGE, NO_CEILING, 0);
-        let large = get(&mut arena, 3 << 20, NO_CEILING, 0);
-        assert_ne!(small.range(), large.range());
-        assert_eq!(get(&mut arena, PAGE, NO_CEILING, 0).range(), small.range());
-        arena.free(large, 3 << 20, 1);
-        // The empty region is too small for the next buffer: it is decommitted before the new one is committed.
-        let plan = arena.grow(64 << 20, PAGE, NO_CEILING).unwrap();
-        assert!(
-            matches!(plan.steps(), [Step::Decommit { extent, .. }, Step::Commit { .. }] if extent.range() == large.range())
-        );
-        assert!(arena.settle(plan, PlanOutcome::Done, 2));
-        arena.validate().unwrap();
-    }
 }

@@ -23,7 +23,6 @@ pub(super) struct Holes {
 }
 
 impl Holes {
-    /// Sum of all holes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -37,12 +36,10 @@ impl Holes {
             .find(|hole| align_up(hole.start, align) + bytes <= hole.end)
     }
 
-    /// The hole that ends exactly at `at`.
     pub(super) fn ending_at(&self, at: u64) -> Option<Extent> {
         self.start_by_end.get(&at).map(|&start| Extent { start, end: at })
     }
 
-    /// The hole that starts exactly at `at`.
     pub(super) fn starting_at(&self, at: u64) -> Option<Extent> {
         self.first_ending_after(at).filter(|hole| hole.start == at)
     }
@@ -128,46 +125,5 @@ impl Holes {
             return Err(format!("holes-I3: {} bytes counted, the sum is {sum}", self.bytes));
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn extent(start: u64, end: u64) -> Extent {
-        Extent { start, end }
-    }
-
-    #[test]
-    fn a_freed_extent_merges_with_both_neighbours() {
-        let mut holes = Holes::default();
-        holes.add(extent(0, 10));
-        holes.add(extent(20, 30));
-        assert_eq!(holes.add(extent(10, 20)), extent(0, 30));
-        assert_eq!(holes.iter().collect::<Vec<_>>(), [extent(0, 30)]);
-        assert_eq!(holes.bytes(), 30);
-        holes.validate().unwrap();
-    }
-
-    #[test]
-    fn a_cut_in_the_middle_leaves_two_holes() {
-        let mut holes = Holes::default();
-        holes.add(extent(0, 30));
-        holes.cut(extent(0, 30), extent(10, 20));
-        assert_eq!(holes.iter().collect::<Vec<_>>(), [extent(0, 10), extent(20, 30)]);
-        holes.validate().unwrap();
-    }
-
-    #[test]
-    fn the_tightest_hole_is_chosen_and_the_lowest_of_equals() {
-        let mut holes = Holes::default();
-        for hole in [extent(0, 40), extent(100, 120), extent(200, 220), extent(300, 310)] {
-            holes.add(hole);
-        }
-        assert_eq!(holes.tightest(15, 1), Some(extent(100, 120)));
-        assert_eq!(holes.tightest(10, 1), Some(extent(300, 310)));
-        assert_eq!(holes.tightest(15, 16), Some(extent(0, 40)), "112..127 does not fit in 100..120");
-        assert_eq!(holes.tightest(41, 1), None);
     }
 }

@@ -19,17 +19,6 @@
 //! | uncommitted | `uncommitted` | only through a plan | committed, remapped into |
 //! | in transit | none | no | no: a plan owns it |
 //!
-//! | file | owns |
-//! | --- | --- |
-//! | `extent` | addresses and extents as numbers |
-//! | `holes` | free committed extents, by length and by address |
-//! | `uncommitted` | uncommitted extents, and the search for the placement that needs fewest of them (policy-R5) |
-//! | `retain` | idle granules by age, and when they are decommitted (policy-R9) |
-//! | `discrete` | discrete regions: their holes by region, and the size of the next region (policy-R11) |
-//! | `plan` | the steps that the pool makes, and how they ended |
-//! | `grow` | placements that must commit or remap first; settling plans |
-//! | `shrink` | decommitting idle granules |
-//!
 //! Extents and hooks to commit and decommit them are those of jemalloc's arenas (`extent_hooks_t`).
 //!
 //! # Invariants
@@ -145,8 +134,6 @@ pub enum GrowthMode {
 }
 
 impl Arena {
-    /// An arena without ranges.
-    #[must_use]
     pub fn new(growth: GrowthMode, retention: Retention) -> Self {
         Self {
             growth,
@@ -238,8 +225,6 @@ impl Arena {
         self.add_hole(Extent::new(ptr, bytes), now_us);
     }
 
-    /// What the arena holds now.
-    #[must_use]
     pub fn stats(&self) -> ArenaStats {
         ArenaStats {
             hole_bytes: self.holes.iter().map(Holes::bytes).sum(),

@@ -15,22 +15,11 @@ use super::retain::IdleRun;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Decommit these idle granules, or release this whole region.
-    Decommit {
-        /// What is decommitted.
-        extent: Extent,
-    },
-    /// Move the committed memory of `from` to `to`, which is as long.
-    Remap {
-        /// Idle granules.
-        from: Extent,
-        /// Uncommitted granules.
-        to: Extent,
-    },
+    Decommit { extent: Extent },
+    /// Move the memory of the idle granules `from` to the uncommitted granules `to`, which are as many.
+    Remap { from: Extent, to: Extent },
     /// Commit these uncommitted granules, or acquire this whole region: one page-lock.
-    Commit {
-        /// What is committed.
-        extent: Extent,
-    },
+    Commit { extent: Extent },
 }
 
 impl Step {
@@ -57,20 +46,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The slow calls, in order.
-    #[must_use]
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// Whether any step decommits.
-    #[must_use]
     pub fn decommits(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Step::Decommit { .. }))
     }
 
     /// Address of the buffer, valid once all steps are done.
-    #[must_use]
     pub fn ptr(&self) -> Option<ArenaPtr> {
         self.buffer.map(Extent::ptr)
     }
@@ -90,17 +74,9 @@ pub enum PlanOutcome {
     /// Every step was made.
     Done,
     /// The first `done` steps were made; the next failed and changed nothing; the others were not tried.
-    Failed {
-        /// Steps made.
-        done: usize,
-    },
-    /// The same, but one or several remaps failed after they had decommitted their source.
-    Lost {
-        /// Steps made.
-        done: usize,
-        /// Remaps that failed.
-        remaps: usize,
-    },
+    Failed { done: usize },
+    /// The same, but the next `remaps` steps are remaps that failed after they had decommitted their source.
+    Lost { done: usize, remaps: usize },
 }
 
 impl PlanOutcome {

@@ -30,7 +30,6 @@ pub(super) struct IdleRun {
 }
 
 impl IdleGranules {
-    /// Sum of all runs.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }

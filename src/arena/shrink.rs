@@ -21,13 +21,11 @@ impl Arena {
     }
 
     /// Whether [`Arena::release_due`] would return a plan.
-    #[must_use]
     pub fn is_release_due(&self, now_us: u64) -> bool {
         now_us >= self.next_release_us && self.retention.due(&self.idle, now_us).next().is_some()
     }
 
     /// Bytes of the idle granules that are due at `now_us`.
-    #[must_use]
     pub fn due_bytes(&self, now_us: u64) -> u64 {
         self.retention.due(&self.idle, now_us).map(|run| run.extent.bytes()).sum()
     }
@@ -130,69 +128,22 @@ mod tests {
         arena
     }
 
-    fn released(arena: &mut Arena, plan: Option<Plan>) -> Vec<u64> {
-        let Some(plan) = plan else { return Vec::new() };
-        let granules = |step: &Step| match *step {
-            Step::Decommit { extent } => extent.offset() / GRANULE..(extent.offset() + extent.bytes()) / GRANULE,
-            _ => 0..0,
-        };
-        let extents = plan.steps().iter().flat_map(granules).collect();
-        arena.settle(plan, PlanOutcome::Done, 0);
-        arena.validate().unwrap();
-        extents
-    }
-
-    #[test]
-    fn a_fifth_of_the_due_granules_is_decommitted_each_second() {
-        let mut arena = idle();
-        assert!(arena.release_due(44_999_999).is_none(), "not yet");
-        // At 54 s all ten are due: two are decommitted, then a fifth of eight, rounded up.
-        let at = |arena: &mut Arena, now_us| {
-            let plan = arena.release_due(now_us);
-            released(arena, plan)
-        };
-        assert_eq!(at(&mut arena, 54_000_000), [8, 9]);
-        assert_eq!(at(&mut arena, 54_999_999), [0_u64; 0], "once a second");
-        assert_eq!(at(&mut arena, 55_000_000), [6, 7]);
-        assert_eq!(at(&mut arena, 56_000_000), [4, 5]);
-        assert_eq!(at(&mut arena, 57_000_000), [3]);
-    }
-
-    #[test]
-    fn a_trim_stops_at_the_bytes_requested() {
-        let mut arena = idle();
-        let plan = arena.release_down_to(7 * GRANULE);
-        assert_eq!(plan.as_ref().map(|plan| plan.steps().len()), Some(1), "one call for three adjacent granules");
-        assert_eq!(released(&mut arena, plan), [7, 8, 9]);
-        assert_eq!(arena.stats().committed_bytes, 7 * GRANULE);
-        assert!(arena.release_down_to(7 * GRANULE).is_none());
-        let plan = arena.release_down_to(0);
-        released(&mut arena, plan);
-        assert_eq!(arena.stats().committed_bytes, 0);
-    }
-
     #[test]
     fn granules_that_failed_to_decommit_are_tried_again_last() {
         let mut arena = idle();
-        let due = |arena: &mut Arena, now_us| arena.release_due(now_us).map(|plan| (plan.steps().to_vec(), plan));
-        let (steps, plan) = due(&mut arena, 45_000_000).unwrap();
-        assert_eq!(steps, [Step::Decommit { extent: Extent::new(ArenaPtr::new(0, 9 * GRANULE), GRANULE) }]);
+        let due = |arena: &mut Arena, second: u64, granule: u64| {
+            let plan = arena.release_due(second * 1_000_000).unwrap();
+            let extent = Extent::new(ArenaPtr::new(0, granule * GRANULE), GRANULE);
+            assert_eq!(plan.steps(), [Step::Decommit { extent }], "at {second} s");
+            plan
+        };
+        let plan = due(&mut arena, 45, 9);
         arena.settle_releases(&plan, &[0], 45_000_000);
         arena.validate().unwrap();
         assert_eq!(arena.stats().committed_bytes, 10 * GRANULE);
-        let (steps, plan) = due(&mut arena, 46_000_000).unwrap();
-        assert_eq!(
-            steps,
-            [Step::Decommit { extent: Extent::new(ArenaPtr::new(0, 8 * GRANULE), GRANULE) }],
-            "the next oldest"
-        );
+        let plan = due(&mut arena, 46, 8);
         assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 46_000_000));
-        let (steps, plan) = due(&mut arena, 47_000_000).unwrap();
-        assert_eq!(
-            steps,
-            [Step::Decommit { extent: Extent::new(ArenaPtr::new(0, 7 * GRANULE), GRANULE) }],
-            "and so on"
-        );
+        let plan = due(&mut arena, 47, 7);
         arena.settle_releases(&plan, &[], 47_000_000);
         arena.validate().unwrap();
         assert_eq!(arena.stats().committed_bytes, 9 * GRANULE);

@@ -101,20 +101,17 @@ impl Uncommitted {
         while let Some(first) = runs.next() {
             let grid = Grid { origin: 0, granule_bytes };
             parts.clear();
-            parts.extend(holes.ending_at(first.start).map(|extent| GapPart {
-                extent,
-                uncommitted: false,
-                uncommitted_below: 0,
-            }));
+            let hole = |extent, uncommitted_below| GapPart { extent, uncommitted: false, uncommitted_below };
+            parts.extend(holes.ending_at(first.start).map(|extent| hole(extent, 0)));
             let mut uncommitted_granules = 0;
             let mut run = Some(first);
             while let Some(extent) = run {
                 parts.push(GapPart { extent, uncommitted: true, uncommitted_below: uncommitted_granules });
                 uncommitted_granules += extent.bytes() / granule_bytes;
                 let mut gap_end = extent.end;
-                if let Some(hole) = holes.starting_at(extent.end) {
-                    parts.push(GapPart { extent: hole, uncommitted: false, uncommitted_below: uncommitted_granules });
-                    gap_end = hole.end;
+                if let Some(next) = holes.starting_at(extent.end) {
+                    parts.push(hole(next, uncommitted_granules));
+                    gap_end = next.end;
                 }
                 run = runs.next_if(|next| next.start == gap_end);
             }

@@ -18,18 +18,14 @@ use crate::terminal::Terminal;
 pub(crate) struct EnvArgs {}
 
 pub(crate) fn run(_args: &EnvArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let refused = |error: pinpool::Error| {
-        terminal.message(&error);
-        ExitError::from(&error)
-    };
-    let (entries, warnings) = env::report().map_err(refused)?;
+    let (entries, warnings) = env::report().map_err(|error| terminal.refuse(&error))?;
     terminal.report(list(&entries))?;
     for warning in &warnings {
         terminal.write(format!("warning: {warning}\n").as_bytes());
     }
     // Building would pin the reserve; `report` has already checked that it fits the other settings.
     match Pool::builder().reserve_bytes(0).background_poll(false).build() {
-        Err(error) if error.is_setting() => Err(refused(error)),
+        Err(error) if error.is_setting() => Err(terminal.refuse(&error)),
         // The settings may be meant for another machine.
         Err(error) => {
             terminal.write(format!("warning: {error}\n").as_bytes());
@@ -48,10 +44,8 @@ fn list(reports: &[VariableReport]) -> Result<(), Box<dyn Error>> {
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
     let [name_width, value_width, origin_width, default_width] = [0, 1, 2, 3].map(width);
     for [name, value, origin, default, meaning] in &rows {
-        writeln!(
-            out,
-            "{name:name_width$}  {value:value_width$}  {origin:origin_width$}  {default:default_width$}  {meaning}"
-        )?;
+        write!(out, "{name:name_width$}  {value:value_width$}  {origin:origin_width$}  ")?;
+        writeln!(out, "{default:default_width$}  {meaning}")?;
     }
     Ok(out.flush()?)
 }

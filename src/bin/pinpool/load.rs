@@ -142,13 +142,9 @@ fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
     NonZeroU64::new(parse_bytes(text)?).ok_or_else(|| ParseError::new(text, "less than 1B"))
 }
 
-/// Runs the subcommand.
 pub(crate) fn run(args: &Args, terminal: &Terminal) -> Result<(), ExitError> {
     let stop = stop_at_interrupt(terminal);
-    let pool = args.pool.build().map_err(|error| {
-        terminal.message(&error);
-        ExitError::from(&error)
-    })?;
+    let pool = args.pool.build().map_err(|error| terminal.refuse(&error))?;
     let mut destination = args.destination(pool.config().device).map_err(|error| {
         terminal.message(error);
         ExitError::Failure
@@ -274,10 +270,8 @@ impl PoolArgs {
 
 /// Gives the builder the value of a flag, if there is one.
 fn set<T>(builder: PoolBuilder, value: Option<T>, setter: impl FnOnce(PoolBuilder, T) -> PoolBuilder) -> PoolBuilder {
-    match value {
-        Some(value) => setter(builder, value),
-        None => builder,
-    }
+    let Some(value) = value else { return builder };
+    setter(builder, value)
 }
 
 /// Advances the bar and prints failures.

@@ -1,16 +1,4 @@
 //! The `pinpool` command-line tool.
-//!
-//! | module | owns |
-//! | --- | --- |
-//! | `main` | the choice of a subcommand, and the exit status |
-//! | `load` | `pinpool load`: flags, destination, Ctrl-C |
-//! | `load_report` | the figures of a load, as a table and as JSON |
-//! | `replay` | `pinpool replay`: traces played on simulated memory |
-//! | `bench` | `pinpool bench`: measurements on this machine |
-//! | `env` | `pinpool env`: every setting with its value and its origin |
-//! | `logger` | the format of a log line |
-//! | `terminal` | every write to stdout and stderr, and the progress bar |
-//! | `table` | text tables: lists, aligned columns, grouped digits |
 
 mod bench;
 mod env;
@@ -51,12 +39,6 @@ enum ExitError {
     Settings = 2,
     /// Ctrl-C, by the shells' convention: 128 plus the signal's number.
     Interrupted = 130,
-}
-
-impl From<&pinpool::Error> for ExitError {
-    fn from(error: &pinpool::Error) -> Self {
-        if error.is_setting() { ExitError::Settings } else { ExitError::Failure }
-    }
 }
 
 fn main() -> ExitCode {

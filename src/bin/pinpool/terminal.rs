@@ -43,6 +43,12 @@ impl Terminal {
         let _ = self.0.suspend(|| io::stderr().lock().write_all(line.as_bytes()));
     }
 
+    /// Prints an error of the pool and returns its exit status.
+    pub(crate) fn refuse(&self, error: &pinpool::Error) -> ExitError {
+        self.message(error);
+        if error.is_setting() { ExitError::Settings } else { ExitError::Failure }
+    }
+
     /// Prints text and a line end on stdout.
     pub(crate) fn print(&self, text: impl Display) -> Result<(), ExitError> {
         self.report(to_stdout(&format!("{text}\n")).map_err(Into::into))

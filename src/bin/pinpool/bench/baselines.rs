@@ -68,7 +68,6 @@ impl Baseline for MutexHashMap {
 }
 
 /// A lock-free queue for each size.
-#[derive(Debug)]
 pub(super) struct ArrayQueues([ArrayQueue<Box<[u8]>>; SIZES]);
 
 impl Default for ArrayQueues {
@@ -95,7 +94,6 @@ impl Baseline for ArrayQueues {
 }
 
 /// The allocator of the process.
-#[derive(Debug)]
 pub(super) struct Malloc;
 
 impl Baseline for Malloc {
@@ -115,7 +113,6 @@ impl Baseline for Malloc {
 }
 
 /// No buffers: the cost of the measurement itself.
-#[derive(Debug)]
 pub(super) struct Empty;
 
 impl Baseline for Empty {

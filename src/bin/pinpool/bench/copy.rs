@@ -191,7 +191,6 @@ fn turn(pool: &Pool, destination: &mut Destination, method: CopyMethod, len: usi
     Ok(took)
 }
 
-#[allow(clippy::cast_precision_loss)] // Rounded in the report.
 fn ns_each(took: Duration) -> f64 {
     took.as_secs_f64() * 1e9 / (BURST * BURSTS) as f64
 }

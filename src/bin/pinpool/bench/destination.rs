@@ -104,17 +104,13 @@ impl Destination {
     /// Copies the buffer by `method` and gives it back.
     pub(super) fn copy_by(&mut self, method: CopyMethod, buf: PinnedBuf) -> Result<(), Error> {
         match (self, method) {
-            (Destination::Sink { stream, memory }, _) => buf.copy_to(stream, memory).map(drop),
             #[cfg(feature = "cuda")]
             (Destination::Cuda { stream, raw, .. }, CopyMethod::CopyTo) => buf.copy_to(stream, raw).map(drop),
-            #[cfg(feature = "cuda")]
-            (Destination::Cuda { stream, memory, .. }, CopyMethod::CopyToSlice) => {
-                buf.copy_to(stream, memory).map(drop)
-            }
             #[cfg(feature = "cuda")]
             (Destination::Cuda { stream, memory, .. }, CopyMethod::MemcpyHtod) => {
                 stream.memcpy_htod(&buf, memory).map_err(|error| driver_error(&error))
             }
+            (destination, _) => destination.copy_all(buf).map(drop),
         }
     }
 

@@ -132,7 +132,6 @@ impl<'a> Series<'a> {
         Self { run, pairs: u64::try_from(pairs).unwrap_or(u64::MAX).max(1), ns_per_pair: Vec::new() }
     }
 
-    #[allow(clippy::cast_precision_loss)] // Rounded in the report.
     fn round(&mut self) {
         let took = (self.run)(self.pairs);
         self.ns_per_pair.push(took.as_nanos() as f64 / self.pairs as f64);

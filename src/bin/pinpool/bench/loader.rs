@@ -131,7 +131,6 @@ impl LoaderArgs {
         let (later, first) = (result.later_gb_per_s(), result.first_second_gb_per_s());
         let (calls, requested_peak_bytes) = (stats.underlying, result.peak_requested_bytes);
         let early = result.first_second_calls.unwrap_or(calls);
-        #[allow(clippy::cast_precision_loss)] // Rounded.
         let pinned_over_requested = quotient(stats.peak_pinned_bytes as f64, requested_peak_bytes.max(1) as f64);
         Ok(LoaderFigures {
             batches: batches.name(),

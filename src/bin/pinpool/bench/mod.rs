@@ -1,18 +1,4 @@
 //! `pinpool bench`: measurements of the pool on this machine, without cargo.
-//!
-//! | file | owns |
-//! | --- | --- |
-//! | `hit` | a get with its put when a buffer is idle, beside the baselines |
-//! | `baselines` | the pool and what a program could use instead, behind one trait |
-//! | `patterns` | which thread gets and which puts, on how many threads |
-//! | `pin` | how fast each back-end pins |
-//! | `stall` | how growth and release delay the copies of another thread |
-//! | `copy` | how fast buffers reach the device, and what tracking the copies costs |
-//! | `loader` | the throughput of a loader on the pool |
-//! | `producers` | its loop: threads that fill batches, and one that copies them |
-//! | `destination` | the target of copies: the GPU, or the host sink |
-//! | `requested` | checks of the arguments: values, back-ends, memory |
-//! | `statistics` | percentiles, medians, rates |
 
 mod baselines;
 mod copy;
@@ -85,12 +71,11 @@ pub(crate) fn run(args: &BenchArgs, terminal: &Terminal) -> Result<(), ExitError
 
 fn print(report: Measured<impl Report>, json: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let report = report.map_err(|error| {
-        terminal.message(&error);
-        match error {
-            BenchError::Setting(_) => ExitError::Settings,
-            BenchError::Failure(_) => ExitError::Failure,
-            BenchError::Pool(error) => ExitError::from(&error),
+        if let BenchError::Pool(error) = error {
+            return terminal.refuse(&error);
         }
+        terminal.message(&error);
+        if matches!(error, BenchError::Setting(_)) { ExitError::Settings } else { ExitError::Failure }
     })?;
     if json {
         return terminal.print(serde_json::json!(report));

@@ -60,7 +60,7 @@ impl Batches {
         let mu = LOGNORMAL_MEAN_BYTES.ln() - LOGNORMAL_SIGMA * LOGNORMAL_SIGMA / 2.0;
         let lognormal = (self == Batches::Lognormal).then(|| LogNormal::new(mu, LOGNORMAL_SIGMA).ok()).flatten();
         let mut rng = ChaCha8Rng::seed_from_u64(SEED + producer);
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Positive, and at most the longest.
+        #[allow(clippy::cast_possible_truncation)] // Positive, and at most the longest.
         let next = move || match lognormal {
             None => FIXED_BYTES,
             Some(lognormal) => (lognormal.sample(&mut rng) as usize).clamp(1, LONGEST_BYTES),

@@ -94,15 +94,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seconds_outside_the_limits_are_refused() {
+    fn seconds_and_sizes_outside_the_limits_are_refused() {
         for text in ["nan", "inf", "-inf", "1e300", "0", "-1", "0.0005", "3601", "", "4s"] {
             assert!(seconds(text).is_err(), "{text}");
         }
         assert_eq!(["0.25", " 3600 "].map(seconds), [Ok(Duration::from_millis(250)), Ok(Duration::from_secs(3600))]);
-    }
-
-    #[test]
-    fn sizes_below_the_least_are_refused() {
         assert_eq!(["4095", "4KiB", "x"].map(|text| at_least(4096)(text).ok()), [None, Some(4096), None]);
     }
 

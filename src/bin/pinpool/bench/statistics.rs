@@ -70,7 +70,6 @@ fn longest(range: usize) -> u64 {
 }
 
 /// 10^9 bytes a second.
-#[allow(clippy::cast_precision_loss)] // Rounded below.
 pub(super) fn gb_per_s(bytes: u64, took: Duration) -> f64 {
     rounded(bytes as f64 / 1e9 / took.as_secs_f64().max(1e-9))
 }
@@ -92,13 +91,11 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Nanoseconds as microseconds, rounded.
-#[allow(clippy::cast_precision_loss)] // Rounded below.
 pub(super) fn micros(ns: u64) -> f64 {
     rounded(ns as f64 / 1e3)
 }
 
 /// Bytes in MiB, or in KiB below one.
-#[allow(clippy::cast_precision_loss)] // Printed with one decimal.
 pub(super) fn mib(bytes: u64) -> String {
     let (unit, name) = if bytes < 1 << 20 { (1 << 10, "KiB") } else { (1 << 20, "MiB") };
     let number = format!("{:.1}", bytes as f64 / f64::from(unit));

@@ -193,7 +193,6 @@ impl MarkdownTable {
     }
 }
 
-#[allow(clippy::cast_precision_loss)] // Page-locks are few.
 fn page_locks(count: u64, target: Option<f64>) -> String {
     let most = target.map(|target| (target * PAGE_LOCKS_FACTOR).max(target + PAGE_LOCKS_MARGIN));
     with_target(count.to_string(), most.is_some_and(|most| count as f64 > most), target.map(|t| format!("{t}")))

@@ -1,12 +1,5 @@
 //! `pinpool replay`: traces, played through the public pool on `sim` memory.
 //!
-//! | file | owns |
-//! | --- | --- |
-//! | `mod` | flags, and which format is printed |
-//! | `summary` | one replay as a list, several as rows; means and ratios |
-//! | `conformance` | one trace under TensorFlow's rules, with every outcome recorded |
-//! | `comparison` | presets and sources side by side, in Markdown |
-//!
 //! The replay itself is the library's [`trace`](pinpool::trace).
 
 mod comparison;

@@ -80,20 +80,18 @@ pub(super) fn counts_for_worst(replayed: &ReplayReport) -> bool {
 }
 
 /// `ratio` times the workload's peak of requested bytes, in whole granules.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Saturates.
+#[allow(clippy::cast_possible_truncation)] // Saturates.
 pub(super) fn ceiling_bytes(workload: &Workload, ratio: f64) -> u64 {
     let bytes = (workload.peak_requested_bytes() as f64 * ratio).ceil() as u64;
     bytes.checked_next_multiple_of(GRANULE_BYTES).unwrap_or(u64::MAX)
 }
 
 /// Of the numbers above 0; 0 if there are none.
-#[allow(clippy::cast_precision_loss)] // A count of files.
 pub(super) fn geometric_mean(numbers: impl Iterator<Item = f64>) -> f64 {
     let logs: Vec<f64> = numbers.filter(|&number| number > 0.0).map(f64::ln).collect();
     if logs.is_empty() { 0.0 } else { (logs.iter().sum::<f64>() / logs.len() as f64).exp() }
 }
 
-#[allow(clippy::cast_precision_loss)] // Printed with one digit.
 pub(super) fn in_mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
