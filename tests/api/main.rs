@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `loader` | the reference loader: listing, containers, batches, lanes, whole runs (feature `loader`) |
 //! | `traces`, `workloads` | traces as text, and replayed figure for figure (feature `cli`) |
-//! | `tensorflow_model`, `adaptive_model` | drawn operations against a naive model, recounted after each step |
+//! | `tensorflow_model`, `adaptive_model`, `thread_cache_model` | drawn operations against a naive model, recounted after each step |
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
@@ -45,6 +45,7 @@ mod sink;
 mod slices;
 mod stress;
 mod tensorflow_model;
+mod thread_cache_model;
 mod thread_cache_stress;
 #[cfg(feature = "cli")]
 mod traces;

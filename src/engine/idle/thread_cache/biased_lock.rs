@@ -185,97 +185,59 @@ impl<T> BiasedLock<T> {
 ///
 /// Two threads that each store one flag and then load the other's must not both miss the other's store. That takes a
 /// fence in each, some twenty cycles. Where the kernel can interrupt every core that runs this process (`membarrier`), the
-/// rare half asks it to, and the frequent half only keeps the compiler from reordering. Elsewhere [`available`] is false.
-/// Under a model both halves are the plain fence.
-///
-/// [`available`]: asymmetric_fence::available
+/// rare half asks it to, and the frequent half only keeps the compiler from reordering.
+#[cfg(all(target_os = "linux", not(any(loom, miri))))]
 pub(super) mod asymmetric_fence {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{Ordering, compiler_fence};
+    use std::time::Duration;
+
     /// Whether [`heavy`] orders [`light`]. Asks the kernel once.
     pub(super) fn available() -> bool {
-        imp::available()
+        static REGISTERED: OnceLock<bool> = OnceLock::new();
+        *REGISTERED.get_or_init(|| membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED))
     }
 
     /// The frequent half.
     #[inline(always)]
     pub(super) fn light() {
-        imp::light();
+        // SeqCst, for the compiler alone: `heavy` orders the processors.
+        compiler_fence(Ordering::SeqCst);
     }
 
     /// The rare half: some microseconds.
     #[cold]
     pub(in crate::engine::idle::thread_cache) fn heavy() {
-        imp::heavy();
-    }
-
-    #[cfg(any(loom, miri))]
-    mod imp {
-        use crate::sync::atomic::{Ordering, fence};
-
-        pub(super) fn available() -> bool {
-            true
-        }
-
-        pub(super) fn light() {
-            // SeqCst: the full fence.
-            fence(Ordering::SeqCst);
-        }
-
-        pub(super) fn heavy() {
-            // SeqCst: the full fence.
-            fence(Ordering::SeqCst);
+        // After registration the call fails only without memory or under a sandbox set up later. Store buffers drain
+        // within a millisecond.
+        if !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    #[cfg(all(target_os = "linux", not(any(loom, miri))))]
-    mod imp {
-        use std::sync::OnceLock;
-        use std::sync::atomic::{Ordering, compiler_fence};
-        use std::time::Duration;
+    fn membarrier(command: libc::c_int) -> bool {
+        // SAFETY: the call reads and writes no memory of this process.
+        let answer = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
+        answer == 0
+    }
+}
 
-        pub(super) fn available() -> bool {
-            static REGISTERED: OnceLock<bool> = OnceLock::new();
-            *REGISTERED.get_or_init(|| membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED))
-        }
+/// Both halves are the plain fence: under a model, and elsewhere, where [`available`](asymmetric_fence::available) is
+/// false and no caller relies on it.
+#[cfg(not(all(target_os = "linux", not(any(loom, miri)))))]
+pub(super) mod asymmetric_fence {
+    use crate::sync::atomic::{Ordering, fence};
 
-        #[inline(always)]
-        pub(super) fn light() {
-            // SeqCst, for the compiler alone: `heavy` orders the processors.
-            compiler_fence(Ordering::SeqCst);
-        }
-
-        pub(super) fn heavy() {
-            // After registration the call fails only without memory or under a sandbox set up later. Store buffers drain
-            // within a millisecond.
-            if !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-
-        fn membarrier(command: libc::c_int) -> bool {
-            // SAFETY: the call reads and writes no memory of this process.
-            let answer = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
-            answer == 0
-        }
+    pub(super) fn available() -> bool {
+        cfg!(any(loom, miri))
     }
 
-    #[cfg(not(any(target_os = "linux", loom, miri)))]
-    mod imp {
-        use std::sync::atomic::{Ordering, fence};
-
-        pub(super) fn available() -> bool {
-            false
-        }
-
-        pub(super) fn light() {
-            // SeqCst: the full fence, although no caller relies on it here.
-            fence(Ordering::SeqCst);
-        }
-
-        pub(super) fn heavy() {
-            // SeqCst: as above.
-            fence(Ordering::SeqCst);
-        }
+    pub(in crate::engine::idle::thread_cache) fn heavy() {
+        // SeqCst: the full fence.
+        fence(Ordering::SeqCst);
     }
+
+    pub(super) use heavy as light;
 }
 
 #[cfg(all(test, not(loom)))]
