@@ -1,4 +1,4 @@
-//! For tests of code that stands on pinpool, and of back-ends made elsewhere (feature `testing`).
+//! For tests of code that uses pinpool, and of back-ends of other crates (feature `testing`).
 //!
 //! | item | for |
 //! | --- | --- |

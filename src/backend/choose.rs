@@ -84,7 +84,7 @@ pub(crate) struct PinOptions {
     /// Threads that touch fresh pages concurrently.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only `register` keeps the number"))]
     pub(crate) threads: usize,
-    /// Whether an arena stands between the pool and the source, so that few and large pieces are pinned.
+    /// Whether an arena is between the pool and the source, so that few and large pieces are pinned.
     pub(crate) arena: bool,
     /// The ceiling in bytes, if the user set one.
     pub(crate) max_bytes: Option<u64>,
@@ -186,7 +186,7 @@ fn driver_source(name: &str, options: PinOptions) -> Result<Arc<dyn Source>, Str
 
 #[cfg(not(feature = "cuda"))]
 fn driver_source(_name: &str, options: PinOptions) -> Result<Arc<dyn Source>, String> {
-    Err(format!("built without the `cuda` feature: device {} is out of reach", options.device))
+    Err(format!("built without the `cuda` feature: device {} is unavailable", options.device))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Memory that the kernel keeps resident: an anonymous mapping with `mlock`.
 //!
 //! No driver knows of the lock, so a CUDA copy from this memory is staged like any pageable copy. It serves programs that
-//! need resident memory, and replaces pinned memory where there is no GPU: 0.25 ms a MiB, the price of faulting pages in.
+//! need resident memory, and replaces pinned memory where there is no GPU: 0.25 ms a MiB, the cost of faulting pages in.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`; calls `mlock`.
 
 use std::path::Path;

@@ -165,7 +165,7 @@ impl PinnedBuf {
         self.block.as_ref().map_or(0, |block| block.class_bytes() - block.state().skip_bytes)
     }
 
-    /// Is the memory page-locked? False for `heap` and `sim`, for memory that stands in when the pool is full, and for a
+    /// Is the memory page-locked? False for `heap` and `sim`, for the fallback memory of a full pool, and for a
     /// buffer of zero bytes.
     pub fn is_pinned(&self) -> bool {
         self.block.as_ref().is_some_and(Block::is_pinned)
@@ -309,7 +309,7 @@ impl PinnedBuf {
     #[inline]
     fn check_reachable(&self) -> Result<()> {
         match &self.block {
-            Some(block) if block.is_out_of_reach() => block.check_process(),
+            Some(block) if block.is_inaccessible() => block.check_process(),
             _ => Ok(()),
         }
     }

@@ -77,7 +77,7 @@ macro_rules! for_each_setting {
         /// Whether the pool may pin more than its reserve: 0 or 1 (TensorFlow's allow_growth).
         "PINPOOL_GROWTH" = true, growth(bool): bool as SWITCH;
 
-        /// Whether a thread polls the pool twice a second, to give idle memory back while the program is silent: 0 or 1.
+        /// Whether a thread polls the pool twice a second, to give idle memory back while the program makes no calls: 0 or 1.
         "PINPOOL_POLL" = false, background_poll(bool): bool as SWITCH;
 
         // TensorFlow's `should_log`.
@@ -162,7 +162,7 @@ impl Settings {
             let (name, value) = if config.growth {
                 ("PINPOOL_RESERVE", reserve_bytes.to_string())
             } else {
-                ("PINPOOL_GROWTH", "off".to_owned())
+                ("PINPOOL_GROWTH", "0".to_owned())
             };
             return Err(contradiction(name, value, why));
         }

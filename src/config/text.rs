@@ -131,7 +131,7 @@ macro_rules! words {
 words!(Preset, "a preset": Adaptive = "adaptive", Tensorflow = "tensorflow");
 words!(Rounding, "a rounding": Eighths = "eighths", Pow2 = "pow2", Exact = "exact" or "noop");
 words!(FenceKind, "a kind of fence": Auto = "auto", Event = "event", Timeline = "timeline");
-words!(OnFull, "a way out at the ceiling": Auto = "auto", Error = "error", Pageable = "pageable");
+words!(OnFull, "a value of PINPOOL_ON_FULL": Auto = "auto", Error = "error", Pageable = "pageable");
 words!(ReleasePolicy, "a release policy": Idle = "idle", Force = "force");
 
 impl FromStr for Backend {
@@ -208,35 +208,36 @@ impl fmt::Display for PressureSource {
 }
 
 /// How a variable is written.
-pub(super) struct Format<T> {
+pub(super) struct ValueFormat<T> {
     pub(super) parse: fn(&str) -> Result<T, ParseError>,
     pub(super) show: fn(&T) -> String,
 }
 
-pub(super) const fn word<T: FromStr<Err = ParseError> + ToString>() -> Format<T> {
-    Format { parse: T::from_str, show: T::to_string }
+pub(super) const fn word<T: FromStr<Err = ParseError> + ToString>() -> ValueFormat<T> {
+    ValueFormat { parse: T::from_str, show: T::to_string }
 }
 
-pub(super) const BACKEND: Format<Backend> =
-    Format { parse: Backend::from_str, show: |backend| backend.name().to_owned() };
-pub(super) const ORDINAL: Format<u32> =
-    Format { parse: |text| number(text, "not a device number (0, 1, ...)"), show: u32::to_string };
-pub(super) const COUNT: Format<u64> = Format { parse: |text| number(text, "not a whole number"), show: u64::to_string };
-pub(super) const AT_LEAST_ONE: Format<u64> = Format { parse: at_least_one, show: u64::to_string };
-pub(super) const SIZE: Format<u64> = Format { parse: parse_bytes, show: |&bytes| format_bytes(bytes) };
-pub(super) const TIME: Format<Duration> = Format { parse: parse_duration, show: |time| format!("{time:?}") };
-pub(super) const SWITCH: Format<bool> = Format { parse: switch, show: |&on| u8::from(on).to_string() };
-pub(super) const NODE: Format<Option<u32>> = Format {
+pub(super) const BACKEND: ValueFormat<Backend> =
+    ValueFormat { parse: Backend::from_str, show: |backend| backend.name().to_owned() };
+pub(super) const ORDINAL: ValueFormat<u32> =
+    ValueFormat { parse: |text| number(text, "not a device number (0, 1, ...)"), show: u32::to_string };
+pub(super) const COUNT: ValueFormat<u64> =
+    ValueFormat { parse: |text| number(text, "not a whole number"), show: u64::to_string };
+pub(super) const AT_LEAST_ONE: ValueFormat<u64> = ValueFormat { parse: at_least_one, show: u64::to_string };
+pub(super) const SIZE: ValueFormat<u64> = ValueFormat { parse: parse_bytes, show: |&bytes| format_bytes(bytes) };
+pub(super) const TIME: ValueFormat<Duration> = ValueFormat { parse: parse_duration, show: |time| format!("{time:?}") };
+pub(super) const SWITCH: ValueFormat<bool> = ValueFormat { parse: switch, show: |&on| u8::from(on).to_string() };
+pub(super) const NODE: ValueFormat<Option<u32>> = ValueFormat {
     parse: |text| {
         or_word("auto", text, |text| number(text, "neither auto nor the number of a memory node (0, 1, ...)"))
     },
     show: |node| node.map_or("auto".to_owned(), |node| node.to_string()),
 };
-pub(super) const THREADS: Format<Option<u64>> = Format {
+pub(super) const THREADS: ValueFormat<Option<u64>> = ValueFormat {
     parse: |text| or_word("auto", text, at_least_one),
     show: |threads| threads.map_or_else(|| "auto".to_owned(), |threads| threads.to_string()),
 };
-pub(super) const TIME_OR_NONE: Format<Option<Duration>> = Format {
+pub(super) const TIME_OR_NONE: ValueFormat<Option<Duration>> = ValueFormat {
     parse: |text| or_word("none", text, parse_duration),
     show: |time| time.map_or_else(|| "none".to_owned(), |time| format!("{time:?}")),
 };

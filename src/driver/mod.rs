@@ -5,7 +5,7 @@
 //! | [`is_present`] | cudarc panics at the first call if there is no driver |
 //! | [`error_name`] | cudarc's own text of an error calls the driver, which may be gone, and panics without one |
 //! | [`CurrentContext`] | most calls use the thread's current context, which belongs to the user |
-//! | [`RelaxedCapture`] | while a stream captures, a query or an allocation on any thread fails and spoils the capture |
+//! | [`RelaxedCapture`] | while a stream captures, a query or an allocation on any thread fails and invalidates the capture |
 //! | [`symbol`] | cudarc's bindings depend on the CUDA version of the final build; a look-up by name does not |
 //! | [`device`] | the devices, their primary contexts and attributes |
 //! | [`virtual_memory`] | the driver's virtual memory, found by name, with types of this crate |

@@ -167,7 +167,7 @@ impl<E> Block<E> {
     /// All copies are over, and the caller has the block alone.
     #[inline]
     pub(super) fn end_copies_at(&self, gate: Option<&Gate>) {
-        // Relaxed: whoever has the block alone comes after all threads that counted it. The load comes first because most
+        // Relaxed: the sole owner of the block comes after all threads that counted it. The load comes first because most
         // puts follow no copy.
         if self.0.gate_count.load(Ordering::Relaxed) > 0 {
             let copies = self.0.gate_count.swap(0, Ordering::Relaxed);

@@ -3,7 +3,7 @@
 //! One thread at a time runs a tick; a thread that finds another one at it goes on without waiting. So the lock held
 //! during a tick, slow calls included, makes no thread wait.
 //!
-//! Also the thread that polls a pool whose program may fall silent (`PINPOOL_POLL`). Owns times and thresholds; the work
+//! Also the thread that polls a pool whose program may make no calls (`PINPOOL_POLL`). Owns times and thresholds; the work
 //! itself is the core's.
 
 use std::cell::Cell;

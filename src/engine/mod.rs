@@ -13,7 +13,7 @@
 //! | `core.rs` | the order of steps |
 //! | `user_block.rs` | the calls of a buffer on its block |
 //! | `block.rs` | memory with its class, buffer state and owner |
-//! | `stock.rs` | blocks at rest: the idle ones, and the memory that new ones are made of |
+//! | `stock.rs` | idle blocks, and the memory that new ones are made of |
 //! | `idle/` | the idle buffers, by the rules of the preset |
 //! | `supply/` | where a miss gets its memory and a victim returns it |
 //! | `waiters.rs` | gets that wait for room |

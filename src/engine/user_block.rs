@@ -57,7 +57,7 @@ impl Block {
 
     /// Whether this is a child process, which a GPU's driver may not have given the memory to.
     #[inline]
-    pub(crate) fn is_out_of_reach(&self) -> bool {
+    pub(crate) fn is_inaccessible(&self) -> bool {
         self.is_forked() && self.is_from_source() && self.owner().backing().source().needs_gpu()
     }
 

@@ -8,7 +8,7 @@
 //! | `max`, `high` there, `memory.failcnt` rose | a limit was hit | if the group is nearly full: severe |
 //!
 //! "Nearly full" separates two harmless cases from a shortage. A loader that streams files hits its group's limit all the
-//! time, and each time the kernel drops unneeded page cache. And a neighbour that thrashes within its own limit raises the
+//! time, and each time the kernel drops unneeded page cache. And another group that thrashes within its own limit raises the
 //! machine's pressure, though memory returned here would not help it. On the other hand a pool that fills the machine with
 //! pinned memory may be the last process to wait, hence the second row.
 //!

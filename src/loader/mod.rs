@@ -1,6 +1,6 @@
 //! The reference loader: files in, batches on a device out, on nothing but the public pool.
 //!
-//! Shows how a pool of pinned memory is used. Owns the way of the bytes from files to a [`Destination`]. Never pins memory,
+//! Shows how a pool of pinned memory is used. Moves bytes from files to a [`Destination`]. Never pins memory,
 //! never prints, and never copies a byte on the host.
 //!
 //! ```text

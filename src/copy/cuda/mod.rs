@@ -10,7 +10,7 @@
 //!
 //! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
 //! makes the stream part of that capture. Where the memory waits at all it is checked before as well: a capturing stream
-//! that waits for work outside of its capture spoils it.
+//! that waits for work outside of its capture invalidates it.
 //!
 //! Errors that other code left in cudarc's context object are set aside first and put back at the end, where the
 //! user's next call of cudarc finds them. Errors are ours only between the two.

@@ -175,11 +175,11 @@ impl ArenaState {
     /// Takes a block's bytes back. Returns whether that was the last block and every pool is detached.
     pub(super) fn give(&mut self, ptr: ArenaPtr, bytes: u64, now_us: u64) -> bool {
         self.arena.free(ptr, bytes, now_us);
-        self.is_deserted()
+        self.is_unused()
     }
 
     /// Whether every pool is detached and every block came back.
-    pub(super) fn is_deserted(&self) -> bool {
+    pub(super) fn is_unused(&self) -> bool {
         self.attached.is_empty() && self.arena.stats().live_bytes == 0
     }
 
@@ -245,7 +245,7 @@ impl ArenaState {
     /// After the last release: everything that is left, or `None` while a granule is still to be released before its
     /// addresses. Nothing if a block is out: it keeps its memory until the process ends.
     pub(super) fn take_mappings(&mut self) -> Option<Vec<Mapping>> {
-        if !self.is_deserted() {
+        if !self.is_unused() {
             return Some(Vec::new());
         }
         (self.arena.stats().idle_bytes == 0 || self.release_fails).then(|| self.mappings.drain().collect())

@@ -283,8 +283,8 @@ impl SharedArena {
     /// Takes a block's bytes back. A pool is closed once its last block is counted as put, which may be before that
     /// block's memory is given back by another thread; so the last of the two, `detach` or `give`, tears down.
     pub(super) fn give(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) -> Result<(), SourceError> {
-        let is_deserted = self.state.lock().give(ptr, bytes, now_us);
-        if is_deserted { self.teardown(now_us) } else { Ok(()) }
+        let is_unused = self.state.lock().give(ptr, bytes, now_us);
+        if is_unused { self.teardown(now_us) } else { Ok(()) }
     }
 
     /// Divides the time that free memory is kept; `None` restores the setting.

@@ -18,7 +18,7 @@ use pinpool::config::text::format_bytes;
 use pinpool::{Backend, Completion, Pool};
 use serde::Serialize;
 
-use super::destination::{CopyMethod, Destination};
+use super::destination::{BenchTarget, CopyMethod};
 use super::requested::{self, pool_builder};
 use super::statistics::{gb_per_s, median, mib, rounded};
 use super::{Measured, Report};
@@ -96,7 +96,7 @@ impl CopyArgs {
     pub(super) fn measure(&self) -> Measured<CopyReport> {
         let sizes = self.sizes()?;
         let largest = sizes.iter().chain(&TRACKED_SIZES).copied().max().unwrap_or(1);
-        let mut destination = Destination::open(usize::try_from(largest).unwrap_or(usize::MAX))?;
+        let mut destination = BenchTarget::open(usize::try_from(largest).unwrap_or(usize::MAX))?;
         let (available, missing) = requested::backends(&self.backend, largest.saturating_mul(DEPTH as u64))?;
         let best = available.first().cloned().unwrap_or(Backend::Heap);
         let tracked_over = best.name();
@@ -126,7 +126,7 @@ impl CopyArgs {
     }
 }
 
-fn rate(pool: &Pool, destination: &mut Destination, size: u64, seconds: Duration) -> Measured<f64> {
+fn rate(pool: &Pool, destination: &mut BenchTarget, size: u64, seconds: Duration) -> Measured<f64> {
     let len = usize::try_from(size).unwrap_or(usize::MAX);
     let mut bufs = (0..DEPTH).map(|_| pool.get(len)).collect::<Result<Vec<_>, _>>()?;
     bufs.iter_mut().try_for_each(|buf| buf.as_mut_slice().map(|bytes| bytes.fill(1)))?;
@@ -151,7 +151,7 @@ fn rate(pool: &Pool, destination: &mut Destination, size: u64, seconds: Duration
     Ok(gb_per_s(bytes, took))
 }
 
-fn track(pool: &Pool, destination: &mut Destination, bytes: u64, seconds: Duration) -> Measured<TrackedCopies> {
+fn track(pool: &Pool, destination: &mut BenchTarget, bytes: u64, seconds: Duration) -> Measured<TrackedCopies> {
     let len = usize::try_from(bytes).unwrap_or(usize::MAX);
     let methods = destination.methods();
     let mut bare_buf = pool.get(len)?;
@@ -178,7 +178,7 @@ fn track(pool: &Pool, destination: &mut Destination, bytes: u64, seconds: Durati
     Ok(TrackedCopies { bytes, bare_ns: rounded(bare_ns), ways: methods.iter().zip(tracked).map(method_time).collect() })
 }
 
-fn turn(pool: &Pool, destination: &mut Destination, method: CopyMethod, len: usize) -> Measured<Duration> {
+fn turn(pool: &Pool, destination: &mut BenchTarget, method: CopyMethod, len: usize) -> Measured<Duration> {
     let mut took = Duration::ZERO;
     for _ in 0..BURSTS {
         let begun = Instant::now();

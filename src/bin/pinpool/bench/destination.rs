@@ -13,7 +13,7 @@ use pinpool::{Completion, Error, FenceKind, PinnedBuf};
 
 /// A stream and the memory that every copy on it overwrites.
 #[derive(Debug)]
-pub(super) enum Destination {
+pub(super) enum BenchTarget {
     Sink {
         stream: SinkStream,
         memory: SinkMem,
@@ -42,9 +42,9 @@ pub(super) enum CopyMethod {
     MemcpyHtod,
 }
 
-impl Destination {
+impl BenchTarget {
     /// A destination for copies of up to `bytes`.
-    pub(super) fn open(bytes: usize) -> Result<Destination, Error> {
+    pub(super) fn open(bytes: usize) -> Result<BenchTarget, Error> {
         #[cfg(feature = "cuda")]
         // Checked first because cudarc panics without a driver.
         if pinpool::backend::CudaSource::new(0).is_ok() {
@@ -55,45 +55,45 @@ impl Destination {
                 let (address, _) = memory.device_ptr(&stream);
                 // SAFETY: `memory` is kept beside it, and every copy goes through the one stream.
                 let raw = unsafe { RawMem::from_raw(address, bytes, stream.clone()) };
-                Ok(Destination::Cuda { name: context.name()?, stream, raw, address, memory })
+                Ok(BenchTarget::Cuda { name: context.name()?, stream, raw, address, memory })
             });
             return opened.map_err(|error| driver_error(&error));
         }
-        Ok(Destination::Sink { stream: SinkStream::new()?, memory: SinkMem::new(bytes) })
+        Ok(BenchTarget::Sink { stream: SinkStream::new()?, memory: SinkMem::new(bytes) })
     }
 
     pub(super) fn describe(&self) -> String {
         match self {
-            Destination::Sink { .. } => "the host sink (no GPU: a thread that copies)".to_owned(),
+            BenchTarget::Sink { .. } => "the host sink (no GPU: a thread that copies)".to_owned(),
             #[cfg(feature = "cuda")]
-            Destination::Cuda { name, .. } => name.clone(),
+            BenchTarget::Cuda { name, .. } => name.clone(),
         }
     }
 
     /// Copies the buffer and gives it back.
     pub(super) fn copy_all(&mut self, buf: PinnedBuf) -> Result<Completion, Error> {
         match self {
-            Destination::Sink { stream, memory } => buf.copy_to(stream, memory),
+            BenchTarget::Sink { stream, memory } => buf.copy_to(stream, memory),
             #[cfg(feature = "cuda")]
-            Destination::Cuda { stream, memory, .. } => buf.copy_to(stream, memory),
+            BenchTarget::Cuda { stream, memory, .. } => buf.copy_to(stream, memory),
         }
     }
 
     /// Copies the first `len` bytes of the buffer.
     pub(super) fn copy(&mut self, buf: &mut PinnedBuf, len: usize) -> Result<Completion, Error> {
         match self {
-            Destination::Sink { stream, memory } => buf.copy_range_to(0..len, stream, memory),
+            BenchTarget::Sink { stream, memory } => buf.copy_range_to(0..len, stream, memory),
             #[cfg(feature = "cuda")]
-            Destination::Cuda { stream, memory, .. } => buf.copy_range_to(0..len, stream, memory),
+            BenchTarget::Cuda { stream, memory, .. } => buf.copy_range_to(0..len, stream, memory),
         }
     }
 
     /// The methods of this destination and their names.
     pub(super) fn methods(&self) -> &'static [(&'static str, CopyMethod)] {
         match self {
-            Destination::Sink { .. } => &[("copy_to", CopyMethod::CopyTo)],
+            BenchTarget::Sink { .. } => &[("copy_to", CopyMethod::CopyTo)],
             #[cfg(feature = "cuda")]
-            Destination::Cuda { .. } => &[
+            BenchTarget::Cuda { .. } => &[
                 ("copy_to", CopyMethod::CopyTo),
                 ("copy_to_slice", CopyMethod::CopyToSlice),
                 ("memcpy_htod", CopyMethod::MemcpyHtod),
@@ -105,9 +105,9 @@ impl Destination {
     pub(super) fn copy_by(&mut self, method: CopyMethod, buf: PinnedBuf) -> Result<(), Error> {
         match (self, method) {
             #[cfg(feature = "cuda")]
-            (Destination::Cuda { stream, raw, .. }, CopyMethod::CopyTo) => buf.copy_to(stream, raw).map(drop),
+            (BenchTarget::Cuda { stream, raw, .. }, CopyMethod::CopyTo) => buf.copy_to(stream, raw).map(drop),
             #[cfg(feature = "cuda")]
-            (Destination::Cuda { stream, memory, .. }, CopyMethod::MemcpyHtod) => {
+            (BenchTarget::Cuda { stream, memory, .. }, CopyMethod::MemcpyHtod) => {
                 stream.memcpy_htod(&buf, memory).map_err(|error| driver_error(&error))
             }
             (destination, _) => destination.copy_all(buf).map(drop),
@@ -129,14 +129,14 @@ impl Destination {
 
     fn enqueue_untracked(&mut self, buf: &PinnedBuf) -> Result<(), Error> {
         match self {
-            Destination::Sink { stream, memory } => {
+            BenchTarget::Sink { stream, memory } => {
                 // SAFETY: `time_untracked` keeps the buffer, unchanged, until the stream is synchronized.
                 let enqueued =
                     unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len(), FencePurpose::Pool(FenceKind::Event)) };
                 enqueued.map(drop).map_err(|failure| Error::device(format!("{failure:?}")))
             }
             #[cfg(feature = "cuda")]
-            Destination::Cuda { stream, address, .. } => {
+            BenchTarget::Cuda { stream, address, .. } => {
                 let source = buf.as_ptr().cast();
                 // SAFETY: as above; `memory` holds as many bytes as every buffer, and the context is current.
                 let enqueued = unsafe { sys::cuMemcpyHtoDAsync_v2(*address, source, buf.len(), stream.cu_stream()) };
@@ -148,9 +148,9 @@ impl Destination {
     /// Waits for all copies.
     pub(super) fn synchronize(&self) -> Result<(), Error> {
         match self {
-            Destination::Sink { stream, .. } => stream.synchronize(),
+            BenchTarget::Sink { stream, .. } => stream.synchronize(),
             #[cfg(feature = "cuda")]
-            Destination::Cuda { stream, .. } => stream.synchronize().map_err(|error| driver_error(&error)),
+            BenchTarget::Cuda { stream, .. } => stream.synchronize().map_err(|error| driver_error(&error)),
         }
     }
 }

@@ -12,8 +12,8 @@ use clap::Args;
 use pinpool::{Backend, Pool, Preset};
 use serde::Serialize;
 
-use super::destination::Destination;
-use super::producers::{self, Batches, Buffers, FIRST, LONGEST_BYTES};
+use super::destination::BenchTarget;
+use super::producers::{self, BatchPattern, Buffers, FIRST, LONGEST_BYTES};
 use super::requested::{self, pool_builder};
 use super::statistics::{mib, micros, quotient, rounded};
 use super::{Measured, Report};
@@ -31,8 +31,8 @@ pub(super) struct LoaderArgs {
     producers: u16,
 
     /// Bytes of a batch; repeatable
-    #[arg(long, value_enum, default_values_t = [Batches::Fixed, Batches::Lognormal])]
-    batches: Vec<Batches>,
+    #[arg(long, value_enum, default_values_t = [BatchPattern::Fixed, BatchPattern::Lognormal])]
+    batches: Vec<BatchPattern>,
 
     /// Seconds of each loop, after a first one
     #[arg(long, value_name = "S", default_value = "4", value_parser = requested::seconds)]
@@ -97,7 +97,7 @@ impl LoaderArgs {
             let what = format!("a ring of {len} {} batches", batches.name());
             requested::fits(argument, what, producers::ring_bytes(self.producers, batches), "give fewer")?;
         }
-        let mut destination = Destination::open(LONGEST_BYTES)?;
+        let mut destination = BenchTarget::open(LONGEST_BYTES)?;
         // Building a pool allocates nothing.
         let pool = || pool_builder(self.backend.clone()).preset(self.preset).build();
         let names = pool()?.stats();
@@ -112,7 +112,12 @@ impl LoaderArgs {
         })
     }
 
-    fn measure_batches(&self, batches: Batches, destination: &mut Destination, pool: &Pool) -> Measured<LoaderFigures> {
+    fn measure_batches(
+        &self,
+        batches: BatchPattern,
+        destination: &mut BenchTarget,
+        pool: &Pool,
+    ) -> Measured<LoaderFigures> {
         let (producers, fills, time) = (self.producers, !self.no_fill, FIRST + self.seconds);
         let ring_backend = match pool.stats().backend {
             "vmm" | "register" => Backend::Cuda,

@@ -20,7 +20,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
 
 use super::Measured;
-use super::destination::Destination;
+use super::destination::BenchTarget;
 use super::statistics::{Histogram, gb_per_s};
 
 /// Copies in flight at once.
@@ -39,26 +39,26 @@ pub(super) const FIRST: Duration = Duration::from_secs(1);
 
 /// Sizes of batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Batches {
+pub(super) enum BatchPattern {
     /// 9.19 MiB
     Fixed,
     /// Lognormal, mean 4 MiB
     Lognormal,
 }
 
-impl Batches {
+impl BatchPattern {
     pub(super) fn name(self) -> String {
         format!("{self:?}").to_lowercase()
     }
 
     fn longest_bytes(self) -> usize {
-        if self == Batches::Fixed { FIXED_BYTES } else { LONGEST_BYTES }
+        if self == BatchPattern::Fixed { FIXED_BYTES } else { LONGEST_BYTES }
     }
 
     /// The sizes of one producer, the same in every run.
     fn sizes(self, producer: u64) -> impl Iterator<Item = usize> {
         let mu = LOGNORMAL_MEAN_BYTES.ln() - LOGNORMAL_SIGMA * LOGNORMAL_SIGMA / 2.0;
-        let lognormal = (self == Batches::Lognormal).then(|| LogNormal::new(mu, LOGNORMAL_SIGMA).ok()).flatten();
+        let lognormal = (self == BatchPattern::Lognormal).then(|| LogNormal::new(mu, LOGNORMAL_SIGMA).ok()).flatten();
         let mut rng = ChaCha8Rng::seed_from_u64(SEED + producer);
         #[allow(clippy::cast_possible_truncation)] // Positive, and at most the longest.
         let next = move || match lognormal {
@@ -94,12 +94,12 @@ pub(super) fn ring_len(producers: u16) -> usize {
     2 * usize::from(producers) + DEPTH + 1
 }
 
-pub(super) fn ring_bytes(producers: u16, batches: Batches) -> u64 {
+pub(super) fn ring_bytes(producers: u16, batches: BatchPattern) -> u64 {
     (ring_len(producers) * batches.longest_bytes()) as u64
 }
 
 impl<'a> Buffers<'a> {
-    pub(super) fn ring(pool: &Pool, producers: u16, batches: Batches) -> Measured<Buffers<'a>> {
+    pub(super) fn ring(pool: &Pool, producers: u16, batches: BatchPattern) -> Measured<Buffers<'a>> {
         let longest = batches.longest_bytes();
         let mut ring = (0..ring_len(producers)).map(|_| pool.get(longest)).collect::<Result<Vec<_>, _>>()?;
         ring.iter_mut().try_for_each(|buf| buf.as_mut_slice().map(|bytes| bytes.fill(1)))?;
@@ -117,7 +117,7 @@ impl<'a> Buffers<'a> {
         Ok(Batch { buf, len })
     }
 
-    fn copy(&self, destination: &mut Destination, Batch { mut buf, len }: Batch) -> Measured<CopyInFlight> {
+    fn copy(&self, destination: &mut BenchTarget, Batch { mut buf, len }: Batch) -> Measured<CopyInFlight> {
         Ok(match self {
             Buffers::Pool(_) => CopyInFlight { copy: destination.copy_all(buf)?, len, ring_buf: None },
             Buffers::Ring(_) => CopyInFlight { copy: destination.copy(&mut buf, len)?, len, ring_buf: Some(buf) },
@@ -177,8 +177,8 @@ struct Loop<'a> {
 /// Runs the loop for `time`.
 pub(super) fn run(
     buffers: &Buffers<'_>,
-    (producers, batches, fills): (u16, Batches, bool),
-    destination: &mut Destination,
+    (producers, batches, fills): (u16, BatchPattern, bool),
+    destination: &mut BenchTarget,
     time: Duration,
 ) -> Measured<LoopResult> {
     let (over, requested_bytes, peak_requested_bytes) = Default::default();
@@ -246,7 +246,7 @@ impl Loop<'_> {
 
     fn copy(
         &self,
-        destination: &mut Destination,
+        destination: &mut BenchTarget,
         queued: &Receiver<Batch>,
         begun: Instant,
         time: Duration,

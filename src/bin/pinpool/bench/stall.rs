@@ -18,7 +18,7 @@ use pinpool::config::text::format_bytes;
 use pinpool::{Backend, Completion, Error, PinnedBuf, Pool};
 use serde::Serialize;
 
-use super::destination::Destination;
+use super::destination::BenchTarget;
 use super::pin::touch;
 use super::requested::{self, pool_builder};
 use super::statistics::{Histogram, mib, micros, rounded};
@@ -108,14 +108,14 @@ impl StallArgs {
         let needed_bytes = self.step.saturating_mul(2).saturating_add(copies_bytes);
         let argument = format!("--step {}", format_bytes(self.step));
         requested::fits(argument, "growth beside memory that is touched", needed_bytes, "give a smaller one")?;
-        let mut destination = Destination::open(COPY_BYTES)?;
+        let mut destination = BenchTarget::open(COPY_BYTES)?;
         let (backends, missing) = requested::backends(&self.backend, self.step + copies_bytes)?;
         let backends = backends.into_iter().map(|backend| self.measure_backend(backend, &mut destination));
         let backends = backends.collect::<Measured<_>>()?;
         Ok(StallReport { to: destination.describe(), step_bytes: self.step, backends, missing })
     }
 
-    fn measure_backend(&self, backend: Backend, destination: &mut Destination) -> Measured<BackendStalls> {
+    fn measure_backend(&self, backend: Backend, destination: &mut BenchTarget) -> Measured<BackendStalls> {
         let name = backend.name();
         let pool = pool_builder(backend).build()?;
         let run = StallRun { pool: &pool, stage: 0.into(), over: false.into(), enqueues: Default::default() };
@@ -211,7 +211,7 @@ impl StallRun<'_> {
     }
 
     /// The copying thread: times of its enqueues, by phase.
-    fn copy(&self, destination: &mut Destination) -> Measured<[Histogram; PHASES.len()]> {
+    fn copy(&self, destination: &mut BenchTarget) -> Measured<[Histogram; PHASES.len()]> {
         let mut idle = (0..=DEPTH).map(|_| self.pool.get(COPY_BYTES)).collect::<Result<Vec<_>, _>>()?;
         let mut in_flight = VecDeque::<(Completion, PinnedBuf)>::new();
         let mut times = <[Histogram; PHASES.len()]>::default();

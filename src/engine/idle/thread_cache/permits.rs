@@ -14,7 +14,7 @@
 //!
 //! **Occupancy.** One word per class, one bit per shard, so a miss with nothing idle reads one word. A set bit may be
 //! stale; a clear bit never is (cache-I1): a put sets the bit after it inserted the buffer, if it is clear. Takes leave it
-//! set, so a thread that takes and puts the same buffer writes no shared word. A thread that searched a shard in vain
+//! set, so a thread that takes and puts the same buffer writes no shared word. A thread that searched a shard without success
 //! clears the bit, in this order:
 //!
 //! ```text
