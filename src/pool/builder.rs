@@ -1,7 +1,7 @@
 //! From settings to a running pool.
 //!
 //! The methods that set something are made from the table in `config/settings.rs`. Decides which source, ceiling and
-//! stand-in the settings mean; what they imply and contradict is decided in `config`.
+//! fallback the settings mean; what they imply and contradict is decided in `config`.
 
 use std::fmt;
 use std::path::Path;
