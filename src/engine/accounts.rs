@@ -8,13 +8,13 @@
 //! Counters and sums only; while other threads run, the figures of a snapshot may be some operations apart.
 
 use crate::error::UsageReport;
-use crate::in_flight::PendingGroup;
+use crate::in_flight::InFlight;
 use crate::policy::Window;
 use crate::stats::Stats;
 use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 
-use super::idle::IdleStats;
-use super::supply::PoolUsage;
+use super::idle::Idle;
+use super::supply::{Backing, PoolUsage};
 
 /// Counts of buffers that are not idle. All Relaxed unless noted: each is a number on its own.
 #[derive(Debug, Default)]
@@ -25,18 +25,6 @@ pub(super) struct Accounts {
     leaked: AtomicU64,
     leaked_bytes: AtomicU64,
     is_closed: AtomicBool,
-}
-
-/// Figures of the other modules, for one snapshot.
-#[derive(Debug)]
-pub(super) struct Readings {
-    pub(super) idle: IdleStats,
-    pub(super) usage: PoolUsage,
-    pub(super) in_flight: u64,
-    pub(super) in_flight_bytes: u64,
-    pub(super) oldest: Option<PendingGroup>,
-    pub(super) waits: u64,
-    pub(super) handed_out: u64,
 }
 
 impl Accounts {
@@ -73,10 +61,19 @@ impl Accounts {
         !self.is_closed.swap(true, Ordering::AcqRel)
     }
 
-    /// Adds the snapshot's figures to `stats`.
-    pub(super) fn snapshot(&self, readings: Readings, stats: Stats) -> Stats {
-        let Readings { idle, usage, in_flight, in_flight_bytes, oldest, waits, handed_out } = readings;
-        let PoolUsage { supply, own_bytes, partition_bytes } = usage;
+    /// Adds the figures of all modules to `stats`.
+    pub(super) fn snapshot<T, U>(
+        &self,
+        stats: Stats,
+        idle_buffers: &Idle<T>,
+        backing: &Backing,
+        copies: &InFlight<U>,
+        waits: u64,
+        now_us: u64,
+    ) -> Stats {
+        let (idle, PoolUsage { supply, own_bytes, partition_bytes }) = (idle_buffers.stats(), backing.usage());
+        let (in_flight, in_flight_bytes, oldest) = (copies.count(), copies.bytes(), copies.oldest(now_us));
+        let handed_out = self.handed_out(idle_buffers.stats().total);
         let (lost, lost_bytes) = (self.leaked.load(Ordering::Relaxed), self.leaked_bytes.load(Ordering::Relaxed));
         let fallbacks = self.fallbacks.load(Ordering::Relaxed);
         Stats {

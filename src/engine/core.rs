@@ -27,7 +27,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::accounts::{Accounts, Readings, usage_report};
+use super::accounts::{Accounts, usage_report};
 use super::block;
 use super::clock::Timekeeper;
 use super::maintenance::{self, Maintenance, Poller};
@@ -355,16 +355,8 @@ impl Core {
         if self.is_forked() {
             return stats;
         }
-        let readings = Readings {
-            idle: self.stock.idle().stats(),
-            usage: self.backing().usage(),
-            in_flight: self.in_flight.count(),
-            in_flight_bytes: self.in_flight.bytes(),
-            oldest: self.in_flight.oldest(self.time.now_us()),
-            waits: self.waiters.total(),
-            handed_out: self.accounts.handed_out(self.stock.idle().stats().total),
-        };
-        self.accounts.snapshot(readings, stats)
+        let (idle, waits, now_us) = (self.stock.idle(), self.waiters.total(), self.time.now_us());
+        self.accounts.snapshot(stats, idle, self.backing(), &self.in_flight, waits, now_us)
     }
 
     /// No handle is left. Idle blocks are released now, others when they come back.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::executor::{Executed, Executor, GRANULE_BYTES, Mapping, Mappings};
 use super::{BlockMemory, Reclaim, Refusal, SupplyStats};
-use crate::arena::{Arena, ArenaPtr, GrowthLimits, NoSpace, Plan, RANGE_BYTES_MAX, Retention};
+use crate::arena::{Arena, ArenaPtr, GrowthLimits, NoSpace, Plan, PlanOutcome, RANGE_BYTES_MAX, Retention};
 use crate::backend::{PAGE_BYTES, Region, SourceError};
 use crate::stats::Underlying;
 
@@ -116,17 +116,14 @@ impl ArenaState {
         self.mappings.executor(plan)
     }
 
-    /// Settles a plan of [`plan_growth`](Self::plan_growth). `took` is the time of its source calls.
+    /// Settles a plan of [`plan_growth`](Self::plan_growth).
     pub(super) fn settle_growth(
         &mut self,
         plan: Plan,
-        executor: Executor,
-        executed: Executed,
-        took: Duration,
+        (executed, outcome): (Executed, PlanOutcome),
         now_us: u64,
     ) -> Result<(), SourceError> {
-        let outcome = executed.outcome;
-        let error = self.count(executor, executed, took);
+        let error = self.count(executed);
         let is_granted = self.arena.settle(plan, outcome, now_us);
         match error {
             None if is_granted => Ok(()),
@@ -139,13 +136,11 @@ impl ArenaState {
     pub(super) fn settle_releases(
         &mut self,
         plan: &Plan,
-        executor: Executor,
         (executed, failed): (Executed, Vec<usize>),
-        took: Duration,
         now_us: u64,
     ) -> Result<(), SourceError> {
         let releases = executed.releases;
-        let error = self.count(executor, executed, took);
+        let error = self.count(executed);
         self.arena.settle_releases(plan, &failed, now_us);
         let was_reported = self.release_fails;
         self.release_fails = error.is_some() || was_reported && releases == 0;
@@ -155,11 +150,10 @@ impl ArenaState {
         }
     }
 
-    /// Counts the calls of a plan and records the regions that it acquired. Returns why one failed.
-    fn count(&mut self, executor: Executor, executed: Executed, took: Duration) -> Option<SourceError> {
-        let Executed { regions, error, committed_bytes, released_bytes, commits, releases, .. } = executed;
-        self.mappings.keep(executor);
-        for (range, region) in regions {
+    /// Counts the calls of a plan and records the regions that it acquired or kept. Returns why a call failed.
+    fn count(&mut self, executed: Executed) -> Option<SourceError> {
+        let Executed { regions, kept, took, error, committed_bytes, released_bytes, commits, releases } = executed;
+        for (range, region) in regions.into_iter().chain(kept) {
             self.mappings.add(range, Mapping::Region(region));
         }
         self.calls.time += took;

@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::gate::ClosedGate;
 use crate::arena::{Arena, ArenaPtr, Extent, GrowthMode, Plan, PlanOutcome, RANGE_BYTES_MAX, Retention, Step};
@@ -41,11 +42,14 @@ pub(super) enum Mapping {
 }
 
 /// The result of the steps of a plan.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Executed {
-    pub(super) outcome: PlanOutcome,
     /// Regions acquired, by range.
     pub(super) regions: Vec<(u32, Region)>,
+    /// Regions that were to be released and were not, by range.
+    pub(super) kept: HashMap<u32, Region>,
+    /// Time of the source calls.
+    pub(super) took: Duration,
     /// Why the first step that failed did.
     pub(super) error: Option<SourceError>,
     pub(super) committed_bytes: u64,
@@ -56,18 +60,6 @@ pub(super) struct Executed {
 }
 
 impl Executed {
-    fn nothing() -> Self {
-        Self {
-            outcome: PlanOutcome::Done,
-            regions: Vec::new(),
-            error: None,
-            committed_bytes: 0,
-            released_bytes: 0,
-            commits: 0,
-            releases: 0,
-        }
-    }
-
     fn released(&mut self, bytes: u64) {
         self.releases += 1;
         self.released_bytes += bytes;
@@ -108,11 +100,6 @@ impl Mappings {
             }
         }
         executor
-    }
-
-    /// Takes back the regions that were not released.
-    pub(super) fn keep(&mut self, executor: Executor) {
-        self.0.extend(executor.leaving.into_iter().map(|(range, region)| (range, Mapping::Region(region))));
     }
 
     /// Address and length of each range.
@@ -170,8 +157,14 @@ pub(super) struct Executor {
 impl Executor {
     /// Executes the steps of `plan` in order, up to the first that fails. Opens the gate after the last release, because
     /// copies need not wait for a commit. Slow calls.
-    pub(super) fn execute(&mut self, source: &dyn Source, plan: &Plan, mut closed: Option<ClosedGate<'_>>) -> Executed {
-        let mut executed = Executed::nothing();
+    pub(super) fn execute(
+        mut self,
+        source: &dyn Source,
+        plan: &Plan,
+        mut closed: Option<ClosedGate<'_>>,
+    ) -> (Executed, PlanOutcome) {
+        let begun = Instant::now();
+        let (mut executed, mut outcome) = (Executed::default(), PlanOutcome::Done);
         let releases =
             plan.steps().iter().rposition(|step| matches!(step, Step::Decommit { .. })).map_or(0, |last| last + 1);
         let mut rest = plan.steps();
@@ -182,25 +175,26 @@ impl Executor {
             }
             let (now, later) = rest.split_at(steps_in_one_call(rest));
             if let Err(error) = self.call(source, now, &mut executed) {
-                let (outcome, error) = match error {
+                let (reached, error) = match error {
                     RemapError::Kept(error) => (PlanOutcome::Failed { done }, error),
                     RemapError::Lost(error) => {
                         now.iter().for_each(|step| executed.released(step.remapped_bytes()));
                         (PlanOutcome::Lost { done, remaps: now.len() }, error)
                     }
                 };
-                (executed.outcome, executed.error) = (outcome, Some(error));
+                (outcome, executed.error) = (reached, Some(error));
                 break;
             }
             rest = later;
         }
         drop(closed);
-        executed
+        (self.finish(executed, begun), outcome)
     }
 
     /// Executes every step of `plan`, which has releases only, and returns the indices of those that failed. Slow calls.
-    pub(super) fn release_each(&mut self, source: &dyn Source, plan: &Plan) -> (Executed, Vec<usize>) {
-        let (mut executed, mut failed) = (Executed::nothing(), Vec::new());
+    pub(super) fn release_each(mut self, source: &dyn Source, plan: &Plan) -> (Executed, Vec<usize>) {
+        let begun = Instant::now();
+        let (mut executed, mut failed) = (Executed::default(), Vec::new());
         for (index, step) in plan.steps().iter().enumerate() {
             if let Err(error) = self.call(source, std::slice::from_ref(step), &mut executed) {
                 failed.push(index);
@@ -208,7 +202,11 @@ impl Executor {
                 executed.error.get_or_insert(error.into());
             }
         }
-        (executed, failed)
+        (self.finish(executed, begun), failed)
+    }
+
+    fn finish(self, executed: Executed, begun: Instant) -> Executed {
+        Executed { kept: self.leaving, took: begun.elapsed(), ..executed }
     }
 
     /// One step, or several moves to adjoining targets.

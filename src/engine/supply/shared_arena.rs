@@ -223,12 +223,10 @@ impl SharedArena {
     ) -> Result<Option<BlockMemory>, SourceError> {
         let ptr = plan.ptr();
         let closed = closed.filter(|_| plan.decommits());
-        let mut executor = state.executor(&plan);
+        let executor = state.executor(&plan);
         drop(state);
-        let begun = Instant::now();
         let executed = executor.execute(&*self.source, &plan, closed);
-        let took = begun.elapsed();
-        let settled = self.state.lock().settle_growth(plan, executor, executed, took, now_us);
+        let settled = self.state.lock().settle_growth(plan, executed, now_us);
         self.settled.notify_all();
         settled?;
         Ok(ptr.and_then(|ptr| self.state.lock().memory_at(ptr, bytes)))
@@ -360,12 +358,10 @@ impl SharedArena {
     ) -> Result<(), SourceError> {
         let mut state = self.state.lock();
         let Some(plan) = plan(&mut state) else { return Ok(()) };
-        let mut executor = state.executor(&plan);
+        let executor = state.executor(&plan);
         drop(state);
-        let begun = Instant::now();
         let executed = executor.release_each(&*self.source, &plan);
-        let took = begun.elapsed();
-        let settled = self.state.lock().settle_releases(&plan, executor, executed, took, now_us);
+        let settled = self.state.lock().settle_releases(&plan, executed, now_us);
         self.settled.notify_all();
         settled
     }
