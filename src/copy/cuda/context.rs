@@ -127,7 +127,13 @@ impl ContextState {
 
     /// A stream of our own with no work on it. The context is current.
     pub(super) fn take_stream(&self) -> Result<Arc<CudaStream>, DriverError> {
-        self.spare_streams.pop().map_or_else(|| self.own()?.context.new_stream(), Ok)
+        let Some(stream) = self.spare_streams.pop() else {
+            let own = self.own()?;
+            // An error left in our object by an earlier copy is not this stream's.
+            let _of_an_earlier_copy = own.context.check_err();
+            return own.context.new_stream();
+        };
+        Ok(stream)
     }
 
     /// Takes a stream back. It is kept if it has no work left; otherwise the driver destroys it when its work is over.
