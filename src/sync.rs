@@ -1,4 +1,4 @@
-//! The only source of atomics, cells and locks, so that a model checker can replace them.
+//! Atomics, cells and locks that a model checker can replace.
 //!
 //! Under `cfg(loom)` the same names are loom's, which runs every interleaving of the models in the modules that use them.
 //! Statics use [`process`], because loom's atomics cannot be statics; state that no model covers uses `process` and

@@ -12,9 +12,9 @@
 //! ```
 //!
 //! Why these suffice: as a buffer moves up within a gap, the count of missing granules falls only when its start passes an
-//! uncommitted granule, and rises only when its end enters one. So the lowest of the best starts is the start of the gap
-//! or a granule edge; and if it lies inside an uncommitted run, the buffer ends in the last granule of a hole: otherwise
-//! one granule further up would be better, or a lower start as good.
+//! uncommitted granule, and rises only when its end enters one. So the lowest best start is the start of the gap, a
+//! granule edge, or inside an uncommitted run the position where the buffer ends in the last granule of a hole. From any
+//! other start, one granule further up would be better, or a lower start as good.
 //!
 //! - **uncommitted-I1**: Runs are whole granules, and no two touch or overlap.
 

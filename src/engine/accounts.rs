@@ -1,8 +1,8 @@
 //! What the engine counts beside the idle buffers, and the snapshot of all figures.
 //!
 //! ```text
-//!   handed out = gets + fallbacks - puts - leaked        in use and in flight; at 0 beside those in flight, a sealed
-//!                                                        pool closes, once
+//!   handed out = gets + fallbacks - puts - leaked        in use and in flight; a sealed pool closes, once, when only
+//!                                                        buffers in flight are handed out
 //! ```
 //!
 //! Counters and sums only; while other threads run, the figures of a snapshot may be some operations apart.

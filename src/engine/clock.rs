@@ -1,6 +1,6 @@
 //! The pool's time: microseconds since it was made, and a coarse copy of them that costs a load.
 //!
-//! A hit reads no clock. Misses, [`Pool::poll`](crate::Pool::poll) and every 63rd hit of a thread refresh the coarse
+//! Most hits read no clock. Misses, [`Pool::poll`](crate::Pool::poll) and every 63rd hit of a thread refresh the coarse
 //! copy, which is exact enough for rules that count in seconds.
 
 use std::time::Instant;

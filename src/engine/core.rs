@@ -12,14 +12,14 @@
 //!        last buffer back ────▶ close: wait for copies, abandon those that do not end, detach from the arena
 //! ```
 //!
-//! A sweep may query a driver, which is slow when many threads do. So a hit never sweeps: a get that needs the memory
-//! does, a waiting get, a poll ([`Pool::poll`](crate::Pool::poll) or every 63rd hit of a thread), a trim, a clear, and
-//! the end.
+//! A sweep may query a driver, which is slow when many threads do. So only every 63rd hit of a
+//! thread sweeps, by a poll. A get that needs the memory sweeps, a waiting get, [`Pool::poll`](crate::Pool::poll), a trim,
+//! a clear, and the end.
 //!
 //! Does no arithmetic of its own: `policy` decides, `stock` keeps, pins and unpins, `accounts` counts.
 //!
-//! - core-I1: a block is released by value, from idle, from a completed put, or never given to a user. So no reference
-//!   and no copy uses its memory: a put with copies goes through `in_flight`, which returns the block after its fences.
+//! - core-I1: a block is released only if it was idle, its put is complete, or no user ever had it. So no reference and
+//!   no copy uses its memory: a put with copies goes through `in_flight`, which returns the block after its fences.
 //! - core-I2: memory whose copies cannot be known to be over is leaked, never released.
 //! - core-I3: the pool closes once, after `seal`, when every buffer handed out has been put, is in flight or was leaked.
 

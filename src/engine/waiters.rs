@@ -10,8 +10,8 @@
 //!
 //! Owns the line. Never acquires memory: that is the caller's `attempt`.
 //!
-//! - waiters-I1: a put after a get joined the line wakes the first in line, or that get's attempt sees what was put (with
-//!   the exception in `has_waiters`, which `patience` bounds).
+//! - waiters-I1: no wake-up is lost. A put made after a get joined the line wakes the first in line, or that get's next
+//!   attempt finds the buffer. For the exception see `has_waiters`; `patience` bounds each sleep.
 //! - waiters-I2: a get that leaves the line wakes the next.
 
 use std::collections::VecDeque;

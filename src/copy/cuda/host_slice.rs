@@ -17,7 +17,7 @@
 //! - **host-slice-I1**: the event of a fence is new, is recorded only by cudarc's `SyncOnDrop`, and lives until the borrow
 //!   of the memory is over: `CopyFences` lets go of a fence only through `&mut` (copy-fences-I1).
 //! - **host-slice-I2**: once that borrow is over, a fence without a record is an error, never done: the end of the copy is
-//!   unknown. The same holds for a record in a graph, where the copy then is as well.
+//!   unknown. If the event was recorded into a graph, so was the copy; that is an error too.
 //! - **host-slice-I3**: a copy is not waited for only if the stream's [id](super::stream::id) shows that the next one comes
 //!   behind it.
 #![allow(unsafe_code)] // Hands an event to cudarc, and calls the driver.

@@ -15,7 +15,7 @@
 //!
 //! Invariants:
 //!
-//! - **timeline-I1**: a word is written by one stream only, in the order of its numbers. Streams are told apart by their id,
+//! - **timeline-I1**: a word is written by one stream only, in the order of its numbers. Streams are distinguished by id,
 //!   since a handle may be another stream's while its own copies still run. A number is taken and its write enqueued under
 //!   one lock, and no number is taken twice, not even if its write failed.
 //! - **timeline-I2**: words live as long as the process, as their context's state does (context-I1), so a fence may read one
@@ -24,7 +24,7 @@
 //!   stream of our own on which no work ever runs: one thread in each [`HEALTH_EVERY_US`].
 //! - **timeline-I4**: numbers have 64 bits and never wrap; the stream writes the low half. A reading is extended from the
 //!   last progress seen: it is less than 2^31 ahead of that, since [`Sequence::next`] gives out no number that is not. A
-//!   reading further ahead is really behind, and is ignored.
+//!   reading that seems further ahead is an old value, and is ignored.
 #![allow(unsafe_code)] // Calls the driver, and reads memory that a device writes.
 
 use std::collections::HashMap;

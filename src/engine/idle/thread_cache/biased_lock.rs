@@ -9,8 +9,8 @@
 //! ```
 //!
 //! An exchange costs some twenty cycles and a take with its put needs two, which is most of the time of a hit. The owner
-//! enters thousands of times for each entry of another thread, so that thread pays: once, a few microseconds; then both
-//! use the exchange until the owner has been alone for long. Where the heavy fence is not available the lock is never
+//! enters thousands of times for each entry of another thread, so the other thread carries the cost: one heavy fence of a
+//! few microseconds. After that both use the exchange, until the owner has entered many times in a row. Where the heavy fence is not available the lock is never
 //! biased. A section calls nothing outside its module, so a thread inside is late only if the kernel preempted it; waiters
 //! spin a little and then yield.
 //!
