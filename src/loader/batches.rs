@@ -3,14 +3,17 @@
 //! Owns the division into batches and the shuffle. Never reads a file and never asks the pool.
 //!
 //! ```text
-//!   order     3  0  4  1  2       one epoch: every sample once
-//!   batches  [3  0][4][1  2]      as many samples and bytes as the options allow
+//!   order     3  0  4           1  2       one epoch: every sample once
+//!   batches  [3  0][4.0][4.1][4.2  1][2]   as many samples and bytes as the options allow; 4 is longer than a batch
 //! ```
 //!
-//! - **plan-I1**: a batch has at least one sample, so a sample longer than the limit has a batch of its own.
+//! - **plan-I1**: a batch has at least one part of a sample and no more bytes than the limit. Only a sample that is longer
+//!   than the limit is split: it starts a batch, its parts lie in batches that follow each other, and others may follow its
+//!   last part.
 //! - **plan-I2**: a batch lies within one epoch; the last one of an epoch is short.
 //! - **plan-I3**: the order of an epoch depends on the seed and the number of the epoch only.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use rand::SeedableRng;
@@ -22,6 +25,17 @@ use super::failure::{Failure, FailureCause};
 use super::run::LoadOptions;
 use crate::Error;
 
+/// Consecutive bytes of a sample; all of them, unless the sample is longer than a batch may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SamplePart {
+    /// Index into [`Catalog::samples`].
+    pub(super) sample: usize,
+    /// First byte, counted from the start of the sample.
+    pub(super) start: u64,
+    /// Bytes from there.
+    pub(super) len_bytes: u64,
+}
+
 /// A batch before it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PlannedBatch {
@@ -29,8 +43,8 @@ pub(super) struct PlannedBatch {
     pub(super) number: u64,
     /// Counted from 0.
     pub(super) epoch: u64,
-    /// Indices into [`Catalog::samples`], in the order of their bytes in the batch.
-    pub(super) samples: Vec<usize>,
+    /// In the order of their bytes in the batch.
+    pub(super) parts: Vec<SamplePart>,
     /// Sum of their lengths.
     pub(super) len_bytes: u64,
 }
@@ -45,12 +59,12 @@ pub(super) struct Skipped {
 impl PlannedBatch {
     /// The whole batch is skipped: one failure for all of its files.
     pub(super) fn skipped(&self, catalog: &Catalog, error: &Arc<Error>) -> Skipped {
-        let first = self.samples.first().map_or_else(String::new, |&sample| catalog.name(sample));
-        let name = match self.samples.len() {
+        let first = self.parts.first().map_or_else(String::new, |part| catalog.name(part.sample));
+        let name = match self.parts.len() {
             1 => first,
             many => format!("batch {} ({many} samples, the first {first})", self.number),
         };
-        let files = self.samples.iter().map(|&sample| catalog.samples[sample].file).collect();
+        let files = self.parts.iter().map(|part| catalog.samples[part.sample].file).collect();
         Skipped { files, failure: Failure::new(name, FailureCause::Pool(error.clone())) }
     }
 }
@@ -63,14 +77,16 @@ pub(super) struct Batches<'a> {
     epoch: u64,
     number: u64,
     order: Vec<usize>,
-    /// Samples of this epoch that are in earlier batches.
+    /// Samples of this epoch that are in earlier batches to their end.
     taken: usize,
+    /// Bytes of the next sample that are in earlier batches.
+    taken_bytes: u64,
 }
 
 impl<'a> Batches<'a> {
     pub(super) fn new(catalog: &'a Catalog, options: &'a LoadOptions) -> Batches<'a> {
         let order = (0..catalog.samples.len()).collect();
-        let mut batches = Batches { catalog, options, epoch: 0, number: 0, order, taken: 0 };
+        let mut batches = Batches { catalog, options, epoch: 0, number: 0, order, taken: 0, taken_bytes: 0 };
         batches.start_epoch();
         batches
     }
@@ -104,16 +120,25 @@ impl Iterator for Batches<'_> {
         if self.epoch == self.options.epochs || self.order.is_empty() {
             return None;
         }
-        let mut batch = PlannedBatch { number: self.number, epoch: self.epoch, samples: Vec::new(), len_bytes: 0 };
-        for &sample in &self.order[self.taken..] {
-            let len_bytes = batch.len_bytes.saturating_add(self.catalog.samples[sample].len_bytes);
-            if !batch.samples.is_empty() && self.is_over_limit(batch.samples.len() + 1, len_bytes) {
+        let max_bytes = self.options.batch_bytes.map_or(u64::MAX, NonZeroU64::get);
+        let mut batch = PlannedBatch { number: self.number, epoch: self.epoch, parts: Vec::new(), len_bytes: 0 };
+        while let Some(&sample) = self.order.get(self.taken) {
+            let rest = self.catalog.samples[sample].len_bytes - self.taken_bytes;
+            let is_first = batch.parts.is_empty();
+            if !is_first && self.is_over_limit(batch.parts.len() + 1, batch.len_bytes.saturating_add(rest)) {
                 break;
             }
-            batch.samples.push(sample);
-            batch.len_bytes = len_bytes;
+            // Whatever follows the first part fits whole.
+            let len_bytes = if is_first { rest.min(max_bytes) } else { rest };
+            batch.parts.push(SamplePart { sample, start: self.taken_bytes, len_bytes });
+            batch.len_bytes = batch.len_bytes.saturating_add(len_bytes);
+            if len_bytes < rest {
+                self.taken_bytes += len_bytes;
+                break;
+            }
+            self.taken += 1;
+            self.taken_bytes = 0;
         }
-        self.taken += batch.samples.len();
         self.number += 1;
         Some(batch)
     }
@@ -121,8 +146,6 @@ impl Iterator for Batches<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU64;
-
     use super::super::catalog::DataOrigin;
     use super::*;
 
@@ -139,17 +162,66 @@ mod tests {
         let catalog = catalog(&[1; 5]);
         let options = LoadOptions { epochs: 2, batch_samples: NonZeroU64::new(2), ..LoadOptions::default() };
         let batches: Vec<_> = Batches::new(&catalog, &options).collect();
-        let held: Vec<_> = batches.iter().map(|batch| batch.samples.clone()).collect();
+        let held: Vec<_> = batches.iter().map(samples).collect();
         assert_eq!(held, [vec![0, 1], vec![2, 3], vec![4], vec![0, 1], vec![2, 3], vec![4]]);
         assert_eq!(batches.iter().map(|batch| batch.number).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
         assert_eq!(batches.iter().map(|batch| batch.epoch).collect::<Vec<_>>(), [0, 0, 0, 1, 1, 1]);
     }
 
+    fn samples(batch: &PlannedBatch) -> Vec<usize> {
+        batch.parts.iter().map(|part| part.sample).collect()
+    }
+
+    /// The parts of each batch as sample, start and length.
+    fn parts(lengths: &[u64], max_bytes: u64, max_samples: u64) -> Vec<Vec<(usize, u64, u64)>> {
+        let options = LoadOptions {
+            batch_bytes: NonZeroU64::new(max_bytes),
+            batch_samples: NonZeroU64::new(max_samples),
+            ..LoadOptions::default()
+        };
+        let catalog = catalog(lengths);
+        let batches = Batches::new(&catalog, &options).map(|batch| {
+            assert_eq!(batch.len_bytes, batch.parts.iter().map(|part| part.len_bytes).sum::<u64>());
+            batch.parts.iter().map(|part| (part.sample, part.start, part.len_bytes)).collect()
+        });
+        batches.collect()
+    }
+
     #[test]
-    fn lengths_that_overflow_stay_apart() {
-        let catalog = catalog(&[u64::MAX, u64::MAX, 3]);
-        let options = LoadOptions { batch_bytes: NonZeroU64::new(8), ..LoadOptions::default() };
-        let held: Vec<_> = Batches::new(&catalog, &options).map(|batch| batch.samples).collect();
-        assert_eq!(held, [vec![0], vec![1], vec![2]]);
+    fn a_sample_longer_than_a_batch_is_split_and_shares_its_last_batch() {
+        let split = parts(&[3, 20, 2, 8, 0, 9], 8, 0);
+        let expected: [&[_]; 6] =
+            [&[(0, 0, 3)], &[(1, 0, 8)], &[(1, 8, 8)], &[(1, 16, 4), (2, 0, 2)], &[(3, 0, 8), (4, 0, 0)], &[(5, 0, 8)]];
+        assert_eq!(split[..6], expected);
+        assert_eq!(split[6..], [[(5, 8, 1)]]);
+        assert_eq!(parts(&[20, 1], 8, 1), [[(0, 0, 8)], [(0, 8, 8)], [(0, 16, 4)], [(1, 0, 1)]]);
+    }
+
+    #[test]
+    fn without_a_limit_on_bytes_no_sample_is_split() {
+        assert_eq!(parts(&[1 << 50, 1], 0, 1), [[(0, 0, 1 << 50)], [(1, 0, 1)]]);
+    }
+
+    #[test]
+    fn every_byte_of_an_epoch_is_planned_once_in_order() {
+        for max_bytes in 1..40 {
+            let lengths = [0, 17, 39, 1, 0, 40, 41, 5, 120, 0];
+            let mut at = vec![0; lengths.len()];
+            for batch in parts(&lengths, max_bytes, 0) {
+                assert!(batch.iter().map(|part| part.2).sum::<u64>() <= max_bytes);
+                for (sample, start, len_bytes) in batch {
+                    assert_eq!(at[sample], start);
+                    at[sample] += len_bytes;
+                }
+            }
+            assert_eq!(at, lengths);
+        }
+    }
+
+    #[test]
+    fn lengths_near_the_largest_number_do_not_overflow() {
+        let max = 1 << 63;
+        assert_eq!(parts(&[u64::MAX, 3], max, 0), [vec![(0, 0, max)], vec![(0, max, max - 1)], vec![(1, 0, 3)]]);
+        assert_eq!(parts(&[u64::MAX, u64::MAX], 0, 1), [[(0, 0, u64::MAX)], [(1, 0, u64::MAX)]]);
     }
 }

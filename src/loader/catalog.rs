@@ -62,7 +62,7 @@ pub struct DataFile {
     pub samples: u64,
 }
 
-/// The unit that is batched and shuffled, and never split.
+/// The unit that is shuffled, counted and checked. Only a sample longer than a batch may be lies in several batches.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Sample {

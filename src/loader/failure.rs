@@ -47,6 +47,14 @@ pub enum FailureCause {
         /// Bytes that could be read.
         read_bytes: u64,
     },
+    /// A file is longer than it was when it was listed: somebody is still writing it.
+    #[error("grew: {planned_bytes} bytes when it was listed, {found_bytes} when it was read")]
+    Grown {
+        /// Its length when it was listed.
+        planned_bytes: u64,
+        /// Its length after it was read.
+        found_bytes: u64,
+    },
     /// A tar archive cannot be read from end to end.
     #[error("broken tar: {0}")]
     Tar(#[from] TarError),

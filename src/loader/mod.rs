@@ -46,7 +46,9 @@
 //! # }
 //! ```
 //!
-//! - **loader-I1**: a run holds at most `prefetch` buffers ahead of the copies and one for each lane of the destination.
+//! - **loader-I1**: a run holds at most `prefetch` buffers ahead of the copies and one for each lane of the destination. Each
+//!   has at most `batch_bytes`, rounded up to a class of the pool (less than an eighth more). So a run holds at most
+//!   `(prefetch + lanes) * batch_bytes` of the pool, however long a file is. The destination has `lanes * batch_bytes` of its own.
 //! - **loader-I2**: what cannot be loaded is reported once to the [`Observer`], counted and skipped; the rest arrives.
 
 mod batches;

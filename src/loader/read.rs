@@ -5,29 +5,29 @@
 //!
 //! ```text
 //!   planned   [ a ][ b, truncated ][ c ]
-//!   read      [ a ][ c ]                      a sample that fails leaves no gap
+//!   read      [ a ][ c ]                      a part that fails leaves no gap
 //! ```
 //!
-//! - **read-I1**: the samples read lie back to back from the start of the buffer, in the planned order.
+//! - **read-I1**: the parts read lie back to back from the start of the buffer, in the planned order.
+//! - **read-I2**: a file that is no longer as long as it was when it was listed is a failure, never cut silently.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rand::Rng;
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::batches::{PlannedBatch, Skipped};
-use super::catalog::{Catalog, DataOrigin, Sample};
+use super::batches::{PlannedBatch, SamplePart, Skipped};
+use super::catalog::{Catalog, DataOrigin, FileRange, Sample};
 use super::failure::{Failure, FailureCause};
 use super::run::StopFlag;
-use super::synthetic::stream_of;
+use super::synthetic::SyntheticBytes;
 
 /// Bytes read at a time: few enough to be in the core's cache for the checksum, and to see a stop soon.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// A sample in a batch.
+/// A part of a sample in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BatchSegment {
     /// Index into [`Catalog::samples`].
@@ -74,24 +74,24 @@ impl<'a> SampleReader<'a> {
         SampleReader { catalog, stop, verify, open: None }
     }
 
-    /// Reads the samples of `batch` into `buffer`, which holds at least as many bytes. `None` if the run was stopped.
+    /// Reads the parts of `batch` into `buffer`, which holds at least as many bytes. `None` if the run was stopped.
     pub(super) fn fill(&mut self, batch: &PlannedBatch, buffer: &mut [u8]) -> Option<BatchContents> {
         let mut contents = BatchContents::default();
         let mut rest = buffer;
-        for &index in &batch.samples {
-            let sample = &self.catalog.samples[index];
+        for part in &batch.parts {
+            let sample = &self.catalog.samples[part.sample];
             // The buffer has the sum of these lengths, so each fits a usize and the rest of the buffer.
-            let len_bytes = usize::try_from(sample.len_bytes).unwrap_or(usize::MAX).min(rest.len());
-            match self.read(sample, &mut rest[..len_bytes]) {
+            let len_bytes = usize::try_from(part.len_bytes).unwrap_or(usize::MAX).min(rest.len());
+            match self.read(sample, part, &mut rest[..len_bytes]) {
                 Ok(checksum) => {
                     let offset = contents.len_bytes;
-                    contents.segments.push(BatchSegment { sample: index, offset, len_bytes, checksum });
+                    contents.segments.push(BatchSegment { sample: part.sample, offset, len_bytes, checksum });
                     contents.len_bytes += len_bytes;
                     rest = &mut rest[len_bytes..];
                 }
                 Err(ReadEnd::Stopped) => return None,
                 Err(ReadEnd::Failed(cause)) => {
-                    let failure = Failure::new(self.catalog.name(index), cause);
+                    let failure = Failure::new(self.catalog.name(part.sample), cause);
                     contents.skipped.push(Skipped { files: vec![sample.file], failure });
                 }
             }
@@ -99,24 +99,28 @@ impl<'a> SampleReader<'a> {
         Some(contents)
     }
 
-    /// Reads `sample` and returns its checksum, if the run verifies.
-    fn read(&mut self, sample: &Sample, into: &mut [u8]) -> Result<Option<u64>, ReadEnd> {
+    /// Reads a part of `sample` and returns its checksum, if the run verifies.
+    fn read(&mut self, sample: &Sample, part: &SamplePart, into: &mut [u8]) -> Result<Option<u64>, ReadEnd> {
         let mut progress = ReadProgress { stop: self.stop, hasher: self.verify.then(Xxh3Default::new) };
         match &self.catalog.files[sample.file].origin {
             DataOrigin::File(path) => {
                 let file = self.open(sample.file, path)?;
                 let mut rest = into;
-                for range in &sample.ranges {
+                for range in ranges_of(sample, part) {
                     let len_bytes = usize::try_from(range.len_bytes).unwrap_or(usize::MAX).min(rest.len());
                     let (into, after) = rest.split_at_mut(len_bytes);
                     progress.read_at(file, range.offset, into)?;
                     rest = after;
                 }
+                let is_end_of_file = sample.member.is_none() && part.start + part.len_bytes == sample.len_bytes;
+                if is_end_of_file {
+                    check_length(file, sample.len_bytes)?;
+                }
             }
             DataOrigin::Synthetic { seed, stream } => {
-                let mut bytes = stream_of(*seed, *stream);
+                let mut bytes = SyntheticBytes::new(*seed, *stream, part.start);
                 for chunk in into.chunks_mut(CHUNK_BYTES) {
-                    bytes.fill_bytes(chunk);
+                    bytes.fill(chunk);
                     progress.advance(chunk)?;
                 }
             }
@@ -131,6 +135,27 @@ impl<'a> SampleReader<'a> {
         };
         Ok(&self.open.insert((file, open)).1)
     }
+}
+
+/// The bytes of `part` in the file of its sample.
+fn ranges_of(sample: &Sample, part: &SamplePart) -> impl Iterator<Item = FileRange> {
+    let (mut skip, mut left) = (part.start, part.len_bytes);
+    sample.ranges.iter().filter_map(move |range| {
+        let skipped = skip.min(range.len_bytes);
+        skip -= skipped;
+        let len_bytes = left.min(range.len_bytes - skipped);
+        left -= len_bytes;
+        (len_bytes > 0).then(|| FileRange { offset: range.offset + skipped, len_bytes })
+    })
+}
+
+/// The file must still end where it ended when it was listed.
+fn check_length(file: &File, listed_bytes: u64) -> Result<(), ReadEnd> {
+    let found_bytes = file.metadata()?.len();
+    if found_bytes > listed_bytes {
+        return Err(FailureCause::Grown { planned_bytes: listed_bytes, found_bytes }.into());
+    }
+    Ok(())
 }
 
 /// Looks at the stop flag after each chunk, and adds the chunk to the checksum while it is in the cache.
@@ -177,8 +202,28 @@ mod tests {
         let catalog = Catalog::synthetic(1, 1);
         let stop = StopFlag::new();
         stop.raise();
-        let batch = PlannedBatch { number: 0, epoch: 0, samples: vec![0], len_bytes: catalog.len_bytes() };
+        let part = SamplePart { sample: 0, start: 0, len_bytes: catalog.len_bytes() };
+        let batch = PlannedBatch { number: 0, epoch: 0, parts: vec![part], len_bytes: part.len_bytes };
         let mut buffer = vec![0; usize::try_from(batch.len_bytes).unwrap()];
         assert!(SampleReader::new(&catalog, &stop, false).fill(&batch, &mut buffer).is_none());
+    }
+    #[test]
+    fn the_ranges_of_parts_are_those_of_the_sample() {
+        let lengths = [0, 5, 1, 0, 7, 3];
+        let offsets = [10, 100, 200, 300, 400, 500];
+        let ranges: Vec<_> =
+            offsets.iter().zip(lengths).map(|(&offset, len_bytes)| FileRange { offset, len_bytes }).collect();
+        let bytes_of = |range: FileRange| range.offset..range.offset + range.len_bytes;
+        let all: Vec<u64> = ranges.iter().copied().flat_map(bytes_of).collect();
+        let sample = Sample { file: 0, member: None, ranges: ranges.into(), len_bytes: all.len() as u64 };
+        for step in 1..=all.len() {
+            let parts = (0..sample.len_bytes).step_by(step).map(|start| {
+                let len_bytes = (sample.len_bytes - start).min(step as u64);
+                SamplePart { sample: 0, start, len_bytes }
+            });
+            let read: Vec<u64> =
+                parts.flat_map(|part| ranges_of(&sample, &part).flat_map(bytes_of).collect::<Vec<_>>()).collect();
+            assert_eq!(read, all, "in parts of {step}");
+        }
     }
 }

@@ -26,7 +26,8 @@ pub struct LoadOptions {
     pub prefetch: Option<NonZeroUsize>,
     /// Largest number of samples in a batch. Default: `None`, any number.
     pub batch_samples: Option<NonZeroU64>,
-    /// Largest number of bytes in a batch; a longer sample has a batch of its own. Default: 16 MiB.
+    /// Largest number of bytes in a batch; a longer sample is read in parts of this many bytes, so that no file is too large
+    /// for the pool. `None`: no limit, and each sample is in one batch. Default: 16 MiB.
     pub batch_bytes: Option<NonZeroU64>,
     /// Passes over the catalog. Default: 1.
     pub epochs: u64,

@@ -29,29 +29,29 @@ impl Observer for () {}
 pub struct BatchDone {
     /// Its number in the run, from 0.
     pub batch: u64,
-    /// Samples that arrived.
+    /// Samples of which the last missing byte arrived.
     pub samples: u64,
     /// Bytes that arrived.
     pub bytes: u64,
 }
 
-/// The figures of a run. Files, samples and bytes count what arrived, over all epochs.
+/// The figures of a run. Samples and bytes count what arrived, over all epochs.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct LoadSummary {
     /// Epochs completed.
     pub epochs: u64,
-    /// Files all of whose samples arrived, counted anew in each epoch; a container is one file.
+    /// Files all of whose samples arrived, each counted once, however many epochs there are; a container is one file.
     pub files: u64,
-    /// Samples that arrived: one for a plain file, any number for a container.
+    /// Samples that arrived whole: one for a plain file, any number for a container; counted anew in each epoch.
     pub samples: u64,
     /// Files and paths of which something was skipped, each counted once.
     pub failed_files: u64,
-    /// Bytes that arrived.
+    /// Bytes that arrived; those of a sample that failed half-way included.
     pub bytes: u64,
     /// Batches that arrived, whole or in part.
     pub batches: u64,
-    /// Batches whose samples all had the same checksum on the destination as when they were read.
+    /// Batches whose bytes all had the same checksum on the destination as when they were read.
     pub verified_batches: u64,
     /// Largest number of copies in flight at once.
     pub max_in_flight_batches: u64,

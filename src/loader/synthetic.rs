@@ -3,7 +3,7 @@
 //! Owns the distribution of the lengths and the generator of the bytes. Never touches a file. The lengths are a model, not a
 //! measurement: log-normal, with the mean of the ImageNet training photographs (114,660 bytes) and a similar spread.
 
-use rand::{RngExt, SeedableRng};
+use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::LogNormal;
 
@@ -15,6 +15,8 @@ const SIGMA: f64 = 0.6;
 const BOUNDS_BYTES: std::ops::RangeInclusive<f64> = 1024.0..=16_777_216.0;
 /// Stream of the lengths, apart from those of the files.
 const LENGTHS_STREAM: u64 = u64::MAX;
+/// What the generator makes at once.
+const WORD_BYTES: usize = 4;
 
 impl Catalog {
     /// A synthetic data set of `files` files of one sample each, 1 KiB to 16 MiB long. A seed gives the same bytes on every
@@ -38,8 +40,58 @@ impl Catalog {
 }
 
 /// A generator of the bytes of one synthetic file, from its start and without an end.
-pub(super) fn stream_of(seed: u64, stream: u64) -> ChaCha8Rng {
+fn stream_of(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);
     rng
+}
+
+/// The bytes of one synthetic file, from any byte on.
+#[derive(Debug)]
+pub(super) struct SyntheticBytes {
+    rng: ChaCha8Rng,
+    at: u64,
+}
+
+impl SyntheticBytes {
+    /// The bytes from number `start` on.
+    pub(super) fn new(seed: u64, stream: u64, start: u64) -> SyntheticBytes {
+        SyntheticBytes { rng: stream_of(seed, stream), at: start }
+    }
+
+    /// Fills `into` with the next bytes.
+    pub(super) fn fill(&mut self, into: &mut [u8]) {
+        // The generator continues at whole words only.
+        let (word, skip) = (self.at / WORD_BYTES as u64, usize::try_from(self.at % WORD_BYTES as u64).unwrap_or(0));
+        self.at += into.len() as u64;
+        self.rng.set_word_pos(u128::from(word));
+        let mut rest = into;
+        if skip > 0 {
+            let mut word = [0; WORD_BYTES];
+            self.rng.fill_bytes(&mut word);
+            for (to, byte) in rest.iter_mut().zip(&word[skip..]) {
+                *to = *byte;
+            }
+            let filled = rest.len().min(word.len() - skip);
+            rest = &mut rest[filled..];
+        }
+        self.rng.fill_bytes(rest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_are_the_same_from_wherever_and_in_whatever_steps_they_are_read() {
+        let mut whole = vec![0; 1000];
+        stream_of(3, 5).fill_bytes(&mut whole);
+        for (start, step) in [(0, 1), (0, 7), (1, 4), (2, 64), (3, 1), (63, 65), (64, 256), (999, 1)] {
+            let mut bytes = SyntheticBytes::new(3, 5, start as u64);
+            let mut read = vec![0; whole.len() - start];
+            read.chunks_mut(step).for_each(|chunk| bytes.fill(chunk));
+            assert_eq!(read, whole[start..], "from {start} in steps of {step}");
+        }
+    }
 }

@@ -12,7 +12,7 @@
 //! - **transfer-I2**: a lane is either idle or has one copy in `running`.
 //! - **transfer-I3**: copies complete in the order in which the lanes finish; no lane waits for another.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread;
@@ -59,6 +59,8 @@ pub(super) struct Transfer<'a> {
     failed_files: HashSet<usize>,
     /// Samples of each file that arrived, over all epochs.
     arrived: Vec<u64>,
+    /// Bytes that arrived of samples that have not arrived whole, by epoch and sample. A sample that failed stays here.
+    arriving: HashMap<(u64, usize), u64>,
 }
 
 impl<'a> Transfer<'a> {
@@ -82,6 +84,7 @@ impl<'a> Transfer<'a> {
             idle_lanes,
             failed_files: HashSet::new(),
             arrived: vec![0; loader.catalog.files.len()],
+            arriving: HashMap::new(),
         }
     }
 
@@ -107,10 +110,10 @@ impl<'a> Transfer<'a> {
                 Ended::Complete
             }
         };
-        // An empty container has no sample by which `count_file` would count it. Saturating: an epoch of empty containers
-        // takes no time, so there may be any number of them.
-        let empty = self.loader.catalog.files.iter().filter(|file| file.samples == 0).count() as u64;
-        self.summary.files = self.summary.files.saturating_add(empty.saturating_mul(self.summary.epochs));
+        if self.summary.epochs > 0 {
+            // An empty container has no sample by which `count_file` would count it.
+            self.summary.files += self.loader.catalog.files.iter().filter(|file| file.samples == 0).count() as u64;
+        }
         self.summary
     }
 
@@ -247,9 +250,11 @@ impl<'a> Transfer<'a> {
                     self.skip(self.corrupted(planned, segment, read, checksums.get(at).copied().unwrap_or_default()));
                 }
                 _ => {
-                    done.samples += 1;
                     done.bytes += segment.len_bytes as u64;
-                    self.count_file(self.loader.catalog.samples[segment.sample].file);
+                    if self.is_sample_whole(planned.epoch, segment) {
+                        done.samples += 1;
+                        self.count_file(self.loader.catalog.samples[segment.sample].file);
+                    }
                 }
             }
         }
@@ -260,10 +265,26 @@ impl<'a> Transfer<'a> {
         self.observer.batch_done(&done);
     }
 
-    /// Counts a file when the last of its samples has arrived, once in each epoch.
+    /// Adds a segment to those of its sample. Whether the sample has arrived whole by it, whichever part came last.
+    fn is_sample_whole(&mut self, epoch: u64, segment: &BatchSegment) -> bool {
+        let sample_bytes = self.loader.catalog.samples[segment.sample].len_bytes;
+        let len_bytes = segment.len_bytes as u64;
+        if len_bytes == sample_bytes {
+            return true;
+        }
+        let arrived = self.arriving.entry((epoch, segment.sample)).or_default();
+        *arrived += len_bytes;
+        let is_whole = *arrived == sample_bytes;
+        if is_whole {
+            self.arriving.remove(&(epoch, segment.sample));
+        }
+        is_whole
+    }
+
+    /// Counts a file when the last of its samples has arrived for the first time.
     fn count_file(&mut self, file: usize) {
         self.arrived[file] += 1;
-        let is_whole = self.arrived[file].is_multiple_of(self.loader.catalog.files[file].samples);
+        let is_whole = self.arrived[file] == self.loader.catalog.files[file].samples;
         self.summary.files += u64::from(is_whole && !self.failed_files.contains(&file));
     }
 
@@ -302,7 +323,8 @@ impl<'a> Transfer<'a> {
 mod tests {
     use std::sync::mpsc;
 
-    use super::super::catalog::Catalog;
+    use super::super::batches::SamplePart;
+    use super::super::catalog::{Catalog, DataOrigin};
     use super::super::destination::SinkDestination;
     use super::super::read::BatchContents;
     use super::super::run::LoadOptions;
@@ -333,7 +355,8 @@ mod tests {
 
     #[test]
     fn batches_are_sent_in_order_however_they_come() {
-        let catalog = Catalog::synthetic(6, 0);
+        let mut catalog = Catalog::default();
+        (0..6).for_each(|stream| catalog.push_plain(DataOrigin::Synthetic { seed: 0, stream }, 1));
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
         let (send, filled) = mpsc::channel();
         for number in [3u8, 1, 0, 5, 2, 4] {
@@ -342,7 +365,8 @@ mod tests {
             let sample = usize::from(number);
             let segment = BatchSegment { sample, offset: 0, len_bytes: 1, checksum: None };
             let contents = BatchContents { segments: vec![segment], len_bytes: 1, ..Default::default() };
-            let planned = PlannedBatch { number: number.into(), epoch: 0, samples: vec![sample], len_bytes: 1 };
+            let part = SamplePart { sample, start: 0, len_bytes: 1 };
+            let planned = PlannedBatch { number: number.into(), epoch: 0, parts: vec![part], len_bytes: 1 };
             send.send(FilledBatch { planned, contents, buffer: Some(buffer) }).unwrap();
         }
         drop(send);

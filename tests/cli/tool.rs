@@ -122,7 +122,7 @@ fn a_tree_is_loaded_verified_and_reported() {
     let figures = ran.figures();
     assert_eq!(figures["backend"], "heap");
     assert_eq!(figures["ended"], "complete");
-    assert_eq!((figures["files"].as_u64(), figures["samples"].as_u64()), (Some(402), Some(402)));
+    assert_eq!((figures["files"].as_u64(), figures["samples"].as_u64()), (Some(201), Some(402)));
     assert_eq!(figures["failed_files"], 0);
     assert_eq!(figures["bytes"], 2 * (199_000 + 1000));
     assert_eq!((figures["batches"].as_u64(), figures["verified_batches"].as_u64()), (Some(14), Some(14)));
@@ -294,10 +294,10 @@ fn a_strict_run_stops_at_the_first_failure() {
 }
 
 #[test]
-fn a_file_beyond_the_ceiling_is_named_with_the_numbers() {
+fn a_batch_beyond_the_ceiling_is_named_with_the_numbers() {
     let dir = tree();
     fs::write(dir.path().join("large"), vec![1; 3 << 20]).unwrap();
-    let ran = load(&dir, &["--max-bytes", "2MiB", "--batch-bytes", "64KiB"]);
+    let ran = load(&dir, &["--max-bytes", "2MiB", "--batch-files", "1"]);
     assert_eq!(ran.code(), 1);
     ran.check_stderr("large: asked 3145728 B");
     ran.check_stderr("PINPOOL_MAX_BYTES");

@@ -65,7 +65,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     batch_files: Option<NonZeroU64>,
 
-    /// Bytes in a batch at most; a larger file has a batch of its own [default: 16MiB, or none with --batch-files]
+    /// Bytes in a batch at most; a larger file is read in parts of this size, so a run holds at most (prefetch + streams)
+    /// times this much [default: 16MiB; with --batch-files no limit, and a file of any size is one buffer]
     #[arg(long, value_name = "SIZE", value_parser = batch_bytes)]
     batch_bytes: Option<NonZeroU64>,
 

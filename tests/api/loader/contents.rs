@@ -49,7 +49,7 @@ fn samples_lie_back_to_back_with_their_checksums() {
 #[test]
 fn a_sample_that_fails_leaves_no_gap_and_is_named() {
     let dir = directory();
-    for name in ["a", "b", "c", "d"] {
+    for name in ["a", "b", "c", "d", "e"] {
         put(dir.path(), name, name.repeat(100));
     }
     let catalog = listed(&[dir.path()], false);
@@ -58,19 +58,20 @@ fn a_sample_that_fails_leaves_no_gap_and_is_named() {
     put(dir.path(), "d", b"d".repeat(500));
     let mut destination = FaultyDestination::new();
     let (summary, observer) = run(&catalog, options(one_batch), &mut destination);
-    assert_eq!((summary.bytes, summary.files, summary.failed_files), (200, 2, 2));
-    let read = ["a".repeat(100), "d".repeat(100)].concat();
-    assert_eq!(&destination.sent[0][..200], read.as_bytes(), "what grew is read as planned");
+    assert_eq!((summary.bytes, summary.files, summary.failed_files), (200, 2, 3));
+    let read = ["a".repeat(100), "e".repeat(100)].concat();
+    assert_eq!(&destination.sent[0][..200], read.as_bytes());
     let missing = io::Error::from_raw_os_error(libc::ENOENT);
     let failures = [
         format!("{}: truncated: 17 of the 100 bytes planned could be read", dir.path().join("b").display()),
         format!("{}: {missing}", dir.path().join("c").display()),
+        format!("{}: grew: 100 bytes when it was listed, 500 when it was read", dir.path().join("d").display()),
     ];
     assert_eq!(observer.failed, failures);
 }
 
 #[test]
-fn by_bytes_a_long_sample_has_a_batch_of_its_own() {
+fn by_bytes_a_long_sample_is_read_in_parts() {
     let (_dir, catalog) = numbered_files(&[40, 60, 1, 500, 0, 100, 0]);
     let limits = |samples, bytes| {
         options(|options| {
@@ -78,9 +79,11 @@ fn by_bytes_a_long_sample_has_a_batch_of_its_own() {
             options.batch_bytes = NonZeroU64::new(bytes);
         })
     };
-    let bytes = vec![[[0; 40].to_vec(), [1; 60].to_vec()].concat(), vec![2], vec![3; 500], vec![5; 100]];
-    assert_eq!(sent(&catalog, limits(0, 100)), (bytes.clone(), vec![2, 1, 1, 3]));
-    assert_eq!(sent(&catalog, limits(2, 100)), (bytes, vec![2, 1, 1, 2, 1]));
+    let mut bytes = vec![[[0; 40].to_vec(), [1; 60].to_vec()].concat(), vec![2]];
+    bytes.extend(vec![vec![3; 100]; 5]);
+    bytes.push(vec![5; 100]);
+    assert_eq!(sent(&catalog, limits(0, 100)), (bytes.clone(), vec![2, 1, 0, 0, 0, 0, 2, 2]));
+    assert_eq!(sent(&catalog, limits(2, 100)), (bytes, vec![2, 1, 0, 0, 0, 0, 2, 2]));
 }
 
 #[test]

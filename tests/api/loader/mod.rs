@@ -2,6 +2,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | `parts` | files longer than a batch |
 //! | `listing` | paths to a catalog: order, links, what fails |
 //! | `containers` | tar and safetensors files, whole, cut and false |
 //! | `contents` | the bytes of each batch: order, limits, shuffle, synthetic data, checksums |
@@ -12,6 +13,7 @@ mod containers;
 mod contents;
 mod lanes;
 mod listing;
+mod parts;
 mod runs;
 
 use std::fs;
