@@ -1,7 +1,8 @@
 //! The `PINPOOL_*` variables: one for each setting, one reader.
 //!
-//! A bad or unknown variable is a [`Warning`], never a panic and never silent; the default holds instead. The only
-//! reader of the process environment.
+//! A bad or unknown variable is a [`Warning`], never a panic and never silent; the default holds instead. Where the default
+//! would be a risk (more memory than was allowed, another device), it is an error of building a pool. An empty variable is
+//! not set. The only reader of the process environment.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use super::settings::{Config, Settings, for_each_setting};
 use super::text::{self, *};
 use super::{Backend, Ceiling, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
 
 /// What the name of every variable begins with.
@@ -24,7 +25,9 @@ pub struct Variable {
     pub meaning: &'static str,
     default: fn() -> String,
     read: fn(&mut Settings, &str) -> Result<(), ParseError>,
+    is_set: fn(&Settings) -> bool,
     show: fn(&Config) -> String,
+    is_strict: bool,
 }
 
 impl Variable {
@@ -52,14 +55,24 @@ macro_rules! variables {
                     settings.$name = Some(($format.parse)(text)?);
                     Ok(())
                 },
+                is_set: |settings| settings.$name.is_some(),
                 show: |config| ($format.show)(&config.$name),
+                is_strict: {
+                    let format: ValueFormat<$type> = $format;
+                    format.is_strict
+                },
             },)+
             Variable {
                 name: "PINPOOL_REQUIRE_GPU",
                 meaning: "Tests only: a GPU test without a GPU fails instead of being skipped: 0 or 1.",
                 default: || "0".to_owned(),
                 read: |_, text| text::switch(text).map(drop),
-                show: |_| std::env::var("PINPOOL_REQUIRE_GPU").unwrap_or_else(|_| "0".to_owned()),
+                is_set: |_| false,
+                is_strict: false,
+                show: |_| {
+                    let value = std::env::var("PINPOOL_REQUIRE_GPU").ok().filter(|value| !value.trim().is_empty());
+                    value.unwrap_or_else(|| "0".to_owned())
+                },
             },
         ];
     };
@@ -73,6 +86,25 @@ pub struct Warning {
     value: String,
     problem: String,
     instead: String,
+    is_error: bool,
+}
+
+impl Warning {
+    /// Whether no pool is built with this value, unless code sets another.
+    pub fn is_error(&self) -> bool {
+        self.is_error
+    }
+
+    /// The error of a pool whose code sets `settings`; `None` if the default stands in, or code sets what this variable
+    /// would.
+    pub(crate) fn refusal(&self, settings: &Settings) -> Option<Error> {
+        let variable = VARIABLES.iter().find(|variable| self.is_error && variable.name == self.variable)?;
+        if (variable.is_set)(settings) {
+            return None;
+        }
+        let why = format!("{}; correct it, or leave it out for the default {}", self.problem, variable.default());
+        Some(ErrorKind::Setting { name: variable.name, value: self.value.clone(), why }.into())
+    }
 }
 
 impl fmt::Display for Warning {
@@ -89,14 +121,25 @@ fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settings, Vec<War
     // The environment has no fixed order; warnings come out the same each time.
     pairs.sort();
     for (name, value) in pairs {
-        let (problem, instead) = match VARIABLES.iter().find(|variable| variable.name == name) {
-            None => ("not a variable of pinpool".to_owned(), "ignored, `pinpool env` lists the variables".to_owned()),
-            Some(variable) => match (variable.read)(&mut settings, value.trim()) {
-                Ok(()) => continue,
-                Err(error) => (error.problem().to_owned(), format!("using the default {} instead", variable.default())),
-            },
+        let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
+            let (problem, instead) = ("not a variable of pinpool", "ignored, `pinpool env` lists the variables");
+            let (problem, instead) = (problem.to_owned(), instead.to_owned());
+            warnings.push(Warning { variable: name, value, problem, instead, is_error: false });
+            continue;
         };
-        warnings.push(Warning { variable: name, value, problem, instead });
+        // An empty variable is not set: in a shell and in compose files it is how a variable is taken away.
+        if value.trim().is_empty() {
+            continue;
+        }
+        if let Err(error) = (variable.read)(&mut settings, value.trim()) {
+            let (default, is_error) = (variable.default(), variable.is_strict);
+            let instead = if is_error {
+                format!("no pool is built with it (the default is {default})")
+            } else {
+                format!("using the default {default} instead")
+            };
+            warnings.push(Warning { variable: name, value, problem: error.problem().to_owned(), instead, is_error });
+        }
     }
     (settings, warnings)
 }
@@ -135,7 +178,8 @@ pub fn report() -> Result<(Vec<VariableReport>, Vec<Warning>)> {
     let pairs: Vec<_> = process_pairs().collect();
     let (settings, warnings) = read(pairs.iter().cloned());
     let config = settings.resolve()?;
-    let usable = |name: &str| pairs.iter().any(|(set, _)| set == name) && !warnings.iter().any(|w| w.variable == name);
+    let is_set = |name: &str| pairs.iter().any(|(set, value)| set == name && !value.trim().is_empty());
+    let usable = |name: &str| is_set(name) && !warnings.iter().any(|w| w.variable == name);
     let reports = VARIABLES.iter().map(|variable| {
         let (name, value, default) = (variable.name, (variable.show)(&config), variable.default());
         let origin = match () {

@@ -2,7 +2,8 @@
 //!
 //! A row is, in this order: what the setting does (the docs of its field and method, the text of `pinpool env` and of the
 //! README), its variable, its default, its name, what its builder method takes, its type, and how its variable is
-//! written. To add a setting, add a row, and where another setting implies or contradicts it, a line in
+//! written (`strict` where the default in place of a value that cannot be read would be a risk: more memory than was
+//! allowed, another device). To add a setting, add a row, and where another setting implies or contradicts it, a line in
 //! [`Settings::resolve`].
 
 use std::time::Duration;
@@ -16,10 +17,10 @@ macro_rules! for_each_setting {
     ($consumer:ident) => {
         $consumer! {
         /// Where memory comes from: auto, vmm, register, cuda, mlock, heap, sim or sim:SIZE.
-        "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as BACKEND;
+        "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as BACKEND.strict();
 
         /// Ordinal of the GPU that copies go to.
-        "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL;
+        "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL.strict();
 
         /// Memory node to pin on, where the machine has several: a number, or auto for the node of the GPU.
         "PINPOOL_NUMA_NODE" = None, numa_node(impl Into<Option<u32>>): Option<u32> as NODE;
@@ -40,10 +41,10 @@ macro_rules! for_each_setting {
 
         /// Ceiling on all bytes held, in use and idle: a size like 2GiB, none (the default under tensorflow), or auto: a quarter
         /// of the memory that the control group, else the machine, has.
-        "PINPOOL_MAX_BYTES" = Ceiling::Auto, max_bytes(impl Into<Ceiling>): Ceiling as word();
+        "PINPOOL_MAX_BYTES" = Ceiling::Auto, max_bytes(impl Into<Ceiling>): Ceiling as word().strict();
 
         /// Number of pools (loader processes) on this host that share what auto allows, at least 1.
-        "PINPOOL_POOLS_PER_HOST" = 1, pools_per_host(u64): u64 as AT_LEAST_ONE;
+        "PINPOOL_POOLS_PER_HOST" = 1, pools_per_host(u64): u64 as AT_LEAST_ONE.strict();
 
         // Time for a few batches: a get that waits longer needs a higher ceiling.
         /// Longest wait of a get for memory under the ceiling; 0 is the default under tensorflow.
@@ -68,14 +69,14 @@ macro_rules! for_each_setting {
         "PINPOOL_PRESSURE" = PressureSource::Kernel, pressure(PressureSource): PressureSource as word();
 
         /// Bytes pinned at the start, which is the fastest way, and kept: a size like 2GiB.
-        "PINPOOL_RESERVE" = 0, reserve_bytes(u64): u64 as SIZE;
+        "PINPOOL_RESERVE" = 0, reserve_bytes(u64): u64 as SIZE.strict();
 
         /// Threads that touch new memory at once, in a reserve and under register: a number, or auto, one for each core that the
         /// process may use. Lower it where others need the cores.
         "PINPOOL_PIN_THREADS" = None, pin_threads(impl Into<Option<u64>>): Option<u64> as THREADS;
 
         /// Whether the pool may pin more than its reserve: 0 or 1 (TensorFlow's allow_growth).
-        "PINPOOL_GROWTH" = true, growth(bool): bool as SWITCH;
+        "PINPOOL_GROWTH" = true, growth(bool): bool as SWITCH.strict();
 
         /// Whether a thread polls the pool twice a second, to give idle memory back while the program makes no calls: 0 or 1.
         "PINPOOL_POLL" = false, background_poll(bool): bool as SWITCH;

@@ -29,33 +29,62 @@ impl ParseError {
     }
 }
 
-const SIZE_UNITS: [(&str, u64); 9] = [
+/// The units of a size, the largest last.
+const SIZE_UNITS: [(&str, u64); 17] = [
     ("B", 1),
-    ("KB", 1_000),
-    ("MB", 1_000_000),
-    ("GB", 1_000_000_000),
-    ("TB", 1_000_000_000_000),
+    ("K", 1 << 10),
+    ("Ki", 1 << 10),
     ("KiB", 1 << 10),
+    ("KB", 1_000),
+    ("M", 1 << 20),
+    ("Mi", 1 << 20),
     ("MiB", 1 << 20),
+    ("MB", 1_000_000),
+    ("G", 1 << 30),
+    ("Gi", 1 << 30),
     ("GiB", 1 << 30),
+    ("GB", 1_000_000_000),
+    ("T", 1 << 40),
+    ("Ti", 1 << 40),
     ("TiB", 1 << 40),
+    ("TB", 1_000_000_000_000),
 ];
 
 const TIME_UNITS: [(&str, u64); 5] =
     [("us", 1), ("ms", 1_000), ("s", 1_000_000), ("min", 60_000_000), ("h", 3_600_000_000)];
 
-/// Reads `64MiB`, `2GiB`, `512KB` or plain bytes.
+/// How a size is written, for messages.
+const A_SIZE: &str = "not a size (like 2GiB, 512M, 1.5GB, 1e9 or plain bytes)";
+const LARGER_UNIT: &str = "over the largest unit of a size, T (1024 G)";
+
+/// Reads a size as people write it.
 ///
-/// Units of 1024 are written with an `i`, those of 1000 without; case does not matter.
+/// | written | bytes |
+/// | --- | --- |
+/// | `1000000`, `1_000_000`, `1e6`, `1e6B` | 1,000,000 |
+/// | `2K`, `2Ki`, `2KiB` (and `M`, `G`, `T`) | 2 x 1024: as docker, systemd, the kernel's control groups and GNU tools read `2K` |
+/// | `2KB` (and `MB`, `GB`, `TB`) | 2 x 1000 |
+/// | `1.5G`, `.5GiB`, `1.5e3K` | fractions and exponents with any unit; a part of a byte is dropped |
+///
+/// Case does not matter, and blanks may stand before the unit. Kubernetes writes `2G` for 2 x 1000^3: write `2GB` for that,
+/// `2Gi` means the same everywhere.
 ///
 /// # Errors
 ///
 /// `text` is no size, or is over `u64::MAX` bytes.
 pub fn parse_bytes(text: &str) -> Result<u64, ParseError> {
-    scaled(text, 1, &SIZE_UNITS, "not a size (like 64MiB, 2GiB, 512KB or plain bytes)", "more than 2^64 - 1 B")
+    scaled(text, 1, &SIZE_UNITS, A_SIZE, "more than 2^64 - 1 B").map_err(|error| {
+        let unit = error.value.trim_start_matches(|c: char| !c.is_ascii_alphabetic()).to_ascii_uppercase();
+        let is_larger = ["P", "PI", "PB", "PIB", "EI", "EB", "EIB"].contains(&unit.as_str());
+        if is_larger && error.problem == A_SIZE && error.value.trim().starts_with(|c: char| c.is_ascii_digit()) {
+            ParseError::new(error.value, LARGER_UNIT)
+        } else {
+            error
+        }
+    })
 }
 
-/// Reads `30s`, `500ms`, `2min` or plain seconds.
+/// Reads `30s`, `500ms`, `2min`, `1.5h` or plain seconds.
 ///
 /// # Errors
 ///
@@ -72,24 +101,81 @@ fn scaled(
     not_one: &'static str,
     too_large: &'static str,
 ) -> Result<u64, ParseError> {
-    let trimmed = text.trim();
-    let digits = trimmed.len() - trimmed.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = trimmed.split_at(digits);
-    let unit = unit.trim_start();
-    let scale = match unit {
+    let Some((number, unit)) = Decimal::split_from(text.trim()) else { return Err(ParseError::new(text, not_one)) };
+    let scale = match unit.trim_start() {
         "" => Some(plain_scale),
         unit => units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)).map(|&(_, scale)| scale),
     };
-    let Some(scale) = scale.filter(|_| !number.is_empty()) else { return Err(ParseError::new(text, not_one)) };
-    // Only digits are left, so the one way to fail is to be too large.
-    let scaled = number.parse().ok().and_then(|number: u64| number.checked_mul(scale));
-    scaled.ok_or_else(|| ParseError::new(text, too_large))
+    let Some(scale) = scale else { return Err(ParseError::new(text, not_one)) };
+    number.times(scale).ok_or_else(|| ParseError::new(text, too_large))
+}
+
+/// A number without a sign: the digits before and behind its point, once its exponent has moved the point.
+struct Decimal {
+    whole: String,
+    fraction: String,
+}
+
+/// Digits behind the point that count; the next one changes no unit by a thousandth.
+const FRACTION_DIGITS: usize = 18;
+/// A larger exponent is over every limit.
+const LARGEST_EXPONENT: usize = 99;
+
+impl Decimal {
+    /// The number at the start of `text`, and what follows it; `None` if there is no digit, or `_` is not between digits.
+    fn split_from(text: &str) -> Option<(Self, &str)> {
+        let (mut whole, rest) = split_digits(text)?;
+        let (mut fraction, rest) = match rest.strip_prefix('.') {
+            Some(rest) => split_digits(rest)?,
+            None => (String::new(), rest),
+        };
+        if whole.is_empty() && fraction.is_empty() {
+            return None;
+        }
+        let (exponent, rest) = split_exponent(rest).unwrap_or((0, rest));
+        for _ in 0..exponent {
+            let digit = if fraction.is_empty() { '0' } else { fraction.remove(0) };
+            whole.push(digit);
+        }
+        Some((Self { whole, fraction }, rest))
+    }
+
+    /// The product in whole units, cut off; `None` if it is over `u64::MAX`.
+    fn times(&self, scale: u64) -> Option<u64> {
+        let number = |digits: &str| if digits.is_empty() { Some(0) } else { digits.parse::<u128>().ok() };
+        let whole = number(self.whole.trim_start_matches('0'))?.checked_mul(scale.into())?;
+        let digits = &self.fraction[..self.fraction.len().min(FRACTION_DIGITS)];
+        let places = u32::try_from(digits.len()).ok()?;
+        let part = number(digits)?.checked_mul(scale.into())? / 10_u128.checked_pow(places)?;
+        u64::try_from(whole.checked_add(part)?).ok()
+    }
+}
+
+/// The digits at the start of `text`, single `_` between them dropped, and the rest.
+fn split_digits(text: &str) -> Option<(String, &str)> {
+    let end = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '_').len();
+    let (digits, rest) = text.split_at(end);
+    let is_grouped = digits.is_empty() || digits.split('_').all(|group| !group.is_empty());
+    is_grouped.then(|| (digits.replace('_', ""), rest))
+}
+
+/// The exponent at the start of `text`, at most [`LARGEST_EXPONENT`], and the rest.
+fn split_exponent(text: &str) -> Option<(usize, &str)> {
+    let rest = text.strip_prefix(['e', 'E'])?;
+    let rest = rest.strip_prefix('+').unwrap_or(rest);
+    let end = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (digits, rest) = rest.split_at(end);
+    let exponent = digits.trim_start_matches('0');
+    let exponent = if exponent.is_empty() { "0" } else { exponent };
+    (!digits.is_empty()).then(|| (exponent.parse().unwrap_or(LARGEST_EXPONENT).min(LARGEST_EXPONENT), rest))
 }
 
 /// `bytes` in the largest binary unit that leaves no remainder, so that [`parse_bytes`] reads it back exactly.
 pub fn format_bytes(bytes: u64) -> String {
-    let exact =
-        SIZE_UNITS.iter().rev().find(|(name, scale)| name.contains('i') && bytes != 0 && bytes.is_multiple_of(*scale));
+    let exact = SIZE_UNITS
+        .iter()
+        .rev()
+        .find(|(name, scale)| name.ends_with("iB") && bytes != 0 && bytes.is_multiple_of(*scale));
     match exact {
         Some((name, scale)) => format!("{}{name}", bytes / scale),
         None => format!("{bytes}B"),
@@ -163,12 +249,17 @@ impl FromStr for Ceiling {
         match text.to_ascii_lowercase().as_str() {
             "auto" => Ok(Self::Auto),
             "none" => Ok(Self::None),
-            _ => match parse_bytes(text)? {
-                0 => Err(ParseError::new(
+            _ => match parse_bytes(text) {
+                Ok(0) => Err(ParseError::new(
                     text,
                     "not a ceiling, since every get would fail (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)",
                 )),
-                bytes => Ok(Self::Bytes(bytes)),
+                Ok(bytes) => Ok(Self::Bytes(bytes)),
+                Err(error) if error.problem == A_SIZE => Err(ParseError::new(
+                    text,
+                    "neither auto, none nor a size (like 2GiB, 512M, 1.5GB, 1e9 or plain bytes)",
+                )),
+                Err(error) => Err(error),
             },
         }
     }
@@ -211,36 +302,46 @@ impl fmt::Display for PressureSource {
 pub(super) struct ValueFormat<T> {
     pub(super) parse: fn(&str) -> Result<T, ParseError>,
     pub(super) show: fn(&T) -> String,
+    /// Whether a value that cannot be read is an error instead of a warning.
+    pub(super) is_strict: bool,
+}
+
+impl<T> ValueFormat<T> {
+    const fn new(parse: fn(&str) -> Result<T, ParseError>, show: fn(&T) -> String) -> Self {
+        Self { parse, show, is_strict: false }
+    }
+
+    /// Refuses what cannot be read: for a setting whose default would be a risk in its place.
+    pub(super) const fn strict(self) -> Self {
+        Self { is_strict: true, ..self }
+    }
 }
 
 pub(super) const fn word<T: FromStr<Err = ParseError> + ToString>() -> ValueFormat<T> {
-    ValueFormat { parse: T::from_str, show: T::to_string }
+    ValueFormat::new(T::from_str, T::to_string)
 }
 
 pub(super) const BACKEND: ValueFormat<Backend> =
-    ValueFormat { parse: Backend::from_str, show: |backend| backend.name().to_owned() };
+    ValueFormat::new(Backend::from_str, |backend| backend.name().to_owned());
 pub(super) const ORDINAL: ValueFormat<u32> =
-    ValueFormat { parse: |text| number(text, "not a device number (0, 1, ...)"), show: u32::to_string };
-pub(super) const COUNT: ValueFormat<u64> =
-    ValueFormat { parse: |text| number(text, "not a whole number"), show: u64::to_string };
-pub(super) const AT_LEAST_ONE: ValueFormat<u64> = ValueFormat { parse: at_least_one, show: u64::to_string };
-pub(super) const SIZE: ValueFormat<u64> = ValueFormat { parse: parse_bytes, show: |&bytes| format_bytes(bytes) };
-pub(super) const TIME: ValueFormat<Duration> = ValueFormat { parse: parse_duration, show: |time| format!("{time:?}") };
-pub(super) const SWITCH: ValueFormat<bool> = ValueFormat { parse: switch, show: |&on| u8::from(on).to_string() };
-pub(super) const NODE: ValueFormat<Option<u32>> = ValueFormat {
-    parse: |text| {
-        or_word("auto", text, |text| number(text, "neither auto nor the number of a memory node (0, 1, ...)"))
-    },
-    show: |node| node.map_or("auto".to_owned(), |node| node.to_string()),
-};
-pub(super) const THREADS: ValueFormat<Option<u64>> = ValueFormat {
-    parse: |text| or_word("auto", text, at_least_one),
-    show: |threads| threads.map_or_else(|| "auto".to_owned(), |threads| threads.to_string()),
-};
-pub(super) const TIME_OR_NONE: ValueFormat<Option<Duration>> = ValueFormat {
-    parse: |text| or_word("none", text, parse_duration),
-    show: |time| time.map_or_else(|| "none".to_owned(), |time| format!("{time:?}")),
-};
+    ValueFormat::new(|text| number(text, "not a device number (0, 1, ...)"), u32::to_string);
+pub(super) const COUNT: ValueFormat<u64> = ValueFormat::new(|text| number(text, "not a whole number"), u64::to_string);
+pub(super) const AT_LEAST_ONE: ValueFormat<u64> = ValueFormat::new(at_least_one, u64::to_string);
+pub(super) const SIZE: ValueFormat<u64> = ValueFormat::new(parse_bytes, |&bytes| format_bytes(bytes));
+pub(super) const TIME: ValueFormat<Duration> = ValueFormat::new(parse_duration, |time| format!("{time:?}"));
+pub(super) const SWITCH: ValueFormat<bool> = ValueFormat::new(switch, |&on| u8::from(on).to_string());
+pub(super) const NODE: ValueFormat<Option<u32>> = ValueFormat::new(
+    |text| or_word("auto", text, |text| number(text, "neither auto nor the number of a memory node (0, 1, ...)")),
+    |node| node.map_or("auto".to_owned(), |node| node.to_string()),
+);
+pub(super) const THREADS: ValueFormat<Option<u64>> = ValueFormat::new(
+    |text| or_word("auto", text, at_least_one),
+    |threads| threads.map_or_else(|| "auto".to_owned(), |threads| threads.to_string()),
+);
+pub(super) const TIME_OR_NONE: ValueFormat<Option<Duration>> = ValueFormat::new(
+    |text| or_word("none", text, parse_duration),
+    |time| time.map_or_else(|| "none".to_owned(), |time| format!("{time:?}")),
+);
 
 /// `None` for `word`, else what `parse` makes of `text`.
 fn or_word<T>(word: &str, text: &str, parse: impl Fn(&str) -> Result<T, ParseError>) -> Result<Option<T>, ParseError> {

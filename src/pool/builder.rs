@@ -82,11 +82,16 @@ impl PoolBuilder {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_setting`](crate::Error::is_setting) if two settings contradict each other,
+    /// - [`Error::is_setting`](crate::Error::is_setting) if two settings contradict each other, or a variable whose default
+    ///   would be a risk in its place (`PINPOOL_MAX_BYTES`, `PINPOOL_RESERVE`, `PINPOOL_BACKEND` and a few others) cannot
+    ///   be read,
     /// - [`Error::is_backend`](crate::Error::is_backend) if the back-end set is not available, or cannot pin the
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
         let (env, warnings) = if self.without_env { Default::default() } else { env::read_process() };
+        if let Some(refusal) = warnings.iter().find_map(|warning| warning.refusal(&self.settings)) {
+            return Err(refusal);
+        }
         warnings.iter().for_each(|warning| self.log.bad_setting(warning));
         let config = self.settings.or(env).resolve()?;
         let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });

@@ -9,7 +9,7 @@
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
 //! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
-//! | `own_stream`, `settings` | traits that others implement; what can be set, and how values are written |
+//! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `hit_allocates_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
 //!
@@ -42,6 +42,7 @@ mod resident_memory;
 mod scripted_faults;
 mod settings;
 mod sink;
+mod sizes;
 mod slices;
 mod stress;
 mod tensorflow_model;

@@ -1,0 +1,271 @@
+//! Sizes as people write them, and what becomes of a variable that cannot be read.
+
+use pinpool::config::env::{VARIABLES, report};
+use pinpool::config::text::{format_bytes, parse_bytes};
+use pinpool::{Backend, Ceiling, Pool};
+use proptest::prelude::*;
+
+use crate::captured_log::{lines_with_levels, listen};
+use crate::child::alone_with;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+#[test]
+fn a_size_is_read_as_people_write_it() {
+    for (text, bytes) in [
+        // One of 1024 stands alone or with an i, one of 1000 has a B and no i.
+        ("2G", 2 * GIB),
+        ("2Gi", 2 * GIB),
+        ("2GiB", 2 * GIB),
+        ("2GB", 2_000_000_000),
+        ("512m", 512 * MIB),
+        ("512mb", 512_000_000),
+        ("64k", 64 * KIB),
+        ("3T", 3 << 40),
+        ("3Ti", 3 << 40),
+        ("3tb", 3_000_000_000_000),
+        ("7 MiB", 7 * MIB),
+        // Fractions and exponents, with and without a unit.
+        ("1e9", 1_000_000_000),
+        ("1E9", 1_000_000_000),
+        ("1e+9", 1_000_000_000),
+        ("1.5e9", 1_500_000_000),
+        ("1.5GiB", 3 * GIB / 2),
+        ("0.5G", GIB / 2),
+        (".5G", GIB / 2),
+        ("2.G", 2 * GIB),
+        ("0.1GiB", 107_374_182),
+        ("1.25K", 1280),
+        ("1e3K", 1000 * KIB),
+        ("1.0", 1),
+        ("0.9", 0),
+        ("1e0", 1),
+        ("0e99", 0),
+        // Groups of digits.
+        ("1_000_000", 1_000_000),
+        ("1_0.2_5K", 10_496),
+        // The largest.
+        ("18446744073709551615", u64::MAX),
+        ("18446744073709551615.9", u64::MAX),
+        ("16777215.99T", 18_446_744_062_714_435_338),
+    ] {
+        assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+    }
+}
+
+#[test]
+fn what_is_no_size_says_what_a_size_is() {
+    for text in [
+        "",
+        " ",
+        ".",
+        "G",
+        "-1",
+        "+5",
+        "0x10",
+        "1 2",
+        "1,5G",
+        "1..5G",
+        "1.5.5",
+        "_1",
+        "1_",
+        "1__0",
+        "1e",
+        "1e-3",
+        "1eG",
+        "64MiBs",
+        "2Gib/s",
+        "١KiB",
+        "inf",
+        "nan",
+        "unlimited",
+    ] {
+        let error = parse_bytes(text).unwrap_err();
+        assert!(error.problem().contains("not a size (like 2GiB"), "{text}: {error}");
+    }
+    for text in ["10PB", "10P", "1PiB", "2 EB"] {
+        let error = parse_bytes(text).unwrap_err();
+        assert!(error.problem().contains("over the largest unit of a size, T"), "{text}: {error}");
+    }
+    for text in
+        ["18446744073709551616", "1e20", "1e999999999999", "16777216T", "99999999999999999999999999999999999999999999"]
+    {
+        let error = parse_bytes(text).unwrap_err();
+        assert!(error.problem().contains("more than 2^64 - 1 B"), "{text}: {error}");
+    }
+}
+
+const UNITS: [(&str, u128); 17] = [
+    ("", 1),
+    ("B", 1),
+    ("K", 1 << 10),
+    ("Ki", 1 << 10),
+    ("KiB", 1 << 10),
+    ("KB", 1000),
+    ("M", 1 << 20),
+    ("MiB", 1 << 20),
+    ("MB", 1_000_000),
+    ("G", 1 << 30),
+    ("Gi", 1 << 30),
+    ("GiB", 1 << 30),
+    ("GB", 1_000_000_000),
+    ("T", 1 << 40),
+    ("Ti", 1 << 40),
+    ("TiB", 1 << 40),
+    ("TB", 1_000_000_000_000),
+];
+
+/// `1234567` as `1_234_567`.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let from_the_end: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|part| std::str::from_utf8(part).unwrap()).collect();
+    from_the_end.join("_")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
+
+    #[test]
+    fn every_number_is_read_back_as_printed_and_as_grouped(bytes: u64, shift in 0..64_u32) {
+        let bytes = bytes >> shift << (shift / 2);
+        prop_assert_eq!(parse_bytes(&format_bytes(bytes)), Ok(bytes));
+        prop_assert_eq!(parse_bytes(&grouped(bytes)), Ok(bytes));
+    }
+
+    #[test]
+    fn a_fraction_of_any_unit_is_its_share_of_bytes_cut_off(
+        whole in 0..1_u64 << 44, fraction in 0..1_000_000_000_u64, unit in 0..UNITS.len(), lower: bool, blank: bool,
+    ) {
+        let (name, scale) = UNITS[unit];
+        let name = if lower { name.to_lowercase() } else { name.to_owned() };
+        let text = format!("{whole}.{fraction:09}{}{name}", if blank { " " } else { "" });
+        let exact = (u128::from(whole) * 1_000_000_000 + u128::from(fraction)) * scale / 1_000_000_000;
+        prop_assert_eq!(parse_bytes(&text).ok(), u64::try_from(exact).ok(), "{}", text);
+    }
+
+    #[test]
+    fn an_exponent_moves_the_point(digits in 0..1_000_000_u64, places in 0..6_usize, exponent in 0..12_u32, unit in 0..UNITS.len()) {
+        let text = format!("{digits:06}");
+        let (whole, fraction) = text.split_at(text.len() - places);
+        let (name, scale) = UNITS[unit];
+        let exact = u128::from(digits) * 10_u128.pow(exponent) * scale / 10_u128.pow(u32::try_from(places).unwrap());
+        let text = format!("{whole}.{fraction}e{exponent}{name}");
+        prop_assert_eq!(parse_bytes(&text).ok(), u64::try_from(exact).ok(), "{}", text);
+    }
+
+    #[test]
+    fn any_text_is_a_size_or_an_error(text in "[0-9._eE+ KMGTPBikmgtb-]{0,24}", other in ".{0,40}") {
+        let _ = (parse_bytes(&text), parse_bytes(&other));
+    }
+}
+
+/// A pool over `variables` is refused, with the name and the value of the first, and these words.
+fn check_refused(variable: &str, words: &[&str]) {
+    let value = std::env::var(variable).unwrap();
+    let error = Pool::from_env().unwrap_err();
+    assert!(error.is_setting(), "{error}");
+    let text = error.to_string();
+    for part in [&*format!("{variable}={value}: "), "leave it out for the default"].iter().chain(words) {
+        assert!(text.contains(part), "no {part} in: {text}");
+    }
+    // The report has it beside all other variables.
+    let (entries, warnings) = report().unwrap();
+    assert_eq!((entries.len(), warnings.len()), (VARIABLES.len(), 1));
+    let warning = warnings[0].to_string();
+    assert!(warnings[0].is_error() && warning.contains("no pool is built with it"), "{warning}");
+}
+
+#[test]
+fn a_ceiling_that_cannot_be_read_is_an_error() {
+    alone_with(
+        || vec![("PINPOOL_MAX_BYTES", "2X".to_owned())],
+        || check_refused("PINPOOL_MAX_BYTES", &["neither auto, none nor a size (like 2GiB, 512M, 1.5GB, 1e9"]),
+    );
+}
+
+#[test]
+fn a_ceiling_in_petabytes_is_an_error_that_names_the_largest_unit() {
+    alone_with(
+        || vec![("PINPOOL_MAX_BYTES", "10PB".to_owned())],
+        || check_refused("PINPOOL_MAX_BYTES", &["over the largest unit of a size, T"]),
+    );
+}
+
+#[test]
+fn a_share_of_the_host_that_cannot_be_read_is_an_error() {
+    alone_with(
+        || vec![("PINPOOL_POOLS_PER_HOST", "0".to_owned())],
+        || check_refused("PINPOOL_POOLS_PER_HOST", &["at least 1"]),
+    );
+}
+
+#[test]
+fn what_code_sets_makes_the_variable_a_warning() {
+    alone_with(
+        || vec![("PINPOOL_MAX_BYTES", "2X".to_owned())],
+        || {
+            listen();
+            let pool = Pool::builder().backend(Backend::Heap).max_bytes(GIB).build().unwrap();
+            assert_eq!(pool.config().max_bytes, Ceiling::Bytes(GIB));
+            let warned = |(level, line): &(log::Level, String)| {
+                *level == log::Level::Warn && line.contains("PINPOOL_MAX_BYTES=2X")
+            };
+            assert!(lines_with_levels().iter().any(warned));
+        },
+    );
+}
+
+#[test]
+fn a_wait_that_cannot_be_read_is_a_warning_and_the_default_holds() {
+    alone_with(
+        || vec![("PINPOOL_WAIT", "soon".to_owned()), ("PINPOOL_BACKEND", "heap".to_owned())],
+        || {
+            listen();
+            let pool = Pool::from_env().unwrap();
+            assert_eq!(pool.config().wait.as_millis(), 100);
+            let warned =
+                |(level, line): &(log::Level, String)| *level == log::Level::Warn && line.contains("PINPOOL_WAIT=soon");
+            assert!(lines_with_levels().iter().any(warned));
+        },
+    );
+}
+
+#[test]
+fn an_empty_variable_is_not_set() {
+    alone_with(
+        || {
+            VARIABLES
+                .iter()
+                .map(|variable| (variable.name, if variable.name.len() % 2 == 0 { "" } else { " " }.to_owned()))
+                .collect()
+        },
+        || {
+            let (entries, warnings) = report().unwrap();
+            assert_eq!(warnings, []);
+            for entry in entries {
+                assert_eq!((&entry.value, entry.origin), (&entry.default, "default"), "{}", entry.name);
+            }
+            assert_eq!(Pool::builder().backend(Backend::Heap).build().unwrap().config().max_bytes, Ceiling::Auto);
+        },
+    );
+}
+
+#[test]
+fn a_ceiling_of_two_gib_is_read_in_each_spelling() {
+    alone_with(
+        || {
+            vec![
+                ("PINPOOL_MAX_BYTES", "2G".to_owned()),
+                ("PINPOOL_RESERVE", "1e3".to_owned()),
+                ("PINPOOL_BACKEND", "sim:8G".to_owned()),
+            ]
+        },
+        || {
+            let pool = Pool::from_env().unwrap();
+            assert_eq!((pool.config().max_bytes, pool.config().reserve_bytes), (Ceiling::Bytes(2 * GIB), 1000));
+        },
+    );
+}
