@@ -286,10 +286,19 @@ impl Core {
         self.close_if_unused();
     }
 
-    /// Puts back the blocks whose copies are over. Costs one load while nothing is in flight.
+    /// Puts back the blocks whose copies are over, but those of a stream that another thread is querying. Costs one load
+    /// while nothing is in flight.
     fn complete_copies(&self) {
         if self.in_flight.count() > 0 {
             self.complete(self.in_flight.sweep());
+        }
+    }
+
+    /// As [`complete_copies`](Self::complete_copies), for a user who expects the end of every copy to be seen: waits a while
+    /// for other threads that are querying.
+    fn complete_all_copies(&self) {
+        if self.in_flight.count() > 0 {
+            self.complete(self.in_flight.sweep_until(SWEEP_PATIENCE, |_| false));
         }
     }
 
@@ -312,7 +321,7 @@ impl Core {
 
     /// Completes copies and does what is due.
     pub(crate) fn poll(&self) {
-        self.complete_copies();
+        self.complete_all_copies();
         self.tick();
     }
 
@@ -332,13 +341,13 @@ impl Core {
 
     /// Releases every idle block and begins a new window.
     pub(crate) fn clear(&self) {
-        self.complete_copies();
+        self.complete_all_copies();
         self.stock.clear(self.time.coarse_us());
     }
 
     /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle.
     pub(crate) fn trim(&self, to_bytes: u64) {
-        self.complete_copies();
+        self.complete_all_copies();
         self.stock.trim(to_bytes, self.time.coarse_us());
     }
 

@@ -1,12 +1,13 @@
 //! How the end of a copy is learnt: fences, and the fences of one buffer.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::plain::Mutex;
 use crate::sync::process::Ordering;
 
@@ -92,6 +93,32 @@ pub(crate) type SharedFence = Arc<dyn Fence>;
 /// The fences of one buffer: mostly one, which needs no allocation.
 pub(crate) type Fences = SmallVec<[SharedFence; 1]>;
 
+/// Queries a fence, which may be a user's. A panic is a failure, so that the memory is lost and nothing else with it.
+pub(super) fn is_over(fence: &dyn Fence) -> Result<bool> {
+    unless_it_panics(|| fence.is_done()).unwrap_or_else(|| Err(Error::device("the fence of a copy panicked")))
+}
+
+/// The number of a fence's stream; 0 if the fence panics.
+pub(super) fn stream_of(fence: &dyn Fence) -> u64 {
+    unless_it_panics(|| fence.stream()).unwrap_or_default()
+}
+
+/// The identity of a fence's stream, unknown if the fence panics.
+fn stream_id_of(fence: &dyn Fence) -> Option<StreamId> {
+    unless_it_panics(|| fence.stream_id()).flatten()
+}
+
+/// Drops fences that are not needed any more. A panic of one is ignored: the memory is safe without it.
+pub(super) fn discard(fences: Fences) {
+    fences.into_iter().for_each(|fence| unless_it_panics(|| drop(fence)).unwrap_or_default());
+}
+
+/// Code of a user's fence runs between steps that belong together, so it must not unwind.
+fn unless_it_panics<R>(act: impl FnOnce() -> R) -> Option<R> {
+    // A payload whose drop panics would unwind as well.
+    catch_unwind(AssertUnwindSafe(act)).map_err(std::mem::forget).ok()
+}
+
 /// The copies that use one buffer and may still be running. A buffer that was never copied has no list, and pays one
 /// comparison.
 ///
@@ -123,7 +150,7 @@ enum AccessKind {
 impl Access {
     /// False if either stream is unknown.
     fn is_on(&self, stream: Option<StreamId>) -> bool {
-        stream.is_some() && self.fence.stream_id() == stream
+        stream.is_some() && stream_id_of(&*self.fence) == stream
     }
 }
 
@@ -134,8 +161,8 @@ impl CopyFences {
 
     /// Records a copy from the buffer.
     pub(crate) fn record(&mut self, fence: SharedFence) {
-        if let Some(earlier) = fence.stream_id().and_then(|stream| self.read_on(stream)) {
-            *earlier = fence;
+        if let Some(earlier) = stream_id_of(&*fence).and_then(|stream| self.read_on(stream)) {
+            discard(Fences::from_buf([std::mem::replace(earlier, fence)]));
             return;
         }
         // Forgets copies that are over, so that the list of a buffer that is copied again and again stays short.
@@ -145,7 +172,7 @@ impl CopyFences {
 
     fn read_on(&mut self, stream: StreamId) -> Option<&mut SharedFence> {
         let accesses = self.0.get_mut()?.get_mut();
-        let is_it = |each: &&mut Access| each.kind == AccessKind::Read && each.fence.stream_id() == Some(stream);
+        let is_it = |each: &&mut Access| each.kind == AccessKind::Read && each.is_on(Some(stream));
         accesses.iter_mut().find(is_it).map(|each| &mut each.fence)
     }
 
@@ -164,18 +191,16 @@ impl CopyFences {
     pub(crate) fn are_over(&mut self) -> Result<bool> {
         let Some(accesses) = self.0.get_mut().map(|accesses| accesses.get_mut()) else { return Ok(true) };
         let mut first_failure = None;
-        accesses.retain_mut(|each| {
+        let over = accesses.extract_if(.., |each| {
             if each.kind == AccessKind::Lent {
                 each.kind = AccessKind::Returned;
             }
-            match each.fence.is_done() {
-                Ok(over) => !over,
-                Err(error) => {
-                    first_failure.get_or_insert(error);
-                    true
-                }
-            }
+            is_over(&*each.fence).unwrap_or_else(|error| {
+                first_failure.get_or_insert(error);
+                false
+            })
         });
+        over.for_each(|each| discard(Fences::from_buf([each.fence])));
         match first_failure {
             Some(error) => Err(error),
             None => Ok(accesses.is_empty()),
@@ -221,10 +246,10 @@ impl CopyFences {
     fn wait_for(&self, concerns: impl Fn(&Access) -> bool) -> Result<()> {
         let Some(accesses) = self.0.get() else { return Ok(()) };
         // The list is copied, not held: a wait under the lock would delay other threads that look at the buffer.
-        let accesses: Vec<Access> = accesses.lock().iter().filter(|each| concerns(each)).cloned().collect();
+        let accesses: Vec<Access> = accesses.lock().clone();
         let mut outcome = Ok(());
         // Each one is waited for, also after a failure of another.
-        for each in &accesses {
+        for each in accesses.iter().filter(|each| concerns(each)) {
             let waited = each.fence.wait();
             if each.kind == AccessKind::Write && outcome.is_ok() {
                 outcome = waited;

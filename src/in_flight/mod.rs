@@ -1,75 +1,106 @@
 //! Blocks whose copies may still be running; each waits for its own fences.
 //!
 //! ```text
-//!   insert ──▶ its stream's queue, or, while another thread holds the lock,
-//!              arrivals (lock-free queue) ──┐
-//!                                           ▼  sweep: one thread at a time, others return at once
+//!   insert ──▶ the queue of its stream
+//!
 //!   stream 1      [a][b][c]   only the head is queried: copies of a stream end in order
 //!   stream 2      [d]         a slow stream delays only its own copies
 //!   multi-stream  {e, f}      used on more than one stream: all fences of each are queried
-//!                                           └──▶ completed (by value, in the order seen), lost
+//!                  └─ sweep: claims a queue, queries under no lock, removes what is over
+//!                      └──▶ completed (by value, in the order seen), lost
 //! ```
 //!
 //! The module owns the items in flight. It never blocks a caller that did not ask to wait, and it never frees or reuses an
 //! item: completed and lost items leave by return value. Streams are told apart by [`Fence::stream`], a number that a later
 //! stream may get again; that costs at most a delay, since each item's own fences are queried.
 //!
+//! A fence may be a user's, and a query may be a call of a driver. So fences are queried and dropped while no lock is held:
+//! one thread at a time queries a queue, and others pass over that queue. Items stay in their queue meanwhile.
+//!
 //! Invariants:
 //!
 //! - **in-flight-I1**: an item completes only after each of its own fences returned `Ok(true)`.
-//! - **in-flight-I2**: an item with a failed fence never completes. It is lost: the device may still be using it.
+//! - **in-flight-I2**: an item with a failed fence never completes. It is lost: the device may still be using it. A fence
+//!   that panics has failed.
+//! - **in-flight-I3**: an item leaves its queue by its number, which no other item ever has: what a thread learnt about one
+//!   item completes no other.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crossbeam::queue::SegQueue;
 use smallvec::SmallVec;
 
 use crate::error::Error;
-use crate::sync::plain::Mutex;
+use crate::sync::plain::{Condvar, Mutex};
 use crate::sync::process::{AtomicU64, Ordering};
 
 mod fence;
 
 pub(crate) use fence::{CopyFences, Fences, SharedFence};
 pub use fence::{Fence, FenceKind, StreamId};
+use fence::{discard, is_over, stream_of};
 
-/// After so many sweeps that found the lock taken, threads are known to contend for it.
-const CONTENDED_SWEEPS: u64 = 64;
+/// After so many queues that another thread was querying, threads are known to contend.
+const CONTENDED_QUEUES: u64 = 64;
 /// Empty queues are removed when there are more than this many; up to here they are kept for their streams.
 const KEPT_QUEUES: usize = 16;
 
 /// Items whose copies may still be running, with the fences of these copies.
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
-    arrivals: SegQueue<PendingCopy<T>>,
-    queues: Mutex<StreamQueues<T>>,
+    /// Held for moves of items alone: no fence is called under it.
+    queues: Mutex<Queues<T>>,
+    /// Notified when a thread has ended its queries of a queue.
+    released: Condvar,
     count: AtomicU64,
-    /// Sweeps that found another thread sweeping.
-    contended_sweeps: AtomicU64,
+    bytes: AtomicU64,
+    /// Queues that a sweep found another thread querying.
+    contended: AtomicU64,
 }
 
 #[derive(Debug)]
 struct PendingCopy<T> {
+    number: u64,
     item: T,
     bytes: u64,
     fences: Fences,
+    /// For an item of several streams, the first whose copy was not over when last queried.
+    stream: u64,
     since_us: u64,
     is_reported_stuck: bool,
 }
 
 #[derive(Debug)]
-struct StreamQueues<T> {
+struct Queues<T> {
     /// Searched linearly: programs copy on a few streams.
-    by_stream: Vec<StreamQueue<T>>,
-    multi_stream: Vec<PendingCopy<T>>,
+    queues: Vec<Queue<T>>,
+    last_number: u64,
 }
 
+/// The items of one stream in the order of their copies, or all items of several streams.
 #[derive(Debug)]
-struct StreamQueue<T> {
-    stream: u64,
+struct Queue<T> {
+    key: QueueKey,
     copies: VecDeque<PendingCopy<T>>,
+    is_claimed: bool,
+    /// How often it was claimed.
+    claims: u64,
 }
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum QueueKey {
+    Stream(u64),
+    MultiStream,
+}
+
+/// The right of one thread to query a queue, until this is dropped.
+struct Claim<'a, T> {
+    in_flight: &'a InFlight<T>,
+    key: QueueKey,
+}
+
+/// The number of an item, and its fences.
+type Candidate = (u64, Fences);
 
 /// Items of one stream that have been in flight for long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +108,7 @@ pub(crate) struct PendingGroup {
     pub(crate) buffers: u64,
     /// Of the oldest.
     pub(crate) age: Duration,
-    /// For an item of several streams, the first stream whose copy is not over.
+    /// For an item of several streams, the first stream whose copy was not over at the last sweep.
     pub(crate) stream: u64,
     pub(crate) bytes: u64,
 }
@@ -94,26 +125,33 @@ pub(crate) struct Swept<T> {
 impl<T> InFlight<T> {
     pub(crate) fn new() -> Self {
         Self {
-            arrivals: SegQueue::new(),
-            queues: Mutex::new(StreamQueues { by_stream: Vec::new(), multi_stream: Vec::new() }),
+            queues: Mutex::new(Queues { queues: Vec::new(), last_number: 0 }),
+            released: Condvar::new(),
             count: AtomicU64::new(0),
-            contended_sweeps: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            contended: AtomicU64::new(0),
         }
     }
 
     /// Keeps `item` until all `fences` are over.
     pub(crate) fn insert(&self, item: T, bytes: u64, fences: Fences, now_us: u64) {
-        // Relaxed: the lock or the queue orders the item. Counted before it is visible, so that a sweep never subtracts
-        // an item that is not yet counted.
+        let key = match fences.as_slice() {
+            [fence] => QueueKey::Stream(stream_of(&**fence)),
+            _ => QueueKey::MultiStream,
+        };
+        let stream = match key {
+            QueueKey::Stream(stream) => stream,
+            QueueKey::MultiStream => fences.first().map_or(0, |fence| stream_of(&**fence)),
+        };
+        // Relaxed: the lock orders the item. Counted before it is visible, so that a sweep never subtracts an item that is
+        // not yet counted.
         self.count.fetch_add(1, Ordering::Relaxed);
-        let copy = PendingCopy { item, bytes, fences, since_us: now_us, is_reported_stuck: false };
-        match self.queues.try_lock() {
-            Some(mut queues) => {
-                self.enqueue_arrivals(&mut queues);
-                queues.enqueue(copy);
-            }
-            None => self.arrivals.push(copy),
-        }
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let mut queues = self.queues.lock();
+        queues.last_number += 1;
+        let number = queues.last_number;
+        let copy = PendingCopy { number, item, bytes, fences, stream, since_us: now_us, is_reported_stuck: false };
+        queues.enqueue(key, copy);
     }
 
     /// Items in flight.
@@ -125,32 +163,28 @@ impl<T> InFlight<T> {
 
     /// Bytes in flight.
     pub(crate) fn bytes(&self) -> u64 {
-        let mut queues = self.queues.lock();
-        self.enqueue_arrivals(&mut queues);
-        let StreamQueues { by_stream, multi_stream } = &*queues;
-        by_stream.iter().flat_map(|queue| &queue.copies).chain(multi_stream).map(|copy| copy.bytes).sum()
+        // Relaxed: a statistic.
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Do many threads sweep at once?
     pub(crate) fn is_contended(&self) -> bool {
         // Relaxed: a statistic.
-        self.contended_sweeps.load(Ordering::Relaxed) >= CONTENDED_SWEEPS
+        self.contended.load(Ordering::Relaxed) >= CONTENDED_QUEUES
     }
 
     /// The item that has been in flight for the longest time.
     pub(crate) fn oldest(&self, now_us: u64) -> Option<PendingGroup> {
-        let mut queues = self.queues.lock();
-        self.enqueue_arrivals(&mut queues);
-        let heads = queues.by_stream.iter().filter_map(|queue| queue.copies.front());
-        heads.chain(&queues.multi_stream).min_by_key(|copy| copy.since_us).map(|copy| copy.as_group(now_us))
+        let queues = self.queues.lock();
+        let heads = queues.queues.iter().filter_map(|queue| queue.copies.front());
+        let oldest = heads.min_by_key(|copy| copy.since_us);
+        oldest.map(|copy| copy.as_group(now_us))
     }
 
-    /// Items in flight for `limit` or longer, grouped by stream, each reported once. Empty if another thread is sweeping.
+    /// Items in flight for `limit` or longer, grouped by stream, each reported once.
     pub(crate) fn newly_stuck(&self, now_us: u64, limit: Duration) -> Vec<PendingGroup> {
-        let Some(mut queues) = self.queues.try_lock() else { return Vec::new() };
-        self.enqueue_arrivals(&mut queues);
-        let StreamQueues { by_stream, multi_stream } = &mut *queues;
-        let copies = by_stream.iter_mut().flat_map(|queue| &mut queue.copies).chain(multi_stream);
+        let mut queues = self.queues.lock();
+        let copies = queues.queues.iter_mut().flat_map(|queue| &mut queue.copies);
         let mut stuck = Vec::new();
         for copy in copies.filter(|copy| !copy.is_reported_stuck) {
             let group = copy.as_group(now_us);
@@ -170,86 +204,182 @@ impl<T> InFlight<T> {
         stuck
     }
 
-    /// Queries the fences and returns the items that are over. Returns nothing at once if another thread is sweeping.
+    /// Queries the fences and returns the items that are over. Passes over the queues that other threads are querying.
     pub(crate) fn sweep(&self) -> Swept<T> {
         self.sweep_until(Duration::ZERO, |_| false)
     }
 
-    /// A sweep that ends at the first completed item that is `enough`, since each query may be a call of the driver. Waits
-    /// at most `patience` for another thread's sweep to end.
+    /// A sweep that ends at the first completed item that is `enough`, since each query may be a call of the driver. If it
+    /// finds nothing, it waits at most `patience` for the threads that are querying the queues it passed over, and tries
+    /// once more.
     pub(crate) fn sweep_until(&self, patience: Duration, enough: impl Fn(&T) -> bool) -> Swept<T> {
         let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
-        let guard = self.queues.try_lock().or_else(|| {
-            // Relaxed: a statistic.
-            self.contended_sweeps.fetch_add(1, Ordering::Relaxed);
-            self.queues.try_lock_for(patience)
-        });
-        let Some(mut queues) = guard else { return swept };
-        self.enqueue_arrivals(&mut queues);
-        let StreamQueues { by_stream, multi_stream } = &mut *queues;
-        for queue in &mut *by_stream {
-            while let Some(head) = queue.copies.front() {
-                let state = head.state();
-                if let Ok(false) = state {
-                    break;
-                }
-                let is_enough = state.is_ok() && enough(&head.item);
-                self.remove(queue.copies.pop_front(), state, &mut swept);
-                if is_enough {
-                    return swept;
-                }
-            }
-        }
-        if by_stream.len() > KEPT_QUEUES {
-            by_stream.retain(|queue| !queue.copies.is_empty());
-        }
-        let mut index = 0;
-        while let Some(copy) = multi_stream.get(index) {
-            match copy.state() {
-                Ok(false) => index += 1,
-                over => {
-                    let copy = multi_stream.remove(index);
-                    self.remove(Some(copy), over, &mut swept);
-                }
-            }
+        let passed_over = self.sweep_free_queues(&enough, &mut swept);
+        let found_none = swept.completed.is_empty() && swept.lost.is_empty();
+        if found_none && !passed_over.is_empty() && !patience.is_zero() {
+            self.await_queries(&passed_over, Instant::now() + patience);
+            self.sweep_free_queues(&enough, &mut swept);
         }
         swept
     }
 
+    /// Sweeps the queues that no other thread is querying. Returns the others, with the number of their claim.
+    fn sweep_free_queues(&self, enough: &impl Fn(&T) -> bool, swept: &mut Swept<T>) -> SmallVec<[(QueueKey, u64); 4]> {
+        let mut passed_over = SmallVec::new();
+        let keys: SmallVec<[QueueKey; KEPT_QUEUES]> = self.queues.lock().pending_keys().collect();
+        for key in keys {
+            match self.claim(key) {
+                Ok(Some((claim, first))) => {
+                    if claim.sweep(first, enough, swept) {
+                        break;
+                    }
+                }
+                Ok(None) => {}
+                Err(claims) => {
+                    // Relaxed: a statistic.
+                    self.contended.fetch_add(1, Ordering::Relaxed);
+                    passed_over.push((key, claims));
+                }
+            }
+        }
+        passed_over
+    }
+
+    /// Claims a queue, with its first candidate; `None` if it is empty. Fails with the number of the claim of another thread.
+    fn claim(&self, key: QueueKey) -> Result<Option<(Claim<'_, T>, Candidate)>, u64> {
+        let mut queues = self.queues.lock();
+        let Some(queue) = queues.find(key) else { return Ok(None) };
+        if queue.is_claimed {
+            return Err(queue.claims);
+        }
+        let Some(first) = queue.candidate_after(0) else { return Ok(None) };
+        queue.is_claimed = true;
+        queue.claims += 1;
+        Ok(Some((Claim { in_flight: self, key }, first)))
+    }
+
+    /// Waits until each of these claims has ended, at most until `deadline`.
+    fn await_queries(&self, claims: &[(QueueKey, u64)], deadline: Instant) {
+        let mut queues = self.queues.lock();
+        let is_open = |queues: &mut Queues<T>| {
+            claims
+                .iter()
+                .any(|&(key, claims)| queues.find(key).is_some_and(|queue| queue.is_claimed && queue.claims == claims))
+        };
+        while is_open(&mut queues) && !self.released.wait_until(&mut queues, deadline).timed_out() {}
+    }
+
     /// All items still in flight, in any state. For the end of a pool, which leaks them.
     pub(crate) fn abandon(&self) -> Vec<T> {
-        let mut queues = self.queues.lock();
-        self.enqueue_arrivals(&mut queues);
-        let mut copies: Vec<_> = queues.by_stream.drain(..).flat_map(|queue| queue.copies).collect();
-        copies.append(&mut queues.multi_stream);
-        copies.into_iter().map(|copy| copy.item).collect()
+        let queues = std::mem::take(&mut self.queues.lock().queues);
+        queues.into_iter().flat_map(|queue| queue.copies).map(|copy| self.take_item(copy)).collect()
     }
 
-    fn enqueue_arrivals(&self, queues: &mut StreamQueues<T>) {
-        // Tested first: the arrivals are mostly empty, and the test is cheaper than a pop.
-        while !self.arrivals.is_empty() {
-            self.arrivals.pop().into_iter().for_each(|copy| queues.enqueue(copy));
-        }
-    }
-
-    fn remove(&self, copy: Option<PendingCopy<T>>, over: Result<bool, Error>, swept: &mut Swept<T>) {
-        let Some(PendingCopy { item, .. }) = copy else { return };
+    /// The item of a copy that left its queue. No lock is held.
+    fn take_item(&self, copy: PendingCopy<T>) -> T {
         // Relaxed, as in `insert`.
         self.count.fetch_sub(1, Ordering::Relaxed);
-        match over {
-            Ok(_) => swept.completed.push(item),
-            Err(error) => swept.lost.push((item, error)),
-        }
+        self.bytes.fetch_sub(copy.bytes, Ordering::Relaxed);
+        discard(copy.fences);
+        copy.item
     }
 }
 
-impl<T> StreamQueues<T> {
-    fn enqueue(&mut self, copy: PendingCopy<T>) {
-        let [fence] = copy.fences.as_slice() else { return self.multi_stream.push(copy) };
-        let stream = fence.stream();
-        match self.by_stream.iter_mut().find(|queue| queue.stream == stream) {
-            Some(queue) => queue.copies.push_back(copy),
-            None => self.by_stream.push(StreamQueue { stream, copies: VecDeque::from([copy]) }),
+impl<T> Claim<'_, T> {
+    /// Queries the queue from its `first` candidate on; whether that was `enough`.
+    fn sweep(&self, first: Candidate, enough: &impl Fn(&T) -> bool, swept: &mut Swept<T>) -> bool {
+        let mut next = Some(first);
+        while let Some((number, fences)) = next {
+            let state = state_of(&fences);
+            discard(fences);
+            let mut queues = self.in_flight.queues.lock();
+            // The end of the pool may have abandoned it.
+            let Some(queue) = queues.find(self.key) else { return false };
+            let over = match state {
+                Ok(Some(stream)) => {
+                    queue.note_waiting(number, stream);
+                    if self.key != QueueKey::MultiStream {
+                        return false;
+                    }
+                    None
+                }
+                Ok(None) => queue.remove(number).map(|copy| (copy, Ok(()))),
+                Err(error) => queue.remove(number).map(|copy| (copy, Err(error))),
+            };
+            next = queue.candidate_after(number);
+            drop(queues);
+            let Some((copy, end)) = over else { continue };
+            let item = self.in_flight.take_item(copy);
+            let is_enough = end.is_ok() && enough(&item);
+            match end {
+                Ok(()) => swept.completed.push(item),
+                Err(error) => swept.lost.push((item, error)),
+            }
+            if is_enough {
+                // Its fences may be the last references by now.
+                next.into_iter().for_each(|(_, fences)| discard(fences));
+                return true;
+            }
+        }
+        false
+    }
+}
+
+impl<T> Drop for Claim<'_, T> {
+    fn drop(&mut self) {
+        let mut queues = self.in_flight.queues.lock();
+        if let Some(queue) = queues.find(self.key) {
+            queue.is_claimed = false;
+        }
+        drop(queues);
+        self.in_flight.released.notify_all();
+    }
+}
+
+impl<T> Queues<T> {
+    fn find(&mut self, key: QueueKey) -> Option<&mut Queue<T>> {
+        self.queues.iter_mut().find(|queue| queue.key == key)
+    }
+
+    fn enqueue(&mut self, key: QueueKey, copy: PendingCopy<T>) {
+        if let Some(queue) = self.find(key) {
+            return queue.copies.push_back(copy);
+        }
+        if self.queues.len() > KEPT_QUEUES {
+            self.queues.retain(|queue| queue.is_claimed || !queue.copies.is_empty());
+        }
+        self.queues.push(Queue { key, copies: VecDeque::from([copy]), is_claimed: false, claims: 0 });
+    }
+
+    /// The queues with items, those of one stream first.
+    fn pending_keys(&self) -> impl Iterator<Item = QueueKey> + '_ {
+        let pending = self.queues.iter().filter(|queue| !queue.copies.is_empty()).map(|queue| queue.key);
+        let (multi, single) = (QueueKey::MultiStream, pending.clone().filter(|&key| key != QueueKey::MultiStream));
+        single.chain(pending.filter(move |&key| key == multi))
+    }
+}
+
+impl<T> Queue<T> {
+    /// What is to be queried after the item with this number: of one stream the head.
+    fn candidate_after(&self, number: u64) -> Option<Candidate> {
+        let copy = match self.key {
+            QueueKey::Stream(_) => self.copies.front(),
+            QueueKey::MultiStream => self.copies.iter().find(|copy| copy.number > number),
+        };
+        copy.map(|copy| (copy.number, copy.fences.clone()))
+    }
+
+    fn position(&self, number: u64) -> Option<usize> {
+        self.copies.iter().position(|copy| copy.number == number)
+    }
+
+    fn remove(&mut self, number: u64) -> Option<PendingCopy<T>> {
+        self.position(number).and_then(|index| self.copies.remove(index))
+    }
+
+    fn note_waiting(&mut self, number: u64, stream: u64) {
+        if let Some(copy) = self.position(number).and_then(|index| self.copies.get_mut(index)) {
+            copy.stream = stream;
         }
     }
 }
@@ -257,17 +387,17 @@ impl<T> StreamQueues<T> {
 impl<T> PendingCopy<T> {
     fn as_group(&self, now_us: u64) -> PendingGroup {
         let age = Duration::from_micros(now_us.saturating_sub(self.since_us));
-        let fence = match self.fences.as_slice() {
-            [only] => Some(only),
-            several => several.iter().find(|fence| !matches!(fence.is_done(), Ok(true))).or(several.last()),
-        };
-        PendingGroup { buffers: 1, age, stream: fence.map_or(0, |fence| fence.stream()), bytes: self.bytes }
+        PendingGroup { buffers: 1, age, stream: self.stream, bytes: self.bytes }
     }
+}
 
-    /// Are all fences over? The failure of one outweighs the others (in-flight-I2).
-    fn state(&self) -> Result<bool, Error> {
-        self.fences.iter().try_fold(true, |over, fence| Ok(fence.is_done()? && over))
-    }
+/// The stream of the first fence that is not over; `None` if all are. The failure of one outweighs the others
+/// (in-flight-I2).
+fn state_of(fences: &Fences) -> Result<Option<u64>, Error> {
+    fences.iter().try_fold(None, |pending, fence| {
+        let is_over = is_over(&**fence)?;
+        Ok(pending.or_else(|| (!is_over).then(|| stream_of(&**fence))))
+    })
 }
 
 #[cfg(test)]
@@ -348,6 +478,7 @@ mod tests {
         done.finish();
         in_flight.insert(1, 10, behind([done, Arc::new(ScriptedFence::on(7))]), 1_000);
         in_flight.insert(2, 20, behind([Arc::new(ScriptedFence::on(8))]), 2_000);
+        assert!(completed(&in_flight).is_empty());
         let limit = Duration::from_micros(500);
         let first = PendingGroup { buffers: 1, age: limit, stream: 7, bytes: 10 };
         assert_eq!(in_flight.newly_stuck(1_499, limit), []);
@@ -376,17 +507,50 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_find_another_sweeping_return_at_once_and_are_counted() {
+    fn threads_that_find_another_querying_return_at_once_and_are_counted() {
         let in_flight = InFlight::new();
         insert(&in_flight, 1, 1).finish();
-        let sweeping = in_flight.queues.lock();
-        for _ in 0..CONTENDED_SWEEPS {
+        insert(&in_flight, 2, 2).finish();
+        let querying = in_flight.claim(QueueKey::Stream(1)).ok().flatten().unwrap();
+        assert_eq!(completed(&in_flight), [2], "a queue that another thread queries delays no other");
+        for _ in 1..CONTENDED_QUEUES {
             assert!(!in_flight.is_contended());
             assert!(completed(&in_flight).is_empty());
         }
         assert!(in_flight.is_contended());
-        drop(sweeping);
+        drop(querying);
         assert_eq!(completed(&in_flight), [1]);
+    }
+
+    #[test]
+    fn a_patient_sweep_finds_what_another_thread_was_querying() {
+        let in_flight = InFlight::new();
+        insert(&in_flight, 1, 1).finish();
+        let querying = in_flight.claim(QueueKey::Stream(1)).ok().flatten().unwrap();
+        std::thread::scope(|scope| {
+            let patient = scope.spawn(|| in_flight.sweep_until(Duration::from_secs(20), |_| true));
+            // Relaxed: a count.
+            while in_flight.contended.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            drop(querying);
+            assert_eq!(patient.join().unwrap().completed.as_slice(), [1]);
+        });
+    }
+
+    #[test]
+    fn an_item_that_was_abandoned_under_a_query_completes_no_other() {
+        let in_flight = InFlight::new();
+        insert(&in_flight, 1, 1).finish();
+        let (claim, first) = in_flight.claim(QueueKey::Stream(1)).ok().flatten().unwrap();
+        assert_eq!(in_flight.abandon(), [1]);
+        let later = insert(&in_flight, 2, 1);
+        let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
+        assert!(!claim.sweep(first, &|_| false, &mut swept));
+        assert!(swept.completed.is_empty() && swept.lost.is_empty());
+        drop(claim);
+        later.finish();
+        assert_eq!(completed(&in_flight), [2]);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! | `tensorflow_model`, `adaptive_model`, `thread_cache_model` | drawn operations against a naive model, recounted after each step |
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
+//! | `fences` | fences of users that block, panic, or call the pool |
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
 //! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
 //! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
@@ -26,6 +27,7 @@ mod contract;
 mod counting;
 mod draw;
 mod fault;
+mod fences;
 mod fixture;
 mod fork;
 mod heap_calls;

@@ -5,6 +5,7 @@
 //! | `copies`, `tracked_copies` | copies made by the pool, and every natural line that starts one |
 //! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
+//! | `held_queries` | a thread that stands in a call of the driver |
 //! | `pools`, `release_gate` | pools over each back-end: releases beside copies |
 //! | `old_drivers`, `fork` | processes that lack functions, or are children |
 //!
@@ -18,6 +19,7 @@ mod copies;
 mod driver_facts;
 mod fixture;
 mod fork;
+mod held_queries;
 mod interop;
 mod old_drivers;
 mod pools;

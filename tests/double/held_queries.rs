@@ -1,0 +1,55 @@
+//! A thread that stands in a query of the driver holds up no other.
+
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::CudaContext;
+use driver_double::Double;
+use pinpool::Backend;
+
+use crate::fixture::{MIB, builder, filled, stream_and_memory};
+
+/// Fails if `act` takes longer than this test should: a hang is reported, not waited for.
+fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
+    let (done, result) = channel();
+    thread::spawn(move || done.send(act()));
+    result.recv_timeout(Duration::from_secs(20)).expect("it hangs, or it panicked")
+}
+
+#[test]
+fn a_failing_get_and_the_figures_do_not_wait_for_a_query_of_another_thread() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, MIB);
+    let pool = builder(Backend::Vmm).max_bytes(16 << 20).wait(Duration::from_millis(20)).build().unwrap();
+    let _held = pool.get(8 * MIB).unwrap();
+    let mut copying = filled(&pool, 2 * MIB, 7);
+    copying.truncate(MIB);
+    drop(copying.copy_to(&stream, &mut memory).unwrap());
+    let gate = double.hold_call("cuEventQuery");
+    let polling = pool.clone();
+    let blocked = thread::spawn(move || polling.poll());
+    gate.wait_for(1);
+    let getting = pool.clone();
+    in_time(move || {
+        assert!(getting.get(10 * MIB).unwrap_err().is_limit());
+        assert_eq!(getting.stats().in_flight, 1);
+    });
+    drop(gate);
+    blocked.join().unwrap();
+    drop(pool);
+}
+
+#[test]
+fn the_end_of_a_pool_does_not_wait_for_its_thread_in_a_query() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, MIB);
+    let pool = builder(Backend::Vmm).background_poll(true).close_wait(Duration::from_millis(200)).build().unwrap();
+    drop(filled(&pool, MIB, 7).copy_to(&stream, &mut memory).unwrap());
+    let gate = double.hold_call("cuEventQuery");
+    gate.wait_for(1);
+    in_time(move || drop(pool));
+    drop(gate);
+}
