@@ -60,6 +60,8 @@ pub struct DataFile {
     pub origin: DataOrigin,
     /// Number of samples in it: 1 for a plain file, any number for a container.
     pub samples: u64,
+    /// Whether it was opened as a container.
+    pub is_container: bool,
 }
 
 /// The unit that is shuffled, counted and checked. Only a sample longer than a batch may be lies in several batches.
@@ -90,6 +92,7 @@ pub struct Catalog {
     pub(super) samples: Vec<Sample>,
     pub(super) failures: Vec<Failure>,
     pub(super) cyclic_links: Vec<PathBuf>,
+    pub(super) special_files: Vec<PathBuf>,
 }
 
 impl Catalog {
@@ -117,6 +120,12 @@ impl Catalog {
         &self.cyclic_links
     }
 
+    /// Pipes, sockets and devices under directories, which are not loaded.
+    #[must_use]
+    pub fn special_files(&self) -> &[PathBuf] {
+        &self.special_files
+    }
+
     /// Bytes of all samples: what one epoch copies.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
@@ -134,7 +143,7 @@ impl Catalog {
     /// Adds a file of one sample.
     pub(super) fn push_plain(&mut self, origin: DataOrigin, len_bytes: u64) {
         self.push_sample(None, vec![FileRange { offset: 0, len_bytes }]);
-        self.files.push(DataFile { origin, samples: 1 });
+        self.files.push(DataFile { origin, samples: 1, is_container: false });
     }
 
     /// Adds a container.
@@ -143,7 +152,7 @@ impl Catalog {
         for member in members {
             self.push_sample(Some(member.name.into_boxed_str()), member.ranges);
         }
-        self.files.push(DataFile { origin: DataOrigin::File(path), samples });
+        self.files.push(DataFile { origin: DataOrigin::File(path), samples, is_container: true });
     }
 
     /// Adds a sample of the file that is pushed next.

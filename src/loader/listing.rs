@@ -11,7 +11,7 @@
 //! | symbolic link to a directory | entered, unless this path has led to that directory before |
 //! | symbolic link in a circle | not followed, kept in [`Catalog::cyclic_links`] |
 //! | dangling link, unreadable directory | a failure |
-//! | pipe, socket, device | ignored; a failure if the caller named it |
+//! | pipe, socket, device | kept in [`Catalog::special_files`]; a failure if the caller named it |
 //!
 //! - **listing-I1**: no directory is entered twice under one path, so the walk ends whatever the links are.
 
@@ -91,13 +91,15 @@ impl Catalog {
             is_new
         });
         for entry in tree.take_while(|_| !stop.is_raised()) {
-            let file = entry.and_then(|entry| {
-                let len_bytes =
-                    entry.file_type().is_file().then(|| entry.metadata().map(|meta| meta.len())).transpose()?;
-                Ok(len_bytes.map(|len_bytes| FoundFile { path: entry.into_path(), len_bytes, is_named: false }))
-            });
-            match file {
-                Ok(file) => found.extend(file),
+            let length = |entry: walkdir::DirEntry| {
+                let kind = entry.file_type();
+                let len_bytes = kind.is_file().then(|| entry.metadata().map(|meta| meta.len())).transpose()?;
+                Ok((entry.into_path(), kind, len_bytes))
+            };
+            match entry.and_then(length) {
+                Ok((path, _, Some(len_bytes))) => found.push(FoundFile { path, len_bytes, is_named: false }),
+                Ok((_, kind, None)) if kind.is_dir() => {}
+                Ok((path, ..)) => self.special_files.push(path),
                 Err(error) => self.walk_failed(root, error),
             }
         }

@@ -59,6 +59,7 @@ mod cuda_destination;
 mod destination;
 mod failure;
 mod listing;
+mod open_files;
 mod read;
 mod read_ahead;
 mod run;
@@ -82,6 +83,7 @@ pub use self::run::{LoadOptions, Loader, StopFlag};
 pub use self::summary::{BatchDone, Ended, LoadError, LoadSummary, Observer};
 
 use self::batches::Batches;
+use self::open_files::OpenFiles;
 use self::read_ahead::ReadAhead;
 use self::transfer::Transfer;
 use self::worker::Workers;
@@ -105,7 +107,7 @@ impl Loader<'_> {
             let prefetch = self.options.prefetch.map_or(workers.saturating_mul(2), NonZeroUsize::get);
             let ahead = ReadAhead::new(prefetch as u64);
             let batches = Mutex::new(Batches::new(self.catalog, &self.options));
-            let reading = Workers { loader: self, ahead: &ahead, batches };
+            let reading = Workers { loader: self, ahead: &ahead, files: OpenFiles::default(), batches };
             let transfer = Transfer::new(self, &ahead, destination, observer);
             let summary = run_threads(&reading, transfer, workers);
             // Returns the buffers of the last copies to the pool, which no later get may do.

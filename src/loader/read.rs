@@ -21,6 +21,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::batches::{PlannedBatch, SamplePart, Skipped};
 use super::catalog::{Catalog, DataOrigin, FileRange, Sample};
 use super::failure::{Failure, FailureCause};
+use super::open_files::{OpenFile, OpenFiles};
 use super::run::StopFlag;
 use super::synthetic::SyntheticBytes;
 
@@ -48,13 +49,14 @@ pub(super) struct BatchContents {
     pub(super) len_bytes: usize,
 }
 
-/// Reads samples for one worker. The last file stays open, since the next sample often lies in it.
+/// Reads samples for one worker. Within a batch the last file stays open, since the next sample often lies in it.
 #[derive(Debug)]
 pub(super) struct SampleReader<'a> {
     catalog: &'a Catalog,
     stop: &'a StopFlag,
+    files: &'a OpenFiles,
     verify: bool,
-    open: Option<(usize, File)>,
+    open: Option<(usize, OpenFile<'a>)>,
 }
 
 /// Why a sample was not read to its end.
@@ -70,12 +72,24 @@ impl<C: Into<FailureCause>> From<C> for ReadEnd {
 }
 
 impl<'a> SampleReader<'a> {
-    pub(super) fn new(catalog: &'a Catalog, stop: &'a StopFlag, verify: bool) -> SampleReader<'a> {
-        SampleReader { catalog, stop, verify, open: None }
+    pub(super) fn new(
+        catalog: &'a Catalog,
+        stop: &'a StopFlag,
+        files: &'a OpenFiles,
+        verify: bool,
+    ) -> SampleReader<'a> {
+        SampleReader { catalog, stop, files, verify, open: None }
     }
 
     /// Reads the parts of `batch` into `buffer`, which holds at least as many bytes. `None` if the run was stopped.
     pub(super) fn fill(&mut self, batch: &PlannedBatch, buffer: &mut [u8]) -> Option<BatchContents> {
+        let contents = self.read_parts(batch, buffer);
+        // A worker that waits for its next batch keeps no descriptor from another.
+        self.open = None;
+        contents
+    }
+
+    fn read_parts(&mut self, batch: &PlannedBatch, buffer: &mut [u8]) -> Option<BatchContents> {
         let mut contents = BatchContents::default();
         let mut rest = buffer;
         for part in &batch.parts {
@@ -129,9 +143,10 @@ impl<'a> SampleReader<'a> {
     }
 
     fn open(&mut self, file: usize, path: &Path) -> io::Result<&File> {
-        let open = match self.open.take() {
-            Some((number, open)) if number == file => open,
-            _ => File::open(path)?,
+        // Closes another file first (open-I1).
+        let open = match self.open.take().filter(|(number, _)| *number == file) {
+            Some((_, open)) => open,
+            None => self.files.open(path)?,
         };
         Ok(&self.open.insert((file, open)).1)
     }
@@ -205,7 +220,7 @@ mod tests {
         let part = SamplePart { sample: 0, start: 0, len_bytes: catalog.len_bytes() };
         let batch = PlannedBatch { number: 0, epoch: 0, parts: vec![part], len_bytes: part.len_bytes };
         let mut buffer = vec![0; usize::try_from(batch.len_bytes).unwrap()];
-        assert!(SampleReader::new(&catalog, &stop, false).fill(&batch, &mut buffer).is_none());
+        assert!(SampleReader::new(&catalog, &stop, &OpenFiles::default(), false).fill(&batch, &mut buffer).is_none());
     }
     #[test]
     fn the_ranges_of_parts_are_those_of_the_sample() {

@@ -14,6 +14,7 @@ use std::sync::mpsc::Sender;
 use parking_lot::Mutex;
 
 use super::batches::{Batches, PlannedBatch};
+use super::open_files::OpenFiles;
 use super::read::{BatchContents, SampleReader};
 use super::read_ahead::{CloseOnDrop, ReadAhead};
 use super::run::Loader;
@@ -33,6 +34,7 @@ pub(super) struct FilledBatch {
 pub(super) struct Workers<'a> {
     pub(super) loader: &'a Loader<'a>,
     pub(super) ahead: &'a ReadAhead,
+    pub(super) files: OpenFiles,
     /// Locked while a batch is started and gets its buffer (worker-I1).
     pub(super) batches: Mutex<Batches<'a>>,
 }
@@ -42,7 +44,7 @@ impl Workers<'_> {
     pub(super) fn work(&self, filled: &Sender<FilledBatch>) {
         let _close = CloseOnDrop(self.ahead);
         let Loader { catalog, options, stop, .. } = self.loader;
-        let mut reader = SampleReader::new(catalog, stop, options.verify);
+        let mut reader = SampleReader::new(catalog, stop, &self.files, options.verify);
         while let Some((planned, buffer)) = self.start_batch() {
             let Some(batch) = self.fill(&mut reader, planned, buffer) else { return };
             if filled.send(batch).is_err() {

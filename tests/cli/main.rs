@@ -2,5 +2,6 @@
 
 mod bench;
 mod conformance;
+mod load;
 mod readme;
 mod tool;

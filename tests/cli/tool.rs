@@ -10,30 +10,30 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// The result of one run.
-struct Ran {
+pub(crate) struct Ran {
     status: ExitStatus,
-    stdout: String,
-    stderr: String,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Ran {
-    fn code(&self) -> i32 {
+    pub(crate) fn code(&self) -> i32 {
         self.status.code().unwrap_or_else(|| panic!("ended by a signal: {:?}\n{}", self.status, self.stderr))
     }
 
     /// The one JSON object on stdout.
-    fn figures(&self) -> Value {
+    pub(crate) fn figures(&self) -> Value {
         assert_eq!(self.stdout.lines().count(), 1, "{}{}", self.stdout, self.stderr);
         serde_json::from_str(&self.stdout).unwrap()
     }
 
-    fn check_stderr(&self, words: &str) {
+    pub(crate) fn check_stderr(&self, words: &str) {
         assert!(self.stderr.contains(words), "no \"{words}\" in:\n{}", self.stderr);
     }
 }
 
 /// The tool on the `heap` back-end, without the environment of the test.
-fn pinpool(args: &[&str]) -> Command {
+pub(crate) fn pinpool(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinpool"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PINPOOL_") || name == "RUST_LOG" {
@@ -44,7 +44,7 @@ fn pinpool(args: &[&str]) -> Command {
     command
 }
 
-fn finish(command: &mut Command) -> Ran {
+pub(crate) fn finish(command: &mut Command) -> Ran {
     let output = command.output().unwrap();
     let ran = Ran {
         status: output.status,
@@ -55,7 +55,7 @@ fn finish(command: &mut Command) -> Ran {
     ran
 }
 
-fn run(args: &[&str]) -> Ran {
+pub(crate) fn run(args: &[&str]) -> Ran {
     finish(&mut pinpool(args))
 }
 
@@ -64,12 +64,12 @@ fn load(dir: &TempDir, args: &[&str]) -> Ran {
 }
 
 /// A figure that must be a whole number.
-fn number(figures: &Value, name: &str) -> u64 {
+pub(crate) fn number(figures: &Value, name: &str) -> u64 {
     figures[name].as_u64().unwrap_or_else(|| panic!("no {name} in {figures}"))
 }
 
 /// 200 files of 0 to 1,990 bytes in two directories, 199,000 bytes in all.
-fn tree() -> TempDir {
+pub(crate) fn tree() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for class in ["cat", "dog"] {
         fs::create_dir(dir.path().join(class)).unwrap();
@@ -509,10 +509,11 @@ fn without_a_path_the_data_set_is_generated_from_a_seed() {
 }
 
 #[test]
-fn an_empty_directory_is_no_failure() {
+fn an_empty_directory_has_an_exit_status_of_its_own() {
     let dir = tempfile::tempdir().unwrap();
     let ran = load(&dir, &[]);
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    assert_eq!(ran.code(), 4, "{}", ran.stderr);
+    ran.check_stderr("nothing to load");
     let figures = ran.figures();
     assert_eq!((figures["files"].as_u64(), figures["bytes"].as_u64()), (Some(0), Some(0)));
 }

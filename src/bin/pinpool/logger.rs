@@ -4,19 +4,22 @@
 //! 2018-06-27 18:09:11.701458: I src/diag.rs:247] Raising pool_size_limit_ from 100 to 110
 //! ```
 //!
-//! The library decides which lines exist, `RUST_LOG` which are shown, and `terminal` writes them.
+//! The library decides which lines exist, `RUST_LOG` which are shown (empty is unset), and `terminal` writes them.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use env_logger::{Builder, Env, Target};
+use env_logger::{Builder, Target};
 use log::{Level, Record};
 
 use crate::terminal::Terminal;
 
 /// Sends the log to `terminal`, filtered by `RUST_LOG` or, where that is not set, by `default_filter`.
 pub(crate) fn init(terminal: &Terminal, default_filter: &str) {
-    Builder::from_env(Env::default().default_filter_or(default_filter))
+    // An empty filter is unset: to env_logger it hides warnings.
+    let filter = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
+    Builder::new()
+        .parse_filters(filter.as_deref().unwrap_or(default_filter))
         .format(|out, record| line(out, jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S%.6f"), record))
         .target(Target::Pipe(Box::new(LogTarget(terminal.clone()))))
         .init();

@@ -3,7 +3,6 @@
 mod bench;
 mod env;
 mod load;
-mod load_report;
 mod logger;
 mod replay;
 mod table;
@@ -21,6 +20,22 @@ use crate::terminal::Terminal;
 struct Cli {
     #[command(subcommand)]
     command: Command,
+
+    /// Errors and results only: no progress bar, no warnings
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+
+    /// Every batch and every failure, and the log from `debug` on
+    #[arg(short, long, global = true)]
+    verbose: bool,
+}
+
+/// How much is printed on stderr. `RUST_LOG`, where it is set, decides for the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verbosity {
+    Quiet,
+    Normal,
+    Verbose,
 }
 
 #[derive(Debug, Subcommand)]
@@ -37,6 +52,10 @@ enum ExitError {
     Failure = 1,
     /// Settings contradict each other or cannot be met.
     Settings = 2,
+    /// `load --require-gpu` without a GPU, or with memory that is not pinned for it.
+    NoGpu = 3,
+    /// `load` without a file to load.
+    NothingToLoad = 4,
     /// Ctrl-C, by the shells' convention: 128 plus the signal's number.
     Interrupted = 130,
 }
@@ -44,11 +63,21 @@ enum ExitError {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let terminal = Terminal::new();
-    // `replay` prints the pool's diagnostics as part of its result, and `env` prints the warnings itself.
-    let default_filter = if matches!(cli.command, Command::Load(_)) { "warn,pinpool=info" } else { "error" };
+    let verbosity = match (cli.quiet, cli.verbose) {
+        (true, _) => Verbosity::Quiet,
+        (false, true) => Verbosity::Verbose,
+        (false, false) => Verbosity::Normal,
+    };
+    let default_filter = match (verbosity, &cli.command) {
+        (Verbosity::Quiet, _) => "error",
+        (Verbosity::Verbose, _) => "debug",
+        (Verbosity::Normal, Command::Load(_)) => "warn,pinpool=info",
+        // `replay` prints the pool's diagnostics as part of its result, and `env` prints the warnings itself.
+        (Verbosity::Normal, _) => "error",
+    };
     logger::init(&terminal, default_filter);
     let result = match cli.command {
-        Command::Load(args) => load::run(&args, &terminal),
+        Command::Load(args) => load::run(&args, verbosity, &terminal),
         Command::Replay(args) => terminal.report(replay::run(&args)),
         Command::Bench(args) => bench::run(&args, &terminal),
         Command::Env(args) => env::run(&args, &terminal),

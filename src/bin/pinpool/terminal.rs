@@ -9,7 +9,7 @@ use std::io::{self, Write};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use crate::ExitError;
+use crate::{ExitError, Verbosity};
 
 /// A handle; clones share the terminal.
 #[derive(Debug, Clone)]
@@ -21,10 +21,13 @@ impl Terminal {
         Terminal(MultiProgress::with_draw_target(ProgressDrawTarget::stderr()))
     }
 
-    /// A bar that counts bytes; dropping it clears it.
-    pub(crate) fn bar(&self, total_bytes: u64) -> ProgressBar {
+    /// A bar as wide as the terminal that counts bytes; dropping it clears it. Hidden if the user wants it quiet.
+    pub(crate) fn bar(&self, total_bytes: u64, verbosity: Verbosity) -> ProgressBar {
+        if verbosity == Verbosity::Quiet {
+            return ProgressBar::hidden();
+        }
         let bar = self.0.add(ProgressBar::new(total_bytes).with_finish(ProgressFinish::AndClear));
-        let style = ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}");
+        let style = ProgressStyle::with_template("{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}");
         if let Ok(style) = style {
             bar.set_style(style);
         }

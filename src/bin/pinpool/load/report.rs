@@ -2,12 +2,14 @@
 //!
 //! Owns names and units; every number comes from the library.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pinpool::Stats;
 use pinpool::loader::{Ended, LoadSummary};
 use serde_json::{Value, json};
 
+use super::failures::Failures;
 use crate::table::{grouped, list};
 
 /// A finished load.
@@ -23,6 +25,9 @@ pub(crate) struct LoadReport<'a> {
     pub(crate) pinned_bytes: u64,
     /// Taken after the idle time at the end.
     pub(crate) stats: Stats,
+    pub(crate) failures: &'a Failures,
+    /// Pipes, sockets and devices under the paths.
+    pub(crate) skipped_special_files: usize,
 }
 
 impl LoadReport<'_> {
@@ -71,6 +76,8 @@ impl LoadReport<'_> {
             "underlying_allocs": stats.underlying.allocs,
             "underlying_frees": stats.underlying.frees,
             "underlying_seconds": stats.underlying.time.as_secs_f64(),
+            "failures_by_cause": self.failures.by_cause().collect::<BTreeMap<_, _>>(),
+            "skipped_special_files": self.skipped_special_files,
         })
     }
 
@@ -99,7 +106,7 @@ impl LoadReport<'_> {
             ("pool", format!("{} ({locked})", stats.backend)),
             ("gets", n(stats.gets)),
             ("fallbacks", format!("{} gets had memory that is not pinned, at the ceiling", n(stats.fallbacks))),
-            ("hit rate", format!("{:.1} %", 100.0 * stats.hit_rate())),
+            ("hit rate", hit_rate(stats)),
             ("evictions", format!("{} in {} puts", n(stats.evicted), n(stats.puts))),
             ("limit", format!("{} buffers", n(stats.pool_size_limit))),
             ("raises", format!("{raises} in {checks} checks, {lowers} lowered")),
@@ -112,4 +119,11 @@ impl LoadReport<'_> {
             ("time in those", format!("{:.3} s", calls.time.as_secs_f64())),
         ])
     }
+}
+
+/// The share of gets that reused an idle buffer, and where the others had their memory from, which is rarely a new allocation.
+fn hit_rate(stats: &Stats) -> String {
+    let misses = stats.gets.saturating_sub(stats.hits);
+    let percent = 100.0 * stats.hit_rate();
+    format!("{percent:.1} %; the other {} gets share {} allocations", grouped(misses), grouped(stats.underlying.allocs))
 }

@@ -1,7 +1,17 @@
 //! `pinpool load`: files through the pool to a device, and the figures at the end.
 //!
-//! Owns the flags, the choice of a destination, the interrupt, and how failures are printed. The library's
+//! Owns the flags, the choice of a destination, the interrupt and the exit status. The library's
 //! [`loader`](pinpool::loader) does the work.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `notes.rs` | what is said about the files before they are loaded |
+//! | `failures.rs` | failures, grouped by cause |
+//! | `report.rs` | the figures at the end |
+
+mod failures;
+mod notes;
+mod report;
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
@@ -15,15 +25,18 @@ use pinpool::loader::{
 };
 use pinpool::{Backend, Ceiling, OnFull, Pool, PoolBuilder, Preset, Rounding};
 
-use crate::ExitError;
-use crate::load_report::LoadReport;
+use self::failures::Failures;
+use self::report::LoadReport;
 use crate::replay::{IdleTimeout, idle_timeout};
 use crate::terminal::Terminal;
+use crate::{ExitError, Verbosity};
 
 /// Files of the synthetic data set: about 1.1 GB.
 const SYNTHETIC_FILES: u64 = 10_000;
 /// Signals within this time are one interrupt: it is shorter than the time between two key presses.
 const SAME_INTERRUPT: Duration = Duration::from_millis(150);
+/// Back-ends whose memory the driver knows.
+const PINNED_FOR_A_GPU: [&str; 3] = ["vmm", "register", "cuda"];
 /// Time between two polls of an idle pool.
 const POLL_EVERY: Duration = Duration::from_millis(100);
 
@@ -31,7 +44,8 @@ const POLL_EVERY: Duration = Duration::from_millis(100);
 ///
 /// Reads every regular file under the PATHs; without one, a synthetic data set with the sizes of photographs. A .tar
 /// (WebDataset shard) or .safetensors file that is named as a PATH is opened, and its samples are loaded one by one.
-/// Exits with 0 only if everything arrived, 1 if something failed, 130 after Ctrl-C.
+/// Exits with 0 only if everything arrived, 1 if something failed, 2 for settings that cannot be met, 3 if --require-gpu is
+/// not met, 4 if there was no file to load, 130 after Ctrl-C.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Files and directories to load
@@ -85,6 +99,10 @@ pub(crate) struct Args {
     /// Stop at the first failure
     #[arg(long)]
     strict: bool,
+
+    /// Fail (exit status 3) unless every batch goes to a GPU from memory that is pinned for it
+    #[arg(long)]
+    require_gpu: bool,
 
     /// Poll the idle pool for this long after the last batch, and report what it still holds; Ctrl-C ends it early
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_duration)]
@@ -143,32 +161,51 @@ fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
     NonZeroU64::new(parse_bytes(text)?).ok_or_else(|| ParseError::new(text, "less than 1B"))
 }
 
-pub(crate) fn run(args: &Args, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
     let stop = stop_at_interrupt(terminal);
     let pool = args.pool.build().map_err(|error| terminal.refuse(&error))?;
-    let mut destination = args.destination(pool.config().device).map_err(|error| {
-        terminal.message(error);
-        ExitError::Failure
-    })?;
+    let mut destination = args.destination(&pool, terminal)?;
     let listing = Instant::now();
     let catalog = args.catalog(&stop);
     let listing = listing.elapsed();
-    for path in catalog.cyclic_links() {
-        log::warn!("{} leads back to a directory already entered: not followed", path.display());
+    for note in notes::notes(&catalog) {
+        log::warn!("{note}");
     }
 
     let options = args.options();
-    let bar = terminal.bar(catalog.len_bytes().saturating_mul(options.epochs));
-    let mut reporter = Reporter { terminal, bar, failed: 0 };
+    let bar = terminal.bar(catalog.len_bytes().saturating_mul(options.epochs), verbosity);
+    let failures = Failures::new(verbosity == Verbosity::Verbose);
+    let mut reporter = Reporter { terminal, bar, failures, verbosity };
     let summary = Loader::new(&pool, &catalog, options).stop_on(&stop).run(destination.as_mut(), &mut reporter);
-    drop(reporter);
+    let Reporter { failures, bar, .. } = reporter;
+    drop(bar);
+    failures.summarize(terminal);
 
     let pinned_bytes = pool.stats().pinned_bytes;
     poll_idle(&pool, args.idle, &stop);
     let (sink, stats) = (destination.describe(), pool.stats());
-    let report = LoadReport { summary: &summary, sink, verify: args.verify, listing, pinned_bytes, stats };
+    let fallbacks = stats.fallbacks;
+    let report = LoadReport {
+        summary: &summary,
+        sink,
+        verify: args.verify,
+        listing,
+        pinned_bytes,
+        stats,
+        failures: &failures,
+        skipped_special_files: catalog.special_files().len(),
+    };
     let printed = if args.json { terminal.print(report.json()) } else { terminal.print(report.table().trim_end()) };
-    verdict(&summary, terminal).and(printed)
+    verdict(&summary, terminal)?;
+    if catalog.files().is_empty() {
+        terminal.message("nothing to load: no regular file under the paths given");
+        return Err(ExitError::NothingToLoad);
+    }
+    if args.require_gpu && fallbacks > 0 {
+        terminal.message(format_args!("--require-gpu: {fallbacks} batches had memory that is not pinned (--on-full)"));
+        return Err(ExitError::NoGpu);
+    }
+    printed
 }
 
 /// The first Ctrl-C ends the run cleanly, the second at once. `timeout` and a shell's job control signal the process and its
@@ -241,18 +278,44 @@ impl Args {
     }
 
     /// The GPU if there is one, whatever back-end the pool has; otherwise the host sink, with the reason in the log.
-    fn destination(&self, _ordinal: u32) -> Result<Box<dyn Destination>, pinpool::Error> {
+    fn destination(&self, pool: &Pool, terminal: &Terminal) -> Result<Box<dyn Destination>, ExitError> {
         let lanes = usize::try_from(self.streams).unwrap_or(1);
-        #[cfg(feature = "cuda")]
-        let why = match pinpool::loader::CudaDestination::new(_ordinal, lanes) {
-            Ok(device) => return Ok(Box::new(device)),
-            Err(why) => why,
+        let device = match gpu(pool.config().device, lanes) {
+            Ok(device) => device,
+            Err(why) if self.require_gpu => {
+                terminal.message(format_args!("--require-gpu: no GPU to copy to: {why}"));
+                return Err(ExitError::NoGpu);
+            }
+            Err(why) => {
+                log::warn!("no GPU to copy to ({why}): copying to a host sink (--require-gpu makes this an error)");
+                let sink = SinkDestination::new(lanes).map_err(|error| terminal.refuse(&error))?;
+                return Ok(Box::new(sink));
+            }
         };
-        #[cfg(not(feature = "cuda"))]
-        let why = "built without the `cuda` feature";
-        log::info!("no GPU to copy to ({why}): copying to a host sink");
-        Ok(Box::new(SinkDestination::new(lanes)?))
+        let backend = pool.stats().backend;
+        if !PINNED_FOR_A_GPU.contains(&backend) {
+            let why =
+                format!("the back-end {backend} does not pin memory for the GPU ({})", PINNED_FOR_A_GPU.join(", "));
+            if self.require_gpu {
+                terminal.message(format_args!("--require-gpu: {why}"));
+                return Err(ExitError::NoGpu);
+            }
+            log::warn!("{why}: copies are slow");
+        }
+        Ok(device)
     }
+}
+
+/// The GPU of this ordinal with as many streams, or why there is none.
+#[cfg(feature = "cuda")]
+fn gpu(ordinal: u32, lanes: usize) -> Result<Box<dyn Destination>, String> {
+    let device = pinpool::loader::CudaDestination::new(ordinal, lanes);
+    Ok(Box::new(device.map_err(|why| why.to_string())?))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu(_: u32, _: usize) -> Result<Box<dyn Destination>, String> {
+    Err("built without the `cuda` feature".to_owned())
 }
 
 impl PoolArgs {
@@ -275,21 +338,25 @@ fn set<T>(builder: PoolBuilder, value: Option<T>, setter: impl FnOnce(PoolBuilde
     setter(builder, value)
 }
 
-/// Advances the bar and prints failures.
+/// Advances the bar and collects failures.
 struct Reporter<'a> {
     terminal: &'a Terminal,
     bar: indicatif::ProgressBar,
-    failed: u64,
+    failures: Failures,
+    verbosity: Verbosity,
 }
 
 impl Observer for Reporter<'_> {
     fn batch_done(&mut self, batch: &BatchDone) {
         self.bar.inc(batch.bytes);
+        if self.verbosity == Verbosity::Verbose {
+            let BatchDone { batch, samples, bytes, .. } = batch;
+            self.terminal.message(format_args!("batch {batch}: {bytes} bytes, {samples} samples complete"));
+        }
     }
 
     fn failed(&mut self, failure: &Failure) {
-        self.failed += 1;
-        self.terminal.message(failure);
-        self.bar.set_message(format!("{} failed", self.failed));
+        self.failures.add(failure, self.terminal);
+        self.bar.set_message(format!("{} failed", self.failures.count()));
     }
 }

@@ -1,0 +1,158 @@
+//! `pinpool load`: what it demands, what it says about files, and how failures are grouped.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::tool::{Ran, finish, number, pinpool, run, tree};
+
+fn lines(text: &str, words: &str) -> usize {
+    text.lines().filter(|line| line.contains(words)).count()
+}
+
+/// `pinpool load ARGS` behind a limit of the shell.
+fn limited(limit: &str, args: &[&str], paths: &[&Path]) -> Ran {
+    let tool = pinpool(&[]);
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!(r#"ulimit {limit}; exec "$0" load --json "$@""#)]).arg(tool.get_program());
+    command.args(args).args(paths).env("PINPOOL_BACKEND", "heap");
+    finish(&mut command)
+}
+
+/// The driver double as `libcuda.so.1` in a directory of its own.
+fn driver_double(dir: &Path) -> PathBuf {
+    // Cargo puts it beside the test, since it is a dev-dependency.
+    let built = std::env::current_exe().unwrap().parent().unwrap().join("libdriver_double.so");
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        symlink(&built, dir.join(name)).unwrap();
+    }
+    dir.to_path_buf()
+}
+
+#[test]
+fn without_a_gpu_a_load_warns_and_with_require_gpu_fails() {
+    if Path::new("/dev/nvidiactl").exists() {
+        return;
+    }
+    let dir = tree();
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    assert!(
+        ran.stderr.lines().any(|line| line.contains(": W ") && line.contains("no GPU to copy to")),
+        "{}",
+        ran.stderr
+    );
+    let ran = finish(pinpool(&["load", "--json", "--require-gpu"]).arg(dir.path()));
+    assert_eq!((ran.code(), ran.stdout.as_str()), (3, ""), "{}", ran.stderr);
+    ran.check_stderr("--require-gpu: no GPU to copy to: ");
+}
+
+#[test]
+fn require_gpu_is_met_only_by_memory_that_is_pinned_for_the_gpu() {
+    let (dir, lib) = (tree(), tempfile::tempdir().unwrap());
+    let lib = driver_double(lib.path());
+    let load = |backend: &str, args: &[&str]| {
+        let mut command = pinpool(&["load", "--json", "--backend", backend]);
+        finish(command.args(args).arg(dir.path()).env("LD_LIBRARY_PATH", &lib))
+    };
+    for backend in ["vmm", "register", "cuda"] {
+        let ran = load(backend, &["--require-gpu"]);
+        assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
+        let figures = ran.figures();
+        assert!(figures["sink"].as_str().unwrap().starts_with("CUDA device"), "{figures}");
+    }
+    let ran = load("heap", &["--require-gpu"]);
+    assert_eq!(ran.code(), 3, "{}", ran.stderr);
+    ran.check_stderr("--require-gpu: the back-end heap does not pin memory for the GPU");
+    let ran = load("heap", &[]);
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    assert_eq!(lines(&ran.stderr, ": W "), 1, "{}", ran.stderr);
+    ran.check_stderr("the back-end heap does not pin memory for the GPU");
+    let ran = load("cuda", &["--require-gpu", "--max-bytes", "4KiB", "--wait", "0", "--on-full", "pageable"]);
+    assert_eq!(ran.code(), 3, "{}", ran.stderr);
+    ran.check_stderr("--require-gpu: 1 batches had memory that is not pinned");
+}
+
+#[test]
+fn repeated_failures_are_grouped_by_cause() {
+    let dir = tree();
+    for number in 0..500 {
+        symlink("nowhere", dir.path().join(format!("gone{number:03}"))).unwrap();
+    }
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()));
+    assert_eq!(ran.code(), 1);
+    assert_eq!(lines(&ran.stderr, "No such file or directory"), 11, "ten and their sum: {}", ran.stderr);
+    let of_the_first = "500 failed: No such file or directory (os error 2); the first: ";
+    ran.check_stderr(&format!("{of_the_first}{}/gone000, ", dir.path().display()));
+    let figures = ran.figures();
+    assert_eq!(figures["failed_files"], 500);
+    assert_eq!(figures["failures_by_cause"]["No such file or directory (os error 2)"], 500);
+    let ran = finish(pinpool(&["load", "--json", "-v"]).arg(dir.path()));
+    assert_eq!(lines(&ran.stderr, "No such file or directory"), 500);
+}
+
+#[test]
+fn a_low_limit_on_open_files_costs_workers_and_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    for number in 0..64 {
+        fs::write(dir.path().join(format!("{number:02}")), vec![1; 300_000]).unwrap();
+    }
+    let args = ["--workers", "32", "--batch-files", "1", "--verify"];
+    for limit in [5, 12, 14] {
+        let ran = limited(&format!("-n {limit}"), &args, &[dir.path()]);
+        assert_eq!(ran.code(), 0, "{limit}: {}", ran.stderr);
+        assert_eq!((number(&ran.figures(), "files"), number(&ran.figures(), "verified_batches")), (64, 64));
+    }
+}
+
+#[test]
+fn files_that_are_skipped_or_loaded_as_plain_bytes_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["a.tar.gz", "b.zip", "c.parquet", "d.parquet", "e.tar", "f.jpg", "G.ZIP"] {
+        fs::write(dir.path().join(name), b"x").unwrap();
+    }
+    let _socket = UnixListener::bind(dir.path().join("socket")).unwrap();
+    let fifo = dir.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    ran.check_stderr(&format!("skipped 2 pipes, sockets or devices: {}, {}", at("fifo"), at("socket")));
+    ran.check_stderr(&format!("2 .parquet files are loaded as plain bytes ({}, {})", at("c.parquet"), at("d.parquet")));
+    ran.check_stderr(&format!("1 .gz files are loaded as plain bytes ({})", at("a.tar.gz")));
+    ran.check_stderr(&format!("2 .zip files are loaded as plain bytes ({}, {})", at("G.ZIP"), at("b.zip")));
+    ran.check_stderr(&format!("1 .tar files are loaded as plain bytes ({}): --containers loads", at("e.tar")));
+    assert_eq!(number(&ran.figures(), "skipped_special_files"), 2);
+    assert_eq!(number(&ran.figures(), "files"), 7);
+}
+
+#[test]
+fn quiet_prints_errors_only_and_verbose_every_batch() {
+    let dir = tree();
+    fs::write(dir.path().join("a.zip"), b"x").unwrap();
+    let ran = finish(pinpool(&["load", "--json", "-q"]).arg(dir.path()));
+    assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
+    let ran = finish(pinpool(&["-q", "load", "--json", "/nowhere"]).arg(dir.path()));
+    assert_eq!(ran.stderr, "pinpool: /nowhere: No such file or directory (os error 2)\n");
+    let ran = finish(pinpool(&["load", "--json", "-v", "--batch-files", "100"]).arg(dir.path()));
+    assert_eq!(lines(&ran.stderr, "pinpool: batch "), 3, "{}", ran.stderr);
+    assert_eq!(run(&["load", "-q", "-v"]).code(), 2);
+}
+
+#[test]
+fn an_empty_filter_of_the_log_hides_no_warning() {
+    let dir = tree();
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_PURPLE", "1").env("RUST_LOG", ""));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    ran.check_stderr("PINPOOL_PURPLE=1");
+}
+
+#[test]
+fn the_hit_rate_says_what_the_other_gets_cost() {
+    let dir = tree();
+    let ran = finish(pinpool(&["load", "--batch-files", "100", "--workers", "1"]).arg(dir.path()));
+    let row = ran.stdout.lines().find(|row| row.starts_with("hit rate")).unwrap();
+    assert!(row.contains(" %; the other ") && row.ends_with("gets share 1 allocations"), "{row}");
+}
