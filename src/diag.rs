@@ -205,10 +205,18 @@ impl PoolLog {
         );
     }
 
-    pub(crate) fn no_poller(&self, error: &std::io::Error) {
+    /// Logs why there is no maintenance thread, if there is none.
+    pub(crate) fn no_thread(&self, started: std::io::Result<()>) {
+        if let Err(error) = started {
+            self.no_thread_for(&error);
+        }
+    }
+
+    #[cold]
+    pub(crate) fn no_thread_for(&self, error: &std::io::Error) {
         log::warn!(
-            "{self}no thread for PINPOOL_POLL: idle memory is given back only while the pool is used; call Pool::poll \
-             when the program is idle: {error}"
+            "{self}no thread for maintenance (PINPOOL_POLL): idle memory is given back only while the pool is used; call \
+             Pool::poll when the program is idle: {error}"
         );
     }
 

@@ -57,6 +57,7 @@ mod error;
 mod fork;
 mod host;
 mod in_flight;
+mod maintenance_thread;
 mod policy;
 mod pool;
 mod size_class;

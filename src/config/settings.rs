@@ -78,8 +78,9 @@ macro_rules! for_each_setting {
         /// Whether the pool may pin more than its reserve: 0 or 1 (TensorFlow's allow_growth).
         "PINPOOL_GROWTH" = true, growth(bool): bool as SWITCH.strict();
 
-        /// Whether a thread polls the pool twice a second, to give idle memory back while the program makes no calls: 0 or 1.
-        "PINPOOL_POLL" = false, background_poll(bool): bool as SWITCH;
+        /// Whether the process's maintenance thread looks after the pool, so that memory goes back and figures are true while
+        /// the program makes no calls: 0 or 1.
+        "PINPOOL_POLL" = true, background_poll(bool): bool as SWITCH;
 
         // TensorFlow's `should_log`.
         /// One check of the rates in this many is logged; 1 logs each.

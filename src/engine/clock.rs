@@ -1,7 +1,7 @@
 //! The pool's time: microseconds since it was made, and a coarse copy of them that costs a load.
 //!
-//! Most hits read no clock. Misses, [`Pool::poll`](crate::Pool::poll) and every 63rd hit of a thread refresh the coarse
-//! copy, which is exact enough for rules that count in seconds.
+//! No hit reads a clock. Misses, puts of copies, the maintenance thread and [`Pool::poll`](crate::Pool::poll) refresh the
+//! coarse copy, which is exact enough for rules that count in seconds.
 
 use std::time::Instant;
 

@@ -12,9 +12,8 @@
 //!        last buffer back ────▶ close: wait for copies, abandon those that do not end, detach from the arena
 //! ```
 //!
-//! A sweep may query a driver, which is slow when many threads do. So only every 63rd hit of a
-//! thread sweeps, by a poll. A get that needs the memory sweeps, a waiting get, [`Pool::poll`](crate::Pool::poll), a trim,
-//! a clear, and the end.
+//! A sweep may query a driver, which is slow when many threads do. So no hit sweeps. A get that needs the memory sweeps, a
+//! waiting get, the maintenance thread, [`Pool::poll`](crate::Pool::poll), a trim, a clear, and the end.
 //!
 //! Does no arithmetic of its own: `policy` decides, `stock` keeps, pins and unpins, `accounts` counts.
 //!
@@ -24,13 +23,14 @@
 //! - core-I3: the pool closes once, after `seal`, when every buffer handed out has been put, is in flight or was leaked.
 
 use std::sync::{Arc, Weak};
+use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::accounts::{Accounts, usage_report};
 use super::block;
 use super::clock::Timekeeper;
-use super::maintenance::{self, Maintenance, Poller};
+use super::maintenance::{LATE_US, Maintenance};
 use super::shortage::Shortage;
 use super::stock::Stock;
 use super::supply::{Backing, Gate, Reclaim, Refusal};
@@ -40,9 +40,10 @@ use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::ForkGeneration;
 use crate::in_flight::{FenceKind, Fences, InFlight, PendingGroup, Swept};
+use crate::maintenance_thread::{Condition, Maintained, MaintenanceThread, Pace, Reminder};
 use crate::size_class::Class;
 use crate::stats::Stats;
-use crate::sync::process::{Ordering, fence};
+use crate::sync::process::{AtomicU64, Ordering, fence};
 
 /// A get that needs memory waits this long for another thread's sweep. A driver answers in microseconds, and the sweeping
 /// thread may have lost its processor for a while; a driver that hangs must not block all gets.
@@ -68,6 +69,10 @@ pub(crate) struct Core {
     waiters: Waiters,
     time: Timekeeper,
     maintenance: Maintenance,
+    /// Runs the ticks of this pool; `None` if it is not to.
+    thread: Option<&'static MaintenanceThread>,
+    /// Tasks that wait for a copy of this pool.
+    copy_watchers: AtomicU64,
     shortage: Shortage,
     accounts: Accounts,
 }
@@ -82,6 +87,9 @@ impl Core {
             waiters: Waiters::default(),
             time,
             maintenance: Maintenance::new(&config.pressure),
+            // Miri takes a thread that does not end for a leak.
+            thread: (config.background_poll && !cfg!(miri)).then(MaintenanceThread::of_process),
+            copy_watchers: AtomicU64::new(0),
             shortage: Shortage::default(),
             accounts: Accounts::default(),
             log,
@@ -90,6 +98,10 @@ impl Core {
         if let Some(arena) = core.backing().arena() {
             let pool: Weak<Self> = Arc::downgrade(&core);
             arena.attach(pool);
+        }
+        if let Some(thread) = core.thread {
+            let pool: Weak<Self> = Arc::downgrade(&core);
+            thread.add(pool, core.backing().source().needs_gpu());
         }
         core
     }
@@ -102,11 +114,37 @@ impl Core {
         Some(Self::new(self.config.clone(), backing, self.time.shared(), log))
     }
 
-    /// Starts the thread that polls this pool.
-    pub(crate) fn start_poller(self: &Arc<Self>) -> Option<Poller> {
-        let core = Arc::downgrade(self);
-        let poll = move || core.upgrade().map(|core| core.poll()).is_some();
-        Poller::start(poll).inspect_err(|error| self.log.no_poller(error)).ok()
+    /// This pool needs to be looked at `pace` from now on. Costs a load while the thread looks as often.
+    fn notice(&self, pace: Pace) {
+        if let Some(thread) = self.thread {
+            self.log.no_thread(thread.notice(pace));
+        }
+    }
+
+    #[allow(dead_code)] // For gets that a task awaits.
+    /// Wakes `waker` once: at `deadline`, or when `condition` is true, which the maintenance thread asks about every 200 us,
+    /// with no lock held. `None` if this pool has no such thread; then only its caller's own calls can find out.
+    pub(crate) fn remind(
+        &self,
+        deadline: Option<Instant>,
+        condition: Option<Condition>,
+        waker: &Waker,
+    ) -> Option<Reminder> {
+        self.thread?.remind(deadline, condition, waker).inspect_err(|error| self.log.no_thread_for(error)).ok()
+    }
+
+    #[allow(dead_code)]
+    /// Has the copies in flight looked at every 200 us or so, until as many calls of
+    /// [`unwatch_copies`](Self::unwatch_copies) were made: a task waits for one.
+    pub(crate) fn watch_copies(&self) {
+        // Relaxed: ordered by the barrier in `notice`.
+        self.copy_watchers.fetch_add(1, Ordering::Relaxed);
+        self.notice(Pace::Copies);
+    }
+
+    #[allow(dead_code)]
+    pub(crate) fn unwatch_copies(&self) {
+        self.copy_watchers.fetch_sub(1, Ordering::Relaxed);
     }
 
     #[inline]
@@ -170,11 +208,7 @@ impl Core {
 
     #[inline]
     fn take_hit(&self, class: Class) -> Option<Block> {
-        let block = self.stock.take(class)?;
-        if maintenance::is_poll_due() {
-            self.poll();
-        }
-        Some(block)
+        self.stock.take(class)
     }
 
     /// A block of `class` whose copies are over, found by sweeping.
@@ -197,7 +231,7 @@ impl Core {
         if let Some(block) = self.take_completed(class, SWEEP_PATIENCE) {
             return Ok(block);
         }
-        let now_us = self.tick();
+        let now_us = self.tick_if_alone();
         self.stock.idle().note_miss(now_us);
         // Waiting gets come first.
         let refusal = if self.waiters.has_waiters() {
@@ -205,6 +239,7 @@ impl Core {
         } else {
             match self.acquire(class) {
                 Ok(block) => {
+                    self.notice(Pace::InUse);
                     self.shortage.end_if_calm(&self.log, now_us);
                     return Ok(block);
                 }
@@ -236,6 +271,7 @@ impl Core {
                 self.stock.take(class).or_else(|| self.acquire(class).map_err(|later| refusal = later).ok())
             });
             if let Some(block) = served {
+                self.notice(Pace::InUse);
                 return Ok(block);
             }
         }
@@ -282,7 +318,10 @@ impl Core {
     /// The user is done with `block`; devices may use it until all `fences` are over.
     pub(super) fn put_after(&self, block: Block, fences: Fences) {
         let bytes = block.held_bytes();
-        self.in_flight.insert(block, bytes, fences, self.time.now_us());
+        self.in_flight.insert(block, bytes, fences, self.now_us());
+        // Relaxed: a task that is not seen here sees the copy, after its own barrier.
+        self.notice(if self.copy_watchers.load(Ordering::Relaxed) > 0 { Pace::Copies } else { Pace::Idle });
+        self.tick_if_alone();
         self.close_if_unused();
     }
 
@@ -322,13 +361,25 @@ impl Core {
     /// Completes copies and does what is due.
     pub(crate) fn poll(&self) {
         self.complete_all_copies();
-        self.tick();
+        self.tick_after(0);
     }
 
-    /// Reads the clock and does what is due. Returns the time. May make slow calls.
-    fn tick(&self) -> u64 {
+    /// Reads the clock.
+    fn now_us(&self) -> u64 {
         let now_us = self.time.now_us();
-        let Some(mut tick) = self.maintenance.begin_tick(now_us) else { return now_us };
+        self.stock.idle().tick(now_us);
+        now_us
+    }
+
+    /// Reads the clock and returns the time. Does what is due if the maintenance thread does not.
+    fn tick_if_alone(&self) -> u64 {
+        self.tick_after(if self.thread.is_some() { LATE_US } else { 0 })
+    }
+
+    /// Reads the clock and returns the time. Does what has been due for `patience_us`; that may be slow calls.
+    fn tick_after(&self, patience_us: u64) -> u64 {
+        let now_us = self.now_us();
+        let Some(mut tick) = self.maintenance.begin_tick(now_us, patience_us) else { return now_us };
         self.shortage.end_if_calm(&self.log, now_us);
         if self.in_flight.count() > 0 {
             let stuck = self.in_flight.newly_stuck(now_us, self.config.stuck_after);
@@ -370,6 +421,10 @@ impl Core {
 
     /// No handle is left. Idle blocks are released now, others when they come back.
     pub(crate) fn seal(&self) {
+        // From now on puts release by themselves, and nothing is idle.
+        if let Some(thread) = self.thread {
+            thread.remove(std::ptr::from_ref(self).cast());
+        }
         let idle = self.stock.seal();
         // A release that waits for the device would wait for a stuck copy, so copies in flight come first.
         if self.backing().source().release_waits() {
@@ -444,6 +499,21 @@ impl Reclaim for Core {
 
     fn expire_idle(&self, now_us: u64) {
         self.time.advance_to(now_us);
+        self.stock.idle().tick(now_us);
         self.stock.expire(now_us);
+    }
+}
+
+impl Maintained for Core {
+    fn maintain(&self) {
+        self.poll();
+    }
+
+    fn pace(&self) -> Pace {
+        if self.in_flight.count() > 0 {
+            // Relaxed: ordered by the thread's barrier.
+            return if self.copy_watchers.load(Ordering::Relaxed) > 0 { Pace::Copies } else { Pace::Idle };
+        }
+        self.stock.pace()
     }
 }

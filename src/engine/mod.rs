@@ -18,7 +18,7 @@
 //! | `supply/` | where a miss gets its memory and a victim returns it |
 //! | `waiters.rs` | gets that wait for room |
 //! | `shortage.rs` | a time without room, logged once |
-//! | `maintenance.rs` | when periodic work is due, and the thread that polls |
+//! | `maintenance.rs` | when periodic work is due |
 //! | `accounts.rs` | counts beside the idle buffers, and the snapshot of all figures |
 //! | `clock.rs` | the time, exact and coarse |
 
@@ -37,7 +37,6 @@ mod waiters;
 pub(crate) use self::block::BufferState;
 pub(crate) use self::clock::{Clock, Timekeeper};
 pub(crate) use self::core::Core;
-pub(crate) use self::maintenance::Poller;
 pub(crate) use self::supply::{Backing, Direct, SharedArena, SharedArenaConfig, Supply};
 pub(crate) use self::user_block::Block;
 #[cfg(any(test, feature = "testing"))]

@@ -18,6 +18,7 @@ use super::supply::{Acquired, Backing, Reclaim, Refusal};
 use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::host::Pressure;
+use crate::maintenance_thread::Pace;
 use crate::size_class::Class;
 
 /// While memory is short, free memory is kept for a fourth of the time.
@@ -184,6 +185,18 @@ impl<E> Stock<E> {
         if !self.backing.is_partition() && tick.growth_is_due(supply.held_bytes) {
             self.log.grown(supply.held_bytes, supply.calls.allocs, supply.max_bytes);
         }
+    }
+
+    /// How soon time alone may change something here: an idle buffer grows old, free memory falls due. Under `tensorflow`
+    /// nothing ages.
+    pub(super) fn pace(&self) -> Pace {
+        let Some(arena) = self.backing.arena() else { return Pace::Never };
+        let idle_bytes = self.idle.bytes();
+        if idle_bytes > 0 || arena.ages() {
+            return Pace::Idle;
+        }
+        // A put that is kept tells nobody, and makes an idle buffer of one in use.
+        if self.backing.stats().block_bytes > 0 { Pace::InUse } else { Pace::Never }
     }
 
     /// From now on nothing is kept. Returns what is idle.

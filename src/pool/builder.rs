@@ -58,10 +58,12 @@ impl PoolBuilder {
         self
     }
 
-    /// Takes the time from `clock`: for replays and tests (feature `testing`).
+    /// Takes the time from `clock`: for replays and tests (feature `testing`). The pool then has no maintenance thread,
+    /// unless [`background_poll`](Self::background_poll) asks for one.
     #[cfg(any(test, feature = "testing"))]
     pub fn clock(mut self, clock: crate::engine::ManualClock) -> Self {
         self.clock = Clock::Manual(clock);
+        self.settings.background_poll.get_or_insert(false);
         self
     }
 

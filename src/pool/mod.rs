@@ -1,7 +1,7 @@
 //! The handle of a pool and its builder.
 //!
-//! Owns what ends with the last clone of a [`Pool`]: the seal of the engine and the polling thread. Turns lengths into
-//! classes and results into buffers. Decides nothing about memory.
+//! Owns what ends with the last clone of a [`Pool`]: the seal of the engine. Turns lengths into classes and results into
+//! buffers. Decides nothing about memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::backend::PageTiers;
 use crate::buffer::{BatchBuf, PinnedBuf};
 use crate::config::Config;
-use crate::engine::{Core, Poller};
+use crate::engine::Core;
 use crate::error::{ErrorKind, Result};
 use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
 use crate::stats::Stats;
@@ -40,8 +40,6 @@ pub struct Pool {
 #[derive(Debug)]
 struct Handle {
     core: Arc<Core>,
-    /// Its thread ends with this handle.
-    _poller: Option<Poller>,
 }
 
 impl Drop for Handle {
@@ -71,8 +69,7 @@ impl Pool {
     }
 
     pub(crate) fn of(core: Arc<Core>) -> Self {
-        let poller = core.config().background_poll.then(|| core.start_poller()).flatten();
-        Self { handle: Arc::new(Handle { core, _poller: poller }) }
+        Self { handle: Arc::new(Handle { core }) }
     }
 
     #[inline]
@@ -209,8 +206,8 @@ impl Pool {
         }
     }
 
-    /// Puts back the buffers whose copies are over, and releases memory that has been idle too long. Gets do this too,
-    /// at intervals. Call it from a program that pauses its gets, or set `PINPOOL_POLL=1`.
+    /// Puts back the buffers whose copies are over, and releases memory that has been idle too long. The maintenance thread
+    /// does this too, about ten times a second; without one (`PINPOOL_POLL=0`), only misses and puts of copies do.
     pub fn poll(&self) {
         if !self.core().is_forked() {
             self.core().poll();

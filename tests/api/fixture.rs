@@ -17,6 +17,8 @@ pub(crate) fn two_buffers(source: &Arc<FaultSource>) -> PoolBuilder {
         .preset(Preset::Tensorflow)
         .backend(Backend::Source(source.clone()))
         .pool_size_limit(2)
+        // These tests say when copies are looked at.
+        .background_poll(false)
         .auto_resize(false)
 }
 

@@ -12,6 +12,7 @@
 //! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
 //! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
+//! | `maintenance` | what the maintenance thread does by itself, and what nobody does without it |
 //! | `hit_allocates_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
 //!
 //! A test that needs a process of its own runs again as a child ([`child::alone`]).
@@ -38,6 +39,8 @@ mod in_flight;
 #[cfg(feature = "loader")]
 mod loader;
 mod log_lines;
+#[cfg(not(miri))]
+mod maintenance;
 mod own_stream;
 #[cfg(target_os = "linux")]
 mod resident_memory;

@@ -11,7 +11,8 @@ use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
 pub(crate) const MIB: usize = 1 << 20;
 
 pub(crate) fn builder(backend: Backend) -> PoolBuilder {
-    Pool::builder().without_env().backend(backend)
+    // These tests say when copies are looked at.
+    Pool::builder().without_env().backend(backend).background_poll(false)
 }
 
 pub(crate) fn tensorflow() -> PoolBuilder {

@@ -50,6 +50,9 @@ impl<T> Idle<T> {
         }
     }
 
+    /// The clock was read: it is `now_us`.
+    pub(in crate::engine) fn tick(&self, _now_us: u64) {}
+
     /// A get was served by the underlying allocator.
     pub(in crate::engine) fn count_allocated(&self) {
         on_variant!(self, idle => idle.count_allocated());

@@ -291,6 +291,11 @@ impl SharedArena {
         self.state.lock().set_retention(Retention { idle_timeout_us, ..self.config.retention });
     }
 
+    /// Whether free memory waits here for its release: for its time, or for copies.
+    pub(in crate::engine) fn ages(&self) -> bool {
+        self.state.lock().arena().stats().idle_bytes > 0
+    }
+
     /// Releases what is due (policy-R9), soon: where a driver is called, a thread of its own does it, so that no get or
     /// put pays for it. That thread ends after one round.
     pub(in crate::engine) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {

@@ -30,6 +30,8 @@ fn over(source: Arc<dyn Source>) -> PoolBuilder {
         .max_bytes(None)
         .wait(Duration::ZERO)
         .pressure(PressureSource::Off)
+        // These tests say when maintenance is due.
+        .background_poll(false)
         .log_sampler(LogSampler::new())
 }
 

@@ -11,6 +11,7 @@ use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::testing::ManualClock;
 
 use super::{LONG, MIB, over, wait_until};
+use crate::child::alone;
 use crate::counting::CountingSource;
 
 fn sources() -> [Arc<CountingSource>; 2] {
@@ -83,24 +84,33 @@ fn a_pageable_fallback_may_be_the_last_buffer() {
 }
 
 #[test]
-fn the_end_of_a_pool_ends_its_polling_thread() {
-    let source = CountingSource::virtual_memory();
-    let clock = ManualClock::default();
-    let builder = over(source.clone()).idle_timeout(Duration::ZERO).background_poll(true);
-    let pool = builder.clock(clock.clone()).build().unwrap();
-    drop(pool.get(2 * MIB).unwrap());
-    wait_until(|| polling_threads() == 1);
-    assert!(source.held_bytes() > 0);
-    clock.advance_us(60_000_000);
-    // No thread calls the pool, and its memory is released all the same.
-    wait_until(|| source.held_bytes() == 0);
-    drop(pool);
-    wait_until(|| polling_threads() == 0);
-    assert_eq!(source.ranges(), 0);
+fn the_maintenance_thread_releases_by_itself_and_ends_after_the_last_pool() {
+    // Other tests have pools too, and the thread is one for the process.
+    alone(|| {
+        let source = CountingSource::virtual_memory();
+        let clock = ManualClock::default();
+        let builder = || over(source.clone()).idle_timeout(Duration::ZERO).background_poll(true).clock(clock.clone());
+        let (pool, other) = (builder().build().unwrap(), builder().build().unwrap());
+        assert_eq!(maintenance_threads(), 0, "nothing needs it yet");
+        drop((pool.get(2 * MIB).unwrap(), other.get(2 * MIB).unwrap()));
+        // One for both, once it has taken its name.
+        wait_until(|| maintenance_threads() == 1);
+        assert!(source.held_bytes() > 0);
+        clock.advance_us(60_000_000);
+        // No thread calls the pools, and their memory is released all the same.
+        wait_until(|| source.held_bytes() == 0);
+        drop((pool, other));
+        wait_until(|| maintenance_threads() == 0);
+        assert_eq!(source.ranges(), 0);
+        let later = builder().build().unwrap();
+        drop(later.get(2 * MIB).unwrap());
+        // It starts again.
+        wait_until(|| maintenance_threads() == 1);
+    });
 }
 
-fn polling_threads() -> usize {
+fn maintenance_threads() -> usize {
     let names =
         fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| fs::read_to_string(task.path().join("comm")));
-    names.flatten().filter(|name| name.trim() == "pinpool-poll").count()
+    names.flatten().filter(|name| name.trim() == "pinpool-maint").count()
 }

@@ -1,0 +1,599 @@
+//! The thread that maintains the pools of a process: `pinpool-maint`.
+//!
+//! ```text
+//!   miss, put of a copy ── pace word: faster than the thread looks now? ── no ──▶ done (a load)
+//!                                     └─ yes ──▶ wake it, or start it
+//!   thread: [reminders that are due: wake] ─▶ [each pool: maintain] ─▶ sleep as long as the fastest pace allows ─┐
+//!              ▲──────────────────────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! One thread serves all pools. It is started when a pool first needs it, and ends a second after the last pool. It looks
+//! at all pools at the pace of the one that needs it most often ([`Pace`]), and sleeps without a time limit while none
+//! holds memory. A child of `fork` has no such thread; a pool that the child makes starts one of its own.
+//!
+//! Users' wakers come before the work of pools, and pools without a driver before those with one. A call that does not
+//! return delays what comes after it; misses and puts of the other pools then do the work of these.
+//!
+//! A future that waits for a time or a copy has itself woken by [`MaintenanceThread::remind`]:
+//!
+//! ```ignore
+//! let reminder = MaintenanceThread::of_process().remind(Some(deadline), Some(Box::new(move || is_over())), cx.waker())?;
+//! ```
+//!
+//! Owns when to look. Knows neither pools nor memory, and holds no lock while it calls out.
+//!
+//! - maint-I1: no wake-up is lost. The thread publishes its pace before it looks at what the pools need for the last time;
+//!   a caller changes what its pool needs before it reads that word. Both have a full barrier between.
+//! - maint-I2: once the process has begun to exit, the thread makes no call.
+#![allow(unsafe_code)] // One record for the process, and a handler for its exit.
+
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicPtr;
+use std::sync::{Arc, Weak};
+use std::task::Waker;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::fork::ForkGeneration;
+use crate::sync::plain::{Condvar, Mutex};
+use crate::sync::process::{AtomicBool, AtomicU32, Ordering, fence};
+
+/// How soon a pool is to be looked at again. The smaller, the sooner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+pub(crate) enum Pace {
+    /// A waker waits for a copy.
+    Copies,
+    /// Something is idle or in flight.
+    Idle,
+    /// Buffers are in use, and a put without copies tells nobody.
+    InUse,
+    /// Nothing is held.
+    Never,
+}
+
+impl Pace {
+    fn period(self) -> Option<Duration> {
+        match self {
+            Self::Copies => Some(Duration::from_micros(200)),
+            Self::Idle => Some(Duration::from_millis(100)),
+            Self::InUse => Some(Duration::from_secs(1)),
+            Self::Never => None,
+        }
+    }
+}
+
+/// So many rounds for a copy that does not end lengthen the sleep between them by one period.
+const ROUNDS_TO_SLOW: u32 = 64;
+/// Longest sleep while a waker waits for a copy.
+const COPIES_PERIOD_MAX: Duration = Duration::from_millis(5);
+/// The thread ends when there has been no pool for this long.
+const LINGER: Duration = Duration::from_secs(1);
+/// The exit of the process waits this long for a call of the thread to return.
+const EXIT_PATIENCE: Duration = Duration::from_millis(200);
+
+/// A pool as the thread sees it.
+pub(crate) trait Maintained: Send + Sync {
+    /// Does what is due. May make slow calls.
+    fn maintain(&self);
+
+    /// How soon it is to be looked at. Cheap.
+    fn pace(&self) -> Pace;
+}
+
+/// The thread of the process and what it looks at.
+pub(crate) struct MaintenanceThread {
+    generation: ForkGeneration,
+    /// The pace at which it looks now; `Never` also while it does not run.
+    pace: AtomicU32,
+    /// Whether it is in a call of a pool or a waker.
+    is_calling: AtomicBool,
+    is_exiting: AtomicBool,
+    schedule: Mutex<Schedule>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Schedule {
+    pools: Vec<Weak<dyn Maintained>>,
+    reminders: Vec<Arc<Reminded>>,
+    is_running: bool,
+    /// Somebody woke the thread since it last began a round.
+    is_woken: bool,
+}
+
+impl fmt::Debug for MaintenanceThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MaintenanceThread").field("pace", &self.pace).finish_non_exhaustive()
+    }
+}
+
+/// Wakes a task at a time, when a condition holds, or at the earlier of both. Dropped, it wakes nobody.
+#[derive(Debug)]
+pub(crate) struct Reminder(Arc<Reminded>);
+
+/// True once what somebody waits for has happened.
+pub(crate) type Condition = Box<dyn Fn() -> bool + Send + Sync>;
+
+struct Reminded {
+    deadline: Option<Instant>,
+    is_over: Option<Condition>,
+    /// `None` once it was woken, or is no longer wanted.
+    waker: Mutex<Option<Waker>>,
+}
+
+impl fmt::Debug for Reminded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reminded").field("deadline", &self.deadline).finish_non_exhaustive()
+    }
+}
+
+impl Reminder {
+    #[allow(dead_code)] // For futures that are polled with another waker.
+    /// Wakes `waker` in place of the one before; does nothing if that was woken already.
+    pub(crate) fn set_waker(&self, waker: &Waker) -> bool {
+        let mut kept = self.0.waker.lock();
+        let is_pending = kept.is_some();
+        if is_pending {
+            let before = kept.replace(waker.clone());
+            drop(kept);
+            drop(before);
+        }
+        is_pending
+    }
+}
+
+impl Drop for Reminder {
+    fn drop(&mut self) {
+        // Dropped outside the lock: a waker is a user's.
+        let waker = self.0.waker.lock().take();
+        drop(waker);
+    }
+}
+
+impl Reminded {
+    fn wake_if_due(&self, now: Instant) {
+        let is_wanted = self.waker.lock().is_some();
+        let is_due = |condition: &Condition| condition();
+        if is_wanted && (self.deadline.is_some_and(|due| due <= now) || self.is_over.as_ref().is_some_and(is_due)) {
+            let waker = self.waker.lock().take();
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+/// The record of the process, never freed. A child of `fork` replaces it.
+static CURRENT: AtomicPtr<MaintenanceThread> = AtomicPtr::new(std::ptr::null_mut());
+
+impl MaintenanceThread {
+    fn new() -> Self {
+        Self {
+            generation: ForkGeneration::now(),
+            pace: AtomicU32::new(Pace::Never as u32),
+            is_calling: AtomicBool::new(false),
+            is_exiting: AtomicBool::new(false),
+            schedule: Mutex::new(Schedule::default()),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// The one of this process. Starts no thread.
+    pub(crate) fn of_process() -> &'static Self {
+        loop {
+            // Acquire, with the Release below: the record is complete.
+            let current = CURRENT.load(Ordering::Acquire);
+            // SAFETY: null, or a record that is never freed.
+            let kept = unsafe { current.as_ref() };
+            if let Some(kept) = kept.filter(|kept| !kept.generation.is_stale()) {
+                return kept;
+            }
+            let fresh = Box::into_raw(Box::new(Self::new()));
+            match CURRENT.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Relaxed) {
+                // SAFETY: published just now, and never freed.
+                Ok(_) => return unsafe { &*fresh },
+                // SAFETY: from a box, and no other thread has seen it.
+                Err(_) => drop(unsafe { Box::from_raw(fresh) }),
+            }
+        }
+    }
+
+    /// Looks at `pool` from now on, whenever that needs it.
+    pub(crate) fn add(&self, pool: Weak<dyn Maintained>, calls_driver: bool) {
+        let mut schedule = self.schedule.lock();
+        // A driver may be slow, so its pools come last.
+        let at = if calls_driver { schedule.pools.len() } else { 0 };
+        schedule.pools.insert(at, pool);
+        if !schedule.is_running {
+            // A thread that could not be started is tried again.
+            self.pace.store(Pace::Never as u32, Ordering::Relaxed);
+        }
+        drop(schedule);
+        stop_at_exit(calls_driver);
+    }
+
+    /// Looks at the pool at that address no more; a look that has begun goes on.
+    pub(crate) fn remove(&self, pool: *const ()) {
+        let mut schedule = self.schedule.lock();
+        schedule.pools.retain(|other| !std::ptr::addr_eq(other.as_ptr(), pool));
+        if schedule.pools.is_empty() && schedule.is_running {
+            self.wake(&mut schedule);
+        }
+    }
+
+    /// A pool now needs to be looked at `pace`. Starts the thread if there is none.
+    ///
+    /// # Errors
+    ///
+    /// No thread could be had. Reported once for each pool that is added.
+    #[inline]
+    pub(crate) fn notice(&'static self, pace: Pace) -> io::Result<()> {
+        // SeqCst: maint-I1.
+        fence(Ordering::SeqCst);
+        // Relaxed: the barrier orders it.
+        if self.pace.load(Ordering::Relaxed) <= pace as u32 { Ok(()) } else { self.hurry() }
+    }
+
+    #[cold]
+    fn hurry(&'static self) -> io::Result<()> {
+        let mut schedule = self.schedule.lock();
+        if schedule.is_running {
+            self.wake(&mut schedule);
+            return Ok(());
+        }
+        // Others need not wake a thread that has not begun.
+        self.pace.store(Pace::Copies as u32, Ordering::Relaxed);
+        let begun = thread::Builder::new().name("pinpool-maint".to_owned()).spawn(|| self.run());
+        schedule.is_running = begun.is_ok();
+        begun.map(drop)
+    }
+
+    fn wake(&self, schedule: &mut Schedule) {
+        schedule.is_woken = true;
+        self.pace.store(Pace::Copies as u32, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
+
+    /// Wakes `waker` at `deadline`, or when `is_over` returns true, which is asked about every 200 us; then never again.
+    /// Both calls come from the maintenance thread, outside of its locks.
+    ///
+    /// # Errors
+    ///
+    /// No thread could be had.
+    pub(crate) fn remind(
+        &'static self,
+        deadline: Option<Instant>,
+        is_over: Option<Condition>,
+        waker: &Waker,
+    ) -> io::Result<Reminder> {
+        let reminded = Arc::new(Reminded { deadline, is_over, waker: Mutex::new(Some(waker.clone())) });
+        self.schedule.lock().reminders.push(reminded.clone());
+        self.hurry().map(|()| Reminder(reminded))
+    }
+
+    fn run(&'static self) {
+        block_signals();
+        let mut rounds = 0;
+        while let Some(round) = self.begin_round() {
+            let pace = round.look();
+            rounds = if pace == Pace::Copies { rounds + 1 } else { 0 };
+            // Relaxed: ordered by the barrier (maint-I1).
+            self.pace.store(pace as u32, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            let pace = pace.min(round.pace());
+            // Its pools may be over; then their last pieces go here.
+            drop(round);
+            self.is_calling.store(false, Ordering::SeqCst);
+            if self.sleep(pace, rounds) {
+                rounds = 0;
+            }
+        }
+    }
+
+    /// What to look at now. `None`: there has been nothing for long, and the thread counts as ended.
+    fn begin_round(&self) -> Option<Round> {
+        let mut schedule = self.schedule.lock();
+        if schedule.is_unused() {
+            self.changed.wait_for(&mut schedule, LINGER);
+            if schedule.is_unused() {
+                schedule.is_running = false;
+                self.pace.store(Pace::Never as u32, Ordering::Relaxed);
+                return None;
+            }
+        }
+        schedule.is_woken = false;
+        let round = Round {
+            pools: schedule.pools.iter().filter_map(Weak::upgrade).collect(),
+            reminders: schedule.reminders.clone(),
+        };
+        drop(schedule);
+        // SeqCst, with the exit's store and load: of the two, at least one sees the other (maint-I2).
+        self.is_calling.store(true, Ordering::SeqCst);
+        if self.is_exiting.load(Ordering::SeqCst) {
+            self.is_calling.store(false, Ordering::SeqCst);
+            // Without its pools: dropping them could be a call.
+            std::mem::forget(round);
+            loop {
+                thread::park();
+            }
+        }
+        Some(round)
+    }
+
+    /// Sleeps for one period, or until a reminder is due. Returns whether it was woken.
+    fn sleep(&self, pace: Pace, rounds: u32) -> bool {
+        let now = Instant::now();
+        let mut schedule = self.schedule.lock();
+        let over: Vec<_> = schedule.reminders.extract_if(.., |reminded| reminded.waker.lock().is_none()).collect();
+        let deadlines = schedule.reminders.iter().filter_map(|reminded| reminded.deadline).min();
+        let period = match pace {
+            Pace::Copies => pace.period().map(|least| (least * (1 + rounds / ROUNDS_TO_SLOW)).min(COPIES_PERIOD_MAX)),
+            pace => pace.period(),
+        };
+        let until = period.map(|period| now + period).into_iter().chain(deadlines).min();
+        if !schedule.is_woken {
+            match until {
+                Some(until) => drop(self.changed.wait_until(&mut schedule, until)),
+                None if schedule.is_unused() => {}
+                None => self.changed.wait(&mut schedule),
+            }
+        }
+        let is_woken = schedule.is_woken;
+        drop(schedule);
+        // Outside the lock: a condition is its caller's.
+        drop(over);
+        is_woken
+    }
+
+    /// Makes the thread call nothing any more. Waits a little for a call that has begun.
+    fn stop(&self) {
+        // SeqCst: maint-I2.
+        self.is_exiting.store(true, Ordering::SeqCst);
+        let begun = Instant::now();
+        while self.is_calling.load(Ordering::SeqCst) && begun.elapsed() < EXIT_PATIENCE {
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+impl Schedule {
+    fn is_unused(&self) -> bool {
+        self.pools.is_empty() && self.reminders.is_empty()
+    }
+}
+
+/// What the thread looks at between two sleeps.
+struct Round {
+    pools: Vec<Arc<dyn Maintained>>,
+    reminders: Vec<Arc<Reminded>>,
+}
+
+impl Round {
+    /// Wakes who is due, then maintains the pools. Returns the pace they need. A panic of one is reported by the process's
+    /// hook and stops no other.
+    fn look(&self) -> Pace {
+        let now = Instant::now();
+        for reminded in &self.reminders {
+            let _ = catch_unwind(AssertUnwindSafe(|| reminded.wake_if_due(now)));
+        }
+        for pool in &self.pools {
+            let _ = catch_unwind(AssertUnwindSafe(|| pool.maintain()));
+        }
+        self.pace()
+    }
+
+    fn pace(&self) -> Pace {
+        let waits_for_condition =
+            |reminded: &Arc<Reminded>| reminded.is_over.is_some() && reminded.waker.lock().is_some();
+        if self.reminders.iter().any(waits_for_condition) {
+            return Pace::Copies;
+        }
+        self.pools.iter().map(|pool| pool.pace()).min().unwrap_or(Pace::Never)
+    }
+}
+
+/// Stops the thread before what was set up earlier is torn down at the exit of the process. Handlers run in the opposite
+/// order of their registration, so the first pool that calls a driver, which is loaded by then, registers it again.
+fn stop_at_exit(calls_driver: bool) {
+    static IS_REGISTERED: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
+    extern "C" fn stop() {
+        // SAFETY: null, or a record that is never freed.
+        let current = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
+        // A child of `fork` has no such thread.
+        current.filter(|current| !current.generation.is_stale()).into_iter().for_each(MaintenanceThread::stop);
+    }
+    let is_registered = &IS_REGISTERED[usize::from(calls_driver)];
+    // Relaxed: two registrations do no harm. No `Once`: a child of `fork` would wait for a thread that it does not have.
+    if !is_registered.load(Ordering::Relaxed) {
+        is_registered.store(true, Ordering::Relaxed);
+        // SAFETY: the handler stays loaded as long as the process runs, takes no lock and does not unwind. If it cannot be
+        // registered for lack of memory, the thread runs until the process is gone.
+        #[cfg(not(miri))]
+        unsafe {
+            libc::atexit(stop)
+        };
+        #[cfg(miri)]
+        let _ = stop;
+    }
+}
+
+/// Leaves signals to the program's own threads; those of a fault come to the thread that caused them.
+fn block_signals() {
+    let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
+    let mut blocked = std::mem::MaybeUninit::uninit();
+    // SAFETY: fills in the set.
+    unsafe { libc::sigfillset(blocked.as_mut_ptr()) };
+    // SAFETY: just filled in.
+    let mut blocked = unsafe { blocked.assume_init() };
+    for fault in faults {
+        // SAFETY: a valid set and a valid number.
+        unsafe { libc::sigdelset(&mut blocked, fault) };
+    }
+    // SAFETY: changes the mask of this thread alone.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &blocked, std::ptr::null_mut()) };
+}
+
+#[cfg(all(test, not(loom), not(miri)))]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct CountingWaker(AtomicUsize);
+
+    impl Wake for CountingWaker {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    impl CountingWaker {
+        fn count(&self) -> usize {
+            self.0.load(Ordering::SeqCst)
+        }
+    }
+
+    fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// A record of its own, so that these tests do not share a thread.
+    fn record() -> &'static MaintenanceThread {
+        Box::leak(Box::new(MaintenanceThread::new()))
+    }
+
+    struct FakePool {
+        pace: AtomicU32,
+        looks: AtomicUsize,
+        panics: bool,
+    }
+
+    impl FakePool {
+        fn at(pace: Pace) -> Arc<Self> {
+            Arc::new(Self { pace: AtomicU32::new(pace as u32), looks: AtomicUsize::new(0), panics: false })
+        }
+
+        fn looks(&self) -> usize {
+            self.looks.load(Ordering::SeqCst)
+        }
+    }
+
+    impl Maintained for FakePool {
+        fn maintain(&self) {
+            self.looks.fetch_add(1, Ordering::SeqCst);
+            assert!(!self.panics, "on purpose");
+        }
+
+        fn pace(&self) -> Pace {
+            let pace = self.pace.load(Ordering::SeqCst);
+            [Pace::Copies, Pace::Idle, Pace::InUse, Pace::Never].into_iter().find(|&one| one as u32 == pace).unwrap()
+        }
+    }
+
+    fn added(thread: &'static MaintenanceThread, pool: &Arc<FakePool>) {
+        let pool: Weak<FakePool> = Arc::downgrade(pool);
+        thread.add(pool, false);
+    }
+
+    #[test]
+    fn a_reminder_wakes_once_at_its_deadline_or_when_its_condition_holds() {
+        let thread = record();
+        let (late, never, asked) = <[Arc<CountingWaker>; 3]>::default().into();
+        let holds = Arc::new(AtomicBool::new(false));
+        let seen = holds.clone();
+        let condition: Condition = Box::new(move || seen.load(Ordering::SeqCst));
+        let soon = Instant::now() + Duration::from_millis(20);
+        let far = Instant::now() + Duration::from_secs(3600);
+        let _late = thread.remind(Some(soon), None, &late.clone().into()).unwrap();
+        let _never = thread.remind(Some(far), None, &never.clone().into()).unwrap();
+        let _asked = thread.remind(Some(far), Some(condition), &asked.clone().into()).unwrap();
+        wait_until("the deadline", || late.count() == 1);
+        assert!(Instant::now() >= soon, "not before");
+        assert_eq!((asked.count(), never.count()), (0, 0));
+        holds.store(true, Ordering::SeqCst);
+        wait_until("the condition", || asked.count() == 1);
+        thread::sleep(Duration::from_millis(20));
+        assert_eq!((late.count(), never.count(), asked.count()), (1, 0, 1));
+    }
+
+    #[test]
+    fn a_reminder_that_was_dropped_wakes_nobody_and_one_with_a_new_waker_wakes_that() {
+        let thread = record();
+        let (dropped, before, after) = <[Arc<CountingWaker>; 3]>::default().into();
+        let soon = Instant::now() + Duration::from_millis(30);
+        drop(thread.remind(Some(soon), None, &dropped.clone().into()).unwrap());
+        let kept = thread.remind(Some(soon), None, &before.clone().into()).unwrap();
+        assert!(kept.set_waker(&after.clone().into()));
+        wait_until("the deadline", || after.count() == 1);
+        assert_eq!((dropped.count(), before.count()), (0, 0));
+        assert!(!kept.set_waker(&before.into()), "it was woken already");
+    }
+
+    #[test]
+    fn the_thread_looks_as_often_as_its_pools_need_and_sleeps_while_they_need_nothing() {
+        let thread = record();
+        let pool = FakePool::at(Pace::Idle);
+        added(thread, &pool);
+        assert!(!thread.schedule.lock().is_running, "nothing was noticed yet");
+        thread.notice(Pace::InUse).unwrap();
+        wait_until("looks again and again", || pool.looks() >= 3);
+        pool.pace.store(Pace::Never as u32, Ordering::SeqCst);
+        wait_until("sleeps", || thread.pace.load(Ordering::SeqCst) == Pace::Never as u32);
+        let looks = pool.looks();
+        thread::sleep(Duration::from_millis(250));
+        assert_eq!(pool.looks(), looks);
+        // What a miss does.
+        pool.pace.store(Pace::InUse as u32, Ordering::SeqCst);
+        thread.notice(Pace::InUse).unwrap();
+        wait_until("woken", || pool.looks() > looks);
+        thread.remove(Arc::as_ptr(&pool).cast());
+        wait_until("ends after the last pool", || !thread.schedule.lock().is_running);
+    }
+
+    #[test]
+    fn a_pool_that_panics_stops_no_other() {
+        let thread = record();
+        let broken = Arc::new(FakePool { panics: true, ..Arc::into_inner(FakePool::at(Pace::Idle)).unwrap() });
+        let sound = FakePool::at(Pace::Idle);
+        added(thread, &sound);
+        added(thread, &broken);
+        thread.notice(Pace::Idle).unwrap();
+        wait_until("both again and again", || broken.looks() >= 2 && sound.looks() >= 2);
+    }
+
+    #[test]
+    fn no_wake_up_is_lost_while_the_thread_falls_asleep() {
+        let thread = record();
+        let pool = FakePool::at(Pace::Never);
+        added(thread, &pool);
+        for round in 0..500 {
+            let looks = pool.looks();
+            pool.pace.store(Pace::Copies as u32, Ordering::SeqCst);
+            thread.notice(Pace::Copies).unwrap();
+            wait_until("looked at", || pool.looks() > looks);
+            pool.pace.store(Pace::Never as u32, Ordering::SeqCst);
+            (0..round % 64).for_each(|_| std::hint::spin_loop());
+        }
+    }
+
+    #[test]
+    fn after_the_exit_has_begun_nothing_is_called() {
+        let thread = record();
+        let pool = FakePool::at(Pace::Idle);
+        added(thread, &pool);
+        thread.notice(Pace::Idle).unwrap();
+        wait_until("it looks", || pool.looks() > 0);
+        thread.stop();
+        let looks = pool.looks();
+        thread.notice(Pace::Copies).unwrap();
+        thread::sleep(Duration::from_millis(250));
+        assert_eq!(pool.looks(), looks);
+    }
+}
