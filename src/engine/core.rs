@@ -506,7 +506,8 @@ impl Reclaim for Core {
 
 impl Maintained for Core {
     fn maintain(&self) {
-        self.poll();
+        self.complete_copies();
+        self.tick_after(0);
     }
 
     fn pace(&self) -> Pace {
