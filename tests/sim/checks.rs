@@ -1,0 +1,147 @@
+//! What must hold after each step, and at the end.
+
+use pinpool::Stats;
+
+use crate::device::other_stamp;
+use crate::world::World;
+
+type Check = Result<(), String>;
+
+fn equal(what: &str, left: u64, right: u64) -> Check {
+    if left == right { Ok(()) } else { Err(format!("{what}: {left} against {right}")) }
+}
+
+/// While nobody is in a call of the pool.
+pub(crate) fn after_step(world: &World) -> Check {
+    world.site.take_report().map_or(Ok(()), Err)?;
+    contents(world)?;
+    let pools = world.pools.borrow().clone();
+    let mut partition_bytes = 0;
+    for (index, pool) in pools.iter().enumerate() {
+        let Some(pool) = pool else { continue };
+        let stats = pool.stats();
+        note(world, &stats);
+        counts(world, index, &stats).map_err(|what| format!("pool {index}: {what}; {stats:?}"))?;
+        if index > 0 {
+            partition_bytes += stats.pinned_bytes;
+        }
+    }
+    let Some(root) = &pools[0] else { return Ok(()) };
+    let stats = root.stats();
+    ledger(world, &stats).map_err(|what| format!("{what}; {stats:?}"))?;
+    if !world.dropped_partition.get() {
+        equal("bytes of the partitions", stats.partition_bytes, partition_bytes)?;
+    }
+    Ok(())
+}
+
+/// What users hold is as they left it.
+fn contents(world: &World) -> Check {
+    for held in world.held.borrow().iter() {
+        if let Some(found) = other_stamp(held.start, held.len(), held.value) {
+            return Err(format!("a buffer of {} B holds {found:#x} instead of {:#x}", held.len(), held.value));
+        }
+    }
+    Ok(())
+}
+
+fn counts(world: &World, index: usize, stats: &Stats) -> Check {
+    stats.validate().map_err(|error| error.to_string())?;
+    let tally = world.tallies.borrow()[index];
+    equal("gets", stats.gets, tally.gets)?;
+    equal("failed gets", stats.failed_gets, tally.failed)?;
+    let held = world.held.borrow();
+    let mine = held.iter().filter(|held| held.pool == index);
+    let pending = world.pending.borrow().iter().filter(|pending| pending.pool == index).count();
+    equal("buffers in use", stats.in_use, (mine.clone().count() + pending) as u64)?;
+    let bytes: u64 = mine.filter(|held| held.is_pinned()).map(|held| held.capacity() as u64).sum();
+    if stats.in_use_bytes < bytes {
+        return Err(format!("{} B are in use, and users hold {bytes} B", stats.in_use_bytes));
+    }
+    let is_faulty = world.device_failed.get() || world.site.memory().is_faulty();
+    if !is_faulty && (stats.lost > 0 || stats.lost_bytes > 0) {
+        return Err(format!("{} buffers and {} B are lost without a fault", stats.lost, stats.lost_bytes));
+    }
+    Ok(())
+}
+
+/// The source holds what the pool says.
+fn ledger(world: &World, stats: &Stats) -> Check {
+    let memory = world.site.memory();
+    equal("bytes held by the source and by the pool", memory.held_bytes, stats.pinned_bytes)?;
+    if stats.peak_pinned_bytes < memory.peak_bytes {
+        return Err(format!("the peak is {} B, and {} B were held", stats.peak_pinned_bytes, memory.peak_bytes));
+    }
+    equal("bytes in transit at rest", stats.arena_transit_bytes, 0)?;
+    if stats.backend != "simulated" || !stats.is_pinned {
+        return Err("another back-end".to_owned());
+    }
+    if world.setup.tensorflow == 0 {
+        let net_bytes = stats.underlying.alloc_bytes - stats.underlying.free_bytes;
+        equal("bytes acquired and not released", net_bytes, stats.pinned_bytes)?;
+    }
+    Ok(())
+}
+
+/// All figures of the pool that time does not change.
+fn note(world: &World, stats: &Stats) {
+    let figures = [
+        stats.pool_size_limit,
+        stats.gets,
+        stats.hits,
+        stats.failed_gets,
+        stats.fallbacks,
+        stats.puts,
+        stats.evicted,
+        stats.reclaimed,
+        stats.aged,
+        stats.buffers_in_pool,
+        stats.idle_bytes,
+        stats.in_use_bytes,
+        stats.in_flight,
+        stats.in_flight_bytes,
+        stats.oldest_in_flight.map_or(0, |age| u64::try_from(age.as_micros()).unwrap()),
+        stats.lost,
+        stats.lost_bytes,
+        stats.partition_bytes,
+        stats.arena_free_bytes,
+        stats.awaiting_release_bytes,
+        stats.drains,
+        stats.reserve_bytes,
+        stats.moves,
+        stats.pinned_bytes,
+        stats.peak_pinned_bytes,
+        stats.underlying.allocs,
+        stats.underlying.frees,
+        stats.underlying.failures,
+    ];
+    figures.into_iter().for_each(|figure| world.note(figure));
+    let (calls, queries) = (world.site.memory().calls, world.site.device().queries);
+    calls.into_iter().chain([queries]).for_each(|count| world.note(count));
+}
+
+/// Everything was dropped: what is still held has a reason, and what a device may use is untouched.
+pub(crate) fn after_end(world: &World) -> Check {
+    world.site.take_report().map_or(Ok(()), Err)?;
+    let memory = world.site.memory();
+    world.note(memory.held_bytes);
+    let in_use = world.site.in_use().into_iter().filter(|bytes| memory.owns(bytes.start));
+    for bytes in in_use {
+        if !memory.is_committed(&bytes) {
+            return Err(format!("{} B that a device may use are released", bytes.len()));
+        }
+    }
+    // A release that waits for the device would wait for a copy that never ends.
+    if world.setup.release_waits == 1 && world.site.any_stuck() {
+        return Ok(());
+    }
+    // A granule of the arena is larger than its buffer.
+    let unit = if world.setup.discrete == 1 { 1 } else { 2 << 20 };
+    for (bytes, has_failed) in memory.pieces(world.setup.tensorflow == 0, world.site.any_stuck()) {
+        let around = bytes.start / unit * unit..bytes.end.next_multiple_of(unit);
+        if !has_failed && !world.site.may_stay(&around) {
+            return Err(format!("{} B stay pinned after the end without a reason", bytes.len()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,327 @@
+//! Streams of a simulated device: a copy runs when the scheduler says so, and then reads or writes its bytes.
+#![allow(unsafe_code)] // Implements the unsafe traits of copies, and reads memory by address as a device does.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
+use pinpool::{Error, Fence, Result, StreamId};
+
+use crate::site::Site;
+
+/// All streams that there ever were.
+#[derive(Debug, Default)]
+pub(crate) struct Device {
+    streams: Vec<Stream>,
+    /// Fences are over before their copies are.
+    pub(crate) is_lying: bool,
+    pub(crate) queries: u64,
+    /// The buffer that the next mark gives up.
+    pub(crate) marked: Option<usize>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    id: StreamId,
+    pending: VecDeque<Copy>,
+    has_failed: bool,
+    failing_queries: u64,
+    refuses: bool,
+    is_unknown: bool,
+}
+
+#[derive(Debug)]
+struct Copy {
+    /// Start of the buffer; `None` for a mark.
+    buffer: Option<usize>,
+    at: usize,
+    len: usize,
+    value: u64,
+    writes: bool,
+    is_over: Arc<AtomicBool>,
+}
+
+/// A stream by its number.
+#[derive(Debug, Clone)]
+pub(crate) struct SimStream {
+    pub(crate) site: Arc<Site>,
+    pub(crate) index: usize,
+}
+
+/// Device memory of any size, for one copy of the buffer at `buffer`.
+#[derive(Debug)]
+pub(crate) struct SimTarget {
+    pub(crate) buffer: usize,
+    /// What a copy from the buffer must find, or what one into it carries.
+    pub(crate) value: u64,
+    pub(crate) gives_up: GivesUp,
+    /// The buffer was given up, and may be another's by now.
+    pub(crate) gave_up: Cell<bool>,
+}
+
+/// When the call of a copy gives the buffer up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GivesUp {
+    Never,
+    IfRefused,
+    Always,
+}
+
+impl SimTarget {
+    pub(crate) fn new(buffer: usize, value: u64, gives_up: GivesUp) -> Self {
+        Self { buffer, value, gives_up, gave_up: Cell::new(false) }
+    }
+
+    fn enqueue(&self, stream: &SimStream, at: usize, len: usize, writes: bool) -> Result<Arc<dyn Fence>, CopyFailure> {
+        let enqueued = stream.enqueue(at, len, self.value, writes);
+        let gives_up = match (self.gives_up, &enqueued) {
+            (GivesUp::Always, _) | (_, Err(CopyFailure::Unknown(_))) => true,
+            (GivesUp::IfRefused, enqueued) => enqueued.is_err(),
+            (GivesUp::Never, _) => false,
+        };
+        if gives_up {
+            self.gave_up.set(true);
+            stream.site.give_up(self.buffer);
+        }
+        enqueued
+    }
+}
+
+#[derive(Debug)]
+struct SimFence {
+    stream: SimStream,
+    id: StreamId,
+    buffer: Option<usize>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Device {
+    pub(crate) fn with_streams(count: usize, is_lying: bool) -> Self {
+        let mut device = Self { streams: Vec::new(), is_lying, queries: 0, marked: None };
+        (0..count).for_each(|_| device.add());
+        device
+    }
+
+    fn add(&mut self) {
+        self.streams.push(Stream {
+            id: StreamId::unique(),
+            pending: VecDeque::new(),
+            has_failed: false,
+            failing_queries: 0,
+            refuses: false,
+            is_unknown: false,
+        });
+    }
+
+    /// The number of the stream that works in the place of `nth`.
+    pub(crate) fn working(&self, nth: u64) -> usize {
+        let working: Vec<_> = (0..self.streams.len()).filter(|&index| !self.streams[index].has_failed).collect();
+        working[usize::try_from(nth).unwrap() % working.len()]
+    }
+
+    pub(crate) fn fail_stream(&mut self, index: usize) {
+        self.streams[index].has_failed = true;
+        self.add();
+    }
+
+    pub(crate) fn fail_query(&mut self, index: usize) {
+        self.streams[index].failing_queries += 1;
+    }
+
+    pub(crate) fn refuse(&mut self, index: usize) {
+        self.streams[index].refuses = true;
+    }
+
+    pub(crate) fn be_unknown(&mut self, index: usize) {
+        self.streams[index].is_unknown = true;
+    }
+
+    pub(crate) fn heal(&mut self) {
+        for stream in &mut self.streams {
+            (stream.failing_queries, stream.refuses, stream.is_unknown) = (0, false, false);
+        }
+    }
+
+    /// Streams, failed ones included.
+    pub(crate) fn count(&self) -> usize {
+        self.streams.len()
+    }
+}
+
+impl SimStream {
+    /// The device ends the oldest copy of the stream. False if there is none.
+    pub(crate) fn finish_one(&self) -> bool {
+        let copy = {
+            let mut device = self.site.device();
+            let stream = &mut device.streams[self.index];
+            if stream.has_failed {
+                return false;
+            }
+            stream.pending.pop_front()
+        };
+        let Some(copy) = copy else { return false };
+        if copy.writes {
+            // SAFETY: the pool lent these bytes to the copy until its fence is over.
+            unsafe { stamp(copy.at, copy.len, copy.value) };
+        } else if copy.buffer.is_some() && let Some(found) = other_stamp(copy.at, copy.len, copy.value) {
+            self.site.report(format!("a copy of {} B reads {found:#x} instead of {:#x}", copy.len, copy.value));
+        }
+        // The pool may reuse the bytes from now on.
+        copy.buffer.into_iter().for_each(|buffer| self.site.end_copy(buffer));
+        copy.is_over.store(true, Ordering::Release);
+        true
+    }
+
+    fn enqueue(&self, at: usize, len: usize, value: u64, writes: bool) -> Result<Arc<dyn Fence>, CopyFailure> {
+        let is_unknown = {
+            let mut device = self.site.device();
+            let stream = &mut device.streams[self.index];
+            if std::mem::take(&mut stream.refuses) || stream.has_failed {
+                return Err(CopyFailure::Refused(Error::copy(len, "told to refuse")));
+            }
+            std::mem::take(&mut stream.is_unknown)
+        };
+        if is_unknown {
+            self.site.lose(at);
+            return Err(CopyFailure::Unknown(Error::device("told not to know")));
+        }
+        Ok(self.push(Some((at, len)), value, writes))
+    }
+
+    fn push(&self, bytes: Option<(usize, usize)>, value: u64, writes: bool) -> Arc<dyn Fence> {
+        let buffer = bytes.and_then(|(at, _)| self.site.begin_copy(at));
+        let (at, len) = bytes.unwrap_or_default();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let mut device = self.site.device();
+        let stream = &mut device.streams[self.index];
+        stream.pending.push_back(Copy { buffer, at, len, value, writes, is_over: is_over.clone() });
+        Arc::new(SimFence { stream: self.clone(), id: stream.id, buffer, is_over })
+    }
+}
+
+// SAFETY: a copy is over when `finish_one` has done it; one that waits for a fence makes the device do all before it.
+unsafe impl Fence for SimFence {
+    fn is_done(&self) -> Result<bool> {
+        let mut device = self.stream.site.device();
+        device.queries += 1;
+        if self.is_over.load(Ordering::Acquire) || device.is_lying {
+            return Ok(true);
+        }
+        let stream = &mut device.streams[self.stream.index];
+        if stream.has_failed {
+            return Err(Error::device("the stream was told to fail"));
+        }
+        if stream.failing_queries > 0 {
+            stream.failing_queries -= 1;
+            drop(device);
+            self.buffer.into_iter().for_each(|buffer| self.stream.site.excuse(buffer));
+            return Err(Error::device("the query was told to fail"));
+        }
+        Ok(false)
+    }
+
+    fn wait(&self) -> Result<()> {
+        while !self.is_over.load(Ordering::Acquire) {
+            if !self.stream.finish_one() {
+                return Err(Error::device("the stream was told to fail"));
+            }
+        }
+        Ok(())
+    }
+
+    fn stream(&self) -> u64 {
+        self.stream.index as u64 + 1
+    }
+
+    fn stream_id(&self) -> Option<StreamId> {
+        Some(self.id)
+    }
+}
+
+// SAFETY: nothing is enqueued when an error is returned, except for an unknown one; the fence is that of the copy.
+unsafe impl CopyTarget<SimStream> for SimTarget {
+    fn capacity_bytes(&self) -> usize {
+        usize::MAX
+    }
+
+    unsafe fn enqueue(
+        &mut self,
+        stream: &SimStream,
+        source: *const u8,
+        len: usize,
+        _purpose: FencePurpose,
+    ) -> Result<Arc<dyn Fence>, CopyFailure> {
+        SimTarget::enqueue(self, stream, source.expose_provenance(), len, false)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl CopySource<SimStream> for SimTarget {
+    fn available_bytes(&self) -> usize {
+        usize::MAX
+    }
+
+    unsafe fn fetch(&self, stream: &SimStream, target: *mut u8, len: usize) -> Result<Arc<dyn Fence>, CopyFailure> {
+        SimTarget::enqueue(self, stream, target.expose_provenance(), len, true)
+    }
+}
+
+// SAFETY: the mark is over after all that was enqueued before it.
+unsafe impl CopyStream for SimStream {
+    fn mark(&self) -> Result<Arc<dyn Fence>> {
+        let buffer = {
+            let mut device = self.site.device();
+            if device.streams[self.index].has_failed || std::mem::take(&mut device.streams[self.index].is_unknown) {
+                return Err(Error::device("the stream was told to fail"));
+            }
+            device.marked.take()
+        };
+        let fence = self.push(buffer.map(|buffer| (buffer, 0)), 0, false);
+        buffer.into_iter().for_each(|buffer| self.site.give_up(buffer));
+        Ok(fence)
+    }
+}
+
+/// Where the marks of a buffer are: both ends and the middle. A neighbour that overlaps writes to one of the ends.
+fn places(len: usize) -> [usize; 3] {
+    [0, (len - 8) / 2, len - 8]
+}
+
+/// Writes `value` to the `len` bytes at `at`: as eight bytes in three places, or as one byte in each of a short buffer.
+///
+/// # Safety
+///
+/// The bytes are mapped, and nobody else uses them.
+pub(crate) unsafe fn stamp(at: usize, len: usize, value: u64) {
+    let start: *mut u8 = std::ptr::with_exposed_provenance_mut(at);
+    if len < 24 {
+        // SAFETY: the caller's promise.
+        return unsafe { start.write_bytes(value.to_le_bytes()[0], len) };
+    }
+    for place in places(len) {
+        // SAFETY: the caller's promise: the eight bytes are inside.
+        let to = unsafe { start.add(place) };
+        // SAFETY: as above.
+        unsafe { to.cast::<u64>().write_unaligned(value) };
+    }
+}
+
+/// What is in the `len` bytes at `at` instead of `value`.
+pub(crate) fn other_stamp(at: usize, len: usize, value: u64) -> Option<u64> {
+    let start: *const u8 = std::ptr::with_exposed_provenance(at);
+    if len < 24 {
+        // SAFETY: the bytes are mapped: those of the slab are as long as the process runs, others while a buffer is held
+        // or copied.
+        let found = (0..len).map(|place| unsafe { *start.add(place) });
+        return found.map(u64::from).find(|&byte| byte != u64::from(value.to_le_bytes()[0]));
+    }
+    let read = |place: usize| {
+        // SAFETY: as above.
+        let from = unsafe { start.add(place) };
+        // SAFETY: as above.
+        unsafe { from.cast::<u64>().read_unaligned() }
+    };
+    places(len).into_iter().map(read).find(|&found| found != value)
+}

@@ -1,0 +1,42 @@
+//! The numbers of a seed.
+
+/// splitmix64: neighbouring seeds give unrelated numbers.
+#[derive(Debug, Clone)]
+pub(crate) struct Draw(u64);
+
+impl Draw {
+    pub(crate) fn of(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// From `low` up to and with `high`.
+    pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below(high - low + 1)
+    }
+
+    /// True once in `times`.
+    pub(crate) fn once_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[usize::try_from(self.below(from.len() as u64)).unwrap()]
+    }
+
+    /// An index into `weights`, as often as its weight says.
+    pub(crate) fn weighted(&mut self, weights: &[u64]) -> usize {
+        let mut left = self.below(weights.iter().sum());
+        weights.iter().position(|&weight| left.checked_sub(weight).map(|rest| left = rest).is_none()).unwrap()
+    }
+}

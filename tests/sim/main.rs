@@ -1,0 +1,125 @@
+//! Deterministic simulation: a pool with its partitions, loaders, a device, an operator, a clock and faults, all on one
+//! seeded scheduler, in the time that it sets.
+//!
+//! ```text
+//!   actors ──steps──▶ world ──calls──▶ pool ──▶ memory (a source that keeps a ledger, and fails when told to)
+//!                       │                └────▶ device (streams whose copies end when told to)
+//!                       ├── inside a call of the source: a step of another actor
+//!                       └── after each step: checks
+//! ```
+//!
+//! One thread makes all calls, so a seed has one trace: the test of that compares two runs. Calls of other threads are
+//! simulated where the pool has to expect them: while the source is in a call.
+//!
+//! | command | runs |
+//! | --- | --- |
+//! | `cargo test --features testing --test sim` | 10,000 seeds |
+//! | `SIM_SEEDS=1000000 cargo test --release --features testing --test sim seeds` | a million; `SIM_FIRST` is the first one |
+//! | `SIM_FIRST=7 SIM_SEEDS=1 cargo test --features testing --test sim seeds` | seed 7 alone |
+//! | `SIM_REPLAY=FILE cargo test --features testing --test sim replay` | the steps in a file |
+//!
+//! A seed that breaks a promise is shrunk, and its steps are written to a file under `target/tmp`.
+#![cfg(not(miri))]
+
+mod actors;
+mod checks;
+mod device;
+mod draw;
+mod memory;
+mod run;
+mod scenario;
+mod shrink;
+mod site;
+mod world;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use memory::Slab;
+use run::{Broken, run_alone};
+use scenario::{Op, Scenario, Step};
+
+/// Seeds of one test run.
+const SEEDS: u64 = 10_000;
+
+fn number_from(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{variable}={text}: {error}")))
+}
+
+#[test]
+fn all_seeds_keep_every_promise() {
+    let (first, count) = (number_from("SIM_FIRST", 0), number_from("SIM_SEEDS", SEEDS));
+    let (next, steps) = (AtomicU64::new(first), AtomicU64::new(0));
+    let run_seeds = || {
+        let slab = Slab::new();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed - first >= count {
+                return None;
+            }
+            let scenario = actors::scenario(seed);
+            steps.fetch_add(scenario.steps.len() as u64, Ordering::Relaxed);
+            if let Err(broken) = run_alone(&scenario, slab) {
+                next.store(first + count, Ordering::Relaxed);
+                return Some((seed, scenario, broken));
+            }
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let broken = thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(run_seeds)).collect();
+        running.into_iter().filter_map(|thread| thread.join().unwrap()).min_by_key(|(seed, ..)| *seed)
+    });
+    let total = steps.load(Ordering::Relaxed);
+    let Some((seed, scenario, broken)) = broken else { return println!("{count} seeds, {total} steps") };
+    panic!("{}", run::report(seed, &scenario, &broken));
+}
+
+#[test]
+fn a_seed_has_one_trace() {
+    let slab = Slab::new();
+    let traces: Vec<_> = (0..200).map(|seed| run_alone(&actors::scenario(seed), slab).unwrap()).collect();
+    let other_place = Slab::new();
+    for (seed, trace) in traces.iter().enumerate() {
+        assert_eq!(run_alone(&actors::scenario(seed as u64), other_place).as_ref(), Ok(trace), "seed {seed}");
+    }
+    let mut distinct = traces.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(distinct.len(), traces.len());
+}
+
+#[test]
+fn a_scenario_is_read_as_it_was_written() {
+    for seed in 0..50 {
+        let scenario = actors::scenario(seed);
+        assert_eq!(scenario.to_string().parse(), Ok(scenario));
+    }
+}
+
+/// The device says that copies are over before they are. So a pool hands out what is being copied, and the checks see it.
+#[test]
+fn a_device_that_lies_is_found_and_shrunk_to_a_get_a_copy_and_a_second_get() {
+    let slab = Slab::new();
+    let fails = |scenario: &Scenario| run_alone(scenario, slab).is_err();
+    let lying = (0..).map(actors::scenario).find_map(|mut scenario| {
+        scenario.setup.lying_device = 1;
+        fails(&scenario).then_some(scenario)
+    });
+    let smallest = shrink::shrink(&lying.unwrap(), fails);
+    assert!(smallest.steps.len() <= 4, "{smallest}");
+    let is_copy = |step: &Step| matches!(step.op, Op::CopyTo | Op::CopyRange | Op::CopyFrom | Op::ReleaseAfter);
+    assert!(smallest.steps.iter().any(is_copy), "{smallest}");
+    assert!(matches!(run_alone(&smallest, slab), Err(Broken { .. })));
+}
+
+/// `SIM_REPLAY=FILE`.
+#[test]
+fn replay() {
+    let Ok(path) = std::env::var("SIM_REPLAY") else { return };
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let scenario: Scenario = text.parse().unwrap_or_else(|error| panic!("{path}: {error}"));
+    if let Err(broken) = run_alone(&scenario, Slab::new()) {
+        panic!("{broken}");
+    }
+}

@@ -1,0 +1,220 @@
+//! What happens in one run: a setup and a list of steps, which a text file holds as they are.
+//!
+//! A step refers to buffers, streams and pools by number modulo how many there are, so any list of steps can be run, and
+//! a part of one too.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A run. The same scenario always has the same trace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Scenario {
+    pub(crate) setup: Setup,
+    pub(crate) steps: Vec<Step>,
+}
+
+macro_rules! setup {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// The pool and what it runs on. All are numbers: switches are 0 or 1.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub(crate) struct Setup { $($(#[doc = $doc])+ pub(crate) $name: u64,)+ }
+
+        impl fmt::Display for Setup {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("setup")?;
+                $(write!(f, " {}={}", stringify!($name), self.$name)?;)+
+                Ok(())
+            }
+        }
+
+        impl Setup {
+            fn set(&mut self, name: &str, value: u64) -> Result<(), String> {
+                match name {
+                    $(stringify!($name) => self.$name = value,)+
+                    _ => return Err(format!("no setup is called `{name}`")),
+                }
+                Ok(())
+            }
+        }
+    };
+}
+setup! {
+    /// Preset `tensorflow`.
+    tensorflow,
+    /// TensorFlow's pool without rounding.
+    exact,
+    /// The source has discrete regions only.
+    discrete,
+    /// A release waits for copies, as that of `cuda`.
+    release_waits,
+    /// `PINPOOL_RELEASE_POLICY=force`.
+    force,
+    /// Ceiling; 0 is none.
+    max_bytes,
+    /// Most idle buffers.
+    limit,
+    /// Smallest granule of the source.
+    granule_bytes,
+    /// `PINPOOL_RESERVE`.
+    reserve_bytes,
+    /// `PINPOOL_ON_FULL=pageable`.
+    pageable,
+    /// `PINPOOL_IDLE_TIMEOUT` in seconds; 0 is none.
+    idle_seconds,
+    /// At the end: the copies are over before the pools are dropped.
+    finish_first,
+    /// At the end: the pools are dropped before the buffers.
+    pools_first,
+    /// At the end: the faults stay.
+    stay_faulty,
+    /// The device says that copies are over before they are: a fault of the simulated device that no pool survives.
+    lying_device,
+}
+
+/// A kind of calls, for faults and for steps that happen during one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Call {
+    Acquire = 0,
+    Release = 1,
+    Remap = 2,
+}
+
+impl Call {
+    pub(crate) const ALL: [Self; 3] = [Self::Acquire, Self::Release, Self::Remap];
+
+    fn name(self) -> &'static str {
+        ["acquire", "release", "remap"][self as usize]
+    }
+}
+
+/// One step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) op: Op,
+    pub(crate) args: [u64; 3],
+    /// Runs inside the next call of this kind, as if another thread made it; else at once.
+    pub(crate) during: Option<Call>,
+}
+
+macro_rules! ops {
+    ($($(#[doc = $doc:literal])* $op:ident = $name:literal ($($arg:ident)*),)+) => {
+        /// What a step does.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Op { $($(#[doc = $doc])* $op,)+ }
+
+        const OPS: &[(Op, &str, &[&str])] = &[$((Op::$op, $name, &[$(stringify!($arg)),*]),)+];
+    };
+}
+ops! {
+    /// Gets a buffer and fills it. Alignment 0 is that of pages.
+    Get = "get" (pool len align),
+    /// As `get`, from the idle buffers alone.
+    TryGet = "try_get" (pool len),
+    /// Drops a buffer that is held.
+    Put = "put" (which),
+    /// Fills a held buffer anew, which waits for its copies.
+    Rewrite = "rewrite" (which),
+    /// Copies a held buffer and gives it up.
+    CopyTo = "copy_to" (which stream),
+    /// Copies a held buffer and keeps it.
+    CopyRange = "copy_range" (which stream),
+    /// Copies into a held buffer.
+    CopyFrom = "copy_from" (which stream),
+    /// Waits for a copy into a buffer.
+    Await = "await" (which),
+    /// Drops a buffer that is copied into.
+    DropPending = "drop_pending" (which),
+    /// Gives a buffer up behind all work of a stream.
+    ReleaseAfter = "release_after" (which stream),
+    /// The device ends the oldest copies of a stream.
+    Finish = "finish" (stream count),
+    /// Time passes.
+    Advance = "advance" (micros),
+    /// The maintenance of a pool.
+    Poll = "poll" (pool),
+    Trim = "trim" (pool to_bytes),
+    Clear = "clear" (pool),
+    Prewarm = "prewarm" (pool bytes),
+    Partition = "partition" (max_bytes),
+    /// Drops the handle of a pool.
+    DropPool = "drop_pool" (pool),
+    /// After `skip` more calls of a kind, `count` fail.
+    FailCalls = "fail_calls" (kind skip count),
+    /// As `fail_calls` for remaps, whose granules are lost.
+    LoseRemaps = "lose_remaps" (skip count),
+    /// The source has this much memory.
+    LimitHost = "limit_host" (bytes),
+    /// All copies of a stream that are not over fail, and a new stream takes its place.
+    FailStream = "fail_stream" (stream),
+    /// The next query of a fence of the stream fails.
+    FailQuery = "fail_query" (stream),
+    /// The next copy is refused.
+    RefuseCopy = "refuse_copy" (stream),
+    /// The next copy is enqueued or not: nobody knows.
+    UnknownCopy = "unknown_copy" (stream),
+    /// Ends all faults of the source.
+    Heal = "heal" (),
+}
+
+impl Step {
+    pub(crate) fn new(op: Op, args: &[u64]) -> Self {
+        let mut all = [0; 3];
+        all[..args.len()].copy_from_slice(args);
+        Self { op, args: all, during: None }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (_, name, args) = OPS.iter().find(|(op, ..)| *op == self.op).unwrap();
+        f.write_str(name)?;
+        args.iter().zip(self.args).try_for_each(|(arg, value)| write!(f, " {arg}={value}"))?;
+        self.during.map_or(Ok(()), |call| write!(f, " during={}", call.name()))
+    }
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.setup)?;
+        self.steps.iter().try_for_each(|step| writeln!(f, "{step}"))
+    }
+}
+
+impl FromStr for Step {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Self, String> {
+        let mut words = line.split_whitespace();
+        let name = words.next().unwrap_or_default();
+        let known = OPS.iter().find(|(_, other, _)| *other == name);
+        let (op, _, args) = known.ok_or_else(|| format!("no step is called `{name}`"))?;
+        let mut step = Self::new(*op, &[]);
+        for word in words {
+            let (key, value) = word.split_once('=').ok_or_else(|| format!("`{word}` is no key=value"))?;
+            if key == "during" {
+                let call = Call::ALL.into_iter().find(|call| call.name() == value);
+                step.during = Some(call.ok_or_else(|| format!("no call is called `{value}`"))?);
+                continue;
+            }
+            let at = args.iter().position(|arg| *arg == key).ok_or_else(|| format!("{name} has no `{key}`"))?;
+            step.args[at] = value.parse().map_err(|error| format!("{word}: {error}"))?;
+        }
+        Ok(step)
+    }
+}
+
+/// Empty lines and those that begin with `#` are left out.
+impl FromStr for Scenario {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let mut setup = Setup::default();
+        let first = lines.next().and_then(|line| line.strip_prefix("setup")).ok_or("the first line is no setup")?;
+        for word in first.split_whitespace() {
+            let (key, value) = word.split_once('=').ok_or_else(|| format!("`{word}` is no key=value"))?;
+            setup.set(key, value.parse().map_err(|error| format!("{word}: {error}"))?)?;
+        }
+        Ok(Self { setup, steps: lines.map(str::parse).collect::<Result<_, _>>()? })
+    }
+}

@@ -1,0 +1,147 @@
+//! What a pool cannot see: which bytes belong to whom, and the first promise that was broken.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::device::Device;
+use crate::memory::Memory;
+
+/// Shared by the simulated source, the simulated device and the world that uses them.
+#[derive(Debug)]
+pub(crate) struct Site {
+    pub(crate) memory: Mutex<Memory>,
+    pub(crate) device: Mutex<Device>,
+    owners: Mutex<Owners>,
+    broken: Mutex<Option<String>>,
+}
+
+/// The bytes that users hold or a device may use.
+#[derive(Debug, Default)]
+struct Owners {
+    by_start: BTreeMap<usize, Owner>,
+    /// Bytes whose copies a pool may rightly count as unknown: they may stay pinned at the end.
+    excused: Vec<Range<usize>>,
+}
+
+#[derive(Debug)]
+struct Owner {
+    pool: usize,
+    end: usize,
+    is_held: bool,
+    copies: u32,
+    /// Nobody knows whether a device uses them.
+    is_lost: bool,
+}
+
+impl Site {
+    pub(crate) fn new(memory: Memory, device: Device) -> Arc<Self> {
+        Arc::new(Self { memory: memory.into(), device: device.into(), owners: Mutex::default(), broken: Mutex::default() })
+    }
+
+    pub(crate) fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap()
+    }
+
+    pub(crate) fn device(&self) -> MutexGuard<'_, Device> {
+        self.device.lock().unwrap()
+    }
+
+    fn owners(&self) -> MutexGuard<'_, Owners> {
+        self.owners.lock().unwrap()
+    }
+
+    /// A promise was broken. The first one counts.
+    pub(crate) fn report(&self, what: String) {
+        self.broken.lock().unwrap().get_or_insert(what);
+    }
+
+    pub(crate) fn take_report(&self) -> Option<String> {
+        self.broken.lock().unwrap().take()
+    }
+
+    /// A user got these bytes: nobody else may have them.
+    pub(crate) fn hand_out(&self, pool: usize, bytes: Range<usize>) {
+        if let Some(other) = self.used(&bytes) {
+            self.report(format!("a get returned bytes that are in use ({other})"));
+        }
+        let owner = Owner { pool, end: bytes.end, is_held: true, copies: 0, is_lost: false };
+        self.owners().by_start.insert(bytes.start, owner);
+    }
+
+    /// Who uses any of `bytes`.
+    pub(crate) fn used(&self, bytes: &Range<usize>) -> Option<String> {
+        let owners = self.owners();
+        let (_, owner) = owners.by_start.range(..bytes.end).next_back()?;
+        (owner.end > bytes.start).then(|| match owner {
+            Owner { is_lost: true, .. } => "the end of its copy is unknown".to_owned(),
+            Owner { is_held: true, .. } => "a user holds them".to_owned(),
+            Owner { copies, .. } => format!("{copies} copies use them"),
+        })
+    }
+
+    /// The user gave up the buffer at `start`. Copies may still use it.
+    pub(crate) fn give_up(&self, start: usize) {
+        self.change(start, |owner| owner.is_held = false);
+    }
+
+    /// A copy uses the byte at `at`. Returns the start of its buffer.
+    pub(crate) fn begin_copy(&self, at: usize) -> Option<usize> {
+        let start = *self.owners().by_start.range(..=at).next_back()?.0;
+        self.change(start, |owner| owner.copies += 1);
+        Some(start)
+    }
+
+    pub(crate) fn end_copy(&self, start: usize) {
+        self.change(start, |owner| owner.copies -= 1);
+    }
+
+    /// Nobody will ever know whether the buffer that `at` lies in is in use.
+    pub(crate) fn lose(&self, at: usize) {
+        let start = self.owners().by_start.range(..=at).next_back().map(|(start, _)| *start);
+        start.into_iter().for_each(|start| self.change(start, |owner| owner.is_lost = true));
+    }
+
+    /// A query failed: the pool may leak the buffer at `start`.
+    pub(crate) fn excuse(&self, start: usize) {
+        let mut owners = self.owners();
+        if let Some(end) = owners.by_start.get(&start).map(|owner| owner.end) {
+            owners.excused.push(start..end);
+        }
+    }
+
+    /// The pool has closed, and waits no longer for the copies that run.
+    pub(crate) fn excuse_pool(&self, pool: usize) {
+        let mut owners = self.owners();
+        let Owners { by_start, excused } = &mut *owners;
+        let abandoned = by_start.iter().filter(|(_, owner)| owner.pool == pool && !owner.is_held);
+        let ranges: Vec<_> = abandoned.map(|(start, owner)| *start..owner.end).collect();
+        excused.extend(ranges);
+    }
+
+    fn change(&self, start: usize, change: impl FnOnce(&mut Owner)) {
+        let mut owners = self.owners();
+        let Some(owner) = owners.by_start.get_mut(&start) else { return };
+        change(owner);
+        if !owner.is_held && owner.copies == 0 && !owner.is_lost {
+            owners.by_start.remove(&start);
+        }
+    }
+
+    /// Whether the end of a run may leave `bytes` pinned: a device may use them, or the pool may think so.
+    pub(crate) fn may_stay(&self, bytes: &Range<usize>) -> bool {
+        let excused = self.owners().excused.iter().any(|other| other.start < bytes.end && bytes.start < other.end);
+        excused || self.used(bytes).is_some()
+    }
+
+    /// Whether a copy that never ends, as far as the pool knows, was seen.
+    pub(crate) fn any_stuck(&self) -> bool {
+        let owners = self.owners();
+        !owners.excused.is_empty() || !owners.by_start.is_empty()
+    }
+
+    /// Ranges that a device may still use.
+    pub(crate) fn in_use(&self) -> Vec<Range<usize>> {
+        self.owners().by_start.iter().map(|(start, owner)| *start..owner.end).collect()
+    }
+}

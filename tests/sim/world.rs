@@ -1,0 +1,480 @@
+//! Runs the steps: a pool with its partitions, the buffers that are held, and what each step must do.
+
+use std::cell::{Cell, RefCell};
+use std::num::NonZeroUsize;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pinpool::testing::ManualClock;
+use pinpool::{Backend, Ceiling, LogSampler, OnFull, PendingBuf, PinnedBuf, Pool, Preset, PressureSource, ReleasePolicy, Rounding};
+
+use crate::checks;
+use crate::device::{Device, GivesUp, SimStream, SimTarget, stamp};
+use crate::memory::{Memory, SimMemory, Slab};
+use crate::scenario::{Call, Op, Scenario, Setup, Step};
+use crate::site::Site;
+
+/// Streams of the device.
+const STREAMS: usize = 3;
+/// A pool and its partitions.
+const POOLS_MAX: usize = 3;
+
+/// All that a run consists of. Borrowed only between the calls of the pool: these lead back here.
+pub(crate) struct World {
+    pub(crate) site: Arc<Site>,
+    pub(crate) setup: Setup,
+    clock: ManualClock,
+    pub(crate) pools: RefCell<Vec<Option<Pool>>>,
+    pub(crate) held: RefCell<Vec<Held>>,
+    pub(crate) pending: RefCell<Vec<Pending>>,
+    pub(crate) tallies: RefCell<Vec<Tally>>,
+    armed: RefCell<Vec<(Call, Step)>>,
+    is_inside: Cell<bool>,
+    next_value: Cell<u64>,
+    trace: Cell<u64>,
+    /// A copy failed, or nobody knows whether it did.
+    pub(crate) device_failed: Cell<bool>,
+    pub(crate) dropped_partition: Cell<bool>,
+}
+
+/// A buffer in use.
+pub(crate) struct Held {
+    buf: PinnedBuf,
+    pub(crate) pool: usize,
+    pub(crate) start: usize,
+    pub(crate) value: u64,
+}
+
+/// A buffer that is copied into.
+pub(crate) struct Pending {
+    buf: PendingBuf,
+    pub(crate) pool: usize,
+    pub(crate) start: usize,
+    value: u64,
+}
+
+/// What a pool must have counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tally {
+    pub(crate) gets: u64,
+    pub(crate) failed: u64,
+}
+
+impl Held {
+    pub(crate) fn len(&self) -> usize {
+        self.buf.len()
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.buf.capacity()
+    }
+
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.buf.is_pinned()
+    }
+}
+
+thread_local! {
+    static WORLD: RefCell<Option<Rc<World>>> = const { RefCell::new(None) };
+}
+
+/// The source is in a call: lets the actors act that wait for one.
+pub(crate) fn act_during(call: Call) {
+    let world = WORLD.with_borrow(Clone::clone);
+    world.into_iter().for_each(|world| world.act_during(call));
+}
+
+/// Runs `scenario` on this thread. Returns its trace, or the step that broke a promise, and which.
+pub(crate) fn run(scenario: &Scenario, slab: Slab) -> Result<u64, (usize, String)> {
+    let world = Rc::new(World::new(scenario.setup, slab).map_err(|error| (0, error))?);
+    WORLD.set(Some(world.clone()));
+    let result = world.run(&scenario.steps);
+    WORLD.set(None);
+    result
+}
+
+impl World {
+    fn new(setup: Setup, slab: Slab) -> Result<Self, String> {
+        let device = Device::with_streams(STREAMS, setup.lying_device == 1);
+        let site = Site::new(Memory::new(slab, &setup), device);
+        let clock = ManualClock::default();
+        let source = SimMemory { site: site.clone(), setup };
+        let max_bytes = if setup.max_bytes == 0 { Ceiling::None } else { Ceiling::Bytes(setup.max_bytes) };
+        let mut builder = Pool::builder()
+            .without_env()
+            .backend(Backend::Source(Arc::new(source)))
+            .max_bytes(max_bytes)
+            .pool_size_limit(setup.limit)
+            .wait(Duration::ZERO)
+            .close_wait(Duration::ZERO)
+            .stuck_after(Duration::from_secs(5))
+            .background_poll(false)
+            .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })
+            .idle_timeout((setup.idle_seconds > 0).then(|| Duration::from_secs(setup.idle_seconds)))
+            .release_policy(if setup.force == 1 { ReleasePolicy::Force } else { ReleasePolicy::Idle })
+            .pressure(PressureSource::Off)
+            .log_sampler(LogSampler::new())
+            .clock(clock.clone());
+        builder = match (setup.tensorflow, setup.exact) {
+            (0, _) => builder.preset(Preset::Adaptive).reserve_bytes(setup.reserve_bytes),
+            (_, 0) => builder.preset(Preset::Tensorflow),
+            _ => builder.preset(Preset::Tensorflow).rounding(Rounding::Exact),
+        };
+        let pool = builder.build().map_err(|error| format!("the pool cannot be built: {error}"))?;
+        Ok(Self {
+            site,
+            setup,
+            clock,
+            pools: RefCell::new(vec![Some(pool)]),
+            held: RefCell::default(),
+            pending: RefCell::default(),
+            tallies: RefCell::new(vec![Tally::default()]),
+            armed: RefCell::default(),
+            is_inside: Cell::new(false),
+            next_value: Cell::new(0),
+            trace: Cell::new(0xcbf2_9ce4_8422_2325),
+            device_failed: Cell::new(false),
+            dropped_partition: Cell::new(false),
+        })
+    }
+
+    fn run(&self, steps: &[Step]) -> Result<u64, (usize, String)> {
+        for (at, &step) in steps.iter().enumerate() {
+            match step.during {
+                Some(call) if self.may_be_inside(step.op) => self.armed.borrow_mut().push((call, step)),
+                _ => self.act(step),
+            }
+            self.abandon();
+            checks::after_step(self).map_err(|what| (at, what))?;
+        }
+        self.end();
+        checks::after_end(self).map_err(|what| (steps.len(), what))?;
+        Ok(self.trace.get())
+    }
+
+    /// Notes what happened, for the comparison of two runs.
+    pub(crate) fn note(&self, word: u64) {
+        self.trace.set((self.trace.get() ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(17));
+    }
+
+    /// Whether another thread could make the call while the source is in one, without waiting for the end of that.
+    fn may_be_inside(&self, op: Op) -> bool {
+        match op {
+            Op::Get => self.setup.tensorflow == 1,
+            // A copy waits at the gate while a release runs.
+            Op::CopyTo | Op::CopyRange => self.setup.release_waits == 0,
+            Op::Put | Op::TryGet | Op::Finish | Op::Poll | Op::Trim | Op::Clear | Op::Advance => true,
+            _ => false,
+        }
+    }
+
+    fn act_during(&self, call: Call) {
+        // Without the first pool a put may end the arena, which waits for the call that is running.
+        let may_act = !self.is_inside.get() && self.pools.borrow()[0].is_some();
+        let armed = || {
+            let mut armed = self.armed.borrow_mut();
+            armed.iter().position(|(other, _)| *other == call).map(|at| armed.remove(at).1)
+        };
+        let Some(step) = may_act.then(armed).flatten() else { return };
+        self.is_inside.set(true);
+        self.act(step);
+        self.is_inside.set(false);
+    }
+
+    fn act(&self, Step { op, args, .. }: Step) {
+        self.note(op as u64);
+        match op {
+            Op::Get => self.get(args[0], as_len(args[1]), as_len(args[2])),
+            Op::TryGet => self.try_get(args[0], as_len(args[1])),
+            Op::Put => self.take_held(args[0]).into_iter().for_each(|held| self.put(held)),
+            Op::Rewrite => self.rewrite(args[0]),
+            Op::CopyTo => self.copy_to(args[0], args[1]),
+            Op::CopyRange => self.copy_range(args[0], args[1]),
+            Op::CopyFrom => self.copy_from(args[0], args[1]),
+            Op::Await => self.await_copy(args[0]),
+            Op::DropPending => self.take_pending(args[0]).into_iter().for_each(|pending| self.drop_pending(pending)),
+            Op::ReleaseAfter => self.release_after(args[0], args[1]),
+            Op::Finish => {
+                let stream = self.stream(args[0]);
+                let finished = (0..args[1]).take_while(|_| stream.finish_one()).count();
+                self.note(finished as u64);
+            }
+            Op::Advance => self.clock.advance_us(args[0]),
+            Op::Poll => self.with_pool(args[0], |_, pool| pool.poll()),
+            Op::Trim => self.with_pool(args[0], |_, pool| pool.trim(args[1])),
+            Op::Clear => self.with_pool(args[0], |_, pool| pool.clear()),
+            Op::Prewarm => self.with_pool(args[0], |_, pool| self.note(u64::from(pool.prewarm(args[1]).is_ok()))),
+            Op::Partition => self.partition(args[0]),
+            Op::DropPool => self.drop_pool(args[0]),
+            Op::FailCalls => {
+                let call = Call::ALL[as_len(args[0]) % Call::ALL.len()];
+                self.site.memory().fail(call, args[1], args[2]);
+            }
+            Op::LoseRemaps => self.site.memory().lose_remaps(args[0], args[1]),
+            Op::LimitHost => self.site.memory().limit_host(args[0]),
+            Op::FailStream => {
+                self.device_failed.set(true);
+                let stream = self.stream(args[0]);
+                self.site.device().fail_stream(stream.index);
+            }
+            Op::FailQuery => {
+                self.device_failed.set(true);
+                let stream = self.stream(args[0]);
+                self.site.device().fail_query(stream.index);
+            }
+            Op::RefuseCopy => {
+                let stream = self.stream(args[0]);
+                self.site.device().refuse(stream.index);
+            }
+            Op::UnknownCopy => {
+                self.device_failed.set(true);
+                let stream = self.stream(args[0]);
+                self.site.device().be_unknown(stream.index);
+            }
+            Op::Heal => self.heal(),
+        }
+    }
+
+    fn heal(&self) {
+        self.site.memory().heal();
+        self.site.device().heal();
+    }
+
+    fn stream(&self, nth: u64) -> SimStream {
+        let index = self.site.device().working(nth);
+        SimStream { site: self.site.clone(), index }
+    }
+
+    fn with_pool(&self, nth: u64, act: impl FnOnce(usize, &Pool)) {
+        let pools = self.pools.borrow();
+        let index = as_len(nth) % pools.len();
+        // A clone would outlive the drop of the handle.
+        let Some(pool) = pools[index].clone() else { return };
+        drop(pools);
+        act(index, &pool);
+    }
+
+    fn get(&self, pool: u64, len: usize, align: usize) {
+        self.with_pool(pool, |index, pool| {
+            let failures = self.site.memory().failures;
+            match if align == 0 { pool.get(len) } else { pool.get_aligned(len, align) } {
+                Ok(buf) => {
+                    if !buf.as_ptr().addr().is_multiple_of(align.max(4096)) {
+                        self.site.report(format!("a buffer is not aligned to {align} B"));
+                    }
+                    self.hand_out(index, buf, len);
+                }
+                Err(error) => {
+                    self.note(2);
+                    self.tallies.borrow_mut()[index].failed += 1;
+                    let is_explained = if error.is_limit() {
+                        self.setup.max_bytes > 0 || index > 0
+                    } else {
+                        error.is_backend() && self.site.memory().failures != failures
+                    };
+                    if !is_explained {
+                        self.site.report(format!("a get of {len} B failed without a reason: {error}"));
+                    }
+                }
+            }
+        });
+    }
+
+    fn try_get(&self, pool: u64, len: usize) {
+        self.with_pool(pool, |index, pool| match pool.try_get(len) {
+            Ok(Some(buf)) => self.hand_out(index, buf, len),
+            Ok(None) => self.note(3),
+            Err(error) => self.site.report(format!("try_get of {len} B failed: {error}")),
+        });
+    }
+
+    fn hand_out(&self, pool: usize, buf: PinnedBuf, len: usize) {
+        self.note(buf.id().unwrap_or(0));
+        self.note(buf.capacity() as u64);
+        let start = buf.as_ptr().expose_provenance();
+        if buf.len() != len || buf.capacity() < len {
+            self.site.report(format!("a get of {len} B returned {} of {} B", buf.len(), buf.capacity()));
+        }
+        let bytes = start..start + buf.capacity();
+        if buf.is_pinned() && !self.site.memory().is_committed(&bytes) {
+            self.site.report(format!("a get of {len} B returned bytes without memory"));
+        }
+        self.site.hand_out(pool, bytes);
+        self.tallies.borrow_mut()[pool].gets += 1;
+        let value = self.new_value();
+        self.hold(Held { buf, pool, start, value });
+    }
+
+    fn new_value(&self) -> u64 {
+        self.next_value.set(self.next_value.get() + 1);
+        // All eight bytes differ between neighbours.
+        self.next_value.get().wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
+    }
+
+    /// Fills the buffer with its value.
+    #[allow(unsafe_code)]
+    fn hold(&self, held: Held) {
+        // SAFETY: the buffer is held, and no copy uses it.
+        unsafe { stamp(held.start, held.len(), held.value) };
+        self.held.borrow_mut().push(held);
+    }
+
+    fn take_held(&self, which: u64) -> Option<Held> {
+        let mut held = self.held.borrow_mut();
+        let at = as_len(which) % NonZeroUsize::new(held.len())?;
+        Some(held.swap_remove(at))
+    }
+
+    fn take_pending(&self, which: u64) -> Option<Pending> {
+        let mut pending = self.pending.borrow_mut();
+        let at = as_len(which) % NonZeroUsize::new(pending.len())?;
+        Some(pending.swap_remove(at))
+    }
+
+    fn put(&self, held: Held) {
+        self.site.give_up(held.start);
+        drop(held.buf);
+    }
+
+    fn rewrite(&self, which: u64) {
+        let Some(mut held) = self.take_held(which) else { return };
+        if held.buf.as_mut_slice().is_err() {
+            // A copy into it failed, and may still write.
+            self.note(4);
+            return self.put(held);
+        }
+        let value = self.new_value();
+        self.hold(Held { value, ..held });
+    }
+
+    fn copy_to(&self, which: u64, stream: u64) {
+        let Some(Held { buf, start, value, .. }) = self.take_held(which) else { return };
+        let mut target = SimTarget::new(start, value, GivesUp::Always);
+        let copied = buf.copy_to(&self.stream(stream), &mut target);
+        self.note(u64::from(copied.is_ok()));
+        if !target.gave_up.get() {
+            self.site.give_up(start);
+        }
+    }
+
+    fn copy_range(&self, which: u64, stream: u64) {
+        let Some(mut held) = self.take_held(which) else { return };
+        let (len, mut target) = (held.len(), SimTarget::new(held.start, held.value, GivesUp::Never));
+        let copied = held.buf.copy_range_to(0..len, &self.stream(stream), &mut target);
+        self.note(u64::from(copied.is_ok()));
+        // A copy of which nobody knows took the buffer away.
+        if !target.gave_up.get() {
+            self.held.borrow_mut().push(held);
+        } else if !held.buf.is_empty() {
+            self.site.report("a buffer is still there after a copy of unknown end".to_owned());
+        }
+    }
+
+    fn copy_from(&self, which: u64, stream: u64) {
+        let Some(Held { buf, pool, start, .. }) = self.take_held(which) else { return };
+        let value = self.new_value();
+        let target = SimTarget::new(start, value, GivesUp::IfRefused);
+        match buf.copy_from(&self.stream(stream), &target) {
+            Ok(buf) => self.pending.borrow_mut().push(Pending { buf, pool, start, value }),
+            Err(_) if target.gave_up.get() => self.note(5),
+            Err(_) => self.site.give_up(start),
+        }
+    }
+
+    fn await_copy(&self, which: u64) {
+        let Some(Pending { buf, pool, start, value }) = self.take_pending(which) else { return };
+        match buf.wait() {
+            Ok(buf) => self.held.borrow_mut().push(Held { buf, pool, start, value }),
+            Err(_) => self.site.give_up(start),
+        }
+    }
+
+    fn drop_pending(&self, pending: Pending) {
+        self.site.give_up(pending.start);
+        drop(pending.buf);
+    }
+
+    fn release_after(&self, which: u64, stream: u64) {
+        let Some(Held { buf, start, .. }) = self.take_held(which) else { return };
+        self.site.device().marked = Some(start);
+        if buf.release_after(&self.stream(stream)).is_err() {
+            self.site.device().marked = None;
+            self.site.lose(start);
+            self.site.give_up(start);
+        }
+    }
+
+    fn partition(&self, max_bytes: u64) {
+        let count = self.pools.borrow().len();
+        if count == POOLS_MAX {
+            return;
+        }
+        let mut made = None;
+        self.with_pool(0, |_, pool| made = pool.partition("part", max_bytes).ok());
+        if let Some(pool) = made {
+            self.pools.borrow_mut().push(Some(pool));
+            self.tallies.borrow_mut().push(Tally::default());
+        }
+    }
+
+    fn drop_pool(&self, nth: u64) {
+        let mut pools = self.pools.borrow_mut();
+        let index = as_len(nth) % pools.len();
+        let pool = pools[index].take();
+        self.dropped_partition.set(self.dropped_partition.get() || index > 0);
+        if pools.iter().all(Option::is_none) {
+            self.site.memory().is_ending = true;
+        }
+        drop(pools);
+        // What waits for a call of the source would run inside the end of the pool.
+        let armed = self.armed.take();
+        drop(pool);
+        self.armed.replace(armed);
+    }
+
+    /// A pool without handle and buffers has closed, and waits for no copy.
+    fn abandon(&self) {
+        for (index, pool) in self.pools.borrow().iter().enumerate() {
+            let is_used = self.held.borrow().iter().any(|held| held.pool == index)
+                || self.pending.borrow().iter().any(|pending| pending.pool == index);
+            if pool.is_none() && !is_used {
+                self.site.excuse_pool(index);
+            }
+        }
+    }
+
+    fn finish_all(&self) {
+        let count = self.site.device().count();
+        for index in 0..count {
+            let stream = SimStream { site: self.site.clone(), index };
+            while stream.finish_one() {}
+        }
+    }
+
+    /// The end of a run: everything is dropped.
+    fn end(&self) {
+        self.armed.take();
+        if self.setup.stay_faulty == 0 {
+            self.heal();
+        }
+        if self.setup.finish_first == 1 {
+            self.finish_all();
+        }
+        let drop_pools = || (0..POOLS_MAX as u64).for_each(|nth| self.drop_pool(nth));
+        if self.setup.pools_first == 1 {
+            drop_pools();
+        }
+        while let Some(held) = self.take_held(0) {
+            self.put(held);
+        }
+        while let Some(pending) = self.take_pending(0) {
+            self.drop_pending(pending);
+        }
+        drop_pools();
+    }
+}
+
+fn as_len(number: u64) -> usize {
+    usize::try_from(number).unwrap()
+}
