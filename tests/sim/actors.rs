@@ -3,8 +3,8 @@
 use crate::draw::Draw;
 use crate::scenario::{Call, Op, Scenario, Setup, Step};
 
-/// Steps of a run.
-const STEPS: u64 = 120;
+/// Steps of a run, give or take half.
+const STEPS: u64 = 100;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
@@ -37,7 +37,11 @@ fn setup(draw: &mut Draw) -> Setup {
         force: u64::from(draw.once_in(3)),
         max_bytes,
         limit: draw.pick(&[1, 1, 2, 3, 5, 8, 100]),
-        granule_bytes: draw.pick(&[4 * KIB, 64 * KIB, 2 * MIB]).min(if max_bytes == 0 { 2 * MIB } else { max_bytes.next_power_of_two() / 2 }),
+        granule_bytes: draw.pick(&[4 * KIB, 64 * KIB, 2 * MIB]).min(if max_bytes == 0 {
+            2 * MIB
+        } else {
+            max_bytes.next_power_of_two() / 2
+        }),
         reserve_bytes: if reserve { draw.between(1, room / 2) } else { 0 },
         pageable: u64::from(draw.once_in(5)),
         idle_seconds: draw.pick(&[0, 1, 45, 45]),
@@ -119,7 +123,15 @@ impl Actors {
     }
 
     fn copy(&mut self, draw: &mut Draw) -> Step {
-        let op = draw.pick(&[Op::CopyTo, Op::CopyTo, Op::CopyTo, Op::CopyRange, Op::CopyRange, Op::CopyFrom, Op::ReleaseAfter]);
+        let op = draw.pick(&[
+            Op::CopyTo,
+            Op::CopyTo,
+            Op::CopyTo,
+            Op::CopyRange,
+            Op::CopyRange,
+            Op::CopyFrom,
+            Op::ReleaseAfter,
+        ]);
         Step::new(op, &[draw.next() % 1000, draw.below(self.streams)])
     }
 
@@ -135,7 +147,9 @@ impl Actors {
 
     fn operate(&mut self, draw: &mut Draw) -> Step {
         match draw.below(12) {
-            0..4 => Step::new(Op::Trim, &[draw.below(3), if draw.once_in(2) { 0 } else { draw.between(0, self.max_bytes) }]),
+            0..4 => {
+                Step::new(Op::Trim, &[draw.below(3), if draw.once_in(2) { 0 } else { draw.between(0, self.max_bytes) }])
+            }
             4..6 => Step::new(Op::Clear, &[draw.below(3)]),
             6 => Step::new(Op::Prewarm, &[draw.below(3), draw.between(1, self.max_bytes / 4 + 1)]),
             7..10 => Step::new(Op::Partition, &[draw.between(1, self.max_bytes)]),

@@ -15,19 +15,23 @@ fn equal(what: &str, left: u64, right: u64) -> Check {
 pub(crate) fn after_step(world: &World) -> Check {
     world.site.take_report().map_or(Ok(()), Err)?;
     contents(world)?;
-    let pools = world.pools.borrow().clone();
-    let mut partition_bytes = 0;
+    let pools = world.pools.borrow();
+    let (mut partition_bytes, mut root) = (0, None);
     for (index, pool) in pools.iter().enumerate() {
         let Some(pool) = pool else { continue };
         let stats = pool.stats();
         note(world, &stats);
         counts(world, index, &stats).map_err(|what| format!("pool {index}: {what}; {stats:?}"))?;
+        if stats.in_flight == 0 {
+            world.site.note_swept(index);
+        }
         if index > 0 {
             partition_bytes += stats.pinned_bytes;
+        } else {
+            root = Some(stats);
         }
     }
-    let Some(root) = &pools[0] else { return Ok(()) };
-    let stats = root.stats();
+    let Some(stats) = root else { return Ok(()) };
     ledger(world, &stats).map_err(|what| format!("{what}; {stats:?}"))?;
     if !world.dropped_partition.get() {
         equal("bytes of the partitions", stats.partition_bytes, partition_bytes)?;

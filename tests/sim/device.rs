@@ -165,7 +165,9 @@ impl SimStream {
         if copy.writes {
             // SAFETY: the pool lent these bytes to the copy until its fence is over.
             unsafe { stamp(copy.at, copy.len, copy.value) };
-        } else if copy.buffer.is_some() && let Some(found) = other_stamp(copy.at, copy.len, copy.value) {
+        } else if copy.buffer.is_some()
+            && let Some(found) = other_stamp(copy.at, copy.len, copy.value)
+        {
             self.site.report(format!("a copy of {} B reads {found:#x} instead of {:#x}", copy.len, copy.value));
         }
         // The pool may reuse the bytes from now on.
@@ -314,7 +316,8 @@ pub(crate) fn other_stamp(at: usize, len: usize, value: u64) -> Option<u64> {
     if len < 24 {
         // SAFETY: the bytes are mapped: those of the slab are as long as the process runs, others while a buffer is held
         // or copied.
-        let found = (0..len).map(|place| unsafe { *start.add(place) });
+        let bytes = unsafe { std::slice::from_raw_parts(start, len) };
+        let found = bytes.iter().copied();
         return found.map(u64::from).find(|&byte| byte != u64::from(value.to_le_bytes()[0]));
     }
     let read = |place: usize| {

@@ -43,10 +43,12 @@ use scenario::{Op, Scenario, Step};
 const SEEDS: u64 = 10_000;
 
 fn number_from(variable: &str, default: u64) -> u64 {
-    std::env::var(variable).map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{variable}={text}: {error}")))
+    std::env::var(variable)
+        .map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{variable}={text}: {error}")))
 }
 
 #[test]
+#[allow(clippy::print_stdout)] // What was run, for `--nocapture`.
 fn all_seeds_keep_every_promise() {
     let (first, count) = (number_from("SIM_FIRST", 0), number_from("SIM_SEEDS", SEEDS));
     let (next, steps) = (AtomicU64::new(first), AtomicU64::new(0));

@@ -6,7 +6,9 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pinpool::backend::{AddressRange, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, RemapError, Source, SourceError, Subrange, VirtualMemory};
+use pinpool::backend::{
+    AddressRange, PAGE_BYTES, RANGE_ALIGN_BYTES, Region, RemapError, Source, SourceError, Subrange, VirtualMemory,
+};
 
 use crate::scenario::{Call, Setup};
 use crate::site::Site;
@@ -26,7 +28,8 @@ impl Slab {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), 2 * HALF_BYTES + RANGE_ALIGN_BYTES, access, flags, -1, 0) };
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), 2 * HALF_BYTES + RANGE_ALIGN_BYTES, access, flags, -1, 0) };
         assert_ne!(start, libc::MAP_FAILED);
         Self { start: start.addr().next_multiple_of(RANGE_ALIGN_BYTES) }
     }
@@ -274,7 +277,9 @@ impl SimMemory {
         if !memory.is_committed(bytes) {
             self.site.report(format!("{call:?} of bytes that are not committed"));
         }
-        if call == Call::Release && let Err(error) = memory.check_fault(Call::Release) {
+        if call == Call::Release
+            && let Err(error) = memory.check_fault(Call::Release)
+        {
             memory.note_failed(bytes);
             return Err(error);
         }
@@ -389,7 +394,8 @@ unsafe impl VirtualMemory for SimMemory {
             self.site.report(format!("addresses of a buffer are given back ({user})"));
         }
         let mut memory = self.site.memory();
-        let left: Vec<_> = memory.pieces(false, false).into_iter().filter(|(piece, _)| bytes.contains(&piece.start)).collect();
+        let left: Vec<_> =
+            memory.pieces(false, false).into_iter().filter(|(piece, _)| bytes.contains(&piece.start)).collect();
         if left.iter().any(|(_, is_explained)| !is_explained) {
             self.site.report("addresses are given back before their granules".to_owned());
         }

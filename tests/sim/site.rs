@@ -22,6 +22,8 @@ struct Owners {
     by_start: BTreeMap<usize, Owner>,
     /// Bytes whose copies a pool may rightly count as unknown: they may stay pinned at the end.
     excused: Vec<Range<usize>>,
+    /// Bytes of buffers whose copies are over, by pool, of which the pool may not know yet.
+    unswept: Vec<(usize, Range<usize>)>,
 }
 
 #[derive(Debug)]
@@ -30,13 +32,19 @@ struct Owner {
     end: usize,
     is_held: bool,
     copies: u32,
+    was_copied: bool,
     /// Nobody knows whether a device uses them.
     is_lost: bool,
 }
 
 impl Site {
     pub(crate) fn new(memory: Memory, device: Device) -> Arc<Self> {
-        Arc::new(Self { memory: memory.into(), device: device.into(), owners: Mutex::default(), broken: Mutex::default() })
+        Arc::new(Self {
+            memory: memory.into(),
+            device: device.into(),
+            owners: Mutex::default(),
+            broken: Mutex::default(),
+        })
     }
 
     pub(crate) fn memory(&self) -> MutexGuard<'_, Memory> {
@@ -65,7 +73,7 @@ impl Site {
         if let Some(other) = self.used(&bytes) {
             self.report(format!("a get returned bytes that are in use ({other})"));
         }
-        let owner = Owner { pool, end: bytes.end, is_held: true, copies: 0, is_lost: false };
+        let owner = Owner { pool, end: bytes.end, is_held: true, copies: 0, was_copied: false, is_lost: false };
         self.owners().by_start.insert(bytes.start, owner);
     }
 
@@ -88,7 +96,7 @@ impl Site {
     /// A copy uses the byte at `at`. Returns the start of its buffer.
     pub(crate) fn begin_copy(&self, at: usize) -> Option<usize> {
         let start = *self.owners().by_start.range(..=at).next_back()?.0;
-        self.change(start, |owner| owner.copies += 1);
+        self.change(start, |owner| (owner.copies, owner.was_copied) = (owner.copies + 1, true));
         Some(start)
     }
 
@@ -110,13 +118,23 @@ impl Site {
         }
     }
 
-    /// The pool has closed, and waits no longer for the copies that run.
+    /// The pool has closed, and waits no longer for the copies that run. With them it abandons buffers that were given up
+    /// later, although their copies are over: it asks about the oldest of each stream alone.
     pub(crate) fn excuse_pool(&self, pool: usize) {
         let mut owners = self.owners();
-        let Owners { by_start, excused } = &mut *owners;
+        let Owners { by_start, excused, unswept } = &mut *owners;
         let abandoned = by_start.iter().filter(|(_, owner)| owner.pool == pool && !owner.is_held);
         let ranges: Vec<_> = abandoned.map(|(start, owner)| *start..owner.end).collect();
-        excused.extend(ranges);
+        if !ranges.is_empty() {
+            excused.extend(ranges);
+            excused.extend(unswept.iter().filter(|(other, _)| *other == pool).map(|(_, bytes)| bytes.clone()));
+        }
+        unswept.retain(|(other, _)| *other != pool);
+    }
+
+    /// The pool knows of all copies that are over.
+    pub(crate) fn note_swept(&self, pool: usize) {
+        self.owners().unswept.retain(|(other, _)| *other != pool);
     }
 
     fn change(&self, start: usize, change: impl FnOnce(&mut Owner)) {
@@ -124,7 +142,11 @@ impl Site {
         let Some(owner) = owners.by_start.get_mut(&start) else { return };
         change(owner);
         if !owner.is_held && owner.copies == 0 && !owner.is_lost {
+            let (pool, bytes, was_copied) = (owner.pool, start..owner.end, owner.was_copied);
             owners.by_start.remove(&start);
+            if was_copied {
+                owners.unswept.push((pool, bytes));
+            }
         }
     }
 

@@ -8,7 +8,7 @@
 //!
 //! Owns the mappings. Decides nothing; no lock is held around a source call.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,9 +28,10 @@ const ADDRESS_BYTES_PREFERRED: u64 = 64 << 30;
 /// Without this many there is no pool.
 const ADDRESS_BYTES_MIN: u64 = 256 << 20;
 
-/// Addresses of the ranges of an arena. Kept under the arena's lock.
+/// Addresses of the ranges of an arena, in their order, so that the same calls release them in the same order. Kept under
+/// the arena's lock.
 #[derive(Debug, Default)]
-pub(super) struct Mappings(HashMap<u32, Mapping>);
+pub(super) struct Mappings(BTreeMap<u32, Mapping>);
 
 /// The addresses of one range of the arena.
 #[derive(Debug)]
@@ -107,8 +108,8 @@ impl Mappings {
         self.0.values().map(Mapping::extent).collect()
     }
 
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = Mapping> + '_ {
-        self.0.drain().map(|(_, mapping)| mapping)
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Mapping> + use<> {
+        std::mem::take(&mut self.0).into_values()
     }
 }
 
