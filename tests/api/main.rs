@@ -13,7 +13,7 @@
 //! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `maintenance` | what the maintenance thread does by itself, and what nobody does without it |
-//! | `hit_allocates_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
+//! | `hit_allocates_nothing`, `hit_calls_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
 //!
 //! A test that needs a process of its own runs again as a child ([`child::alone`]).
 
@@ -33,6 +33,8 @@ mod fixture;
 mod fork;
 mod heap_calls;
 mod hit_allocates_nothing;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod hit_calls_nothing;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod host_sources;
 mod in_flight;

@@ -1,0 +1,152 @@
+//! A hit makes no system call: a filter of the kernel catches every call of a thread that does nothing but hit.
+//!
+//! The filter lets two calls pass: the end of the thread, and the return from the handler that notes all others.
+#![allow(unsafe_code)] // Installs a filter and a handler, and ends a thread without its destructors.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Backend, Pool, Preset};
+
+use crate::child::alone;
+
+/// How long each pattern of hits runs. The kernel's pressure files used to be read once a second.
+const LASTS: Duration = Duration::from_millis(1500);
+
+/// Calls that the filter caught, and the number of the first.
+static CAUGHT: AtomicU64 = AtomicU64::new(0);
+static FIRST: AtomicI64 = AtomicI64::new(-1);
+
+/// The outcome of a thread, which ends without a word.
+static STATE: AtomicU64 = AtomicU64::new(RUNNING);
+const RUNNING: u64 = 0;
+const REFUSED: u64 = 1;
+const DONE: u64 = 2;
+static STOP: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn note(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a filled record; for SIGSYS the number of the call lies behind the address of the call.
+    let number = unsafe { info.cast::<u8>().add(SIGSYS_NUMBER_AT).cast::<i32>().read() };
+    let _ = FIRST.compare_exchange(-1, i64::from(number), Ordering::SeqCst, Ordering::SeqCst);
+    CAUGHT.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Offset of `si_syscall`: three numbers, padding, the address.
+const SIGSYS_NUMBER_AT: usize = 24;
+
+fn catch_calls() -> bool {
+    // SAFETY: a zeroed record is a valid one.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = note as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO;
+    // SAFETY: the handler only touches atomics.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGSYS, &action, std::ptr::null_mut()) }, 0);
+
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let equals = |number: libc::c_long, jt: u8| libc::sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        jt,
+        jf: 0,
+        k: number as u32,
+    };
+    let mut program = [
+        // The number is the first field of the record that a filter sees.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        equals(libc::SYS_exit, 2),
+        equals(libc::SYS_rt_sigreturn, 1),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_TRAP),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: gives up rights for this thread alone, which needs none.
+    let is_bound = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } == 0;
+    // SAFETY: a valid program, for this thread alone.
+    is_bound && unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) } == 0
+}
+
+/// Runs `hits` again and again on a thread of its own that may make no call. False where the kernel has no such filter.
+fn runs_without_a_call(name: &str, hits: impl Fn() + Send + 'static) -> bool {
+    STATE.store(RUNNING, Ordering::SeqCst);
+    STOP.store(false, Ordering::SeqCst);
+    FIRST.store(-1, Ordering::SeqCst);
+    CAUGHT.store(0, Ordering::SeqCst);
+    thread::spawn(move || {
+        (0..1000).for_each(|_| hits());
+        if !catch_calls() {
+            return STATE.store(REFUSED, Ordering::SeqCst);
+        }
+        while !STOP.load(Ordering::Relaxed) {
+            (0..100).for_each(|_| hits());
+        }
+        STATE.store(DONE, Ordering::SeqCst);
+        // SAFETY: ends this thread at once. Its stack and thread-locals stay, which harms nobody in a process of its own.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+    });
+    thread::sleep(LASTS);
+    STOP.store(true, Ordering::SeqCst);
+    while STATE.load(Ordering::SeqCst) == RUNNING {
+        thread::sleep(Duration::from_millis(1));
+    }
+    if STATE.load(Ordering::SeqCst) == REFUSED {
+        println!("skipped: the kernel takes no filter: {}", std::io::Error::last_os_error());
+        return false;
+    }
+    let (caught, first) = (CAUGHT.load(Ordering::SeqCst), FIRST.load(Ordering::SeqCst));
+    assert_eq!(caught, 0, "{name}: the first was call {first}");
+    true
+}
+
+#[test]
+fn the_filter_catches_a_call() {
+    alone(|| {
+        let caught = std::panic::catch_unwind(|| {
+            // SAFETY: asks for a number.
+            runs_without_a_call("getppid", || {
+                black_box(unsafe { libc::syscall(libc::SYS_getppid) });
+            })
+        });
+        assert!(matches!(caught, Err(_) | Ok(false)), "a call was not caught");
+    });
+}
+
+fn touch(pool: &Pool, len: usize) {
+    pool.get(len).unwrap().as_mut_slice().unwrap()[0] = 1;
+}
+
+#[test]
+fn a_hit_makes_no_system_call() {
+    alone(|| {
+        let pool = || Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+        let (same, mix, held) = (pool(), pool(), pool());
+        let (first, second) = (pool(), pool());
+        // The maintenance thread has something to do meanwhile.
+        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
+        let _gate = stream.hold();
+        let copying = same.clone();
+        copying.get(4096).unwrap().copy_to(&stream, &mut device).unwrap();
+
+        let mixed = [100, 5_000, 100_000, 20_000, 1 << 20, 64, 9_000, 300_000];
+        let _ = runs_without_a_call("same", move || touch(&same, 4096))
+            && runs_without_a_call("mix", move || mixed.into_iter().for_each(|len| touch(&mix, len)))
+            && runs_without_a_call("held", move || {
+                let buffers: [_; 16] = std::array::from_fn(|_| held.get(4096).unwrap());
+                drop(buffers);
+            })
+            && runs_without_a_call("two pools", move || {
+                touch(&first, 4096);
+                touch(&second, 4096);
+            });
+    });
+}
+
+#[test]
+fn a_hit_of_the_tensorflow_preset_makes_no_system_call() {
+    alone(|| {
+        let builder = Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Heap);
+        let pool = builder.build().unwrap();
+        runs_without_a_call("tensorflow", move || touch(&pool, 4096));
+    });
+}
