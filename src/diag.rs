@@ -22,24 +22,37 @@ use crate::policy::Check;
 /// All pools of a process share [`LogSampler::process`], as in TensorFlow, unless
 /// [`PoolBuilder::log_sampler`](crate::PoolBuilder::log_sampler) sets another.
 #[derive(Debug, Clone)]
-pub struct LogSampler(Arc<AtomicU64>);
+pub struct LogSampler(Checks);
+
+/// Where checks are counted.
+#[derive(Debug, Clone)]
+enum Checks {
+    OfProcess,
+    Own(Arc<AtomicU64>),
+}
+
+/// No lazy cell: a child that was forked while it is filled in would wait for ever.
+static CHECKS_OF_PROCESS: AtomicU64 = AtomicU64::new(0);
 
 impl LogSampler {
     /// The sampler that pools share by default.
     pub fn process() -> Self {
-        static PROCESS: std::sync::LazyLock<LogSampler> = std::sync::LazyLock::new(LogSampler::new);
-        PROCESS.clone()
+        Self(Checks::OfProcess)
     }
 
     /// A new sampler, which picks the first check that it counts.
     #[allow(clippy::new_without_default)] // `LogSampler::process()` is what a default would have to be.
     pub fn new() -> Self {
-        Self(Arc::new(AtomicU64::new(0)))
+        Self(Checks::Own(Arc::new(AtomicU64::new(0))))
     }
 
     fn next_is_printed(&self, every: u64) -> bool {
+        let checks = match &self.0 {
+            Checks::OfProcess => &CHECKS_OF_PROCESS,
+            Checks::Own(checks) => checks,
+        };
         // Relaxed: checks are only counted.
-        self.0.fetch_add(1, Ordering::Relaxed).is_multiple_of(every.max(1))
+        checks.fetch_add(1, Ordering::Relaxed).is_multiple_of(every.max(1))
     }
 }
 

@@ -7,11 +7,9 @@
 //! A child made otherwise (a bare `clone`, `vfork`) is not detected.
 #![allow(unsafe_code)] // Registers the handler.
 
-use std::sync::Once;
+use crate::sync::process::{AtomicBool, AtomicU32, Ordering};
 
-use crate::sync::process::{AtomicU32, Ordering};
-
-/// Number of forks between the first process and this one.
+/// Counts the forks between the first process and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// The generation in which an object was made.
@@ -21,8 +19,13 @@ pub(crate) struct ForkGeneration(u32);
 impl ForkGeneration {
     /// The current generation. The first call registers the handler that counts forks.
     pub(crate) fn now() -> Self {
-        static REGISTERED: Once = Once::new();
-        REGISTERED.call_once(register_handler);
+        static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
+        // No `Once`: a child that was forked during the first call would wait for a thread that it does not have. Two threads
+        // that both come first register twice, and then a fork counts twice. Release, Acquire: the handler is there.
+        if !IS_REGISTERED.load(Ordering::Acquire) {
+            register_handler();
+            IS_REGISTERED.store(true, Ordering::Release);
+        }
         // Relaxed, here and below: only the handler writes, before the child has a second thread.
         Self(GENERATION.load(Ordering::Relaxed))
     }

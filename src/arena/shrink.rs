@@ -16,7 +16,7 @@ impl Arena {
         if selected.is_empty() {
             return None;
         }
-        self.next_release_us = now_us + self.retention.step_us;
+        self.next_release_us = now_us.saturating_add(self.retention.step_us);
         self.release(selected)
     }
 

@@ -24,10 +24,10 @@ pub struct ManualClock(std::sync::Arc<AtomicU64>);
 
 #[cfg(any(test, feature = "testing"))]
 impl ManualClock {
-    /// Moves it forward.
+    /// Moves it forward, at most to `u64::MAX`.
     pub fn advance_us(&self, micros: u64) {
         // Relaxed, here and below: time guards no memory.
-        self.0.fetch_add(micros, Ordering::Relaxed);
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now_us| Some(now_us.saturating_add(micros)));
     }
 
     /// Microseconds since it was made.

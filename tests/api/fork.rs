@@ -1,5 +1,7 @@
 //! A child of `fork` gets a clear error from its parent's pool and changes nothing of the parent's.
 
+#![allow(unsafe_code)] // Forks.
+
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::testing::SourceCall;
 use pinpool::{Backend, Pool, Preset};
@@ -63,5 +65,56 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
             assert_eq!((stats.gets, stats.puts, stats.in_use), (3, 3, 0), "{preset:?}");
             assert!(pool.get(100_000).is_ok());
         }
+    });
+}
+
+/// Waits for `child`; whether it ended by itself with status 0.
+fn ended_well(child: libc::pid_t) -> bool {
+    let mut status = 0;
+    // SAFETY: `status` is a place for a number, and the child is this process's own.
+    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
+    waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+/// Forks; runs `act` in the child, which is killed after ten seconds.
+fn forked(act: impl FnOnce() -> bool) -> libc::pid_t {
+    // SAFETY: the child runs `act` and ends without unwinding into what belongs to the parent.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        // SAFETY: changes only when this process ends.
+        unsafe { libc::alarm(10) };
+        let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or(false);
+        // SAFETY: ends the child alone.
+        unsafe { libc::_exit(i32::from(!held)) };
+    }
+    child
+}
+
+#[test]
+fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
+    alone(|| {
+        let source = faulty_heap();
+        let hasty = || {
+            let builder = Pool::builder().without_env().backend(Backend::Source(source.clone()));
+            builder.pool_size_limit(0).idle_timeout(std::time::Duration::ZERO).build().unwrap()
+        };
+        let released = || source.calls(SourceCall::Release);
+        let parents = hasty();
+        drop(parents.get(10_000).unwrap());
+        while released() == 0 {
+            std::thread::yield_now();
+        }
+        let _held = parents.get(10_000).unwrap();
+        let child = forked(|| {
+            let before = released();
+            let own = hasty();
+            drop(own.get(10_000).unwrap());
+            while released() == before {
+                std::thread::yield_now();
+            }
+            own.stats().pinned_bytes == 0
+        });
+        assert!(ended_well(child));
     });
 }

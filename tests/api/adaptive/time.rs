@@ -1,7 +1,9 @@
 //! Idle memory is released, limits are lowered.
 
+use pinpool::copy::sink::{SinkMem, SinkStream};
+
 use super::{
-    after_seconds, over_discrete_regions, over_virtual_memory, ten_idle_granules, valid_stats, with_manual_clock,
+    MIB, after_seconds, over_discrete_regions, over_virtual_memory, ten_idle_granules, valid_stats, with_manual_clock,
 };
 use crate::captured_log::{count, lines, listen};
 
@@ -57,4 +59,24 @@ fn hits_look_at_no_clock_and_misses_do() {
     assert_eq!((pool.stats().buffers_in_pool, pool.stats().aged), (2, 0), "no hit did anything");
     drop(pool.get(100_000).unwrap());
     assert!(pool.stats().aged > 0, "the miss looked for what is old");
+}
+
+#[test]
+fn the_end_of_a_clock_is_no_end_of_a_pool() {
+    for builder in [over_virtual_memory(), over_discrete_regions()] {
+        let (pool, clock) = with_manual_clock(builder);
+        drop(pool.get(100).unwrap());
+        clock.advance_us(u64::MAX - 2_000_000);
+        for _ in 0..8 {
+            let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(5000));
+            pool.get(5000).unwrap().copy_to(&stream, &mut device).unwrap().wait().unwrap();
+            drop((pool.get(100).unwrap(), pool.get(2 * MIB).unwrap()));
+            clock.advance_us(500_000);
+            pool.poll();
+            pool.trim(0);
+            valid_stats(&pool);
+        }
+        assert_eq!(clock.now_us(), u64::MAX);
+        assert!(pool.get(100).is_ok());
+    }
 }
