@@ -203,6 +203,15 @@ impl PoolLog {
         );
     }
 
+    pub(crate) fn fell_back(&self, asked_bytes: u64, fallback_bytes: u64, max_bytes: Option<u64>) {
+        let limit = max_bytes.map_or_else(String::new, |max_bytes| format!(" of at most {max_bytes}"));
+        log::warn!(
+            "{self}fallback: memory for {asked_bytes} bytes is not pinned, so a copy from it is slow and holds up its \
+             caller; {fallback_bytes} bytes{limit} are such memory now (PINPOOL_MAX_FALLBACK_BYTES sets the limit, \
+             PINPOOL_ON_FULL=error refuses instead)"
+        );
+    }
+
     pub(crate) fn pressure_changed(&self, is_calm: bool) {
         if is_calm {
             log::info!("{self}memory is no longer short: idle memory is kept for PINPOOL_IDLE_TIMEOUT again");

@@ -22,20 +22,28 @@ pub(crate) struct UsageReport {
     pub(crate) in_use_bytes: u64,
     pub(crate) idle_bytes: u64,
     pub(crate) in_flight_bytes: u64,
+    pub(crate) lost_bytes: u64,
+    /// Not pinned, and not under this ceiling.
+    pub(crate) fallback_bytes: u64,
     pub(crate) max_bytes: Option<u64>,
 }
 
 impl fmt::Display for UsageReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { held_bytes, in_use_bytes, idle_bytes, in_flight_bytes, max_bytes } = self;
-        write!(
-            f,
-            "held {held_bytes} B (in use {in_use_bytes}, idle {idle_bytes}, in flight {in_flight_bytes}), ceiling "
-        )?;
-        match max_bytes {
-            Some(max_bytes) => write!(f, "{max_bytes} B"),
-            None => write!(f, "none"),
+        let Self { held_bytes, in_use_bytes, idle_bytes, in_flight_bytes, lost_bytes, fallback_bytes, max_bytes } =
+            self;
+        write!(f, "held {held_bytes} B (in use {in_use_bytes}, idle {idle_bytes}, in flight {in_flight_bytes}")?;
+        if *lost_bytes > 0 {
+            write!(f, ", lost {lost_bytes}")?;
         }
+        match max_bytes {
+            Some(max_bytes) => write!(f, "), ceiling {max_bytes} B")?,
+            None => write!(f, "), ceiling none")?,
+        }
+        if *fallback_bytes > 0 {
+            write!(f, ", and {fallback_bytes} B that are not pinned")?;
+        }
+        Ok(())
     }
 }
 

@@ -47,8 +47,8 @@ impl Underlying {
 ///
 /// - `gets = hits + misses`,
 /// - `gets = puts + in_use + in_flight + lost`,
-/// - `pinned_bytes = in_use_bytes + in_flight_bytes + idle_bytes + lost_bytes + partition_bytes + arena_free_bytes +
-///   arena_transit_bytes`.
+/// - `pinned_bytes + fallback_bytes = in_use_bytes + in_flight_bytes + idle_bytes + lost_bytes + partition_bytes +
+///   arena_free_bytes + arena_transit_bytes + arena_overhead_bytes`.
 ///
 /// The counters of a [partition](crate::Pool::partition) are those of its own buffers, against its own ceiling.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -96,7 +96,7 @@ pub struct Stats {
     pub idle_bytes: u64,
     /// Buffers that users hold.
     pub in_use: u64,
-    /// Bytes of those.
+    /// Bytes of those, pinned or not.
     pub in_use_bytes: u64,
     /// Buffers that users gave up and a device may still be reading. One that is copied from and still held is in use.
     pub in_flight: u64,
@@ -108,14 +108,19 @@ pub struct Stats {
     pub oldest_in_flight_stream: Option<u64>,
     /// Buffers that are never used again: after a device error it is unknown whether their copy is over.
     pub lost: u64,
-    /// Bytes of those, and of regions that the back-end failed to take back.
+    /// Bytes of those, of the lost buffers of the pool's partitions, and of regions that the back-end failed to take back.
     pub lost_bytes: u64,
-    /// Bytes of the buffers of the pool's partitions, in use and idle.
+    /// Lost buffers of the pool's partitions, those that have ended included.
+    pub lost_in_partitions: u64,
+    /// Bytes of the buffers of the pool's partitions, in use, in flight and idle.
     pub partition_bytes: u64,
     /// Bytes held and free: the arena carves the next buffers from them.
     pub arena_free_bytes: u64,
     /// Bytes in granules that are being committed, remapped or released.
     pub arena_transit_bytes: u64,
+    /// Bytes that the back-end holds beyond those it was asked for: for alignment, under `cuda`. Under `tensorflow` they
+    /// count with their buffer.
+    pub arena_overhead_bytes: u64,
     /// Of the free bytes, those that go back to the system as soon as no copy is in flight; until then they are reused
     /// first. Only back-ends whose release waits for the device (`register`, `cuda`) have any.
     pub awaiting_release_bytes: u64,
@@ -131,6 +136,18 @@ pub struct Stats {
     pub peak_pinned_bytes: u64,
     /// The ceiling on the bytes held.
     pub max_bytes: Option<u64>,
+    /// The highest ceiling so far; more than the ceiling only after [`Pool::set_max_bytes`](crate::Pool::set_max_bytes), or
+    /// after the control group's limit was lowered.
+    pub highest_max_bytes: Option<u64>,
+    /// Bytes of buffers that are not pinned, because there was no room (`PINPOOL_ON_FULL=pageable`), those of partitions
+    /// included.
+    pub fallback_bytes: u64,
+    /// Most such bytes at any time.
+    pub peak_fallback_bytes: u64,
+    /// The limit on such bytes (`PINPOOL_MAX_FALLBACK_BYTES`).
+    pub max_fallback_bytes: Option<u64>,
+    /// Regions of one buffer that were acquired where the back-end had refused a larger one.
+    pub smaller_regions: u64,
     /// Calls to the underlying allocator.
     pub underlying: Underlying,
 }
@@ -148,25 +165,30 @@ impl Stats {
     ///
     /// The first sum that does not balance.
     pub fn validate(&self) -> Result<(), StatsError> {
-        let Self { gets, pinned_bytes, .. } = *self;
+        let Self { gets, pinned_bytes, fallback_bytes, .. } = *self;
         let equal = [
             ("gets = hits + misses", gets, self.hits + self.misses),
             ("gets = puts + in use + in flight + lost", gets, self.puts + self.in_use + self.in_flight + self.lost),
             (
-                "pinned = in use + in flight + idle + lost + partition + arena bytes",
-                pinned_bytes,
+                "pinned + fallback = in use + in flight + idle + lost + partition + arena bytes",
+                pinned_bytes + fallback_bytes,
                 self.in_use_bytes
                     + self.in_flight_bytes
                     + self.idle_bytes
                     + self.lost_bytes
                     + self.partition_bytes
                     + self.arena_free_bytes
-                    + self.arena_transit_bytes,
+                    + self.arena_transit_bytes
+                    + self.arena_overhead_bytes,
             ),
         ];
         let at_most = [
             ("idle buffers <= pool size limit", self.buffers_in_pool, self.pool_size_limit),
-            ("peak pinned bytes <= ceiling", self.peak_pinned_bytes, self.max_bytes.unwrap_or(u64::MAX)),
+            (
+                "peak pinned bytes <= highest ceiling",
+                self.peak_pinned_bytes,
+                self.highest_max_bytes.unwrap_or(u64::MAX),
+            ),
         ];
         let unequal = equal.into_iter().filter(|(_, left, right)| left != right);
         let mut broken = unequal.chain(at_most.into_iter().filter(|(_, left, right)| left > right));

@@ -60,7 +60,7 @@ impl Arena {
             GrowthMode::Regions => self.grow_region(bytes, limits),
         }?;
         self.stats.live_bytes += bytes;
-        self.stats.claimed_bytes += plan.claim_bytes();
+        self.stats.claimed_bytes += plan.claim_bytes;
         Ok(plan)
     }
 
@@ -117,7 +117,7 @@ impl Arena {
             self.take_idle(source, &mut idle_before);
         }
         let steps = pair(&targets, sources);
-        Ok(Plan { buffer: Some(buffer), steps, idle_before })
+        Ok(self.plan(buffer, steps, idle_before))
     }
 
     /// `buffer` widened to the edges of its first and last granule.
@@ -129,28 +129,32 @@ impl Arena {
     fn grow_region(&mut self, bytes: u64, limits: GrowthLimits) -> Result<Plan, NoSpace> {
         let own = self.own_set(bytes);
         let on = |set: HoleSet| self.ranges.values().filter(move |range| range.set == set);
-        let held: u64 = on(own).map(|range| range.extent.bytes()).sum();
-        let (mut released, mut replaced, mut given_up) = (Vec::new(), 0, 0);
+        let in_set: u64 = on(own).map(|range| range.extent.bytes()).sum();
+        // Bytes of the regions that are replaced, and what the system holds for all that are released.
+        let (mut released, mut replaced, mut freed) = (Vec::new(), 0, 0);
         if limits.may_decommit_regions {
             let is_own = |run: &IdleRun| self.range_of(run.extent.ptr()).is_some_and(|range| range.set == own);
             for run in self.idle.longest_idle().filter(|run| is_own(run) && run.extent.bytes() < bytes) {
                 replaced += run.extent.bytes();
+                freed += self.held_bytes(run.extent.bytes());
                 released.push(run);
             }
             // policy-R8: at the ceiling decommit any idle region, the longest idle first, until one buffer fits.
             for run in self.idle.longest_idle() {
-                if limits.commit_bytes.saturating_add(replaced + given_up) >= bytes {
+                if limits.commit_bytes.saturating_add(freed) >= self.held_bytes(bytes) {
                     break;
                 }
                 if !released.contains(&run) {
-                    given_up += run.extent.bytes();
+                    freed += self.held_bytes(run.extent.bytes());
                     released.push(run);
                 }
             }
         }
-        let limit_bytes = limits.commit_bytes.saturating_add(replaced + given_up);
-        let region = region_bytes(held - replaced, bytes, replaced, limit_bytes, limits.step_bytes)
-            .ok_or_else(|| self.no_space(bytes - limit_bytes))?;
+        let limit_bytes = limits.commit_bytes.saturating_add(freed);
+        let size = |within| region_bytes(in_set - replaced, bytes, replaced, within, limits.step_bytes);
+        let region = self
+            .held_within(limit_bytes, size)
+            .ok_or_else(|| self.no_space(self.held_bytes(bytes).saturating_sub(limit_bytes)))?;
         let id = self.add_range(RangeKind::Discrete, region, own).ok_or_else(|| self.no_space(bytes))?;
         let extent = Extent::new(ArenaPtr::new(id, 0), region);
         let (mut steps, mut idle_before) = (Vec::new(), Vec::new());
@@ -161,13 +165,39 @@ impl Arena {
         steps.push(Step::Commit { extent });
         self.stats.transit_bytes += region;
         self.committing_bytes += region;
-        Ok(Plan { buffer: Some(Extent::new(extent.ptr(), bytes)), steps, idle_before })
+        Ok(self.plan(Extent::new(extent.ptr(), bytes), steps, idle_before))
+    }
+
+    /// The region that `size` gives for the most bytes for which the system holds no more than `limit_bytes`.
+    fn held_within(&self, limit_bytes: u64, size: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+        let mut within = limit_bytes;
+        loop {
+            let region = size(within)?;
+            let over = self.held_bytes(region).saturating_sub(limit_bytes);
+            if over == 0 {
+                return Some(region);
+            }
+            within = region.checked_sub(over)?;
+        }
+    }
+
+    /// A plan for `buffer`. All of its decommits come before its commits.
+    fn plan(&self, buffer: Extent, steps: Vec<Step>, idle_before: Vec<IdleRun>) -> Plan {
+        let (mut commits, mut decommits) = (0, 0);
+        for step in &steps {
+            match *step {
+                Step::Commit { extent } => commits += self.held_bytes(extent.bytes()),
+                Step::Decommit { extent } => decommits += self.held_bytes(extent.bytes()),
+                Step::Remap { .. } => {}
+            }
+        }
+        Plan { buffer: Some(buffer), steps, idle_before, claim_bytes: commits.saturating_sub(decommits) }
     }
 
     /// Settles a plan: records the steps that were made and undoes the rest. Returns whether all were made, so that the
     /// buffer is granted.
     pub fn settle(&mut self, plan: Plan, outcome: PlanOutcome, now_us: u64) -> bool {
-        self.stats.claimed_bytes -= plan.claim_bytes();
+        self.stats.claimed_bytes -= plan.claim_bytes;
         let done = outcome.steps_done();
         let granted = done >= plan.steps.len();
         let mut hull = plan.buffer;
@@ -222,8 +252,10 @@ impl Arena {
         self.stats.transit_bytes -= extent.bytes();
         self.committing_bytes -= extent.bytes();
         if committed {
+            let held_bytes = self.held_bytes(extent.bytes());
             self.stats.committed_bytes += extent.bytes();
-            self.stats.claimed_bytes += extent.bytes();
+            self.stats.overhead_bytes += held_bytes - extent.bytes();
+            self.stats.claimed_bytes += held_bytes;
         } else {
             self.set_uncommitted(extent);
             not_free.push(extent);
@@ -238,8 +270,10 @@ impl Arena {
     pub(super) fn settle_source(&mut self, extent: Extent, gone: bool, now_us: u64) {
         self.stats.transit_bytes -= extent.bytes();
         if gone {
+            let held_bytes = self.held_bytes(extent.bytes());
             self.stats.committed_bytes -= extent.bytes();
-            self.stats.claimed_bytes -= extent.bytes();
+            self.stats.overhead_bytes -= held_bytes - extent.bytes();
+            self.stats.claimed_bytes -= held_bytes;
             self.set_uncommitted(extent);
         } else {
             self.add_hole(extent, now_us);

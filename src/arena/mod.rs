@@ -28,7 +28,8 @@
 //! - **arena-I1**: Holes, uncommitted extents, live buffers and extents in transit tile every range without overlap.
 //! - **arena-I2**: Committed bytes + bytes being committed + uncommitted bytes are the length of all ranges.
 //! - **arena-I3**: A granule is in the idle index exactly if it is wholly inside a hole of a range that is not a reserve.
-//! - **arena-I4**: `claimed_bytes` is never below what is committed at any instant between a plan and its settlement.
+//! - **arena-I4**: `claimed_bytes` is never below what is held at any instant between a plan and its settlement: what is
+//!   committed, and the overhead of its regions.
 //! - **arena-I5**: The holes of discrete regions, and no others, are also in `regions` of their set.
 
 mod discrete;
@@ -46,6 +47,7 @@ mod tests {
 }
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use discrete::Regions;
 use extent::{Grid, RANGES_MAX, align_up};
@@ -92,8 +94,10 @@ struct ArenaRange {
 pub struct ArenaStats {
     /// Committed now, as far as plans are settled; granules being decommitted count until that is settled.
     pub committed_bytes: u64,
-    /// Committed, plus what unsettled plans may commit at their worst moment.
+    /// Committed with its overhead, plus what unsettled plans may add at their worst moment.
     pub claimed_bytes: u64,
+    /// What the system holds for the discrete regions beyond their bytes.
+    pub overhead_bytes: u64,
     /// In buffers, including those of unsettled plans.
     pub live_bytes: u64,
     /// Free and committed, and not in transit.
@@ -110,6 +114,7 @@ pub struct ArenaStats {
 #[derive(Debug)]
 pub struct Arena {
     growth: GrowthMode,
+    region_cost: RegionCost,
     ranges: BTreeMap<u32, ArenaRange>,
     /// Ranges are numbered in the order of their creation, until all numbers have been used once.
     next_range: u32,
@@ -122,6 +127,15 @@ pub struct Arena {
     stats: ArenaStats,
     /// Bytes that unsettled plans commit or remap into.
     committing_bytes: u64,
+}
+
+/// What the system holds for a region of so many bytes: at least these, and never less for more.
+struct RegionCost(Box<dyn Fn(u64) -> u64 + Send>);
+
+impl fmt::Debug for RegionCost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RegionCost")
+    }
 }
 
 /// How the arena grows.
@@ -137,6 +151,7 @@ impl Arena {
     pub fn new(growth: GrowthMode, retention: Retention) -> Self {
         Self {
             growth,
+            region_cost: RegionCost(Box::new(|bytes| bytes)),
             ranges: BTreeMap::new(),
             next_range: 0,
             holes: Default::default(),
@@ -147,6 +162,19 @@ impl Arena {
             next_release_us: 0,
             stats: ArenaStats::default(),
             committing_bytes: 0,
+        }
+    }
+
+    /// The same arena, for whose regions the system holds more than their bytes: so much for a region of so many.
+    pub fn with_region_cost(self, held_bytes: impl Fn(u64) -> u64 + Send + 'static) -> Self {
+        Self { region_cost: RegionCost(Box::new(held_bytes)), ..self }
+    }
+
+    /// What the system holds for `bytes` of granules, or for a region of `bytes`.
+    fn held_bytes(&self, bytes: u64) -> u64 {
+        match self.growth {
+            GrowthMode::Granules(_) => bytes,
+            GrowthMode::Regions => (self.region_cost.0)(bytes).max(bytes),
         }
     }
 
@@ -293,7 +321,7 @@ impl Arena {
         if known > all_bytes || known + stats.transit_bytes < all_bytes {
             return Err(format!("arena-I1: {stats:?} and {uncommitted_bytes} uncommitted do not tile {all_bytes}"));
         }
-        if stats.claimed_bytes < stats.committed_bytes {
+        if stats.claimed_bytes < stats.committed_bytes + stats.overhead_bytes {
             return Err(format!("arena-I4: {stats:?}"));
         }
         self.validate_extents()

@@ -43,11 +43,19 @@ pub struct Plan {
     pub(super) steps: Vec<Step>,
     /// Idle granules that the plan took, with their ages, so that a failed plan can be undone exactly.
     pub(super) idle_before: Vec<IdleRun>,
+    /// Bytes that this plan adds to what is held, at its worst moment.
+    pub(super) claim_bytes: u64,
 }
 
 impl Plan {
     pub fn steps(&self) -> &[Step] {
         &self.steps
+    }
+
+    /// Bytes of the largest commit; 0 without one.
+    pub fn largest_commit_bytes(&self) -> u64 {
+        let committed = |step: &Step| if let Step::Commit { extent } = step { extent.bytes() } else { 0 };
+        self.steps.iter().map(committed).max().unwrap_or(0)
     }
 
     pub fn decommits(&self) -> bool {
@@ -57,14 +65,6 @@ impl Plan {
     /// Address of the buffer, valid once all steps are done.
     pub fn ptr(&self) -> Option<ArenaPtr> {
         self.buffer.map(Extent::ptr)
-    }
-
-    /// Bytes that this plan adds to what is committed, at its worst moment.
-    pub(super) fn claim_bytes(&self) -> u64 {
-        let sum = |pick: fn(&Step) -> u64| self.steps.iter().map(pick).sum::<u64>();
-        let commits = sum(|step| if let Step::Commit { extent } = step { extent.bytes() } else { 0 });
-        let decommits = sum(|step| if let Step::Decommit { extent } = step { extent.bytes() } else { 0 });
-        commits.saturating_sub(decommits)
     }
 }
 

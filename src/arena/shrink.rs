@@ -30,11 +30,10 @@ impl Arena {
         self.retention.due(&self.idle, now_us).map(|run| run.extent.bytes()).sum()
     }
 
-    /// A plan that decommits idle granules, the longest idle first, until at most `to_bytes` stay committed or none is
-    /// idle.
+    /// A plan that decommits idle granules, the longest idle first, until at most `to_bytes` stay held or none is idle.
     pub fn release_down_to(&mut self, to_bytes: u64) -> Option<Plan> {
         let leaving = self.stats.transit_bytes - self.committing_bytes;
-        let staying = self.stats.committed_bytes - leaving;
+        let staying = self.stats.committed_bytes + self.stats.overhead_bytes - leaving;
         self.release(self.longest_idle(staying.saturating_sub(to_bytes)))
     }
 
@@ -66,7 +65,7 @@ impl Arena {
             self.take_idle(extent, &mut idle_before);
             steps.push(Step::Decommit { extent });
         }
-        (!steps.is_empty()).then_some(Plan { buffer: None, steps, idle_before })
+        (!steps.is_empty()).then_some(Plan { buffer: None, steps, idle_before, claim_bytes: 0 })
     }
 
     /// The longest idle granules that make up `bytes`, or all, as extents by address.

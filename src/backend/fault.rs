@@ -163,6 +163,10 @@ unsafe impl Source for FaultSource {
         self.inner.held_bytes(len_bytes)
     }
 
+    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
+        self.inner.held_bytes_fast(len_bytes)
+    }
+
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         self.script.enter(SourceCall::Acquire)?;
         self.inner.acquire(len_bytes)

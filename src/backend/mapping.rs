@@ -25,6 +25,8 @@ pub(super) const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 const OUT_OF_MAPPINGS: &str = "the machine or its cgroup is out of memory or of mappings (vm.max_map_count)";
 
+const OUT_OF_ADDRESSES: &str = "the addresses of this process are limited (RLIMIT_AS): raise `ulimit -v`";
+
 /// Whether the kernel charges a mapping to its memory when it is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Accounting {
@@ -202,9 +204,19 @@ fn mmap(mapped_bytes: usize, protection: libc::c_int, accounting: Accounting) ->
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), mapped_bytes, protection, flags, -1, 0) };
     if start == libc::MAP_FAILED {
-        return Err(SourceError::last_os("mmap").with_remedy(OUT_OF_MAPPINGS));
+        let error = SourceError::last_os("mmap");
+        let remedy = if addresses_are_limited() { OUT_OF_ADDRESSES } else { OUT_OF_MAPPINGS };
+        return Err(error.with_remedy(remedy));
     }
     NonNull::new(start.cast()).ok_or_else(|| SourceError::new("mmap", "the kernel mapped page zero"))
+}
+
+/// Whether `RLIMIT_AS` bounds the addresses of this process.
+fn addresses_are_limited() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a live `rlimit` for the length of the call.
+    let status = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
+    status == 0 && limit.rlim_cur != libc::RLIM_INFINITY
 }
 
 /// Maps `mapped_bytes` (whole pages) at a multiple of [`RANGE_ALIGN_BYTES`]: maps more and trims both ends.

@@ -70,8 +70,9 @@ impl RegionIds {
 ///    this process left in the driver's memory.
 /// 3. **source-C3, alignment**: `start` is a multiple of [`PAGE_BYTES`].
 /// 4. **source-C4, identity**: no two acquisitions of one source share an id.
-/// 5. **source-C5, accounting**: an acquisition of `n` bytes takes exactly `held_bytes(n)` from the system: at least `n`,
-///    and never less for a larger `n`. A failed `acquire` takes nothing.
+/// 5. **source-C5, accounting**: an acquisition of `n` bytes takes exactly `held_bytes(n)` from the system, a fast one
+///    `held_bytes_fast(n)`: at least `n`, and never less for a larger `n`. The ceiling counts these. A failed `acquire`
+///    takes nothing.
 /// 6. **source-C6, threads**: no method panics, logs or takes a lock of the pool; all may be called from any thread
 ///    concurrently.
 ///
@@ -89,6 +90,11 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// Bytes that an acquisition of `len_bytes` takes from the system.
     fn held_bytes(&self, len_bytes: usize) -> usize {
         len_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes that a fast acquisition of `len_bytes` takes from the system.
+    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
+        self.held_bytes(len_bytes)
     }
 
     /// Takes `len_bytes` (not zero) from the system.

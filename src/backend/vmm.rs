@@ -240,7 +240,7 @@ impl VmmSource {
 }
 
 // SAFETY: source-C1 to C3 follow from vm-S1 to S3 of a range of its own; a reserve is a region of `RegisterSource`.
-// source-C4: `RegionIds`, for both kinds. source-C5: whole granules.
+// source-C4: `RegionIds`, for both kinds. source-C5: whole granules; whole pages for a reserve.
 unsafe impl Source for VmmSource {
     fn name(&self) -> &'static str {
         "vmm"
@@ -252,6 +252,11 @@ unsafe impl Source for VmmSource {
 
     fn held_bytes(&self, len_bytes: usize) -> usize {
         len_bytes.max(1).checked_next_multiple_of(GRANULE_BYTES).unwrap_or(usize::MAX)
+    }
+
+    /// A reserve is registered, in whole pages.
+    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
+        self.reserves.held_bytes_fast(len_bytes)
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
@@ -270,12 +275,11 @@ unsafe impl Source for VmmSource {
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        let held_bytes = self.held_bytes(region.len_bytes());
         if !self.granules.lock().contains_key(&address(region.start())) {
-            let reserve = Region::new(region.start(), held_bytes, region.id());
             // SAFETY: the caller's promise; without granules it came from `acquire_fast`, with this length.
-            return unsafe { self.reserves.release(reserve) };
+            return unsafe { self.reserves.release(region) };
         }
+        let held_bytes = self.held_bytes(region.len_bytes());
         let range = AddressRange::new(region.start(), held_bytes);
         // SAFETY: the caller's promise: committed by `acquire`, and unused.
         unsafe { self.decommit(&range, 0, held_bytes) }?;
@@ -286,9 +290,7 @@ unsafe impl Source for VmmSource {
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        let held_bytes = self.held_bytes(len_bytes);
-        let capped = |bytes: usize| progress(bytes.min(len_bytes));
-        let region = self.reserves.acquire_fast(held_bytes, threads, &capped)?;
+        let region = self.reserves.acquire_fast(len_bytes, threads, progress)?;
         Ok(Region::new(region.start(), len_bytes, self.ids.next()))
     }
 

@@ -71,7 +71,8 @@ impl Accounts {
         waits: u64,
         now_us: u64,
     ) -> Stats {
-        let (idle, PoolUsage { supply, own_bytes, partition_bytes }) = (idle_buffers.stats(), backing.usage());
+        let PoolUsage { supply, own_bytes, partition_bytes, lost_in_partitions, fallback } = backing.usage();
+        let idle = idle_buffers.stats();
         let (in_flight, in_flight_bytes, oldest) = (copies.count(), copies.bytes(), copies.oldest(now_us));
         let handed_out = self.handed_out(idle_buffers.stats().total);
         let (lost, lost_bytes) = (self.leaked.load(Ordering::Relaxed), self.leaked_bytes.load(Ordering::Relaxed));
@@ -102,10 +103,12 @@ impl Accounts {
             oldest_in_flight: oldest.map(|pending| pending.age),
             oldest_in_flight_stream: oldest.map(|pending| pending.stream),
             lost,
-            lost_bytes: lost_bytes + supply.stuck_bytes,
+            lost_bytes: lost_bytes + supply.stuck_bytes + lost_in_partitions.1,
+            lost_in_partitions: lost_in_partitions.0,
             partition_bytes,
             arena_free_bytes: supply.free_bytes,
             arena_transit_bytes: supply.transit_bytes,
+            arena_overhead_bytes: supply.overhead_bytes,
             awaiting_release_bytes: supply.awaiting_release_bytes,
             drains: supply.drains,
             reserve_bytes: supply.reserve_bytes,
@@ -113,6 +116,11 @@ impl Accounts {
             pinned_bytes: supply.held_bytes,
             peak_pinned_bytes: supply.peak_bytes,
             max_bytes: supply.max_bytes,
+            highest_max_bytes: supply.highest_max_bytes,
+            smaller_regions: supply.smaller_regions,
+            fallback_bytes: fallback.held_bytes,
+            peak_fallback_bytes: fallback.peak_bytes,
+            max_fallback_bytes: fallback.max_bytes,
             underlying: supply.calls,
             ..stats
         }
@@ -126,6 +134,8 @@ pub(super) fn usage_report(stats: &Stats) -> UsageReport {
         in_use_bytes: stats.in_use_bytes,
         idle_bytes: stats.idle_bytes,
         in_flight_bytes: stats.in_flight_bytes,
+        lost_bytes: stats.lost_bytes,
+        fallback_bytes: stats.fallback_bytes,
         max_bytes: stats.max_bytes,
     }
 }

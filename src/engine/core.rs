@@ -35,7 +35,7 @@ use super::shortage::Shortage;
 use super::stock::Stock;
 use super::supply::{Backing, Gate, Reclaim, Refusal};
 use super::waiters::Waiters;
-use crate::config::Config;
+use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::ForkGeneration;
@@ -111,7 +111,8 @@ impl Core {
         let backing = self.backing().partition(max_bytes)?;
         let log = Arc::new(self.log.partition(name));
         log.partitioned(max_bytes);
-        Some(Self::new(self.config.clone(), backing, self.time.shared(), log))
+        let config = Config { max_bytes: Ceiling::Bytes(max_bytes), ..self.config.clone() };
+        Some(Self::new(config, backing, self.time.shared(), log))
     }
 
     /// This pool needs to be looked at `pace` from now on. Costs a load while the thread looks as often.
@@ -259,15 +260,23 @@ impl Core {
     ) -> Result<Block> {
         let could_hold = self.backing().could_hold(class);
         // A request that can never be served is no shortage, unless it is served otherwise.
-        if could_hold || self.backing().has_fallback() {
+        let is_servable = could_hold || self.backing().could_fall_back(class);
+        if is_servable {
             let why = || (refusal.to_string(), usage_report(&self.stats()));
             self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
         }
-        if could_hold && !wait.is_zero() {
+        // What is over the ceiling need not wait for room under it.
+        if !could_hold && let Some(block) = self.fall_back(len, class) {
+            return Ok(block);
+        }
+        if is_servable && !wait.is_zero() {
             let deadline = Instant::now() + wait.min(WAIT_MAX);
             let patience = || if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { IDLE_PATIENCE };
             let served = self.waiters.wait(deadline, patience, || {
                 self.complete_copies();
+                if !could_hold {
+                    return self.fall_back(len, class);
+                }
                 self.stock.take(class).or_else(|| self.acquire(class).map_err(|later| refusal = later).ok())
             });
             if let Some(block) = served {
@@ -275,13 +284,22 @@ impl Core {
                 return Ok(block);
             }
         }
-        if let Some(block) = self.stock.acquire_pageable(self, class) {
-            self.accounts.count_fallback();
-            self.shortage.count_fallback();
+        if let Some(block) = self.fall_back(len, class) {
             return Ok(block);
         }
         self.accounts.count_failed_get();
         Err(self.refused(len, refusal))
+    }
+
+    /// A block that is not pinned, if this pool may give one out and its limit leaves room.
+    fn fall_back(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
+        let block = self.stock.acquire_pageable(self, class)?;
+        self.accounts.count_fallback();
+        if self.shortage.count_fallback() {
+            let fallback = self.backing().usage().fallback;
+            self.log.fell_back(len as u64, fallback.held_bytes, fallback.max_bytes);
+        }
+        Some(block)
     }
 
     fn acquire(self: &Arc<Self>, class: Class) -> Result<Block, Refusal> {
@@ -313,6 +331,9 @@ impl Core {
         self.accounts.count_fallback_put();
         self.stock.release(block, self.time.coarse_us());
         self.close_if_unused();
+        if self.waiters.has_waiters() {
+            self.waiters.wake_first();
+        }
     }
 
     /// The user is done with `block`; devices may use it until all `fences` are over.
@@ -352,6 +373,7 @@ impl Core {
         // Keeps the memory, and with it the pool that it belongs to.
         std::mem::forget(block);
         self.backing().gate().into_iter().for_each(Gate::note_leak);
+        self.backing().note_lost(held_bytes);
         let leaked = self.accounts.count_leak(held_bytes);
         let keeps_all = self.backing().has_arena() && self.backing().source().release_waits();
         self.log.completion_unknown(held_bytes, leaked, keeps_all, error);

@@ -54,11 +54,14 @@ impl Shortage {
         log.shortage_began(len_bytes, &why, &usage);
     }
 
-    /// A get was given pageable memory.
-    pub(super) fn count_fallback(&self) {
-        if let Some(counts) = &mut *self.counts.lock() {
+    /// A get was given pageable memory. Returns whether it is the first of this shortage.
+    pub(super) fn count_fallback(&self) -> bool {
+        let mut counts = self.counts.lock();
+        let fallbacks = counts.as_mut().map_or(0, |counts| {
             counts.fallbacks += 1;
-        }
+            counts.fallbacks
+        });
+        fallbacks == 1
     }
 
     /// Ends it if every get has found room for a while.

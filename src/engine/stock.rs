@@ -152,14 +152,16 @@ impl<E> Stock<E> {
                 self.log.reserving(done_bytes, bytes);
             }
         };
-        let mut added = arena.add_reserve(bytes, &progress);
-        if let (Err(Refusal::Ceiling { needed_bytes }), Some(max_bytes)) = (&added, arena.max_bytes())
-            && *needed_bytes <= max_bytes
-        {
-            make_room(max_bytes - needed_bytes);
-            added = arena.add_reserve(bytes, &progress);
-        }
-        let (start, len) = added?;
+        let (start, len) = self.backing.add_reserve(bytes, || {
+            let mut added = arena.add_reserve(bytes, &progress);
+            if let (Err(Refusal::Ceiling { needed_bytes }), Some(max_bytes)) = (&added, arena.max_bytes())
+                && *needed_bytes <= max_bytes
+            {
+                make_room(max_bytes - needed_bytes);
+                added = arena.add_reserve(bytes, &progress);
+            }
+            added
+        })?;
         let source = self.backing.source();
         self.log.reserved(bytes, || source.page_tiers(start, len), source.numa_node());
         Ok(())

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use super::Pool;
 use crate::arena::Retention;
-use crate::backend::{self, Backend, HeapSource, Source};
+use crate::backend::{self, Backend, Source};
 use crate::config::{
     Ceiling, Config, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy, Settings, env, for_each_setting,
 };
 use crate::diag::{CheckReport, LogSampler, PoolLog};
-use crate::engine::{Backing, Clock, Core, Direct, SharedArena, SharedArenaConfig, Supply, Timekeeper};
+use crate::engine::{Backing, Clock, Core, Direct, Fallback, SharedArena, SharedArenaConfig, Supply, Timekeeper};
 use crate::error::{ErrorKind, Result};
 use crate::host;
 use crate::policy;
@@ -116,7 +116,7 @@ impl PoolBuilder {
         );
         chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
-        let fallback = falls_back(&config, &*chosen.source).then(HeapSource::new);
+        let fallback = falls_back(&config, &*chosen.source).then(|| fallback(&config, max_bytes));
         let supply = supply(&config, chosen.source, max_bytes, &log)?;
         let reserve_bytes = config.reserve_bytes;
         let backing = Backing::new(supply, fallback);
@@ -181,6 +181,15 @@ fn falls_back(config: &Config, source: &dyn Source) -> bool {
         OnFull::Error => false,
         OnFull::Pageable => true,
         OnFull::Auto => matches!(config.backend, Backend::Auto) && !source.needs_gpu(),
+    }
+}
+
+/// Under a limit of its own: the ceiling again, unless set.
+fn fallback(config: &Config, max_bytes: Option<u64>) -> Fallback {
+    match config.max_fallback_bytes {
+        Ceiling::Auto => Fallback::new(max_bytes, true),
+        Ceiling::Bytes(bytes) => Fallback::new(Some(bytes), false),
+        Ceiling::None => Fallback::new(None, false),
     }
 }
 

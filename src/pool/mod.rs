@@ -80,8 +80,9 @@ impl Pool {
     /// A buffer of `len` bytes at a page-aligned address.
     ///
     /// Reuses an idle buffer of the same class; without one, carves a buffer from the arena or calls the back-end, which is
-    /// slow. The bytes are initialised: they are those of an earlier user, or zeros. If the ceiling leaves no room, waits
-    /// at most `PINPOOL_WAIT`; then returns memory that is not pinned, or an error, by `PINPOOL_ON_FULL`.
+    /// slow. The bytes are initialised, to values that mean nothing: those of an earlier user, zeros of the kernel, or on
+    /// `cuda` what the driver's memory held before. If the ceiling leaves no room, waits at most `PINPOOL_WAIT`; then
+    /// returns memory that is not pinned, or an error, by `PINPOOL_ON_FULL`.
     ///
     /// # Errors
     ///
@@ -168,19 +169,28 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As [`prewarm`](Pool::prewarm) and [`get`](Pool::get).
+    /// As [`prewarm`](Pool::prewarm) and [`get`](Pool::get); [`is_request`](crate::Error::is_request) also if the sum is over
+    /// `isize::MAX`.
     pub fn prewarm_classes(&self, buffers: &[(usize, usize)]) -> Result<()> {
         if !self.core().backing().has_arena() {
-            let all = buffers.iter().flat_map(|&(len, count)| std::iter::repeat_n(len, count));
+            self.class_bytes(buffers)?;
+            // A buffer of no bytes needs no memory.
+            let lens = buffers.iter().filter(|(len, _)| *len > 0);
+            let all = lens.flat_map(|&(len, count)| std::iter::repeat_n(len, count));
             return all.map(|len| self.get(len)).collect::<Result<Vec<_>>>().map(drop);
         }
+        self.prewarm(self.class_bytes(buffers)?)
+    }
+
+    /// The sum of the classes of all `buffers`.
+    fn class_bytes(&self, buffers: &[(usize, usize)]) -> Result<u64> {
         let mut sum: u64 = 0;
         for &(len, count) in buffers {
             let class_bytes = self.core().config().rounding.class_bytes(len, DEFAULT_ALIGN)? as u64;
             let all = class_bytes.checked_mul(count as u64).and_then(|bytes| sum.checked_add(bytes));
-            sum = all.ok_or(ErrorKind::Length { len, max_len: MAX_LEN })?;
+            sum = all.filter(|&sum| sum <= MAX_LEN as u64).ok_or(ErrorKind::Length { len, max_len: MAX_LEN })?;
         }
-        self.prewarm(sum)
+        Ok(sum)
     }
 
     /// A pool with its own counts, count limit and ceiling that carves its buffers from the same memory: for a second use,

@@ -8,6 +8,7 @@
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
 //! | `fences` | fences of users that block, panic, or call the pool |
+//! | `memory_counts` | every byte in a figure and under a limit |
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
 //! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
 //! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
@@ -43,6 +44,7 @@ mod loader;
 mod log_lines;
 #[cfg(not(miri))]
 mod maintenance;
+mod memory_counts;
 mod own_stream;
 #[cfg(target_os = "linux")]
 mod resident_memory;

@@ -2,6 +2,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | `ceiling` | what the driver holds against the ceiling, byte for byte |
 //! | `copies`, `tracked_copies` | copies made by the pool, and every natural line that starts one |
 //! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
@@ -12,6 +13,7 @@
 //! One process has one driver, so tests take turns ([`driver_double::Double::load`]). A test that needs a driver from its
 //! first call on, or a fork, runs again as a child ([`child::alone`]).
 
+mod ceiling;
 #[path = "../child/mod.rs"]
 mod child;
 mod copies;

@@ -238,9 +238,7 @@ fn churn(backend: Backend, release: ReleasePolicy, fence: FenceKind, double: &Do
         let counts = double.counts();
         assert_eq!(counts.frees_with_work_in_flight, 0, "{what}: memory was released under a copy");
         let most_bytes = counts.peak_pinned_bytes - before.pinned_bytes;
-        // A small block of `cuMemHostAlloc` is not page-aligned, so a region takes one page more.
-        let spare_bytes = if name == "cuda" { 64 << 10 } else { 0 };
-        assert!(most_bytes <= (12 << 20) + spare_bytes, "{what}: {most_bytes} B pinned");
+        assert!(most_bytes <= 12 << 20, "{what}: {most_bytes} B pinned");
         // No copy is in flight, so everything is released: at once, or after a release that still runs.
         lanes.iter().for_each(|lane| lane.stream.synchronize().unwrap());
         partition.clear();

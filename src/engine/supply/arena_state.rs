@@ -1,9 +1,9 @@
 //! The bookkeeping of a shared arena: what the lock in [`SharedArena`](super::SharedArena) guards.
 //!
 //! ```text
-//!   claimed = arena's claims + pending reserves          at most the ceiling, at every instant
-//!   attached pools, live bytes                           none and 0: no pool can use this memory again
-//!   trim target, overdue bytes                           releases that wait until no copy is pending
+//!   claimed = arena's claims + reserves' overhead + pending reserves      what is added keeps it within the ceiling
+//!   attached pools, live bytes                                            none and 0: no pool can use this memory again
+//!   trim target, overdue bytes                                            releases that wait until no copy is pending
 //! ```
 //!
 //! Sequential: arithmetic and tables. Never calls the source, waits, or logs.
@@ -34,19 +34,26 @@ pub(super) struct ArenaState {
     /// Target of a trim that pending copies prevented.
     trim_to_bytes: Option<u64>,
     drains: u64,
-    /// Bytes of reserves that are being pinned.
+    /// The ceiling; `None` without one.
+    max_bytes: Option<u64>,
+    /// The highest ceiling so far.
+    highest_max_bytes: Option<u64>,
+    /// What the system will hold for the reserves that are being pinned.
     pending_bytes: u64,
     reserve_bytes: u64,
+    /// What the system holds for the reserves beyond their bytes.
+    reserve_overhead_bytes: u64,
     largest_reserve_bytes: u64,
     peak_bytes: u64,
     next_id: u64,
+    smaller_regions: u64,
     calls: Underlying,
     /// A release failed, and none has succeeded since.
     release_fails: bool,
 }
 
 impl ArenaState {
-    pub(super) fn new(arena: Arena, mappings: Mappings) -> Self {
+    pub(super) fn new(arena: Arena, mappings: Mappings, max_bytes: Option<u64>) -> Self {
         Self {
             arena,
             mappings,
@@ -54,27 +61,50 @@ impl ArenaState {
             overdue_bytes: 0,
             trim_to_bytes: None,
             drains: 0,
+            max_bytes,
+            highest_max_bytes: max_bytes,
             pending_bytes: 0,
             reserve_bytes: 0,
+            reserve_overhead_bytes: 0,
             largest_reserve_bytes: 0,
             peak_bytes: 0,
             next_id: 0,
+            smaller_regions: 0,
             calls: Underlying::default(),
             release_fails: false,
         }
     }
 
-    /// Bytes that may still be claimed under `max_bytes`.
-    pub(super) fn room_bytes(&self, max_bytes: Option<u64>) -> u64 {
-        max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(self.claimed_bytes()))
+    pub(super) fn max_bytes(&self) -> Option<u64> {
+        self.max_bytes
     }
 
-    fn claimed_bytes(&self) -> u64 {
-        self.arena.stats().claimed_bytes + self.pending_bytes
+    /// What is held above a lower ceiling stays held until it is released.
+    pub(super) fn set_max_bytes(&mut self, max_bytes: Option<u64>) {
+        self.max_bytes = max_bytes;
+        // `None` is the highest of all.
+        self.highest_max_bytes = self.highest_max_bytes.zip(max_bytes).map(|(highest, max)| highest.max(max));
+    }
+
+    /// Bytes that may still be claimed under the ceiling.
+    pub(super) fn room_bytes(&self) -> u64 {
+        let claimed_bytes = self.arena.stats().claimed_bytes + self.reserve_overhead_bytes + self.pending_bytes;
+        self.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(claimed_bytes))
+    }
+
+    /// What the system holds, as far as plans are settled.
+    pub(super) fn held_bytes(&self) -> u64 {
+        let arena = self.arena.stats();
+        arena.committed_bytes + arena.overhead_bytes + self.reserve_overhead_bytes
     }
 
     fn note_peak(&mut self) {
-        self.peak_bytes = self.peak_bytes.max(self.claimed_bytes());
+        self.peak_bytes = self.peak_bytes.max(self.held_bytes());
+    }
+
+    /// A region for one buffer is acquired where the source refused a larger one.
+    pub(super) fn count_smaller_region(&mut self) {
+        self.smaller_regions += 1;
     }
 
     /// Carves `bytes` from committed memory.
@@ -106,9 +136,7 @@ impl ArenaState {
 
     /// Plans a block of `bytes` within `limits`, and claims what the plan may commit.
     pub(super) fn plan_growth(&mut self, bytes: u64, limits: GrowthLimits) -> Result<Plan, NoSpace> {
-        let plan = self.arena.grow(bytes, ALIGN_BYTES, limits)?;
-        self.note_peak();
-        Ok(plan)
+        self.arena.grow(bytes, ALIGN_BYTES, limits)
     }
 
     /// What the steps of `plan` work on.
@@ -125,6 +153,7 @@ impl ArenaState {
     ) -> Result<(), SourceError> {
         let error = self.count(executed);
         let is_granted = self.arena.settle(plan, outcome, now_us);
+        self.note_peak();
         match error {
             None if is_granted => Ok(()),
             error => Err(error.unwrap_or_else(|| SourceError::new("arena", "a plan was made and not granted"))),
@@ -250,31 +279,33 @@ impl ArenaState {
         self.calls.released(bytes);
     }
 
-    /// Claims a reserve of `bytes`, in whole granules if there is room for them, else in whole pages.
-    pub(super) fn claim_reserve(&mut self, bytes: u64, max_bytes: Option<u64>) -> Result<usize, Refusal> {
-        let room_bytes = self.room_bytes(max_bytes);
-        let whole = |unit: u64| bytes.checked_next_multiple_of(unit).filter(|&whole| whole <= room_bytes);
-        let bytes =
-            whole(GRANULE_BYTES).or_else(|| whole(ALIGN_BYTES)).ok_or(Refusal::Ceiling { needed_bytes: bytes })?;
+    /// Claims what the system will hold for a reserve of `bytes`, in whole granules if there is room for them, else in whole
+    /// pages. `held_bytes` says how much that is. Returns the length of the reserve.
+    pub(super) fn claim_reserve(&mut self, bytes: u64, held_bytes: impl Fn(u64) -> u64) -> Result<usize, Refusal> {
+        let room_bytes = self.room_bytes();
+        let whole = |unit: u64| bytes.checked_next_multiple_of(unit);
+        let fits = |&whole: &u64| held_bytes(whole) <= room_bytes;
+        let needed_bytes = whole(ALIGN_BYTES).map_or(u64::MAX, &held_bytes);
+        let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
+        let bytes = fitting.ok_or(Refusal::Ceiling { needed_bytes })?;
         let len = usize::try_from(bytes).ok().filter(|_| bytes <= RANGE_BYTES_MAX).ok_or_else(|| {
             let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
             Refusal::Source(SourceError::new("arena", what))
         })?;
-        self.pending_bytes += bytes;
-        self.note_peak();
+        self.pending_bytes += held_bytes(bytes);
         Ok(len)
     }
 
-    /// Adds the reserve that [`claim_reserve`](Self::claim_reserve) claimed `len` bytes for, or ends that claim. Returns
-    /// where it lies; hands the region back if the arena has no range left for it.
+    /// Adds the reserve of `len` bytes that [`claim_reserve`](Self::claim_reserve) claimed `held_bytes` for, or ends that
+    /// claim. Returns where it lies; hands the region back if the arena has no range left for it.
     pub(super) fn settle_reserve(
         &mut self,
-        len: usize,
+        (len, held_bytes): (usize, u64),
         acquired: Result<Region, SourceError>,
         took: Duration,
     ) -> Result<Result<NonNull<u8>, Region>, SourceError> {
         let bytes = len as u64;
-        self.pending_bytes -= bytes;
+        self.pending_bytes -= held_bytes;
         self.calls.time += took;
         let region = acquired.inspect_err(|_| self.calls.failures += 1)?;
         self.calls.acquired(bytes);
@@ -282,13 +313,15 @@ impl ArenaState {
         let start = region.start();
         self.mappings.add(range, Mapping::Region(region));
         self.reserve_bytes += bytes;
+        self.reserve_overhead_bytes += held_bytes - bytes;
+        self.note_peak();
         self.largest_reserve_bytes = self.largest_reserve_bytes.max(bytes);
         Ok(Ok(start))
     }
 
-    /// Bytes of all reserves, and of the largest.
+    /// What the system holds for all reserves, and the bytes of the largest.
     pub(super) fn reserve_bytes(&self) -> (u64, u64) {
-        (self.reserve_bytes, self.largest_reserve_bytes)
+        (self.reserve_bytes + self.reserve_overhead_bytes, self.largest_reserve_bytes)
     }
 
     /// Address and length of each range.
@@ -296,21 +329,24 @@ impl ArenaState {
         self.mappings.extents()
     }
 
-    pub(super) fn stats(&self, max_bytes: Option<u64>) -> SupplyStats {
+    pub(super) fn stats(&self) -> SupplyStats {
         let arena = self.arena.stats();
         // Free, and to be released as soon as no copy is pending.
-        let trim_bytes = self.trim_to_bytes.map_or(0, |to_bytes| arena.committed_bytes.saturating_sub(to_bytes));
+        let trim_bytes = self.trim_to_bytes.map_or(0, |to_bytes| self.held_bytes().saturating_sub(to_bytes));
         SupplyStats {
-            held_bytes: arena.committed_bytes,
+            held_bytes: self.held_bytes(),
             peak_bytes: self.peak_bytes,
             block_bytes: arena.live_bytes,
             free_bytes: arena.hole_bytes,
             transit_bytes: arena.transit_bytes,
+            overhead_bytes: arena.overhead_bytes + self.reserve_overhead_bytes,
             reserve_bytes: self.reserve_bytes,
             stuck_bytes: 0,
             awaiting_release_bytes: trim_bytes.max(self.overdue_bytes).min(arena.idle_bytes),
             drains: self.drains,
-            max_bytes,
+            max_bytes: self.max_bytes,
+            highest_max_bytes: self.highest_max_bytes,
+            smaller_regions: self.smaller_regions,
             moves: arena.remaps,
             calls: self.calls,
         }

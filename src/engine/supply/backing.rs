@@ -1,12 +1,13 @@
-//! What serves the misses of one pool: its supply, its own ceiling, and its pageable fallback.
+//! What serves the misses of one pool: its supply, its own ceiling, and its fallback.
 //!
 //! Owns which memory goes back where. Never waits for room, and reaches idle buffers only through
 //! [`Reclaim`].
 
 use std::sync::Arc;
 
-use super::{Acquired, BlockMemory, Direct, Gate, Reclaim, Refusal, SharedArena, SupplyStats};
-use crate::backend::{HeapSource, PageTiers, Source};
+use super::fallback::FallbackStats;
+use super::{Acquired, BlockMemory, Direct, Fallback, Gate, Reclaim, Refusal, SharedArena, SupplyStats};
+use crate::backend::{PageTiers, Source};
 use crate::budget::{Budget, Claim};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, UsageReport};
@@ -25,10 +26,13 @@ pub(crate) enum Supply {
 #[derive(Debug)]
 pub(crate) struct Backing {
     supply: Supply,
-    /// The blocks of this pool alone, where pools share an arena. Has a ceiling in a partition and nowhere else.
+    is_partition: bool,
+    /// The blocks of this pool and its partitions, where pools share an arena. Has a ceiling in a partition and nowhere else.
     own: Arc<Budget>,
+    /// What this pool and its partitions have added to the reserve, under the same ceiling.
+    reserves: Arc<Budget>,
     /// Serves gets for which there is no room; `None` if those are errors.
-    fallback: Option<HeapSource>,
+    fallback: Option<Fallback>,
 }
 
 /// What a pool holds.
@@ -38,24 +42,33 @@ pub(in crate::engine) struct PoolUsage {
     pub(in crate::engine) supply: SupplyStats,
     /// In blocks of this pool.
     pub(in crate::engine) own_bytes: u64,
-    /// In blocks of its partitions.
+    /// In blocks of its partitions that are not lost.
     pub(in crate::engine) partition_bytes: u64,
+    /// Lost blocks of its partitions, and their bytes.
+    pub(in crate::engine) lost_in_partitions: (u64, u64),
+    pub(in crate::engine) fallback: FallbackStats,
 }
 
 impl Backing {
-    pub(crate) fn new(supply: Supply, fallback: Option<HeapSource>) -> Self {
-        Self { supply, own: Budget::new(None), fallback }
+    pub(crate) fn new(supply: Supply, fallback: Option<Fallback>) -> Self {
+        Self { supply, is_partition: false, own: Budget::new(None), reserves: Budget::new(None), fallback }
     }
 
     /// The same arena under an own ceiling; `None` for a supply that cannot be shared.
     pub(in crate::engine) fn partition(&self, max_bytes: u64) -> Option<Self> {
         let arena = self.arena()?.clone();
-        let fallback = self.fallback.as_ref().map(|_| HeapSource::new());
-        Some(Self { supply: Supply::Shared(arena), own: Budget::new(Some(max_bytes)), fallback })
+        let max_bytes = Some(max_bytes);
+        Some(Self {
+            supply: Supply::Shared(arena),
+            is_partition: true,
+            own: Budget::inside(&self.own, max_bytes),
+            reserves: Budget::inside(&self.reserves, max_bytes),
+            fallback: self.fallback.as_ref().map(|fallback| fallback.partition(max_bytes)),
+        })
     }
 
     pub(in crate::engine) fn is_partition(&self) -> bool {
-        self.own.max_bytes().is_some()
+        self.is_partition
     }
 
     /// Whether buffers are carved from an arena, which can hold a reserve and be shared.
@@ -116,7 +129,7 @@ impl Backing {
                 let own_claim = self.claim_own(class.bytes as u64, pool)?;
                 let mut acquired = arena.acquire(class, now_us, pool, reuse)?;
                 if let Acquired::New(BlockMemory::Carved { claim, .. }) = &mut acquired {
-                    *claim = Some(own_claim);
+                    *claim = Some(own_claim.held());
                 }
                 Ok(acquired)
             }
@@ -138,14 +151,29 @@ impl Backing {
         }
     }
 
-    /// Pageable memory for `class`, if this pool may give it out.
+    /// Pageable memory for `class`, if this pool may give it out and its limit leaves room.
     pub(in crate::engine) fn acquire_pageable(&self, class: Class) -> Option<BlockMemory> {
-        let region = self.fallback.as_ref()?.acquire(class.bytes).ok()?;
-        Some(BlockMemory::Pageable { region })
+        self.fallback.as_ref()?.acquire(class)
+    }
+
+    /// Claims `bytes` of a reserve under the pool's own ceiling, for as long as the pool lives if `add` succeeds.
+    pub(in crate::engine) fn add_reserve<R>(
+        &self,
+        bytes: u64,
+        add: impl FnOnce() -> Result<R, Refusal>,
+    ) -> Result<R, Refusal> {
+        let claim = self.reserves.claim(bytes).ok_or(Refusal::Ceiling { needed_bytes: bytes })?;
+        let added = add()?;
+        claim.keep_forever();
+        Ok(added)
+    }
+
+    /// A block of this pool of `bytes` is never used again.
+    pub(in crate::engine) fn note_lost(&self, bytes: u64) {
+        self.own.note_lost(bytes);
     }
 
     /// Memory leaves the pool, to the arena or to the system. Logs a failure. A slow call.
-    #[allow(unsafe_code)] // Releases pageable memory.
     pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64, log: &PoolLog) {
         let released = match (memory, &self.supply) {
             (BlockMemory::Carved { ptr, bytes, claim, .. }, Supply::Shared(arena)) => {
@@ -154,12 +182,9 @@ impl Backing {
                 Ok(())
             }
             (BlockMemory::Region { region, claim }, Supply::Direct(direct)) => direct.release(region, claim),
-            (BlockMemory::Pageable { region }, _) => match &self.fallback {
-                // SAFETY: the region came from this source, and its block was given up by value, so nothing uses it
-                // (core-I1).
-                Some(fallback) => unsafe { fallback.release(region) }.map_err(|error| (0, error)),
-                None => Ok(()),
-            },
+            (BlockMemory::Pageable { region, claim }, _) => {
+                self.fallback.as_ref().map_or(Ok(()), |fallback| fallback.release(region, claim))
+            }
             // A block is made by the supply of its own pool.
             (BlockMemory::Carved { .. } | BlockMemory::Region { .. }, _) => Ok(()),
         };
@@ -178,7 +203,12 @@ impl Backing {
     }
 
     fn could_own(&self, bytes: u64) -> bool {
-        self.own.max_bytes().is_none_or(|max_bytes| bytes <= max_bytes)
+        self.own.could_hold(bytes)
+    }
+
+    /// Whether pageable memory for `class` fits under its limit when none is held.
+    pub(in crate::engine) fn could_fall_back(&self, class: Class) -> bool {
+        self.fallback.as_ref().is_some_and(|fallback| fallback.could_hold(class))
     }
 
     /// The error of a get of `len` bytes that was refused while the pool held `usage`.
@@ -220,13 +250,19 @@ impl Backing {
     /// What this pool holds. A partition sees its own blocks; free memory belongs to all pools.
     pub(in crate::engine) fn usage(&self) -> PoolUsage {
         let supply = self.stats();
-        let own_bytes = match &self.supply {
+        let fallback = self.fallback.as_ref().map(Fallback::stats).unwrap_or_default();
+        let inner_bytes = self.own.inner_bytes();
+        let pinned_bytes = match &self.supply {
             Supply::Direct(_) => supply.block_bytes,
-            Supply::Shared(_) => self.own.held_bytes(),
+            Supply::Shared(_) => self.own.held_bytes().saturating_sub(inner_bytes),
         };
-        if self.is_partition() {
-            return PoolUsage { supply: supply.of_partition(&self.own), own_bytes, partition_bytes: 0 };
+        let lost_in_partitions = self.own.inner_lost();
+        PoolUsage {
+            supply: if self.is_partition() { supply.of_partition(&self.own) } else { supply },
+            own_bytes: pinned_bytes + fallback.held_bytes.saturating_sub(fallback.inner_bytes),
+            partition_bytes: (inner_bytes + fallback.inner_bytes).saturating_sub(lost_in_partitions.1),
+            lost_in_partitions,
+            fallback,
         }
-        PoolUsage { supply, own_bytes, partition_bytes: supply.block_bytes.saturating_sub(own_bytes) }
     }
 }

@@ -34,6 +34,10 @@ impl Direct {
         &*self.source
     }
 
+    pub(super) fn set_max_bytes(&self, max_bytes: Option<u64>) {
+        self.budget.set_max_bytes(max_bytes);
+    }
+
     /// Whether a block of `class_bytes` fits under the ceiling when nothing else is held.
     pub(super) fn could_hold(&self, class_bytes: usize) -> bool {
         self.budget.max_bytes().is_none_or(|max_bytes| self.source.held_bytes(class_bytes) as u64 <= max_bytes)
@@ -50,7 +54,7 @@ impl Direct {
         match acquired {
             Ok(region) => {
                 counts.calls.acquired(class_bytes as u64);
-                Ok(BlockMemory::Region { region, claim })
+                Ok(BlockMemory::Region { region, claim: claim.held() })
             }
             Err(error) => {
                 counts.calls.failures += 1;
@@ -95,6 +99,7 @@ impl Direct {
             block_bytes: held_bytes.saturating_sub(counts.stuck_bytes),
             stuck_bytes: counts.stuck_bytes,
             max_bytes: self.budget.max_bytes(),
+            highest_max_bytes: self.budget.highest_max_bytes(),
             calls: counts.calls,
             ..SupplyStats::default()
         }

@@ -27,6 +27,9 @@ const ADDRESSES_PER_BYTE: u64 = 8;
 const ADDRESS_BYTES_PREFERRED: u64 = 64 << 30;
 /// Without this many there is no pool.
 const ADDRESS_BYTES_MIN: u64 = 256 << 20;
+/// What helps where the system gave fewer addresses than were asked for.
+const FEW_ADDRESSES: &str =
+    "the system gave this process few addresses: raise its limit (`ulimit -v`, RLIMIT_AS), or ask for less at once";
 
 /// Addresses of the ranges of an arena, in their order, so that the same calls release them in the same order. Kept under
 /// the arena's lock.
@@ -306,24 +309,33 @@ fn as_len(bytes: u64) -> Result<usize, SourceError> {
 
 /// An arena for what `source` can do, its mappings, and the shape of its growth. Reserves addresses, pins nothing.
 pub(super) fn arena_over(
-    source: &dyn Source,
+    source: &Arc<dyn Source>,
     max_bytes: Option<u64>,
     retention: Retention,
 ) -> Result<(Arena, Mappings, GrowthShape), SourceError> {
     let mut mappings = Mappings::default();
     let Some(memory) = source.virtual_memory() else {
-        let shape = GrowthShape { granule_bytes: PAGE_BYTES as u64, longest_bytes: RANGE_BYTES_MAX, is_discrete: true };
-        return Ok((Arena::new(GrowthMode::Regions, retention), mappings, shape));
+        let (granule_bytes, longest_bytes) = (PAGE_BYTES as u64, RANGE_BYTES_MAX);
+        let shape = GrowthShape { granule_bytes, longest_bytes, is_discrete: true, address_remedy: None };
+        let source = source.clone();
+        let arena = Arena::new(GrowthMode::Regions, retention)
+            .with_region_cost(move |bytes| held(bytes, |len| source.held_bytes(len)));
+        return Ok((arena, mappings, shape));
     };
     let granule_bytes = granule_bytes(max_bytes, memory.granule_bytes() as u64);
     let mut arena = Arena::new(GrowthMode::Granules(granule_bytes), retention);
-    let addresses = reserve_addresses(|bytes| memory.reserve(bytes), max_bytes, granule_bytes)?;
+    let (addresses, address_remedy) = reserve_addresses(|bytes| memory.reserve(bytes), max_bytes, granule_bytes)?;
     let longest_bytes = addresses.len_bytes() as u64;
     let range = arena
         .add_virtual_range(longest_bytes)
         .ok_or_else(|| SourceError::new("reserve", format!("{longest_bytes} B are no range")))?;
     mappings.add(range, Mapping::Addresses(Arc::new(addresses)));
-    Ok((arena, mappings, GrowthShape { granule_bytes, longest_bytes, is_discrete: false }))
+    Ok((arena, mappings, GrowthShape { granule_bytes, longest_bytes, is_discrete: false, address_remedy }))
+}
+
+/// What `held_bytes` of a source says for `bytes`.
+pub(super) fn held(bytes: u64, held_bytes: impl FnOnce(usize) -> usize) -> u64 {
+    usize::try_from(bytes).map_or(u64::MAX, |len| held_bytes(len) as u64)
 }
 
 /// In which units an arena grows.
@@ -335,6 +347,8 @@ pub(super) struct GrowthShape {
     pub(super) longest_bytes: u64,
     /// Grows by regions of their own, not by granules.
     pub(super) is_discrete: bool,
+    /// What helps where the system gave fewer addresses than are useful.
+    pub(super) address_remedy: Option<&'static str>,
 }
 
 fn granule_bytes(max_bytes: Option<u64>, least_bytes: u64) -> u64 {
@@ -344,22 +358,27 @@ fn granule_bytes(max_bytes: Option<u64>, least_bytes: u64) -> u64 {
 }
 
 /// Reserves as many addresses as are useful; fewer where the system refuses (`ulimit -v`), down to what a small pool needs.
+/// Then also returns what helps.
 fn reserve_addresses(
     reserve: impl Fn(usize) -> Result<AddressRange, SourceError>,
     max_bytes: Option<u64>,
     granule_bytes: u64,
-) -> Result<AddressRange, SourceError> {
+) -> Result<(AddressRange, Option<&'static str>), SourceError> {
     let whole = |bytes: u64| (bytes / granule_bytes).max(1) * granule_bytes;
     let wanted = max_bytes.map_or(RANGE_BYTES_MAX / 2, |max_bytes| max_bytes.saturating_mul(ADDRESSES_PER_BYTE));
     let mut bytes = whole(wanted.clamp(ADDRESS_BYTES_PREFERRED, RANGE_BYTES_MAX / 2));
     let least = whole(ADDRESS_BYTES_MIN.min(bytes));
+    let mut remedy = None;
     loop {
         let reserved = usize::try_from(bytes)
             .map_err(|_| SourceError::new("reserve", format!("{bytes} B are more than an address space")))
             .and_then(&reserve);
         match reserved {
-            Err(_) if bytes > least => bytes = whole(bytes / 2).max(least),
-            reserved => return reserved,
+            Err(_) if bytes > least => {
+                bytes = whole(bytes / 2).max(least);
+                remedy = Some(FEW_ADDRESSES);
+            }
+            reserved => return reserved.map(|range| (range, remedy)),
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `backing.rs` | the supply of one pool: its own ceiling and its pageable fallback |
+//! | `backing.rs` | the supply of one pool, with its own ceiling and its fallback |
+//! | `fallback.rs` | memory that is not pinned, in place of memory for which there is no room |
 //! | `direct.rs` | preset `tensorflow`: each miss is an acquisition, each victim a release |
 //! | `shared_arena.rs` | preset `adaptive`: a lock around an arena, and the order of steps when memory is needed or released |
 //! | `arena_state.rs` | what that lock guards: sequential bookkeeping |
@@ -19,6 +20,7 @@ mod arena_state;
 mod backing;
 mod direct;
 mod executor;
+mod fallback;
 mod gate;
 mod shared_arena;
 
@@ -33,6 +35,7 @@ use crate::stats::Underlying;
 pub(super) use backing::PoolUsage;
 pub(crate) use backing::{Backing, Supply};
 pub(crate) use direct::Direct;
+pub(crate) use fallback::Fallback;
 pub(super) use gate::Gate;
 pub(crate) use shared_arena::{SharedArena, SharedArenaConfig};
 
@@ -43,8 +46,8 @@ pub(super) enum BlockMemory {
     Region { region: Region, claim: Claim },
     /// Carved from the arena, with its claim under the ceiling of its own pool.
     Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64, claim: Option<Claim> },
-    /// Ordinary memory, given out when there is no room. Counts under no ceiling and is never kept.
-    Pageable { region: Region },
+    /// Ordinary memory, given out when there is no room, with its claim under the limit of the fallback. Never kept.
+    Pageable { region: Region, claim: Claim },
 }
 
 // SAFETY: the bytes belong to one block alone (source-C1, arena-I1) and are bound to no thread.
@@ -109,6 +112,8 @@ pub(super) struct SupplyStats {
     pub(super) free_bytes: u64,
     /// Of those held, being committed or released.
     pub(super) transit_bytes: u64,
+    /// Of those held, beyond the bytes of regions and reserves.
+    pub(super) overhead_bytes: u64,
     pub(super) reserve_bytes: u64,
     /// Of those held, in regions that the source failed to release.
     pub(super) stuck_bytes: u64,
@@ -117,7 +122,11 @@ pub(super) struct SupplyStats {
     /// Gets that waited for copies in flight so that regions could be released.
     pub(super) drains: u64,
     pub(super) max_bytes: Option<u64>,
+    /// The highest ceiling so far.
+    pub(super) highest_max_bytes: Option<u64>,
     pub(super) moves: u64,
+    /// Regions for one buffer, acquired where the source refused a larger one.
+    pub(super) smaller_regions: u64,
     pub(super) calls: Underlying,
 }
 
@@ -129,6 +138,7 @@ impl SupplyStats {
             peak_bytes: own.peak_bytes(),
             block_bytes: own.held_bytes(),
             max_bytes: own.max_bytes(),
+            highest_max_bytes: own.highest_max_bytes(),
             calls: self.calls,
             ..Self::default()
         }
@@ -139,14 +149,14 @@ impl BlockMemory {
     #[inline]
     pub(super) fn start(&self) -> NonNull<u8> {
         match self {
-            Self::Region { region, .. } | Self::Pageable { region } => region.start(),
+            Self::Region { region, .. } | Self::Pageable { region, .. } => region.start(),
             Self::Carved { start, .. } => *start,
         }
     }
 
     pub(super) fn id(&self) -> u64 {
         match self {
-            Self::Region { region, .. } | Self::Pageable { region } => region.id(),
+            Self::Region { region, .. } | Self::Pageable { region, .. } => region.id(),
             Self::Carved { id, .. } => *id,
         }
     }
@@ -159,9 +169,8 @@ impl BlockMemory {
     /// Bytes that count as held for it.
     pub(super) fn held_bytes(&self) -> u64 {
         match self {
-            Self::Region { claim, .. } => claim.bytes(),
+            Self::Region { claim, .. } | Self::Pageable { claim, .. } => claim.bytes(),
             Self::Carved { bytes, .. } => *bytes,
-            Self::Pageable { .. } => 0,
         }
     }
 }

@@ -29,8 +29,8 @@
 //!
 //! Never decides what is due. No source call happens under the lock.
 //!
-//! - shared-arena-I1: `claimed + pending <= max` at every instant; both change under the lock, before the source is
-//!   called.
+//! - shared-arena-I1: what is claimed, by [`Source::held_bytes`] with all that the system adds, changes under the lock, before
+//!   the source is called, and only within the ceiling.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,11 +38,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::arena_state::ArenaState;
-use super::executor::{GrowthShape, Mapping, arena_over};
+use super::executor::{GrowthShape, Mapping, arena_over, held};
 use super::gate::{ClosedGate, Gate};
 use super::{Acquired, BlockMemory, Reclaim, Refusal, SupplyStats};
 use crate::arena::{ArenaPtr, GrowthLimits, Plan, Retention};
-use crate::backend::{PageTiers, Source, SourceError};
+use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
 use crate::diag::PoolLog;
 use crate::size_class::Class;
 use crate::sync::plain::{Condvar, Mutex, MutexGuard};
@@ -68,6 +68,7 @@ pub(crate) struct SharedArena {
 /// Settings of a shared arena.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SharedArenaConfig {
+    /// The ceiling at the start.
     pub(crate) max_bytes: Option<u64>,
     pub(crate) may_grow: bool,
     /// Threads that touch the memory of a reserve.
@@ -84,14 +85,14 @@ impl SharedArena {
         config: SharedArenaConfig,
         log: Arc<PoolLog>,
     ) -> Result<Self, SourceError> {
-        let (arena, mappings, shape) = arena_over(&*source, config.max_bytes, config.retention)?;
+        let (arena, mappings, shape) = arena_over(&source, config.max_bytes, config.retention)?;
         Ok(Self {
             gate: Gate::new(source.release_waits()),
             source,
             log,
             config,
             shape,
-            state: Mutex::new(ArenaState::new(arena, mappings)),
+            state: Mutex::new(ArenaState::new(arena, mappings, config.max_bytes)),
             settled: Condvar::new(),
             is_releasing: AtomicBool::new(false),
         })
@@ -123,7 +124,8 @@ impl SharedArena {
             return Err(self.no_space(bytes));
         }
         let attached = self.attached();
-        let mut source_error = None;
+        // After a refusal a region for this one buffer may still fit; after a second one only committed memory can help.
+        let (mut source_error, mut is_one_buffer) = (None, false);
         let (mut closed_late, mut may_wait) = (None, true);
         loop {
             let idle_bytes = pool.idle_bytes();
@@ -144,7 +146,10 @@ impl SharedArena {
             }
             // Regions are released only behind the closed gate, which opens again at once unless the plan releases one.
             let closed = closed_late.take().or_else(|| self.gate.close());
-            let limits = self.growth_limits(&state, source_error.is_none(), closed.is_some());
+            let mut limits = self.growth_limits(&state, source_error.is_none(), closed.is_some());
+            if is_one_buffer {
+                limits.step_bytes = bytes;
+            }
             let plan = match state.plan_growth(bytes, limits) {
                 Ok(plan) => plan,
                 Err(no_space) if no_space.transit_bytes > 0 => {
@@ -167,36 +172,52 @@ impl SharedArena {
                     return Err(source_error.map_or_else(|| self.no_space(bytes), Refusal::Source));
                 }
             };
+            let is_larger = plan.largest_commit_bytes() > bytes;
             match self.grow(state, plan, bytes, closed, now_us) {
                 Ok(memory) => {
+                    if is_one_buffer {
+                        self.state.lock().count_smaller_region();
+                    }
                     let no_address = || Refusal::Source(SourceError::new("arena", "a place without an address"));
                     return memory.map(Acquired::New).ok_or_else(no_address);
                 }
                 // Two attempts are enough: what other threads put back meanwhile is found by waiting in line.
                 Err(error) if source_error.is_some() => return Err(Refusal::Source(error)),
-                // After a failure of the source, only committed granules can help.
+                Err(_) if self.shape.is_discrete && is_larger => is_one_buffer = true,
                 Err(error) => source_error = Some(error),
             }
         }
     }
 
     fn growth_limits(&self, state: &ArenaState, may_commit: bool, at_rest: bool) -> GrowthLimits {
-        let commit_bytes = if self.config.may_grow && may_commit { state.room_bytes(self.config.max_bytes) } else { 0 };
+        let commit_bytes = if self.config.may_grow && may_commit { state.room_bytes() } else { 0 };
         let step_bytes = if at_rest { u64::MAX } else { STEP_BESIDE_COPIES_BYTES };
         GrowthLimits { commit_bytes, may_decommit_regions: at_rest, step_bytes }
     }
 
     /// Whether a block of `bytes` fits when everything else is released.
     pub(super) fn could_hold(&self, bytes: u64) -> bool {
-        let (reserve_bytes, largest_reserve_bytes) = self.state.lock().reserve_bytes();
-        let room_bytes = self.config.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(reserve_bytes));
-        let GrowthShape { granule_bytes, longest_bytes, .. } = self.shape;
-        let fits_by_growth = bytes <= longest_bytes && bytes.div_ceil(granule_bytes) <= room_bytes / granule_bytes;
+        let is_addressable = bytes <= self.shape.longest_bytes;
+        self.fits(bytes) && (is_addressable || bytes <= self.state.lock().reserve_bytes().1)
+    }
+
+    /// Whether the ceiling leaves room for a block of `bytes` when everything else is released.
+    fn fits(&self, bytes: u64) -> bool {
+        let state = self.state.lock();
+        let (reserve_bytes, largest_reserve_bytes) = state.reserve_bytes();
+        let room_bytes = state.max_bytes().map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(reserve_bytes));
+        drop(state);
+        let GrowthShape { granule_bytes, is_discrete, .. } = self.shape;
+        let fits_by_growth = if is_discrete {
+            held(bytes, |len| self.source.held_bytes(len)) <= room_bytes
+        } else {
+            bytes.div_ceil(granule_bytes) <= room_bytes / granule_bytes
+        };
         bytes <= largest_reserve_bytes || self.config.may_grow && fits_by_growth
     }
 
     pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {
-        self.config.max_bytes
+        self.state.lock().max_bytes()
     }
 
     /// Whether it may pin more than its reserve.
@@ -205,11 +226,18 @@ impl SharedArena {
     }
 
     fn no_space(&self, bytes: u64) -> Refusal {
-        if self.config.max_bytes.is_some() || !self.config.may_grow {
+        let (is_addressable, has_ceiling) = {
+            let state = self.state.lock();
+            let missing_bytes = state.arena().missing_bytes(bytes, PAGE_BYTES as u64);
+            (missing_bytes.is_some() && bytes <= self.shape.longest_bytes, state.max_bytes().is_some())
+        };
+        if !self.fits(bytes) || !self.config.may_grow || is_addressable && has_ceiling {
             return Refusal::Ceiling { needed_bytes: bytes };
         }
-        let what = format!("no {bytes} B in one piece are left of the addresses reserved");
-        Refusal::Source(SourceError::new("arena", what).with_remedy("ask for less at once, or put buffers back first"))
+        let longest_bytes = self.shape.longest_bytes;
+        let what = format!("no {bytes} B in one piece are left of the {longest_bytes} B of addresses reserved");
+        let remedy = self.shape.address_remedy.unwrap_or("ask for less at once, or put buffers back first");
+        Refusal::Source(SourceError::new("arena", what).with_remedy(remedy))
     }
 
     /// Carries out a plan for a block of `bytes` and returns its memory. The gate opens after the last release.
@@ -251,11 +279,13 @@ impl SharedArena {
         bytes: u64,
         progress: &dyn Fn(u64),
     ) -> Result<(NonNull<u8>, usize), Refusal> {
-        let len = self.state.lock().claim_reserve(bytes, self.config.max_bytes)?;
+        let held_bytes = |bytes| held(bytes, |len| self.source.held_bytes_fast(len));
+        let len = self.state.lock().claim_reserve(bytes, held_bytes)?;
         let begun = Instant::now();
         let acquired = self.source.acquire_fast(len, self.config.pin_threads, &|done: usize| progress(done as u64));
         let took = begun.elapsed();
-        let settled = self.state.lock().settle_reserve(len, acquired, took).map_err(Refusal::Source)?;
+        let settled =
+            self.state.lock().settle_reserve((len, held_bytes(len as u64)), acquired, took).map_err(Refusal::Source)?;
         let no_range = |region| {
             let refusal = Refusal::Source(SourceError::new("arena", "no range is left for a reserve"));
             self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source).and(Err(refusal))
@@ -376,7 +406,7 @@ impl SharedArena {
     fn teardown(&self, now_us: u64) -> Result<(), SourceError> {
         // A release that waits for the device would wait for a copy that never ends.
         let Some(closed) = self.gate.close_in_turn() else {
-            self.log.left_pinned(self.state.lock().arena().stats().committed_bytes);
+            self.log.left_pinned(self.state.lock().held_bytes());
             return Ok(());
         };
         let mut released = Ok(());
@@ -414,7 +444,7 @@ impl SharedArena {
     }
 
     pub(super) fn stats(&self) -> SupplyStats {
-        self.state.lock().stats(self.config.max_bytes)
+        self.state.lock().stats()
     }
 }
 

@@ -83,7 +83,8 @@ fn trim_goes_down_to_its_argument_and_spares_what_is_in_use() {
 
 #[test]
 fn a_pageable_fallback_is_not_pinned_is_counted_and_is_freed_at_the_put() {
-    let pool = over(CountingSource::virtual_memory()).max_bytes(4 << 20).on_full(OnFull::Pageable).build().unwrap();
+    let builder = over(CountingSource::virtual_memory()).max_bytes(4 << 20).on_full(OnFull::Pageable);
+    let pool = builder.max_fallback_bytes(None).build().unwrap();
     let pinned: Vec<_> = (0..2).map(|_| pool.get(2 * MIB).unwrap()).collect();
     assert!(pinned.iter().all(PinnedBuf::is_pinned));
     let mut fallback = pool.get(2 * MIB).unwrap();
@@ -92,7 +93,8 @@ fn a_pageable_fallback_is_not_pinned_is_counted_and_is_freed_at_the_put() {
     let huge = pool.get(5 * MIB).unwrap();
     assert!(!huge.is_pinned(), "over the ceiling too");
     let stats = valid_stats(&pool);
-    assert_eq!((stats.fallbacks, stats.in_use, stats.in_use_bytes, stats.failed_gets), (2, 4, 4 << 20, 0));
+    assert_eq!((stats.fallbacks, stats.in_use, stats.in_use_bytes, stats.failed_gets), (2, 4, 11 << 20, 0));
+    assert_eq!((stats.pinned_bytes, stats.fallback_bytes), (4 << 20, 7 << 20));
     let stream = SinkStream::new().unwrap();
     fallback.copy_to(&stream, &mut SinkMem::new(2 * MIB)).unwrap().wait().unwrap();
     drop(huge);

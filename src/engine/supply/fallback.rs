@@ -1,0 +1,83 @@
+//! Ordinary memory in place of page-locked memory, where there is no room for that, under a limit of its own.
+//!
+//! Never keeps memory: each buffer is an acquisition, and goes back when it is put.
+
+use std::sync::Arc;
+
+use super::BlockMemory;
+use crate::backend::{HeapSource, Region, Source, SourceError};
+use crate::budget::{Budget, Claim};
+use crate::size_class::Class;
+
+/// The fallback of one pool.
+#[derive(Debug)]
+pub(crate) struct Fallback {
+    source: HeapSource,
+    budget: Arc<Budget>,
+    /// The limit is the pool's ceiling, also after that was changed.
+    follows_ceiling: bool,
+}
+
+/// What the fallback holds.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::engine) struct FallbackStats {
+    pub(in crate::engine) held_bytes: u64,
+    pub(in crate::engine) peak_bytes: u64,
+    pub(in crate::engine) max_bytes: Option<u64>,
+    /// Of those held, in partitions.
+    pub(super) inner_bytes: u64,
+}
+
+impl Fallback {
+    /// At most `max_bytes` at one time; `follows_ceiling` if that is the ceiling of the pool.
+    pub(crate) fn new(max_bytes: Option<u64>, follows_ceiling: bool) -> Self {
+        Self { source: HeapSource::new(), budget: Budget::new(max_bytes), follows_ceiling }
+    }
+
+    /// The fallback of a partition under `ceiling_bytes`: within the limit of its parent's.
+    pub(super) fn partition(&self, ceiling_bytes: Option<u64>) -> Self {
+        let max_bytes = ceiling_bytes.filter(|_| self.follows_ceiling);
+        let budget = Budget::inside(&self.budget, max_bytes);
+        Self { source: HeapSource::new(), budget, follows_ceiling: self.follows_ceiling }
+    }
+
+    /// The pool's ceiling has changed.
+    pub(super) fn follow(&self, ceiling_bytes: Option<u64>) {
+        if self.follows_ceiling {
+            self.budget.set_max_bytes(ceiling_bytes);
+        }
+    }
+
+    /// Whether a block of `class` fits when nothing else is held.
+    pub(super) fn could_hold(&self, class: Class) -> bool {
+        self.budget.could_hold(self.source.held_bytes(class.bytes) as u64)
+    }
+
+    /// `None` over the limit, or if the system refuses. A slow call.
+    pub(super) fn acquire(&self, class: Class) -> Option<BlockMemory> {
+        let claim = self.budget.claim(self.source.held_bytes(class.bytes) as u64)?;
+        let region = self.source.acquire(class.bytes).ok()?;
+        Some(BlockMemory::Pageable { region, claim: claim.held() })
+    }
+
+    /// On failure the bytes stay held; returns their number with the reason. A slow call.
+    #[allow(unsafe_code)] // Memory leaves the pool.
+    pub(super) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
+        // SAFETY: the region came from this source, and its block was given up by value, so nothing uses it (core-I1).
+        let released = unsafe { self.source.release(region) };
+        released.map_err(|error| {
+            let held_bytes = claim.bytes();
+            claim.keep_forever();
+            (held_bytes, error)
+        })
+    }
+
+    pub(super) fn stats(&self) -> FallbackStats {
+        FallbackStats {
+            held_bytes: self.budget.held_bytes(),
+            peak_bytes: self.budget.peak_bytes(),
+            max_bytes: self.budget.max_bytes(),
+            inner_bytes: self.budget.inner_bytes(),
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Every byte is counted, under its own limit: memory that is not pinned, partitions, refused gets, lost buffers.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use log::Level;
+use pinpool::backend::SimSource;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::testing::{FaultSource, SourceCall};
+use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource, Stats};
+
+use crate::captured_log::{lines_with_levels, listen};
+use crate::child::alone;
+use crate::fixture::faulty_heap;
+
+const MIB: usize = 1 << 20;
+/// Longer than any test may take.
+const LONG: Duration = Duration::from_secs(3600);
+
+fn builder() -> PoolBuilder {
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Sim { total_bytes: 1 << 40 })
+        .pressure(PressureSource::Off)
+        .wait(Duration::ZERO)
+}
+
+fn valid_stats(pool: &Pool) -> Stats {
+    let stats = pool.stats();
+    assert_eq!(stats.validate(), Ok(()));
+    stats
+}
+
+fn both_presets(set: impl Fn(PoolBuilder) -> PoolBuilder) -> [Pool; 2] {
+    [Preset::Adaptive, Preset::Tensorflow].map(|preset| set(builder().preset(preset)).build().unwrap())
+}
+
+#[test]
+fn memory_that_is_not_pinned_is_counted_and_stays_under_a_limit_of_its_own() {
+    for pool in both_presets(|builder| builder.max_bytes(8 << 20).on_full(OnFull::Pageable)) {
+        let held: Vec<PinnedBuf> = std::iter::from_fn(|| pool.get(2 * MIB - 4096).ok()).take(100).collect();
+        let stats = valid_stats(&pool);
+        assert!(held.len() <= 8, "{} buffers of 2 MiB under 8 MiB, pinned and not", held.len());
+        assert_eq!(stats.max_fallback_bytes, Some(8 << 20));
+        assert!(stats.fallbacks > 0 && stats.fallback_bytes >= stats.fallbacks * (2 * MIB - 4096) as u64, "{stats:?}");
+        assert!(stats.fallback_bytes <= 8 << 20 && stats.peak_fallback_bytes == stats.fallback_bytes);
+        assert!(stats.in_use_bytes >= (held.len() * (2 * MIB - 4096)) as u64, "{stats:?}");
+        assert_eq!(stats.in_use, held.len() as u64);
+        let error = pool.get(2 * MIB - 4096).unwrap_err();
+        assert!(error.is_limit() && error.to_string().contains("not pinned"), "{error}");
+        drop(held);
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.fallback_bytes, stats.in_use_bytes), (0, 0));
+        assert!(stats.peak_fallback_bytes > 0);
+    }
+}
+
+#[test]
+fn the_limit_of_memory_that_is_not_pinned_can_be_set_or_taken_away() {
+    for (limit, most) in [(Ceiling::Bytes(4 << 20), 1 + 4), (Ceiling::Bytes(0), 1), (Ceiling::None, 50)] {
+        let pool = builder().max_bytes(1 << 20).on_full(OnFull::Pageable).max_fallback_bytes(limit).build().unwrap();
+        let held: Vec<_> = std::iter::from_fn(|| pool.get(MIB).ok()).take(50).collect();
+        assert_eq!(held.len(), most, "{limit:?}");
+        let expected = if let Ceiling::Bytes(bytes) = limit { Some(bytes) } else { None };
+        assert_eq!(valid_stats(&pool).max_fallback_bytes, expected);
+    }
+}
+
+#[test]
+fn a_get_waits_for_memory_that_is_not_pinned() {
+    // Larger than the ceiling, so that only such memory can serve it.
+    let pool = builder().max_bytes(1 << 20).on_full(OnFull::Pageable).max_fallback_bytes(3 << 20).wait(LONG);
+    let pool = pool.build().unwrap();
+    let held = pool.get(2 * MIB).unwrap();
+    assert_eq!(valid_stats(&pool).waits, 0, "there was room at once");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| pool.get(3 * MIB).unwrap().len());
+        while pool.stats().waits == 0 {
+            thread::yield_now();
+        }
+        drop(held);
+        assert_eq!(waiting.join().unwrap(), 3 * MIB);
+    });
+    let error = pool.get(3 * MIB + 1).unwrap_err();
+    assert!(error.is_limit(), "it can never be served, so it does not wait: {error}");
+    assert_eq!(valid_stats(&pool).waits, 1);
+}
+
+#[test]
+fn memory_that_is_not_pinned_counts_while_a_copy_reads_it_and_when_it_is_lost() {
+    let pool = builder().max_bytes(1 << 20).on_full(OnFull::Pageable).close_wait(Duration::ZERO).build().unwrap();
+    let held = pool.get(MIB).unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    let gate = stream.hold();
+    let copy = pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.in_flight_bytes, stats.in_use_bytes, stats.fallback_bytes), (1 << 20, 1 << 20, 1 << 20));
+    stream.fail();
+    drop(gate);
+    assert!(copy.wait().is_err());
+    pool.poll();
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.in_flight_bytes, stats.lost_bytes, stats.fallback_bytes), (0, 1 << 20, 1 << 20));
+    assert!(pool.get(MIB).is_err(), "lost bytes count under the limit");
+    drop(held);
+}
+
+#[test]
+fn the_first_buffer_of_a_shortage_that_is_not_pinned_is_warned_of() {
+    listen();
+    let pool = builder().max_bytes(1 << 20).on_full(OnFull::Pageable).max_fallback_bytes(None).build().unwrap();
+    let held: Vec<_> = (0..6).map(|_| pool.get(MIB).unwrap()).collect();
+    let lines = lines_with_levels();
+    let warned: Vec<_> = lines.iter().filter(|(_, line)| line.contains("fallback: ")).collect();
+    let [(Level::Warn, line)] = warned[..] else { panic!("one warning: {lines:?}") };
+    assert!(line.contains("1048576 bytes is not pinned") && line.contains("PINPOOL_MAX_FALLBACK_BYTES"), "{line}");
+    drop(held);
+}
+
+#[test]
+fn a_partition_takes_memory_that_is_not_pinned_within_its_own_limit_and_that_of_its_pool() {
+    let pool = builder().max_bytes(8 << 20).on_full(OnFull::Pageable).build().unwrap();
+    let eval = pool.partition("eval", 2 << 20).unwrap();
+    let held: Vec<_> = std::iter::from_fn(|| eval.get(MIB).ok()).collect();
+    assert_eq!(held.len(), 2 + 2);
+    let (of_eval, of_all) = (valid_stats(&eval), valid_stats(&pool));
+    assert_eq!(
+        (of_eval.fallback_bytes, of_eval.max_fallback_bytes, of_eval.in_use_bytes),
+        (2 << 20, Some(2 << 20), 4 << 20)
+    );
+    assert_eq!((of_all.fallback_bytes, of_all.partition_bytes, of_all.in_use_bytes), (2 << 20, 4 << 20, 0));
+    let others: Vec<_> = std::iter::from_fn(|| pool.get(MIB).ok()).collect();
+    assert_eq!(others.len(), 6 + 6, "the limit of the pool holds for both");
+    assert_eq!(valid_stats(&pool).fallback_bytes, 8 << 20);
+}
+
+#[test]
+fn the_peak_of_a_partition_is_memory_that_was_there() {
+    let pool = builder().backend(Backend::Sim { total_bytes: 4 << 20 }).max_bytes(1 << 50).build().unwrap();
+    let eval = pool.partition("eval", 1 << 50).unwrap();
+    assert!(eval.get(1 << 45).is_err());
+    let stats = valid_stats(&eval);
+    assert_eq!((stats.peak_pinned_bytes, stats.pinned_bytes), (0, 0));
+    drop(eval.get(2 * MIB).unwrap());
+    assert_eq!((valid_stats(&eval).peak_pinned_bytes, valid_stats(&pool).peak_pinned_bytes), (2 << 20, 2 << 20));
+}
+
+#[test]
+fn the_peak_of_a_pool_is_memory_that_was_there() {
+    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+        let source = Arc::new(FaultSource::around(Arc::new(SimSource::discrete(1 << 40))));
+        let pool =
+            builder().preset(preset).backend(Backend::Source(source.clone())).max_bytes(1 << 30).build().unwrap();
+        (0..2).for_each(|index| source.fail(SourceCall::Acquire, index));
+        assert!(pool.get(MIB).is_err() || pool.get(MIB).is_err());
+        assert_eq!(valid_stats(&pool).peak_pinned_bytes, 0, "{preset}");
+    }
+}
+
+#[test]
+fn a_partition_of_a_partition_stays_within_both() {
+    let pool = builder().max_bytes(64 << 20).build().unwrap();
+    let eval = pool.partition("eval", 4 << 20).unwrap();
+    let part = eval.partition("part", 8 << 20).unwrap();
+    let held: Vec<_> = std::iter::from_fn(|| part.get(MIB).ok()).collect();
+    assert_eq!(held.len(), 4);
+    assert!(eval.get(4096).unwrap_err().is_limit());
+    let [of_part, of_eval, of_all] = [&part, &eval, &pool].map(valid_stats);
+    assert_eq!((of_part.in_use_bytes, of_part.partition_bytes, of_part.pinned_bytes), (4 << 20, 0, 4 << 20));
+    assert_eq!((of_eval.in_use_bytes, of_eval.partition_bytes, of_eval.pinned_bytes), (0, 4 << 20, 4 << 20));
+    assert_eq!((of_all.in_use_bytes, of_all.partition_bytes), (0, 4 << 20));
+    drop(held);
+    let config = |pool: &Pool| pool.config().max_bytes;
+    assert_eq!((config(&part), config(&eval)), (Ceiling::Bytes(8 << 20), Ceiling::Bytes(4 << 20)));
+    assert_eq!(config(&pool), Ceiling::Bytes(64 << 20));
+}
+
+#[test]
+fn a_partition_prewarms_no_more_than_its_ceiling() {
+    let pool = builder().max_bytes(64 << 20).build().unwrap();
+    let eval = pool.partition("eval", 1 << 20).unwrap();
+    let part = eval.partition("part", 8 << 20).unwrap();
+    for small in [&eval, &part] {
+        let error = small.prewarm(32 << 20).unwrap_err();
+        assert!(error.is_limit(), "{error}");
+        assert!(small.prewarm_classes(&[(MIB, 2)]).unwrap_err().is_limit());
+    }
+    assert_eq!(valid_stats(&pool).reserve_bytes, 0);
+    part.prewarm(512 << 10).unwrap();
+    eval.prewarm(512 << 10).unwrap();
+    for small in [&eval, &part] {
+        assert!(small.prewarm(4096).unwrap_err().is_limit(), "reserves add up");
+    }
+    pool.prewarm(32 << 20).unwrap();
+}
+
+#[test]
+fn buffers_of_no_bytes_are_prepared_at_once_and_too_many_are_refused() {
+    for pool in both_presets(|builder| builder) {
+        for count in [usize::MAX, usize::MAX / 2] {
+            let error = pool.prewarm_classes(&[(0, count)]).unwrap_err();
+            assert!(error.is_request(), "{error}");
+            assert!(pool.prewarm_classes(&[(1, count)]).unwrap_err().is_request());
+        }
+        pool.prewarm_classes(&[(0, 9), (100, 2)]).unwrap();
+    }
+    let pool = builder().preset(Preset::Tensorflow).build().unwrap();
+    pool.prewarm_classes(&[(0, 1 << 40)]).unwrap();
+    assert_eq!(valid_stats(&pool).pinned_bytes, 0);
+}
+
+/// Loses one buffer of 1 MiB to a device that fails.
+fn lose_one(pool: &Pool) {
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(MIB));
+    let gate = stream.hold();
+    let copy = pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
+    stream.fail();
+    drop(gate);
+    assert!(copy.wait().is_err());
+    pool.poll();
+}
+
+#[test]
+fn a_refusal_names_the_bytes_that_are_lost() {
+    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+        let pool = builder().preset(preset).backend(Backend::Heap).max_bytes(3 << 20).build().unwrap();
+        lose_one(&pool);
+        assert_eq!(valid_stats(&pool).lost, 1);
+        let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();
+        assert!(error.contains(", lost 1048576)") || error.contains(", lost 2097152)"), "{preset}: {error}");
+    }
+    let source = faulty_heap();
+    let pool = builder().preset(Preset::Tensorflow).backend(Backend::Source(source.clone())).max_bytes(3 << 20);
+    let pool = pool.pool_size_limit(0).build().unwrap();
+    source.fail(SourceCall::Release, 0);
+    drop(pool.get(MIB).unwrap());
+    let error = pool.get(3 * MIB - 4096).unwrap_err().to_string();
+    assert!(error.contains(&format!(", lost {})", valid_stats(&pool).lost_bytes)), "{error}");
+}
+
+#[test]
+fn a_lost_buffer_of_a_partition_shows_in_its_pool_for_as_long_as_that_lives() {
+    let pool = builder().backend(Backend::Heap).max_bytes(8 << 20).close_wait(Duration::ZERO).build().unwrap();
+    let eval = pool.partition("eval", 4 << 20).unwrap();
+    lose_one(&eval);
+    assert_eq!((valid_stats(&eval).lost, valid_stats(&eval).lost_bytes), (1, 1 << 20));
+    for is_dropped in [false, true] {
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.lost, stats.lost_in_partitions, stats.lost_bytes), (0, 1, 1 << 20), "dropped: {is_dropped}");
+        assert_eq!(stats.partition_bytes, 0);
+        if !is_dropped {
+            eval.clear();
+            drop(eval.clone());
+        }
+    }
+    drop(eval);
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.lost_in_partitions, stats.lost_bytes, stats.partition_bytes), (1, 1 << 20, 0));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn where_the_addresses_ran_out_the_refusal_names_their_limit() {
+    #[allow(unsafe_code)]
+    fn limit_addresses(bytes: u64) {
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+        // SAFETY: `limit` is a live `rlimit` for the length of the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+    }
+    alone(|| {
+        limit_addresses(2 << 30);
+        let pool = builder().max_bytes(1 << 40).build().unwrap();
+        for len in [4 << 30, 64 << 30] {
+            let error = pool.get(len).unwrap_err();
+            assert!(error.to_string().contains("ulimit -v") && error.is_backend(), "{error}");
+            assert!(!error.to_string().contains("PINPOOL_MAX_BYTES"), "{error}");
+        }
+        assert!(pool.get(1 << 41).unwrap_err().is_limit());
+        let pool = builder().backend(Backend::Heap).preset(Preset::Tensorflow).build().unwrap();
+        let error = pool.get(4 << 30).unwrap_err().to_string();
+        assert!(error.contains("ulimit -v"), "{error}");
+    });
+}
