@@ -1,0 +1,75 @@
+//! The end of the process over the double of a GPU's driver.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, CudaStream};
+use driver_double::Double;
+use pinpool::{Backend, Pool, Preset};
+
+fn pools() -> Vec<Pool> {
+    let backends = [Backend::Vmm, Backend::Register, Backend::Cuda];
+    let adaptive = backends.map(|backend| (Preset::Adaptive, backend));
+    let all = adaptive.into_iter().chain([(Preset::Tensorflow, Backend::Cuda)]);
+    let build = |(preset, backend)| {
+        let builder = Pool::builder().without_env().preset(preset).backend(backend);
+        builder.idle_timeout(Duration::from_millis(20)).close_wait(Duration::from_millis(50)).build().unwrap()
+    };
+    all.map(build).collect()
+}
+
+/// A copy from each pool that does not end, and an idle buffer.
+fn copying(pools: &[Pool], stream: &Arc<CudaStream>) {
+    for pool in pools {
+        let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
+        pool.get(4096).unwrap().copy_to(stream, &mut memory).unwrap();
+        std::mem::forget(memory);
+        drop(pool.get(3 << 20).unwrap());
+    }
+}
+
+/// What a driver says whose own exit handler came first.
+pub(crate) fn gone_first() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let pools = pools();
+    let _held = double.hold_all();
+    copying(&pools, &stream);
+    let kept: Vec<_> = pools.iter().map(|pool| pool.get(10_000).unwrap()).collect();
+    double.shut_down();
+    // The maintenance thread asks too.
+    thread::sleep(Duration::from_millis(250));
+    pools.iter().for_each(Pool::poll);
+    for pool in &pools {
+        assert!(
+            pool.get(64 << 20).is_err_and(|error| error.is_backend() || error.is_limit()),
+            "{}",
+            pool.stats().backend
+        );
+        pool.stats().validate().unwrap();
+    }
+    drop((kept, pools));
+    std::mem::forget((stream, context));
+    // The guard of the double resets it, and the rest of the process ends without it.
+    std::process::exit(0);
+}
+
+/// The streams are never let go.
+pub(crate) fn exit_with_copies() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let pools = pools();
+    let _held = double.hold_all();
+    copying(&pools, &stream);
+    let busy = pools.clone();
+    thread::spawn(move || {
+        for round in 0_usize.. {
+            busy.iter().for_each(|pool| drop(pool.get(4096 * (1 + round % 40))));
+        }
+    });
+    thread::sleep(Duration::from_millis(150));
+    std::process::exit(7);
+}

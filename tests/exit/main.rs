@@ -1,0 +1,316 @@
+//! The process may end at any moment: each case runs in a process of its own, with its own `main`, and is judged by how
+//! that ends.
+//!
+//! Has no harness, since a case is about `main`, its statics and its exit handlers.
+#![allow(unsafe_code)] // Registers exit handlers, and implements a source.
+#![allow(clippy::print_stdout)] // Reports as a harness does.
+
+use std::cell::RefCell;
+use std::env;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pinpool::backend::{HeapSource, Region, Source, SourceError};
+use pinpool::copy::sink::{SinkGate, SinkMem, SinkStream};
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
+
+#[cfg(feature = "cuda")]
+mod driver;
+
+/// Names the case that a process was started for.
+const CASE: &str = "TEST_EXIT_CASE";
+/// A case that has not ended by then hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+type Case = (&'static str, fn(), i32);
+
+const CASES: &[Case] = &[
+    ("exit_with_copies_in_flight_and_threads_at_work", exit_at_work, 7),
+    ("return_from_main_with_pools_in_statics", return_from_main, 0),
+    ("panic_in_main_with_buffers_held", panic_in_main, 101),
+    ("exit_while_gets_wait_in_line", exit_in_line, 7),
+    ("exit_handlers_use_the_pool_before_and_after_it_stops", exit_handlers, 7),
+    ("exit_called_by_the_maintenance_thread", exit_by_maintenance, 7),
+    ("a_thread_dies_with_buffers", thread_death, 0),
+    ("a_neighbour_is_killed", neighbour_killed, 0),
+    ("a_forked_child_with_the_parents_buffers_is_killed", forked_child_killed, 0),
+    #[cfg(feature = "cuda")]
+    ("the_driver_is_gone_before_the_pools", driver::gone_first, 0),
+    #[cfg(feature = "cuda")]
+    ("exit_with_copies_on_a_device", driver::exit_with_copies, 7),
+    ("wait_to_be_killed", wait_to_be_killed, KILLED),
+];
+/// The outcome of a case that another one runs.
+const KILLED: i32 = -1;
+
+fn main() -> ExitCode {
+    if let Ok(name) = env::var(CASE) {
+        CASES.iter().filter(|case| case.0 == name).for_each(|case| case.1());
+        return ExitCode::SUCCESS;
+    }
+    if cfg!(miri) {
+        return ExitCode::SUCCESS;
+    }
+    let wanted: Vec<_> = env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str()));
+    let mut failed = 0;
+    for (name, _, code) in CASES.iter().filter(|case| is_wanted(case.0) && case.2 != KILLED) {
+        let ended = ended(start(name));
+        let is_right = ended == Some(*code);
+        failed += u8::from(!is_right);
+        println!("test {name} ... {}", if is_right { "ok" } else { "FAILED" });
+        if !is_right {
+            println!("exit status {ended:?}, not {code}");
+        }
+    }
+    ExitCode::from(failed)
+}
+
+fn start(case: &str) -> Child {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.env(CASE, case).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// The exit status, once it has ended; `None` for one that was killed, as one that hangs is.
+fn ended(mut child: Child) -> Option<i32> {
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        if begun.elapsed() > PATIENCE {
+            println!("hangs");
+            child.kill().unwrap();
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn heap() -> PoolBuilder {
+    Pool::builder().without_env().backend(Backend::Heap).close_wait(Duration::from_millis(50))
+}
+
+/// A copy that never ends.
+fn stuck_copy(pool: &Pool) -> (SinkStream, SinkGate) {
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
+    let hold = stream.hold();
+    pool.get(4096).unwrap().copy_to(&stream, &mut device).unwrap();
+    (stream, hold)
+}
+
+/// Threads that hit, miss and copy until the process is gone.
+fn at_work(pool: &Pool) {
+    let begun = Arc::new(AtomicU32::new(0));
+    for number in 0..3 {
+        let (pool, begun) = (pool.clone(), begun.clone());
+        thread::spawn(move || {
+            let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(1 << 20));
+            for round in 0_usize.. {
+                let held = pool.get(4096 * (1 + round % 40)).unwrap();
+                pool.get(10_000 * (number + 1)).unwrap().copy_to(&stream, &mut device).unwrap();
+                drop(held);
+                begun.fetch_add(u32::from(round == 10), Ordering::SeqCst);
+            }
+        });
+    }
+    while begun.load(Ordering::SeqCst) < 3 {
+        thread::yield_now();
+    }
+}
+
+fn exit_at_work() {
+    let pool = heap().build().unwrap();
+    let _stuck = stuck_copy(&pool);
+    at_work(&pool);
+    std::process::exit(7);
+}
+
+static POOL: OnceLock<Pool> = OnceLock::new();
+
+thread_local! {
+    /// Dropped after `main`, in an order that is not ours to choose.
+    static KEPT: RefCell<Option<(Pool, PinnedBuf)>> = const { RefCell::new(None) };
+}
+
+fn return_from_main() {
+    let pool = POOL.get_or_init(|| heap().build().unwrap());
+    let other = heap().build().unwrap();
+    let buf = other.get(4096).unwrap();
+    KEPT.set(Some((other, buf)));
+    std::mem::forget(stuck_copy(pool));
+    at_work(pool);
+}
+
+fn panic_in_main() {
+    std::panic::set_hook(Box::new(|_| {}));
+    let pool = heap().build().unwrap();
+    let _held = [pool.get(100).unwrap(), pool.get(10_000).unwrap()];
+    let _stuck = stuck_copy(&pool);
+    let other = heap().build().unwrap();
+    at_work(&other);
+    panic!("on purpose");
+}
+
+fn exit_in_line() {
+    let pool = heap().max_bytes(4 << 20).wait(Duration::from_secs(3600)).build().unwrap();
+    let held: Vec<_> = std::iter::from_fn(|| pool.get_timeout(1 << 20, Duration::ZERO).ok()).collect();
+    for _ in 0..3 {
+        let pool = pool.clone();
+        thread::spawn(move || drop(pool.get(1 << 20)));
+    }
+    while pool.stats().waits < 3 {
+        thread::yield_now();
+    }
+    assert!(!held.is_empty());
+    std::process::exit(7);
+}
+
+static WORKED: AtomicU32 = AtomicU32::new(0);
+
+/// Uses the pool of the process in every way.
+extern "C" fn use_pool() {
+    let worked = std::panic::catch_unwind(|| {
+        let Some(pool) = POOL.get() else { return };
+        drop((pool.get(100).unwrap(), pool.get(1 << 20).unwrap()));
+        pool.poll();
+        pool.stats().validate().unwrap();
+        pool.trim(0);
+        let other = heap().build().unwrap();
+        drop(other.get(100).unwrap());
+    });
+    WORKED.fetch_add(u32::from(worked.is_ok()), Ordering::SeqCst);
+}
+
+extern "C" fn judge() {
+    // SAFETY: ends the process at once.
+    unsafe { libc::_exit(if WORKED.load(Ordering::SeqCst) == 2 { 7 } else { 8 }) }
+}
+
+fn exit_handlers() {
+    // Handlers run in the opposite order of their registration: `judge` is the last.
+    for handler in [judge, use_pool] {
+        // SAFETY: a function of this program.
+        assert_eq!(unsafe { libc::atexit(handler) }, 0);
+    }
+    let pool = POOL.get_or_init(|| heap().build().unwrap());
+    std::mem::forget(stuck_copy(pool));
+    // SAFETY: as above. Runs before the maintenance thread stops.
+    assert_eq!(unsafe { libc::atexit(use_pool) }, 0);
+    std::process::exit(1);
+}
+
+/// Ends the process at the first release.
+#[derive(Debug)]
+struct LastCall(HeapSource);
+
+// SAFETY: passes every call on, or ends the process.
+unsafe impl Source for LastCall {
+    fn name(&self) -> &'static str {
+        "last call"
+    }
+    fn is_pinned(&self) -> bool {
+        false
+    }
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        self.0.acquire(len_bytes)
+    }
+    unsafe fn release(&self, _region: Region) -> Result<(), SourceError> {
+        std::process::exit(if thread::current().name() == Some("pinpool-maint") { 7 } else { 8 })
+    }
+}
+
+fn exit_by_maintenance() {
+    let source = Arc::new(LastCall(HeapSource::new()));
+    let builder = heap().backend(Backend::Source(source)).pool_size_limit(0).idle_timeout(Duration::ZERO);
+    let pool = builder.build().unwrap();
+    drop(pool.get(4096).unwrap());
+    loop {
+        thread::park();
+    }
+}
+
+fn thread_death() {
+    std::panic::set_hook(Box::new(|_| {}));
+    let pool = heap().build().unwrap();
+    for round in 0..20 {
+        let pool = pool.clone();
+        let dying = thread::spawn(move || {
+            let held = pool.get(4096).unwrap();
+            // One goes back in the destructors of the thread, the others while it unwinds.
+            KEPT.set(Some((pool.clone(), pool.get(10_000).unwrap())));
+            let copied = pool.get(20_000).unwrap();
+            let stream = SinkStream::new().unwrap();
+            copied.copy_to(&stream, &mut SinkMem::new(20_000)).unwrap();
+            assert!(round % 2 == 0, "on purpose, with {} bytes held", held.len());
+        });
+        let _ = dying.join();
+    }
+    let begun = Instant::now();
+    // No call: the copies leave by themselves.
+    while pool.stats().in_flight > 0 {
+        assert!(begun.elapsed() < PATIENCE);
+        thread::sleep(Duration::from_millis(2));
+    }
+    let stats = pool.stats();
+    stats.validate().unwrap();
+    assert_eq!((stats.in_use, stats.gets, stats.puts), (0, 60, 60));
+}
+
+fn sharing() -> Pool {
+    heap().pools_per_host(2).build().unwrap()
+}
+
+fn wait_to_be_killed() {
+    let pool = sharing();
+    let _held = pool.get(1 << 20).unwrap();
+    at_work(&pool);
+    println!("at work");
+    loop {
+        thread::park();
+    }
+}
+
+/// Pools of several processes share nothing: no file, no lock, no segment of memory. Their number only divides what `auto`
+/// allows. So the death of one changes nothing for another.
+fn neighbour_killed() {
+    use std::io::{BufRead, BufReader};
+    let pool = sharing();
+    let held = pool.get(1 << 20).unwrap();
+    let max_bytes = pool.stats().max_bytes;
+    let mut neighbour = start("wait_to_be_killed");
+    let mut said = String::new();
+    BufReader::new(neighbour.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert_eq!(said, "at work\n");
+    neighbour.kill().unwrap();
+    neighbour.wait().unwrap();
+    drop(held);
+    assert!(pool.get(1 << 20).is_ok());
+    assert_eq!((pool.stats().in_use, pool.stats().hits, pool.stats().max_bytes), (0, 1, max_bytes));
+    pool.stats().validate().unwrap();
+}
+
+fn forked_child_killed() {
+    let pool = heap().build().unwrap();
+    let mut held = pool.get(1 << 20).unwrap();
+    held.as_mut_slice().unwrap().fill(7);
+    at_work(&pool);
+    // SAFETY: the child touches its copy of the buffer and waits to be killed.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        held.as_mut_slice().unwrap().fill(9);
+        loop {
+            thread::sleep(Duration::from_secs(1));
+        }
+    }
+    thread::sleep(Duration::from_millis(20));
+    // SAFETY: the child is this process's own.
+    assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+    assert!(held.as_mut_slice().unwrap().iter().all(|&byte| byte == 7));
+    assert!(pool.get(5000).is_ok());
+}
