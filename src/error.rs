@@ -72,6 +72,8 @@ pub(crate) enum ErrorKind {
     Forked { parent: u32, child: u32 },
     #[error("completion of a copy is unknown: {why}")]
     Device { why: String },
+    #[error("no thread for {what}: {why}; raise the limit on processes (`ulimit -u`) or on memory (`ulimit -v`)")]
+    Thread { what: &'static str, why: io::Error },
 }
 
 macro_rules! predicates {
@@ -94,6 +96,8 @@ predicates! {
     is_copy = Copy;
     /// The device failed: whether a copy completed is unknown.
     is_device = Device;
+    /// The system has no thread to give.
+    is_thread = Thread;
     /// The pool belongs to the process that forked this one.
     is_forked = Forked;
 }
@@ -124,6 +128,7 @@ impl From<Error> for io::Error {
             ErrorKind::Limit { .. } => io::ErrorKind::QuotaExceeded,
             ErrorKind::Backend { .. } => io::ErrorKind::OutOfMemory,
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
+            ErrorKind::Thread { ref why, .. } => why.kind(),
             ErrorKind::Forked { .. } | ErrorKind::Device { .. } => io::ErrorKind::Other,
         };
         Self::new(kind, error)

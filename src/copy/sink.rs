@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose, elements_in};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fork::ForkGeneration;
 use crate::in_flight::{Fence, SharedFence, StreamId};
 use crate::sync::plain::{Condvar, Mutex};
@@ -120,7 +120,7 @@ impl SinkStream {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if the system refuses a thread.
+    /// [`Error::is_thread`] if the system refuses a thread.
     pub fn new() -> Result<Self> {
         let (queue, copies) = channel();
         let progress = Arc::new(Progress {
@@ -135,7 +135,7 @@ impl SinkStream {
         thread::Builder::new()
             .name("pinpool-sink".to_owned())
             .spawn(move || run_copies(&copies, &worker_progress))
-            .map_err(|error| Error::device(format!("no thread for a sink stream: {error}")))?;
+            .map_err(|why| ErrorKind::Thread { what: "a sink stream", why })?;
         Ok(Self { queue, progress })
     }
 

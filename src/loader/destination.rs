@@ -44,7 +44,7 @@ impl SinkDestination {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if the system has no thread to give.
+    /// [`Error::is_thread`] if the system has no thread to give.
     pub fn new(lanes: usize) -> Result<SinkDestination, Error> {
         let lane = |_| Ok((SinkStream::new()?, SinkMem::new(0)));
         Ok(SinkDestination { lanes: (0..lanes).map(lane).collect::<Result<_, Error>>()? })

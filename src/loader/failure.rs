@@ -128,12 +128,14 @@ pub enum SafetensorsError {
         /// Length of the file.
         file_bytes: u64,
     },
-    /// The header is longer than the file or than the format allows.
-    #[error("the header claims {claimed_bytes} bytes, at most {max_bytes} are possible")]
+    /// The header is longer than the file or than is read of a header, which is 16 MiB.
+    #[error(
+        "the header claims {claimed_bytes} bytes, at most {max_bytes} are possible: the rest of the file, or 16 MiB"
+    )]
     HeaderLength {
         /// Length of the header by its first eight bytes.
         claimed_bytes: u64,
-        /// Longest header that the file and the format allow.
+        /// Longest header that is read.
         max_bytes: u64,
     },
     /// The header is not JSON, or its tensors overlap, leave gaps, or do not match their shapes.

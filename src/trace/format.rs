@@ -19,6 +19,9 @@
 //! | `c` | clear |
 //! | `p K` | continue with pool K |
 //! | `t MICROSECONDS` | the clock advances |
+//!
+//! A trace has at most [`MAX_LINES`] lines and [`MAX_REPEATS`] repetitions, so that a few bytes of a compressed file, or of a
+//! number, take neither the memory nor the time of the machine.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -74,6 +77,10 @@ pub enum TraceError {
     Pool(#[from] crate::Error),
 }
 
+/// Largest number of lines in a trace: 20 times the longest of this repository, and some 300 MB when it is kept whole.
+pub(super) const MAX_LINES: u64 = 4_000_000;
+/// Largest sum of the counts of `r` and `s` lines: minutes of replay.
+pub(super) const MAX_REPEATS: u64 = 1_000_000_000;
 /// Largest number of pools in a header.
 const MAX_POOLS: usize = 1024;
 
@@ -83,6 +90,7 @@ pub struct TraceReader {
     header: TraceHeader,
     pending: Option<String>,
     line: u64,
+    repeats: u64,
     /// Line of the operation returned last.
     text: String,
 }
@@ -112,7 +120,8 @@ impl TraceReader {
     /// If it cannot be read or its header has an error.
     pub fn new(lines: impl BufRead + 'static) -> Result<Self, TraceError> {
         let header = TraceHeader { limit: 100, auto_resize: true, rounding: Rounding::Exact, pools: 1 };
-        let mut reader = Self { lines: Box::new(lines), header, pending: None, line: 0, text: String::new() };
+        let mut reader =
+            Self { lines: Box::new(lines), header, pending: None, line: 0, repeats: 0, text: String::new() };
         while let Some(text) = reader.next_line()? {
             let Some(setting) = text.strip_prefix('#') else {
                 reader.pending = Some(text);
@@ -149,6 +158,9 @@ impl TraceReader {
                 return Ok(None);
             }
             self.line += 1;
+            if self.line > MAX_LINES {
+                return Err(self.error_at(&text, format!("a trace has at most {MAX_LINES} lines")));
+            }
             if read as u64 == limit && !text.ends_with('\n') {
                 return Err(self.error_at(&text, "longer than any line of a trace".to_owned()));
             }
@@ -157,6 +169,16 @@ impl TraceReader {
                 return Ok(Some(text.to_owned()));
             }
         }
+    }
+
+    fn count_repeats(&mut self, operation: TraceOp) -> Result<TraceOp, String> {
+        if let TraceOp::Steps { count, .. } = operation {
+            self.repeats = self.repeats.saturating_add(count);
+            if self.repeats > MAX_REPEATS {
+                return Err(format!("a trace repeats at most {MAX_REPEATS} times, with all of its `r` and `s` lines"));
+            }
+        }
+        Ok(operation)
     }
 
     fn set(&mut self, setting: &str) -> Result<(), String> {
@@ -195,7 +217,8 @@ impl Iterator for TraceReader {
             Ok(text) => text?,
             Err(error) => return Some(Err(error)),
         };
-        Some(parse(&self.text).map_err(|why| self.error_here(why)))
+        let operation = parse(&self.text).and_then(|operation| self.count_repeats(operation));
+        Some(operation.map_err(|why| self.error_here(why)))
     }
 }
 

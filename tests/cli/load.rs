@@ -22,7 +22,7 @@ fn limited(limit: &str, args: &[&str], paths: &[&Path]) -> Ran {
 }
 
 /// The driver double as `libcuda.so.1` in a directory of its own.
-fn driver_double(dir: &Path) -> PathBuf {
+pub(crate) fn driver_double(dir: &Path) -> PathBuf {
     // Cargo puts it beside the test, since it is a dev-dependency.
     let built = std::env::current_exe().unwrap().parent().unwrap().join("libdriver_double.so");
     for name in ["libcuda.so", "libcuda.so.1"] {

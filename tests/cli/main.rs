@@ -2,6 +2,8 @@
 
 mod bench;
 mod conformance;
+mod limits;
 mod load;
 mod readme;
+mod soak;
 mod tool;

@@ -2,11 +2,15 @@
 
 mod bench;
 mod env;
+mod gpu;
+mod interrupt;
 mod load;
 mod logger;
 mod replay;
+mod soak;
 mod table;
 mod terminal;
+mod threads;
 
 use std::process::ExitCode;
 
@@ -44,6 +48,7 @@ enum Command {
     Replay(replay::ReplayArgs),
     Bench(bench::BenchArgs),
     Env(env::EnvArgs),
+    Soak(soak::SoakArgs),
 }
 
 /// Exit status of a subcommand that did not succeed. clap itself exits with 2 for a wrong command line.
@@ -81,6 +86,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => terminal.report(replay::run(&args)),
         Command::Bench(args) => bench::run(&args, &terminal),
         Command::Env(args) => env::run(&args, &terminal),
+        Command::Soak(args) => soak::run(&args, &terminal),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -35,7 +35,7 @@ pub(super) struct HitArgs {
     #[arg(long, value_enum, default_value_t = Pattern::Same)]
     pattern: Pattern,
 
-    /// Back-end of the pool: heap, sim, mlock, cuda
+    /// Back-end of the pool: heap, sim, mlock, vmm, register, cuda
     #[arg(long, value_name = "NAME", default_value = "heap")]
     backend: Backend,
 }
@@ -82,18 +82,18 @@ impl HitArgs {
         let pool = Pool::builder().backend(self.backend.clone()).build()?;
         let (map, queues) = (MutexHashMap::default(), ArrayQueues::default());
         let mut series = [
-            Series::new(&pool, pattern, threads),
-            Series::new(&map, pattern, threads),
-            Series::new(&queues, pattern, threads),
-            Series::new(&Malloc, pattern, threads),
-            Series::new(&Empty, pattern, threads),
+            Series::new(&pool, pattern, threads)?,
+            Series::new(&map, pattern, threads)?,
+            Series::new(&queues, pattern, threads)?,
+            Series::new(&Malloc, pattern, threads)?,
+            Series::new(&Empty, pattern, threads)?,
         ];
         let (mut of_pool, mut of_clock) = <(Histogram, Histogram)>::default();
         for _ in 0..ROUNDS {
-            series.iter_mut().for_each(Series::round);
+            series.iter_mut().try_for_each(Series::round)?;
             let pairs = series[0].pairs / 4;
-            time_operations(&pool, pattern, threads, pairs, &mut of_pool);
-            time_operations(&Empty, pattern, threads, pairs, &mut of_clock);
+            time_operations(&pool, pattern, threads, pairs, &mut of_pool)?;
+            time_operations(&Empty, pattern, threads, pairs, &mut of_clock)?;
         }
         let stats = pool.stats();
         if stats.failed_gets > 0 || stats.fallbacks > 0 {
@@ -119,22 +119,23 @@ impl HitArgs {
 
 /// All rounds of one baseline.
 struct Series<'a> {
-    run: Box<dyn Fn(u64) -> Duration + 'a>,
+    run: Box<dyn Fn(u64) -> Measured<Duration> + 'a>,
     pairs: u64,
     ns_per_pair: Vec<f64>,
 }
 
 impl<'a> Series<'a> {
-    fn new(baseline: &'a impl Baseline, pattern: Pattern, threads: usize) -> Self {
-        let run = Box::new(move |pairs| patterns::run(baseline, pattern, threads, pairs, || ()).0);
-        let estimate = run(ESTIMATE_PAIRS).max(Duration::from_micros(1));
+    fn new(baseline: &'a impl Baseline, pattern: Pattern, threads: usize) -> Measured<Self> {
+        let run = Box::new(move |pairs| Ok(patterns::run(baseline, pattern, threads, pairs, || ())?.0));
+        let estimate = run(ESTIMATE_PAIRS)?.max(Duration::from_micros(1));
         let pairs = u128::from(ESTIMATE_PAIRS) * TURN.as_nanos() / estimate.as_nanos();
-        Self { run, pairs: u64::try_from(pairs).unwrap_or(u64::MAX).max(1), ns_per_pair: Vec::new() }
+        Ok(Self { run, pairs: u64::try_from(pairs).unwrap_or(u64::MAX).max(1), ns_per_pair: Vec::new() })
     }
 
-    fn round(&mut self) {
-        let took = (self.run)(self.pairs);
+    fn round(&mut self) -> Measured<()> {
+        let took = (self.run)(self.pairs)?;
         self.ns_per_pair.push(took.as_nanos() as f64 / self.pairs as f64);
+        Ok(())
     }
 
     fn median_ns(self) -> f64 {
@@ -142,9 +143,16 @@ impl<'a> Series<'a> {
     }
 }
 
-fn time_operations(baseline: &impl Baseline, pattern: Pattern, threads: usize, pairs: u64, all: &mut Histogram) {
-    let (_, histograms) = patterns::run(baseline, pattern, threads, pairs, Histogram::default);
+fn time_operations(
+    baseline: &impl Baseline,
+    pattern: Pattern,
+    threads: usize,
+    pairs: u64,
+    all: &mut Histogram,
+) -> Measured<()> {
+    let (_, histograms) = patterns::run(baseline, pattern, threads, pairs, Histogram::default)?;
     histograms.iter().for_each(|histogram| all.merge(histogram));
+    Ok(())
 }
 
 impl Probe for Histogram {

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::ExitError;
 use crate::terminal::Terminal;
+use crate::threads::TooManyThreads;
 
 /// Measure the pool on this machine
 #[derive(Debug, Args)]
@@ -54,6 +55,8 @@ enum BenchError {
     /// None of the requested back-ends is available, or the figures would be invalid.
     #[error("{0}")]
     Failure(String),
+    #[error(transparent)]
+    Threads(#[from] TooManyThreads),
     #[error(transparent)]
     Pool(#[from] pinpool::Error),
 }

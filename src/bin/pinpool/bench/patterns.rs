@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use crossbeam::queue::ArrayQueue;
 use crossbeam::utils::{Backoff, CachePadded};
 
+use super::Measured;
 use super::baselines::{Baseline, SIZES};
+use crate::threads::spawn_all;
 
 /// The size number of `same` and `cross`: 16 KiB.
 const SIZE: usize = 3;
@@ -54,7 +56,7 @@ pub(super) fn run<B: Baseline, P: Probe>(
     threads: usize,
     pairs: u64,
     probe: impl Fn() -> P + Sync,
-) -> (Duration, Vec<P>) {
+) -> Measured<(Duration, Vec<P>)> {
     let queues: Vec<HandOver<B>> =
         (0..threads.div_ceil(2)).map(|_| CachePadded::new(ArrayQueue::new(QUEUE_LEN))).collect();
     let start = Barrier::new(threads);
@@ -68,11 +70,10 @@ pub(super) fn run<B: Baseline, P: Probe>(
         (begun.elapsed(), probe)
     };
     std::thread::scope(|scope| {
-        let one = &one;
-        let running: Vec<_> = (0..threads).map(|thread| scope.spawn(move || one(thread))).collect();
-        let ended = running.into_iter().filter_map(|thread| thread.join().ok());
+        let running = spawn_all(scope, threads, &one)?;
+        let ended = running.into_iter().filter_map(|thread| thread.join().ok().flatten());
         let (times, probes): (Vec<_>, Vec<_>) = ended.unzip();
-        (times.into_iter().max().unwrap_or_default(), probes)
+        Ok((times.into_iter().max().unwrap_or_default(), probes))
     })
 }
 

@@ -19,6 +19,7 @@ use serde::Serialize;
 use super::requested::{self, pool_builder};
 use super::statistics::{gb_per_s, median, mib, quotient, rounded};
 use super::{BenchError, Measured, Report};
+use crate::threads::{Started, spawn_all};
 
 const PAGE_BYTES: u64 = 4096;
 /// Default threads of a reserve, as far as the machine has cores.
@@ -221,9 +222,11 @@ fn growth(bytes: u64, size_bytes: u64, threads: usize, backend: Backend) -> Meas
     };
     let begun = Instant::now();
     let results = std::thread::scope(|scope| {
-        let all: Vec<_> = (0..threads).map(|thread| scope.spawn(move || get_all(thread))).collect();
-        all.into_iter().map(|one| one.join().map_err(|_| Error::device("a thread panicked"))?).collect::<Vec<_>>()
-    });
+        let all = spawn_all(scope, threads, &get_all)?;
+        let panicked = || Err(Error::device("a thread panicked"));
+        let join = |one: Started<'_, _>| one.join().ok().flatten().unwrap_or_else(panicked);
+        Measured::Ok(all.into_iter().map(join).collect::<Vec<_>>())
+    })?;
     let took = begun.elapsed();
     let results = results.into_iter().collect::<Result<Vec<_>, _>>()?;
     let worst = results.iter().map(|(_, worst)| *worst).max().unwrap_or_default();

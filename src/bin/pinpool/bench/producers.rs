@@ -22,6 +22,7 @@ use rand_distr::{Distribution, LogNormal};
 use super::Measured;
 use super::destination::BenchTarget;
 use super::statistics::{Histogram, gb_per_s};
+use crate::threads::spawn_all;
 
 /// Copies in flight at once.
 const DEPTH: usize = 8;
@@ -186,13 +187,16 @@ pub(super) fn run(
     // Each producer can be one batch ahead.
     let (queue, queued) = sync_channel(usize::from(producers));
     let start = &Barrier::new(usize::from(producers) + 1);
+    // The last producer that ends closes the queue.
+    let queues: Vec<_> = (0..producers).map(|_| Mutex::new(Some(queue.clone()))).collect();
+    drop(queue);
+    let produce = |number: usize| {
+        let queue = queues[number].lock().unwrap_or_else(PoisonError::into_inner).take();
+        let queue = queue.ok_or_else(|| Error::device("a producer runs twice"))?;
+        shared.produce(batches.sizes(number as u64), &queue, start)
+    };
     let mut result = std::thread::scope(|scope| {
-        let spawn = |number| {
-            let queue = queue.clone();
-            scope.spawn(move || shared.produce(batches.sizes(number), &queue, start))
-        };
-        let running: Vec<_> = (0..u64::from(producers)).map(spawn).collect();
-        drop(queue);
+        let running = spawn_all(scope, usize::from(producers), &produce)?;
         start.wait();
         let result = shared.copy(destination, &queued, Instant::now(), time);
         shared.over.store(true, Ordering::Relaxed);
@@ -200,7 +204,8 @@ pub(super) fn run(
         drop(queued);
         let mut gets = GetTimes::default();
         for producer in running {
-            let times = producer.join().map_err(|_| Error::device("a producer panicked"))??;
+            let panicked = || Err(Error::device("a producer panicked").into());
+            let times = producer.join().ok().flatten().unwrap_or_else(panicked)?;
             gets.first.merge(&times.first);
             gets.later.merge(&times.later);
         }

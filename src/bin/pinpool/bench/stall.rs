@@ -23,6 +23,7 @@ use super::pin::touch;
 use super::requested::{self, pool_builder};
 use super::statistics::{Histogram, mib, micros, rounded};
 use super::{Measured, Report};
+use crate::threads::{Started, spawn_all};
 
 const COPY_BYTES: usize = 1 << 20;
 /// Copies in flight at once.
@@ -119,12 +120,14 @@ impl StallArgs {
         let name = backend.name();
         let pool = pool_builder(backend).build()?;
         let run = StallRun { pool: &pool, stage: 0.into(), over: false.into(), enqueues: Default::default() };
+        let resize = |_| run.end_with(|| run.resize(self.step, self.seconds));
         let (resizing, times) = std::thread::scope(|scope| {
-            let resizing = scope.spawn(|| run.end_with(|| run.resize(self.step, self.seconds)));
+            let resizing = spawn_all(scope, 1, &resize)?;
             let times = run.end_with(|| run.copy(destination));
-            (resizing.join(), times)
-        });
-        let resizing = resizing.map_err(|_| Error::device("the thread that grows the pool panicked"))??;
+            Measured::Ok((resizing.into_iter().next().map(Started::join), times))
+        })?;
+        let panicked = || Error::device("the thread that grows the pool panicked");
+        let resizing = resizing.and_then(Result::ok).flatten().ok_or_else(panicked)??;
         let times = times?;
         let phase_times = |phase: usize| PhaseTimes {
             phase: PHASES[phase],

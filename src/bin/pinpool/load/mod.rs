@@ -27,14 +27,13 @@ use pinpool::{Backend, Ceiling, OnFull, Pool, PoolBuilder, Preset, Rounding};
 
 use self::failures::Failures;
 use self::report::LoadReport;
+use crate::interrupt::stop_at_interrupt;
 use crate::replay::{IdleTimeout, idle_timeout};
 use crate::terminal::Terminal;
 use crate::{ExitError, Verbosity};
 
 /// Files of the synthetic data set: about 1.1 GB.
 const SYNTHETIC_FILES: u64 = 10_000;
-/// Signals within this time are one interrupt: it is shorter than the time between two key presses.
-const SAME_INTERRUPT: Duration = Duration::from_millis(150);
 /// Back-ends whose memory the driver knows.
 const PINNED_FOR_A_GPU: [&str; 3] = ["vmm", "register", "cuda"];
 /// Time between two polls of an idle pool.
@@ -208,24 +207,6 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     printed
 }
 
-/// The first Ctrl-C ends the run cleanly, the second at once. `timeout` and a shell's job control signal the process and its
-/// group, so a second signal right after the first is the same interrupt.
-fn stop_at_interrupt(terminal: &Terminal) -> StopFlag {
-    let stop = StopFlag::new();
-    let flag = stop.clone();
-    let mut first = None;
-    let handler = ctrlc::set_handler(move || {
-        let at = *first.get_or_insert_with(Instant::now);
-        if flag.raise() && at.elapsed() > SAME_INTERRUPT {
-            std::process::exit(ExitError::Interrupted as i32);
-        }
-    });
-    if let Err(error) = handler {
-        terminal.message(format_args!("Ctrl-C will end the run without its figures: {error}"));
-    }
-    stop
-}
-
 /// Polls the pool for the time `idle`, or until `stop` is raised.
 fn poll_idle(pool: &Pool, idle: Duration, stop: &StopFlag) {
     let started = Instant::now();
@@ -280,7 +261,7 @@ impl Args {
     /// The GPU if there is one, whatever back-end the pool has; otherwise the host sink, with the reason in the log.
     fn destination(&self, pool: &Pool, terminal: &Terminal) -> Result<Box<dyn Destination>, ExitError> {
         let lanes = usize::try_from(self.streams).unwrap_or(1);
-        let device = match gpu(pool.config().device, lanes) {
+        let device = match crate::gpu::open(pool.config().device, lanes) {
             Ok(device) => device,
             Err(why) if self.require_gpu => {
                 terminal.message(format_args!("--require-gpu: no GPU to copy to: {why}"));
@@ -304,18 +285,6 @@ impl Args {
         }
         Ok(device)
     }
-}
-
-/// The GPU of this ordinal with as many streams, or why there is none.
-#[cfg(feature = "cuda")]
-fn gpu(ordinal: u32, lanes: usize) -> Result<Box<dyn Destination>, String> {
-    let device = pinpool::loader::CudaDestination::new(ordinal, lanes);
-    Ok(Box::new(device.map_err(|why| why.to_string())?))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn gpu(_: u32, _: usize) -> Result<Box<dyn Destination>, String> {
-    Err("built without the `cuda` feature".to_owned())
 }
 
 impl PoolArgs {

@@ -1,0 +1,102 @@
+//! Machines that give no threads, and files that ask for more memory or time than they are worth.
+
+use std::fs;
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use crate::tool::{Ran, finish, pinpool, run};
+
+/// A stack that no machine has: every thread that Rust makes is refused.
+const NO_STACK: &str = "70368744177664";
+
+fn without_threads(args: &[&str]) -> Ran {
+    finish(pinpool(args).env("RUST_MIN_STACK", NO_STACK))
+}
+
+#[test]
+fn a_bench_that_gets_no_threads_ends_with_an_error() {
+    for args in [
+        &["bench", "hit", "--threads", "2"][..],
+        &["bench", "pin", "--bytes", "8MiB", "--backend", "heap"],
+        &["bench", "stall", "--step", "8MiB", "--backend", "heap"],
+        &["bench", "loader", "--seconds", "2"],
+    ] {
+        let ran = without_threads(args);
+        assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{args:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains("ulimit -u") || ran.stderr.contains("thread"), "{args:?}: {}", ran.stderr);
+    }
+}
+
+#[test]
+fn a_bench_that_gets_some_of_its_threads_says_how_many() {
+    let mut command = std::process::Command::new("sh");
+    let tool = pinpool(&[]);
+    // Each thread has a stack of 64 MiB, so a few fit.
+    command.args(["-c", r#"ulimit -v 1000000; exec "$0" bench hit --threads 64"#]).arg(tool.get_program());
+    let ran = finish(command.env("RUST_MIN_STACK", "67108864"));
+    assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
+    ran.check_stderr(" of 64 threads could be made");
+    ran.check_stderr("ulimit -u");
+}
+
+#[test]
+fn a_load_that_gets_no_threads_ends_with_an_error() {
+    let dir = crate::tool::tree();
+    let ran = without_threads(&["load", "--json", dir.path().to_str().unwrap()]);
+    assert_eq!(ran.code(), 1, "{}", ran.stderr);
+    assert!(!ran.stderr.contains("completion unknown"), "{}", ran.stderr);
+    ran.check_stderr("no thread for a sink stream: ");
+    ran.check_stderr("ulimit -u");
+}
+
+#[test]
+fn a_compressed_trace_takes_no_more_than_its_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("bomb.trace.gz");
+    let mut gzip = GzEncoder::new(fs::File::create(&path).unwrap(), Compression::fast());
+    let line = "##\n".repeat(100_000);
+    for _ in 0..50 {
+        gzip.write_all(line.as_bytes()).unwrap();
+    }
+    gzip.finish().unwrap();
+    assert!(fs::metadata(&path).unwrap().len() < 100_000);
+    for format in [&["--json"][..], &["--format", "conformance"]] {
+        let ran = finish(pinpool(&["replay"]).args(format).arg(&path));
+        assert_eq!(ran.code(), 1, "{}", ran.stderr);
+        ran.check_stderr("line 4000001: `##");
+        ran.check_stderr("a trace has at most 4000000 lines");
+    }
+}
+
+#[test]
+fn a_count_without_end_is_refused_at_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("endless.trace");
+    for text in ["r 18446744073709551615 1\n", "r 600000000 1\nr 600000000 1\n", "s 2000000000 1 1\n"] {
+        fs::write(&path, text).unwrap();
+        // The first line of the second trace is within the limit, and conformance would play it.
+        let formats: &[&[&str]] =
+            if text.lines().count() == 1 { &[&["--json"], &["--format", "conformance"]] } else { &[&["--json"]] };
+        for format in formats {
+            let ran = run(&[&["replay"], *format, &[path.to_str().unwrap()]].concat());
+            assert_eq!(ran.code(), 1, "{text}: {}", ran.stderr);
+            ran.check_stderr(&format!("line {}: `", text.lines().count()));
+            ran.check_stderr("a trace repeats at most 1000000000 times");
+        }
+    }
+}
+
+#[test]
+fn a_long_safetensors_header_is_refused_before_it_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("w.safetensors");
+    let mut file = fs::File::create(&path).unwrap();
+    let header_bytes = 99_000_000u64;
+    file.write_all(&header_bytes.to_le_bytes()).unwrap();
+    file.set_len(8 + header_bytes).unwrap();
+    let ran = run(&["load", "--json", path.to_str().unwrap()]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("broken safetensors: the header claims 99000000 bytes, at most 16777216 are possible");
+}

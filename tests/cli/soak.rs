@@ -1,0 +1,74 @@
+//! `pinpool soak`: short runs, and runs that must fail.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::tool::{finish, number, pinpool, run};
+
+const SHORT: [&str; 5] = ["soak", "--json", "--ops", "40000", "--seed"];
+
+#[test]
+fn a_short_soak_is_clean_and_its_counts_add_up() {
+    for (backend, threads) in [("heap", "1"), ("heap", "3"), ("mlock", "2")] {
+        let ran = finish(pinpool(&SHORT).args(["7", "--threads", threads]).env("PINPOOL_BACKEND", backend));
+        assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
+        let figures = ran.figures();
+        assert_eq!(figures["backend"], backend);
+        let of = |name: &str| number(&figures, name);
+        assert!(of("ops") >= 40_000, "{figures}");
+        assert_eq!(of("ops"), of("gets") + of("puts") + of("copies") + of("given") + of("taken"));
+        assert_eq!((of("gets"), of("given"), of("bad_checks")), (of("puts"), of("taken"), 0));
+        // One before each put, and one more of what arrived.
+        assert_eq!(of("checks"), of("puts") + of("copies"));
+        assert!(of("copies") > 0 && of("given") > 0 && figures["failures"].as_array().unwrap().is_empty(), "{figures}");
+        for at in ["start", "warm", "end"] {
+            for what in ["resident_bytes", "descriptors", "threads"] {
+                assert!(figures[at][what].as_u64().unwrap() > 0, "{at} {what}: {figures}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_soak_on_the_driver_double_copies_to_it() {
+    let lib = tempfile::tempdir().unwrap();
+    let lib = crate::load::driver_double(lib.path());
+    for backend in ["vmm", "register", "cuda"] {
+        let mut command = pinpool(&SHORT);
+        let ran = finish(command.args(["3", "--backend", backend]).env("LD_LIBRARY_PATH", &lib));
+        assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
+        assert_eq!(ran.figures()["backend"], backend);
+        assert!(number(&ran.figures(), "copies") > 0);
+    }
+}
+
+#[test]
+fn the_table_has_every_figure() {
+    let table = run(&["soak", "--ops", "1e4", "--threads", "1"]);
+    assert_eq!(table.code(), 0, "{}", table.stderr);
+    for row in ["operations", "checks", "resident bytes", "descriptors", "process threads", "handed over"] {
+        assert!(table.stdout.lines().any(|line| line.starts_with(row)), "{row}: {}", table.stdout);
+    }
+    assert_eq!(run(&["soak", "--ops", "0"]).code(), 2);
+}
+
+#[test]
+fn an_interrupt_ends_a_soak_with_its_figures() {
+    let mut command = pinpool(&["soak", "--json", "--seconds", "60", "--threads", "2"]);
+    // The first line of the log comes after the handler of the interrupt.
+    command.env("RUST_LOG", "info");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut log = String::new();
+    stderr.read_line(&mut log).unwrap();
+    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(interrupted.success());
+    stderr.read_to_string(&mut log).unwrap();
+    let mut stdout = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{log}");
+    let figures: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((number(&figures, "bad_checks"), number(&figures, "gets")), (0, number(&figures, "puts")));
+}
