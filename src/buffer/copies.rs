@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::PinnedBuf;
 use crate::copy::{self, Completion, CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
+use crate::engine::BegunCopy;
 use crate::error::{Error, Result};
 use crate::in_flight::{CopyFences, SharedFence};
 
@@ -38,6 +39,16 @@ impl PendingBuf {
     }
 }
 
+/// Tells the gate how the copy went that it let begin.
+fn note_begun(begun: Option<BegunCopy<'_>>, enqueued: &Result<SharedFence, CopyFailure>) {
+    let Some(begun) = begun else { return };
+    match enqueued {
+        Ok(fence) => begun.ends_with(fence.clone()),
+        Err(CopyFailure::Refused(_)) => drop(begun),
+        Err(CopyFailure::Unknown(_)) => begun.never_ends(),
+    }
+}
+
 impl PinnedBuf {
     /// Enqueues a copy of the whole buffer to the front of `target` and gives the buffer up: it returns to the pool when
     /// the copy is over. Waits for earlier copies into the buffer. `E` is the target's element and is inferred.
@@ -54,10 +65,11 @@ impl PinnedBuf {
         if self.is_empty() {
             return Ok(Completion::already());
         }
-        self.prepare_read()?;
+        let begun = self.prepare_read()?;
         // SAFETY: the engine gets the block below with this copy's fence and keeps it from every other use until the copy
         // is over (in-flight-I1); on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, self.start().as_ptr(), self.len(), self.purpose()) };
+        note_begun(begun, &enqueued);
         match enqueued {
             Ok(fence) => {
                 self.put_back_after(fence.clone());
@@ -88,12 +100,13 @@ impl PinnedBuf {
         if len == 0 {
             return Ok(Completion::already());
         }
-        self.prepare_read()?;
+        let begun = self.prepare_read()?;
         // SAFETY: `range.start` is at most `len`, so the sum stays inside the block (buffer-I1).
         let source = unsafe { self.start().add(range.start) };
         // SAFETY: the fence is recorded below, and from then on nothing writes to the memory, nor does it return to the
         // pool, until the copy is over (buffer-I2); on a refusal nothing was enqueued.
         let enqueued = unsafe { copy::enqueue(stream, target, source.as_ptr(), len, FencePurpose::Buffer) };
+        note_begun(begun, &enqueued);
         self.track(enqueued, CopyFences::record)
     }
 
@@ -127,10 +140,11 @@ impl PinnedBuf {
             // the put.
             let _failures_stay = block.state_mut().copy_fences.wait_for_all();
         }
-        self.begin_copy();
+        let begun = self.begin_copy();
         // SAFETY: the fence is recorded below, and from then on nothing touches the memory, nor does it return to the pool,
         // until the copy is over (buffer-I2); on a refusal nothing was enqueued.
         let fetched = unsafe { copy::fetch(stream, source, self.start().as_ptr(), self.len()) };
+        note_begun(begun, &fetched);
         let copy = self.track(fetched, CopyFences::record_write)?;
         Ok(PendingBuf { buf: self, copy })
     }
@@ -165,15 +179,16 @@ impl PinnedBuf {
         }
         self.check_process()?;
         // The engine learns of the others' work here, and not before.
-        self.begin_copy();
+        let begun = self.begin_copy();
         match mark() {
-            Ok(fence) => {
-                if let Some(fence) = fence {
-                    self.put_back_after(fence);
-                }
+            Ok(Some(fence)) => {
+                begun.into_iter().for_each(|begun| begun.ends_with(fence.clone()));
+                self.put_back_after(fence);
                 Ok(())
             }
+            Ok(None) => Ok(()),
             Err(error) => {
+                begun.into_iter().for_each(BegunCopy::never_ends);
                 self.leak(&error);
                 Err(error)
             }
@@ -192,15 +207,14 @@ impl PinnedBuf {
     }
 
     /// Precedes each copy from the buffer. Fails if an earlier copy into it failed: its bytes are unknown.
-    fn prepare_read(&self) -> Result<()> {
+    fn prepare_read(&self) -> Result<Option<BegunCopy<'_>>> {
         self.check_process()?;
         if let Some(block) = &self.block
             && block.state().copy_fences.any()
         {
             block.state().copy_fences.wait_for_writes(None)?;
         }
-        self.begin_copy();
-        Ok(())
+        Ok(self.begin_copy())
     }
 
     /// Purpose of the fence of a copy that gives the buffer up.

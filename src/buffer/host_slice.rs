@@ -15,6 +15,7 @@ use super::PinnedBuf;
 use super::slice::check_cast;
 use crate::copy::cuda::{HostSliceFence, refuse_host_slice};
 use crate::copy::elements_in;
+use crate::engine::BegunCopy;
 use crate::error::Result;
 
 /// A part of a [`PinnedBuf`] as elements of `T`, to copy from: `stream.memcpy_htod(&buf.slice(..n)?, &mut device)`. The
@@ -39,6 +40,14 @@ struct Part<T> {
     start_bytes: usize,
     len: usize,
     element: PhantomData<T>,
+}
+
+/// Tells the gate when the copy ends that cudarc is about to make.
+fn note_begun(begun: BegunCopy<'_>, fence: &HostSliceFence) {
+    match fence.watched() {
+        Some(watched) => begun.ends_with(watched),
+        None => begun.never_ends(),
+    }
 }
 
 impl<T: Pod> Part<T> {
@@ -134,11 +143,12 @@ impl PinnedBuf {
             return nothing;
         }
         let Some(block) = &self.block else { return nothing };
-        self.begin_copy();
+        let begun = self.begin_copy();
         let fence = HostSliceFence::new(stream);
         // Writes of this very stream are over before the copy begins (host-slice-I3).
         let written = block.state().copy_fences.wait_for_writes(fence.shared.stream_id());
         block.state().copy_fences.lend(fence.shared.clone());
+        begun.into_iter().for_each(|begun| note_begun(begun, &fence));
         // SAFETY: the fence outlives `'a` (host-slice-I1): it is in the buffer's list, which lets go of it through `&mut`.
         let guard = unsafe { fence.guard() };
         if written.is_err() {
@@ -154,9 +164,10 @@ impl PinnedBuf {
             refuse_host_slice(stream);
             return (&mut [], SyncOnDrop::Record(None));
         }
-        self.begin_copy();
-        let Some(block) = &mut self.block else { return (&mut [], SyncOnDrop::Record(None)) };
+        let begun = self.begin_copy();
         let fence = HostSliceFence::new(stream);
+        begun.into_iter().for_each(|begun| note_begun(begun, &fence));
+        let Some(block) = &mut self.block else { return (&mut [], SyncOnDrop::Record(None)) };
         let copy_fences = &mut block.state_mut().copy_fences;
         let written = copy_fences.wait_for_others(fence.shared.stream_id());
         copy_fences.record_write(fence.shared.clone());

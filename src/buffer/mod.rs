@@ -29,7 +29,7 @@ use std::ptr::NonNull;
 
 use bytemuck::Pod;
 
-use crate::engine::{Block, BufferState};
+use crate::engine::{BegunCopy, Block, BufferState};
 use crate::error::Result;
 use crate::in_flight::CopyFences;
 
@@ -201,9 +201,7 @@ impl PinnedBuf {
     /// is never used again.
     pub fn wait(&mut self) -> Result<()> {
         let Some(block) = self.block.as_mut().filter(|block| !block.is_forked()) else { return Ok(()) };
-        block.state_mut().copy_fences.wait_for_all()?;
-        block.end_copies();
-        Ok(())
+        block.state_mut().copy_fences.wait_for_all()
     }
 
     /// The bytes for host code, after waiting until no recorded copy writes to them. Copies that only read them delay
@@ -232,13 +230,10 @@ impl PinnedBuf {
     #[inline]
     pub fn as_mut_slice(&mut self) -> Result<&mut Pinned<u8>> {
         self.check_reachable()?;
-        let was_free = self.is_free();
-        if !was_free {
+        if !self.is_free() {
             self.wait_for_copies()?;
-        }
-        // After a failure of the device the copies stay pending: their end is unknown.
-        if was_free || self.is_free() {
-            self.end_copies();
+            // Forgets them, so that a put needs no sweep. After a failure of the device they stay: their end is unknown.
+            let _is_free = self.is_free();
         }
         // SAFETY: no copy uses the bytes: the wait returned `Ok`.
         Ok(Pinned::from_mut(unsafe { self.bytes_mut() }))
@@ -337,14 +332,8 @@ impl PinnedBuf {
     }
 
     /// Precedes each copy: waits while memory goes back to a driver that would wait for the copy.
-    fn begin_copy(&self) {
-        self.block.iter().for_each(Block::begin_copy);
-    }
-
-    /// No copy uses the buffer any more, which the engine learns now, not at the put.
-    #[inline]
-    fn end_copies(&self) {
-        self.block.iter().for_each(Block::end_copies);
+    fn begin_copy(&self) -> Option<BegunCopy<'_>> {
+        self.block.as_ref().and_then(Block::begin_copy)
     }
 
     /// Where the next [`io::Write`] goes; starts at 0.

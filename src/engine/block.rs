@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  Block ─▶ Entry (links and coarse time, for the thread cache)
-//!             └─ BlockBody: owner (the pool's core), memory, class, buffer state, copies counted at the gate
+//!             └─ BlockBody: owner (the pool's core), memory, class, buffer state
 //! ```
 //!
 //! Generic over the owner `E`, so that nothing here knows a pool. Never acquires or releases memory.
@@ -15,10 +15,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::idle::thread_cache::Entry;
-use super::supply::{BlockMemory, Gate};
+use super::supply::BlockMemory;
 use crate::in_flight::CopyFences;
 use crate::size_class::Class;
-use crate::sync::process::{AtomicU64, Ordering};
 
 /// Memory of one class and its owner. One pointer wide.
 ///
@@ -32,9 +31,6 @@ pub(super) struct BlockBody<E> {
     memory: BlockMemory,
     class_bytes: usize,
     state: BufferState,
-    /// How often this block is counted at the gate: once per copy that found it at 0, so more than once only if threads
-    /// began copies at the same time.
-    gate_count: AtomicU64,
 }
 
 /// Without the owner, whose idle blocks would lead back here.
@@ -81,13 +77,7 @@ impl BufferState {
 impl<E> Block<E> {
     pub(super) fn new(owner: Arc<E>, memory: BlockMemory, class: Class) -> Self {
         let held_bytes = usize::try_from(memory.held_bytes()).unwrap_or(usize::MAX);
-        let body = BlockBody {
-            owner,
-            memory,
-            class_bytes: class.bytes,
-            state: BufferState::default(),
-            gate_count: AtomicU64::new(0),
-        };
+        let body = BlockBody { owner, memory, class_bytes: class.bytes, state: BufferState::default() };
         Self(Entry::new(class.index, held_bytes, body))
     }
 
@@ -150,28 +140,5 @@ impl<E> Block<E> {
     #[inline]
     pub(crate) fn state_mut(&mut self) -> &mut BufferState {
         &mut self.0.state
-    }
-
-    /// Counts this block at `gate` before a copy of it is enqueued, unless it is counted already.
-    #[inline]
-    pub(super) fn begin_copy_at(&self, gate: &Gate) {
-        // A block that is counted must not wait at the gate: the release that closes it waits for this block.
-        // Acquire, with the Release below: a thread that sees another thread's count comes after the release that the
-        // other thread waited for (gate-I2).
-        if self.0.gate_count.load(Ordering::Acquire) == 0 {
-            gate.begin_copy();
-            self.0.gate_count.fetch_add(1, Ordering::Release);
-        }
-    }
-
-    /// All copies are over, and the caller has the block alone.
-    #[inline]
-    pub(super) fn end_copies_at(&self, gate: Option<&Gate>) {
-        // Relaxed: the sole owner of the block comes after all threads that counted it. The load comes first because most
-        // puts follow no copy.
-        if self.0.gate_count.load(Ordering::Relaxed) > 0 {
-            let copies = self.0.gate_count.swap(0, Ordering::Relaxed);
-            gate.into_iter().for_each(|gate| gate.end_copies(copies));
-        }
     }
 }

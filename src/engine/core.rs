@@ -313,7 +313,6 @@ impl Core {
     /// The user is done with `block`, and so is every device. The caller keeps a reference to this pool until it returns.
     #[inline]
     pub(super) fn put(&self, block: Block) {
-        block.end_copies_at(self.backing().gate());
         if !block.is_from_source() {
             self.put_pageable(block);
             return;
@@ -363,6 +362,10 @@ impl Core {
     }
 
     fn complete(&self, swept: Swept<Block>) {
+        if !swept.completed.is_empty() {
+            // The same fences are over for the gate: it drops them, and their events are used again.
+            self.backing().gate().into_iter().for_each(Gate::complete_copies);
+        }
         swept.completed.into_iter().for_each(|block| self.put(block));
         swept.lost.into_iter().for_each(|(block, error)| self.leak(block, &error));
     }

@@ -37,7 +37,7 @@ mod waiters;
 pub(crate) use self::block::BufferState;
 pub(crate) use self::clock::{Clock, Timekeeper};
 pub(crate) use self::core::Core;
-pub(crate) use self::supply::{Backing, Direct, Fallback, SharedArena, SharedArenaConfig, Supply};
+pub(crate) use self::supply::{Backing, BegunCopy, Direct, Fallback, SharedArena, SharedArenaConfig, Supply};
 pub(crate) use self::user_block::Block;
 #[cfg(any(test, feature = "testing"))]
 pub use clock::ManualClock;

@@ -1,8 +1,8 @@
 //! The calls of a buffer on its block: copies begin and end, and the block goes back to its pool.
 //!
 //! ```text
-//!   fill ─▶ begin_copy ─▶ enqueue ─▶ put_back_after(fences) ─▶ in flight ─▶ end_copies ─▶ idle
-//!     └───────────────────────────▶ put_back ──────────────────────────────────────────▶ idle
+//!   fill ─▶ begin_copy ─▶ enqueue ─▶ put_back_after(fences) ─▶ in flight ─▶ idle
+//!     └───────────────────────────▶ put_back ────────────────────────────▶ idle
 //!                └─ completion can never be known ─▶ leak
 //! ```
 //!
@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use super::block;
 use super::core::Core;
+use super::supply::{BegunCopy, Gate};
 use crate::error::{Error, Result};
 use crate::in_flight::{FenceKind, Fences};
 
@@ -70,18 +71,11 @@ impl Block {
         self.owner().fence_kind()
     }
 
-    /// Call before each copy is enqueued. May wait, while memory is released to a driver that would wait for the copy.
+    /// Call before each copy is enqueued. May wait, while memory is released to a driver that would wait for the copy. `None`
+    /// where no release waits for copies.
     #[inline]
-    pub(crate) fn begin_copy(&self) {
-        if let Some(gate) = self.owner().backing().gate() {
-            self.begin_copy_at(gate);
-        }
-    }
-
-    /// All copies from the block are over, and the caller has it alone.
-    #[inline]
-    pub(crate) fn end_copies(&self) {
-        self.end_copies_at(self.owner().backing().gate());
+    pub(crate) fn begin_copy(&self) -> Option<BegunCopy<'_>> {
+        self.owner().backing().gate().and_then(Gate::begin_copy)
     }
 
     /// The put: nothing uses the block any more.

@@ -36,6 +36,8 @@ use crate::sync::process::{AtomicU64, Ordering};
 
 mod fence;
 
+#[cfg(test)]
+pub(crate) use fence::scripted::ScriptedFence;
 pub(crate) use fence::{CopyFences, Fences, SharedFence};
 pub use fence::{Fence, FenceKind, StreamId};
 use fence::{discard, is_over, stream_of};

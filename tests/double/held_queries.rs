@@ -26,8 +26,8 @@ fn a_failing_get_and_the_figures_do_not_wait_for_a_query_of_another_thread() {
     let _held = pool.get(8 * MIB).unwrap();
     let mut copying = filled(&pool, 2 * MIB, 7);
     copying.truncate(MIB);
-    drop(copying.copy_to(&stream, &mut memory).unwrap());
     let gate = double.hold_call("cuEventQuery");
+    drop(copying.copy_to(&stream, &mut memory).unwrap());
     let polling = pool.clone();
     let blocked = thread::spawn(move || polling.poll());
     gate.wait_for(1);
@@ -47,8 +47,9 @@ fn the_end_of_a_pool_does_not_wait_for_its_thread_in_a_query() {
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, MIB);
     let pool = builder(Backend::Vmm).background_poll(true).close_wait(Duration::from_millis(200)).build().unwrap();
-    drop(filled(&pool, MIB, 7).copy_to(&stream, &mut memory).unwrap());
+    let buf = filled(&pool, MIB, 7);
     let gate = double.hold_call("cuEventQuery");
+    drop(buf.copy_to(&stream, &mut memory).unwrap());
     gate.wait_for(1);
     in_time(move || drop(pool));
     drop(gate);

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use driver_double::Double;
 use pinpool::testing::ManualClock;
-use pinpool::{Backend, FenceKind, Pool, ReleasePolicy};
+use pinpool::{Backend, FenceKind, PinnedBuf, Pool, ReleasePolicy};
 
 use crate::fixture::{MIB, builder, filled, held, stream_and_memory};
 
@@ -105,6 +106,63 @@ fn a_buffer_that_a_drain_waits_for_may_be_copied_again_and_dropped() {
         get.join().unwrap().unwrap();
     });
     assert_eq!(double.counts().frees_with_work_in_flight, 0);
+}
+
+/// A get at the ceiling that forces a drain, on a thread that keeps a buffer which `copy` has copied from.
+fn a_get_does_not_wait_for_its_own_buffer(
+    copy: impl Fn(&mut PinnedBuf, &Arc<CudaStream>, &mut CudaSlice<u8>) + Send + 'static,
+) {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
+    let wait = Duration::from_secs(600);
+    let pool =
+        builder(Backend::Register).max_bytes(6 << 20).release_policy(ReleasePolicy::Force).wait(wait).build().unwrap();
+    let (done, is_done) = channel();
+    let (end, may_end) = channel::<()>();
+    let getting = thread::spawn(move || {
+        stream.context().bind_to_thread().unwrap();
+        let mut buf = filled(&pool, 4096, 7);
+        drop(pool.get(3 * MIB).unwrap());
+        copy(&mut buf, &stream, &mut memory);
+        stream.synchronize().unwrap();
+        drop(pool.get(5 * MIB).unwrap());
+        assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; 4096]);
+        assert_eq!(pool.stats().in_use, 1);
+        buf.as_mut_slice().unwrap().fill(1);
+        done.send(pool.stats().drains).unwrap();
+        // The end of the pool is not looked at here.
+        let _hung_up = may_end.recv();
+    });
+    let drains = is_done.recv_timeout(Duration::from_secs(20)).expect("it waits for itself, or it panicked");
+    assert!(drains <= 1, "{drains}");
+    assert_eq!(double.counts().frees_with_work_in_flight, 0);
+    drop(end);
+    getting.join().unwrap();
+}
+
+#[test]
+fn a_get_at_the_ceiling_does_not_wait_for_a_copy_that_is_over_though_its_buffer_is_kept() {
+    a_get_does_not_wait_for_its_own_buffer(|buf, stream, memory| {
+        buf.copy_range_to(0..4096, stream, memory).unwrap();
+    });
+    a_get_does_not_wait_for_its_own_buffer(|buf, stream, memory| stream.memcpy_htod(&*buf, memory).unwrap());
+    a_get_does_not_wait_for_its_own_buffer(|buf, stream, memory| {
+        stream.memcpy_htod(&buf.slice(..).unwrap(), memory).unwrap();
+    });
+}
+
+#[test]
+fn a_refused_copy_delays_no_release() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, 16);
+    let pool = builder(Backend::Register).build().unwrap();
+    drop(pool.get(3 * MIB).unwrap());
+    let mut buf = pool.get(4096).unwrap();
+    assert!(buf.copy_range_to(0..4096, &stream, &mut memory).unwrap_err().is_copy());
+    pool.trim(0);
+    assert_eq!(releases(&double), 1, "the buffer is kept, and nothing was enqueued");
 }
 
 /// A stream, and device memory for each batch that is copied on it.

@@ -52,6 +52,11 @@ impl HostSliceFence {
         }
     }
 
+    /// The fence for a watcher that may query it before cudarc has recorded the event; `None` if the copy is not tracked.
+    pub(crate) fn watched(&self) -> Option<SharedFence> {
+        self.tracked.as_ref().map(|tracked| -> SharedFence { Arc::new(WatchedCopy(tracked.clone())) })
+    }
+
     /// What cudarc drops when the copy is enqueued.
     ///
     /// # Safety
@@ -80,6 +85,8 @@ struct TrackedCopy {
     context: &'static ContextState,
     /// The record was checked, and is there.
     is_recorded: AtomicBool,
+    /// The borrow is over, and there is no record.
+    is_unrecorded: AtomicBool,
 }
 
 impl TrackedCopy {
@@ -102,14 +109,25 @@ impl TrackedCopy {
             stream_id: context.stream_id(stream),
             context,
             is_recorded: AtomicBool::new(false),
+            is_unrecorded: AtomicBool::new(false),
         })
     }
 
-    /// Fails if cudarc recorded nothing (host-slice-I2). Needs a current context, which the caller may not have.
+    /// Fails if cudarc recorded nothing (host-slice-I2).
     fn check_recorded(&self) -> Result<()> {
+        if self.find_record()? {
+            return Ok(());
+        }
+        // Relaxed: as in `find_record`.
+        self.is_unrecorded.store(true, Ordering::Relaxed);
+        Err(unrecorded())
+    }
+
+    /// Whether cudarc has recorded the event. Needs a current context, which the caller may not have.
+    fn find_record(&self) -> Result<bool> {
         // Relaxed: set once and never cleared; no other data depends on it.
         if self.is_recorded.load(Ordering::Relaxed) {
-            return Ok(());
+            return Ok(true);
         }
         let _relaxed = RelaxedCapture::enter();
         let _current = self.context.enter().map_err(|error| Error::device(failed("cuCtxSetCurrent", error)))?;
@@ -117,13 +135,17 @@ impl TrackedCopy {
             Some(0 | NOT_READY) => {
                 // Relaxed: as above.
                 self.is_recorded.store(true, Ordering::Relaxed);
-                Ok(())
+                Ok(true)
             }
-            Some(INVALID_HANDLE) => Err(Error::device("cudarc recorded no event behind its copy")),
+            Some(INVALID_HANDLE) => Ok(false),
             Some(code) => Err(Error::device(format!("cuEventElapsedTime failed (code {code})"))),
             None => Err(Error::device("the driver has no cuEventElapsedTime")),
         }
     }
+}
+
+fn unrecorded() -> Error {
+    Error::device("cudarc recorded no event behind its copy")
 }
 
 const INVALID_HANDLE: c_int = sys::CUresult::CUDA_ERROR_INVALID_HANDLE as c_int;
@@ -171,6 +193,32 @@ unsafe impl Fence for TrackedCopy {
 
     fn stream_id(&self) -> Option<StreamId> {
         self.stream_id
+    }
+}
+
+/// A copy that cudarc may not have enqueued yet.
+#[derive(Debug)]
+struct WatchedCopy(Arc<TrackedCopy>);
+
+// SAFETY: as `TrackedCopy`, except that it may be queried at any time: without a record it is not over.
+unsafe impl Fence for WatchedCopy {
+    fn is_done(&self) -> Result<bool> {
+        // Relaxed: as in `find_record`.
+        match self.0.is_unrecorded.load(Ordering::Relaxed) {
+            true => Err(unrecorded()),
+            false => Ok(self.0.find_record()? && self.0.context.is_over(Event(self.0.event.cu_event()))?),
+        }
+    }
+
+    fn wait(&self) -> Result<()> {
+        while !self.is_done()? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn stream(&self) -> u64 {
+        self.0.number
     }
 }
 

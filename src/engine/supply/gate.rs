@@ -9,8 +9,9 @@
 //! meanwhile. With the gate they find no copy of this pool. They may still wait for work of other code; the time that
 //! costs is in [`Underlying::time`](crate::Underlying::time).
 //!
-//! A copy is pending from before it is enqueued until its buffer was seen to be free again: longer than it runs, never
-//! shorter. A leaked copy, whose end cannot be known, stays pending; from then on no release that waits for copies is made.
+//! A copy is pending from before it is enqueued until its fence was seen to be over: longer than it runs, never shorter.
+//! Its buffer may be in use meanwhile, so a thread that keeps a buffer does not wait for itself. A copy whose end cannot be
+//! known stays pending; from then on no release that waits for copies is made.
 //!
 //! Invariants, which the models check in every interleaving:
 //!
@@ -22,10 +23,13 @@
 
 use std::time::{Duration, Instant};
 
+use crate::in_flight::{Fences, InFlight, SharedFence};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex};
 
 const CLOSED: u64 = 1 << 63;
+/// Copies are looked through for those that are over each time so many have begun, so that their fences do not add up.
+const SWEEP_EACH: u64 = 64;
 /// Pause of a drain between two sweeps for completed copies.
 const SWEEP_EVERY: Duration = Duration::from_micros(50);
 
@@ -35,11 +39,17 @@ pub(in crate::engine) struct Gate {
     /// False where no release waits for copies: then no copy is counted, and the gate is always open.
     is_needed: bool,
     state: AtomicU64,
+    /// The fences of the pending copies.
+    running: InFlight<()>,
     /// A pending copy was leaked: it will never be seen to end.
     has_leak: AtomicBool,
     waiting: Mutex<()>,
     opened: Condvar,
 }
+
+/// A copy that is pending. If this is dropped, nothing was enqueued.
+#[derive(Debug)]
+pub(crate) struct BegunCopy<'gate>(&'gate Gate);
 
 /// No copy begins while this exists.
 #[derive(Debug)]
@@ -51,18 +61,23 @@ impl Gate {
         Self {
             is_needed,
             state: AtomicU64::new(0),
+            running: InFlight::new(),
             has_leak: AtomicBool::new(false),
             waiting: Mutex::new(()),
             opened: Condvar::default(),
         }
     }
 
-    /// Call before a copy is enqueued. Waits while a release is running.
+    /// Call before a copy is enqueued. Waits while a release is running. `None` where no copy is counted.
     #[inline]
-    pub(in crate::engine) fn begin_copy(&self) {
-        if !self.is_needed {
-            return;
-        }
+    pub(in crate::engine) fn begin_copy(&self) -> Option<BegunCopy<'_>> {
+        self.is_needed.then(|| {
+            self.count_copy();
+            BegunCopy(self)
+        })
+    }
+
+    fn count_copy(&self) {
         // Relaxed, here and on failure: a guess, which the exchange checks.
         let mut state = self.state.load(Ordering::Relaxed);
         loop {
@@ -93,12 +108,22 @@ impl Gate {
         }
     }
 
-    /// That many copies are over, and their buffers free.
-    pub(in crate::engine) fn end_copies(&self, copies: u64) {
-        if self.is_needed {
-            // Release, with the Acquire that closes the gate: the copies happen before the release (gate-I2).
-            self.state.fetch_sub(copies, Ordering::Release);
+    /// Looks for copies that are over. Queries fences.
+    pub(in crate::engine) fn complete_copies(&self) {
+        if self.running.count() == 0 {
+            return;
         }
+        let swept = self.running.sweep();
+        self.end_copies(swept.completed.len() as u64);
+        if !swept.lost.is_empty() {
+            self.note_leak();
+        }
+    }
+
+    /// That many copies are over.
+    fn end_copies(&self, copies: u64) {
+        // Release, with the Acquire that closes the gate: the copies happen before the release (gate-I2).
+        self.state.fetch_sub(copies, Ordering::Release);
     }
 
     /// The end of a pending copy will never be known, so waiting for it is useless.
@@ -127,6 +152,7 @@ impl Gate {
     /// Closes the gate after the release that is running, if any. `None` if a copy is pending.
     pub(super) fn close_in_turn(&self) -> Option<ClosedGate<'_>> {
         loop {
+            self.complete_copies();
             if let Some(closed) = self.close() {
                 return Some(closed);
             }
@@ -136,10 +162,14 @@ impl Gate {
         }
     }
 
-    /// Lets no copy begin, and waits for running releases and for the pending copies, which `sweep` completes; at most for
-    /// `patience`.
+    /// Lets no copy begin, and waits for running releases and for the pending copies; at most for `patience`. `sweep` puts
+    /// back the buffers whose copies are over.
     pub(super) fn drain(&self, patience: Duration, sweep: impl Fn()) -> Option<ClosedGate<'_>> {
         let begun = Instant::now();
+        let sweep = || {
+            sweep();
+            self.complete_copies();
+        };
         self.drain_while(sweep, || {
             let is_patient = begun.elapsed() < patience;
             if is_patient {
@@ -172,6 +202,29 @@ impl Gate {
     }
 }
 
+impl BegunCopy<'_> {
+    /// The copy is enqueued, or is about to be, and ends with `fence`.
+    pub(crate) fn ends_with(self, fence: SharedFence) {
+        let gate = std::mem::ManuallyDrop::new(self).0;
+        // The time is of no interest: the buffer's own record has it.
+        gate.running.insert((), 0, Fences::from_buf([fence]), 0);
+        if gate.running.count().is_multiple_of(SWEEP_EACH) {
+            gate.complete_copies();
+        }
+    }
+
+    /// The copy may be running, and its end will never be known.
+    pub(crate) fn never_ends(self) {
+        std::mem::ManuallyDrop::new(self).0.note_leak();
+    }
+}
+
+impl Drop for BegunCopy<'_> {
+    fn drop(&mut self) {
+        self.0.end_copies(1);
+    }
+}
+
 impl Drop for ClosedGate<'_> {
     fn drop(&mut self) {
         if self.0.is_needed {
@@ -189,16 +242,18 @@ mod models;
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
     use std::thread;
 
     use super::*;
+    use crate::in_flight::ScriptedFence;
 
     #[test]
     fn no_release_begins_while_a_copy_is_pending_and_no_copy_while_a_release_runs() {
         let gate = Gate::new(true);
-        gate.begin_copy();
-        gate.begin_copy();
+        gate.count_copy();
+        gate.count_copy();
         assert!(gate.close().is_none() && !gate.is_at_rest());
         gate.end_copies(2);
         let closed = gate.close().expect("no copy is pending");
@@ -208,7 +263,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 is_waiting.store(true, Ordering::SeqCst);
-                gate.begin_copy();
+                gate.count_copy();
                 has_begun.store(true, Ordering::SeqCst);
             });
             while !is_waiting.load(Ordering::SeqCst) {
@@ -227,7 +282,7 @@ mod tests {
     #[test]
     fn a_drain_waits_for_the_pending_copies_or_times_out_and_opens_the_gate() {
         let gate = Gate::new(true);
-        gate.begin_copy();
+        gate.count_copy();
         assert!(gate.drain(Duration::ZERO, || ()).is_none());
         assert_eq!(gate.state.load(Ordering::SeqCst), 1, "open again");
         let end_if_pending = || gate.end_copies(u64::from(gate.state.load(Ordering::SeqCst) != CLOSED));
@@ -237,16 +292,44 @@ mod tests {
     #[test]
     fn a_drain_does_not_wait_for_a_leaked_copy() {
         let gate = Gate::new(true);
-        gate.begin_copy();
+        gate.count_copy();
         gate.note_leak();
         assert!(gate.drain(Duration::MAX, || ()).is_none());
         assert_eq!(gate.state.load(Ordering::SeqCst), 1, "open again");
     }
 
     #[test]
+    fn a_copy_is_pending_until_its_fence_is_over_or_it_was_not_enqueued() {
+        let gate = Gate::new(true);
+        drop(gate.begin_copy());
+        assert!(gate.is_at_rest(), "it was refused");
+        let fence = Arc::new(ScriptedFence::on(1));
+        gate.begin_copy().unwrap().ends_with(fence.clone());
+        gate.complete_copies();
+        assert!(gate.close_in_turn().is_none());
+        fence.finish();
+        assert!(gate.close_in_turn().is_some());
+        gate.begin_copy().unwrap().never_ends();
+        gate.complete_copies();
+        assert!(gate.drain(Duration::MAX, || ()).is_none(), "nothing to wait for");
+        assert!(gate.close().is_none());
+    }
+
+    #[test]
+    fn the_fences_of_copies_that_are_over_do_not_add_up() {
+        let gate = Gate::new(true);
+        for _ in 0..10 * SWEEP_EACH {
+            let fence = Arc::new(ScriptedFence::on(1));
+            fence.finish();
+            gate.begin_copy().unwrap().ends_with(fence);
+        }
+        assert!(gate.running.count() < SWEEP_EACH);
+    }
+
+    #[test]
     fn a_gate_that_is_not_needed_is_always_open() {
         let gate = Gate::new(false);
-        gate.begin_copy();
+        assert!(gate.begin_copy().is_none());
         let both = (gate.close(), gate.close());
         assert!(both.0.is_some() && both.1.is_some());
     }
@@ -260,7 +343,7 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| {
                     for _ in 0..ROUNDS {
-                        gate.begin_copy();
+                        gate.count_copy();
                         copies.fetch_add(1, Ordering::SeqCst);
                         assert_eq!(releases.load(Ordering::SeqCst), 0);
                         copies.fetch_sub(1, Ordering::SeqCst);

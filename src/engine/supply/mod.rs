@@ -36,6 +36,7 @@ pub(super) use backing::PoolUsage;
 pub(crate) use backing::{Backing, Supply};
 pub(crate) use direct::Direct;
 pub(crate) use fallback::Fallback;
+pub(crate) use gate::BegunCopy;
 pub(super) use gate::Gate;
 pub(crate) use shared_arena::{SharedArena, SharedArenaConfig};
 

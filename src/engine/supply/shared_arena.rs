@@ -124,6 +124,8 @@ impl SharedArena {
             return Err(self.no_space(bytes));
         }
         let attached = self.attached();
+        // Fences are queried under no lock.
+        self.gate.complete_copies();
         // After a refusal a region for this one buffer may still fit; after a second one only committed memory can help.
         let (mut source_error, mut is_one_buffer) = (None, false);
         let (mut closed_late, mut may_wait) = (None, true);
@@ -361,6 +363,7 @@ impl SharedArena {
     fn is_at_rest(&self) -> bool {
         self.gate.is_at_rest() || {
             complete_copies(&self.attached());
+            self.gate.complete_copies();
             self.gate.is_at_rest()
         }
     }
@@ -382,7 +385,11 @@ impl SharedArena {
 
     /// Carries out a plan of releases, unless copies are pending that it would wait for.
     fn release(&self, now_us: u64, plan: impl FnOnce(&mut ArenaState) -> Option<Plan>) -> Result<(), SourceError> {
-        self.gate.close().map_or(Ok(()), |closed| self.release_behind(&closed, now_us, plan))
+        let closed = self.gate.close().or_else(|| {
+            self.gate.complete_copies();
+            self.gate.close()
+        });
+        closed.map_or(Ok(()), |closed| self.release_behind(&closed, now_us, plan))
     }
 
     fn release_behind(

@@ -24,7 +24,7 @@ impl Guarded {
     }
 
     fn copy(&self) {
-        self.gate.begin_copy();
+        self.gate.count_copy();
         self.read();
         self.gate.end_copies(1);
     }
@@ -142,7 +142,7 @@ fn loom_a_release_in_turn_gives_way_to_a_pending_copy_and_not_to_a_waiting_one()
     model(|| {
         let guarded = Guarded::new();
         let closed = guarded.gate.close();
-        let copy = spawn(&guarded, |guarded| guarded.gate.begin_copy());
+        let copy = spawn(&guarded, |guarded| guarded.gate.count_copy());
         assert!(guarded.release(closed));
         let released = guarded.release(guarded.gate.close_in_turn());
         // The copy never ends, so a close that failed fails again.
@@ -157,7 +157,7 @@ fn loom_a_release_in_turn_gives_way_to_a_pending_copy_and_not_to_a_waiting_one()
 fn loom_a_drain_ends_with_the_pending_copies_and_lets_the_next_begin() {
     model(|| {
         let guarded = Guarded::new();
-        guarded.gate.begin_copy();
+        guarded.gate.count_copy();
         let pending = spawn(&guarded, |guarded| {
             guarded.read();
             guarded.gate.end_copies(1);
@@ -176,7 +176,7 @@ fn loom_a_drain_ends_with_the_pending_copies_and_lets_the_next_begin() {
 fn loom_a_drain_sweeps_for_copies_that_are_over() {
     model(|| {
         let guarded = Guarded::new();
-        guarded.gate.begin_copy();
+        guarded.gate.count_copy();
         let is_over = Arc::new(AtomicBool::new(false));
         let (over, seen) = (is_over.clone(), is_over);
         let device = spawn(&guarded, move |guarded| {
@@ -200,7 +200,7 @@ fn loom_a_drain_sweeps_for_copies_that_are_over() {
 fn loom_a_drain_that_times_out_opens_the_gate_for_waiting_copies() {
     model(|| {
         let guarded = Guarded::new();
-        guarded.gate.begin_copy();
+        guarded.gate.count_copy();
         let ending = spawn(&guarded, |guarded| guarded.gate.end_copies(1));
         let next = spawn(&guarded, Guarded::copy);
         let drained = guarded.release(guarded.gate.drain_while(|| (), || false));
