@@ -15,6 +15,7 @@ use std::time::Duration;
 use crate::backend::{PageTiers, SourceError};
 use crate::config::Warning;
 use crate::error::{Error, UsageReport};
+use crate::finding::{Finding, Level};
 use crate::policy::Check;
 
 /// Counts the checks of one or many pools and picks those that are printed.
@@ -165,8 +166,19 @@ impl PoolLog {
         ceiling: &str,
     ) {
         let kind = if is_pinned { "page-locked" } else { "not page-locked" };
-        let why_not: String = passed_over.iter().map(|(name, why)| format!("; not {name}: {why}")).collect();
+        // Back-ends of one driver are mostly passed over for one reason.
+        let reasons = passed_over.chunk_by(|(_, one), (_, next)| one == next);
+        let why_not: String = reasons.map(|alike| format!("; not {}: {}", names(alike), alike[0].1)).collect();
         log::info!("{self}preset {preset}, back-end {backend} ({kind}), ceiling {ceiling}{why_not}");
+    }
+
+    /// Prints what the user has to know of the machine: warnings and errors.
+    pub(crate) fn found(&self, finding: &Finding) {
+        match finding.level {
+            Level::Ok | Level::Note => {}
+            Level::Warning => log::warn!("{self}{finding}"),
+            Level::Error => log::error!("{self}{finding}"),
+        }
     }
 
     pub(crate) fn limit_lowered(&self, from: u64, to: u64) {
@@ -197,9 +209,11 @@ impl PoolLog {
     }
 
     pub(crate) fn shortage_ended(&self, after: Duration, gets: u64, fallbacks: u64) {
+        // Of a single get there is no time between the first and the last.
+        let after = if after.is_zero() { String::new() } else { format!(" after {after:?}") };
+        let subject = if gets == 1 { "1 get".to_owned() } else { format!("{gets} gets") };
         log::warn!(
-            "{self}shortage over after {after:?}: {gets} gets found no memory at once, {fallbacks} were given memory that \
-             is not pinned"
+            "{self}shortage over{after}: {subject} found no memory at once, {fallbacks} were given memory that is not pinned"
         );
     }
 
@@ -223,7 +237,7 @@ impl PoolLog {
     pub(crate) fn lock_limited(&self, limit_bytes: u64) {
         log::warn!(
             "{self}locked memory is limited to {limit_bytes} bytes for this process (RLIMIT_MEMLOCK), and so is the \
-             ceiling; raise the limit (`ulimit -l`) or grant CAP_IPC_LOCK for more"
+             ceiling; raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK for more"
         );
     }
 
@@ -296,6 +310,11 @@ impl PoolLog {
              since a device may still read them (PINPOOL_CLOSE_WAIT sets the wait)"
         );
     }
+}
+
+/// The names of `passed_over`, in a list.
+fn names(passed_over: &[(&'static str, String)]) -> String {
+    passed_over.iter().map(|&(name, _)| name).collect::<Vec<_>>().join(", ")
 }
 
 /// A double as C's `%g` prints it: six significant digits, no trailing zeros, an exponent below 1e-4 and from 1e6 on.

@@ -54,6 +54,7 @@ mod diag;
 mod driver;
 mod engine;
 mod error;
+mod finding;
 mod fork;
 mod host;
 mod in_flight;
@@ -89,6 +90,7 @@ pub use config::{Ceiling, Config, OnFull, Preset, PressureSource, ReleasePolicy}
 pub use copy::Completion;
 pub use diag::{CheckReport, LogSampler};
 pub use error::{Error, Result};
+pub use finding::{Finding, Level};
 pub use in_flight::{Fence, FenceKind, StreamId};
 pub use policy::{Check, Window};
 pub use pool::{Pool, PoolBuilder};

@@ -16,6 +16,7 @@ use super::mlock::MlockSource;
 use super::sim::SimSource;
 use super::source::Source;
 use crate::error::{ErrorKind, Result};
+use crate::finding::{Finding, Level};
 use crate::host;
 
 /// Below this much lockable memory `Auto` chooses `heap`: a pool of one or two batches is of no use.
@@ -72,6 +73,8 @@ pub(crate) struct Chosen {
     pub(crate) lock_limit_bytes: Option<u64>,
     /// Better sources that do not work here, each with the reason.
     pub(crate) passed_over: Vec<(&'static str, String)>,
+    /// What `Auto` could not have: a GPU that is here and not used, memory that is not page-locked.
+    pub(crate) findings: Vec<Finding>,
 }
 
 /// How memory is to be pinned, and for which pool.
@@ -108,7 +111,7 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions) -> Result<Chosen> {
         Backend::Sim { total_bytes } => Arc::new(SimSource::new(*total_bytes)),
         Backend::Source(source) => source.clone(),
     };
-    Ok(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new() })
+    Ok(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings: Vec::new() })
 }
 
 /// The requested node; `None` where the machine has no choice of nodes.
@@ -138,17 +141,52 @@ fn best(options: PinOptions) -> Chosen {
     let mut passed_over = Vec::new();
     for &name in driver_sources(options.arena) {
         match driver_source(name, options) {
-            Ok(source) => return Chosen { source, lock_limit_bytes: None, passed_over },
+            Ok(source) => return Chosen { source, lock_limit_bytes: None, passed_over, findings: Vec::new() },
             Err(why) => passed_over.push((name, why)),
         }
     }
+    let mut findings: Vec<_> = unused_gpu(options.device, &passed_over).into_iter().collect();
     let mlock = mlock_source(options.node);
     match usable_lock_limit(&mlock, options.max_bytes) {
-        Ok(lock_limit_bytes) => Chosen { source: Arc::new(mlock), lock_limit_bytes, passed_over },
+        Ok(lock_limit_bytes) => Chosen { source: Arc::new(mlock), lock_limit_bytes, passed_over, findings },
         Err(why) => {
+            findings.push(Finding::warning("page-lock", format!("memory is not page-locked: {why}")).remedy(
+                "raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=) or grant CAP_IPC_LOCK; \
+                             PINPOOL_BACKEND=heap if that is meant",
+            ));
             passed_over.push(("mlock", why));
-            Chosen { source: Arc::new(HeapSource::new()), lock_limit_bytes: None, passed_over }
+            Chosen { source: Arc::new(HeapSource::new()), lock_limit_bytes: None, passed_over, findings }
         }
+    }
+}
+
+/// What is said of a GPU that is here and serves no back-end; `None` where there is none.
+fn unused_gpu(device: u32, passed_over: &[(&'static str, String)]) -> Option<Finding> {
+    let gpu = gpu(device);
+    match (gpu.level, passed_over.last()) {
+        (Level::Note, _) => None,
+        (Level::Ok, Some((name, why))) => {
+            let found = format!("{} is here and not used: {name}: {why}", gpu.found);
+            Some(Finding::warning(gpu.check, found).remedy("`pinpool doctor` tries each back-end"))
+        }
+        _ => Some(Finding { found: format!("the GPU is not used: {}", gpu.found), ..gpu }),
+    }
+}
+
+/// The GPU with this ordinal: `Ok` if the driver gives it, `Note` if there is neither GPU nor driver, `Warning` else.
+#[cfg(feature = "cuda")]
+pub(crate) fn gpu(device: u32) -> Finding {
+    crate::driver::state::find(device)
+}
+
+/// As with the feature `cuda`.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn gpu(_device: u32) -> Finding {
+    const WHY: &str = "built without the `cuda` feature";
+    match host::limits::nvidia_devices(Path::new("/")).first() {
+        Some(sign) => Finding::warning("gpu", format!("{WHY}, and a GPU is here ({sign})"))
+            .remedy("build with the feature `cuda`"),
+        None => Finding::note("gpu", format!("{WHY}, and no GPU is here")),
     }
 }
 
@@ -202,6 +240,8 @@ mod tests {
             let passed_over: Vec<&str> = chosen.passed_over.iter().map(|(name, _)| *name).collect();
             assert_eq!(passed_over, order[..rank]);
             assert!(chosen.passed_over.iter().all(|(_, why)| !why.is_empty()));
+            let unlocked = chosen.findings.iter().any(|finding| finding.check == "page-lock");
+            assert_eq!(unlocked, chosen.source.name() == "heap", "{:?}", chosen.findings);
         }
     }
 

@@ -14,18 +14,15 @@
 //! sources have no virtual memory.
 #![allow(unsafe_code)] // The kernel's memory calls are here and in the sources, nowhere else.
 
+use std::path::Path;
 use std::ptr::NonNull;
 
 use super::source::Region;
 use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES};
 use crate::error::SourceError;
-use crate::host::PAGE_BYTES;
+use crate::host::{PAGE_BYTES, limits};
 
 pub(super) const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
-
-const OUT_OF_MAPPINGS: &str = "the machine or its cgroup is out of memory or of mappings (vm.max_map_count)";
-
-const OUT_OF_ADDRESSES: &str = "the addresses of this process are limited (RLIMIT_AS): raise `ulimit -v`";
 
 /// Whether the kernel charges a mapping to its memory when it is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -204,19 +201,9 @@ fn mmap(mapped_bytes: usize, protection: libc::c_int, accounting: Accounting) ->
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), mapped_bytes, protection, flags, -1, 0) };
     if start == libc::MAP_FAILED {
-        let error = SourceError::last_os("mmap");
-        let remedy = if addresses_are_limited() { OUT_OF_ADDRESSES } else { OUT_OF_MAPPINGS };
-        return Err(error.with_remedy(remedy));
+        return Err(with_memory_remedy(SourceError::last_os("mmap"), mapped_bytes));
     }
     NonNull::new(start.cast()).ok_or_else(|| SourceError::new("mmap", "the kernel mapped page zero"))
-}
-
-/// Whether `RLIMIT_AS` bounds the addresses of this process.
-fn addresses_are_limited() -> bool {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a live `rlimit` for the length of the call.
-    let status = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
-    status == 0 && limit.rlim_cur != libc::RLIM_INFINITY
 }
 
 /// Maps `mapped_bytes` (whole pages) at a multiple of [`RANGE_ALIGN_BYTES`]: maps more and trims both ends.
@@ -263,7 +250,16 @@ unsafe fn munmap(start: NonNull<u8>, mapped_bytes: usize) -> Result<(), SourceEr
 unsafe fn protect(start: NonNull<u8>, bytes: usize, protection: libc::c_int) -> Result<(), SourceError> {
     // SAFETY: the caller's promise.
     check("mprotect", unsafe { libc::mprotect(start.as_ptr().cast(), bytes, protection) })
-        .map_err(|error| error.with_remedy(OUT_OF_MAPPINGS))
+        .map_err(|error| with_memory_remedy(error, bytes))
+}
+
+/// Adds which limit refused `bytes`, if the kernel was out of memory.
+pub(super) fn with_memory_remedy(error: SourceError, bytes: usize) -> SourceError {
+    if error.code() == Some(i64::from(libc::ENOMEM)) {
+        error.with_remedy(limits::memory_remedy(Path::new("/"), bytes))
+    } else {
+        error
+    }
 }
 
 /// The result of a call of the kernel that returned `status`; reads the calling thread's `errno`.

@@ -12,6 +12,7 @@ use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, VirtualMemory};
 use crate::error::SourceError;
+use crate::host::limits;
 
 /// Anonymous mappings locked into memory by the kernel.
 #[derive(Debug, Default)]
@@ -160,22 +161,25 @@ fn lock_on_fault(region: &Region) -> Result<(), SourceError> {
         .map_err(|error| lock_error("mlock2", &error, len_bytes))
 }
 
-/// The error of a lock of `len_bytes`, with the limit and the remedy.
+/// The error of a lock of `len_bytes`, with the limit that refused it and the remedy.
 fn lock_error(call: &'static str, error: &SourceError, len_bytes: usize) -> SourceError {
-    let Some(limit_bytes) = rlimit_memlock() else {
-        return error.clone().with_remedy("the machine or its cgroup is out of memory");
-    };
-    let what =
-        format!("{len_bytes} B refused, RLIMIT_MEMLOCK is {limit_bytes} B for all locked memory of this process");
-    SourceError::new(call, what).with_code(error.code().unwrap_or_default()).with_remedy(
-        "raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit memlock=), grant CAP_IPC_LOCK, or set PINPOOL_BACKEND=heap",
-    )
+    let Some(limit_bytes) = rlimit_memlock() else { return mapping::with_memory_remedy(error.clone(), len_bytes) };
+    let locked_bytes = limits::locked_bytes(Path::new("/"));
+    let leaves_less = |locked: u64| limit_bytes.saturating_sub(locked) < len_bytes as u64;
+    if !locked_bytes.is_none_or(leaves_less) {
+        return mapping::with_memory_remedy(error.clone(), len_bytes);
+    }
+    let so_far = locked_bytes.map_or_else(String::new, |bytes| format!(" ({bytes} B so far)"));
+    let what = format!(
+        "{len_bytes} B refused, RLIMIT_MEMLOCK is {limit_bytes} B for all locked memory of this process{so_far}"
+    );
+    SourceError::new(call, what).with_code(error.code().unwrap_or_default()).with_remedy(limits::LOCKED)
 }
 
 fn unlock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceError> {
     // SAFETY: allows the kernel to page out, which changes nothing that a program can observe.
     mapping::check("munlock", unsafe { libc::munlock(start.as_ptr().cast(), len_bytes) })
-        .map_err(|error| error.with_remedy("the kernel is out of mappings (vm.max_map_count)"))
+        .map_err(|error| error.with_remedy(limits::MAPPINGS))
 }
 
 /// `RLIMIT_MEMLOCK` in bytes; `None` if there is no limit.

@@ -191,7 +191,7 @@ fn make_present(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
                 touch(start, bytes);
                 return Ok(());
             }
-            _ => return Err(error.with_remedy("the machine or its cgroup is out of memory")),
+            _ => return Err(mapping::with_memory_remedy(error, bytes)),
         }
     }
 }

@@ -43,7 +43,7 @@ impl Device {
         if !super::is_present() {
             return Err(SourceError::new("dlopen", "no CUDA driver (libcuda.so.1) on this machine"));
         }
-        result::init().map_err(|error| driver_error("cuInit", error))?;
+        super::state::init().map_err(|(what, code)| SourceError::new("cuInit", what).with_code(code.into()))?;
         let devices = count()?;
         let ordinal = i32::try_from(ordinal).ok().filter(|&ordinal| ordinal < devices).ok_or_else(|| {
             SourceError::new("cuDeviceGet", format!("no device {ordinal}, the driver sees {devices}"))

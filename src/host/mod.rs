@@ -3,6 +3,7 @@
 //! | file | owns | read |
 //! | --- | --- | --- |
 //! | `memory` | how much memory there is and is available, and which limit decides it | once, at the start |
+//! | `limits` | the limits of the process, and which of them refused memory | when memory is refused, and by `doctor` |
 //! | `pressure` | whether tasks wait for memory, whether a limit was hit | at most once a second |
 //! | `numa` | the memory node near a device, the processors near a node | once, at the start |
 //! | `page_tiers` | the pages behind a mapping of this process | for a log line |
@@ -14,6 +15,7 @@
 
 mod control_group;
 mod files;
+pub(crate) mod limits;
 mod memory;
 mod numa;
 mod page_tiers;

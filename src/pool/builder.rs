@@ -114,6 +114,7 @@ impl PoolBuilder {
             &chosen.passed_over,
             &ceiling,
         );
+        chosen.findings.iter().for_each(|finding| log.found(finding));
         chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
         let fallback = falls_back(&config, &*chosen.source).then(|| fallback(&config, max_bytes));

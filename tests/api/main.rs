@@ -6,6 +6,7 @@
 //! | `traces`, `workloads` | traces as text, and replayed figure for figure (feature `cli`) |
 //! | `tensorflow_model`, `adaptive_model`, `thread_cache_model` | drawn operations against a naive model, recounted after each step |
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
+//! | `remedies` | what a message tells the user to do, and what a pool warns of when it is built |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
 //! | `fences` | fences of users that block, panic, or call the pool |
 //! | `memory_counts` | every byte in a figure and under a limit |
@@ -46,6 +47,7 @@ mod log_lines;
 mod maintenance;
 mod memory_counts;
 mod own_stream;
+mod remedies;
 #[cfg(target_os = "linux")]
 mod resident_memory;
 mod scripted_faults;

@@ -9,10 +9,14 @@
 //! | `held_queries` | a thread that stands in a call of the driver |
 //! | `pools`, `release_gate` | pools over each back-end: releases beside copies |
 //! | `old_drivers`, `fork` | processes that lack functions, or are children |
+//! | `unused_gpu` | what is said when there is a driver and no device to use |
 //!
 //! One process has one driver, so tests take turns ([`driver_double::Double::load`]). A test that needs a driver from its
 //! first call on, or a fork, runs again as a child ([`child::alone`]).
 
+#[path = "../api/captured_log.rs"]
+#[allow(dead_code)] // The tests of the public interface need all of it.
+mod captured_log;
 mod ceiling;
 #[path = "../child/mod.rs"]
 mod child;
@@ -28,3 +32,4 @@ mod pools;
 mod release_gate;
 mod sources;
 mod tracked_copies;
+mod unused_gpu;

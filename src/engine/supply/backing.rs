@@ -3,6 +3,7 @@
 //! Owns which memory goes back where. Never waits for room, and reaches idle buffers only through
 //! [`Reclaim`].
 
+use std::path::Path;
 use std::sync::Arc;
 
 use super::fallback::FallbackStats;
@@ -11,6 +12,7 @@ use crate::backend::{PageTiers, Source};
 use crate::budget::{Budget, Claim};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, UsageReport};
+use crate::host::limits;
 use crate::size_class::Class;
 
 /// Where pinned memory comes from.
@@ -223,20 +225,54 @@ impl Backing {
         kind.into()
     }
 
-    /// What prevents `needed_bytes`, and which setting helps.
+    /// Why there is no memory, for the log line of a shortage.
+    pub(in crate::engine) fn why(&self, refusal: &Refusal) -> String {
+        match refusal {
+            Refusal::Ceiling { needed_bytes } => format!("the ceiling is reached: {}", self.remedy(*needed_bytes)),
+            Refusal::Source(source) => source.to_string(),
+        }
+    }
+
+    /// What prevents `needed_bytes`, and what helps.
     fn remedy(&self, needed_bytes: u64) -> &'static str {
-        if !self.could_own(needed_bytes) {
-            return "this partition can never hold that much: give it more";
-        }
-        match &self.supply {
-            Supply::Shared(arena) if !arena.may_grow() => {
-                "the reserve is all there is (PINPOOL_GROWTH=0): put buffers back first or raise PINPOOL_RESERVE"
+        if self.is_partition() {
+            if !self.could_own(needed_bytes) {
+                return "it can never fit in this partition: ask for less, or make the partition larger";
             }
-            Supply::Shared(arena) if !arena.could_hold(needed_bytes) => {
-                "it has no room for that even when empty: ask for less or raise PINPOOL_MAX_BYTES"
+            if self
+                .own
+                .max_bytes()
+                .is_some_and(|max_bytes| max_bytes.saturating_sub(self.own.held_bytes()) < needed_bytes)
+            {
+                return "this partition is full: put its buffers back first, or make the partition larger";
             }
-            _ => "put buffers back first or raise PINPOOL_MAX_BYTES",
         }
+        let (may_grow, could_hold) = match &self.supply {
+            Supply::Direct(_) => (true, self.stats().max_bytes.is_none_or(|max_bytes| needed_bytes <= max_bytes)),
+            Supply::Shared(arena) => (arena.may_grow(), arena.could_hold(needed_bytes)),
+        };
+        match (may_grow, could_hold) {
+            (false, true) => {
+                "PINPOOL_GROWTH=0 and the reserve is in use: put buffers back first, raise PINPOOL_RESERVE, or set \
+                 PINPOOL_GROWTH=1"
+            }
+            (false, false) => {
+                "PINPOOL_GROWTH=0 and no reserve is that large: ask for less, raise PINPOOL_RESERVE, or set PINPOOL_GROWTH=1"
+            }
+            (true, _) if self.is_lock_limited() => {
+                "the ceiling is RLIMIT_MEMLOCK: ask for less, or raise the limit (`ulimit -l`, LimitMEMLOCK=, --ulimit \
+                 memlock=)"
+            }
+            (true, false) => "it can never fit under the ceiling: ask for less or raise PINPOOL_MAX_BYTES",
+            (true, true) => "put buffers back first or raise PINPOOL_MAX_BYTES",
+        }
+    }
+
+    /// Whether the ceiling is what the process may lock, so that no setting raises it.
+    fn is_lock_limited(&self) -> bool {
+        let locked_bytes = || limits::process_limits(Path::new("/")).locked_bytes;
+        let is_limit = |max_bytes| locked_bytes() == Some(max_bytes);
+        self.source().name() == "mlock" && self.stats().max_bytes.is_some_and(is_limit)
     }
 
     /// What the whole supply holds.

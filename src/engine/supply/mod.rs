@@ -24,7 +24,6 @@ mod fallback;
 mod gate;
 mod shared_arena;
 
-use std::fmt;
 use std::ptr::NonNull;
 
 use crate::arena::ArenaPtr;
@@ -73,18 +72,6 @@ pub(super) enum Refusal {
     Ceiling { needed_bytes: u64 },
     /// The source failed.
     Source(SourceError),
-}
-
-/// The cause, for the log line of a shortage.
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ceiling { .. } => {
-                f.write_str("the ceiling is reached, raise PINPOOL_MAX_BYTES or hold fewer batches")
-            }
-            Self::Source(error) => error.fmt(f),
-        }
-    }
 }
 
 /// A pool as its supply sees it: it asks for memory, and may have to give idle memory back.

@@ -1,0 +1,225 @@
+//! Whether there is a driver and a device, and if not, why: the known causes, each with what to do about it.
+#![allow(unsafe_code)] // Calls the driver.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::path::Path;
+
+use crate::finding::Finding;
+use crate::host::limits;
+
+/// What findings of this module are about.
+const CHECK: &str = "gpu";
+
+/// `cuInit`; on refusal what it means, and the driver's code.
+pub(super) fn init() -> Result<(), (&'static str, c_int)> {
+    type Init = unsafe extern "C" fn(c_uint) -> c_int;
+    let Some(found) = super::symbol(c"cuInit") else { return Err(("the library has no cuInit", 500)) };
+    // SAFETY: the driver exports this name with this argument, and is never unloaded.
+    let init = unsafe { std::mem::transmute::<*mut c_void, Init>(found.as_ptr()) };
+    // SAFETY: may be called at any time, any number of times; 0 is the only flag there is.
+    match unsafe { init(0) } {
+        0 => Ok(()),
+        code => Err((meaning(code), code)),
+    }
+}
+
+/// What a code of `cuInit` means.
+fn meaning(code: c_int) -> &'static str {
+    match code {
+        34 => "CUDA_ERROR_STUB_LIBRARY: this libcuda is the toolkit's stub for linking, not the driver's",
+        46 => "CUDA_ERROR_DEVICE_UNAVAILABLE: another process has the device for itself",
+        100 => "CUDA_ERROR_NO_DEVICE",
+        101 => "CUDA_ERROR_INVALID_DEVICE",
+        304 => "CUDA_ERROR_OPERATING_SYSTEM",
+        802 => "CUDA_ERROR_SYSTEM_NOT_READY",
+        803 => "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: the library and the kernel's module are of different versions",
+        804 => {
+            "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE: this GPU does not take the driver of a newer CUDA (cuda-compat)"
+        }
+        999 => "CUDA_ERROR_UNKNOWN",
+        _ => "the driver refused to start",
+    }
+}
+
+/// What to do about a code of `cuInit`, given the library's path, `CUDA_VISIBLE_DEVICES` and the device files that this user
+/// may not open.
+fn remedy(code: c_int, library: &str, visible: Option<&str>, closed: Option<&str>) -> String {
+    match (code, visible, closed) {
+        (34, ..) => {
+            format!("take {library} out of the loader's path (LD_LIBRARY_PATH, ldconfig) and install the driver")
+        }
+        (46, ..) => "end the other process, or set the device's compute mode to DEFAULT (nvidia-smi -c 0)".to_owned(),
+        (100, Some(visible), _) => {
+            format!("CUDA_VISIBLE_DEVICES={visible} hides every GPU: unset it, or name one that is here")
+        }
+        (802, ..) => "start nvidia-fabricmanager and wait until it is ready".to_owned(),
+        (803, ..) => {
+            "restart the machine, or load the kernel's module again: the driver was updated under it".to_owned()
+        }
+        (804, ..) => format!("take {library} out of LD_LIBRARY_PATH, or update the driver"),
+        (_, _, Some(closed)) => {
+            format!("this user may not open {closed}: give it to the user's group, or to the container")
+        }
+        _ => "see whether nvidia-smi works; in a container start it with --gpus all".to_owned(),
+    }
+}
+
+/// The GPU with this ordinal: `Ok` if the driver gives it, `Note` if there is neither GPU nor driver, `Warning` else.
+pub(crate) fn find(ordinal: u32) -> Finding {
+    let signs = limits::nvidia_devices(Path::new("/"));
+    if !super::is_present() {
+        return absent(&dlopen_error(), signs.first().map(String::as_str));
+    }
+    let library = library_path();
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let visible = visible.as_deref();
+    if let Err((what, code)) = init() {
+        let closed = closed_device(&signs);
+        let found = format!("the driver ({library}) does not start: {what} ({code})");
+        return Finding::warning(CHECK, found).remedy(remedy(code, &library, visible, closed.as_deref()));
+    }
+    let devices = number_from(c"cuDeviceGetCount").unwrap_or(0);
+    if devices == 0 {
+        let found = format!("the driver ({library}) lists no device");
+        return Finding::warning(CHECK, found).remedy(remedy(100, &library, visible, None));
+    }
+    let version = number_from(c"cuDriverGetVersion").unwrap_or(0);
+    let version = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
+    if i64::from(ordinal) >= i64::from(devices) {
+        let what = if devices == 1 { "1 device".to_owned() } else { format!("{devices} devices") };
+        let found = format!("no GPU {ordinal}: the driver ({library}, {version}) lists {what}");
+        return Finding::warning(CHECK, found).remedy("set PINPOOL_DEVICE below that, or check CUDA_VISIBLE_DEVICES");
+    }
+    let name = name(ordinal).unwrap_or_else(|| "without a name".to_owned());
+    Finding::ok(CHECK, format!("GPU {ordinal} of {devices}, {name}, {version}, {library}"))
+}
+
+/// No library of the driver; `sign` is where the kernel shows a GPU all the same.
+fn absent(why: &str, sign: Option<&str>) -> Finding {
+    // The loader says more only of a library that is there and cannot be loaded.
+    let is_broken = !why.is_empty() && !why.contains("No such file");
+    match sign {
+        _ if is_broken => Finding::warning(CHECK, format!("the driver's library cannot be loaded: {why}"))
+            .remedy("install the driver's library for this system, or take the broken one out of the loader's path"),
+        Some(sign) => Finding::warning(CHECK, format!("a GPU is here ({sign}), but no driver library (libcuda.so.1)"))
+            .remedy("install the driver's user libraries; in a container start it with --gpus all"),
+        None => Finding::note(CHECK, "no GPU and no CUDA driver (libcuda.so.1)"),
+    }
+}
+
+/// The loader's own words about a driver that cannot be loaded.
+fn dlopen_error() -> String {
+    // SAFETY: loads nothing that `is_present` did not try; sets this thread's error.
+    let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
+    if !handle.is_null() {
+        return String::new();
+    }
+    // SAFETY: this thread's own error; null if there is none.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: a C string that lives until the next call of this thread to the loader.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// The file that the driver was loaded from.
+fn library_path() -> String {
+    let unknown = || "libcuda".to_owned();
+    let Some(function) = super::symbol(c"cuInit") else { return unknown() };
+    let mut info = libc::Dl_info {
+        dli_fname: std::ptr::null(),
+        dli_fbase: std::ptr::null_mut(),
+        dli_sname: std::ptr::null(),
+        dli_saddr: std::ptr::null_mut(),
+    };
+    // SAFETY: an address and a place for what is known of it.
+    let known = unsafe { libc::dladdr(function.as_ptr(), &raw mut info) } != 0;
+    if !known || info.dli_fname.is_null() {
+        return unknown();
+    }
+    // SAFETY: the name of a library that is never unloaded.
+    unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned()
+}
+
+/// A device file that is there and that this user may not read and write.
+fn closed_device(signs: &[String]) -> Option<String> {
+    let nodes = signs.iter().filter(|sign| sign.starts_with("/dev/")).cloned();
+    let may_open = |path: &str| {
+        let Ok(path) = CString::new(path) else { return false };
+        // SAFETY: a C string; asks for rights and changes nothing.
+        unsafe { libc::access(path.as_ptr(), libc::R_OK | libc::W_OK) == 0 }
+    };
+    let control = Some("/dev/nvidiactl".to_owned()).filter(|path| Path::new(path).exists());
+    control.into_iter().chain(nodes).find(|path| !may_open(path))
+}
+
+/// The result of a call that gives one number.
+fn number_from(function: &CStr) -> Option<c_int> {
+    type Number = unsafe extern "C" fn(*mut c_int) -> c_int;
+    let found = super::symbol(function)?;
+    // SAFETY: the driver exports this name with this argument, and is never unloaded.
+    let call = unsafe { std::mem::transmute::<*mut c_void, Number>(found.as_ptr()) };
+    let mut value = 0;
+    // SAFETY: `value` takes the result.
+    (unsafe { call(&raw mut value) } == 0).then_some(value)
+}
+
+fn name(ordinal: u32) -> Option<String> {
+    const BYTES: usize = 128;
+    type Name = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+    let found = super::symbol(c"cuDeviceGetName")?;
+    // SAFETY: the driver exports this name with these arguments, and is never unloaded.
+    let call = unsafe { std::mem::transmute::<*mut c_void, Name>(found.as_ptr()) };
+    let mut text: [c_char; BYTES] = [0; BYTES];
+    let (room, device) = (c_int::try_from(BYTES - 1).ok()?, c_int::try_from(ordinal).ok()?);
+    // SAFETY: the buffer has room for one byte more than is said, so it ends in 0. Devices are numbered as they are listed.
+    if unsafe { call(text.as_mut_ptr(), room, device) } != 0 {
+        return None;
+    }
+    // SAFETY: within the buffer, whose last byte is 0.
+    Some(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::Level;
+
+    #[test]
+    fn each_known_cause_has_its_remedy() {
+        let library = "/usr/local/cuda/lib64/stubs/libcuda.so";
+        for (code, visible, closed, word) in [
+            (34, None, None, library),
+            (46, None, None, "compute mode"),
+            (100, Some(""), None, "CUDA_VISIBLE_DEVICES= hides"),
+            (100, Some("7"), None, "CUDA_VISIBLE_DEVICES=7 hides"),
+            (100, None, None, "--gpus all"),
+            (100, None, Some("/dev/nvidia0"), "may not open /dev/nvidia0"),
+            (304, None, Some("/dev/nvidiactl"), "may not open /dev/nvidiactl"),
+            (802, None, None, "fabricmanager"),
+            (803, None, None, "restart the machine"),
+            (804, None, None, library),
+            (999, None, None, "nvidia-smi"),
+            (12345, None, None, "nvidia-smi"),
+        ] {
+            let text = remedy(code, library, visible, closed);
+            assert!(text.contains(word), "{code}: {text}");
+            assert!(!meaning(code).is_empty());
+        }
+    }
+
+    #[test]
+    fn without_a_library_the_signs_of_a_gpu_make_the_difference() {
+        let missing = "libcuda.so.1: cannot open shared object file: No such file or directory";
+        for (why, sign, level, word) in [
+            (missing, None, Level::Note, "no GPU and no CUDA driver"),
+            (missing, Some("/dev/nvidia0"), Level::Warning, "a GPU is here (/dev/nvidia0)"),
+            ("libcuda.so.1: file too short", None, Level::Warning, "file too short"),
+        ] {
+            let found = absent(why, sign);
+            assert_eq!((found.level, found.remedy.is_some()), (level, level == Level::Warning), "{found:?}");
+            assert!(found.found.contains(word), "{found:?}");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What was found on this machine, and what to do about it: the data of warnings and of `pinpool doctor`.
+
+use std::fmt;
+
+/// How much a finding matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// Worth knowing; nothing is lost by it.
+    Note,
+    /// It works, and less well than was asked for or than the machine could.
+    Warning,
+    /// What was asked for cannot be had.
+    Error,
+}
+
+impl Level {
+    /// Its word in reports: `ok`, `note`, `warning` or `error`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// One thing that was looked at.
+///
+/// Displays as one sentence: what was found, and behind a semicolon what to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// What was looked at: `gpu`, `page-lock`, `cgroup`.
+    pub check: &'static str,
+    /// How much it matters.
+    pub level: Level,
+    /// What was found, with its numbers.
+    pub found: String,
+    /// What to do about it, in one sentence; `None` where there is nothing to do.
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    pub(crate) fn new(check: &'static str, level: Level, found: impl Into<String>) -> Self {
+        Self { check, level, found: found.into(), remedy: None }
+    }
+
+    pub(crate) fn ok(check: &'static str, found: impl Into<String>) -> Self {
+        Self::new(check, Level::Ok, found)
+    }
+
+    pub(crate) fn note(check: &'static str, found: impl Into<String>) -> Self {
+        Self::new(check, Level::Note, found)
+    }
+
+    pub(crate) fn warning(check: &'static str, found: impl Into<String>) -> Self {
+        Self::new(check, Level::Warning, found)
+    }
+
+    pub(crate) fn error(check: &'static str, found: impl Into<String>) -> Self {
+        Self::new(check, Level::Error, found)
+    }
+
+    pub(crate) fn remedy(self, remedy: impl Into<String>) -> Self {
+        Self { remedy: Some(remedy.into()), ..self }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.found)?;
+        self.remedy.as_ref().map_or(Ok(()), |remedy| write!(f, "; {remedy}"))
+    }
+}
