@@ -178,6 +178,12 @@ impl SourceError {
         self
     }
 
+    /// What failed, and apart from it what to do.
+    pub(crate) fn split(mut self) -> (String, Option<&'static str>) {
+        let remedy = self.remedy.take();
+        (self.to_string(), remedy)
+    }
+
     /// Number that the driver or the kernel gave, if it gave one.
     pub fn code(&self) -> Option<i64> {
         self.code

@@ -26,6 +26,7 @@
 //! | [`BatchBuf`] | many small tensors in one buffer |
 //! | [`Backend`] | where the memory comes from |
 //! | [`Stats`] | what happened |
+//! | [`doctor`] | what this machine has, and what to do about what it has not |
 //! | [`config`] | settings and `PINPOOL_*` variables |
 //! | [`architecture`] | how the crate is built, what its terms mean, and why |
 //!
@@ -74,6 +75,7 @@ pub use engine::idle::thread_cache;
 pub mod backend;
 pub mod config;
 pub mod copy;
+pub mod doctor;
 #[cfg(feature = "loader")]
 pub mod loader;
 #[cfg(any(test, feature = "testing"))]

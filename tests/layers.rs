@@ -17,7 +17,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 const LAYERS: &[&[&str]] = &[
     &["loader"],
     &["trace"],
-    &["testing"],
+    &["doctor", "testing"],
     &["pool"],
     &["buffer"],
     &["engine"],

@@ -15,6 +15,7 @@ use super::heap::HeapSource;
 use super::mlock::MlockSource;
 use super::sim::SimSource;
 use super::source::Source;
+use super::trial;
 use crate::error::{ErrorKind, Result};
 use crate::finding::{Finding, Level};
 use crate::host;
@@ -190,12 +191,14 @@ pub(crate) fn gpu(_device: u32) -> Finding {
     }
 }
 
+/// The bytes that this process may lock by itself; `None` if no limit binds it.
+pub(crate) fn lock_limit() -> Option<u64> {
+    MlockSource::new().lock_limit()
+}
+
 /// The limit to keep under, `None` where there is none or the ceiling is below it; or the reason against `mlock`.
 fn usable_lock_limit(mlock: &MlockSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
-    let region = mlock.acquire(host::PAGE_BYTES).map_err(|error| error.to_string())?;
-    #[allow(unsafe_code)] // Releases the region of the probe.
-    // SAFETY: acquired on the line above from the same source, no reference into it exists.
-    unsafe { mlock.release(region) }.map_err(|error| error.to_string())?;
+    trial::reserve(mlock, host::PAGE_BYTES, 1).map_err(|error| error.to_string())?;
     match mlock.lock_limit() {
         Some(limit_bytes) if max_bytes.is_none_or(|max_bytes| max_bytes > limit_bytes) => {
             let why = || {
@@ -208,7 +211,7 @@ fn usable_lock_limit(mlock: &MlockSource, max_bytes: Option<u64>) -> Result<Opti
 }
 
 #[cfg(feature = "cuda")]
-fn driver_source(name: &str, options: PinOptions) -> Result<Arc<dyn Source>, String> {
+pub(crate) fn driver_source(name: &str, options: PinOptions) -> Result<Arc<dyn Source>, String> {
     use super::cuda::CudaSource;
     use super::register::RegisterSource;
     use super::vmm::VmmSource;
@@ -223,7 +226,7 @@ fn driver_source(name: &str, options: PinOptions) -> Result<Arc<dyn Source>, Str
 }
 
 #[cfg(not(feature = "cuda"))]
-fn driver_source(_name: &str, options: PinOptions) -> Result<Arc<dyn Source>, String> {
+pub(crate) fn driver_source(_name: &str, options: PinOptions) -> Result<Arc<dyn Source>, String> {
     Err(format!("built without the `cuda` feature: device {} is unavailable", options.device))
 }
 

@@ -36,6 +36,7 @@ mod sim;
 mod source;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod suite;
+pub(crate) mod trial;
 mod virtual_memory;
 #[cfg(feature = "cuda")]
 mod vmm;
@@ -43,7 +44,7 @@ mod vmm;
 pub use crate::error::SourceError;
 pub use crate::host::{GRANULE_BYTES, PAGE_BYTES, PageTiers};
 pub use choose::Backend;
-pub(crate) use choose::{PinOptions, choose};
+pub(crate) use choose::{Chosen, PinOptions, choose, driver_source, gpu, lock_limit};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;
 pub use heap::HeapSource;

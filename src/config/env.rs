@@ -154,6 +154,14 @@ fn process_pairs() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
 }
 
+/// The variables of pinpool that are set in this process, sorted.
+pub(crate) fn set_in_process() -> Vec<String> {
+    let ours = process_pairs().filter(|(name, value)| name.starts_with(PREFIX) && !value.trim().is_empty());
+    let mut set: Vec<_> = ours.map(|(name, value)| format!("{name}={value}")).collect();
+    set.sort();
+    set
+}
+
 /// A variable in this process: one line of `pinpool env`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VariableReport {

@@ -130,7 +130,8 @@ macro_rules! fields {
                 Self { $($name: self.$name.or(other.$name),)+ }
             }
 
-            fn or_defaults(self) -> Config {
+            /// `self`, and the default where it sets nothing.
+            pub(crate) fn or_defaults(self) -> Config {
                 Config { $($name: self.$name.unwrap_or($default),)+ }
             }
         }

@@ -23,7 +23,7 @@ mod pressure;
 
 #[cfg(all(test, not(miri)))]
 pub(crate) use files::tree;
-pub(crate) use memory::memory;
+pub(crate) use memory::{HostMemory, LimitOrigin, memory};
 #[cfg(feature = "cuda")]
 pub(crate) use numa::numa_node_of_pci;
 pub(crate) use numa::{cpus_of_node, is_node_of_several, numa_nodes};

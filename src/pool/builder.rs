@@ -151,7 +151,7 @@ macro_rules! setters {
 for_each_setting!(setters);
 
 /// The ceiling as a number, and its origin for the log.
-fn ceiling_in_bytes(config: &Config) -> (Option<u64>, String) {
+pub(crate) fn ceiling_in_bytes(config: &Config) -> (Option<u64>, String) {
     match config.max_bytes {
         Ceiling::None => (None, "none".to_owned()),
         Ceiling::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes")),
@@ -171,7 +171,7 @@ fn ceiling_in_bytes(config: &Config) -> (Option<u64>, String) {
 }
 
 /// Threads that touch new memory at once.
-fn pin_threads(config: &Config) -> usize {
+pub(crate) fn pin_threads(config: &Config) -> usize {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     config.pin_threads.map_or_else(cores, |threads| usize::try_from(threads).unwrap_or(usize::MAX))
 }

@@ -17,6 +17,7 @@ use crate::stats::Stats;
 mod builder;
 
 pub use builder::PoolBuilder;
+pub(crate) use builder::{ceiling_in_bytes, pin_threads};
 
 /// A pool of page-locked host memory. Cheap to clone; all clones are the same pool.
 ///

@@ -44,7 +44,7 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
         (
             "no growth, full",
             fixed(),
-            3 * MIB,
+            4 * MIB,
             4096,
             "raise PINPOOL_RESERVE, or set PINPOOL_GROWTH=1",
             "PINPOOL_MAX_BYTES",

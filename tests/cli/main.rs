@@ -2,6 +2,8 @@
 
 mod bench;
 mod conformance;
+#[cfg(target_os = "linux")]
+mod doctor;
 mod limits;
 mod load;
 mod readme;

@@ -356,9 +356,15 @@ fn an_idle_pool_without_a_reserve_holds_one_granule_at_most() {
 #[test]
 fn a_bad_variable_is_a_warning_and_a_contradiction_an_error() {
     let dir = tree();
-    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_MAX_BYTES", "12 bananas"));
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_WAIT", "12 bananas"));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    ran.check_stderr("PINPOOL_MAX_BYTES=12 bananas");
+    ran.check_stderr("PINPOOL_WAIT=12 bananas");
+    // No default stands in for a ceiling.
+    for command in [&["load", "--json"][..], &["env"]] {
+        let ran = finish(pinpool(command).env("PINPOOL_MAX_BYTES", "12 bananas"));
+        assert_eq!(ran.code(), 2, "{}", ran.stderr);
+        ran.check_stderr("PINPOOL_MAX_BYTES=12 bananas");
+    }
     let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_PURPLE", "1"));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     ran.check_stderr("PINPOOL_PURPLE=1");

@@ -2,18 +2,20 @@
 //! building a pool with them.
 
 use std::error::Error;
-use std::io::{self, Write};
 
 use clap::Args;
 use pinpool::Pool;
+use pinpool::config::Warning;
 use pinpool::config::env::{self, VariableReport};
 
 use crate::ExitError;
-use crate::terminal::Terminal;
+use crate::table::columns_left;
+use crate::terminal::{Terminal, to_stdout};
 
 /// Lists the PINPOOL_* variables: value, origin, default, meaning
 ///
-/// Exits with 2 if no pool could be built because settings contradict each other.
+/// Exits with 2 if no pool could be built because a setting cannot be read or settings contradict each other. `pinpool
+/// doctor` says what this machine makes of them.
 #[derive(Debug, Args)]
 pub(crate) struct EnvArgs {}
 
@@ -21,7 +23,11 @@ pub(crate) fn run(_args: &EnvArgs, terminal: &Terminal) -> Result<(), ExitError>
     let (entries, warnings) = env::report().map_err(|error| terminal.refuse(&error))?;
     terminal.report(list(&entries))?;
     for warning in &warnings {
-        terminal.write(format!("warning: {warning}\n").as_bytes());
+        let word = if warning.is_error() { "error" } else { "warning" };
+        terminal.write(format!("{word}: {warning}\n").as_bytes());
+    }
+    if warnings.iter().any(Warning::is_error) {
+        return Err(ExitError::Settings);
     }
     // Building would pin the reserve; `report` has already checked that it fits the other settings.
     match Pool::builder().reserve_bytes(0).background_poll(false).build() {
@@ -36,16 +42,9 @@ pub(crate) fn run(_args: &EnvArgs, terminal: &Terminal) -> Result<(), ExitError>
 }
 
 fn list(reports: &[VariableReport]) -> Result<(), Box<dyn Error>> {
-    let mut out = io::stdout().lock();
     let title = ["variable", "value", "from", "default", "meaning"];
     let rows =
         reports.iter().map(|report| [report.name, &report.value, report.origin, &report.default, report.meaning]);
-    let rows: Vec<_> = std::iter::once(title).chain(rows).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let [name_width, value_width, origin_width, default_width] = [0, 1, 2, 3].map(width);
-    for [name, value, origin, default, meaning] in &rows {
-        write!(out, "{name:name_width$}  {value:value_width$}  {origin:origin_width$}  ")?;
-        writeln!(out, "{default:default_width$}  {meaning}")?;
-    }
-    Ok(out.flush()?)
+    let rows: Vec<_> = std::iter::once(title).chain(rows).map(|row| row.map(str::to_owned).to_vec()).collect();
+    Ok(to_stdout(&columns_left(&rows))?)
 }

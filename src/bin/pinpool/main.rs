@@ -1,6 +1,7 @@
 //! The `pinpool` command-line tool.
 
 mod bench;
+mod doctor;
 mod env;
 mod gpu;
 mod interrupt;
@@ -47,6 +48,7 @@ enum Command {
     Load(load::Args),
     Replay(replay::ReplayArgs),
     Bench(bench::BenchArgs),
+    Doctor(doctor::DoctorArgs),
     Env(env::EnvArgs),
     Soak(soak::SoakArgs),
 }
@@ -85,6 +87,7 @@ fn main() -> ExitCode {
         Command::Load(args) => load::run(&args, verbosity, &terminal),
         Command::Replay(args) => terminal.report(replay::run(&args)),
         Command::Bench(args) => bench::run(&args, &terminal),
+        Command::Doctor(args) => doctor::run(&args, &terminal),
         Command::Env(args) => env::run(&args, &terminal),
         Command::Soak(args) => soak::run(&args, &terminal),
     };

@@ -1,0 +1,249 @@
+//! Each back-end tried for real, the one that a pool takes, and what a reserve would cost there.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{self, Backend, GRANULE_BYTES, HeapSource, MlockSource, PAGE_BYTES, PinOptions, Source, trial};
+use crate::config::text::format_about;
+use crate::config::{Config, Preset};
+use crate::error::SourceError;
+use crate::finding::{Finding, Level};
+use crate::host;
+use crate::pool::{ceiling_in_bytes, pin_threads};
+
+/// Bytes that are page-locked to see how fast that is.
+const SAMPLE_BYTES: usize = 64 << 20;
+/// The sample is at most one part in this many of the memory that is available.
+const SAMPLE_DIVISOR: u64 = 16;
+
+/// What a reserve would take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct ReservePlan {
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// Whether they fit under the ceiling, into the memory that is available, and under the limit of locked memory.
+    pub fits: bool,
+    /// The time that pinning them takes, from the speed of a sample; `None` if no sample could be pinned.
+    pub estimate: Option<Duration>,
+}
+
+/// The back-ends after their trial.
+pub(super) struct Tried {
+    pub(super) findings: Vec<Finding>,
+    /// What a pool takes.
+    pub(super) chosen: Option<Arc<dyn Source>>,
+    /// Whether that one gave memory.
+    pub(super) works: bool,
+    pub(super) max_bytes: Option<u64>,
+}
+
+/// Pins a little with every back-end, and sees which one a pool takes.
+pub(super) fn try_all(config: &Config, gpu: &Finding) -> Tried {
+    let (mut max_bytes, mut ceiling) = ceiling_in_bytes(config);
+    let options = PinOptions {
+        device: config.device,
+        node: config.numa_node,
+        threads: pin_threads(config),
+        arena: config.preset == Preset::Adaptive,
+        max_bytes,
+    };
+    let mut findings = Vec::new();
+    for name in ["vmm", "register", "cuda"] {
+        findings.push(match backend::driver_source(name, options) {
+            Ok(source) => grow(name, &*source, Level::Warning),
+            Err(_) if gpu.level != Level::Ok => Finding::note(name, "needs a GPU and its driver"),
+            Err(why) => Finding::warning(name, why),
+        });
+    }
+    let is_driver_there = findings.iter().any(|finding| finding.level == Level::Ok);
+    let without_mlock = if is_driver_there { Level::Note } else { Level::Warning };
+    findings.push(grow("mlock", &MlockSource::new(), without_mlock));
+    findings.push(grow("heap", &HeapSource::new(), Level::Error));
+
+    let chosen = match backend::choose(&config.backend, options) {
+        Ok(chosen) => {
+            if let Some(limit_bytes) = chosen.lock_limit_bytes {
+                (max_bytes, ceiling) = (Some(limit_bytes), "the limit of locked memory (ulimit -l)".to_owned());
+            }
+            findings.push(choice(config, &chosen));
+            Some(chosen.source)
+        }
+        Err(error) => {
+            findings.push(
+                Finding::error("choice", error.to_string())
+                    .remedy("set PINPOOL_BACKEND=auto, or one of the back-ends that are ok above"),
+            );
+            None
+        }
+    };
+    findings.push(of_ceiling(max_bytes, &ceiling, config));
+    let works = chosen.as_ref().is_some_and(|source| trial::grow(&**source).is_ok());
+    Tried { findings, chosen, works, max_bytes }
+}
+
+/// What comes of taking a little memory from `source`; `level` if it gives none.
+fn grow(name: &'static str, source: &dyn Source, level: Level) -> Finding {
+    match trial::grow(source) {
+        Ok((bytes, took)) => {
+            let (bytes, millis) = (format_about(bytes as u64), took.as_secs_f64() * 1e3);
+            Finding::ok(name, format!("took {bytes} in {millis:.2} ms and gave it back"))
+        }
+        Err(error) => of_error(name, level, error),
+    }
+}
+
+fn of_error(check: &'static str, level: Level, error: SourceError) -> Finding {
+    let (found, remedy) = error.split();
+    remedy.into_iter().fold(Finding::new(check, level, found), Finding::remedy)
+}
+
+/// The back-end that a pool takes, and why not a better one.
+fn choice(config: &Config, chosen: &backend::Chosen) -> Finding {
+    let source = &chosen.source;
+    let kind = match (source.is_pinned(), source.needs_gpu()) {
+        (true, true) => "page-locked for the GPU",
+        (true, false) => "page-locked for no GPU",
+        _ => "not page-locked",
+    };
+    if !matches!(config.backend, Backend::Auto) {
+        let found = format!("PINPOOL_BACKEND={} is set: {kind}", source.name());
+        return if source.needs_gpu() { Finding::ok("choice", found) } else { Finding::note("choice", found) };
+    }
+    let mut better: Vec<&str> = chosen.passed_over.iter().map(|(name, _)| *name).collect();
+    // Without a GPU there is one reason against all three, and it stands above.
+    better.retain(|name| *name != "mlock");
+    let mut found = format!("auto takes {}: {kind}", source.name());
+    let unlocked = chosen.findings.iter().find(|finding| finding.check == "page-lock");
+    match (unlocked, better.is_empty()) {
+        (Some(unlocked), _) => {
+            found = format!("{found}: {}", unlocked.found.trim_start_matches("memory is not page-locked: "));
+            let finding = Finding::warning("choice", found);
+            unlocked.remedy.iter().fold(finding, |finding, remedy| finding.remedy(remedy))
+        }
+        (None, true) => Finding::ok("choice", found),
+        (None, false) => {
+            let reasons: Vec<_> = chosen.passed_over.iter().map(|(name, why)| format!("not {name}: {why}")).collect();
+            if source.needs_gpu() {
+                return Finding::note("choice", format!("{found}; {}", reasons.join("; ")));
+            }
+            Finding::note("choice", format!("{found}, since {} need a GPU and its driver", better.join(", ")))
+        }
+    }
+}
+
+/// The ceiling beside what the machine has left.
+fn of_ceiling(max_bytes: Option<u64>, ceiling: &str, config: &Config) -> Finding {
+    const CHECK: &str = "ceiling";
+    let available = host::memory(Path::new("/")).map(|memory| memory.available_bytes);
+    match (max_bytes, available) {
+        (Some(bytes), Some(available)) if bytes > available => {
+            let found = format!("{}, and only {} are available", format_about(bytes), format_about(available));
+            Finding::warning(CHECK, found).remedy("lower PINPOOL_MAX_BYTES, or free memory: a pool that fills up is refused memory, or the process is killed")
+        }
+        (Some(bytes), _) => Finding::ok(CHECK, format!("{}: {ceiling}", format_about(bytes))),
+        (None, _) if config.preset == Preset::Tensorflow => Finding::note(CHECK, "none under the preset tensorflow")
+            .remedy("set PINPOOL_MAX_BYTES to bound the memory held"),
+        (None, _) => Finding::note(CHECK, ceiling).remedy("set PINPOOL_MAX_BYTES to bound the memory held"),
+    }
+}
+
+/// What a reserve takes, with its findings.
+pub(super) struct Planned {
+    pub(super) findings: Vec<Finding>,
+    pub(super) reserve: Option<ReservePlan>,
+}
+
+/// Measures how fast `source` pins, and sees whether `bytes` fit.
+pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Option<u64>, bytes: u64) -> Planned {
+    const CHECK: &str = "reserve";
+    let memory = host::memory(Path::new("/"));
+    let available = memory.as_ref().map_or(u64::MAX, |memory| memory.available_bytes);
+    let sample = sample_bytes(max_bytes, available);
+    let took = trial::reserve(source, sample, pin_threads(config));
+    let estimate = took.as_ref().ok().map(|took| took.mul_f64((bytes as f64 / sample as f64).min(1e9)));
+    let mut findings = vec![match took {
+        Ok(took) => {
+            let (sample, took) = (sample as f64, took.as_secs_f64().max(1e-9));
+            let word = if source.is_pinned() { "page-locks" } else { "takes" };
+            let found = format!(
+                "{} {word} {:.1} GB/s ({} in {:.1} ms)",
+                source.name(),
+                sample / took / 1e9,
+                format_about(sample as u64),
+                took * 1e3
+            );
+            Finding::ok("speed", found)
+        }
+        Err(error) => of_error("speed", Level::Error, error),
+    }];
+    if bytes == 0 {
+        findings.push(
+            Finding::note(CHECK, "none: memory is pinned when it is first needed")
+                .remedy("set PINPOOL_RESERVE to what a step holds at once, for full speed from the start"),
+        );
+        return Planned { findings, reserve: None };
+    }
+    let asked = format_about(bytes);
+    let too_much = match max_bytes {
+        _ if config.preset == Preset::Tensorflow => {
+            Some(("the preset tensorflow has no reserve".to_owned(), "set PINPOOL_PRESET=adaptive"))
+        }
+        Some(max_bytes) if bytes > max_bytes => {
+            let is_lock_limit = source.name() == "mlock" && backend::lock_limit() == Some(max_bytes);
+            let remedy = if is_lock_limit {
+                "lower the reserve, or raise the limit of locked memory (`ulimit -l`)"
+            } else {
+                "lower the reserve or raise PINPOOL_MAX_BYTES"
+            };
+            Some((format!("{asked} is over the ceiling of {}", format_about(max_bytes)), remedy))
+        }
+        _ if bytes > available => {
+            let remedy = "lower the reserve, free memory, or raise the limit of the control group";
+            Some((format!("{asked} is over the {} that are available", format_about(available)), remedy))
+        }
+        _ => None,
+    };
+    let fits = too_much.is_none() && estimate.is_some();
+    findings.push(match (too_much, estimate) {
+        (Some((found, remedy)), _) => Finding::error(CHECK, found).remedy(remedy),
+        (None, Some(estimate)) => {
+            Finding::ok(CHECK, format!("{asked} fits and takes about {:.2} s", estimate.as_secs_f64()))
+        }
+        (None, None) => Finding::error(CHECK, format!("{asked} cannot be pinned by {}", source.name()))
+            .remedy("see the back-end above"),
+    });
+    Planned { findings, reserve: Some(ReservePlan { bytes, fits, estimate }) }
+}
+
+/// Whole pages: less where little is allowed or left.
+fn sample_bytes(max_bytes: Option<u64>, available_bytes: u64) -> usize {
+    let most = max_bytes.unwrap_or(u64::MAX).min(available_bytes / SAMPLE_DIVISOR);
+    let most = usize::try_from(most).unwrap_or(usize::MAX).min(SAMPLE_BYTES);
+    let unit = if most >= GRANULE_BYTES { GRANULE_BYTES } else { PAGE_BYTES };
+    (most / unit * unit).max(PAGE_BYTES)
+}
+
+/// Whether pinned memory for the GPU can be had: what the exit status says.
+pub(super) fn verdict(device: u32, gpu: &Finding, source: Option<&dyn Source>, works: bool) -> Finding {
+    const CHECK: &str = "verdict";
+    let no = |why: String| Finding::error(CHECK, format!("no pinned memory for GPU {device}: {why}"));
+    let remedy = || {
+        gpu.remedy.clone().unwrap_or_else(|| {
+            "run on a machine with a GPU; without one there is no copy that pinned memory makes faster".to_owned()
+        })
+    };
+    match source {
+        None => no("no back-end can be had".to_owned()).remedy("set PINPOOL_BACKEND=auto"),
+        Some(source) if !works => no(format!("{} gives no memory", source.name())).remedy("see the back-end above"),
+        Some(source) if source.needs_gpu() => {
+            Finding::ok(CHECK, format!("pinned memory for GPU {device}, by {}", source.name()))
+        }
+        Some(source) if gpu.level == Level::Ok => {
+            no(format!("PINPOOL_BACKEND={} takes none of its driver", source.name())).remedy("set PINPOOL_BACKEND=auto")
+        }
+        Some(source) if source.is_pinned() => no(format!("{} page-locks for no GPU", source.name())).remedy(remedy()),
+        Some(source) => no(format!("{} does not page-lock", source.name())).remedy(remedy()),
+    }
+}
