@@ -132,6 +132,11 @@ impl Gate {
         self.has_leak.store(true, Ordering::Relaxed);
     }
 
+    /// Whether a pending copy will never be seen to end.
+    pub(super) fn has_leak(&self) -> bool {
+        self.has_leak.load(Ordering::Relaxed)
+    }
+
     /// Whether no copy is pending and no release is running.
     pub(super) fn is_at_rest(&self) -> bool {
         // Relaxed: a hint; a thread that acts on it closes the gate.
