@@ -252,7 +252,7 @@ impl PoolLog {
     pub(crate) fn no_thread_for(&self, error: &std::io::Error) {
         log::warn!(
             "{self}no thread for maintenance (PINPOOL_POLL): idle memory is given back only while the pool is used; call \
-             Pool::poll when the program is idle: {error}"
+             Pool::poll when the program is idle, or raise the limit on threads (`ulimit -u`, pids.max): {error}"
         );
     }
 

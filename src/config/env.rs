@@ -31,6 +31,11 @@ pub struct Variable {
 }
 
 impl Variable {
+    /// Whether a value that cannot be read is an error of building a pool, not a warning.
+    pub fn is_strict(&self) -> bool {
+        self.is_strict
+    }
+
     /// What holds if it is not set.
     pub fn default(&self) -> String {
         (self.default)()

@@ -56,7 +56,7 @@ macro_rules! for_each_setting {
 
         /// Most bytes of such memory at one time, which are not under PINPOOL_MAX_BYTES: a size like 2GiB, none, or auto: as much
         /// again as that ceiling. Over it a get waits, then fails.
-        "PINPOOL_MAX_FALLBACK_BYTES" = Ceiling::Auto, max_fallback_bytes(impl Into<Ceiling>): Ceiling as word();
+        "PINPOOL_MAX_FALLBACK_BYTES" = Ceiling::Auto, max_fallback_bytes(impl Into<Ceiling>): Ceiling as word().strict();
 
         // Measured: half or twice as long changes driver time and memory held by less than 5 % over 25 loaders.
         /// How long memory stays idle before it goes back to the system; none keeps it. Raise it for bursts far apart.

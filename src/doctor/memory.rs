@@ -165,15 +165,11 @@ pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Opti
     let estimate = took.as_ref().ok().map(|took| took.mul_f64((bytes as f64 / sample as f64).min(1e9)));
     let mut findings = vec![match took {
         Ok(took) => {
-            let (sample, took) = (sample as f64, took.as_secs_f64().max(1e-9));
+            let seconds = took.as_secs_f64().max(1e-9);
             let word = if source.is_pinned() { "page-locks" } else { "takes" };
-            let found = format!(
-                "{} {word} {:.1} GB/s ({} in {:.1} ms)",
-                source.name(),
-                sample / took / 1e9,
-                format_about(sample as u64),
-                took * 1e3
-            );
+            let (rate, millis) = (sample as f64 / seconds / 1e9, seconds * 1e3);
+            let sample = format_about(sample as u64);
+            let found = format!("{} {word} {rate:.1} GB/s ({sample} in {millis:.1} ms)", source.name());
             Finding::ok("speed", found)
         }
         Err(error) => of_error("speed", Level::Error, error),

@@ -1,5 +1,6 @@
 //! `pinpool doctor` as a user meets it: on this machine, under small limits, with the driver double, with a stub of libcuda,
 //! in a control group.
+#![allow(clippy::print_stdout)] // Says what was skipped.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -141,20 +142,22 @@ fn bad_settings_have_a_status_of_their_own() {
     }
 }
 
-/// Lowers a limit in the child, and takes from root what would make it exempt.
+/// Lowers a limit of a process that only ends, and takes from root what would make it exempt.
 #[allow(unsafe_code)] // Runs between fork and exec.
 fn under_limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64) -> &mut Command {
-    // SAFETY: makes system calls alone, which are safe there.
-    unsafe {
-        command.pre_exec(move || {
-            let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
-            if libc::setrlimit(resource, &raw const limit) != 0 {
-                return Err(std::io::Error::last_os_error());
-            }
-            libc::prctl(libc::PR_CAPBSET_DROP, 14); // CAP_IPC_LOCK
-            Ok(())
-        })
-    }
+    let lower = move || {
+        let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
+        // SAFETY: reads a limit that lives as long as the call.
+        if unsafe { libc::setrlimit(resource, &raw const limit) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        const CAP_IPC_LOCK: libc::c_ulong = 14;
+        // SAFETY: numbers alone; refused where this process is not root.
+        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK) };
+        Ok(())
+    };
+    // SAFETY: `lower` makes system calls alone, which are safe between fork and exec.
+    unsafe { command.pre_exec(lower) }
 }
 
 #[test]
