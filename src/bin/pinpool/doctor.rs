@@ -31,10 +31,7 @@ pub(crate) struct DoctorArgs {
 }
 
 pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let mut examination = Examination::default();
-    examination.device = args.device;
-    examination.reserve_bytes = args.reserve;
-    let diagnosis = examine(&examination);
+    let diagnosis = examine(&Examination { device: args.device, reserve_bytes: args.reserve });
     let verdict = if diagnosis.has_bad_settings() {
         Err(ExitError::Settings)
     } else if diagnosis.is_ready() {
