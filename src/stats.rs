@@ -68,7 +68,7 @@ pub struct Stats {
     pub gets: u64,
     /// Of those, served by an idle buffer.
     pub hits: u64,
-    /// Of those, served by the underlying allocator.
+    /// Of those, the others: by new memory under `tensorflow`, and mostly carved from memory already held under `adaptive`.
     pub misses: u64,
     /// Gets that ended in an error of the ceiling or of the back-end.
     pub failed_gets: u64,

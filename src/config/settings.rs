@@ -99,7 +99,7 @@ macro_rules! for_each_setting {
         "PINPOOL_FENCE" = FenceKind::Auto, fence(FenceKind): FenceKind as word();
 
         // As for `close_wait`.
-        /// Time in flight after which a buffer is warned of, once.
+        /// Time in flight after which a buffer is warned of, once; 0 never warns.
         "PINPOOL_STUCK_AFTER" = Duration::from_secs(30), stuck_after(Duration): Duration as TIME;
             }
     };

@@ -406,7 +406,7 @@ impl Core {
         let now_us = self.now_us();
         let Some(mut tick) = self.maintenance.begin_tick(now_us, patience_us) else { return now_us };
         self.shortage.end_if_calm(&self.log, now_us);
-        if self.in_flight.count() > 0 {
+        if self.in_flight.count() > 0 && !self.config.stuck_after.is_zero() {
             let stuck = self.in_flight.newly_stuck(now_us, self.config.stuck_after);
             let log = |PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream);
             stuck.into_iter().for_each(log);

@@ -3,6 +3,7 @@
 //! Owns what ends with the last clone of a [`Pool`]: the seal of the engine. Turns lengths into classes and results into
 //! buffers. Decides nothing about memory.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ pub(crate) use builder::{ceiling_in_bytes, pin_threads};
 /// assert!(pool.try_get(1 << 20)?.is_some(), "reused without a call of the back-end");
 /// # Ok::<(), pinpool::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Pool {
     handle: Arc<Handle>,
 }
@@ -41,6 +42,19 @@ pub struct Pool {
 #[derive(Debug)]
 struct Handle {
     core: Arc<Core>,
+}
+
+/// Name, back-end, preset and ceiling; [`Pool::stats`] and [`Pool::config`] have the rest.
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let config = self.config();
+        f.debug_struct("Pool")
+            .field("name", &self.name())
+            .field("backend", &self.core().backing().source().name())
+            .field("preset", &config.preset)
+            .field("max_bytes", &config.max_bytes)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Drop for Handle {

@@ -1,6 +1,7 @@
 //! Lines as `log` receives them: level, text and order, with the count of checks that the process shares.
 
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use log::Level;
 use pinpool::copy::sink::{SinkMem, SinkStream};
@@ -103,6 +104,32 @@ fn a_stuck_copy_is_warned_of_once() {
     let kept = lines_with_levels();
     let [(Level::Warn, line)] = kept.as_slice() else { panic!("one warning, of the first copy alone: {kept:?}") };
     assert!(line.contains("has been in flight for 40s on stream 0x"), "{line}");
+}
+
+#[test]
+fn a_stuck_after_of_zero_never_warns() {
+    let clock = ManualClock::default();
+    let builder = Pool::builder().without_env().preset(Preset::Tensorflow).backend(Backend::Heap);
+    let pool = builder.clock(clock.clone()).stuck_after(Duration::ZERO).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
+    let _gate = stream.hold();
+    listen();
+    pool.get(4096).unwrap().copy_to(&stream, &mut device).unwrap();
+    for _ in 0..3 {
+        clock.advance_us(100_000_000);
+        pool.poll();
+    }
+    assert_eq!(lines_with_levels(), []);
+}
+
+#[test]
+fn the_debug_text_of_a_pool_is_one_short_line() {
+    let pool = Pool::builder().without_env().backend(Backend::Heap).name("loader").max_bytes(1 << 30).build().unwrap();
+    let text = format!("{pool:?}");
+    assert!(text.len() < 200, "{text}");
+    for word in ["loader", "heap", "Adaptive", "1073741824"] {
+        assert!(text.contains(word), "{word} in {text}");
+    }
 }
 
 #[test]

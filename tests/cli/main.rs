@@ -6,6 +6,7 @@ mod conformance;
 mod doctor;
 mod limits;
 mod load;
+mod pages;
 mod readme;
 mod soak;
 mod tool;

@@ -7,6 +7,7 @@ mod gpu;
 mod interrupt;
 mod load;
 mod logger;
+mod pages;
 mod replay;
 mod soak;
 mod table;
@@ -15,7 +16,7 @@ mod threads;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::terminal::Terminal;
 
@@ -51,6 +52,8 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Env(env::EnvArgs),
     Soak(soak::SoakArgs),
+    Completions(pages::CompletionsArgs),
+    Man(pages::ManArgs),
 }
 
 /// Exit status of a subcommand that did not succeed. clap itself exits with 2 for a wrong command line.
@@ -90,6 +93,8 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args, &terminal),
         Command::Env(args) => env::run(&args, &terminal),
         Command::Soak(args) => soak::run(&args, &terminal),
+        Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
+        Command::Man(args) => terminal.report(pages::man(&args, Cli::command())),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

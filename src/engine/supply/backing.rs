@@ -97,7 +97,7 @@ impl Backing {
         self.arena().map(|arena| arena.gate())
     }
 
-    pub(in crate::engine) fn source(&self) -> &dyn Source {
+    pub(crate) fn source(&self) -> &dyn Source {
         match &self.supply {
             Supply::Direct(direct) => direct.source(),
             Supply::Shared(arena) => arena.source(),
