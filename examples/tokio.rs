@@ -1,15 +1,19 @@
 #![allow(clippy::print_stdout)] // An example that shows something.
-//! The pool under an asynchronous runtime: a get that may pin memory or wait for room runs on tokio's blocking threads,
-//! so that the threads which run tasks never wait.
+//! The pool under an asynchronous runtime: two tasks on one worker thread, of which one fills buffers and the other copies
+//! them to a device and awaits each copy. Neither holds up the thread: a get that may pin memory or wait for room runs on
+//! tokio's blocking threads, and the end of a copy wakes its task.
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{PinnedBuf, Pool};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 const BATCHES: u8 = 20;
 const BATCH_BYTES: usize = 1 << 20;
 
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
 /// A buffer without holding up the runtime: at once if one is idle, else from a blocking thread.
-async fn get(pool: &Pool, len: usize) -> Result<PinnedBuf, Box<dyn std::error::Error + Send + Sync>> {
+async fn get(pool: &Pool, len: usize) -> Result<PinnedBuf> {
     if let Some(buf) = pool.try_get(len)? {
         return Ok(buf);
     }
@@ -17,29 +21,39 @@ async fn get(pool: &Pool, len: usize) -> Result<PinnedBuf, Box<dyn std::error::E
     Ok(tokio::task::spawn_blocking(move || pool.get(len)).await??)
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let pool = Pool::from_env()?;
-    let (filled, mut to_copy) = tokio::sync::mpsc::channel(4);
-    let producer = {
-        let pool = pool.clone();
-        tokio::spawn(async move {
-            for batch in 0..BATCHES {
-                let mut buf = get(&pool, BATCH_BYTES).await?;
-                buf.as_mut_slice()?.fill(batch);
-                if filled.send(buf).await.is_err() {
-                    break;
-                }
-            }
-            Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-        })
-    };
-    let (stream, mut device) = (SinkStream::new()?, SinkMem::new(BATCH_BYTES));
-    while let Some(buf) = to_copy.recv().await {
-        buf.copy_to(&stream, &mut device)?;
+async fn fill(pool: Pool, filled: Sender<PinnedBuf>) -> Result<()> {
+    for batch in 0..BATCHES {
+        let mut buf = get(&pool, BATCH_BYTES).await?;
+        buf.as_mut_slice()?.fill(batch);
+        if filled.send(buf).await.is_err() {
+            break;
+        }
     }
-    producer.await??;
-    tokio::task::spawn_blocking(move || stream.synchronize()).await??;
-    println!("{} batches, {} of them from idle memory", pool.stats().gets, pool.stats().hits);
+    Ok(())
+}
+
+/// Copies each batch, and brings its first byte back.
+async fn copy(pool: Pool, mut to_copy: Receiver<PinnedBuf>) -> Result<Vec<u8>> {
+    let (stream, mut device) = (SinkStream::new()?, SinkMem::new(BATCH_BYTES));
+    let mut first_bytes = Vec::new();
+    while let Some(buf) = to_copy.recv().await {
+        // The buffer is the pool's again when the copy is over.
+        buf.copy_to(&stream, &mut device)?.await?;
+        let back = get(&pool, BATCH_BYTES).await?.copy_from(&stream, &device)?.await?;
+        first_bytes.push(back.as_slice_untracked()?[0]);
+    }
+    Ok(first_bytes)
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 1)]
+async fn main() -> Result<()> {
+    let pool = Pool::from_env()?;
+    let (filled, to_copy) = channel(4);
+    let filling = tokio::spawn(fill(pool.clone(), filled));
+    let copying = tokio::spawn(copy(pool.clone(), to_copy));
+    filling.await??;
+    let arrived = copying.await??;
+    assert_eq!(arrived, (0..BATCHES).collect::<Vec<_>>());
+    println!("{} batches there and back, {} gets from idle memory", arrived.len(), pool.stats().hits);
     Ok(())
 }

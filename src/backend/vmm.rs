@@ -119,7 +119,9 @@ impl VmmSource {
     /// the probe creates none.
     fn probe(&self) -> Result<(), DriverRefusal> {
         let addresses = self.driver.reserve(GRANULE_BYTES, RANGE_ALIGN_BYTES)?;
-        let created = self.create(1).map(|granules| self.release_granules(&granules));
+        let created = self.create(1).map(|granules| {
+            let _released_later = self.release_granules(&granules);
+        });
         // SAFETY: reserved above, with nothing mapped.
         created.and(unsafe { self.driver.unreserve(addresses, GRANULE_BYTES) })
     }
@@ -132,7 +134,7 @@ impl VmmSource {
             match unreleased.map_or_else(|| self.driver.create(GRANULE_BYTES, self.node), Ok) {
                 Ok(granule) => created.push(granule),
                 Err(refusal) => {
-                    self.release_granules(&created);
+                    let _released_later = self.release_granules(&created);
                     return Err(refusal);
                 }
             }
@@ -140,15 +142,32 @@ impl VmmSource {
         Ok(created)
     }
 
-    /// Releases granules that are mapped nowhere.
-    fn release_granules(&self, granules: &[GranuleHandle]) {
+    /// Releases granules that are mapped nowhere. Returns a refusal of the driver; what it refused is released later.
+    fn release_granules(&self, granules: &[GranuleHandle]) -> Result<(), DriverRefusal> {
+        let mut released = Ok(());
         for &granule in granules {
             // SAFETY: it came from `create`, and only the owner of its run releases it, here.
-            if unsafe { self.driver.release(granule) }.is_err() {
+            if let Err(refusal) = unsafe { self.driver.release(granule) } {
                 // The driver still holds the memory unless it is gone itself; reuse keeps that from adding up.
                 self.unreleased.lock().push(granule);
+                released = Err(refusal);
             }
         }
+        released
+    }
+
+    /// Releases the granules that the driver refused to release before.
+    fn release_refused(&self) -> Result<(), SourceError> {
+        if self.unreleased.lock().is_empty() {
+            return Ok(());
+        }
+        let _entered = self.device.enter()?;
+        let refused = std::mem::take(&mut *self.unreleased.lock());
+        self.release_granules(&refused).map_err(|refusal| {
+            let bytes = self.unreleased.lock().len() * GRANULE_BYTES;
+            let what = format!("{refusal}; {bytes} B stay page-locked");
+            SourceError::new(refusal.call, what).with_code(refusal.code.into())
+        })
     }
 
     /// Maps `granules` from `start` on, readable and writable, or changes nothing.
@@ -210,7 +229,7 @@ impl VmmSource {
                 // Some are mapped and some are not; the driver refuses those that are not.
                 // SAFETY: addresses of a run that is given up, mapped alone if at all (vmm-I2).
                 let _ignored = unsafe { self.driver.unmap(address, GRANULE_BYTES) };
-                self.release_granules(&[granule]);
+                let _released_later = self.release_granules(&[granule]);
             }
             self.forget(run);
         }
@@ -349,7 +368,7 @@ unsafe impl VirtualMemory for VmmSource {
         let granules = self.create(bytes / GRANULE_BYTES).map_err(source_error)?;
         // SAFETY: addresses of the range, not committed by the caller's promise.
         unsafe { self.map(start, &granules) }.map_err(|refusal| {
-            self.release_granules(&granules);
+            let _released_later = self.release_granules(&granules);
             source_error(refusal)
         })?;
         self.remember(start, &granules);
@@ -365,7 +384,10 @@ unsafe impl VirtualMemory for VmmSource {
         }
         // A run that is mapped in part counts as decommitted, so that none of it is used again.
         self.forget(&run);
-        self.release_granules(&run.granules);
+        if self.release_granules(&run.granules).is_ok() {
+            // The driver releases again. What it still refuses is tried again at the end, where it is an error.
+            let _released_later = self.release_refused();
+        }
         Ok(())
     }
 
@@ -398,7 +420,15 @@ unsafe impl VirtualMemory for VmmSource {
 
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         // SAFETY: the caller's promise: it came from `reserve`, nothing is committed, and it is unused.
-        unsafe { self.driver.unreserve(address(range.start()), range.len_bytes()) }.map_err(source_error)
+        let unreserved = unsafe { self.driver.unreserve(address(range.start()), range.len_bytes()) };
+        unreserved.map_err(source_error).and(self.release_refused())
+    }
+}
+
+impl Drop for VmmSource {
+    fn drop(&mut self) {
+        // `unreserve` has returned the error.
+        let _no_later = self.release_refused();
     }
 }
 

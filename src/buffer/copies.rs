@@ -1,21 +1,25 @@
 //! Copies from and into a buffer, and work of others on it: each is recorded in the buffer, or takes the buffer along.
 #![allow(unsafe_code)] // Lends the block's memory to devices.
 
+use std::future::{Future, IntoFuture};
 use std::ops::Range;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use super::PinnedBuf;
-use crate::copy::{self, Completion, CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
+use crate::copy::{self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
 use crate::engine::BegunCopy;
 use crate::error::{Error, Result};
 use crate::in_flight::{CopyFences, SharedFence};
 
-/// A buffer that a device is writing to; [`wait`](PendingBuf::wait) is the only way to its bytes. Dropping it drops the
-/// buffer, which returns to its pool when the copy is over.
+/// A buffer that a device is writing to; [`wait`](PendingBuf::wait) and `await` are the only ways to its bytes. Dropping it
+/// drops the buffer, which returns to its pool when the copy is over.
 #[derive(Debug)]
 #[must_use = "the bytes are there after `wait`"]
 pub struct PendingBuf {
     buf: PinnedBuf,
-    copy: Completion,
+    copy: CompletionFuture,
 }
 
 impl PendingBuf {
@@ -25,7 +29,17 @@ impl PendingBuf {
     ///
     /// [`Error::is_device`] if the device failed, so that the end of the copy is unknown.
     pub fn is_done(&self) -> Result<bool> {
-        self.copy.is_done()
+        self.copy.completion().is_done()
+    }
+
+    /// Waits until the copy is over, at most for `timeout`. Returns whether it is; then [`wait`](PendingBuf::wait) returns the
+    /// buffer at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`is_done`](PendingBuf::is_done).
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
+        self.copy.completion().wait_timeout(timeout)
     }
 
     /// Waits until the copy is over and returns the buffer with its bytes.
@@ -34,8 +48,19 @@ impl PendingBuf {
     ///
     /// As [`is_done`](PendingBuf::is_done); the memory is never used again then.
     pub fn wait(self) -> Result<PinnedBuf> {
-        self.copy.wait()?;
+        self.copy.completion().wait()?;
         Ok(self.buf)
+    }
+}
+
+/// The buffer with its bytes when the copy is over, for a task; woken as [`CompletionFuture`]. Fails as
+/// [`wait`](PendingBuf::wait). Polled again after that, it gives a buffer of zero bytes.
+impl Future for PendingBuf {
+    type Output = Result<PinnedBuf>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<PinnedBuf>> {
+        let over = Pin::new(&mut self.copy).poll(context);
+        over.map(|over| over.map(|()| std::mem::replace(&mut self.buf, PinnedBuf::empty())))
     }
 }
 
@@ -132,7 +157,7 @@ impl PinnedBuf {
         T: CopySource<S, E> + ?Sized,
     {
         if self.is_empty() {
-            return Ok(PendingBuf { buf: self, copy: Completion::already() });
+            return Ok(PendingBuf { buf: self, copy: Completion::already().into_future() });
         }
         self.check_process()?;
         if let Some(block) = &mut self.block {
@@ -146,7 +171,7 @@ impl PinnedBuf {
         let fetched = unsafe { copy::fetch(stream, source, self.start().as_ptr(), self.len()) };
         note_begun(begun, &fetched);
         let copy = self.track(fetched, CopyFences::record_write)?;
-        Ok(PendingBuf { buf: self, copy })
+        Ok(PendingBuf { buf: self, copy: copy.into_future() })
     }
 
     /// Gives the buffer up: it returns to the pool when all work enqueued on `stream` so far is over. For work that others

@@ -64,8 +64,7 @@ macro_rules! for_each_setting {
             idle_timeout(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
         /// When register and cuda give memory back, which waits for the device: idle, only while no copy of the pool is in
-        /// flight; force, at the ceiling a get waits for those copies first (a buffer that was copied and is still held counts
-        /// until it is put back or written to).
+        /// flight; force, at the ceiling a get waits for those copies first.
         "PINPOOL_RELEASE_POLICY" = ReleasePolicy::Idle, release_policy(ReleasePolicy): ReleasePolicy as word();
 
         /// Where the pool learns that memory is short, to give idle memory back: on (from the kernel), off, or a file in the

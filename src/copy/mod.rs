@@ -17,9 +17,12 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::in_flight::{Fence, FenceKind, SharedFence};
 
+mod completion;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod sink;
+
+pub use completion::{Completion, CompletionFuture};
 
 /// Who queries the fence of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,39 +184,5 @@ pub(crate) fn elements_in(range: impl RangeBounds<usize>, len: usize) -> Result<
             let why = format!("{:?} to {:?} is not inside {len} elements", range.start_bound(), range.end_bound());
             Err(ErrorKind::View { why }.into())
         }
-    }
-}
-
-/// A handle to a copy in flight, to query or wait for its end. Dropping it has no effect on the copy: the pool keeps the
-/// buffer until the copy is over in any case.
-#[derive(Debug, Clone)]
-pub struct Completion(Option<SharedFence>);
-
-impl Completion {
-    pub(crate) fn of(fence: SharedFence) -> Self {
-        Self(Some(fence))
-    }
-
-    /// Of a copy of zero bytes.
-    pub(crate) fn already() -> Self {
-        Self(None)
-    }
-
-    /// Is the copy over? Does not wait.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::is_device`] if the device failed, so that the end of the copy is unknown.
-    pub fn is_done(&self) -> Result<bool> {
-        self.0.as_ref().map_or(Ok(true), |fence| fence.is_done())
-    }
-
-    /// Waits until the copy is over.
-    ///
-    /// # Errors
-    ///
-    /// As [`is_done`](Completion::is_done).
-    pub fn wait(&self) -> Result<()> {
-        self.0.as_ref().map_or(Ok(()), |fence| fence.wait())
     }
 }

@@ -54,6 +54,12 @@ pub(crate) fn error_code(error: DriverError) -> i64 {
     i64::from(error.0 as u32)
 }
 
+/// Whether a call was refused because a stream captures a graph: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and
+/// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`. The same call succeeds later, so nothing is known to have failed.
+pub(crate) fn is_forbidden_by_capture(code: i64) -> bool {
+    matches!(code, 900 | 901)
+}
+
 /// Makes a context current on this thread; dropping it restores the previous one.
 #[derive(Debug)]
 pub(crate) struct CurrentContext {

@@ -94,7 +94,7 @@ pub(crate) type SharedFence = Arc<dyn Fence>;
 pub(crate) type Fences = SmallVec<[SharedFence; 1]>;
 
 /// Queries a fence, which may be a user's. A panic is a failure, so that the memory is lost and nothing else with it.
-pub(super) fn is_over(fence: &dyn Fence) -> Result<bool> {
+pub(crate) fn is_over(fence: &dyn Fence) -> Result<bool> {
     unless_it_panics(|| fence.is_done()).unwrap_or_else(|| Err(Error::device("the fence of a copy panicked")))
 }
 

@@ -38,9 +38,9 @@ mod fence;
 
 #[cfg(test)]
 pub(crate) use fence::scripted::ScriptedFence;
-pub(crate) use fence::{CopyFences, Fences, SharedFence};
+pub(crate) use fence::{CopyFences, Fences, SharedFence, is_over};
 pub use fence::{Fence, FenceKind, StreamId};
-use fence::{discard, is_over, stream_of};
+use fence::{discard, stream_of};
 
 /// After so many queues that another thread was querying, threads are known to contend.
 const CONTENDED_QUEUES: u64 = 64;

@@ -8,6 +8,7 @@
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `remedies` | what a message tells the user to do, and what a pool warns of when it is built |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
+//! | `async_copy` | copies that tasks await |
 //! | `fences` | fences of users that block, panic, or call the pool |
 //! | `memory_counts` | every byte in a figure and under a limit |
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
@@ -21,6 +22,8 @@
 
 mod adaptive;
 mod adaptive_model;
+#[cfg(not(miri))]
+mod async_copy;
 mod batch;
 mod captured_log;
 mod ceiling;

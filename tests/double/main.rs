@@ -7,6 +7,7 @@
 //! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
 //! | `held_queries` | a thread that stands in a call of the driver |
+//! | `refusals` | calls that are refused once, or while a stream captures a graph |
 //! | `pools`, `release_gate` | pools over each back-end: releases beside copies |
 //! | `old_drivers`, `fork` | processes that lack functions, or are children |
 //! | `unused_gpu` | what is said when there is a driver and no device to use |
@@ -29,6 +30,7 @@ mod held_queries;
 mod interop;
 mod old_drivers;
 mod pools;
+mod refusals;
 mod release_gate;
 mod sources;
 mod tracked_copies;

@@ -93,6 +93,7 @@ fn a_buffer_that_a_drain_waits_for_may_be_copied_again_and_dropped() {
         builder(Backend::Register).max_bytes(6 << 20).release_policy(ReleasePolicy::Force).wait(wait).build().unwrap();
     let mut buf = filled(&pool, 4096, 7);
     drop(pool.get(3 * MIB).unwrap());
+    let held = double.hold(stream.cu_stream());
     buf.copy_range_to(0..1024, &stream, &mut memory).unwrap();
     thread::scope(|scope| {
         let get = scope.spawn(|| pool.get_timeout(5 * MIB, Duration::ZERO).map(drop));
@@ -101,6 +102,7 @@ fn a_buffer_that_a_drain_waits_for_may_be_copied_again_and_dropped() {
         }
         // Gives the drain many chances to close the gate.
         (0..1000).for_each(|_| thread::yield_now());
+        drop(held);
         buf.copy_range_to(1024..4096, &stream, &mut memory).unwrap();
         drop(buf);
         get.join().unwrap().unwrap();

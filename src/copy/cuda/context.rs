@@ -16,13 +16,15 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
 use super::stream::{failed, id, number};
 use super::timeline::{TimelineFence, Timelines};
-use crate::driver::{CurrentContext, RelaxedCapture};
+use crate::driver::{CurrentContext, RelaxedCapture, error_code, is_forbidden_by_capture};
 use crate::error::{Error, Result};
 use crate::in_flight::StreamId;
 use crate::sync::plain::Mutex;
@@ -30,6 +32,8 @@ use crate::sync::plain::Mutex;
 /// More idle events and streams than these are destroyed.
 const SPARE_EVENTS: usize = 1024;
 const SPARE_STREAMS: usize = 16;
+/// Between two attempts to wait for an event while a capture forbids it.
+pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 
 static CONTEXTS: Mutex<Vec<&'static ContextState>> = Mutex::new(Vec::new());
 
@@ -144,14 +148,22 @@ impl ContextState {
     }
 
     /// Is the event over? Needs no current context. Neither an error nor "not ready" counts as yes.
-    pub(super) fn is_over(&self, event: Event) -> Result<bool> {
+    pub(super) fn query(&self, event: Event) -> Result<bool, DriverError> {
         let _relaxed = RelaxedCapture::enter();
-        // SAFETY: an event of a live fence.
+        // SAFETY: a live event.
         match unsafe { result::event::query(event.0) } {
             Ok(()) => Ok(true),
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(error) => Err(Error::device(failed("cuEventQuery", error))),
+            Err(error) => Err(error),
         }
+    }
+
+    /// Is the event of a fence over? If a capture forbids the query, it is not known to be.
+    pub(super) fn is_over(&self, event: Event) -> Result<bool> {
+        self.query(event).or_else(|error| match is_forbidden_by_capture(error_code(error)) {
+            true => Ok(false),
+            false => Err(Error::device(failed("cuEventQuery", error))),
+        })
     }
 
     /// Waits until the event is over. Unlike a query that needs a current context, which the caller may not have.
@@ -159,8 +171,15 @@ impl ContextState {
         let failed = |call, error| Error::device(failed(call, error));
         let _relaxed = RelaxedCapture::enter();
         let _current = self.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
-        // SAFETY: an event of a live fence.
-        unsafe { result::event::synchronize(event.0) }.map_err(|error| failed("cuEventSynchronize", error))
+        loop {
+            // SAFETY: an event of a live fence.
+            match unsafe { result::event::synchronize(event.0) } {
+                Ok(()) => return Ok(()),
+                // Until the capture ends.
+                Err(error) if is_forbidden_by_capture(error_code(error)) => thread::sleep(CAPTURE_PAUSE),
+                Err(error) => return Err(failed("cuEventSynchronize", error)),
+            }
+        }
     }
 
     /// A fence behind all work so far on the stream, by its timeline; `None` if an event has to do it. The context is

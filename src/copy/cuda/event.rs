@@ -107,10 +107,10 @@ unsafe impl Fence for EventFence {
 /// A fence behind all work before the last record of `event`; `None` if that is over.
 pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence>> {
     let context = ContextState::of(event.context());
-    if context.is_over(Event(event.cu_event()))? {
+    let failed = |call, error| Error::device(failed(call, error));
+    if context.query(Event(event.cu_event())).map_err(|error| failed("cuEventQuery", error))? {
         return Ok(None);
     }
-    let failed = |call, error| Error::device(failed(call, error));
     let _relaxed = RelaxedCapture::enter();
     let _current = context.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
     let stream = context.take_stream().map_err(|error| failed("cuStreamCreate", error))?;

@@ -29,7 +29,7 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 
-use super::context::{ContextState, Event};
+use super::context::{CAPTURE_PAUSE, ContextState, Event};
 use super::stream::{CAPTURING, SetAside, failed, is_capturing, number};
 use crate::driver::{self, RelaxedCapture};
 use crate::error::{Error, Result};
@@ -113,21 +113,24 @@ impl TrackedCopy {
         })
     }
 
-    /// Fails if cudarc recorded nothing (host-slice-I2).
-    fn check_recorded(&self) -> Result<()> {
-        if self.find_record()? {
-            return Ok(());
+    /// Whether the event is known to be recorded: a capture may forbid to look. Fails if cudarc recorded nothing
+    /// (host-slice-I2).
+    fn check_recorded(&self) -> Result<bool> {
+        if self.find_record()? == Some(false) {
+            // Relaxed: as in `find_record`.
+            self.is_unrecorded.store(true, Ordering::Relaxed);
+            return Err(unrecorded());
         }
         // Relaxed: as in `find_record`.
-        self.is_unrecorded.store(true, Ordering::Relaxed);
-        Err(unrecorded())
+        Ok(self.is_recorded.load(Ordering::Relaxed))
     }
 
-    /// Whether cudarc has recorded the event. Needs a current context, which the caller may not have.
-    fn find_record(&self) -> Result<bool> {
+    /// Whether cudarc has recorded the event; `None` while a capture forbids to look. Needs a current context, which the
+    /// caller may not have.
+    fn find_record(&self) -> Result<Option<bool>> {
         // Relaxed: set once and never cleared; no other data depends on it.
         if self.is_recorded.load(Ordering::Relaxed) {
-            return Ok(true);
+            return Ok(Some(true));
         }
         let _relaxed = RelaxedCapture::enter();
         let _current = self.context.enter().map_err(|error| Error::device(failed("cuCtxSetCurrent", error)))?;
@@ -135,9 +138,10 @@ impl TrackedCopy {
             Some(0 | NOT_READY) => {
                 // Relaxed: as above.
                 self.is_recorded.store(true, Ordering::Relaxed);
-                Ok(true)
+                Ok(Some(true))
             }
-            Some(INVALID_HANDLE) => Ok(false),
+            Some(INVALID_HANDLE) => Ok(Some(false)),
+            Some(code) if driver::is_forbidden_by_capture(code.into()) => Ok(None),
             Some(code) => Err(Error::device(format!("cuEventElapsedTime failed (code {code})"))),
             None => Err(Error::device("the driver has no cuEventElapsedTime")),
         }
@@ -178,12 +182,13 @@ impl Drop for TrackedCopy {
 // behind the copy.
 unsafe impl Fence for TrackedCopy {
     fn is_done(&self) -> Result<bool> {
-        self.check_recorded()?;
-        self.context.is_over(Event(self.event.cu_event()))
+        Ok(self.check_recorded()? && self.context.is_over(Event(self.event.cu_event()))?)
     }
 
     fn wait(&self) -> Result<()> {
-        self.check_recorded()?;
+        while !self.check_recorded()? {
+            std::thread::sleep(CAPTURE_PAUSE);
+        }
         self.context.wait_for(Event(self.event.cu_event()))
     }
 
@@ -206,7 +211,7 @@ unsafe impl Fence for WatchedCopy {
         // Relaxed: as in `find_record`.
         match self.0.is_unrecorded.load(Ordering::Relaxed) {
             true => Err(unrecorded()),
-            false => Ok(self.0.find_record()? && self.0.context.is_over(Event(self.0.event.cu_event()))?),
+            false => Ok(self.0.find_record()? == Some(true) && self.0.context.is_over(Event(self.0.event.cu_event()))?),
         }
     }
 

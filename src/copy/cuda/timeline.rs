@@ -65,6 +65,9 @@ pub(super) struct Timelines {
     write: OnceLock<Option<WriteValue32>>,
     by_stream: Mutex<HashMap<StreamId, Arc<Timeline>>>,
     words: Mutex<Vec<Word>>,
+    /// A page that the driver gave no address for, kept for the next attempt: freeing it would wait for the device. The
+    /// address is its first byte's on the host, and 0.
+    unmapped_page: Mutex<Option<Word>>,
     health: Health,
 }
 
@@ -178,9 +181,41 @@ impl Timelines {
             });
         }
         if words.is_empty() {
-            words.extend(page_of_words()?);
+            words.extend(self.page_of_words()?);
         }
         Ok(words.pop())
+    }
+
+    /// Words in page-locked and mapped memory, which is never freed.
+    fn page_of_words(&self) -> Result<Vec<Word>, DriverError> {
+        let _relaxed = RelaxedCapture::enter();
+        let mut unmapped = self.unmapped_page.lock();
+        let page = match unmapped.take() {
+            Some(kept) => kept.host.cast(),
+            None => {
+                let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+                // SAFETY: the stream's context is current (`Timelines::fence`).
+                unsafe { result::malloc_host(WORDS_BYTES + WORD_STEP, flags) }?
+            }
+        };
+        let mut device = 0;
+        // SAFETY: memory for an address, and memory that was allocated above and is never freed.
+        unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device, page, 0) }
+            .result()
+            .inspect_err(|_| *unmapped = Some(Word { host: page.cast(), device: 0 }))?;
+        // The driver aligns large blocks only.
+        let skip = page.cast::<u8>().align_offset(WORD_STEP);
+        let words = (0..WORDS_BYTES).step_by(WORD_STEP).map(|offset| {
+            let offset = skip + offset;
+            let host = page.cast::<u8>().wrapping_add(offset).cast::<u32>();
+            #[allow(clippy::cast_possible_truncation)] // The low half is meant.
+            // SAFETY: inside the page, aligned, and not yet used.
+            unsafe {
+                host.write(FIRST as u32)
+            };
+            Word { host, device: device + offset as u64 }
+        });
+        Ok(words.collect())
     }
 }
 
@@ -203,33 +238,11 @@ impl Health {
         // SAFETY: the stream is never destroyed.
         match unsafe { sys::cuStreamQuery(idle_stream.cu_stream()) }.result() {
             Ok(()) | Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(()),
+            // It says nothing about the device.
+            Err(error) if driver::is_forbidden_by_capture(driver::error_code(error)) => Ok(()),
             Err(error) => Err(Error::device(failed("cuStreamQuery", error))),
         }
     }
-}
-
-/// Words in page-locked and mapped memory, which is never freed.
-fn page_of_words() -> Result<Vec<Word>, DriverError> {
-    let _relaxed = RelaxedCapture::enter();
-    let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-    // SAFETY: the stream's context is current (`Timelines::fence`).
-    let page = unsafe { result::malloc_host(WORDS_BYTES + WORD_STEP, flags) }?;
-    let mut device = 0;
-    // SAFETY: memory for an address, and memory that was just allocated.
-    unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device, page, 0) }.result()?;
-    // The driver aligns large blocks only.
-    let skip = page.cast::<u8>().align_offset(WORD_STEP);
-    let words = (0..WORDS_BYTES).step_by(WORD_STEP).map(|offset| {
-        let offset = skip + offset;
-        let host = page.cast::<u8>().wrapping_add(offset).cast::<u32>();
-        #[allow(clippy::cast_possible_truncation)] // The low half is meant.
-        // SAFETY: inside the page, aligned, and not yet used.
-        unsafe {
-            host.write(FIRST as u32)
-        };
-        Word { host, device: device + offset as u64 }
-    });
-    Ok(words.collect())
 }
 
 /// A number that a stream writes behind some work.

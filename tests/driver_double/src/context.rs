@@ -7,7 +7,7 @@
 //! A context's handle is its device's ordinal above [`HANDLE_BASE`]. It lives while it is retained. Memory
 //! allocated in it stays, so that a leak shows in the counts instead of as a crash.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::Mutex;
 
@@ -35,9 +35,45 @@ struct Driver {
 static DRIVER: Mutex<Driver> =
     Mutex::new(Driver { state: DriverState::NotInitialized, device_count: 1, retained: Vec::new() });
 
+/// Contexts that one thread may push; programs push one or two.
+const STACK_MAX: usize = 64;
+
+/// The contexts of a thread. Without a destructor, so that a program's own thread-locals may call the driver when they are
+/// destroyed.
+#[derive(Clone, Copy)]
+struct Stack {
+    contexts: [usize; STACK_MAX],
+    len: usize,
+}
+
+impl Stack {
+    /// 0 stands for none.
+    fn top(&self) -> usize {
+        self.len.checked_sub(1).map_or(0, |top| self.contexts[top])
+    }
+
+    fn push(&mut self, context: usize) -> Outcome {
+        *self.contexts.get_mut(self.len).ok_or(Code::OUT_OF_MEMORY)? = context;
+        self.len += 1;
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Option<usize> {
+        let top = self.len.checked_sub(1)?;
+        self.len = top;
+        Some(self.contexts[top])
+    }
+}
+
 thread_local! {
-    /// The last is current; 0 stands for none.
-    static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    static CURRENT: Cell<Stack> = const { Cell::new(Stack { contexts: [0; STACK_MAX], len: 0 }) };
+}
+
+fn with_stack<R>(change: impl FnOnce(&mut Stack) -> R) -> R {
+    let mut stack = CURRENT.get();
+    let result = change(&mut stack);
+    CURRENT.set(stack);
+    result
 }
 
 /// Refuses calls before the start and after the end.
@@ -66,18 +102,15 @@ fn check_context(context: usize) -> Result<usize, Code> {
 
 /// The calling thread's context.
 pub(crate) fn current() -> Result<usize, Code> {
-    CURRENT
-        .with_borrow(|stack| stack.last().copied())
-        .filter(|&context| context != 0)
-        .ok_or(Code::INVALID_CONTEXT)
-        .and_then(check_context)
+    let top = CURRENT.get().top();
+    if top == 0 { Err(Code::INVALID_CONTEXT) } else { check_context(top) }
 }
 
-fn set_current(context: usize) {
-    CURRENT.with_borrow_mut(|stack| {
+fn set_current(context: usize) -> Outcome {
+    with_stack(|stack| {
         stack.pop();
-        stack.push(context);
-    });
+        stack.push(context)
+    })
 }
 
 /// Retained contexts.
@@ -155,25 +188,23 @@ driver_call! { Process fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<u
 }}
 
 driver_call! { Process fn cuCtxGetCurrent(out: Out<usize>) {
-    out.put(CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0)))
+    out.put(CURRENT.get().top())
 }}
 
 driver_call! { Process fn cuCtxSetCurrent(context: usize) {
     if context != 0 {
         check_context(context)?;
     }
-    set_current(context);
-    Ok(())
+    set_current(context)
 }}
 
 driver_call! { Process fn cuCtxPushCurrent_v2(context: usize) {
     check_context(context)?;
-    CURRENT.with_borrow_mut(|stack| stack.push(context));
-    Ok(())
+    with_stack(|stack| stack.push(context))
 }}
 
 driver_call! { Process fn cuCtxPopCurrent_v2(out: Out<usize>) {
-    let popped = CURRENT.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)?;
+    let popped = with_stack(Stack::pop).ok_or(Code::INVALID_CONTEXT)?;
     out.put_if_wanted(popped);
     Ok(())
 }}

@@ -1,0 +1,139 @@
+//! Handles to the end of a copy: to query it, to wait for it, or to await it in a task.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::Result;
+use crate::in_flight::{SharedFence, is_over};
+use crate::maintenance_thread::{MaintenanceThread, Reminder};
+
+/// First and longest pause between two queries of a wait with a time limit.
+const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
+
+/// A handle to a copy in flight, to query or wait for its end. Dropping it has no effect on the copy: the pool keeps the
+/// buffer until the copy is over in any case.
+///
+/// In a task `completion.await` waits without holding up the thread, on any runtime:
+///
+/// ```
+/// # use pinpool::copy::sink::{SinkMem, SinkStream};
+/// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
+/// # let (stream, mut device) = (SinkStream::new()?, SinkMem::new(8));
+/// let completion = pool.get(8)?.copy_to(&stream, &mut device)?;
+/// let task = async {
+///     completion.await?;
+///     Ok::<_, pinpool::Error>("the device has the bytes")
+/// };
+/// # drop(task);
+/// # Ok::<(), pinpool::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Completion(Option<SharedFence>);
+
+/// The end of a copy, for a task: what [`Completion`] becomes when it is awaited. Its output is that of
+/// [`Completion::wait`].
+///
+/// The task is woken by the process's maintenance thread, which queries the copy about every 200 us meanwhile, and which is
+/// started if there is none. Where the system refuses a thread, the task is woken at once and polls again and again.
+#[derive(Debug)]
+pub struct CompletionFuture {
+    completion: Completion,
+    reminder: Option<Reminder>,
+}
+
+impl Completion {
+    pub(crate) fn of(fence: SharedFence) -> Self {
+        Self(Some(fence))
+    }
+
+    /// Of a copy of zero bytes.
+    pub(crate) fn already() -> Self {
+        Self(None)
+    }
+
+    /// Is the copy over? Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that the end of the copy is unknown.
+    pub fn is_done(&self) -> Result<bool> {
+        self.0.as_ref().map_or(Ok(true), |fence| fence.is_done())
+    }
+
+    /// Waits until the copy is over.
+    ///
+    /// # Errors
+    ///
+    /// As [`is_done`](Completion::is_done).
+    pub fn wait(&self) -> Result<()> {
+        self.0.as_ref().map_or(Ok(()), |fence| fence.wait())
+    }
+
+    /// Waits until the copy is over, at most for `timeout`. Returns whether it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`is_done`](Completion::is_done).
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
+        let begun = Instant::now();
+        let [mut pause, longest] = PAUSES;
+        while !self.is_done()? {
+            let left = timeout.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            thread::sleep(pause.min(left));
+            pause = (pause * 2).min(longest);
+        }
+        Ok(true)
+    }
+}
+
+/// Not a `Future` itself, since most copies are never waited for, and a future that is dropped is a warning.
+impl IntoFuture for Completion {
+    type Output = Result<()>;
+    type IntoFuture = CompletionFuture;
+
+    fn into_future(self) -> CompletionFuture {
+        CompletionFuture { completion: self, reminder: None }
+    }
+}
+
+impl CompletionFuture {
+    /// The handle again, for a wait that is not a task's.
+    pub fn completion(&self) -> &Completion {
+        &self.completion
+    }
+
+    /// Has `waker` woken when the copy is over.
+    fn remind(&mut self, fence: SharedFence, waker: &Waker) {
+        if self.reminder.as_ref().is_some_and(|reminder| reminder.set_waker(waker)) {
+            return;
+        }
+        // A failure is an end as well.
+        let condition = Box::new(move || !matches!(is_over(&*fence), Ok(false)));
+        self.reminder = MaintenanceThread::of_process().remind(None, Some(condition), waker).ok();
+        if self.reminder.is_none() {
+            waker.wake_by_ref();
+        }
+    }
+}
+
+impl Future for CompletionFuture {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let Some(fence) = self.completion.0.clone() else { return Poll::Ready(Ok(())) };
+        match fence.is_done() {
+            Ok(true) => Poll::Ready(Ok(())),
+            Ok(false) => {
+                self.remind(fence, context.waker());
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+}

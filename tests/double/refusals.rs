@@ -1,0 +1,200 @@
+//! Calls that the driver refuses once, or while a stream captures a graph: no memory is forgotten, and none is lost.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use cudarc::driver::CudaContext;
+use cudarc::driver::sys::CUstreamCaptureMode;
+use driver_double::{Code, Double};
+use pinpool::backend::{Source, VirtualMemory, VmmSource};
+use pinpool::{Backend, FenceKind, Pool};
+
+use crate::child;
+use crate::fixture::{MIB, begin_capture, builder, end_capture, filled, held, stream_and_memory};
+
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
+const OF_A_CAPTURE: [Code; 2] = [Code(900), Code(901)];
+const BACKENDS: [Backend; 3] = [Backend::Vmm, Backend::Register, Backend::Cuda];
+
+#[test]
+fn granules_that_the_driver_refuses_to_release_once_are_released_by_the_end() {
+    let double = Double::load();
+    let before = held(&double);
+    let pool = builder(Backend::Vmm).build().unwrap();
+    drop(pool.get(8 * MIB).unwrap());
+    double.fail("cuMemRelease", 1, Code::UNKNOWN);
+    pool.trim(0);
+    drop(pool);
+    assert_eq!(held(&double), before);
+}
+
+#[test]
+#[allow(unsafe_code)] // Commits by hand.
+fn granules_that_the_driver_never_releases_are_an_error_at_the_end() {
+    let double = Double::load();
+    let source = VmmSource::new(0, None).unwrap();
+    let before = held(&double);
+    let range = source.reserve(8 * MIB).unwrap();
+    // SAFETY: just reserved, and nothing is committed.
+    unsafe { source.commit(&range, 0, 8 * MIB) }.unwrap();
+    double.fail_from("cuMemRelease", 1, Code::UNKNOWN);
+    // SAFETY: committed above, and used by nothing.
+    unsafe { source.decommit(&range, 0, 8 * MIB) }.unwrap();
+    // SAFETY: it is from `reserve`, and nothing is committed.
+    let error = unsafe { source.unreserve(range) }.unwrap_err().to_string();
+    assert!(error.contains("cuMemRelease") && error.contains("8388608"), "{error}");
+    double.reset();
+    drop(source);
+    assert_eq!(held(&double), before, "the source tries once more when it is dropped");
+}
+
+#[test]
+fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
+    child::alone(|| {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, 4096);
+        let pool = builder(Backend::Vmm).fence(FenceKind::Timeline).build().unwrap();
+        let before = held(&double).host_allocations;
+        double.fail_from("cuMemHostGetDevicePointer_v2", 1, Code::OUT_OF_MEMORY);
+        for byte in 0..20 {
+            filled(&pool, 4096, byte).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+        }
+        assert!(held(&double).host_allocations <= before + 1, "one page, kept for the next attempt");
+        assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![19; 4096]);
+        double.reset();
+        filled(&pool, 4096, 20).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+        assert_eq!((double.calls("cuStreamWriteValue32_v2"), held(&double).host_allocations), (1, before + 1));
+    });
+}
+
+#[test]
+fn a_pool_in_a_thread_local_ends_with_its_thread() {
+    child::alone(|| {
+        thread_local! {
+            static POOL: RefCell<Option<Pool>> = const { RefCell::new(None) };
+        }
+        let double = Double::load();
+        let before = held(&double);
+        for backend in BACKENDS {
+            std::thread::spawn(move || {
+                // The pool's place is made before the thread's first call of the driver, so it is destroyed after what the
+                // driver keeps for the thread.
+                POOL.set(Some(builder(backend).build().unwrap()));
+                POOL.with_borrow(|pool| drop(pool.as_ref().unwrap().get(MIB).unwrap()));
+            })
+            .join()
+            .unwrap();
+        }
+        assert_eq!(held(&double), before);
+        assert_eq!(double.wrong_uses(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_query_that_a_capture_forbids_loses_no_buffer() {
+    for code in OF_A_CAPTURE {
+        for fence in [FenceKind::Event, FenceKind::Timeline] {
+            let double = Double::load();
+            let context = CudaContext::new(0).unwrap();
+            let (stream, mut memory) = stream_and_memory(&context, 4096);
+            let pool = builder(Backend::Vmm).background_poll(false).fence(fence).build().unwrap();
+            let gate = double.hold(stream.cu_stream());
+            let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
+            double.fail_from("cuEventQuery", 1, code);
+            double.fail_from("cuStreamQuery", 1, code);
+            // Longer than the device is trusted to be well without a query.
+            std::thread::sleep(Duration::from_millis(2));
+            pool.poll();
+            assert!(!copy.is_done().unwrap());
+            assert_eq!((pool.stats().in_flight, pool.stats().lost), (1, 0), "{code:?} {fence:?}");
+            double.reset();
+            drop(gate);
+            double.fail("cuEventSynchronize", 1, code);
+            copy.wait().unwrap();
+            pool.poll();
+            assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0), "{code:?} {fence:?}");
+        }
+    }
+}
+
+#[test]
+fn a_lent_copy_whose_query_a_capture_forbids_loses_no_buffer() {
+    for code in OF_A_CAPTURE {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, 4096);
+        let pool = builder(Backend::Vmm).background_poll(false).build().unwrap();
+        let buf = filled(&pool, 4096, 7);
+        stream.memcpy_htod(&buf, &mut memory).unwrap();
+        for call in ["cuEventElapsedTime", "cuEventQuery"] {
+            double.fail_from(call, 1, code);
+        }
+        drop(buf);
+        pool.poll();
+        assert_eq!((pool.stats().in_flight, pool.stats().lost), (1, 0), "{code:?}");
+        double.reset();
+        stream.synchronize().unwrap();
+        pool.poll();
+        assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0), "{code:?}");
+    }
+}
+
+#[test]
+fn a_release_that_a_capture_forbids_keeps_the_memory_and_is_made_later() {
+    let calls = [
+        (Backend::Vmm, "cuMemUnmap"),
+        (Backend::Vmm, "cuMemRelease"),
+        (Backend::Register, "cuMemHostUnregister"),
+        (Backend::Cuda, "cuMemFreeHost"),
+    ];
+    for (backend, call) in calls {
+        for code in OF_A_CAPTURE {
+            let double = Double::load();
+            let before = held(&double);
+            let pool = builder(backend.clone()).background_poll(false).build().unwrap();
+            drop(pool.get(3 * MIB).unwrap());
+            double.fail(call, 1, code);
+            pool.trim(0);
+            assert_eq!(pool.stats().lost, 0);
+            drop(pool.get(3 * MIB).unwrap());
+            pool.trim(0);
+            assert_eq!(pool.stats().pinned_bytes, 0, "{call} {code:?}");
+            drop(pool);
+            assert_eq!(held(&double), before, "{call} {code:?}");
+        }
+    }
+}
+
+#[test]
+fn a_pool_of_each_back_end_grows_copies_and_releases_beside_a_capture_and_spoils_none() {
+    for backend in BACKENDS {
+        for mode in [
+            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+        ] {
+            let double = Double::load();
+            let context = CudaContext::new(0).unwrap();
+            let (captured, _unused) = stream_and_memory(&context, 1);
+            let (stream, mut memory) = stream_and_memory(&context, 4096);
+            let before = held(&double);
+            begin_capture(&captured, mode);
+            let pool = builder(backend.clone()).build().unwrap();
+            pool.prewarm(1 << 20).unwrap();
+            filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+            let mut kept = filled(&pool, 4096, 2);
+            kept.copy_range_to(0..4096, &stream, &mut memory).unwrap().wait().unwrap();
+            drop(kept);
+            drop(pool.get(8 * MIB).unwrap());
+            pool.poll();
+            pool.trim(0);
+            pool.clear();
+            drop(pool);
+            assert_eq!(end_capture(&captured), Ok(()), "{} {mode:?}", backend.name());
+            assert_eq!(double.counts().spoiled_captures, 0, "{} {mode:?}", backend.name());
+            assert_eq!(held(&double), before, "{} {mode:?}", backend.name());
+            assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![2; 4096]);
+        }
+    }
+}
