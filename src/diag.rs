@@ -226,6 +226,11 @@ impl PoolLog {
         );
     }
 
+    pub(crate) fn ceiling_changed(&self, from: Option<u64>, to: Option<u64>, why: &str) {
+        let bytes = |ceiling: Option<u64>| ceiling.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
+        log::info!("{self}ceiling changed from {} to {}: {why}", bytes(from), bytes(to));
+    }
+
     pub(crate) fn pressure_changed(&self, is_calm: bool) {
         if is_calm {
             log::info!("{self}memory is no longer short: idle memory is kept for PINPOOL_IDLE_TIMEOUT again");

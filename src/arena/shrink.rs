@@ -30,6 +30,11 @@ impl Arena {
         self.retention.due(&self.idle, now_us).map(|run| run.extent.bytes()).sum()
     }
 
+    /// A plan that decommits idle granules, the longest idle first, until `bytes` are decommitted or none is idle.
+    pub fn release_idle(&mut self, bytes: u64) -> Option<Plan> {
+        self.release(self.longest_idle(bytes))
+    }
+
     /// A plan that decommits idle granules, the longest idle first, until at most `to_bytes` stay held or none is idle.
     pub fn release_down_to(&mut self, to_bytes: u64) -> Option<Plan> {
         let leaving = self.stats.transit_bytes - self.committing_bytes;

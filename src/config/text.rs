@@ -349,6 +349,10 @@ pub(super) const THREADS: ValueFormat<Option<u64>> = ValueFormat::new(
     |text| or_word("auto", text, at_least_one),
     |threads| threads.map_or_else(|| "auto".to_owned(), |threads| threads.to_string()),
 );
+pub(super) const SIZE_OR_NONE: ValueFormat<Option<u64>> = ValueFormat::new(
+    |text| or_word("none", text, parse_bytes),
+    |bytes| bytes.map_or_else(|| "none".to_owned(), format_bytes),
+);
 pub(super) const TIME_OR_NONE: ValueFormat<Option<Duration>> = ValueFormat::new(
     |text| or_word("none", text, parse_duration),
     |time| time.map_or_else(|| "none".to_owned(), |time| format!("{time:?}")),

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use super::accounts::{Accounts, usage_report};
 use super::block;
+use super::ceiling::{AutoCeiling, CeilingControl, CeilingSource};
 use super::clock::Timekeeper;
 use super::maintenance::{LATE_US, Maintenance};
 use super::shortage::Shortage;
@@ -75,6 +76,8 @@ pub(crate) struct Core {
     copy_watchers: AtomicU64,
     shortage: Shortage,
     accounts: Accounts,
+    /// Where its ceiling comes from.
+    ceiling: CeilingControl,
 }
 
 impl Core {
@@ -92,6 +95,7 @@ impl Core {
             copy_watchers: AtomicU64::new(0),
             shortage: Shortage::default(),
             accounts: Accounts::default(),
+            ceiling: CeilingControl::default(),
             log,
             config,
         });
@@ -113,6 +117,32 @@ impl Core {
         log.partitioned(max_bytes);
         let config = Config { max_bytes: Ceiling::Bytes(max_bytes), ..self.config.clone() };
         Some(Self::new(config, backing, self.time.shared(), log))
+    }
+
+    /// The ceiling `auto` comes from `source`; it holds now if there is an `auto`.
+    pub(crate) fn change_ceiling_by(&self, source: CeilingSource, auto: Option<AutoCeiling>) {
+        self.ceiling.begin(source, auto);
+    }
+
+    /// Changes the ceiling; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
+    pub(crate) fn set_ceiling(&self, ceiling: Ceiling) {
+        let (max_bytes, why) = self.ceiling.set(ceiling, self.backing().stats().held_bytes);
+        self.apply_ceiling(max_bytes, &why);
+    }
+
+    fn apply_ceiling(&self, max_bytes: Option<u64>, why: &str) {
+        let before = self.backing().max_bytes();
+        if before == max_bytes {
+            return;
+        }
+        self.backing().set_max_bytes(max_bytes);
+        self.log.ceiling_changed(before, max_bytes, why);
+        self.complete_copies();
+        self.stock.enforce_limits(self.time.coarse_us());
+        self.notice(Pace::Idle);
+        self.room_was_made();
+        let pools = self.backing().arena().map(|arena| arena.attached()).unwrap_or_default();
+        pools.iter().for_each(|pool| pool.room_was_made());
     }
 
     /// This pool needs to be looked at `pace` from now on. Costs a load while the thread looks as often.
@@ -242,6 +272,7 @@ impl Core {
                 Ok(block) => {
                     self.notice(Pace::InUse);
                     self.shortage.end_if_calm(&self.log, now_us);
+                    self.stock.enforce_idle_limit(now_us);
                     return Ok(block);
                 }
                 Err(refusal) => refusal,
@@ -386,7 +417,8 @@ impl Core {
     /// Completes copies and does what is due.
     pub(crate) fn poll(&self) {
         self.complete_all_copies();
-        self.tick_after(0);
+        let now_us = self.tick_after(0);
+        self.stock.enforce_limits(now_us);
     }
 
     /// Reads the clock.
@@ -412,6 +444,11 @@ impl Core {
             stuck.into_iter().for_each(log);
         }
         self.stock.maintain(&mut tick, now_us, || self.trim(0));
+        drop(tick);
+        if let Some((max_bytes, why)) = self.ceiling.follow(now_us, || self.backing().stats().held_bytes) {
+            self.apply_ceiling(max_bytes, &why);
+        }
+        self.stock.enforce_limits(now_us);
         now_us
     }
 
@@ -520,6 +557,12 @@ impl Reclaim for Core {
 
     fn complete_copies(&self) {
         Self::complete_copies(self);
+    }
+
+    fn room_was_made(&self) {
+        if self.waiters.has_waiters() {
+            self.waiters.wake_first();
+        }
     }
 
     fn expire_idle(&self, now_us: u64) {

@@ -24,6 +24,7 @@
 
 mod accounts;
 mod block;
+mod ceiling;
 mod clock;
 mod core;
 pub(crate) mod idle;
@@ -35,6 +36,7 @@ mod user_block;
 mod waiters;
 
 pub(crate) use self::block::BufferState;
+pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
 pub(crate) use self::core::Core;
 pub(crate) use self::supply::{Backing, BegunCopy, Direct, Fallback, SharedArena, SharedArenaConfig, Supply};

@@ -31,13 +31,15 @@ const RESERVE_REPORTS: u64 = 4;
 pub(super) struct Stock<E> {
     idle: Idle<BlockBody<E>>,
     backing: Backing,
+    /// Limit on what is kept idle.
+    max_idle_bytes: Option<u64>,
     log: Arc<PoolLog>,
 }
 
 impl<E> Stock<E> {
     pub(super) fn new(config: &Config, backing: Backing, log: Arc<PoolLog>) -> Self {
         let idle = Idle::new(backing.has_arena(), config.pool_size_limit, config.auto_resize);
-        Self { idle, backing, log }
+        Self { idle, backing, max_idle_bytes: config.max_idle_bytes, log }
     }
 
     #[inline]
@@ -97,6 +99,7 @@ impl<E> Stock<E> {
         if let Some(check) = outcome.check {
             self.log.checked(check);
         }
+        self.enforce_idle_limit(now_us);
         is_kept
     }
 
@@ -110,6 +113,31 @@ impl<E> Stock<E> {
     /// Releases the block that has been idle longest; false if none is idle.
     pub(super) fn release_oldest(&self, now_us: u64) -> bool {
         self.idle.reclaim().map(|entry| self.release(Block::from_entry(entry), now_us)).is_some()
+    }
+
+    /// As [`enforce_limits`](Self::enforce_limits), if there is a limit on what is idle.
+    pub(super) fn enforce_idle_limit(&self, now_us: u64) {
+        if self.max_idle_bytes.is_some() {
+            self.enforce_limits(now_us);
+        }
+    }
+
+    /// Releases idle memory, oldest first, that is over the ceiling, which may have been lowered, or over the limit on what is
+    /// idle. A hit never does, so both may be passed by what was put back since the last miss or tick.
+    pub(super) fn enforce_limits(&self, now_us: u64) {
+        let is_over = || {
+            let is_direct = !self.backing.has_arena();
+            let is_over_idle = || self.max_idle_bytes.is_some_and(|max_bytes| self.idle.bytes() > max_bytes);
+            self.backing.is_over_own_ceiling() || is_direct && is_over_idle()
+        };
+        if is_over() {
+            // Other threads may put blocks meanwhile: no more are released than were idle at the start.
+            let turns = self.idle.stats().buffers;
+            let _released = (0..turns).take_while(|_| is_over() && self.release_oldest(now_us)).count();
+        }
+        if let Some(arena) = self.backing.arena() {
+            self.log.release_error(arena.enforce_limits(self.max_idle_bytes, now_us));
+        }
     }
 
     /// Releases blocks that have been idle too long, and lowers a limit that no get has needed for long.
@@ -192,8 +220,16 @@ impl<E> Stock<E> {
     /// How soon time alone may change something here: an idle buffer grows old, free memory falls due. Under `tensorflow`
     /// nothing ages.
     pub(super) fn pace(&self) -> Pace {
-        let Some(arena) = self.backing.arena() else { return Pace::Never };
         let idle_bytes = self.idle.bytes();
+        let Some(arena) = self.backing.arena() else {
+            // Here only a limit can be passed by a put.
+            let may_pass_limit = self.max_idle_bytes.is_some() || self.backing.is_over_own_ceiling();
+            return match (may_pass_limit, idle_bytes, self.backing.stats().block_bytes) {
+                (false, ..) | (true, 0, 0) => Pace::Never,
+                (true, 0, _) => Pace::InUse,
+                (true, ..) => Pace::Idle,
+            };
+        };
         if idle_bytes > 0 || arena.ages() {
             return Pace::Idle;
         }

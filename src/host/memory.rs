@@ -8,7 +8,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::control_group;
+use super::control_group::{self, ControlGroup, GroupLimit};
 use super::files::{Files, field};
 
 /// Memory that this process may use.
@@ -41,20 +41,55 @@ impl fmt::Display for LimitOrigin {
 }
 
 /// Memory that this process may use, read below `root`; `None` where `/proc/meminfo` has no total.
+#[allow(dead_code)] // Not every feature reads it once.
 pub(crate) fn memory(root: &Path) -> Option<HostMemory> {
-    let files = Files::below(root);
-    let machine = machine(&files)?;
-    let mut memory = machine.clone();
-    for group in control_group::groups(&files) {
-        let Some(limit) = group.limit(&files).filter(|limit| limit.bytes < machine.total_bytes) else { continue };
-        memory.available_bytes = memory.available_bytes.min(group.available_bytes(&files, &limit));
-        // Of equal limits the one nearest to the process is reported.
-        if limit.bytes < memory.total_bytes {
-            memory.total_bytes = limit.bytes;
-            memory.origin = LimitOrigin::Cgroup(limit.file);
-        }
+    MemoryGauge::open(root)?.read()
+}
+
+/// Reads the memory that this process may use again and again. The groups are those that hold it at the start.
+#[derive(Debug)]
+pub(crate) struct MemoryGauge {
+    files: Files,
+    machine_bytes: u64,
+    groups: Vec<ControlGroup>,
+}
+
+impl MemoryGauge {
+    /// Below `root`; `None` where `/proc/meminfo` has no total.
+    pub(crate) fn open(root: &Path) -> Option<Self> {
+        let files = Files::below(root);
+        let machine_bytes = machine(&files)?.total_bytes;
+        let groups = control_group::groups(&files);
+        Some(Self { files, machine_bytes, groups })
     }
-    Some(memory)
+
+    /// The total and where it comes from: two files for each group.
+    pub(crate) fn limit(&self) -> (u64, LimitOrigin) {
+        let mut least = (self.machine_bytes, LimitOrigin::Machine);
+        for (_, limit) in self.limited() {
+            // Of equal limits the one nearest to the process is reported.
+            if limit.bytes < least.0 {
+                least = (limit.bytes, LimitOrigin::Cgroup(limit.file));
+            }
+        }
+        least
+    }
+
+    /// The total and what is available of it.
+    pub(crate) fn read(&self) -> Option<HostMemory> {
+        let mut available_bytes = machine(&self.files)?.available_bytes;
+        for (group, limit) in self.limited() {
+            available_bytes = available_bytes.min(group.available_bytes(&self.files, &limit));
+        }
+        let (total_bytes, origin) = self.limit();
+        Some(HostMemory { total_bytes, available_bytes, origin })
+    }
+
+    /// The groups with a limit below the machine's memory, the nearest first.
+    fn limited(&self) -> impl Iterator<Item = (&ControlGroup, GroupLimit)> {
+        let limits = self.groups.iter().filter_map(|group| Some((group, group.limit(&self.files)?)));
+        limits.filter(|(_, limit)| limit.bytes < self.machine_bytes)
+    }
 }
 
 /// The machine's memory without any limit of a control group.

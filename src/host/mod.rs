@@ -2,7 +2,7 @@
 //!
 //! | file | owns | read |
 //! | --- | --- | --- |
-//! | `memory` | how much memory there is and is available, and which limit decides it | once, at the start |
+//! | `memory` | how much memory there is and is available, and which limit decides it | at the start; the limits once a second |
 //! | `limits` | the limits of the process, and which of them refused memory | when memory is refused, and by `doctor` |
 //! | `pressure` | whether tasks wait for memory, whether a limit was hit | at most once a second |
 //! | `numa` | the memory node near a device, the processors near a node | once, at the start |
@@ -23,7 +23,7 @@ mod pressure;
 
 #[cfg(all(test, not(miri)))]
 pub(crate) use files::tree;
-pub(crate) use memory::{HostMemory, LimitOrigin, memory};
+pub(crate) use memory::{HostMemory, LimitOrigin, MemoryGauge, memory};
 #[cfg(feature = "cuda")]
 pub(crate) use numa::numa_node_of_pci;
 pub(crate) use numa::{cpus_of_node, is_node_of_several, numa_nodes};

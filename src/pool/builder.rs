@@ -4,7 +4,7 @@
 //! fallback the settings mean; what they imply and contradict is decided in `config`.
 
 use std::fmt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::config::{
     Ceiling, Config, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy, Settings, env, for_each_setting,
 };
 use crate::diag::{CheckReport, LogSampler, PoolLog};
-use crate::engine::{Backing, Clock, Core, Direct, Fallback, SharedArena, SharedArenaConfig, Supply, Timekeeper};
+use crate::engine::{
+    Backing, CeilingSource, Clock, Core, Direct, Fallback, SharedArena, SharedArenaConfig, Supply, Timekeeper,
+};
 use crate::error::{ErrorKind, Result};
-use crate::host;
-use crate::policy;
 use crate::size_class::Rounding;
 
 /// Collects the settings of a new pool. A setting that code leaves out comes from the environment, else it has its default.
@@ -28,6 +28,7 @@ pub struct PoolBuilder {
     without_env: bool,
     log: PoolLog,
     clock: Clock,
+    host_root: PathBuf,
 }
 
 impl fmt::Debug for PoolBuilder {
@@ -43,6 +44,7 @@ impl PoolBuilder {
             without_env: false,
             log: PoolLog { name: None, log_sampler: LogSampler::process(), log_every: 1, listener: None },
             clock: Clock::System,
+            host_root: PathBuf::from("/"),
         }
     }
 
@@ -64,6 +66,13 @@ impl PoolBuilder {
     pub fn clock(mut self, clock: crate::engine::ManualClock) -> Self {
         self.clock = Clock::Manual(clock);
         self.settings.background_poll.get_or_insert(false);
+        self
+    }
+
+    /// Reads the memory of the machine and its control groups below `root`: for tests (feature `testing`).
+    #[cfg(any(test, feature = "testing"))]
+    pub fn host_root(mut self, root: impl Into<PathBuf>) -> Self {
+        self.host_root = root.into();
         self
     }
 
@@ -97,7 +106,9 @@ impl PoolBuilder {
         warnings.iter().for_each(|warning| self.log.bad_setting(warning));
         let config = self.settings.or(env).resolve()?;
         let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });
-        let (mut max_bytes, ceiling) = ceiling_in_bytes(&config);
+        let (root, pools_per_host) = (self.host_root, config.pools_per_host);
+        let mut ceiling_source = CeilingSource { root, pools_per_host, lock_limit_bytes: None };
+        let (mut max_bytes, ceiling, auto) = ceiling_by(&config, &ceiling_source);
         let options = backend::PinOptions {
             device: config.device,
             node: config.numa_node,
@@ -107,6 +118,7 @@ impl PoolBuilder {
         };
         let chosen = backend::choose(&config.backend, options)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
+        ceiling_source.lock_limit_bytes = chosen.lock_limit_bytes;
         log.started(
             config.preset.name(),
             chosen.source.name(),
@@ -121,7 +133,9 @@ impl PoolBuilder {
         let supply = supply(&config, chosen.source, max_bytes, &log)?;
         let reserve_bytes = config.reserve_bytes;
         let backing = Backing::new(supply, fallback);
-        let pool = Pool::of(Core::new(config, backing, Timekeeper::new(self.clock), log));
+        let core = Core::new(config, backing, Timekeeper::new(self.clock), log);
+        core.change_ceiling_by(ceiling_source, auto);
+        let pool = Pool::of(core);
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
         }
@@ -152,20 +166,20 @@ for_each_setting!(setters);
 
 /// The ceiling as a number, and its origin for the log.
 pub(crate) fn ceiling_in_bytes(config: &Config) -> (Option<u64>, String) {
+    let (root, pools_per_host) = (PathBuf::from("/"), config.pools_per_host);
+    let source = CeilingSource { root, pools_per_host, lock_limit_bytes: None };
+    let (max_bytes, origin, _) = ceiling_by(config, &source);
+    (max_bytes, origin)
+}
+
+/// The same from `source`, with what `auto` follows.
+fn ceiling_by(config: &Config, source: &CeilingSource) -> (Option<u64>, String, Option<AutoCeiling>) {
     match config.max_bytes {
-        Ceiling::None => (None, "none".to_owned()),
-        Ceiling::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes")),
-        Ceiling::Auto => match host::memory(Path::new("/")) {
-            None => (None, "none, since the memory of the machine is not known".to_owned()),
-            Some(memory) => {
-                let bytes = policy::default_ceiling(memory.total_bytes, memory.available_bytes, config.pools_per_host);
-                let shared = match config.pools_per_host {
-                    1 => String::new(),
-                    pools => format!(", shared by {pools}"),
-                };
-                let (total_bytes, origin) = (memory.total_bytes, memory.origin);
-                (Some(bytes), format!("{bytes} bytes (a quarter of {total_bytes} bytes, {origin}{shared})"))
-            }
+        Ceiling::None => (None, "none".to_owned(), None),
+        Ceiling::Bytes(bytes) => (Some(bytes), format!("{bytes} bytes"), None),
+        Ceiling::Auto => match source.auto(0) {
+            None => (None, "none, since the memory of the machine is not known".to_owned(), None),
+            Some((auto, bytes, why)) => (Some(bytes), format!("{bytes} bytes ({why})"), Some(auto)),
         },
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::backend::PageTiers;
 use crate::buffer::{BatchBuf, PinnedBuf};
-use crate::config::Config;
+use crate::config::{Ceiling, Config};
 use crate::engine::Core;
 use crate::error::{ErrorKind, Result};
 use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
@@ -222,6 +222,27 @@ impl Pool {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow pools share nothing".to_owned();
             ErrorKind::Setting { name: "partition", value: name.to_owned(), why }.into()
         })
+    }
+
+    /// Changes the ceiling on all bytes held, in use and idle: to a number of bytes, [`Ceiling::None`], or
+    /// [`Ceiling::Auto`], which follows the control group.
+    ///
+    /// A higher ceiling lets waiting gets try again at once. Under a lower one idle memory is released, and later what comes
+    /// back: at the next miss, or by the maintenance thread, which looks at least once a second. Buffers in use are never
+    /// taken away, so more than the ceiling may be held until they are put back; no get adds to it meanwhile. A limit of
+    /// [`PINPOOL_MAX_FALLBACK_BYTES`](PoolBuilder::max_fallback_bytes) that is the ceiling again changes with it.
+    ///
+    /// In a partition this is its own ceiling. That of its parent bounds it too, and is its only one after `Auto` or `None`.
+    /// [`config`](Pool::config) keeps the ceiling that the pool was made with, [`stats`](Pool::stats) has the one that holds.
+    /// Addresses were reserved for eight times the first ceiling and at least 64 GiB: no buffer can be longer.
+    ///
+    /// # Errors
+    ///
+    /// [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
+    pub fn set_max_bytes(&self, ceiling: impl Into<Ceiling>) -> Result<()> {
+        self.core().check_process()?;
+        self.core().set_ceiling(ceiling.into());
+        Ok(())
     }
 
     /// Returns idle memory to the system, oldest first, until at most `to_bytes` are held or nothing is idle.

@@ -10,7 +10,7 @@
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
 //! | `async_copy` | copies that tasks await |
 //! | `fences` | fences of users that block, panic, or call the pool |
-//! | `memory_counts` | every byte in a figure and under a limit |
+//! | `memory_counts`, `memory_limits` | every byte in a figure and under a limit; limits that change, limits on what is idle |
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
 //! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
 //! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
@@ -49,6 +49,7 @@ mod log_lines;
 #[cfg(not(miri))]
 mod maintenance;
 mod memory_counts;
+mod memory_limits;
 mod own_stream;
 mod remedies;
 #[cfg(target_os = "linux")]

@@ -259,6 +259,19 @@ impl ArenaState {
         self.arena.release_down_to(to_bytes)
     }
 
+    /// Plans the release of `bytes` that are free.
+    pub(super) fn plan_release_of(&mut self, bytes: u64) -> Option<Plan> {
+        self.arena.release_idle(bytes)
+    }
+
+    /// Bytes above the ceiling, or above `max_idle_bytes` where `idle_bytes` are idle in pools: whichever is more.
+    pub(super) fn excess_bytes(&self, idle_bytes: u64, max_idle_bytes: Option<u64>) -> u64 {
+        let over =
+            |bytes: u64, max_bytes: Option<u64>| max_bytes.map_or(0, |max_bytes| bytes.saturating_sub(max_bytes));
+        let idle_bytes = idle_bytes + self.arena.stats().idle_bytes;
+        over(self.held_bytes(), self.max_bytes).max(over(idle_bytes, max_idle_bytes))
+    }
+
     /// Plans the release of everything that is free.
     pub(super) fn plan_release_all(&mut self) -> Option<Plan> {
         self.overdue_bytes = 0;

@@ -73,6 +73,40 @@ impl Backing {
         self.is_partition
     }
 
+    /// Sets the ceiling: of a partition its own, else that of all pools of the arena.
+    pub(in crate::engine) fn set_max_bytes(&self, max_bytes: Option<u64>) {
+        match &self.supply {
+            _ if self.is_partition => {
+                self.own.set_max_bytes(max_bytes);
+                self.reserves.set_max_bytes(max_bytes);
+            }
+            Supply::Direct(direct) => direct.set_max_bytes(max_bytes),
+            Supply::Shared(arena) => arena.set_max_bytes(max_bytes),
+        }
+        if let Some(fallback) = &self.fallback {
+            fallback.follow(max_bytes);
+        }
+    }
+
+    /// The ceiling that [`set_max_bytes`](Self::set_max_bytes) sets.
+    pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {
+        match &self.supply {
+            _ if self.is_partition => self.own.max_bytes(),
+            Supply::Direct(direct) => direct.stats().max_bytes,
+            Supply::Shared(arena) => arena.max_bytes(),
+        }
+    }
+
+    /// Whether only releasing idle blocks of this pool brings it back under its ceiling: in a partition, and without an arena.
+    pub(in crate::engine) fn is_over_own_ceiling(&self) -> bool {
+        let held_bytes = match &self.supply {
+            _ if self.is_partition => self.own.held_bytes(),
+            Supply::Direct(direct) => direct.stats().held_bytes,
+            Supply::Shared(_) => 0,
+        };
+        self.max_bytes().is_some_and(|max_bytes| held_bytes > max_bytes)
+    }
+
     /// Whether buffers are carved from an arena, which can hold a reserve and be shared.
     pub(crate) fn has_arena(&self) -> bool {
         self.arena().is_some()
@@ -102,10 +136,6 @@ impl Backing {
             Supply::Direct(direct) => direct.source(),
             Supply::Shared(arena) => arena.source(),
         }
-    }
-
-    pub(in crate::engine) fn has_fallback(&self) -> bool {
-        self.fallback.is_some()
     }
 
     /// Memory for `class`, or what `reuse` found meanwhile. Idle blocks of `pool` make room. A slow call.

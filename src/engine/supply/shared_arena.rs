@@ -386,6 +386,40 @@ impl SharedArena {
         if was_requested || self.is_at_rest() { self.release(now_us, ArenaState::plan_trim) } else { Ok(()) }
     }
 
+    pub(super) fn set_max_bytes(&self, max_bytes: Option<u64>) {
+        self.state.lock().set_max_bytes(max_bytes);
+    }
+
+    /// Releases free memory, then idle blocks of all pools, the oldest first, until no more is held than the ceiling and no
+    /// more is idle than `max_idle_bytes`. While copies are pending that a release would wait for, leaves it to the next call.
+    pub(in crate::engine) fn enforce_limits(
+        &self,
+        max_idle_bytes: Option<u64>,
+        now_us: u64,
+    ) -> Result<(), SourceError> {
+        let pools = self.attached();
+        let idle_bytes = || pools.iter().map(|pool| pool.idle_bytes()).sum::<u64>();
+        // Other threads may put blocks meanwhile: no more are released than were idle at the start.
+        let mut turns = idle_bytes() / PAGE_BYTES as u64;
+        let mut released = Ok(());
+        loop {
+            let excess_bytes = self.state.lock().excess_bytes(idle_bytes(), max_idle_bytes);
+            if excess_bytes == 0 || released.is_err() {
+                return released;
+            }
+            let Some(closed) = self.gate.close() else { return released };
+            released = self.release_behind(&closed, now_us, |state| state.plan_release_of(excess_bytes));
+            drop(closed);
+            if self.state.lock().excess_bytes(idle_bytes(), max_idle_bytes) == 0 {
+                return released;
+            }
+            if turns == 0 || !pools.iter().any(|pool| pool.release_oldest()) {
+                return released;
+            }
+            turns -= 1;
+        }
+    }
+
     /// Carries out a plan of releases, unless copies are pending that it would wait for.
     fn release(&self, now_us: u64, plan: impl FnOnce(&mut ArenaState) -> Option<Plan>) -> Result<(), SourceError> {
         let closed = self.gate.close().or_else(|| {

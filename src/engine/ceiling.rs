@@ -1,0 +1,121 @@
+//! Where the ceiling of a pool comes from, and `auto`: a share of the memory that the process may use, which follows the limit
+//! of its control group.
+//!
+//! The share is computed when a pool is made, and again when the limit has changed. What is free changes all the time, also
+//! by what the pool itself holds, so it alone changes no ceiling.
+
+use std::path::PathBuf;
+
+use crate::config::Ceiling;
+use crate::host::{HostMemory, LimitOrigin, MemoryGauge};
+use crate::policy;
+use crate::sync::plain::Mutex;
+
+/// Between two readings of the limits, which cost system calls.
+const READ_EVERY_US: u64 = 1_000_000;
+
+/// A ceiling of `auto`.
+#[derive(Debug)]
+pub(crate) struct AutoCeiling {
+    gauge: MemoryGauge,
+    pools_per_host: u64,
+    limit: (u64, LimitOrigin),
+    next_reading_us: u64,
+}
+
+/// Where `auto` is read from, and for how many pools.
+#[derive(Debug, Clone)]
+pub(crate) struct CeilingSource {
+    /// The root of the file system.
+    pub(crate) root: PathBuf,
+    pub(crate) pools_per_host: u64,
+    /// Most that the process may lock, which no ceiling passes.
+    pub(crate) lock_limit_bytes: Option<u64>,
+}
+
+/// Where the ceiling of a pool comes from. A partition has no source: its ceiling is a number or none.
+#[derive(Debug, Default)]
+pub(super) struct CeilingControl(Mutex<Option<Origin>>);
+
+#[derive(Debug)]
+struct Origin {
+    source: CeilingSource,
+    /// While the ceiling is `auto`.
+    auto: Option<AutoCeiling>,
+}
+
+impl CeilingControl {
+    pub(super) fn begin(&self, source: CeilingSource, auto: Option<AutoCeiling>) {
+        *self.0.lock() = Some(Origin { source, auto });
+    }
+
+    /// The bytes of `ceiling` for a pool that holds `held_bytes`, and why. From now on that is followed, or nothing.
+    pub(super) fn set(&self, ceiling: Ceiling, held_bytes: u64) -> (Option<u64>, String) {
+        let set_bytes = if let Ceiling::Bytes(bytes) = ceiling { Some(bytes) } else { None };
+        let (mut max_bytes, mut why) = (set_bytes, "set_max_bytes".to_owned());
+        if let Some(Origin { source, auto }) = &mut *self.0.lock() {
+            *auto = None;
+            if let Some((follows, bytes, share)) =
+                matches!(ceiling, Ceiling::Auto).then(|| source.auto(held_bytes)).flatten()
+            {
+                (*auto, max_bytes, why) = (Some(follows), Some(bytes), share);
+            }
+            max_bytes = source.within_lock_limit(max_bytes);
+        }
+        (max_bytes, why)
+    }
+
+    /// The new ceiling and why, if `auto` holds and the limit of the control group has changed.
+    pub(super) fn follow(&self, now_us: u64, held_bytes: impl FnOnce() -> u64) -> Option<(Option<u64>, String)> {
+        // Another thread that is at it is enough.
+        let mut origin = self.0.try_lock()?;
+        let Origin { source, auto } = origin.as_mut()?;
+        let (bytes, why) = auto.as_mut()?.change(now_us, held_bytes)?;
+        Some((source.within_lock_limit(Some(bytes)), why))
+    }
+}
+
+impl CeilingSource {
+    /// `auto` while the pool holds `held_bytes`, in bytes and in words; `None` where the memory of the machine is not known.
+    pub(crate) fn auto(&self, held_bytes: u64) -> Option<(AutoCeiling, u64, String)> {
+        let gauge = MemoryGauge::open(&self.root)?;
+        let memory = gauge.read()?;
+        let limit = (memory.total_bytes, memory.origin.clone());
+        let auto = AutoCeiling { gauge, pools_per_host: self.pools_per_host, limit, next_reading_us: 0 };
+        let (bytes, why) = auto.share(&memory, held_bytes);
+        Some((auto, bytes, why))
+    }
+
+    /// `max_bytes`, or less where the process may lock less.
+    fn within_lock_limit(&self, max_bytes: Option<u64>) -> Option<u64> {
+        self.lock_limit_bytes.map(|limit_bytes| max_bytes.map_or(limit_bytes, |max| max.min(limit_bytes))).or(max_bytes)
+    }
+}
+
+impl AutoCeiling {
+    /// The new ceiling and its origin, if a reading is due and finds that the limit has changed. `held_bytes` are held by the
+    /// pool, and so not available to others but to it.
+    fn change(&mut self, now_us: u64, held_bytes: impl FnOnce() -> u64) -> Option<(u64, String)> {
+        if now_us < self.next_reading_us {
+            return None;
+        }
+        self.next_reading_us = now_us.saturating_add(READ_EVERY_US);
+        let limit = self.gauge.limit();
+        if limit == self.limit {
+            return None;
+        }
+        self.limit = limit;
+        Some(self.share(&self.gauge.read()?, held_bytes()))
+    }
+
+    fn share(&self, memory: &HostMemory, held_bytes: u64) -> (u64, String) {
+        let HostMemory { total_bytes, available_bytes, ref origin } = *memory;
+        let available_bytes = available_bytes.saturating_add(held_bytes);
+        let bytes = policy::default_ceiling(total_bytes, available_bytes, self.pools_per_host);
+        let shared = match self.pools_per_host {
+            1 => String::new(),
+            pools => format!(", shared by {pools}"),
+        };
+        (bytes, format!("a quarter of {total_bytes} bytes, {origin}{shared}"))
+    }
+}

@@ -1,0 +1,254 @@
+//! Limits that change, and limits on what is idle: a lower ceiling, the control group's, `PINPOOL_MAX_IDLE_BYTES`.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use pinpool::backend::SimSource;
+use pinpool::testing::ManualClock;
+use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource, Stats};
+
+use crate::captured_log::{count, lines, listen};
+use crate::counting::CountingSource;
+
+const MIB: usize = 1 << 20;
+/// Longer than any test may take.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Without a maintenance thread: what a test does not ask for does not happen.
+fn builder() -> PoolBuilder {
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Sim { total_bytes: 1 << 40 })
+        .pressure(PressureSource::Off)
+        .background_poll(false)
+        .wait(Duration::ZERO)
+}
+
+fn valid_stats(pool: &Pool) -> Stats {
+    let stats = pool.stats();
+    assert_eq!(stats.validate(), Ok(()));
+    stats
+}
+
+/// One pool over each kind of memory.
+fn every_kind(set: impl Fn(PoolBuilder) -> PoolBuilder) -> Vec<Pool> {
+    let discrete = std::sync::Arc::new(SimSource::discrete(1 << 40));
+    let builders = [builder(), builder().backend(Backend::Source(discrete)), builder().preset(Preset::Tensorflow)];
+    builders.into_iter().map(|builder| set(builder).build().unwrap()).collect()
+}
+
+fn fill(pool: &Pool, len: usize, most: usize) -> Vec<PinnedBuf> {
+    std::iter::from_fn(|| pool.get(len).ok()).take(most).collect()
+}
+
+/// Bytes kept idle: in buffers, and free in the arena.
+fn idle(stats: &Stats) -> u64 {
+    stats.idle_bytes + stats.arena_free_bytes
+}
+
+#[test]
+fn a_lower_ceiling_releases_what_is_idle_and_takes_no_buffer_away() {
+    for pool in every_kind(|builder| builder.max_bytes(64 << 20)) {
+        let mut held = fill(&pool, 2 * MIB - 4096, 16);
+        drop(held.split_off(4));
+        let before = valid_stats(&pool);
+        assert!(idle(&before) > 16 << 20, "{before:?}");
+        pool.set_max_bytes(4 << 20).unwrap();
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.max_bytes, stats.highest_max_bytes, stats.in_use), (Some(4 << 20), Some(64 << 20), 4));
+        assert_eq!(stats.idle_bytes, 0);
+        assert!(stats.pinned_bytes < before.pinned_bytes / 2, "{stats:?}");
+        held.iter_mut().for_each(|buffer| buffer.as_mut_slice().unwrap()[0] = 1);
+        assert!(pool.get(2 * MIB - 4096).unwrap_err().is_limit(), "no get adds to what is over the ceiling");
+        drop(held);
+        pool.poll();
+        assert!(valid_stats(&pool).pinned_bytes <= 4 << 20, "what came back was released: {:?}", pool.stats());
+        assert_eq!(pool.get(2 * MIB - 4096).unwrap().len(), 2 * MIB - 4096);
+    }
+}
+
+#[test]
+fn a_higher_ceiling_serves_the_gets_that_wait() {
+    for pool in every_kind(|builder| builder.max_bytes(4 << 20).wait(LONG)) {
+        let held = pool.get(2 * MIB).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.get(3 * MIB).unwrap().len());
+            while pool.stats().waits == 0 {
+                thread::yield_now();
+            }
+            pool.set_max_bytes(16 << 20).unwrap();
+            assert_eq!(waiting.join().unwrap(), 3 * MIB);
+        });
+        drop(held);
+        pool.set_max_bytes(None).unwrap();
+        assert_eq!(pool.get(100 * MIB).unwrap().len(), 100 * MIB);
+        assert_eq!((valid_stats(&pool).max_bytes, pool.stats().highest_max_bytes), (None, None));
+    }
+}
+
+#[test]
+fn the_ceiling_holds_while_it_changes_under_load() {
+    for source in [CountingSource::virtual_memory(), CountingSource::discrete()] {
+        let pool = builder().backend(Backend::Source(source.clone())).max_bytes(8 << 20).build().unwrap();
+        thread::scope(|scope| {
+            for seed in 1..4_usize {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for step in 0..600 {
+                        drop(pool.get((step * seed * 7919) % (3 * MIB) + 1));
+                    }
+                });
+            }
+            for step in 0..200_u64 {
+                pool.set_max_bytes((4 + step % 5) << 20).unwrap();
+            }
+        });
+        assert!(source.peak_bytes() <= 8 << 20, "{} B were held", source.peak_bytes());
+        pool.set_max_bytes(1 << 20).unwrap();
+        assert!(source.held_bytes() <= 1 << 20);
+        assert_eq!(valid_stats(&pool).pinned_bytes, source.held_bytes());
+    }
+}
+
+#[test]
+fn the_ceiling_of_a_partition_changes_within_that_of_its_pool() {
+    let pool = builder().max_bytes(16 << 20).on_full(OnFull::Error).build().unwrap();
+    let eval = pool.partition("eval", 4 << 20).unwrap();
+    drop(fill(&eval, MIB, 100));
+    eval.set_max_bytes(2 << 20).unwrap();
+    let stats = valid_stats(&eval);
+    assert_eq!((stats.idle_bytes, stats.max_bytes), (2 << 20, Some(2 << 20)));
+    assert_eq!(fill(&eval, MIB, 100).len(), 2);
+    eval.set_max_bytes(1 << 30).unwrap();
+    assert_eq!(fill(&eval, MIB, 100).len(), 16, "bounded by its pool");
+    eval.set_max_bytes(Ceiling::Auto).unwrap();
+    assert_eq!((fill(&eval, MIB, 100).len(), valid_stats(&eval).max_bytes), (16, None));
+    assert_eq!(valid_stats(&pool).max_bytes, Some(16 << 20));
+}
+
+#[test]
+fn the_limit_of_memory_that_is_not_pinned_changes_with_the_ceiling() {
+    let pool = builder().max_bytes(4 << 20).on_full(OnFull::Pageable).build().unwrap();
+    pool.set_max_bytes(2 << 20).unwrap();
+    assert_eq!((valid_stats(&pool).max_fallback_bytes, fill(&pool, MIB, 100).len()), (Some(2 << 20), 4));
+}
+
+#[test]
+fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
+    for limit in [0, 5 << 20, 1 << 30] {
+        for pool in every_kind(|builder| builder.max_bytes(None).max_idle_bytes(limit)) {
+            let held = fill(&pool, 2 * MIB - 4096, 8);
+            drop(held);
+            let free = valid_stats(&pool);
+            pool.poll();
+            let stats = valid_stats(&pool);
+            if limit == 1 << 30 {
+                assert_eq!(idle(&stats), idle(&free));
+                continue;
+            }
+            assert!(stats.idle_bytes <= limit, "{limit}: {stats:?}");
+            // What remains of granules and regions in use counts as in use.
+            assert!(idle(&stats) <= limit.max(stats.reserve_bytes), "{limit}: {stats:?}");
+            assert!(idle(&free) > idle(&stats), "{limit}: {stats:?}");
+            drop(fill(&pool, 2 * MIB - 4096, 8));
+            // A miss of another class.
+            let _miss = pool.get(64 << 10).unwrap();
+            assert!(valid_stats(&pool).idle_bytes <= limit, "{limit}: {:?}", pool.stats());
+        }
+    }
+}
+
+#[test]
+fn the_limit_on_idle_memory_takes_the_oldest_first_and_no_reserve() {
+    let pool = builder().max_idle_bytes(4 << 20).build().unwrap();
+    let held = fill(&pool, 2 * MIB, 4);
+    let addresses: Vec<_> = held.iter().map(|buffer| buffer.as_slice_untracked().unwrap().as_ptr()).collect();
+    held.into_iter().for_each(drop);
+    pool.poll();
+    let kept: Vec<_> = std::iter::from_fn(|| pool.try_get(2 * MIB).unwrap()).collect();
+    let kept: Vec<_> = kept.iter().map(|buffer| buffer.as_slice_untracked().unwrap().as_ptr()).collect();
+    assert_eq!(kept, [addresses[3], addresses[2]]);
+
+    let pool = builder().max_idle_bytes(0).reserve_bytes(8 << 20).build().unwrap();
+    drop(fill(&pool, 2 * MIB, 6));
+    pool.poll();
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.pinned_bytes, stats.reserve_bytes, stats.idle_bytes), (8 << 20, 8 << 20, 0));
+}
+
+#[test]
+fn partitions_share_the_limit_on_idle_memory() {
+    let pool = builder().max_bytes(64 << 20).max_idle_bytes(4 << 20).build().unwrap();
+    let eval = pool.partition("eval", 32 << 20).unwrap();
+    drop((fill(&pool, 2 * MIB, 3), fill(&eval, 2 * MIB, 3)));
+    pool.poll();
+    let (of_all, of_eval) = (valid_stats(&pool), valid_stats(&eval));
+    assert_eq!(of_all.idle_bytes + of_eval.idle_bytes + of_all.arena_free_bytes, 4 << 20);
+}
+
+/// A file tree of a machine of 1000 MiB with one control group of version 2.
+fn machine(root: &Path, limit: &str) {
+    for (path, text) in [
+        ("proc/meminfo", "MemTotal: 1024000 kB\nMemFree: 1000000 kB\nMemAvailable: 1000000 kB\n"),
+        ("proc/self/cgroup", "0::/app\n"),
+        ("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"),
+        ("sys/fs/cgroup/app/memory.current", "0\n"),
+        ("sys/fs/cgroup/app/memory.max", limit),
+    ] {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+}
+
+#[test]
+fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
+    let root = tempfile::tempdir().unwrap();
+    machine(root.path(), "419430400\n");
+    let clock = ManualClock::default();
+    let pool = builder().clock(clock.clone()).host_root(root.path()).build().unwrap();
+    assert_eq!(valid_stats(&pool).max_bytes, Some(100 << 20));
+    let held = fill(&pool, 10 * MIB, 5);
+    listen();
+    for (limit, expected) in [("209715200\n", 50), ("209715200\n", 50), ("max\n", 250), ("41943040\n", 10)] {
+        machine(root.path(), limit);
+        for _ in 0..3 {
+            clock.advance_us(1_000_000);
+            pool.poll();
+        }
+        assert_eq!(valid_stats(&pool).max_bytes, Some(expected << 20), "{limit}");
+    }
+    let lines = lines();
+    assert_eq!(count(&lines, "ceiling changed from "), 3, "{lines:?}");
+    assert_eq!(count(&lines, "ceiling changed from 104857600 bytes to 52428800 bytes: a quarter of 209715200"), 1);
+    drop(held);
+    clock.advance_us(1_000_000);
+    pool.poll();
+    assert!(valid_stats(&pool).pinned_bytes <= 10 << 20);
+
+    // A ceiling that is set follows nothing, until it is `auto` again.
+    pool.set_max_bytes(64 << 20).unwrap();
+    machine(root.path(), "419430400\n");
+    clock.advance_us(5_000_000);
+    pool.poll();
+    assert_eq!(valid_stats(&pool).max_bytes, Some(64 << 20));
+    pool.set_max_bytes(Ceiling::Auto).unwrap();
+    assert_eq!(valid_stats(&pool).max_bytes, Some(100 << 20));
+}
+
+#[test]
+fn auto_counts_what_the_pool_holds_itself_as_available_to_it() {
+    let root = tempfile::tempdir().unwrap();
+    machine(root.path(), "419430400\n");
+    let clock = ManualClock::default();
+    let pool = builder().clock(clock.clone()).host_root(root.path()).build().unwrap();
+    let _held = fill(&pool, 10 * MIB, 8);
+    // 200 MiB may be used, and 190 are: 80 of them by the pool.
+    machine(root.path(), "209715200\n");
+    fs::write(root.path().join("sys/fs/cgroup/app/memory.current"), (190 << 20).to_string()).unwrap();
+    clock.advance_us(1_000_000);
+    pool.poll();
+    assert_eq!(valid_stats(&pool).max_bytes, Some(50 << 20));
+}
