@@ -104,6 +104,8 @@ pub struct ArenaStats {
     pub hole_bytes: u64,
     /// Of these, in granules that are wholly free and may be decommitted or remapped.
     pub idle_bytes: u64,
+    /// Of the free ones, in reserves, which are kept.
+    pub reserve_hole_bytes: u64,
     /// In granules of unsettled plans.
     pub transit_bytes: u64,
     /// Number of extents remapped so far.
@@ -265,6 +267,9 @@ impl Arena {
     fn take(&mut self, set: HoleSet, hole: Extent, part: Extent, idle_before: impl FnMut(IdleRun)) {
         self.holes[set as usize].cut(hole, part);
         let Some(range) = self.range_of(part.ptr()) else { return };
+        if range.kind == RangeKind::Reserve {
+            self.stats.reserve_hole_bytes -= part.bytes();
+        }
         if range.kind == RangeKind::Discrete {
             let regions = &mut self.regions[set as usize];
             regions.remove(hole, range.extent);
@@ -284,6 +289,9 @@ impl Arena {
             return;
         };
         let hole = self.holes[range.set as usize].add(part);
+        if range.kind == RangeKind::Reserve {
+            self.stats.reserve_hole_bytes += part.bytes();
+        }
         if range.kind == RangeKind::Discrete {
             let regions = &mut self.regions[range.set as usize];
             hole.without(part).into_iter().flatten().for_each(|old| regions.remove(old, range.extent));
@@ -329,7 +337,7 @@ impl Arena {
 
     /// Recounts arena-I1 by address, arena-I3 and arena-I5.
     fn validate_extents(&self) -> Result<(), String> {
-        let mut idle_bytes = 0;
+        let (mut idle_bytes, mut reserve_bytes) = (0, 0);
         let mut all: Vec<Extent> = self.uncommitted.iter().collect();
         for (set, holes) in self.holes.iter().enumerate() {
             let mut in_regions = Vec::new();
@@ -339,6 +347,7 @@ impl Arena {
                     return Err(format!("arena-I1: {hole:?} does not lie in {range:?}"));
                 }
                 all.push(hole);
+                reserve_bytes += if range.kind == RangeKind::Reserve { hole.bytes() } else { 0 };
                 in_regions.extend((range.kind == RangeKind::Discrete).then_some((hole, range.extent)));
                 let granules = range.grid.granules_decided(hole, hole).filter(|_| range.kind != RangeKind::Reserve);
                 let Some(granules) = granules else { continue };
@@ -349,6 +358,10 @@ impl Arena {
                 idle_bytes += counted;
             }
             self.regions[set].validate(&in_regions).map_err(|error| format!("arena-I5: {error}"))?;
+        }
+        if reserve_bytes != self.stats.reserve_hole_bytes {
+            let counted = self.stats.reserve_hole_bytes;
+            return Err(format!("arena-I1: {reserve_bytes} bytes are free in reserves, {counted} are counted"));
         }
         if idle_bytes != self.idle.bytes() {
             return Err(format!("arena-I3: {idle_bytes} bytes are idle, {} are indexed", self.idle.bytes()));

@@ -59,9 +59,11 @@ fn a_lower_ceiling_releases_what_is_idle_and_takes_no_buffer_away() {
         let stats = valid_stats(&pool);
         assert_eq!((stats.max_bytes, stats.highest_max_bytes, stats.in_use), (Some(4 << 20), Some(64 << 20), 4));
         assert_eq!(stats.idle_bytes, 0);
-        assert!(stats.pinned_bytes < before.pinned_bytes / 2, "{stats:?}");
+        assert!(stats.pinned_bytes <= before.pinned_bytes / 2, "{stats:?}");
         held.iter_mut().for_each(|buffer| buffer.as_mut_slice().unwrap()[0] = 1);
-        assert!(pool.get(2 * MIB - 4096).unwrap_err().is_limit(), "no get adds to what is over the ceiling");
+        let more = fill(&pool, 2 * MIB - 4096, 100);
+        assert_eq!(valid_stats(&pool).pinned_bytes, stats.pinned_bytes, "no get adds to what is over the ceiling");
+        drop(more);
         drop(held);
         pool.poll();
         assert!(valid_stats(&pool).pinned_bytes <= 4 << 20, "what came back was released: {:?}", pool.stats());
@@ -149,8 +151,7 @@ fn no_more_is_kept_idle_than_the_limit_after_a_miss_or_a_tick() {
                 continue;
             }
             assert!(stats.idle_bytes <= limit, "{limit}: {stats:?}");
-            // What remains of granules and regions in use counts as in use.
-            assert!(idle(&stats) <= limit.max(stats.reserve_bytes), "{limit}: {stats:?}");
+            assert!(idle(&stats) <= limit, "{limit}: {stats:?}");
             assert!(idle(&free) > idle(&stats), "{limit}: {stats:?}");
             drop(fill(&pool, 2 * MIB - 4096, 8));
             // A miss of another class.

@@ -268,7 +268,8 @@ impl ArenaState {
     pub(super) fn excess_bytes(&self, idle_bytes: u64, max_idle_bytes: Option<u64>) -> u64 {
         let over =
             |bytes: u64, max_bytes: Option<u64>| max_bytes.map_or(0, |max_bytes| bytes.saturating_sub(max_bytes));
-        let idle_bytes = idle_bytes + self.arena.stats().idle_bytes;
+        let arena = self.arena.stats();
+        let idle_bytes = idle_bytes + arena.hole_bytes - arena.reserve_hole_bytes;
         over(self.held_bytes(), self.max_bytes).max(over(idle_bytes, max_idle_bytes))
     }
 
