@@ -16,7 +16,8 @@ use crate::config::{
 };
 use crate::diag::{CheckReport, LogSampler, PoolLog};
 use crate::engine::{
-    Backing, CeilingSource, Clock, Core, Direct, Fallback, SharedArena, SharedArenaConfig, Supply, Timekeeper,
+    AutoCeiling, Backing, CeilingSource, Clock, Core, Direct, Fallback, SharedArena, SharedArenaConfig, Supply,
+    Timekeeper,
 };
 use crate::error::{ErrorKind, Result};
 use crate::size_class::Rounding;

@@ -86,7 +86,7 @@ pub(super) trait Reclaim: Send + Sync {
     fn complete_copies(&self);
 
     /// There is more room than before: waiting gets try again.
-    fn room_was_made(&self);
+    fn room_was_made(&self) {}
 
     /// Releases the blocks that have been idle too long at `now_us`.
     fn expire_idle(&self, now_us: u64);
