@@ -31,8 +31,8 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use crate::error::Error;
-use crate::sync::plain::{Condvar, Mutex};
-use crate::sync::process::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Condvar, Mutex};
 
 mod fence;
 
@@ -128,7 +128,7 @@ impl<T> InFlight<T> {
     pub(crate) fn new() -> Self {
         Self {
             queues: Mutex::new(Queues { queues: Vec::new(), last_number: 0 }),
-            released: Condvar::new(),
+            released: Condvar::default(),
             count: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             contended: AtomicU64::new(0),
@@ -268,7 +268,10 @@ impl<T> InFlight<T> {
                 .iter()
                 .any(|&(key, claims)| queues.find(key).is_some_and(|queue| queue.is_claimed && queue.claims == claims))
         };
-        while is_open(&mut queues) && !self.released.wait_until(&mut queues, deadline).timed_out() {}
+        let mut is_late = false;
+        while !is_late && is_open(&mut queues) {
+            (queues, is_late) = self.released.wait_until(queues, deadline);
+        }
     }
 
     /// All items still in flight, in any state. For the end of a pool, which leaks them.
@@ -402,7 +405,10 @@ fn state_of(fences: &Fences) -> Result<Option<u64>, Error> {
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod models;
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::Arc;
 

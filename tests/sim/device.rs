@@ -144,6 +144,11 @@ impl Device {
         }
     }
 
+    /// Whether a copy is not over: those of failed streams never are.
+    pub(crate) fn is_copying(&self) -> bool {
+        self.streams.iter().flat_map(|stream| &stream.pending).any(|copy| copy.buffer.is_some())
+    }
+
     /// Streams, failed ones included.
     pub(crate) fn count(&self) -> usize {
         self.streams.len()

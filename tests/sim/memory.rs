@@ -273,6 +273,10 @@ impl SimMemory {
         if let Some(user) = self.site.used(bytes) {
             self.site.report(format!("{call:?} of bytes that are in use ({user})"));
         }
+        let must_wait = self.setup.release_waits == 1 && self.setup.tensorflow == 0;
+        if must_wait && self.site.device().is_copying() {
+            self.site.report(format!("{call:?} while copies run, for which it waits"));
+        }
         let mut memory = self.site.memory();
         if !memory.is_committed(bytes) {
             self.site.report(format!("{call:?} of bytes that are not committed"));

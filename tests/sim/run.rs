@@ -42,7 +42,7 @@ pub(crate) fn run_alone(scenario: &Scenario, slab: Slab) -> Result<u64, Broken> 
         let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
-            Err((0, format!("a panic: {}", text.unwrap_or_default())))
+            Err((world::reached(), format!("a panic: {}", text.unwrap_or_default())))
         });
         let _ = result.send(outcome);
     };

@@ -34,6 +34,8 @@ pub(crate) struct World {
     armed: RefCell<Vec<(Call, Step)>>,
     is_inside: Cell<bool>,
     next_value: Cell<u64>,
+    /// The step that runs.
+    at: Cell<usize>,
     trace: Cell<u64>,
     /// A copy failed, or nobody knows whether it did.
     pub(crate) device_failed: Cell<bool>,
@@ -87,6 +89,11 @@ pub(crate) fn act_during(call: Call) {
     world.into_iter().for_each(|world| world.act_during(call));
 }
 
+/// The step that the run of this thread had come to when it panicked.
+pub(crate) fn reached() -> usize {
+    WORLD.with_borrow(|world| world.as_ref().map_or(0, |world| world.at.get()))
+}
+
 /// Runs `scenario` on this thread. Returns its trace, or the step that broke a promise, and which.
 pub(crate) fn run(scenario: &Scenario, slab: Slab) -> Result<u64, (usize, String)> {
     let world = Rc::new(World::new(scenario.setup, slab).map_err(|error| (0, error))?);
@@ -135,6 +142,7 @@ impl World {
             armed: RefCell::default(),
             is_inside: Cell::new(false),
             next_value: Cell::new(0),
+            at: Cell::new(0),
             trace: Cell::new(0xcbf2_9ce4_8422_2325),
             device_failed: Cell::new(false),
             dropped_partition: Cell::new(false),
@@ -143,6 +151,7 @@ impl World {
 
     fn run(&self, steps: &[Step]) -> Result<u64, (usize, String)> {
         for (at, &step) in steps.iter().enumerate() {
+            self.at.set(at);
             match step.during {
                 Some(call) if self.may_be_inside(step.op) => self.armed.borrow_mut().push((call, step)),
                 _ => self.act(step),
@@ -150,6 +159,7 @@ impl World {
             self.abandon();
             checks::after_step(self).map_err(|what| (at, what))?;
         }
+        self.at.set(steps.len());
         self.end();
         checks::after_end(self).map_err(|what| (steps.len(), what))?;
         Ok(self.trace.get())

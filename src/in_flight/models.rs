@@ -1,0 +1,156 @@
+//! Every interleaving of threads that put, sweep and abandon items in flight.
+//!
+//! The device reads a cell before its fence comes true, and whoever gets the item writes to it. So loom reports an item
+//! that leaves too early, and one that leaves on an ordering that is too weak. It reports a thread that is never woken as
+//! a deadlock.
+#![allow(unsafe_code)] // Implements `Fence`.
+
+use std::sync::Arc;
+
+use loom::thread;
+use loom::thread::JoinHandle;
+
+use super::*;
+use crate::error::Result;
+use crate::sync::UnsafeCell;
+use crate::sync::atomic::AtomicBool;
+
+const FOREVER: Duration = Duration::from_secs(1 << 20);
+
+/// Memory that a device reads until its fence is over.
+#[derive(Debug)]
+struct Copied {
+    memory: UnsafeCell<u32>,
+    is_over: AtomicBool,
+}
+
+// SAFETY: loom checks the accesses to the cell.
+unsafe impl Sync for Copied {}
+
+impl Copied {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { memory: UnsafeCell::new(0), is_over: AtomicBool::new(false) })
+    }
+
+    /// The device ends the copy.
+    fn finish(&self) {
+        self.memory.with(|_| ());
+        // Release, with the Acquire in `is_done`: what a fence of a driver does.
+        self.is_over.store(true, Ordering::Release);
+    }
+
+    /// The next user writes.
+    fn reuse(&self) {
+        self.memory.with_mut(|_| ());
+    }
+}
+
+// SAFETY: comes true after the read.
+unsafe impl Fence for Copied {
+    fn is_done(&self) -> Result<bool> {
+        Ok(self.is_over.load(Ordering::Acquire))
+    }
+
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn stream(&self) -> u64 {
+        1
+    }
+}
+
+type Items = InFlight<Arc<Copied>>;
+
+fn insert(in_flight: &Items, copied: &Arc<Copied>) {
+    in_flight.insert(copied.clone(), 10, std::iter::once(copied.clone() as SharedFence).collect(), 0);
+}
+
+/// Uses what a sweep returned. Returns how many that are.
+fn reuse(swept: Swept<Arc<Copied>>) -> usize {
+    assert!(swept.lost.is_empty());
+    swept.completed.iter().for_each(|copied| copied.reuse());
+    swept.completed.len()
+}
+
+fn spawn<R: 'static>(in_flight: &Arc<Items>, act: impl FnOnce(&Items) -> R + 'static) -> JoinHandle<R> {
+    let in_flight = in_flight.clone();
+    thread::spawn(move || act(&in_flight))
+}
+
+/// Runs all interleavings of `check`, whose answers must be all of `answers` and no other.
+fn model(answers: &[usize], check: impl Fn() -> usize + Sync + Send + 'static) {
+    let seen = Arc::new(std::sync::Mutex::new(std::collections::BTreeSet::new()));
+    let noted = seen.clone();
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        let answer = check();
+        noted.lock().unwrap().insert(answer);
+    });
+    assert_eq!(seen.lock().unwrap().iter().copied().collect::<Vec<_>>(), answers);
+}
+
+/// Fails if the claim of a queue is not checked: then both sweeps return the item.
+#[test]
+fn loom_an_item_completes_once_and_after_its_fence() {
+    model(&[0, 1], || {
+        let (in_flight, copied) = (Arc::new(Items::new()), Copied::new());
+        insert(&in_flight, &copied);
+        let device = copied.clone();
+        let finishing = thread::spawn(move || device.finish());
+        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep()));
+        let mine = reuse(in_flight.sweep());
+        finishing.join().unwrap();
+        let early = mine + sweeping.join().unwrap();
+        let late = reuse(in_flight.sweep());
+        assert_eq!((early + late, in_flight.count(), in_flight.bytes()), (1, 0, 0));
+        early
+    });
+}
+
+/// Fails if an item is counted after it is visible: then the count wraps.
+#[test]
+fn loom_an_item_that_arrives_during_a_sweep_is_counted_and_completes() {
+    model(&[0, 1], || {
+        let (in_flight, copied) = (Arc::new(Items::new()), Copied::new());
+        copied.finish();
+        let arriving = spawn(&in_flight, move |in_flight| insert(in_flight, &copied));
+        let early = reuse(in_flight.sweep());
+        assert!(in_flight.count() <= 1);
+        arriving.join().unwrap();
+        assert_eq!(early + reuse(in_flight.sweep()), 1);
+        assert_eq!((in_flight.count(), in_flight.bytes()), (0, 0));
+        early
+    });
+}
+
+/// Fails if an item leaves by its place and not by its number, or if a sweep that learnt of its end returns it although the
+/// pool abandoned it.
+#[test]
+fn loom_an_item_is_swept_or_abandoned() {
+    model(&[0, 1, 2], || {
+        let (in_flight, items) = (Arc::new(Items::new()), [Copied::new(), Copied::new()]);
+        items.iter().for_each(|copied| insert(&in_flight, copied));
+        items.iter().for_each(|copied| copied.finish());
+        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep()));
+        let abandoned = in_flight.abandon().len();
+        let swept = sweeping.join().unwrap();
+        assert_eq!((swept + abandoned, in_flight.count(), in_flight.bytes()), (2, 0, 0));
+        swept
+    });
+}
+
+/// Fails if a claim ends without a notification, or if the wait begins outside the lock: then the patient sweep never ends.
+#[test]
+fn loom_a_patient_sweep_goes_on_when_the_other_ends() {
+    model(&[0, 1], || {
+        let (in_flight, copied) = (Arc::new(Items::new()), Copied::new());
+        insert(&in_flight, &copied);
+        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep()));
+        copied.finish();
+        let mine = reuse(in_flight.sweep_until(FOREVER, |_| true));
+        assert_eq!(mine + sweeping.join().unwrap(), 1, "the copy was over before one of the sweeps began");
+        mine
+    });
+}
