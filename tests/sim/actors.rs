@@ -34,6 +34,7 @@ fn setup(draw: &mut Draw) -> Setup {
         exact: u64::from(draw.once_in(2)),
         discrete,
         release_waits: u64::from(discrete == 1 && draw.once_in(2)),
+        extra_page: u64::from(discrete == 1 && draw.once_in(3)),
         force: u64::from(draw.once_in(3)),
         max_bytes,
         limit: draw.pick(&[1, 1, 2, 3, 5, 8, 100]),

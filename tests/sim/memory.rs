@@ -312,6 +312,10 @@ unsafe impl Source for SimMemory {
         true
     }
 
+    fn held_bytes(&self, len_bytes: usize) -> usize {
+        len_bytes.next_multiple_of(PAGE_BYTES) + if self.setup.extra_page == 1 { PAGE_BYTES } else { 0 }
+    }
+
     fn release_waits(&self) -> bool {
         self.setup.release_waits == 1
     }

@@ -49,6 +49,8 @@ setup! {
     release_waits,
     /// `PINPOOL_RELEASE_POLICY=force`.
     force,
+    /// The source holds a page more for each region, as `cuda` does.
+    extra_page,
     /// Ceiling; 0 is none.
     max_bytes,
     /// Most idle buffers.
