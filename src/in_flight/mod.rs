@@ -406,7 +406,7 @@ fn state_of(fences: &Fences) -> Result<Option<u64>, Error> {
 }
 
 #[cfg(all(test, loom))]
-mod models;
+pub(crate) mod models;
 
 #[cfg(all(test, not(loom)))]
 mod tests {

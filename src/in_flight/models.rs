@@ -19,7 +19,7 @@ const FOREVER: Duration = Duration::from_secs(1 << 20);
 
 /// Memory that a device reads until its fence is over.
 #[derive(Debug)]
-struct Copied {
+pub(crate) struct Copied {
     memory: UnsafeCell<u32>,
     is_over: AtomicBool,
 }
@@ -28,19 +28,19 @@ struct Copied {
 unsafe impl Sync for Copied {}
 
 impl Copied {
-    fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { memory: UnsafeCell::new(0), is_over: AtomicBool::new(false) })
     }
 
     /// The device ends the copy.
-    fn finish(&self) {
+    pub(crate) fn finish(&self) {
         self.memory.with(|_| ());
         // Release, with the Acquire in `is_done`: what a fence of a driver does.
         self.is_over.store(true, Ordering::Release);
     }
 
     /// The next user writes.
-    fn reuse(&self) {
+    pub(crate) fn reuse(&self) {
         self.memory.with_mut(|_| ());
     }
 }

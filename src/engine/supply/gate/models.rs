@@ -5,6 +5,7 @@
 //! its interesting case occurred, so that none passes because that case never happens.
 
 use super::*;
+use crate::in_flight::models::Copied;
 use crate::sync::UnsafeCell;
 use crate::sync::atomic::AtomicBool;
 use loom::sync::Arc;
@@ -222,5 +223,56 @@ fn loom_a_drain_waits_for_the_release_that_runs() {
         let other_released = other.join().unwrap();
         assert!(guarded.release(guarded.gate.close()));
         other_released
+    });
+}
+
+/// A copy whose fence the gate keeps: begun, enqueued, and read by the device until its fence is over.
+fn copy_until_fence(gate: &Gate, copied: &std::sync::Arc<Copied>) {
+    gate.begin_copy().unwrap().ends_with(copied.clone());
+    copied.finish();
+}
+
+/// Fails if a copy ends when it is enqueued, or when its fence is dropped.
+#[test]
+fn loom_a_release_comes_after_the_fence_of_a_copy() {
+    model(|| {
+        let (guarded, copied) = (Guarded::new(), Copied::new());
+        let same = copied.clone();
+        let copy = spawn(&guarded, move |guarded| copy_until_fence(&guarded.gate, &same));
+        let released = guarded.gate.close_in_turn().inspect(|_| copied.reuse()).is_some();
+        copy.join().unwrap();
+        assert!(guarded.gate.close_in_turn().inspect(|_| copied.reuse()).is_some(), "the fence is over");
+        released
+    });
+}
+
+/// Fails if `end_copies` is Relaxed: then the release is not ordered after the copy that another thread saw end.
+#[test]
+fn loom_a_release_comes_after_a_copy_that_another_thread_saw_end() {
+    model(|| {
+        let (guarded, copied) = (Guarded::new(), Copied::new());
+        guarded.gate.begin_copy().unwrap().ends_with(copied.clone());
+        copied.finish();
+        let sweeping = spawn(&guarded, |guarded| guarded.gate.complete_copies());
+        let released = guarded.gate.close().inspect(|_| copied.reuse()).is_some();
+        sweeping.join().unwrap();
+        assert!(guarded.gate.is_at_rest());
+        released
+    });
+}
+
+/// Two threads look for copies that are over at once. Fails if one copy can be counted as ended twice.
+#[test]
+fn loom_a_copy_ends_once_at_the_gate() {
+    model(|| {
+        let (guarded, copied) = (Guarded::new(), Copied::new());
+        guarded.gate.begin_copy().unwrap().ends_with(copied.clone());
+        let sweeping = spawn(&guarded, |guarded| guarded.gate.complete_copies());
+        copied.finish();
+        let released = guarded.gate.close_in_turn().inspect(|_| copied.reuse()).is_some();
+        sweeping.join().unwrap();
+        guarded.gate.complete_copies();
+        assert!(guarded.gate.is_at_rest());
+        released
     });
 }
