@@ -161,7 +161,7 @@ fn best(options: PinOptions) -> Chosen {
     }
 }
 
-/// What is said of a GPU that is here and serves no back-end; `None` where there is none.
+/// The finding about a GPU that is here and serves no back-end; `None` where there is none.
 fn unused_gpu(device: u32, passed_over: &[(&'static str, String)]) -> Option<Finding> {
     let gpu = gpu(device);
     match (gpu.level, passed_over.last()) {

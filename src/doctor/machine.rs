@@ -162,9 +162,9 @@ fn pressure(source: &PressureSource, has_signs: bool) -> Finding {
                 .remedy("correct PINPOOL_PRESSURE, or see that the file is there before memory is short")
         }
         PressureSource::File(path) => Finding::ok(CHECK, format!("read from {}", path.display())),
-        PressureSource::Kernel if has_signs => Finding::ok(CHECK, "the kernel says when memory is short"),
+        PressureSource::Kernel if has_signs => Finding::ok(CHECK, "the kernel reports when memory is short"),
         PressureSource::Kernel => {
-            Finding::note(CHECK, "the kernel does not say when memory is short: idle memory goes back by time alone")
+            Finding::note(CHECK, "the kernel does not report when memory is short: idle memory goes back by time alone")
                 .remedy("start the kernel with psi=1")
         }
     }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::SETTINGS;
 use crate::backend::{self, Backend, GRANULE_BYTES, HeapSource, MlockSource, PAGE_BYTES, PinOptions, Source, trial};
 use crate::config::text::format_about;
 use crate::config::{Config, Preset};
@@ -71,8 +72,9 @@ pub(super) fn try_all(config: &Config, gpu: &Finding) -> Tried {
             Some(chosen.source)
         }
         Err(error) => {
+            let check = if error.is_setting() { SETTINGS } else { "choice" };
             findings.push(
-                Finding::error("choice", error.to_string())
+                Finding::error(check, error.to_string())
                     .remedy("set PINPOOL_BACKEND=auto, or one of the back-ends that are ok above"),
             );
             None
@@ -83,9 +85,13 @@ pub(super) fn try_all(config: &Config, gpu: &Finding) -> Tried {
     Tried { findings, chosen, works, max_bytes }
 }
 
-/// What comes of taking a little memory from `source`; `level` if it gives none.
+/// The finding after a small acquisition from `source`, of this level if it fails.
 fn grow(name: &'static str, source: &dyn Source, level: Level) -> Finding {
     match trial::grow(source) {
+        // Pages that are not locked come when they are touched.
+        Ok((bytes, _)) if !source.is_pinned() => {
+            Finding::ok(name, format!("took {} and gave it back", format_about(bytes as u64)))
+        }
         Ok((bytes, took)) => {
             let (bytes, millis) = (format_about(bytes as u64), took.as_secs_f64() * 1e3);
             Finding::ok(name, format!("took {bytes} in {millis:.2} ms and gave it back"))

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+#[cfg(feature = "cuda")]
 use tempfile::TempDir;
 
 /// The tool without the settings of the test's environment.
@@ -54,6 +55,7 @@ fn finding<'a>(diagnosis: &'a Value, check: &str) -> (&'a str, &'a str, &'a str)
 }
 
 /// A folder with this file as the driver's library.
+#[cfg(feature = "cuda")]
 fn driver_in(file: &Path) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in ["libcuda.so", "libcuda.so.1"] {
@@ -62,12 +64,14 @@ fn driver_in(file: &Path) -> TempDir {
     folder
 }
 
+#[cfg(feature = "cuda")]
 fn double() -> TempDir {
     let here = std::env::current_exe().unwrap();
     driver_in(&here.parent().unwrap().join("libdriver_double.so"))
 }
 
 /// A library whose `cuInit` answers `code`, in a folder of its own; `None` without a C compiler.
+#[cfg(feature = "cuda")]
 fn stub(code: i32) -> Option<(TempDir, PathBuf)> {
     let folder = tempfile::tempdir().unwrap();
     let (source, library) = (folder.path().join("stub.c"), folder.path().join("libcuda.so.1"));
@@ -133,6 +137,8 @@ fn bad_settings_have_a_status_of_their_own() {
     assert_eq!(contradiction["status"], 2);
     let (level, text, _) = finding(&contradiction, "settings");
     assert!(level == "error" && text.contains("is over PINPOOL_MAX_BYTES"), "{text}");
+    let of_a_preset = diagnosis(doctor(&[]).env("PINPOOL_BACKEND", "vmm").env("PINPOOL_PRESET", "tensorflow"));
+    assert_eq!(of_a_preset["status"], 2, "{of_a_preset}");
     // A reserve that is only planned contradicts nothing.
     let planned = diagnosis(doctor(&["--reserve", "8G"]).env("PINPOOL_MAX_BYTES", "1G"));
     assert_eq!((&planned["status"], &planned["reserve"]["fits"]), (&Value::from(1), &Value::from(false)));
