@@ -89,6 +89,11 @@ macro_rules! for_each_setting {
         /// the program makes no calls: 0 or 1.
         "PINPOOL_POLL" = true, background_poll(bool): bool as SWITCH;
 
+        /// Whether a buffer is zeroed before it is kept, and when it is new, so that no user sees another's bytes: 0 or 1. By
+        /// the maintenance thread within a tenth of a second, or by a get that needs it earlier; until then the buffer counts
+        /// as in flight. Without that thread by the put.
+        "PINPOOL_ZERO" = false, zero(bool): bool as SWITCH;
+
         // TensorFlow's `should_log`.
         /// One check of the rates in this many is logged; 1 logs each.
         "PINPOOL_LOG_EVERY" = 10, log_every(u64): u64 as AT_LEAST_ONE;

@@ -132,6 +132,13 @@ impl<E> Block<E> {
         self.0.memory.held_bytes()
     }
 
+    /// Overwrites all of the memory with zeros. No copy uses it.
+    #[allow(unsafe_code)]
+    pub(super) fn zero(&mut self) {
+        // SAFETY: block-I1, and the caller owns the block. A put comes after the last copy (core-I1).
+        unsafe { self.start().as_ptr().write_bytes(0, self.class_bytes()) };
+    }
+
     #[inline]
     pub(crate) fn state(&self) -> &BufferState {
         &self.0.state

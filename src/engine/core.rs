@@ -15,6 +15,9 @@
 //! A sweep may query a driver, which is slow when many threads do. So no hit sweeps. A get that needs the memory sweeps, a
 //! waiting get, the maintenance thread, [`Pool::poll`](crate::Pool::poll), a trim, a clear, and the end.
 //!
+//! Under `PINPOOL_ZERO` a put waits in `in_flight` without a fence, and a block is zeroed when a sweep returns it, or when it
+//! is new. So idle blocks and free memory hold zeros, whatever is carved from them.
+//!
 //! Does no arithmetic of its own: `policy` decides, `stock` keeps, pins and unpins, `accounts` counts.
 //!
 //! - core-I1: a block is released only if it was idle, its put is complete, or no user ever had it. So no reference and
@@ -334,7 +337,12 @@ impl Core {
     }
 
     fn acquire(self: &Arc<Self>, class: Class) -> Result<Block, Refusal> {
-        self.stock.acquire(self, class, self.time.coarse_us(), &**self)
+        let mut acquired = self.stock.acquire(self, class, self.time.coarse_us(), &**self);
+        if let (true, Ok(block)) = (self.config.zero, &mut acquired) {
+            // A source may give what earlier use by this process left.
+            block.zero();
+        }
+        acquired
     }
 
     fn refused(&self, len: usize, refusal: Refusal) -> Error {
@@ -344,6 +352,31 @@ impl Core {
     /// The user is done with `block`, and so is every device. The caller keeps a reference to this pool until it returns.
     #[inline]
     pub(super) fn put(&self, block: Block) {
+        if self.config.zero { self.put_used(block) } else { self.keep(block) }
+    }
+
+    /// A put under `PINPOOL_ZERO`. The block waits like one whose copies are over, so that not its user zeroes it.
+    #[cold]
+    fn put_used(&self, block: Block) {
+        // Memory that is not the source's is never kept, and goes back to the kernel.
+        if self.thread.is_some() && block.is_from_source() {
+            self.put_after(block, Fences::new());
+        } else {
+            self.keep_after_copies(block);
+        }
+    }
+
+    /// A put of a block that was used, and is used no more.
+    fn keep_after_copies(&self, mut block: Block) {
+        if self.config.zero {
+            block.zero();
+        }
+        self.keep(block);
+    }
+
+    /// Keeps `block` as idle, if the pool keeps any.
+    #[inline]
+    fn keep(&self, block: Block) {
         if !block.is_from_source() {
             self.put_pageable(block);
             return;
@@ -397,7 +430,7 @@ impl Core {
             // The same fences are over for the gate: it drops them, and their events are used again.
             self.backing().gate().into_iter().for_each(Gate::complete_copies);
         }
-        swept.completed.into_iter().for_each(|block| self.put(block));
+        swept.completed.into_iter().for_each(|block| self.keep_after_copies(block));
         swept.lost.into_iter().for_each(|(block, error)| self.leak(block, &error));
     }
 

@@ -96,7 +96,7 @@ impl Pool {
     ///
     /// Reuses an idle buffer of the same class; without one, carves a buffer from the arena or calls the back-end, which is
     /// slow. The bytes are initialised, to values that mean nothing: those of an earlier user, zeros of the kernel, or on
-    /// `cuda` what the driver's memory held before. If the ceiling leaves no room, waits at most `PINPOOL_WAIT`; then
+    /// `cuda` what the driver's memory held before. Under `PINPOOL_ZERO` they are zero. If the ceiling leaves no room, waits at most `PINPOOL_WAIT`; then
     /// returns memory that is not pinned, or an error, by `PINPOOL_ON_FULL`.
     ///
     /// # Errors

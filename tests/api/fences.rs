@@ -13,8 +13,9 @@ use pinpool::{Backend, Fence, Pool, PoolBuilder, Result};
 
 const MIB: usize = 1 << 20;
 
+/// Pools whose fences are queried by the calls of the tests alone.
 fn builder() -> PoolBuilder {
-    Pool::builder().without_env().backend(Backend::Heap)
+    Pool::builder().without_env().backend(Backend::Heap).background_poll(false)
 }
 
 type Answer = dyn Fn() -> Result<bool> + Send + Sync;

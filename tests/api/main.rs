@@ -8,6 +8,7 @@
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `remedies` | what a message tells the user to do, and what a pool warns of when it is built |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
+//! | `zero` | buffers that are zeroed before another user gets them |
 //! | `async_copy` | copies that tasks await |
 //! | `fences` | fences of users that block, panic, or call the pool |
 //! | `memory_counts`, `memory_limits` | every byte in a figure and under a limit; limits that change, limits on what is idle |
@@ -67,3 +68,4 @@ mod thread_cache_stress;
 mod traces;
 #[cfg(feature = "cli")]
 mod workloads;
+mod zero;

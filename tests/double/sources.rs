@@ -361,3 +361,40 @@ fn on_a_lost_device_every_call_is_an_error_and_acquires_nothing() {
     vmm.decommit(0, 2).unwrap();
     vmm.unreserve();
 }
+
+#[test]
+fn under_zero_every_back_end_of_the_driver_gives_zeros_fresh_and_reused() {
+    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
+        for preset in [Preset::Adaptive, Preset::Tensorflow] {
+            if preset == Preset::Tensorflow && backend.name() != "cuda" {
+                continue;
+            }
+            for background_poll in [false, true] {
+                let _double = Double::load();
+                let context = CudaContext::new(0).unwrap();
+                let (stream, mut memory) = stream_and_memory(&context, 10_000);
+                let pool = builder(backend.clone())
+                    .preset(preset)
+                    .zero(true)
+                    .background_poll(background_poll)
+                    .pool_size_limit(2)
+                    .build()
+                    .unwrap();
+                for round in 0..6 {
+                    for len in [10_000, 100_000 + round * 9_000, 3 * MIB] {
+                        let mut buf = pool.get(len).unwrap();
+                        let bytes = buf.as_mut_slice().unwrap();
+                        assert!(bytes.iter().all(|&byte| byte == 0), "{} {len}", backend.name());
+                        bytes.fill(0xAB);
+                        if len == 10_000 {
+                            buf.copy_to(&stream, &mut memory).unwrap();
+                        }
+                    }
+                }
+                assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![0xAB; 10_000], "not zeroed before the copy");
+                pool.poll();
+                pool.stats().validate().unwrap();
+            }
+        }
+    }
+}
