@@ -245,7 +245,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns idle memory to the system, oldest first, until at most `to_bytes` are held or nothing is idle.
+    /// Returns idle memory to the system, oldest first, until at most `to_bytes` are held or nothing is idle. The calling
+    /// thread makes the releases, so that they are made when this returns: a slow call. What copies in flight keep from being
+    /// released goes when they have ended.
     pub fn trim(&self, to_bytes: u64) {
         if !self.core().is_forked() {
             self.core().trim(to_bytes);
@@ -261,7 +263,7 @@ impl Pool {
     }
 
     /// Returns every idle buffer to the system and sets the four counters of the window to zero. Does not change the count
-    /// limit, buffers in use or copies in flight.
+    /// limit, buffers in use or copies in flight. The calling thread makes the releases: a slow call.
     pub fn clear(&self) {
         if !self.core().is_forked() {
             self.core().clear();

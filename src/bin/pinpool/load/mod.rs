@@ -36,8 +36,8 @@ use crate::{ExitError, Verbosity};
 const SYNTHETIC_FILES: u64 = 10_000;
 /// Back-ends whose memory the driver knows.
 const PINNED_FOR_A_GPU: [&str; 3] = ["vmm", "register", "cuda"];
-/// Time between two polls of an idle pool.
-const POLL_EVERY: Duration = Duration::from_millis(100);
+/// Time between two looks at whether the run is to stop.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Load files through the pool onto the GPU, or into a host sink where there is none
 ///
@@ -103,7 +103,7 @@ pub(crate) struct Args {
     #[arg(long)]
     require_gpu: bool,
 
-    /// Poll the idle pool for this long after the last batch, and report what it still holds; Ctrl-C ends it early
+    /// Leave the pool alone for this long after the last batch, and report what it still holds then; Ctrl-C ends it early
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_duration)]
     idle: Duration,
 
@@ -181,7 +181,7 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     failures.summarize(terminal);
 
     let pinned_bytes = pool.stats().pinned_bytes;
-    poll_idle(&pool, args.idle, &stop);
+    stay_idle(args.idle, &stop);
     let (sink, stats) = (destination.describe(), pool.stats());
     let fallbacks = stats.fallbacks;
     let report = LoadReport {
@@ -207,16 +207,15 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     printed
 }
 
-/// Polls the pool for the time `idle`, or until `stop` is raised.
-fn poll_idle(pool: &Pool, idle: Duration, stop: &StopFlag) {
+/// Makes no call of the pool for the time `idle`, or until `stop` is raised: memory goes back by itself.
+fn stay_idle(idle: Duration, stop: &StopFlag) {
     let started = Instant::now();
     while !stop.is_raised() {
         let left = idle.saturating_sub(started.elapsed());
         if left.is_zero() {
             return;
         }
-        thread::sleep(left.min(POLL_EVERY));
-        pool.poll();
+        thread::sleep(left.min(LOOK_EVERY));
     }
 }
 
