@@ -470,6 +470,9 @@ impl Core {
     fn tick_after(&self, patience_us: u64) -> u64 {
         let now_us = self.now_us();
         let Some(mut tick) = self.maintenance.begin_tick(now_us, patience_us) else { return now_us };
+        if let Some(thread) = self.thread.filter(|_| patience_us > 0) {
+            self.log.no_thread(thread.note_late());
+        }
         self.shortage.end_if_calm(&self.log, now_us);
         if self.in_flight.count() > 0 && !self.config.stuck_after.is_zero() {
             let stuck = self.in_flight.newly_stuck(now_us, self.config.stuck_after);

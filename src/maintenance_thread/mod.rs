@@ -11,8 +11,10 @@
 //! at all pools at the pace of the one that needs it most often ([`Pace`]), and sleeps without a time limit while none
 //! holds memory. A child of `fork` has no such thread; a pool that the child makes starts one of its own.
 //!
-//! Users' wakers come before the work of pools, and pools without a driver before those with one. A call that does not
-//! return delays what comes after it; misses and puts of the other pools then do the work of these.
+//! Users' wakers come before the work of pools, and pools without a driver before those with one. A call that takes
+//! long delays what comes after it. If it has not returned for a second, the next task that has itself reminded, or the
+//! next pool that finds the thread late, starts another thread in its place, which leaves out what the call is stuck in.
+//! Until then misses and puts of the other pools do the work of these.
 //!
 //! A future that waits for a time or a copy has itself woken by [`MaintenanceThread::remind`]:
 //!
@@ -35,6 +37,11 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
+
+mod reminder;
+
+use reminder::Reminded;
+pub(crate) use reminder::{Condition, Reminder};
 
 use crate::fork::ForkGeneration;
 use crate::sync::plain::{Condvar, Mutex};
@@ -71,6 +78,8 @@ const ROUNDS_TO_SLOW: u32 = 64;
 const COPIES_PERIOD_MAX: Duration = Duration::from_millis(5);
 /// The thread ends when there has been no pool for this long.
 const LINGER: Duration = Duration::from_secs(1);
+/// A thread that has been in one call for this long is replaced.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
 /// The exit of the process waits this long for a call of the thread to return.
 const EXIT_PATIENCE: Duration = Duration::from_millis(200);
 
@@ -88,8 +97,8 @@ pub(crate) struct MaintenanceThread {
     generation: ForkGeneration,
     /// The pace at which it looks now; `Never` also while it does not run.
     pace: AtomicU32,
-    /// Whether it is in a call of a pool or a waker.
-    is_calling: AtomicBool,
+    /// Threads that are in calls of pools and wakers: this one, and those that it replaced.
+    calling: AtomicU32,
     is_exiting: AtomicBool,
     schedule: Mutex<Schedule>,
     changed: Condvar,
@@ -100,67 +109,26 @@ struct Schedule {
     pools: Vec<Weak<dyn Maintained>>,
     reminders: Vec<Arc<Reminded>>,
     is_running: bool,
+    /// Number of the thread that runs; earlier ones end when their call returns.
+    runner: u64,
+    /// The call that the thread is in.
+    call: Option<Call>,
+    /// What earlier threads are still in; it is left out.
+    stuck: Vec<usize>,
     /// Somebody woke the thread since it last began a round.
     is_woken: bool,
+}
+
+/// A call of the pool or reminder at an address.
+#[derive(Clone, Copy)]
+struct Call {
+    address: usize,
+    since: Instant,
 }
 
 impl fmt::Debug for MaintenanceThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MaintenanceThread").field("pace", &self.pace).finish_non_exhaustive()
-    }
-}
-
-/// Wakes a task at a time, when a condition holds, or at the earlier of both. Dropped, it wakes nobody.
-#[derive(Debug)]
-pub(crate) struct Reminder(Arc<Reminded>);
-
-/// True once what somebody waits for has happened.
-pub(crate) type Condition = Box<dyn Fn() -> bool + Send + Sync>;
-
-struct Reminded {
-    deadline: Option<Instant>,
-    is_over: Option<Condition>,
-    /// `None` once it was woken, or is no longer wanted.
-    waker: Mutex<Option<Waker>>,
-}
-
-impl fmt::Debug for Reminded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reminded").field("deadline", &self.deadline).finish_non_exhaustive()
-    }
-}
-
-impl Reminder {
-    #[allow(dead_code)] // For futures that are polled with another waker.
-    /// Wakes `waker` in place of the one before; does nothing if that was woken already.
-    pub(crate) fn set_waker(&self, waker: &Waker) -> bool {
-        let mut kept = self.0.waker.lock();
-        let is_pending = kept.is_some();
-        if is_pending {
-            let before = kept.replace(waker.clone());
-            drop(kept);
-            drop(before);
-        }
-        is_pending
-    }
-}
-
-impl Drop for Reminder {
-    fn drop(&mut self) {
-        // Dropped outside the lock: a waker is a user's.
-        let waker = self.0.waker.lock().take();
-        drop(waker);
-    }
-}
-
-impl Reminded {
-    fn wake_if_due(&self, now: Instant) {
-        let is_wanted = self.waker.lock().is_some();
-        let is_due = |condition: &Condition| condition();
-        if is_wanted && (self.deadline.is_some_and(|due| due <= now) || self.is_over.as_ref().is_some_and(is_due)) {
-            let waker = self.waker.lock().take();
-            waker.into_iter().for_each(Waker::wake);
-        }
     }
 }
 
@@ -172,7 +140,7 @@ impl MaintenanceThread {
         Self {
             generation: ForkGeneration::now(),
             pace: AtomicU32::new(Pace::Never as u32),
-            is_calling: AtomicBool::new(false),
+            calling: AtomicU32::new(0),
             is_exiting: AtomicBool::new(false),
             schedule: Mutex::new(Schedule::default()),
             changed: Condvar::new(),
@@ -240,13 +208,41 @@ impl MaintenanceThread {
         let mut schedule = self.schedule.lock();
         if schedule.is_running {
             self.wake(&mut schedule);
-            return Ok(());
+            return self.replace_if_stuck(&mut schedule);
         }
         // Others need not wake a thread that has not begun.
         self.pace.store(Pace::Copies as u32, Ordering::Relaxed);
-        let begun = thread::Builder::new().name("pinpool-maint".to_owned()).spawn(|| self.run());
+        let begun = self.start(&mut schedule);
         schedule.is_running = begun.is_ok();
-        begun.map(drop)
+        begun
+    }
+
+    fn start(&'static self, schedule: &mut Schedule) -> io::Result<()> {
+        let number = schedule.runner + 1;
+        thread::Builder::new().name("pinpool-maint".to_owned()).spawn(move || self.run(number))?;
+        schedule.runner = number;
+        Ok(())
+    }
+
+    /// Starts another thread if this one has been in one call for long, so that one pool does not hold up the others. What
+    /// is called is left out until the call returns.
+    fn replace_if_stuck(&'static self, schedule: &mut Schedule) -> io::Result<()> {
+        let Some(call) = schedule.call.filter(|call| call.since.elapsed() >= STUCK_AFTER) else { return Ok(()) };
+        self.start(schedule)?;
+        schedule.stuck.push(call.address);
+        schedule.call = None;
+        Ok(())
+    }
+
+    /// A pool found that the thread is late.
+    ///
+    /// # Errors
+    ///
+    /// No other thread could be had in place of one that is stuck.
+    #[cold]
+    pub(crate) fn note_late(&'static self) -> io::Result<()> {
+        let mut schedule = self.schedule.lock();
+        if schedule.is_running { self.replace_if_stuck(&mut schedule) } else { Ok(()) }
     }
 
     fn wake(&self, schedule: &mut Schedule) {
@@ -267,16 +263,23 @@ impl MaintenanceThread {
         is_over: Option<Condition>,
         waker: &Waker,
     ) -> io::Result<Reminder> {
-        let reminded = Arc::new(Reminded { deadline, is_over, waker: Mutex::new(Some(waker.clone())) });
+        let reminded = Reminded::new(deadline, is_over, waker);
         self.schedule.lock().reminders.push(reminded.clone());
-        self.hurry().map(|()| Reminder(reminded))
+        let reminder = Reminder(reminded);
+        self.hurry().map(|()| reminder)
     }
 
-    fn run(&'static self) {
+    fn run(&'static self, number: u64) {
         block_signals();
         let mut rounds = 0;
-        while let Some(round) = self.begin_round() {
-            let pace = round.look();
+        while let Some(round) = self.begin_round(number) {
+            if !self.look(number, &round) {
+                // Another thread has taken over.
+                drop(round);
+                self.calling.fetch_sub(1, Ordering::SeqCst);
+                return;
+            }
+            let pace = round.pace();
             rounds = if pace == Pace::Copies { rounds + 1 } else { 0 };
             // Relaxed: ordered by the barrier (maint-I1).
             self.pace.store(pace as u32, Ordering::Relaxed);
@@ -284,7 +287,7 @@ impl MaintenanceThread {
             let pace = pace.min(round.pace());
             // Its pools may be over; then their last pieces go here.
             drop(round);
-            self.is_calling.store(false, Ordering::SeqCst);
+            self.calling.fetch_sub(1, Ordering::SeqCst);
             if self.sleep(pace, rounds) {
                 rounds = 0;
             }
@@ -292,7 +295,7 @@ impl MaintenanceThread {
     }
 
     /// What to look at now. `None`: there has been nothing for long, and the thread counts as ended.
-    fn begin_round(&self) -> Option<Round> {
+    fn begin_round(&self, number: u64) -> Option<Round> {
         let mut schedule = self.schedule.lock();
         if schedule.is_unused() {
             self.changed.wait_for(&mut schedule, LINGER);
@@ -309,9 +312,9 @@ impl MaintenanceThread {
         };
         drop(schedule);
         // SeqCst, with the exit's store and load: of the two, at least one sees the other (maint-I2).
-        self.is_calling.store(true, Ordering::SeqCst);
+        self.calling.fetch_add(1, Ordering::SeqCst);
         if self.is_exiting.load(Ordering::SeqCst) {
-            self.is_calling.store(false, Ordering::SeqCst);
+            self.calling.fetch_sub(1, Ordering::SeqCst);
             // Without its pools: dropping them could be a call.
             std::mem::forget(round);
             loop {
@@ -321,11 +324,44 @@ impl MaintenanceThread {
         Some(round)
     }
 
+    /// Wakes who is due, then maintains the pools. A panic of one is reported by the process's hook and stops no other. False
+    /// if the thread was replaced meanwhile.
+    fn look(&self, number: u64, round: &Round) -> bool {
+        let now = Instant::now();
+        let wake = |reminded: &Arc<Reminded>| {
+            let address = Arc::as_ptr(reminded).addr();
+            self.call(number, address, || reminded.wake_if_due(now))
+        };
+        let maintain = |pool: &Arc<dyn Maintained>| {
+            let address = Arc::as_ptr(pool).addr();
+            self.call(number, address, || pool.maintain())
+        };
+        round.reminders.iter().all(wake) && round.pools.iter().all(maintain)
+    }
+
+    /// Makes a call, unless an earlier thread is still in it. False if this thread was replaced meanwhile.
+    fn call(&self, number: u64, address: usize, call: impl FnOnce()) -> bool {
+        let mut schedule = self.schedule.lock();
+        if schedule.stuck.contains(&address) {
+            return true;
+        }
+        schedule.call = Some(Call { address, since: Instant::now() });
+        drop(schedule);
+        let _ = catch_unwind(AssertUnwindSafe(call));
+        let mut schedule = self.schedule.lock();
+        if schedule.runner == number {
+            schedule.call = None;
+            return true;
+        }
+        schedule.stuck.retain(|&other| other != address);
+        false
+    }
+
     /// Sleeps for one period, or until a reminder is due. Returns whether it was woken.
     fn sleep(&self, pace: Pace, rounds: u32) -> bool {
         let now = Instant::now();
         let mut schedule = self.schedule.lock();
-        let over: Vec<_> = schedule.reminders.extract_if(.., |reminded| reminded.waker.lock().is_none()).collect();
+        let over: Vec<_> = schedule.reminders.extract_if(.., |reminded| !reminded.is_wanted()).collect();
         let deadlines = schedule.reminders.iter().filter_map(|reminded| reminded.deadline).min();
         let period = match pace {
             Pace::Copies => pace.period().map(|least| (least * (1 + rounds / ROUNDS_TO_SLOW)).min(COPIES_PERIOD_MAX)),
@@ -351,7 +387,7 @@ impl MaintenanceThread {
         // SeqCst: maint-I2.
         self.is_exiting.store(true, Ordering::SeqCst);
         let begun = Instant::now();
-        while self.is_calling.load(Ordering::SeqCst) && begun.elapsed() < EXIT_PATIENCE {
+        while self.calling.load(Ordering::SeqCst) > 0 && begun.elapsed() < EXIT_PATIENCE {
             thread::sleep(Duration::from_micros(100));
         }
     }
@@ -370,23 +406,8 @@ struct Round {
 }
 
 impl Round {
-    /// Wakes who is due, then maintains the pools. Returns the pace they need. A panic of one is reported by the process's
-    /// hook and stops no other.
-    fn look(&self) -> Pace {
-        let now = Instant::now();
-        for reminded in &self.reminders {
-            let _ = catch_unwind(AssertUnwindSafe(|| reminded.wake_if_due(now)));
-        }
-        for pool in &self.pools {
-            let _ = catch_unwind(AssertUnwindSafe(|| pool.maintain()));
-        }
-        self.pace()
-    }
-
     fn pace(&self) -> Pace {
-        let waits_for_condition =
-            |reminded: &Arc<Reminded>| reminded.is_over.is_some() && reminded.waker.lock().is_some();
-        if self.reminders.iter().any(waits_for_condition) {
+        if self.reminders.iter().any(|reminded| reminded.is_asked()) {
             return Pace::Copies;
         }
         self.pools.iter().map(|pool| pool.pace()).min().unwrap_or(Pace::Never)
@@ -566,6 +587,47 @@ mod tests {
         added(thread, &broken);
         thread.notice(Pace::Idle).unwrap();
         wait_until("both again and again", || broken.looks() >= 2 && sound.looks() >= 2);
+    }
+
+    /// A pool whose maintenance does not return until it may.
+    struct HangingPool(Mutex<bool>, Condvar, AtomicUsize);
+
+    impl Maintained for HangingPool {
+        fn maintain(&self) {
+            self.2.fetch_add(1, Ordering::SeqCst);
+            let mut may_return = self.0.lock();
+            while !*may_return {
+                self.1.wait(&mut may_return);
+            }
+        }
+
+        fn pace(&self) -> Pace {
+            Pace::Idle
+        }
+    }
+
+    #[test]
+    fn a_thread_that_is_stuck_in_one_pool_is_replaced_and_that_pool_is_left_out_meanwhile() {
+        let thread = record();
+        let hanging = Arc::new(HangingPool(Mutex::new(false), Condvar::new(), AtomicUsize::new(0)));
+        let pool: Weak<HangingPool> = Arc::downgrade(&hanging);
+        thread.add(pool, false);
+        thread.notice(Pace::Idle).unwrap();
+        wait_until("it hangs", || hanging.2.load(Ordering::SeqCst) == 1);
+        let sound = FakePool::at(Pace::Idle);
+        added(thread, &sound);
+        let waker = Arc::<CountingWaker>::default();
+        wait_until("a task's reminder starts another thread", || {
+            let _ended = thread.remind(Some(Instant::now()), None, &waker.clone().into()).unwrap();
+            thread::sleep(Duration::from_millis(20));
+            waker.count() > 0 && sound.looks() > 3
+        });
+        assert_eq!(hanging.2.load(Ordering::SeqCst), 1, "left out");
+        *hanging.0.lock() = true;
+        hanging.1.notify_all();
+        wait_until("looked at again", || hanging.2.load(Ordering::SeqCst) > 3);
+        assert!(thread.schedule.lock().stuck.is_empty());
+        assert!(thread.calling.load(Ordering::SeqCst) <= 1, "by one thread");
     }
 
     #[test]

@@ -1,0 +1,79 @@
+//! A task that is to be woken by the maintenance thread.
+//!
+//! Owns the waker, and whether it is still wanted. A waker and a condition are a user's, so they are called and dropped
+//! outside of every lock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use crate::sync::plain::Mutex;
+
+/// Wakes a task at a time, when a condition holds, or at the earlier of both. Dropped, it wakes nobody.
+#[derive(Debug)]
+pub(crate) struct Reminder(pub(super) Arc<Reminded>);
+
+/// True once what somebody waits for has happened.
+pub(crate) type Condition = Box<dyn Fn() -> bool + Send + Sync>;
+
+pub(super) struct Reminded {
+    pub(super) deadline: Option<Instant>,
+    is_over: Option<Condition>,
+    /// `None` once it was woken, or is no longer wanted.
+    waker: Mutex<Option<Waker>>,
+}
+
+impl fmt::Debug for Reminded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reminded").field("deadline", &self.deadline).finish_non_exhaustive()
+    }
+}
+
+impl Reminder {
+    #[allow(dead_code)] // For futures that are polled with another waker.
+    /// Wakes `waker` in place of the one before; does nothing if that was woken already.
+    pub(crate) fn set_waker(&self, waker: &Waker) -> bool {
+        let mut kept = self.0.waker.lock();
+        let is_pending = kept.is_some();
+        if is_pending {
+            let before = kept.replace(waker.clone());
+            drop(kept);
+            drop(before);
+        }
+        is_pending
+    }
+}
+
+impl Drop for Reminder {
+    fn drop(&mut self) {
+        // Dropped outside the lock: a waker is a user's.
+        let waker = self.0.waker.lock().take();
+        drop(waker);
+    }
+}
+
+impl Reminded {
+    pub(super) fn new(deadline: Option<Instant>, is_over: Option<Condition>, waker: &Waker) -> Arc<Self> {
+        Arc::new(Self { deadline, is_over, waker: Mutex::new(Some(waker.clone())) })
+    }
+
+    /// Whether it is still to wake somebody.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.waker.lock().is_some()
+    }
+
+    /// Whether it is to be asked again and again.
+    pub(super) fn is_asked(&self) -> bool {
+        self.is_over.is_some() && self.is_wanted()
+    }
+
+    pub(super) fn wake_if_due(&self, now: Instant) {
+        let is_wanted = self.is_wanted();
+        let is_due = |condition: &Condition| condition();
+        if is_wanted && (self.deadline.is_some_and(|due| due <= now) || self.is_over.as_ref().is_some_and(is_due)) {
+            let waker = self.waker.lock().take();
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+}
