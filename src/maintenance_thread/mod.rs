@@ -39,6 +39,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 mod reminder;
+mod signals;
 
 use reminder::Reminded;
 pub(crate) use reminder::{Condition, Reminder};
@@ -270,9 +271,9 @@ impl MaintenanceThread {
     }
 
     fn run(&'static self, number: u64) {
-        block_signals();
+        signals::block();
         let mut rounds = 0;
-        while let Some(round) = self.begin_round(number) {
+        while let Some(round) = self.begin_round() {
             if !self.look(number, &round) {
                 // Another thread has taken over.
                 drop(round);
@@ -295,7 +296,7 @@ impl MaintenanceThread {
     }
 
     /// What to look at now. `None`: there has been nothing for long, and the thread counts as ended.
-    fn begin_round(&self, number: u64) -> Option<Round> {
+    fn begin_round(&self) -> Option<Round> {
         let mut schedule = self.schedule.lock();
         if schedule.is_unused() {
             self.changed.wait_for(&mut schedule, LINGER);
@@ -437,22 +438,6 @@ fn stop_at_exit(calls_driver: bool) {
         #[cfg(miri)]
         let _ = stop;
     }
-}
-
-/// Leaves signals to the program's own threads; those of a fault come to the thread that caused them.
-fn block_signals() {
-    let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
-    let mut blocked = std::mem::MaybeUninit::uninit();
-    // SAFETY: fills in the set.
-    unsafe { libc::sigfillset(blocked.as_mut_ptr()) };
-    // SAFETY: just filled in.
-    let mut blocked = unsafe { blocked.assume_init() };
-    for fault in faults {
-        // SAFETY: a valid set and a valid number.
-        unsafe { libc::sigdelset(&mut blocked, fault) };
-    }
-    // SAFETY: changes the mask of this thread alone.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &blocked, std::ptr::null_mut()) };
 }
 
 #[cfg(all(test, not(loom), not(miri)))]
