@@ -60,7 +60,7 @@ macro_rules! for_each_setting {
 
         /// Most bytes kept idle, in idle buffers and free memory: a size like 2GiB, or none; 0 keeps nothing. What a put adds over
         /// it goes back at the next miss or by the maintenance thread, at most a second later.
-        "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes(impl Into<Option<u64>>): Option<u64> as SIZE_OR_NONE;
+        "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes(impl Into<Option<u64>>): Option<u64> as SIZE_OR_NONE.strict();
 
         // Measured: half or twice as long changes driver time and memory held by less than 5 % over 25 loaders.
         /// How long memory stays idle before it goes back to the system; none keeps it. Raise it for bursts far apart.
