@@ -150,8 +150,6 @@ impl<'a> Worker<'a> {
             16..=19 => self.start_copy(),
             _ => {
                 let (least, most) = HIT_BYTES;
-                // Below 1 KiB, so the cast loses nothing.
-                #[expect(clippy::cast_possible_truncation)]
                 let len = least + (random >> 10) as usize % (most - least + 1);
                 let filled = self.get(len)?;
                 self.counts.put(filled)
@@ -164,7 +162,7 @@ impl<'a> Worker<'a> {
         let seed = self.next_random();
         let mut buffer = self.shared.pool.get(len)?;
         self.counts.gets += 1;
-        content::fill(&mut buffer.as_mut_slice()?, seed);
+        content::fill(buffer.as_mut_slice()?, seed);
         Ok(Filled { buffer, seed })
     }
 
@@ -182,8 +180,6 @@ impl<'a> Worker<'a> {
             let filled = self.get_any(random >> 1)?;
             self.held.push(filled);
         } else if !self.held.is_empty() {
-            // Below the length, so the cast loses nothing.
-            #[expect(clippy::cast_possible_truncation)]
             let at = (random >> 1) as usize % self.held.len();
             let filled = self.held.swap_remove(at);
             self.counts.put(filled)?;
