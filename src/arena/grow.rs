@@ -15,6 +15,8 @@ const SPARE_SHARE: u64 = 10;
 pub struct GrowthLimits {
     /// Bytes that may be committed beyond those claimed now; `u64::MAX` without a ceiling.
     pub commit_bytes: u64,
+    /// Bytes claimed now beyond a ceiling that was lowered: what is decommitted makes up for these before it makes room.
+    pub over_bytes: u64,
     /// Whether discrete regions may be decommitted now, because no copy is in flight.
     pub may_decommit_regions: bool,
     /// Longest discrete region that is committed at once unless a single buffer needs more. Short while copies run,
@@ -130,6 +132,7 @@ impl Arena {
         let own = self.own_set(bytes);
         let on = |set: HoleSet| self.ranges.values().filter(move |range| range.set == set);
         let in_set: u64 = on(own).map(|range| range.extent.bytes()).sum();
+        let room = |freed: u64| limits.commit_bytes.saturating_add(freed.saturating_sub(limits.over_bytes));
         // Bytes of the regions that are replaced, and what the system holds for all that are released.
         let (mut released, mut replaced, mut freed) = (Vec::new(), 0, 0);
         if limits.may_decommit_regions {
@@ -141,7 +144,7 @@ impl Arena {
             }
             // policy-R8: at the ceiling decommit any idle region, the longest idle first, until one buffer fits.
             for run in self.idle.longest_idle() {
-                if limits.commit_bytes.saturating_add(freed) >= self.held_bytes(bytes) {
+                if room(freed) >= self.held_bytes(bytes) {
                     break;
                 }
                 if !released.contains(&run) {
@@ -150,7 +153,7 @@ impl Arena {
                 }
             }
         }
-        let limit_bytes = limits.commit_bytes.saturating_add(freed);
+        let limit_bytes = room(freed);
         let size = |within| region_bytes(in_set - replaced, bytes, replaced, within, limits.step_bytes);
         let region = self
             .held_within(limit_bytes, size)

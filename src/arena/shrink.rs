@@ -123,7 +123,8 @@ mod tests {
     fn idle() -> Arena {
         let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
         arena.add_virtual_range(64 * GRANULE).unwrap();
-        let limits = GrowthLimits { commit_bytes: u64::MAX, may_decommit_regions: true, step_bytes: u64::MAX };
+        let limits =
+            GrowthLimits { commit_bytes: u64::MAX, over_bytes: 0, may_decommit_regions: true, step_bytes: u64::MAX };
         let plan = arena.grow(10 * GRANULE, GRANULE, limits).unwrap();
         assert!(arena.settle(plan, PlanOutcome::Done, 0));
         for second in 0..10 {

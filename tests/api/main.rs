@@ -52,6 +52,7 @@ mod maintenance;
 mod memory_counts;
 mod memory_limits;
 mod own_stream;
+mod partition_copies;
 mod remedies;
 #[cfg(target_os = "linux")]
 mod resident_memory;

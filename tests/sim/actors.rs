@@ -147,7 +147,8 @@ impl Actors {
     }
 
     fn operate(&mut self, draw: &mut Draw) -> Step {
-        match draw.below(12) {
+        match draw.below(14) {
+            12.. => Step::new(Op::SetMaxBytes, &[draw.between(1, self.max_bytes * 2)]),
             0..4 => {
                 Step::new(Op::Trim, &[draw.below(3), if draw.once_in(2) { 0 } else { draw.between(0, self.max_bytes) }])
             }

@@ -32,6 +32,7 @@ mod shrink;
 mod site;
 mod world;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
@@ -123,5 +124,17 @@ fn replay() {
     let scenario: Scenario = text.parse().unwrap_or_else(|error| panic!("{path}: {error}"));
     if let Err(broken) = run_alone(&scenario, Slab::new()) {
         panic!("{broken}");
+    }
+}
+
+/// Runs that once broke a promise.
+#[test]
+fn what_was_found_stays_mended() {
+    let slab = Slab::new();
+    let found = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sim/found");
+    for file in std::fs::read_dir(found).unwrap() {
+        let path = file.unwrap().path();
+        let scenario: Scenario = std::fs::read_to_string(&path).unwrap().parse().unwrap();
+        assert_eq!(run_alone(&scenario, slab).err(), None, "{}", path.display());
     }
 }

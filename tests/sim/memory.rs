@@ -120,6 +120,10 @@ impl Memory {
         self.lost_remaps = Fault { skip, count };
     }
 
+    pub(crate) fn set_max_bytes(&mut self, max_bytes: u64) {
+        self.max_bytes = max_bytes;
+    }
+
     pub(crate) fn limit_host(&mut self, bytes: u64) {
         self.total_bytes = bytes;
     }

@@ -138,6 +138,8 @@ ops! {
     Clear = "clear" (pool),
     Prewarm = "prewarm" (pool bytes),
     Partition = "partition" (max_bytes),
+    /// Another ceiling for the first pool.
+    SetMaxBytes = "set_max_bytes" (max_bytes),
     /// Drops the handle of a pool.
     DropPool = "drop_pool" (pool),
     /// After `skip` more calls of a kind, `count` fail.

@@ -40,6 +40,7 @@ pub(crate) struct World {
     /// A copy failed, or nobody knows whether it did.
     pub(crate) device_failed: Cell<bool>,
     pub(crate) dropped_partition: Cell<bool>,
+    has_ceiling: Cell<bool>,
 }
 
 /// A buffer in use.
@@ -146,6 +147,7 @@ impl World {
             trace: Cell::new(0xcbf2_9ce4_8422_2325),
             device_failed: Cell::new(false),
             dropped_partition: Cell::new(false),
+            has_ceiling: Cell::new(setup.max_bytes > 0),
         })
     }
 
@@ -218,6 +220,14 @@ impl World {
             Op::Clear => self.with_pool(args[0], |_, pool| pool.clear()),
             Op::Prewarm => self.with_pool(args[0], |_, pool| self.note(u64::from(pool.prewarm(args[1]).is_ok()))),
             Op::Partition => self.partition(args[0]),
+            Op::SetMaxBytes => self.with_pool(0, |index, pool| {
+                if index == 0 {
+                    // From before the call on: a lower ceiling holds for what others acquire meanwhile.
+                    self.site.memory().set_max_bytes(args[0]);
+                    self.has_ceiling.set(true);
+                    self.note(u64::from(pool.set_max_bytes(Ceiling::Bytes(args[0])).is_ok()));
+                }
+            }),
             Op::DropPool => self.drop_pool(args[0]),
             Op::FailCalls => {
                 let call = Call::ALL[as_len(args[0]) % Call::ALL.len()];
@@ -281,7 +291,7 @@ impl World {
                     self.note(2);
                     self.tallies.borrow_mut()[index].failed += 1;
                     let is_explained = if error.is_limit() {
-                        self.setup.max_bytes > 0 || index > 0
+                        self.has_ceiling.get() || index > 0
                     } else {
                         error.is_backend() && self.site.memory().failures != failures
                     };

@@ -473,7 +473,7 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
         any::<bool>(),
     );
     let place = ptr.prop_map(|(pages, align_log, commit_bytes, may_decommit_regions)| {
-        let limits = GrowthLimits { commit_bytes, may_decommit_regions, step_bytes: u64::MAX };
+        let limits = GrowthLimits { commit_bytes, over_bytes: 0, may_decommit_regions, step_bytes: u64::MAX };
         Op::Place { pages, align_log, limits }
     });
     let settle = (any::<usize>(), prop_oneof![3 => Just(None), 1 => (0..4usize).prop_map(Some)], any::<bool>());

@@ -88,8 +88,16 @@ impl ArenaState {
 
     /// Bytes that may still be claimed under the ceiling.
     pub(super) fn room_bytes(&self) -> u64 {
-        let claimed_bytes = self.arena.stats().claimed_bytes + self.reserve_overhead_bytes + self.pending_bytes;
-        self.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(claimed_bytes))
+        self.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(self.all_claimed_bytes()))
+    }
+
+    /// Bytes claimed beyond the ceiling, since it was lowered.
+    pub(super) fn over_bytes(&self) -> u64 {
+        self.max_bytes.map_or(0, |max_bytes| self.all_claimed_bytes().saturating_sub(max_bytes))
+    }
+
+    fn all_claimed_bytes(&self) -> u64 {
+        self.arena.stats().claimed_bytes + self.reserve_overhead_bytes + self.pending_bytes
     }
 
     /// What the system holds, as far as plans are settled.

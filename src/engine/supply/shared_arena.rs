@@ -167,6 +167,8 @@ impl SharedArena {
                     let is_held_by_copies = closed.is_none() && state.arena().stats().idle_bytes > 0;
                     drop(closed);
                     drop(state);
+                    // Copies of pools that nobody uses at the moment may be over.
+                    complete_copies(&attached);
                     if make_room(pool, &attached, bytes.saturating_sub(available_bytes)) {
                         continue;
                     }
@@ -197,7 +199,7 @@ impl SharedArena {
     fn growth_limits(&self, state: &ArenaState, may_commit: bool, at_rest: bool) -> GrowthLimits {
         let commit_bytes = if self.config.may_grow && may_commit { state.room_bytes() } else { 0 };
         let step_bytes = if at_rest { u64::MAX } else { STEP_BESIDE_COPIES_BYTES };
-        GrowthLimits { commit_bytes, may_decommit_regions: at_rest, step_bytes }
+        GrowthLimits { commit_bytes, over_bytes: state.over_bytes(), may_decommit_regions: at_rest, step_bytes }
     }
 
     /// Whether a block of `bytes` fits when everything else is released.
