@@ -6,7 +6,7 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use driver_double::{Code, Double};
-use pinpool::backend::{Source, VirtualMemory, VmmSource};
+use pinpool::backend::{VirtualMemory, VmmSource};
 use pinpool::{Backend, FenceKind, Pool};
 
 use crate::child;
