@@ -55,7 +55,9 @@ fn require_gpu_is_met_only_by_memory_that_is_pinned_for_the_gpu() {
     let lib = driver_double(lib.path());
     let load = |backend: &str, args: &[&str]| {
         let mut command = pinpool(&["load", "--json", "--backend", backend]);
-        finish(command.args(args).arg(dir.path()).env("LD_LIBRARY_PATH", &lib))
+        finish(
+            command.args(args).arg(dir.path()).env("LD_LIBRARY_PATH", &lib).env("PINPOOL_MAX_FALLBACK_BYTES", "none"),
+        )
     };
     for backend in ["vmm", "register", "cuda"] {
         let ran = load(backend, &["--require-gpu"]);

@@ -310,7 +310,13 @@ fn a_batch_beyond_the_ceiling_is_named_with_the_numbers() {
 fn pageable_fallbacks_at_the_ceiling_are_counted() {
     let dir = tree();
     let mut command = pinpool(&["load", "--json", "--verify", "--max-bytes", "4KiB"]);
-    let ran = finish(command.arg(dir.path()).env("PINPOOL_ON_FULL", "pageable").env("PINPOOL_WAIT", "0"));
+    let ran = finish(
+        command
+            .arg(dir.path())
+            .env("PINPOOL_ON_FULL", "pageable")
+            .env("PINPOOL_WAIT", "0")
+            .env("PINPOOL_MAX_FALLBACK_BYTES", "none"),
+    );
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let figures = ran.figures();
     assert_eq!((figures["fallbacks"].as_u64(), figures["verified_batches"].as_u64()), (Some(1), Some(1)), "{figures}");
