@@ -252,10 +252,13 @@ fn loom_a_release_comes_after_a_copy_that_another_thread_saw_end() {
     model(|| {
         let (guarded, copied) = (Guarded::new(), Copied::new());
         guarded.gate.begin_copy().unwrap().ends_with(copied.clone());
-        copied.finish();
+        let same = copied.clone();
+        let device = thread::spawn(move || same.finish());
         let sweeping = spawn(&guarded, |guarded| guarded.gate.complete_copies());
         let released = guarded.gate.close().inspect(|_| copied.reuse()).is_some();
+        device.join().unwrap();
         sweeping.join().unwrap();
+        guarded.gate.complete_copies();
         assert!(guarded.gate.is_at_rest());
         released
     });
