@@ -1,7 +1,10 @@
 //! A hit makes no system call: a filter of the kernel catches every call of a thread that does nothing but hit.
 //!
-//! The filter lets two calls pass: the end of the thread, and the return from the handler that notes all others.
+//! The filter lets pass the end of the thread, the return from the handler that notes all others, and the two by which a
+//! thread waits for a lock: another thread holds it for nanoseconds, or for longer if it loses its processor meanwhile.
 #![allow(unsafe_code)] // Installs a filter and a handler, and ends a thread without its destructors.
+#![allow(clippy::cast_possible_truncation)] // The constants of filters are wider than their fields.
+#![allow(clippy::print_stdout)] // Says what was skipped.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -19,11 +22,6 @@ const LASTS: Duration = Duration::from_millis(1500);
 /// Calls that the filter caught, and the number of the first.
 static CAUGHT: AtomicU64 = AtomicU64::new(0);
 static FIRST: AtomicI64 = AtomicI64::new(-1);
-/// Yields and sleeps at a lock, which another thread holds for nanoseconds, and for longer only if it loses its processor
-/// meanwhile.
-static WAITS: AtomicU64 = AtomicU64::new(0);
-/// Most of them in one run of millions of hits.
-const WAITS_MAX: u64 = 100;
 
 /// The outcome of a thread, which ends without a word.
 static STATE: AtomicU64 = AtomicU64::new(RUNNING);
@@ -34,11 +32,9 @@ static STOP: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: the kernel passes a filled record; for SIGSYS the number of the call lies behind the address of the call.
-    let number = unsafe { info.cast::<u8>().add(SIGSYS_NUMBER_AT).cast::<i32>().read() };
-    if [libc::SYS_sched_yield, libc::SYS_futex].contains(&libc::c_long::from(number)) {
-        WAITS.fetch_add(1, Ordering::SeqCst);
-        return;
-    }
+    let place = unsafe { info.cast::<u8>().add(SIGSYS_NUMBER_AT) };
+    // SAFETY: as above.
+    let number = unsafe { place.cast::<i32>().read() };
     let _ = FIRST.compare_exchange(-1, i64::from(number), Ordering::SeqCst, Ordering::SeqCst);
     CAUGHT.fetch_add(1, Ordering::SeqCst);
 }
@@ -64,8 +60,10 @@ fn catch_calls() -> bool {
     let mut program = [
         // The number is the first field of the record that a filter sees.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
-        equals(libc::SYS_exit, 2),
-        equals(libc::SYS_rt_sigreturn, 1),
+        equals(libc::SYS_exit, 4),
+        equals(libc::SYS_rt_sigreturn, 3),
+        equals(libc::SYS_sched_yield, 2),
+        equals(libc::SYS_futex, 1),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_TRAP),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
@@ -82,7 +80,6 @@ fn runs_without_a_call(name: &str, hits: impl Fn() + Send + 'static) -> bool {
     STOP.store(false, Ordering::SeqCst);
     FIRST.store(-1, Ordering::SeqCst);
     CAUGHT.store(0, Ordering::SeqCst);
-    WAITS.store(0, Ordering::SeqCst);
     thread::spawn(move || {
         (0..1000).for_each(|_| hits());
         if !catch_calls() {
@@ -97,7 +94,9 @@ fn runs_without_a_call(name: &str, hits: impl Fn() + Send + 'static) -> bool {
     });
     thread::sleep(LASTS);
     STOP.store(true, Ordering::SeqCst);
+    let begun = std::time::Instant::now();
     while STATE.load(Ordering::SeqCst) == RUNNING {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{name}: the thread hangs");
         thread::sleep(Duration::from_millis(1));
     }
     if STATE.load(Ordering::SeqCst) == REFUSED {
@@ -106,8 +105,6 @@ fn runs_without_a_call(name: &str, hits: impl Fn() + Send + 'static) -> bool {
     }
     let (caught, first) = (CAUGHT.load(Ordering::SeqCst), FIRST.load(Ordering::SeqCst));
     assert_eq!(caught, 0, "{name}: the first was call {first}");
-    let waits = WAITS.load(Ordering::SeqCst);
-    assert!(waits <= WAITS_MAX, "{name}: waited {waits} times for a lock");
     true
 }
 
@@ -115,8 +112,8 @@ fn runs_without_a_call(name: &str, hits: impl Fn() + Send + 'static) -> bool {
 fn the_filter_catches_a_call() {
     alone(|| {
         let caught = std::panic::catch_unwind(|| {
-            // SAFETY: asks for a number.
             runs_without_a_call("getppid", || {
+                // SAFETY: asks for a number.
                 black_box(unsafe { libc::syscall(libc::SYS_getppid) });
             })
         });
