@@ -39,7 +39,7 @@ impl Baseline for ThreadCache<Buffer> {
     }
 
     fn put(&self, item: Item) {
-        let put = ThreadCache::put(self, item, 1);
+        let put = ThreadCache::put(self, item);
         assert!(put.victim.is_none() && put.handed_back.is_none());
     }
 }

@@ -19,32 +19,49 @@ pub(crate) struct ForkGeneration(u32);
 impl ForkGeneration {
     /// The current generation. The first call registers the handler that counts forks.
     pub(crate) fn now() -> Self {
-        static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
-        // No `Once`: a child that was forked during the first call would wait for a thread that it does not have. Two threads
-        // that both come first register twice, and then a fork counts twice. Release, Acquire: the handler is there.
-        if !IS_REGISTERED.load(Ordering::Acquire) {
-            register_handler();
-            IS_REGISTERED.store(true, Ordering::Release);
+        static REGISTERED: AtomicBool = AtomicBool::new(false);
+        extern "C" fn count() {
+            GENERATION.fetch_add(1, Ordering::Relaxed);
         }
-        // Relaxed, here and below: only the handler writes, before the child has a second thread.
-        Self(GENERATION.load(Ordering::Relaxed))
+        call_in_children(&REGISTERED, count);
+        Self(current())
     }
 
     /// Whether the object was made in a parent of this process.
     #[inline(always)]
     pub(crate) fn is_stale(self) -> bool {
-        GENERATION.load(Ordering::Relaxed) != self.0
+        current() != self.0
+    }
+
+    /// As a number, which [`current`] returns until the next fork.
+    pub(crate) fn number(self) -> u32 {
+        self.0
     }
 }
 
-fn register_handler() {
-    extern "C" fn in_the_child() {
-        GENERATION.fetch_add(1, Ordering::Relaxed);
+/// The number of the current generation.
+#[inline(always)]
+pub(crate) fn current() -> u32 {
+    // Relaxed: only the handler writes, before the child has a second thread.
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Calls `handler` in each child that this process forks from now on, before the fork returns there. It may only store to
+/// atomics and to thread-locals without a destructor. `registered` remembers that it was done. Not a lock: a child forked
+/// while another thread holds it would wait for that thread. So threads that come at once register the handler twice, which
+/// handlers must bear.
+pub(crate) fn call_in_children(registered: &'static AtomicBool, handler: extern "C" fn()) {
+    // Acquire, with the Release below: a thread that sees the mark forks with the handler registered.
+    if registered.load(Ordering::Acquire) {
+        return;
     }
-    // SAFETY: the handler stays loaded as long as the process runs and only adds to an atomic number, which a child of a
-    // process with threads may do. If registration fails for lack of memory, forks are not detected. Miri has no forks.
+    // SAFETY: the handler stays loaded as long as the process runs and does what a child of a process with threads may do,
+    // by the contract above. If registration fails for lack of memory, forks are not detected. Miri has no forks.
     #[cfg(not(miri))]
     unsafe {
-        libc::pthread_atfork(None, None, Some(in_the_child))
+        libc::pthread_atfork(None, None, Some(handler))
     };
+    #[cfg(miri)]
+    let _ = handler;
+    registered.store(true, Ordering::Release);
 }

@@ -101,6 +101,20 @@ impl Rounding {
     }
 }
 
+/// The index of the class of a plain get of `len` bytes under [`Rounding::Eighths`]; below [`EIGHTHS_CLASSES`] for every
+/// `len`. For 0 and for lengths over [`MAX_LEN`] it is that of a class that no buffer can have.
+#[inline(always)]
+pub(crate) fn plain_eighths_index(len: usize) -> u32 {
+    let last = len.wrapping_sub(1);
+    // Up to 64 KiB each step is a page: one shift.
+    let doublings =
+        if last < 2 * EVEN_STEPS_BYTES { 0 } else { (last | EVEN_STEPS_BYTES).ilog2() - EVEN_STEPS_BYTES.ilog2() };
+    // At most 15 more than the first term.
+    #[allow(clippy::cast_possible_truncation)]
+    let index = STEPS_PER_DOUBLING * doublings + (last >> (PAGE_BYTES.ilog2() + doublings)) as u32;
+    index
+}
+
 /// The class of `bytes`, which is at most [`MAX_LEN`]. One formula for both: below 64 KiB a step is a page, above it an
 /// eighth of the next lower power of two.
 #[inline]
@@ -165,6 +179,22 @@ mod tests {
             (len, index) = (class.bytes + 1, index + 1);
         }
         assert!(index <= EIGHTHS_CLASSES && index + 10 > EIGHTHS_CLASSES, "{index}");
+    }
+
+    #[test]
+    fn the_index_of_a_plain_get_is_that_of_its_class_and_nonsense_has_none() {
+        let class = |len| Rounding::Eighths.class(len, DEFAULT_ALIGN).unwrap();
+        let near_a_power = |shift: u32| (0..64).map(move |step| (1usize << shift) + (step * (1usize << shift) / 32));
+        let lens = (1..300_000).chain((18..usize::BITS - 2).flat_map(near_a_power).flat_map(|len| [len - 1, len, len + 1]));
+        for len in lens.filter(|&len| len <= MAX_LEN / 2) {
+            assert_eq!(plain_eighths_index(len), class(len).index, "{len}");
+        }
+        let last_real = Rounding::Eighths.class((MAX_LEN / 2).next_power_of_two(), DEFAULT_ALIGN).unwrap().index;
+        for len in [0, usize::MAX, usize::MAX - 1, MAX_LEN + 1, MAX_LEN + 4096] {
+            let index = plain_eighths_index(len);
+            assert!(index < EIGHTHS_CLASSES && index > last_real, "{len}: {index}");
+            assert!(len == 0 || Rounding::Eighths.class(len, DEFAULT_ALIGN).is_err(), "{len}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(crate) use loom::sync::atomic;
 
 /// Atomics that are never modelled.
 pub(crate) mod process {
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 }
 
 #[cfg(not(loom))]
@@ -100,6 +100,10 @@ impl Backoff {
 
     pub(crate) fn snooze(&self) {
         loom::thread::yield_now();
+    }
+
+    pub(crate) fn is_completed(&self) -> bool {
+        false
     }
 }
 

@@ -146,8 +146,9 @@ impl PinnedBuf {
         let begun = self.begin_copy();
         let fence = HostSliceFence::new(stream);
         // Writes of this very stream are over before the copy begins (host-slice-I3).
-        let written = block.state().copy_fences.wait_for_writes(fence.shared.stream_id());
-        block.state().copy_fences.lend(fence.shared.clone());
+        let copy_fences = block.shared_fences();
+        let written = copy_fences.wait_for_writes(fence.shared.stream_id());
+        copy_fences.lend(fence.shared.clone());
         begun.into_iter().for_each(|begun| note_begun(begun, &fence));
         // SAFETY: the fence outlives `'a` (host-slice-I1): it is in the buffer's list, which lets go of it through `&mut`.
         let guard = unsafe { fence.guard() };

@@ -17,9 +17,8 @@
 //!
 //! Invariants:
 //!
-//! - **buffer-I1**: `skip_bytes` of the state is inside the block's memory with at least `len` bytes behind it
-//!   (`size_class` includes the room for alignment), and the block belongs to this buffer alone. Without a block the length
-//!   is 0.
+//! - **buffer-I1**: `bytes` of the block is an address inside its memory with at least that length behind it (`size_class`
+//!   includes the room for alignment), and the block belongs to this buffer alone. Without a block the length is 0.
 //! - **buffer-I2**: every tracked copy that uses the buffer is in its `CopyFences` until it was seen to be over.
 //! - **buffer-I3**: the memory is initialised (source-C2).
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
@@ -114,35 +113,41 @@ impl PinnedBuf {
     }
 
     /// The first `len` bytes of `block` at a multiple of `align`; the block's class was computed for both (buffer-I1).
-    #[inline]
     pub(crate) fn over(mut block: Block, len: usize, align: usize) -> Self {
         // Less than `align`, and the class has `align` bytes more than `len` wherever the page-aligned base is not aligned
         // already (`size_class`).
         let skip_bytes = block.start().as_ptr().align_offset(align);
         let end = skip_bytes.checked_add(len);
         debug_assert!(end.is_some_and(|end| end <= block.class_bytes()), "the class is too small for the alignment");
-        block.state_mut().begin(skip_bytes, len);
+        block.begin(skip_bytes, len);
         Self { block: Some(block) }
     }
 
-    #[inline]
+    /// The first `len` bytes of a plain block, whose class was computed for them.
+    #[inline(always)]
+    pub(crate) fn over_plain(mut block: Block, len: usize) -> Self {
+        block.begin_plain(len);
+        Self { block: Some(block) }
+    }
+
     fn state(&self) -> Option<&BufferState> {
         self.block.as_ref().map(Block::state)
     }
 
-    #[inline]
+    #[inline(always)]
     fn start(&self) -> NonNull<u8> {
-        match &self.block {
-            None => NonNull::<Aligned>::dangling().cast(),
-            // SAFETY: buffer-I1.
-            Some(block) => unsafe { block.start().add(block.state().skip_bytes) },
-        }
+        self.block.as_ref().map_or(NonNull::<Aligned>::dangling().cast(), |block| block.bytes().0)
     }
 
     /// Length in bytes: as requested, or as [`truncate`](PinnedBuf::truncate) left it.
-    #[inline]
+    #[inline(always)]
     pub fn len(&self) -> usize {
-        self.state().map_or(0, |state| state.len)
+        self.block.as_ref().map_or(0, |block| block.bytes().1)
+    }
+
+    #[inline(always)]
+    fn is_plain(&self) -> bool {
+        self.block.as_ref().is_some_and(Block::is_plain)
     }
 
     /// Is the length zero?
@@ -155,14 +160,13 @@ impl PinnedBuf {
     /// end there.
     pub fn truncate(&mut self, len: usize) {
         if let Some(block) = &mut self.block {
-            let state = block.state_mut();
-            state.len = state.len.min(len);
+            block.truncate(len);
         }
     }
 
     /// Bytes of the class behind the first one: at least [`len`](PinnedBuf::len).
     pub fn capacity(&self) -> usize {
-        self.block.as_ref().map_or(0, |block| block.class_bytes() - block.state().skip_bytes)
+        self.block.as_ref().map_or(0, |block| block.class_bytes() - block.skip_bytes())
     }
 
     /// Is the memory page-locked? False for `heap` and `sim`, for the fallback memory of a full pool, and for a
@@ -216,9 +220,11 @@ impl PinnedBuf {
     /// - [`Error::is_forked`](crate::Error::is_forked): this is a child of `fork`, and the memory a driver's.
     #[inline]
     pub fn as_slice_untracked(&self) -> Result<&[u8]> {
-        self.check_reachable()?;
-        self.wait_for_copies()?;
-        // SAFETY: no copy writes here any more (buffer-I2): the wait returned `Ok`.
+        if !self.is_plain() {
+            self.check_reachable()?;
+            self.wait_for_copies()?;
+        }
+        // SAFETY: no copy writes here: none was recorded (block-I2), or the wait returned `Ok` (buffer-I2).
         Ok(unsafe { self.bytes() })
     }
 
@@ -229,14 +235,23 @@ impl PinnedBuf {
     /// As [`as_slice_untracked`](PinnedBuf::as_slice_untracked).
     #[inline]
     pub fn as_mut_slice(&mut self) -> Result<&mut Pinned<u8>> {
+        if !self.is_plain() {
+            self.end_recorded_copies()?;
+        }
+        // SAFETY: no copy uses the bytes: none was recorded (block-I2), or the call above returned `Ok`.
+        Ok(Pinned::from_mut(unsafe { self.bytes_mut() }))
+    }
+
+    /// Waits until no recorded copy uses the bytes.
+    #[inline(never)]
+    fn end_recorded_copies(&mut self) -> Result<()> {
         self.check_reachable()?;
         if !self.is_free() {
             self.wait_for_copies()?;
             // Forgets them, so that a put needs no sweep. After a failure of the device they stay: their end is unknown.
             let _is_free = self.is_free();
         }
-        // SAFETY: no copy uses the bytes: the wait returned `Ok`.
-        Ok(Pinned::from_mut(unsafe { self.bytes_mut() }))
+        Ok(())
     }
 
     /// The bytes to fill, or `None` while a recorded copy may be using them.
@@ -285,6 +300,7 @@ impl PinnedBuf {
     /// # Safety
     ///
     /// No copy is writing to them, or they are read behind it, on its stream.
+    #[inline(always)]
     unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: buffer-I1 and buffer-I3; `&self` excludes writers of this process, the caller those of devices.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len()) }
@@ -295,6 +311,7 @@ impl PinnedBuf {
     /// # Safety
     ///
     /// No copy is using them, or they are written behind it, on its stream.
+    #[inline(always)]
     unsafe fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: buffer-I1 and buffer-I3, and `&mut self` makes it the only slice.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len()) }
@@ -352,18 +369,26 @@ impl PinnedBuf {
 impl Drop for PinnedBuf {
     #[inline]
     fn drop(&mut self) {
-        let Some(mut block) = self.block.take() else { return };
-        if block.is_forked() {
-            std::mem::forget(block);
-            return;
+        let Some(block) = self.block.take() else { return };
+        let unkept = if block.is_plain() { block.put_at_once() } else { Err(block) };
+        if let Err(block) = unkept {
+            put_back(block);
         }
-        let fences = &mut block.state_mut().copy_fences;
-        if fences.is_empty() {
-            block.put_back();
-        } else {
-            let fences = fences.take();
-            block.put_back_after(fences);
-        }
+    }
+}
+
+#[inline(never)]
+fn put_back(mut block: Block) {
+    if block.is_forked() {
+        std::mem::forget(block);
+        return;
+    }
+    let fences = &mut block.state_mut().copy_fences;
+    if fences.is_empty() {
+        block.put_back();
+    } else {
+        let fences = fences.take();
+        block.put_back_after(fences);
     }
 }
 

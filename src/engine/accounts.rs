@@ -1,15 +1,13 @@
 //! What the engine counts beside the idle buffers, and the snapshot of all figures.
 //!
 //! ```text
-//!   handed out = gets + fallbacks - puts - leaked        in use and in flight; a sealed pool closes, once, when only
-//!                                                        buffers in flight are handed out
+//!   in use = blocks - idle - in flight        a sealed pool closes, once, when only blocks in flight exist
 //! ```
 //!
 //! Counters and sums only; while other threads run, the figures of a snapshot may be some operations apart.
 
 use crate::error::UsageReport;
 use crate::in_flight::InFlight;
-use crate::policy::Window;
 use crate::stats::Stats;
 use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 
@@ -24,6 +22,7 @@ pub(super) struct Accounts {
     fallback_puts: AtomicU64,
     leaked: AtomicU64,
     leaked_bytes: AtomicU64,
+    is_sealed: AtomicBool,
     is_closed: AtomicBool,
 }
 
@@ -47,12 +46,14 @@ impl Accounts {
         leaked
     }
 
-    /// Buffers in use and in flight, where `total` counts all gets and puts of idle buffers.
-    pub(super) fn handed_out(&self, total: Window) -> u64 {
-        let [fallbacks, fallback_puts, leaked] =
-            [&self.fallbacks, &self.fallback_puts, &self.leaked].map(|count| count.load(Ordering::Relaxed));
-        // While other threads run, a get may be counted here whose put is not, and the reverse.
-        (total.gets() + fallbacks).saturating_sub(total.put + fallback_puts + leaked)
+    /// No handle of the pool is left.
+    pub(super) fn seal(&self) {
+        // SeqCst, with the count of blocks: of the seal and the end of the last block, one sees the other.
+        self.is_sealed.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_sealed(&self) -> bool {
+        self.is_sealed.load(Ordering::SeqCst)
     }
 
     /// True for the one caller that closes the pool.
@@ -68,13 +69,13 @@ impl Accounts {
         idle_buffers: &Idle<T>,
         backing: &Backing,
         copies: &InFlight<U>,
+        blocks: u64,
         waits: u64,
         now_us: u64,
     ) -> Stats {
         let PoolUsage { supply, own_bytes, partition_bytes, lost_in_partitions, fallback } = backing.usage();
         let idle = idle_buffers.stats();
         let (in_flight, in_flight_bytes, oldest) = (copies.count(), copies.bytes(), copies.oldest(now_us));
-        let handed_out = self.handed_out(idle_buffers.stats().total);
         let (lost, lost_bytes) = (self.leaked.load(Ordering::Relaxed), self.leaked_bytes.load(Ordering::Relaxed));
         let fallbacks = self.fallbacks.load(Ordering::Relaxed);
         Stats {
@@ -96,7 +97,7 @@ impl Accounts {
             buffers_in_pool: idle.buffers,
             idle_bytes: idle.bytes,
             // Saturating: copies complete between the readings while other threads run. Exact at rest.
-            in_use: handed_out.saturating_sub(in_flight),
+            in_use: blocks.saturating_sub(idle.buffers + in_flight),
             in_use_bytes: own_bytes.saturating_sub(idle.bytes + in_flight_bytes + lost_bytes),
             in_flight,
             in_flight_bytes,

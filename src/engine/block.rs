@@ -8,7 +8,11 @@
 //!
 //! Generic over the owner `E`, so that nothing here knows a pool. Never acquires or releases memory.
 //!
-//! - block-I1: `start` up to `class_bytes` bytes later is memory that belongs to this block alone.
+//! - **block-I1**: `memory.start()` up to `class_bytes` bytes later is memory that belongs to this block alone, and `first`
+//!   is an address in it.
+//! - **block-I2**: The tag of the entry is the fork generation of its pool only while the block is *plain*: memory of the
+//!   source, no copy begun or recorded, `first` at its start, position 0, no fork since. Every call that may change one of
+//!   these sets another tag; the slow put makes the block plain again. So a hit compares two numbers and skips all checks.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -16,6 +20,7 @@ use std::sync::Arc;
 
 use super::idle::thread_cache::Entry;
 use super::supply::BlockMemory;
+use crate::fork;
 use crate::in_flight::CopyFences;
 use crate::size_class::Class;
 
@@ -26,12 +31,30 @@ use crate::size_class::Class;
 pub(crate) struct Block<E>(Box<Entry<BlockBody<E>>>);
 
 /// What a block holds, behind the header by which the thread cache links idle blocks.
+#[repr(C)] // The first two fields share the header's cache line, which is all that a hit touches.
 pub(super) struct BlockBody<E> {
+    first: Address,
+    len: usize,
     owner: Arc<E>,
     memory: BlockMemory,
     class_bytes: usize,
     state: BufferState,
 }
+
+/// The tag of a block that is not plain; no fork generation.
+pub(super) const NOT_PLAIN: u32 = u32::MAX;
+
+/// The first byte of a buffer.
+#[derive(Debug, Clone, Copy)]
+struct Address(NonNull<u8>);
+
+// SAFETY: an address; what is behind it is reached by the rules of `buffer` alone (block-I1).
+#[allow(unsafe_code)]
+unsafe impl Send for Address {}
+
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for Address {}
 
 /// Without the owner, whose idle blocks would lead back here.
 impl<E> fmt::Debug for BlockBody<E> {
@@ -50,35 +73,29 @@ impl<E> fmt::Debug for Block<E> {
     }
 }
 
-/// The user's view of a block. It is kept with the block, so a buffer is one pointer, which a get returns in a register.
+/// What the user of a block has made of it, beside its first byte and length. It is kept with the block, so a buffer is one
+/// pointer, which a get returns in a register.
 #[derive(Debug, Default)]
 pub(crate) struct BufferState {
-    /// From the start of the block to the first byte of the buffer.
-    pub(crate) skip_bytes: usize,
-    pub(crate) len: usize,
     /// Offset of the next `io::Write`.
     pub(crate) position: usize,
     pub(crate) copy_fences: CopyFences,
 }
 
-impl BufferState {
-    /// A new user asks for `len` bytes. Writes only what differs: a loader asks for the same length again and again, and
-    /// a cache line that is not written need not move to the core that puts the buffer back.
-    #[inline]
-    pub(crate) fn begin(&mut self, skip_bytes: usize, len: usize) {
-        for (field, value) in [(&mut self.skip_bytes, skip_bytes), (&mut self.len, len), (&mut self.position, 0)] {
-            if *field != value {
-                *field = value;
-            }
-        }
-    }
-}
-
 impl<E> Block<E> {
     pub(super) fn new(owner: Arc<E>, memory: BlockMemory, class: Class) -> Self {
         let held_bytes = usize::try_from(memory.held_bytes()).unwrap_or(usize::MAX);
-        let body = BlockBody { owner, memory, class_bytes: class.bytes, state: BufferState::default() };
-        Self(Entry::new(class.index, held_bytes, body))
+        let body = BlockBody {
+            first: Address(memory.start()),
+            len: 0,
+            owner,
+            memory,
+            class_bytes: class.bytes,
+            state: BufferState::default(),
+        };
+        let entry = Entry::new(class.index, held_bytes, body);
+        entry.set_tag(NOT_PLAIN);
+        Self(entry)
     }
 
     #[inline]
@@ -102,9 +119,60 @@ impl<E> Block<E> {
         &self.0.owner
     }
 
-    #[inline]
+    /// The first byte of the block.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.0.memory.start()
+    }
+
+    /// The first byte of the buffer, and its length.
+    #[inline(always)]
+    pub(crate) fn bytes(&self) -> (NonNull<u8>, usize) {
+        (self.0.first.0, self.0.len)
+    }
+
+    /// A new user asks for `len` bytes of this plain block.
+    #[inline(always)]
+    pub(crate) fn begin_plain(&mut self, len: usize) {
+        debug_assert!(self.0.first.0 == self.0.memory.start() && len <= self.0.class_bytes);
+        // Compare first: a loader asks for the same length again and again, and a line that is not written stays shared.
+        if self.0.len != len {
+            self.0.len = len;
+        }
+    }
+
+    /// A new user asks for `len` bytes, `skip_bytes` behind the start; both are within the class.
+    pub(crate) fn begin(&mut self, skip_bytes: usize, len: usize) {
+        if skip_bytes > 0 {
+            self.0.set_tag(NOT_PLAIN);
+        }
+        let start = self.0.memory.start();
+        // SAFETY: within the block's memory (block-I1), as the caller computed.
+        #[allow(unsafe_code)]
+        let first = unsafe { start.add(skip_bytes) };
+        (self.0.first, self.0.len) = (Address(first), len);
+        self.0.state.position = 0;
+    }
+
+    /// Ends the buffer after its first `len` bytes, if it is longer.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.0.len = self.0.len.min(len);
+    }
+
+    /// From the start of the block to the first byte of the buffer.
+    pub(crate) fn skip_bytes(&self) -> usize {
+        self.0.first.0.addr().get() - self.0.memory.start().addr().get()
+    }
+
+    /// Whether nothing but its length distinguishes the block from an idle one (block-I2).
+    #[inline(always)]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.0.tag() == fork::current()
+    }
+
+    /// Makes the block plain under `tag`: no copy uses it, and nothing is recorded on it.
+    pub(super) fn make_plain(&mut self, tag: u32) {
+        self.begin(0, 0);
+        self.0.set_tag(tag);
     }
 
     #[inline]
@@ -139,13 +207,19 @@ impl<E> Block<E> {
         unsafe { self.start().as_ptr().write_bytes(0, self.class_bytes()) };
     }
 
-    #[inline]
     pub(crate) fn state(&self) -> &BufferState {
         &self.0.state
     }
 
-    #[inline]
+    /// What a shared borrow may record on; so the block is not plain from now on.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn shared_fences(&self) -> &CopyFences {
+        self.0.set_tag(NOT_PLAIN);
+        &self.0.state.copy_fences
+    }
+
     pub(crate) fn state_mut(&mut self) -> &mut BufferState {
+        self.0.set_tag(NOT_PLAIN);
         &mut self.0.state
     }
 }

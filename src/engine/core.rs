@@ -31,9 +31,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::accounts::{Accounts, usage_report};
-use super::block;
+use super::block::{self, BlockBody};
 use super::ceiling::{AutoCeiling, CeilingControl, CeilingSource};
 use super::clock::Timekeeper;
+use super::idle::thread_cache::Shard;
 use super::maintenance::{LATE_US, Maintenance};
 use super::shortage::Shortage;
 use super::stock::Stock;
@@ -47,7 +48,7 @@ use crate::in_flight::{FenceKind, Fences, InFlight, PendingGroup, Swept};
 use crate::maintenance_thread::{Condition, Maintained, MaintenanceThread, Pace, Reminder};
 use crate::size_class::Class;
 use crate::stats::Stats;
-use crate::sync::process::{AtomicU64, Ordering, fence};
+use crate::sync::process::{AtomicU64, Ordering};
 
 /// A get that needs memory waits this long for another thread's sweep. A driver answers in microseconds, and the sweeping
 /// thread may have lost its processor for a while; a driver that hangs must not block all gets.
@@ -226,8 +227,12 @@ impl Core {
         }
     }
 
+    /// The calling thread's shard, if gets and puts of this pool may take the short path.
+    pub(super) fn short_path(&self) -> Option<&Shard<BlockBody<Self>>> {
+        self.stock.idle().own_shard()
+    }
+
     /// A block of `class`, idle or new; `len` is what the user asked for.
-    #[inline]
     pub(crate) fn get(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
         match self.take_hit(class) {
             Some(block) => Ok(block),
@@ -240,7 +245,6 @@ impl Core {
         self.take_hit(class).or_else(|| self.take_completed(class, Duration::ZERO))
     }
 
-    #[inline]
     fn take_hit(&self, class: Class) -> Option<Block> {
         self.stock.take(class)
     }
@@ -305,6 +309,7 @@ impl Core {
         }
         if is_servable && !wait.is_zero() {
             let deadline = Instant::now() + wait.min(WAIT_MAX);
+            self.stock.idle().begin_waiting();
             let patience = || if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { IDLE_PATIENCE };
             let served = self.waiters.wait(deadline, patience, || {
                 self.complete_copies();
@@ -313,6 +318,7 @@ impl Core {
                 }
                 self.stock.take(class).or_else(|| self.acquire(class).map_err(|later| refusal = later).ok())
             });
+            self.stock.idle().end_waiting();
             if let Some(block) = served {
                 self.notice(Pace::InUse);
                 return Ok(block);
@@ -350,7 +356,6 @@ impl Core {
     }
 
     /// The user is done with `block`, and so is every device. The caller keeps a reference to this pool until it returns.
-    #[inline]
     pub(super) fn put(&self, block: Block) {
         if self.config.zero { self.put_used(block) } else { self.keep(block) }
     }
@@ -375,13 +380,13 @@ impl Core {
     }
 
     /// Keeps `block` as idle, if the pool keeps any.
-    #[inline]
-    fn keep(&self, block: Block) {
+    fn keep(&self, mut block: Block) {
         if !block.is_from_source() {
             self.put_pageable(block);
             return;
         }
-        if !self.stock.put(block, self.time.coarse_us()) || self.stock.idle().may_have_raced_with_seal() {
+        block.make_plain(self.generation.number());
+        if !self.stock.put(block, self.time.coarse_us()) {
             self.close_if_unused();
         }
         if self.waiters.has_waiters() {
@@ -437,8 +442,7 @@ impl Core {
     /// Never uses `block` again (core-I2).
     pub(super) fn leak(&self, block: Block, error: &Error) {
         let held_bytes = block.held_bytes();
-        // Keeps the memory, and with it the pool that it belongs to.
-        std::mem::forget(block);
+        self.stock.leak(block);
         self.backing().gate().into_iter().for_each(Gate::note_leak);
         self.backing().note_lost(held_bytes);
         let leaked = self.accounts.count_leak(held_bytes);
@@ -457,7 +461,7 @@ impl Core {
     /// Reads the clock.
     fn now_us(&self) -> u64 {
         let now_us = self.time.now_us();
-        self.stock.idle().tick(now_us);
+        self.stock.idle().tick(now_us, false);
         now_us
     }
 
@@ -492,12 +496,14 @@ impl Core {
     pub(crate) fn clear(&self) {
         self.complete_all_copies();
         self.stock.clear(self.time.coarse_us());
+        self.close_if_unused();
     }
 
     /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle.
     pub(crate) fn trim(&self, to_bytes: u64) {
         self.complete_all_copies();
         self.stock.trim(to_bytes, self.time.coarse_us());
+        self.close_if_unused();
     }
 
     /// Pins `bytes` and keeps them (policy-R10). A slow call.
@@ -514,7 +520,7 @@ impl Core {
             return stats;
         }
         let (idle, waits, now_us) = (self.stock.idle(), self.waiters.total(), self.time.now_us());
-        self.accounts.snapshot(stats, idle, self.backing(), &self.in_flight, waits, now_us)
+        self.accounts.snapshot(stats, idle, self.backing(), &self.in_flight, self.stock.blocks(), waits, now_us)
     }
 
     /// No handle is left. Idle blocks are released now, others when they come back.
@@ -523,6 +529,7 @@ impl Core {
         if let Some(thread) = self.thread {
             thread.remove(std::ptr::from_ref(self).cast());
         }
+        self.accounts.seal();
         let idle = self.stock.seal();
         // A release that waits for the device would wait for a stuck copy, so copies in flight come first.
         if self.backing().source().release_waits() {
@@ -532,18 +539,10 @@ impl Core {
         self.close_if_unused();
     }
 
+    /// Closes a sealed pool once every block is in flight, released or leaked.
     fn close_if_unused(&self) {
-        if !self.stock.idle().is_sealed() {
-            return;
-        }
-        // SeqCst: of two last puts at once, each counted before this line, at least one sees both.
-        fence(Ordering::SeqCst);
-        // A put that was kept counts itself without a barrier. After this barrier earlier puts are counted; later puts see
-        // the seal and call this.
-        self.stock.idle().order_with_puts();
-        let handed_out = self.accounts.handed_out(self.stock.idle().stats().total);
         // Blocks in flight do not keep the pool open: `close` waits for their copies.
-        if handed_out <= self.in_flight.count() && self.accounts.begin_close() {
+        if self.accounts.is_sealed() && self.stock.blocks() <= self.in_flight.count() && self.accounts.begin_close() {
             self.close();
         }
     }
@@ -588,7 +587,9 @@ impl Reclaim for Core {
     }
 
     fn release_oldest(&self) -> bool {
-        self.stock.release_oldest(self.time.coarse_us())
+        let released = self.stock.release_oldest(self.time.coarse_us());
+        self.close_if_unused();
+        released
     }
 
     fn complete_copies(&self) {
@@ -603,8 +604,9 @@ impl Reclaim for Core {
 
     fn expire_idle(&self, now_us: u64) {
         self.time.advance_to(now_us);
-        self.stock.idle().tick(now_us);
+        self.stock.idle().tick(now_us, false);
         self.stock.expire(now_us);
+        self.close_if_unused();
     }
 }
 

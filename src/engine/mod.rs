@@ -3,7 +3,7 @@
 //! ```text
 //!   pool, buffer
 //!      │
-//!   user_block ─▶ core ─▶ in_flight, waiters, shortage, maintenance, accounts
+//!   user_block ─▶ recent, core ─▶ in_flight, waiters, shortage, maintenance, accounts
 //!                   └───▶ stock ─▶ idle, supply
 //!                           └────▶ block (generic over its owner, so that nothing below the core knows it)
 //! ```
@@ -12,6 +12,7 @@
 //! | --- | --- |
 //! | `core.rs` | the order of steps |
 //! | `user_block.rs` | the calls of a buffer on its block |
+//! | `recent.rs` | the pools that each thread used last, for the short path of a hit |
 //! | `block.rs` | memory with its class, buffer state and owner |
 //! | `stock.rs` | idle blocks, and the memory that new ones are made of |
 //! | `idle/` | the idle buffers, by the rules of the preset |
@@ -29,6 +30,7 @@ mod clock;
 mod core;
 pub(crate) mod idle;
 mod maintenance;
+mod recent;
 mod shortage;
 mod stock;
 mod supply;

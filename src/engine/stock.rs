@@ -14,12 +14,13 @@ use std::sync::Arc;
 use super::block::{Block, BlockBody};
 use super::idle::{Idle, LoweredLimit, PutOutcome};
 use super::maintenance::Tick;
-use super::supply::{Acquired, Backing, Reclaim, Refusal};
+use super::supply::{Acquired, Backing, BlockMemory, Reclaim, Refusal};
 use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::host::Pressure;
 use crate::maintenance_thread::Pace;
 use crate::size_class::Class;
+use crate::sync::process::{AtomicU64, Ordering};
 
 /// While memory is short, free memory is kept for a fourth of the time.
 const RETENTION_DIVISOR: u64 = 4;
@@ -30,6 +31,8 @@ const RESERVE_REPORTS: u64 = 4;
 #[derive(Debug)]
 pub(super) struct Stock<E> {
     idle: Idle<BlockBody<E>>,
+    /// Blocks that exist: idle, in use or in flight.
+    blocks: AtomicU64,
     backing: Backing,
     /// Limit on what is kept idle.
     max_idle_bytes: Option<u64>,
@@ -39,7 +42,8 @@ pub(super) struct Stock<E> {
 impl<E> Stock<E> {
     pub(super) fn new(config: &Config, backing: Backing, log: Arc<PoolLog>) -> Self {
         let idle = Idle::new(backing.has_arena(), config.pool_size_limit, config.auto_resize);
-        Self { idle, backing, max_idle_bytes: config.max_idle_bytes, log }
+        let blocks = AtomicU64::new(0);
+        Self { idle, blocks, backing, max_idle_bytes: config.max_idle_bytes, log }
     }
 
     #[inline]
@@ -53,7 +57,6 @@ impl<E> Stock<E> {
     }
 
     /// An idle block of `class`.
-    #[inline]
     pub(super) fn take(&self, class: Class) -> Option<Block<E>> {
         self.idle.take(class).map(Block::from_entry)
     }
@@ -70,21 +73,39 @@ impl<E> Stock<E> {
             Acquired::Reused(block) => Ok(block),
             Acquired::New(memory) => {
                 self.idle.count_allocated();
-                Ok(Block::new(owner.clone(), memory, class))
+                Ok(self.block(owner, memory, class))
             }
         }
     }
 
     /// A block of pageable memory, if this pool may give one out.
     pub(super) fn acquire_pageable(&self, owner: &Arc<E>, class: Class) -> Option<Block<E>> {
-        Some(Block::new(owner.clone(), self.backing.acquire_pageable(class)?, class))
+        Some(self.block(owner, self.backing.acquire_pageable(class)?, class))
+    }
+
+    fn block(&self, owner: &Arc<E>, memory: BlockMemory, class: Class) -> Block<E> {
+        // Relaxed: the caller has a handle of the pool, so it is not sealed.
+        self.blocks.fetch_add(1, Ordering::Relaxed);
+        Block::new(owner.clone(), memory, class)
+    }
+
+    /// Blocks that are idle, in use or in flight.
+    pub(super) fn blocks(&self) -> u64 {
+        // SeqCst, with `accounts`' seal: of the seal and the end of the last block, one sees the other.
+        self.blocks.load(Ordering::SeqCst)
+    }
+
+    /// Never uses `block` again; keeps its memory, and with it the pool that it belongs to.
+    pub(super) fn leak(&self, block: Block<E>) {
+        std::mem::forget(block);
+        // SeqCst: as in `blocks`.
+        self.blocks.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Keeps `block` as idle; releases what the limit evicts. Returns false if the pool keeps no more blocks.
-    #[inline]
     pub(super) fn put(&self, block: Block<E>, now_us: u64) -> bool {
         let class = block.class();
-        let PutOutcome { victim, rejected, check } = self.idle.put(block.into_entry(), class, now_us);
+        let PutOutcome { victim, rejected, check } = self.idle.put(block.into_entry(), class);
         if victim.is_none() && rejected.is_none() && check.is_none() {
             return true;
         }
@@ -108,6 +129,8 @@ impl<E> Stock<E> {
         // The block's own reference to its pool is dropped last.
         let (_owner, memory) = block.into_parts();
         self.backing.release(memory, now_us, &self.log);
+        // SeqCst: as in `blocks`. After the release, because the pool may close on it.
+        self.blocks.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Releases the block that has been idle longest; false if none is idle.

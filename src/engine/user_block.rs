@@ -6,39 +6,17 @@
 //!                └─ completion can never be known ─▶ leak
 //! ```
 //!
-//! Owns one reference per thread that keeps the engine's bookkeeping alive. A put gives its block away, and with it the
-//! block's reference to the pool: another thread may take the block, release it and close the pool before the put has
-//! returned. So each thread keeps a reference to the pool that it last put into. As long as that pool is the same, a put
-//! compares two pointers and changes no count. The reference keeps bookkeeping alone: memory and addresses are released
-//! when the pool closes.
-
-use std::cell::Cell;
-use std::sync::Arc;
+//! A plain block goes back by the short path (`recent`), if that is open.
 
 use super::block;
 use super::core::Core;
+use super::recent;
 use super::supply::{BegunCopy, Gate};
 use crate::error::{Error, Result};
 use crate::in_flight::{FenceKind, Fences};
 
 /// A block of a pool.
 pub(crate) type Block = block::Block<Core>;
-
-thread_local! {
-    static LAST_CORE: Cell<Option<Arc<Core>>> = const { Cell::new(None) };
-}
-
-/// Passes `block` to `act` with its core, which this thread keeps alive until the end.
-#[inline]
-fn with_core_alive<R>(block: Block, act: impl FnOnce(&Core, Block) -> R) -> R {
-    // Taken out meanwhile: a nested put (a listener that drops a buffer) finds nothing and counts a reference of its own,
-    // as does a thread that is ending.
-    let last = LAST_CORE.try_with(Cell::take).ok().flatten();
-    let core = last.filter(|last| Arc::ptr_eq(last, block.owner())).unwrap_or_else(|| block.owner().clone());
-    let result = act(&core, block);
-    let _ = LAST_CORE.try_with(|last| last.set(Some(core)));
-    result
-}
 
 impl Block {
     /// Whether the memory is page-locked.
@@ -78,19 +56,24 @@ impl Block {
         self.owner().backing().gate().and_then(Gate::begin_copy)
     }
 
+    /// The put of a plain block, if the short path is open.
+    #[inline(always)]
+    pub(crate) fn put_at_once(self) -> Result<(), Self> {
+        recent::put_at_once(self)
+    }
+
     /// The put: nothing uses the block any more.
-    #[inline]
     pub(crate) fn put_back(self) {
-        with_core_alive(self, Core::put);
+        recent::with_core_alive(self, Core::put);
     }
 
     /// The put, once all `fences` are over.
     pub(crate) fn put_back_after(self, fences: Fences) {
-        with_core_alive(self, |core, block| core.put_after(block, fences));
+        recent::with_core_alive(self, |core, block| core.put_after(block, fences));
     }
 
     /// Never uses the block again: whether a device still uses it cannot be known.
     pub(crate) fn leak(self, error: &Error) {
-        with_core_alive(self, |core, block| core.leak(block, error));
+        recent::with_core_alive(self, |core, block| core.leak(block, error));
     }
 }

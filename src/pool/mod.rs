@@ -107,8 +107,11 @@ impl Pool {
     /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
     #[inline]
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
-        // The back-end aligns to pages anyway, so the alignment does not enter the class.
-        self.get_within(len, DEFAULT_ALIGN, self.core().config().wait)
+        match self.core().take_at_once(len) {
+            Some(block) => Ok(PinnedBuf::over_plain(block, len)),
+            // The back-end aligns to pages anyway, so the alignment does not enter the class.
+            None => self.get_within(len, DEFAULT_ALIGN, self.core().config().wait),
+        }
     }
 
     /// A buffer of `len` bytes at a multiple of `align`, a power of two of at most 1 GiB.
@@ -129,13 +132,14 @@ impl Pool {
         self.get_within(len, DEFAULT_ALIGN, wait)
     }
 
-    #[inline]
+    #[inline(never)]
     fn get_within(&self, len: usize, align: usize, wait: Duration) -> Result<PinnedBuf> {
         self.core().check_process()?;
         let class = self.core().config().rounding.class(len, align)?;
         if len == 0 {
             return Ok(PinnedBuf::empty());
         }
+        self.core().enter();
         Ok(PinnedBuf::over(self.core().get(len, class, wait)?, len, align))
     }
 

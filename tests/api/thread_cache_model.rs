@@ -11,7 +11,7 @@ fn kept(put: Put<u32>) {
 }
 
 fn fill(cache: &ThreadCache<u32>, class: u32, values: std::ops::Range<u32>) {
-    values.for_each(|value| kept(cache.put(Entry::new(class, 10, value), 0)));
+    values.for_each(|value| kept(cache.put(Entry::new(class, 10, value))));
 }
 
 /// Runs `step` on another thread and joins it.
@@ -49,7 +49,7 @@ fn a_put_returns_the_buffer_to_the_shard_that_took_it() {
     fill(&cache, 0, 0..2);
     let taken = [cache.take(0).unwrap(), cache.take(0).unwrap()];
     elsewhere(|| {
-        taken.into_iter().for_each(|entry| kept(cache.put(entry, 1)));
+        taken.into_iter().for_each(|entry| kept(cache.put(entry)));
         fill(&cache, 0, 7..8);
         assert_eq!(**cache.take(0).unwrap(), 7, "a thread's own newest comes first");
     });
@@ -64,18 +64,21 @@ fn permits_freed_by_another_thread_are_used_before_an_eviction() {
     let in_use: Vec<_> = std::iter::from_fn(|| cache.take(0)).collect();
     elsewhere(|| fill(&cache, 0, 20..32));
     assert_eq!((in_use.len(), cache.idle_count()), (12, 12));
-    let put = elsewhere(|| cache.put(Entry::new(0, 10, 99), 0));
+    let put = elsewhere(|| cache.put(Entry::new(0, 10, 99)));
     assert!(put.victim.is_some(), "the thirteenth is one too many");
     cache.validate().unwrap();
 }
 
 #[test]
-fn a_drain_removes_buffers_older_than_a_coarse_time() {
+fn a_drain_removes_buffers_of_earlier_ticks() {
     let cache = ThreadCache::new(1, 500, 4);
-    for stamp in 0..100 {
-        kept(cache.put(Entry::new(0, 10, stamp), stamp));
+    for value in 0..100 {
+        cache.begin_tick(u64::from(value));
+        kept(cache.put(Entry::new(0, 10, value)));
+        if value == 3 {
+            elsewhere(|| kept(cache.put(Entry::new(0, 10, 500))));
+        }
     }
-    elsewhere(|| kept(cache.put(Entry::new(0, 10, 500), 3)));
     let mut left = Vec::new();
     cache.drain_older_than(70, |entry| left.push(**entry));
     left.sort_unstable();
@@ -96,7 +99,7 @@ fn a_lowered_limit_evicts_the_oldest_and_a_raised_one_keeps_more() {
     cache.validate().unwrap();
     cache.set_limit(6, |_| panic!("no buffer is over the limit"));
     fill(&cache, 0, 10..12);
-    assert!(cache.put(Entry::new(0, 10, 12), 0).victim.is_some());
+    assert!(cache.put(Entry::new(0, 10, 12)).victim.is_some());
     assert_eq!(cache.totals().evicted, 1);
     cache.validate().unwrap();
 }
@@ -104,10 +107,10 @@ fn a_lowered_limit_evicts_the_oldest_and_a_raised_one_keeps_more() {
 #[test]
 fn a_limit_of_zero_and_an_unknown_class_keep_nothing() {
     let cache = ThreadCache::new(1, 0, 4);
-    let put = cache.put(Entry::new(0, 10, 1), 0);
+    let put = cache.put(Entry::new(0, 10, 1));
     assert_eq!(put.victim.map(|entry| **entry), Some(1));
     assert_eq!(cache.totals(), Window { put: 1, evicted: 1, ..Window::default() });
-    let put = cache.put(Entry::new(1, 10, 2), 0);
+    let put = cache.put(Entry::new(1, 10, 2));
     assert_eq!(put.handed_back.map(|entry| **entry), Some(2));
     assert!(cache.take(1).is_none());
     cache.validate().unwrap();
@@ -119,20 +122,20 @@ fn every_thousandth_eviction_of_the_window_makes_a_check_due() {
     let cache = ThreadCache::new(1, 1, 4);
     fill(&cache, 0, 0..1);
     cache.count_allocated();
-    let due: Vec<u32> = (1..=2500).filter(|&n| cache.put(Entry::new(0, 10, n), 0).check_due).collect();
+    let due: Vec<u32> = (1..=2500).filter(|&n| cache.put(Entry::new(0, 10, n)).check_due).collect();
     assert_eq!(due, [1000, 2000]);
     assert_eq!(cache.window(), Window { get_from_pool: 0, put: 2501, allocated: 1, evicted: 2500 });
     cache.reset_window();
     assert_eq!(cache.window(), Window::default());
-    let due: Vec<u32> = (1..=1500).filter(|&n| cache.put(Entry::new(0, 10, n), 0).check_due).collect();
+    let due: Vec<u32> = (1..=1500).filter(|&n| cache.put(Entry::new(0, 10, n)).check_due).collect();
     assert_eq!((due, cache.window().put, cache.totals().put), (vec![1000], 1500, 4001));
 }
 
 /// The naive model of the cache on one thread.
 struct Model {
     limit: usize,
-    /// Oldest first: class, value, stamp.
-    idle: VecDeque<(u32, u32, u32)>,
+    /// Oldest first: class, value, tick.
+    idle: VecDeque<(u32, u32, u64)>,
     counted: Window,
 }
 
@@ -143,9 +146,9 @@ impl Model {
         self.idle.remove(at).map(|entry| entry.1)
     }
 
-    fn put(&mut self, class: u32, value: u32, stamp: u32) -> Option<u32> {
+    fn put(&mut self, class: u32, value: u32, tick: u64) -> Option<u32> {
         self.counted.put += 1;
-        self.idle.push_back((class, value, stamp));
+        self.idle.push_back((class, value, tick));
         let victim = (self.idle.len() > self.limit).then(|| self.idle.pop_front()).flatten();
         self.counted.evicted += u64::from(victim.is_some());
         victim.map(|entry| entry.1)
@@ -163,7 +166,7 @@ enum Step {
     Put(u32),
     PutAll,
     EvictOldest,
-    DrainOlder(u32),
+    DrainOlder(u64),
     SetLimit(usize),
     Clear,
 }
@@ -174,7 +177,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         8 => (0u32..4).prop_map(Step::Put),
         1 => Just(Step::PutAll),
         1 => Just(Step::EvictOldest),
-        1 => (0u32..20).prop_map(Step::DrainOlder),
+        1 => (0u64..20).prop_map(Step::DrainOlder),
         1 => (0usize..30).prop_map(Step::SetLimit),
         1 => Just(Step::Clear),
     ];
@@ -194,7 +197,8 @@ proptest! {
         let mut model = Model { limit, idle: VecDeque::new(), counted: Window::default() };
         let mut in_use = Vec::new();
         for (id, step) in (0u32..).zip(steps) {
-            let coarse_time = id / 16;
+            let now = u64::from(id / 16);
+            cache.begin_tick(now);
             match step {
                 Step::Take(class) => {
                     let entry = cache.take(class);
@@ -202,24 +206,24 @@ proptest! {
                     in_use.extend(entry);
                 }
                 Step::Put(class) => {
-                    let put = cache.put(Entry::new(class, 10, id), coarse_time);
-                    prop_assert_eq!(put.victim.map(|entry| **entry), model.put(class, id, coarse_time));
+                    let put = cache.put(Entry::new(class, 10, id));
+                    prop_assert_eq!(put.victim.map(|entry| **entry), model.put(class, id, now));
                 }
                 Step::PutAll => {
                     for entry in in_use.drain(..) {
                         let (class, id) = (entry.class(), **entry);
-                        let put = cache.put(entry, coarse_time);
-                        prop_assert_eq!(put.victim.map(|entry| **entry), model.put(class, id, coarse_time));
+                        let put = cache.put(entry);
+                        prop_assert_eq!(put.victim.map(|entry| **entry), model.put(class, id, now));
                     }
                 }
                 Step::EvictOldest => {
                     let victim = cache.evict_oldest().map(|entry| **entry);
                     prop_assert_eq!(victim, model.idle.pop_front().map(|entry| entry.1));
                 }
-                Step::DrainOlder(coarse_time) => {
+                Step::DrainOlder(tick) => {
                     let mut left = Vec::new();
-                    cache.drain_older_than(coarse_time, |entry| left.push(**entry));
-                    let young = model.idle.iter().filter(|entry| entry.2 >= coarse_time).count();
+                    cache.drain_older_than(tick, |entry| left.push(**entry));
+                    let young = model.idle.iter().filter(|entry| entry.2 >= tick).count();
                     prop_assert_eq!(left, model.remove_oldest(young));
                 }
                 Step::SetLimit(limit) => {

@@ -36,10 +36,10 @@ fn use_alone(buffer: &Buffer) {
     assert!(!buffer.swap(true, Ordering::Relaxed), "two threads have one buffer");
 }
 
-fn put_back(cache: &ThreadCache<AtomicBool>, done: &Done, buffer: Buffer, now: u32) {
+fn put_back(cache: &ThreadCache<AtomicBool>, done: &Done, buffer: Buffer) {
     assert!(buffer.swap(false, Ordering::Relaxed));
     count_one(&done.puts);
-    let put = cache.put(buffer, now);
+    let put = cache.put(buffer);
     if put.victim.is_some() {
         count_one(&done.victims);
     }
@@ -63,7 +63,10 @@ fn work(
     let mut draw = Draw(0x9e37_79b9_7f4a_7c15 ^ (thread as u64 + 1) << 32);
     let mut held = Vec::new();
     for step in 0..STEPS {
-        let now = u32::try_from(step / 64).unwrap();
+        let now = step / 64;
+        if thread == 0 {
+            cache.begin_tick(now);
+        }
         let class = u32::try_from(draw.below(u64::from(CLASSES))).unwrap();
         match draw.below(16) {
             0..7 => {
@@ -77,9 +80,9 @@ fn work(
                 use_alone(&buffer);
                 held.push(buffer);
             }
-            7..11 => held.pop().into_iter().for_each(|buffer| put_back(cache, done, buffer, now)),
+            7..11 => held.pop().into_iter().for_each(|buffer| put_back(cache, done, buffer)),
             11..13 => held.pop().into_iter().for_each(|buffer| to.send(buffer).unwrap()),
-            13..15 => from.try_iter().take(4).for_each(|buffer| put_back(cache, done, buffer, now)),
+            13..15 => from.try_iter().take(4).for_each(|buffer| put_back(cache, done, buffer)),
             _ if thread > 0 => {}
             _ => {
                 let removed = |_| count_one(&done.removed);
@@ -88,13 +91,16 @@ fn work(
                     1 => cache.drain_older_than(now.saturating_sub(1), removed),
                     2 => cache.set_limit(usize::try_from(draw.below(30)).unwrap(), removed),
                     3 if step % 256 == 0 => cache.drain_all(removed),
-                    4 => assert!(cache.idle_bytes() <= BYTES * 10_000),
+                    4 => {
+                        cache.set_attention(step % 2 == 0);
+                        assert!(cache.idle_bytes() <= BYTES * 10_000);
+                    }
                     _ => assert!(cache.window().put <= cache.totals().put),
                 }
             }
         }
     }
-    held.into_iter().for_each(|buffer| put_back(cache, done, buffer, 1 << 20));
+    held.into_iter().for_each(|buffer| put_back(cache, done, buffer));
 }
 
 fn check_balance(shards: usize, seal: bool) {
@@ -112,7 +118,7 @@ fn check_balance(shards: usize, seal: bool) {
                 if seal && thread == 1 {
                     cache.seal();
                 }
-                from.iter().for_each(|buffer| put_back(cache, done, buffer, 1 << 20));
+                from.iter().for_each(|buffer| put_back(cache, done, buffer));
             });
         }
     });
@@ -167,7 +173,7 @@ fn threads_that_come_and_go_leave_nothing_behind() {
                     });
                     use_alone(&buffer);
                     buffer.store(false, Ordering::Relaxed);
-                    assert!(cache.put(buffer, 0).victim.is_none());
+                    assert!(cache.put(buffer).victim.is_none());
                 });
             }
         });
@@ -182,12 +188,12 @@ fn threads_that_come_and_go_leave_nothing_behind() {
 fn a_get_and_its_put_allocate_nothing() {
     let cache = ThreadCache::new(CLASSES, 100, 4);
     for class in 0..CLASSES {
-        assert!(cache.put(Entry::new(class, BYTES, AtomicBool::new(false)), 0).victim.is_none());
+        assert!(cache.put(Entry::new(class, BYTES, AtomicBool::new(false))).victim.is_none());
     }
     let before = heap_calls::by_this_thread();
     for step in 0..1000 {
         let buffer = cache.take(step % CLASSES).unwrap();
-        assert!(cache.put(buffer, step).victim.is_none());
+        assert!(cache.put(buffer).victim.is_none());
     }
     let last = cache.take(0);
     assert!(last.is_some() && cache.take(0).is_none());

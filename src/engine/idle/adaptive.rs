@@ -3,15 +3,16 @@
 //! Owns the limit, which a check raises and a quiet time lowers, and the counts of both. Reads no clock: times are
 //! arguments.
 
-use super::thread_cache::{self, Entry, ThreadCache};
+use super::thread_cache::{self, Entry, Shard, ThreadCache};
 use super::{IdleStats, LoweredLimit, PutOutcome};
 use crate::policy::{self, Check, Window};
 use crate::size_class::{Class, EIGHTHS_CLASSES};
 use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::process::{AtomicU64, Ordering};
+use std::collections::VecDeque;
 
-/// Unit of the coarse time that a put leaves on its buffer: 10 ms, so that 32 bits last for over a year.
-const COARSE_UNIT_US: u64 = 10_000;
+/// Ticks closer together than this are one tick, except for those of a poll.
+const TICK_US: u64 = 10_000;
 
 /// Idle buffers, each thread's own first.
 #[derive(Debug)]
@@ -29,7 +30,58 @@ pub(in crate::engine) struct AdaptiveIdle<T> {
     lowers: AtomicU64,
     /// Puts after the seal, which the thread cache does not count.
     rejected_puts: AtomicU64,
-    sealed: AtomicBool,
+    ticks: Mutex<Ticks>,
+    /// Gets that wait; while there are some, no hit and no put takes the short path.
+    waiting: Mutex<usize>,
+}
+
+/// The number of the current tick, and when recent ones began.
+///
+/// A put that takes the short path reads no clock. It belongs to the tick that began last, so all that is known of its time
+/// is that the next tick began later. So a buffer is old enough only if the tick *after* its own is.
+#[derive(Debug, Default)]
+struct Ticks {
+    current: u64,
+    /// Oldest first: a time in units of [`TICK_US`], and the tick that began last in that unit. Buffers of earlier ticks
+    /// were put by then.
+    begun: VecDeque<(u64, u64)>,
+}
+
+impl Ticks {
+    /// Begins a tick at `now_us`; one that only repeats the time does so if it `closes` the tick before it, which makes the
+    /// ages of the puts in that tick exact.
+    fn begin(&mut self, now_us: u64, closes: bool) -> Option<u64> {
+        let unit = now_us / TICK_US;
+        let last = self.begun.back().map(|&(unit, _)| unit);
+        // Another thread may have read the clock later and come first.
+        let unit = last.map_or(unit, |last| last.max(unit));
+        if last == Some(unit) && !closes {
+            return None;
+        }
+        self.current += 1;
+        match self.begun.back_mut().filter(|(at, _)| *at == unit) {
+            Some((_, tick)) => *tick = self.current,
+            None => self.begun.push_back((unit, self.current)),
+        }
+        Some(self.current)
+    }
+
+    /// The tick before which buffers were put at `us` or earlier. Forgets the ticks before it.
+    fn all_put_by(&mut self, us: u64) -> Option<u64> {
+        let unit = us / TICK_US;
+        let mut before = None;
+        while let Some(&(at, tick)) = self.begun.front()
+            && at <= unit
+        {
+            before = Some(tick);
+            // The last one stays: it is the current tick's beginning.
+            if self.begun.len() == 1 {
+                break;
+            }
+            self.begun.pop_front();
+        }
+        before
+    }
 }
 
 impl<T> AdaptiveIdle<T> {
@@ -47,20 +99,24 @@ impl<T> AdaptiveIdle<T> {
             raises: AtomicU64::new(0),
             lowers: AtomicU64::new(0),
             rejected_puts: AtomicU64::new(0),
-            sealed: AtomicBool::new(false),
+            ticks: Mutex::new(Ticks::default()),
+            waiting: Mutex::new(0),
         }
     }
 
-    #[inline]
+    /// The calling thread's shard, for its short path.
+    pub(super) fn own_shard(&self) -> &Shard<T> {
+        self.cache.own_shard()
+    }
+
     pub(super) fn take(&self, class: Class) -> Option<Box<Entry<T>>> {
         self.cache.take(class.index)
     }
 
-    #[inline]
-    pub(super) fn put(&self, entry: Box<Entry<T>>, now_us: u64) -> PutOutcome<T> {
-        let thread_cache::Put { handed_back, victim, check_due } = self.cache.put(entry, coarse(now_us));
+    pub(super) fn put(&self, entry: Box<Entry<T>>) -> PutOutcome<T> {
+        let thread_cache::Put { handed_back, victim, check_due } = self.cache.put(entry);
         if handed_back.is_some() {
-            // Relaxed, like the thread cache's own counts; the thread that closes the pool adds a fence.
+            // Relaxed, like the thread cache's own counts.
             self.rejected_puts.fetch_add(1, Ordering::Relaxed);
         }
         PutOutcome { victim, rejected: handed_back, check: if check_due { self.check() } else { None } }
@@ -82,10 +138,36 @@ impl<T> AdaptiveIdle<T> {
         Some(entry)
     }
 
+    /// The time is `now_us`; `closes` the current tick even if no time has passed since it began.
+    pub(super) fn tick(&self, now_us: u64, closes: bool) {
+        // While another thread begins a tick, this time belongs to that one.
+        let Some(mut ticks) = self.ticks.try_lock() else { return };
+        if let Some(tick) = ticks.begin(now_us, closes) {
+            self.cache.begin_tick(tick);
+        }
+    }
+
+    pub(super) fn begin_waiting(&self) {
+        let mut waiting = self.waiting.lock();
+        *waiting += 1;
+        if *waiting == 1 {
+            self.cache.set_attention(true);
+        }
+    }
+
+    pub(super) fn end_waiting(&self) {
+        let mut waiting = self.waiting.lock();
+        *waiting = waiting.saturating_sub(1);
+        if *waiting == 0 {
+            self.cache.set_attention(false);
+        }
+    }
+
     pub(super) fn expire(&self, now_us: u64) -> Vec<Box<Entry<T>>> {
         let Some(oldest_us) = now_us.checked_sub(policy::IDLE_BUFFER_US) else { return Vec::new() };
+        let Some(tick) = self.ticks.lock().all_put_by(oldest_us) else { return Vec::new() };
         let mut expired = Vec::new();
-        self.cache.drain_older_than(coarse(oldest_us).saturating_add(1), |entry| expired.push(entry));
+        self.cache.drain_older_than(tick, |entry| expired.push(entry));
         self.aged.fetch_add(expired.len() as u64, Ordering::Relaxed);
         expired
     }
@@ -133,20 +215,7 @@ impl<T> AdaptiveIdle<T> {
 
     pub(super) fn seal(&self) -> Vec<Box<Entry<T>>> {
         self.cache.seal();
-        // Release, with the Acquire in `is_sealed`: a thread that sees the seal sees the sealed cache.
-        self.sealed.store(true, Ordering::Release);
         self.drain()
-    }
-
-    #[inline]
-    pub(super) fn is_sealed(&self) -> bool {
-        // Acquire: see `seal`.
-        self.sealed.load(Ordering::Acquire)
-    }
-
-    /// See [`ThreadCache::order_with_puts`].
-    pub(super) fn order_with_puts(&self) {
-        self.cache.order_with_puts();
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -170,10 +239,33 @@ impl<T> AdaptiveIdle<T> {
     }
 }
 
-fn coarse(now_us: u64) -> u32 {
-    u32::try_from(now_us / COARSE_UNIT_US).unwrap_or(u32::MAX)
-}
-
 fn as_count(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tick_ages_only_what_the_next_tick_proves_to_be_old() {
+        let mut ticks = Ticks::default();
+        assert_eq!(ticks.begin(0, false), Some(1));
+        assert_eq!(ticks.all_put_by(0), Some(1), "buffers of tick 0 were put by then");
+        // Puts of tick 1 may have come at any time up to the next reading of the clock.
+        assert_eq!(ticks.begin(60_000_000, false), Some(2));
+        assert_eq!(ticks.all_put_by(50_000_000), Some(1));
+        assert_eq!(ticks.all_put_by(60_000_000), Some(2));
+    }
+
+    #[test]
+    fn a_poll_closes_a_tick_although_no_time_has_passed() {
+        let mut ticks = Ticks::default();
+        assert_eq!((ticks.begin(70, false), ticks.begin(80, false), ticks.begin(80, true)), (Some(1), None, Some(2)));
+        assert_eq!(ticks.begun, [(0, 2)]);
+        assert_eq!(ticks.begin(2 * TICK_US, false), Some(3));
+        assert_eq!(ticks.begin(TICK_US, false), None, "a reading that comes late changes nothing");
+        assert_eq!(ticks.all_put_by(TICK_US), Some(2));
+        assert_eq!(ticks.begun, [(2, 3)]);
+    }
 }

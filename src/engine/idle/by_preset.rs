@@ -4,7 +4,7 @@
 
 use super::adaptive::AdaptiveIdle;
 use super::exact::ExactIdle;
-use super::thread_cache::Entry;
+use super::thread_cache::{Entry, Shard};
 use super::{IdleStats, LoweredLimit, PutOutcome};
 use crate::size_class::Class;
 
@@ -36,22 +36,17 @@ impl<T> Idle<T> {
     }
 
     /// An idle buffer of `class`: a hit.
-    #[inline]
     pub(in crate::engine) fn take(&self, class: Class) -> Option<Box<Entry<T>>> {
         on_variant!(self, idle => idle.take(class))
     }
 
-    /// Keeps `entry`, of `class`, from `now_us` on.
-    #[inline]
-    pub(in crate::engine) fn put(&self, entry: Box<Entry<T>>, class: Class, now_us: u64) -> PutOutcome<T> {
+    /// Keeps `entry`, of `class`.
+    pub(in crate::engine) fn put(&self, entry: Box<Entry<T>>, class: Class) -> PutOutcome<T> {
         match self {
             Self::Exact(idle) => idle.put(entry, class),
-            Self::Adaptive(idle) => idle.put(entry, now_us),
+            Self::Adaptive(idle) => idle.put(entry),
         }
     }
-
-    /// The clock was read: it is `now_us`.
-    pub(in crate::engine) fn tick(&self, _now_us: u64) {}
 
     /// A get was served by the underlying allocator.
     pub(in crate::engine) fn count_allocated(&self) {
@@ -96,24 +91,32 @@ impl<T> Idle<T> {
         on_variant!(self, idle => idle.seal())
     }
 
-    pub(in crate::engine) fn is_sealed(&self) -> bool {
-        on_variant!(self, idle => idle.is_sealed())
-    }
-
-    /// True if a put that was kept raced with the seal, which may have missed its count. The exact variant counts and
-    /// rejects under one lock.
-    #[inline]
-    pub(in crate::engine) fn may_have_raced_with_seal(&self) -> bool {
+    /// The calling thread's shard, whose short path serves most hits; `None` where each hit needs the one order of all.
+    pub(in crate::engine) fn own_shard(&self) -> Option<&Shard<T>> {
         match self {
-            Self::Exact(_) => false,
-            Self::Adaptive(idle) => idle.is_sealed(),
+            Self::Exact(_) => None,
+            Self::Adaptive(idle) => Some(idle.own_shard()),
         }
     }
 
-    /// After this barrier earlier puts are counted, and later puts see the seal.
-    pub(in crate::engine) fn order_with_puts(&self) {
+    /// The clock was read; `closes` the current tick even if no time has passed since it began.
+    pub(in crate::engine) fn tick(&self, now_us: u64, closes: bool) {
         if let Self::Adaptive(idle) = self {
-            idle.order_with_puts();
+            idle.tick(now_us, closes);
+        }
+    }
+
+    /// A get begins to wait: from now on each put takes the slow path. What was put before is found by a take.
+    pub(in crate::engine) fn begin_waiting(&self) {
+        if let Self::Adaptive(idle) = self {
+            idle.begin_waiting();
+        }
+    }
+
+    /// A get has ended its wait.
+    pub(in crate::engine) fn end_waiting(&self) {
+        if let Self::Adaptive(idle) = self {
+            idle.end_waiting();
         }
     }
 

@@ -123,10 +123,6 @@ impl<T> ExactIdle<T> {
         state.drain()
     }
 
-    pub(super) fn is_sealed(&self) -> bool {
-        self.state.lock().sealed
-    }
-
     pub(super) fn bytes(&self) -> u64 {
         self.state.lock().bytes
     }

@@ -1,117 +1,130 @@
 //! The counters of one shard, one method for each event, and the count of evictions that all shards share.
 //!
-//! Spare permits and idle buffers are derived, so a hit writes two counters: every hit frees a permit and removes an idle
-//! buffer, every put uses a permit and adds an idle buffer.
+//! A hit writes three numbers, all in the cache line of the lock; the others follow from events that are rare:
 //!
 //! ```text
-//!   spare permits = granted + hits + removed - puts          idle = puts - hits - removed
+//!   idle buffers = granted - spare permits          puts = idle buffers + hits + removed
 //! ```
 //!
-//! Each shard's counters are written under its lock, so a load and a store replace an atomic addition. A reader without
-//! the lock may see one counter before an event and another after it: its result is a hint while threads run, and exact
-//! when they are at rest. All accesses are relaxed: counters protect no data; the lock publishes the buffers.
+//! Each shard's counters are written under its lock, so a load and a store replace an atomic addition. A sum that two
+//! counters make is exact only under the lock: a snapshot copies each shard's counters there. All accesses are relaxed:
+//! counters protect no data; the lock publishes the buffers.
 //!
 //! A window is the difference between the sums now and those noted at the last reset; a reset writes no counter.
 
 use super::ThreadCache;
 use super::permits::as_permits;
+use super::shard::Shard;
 use crate::policy::{CHECK_EVERY_EVICTIONS, Window};
 use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// What one shard counts.
+#[repr(C)] // A hit writes the first three.
 pub(super) struct Counters {
     hits: AtomicU64,
-    puts: AtomicU64,
-    /// Buffers that left by eviction or drain.
-    removed: AtomicU64,
-    /// Permits received from the pool, less those returned to it; wraps below zero.
-    granted: AtomicU64,
+    /// Permits that no buffer uses.
+    spare: AtomicU64,
     idle_bytes: AtomicUsize,
+    /// Buffers that left by eviction or drain, and puts whose buffer was evicted at once.
+    removed: AtomicU64,
+    /// Permits received from the pool, less those returned to it.
+    granted: AtomicU64,
     allocated: AtomicU64,
+}
+
+/// The counters of a shard at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct ShardCounts {
+    pub(super) idle: u64,
+    pub(super) idle_bytes: usize,
+    pub(super) spare: u32,
+    pub(super) window: Window,
 }
 
 impl Counters {
     pub(super) fn new() -> Self {
         Self {
             hits: AtomicU64::new(0),
-            puts: AtomicU64::new(0),
+            spare: AtomicU64::new(0),
+            idle_bytes: AtomicUsize::new(0),
             removed: AtomicU64::new(0),
             granted: AtomicU64::new(0),
-            idle_bytes: AtomicUsize::new(0),
             allocated: AtomicU64::new(0),
         }
     }
 
+    /// Counts a hit, whose permit stays with the shard; returns the spare permits.
     #[inline(always)]
-    pub(super) fn hit(&self, bytes: usize) {
+    pub(super) fn hit(&self, bytes: usize) -> u64 {
         add(&self.hits, 1);
         self.idle_bytes.store(self.idle_bytes().wrapping_sub(bytes), Ordering::Relaxed);
+        add(&self.spare, 1)
     }
 
+    /// Counts a put that uses a spare permit, of which there is one.
     #[inline(always)]
     pub(super) fn put(&self, bytes: usize) {
-        add(&self.puts, 1);
+        add(&self.spare, 1u64.wrapping_neg());
         self.idle_bytes.store(self.idle_bytes().wrapping_add(bytes), Ordering::Relaxed);
     }
 
-    /// A buffer left by eviction or drain; its permit stays with the shard.
-    #[inline(always)]
+    /// A buffer left by eviction or drain, with its permit.
     pub(super) fn removed(&self, bytes: usize) {
         add(&self.removed, 1);
+        add(&self.granted, 1u64.wrapping_neg());
         self.idle_bytes.store(self.idle_bytes().wrapping_sub(bytes), Ordering::Relaxed);
     }
 
+    /// Counts a put whose buffer was evicted at once, without a permit.
+    pub(super) fn evicted_put(&self) {
+        add(&self.removed, 1);
+    }
+
     /// Permits arrived from outside the shard.
-    #[inline(always)]
     pub(super) fn grant(&self, permits: u32) {
         add(&self.granted, u64::from(permits));
+        add(&self.spare, u64::from(permits));
     }
 
-    /// Permits left the shard.
-    #[inline(always)]
+    /// Spare permits left the shard.
     pub(super) fn withdraw(&self, permits: u32) {
         add(&self.granted, u64::from(permits).wrapping_neg());
+        add(&self.spare, u64::from(permits).wrapping_neg());
     }
 
-    /// Atomic: threads without a slot of their own share a shard, and this one is counted without its lock.
+    /// Atomic: counted without the lock, and threads may share a shard.
     pub(super) fn allocated(&self) {
         self.allocated.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Permits that no buffer uses.
-    #[inline(always)]
     pub(super) fn spare(&self) -> u32 {
-        let spare = load(&self.granted).wrapping_add(self.hits()).wrapping_add(load(&self.removed));
-        // A reader between two stores may see one less than none.
-        u32::try_from(spare.wrapping_sub(self.puts())).unwrap_or(0)
+        u32::try_from(load(&self.spare)).unwrap_or(0)
     }
 
     #[inline(always)]
-    pub(super) fn idle(&self) -> u64 {
-        self.puts().saturating_sub(self.hits() + load(&self.removed))
+    pub(super) fn has_spare(&self) -> bool {
+        load(&self.spare) > 0
+    }
+
+    /// Whether no buffer is idle; a hint without the lock.
+    pub(super) fn is_empty(&self) -> bool {
+        load(&self.granted) == load(&self.spare)
     }
 
     #[inline(always)]
-    pub(super) fn idle_bytes(&self) -> usize {
+    fn idle_bytes(&self) -> usize {
         self.idle_bytes.load(Ordering::Relaxed)
     }
 
-    #[inline(always)]
-    fn hits(&self) -> u64 {
-        load(&self.hits)
-    }
-
-    #[inline(always)]
-    fn puts(&self) -> u64 {
-        load(&self.puts)
-    }
-
-    /// Adds this shard's totals to `sum`.
-    pub(super) fn add_to(&self, sum: &mut Window) {
-        sum.get_from_pool += self.hits();
-        sum.put += self.puts();
-        sum.allocated += load(&self.allocated);
+    /// The caller holds the shard's lock.
+    pub(super) fn snapshot(&self) -> ShardCounts {
+        let idle = load(&self.granted).saturating_sub(load(&self.spare));
+        let hits = load(&self.hits);
+        let puts = idle + hits + load(&self.removed);
+        let window = Window { get_from_pool: hits, put: puts, allocated: load(&self.allocated), evicted: 0 };
+        ShardCounts { idle, idle_bytes: self.idle_bytes(), spare: self.spare(), window }
     }
 }
 
@@ -120,9 +133,12 @@ fn load(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
+/// Adds and returns the sum.
 #[inline(always)]
-fn add(counter: &AtomicU64, more: u64) {
-    counter.store(load(counter).wrapping_add(more), Ordering::Relaxed);
+fn add(counter: &AtomicU64, more: u64) -> u64 {
+    let sum = load(counter).wrapping_add(more);
+    counter.store(sum, Ordering::Relaxed);
+    sum
 }
 
 /// Evictions of all shards: one shared counter, because every thousandth must be noticed.
@@ -154,22 +170,29 @@ impl Evictions {
 
 /// Sums over all shards; no take or put runs this code.
 impl<T> ThreadCache<T> {
+    fn counts(&self) -> impl Iterator<Item = ShardCounts> {
+        self.used_shards().map(Shard::counts)
+    }
+
     /// Buffers that are idle now.
     pub fn idle_count(&self) -> usize {
-        let count = self.used_shards().map(|shard| shard.counters().idle()).sum::<u64>();
-        usize::try_from(count).unwrap_or(usize::MAX)
+        usize::try_from(self.counts().map(|counts| counts.idle).sum::<u64>()).unwrap_or(usize::MAX)
     }
 
     /// Bytes of the buffers that are idle now.
     pub fn idle_bytes(&self) -> usize {
-        self.used_shards().map(|shard| shard.counters().idle_bytes()).fold(0, usize::wrapping_add)
+        self.counts().map(|counts| counts.idle_bytes).fold(0, usize::wrapping_add)
     }
 
     /// Everything counted since the cache was made.
     pub fn totals(&self) -> Window {
-        let mut totals = Window { evicted: self.evictions.count(), ..Window::default() };
-        self.used_shards().for_each(|shard| shard.counters().add_to(&mut totals));
-        totals
+        let none = Window { evicted: self.evictions.count(), ..Window::default() };
+        self.counts().fold(none, |sum, ShardCounts { window, .. }| Window {
+            get_from_pool: sum.get_from_pool + window.get_from_pool,
+            put: sum.put + window.put,
+            allocated: sum.allocated + window.allocated,
+            evicted: sum.evicted,
+        })
     }
 
     /// Everything counted since the last reset.
@@ -197,15 +220,15 @@ impl<T> ThreadCache<T> {
     ///
     /// Names the first number that does not agree.
     pub fn validate(&self) -> Result<(), String> {
-        let mut permits = self.permits.free();
+        let mut permits = self.common.permits.free();
         for (at, shard) in self.shards.iter().enumerate() {
             let in_shard = |wrong| format!("shard {at}: {wrong}");
             let (classes, free) = shard.validate().map_err(in_shard)?;
             permits += i64::from(free);
-            if !(classes.is_empty() && free == 0 || self.used.load(Ordering::Relaxed) & 1 << at != 0) {
+            if !(classes.is_empty() && free == 0 || self.common.occupancy.is_used(at)) {
                 return Err(in_shard("not marked used".into()));
             }
-            if let Some(class) = classes.iter().find(|&&class| self.occupancy.shards(class) & 1 << at == 0) {
+            if let Some(class) = classes.iter().find(|&&class| self.common.occupancy.shards(class) & 1 << at == 0) {
                 return Err(in_shard(format!("the occupancy bit of class {class} is clear")));
             }
         }
@@ -222,17 +245,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spare_permits_and_idle_buffers_follow_from_the_events() {
+    fn idle_buffers_and_puts_follow_from_the_events() {
         let counters = Counters::new();
         counters.grant(3);
         counters.put(10);
         counters.put(20);
-        assert_eq!((counters.spare(), counters.idle(), counters.idle_bytes()), (1, 2, 30));
-        counters.hit(10);
+        let ShardCounts { idle, idle_bytes, spare, window } = counters.snapshot();
+        assert_eq!((idle, idle_bytes, spare, window.put), (2, 30, 1, 2));
+        assert_eq!((counters.hit(10), counters.is_empty()), (2, false));
         counters.removed(20);
-        assert_eq!((counters.spare(), counters.idle(), counters.idle_bytes()), (3, 0, 0));
-        counters.withdraw(3);
-        assert_eq!((counters.spare(), counters.hits(), counters.puts()), (0, 1, 2));
+        counters.evicted_put();
+        let ShardCounts { idle, idle_bytes, spare, window } = counters.snapshot();
+        assert_eq!((idle, idle_bytes, spare, window.put, window.get_from_pool), (0, 0, 2, 3, 1));
+        counters.withdraw(2);
+        assert!(counters.is_empty() && !counters.has_spare());
     }
 
     #[test]

@@ -4,64 +4,108 @@
 //! The links belong to the cache alone: they mean something only while the entry is idle.
 #![allow(unsafe_code)] // Send and Sync despite the links.
 
+use super::shard::Shard;
 use super::slot;
+use crate::sync::process::{AtomicU32, Ordering};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
-/// Another idle entry, or none.
-pub(super) type Link<T> = Option<NonNull<Entry<T>>>;
+/// The position of an idle entry among those of its class: the first field of an entry, and all there is of a list's head.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Links {
+    /// Put next.
+    pub(super) above: *mut Links,
+    /// Put before. In a remote free list, the one pushed before.
+    pub(super) below: *mut Links,
+}
+
+impl Links {
+    pub(super) const NONE: Self = Self { above: ptr::null_mut(), below: ptr::null_mut() };
+}
 
 /// What the cache holds: a value, its class, and its links while it is idle.
 ///
-/// The alignment keeps two entries off one cache line and leaves the low bits of an address to the remote free list.
+/// The alignment keeps two entries off one cache line and leaves the low bits of an address to the remote free list. The
+/// header and the first 16 bytes of the value are one cache line.
 #[repr(C, align(64))]
 pub struct Entry<T> {
-    /// Same class: put next and put before. In a remote free list `below` is the one pushed before.
-    pub(super) above: Link<T>,
-    pub(super) below: Link<T>,
-    /// Any class: put next and put before.
-    pub(super) newer: Link<T>,
-    pub(super) older: Link<T>,
-    /// Coarse time of the last put.
-    pub(super) stamp: u32,
-    pub(super) class: u32,
-    /// Slot number of the thread that took it last; a put returns it to that shard.
-    pub(super) owner: u32,
+    pub(super) links: Links,
+    /// Order of the last put in its shard; the tick is in the upper bits (`free_list`).
+    pub(super) order: u64,
+    /// The shard of the thread that took it last; compared, never followed.
+    pub(super) shard: *const Shard<T>,
+    /// A number for the user of the cache.
+    tag: AtomicU32,
+    pub(super) class: u16,
+    /// Slot of the thread that took it last; a put returns it to the shard of that slot.
+    pub(super) owner: u16,
     bytes: usize,
     value: T,
 }
 
-// SAFETY: only the free list or remote free list that holds the entry follows its links (list-I1, remote-I1); to any other
-// thread that has the entry they are numbers that it never reads.
+// SAFETY: only the free list or remote free list that holds the entry follows its links (list-I1, remote-I1), and the shard
+// is never followed; to any other thread that has the entry they are numbers.
 unsafe impl<T: Send> Send for Entry<T> {}
 
 // SAFETY: as above; `&Entry` gives access to the value and the numbers only.
 unsafe impl<T: Sync> Sync for Entry<T> {}
 
 impl<T> Entry<T> {
-    /// Wraps `value`; the calling thread's shard owns it.
+    /// Wraps `value`; the calling thread's shard owns it. A class over 65,534 is one that no cache knows.
     pub fn new(class: u32, bytes: usize, value: T) -> Box<Self> {
-        Self::new_at(slot::current().number(), class, bytes, value)
+        Self::new_at(slot::current(), class, bytes, value)
     }
 
-    pub(super) fn new_at(owner: u32, class: u32, bytes: usize, value: T) -> Box<Self> {
-        Box::new(Self { above: None, below: None, newer: None, older: None, stamp: 0, class, owner, bytes, value })
+    pub(super) fn new_at(owner: u16, class: u32, bytes: usize, value: T) -> Box<Self> {
+        let class = u16::try_from(class).unwrap_or(u16::MAX);
+        let (shard, tag) = (ptr::null(), AtomicU32::new(0));
+        Box::new(Self { links: Links::NONE, order: 0, shard, tag, class, owner, bytes, value })
     }
 
     /// The size class under which it is put and taken.
     pub fn class(&self) -> u32 {
-        self.class
+        u32::from(self.class)
     }
 
     /// What it adds to the sum of idle bytes.
+    #[inline(always)]
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The number that [`set_tag`](Entry::set_tag) stored last; 0 at first. The cache does not use it.
+    #[inline(always)]
+    pub fn tag(&self) -> u32 {
+        // Relaxed: a thread that has the entry alone comes after all threads that shared it.
+        self.tag.load(Ordering::Relaxed)
+    }
+
+    /// Stores a number beside the header, on the cache line that a take and a put touch anyway.
+    #[inline(always)]
+    pub fn set_tag(&self, tag: u32) {
+        self.tag.store(tag, Ordering::Relaxed);
+    }
+
+    /// Whether the thread whose shard is `shard`, which is not null, took it last.
+    #[inline(always)]
+    pub(in crate::engine) fn is_of(&self, shard: *const Shard<T>) -> bool {
+        ptr::eq(self.shard, shard) && !shard.is_null()
     }
 
     /// Unwraps the value.
     pub fn into_value(self) -> T {
         self.value
+    }
+
+    /// In a remote free list: the entry pushed before.
+    pub(super) fn pushed_before(&self) -> Option<NonNull<Self>> {
+        NonNull::new(self.links.below.cast())
+    }
+
+    pub(super) fn set_pushed_before(&mut self, before: Option<NonNull<Self>>) {
+        self.links.below = before.map_or(ptr::null_mut(), |before| before.as_ptr().cast());
     }
 }
 
@@ -86,7 +130,6 @@ impl<T: fmt::Debug> fmt::Debug for Entry<T> {
         f.debug_struct("Entry")
             .field("class", &self.class)
             .field("bytes", &self.bytes)
-            .field("stamp", &self.stamp)
             .field("value", &self.value)
             .finish_non_exhaustive()
     }

@@ -1,39 +1,73 @@
-//! The sequential core of one shard: its idle entries, as a stack per class and one list in the order of puts.
+//! The sequential core of one shard: its idle entries, as one list per class.
 //!
 //! ```text
-//!   last: F      class 3: top -> E -> B        recency: oldest -> A -> B -> C -> E -> newest
-//!                class 7: top -> C -> A                 (all classes in one list)
+//!   class 3: head ⇄ C ⇄ A ⇄ head        head.below: the newest        head.above: the oldest
+//!   class 7: head ⇄ B ⇄ head            each entry knows the order of its put
+//!
+//!   order = tick (40 bits) | sequence (24 bits)
 //! ```
 //!
-//! Each operation writes as few pointers as possible, because the lock's next atomic exchange waits until the writes have
-//! reached the cache. Hence `last`: the entry pushed last joins the lists only at the next push, so a buffer that is put
-//! and taken again costs one pointer. The links are in the entries, so the list never allocates after `new`. It has no
-//! lock, no limit and no counters.
+//! A push writes two links and the order, and a take writes one link, because the lock's next atomic exchange waits until
+//! the writes have reached the cache. There is no list of all entries: the oldest of all is the oldest of some class, and an
+//! eviction compares a lower bound per class, which only evictions refresh. A tick of 10 ms makes the order last for 348
+//! years. More than 2^24 puts between two ticks carry into the next tick: their entries seem a tick younger.
 //!
-//! - **list-I1**: A linked entry was leaked from its box in `link`, is in exactly one class list and in the recency list of
-//!   one `FreeList`, and becomes a box again in `unlink`; only `&mut self` reaches it meanwhile.
-//! - **list-I2**: Stamps never decrease along the recency list.
-//! - **list-I3**: A class list is the recency list without the other classes, and `last` is newer than all of them.
-//! - **list-I4**: `above` of a top and `newer` of the newest are stale and never read.
-#![allow(unsafe_code)] // Two intrusive lists over one set of boxes; `unlink` and `at` are the only unsafe operations.
+//! The links are in the entries, so the list never allocates after `new`. It has no lock, no limit and no counters.
+//!
+//! - **list-I1**: A node is a head of this list, or an entry that was leaked from its box in `push` and is in exactly one
+//!   class list until a take makes it a box again; only `&mut self` reaches it meanwhile.
+//! - **list-I2**: Orders rise from the oldest entry of a class to its newest, and the list's own is the highest.
+//! - **list-I3**: `above` of the newest entry and of the head of an empty class are stale and never followed.
+//! - **list-I4**: The head of a class that is not marked has a null `above`; such a class is empty. A class is marked while
+//!   the occupancy bitmap may name this shard for it; both change under the shard's lock.
+//! - **list-I5**: No entry of a marked class has an order below the class's bound.
+#![allow(unsafe_code)] // Lists through boxes.
 
-use super::entry::{Entry, Link};
+use super::entry::{Entry, Links};
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// The stamp of a list without entries: later than any other.
-pub(super) const NO_STAMP: u32 = u32::MAX;
+/// The order of a list without entries: above any other.
+pub(super) const NO_ORDER: u64 = u64::MAX;
+/// The bits of an order below its tick.
+const SEQUENCE_BITS: u32 = 24;
 
-pub(super) struct FreeList<T> {
-    last: Option<Box<Entry<T>>>,
-    /// The newest of each class.
-    tops: Box<[Link<T>]>,
-    oldest: Link<T>,
-    newest: Link<T>,
-    /// No further put is kept. Only the shard reads it; it is here to be under the lock.
-    pub(super) sealed: bool,
+/// The least order of a put in `tick`.
+pub(super) const fn first_order(tick: u64) -> u64 {
+    // The last tick that 40 bits hold is 348 years away.
+    let tick = if tick >> (u64::BITS - SEQUENCE_BITS) == 0 { tick } else { u64::MAX >> SEQUENCE_BITS };
+    tick << SEQUENCE_BITS
 }
 
-// SAFETY: (list-I1) the list owns the linked entries as it would own boxes.
+/// The tick of an order.
+pub(super) const fn tick_of(order: u64) -> u64 {
+    order >> SEQUENCE_BITS
+}
+
+#[repr(C)] // A hit uses the first three fields.
+pub(super) struct FreeList<T> {
+    /// One head for each class, in an allocation that only this pointer refers to.
+    heads: NonNull<Links>,
+    /// The order of the newest put.
+    order: u64,
+    /// The least order that a put gets now.
+    least_order: u64,
+    cold: Box<Cold>,
+    entries: PhantomData<Box<Entry<T>>>,
+}
+
+/// What no hit uses.
+struct Cold {
+    classes: usize,
+    /// No further put is kept. Only the shard reads it; it is here to be under the lock.
+    sealed: bool,
+    /// A bit for each marked class (list-I4).
+    marked: Box<[u64]>,
+    /// Of each class (list-I5).
+    bounds: Box<[u64]>,
+}
+
+// SAFETY: (list-I1) the list owns the linked entries as it would own boxes, and the heads as it would own a slice.
 unsafe impl<T: Send> Send for FreeList<T> {}
 
 /// Result of a walk.
@@ -47,155 +81,237 @@ pub(super) struct Recount {
 
 impl<T> FreeList<T> {
     pub(super) fn new(classes: u32) -> Self {
-        Self { last: None, tops: (0..classes).map(|_| None).collect(), oldest: None, newest: None, sealed: false }
+        let classes = classes as usize;
+        let heads: Box<[Links]> = (0..classes).map(|_| Links::NONE).collect();
+        let heads = NonNull::from(Box::leak(heads)).cast();
+        let (marked, bounds) = (vec![0; classes.div_ceil(64)].into(), vec![0; classes].into());
+        let cold = Box::new(Cold { classes, sealed: false, marked, bounds });
+        let mut list = Self { heads, order: 0, least_order: 0, cold, entries: PhantomData };
+        for class in 0..classes {
+            let head = list.head(class);
+            list.set_below(head, head);
+        }
+        list
     }
 
-    /// Makes `entry` the newest of its class and of all. The caller has checked that the class exists.
-    #[inline]
+    pub(super) fn is_sealed(&self) -> bool {
+        self.cold.sealed
+    }
+
+    pub(super) fn seal(&mut self) {
+        self.cold.sealed = true;
+    }
+
+    /// From now on puts belong to `tick`, or to a later one.
+    pub(super) fn begin_tick(&mut self, tick: u64) {
+        self.least_order = self.least_order.max(first_order(tick));
+    }
+
+    /// Sets the least order of the next put; returns what it was.
+    pub(super) fn least_order(&mut self, order: u64) -> u64 {
+        std::mem::replace(&mut self.least_order, order)
+    }
+
+    #[inline(always)]
+    pub(super) fn is_marked(&self, class: u16) -> bool {
+        // A class that the list does not have is never marked.
+        usize::from(class) < self.cold.classes && !self.above(self.head(class.into())).is_null()
+    }
+
+    /// Marks `class`, which exists.
+    #[cold]
+    pub(super) fn mark(&mut self, class: u16) {
+        let at = usize::from(class);
+        let head = self.head(at);
+        if self.above(head).is_null() {
+            self.set_above(head, head);
+            self.cold.marked[at / 64] |= 1 << (at % 64);
+            // The next push is above this.
+            self.cold.bounds[at] = self.order;
+        }
+    }
+
+    /// Removes the mark of `class` if the class is empty.
+    #[cold]
+    pub(super) fn unmark(&mut self, class: u16) {
+        let at = usize::from(class);
+        if at < self.cold.classes && self.is_empty(at) {
+            self.set_above(self.head(at), std::ptr::null_mut());
+            self.cold.marked[at / 64] &= !(1 << (at % 64));
+        }
+    }
+
+    /// Makes `entry`, of a marked class, the newest of its class and of all.
+    #[inline(always)]
     pub(super) fn push(&mut self, entry: Box<Entry<T>>) {
-        if let Some(before) = self.last.replace(entry) {
-            self.link(before);
-        }
+        debug_assert!(self.is_marked(entry.class));
+        // SAFETY: the class is marked, so it exists.
+        let pushed = unsafe { self.push_if_marked(entry) };
+        debug_assert!(pushed.is_ok());
     }
 
-    #[inline]
-    fn link(&mut self, mut entry: Box<Entry<T>>) {
-        let (class, newest) = (entry.class as usize, self.newest);
-        let top = self.tops[class];
-        entry.below = top;
-        entry.older = newest;
-        if let Some(newest) = newest {
-            // (list-I2) The caller's coarse time may be older than that of an entry already here.
-            let stamp = self.at(newest).stamp;
-            if entry.stamp < stamp {
-                entry.stamp = stamp;
-            }
+    /// As `push`; returns `entry` if its class is not marked.
+    ///
+    /// # Safety
+    ///
+    /// The class exists in this list.
+    #[inline(always)]
+    pub(super) unsafe fn push_if_marked(&mut self, mut entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+        let head = self.head(entry.class.into());
+        if self.above(head).is_null() {
+            return Err(entry);
         }
-        let entry = NonNull::from(Box::leak(entry));
-        match newest {
-            Some(newest) => self.at(newest).newer = Some(entry),
-            None => self.oldest = Some(entry),
-        }
-        if let Some(top) = top {
-            self.at(top).above = Some(entry);
-        }
-        self.tops[class] = Some(entry);
-        self.newest = Some(entry);
+        let newest = self.below(head);
+        self.order = (self.order + 1).max(self.least_order);
+        entry.order = self.order;
+        entry.links.below = newest;
+        let entry: *mut Links = Box::into_raw(entry).cast();
+        self.set_above(newest, entry);
+        self.set_below(head, entry);
+        Ok(())
     }
 
     /// The newest of `class`.
-    #[inline]
     pub(super) fn take_newest(&mut self, class: u32) -> Option<Box<Entry<T>>> {
-        if self.last.as_ref().is_some_and(|last| last.class == class) {
-            return self.last.take();
+        if class as usize >= self.cold.classes {
+            return None;
         }
-        let entry = (*self.tops.get(class as usize)?)?;
-        Some(self.unlink(entry))
+        // SAFETY: the class exists.
+        unsafe { self.take_newest_of(class) }
+    }
+
+    /// As `take_newest`.
+    ///
+    /// # Safety
+    ///
+    /// The class exists in this list.
+    #[inline(always)]
+    pub(super) unsafe fn take_newest_of(&mut self, class: u32) -> Option<Box<Entry<T>>> {
+        let head = self.head(class as usize);
+        let newest = self.below(head);
+        if newest == head {
+            return None;
+        }
+        self.set_below(head, self.below(newest));
+        // SAFETY: (list-I1) not a head, so an entry leaked in `push`, and no link that is followed leads to it any more.
+        Some(unsafe { Box::from_raw(newest.cast()) })
     }
 
     /// The entry put longest ago, of any class.
     pub(super) fn take_oldest(&mut self) -> Option<Box<Entry<T>>> {
-        match self.oldest {
-            Some(oldest) => Some(self.unlink(oldest)),
-            None => self.last.take(),
+        let (at, order) = self.oldest()?;
+        let head = self.head(at);
+        let oldest = self.above(head);
+        if oldest == self.below(head) {
+            self.set_below(head, head);
+        } else {
+            let next = self.above(oldest);
+            self.set_below(next, head);
+            self.set_above(head, next);
         }
+        self.cold.bounds[at] = order + 1;
+        // SAFETY: (list-I1) as in `take_newest_of`.
+        Some(unsafe { Box::from_raw(oldest.cast()) })
     }
 
-    /// When the oldest was put, or [`NO_STAMP`].
-    pub(super) fn oldest_stamp(&mut self) -> u32 {
-        match (self.oldest, &self.last) {
-            (Some(oldest), _) => self.at(oldest).stamp,
-            (None, Some(last)) => last.stamp,
-            (None, None) => NO_STAMP,
-        }
+    /// The order of the oldest entry, or [`NO_ORDER`].
+    pub(super) fn oldest_order(&mut self) -> u64 {
+        self.oldest().map_or(NO_ORDER, |(_, order)| order)
     }
 
-    /// As `oldest_stamp`, without `last`.
-    pub(super) fn oldest_linked_stamp(&mut self) -> u32 {
-        self.oldest.map_or(NO_STAMP, |oldest| self.at(oldest).stamp)
-    }
-
-    #[inline]
-    fn unlink(&mut self, entry: NonNull<Entry<T>>) -> Box<Entry<T>> {
-        let &mut Entry { above, below, newer, older, class, .. } = self.at(entry);
-        // (list-I4) The links of a top and of the newest are stale.
-        let newer = if self.newest == Some(entry) { None } else { newer };
-        let above = if self.tops[class as usize] == Some(entry) { None } else { above };
-        match above {
-            None => self.tops[class as usize] = below,
-            Some(above) => {
-                self.at(above).below = below;
-                if let Some(below) = below {
-                    self.at(below).above = Some(above);
-                }
+    /// The class of the oldest entry, and its order. Raises the least bound to what its class really has until they agree.
+    fn oldest(&mut self) -> Option<(usize, u64)> {
+        loop {
+            let bounds = &self.cold.bounds;
+            let (bound, at) = bits(&self.cold.marked).map(|at| (bounds[at], at)).min()?;
+            // Above the order of every entry.
+            let none = self.order + 1;
+            if bound >= none {
+                return None;
             }
-        }
-        match newer {
-            None => self.newest = older,
-            Some(newer) => {
-                self.at(newer).older = older;
-                if let Some(older) = older {
-                    self.at(older).newer = Some(newer);
-                }
+            let order = if self.is_empty(at) { none } else { self.order_of(self.above(self.head(at))) };
+            if order == bound {
+                return Some((at, order));
             }
+            self.cold.bounds[at] = order;
         }
-        if older.is_none() {
-            self.oldest = newer;
-        }
-        // SAFETY: (list-I1) leaked from a box in `link`, and the lines above removed it from both lists.
-        unsafe { Box::from_raw(entry.as_ptr()) }
+    }
+
+    fn is_empty(&self, at: usize) -> bool {
+        let head = self.head(at);
+        self.below(head) == head
+    }
+
+    /// The head of class `at`, which exists.
+    #[inline(always)]
+    fn head(&self, at: usize) -> *mut Links {
+        // In the allocation, as the callers ensure; wrapping, so that no class makes the sum itself undefined.
+        self.heads.as_ptr().wrapping_add(at)
     }
 
     #[inline(always)]
-    fn at(&mut self, mut entry: NonNull<Entry<T>>) -> &mut Entry<T> {
-        // SAFETY: (list-I1) `entry` was read from this list, so it is linked and alive; the returned borrow lasts as long
-        // as that of `self`, so there is no second one.
-        unsafe { entry.as_mut() }
+    fn below(&self, node: *mut Links) -> *mut Links {
+        // SAFETY: (list-I1) `node` is a head or a linked entry.
+        unsafe { (*node).below }
     }
 
-    /// Walks the recency list and the class lists, compares and counts them.
-    pub(super) fn validate(&mut self) -> Result<Recount, String> {
+    #[inline(always)]
+    fn above(&self, node: *mut Links) -> *mut Links {
+        // SAFETY: (list-I1) as in `below`.
+        unsafe { (*node).above }
+    }
+
+    #[inline(always)]
+    fn set_below(&mut self, node: *mut Links, to: *mut Links) {
+        // SAFETY: (list-I1) as in `below`.
+        unsafe { (*node).below = to }
+    }
+
+    #[inline(always)]
+    fn set_above(&mut self, node: *mut Links, to: *mut Links) {
+        // SAFETY: (list-I1) as in `below`.
+        unsafe { (*node).above = to }
+    }
+
+    fn order_of(&self, entry: *mut Links) -> u64 {
+        // SAFETY: (list-I1) the caller passes a linked entry, whose first field are its links.
+        unsafe { (*entry.cast::<Entry<T>>()).order }
+    }
+
+    fn bytes_of(&self, entry: *mut Links) -> usize {
+        // SAFETY: (list-I1) as in `order_of`; the borrow ends here.
+        unsafe { &*entry.cast::<Entry<T>>() }.bytes()
+    }
+
+    /// Walks all lists, checks the invariants and counts.
+    pub(super) fn validate(&self) -> Result<Recount, String> {
         let mut recount = Recount::default();
-        let mut by_recency: Vec<Vec<NonNull<Entry<T>>>> = self.tops.iter().map(|_| Vec::new()).collect();
-        let (mut stamp, mut before, mut next) = (0, None, self.oldest);
-        while let Some(node) = next {
-            let last = self.newest == next;
-            let entry = self.at(node);
-            if entry.older != before {
-                return Err(format!("entry {} from the oldest does not point back", recount.count));
+        for (at, class) in (0..self.cold.classes).zip(0u32..) {
+            let head = self.head(at);
+            let is_marked = self.cold.marked[at / 64] & 1 << (at % 64) != 0;
+            if is_marked == self.above(head).is_null() || !is_marked && !self.is_empty(at) {
+                return Err(format!("class {class}: marked {is_marked}, empty {}", self.is_empty(at)));
             }
-            if entry.stamp < stamp {
-                return Err(format!("stamp {} after stamp {stamp}", entry.stamp));
+            if self.is_empty(at) {
+                continue;
             }
-            recount.count += 1;
-            recount.bytes += entry.bytes();
-            stamp = entry.stamp;
-            (before, next) = (Some(node), if last { None } else { entry.newer });
-            by_recency[entry.class as usize].push(node);
-        }
-        if before != self.newest {
-            return Err(format!("the walk of {} entries does not end at the newest", recount.count));
-        }
-        for (class, entries) in (0u32..).zip(&by_recency) {
-            let mut next = self.tops[class as usize];
-            let mut above = None;
-            for &node in entries.iter().rev() {
-                let entry = self.at(node);
-                if next != Some(node) || above.is_some() && entry.above != above {
-                    return Err(format!("class {class} is not in recency order"));
+            recount.classes.push(class);
+            let (mut node, mut newer, mut order) = (self.below(head), None, self.order + 1);
+            while node != head {
+                let own = self.order_of(node);
+                if own >= order || own < self.cold.bounds[at] {
+                    return Err(format!("class {class}: order {own}, above it {order}, bound {}", self.cold.bounds[at]));
                 }
-                (above, next) = (next, entry.below);
-            }
-            if next.is_some() {
-                return Err(format!("class {class} continues below its oldest"));
-            }
-            let last = self.last.as_ref().filter(|last| last.class == class);
-            if let Some(last) = last {
+                if newer.is_some_and(|newer| self.above(node) != newer) {
+                    return Err(format!("class {class}: the entry of order {own} does not point to the next"));
+                }
+                order = own;
                 recount.count += 1;
-                recount.bytes += last.bytes();
+                recount.bytes += self.bytes_of(node);
+                (newer, node) = (Some(node), self.below(node));
             }
-            if above.is_some() || last.is_some() {
-                recount.classes.push(class);
+            if newer != Some(self.above(head)) {
+                return Err(format!("class {class} does not end at its oldest"));
             }
         }
         Ok(recount)
@@ -204,9 +320,23 @@ impl<T> FreeList<T> {
 
 impl<T> Drop for FreeList<T> {
     fn drop(&mut self) {
-        // One by one: a chain of boxes would drop recursively.
-        while self.take_oldest().is_some() {}
+        (0..self.cold.classes).for_each(|at| while u32::try_from(at).is_ok_and(|class| self.take_newest(class).is_some()) {});
+        let heads = NonNull::slice_from_raw_parts(self.heads, self.cold.classes);
+        // SAFETY: leaked from this box in `new`, and no entry is left that refers to it.
+        drop(unsafe { Box::from_raw(heads.as_ptr()) });
     }
+}
+
+/// The numbers of the set bits.
+fn bits(words: &[u64]) -> impl Iterator<Item = usize> {
+    words.iter().enumerate().flat_map(|(at, &word)| {
+        let mut left = word;
+        std::iter::from_fn(move || {
+            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(64 * at + bit)
+        })
+    })
 }
 
 #[cfg(all(test, not(loom)))]
@@ -214,17 +344,17 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn entry(class: u32, value: u32, stamp: u32) -> Box<Entry<u32>> {
-        let mut entry = Entry::new_at(0, class, 10, value);
-        entry.stamp = stamp;
-        entry
+    fn push(list: &mut FreeList<u32>, class: u32, value: u32) {
+        let entry = Entry::new_at(0, class, 10, value);
+        list.mark(entry.class);
+        list.push(entry);
     }
 
     #[test]
     fn take_newest_is_per_class_and_take_oldest_across_classes() {
         let mut list = FreeList::new(2);
         for (class, value) in [(0, 1), (1, 2), (0, 3)] {
-            list.push(entry(class, value, 0));
+            push(&mut list, class, value);
         }
         assert_eq!(list.validate(), Ok(Recount { count: 3, bytes: 30, classes: vec![0, 1] }));
         assert_eq!(list.take_newest(0).map(|e| **e), Some(3));
@@ -233,41 +363,74 @@ mod tests {
         assert_eq!(list.take_newest(9).map(|e| **e), None);
         assert_eq!(list.take_oldest().map(|e| **e), Some(2));
         assert_eq!(list.validate(), Ok(Recount::default()));
-        assert_eq!(list.oldest_stamp(), NO_STAMP);
+        assert_eq!(list.oldest_order(), NO_ORDER);
     }
 
     #[test]
-    fn a_stamp_that_goes_back_does_not_make_an_entry_older() {
+    fn a_tick_that_goes_back_does_not_make_an_entry_older() {
         let mut list = FreeList::new(1);
-        list.push(entry(0, 1, 7));
-        list.push(entry(0, 2, 5));
+        for (tick, value) in [(7, 1), (5, 2), (6, 3)] {
+            list.begin_tick(tick);
+            push(&mut list, 0, value);
+        }
         assert!(list.validate().is_ok());
-        list.push(entry(0, 3, 6));
         drop(list.take_oldest());
-        assert_eq!(list.oldest_stamp(), 7);
+        assert_eq!(tick_of(list.oldest_order()), 7);
+    }
+
+    #[test]
+    fn ticks_keep_their_order_up_to_the_last_one_that_fits() {
+        let last = (1 << 40) - 1;
+        let mut list = FreeList::new(2);
+        for (tick, value) in [(last - 1, 1), (last, 2), (last + 1, 3), (u64::MAX, 4)] {
+            list.begin_tick(tick);
+            push(&mut list, value % 2, value);
+        }
+        assert!(list.validate().is_ok());
+        let oldest_first: Vec<u32> = std::iter::from_fn(|| list.take_oldest()).map(|entry| **entry).collect();
+        assert_eq!(oldest_first, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn only_an_empty_class_loses_its_mark_and_a_class_without_one_takes_nothing() {
+        let mut list = FreeList::new(1);
+        // SAFETY: class 0 exists.
+        assert!(unsafe { list.push_if_marked(Entry::new_at(0, 0, 10, 1)) }.is_err());
+        push(&mut list, 0, 2);
+        list.unmark(0);
+        assert!(list.is_marked(0));
+        drop(list.take_newest(0));
+        list.unmark(0);
+        assert!(!list.is_marked(0) && !list.is_marked(1));
+        assert_eq!(list.validate(), Ok(Recount::default()));
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 256 }, failure_persistence: None, ..Default::default() })]
         #[test]
-        fn it_behaves_like_a_vector(steps in proptest::collection::vec((0u8..4, 0u32..4), 0..if cfg!(miri) { 40 } else { 200 })) {
+        fn it_behaves_like_a_vector(steps in proptest::collection::vec((0u8..5, 0u32..4), 0..if cfg!(miri) { 40 } else { 200 })) {
             let mut list = FreeList::new(4);
             let mut model: Vec<(u32, u32)> = Vec::new();
             for (id, (step, class)) in (0u32..).zip(steps) {
+                list.begin_tick(u64::from(id / 8));
                 let (expected, got) = match step {
                     0 | 1 => {
                         model.push((class, id));
-                        list.push(entry(class, id, id));
+                        push(&mut list, class, id);
                         (None, None)
                     }
                     2 => {
                         let at = model.iter().rposition(|e| e.0 == class);
                         (at.map(|at| model.remove(at)), list.take_newest(class))
                     }
+                    3 => {
+                        list.unmark(u16::try_from(class).unwrap());
+                        (None, None)
+                    }
                     _ => ((!model.is_empty()).then(|| model.remove(0)), list.take_oldest()),
                 };
-                prop_assert_eq!(expected, got.map(|e| (e.class, **e)));
-                prop_assert_eq!(list.oldest_stamp(), model.first().map_or(NO_STAMP, |e| e.1));
+                prop_assert_eq!(expected, got.map(|e| (e.class(), **e)));
+                prop_assert_eq!(list.oldest_order() == NO_ORDER, model.is_empty());
                 let recount = list.validate();
                 prop_assert_eq!(recount.map(|found| found.count), Ok(model.len() as u64));
             }

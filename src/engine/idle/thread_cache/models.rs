@@ -14,8 +14,8 @@ fn model(check: impl Fn() + Sync + Send + 'static) {
     builder.check(check);
 }
 
-fn entry(owner: u32) -> Box<Entry<Watched>> {
-    Entry::new_at(owner, 0, 10, Watched::new(owner))
+fn entry(owner: u16) -> Box<Entry<Watched>> {
+    Entry::new_at(owner, 0, 10, Watched::new(u32::from(owner)))
 }
 
 fn used(entry: Box<Entry<Watched>>) -> Box<Entry<Watched>> {
@@ -23,15 +23,8 @@ fn used(entry: Box<Entry<Watched>>) -> Box<Entry<Watched>> {
     entry
 }
 
-/// Each thread of a model uses its own numbers.
-#[allow(unsafe_code)]
-fn slot(number: u32) -> ThreadSlot {
-    // SAFETY: (slot-I1) see above.
-    unsafe { ThreadSlot::fake(number) }
-}
-
-fn put(cache: &ThreadCache<Watched>, at: u32, entry: Box<Entry<Watched>>) -> Put<Watched> {
-    cache.put_at(slot(at), used(entry), 1)
+fn put(cache: &ThreadCache<Watched>, at: u16, entry: Box<Entry<Watched>>) -> Put<Watched> {
+    cache.put_at(at, used(entry))
 }
 
 /// How many buffers a put returns.
@@ -55,8 +48,8 @@ fn loom_the_owner_or_a_stealing_thread_takes_each_buffer() {
         let cache = Arc::new(ThreadCache::new(1, 4, 2));
         assert_eq!(returned(put(&cache, 0, entry(0))), 0);
         let stealer = cache.clone();
-        let stolen = thread::spawn(move || stealer.take_at(slot(1), 0).map(used).is_some());
-        let own = cache.take_at(slot(0), 0).map(used);
+        let stolen = thread::spawn(move || stealer.take_at(1, 0).map(used).is_some());
+        let own = cache.take_at(0, 0).map(used);
         let kept = own.is_some();
         own.into_iter().for_each(|entry| assert_eq!(returned(put(&cache, 0, entry)), 0));
         assert!(stolen.join().unwrap() || kept);
@@ -69,13 +62,13 @@ fn loom_a_remote_put_is_found_although_a_steal_clears_the_occupancy_bit() {
     model(|| {
         let cache = Arc::new(ThreadCache::new(1, 4, 2));
         assert_eq!(returned(put(&cache, 0, entry(0))), 0);
-        let away = cache.take_at(slot(0), 0).unwrap();
+        let away = cache.take_at(0, 0).unwrap();
         let (putter, stealer) = (cache.clone(), cache.clone());
         let putting = thread::spawn(move || assert_eq!(returned(put(&putter, 1, away)), 0));
-        let stolen = stealer.take_at(slot(1), 0).map(used).is_some();
+        let stolen = stealer.take_at(1, 0).map(used).is_some();
         putting.join().unwrap();
         assert_eq!(cache.validate(), Ok(()), "the occupancy bit must be set");
-        assert_eq!(cache.take_at(slot(1), 0).is_some(), !stolen);
+        assert_eq!(cache.take_at(1, 0).is_some(), !stolen);
     });
 }
 
@@ -86,7 +79,7 @@ fn loom_a_remote_put_while_the_owner_takes() {
         let putter = cache.clone();
         let putting = thread::spawn(move || assert_eq!(returned(put(&putter, 1, entry(0))), 0));
         assert_eq!(returned(put(&cache, 0, entry(0))), 0);
-        let taken = cache.take_at(slot(0), 0).map(used).is_some();
+        let taken = cache.take_at(0, 0).map(used).is_some();
         assert!(taken, "the owner takes its own buffer");
         putting.join().unwrap();
         assert_eq!((cache.idle_count(), cache.validate()), (1, Ok(())));

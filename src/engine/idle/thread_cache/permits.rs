@@ -1,4 +1,4 @@
-//! What all shards share: the permit pool, which is the count limit, and the class occupancy bitmap.
+//! What all shards share: the permit pool, which is the count limit, and the occupancy bitmaps.
 //!
 //! **Permits.** Each idle buffer holds one permit. A lowered limit leaves the pool in debt (below zero) until that many
 //! permits have come back.
@@ -13,15 +13,14 @@
 //! buffer has a permit (cache-I2); a put collects every free permit before it evicts (cache-I3).
 //!
 //! **Occupancy.** One word per class, one bit per shard, so a miss with nothing idle reads one word. A set bit may be
-//! stale; a clear bit never is (cache-I1): a put sets the bit after it inserted the buffer, if it is clear. Takes leave it
-//! set, so a thread that takes and puts the same buffer writes no shared word. A thread that searched a shard without success
-//! clears the bit, in this order:
+//! stale; a clear bit never is (cache-I1): under the shard's lock, a push into a class whose head is not marked sets the bit
+//! and the mark first. Takes leave both, so a thread that takes and puts the same buffer writes no shared word. A thread
+//! that searched a shard without success clears both:
 //!
 //! ```text
-//!   under the shard's lock, the class is empty      a put under the lock:   push; unlock; bit clear? set it
-//!   1. clear the bit                                a remote put:           push; bit clear? set it
-//!   2. collect the remote free list
-//!   3. the class is not empty now? set the bit
+//!   under the shard's lock, the class is empty       a remote push: push; bit clear? set it
+//!   1. remove the mark, clear the bit
+//!   2. collect the remote free list; each push of a collected entry sets mark and bit again
 //! ```
 //!
 //! A remote push either comes before step 2, which then finds its buffer, or after it, and then the exchange of step 2
@@ -29,6 +28,29 @@
 //! fence is needed.
 
 use crate::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+
+/// What all shards of a cache share.
+pub(super) struct Common {
+    pub(super) permits: PermitPool,
+    pub(super) occupancy: Occupancy,
+    tick: AtomicU64,
+}
+
+impl Common {
+    pub(super) fn new(classes: u32, limit: usize) -> Self {
+        Self { permits: PermitPool::new(limit), occupancy: Occupancy::new(classes), tick: AtomicU64::new(0) }
+    }
+
+    /// The tick that remote puts belong to.
+    pub(super) fn tick(&self) -> u64 {
+        // Relaxed, here and below: time guards no memory.
+        self.tick.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn begin_tick(&self, tick: u64) {
+        self.tick.fetch_max(tick, Ordering::Relaxed);
+    }
+}
 
 pub(super) struct PermitPool {
     limit: AtomicUsize,
@@ -88,14 +110,16 @@ pub(super) fn as_permits(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX).min(i64::MAX / 4)
 }
 
-/// The class occupancy bitmap.
+/// Which shards may hold which class, and which were ever used.
 pub(super) struct Occupancy {
     shards_of: Box<[AtomicU64]>,
+    /// A bit for each shard that ever held a buffer or a permit.
+    used: AtomicU64,
 }
 
 impl Occupancy {
     pub(super) fn new(classes: u32) -> Self {
-        Self { shards_of: (0..classes).map(|_| AtomicU64::new(0)).collect() }
+        Self { shards_of: (0..classes).map(|_| AtomicU64::new(0)).collect(), used: AtomicU64::new(0) }
     }
 
     #[inline]
@@ -110,13 +134,31 @@ impl Occupancy {
         self.shards_of.get(class as usize).map_or(0, |shards| shards.load(Ordering::Relaxed))
     }
 
-    /// Records that `shard` holds `class`; `true` if the bit was clear.
+    /// Records that `shard` holds `class`.
     #[inline]
-    pub(super) fn set(&self, class: u32, shard: usize) -> bool {
-        let Some(shards) = self.shards_of.get(class as usize) else { return false };
-        let bit = 1 << shard;
+    pub(super) fn set(&self, class: u32, shard: usize) {
+        let Some(shards) = self.shards_of.get(class as usize) else { return };
         // Relaxed: the shard's lock or the exchange on its remote free list gives the order described above.
-        shards.load(Ordering::Relaxed) & bit == 0 && shards.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        if shards.load(Ordering::Relaxed) & 1 << shard == 0 {
+            shards.fetch_or(1 << shard, Ordering::Relaxed);
+            self.mark_used(shard);
+        }
+    }
+
+    /// A bit for each shard that was ever used.
+    pub(super) fn used(&self) -> u64 {
+        // Relaxed: the bits say which shards to search; the locks publish what is in them.
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_used(&self, shard: usize) -> bool {
+        self.used() & 1 << shard != 0
+    }
+
+    pub(super) fn mark_used(&self, shard: usize) {
+        if !self.is_used(shard) {
+            self.used.fetch_or(1 << shard, Ordering::Relaxed);
+        }
     }
 
     /// Step 1 above; the caller holds the lock of `shard`.

@@ -62,7 +62,7 @@ impl<T> RemoteList<T> {
                 return Err(PushError::NoPermit(entry));
             };
             let kept = left.min(PERMITS_MAX);
-            entry.below = NonNull::new(found.map_addr(|addr| addr & !PERMITS_MASK));
+            entry.set_pushed_before(NonNull::new(found.map_addr(|addr| addr & !PERMITS_MASK)));
             let entry_alone = Box::into_raw(entry);
             let with_permits = entry_alone.map_addr(|addr| addr | kept as usize);
             // AcqRel: the collector sees the entry as it was written, and this thread sees what the collector before it
@@ -151,8 +151,8 @@ impl<T> EntryChain<T> {
             // SAFETY: (remote-I1) the caller's exchange took the word, so this thread owns the chain alone, and visits each
             // entry once.
             let mut entry = unsafe { Box::from_raw(entry.as_ptr()) };
-            next = entry.below;
-            entry.below = reversed.map(|before| NonNull::from(Box::leak(before)));
+            next = entry.pushed_before();
+            entry.set_pushed_before(reversed.map(|before| NonNull::from(Box::leak(before))));
             reversed = Some(entry);
         }
         Self { next: reversed }
@@ -164,8 +164,10 @@ impl<T> Iterator for EntryChain<T> {
 
     fn next(&mut self) -> Option<Box<Entry<T>>> {
         let mut entry = self.next.take()?;
+        let next = entry.pushed_before();
+        entry.set_pushed_before(None);
         // SAFETY: (remote-I1) leaked in `oldest_first`, and only this chain refers to it.
-        self.next = entry.below.take().map(|next| unsafe { Box::from_raw(next.as_ptr()) });
+        self.next = next.map(|next| unsafe { Box::from_raw(next.as_ptr()) });
         Some(entry)
     }
 }

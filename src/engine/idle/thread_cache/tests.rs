@@ -7,24 +7,21 @@ fn kept(put: Put<u32>) {
 }
 
 fn fill(cache: &ThreadCache<u32>, class: u32, values: std::ops::Range<u32>) {
-    values.for_each(|value| kept(cache.put(Entry::new(class, 10, value), 0)));
-}
-
-/// A slot other than the calling thread's.
-#[allow(unsafe_code)]
-fn slot(number: u32) -> ThreadSlot {
-    // SAFETY: (slot-I1) tests that use it run on one thread, each with its own cache.
-    unsafe { ThreadSlot::fake(number) }
+    values.for_each(|value| kept(cache.put(Entry::new(class, 10, value))));
 }
 
 #[test]
-fn between_threads_the_coarse_time_decides_which_buffer_is_oldest() {
+fn between_threads_the_tick_decides_which_buffer_is_oldest() {
     let cache = ThreadCache::new(2, 4, 4);
-    for (at, value, stamp) in [(1, 1, 5), (1, 2, 7), (2, 3, 6), (2, 4, 8)] {
-        kept(cache.put_at(slot(at), Entry::new_at(at, 0, 10, value), stamp));
+    for (at, value, tick) in [(1, 1, 5), (2, 3, 6), (1, 2, 7), (2, 4, 8)] {
+        cache.begin_tick(tick);
+        kept(cache.put_at(at, Entry::new_at(at, 0, 10, value)));
     }
-    let put = |stamp| cache.put_at(slot(2), Entry::new_at(2, 1, 10, stamp), stamp);
-    let victims: Vec<u32> = (9..13).map(|stamp| **put(stamp).victim.unwrap()).collect();
+    let put = |value: u32| {
+        cache.begin_tick(u64::from(value));
+        cache.put_at(2, Entry::new_at(2, 1, 10, value))
+    };
+    let victims: Vec<u32> = (9..13).map(|value| **put(value).victim.unwrap()).collect();
     assert_eq!(victims, [1, 3, 2, 4]);
     let oldest = cache.evict_oldest().map(|entry| **entry);
     assert_eq!((oldest, cache.totals().evicted), (Some(9), 4), "reclaimed is not evicted");
@@ -39,8 +36,9 @@ fn after_seal_puts_are_handed_back_and_one_drain_empties_the_cache() {
     let mut remote = cache.take(0).unwrap();
     cache.seal();
     remote.owner += 1;
+    remote.shard = std::ptr::null();
     for entry in [own, remote, Entry::new(0, 10, 9)] {
-        let put = cache.put(entry, 0);
+        let put = cache.put(entry);
         assert!(put.handed_back.is_some() && put.victim.is_none());
     }
     let mut left = 0;
@@ -53,9 +51,9 @@ fn after_seal_puts_are_handed_back_and_one_drain_empties_the_cache() {
 fn threads_that_share_a_shard_find_each_others_buffers() {
     let cache = ThreadCache::new(1, 100, 1);
     for at in 0..5 {
-        kept(cache.put_at(slot(at), Entry::new_at(at, 0, 10, at), 0));
+        kept(cache.put_at(at, Entry::new_at(at, 0, 10, u32::from(at))));
     }
-    let taken = (5..10).filter_map(|at| cache.take_at(slot(at), 0)).count();
+    let taken = (5..10).filter_map(|at| cache.take_at(at, 0)).count();
     assert_eq!(taken, 5);
     cache.validate().unwrap();
 }
@@ -66,7 +64,7 @@ fn dropping_the_cache_drops_its_idle_buffers() {
     let cache = ThreadCache::new(2, 10, 2);
     for at in 0..2 {
         for owner in 0..2 {
-            let put = cache.put_at(slot(at), Entry::new_at(owner, at, 1, counted.clone()), 0);
+            let put = cache.put_at(at, Entry::new_at(owner, at.into(), 1, counted.clone()));
             assert!(put.victim.is_none());
         }
     }

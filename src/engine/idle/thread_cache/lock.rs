@@ -1,0 +1,203 @@
+//! A lock of one bit around sections of some ten instructions.
+//!
+//! A hit enters by one atomic exchange and leaves by one store; it never waits: if the lock is held or asks for attention,
+//! the thread takes the slow path. A section calls nothing outside the cache, so a thread inside is late only if the kernel
+//! took its core away. Threads that wait spin, then yield, then sleep, so that a real-time thread lets the holder run.
+//!
+//! - **lock-I1**: Inside is one thread: the one that changed `held` from false to true.
+//! - **lock-I2**: `attention` is written inside only, so a thread inside reads the current value.
+#![allow(unsafe_code)] // The content's cell.
+
+use std::time::Duration;
+
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Backoff, UnsafeCell};
+
+/// Sleep of a thread that has waited longer than any section takes: the holder has lost its core.
+const PATIENCE: Duration = Duration::from_micros(50);
+
+#[repr(C)] // The flags share a cache line with what a hit uses of the content.
+pub(super) struct Lock<T> {
+    held: AtomicBool,
+    /// Hits and puts are to take the slow path, which looks at more.
+    attention: AtomicBool,
+    content: UnsafeCell<T>,
+}
+
+// SAFETY: (lock-I1) one thread at a time reaches the content, so sharing the lock only sends it.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+/// Unlocks at the end of a section, also of one that panics.
+struct Unlock<'a>(&'a AtomicBool);
+
+impl Drop for Unlock<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: the next holder sees what the section wrote.
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl<T> Lock<T> {
+    pub(super) fn new(content: T) -> Self {
+        Self { held: AtomicBool::new(false), attention: AtomicBool::new(false), content: UnsafeCell::new(content) }
+    }
+
+    /// Runs `section` alone, after the threads before it.
+    pub(super) fn with<R>(&self, section: impl FnOnce(&mut T) -> R) -> R {
+        if !self.try_lock() {
+            self.wait();
+        }
+        let _unlock = Unlock(&self.held);
+        // SAFETY: (lock-I1) this thread holds the lock until `_unlock` is dropped, after the borrow.
+        self.content.with_mut(|content| section(unsafe { &mut *content }))
+    }
+
+    /// Runs `section` with `given`, or returns that if the lock is held.
+    pub(super) fn try_with<A, R>(&self, given: A, section: impl FnOnce(&mut T, A) -> R) -> Result<R, A> {
+        if !self.try_lock() {
+            return Err(given);
+        }
+        let _unlock = Unlock(&self.held);
+        // SAFETY: (lock-I1) as in `with`.
+        Ok(self.content.with_mut(|content| section(unsafe { &mut *content }, given)))
+    }
+
+    /// Runs `section`, unless the lock is held or asks for attention. The section must not panic.
+    #[inline(always)]
+    pub(super) fn with_at_once<R>(&self, section: impl FnOnce(&mut T) -> Option<R>) -> Option<R> {
+        if !self.try_lock() {
+            return None;
+        }
+        // Relaxed: (lock-I2).
+        let result = if self.attention.load(Ordering::Relaxed) {
+            None
+        } else {
+            // SAFETY: (lock-I1) as in `with`; the borrow ends before the store below.
+            self.content.with_mut(|content| section(unsafe { &mut *content }))
+        };
+        // Release: the next holder sees what the section wrote.
+        self.held.store(false, Ordering::Release);
+        result
+    }
+
+    /// Runs `section`, which decides whether hits and puts take the slow path from now on. When it returns, no hit or put
+    /// that began before is still inside.
+    pub(super) fn set_attention(&self, section: impl FnOnce(&mut T) -> bool) {
+        // Relaxed: (lock-I2).
+        self.with(|content| self.attention.store(section(content), Ordering::Relaxed));
+    }
+
+    #[inline(always)]
+    fn try_lock(&self) -> bool {
+        // Acquire: sees what the last holder wrote. A model cannot tell a failed exchange from progress.
+        #[cfg(loom)]
+        return self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        #[cfg(not(loom))]
+        !self.held.swap(true, Ordering::Acquire)
+    }
+
+    #[cold]
+    fn wait(&self) {
+        let backoff = Backoff::new();
+        loop {
+            if backoff.is_completed() {
+                std::thread::sleep(PATIENCE);
+            } else {
+                backoff.snooze();
+            }
+            // Relaxed: a guess whether the exchange is worth taking the line from the holder.
+            if !self.held.load(Ordering::Relaxed) && self.try_lock() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    #[test]
+    fn threads_are_inside_one_at_a_time_by_whichever_way_they_enter() {
+        let rounds = if cfg!(miri) { 40 } else { 20_000 };
+        let (lock, tried) = (Lock::new((0u32, 0u32)), AtomicU32::new(0));
+        let add = |pair: &mut (u32, u32)| {
+            // Two numbers that differ if two threads are inside.
+            pair.0 += 1;
+            pair.1 += 1;
+            assert_eq!(pair.0, pair.1);
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| (0..rounds).for_each(|_| lock.with(add)));
+                scope.spawn(|| {
+                    let entered = (0..rounds).filter_map(|_| lock.with_at_once(|pair| Some(add(pair)))).count();
+                    tried.fetch_add(u32::try_from(entered).unwrap(), Ordering::Relaxed);
+                });
+            }
+        });
+        let total = 2 * rounds + tried.load(Ordering::Relaxed);
+        assert_eq!(lock.with(|pair| *pair), (total, total));
+    }
+
+    #[test]
+    fn attention_keeps_hits_out_and_nothing_else() {
+        let lock = Lock::new(0);
+        lock.set_attention(|_| true);
+        assert_eq!(lock.with_at_once(|n| Some(*n)), None);
+        lock.with(|n| *n += 1);
+        assert_eq!(lock.try_with(2, |n, more| *n += more), Ok(()));
+        lock.set_attention(|_| false);
+        assert_eq!(lock.with_at_once(|n| Some(*n)), Some(3));
+    }
+
+    #[test]
+    fn a_section_that_panics_unlocks() {
+        let lock = Lock::new(1);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| lock.with(|_| panic!("in a section"))));
+        assert!(panicked.is_err());
+        assert_eq!(lock.with_at_once(|n| Some(*n)), Some(1));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// Fails with a Relaxed exchange in `try_lock` or a Relaxed store in `Unlock` or `with_at_once`.
+    #[test]
+    fn loom_one_thread_at_a_time_is_inside() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(4);
+        builder.check(|| {
+            let lock = Arc::new(Lock::new(0));
+            let other = lock.clone();
+            let other = thread::spawn(move || (0..2).for_each(|_| other.with(|n| *n += 1)));
+            let mut entered = 0;
+            for _ in 0..2 {
+                entered += lock.with_at_once(|n| Some(*n += 1)).map_or(0, |()| 1);
+            }
+            entered += lock.try_with(1, |n, one| *n += one).map_or(0, |()| 1);
+            other.join().unwrap();
+            assert_eq!(lock.with(|n| *n), 2 + entered);
+        });
+    }
+
+    /// Fails if `set_attention` writes the flag without the lock.
+    #[test]
+    fn loom_after_attention_every_hit_before_it_is_seen_and_none_follows() {
+        loom::model(|| {
+            let lock = Arc::new(Lock::new(0));
+            let hitting = lock.clone();
+            let hits = thread::spawn(move || (0..2).filter_map(|_| hitting.with_at_once(|n| Some(*n += 1))).count());
+            lock.set_attention(|_| true);
+            let before = lock.with(|n| *n);
+            let hits = hits.join().unwrap();
+            assert_eq!((before, lock.with(|n| *n)), (hits, hits));
+        });
+    }
+}
