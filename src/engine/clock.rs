@@ -20,19 +20,30 @@ pub(crate) enum Clock {
 /// A clock that moves only when a test or a replay moves it. Clones are the same clock.
 #[cfg(any(test, feature = "testing"))]
 #[derive(Debug, Clone, Default)]
-pub struct ManualClock(std::sync::Arc<AtomicU64>);
+pub struct ManualClock(std::sync::Arc<ManualTime>);
+
+#[cfg(any(test, feature = "testing"))]
+#[derive(Debug, Default)]
+struct ManualTime {
+    now_us: AtomicU64,
+    /// Before it was last moved.
+    before_us: AtomicU64,
+}
 
 #[cfg(any(test, feature = "testing"))]
 impl ManualClock {
     /// Moves it forward, at most to `u64::MAX`.
     pub fn advance_us(&self, micros: u64) {
         // Relaxed, here and below: time guards no memory.
-        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now_us| Some(now_us.saturating_add(micros)));
+        let moved = |now_us: u64| Some(now_us.saturating_add(micros));
+        if let Ok(before_us) = self.0.now_us.fetch_update(Ordering::Relaxed, Ordering::Relaxed, moved) {
+            self.0.before_us.store(before_us, Ordering::Relaxed);
+        }
     }
 
     /// Microseconds since it was made.
     pub fn now_us(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.now_us.load(Ordering::Relaxed)
     }
 }
 
@@ -63,6 +74,16 @@ impl Timekeeper {
         };
         self.advance_to(now_us);
         now_us
+    }
+
+    /// When a buffer that was put before the reading `now_us` was put at the latest. A manual clock knows: nothing happens
+    /// while it moves.
+    pub(super) fn latest_put_us(&self, now_us: u64) -> u64 {
+        match &self.clock {
+            Clock::System => now_us,
+            #[cfg(any(test, feature = "testing"))]
+            Clock::Manual(clock) => clock.0.before_us.load(Ordering::Relaxed),
+        }
     }
 
     /// Sets the coarse copy to `now_us`, which another pool read from the same clock.

@@ -386,7 +386,7 @@ impl Core {
             return;
         }
         block.make_plain(self.generation.number());
-        if !self.stock.put(block, self.time.coarse_us()) {
+        if self.stock.put(block, self.time.coarse_us()) {
             self.close_if_unused();
         }
         if self.waiters.has_waiters() {
@@ -461,7 +461,7 @@ impl Core {
     /// Reads the clock.
     fn now_us(&self) -> u64 {
         let now_us = self.time.now_us();
-        self.stock.idle().tick(now_us, false);
+        self.stock.idle().tick(now_us, self.time.latest_put_us(now_us));
         now_us
     }
 
@@ -604,7 +604,7 @@ impl Reclaim for Core {
 
     fn expire_idle(&self, now_us: u64) {
         self.time.advance_to(now_us);
-        self.stock.idle().tick(now_us, false);
+        self.stock.idle().tick(now_us, self.time.latest_put_us(now_us));
         self.stock.expire(now_us);
         self.close_if_unused();
     }

@@ -102,26 +102,23 @@ impl<E> Stock<E> {
         self.blocks.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Keeps `block` as idle; releases what the limit evicts. Returns false if the pool keeps no more blocks.
+    /// Keeps `block` as idle; releases what the limit evicts. Returns whether anything was released: the pool may be over then.
     pub(super) fn put(&self, block: Block<E>, now_us: u64) -> bool {
         let class = block.class();
         let PutOutcome { victim, rejected, check } = self.idle.put(block.into_entry(), class);
-        if victim.is_none() && rejected.is_none() && check.is_none() {
-            return true;
+        let mut released = false;
+        for entry in victim.into_iter().chain(rejected) {
+            self.release(Block::from_entry(entry), now_us);
+            released = true;
         }
-        self.after_put(PutOutcome { victim, rejected, check }, now_us)
-    }
-
-    #[cold]
-    fn after_put(&self, outcome: PutOutcome<BlockBody<E>>, now_us: u64) -> bool {
-        let is_kept = outcome.rejected.is_none();
-        let leaving = outcome.victim.into_iter().chain(outcome.rejected);
-        leaving.for_each(|entry| self.release(Block::from_entry(entry), now_us));
-        if let Some(check) = outcome.check {
+        if let Some(check) = check {
             self.log.checked(check);
         }
-        self.enforce_idle_limit(now_us);
-        is_kept
+        if self.max_idle_bytes.is_some() {
+            self.enforce_idle_limit(now_us);
+            released = true;
+        }
+        released
     }
 
     /// Memory leaves the pool. A slow call.

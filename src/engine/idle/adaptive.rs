@@ -11,7 +11,7 @@ use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 
-/// Ticks closer together than this are one tick, except for those of a poll.
+/// Ticks are at least this far apart.
 const TICK_US: u64 = 10_000;
 
 /// Idle buffers, each thread's own first.
@@ -35,52 +35,40 @@ pub(in crate::engine) struct AdaptiveIdle<T> {
     waiting: Mutex<usize>,
 }
 
-/// The number of the current tick, and when recent ones began.
+/// The number of the current tick, and how old those before it are.
 ///
 /// A put that takes the short path reads no clock. It belongs to the tick that began last, so all that is known of its time
 /// is that the next tick began later. So a buffer is old enough only if the tick *after* its own is.
 #[derive(Debug, Default)]
 struct Ticks {
     current: u64,
-    /// Oldest first: a time in units of [`TICK_US`], and the tick that began last in that unit. Buffers of earlier ticks
-    /// were put by then.
-    begun: VecDeque<(u64, u64)>,
+    /// When the current tick began, in units of [`TICK_US`].
+    since: u64,
+    /// Oldest first: a time in units of [`TICK_US`], and the tick before which all buffers were put by that time.
+    put_by: VecDeque<(u64, u64)>,
+    /// The buffers of ticks before this one are old.
+    old: u64,
 }
 
 impl Ticks {
-    /// Begins a tick at `now_us`; one that only repeats the time does so if it `closes` the tick before it, which makes the
-    /// ages of the puts in that tick exact.
-    fn begin(&mut self, now_us: u64, closes: bool) -> Option<u64> {
-        let unit = now_us / TICK_US;
-        let last = self.begun.back().map(|&(unit, _)| unit);
-        // Another thread may have read the clock later and come first.
-        let unit = last.map_or(unit, |last| last.max(unit));
-        if last == Some(unit) && !closes {
+    /// Begins a tick at `now_us`, unless the current one is as late; all buffers of the current one were put by `put_by_us`.
+    fn begin(&mut self, now_us: u64, put_by_us: u64) -> Option<u64> {
+        let now = now_us / TICK_US;
+        if self.current > 0 && now <= self.since {
             return None;
         }
-        self.current += 1;
-        match self.begun.back_mut().filter(|(at, _)| *at == unit) {
-            Some((_, tick)) => *tick = self.current,
-            None => self.begun.push_back((unit, self.current)),
-        }
+        (self.current, self.since) = (self.current + 1, now);
+        self.put_by.push_back((put_by_us / TICK_US, self.current));
         Some(self.current)
     }
 
-    /// The tick before which buffers were put at `us` or earlier. Forgets the ticks before it.
-    fn all_put_by(&mut self, us: u64) -> Option<u64> {
-        let unit = us / TICK_US;
-        let mut before = None;
-        while let Some(&(at, tick)) = self.begun.front()
-            && at <= unit
-        {
-            before = Some(tick);
-            // The last one stays: it is the current tick's beginning.
-            if self.begun.len() == 1 {
-                break;
-            }
-            self.begun.pop_front();
+    /// The tick before which all buffers were put at `us` or earlier.
+    fn all_put_by(&mut self, us: u64) -> u64 {
+        while let Some(&(_, tick)) = self.put_by.front().filter(|(put_by, _)| *put_by <= us / TICK_US) {
+            self.old = tick;
+            self.put_by.pop_front();
         }
-        before
+        self.old
     }
 }
 
@@ -138,11 +126,11 @@ impl<T> AdaptiveIdle<T> {
         Some(entry)
     }
 
-    /// The time is `now_us`; `closes` the current tick even if no time has passed since it began.
-    pub(super) fn tick(&self, now_us: u64, closes: bool) {
+    /// The time is `now_us`; what was put before was put by `put_by_us`.
+    pub(super) fn tick(&self, now_us: u64, put_by_us: u64) {
         // While another thread begins a tick, this time belongs to that one.
         let Some(mut ticks) = self.ticks.try_lock() else { return };
-        if let Some(tick) = ticks.begin(now_us, closes) {
+        if let Some(tick) = ticks.begin(now_us, put_by_us) {
             self.cache.begin_tick(tick);
         }
     }
@@ -165,7 +153,7 @@ impl<T> AdaptiveIdle<T> {
 
     pub(super) fn expire(&self, now_us: u64) -> Vec<Box<Entry<T>>> {
         let Some(oldest_us) = now_us.checked_sub(policy::IDLE_BUFFER_US) else { return Vec::new() };
-        let Some(tick) = self.ticks.lock().all_put_by(oldest_us) else { return Vec::new() };
+        let tick = self.ticks.lock().all_put_by(oldest_us);
         let mut expired = Vec::new();
         self.cache.drain_older_than(tick, |entry| expired.push(entry));
         self.aged.fetch_add(expired.len() as u64, Ordering::Relaxed);
@@ -250,22 +238,20 @@ mod tests {
     #[test]
     fn a_tick_ages_only_what_the_next_tick_proves_to_be_old() {
         let mut ticks = Ticks::default();
-        assert_eq!(ticks.begin(0, false), Some(1));
-        assert_eq!(ticks.all_put_by(0), Some(1), "buffers of tick 0 were put by then");
+        assert_eq!(ticks.begin(0, 0), Some(1));
+        assert_eq!(ticks.all_put_by(0), 1, "buffers of tick 0 were put by then");
         // Puts of tick 1 may have come at any time up to the next reading of the clock.
-        assert_eq!(ticks.begin(60_000_000, false), Some(2));
-        assert_eq!(ticks.all_put_by(50_000_000), Some(1));
-        assert_eq!(ticks.all_put_by(60_000_000), Some(2));
+        assert_eq!(ticks.begin(60_000_000, 60_000_000), Some(2));
+        assert_eq!(ticks.all_put_by(50_000_000), 1);
+        assert_eq!(ticks.all_put_by(60_000_000), 2);
     }
 
     #[test]
-    fn a_poll_closes_a_tick_although_no_time_has_passed() {
+    fn ticks_are_some_time_apart_and_a_late_reading_begins_none() {
         let mut ticks = Ticks::default();
-        assert_eq!((ticks.begin(70, false), ticks.begin(80, false), ticks.begin(80, true)), (Some(1), None, Some(2)));
-        assert_eq!(ticks.begun, [(0, 2)]);
-        assert_eq!(ticks.begin(2 * TICK_US, false), Some(3));
-        assert_eq!(ticks.begin(TICK_US, false), None, "a reading that comes late changes nothing");
-        assert_eq!(ticks.all_put_by(TICK_US), Some(2));
-        assert_eq!(ticks.begun, [(2, 3)]);
+        assert_eq!((ticks.begin(70, 70), ticks.begin(80, 80)), (Some(1), None));
+        assert_eq!(ticks.begin(2 * TICK_US, 2 * TICK_US), Some(2));
+        assert_eq!(ticks.begin(TICK_US, TICK_US), None);
+        assert_eq!((ticks.all_put_by(TICK_US), ticks.all_put_by(u64::MAX)), (1, 2));
     }
 }

@@ -99,10 +99,10 @@ impl<T> Idle<T> {
         }
     }
 
-    /// The clock was read; `closes` the current tick even if no time has passed since it began.
-    pub(in crate::engine) fn tick(&self, now_us: u64, closes: bool) {
+    /// The clock was read: it is `now_us`, and what was put before was put by `put_by_us`.
+    pub(in crate::engine) fn tick(&self, now_us: u64, put_by_us: u64) {
         if let Self::Adaptive(idle) = self {
-            idle.tick(now_us, closes);
+            idle.tick(now_us, put_by_us);
         }
     }
 
