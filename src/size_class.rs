@@ -185,7 +185,8 @@ mod tests {
     fn the_index_of_a_plain_get_is_that_of_its_class_and_nonsense_has_none() {
         let class = |len| Rounding::Eighths.class(len, DEFAULT_ALIGN).unwrap();
         let near_a_power = |shift: u32| (0..64).map(move |step| (1usize << shift) + (step << (shift - 5)));
-        let lens = (1..300_000).chain((18..usize::BITS - 2).flat_map(near_a_power).flat_map(|len| [len - 1, len, len + 1]));
+        let lens =
+            (1..300_000).chain((18..usize::BITS - 2).flat_map(near_a_power).flat_map(|len| [len - 1, len, len + 1]));
         for len in lens.filter(|&len| len <= MAX_LEN / 2) {
             assert_eq!(plain_eighths_index(len), class(len).index, "{len}");
         }

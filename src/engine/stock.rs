@@ -114,9 +114,8 @@ impl<E> Stock<E> {
         if let Some(check) = check {
             self.log.checked(check);
         }
-        if self.max_idle_bytes.is_some() {
+        if released {
             self.enforce_idle_limit(now_us);
-            released = true;
         }
         released
     }

@@ -188,7 +188,7 @@ fn a_fence_whose_drop_panics_loses_no_buffer() {
 
 #[test]
 fn a_fence_may_use_its_pool() {
-    let pool = builder().max_bytes(8 << 20).wait(Duration::from_millis(5)).build().unwrap();
+    let pool = builder().background_poll(false).max_bytes(8 << 20).wait(Duration::from_millis(5)).build().unwrap();
     let is_inside = Arc::new(AtomicBool::new(false));
     let (inner, entered) = (pool.clone(), is_inside.clone());
     let act = move || {

@@ -14,7 +14,6 @@
 
 use super::ThreadCache;
 use super::permits::as_permits;
-use super::shard::Shard;
 use crate::policy::{CHECK_EVERY_EVICTIONS, Window};
 use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -171,7 +170,7 @@ impl Evictions {
 /// Sums over all shards; no take or put runs this code.
 impl<T> ThreadCache<T> {
     fn counts(&self) -> impl Iterator<Item = ShardCounts> {
-        self.used_shards().map(Shard::counts)
+        self.used_shards().map(|shard| shard.counts())
     }
 
     /// Buffers that are idle now.

@@ -4,7 +4,6 @@
 //! The links belong to the cache alone: they mean something only while the entry is idle.
 #![allow(unsafe_code)] // Send and Sync despite the links.
 
-use super::shard::Shard;
 use super::slot;
 use crate::sync::process::{AtomicU32, Ordering};
 use std::fmt;
@@ -34,8 +33,8 @@ pub struct Entry<T> {
     pub(super) links: Links,
     /// Order of the last put in its shard; the tick is in the upper bits (`free_list`).
     pub(super) order: u64,
-    /// The shard of the thread that took it last; compared, never followed.
-    pub(super) shard: *const Shard<T>,
+    /// Address of the shard of the thread that took it last; compared, never followed.
+    pub(super) shard: *const (),
     /// A number for the user of the cache.
     tag: AtomicU32,
     pub(super) class: u16,
@@ -88,10 +87,10 @@ impl<T> Entry<T> {
         self.tag.store(tag, Ordering::Relaxed);
     }
 
-    /// Whether the thread whose shard is `shard`, which is not null, took it last.
+    /// Whether the thread whose shard is at `shard`, which is not null, took it last.
     #[inline(always)]
-    pub(in crate::engine) fn is_of(&self, shard: *const Shard<T>) -> bool {
-        ptr::eq(self.shard, shard) && !shard.is_null()
+    pub(in crate::engine) fn is_of<S>(&self, shard: *const S) -> bool {
+        ptr::eq(self.shard, shard.cast()) && !shard.is_null()
     }
 
     /// Unwraps the value.

@@ -300,7 +300,10 @@ impl<T> FreeList<T> {
             while node != head {
                 let own = self.order_of(node);
                 if own >= order || own < self.cold.bounds[at] {
-                    return Err(format!("class {class}: order {own}, above it {order}, bound {}", self.cold.bounds[at]));
+                    return Err(format!(
+                        "class {class}: order {own}, above it {order}, bound {}",
+                        self.cold.bounds[at]
+                    ));
                 }
                 if newer.is_some_and(|newer| self.above(node) != newer) {
                     return Err(format!("class {class}: the entry of order {own} does not point to the next"));
@@ -320,7 +323,8 @@ impl<T> FreeList<T> {
 
 impl<T> Drop for FreeList<T> {
     fn drop(&mut self) {
-        (0..self.cold.classes).for_each(|at| while u32::try_from(at).is_ok_and(|class| self.take_newest(class).is_some()) {});
+        (0..self.cold.classes)
+            .for_each(|at| while u32::try_from(at).is_ok_and(|class| self.take_newest(class).is_some()) {});
         let heads = NonNull::slice_from_raw_parts(self.heads, self.cold.classes);
         // SAFETY: leaked from this box in `new`, and no entry is left that refers to it.
         drop(unsafe { Box::from_raw(heads.as_ptr()) });

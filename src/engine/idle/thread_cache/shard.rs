@@ -94,7 +94,7 @@ impl<T> Shard<T> {
             self.return_permits();
         }
         // Compare first: a store would make the line dirty for nothing.
-        if entry.shard != &raw const *self {
+        if !entry.is_of::<Self>(self) {
             self.own_entry(&mut entry);
         }
         Some(entry)
@@ -104,7 +104,7 @@ impl<T> Shard<T> {
     /// mark, and no other thread is inside or needs attention. Touches nothing of the cache after it has left the lock.
     #[inline(always)]
     pub(crate) fn put_at_once(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
-        debug_assert!(entry.is_of(self));
+        debug_assert!(entry.is_of::<Self>(self));
         let (own, mut unkept) = (&*self.own, Some(entry));
         own.free_list.with_at_once(|list| {
             if own.counters.has_spare()
@@ -125,7 +125,7 @@ impl<T> Shard<T> {
     /// This shard owns `entry` from now on.
     #[inline]
     fn own_entry(&self, entry: &mut Entry<T>) {
-        entry.shard = &raw const *self;
+        entry.shard = std::ptr::from_ref(self).cast();
         entry.owner = self.index;
     }
 
@@ -418,4 +418,3 @@ impl<T> Shard<T> {
 
 /// Entries that a drain removes under the lock and releases outside it.
 pub(super) type EntryBatch<T> = [Option<Box<Entry<T>>>; BATCH];
-
