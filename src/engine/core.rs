@@ -229,7 +229,8 @@ impl Core {
 
     /// The calling thread's shard, if gets and puts of this pool may take the short path.
     pub(super) fn short_path(&self) -> Option<&Shard<BlockBody<Self>>> {
-        self.stock.idle().own_shard()
+        // A put that zeroes is a slow one.
+        if self.config.zero { None } else { self.stock.idle().own_shard() }
     }
 
     /// A block of `class`, idle or new; `len` is what the user asked for.
