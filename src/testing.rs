@@ -12,6 +12,9 @@
 //! pinpool::testing::check_source(&HeapSource::new());
 //! ```
 
+#[doc(hidden)]
+pub mod parse;
+
 pub use crate::backend::fault::{CallGate, FaultSource, SourceCall};
 pub use crate::backend::suite::check_source;
 pub use crate::engine::ManualClock;

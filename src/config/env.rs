@@ -188,7 +188,11 @@ pub struct VariableReport {
 ///
 /// [`Error::is_setting`](crate::Error::is_setting) if two variables contradict each other.
 pub fn report() -> Result<(Vec<VariableReport>, Vec<Warning>)> {
-    let pairs: Vec<_> = process_pairs().collect();
+    report_of(&process_pairs().collect::<Vec<_>>())
+}
+
+/// The same for an environment of `pairs`.
+pub(crate) fn report_of(pairs: &[(String, String)]) -> Result<(Vec<VariableReport>, Vec<Warning>)> {
     let (settings, warnings) = read(pairs.iter().cloned());
     let config = settings.resolve()?;
     let is_set = |name: &str| pairs.iter().any(|(set, value)| set == name && !value.trim().is_empty());

@@ -244,7 +244,11 @@ impl FromStr for Backend {
             "heap" => Ok(Self::Heap),
             "sim" => Ok(Self::Sim { total_bytes: SimSource::DEFAULT_TOTAL_BYTES }),
             other => match other.strip_prefix("sim:") {
-                Some(size) => Ok(Self::Sim { total_bytes: parse_bytes(size)? }),
+                Some(size) => {
+                    // The error names the whole value.
+                    let total_bytes = parse_bytes(size).map_err(|error| ParseError::new(text, error.problem))?;
+                    Ok(Self::Sim { total_bytes })
+                }
                 None => {
                     Err(ParseError::new(text, "not a back-end (auto, vmm, register, cuda, mlock, heap, sim, sim:SIZE)"))
                 }
@@ -332,14 +336,13 @@ pub(super) const fn word<T: FromStr<Err = ParseError> + ToString>() -> ValueForm
     ValueFormat::new(T::from_str, T::to_string)
 }
 
-pub(super) const BACKEND: ValueFormat<Backend> =
-    ValueFormat::new(Backend::from_str, |backend| backend.name().to_owned());
+pub(super) const BACKEND: ValueFormat<Backend> = ValueFormat::new(Backend::from_str, show_backend);
 pub(super) const ORDINAL: ValueFormat<u32> =
     ValueFormat::new(|text| number(text, "not a device number (0, 1, ...)"), u32::to_string);
 pub(super) const COUNT: ValueFormat<u64> = ValueFormat::new(|text| number(text, "not a whole number"), u64::to_string);
 pub(super) const AT_LEAST_ONE: ValueFormat<u64> = ValueFormat::new(at_least_one, u64::to_string);
 pub(super) const SIZE: ValueFormat<u64> = ValueFormat::new(parse_bytes, |&bytes| format_bytes(bytes));
-pub(super) const TIME: ValueFormat<Duration> = ValueFormat::new(parse_duration, |time| format!("{time:?}"));
+pub(super) const TIME: ValueFormat<Duration> = ValueFormat::new(parse_duration, show_time);
 pub(super) const SWITCH: ValueFormat<bool> = ValueFormat::new(switch, |&on| u8::from(on).to_string());
 pub(super) const NODE: ValueFormat<Option<u32>> = ValueFormat::new(
     |text| or_word("auto", text, |text| number(text, "neither auto nor the number of a memory node (0, 1, ...)")),
@@ -355,8 +358,27 @@ pub(super) const SIZE_OR_NONE: ValueFormat<Option<u64>> = ValueFormat::new(
 );
 pub(super) const TIME_OR_NONE: ValueFormat<Option<Duration>> = ValueFormat::new(
     |text| or_word("none", text, parse_duration),
-    |time| time.map_or_else(|| "none".to_owned(), |time| format!("{time:?}")),
+    |time| time.as_ref().map_or_else(|| "none".to_owned(), show_time),
 );
+
+/// With its size where that is not the default, so that it is read back.
+fn show_backend(backend: &Backend) -> String {
+    match backend {
+        Backend::Sim { total_bytes } if *total_bytes != SimSource::DEFAULT_TOTAL_BYTES => {
+            format!("sim:{}", format_bytes(*total_bytes))
+        }
+        other => other.name().to_owned(),
+    }
+}
+
+/// In the largest unit up to seconds that leaves no remainder, so that [`parse_duration`] reads it back.
+fn show_time(time: &Duration) -> String {
+    let micros = time.as_micros();
+    match TIME_UNITS[..3].iter().rev().find(|(_, scale)| micros.is_multiple_of(u128::from(*scale))) {
+        Some((name, scale)) => format!("{}{name}", micros / u128::from(*scale)),
+        None => format!("{micros}us"),
+    }
+}
 
 /// `None` for `word`, else what `parse` makes of `text`.
 fn or_word<T>(word: &str, text: &str, parse: impl Fn(&str) -> Result<T, ParseError>) -> Result<Option<T>, ParseError> {

@@ -129,6 +129,9 @@ pub(super) fn groups(files: &Files) -> Vec<ControlGroup> {
     memberships.lines().filter_map(Membership::parse).flat_map(|membership| membership.chain(&mounts, files)).collect()
 }
 
+/// Longer paths are rejected: the kernel opens none (`PATH_MAX`), and a chain has a path for each of its levels.
+const PATH_BYTES_MAX: usize = 4096;
+
 /// A line of `/proc/self/cgroup`: `number:controllers:path`.
 #[derive(Debug, PartialEq, Eq)]
 struct Membership<'a> {
@@ -145,7 +148,7 @@ impl<'a> Membership<'a> {
             (_, controllers) if controllers.split(',').any(|name| name == "memory") => CgroupVersion::V1,
             _ => return None,
         };
-        path.starts_with('/').then(|| Self { version, path: Path::new(path) })
+        (path.starts_with('/') && path.len() <= PATH_BYTES_MAX).then(|| Self { version, path: Path::new(path) })
     }
 
     fn chain(&self, mounts: &[CgroupMount], files: &Files) -> Vec<ControlGroup> {

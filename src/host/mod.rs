@@ -26,9 +26,13 @@ pub(crate) use files::tree;
 pub(crate) use memory::{HostMemory, LimitOrigin, MemoryGauge, memory};
 #[cfg(feature = "cuda")]
 pub(crate) use numa::numa_node_of_pci;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use numa::parse_list;
 pub(crate) use numa::{cpus_of_node, is_node_of_several, numa_nodes};
 pub use page_tiers::PageTiers;
 pub use pressure::PressureSource;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use pressure::stall;
 pub(crate) use pressure::{Pressure, PressureGauge};
 
 /// The smallest page. Every region starts at a multiple of it, and every source holds multiples of it.

@@ -37,16 +37,17 @@ pub(crate) fn cpus_of_node(root: &Path, node: u32) -> Vec<u32> {
     list.and_then(|list| parse_list(&list)).unwrap_or_default()
 }
 
-/// Lists with larger numbers are rejected: no machine has that many nodes or processors.
+/// Lists with larger numbers or more of them are rejected: no machine has that many nodes or processors.
 const LIST_LIMIT: u32 = 1 << 16;
 
 /// Parses a set as the kernel writes it: `0-3,8,10-11`.
-fn parse_list(text: &str) -> Option<Vec<u32>> {
+pub(crate) fn parse_list(text: &str) -> Option<Vec<u32>> {
     let mut numbers = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-        if last >= LIST_LIMIT {
+        let more = (last as usize + 1).saturating_sub(first as usize);
+        if last >= LIST_LIMIT || numbers.len() + more > LIST_LIMIT as usize {
             return None;
         }
         numbers.extend(first..=last);
@@ -92,5 +93,6 @@ mod tests {
         let without_cpus = tree::of(&[(cpus, "\n"), (ONLINE, "0-1\n")]);
         assert!(cpus_of_node(without_cpus.path(), 1).is_empty(), "memory without processors");
         assert_eq!(parse_list("0-4294967295"), None);
+        assert_eq!(parse_list("0-65535,0"), None, "more than there can be");
     }
 }

@@ -23,11 +23,12 @@ impl PageTiers {
     /// The pages behind `len_bytes` addresses. Bytes without a page are not counted.
     pub(crate) fn between(start: NonNull<u8>, len_bytes: usize) -> Self {
         // Empty where the kernel does not list them.
-        let mappings = parse_smaps(&fs::read_to_string("/proc/self/smaps").unwrap_or_default());
-        Self::of_mappings(&mappings, start.as_ptr().addr(), len_bytes)
+        let smaps = fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+        Self::in_smaps(&smaps, start.as_ptr().addr(), len_bytes)
     }
 
-    fn of_mappings(mappings: &[SmapsEntry], start: usize, len_bytes: usize) -> Self {
+    pub(crate) fn in_smaps(smaps: &str, start: usize, len_bytes: usize) -> Self {
+        let mappings = parse_smaps(smaps);
         let end = start.saturating_add(len_bytes);
         let tiers = mappings.iter().map(|mapping| {
             let Range { start: from, end: to } = mapping.addresses;
@@ -38,10 +39,10 @@ impl PageTiers {
 
     pub(crate) fn add(self, other: Self) -> Self {
         Self {
-            hugetlb_bytes: self.hugetlb_bytes + other.hugetlb_bytes,
-            transparent_bytes: self.transparent_bytes + other.transparent_bytes,
-            small_bytes: self.small_bytes + other.small_bytes,
-            driver_bytes: self.driver_bytes + other.driver_bytes,
+            hugetlb_bytes: self.hugetlb_bytes.saturating_add(other.hugetlb_bytes),
+            transparent_bytes: self.transparent_bytes.saturating_add(other.transparent_bytes),
+            small_bytes: self.small_bytes.saturating_add(other.small_bytes),
+            driver_bytes: self.driver_bytes.saturating_add(other.driver_bytes),
         }
     }
 }
@@ -56,13 +57,13 @@ impl fmt::Display for PageTiers {
             (self.driver_bytes, "granules of the driver"),
         ];
         tiers.retain(|(bytes, _)| *bytes > 0);
-        let all_bytes: u64 = tiers.iter().map(|(bytes, _)| bytes).sum();
+        let all_bytes: u128 = tiers.iter().map(|(bytes, _)| u128::from(*bytes)).sum();
         match tiers.as_slice() {
             [] => f.write_str("no pages"),
             [(_, only)] => f.write_str(only),
             several => {
                 for (index, (bytes, name)) in several.iter().enumerate() {
-                    let percent = u128::from(*bytes) * 100 / u128::from(all_bytes);
+                    let percent = u128::from(*bytes) * 100 / all_bytes;
                     write!(f, "{}{percent} % {name}", if index == 0 { "" } else { ", " })?;
                 }
                 Ok(())
@@ -101,11 +102,15 @@ fn parse_smaps(text: &str) -> Vec<SmapsEntry> {
         if let Some(addresses) = parse_addresses(first) {
             mappings.push(SmapsEntry { addresses, ..SmapsEntry::default() });
         } else if let Some(mapping) = mappings.last_mut() {
-            let bytes = second.parse::<u64>().unwrap_or(0) << 10;
+            let bytes = second.parse::<u64>().unwrap_or(0).saturating_mul(1024);
             match first {
                 "Rss:" => mapping.resident_bytes = bytes,
-                "AnonHugePages:" | "ShmemPmdMapped:" | "FilePmdMapped:" => mapping.huge_bytes += bytes,
-                "Private_Hugetlb:" | "Shared_Hugetlb:" => mapping.hugetlb_bytes += bytes,
+                "AnonHugePages:" | "ShmemPmdMapped:" | "FilePmdMapped:" => {
+                    mapping.huge_bytes = mapping.huge_bytes.saturating_add(bytes);
+                }
+                "Private_Hugetlb:" | "Shared_Hugetlb:" => {
+                    mapping.hugetlb_bytes = mapping.hugetlb_bytes.saturating_add(bytes);
+                }
                 _ => {}
             }
         }
@@ -143,8 +148,7 @@ AnonHugePages:         0 kB
 
     #[test]
     fn pages_are_counted_by_kind_as_far_as_they_overlap() {
-        let mappings = parse_smaps(SMAPS);
-        let of = |start, len_bytes| PageTiers::of_mappings(&mappings, start, len_bytes);
+        let of = |start, len_bytes| PageTiers::in_smaps(SMAPS, start, len_bytes);
         let expected = PageTiers { transparent_bytes: 2 << 20, small_bytes: 1 << 20, ..PageTiers::default() };
         assert_eq!(of(0x100_0000, 4 << 20), expected);
         assert_eq!(of(0x200_0000, 4 << 20), PageTiers { hugetlb_bytes: 4 << 20, ..PageTiers::default() });

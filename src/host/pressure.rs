@@ -78,7 +78,7 @@ impl PressureGauge {
     }
 
     /// A gauge of every sign below `root`; `None` if there is none.
-    fn of_kernel(root: &Path) -> Option<Self> {
+    pub(crate) fn of_kernel(root: &Path) -> Option<Self> {
         let files = Files::below(root);
         let groups = control_group::groups(&files);
         let has_stalls = |path: &PathBuf| files.read(path).is_some_and(|text| stall(&text).is_some());
@@ -140,9 +140,9 @@ fn nearly_full(available_bytes: u64, total_bytes: u64) -> bool {
 
 /// Percent of the last ten seconds in which tasks waited.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Stall {
-    some_percent: f64,
-    full_percent: f64,
+pub(crate) struct Stall {
+    pub(crate) some_percent: f64,
+    pub(crate) full_percent: f64,
 }
 
 impl Stall {
@@ -158,7 +158,7 @@ impl Stall {
 }
 
 /// Reads `some avg10=0.00 ..` and `full avg10=0.00 ..`; `None` where there is neither.
-fn stall(text: &str) -> Option<Stall> {
+pub(crate) fn stall(text: &str) -> Option<Stall> {
     let percent = |kind| text.lines().find_map(|line| avg10(line, kind));
     let (some, full) = (percent("some"), percent("full"));
     (some.is_some() || full.is_some())

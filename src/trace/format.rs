@@ -150,20 +150,25 @@ impl TraceReader {
     /// The next line that is neither empty nor a comment.
     fn next_line(&mut self) -> Result<Option<String>, TraceError> {
         loop {
-            let mut text = String::new();
+            let mut bytes = Vec::new();
             // Bounds the memory that a file without line ends takes.
             let limit = 4096;
-            let read = (&mut self.lines).take(limit).read_line(&mut text)?;
+            let read = (&mut self.lines).take(limit).read_until(b'\n', &mut bytes)?;
             if read == 0 {
                 return Ok(None);
             }
             self.line += 1;
             if self.line > MAX_LINES {
+                let text = String::from_utf8_lossy(&bytes);
                 return Err(self.error_at(&text, format!("a trace has at most {MAX_LINES} lines")));
             }
-            if read as u64 == limit && !text.ends_with('\n') {
+            if read as u64 == limit && !bytes.ends_with(b"\n") {
+                let text = String::from_utf8_lossy(&bytes);
                 return Err(self.error_at(&text, "longer than any line of a trace".to_owned()));
             }
+            let text = String::from_utf8(bytes).map_err(|error| {
+                self.error_at(&String::from_utf8_lossy(error.as_bytes()), "not UTF-8 text".to_owned())
+            })?;
             let text = text.trim_end();
             if !text.is_empty() && !text.starts_with("##") {
                 return Ok(Some(text.to_owned()));

@@ -102,7 +102,8 @@ impl WorkloadTotals {
                 } else {
                     count
                 };
-                self.gets += count.saturating_sub(empty) - u64::from(last > 0);
+                let more = count.saturating_sub(empty) - u64::from(last > 0);
+                self.gets = self.gets.checked_add(more).ok_or("the gets pass 2^64")?;
             }
             TraceOp::Advance { micros } => {
                 self.duration_us = self.duration_us.saturating_add(micros);
@@ -118,7 +119,7 @@ impl WorkloadTotals {
     fn request(&mut self, bytes: u64) -> Result<(), String> {
         self.requested_bytes = self.requested_bytes.checked_add(bytes).ok_or("the bytes held pass 2^64")?;
         self.peak_requested_bytes = self.peak_requested_bytes.max(self.requested_bytes);
-        self.gets += u64::from(bytes > 0);
+        self.gets = self.gets.checked_add(u64::from(bytes > 0)).ok_or("the gets pass 2^64")?;
         Ok(())
     }
 }

@@ -1,0 +1,11 @@
+//! Every target is this file: the name of the binary says which property it tries.
+#![no_main]
+
+#[path = "../../tests/parsers/properties/mod.rs"]
+mod properties;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let name = env!("CARGO_BIN_NAME");
+    let (_, property) = properties::ALL.iter().find(|(target, _)| *target == name).expect("a property of this name");
+    property(data);
+});

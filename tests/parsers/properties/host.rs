@@ -1,0 +1,71 @@
+//! Files that the kernel writes. What cannot be read counts as absent, and nothing is unbounded.
+
+use pinpool::testing::parse::{self, PressureReadings};
+
+use super::{folder, written};
+
+/// The files of a machine, in the order in which the input has them, with a byte 0xFF between each two.
+const FILES: [&str; 14] = [
+    "proc/self/cgroup",
+    "proc/self/mountinfo",
+    "proc/meminfo",
+    "proc/pressure/memory",
+    "cg/app/memory.max",
+    "cg/app/memory.high",
+    "cg/app/memory.current",
+    "cg/app/memory.stat",
+    "cg/app/memory.events",
+    "cg/app/memory.pressure",
+    "cg/app/memory.limit_in_bytes",
+    "cg/app/memory.usage_in_bytes",
+    "cg/app/memory.failcnt",
+    "cg/memory.max",
+];
+
+/// Memory, limits and pressure of a machine with these files.
+pub(crate) fn cgroup(data: &[u8]) {
+    let mut contents = data.split(|byte| *byte == 0xFF);
+    for path in FILES {
+        written(path, contents.next().unwrap_or_default());
+    }
+    let root = folder();
+    if let Some((total_bytes, available_bytes)) = parse::memory(&root) {
+        assert!(available_bytes <= total_bytes, "{available_bytes} of {total_bytes} are available");
+    }
+    if let Some(mut pressure) = PressureReadings::open(&root) {
+        // Files that stand still show no new limit hit.
+        let first = pressure.read();
+        assert_eq!(pressure.read(), first);
+    }
+}
+
+/// A file of `/proc/pressure`.
+pub(crate) fn pressure(data: &[u8]) {
+    let Some((some, full)) = parse::stall(&String::from_utf8_lossy(data)) else { return };
+    assert!((0.0..=100.0).contains(&some) && (0.0..=100.0).contains(&full), "{some} {full}");
+}
+
+/// A list of memory nodes or processors.
+pub(crate) fn number_list(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let Some(numbers) = parse::number_list(&text) else { return };
+    assert!(numbers.len() <= 1 << 16, "{} numbers", numbers.len());
+    let listed = numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    assert_eq!(parse::number_list(&listed), Some(numbers));
+}
+
+/// An smaps file, of which some addresses are asked.
+pub(crate) fn smaps(data: &[u8]) {
+    let (head, text) = data.split_at(data.len().min(16));
+    let mut numbers = [0; 16];
+    numbers[..head.len()].copy_from_slice(head);
+    let [start, len_bytes] = [0, 8].map(|at| {
+        let bytes = numbers[at..].first_chunk().expect("eight bytes are left");
+        usize::from_le_bytes(*bytes)
+    });
+    let text = String::from_utf8_lossy(text);
+    for (start, len_bytes) in [(start, len_bytes), (0x100_0000, 8 << 20)] {
+        let tiers = parse::page_tiers(&text, start, len_bytes);
+        assert!(!tiers.to_string().is_empty());
+    }
+}

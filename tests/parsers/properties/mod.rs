@@ -1,0 +1,54 @@
+//! What must hold of every parser, whatever the bytes: one function for each, which panics where it does not.
+//!
+//! Compiled twice: by the test `parsers`, which tries the seeds and changed seeds, and by the fuzz targets in `fuzz`.
+
+pub(crate) mod container;
+pub(crate) mod host;
+pub(crate) mod settings;
+pub(crate) mod trace;
+
+use std::cell::OnceCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Every property and the name of its target, its seeds and its fuzz binary.
+pub(crate) const ALL: &[(&str, fn(&[u8]))] = &[
+    ("quantities", settings::quantities),
+    ("words", settings::words),
+    ("environment", settings::environment),
+    ("trace", trace::text),
+    ("trace_file", trace::file),
+    ("replay", trace::replay),
+    ("conformance", trace::conformance),
+    ("tar", container::tar),
+    ("safetensors", container::safetensors),
+    ("cgroup", host::cgroup),
+    ("pressure", host::pressure),
+    ("number_list", host::number_list),
+    ("smaps", host::smaps),
+];
+
+thread_local! {
+    static FOLDER: OnceCell<tempfile::TempDir> = const { OnceCell::new() };
+}
+
+/// `path` in a folder of the calling thread, with this content.
+fn written(path: &str, content: &[u8]) -> PathBuf {
+    let path = folder().join(path);
+    if fs::write(&path, content).is_err() {
+        fs::create_dir_all(path.parent().expect("it lies in the folder")).expect("the folder can be written");
+        fs::write(&path, content).expect("the folder can be written");
+    }
+    path
+}
+
+/// In memory where that is possible: a run writes a file thousands of times a second.
+fn folder() -> PathBuf {
+    FOLDER.with(|folder| {
+        let new = || {
+            let in_memory = Path::new("/dev/shm");
+            tempfile::tempdir_in(in_memory).or_else(|_| tempfile::tempdir()).expect("a folder can be made")
+        };
+        folder.get_or_init(new).path().to_owned()
+    })
+}

@@ -1,0 +1,75 @@
+//! Quantities, words and the environment.
+
+use std::fmt::{Debug, Display};
+use std::str::FromStr;
+
+use pinpool::config::text::{ParseError, format_bytes, parse_bytes, parse_duration};
+use pinpool::testing::parse;
+use pinpool::{Backend, Ceiling, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy, Rounding};
+
+/// Sizes and times: what is read is printed so that it is read back, and what is refused is named.
+pub(crate) fn quantities(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    if let Some(bytes) = accepted(&text, parse_bytes(&text)) {
+        assert_eq!(parse_bytes(&format_bytes(bytes)), Ok(bytes), "{text}");
+    }
+    accepted(&text, parse_duration(&text));
+    // Plain digits are what they say, or too large.
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        assert_eq!(parse_bytes(&text).ok(), text.parse().ok(), "{text}");
+    }
+    if let Some(&bytes) = data.first_chunk().map(|chunk| u64::from_le_bytes(*chunk)).as_ref() {
+        assert_eq!(parse_bytes(&format_bytes(bytes)), Ok(bytes));
+    }
+}
+
+/// Settings of one word.
+pub(crate) fn words(data: &[u8]) {
+    let text = &*String::from_utf8_lossy(data);
+    word::<Preset>(text);
+    word::<Rounding>(text);
+    word::<FenceKind>(text);
+    word::<OnFull>(text);
+    word::<ReleasePolicy>(text);
+    word::<Ceiling>(text);
+    word::<PressureSource>(text);
+    let _: Option<Backend> = accepted(text, text.parse());
+}
+
+fn word<T: FromStr<Err = ParseError> + Display + Debug + PartialEq>(text: &str) {
+    if let Some(value) = accepted(text, T::from_str(text)) {
+        assert_eq!(value.to_string().parse(), Ok(value), "{text}");
+    }
+}
+
+fn accepted<T>(text: &str, parsed: Result<T, ParseError>) -> Option<T> {
+    parsed
+        .map_err(|error| {
+            assert!(error.to_string().contains(text), "{error} does not name {text}");
+            assert!(!error.problem().is_empty(), "{error}");
+        })
+        .ok()
+}
+
+/// Lines of `NAME=VALUE` as the environment: each variable that cannot be used is named with its value, and what the report
+/// shows means the same again.
+pub(crate) fn environment(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let pair = |line: &str| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let pairs: Vec<_> = text.lines().filter_map(pair).collect();
+    let (reports, warnings) = match parse::environment(&pairs) {
+        Ok(read) => read,
+        Err(error) => return assert!(error.is_setting() && error.to_string().contains("PINPOOL_"), "{error}"),
+    };
+    for warning in warnings.iter().map(ToString::to_string) {
+        let names = |(name, value): &(String, String)| warning.contains(name.as_str()) && warning.contains(value);
+        assert!(pairs.iter().any(names), "{warning} names no variable and its value");
+    }
+    let shown: Vec<_> = reports.iter().map(|report| (report.name.to_owned(), report.value.clone())).collect();
+    let (again, warnings) = parse::environment(&shown).expect("what holds does not contradict itself");
+    assert!(warnings.is_empty(), "what is shown cannot be read: {warnings:?}");
+    let values = |reports: &[pinpool::config::env::VariableReport]| {
+        reports.iter().map(|report| report.value.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(values(&again), values(&reports));
+}
