@@ -10,6 +10,8 @@
 //! The fuzz targets in `fuzz` look for inputs without an end; `.ci/fuzz` runs them. An input that they find becomes a seed, so
 //! that it is tried here from then on. `FUZZ_RUNS` sets how many changed seeds each parser gets.
 
+#![allow(clippy::print_stderr)] // Names the input that fails.
+
 mod allocated;
 mod change;
 mod properties;
