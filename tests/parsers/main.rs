@@ -36,7 +36,7 @@ fn seeds(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 /// Tries one input, and keeps it in a file if it fails.
-fn try_input(target: &str, property: fn(&[u8]), input: &[u8]) {
+fn try_input(target: &str, property: properties::Property, input: &[u8]) {
     let before = allocated::start();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         property(input);

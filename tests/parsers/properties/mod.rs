@@ -11,8 +11,11 @@ use std::cell::OnceCell;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// What is tried: it panics if it does not hold of these bytes.
+pub(crate) type Property = fn(&[u8]);
+
 /// Every property and the name of its target, its seeds and its fuzz binary.
-pub(crate) const ALL: &[(&str, fn(&[u8]))] = &[
+pub(crate) const ALL: &[(&str, Property)] = &[
     ("quantities", settings::quantities),
     ("words", settings::words),
     ("environment", settings::environment),
