@@ -1,4 +1,4 @@
-//! Every log line, one method each; the only user of `log` in the library.
+//! Every log line, one method each; the only user of the crate `log` in the library.
 //!
 //! The README has a table of them: when each comes and what to do about it.
 //!
@@ -17,6 +17,11 @@ use crate::config::Warning;
 use crate::error::{Error, UsageReport};
 use crate::finding::{Finding, Level};
 use crate::policy::Check;
+
+/// In this file `log::warn!` and its siblings are the macros of this module.
+mod log;
+
+pub(crate) use log::defer;
 
 /// Counts the checks of one or many pools and picks those that are printed.
 ///
@@ -152,8 +157,8 @@ impl PoolLog {
                 log::info!("{}", Raising { from: check.limit, to });
             }
         }
-        if let Some(listener) = &self.listener {
-            listener(&report);
+        if let Some(listener) = self.listener.clone() {
+            log::call(move || listener(&report));
         }
     }
 

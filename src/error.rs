@@ -55,6 +55,13 @@ pub(crate) enum ErrorKind {
     Alignment { len: usize, align: usize, max_align: usize },
     #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {usage}; {remedy}")]
     Limit { asked_bytes: u64, needed_bytes: u64, usage: UsageReport, remedy: &'static str },
+    #[error(
+        "asked {asked_bytes} B ({needed_bytes} B with rounding): {waiting} {} in line for memory, the first for \
+         {first_bytes} B, and what is free is theirs; {usage}; wait longer (PINPOOL_WAIT), put buffers back first or \
+         raise PINPOOL_MAX_BYTES",
+        if *waiting == 1 { "get waits" } else { "gets wait" }
+    )]
+    Line { asked_bytes: u64, needed_bytes: u64, waiting: u64, first_bytes: u64, usage: UsageReport },
     #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {usage}")]
     Backend { backend: &'static str, asked_bytes: u64, usage: UsageReport, source: SourceError },
     #[error("back-end `{backend}` is not available: {why}")]
@@ -86,8 +93,8 @@ macro_rules! predicates {
 predicates! {
     /// The length or the alignment of the request is out of range.
     is_request = Length | Alignment | View;
-    /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`).
-    is_limit = Limit;
+    /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`), or not before the gets that wait for memory.
+    is_limit = Limit | Line;
     /// The driver or the kernel refused, or the back-end set is not available.
     is_backend = Backend | Unavailable;
     /// Two settings contradict each other, or one set by code is out of range.
@@ -125,7 +132,7 @@ impl From<Error> for io::Error {
             | ErrorKind::View { .. }
             | ErrorKind::Setting { .. }
             | ErrorKind::Copy { .. } => io::ErrorKind::InvalidInput,
-            ErrorKind::Limit { .. } => io::ErrorKind::QuotaExceeded,
+            ErrorKind::Limit { .. } | ErrorKind::Line { .. } => io::ErrorKind::QuotaExceeded,
             ErrorKind::Backend { .. } => io::ErrorKind::OutOfMemory,
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
             ErrorKind::Thread { ref why, .. } => why.kind(),

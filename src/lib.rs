@@ -65,6 +65,7 @@ mod pool;
 mod size_class;
 mod stats;
 mod sync;
+mod unwind;
 
 // Public so that the benches can measure them alone; no part of the interface.
 #[doc(hidden)]
@@ -95,7 +96,7 @@ pub use error::{Error, Result};
 pub use finding::{Finding, Level};
 pub use in_flight::{Fence, FenceKind, StreamId};
 pub use policy::{Check, Window};
-pub use pool::{Pool, PoolBuilder};
+pub use pool::{GetFuture, Pool, PoolBuilder};
 pub use size_class::Rounding;
 pub use stats::{Stats, StatsError, Underlying};
 

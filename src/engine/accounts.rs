@@ -20,6 +20,10 @@ pub(super) struct Accounts {
     failed_gets: AtomicU64,
     fallbacks: AtomicU64,
     fallback_puts: AtomicU64,
+    /// Puts whose buffer went to a waiting get: a put and a hit each.
+    handed_over: AtomicU64,
+    /// Puts whose memory became room for a waiting get.
+    made_room: AtomicU64,
     leaked: AtomicU64,
     leaked_bytes: AtomicU64,
     is_sealed: AtomicBool,
@@ -37,6 +41,19 @@ impl Accounts {
 
     pub(super) fn count_fallback_put(&self) {
         self.fallback_puts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_handed_over(&self) {
+        self.handed_over.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The get had gone: the put is still to come.
+    pub(super) fn uncount_handed_over(&self) {
+        self.handed_over.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_made_room(&self) {
+        self.made_room.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns how many buffers have been leaked.
@@ -78,18 +95,20 @@ impl Accounts {
         let (in_flight, in_flight_bytes, oldest) = (copies.count(), copies.bytes(), copies.oldest(now_us));
         let (lost, lost_bytes) = (self.leaked.load(Ordering::Relaxed), self.leaked_bytes.load(Ordering::Relaxed));
         let fallbacks = self.fallbacks.load(Ordering::Relaxed);
+        let (handed_over, made_room) =
+            (self.handed_over.load(Ordering::Relaxed), self.made_room.load(Ordering::Relaxed));
         Stats {
             pool_size_limit: idle.limit,
             window: idle.window,
-            gets: idle.total.gets() + fallbacks,
-            hits: idle.total.get_from_pool,
+            gets: idle.total.gets() + fallbacks + handed_over,
+            hits: idle.total.get_from_pool + handed_over,
             misses: idle.total.allocated + fallbacks,
             failed_gets: self.failed_gets.load(Ordering::Relaxed),
             waits,
             fallbacks,
-            puts: idle.total.put + self.fallback_puts.load(Ordering::Relaxed),
+            puts: idle.total.put + self.fallback_puts.load(Ordering::Relaxed) + handed_over + made_room,
             evicted: idle.total.evicted,
-            reclaimed: idle.reclaimed,
+            reclaimed: idle.reclaimed + made_room,
             aged: idle.aged,
             checks: idle.checks,
             raises: idle.raises,

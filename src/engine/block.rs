@@ -39,6 +39,8 @@ pub(super) struct BlockBody<E> {
     memory: BlockMemory,
     class_bytes: usize,
     state: BufferState,
+    /// Number of the waiting get that this block was served past; 0: of none.
+    passed: u64,
 }
 
 /// The tag of a block that is not plain; no fork generation.
@@ -92,6 +94,7 @@ impl<E> Block<E> {
             memory,
             class_bytes: class.bytes,
             state: BufferState::default(),
+            passed: 0,
         };
         let entry = Entry::new(class.index, held_bytes, body);
         entry.set_tag(NOT_PLAIN);
@@ -221,5 +224,14 @@ impl<E> Block<E> {
     pub(crate) fn state_mut(&mut self) -> &mut BufferState {
         self.0.set_tag(NOT_PLAIN);
         &mut self.0.state
+    }
+
+    /// Number of the waiting get that this block was served past, if any.
+    pub(super) fn passed(&self) -> u64 {
+        self.0.passed
+    }
+
+    pub(super) fn note_passed(&mut self, number: u64) {
+        self.0.passed = number;
     }
 }

@@ -4,9 +4,8 @@
 //!  get   idle ─hit─▶ block
 //!         └─miss─▶ sweep ─completed─▶ block
 //!                   └─▶ tick, acquire ─▶ block
-//!                        └─no room─▶ wait in line: sweep, take, acquire ─▶ block
-//!                                     └─timed out─▶ pageable memory, or an error in numbers
-//!  put   keep idle ─▶ release the victim, report the check, wake the first waiter
+//!                        └─no room─▶ wait in line (`waiting.rs`)
+//!  put   a get waits? ─yes─▶ hand over, or make room; else keep idle ─▶ release the victim, report the check
 //!  copy  the block waits in `in_flight`; a sweep that finds its copies over puts it
 //!  end   last handle dropped ─▶ seal: release what is idle; later puts release their block
 //!        last buffer back ────▶ close: wait for copies, abandon those that do not end, detach from the arena
@@ -26,11 +25,10 @@
 //! - core-I3: the pool closes once, after `seal`, when every buffer handed out has been put, is in flight or was leaked.
 
 use std::sync::{Arc, Weak};
-use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::accounts::{Accounts, usage_report};
+use super::accounts::Accounts;
 use super::block::{self, BlockBody};
 use super::ceiling::{AutoCeiling, CeilingControl, CeilingSource};
 use super::clock::Timekeeper;
@@ -38,14 +36,14 @@ use super::idle::thread_cache::Shard;
 use super::maintenance::{LATE_US, Maintenance};
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::supply::{Backing, Gate, Reclaim, Refusal};
+use super::supply::{Backing, Gate, Reclaim};
 use super::waiters::Waiters;
 use crate::config::{Ceiling, Config};
-use crate::diag::PoolLog;
+use crate::diag::{self, PoolLog};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::ForkGeneration;
 use crate::in_flight::{FenceKind, Fences, InFlight, PendingGroup, Swept};
-use crate::maintenance_thread::{Condition, Maintained, MaintenanceThread, Pace, Reminder};
+use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::size_class::Class;
 use crate::stats::Stats;
 use crate::sync::process::{AtomicU64, Ordering};
@@ -53,12 +51,11 @@ use crate::sync::process::{AtomicU64, Ordering};
 /// A get that needs memory waits this long for another thread's sweep. A driver answers in microseconds, and the sweeping
 /// thread may have lost its processor for a while; a driver that hangs must not block all gets.
 const SWEEP_PATIENCE: Duration = Duration::from_millis(5);
-/// Longest wait for room.
-const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
-/// Longest sleep of a waiting get while copies are in flight, whose end no put announces.
-const IN_FLIGHT_PATIENCE: Duration = Duration::from_micros(500);
-/// Longest sleep otherwise: room may also come from other pools and processes.
-const IDLE_PATIENCE: Duration = Duration::from_millis(5);
+
+mod interfaces;
+mod waiting;
+
+pub(crate) use waiting::{Begun, WaitingGet};
 
 type Block = block::Block<Core>;
 
@@ -71,7 +68,7 @@ pub(crate) struct Core {
     log: Arc<PoolLog>,
     stock: Stock<Self>,
     in_flight: InFlight<Block>,
-    waiters: Waiters,
+    waiters: Waiters<Block>,
     time: Timekeeper,
     maintenance: Maintenance,
     /// Runs the ticks of this pool; `None` if it is not to.
@@ -154,18 +151,6 @@ impl Core {
         if let Some(thread) = self.thread {
             self.log.no_thread(thread.notice(pace));
         }
-    }
-
-    #[allow(dead_code)] // For gets that a task awaits.
-    /// Wakes `waker` once: at `deadline`, or when `condition` is true, which the maintenance thread asks about every 200 us,
-    /// with no lock held. `None` if this pool has no such thread; then only its caller's own calls can find out.
-    pub(crate) fn remind(
-        &self,
-        deadline: Option<Instant>,
-        condition: Option<Condition>,
-        waker: &Waker,
-    ) -> Option<Reminder> {
-        self.thread?.remind(deadline, condition, waker).inspect_err(|error| self.log.no_thread_for(error)).ok()
     }
 
     #[allow(dead_code)]
@@ -265,97 +250,6 @@ impl Core {
         None
     }
 
-    #[cold]
-    fn miss(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
-        if let Some(block) = self.take_completed(class, SWEEP_PATIENCE) {
-            return Ok(block);
-        }
-        let now_us = self.tick_if_alone();
-        self.stock.idle().note_miss(now_us);
-        // Waiting gets come first.
-        let refusal = if self.waiters.has_waiters() {
-            Refusal::Ceiling { needed_bytes: class.bytes as u64 }
-        } else {
-            match self.acquire(class) {
-                Ok(block) => {
-                    self.notice(Pace::InUse);
-                    self.shortage.end_if_calm(&self.log, now_us);
-                    self.stock.enforce_idle_limit(now_us);
-                    return Ok(block);
-                }
-                Err(refusal) => refusal,
-            }
-        };
-        self.get_without_room(len, class, wait, refusal)
-    }
-
-    /// Waits in line, then gives out pageable memory or an error.
-    fn get_without_room(
-        self: &Arc<Self>,
-        len: usize,
-        class: Class,
-        wait: Duration,
-        mut refusal: Refusal,
-    ) -> Result<Block> {
-        let could_hold = self.backing().could_hold(class);
-        // A request that can never be served is no shortage, unless it is served otherwise.
-        let is_servable = could_hold || self.backing().could_fall_back(class);
-        if is_servable {
-            let why = || (self.backing().why(&refusal), usage_report(&self.stats()));
-            self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
-        }
-        // What is over the ceiling need not wait for room under it.
-        if !could_hold && let Some(block) = self.fall_back(len, class) {
-            return Ok(block);
-        }
-        if is_servable && !wait.is_zero() {
-            let deadline = Instant::now() + wait.min(WAIT_MAX);
-            self.stock.idle().begin_waiting();
-            let patience = || if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { IDLE_PATIENCE };
-            let served = self.waiters.wait(deadline, patience, || {
-                self.complete_copies();
-                if !could_hold {
-                    return self.fall_back(len, class);
-                }
-                self.stock.take(class).or_else(|| self.acquire(class).map_err(|later| refusal = later).ok())
-            });
-            self.stock.idle().end_waiting();
-            if let Some(block) = served {
-                self.notice(Pace::InUse);
-                return Ok(block);
-            }
-        }
-        if let Some(block) = self.fall_back(len, class) {
-            return Ok(block);
-        }
-        self.accounts.count_failed_get();
-        Err(self.refused(len, refusal))
-    }
-
-    /// A block that is not pinned, if this pool may give one out and its limit leaves room.
-    fn fall_back(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
-        let block = self.stock.acquire_pageable(self, class)?;
-        self.accounts.count_fallback();
-        if self.shortage.count_fallback() {
-            let fallback = self.backing().usage().fallback;
-            self.log.fell_back(len as u64, fallback.held_bytes, fallback.max_bytes);
-        }
-        Some(block)
-    }
-
-    fn acquire(self: &Arc<Self>, class: Class) -> Result<Block, Refusal> {
-        let mut acquired = self.stock.acquire(self, class, self.time.coarse_us(), &**self);
-        if let (true, Ok(block)) = (self.config.zero, &mut acquired) {
-            // A source may give what earlier use by this process left.
-            block.zero();
-        }
-        acquired
-    }
-
-    fn refused(&self, len: usize, refusal: Refusal) -> Error {
-        self.backing().error(len, refusal, usage_report(&self.stats()))
-    }
-
     /// The user is done with `block`, and so is every device. The caller keeps a reference to this pool until it returns.
     pub(super) fn put(&self, block: Block) {
         if self.config.zero { self.put_used(block) } else { self.keep(block) }
@@ -387,9 +281,19 @@ impl Core {
             return;
         }
         block.make_plain(self.generation.number());
+        if self.waiters.has_waiters() {
+            self.put_in_line(block);
+            return;
+        }
+        self.keep(block);
+    }
+
+    /// Makes `block` idle.
+    fn keep(&self, block: Block) {
         if self.stock.put(block, self.time.coarse_us()) {
             self.close_if_unused();
         }
+        // A get that joined the line meanwhile may have looked before this buffer was idle.
         if self.waiters.has_waiters() {
             self.waiters.wake_first();
         }
@@ -474,6 +378,8 @@ impl Core {
     /// Reads the clock and returns the time. Does what has been due for `patience_us`; that may be slow calls.
     fn tick_after(&self, patience_us: u64) -> u64 {
         let now_us = self.now_us();
+        // Until the tick has ended: a log sink may call the pool.
+        let _deferral = diag::defer();
         let Some(mut tick) = self.maintenance.begin_tick(now_us, patience_us) else { return now_us };
         if let Some(thread) = self.thread.filter(|_| patience_us > 0) {
             self.log.no_thread(thread.note_late());
@@ -579,49 +485,5 @@ impl Core {
         if let Some(arena) = self.backing().arena().filter(|_| may_release) {
             self.log.release_error(arena.detach(self, self.time.coarse_us()));
         }
-    }
-}
-
-impl Reclaim for Core {
-    fn idle_bytes(&self) -> u64 {
-        self.stock.idle().bytes()
-    }
-
-    fn release_oldest(&self) -> bool {
-        let released = self.stock.release_oldest(self.time.coarse_us());
-        self.close_if_unused();
-        released
-    }
-
-    fn complete_copies(&self) {
-        Self::complete_copies(self);
-    }
-
-    fn room_was_made(&self) {
-        if self.waiters.has_waiters() {
-            self.waiters.wake_first();
-        }
-    }
-
-    fn expire_idle(&self, now_us: u64) {
-        self.time.advance_to(now_us);
-        self.stock.idle().tick(now_us, self.time.latest_put_us(now_us));
-        self.stock.expire(now_us);
-        self.close_if_unused();
-    }
-}
-
-impl Maintained for Core {
-    fn maintain(&self) {
-        self.complete_copies();
-        self.tick_after(0);
-    }
-
-    fn pace(&self) -> Pace {
-        if self.in_flight.count() > 0 {
-            // Relaxed: ordered by the thread's barrier.
-            return if self.copy_watchers.load(Ordering::Relaxed) > 0 { Pace::Copies } else { Pace::Idle };
-        }
-        self.stock.pace()
     }
 }

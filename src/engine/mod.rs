@@ -17,7 +17,8 @@
 //! | `stock.rs` | idle blocks, and the memory that new ones are made of |
 //! | `idle/` | the idle buffers, by the rules of the preset |
 //! | `supply/` | where a miss gets its memory and a victim returns it |
-//! | `waiters.rs` | gets that wait for room |
+//! | `core/waiting.rs` | a get without room, and the put that serves it |
+//! | `waiters/` | the line of gets that wait for room |
 //! | `shortage.rs` | a time without room, logged once |
 //! | `maintenance.rs` | when periodic work is due |
 //! | `accounts.rs` | counts beside the idle buffers, and the snapshot of all figures |
@@ -40,7 +41,7 @@ mod waiters;
 pub(crate) use self::block::BufferState;
 pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
-pub(crate) use self::core::Core;
+pub(crate) use self::core::{Begun, Core, WaitingGet};
 pub(crate) use self::supply::{Backing, BegunCopy, Direct, Fallback, SharedArena, SharedArenaConfig, Supply};
 pub(crate) use self::user_block::Block;
 #[cfg(any(test, feature = "testing"))]

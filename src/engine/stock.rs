@@ -10,6 +10,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::block::{Block, BlockBody};
 use super::idle::{Idle, LoweredLimit, PutOutcome};
@@ -61,15 +62,17 @@ impl<E> Stock<E> {
         self.idle.take(class).map(Block::from_entry)
     }
 
-    /// A new block of `class`, or an idle one that came back meanwhile. Idle blocks of `pool` make room. A slow call.
+    /// A new block of `class`, or an idle one that came back meanwhile. Idle blocks of `pool` make room. Waits for calls of
+    /// other threads no longer than `until`. A slow call.
     pub(super) fn acquire(
         &self,
         owner: &Arc<E>,
         class: Class,
         now_us: u64,
+        until: Instant,
         pool: &dyn Reclaim,
     ) -> Result<Block<E>, Refusal> {
-        match self.backing.acquire(class, now_us, pool, || self.take(class))? {
+        match self.backing.acquire(class, (now_us, until), pool, || self.take(class))? {
             Acquired::Reused(block) => Ok(block),
             Acquired::New(memory) => {
                 self.idle.count_allocated();
@@ -177,7 +180,11 @@ impl<E> Stock<E> {
     /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle.
     pub(super) fn trim(&self, to_bytes: u64, now_us: u64) {
         self.trim_arena(to_bytes, now_us);
-        while self.backing.stats().held_bytes > to_bytes && self.release_oldest(now_us) {
+        // No more than are idle now: what other threads put back meanwhile is not this call's.
+        for _ in 0..self.idle.stats().buffers {
+            if self.backing.stats().held_bytes <= to_bytes || !self.release_oldest(now_us) {
+                break;
+            }
             self.trim_arena(to_bytes, now_us);
         }
     }
@@ -226,7 +233,7 @@ impl<E> Stock<E> {
         }
         // Severe pressure releases everything idle, for as long as it lasts.
         if tick.pressure_is_severe() {
-            pools.iter().for_each(|pool| while pool.release_oldest() {});
+            pools.iter().for_each(|pool| release_idle(&**pool));
             trim_all();
         }
         self.log.release_error(arena.release_due(now_us));
@@ -259,5 +266,15 @@ impl<E> Stock<E> {
     /// From now on nothing is kept. Returns what is idle.
     pub(super) fn seal(&self) -> Vec<Block<E>> {
         self.idle.seal().into_iter().map(Block::from_entry).collect()
+    }
+}
+
+/// Releases as many blocks of `pool` as are idle now, oldest first. What other threads put back meanwhile is left to the
+/// next call, so that this one ends.
+fn release_idle(pool: &dyn Reclaim) {
+    for _ in 0..pool.idle_buffers() {
+        if !pool.release_oldest() {
+            break;
+        }
     }
 }

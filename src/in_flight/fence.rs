@@ -1,7 +1,6 @@
 //! How the end of a copy is learnt: fences, and the fences of one buffer.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
@@ -10,6 +9,7 @@ use smallvec::SmallVec;
 use crate::error::{Error, Result};
 use crate::sync::plain::Mutex;
 use crate::sync::process::Ordering;
+use crate::unwind::caught;
 
 /// Tells when a copy that was enqueued on a stream is over.
 ///
@@ -95,28 +95,22 @@ pub(crate) type Fences = SmallVec<[SharedFence; 1]>;
 
 /// Queries a fence, which may be a user's. A panic is a failure, so that the memory is lost and nothing else with it.
 pub(crate) fn is_over(fence: &dyn Fence) -> Result<bool> {
-    unless_it_panics(|| fence.is_done()).unwrap_or_else(|| Err(Error::device("the fence of a copy panicked")))
+    caught(|| fence.is_done()).unwrap_or_else(|| Err(Error::device("the fence of a copy panicked")))
 }
 
 /// The number of a fence's stream; 0 if the fence panics.
 pub(super) fn stream_of(fence: &dyn Fence) -> u64 {
-    unless_it_panics(|| fence.stream()).unwrap_or_default()
+    caught(|| fence.stream()).unwrap_or_default()
 }
 
 /// The identity of a fence's stream, unknown if the fence panics.
 fn stream_id_of(fence: &dyn Fence) -> Option<StreamId> {
-    unless_it_panics(|| fence.stream_id()).flatten()
+    caught(|| fence.stream_id()).flatten()
 }
 
 /// Drops fences that are not needed any more. A panic of one is ignored: the memory is safe without it.
 pub(super) fn discard(fences: Fences) {
-    fences.into_iter().for_each(|fence| unless_it_panics(|| drop(fence)).unwrap_or_default());
-}
-
-/// Code of a user's fence runs between steps that belong together, so it must not unwind.
-fn unless_it_panics<R>(act: impl FnOnce() -> R) -> Option<R> {
-    // A payload whose drop panics would unwind as well.
-    catch_unwind(AssertUnwindSafe(act)).map_err(std::mem::forget).ok()
+    fences.into_iter().for_each(|fence| caught(|| drop(fence)).unwrap_or_default());
 }
 
 /// The copies that use one buffer and may still be running. A buffer that was never copied has no list, and pays one

@@ -16,9 +16,11 @@ use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
 use crate::stats::Stats;
 
 mod builder;
+mod get_future;
 
 pub use builder::PoolBuilder;
 pub(crate) use builder::{ceiling_in_bytes, pin_threads};
+pub use get_future::GetFuture;
 
 /// A pool of page-locked host memory. Cheap to clone; all clones are the same pool.
 ///
@@ -130,6 +132,36 @@ impl Pool {
     /// As [`get`](Pool::get).
     pub fn get_timeout(&self, len: usize, wait: Duration) -> Result<PinnedBuf> {
         self.get_within(len, DEFAULT_ALIGN, wait)
+    }
+
+    /// As [`get`](Pool::get) for a task: where a thread would wait, at most `PINPOOL_WAIT`, the task is woken later. Stands
+    /// in one line with the gets of threads, first come, first served. Needs no runtime: the put that serves it wakes it, and
+    /// the pool's maintenance thread wakes it for its deadline and for copies that have ended.
+    ///
+    /// Does not wait for calls of other threads either. A miss may call the back-end on the thread that polls, as `get` does;
+    /// a [reserve](Pool::prewarm) avoids that.
+    ///
+    /// ```
+    /// # use std::pin::pin;
+    /// # use std::task::{Context, Poll, Waker};
+    /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(Some(1 << 20)).build()?;
+    /// let held = pool.get(1 << 20)?;
+    /// let mut get = pin!(pool.get_async(1 << 20)); // in a task: `pool.get_async(1 << 20).await?`
+    /// let mut context = Context::from_waker(Waker::noop());
+    /// assert!(get.as_mut().poll(&mut context).is_pending());
+    /// drop(held); // handed over
+    /// assert!(matches!(get.poll(&mut context), Poll::Ready(Ok(_))));
+    /// # Ok::<(), pinpool::Error>(())
+    /// ```
+    ///
+    /// The future's errors are those of [`get`](Pool::get).
+    pub fn get_async(&self, len: usize) -> GetFuture {
+        self.get_async_timeout(len, self.core().config().wait)
+    }
+
+    /// As [`get_async`](Pool::get_async), with `wait` in place of `PINPOOL_WAIT`.
+    pub fn get_async_timeout(&self, len: usize, wait: Duration) -> GetFuture {
+        GetFuture::new(self.clone(), len, wait)
     }
 
     #[inline(never)]

@@ -1,12 +1,14 @@
 //! The logger of this binary: keeps the lines of each thread for that thread.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Once;
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 thread_local! {
     static LINES: RefCell<Vec<(Level, String)>> = const { RefCell::new(Vec::new()) };
+    static PANIC_AT: Cell<&'static str> = const { Cell::new("") };
+    static PANICS: Cell<u64> = const { Cell::new(0) };
 }
 
 struct LinesByThread;
@@ -17,8 +19,13 @@ impl Log for LinesByThread {
     }
 
     fn log(&self, record: &Record<'_>) {
+        let (at, line) = (PANIC_AT.try_with(Cell::get).unwrap_or(""), record.args().to_string());
+        if !at.is_empty() && line.contains(at) {
+            PANICS.set(PANICS.get() + 1);
+            panic!("the log sink panics at: {line}");
+        }
         // Fails where the thread is ending.
-        let _ = LINES.try_with(|lines| lines.borrow_mut().push((record.level(), record.args().to_string())));
+        let _ = LINES.try_with(|lines| lines.borrow_mut().push((record.level(), line)));
     }
 
     fn flush(&self) {}
@@ -44,4 +51,15 @@ pub(crate) fn lines() -> Vec<String> {
 /// How many of `lines` contain `part`.
 pub(crate) fn count(lines: &[String], part: &str) -> usize {
     lines.iter().filter(|line| line.contains(part)).count()
+}
+
+/// From now on the logger panics at this thread's lines that contain `part`; at none, if that is empty.
+pub(crate) fn panic_at(part: &'static str) {
+    PANIC_AT.set(part);
+    PANICS.set(0);
+}
+
+/// How often it has panicked since then.
+pub(crate) fn panics() -> u64 {
+    PANICS.get()
 }

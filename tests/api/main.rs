@@ -12,6 +12,7 @@
 //! | `async_copy` | copies that tasks await |
 //! | `fences` | fences of users that block, panic, or call the pool |
 //! | `memory_counts`, `memory_limits` | every byte in a figure and under a limit; limits that change, limits on what is idle |
+//! | `line`, `async_get`, `deadlines`, `panics` | gets that wait, threads and tasks, in order and in time; panics of a user's code |
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
 //! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
 //! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
@@ -25,6 +26,7 @@ mod adaptive;
 mod adaptive_model;
 #[cfg(not(miri))]
 mod async_copy;
+mod async_get;
 mod batch;
 mod captured_log;
 mod ceiling;
@@ -32,6 +34,7 @@ mod ceiling;
 mod child;
 mod contract;
 mod counting;
+mod deadlines;
 mod draw;
 mod fault;
 mod fences;
@@ -44,6 +47,7 @@ mod hit_calls_nothing;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod host_sources;
 mod in_flight;
+mod line;
 #[cfg(feature = "loader")]
 mod loader;
 mod log_lines;
@@ -53,6 +57,7 @@ mod memory_counts;
 mod memory_limits;
 mod own_stream;
 mod partition_copies;
+mod panics;
 mod remedies;
 #[cfg(target_os = "linux")]
 mod resident_memory;

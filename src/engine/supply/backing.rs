@@ -5,7 +5,9 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
+use super::super::waiters::Beside;
 use super::fallback::FallbackStats;
 use super::{Acquired, BlockMemory, Direct, Fallback, Gate, Reclaim, Refusal, SharedArena, SupplyStats};
 use crate::backend::{PageTiers, Source};
@@ -138,28 +140,33 @@ impl Backing {
         }
     }
 
-    /// Memory for `class`, or what `reuse` found meanwhile. Idle blocks of `pool` make room. A slow call.
+    /// Memory for `class`, or what `reuse` found meanwhile. Idle blocks of `pool` make room. Waits for calls of other
+    /// threads no longer than `until`. A slow call.
     pub(in crate::engine) fn acquire<R>(
         &self,
         class: Class,
-        now_us: u64,
+        (now_us, until): (u64, Instant),
         pool: &dyn Reclaim,
         mut reuse: impl FnMut() -> Option<R>,
     ) -> Result<Acquired<R>, Refusal> {
         match &self.supply {
-            Supply::Direct(direct) => loop {
-                if let Some(reused) = reuse() {
-                    return Ok(Acquired::Reused(reused));
+            Supply::Direct(direct) => {
+                let mut to_release = None;
+                loop {
+                    if let Some(reused) = reuse() {
+                        return Ok(Acquired::Reused(reused));
+                    }
+                    match direct.acquire(class.bytes) {
+                        // A request that can never fit is no reason to release idle blocks.
+                        Err(Refusal::Ceiling { .. })
+                            if direct.could_hold(class.bytes) && release_one(pool, &mut to_release) => {}
+                        acquired => return acquired.map(Acquired::New),
+                    }
                 }
-                match direct.acquire(class.bytes) {
-                    // A request that can never fit is no reason to release idle blocks.
-                    Err(Refusal::Ceiling { .. }) if direct.could_hold(class.bytes) && pool.release_oldest() => {}
-                    acquired => return acquired.map(Acquired::New),
-                }
-            },
+            }
             Supply::Shared(arena) => {
                 let own_claim = self.claim_own(class.bytes as u64, pool)?;
-                let mut acquired = arena.acquire(class, now_us, pool, reuse)?;
+                let mut acquired = arena.acquire(class, (now_us, until), pool, reuse)?;
                 if let Acquired::New(BlockMemory::Carved { claim, .. }) = &mut acquired {
                     *claim = Some(own_claim.held());
                 }
@@ -174,10 +181,11 @@ impl Backing {
         if !self.could_own(bytes) {
             return Err(refusal);
         }
+        let mut to_release = None;
         loop {
             match self.own.claim(bytes) {
                 Some(claim) => return Ok(claim),
-                None if pool.release_oldest() => {}
+                None if release_one(pool, &mut to_release) => {}
                 None => return Err(refusal),
             }
         }
@@ -234,6 +242,25 @@ impl Backing {
             }
     }
 
+    /// The memory beside a get of the class `first`, as a get of `class` would use it. Counts a buffer as all the granules
+    /// that it may touch, so that what is beside leaves the first whole ones. None where memory is held in regions, which
+    /// a small buffer may keep from being replaced.
+    pub(in crate::engine) fn beside(&self, first: Class, class: Class) -> Beside {
+        let room_bytes = match &self.supply {
+            Supply::Direct(direct) => direct.room_beside_bytes(first.bytes),
+            Supply::Shared(arena) => arena.room_beside_bytes(first.bytes as u64, self.own.max_bytes()),
+        };
+        Beside { room_bytes, needed_bytes: self.beside_bytes(class) }
+    }
+
+    /// What a buffer of `class` uses of the memory beside the first in line.
+    pub(in crate::engine) fn beside_bytes(&self, class: Class) -> u64 {
+        match &self.supply {
+            Supply::Direct(direct) => direct.held_bytes(class.bytes),
+            Supply::Shared(arena) => arena.touched_bytes(class.bytes as u64),
+        }
+    }
+
     fn could_own(&self, bytes: u64) -> bool {
         self.own.could_hold(bytes)
     }
@@ -250,6 +277,9 @@ impl Backing {
             Refusal::Ceiling { needed_bytes } => {
                 ErrorKind::Limit { asked_bytes, needed_bytes, usage, remedy: self.remedy(needed_bytes) }
             }
+            Refusal::Line { needed_bytes, waiting, first_bytes } => {
+                ErrorKind::Line { asked_bytes, needed_bytes, waiting, first_bytes, usage }
+            }
             Refusal::Source(source) => ErrorKind::Backend { backend: self.source().name(), asked_bytes, usage, source },
         };
         kind.into()
@@ -259,6 +289,10 @@ impl Backing {
     pub(in crate::engine) fn why(&self, refusal: &Refusal) -> String {
         match refusal {
             Refusal::Ceiling { needed_bytes } => format!("the ceiling is reached: {}", self.remedy(*needed_bytes)),
+            Refusal::Line { waiting, first_bytes, .. } => {
+                let gets = if *waiting == 1 { "get waits" } else { "gets wait" };
+                format!("{waiting} {gets} in line, the first for {first_bytes} B")
+            }
             Refusal::Source(source) => source.to_string(),
         }
     }
@@ -334,4 +368,13 @@ impl Backing {
             fallback,
         }
     }
+}
+
+/// Releases the block that has been idle longest; at most as many as are idle at the first call, whatever other threads
+/// put back meanwhile.
+fn release_one(pool: &dyn Reclaim, to_release: &mut Option<u64>) -> bool {
+    let left = to_release.get_or_insert_with(|| pool.idle_buffers());
+    let is_left = *left > 0;
+    *left = left.saturating_sub(1);
+    is_left && pool.release_oldest()
 }

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::source_call::call;
 use super::{BlockMemory, Refusal, SupplyStats};
 use crate::backend::{Region, Source, SourceError};
 use crate::budget::{Budget, Claim};
@@ -43,12 +44,22 @@ impl Direct {
         self.budget.max_bytes().is_none_or(|max_bytes| self.source.held_bytes(class_bytes) as u64 <= max_bytes)
     }
 
+    /// What the ceiling leaves beside a block of `class_bytes`.
+    pub(super) fn room_beside_bytes(&self, class_bytes: usize) -> u64 {
+        self.budget.max_bytes().map_or(0, |max_bytes| max_bytes.saturating_sub(self.held_bytes(class_bytes)))
+    }
+
+    /// Bytes held for a block of `class_bytes`.
+    pub(super) fn held_bytes(&self, class_bytes: usize) -> u64 {
+        self.source.held_bytes(class_bytes) as u64
+    }
+
     /// Acquires `class_bytes`. A slow call.
     pub(super) fn acquire(&self, class_bytes: usize) -> Result<BlockMemory, Refusal> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = self.budget.claim(needed_bytes).ok_or(Refusal::Ceiling { needed_bytes })?;
         let begun = Instant::now();
-        let acquired = self.source.acquire(class_bytes);
+        let acquired = call("acquire", || self.source.acquire(class_bytes));
         let mut counts = self.counts.lock();
         counts.calls.time += begun.elapsed();
         match acquired {
@@ -68,9 +79,11 @@ impl Direct {
     pub(super) fn release(&self, region: Region, claim: Claim) -> Result<(), (u64, SourceError)> {
         let class_bytes = region.len_bytes() as u64;
         let begun = Instant::now();
-        // SAFETY: the region came from this source (`acquire` above), and the caller gave up its block by value, so no
-        // reference and no copy uses it (core-I1).
-        let released = unsafe { self.source.release(region) };
+        let released = call("release", || {
+            // SAFETY: the region came from this source (`acquire` above), and the caller gave up its block by value, so no
+            // reference and no copy uses it (core-I1).
+            unsafe { self.source.release(region) }
+        });
         let mut counts = self.counts.lock();
         counts.calls.time += begun.elapsed();
         match released {

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::gate::ClosedGate;
+use super::source_call::call;
 use crate::arena::{Arena, ArenaPtr, Extent, GrowthMode, Plan, PlanOutcome, RANGE_BYTES_MAX, Retention, Step};
 use crate::backend::{self, AddressRange, PAGE_BYTES, Region, RemapError, Source, SourceError, Subrange};
 
@@ -140,11 +141,15 @@ impl Mapping {
     #[allow(unsafe_code)] // Memory and addresses leave the pool.
     pub(super) unsafe fn release(self, source: &dyn Source) -> Result<(), SourceError> {
         match self {
-            // SAFETY: the caller's promise.
-            Self::Region(region) => unsafe { source.release(region) },
+            Self::Region(region) => call("release", || {
+                // SAFETY: the caller's promise.
+                unsafe { source.release(region) }
+            }),
             Self::Addresses(range) => match (Arc::into_inner(range), source.virtual_memory()) {
-                // SAFETY: the caller's promise; granules that are still committed are those whose release failed.
-                (Some(range), Some(memory)) => unsafe { memory.unreserve(range) },
+                (Some(range), Some(memory)) => call("unreserve", || {
+                    // SAFETY: the caller's promise; granules that are still committed are those whose release failed.
+                    unsafe { memory.unreserve(range) }
+                }),
                 _ => Err(SourceError::new("unreserve", "the addresses are still in use")),
             },
         }
@@ -235,11 +240,15 @@ impl Executor {
         let (offset, bytes) = (as_len(extent.offset())?, as_len(extent.bytes())?);
         match (source.virtual_memory(), &self.addresses) {
             (Some(memory), Some(range)) => {
-                // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
-                // touches them until the plan is settled (arena-I1).
-                unsafe { memory.commit(range, offset, bytes) }
+                call("commit", || {
+                    // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
+                    // touches them until the plan is settled (arena-I1).
+                    unsafe { memory.commit(range, offset, bytes) }
+                })
             }
-            _ => source.acquire(bytes).map(|region| executed.regions.push((extent.range(), region))),
+            _ => {
+                call("acquire", || source.acquire(bytes)).map(|region| executed.regions.push((extent.range(), region)))
+            }
         }
     }
 
@@ -247,9 +256,12 @@ impl Executor {
     fn decommit(&mut self, source: &dyn Source, extent: Extent) -> Result<(), SourceError> {
         if let Some(region) = self.leaving.remove(&extent.range()) {
             let again = Region::new(region.start(), region.len_bytes(), region.id());
-            // SAFETY: the region is this source's, wholly free and in transit (arena-I1): no block lies in it, so no
-            // reference and no copy uses it (core-I1).
-            return unsafe { source.release(region) }.inspect_err(|_| {
+            let released = call("release", || {
+                // SAFETY: the region is this source's, wholly free and in transit (arena-I1): no block lies in it, so no
+                // reference and no copy uses it (core-I1).
+                unsafe { source.release(region) }
+            });
+            return released.inspect_err(|_| {
                 // It stays mapped and page-locked (source-C1).
                 self.leaving.insert(extent.range(), again);
             });
@@ -257,9 +269,11 @@ impl Executor {
         let (offset, bytes) = (as_len(extent.offset())?, as_len(extent.bytes())?);
         match (source.virtual_memory(), &self.addresses) {
             (Some(memory), Some(range)) => {
-                // SAFETY: the range is this source's; the granules are committed, wholly free and in transit (arena-I1):
-                // no block lies in them, so no reference and no copy uses them (core-I1).
-                unsafe { memory.decommit(range, offset, bytes) }
+                call("decommit", || {
+                    // SAFETY: the range is this source's; the granules are committed, wholly free and in transit
+                    // (arena-I1): no block lies in them, so no reference and no copy uses them (core-I1).
+                    unsafe { memory.decommit(range, offset, bytes) }
+                })
             }
             _ => Err(SourceError::new("release", "the region is not known")),
         }
@@ -281,9 +295,11 @@ impl Executor {
         match (source.virtual_memory(), &self.addresses, target) {
             (Some(memory), Some(range), Some(target)) => {
                 let to = as_len(target.offset()).map_err(RemapError::Kept)?;
-                // SAFETY: as in `decommit` for the granules of `sources`, and as in `commit` for those at `to`, where the
-                // plan has one target after the other (`steps_in_one_call`).
-                unsafe { memory.remap(range, &sources, to) }
+                call("remap", || {
+                    // SAFETY: as in `decommit` for the granules of `sources`, and as in `commit` for those at `to`, where
+                    // the plan has one target after the other (`steps_in_one_call`).
+                    unsafe { memory.remap(range, &sources, to) }
+                })
             }
             _ => Err(cannot()),
         }

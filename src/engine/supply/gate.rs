@@ -82,7 +82,7 @@ impl Gate {
         let mut state = self.state.load(Ordering::Relaxed);
         loop {
             if state & CLOSED != 0 {
-                state = self.wait_until_open();
+                state = self.wait_until_open(None).unwrap_or(CLOSED);
                 continue;
             }
             // Acquire, with the Release that opens the gate: the release happens before the copy (gate-I2).
@@ -93,18 +93,25 @@ impl Gate {
         }
     }
 
-    /// Returns an open state of the gate, which may have changed since.
+    /// Returns an open state of the gate, which may have changed since; `None` if the gate is still closed at `until`.
     #[cold]
-    fn wait_until_open(&self) -> u64 {
+    fn wait_until_open(&self, until: Option<Instant>) -> Option<u64> {
         let mut waiting = self.waiting.lock();
         loop {
             // Relaxed: the thread that opens takes the lock after it changes the state, so either this load sees the
             // change or the wait is woken (gate-I3).
             let state = self.state.load(Ordering::Relaxed);
             if state & CLOSED == 0 {
-                return state;
+                return Some(state);
             }
-            waiting = self.opened.wait(waiting);
+            let timed_out;
+            (waiting, timed_out) = match until {
+                Some(until) => self.opened.wait_until(waiting, until),
+                None => (self.opened.wait(waiting), false),
+            };
+            if timed_out {
+                return None;
+            }
         }
     }
 
@@ -156,12 +163,17 @@ impl Gate {
 
     /// Closes the gate after the release that is running, if any. `None` if a copy is pending.
     pub(super) fn close_in_turn(&self) -> Option<ClosedGate<'_>> {
+        self.close_in_turn_until(None)
+    }
+
+    /// As [`close_in_turn`](Self::close_in_turn); `None` also if a release still runs at `until`.
+    pub(super) fn close_in_turn_until(&self, until: Option<Instant>) -> Option<ClosedGate<'_>> {
         loop {
             self.complete_copies();
             if let Some(closed) = self.close() {
                 return Some(closed);
             }
-            if self.wait_until_open() != 0 {
+            if self.wait_until_open(until) != Some(0) {
                 return None;
             }
         }

@@ -7,7 +7,9 @@
 //! | `direct.rs` | preset `tensorflow`: each miss is an acquisition, each victim a release |
 //! | `shared_arena.rs` | preset `adaptive`: a lock around an arena, and the order of steps when memory is needed or released |
 //! | `arena_state.rs` | what that lock guards: sequential bookkeeping |
+//! | `attached.rs` | what the pools that share the arena can give |
 //! | `executor.rs` | addresses of the arena's ranges, and the source calls of a plan |
+//! | `source_call.rs` | one call of a source, which may panic |
 //! | `gate.rs` | keeps copies and releases that wait for copies apart |
 //!
 //! `Direct` releases at once, as TensorFlow does, and with `cuda` each release waits for the device. `SharedArena` never
@@ -17,12 +19,14 @@
 //! during a source call. Never decides which buffer is reused or evicted.
 
 mod arena_state;
+mod attached;
 mod backing;
 mod direct;
 mod executor;
 mod fallback;
 mod gate;
 mod shared_arena;
+mod source_call;
 
 use std::ptr::NonNull;
 
@@ -70,6 +74,8 @@ pub(super) enum Acquired<R> {
 pub(super) enum Refusal {
     /// This much would exceed the ceiling.
     Ceiling { needed_bytes: u64 },
+    /// Others wait for memory, the first of them for this much, and there is no room beside it.
+    Line { needed_bytes: u64, waiting: u64, first_bytes: u64 },
     /// The source failed.
     Source(SourceError),
 }
@@ -78,6 +84,9 @@ pub(super) enum Refusal {
 pub(super) trait Reclaim: Send + Sync {
     /// Bytes of the idle blocks.
     fn idle_bytes(&self) -> u64;
+
+    /// Number of the idle blocks.
+    fn idle_buffers(&self) -> u64;
 
     /// Releases the block that has been idle longest; false if none is idle.
     fn release_oldest(&self) -> bool;

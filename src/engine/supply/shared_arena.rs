@@ -38,12 +38,14 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::arena_state::ArenaState;
+use super::attached::{complete_copies, idle_buffers, make_room};
 use super::executor::{GrowthShape, Mapping, arena_over, held};
 use super::gate::{ClosedGate, Gate};
+use super::source_call::call;
 use super::{Acquired, BlockMemory, Reclaim, Refusal, SupplyStats};
 use crate::arena::{ArenaPtr, GrowthLimits, Plan, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
-use crate::diag::PoolLog;
+use crate::diag::{self, PoolLog};
 use crate::size_class::Class;
 use crate::sync::plain::{Condvar, Mutex, MutexGuard};
 
@@ -110,11 +112,12 @@ impl SharedArena {
         &self.gate
     }
 
-    /// Memory for `class`, whole pages, or what `reuse` found meanwhile. May call the source.
+    /// Memory for `class`, whole pages, or what `reuse` found meanwhile. May call the source; waits for such calls of other
+    /// threads no longer than `until`.
     pub(super) fn acquire<R>(
         &self,
         class: Class,
-        now_us: u64,
+        (now_us, until): (u64, Instant),
         pool: &dyn Reclaim,
         mut reuse: impl FnMut() -> Option<R>,
     ) -> Result<Acquired<R>, Refusal> {
@@ -131,7 +134,11 @@ impl SharedArena {
         self.gate.complete_copies();
         // After a refusal a region for this one buffer may still fit; after a second one only committed memory can help.
         let (mut source_error, mut is_one_buffer) = (None, false);
+        // Outlives the closed gate: behind it copies are swept, and their puts may log or call a listener.
+        let mut deferral = None;
         let (mut closed_late, mut may_wait) = (None, true);
+        // No more than are idle now, whatever other threads put back meanwhile.
+        let mut to_release = idle_buffers(pool, &attached);
         loop {
             let idle_bytes = pool.idle_bytes();
             let mut state = self.state.lock();
@@ -143,8 +150,9 @@ impl SharedArena {
                 return Ok(Acquired::Reused(reused));
             }
             let by_sum = source_error.is_some() || self.shape.is_discrete;
-            if idle_bytes > 0 && state.could_cover(bytes, idle_bytes, by_sum) {
+            if to_release > 0 && idle_bytes > 0 && state.could_cover(bytes, idle_bytes, by_sum) {
                 drop(state);
+                to_release -= 1;
                 // If another thread was faster, the next round sees what is left.
                 pool.release_oldest();
                 continue;
@@ -159,7 +167,10 @@ impl SharedArena {
                 Ok(plan) => plan,
                 Err(no_space) if no_space.transit_bytes > 0 => {
                     drop(closed);
-                    self.settled.wait(&mut state);
+                    if self.settled.wait_until(&mut state, until).timed_out() {
+                        drop(state);
+                        return Err(source_error.map_or_else(|| self.no_space(bytes), Refusal::Source));
+                    }
                     continue;
                 }
                 Err(_) => {
@@ -169,11 +180,13 @@ impl SharedArena {
                     drop(state);
                     // Copies of pools that nobody uses at the moment may be over.
                     complete_copies(&attached);
-                    if make_room(pool, &attached, bytes.saturating_sub(available_bytes)) {
+                    if to_release > 0 && make_room(pool, &attached, bytes.saturating_sub(available_bytes)) {
+                        to_release -= 1;
                         continue;
                     }
                     if is_held_by_copies && std::mem::take(&mut may_wait) {
-                        closed_late = self.close_late(&attached);
+                        deferral.get_or_insert_with(diag::defer);
+                        closed_late = self.close_late(&attached, until);
                         continue;
                     }
                     return Err(source_error.map_or_else(|| self.no_space(bytes), Refusal::Source));
@@ -232,6 +245,25 @@ impl SharedArena {
         self.config.may_grow
     }
 
+    /// What the ceilings, that of the pool included, leave beside a block of `first_bytes` in whole granules.
+    pub(super) fn room_beside_bytes(&self, first_bytes: u64, own_max_bytes: Option<u64>) -> u64 {
+        let GrowthShape { granule_bytes, is_discrete, .. } = self.shape;
+        let max_bytes = self.max_bytes().into_iter().chain(own_max_bytes).min();
+        match max_bytes.filter(|_| !is_discrete && self.config.may_grow) {
+            Some(max_bytes) => {
+                let granules = (max_bytes / granule_bytes).saturating_sub(first_bytes.div_ceil(granule_bytes));
+                granules * granule_bytes
+            }
+            None => 0,
+        }
+    }
+
+    /// Bytes of the granules that a block of `bytes` may touch.
+    pub(super) fn touched_bytes(&self, bytes: u64) -> u64 {
+        let granule_bytes = self.shape.granule_bytes;
+        (bytes.div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
+    }
+
     fn no_space(&self, bytes: u64) -> Refusal {
         let (is_addressable, has_ceiling) = {
             let state = self.state.lock();
@@ -267,16 +299,16 @@ impl SharedArena {
         Ok(ptr.and_then(|ptr| self.state.lock().memory_at(ptr, bytes)))
     }
 
-    /// Closes the gate after the release that is running and, if configured, after the pending copies.
-    fn close_late(&self, pools: &[Arc<dyn Reclaim>]) -> Option<ClosedGate<'_>> {
+    /// Closes the gate after the release that is running and, if configured, after the pending copies; by `until`.
+    fn close_late(&self, pools: &[Arc<dyn Reclaim>], until: Instant) -> Option<ClosedGate<'_>> {
         // Completed copies may belong to a pool that is not in use.
         let sweep = || complete_copies(pools);
         let Some(patience) = self.config.drain_at_most else {
             sweep();
-            return self.gate.close_in_turn();
+            return self.gate.close_in_turn_until(Some(until));
         };
         self.state.lock().count_drain();
-        self.gate.drain(patience, sweep)
+        self.gate.drain(patience.min(until.saturating_duration_since(Instant::now())), sweep)
     }
 
     /// Pins `bytes` and keeps them until the end (policy-R10): a range of its own in the arena. Returns where it lies. A
@@ -289,7 +321,8 @@ impl SharedArena {
         let held_bytes = |bytes| held(bytes, |len| self.source.held_bytes_fast(len));
         let len = self.state.lock().claim_reserve(bytes, held_bytes)?;
         let begun = Instant::now();
-        let acquired = self.source.acquire_fast(len, self.config.pin_threads, &|done: usize| progress(done as u64));
+        let progress = |done: usize| progress(done as u64);
+        let acquired = call("acquire", || self.source.acquire_fast(len, self.config.pin_threads, &progress));
         let took = begun.elapsed();
         let settled =
             self.state.lock().settle_reserve((len, held_bytes(len as u64)), acquired, took).map_err(Refusal::Source)?;
@@ -507,20 +540,6 @@ impl SharedArena {
     }
 }
 
-/// Puts back the blocks of `pools` whose copies are over.
-fn complete_copies(pools: &[Arc<dyn Reclaim>]) {
-    pools.iter().for_each(|pool| pool.complete_copies());
-}
-
-/// Releases the oldest idle block: of `pool`, else of another attached pool. False if none is idle, or all of them would
-/// not make up `lacking_bytes`.
-fn make_room(pool: &dyn Reclaim, attached: &[Arc<dyn Reclaim>], lacking_bytes: u64) -> bool {
-    let idle_bytes: u64 = attached.iter().map(|other| other.idle_bytes()).sum();
-    idle_bytes > 0
-        && idle_bytes >= lacking_bytes
-        && (pool.release_oldest() || attached.iter().any(|other| other.release_oldest()))
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::atomic::AtomicU64;
@@ -560,6 +579,9 @@ mod tests {
 
     impl Reclaim for NoBlocks {
         fn idle_bytes(&self) -> u64 {
+            0
+        }
+        fn idle_buffers(&self) -> u64 {
             0
         }
         fn release_oldest(&self) -> bool {
@@ -608,7 +630,7 @@ mod tests {
             let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
             arena.attach(attached);
             let class = Rounding::Eighths.class(4096, 4096).unwrap();
-            let acquired = arena.acquire(class, 0, &*pool, || None::<()>).unwrap();
+            let acquired = arena.acquire(class, (0, Instant::now()), &*pool, || None::<()>).unwrap();
             let Acquired::New(BlockMemory::Carved { ptr, bytes, .. }) = acquired else { panic!("carved") };
             let copy = arena.gate().begin_copy();
             // The pool closes while another thread, which has seen the copy to be over, has not yet counted that.

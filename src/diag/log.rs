@@ -1,0 +1,137 @@
+//! The macros of the crate `log`, for lines that are emitted while the thread holds no lock and no gate of the pool.
+//!
+//! ```text
+//!   no deferral:  line ──▶ the logger
+//!   deferral:     line ──▶ this thread's queue ──the last deferral ends──▶ the logger
+//! ```
+//!
+//! A logger and a listener are code of the user: they may call the pool, take locks of their own, or panic. A thread that
+//! holds something of the pool over slow calls [defers](defer) them until it has let go. A panic of theirs is
+//! [caught](crate::unwind).
+
+use std::cell::RefCell;
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::unwind::caught;
+
+type Call = Box<dyn FnOnce()>;
+
+thread_local! {
+    static DEFERRED: RefCell<Deferred> = const { RefCell::new(Deferred { deferrals: 0, calls: Vec::new() }) };
+}
+
+struct Deferred {
+    deferrals: usize,
+    calls: Vec<Call>,
+}
+
+/// While one of these exists, the thread's log lines and calls of listeners are kept; the end of the last one makes them,
+/// in order.
+#[must_use = "what was deferred is called when this is dropped"]
+pub(crate) struct Deferral {
+    /// Ends on the thread where it began.
+    _not_send: PhantomData<*const ()>,
+}
+
+/// Keeps log lines and calls of listeners until the result is dropped. Hold it longer than the lock or the gate.
+pub(crate) fn defer() -> Deferral {
+    // A thread that is ending has no queue: there they are called at once.
+    let _ = DEFERRED.try_with(|deferred| deferred.borrow_mut().deferrals += 1);
+    Deferral { _not_send: PhantomData }
+}
+
+impl Drop for Deferral {
+    fn drop(&mut self) {
+        let end = |deferred: &RefCell<Deferred>| {
+            let mut deferred = deferred.borrow_mut();
+            deferred.deferrals = deferred.deferrals.saturating_sub(1);
+            if deferred.deferrals == 0 { std::mem::take(&mut deferred.calls) } else { Vec::new() }
+        };
+        for call in DEFERRED.try_with(end).unwrap_or_default() {
+            caught(call);
+        }
+    }
+}
+
+fn is_deferring() -> bool {
+    DEFERRED.try_with(|deferred| deferred.borrow().deferrals > 0).unwrap_or(false)
+}
+
+/// Calls a user's code now, or when the thread's last deferral ends.
+pub(super) fn call(call: impl FnOnce() + 'static) {
+    if is_deferring() {
+        let _ = DEFERRED.try_with(|deferred| deferred.borrow_mut().calls.push(Box::new(call)));
+    } else {
+        caught(call);
+    }
+}
+
+/// Passes a line to the logger, now or when the thread's last deferral ends.
+pub(super) fn emit(level: ::log::Level, line: fmt::Arguments<'_>) {
+    const TARGET: &str = "pinpool::diag";
+    if is_deferring() {
+        let line = line.to_string();
+        call(move || ::log::log!(target: TARGET, level, "{line}"));
+    } else {
+        caught(|| ::log::log!(target: TARGET, level, "{line}"));
+    }
+}
+
+/// Evaluates its arguments only if lines of the level are wanted.
+macro_rules! at_level {
+    ($level:ident, $($line:tt)+) => {
+        if ::log::Level::$level <= ::log::max_level() {
+            $crate::diag::log::emit(::log::Level::$level, format_args!($($line)+));
+        }
+    };
+}
+macro_rules! info {
+    ($($line:tt)+) => { $crate::diag::log::at_level!(Info, $($line)+) };
+}
+macro_rules! warn_line {
+    ($($line:tt)+) => { $crate::diag::log::at_level!(Warn, $($line)+) };
+}
+macro_rules! error {
+    ($($line:tt)+) => { $crate::diag::log::at_level!(Error, $($line)+) };
+}
+pub(super) use {at_level, error, info, warn_line as warn};
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn calls_wait_for_the_end_of_the_last_deferral_and_keep_their_order() {
+        let made = Rc::new(RefCell::new(Vec::new()));
+        let make = |number: u32| {
+            let made = made.clone();
+            call(move || made.borrow_mut().push(number));
+        };
+        let (outer, inner) = (defer(), defer());
+        make(1);
+        drop(outer);
+        make(2);
+        assert!(made.borrow().is_empty());
+        drop(inner);
+        make(3);
+        assert_eq!(*made.borrow(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_call_that_panics_keeps_no_other_and_a_call_may_call() {
+        let made = Rc::new(Cell::new(0));
+        let deferral = defer();
+        call(|| panic!("the listener panics"));
+        let counted = made.clone();
+        call(move || {
+            let again = counted.clone();
+            call(move || again.set(again.get() + 1));
+        });
+        drop(deferral);
+        assert_eq!(made.get(), 1);
+    }
+}

@@ -1,0 +1,54 @@
+//! The pool as its arena and the maintenance thread see it.
+
+use super::super::supply::Reclaim;
+use super::Core;
+use crate::maintenance_thread::{Maintained, Pace};
+use crate::sync::process::Ordering;
+
+impl Reclaim for Core {
+    fn idle_bytes(&self) -> u64 {
+        self.stock.idle().bytes()
+    }
+
+    fn idle_buffers(&self) -> u64 {
+        self.stock.idle().stats().buffers
+    }
+
+    fn release_oldest(&self) -> bool {
+        let released = self.stock.release_oldest(self.time.coarse_us());
+        self.close_if_unused();
+        released
+    }
+
+    fn complete_copies(&self) {
+        Self::complete_copies(self);
+    }
+
+    fn room_was_made(&self) {
+        if self.waiters.has_waiters() {
+            self.waiters.wake_first();
+        }
+    }
+
+    fn expire_idle(&self, now_us: u64) {
+        self.time.advance_to(now_us);
+        self.stock.idle().tick(now_us, self.time.latest_put_us(now_us));
+        self.stock.expire(now_us);
+        self.close_if_unused();
+    }
+}
+
+impl Maintained for Core {
+    fn maintain(&self) {
+        self.complete_copies();
+        self.tick_after(0);
+    }
+
+    fn pace(&self) -> Pace {
+        if self.in_flight.count() > 0 {
+            // Relaxed: ordered by the thread's barrier.
+            return if self.copy_watchers.load(Ordering::Relaxed) > 0 { Pace::Copies } else { Pace::Idle };
+        }
+        self.stock.pace()
+    }
+}

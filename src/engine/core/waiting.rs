@@ -1,0 +1,262 @@
+//! A get without room, and the put that serves it.
+//!
+//! ```text
+//!   miss ─▶ beside the line? ─▶ acquire ─▶ block
+//!             └─ no, or no room ─▶ in line until it is served or late ─▶ block, pageable memory, or an error in numbers
+//!   put while a get waits ─▶ handed to the first in line, or room for it
+//! ```
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use super::super::accounts::usage_report;
+use super::super::supply::Refusal;
+use super::super::waiters::{Offer, Pass, Server, Turn, Waiters};
+use super::{Block, Core};
+use crate::error::{Error, Result};
+use crate::maintenance_thread::{MaintenanceThread, Pace, Reminder};
+use crate::size_class::Class;
+
+/// Longest wait for room.
+const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
+/// Longest sleep of the first in line while copies are in flight, whose end no put announces.
+const IN_FLIGHT_PATIENCE: Duration = Duration::from_micros(500);
+/// Longest sleep otherwise: room may also come from other pools and processes.
+const IDLE_PATIENCE: Duration = Duration::from_millis(5);
+
+/// A get in progress that may wait.
+#[derive(Debug)]
+pub(crate) struct WaitingGet {
+    len: usize,
+    class: Class,
+    refusal: Refusal,
+    turn: Turn<Core>,
+    /// Has a task look again.
+    reminder: Option<Reminder>,
+}
+
+/// How far a get came without waiting.
+pub(crate) enum Begun {
+    Served(Block),
+    Waits(WaitingGet),
+}
+
+impl Core {
+    #[cold]
+    pub(super) fn miss(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
+        if let Some(block) = self.take_completed(class, super::SWEEP_PATIENCE) {
+            return Ok(block);
+        }
+        let deadline = deadline(wait);
+        let refusal = match self.acquire_in_turn(class, deadline) {
+            Ok(block) => return Ok(block),
+            Err(refusal) => refusal,
+        };
+        match self.join_line(len, class, wait, deadline, refusal) {
+            Ok(Begun::Served(block)) => Ok(block),
+            Ok(Begun::Waits(WaitingGet { mut refusal, turn, .. })) => match turn.wait(&mut refusal) {
+                Some(block) => Ok(block),
+                None => self.give_up(len, class, refusal),
+            },
+            Err(refusal) => self.give_up(len, class, refusal),
+        }
+    }
+
+    /// Begins a get that never waits on this thread, though it may call the back-end.
+    pub(crate) fn begin_get(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Begun> {
+        if let Some(block) = self.try_get(class) {
+            return Ok(Begun::Served(block));
+        }
+        let now = Instant::now();
+        let refusal = match self.acquire_in_turn(class, now) {
+            Ok(block) => return Ok(Begun::Served(block)),
+            Err(refusal) => refusal,
+        };
+        match self.join_line(len, class, wait, deadline(wait), refusal) {
+            Ok(begun) => Ok(begun),
+            Err(refusal) => self.give_up(len, class, refusal).map(Begun::Served),
+        }
+    }
+
+    /// A task looks whether its get was served.
+    pub(crate) fn poll_get(self: &Arc<Self>, get: &mut WaitingGet, context: &mut Context<'_>) -> Poll<Result<Block>> {
+        let WaitingGet { len, class, refusal, turn, reminder } = get;
+        // Of the last poll.
+        *reminder = None;
+        match turn.poll(context, refusal) {
+            Poll::Ready(Some(block)) => return Poll::Ready(Ok(block)),
+            Poll::Ready(None) => {}
+            Poll::Pending => {
+                // Also where the pool is to be polled by its program alone: a deadline is not the program's to watch.
+                let waker = context.waker();
+                match MaintenanceThread::of_process().remind(Some(turn.next_look()), None, waker) {
+                    Ok(new) => *reminder = Some(new),
+                    // No thread is to be had: the executor takes the part of the clock.
+                    Err(_) => waker.wake_by_ref(),
+                }
+                return Poll::Pending;
+            }
+        }
+        let refusal = std::mem::replace(refusal, Refusal::Ceiling { needed_bytes: class.bytes as u64 });
+        Poll::Ready(self.give_up(*len, *class, refusal))
+    }
+
+    /// Memory for a miss. While others wait, only beside the first of them. Waits for calls of other threads no longer
+    /// than `until`.
+    fn acquire_in_turn(self: &Arc<Self>, class: Class, until: Instant) -> Result<Block, Refusal> {
+        let now_us = self.tick_if_alone();
+        self.stock.idle().note_miss(now_us);
+        match self.waiters.pass(|first| self.backing().beside(first, class)) {
+            Pass::Free => {
+                let block = self.acquire(class, until)?;
+                self.shortage.end_if_calm(&self.log, now_us);
+                self.stock.enforce_idle_limit(now_us);
+                Ok(block)
+            }
+            Pass::Beside { number } => match self.acquire(class, Instant::now()) {
+                Ok(mut block) => {
+                    block.note_passed(number);
+                    Ok(block)
+                }
+                Err(refusal) => {
+                    self.waiters.end_pass(number, self.backing().beside_bytes(class));
+                    Err(refusal)
+                }
+            },
+            Pass::Behind { waiting, first_bytes } => {
+                Err(Refusal::Line { needed_bytes: class.bytes as u64, waiting, first_bytes })
+            }
+        }
+    }
+
+    fn acquire(self: &Arc<Self>, class: Class, until: Instant) -> Result<Block, Refusal> {
+        let mut block = self.stock.acquire(self, class, self.time.coarse_us(), until, &**self)?;
+        if self.config.zero {
+            // A source may give what earlier use by this process left.
+            block.zero();
+        }
+        self.notice(Pace::InUse);
+        Ok(block)
+    }
+
+    /// Counts a shortage and joins the line; hands `refusal` back if there is nothing to wait for.
+    fn join_line(
+        self: &Arc<Self>,
+        len: usize,
+        class: Class,
+        wait: Duration,
+        deadline: Instant,
+        refusal: Refusal,
+    ) -> Result<Begun, Refusal> {
+        let could_hold = self.backing().could_hold(class);
+        // A request that can never be served is no shortage, unless it is served otherwise.
+        let is_servable = could_hold || self.backing().could_fall_back(class);
+        if is_servable {
+            let why = || (self.backing().why(&refusal), usage_report(&self.stats()));
+            self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
+        }
+        // What is over the ceiling need not wait for room under it.
+        if !could_hold && let Some(block) = self.fall_back(len, class) {
+            return Ok(Begun::Served(block));
+        }
+        if !is_servable || wait.is_zero() {
+            return Err(refusal);
+        }
+        let turn = Turn::join(self, class, deadline);
+        Ok(Begun::Waits(WaitingGet { len, class, refusal, turn, reminder: None }))
+    }
+
+    /// Pageable memory, or an error.
+    fn give_up(self: &Arc<Self>, len: usize, class: Class, refusal: Refusal) -> Result<Block> {
+        if let Some(block) = self.fall_back(len, class) {
+            return Ok(block);
+        }
+        self.accounts.count_failed_get();
+        Err(self.refused(len, refusal))
+    }
+
+    /// A block that is not pinned, if this pool may give one out and its limit leaves room.
+    fn fall_back(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
+        let block = self.stock.acquire_pageable(self, class)?;
+        self.accounts.count_fallback();
+        if self.shortage.count_fallback() {
+            let fallback = self.backing().usage().fallback;
+            self.log.fell_back(len as u64, fallback.held_bytes, fallback.max_bytes);
+        }
+        Some(block)
+    }
+
+    pub(super) fn refused(&self, len: usize, refusal: Refusal) -> Error {
+        self.backing().error(len, refusal, usage_report(&self.stats()))
+    }
+
+    /// A put while a get waits: what comes back is the first's, or room for it.
+    #[cold]
+    pub(super) fn put_in_line(&self, mut block: Block) {
+        if self.config.zero {
+            // The next user gets it as it is.
+            block.zero();
+        }
+        // Under a limit of 0 no buffer is used twice.
+        if self.config.pool_size_limit == 0 {
+            return self.keep(block);
+        }
+        let class = block.class();
+        let passed = (block.passed(), self.backing().beside_bytes(class));
+        match self.waiters.offer(block, class, passed, |is_waiting| self.attend(is_waiting)) {
+            Offer::HandedOver => self.accounts.count_handed_over(),
+            Offer::MakeRoom(block) => {
+                self.accounts.count_made_room();
+                self.stock.release(block, self.time.coarse_us());
+                self.waiters.wake_first();
+                self.close_if_unused();
+            }
+            Offer::Keep(block) => self.keep(block),
+        }
+    }
+}
+
+fn deadline(wait: Duration) -> Instant {
+    Instant::now() + wait.min(WAIT_MAX)
+}
+
+impl Server for Core {
+    type Item = Block;
+    type Refusal = Refusal;
+
+    fn waiters(&self) -> &Waiters<Block> {
+        &self.waiters
+    }
+
+    fn attend(&self, is_waiting: bool) {
+        if is_waiting {
+            self.stock.idle().begin_waiting();
+        } else {
+            self.stock.idle().end_waiting();
+        }
+    }
+
+    fn sweep(&self) {
+        self.complete_copies();
+    }
+
+    fn serve(self: &Arc<Self>, class: Class, until: Instant) -> Result<Block, Refusal> {
+        if let Some(block) = self.stock.take(class) {
+            return Ok(block);
+        }
+        if !self.backing().could_hold(class) {
+            return self.fall_back(class.bytes, class).ok_or(Refusal::Ceiling { needed_bytes: class.bytes as u64 });
+        }
+        self.acquire(class, until)
+    }
+
+    fn take_back(&self, block: Block) {
+        self.accounts.uncount_handed_over();
+        self.put(block);
+    }
+
+    fn patience(&self) -> Duration {
+        if self.in_flight.count() > 0 { IN_FLIGHT_PATIENCE } else { IDLE_PATIENCE }
+    }
+}

@@ -1,0 +1,227 @@
+//! Every interleaving of gets in line, puts and hits.
+//!
+//! The idle items lie behind a lock with the flag that the line sets, as in the shards of the thread cache: a put that finds
+//! no flag keeps its item and does nothing else; it reads no count of waiting gets and makes no barrier. No get has
+//! patience, so loom reports a lost wake-up as a deadlock.
+
+use super::*;
+use crate::sync::Condvar;
+use loom::thread;
+use std::task::{Context, Poll, Wake};
+use std::time::Duration;
+
+const CLASS: Class = Class { bytes: 4096, index: 0 };
+const OTHER: Class = Class { bytes: 8192, index: 1 };
+
+#[derive(Debug, Default)]
+struct Shard {
+    idle: u32,
+    is_attended: bool,
+}
+
+#[derive(Debug, Default)]
+struct ModelPool {
+    waiters: Waiters<()>,
+    shard: Mutex<Shard>,
+}
+
+impl ModelPool {
+    fn put(&self, class: Class) {
+        {
+            let mut shard = self.shard.lock();
+            if !shard.is_attended {
+                shard.idle += 1;
+                return;
+            }
+        }
+        match self.waiters.offer((), class, (0, 0), |is_waiting| self.attend(is_waiting)) {
+            Offer::HandedOver => {}
+            Offer::MakeRoom(()) | Offer::Keep(()) => {
+                self.shard.lock().idle += 1;
+                self.waiters.wake_first();
+            }
+        }
+    }
+
+    fn take(&self) -> Option<()> {
+        let mut shard = self.shard.lock();
+        shard.idle = shard.idle.checked_sub(1)?;
+        Some(())
+    }
+}
+
+impl Server for ModelPool {
+    type Item = ();
+    type Refusal = ();
+
+    fn waiters(&self) -> &Waiters<()> {
+        &self.waiters
+    }
+
+    fn attend(&self, is_waiting: bool) {
+        self.shard.lock().is_attended = is_waiting;
+    }
+
+    fn sweep(&self) {}
+
+    fn serve(self: &Arc<Self>, _class: Class, _until: Instant) -> Result<(), ()> {
+        self.take().ok_or(())
+    }
+
+    fn take_back(&self, (): ()) {
+        self.put(CLASS);
+    }
+
+    fn patience(&self) -> Duration {
+        FOREVER
+    }
+}
+
+const FOREVER: Duration = Duration::from_secs(1 << 20);
+
+fn get(pool: &Arc<ModelPool>) {
+    assert!(Turn::join(pool, CLASS, Instant::now() + FOREVER).wait(&mut ()).is_some());
+}
+
+/// Ends with as many idle items as `left`.
+fn model(left: u32, check: impl Fn(&Arc<ModelPool>) + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        let pool = Arc::new(ModelPool::default());
+        check(&pool);
+        assert!(!pool.waiters.has_waiters());
+        let shard = pool.shard.lock();
+        assert_eq!((shard.idle, shard.is_attended), (left, false));
+    });
+}
+
+fn spawn(pool: &Arc<ModelPool>, act: impl FnOnce(&Arc<ModelPool>) + 'static) -> thread::JoinHandle<()> {
+    let pool = pool.clone();
+    thread::spawn(move || act(&pool))
+}
+
+#[test]
+fn loom_a_put_serves_a_waiter() {
+    model(0, |pool| {
+        let putting = spawn(pool, |pool| pool.put(CLASS));
+        get(pool);
+        putting.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_put_of_another_class_wakes_a_waiter() {
+    model(0, |pool| {
+        let putting = spawn(pool, |pool| pool.put(OTHER));
+        get(pool);
+        putting.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_two_puts_serve_two_waiters() {
+    model(0, |pool| {
+        let putting = spawn(pool, |pool| {
+            pool.put(CLASS);
+            pool.put(OTHER);
+        });
+        let waiting = spawn(pool, get);
+        get(pool);
+        waiting.join().unwrap();
+        putting.join().unwrap();
+    });
+}
+
+/// A thread that hits and puts in a loop: here it may hit once more after the get joined, and its put serves the get.
+#[test]
+fn loom_one_waiter_one_put_one_hit() {
+    model(0, |pool| {
+        let looping = spawn(pool, |pool| {
+            pool.put(CLASS);
+            if pool.take().is_some() {
+                pool.put(CLASS);
+            }
+        });
+        get(pool);
+        looping.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_waiter_that_times_out_passes_on_what_it_has() {
+    model(0, |pool| {
+        let putting = spawn(pool, |pool| pool.put(CLASS));
+        let giving_up = spawn(pool, |pool| {
+            // Its deadline has passed: one attempt, which may take the item; then it puts that back.
+            if Turn::join(pool, CLASS, Instant::now()).wait(&mut ()).is_some() {
+                pool.put(CLASS);
+            }
+        });
+        get(pool);
+        giving_up.join().unwrap();
+        putting.join().unwrap();
+    });
+}
+
+/// As when its thread unwinds, or its future is dropped.
+#[test]
+fn loom_a_waiter_that_is_dropped_passes_on_what_it_was_handed() {
+    model(0, |pool| {
+        let putting = spawn(pool, |pool| pool.put(CLASS));
+        let cancelled = spawn(pool, |pool| drop(Turn::join(pool, CLASS, Instant::now() + FOREVER)));
+        get(pool);
+        cancelled.join().unwrap();
+        putting.join().unwrap();
+    });
+}
+
+/// Blocks a thread of the model until it is woken.
+#[derive(Debug, Default)]
+struct Parked {
+    is_woken: Mutex<bool>,
+    woken: Condvar,
+}
+
+impl Wake for Parked {
+    fn wake(self: Arc<Self>) {
+        *self.is_woken.lock() = true;
+        self.woken.notify_one();
+    }
+}
+
+fn await_item(pool: &Arc<ModelPool>) {
+    let parked = Arc::new(Parked::default());
+    let waker = parked.clone().into();
+    let turn = Turn::join(pool, CLASS, Instant::now() + FOREVER);
+    while turn.poll(&mut Context::from_waker(&waker), &mut ()) == Poll::Pending {
+        let mut is_woken = parked.is_woken.lock();
+        while !*is_woken {
+            is_woken = parked.woken.wait(is_woken);
+        }
+        *is_woken = false;
+    }
+}
+
+#[test]
+fn loom_a_task_is_woken() {
+    model(0, |pool| {
+        let putting = spawn(pool, |pool| pool.put(CLASS));
+        await_item(pool);
+        putting.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_task_and_a_thread_are_served_from_one_line() {
+    model(0, |pool| {
+        let putting = spawn(pool, |pool| {
+            pool.put(CLASS);
+            pool.put(CLASS);
+        });
+        let waiting = spawn(pool, get);
+        await_item(pool);
+        waiting.join().unwrap();
+        putting.join().unwrap();
+    });
+}

@@ -1,0 +1,109 @@
+//! The turn of one get in the line: the same for a thread that waits and for a task.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use super::Waiters;
+use super::waiter::Waiter;
+use crate::size_class::Class;
+
+/// What the line asks of its pool.
+pub(in crate::engine) trait Server {
+    /// What is handed to a waiting get.
+    type Item;
+    /// Why there is none.
+    type Refusal;
+
+    fn waiters(&self) -> &Waiters<Self::Item>;
+
+    /// From now on, or no longer, each put is to look at the line. Called outside of the line's lock.
+    fn attend(&self, is_waiting: bool);
+
+    /// Puts back what is ready to be put back and nobody has put yet.
+    fn sweep(&self);
+
+    /// Serves the first in line, if it can; waits for calls of other threads no longer than `until`.
+    fn serve(self: &Arc<Self>, class: Class, until: Instant) -> Result<Self::Item, Self::Refusal>;
+
+    /// A get that was handed `item` has gone.
+    fn take_back(&self, item: Self::Item);
+
+    /// Longest sleep of the first in line, for room that no put announces.
+    fn patience(&self) -> Duration;
+}
+
+/// A place in the line. Its drop leaves the line, also while its thread unwinds, and passes on what it was handed.
+#[derive(Debug)]
+pub(in crate::engine) struct Turn<S: Server> {
+    server: Arc<S>,
+    waiter: Arc<Waiter<S::Item>>,
+}
+
+impl<S: Server> Turn<S> {
+    /// Joins the line behind all others.
+    pub(in crate::engine) fn join(server: &Arc<S>, class: Class, deadline: Instant) -> Self {
+        let waiter = server.waiters().join(class, deadline, |is_waiting| server.attend(is_waiting));
+        Self { server: server.clone(), waiter }
+    }
+
+    /// Waits until it is served or its deadline has passed; `refusal` becomes that of the last attempt.
+    pub(in crate::engine) fn wait(self, refusal: &mut S::Refusal) -> Option<S::Item> {
+        loop {
+            if let Some(item) = self.attempt(refusal) {
+                return Some(item);
+            }
+            let now = Instant::now();
+            if now >= self.waiter.deadline {
+                return self.leave();
+            }
+            self.waiter.sleep(self.waiter.deadline.min(now + self.server.patience()));
+        }
+    }
+
+    /// As [`wait`](Self::wait) for a task: `Ready(None)` if its deadline has passed.
+    pub(in crate::engine) fn poll(&self, context: &mut Context<'_>, refusal: &mut S::Refusal) -> Poll<Option<S::Item>> {
+        // Before the attempt: what comes after it wakes this task.
+        self.waiter.register(context.waker());
+        if let Some(item) = self.attempt(refusal) {
+            return Poll::Ready(Some(item));
+        }
+        if Instant::now() >= self.waiter.deadline { Poll::Ready(self.leave()) } else { Poll::Pending }
+    }
+
+    /// When its task is to look again by itself.
+    pub(in crate::engine) fn next_look(&self) -> Instant {
+        self.server.waiters().next_look(&self.waiter, Instant::now() + self.server.patience())
+    }
+
+    fn attempt(&self, refusal: &mut S::Refusal) -> Option<S::Item> {
+        let is_first = || self.server.waiters().is_first(&self.waiter);
+        if is_first() {
+            // What it puts back is handed to the first in line, which may be this get.
+            self.server.sweep();
+        }
+        if let Some(item) = self.waiter.take_handed() {
+            return Some(item);
+        }
+        if !is_first() {
+            // Another thread may have handed something over since.
+            return self.waiter.take_handed();
+        }
+        // Short, so that it finds soon what it is handed meanwhile.
+        let until = self.waiter.deadline.min(Instant::now() + self.server.patience());
+        self.server.serve(self.waiter.class, until).map_err(|later| *refusal = later).ok()
+    }
+
+    /// Leaves the line. Returns what it was handed.
+    fn leave(&self) -> Option<S::Item> {
+        self.server.waiters().leave(&self.waiter, |is_waiting| self.server.attend(is_waiting))
+    }
+}
+
+impl<S: Server> Drop for Turn<S> {
+    fn drop(&mut self) {
+        if let Some(item) = self.leave() {
+            self.server.take_back(item);
+        }
+    }
+}

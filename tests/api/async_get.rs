@@ -1,0 +1,255 @@
+//! Gets that tasks await.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use pinpool::backend::SimSource;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::testing::{FaultSource, SourceCall};
+use pinpool::{Backend, GetFuture, LogSampler, OnFull, Pool, PoolBuilder, PressureSource, Stats};
+
+const MIB: usize = 1 << 20;
+const LONG: Duration = Duration::from_secs(3600);
+/// A wait that a test sees the end of.
+const SHORT: Duration = Duration::from_millis(30);
+
+fn over_sim(max_bytes: u64) -> PoolBuilder {
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Source(Arc::new(SimSource::new(1 << 40))))
+        .max_bytes(Some(max_bytes))
+        .wait(LONG)
+        .pressure(PressureSource::Off)
+        .log_sampler(LogSampler::new())
+}
+
+fn valid_stats(pool: &Pool) -> Stats {
+    let stats = pool.stats();
+    assert_eq!(stats.validate(), Ok(()));
+    stats
+}
+
+/// All tasks on the thread that calls.
+fn run<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+#[derive(Debug, Default)]
+struct Counting(AtomicUsize);
+
+impl Wake for Counting {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn poll(get: Pin<&mut GetFuture>, waker: &Waker) -> Poll<pinpool::Result<pinpool::PinnedBuf>> {
+    get.poll(&mut Context::from_waker(waker))
+}
+
+#[test]
+fn the_future_may_move_between_threads() {
+    fn is_send<T: Send + Unpin + 'static>(_: &T) {}
+    let pool = over_sim(1 << 20).build().unwrap();
+    is_send(&pool.get_async(1));
+}
+
+#[test]
+fn two_tasks_on_one_thread_share_a_ceiling_that_holds_one_buffer() {
+    // With a get that blocks the thread, the first task could never put its buffer back while the second one waits.
+    for pool in
+        [over_sim(2 << 20).build().unwrap(), over_sim(8 << 20).build().unwrap().partition("eval", 2 << 20).unwrap()]
+    {
+        run(async {
+            let tasks = [0_u8, 1].map(|task| {
+                let pool = pool.clone();
+                tokio::spawn(async move {
+                    for round in 0..100 {
+                        let mut buf = pool.get_async(2 * MIB).await.unwrap();
+                        buf.as_mut_slice().unwrap()[0] = task;
+                        // The other task runs, and waits for this buffer.
+                        tokio::task::yield_now().await;
+                        assert_eq!(buf.as_slice_untracked().unwrap()[0], task, "round {round}");
+                    }
+                })
+            });
+            for task in tasks {
+                task.await.unwrap();
+            }
+        });
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.gets, stats.in_use, stats.failed_gets), (200, 0, 0));
+        assert!(stats.waits > 0);
+    }
+}
+
+#[test]
+fn a_get_without_room_fails_or_falls_back_when_its_wait_has_passed() {
+    let pool = over_sim(2 << 20).wait(SHORT).build().unwrap();
+    let held = pool.get(2 * MIB).unwrap();
+    assert!(run(pool.get_async(MIB)).unwrap_err().is_limit());
+    assert!(run(pool.get_async_timeout(MIB, Duration::ZERO)).unwrap_err().is_limit());
+    assert!(run(pool.get_async(usize::MAX)).unwrap_err().is_request());
+    assert!(run(pool.get_async(0)).unwrap().is_empty());
+    drop(held);
+    assert_eq!(valid_stats(&pool).failed_gets, 2);
+    let pool = over_sim(2 << 20).wait(SHORT).on_full(OnFull::Pageable).build().unwrap();
+    let _held = pool.get(2 * MIB).unwrap();
+    assert!(!run(pool.get_async(MIB)).unwrap().is_pinned());
+    assert_eq!(valid_stats(&pool).fallbacks, 1);
+}
+
+#[test]
+fn tasks_and_threads_stand_in_one_line() {
+    let pool = over_sim(2 << 20).build().unwrap();
+    let held = pool.get(2 * MIB).unwrap();
+    let mut first = pin!(pool.get_async(2 * MIB));
+    assert!(poll(first.as_mut(), Waker::noop()).is_pending());
+    thread::scope(|scope| {
+        let second = scope.spawn(|| pool.get(2 * MIB).unwrap());
+        while pool.stats().waits < 2 {
+            thread::yield_now();
+        }
+        let mut third = pin!(pool.get_async(2 * MIB));
+        assert!(poll(third.as_mut(), Waker::noop()).is_pending());
+        drop(held);
+        assert!(poll(third.as_mut(), Waker::noop()).is_pending());
+        let Poll::Ready(Ok(buf)) = poll(first.as_mut(), Waker::noop()) else { panic!("the first is served first") };
+        assert!(!second.is_finished());
+        drop(buf);
+        let buf = second.join().unwrap();
+        assert!(poll(third.as_mut(), Waker::noop()).is_pending());
+        drop(buf);
+        assert!(poll(third.as_mut(), Waker::noop()).is_ready());
+    });
+    assert_eq!(valid_stats(&pool).waits, 3);
+}
+
+#[test]
+fn a_future_that_is_dropped_leaves_the_line_and_passes_on_what_it_was_handed() {
+    let pool = over_sim(2 << 20).build().unwrap();
+    let held = pool.get(2 * MIB).unwrap();
+    let id = held.id();
+    let mut first = Box::pin(pool.get_async(2 * MIB));
+    let mut second = Box::pin(pool.get_async(2 * MIB));
+    let mut third = Box::pin(pool.get_async(2 * MIB));
+    for get in [&mut first, &mut second, &mut third] {
+        assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+    }
+    drop(second);
+    drop(held);
+    // It was handed the buffer, and is never polled again.
+    drop(first);
+    let Poll::Ready(Ok(buf)) = poll(third.as_mut(), Waker::noop()) else { panic!("the third is the next") };
+    assert_eq!(buf.id(), id);
+    drop((buf, third));
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.in_use, stats.buffers_in_pool), (0, 1));
+    // Nobody waits any more.
+    drop(pool.get_timeout(MIB, Duration::ZERO).unwrap());
+}
+
+#[test]
+fn a_task_is_woken_through_the_waker_of_its_last_poll() {
+    let pool = over_sim(2 << 20).build().unwrap();
+    let held = pool.get(2 * MIB).unwrap();
+    let (before, last) = (Arc::new(Counting::default()), Arc::new(Counting::default()));
+    let mut ahead = Box::pin(pool.get_async(2 * MIB));
+    let mut get = pin!(pool.get_async(2 * MIB));
+    assert!(poll(ahead.as_mut(), Waker::noop()).is_pending());
+    assert!(poll(get.as_mut(), &before.clone().into()).is_pending());
+    assert!(poll(get.as_mut(), &last.clone().into()).is_pending());
+    drop(held);
+    drop(ahead);
+    assert_eq!(before.0.load(Ordering::SeqCst), 0);
+    assert!(last.0.load(Ordering::SeqCst) > 0);
+    assert!(poll(get, &last.into()).is_ready());
+}
+
+#[test]
+fn a_waker_that_panics_reaches_neither_the_put_nor_the_next_get() {
+    struct Panicking;
+    impl Wake for Panicking {
+        fn wake(self: Arc<Self>) {
+            panic!("the waker panics");
+        }
+    }
+    let pool = over_sim(2 << 20).build().unwrap();
+    let held = pool.get(2 * MIB).unwrap();
+    let mut get = Box::pin(pool.get_async(2 * MIB));
+    assert!(poll(get.as_mut(), &Arc::new(Panicking).into()).is_pending());
+    drop(held);
+    let Poll::Ready(Ok(buf)) = poll(get.as_mut(), Waker::noop()) else { panic!("it was handed over") };
+    drop(buf);
+    drop(get);
+    assert_eq!(valid_stats(&pool).in_use, 0);
+}
+
+#[test]
+fn a_task_is_woken_when_a_copy_ends_and_no_call_is_made() {
+    let pool = over_sim(2 << 20).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(2 * MIB));
+    let gate = stream.hold();
+    let copy = pool.get(2 * MIB).unwrap().copy_to(&stream, &mut device).unwrap();
+    run(async {
+        let waiting = tokio::spawn(pool.get_async(2 * MIB));
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        drop(gate);
+        waiting.await.unwrap().unwrap();
+    });
+    copy.wait().unwrap();
+}
+
+#[test]
+fn a_task_does_not_wait_on_its_thread_for_the_page_lock_of_another_thread() {
+    let source = Arc::new(FaultSource::around(Arc::new(SimSource::new(1 << 40))));
+    let pool = over_sim(8 << 20).backend(Backend::Source(source.clone())).build().unwrap();
+    let held = source.hold(SourceCall::Acquire);
+    thread::scope(|scope| {
+        let pinning = scope.spawn(|| pool.get(8 * MIB).map(drop));
+        held.wait_for(1);
+        let mut get = pin!(pool.get_async(4 * MIB));
+        assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+        assert!(!pinning.is_finished());
+        drop(held);
+        pinning.join().unwrap().unwrap();
+        run(get).unwrap();
+    });
+    valid_stats(&pool);
+}
+
+#[test]
+fn many_tasks_and_threads_are_all_served() {
+    const ROUNDS: usize = 200;
+    let pool = over_sim(4 << 20).build().unwrap();
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| (0..ROUNDS).for_each(|round| drop(pool.get(MIB * (1 + round % 4)).unwrap())));
+        }
+        run(async {
+            let tasks: Vec<_> = (0..4)
+                .map(|task| {
+                    let pool = pool.clone();
+                    tokio::spawn(async move {
+                        for round in 0..ROUNDS {
+                            let buf = pool.get_async(MIB * (1 + (task + round) % 4)).await.unwrap();
+                            tokio::task::yield_now().await;
+                            drop(buf);
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.unwrap();
+            }
+        });
+    });
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.gets as usize, stats.in_use, stats.failed_gets), (6 * ROUNDS, 0, 0));
+}

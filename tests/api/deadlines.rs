@@ -1,0 +1,134 @@
+//! A get returns by its deadline, whatever other threads do, and no call runs as long as others keep the pool busy.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pinpool::backend::{SimSource, Source};
+use pinpool::testing::{FaultSource, ManualClock, SourceCall};
+use pinpool::{Backend, LogSampler, Pool, PoolBuilder, PressureSource};
+
+const MIB: usize = 1 << 20;
+/// No call that this file waits for takes as long, unless it hangs.
+const HANGS: Duration = Duration::from_secs(20);
+
+fn over(source: &Arc<FaultSource>, max_bytes: u64) -> PoolBuilder {
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Source(source.clone()))
+        .max_bytes(Some(max_bytes))
+        .wait(Duration::ZERO)
+        .pressure(PressureSource::Off)
+        .log_sampler(LogSampler::new())
+}
+
+fn faulty(source: impl Source + 'static) -> Arc<FaultSource> {
+    Arc::new(FaultSource::around(Arc::new(source)))
+}
+
+/// Waits until `thread` has ended; returns false if that takes too long.
+fn ends<T>(thread: &thread::ScopedJoinHandle<'_, T>) -> bool {
+    let begun = Instant::now();
+    while !thread.is_finished() && begun.elapsed() < HANGS {
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread.is_finished()
+}
+
+#[test]
+fn a_get_does_not_wait_past_its_deadline_for_the_page_lock_of_another_thread() {
+    for source in [faulty(SimSource::new(1 << 40)), faulty(SimSource::discrete(1 << 40))] {
+        let pool = over(&source, 8 << 20).build().unwrap();
+        let held = source.hold(SourceCall::Acquire);
+        thread::scope(|scope| {
+            let pinning = scope.spawn(|| pool.get(8 * MIB).map(drop));
+            held.wait_for(1);
+            let waiting = scope.spawn(|| pool.get_timeout(4 * MIB, Duration::from_millis(10)).map(drop));
+            let at_once = scope.spawn(|| pool.get_timeout(4 * MIB, Duration::ZERO).map(drop));
+            let both_end = ends(&waiting) && ends(&at_once);
+            assert!(!pinning.is_finished());
+            drop(held);
+            assert!(both_end, "a get waited for the call of another thread");
+            assert!(waiting.join().unwrap().unwrap_err().is_limit());
+            assert!(at_once.join().unwrap().unwrap_err().is_limit());
+            pinning.join().unwrap().unwrap();
+        });
+        assert_eq!(pool.stats().validate(), Ok(()));
+    }
+}
+
+#[test]
+fn a_get_does_not_wait_past_its_deadline_for_the_release_of_another_thread() {
+    for source in [faulty(SimSource::new(1 << 40)), faulty(SimSource::discrete(1 << 40))] {
+        let pool = over(&source, 8 << 20).build().unwrap();
+        drop(pool.get(8 * MIB).unwrap());
+        let held = source.hold(SourceCall::Release);
+        thread::scope(|scope| {
+            let releasing = scope.spawn(|| pool.trim(0));
+            held.wait_for(1);
+            let waiting = scope.spawn(|| pool.get_timeout(4 * MIB, Duration::from_millis(10)).map(drop));
+            let trimming = scope.spawn(|| pool.trim(0));
+            let both_end = ends(&waiting) && ends(&trimming);
+            assert!(!releasing.is_finished());
+            drop(held);
+            assert!(both_end, "a call waited for the call of another thread");
+            assert!(waiting.join().unwrap().unwrap_err().is_limit());
+        });
+        assert_eq!(pool.stats().validate(), Ok(()));
+    }
+}
+
+#[test]
+fn a_get_that_may_wait_is_served_when_the_page_lock_of_another_thread_ends() {
+    let source = faulty(SimSource::new(1 << 40));
+    let pool = over(&source, 8 << 20).build().unwrap();
+    let held = source.hold(SourceCall::Acquire);
+    thread::scope(|scope| {
+        let pinning = scope.spawn(|| pool.get(8 * MIB).map(drop));
+        held.wait_for(1);
+        let waiting = scope.spawn(|| pool.get_timeout(4 * MIB, HANGS).map(drop));
+        thread::sleep(Duration::from_millis(20));
+        drop(held);
+        pinning.join().unwrap().unwrap();
+        waiting.join().unwrap().unwrap();
+    });
+}
+
+/// A source that is put back into while it releases: what an unbounded loop never gets to the end of.
+#[test]
+fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let pressure = dir.path().join("memory");
+    std::fs::write(
+        &pressure,
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+    )
+    .unwrap();
+    let clock = ManualClock::default();
+    let source = faulty(SimSource::new(1 << 40));
+    let pool =
+        over(&source, 64 << 20).pressure(PressureSource::File(pressure.clone())).clock(clock.clone()).build().unwrap();
+    drop((0..50).map(|_| pool.get(4096).unwrap()).collect::<Vec<_>>());
+    std::fs::write(&pressure, "some avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\nfull avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\n").unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    drop((0..20).map(|_| pool.get(4096).unwrap()).collect::<Vec<_>>());
+                }
+            });
+        }
+        let polling = scope.spawn(|| {
+            for _ in 0..5 {
+                clock.advance_us(2_000_000);
+                pool.poll();
+            }
+        });
+        let ended = ends(&polling);
+        stop.store(true, Ordering::Relaxed);
+        assert!(ended, "the poll runs as long as others put buffers back");
+    });
+    assert_eq!(pool.stats().validate(), Ok(()));
+}

@@ -1,0 +1,198 @@
+//! The line of waiting gets: first come, first served, and who may pass.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use pinpool::backend::SimSource;
+use pinpool::{Backend, LogSampler, Pool, PoolBuilder, Preset, PressureSource, Rounding, Stats};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+/// Longer than any test may take: a test that waits this long has failed.
+const LONG: Duration = Duration::from_secs(3600);
+/// Longer than a waiting get sleeps before it looks for itself.
+const WHILE_ASLEEP: Duration = Duration::from_millis(30);
+
+fn over_sim(max_bytes: u64) -> PoolBuilder {
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Source(Arc::new(SimSource::new(1 << 40))))
+        .max_bytes(Some(max_bytes))
+        .wait(LONG)
+        .pressure(PressureSource::Off)
+        .log_sampler(LogSampler::new())
+}
+
+fn tensorflow(max_bytes: u64) -> PoolBuilder {
+    over_sim(max_bytes).preset(Preset::Tensorflow).rounding(Rounding::Exact)
+}
+
+fn valid_stats(pool: &Pool) -> Stats {
+    let stats = pool.stats();
+    assert_eq!(stats.validate(), Ok(()));
+    stats
+}
+
+fn until_waits(pool: &Pool, waits: u64) {
+    while pool.stats().waits < waits {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_put_hands_its_buffer_to_the_get_that_waits_and_the_next_get_of_the_thread_does_not_take_it() {
+    for builder in [over_sim(2 << 20), tensorflow(2 << 20)] {
+        let pool = builder.build().unwrap();
+        let len = MIB + MIB / 2;
+        let only = pool.get(len).unwrap();
+        let id = only.id();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.get(len).unwrap());
+            until_waits(&pool, 1);
+            drop(only);
+            assert!(pool.try_get(len).unwrap().is_none(), "the buffer belongs to the get that waits");
+            assert_eq!(waiting.join().unwrap().id(), id, "the same memory, without a call of the back-end");
+        });
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.gets, stats.hits, stats.puts, stats.buffers_in_pool), (2, 1, 2, 1));
+    }
+}
+
+#[test]
+fn a_thread_that_gets_and_drops_in_a_loop_does_not_starve_a_get_that_waits() {
+    let pool = over_sim(2 << 20).build().unwrap();
+    thread::scope(|scope| {
+        let mut held = Some(pool.get(2 * MIB).unwrap());
+        let waiting = scope.spawn(|| pool.get_timeout(2 * MIB, LONG).map(drop));
+        until_waits(&pool, 1);
+        let mut rounds = 0;
+        while !waiting.is_finished() {
+            rounds += 1;
+            drop(held.take());
+            held = Some(pool.get(2 * MIB).unwrap());
+        }
+        waiting.join().unwrap().unwrap();
+        // One round serves it; the others are the time that its thread takes to end.
+        assert!(rounds < 1_000_000, "{rounds}");
+    });
+    valid_stats(&pool);
+}
+
+#[test]
+fn a_put_of_another_class_makes_room_for_the_get_that_waits_and_for_no_other() {
+    for builder in [over_sim(2 << 20), tensorflow(2 << 20)] {
+        let pool = builder.build().unwrap();
+        let all = pool.get(MIB + MIB / 4).unwrap();
+        let rest = pool.get(512 * KIB).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.get(MIB + MIB / 2).unwrap());
+            until_waits(&pool, 1);
+            drop(rest);
+            assert!(pool.try_get(512 * KIB).unwrap().is_none(), "its memory is room for the first in line");
+            drop(all);
+            assert!(pool.try_get(MIB + MIB / 4).unwrap().is_none(), "its memory is room for the first in line");
+            waiting.join().unwrap();
+        });
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.gets, stats.hits, stats.puts, stats.reclaimed), (3, 0, 3, 2));
+    }
+}
+
+#[test]
+fn a_buffer_that_was_idle_before_the_line_formed_is_hit_once() {
+    let pool = over_sim(8 << 20).build().unwrap();
+    let (most, idle) = (pool.get(6 * MIB).unwrap(), pool.get(MIB).unwrap());
+    drop(idle);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| pool.get(8 * MIB).unwrap());
+        until_waits(&pool, 1);
+        thread::sleep(WHILE_ASLEEP);
+        let hit = pool.try_get(MIB).unwrap();
+        assert!(hit.is_some(), "idle, and too little for the get that waits");
+        drop(hit);
+        assert!(pool.try_get(MIB).unwrap().is_none(), "once");
+        drop(most);
+        waiting.join().unwrap();
+    });
+    valid_stats(&pool);
+}
+
+#[test]
+fn two_puts_in_a_row_serve_two_gets_of_the_line() {
+    let pool = over_sim(4 << 20).build().unwrap();
+    let both = [pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap()];
+    thread::scope(|scope| {
+        let waiting = [(); 2].map(|()| scope.spawn(|| pool.get(2 * MIB).unwrap().id()));
+        until_waits(&pool, 2);
+        drop(both);
+        let mut ids = waiting.map(|get| get.join().unwrap());
+        ids.sort_unstable();
+        assert_eq!(ids.len(), 2);
+    });
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.hits, stats.misses), (2, 2));
+}
+
+#[test]
+fn a_get_that_fits_beside_the_first_in_line_is_served_and_does_not_delay_it() {
+    let pool = over_sim(64 << 20).build().unwrap();
+    let held = pool.get(10 * MIB).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| pool.get(56 * MIB).unwrap());
+        until_waits(&pool, 1);
+        // Again and again, far more than fits at once.
+        for _ in 0..1000 {
+            let small = pool.get_timeout(4 * KIB, Duration::ZERO).unwrap();
+            drop(small);
+        }
+        let beside = pool.get_timeout(4 * KIB, Duration::ZERO).unwrap();
+        let error = pool.get_timeout(7 * MIB, Duration::ZERO).unwrap_err();
+        assert!(error.is_limit());
+        let text = error.to_string();
+        for part in ["1 get waits in line", "58720256 B", "asked 7340032 B", "PINPOOL_WAIT"] {
+            assert!(text.contains(part), "{part} is missing in: {text}");
+        }
+        drop(held);
+        // The buffer beside is still held.
+        waiting.join().unwrap();
+        drop(beside);
+    });
+    valid_stats(&pool);
+}
+
+#[test]
+fn gets_beside_the_first_in_line_take_no_more_than_the_ceiling_leaves_beside_it() {
+    for builder in [over_sim(64 << 20), tensorflow(64 << 20)] {
+        let pool = builder.build().unwrap();
+        let held = pool.get(20 * MIB).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.get_timeout(48 * MIB - 32, LONG).map(drop));
+            until_waits(&pool, 1);
+            let beside: Vec<_> =
+                std::iter::from_fn(|| pool.get_timeout(MIB - 32, Duration::ZERO).ok()).take(1000).collect();
+            assert!(beside.len() < 17, "{} MiB beside 48 MiB", beside.len());
+            drop(held);
+            waiting.join().unwrap().unwrap();
+            drop(beside);
+        });
+        valid_stats(&pool);
+    }
+}
+
+#[test]
+fn a_get_in_line_that_gives_up_lets_the_next_take_what_is_free() {
+    let pool = over_sim(4 << 20).build().unwrap();
+    let (held, free) = (pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
+    thread::scope(|scope| {
+        let large = scope.spawn(|| pool.get_timeout(4 * MIB, Duration::from_millis(50)).map(drop));
+        until_waits(&pool, 1);
+        let small = scope.spawn(|| pool.get(2 * MIB).unwrap());
+        until_waits(&pool, 2);
+        drop(free);
+        assert!(large.join().unwrap().unwrap_err().is_limit());
+        small.join().unwrap();
+    });
+    drop(held);
+    valid_stats(&pool);
+}

@@ -1,0 +1,265 @@
+//! Panics of what users pass in: a listener, a log sink, a fence, a source. The pool stays whole and its figures true.
+#![allow(unsafe_code)] // Implements the unsafe traits of copies and of sources.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use pinpool::backend::{HeapSource, Region, SimSource, Source, SourceError};
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::copy::{CopyFailure, CopyTarget, FencePurpose};
+use pinpool::{Backend, Fence, LogSampler, Pool, PoolBuilder, Preset, PressureSource, Stats};
+
+use crate::captured_log::{listen, panic_at, panics};
+
+const MIB: usize = 1 << 20;
+const LONG: Duration = Duration::from_secs(3600);
+
+fn builder(max_bytes: u64) -> PoolBuilder {
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Source(Arc::new(SimSource::new(1 << 40))))
+        .max_bytes(Some(max_bytes))
+        .wait(Duration::ZERO)
+        .pressure(PressureSource::Off)
+        .log_sampler(LogSampler::new())
+}
+
+fn valid_stats(pool: &Pool) -> Stats {
+    let stats = pool.stats();
+    assert_eq!(stats.validate(), Ok(()));
+    stats
+}
+
+/// What a user's code may do with a panic of its own: go on.
+fn go_on(act: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(act));
+}
+
+/// A stream whose copies end, or whose fences panic, as told.
+#[derive(Debug, Clone, Default)]
+struct ToldStream(Arc<Told>);
+
+#[derive(Debug, Default)]
+struct Told {
+    is_over: AtomicBool,
+    panics: AtomicBool,
+}
+
+// SAFETY: copies nothing, so no device uses the memory.
+unsafe impl Fence for Told {
+    fn is_done(&self) -> pinpool::Result<bool> {
+        assert!(!self.panics.load(Ordering::SeqCst), "the fence panics");
+        Ok(self.is_over.load(Ordering::SeqCst))
+    }
+    fn wait(&self) -> pinpool::Result<()> {
+        Ok(())
+    }
+    fn stream(&self) -> u64 {
+        7
+    }
+}
+
+struct Nowhere;
+
+// SAFETY: copies nothing.
+unsafe impl CopyTarget<ToldStream> for Nowhere {
+    fn capacity_bytes(&self) -> usize {
+        usize::MAX
+    }
+    unsafe fn enqueue(
+        &mut self,
+        stream: &ToldStream,
+        _source: *const u8,
+        _len: usize,
+        _purpose: FencePurpose,
+    ) -> Result<Arc<dyn Fence>, CopyFailure> {
+        Ok(stream.0.clone())
+    }
+}
+
+#[test]
+fn a_panic_of_a_listener_reached_from_a_get_in_line_does_not_block_the_line() {
+    let pool = builder(8 << 20)
+        .preset(Preset::Tensorflow)
+        .pool_size_limit(1)
+        .auto_resize(false)
+        .on_check(|_| panic!("the listener panics"))
+        .build()
+        .unwrap();
+    // 999 evictions; the next one makes a check due.
+    for _ in 0..999 {
+        go_on(|| drop([pool.get(3 * MIB).unwrap(), pool.get(3 * MIB).unwrap()]));
+        pool.trim(0);
+    }
+    let stream = ToldStream::default();
+    (0..2).for_each(|_| drop(pool.get(3 * MIB).unwrap().copy_to(&stream, &mut Nowhere).unwrap()));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| go_on(|| drop(pool.get_timeout(6 * MIB, LONG).unwrap())));
+        while pool.stats().waits < 1 {
+            thread::yield_now();
+        }
+        stream.0.is_over.store(true, Ordering::SeqCst);
+        waiting.join().unwrap();
+    });
+    pool.clear();
+    drop(pool.get_timeout(6 * MIB, Duration::ZERO).expect("nobody waits any more, and nothing is held"));
+    valid_stats(&pool);
+}
+
+#[test]
+fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
+    listen();
+    let pool = builder(4 << 20).build().unwrap();
+    let stream = SinkStream::new().unwrap();
+    let (held, other) = (pool.get(2 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
+    let gate = stream.hold();
+    let copy = held.copy_to(&stream, &mut SinkMem::new(2 * MIB)).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            listen();
+            panic_at("completion unknown");
+            go_on(|| drop(pool.get_timeout(MIB, Duration::from_secs(2))));
+            panics()
+        });
+        while pool.stats().waits < 1 {
+            thread::yield_now();
+        }
+        stream.fail();
+        while pool.stats().lost == 0 {
+            thread::yield_now();
+        }
+        drop((gate, copy, other));
+        assert_eq!(waiting.join().unwrap(), 1, "the line was logged by the get that waits");
+    });
+    drop(pool.get_timeout(512 << 10, Duration::ZERO).expect("nobody waits any more"));
+    assert_eq!(valid_stats(&pool).lost, 1);
+}
+
+#[test]
+fn a_panic_of_a_listener_loses_none_of_the_buffers_that_a_sweep_found() {
+    let pool = builder(64 << 20)
+        .preset(Preset::Tensorflow)
+        .pool_size_limit(1)
+        .auto_resize(false)
+        .on_check(|_| panic!("the listener panics"))
+        .build()
+        .unwrap();
+    for _ in 0..998 {
+        go_on(|| drop([pool.get(MIB).unwrap(), pool.get(MIB).unwrap()]));
+        pool.trim(0);
+    }
+    let stream = ToldStream::default();
+    let held: Vec<_> = (0..8).map(|_| pool.get(MIB).unwrap()).collect();
+    held.into_iter().for_each(|buf| drop(buf.copy_to(&stream, &mut Nowhere).unwrap()));
+    stream.0.is_over.store(true, Ordering::SeqCst);
+    go_on(|| pool.poll());
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.in_use, stats.in_flight, stats.lost, stats.buffers_in_pool), (0, 0, 0, 1));
+    pool.clear();
+    assert_eq!(valid_stats(&pool).pinned_bytes, 0);
+}
+
+#[test]
+fn a_panic_of_a_listener_does_not_reach_the_drop_of_a_buffer() {
+    let checks = Arc::new(AtomicU64::new(0));
+    let counted = checks.clone();
+    let pool = builder(64 << 20)
+        .pool_size_limit(1)
+        .auto_resize(false)
+        .on_check(move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            panic!("the listener panics")
+        })
+        .build()
+        .unwrap();
+    for _ in 0..1000 {
+        // In a `Vec`: a panic in the drop of one would leak its siblings.
+        drop(vec![pool.get(4096).unwrap(), pool.get(8192).unwrap()]);
+    }
+    assert!(checks.load(Ordering::SeqCst) > 0);
+    assert_eq!(valid_stats(&pool).in_use, 0);
+}
+
+#[test]
+fn a_fence_that_panics_loses_its_buffer_and_no_other() {
+    let pool = builder(64 << 20).build().unwrap();
+    let (broken, healthy) = (ToldStream::default(), ToldStream::default());
+    for stream in [&healthy, &broken, &healthy] {
+        drop(pool.get(MIB).unwrap().copy_to(stream, &mut Nowhere).unwrap());
+    }
+    healthy.0.is_over.store(true, Ordering::SeqCst);
+    broken.0.panics.store(true, Ordering::SeqCst);
+    go_on(|| pool.poll());
+    pool.poll();
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.in_flight, stats.lost, stats.buffers_in_pool), (0, 1, 2), "its end is not known");
+}
+
+#[test]
+fn a_panic_while_a_reserve_reports_its_progress_gives_its_bytes_back() {
+    listen();
+    let pool = builder(64 << 20).backend(Backend::Heap).build().unwrap();
+    panic_at("reserve:");
+    go_on(|| drop(pool.prewarm(48 << 20)));
+    assert!(panics() > 0);
+    panic_at("");
+    pool.trim(0);
+    let stats = valid_stats(&pool);
+    assert_eq!(stats.pinned_bytes, stats.reserve_bytes, "all that is held is the reserve");
+    pool.get(48 * MIB).expect("either from the reserve, or beside it");
+}
+
+/// Panics in its calls, once for each time that it is told.
+#[derive(Debug)]
+struct PanickingSource {
+    inner: HeapSource,
+    in_acquire: AtomicBool,
+    in_release: AtomicBool,
+}
+
+// SAFETY: every region is the heap's; a call that panics does nothing.
+unsafe impl Source for PanickingSource {
+    fn name(&self) -> &'static str {
+        "panicking"
+    }
+    fn is_pinned(&self) -> bool {
+        false
+    }
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        assert!(!self.in_acquire.swap(false, Ordering::SeqCst), "the source panics");
+        self.inner.acquire(len_bytes)
+    }
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        assert!(!self.in_release.swap(false, Ordering::SeqCst), "the source panics");
+        // SAFETY: the caller's promise, forwarded.
+        unsafe { self.inner.release(region) }
+    }
+}
+
+#[test]
+fn a_source_that_panics_has_failed_and_the_ceiling_stays_true() {
+    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+        let source = Arc::new(PanickingSource {
+            inner: HeapSource::new(),
+            in_acquire: AtomicBool::new(true),
+            in_release: AtomicBool::new(false),
+        });
+        let pool = builder(4 << 20).preset(preset).backend(Backend::Source(source.clone())).build().unwrap();
+        go_on(|| assert!(pool.get(3 * MIB).unwrap_err().is_backend()));
+        let buf = pool.get(3 * MIB).expect("the bytes of the get that failed came back");
+        source.in_release.store(true, Ordering::SeqCst);
+        drop(buf);
+        go_on(|| pool.clear());
+        let stats = valid_stats(&pool);
+        assert_eq!(stats.in_use, 0);
+        assert!(stats.pinned_bytes >= 3 << 20, "{preset:?}: not released, so still held: {stats:?}");
+        if preset == Preset::Adaptive {
+            // The next release succeeds.
+            pool.clear();
+            assert_eq!(valid_stats(&pool).pinned_bytes, 0);
+        }
+    }
+}
