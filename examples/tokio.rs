@@ -1,7 +1,7 @@
 #![allow(clippy::print_stdout)] // An example that shows something.
 //! The pool under an asynchronous runtime: two tasks on one worker thread, of which one fills buffers and the other copies
-//! them to a device and awaits each copy. Neither holds up the thread: a get that may pin memory or wait for room runs on
-//! tokio's blocking threads, and the end of a copy wakes its task.
+//! them to a device and awaits each copy. Neither waits on the thread: the put that serves a get wakes its
+//! task, and so does the end of a copy.
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{PinnedBuf, Pool};
@@ -12,18 +12,9 @@ const BATCH_BYTES: usize = 1 << 20;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// A buffer without holding up the runtime: at once if one is idle, else from a blocking thread.
-async fn get(pool: &Pool, len: usize) -> Result<PinnedBuf> {
-    if let Some(buf) = pool.try_get(len)? {
-        return Ok(buf);
-    }
-    let pool = pool.clone();
-    Ok(tokio::task::spawn_blocking(move || pool.get(len)).await??)
-}
-
 async fn fill(pool: Pool, filled: Sender<PinnedBuf>) -> Result<()> {
     for batch in 0..BATCHES {
-        let mut buf = get(&pool, BATCH_BYTES).await?;
+        let mut buf = pool.get_async(BATCH_BYTES).await?;
         buf.as_mut_slice()?.fill(batch);
         if filled.send(buf).await.is_err() {
             break;
@@ -39,7 +30,7 @@ async fn copy(pool: Pool, mut to_copy: Receiver<PinnedBuf>) -> Result<Vec<u8>> {
     while let Some(buf) = to_copy.recv().await {
         // The buffer is the pool's again when the copy is over.
         buf.copy_to(&stream, &mut device)?.await?;
-        let back = get(&pool, BATCH_BYTES).await?.copy_from(&stream, &device)?.await?;
+        let back = pool.get_async(BATCH_BYTES).await?.copy_from(&stream, &device)?.await?;
         first_bytes.push(back.as_slice_untracked()?[0]);
     }
     Ok(first_bytes)

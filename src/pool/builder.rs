@@ -84,7 +84,7 @@ impl PoolBuilder {
     }
 
     /// Calls `listener` after every check of the rates, printed or not, on the thread whose put led to the check, outside
-    /// of every lock of the pool.
+    /// of every lock of the pool. A panic of the listener ends there: it reaches neither the put nor the pool.
     pub fn on_check(mut self, listener: impl Fn(&CheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
         self
