@@ -285,11 +285,11 @@ impl Core {
             self.put_in_line(block);
             return;
         }
-        self.keep(block);
+        self.keep_idle(block);
     }
 
     /// Makes `block` idle.
-    fn keep(&self, block: Block) {
+    fn keep_idle(&self, block: Block) {
         if self.stock.put(block, self.time.coarse_us()) {
             self.close_if_unused();
         }

@@ -56,8 +56,8 @@ mod maintenance;
 mod memory_counts;
 mod memory_limits;
 mod own_stream;
-mod partition_copies;
 mod panics;
+mod partition_copies;
 mod remedies;
 #[cfg(target_os = "linux")]
 mod resident_memory;

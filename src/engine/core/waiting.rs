@@ -193,14 +193,10 @@ impl Core {
 
     /// A put while a get waits: what comes back is the first's, or room for it.
     #[cold]
-    pub(super) fn put_in_line(&self, mut block: Block) {
-        if self.config.zero {
-            // The next user gets it as it is.
-            block.zero();
-        }
+    pub(super) fn put_in_line(&self, block: Block) {
         // Under a limit of 0 no buffer is used twice.
         if self.config.pool_size_limit == 0 {
-            return self.keep(block);
+            return self.keep_idle(block);
         }
         let class = block.class();
         let passed = (block.passed(), self.backing().beside_bytes(class));
@@ -212,7 +208,7 @@ impl Core {
                 self.waiters.wake_first();
                 self.close_if_unused();
             }
-            Offer::Keep(block) => self.keep(block),
+            Offer::Keep(block) => self.keep_idle(block),
         }
     }
 }

@@ -31,8 +31,6 @@ pub(in crate::engine) struct AdaptiveIdle<T> {
     /// Puts after the seal, which the thread cache does not count.
     rejected_puts: AtomicU64,
     ticks: Mutex<Ticks>,
-    /// Gets that wait; while there are some, no hit and no put takes the short path.
-    waiting: Mutex<usize>,
 }
 
 /// The number of the current tick, and how old those before it are.
@@ -88,7 +86,6 @@ impl<T> AdaptiveIdle<T> {
             lowers: AtomicU64::new(0),
             rejected_puts: AtomicU64::new(0),
             ticks: Mutex::new(Ticks::default()),
-            waiting: Mutex::new(0),
         }
     }
 
@@ -135,20 +132,8 @@ impl<T> AdaptiveIdle<T> {
         }
     }
 
-    pub(super) fn begin_waiting(&self) {
-        let mut waiting = self.waiting.lock();
-        *waiting += 1;
-        if *waiting == 1 {
-            self.cache.set_attention(true);
-        }
-    }
-
-    pub(super) fn end_waiting(&self) {
-        let mut waiting = self.waiting.lock();
-        *waiting = waiting.saturating_sub(1);
-        if *waiting == 0 {
-            self.cache.set_attention(false);
-        }
+    pub(super) fn set_attention(&self, attention: bool) {
+        self.cache.set_attention(attention);
     }
 
     pub(super) fn expire(&self, now_us: u64) -> Vec<Box<Entry<T>>> {

@@ -106,28 +106,19 @@ impl<T> Idle<T> {
         }
     }
 
-    /// A get begins to wait: from now on each put takes the slow path. What was put before is found by a take.
+    /// A get waits: until [`end_waiting`](Self::end_waiting) each hit and put takes the slow path, which looks at the line. What
+    /// was put before is found by a take.
     pub(in crate::engine) fn begin_waiting(&self) {
         if let Self::Adaptive(idle) = self {
-            idle.begin_waiting();
+            idle.set_attention(true);
         }
-    }
-
-    /// A get has ended its wait.
-    pub(in crate::engine) fn end_waiting(&self) {
-        if let Self::Adaptive(idle) = self {
-            idle.end_waiting();
-        }
-    }
-
-    /// A get waits: until [`end_waiting`](Self::end_waiting) each hit and put takes the way that looks at the line.
-    pub(in crate::engine) fn begin_waiting(&self) {
-        // Every put looks at the line anyway.
     }
 
     /// No get waits any more.
     pub(in crate::engine) fn end_waiting(&self) {
-        // Every put looks at the line anyway.
+        if let Self::Adaptive(idle) = self {
+            idle.set_attention(false);
+        }
     }
 
     /// Bytes of the idle buffers.
