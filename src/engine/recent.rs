@@ -72,13 +72,13 @@ impl Core {
     /// length is yet to be set.
     #[inline(always)]
     pub(crate) fn take_at_once(&self, len: usize) -> Option<Block<Self>> {
-        RECENT.with(|recent| {
-            let shard = recent.iter().find(|entry| ptr::eq(entry.pool.get(), self))?.shard.get();
-            // SAFETY: (recent-I1) the entry's pool is alive, so its shard is.
-            let shard = unsafe { &*shard };
-            // SAFETY: the index of every length is below the number of classes that `AdaptiveIdle` makes its cache with.
-            unsafe { shard.take_at_once(plain_eighths_index(len)) }.map(Block::from_entry)
-        })
+        // A small closure: a large one would not be inlined, and then each access calls through a pointer.
+        let of_pool = |at: &Recent| ptr::eq(at.pool.get(), self).then(|| at.shard.get());
+        let shard = RECENT.with(|[first, second]| of_pool(first).or_else(|| of_pool(second)))?;
+        // SAFETY: (recent-I1) the entry's pool is alive, so its shard is.
+        let shard = unsafe { &*shard };
+        // SAFETY: the index of every length is below the number of classes that `AdaptiveIdle` makes its cache with.
+        unsafe { shard.take_at_once(plain_eighths_index(len)) }.map(Block::from_entry)
     }
 
     /// The thread uses this pool: its next gets and puts may take the short path.
@@ -97,14 +97,14 @@ fn position(pool: *const Core) -> Option<usize> {
 /// Puts `block`, on which nothing is recorded, if the shard that it came from is at hand and free.
 #[inline(always)]
 pub(super) fn put_at_once(block: Block<Core>) -> Result<(), Block<Core>> {
-    RECENT.with(|recent| {
-        let entry = block.into_entry();
-        let Some(shard) = recent.iter().map(|at| at.shard.get()).find(|&shard| entry.is_of(shard)) else {
-            return Err(Block::from_entry(entry));
-        };
-        // SAFETY: (recent-I1) the shard is not null, so its pool is alive.
-        unsafe { &*shard }.put_at_once(entry).map_err(Block::from_entry)
-    })
+    let [first, second] = RECENT.with(|recent| [recent[0].shard.get(), recent[1].shard.get()]);
+    let entry = block.into_entry();
+    let shard = if entry.is_of(first) { first } else { second };
+    if !entry.is_of(shard) {
+        return Err(Block::from_entry(entry));
+    }
+    // SAFETY: (recent-I1) the shard is not null, so its pool is alive.
+    unsafe { &*shard }.put_at_once(entry).map_err(Block::from_entry)
 }
 
 /// Passes `block` to `act` with its core, which this thread keeps alive until the end.

@@ -96,7 +96,7 @@ fn a_buffer_that_a_drain_waits_for_may_be_copied_again_and_dropped() {
     let held = double.hold(stream.cu_stream());
     buf.copy_range_to(0..1024, &stream, &mut memory).unwrap();
     thread::scope(|scope| {
-        let get = scope.spawn(|| pool.get_timeout(5 * MIB, Duration::ZERO).map(drop));
+        let get = scope.spawn(|| pool.get_timeout(5 * MIB, wait).map(drop));
         while pool.stats().drains == 0 {
             thread::yield_now();
         }

@@ -136,7 +136,7 @@ impl SharedArena {
         let (mut source_error, mut is_one_buffer) = (None, false);
         // Outlives the closed gate: behind it copies are swept, and their puts may log or call a listener.
         let mut deferral = None;
-        let (mut closed_late, mut may_wait) = (None, true);
+        let (mut closed_late, mut may_wait, mut may_sweep) = (None, true, true);
         // No more than are idle now, whatever other threads put back meanwhile.
         let mut to_release = idle_buffers(pool, &attached);
         loop {
@@ -178,8 +178,11 @@ impl SharedArena {
                     let is_held_by_copies = closed.is_none() && state.arena().stats().idle_bytes > 0;
                     drop(closed);
                     drop(state);
-                    // Copies of pools that nobody uses at the moment may be over.
+                    // Copies of pools that nobody uses at the moment may be over; what they used is idle then.
                     complete_copies(&attached);
+                    if std::mem::take(&mut may_sweep) {
+                        to_release = idle_buffers(pool, &attached);
+                    }
                     if to_release > 0 && make_room(pool, &attached, bytes.saturating_sub(available_bytes)) {
                         to_release -= 1;
                         continue;
@@ -187,6 +190,7 @@ impl SharedArena {
                     if is_held_by_copies && std::mem::take(&mut may_wait) {
                         deferral.get_or_insert_with(diag::defer);
                         closed_late = self.close_late(&attached, until);
+                        to_release = idle_buffers(pool, &attached);
                         continue;
                     }
                     return Err(source_error.map_or_else(|| self.no_space(bytes), Refusal::Source));
