@@ -130,6 +130,9 @@ fn eighths(bytes: usize) -> Class {
 }
 
 #[cfg(test)]
+mod all_lengths;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -401,3 +401,6 @@ pub(super) fn switch(text: &str) -> Result<bool, ParseError> {
         _ => Err(ParseError::new(text, "neither 0 nor 1")),
     }
 }
+
+#[cfg(test)]
+mod all_spellings;

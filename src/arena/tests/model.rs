@@ -1,6 +1,8 @@
 //! The arena against a naive model: plain arrays of the pages and granules of a few small ranges, and each rule as a
 //! search over all of them.
 
+mod all_states;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -124,17 +126,23 @@ fn source_and_target(step: &Step) -> (Option<Extent>, Option<Extent>) {
 
 impl World {
     fn new(growth: GrowthMode) -> Self {
+        Self::with(growth, SPAN_GRANULES, RESERVE_PAGES)
+    }
+
+    fn with(growth: GrowthMode, span_granules: usize, reserve_pages: usize) -> Self {
         let mut arena = Arena::new(growth, RETAIN);
         let mut ranges = BTreeMap::new();
         let mut add = |id: Option<u32>, kind, granule_pages, pages, page| {
             ranges.insert(id.unwrap(), RangeModel::new(kind, HoleSet::Shared, granule_pages, pages, page))
         };
         if matches!(growth, GrowthMode::Granules(_)) {
-            let id = arena.add_virtual_range(SPAN_GRANULES as u64 * GRANULE);
-            add(id, RangeKind::Virtual, GRANULE_PAGES, SPAN_GRANULES * GRANULE_PAGES, Page::Uncommitted);
+            let id = arena.add_virtual_range(span_granules as u64 * GRANULE);
+            add(id, RangeKind::Virtual, GRANULE_PAGES, span_granules * GRANULE_PAGES, Page::Uncommitted);
         }
-        let id = arena.add_reserve(RESERVE_PAGES as u64 * PAGE);
-        add(id, RangeKind::Reserve, RESERVE_PAGES, RESERVE_PAGES, Page::Free);
+        if reserve_pages > 0 {
+            let id = arena.add_reserve(reserve_pages as u64 * PAGE);
+            add(id, RangeKind::Reserve, reserve_pages, reserve_pages, Page::Free);
+        }
         Self { arena, ranges, live: Vec::new(), outstanding: Vec::new(), now_us: 0, next_release_us: 0 }
     }
 

@@ -329,6 +329,9 @@ impl Sequence {
 }
 
 #[cfg(test)]
+mod all_readings;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

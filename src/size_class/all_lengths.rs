@@ -1,0 +1,120 @@
+//! Every length up to 2 MiB, and every boundary of every class, against the definitions of the classes in wide numbers.
+
+#![allow(clippy::print_stdout)] // How much was run.
+
+use super::*;
+
+const ROUNDINGS: [Rounding; 3] = [Rounding::Exact, Rounding::Pow2, Rounding::Eighths];
+const PAGE: u128 = PAGE_BYTES as u128;
+
+/// Each class of [`Rounding::Eighths`] below 2^64, smallest first: eight of whole pages, then eight for each doubling.
+fn eighths_classes() -> Vec<u128> {
+    let doubled = (15..64).flat_map(|power| (9..=16).map(move |eighth| (1 << power) * eighth / 8));
+    (1..=8).map(|pages| pages * PAGE).chain(doubled).collect()
+}
+
+/// The class and its index, as the module says; `None` if there is none.
+fn expected(rounding: Rounding, len: usize, align: usize, eighths: &[u128]) -> Option<(u128, usize)> {
+    let (len, align) = (len as u128, align as u128);
+    let prefixed = len + 16 + if align > 16 { align } else { 0 };
+    let class = match rounding {
+        Rounding::Exact => (prefixed, 0),
+        Rounding::Pow2 => (prefixed.next_power_of_two(), 0),
+        Rounding::Eighths => {
+            let needed = len + align.saturating_sub(PAGE);
+            let index = eighths.partition_point(|&bytes| bytes < needed);
+            (*eighths.get(index)?, index)
+        }
+    };
+    (class.0 <= isize::MAX as u128).then_some(class)
+}
+
+fn check(rounding: Rounding, len: usize, align: usize, eighths: &[u128]) {
+    let class = rounding.class(len, align).ok().map(|class| (class.bytes as u128, class.index as usize));
+    assert_eq!(class, expected(rounding, len, align, eighths), "{rounding:?} {len} at {align}");
+    let Some((bytes, index)) = class else { return };
+    // The worst base is one page past a multiple of the alignment.
+    let base = (align as u128).max(PAGE) + PAGE;
+    let end = base.next_multiple_of(align as u128) + len as u128;
+    assert!(end <= base + bytes, "{rounding:?} {len} at {align}: {bytes} leave no room for the alignment");
+    if rounding == Rounding::Eighths {
+        let needed = len as u128 + (align as u128).saturating_sub(PAGE);
+        let waste = bytes - needed;
+        assert!(if needed <= 8 * PAGE { waste <= PAGE } else { waste * 8 < needed }, "{len} at {align}: {bytes}");
+        assert!(bytes.is_multiple_of(PAGE) && index < EIGHTHS_CLASSES as usize, "{len} at {align}: {bytes}, {index}");
+    }
+}
+
+#[test]
+fn every_length_to_two_mib_has_the_class_of_the_definition() {
+    let eighths = eighths_classes();
+    let longest = if cfg!(miri) { 2000 } else { 2 << 20 };
+    let mut before = Class { bytes: PAGE_BYTES, index: 0 };
+    for len in 1..=longest {
+        let class = Rounding::Eighths.class(len, DEFAULT_ALIGN).unwrap();
+        assert_eq!((class.bytes as u128, class.bytes >= len), (eighths[class.index as usize], true), "{len}");
+        assert_eq!(plain_eighths_index(len), class.index, "{len}");
+        // The class before it ends exactly at the length before.
+        let grows = before.bytes < len;
+        assert_eq!(class.index, before.index + u32::from(grows), "{len}");
+        before = class;
+    }
+    for rounding in ROUNDINGS {
+        (1..=longest).step_by(if cfg!(debug_assertions) { 7 } else { 1 }).for_each(|len| {
+            check(rounding, len, DEFAULT_ALIGN, &eighths);
+        });
+    }
+}
+
+/// Lengths next to each boundary: of a class, less the bytes that an alignment takes, and of the numbers themselves.
+fn lengths_at_boundaries(eighths: &[u128]) -> Vec<usize> {
+    let powers = (0..=64).map(|power| 1u128 << power);
+    let boundaries = eighths.iter().copied().chain(powers).chain([0, isize::MAX as u128, usize::MAX as u128]);
+    let near = boundaries.flat_map(|at| [0, 16, 32].map(move |less| at.saturating_sub(less)));
+    let near = near.flat_map(|at| (0..=4).map(move |step| (at + step).saturating_sub(2)));
+    let mut lengths: Vec<usize> = near.filter_map(|len| usize::try_from(len).ok()).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    lengths
+}
+
+#[test]
+fn the_boundaries_of_all_classes_at_all_alignments_are_those_of_the_definition() {
+    let eighths = eighths_classes();
+    let lengths = lengths_at_boundaries(&eighths);
+    let alignments = (0..=30).map(|power| 1usize << power);
+    let mut checked = 0u32;
+    for align in alignments.step_by(if cfg!(miri) { 13 } else { 1 }) {
+        for rounding in ROUNDINGS {
+            // Also where the alignment moves the boundary.
+            let moved = align.saturating_sub(PAGE_BYTES);
+            let (mut before, mut was_error) = (0, false);
+            for &len in &lengths {
+                check(rounding, len, align, &eighths);
+                check(rounding, len.saturating_sub(moved), align, &eighths);
+                check(rounding, len.saturating_sub(align), align, &eighths);
+                let class = rounding.class_bytes(len, align);
+                assert!(class.as_ref().map_or(true, |&bytes| bytes >= before && !was_error), "{rounding:?} {len}");
+                was_error = class.is_err();
+                before = class.unwrap_or(before);
+                checked += 3;
+            }
+        }
+    }
+    println!("{checked} lengths and alignments");
+}
+
+#[test]
+fn the_indices_of_plain_gets_and_of_classes_are_dense_to_the_end_of_the_addresses() {
+    let eighths = eighths_classes();
+    assert_eq!(eighths.len(), EIGHTHS_CLASSES as usize);
+    for len in lengths_at_boundaries(&eighths) {
+        let index = plain_eighths_index(len);
+        assert!(index < EIGHTHS_CLASSES, "{len}: {index}");
+        match Rounding::Eighths.class(len, DEFAULT_ALIGN) {
+            Ok(class) if len > 0 => assert_eq!(class.index, index, "{len}"),
+            // No buffer has such a class, so a get finds nothing under this index.
+            _ => assert!(eighths[index as usize] > isize::MAX as u128, "{len}: {index}"),
+        }
+    }
+}
