@@ -242,6 +242,30 @@ mod tests {
     }
 
     #[test]
+    fn lost_buffers_are_remembered_by_the_budgets_around_theirs() {
+        let outer = Budget::new(Some(100));
+        let middle = Budget::inside(&outer, None);
+        let inner = Budget::inside(&middle, None);
+        inner.note_lost(30);
+        middle.note_lost(12);
+        assert_eq!((inner.inner_lost(), middle.inner_lost(), outer.inner_lost()), ((0, 0), (1, 30), (2, 42)));
+        let claim = inner.claim(25).unwrap();
+        assert_eq!(claim.bytes(), 25);
+    }
+
+    #[test]
+    fn the_highest_ceiling_is_remembered() {
+        let budget = Budget::new(Some(50));
+        assert_eq!((budget.max_bytes(), budget.highest_max_bytes()), (Some(50), Some(50)));
+        budget.set_max_bytes(Some(80));
+        budget.set_max_bytes(Some(20));
+        assert_eq!((budget.max_bytes(), budget.highest_max_bytes()), (Some(20), Some(80)));
+        budget.set_max_bytes(None);
+        budget.set_max_bytes(Some(20));
+        assert_eq!((budget.max_bytes(), budget.highest_max_bytes()), (Some(20), None));
+    }
+
+    #[test]
     fn a_ceiling_that_is_lowered_refuses_until_enough_came_back() {
         let budget = Budget::new(None);
         let held = budget.claim(60).unwrap().held();

@@ -128,6 +128,17 @@ mod tests {
     }
 
     #[test]
+    fn windows_add_up_and_their_rates_are_shares() {
+        let other = Window { get_from_pool: 1, put: 2, allocated: 3, evicted: 4 };
+        let sum = Window { get_from_pool: 62_422, put: 63_523, allocated: 1_103, evicted: 1_004 };
+        assert_eq!((BUSY + other, sum.gets()), (sum, 63_525));
+        assert_eq!((other.eviction_rate(), other.unsatisfied_rate()), (2.0, 0.75));
+        assert_eq!((Window::default().eviction_rate(), Window::default().unsatisfied_rate()), (0.0, 0.0));
+        let due = [1, 999, 1_000, 1_001, 2_000].map(|evicted| Window { evicted, ..BUSY }.check_is_due());
+        assert_eq!(due, [false, false, true, false, true]);
+    }
+
+    #[test]
     fn the_limit_rises_only_if_both_rates_pass_the_threshold() {
         let evictions_tolerable = Window { get_from_pool: 0, put: 500_000, allocated: 500_000, evicted: 1_000 };
         let misses_tolerable = Window { get_from_pool: 499_000, put: 1_000, allocated: 1_000, evicted: 1_000 };

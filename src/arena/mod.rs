@@ -43,7 +43,9 @@ mod uncommitted;
 
 #[cfg(test)]
 mod tests {
+    mod corrupted;
     mod model;
+    mod ranges;
 }
 
 use std::collections::BTreeMap;
