@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // Calls libc.
 
 /// Leaves signals to the program's own threads; those of a fault come to the thread that caused them.
+#[cfg(not(miri))]
 pub(super) fn block() {
     let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
     let mut blocked = std::mem::MaybeUninit::uninit();
@@ -16,3 +17,7 @@ pub(super) fn block() {
     // SAFETY: changes the mask of this thread alone.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &blocked, std::ptr::null_mut()) };
 }
+
+/// Miri has no signals.
+#[cfg(miri)]
+pub(super) fn block() {}
