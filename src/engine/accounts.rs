@@ -11,8 +11,8 @@ use crate::in_flight::InFlight;
 use crate::stats::Stats;
 use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 
-use super::idle::Idle;
-use super::supply::{Backing, PoolUsage};
+use super::stock::Stock;
+use super::supply::PoolUsage;
 
 /// Counts of buffers that are not idle. All Relaxed unless noted: each is a number on its own.
 #[derive(Debug, Default)]
@@ -80,18 +80,16 @@ impl Accounts {
     }
 
     /// Adds the figures of all modules to `stats`.
-    pub(super) fn snapshot<T, U>(
+    pub(super) fn snapshot<E, U>(
         &self,
         stats: Stats,
-        idle_buffers: &Idle<T>,
-        backing: &Backing,
+        stock: &Stock<E>,
         copies: &InFlight<U>,
-        blocks: u64,
         waits: u64,
         now_us: u64,
     ) -> Stats {
-        let PoolUsage { supply, own_bytes, partition_bytes, lost_in_partitions, fallback } = backing.usage();
-        let idle = idle_buffers.stats();
+        let PoolUsage { supply, own_bytes, partition_bytes, lost_in_partitions, fallback } = stock.backing().usage();
+        let (idle, blocks) = (stock.idle().stats(), stock.blocks());
         let (in_flight, in_flight_bytes, oldest) = (copies.count(), copies.bytes(), copies.oldest(now_us));
         let (lost, lost_bytes) = (self.leaked.load(Ordering::Relaxed), self.leaked_bytes.load(Ordering::Relaxed));
         let fallbacks = self.fallbacks.load(Ordering::Relaxed);

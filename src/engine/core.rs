@@ -426,8 +426,8 @@ impl Core {
         if self.is_forked() {
             return stats;
         }
-        let (idle, waits, now_us) = (self.stock.idle(), self.waiters.total(), self.time.now_us());
-        self.accounts.snapshot(stats, idle, self.backing(), &self.in_flight, self.stock.blocks(), waits, now_us)
+        let (waits, now_us) = (self.waiters.total(), self.time.now_us());
+        self.accounts.snapshot(stats, &self.stock, &self.in_flight, waits, now_us)
     }
 
     /// No handle is left. Idle blocks are released now, others when they come back.

@@ -40,7 +40,9 @@ struct Recent {
 }
 
 impl Recent {
-    const NONE: Self = Self { pool: Cell::new(ptr::null()), shard: Cell::new(ptr::null()) };
+    const fn none() -> Self {
+        Self { pool: Cell::new(ptr::null()), shard: Cell::new(ptr::null()) }
+    }
 }
 
 /// References behind `RECENT`, entry by entry. An empty one is in use by a frame on the stack.
@@ -51,7 +53,7 @@ struct Kept {
 }
 
 thread_local! {
-    static RECENT: [Recent; POOLS] = const { [Recent::NONE; POOLS] };
+    static RECENT: [Recent; POOLS] = const { [Recent::none(), Recent::none()] };
     static KEPT: Kept = const { Kept { pools: [const { Cell::new(None) }; POOLS], next: Cell::new(0) } };
 }
 

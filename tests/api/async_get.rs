@@ -251,5 +251,5 @@ fn many_tasks_and_threads_are_all_served() {
         });
     });
     let stats = valid_stats(&pool);
-    assert_eq!((stats.gets as usize, stats.in_use, stats.failed_gets), (6 * ROUNDS, 0, 0));
+    assert_eq!((stats.gets, stats.in_use, stats.failed_gets), (6 * ROUNDS as u64, 0, 0));
 }

@@ -129,11 +129,15 @@ mod tests {
             pair.1 += 1;
             assert_eq!(pair.0, pair.1);
         };
+        let add_at_once = |pair: &mut (u32, u32)| {
+            add(pair);
+            Some(())
+        };
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| (0..rounds).for_each(|_| lock.with(add)));
                 scope.spawn(|| {
-                    let entered = (0..rounds).filter_map(|_| lock.with_at_once(|pair| Some(add(pair)))).count();
+                    let entered = (0..rounds).filter_map(|_| lock.with_at_once(add_at_once)).count();
                     tried.fetch_add(u32::try_from(entered).unwrap(), Ordering::Relaxed);
                 });
             }
@@ -168,6 +172,11 @@ mod loom_models {
     use loom::sync::Arc;
     use loom::thread;
 
+    fn add_one(n: &mut usize) -> Option<()> {
+        *n += 1;
+        Some(())
+    }
+
     /// Fails with a Relaxed exchange in `try_lock` or a Relaxed store in `Unlock` or `with_at_once`.
     #[test]
     fn loom_one_thread_at_a_time_is_inside() {
@@ -179,7 +188,7 @@ mod loom_models {
             let other = thread::spawn(move || (0..2).for_each(|_| other.with(|n| *n += 1)));
             let mut entered = 0;
             for _ in 0..2 {
-                entered += lock.with_at_once(|n| Some(*n += 1)).map_or(0, |()| 1);
+                entered += lock.with_at_once(add_one).map_or(0, |()| 1);
             }
             entered += lock.try_with(1, |n, one| *n += one).map_or(0, |()| 1);
             other.join().unwrap();
@@ -193,7 +202,7 @@ mod loom_models {
         loom::model(|| {
             let lock = Arc::new(Lock::new(0));
             let hitting = lock.clone();
-            let hits = thread::spawn(move || (0..2).filter_map(|_| hitting.with_at_once(|n| Some(*n += 1))).count());
+            let hits = thread::spawn(move || (0..2).filter_map(|_| hitting.with_at_once(add_one)).count());
             lock.set_attention(|_| true);
             let before = lock.with(|n| *n);
             let hits = hits.join().unwrap();
