@@ -16,6 +16,7 @@
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
 //! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
 //! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
+//! | `short_path` | hits that a thread serves from the pools that it used last |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `maintenance` | what the maintenance thread does by itself, and what nobody does without it |
 //! | `hit_allocates_nothing`, `hit_calls_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
@@ -63,6 +64,7 @@ mod remedies;
 mod resident_memory;
 mod scripted_faults;
 mod settings;
+mod short_path;
 mod sink;
 mod sizes;
 mod slices;

@@ -1,0 +1,426 @@
+//! Hits that a thread serves from the pools that it used last: what they return, and what they must not miss.
+#![allow(unsafe_code)] // Forks.
+
+use std::cell::RefCell;
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use pinpool::testing::ManualClock;
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource};
+
+use crate::child::{alone, in_a_child};
+
+const PRESETS: [Preset; 2] = [Preset::Adaptive, Preset::Tensorflow];
+const LEN: usize = 5_000;
+/// Longer than any test may take.
+const LONG: Duration = Duration::from_secs(3600);
+
+fn builder(preset: Preset) -> PoolBuilder {
+    Pool::builder().without_env().preset(preset).backend(Backend::Heap).pressure(PressureSource::Off)
+}
+
+fn pool(preset: Preset) -> Pool {
+    builder(preset).build().unwrap()
+}
+
+fn check(pool: &Pool) -> pinpool::Stats {
+    let stats = pool.stats();
+    assert_eq!(stats.validate(), Ok(()));
+    stats
+}
+
+#[test]
+fn pools_used_in_turn_give_each_its_own_buffers() {
+    for preset in PRESETS {
+        for count in 1..=4 {
+            let pools: Vec<_> = (0..count).map(|_| pool(preset)).collect();
+            let first: Vec<_> = pools.iter().map(|pool| pool.get(LEN).unwrap().as_ptr()).collect();
+            for round in 0..100 {
+                for (pool, &first) in pools.iter().zip(&first) {
+                    let held = pool.get(LEN).unwrap();
+                    assert_eq!(held.as_ptr(), first, "{preset:?}, {count} pools, round {round}");
+                    // Put while another pool is at hand.
+                    drop(pools[round % count].get(LEN / 2).unwrap());
+                }
+            }
+            for pool in &pools {
+                let stats = check(pool);
+                assert_eq!((stats.in_use, stats.gets - stats.hits), (0, stats.misses), "{preset:?}");
+                assert!(stats.hits >= 100 && stats.misses <= 3, "{stats:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_new_pool_never_finds_the_buffers_of_one_that_has_ended() {
+    let rounds = if cfg!(miri) { 5 } else { 150 };
+    for preset in PRESETS {
+        let lasting = pool(preset);
+        for round in 0..rounds {
+            let new = pool(preset);
+            drop(new.get(LEN).unwrap());
+            let stats = new.stats();
+            assert_eq!((stats.gets, stats.hits, stats.misses), (1, 0, 1), "round {round}");
+            drop(new.get(LEN).unwrap());
+            assert_eq!(new.stats().hits, 1);
+            // Sometimes the ended pool stays at hand, and sometimes another one replaces it.
+            if round % 3 == 0 {
+                drop(lasting.get(LEN).unwrap());
+            }
+        }
+        check(&lasting);
+    }
+}
+
+#[test]
+fn a_buffer_outlives_its_pool_and_its_put_ends_it() {
+    for preset in PRESETS {
+        for _ in 0..50 {
+            let pool = pool(preset);
+            drop(pool.get(LEN).unwrap());
+            let mut late = pool.get(LEN).unwrap();
+            drop(pool);
+            late.as_mut_slice().unwrap().fill(1);
+            drop(late);
+        }
+    }
+}
+
+/// What a user keeps in a thread-local.
+struct Kept {
+    pool: Pool,
+    held: Option<PinnedBuf>,
+    hits: mpsc::Sender<bool>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        drop(self.held.take());
+        let mut hit = self.pool.get(LEN).unwrap();
+        hit.as_mut_slice().unwrap().fill(3);
+        drop(hit);
+        // A pool that this thread has never used, and one that ends here.
+        let new = pool(Preset::Adaptive);
+        drop(new.get(LEN).unwrap());
+        drop(new.get(LEN).unwrap());
+        self.hits.send(new.stats().hits == 1).unwrap();
+    }
+}
+
+thread_local! {
+    static BEFORE: RefCell<Option<Kept>> = const { RefCell::new(None) };
+    static AFTER: RefCell<Option<Kept>> = const { RefCell::new(None) };
+}
+
+#[test]
+fn thread_locals_of_a_user_may_hold_buffers_and_pools() {
+    for preset in PRESETS {
+        for lasts in [true, false] {
+            let pool = pool(preset);
+            let (hits, received) = mpsc::channel();
+            let kept = |pool: &Pool, held| Some(Kept { pool: pool.clone(), held, hits: hits.clone() });
+            let (before, after) = (kept(&pool, None), kept(&pool, None));
+            drop(hits);
+            let lasting = lasts.then(|| pool.clone());
+            thread::spawn(move || {
+                // Registered before the thread-locals of the library, and after them: one of the two is dropped later.
+                BEFORE.set(before);
+                let (first, second) = (pool.get(LEN).unwrap(), pool.get(LEN).unwrap());
+                drop(pool.get(LEN).unwrap());
+                BEFORE.with_borrow_mut(|kept| kept.as_mut().unwrap().held = Some(first));
+                AFTER.set(after);
+                AFTER.with_borrow_mut(|kept| kept.as_mut().unwrap().held = Some(second));
+                drop(pool);
+            })
+            .join()
+            .unwrap();
+            assert_eq!(received.iter().collect::<Vec<_>>(), [true, true]);
+            if let Some(pool) = lasting {
+                let stats = check(&pool);
+                assert_eq!((stats.gets, stats.puts, stats.hits, stats.buffers_in_pool), (5, 5, 2, 3), "{preset:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_buffer_put_by_another_thread_serves_the_thread_that_got_it_and_others_after_that_thread() {
+    for preset in PRESETS {
+        let pool = pool(preset);
+        let start = thread::scope(|scope| {
+            let getting = scope.spawn(|| {
+                drop(pool.get(LEN).unwrap());
+                let mut start = std::ptr::null();
+                for _ in 0..100 {
+                    let held = pool.get(LEN).unwrap();
+                    start = held.as_ptr();
+                    let pool = &pool;
+                    thread::scope(|scope| {
+                        scope.spawn(move || (drop(pool.get(LEN).unwrap()), drop(held))).join().unwrap()
+                    });
+                    let again = pool.get(LEN).unwrap();
+                    assert!(!again.as_ptr().is_null());
+                }
+                start as usize
+            });
+            getting.join().unwrap()
+        });
+        assert_ne!(start, 0);
+        let stats = check(&pool);
+        // At most two were in use at once.
+        assert!(stats.misses <= 2, "{stats:?}");
+        assert_eq!((stats.in_use, stats.gets, stats.puts), (0, 301, 301), "{preset:?}");
+        let both = [pool.get(LEN).unwrap(), pool.get(LEN).unwrap()];
+        assert_eq!(pool.stats().misses, stats.misses, "found though their thread has ended");
+        drop(both);
+    }
+}
+
+/// Leaves a buffer in some state.
+type Use = fn(&mut PinnedBuf);
+
+#[test]
+fn the_next_user_of_a_buffer_finds_it_as_new() {
+    let uses: [Use; 7] = [
+        |buf| buf.truncate(10),
+        |buf| buf.set_position(buf.len()),
+        |buf| buf.write_all(&[1; 100]).unwrap(),
+        |buf| buf.set_position(usize::MAX),
+        |buf| buf.try_as_mut_slice().unwrap().unwrap().fill(9),
+        |buf| buf.wait().unwrap(),
+        |buf| {
+            buf.truncate(0);
+            assert!(buf.is_empty() && buf.as_mut_slice().unwrap().is_empty());
+        },
+    ];
+    for preset in PRESETS {
+        let pool = pool(preset);
+        for align in [4, 64, 8192] {
+            for use_of in uses {
+                let mut used = pool.get_aligned(LEN, align).unwrap();
+                let (id, capacity) = (used.id(), used.capacity());
+                use_of(&mut used);
+                drop(used);
+                // Of the same class, by either path.
+                for (len, align) in [(LEN, align), (LEN - 1, align), (LEN, align)] {
+                    let mut next = pool.get_aligned(len, align).unwrap();
+                    assert_eq!((next.len(), next.position(), next.capacity()), (len, 0, capacity));
+                    assert_eq!(next.as_slice_untracked().unwrap().len(), len);
+                    assert!(next.as_ptr().addr().is_multiple_of(align));
+                    assert!(preset == Preset::Tensorflow || next.id() == id);
+                    next.write_all(&vec![7; len]).unwrap();
+                    assert!(next.write_all(&[7]).is_err(), "at its end");
+                }
+            }
+        }
+        check(&pool);
+    }
+}
+
+#[test]
+fn a_plain_get_after_an_aligned_one_begins_at_the_start_of_the_block() {
+    let pool = pool(Preset::Adaptive);
+    // Both are of the class of 12 KiB: 5,000 bytes at 8 KiB need up to a page more.
+    let blocks: Vec<_> = (0..8).map(|_| pool.get(12_000).unwrap()).collect();
+    let mut starts: Vec<_> = blocks.iter().map(|block| (block.id(), block.as_ptr().addr())).collect();
+    drop(blocks);
+    let aligned: Vec<_> = (0..8).map(|_| pool.get_aligned(8_100, 8192).unwrap()).collect();
+    assert!(aligned.iter().any(|block| starts.contains(&(block.id(), block.as_ptr().addr()))));
+    assert!(aligned.iter().all(|block| block.as_ptr().addr().is_multiple_of(8192)));
+    drop(aligned);
+    for _ in 0..3 {
+        let again: Vec<_> = (0..8).map(|_| pool.get(12_000).unwrap()).collect();
+        let mut found: Vec<_> = again.iter().map(|block| (block.id(), block.as_ptr().addr())).collect();
+        (starts.sort_unstable(), found.sort_unstable());
+        assert_eq!(starts, found);
+        assert!(again.iter().all(|block| block.len() == 12_000 && block.capacity() == 12_288));
+    }
+    assert_eq!(check(&pool).misses, 8);
+}
+
+#[test]
+fn a_buffer_of_no_bytes_and_one_too_long_are_no_hits() {
+    for preset in PRESETS {
+        let pool = pool(preset);
+        for len in [1, LEN, 1 << 20] {
+            drop(pool.get(len).unwrap());
+            drop(pool.get(len).unwrap());
+        }
+        let before = check(&pool);
+        let none = pool.get(0).unwrap();
+        assert!(none.is_empty() && none.id().is_none());
+        for len in [usize::MAX, usize::MAX - 1, isize::MAX as usize, isize::MAX as usize + 1] {
+            assert!(pool.get(len).is_err(), "{len}");
+        }
+        drop(none);
+        let after = check(&pool);
+        assert_eq!((after.gets, after.hits, after.puts), (before.gets, before.hits, before.puts));
+    }
+}
+
+#[test]
+fn in_a_child_of_fork_no_pool_of_the_parent_is_at_hand() {
+    alone(|| {
+        for preset in PRESETS {
+            let pools = [pool(preset), pool(preset)];
+            let mut held = Some(pools.each_ref().map(|pool| {
+                (0..100).for_each(|_| drop(pool.get(LEN).unwrap()));
+                drop((pool.get(LEN).unwrap(), pool.get(LEN).unwrap()));
+                pool.get(LEN).unwrap()
+            }));
+            let statistics = pools.each_ref().map(check);
+            in_a_child(|| {
+                let refused = |pool: &Pool| pool.get(LEN).is_err_and(|error| error.is_forked());
+                let mut checks = vec![("first", refused(&pools[0])), ("second", refused(&pools[1]))];
+                drop(held.take());
+                checks.push(("after a put", refused(&pools[0]) && refused(&pools[1])));
+                // Its own pools are at hand in the places of the parent's.
+                for _ in 0..3 {
+                    let own = pool(preset);
+                    (0..10).for_each(|_| drop(own.get(LEN).unwrap()));
+                    checks.push(("own", own.stats().hits == 9));
+                    checks.push(("after an own pool", refused(&pools[0]) && refused(&pools[1])));
+                }
+                checks
+            });
+            drop(held);
+            for (pool, before) in pools.iter().zip(statistics) {
+                drop(pool.get(LEN).unwrap());
+                let after = check(pool);
+                assert_eq!((after.hits, after.gets, after.in_use), (before.hits + 1, before.gets + 1, 0), "{preset:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
+    let looks = if cfg!(miri) { 5 } else { 300 };
+    for preset in PRESETS {
+        let pool = builder(preset).pool_size_limit(6).auto_resize(false).build().unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let (pass, passed) = mpsc::sync_channel::<PinnedBuf>(2);
+            let (pool, stop) = (&pool, &stop);
+            scope.spawn(move || passed.into_iter().for_each(drop));
+            for thread in 0..2 {
+                let pass = pass.clone();
+                scope.spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        for len in [LEN, 100, 100_000, LEN * (thread + 1)] {
+                            (0..20).for_each(|_| drop(pool.get(len).unwrap()));
+                            let held: Vec<_> = (0..5).map(|_| pool.get(len).unwrap()).collect();
+                            drop(held);
+                            pass.send(pool.get(len).unwrap()).unwrap();
+                        }
+                    }
+                });
+            }
+            drop(pass);
+            let mut before = pool.stats();
+            for look in 0..looks {
+                let now = pool.stats();
+                let counts = |stats: &pinpool::Stats| [stats.gets, stats.hits, stats.misses, stats.puts, stats.evicted];
+                let (old, new) = (counts(&before), counts(&now));
+                // Ends the threads also if this fails.
+                if old.iter().zip(&new).any(|(old, new)| old > new) || now.buffers_in_pool > 6 {
+                    stop.store(true, Ordering::Relaxed);
+                    panic!("{preset:?}, look {look}: {before:?} then {now:?}");
+                }
+                before = now;
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let stats = check(&pool);
+        assert_eq!((stats.in_use, stats.gets), (0, stats.puts));
+    }
+}
+
+#[test]
+fn a_thread_that_only_hits_serves_a_get_that_waits() {
+    for preset in PRESETS {
+        // Room for one buffer, and nobody looks by himself.
+        let pool = builder(preset).max_bytes(Some(2 << 20)).wait(LONG).background_poll(false).build().unwrap();
+        let len = (2 << 20) - 16;
+        let served = AtomicBool::new(false);
+        thread::scope(|scope| {
+            (0..100).for_each(|_| drop(pool.get(len).unwrap()));
+            let mut held = Some(pool.get(len).unwrap());
+            let waiting = scope.spawn(|| {
+                let served_by = pool.get(len).unwrap().id();
+                served.store(true, Ordering::Relaxed);
+                served_by
+            });
+            while pool.stats().waits == 0 {
+                thread::yield_now();
+            }
+            let id = held.as_ref().unwrap().id();
+            while !served.load(Ordering::Relaxed) {
+                drop(held.take());
+                held = pool.get_timeout(len, LONG).ok();
+            }
+            drop(held);
+            assert_eq!(waiting.join().unwrap(), id, "the same memory");
+        });
+        // The line is empty: hits again, without a call of the back-end.
+        let before = check(&pool);
+        (0..100).for_each(|_| drop(pool.get(len).unwrap()));
+        let after = check(&pool);
+        assert_eq!((after.hits - before.hits, after.misses - before.misses), (100, 0), "{preset:?}");
+    }
+}
+
+#[test]
+fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
+    let clock = ManualClock::default();
+    let pool = builder(Preset::Adaptive).clock(clock.clone()).background_poll(false).build().unwrap();
+    drop((pool.get(LEN).unwrap(), pool.get(LEN).unwrap()));
+    // An hour of hits, of one of the two buffers, in which nobody looks at the clock.
+    for _ in 0..3600 {
+        clock.advance_us(1_000_000);
+        drop(pool.get(LEN).unwrap());
+    }
+    clock.advance_us(1_000_000);
+    pool.poll();
+    let hits = pool.stats().hits;
+    drop(pool.get(LEN).unwrap());
+    assert_eq!(pool.stats().hits, hits + 1, "it was put a second ago");
+    clock.advance_us(3_600_000_000);
+    pool.poll();
+    assert_eq!(check(&pool).buffers_in_pool, 0, "nobody needed it for an hour");
+}
+
+#[test]
+fn a_ceiling_lowered_while_a_thread_only_hits_holds_after_the_next_look() {
+    for preset in PRESETS {
+        let pool = builder(preset).max_bytes(Some(16 << 20)).background_poll(false).build().unwrap();
+        let len = (2 << 20) - 16;
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let (warm, is_warm) = mpsc::channel();
+            scope.spawn(|| {
+                let warm = warm;
+                drop((0..3).map(|_| pool.get(len).unwrap()).collect::<Vec<_>>());
+                warm.send(()).unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    drop(pool.try_get(len).unwrap());
+                    // By the short path while something is idle, and otherwise refused.
+                    drop(pool.get_timeout(100, Duration::ZERO));
+                }
+            });
+            is_warm.recv().unwrap();
+            pool.set_max_bytes(1 << 20).unwrap();
+            while pool.stats().pinned_bytes > 1 << 20 {
+                pool.poll();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let stats = check(&pool);
+        assert_eq!((stats.max_bytes, stats.in_use), (Some(1 << 20), 0));
+        assert!(stats.pinned_bytes <= 1 << 20 && pool.get(len).is_err_and(|error| error.is_limit()), "{preset:?}");
+    }
+}
