@@ -111,10 +111,17 @@ pub(super) fn put_at_once(block: Block<Core>) -> Result<(), Block<Core>> {
 
 /// Passes `block` to `act` with its core, which this thread keeps alive until the end.
 pub(super) fn with_core_alive<R>(block: Block<Core>, act: impl FnOnce(&Core, Block<Core>) -> R) -> R {
-    let core = take_reference(block.owner());
-    let result = act(&core, block);
-    keep(core);
-    result
+    let frame = Frame(take_reference(block.owner()));
+    act(&frame.0, block)
+}
+
+/// The reference of a frame on the stack. Kept by its end, also where the frame unwinds: an entry may rest on it.
+struct Frame(Arc<Core>);
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        keep(self.0.clone());
+    }
 }
 
 /// The thread's reference to `core`. Taken out meanwhile: a nested put (a listener that drops a buffer) finds nothing and

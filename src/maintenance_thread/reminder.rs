@@ -34,13 +34,14 @@ impl Reminder {
     #[allow(dead_code)] // For futures that are polled with another waker.
     /// Wakes `waker` in place of the one before; does nothing if that was woken already.
     pub(crate) fn set_waker(&self, waker: &Waker) -> bool {
+        // Cloned and dropped outside the lock: a waker is a user's.
+        let mut waker = Some(waker.clone());
         let mut kept = self.0.waker.lock();
         let is_pending = kept.is_some();
         if is_pending {
-            let before = kept.replace(waker.clone());
-            drop(kept);
-            drop(before);
+            std::mem::swap(&mut *kept, &mut waker);
         }
+        drop(kept);
         is_pending
     }
 }

@@ -32,6 +32,13 @@ impl GetFuture {
         Self { waiting: None, pool, len, wait }
     }
 
+    /// In a child of `fork` the line stays as it was: its locks may be held by threads that do not exist here.
+    fn forget_if_forked(&mut self) {
+        if self.pool.core().is_forked() {
+            std::mem::forget(self.waiting.take());
+        }
+    }
+
     fn begin(&self) -> Result<Result<PinnedBuf, WaitingGet>> {
         let core = self.pool.core();
         core.check_process()?;
@@ -51,6 +58,10 @@ impl Future for GetFuture {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let get = &mut *self;
+        if let Err(error) = get.pool.core().check_process() {
+            get.forget_if_forked();
+            return Poll::Ready(Err(error));
+        }
         let waiting = match &mut get.waiting {
             Some(waiting) => waiting,
             None => match get.begin() {
@@ -67,9 +78,6 @@ impl Future for GetFuture {
 
 impl Drop for GetFuture {
     fn drop(&mut self) {
-        // In a child of `fork` the line stays as it was: its locks may be held by threads that do not exist here.
-        if self.pool.core().is_forked() {
-            std::mem::forget(self.waiting.take());
-        }
+        self.forget_if_forked();
     }
 }

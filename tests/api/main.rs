@@ -12,7 +12,7 @@
 //! | `async_copy` | copies that tasks await |
 //! | `fences` | fences of users that block, panic, or call the pool |
 //! | `memory_counts`, `memory_limits` | every byte in a figure and under a limit; limits that change, limits on what is idle |
-//! | `line`, `async_get`, `deadlines`, `panics` | gets that wait, threads and tasks, in order and in time; panics of a user's code |
+//! | `line`, `async_get`, `async_stress`, `deadlines`, `panics` | gets that wait, threads and tasks, in order and in time; panics of a user's code |
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
 //! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
 //! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
@@ -28,6 +28,7 @@ mod adaptive_model;
 #[cfg(not(miri))]
 mod async_copy;
 mod async_get;
+mod async_stress;
 mod batch;
 mod captured_log;
 mod ceiling;
