@@ -44,7 +44,9 @@ mod uncommitted;
 #[cfg(test)]
 mod tests {
     mod corrupted;
+    mod growth;
     mod model;
+    mod plans;
     mod ranges;
 }
 
