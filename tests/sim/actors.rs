@@ -46,6 +46,7 @@ fn setup(draw: &mut Draw) -> Setup {
         reserve_bytes: if reserve { draw.between(1, room / 2) } else { 0 },
         pageable: u64::from(draw.once_in(5)),
         idle_seconds: draw.pick(&[0, 1, 45, 45]),
+        serve_all: u64::from(draw.once_in(2)),
         finish_first: u64::from(!draw.once_in(3)),
         pools_first: u64::from(draw.once_in(2)),
         stay_faulty: u64::from(draw.once_in(4)),
@@ -63,6 +64,8 @@ struct Actors {
     copies: u64,
     faults: u64,
     operators: u64,
+    /// One get in this many waits if there is no room.
+    patience: u64,
     max_bytes: u64,
 }
 
@@ -83,6 +86,7 @@ impl Actors {
             copies: draw.pick(&[0, 10, 30]),
             faults: draw.pick(&[0, 0, 3, 8]),
             operators: draw.pick(&[1, 4, 8]),
+            patience: draw.pick(&[2, 6, 1000]),
             max_bytes: most,
         }
     }
@@ -109,6 +113,13 @@ impl Actors {
         let pool = if draw.once_in(2) { 0 } else { draw.below(4) };
         if draw.once_in(12) {
             return Step::new(Op::TryGet, &[pool, len]);
+        }
+        if draw.once_in(self.patience) {
+            return match draw.below(8) {
+                0 => Step::new(Op::CancelGet, &[draw.next() % 1000]),
+                1..4 => Step::new(Op::PollGet, &[draw.next() % 1000]),
+                _ => Step::new(Op::GetAsync, &[pool, len]),
+            };
         }
         let align = if draw.once_in(16) { draw.pick(&[8192, 65_536]) } else { 0 };
         Step::new(Op::Get, &[pool, len, align])

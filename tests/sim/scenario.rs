@@ -63,6 +63,8 @@ setup! {
     pageable,
     /// `PINPOOL_IDLE_TIMEOUT` in seconds; 0 is none.
     idle_seconds,
+    /// At the end: what is held comes back until every get that waits was served.
+    serve_all,
     /// At the end: the copies are over before the pools are dropped.
     finish_first,
     /// At the end: the pools are dropped before the buffers.
@@ -112,6 +114,12 @@ ops! {
     Get = "get" (pool len align),
     /// As `get`, from the idle buffers alone.
     TryGet = "try_get" (pool len),
+    /// Begins a get that waits in line if there is no room.
+    GetAsync = "get_async" (pool len),
+    /// Looks whether a waiting get was served.
+    PollGet = "poll_get" (which),
+    /// A waiting get gives up.
+    CancelGet = "cancel_get" (which),
     /// Drops a buffer that is held.
     Put = "put" (which),
     /// Fills a held buffer anew, which waits for its copies.

@@ -2,13 +2,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::num::NonZeroUsize;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use pinpool::testing::ManualClock;
 use pinpool::{
-    Backend, Ceiling, LogSampler, OnFull, PendingBuf, PinnedBuf, Pool, Preset, PressureSource, ReleasePolicy, Rounding,
+    Backend, Ceiling, Error, GetFuture, LogSampler, OnFull, PendingBuf, PinnedBuf, Pool, Preset, PressureSource,
+    ReleasePolicy, Rounding,
 };
 
 use crate::checks;
@@ -19,6 +22,8 @@ use crate::site::Site;
 
 /// Streams of the device.
 const STREAMS: usize = 3;
+/// Time does not pass for a get that waits.
+const FOREVER: Duration = Duration::from_secs(1 << 20);
 /// A pool and its partitions.
 const POOLS_MAX: usize = 3;
 
@@ -30,6 +35,7 @@ pub(crate) struct World {
     pub(crate) pools: RefCell<Vec<Option<Pool>>>,
     pub(crate) held: RefCell<Vec<Held>>,
     pub(crate) pending: RefCell<Vec<Pending>>,
+    pub(crate) waiting: RefCell<Vec<Waiting>>,
     pub(crate) tallies: RefCell<Vec<Tally>>,
     armed: RefCell<Vec<(Call, Step)>>,
     is_inside: Cell<bool>,
@@ -41,6 +47,8 @@ pub(crate) struct World {
     pub(crate) device_failed: Cell<bool>,
     pub(crate) dropped_partition: Cell<bool>,
     has_ceiling: Cell<bool>,
+    /// A reserve was made, or the ceiling changed: there may be less than a get in line needs.
+    took_room: Cell<bool>,
 }
 
 /// A buffer in use.
@@ -57,6 +65,15 @@ pub(crate) struct Pending {
     pub(crate) pool: usize,
     pub(crate) start: usize,
     value: u64,
+}
+
+/// A get that waits in line, in the order of the line of its pool.
+pub(crate) struct Waiting {
+    get: Pin<Box<GetFuture>>,
+    pub(crate) pool: usize,
+    len: usize,
+    /// Failures of the source before it was polled last.
+    failures: [u64; 3],
 }
 
 /// What a pool must have counted.
@@ -139,6 +156,7 @@ impl World {
             pools: RefCell::new(vec![Some(pool)]),
             held: RefCell::default(),
             pending: RefCell::default(),
+            waiting: RefCell::default(),
             tallies: RefCell::new(vec![Tally::default()]),
             armed: RefCell::default(),
             is_inside: Cell::new(false),
@@ -148,6 +166,7 @@ impl World {
             device_failed: Cell::new(false),
             dropped_partition: Cell::new(false),
             has_ceiling: Cell::new(setup.max_bytes > 0),
+            took_room: Cell::new(false),
         })
     }
 
@@ -201,6 +220,17 @@ impl World {
         match op {
             Op::Get => self.get(args[0], as_len(args[1]), as_len(args[2])),
             Op::TryGet => self.try_get(args[0], as_len(args[1])),
+            Op::GetAsync => self.with_pool(args[0], |index, pool| {
+                let (len, failures) = (as_len(args[1]), self.site.memory().failures);
+                let get = Box::pin(pool.get_async_timeout(len, FOREVER));
+                self.poll_get(Waiting { get, pool: index, len, failures });
+            }),
+            Op::PollGet => self.take_waiting(args[0]).into_iter().for_each(|(at, waiting)| {
+                if let Some(waiting) = self.look(waiting) {
+                    self.waiting.borrow_mut().insert(at, waiting);
+                }
+            }),
+            Op::CancelGet => drop(self.take_waiting(args[0])),
             Op::Put => self.take_held(args[0]).into_iter().for_each(|held| self.put(held)),
             Op::Rewrite => self.rewrite(args[0]),
             Op::CopyTo => self.copy_to(args[0], args[1]),
@@ -218,13 +248,17 @@ impl World {
             Op::Poll => self.with_pool(args[0], |_, pool| pool.poll()),
             Op::Trim => self.with_pool(args[0], |_, pool| pool.trim(args[1])),
             Op::Clear => self.with_pool(args[0], |_, pool| pool.clear()),
-            Op::Prewarm => self.with_pool(args[0], |_, pool| self.note(u64::from(pool.prewarm(args[1]).is_ok()))),
+            Op::Prewarm => self.with_pool(args[0], |_, pool| {
+                self.took_room.set(true);
+                self.note(u64::from(pool.prewarm(args[1]).is_ok()));
+            }),
             Op::Partition => self.partition(args[0]),
             Op::SetMaxBytes => self.with_pool(0, |index, pool| {
                 if index == 0 {
                     // From before the call on: a lower ceiling holds for what others acquire meanwhile.
                     self.site.memory().set_max_bytes(args[0]);
                     self.has_ceiling.set(true);
+                    self.took_room.set(true);
                     self.note(u64::from(pool.set_max_bytes(Ceiling::Bytes(args[0])).is_ok()));
                 }
             }),
@@ -287,20 +321,24 @@ impl World {
                     }
                     self.hand_out(index, buf, len);
                 }
-                Err(error) => {
-                    self.note(2);
-                    self.tallies.borrow_mut()[index].failed += 1;
-                    let is_explained = if error.is_limit() {
-                        self.has_ceiling.get() || index > 0
-                    } else {
-                        error.is_backend() && self.site.memory().failures != failures
-                    };
-                    if !is_explained {
-                        self.site.report(format!("a get of {len} B failed without a reason: {error}"));
-                    }
-                }
+                Err(error) => self.note_refused(index, len, failures, &error),
             }
         });
+    }
+
+    /// A get failed, with that many failures of the source before it.
+    fn note_refused(&self, pool: usize, len: usize, failures: [u64; 3], error: &Error) {
+        self.note(2);
+        self.tallies.borrow_mut()[pool].failed += 1;
+        let is_explained = if error.is_limit() {
+            // Without a ceiling only the line can be in the way.
+            self.has_ceiling.get() || pool > 0 || !self.waiting.borrow().is_empty()
+        } else {
+            error.is_backend() && self.site.memory().failures != failures
+        };
+        if !is_explained {
+            self.site.report(format!("a get of {len} B failed without a reason: {error}"));
+        }
     }
 
     fn try_get(&self, pool: u64, len: usize) {
@@ -309,6 +347,32 @@ impl World {
             Ok(None) => self.note(3),
             Err(error) => self.site.report(format!("try_get of {len} B failed: {error}")),
         });
+    }
+
+    fn take_waiting(&self, which: u64) -> Option<(usize, Waiting)> {
+        let mut waiting = self.waiting.borrow_mut();
+        let at = as_len(which) % NonZeroUsize::new(waiting.len())?;
+        Some((at, waiting.remove(at)))
+    }
+
+    fn poll_get(&self, waiting: Waiting) {
+        self.look(waiting).into_iter().for_each(|waiting| self.waiting.borrow_mut().push(waiting));
+    }
+
+    /// Polls a get; returns it if it is to wait on.
+    fn look(&self, mut waiting: Waiting) -> Option<Waiting> {
+        let failures = self.site.memory().failures;
+        // The schedule decides when it is polled again, not who wakes it.
+        match waiting.get.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Pending => {
+                self.note(6);
+                waiting.failures = failures;
+                return Some(waiting);
+            }
+            Poll::Ready(Ok(buf)) => self.hand_out(waiting.pool, buf, waiting.len),
+            Poll::Ready(Err(error)) => self.note_refused(waiting.pool, waiting.len, waiting.failures, &error),
+        }
+        None
     }
 
     fn hand_out(&self, pool: usize, buf: PinnedBuf, len: usize) {
@@ -445,6 +509,10 @@ impl World {
         let mut pools = self.pools.borrow_mut();
         let index = as_len(nth) % pools.len();
         let pool = pools[index].take();
+        // A get that waits keeps its pool.
+        let waiting = self.waiting.take();
+        let (leaving, staying) = waiting.into_iter().partition(|waiting| waiting.pool == index && pool.is_some());
+        self.waiting.replace(staying);
         self.dropped_partition.set(self.dropped_partition.get() || index > 0);
         if pools.iter().all(Option::is_none) {
             self.site.memory().is_ending = true;
@@ -452,6 +520,7 @@ impl World {
         drop(pools);
         // What waits for a call of the source would run inside the end of the pool.
         let armed = self.armed.take();
+        drop::<Vec<Waiting>>(leaving);
         drop(pool);
         self.armed.replace(armed);
     }
@@ -475,6 +544,31 @@ impl World {
         }
     }
 
+    /// Every get that waits is served when what others hold comes back, unless it can never be.
+    fn serve_all(&self) {
+        if self.waiting.borrow().is_empty() || self.setup.serve_all == 0 {
+            return;
+        }
+        self.heal();
+        self.finish_all();
+        let rounds = self.waiting.borrow().len() + 1;
+        for _ in 0..rounds {
+            while let Some(held) = self.take_held(0) {
+                self.put(held);
+            }
+            while let Some(pending) = self.take_pending(0) {
+                self.drop_pending(pending);
+            }
+            for waiting in self.waiting.take() {
+                self.poll_get(waiting);
+            }
+        }
+        let is_explained = self.took_room.get() || self.device_failed.get() || self.site.memory().is_faulty();
+        if !self.waiting.borrow().is_empty() && !is_explained {
+            self.site.report("a get waits although everything came back".to_owned());
+        }
+    }
+
     /// The end of a run: everything is dropped.
     fn end(&self) {
         self.armed.take();
@@ -484,6 +578,7 @@ impl World {
         if self.setup.finish_first == 1 {
             self.finish_all();
         }
+        self.serve_all();
         let drop_pools = || (0..POOLS_MAX as u64).for_each(|nth| self.drop_pool(nth));
         if self.setup.pools_first == 1 {
             drop_pools();
