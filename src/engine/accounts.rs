@@ -1,7 +1,7 @@
 //! What the engine counts beside the idle buffers, and the snapshot of all figures.
 //!
 //! ```text
-//!   in use = blocks - idle - in flight        a sealed pool closes, once, when only blocks in flight exist
+//!   in use = blocks - idle - in flight
 //! ```
 //!
 //! Counters and sums only; while other threads run, the figures of a snapshot may be some operations apart.
@@ -9,7 +9,7 @@
 use crate::error::UsageReport;
 use crate::in_flight::InFlight;
 use crate::stats::Stats;
-use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::process::{AtomicU64, Ordering};
 
 use super::stock::Stock;
 use super::supply::PoolUsage;
@@ -26,8 +26,6 @@ pub(super) struct Accounts {
     made_room: AtomicU64,
     leaked: AtomicU64,
     leaked_bytes: AtomicU64,
-    is_sealed: AtomicBool,
-    is_closed: AtomicBool,
 }
 
 impl Accounts {
@@ -63,22 +61,6 @@ impl Accounts {
         leaked
     }
 
-    /// No handle of the pool is left.
-    pub(super) fn seal(&self) {
-        // SeqCst, with the count of blocks: of the seal and the end of the last block, one sees the other.
-        self.is_sealed.store(true, Ordering::SeqCst);
-    }
-
-    pub(super) fn is_sealed(&self) -> bool {
-        self.is_sealed.load(Ordering::SeqCst)
-    }
-
-    /// True for the one caller that closes the pool.
-    pub(super) fn begin_close(&self) -> bool {
-        // AcqRel: one thread closes, and sees all that was put before.
-        !self.is_closed.swap(true, Ordering::AcqRel)
-    }
-
     /// Adds the figures of all modules to `stats`.
     pub(super) fn snapshot<E, U>(
         &self,
@@ -89,7 +71,7 @@ impl Accounts {
         now_us: u64,
     ) -> Stats {
         let PoolUsage { supply, own_bytes, partition_bytes, lost_in_partitions, fallback } = stock.backing().usage();
-        let (idle, blocks) = (stock.idle().stats(), stock.blocks());
+        let (idle, blocks) = (stock.idle().stats(), stock.lifetime().blocks());
         let (in_flight, in_flight_bytes, oldest) = (copies.count(), copies.bytes(), copies.oldest(now_us));
         let (lost, lost_bytes) = (self.leaked.load(Ordering::Relaxed), self.leaked_bytes.load(Ordering::Relaxed));
         let fallbacks = self.fallbacks.load(Ordering::Relaxed);

@@ -436,7 +436,7 @@ impl Core {
         if let Some(thread) = self.thread {
             thread.remove(std::ptr::from_ref(self).cast());
         }
-        self.accounts.seal();
+        self.stock.lifetime().seal();
         let idle = self.stock.seal();
         // A release that waits for the device would wait for a stuck copy, so copies in flight come first.
         if self.backing().source().release_waits() {
@@ -449,7 +449,7 @@ impl Core {
     /// Closes a sealed pool once every block is in flight, released or leaked.
     fn close_if_unused(&self) {
         // Blocks in flight do not keep the pool open: `close` waits for their copies.
-        if self.accounts.is_sealed() && self.stock.blocks() <= self.in_flight.count() && self.accounts.begin_close() {
+        if self.stock.lifetime().begin_close(|| self.in_flight.count()) {
             self.close();
         }
     }

@@ -16,6 +16,7 @@
 //! | `block.rs` | memory with its class, buffer state and owner |
 //! | `stock.rs` | idle blocks, and the memory that new ones are made of |
 //! | `idle/` | the idle buffers, by the rules of the preset |
+//! | `lifetime.rs` | how many blocks exist, and when the pool closes |
 //! | `supply/` | where a miss gets its memory and a victim returns it |
 //! | `core/waiting.rs` | a get without room, and the put that serves it |
 //! | `waiters/` | the line of gets that wait for room |
@@ -30,6 +31,7 @@ mod ceiling;
 mod clock;
 mod core;
 pub(crate) mod idle;
+mod lifetime;
 mod maintenance;
 mod recent;
 mod shortage;

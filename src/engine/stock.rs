@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use super::block::{Block, BlockBody};
 use super::idle::{Idle, LoweredLimit, PutOutcome};
+use super::lifetime::Lifetime;
 use super::maintenance::Tick;
 use super::supply::{Acquired, Backing, BlockMemory, Reclaim, Refusal};
 use crate::config::Config;
@@ -21,7 +22,6 @@ use crate::diag::PoolLog;
 use crate::host::Pressure;
 use crate::maintenance_thread::Pace;
 use crate::size_class::Class;
-use crate::sync::process::{AtomicU64, Ordering};
 
 /// While memory is short, free memory is kept for a fourth of the time.
 const RETENTION_DIVISOR: u64 = 4;
@@ -32,8 +32,7 @@ const RESERVE_REPORTS: u64 = 4;
 #[derive(Debug)]
 pub(super) struct Stock<E> {
     idle: Idle<BlockBody<E>>,
-    /// Blocks that exist: idle, in use or in flight.
-    blocks: AtomicU64,
+    lifetime: Lifetime,
     backing: Backing,
     /// Limit on what is kept idle.
     max_idle_bytes: Option<u64>,
@@ -43,8 +42,7 @@ pub(super) struct Stock<E> {
 impl<E> Stock<E> {
     pub(super) fn new(config: &Config, backing: Backing, log: Arc<PoolLog>) -> Self {
         let idle = Idle::new(backing.has_arena(), config.pool_size_limit, config.auto_resize);
-        let blocks = AtomicU64::new(0);
-        Self { idle, blocks, backing, max_idle_bytes: config.max_idle_bytes, log }
+        Self { idle, lifetime: Lifetime::default(), backing, max_idle_bytes: config.max_idle_bytes, log }
     }
 
     #[inline]
@@ -87,22 +85,19 @@ impl<E> Stock<E> {
     }
 
     fn block(&self, owner: &Arc<E>, memory: BlockMemory, class: Class) -> Block<E> {
-        // Relaxed: the caller has a handle of the pool, so it is not sealed.
-        self.blocks.fetch_add(1, Ordering::Relaxed);
+        self.lifetime.add_block();
         Block::new(owner.clone(), memory, class)
     }
 
-    /// Blocks that are idle, in use or in flight.
-    pub(super) fn blocks(&self) -> u64 {
-        // SeqCst, with `accounts`' seal: of the seal and the end of the last block, one sees the other.
-        self.blocks.load(Ordering::SeqCst)
+    /// The blocks that exist, and the end of the pool.
+    pub(super) fn lifetime(&self) -> &Lifetime {
+        &self.lifetime
     }
 
     /// Never uses `block` again; keeps its memory, and with it the pool that it belongs to.
     pub(super) fn leak(&self, block: Block<E>) {
         std::mem::forget(block);
-        // SeqCst: as in `blocks`.
-        self.blocks.fetch_sub(1, Ordering::SeqCst);
+        self.lifetime.remove_block();
     }
 
     /// Keeps `block` as idle; releases what the limit evicts. Returns whether anything was released: the pool may be over then.
@@ -128,8 +123,8 @@ impl<E> Stock<E> {
         // The block's own reference to its pool is dropped last.
         let (_owner, memory) = block.into_parts();
         self.backing.release(memory, now_us, &self.log);
-        // SeqCst: as in `blocks`. After the release, because the pool may close on it.
-        self.blocks.fetch_sub(1, Ordering::SeqCst);
+        // After the release, because the pool may close on it.
+        self.lifetime.remove_block();
     }
 
     /// Releases the block that has been idle longest; false if none is idle.

@@ -92,6 +92,27 @@ fn forked(act: impl FnOnce() -> bool) -> libc::pid_t {
 }
 
 #[test]
+fn a_child_forked_while_the_first_pool_of_its_parent_is_built_builds_its_own() {
+    // No pool has been built in this process, so each child below builds its first.
+    alone(|| {
+        let build_and_use = || {
+            let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+            drop(pool.get(10_000).unwrap());
+            pool.get(10_000).is_ok() && pool.stats().hits == 1
+        };
+        for round in 0..60 {
+            let child = forked(|| {
+                let building = std::thread::spawn(build_and_use);
+                std::thread::sleep(std::time::Duration::from_micros(round * 7));
+                let grandchild = forked(build_and_use);
+                building.join().unwrap() && ended_well(grandchild)
+            });
+            assert!(ended_well(child), "round {round}");
+        }
+    });
+}
+
+#[test]
 fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
     alone(|| {
         let source = faulty_heap();

@@ -36,6 +36,8 @@ pub(crate) struct World {
     pub(crate) held: RefCell<Vec<Held>>,
     pub(crate) pending: RefCell<Vec<Pending>>,
     pub(crate) waiting: RefCell<Vec<Waiting>>,
+    /// A get that may be in line is polled: other steps run inside its calls of the source.
+    is_polling: Cell<bool>,
     pub(crate) tallies: RefCell<Vec<Tally>>,
     armed: RefCell<Vec<(Call, Step)>>,
     is_inside: Cell<bool>,
@@ -157,6 +159,7 @@ impl World {
             held: RefCell::default(),
             pending: RefCell::default(),
             waiting: RefCell::default(),
+            is_polling: Cell::new(false),
             tallies: RefCell::new(vec![Tally::default()]),
             armed: RefCell::default(),
             is_inside: Cell::new(false),
@@ -332,7 +335,7 @@ impl World {
         self.tallies.borrow_mut()[pool].failed += 1;
         let is_explained = if error.is_limit() {
             // Without a ceiling only the line can be in the way.
-            self.has_ceiling.get() || pool > 0 || !self.waiting.borrow().is_empty()
+            self.has_ceiling.get() || pool > 0 || self.is_polling.get() || !self.waiting.borrow().is_empty()
         } else {
             error.is_backend() && self.site.memory().failures != failures
         };
@@ -363,7 +366,10 @@ impl World {
     fn look(&self, mut waiting: Waiting) -> Option<Waiting> {
         let failures = self.site.memory().failures;
         // The schedule decides when it is polled again, not who wakes it.
-        match waiting.get.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        let outer = self.is_polling.replace(true);
+        let polled = waiting.get.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        self.is_polling.set(outer);
+        match polled {
             Poll::Pending => {
                 self.note(6);
                 waiting.failures = failures;

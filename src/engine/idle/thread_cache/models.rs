@@ -2,6 +2,7 @@
 //! models need no thread-local state.
 
 use super::*;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -9,8 +10,12 @@ use loom::thread;
 type Watched = loom::cell::UnsafeCell<u32>;
 
 fn model(check: impl Fn() + Sync + Send + 'static) {
+    model_within(3, check);
+}
+
+fn model_within(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(preemptions);
     builder.check(check);
 }
 
@@ -100,7 +105,8 @@ fn loom_two_puts_and_one_permit() {
 
 #[test]
 fn loom_a_put_while_the_limit_is_lowered() {
-    model(|| {
+    // The search for permits has many steps.
+    model_within(2, || {
         let cache = Arc::new(ThreadCache::new(1, 2, 2));
         assert_eq!(returned(put(&cache, 0, entry(0))), 0);
         let other = cache.clone();
@@ -125,4 +131,79 @@ fn loom_a_put_that_races_with_seal_leaves_no_buffer_behind() {
             assert_eq!((cache.idle_count(), cache.validate()), (0, Ok(())));
         });
     }
+}
+
+/// A cache whose shard 0 gave out the buffer that is returned: its class is marked there and a permit is spare.
+fn given_out() -> (Arc<ThreadCache<Watched>>, Box<Entry<Watched>>) {
+    let cache = Arc::new(ThreadCache::new(1, 4, 2));
+    assert_eq!(returned(put(&cache, 0, entry(0))), 0);
+    let away = cache.take_at(0, 0).unwrap();
+    (cache, used(away))
+}
+
+/// Fails if the short put does not look whether the class is marked.
+#[test]
+fn loom_a_short_put_is_found_although_a_steal_clears_the_mark() {
+    model(|| {
+        let (cache, away) = given_out();
+        let putter = cache.clone();
+        let putting = thread::spawn(move || {
+            let unkept = putter.shards[0].put_at_once(used(away)).err();
+            unkept.into_iter().for_each(|entry| assert_eq!(returned(put(&putter, 0, entry)), 0));
+        });
+        let stolen = cache.take_at(1, 0).map(used).is_some();
+        putting.join().unwrap();
+        assert_eq!(cache.validate(), Ok(()), "the occupancy bit must be set");
+        assert_eq!(cache.take_at(1, 0).is_some(), !stolen);
+    });
+}
+
+/// Fails if the short path looks at the attention before it has the lock.
+#[test]
+fn loom_a_get_that_waits_finds_a_short_put_or_the_put_is_not_short() {
+    model(|| {
+        let (cache, away) = given_out();
+        let putter = cache.clone();
+        let putting = thread::spawn(move || putter.shards[0].put_at_once(used(away)).map_err(used).is_err());
+        cache.set_attention(true);
+        let found = cache.take_at(1, 0).map(used).is_some();
+        assert_eq!(found, !putting.join().unwrap());
+        assert_eq!(cache.validate(), Ok(()));
+    });
+}
+
+/// Fails if `set_attention` does not collect the remote free list.
+#[test]
+fn loom_a_get_that_waits_finds_a_remote_put_or_the_put_sees_it() {
+    model(|| {
+        let (cache, away) = given_out();
+        // The count of the line: a put looks at it after its buffer is idle.
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let (putter, seen) = (cache.clone(), waiting.clone());
+        let putting = thread::spawn(move || {
+            assert_eq!(returned(put(&putter, 1, away)), 0);
+            seen.load(Ordering::SeqCst) > 0
+        });
+        waiting.fetch_add(1, Ordering::SeqCst);
+        cache.set_attention(true);
+        let found = cache.take_at(0, 0).map(used).is_some();
+        assert!(putting.join().unwrap() || found);
+        assert_eq!((cache.take_at(0, 0).is_some(), cache.validate()), (!found, Ok(())));
+    });
+}
+
+/// Fails if a shard's seal does not ask for attention.
+#[test]
+fn loom_a_short_put_that_races_with_seal_leaves_no_buffer_behind() {
+    model(|| {
+        let (cache, away) = given_out();
+        let putter = cache.clone();
+        let putting = thread::spawn(move || putter.shards[0].put_at_once(used(away)).map_err(used).is_err());
+        cache.seal();
+        // The end of a wait opens no short path of a sealed cache.
+        cache.set_attention(false);
+        let found = drained(&cache);
+        assert_eq!(found + usize::from(putting.join().unwrap()), 1);
+        assert_eq!((cache.idle_count(), cache.validate()), (0, Ok(())));
+    });
 }
