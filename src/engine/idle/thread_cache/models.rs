@@ -141,7 +141,7 @@ fn given_out() -> (Arc<ThreadCache<Watched>>, Box<Entry<Watched>>) {
     (cache, used(away))
 }
 
-/// Fails if the short put does not look whether the class is marked.
+/// Meant to fail if the short put does not look whether the class is marked.
 #[test]
 fn loom_a_short_put_is_found_although_a_steal_clears_the_mark() {
     model(|| {
@@ -158,7 +158,7 @@ fn loom_a_short_put_is_found_although_a_steal_clears_the_mark() {
     });
 }
 
-/// Fails if the short path looks at the attention before it has the lock.
+/// Meant to fail if the short path looks at the attention before it has the lock.
 #[test]
 fn loom_a_get_that_waits_finds_a_short_put_or_the_put_is_not_short() {
     model(|| {
@@ -172,7 +172,7 @@ fn loom_a_get_that_waits_finds_a_short_put_or_the_put_is_not_short() {
     });
 }
 
-/// Fails if `set_attention` does not collect the remote free list.
+/// Meant to fail if `set_attention` does not collect the remote free list.
 #[test]
 fn loom_a_get_that_waits_finds_a_remote_put_or_the_put_sees_it() {
     model(|| {
@@ -192,7 +192,7 @@ fn loom_a_get_that_waits_finds_a_remote_put_or_the_put_sees_it() {
     });
 }
 
-/// Fails if a shard's seal does not ask for attention.
+/// Meant to fail if a shard's seal does not ask for attention.
 #[test]
 fn loom_a_short_put_that_races_with_seal_leaves_no_buffer_behind() {
     model(|| {
