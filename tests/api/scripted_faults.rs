@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use pinpool::backend::{HeapSource, PAGE_BYTES, Region, RemapError, SimSource, Source, Subrange, VirtualMemory};
+use pinpool::backend::{HeapSource, PAGE_BYTES, Region, SimSource, Source, VirtualMemory};
+#[cfg(not(miri))]
+use pinpool::backend::{RemapError, Subrange};
 use pinpool::testing::{FaultSource, SourceCall, check_source};
 
 fn source() -> FaultSource {
