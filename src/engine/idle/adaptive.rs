@@ -60,6 +60,15 @@ impl Ticks {
         Some(self.current)
     }
 
+    /// The current tick is the one after `tick`: puts that belong to `tick` were made before it began.
+    fn skip_past(&mut self, tick: u64) -> u64 {
+        self.current = tick + 1;
+        if let Some((_, before)) = self.put_by.back_mut() {
+            *before = self.current;
+        }
+        self.current
+    }
+
     /// The tick before which all buffers were put at `us` or earlier.
     fn all_put_by(&mut self, us: u64) -> u64 {
         while let Some(&(_, tick)) = self.put_by.front().filter(|(put_by, _)| *put_by <= us / TICK_US) {
@@ -128,7 +137,11 @@ impl<T> AdaptiveIdle<T> {
         // While another thread begins a tick, this time belongs to that one.
         let Some(mut ticks) = self.ticks.try_lock() else { return };
         if let Some(tick) = ticks.begin(now_us, put_by_us) {
-            self.cache.begin_tick(tick);
+            let newest = self.cache.begin_tick(tick);
+            if newest >= tick {
+                // So many puts came since the last tick that they carried into this one.
+                self.cache.begin_tick(ticks.skip_past(newest));
+            }
         }
     }
 
@@ -229,6 +242,25 @@ mod tests {
         assert_eq!(ticks.begin(60_000_000, 60_000_000), Some(2));
         assert_eq!(ticks.all_put_by(50_000_000), 1);
         assert_eq!(ticks.all_put_by(60_000_000), 2);
+    }
+
+    #[test]
+    fn puts_that_carried_into_later_ticks_grow_old_like_others() {
+        let idle = AdaptiveIdle::new(10, false);
+        let second = 1_000_000;
+        idle.tick(0, 0);
+        // As after 2^24 puts for each of these ticks.
+        idle.cache.begin_tick(50_000);
+        let put = idle.put(Entry::new(0, 10, 7));
+        assert!(put.victim.is_none() && put.rejected.is_none());
+        idle.tick(second, second);
+        assert!(idle.expire(second + policy::IDLE_BUFFER_US - TICK_US).is_empty());
+        assert_eq!(idle.expire(second + policy::IDLE_BUFFER_US).len(), 1);
+        // Later ones are younger.
+        assert!(idle.put(Entry::new(0, 10, 8)).victim.is_none());
+        idle.tick(60 * second, 60 * second);
+        assert!(idle.expire(60 * second + policy::IDLE_BUFFER_US - TICK_US).is_empty());
+        assert_eq!(idle.expire(60 * second + policy::IDLE_BUFFER_US).len(), 1);
     }
 
     #[test]

@@ -10,7 +10,8 @@
 //! A push writes two links and the order, and a take writes one link, because the lock's next atomic exchange waits until
 //! the writes have reached the cache. There is no list of all entries: the oldest of all is the oldest of some class, and an
 //! eviction compares a lower bound per class, which only evictions refresh. A tick of 10 ms makes the order last for 348
-//! years. More than 2^24 puts between two ticks carry into the next tick: their entries seem a tick younger.
+//! years. More than 2^24 puts between two ticks carry into the next tick: their entries seem a tick younger,
+//! until the user of the cache begins a tick above theirs.
 //!
 //! The links are in the entries, so the list never allocates after `new`. It has no lock, no limit and no counters.
 //!
@@ -102,9 +103,10 @@ impl<T> FreeList<T> {
         self.cold.sealed = true;
     }
 
-    /// From now on puts belong to `tick`, or to a later one.
-    pub(super) fn begin_tick(&mut self, tick: u64) {
+    /// From now on puts belong to `tick`, or to a later one. Returns the tick of the newest put before.
+    pub(super) fn begin_tick(&mut self, tick: u64) -> u64 {
         self.least_order = self.least_order.max(first_order(tick));
+        tick_of(self.order)
     }
 
     /// Sets the least order of the next put; returns what it was.

@@ -146,11 +146,12 @@ impl<T> ThreadCache<T> {
         &self.shards[self.shard_of(slot::current())]
     }
 
-    /// From now on puts belong to `tick`, or to a later one that has begun.
-    pub fn begin_tick(&self, tick: u64) {
+    /// From now on puts belong to `tick`, or to a later one that has begun. Returns the tick of the newest put before: as late
+    /// or later if so many puts came between two ticks that they carried.
+    pub fn begin_tick(&self, tick: u64) -> u64 {
         self.common.begin_tick(tick);
         // All shards: one that comes into use later must not give its first puts an age.
-        self.shards.iter().for_each(|shard| shard.begin_tick(tick));
+        self.shards.iter().map(|shard| shard.begin_tick(tick)).max().unwrap_or(0)
     }
 
     /// While set, no take and no put goes by the short path. When it returns, those that began before have ended, and a take

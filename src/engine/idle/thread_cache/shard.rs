@@ -156,9 +156,9 @@ impl<T> Shard<T> {
         });
     }
 
-    /// From now on puts belong to `tick`.
-    pub(super) fn begin_tick(&self, tick: u64) {
-        self.own.free_list.with(|list| list.begin_tick(tick));
+    /// From now on puts belong to `tick`. Returns the tick of the newest put before.
+    pub(super) fn begin_tick(&self, tick: u64) -> u64 {
+        self.own.free_list.with(|list| list.begin_tick(tick))
     }
 
     /// The counters, after the remote free list was collected.
