@@ -1,6 +1,6 @@
 //! A hit makes no system call: a filter of the kernel catches every call of a thread that does nothing but hit.
 //!
-//! The filter lets pass the end of the thread, the return from the handler that notes all others, and the two by which a
+//! The filter lets pass the end of the thread, the return from the handler that notes all others, and the three by which a
 //! thread waits for a lock: another thread holds it for nanoseconds, or for longer if it loses its processor meanwhile.
 #![allow(unsafe_code)] // Installs a filter and a handler, and ends a thread without its destructors.
 #![allow(clippy::cast_possible_truncation)] // The constants of filters are wider than their fields.
@@ -60,8 +60,9 @@ fn catch_calls() -> bool {
     let mut program = [
         // The number is the first field of the record that a filter sees.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
-        equals(libc::SYS_exit, 4),
-        equals(libc::SYS_rt_sigreturn, 3),
+        equals(libc::SYS_exit, 5),
+        equals(libc::SYS_rt_sigreturn, 4),
+        equals(libc::SYS_clock_nanosleep, 3),
         equals(libc::SYS_sched_yield, 2),
         equals(libc::SYS_futex, 1),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_TRAP),
