@@ -235,7 +235,8 @@ fn a_plain_get_after_an_aligned_one_begins_at_the_start_of_the_block() {
     for _ in 0..3 {
         let again: Vec<_> = (0..8).map(|_| pool.get(12_000).unwrap()).collect();
         let mut found: Vec<_> = again.iter().map(|block| (block.id(), block.as_ptr().addr())).collect();
-        (starts.sort_unstable(), found.sort_unstable());
+        starts.sort_unstable();
+        found.sort_unstable();
         assert_eq!(starts, found);
         assert!(again.iter().all(|block| block.len() == 12_000 && block.capacity() == 12_288));
     }

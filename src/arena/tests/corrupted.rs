@@ -38,12 +38,16 @@ fn a_changed_figure_breaks_the_invariant_of_its_name() {
         ("tile ", |arena| arena.stats.live_bytes -= 1),
         ("arena-I4: ", |arena| arena.stats.claimed_bytes -= 1),
         ("are counted", |arena| arena.stats.reserve_hole_bytes -= 1),
-        ("tile ", |arena| drop(arena.holes[0].add(Extent::new(ArenaPtr::new(0, 3 * GRANULE), GRANULE)))),
+        ("tile ", |arena| {
+            let _hole = arena.holes[0].add(Extent::new(ArenaPtr::new(0, 3 * GRANULE), GRANULE));
+        }),
         ("bytes of it are indexed", |arena| {
             arena.idle.cut(Extent::new(ArenaPtr::new(0, GRANULE), GRANULE), |_| ());
         }),
         ("does not lie in", |arena| arena.holes.swap(0, 1)),
-        ("arena-I2: ", |arena| drop(arena.ranges.remove(&0))),
+        ("arena-I2: ", |arena| {
+            let _range = arena.ranges.remove(&0);
+        }),
         ("uncommitted-I1: ", |arena| {
             let run = Extent::new(ArenaPtr::new(0, 2 * GRANULE), 2 * GRANULE);
             arena.uncommitted.cut(Extent::new(run.ptr(), 4096));

@@ -93,6 +93,11 @@ unsafe impl Source for RecordingSource {
         self.sim.held_bytes(len_bytes)
     }
 
+    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
+        // As `acquire_fast` below takes it.
+        self.sim.held_bytes(len_bytes)
+    }
+
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         self.calls.lock().acquired = true;
         self.sim.acquire(len_bytes)
