@@ -16,7 +16,7 @@
 //! put that finds no free permit evicts the buffer that was put longest ago. **Ages** are counted in *ticks*: a put belongs
 //! to the tick that the user of the cache began last.
 //!
-//! A thread that keeps its [`Shard`] at hand takes and puts by the *short path*: one exchange, one store, and no look at
+//! A thread that keeps its shard at hand takes and puts by the *short path*: one exchange, one store, and no look at
 //! anything else. It steps aside while a shard asks for attention, because a get waits for a buffer or the cache is sealed.
 //!
 //! The cache never calls a back-end, reads a clock, logs or allocates; victims leave by return value. No operation holds
