@@ -37,7 +37,7 @@ enum Checks {
     Own(Arc<AtomicU64>),
 }
 
-/// No lazy cell: a child that was forked while it is filled in would wait for ever.
+/// No lazy cell: a child forked while another thread fills it in would never see it filled.
 static CHECKS_OF_PROCESS: AtomicU64 = AtomicU64::new(0);
 
 impl LogSampler {

@@ -1,6 +1,6 @@
 //! Every interleaving of threads that put, sweep and abandon items in flight.
 //!
-//! The device reads a cell before its fence comes true, and whoever gets the item writes to it. So loom reports an item
+//! The device reads a cell before its fence comes true, and the thread that gets the item writes to it. So loom reports an item
 //! that leaves too early, and one that leaves on an ordering that is too weak. It reports a thread that is never woken as
 //! a deadlock.
 #![allow(unsafe_code)] // Implements `Fence`.

@@ -12,8 +12,8 @@
 //! - a buffer that was idle before the line formed may still serve a hit of its class, once: its put comes here;
 //! - a get that finds nothing idle joins the line. It may pass the first only with memory *beside* it: all that passed the
 //!   first and has not come back fits into what the ceiling leaves beside the first's request. So the first is
-//!   served, at the latest, when all buffers that were held or idle when it became first have come back, whoever passes it;
-//! - only the first in line attempts to find memory, so that small requests do not overtake a large one for ever.
+//!   served, at the latest, when all buffers that were held or idle when it became first have come back, whatever passes it;
+//! - only the first in line attempts to find memory, so that small requests cannot overtake a large one without end.
 //!
 //! A hit and a put pay nothing while no get waits but one load: [`Waiters::has_waiters`].
 //!

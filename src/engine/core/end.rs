@@ -1,0 +1,65 @@
+//! The end of a pool: no handle is left, then no block but those in flight.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Core;
+
+impl Core {
+    /// No handle is left. Idle blocks are released now, others when they come back.
+    pub(crate) fn seal(&self) {
+        // From now on puts release by themselves, and nothing is idle.
+        if let Some(thread) = self.thread {
+            thread.remove(std::ptr::from_ref(self).cast());
+        }
+        self.stock.lifetime().seal();
+        let idle = self.stock.seal();
+        // A release that waits for the device would wait for a stuck copy, so copies in flight come first.
+        if self.backing().source().release_waits() {
+            self.await_copies();
+        }
+        idle.into_iter().for_each(|block| self.stock.release(block, self.time.coarse_us()));
+        self.close_if_unused();
+    }
+
+    /// Closes a sealed pool once every block is in flight, released or leaked.
+    pub(super) fn close_if_unused(&self) {
+        // Blocks in flight do not keep the pool open: `close` waits for their copies.
+        if self.stock.lifetime().begin_close(|| self.in_flight.count()) {
+            self.close();
+        }
+    }
+
+    /// Waits until nothing is in flight, at most as long as configured.
+    fn await_copies(&self) {
+        let begun = Instant::now();
+        // Short copies are over at once; a stuck one is not worth a busy processor.
+        let mut pause = Duration::from_micros(20);
+        while self.in_flight.count() > 0 {
+            self.complete_copies();
+            if begun.elapsed() >= self.config.close_wait {
+                return;
+            }
+            thread::sleep(pause.min(self.config.close_wait));
+            pause = (pause * 2).min(Duration::from_millis(10));
+        }
+    }
+
+    /// Ends the pool: waits for the copies in flight, and abandons those that do not end.
+    fn close(&self) {
+        let begun = Instant::now();
+        self.await_copies();
+        let (copies, bytes) = (self.in_flight.count(), self.in_flight.bytes());
+        let abandoned = self.in_flight.abandon();
+        if !abandoned.is_empty() {
+            self.log.closed_in_flight(copies, bytes, begun.elapsed());
+        }
+        // A release that waits for the device would wait for a stuck copy.
+        let may_release = abandoned.is_empty() || !self.backing().source().release_waits();
+        // Never freed on a guess (core-I2).
+        abandoned.into_iter().for_each(std::mem::forget);
+        if let Some(arena) = self.backing().arena().filter(|_| may_release) {
+            self.log.release_error(arena.detach(self, self.time.coarse_us()));
+        }
+    }
+}

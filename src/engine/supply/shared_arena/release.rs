@@ -1,0 +1,178 @@
+//! Memory leaves the shared arena: when it is due, when a user or a limit asks, and at the end.
+//!
+//! Every release is a plan: made under the lock, carried out without it and behind the closed gate, settled under it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::super::arena_state::ArenaState;
+use super::super::attached::complete_copies;
+use super::super::executor::Mapping;
+use super::super::gate::ClosedGate;
+use super::SharedArena;
+use crate::arena::Plan;
+use crate::backend::{PAGE_BYTES, SourceError};
+
+/// Longest wait at the end of a pool for threads that count copies as ended.
+const COUNTING_PATIENCE: Duration = Duration::from_secs(1);
+
+impl SharedArena {
+    /// Releases what is due (policy-R9), soon: where a driver is called, a thread of its own does it, so that no get or
+    /// put pays for it. That thread ends after one round.
+    pub(in crate::engine) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
+        // Relaxed: a thread that sees an old value finds the gate closed, or nothing due.
+        if self.is_releasing.load(Ordering::Relaxed) || !self.state.lock().is_release_due(now_us) {
+            return Ok(());
+        }
+        if !self.is_at_rest() {
+            self.state.lock().note_overdue(now_us);
+            return Ok(());
+        }
+        if !self.source().needs_gpu() {
+            return self.release_now(now_us);
+        }
+        // Acquire, with the Release below: the threads of two rounds run one after the other.
+        if self.is_releasing.swap(true, Ordering::Acquire) {
+            return Ok(());
+        }
+        let arena = self.clone();
+        let release = move || {
+            let released = arena.release_now(now_us);
+            arena.is_releasing.store(false, Ordering::Release);
+            arena.log.release_error(released);
+        };
+        if std::thread::Builder::new().name("pinpool-reclaim".to_owned()).spawn(release).is_ok() {
+            return Ok(());
+        }
+        self.is_releasing.store(false, Ordering::Release);
+        self.release_now(now_us)
+    }
+
+    /// Whether no copy of any attached pool is pending. Looks for completed copies of pools that are not in use.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.gate.is_at_rest() || {
+            complete_copies(&self.attached());
+            self.gate.complete_copies();
+            self.gate.is_at_rest()
+        }
+    }
+
+    /// Releases what is due, unless copies are pending that it would wait for.
+    fn release_now(&self, now_us: u64) -> Result<(), SourceError> {
+        let trimmed = self.release(now_us, ArenaState::plan_trim);
+        self.release(now_us, |state| state.plan_due(now_us)).and(trimmed)
+    }
+
+    /// Releases free granules until at most `to_bytes` are held or nothing is free.
+    pub(in crate::engine) fn release_down_to(&self, to_bytes: u64, now_us: u64) -> Result<(), SourceError> {
+        // Recorded first: what cannot be released now is released by the next thread that closes the gate, and a later
+        // trim with a higher target does not undo this one.
+        let was_requested = self.state.lock().request_trim(to_bytes);
+        // A trim in many steps sweeps for completed copies once.
+        if was_requested || self.is_at_rest() { self.release(now_us, ArenaState::plan_trim) } else { Ok(()) }
+    }
+
+    /// Releases free memory, then idle blocks of all pools, the oldest first, until no more is held than the ceiling and no
+    /// more is idle than `max_idle_bytes`. While copies are pending that a release would wait for, leaves it to the next call.
+    pub(in crate::engine) fn enforce_limits(
+        &self,
+        max_idle_bytes: Option<u64>,
+        now_us: u64,
+    ) -> Result<(), SourceError> {
+        let pools = self.attached();
+        let idle_bytes = || pools.iter().map(|pool| pool.idle_bytes()).sum::<u64>();
+        // Other threads may put blocks meanwhile: no more are released than were idle at the start.
+        let mut turns = idle_bytes() / PAGE_BYTES as u64;
+        let mut released = Ok(());
+        loop {
+            let excess_bytes = self.state.lock().excess_bytes(idle_bytes(), max_idle_bytes);
+            if excess_bytes == 0 || released.is_err() {
+                return released;
+            }
+            let Some(closed) = self.gate.close() else { return released };
+            released = self.release_behind(&closed, now_us, |state| state.plan_release_of(excess_bytes));
+            drop(closed);
+            if self.state.lock().excess_bytes(idle_bytes(), max_idle_bytes) == 0 {
+                return released;
+            }
+            if turns == 0 || !pools.iter().any(|pool| pool.release_oldest()) {
+                return released;
+            }
+            turns -= 1;
+        }
+    }
+
+    /// Carries out a plan of releases, unless copies are pending that it would wait for.
+    fn release(&self, now_us: u64, plan: impl FnOnce(&mut ArenaState) -> Option<Plan>) -> Result<(), SourceError> {
+        let closed = self.gate.close().or_else(|| {
+            self.gate.complete_copies();
+            self.gate.close()
+        });
+        closed.map_or(Ok(()), |closed| self.release_behind(&closed, now_us, plan))
+    }
+
+    fn release_behind(
+        &self,
+        _closed: &ClosedGate<'_>,
+        now_us: u64,
+        plan: impl FnOnce(&mut ArenaState) -> Option<Plan>,
+    ) -> Result<(), SourceError> {
+        let mut state = self.state.lock();
+        let Some(plan) = plan(&mut state) else { return Ok(()) };
+        let executor = state.executor(&plan);
+        drop(state);
+        let executed = executor.release_each(&*self.source, &plan);
+        let settled = self.state.lock().settle_releases(&plan, executed, now_us);
+        self.settled.notify_all();
+        settled
+    }
+
+    /// Releases everything without a block in it; the addresses only if there is no block at all. A leaked or abandoned
+    /// block keeps them until the process ends.
+    pub(super) fn teardown(&self, now_us: u64) -> Result<(), SourceError> {
+        // A release that waits for the device would wait for a copy that never ends.
+        let Some(closed) = self.gate.close_in_turn().or_else(|| self.close_at_last()) else {
+            let state = self.state.lock();
+            // Else a thread has seen a copy to be over and not yet put its block back; the last such put comes here again.
+            let stays = self.gate.has_leak() || state.is_unused();
+            let held_bytes = state.held_bytes();
+            drop(state);
+            if stays {
+                self.log.left_pinned(held_bytes);
+            }
+            return Ok(());
+        };
+        let mut released = Ok(());
+        let mappings = loop {
+            released = released.and(self.release_behind(&closed, now_us, ArenaState::plan_release_all));
+            let mut state = self.state.lock();
+            // Another thread may be releasing granules as well.
+            while state.arena().stats().transit_bytes > 0 {
+                self.settled.wait(&mut state);
+            }
+            // `None`: the last block came back after the release above, and its granules go before their addresses.
+            if let Some(mappings) = state.take_mappings() {
+                break mappings;
+            }
+        };
+        // One that fails does not keep the others.
+        mappings.into_iter().map(|mapping| self.release_mapping(mapping)).fold(released, Result::and)
+    }
+
+    /// Closes the gate when every block is back: its copies are over, though a thread may still be counting one.
+    fn close_at_last(&self) -> Option<ClosedGate<'_>> {
+        let is_unused = self.state.lock().is_unused();
+        is_unused.then(|| self.gate.drain(COUNTING_PATIENCE, || self.gate.complete_copies())).flatten()
+    }
+
+    #[allow(unsafe_code)] // Memory and addresses leave the pool.
+    pub(super) fn release_mapping(&self, mapping: Mapping) -> Result<(), SourceError> {
+        let region_bytes = mapping.region_bytes();
+        // SAFETY: the mapping is of this source, and left the table when no block was left in the arena, or before the
+        // arena had a range for it (arena-state-I1).
+        unsafe { mapping.release(&*self.source) }?;
+        region_bytes.into_iter().for_each(|bytes| self.state.lock().count_released_region(bytes));
+        Ok(())
+    }
+}
