@@ -30,11 +30,20 @@ struct Owners {
 struct Owner {
     pool: usize,
     end: usize,
+    /// What the pool may hold on each side of the buffer, so that it is aligned.
+    slack: usize,
     is_held: bool,
     copies: u32,
     was_copied: bool,
     /// Nobody knows whether a device uses them.
     is_lost: bool,
+}
+
+impl Owner {
+    /// What the pool may hold for the buffer at `start`.
+    fn block(&self, start: usize) -> Range<usize> {
+        start.saturating_sub(self.slack)..self.end + self.slack
+    }
 }
 
 impl Site {
@@ -68,12 +77,12 @@ impl Site {
         self.broken.lock().unwrap().take()
     }
 
-    /// A user got these bytes: nobody else may have them.
-    pub(crate) fn hand_out(&self, pool: usize, bytes: Range<usize>) {
+    /// A user got these bytes: nobody else may have them. Beside them the pool may hold `slack` bytes.
+    pub(crate) fn hand_out(&self, pool: usize, bytes: Range<usize>, slack: usize) {
         if let Some(other) = self.used(&bytes) {
             self.report(format!("a get returned bytes that are in use ({other})"));
         }
-        let owner = Owner { pool, end: bytes.end, is_held: true, copies: 0, was_copied: false, is_lost: false };
+        let owner = Owner { pool, end: bytes.end, slack, is_held: true, copies: 0, was_copied: false, is_lost: false };
         self.owners().by_start.insert(bytes.start, owner);
     }
 
@@ -113,8 +122,8 @@ impl Site {
     /// A query failed: the pool may leak the buffer at `start`.
     pub(crate) fn excuse(&self, start: usize) {
         let mut owners = self.owners();
-        if let Some(end) = owners.by_start.get(&start).map(|owner| owner.end) {
-            owners.excused.push(start..end);
+        if let Some(block) = owners.by_start.get(&start).map(|owner| owner.block(start)) {
+            owners.excused.push(block);
         }
     }
 
@@ -124,7 +133,7 @@ impl Site {
         let mut owners = self.owners();
         let Owners { by_start, excused, unswept } = &mut *owners;
         let abandoned = by_start.iter().filter(|(_, owner)| owner.pool == pool && !owner.is_held);
-        let ranges: Vec<_> = abandoned.map(|(start, owner)| *start..owner.end).collect();
+        let ranges: Vec<_> = abandoned.map(|(start, owner)| owner.block(*start)).collect();
         if !ranges.is_empty() {
             excused.extend(ranges);
             excused.extend(unswept.iter().filter(|(other, _)| *other == pool).map(|(_, bytes)| bytes.clone()));
@@ -142,7 +151,7 @@ impl Site {
         let Some(owner) = owners.by_start.get_mut(&start) else { return };
         change(owner);
         if !owner.is_held && owner.copies == 0 && !owner.is_lost {
-            let (pool, bytes, was_copied) = (owner.pool, start..owner.end, owner.was_copied);
+            let (pool, bytes, was_copied) = (owner.pool, owner.block(start), owner.was_copied);
             owners.by_start.remove(&start);
             if was_copied {
                 owners.unswept.push((pool, bytes));
@@ -152,8 +161,15 @@ impl Site {
 
     /// Whether the end of a run may leave `bytes` pinned: a device may use them, or the pool may think so.
     pub(crate) fn may_stay(&self, bytes: &Range<usize>) -> bool {
-        let excused = self.owners().excused.iter().any(|other| other.start < bytes.end && bytes.start < other.end);
-        excused || self.used(bytes).is_some()
+        let overlaps = |other: &Range<usize>| other.start < bytes.end && bytes.start < other.end;
+        let owners = self.owners();
+        owners.excused.iter().any(overlaps)
+            || owners.by_start.iter().any(|(start, owner)| overlaps(&owner.block(*start)))
+    }
+
+    /// Whether a pool abandoned buffers, or may leak some: there may be less room for good.
+    pub(crate) fn any_excused(&self) -> bool {
+        !self.owners().excused.is_empty()
     }
 
     /// Whether a copy that never ends, as far as the pool knows, was seen.

@@ -322,7 +322,7 @@ impl World {
                     if !buf.as_ptr().addr().is_multiple_of(align.max(4096)) {
                         self.site.report(format!("a buffer is not aligned to {align} B"));
                     }
-                    self.hand_out(index, buf, len);
+                    self.hand_out(index, buf, len, align);
                 }
                 Err(error) => self.note_refused(index, len, failures, &error),
             }
@@ -346,7 +346,7 @@ impl World {
 
     fn try_get(&self, pool: u64, len: usize) {
         self.with_pool(pool, |index, pool| match pool.try_get(len) {
-            Ok(Some(buf)) => self.hand_out(index, buf, len),
+            Ok(Some(buf)) => self.hand_out(index, buf, len, 0),
             Ok(None) => self.note(3),
             Err(error) => self.site.report(format!("try_get of {len} B failed: {error}")),
         });
@@ -375,13 +375,13 @@ impl World {
                 waiting.failures = failures;
                 return Some(waiting);
             }
-            Poll::Ready(Ok(buf)) => self.hand_out(waiting.pool, buf, waiting.len),
+            Poll::Ready(Ok(buf)) => self.hand_out(waiting.pool, buf, waiting.len, 0),
             Poll::Ready(Err(error)) => self.note_refused(waiting.pool, waiting.len, waiting.failures, &error),
         }
         None
     }
 
-    fn hand_out(&self, pool: usize, buf: PinnedBuf, len: usize) {
+    fn hand_out(&self, pool: usize, buf: PinnedBuf, len: usize, align: usize) {
         self.note(buf.id().unwrap_or(0));
         // What is behind an aligned buffer depends on its address, which the system chooses for memory that is not pinned.
         self.note(if buf.is_pinned() { buf.capacity() as u64 } else { 0 });
@@ -393,7 +393,7 @@ impl World {
         if buf.is_pinned() && !self.site.memory().is_committed(&bytes) {
             self.site.report(format!("a get of {len} B returned bytes without memory"));
         }
-        self.site.hand_out(pool, bytes);
+        self.site.hand_out(pool, bytes, align);
         self.tallies.borrow_mut()[pool].gets += 1;
         let value = self.new_value();
         self.hold(Held { buf, pool, start, value });
@@ -569,7 +569,8 @@ impl World {
                 self.poll_get(waiting);
             }
         }
-        let is_explained = self.took_room.get() || self.device_failed.get() || self.site.memory().is_faulty();
+        let has_less_room = self.took_room.get() || self.site.any_excused();
+        let is_explained = has_less_room || self.device_failed.get() || self.site.memory().is_faulty();
         if !self.waiting.borrow().is_empty() && !is_explained {
             self.site.report("a get waits although everything came back".to_owned());
         }

@@ -47,7 +47,7 @@ use crate::arena::{ArenaPtr, GrowthLimits, Plan, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
 use crate::diag::{self, PoolLog};
 use crate::size_class::Class;
-use crate::sync::plain::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 mod release;
 
@@ -97,7 +97,7 @@ impl SharedArena {
             config,
             shape,
             state: Mutex::new(ArenaState::new(arena, mappings, config.max_bytes)),
-            settled: Condvar::new(),
+            settled: Condvar::default(),
             is_releasing: AtomicBool::new(false),
         })
     }
@@ -166,15 +166,18 @@ impl SharedArena {
                 Ok(plan) => plan,
                 Err(no_space) if no_space.transit_bytes > 0 => {
                     drop(closed);
-                    if self.settled.wait_until(&mut state, until).timed_out() {
-                        drop(state);
+                    let (state, timed_out) = self.settled.wait_until(state, until);
+                    drop(state);
+                    if timed_out {
                         return Err(source_error.map_or_else(|| self.no_space(bytes), Refusal::Source));
                     }
                     continue;
                 }
                 Err(_) => {
-                    let available_bytes = state.arena().stats().hole_bytes.saturating_add(limits.commit_bytes);
-                    let is_held_by_copies = closed.is_none() && state.arena().stats().idle_bytes > 0;
+                    let arena = state.arena().stats();
+                    // With a region goes what the source adds to it.
+                    let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
+                    let is_held_by_copies = closed.is_none() && arena.idle_bytes > 0;
                     drop(closed);
                     drop(state);
                     // Copies of pools that nobody uses at the moment may be over; what they used is idle then.
@@ -182,7 +185,9 @@ impl SharedArena {
                     if std::mem::take(&mut may_sweep) {
                         to_release = idle_buffers(pool, &attached);
                     }
-                    if to_release > 0 && make_room(pool, &attached, bytes.saturating_sub(available_bytes)) {
+                    if to_release > 0
+                        && make_room(pool, &attached, self.held_bytes(bytes).saturating_sub(available_bytes))
+                    {
                         to_release -= 1;
                         continue;
                     }
@@ -232,11 +237,16 @@ impl SharedArena {
         drop(state);
         let GrowthShape { granule_bytes, is_discrete, .. } = self.shape;
         let fits_by_growth = if is_discrete {
-            held(bytes, |len| self.source.held_bytes(len)) <= room_bytes
+            self.held_bytes(bytes) <= room_bytes
         } else {
             bytes.div_ceil(granule_bytes) <= room_bytes / granule_bytes
         };
         bytes <= largest_reserve_bytes || self.config.may_grow && fits_by_growth
+    }
+
+    /// What the system holds for a block of `bytes` alone.
+    fn held_bytes(&self, bytes: u64) -> u64 {
+        if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
     }
 
     pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {
@@ -385,56 +395,19 @@ impl SharedArena {
     }
 }
 
+#[cfg(test)]
+mod fixtures;
+
+#[cfg(all(test, loom))]
+mod models;
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use super::fixtures::{CountedHeap, NoBlocks, log_named};
     use super::*;
-    use crate::backend::{HeapSource, Region};
-    use crate::diag::LogSampler;
     use crate::size_class::Rounding;
-
-    /// A heap whose releases would wait for copies.
-    #[derive(Debug)]
-    struct WaitingHeap(HeapSource, AtomicU64);
-
-    #[allow(unsafe_code)]
-    // SAFETY: passes every call on.
-    unsafe impl Source for WaitingHeap {
-        fn name(&self) -> &'static str {
-            "waiting heap"
-        }
-        fn is_pinned(&self) -> bool {
-            false
-        }
-        fn release_waits(&self) -> bool {
-            true
-        }
-        fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-            self.0.acquire(len_bytes)
-        }
-        unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-            self.1.fetch_add(1, Ordering::Relaxed);
-            // SAFETY: the caller's promise.
-            unsafe { self.0.release(region) }
-        }
-    }
-
-    struct NoBlocks;
-
-    impl Reclaim for NoBlocks {
-        fn idle_bytes(&self) -> u64 {
-            0
-        }
-        fn idle_buffers(&self) -> u64 {
-            0
-        }
-        fn release_oldest(&self) -> bool {
-            false
-        }
-        fn complete_copies(&self) {}
-        fn expire_idle(&self, _now_us: u64) {}
-    }
 
     static LEFT_PINNED: AtomicU64 = AtomicU64::new(0);
 
@@ -456,13 +429,7 @@ mod tests {
     fn memory_is_said_to_stay_only_if_it_does() {
         let _ = log::set_logger(&CountingLog).map(|()| log::set_max_level(log::LevelFilter::Error));
         for is_leaked in [false, true] {
-            let source = Arc::new(WaitingHeap(HeapSource::new(), AtomicU64::new(0)));
-            let log = PoolLog {
-                name: Some("closing test".to_owned()),
-                log_sampler: LogSampler::new(),
-                log_every: 1,
-                listener: None,
-            };
+            let source = Arc::new(CountedHeap::new(true));
             let config = SharedArenaConfig {
                 max_bytes: None,
                 may_grow: true,
@@ -470,7 +437,7 @@ mod tests {
                 retention: Retention::default(),
                 drain_at_most: None,
             };
-            let arena = SharedArena::new(source.clone(), config, Arc::new(log)).unwrap();
+            let arena = SharedArena::new(source.clone(), config, log_named("closing test")).unwrap();
             let pool = Arc::new(NoBlocks);
             let attached: Weak<NoBlocks> = Arc::downgrade(&pool);
             arena.attach(attached);
@@ -484,11 +451,11 @@ mod tests {
                 std::mem::forget(copy);
                 arena.gate().note_leak();
                 arena.detach(&*pool, 0).unwrap();
-                assert_eq!((LEFT_PINNED.load(Ordering::Relaxed), source.1.load(Ordering::Relaxed)), (1, 0));
+                assert_eq!((LEFT_PINNED.load(Ordering::Relaxed), source.released()), (1, 0));
             } else {
                 drop(copy);
                 arena.give(ptr, bytes, 0).unwrap();
-                assert_eq!((LEFT_PINNED.load(Ordering::Relaxed), source.1.load(Ordering::Relaxed)), (0, 1));
+                assert_eq!((LEFT_PINNED.load(Ordering::Relaxed), source.released()), (0, 1));
             }
         }
     }

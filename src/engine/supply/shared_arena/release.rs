@@ -149,7 +149,7 @@ impl SharedArena {
             let mut state = self.state.lock();
             // Another thread may be releasing granules as well.
             while state.arena().stats().transit_bytes > 0 {
-                self.settled.wait(&mut state);
+                state = self.settled.wait(state);
             }
             // `None`: the last block came back after the release above, and its granules go before their addresses.
             if let Some(mappings) = state.take_mappings() {

@@ -1,0 +1,76 @@
+//! A source that counts, and a pool that holds nothing.
+#![allow(unsafe_code)] // Implements the unsafe `Source`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Reclaim;
+use crate::backend::{HeapSource, Region, Source, SourceError};
+use crate::diag::{LogSampler, PoolLog};
+
+/// A heap of discrete regions, whose releases would wait for copies or not.
+#[derive(Debug)]
+pub(super) struct CountedHeap {
+    heap: HeapSource,
+    release_waits: bool,
+    acquired: AtomicU64,
+    released: AtomicU64,
+}
+
+impl CountedHeap {
+    pub(super) fn new(release_waits: bool) -> Self {
+        Self { heap: HeapSource::new(), release_waits, acquired: AtomicU64::new(0), released: AtomicU64::new(0) }
+    }
+
+    #[cfg(loom)]
+    pub(super) fn acquired(&self) -> u64 {
+        self.acquired.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn released(&self) -> u64 {
+        self.released.load(Ordering::Relaxed)
+    }
+}
+
+// SAFETY: passes every call on.
+unsafe impl Source for CountedHeap {
+    fn name(&self) -> &'static str {
+        "counted heap"
+    }
+    fn is_pinned(&self) -> bool {
+        false
+    }
+    fn release_waits(&self) -> bool {
+        self.release_waits
+    }
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        self.acquired.fetch_add(1, Ordering::Relaxed);
+        self.heap.acquire(len_bytes)
+    }
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        self.released.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { self.heap.release(region) }
+    }
+}
+
+/// A pool without idle blocks.
+pub(super) struct NoBlocks;
+
+impl Reclaim for NoBlocks {
+    fn idle_bytes(&self) -> u64 {
+        0
+    }
+    fn idle_buffers(&self) -> u64 {
+        0
+    }
+    fn release_oldest(&self) -> bool {
+        false
+    }
+    fn complete_copies(&self) {}
+    fn expire_idle(&self, _now_us: u64) {}
+}
+
+pub(super) fn log_named(name: &str) -> Arc<PoolLog> {
+    Arc::new(PoolLog { name: Some(name.to_owned()), log_sampler: LogSampler::new(), log_every: 1, listener: None })
+}
