@@ -146,6 +146,10 @@ pub struct Stats {
     pub peak_fallback_bytes: u64,
     /// The limit on such bytes (`PINPOOL_MAX_FALLBACK_BYTES`).
     pub max_fallback_bytes: Option<u64>,
+    /// Page-locked bytes of this process's timelines ([`FenceKind::Timeline`](crate::FenceKind::Timeline)): 4160 B for each 64
+    /// streams that are in use at once. In no other figure and under no ceiling: they are no pool's, since a stream's
+    /// timeline serves the copies of all pools, and they are held until the process ends.
+    pub timeline_bytes: u64,
     /// Regions of one buffer that were acquired where the back-end had refused a larger one.
     pub smaller_regions: u64,
     /// Calls to the underlying allocator.

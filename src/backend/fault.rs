@@ -18,6 +18,7 @@
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::source::{Region, Source};
 use super::virtual_memory::{AddressRange, RemapError, Subrange, VirtualMemory};
@@ -170,6 +171,11 @@ unsafe impl Source for FaultSource {
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         self.script.enter(SourceCall::Acquire)?;
         self.inner.acquire(len_bytes)
+    }
+
+    fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
+        self.script.enter(SourceCall::Acquire)?;
+        self.inner.acquire_until(len_bytes, until)
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {

@@ -24,7 +24,7 @@ use super::source::{Region, RegionIds, Source};
 use crate::driver::device::{Device, driver_error, pinning_error};
 use crate::driver::virtual_memory::attribute;
 use crate::error::SourceError;
-use crate::sync::Mutex;
+use crate::sync::plain::Mutex;
 
 /// Any context may copy from the memory, and the device has an address for it.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -32,6 +32,10 @@ const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DE
 /// Least time between two registrations. Without it enqueues of other threads wait for 5 to 9 ms, because none gets in
 /// between; with it they wait for at most 0.45 ms.
 const PAUSE: Duration = Duration::from_micros(50);
+
+/// A get waits at least this long for registrations of other threads, even if it may not wait for room: they take
+/// milliseconds, as its own does.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Anonymous memory registered with the CUDA driver, readable by all devices.
 #[derive(Debug)]
@@ -71,9 +75,33 @@ impl RegisterSource {
         Self { threads, ..self }
     }
 
-    fn register(&self, region: &Region) -> Result<(), SourceError> {
+    fn acquire_by(
+        &self,
+        len_bytes: usize,
+        threads: usize,
+        until: Option<Instant>,
+        progress: &dyn Fn(usize),
+    ) -> Result<Region, SourceError> {
+        let _entered = self.device.enter()?;
+        let region = mapping::map_huge(len_bytes, self.ids.next())?;
+        let registered = mapping::keep_from_children(&region)
+            // SAFETY: mapped above, no reference into it was made.
+            .and_then(|()| unsafe { populate(&region, threads, self.placement.as_ref(), progress) })
+            .and_then(|()| self.register(&region, until));
+        // SAFETY: as above, and not registered if this is an error.
+        unsafe { mapping::keep_if(registered, region) }
+    }
+
+    fn register(&self, region: &Region, until: Option<Instant>) -> Result<(), SourceError> {
         let bytes = mapping::mapped_bytes(region.len_bytes())?;
-        let mut last = self.last_registration.lock();
+        let mut last = match until.map(|until| until.max(Instant::now() + PATIENCE)) {
+            Some(until) => self.last_registration.try_lock_until(until).ok_or_else(|| {
+                let what = "another thread is registering memory, and the driver registers for one at a time";
+                let remedy = "wait longer (PINPOOL_WAIT), or register memory before it is needed (PINPOOL_RESERVE)";
+                SourceError::new("cuMemHostRegister", what).with_remedy(remedy)
+            })?,
+            None => self.last_registration.lock(),
+        };
         if let Some(pause) = last.and_then(|last| PAUSE.checked_sub(last.elapsed())) {
             thread::sleep(pause);
         }
@@ -96,7 +124,11 @@ unsafe impl Source for RegisterSource {
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        self.acquire_fast(len_bytes, self.threads, &|_| {})
+        self.acquire_by(len_bytes, self.threads, None, &|_| {})
+    }
+
+    fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
+        self.acquire_by(len_bytes, self.threads, Some(until), &|_| {})
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
@@ -110,14 +142,7 @@ unsafe impl Source for RegisterSource {
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        let _entered = self.device.enter()?;
-        let region = mapping::map_huge(len_bytes, self.ids.next())?;
-        let registered = mapping::keep_from_children(&region)
-            // SAFETY: mapped above, no reference into it was made.
-            .and_then(|()| unsafe { populate(&region, threads, self.placement.as_ref(), progress) })
-            .and_then(|()| self.register(&region));
-        // SAFETY: as above, and not registered if this is an error.
-        unsafe { mapping::keep_if(registered, region) }
+        self.acquire_by(len_bytes, threads, None, progress)
     }
 
     fn needs_gpu(&self) -> bool {

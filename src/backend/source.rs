@@ -4,6 +4,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use super::virtual_memory::VirtualMemory;
 use crate::error::SourceError;
@@ -103,6 +104,17 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     ///
     /// The error of the driver or the kernel, with the likely cause. Nothing is held then.
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError>;
+
+    /// As `acquire`, but waits for acquisitions of other threads until `until` at most, or little longer. For a source that
+    /// makes one acquisition at a time; the default waits for none.
+    ///
+    /// # Errors
+    ///
+    /// As `acquire`, and if that time has passed.
+    fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
+        let _ = until;
+        self.acquire(len_bytes)
+    }
 
     /// Returns `region` to the system.
     ///

@@ -309,6 +309,8 @@ unsafe impl Source for VmmSource {
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        // A granule takes the place of one that was not released. A reserve would come on top of it.
+        self.release_refused()?;
         let region = self.reserves.acquire_fast(len_bytes, threads, progress)?;
         Ok(Region::new(region.start(), len_bytes, self.ids.next()))
     }

@@ -24,6 +24,14 @@ pub mod sink;
 
 pub use completion::{Completion, CompletionFuture};
 
+/// Page-locked bytes of the timelines of this process, which no pool holds.
+pub(crate) fn timeline_bytes() -> u64 {
+    #[cfg(feature = "cuda")]
+    return cuda::timeline_bytes();
+    #[cfg(not(feature = "cuda"))]
+    0
+}
+
 /// Who queries the fence of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

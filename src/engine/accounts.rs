@@ -6,6 +6,7 @@
 //!
 //! Counters and sums only; while other threads run, the figures of a snapshot may be some operations apart.
 
+use crate::copy;
 use crate::error::UsageReport;
 use crate::in_flight::InFlight;
 use crate::stats::Stats;
@@ -20,7 +21,8 @@ pub(super) struct Accounts {
     failed_gets: AtomicU64,
     fallbacks: AtomicU64,
     fallback_puts: AtomicU64,
-    /// Puts whose buffer went to a waiting get: a put and a hit each.
+    /// Buffers that a put handed to a waiting get and that get took: a put and a hit each. Counted when it is taken, since
+    /// the get may have gone.
     handed_over: AtomicU64,
     /// Puts whose memory became room for a waiting get.
     made_room: AtomicU64,
@@ -43,11 +45,6 @@ impl Accounts {
 
     pub(super) fn count_handed_over(&self) {
         self.handed_over.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The get had gone: the put is still to come.
-    pub(super) fn uncount_handed_over(&self) {
-        self.handed_over.fetch_sub(1, Ordering::Relaxed);
     }
 
     pub(super) fn count_made_room(&self) {
@@ -117,6 +114,7 @@ impl Accounts {
             peak_pinned_bytes: supply.peak_bytes,
             max_bytes: supply.max_bytes,
             highest_max_bytes: supply.highest_max_bytes,
+            timeline_bytes: copy::timeline_bytes(),
             smaller_regions: supply.smaller_regions,
             fallback_bytes: fallback.held_bytes,
             peak_fallback_bytes: fallback.peak_bytes,

@@ -274,10 +274,24 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// All items still in flight, in any state. For the end of a pool, which leaks them.
-    pub(crate) fn abandon(&self) -> Vec<T> {
+    /// Takes out all items, for the end of a pool: what a last query finds, and the others, which the pool leaks. Queries
+    /// each item, since one that is over may stand behind a stuck one of a stream with the same number; but none of a queue
+    /// that another thread is querying, which may stand in a driver that does not answer.
+    pub(crate) fn abandon(&self) -> (Swept<T>, Vec<T>) {
         let queues = std::mem::take(&mut self.queues.lock().queues);
-        queues.into_iter().flat_map(|queue| queue.copies).map(|copy| self.take_item(copy)).collect()
+        let (mut swept, mut abandoned) = (Swept { completed: SmallVec::new(), lost: Vec::new() }, Vec::new());
+        for Queue { copies, is_claimed, .. } in queues {
+            for copy in copies {
+                let state = if is_claimed { Ok(Some(copy.stream)) } else { state_of(&copy.fences) };
+                let item = self.take_item(copy);
+                match state {
+                    Ok(None) => swept.completed.push(item),
+                    Ok(Some(_)) => abandoned.push(item),
+                    Err(error) => swept.lost.push((item, error)),
+                }
+            }
+        }
+        (swept, abandoned)
     }
 
     /// The item of a copy that left its queue. No lock is held.
@@ -551,7 +565,7 @@ mod tests {
         let in_flight = InFlight::new();
         insert(&in_flight, 1, 1).finish();
         let (claim, first) = in_flight.claim(QueueKey::Stream(1)).ok().flatten().unwrap();
-        assert_eq!(in_flight.abandon(), [1]);
+        assert_eq!(in_flight.abandon().1, [1], "another thread is querying it");
         let later = insert(&in_flight, 2, 1);
         let mut swept = Swept { completed: SmallVec::new(), lost: Vec::new() };
         assert!(!claim.sweep(first, &|_| false, &mut swept));
@@ -564,9 +578,14 @@ mod tests {
     #[test]
     fn abandon_returns_every_item_in_any_state() {
         let in_flight = InFlight::new();
-        let _fences = [insert(&in_flight, 1, 1), insert(&in_flight, 2, 2)];
+        let [_stuck, behind, broken, _other] =
+            [(1, 1), (2, 1), (3, 1), (4, 2)].map(|(item, stream)| insert(&in_flight, item, stream));
+        behind.finish();
+        broken.fail();
         assert!(in_flight.oldest(0).is_some());
-        assert_eq!(in_flight.abandon().len(), 2);
+        let (Swept { completed, lost }, abandoned) = in_flight.abandon();
+        assert_eq!((completed.as_slice(), lost[0].0, abandoned.as_slice()), ([2].as_slice(), 3, [1, 4].as_slice()));
         assert!(in_flight.oldest(0).is_none());
+        assert_eq!((in_flight.count(), in_flight.bytes()), (0, 0));
     }
 }

@@ -125,6 +125,12 @@ fn loom_an_item_that_arrives_during_a_sweep_is_counted_and_completes() {
     });
 }
 
+/// Ends the flight of all items; returns their number.
+fn ended(in_flight: &Items) -> usize {
+    let (swept, abandoned) = in_flight.abandon();
+    reuse(swept) + abandoned.len()
+}
+
 /// Fails if an item that was abandoned stays where a sweep finds it, or is not counted.
 #[test]
 fn loom_an_item_is_swept_or_abandoned() {
@@ -133,7 +139,7 @@ fn loom_an_item_is_swept_or_abandoned() {
         items.iter().for_each(|copied| insert(&in_flight, copied));
         items.iter().for_each(|copied| copied.finish());
         let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep()));
-        let abandoned = in_flight.abandon().len();
+        let abandoned = ended(&in_flight);
         let swept = sweeping.join().unwrap();
         assert_eq!((swept + abandoned, in_flight.count(), in_flight.bytes()), (2, 0, 0));
         swept
@@ -178,7 +184,7 @@ fn loom_a_sweep_takes_nothing_in_place_of_an_abandoned_item() {
         insert(&in_flight, &items[0]);
         items[0].finish();
         let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep()));
-        let abandoned = in_flight.abandon().len();
+        let abandoned = ended(&in_flight);
         insert(&in_flight, &items[1]);
         let swept = sweeping.join().unwrap();
         assert_eq!((swept + abandoned, in_flight.count()), (1, 1));

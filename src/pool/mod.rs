@@ -203,7 +203,7 @@ impl Pool {
     /// # Errors
     ///
     /// - [`is_setting`](crate::Error::is_setting): under the preset `tensorflow`, which has no arena to carve from,
-    /// - [`is_limit`](crate::Error::is_limit): over the ceiling,
+    /// - [`is_limit`](crate::Error::is_limit): over the ceiling, or no room would be left for a get that waits,
     /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused.
     pub fn prewarm(&self, bytes: u64) -> Result<()> {
         self.core().check_process()?;

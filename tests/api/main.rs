@@ -8,6 +8,7 @@
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `remedies` | what a message tells the user to do, and what a pool warns of when it is built |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
+//! | `abandoned`, `totals`, `reserve_in_line` | copies that never end, totals that never fall, reserves beside gets that wait |
 //! | `zero` | buffers that are zeroed before another user gets them |
 //! | `async_copy` | copies that tasks await |
 //! | `fences` | fences of users that block, panic, or call the pool |
@@ -23,6 +24,7 @@
 //!
 //! A test that needs a process of its own runs again as a child ([`child::alone`]).
 
+mod abandoned;
 mod adaptive;
 mod adaptive_model;
 #[cfg(not(miri))]
@@ -61,6 +63,7 @@ mod own_stream;
 mod panics;
 mod partition_copies;
 mod remedies;
+mod reserve_in_line;
 #[cfg(target_os = "linux")]
 mod resident_memory;
 mod scripted_faults;
@@ -73,6 +76,7 @@ mod stress;
 mod tensorflow_model;
 mod thread_cache_model;
 mod thread_cache_stress;
+mod totals;
 #[cfg(feature = "cli")]
 mod traces;
 #[cfg(feature = "cli")]

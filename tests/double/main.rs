@@ -6,7 +6,7 @@
 //! | `copies`, `tracked_copies` | copies made by the pool, and every natural line that starts one |
 //! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
-//! | `held_queries` | a thread that stands in a call of the driver |
+//! | `held_queries`, `held_registrations` | a thread that stands in a call of the driver |
 //! | `refusals` | calls that are refused once, or while a stream captures a graph |
 //! | `pools`, `release_gate` | pools over each back-end: releases beside copies |
 //! | `old_drivers`, `fork` | processes that lack functions, or are children |
@@ -27,6 +27,7 @@ mod driver_facts;
 mod fixture;
 mod fork;
 mod held_queries;
+mod held_registrations;
 mod interop;
 mod old_drivers;
 mod pools;

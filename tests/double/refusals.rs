@@ -69,6 +69,44 @@ fn a_refused_address_of_the_timelines_leaks_no_page_for_each_copy() {
 }
 
 #[test]
+fn the_pages_of_timelines_are_a_figure_of_their_own() {
+    const PAGE_BYTES: u64 = 4160;
+    child::alone(|| {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let pools = [(); 2].map(|()| builder(Backend::Vmm).fence(FenceKind::Timeline).build().unwrap());
+        let pinned_bytes =
+            || held(&double).pinned_bytes - pools.iter().map(|pool| pool.stats().pinned_bytes).sum::<u64>();
+        let before = pinned_bytes();
+        for _ in 0..3 {
+            let (stream, mut memory) = stream_and_memory(&context, 4096);
+            for pool in &pools {
+                filled(pool, 4096, 1).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+                assert_eq!((pinned_bytes() - before, pool.stats().timeline_bytes), (PAGE_BYTES, PAGE_BYTES));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_reserve_does_not_come_on_top_of_granules_that_the_driver_refuses_to_release() {
+    const CEILING: u64 = 16 << 20;
+    let double = Double::load();
+    let before = held(&double).pinned_bytes;
+    let pool = builder(Backend::Vmm).max_bytes(CEILING).build().unwrap();
+    drop(pool.get(8 * MIB).unwrap());
+    double.fail_from("cuMemRelease", 1, Code::UNKNOWN);
+    pool.trim(0);
+    let reserved = pool.prewarm(CEILING);
+    assert!(held(&double).pinned_bytes - before <= CEILING, "{:?}", held(&double));
+    let text = reserved.unwrap_err().to_string();
+    assert!(text.contains("cuMemRelease") && text.contains("8388608 B"), "{text}");
+    double.reset();
+    pool.prewarm(CEILING).unwrap();
+    assert_eq!(held(&double).pinned_bytes - before, CEILING, "the driver releases again");
+}
+
+#[test]
 fn a_pool_in_a_thread_local_ends_with_its_thread() {
     child::alone(|| {
         thread_local! {

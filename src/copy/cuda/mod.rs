@@ -40,6 +40,7 @@ mod timeline;
 
 pub(crate) use event::fence_behind_event;
 pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
+pub(crate) use timeline::held_bytes as timeline_bytes;
 
 // SAFETY: the fence is put behind the copy (event-I1, timeline-I1). Refusals come before the copy, or from the copy call itself with
 // an error that it gives for bad arguments only.

@@ -47,6 +47,8 @@ const HEALTH_EVERY_US: u64 = 1000;
 const WORDS_BYTES: usize = 4096;
 /// A word has a cache line to itself, so that no stream disturbs another's readers.
 const WORD_STEP: usize = 64;
+/// A page of words, aligned by hand.
+const PAGE_BYTES: usize = WORDS_BYTES + WORD_STEP;
 /// A waiter reads so often before it yields, and so often in all before it sleeps.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 200;
@@ -55,6 +57,16 @@ const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 const SEQUENCE_WINDOW: u64 = 1 << 31;
 /// Shortly before the first wrap of the low half, so that every program passes one.
 const FIRST: u64 = (1 << 32) - 64;
+
+/// Page-locked for timelines, by this process.
+static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Page-locked bytes of the timelines of this process. They are no pool's: contexts have them, for as long as the process
+/// lives, and each page serves the streams of all pools.
+pub(crate) fn held_bytes() -> u64 {
+    // Relaxed: a figure.
+    HELD_BYTES.load(Ordering::Relaxed)
+}
 
 /// As in the driver's header; `CUstream` and `CUdeviceptr` are the same in every version.
 type WriteValue32 = unsafe extern "C" fn(sys::CUstream, u64, u32, c_uint) -> sys::CUresult;
@@ -195,7 +207,10 @@ impl Timelines {
             None => {
                 let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
                 // SAFETY: the stream's context is current (`Timelines::fence`).
-                unsafe { result::malloc_host(WORDS_BYTES + WORD_STEP, flags) }?
+                let page = unsafe { result::malloc_host(PAGE_BYTES, flags) }?;
+                // Relaxed: a figure.
+                HELD_BYTES.fetch_add(PAGE_BYTES as u64, Ordering::Relaxed);
+                page
             }
         };
         let mut device = 0;

@@ -49,9 +49,10 @@ impl Core {
     fn close(&self) {
         let begun = Instant::now();
         self.await_copies();
-        let (copies, bytes) = (self.in_flight.count(), self.in_flight.bytes());
-        let abandoned = self.in_flight.abandon();
+        let (swept, abandoned) = self.in_flight.abandon();
+        self.complete(swept);
         if !abandoned.is_empty() {
+            let (copies, bytes) = (abandoned.len() as u64, abandoned.iter().map(|block| block.held_bytes()).sum());
             self.log.closed_in_flight(copies, bytes, begun.elapsed());
         }
         // A release that waits for the device would wait for a stuck copy.

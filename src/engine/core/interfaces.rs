@@ -24,6 +24,10 @@ impl Reclaim for Core {
         Self::complete_copies(self);
     }
 
+    fn waiting_bytes(&self) -> Vec<u64> {
+        self.waiters.waiting_bytes()
+    }
+
     fn room_was_made(&self) {
         if self.waiters.has_waiters() {
             self.waiters.wake_first();

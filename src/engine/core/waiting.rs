@@ -201,7 +201,8 @@ impl Core {
         let class = block.class();
         let passed = (block.passed(), self.backing().beside_bytes(class));
         match self.waiters.offer(block, class, passed, |is_waiting| self.attend(is_waiting)) {
-            Offer::HandedOver => self.accounts.count_handed_over(),
+            // Counted when the get takes it.
+            Offer::HandedOver => {}
             Offer::MakeRoom(block) => {
                 self.accounts.count_made_room();
                 self.stock.release(block, self.time.coarse_us());
@@ -247,8 +248,11 @@ impl Server for Core {
         self.acquire(class, until)
     }
 
+    fn note_taken(&self) {
+        self.accounts.count_handed_over();
+    }
+
     fn take_back(&self, block: Block) {
-        self.accounts.uncount_handed_over();
         self.put(block);
     }
 

@@ -318,6 +318,11 @@ impl ArenaState {
         Ok(len)
     }
 
+    /// Ends a claim of [`claim_reserve`](Self::claim_reserve).
+    pub(super) fn unclaim_reserve(&mut self, held_bytes: u64) {
+        self.pending_bytes -= held_bytes;
+    }
+
     /// Adds the reserve of `len` bytes that [`claim_reserve`](Self::claim_reserve) claimed `held_bytes` for, or ends that
     /// claim. Returns where it lies; hands the region back if the arena has no range left for it.
     pub(super) fn settle_reserve(
@@ -341,9 +346,10 @@ impl ArenaState {
         Ok(Ok(start))
     }
 
-    /// What the system holds for all reserves, and the bytes of the largest.
+    /// What the system holds for all reserves, and the bytes of the largest; those that are being pinned count as one.
     pub(super) fn reserve_bytes(&self) -> (u64, u64) {
-        (self.reserve_bytes + self.reserve_overhead_bytes, self.largest_reserve_bytes)
+        let held_bytes = self.reserve_bytes + self.reserve_overhead_bytes + self.pending_bytes;
+        (held_bytes, self.largest_reserve_bytes.max(self.pending_bytes))
     }
 
     /// Address and length of each range.

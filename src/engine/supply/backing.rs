@@ -156,7 +156,7 @@ impl Backing {
                     if let Some(reused) = reuse() {
                         return Ok(Acquired::Reused(reused));
                     }
-                    match direct.acquire(class.bytes) {
+                    match direct.acquire(class.bytes, until) {
                         // A request that can never fit is no reason to release idle blocks.
                         Err(Refusal::Ceiling { .. })
                             if direct.could_hold(class.bytes) && release_one(pool, &mut to_release) => {}

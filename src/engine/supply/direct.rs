@@ -54,12 +54,12 @@ impl Direct {
         self.source.held_bytes(class_bytes) as u64
     }
 
-    /// Acquires `class_bytes`. A slow call.
-    pub(super) fn acquire(&self, class_bytes: usize) -> Result<BlockMemory, Refusal> {
+    /// Acquires `class_bytes`; waits for acquisitions of other threads until `until`. A slow call.
+    pub(super) fn acquire(&self, class_bytes: usize, until: Instant) -> Result<BlockMemory, Refusal> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = self.budget.claim(needed_bytes).ok_or(Refusal::Ceiling { needed_bytes })?;
         let begun = Instant::now();
-        let acquired = call("acquire", || self.source.acquire(class_bytes));
+        let acquired = call("acquire", || self.source.acquire_until(class_bytes, until));
         let mut counts = self.counts.lock();
         counts.calls.time += begun.elapsed();
         match acquired {

@@ -88,7 +88,7 @@ impl Mappings {
 
     /// What the steps of `plan` work on: the reserved addresses, and the regions to be released, which leave this table.
     pub(super) fn executor(&mut self, plan: &Plan) -> Executor {
-        let mut executor = Executor { addresses: None, leaving: HashMap::new() };
+        let mut executor = Executor { addresses: None, leaving: HashMap::new(), until: None };
         for step in plan.steps() {
             let range = match *step {
                 Step::Commit { extent } | Step::Decommit { extent } => extent.range(),
@@ -161,17 +161,21 @@ impl Mapping {
 pub(super) struct Executor {
     addresses: Option<Arc<AddressRange>>,
     leaving: HashMap<u32, Region>,
+    /// Acquisitions wait for those of other threads no longer.
+    until: Option<Instant>,
 }
 
 impl Executor {
-    /// Executes the steps of `plan` in order, up to the first that fails. Opens the gate after the last release, because
-    /// copies need not wait for a commit. Slow calls.
+    /// Executes the steps of `plan` in order, up to the first that fails. Waits for acquisitions of other threads until
+    /// `until`. Opens the gate after the last release, because copies need not wait for a commit. Slow calls.
     pub(super) fn execute(
         mut self,
         source: &dyn Source,
         plan: &Plan,
+        until: Instant,
         mut closed: Option<ClosedGate<'_>>,
     ) -> (Executed, PlanOutcome) {
+        self.until = Some(until);
         let begun = Instant::now();
         let (mut executed, mut outcome) = (Executed::default(), PlanOutcome::Done);
         let releases =
@@ -247,7 +251,11 @@ impl Executor {
                 })
             }
             _ => {
-                call("acquire", || source.acquire(bytes)).map(|region| executed.regions.push((extent.range(), region)))
+                let acquired = call("acquire", || match self.until {
+                    Some(until) => source.acquire_until(bytes, until),
+                    None => source.acquire(bytes),
+                });
+                acquired.map(|region| executed.regions.push((extent.range(), region)))
             }
         }
     }

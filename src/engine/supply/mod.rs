@@ -94,6 +94,11 @@ pub(super) trait Reclaim: Send + Sync {
     /// Puts back the blocks whose copies are over.
     fn complete_copies(&self);
 
+    /// Bytes that its waiting gets ask for, in the order of the line.
+    fn waiting_bytes(&self) -> Vec<u64> {
+        Vec::new()
+    }
+
     /// There is more room than before: waiting gets try again.
     fn room_was_made(&self) {}
 

@@ -201,7 +201,7 @@ impl SharedArena {
                 }
             };
             let is_larger = plan.largest_commit_bytes() > bytes;
-            match self.grow(state, plan, bytes, closed, now_us) {
+            match self.grow(state, plan, bytes, closed, (now_us, until)) {
                 Ok(memory) => {
                     if is_one_buffer {
                         self.state.lock().count_smaller_region();
@@ -299,13 +299,13 @@ impl SharedArena {
         plan: Plan,
         bytes: u64,
         closed: Option<ClosedGate<'_>>,
-        now_us: u64,
+        (now_us, until): (u64, Instant),
     ) -> Result<Option<BlockMemory>, SourceError> {
         let ptr = plan.ptr();
         let closed = closed.filter(|_| plan.decommits());
         let executor = state.executor(&plan);
         drop(state);
-        let executed = executor.execute(&*self.source, &plan, closed);
+        let executed = executor.execute(&*self.source, &plan, until, closed);
         let settled = self.state.lock().settle_growth(plan, executed, now_us);
         self.settled.notify_all();
         settled?;
@@ -333,6 +333,10 @@ impl SharedArena {
     ) -> Result<(NonNull<u8>, usize), Refusal> {
         let held_bytes = |bytes| held(bytes, |len| self.source.held_bytes_fast(len));
         let len = self.state.lock().claim_reserve(bytes, held_bytes)?;
+        if let Some(refusal) = self.refusal_for_line(bytes) {
+            self.state.lock().unclaim_reserve(held_bytes(len as u64));
+            return Err(refusal);
+        }
         let begun = Instant::now();
         let progress = |done: usize| progress(done as u64);
         let acquired = call("acquire", || self.source.acquire_fast(len, self.config.pin_threads, &progress));
@@ -344,6 +348,15 @@ impl SharedArena {
             self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source).and(Err(refusal))
         };
         settled.or_else(no_range).map(|start| (start, len))
+    }
+
+    /// Whether the reserves, with the `bytes` claimed for one more, leave a get without room that waits and came before. A
+    /// get that comes now is not taken for one that could be served.
+    fn refusal_for_line(&self, bytes: u64) -> Option<Refusal> {
+        let lines = self.attached().into_iter().map(|pool| pool.waiting_bytes());
+        let short = lines.into_iter().find(|line| line.iter().any(|&waiting_bytes| !self.could_hold(waiting_bytes)))?;
+        let (waiting, first_bytes) = (short.len() as u64, short.first().copied().unwrap_or(0));
+        Some(Refusal::Line { needed_bytes: bytes, waiting, first_bytes })
     }
 
     pub(in crate::engine) fn attach(&self, pool: Weak<dyn Reclaim>) {

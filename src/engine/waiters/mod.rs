@@ -119,6 +119,14 @@ impl<T> Waiters<T> {
         self.total.load(Ordering::Relaxed)
     }
 
+    /// Bytes that the waiting gets ask for, in their order.
+    pub(super) fn waiting_bytes(&self) -> Vec<u64> {
+        if !self.has_waiters() {
+            return Vec::new();
+        }
+        self.line.lock().gets.iter().map(|waiter| waiter.class.bytes as u64).collect()
+    }
+
     fn join(&self, class: Class, deadline: Instant, attend: impl FnOnce(bool)) -> Arc<Waiter<T>> {
         // SeqCst, before the first attempt: a later put sees this count, and looks at the line.
         self.waiting.fetch_add(1, Ordering::SeqCst);

@@ -26,6 +26,9 @@ pub(in crate::engine) trait Server {
     /// Serves the first in line, if it can; waits for calls of other threads no longer than `until`.
     fn serve(self: &Arc<Self>, class: Class, until: Instant) -> Result<Self::Item, Self::Refusal>;
 
+    /// A get took what it was handed.
+    fn note_taken(&self) {}
+
     /// A get that was handed `item` has gone.
     fn take_back(&self, item: Self::Item);
 
@@ -55,7 +58,7 @@ impl<S: Server> Turn<S> {
             }
             let now = Instant::now();
             if now >= self.waiter.deadline {
-                return self.leave();
+                return self.taken(self.leave());
             }
             self.waiter.sleep(self.waiter.deadline.min(now + self.server.patience()));
         }
@@ -68,7 +71,7 @@ impl<S: Server> Turn<S> {
         if let Some(item) = self.attempt(refusal) {
             return Poll::Ready(Some(item));
         }
-        if Instant::now() >= self.waiter.deadline { Poll::Ready(self.leave()) } else { Poll::Pending }
+        if Instant::now() >= self.waiter.deadline { Poll::Ready(self.taken(self.leave())) } else { Poll::Pending }
     }
 
     /// When its task is to look again by itself.
@@ -82,16 +85,20 @@ impl<S: Server> Turn<S> {
             // What it puts back is handed to the first in line, which may be this get.
             self.server.sweep();
         }
-        if let Some(item) = self.waiter.take_handed() {
+        if let Some(item) = self.taken(self.waiter.take_handed()) {
             return Some(item);
         }
         if !is_first() {
             // Another thread may have handed something over since.
-            return self.waiter.take_handed();
+            return self.taken(self.waiter.take_handed());
         }
         // Short, so that it finds soon what it is handed meanwhile.
         let until = self.waiter.deadline.min(Instant::now() + self.server.patience());
         self.server.serve(self.waiter.class, until).map_err(|later| *refusal = later).ok()
+    }
+
+    fn taken(&self, handed: Option<S::Item>) -> Option<S::Item> {
+        handed.inspect(|_| self.server.note_taken())
     }
 
     /// Leaves the line. Returns what it was handed.

@@ -10,6 +10,7 @@ use std::io;
 use std::mem;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use pinpool::backend::{Backend, PageTiers, Region, SimSource, Source, SourceError, VirtualMemory};
@@ -101,6 +102,10 @@ unsafe impl Source for RecordingSource {
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         self.calls.lock().acquired = true;
         self.sim.acquire(len_bytes)
+    }
+
+    fn acquire_until(&self, len_bytes: usize, _: Instant) -> Result<Region, SourceError> {
+        self.acquire(len_bytes)
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {

@@ -157,6 +157,87 @@ mod tests {
         assert_eq!(lock.with_at_once(|n| Some(*n)), Some(3));
     }
 
+    /// The calling thread, for [`schedule`].
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn stay_on(core: usize) -> libc::pthread_t {
+        // SAFETY: a bit set, for which all zeros is the empty set.
+        let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel named the core, so it is in the set.
+        unsafe { libc::CPU_SET(core, &mut set) };
+        // SAFETY: the kernel reads a set of this size, for the calling thread.
+        assert_eq!(unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) }, 0);
+        // SAFETY: has no precondition.
+        unsafe { libc::pthread_self() }
+    }
+
+    /// Whether the system allows it.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn schedule(thread: libc::pthread_t, policy: i32, priority: i32) -> bool {
+        let priority = libc::sched_param { sched_priority: priority };
+        // SAFETY: a live thread, and parameters that are read.
+        unsafe { libc::pthread_setschedparam(thread, policy, &raw const priority) == 0 }
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn sleeps_of_this_thread() -> i64 {
+        // SAFETY: integers, for which all zeros is a value.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel writes one `rusage`.
+        assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) }, 0);
+        usage.ru_nvcsw
+    }
+
+    /// A thread of a higher real-time class that yields keeps its core: only sleep lets the holder go on.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    #[test]
+    fn a_real_time_thread_that_waits_lets_the_holder_on_its_core_go_on() {
+        use std::io::Write as _;
+        use std::sync::mpsc::{channel, sync_channel};
+        use std::time::Duration;
+
+        // SAFETY: has no precondition.
+        let core = usize::try_from(unsafe { libc::sched_getcpu() }).unwrap();
+        let (lock, waits) = (Lock::new(0), std::sync::atomic::AtomicBool::new(false));
+        let (held, holds) = sync_channel(0);
+        let ((announce, thread), (slept, result)) = (channel(), channel());
+        std::thread::scope(|scope| {
+            let (lock, waits) = (&lock, &waits);
+            scope.spawn(move || {
+                stay_on(core);
+                lock.with(|n| {
+                    held.send(()).unwrap();
+                    while !waits.load(Ordering::SeqCst) {
+                        std::thread::yield_now();
+                    }
+                    *n += 1;
+                });
+            });
+            scope.spawn(move || {
+                let this = stay_on(core);
+                holds.recv().unwrap();
+                let is_real_time = schedule(this, libc::SCHED_FIFO, 1);
+                announce.send((this, is_real_time)).unwrap();
+                let before = sleeps_of_this_thread();
+                waits.store(true, Ordering::SeqCst);
+                lock.with(|n| *n += 1);
+                slept.send(sleeps_of_this_thread() - before).unwrap();
+                schedule(this, libc::SCHED_OTHER, 0);
+            });
+            let (waiting, is_real_time) = thread.recv().unwrap();
+            if !is_real_time {
+                let _ = writeln!(std::io::stderr(), "\nskipped: this process may not make a thread SCHED_FIFO");
+            }
+            let result = result.recv_timeout(Duration::from_secs(20));
+            if result.is_err() {
+                // So that the test ends.
+                schedule(waiting, libc::SCHED_OTHER, 0);
+            }
+            // A kernel that bounds real-time threads ends even one that never sleeps, late.
+            assert!(!is_real_time || result.is_ok_and(|sleeps| sleeps > 0), "it waits without sleep: {result:?}");
+        });
+        assert_eq!(lock.with(|n| *n), 2);
+    }
+
     #[test]
     fn a_section_that_panics_unlocks() {
         let lock = Lock::new(1);

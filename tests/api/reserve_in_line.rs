@@ -1,0 +1,56 @@
+//! A reserve beside gets that wait: it never takes the memory that a get needs which came before it.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use pinpool::backend::SimSource;
+use pinpool::{Backend, LogSampler, Pool, PressureSource};
+
+const MIB: usize = 1 << 20;
+/// Longer than any wait of this file.
+const LONG: Duration = Duration::from_secs(20);
+
+fn pool_over(source: SimSource) -> Pool {
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Source(Arc::new(source)))
+        .max_bytes(Some(64 << 20))
+        .wait(LONG)
+        .pressure(PressureSource::Off)
+        .log_sampler(LogSampler::new())
+        .build()
+        .unwrap()
+}
+
+#[test]
+fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
+    for source in [SimSource::new, SimSource::discrete] {
+        for is_partition in [false, true] {
+            let pool = pool_over(source(1 << 40));
+            let part = pool.partition("part", 48 << 20).unwrap();
+            let waiter = if is_partition { &part } else { &pool };
+            let held = pool.get(20 * MIB).unwrap();
+            thread::scope(|scope| {
+                let waiting = scope.spawn(|| waiter.get(46 * MIB).map(drop));
+                while waiter.stats().waits < 1 {
+                    thread::yield_now();
+                }
+                let error = pool.prewarm(24 << 20).unwrap_err();
+                assert!(error.is_limit());
+                let text = error.to_string();
+                assert!(text.contains("1 get waits in line") && text.contains("asked 25165824 B"), "{text}");
+                assert_eq!(pool.stats().reserve_bytes, 0);
+                // Beside that get there is room.
+                pool.prewarm(10 << 20).unwrap();
+                assert!(!waiting.is_finished());
+                drop(held);
+                waiting.join().unwrap().unwrap();
+            });
+            assert_eq!(pool.stats().validate(), Ok(()));
+            // No get waits any more.
+            waiter.trim(0);
+            pool.prewarm(24 << 20).unwrap();
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What has been counted stays counted: no total falls while a pool is used.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use pinpool::backend::SimSource;
+use pinpool::{Backend, LogSampler, Pool, PressureSource, Stats};
+
+const MIB: usize = 1 << 20;
+
+fn totals(stats: &Stats) -> [u64; 12] {
+    let Stats { gets, hits, misses, failed_gets, waits, fallbacks, puts, evicted, reclaimed, aged, checks, .. } =
+        *stats;
+    [gets, hits, misses, failed_gets, waits, fallbacks, puts, evicted, reclaimed, aged, checks, stats.raises]
+}
+
+#[test]
+fn no_total_falls_when_a_get_goes_that_was_handed_a_buffer() {
+    let pool = Pool::builder()
+        .without_env()
+        .backend(Backend::Source(Arc::new(SimSource::new(1 << 40))))
+        .max_bytes(Some(2 << 20))
+        .wait(Duration::from_secs(3600))
+        .pressure(PressureSource::Off)
+        .log_sampler(LogSampler::new())
+        .build()
+        .unwrap();
+    let held = pool.get(2 * MIB).unwrap();
+    let mut before = totals(&pool.stats());
+    let mut grown = |what: &str| {
+        let now = totals(&pool.stats());
+        assert!(before.iter().zip(&now).all(|(before, now)| before <= now), "{what}: {before:?}, then {now:?}");
+        before = now;
+    };
+    {
+        let mut waiting = pin!(pool.get_async(2 * MIB));
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        grown("a get waits");
+        drop(held);
+        grown("it was handed the buffer");
+    }
+    grown("it is gone");
+    let stats = pool.stats();
+    assert_eq!((stats.validate(), stats.gets, stats.puts, stats.buffers_in_pool), (Ok(()), 1, 1, 1));
+    // One that is there to take the buffer counts as a hit.
+    let held = pool.get(2 * MIB).unwrap();
+    let mut waiting = pin!(pool.get_async(2 * MIB));
+    assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    drop(held);
+    let served = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    let stats = pool.stats();
+    assert_eq!((stats.validate(), stats.gets, stats.hits, stats.puts), (Ok(()), 3, 2, 2));
+    drop(served);
+}

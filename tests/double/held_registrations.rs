@@ -1,0 +1,59 @@
+//! A thread that registers memory for long holds up no other past its wait.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use driver_double::Double;
+use pinpool::{Backend, Pool};
+
+use crate::fixture::{MIB, builder};
+
+/// No get of this file takes as long, unless it hangs.
+const HANGS: Duration = Duration::from_secs(20);
+
+fn registering() -> Pool {
+    builder(Backend::Register).max_bytes(1 << 30).wait(Duration::from_millis(20)).build().unwrap()
+}
+
+#[test]
+fn a_get_does_not_wait_past_its_deadline_for_the_registration_of_another_thread() {
+    let double = Double::load();
+    let pool = registering();
+    let held = double.hold_call("cuMemHostRegister_v2");
+    thread::scope(|scope| {
+        let registering = scope.spawn(|| pool.get(8 * MIB).map(drop));
+        held.wait_for(1);
+        let waiting = scope.spawn(|| pool.get(4 * MIB).map(drop));
+        let begun = Instant::now();
+        while !waiting.is_finished() && begun.elapsed() < HANGS {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let ended = waiting.is_finished();
+        assert!(!registering.is_finished());
+        drop(held);
+        assert!(ended, "a get waited for the registration of another thread");
+        let error = waiting.join().unwrap().unwrap_err();
+        assert!(error.is_backend());
+        let text = error.to_string();
+        assert!(text.contains("another thread") && text.contains("PINPOOL_WAIT"), "{text}");
+        registering.join().unwrap().unwrap();
+    });
+    assert_eq!(pool.stats().validate(), Ok(()));
+    drop(pool.get(4 * MIB).unwrap());
+}
+
+#[test]
+fn a_get_is_served_when_the_registration_of_another_thread_ends_in_time() {
+    let double = Double::load();
+    let pool = registering();
+    let held = double.hold_call("cuMemHostRegister_v2");
+    thread::scope(|scope| {
+        let registering = scope.spawn(|| pool.get(8 * MIB).map(drop));
+        held.wait_for(1);
+        let waiting = scope.spawn(|| pool.get_timeout(4 * MIB, HANGS).map(drop));
+        thread::sleep(Duration::from_millis(20));
+        drop(held);
+        registering.join().unwrap().unwrap();
+        waiting.join().unwrap().unwrap();
+    });
+}
