@@ -4,6 +4,7 @@ mod bench;
 mod conformance;
 #[cfg(target_os = "linux")]
 mod doctor;
+mod inspect;
 mod limits;
 mod load;
 mod pages;

@@ -4,6 +4,7 @@ mod bench;
 mod doctor;
 mod env;
 mod gpu;
+mod inspect;
 mod interrupt;
 mod load;
 mod logger;
@@ -51,6 +52,7 @@ enum Command {
     Bench(bench::BenchArgs),
     Doctor(doctor::DoctorArgs),
     Env(env::EnvArgs),
+    Inspect(inspect::InspectArgs),
     Soak(soak::SoakArgs),
     Completions(pages::CompletionsArgs),
     Man(pages::ManArgs),
@@ -92,6 +94,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args, &terminal),
         Command::Doctor(args) => doctor::run(&args, &terminal),
         Command::Env(args) => env::run(&args, &terminal),
+        Command::Inspect(args) => inspect::run(&args, &terminal),
         Command::Soak(args) => soak::run(&args, &terminal),
         Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
         Command::Man(args) => terminal.report(pages::man(&args, Cli::command())),

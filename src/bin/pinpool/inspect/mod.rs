@@ -1,0 +1,94 @@
+//! `pinpool inspect`: what the pool's diagnostics in old logs say: the limit at each line, and what to set.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `text.rs` | log text in pieces that may hold a message, whatever ends them |
+//! | `message.rs` | the two messages and the prefixes around them |
+//! | `ledger.rs` | what the figures of one line say about the limit |
+//! | `history.rs` | many lines: which pool each is of, the limit in force, raises that were not printed |
+//! | `verdict.rs` | warming up, steady or thrashing, and what to set |
+//! | `report.rs` | all of it as text and as JSON |
+
+mod history;
+mod ledger;
+mod message;
+mod report;
+mod text;
+mod verdict;
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use encoding_rs_io::DecodeReaderBytes;
+use flate2::bufread::MultiGzDecoder;
+
+use crate::ExitError;
+use crate::terminal::{Terminal, to_stdout};
+use history::History;
+
+/// Reads the pool's lines in logs of TensorFlow and pinpool: the limit at each, and what to set
+///
+/// Finds the messages `PoolAllocator: After ...` and `Raising pool_size_limit_ ...` behind any prefix or none, in log files,
+/// in saved notebooks and between progress bars. Exits with 1 if a file cannot be read or holds no such message.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// Logs, plain or compressed with gzip; `-` is stdin
+    #[arg(required = true, value_name = "LOG")]
+    logs: Vec<PathBuf>,
+
+    /// Print a JSON object for each message, one a line, and one with the summary of each log
+    #[arg(long)]
+    json: bool,
+
+    /// Print every message, also where there are many
+    #[arg(long, conflicts_with = "json")]
+    all: bool,
+}
+
+pub(crate) fn run(args: &InspectArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let mut result = Ok(());
+    for path in &args.logs {
+        // The other logs are read all the same.
+        let log = terminal.report(inspect(path, args).map_err(|error| format!("{}: {error}", path.display()).into()));
+        result = result.and(log);
+    }
+    result
+}
+
+fn inspect(path: &Path, args: &InspectArgs) -> Result<(), Box<dyn Error>> {
+    let found = message::find(text::Pieces::new(open(path)?))?;
+    if found.messages.is_empty() {
+        return Err(none_found(&found).into());
+    }
+    let history = History::of(&found.messages);
+    let text = if args.json {
+        report::json(path, args.logs.len() > 1, &found, &history)?
+    } else {
+        report::table(path, &found, &history, args.all)
+    };
+    // Keeps the kind of the error: a closed pipe is none.
+    to_stdout(&text)?;
+    Ok(())
+}
+
+fn none_found(found: &message::Found) -> String {
+    let cut =
+        if found.cut > 0 { format!(" ({} are cut off before their last figure)", found.cut) } else { String::new() };
+    format!(
+        "no whole diagnostic of the pool in {} lines{cut}: TensorFlow prints them at level I (TF_CPP_MIN_LOG_LEVEL=0) until \
+         mid-2017 and not after that; pinpool at level info (RUST_LOG=info) from the 1000th eviction on",
+        found.lines
+    )
+}
+
+/// The text of a log: unpacked, and of UTF-16 with a byte order mark (as PowerShell writes) in UTF-8.
+fn open(path: &Path) -> io::Result<Box<dyn Read>> {
+    let bytes: Box<dyn Read> = if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
+    let mut bytes = BufReader::new(bytes);
+    let is_gzip = bytes.fill_buf()?.starts_with(&[0x1f, 0x8b]);
+    let bytes: Box<dyn Read> = if is_gzip { Box::new(MultiGzDecoder::new(bytes)) } else { Box::new(bytes) };
+    Ok(Box::new(DecodeReaderBytes::new(bytes)))
+}
