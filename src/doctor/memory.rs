@@ -164,6 +164,8 @@ pub(super) struct Planned {
 /// Measures how fast `source` pins, and sees whether `bytes` fit.
 pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Option<u64>, bytes: u64) -> Planned {
     const CHECK: &str = "reserve";
+    // A higher ceiling alone would end the process for want of memory.
+    const SCARCE: &str = "lower the reserve, free memory, or raise the limit of the control group";
     let memory = host::memory(Path::new("/"));
     let available = memory.as_ref().map_or(u64::MAX, |memory| memory.available_bytes);
     let sample = sample_bytes(max_bytes, available);
@@ -196,14 +198,15 @@ pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Opti
             let is_lock_limit = source.name() == "mlock" && backend::lock_limit() == Some(max_bytes);
             let remedy = if is_lock_limit {
                 "lower the reserve, or raise the limit of locked memory (`ulimit -l`)"
+            } else if bytes > available {
+                SCARCE
             } else {
                 "lower the reserve or raise PINPOOL_MAX_BYTES"
             };
             Some((format!("{asked} is over the ceiling of {}", format_about(max_bytes)), remedy))
         }
         _ if bytes > available => {
-            let remedy = "lower the reserve, free memory, or raise the limit of the control group";
-            Some((format!("{asked} is over the {} that are available", format_about(available)), remedy))
+            Some((format!("{asked} is over the {} that are available", format_about(available)), SCARCE))
         }
         _ => None,
     };

@@ -11,28 +11,13 @@ use std::time::Duration;
 use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::testing::{FaultSource, SourceCall};
-use pinpool::{Backend, GetFuture, LogSampler, OnFull, Pool, PoolBuilder, PressureSource, Stats};
+use pinpool::{Backend, GetFuture, OnFull};
+
+use crate::fixture::{over_sim, until_waits, valid_stats};
 
 const MIB: usize = 1 << 20;
-const LONG: Duration = Duration::from_secs(3600);
 /// A wait that a test sees the end of.
 const SHORT: Duration = Duration::from_millis(30);
-
-fn over_sim(max_bytes: u64) -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Source(Arc::new(SimSource::new(1 << 40))))
-        .max_bytes(Some(max_bytes))
-        .wait(LONG)
-        .pressure(PressureSource::Off)
-        .log_sampler(LogSampler::new())
-}
-
-fn valid_stats(pool: &Pool) -> Stats {
-    let stats = pool.stats();
-    assert_eq!(stats.validate(), Ok(()));
-    stats
-}
 
 /// All tasks on the thread that calls.
 fn run<F: Future>(future: F) -> F::Output {
@@ -112,9 +97,7 @@ fn tasks_and_threads_stand_in_one_line() {
     assert!(poll(first.as_mut(), Waker::noop()).is_pending());
     thread::scope(|scope| {
         let second = scope.spawn(|| pool.get(2 * MIB).unwrap());
-        while pool.stats().waits < 2 {
-            thread::yield_now();
-        }
+        until_waits(&pool, 2);
         let mut third = pin!(pool.get_async(2 * MIB));
         assert!(poll(third.as_mut(), Waker::noop()).is_pending());
         drop(held);

@@ -10,9 +10,9 @@ use std::time::Duration;
 use pinpool::{Backend, GetFuture, PinnedBuf, Pool, PressureSource};
 
 use crate::child::{alone, in_a_child};
+use crate::fixture::LONG;
 
 const MIB: usize = 1 << 20;
-const LONG: Duration = Duration::from_secs(3600);
 
 fn pool(max_bytes: u64) -> Pool {
     let builder = Pool::builder().without_env().backend(Backend::Sim { total_bytes: 1 << 40 });

@@ -5,23 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pinpool::PressureSource;
 use pinpool::backend::{SimSource, Source};
 use pinpool::testing::{FaultSource, ManualClock, SourceCall};
-use pinpool::{Backend, LogSampler, Pool, PoolBuilder, PressureSource};
+
+use crate::fixture::over;
 
 const MIB: usize = 1 << 20;
 /// No call that this file waits for takes as long, unless it hangs.
 const HANGS: Duration = Duration::from_secs(20);
-
-fn over(source: &Arc<FaultSource>, max_bytes: u64) -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Source(source.clone()))
-        .max_bytes(Some(max_bytes))
-        .wait(Duration::ZERO)
-        .pressure(PressureSource::Off)
-        .log_sampler(LogSampler::new())
-}
 
 fn faulty(source: impl Source + 'static) -> Arc<FaultSource> {
     Arc::new(FaultSource::around(Arc::new(source)))
@@ -39,7 +31,7 @@ fn ends<T>(thread: &thread::ScopedJoinHandle<'_, T>) -> bool {
 #[test]
 fn a_get_does_not_wait_past_its_deadline_for_the_page_lock_of_another_thread() {
     for source in [faulty(SimSource::new(1 << 40)), faulty(SimSource::discrete(1 << 40))] {
-        let pool = over(&source, 8 << 20).build().unwrap();
+        let pool = over(source.clone(), 8 << 20).build().unwrap();
         let held = source.hold(SourceCall::Acquire);
         thread::scope(|scope| {
             let pinning = scope.spawn(|| pool.get(8 * MIB).map(drop));
@@ -61,7 +53,7 @@ fn a_get_does_not_wait_past_its_deadline_for_the_page_lock_of_another_thread() {
 #[test]
 fn a_get_does_not_wait_past_its_deadline_for_the_release_of_another_thread() {
     for source in [faulty(SimSource::new(1 << 40)), faulty(SimSource::discrete(1 << 40))] {
-        let pool = over(&source, 8 << 20).build().unwrap();
+        let pool = over(source.clone(), 8 << 20).build().unwrap();
         drop(pool.get(8 * MIB).unwrap());
         let held = source.hold(SourceCall::Release);
         thread::scope(|scope| {
@@ -82,7 +74,7 @@ fn a_get_does_not_wait_past_its_deadline_for_the_release_of_another_thread() {
 #[test]
 fn a_get_that_may_wait_is_served_when_the_page_lock_of_another_thread_ends() {
     let source = faulty(SimSource::new(1 << 40));
-    let pool = over(&source, 8 << 20).build().unwrap();
+    let pool = over(source.clone(), 8 << 20).build().unwrap();
     let held = source.hold(SourceCall::Acquire);
     thread::scope(|scope| {
         let pinning = scope.spawn(|| pool.get(8 * MIB).map(drop));
@@ -107,8 +99,11 @@ fn severe_pressure_releases_what_is_idle_at_its_beginning_and_no_more() {
     .unwrap();
     let clock = ManualClock::default();
     let source = faulty(SimSource::new(1 << 40));
-    let pool =
-        over(&source, 64 << 20).pressure(PressureSource::File(pressure.clone())).clock(clock.clone()).build().unwrap();
+    let pool = over(source.clone(), 64 << 20)
+        .pressure(PressureSource::File(pressure.clone()))
+        .clock(clock.clone())
+        .build()
+        .unwrap();
     drop((0..50).map(|_| pool.get(4096).unwrap()).collect::<Vec<_>>());
     std::fs::write(&pressure, "some avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\nfull avg10=90.00 avg60=90.00 avg300=90.00 total=9000000\n").unwrap();
     let stop = AtomicBool::new(false);

@@ -1,10 +1,45 @@
 //! Sources, builders and buffers that several modules use.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
-use pinpool::backend::HeapSource;
+use pinpool::backend::{HeapSource, SimSource, Source};
 use pinpool::testing::FaultSource;
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, Ceiling, LogSampler, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource, Stats};
+
+/// Longer than any test may take: a test that waits this long has failed.
+pub(crate) const LONG: Duration = Duration::from_secs(3600);
+
+/// A pool whose gets do not wait, and that logs for itself.
+pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Ceiling>) -> PoolBuilder {
+    Pool::builder()
+        .without_env()
+        .backend(Backend::Source(source))
+        .max_bytes(max_bytes)
+        .wait(Duration::ZERO)
+        .pressure(PressureSource::Off)
+        .log_sampler(LogSampler::new())
+}
+
+/// A pool over simulated memory whose gets wait.
+pub(crate) fn over_sim(max_bytes: u64) -> PoolBuilder {
+    over(Arc::new(SimSource::new(1 << 40)), max_bytes).wait(LONG)
+}
+
+/// The figures, which balance.
+pub(crate) fn valid_stats(pool: &Pool) -> Stats {
+    let stats = pool.stats();
+    assert_eq!(stats.validate(), Ok(()));
+    stats
+}
+
+/// Returns once so many gets have waited.
+pub(crate) fn until_waits(pool: &Pool, waits: u64) {
+    while pool.stats().waits < waits {
+        thread::yield_now();
+    }
+}
 
 pub(crate) fn faulty_heap() -> Arc<FaultSource> {
     Arc::new(FaultSource::around(Arc::new(HeapSource::new())))

@@ -1,43 +1,19 @@
 //! The line of waiting gets: first come, first served, and who may pass.
 
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::backend::SimSource;
-use pinpool::{Backend, LogSampler, Pool, PoolBuilder, Preset, PressureSource, Rounding, Stats};
+use pinpool::{PoolBuilder, Preset, Rounding};
+
+use crate::fixture::{LONG, over_sim, until_waits, valid_stats};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// Longer than any test may take: a test that waits this long has failed.
-const LONG: Duration = Duration::from_secs(3600);
 /// Longer than a waiting get sleeps before it looks for itself.
 const WHILE_ASLEEP: Duration = Duration::from_millis(30);
 
-fn over_sim(max_bytes: u64) -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Source(Arc::new(SimSource::new(1 << 40))))
-        .max_bytes(Some(max_bytes))
-        .wait(LONG)
-        .pressure(PressureSource::Off)
-        .log_sampler(LogSampler::new())
-}
-
 fn tensorflow(max_bytes: u64) -> PoolBuilder {
     over_sim(max_bytes).preset(Preset::Tensorflow).rounding(Rounding::Exact)
-}
-
-fn valid_stats(pool: &Pool) -> Stats {
-    let stats = pool.stats();
-    assert_eq!(stats.validate(), Ok(()));
-    stats
-}
-
-fn until_waits(pool: &Pool, waits: u64) {
-    while pool.stats().waits < waits {
-        thread::yield_now();
-    }
 }
 
 #[test]

@@ -76,6 +76,7 @@ mod stress;
 mod tensorflow_model;
 mod thread_cache_model;
 mod thread_cache_stress;
+mod told_copies;
 mod totals;
 #[cfg(feature = "cli")]
 mod traces;

@@ -10,16 +10,14 @@ use log::Level;
 use pinpool::backend::{Region, SimSource, Source, SourceError};
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::testing::{FaultSource, SourceCall};
-use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource, Stats};
+use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
 use crate::draw::Draw;
-use crate::fixture::faulty_heap;
+use crate::fixture::{LONG, faulty_heap, valid_stats};
 
 const MIB: usize = 1 << 20;
-/// Longer than any test may take.
-const LONG: Duration = Duration::from_secs(3600);
 
 fn builder() -> PoolBuilder {
     Pool::builder()
@@ -27,12 +25,6 @@ fn builder() -> PoolBuilder {
         .backend(Backend::Sim { total_bytes: 1 << 40 })
         .pressure(PressureSource::Off)
         .wait(Duration::ZERO)
-}
-
-fn valid_stats(pool: &Pool) -> Stats {
-    let stats = pool.stats();
-    assert_eq!(stats.validate(), Ok(()));
-    stats
 }
 
 fn both_presets(set: impl Fn(PoolBuilder) -> PoolBuilder) -> [Pool; 2] {

@@ -11,10 +11,9 @@ use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, Pr
 
 use crate::captured_log::{count, lines, listen};
 use crate::counting::CountingSource;
+use crate::fixture::{LONG, valid_stats};
 
 const MIB: usize = 1 << 20;
-/// Longer than any test may take.
-const LONG: Duration = Duration::from_secs(3600);
 
 /// Without a maintenance thread: what a test does not ask for does not happen.
 fn builder() -> PoolBuilder {
@@ -24,12 +23,6 @@ fn builder() -> PoolBuilder {
         .pressure(PressureSource::Off)
         .background_poll(false)
         .wait(Duration::ZERO)
-}
-
-fn valid_stats(pool: &Pool) -> Stats {
-    let stats = pool.stats();
-    assert_eq!(stats.validate(), Ok(()));
-    stats
 }
 
 /// One pool over each kind of memory.

@@ -1,5 +1,5 @@
 //! Panics of what users pass in: a listener, a log sink, a fence, a source. The pool stays whole and its figures true.
-#![allow(unsafe_code)] // Implements the unsafe traits of copies and of sources.
+#![allow(unsafe_code)] // Implements the unsafe trait of sources.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -9,75 +9,21 @@ use std::time::Duration;
 
 use pinpool::backend::{HeapSource, Region, SimSource, Source, SourceError};
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::copy::{CopyFailure, CopyTarget, FencePurpose};
-use pinpool::{Backend, Fence, LogSampler, Pool, PoolBuilder, Preset, PressureSource, Stats};
+use pinpool::{Backend, PoolBuilder, Preset};
 
 use crate::captured_log::{listen, panic_at, panics};
+use crate::fixture::{LONG, over, until_waits, valid_stats};
+use crate::told_copies::{Nowhere, ToldStream};
 
 const MIB: usize = 1 << 20;
-const LONG: Duration = Duration::from_secs(3600);
 
 fn builder(max_bytes: u64) -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Source(Arc::new(SimSource::new(1 << 40))))
-        .max_bytes(Some(max_bytes))
-        .wait(Duration::ZERO)
-        .pressure(PressureSource::Off)
-        .log_sampler(LogSampler::new())
-}
-
-fn valid_stats(pool: &Pool) -> Stats {
-    let stats = pool.stats();
-    assert_eq!(stats.validate(), Ok(()));
-    stats
+    over(Arc::new(SimSource::new(1 << 40)), max_bytes)
 }
 
 /// What a user's code may do with a panic of its own: go on.
 fn go_on(act: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(act));
-}
-
-/// A stream whose copies end, or whose fences panic, as told.
-#[derive(Debug, Clone, Default)]
-struct ToldStream(Arc<Told>);
-
-#[derive(Debug, Default)]
-struct Told {
-    is_over: AtomicBool,
-    panics: AtomicBool,
-}
-
-// SAFETY: copies nothing, so no device uses the memory.
-unsafe impl Fence for Told {
-    fn is_done(&self) -> pinpool::Result<bool> {
-        assert!(!self.panics.load(Ordering::SeqCst), "the fence panics");
-        Ok(self.is_over.load(Ordering::SeqCst))
-    }
-    fn wait(&self) -> pinpool::Result<()> {
-        Ok(())
-    }
-    fn stream(&self) -> u64 {
-        7
-    }
-}
-
-struct Nowhere;
-
-// SAFETY: copies nothing.
-unsafe impl CopyTarget<ToldStream> for Nowhere {
-    fn capacity_bytes(&self) -> usize {
-        usize::MAX
-    }
-    unsafe fn enqueue(
-        &mut self,
-        stream: &ToldStream,
-        _source: *const u8,
-        _len: usize,
-        _purpose: FencePurpose,
-    ) -> Result<Arc<dyn Fence>, CopyFailure> {
-        Ok(stream.0.clone())
-    }
 }
 
 #[test]
@@ -98,9 +44,7 @@ fn a_panic_of_a_listener_reached_from_a_get_in_line_does_not_block_the_line() {
     (0..2).for_each(|_| drop(pool.get(3 * MIB).unwrap().copy_to(&stream, &mut Nowhere).unwrap()));
     thread::scope(|scope| {
         let waiting = scope.spawn(|| go_on(|| drop(pool.get_timeout(6 * MIB, LONG).unwrap())));
-        while pool.stats().waits < 1 {
-            thread::yield_now();
-        }
+        until_waits(&pool, 1);
         stream.0.is_over.store(true, Ordering::SeqCst);
         waiting.join().unwrap();
     });
@@ -124,9 +68,7 @@ fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
             go_on(|| drop(pool.get_timeout(MIB, Duration::from_secs(2))));
             panics()
         });
-        while pool.stats().waits < 1 {
-            thread::yield_now();
-        }
+        until_waits(&pool, 1);
         stream.fail();
         while pool.stats().lost == 0 {
             thread::yield_now();

@@ -2,40 +2,24 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use pinpool::backend::SimSource;
-use pinpool::{Backend, LogSampler, Pool, PressureSource};
+
+use crate::fixture::{LONG, over, until_waits};
 
 const MIB: usize = 1 << 20;
-/// Longer than any wait of this file.
-const LONG: Duration = Duration::from_secs(20);
-
-fn pool_over(source: SimSource) -> Pool {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Source(Arc::new(source)))
-        .max_bytes(Some(64 << 20))
-        .wait(LONG)
-        .pressure(PressureSource::Off)
-        .log_sampler(LogSampler::new())
-        .build()
-        .unwrap()
-}
 
 #[test]
 fn a_reserve_that_leaves_no_room_for_a_get_that_waits_is_refused() {
     for source in [SimSource::new, SimSource::discrete] {
         for is_partition in [false, true] {
-            let pool = pool_over(source(1 << 40));
+            let pool = over(Arc::new(source(1 << 40)), 64 << 20).wait(LONG).build().unwrap();
             let part = pool.partition("part", 48 << 20).unwrap();
             let waiter = if is_partition { &part } else { &pool };
             let held = pool.get(20 * MIB).unwrap();
             thread::scope(|scope| {
                 let waiting = scope.spawn(|| waiter.get(46 * MIB).map(drop));
-                while waiter.stats().waits < 1 {
-                    thread::yield_now();
-                }
+                until_waits(waiter, 1);
                 let error = pool.prewarm(24 << 20).unwrap_err();
                 assert!(error.is_limit());
                 let text = error.to_string();

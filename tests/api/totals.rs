@@ -2,12 +2,11 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
 use std::task::{Context, Waker};
-use std::time::Duration;
 
-use pinpool::backend::SimSource;
-use pinpool::{Backend, LogSampler, Pool, PressureSource, Stats};
+use pinpool::Stats;
+
+use crate::fixture::over_sim;
 
 const MIB: usize = 1 << 20;
 
@@ -19,15 +18,7 @@ fn totals(stats: &Stats) -> [u64; 12] {
 
 #[test]
 fn no_total_falls_when_a_get_goes_that_was_handed_a_buffer() {
-    let pool = Pool::builder()
-        .without_env()
-        .backend(Backend::Source(Arc::new(SimSource::new(1 << 40))))
-        .max_bytes(Some(2 << 20))
-        .wait(Duration::from_secs(3600))
-        .pressure(PressureSource::Off)
-        .log_sampler(LogSampler::new())
-        .build()
-        .unwrap();
+    let pool = over_sim(2 << 20).build().unwrap();
     let held = pool.get(2 * MIB).unwrap();
     let mut before = totals(&pool.stats());
     let mut grown = |what: &str| {

@@ -313,19 +313,27 @@ fn the_limit_of_a_control_group_bounds_the_ceiling_and_the_reserve() {
         println!("skipped: no control group can be made here");
         return;
     };
-    let script = format!("echo $$ > {}/cgroup.procs && exec \"$0\" doctor --json --reserve 200M", group.0.display());
-    let mut command = Command::new("sh");
-    command.args(["-c", &script, env!("CARGO_BIN_EXE_pinpool")]).env_remove("PINPOOL_MAX_BYTES").stdin(Stdio::null());
-    let ran = finish(&mut command);
-    let Ok(diagnosis) = serde_json::from_str::<Value>(&ran.stdout) else {
+    let script = format!("echo $$ > {}/cgroup.procs && exec \"$0\" doctor --json --reserve $1", group.0.display());
+    let in_group = |reserve| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_pinpool"), reserve]).env_remove("PINPOOL_MAX_BYTES");
+        serde_json::from_str::<Value>(&finish(command.stdin(Stdio::null())).stdout)
+    };
+    let Ok(diagnosis) = in_group("200M") else {
         println!("skipped: this process may not move into a control group");
         return;
     };
     let (_, text, _) = finding(&diagnosis, "memory");
     assert!(text.contains("300 MiB available, the limit of") && text.contains("pinpool-doctor"), "{text}");
     assert!(diagnosis["max_bytes"].as_u64().unwrap() <= 75 << 20, "{diagnosis}");
-    let (level, text, _) = finding(&diagnosis, "reserve");
+    let (level, text, remedy) = finding(&diagnosis, "reserve");
     assert!(level == "error" && text.contains("200 MiB is over the ceiling"), "{text}");
+    assert!(remedy.contains("PINPOOL_MAX_BYTES"), "{remedy}");
+    // Under a higher ceiling the kernel would end the process.
+    let beyond = in_group("400M").unwrap();
+    let (level, _, remedy) = finding(&beyond, "reserve");
+    assert!(level == "error" && remedy.contains("the limit of the control group"), "{remedy}");
+    assert!(!remedy.contains("PINPOOL_MAX_BYTES"), "{remedy}");
 }
 
 #[test]

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use pinpool::backend::{SimSource, Source};
 use pinpool::testing::ManualClock;
-use pinpool::{Backend, LogSampler, PinnedBuf, Pool, PoolBuilder, PressureSource, Stats};
+use pinpool::{PinnedBuf, Pool, PoolBuilder, Stats};
+
+use crate::fixture::{self, LONG, valid_stats};
 
 mod failures;
 mod partitions;
@@ -20,19 +21,10 @@ mod waits;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// Longer than any test may take: a test that waits this long has failed.
-const LONG: Duration = Duration::from_secs(3600);
 
 fn over(source: Arc<dyn Source>) -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Source(source))
-        .max_bytes(None)
-        .wait(Duration::ZERO)
-        .pressure(PressureSource::Off)
-        // These tests say when maintenance is due.
-        .background_poll(false)
-        .log_sampler(LogSampler::new())
+    // These tests say when maintenance is due.
+    fixture::over(source, None).background_poll(false)
 }
 
 fn over_virtual_memory() -> PoolBuilder {
@@ -50,13 +42,6 @@ fn over_both() -> [PoolBuilder; 2] {
 fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
     let clock = ManualClock::default();
     (builder.clock(clock.clone()).build().unwrap(), clock)
-}
-
-/// The figures, once they are known to balance.
-fn valid_stats(pool: &Pool) -> Stats {
-    let stats = pool.stats();
-    assert_eq!(stats.validate(), Ok(()));
-    stats
 }
 
 /// Advances the clock once, polls once.
