@@ -277,7 +277,7 @@ mod loom_models {
         });
     }
 
-    /// Fails if `set_attention` writes the flag without the lock.
+    /// Fails if a hit looks at the flag before it has the lock.
     #[test]
     fn loom_after_attention_every_hit_before_it_is_seen_and_none_follows() {
         loom::model(|| {

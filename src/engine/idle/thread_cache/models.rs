@@ -141,7 +141,7 @@ fn given_out() -> (Arc<ThreadCache<Watched>>, Box<Entry<Watched>>) {
     (cache, used(away))
 }
 
-/// Meant to fail if the short put does not look whether the class is marked.
+/// Fails if the short put does not look whether the class is marked.
 #[test]
 fn loom_a_short_put_is_found_although_a_steal_clears_the_mark() {
     model(|| {
@@ -158,7 +158,8 @@ fn loom_a_short_put_is_found_although_a_steal_clears_the_mark() {
     });
 }
 
-/// Meant to fail if the short path looks at the attention before it has the lock.
+/// Holds even if the short path looks at the attention before it has the lock: the search took the class's mark away, so
+/// the put is not short. The model of the lock and the one of the seal fail then.
 #[test]
 fn loom_a_get_that_waits_finds_a_short_put_or_the_put_is_not_short() {
     model(|| {
@@ -172,7 +173,7 @@ fn loom_a_get_that_waits_finds_a_short_put_or_the_put_is_not_short() {
     });
 }
 
-/// Meant to fail if `set_attention` does not collect the remote free list.
+/// Fails if `set_attention` does not collect the remote free list.
 #[test]
 fn loom_a_get_that_waits_finds_a_remote_put_or_the_put_sees_it() {
     model(|| {
@@ -192,7 +193,7 @@ fn loom_a_get_that_waits_finds_a_remote_put_or_the_put_sees_it() {
     });
 }
 
-/// Meant to fail if a shard's seal does not ask for attention.
+/// Fails if the end of a wait takes the attention of a sealed shard away.
 #[test]
 fn loom_a_short_put_that_races_with_seal_leaves_no_buffer_behind() {
     model(|| {

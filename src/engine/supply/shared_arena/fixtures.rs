@@ -2,11 +2,12 @@
 #![allow(unsafe_code)] // Implements the unsafe `Source`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Reclaim;
 use crate::backend::{HeapSource, Region, Source, SourceError};
 use crate::diag::{LogSampler, PoolLog};
+// In a model another thread may run before each call.
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// A heap of discrete regions, whose releases would wait for copies or not.
 #[derive(Debug)]

@@ -90,19 +90,19 @@ fn try_get_and_put(model: &Model) {
     model.get().into_iter().for_each(|memory| model.put(memory));
 }
 
-/// Meant to fail if a settled growth wakes no thread.
+/// Fails if a settled growth wakes no thread.
 #[test]
 fn loom_a_get_that_waits_for_the_growth_of_another_is_woken() {
     model(1, |_| (), try_get_and_put, try_get_and_put);
 }
 
-/// Meant to fail if a settled release wakes no thread.
+/// Fails if a settled release wakes no thread.
 #[test]
 fn loom_a_get_that_waits_for_a_release_is_woken_and_has_its_room() {
     model(1, get_and_put, Model::release_all, get_and_put);
 }
 
-/// Meant to fail if a settled release wakes no thread, or if the end does not wait for a settlement.
+/// Fails if a settled release wakes no thread, or if the end does not wait for a settlement.
 #[test]
 fn loom_the_end_waits_for_a_release_of_another_thread() {
     model(1, get_and_put, Model::release_all, Model::end);
