@@ -89,7 +89,7 @@ fn the_boundaries_of_all_classes_at_all_alignments_are_those_of_the_definition()
             // Also where the alignment moves the boundary.
             let moved = align.saturating_sub(PAGE_BYTES);
             let (mut before, mut was_error) = (0, false);
-            for &len in &lengths {
+            for &len in lengths.iter().step_by(if cfg!(miri) { 41 } else { 1 }) {
                 check(rounding, len, align, &eighths);
                 check(rounding, len.saturating_sub(moved), align, &eighths);
                 check(rounding, len.saturating_sub(align), align, &eighths);
