@@ -16,7 +16,7 @@ pub(crate) use loom::sync::atomic;
 
 /// Atomics that are never modelled.
 pub(crate) mod process {
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }
 
 #[cfg(not(loom))]

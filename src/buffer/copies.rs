@@ -160,7 +160,7 @@ impl PinnedBuf {
             return Ok(PendingBuf { buf: self, copy: Completion::already().into_future() });
         }
         self.check_process()?;
-        if let Some(block) = &mut self.block {
+        if let Some(block) = &mut *self.block {
             // Earlier copies must not see the new bytes, lent ones included. A failure stays recorded, and leaks the block at
             // the put.
             let _failures_stay = block.state_mut().copy_fences.wait_for_all();
@@ -234,7 +234,7 @@ impl PinnedBuf {
     /// Precedes each copy from the buffer. Fails if an earlier copy into it failed: its bytes are unknown.
     fn prepare_read(&self) -> Result<Option<BegunCopy<'_>>> {
         self.check_process()?;
-        if let Some(block) = &self.block
+        if let Some(block) = &*self.block
             && block.state().copy_fences.any()
         {
             block.state().copy_fences.wait_for_writes(None)?;
@@ -255,7 +255,7 @@ impl PinnedBuf {
     ) -> Result<Completion> {
         match enqueued {
             Ok(fence) => {
-                if let Some(block) = &mut self.block {
+                if let Some(block) = &mut *self.block {
                     record(&mut block.state_mut().copy_fences, fence.clone());
                 }
                 Ok(Completion::of(fence))

@@ -142,7 +142,7 @@ impl PinnedBuf {
             refuse_host_slice(stream);
             return nothing;
         }
-        let Some(block) = &self.block else { return nothing };
+        let Some(block) = &*self.block else { return nothing };
         let begun = self.begin_copy();
         let fence = HostSliceFence::new(stream);
         // Writes of this very stream are over before the copy begins (host-slice-I3).
@@ -168,7 +168,7 @@ impl PinnedBuf {
         let begun = self.begin_copy();
         let fence = HostSliceFence::new(stream);
         begun.into_iter().for_each(|begun| note_begun(begun, &fence));
-        let Some(block) = &mut self.block else { return (&mut [], SyncOnDrop::Record(None)) };
+        let Some(block) = &mut *self.block else { return (&mut [], SyncOnDrop::Record(None)) };
         let copy_fences = &mut block.state_mut().copy_fences;
         let written = copy_fences.wait_for_others(fence.shared.stream_id());
         copy_fences.record_write(fence.shared.clone());

@@ -24,6 +24,7 @@
 #![allow(unsafe_code)] // Makes slices of the block's memory, and lends it to devices.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use bytemuck::Pod;
@@ -102,14 +103,15 @@ struct Aligned;
 /// GPU's driver, since children do not inherit that.
 #[derive(Debug)]
 pub struct PinnedBuf {
-    block: Option<Block>,
+    /// Ended by `drop`, and by nothing else: so a drop leaves nothing behind to look at.
+    block: ManuallyDrop<Option<Block>>,
 }
 
 impl PinnedBuf {
     /// A buffer of zero bytes, which belongs to no pool and is not counted.
     #[inline]
     pub(crate) fn empty() -> Self {
-        Self { block: None }
+        Self { block: ManuallyDrop::new(None) }
     }
 
     /// The first `len` bytes of `block` at a multiple of `align`; the block's class was computed for both (buffer-I1).
@@ -120,14 +122,14 @@ impl PinnedBuf {
         let end = skip_bytes.checked_add(len);
         debug_assert!(end.is_some_and(|end| end <= block.class_bytes()), "the class is too small for the alignment");
         block.begin(skip_bytes, len);
-        Self { block: Some(block) }
+        Self { block: ManuallyDrop::new(Some(block)) }
     }
 
     /// The first `len` bytes of a plain block, whose class was computed for them.
     #[inline(always)]
     pub(crate) fn over_plain(mut block: Block, len: usize) -> Self {
         block.begin_plain(len);
-        Self { block: Some(block) }
+        Self { block: ManuallyDrop::new(Some(block)) }
     }
 
     fn state(&self) -> Option<&BufferState> {
@@ -159,7 +161,7 @@ impl PinnedBuf {
     /// Shortens the buffer to its first `len` bytes; does nothing if it is shorter already. Copies, slices and views then
     /// end there.
     pub fn truncate(&mut self, len: usize) {
-        if let Some(block) = &mut self.block {
+        if let Some(block) = &mut *self.block {
             block.truncate(len);
         }
     }
@@ -320,7 +322,7 @@ impl PinnedBuf {
     /// Fails in a child of `fork` if the memory belongs to a driver: it may not be mapped.
     #[inline]
     fn check_reachable(&self) -> Result<()> {
-        match &self.block {
+        match &*self.block {
             Some(block) if block.is_inaccessible() => block.check_process(),
             _ => Ok(()),
         }
@@ -341,7 +343,7 @@ impl PinnedBuf {
     /// Waits for all recorded copies but lent ones. Fails only if a copy into the buffer failed.
     #[inline]
     fn wait_for_copies(&self) -> Result<()> {
-        match &self.block {
+        match &*self.block {
             // No device uses a forked child's copy of the memory, and the threads that complete fences are not there.
             Some(block) if block.state().copy_fences.any() && !block.is_forked() => block.state().copy_fences.wait(),
             _ => Ok(()),
@@ -360,7 +362,7 @@ impl PinnedBuf {
 
     /// Moves the position of the next [`io::Write`]; past the end nothing can be written.
     pub fn set_position(&mut self, position: usize) {
-        if let Some(block) = &mut self.block {
+        if let Some(block) = &mut *self.block {
             block.state_mut().position = position;
         }
     }
@@ -369,26 +371,10 @@ impl PinnedBuf {
 impl Drop for PinnedBuf {
     #[inline]
     fn drop(&mut self) {
-        let Some(block) = self.block.take() else { return };
-        let unkept = if block.is_plain() { block.put_at_once() } else { Err(block) };
-        if let Err(block) = unkept {
-            put_back(block);
+        // SAFETY: the buffer ends here, so nothing uses the field again.
+        if let Some(block) = unsafe { ManuallyDrop::take(&mut self.block) } {
+            block.end_use();
         }
-    }
-}
-
-#[inline(never)]
-fn put_back(mut block: Block) {
-    if block.is_forked() {
-        std::mem::forget(block);
-        return;
-    }
-    let fences = &mut block.state_mut().copy_fences;
-    if fences.is_empty() {
-        block.put_back();
-    } else {
-        let fences = fences.take();
-        block.put_back_after(fences);
     }
 }
 

@@ -13,6 +13,7 @@
 //! - **block-I2**: The tag of the entry is the fork generation of its pool only while the block is *plain*: memory of the
 //!   source, no copy begun or recorded, `first` at its start, position 0, no fork since. Every call that may change one of
 //!   these sets another tag; the slow put makes the block plain again. So a hit compares two numbers and skips all checks.
+//! - **block-I3**: Only a plain block is open to the short path of a put. A take opens it, and what sets another tag closes it.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -146,7 +147,7 @@ impl<E> Block<E> {
     /// A new user asks for `len` bytes, `skip_bytes` behind the start; both are within the class.
     pub(crate) fn begin(&mut self, skip_bytes: usize, len: usize) {
         if skip_bytes > 0 {
-            self.0.set_tag(NOT_PLAIN);
+            self.end_plain();
         }
         let start = self.0.memory.start();
         // SAFETY: within the block's memory (block-I1), as the caller computed.
@@ -170,6 +171,12 @@ impl<E> Block<E> {
     #[inline(always)]
     pub(crate) fn is_plain(&self) -> bool {
         self.0.tag() == fork::current()
+    }
+
+    /// Whether the shard at `shard` may keep the block by the short path (block-I3).
+    #[inline(always)]
+    pub(super) fn is_open_to<S>(&self, shard: *const S) -> bool {
+        self.0.is_of(shard)
     }
 
     /// Makes the block plain under `tag`: no copy uses it, and nothing is recorded on it.
@@ -217,13 +224,19 @@ impl<E> Block<E> {
     /// What a shared borrow may record on; so the block is not plain from now on.
     #[cfg(feature = "cuda")]
     pub(crate) fn shared_fences(&self) -> &CopyFences {
-        self.0.set_tag(NOT_PLAIN);
+        self.end_plain();
         &self.0.state.copy_fences
     }
 
     pub(crate) fn state_mut(&mut self) -> &mut BufferState {
-        self.0.set_tag(NOT_PLAIN);
+        self.end_plain();
         &mut self.0.state
+    }
+
+    /// The block is not plain from now on.
+    fn end_plain(&self) {
+        self.0.set_tag(NOT_PLAIN);
+        self.0.keep_off_short_path();
     }
 
     /// Number of the waiting get that this block was served past, if any.

@@ -44,6 +44,7 @@ pub(crate) use self::block::BufferState;
 pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
 pub(crate) use self::core::{Begun, Core, WaitingGet};
+pub(crate) use self::recent::ShardAtHand;
 pub(crate) use self::supply::{Backing, BegunCopy, Direct, Fallback, SharedArena, SharedArenaConfig, Supply};
 pub(crate) use self::user_block::Block;
 #[cfg(any(test, feature = "testing"))]

@@ -6,8 +6,8 @@
 //!   KEPT     has a destructor: one reference for each           Arc<Core>           Arc<Core>
 //! ```
 //!
-//! A get finds the own shard by comparing its pool with `RECENT`, a put by comparing the shard that its buffer came from; so
-//! neither counts a reference or computes an index. Two pools, so that a thread that uses both in turn has both at hand. The
+//! A get finds the own shard by comparing its pool with `RECENT`, a put by comparing the shard that its buffer is open to
+//! (block-I3); so neither counts a reference or computes an index. Two pools, so that a thread that uses both in turn has both at hand. The
 //! slow paths fill the entries. A thread that has none takes the slow path, which checks everything.
 //!
 //! A put gives its buffer away, and with it the buffer's reference to the pool: another thread may take the buffer, release
@@ -21,6 +21,7 @@
 #![allow(unsafe_code)] // Follows the raw pointers.
 
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
@@ -34,14 +35,20 @@ use crate::sync::process::AtomicBool;
 /// Pools at hand.
 const POOLS: usize = 2;
 
+/// A thread's shard of a pool.
+type OwnShard = Shard<BlockBody<Core>>;
+
 struct Recent {
     pool: Cell<*const Core>,
-    shard: Cell<*const Shard<BlockBody<Core>>>,
+    shard: Cell<*const OwnShard>,
 }
+
+/// The shard of no pool: neither null, which a block has that is closed to the short path, nor the address of any shard.
+const NO_SHARD: *const OwnShard = ptr::without_provenance(1);
 
 impl Recent {
     const fn none() -> Self {
-        Self { pool: Cell::new(ptr::null()), shard: Cell::new(ptr::null()) }
+        Self { pool: Cell::new(ptr::null()), shard: Cell::new(NO_SHARD) }
     }
 }
 
@@ -66,21 +73,27 @@ impl Drop for Kept {
 
 fn clear() {
     RECENT.with(|recent| recent.iter().for_each(|entry| entry.pool.set(ptr::null())));
-    RECENT.with(|recent| recent.iter().for_each(|entry| entry.shard.set(ptr::null())));
+    RECENT.with(|recent| recent.iter().for_each(|entry| entry.shard.set(NO_SHARD)));
 }
 
 impl Core {
-    /// A plain idle block for a plain get of `len` bytes, if this pool is at hand and the calling thread's shard has one. Its
-    /// length is yet to be set.
+    /// The calling thread's shard, if this pool is the first at hand.
     #[inline(always)]
-    pub(crate) fn take_at_once(&self, len: usize) -> Option<Block<Self>> {
+    pub(crate) fn shard_at_hand(&self) -> Option<ShardAtHand<'_>> {
+        self.shard_of(0)
+    }
+
+    /// The calling thread's shard, if this pool is at hand, but not the first.
+    pub(crate) fn other_shard_at_hand(&self) -> Option<ShardAtHand<'_>> {
+        self.shard_of(1)
+    }
+
+    #[inline(always)]
+    fn shard_of(&self, at: usize) -> Option<ShardAtHand<'_>> {
         // A small closure: a large one would not be inlined, and then each access calls through a pointer.
-        let of_pool = |at: &Recent| ptr::eq(at.pool.get(), self).then(|| at.shard.get());
-        let shard = RECENT.with(|[first, second]| of_pool(first).or_else(|| of_pool(second)))?;
-        // SAFETY: (recent-I1) the entry's pool is alive, so its shard is.
-        let shard = unsafe { &*shard };
-        // SAFETY: the index of every length is below the number of classes that `AdaptiveIdle` makes its cache with.
-        unsafe { shard.take_at_once(plain_eighths_index(len)) }.map(Block::from_entry)
+        let (pool, shard) = RECENT.with(|recent| (recent[at].pool.get(), recent[at].shard.get()));
+        // SAFETY: (recent-I1) the entry's pool is alive, so its shard is as long as `self` is borrowed.
+        ptr::eq(pool, self).then(|| ShardAtHand(unsafe { &*shard }))
     }
 
     /// The thread uses this pool: its next gets and puts may take the short path.
@@ -96,31 +109,66 @@ fn position(pool: *const Core) -> Option<usize> {
     RECENT.with(|recent| recent.iter().position(|entry| ptr::eq(entry.pool.get(), pool)))
 }
 
-/// Puts `block`, on which nothing is recorded, if the shard that it came from is at hand and free.
-#[inline(always)]
-pub(super) fn put_at_once(block: Block<Core>) -> Result<(), Block<Core>> {
-    let [first, second] = RECENT.with(|recent| [recent[0].shard.get(), recent[1].shard.get()]);
-    let entry = block.into_entry();
-    let shard = if entry.is_of(first) { first } else { second };
-    if !entry.is_of(shard) {
-        return Err(Block::from_entry(entry));
+/// The calling thread's shard of a pool.
+#[derive(Clone, Copy)]
+pub(crate) struct ShardAtHand<'a>(&'a OwnShard);
+
+impl ShardAtHand<'_> {
+    /// A plain idle block for a plain get of `len` bytes, if the shard has one. Its length is yet to be set.
+    #[inline(always)]
+    pub(crate) fn take(self, len: usize) -> Option<Block<Core>> {
+        // SAFETY: the index of every length is below the number of classes that `AdaptiveIdle` makes its cache with.
+        unsafe { self.0.take_at_once(plain_eighths_index(len)) }.map(Block::from_entry)
     }
-    // SAFETY: (recent-I1) the shard is not null, so its pool is alive.
-    unsafe { &*shard }.put_at_once(entry).map_err(Block::from_entry)
+
+    /// Puts `block`, which the shard may keep by the short path, or which goes another way.
+    #[inline(always)]
+    fn put(self, block: Block<Core>) {
+        if let Err(entry) = self.0.put_at_once(block.into_entry()) {
+            Block::from_entry(entry).end_use_slowly();
+        }
+    }
+}
+
+/// Puts `block`, by the short path if the shard that it came from is at hand and free.
+#[inline(always)]
+pub(super) fn put(block: Block<Core>) {
+    match shard_for(&block, 0) {
+        Some(shard) => shard.put(block),
+        None => put_other(block),
+    }
+}
+
+#[inline(never)]
+fn put_other(block: Block<Core>) {
+    match shard_for(&block, 1) {
+        Some(shard) => shard.put(block),
+        None => block.end_use_slowly(),
+    }
+}
+
+/// The shard at hand that may keep `block` by the short path.
+#[inline(always)]
+fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<ShardAtHand<'a>> {
+    let shard = RECENT.with(|recent| recent[at].shard.get());
+    // SAFETY: (recent-I1) a block's shard is not `NO_SHARD`, so the entry's pool is alive; it is until the next change of the
+    // entry, by this thread.
+    block.is_open_to(shard).then(|| ShardAtHand(unsafe { &*shard }))
 }
 
 /// Passes `block` to `act` with its core, which this thread keeps alive until the end.
 pub(super) fn with_core_alive<R>(block: Block<Core>, act: impl FnOnce(&Core, Block<Core>) -> R) -> R {
-    let frame = Frame(take_reference(block.owner()));
+    let frame = Frame(ManuallyDrop::new(take_reference(block.owner())));
     act(&frame.0, block)
 }
 
 /// The reference of a frame on the stack. Kept by its end, also where the frame unwinds: an entry may rest on it.
-struct Frame(Arc<Core>);
+struct Frame(ManuallyDrop<Arc<Core>>);
 
 impl Drop for Frame {
     fn drop(&mut self) {
-        keep(self.0.clone());
+        // SAFETY: the frame ends here, so nothing uses the field again.
+        keep(unsafe { ManuallyDrop::take(&mut self.0) });
     }
 }
 
@@ -135,11 +183,16 @@ fn take_reference(core: &Arc<Core>) -> Arc<Core> {
 /// Keeps a reference to `core`, and `core` at hand.
 fn keep(core: Arc<Core>) {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
-    let Some(shard) = core.short_path() else { return };
+    if let Some(at) = position(Arc::as_ptr(&core)) {
+        // At hand already. Outside the access, as below.
+        drop(KEPT.try_with(|kept| kept.pools[at].replace(Some(core))));
+        return;
+    }
+    let Some(shard) = core.short_path().filter(|_| !core.is_forked()) else { return };
     fork::call_in_children(&REGISTERED, forget_in_child);
     let (pool, shard) = (Arc::as_ptr(&core), ptr::from_ref(shard));
     let replaced = KEPT.try_with(|kept| {
-        let at = position(pool).unwrap_or_else(|| kept.next.replace((kept.next.get() + 1) % POOLS));
+        let at = kept.next.replace((kept.next.get() + 1) % POOLS);
         // Before the reference that it replaces goes (recent-I1).
         RECENT.with(|recent| {
             recent[at].pool.set(pool);

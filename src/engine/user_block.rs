@@ -56,14 +56,31 @@ impl Block {
         self.owner().backing().gate().and_then(Gate::begin_copy)
     }
 
-    /// The put of a plain block, if the short path is open.
+    /// The end of a buffer: by the short path if that is open, else once all recorded copies are over. In a child of `fork`
+    /// the block stays where it is.
     #[inline(always)]
-    pub(crate) fn put_at_once(self) -> Result<(), Self> {
-        recent::put_at_once(self)
+    pub(crate) fn end_use(self) {
+        recent::put(self);
+    }
+
+    /// As `end_use`, by the path that checks everything.
+    #[inline(never)]
+    pub(super) fn end_use_slowly(mut self) {
+        if self.is_forked() {
+            std::mem::forget(self);
+            return;
+        }
+        let fences = &mut self.state_mut().copy_fences;
+        if fences.is_empty() {
+            self.put_back();
+        } else {
+            let fences = fences.take();
+            self.put_back_after(fences);
+        }
     }
 
     /// The put: nothing uses the block any more.
-    pub(crate) fn put_back(self) {
+    fn put_back(self) {
         recent::with_core_alive(self, Core::put);
     }
 

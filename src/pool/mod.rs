@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::backend::PageTiers;
 use crate::buffer::{BatchBuf, PinnedBuf};
 use crate::config::{Ceiling, Config};
-use crate::engine::Core;
+use crate::engine::{Core, ShardAtHand};
 use crate::error::{ErrorKind, Result};
 use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
 use crate::stats::Stats;
@@ -109,11 +109,33 @@ impl Pool {
     /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
     #[inline]
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
-        match self.core().take_at_once(len) {
-            Some(block) => Ok(PinnedBuf::over_plain(block, len)),
-            // The back-end aligns to pages anyway, so the alignment does not enter the class.
-            None => self.get_within(len, DEFAULT_ALIGN, self.core().config().wait),
+        match self.core().shard_at_hand() {
+            Some(shard) => self.get_at_hand(shard, len),
+            None => self.get_otherwise(len),
         }
+    }
+
+    // A function of its own with no other call inside: it saves no registers.
+    #[inline(never)]
+    fn get_at_hand(&self, shard: ShardAtHand<'_>, len: usize) -> Result<PinnedBuf> {
+        match shard.take(len) {
+            Some(block) => Ok(PinnedBuf::over_plain(block, len)),
+            None => self.get_slowly(len),
+        }
+    }
+
+    #[inline(never)]
+    fn get_otherwise(&self, len: usize) -> Result<PinnedBuf> {
+        match self.core().other_shard_at_hand().and_then(|shard| shard.take(len)) {
+            Some(block) => Ok(PinnedBuf::over_plain(block, len)),
+            None => self.get_slowly(len),
+        }
+    }
+
+    #[inline(never)]
+    fn get_slowly(&self, len: usize) -> Result<PinnedBuf> {
+        // The back-end aligns to pages anyway, so the alignment does not enter the class.
+        self.get_within(len, DEFAULT_ALIGN, self.core().config().wait)
     }
 
     /// A buffer of `len` bytes at a multiple of `align`, a power of two of at most 1 GiB.

@@ -1,9 +1,11 @@
 //! The counters of one shard, one method for each event, and the count of evictions that all shards share.
 //!
-//! A hit writes three numbers, all in the cache line of the lock; the others follow from events that are rare:
+//! A take writes one number and a put two, all in the cache line of the lock; the others follow from events that are rare:
 //!
 //! ```text
-//!   idle buffers = granted - spare permits          puts = idle buffers + hits + removed
+//!   one word       idle bytes (56 bits) | spare permits (8 bits)        a put adds bytes | -1, its take subtracts them
+//!   idle buffers = granted - spare permits
+//!   hits         = puts that the free list counts - idle buffers - removed
 //! ```
 //!
 //! Each shard's counters are written under its lock, so a load and a store replace an atomic addition. A sum that two
@@ -12,21 +14,38 @@
 //!
 //! A window is the difference between the sums now and those noted at the last reset; a reset writes no counter.
 
-use super::ThreadCache;
 use super::permits::as_permits;
+use super::remote_list::PERMITS_MAX;
+use super::shard::SPARE_MAX;
+use super::{PERMITS_PER_CLAIM, ThreadCache};
 use crate::policy::{CHECK_EVERY_EVICTIONS, Window};
 use crate::sync::CachePadded;
-use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+/// The bits of the spare permits.
+const SPARE_BITS: u32 = 8;
+// Those that hits leave, those of a claim, and those of the remote free list.
+const _: () = assert!(SPARE_MAX + PERMITS_PER_CLAIM + PERMITS_MAX < 1 << SPARE_BITS);
+
+/// What a buffer of `bytes` adds to the first word while it is idle: its bytes, and one spare permit less.
+pub(super) const fn weight(bytes: usize) -> u64 {
+    ((bytes as u64) << SPARE_BITS).wrapping_sub(1)
+}
+
+/// The bytes behind a weight.
+pub(super) fn bytes_of(weight: u64) -> usize {
+    usize::try_from(weight.wrapping_add(1) >> SPARE_BITS).unwrap_or(usize::MAX)
+}
 
 /// What one shard counts.
-#[repr(C)] // A hit writes the first three.
+#[repr(C)] // A hit writes the first.
 pub(super) struct Counters {
-    hits: AtomicU64,
-    /// Permits that no buffer uses.
-    spare: AtomicU64,
-    idle_bytes: AtomicUsize,
-    /// Buffers that left by eviction or drain, and puts whose buffer was evicted at once.
+    /// Idle bytes and, in the low bits, the permits that no buffer uses.
+    bytes_and_spare: AtomicU64,
+    /// Buffers that left by eviction or drain.
     removed: AtomicU64,
+    /// Puts whose buffer was evicted at once.
+    evicted_puts: AtomicU64,
     /// Permits received from the pool, less those returned to it.
     granted: AtomicU64,
     allocated: AtomicU64,
@@ -44,52 +63,48 @@ pub(super) struct ShardCounts {
 impl Counters {
     pub(super) fn new() -> Self {
         Self {
-            hits: AtomicU64::new(0),
-            spare: AtomicU64::new(0),
-            idle_bytes: AtomicUsize::new(0),
+            bytes_and_spare: AtomicU64::new(0),
             removed: AtomicU64::new(0),
+            evicted_puts: AtomicU64::new(0),
             granted: AtomicU64::new(0),
             allocated: AtomicU64::new(0),
         }
     }
 
-    /// Counts a hit, whose permit stays with the shard; returns the spare permits.
+    /// Counts a take of a buffer of this `weight`, whose permit stays with the shard.
     #[inline(always)]
-    pub(super) fn hit(&self, bytes: usize) -> u64 {
-        add(&self.hits, 1);
-        self.idle_bytes.store(self.idle_bytes().wrapping_sub(bytes), Ordering::Relaxed);
-        add(&self.spare, 1)
+    pub(super) fn taken(&self, weight: u64) {
+        add(&self.bytes_and_spare, weight.wrapping_neg());
     }
 
-    /// Counts a put that uses a spare permit, of which there is one.
+    /// Counts a put of a buffer of this `weight`, which uses a spare permit, of which there is one.
     #[inline(always)]
-    pub(super) fn put(&self, bytes: usize) {
-        add(&self.spare, 1u64.wrapping_neg());
-        self.idle_bytes.store(self.idle_bytes().wrapping_add(bytes), Ordering::Relaxed);
+    pub(super) fn put(&self, weight: u64) {
+        add(&self.bytes_and_spare, weight);
     }
 
-    /// A buffer left by eviction or drain, with its permit.
-    pub(super) fn removed(&self, bytes: usize) {
+    /// A buffer of this `weight` left by eviction or drain, with its permit.
+    pub(super) fn removed(&self, weight: u64) {
+        self.taken(weight);
         add(&self.removed, 1);
-        add(&self.granted, 1u64.wrapping_neg());
-        self.idle_bytes.store(self.idle_bytes().wrapping_sub(bytes), Ordering::Relaxed);
+        self.withdraw(1);
     }
 
     /// Counts a put whose buffer was evicted at once, without a permit.
     pub(super) fn evicted_put(&self) {
-        add(&self.removed, 1);
+        add(&self.evicted_puts, 1);
     }
 
     /// Permits arrived from outside the shard.
     pub(super) fn grant(&self, permits: u32) {
         add(&self.granted, u64::from(permits));
-        add(&self.spare, u64::from(permits));
+        add(&self.bytes_and_spare, u64::from(permits));
     }
 
     /// Spare permits left the shard.
     pub(super) fn withdraw(&self, permits: u32) {
         add(&self.granted, u64::from(permits).wrapping_neg());
-        add(&self.spare, u64::from(permits).wrapping_neg());
+        add(&self.bytes_and_spare, u64::from(permits).wrapping_neg());
     }
 
     /// Atomic: counted without the lock, and threads may share a shard.
@@ -98,32 +113,25 @@ impl Counters {
     }
 
     /// Permits that no buffer uses.
-    pub(super) fn spare(&self) -> u32 {
-        u32::try_from(load(&self.spare)).unwrap_or(0)
-    }
-
     #[inline(always)]
-    pub(super) fn has_spare(&self) -> bool {
-        load(&self.spare) > 0
+    #[expect(clippy::cast_possible_truncation, reason = "the low bits")]
+    pub(super) fn spare(&self) -> u32 {
+        load(&self.bytes_and_spare) as u32 & ((1 << SPARE_BITS) - 1)
     }
 
     /// Whether no buffer is idle; a hint without the lock.
     pub(super) fn is_empty(&self) -> bool {
-        load(&self.granted) == load(&self.spare)
+        load(&self.granted) == u64::from(self.spare())
     }
 
-    #[inline(always)]
-    fn idle_bytes(&self) -> usize {
-        self.idle_bytes.load(Ordering::Relaxed)
-    }
-
-    /// The caller holds the shard's lock.
-    pub(super) fn snapshot(&self) -> ShardCounts {
-        let idle = load(&self.granted).saturating_sub(load(&self.spare));
-        let hits = load(&self.hits);
-        let puts = idle + hits + load(&self.removed);
-        let window = Window { get_from_pool: hits, put: puts, allocated: load(&self.allocated), evicted: 0 };
-        ShardCounts { idle, idle_bytes: self.idle_bytes(), spare: self.spare(), window }
+    /// The free list has counted `puts`. The caller holds the shard's lock.
+    pub(super) fn snapshot(&self, puts: u64) -> ShardCounts {
+        let idle = load(&self.granted).saturating_sub(self.spare().into());
+        let get_from_pool = puts.saturating_sub(idle + load(&self.removed));
+        let put = puts + load(&self.evicted_puts);
+        let window = Window { get_from_pool, put, allocated: load(&self.allocated), evicted: 0 };
+        let idle_bytes = usize::try_from(load(&self.bytes_and_spare) >> SPARE_BITS).unwrap_or(usize::MAX);
+        ShardCounts { idle, idle_bytes, spare: self.spare(), window }
     }
 }
 
@@ -132,12 +140,9 @@ fn load(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
-/// Adds and returns the sum.
 #[inline(always)]
-fn add(counter: &AtomicU64, more: u64) -> u64 {
-    let sum = load(counter).wrapping_add(more);
-    counter.store(sum, Ordering::Relaxed);
-    sum
+fn add(counter: &AtomicU64, more: u64) {
+    counter.store(load(counter).wrapping_add(more), Ordering::Relaxed);
 }
 
 /// Evictions of all shards: one shared counter, because every thousandth must be noticed.
@@ -247,17 +252,33 @@ mod tests {
     fn idle_buffers_and_puts_follow_from_the_events() {
         let counters = Counters::new();
         counters.grant(3);
-        counters.put(10);
-        counters.put(20);
-        let ShardCounts { idle, idle_bytes, spare, window } = counters.snapshot();
+        counters.put(weight(10));
+        counters.put(weight(20));
+        let ShardCounts { idle, idle_bytes, spare, window } = counters.snapshot(2);
         assert_eq!((idle, idle_bytes, spare, window.put), (2, 30, 1, 2));
-        assert_eq!((counters.hit(10), counters.is_empty()), (2, false));
-        counters.removed(20);
+        counters.taken(weight(10));
+        assert!(!counters.is_empty());
+        counters.removed(weight(20));
         counters.evicted_put();
-        let ShardCounts { idle, idle_bytes, spare, window } = counters.snapshot();
+        let ShardCounts { idle, idle_bytes, spare, window } = counters.snapshot(2);
         assert_eq!((idle, idle_bytes, spare, window.put, window.get_from_pool), (0, 0, 2, 3, 1));
         counters.withdraw(2);
-        assert!(counters.is_empty() && !counters.has_spare());
+        assert_eq!((counters.is_empty(), counters.spare()), (true, 0));
+    }
+
+    #[test]
+    fn the_spare_permits_and_the_idle_bytes_share_a_word() {
+        let counters = Counters::new();
+        let most = (1usize << 55) + 5;
+        counters.grant((1 << SPARE_BITS) - 1);
+        for bytes in [0, 1, most] {
+            counters.put(weight(bytes));
+            assert_eq!(bytes_of(weight(bytes)), bytes);
+        }
+        assert_eq!((counters.spare(), counters.snapshot(3).idle_bytes), (252, most + 1));
+        [most, 1, 0].into_iter().for_each(|bytes| counters.taken(weight(bytes)));
+        let counts = counters.snapshot(3);
+        assert_eq!((counts.spare, counts.idle_bytes, counts.window.get_from_pool), (255, 0, 3));
     }
 
     #[test]

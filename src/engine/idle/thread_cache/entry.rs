@@ -4,8 +4,9 @@
 //! The links belong to the cache alone: they mean something only while the entry is idle.
 #![allow(unsafe_code)] // Send and Sync despite the links.
 
+use super::counters;
 use super::slot;
-use crate::sync::process::{AtomicU32, Ordering};
+use crate::sync::process::{AtomicPtr, AtomicU32, Ordering};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
@@ -33,34 +34,46 @@ pub struct Entry<T> {
     pub(super) links: Links,
     /// Order of the last put in its shard; the tick is in the upper bits (`free_list`).
     pub(super) order: u64,
-    /// Address of the shard of the thread that took it last; compared, never followed.
-    pub(super) shard: *const (),
+    /// Address of the shard that may keep it by the short path, that of the thread that took it last, or null; compared, never
+    /// followed.
+    shard: AtomicPtr<()>,
     /// A number for the user of the cache.
     tag: AtomicU32,
     pub(super) class: u16,
     /// Slot of the thread that took it last; a put returns it to the shard of that slot.
     pub(super) owner: u16,
-    bytes: usize,
+    /// Its part in the sum of the counters.
+    pub(super) weight: u64,
     value: T,
 }
 
-// SAFETY: only the free list or remote free list that holds the entry follows its links (list-I1, remote-I1), and the shard
-// is never followed; to any other thread that has the entry they are numbers.
+// SAFETY: only the free list or remote free list that holds the entry follows its links (list-I1, remote-I1); to any other
+// thread that has the entry they are numbers.
 unsafe impl<T: Send> Send for Entry<T> {}
 
 // SAFETY: as above; `&Entry` gives access to the value and the numbers only.
 unsafe impl<T: Sync> Sync for Entry<T> {}
 
 impl<T> Entry<T> {
-    /// Wraps `value`; the calling thread's shard owns it. A class over 65,534 is one that no cache knows.
+    /// Wraps `value` of fewer than 2^56 `bytes`; the calling thread's shard owns it. A class over 65,534 is one that no cache
+    /// knows.
     pub fn new(class: u32, bytes: usize, value: T) -> Box<Self> {
         Self::new_at(slot::current(), class, bytes, value)
     }
 
     pub(super) fn new_at(owner: u16, class: u32, bytes: usize, value: T) -> Box<Self> {
         let class = u16::try_from(class).unwrap_or(u16::MAX);
-        let (shard, tag) = (ptr::null(), AtomicU32::new(0));
-        Box::new(Self { links: Links::NONE, order: 0, shard, tag, class, owner, bytes, value })
+        let (shard, tag) = (AtomicPtr::new(ptr::null_mut()), AtomicU32::new(0));
+        Box::new(Self {
+            links: Links::NONE,
+            order: 0,
+            shard,
+            tag,
+            class,
+            owner,
+            weight: counters::weight(bytes),
+            value,
+        })
     }
 
     /// The size class under which it is put and taken.
@@ -69,9 +82,8 @@ impl<T> Entry<T> {
     }
 
     /// What it adds to the sum of idle bytes.
-    #[inline(always)]
     pub fn bytes(&self) -> usize {
-        self.bytes
+        counters::bytes_of(self.weight)
     }
 
     /// The number that [`set_tag`](Entry::set_tag) stored last; 0 at first. The cache does not use it.
@@ -87,10 +99,22 @@ impl<T> Entry<T> {
         self.tag.store(tag, Ordering::Relaxed);
     }
 
-    /// Whether the thread whose shard is at `shard`, which is not null, took it last.
+    /// Whether the shard at `shard`, which is not null, may keep it by the short path.
     #[inline(always)]
     pub(in crate::engine) fn is_of<S>(&self, shard: *const S) -> bool {
-        ptr::eq(self.shard, shard.cast()) && !shard.is_null()
+        // Relaxed, as the tag.
+        ptr::eq(self.shard.load(Ordering::Relaxed), shard.cast())
+    }
+
+    /// The shard at `shard` may keep it by the short path.
+    pub(super) fn set_shard<S>(&self, shard: *const S) {
+        self.shard.store(shard.cast_mut().cast(), Ordering::Relaxed);
+    }
+
+    /// The next put takes the slow path.
+    #[inline]
+    pub(in crate::engine) fn keep_off_short_path(&self) {
+        self.set_shard(ptr::null::<()>());
     }
 
     /// Unwraps the value.
@@ -128,7 +152,7 @@ impl<T: fmt::Debug> fmt::Debug for Entry<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Entry")
             .field("class", &self.class)
-            .field("bytes", &self.bytes)
+            .field("bytes", &self.bytes())
             .field("value", &self.value)
             .finish_non_exhaustive()
     }

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A push writes two links and the order, and a take writes one link, because the lock's next atomic exchange waits until
-//! the writes have reached the cache. There is no list of all entries: the oldest of all is the oldest of some class, and an
+//! the writes have reached the cache. Each push adds one to the order, so the order counts the puts, but for what ticks have
+//! skipped. There is no list of all entries: the oldest of all is the oldest of some class, and an
 //! eviction compares a lower bound per class, which only evictions refresh. A tick of 10 ms makes the order last for 348
 //! years. More than 2^24 puts between two ticks carry into the next tick: their entries seem a tick younger,
 //! until the user of the cache begins a tick above theirs.
@@ -45,14 +46,12 @@ pub(super) const fn tick_of(order: u64) -> u64 {
     order >> SEQUENCE_BITS
 }
 
-#[repr(C)] // A hit uses the first three fields.
+#[repr(C)] // A hit uses the first two fields.
 pub(super) struct FreeList<T> {
     /// One head for each class, in an allocation that only this pointer refers to.
     heads: NonNull<Links>,
-    /// The order of the newest put.
+    /// The order of the newest put, or the last one before the tick that began since.
     order: u64,
-    /// The least order that a put gets now.
-    least_order: u64,
     cold: Box<Cold>,
     entries: PhantomData<Box<Entry<T>>>,
 }
@@ -62,6 +61,8 @@ struct Cold {
     classes: usize,
     /// No further put is kept. Only the shard reads it; it is here to be under the lock.
     sealed: bool,
+    /// Orders that ticks have skipped.
+    skipped: u64,
     /// A bit for each marked class (list-I4).
     marked: Box<[u64]>,
     /// Of each class (list-I5).
@@ -86,8 +87,8 @@ impl<T> FreeList<T> {
         let heads: Box<[Links]> = (0..classes).map(|_| Links::NONE).collect();
         let heads = NonNull::from(Box::leak(heads)).cast();
         let (marked, bounds) = (vec![0; classes.div_ceil(64)].into(), vec![0; classes].into());
-        let cold = Box::new(Cold { classes, sealed: false, marked, bounds });
-        let mut list = Self { heads, order: 0, least_order: 0, cold, entries: PhantomData };
+        let cold = Box::new(Cold { classes, sealed: false, skipped: 0, marked, bounds });
+        let mut list = Self { heads, order: 0, cold, entries: PhantomData };
         for class in 0..classes {
             let head = list.head(class);
             list.set_below(head, head);
@@ -105,13 +106,16 @@ impl<T> FreeList<T> {
 
     /// From now on puts belong to `tick`, or to a later one. Returns the tick of the newest put before.
     pub(super) fn begin_tick(&mut self, tick: u64) -> u64 {
-        self.least_order = self.least_order.max(first_order(tick));
-        tick_of(self.order)
+        let newest = tick_of(self.order);
+        let skipped = first_order(tick).saturating_sub(self.order + 1);
+        self.order += skipped;
+        self.cold.skipped += skipped;
+        newest
     }
 
-    /// Sets the least order of the next put; returns what it was.
-    pub(super) fn least_order(&mut self, order: u64) -> u64 {
-        std::mem::replace(&mut self.least_order, order)
+    /// How many entries were pushed.
+    pub(super) fn puts(&self) -> u64 {
+        self.order - self.cold.skipped
     }
 
     #[inline(always)]
@@ -164,7 +168,7 @@ impl<T> FreeList<T> {
             return Err(entry);
         }
         let newest = self.below(head);
-        self.order = (self.order + 1).max(self.least_order);
+        self.order += 1;
         entry.order = self.order;
         entry.links.below = newest;
         let entry: *mut Links = Box::into_raw(entry).cast();
@@ -221,22 +225,27 @@ impl<T> FreeList<T> {
         self.oldest().map_or(NO_ORDER, |(_, order)| order)
     }
 
-    /// The class of the oldest entry, and its order. Raises the least bound to what its class really has until they agree.
+    /// The class of the oldest entry, and its order. Looks into a class only if its bound is below the oldest order found so
+    /// far, and then makes the bound exact.
     fn oldest(&mut self) -> Option<(usize, u64)> {
-        loop {
-            let bounds = &self.cold.bounds;
-            let (bound, at) = bits(&self.cold.marked).map(|at| (bounds[at], at)).min()?;
-            // Above the order of every entry.
-            let none = self.order + 1;
-            if bound >= none {
-                return None;
+        // Above the order of every entry.
+        let none = self.order + 1;
+        let (mut oldest, mut of) = (none, 0);
+        for word in 0..self.cold.marked.len() {
+            let mut left = self.cold.marked[word];
+            while left != 0 {
+                let at = 64 * word + left.trailing_zeros() as usize;
+                left &= left - 1;
+                if self.cold.bounds[at] < oldest {
+                    let order = if self.is_empty(at) { none } else { self.order_of(self.above(self.head(at))) };
+                    self.cold.bounds[at] = order;
+                    if order < oldest {
+                        (oldest, of) = (order, at);
+                    }
+                }
             }
-            let order = if self.is_empty(at) { none } else { self.order_of(self.above(self.head(at))) };
-            if order == bound {
-                return Some((at, order));
-            }
-            self.cold.bounds[at] = order;
         }
+        (oldest < none).then_some((of, oldest))
     }
 
     fn is_empty(&self, at: usize) -> bool {
@@ -331,18 +340,6 @@ impl<T> Drop for FreeList<T> {
         // SAFETY: leaked from this box in `new`, and no entry is left that refers to it.
         drop(unsafe { Box::from_raw(heads.as_ptr()) });
     }
-}
-
-/// The numbers of the set bits.
-fn bits(words: &[u64]) -> impl Iterator<Item = usize> {
-    words.iter().enumerate().flat_map(|(at, &word)| {
-        let mut left = word;
-        std::iter::from_fn(move || {
-            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
-            left &= left - 1;
-            Some(64 * at + bit)
-        })
-    })
 }
 
 #[cfg(all(test, not(loom)))]

@@ -1,26 +1,30 @@
-//! A lock of one bit around sections of some ten instructions.
+//! A lock of one byte around sections of some ten instructions.
 //!
 //! A hit enters by one atomic exchange and leaves by one store; it never waits: if the lock is held or asks for attention,
 //! the thread takes the slow path. A section calls nothing outside the cache, so a thread inside is late only if the kernel
 //! took its core away. Threads that wait spin, then yield, then sleep, so that a real-time thread lets the holder run.
 //!
-//! - **lock-I1**: Inside is one thread: the one that changed `held` from false to true.
-//! - **lock-I2**: `attention` is written inside only, so a thread inside reads the current value.
+//! - **lock-I1**: Inside is one thread: the one whose exchange found another state than [`HELD`].
+//! - **lock-I2**: A thread that leaves restores the state that it found, unless it decides about attention. So the exchange
+//!   tells a hit at once whether the lock is free and asks for nothing.
 #![allow(unsafe_code)] // The content's cell.
 
 use std::time::Duration;
 
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicU8, Ordering};
 use crate::sync::{Backoff, UnsafeCell};
 
 /// Sleep of a thread that has waited longer than any section takes: the holder has lost its core.
 const PATIENCE: Duration = Duration::from_micros(50);
 
-#[repr(C)] // The flags share a cache line with what a hit uses of the content.
+const FREE: u8 = 0;
+const HELD: u8 = 1;
+/// Free, and hits and puts are to take the slow path, which looks at more.
+const ATTENTION: u8 = 2;
+
+#[repr(C)] // The state shares a cache line with what a hit uses of the content.
 pub(super) struct Lock<T> {
-    held: AtomicBool,
-    /// Hits and puts are to take the slow path, which looks at more.
-    attention: AtomicBool,
+    state: AtomicU8,
     content: UnsafeCell<T>,
 }
 
@@ -28,37 +32,35 @@ pub(super) struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 /// Unlocks at the end of a section, also of one that panics.
-struct Unlock<'a>(&'a AtomicBool);
+struct Unlock<'a> {
+    state: &'a AtomicU8,
+    /// The state from then on.
+    then: u8,
+}
 
 impl Drop for Unlock<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // Release: the next holder sees what the section wrote.
-        self.0.store(false, Ordering::Release);
+        self.state.store(self.then, Ordering::Release);
     }
 }
 
 impl<T> Lock<T> {
     pub(super) fn new(content: T) -> Self {
-        Self { held: AtomicBool::new(false), attention: AtomicBool::new(false), content: UnsafeCell::new(content) }
+        Self { state: AtomicU8::new(FREE), content: UnsafeCell::new(content) }
     }
 
     /// Runs `section` alone, after the threads before it.
     pub(super) fn with<R>(&self, section: impl FnOnce(&mut T) -> R) -> R {
-        if !self.try_lock() {
-            self.wait();
-        }
-        let _unlock = Unlock(&self.held);
+        let _unlock = self.lock();
         // SAFETY: (lock-I1) this thread holds the lock until `_unlock` is dropped, after the borrow.
         self.content.with_mut(|content| section(unsafe { &mut *content }))
     }
 
     /// Runs `section` with `given`, or returns that if the lock is held.
     pub(super) fn try_with<A, R>(&self, given: A, section: impl FnOnce(&mut T, A) -> R) -> Result<R, A> {
-        if !self.try_lock() {
-            return Err(given);
-        }
-        let _unlock = Unlock(&self.held);
+        let Some(_unlock) = self.try_lock() else { return Err(given) };
         // SAFETY: (lock-I1) as in `with`.
         Ok(self.content.with_mut(|content| section(unsafe { &mut *content }, given)))
     }
@@ -66,39 +68,56 @@ impl<T> Lock<T> {
     /// Runs `section`, unless the lock is held or asks for attention. The section must not panic.
     #[inline(always)]
     pub(super) fn with_at_once<R>(&self, section: impl FnOnce(&mut T) -> Option<R>) -> Option<R> {
-        if !self.try_lock() {
+        let found = self.exchange();
+        if found != FREE {
+            if found == ATTENTION {
+                // Release, as below.
+                self.state.store(ATTENTION, Ordering::Release);
+            }
             return None;
         }
-        // Relaxed: (lock-I2).
-        let result = if self.attention.load(Ordering::Relaxed) {
-            None
-        } else {
-            // SAFETY: (lock-I1) as in `with`; the borrow ends before the store below.
-            self.content.with_mut(|content| section(unsafe { &mut *content }))
-        };
+        // SAFETY: (lock-I1) as in `with`; the borrow ends before the store below.
+        let result = self.content.with_mut(|content| section(unsafe { &mut *content }));
         // Release: the next holder sees what the section wrote.
-        self.held.store(false, Ordering::Release);
+        self.state.store(FREE, Ordering::Release);
         result
     }
 
     /// Runs `section`, which decides whether hits and puts take the slow path from now on. When it returns, no hit or put
     /// that began before is still inside.
     pub(super) fn set_attention(&self, section: impl FnOnce(&mut T) -> bool) {
-        // Relaxed: (lock-I2).
-        self.with(|content| self.attention.store(section(content), Ordering::Relaxed));
+        let mut unlock = self.lock();
+        // SAFETY: (lock-I1) as in `with`.
+        let attention = self.content.with_mut(|content| section(unsafe { &mut *content }));
+        unlock.then = if attention { ATTENTION } else { FREE };
     }
 
+    /// Tries to enter; returns the state that it found. The thread is inside unless that is [`HELD`].
     #[inline(always)]
-    fn try_lock(&self) -> bool {
+    fn exchange(&self) -> u8 {
         // Acquire: sees what the last holder wrote. A model cannot tell a failed exchange from progress.
         #[cfg(loom)]
-        return self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        return [FREE, ATTENTION]
+            .into_iter()
+            .find(|&state| self.state.compare_exchange(state, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok())
+            .unwrap_or(HELD);
         #[cfg(not(loom))]
-        !self.held.swap(true, Ordering::Acquire)
+        self.state.swap(HELD, Ordering::Acquire)
+    }
+
+    #[inline]
+    fn try_lock(&self) -> Option<Unlock<'_>> {
+        let then = self.exchange();
+        (then != HELD).then(|| Unlock { state: &self.state, then })
+    }
+
+    #[inline]
+    fn lock(&self) -> Unlock<'_> {
+        self.try_lock().unwrap_or_else(|| self.wait())
     }
 
     #[cold]
-    fn wait(&self) {
+    fn wait(&self) -> Unlock<'_> {
         let backoff = Backoff::new();
         loop {
             if backoff.is_completed() {
@@ -107,8 +126,10 @@ impl<T> Lock<T> {
                 backoff.snooze();
             }
             // Relaxed: a guess whether the exchange is worth taking the line from the holder.
-            if !self.held.load(Ordering::Relaxed) && self.try_lock() {
-                return;
+            if self.state.load(Ordering::Relaxed) != HELD
+                && let Some(unlock) = self.try_lock()
+            {
+                return unlock;
             }
         }
     }
@@ -152,7 +173,9 @@ mod tests {
         lock.set_attention(|_| true);
         assert_eq!(lock.with_at_once(|n| Some(*n)), None);
         lock.with(|n| *n += 1);
+        assert_eq!(lock.with_at_once(|n| Some(*n)), None);
         assert_eq!(lock.try_with(2, |n, more| *n += more), Ok(()));
+        assert_eq!(lock.with_at_once(|n| Some(*n)), None);
         lock.set_attention(|_| false);
         assert_eq!(lock.with_at_once(|n| Some(*n)), Some(3));
     }
@@ -258,7 +281,7 @@ mod loom_models {
         Some(())
     }
 
-    /// Fails with a Relaxed exchange in `try_lock` or a Relaxed store in `Unlock` or `with_at_once`.
+    /// Fails with a Relaxed exchange in `exchange` or a Relaxed store in `Unlock` or `with_at_once`.
     #[test]
     fn loom_one_thread_at_a_time_is_inside() {
         let mut builder = loom::model::Builder::new();
@@ -277,7 +300,7 @@ mod loom_models {
         });
     }
 
-    /// Fails if a hit looks at the flag before it has the lock.
+    /// Fails if `set_attention` writes the state without the lock.
     #[test]
     fn loom_after_attention_every_hit_before_it_is_seen_and_none_follows() {
         loom::model(|| {

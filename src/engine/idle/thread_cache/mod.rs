@@ -149,7 +149,6 @@ impl<T> ThreadCache<T> {
     /// From now on puts belong to `tick`, or to a later one that has begun. Returns the tick of the newest put before: as late
     /// or later if so many puts came between two ticks that they carried.
     pub fn begin_tick(&self, tick: u64) -> u64 {
-        self.common.begin_tick(tick);
         // All shards: one that comes into use later must not give its first puts an age.
         self.shards.iter().map(|shard| shard.begin_tick(tick)).max().unwrap_or(0)
     }
@@ -334,7 +333,8 @@ impl<T> ThreadCache<T> {
     /// bound, so the shard that seems oldest is asked, until its answer is exact.
     fn oldest_shard(&self, own: usize, search: Search) -> Option<usize> {
         if search == Search::ByHints && self.common.occupancy.used() == 1 << own {
-            return Some(own).filter(|&own| self.shards[own].oldest().is_some());
+            let hint = self.shards[own].hint();
+            return Some(own).filter(|_| hint.has_remote || hint.oldest.is_some());
         }
         let (mut asked, mut exact) = (0u64, [None; SHARDS_MAX]);
         loop {

@@ -33,22 +33,11 @@ use crate::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 pub(super) struct Common {
     pub(super) permits: PermitPool,
     pub(super) occupancy: Occupancy,
-    tick: AtomicU64,
 }
 
 impl Common {
     pub(super) fn new(classes: u32, limit: usize) -> Self {
-        Self { permits: PermitPool::new(limit), occupancy: Occupancy::new(classes), tick: AtomicU64::new(0) }
-    }
-
-    /// The tick that remote puts belong to.
-    pub(super) fn tick(&self) -> u64 {
-        // Relaxed, here and below: time guards no memory.
-        self.tick.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn begin_tick(&self, tick: u64) {
-        self.tick.fetch_max(tick, Ordering::Relaxed);
+        Self { permits: PermitPool::new(limit), occupancy: Occupancy::new(classes) }
     }
 }
 

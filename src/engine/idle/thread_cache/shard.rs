@@ -1,7 +1,7 @@
 //! One thread's part of the cache: a free list behind a lock, and a remote free list beside it.
 //!
 //! ```text
-//!   one cache line        lock | heads, order, tick | hits, spare permits, idle bytes      all that a hit writes
+//!   one cache line        lock | heads, order | idle bytes, spare permits                  all that a hit writes
 //!   another cache line    remote free list: newest entry + permits                         written by remote puts
 //! ```
 //!
@@ -27,7 +27,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// With more spare permits than this a shard returns some to the pool ...
-const SPARE_MAX: u32 = 16;
+pub(super) const SPARE_MAX: u32 = 16;
 /// ... and keeps this many.
 const SPARE_KEPT: u32 = 8;
 /// Permits that the owner leaves in the remote free list for puts of other threads.
@@ -46,7 +46,7 @@ pub(in crate::engine) struct Shard<T> {
     common: Arc<Common>,
 }
 
-#[repr(C)] // The end of the free list's first three fields and the first three counters share the lock's cache line.
+#[repr(C)] // The free list and the first counter share the lock's cache line.
 struct OwnLines<T> {
     free_list: Lock<FreeList<T>>,
     counters: Counters,
@@ -55,7 +55,7 @@ struct OwnLines<T> {
 }
 
 #[cfg(not(loom))] // Whose lock is larger.
-const _: () = assert!(size_of::<Lock<FreeList<()>>>() + 3 * size_of::<u64>() <= 64);
+const _: () = assert!(size_of::<Lock<FreeList<()>>>() + size_of::<u64>() <= 64);
 
 /// What a search reads without the lock (shard-I1).
 pub(super) struct Hint {
@@ -76,8 +76,8 @@ impl<T> Shard<T> {
         Self { own: CachePadded::new(own), remote: CachePadded::new(RemoteList::new()), index, common }
     }
 
-    /// The newest entry of `class`, if the free list has one and no other thread is inside or needs attention. Leaves
-    /// `entry.shard` as it is found.
+    /// The newest entry of `class`, if the free list has one, few permits are spare, and no other thread is inside or needs
+    /// attention.
     ///
     /// # Safety
     ///
@@ -85,15 +85,15 @@ impl<T> Shard<T> {
     #[inline(always)]
     pub(crate) unsafe fn take_at_once(&self, class: u32) -> Option<Box<Entry<T>>> {
         let own = &*self.own;
-        let (mut entry, spare) = own.free_list.with_at_once(|list| {
+        let mut entry = own.free_list.with_at_once(|list| {
+            if own.counters.spare() >= SPARE_MAX {
+                return None;
+            }
             // SAFETY: the caller's contract.
             let entry = unsafe { list.take_newest_of(class) }?;
-            let spare = own.counters.hit(entry.bytes());
-            Some((entry, spare))
+            own.counters.taken(entry.weight);
+            Some(entry)
         })?;
-        if spare > u64::from(SPARE_MAX) {
-            self.return_permits();
-        }
         // Compare first: a store would make the line dirty for nothing.
         if !entry.is_of::<Self>(self) {
             self.own_entry(&mut entry);
@@ -108,13 +108,13 @@ impl<T> Shard<T> {
         debug_assert!(entry.is_of::<Self>(self));
         let (own, mut unkept) = (&*self.own, Some(entry));
         own.free_list.with_at_once(|list| {
-            if own.counters.has_spare()
+            if own.counters.spare() > 0
                 && let Some(entry) = unkept.take()
             {
-                let bytes = entry.bytes();
+                let weight = entry.weight;
                 // SAFETY: this shard gave the entry out, so the entry's class exists.
                 match unsafe { list.push_if_marked(entry) } {
-                    Ok(()) => own.counters.put(bytes),
+                    Ok(()) => own.counters.put(weight),
                     Err(entry) => unkept = Some(entry),
                 }
             }
@@ -126,23 +126,8 @@ impl<T> Shard<T> {
     /// This shard owns `entry` from now on.
     #[inline]
     fn own_entry(&self, entry: &mut Entry<T>) {
-        entry.shard = std::ptr::from_ref(self).cast();
+        entry.set_shard(std::ptr::from_ref(self));
         entry.owner = self.index;
-    }
-
-    /// Returns all but a few spare permits to the pool.
-    #[cold]
-    #[inline(never)]
-    fn return_permits(&self) {
-        self.own.free_list.with(|_| self.return_permits_inside());
-    }
-
-    fn return_permits_inside(&self) {
-        let spare = self.own.counters.spare();
-        if spare > SPARE_MAX {
-            self.own.counters.withdraw(spare - SPARE_KEPT);
-            self.common.permits.add(spare - SPARE_KEPT);
-        }
     }
 
     /// Sets whether hits and puts take the slow path; in a sealed shard they always do. Entries of remote puts that ended
@@ -156,9 +141,13 @@ impl<T> Shard<T> {
         });
     }
 
-    /// From now on puts belong to `tick`. Returns the tick of the newest put before.
+    /// From now on puts belong to `tick`; those of the remote free list belong to an earlier one. Returns the tick of the
+    /// newest put before.
     pub(super) fn begin_tick(&self, tick: u64) -> u64 {
-        self.own.free_list.with(|list| list.begin_tick(tick))
+        self.own.free_list.with(|list| {
+            self.collect(list);
+            list.begin_tick(tick)
+        })
     }
 
     /// The counters, after the remote free list was collected.
@@ -167,7 +156,7 @@ impl<T> Shard<T> {
             if self.remote.peek().0 {
                 self.collect_all(list, 0);
             }
-            self.own.counters.snapshot()
+            self.own.counters.snapshot(list.puts())
         })
     }
 
@@ -219,12 +208,12 @@ impl<T> Shard<T> {
             if has_entries {
                 self.collect_all(list, 0);
             }
-            if granted == 0 && !self.own.counters.has_spare() {
+            if granted == 0 && self.own.counters.spare() == 0 {
                 if remote_permits == 0 {
                     return Err(PushError::NoPermit(entry));
                 }
                 self.empty_remote(list);
-                if !self.own.counters.has_spare() {
+                if self.own.counters.spare() == 0 {
                     return Err(PushError::NoPermit(entry));
                 }
             }
@@ -238,9 +227,8 @@ impl<T> Shard<T> {
     }
 
     /// The put of a thread that does not own the shard; never waits.
-    pub(super) fn put_remote(&self, mut entry: Box<Entry<T>>, granted: u32) -> Result<u32, PushError<T>> {
+    pub(super) fn put_remote(&self, entry: Box<Entry<T>>, granted: u32) -> Result<u32, PushError<T>> {
         let class = entry.class();
-        entry.order = first_order(self.common.tick());
         let unused = self.remote.push(entry, granted)?;
         // After the push: see the order in `permits`.
         self.common.occupancy.set(class, self.index.into());
@@ -319,7 +307,7 @@ impl<T> Shard<T> {
 
     fn take_oldest(&self, list: &mut FreeList<T>) -> Option<Box<Entry<T>>> {
         let entry = list.take_oldest()?;
-        self.own.counters.removed(entry.bytes());
+        self.own.counters.removed(entry.weight);
         Some(entry)
     }
 
@@ -356,21 +344,17 @@ impl<T> Shard<T> {
             list.mark(entry.class);
             self.common.occupancy.set(entry.class(), self.index.into());
         }
-        self.own.counters.put(entry.bytes());
+        self.own.counters.put(entry.weight);
         list.push(entry);
     }
 
-    /// Pushes `entry`, which was put remotely in the tick that its order says.
-    fn push_collected(&self, list: &mut FreeList<T>, entry: Box<Entry<T>>) {
-        let now = list.least_order(entry.order);
-        self.push(list, entry);
-        list.least_order(now);
-    }
-
-    /// Counts a take and keeps its permit as a spare one, up to a few.
+    /// Counts a take and keeps its permit as a spare one; returns all but a few of these if there are many.
     fn count_hit(&self, entry: &Entry<T>) {
-        if self.own.counters.hit(entry.bytes()) > u64::from(SPARE_MAX) {
-            self.return_permits_inside();
+        self.own.counters.taken(entry.weight);
+        let spare = self.own.counters.spare();
+        if spare > SPARE_MAX {
+            self.own.counters.withdraw(spare - SPARE_KEPT);
+            self.common.permits.add(spare - SPARE_KEPT);
         }
     }
 
@@ -405,7 +389,7 @@ impl<T> Shard<T> {
         self.own.counters.grant(permits);
         for entry in entries {
             self.own.counters.grant(1);
-            self.push_collected(list, entry);
+            self.push(list, entry);
         }
     }
 

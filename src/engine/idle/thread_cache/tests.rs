@@ -1,5 +1,7 @@
 //! What only a thread with a chosen slot or owner shows. `tests/api/thread_cache_model.rs` tests the rest.
 
+#![allow(unsafe_code)] // The short path of a shard.
+
 use super::*;
 
 fn kept(put: Put<u32>) {
@@ -36,7 +38,7 @@ fn after_seal_puts_are_handed_back_and_one_drain_empties_the_cache() {
     let mut remote = cache.take(0).unwrap();
     cache.seal();
     remote.owner += 1;
-    remote.shard = std::ptr::null();
+    remote.keep_off_short_path();
     for entry in [own, remote, Entry::new(0, 10, 9)] {
         let put = cache.put(entry);
         assert!(put.handed_back.is_some() && put.victim.is_none());
@@ -71,4 +73,37 @@ fn dropping_the_cache_drops_its_idle_buffers() {
     assert_eq!(std::sync::Arc::strong_count(&counted), 5);
     drop(cache);
     assert_eq!(std::sync::Arc::strong_count(&counted), 1);
+}
+
+#[test]
+fn a_put_of_another_thread_belongs_to_the_tick_in_which_it_was_made() {
+    let cache = ThreadCache::new(1, 10, 2);
+    let remote = |value| Entry::new_at(1, 0, 10, value);
+    for tick in 1..4 {
+        cache.begin_tick(tick);
+        kept(cache.put_at(0, remote(u32::try_from(tick).unwrap())));
+    }
+    for tick in 1..4 {
+        let mut drained = Vec::new();
+        cache.drain_older_than(tick + 1, |entry| drained.push(**entry));
+        assert_eq!(drained, [u32::try_from(tick).unwrap()]);
+    }
+    cache.validate().unwrap();
+}
+
+#[test]
+fn a_shard_with_many_spare_permits_has_the_next_take_return_some() {
+    let cache = ThreadCache::new(1, 100, 1);
+    fill(&cache, 0, 0..40);
+    let shard = &cache.shards[0];
+    let mut taken = Vec::new();
+    // SAFETY: class 0 exists.
+    while let Some(entry) = unsafe { shard.take_at_once(0) } {
+        taken.push(entry);
+    }
+    assert!(taken.len() < 40, "the short path steps aside");
+    taken.extend(cache.take(0));
+    // SAFETY: as above.
+    assert!(unsafe { shard.take_at_once(0) }.is_some_and(|entry| shard.put_at_once(entry).is_ok()));
+    cache.validate().unwrap();
 }
