@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A get finds the own shard by comparing its pool with `RECENT`, a put by comparing the shard that its buffer is open to
-//! (block-I3); so neither counts a reference or computes an index. Two pools, so that a thread that uses both in turn has both at hand. The
-//! slow paths fill the entries. A thread that has none takes the slow path, which checks everything.
+//! (block-I3); so neither counts a reference or computes an index. Two pools, so that a thread that uses both in turn has
+//! both at hand. The slow paths fill the entries. A thread that has none takes the slow path, which checks everything.
 //!
 //! A put gives its buffer away, and with it the buffer's reference to the pool: another thread may take the buffer, release
 //! it and close the pool before the put has returned. So a put runs on a reference of its thread. It keeps bookkeeping alone:
@@ -121,29 +121,30 @@ impl ShardAtHand<'_> {
         unsafe { self.0.take_at_once(plain_eighths_index(len)) }.map(Block::from_entry)
     }
 
-    /// Puts `block`, which the shard may keep by the short path, or which goes another way.
+    /// Puts `block`, which is open to the shard, if that is free.
     #[inline(always)]
-    fn put(self, block: Block<Core>) {
-        if let Err(entry) = self.0.put_at_once(block.into_entry()) {
-            Block::from_entry(entry).end_use_slowly();
-        }
+    fn put(self, block: Block<Core>) -> Result<(), Block<Core>> {
+        self.0.put_at_once(block.into_entry()).map_err(Block::from_entry)
     }
 }
 
 /// Puts `block`, by the short path if the shard that it came from is at hand and free.
 #[inline(always)]
 pub(super) fn put(block: Block<Core>) {
-    match shard_for(&block, 0) {
-        Some(shard) => shard.put(block),
-        None => put_other(block),
+    let Some(shard) = shard_for(&block, 0) else { return put_other(block) };
+    if let Err(block) = shard.put(block) {
+        block.end_use_slowly();
     }
 }
 
 #[inline(never)]
 fn put_other(block: Block<Core>) {
-    match shard_for(&block, 1) {
+    let unkept = match shard_for(&block, 1) {
         Some(shard) => shard.put(block),
-        None => block.end_use_slowly(),
+        None => Err(block),
+    };
+    if let Err(block) = unkept {
+        block.end_use_slowly();
     }
 }
 
