@@ -7,6 +7,8 @@ mod doctor;
 mod inspect;
 mod limits;
 mod load;
+#[cfg(feature = "cuda")]
+mod load_cuda;
 mod pages;
 mod readme;
 mod soak;

@@ -7,6 +7,8 @@
 //! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
 //! | `held_queries`, `held_registrations` | a thread that stands in a call of the driver |
+//! | `spare_events` | events that are kept, and those that are destroyed |
+//! | `each_call_fails` | every call of the driver, failed at each of its first times |
 //! | `refusals` | calls that are refused once, or while a stream captures a graph |
 //! | `pools`, `release_gate` | pools over each back-end: releases beside copies |
 //! | `old_drivers`, `fork` | processes that lack functions, or are children |
@@ -24,6 +26,7 @@ mod child;
 mod copies;
 #[path = "../gpu/driver_facts.rs"]
 mod driver_facts;
+mod each_call_fails;
 mod fixture;
 mod fork;
 mod held_queries;
@@ -34,5 +37,6 @@ mod pools;
 mod refusals;
 mod release_gate;
 mod sources;
+mod spare_events;
 mod tracked_copies;
 mod unused_gpu;

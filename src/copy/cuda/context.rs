@@ -123,6 +123,8 @@ impl ContextState {
     /// Takes an event back that no fence uses any more.
     pub(super) fn put_event(&self, event: Event) {
         if let Err(Event(event)) = self.spare_events.push(event) {
+            // A sweep may run on any thread, and destroying may need the context.
+            let _current = self.enter();
             // SAFETY: created by `take_event`, destroyed once. Destroying never waits, and an error would only mean that
             // the device is gone, and the event with it.
             let _gone = unsafe { result::event::destroy(event) };

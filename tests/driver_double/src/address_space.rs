@@ -14,6 +14,7 @@
 //! | `address-I2` | memory of a range in the map may be read and written until [`remove`] returns it; `remove` comes before any unmap |
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::code::Code;
@@ -21,8 +22,8 @@ use crate::code::Code;
 /// The owner of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// `cuMemHostAlloc`, with its flags and the mapping below it.
-    Allocated { flags: u32, mapping: usize, mapping_bytes: usize },
+    /// `cuMemHostAlloc`, with its flags, the mapping below it, and the driver's chunk if it is carved out of one.
+    Allocated { flags: u32, mapping: usize, mapping_bytes: usize, chunk: Option<u64> },
     /// `cuMemHostRegister`.
     Registered { flags: u32 },
     /// One mapped granule that the device may access, and the address of the device's view.
@@ -50,6 +51,20 @@ pub(crate) enum MemoryKind {
 pub(crate) struct Space(BTreeMap<u64, Range>);
 
 static SPACE: RwLock<Space> = RwLock::new(Space(BTreeMap::new()));
+/// Ranges of the host.
+static LIVE_PINNED: AtomicU64 = AtomicU64::new(0);
+
+impl Owner {
+    fn is_host(&self) -> bool {
+        !matches!(self, Owner::Device { .. })
+    }
+}
+
+/// Ranges of pinned host memory.
+pub(crate) fn live_pinned() -> u64 {
+    // Relaxed, here and where it changes: a count that publishes nothing.
+    LIVE_PINNED.load(Ordering::Relaxed)
+}
 
 /// Locks the map; nothing is removed meanwhile.
 pub(crate) fn read() -> RwLockReadGuard<'static, Space> {
@@ -66,6 +81,7 @@ pub(crate) fn insert(start: u64, range: Range) -> Result<(), Code> {
     if space.touches(start, range.bytes) {
         return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
     }
+    LIVE_PINNED.fetch_add(u64::from(range.owner.is_host()), Ordering::Relaxed);
     space.0.insert(start, range);
     Ok(())
 }
@@ -73,8 +89,10 @@ pub(crate) fn insert(start: u64, range: Range) -> Result<(), Code> {
 /// Takes out the range that starts here, if its owner is of the wanted kind.
 pub(crate) fn remove(start: u64, wanted: impl FnOnce(&Owner) -> bool) -> Option<Range> {
     let mut space = write();
-    let range = space.0.get(&start)?;
-    if wanted(&range.owner) { space.0.remove(&start) } else { None }
+    space.0.get(&start).filter(|range| wanted(&range.owner))?;
+    let range = space.0.remove(&start)?;
+    LIVE_PINNED.fetch_sub(u64::from(range.owner.is_host()), Ordering::Relaxed);
+    Some(range)
 }
 
 /// How many ranges have an owner of this kind.

@@ -15,7 +15,7 @@ use std::thread::{self, ThreadId};
 
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::cost::{self, Work};
+use crate::cost;
 use crate::ledger;
 use crate::op::Op;
 use crate::stream::{self, lock_streams};
@@ -219,7 +219,7 @@ driver_call! { Device fn cuGraphInstantiateWithFlags(out: Out<u64>, graph: u64, 
 }}
 
 driver_call! { Enqueue fn cuGraphLaunch(graph: u64, handle: usize) {
-    let _cost = cost::charge(Work::Enqueue);
+    let _cost = cost::charge_enqueue();
     let stream = stream::resolve(handle)?;
     let ops = lock_streams().captures.graphs.get(&graph).cloned().ok_or(Code::INVALID_HANDLE)?;
     ops.into_iter().try_for_each(|op| stream::enqueue(stream, op).map(drop))

@@ -4,8 +4,9 @@
 //!   NotInitialized ──cuInit──► Initialized ──shut_down──► ShutDown (every call answers 4)
 //! ```
 //!
-//! A context's handle is its device's ordinal above [`HANDLE_BASE`]. It lives while it is retained. Memory
-//! allocated in it stays, so that a leak shows in the counts instead of as a crash.
+//! A context's handle is its device's ordinal above [`HANDLE_BASE`], in a generation of its own after each reset of the
+//! devices. It lives while it is retained. Memory allocated in it stays, so that a leak shows in the counts instead of as a
+//! crash.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -17,6 +18,7 @@ use crate::sync::lock;
 use crate::{capture, settings, stream};
 
 const HANDLE_BASE: usize = 0xC0DE_0000;
+const GENERATION_STEP: usize = 0x1_0000_0000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DriverState {
@@ -30,10 +32,12 @@ struct Driver {
     device_count: usize,
     /// By ordinal.
     retained: Vec<u64>,
+    /// How often the devices were reset.
+    generation: usize,
 }
 
 static DRIVER: Mutex<Driver> =
-    Mutex::new(Driver { state: DriverState::NotInitialized, device_count: 1, retained: Vec::new() });
+    Mutex::new(Driver { state: DriverState::NotInitialized, device_count: 1, retained: Vec::new(), generation: 0 });
 
 /// Contexts that one thread may push; programs push one or two.
 const STACK_MAX: usize = 64;
@@ -92,8 +96,12 @@ pub(crate) fn check_device(device: c_int) -> Result<usize, Code> {
 }
 
 fn check_context(context: usize) -> Result<usize, Code> {
-    let ordinal = context.checked_sub(HANDLE_BASE).ok_or(Code::INVALID_CONTEXT)?;
-    match lock(&DRIVER).retained.get(ordinal) {
+    let driver = lock(&DRIVER);
+    let in_order = context.checked_sub(HANDLE_BASE).ok_or(Code::INVALID_CONTEXT)?;
+    if in_order / GENERATION_STEP < driver.generation {
+        return Err(Code::CONTEXT_IS_DESTROYED);
+    }
+    match driver.retained.get(in_order % GENERATION_STEP) {
         None => Err(Code::INVALID_CONTEXT),
         Some(0) => Err(Code::CONTEXT_IS_DESTROYED),
         Some(_) => Ok(context),
@@ -116,6 +124,13 @@ fn set_current(context: usize) -> Outcome {
 /// Retained contexts.
 pub(crate) fn live() -> u64 {
     lock(&DRIVER).retained.iter().filter(|&&count| count > 0).count() as u64
+}
+
+/// Destroys all primary contexts, as a reset of each device does; the next ones have other handles.
+pub(crate) fn renew() {
+    let mut driver = lock(&DRIVER);
+    driver.generation += 1;
+    driver.retained.clear();
 }
 
 /// Sets the number of devices.
@@ -167,7 +182,7 @@ driver_call! { Device fn cuDevicePrimaryCtxRetain(out: Out<usize>, device: c_int
         driver.retained.resize(ordinal + 1, 0);
     }
     driver.retained[ordinal] += 1;
-    out.put(HANDLE_BASE + ordinal)
+    out.put(HANDLE_BASE + driver.generation * GENERATION_STEP + ordinal)
 }}
 
 driver_call! { Process fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
@@ -210,7 +225,7 @@ driver_call! { Process fn cuCtxPopCurrent_v2(out: Out<usize>) {
 }}
 
 driver_call! { Process fn cuCtxGetDevice(out: Out<c_int>) {
-    out.put((current()? - HANDLE_BASE) as c_int)
+    out.put(((current()? - HANDLE_BASE) % GENERATION_STEP) as c_int)
 }}
 
 driver_call! { Device fn cuCtxSynchronize() {

@@ -47,6 +47,13 @@ fn text(name: *const c_char) -> &'static str {
     unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default()
 }
 
+/// Writes as much of the text as there is space for; returns its length.
+fn write(text: &str, space: &mut [u8; 256]) -> usize {
+    let kept = text.len().min(space.len());
+    space[..kept].copy_from_slice(&text.as_bytes()[..kept]);
+    kept
+}
+
 controls! {
     /// Repairs the device and removes scripts and counts.
     fn double_reset() {
@@ -54,6 +61,7 @@ controls! {
         stream::reset();
         context::reset();
         device::reset();
+        virtual_memory::set_memory_nodes(1);
         link::set_rate(settings::get().copy_rate);
         symbols::show_all();
         ledger::reset();
@@ -133,6 +141,18 @@ controls! {
         device::set_attribute(attribute, value);
     }
 
+    /// Sets the memory nodes that have memory, a bit each.
+    fn double_set_memory_nodes(bits: u64) {
+        virtual_memory::set_memory_nodes(bits);
+    }
+
+    /// Destroys all primary contexts, with their streams and events.
+    fn double_renew_contexts() {
+        context::renew();
+        stream::close_all();
+        event::forget_all();
+    }
+
     /// Loses the device: every later call fails with this code.
     fn double_lose_device(code: c_int) {
         stream::lose(Code(code));
@@ -151,9 +171,11 @@ controls! {
 
     /// Writes the description of one misuse and returns its length; `usize::MAX` past the last.
     fn double_wrong_use(index: usize, space: &mut [u8; 256]) -> usize {
-        let Some(words) = ledger::misuse(index) else { return usize::MAX };
-        let kept = words.len().min(space.len());
-        space[..kept].copy_from_slice(&words.as_bytes()[..kept]);
-        kept
+        ledger::misuse(index).map_or(usize::MAX, |words| write(&words, space))
+    }
+
+    /// Writes the name of one function that was called and returns its length; `usize::MAX` past the last.
+    fn double_called(index: usize, space: &mut [u8; 256]) -> usize {
+        faults::all_calls().get(index).map_or(usize::MAX, |(name, _)| write(name, space))
     }
 }

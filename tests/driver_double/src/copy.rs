@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use crate::address_space::{self, MemoryKind, Space};
 use crate::call::{Outcome, driver_call};
 use crate::code::Code;
-use crate::cost::{self, Work};
+use crate::cost;
 use crate::link::Link;
 use crate::op::{Op, fault};
 use crate::stream::LEGACY;
@@ -130,7 +130,7 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
     if !to_device && settings::get().hollow {
         return Err(Code::NOT_SUPPORTED);
     }
-    let _cost = cost::charge(Work::Enqueue);
+    let _cost = cost::charge_enqueue();
     let link = match (to_device, from_device) {
         (true, false) => Link::ToDevice,
         (false, true) => Link::FromDevice,

@@ -57,7 +57,8 @@ pub(crate) fn reset() {
     lock(&OVERWRITTEN).clear();
 }
 
-fn attribute(number: c_int) -> c_int {
+/// The answer for an attribute.
+pub(crate) fn attribute(number: c_int) -> c_int {
     if let Some(&value) = lock(&OVERWRITTEN).get(&number) {
         return value;
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::address_space::{self, MemoryKind, Owner, Range};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
-use crate::cost::{self, Work};
+use crate::cost;
 use crate::op::Op;
 use crate::stream::LEGACY;
 use crate::{capture, context, ledger, memory, stream};
@@ -81,7 +81,7 @@ fn fill(address: u64, value: u8, bytes: usize, stream: usize) -> Outcome {
     match address_space::read().locate(address, bytes as u64)? {
         MemoryKind::Pageable => Err(Code::INVALID_VALUE),
         MemoryKind::Pinned | MemoryKind::Device => {
-            let _cost = cost::charge(Work::Enqueue);
+            let _cost = cost::charge_enqueue();
             stream::enqueue(stream, Op::Fill { address, value, bytes: bytes as u64 }).map(drop)
         }
     }

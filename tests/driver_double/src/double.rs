@@ -131,6 +131,17 @@ impl Double {
         (self.controls.double_set_attribute)(attribute, value);
     }
 
+    /// Sets the memory nodes that have memory: at first only 0.
+    pub fn set_memory_nodes(&self, nodes: &[u32]) {
+        (self.controls.double_set_memory_nodes)(nodes.iter().fold(0, |bits, node| bits | 1 << node));
+    }
+
+    /// Destroys all primary contexts with their streams and events, as `cuDevicePrimaryCtxReset` does: the next ones have
+    /// other handles. Memory stays.
+    pub fn renew_contexts(&self) {
+        (self.controls.double_renew_contexts)();
+    }
+
     /// Loses the device: work stops, and every later call fails with this code.
     pub fn lose_device(&self, code: Code) {
         (self.controls.double_lose_device)(code.0);
@@ -151,14 +162,14 @@ impl Double {
     /// Each misuse by the program, in words.
     #[must_use]
     pub fn wrong_uses(&self) -> Vec<String> {
-        let mut text = [0; 256];
-        let lengths = (0..).map(|index| (self.controls.double_wrong_use)(index, &mut text));
-        let count = lengths.take_while(|&length| length != usize::MAX).count();
-        let words = (0..count).map(|index| {
-            let length = (self.controls.double_wrong_use)(index, &mut text);
-            String::from_utf8_lossy(&text[..length]).into_owned()
-        });
-        words.collect()
+        texts(|index, space| (self.controls.double_wrong_use)(index, space))
+    }
+
+    /// The driver functions called since the last reset, and how often, by name.
+    #[must_use]
+    pub fn all_calls(&self) -> Vec<(String, u64)> {
+        let names = texts(|index, space| (self.controls.double_called)(index, space));
+        names.into_iter().map(|name| (name.clone(), self.calls(&name))).filter(|&(_, calls)| calls > 0).collect()
     }
 }
 
@@ -221,6 +232,16 @@ impl Drop for HeldCall<'_> {
     fn drop(&mut self) {
         by_name(self.name, |name| (self.double.controls.double_hold_call)(name, 0));
     }
+}
+
+/// The texts that a control call writes, until it returns `usize::MAX`.
+fn texts(mut write: impl FnMut(usize, &mut [u8; 256]) -> usize) -> Vec<String> {
+    let text = |index| {
+        let mut space = [0; 256];
+        let length = write(index, &mut space);
+        space.get(..length).map(|text| String::from_utf8_lossy(text).into_owned())
+    };
+    (0..).map_while(text).collect()
 }
 
 fn by_name<R>(name: &str, control: impl FnOnce(*const c_char) -> R) -> R {

@@ -1,7 +1,7 @@
 //! Events: positions in a stream that can be queried, waited for, or waited for by another stream.
 //!
 //! An event stands for its last record; without one it counts as complete. Destroying an event never waits. A query needs
-//! no context; waiting and elapsed times do.
+//! no context; waiting, elapsed times and destroying do (the manual lists "invalid context" among the answers of each).
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -36,6 +36,11 @@ static EVENTS: Mutex<Events> = Mutex::new(Events { created: 0, live: BTreeMap::n
 /// Events that were created and not destroyed.
 pub(crate) fn live() -> u64 {
     lock(&EVENTS).live.len() as u64
+}
+
+/// Destroys all events.
+pub(crate) fn forget_all() {
+    lock(&EVENTS).live.clear();
 }
 
 fn find(handle: usize) -> Result<Event, Code> {
@@ -108,6 +113,7 @@ driver_call! { Device fn cuEventSynchronize(handle: usize) {
 }}
 
 driver_call! { Device fn cuEventDestroy_v2(handle: usize) {
+    context::current()?;
     find(handle)?;
     lock(&EVENTS).live.remove(&handle);
     Ok(())

@@ -106,6 +106,20 @@ pub(crate) fn fail(name: &str, nth: u64, times: u64, code: Code) {
     });
 }
 
+/// A failure that the environment asks for: the `nth` call of the process fails, and all after it if `later` is set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ScriptedFailure {
+    pub(crate) name: String,
+    pub(crate) nth: u64,
+    pub(crate) later: bool,
+    pub(crate) code: Code,
+}
+
+/// Scripts a failure that the environment asks for.
+pub(crate) fn script(failure: &ScriptedFailure) {
+    fail(&failure.name, failure.nth, if failure.later { u64::MAX } else { 1 }, failure.code);
+}
+
 /// Every call sleeps this long behind its gate.
 pub(crate) fn delay(name: &str, by: Duration) {
     with(name, |plan| plan.delay = by);

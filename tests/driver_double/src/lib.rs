@@ -7,7 +7,7 @@
 //! ```text
 //!   the program's cu* calls                     the test's control calls (double_*)
 //!            │                                             │
-//!   ┌── call: counted, held, delayed, failed ◄──── faults ─┤
+//!   ┌── call: counted, held, delayed, failed ◄──── faults ─┤      (enqueue_lock: one enqueue at a time)
 //!   │  context  event  memory  device_memory  virtual_memory  stream/calls  capture  symbols ──► cost of each call
 //!   │        └─────────┴── op ──► stream: a worker each, gates ◄─┤                              ▲
 //!   │                              │                             │                              │
@@ -22,13 +22,16 @@
 //! | --- | --- |
 //! | work runs later, in order, on its own thread; a DMA reads its source when it runs | `stream`, `copy` |
 //! | `cuMemFreeHost`, `cuMemHostUnregister`, `cuMemFree` wait for all work and block every enqueue meanwhile | `call`, `stream` |
-//! | unmapping virtual memory waits for nothing | `virtual_memory` |
+//! | unmapping virtual memory waits for nothing, but each call holds enqueues up for a moment | `virtual_memory`, `cost` |
+//! | virtual memory is refused on a node that is not there or has no memory, on the current node, and at an offset | `virtual_memory` |
+//! | the lock of enqueues is unfair: a thread that loops without a pause keeps it | `enqueue_lock` |
+//! | host functions of all streams run one after the other | `host_functions` |
 //! | a copy may not span two registrations, nor continue from one into pageable memory | `address_space` |
 //! | a copy to pageable memory is synchronous; one from pageable memory has read it on return | `copy` |
 //! | fresh pinned memory holds garbage, and small blocks are not page-aligned | `memory` |
 //! | while a stream captures in global mode, other threads' queries and allocations fail and invalidate the capture | `capture` |
 //! | a destroyed stream's handle is given to a new stream, even with work pending; its id never is | `stream` |
-//! | waiting for an event needs a current context, querying it does not | `event` |
+//! | waiting for an event and destroying it need a current context, querying it and creating granules do not | `event`, `virtual_memory` |
 //! | a fault on the device is sticky: every call fails, pending work never finishes | `stream` |
 //!
 //! The environment configures the double for a program that does not know of it, such as a bench. It is read at the first
@@ -39,6 +42,8 @@
 //! | `DRIVER_DOUBLE_COPY_RATE` | `4e9`, `4GB`, `512MiB` | bytes per second of each link and direction; unset: as fast as memory |
 //! | `DRIVER_DOUBLE_COPY` | `real` (default), `hollow` | a hollow copy takes its time but moves no bytes, so it uses no core; needs a rate; copies to the host answer 801 |
 //! | `DRIVER_DOUBLE_COSTS` | `none` (default), `measured` | calls take the time that they took on a real device: the table in `cost` |
+//! | `DRIVER_DOUBLE_ACCESS` | `call` (default), `handle` | with measured costs, whether `cuMemSetAccess` costs 165 us a call or a handle |
+//! | `DRIVER_DOUBLE_FAIL` | `cuMemMap:3=2,cuMemCreate:1+=801` | the third `cuMemMap` fails with code 2, every `cuMemCreate` with 801 |
 //! | `DRIVER_DOUBLE_REPORT` | `none` (default), `stderr` | at the end of the process: frees with work in flight, wrong uses, calls by name |
 //!
 //! A setting that cannot be parsed is reported on stderr and fails `cuInit` with 1. [`Double::load`] refuses hollow copies,
@@ -51,6 +56,7 @@
 mod address_space;
 mod call;
 mod capture;
+mod chunks;
 mod code;
 mod context;
 mod control;
@@ -59,8 +65,10 @@ mod cost;
 mod device;
 mod device_memory;
 mod double;
+mod enqueue_lock;
 mod event;
 mod faults;
+mod host_functions;
 mod ledger;
 mod link;
 mod memory;

@@ -8,16 +8,18 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use crate::address_space::{self, Owner, Range};
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::cost::{self, Work};
-use crate::{capture, context, ledger, settings, stream};
+use crate::{capture, chunks, context, ledger, settings, stream};
 
 /// The content of a fresh block.
 pub(crate) const GARBAGE: u8 = 0xA5;
-const SMALL_BYTES: usize = 64 << 10;
+const SMALL_BYTES: usize = chunks::CARVED_BYTES_MAX as usize;
 const SMALL_OFFSET: usize = 512;
 const PAGE: usize = 4096;
 /// Portable, mapped, write-combined.
@@ -57,6 +59,61 @@ pub(crate) fn populate(at: usize, bytes: usize) -> bool {
     unsafe { libc::madvise(ptr::with_exposed_provenance_mut(at), bytes, libc::MADV_POPULATE_WRITE) == 0 }
 }
 
+/// The time that faults in 2 MiB of memory whose pages are there but not yet in the page table, as measured on a device.
+const FIRST_TOUCH: Duration = Duration::from_micros(170);
+const GRANULE_BYTES: usize = 2 << 20;
+const GRANULE_PAGES: usize = GRANULE_BYTES / PAGE;
+/// In each granule the pages that are left to the first touch lie in so many places.
+const PLACES: usize = 16;
+
+/// Faults in as much of freshly mapped memory as leaves [`FIRST_TOUCH`] for each granule to its first touch: this kernel
+/// faults every 4 KiB of a memory file in by itself, which takes longer than on a device.
+pub(crate) fn leave_first_touch(at: usize, bytes: usize) {
+    let left = pages_left();
+    for place in (at..at + bytes).step_by(GRANULE_BYTES / PLACES) {
+        populate(place, (GRANULE_PAGES - left) / PLACES * PAGE);
+    }
+}
+
+/// The pages of a granule that take [`FIRST_TOUCH`] to fault in: measured once, on this machine.
+fn pages_left() -> usize {
+    static LEFT: OnceLock<usize> = OnceLock::new();
+    *LEFT.get_or_init(|| {
+        let fault = time_of_granule().map_or(Duration::ZERO, |took| took / GRANULE_PAGES as u32);
+        let left = FIRST_TOUCH.as_nanos() / fault.as_nanos().max(1);
+        left.clamp(PLACES as u128, GRANULE_PAGES as u128) as usize / PLACES * PLACES
+    })
+}
+
+/// The time that this machine takes to fault a granule of a memory file in.
+fn time_of_granule() -> Option<Duration> {
+    let at = map(GRANULE_BYTES).ok()?;
+    // SAFETY: a fresh mapping of this length, unmapped below. Shared and anonymous: a memory file without a name.
+    let shared = unsafe {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        libc::mmap(
+            ptr::with_exposed_provenance_mut(at),
+            GRANULE_BYTES,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags,
+            -1,
+            0,
+        )
+    };
+    let took = (shared != libc::MAP_FAILED && populate(at, GRANULE_BYTES)).then(|| {
+        // SAFETY: the same mapping; its pages stay in the file and leave the page table.
+        let _dropped = unsafe { libc::madvise(shared, GRANULE_BYTES, libc::MADV_DONTNEED) };
+        let begun = Instant::now();
+        for page in (at..at + GRANULE_BYTES).step_by(PAGE) {
+            // SAFETY: a byte of the mapping.
+            unsafe { ptr::with_exposed_provenance_mut::<u8>(page).write_volatile(1) };
+        }
+        begun.elapsed()
+    });
+    unmap(at, GRANULE_BYTES);
+    took
+}
+
 fn is_mapped(at: usize, bytes: usize) -> bool {
     let start = at & !(PAGE - 1);
     let pages = (at + bytes - start).div_ceil(PAGE);
@@ -84,12 +141,16 @@ driver_call! { Enqueue fn cuMemHostAlloc(out: Out<*mut c_void>, bytes: usize, fl
     }
     let offset = if bytes <= SMALL_BYTES { SMALL_OFFSET } else { 0 };
     let mapping_bytes = bytes.checked_add(offset + PAGE - 1).ok_or(Code::OUT_OF_MEMORY)? & !(PAGE - 1);
-    let _cost = cost::charge(Work::HostAlloc(bytes as u64));
     ledger::pin(bytes as u64)?;
+    let carved = chunks::take(bytes as u64);
+    let _cost = cost::charge(match carved {
+        Some((_, false)) => Work::Carve,
+        _ => Work::HostAlloc(bytes as u64),
+    });
     let mapping = map(mapping_bytes).inspect_err(|_| ledger::unpin(bytes as u64))?;
     make_resident(mapping, mapping_bytes);
     let address = mapping + offset;
-    let owner = Owner::Allocated { flags, mapping, mapping_bytes };
+    let owner = Owner::Allocated { flags, mapping, mapping_bytes, chunk: carved.map(|(chunk, _)| chunk) };
     address_space::insert(address as u64, Range { bytes: bytes as u64, owner })?;
     out.put(ptr::with_exposed_provenance_mut(address))
 }}
@@ -102,11 +163,11 @@ driver_call! { Enqueue fn cuMemFreeHost(address: *mut c_void) {
     }
     wait_for_all_work()?;
     let range = address_space::remove(start, |owner| matches!(owner, Owner::Allocated { .. })).ok_or(Code::INVALID_VALUE)?;
-    let _cost = cost::charge(Work::HostFree(range.bytes));
-    if let Owner::Allocated { mapping, mapping_bytes, .. } = range.owner {
-        unmap(mapping, mapping_bytes);
-    }
     ledger::unpin(range.bytes);
+    let Owner::Allocated { mapping, mapping_bytes, chunk, .. } = range.owner else { return Ok(()) };
+    let chunk_stays = chunk.is_some_and(|chunk| !chunks::give_back(chunk, range.bytes));
+    let _cost = cost::charge(if chunk_stays { Work::Uncarve } else { Work::HostFree(range.bytes) });
+    unmap(mapping, mapping_bytes);
     Ok(())
 }}
 

@@ -13,7 +13,7 @@ use crate::code::Code;
 use crate::copy::{self, Endpoint};
 use crate::link::Link;
 use crate::stream::Ticket;
-use crate::{address_space, device_memory, ledger};
+use crate::{address_space, device_memory, host_functions, ledger};
 
 /// A host function, as `cuLaunchHostFunc` takes it.
 pub(crate) type HostFunction = extern "C" fn(*mut c_void);
@@ -61,7 +61,7 @@ impl Op {
             Op::WriteValue { address, value } => write_value(address, value)?,
             Op::FreeDevice { address } => device_memory::release(address)?,
             Op::Host { function, argument } => {
-                function(ptr::with_exposed_provenance_mut(argument));
+                host_functions::run(function, argument)?;
                 return Ok(Instant::now());
             }
             Op::RecordEvent(reached) => {

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 
 use crate::call::Outcome;
 use crate::code::Code;
+use crate::faults::{self, ScriptedFailure};
 use crate::{ledger, link};
 
 const PREFIX: &str = "DRIVER_DOUBLE_";
@@ -17,6 +18,8 @@ const COPY_RATE: &str = "DRIVER_DOUBLE_COPY_RATE";
 const COPY: &str = "DRIVER_DOUBLE_COPY";
 const COSTS: &str = "DRIVER_DOUBLE_COSTS";
 const REPORT: &str = "DRIVER_DOUBLE_REPORT";
+const ACCESS: &str = "DRIVER_DOUBLE_ACCESS";
+const FAIL: &str = "DRIVER_DOUBLE_FAIL";
 
 const UNITS: [(&str, f64); 9] = [
     ("KiB", 1024.0),
@@ -43,6 +46,8 @@ pub(crate) struct Settings {
     pub(crate) measured_costs: bool,
     /// The end of the process reports counts.
     pub(crate) report: bool,
+    /// Setting the access of several handles in one call costs as much as in one call for each.
+    pub(crate) access_of_each: bool,
 }
 
 static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
@@ -50,7 +55,8 @@ static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
 /// Reads the environment once; fails each time if it cannot be parsed.
 pub(crate) fn read() -> Outcome {
     let settings = SETTINGS.get_or_init(|| {
-        let settings = parse(env::vars_os()).inspect_err(|why| eprintln!("driver double: {why}"))?;
+        let (settings, failures) = parse(env::vars_os()).inspect_err(|why| eprintln!("driver double: {why}"))?;
+        failures.iter().for_each(faults::script);
         if settings.copy_rate > 0 {
             link::set_rate(settings.copy_rate);
         }
@@ -70,13 +76,15 @@ pub(crate) fn get() -> Settings {
 /// The reason why a test cannot run in this environment, if there is one.
 pub(crate) fn why_no_test() -> Option<String> {
     match parse(env::vars_os()) {
-        Ok(settings) => settings.hollow.then(|| format!("{COPY}=hollow: no data arrives that a test could check")),
+        Ok((settings, _)) => settings.hollow.then(|| format!("{COPY}=hollow: no data arrives that a test could check")),
         Err(why) => Some(why),
     }
 }
 
-fn parse(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Settings, String> {
-    let mut settings = Settings::default();
+fn parse(
+    variables: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<(Settings, Vec<ScriptedFailure>), String> {
+    let (mut settings, mut failures) = (Settings::default(), Vec::new());
     for (name, value) in variables {
         let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
         let text = value.to_string_lossy();
@@ -95,9 +103,20 @@ fn parse(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Se
             (REPORT, "none") => settings.report = false,
             (REPORT, "stderr") => settings.report = true,
             (REPORT, text) => return Err(format!("{name}={text}: neither none nor stderr")),
+            (ACCESS, "call") => settings.access_of_each = false,
+            (ACCESS, "handle") => settings.access_of_each = true,
+            (ACCESS, text) => return Err(format!("{name}={text}: neither call nor handle")),
+            (FAIL, text) => {
+                let each = text.split(',').filter(|one| !one.is_empty()).map(|one| {
+                    failure(one.trim()).ok_or_else(|| {
+                        format!("{name}={text}: {one} is no failure such as cuMemMap:3=2 or cuMemCreate:1+=801")
+                    })
+                });
+                failures = each.collect::<Result<_, _>>()?;
+            }
             (name, text) => {
                 return Err(format!(
-                    "{name}={text}: no such setting; there are {COPY_RATE}, {COPY}, {COSTS}, {REPORT}"
+                    "{name}={text}: no such setting; there are {COPY_RATE}, {COPY}, {COSTS}, {REPORT}, {ACCESS}, {FAIL}"
                 ));
             }
         }
@@ -105,7 +124,16 @@ fn parse(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Se
     if settings.hollow && settings.copy_rate == 0 {
         return Err(format!("{COPY}=hollow without {COPY_RATE}: such copies would take no time at all"));
     }
-    Ok(settings)
+    Ok((settings, failures))
+}
+
+/// `NAME:N=CODE` for one call, `NAME:N+=CODE` for it and all later ones.
+fn failure(text: &str) -> Option<ScriptedFailure> {
+    let (name, rest) = text.split_once(':')?;
+    let (nth, code) = rest.split_once('=')?;
+    let (number, later) = nth.strip_suffix('+').map_or((nth, false), |number| (number, true));
+    let (nth, code) = (number.parse().ok().filter(|&nth| nth > 0)?, code.parse().ok().filter(|&code| code > 0)?);
+    name.starts_with("cu").then(|| ScriptedFailure { name: name.to_owned(), nth, later, code: Code(code) })
 }
 
 fn rate(text: &str) -> Option<u64> {
@@ -120,7 +148,21 @@ mod tests {
     use super::*;
 
     fn parsed(variables: &[(&str, &str)]) -> Result<Settings, String> {
-        parse(variables.iter().map(|(name, value)| (name.into(), value.into())))
+        parse(variables.iter().map(|(name, value)| (name.into(), value.into()))).map(|(settings, _)| settings)
+    }
+
+    #[test]
+    fn a_failure_names_its_call_its_number_and_its_code() {
+        let scripted =
+            |nth, later, code| Some(ScriptedFailure { name: "cuMemMap".to_owned(), nth, later, code: Code(code) });
+        assert_eq!(failure("cuMemMap:3=2"), scripted(3, false, 2));
+        assert_eq!(failure("cuMemMap:1+=801"), scripted(1, true, 801));
+        for wrong in ["cuMemMap", "cuMemMap:0=2", "cuMemMap:1=0", "cuMemMap:=2", "cuMemMap:1", "malloc:1=2", ":1=2"] {
+            assert_eq!(failure(wrong), None, "{wrong}");
+        }
+        let both = parse([(FAIL.into(), "cuMemMap:3=2,cuMemMap:1+=801".into())]).unwrap().1;
+        assert_eq!(both, [scripted(3, false, 2), scripted(1, true, 801)].map(Option::unwrap));
+        assert!(parse([(FAIL.into(), "cuMemMap:3=2,nothing".into())]).unwrap_err().contains("nothing"));
     }
 
     #[test]
@@ -138,16 +180,31 @@ mod tests {
     fn each_variable_sets_its_field() {
         let hollow =
             parsed(&[("HOME", "/"), (COPY_RATE, "4GB"), (COPY, "hollow"), (COSTS, "measured"), (REPORT, "stderr")]);
-        assert_eq!(hollow, Ok(Settings { copy_rate: 4_000_000_000, hollow: true, measured_costs: true, report: true }));
+        assert_eq!(
+            hollow,
+            Ok(Settings {
+                copy_rate: 4_000_000_000,
+                hollow: true,
+                measured_costs: true,
+                report: true,
+                access_of_each: false,
+            })
+        );
+        assert!(parsed(&[(ACCESS, "handle")]).unwrap().access_of_each);
         assert_eq!(parsed(&[("HOME", "/")]), Ok(Settings::default()));
         assert_eq!(parsed(&[(COPY, "real"), (COSTS, "none"), (REPORT, "none")]), Ok(Settings::default()));
     }
 
     #[test]
     fn an_unknown_name_or_value_is_refused_by_name() {
-        for wrong in
-            [(COPY_RATE, "4 gigs"), (COPY, "Hollow"), (COSTS, ""), (REPORT, "1"), ("DRIVER_DOUBLE_COST", "measured")]
-        {
+        for wrong in [
+            (COPY_RATE, "4 gigs"),
+            (COPY, "Hollow"),
+            (COSTS, ""),
+            (REPORT, "1"),
+            (ACCESS, "all"),
+            ("DRIVER_DOUBLE_COST", "measured"),
+        ] {
             let why = parsed(&[wrong]).unwrap_err();
             assert!(why.contains(&format!("{}={}", wrong.0, wrong.1)), "{why}");
         }

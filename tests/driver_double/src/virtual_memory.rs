@@ -7,22 +7,27 @@
 //!   access:   [ . . G . . . . . ]        CPU and device, each by its own call
 //! ```
 //!
-//! No call here waits for the device or takes the enqueue lock. A granule keeps its bytes while it is remapped, and lives
-//! until it is released and no longer mapped. The device has its own view of each granule, so that access of the CPU and
-//! of the device are independent and a missing one is detected.
+//! No call here waits for the device, and none holds the enqueue lock for longer than 0.3 ms. Creating needs no context. A
+//! granule keeps its bytes while it is remapped, and lives until it is released and no longer mapped. The device has its own
+//! view of each granule, so that access of the CPU and of the device are independent and a missing one is detected.
+//!
+//! Refused as an invalid value, as by the driver: a memory node that is not there or has no memory, -1 among them; the
+//! location "current node"; the location "host", unless the device's attribute says that it may be used; an offset into a
+//! granule.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::address_space::{self, Owner, Range};
 use crate::call::{In, Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::cost::{self, Work};
 use crate::sync::lock;
-use crate::{context, ledger, memory, settings};
+use crate::{context, device, ledger, memory, settings};
 
 const GRANULE_BYTES: u64 = 2 << 20;
 const PINNED: c_int = 1;
@@ -30,7 +35,8 @@ const PINNED: c_int = 1;
 const ON_DEVICE: c_int = 1;
 const ON_HOST: c_int = 2;
 const ON_NUMA_NODE: c_int = 3;
-const ON_CURRENT_NUMA_NODE: c_int = 4;
+/// Whether virtual memory may be at the location "host", an attribute of devices.
+const HOST_VIRTUAL_MEMORY: c_int = 145;
 
 /// `CUmemLocation`.
 #[derive(Clone, Copy)]
@@ -59,6 +65,28 @@ struct Access {
     flags: c_int,
 }
 
+/// A bit for each memory node that has memory.
+static MEMORY_NODES: AtomicU64 = AtomicU64::new(1);
+
+/// Sets the nodes that have memory.
+pub(crate) fn set_memory_nodes(bits: u64) {
+    // Relaxed: a test sets it before the calls that it is for.
+    MEMORY_NODES.store(bits, Ordering::Relaxed);
+}
+
+impl Location {
+    /// Whether memory of the host can be there.
+    fn is_host(self) -> Result<bool, Code> {
+        let has_memory = |node: u32| node < 64 && MEMORY_NODES.load(Ordering::Relaxed) >> node & 1 == 1;
+        match self.kind {
+            ON_DEVICE => Ok(false),
+            ON_NUMA_NODE if u32::try_from(self.id).is_ok_and(has_memory) => Ok(true),
+            ON_HOST if device::attribute(HOST_VIRTUAL_MEMORY) != 0 => Ok(true),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+}
+
 const _: () = assert!(size_of::<Properties>() == 32 && size_of::<Access>() == 12);
 
 struct Granule {
@@ -73,7 +101,6 @@ struct Granule {
 struct Mapping {
     bytes: u64,
     granule: u64,
-    offset: u64,
 }
 
 struct VirtualMemory {
@@ -177,7 +204,7 @@ impl VirtualMemory {
     }
 }
 
-driver_call! { Device fn cuMemAddressReserve(out: Out<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64) {
+driver_call! { Brief fn cuMemAddressReserve(out: Out<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64) {
     let alignment = (alignment as u64).max(GRANULE_BYTES);
     if !is_granular(bytes as u64) || !alignment.is_power_of_two() || flags != 0 {
         return Err(Code::INVALID_VALUE);
@@ -195,7 +222,7 @@ driver_call! { Device fn cuMemAddressReserve(out: Out<u64>, bytes: usize, alignm
     out.put(address)
 }}
 
-driver_call! { Device fn cuMemAddressFree(address: u64, bytes: usize) {
+driver_call! { Brief fn cuMemAddressFree(address: u64, bytes: usize) {
     let mut all = lock(&VIRTUAL_MEMORY);
     let mapped = all.mappings.range(address..address + bytes as u64).next().is_some();
     if mapped || all.reservations.get(&address) != Some(&(bytes as u64)) {
@@ -208,24 +235,21 @@ driver_call! { Device fn cuMemAddressFree(address: u64, bytes: usize) {
 }}
 
 driver_call! { Device fn cuMemGetAllocationGranularity(out: Out<usize>, properties: In<Properties>, _option: c_int) {
-    properties.get()?;
+    properties.get()?.location.is_host()?;
     out.put(GRANULE_BYTES as usize)
 }}
 
-driver_call! { Device fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In<Properties>, flags: u64) {
-    context::current()?;
+driver_call! { Brief fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In<Properties>, flags: u64) {
     let wanted = properties.get()?;
     let bytes = bytes as u64;
     if wanted.kind != PINNED || !is_granular(bytes) || flags != 0 {
         return Err(Code::INVALID_VALUE);
     }
-    match wanted.location.kind {
-        ON_HOST | ON_NUMA_NODE | ON_CURRENT_NUMA_NODE => {}
-        ON_DEVICE => return Err(Code::NOT_SUPPORTED),
-        _ => return Err(Code::INVALID_VALUE),
+    if !wanted.location.is_host()? {
+        return Err(Code::NOT_SUPPORTED);
     }
     let _turn = lock(&CREATING);
-    let _cost = cost::charge(Work::Create(bytes));
+    let _cost = cost::charge_beside_enqueues(Work::Create(bytes));
     ledger::pin(bytes)?;
     let made = file_of(bytes).and_then(|file| view_of(&file, bytes).map(|view| (file, view)));
     let (file, view) = made.inspect_err(|_| ledger::unpin(bytes))?;
@@ -236,8 +260,8 @@ driver_call! { Device fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In
     out.put(handle)
 }}
 
-driver_call! { Device fn cuMemRelease(handle: u64) {
-    let _cost = cost::charge(Work::Release);
+driver_call! { Brief fn cuMemRelease(handle: u64) {
+    let _cost = cost::charge_beside_enqueues(Work::Release);
     let mut all = lock(&VIRTUAL_MEMORY);
     match all.granules.get_mut(&handle) {
         Some(granule) if !granule.released => granule.released = true,
@@ -250,11 +274,11 @@ driver_call! { Device fn cuMemRelease(handle: u64) {
     Ok(())
 }}
 
-driver_call! { Device fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
-    let _cost = cost::charge(Work::Map);
+driver_call! { Brief fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
+    let _cost = cost::charge_beside_enqueues(Work::Map);
     let mut all = lock(&VIRTUAL_MEMORY);
-    let (bytes, offset) = (bytes as u64, offset as u64);
-    if !is_granular(bytes) || !address.is_multiple_of(GRANULE_BYTES) || flags != 0 || !all.reserved(address, bytes) {
+    let bytes = bytes as u64;
+    if offset != 0 || !is_granular(bytes) || !address.is_multiple_of(GRANULE_BYTES) || flags != 0 || !all.reserved(address, bytes) {
         return Err(Code::INVALID_VALUE);
     }
     let mut before = all.mappings.range(..address + bytes);
@@ -262,17 +286,17 @@ driver_call! { Device fn cuMemMap(address: u64, bytes: usize, offset: usize, han
         return Err(Code::ALREADY_MAPPED);
     }
     let granule = all.granules.get_mut(&handle).filter(|granule| !granule.released).ok_or(Code::INVALID_VALUE)?;
-    if offset.checked_add(bytes).is_none_or(|end| end > granule.bytes) {
+    if bytes > granule.bytes {
         return Err(Code::INVALID_VALUE);
     }
-    map_over(address, bytes, Some((&granule.file, offset)))?;
+    map_over(address, bytes, Some((&granule.file, 0)))?;
     granule.mappings += 1;
-    all.mappings.insert(address, Mapping { bytes, granule: handle, offset });
+    all.mappings.insert(address, Mapping { bytes, granule: handle });
     Ok(())
 }}
 
-driver_call! { Device fn cuMemUnmap(address: u64, bytes: usize) {
-    let _cost = cost::charge(Work::Unmap(bytes as u64));
+driver_call! { Brief fn cuMemUnmap(address: u64, bytes: usize) {
+    let _cost = cost::charge_beside_enqueues(Work::Unmap(bytes as u64));
     let mut all = lock(&VIRTUAL_MEMORY);
     let starts = all.exactly(address, bytes as u64).inspect_err(|_| {
         ledger::misused(format!("cuMemUnmap of {bytes} bytes at {address:#x}, which are not whole mappings"));
@@ -290,40 +314,41 @@ driver_call! { Device fn cuMemUnmap(address: u64, bytes: usize) {
     Ok(())
 }}
 
-driver_call! { Device fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<Access>, count: usize) {
-    let _cost = cost::charge(Work::SetAccess(bytes as u64));
+driver_call! { Brief fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<Access>, count: usize) {
+    let mappings = lock(&VIRTUAL_MEMORY).exactly(address, bytes as u64)?.len() as u64;
+    let each = settings::get().access_of_each;
+    let _cost = cost::charge_beside_enqueues(Work::SetAccess { bytes: bytes as u64, mappings, each });
     let all = lock(&VIRTUAL_MEMORY);
     let starts = all.exactly(address, bytes as u64)?;
     let mut touched = Vec::new();
     for access in (0..count).map(|index| wanted.at(index)) {
         let Access { location, flags } = access?;
+        let is_host = location.is_host()?;
         for &start in &starts {
-            let Mapping { bytes, granule, offset } = all.mappings.get(&start).ok_or(Code::INVALID_VALUE)?;
-            match location.kind {
-                ON_DEVICE => {
+            let Mapping { bytes, granule } = all.mappings.get(&start).ok_or(Code::INVALID_VALUE)?;
+            match is_host {
+                false => {
                     context::check_device(location.id)?;
                     address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
                     if flags == 3 {
                         let view = all.granules.get(granule).ok_or(Code::INVALID_VALUE)?.view;
-                        let owner = Owner::Granule { backing: view + *offset as usize };
+                        let owner = Owner::Granule { backing: view };
                         address_space::insert(start, Range { bytes: *bytes, owner })?;
                     }
                 }
-                ON_HOST | ON_NUMA_NODE | ON_CURRENT_NUMA_NODE => {
+                true => {
                     protect(start, *bytes, flags)?;
-                    // The real first touch takes 170 us per granule; a memory file's 4 KiB pages take three times that.
                     if flags == 3 && settings::get().measured_costs {
                         touched.push((start as usize, *bytes as usize));
                     }
                 }
-                _ => return Err(Code::INVALID_VALUE),
             }
         }
     }
     // Calls of other threads do not wait for it.
     drop(all);
     for (start, bytes) in touched {
-        memory::populate(start, bytes);
+        memory::leave_first_touch(start, bytes);
     }
     Ok(())
 }}

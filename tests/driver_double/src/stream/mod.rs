@@ -389,6 +389,17 @@ pub(crate) fn live() -> u64 {
     lock_streams().by_number.values().filter(|stream| stream.created.is_some() && !stream.closing).count() as u64
 }
 
+/// Destroys all streams once their work has ended.
+pub(crate) fn close_all() {
+    let mut streams = lock_streams();
+    streams.defaults.clear();
+    streams.handles = Handles::new();
+    for stream in streams.by_number.values_mut() {
+        (stream.closing, stream.created) = (true, None);
+        stream.worker.wake_all();
+    }
+}
+
 /// Closes or opens the gate of one stream, by its handle or its number; 0 is the gate of all. Returns its number.
 pub(crate) fn hold(stream: usize, held: bool) -> usize {
     let mut streams = lock_streams();

@@ -4,7 +4,9 @@ use std::process::{Command, Output};
 use std::{env, fs, process};
 
 use cudarc::driver::{CudaContext, result, sys};
-use driver_double::Double;
+use driver_double::{Code, Double};
+
+use crate::virtual_memory::{self, GRANULE, ON_DEVICE, ON_NUMA_NODE};
 
 /// Runs one of the ignored tests below as that program.
 fn program(name: &str, settings: &[(&str, &str)]) -> Output {
@@ -76,5 +78,64 @@ fn a_setting_that_cannot_be_parsed_is_reported_and_cuinit_fails() {
 fn starts_no_driver() {
     for _ in 0..2 {
         assert_eq!(result::init().unwrap_err().0, sys::CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+}
+
+#[test]
+fn the_first_touch_after_each_mapping_faults_pages_in_where_costs_are_measured() {
+    let output = program("touches_a_granule_twice_at_each_of_two_places", &HOLLOW);
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+/// Page faults of this thread while it writes to every page.
+fn faults_of_a_touch(start: u64) -> i64 {
+    let faults = || {
+        let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: space for the answer.
+        assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) }, 0);
+        // SAFETY: all zeros before, and written by the call.
+        unsafe { usage.assume_init() }.ru_minflt
+    };
+    let bytes = virtual_memory::bytes(start, GRANULE);
+    let before = faults();
+    bytes.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+    faults() - before
+}
+
+#[test]
+#[ignore = "a program for the test above"]
+fn touches_a_granule_twice_at_each_of_two_places() {
+    let _context = CudaContext::new(0).unwrap();
+    let base = virtual_memory::reserve(2 * GRANULE);
+    let handle = virtual_memory::create().unwrap();
+    for at in [base, base + GRANULE as u64] {
+        assert_eq!(virtual_memory::map(at, handle), 0);
+        assert_eq!(virtual_memory::allow(at, GRANULE, &[ON_DEVICE, ON_NUMA_NODE]), 0);
+        let [first, again] = [faults_of_a_touch(at), faults_of_a_touch(at)];
+        // A page or two of the test's own may be among them; a huge page takes one fault for 512.
+        assert!(first > again && again < 8, "{first} at first, {again} after that");
+        assert_eq!(virtual_memory::unmap(at, GRANULE), 0);
+    }
+}
+
+#[test]
+fn the_environment_fails_a_call_by_its_number() {
+    let settings = [("DRIVER_DOUBLE_FAIL", "cuMemCreate:2=2,cuMemAddressReserve:1+=801,cuInit:1=999")];
+    let output = program("meets_failures", &settings);
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+#[test]
+#[ignore = "a program for the test above"]
+fn meets_failures() {
+    assert_eq!(result::init().unwrap_err().0, sys::CUresult::CUDA_ERROR_UNKNOWN);
+    let _context = CudaContext::new(0).unwrap();
+    let created = [virtual_memory::create(), virtual_memory::create(), virtual_memory::create()];
+    assert_eq!(created.map(|created| created.err()), [None, Some(Code::OUT_OF_MEMORY.0), None]);
+    for _ in 0..2 {
+        let mut address = 0;
+        // SAFETY: space for one address.
+        let refused = unsafe { sys::cuMemAddressReserve(&mut address, GRANULE, 0, 0, 0) };
+        assert_eq!(refused as i32, Code::NOT_SUPPORTED.0);
     }
 }

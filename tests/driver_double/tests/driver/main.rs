@@ -2,5 +2,7 @@
 //! ([`driver_double::Double::load`]).
 
 mod environment;
+mod refusals;
+mod sharing;
 mod through_cudarc;
 mod virtual_memory;

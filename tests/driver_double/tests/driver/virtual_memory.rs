@@ -7,9 +7,9 @@ use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
 use driver_double::{Code, Double};
 
-const GRANULE: usize = 2 << 20;
-const ON_DEVICE: i32 = 1;
-const ON_NUMA_NODE: i32 = 3;
+pub(crate) const GRANULE: usize = 2 << 20;
+pub(crate) const ON_DEVICE: i32 = 1;
+pub(crate) const ON_NUMA_NODE: i32 = 3;
 
 /// The driver's own layout, whatever version the bindings are of.
 #[repr(C)]
@@ -27,50 +27,57 @@ struct Access {
     flags: i32,
 }
 
-static HOST_GRANULE: Properties =
-    Properties { kind: 1, handle_types: 0, location: [ON_NUMA_NODE, 0], windows: 0, flags: 0 };
-
-fn raw(result: CUresult) -> i32 {
+pub(crate) fn raw(result: CUresult) -> i32 {
     result as i32
 }
 
-fn reserve(bytes: usize) -> u64 {
+pub(crate) fn reserve(bytes: usize) -> u64 {
     let mut address = 0;
     // SAFETY: space for one address.
     assert_eq!(raw(unsafe { sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) }), 0);
     address
 }
 
-fn create() -> Result<u64, i32> {
+pub(crate) fn create() -> Result<u64, i32> {
+    create_at([ON_NUMA_NODE, 0], GRANULE)
+}
+
+/// The kind of a location and its id.
+pub(crate) fn create_at(location: [i32; 2], bytes: usize) -> Result<u64, i32> {
+    let wanted = Properties { kind: 1, handle_types: 0, location, windows: 0, flags: 0 };
     let mut handle = MaybeUninit::uninit();
     // SAFETY: space for one handle, and properties in the driver's layout.
-    let code = raw(unsafe { sys::cuMemCreate(handle.as_mut_ptr(), GRANULE, (&raw const HOST_GRANULE).cast(), 0) });
+    let code = raw(unsafe { sys::cuMemCreate(handle.as_mut_ptr(), bytes, (&raw const wanted).cast(), 0) });
     // SAFETY: written where the call succeeded.
     if code == 0 { Ok(unsafe { handle.assume_init() }) } else { Err(code) }
 }
 
-fn map(address: u64, handle: u64) -> i32 {
+pub(crate) fn map(address: u64, handle: u64) -> i32 {
     // SAFETY: the double checks every number it is given.
     raw(unsafe { sys::cuMemMap(address, GRANULE, 0, handle, 0) })
 }
 
-fn allow(address: u64, bytes: usize, kinds: &[i32]) -> i32 {
-    let wanted: Vec<_> = kinds.iter().map(|&kind| Access { location: [kind, 0], flags: 3 }).collect();
+pub(crate) fn allow(address: u64, bytes: usize, kinds: &[i32]) -> i32 {
+    allow_at(address, bytes, &kinds.iter().map(|&kind| [kind, 0]).collect::<Vec<_>>())
+}
+
+pub(crate) fn allow_at(address: u64, bytes: usize, locations: &[[i32; 2]]) -> i32 {
+    let wanted: Vec<_> = locations.iter().map(|&location| Access { location, flags: 3 }).collect();
     // SAFETY: as many descriptions as the count says.
     raw(unsafe { sys::cuMemSetAccess(address, bytes, wanted.as_ptr().cast(), wanted.len()) })
 }
 
-fn unmap(address: u64, bytes: usize) -> i32 {
+pub(crate) fn unmap(address: u64, bytes: usize) -> i32 {
     // SAFETY: the double checks every number it is given.
     raw(unsafe { sys::cuMemUnmap(address, bytes) })
 }
 
-fn release(handle: u64) {
+pub(crate) fn release(handle: u64) {
     // SAFETY: the double checks every number it is given.
     assert_eq!(raw(unsafe { sys::cuMemRelease(handle) }), 0);
 }
 
-fn bytes<'a>(address: u64, len: usize) -> &'a mut [u8] {
+pub(crate) fn bytes<'a>(address: u64, len: usize) -> &'a mut [u8] {
     // SAFETY: the tests ask only for mapped granules that the CPU may access, one slice at a time.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), len) }
 }

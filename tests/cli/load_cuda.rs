@@ -1,0 +1,62 @@
+//! `pinpool load` to a CUDA device, over the driver double: every byte is copied there, back and compared.
+
+use std::path::Path;
+
+use crate::load::driver_double;
+use crate::tool::{Ran, finish, number, pinpool, tree};
+
+/// `load --verify` to the double's device, which reports at the end what was done to it.
+fn load(lib: &Path, backend: &str, args: &[&str]) -> Ran {
+    let mut command = pinpool(&["load", "--json", "--verify", "--require-gpu", "--backend", backend]);
+    command.args(args).env("LD_LIBRARY_PATH", lib).env("DRIVER_DOUBLE_REPORT", "stderr");
+    finish(&mut command)
+}
+
+fn check(ran: &Ran, backend: &str, files: u64) {
+    assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
+    let figures = ran.figures();
+    assert_eq!((&figures["backend"], &figures["page_locked"]), (&backend.into(), &true.into()));
+    assert!(figures["sink"].as_str().unwrap().starts_with("CUDA device"), "{figures}");
+    assert_eq!((number(&figures, "files"), number(&figures, "samples")), (files, files));
+    assert_eq!((number(&figures, "failed_files"), number(&figures, "fallbacks")), (0, 0), "{figures}");
+    assert_eq!(figures["verified_batches"], figures["batches"]);
+    assert_eq!(figures["ended"], "complete");
+    ran.check_stderr(" 0 wrong uses");
+}
+
+#[test]
+fn an_epoch_of_a_thousand_files_arrives_from_each_back_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let lib = driver_double(dir.path());
+    for backend in ["vmm", "register", "cuda"] {
+        let ran = load(&lib, backend, &["--synthetic", "1000", "--workers", "2"]);
+        check(&ran, backend, 1000);
+        // A load that streams releases nothing that would wait for its copies.
+        ran.check_stderr("driver double: 0 frees with work in flight");
+    }
+}
+
+#[test]
+fn a_real_tree_arrives_from_each_back_end() {
+    let (files, dir) = (tree(), tempfile::tempdir().unwrap());
+    let lib = driver_double(dir.path());
+    for backend in ["vmm", "register", "cuda"] {
+        let path = files.path().to_str().unwrap();
+        check(&load(&lib, backend, &["--batch-files", "16", "--epochs", "1", path]), backend, 200);
+    }
+}
+
+#[test]
+fn a_call_that_fails_once_costs_no_file_or_is_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let lib = driver_double(dir.path());
+    for (backend, call) in [("vmm", "cuMemCreate:5=2"), ("register", "cuMemHostRegister_v2:2=2")] {
+        let mut command = pinpool(&["load", "--json", "--verify", "--backend", backend, "--synthetic", "100"]);
+        command.env("LD_LIBRARY_PATH", &lib).env("DRIVER_DOUBLE_FAIL", call);
+        let ran = finish(&mut command);
+        let figures = ran.figures();
+        let arrived = number(&figures, "files") - number(&figures, "failed_files");
+        assert_eq!(ran.code(), i32::from(arrived < 100), "{backend}: {}", ran.stderr);
+        assert!(arrived > 0 && figures["verified_batches"] == figures["batches"], "{figures}");
+    }
+}
