@@ -314,6 +314,12 @@ impl PoolLog {
         );
     }
 
+    pub(crate) fn left_by_refusal(&self, bytes: u64, error: &SourceError) {
+        log::error!(
+            "{self}release failed: closing, and {bytes} bytes stay pinned, or addresses reserved, until the process ends: {error}"
+        );
+    }
+
     pub(crate) fn closed_in_flight(&self, copies: u64, bytes: u64, waited: Duration) {
         log::error!(
             "{self}closing with {copies} copies in flight after waiting {waited:?}: their {bytes} bytes are never released, \

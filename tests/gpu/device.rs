@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,25 +49,50 @@ fn is_required() -> bool {
 }
 
 /// Prints past the test harness, which captures the output of a passing test.
-fn print_uncaptured(line: impl Display) {
+pub(crate) fn print_uncaptured(line: impl Display) {
     let _unseen = writeln!(io::stderr(), "{line}");
 }
 
 impl Device {
-    /// Runs the scenario on each back-end that pins for the device.
+    /// Runs the scenario on each back-end that pins for the device, and panics at the end with those that failed: one does
+    /// not hide the others.
     pub(crate) fn on_each(&self, scenario: impl Fn(&Rig<'_>)) {
+        let mut failed = Vec::new();
         for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
             let rig = Rig { context: &self.context, backend };
+            if !is_asked_for(rig.name()) {
+                continue;
+            }
             match rig.builder().build() {
-                Ok(_) => scenario(&rig),
-                // Not every driver and device supports it.
-                Err(why) if rig.virtual_memory() || !is_required() => {
-                    print_uncaptured(format_args!("skipped on {}: {why}", rig.name()))
+                Ok(_) => {
+                    if panic::catch_unwind(AssertUnwindSafe(|| scenario(&rig))).is_err() {
+                        failed.push(rig.name());
+                    }
                 }
-                Err(why) => panic!("PINPOOL_REQUIRE_GPU=1, and no back-end {}: {why}", rig.name()),
+                Err(why) if is_required() && !is_excepted(rig.name()) => {
+                    print_uncaptured(format_args!("PINPOOL_REQUIRE_GPU=1, and no back-end {}: {why}", rig.name()));
+                    failed.push(rig.name());
+                }
+                Err(why) => print_uncaptured(format_args!("skipped on {}: {why}", rig.name())),
             }
         }
+        assert!(failed.is_empty(), "failed on {failed:?}; what failed is above");
     }
+}
+
+/// Whether a list of names in the environment has this one; `None` if it is not set.
+fn lists(variable: &str, name: &str) -> Option<bool> {
+    std::env::var(variable).ok().map(|list| list.split(',').any(|listed| listed.trim() == name))
+}
+
+/// `PINPOOL_GPU_BACKENDS` names those to run on; all without it.
+fn is_asked_for(backend: &str) -> bool {
+    lists("PINPOOL_GPU_BACKENDS", backend).unwrap_or(true)
+}
+
+/// `PINPOOL_GPU_EXCEPT` names those that this machine need not have.
+fn is_excepted(backend: &str) -> bool {
+    lists("PINPOOL_GPU_EXCEPT", backend).unwrap_or(false)
 }
 
 /// A back-end on the device.

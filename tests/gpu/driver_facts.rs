@@ -4,7 +4,9 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DriverError, result};
@@ -13,18 +15,35 @@ use CUstreamCaptureMode::{CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_
 
 const PAGE: usize = 4096;
 
-/// Checks every fact, on a device without other users.
+/// A fact; panics where it does not hold.
+pub(crate) type Fact = fn(&Arc<CudaContext>);
+
+/// Every fact by name, each to be checked on a device without other users.
+pub(crate) const FACTS: [(&str, Fact); 13] = [
+    ("unknown_pointers_are_refused", unknown_pointers_are_refused),
+    ("a_copy_stays_in_one_registration", a_copy_stays_in_one_registration),
+    ("a_copy_from_pageable_memory_has_read_it", a_copy_from_pageable_memory_has_read_it),
+    (
+        "a_query_beside_a_global_capture_invalidates_it_unless_relaxed",
+        a_query_beside_a_global_capture_invalidates_it_unless_relaxed,
+    ),
+    ("pinning_beside_a_global_capture_needs_relaxing_too", pinning_beside_a_global_capture_needs_relaxing_too),
+    ("a_capturing_stream_cannot_be_waited_for", a_capturing_stream_cannot_be_waited_for),
+    ("events_are_queried_without_a_context", events_are_queried_without_a_context),
+    ("only_an_event_that_was_recorded_has_a_time", only_an_event_that_was_recorded_has_a_time),
+    ("a_stream_has_a_unique_id", a_stream_has_a_unique_id),
+    ("page_locked_memory_has_a_device_address", page_locked_memory_has_a_device_address),
+    ("a_stream_is_destroyed_behind_a_blocked_host_function", a_stream_is_destroyed_behind_a_blocked_host_function),
+    ("host_memory_of_no_node_is_refused", host_memory_of_no_node_is_refused),
+    ("host_memory_is_created_without_a_context", host_memory_is_created_without_a_context),
+];
+
+/// Checks every fact in this process, and panics with all that do not hold.
+#[allow(dead_code)] // On a device each fact has a process of its own.
 pub(crate) fn check(context: &Arc<CudaContext>) {
-    unknown_pointers_are_refused(context);
-    a_copy_stays_in_one_registration(context);
-    a_copy_from_pageable_memory_has_read_it(context);
-    a_query_beside_a_global_capture_invalidates_it_unless_relaxed(context);
-    pinning_beside_a_global_capture_needs_relaxing_too(context);
-    a_capturing_stream_cannot_be_waited_for(context);
-    events_are_queried_without_a_context(context);
-    only_an_event_that_was_recorded_has_a_time(context);
-    a_stream_has_a_unique_id(context);
-    page_locked_memory_has_a_device_address(context);
+    let holds = |fact: &Fact| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fact(context))).is_ok();
+    let wrong: Vec<_> = FACTS.iter().filter(|(_, fact)| !holds(fact)).map(|(name, _)| name).collect();
+    assert!(wrong.is_empty(), "these facts do not hold: {wrong:?}");
 }
 
 fn code(result: Result<impl Sized, DriverError>) -> CUresult {
@@ -83,30 +102,33 @@ fn unknown_pointers_are_refused(context: &Arc<CudaContext>) {
 }
 
 fn a_copy_stays_in_one_registration(context: &Arc<CudaContext>) {
-    let stream = context.new_stream().unwrap();
-    let device = stream.alloc_zeros::<u8>(3 * PAGE).unwrap();
-    let mut pages = vec![1_u8; 4 * PAGE];
-    let skip = pages.as_ptr().align_offset(PAGE);
-    let first = pages.as_mut_ptr().wrapping_add(skip);
-    for page in [0, 1] {
-        // SAFETY: a page of the vector, unregistered below.
-        let registered = unsafe { sys::cuMemHostRegister_v2(first.wrapping_add(page * PAGE).cast(), PAGE, 1) };
-        assert_eq!(registered, CUresult::CUDA_SUCCESS);
-    }
-    let copy = |page: usize, pages: usize| {
-        let source = first.wrapping_add(page * PAGE);
-        let (target, _tracking) = device.device_ptr(&stream);
-        // SAFETY: both sides are as long as the copy, and live until the synchronisation below.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.cast(), pages * PAGE, stream.cu_stream()) }
-    };
-    assert_eq!(copy(0, 1), CUresult::CUDA_SUCCESS);
-    assert_eq!(copy(0, 2), CUresult::CUDA_ERROR_INVALID_VALUE, "across two registrations");
-    assert_eq!(copy(1, 2), CUresult::CUDA_ERROR_INVALID_VALUE, "from registered into pageable");
-    stream.synchronize().unwrap();
-    for page in [0, 1] {
-        // SAFETY: registered above, and no copy is left.
-        let unregistered = unsafe { sys::cuMemHostUnregister(first.wrapping_add(page * PAGE).cast()) };
-        assert_eq!(unregistered, CUresult::CUDA_SUCCESS);
+    // Small copies may be taken inline, so halves that are surely copied by the device too.
+    for half in [PAGE, 16 << 20] {
+        let stream = context.new_stream().unwrap();
+        let device = stream.alloc_zeros::<u8>(3 * half).unwrap();
+        let mut pages = vec![1_u8; 3 * half + PAGE];
+        let skip = pages.as_ptr().align_offset(PAGE);
+        let first = pages.as_mut_ptr().wrapping_add(skip);
+        for number in [0, 1] {
+            // SAFETY: pages of the vector, unregistered below.
+            let registered = unsafe { sys::cuMemHostRegister_v2(first.wrapping_add(number * half).cast(), half, 1) };
+            assert_eq!(registered, CUresult::CUDA_SUCCESS);
+        }
+        let copy = |number: usize, halves: usize| {
+            let source = first.wrapping_add(number * half);
+            let (target, _tracking) = device.device_ptr(&stream);
+            // SAFETY: both sides are as long as the copy, and live until the synchronisation below.
+            unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.cast(), halves * half, stream.cu_stream()) }
+        };
+        assert_eq!(copy(0, 1), CUresult::CUDA_SUCCESS);
+        assert_eq!(copy(0, 2), CUresult::CUDA_ERROR_INVALID_VALUE, "across two registrations of {half} B");
+        assert_eq!(copy(1, 2), CUresult::CUDA_ERROR_INVALID_VALUE, "from {half} registered bytes into pageable ones");
+        stream.synchronize().unwrap();
+        for number in [0, 1] {
+            // SAFETY: registered above, and no copy is left.
+            let unregistered = unsafe { sys::cuMemHostUnregister(first.wrapping_add(number * half).cast()) };
+            assert_eq!(unregistered, CUresult::CUDA_SUCCESS);
+        }
     }
 }
 
@@ -176,8 +198,7 @@ fn events_are_queried_without_a_context(context: &Arc<CudaContext>) {
 fn only_an_event_that_was_recorded_has_a_time(context: &Arc<CudaContext>) {
     let stream = context.new_stream().unwrap();
     let event = context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).unwrap();
-    // SAFETY: a live event.
-    let elapsed = || code(unsafe { result::event::elapsed(event.cu_event(), event.cu_event()) });
+    let elapsed = || elapsed(event.cu_event());
     assert_eq!(
         (code(event.try_is_complete()), elapsed()),
         (CUresult::CUDA_SUCCESS, CUresult::CUDA_ERROR_INVALID_HANDLE)
@@ -186,6 +207,21 @@ fn only_an_event_that_was_recorded_has_a_time(context: &Arc<CudaContext>) {
     // Waiting needs a current context.
     on_a_fresh_thread(context, || event.synchronize().unwrap());
     assert_eq!(elapsed(), CUresult::CUDA_SUCCESS);
+}
+
+/// The code of the time from an event to itself. Found by name: the newer form came with CUDA 12.8.
+fn elapsed(event: sys::CUevent) -> CUresult {
+    type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
+    // SAFETY: the driver is loaded, and stays so.
+    let library = unsafe { sys::culib() };
+    let find = |name: &[u8]| {
+        // SAFETY: both names have this type in the driver's header.
+        unsafe { library.get::<Elapsed>(name) }.ok().map(|found| *found)
+    };
+    let elapsed = find(b"cuEventElapsedTime_v2\0").or_else(|| find(b"cuEventElapsedTime\0")).unwrap();
+    let mut milliseconds = 0.0;
+    // SAFETY: space for a number, and a live event.
+    unsafe { elapsed(&raw mut milliseconds, event, event) }
 }
 
 fn a_stream_has_a_unique_id(context: &Arc<CudaContext>) {
@@ -224,4 +260,96 @@ fn page_locked_memory_has_a_device_address(context: &Arc<CudaContext>) {
     // SAFETY: space for an address; the pointer is not dereferenced.
     let asked = unsafe { sys::cuPointerGetAttribute((&raw mut attribute).cast(), wanted, own.as_ptr() as u64) };
     assert_eq!(asked, CUresult::CUDA_ERROR_INVALID_VALUE);
+}
+
+/// Whether destroying waits for the function is the driver's choice; the function must not be lost.
+fn a_stream_is_destroyed_behind_a_blocked_host_function(context: &Arc<CudaContext>) {
+    static MAY_END: AtomicBool = AtomicBool::new(false);
+    static ENDED: AtomicBool = AtomicBool::new(false);
+    extern "C" fn wait(_argument: *mut c_void) {
+        let begun = Instant::now();
+        while !MAY_END.load(Ordering::SeqCst) && begun.elapsed() < Duration::from_secs(10) {
+            thread::sleep(Duration::from_micros(200));
+        }
+        ENDED.store(true, Ordering::SeqCst);
+    }
+    let stream = context.new_stream().unwrap();
+    // SAFETY: a live stream, and a function without an argument.
+    unsafe { result::stream::launch_host_function(stream.cu_stream(), wait, std::ptr::null_mut()) }.unwrap();
+    thread::scope(|scope| {
+        let destroying = scope.spawn(move || drop(stream));
+        thread::sleep(Duration::from_millis(50));
+        let waits = !destroying.is_finished();
+        println!("{{\"figure\":\"stream_destroy_waits_for_host_functions\",\"value\":{waits}}}");
+        MAY_END.store(true, Ordering::SeqCst);
+        destroying.join().unwrap();
+    });
+    while !ENDED.load(Ordering::SeqCst) {
+        thread::yield_now();
+    }
+}
+
+/// `CUmemAllocationProp`, whatever version the bindings are of.
+#[repr(C)]
+struct Properties {
+    kind: i32,
+    handle_types: i32,
+    location: [i32; 2],
+    windows: usize,
+    flags: u64,
+}
+
+const GRANULE: usize = 2 << 20;
+const NUMA_NODE: i32 = 3;
+const CURRENT_NUMA_NODE: i32 = 4;
+/// Virtual memory on a node of the host, an attribute of devices.
+const HOST_NUMA_VIRTUAL_MEMORY: i32 = 141;
+
+type Create = unsafe extern "C" fn(*mut u64, usize, *const Properties, u64) -> i32;
+type Release = unsafe extern "C" fn(u64) -> i32;
+type Attribute = unsafe extern "C" fn(*mut i32, i32, sys::CUdevice) -> i32;
+
+/// Creates a granule and releases it; `None` where the device has no virtual memory of the host.
+fn create_at(context: &Arc<CudaContext>, location: [i32; 2]) -> Option<i32> {
+    // SAFETY: the driver is loaded, and stays so.
+    let library = unsafe { sys::culib() };
+    // SAFETY: the types of the driver's header, for each of the three.
+    let attribute = unsafe { library.get::<Attribute>(b"cuDeviceGetAttribute\0") }.ok()?;
+    // SAFETY: as above.
+    let create = unsafe { library.get::<Create>(b"cuMemCreate\0") }.ok()?;
+    // SAFETY: as above.
+    let release = unsafe { library.get::<Release>(b"cuMemRelease\0") }.ok()?;
+    let mut supported = 0;
+    // SAFETY: space for a number, and a device of the driver.
+    let asked = unsafe { attribute(&raw mut supported, HOST_NUMA_VIRTUAL_MEMORY, context.cu_device()) };
+    if asked != 0 || supported == 0 {
+        println!("skipped: the device has no virtual memory of the host");
+        return None;
+    }
+    let wanted = Properties { kind: 1, handle_types: 0, location, windows: 0, flags: 0 };
+    let mut granule = 0;
+    // SAFETY: space for a handle, and properties in the driver's layout.
+    let created = unsafe { create(&raw mut granule, GRANULE, &raw const wanted, 0) };
+    if created == 0 {
+        // SAFETY: just created, mapped nowhere.
+        assert_eq!(unsafe { release(granule) }, 0);
+    }
+    Some(created)
+}
+
+fn host_memory_of_no_node_is_refused(context: &Arc<CudaContext>) {
+    const INVALID_VALUE: i32 = 1;
+    context.bind_to_thread().unwrap();
+    for location in [[NUMA_NODE, -1], [NUMA_NODE, 63], [CURRENT_NUMA_NODE, 0]] {
+        assert!(matches!(create_at(context, location), None | Some(INVALID_VALUE)), "{location:?}");
+    }
+}
+
+fn host_memory_is_created_without_a_context(context: &Arc<CudaContext>) {
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(result::ctx::get_current(), Ok(None));
+            assert!(matches!(create_at(context, [NUMA_NODE, 0]), None | Some(0)));
+        });
+    });
 }

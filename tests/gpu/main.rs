@@ -1,6 +1,8 @@
 //! On a real device: the assumed behaviour of the driver, and every copied byte compared after it is copied back.
 //!
-//! Without a device each test says `skipped: why` and passes; `PINPOOL_REQUIRE_GPU=1` turns that into a failure:
+//! Without a device each test says `skipped: why` and passes; `PINPOOL_REQUIRE_GPU=1` turns that into a failure, also where
+//! one of the three back-ends is missing. `PINPOOL_GPU_EXCEPT=vmm` names those that may be, `PINPOOL_GPU_BACKENDS=cuda` those
+//! to run on:
 //!
 //! ```text
 //! PINPOOL_REQUIRE_GPU=1 cargo test --release --all-features --test gpu
@@ -18,10 +20,20 @@
 //! | `copies.rs` | one copy at a time, held while it is observed |
 //! | `memory.rs` | memory that is committed, remapped and released beside copies and after them |
 //! | `capture.rs` | the pool beside graph captures |
+//! | `kernels.rs` | kernels that run while memory is pinned, moved and released; that read a buffer in place; that fail |
+//! | `ends.rs` | exit with copies in flight, fork after growth, two pools: each in a process of its own |
+//! | `figures.rs` | figures that are no test: mappings and descriptors of a large pool |
+//!
+//! `run.sh` runs this suite and the benches of the tool on a machine without cargo, from binaries that `collect.sh` built.
 //!
 //! Each scenario is one function over a back-end. Never loads the driver double: a process has one driver, here that of the
 //! machine.
 #![allow(unsafe_code)] // The contract suite, the facts about the driver, and work that the pool does not track.
+
+use std::env;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::result;
 use pinpool::backend::{CudaSource, RegisterSource, VmmSource};
@@ -33,15 +45,63 @@ mod churn;
 mod copies;
 mod device;
 mod driver_facts;
+mod ends;
+mod figures;
+mod kernels;
 mod memory;
 mod methods;
 
 const MIB: usize = 1 << 20;
 
+/// Names the fact that a process checks.
+const FACT: &str = "PINPOOL_GPU_FACT";
+/// A fact that takes longer does not hold.
+const LONGEST_FACT: Duration = Duration::from_secs(40);
+
+/// Each fact in a process of its own, so that one that fails, hangs or breaks the device hides no other. Prints a JSON
+/// line for each.
 #[test]
 fn every_fact_about_the_driver_holds_on_the_device() {
-    let Some(device) = device::take() else { return };
-    driver_facts::check(&device.context);
+    if device::take().is_none() {
+        return;
+    }
+    let mut wrong = Vec::new();
+    for (name, _) in driver_facts::FACTS {
+        let outcome = in_a_process(name);
+        println!("{{\"fact\":\"{name}\",\"outcome\":\"{outcome}\"}}");
+        if outcome != "holds" {
+            wrong.push(name);
+        }
+    }
+    assert!(wrong.is_empty(), "these facts do not hold: {wrong:?}");
+}
+
+fn in_a_process(name: &str) -> &'static str {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", "one_fact", "--ignored", "--nocapture"]).env(FACT, name).stdin(Stdio::null());
+    let (mut child, begun) = (command.spawn().unwrap(), Instant::now());
+    loop {
+        match child.try_wait().unwrap() {
+            Some(status) if status.success() => return "holds",
+            Some(status) if status.code().is_some() => return "does not hold",
+            Some(_) => return "ended by a signal",
+            None if begun.elapsed() > LONGEST_FACT => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                return "hangs";
+            }
+            None => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+#[test]
+#[ignore = "a process for the test above"]
+fn one_fact() {
+    let wanted = env::var(FACT).unwrap();
+    let device = device::take().expect("a device, as for the test above");
+    let (_, fact) = driver_facts::FACTS.iter().find(|(name, _)| *name == wanted).unwrap();
+    fact(&device.context);
 }
 
 #[test]

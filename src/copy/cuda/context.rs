@@ -57,7 +57,8 @@ impl fmt::Debug for ContextState {
     }
 }
 
-/// A context object beside the user's, for the same context of the driver.
+/// A context object beside the user's, for the same context of the driver. Of a primary context it holds a reference of its
+/// own, so that no failure while it is made can destroy the user's.
 pub(super) struct OwnContext {
     /// Never dropped: that would destroy the user's context.
     pub(super) context: ManuallyDrop<Arc<CudaContext>>,
@@ -214,9 +215,13 @@ impl ContextState {
     fn make_own(&self) -> Result<OwnContext, DriverError> {
         let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
         let (ordinal, device, handle) = (self.context.ordinal(), self.context.cu_device(), self.context.cu_ctx());
-        // SAFETY: the handle is valid (context-I1) and of this device; the object is never dropped, so it never destroys
-        // the user's context.
-        let context = ManuallyDrop::new(unsafe { CudaContext::from_raw_context(ordinal, device, handle) }?);
+        let primary = if is_active(device) { Some(CudaContext::new(ordinal)?) } else { None };
+        let context = ManuallyDrop::new(match primary.filter(|primary| primary.cu_ctx() == handle) {
+            Some(primary) => primary,
+            // SAFETY: the handle is valid (context-I1) and of this device; the object is never dropped, so it never
+            // destroys the user's context. It would if cudarc could not make the context current, which it is here.
+            None => unsafe { CudaContext::from_raw_context(ordinal, device, handle) }?,
+        });
         // The first stream of a context that tracks events makes cudarc wait for the whole device.
         // SAFETY: no device memory is ever made through this object, so none misses its events.
         unsafe { context.disable_event_tracking() };
@@ -225,4 +230,12 @@ impl ContextState {
         unsafe { context.enable_event_tracking() };
         Ok(OwnContext { context, idle_stream })
     }
+}
+
+/// Whether the primary context of the device exists; retaining it would make it otherwise.
+fn is_active(device: sys::CUdevice) -> bool {
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: space for both answers.
+    let asked = unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) };
+    asked.result().is_ok() && active != 0
 }

@@ -60,7 +60,7 @@ impl Core {
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(std::mem::forget);
         if let Some(arena) = self.backing().arena().filter(|_| may_release) {
-            self.log.release_error(arena.detach(self, self.time.coarse_us()));
+            arena.detach(self, self.time.coarse_us());
         }
     }
 }

@@ -217,7 +217,7 @@ impl Backing {
     pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64, log: &PoolLog) {
         let released = match (memory, &self.supply) {
             (BlockMemory::Carved { ptr, bytes, claim, .. }, Supply::Shared(arena)) => {
-                log.release_error(arena.give(ptr, bytes, now_us));
+                arena.give(ptr, bytes, now_us);
                 drop(claim);
                 Ok(())
             }

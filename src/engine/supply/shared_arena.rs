@@ -369,16 +369,20 @@ impl SharedArena {
     }
 
     /// A pool has closed. After the last one everything is released, now or with the last block.
-    pub(in crate::engine) fn detach(&self, pool: &dyn Reclaim, now_us: u64) -> Result<(), SourceError> {
+    pub(in crate::engine) fn detach(&self, pool: &dyn Reclaim, now_us: u64) {
         let is_last = self.state.lock().detach(std::ptr::from_ref(pool).cast());
-        if is_last { self.teardown(now_us) } else { Ok(()) }
+        if is_last {
+            self.teardown(now_us);
+        }
     }
 
     /// Takes a block's bytes back. A pool is closed once its last block is counted as put, which may be before that
     /// block's memory is given back by another thread; so the last of the two, `detach` or `give`, tears down.
-    pub(super) fn give(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) -> Result<(), SourceError> {
+    pub(super) fn give(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
         let is_unused = self.state.lock().give(ptr, bytes, now_us);
-        if is_unused { self.teardown(now_us) } else { Ok(()) }
+        if is_unused {
+            self.teardown(now_us);
+        }
     }
 
     /// Divides the time that free memory is kept; `None` restores the setting.

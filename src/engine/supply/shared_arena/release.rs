@@ -129,8 +129,8 @@ impl SharedArena {
     }
 
     /// Releases everything without a block in it; the addresses only if there is no block at all. A leaked or abandoned
-    /// block keeps them until the process ends.
-    pub(super) fn teardown(&self, now_us: u64) -> Result<(), SourceError> {
+    /// block keeps them until the process ends, and so does a release that fails: nothing tries it again.
+    pub(super) fn teardown(&self, now_us: u64) {
         // A release that waits for the device would wait for a copy that never ends.
         let Some(closed) = self.gate.close_in_turn().or_else(|| self.close_at_last()) else {
             let state = self.state.lock();
@@ -141,7 +141,7 @@ impl SharedArena {
             if stays {
                 self.log.left_pinned(held_bytes);
             }
-            return Ok(());
+            return;
         };
         let mut released = Ok(());
         let mappings = loop {
@@ -157,7 +157,11 @@ impl SharedArena {
             }
         };
         // One that fails does not keep the others.
-        mappings.into_iter().map(|mapping| self.release_mapping(mapping)).fold(released, Result::and)
+        let released = mappings.into_iter().map(|mapping| self.release_mapping(mapping)).fold(released, Result::and);
+        if let Err(error) = released {
+            let held_bytes = self.state.lock().held_bytes();
+            self.log.left_by_refusal(held_bytes, &error);
+        }
     }
 
     /// Closes the gate when every block is back: its copies are over, though a thread may still be counting one.

@@ -1,0 +1,268 @@
+//! Every call of the driver that a pool makes fails once, at each of its first times, in turn: no panic and no hang, nothing
+//! leaks unless a log line says so, and the pool serves again.
+#![allow(unsafe_code)] // A thread without a context.
+
+use std::collections::BTreeMap;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
+use driver_double::{Code, Double};
+use log::Level;
+use pinpool::{Backend, FenceKind, PinnedBuf, Pool, Result};
+
+use crate::captured_log::{lines_with_levels, listen};
+use crate::fixture::{Held, MIB, builder, held};
+
+/// Each call fails at each of so many first times.
+const FIRST_TIMES: u64 = 20;
+const LEN: usize = 100_000;
+/// Four granules, so that a buffer of two needs granules that are remapped.
+const CEILING: u64 = 8 << 20;
+/// All runs of one back-end; a hang is reported, not waited for.
+const LONGEST: Duration = Duration::from_secs(300);
+
+/// What runs: a back-end and the fences of its pool.
+#[derive(Debug, Clone)]
+struct Case {
+    backend: Backend,
+    fence: FenceKind,
+    /// The calls that fail; all if there are none.
+    only: &'static [&'static str],
+}
+
+/// A context that no run before has used, so that nothing of it is kept from them, and a stream with memory.
+struct Lane {
+    stream: Arc<CudaStream>,
+    memory: CudaSlice<u8>,
+}
+
+impl Lane {
+    fn new(double: &Double) -> Self {
+        double.renew_contexts();
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let memory = stream.alloc_zeros(LEN).unwrap();
+        stream.synchronize().unwrap();
+        Self { stream, memory }
+    }
+
+    /// A buffer that is filled, copied there, and seen to have arrived.
+    fn round_trip(&mut self, pool: &Pool, byte: u8) -> Result<()> {
+        let buf = filled(pool, LEN, byte)?;
+        buf.copy_to(&self.stream, &mut self.memory)?.wait()?;
+        let back = pool.get(LEN)?.copy_from(&self.stream, &self.memory)?.wait()?;
+        assert!(back.as_slice_untracked()?.iter().all(|&found| found == byte), "a wrong byte");
+        Ok(())
+    }
+}
+
+fn filled(pool: &Pool, len: usize, byte: u8) -> Result<PinnedBuf> {
+    let mut buf = pool.get(len)?;
+    buf.as_mut_slice()?.fill(byte);
+    Ok(buf)
+}
+
+/// All that a pool does with a driver. A step that fails does not keep the others from being tried.
+fn use_pool(pool: &Pool, lane: &mut Lane) {
+    // A thread of a program that makes its context current for its own calls only.
+    // SAFETY: no context is current then; no call of this thread relies on one.
+    let _refused = unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
+    let _refused = pool.prewarm(MIB as u64);
+    for byte in 1..4 {
+        let _refused = lane.round_trip(pool, byte);
+    }
+    if let Ok(buf) = filled(pool, LEN, 4) {
+        let _refused = buf.copy_to(&lane.stream, &mut lane.memory).map(drop);
+    }
+    if let Ok(mut buf) = filled(pool, LEN, 5) {
+        let _refused = buf.copy_range_to(0..LEN, &lane.stream, &mut lane.memory).map(drop);
+        let _refused = buf.as_mut_slice().map(|bytes| bytes.fill(6));
+        let _refused = lane.stream.memcpy_htod(&buf, &mut lane.memory);
+    }
+    if let Ok(buf) = filled(pool, LEN, 7) {
+        let _refused = buf.release_after(&lane.stream);
+    }
+    if let (Ok(buf), Ok(event)) = (filled(pool, LEN, 8), lane.stream.record_event(None)) {
+        let _refused = buf.release_after_event(&event);
+    }
+    let _refused = lane.stream.synchronize();
+    // Grows to the ceiling; then every other granule is free, and the next buffer needs two in a row.
+    let mut bufs: Vec<_> = (0..4).map(|_| pool.try_get(2 * MIB - 4096)).collect();
+    bufs.retain(|buf| matches!(buf, Ok(Some(_))));
+    for index in (0..bufs.len()).rev().step_by(2) {
+        drop(bufs.swap_remove(index));
+    }
+    let _refused = pool.get_timeout(3 * MIB, Duration::ZERO);
+    drop(bufs);
+    pool.poll();
+    pool.trim(2 * MIB as u64);
+    let _refused = pool.get(3 * MIB).map(drop);
+    pool.clear();
+    pool.poll();
+}
+
+/// One run; `script` says what fails. Returns how often each function was called, or what is wrong.
+fn run(double: &Double, case: &Case, script: impl FnOnce()) -> Vec<(String, u64)> {
+    listen();
+    double.reset();
+    let mut lane = Lane::new(double);
+    let before = counted(double, case);
+    double.reset();
+    script();
+    let build = || {
+        let builder = builder(case.backend.clone()).fence(case.fence).max_bytes(CEILING).wait(Duration::ZERO);
+        builder.close_wait(Duration::from_millis(100)).build()
+    };
+    // What a failed attempt leaves is the error's to say.
+    let (pool, before) = match build() {
+        Ok(pool) => (pool, before),
+        Err(_) => {
+            let before = Held { reservations: counted(double, case).reservations, ..before };
+            (build().expect("a second attempt succeeds"), before)
+        }
+    };
+    use_pool(&pool, &mut lane);
+    let served = lane.round_trip(&pool, 9).or_else(|_| lane.round_trip(&pool, 10));
+    assert!(served.is_ok(), "it does not serve again: {served:?}");
+    while double.counts().work_in_flight > 0 {
+        thread::yield_now();
+    }
+    pool.poll();
+    let stats = pool.stats();
+    stats.validate().unwrap();
+    assert_eq!((stats.in_use, stats.in_flight), (0, 0));
+    if case.fence == FenceKind::Event {
+        let pinned_bytes = counted(double, case).pinned_bytes - before.pinned_bytes;
+        // A granule that was refused to be released is no longer the pool's, and the first that it commits again.
+        let refused = if double.calls("cuMemRelease") > 0 { 2 << 20 } else { 0 };
+        let told = stats.pinned_bytes..=stats.pinned_bytes + refused;
+        assert!(told.contains(&pinned_bytes), "{pinned_bytes} B are pinned, the pool says {}", stats.pinned_bytes);
+    }
+    lines_with_levels();
+    drop(pool);
+    let (after, lines) = (counted(double, case), lines_with_levels());
+    let is_said = lines.iter().any(|(level, line)| *level == Level::Error && line.contains("until the process ends"));
+    if stats.lost == 0 {
+        assert!(after == before || is_said, "left behind without a word: {after:?}, not {before:?}; {lines:?}");
+    } else {
+        let left = after.pinned_bytes - before.pinned_bytes;
+        assert!(left <= stats.pinned_bytes, "{left} B left, {} B lost: {lines:?}", stats.lost_bytes);
+    }
+    let mut wrong_uses = double.wrong_uses();
+    // Addresses of a granule that could not be unmapped at the end: refused, and said above.
+    wrong_uses.retain(|words| !(is_said && words.contains("cuMemAddressFree") && words.contains("still mapped")));
+    assert!(wrong_uses.is_empty(), "{wrong_uses:?}");
+    let calls = double.all_calls();
+    drop(lane);
+    calls
+}
+
+/// What the driver holds for pools. The words that streams write, kept for the context, are not a pool's.
+fn counted(double: &Double, case: &Case) -> Held {
+    let held = held(double);
+    match case.fence {
+        FenceKind::Timeline => Held { pinned_bytes: 0, host_allocations: 0, ..held },
+        _ => held,
+    }
+}
+
+/// Codes that occur, each at some of the times.
+fn code(nth: u64) -> Code {
+    [Code::OUT_OF_MEMORY, Code::UNKNOWN, Code::NOT_PERMITTED][(nth % 3) as usize]
+}
+
+/// Runs that went wrong, each with its reason; and how many there were.
+fn sweep(case: &Case, double: &Double, current: &Mutex<String>) -> (Vec<String>, BTreeMap<String, u64>) {
+    let calls = run(double, case, || {});
+    let (mut wrong, mut failed) = (Vec::new(), BTreeMap::new());
+    for (name, count) in calls.into_iter().filter(|(name, _)| case.only.is_empty() || case.only.contains(&&**name)) {
+        for nth in 1..=count.min(FIRST_TIMES) {
+            let what = format!("{case:?}: {name} fails at its call {nth} of {count} with {:?}", code(nth));
+            current.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&what);
+            let script = || double.fail(&name, nth, code(nth));
+            match panic::catch_unwind(AssertUnwindSafe(|| run(double, case, script))) {
+                Ok(_) => *failed.entry(name.clone()).or_insert(0) += 1,
+                Err(why) => {
+                    let text = why.downcast_ref::<String>().cloned();
+                    let text = text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                    wrong.push(format!("{what}: {}", text.unwrap_or_default()));
+                }
+            }
+        }
+    }
+    double.reset();
+    double.renew_contexts();
+    (wrong, failed)
+}
+
+fn check(case: Case, needed: &[&str]) {
+    let current = Arc::new(Mutex::new(String::new()));
+    let ((begun, turn), (done, result)) = (channel(), channel());
+    let shared = current.clone();
+    thread::spawn(move || {
+        let double = Double::load();
+        let _began = begun.send(());
+        let _ended = done.send(sweep(&case, &double, &shared));
+    });
+    // Other tests come before it.
+    turn.recv().unwrap();
+    let Ok((wrong, failed)) = result.recv_timeout(LONGEST) else {
+        panic!("hangs or panicked: {}", current.lock().unwrap_or_else(PoisonError::into_inner));
+    };
+    assert!(wrong.is_empty(), "{} runs went wrong:\n{}", wrong.len(), wrong.join("\n"));
+    for name in needed {
+        assert!(failed.contains_key(*name), "{name} never failed: {failed:?}");
+    }
+}
+
+const OF_EACH: [&str; 8] = [
+    "cuInit",
+    "cuDeviceGet",
+    "cuCtxSetCurrent",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuThreadExchangeStreamCaptureMode",
+];
+
+#[test]
+fn of_virtual_memory() {
+    let own = ["cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"];
+    let more = ["cuMemAddressFree", "cuMemHostRegister_v2", "cuMemHostUnregister"];
+    check(Case { backend: Backend::Vmm, fence: FenceKind::Event, only: &[] }, &[&OF_EACH[..], &own, &more].concat());
+}
+
+#[test]
+fn of_virtual_memory_with_timelines() {
+    const OWN: &[&str] = &[
+        "cuCtxGetCurrent",
+        "cuDeviceGetAttribute",
+        "cuDevicePrimaryCtxGetState",
+        "cuDevicePrimaryCtxRetain",
+        "cuMemHostAlloc",
+        "cuMemHostGetDevicePointer_v2",
+        "cuStreamCreate",
+        "cuStreamGetId",
+        "cuStreamQuery",
+        "cuStreamWriteValue32_v2",
+    ];
+    let needed = ["cuStreamWriteValue32_v2", "cuMemHostAlloc", "cuStreamGetId", "cuMemHostGetDevicePointer_v2"];
+    check(Case { backend: Backend::Vmm, fence: FenceKind::Timeline, only: OWN }, &needed);
+}
+
+#[test]
+fn of_registered_memory() {
+    let own = ["cuMemHostRegister_v2", "cuMemHostUnregister"];
+    check(Case { backend: Backend::Register, fence: FenceKind::Event, only: &[] }, &[&OF_EACH[..], &own].concat());
+}
+
+#[test]
+fn of_memory_of_the_driver() {
+    let own = ["cuMemHostAlloc", "cuMemFreeHost"];
+    check(Case { backend: Backend::Cuda, fence: FenceKind::Event, only: &[] }, &[&OF_EACH[..], &own].concat());
+}

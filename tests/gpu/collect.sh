@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Builds what run.sh needs into one folder, which can be carried to a machine without cargo:
+#   tests/gpu/collect.sh FOLDER
+# The tool (pinpool), the suite (gpu), run.sh and peers.py. PROFILE=dev builds faster, for a try on the driver double.
+set -euo pipefail
+folder=$(realpath -m "${1:?usage: collect.sh FOLDER}")
+cd "$(dirname "$0")/../.."
+profile=${PROFILE:-release}
+
+# The path of the one test binary of this name, from cargo's own report.
+suite() {
+    cargo test --no-run --all-features --profile "$profile" --test gpu --message-format=json |
+        sed -n 's/.*"executable":"\([^"]*\/gpu-[^"]*\)".*/\1/p' | tail -n 1
+}
+
+mkdir -p "$folder"
+cargo build --all-features --profile "$profile" --bin pinpool
+built=target/release
+[ "$profile" = dev ] && built=target/debug
+install -m 755 "$built/pinpool" "$folder/pinpool"
+install -m 755 "$(suite)" "$folder/gpu"
+strip "$folder/pinpool" "$folder/gpu"
+install -m 755 tests/gpu/run.sh "$folder/run.sh"
+install -m 644 tests/gpu/peers.py "$folder/peers.py"
+ls -l "$folder"

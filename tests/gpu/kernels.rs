@@ -1,0 +1,264 @@
+//! Kernels beside the pool: one that runs while memory is pinned, moved and released, one that reads a buffer in place, and
+//! one that breaks the device.
+//!
+//! The kernels are PTX, compiled by the driver. The driver double has none: there a host function takes the place of the
+//! kernel that runs, and the others are skipped with a word.
+
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result, sys};
+use pinpool::testing::check_source;
+use pinpool::{Backend, Pool};
+
+use crate::MIB;
+use crate::batch::Batch;
+use crate::device::{self, HeldStream, Rig, filled, print_uncaptured, wait_until};
+use crate::ends::in_a_process;
+use crate::memory::{CEILING, fill_granules};
+
+/// `spin` runs until the word is set, at most for so many nanoseconds. `copy` copies words, one block, any threads.
+/// `break_device` writes to address 0.
+const PTX: &str = r"
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry spin(.param .u64 word, .param .u64 nanos)
+{
+    .reg .pred %p<3>;
+    .reg .u32 %r<2>;
+    .reg .u64 %d<6>;
+    ld.param.u64 %d1, [word];
+    ld.param.u64 %d2, [nanos];
+    mov.u64 %d3, %globaltimer;
+AGAIN:
+    ld.volatile.u32 %r1, [%d1];
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra DONE;
+    mov.u64 %d4, %globaltimer;
+    sub.u64 %d5, %d4, %d3;
+    setp.lt.u64 %p2, %d5, %d2;
+    @%p2 bra AGAIN;
+DONE:
+    ret;
+}
+.visible .entry copy(.param .u64 to, .param .u64 from, .param .u64 words)
+{
+    .reg .pred %p<2>;
+    .reg .u32 %r<4>;
+    .reg .u64 %d<10>;
+    ld.param.u64 %d1, [to];
+    ld.param.u64 %d2, [from];
+    ld.param.u64 %d3, [words];
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, %ntid.x;
+    cvt.u64.u32 %d4, %r1;
+    cvt.u64.u32 %d5, %r2;
+NEXT:
+    setp.ge.u64 %p1, %d4, %d3;
+    @%p1 bra END;
+    shl.b64 %d6, %d4, 2;
+    add.u64 %d7, %d2, %d6;
+    add.u64 %d8, %d1, %d6;
+    ld.u32 %r3, [%d7];
+    st.u32 [%d8], %r3;
+    add.u64 %d4, %d4, %d5;
+    bra NEXT;
+END:
+    ret;
+}
+.visible .entry break_device()
+{
+    .reg .u64 %d<2>;
+    .reg .u32 %r<2>;
+    mov.u64 %d1, 0;
+    mov.u32 %r1, 1;
+    st.volatile.u32 [%d1], %r1;
+    ret;
+}
+";
+
+/// The kernels, loaded in one context and never unloaded.
+pub(crate) struct Kernels(sys::CUmodule);
+
+impl Kernels {
+    /// `None`, and a word, where the driver has no kernels.
+    pub(crate) fn load(context: &Arc<CudaContext>) -> Option<Self> {
+        context.bind_to_thread().unwrap();
+        // SAFETY: the driver is loaded, and stays so.
+        let library = unsafe { sys::culib() };
+        // SAFETY: only asks for the name.
+        if unsafe { library.get::<*const ()>(b"cuModuleLoadData\0") }.is_err() {
+            print_uncaptured("skipped: this driver runs no kernels");
+            return None;
+        }
+        let text = CString::new(PTX).unwrap();
+        // SAFETY: PTX that ends in 0; a context is current.
+        Some(Self(unsafe { result::module::load_data(text.as_ptr().cast()) }.unwrap()))
+    }
+
+    /// Launches one block of a kernel.
+    fn launch(&self, name: &str, threads: u32, stream: &CudaStream, arguments: &mut [u64]) {
+        stream.context().bind_to_thread().unwrap();
+        // SAFETY: a module that is never unloaded.
+        let kernel = unsafe { result::module::get_function(self.0, CString::new(name).unwrap()) }.unwrap();
+        let mut places: Vec<*mut c_void> = arguments.iter_mut().map(|value| (&raw mut *value).cast()).collect();
+        let (grid, block) = ((1, 1, 1), (threads, 1, 1));
+        // SAFETY: the kernels take 64-bit numbers, as many as the callers pass; these live until the launch has read them.
+        unsafe { result::launch_kernel(kernel, grid, block, 0, stream.cu_stream(), &mut places) }.unwrap();
+    }
+}
+
+/// A kernel that runs until it is told to end; on the double a host function.
+enum Running {
+    Kernel { word: usize, stream: Arc<CudaStream> },
+    HostFunction(HeldStream),
+}
+
+impl Running {
+    const LONGEST: Duration = Duration::from_secs(20);
+
+    fn on(stream: &Arc<CudaStream>, kernels: Option<&Kernels>) -> Self {
+        let Some(kernels) = kernels else { return Self::HostFunction(HeldStream::on(stream)) };
+        stream.context().bind_to_thread().unwrap();
+        // SAFETY: a word for the kernel and this process, never freed: freeing would wait for the device.
+        let word = unsafe { result::malloc_host(4096, sys::CU_MEMHOSTALLOC_PORTABLE) }.unwrap().cast::<AtomicU32>();
+        // SAFETY: page-aligned or at least aligned for words, and ours alone.
+        unsafe { word.write(AtomicU32::new(0)) };
+        let nanos = u64::try_from(Self::LONGEST.as_nanos()).unwrap();
+        kernels.launch("spin", 1, stream, &mut [word.expose_provenance() as u64, nanos]);
+        Self::Kernel { word: word.expose_provenance(), stream: stream.clone() }
+    }
+
+    /// Ends it; fails if it ended by itself, since a call meanwhile waited for it.
+    fn end(self) {
+        match self {
+            Self::HostFunction(hold) => hold.open(),
+            Self::Kernel { word, stream } => {
+                // SAFETY: a live stream.
+                let ended = unsafe { sys::cuStreamQuery(stream.cu_stream()) };
+                assert!(ended != sys::CUresult::CUDA_SUCCESS, "the kernel ended by itself: a call waited for it");
+                // SAFETY: the word is never freed.
+                unsafe { &*std::ptr::with_exposed_provenance::<AtomicU32>(word) }.store(1, Ordering::SeqCst);
+                stream.synchronize().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_is_pinned_moved_and_released_while_a_kernel_runs() {
+    let Some(device) = device::take() else { return };
+    let kernels = Kernels::load(&device.context);
+    device.on_each(|rig| {
+        let stream = rig.context.new_stream().unwrap();
+        let pool = rig.builder().max_bytes(CEILING).build().unwrap();
+        let running = Running::on(&stream, kernels.as_ref());
+        let mut bufs = fill_granules(&pool, 1);
+        for index in (0..bufs.len()).rev().step_by(2) {
+            drop(bufs.swap_remove(index));
+        }
+        let wide = pool.get_timeout(6 * MIB, Duration::ZERO);
+        assert_eq!(wide.is_ok(), rig.virtual_memory(), "{}: {:?}", rig.name(), pool.stats());
+        if rig.virtual_memory() {
+            // Nothing of this waits for the kernel.
+            drop((bufs, wide));
+            pool.clear();
+            assert_eq!(pool.stats().pinned_bytes, 0, "{}", rig.name());
+            running.end();
+        } else {
+            // A release would wait for it.
+            drop((bufs, wide));
+            running.end();
+            pool.clear();
+        }
+        wait_until("all memory is released", || {
+            pool.poll();
+            pool.clear();
+            pool.stats().pinned_bytes == 0
+        });
+        pool.stats().validate().unwrap();
+    });
+}
+
+#[test]
+fn a_kernel_reads_a_buffer_in_place() {
+    let Some(device) = device::take() else { return };
+    let kernels = Kernels::load(&device.context);
+    device.on_each(|rig| {
+        let (pool, batch) = (rig.pool(), Batch::new(3, 5 * MIB));
+        let lane = rig.lane(0, batch.len);
+        let buf = filled(&pool, batch);
+        let address = buf.device_ptr(rig.context).unwrap();
+        let Some(kernels) = &kernels else { return };
+        let (to, _tracking) = lane.memory.device_ptr(&lane.stream);
+        kernels.launch("copy", 256, &lane.stream, &mut [to, address, (batch.len / 4) as u64]);
+        buf.release_after(&lane.stream).unwrap();
+        lane.check(batch);
+        wait_until("the buffer is put", || {
+            pool.poll();
+            pool.stats().in_flight == 0
+        });
+        assert_eq!(pool.stats().lost, 0, "{}", rig.name());
+    });
+}
+
+/// The device is broken for the whole process, so each back-end has one of its own.
+#[test]
+fn after_an_error_that_stays_buffers_are_lost_and_the_pool_still_ends() {
+    let Some(device) = device::take() else { return };
+    if Kernels::load(&device.context).is_none() {
+        return;
+    }
+    device.on_each(|rig| in_a_process("kernels::breaks_the_device", rig.name()));
+}
+
+#[test]
+#[ignore = "a process for the test above"]
+fn breaks_the_device() {
+    let backend: Backend = std::env::var(crate::ends::BACKEND).unwrap().parse().unwrap();
+    let context = CudaContext::new(0).unwrap();
+    let kernels = Kernels::load(&context).unwrap();
+    let pool = Pool::builder().without_env().backend(backend).close_wait(Duration::from_secs(2)).build().unwrap();
+    let stream = context.new_stream().unwrap();
+    let mut memory = stream.alloc_zeros::<u8>(MIB).unwrap();
+    stream.synchronize().unwrap();
+    kernels.launch("break_device", 1, &stream, &mut []);
+    // Enqueued behind the kernel, or refused because the error is known already.
+    let copied = pool.get(MIB).unwrap().copy_to(&stream, &mut memory).map(drop);
+    thread::sleep(Duration::from_millis(200));
+    pool.poll();
+    let stats = pool.stats();
+    stats.validate().unwrap();
+    assert_eq!(stats.in_flight, 0, "{stats:?}");
+    assert!(copied.is_err() || stats.lost == 1, "a copy on a broken device is taken for over: {stats:?}");
+    // Memory that is idle still serves, or the error says why not; nothing panics or hangs.
+    let _either = pool.get(MIB).map(drop);
+    drop(pool);
+    std::mem::forget((memory, stream, context));
+}
+
+/// The contract of a source holds while a kernel runs, where releases do not wait for it.
+#[test]
+fn virtual_memory_keeps_its_contract_while_a_kernel_runs() {
+    let Some(device) = device::take() else { return };
+    let kernels = Kernels::load(&device.context);
+    device.on_each(|rig: &Rig<'_>| {
+        if !rig.virtual_memory() {
+            return;
+        }
+        let stream = rig.context.new_stream().unwrap();
+        let source = pinpool::backend::VmmSource::new(0, None).unwrap();
+        // Its reserves are registered memory, whose release waits: the contract is checked before, for what it does once.
+        let running = Running::on(&stream, kernels.as_ref());
+        thread::scope(|scope| {
+            let checking = scope.spawn(|| check_source(&source));
+            thread::sleep(Duration::from_millis(100));
+            running.end();
+            checking.join().unwrap();
+        });
+    });
+}

@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# Everything that is to be known on a machine with a GPU, from binaries that collect.sh built; needs no cargo:
+#
+#   tests/gpu/run.sh FOLDER > figures.jsonl
+#
+# stdout has one JSON object a line: facts about the driver, one for each step, one for each figure. What the steps print
+# goes to FOLDER/log (or PINPOOL_GPU_LOG). The exit status is 0 only if every step succeeded. Stays inside ten minutes.
+#
+# | variable | default | meaning |
+# | --- | --- | --- |
+# | PINPOOL_GPU_EXCEPT | | back-ends that this machine need not have: vmm, or vmm,register |
+# | PINPOOL_GPU_STEPS | facts suite pool copy stall pin loader load peers | the steps, in this order |
+# | PINPOOL_GPU_SUITE | | only tests of the suite whose names contain one of these words |
+# | PINPOOL_GPU_SECONDS | 2 | length of each measurement |
+# | PINPOOL_GPU_POOL_MIB | 1024,4096,16384 | sizes of the pools whose mappings and descriptors are counted |
+# | PINPOOL_GPU_PIN | 1GiB | bytes pinned by `bench pin` |
+# | PINPOOL_GPU_PRODUCERS | 8 12 | producers of `bench loader` |
+# | PINPOOL_GPU_FILES | 10000 | files of the synthetic data set |
+# | PINPOOL_GPU_TREE | /usr/share | a real tree to load |
+# | PINPOOL_GPU_BUDGET | 570 | seconds in all |
+set -uo pipefail
+bin=$(realpath "${1:?usage: run.sh FOLDER}")
+log=${PINPOOL_GPU_LOG:-$bin/log}
+mkdir -p "$log"
+
+steps=${PINPOOL_GPU_STEPS:-facts suite pool copy stall pin loader load peers}
+seconds=${PINPOOL_GPU_SECONDS:-2}
+ends=$((SECONDS + ${PINPOOL_GPU_BUDGET:-570}))
+failed=0
+export PINPOOL_REQUIRE_GPU=1 PINPOOL_GPU_EXCEPT=${PINPOOL_GPU_EXCEPT:-}
+export PINPOOL_GPU_POOL_MIB=${PINPOOL_GPU_POOL_MIB:-1024,4096,16384}
+
+# The back-ends that this machine must have.
+backends=()
+for backend in vmm register cuda; do
+    case ",$PINPOOL_GPU_EXCEPT," in *",$backend,"*) ;; *) backends+=("$backend") ;; esac
+done
+
+# quoted TEXT: as a string of JSON
+quoted() { printf '"%s"' "$(printf %s "$1" | tr '\n\t' '  ' | sed 's/[\\"]/\\&/g')"; }
+
+# step NAME LIMIT COMMAND...: runs it for at most LIMIT seconds and what is left in all; its stdout and stderr go to the log
+step() {
+    local name=$1 limit=$2 left=$((ends - SECONDS)) begun=$SECONDS status outcome
+    shift 2
+    if [ "$left" -le 0 ]; then
+        printf '{"step":"%s","outcome":"no time left"}\n' "$name"
+        failed=1
+        return 1
+    fi
+    timeout --kill-after=5 "$((limit < left ? limit : left))" "$@" >"$log/$name.out" 2>"$log/$name.err" </dev/null
+    status=$?
+    case $status in 0) outcome=ok ;; 124 | 137) outcome="timed out" ;; *) outcome=failed failed=1 ;; esac
+    [ "$outcome" = "timed out" ] && failed=1
+    printf '{"step":"%s","outcome":"%s","status":%d,"seconds":%d' "$name" "$outcome" "$status" "$((SECONDS - begun))"
+    [ "$status" -eq 0 ] || printf ',"why":%s' "$(quoted "$(grep -hE 'panicked|FAILED|no back-end|^pinpool:|hangs' "$log/$name.out" "$log/$name.err" | head -n 5)")"
+    printf '}\n'
+    return "$status"
+}
+
+# lines NAME: the JSON lines that a test printed; the harness may have put its own words before one
+lines() { grep -ohE '\{"(fact|figure)":.*\}$' "$log/$1.out"; }
+
+# figure NAME LIMIT ARGUMENTS...: a figure of the tool, which prints one JSON object
+figure() {
+    local name=$1 limit=$2
+    shift 2
+    step "$name" "$limit" "$bin/pinpool" "$@" --json || true
+    [ -s "$log/$name.out" ] && printf '{"figure":"%s","command":%s,"result":%s}\n' "$name" "$(quoted "pinpool $*")" "$(cat "$log/$name.out")"
+}
+
+of_each=()
+for backend in "${backends[@]}"; do of_each+=(--backend "$backend"); done
+
+for name in $steps; do
+    case $name in
+    facts)
+        step facts 120 "$bin/gpu" --exact every_fact_about_the_driver_holds_on_the_device --nocapture
+        lines facts
+        ;;
+    suite)
+        # shellcheck disable=SC2086 # several words
+        for backend in "${backends[@]}"; do
+            PINPOOL_GPU_BACKENDS=$backend step "suite_$backend" 150 "$bin/gpu" --skip every_fact --test-threads=1 ${PINPOOL_GPU_SUITE:-}
+            printf '{"figure":"suite_%s","passed":%s,"failed":%s}\n' "$backend" \
+                "$(sed -n 's/^test result:.* \([0-9]*\) passed.*/\1/p' "$log/suite_$backend.out" | grep . || echo 0)" \
+                "$(sed -n 's/^test result:.* \([0-9]*\) failed.*/\1/p' "$log/suite_$backend.out" | grep . || echo null)"
+            grep -hE '^skipped' "$log/suite_$backend.err" | sort | uniq -c | while read -r count words; do
+                printf '{"skipped":%s,"tests":%d,"backend":"%s"}\n' "$(quoted "$words")" "$count" "$backend"
+            done
+        done
+        ;;
+    pool)
+        step pool 90 "$bin/gpu" --exact figures::mappings_and_descriptors_of_a_large_pool --ignored --nocapture
+        lines pool
+        ;;
+    copy) figure copy 60 bench copy --seconds "$seconds" "${of_each[@]}" ;;
+    stall) figure stall 60 bench stall --seconds "$seconds" "${of_each[@]}" ;;
+    pin) figure pin 90 bench pin --bytes "${PINPOOL_GPU_PIN:-1GiB}" --rounds 2 "${of_each[@]}" ;;
+    loader)
+        for producers in ${PINPOOL_GPU_PRODUCERS:-8 12}; do
+            for backend in "${backends[@]}"; do
+                figure "loader_${backend}_$producers" 60 bench loader --producers "$producers" --seconds "$seconds" --backend "$backend"
+            done
+            figure "loader_tensorflow_$producers" 60 bench loader --producers "$producers" --seconds "$seconds" --preset tensorflow --backend cuda
+        done
+        ;;
+    load)
+        for backend in "${backends[@]}"; do
+            figure "load_synthetic_$backend" 60 load --require-gpu --verify --synthetic "${PINPOOL_GPU_FILES:-10000}" --backend "$backend"
+            figure "load_tree_$backend" 60 load --require-gpu --verify --backend "$backend" "${PINPOOL_GPU_TREE:-/usr/share}"
+        done
+        ;;
+    peers)
+        if command -v python3 >/dev/null; then
+            step peers 60 python3 "$(dirname "$(realpath "$0")")/peers.py"
+            lines peers
+        else
+            printf '{"step":"peers","outcome":"skipped: no python3"}\n'
+        fi
+        ;;
+    *)
+        printf '{"step":%s,"outcome":"no such step"}\n' "$(quoted "$name")"
+        failed=1
+        ;;
+    esac
+done
+printf '{"step":"all","outcome":"%s","seconds":%d}\n' "$([ "$failed" -eq 0 ] && echo ok || echo failed)" "$SECONDS"
+exit "$failed"
