@@ -307,8 +307,11 @@ mod loom_models {
             let lock = Arc::new(Lock::new(0));
             let hitting = lock.clone();
             let hits = thread::spawn(move || (0..2).filter_map(|_| hitting.with_at_once(add_one)).count());
-            lock.set_attention(|_| true);
-            let before = lock.with(|n| *n);
+            let mut before = 0;
+            lock.set_attention(|n| {
+                before = *n;
+                true
+            });
             let hits = hits.join().unwrap();
             assert_eq!((before, lock.with(|n| *n)), (hits, hits));
         });
