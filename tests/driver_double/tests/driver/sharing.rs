@@ -100,7 +100,8 @@ fn a_host_function_that_waits_holds_up_those_of_other_streams() {
     let _double = Double::load();
     let context = CudaContext::new(0).unwrap();
     let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
-    (ENTERED.store(0, Ordering::SeqCst), MAY_END.store(false, Ordering::SeqCst));
+    ENTERED.store(0, Ordering::SeqCst);
+    MAY_END.store(false, Ordering::SeqCst);
     for stream in &streams {
         // SAFETY: a live stream and a function without an argument.
         let launched =
