@@ -244,6 +244,13 @@ impl PoolLog {
         }
     }
 
+    pub(crate) fn few_mappings(&self, used: u64, limit: u64, own: u64, granule_bytes: u64) {
+        log::warn!(
+            "{self}mappings: the process has {used} of the {limit} that the kernel allows (vm.max_map_count), {own} of them this \
+             pool's; from now on it grows by {granule_bytes} bytes at least (raise the limit: sysctl vm.max_map_count)"
+        );
+    }
+
     pub(crate) fn lock_limited(&self, limit_bytes: u64) {
         log::warn!(
             "{self}locked memory is limited to {limit_bytes} bytes for this process (RLIMIT_MEMLOCK), and so is the \

@@ -85,7 +85,7 @@ pub mod testing;
 #[doc(hidden)]
 pub mod trace;
 
-pub use backend::Backend;
+pub use backend::{Backend, HandleTypes};
 pub use buffer::{BatchBuf, BatchSlice, PendingBuf, Pinned, PinnedBuf};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};

@@ -130,6 +130,9 @@ pub struct Stats {
     pub reserve_bytes: u64,
     /// Runs of granules that were remapped instead of newly committed.
     pub moves: u64,
+    /// Granules, regions and reserves held from the back-end. Under `vmm`, `register` and `cuda` each is a mapping of the
+    /// process, of which the kernel allows `vm.max_map_count`; `mlock` and `heap` join neighbours and have fewer.
+    pub mappings: u64,
     /// Bytes held from the back-end, in any state, in its own granularity.
     pub pinned_bytes: u64,
     /// Most bytes held at any time.

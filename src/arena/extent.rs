@@ -11,6 +11,8 @@
 //! - **extent-I1**: Extents of two ranges never touch, because a range is shorter than 2^44 bytes. So code that merges
 //!   adjacent extents never merges across ranges, and need not check.
 
+use super::granules::{GranuleSizes, GranuleZone};
+
 const OFFSET_BITS: u32 = 44;
 const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 
@@ -75,26 +77,50 @@ impl Extent {
         self.start <= part.start && part.end <= self.end
     }
 
+    /// The bytes of both.
+    pub(super) fn common(self, other: Extent) -> Option<Self> {
+        Extent::between(self.start.max(other.start), self.end.min(other.end))
+    }
+
     /// The parts of `self` below and above `other`.
     pub(super) fn without(self, other: Extent) -> [Option<Extent>; 2] {
         [Extent::between(self.start, self.end.min(other.start)), Extent::between(self.start.max(other.end), self.end)]
     }
 }
 
-/// The granules of one range. A discrete region is a single granule.
+/// The granules of one range. A discrete region, or a reserve, is a single granule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Grid {
     pub(super) origin: u64,
-    pub(super) granule_bytes: u64,
+    pub(super) sizes: GranuleSizes,
 }
 
 impl Grid {
+    /// The granules of the virtual range that `extent` lies in.
+    pub(super) fn around(extent: Extent, sizes: GranuleSizes) -> Self {
+        Self { origin: ArenaPtr::new(extent.range(), 0).0, sizes }
+    }
+
+    /// The parts of `extent` by the size of their granules, smallest first.
+    pub(super) fn zones(self, extent: Extent) -> impl Iterator<Item = Extent> {
+        let clipped = move |zone: GranuleZone| {
+            let end = self.origin.saturating_add(zone.end).min(extent.end);
+            Extent::between(extent.start.max(self.origin.saturating_add(zone.start)), end)
+        };
+        self.sizes.zones().filter_map(clipped)
+    }
+
+    /// How many granules `extent`, whole granules, has.
+    pub(super) fn count(self, extent: Extent) -> u64 {
+        self.sizes.count(extent.start - self.origin, extent.end - self.origin)
+    }
+
     pub(super) fn down(self, at: u64) -> u64 {
-        at - (at - self.origin) % self.granule_bytes
+        self.origin + self.sizes.down(at - self.origin)
     }
 
     pub(super) fn up(self, at: u64) -> u64 {
-        self.origin + (at - self.origin).next_multiple_of(self.granule_bytes)
+        self.origin + self.sizes.up(at - self.origin)
     }
 
     /// The whole granules of `whole` that `part` of it touches. Freeing `part`, so that it merges into `whole`, makes them

@@ -2,9 +2,11 @@
 //! plans that result.
 
 use super::discrete::region_bytes;
-use super::extent::{ArenaPtr, Extent};
+use super::extent::{ArenaPtr, Extent, Grid};
 use super::plan::{Plan, PlanOutcome, Step};
 use super::retain::IdleRun;
+use super::shrink::joined;
+use super::uncommitted::GapFit;
 use super::{Arena, GrowthMode, HoleSet, RangeKind};
 
 /// Idle granules are remapped once free bytes exceed one part in this many of the bytes in use (policy-R7).
@@ -42,10 +44,7 @@ impl Arena {
             return Some(0);
         }
         match self.growth {
-            GrowthMode::Granules(granule_bytes) => self
-                .uncommitted
-                .best_fit(&self.holes[HoleSet::Shared as usize], bytes, align, granule_bytes)
-                .map(|fit| fit.missing_granules * granule_bytes),
+            GrowthMode::Granules(_) => self.best_fit(bytes, align).map(|fit| fit.missing_bytes),
             GrowthMode::Regions => Some(bytes),
         }
     }
@@ -58,7 +57,7 @@ impl Arena {
     /// [`NoSpace`] if that would exceed the limits, even with every idle granule remapped or decommitted.
     pub fn grow(&mut self, bytes: u64, align: u64, limits: GrowthLimits) -> Result<Plan, NoSpace> {
         let plan = match self.growth {
-            GrowthMode::Granules(granule_bytes) => self.grow_granules(bytes, align, granule_bytes, limits),
+            GrowthMode::Granules(_) => self.grow_granules(bytes, align, limits),
             GrowthMode::Regions => self.grow_region(bytes, limits),
         }?;
         self.stats.live_bytes += bytes;
@@ -66,38 +65,39 @@ impl Arena {
         Ok(plan)
     }
 
+    /// From now on commits the next larger granules where they fit, if they are no larger than `most_bytes`. Returns their
+    /// size.
+    pub fn grow_in_larger_granules(&mut self, most_bytes: u64) -> Option<u64> {
+        let next = self.sizes.zones().find(|zone| zone.start > self.grow_from)?;
+        let longest = self.ranges.values().map(|range| range.extent.bytes()).max().unwrap_or(0);
+        if next.granule_bytes > most_bytes || next.start >= longest || self.growth == GrowthMode::Regions {
+            return None;
+        }
+        self.grow_from = next.start;
+        Some(next.granule_bytes)
+    }
+
+    /// Where a buffer fits with the fewest bytes of granules to commit (policy-R5).
+    fn best_fit(&self, bytes: u64, align: u64) -> Option<GapFit> {
+        let holes = &self.holes[HoleSet::Shared as usize];
+        let from = |offset| self.uncommitted.best_fit(holes, (bytes, align), self.sizes, offset);
+        from(self.grow_from).or_else(|| from(0).filter(|_| self.grow_from > 0))
+    }
+
     fn no_space(&self, missing_bytes: u64) -> NoSpace {
         NoSpace { missing_bytes, transit_bytes: self.stats.transit_bytes }
     }
 
-    fn grow_granules(
-        &mut self,
-        bytes: u64,
-        align: u64,
-        granule_bytes: u64,
-        limits: GrowthLimits,
-    ) -> Result<Plan, NoSpace> {
-        let holes = &self.holes[HoleSet::Shared as usize];
-        let fit = self.uncommitted.best_fit(holes, bytes, align, granule_bytes).ok_or_else(|| self.no_space(bytes))?;
-        let missing = fit.missing_granules * granule_bytes;
+    fn grow_granules(&mut self, bytes: u64, align: u64, limits: GrowthLimits) -> Result<Plan, NoSpace> {
+        let fit = self.best_fit(bytes, align).ok_or_else(|| self.no_space(bytes))?;
         // Granules that the buffer covers only in part must stay where they are.
         let hull = self.granules_around(fit.buffer);
-        let idle_elsewhere = self.idle.bytes() - self.idle.within(hull).map(|run| run.extent.bytes()).sum::<u64>();
-
-        // policy-R7: remap the free bytes beyond a tenth of those in use. policy-R8: at the ceiling, all that the limit
-        // lacks.
-        let whole = |bytes: u64| bytes / granule_bytes * granule_bytes;
-        let spare = whole(holes.bytes().saturating_sub(self.stats.live_bytes / SPARE_SHARE));
-        let over_limit = missing.saturating_sub(whole(limits.commit_bytes));
-        let remapped = missing.min(spare.max(over_limit)).min(idle_elsewhere);
-        if missing - remapped > limits.commit_bytes {
-            return Err(self.no_space(missing - remapped));
-        }
+        let targets = self.uncommitted.within(hull);
+        let sourcing = self.source_granules(hull, &targets, limits)?;
 
         let buffer = fit.buffer;
         let mut idle_before = Vec::new();
         let mut at = buffer.start;
-        let targets = self.uncommitted.within(hull);
         // The parts of the buffer between the uncommitted targets lie in holes.
         for target in targets.iter().copied().chain([Extent { start: buffer.end, end: buffer.end }]) {
             if let Some(part) = Extent::between(at, target.start.min(buffer.end)) {
@@ -114,12 +114,82 @@ impl Arena {
             self.stats.transit_bytes += target.bytes();
             self.committing_bytes += target.bytes();
         }
-        let sources = self.longest_idle(remapped);
-        for &source in &sources {
-            self.take_idle(source, &mut idle_before);
+        let (mut moves, mut commits) = (Vec::new(), Vec::new());
+        for (targets, remapped) in sourcing.by_size {
+            let sources =
+                targets.first().map_or_else(Vec::new, |&of_size| self.longest_idle_of_size(of_size, remapped));
+            for &source in &sources {
+                self.take_idle(source, &mut idle_before);
+            }
+            pair(&targets, sources, &mut moves, &mut commits);
         }
-        let steps = pair(&targets, sources);
+        // What the buffer and the moves took is idle no more, so these are others.
+        let mut steps = Vec::new();
+        for extent in self.longest_idle(sourcing.decommitted) {
+            self.take_idle(extent, &mut idle_before);
+            steps.push(Step::Decommit { extent });
+        }
+        steps.append(&mut moves);
+        steps.extend(joined(commits).into_iter().map(|extent| Step::Commit { extent }));
         Ok(self.plan(buffer, steps, idle_before))
+    }
+
+    /// Which granules of `targets`, the uncommitted ones within `hull`, are remapped from idle ones, and how much is
+    /// decommitted to commit the others.
+    fn source_granules(&self, hull: Extent, targets: &[Extent], limits: GrowthLimits) -> Result<Sourcing, NoSpace> {
+        let grid = Grid::around(hull, self.sizes);
+        let missing: u64 = targets.iter().map(|target| target.bytes()).sum();
+        let idle_within: u64 = self.idle.within(hull).map(|run| run.extent.bytes()).sum();
+        let mut idle_elsewhere = self.idle.bytes() - idle_within;
+        // policy-R7: remap the free bytes beyond a tenth of those in use. policy-R8: at the ceiling, all that the limit
+        // lacks.
+        let hole_bytes = self.holes[HoleSet::Shared as usize].bytes();
+        let mut spare = hole_bytes.saturating_sub(self.stats.live_bytes / SPARE_SHARE);
+        let mut over_limit = missing.saturating_sub(limits.commit_bytes);
+        let mut to_commit = missing;
+        let (mut by_size, mut largest_bytes) = (Vec::new(), 1);
+        for zone in grid.zones(hull) {
+            let of_size: Vec<_> = targets.iter().filter_map(|target| target.common(zone)).collect();
+            let Some(&first) = of_size.first() else { continue };
+            let (size, granule_bytes) = self.all_of_size(first);
+            let wanted = (spare / granule_bytes * granule_bytes).max(over_limit.next_multiple_of(granule_bytes));
+            let wanted = wanted.min(of_size.iter().map(|target| target.bytes()).sum());
+            // No more than are wanted are counted: there may be thousands of idle runs.
+            let mut idle = 0;
+            for run in self.idle.within(size) {
+                if idle >= wanted {
+                    break;
+                }
+                idle += run.extent.without(hull).into_iter().flatten().map(Extent::bytes).sum::<u64>();
+            }
+            let remapped = wanted.min(idle);
+            (spare, over_limit) = (spare.saturating_sub(remapped), over_limit.saturating_sub(remapped));
+            (idle_elsewhere, to_commit) = (idle_elsewhere - remapped, to_commit - remapped);
+            by_size.push((of_size, remapped));
+            largest_bytes = granule_bytes;
+        }
+        // Granules of other sizes cannot move here: they are decommitted to make room, or because they are spare.
+        let to_release = if over_limit == 0 { 0 } else { over_limit.saturating_add(limits.over_bytes) };
+        let spare = spare / largest_bytes * largest_bytes;
+        let decommitted = to_release.max(spare.min(to_commit).min(idle_elsewhere));
+        if decommitted > idle_elsewhere {
+            return Err(self.no_space(to_commit.saturating_sub(idle_elsewhere)));
+        }
+        Ok(Sourcing { by_size, decommitted })
+    }
+
+    /// All granules of the size of those of `extent`, in its range, and that size.
+    fn all_of_size(&self, extent: Extent) -> (Extent, u64) {
+        let zone = self.sizes.zone_at(extent.offset());
+        let origin = Grid::around(extent, self.sizes).origin;
+        let end = origin.saturating_add(zone.end);
+        (Extent { start: origin + zone.start, end }, zone.granule_bytes)
+    }
+
+    /// The longest idle granules of the size of those of `extent`, which make up `bytes`.
+    fn longest_idle_of_size(&self, extent: Extent, bytes: u64) -> Vec<Extent> {
+        let (size, _) = self.all_of_size(extent);
+        self.longest_idle_within(size, bytes)
     }
 
     /// `buffer` widened to the edges of its first and last granule.
@@ -257,6 +327,7 @@ impl Arena {
         if committed {
             let held_bytes = self.held_bytes(extent.bytes());
             self.stats.committed_bytes += extent.bytes();
+            self.stats.mappings += self.mappings(extent);
             self.stats.overhead_bytes += held_bytes - extent.bytes();
             self.stats.claimed_bytes += held_bytes;
         } else {
@@ -275,12 +346,18 @@ impl Arena {
         if gone {
             let held_bytes = self.held_bytes(extent.bytes());
             self.stats.committed_bytes -= extent.bytes();
+            self.stats.mappings -= self.mappings(extent);
             self.stats.overhead_bytes -= held_bytes - extent.bytes();
             self.stats.claimed_bytes -= held_bytes;
             self.set_uncommitted(extent);
         } else {
             self.add_hole(extent, now_us);
         }
+    }
+
+    /// The granules of `extent`; 1 for a region.
+    fn mappings(&self, extent: Extent) -> u64 {
+        self.range_of(extent.ptr()).map_or(0, |range| range.grid.count(extent))
     }
 
     /// Granules become uncommitted; a discrete region is removed.
@@ -292,10 +369,16 @@ impl Arena {
     }
 }
 
+/// Where the granules that a buffer misses come from.
+struct Sourcing {
+    /// The targets by the size of their granules, each with the bytes that are remapped there.
+    by_size: Vec<(Vec<Extent>, u64)>,
+    /// Bytes of idle granules that are decommitted, for lack of room and of idle ones of the right size.
+    decommitted: u64,
+}
+
 /// Remaps `sources` to `targets`, lowest first, and commits the targets that are left.
-fn pair(targets: &[Extent], sources: Vec<Extent>) -> Vec<Step> {
-    let mut remaps = Vec::new();
-    let mut commits = Vec::new();
+fn pair(targets: &[Extent], sources: Vec<Extent>, remaps: &mut Vec<Step>, commits: &mut Vec<Extent>) {
     let mut sources = sources.into_iter();
     let mut source = sources.next();
     for &target in targets {
@@ -306,8 +389,6 @@ fn pair(targets: &[Extent], sources: Vec<Extent>) -> Vec<Step> {
             rest = Extent::between(to.start + bytes, to.end);
             source = Extent::between(from.start + bytes, from.end).or_else(|| sources.next());
         }
-        commits.extend(rest.map(|extent| Step::Commit { extent }));
+        commits.extend(rest);
     }
-    remaps.extend(commits);
-    remaps
 }

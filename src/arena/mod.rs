@@ -34,6 +34,7 @@
 
 mod discrete;
 mod extent;
+mod granules;
 mod grow;
 mod holes;
 mod plan;
@@ -48,6 +49,7 @@ mod tests {
     mod model;
     mod plans;
     mod ranges;
+    mod zones;
 }
 
 use std::collections::BTreeMap;
@@ -60,6 +62,7 @@ use retain::{IdleGranules, IdleRun};
 use uncommitted::Uncommitted;
 
 pub use extent::{ArenaPtr, Extent, RANGE_BYTES_MAX};
+pub use granules::GranuleSizes;
 pub use grow::{GrowthLimits, NoSpace};
 pub use plan::{Plan, PlanOutcome, Step};
 pub use retain::Retention;
@@ -112,6 +115,8 @@ pub struct ArenaStats {
     pub reserve_hole_bytes: u64,
     /// In granules of unsettled plans.
     pub transit_bytes: u64,
+    /// Committed granules, discrete regions and reserves: each is a mapping of the process.
+    pub mappings: u64,
     /// Number of extents remapped so far.
     pub remaps: u64,
 }
@@ -120,6 +125,10 @@ pub struct ArenaStats {
 #[derive(Debug)]
 pub struct Arena {
     growth: GrowthMode,
+    /// Of the virtual ranges.
+    sizes: GranuleSizes,
+    /// Granules below this offset are committed only where no others fit.
+    grow_from: u64,
     region_cost: RegionCost,
     ranges: BTreeMap<u32, ArenaRange>,
     /// Ranges are numbered in the order of their creation, until all numbers have been used once.
@@ -147,7 +156,8 @@ impl fmt::Debug for RegionCost {
 /// How the arena grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GrowthMode {
-    /// By granules of this many bytes (a power of two), anywhere in the virtual ranges. A buffer may span granules.
+    /// By granules, anywhere in the virtual ranges: the smallest have this many bytes (a power of two), and those at higher
+    /// offsets more ([`GranuleSizes`]). A buffer may span granules.
     Granules(u64),
     /// By discrete regions. A buffer lies in one region.
     Regions,
@@ -155,8 +165,11 @@ pub enum GrowthMode {
 
 impl Arena {
     pub fn new(growth: GrowthMode, retention: Retention) -> Self {
+        let smallest_bytes = if let GrowthMode::Granules(bytes) = growth { bytes } else { 1 };
         Self {
             growth,
+            sizes: GranuleSizes::of_pool(smallest_bytes, None),
+            grow_from: 0,
             region_cost: RegionCost(Box::new(|bytes| bytes)),
             ranges: BTreeMap::new(),
             next_range: 0,
@@ -169,6 +182,11 @@ impl Arena {
             stats: ArenaStats::default(),
             committing_bytes: 0,
         }
+    }
+
+    /// The same arena with granules of these sizes, before it has a range.
+    pub fn with_granule_sizes(self, sizes: GranuleSizes) -> Self {
+        Self { sizes, ..self }
     }
 
     /// The same arena, for whose regions the system holds more than their bytes: so much for a region of so many.
@@ -187,8 +205,10 @@ impl Arena {
     /// Adds an uncommitted virtual range of `bytes`, rounded down to whole granules; returns its number. `None` if the
     /// arena grows by regions, the range would be empty or too long, or there are too many ranges.
     pub fn add_virtual_range(&mut self, bytes: u64) -> Option<u32> {
-        let GrowthMode::Granules(granule_bytes) = self.growth else { return None };
-        let id = self.add_range(RangeKind::Virtual, bytes / granule_bytes * granule_bytes, HoleSet::Shared)?;
+        if self.growth == GrowthMode::Regions || bytes > RANGE_BYTES_MAX {
+            return None;
+        }
+        let id = self.add_range(RangeKind::Virtual, self.sizes.down(bytes), HoleSet::Shared)?;
         self.uncommitted.add(self.ranges.get(&id)?.extent);
         Some(id)
     }
@@ -199,6 +219,7 @@ impl Arena {
         let extent = self.ranges.get(&id)?.extent;
         self.stats.committed_bytes += bytes;
         self.stats.claimed_bytes += bytes;
+        self.stats.mappings += 1;
         self.add_hole(extent, 0);
         Some(id)
     }
@@ -210,11 +231,8 @@ impl Arena {
         let id = (self.next_range..RANGES_MAX).chain(0..self.next_range).find(|id| !self.ranges.contains_key(id))?;
         self.next_range = (id + 1) % RANGES_MAX;
         let extent = Extent::new(ArenaPtr::new(id, 0), bytes);
-        let granule_bytes = match (kind, self.growth) {
-            (RangeKind::Virtual, GrowthMode::Granules(granule_bytes)) => granule_bytes,
-            _ => bytes,
-        };
-        let grid = Grid { origin: extent.start, granule_bytes };
+        let sizes = if kind == RangeKind::Virtual { self.sizes } else { GranuleSizes::uniform(bytes) };
+        let grid = Grid { origin: extent.start, sizes };
         self.ranges.insert(id, ArenaRange { kind, extent, set, grid });
         Some(id)
     }
@@ -316,9 +334,7 @@ impl Arena {
     pub fn validate(&self) -> Result<(), String> {
         self.holes.iter().try_for_each(Holes::validate)?;
         self.idle.validate()?;
-        if let GrowthMode::Granules(granule_bytes) = self.growth {
-            self.uncommitted.validate(granule_bytes)?;
-        }
+        self.uncommitted.validate(self.sizes)?;
         let stats = self.stats();
         let all_bytes: u64 = self.ranges.values().map(|range| range.extent.bytes()).sum();
         let uncommitted_bytes: u64 = self.uncommitted.iter().map(Extent::bytes).sum();

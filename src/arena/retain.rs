@@ -12,7 +12,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::extent::Extent;
+use super::extent::{Extent, Grid};
+use super::granules::GranuleSizes;
 
 #[derive(Clone, Default, Debug)]
 pub(super) struct IdleGranules {
@@ -123,20 +124,21 @@ impl Retention {
         idle.longest_idle().take_while(is_due)
     }
 
-    /// The granules of `granule_bytes` to decommit at `now_us`. `None`: a run is one region, decommitted as a whole.
-    pub(super) fn select(&self, idle: &IdleGranules, granule_bytes: Option<u64>, now_us: u64) -> Vec<Extent> {
-        let granules = |extent: Extent| granule_bytes.map_or(1, |granule_bytes| extent.bytes() / granule_bytes);
-        let due_granules: u64 = self.due(idle, now_us).map(|run| granules(run.extent)).sum();
-        let mut left = due_granules.div_ceil(self.share.max(1));
+    /// The granules of `sizes` to decommit at `now_us`: their share in bytes. `None`: a run is one region, decommitted as a
+    /// whole, and counts as one.
+    pub(super) fn select(&self, idle: &IdleGranules, sizes: Option<GranuleSizes>, now_us: u64) -> Vec<Extent> {
+        let weight = |extent: Extent| if sizes.is_some() { extent.bytes() } else { 1 };
+        let due: u64 = self.due(idle, now_us).map(|run| weight(run.extent)).sum();
+        let mut left = due.div_ceil(self.share.max(1));
         let mut selected = Vec::new();
-        for run in idle.longest_idle() {
+        for IdleRun { extent, .. } in idle.longest_idle() {
             if left == 0 {
                 break;
             }
-            let count = granules(run.extent).min(left);
-            left -= count;
-            let bytes = granule_bytes.map_or(run.extent.bytes(), |granule_bytes| count * granule_bytes);
-            selected.extend(Extent::between(run.extent.start, run.extent.start + bytes));
+            let whole = |sizes| Grid::around(extent, sizes).up(extent.start.saturating_add(left)).min(extent.end);
+            let chosen = Extent { end: sizes.map_or(extent.end, whole), ..extent };
+            left = left.saturating_sub(weight(chosen));
+            selected.push(chosen);
         }
         selected
     }

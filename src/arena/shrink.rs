@@ -12,7 +12,8 @@ impl Arena {
         if now_us < self.next_release_us {
             return None;
         }
-        let selected = self.retention.select(&self.idle, self.granule_bytes(), now_us);
+        let by_granules = (self.growth != GrowthMode::Regions).then_some(self.sizes);
+        let selected = self.retention.select(&self.idle, by_granules, now_us);
         if selected.is_empty() {
             return None;
         }
@@ -57,13 +58,6 @@ impl Arena {
         self.retention = retention;
     }
 
-    fn granule_bytes(&self) -> Option<u64> {
-        match self.growth {
-            GrowthMode::Granules(granule_bytes) => Some(granule_bytes),
-            GrowthMode::Regions => None,
-        }
-    }
-
     fn release(&mut self, selected: Vec<Extent>) -> Option<Plan> {
         let (mut steps, mut idle_before) = (Vec::new(), Vec::new());
         for extent in joined(selected) {
@@ -75,16 +69,21 @@ impl Arena {
 
     /// The longest idle granules that make up `bytes`, or all, as extents by address.
     pub(super) fn longest_idle(&self, bytes: u64) -> Vec<Extent> {
+        self.longest_idle_within(Extent { start: 0, end: u64::MAX }, bytes)
+    }
+
+    /// The same of the granules within `bounds`.
+    pub(super) fn longest_idle_within(&self, bounds: Extent, bytes: u64) -> Vec<Extent> {
         let mut missing = bytes;
         let mut found = Vec::new();
-        for IdleRun { extent, .. } in self.idle.longest_idle() {
+        for idle in self.idle.longest_idle().filter_map(|run| run.extent.common(bounds)) {
             if missing == 0 {
                 break;
             }
-            let granule_bytes = self.granule_bytes().unwrap_or(extent.bytes());
-            let bytes = extent.bytes().min(missing.next_multiple_of(granule_bytes));
-            missing = missing.saturating_sub(bytes);
-            found.push(Extent::new(extent.ptr(), bytes));
+            let whole = |end| self.range_of(idle.ptr()).map_or(end, |range| range.grid.up(end));
+            let extent = Extent { end: idle.end.min(whole(idle.start.saturating_add(missing))), ..idle };
+            missing = missing.saturating_sub(extent.bytes());
+            found.push(extent);
         }
         joined(found)
     }
@@ -102,7 +101,7 @@ impl Arena {
 }
 
 /// Merges adjacent extents: granules that became idle at different times are still decommitted in one call.
-fn joined(mut extents: Vec<Extent>) -> Vec<Extent> {
+pub(super) fn joined(mut extents: Vec<Extent>) -> Vec<Extent> {
     extents.sort_unstable();
     extents.dedup_by(|next, extent| {
         let touches = extent.end == next.start;

@@ -14,13 +14,15 @@
 //! Why these suffice: as a buffer moves up within a gap, the count of missing granules falls only when its start passes an
 //! uncommitted granule, and rises only when its end enters one. So the lowest best start is the start of the gap, a
 //! granule edge, or inside an uncommitted run the position where the buffer ends in the last granule of a hole. From any
-//! other start, one granule further up would be better, or a lower start as good.
+//! other start, one granule further up would be better, or a lower start as good. That holds among granules of one size; a
+//! buffer across two sizes may find a start that needs less, by less than a granule of the larger.
 //!
 //! - **uncommitted-I1**: Runs are whole granules, and no two touch or overlap.
 
 use std::collections::BTreeMap;
 
 use super::extent::{Extent, Grid, align_up};
+use super::granules::GranuleSizes;
 use super::holes::Holes;
 
 #[derive(Clone, Default, Debug)]
@@ -32,14 +34,15 @@ pub(super) struct Uncommitted {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct GapFit {
     pub(super) buffer: Extent,
-    pub(super) missing_granules: u64,
+    /// Of the granules to commit.
+    pub(super) missing_bytes: u64,
     pub(super) gap_bytes: u64,
 }
 
 impl GapFit {
-    /// The order of policy-R5: the fewest granules to commit, then the tightest gap, then the lowest address.
+    /// The order of policy-R5: the fewest bytes of granules to commit, then the tightest gap, then the lowest address.
     fn rank(&self) -> (u64, u64, u64) {
-        (self.missing_granules, self.gap_bytes, self.buffer.start)
+        (self.missing_bytes, self.gap_bytes, self.buffer.start)
     }
 }
 
@@ -47,7 +50,7 @@ impl GapFit {
 struct GapPart {
     extent: Extent,
     uncommitted: bool,
-    /// Uncommitted granules of the gap below this part.
+    /// Uncommitted bytes of the gap below this part.
     uncommitted_below: u64,
 }
 
@@ -93,29 +96,35 @@ impl Uncommitted {
         self.end_by_start.iter().map(|(&start, &end)| Extent { start, end })
     }
 
-    /// The best placement (policy-R5) in a gap with uncommitted granules.
-    pub(super) fn best_fit(&self, holes: &Holes, bytes: u64, align: u64, granule_bytes: u64) -> Option<GapFit> {
+    /// The best placement (policy-R5) of `(bytes, align)` in a gap with uncommitted granules, at offsets from `from` on.
+    pub(super) fn best_fit(
+        &self,
+        holes: &Holes,
+        (bytes, align): (u64, u64),
+        sizes: GranuleSizes,
+        from: u64,
+    ) -> Option<GapFit> {
         let mut best: Option<GapFit> = None;
         let mut runs = self.iter().peekable();
         let mut parts = Vec::new();
         while let Some(first) = runs.next() {
-            let grid = Grid { origin: 0, granule_bytes };
+            let grid = Grid::around(first, sizes);
             parts.clear();
             let hole = |extent, uncommitted_below| GapPart { extent, uncommitted: false, uncommitted_below };
             parts.extend(holes.ending_at(first.start).map(|extent| hole(extent, 0)));
-            let mut uncommitted_granules = 0;
+            let mut uncommitted_bytes = 0;
             let mut run = Some(first);
             while let Some(extent) = run {
-                parts.push(GapPart { extent, uncommitted: true, uncommitted_below: uncommitted_granules });
-                uncommitted_granules += extent.bytes() / granule_bytes;
+                parts.push(GapPart { extent, uncommitted: true, uncommitted_below: uncommitted_bytes });
+                uncommitted_bytes += extent.bytes();
                 let mut gap_end = extent.end;
                 if let Some(next) = holes.starting_at(extent.end) {
-                    parts.push(hole(next, uncommitted_granules));
+                    parts.push(hole(next, uncommitted_bytes));
                     gap_end = next.end;
                 }
                 run = runs.next_if(|next| next.start == gap_end);
             }
-            if let Some(fit) = best_in_gap(&parts, bytes, align, grid)
+            if let Some(fit) = best_in_gap(&parts, (bytes, align), grid, grid.origin + from)
                 && best.is_none_or(|best| fit.rank() < best.rank())
             {
                 best = Some(fit);
@@ -125,14 +134,15 @@ impl Uncommitted {
     }
 
     /// Checks uncommitted-I1.
-    pub(super) fn validate(&self, granule_bytes: u64) -> Result<(), String> {
+    pub(super) fn validate(&self, sizes: GranuleSizes) -> Result<(), String> {
         let mut last_end = None;
         for run in self.iter() {
             if run.start >= run.end || last_end.is_some_and(|end| end >= run.start) {
                 return Err(format!("uncommitted-I1: {run:?} is empty or touches the run that ends at {last_end:?}"));
             }
-            if run.offset() % granule_bytes != 0 || run.bytes() % granule_bytes != 0 {
-                return Err(format!("uncommitted-I1: {run:?} is not whole granules of {granule_bytes}"));
+            let grid = Grid::around(run, sizes);
+            if grid.down(run.start) != run.start || grid.down(run.end) != run.end {
+                return Err(format!("uncommitted-I1: {run:?} is not whole granules of {sizes:?}"));
             }
             last_end = Some(run.end);
         }
@@ -140,31 +150,31 @@ impl Uncommitted {
     }
 }
 
-fn best_in_gap(parts: &[GapPart], bytes: u64, align: u64, grid: Grid) -> Option<GapFit> {
+fn best_in_gap(parts: &[GapPart], (bytes, align): (u64, u64), grid: Grid, from: u64) -> Option<GapFit> {
     let (gap_start, gap_end) = (parts.first()?.extent.start, parts.last()?.extent.end);
     let gap_bytes = gap_end - gap_start;
     if gap_bytes < bytes {
         return None;
     }
     let part_at = |at: u64| &parts[parts.partition_point(|part| part.extent.start <= at).saturating_sub(1)];
-    let starts = parts.iter().map(|part| align_up(part.extent.start, align));
+    let from = align_up(from, align);
+    let starts = parts.iter().map(|part| align_up(part.extent.start, align).max(from));
     let ends = parts
         .iter()
         .filter(|part| !part.uncommitted && part.extent.end >= gap_start + bytes)
-        .map(|part| align_up(grid.down(part.extent.end - bytes), align));
+        .map(|part| align_up(grid.down(part.extent.end - bytes), align).max(from));
     starts
         .chain(ends)
         .filter(|&start| start >= gap_start && start + bytes <= gap_end)
         .map(|start| {
-            let granules_below = |at: u64| {
-                let part = part_at(at);
-                part.uncommitted_below
-                    + if part.uncommitted { (at - part.extent.start) / grid.granule_bytes } else { 0 }
+            // Uncommitted bytes below the granule edge that `edge` gives for `at`, if `part` is uncommitted.
+            let below = |part: &GapPart, edge: u64| {
+                part.uncommitted_below + if part.uncommitted { edge - part.extent.start } else { 0 }
             };
-            // Count the granule of the last byte if it is uncommitted; that of the first is not below the start.
-            let last = start + bytes - 1;
-            let missing_granules = granules_below(last) + u64::from(part_at(last).uncommitted) - granules_below(start);
-            GapFit { buffer: Extent { start, end: start + bytes }, missing_granules, gap_bytes }
+            // The granule of the last byte counts if it is uncommitted; that of the first is not below the start.
+            let end = start + bytes;
+            let missing_bytes = below(part_at(end - 1), grid.up(end)) - below(part_at(start), grid.down(start));
+            GapFit { buffer: Extent { start, end }, missing_bytes, gap_bytes }
         })
         .min_by_key(GapFit::rank)
 }

@@ -16,6 +16,7 @@ use super::mlock::MlockSource;
 use super::sim::SimSource;
 use super::source::Source;
 use super::trial;
+use super::virtual_memory::HandleTypes;
 use crate::error::{ErrorKind, Result};
 use crate::finding::{Finding, Level};
 use crate::host;
@@ -92,13 +93,23 @@ pub(crate) struct PinOptions {
     pub(crate) arena: bool,
     /// The ceiling in bytes, if the user set one.
     pub(crate) max_bytes: Option<u64>,
+    /// Only `vmm` has handles.
+    pub(crate) handle_types: HandleTypes,
+    /// Only `cuda` has write-combined memory.
+    pub(crate) write_combined: bool,
 }
 
 /// The source for `backend` under `options`.
 pub(crate) fn choose(backend: &Backend, options: PinOptions) -> Result<Chosen> {
     let options = PinOptions { node: existing_node(Path::new("/"), options.node)?, ..options };
+    let required = required(backend, options)?;
+    let backend = required.as_ref().unwrap_or(backend);
     let source: Arc<dyn Source> = match backend {
-        Backend::Auto => return Ok(best(options)),
+        Backend::Auto => {
+            let chosen = best(options);
+            let findings = chosen.findings.into_iter().chain(node_ignored(&*chosen.source, options.node)).collect();
+            return Ok(Chosen { findings, ..chosen });
+        }
         Backend::Vmm | Backend::Register if !options.arena => {
             let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each miss is an allocation of its own and each eviction \
                        a release, which this back-end makes slower than cuda does";
@@ -108,11 +119,69 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions) -> Result<Chosen> {
         Backend::Vmm | Backend::Register | Backend::Cuda => driver_source(backend.name(), options)
             .map_err(|why| ErrorKind::Unavailable { backend: backend.name(), why })?,
         Backend::Mlock => Arc::new(mlock_source(options.node)),
-        Backend::Heap => Arc::new(HeapSource::new()),
+        Backend::Heap => Arc::new(options.node.map_or_else(HeapSource::new, HeapSource::on_node)),
         Backend::Sim { total_bytes } => Arc::new(SimSource::new(*total_bytes)),
         Backend::Source(source) => source.clone(),
     };
-    Ok(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings: Vec::new() })
+    let findings = node_ignored(&*source, options.node).into_iter().collect();
+    Ok(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings })
+}
+
+/// The back-end that `options` need instead of `Auto`, if they need one; an error if another is set.
+fn required(backend: &Backend, options: PinOptions) -> Result<Option<Backend>> {
+    let exports = options.handle_types != HandleTypes::None;
+    let (name, value, needed) = match (exports, options.write_combined) {
+        (false, false) => return Ok(None),
+        (true, _) => ("PINPOOL_HANDLE_TYPES", options.handle_types.to_string(), Backend::Vmm),
+        (false, true) => ("PINPOOL_WRITE_COMBINED", "1".to_owned(), Backend::Cuda),
+    };
+    let is_other = !matches!(backend, Backend::Auto) && backend.name() != needed.name();
+    if is_other || exports && options.write_combined {
+        let with = if is_other { format!(", not PINPOOL_BACKEND={}", backend.name()) } else { String::new() };
+        let why = match needed {
+            Backend::Vmm if !is_other => "does not go with PINPOOL_WRITE_COMBINED=1, which only cuda can".to_owned(),
+            Backend::Vmm => format!("needs PINPOOL_BACKEND=vmm{with}: only its memory has handles"),
+            _ => format!("needs PINPOOL_BACKEND=cuda{with}: only its memory can be write-combined"),
+        };
+        return Err(ErrorKind::Setting { name, value, why }.into());
+    }
+    Ok(Some(needed))
+}
+
+/// A source like `source`, which `is_custom` if it is the user's own, on memory node `node` of the machine below `root`.
+pub(crate) fn on_node(
+    root: &Path,
+    source: &dyn Source,
+    is_custom: bool,
+    node: u32,
+    options: PinOptions,
+) -> Result<Arc<dyn Source>> {
+    let name = source.name();
+    match name {
+        "heap" if !is_custom => Ok(Arc::new(HeapSource::on_node_below(root, node))),
+        "mlock" if !is_custom => Ok(Arc::new(MlockSource::on_node_below(root, node))),
+        "vmm" | "register" if !is_custom => {
+            driver_source(name, PinOptions { node: Some(node), ..options }).map_err(|why| {
+                let backend = if name == "vmm" { "vmm" } else { "register" };
+                ErrorKind::Unavailable { backend, why }.into()
+            })
+        }
+        _ => {
+            let why = format!("back-end {name} cannot choose the memory node; vmm, register, mlock and heap can");
+            Err(ErrorKind::Setting { name: "memory node", value: node.to_string(), why }.into())
+        }
+    }
+}
+
+/// What is wrong with the node of `source`, if another was asked for.
+fn node_ignored(source: &dyn Source, node: Option<u32>) -> Option<Finding> {
+    let node = node.filter(|_| source.numa_node() != node)?;
+    let found =
+        format!("back-end {} cannot choose the memory node: PINPOOL_NUMA_NODE={node} has no effect", source.name());
+    Some(
+        Finding::warning("memory-node", found)
+            .remedy("use vmm, register, mlock or heap, or leave PINPOOL_NUMA_NODE out"),
+    )
 }
 
 /// The requested node; `None` where the machine has no choice of nodes.
@@ -156,7 +225,8 @@ fn best(options: PinOptions) -> Chosen {
                              PINPOOL_BACKEND=heap if that is meant",
             ));
             passed_over.push(("mlock", why));
-            Chosen { source: Arc::new(HeapSource::new()), lock_limit_bytes: None, passed_over, findings }
+            let heap = options.node.map_or_else(HeapSource::new, HeapSource::on_node);
+            Chosen { source: Arc::new(heap), lock_limit_bytes: None, passed_over, findings }
         }
     }
 }
@@ -218,9 +288,9 @@ pub(crate) fn driver_source(name: &str, options: PinOptions) -> Result<Arc<dyn S
 
     let PinOptions { device, node, threads, .. } = options;
     match name {
-        "vmm" => VmmSource::new(device, node).map(|source| Arc::new(source) as _),
+        "vmm" => VmmSource::with_handles(device, node, options.handle_types).map(|source| Arc::new(source) as _),
         "register" => RegisterSource::new(device, node).map(|source| Arc::new(source.with_threads(threads)) as _),
-        _ => CudaSource::new(device).map(|source| Arc::new(source) as _),
+        _ => CudaSource::new(device).map(|source| Arc::new(source.with_write_combined(options.write_combined)) as _),
     }
     .map_err(|error| error.to_string())
 }

@@ -1,7 +1,7 @@
 //! Memory that the CUDA driver page-locks: `cuMemHostAlloc`, portable (every context may copy from it) and cached.
 //!
-//! Not write-combined: that gains nothing for copies, and reading such memory on the host is very slow. The driver is loaded
-//! at run time.
+//! Write-combined only if asked for: that gains nothing for copies, and reading such memory on the host is very slow. The
+//! driver is loaded at run time.
 //!
 //! ```text
 //!   the driver's block    [ ... |<------- len_bytes ------->| ... ]     a small block begins anywhere in a page
@@ -30,6 +30,8 @@ const CARVED_BYTES: usize = GRANULE_BYTES;
 #[derive(Debug)]
 pub struct CudaSource {
     device: Device,
+    /// Of `cuMemHostAlloc`.
+    flags: u32,
     ids: RegionIds,
     /// Region start -> start of the driver's block, where the two differ.
     shifted: Mutex<HashMap<usize, DriverBlock>>,
@@ -49,7 +51,15 @@ impl CudaSource {
     ///
     /// There is no driver, no such device, or the driver refuses to start.
     pub fn new(ordinal: u32) -> Result<Self, SourceError> {
-        Ok(Self { device: Device::find(ordinal)?, ids: RegionIds::default(), shifted: Mutex::default() })
+        let (ids, shifted) = Default::default();
+        Ok(Self { device: Device::find(ordinal)?, flags: sys::CU_MEMHOSTALLOC_PORTABLE, ids, shifted })
+    }
+
+    /// Memory that the CPU writes past its caches, and reads 10 to 100 times as slowly as other memory: for buffers that are
+    /// written once, front to back, and never read.
+    pub fn with_write_combined(self, write_combined: bool) -> Self {
+        let flag = if write_combined { sys::CU_MEMHOSTALLOC_WRITECOMBINED } else { 0 };
+        Self { flags: self.flags | flag, ..self }
     }
 
     /// The block that contains this region; forgets it.
@@ -80,7 +90,7 @@ unsafe impl Source for CudaSource {
         let _entered = self.device.enter()?;
         let held_bytes = self.held_bytes(len_bytes);
         // SAFETY: a context is current on this thread (`Device::enter`).
-        let block = unsafe { result::malloc_host(held_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }
+        let block = unsafe { result::malloc_host(held_bytes, self.flags) }
             .map_err(|error| pinning_error("cuMemHostAlloc", error))?;
         let block = block.cast::<u8>();
         let skip = block.align_offset(PAGE_BYTES);

@@ -1,8 +1,10 @@
 //! Ordinary memory: the mappings of `mlock` without the lock. Never page-locked.
 #![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory`.
 
+use std::path::Path;
+
 use super::mapping::{self, Accounting, InitialAccess};
-use super::populate::populate;
+use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, VirtualMemory};
 use crate::error::SourceError;
@@ -11,12 +13,23 @@ use crate::error::SourceError;
 #[derive(Debug, Default)]
 pub struct HeapSource {
     ids: RegionIds,
+    placement: Option<NodePlacement>,
 }
 
 impl HeapSource {
     /// A source of ordinary memory.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// As [`HeapSource::new`], on memory node `node` where the machine has several.
+    pub fn on_node(node: u32) -> Self {
+        Self::on_node_below(Path::new("/"), node)
+    }
+
+    /// The same of the machine below `root`.
+    pub(super) fn on_node_below(root: &Path, node: u32) -> Self {
+        Self { placement: NodePlacement::on(root, node), ..Self::default() }
     }
 }
 
@@ -32,7 +45,11 @@ unsafe impl Source for HeapSource {
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        mapping::map(len_bytes, Accounting::Charged, self.ids.next())
+        let region = mapping::map(len_bytes, Accounting::Charged, self.ids.next())?;
+        if let Some(placement) = &self.placement {
+            placement.place(region.start(), mapping::mapped_bytes(len_bytes)?);
+        }
+        Ok(region)
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
@@ -43,9 +60,13 @@ unsafe impl Source for HeapSource {
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         let region = mapping::map_huge(len_bytes, self.ids.next())?;
         // SAFETY: mapped on the line above.
-        let populated = unsafe { populate(&region, threads, None, progress) };
+        let populated = unsafe { populate(&region, threads, self.placement.as_ref(), progress) };
         // SAFETY: mapped above, no reference into it was made.
         unsafe { mapping::keep_if(populated, region) }
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.placement.as_ref().map(NodePlacement::node)
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
@@ -57,7 +78,11 @@ unsafe impl Source for HeapSource {
 // (`mapping`). vm-S2 and S3: a committed page is mapped, and zero until written to; a decommit empties it.
 unsafe impl VirtualMemory for HeapSource {
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
-        mapping::reserve(len_bytes, InitialAccess::None)
+        let range = mapping::reserve(len_bytes, InitialAccess::None)?;
+        if let Some(placement) = &self.placement {
+            placement.place(range.start(), range.len_bytes());
+        }
+        Ok(range)
     }
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {

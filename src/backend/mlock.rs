@@ -29,7 +29,12 @@ impl MlockSource {
 
     /// As [`MlockSource::new`], on memory node `node` where the machine has several.
     pub fn on_node(node: u32) -> Self {
-        Self { placement: NodePlacement::on(Path::new("/"), node), ..Self::default() }
+        Self::on_node_below(Path::new("/"), node)
+    }
+
+    /// The same of the machine below `root`.
+    pub(super) fn on_node_below(root: &Path, node: u32) -> Self {
+        Self { placement: NodePlacement::on(root, node), ..Self::default() }
     }
 
     /// The bytes that the process may lock, found by trying to lock one page more than `RLIMIT_MEMLOCK` allows; `None` if no

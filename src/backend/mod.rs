@@ -44,7 +44,7 @@ mod vmm;
 pub use crate::error::SourceError;
 pub use crate::host::{GRANULE_BYTES, PAGE_BYTES, PageTiers};
 pub use choose::Backend;
-pub(crate) use choose::{Chosen, PinOptions, choose, driver_source, gpu, lock_limit};
+pub(crate) use choose::{Chosen, PinOptions, choose, driver_source, gpu, lock_limit, on_node};
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;
 pub use heap::HeapSource;
@@ -53,6 +53,8 @@ pub use mlock::MlockSource;
 pub use register::RegisterSource;
 pub use sim::SimSource;
 pub use source::{Region, Source};
-pub use virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
+pub use virtual_memory::{AddressRange, HandleTypes, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 #[cfg(feature = "cuda")]
 pub use vmm::VmmSource;
+#[cfg(feature = "cuda")]
+pub(crate) use vmm::let_reach;

@@ -16,6 +16,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 
+use crate::arena::GranuleSizes;
 use crate::error::SourceError;
 use crate::host::{GRANULE_BYTES, PAGE_BYTES};
 
@@ -31,6 +32,7 @@ pub const RANGE_ALIGN_BYTES: usize = GRANULE_BYTES;
 pub struct AddressRange {
     start: NonNull<u8>,
     len_bytes: usize,
+    sizes: GranuleSizes,
 }
 
 // SAFETY: a range is the exclusive right to `len_bytes` addresses (vm-S1), which is bound to no thread.
@@ -41,7 +43,20 @@ unsafe impl Sync for AddressRange {}
 impl AddressRange {
     /// The `len_bytes` addresses from `start` on.
     pub fn new(start: NonNull<u8>, len_bytes: usize) -> Self {
-        Self { start, len_bytes }
+        Self { start, len_bytes, sizes: GranuleSizes::uniform(GRANULE_BYTES as u64) }
+    }
+
+    /// The same addresses with granules of these sizes.
+    pub(crate) fn with_granules(self, sizes: GranuleSizes) -> Self {
+        Self { sizes, ..self }
+    }
+
+    /// The lengths of the granules that make up `bytes` at `offset`, whole ones but for the last. What the pool commits,
+    /// decommits and remaps is whole granules, so a source may take one piece of memory for each.
+    pub fn granules(&self, offset: usize, bytes: usize) -> impl Iterator<Item = usize> {
+        let pieces = self.sizes.between(offset as u64, offset.saturating_add(bytes) as u64);
+        // Parts of `bytes`, which is a `usize`.
+        pieces.map(move |(_, piece)| usize::try_from(piece).unwrap_or(bytes))
     }
 
     /// First address; a multiple of [`RANGE_ALIGN_BYTES`].
@@ -67,6 +82,17 @@ impl AddressRange {
         // SAFETY: `offset` is at most `len_bytes`, checked above, and a range is one piece of addresses (vm-S1).
         Ok(unsafe { self.start.add(offset) })
     }
+}
+
+/// How the memory of a pool can be exported to other processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum HandleTypes {
+    /// Not at all.
+    #[default]
+    None,
+    /// As file descriptors.
+    PosixFd,
 }
 
 /// Some of the bytes of a range.
@@ -124,6 +150,8 @@ impl From<RemapError> for SourceError {
 pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     /// Smallest granule, a power of two and at least [`PAGE_BYTES`], the default: all lengths and offsets, those of `reserve`
     /// included, are multiples of it.
+    ///
+    /// At higher offsets of a large pool granules are larger ([`AddressRange::granules`]).
     fn granule_bytes(&self) -> usize {
         PAGE_BYTES
     }

@@ -1,4 +1,5 @@
-//! Virtual host memory of the CUDA driver: page-locked granules on the device's memory node, mapped one by one.
+//! Virtual host memory of the CUDA driver: page-locked granules on the device's memory node, mapped one by one. Their sizes
+//! are those of the range ([`AddressRange::granules`]): each is one allocation and one mapping of the process.
 //!
 //! ```text
 //!   reserve     [ . . . . . . . . ]          cuMemAddressReserve: addresses only
@@ -11,7 +12,8 @@
 //! the device. But a commit pins only 4 to 5 GB/s, so a reserve, which is acquired once and kept, is registered memory
 //! instead ([`RegisterSource`]) at 28 to 35 GB/s.
 //!
-//! Every device that the driver lists may copy from the granules. Creating a source, and reserving, creates no context.
+//! Access is set for the CPU and the source's device, and for another device when it first copies from a granule. Creating a
+//! source, and reserving, creates no context.
 //!
 //! Invariants:
 //!
@@ -21,50 +23,52 @@
 //!    again with the same handles.
 #![allow(unsafe_code)] // Calls the driver.
 
-use std::collections::HashMap;
 use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::register::RegisterSource;
 use super::source::{Region, RegionIds, Source};
-use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
+use super::virtual_memory::{AddressRange, HandleTypes, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 use crate::driver::RelaxedCapture;
 use crate::driver::device::{self, Device};
-use crate::driver::virtual_memory::{
-    AccessDescriptor, DriverRefusal, GranuleHandle, MemoryLocation, VmmApi, attribute,
-};
+use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleKind, MemoryLocation, VmmApi, attribute};
 use crate::error::SourceError;
 use crate::host::{GRANULE_BYTES, PageTiers};
 use crate::sync::Mutex;
 
-/// Page-locked memory of the driver's virtual memory, readable by all devices.
+mod table;
+
+pub(crate) use table::let_reach;
+use table::{Granule, GranuleRun, GranuleTable, placed, source_error};
+
+/// Page-locked memory of the driver's virtual memory, readable by its device, and by each other that copies through the pool.
 #[derive(Debug)]
 pub struct VmmSource {
     device: Arc<Device>,
     driver: VmmApi,
-    node: MemoryLocation,
-    access: Vec<AccessDescriptor>,
+    kind: GranuleKind,
+    /// For the CPU and the own device.
+    access: [AccessDescriptor; 2],
     ids: RegionIds,
-    granules: Mutex<HashMap<u64, GranuleHandle>>,
+    granules: Arc<GranuleTable>,
     /// Granules that the driver refused to release, mapped nowhere: [`VmmSource::create`] uses them first.
-    unreleased: Mutex<Vec<GranuleHandle>>,
+    unreleased: Mutex<Vec<Granule>>,
     reserves: RegisterSource,
-}
-
-/// Consecutive granules.
-struct GranuleRun {
-    start: u64,
-    granules: Vec<GranuleHandle>,
-}
-
-/// The addresses of consecutive granules.
-fn addresses(start: u64) -> impl Iterator<Item = u64> {
-    (start..).step_by(GRANULE_BYTES)
 }
 
 fn address(start: NonNull<u8>) -> u64 {
     start.as_ptr().addr() as u64
+}
+
+impl HandleTypes {
+    /// `CUmemAllocationHandleType`.
+    fn bits(self) -> c_int {
+        match self {
+            Self::None => 0,
+            Self::PosixFd => 1,
+        }
+    }
 }
 
 /// Why a run could not be unmapped, and whether all of it is mapped again.
@@ -81,6 +85,16 @@ impl VmmSource {
     ///
     /// There is no driver, no such device, or one of them lacks this ability; the error names what is missing.
     pub fn new(ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
+        Self::with_handles(ordinal, node, HandleTypes::None)
+    }
+
+    /// As [`new`](VmmSource::new), with granules that can be exported to other processes as `handle_types` says. A reserve
+    /// cannot.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](VmmSource::new), and if the driver refuses such granules.
+    pub fn with_handles(ordinal: u32, node: Option<u32>, handle_types: HandleTypes) -> Result<Self, SourceError> {
         let device = Device::find(ordinal)?;
         for (number, what) in [
             (attribute::VIRTUAL_MEMORY, "the device has no virtual memory management"),
@@ -96,19 +110,19 @@ impl VmmSource {
         let node = node.or_else(|| device.numa_node()).or_else(of_driver);
         // The driver reports -1 where the machine has one node, whose number is 0.
         let location = MemoryLocation::host_node(node.and_then(|node| c_int::try_from(node).ok()).unwrap_or(0));
-        let granularity = driver.granularity(location).map_err(source_error)?;
+        let kind = GranuleKind { location, handle_types: handle_types.bits() };
+        let granularity = driver.granularity(kind).map_err(source_error)?;
         if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
             let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
             return Err(SourceError::new("cuMemGetAllocationGranularity", what));
         }
         let own = c_int::try_from(ordinal).unwrap_or(0);
-        let others = device::all_with(attribute::VIRTUAL_MEMORY)?.into_iter().filter(|&other| other != own);
-        let devices = std::iter::once(own).chain(others).map(MemoryLocation::device);
-        let access = [location].into_iter().chain(devices).map(AccessDescriptor::read_write).collect();
+        let access = [location, MemoryLocation::device(own)].map(AccessDescriptor::read_write);
+        let granules = GranuleTable::new(driver, ordinal, device::count()? > 1);
         let device = Arc::new(device);
         let reserves = RegisterSource::of(device.clone(), node);
-        let (ids, granules, unreleased) = Default::default();
-        let source = Self { device, driver, node: location, access, ids, granules, unreleased, reserves };
+        let (ids, unreleased) = Default::default();
+        let source = Self { device, driver, kind, access, ids, granules, unreleased, reserves };
         let _relaxed = RelaxedCapture::enter();
         source.probe().or_else(|refusal| if refusal.needs_context() { Ok(()) } else { Err(source_error(refusal)) })?;
         Ok(source)
@@ -119,19 +133,24 @@ impl VmmSource {
     /// the probe creates none.
     fn probe(&self) -> Result<(), DriverRefusal> {
         let addresses = self.driver.reserve(GRANULE_BYTES, RANGE_ALIGN_BYTES)?;
-        let created = self.create(1).map(|granules| {
+        let created = self.create(std::iter::once(GRANULE_BYTES)).map(|granules| {
             let _released_later = self.release_granules(&granules);
         });
         // SAFETY: reserved above, with nothing mapped.
         created.and(unsafe { self.driver.unreserve(addresses, GRANULE_BYTES) })
     }
 
-    /// New granules, all of them or none.
-    fn create(&self, count: usize) -> Result<Vec<GranuleHandle>, DriverRefusal> {
-        let mut created = Vec::with_capacity(count);
-        for _ in 0..count {
-            let unreleased = self.unreleased.lock().pop();
-            match unreleased.map_or_else(|| self.driver.create(GRANULE_BYTES, self.node), Ok) {
+    /// New granules of these lengths, all of them or none.
+    fn create(&self, lengths: impl Iterator<Item = usize>) -> Result<Vec<Granule>, DriverRefusal> {
+        let mut created = Vec::new();
+        for bytes in lengths {
+            let unreleased = {
+                let mut unreleased = self.unreleased.lock();
+                let alike = unreleased.iter().rposition(|granule| granule.bytes == bytes);
+                alike.map(|index| unreleased.swap_remove(index))
+            };
+            let new = || self.driver.create(bytes, self.kind).map(|handle| Granule { handle, bytes });
+            match unreleased.map_or_else(new, Ok) {
                 Ok(granule) => created.push(granule),
                 Err(refusal) => {
                     let _released_later = self.release_granules(&created);
@@ -143,11 +162,11 @@ impl VmmSource {
     }
 
     /// Releases granules that are mapped nowhere. Returns a refusal of the driver; what it refused is released later.
-    fn release_granules(&self, granules: &[GranuleHandle]) -> Result<(), DriverRefusal> {
+    fn release_granules(&self, granules: &[Granule]) -> Result<(), DriverRefusal> {
         let mut released = Ok(());
         for &granule in granules {
             // SAFETY: it came from `create`, and only the owner of its run releases it, here.
-            if let Err(refusal) = unsafe { self.driver.release(granule) } {
+            if let Err(refusal) = unsafe { self.driver.release(granule.handle) } {
                 // The driver still holds the memory unless it is gone itself; reuse keeps that from adding up.
                 self.unreleased.lock().push(granule);
                 released = Err(refusal);
@@ -164,7 +183,7 @@ impl VmmSource {
         let _entered = self.device.enter()?;
         let refused = std::mem::take(&mut *self.unreleased.lock());
         self.release_granules(&refused).map_err(|refusal| {
-            let bytes = self.unreleased.lock().len() * GRANULE_BYTES;
+            let bytes: usize = self.unreleased.lock().iter().map(|granule| granule.bytes).sum();
             let what = format!("{refusal}; {bytes} B stay page-locked");
             SourceError::new(refusal.call, what).with_code(refusal.code.into())
         })
@@ -175,18 +194,18 @@ impl VmmSource {
     /// # Safety
     ///
     /// The addresses are reserved by the caller and have no memory.
-    unsafe fn map(&self, start: u64, granules: &[GranuleHandle]) -> Result<(), DriverRefusal> {
+    unsafe fn map(&self, start: u64, granules: &[Granule]) -> Result<(), DriverRefusal> {
         let undo = |count: usize| {
-            for address in addresses(start).take(count) {
+            for (address, granule) in placed(start, granules).take(count) {
                 // SAFETY: mapped below, and not returned to the caller.
-                let _ignored = unsafe { self.driver.unmap(address, GRANULE_BYTES) };
+                let _ignored = unsafe { self.driver.unmap(address, granule.bytes) };
             }
         };
-        for (index, (address, &granule)) in addresses(start).zip(granules).enumerate() {
+        for (index, (address, granule)) in placed(start, granules).enumerate() {
             // SAFETY: the caller's promise; the granule has this length.
-            unsafe { self.driver.map(address, GRANULE_BYTES, 0, granule, 0) }.inspect_err(|_| undo(index))?;
+            unsafe { self.driver.map(address, granule.bytes, 0, granule.handle, 0) }.inspect_err(|_| undo(index))?;
         }
-        let bytes = granules.len() * GRANULE_BYTES;
+        let bytes = granules.iter().map(|granule| granule.bytes).sum();
         // SAFETY: whole granules, mapped above; `access` has the length passed.
         unsafe { self.driver.set_access(start, bytes, self.access.as_ptr(), self.access.len()) }
             .inspect_err(|_| undo(granules.len()))
@@ -197,10 +216,10 @@ impl VmmSource {
     /// # Safety
     ///
     /// It consists of `granules`, in this order, and nothing uses it.
-    unsafe fn unmap(&self, start: u64, granules: &[GranuleHandle]) -> Result<(), UnmapError> {
-        for (index, address) in addresses(start).take(granules.len()).enumerate() {
+    unsafe fn unmap(&self, start: u64, granules: &[Granule]) -> Result<(), UnmapError> {
+        for (index, (address, granule)) in placed(start, granules).enumerate() {
             // SAFETY: the caller's promise: one granule, mapped alone (vmm-I2).
-            if let Err(refusal) = unsafe { self.driver.unmap(address, GRANULE_BYTES) } {
+            if let Err(refusal) = unsafe { self.driver.unmap(address, granule.bytes) } {
                 // SAFETY: just unmapped.
                 let restored = index == 0 || unsafe { self.map(start, &granules[..index]) }.is_ok();
                 return Err(UnmapError { refusal, restored });
@@ -225,36 +244,21 @@ impl VmmSource {
             return RemapError::Kept(source_error(refusal));
         }
         for run in runs {
-            for (address, &granule) in addresses(run.start).zip(&run.granules) {
+            for (address, granule) in placed(run.start, &run.granules) {
                 // Some are mapped and some are not; the driver refuses those that are not.
                 // SAFETY: addresses of a run that is given up, mapped alone if at all (vmm-I2).
-                let _ignored = unsafe { self.driver.unmap(address, GRANULE_BYTES) };
+                let _ignored = unsafe { self.driver.unmap(address, granule.bytes) };
                 let _released_later = self.release_granules(&[granule]);
             }
-            self.forget(run);
+            self.granules.forget(run);
         }
         RemapError::Lost(source_error(refusal))
     }
 
     /// The committed run of `bytes` at `offset`.
     fn run_at(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<GranuleRun, SourceError> {
-        let start = address(range.at(offset, bytes)?);
-        let handles = self.granules.lock();
-        let granules = addresses(start).take(bytes / GRANULE_BYTES).map(|address| handles.get(&address).copied());
-        let granules = granules.collect::<Option<_>>();
-        let granules = granules.ok_or_else(|| SourceError::new("vmm", "granules that were never committed"))?;
-        Ok(GranuleRun { start, granules })
-    }
-
-    fn remember(&self, start: u64, handles: &[GranuleHandle]) {
-        self.granules.lock().extend(addresses(start).zip(handles.iter().copied()));
-    }
-
-    fn forget(&self, run: &GranuleRun) {
-        let mut granules = self.granules.lock();
-        for address in addresses(run.start).take(run.granules.len()) {
-            granules.remove(&address);
-        }
+        let run = self.granules.run_at(address(range.at(offset, bytes)?), bytes);
+        run.ok_or_else(|| SourceError::new("vmm", "granules that were never committed, or a part of one"))
     }
 }
 
@@ -294,7 +298,7 @@ unsafe impl Source for VmmSource {
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        if !self.granules.lock().contains_key(&address(region.start())) {
+        if !self.granules.contains(address(region.start())) {
             // SAFETY: the caller's promise; without granules it came from `acquire_fast`, with this length.
             return unsafe { self.reserves.release(region) };
         }
@@ -329,10 +333,10 @@ unsafe impl Source for VmmSource {
 
     fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
         let addresses = address(start)..address(start) + len_bytes as u64;
-        let granules = self.granules.lock().keys().filter(|&address| addresses.contains(address)).count();
-        match granules {
+        let driver_bytes = self.granules.bytes_in(addresses);
+        match driver_bytes {
             0 => PageTiers::between(start, len_bytes),
-            granules => PageTiers { driver_bytes: (granules * GRANULE_BYTES) as u64, ..PageTiers::default() },
+            driver_bytes => PageTiers { driver_bytes, ..PageTiers::default() },
         }
     }
 }
@@ -367,13 +371,13 @@ unsafe impl VirtualMemory for VmmSource {
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let start = address(range.at(offset, bytes)?);
         let _entered = self.device.enter()?;
-        let granules = self.create(bytes / GRANULE_BYTES).map_err(source_error)?;
+        let granules = self.create(range.granules(offset, bytes)).map_err(source_error)?;
         // SAFETY: addresses of the range, not committed by the caller's promise.
         unsafe { self.map(start, &granules) }.map_err(|refusal| {
             let _released_later = self.release_granules(&granules);
             source_error(refusal)
         })?;
-        self.remember(start, &granules);
+        self.granules.remember(start, &granules);
         Ok(())
     }
 
@@ -385,7 +389,7 @@ unsafe impl VirtualMemory for VmmSource {
             return Err(source_error(refusal));
         }
         // A run that is mapped in part counts as decommitted, so that none of it is used again.
-        self.forget(&run);
+        self.granules.forget(&run);
         if self.release_granules(&run.granules).is_ok() {
             // The driver releases again. What it still refuses is tried again at the end, where it is an error.
             let _released_later = self.release_refused();
@@ -415,8 +419,8 @@ unsafe impl VirtualMemory for VmmSource {
             let restored = unsafe { self.restore(&runs) };
             return Err(self.remap_error(refusal, restored, &runs));
         }
-        runs.iter().for_each(|run| self.forget(run));
-        self.remember(to, &granules);
+        runs.iter().for_each(|run| self.granules.forget(run));
+        self.granules.remember(to, &granules);
         Ok(())
     }
 
@@ -431,16 +435,5 @@ impl Drop for VmmSource {
     fn drop(&mut self) {
         // `unreserve` has returned the error.
         let _no_later = self.release_refused();
-    }
-}
-
-fn source_error(refusal: DriverRefusal) -> SourceError {
-    const OUT_OF_MEMORY: c_int = 2;
-    let error = SourceError::new(refusal.call, refusal.to_string()).with_code(refusal.code.into());
-    match refusal {
-        DriverRefusal { call: "cuMemCreate" | "cuMemMap" | "cuMemSetAccess", code: OUT_OF_MEMORY } => {
-            error.with_remedy(device::SHORT_OF_MEMORY)
-        }
-        _ => error,
     }
 }

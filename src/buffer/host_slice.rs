@@ -13,7 +13,7 @@ use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
 
 use super::PinnedBuf;
 use super::slice::check_cast;
-use crate::copy::cuda::{HostSliceFence, refuse_host_slice};
+use crate::copy::cuda::{HostSliceFence, let_reach, refuse_host_slice};
 use crate::copy::elements_in;
 use crate::engine::BegunCopy;
 use crate::error::Result;
@@ -143,6 +143,10 @@ impl PinnedBuf {
             return nothing;
         }
         let Some(block) = &*self.block else { return nothing };
+        if let_reach(stream.context(), self.start().as_ptr(), self.len()).is_err() {
+            refuse_host_slice(stream);
+            return nothing;
+        }
         let begun = self.begin_copy();
         let fence = HostSliceFence::new(stream);
         // Writes of this very stream are over before the copy begins (host-slice-I3).
@@ -161,7 +165,8 @@ impl PinnedBuf {
     }
 
     fn lend_mut<'a, T: Pod>(&'a mut self, part: &Part<T>, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
-        if self.check_process().is_err() {
+        let reached = |buf: &PinnedBuf| let_reach(stream.context(), buf.start().as_ptr(), buf.len());
+        if self.check_process().and_then(|()| reached(self)).is_err() {
             refuse_host_slice(stream);
             return (&mut [], SyncOnDrop::Record(None));
         }

@@ -9,6 +9,7 @@
 //! Prints nothing, logs nothing.
 
 use crate::backend::Backend;
+pub use crate::backend::HandleTypes;
 
 pub mod env;
 mod settings;

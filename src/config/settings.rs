@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use super::{Backend, Ceiling, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy};
+use super::{Backend, Ceiling, FenceKind, HandleTypes, OnFull, Preset, PressureSource, ReleasePolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
 
@@ -24,6 +24,14 @@ macro_rules! for_each_setting {
 
         /// Memory node to pin on, where the machine has several: a number, or auto for the node of the GPU.
         "PINPOOL_NUMA_NODE" = None, numa_node(impl Into<Option<u32>>): Option<u32> as NODE;
+
+        /// How granules can be exported to other processes: none, or posix_fd, as file descriptors. Only vmm can, and not its
+        /// reserve.
+        "PINPOOL_HANDLE_TYPES" = HandleTypes::None, handle_types(HandleTypes): HandleTypes as word().strict();
+
+        /// Whether memory is write-combined: 0 or 1. Only cuda can. Writes then go past the caches of the CPU, and the CPU reads
+        /// such memory 10 to 100 times as slowly: only for buffers that are written once, front to back, and never read.
+        "PINPOOL_WRITE_COMBINED" = false, write_combined(bool): bool as SWITCH.strict();
 
         /// Rules that the pool follows: adaptive, or tensorflow (exact to its PoolAllocator).
         "PINPOOL_PRESET" = Preset::Adaptive, preset(Preset): Preset as word();

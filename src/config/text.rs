@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Backend, Ceiling, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy};
+use super::{Backend, Ceiling, FenceKind, HandleTypes, OnFull, Preset, PressureSource, ReleasePolicy};
 use crate::backend::SimSource;
 use crate::size_class::Rounding;
 
@@ -228,6 +228,7 @@ macro_rules! words {
 words!(Preset, "a preset": Adaptive = "adaptive", Tensorflow = "tensorflow");
 words!(Rounding, "a rounding": Eighths = "eighths", Pow2 = "pow2", Exact = "exact" or "noop");
 words!(FenceKind, "a kind of fence": Auto = "auto", Event = "event", Timeline = "timeline");
+words!(HandleTypes, "a type of handle": None = "none", PosixFd = "posix_fd");
 words!(OnFull, "a value of PINPOOL_ON_FULL": Auto = "auto", Error = "error", Pageable = "pageable");
 words!(ReleasePolicy, "a release policy": Idle = "idle", Force = "force");
 

@@ -49,6 +49,8 @@ pub(super) fn try_all(config: &Config, gpu: &Finding) -> Tried {
         threads: pin_threads(config),
         arena: config.preset == Preset::Adaptive,
         max_bytes,
+        handle_types: config.handle_types,
+        write_combined: config.write_combined,
     };
     let mut findings = Vec::new();
     for name in ["vmm", "register", "cuda"] {

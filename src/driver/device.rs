@@ -91,16 +91,8 @@ impl Device {
     }
 }
 
-/// Ordinals of all devices that have an attribute.
-pub(crate) fn all_with(attribute: c_int) -> Result<Vec<c_int>, SourceError> {
-    let has_attribute = |ordinal: &c_int| {
-        result::device::get(*ordinal)
-            .is_ok_and(|handle| attribute_of(handle, attribute).is_some_and(|value| value != 0))
-    };
-    Ok((0..count()?).filter(has_attribute).collect())
-}
-
-fn count() -> Result<c_int, SourceError> {
+/// How many devices the driver lists.
+pub(crate) fn count() -> Result<c_int, SourceError> {
     result::device::get_count().map_err(|error| driver_error("cuDeviceGetCount", error))
 }
 

@@ -40,7 +40,15 @@ impl MemoryLocation {
     }
 }
 
-/// `CUmemAllocationProp`: page-locked, not exportable to other processes.
+/// Where granules are, and how other processes may get them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GranuleKind {
+    pub(crate) location: MemoryLocation,
+    /// `CUmemAllocationHandleType`s, 0 for none.
+    pub(crate) handle_types: c_int,
+}
+
+/// `CUmemAllocationProp`: page-locked.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct AllocationProperties {
@@ -52,8 +60,8 @@ struct AllocationProperties {
 }
 
 impl AllocationProperties {
-    fn pinned(location: MemoryLocation) -> Self {
-        Self { kind: 1, handle_types: 0, location, windows: 0, flags: [0; 8] }
+    fn pinned(GranuleKind { location, handle_types }: GranuleKind) -> Self {
+        Self { kind: 1, handle_types, location, windows: 0, flags: [0; 8] }
     }
 }
 
@@ -174,10 +182,10 @@ functions! {
 }
 
 impl VmmApi {
-    /// Smallest granule at `location`.
-    pub(crate) fn granularity(&self, location: MemoryLocation) -> Result<usize, DriverRefusal> {
+    /// Smallest granule of this kind.
+    pub(crate) fn granularity(&self, kind: GranuleKind) -> Result<usize, DriverRefusal> {
         let mut bytes = 0;
-        let properties = AllocationProperties::pinned(location);
+        let properties = AllocationProperties::pinned(kind);
         // SAFETY: `bytes` takes the result, and the properties live as long as the call.
         unsafe { self.granularity_call(&raw mut bytes, &raw const properties, 0) }?;
         Ok(bytes)
@@ -191,10 +199,10 @@ impl VmmApi {
         Ok(address)
     }
 
-    /// Creates a granule of `bytes` at `location`. A context must be current.
-    pub(crate) fn create(&self, bytes: usize, location: MemoryLocation) -> Result<GranuleHandle, DriverRefusal> {
+    /// Creates a granule of `bytes`. A context must be current.
+    pub(crate) fn create(&self, bytes: usize, kind: GranuleKind) -> Result<GranuleHandle, DriverRefusal> {
         let mut granule = 0;
-        let properties = AllocationProperties::pinned(location);
+        let properties = AllocationProperties::pinned(kind);
         // SAFETY: `granule` takes the result, and the properties live as long as the call.
         unsafe { self.create_call(&raw mut granule, bytes, &raw const properties, 0) }?;
         Ok(granule)

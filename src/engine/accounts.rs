@@ -110,6 +110,7 @@ impl Accounts {
             drains: supply.drains,
             reserve_bytes: supply.reserve_bytes,
             moves: supply.moves,
+            mappings: supply.mappings,
             pinned_bytes: supply.held_bytes,
             peak_pinned_bytes: supply.peak_bytes,
             max_bytes: supply.max_bytes,

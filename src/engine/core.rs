@@ -37,6 +37,7 @@ use super::shortage::Shortage;
 use super::stock::Stock;
 use super::supply::{Backing, Gate, Reclaim};
 use super::waiters::Waiters;
+use crate::backend::{Source, SourceError};
 use crate::config::{Ceiling, Config};
 use crate::diag::{self, PoolLog};
 use crate::error::{Error, ErrorKind, Result};
@@ -118,6 +119,13 @@ impl Core {
         log.partitioned(max_bytes);
         let config = Config { max_bytes: Ceiling::Bytes(max_bytes), ..self.config.clone() };
         Some(Self::new(config, backing, self.time.shared(), log))
+    }
+
+    /// The same pool with memory of `source`, which is on memory node `node`, under the same ceiling; `None` without an arena.
+    pub(crate) fn on_node(&self, node: u32, source: Arc<dyn Source>) -> Option<Result<Arc<Self>, SourceError>> {
+        let log = Arc::new(self.log.partition(&format!("node{node}")));
+        let backing = self.backing().on_node(source, log.clone())?;
+        Some(backing.map(|backing| Self::new(self.config.clone(), backing, self.time.shared(), log)))
     }
 
     /// The ceiling `auto` comes from `source`; it holds now if there is an `auto`.

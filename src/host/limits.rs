@@ -74,11 +74,25 @@ pub(crate) fn memory_remedy(root: &Path, bytes: usize) -> &'static str {
             LimitOrigin::Machine => MACHINE,
         };
     }
-    let mappings = files.read("/proc/self/maps").map(|maps| maps.lines().count() as u64);
     // A call may split a mapping in three.
-    let is_full =
-        files.number("/proc/sys/vm/max_map_count").zip(mappings).is_some_and(|(limit, used)| used + 2 >= limit);
+    let is_full = mapping_use(root).is_some_and(|MappingUse { used, limit }| used + 2 >= limit);
     if is_full { MAPPINGS } else { UNKNOWN }
+}
+
+/// Mappings of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MappingUse {
+    pub(crate) used: u64,
+    /// `vm.max_map_count`.
+    pub(crate) limit: u64,
+}
+
+/// `None` where the kernel does not show both. Takes milliseconds where there are many.
+pub(crate) fn mapping_use(root: &Path) -> Option<MappingUse> {
+    let files = Files::below(root);
+    let limit = files.number("/proc/sys/vm/max_map_count")?;
+    let used = files.read("/proc/self/maps")?.lines().count() as u64;
+    Some(MappingUse { used, limit })
 }
 
 /// Bytes that this process has locked.

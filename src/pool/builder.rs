@@ -4,15 +4,17 @@
 //! fallback the settings mean; what they imply and contradict is decided in `config`.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Pool;
+use super::nodes::NodePools;
 use crate::arena::Retention;
 use crate::backend::{self, Backend, Source};
 use crate::config::{
-    Ceiling, Config, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy, Settings, env, for_each_setting,
+    Ceiling, Config, FenceKind, HandleTypes, OnFull, Preset, PressureSource, ReleasePolicy, Settings, env,
+    for_each_setting,
 };
 use crate::diag::{CheckReport, LogSampler, PoolLog};
 use crate::engine::{
@@ -115,6 +117,8 @@ impl PoolBuilder {
             node: config.numa_node,
             threads: pin_threads(&config),
             arena: config.preset == Preset::Adaptive,
+            handle_types: config.handle_types,
+            write_combined: config.write_combined,
             max_bytes,
         };
         let chosen = backend::choose(&config.backend, options)?;
@@ -131,12 +135,15 @@ impl PoolBuilder {
         chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
         let fallback = falls_back(&config, &*chosen.source).then(|| fallback(&config, max_bytes));
-        let supply = supply(&config, chosen.source, max_bytes, &log)?;
+        let supply = supply(&config, chosen.source, max_bytes, &log, &ceiling_source.root)?;
         let reserve_bytes = config.reserve_bytes;
         let backing = Backing::new(supply, fallback);
+        let is_custom = matches!(config.backend, Backend::Source(_));
+        let (root, below) = (ceiling_source.root.clone(), ceiling_source.root.clone());
+        let on_node = move |source: &dyn Source, node| backend::on_node(&below, source, is_custom, node, options);
         let core = Core::new(config, backing, Timekeeper::new(self.clock), log);
         core.change_ceiling_by(ceiling_source, auto);
-        let pool = Pool::of(core);
+        let pool = Pool::with_nodes(core, NodePools::new(&root, Box::new(on_node)));
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
         }
@@ -209,7 +216,13 @@ fn fallback(config: &Config, max_bytes: Option<u64>) -> Fallback {
     }
 }
 
-fn supply(config: &Config, source: Arc<dyn Source>, max_bytes: Option<u64>, log: &Arc<PoolLog>) -> Result<Supply> {
+fn supply(
+    config: &Config,
+    source: Arc<dyn Source>,
+    max_bytes: Option<u64>,
+    log: &Arc<PoolLog>,
+    root: &Path,
+) -> Result<Supply> {
     match config.preset {
         Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, max_bytes))),
         Preset::Adaptive => {
@@ -223,7 +236,7 @@ fn supply(config: &Config, source: Arc<dyn Source>, max_bytes: Option<u64>, log:
                 SharedArenaConfig { max_bytes, may_grow, pin_threads, retention, drain_at_most },
                 log.clone(),
             )
-            .map(|arena| Supply::Shared(Arc::new(arena)))
+            .map(|arena| Supply::Shared(Arc::new(arena.with_host_root(root.to_owned()))))
             .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
         }
     }

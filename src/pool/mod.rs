@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::PageTiers;
+use crate::backend::{PageTiers, Source};
 use crate::buffer::{BatchBuf, PinnedBuf};
 use crate::config::{Ceiling, Config};
 use crate::engine::{Core, ShardAtHand};
@@ -17,10 +17,12 @@ use crate::stats::Stats;
 
 mod builder;
 mod get_future;
+mod nodes;
 
 pub use builder::PoolBuilder;
 pub(crate) use builder::{ceiling_in_bytes, pin_threads};
 pub use get_future::GetFuture;
+use nodes::NodePools;
 
 /// A pool of page-locked host memory. Cheap to clone; all clones are the same pool.
 ///
@@ -44,6 +46,8 @@ pub struct Pool {
 #[derive(Debug)]
 struct Handle {
     core: Arc<Core>,
+    /// `None` in a partition and in a pool on another node.
+    nodes: Option<NodePools<Pool>>,
 }
 
 /// Name, back-end, preset and ceiling; [`Pool::stats`] and [`Pool::config`] have the rest.
@@ -86,7 +90,16 @@ impl Pool {
     }
 
     pub(crate) fn of(core: Arc<Core>) -> Self {
-        Self { handle: Arc::new(Handle { core }) }
+        Self { handle: Arc::new(Handle { core, nodes: None }) }
+    }
+
+    fn with_nodes(core: Arc<Core>, nodes: NodePools<Self>) -> Self {
+        Self { handle: Arc::new(Handle { core, nodes: Some(nodes) }) }
+    }
+
+    /// The pools on other memory nodes.
+    fn on_other_nodes(&self) -> Vec<Self> {
+        self.handle.nodes.as_ref().map_or_else(Vec::new, NodePools::all)
     }
 
     #[inline]
@@ -211,6 +224,42 @@ impl Pool {
         Ok(self.core().try_get(class).map(|block| PinnedBuf::over(block, len, DEFAULT_ALIGN)))
     }
 
+    /// As [`get`](Pool::get), with the buffer's memory on memory node `node`: [`on`](Pool::on) and a get of that pool.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Pool::get) and [`on`](Pool::on).
+    pub fn get_on(&self, node: u32, len: usize) -> Result<PinnedBuf> {
+        self.on(node)?.get(len)
+    }
+
+    /// This pool on memory node `node`: with buffers, idle buffers and statistics of its own, under the same ceiling. What is
+    /// idle on one node is released when another needs the room; a get waits only for buffers of its own node. On a machine
+    /// with one node, or for the node that the pool is on, it is the pool itself.
+    ///
+    /// Made at the first call for a node and kept as long as this pool. [`trim`](Pool::trim), [`clear`](Pool::clear),
+    /// [`poll`](Pool::poll) and [`set_max_bytes`](Pool::set_max_bytes) of this pool act on all nodes, its other methods on its
+    /// own. The back-ends `vmm`, `register`, `mlock` and `heap` choose the node of their memory, the others cannot.
+    ///
+    /// # Errors
+    ///
+    /// - [`is_setting`](crate::Error::is_setting): no such node, a back-end that cannot choose the node, the preset
+    ///   `tensorflow`, or this is a partition or the pool of another node,
+    /// - [`is_backend`](crate::Error::is_backend): the back-end refused memory of that node.
+    pub fn on(&self, node: u32) -> Result<Self> {
+        self.core().check_process()?;
+        let refused = |why: &str| nodes::refused(node, why.to_owned());
+        let none = || refused("ask the pool that was built, not a partition or the pool of a node");
+        let make = |source: Arc<dyn Source>| {
+            let backend = source.name();
+            let needs_arena = || refused("needs PINPOOL_PRESET=adaptive: under tensorflow a pool has one memory node");
+            let core = self.core().on_node(node, source).ok_or_else(needs_arena)?;
+            Ok(Self::of(core.map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() })?))
+        };
+        let nodes = self.handle.nodes.as_ref().ok_or_else(none)?;
+        Ok(nodes.on(node, self.core().backing().source(), make)?.unwrap_or_else(|| self.clone()))
+    }
+
     /// One buffer of `bytes` for a batch of many small tensors, which is handed out in slices and copied at once.
     ///
     /// # Errors
@@ -307,9 +356,18 @@ impl Pool {
     /// thread makes the releases, so that they are made when this returns: a slow call. What copies in flight keep from being
     /// released goes when they have ended.
     pub fn trim(&self, to_bytes: u64) {
-        if !self.core().is_forked() {
-            self.core().trim(to_bytes);
+        if self.core().is_forked() {
+            return;
         }
+        let others = self.on_other_nodes();
+        let held_bytes = |pool: &Self| pool.stats().pinned_bytes;
+        for other in &others {
+            // The own node keeps its memory before the others do.
+            let beside_bytes = others.iter().map(held_bytes).sum::<u64>() + held_bytes(self) - held_bytes(other);
+            other.core().trim(to_bytes.saturating_sub(beside_bytes));
+        }
+        let left_bytes: u64 = others.iter().map(held_bytes).sum();
+        self.core().trim(to_bytes.saturating_sub(left_bytes));
     }
 
     /// Puts back the buffers whose copies are over, and releases memory that has been idle too long. The maintenance thread
@@ -317,6 +375,7 @@ impl Pool {
     pub fn poll(&self) {
         if !self.core().is_forked() {
             self.core().poll();
+            self.on_other_nodes().iter().for_each(Self::poll);
         }
     }
 
@@ -325,6 +384,7 @@ impl Pool {
     pub fn clear(&self) {
         if !self.core().is_forked() {
             self.core().clear();
+            self.on_other_nodes().iter().for_each(Self::clear);
         }
     }
 

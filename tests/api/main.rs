@@ -13,6 +13,7 @@
 //! | `async_copy` | copies that tasks await |
 //! | `fences` | fences of users that block, panic, or call the pool |
 //! | `memory_counts`, `memory_limits` | every byte in a figure and under a limit; limits that change, limits on what is idle |
+//! | `granules`, `nodes` | how many mappings a pool of a terabyte makes; one pool on several memory nodes |
 //! | `line`, `async_get`, `async_stress`, `deadlines`, `panics` | gets that wait, threads and tasks, in order and in time; panics of a user's code |
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
 //! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
@@ -44,6 +45,8 @@ mod fault;
 mod fences;
 mod fixture;
 mod fork;
+#[cfg(not(miri))]
+mod granules;
 mod heap_calls;
 mod hit_allocates_nothing;
 #[cfg(all(target_os = "linux", not(miri)))]
@@ -59,6 +62,8 @@ mod log_lines;
 mod maintenance;
 mod memory_counts;
 mod memory_limits;
+#[cfg(not(miri))]
+mod nodes;
 mod own_stream;
 mod panics;
 mod partition_copies;

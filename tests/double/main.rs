@@ -2,10 +2,12 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | `access` | which devices and processes may reach the memory, and write-combined memory |
 //! | `ceiling` | what the driver holds against the ceiling, byte for byte |
 //! | `copies`, `tracked_copies` | copies made by the pool, and every natural line that starts one |
 //! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
+//! | `granules` | granules of several sizes, and how many mappings a pool makes |
 //! | `held_queries`, `held_registrations` | a thread that stands in a call of the driver |
 //! | `spare_events` | events that are kept, and those that are destroyed |
 //! | `each_call_fails` | every call of the driver, failed at each of its first times |
@@ -17,6 +19,7 @@
 //! One process has one driver, so tests take turns ([`driver_double::Double::load`]). A test that needs a driver from its
 //! first call on, or a fork, runs again as a child ([`child::alone`]).
 
+mod access;
 #[path = "../api/captured_log.rs"]
 #[allow(dead_code)] // The tests of the public interface need all of it.
 mod captured_log;
@@ -29,6 +32,7 @@ mod driver_facts;
 mod each_call_fails;
 mod fixture;
 mod fork;
+mod granules;
 mod held_queries;
 mod held_registrations;
 mod interop;

@@ -28,6 +28,7 @@ use self::context::ContextState;
 use self::event::EventFence;
 use self::stream::{CAPTURING, SetAside, failed, is_capturing};
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
+use crate::backend;
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::in_flight::{FenceKind, SharedFence};
@@ -63,6 +64,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtrMut<E>> CopyTarget<S, E> 
             let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(address, source.cast(), len, stream.cu_stream()) };
             copied.result().map_err(|error| ("cuMemcpyHtoDAsync", error))
         };
+        let_reach(stream.context(), source, len).map_err(CopyFailure::Refused)?;
         copy_with_fence(stream, len, purpose, waits, move || self.device_ptr_mut(stream), copy)
     }
 }
@@ -81,6 +83,7 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
             let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(target.cast(), address, len, stream.cu_stream()) };
             copied.result().map_err(|error| ("cuMemcpyDtoHAsync", error))
         };
+        let_reach(stream.context(), target, len).map_err(CopyFailure::Refused)?;
         copy_with_fence(stream, len, FencePurpose::Buffer, waits, || self.device_ptr(stream), copy)
     }
 }
@@ -95,9 +98,17 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     }
 }
 
+/// Gives the device of this context access to memory of a pool that has another device. Precedes each copy.
+pub(crate) fn let_reach(context: &CudaContext, start: *const u8, len: usize) -> Result<()> {
+    let device = u32::try_from(context.ordinal()).unwrap_or(u32::MAX);
+    backend::let_reach(device, start, len)
+        .map_err(|error| Error::copy(len, format!("device {device} cannot reach the memory of the pool: {error}")))
+}
+
 /// Where the device of this context sees page-locked memory.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
     let failed = |call, error| Error::copy(len, failed(call, error));
+    let_reach(context, start, len)?;
     let _current = ContextState::of(context).enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
     let mut address: sys::CUdeviceptr = 0;
     let found = &raw mut address;

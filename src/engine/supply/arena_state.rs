@@ -14,6 +14,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::common_ceiling::CeilingShare;
 use super::executor::{Executed, Executor, GRANULE_BYTES, Mapping, Mappings};
 use super::{BlockMemory, Reclaim, Refusal, SupplyStats};
 use crate::arena::{Arena, ArenaPtr, GrowthLimits, NoSpace, Plan, PlanOutcome, RANGE_BYTES_MAX, Retention};
@@ -22,6 +23,9 @@ use crate::stats::Underlying;
 
 /// Every block starts at a multiple of this.
 const ALIGN_BYTES: u64 = PAGE_BYTES as u64;
+
+/// Where mappings are few, granules become no larger than lets this many of them fit under the ceiling.
+const MANY_GRANULES: u64 = 64;
 
 #[derive(Debug)]
 pub(super) struct ArenaState {
@@ -34,6 +38,8 @@ pub(super) struct ArenaState {
     /// Target of a trim that pending copies prevented.
     trim_to_bytes: Option<u64>,
     drains: u64,
+    /// What this arena claims under the ceiling, beside the arenas of other memory nodes.
+    share: CeilingShare,
     /// The ceiling; `None` without one.
     max_bytes: Option<u64>,
     /// The highest ceiling so far.
@@ -61,6 +67,7 @@ impl ArenaState {
             overdue_bytes: 0,
             trim_to_bytes: None,
             drains: 0,
+            share: CeilingShare::default(),
             max_bytes,
             highest_max_bytes: max_bytes,
             pending_bytes: 0,
@@ -88,12 +95,31 @@ impl ArenaState {
 
     /// Bytes that may still be claimed under the ceiling.
     pub(super) fn room_bytes(&self) -> u64 {
-        self.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(self.all_claimed_bytes()))
+        self.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(self.claimed_under_ceiling()))
     }
 
     /// Bytes claimed beyond the ceiling, since it was lowered.
     pub(super) fn over_bytes(&self) -> u64 {
-        self.max_bytes.map_or(0, |max_bytes| self.all_claimed_bytes().saturating_sub(max_bytes))
+        self.max_bytes.map_or(0, |max_bytes| self.claimed_under_ceiling().saturating_sub(max_bytes))
+    }
+
+    /// A share of the ceiling for another arena.
+    pub(super) fn share_beside(&self) -> CeilingShare {
+        self.share.beside()
+    }
+
+    /// Claims nothing yet: takes its share of a ceiling.
+    pub(super) fn take_share(&mut self, share: CeilingShare) {
+        self.share = share;
+    }
+
+    fn claimed_under_ceiling(&self) -> u64 {
+        self.all_claimed_bytes().saturating_add(self.share.of_others())
+    }
+
+    /// Records what is claimed now. False if another arena has taken that room.
+    fn record_claims(&mut self) -> bool {
+        self.share.record(self.all_claimed_bytes(), self.max_bytes)
     }
 
     fn all_claimed_bytes(&self) -> u64 {
@@ -144,7 +170,19 @@ impl ArenaState {
 
     /// Plans a block of `bytes` within `limits`, and claims what the plan may commit.
     pub(super) fn plan_growth(&mut self, bytes: u64, limits: GrowthLimits) -> Result<Plan, NoSpace> {
-        self.arena.grow(bytes, ALIGN_BYTES, limits)
+        let plan = self.arena.grow(bytes, ALIGN_BYTES, limits)?;
+        if self.record_claims() {
+            return Ok(plan);
+        }
+        // An arena of another node was faster: undone, as a plan whose first step failed.
+        let _not_granted = self.arena.settle(plan, PlanOutcome::Failed { done: 0 }, 0);
+        Err(NoSpace { missing_bytes: bytes, transit_bytes: 0 })
+    }
+
+    /// The process has few mappings left: memory is committed in larger granules from now on, as far as the ceiling has room
+    /// for several. Returns their size if they are larger than before.
+    pub(super) fn grow_in_larger_granules(&mut self) -> Option<u64> {
+        self.arena.grow_in_larger_granules(self.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes / MANY_GRANULES))
     }
 
     /// What the steps of `plan` work on.
@@ -162,6 +200,7 @@ impl ArenaState {
         let error = self.count(executed);
         let is_granted = self.arena.settle(plan, outcome, now_us);
         self.note_peak();
+        self.record_claims();
         match error {
             None if is_granted => Ok(()),
             error => Err(error.unwrap_or_else(|| SourceError::new("arena", "a plan was made and not granted"))),
@@ -179,6 +218,7 @@ impl ArenaState {
         let releases = executed.releases;
         let error = self.count(executed);
         self.arena.settle_releases(plan, &failed, now_us);
+        self.record_claims();
         let was_reported = self.release_fails;
         self.release_fails = error.is_some() || was_reported && releases == 0;
         match error {
@@ -278,7 +318,8 @@ impl ArenaState {
             |bytes: u64, max_bytes: Option<u64>| max_bytes.map_or(0, |max_bytes| bytes.saturating_sub(max_bytes));
         let arena = self.arena.stats();
         let idle_bytes = idle_bytes + arena.hole_bytes - arena.reserve_hole_bytes;
-        over(self.held_bytes(), self.max_bytes).max(over(idle_bytes, max_idle_bytes))
+        let held_bytes = self.held_bytes().saturating_add(self.share.of_others());
+        over(held_bytes, self.max_bytes).max(over(idle_bytes, max_idle_bytes))
     }
 
     /// Plans the release of everything that is free.
@@ -315,12 +356,17 @@ impl ArenaState {
             Refusal::Source(SourceError::new("arena", what))
         })?;
         self.pending_bytes += held_bytes(bytes);
+        if !self.record_claims() {
+            self.pending_bytes -= held_bytes(bytes);
+            return Err(Refusal::Ceiling { needed_bytes });
+        }
         Ok(len)
     }
 
     /// Ends a claim of [`claim_reserve`](Self::claim_reserve).
     pub(super) fn unclaim_reserve(&mut self, held_bytes: u64) {
         self.pending_bytes -= held_bytes;
+        self.record_claims();
     }
 
     /// Adds the reserve of `len` bytes that [`claim_reserve`](Self::claim_reserve) claimed `held_bytes` for, or ends that
@@ -334,13 +380,20 @@ impl ArenaState {
         let bytes = len as u64;
         self.pending_bytes -= held_bytes;
         self.calls.time += took;
-        let region = acquired.inspect_err(|_| self.calls.failures += 1)?;
+        let region = acquired.inspect_err(|_| {
+            self.calls.failures += 1;
+            self.record_claims();
+        })?;
         self.calls.acquired(bytes);
-        let Some(range) = self.arena.add_reserve(bytes) else { return Ok(Err(region)) };
+        let Some(range) = self.arena.add_reserve(bytes) else {
+            self.record_claims();
+            return Ok(Err(region));
+        };
         let start = region.start();
         self.mappings.add(range, Mapping::Region(region));
         self.reserve_bytes += bytes;
         self.reserve_overhead_bytes += held_bytes - bytes;
+        self.record_claims();
         self.note_peak();
         self.largest_reserve_bytes = self.largest_reserve_bytes.max(bytes);
         Ok(Ok(start))
@@ -376,6 +429,7 @@ impl ArenaState {
             highest_max_bytes: self.highest_max_bytes,
             smaller_regions: self.smaller_regions,
             moves: arena.remaps,
+            mappings: arena.mappings,
             calls: self.calls,
         }
     }

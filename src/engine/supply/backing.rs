@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::super::waiters::Beside;
 use super::fallback::FallbackStats;
 use super::{Acquired, BlockMemory, Direct, Fallback, Gate, Reclaim, Refusal, SharedArena, SupplyStats};
-use crate::backend::{PageTiers, Source};
+use crate::backend::{PageTiers, Source, SourceError};
 use crate::budget::{Budget, Claim};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, UsageReport};
@@ -69,6 +69,18 @@ impl Backing {
             reserves: Budget::inside(&self.reserves, max_bytes),
             fallback: self.fallback.as_ref().map(|fallback| fallback.partition(max_bytes)),
         })
+    }
+
+    /// The same with memory of `source`, which is on another memory node, under the same ceiling; `None` for a supply that
+    /// has no arena.
+    pub(in crate::engine) fn on_node(
+        &self,
+        source: Arc<dyn Source>,
+        log: Arc<PoolLog>,
+    ) -> Option<Result<Self, SourceError>> {
+        let arena = self.arena()?.beside(source, log);
+        let fallback = self.fallback.as_ref().map(|fallback| fallback.partition(None));
+        Some(arena.map(|arena| Self::new(Supply::Shared(arena), fallback)))
     }
 
     pub(in crate::engine) fn is_partition(&self) -> bool {

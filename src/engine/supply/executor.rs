@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 
 use super::gate::ClosedGate;
 use super::source_call::call;
-use crate::arena::{Arena, ArenaPtr, Extent, GrowthMode, Plan, PlanOutcome, RANGE_BYTES_MAX, Retention, Step};
+use crate::arena::{
+    Arena, ArenaPtr, Extent, GranuleSizes, GrowthMode, Plan, PlanOutcome, RANGE_BYTES_MAX, Retention, Step,
+};
 use crate::backend::{self, AddressRange, PAGE_BYTES, Region, RemapError, Source, SourceError, Subrange};
 
-/// The granule where the ceiling leaves room for it.
+/// The smallest granule where the ceiling leaves room for it.
 pub(super) const GRANULE_BYTES: u64 = backend::GRANULE_BYTES as u64;
 /// Under a ceiling of fewer granules than this, granules are smaller: the pool must be able to hold several.
 const GRANULES_MIN: u64 = 8;
@@ -339,22 +341,35 @@ pub(super) fn arena_over(
 ) -> Result<(Arena, Mappings, GrowthShape), SourceError> {
     let mut mappings = Mappings::default();
     let Some(memory) = source.virtual_memory() else {
-        let (granule_bytes, longest_bytes) = (PAGE_BYTES as u64, RANGE_BYTES_MAX);
-        let shape = GrowthShape { granule_bytes, longest_bytes, is_discrete: true, address_remedy: None };
+        let shape = GrowthShape {
+            sizes: GranuleSizes::uniform(PAGE_BYTES as u64),
+            ample_bytes: PAGE_BYTES as u64,
+            longest_bytes: RANGE_BYTES_MAX,
+            is_discrete: true,
+            address_remedy: None,
+        };
         let source = source.clone();
         let arena = Arena::new(GrowthMode::Regions, retention)
             .with_region_cost(move |bytes| held(bytes, |len| source.held_bytes(len)));
         return Ok((arena, mappings, shape));
     };
     let granule_bytes = granule_bytes(max_bytes, memory.granule_bytes() as u64);
-    let mut arena = Arena::new(GrowthMode::Granules(granule_bytes), retention);
+    let sizes = GranuleSizes::of_pool(granule_bytes, max_bytes);
+    let mut arena = Arena::new(GrowthMode::Granules(granule_bytes), retention).with_granule_sizes(sizes);
     let (addresses, address_remedy) = reserve_addresses(|bytes| memory.reserve(bytes), max_bytes, granule_bytes)?;
-    let longest_bytes = addresses.len_bytes() as u64;
+    let address_bytes = addresses.len_bytes() as u64;
     let range = arena
-        .add_virtual_range(longest_bytes)
-        .ok_or_else(|| SourceError::new("reserve", format!("{longest_bytes} B are no range")))?;
-    mappings.add(range, Mapping::Addresses(Arc::new(addresses)));
-    Ok((arena, mappings, GrowthShape { granule_bytes, longest_bytes, is_discrete: false, address_remedy }))
+        .add_virtual_range(address_bytes)
+        .ok_or_else(|| SourceError::new("reserve", format!("{address_bytes} B are no range")))?;
+    mappings.add(range, Mapping::Addresses(Arc::new(addresses.with_granules(sizes))));
+    let shape = GrowthShape {
+        sizes,
+        ample_bytes: sizes.zone_at(max_bytes.unwrap_or(0).saturating_sub(1)).granule_bytes,
+        longest_bytes: sizes.down(address_bytes),
+        is_discrete: false,
+        address_remedy,
+    };
+    Ok((arena, mappings, shape))
 }
 
 /// What `held_bytes` of a source says for `bytes`.
@@ -365,8 +380,10 @@ pub(super) fn held(bytes: u64, held_bytes: impl FnOnce(usize) -> usize) -> u64 {
 /// In which units an arena grows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GrowthShape {
-    /// Least that is committed or acquired; a page for discrete regions.
-    pub(super) granule_bytes: u64,
+    /// The granules; pages for discrete regions.
+    pub(super) sizes: GranuleSizes,
+    /// The largest granules that a pool uses that holds its first ceiling without gaps.
+    pub(super) ample_bytes: u64,
     /// Longest buffer that there are addresses for.
     pub(super) longest_bytes: u64,
     /// Grows by regions of their own, not by granules.
@@ -375,6 +392,7 @@ pub(super) struct GrowthShape {
     pub(super) address_remedy: Option<&'static str>,
 }
 
+/// The smallest granule of a pool under that ceiling.
 fn granule_bytes(max_bytes: Option<u64>, least_bytes: u64) -> u64 {
     let previous_power_of_two = |n: u64| n.checked_ilog2().map_or(1, |log| 1 << log);
     let fair = max_bytes.map_or(GRANULE_BYTES, |max_bytes| previous_power_of_two(max_bytes / GRANULES_MIN));

@@ -7,7 +7,9 @@
 //! | `direct.rs` | preset `tensorflow`: each miss is an acquisition, each victim a release |
 //! | `shared_arena.rs` | preset `adaptive`: a lock around an arena, and the order of steps when memory is needed or released |
 //! | `arena_state.rs` | what that lock guards: sequential bookkeeping |
+//! | `common_ceiling.rs` | one ceiling over the arenas of several memory nodes |
 //! | `attached.rs` | what the pools that share the arena can give |
+//! | `mapping_watch.rs` | how near the process is to the most mappings that it may have |
 //! | `executor.rs` | addresses of the arena's ranges, and the source calls of a plan |
 //! | `source_call.rs` | one call of a source, which may panic |
 //! | `gate.rs` | keeps copies and releases that wait for copies apart |
@@ -21,10 +23,12 @@
 mod arena_state;
 mod attached;
 mod backing;
+mod common_ceiling;
 mod direct;
 mod executor;
 mod fallback;
 mod gate;
+mod mapping_watch;
 mod shared_arena;
 mod source_call;
 
@@ -130,6 +134,8 @@ pub(super) struct SupplyStats {
     /// The highest ceiling so far.
     pub(super) highest_max_bytes: Option<u64>,
     pub(super) moves: u64,
+    /// Granules, regions and reserves held.
+    pub(super) mappings: u64,
     /// Regions for one buffer, acquired where the source refused a larger one.
     pub(super) smaller_regions: u64,
     pub(super) calls: Underlying,

@@ -32,6 +32,7 @@
 //! - shared-arena-I1: what is claimed, by [`Source::held_bytes`] with all that the system adds, changes under the lock, before
 //!   the source is called, and only within the ceiling.
 
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
@@ -39,8 +40,10 @@ use std::time::{Duration, Instant};
 
 use super::arena_state::ArenaState;
 use super::attached::{complete_copies, idle_buffers, make_room};
+use super::common_ceiling::NodeArenas;
 use super::executor::{GrowthShape, Mapping, arena_over, held};
 use super::gate::{ClosedGate, Gate};
+use super::mapping_watch::MappingWatch;
 use super::source_call::call;
 use super::{Acquired, BlockMemory, Reclaim, Refusal, SupplyStats};
 use crate::arena::{ArenaPtr, GrowthLimits, Plan, Retention};
@@ -65,6 +68,9 @@ pub(crate) struct SharedArena {
     state: Mutex<ArenaState>,
     /// Notified when a plan is settled.
     settled: Condvar,
+    mappings: MappingWatch,
+    /// Those of the same pool on other memory nodes, this one among them.
+    nodes: Arc<NodeArenas<Self>>,
     /// A thread is releasing what is due.
     is_releasing: AtomicBool,
 }
@@ -98,8 +104,32 @@ impl SharedArena {
             shape,
             state: Mutex::new(ArenaState::new(arena, mappings, config.max_bytes)),
             settled: Condvar::default(),
+            mappings: MappingWatch::below("/".into()),
+            nodes: Arc::default(),
             is_releasing: AtomicBool::new(false),
         })
+    }
+
+    /// An arena over `source`, which is on another memory node, under the same ceiling. Each gives idle memory back for the
+    /// others.
+    pub(in crate::engine) fn beside(
+        self: &Arc<Self>,
+        source: Arc<dyn Source>,
+        log: Arc<PoolLog>,
+    ) -> Result<Arc<Self>, SourceError> {
+        let config = SharedArenaConfig { max_bytes: self.max_bytes(), ..self.config };
+        let arena = Self::new(source, config, log)?.with_host_root(self.mappings.root().to_owned());
+        let arena = Arc::new(Self { nodes: self.nodes.clone(), ..arena });
+        let share = self.state.lock().share_beside();
+        arena.state.lock().take_share(share);
+        self.nodes.add(self);
+        self.nodes.add(&arena);
+        Ok(arena)
+    }
+
+    /// Reads the limits of the process below `root`.
+    pub(crate) fn with_host_root(self, root: PathBuf) -> Self {
+        Self { mappings: MappingWatch::below(root), ..self }
     }
 
     pub(super) fn source(&self) -> &dyn Source {
@@ -135,7 +165,7 @@ impl SharedArena {
         let (mut source_error, mut is_one_buffer) = (None, false);
         // Outlives the closed gate: behind it copies are swept, and their puts may log or call a listener.
         let mut deferral = None;
-        let (mut closed_late, mut may_wait, mut may_sweep) = (None, true, true);
+        let (mut closed_late, mut may_wait, mut may_sweep, mut may_ask_nodes) = (None, true, true, true);
         // No more than are idle now, whatever other threads put back meanwhile.
         let mut to_release = idle_buffers(pool, &attached);
         loop {
@@ -191,6 +221,9 @@ impl SharedArena {
                         to_release -= 1;
                         continue;
                     }
+                    if std::mem::take(&mut may_ask_nodes) && self.ask_other_nodes(bytes, now_us) {
+                        continue;
+                    }
                     if is_held_by_copies && std::mem::take(&mut may_wait) {
                         deferral.get_or_insert_with(diag::defer);
                         closed_late = self.close_late(&attached, until);
@@ -235,12 +268,9 @@ impl SharedArena {
         let (reserve_bytes, largest_reserve_bytes) = state.reserve_bytes();
         let room_bytes = state.max_bytes().map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(reserve_bytes));
         drop(state);
-        let GrowthShape { granule_bytes, is_discrete, .. } = self.shape;
-        let fits_by_growth = if is_discrete {
-            self.held_bytes(bytes) <= room_bytes
-        } else {
-            bytes.div_ceil(granule_bytes) <= room_bytes / granule_bytes
-        };
+        let GrowthShape { sizes, is_discrete, .. } = self.shape;
+        let fits_by_growth =
+            if is_discrete { self.held_bytes(bytes) <= room_bytes } else { sizes.up(bytes) <= room_bytes };
         bytes <= largest_reserve_bytes || self.config.may_grow && fits_by_growth
     }
 
@@ -260,7 +290,7 @@ impl SharedArena {
 
     /// What the ceilings, that of the pool included, leave beside a block of `first_bytes` in whole granules.
     pub(super) fn room_beside_bytes(&self, first_bytes: u64, own_max_bytes: Option<u64>) -> u64 {
-        let GrowthShape { granule_bytes, is_discrete, .. } = self.shape;
+        let GrowthShape { ample_bytes: granule_bytes, is_discrete, .. } = self.shape;
         let max_bytes = self.max_bytes().into_iter().chain(own_max_bytes).min();
         match max_bytes.filter(|_| !is_discrete && self.config.may_grow) {
             Some(max_bytes) => {
@@ -273,7 +303,7 @@ impl SharedArena {
 
     /// Bytes of the granules that a block of `bytes` may touch.
     pub(super) fn touched_bytes(&self, bytes: u64) -> u64 {
-        let granule_bytes = self.shape.granule_bytes;
+        let granule_bytes = self.shape.ample_bytes;
         (bytes.div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
     }
 
@@ -306,10 +336,21 @@ impl SharedArena {
         let executor = state.executor(&plan);
         drop(state);
         let executed = executor.execute(&*self.source, &plan, until, closed);
-        let settled = self.state.lock().settle_growth(plan, executed, now_us);
+        let mut state = self.state.lock();
+        let settled = state.settle_growth(plan, executed, now_us);
+        let mappings = state.arena().stats().mappings;
+        drop(state);
         self.settled.notify_all();
         settled?;
+        self.watch_mappings(mappings);
         Ok(ptr.and_then(|ptr| self.state.lock().memory_at(ptr, bytes)))
+    }
+
+    /// Grows by larger granules where the process, of which `own_mappings` are this pool's, has few mappings left.
+    fn watch_mappings(&self, own_mappings: u64) {
+        let Some(found) = self.mappings.few_left(own_mappings) else { return };
+        let larger = self.state.lock().grow_in_larger_granules();
+        larger.into_iter().for_each(|bytes| self.log.few_mappings(found.used, found.limit, own_mappings, bytes));
     }
 
     /// Closes the gate after the release that is running and, if configured, after the pending copies; by `until`.
@@ -398,6 +439,7 @@ impl SharedArena {
 
     pub(super) fn set_max_bytes(&self, max_bytes: Option<u64>) {
         self.state.lock().set_max_bytes(max_bytes);
+        self.nodes.beside(self).iter().for_each(|other| other.state.lock().set_max_bytes(max_bytes));
     }
 
     /// The pages of all committed memory.

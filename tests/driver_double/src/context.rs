@@ -114,6 +114,11 @@ pub(crate) fn current() -> Result<usize, Code> {
     if top == 0 { Err(Code::INVALID_CONTEXT) } else { check_context(top) }
 }
 
+/// The ordinal of the device of the calling thread's context.
+pub(crate) fn current_device() -> Result<usize, Code> {
+    current().map(|context| context - HANDLE_BASE)
+}
+
 fn set_current(context: usize) -> Outcome {
     with_stack(|stack| {
         stack.pop();

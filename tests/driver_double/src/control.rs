@@ -62,6 +62,8 @@ controls! {
         context::reset();
         device::reset();
         virtual_memory::set_memory_nodes(1);
+        virtual_memory::set_sparse(false);
+        virtual_memory::refuse_access(0);
         link::set_rate(settings::get().copy_rate);
         symbols::show_all();
         ledger::reset();
@@ -129,6 +131,21 @@ controls! {
     /// More page-locked bytes than this are refused.
     fn double_limit_pinned(bytes: u64) {
         ledger::limit_pinned(bytes);
+    }
+
+    /// No access to memory is given to these devices, a bit each.
+    fn double_refuse_access(devices: u64) {
+        virtual_memory::refuse_access(devices);
+    }
+
+    /// Live granules that can be exported to other processes.
+    fn double_exportable_granules() -> u64 {
+        virtual_memory::exportable()
+    }
+
+    /// Granules get memory only when they are written to (1), or at once (0).
+    fn double_set_sparse_granules(is_sparse: c_int) {
+        virtual_memory::set_sparse(is_sparse != 0);
     }
 
     /// Sets the number of devices.

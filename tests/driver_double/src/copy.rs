@@ -24,7 +24,7 @@ use crate::cost;
 use crate::link::Link;
 use crate::op::{Op, fault};
 use crate::stream::LEGACY;
-use crate::{settings, stream};
+use crate::{context, settings, stream, virtual_memory};
 
 /// Bytes moved under one lock of the address map.
 const STEP_BYTES: u64 = 256 << 10;
@@ -126,6 +126,11 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
     };
     if !allowed {
         return Err(Code::INVALID_VALUE);
+    }
+    if let Ok(device) = context::current_device()
+        && ![to, from].into_iter().all(|address| virtual_memory::can_reach(device, address, bytes))
+    {
+        return Err(Code::ILLEGAL_ADDRESS);
     }
     if !to_device && settings::get().hollow {
         return Err(Code::NOT_SUPPORTED);

@@ -121,6 +121,21 @@ impl Double {
         (self.controls.double_limit_pinned)(bytes);
     }
 
+    /// Gives no access to memory to these devices, a bit each.
+    pub fn refuse_access(&self, devices: u64) {
+        (self.controls.double_refuse_access)(devices);
+    }
+
+    /// Live granules that can be exported to other processes.
+    pub fn exportable_granules(&self) -> u64 {
+        (self.controls.double_exportable_granules)()
+    }
+
+    /// Granules get memory only when they are written to, so that a test may hold a terabyte; until then they are zero.
+    pub fn set_sparse_granules(&self, is_sparse: bool) {
+        (self.controls.double_set_sparse_granules)(i32::from(is_sparse));
+    }
+
     /// Sets the number of devices; with none, `cuInit` fails.
     pub fn set_device_count(&self, count: usize) {
         (self.controls.double_set_device_count)(count);

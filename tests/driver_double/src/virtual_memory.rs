@@ -20,7 +20,7 @@ use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::address_space::{self, Owner, Range};
 use crate::call::{In, Out, Outcome, driver_call};
@@ -31,6 +31,8 @@ use crate::{context, device, ledger, memory, settings};
 
 const GRANULE_BYTES: u64 = 2 << 20;
 const PINNED: c_int = 1;
+/// `CUmemAllocationHandleType`.
+const POSIX_FD: c_int = 1;
 /// Locations, as the driver numbers them.
 const ON_DEVICE: c_int = 1;
 const ON_HOST: c_int = 2;
@@ -96,11 +98,14 @@ struct Granule {
     view: usize,
     mappings: u64,
     released: bool,
+    is_exportable: bool,
 }
 
 struct Mapping {
     bytes: u64,
     granule: u64,
+    /// The devices that have access, a bit each.
+    devices: u64,
 }
 
 struct VirtualMemory {
@@ -116,6 +121,39 @@ static VIRTUAL_MEMORY: Mutex<VirtualMemory> = Mutex::new(VirtualMemory {
     granules: BTreeMap::new(),
     mappings: BTreeMap::new(),
 });
+
+/// Devices to which no access is given, a bit each.
+static UNREACHABLE: AtomicU64 = AtomicU64::new(0);
+
+/// Refuses access to memory for these devices, a bit each.
+pub(crate) fn refuse_access(devices: u64) {
+    UNREACHABLE.store(devices, Ordering::Relaxed);
+}
+
+fn bit(device: usize) -> u64 {
+    1 << device.min(63)
+}
+
+/// Whether the device has access to each granule that these addresses touch; true for other memory.
+pub(crate) fn can_reach(device: usize, address: u64, bytes: u64) -> bool {
+    let all = lock(&VIRTUAL_MEMORY);
+    let first = all.mappings.range(..=address).next_back().map_or(address, |(&start, _)| start);
+    let mut touched = all.mappings.range(first..address + bytes).filter(|&(&start, of)| start + of.bytes > address);
+    touched.all(|(_, mapping)| mapping.devices & bit(device) != 0)
+}
+
+/// Live granules that can be exported to other processes.
+pub(crate) fn exportable() -> u64 {
+    lock(&VIRTUAL_MEMORY).granules.values().filter(|granule| granule.is_exportable).count() as u64
+}
+
+/// New granules have zeros and no memory until they are written to.
+static SPARSE: AtomicBool = AtomicBool::new(false);
+
+/// Whether new granules get memory only when they are written to, so that a test may hold a terabyte.
+pub(crate) fn set_sparse(is_sparse: bool) {
+    SPARSE.store(is_sparse, Ordering::Relaxed);
+}
 
 /// Measured: granules are created one at a time.
 static CREATING: Mutex<()> = Mutex::new(());
@@ -173,7 +211,9 @@ fn view_of(file: &OwnedFd, bytes: u64) -> Result<usize, Code> {
     let view = memory::map(bytes as usize)?;
     map_over(view as u64, bytes, Some((file, 0)))?;
     protect(view as u64, bytes, 3)?;
-    memory::make_resident(view, bytes as usize);
+    if !SPARSE.load(Ordering::Relaxed) {
+        memory::make_resident(view, bytes as usize);
+    }
     Ok(view)
 }
 
@@ -242,9 +282,10 @@ driver_call! { Device fn cuMemGetAllocationGranularity(out: Out<usize>, properti
 driver_call! { Brief fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In<Properties>, flags: u64) {
     let wanted = properties.get()?;
     let bytes = bytes as u64;
-    if wanted.kind != PINNED || !is_granular(bytes) || flags != 0 {
+    if wanted.kind != PINNED || !is_granular(bytes) || flags != 0 || !matches!(wanted.handle_types, 0 | POSIX_FD) {
         return Err(Code::INVALID_VALUE);
     }
+    let is_exportable = wanted.handle_types == POSIX_FD;
     if !wanted.location.is_host()? {
         return Err(Code::NOT_SUPPORTED);
     }
@@ -256,7 +297,7 @@ driver_call! { Brief fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In<
     let mut all = lock(&VIRTUAL_MEMORY);
     all.created += 1;
     let handle = 0x8000_0000 + all.created * 0x10;
-    all.granules.insert(handle, Granule { file, bytes, view, mappings: 0, released: false });
+    all.granules.insert(handle, Granule { file, bytes, view, mappings: 0, released: false, is_exportable });
     out.put(handle)
 }}
 
@@ -291,7 +332,7 @@ driver_call! { Brief fn cuMemMap(address: u64, bytes: usize, offset: usize, hand
     }
     map_over(address, bytes, Some((&granule.file, 0)))?;
     granule.mappings += 1;
-    all.mappings.insert(address, Mapping { bytes, granule: handle });
+    all.mappings.insert(address, Mapping { bytes, granule: handle, devices: 0 });
     Ok(())
 }}
 
@@ -318,19 +359,28 @@ driver_call! { Brief fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<Ac
     let mappings = lock(&VIRTUAL_MEMORY).exactly(address, bytes as u64)?.len() as u64;
     let each = settings::get().access_of_each;
     let _cost = cost::charge_beside_enqueues(Work::SetAccess { bytes: bytes as u64, mappings, each });
-    let all = lock(&VIRTUAL_MEMORY);
+    let mut guard = lock(&VIRTUAL_MEMORY);
+    let all = &mut *guard;
     let starts = all.exactly(address, bytes as u64)?;
     let mut touched = Vec::new();
     for access in (0..count).map(|index| wanted.at(index)) {
         let Access { location, flags } = access?;
         let is_host = location.is_host()?;
         for &start in &starts {
-            let Mapping { bytes, granule } = all.mappings.get(&start).ok_or(Code::INVALID_VALUE)?;
+            let Mapping { bytes, granule, devices } = all.mappings.get_mut(&start).ok_or(Code::INVALID_VALUE)?;
             match is_host {
                 false => {
-                    context::check_device(location.id)?;
-                    address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
-                    if flags == 3 {
+                    let device = bit(context::check_device(location.id)?);
+                    if UNREACHABLE.load(Ordering::Relaxed) & device != 0 {
+                        return Err(Code::UNKNOWN);
+                    }
+                    let before = *devices;
+                    *devices = if flags == 3 { before | device } else { before & !device };
+                    // Copies of other devices may run: the range stays while one has access.
+                    if before != 0 && *devices == 0 {
+                        address_space::remove(start, |owner| matches!(owner, Owner::Granule { .. }));
+                    }
+                    if before == 0 && *devices != 0 {
                         let view = all.granules.get(granule).ok_or(Code::INVALID_VALUE)?.view;
                         let owner = Owner::Granule { backing: view };
                         address_space::insert(start, Range { bytes: *bytes, owner })?;
@@ -346,7 +396,7 @@ driver_call! { Brief fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<Ac
         }
     }
     // Calls of other threads do not wait for it.
-    drop(all);
+    drop(guard);
     for (start, bytes) in touched {
         memory::leave_first_touch(start, bytes);
     }

@@ -26,6 +26,8 @@ impl World {
         Self {
             arena: Arena {
                 growth: arena.growth,
+                sizes: arena.sizes,
+                grow_from: arena.grow_from,
                 region_cost: RegionCost(Box::new(|bytes| bytes)),
                 ranges: arena.ranges.clone(),
                 next_range: arena.next_range,

@@ -103,6 +103,30 @@ impl SharedArena {
         }
     }
 
+    /// Has the arenas of other memory nodes release idle memory, so that there is room for `bytes` here. Returns whether they
+    /// released any.
+    pub(super) fn ask_other_nodes(&self, bytes: u64, now_us: u64) -> bool {
+        let mut lacking_bytes = bytes;
+        for other in self.nodes.beside(self) {
+            lacking_bytes = lacking_bytes.saturating_sub(other.give_room(lacking_bytes, now_us));
+        }
+        lacking_bytes < bytes
+    }
+
+    /// Releases free memory and idle blocks, the oldest first, until `bytes` are released or nothing is idle. Returns how many
+    /// were.
+    fn give_room(&self, bytes: u64, now_us: u64) -> u64 {
+        let before_bytes = self.state.lock().held_bytes();
+        let pools = self.attached();
+        complete_copies(&pools);
+        let mut turns: u64 = pools.iter().map(|pool| pool.idle_buffers()).sum();
+        while turns > 0 && self.state.lock().arena().stats().idle_bytes < bytes {
+            turns = if pools.iter().any(|pool| pool.release_oldest()) { turns - 1 } else { 0 };
+        }
+        self.log.release_error(self.release(now_us, |state| state.plan_release_of(bytes)));
+        before_bytes.saturating_sub(self.state.lock().held_bytes())
+    }
+
     /// Carries out a plan of releases, unless copies are pending that it would wait for.
     fn release(&self, now_us: u64, plan: impl FnOnce(&mut ArenaState) -> Option<Plan>) -> Result<(), SourceError> {
         let closed = self.gate.close().or_else(|| {

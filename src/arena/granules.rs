@@ -1,0 +1,186 @@
+//! How large the granules of a virtual range are: small at its start, larger further on.
+//!
+//! ```text
+//!   offset   0           8 GiB      14 GiB     38 GiB        134 GiB       (ceilings from 16 GiB to 1 TiB)
+//!            |  2 MiB ... |  8 MiB ... | 32 MiB ... | 128 MiB ...  | 512 MiB ...
+//!   granules    4096          768          768          768          the rest
+//! ```
+//!
+//! Buffers are placed where the fewest bytes are missing and low (policy-R5), so a pool gets larger granules only once it
+//! holds much: a granule is never more than 1/256 of what lies below it. In replay, granules of 1/256 of the peak cost 0.3 %
+//! of it; granules sized by the ceiling cost pools that hold little of it 4 to 120 %. So a pool of 1 TiB has at most 8,180
+//! granules, each of which is a mapping of the process. Under a ceiling of up to 8,192 small granules all are small; without
+//! a ceiling those up to 32 GiB are.
+//!
+//! A granule moves only among granules of its size. Between sizes one is decommitted and another committed.
+
+use std::iter;
+
+/// Each size is this many times the one before.
+const FACTOR: u64 = 4;
+/// Granules of the smallest size under a ceiling of more than `SMALL_POOL_GRANULES`.
+const FIRST_GRANULES: u64 = 4096;
+/// A pool with no more of the smallest size than this needs no others.
+const SMALL_POOL_GRANULES: u64 = 8192;
+/// Granules of the smallest size where there is no ceiling.
+const UNBOUNDED_GRANULES: u64 = 16384;
+/// Granules of each other size but the largest.
+const NEXT_GRANULES: u64 = 768;
+/// The largest size; a commit of it takes a tenth of a second.
+const LARGEST_BYTES: u64 = 512 << 20;
+
+/// The sizes of granules by offset in their range. All granules of one size lie together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GranuleSizes {
+    smallest_bytes: u64,
+    largest_bytes: u64,
+    first_granules: u64,
+    next_granules: u64,
+}
+
+/// The granules of one size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct GranuleZone {
+    /// Offset of the first.
+    pub(crate) start: u64,
+    /// Offset behind the last; the largest granules have no end.
+    pub(crate) end: u64,
+    pub(crate) granule_bytes: u64,
+}
+
+impl GranuleSizes {
+    /// Those of a pool under this ceiling: of `smallest_bytes` at the start of a range, larger ones further on.
+    pub fn of_pool(smallest_bytes: u64, max_bytes: Option<u64>) -> Self {
+        let first_granules = match max_bytes {
+            None => UNBOUNDED_GRANULES,
+            Some(max_bytes) if max_bytes / smallest_bytes <= SMALL_POOL_GRANULES => SMALL_POOL_GRANULES,
+            Some(_) => FIRST_GRANULES,
+        };
+        let largest_bytes = LARGEST_BYTES.max(smallest_bytes);
+        Self { smallest_bytes, largest_bytes, first_granules, next_granules: NEXT_GRANULES }
+    }
+
+    /// Granules of one size.
+    pub(crate) fn uniform(bytes: u64) -> Self {
+        Self { smallest_bytes: bytes, largest_bytes: bytes, first_granules: 1, next_granules: 1 }
+    }
+
+    /// As [`of_pool`](Self::of_pool), with `granules` of each size, up to `largest_bytes`.
+    #[cfg(test)]
+    pub(super) fn short(smallest_bytes: u64, granules: u64, largest_bytes: u64) -> Self {
+        Self { smallest_bytes, largest_bytes, first_granules: granules, next_granules: granules }
+    }
+
+    /// The sizes, smallest first.
+    pub(crate) fn zones(self) -> impl Iterator<Item = GranuleZone> {
+        let zone = move |start: u64, granule_bytes: u64, granules: u64| {
+            let is_last = granule_bytes >= self.largest_bytes;
+            let end = if is_last { u64::MAX } else { start.saturating_add(granule_bytes.saturating_mul(granules)) };
+            GranuleZone { start, end, granule_bytes }
+        };
+        let next = move |before: &GranuleZone| {
+            let granule_bytes = before.granule_bytes.saturating_mul(FACTOR).min(self.largest_bytes);
+            (before.end < u64::MAX).then(|| zone(before.end, granule_bytes, self.next_granules))
+        };
+        iter::successors(Some(zone(0, self.smallest_bytes, self.first_granules)), next)
+    }
+
+    /// The zone of the byte at `offset`.
+    pub(crate) fn zone_at(self, offset: u64) -> GranuleZone {
+        let first = GranuleZone { start: 0, end: u64::MAX, granule_bytes: self.smallest_bytes };
+        self.zones().find(|zone| offset < zone.end).unwrap_or(first)
+    }
+
+    /// The edge of a granule at or below `offset`.
+    pub(crate) fn down(self, offset: u64) -> u64 {
+        let zone = self.zone_at(offset);
+        offset - (offset - zone.start) % zone.granule_bytes
+    }
+
+    /// The edge of a granule at or above `offset`.
+    pub(crate) fn up(self, offset: u64) -> u64 {
+        let zone = self.zone_at(offset);
+        let past = (offset - zone.start) % zone.granule_bytes;
+        if past == 0 { offset } else { offset.saturating_add(zone.granule_bytes - past) }
+    }
+
+    /// The offsets and lengths of the granules from `start` to `end`, the last cut off there.
+    pub(crate) fn between(self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+        let mut at = start;
+        iter::from_fn(move || {
+            let offset = at;
+            at = self.up(offset.saturating_add(1)).min(end);
+            (offset < end).then(|| (offset, at - offset))
+        })
+    }
+
+    /// How many granules lie between two edges.
+    pub(super) fn count(self, start: u64, end: u64) -> u64 {
+        let zones = self.zones().skip_while(|zone| zone.end <= start).take_while(|zone| zone.start < end);
+        zones.map(|zone| (end.min(zone.end) - start.max(zone.start)).div_ceil(zone.granule_bytes)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    fn sizes() -> GranuleSizes {
+        GranuleSizes::of_pool(2 * MIB, Some(1 << 40))
+    }
+
+    #[test]
+    fn granules_grow_with_their_offset_as_the_ceiling_says() {
+        let zones = |sizes: GranuleSizes| {
+            sizes.zones().map(|zone| (zone.start / GIB, zone.granule_bytes / MIB)).collect::<Vec<_>>()
+        };
+        assert_eq!(zones(sizes()), [(0, 2), (8, 8), (14, 32), (38, 128), (134, 512)]);
+        assert_eq!(zones(GranuleSizes::of_pool(2 * MIB, None))[..2], [(0, 2), (32, 8)]);
+        assert_eq!(zones(GranuleSizes::of_pool(2 * MIB, Some(16 * GIB)))[..2], [(0, 2), (16, 8)]);
+        assert_eq!(zones(GranuleSizes::of_pool(2 * MIB, Some(17 * GIB)))[..2], [(0, 2), (8, 8)]);
+        let small: Vec<_> = GranuleSizes::of_pool(4096, None).zones().map(|zone| zone.granule_bytes >> 10).collect();
+        assert_eq!(small, [4, 16, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10]);
+        assert_eq!(GranuleSizes::of_pool(GIB, None).zones().count(), 1);
+    }
+
+    #[test]
+    fn edges_are_those_of_the_granule_around_an_offset() {
+        for (offset, down, up) in [
+            (0, 0, 0),
+            (1, 0, 2 * MIB),
+            (8 * GIB - 1, 8 * GIB - 2 * MIB, 8 * GIB),
+            (8 * GIB, 8 * GIB, 8 * GIB),
+            (8 * GIB + 1, 8 * GIB, 8 * GIB + 8 * MIB),
+            (134 * GIB + 513 * MIB, 134 * GIB + 512 * MIB, 135 * GIB),
+        ] {
+            assert_eq!((sizes().down(offset), sizes().up(offset)), (down, up), "{offset}");
+        }
+        let uniform = GranuleSizes::uniform(3 * MIB);
+        assert_eq!((uniform.down(100 * MIB), uniform.up(100 * MIB)), (99 * MIB, 102 * MIB));
+    }
+
+    #[test]
+    fn granules_between_two_edges_are_counted_as_they_are_listed() {
+        let short = GranuleSizes::short(2, 3, 32);
+        // 2 2 2 8 8 8 32 32 ...
+        let edges = [0, 2, 4, 6, 14, 22, 30, 62, 94, 126];
+        for (first, &start) in edges.iter().enumerate() {
+            for (last, &end) in edges.iter().enumerate().skip(first) {
+                assert_eq!(short.count(start, end), (last - first) as u64, "{start} to {end}");
+                let listed: Vec<_> = short.between(start, end).map(|(offset, _)| offset).collect();
+                assert_eq!(listed, edges[first..last], "{start} to {end}");
+            }
+        }
+        assert_eq!(short.between(6, 9).collect::<Vec<_>>(), [(6, 3)], "cut off");
+    }
+
+    #[test]
+    fn a_terabyte_is_at_most_8192_granules_wherever_they_lie() {
+        // The smallest granules come first, so no other terabyte has more.
+        assert_eq!(sizes().count(0, 1 << 40), 8180);
+        assert!(sizes().zones().skip(1).all(|zone| zone.granule_bytes * 256 <= zone.start));
+    }
+}

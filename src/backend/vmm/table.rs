@@ -1,0 +1,175 @@
+//! The granules that are mapped, by address, and which devices may reach each.
+//!
+//! ```text
+//!   commit, remap ──▶ access for the CPU and the source's own device
+//!   a copy of device 1 from [a, b) ──▶ granules of [a, b) without access for device 1 ──▶ access for it, and a note
+//! ```
+//!
+//! Other devices get access when they first copy, and only to what they copy: a device that answers no more, or that can
+//! reach no memory of the host, fails its own copies and keeps no pool from growing. A granule that is remapped starts anew.
+//!
+//! All tables are in one list of the process, because a copy knows an address and a stream, and no pool. On a machine with
+//! one device the list is empty, and copies of the one device that all sources have do not look at it.
+#![allow(unsafe_code)] // Calls the driver.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::sync::{Arc, Weak};
+
+use crate::driver::RelaxedCapture;
+use crate::driver::device;
+use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleHandle, MemoryLocation, VmmApi};
+use crate::error::SourceError;
+use crate::sync::plain::Mutex;
+use crate::sync::process::{AtomicU32, Ordering};
+
+/// A granule that the driver created.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Granule {
+    pub(super) handle: GranuleHandle,
+    pub(super) bytes: usize,
+}
+
+/// Consecutive granules.
+pub(super) struct GranuleRun {
+    pub(super) start: u64,
+    pub(super) granules: Vec<Granule>,
+}
+
+/// Consecutive granules with their addresses.
+pub(super) fn placed(start: u64, granules: &[Granule]) -> impl Iterator<Item = (u64, Granule)> {
+    granules.iter().scan(start, |next, &granule| {
+        let at = *next;
+        *next += granule.bytes as u64;
+        Some((at, granule))
+    })
+}
+
+/// A granule where it is mapped.
+#[derive(Debug, Clone, Copy)]
+struct Mapped {
+    granule: Granule,
+    /// Other devices that may reach it, one bit each.
+    others: u64,
+}
+
+/// The granules of one source.
+#[derive(Debug)]
+pub(super) struct GranuleTable {
+    driver: VmmApi,
+    own_device: u32,
+    mapped: Mutex<BTreeMap<u64, Mapped>>,
+}
+
+/// The tables of all sources of a machine with several devices.
+static TABLES: Mutex<Vec<Weak<GranuleTable>>> = Mutex::new(Vec::new());
+
+/// The device of all sources in the list, plus 1; 0 where there is none, `SEVERAL` where they differ.
+static OWN_DEVICE: AtomicU32 = AtomicU32::new(0);
+const SEVERAL: u32 = u32::MAX;
+
+/// Gives `device` access to the `len` bytes at `start`, where they lie in granules of a source that has another device.
+/// Nothing may remap them meanwhile. A slow call only at the first copy of a device from them.
+///
+/// # Errors
+///
+/// What the driver says of this device.
+pub(crate) fn let_reach(device: u32, start: *const u8, len: usize) -> Result<(), SourceError> {
+    // Relaxed: a table is listed before its source returns memory, and whoever has a buffer comes after that.
+    if matches!(OWN_DEVICE.load(Ordering::Relaxed), own if own == 0 || own == device.saturating_add(1)) {
+        return Ok(());
+    }
+    let (start, end) = (start.addr() as u64, start.addr() as u64 + len as u64);
+    let tables: Vec<_> = TABLES.lock().iter().filter_map(Weak::upgrade).collect();
+    let others = tables.iter().filter(|table| table.own_device != device);
+    others.map(|table| table.let_reach(device, start, end)).collect::<Result<_, _>>().map_err(|refusal| {
+        let refused = source_error(refusal);
+        refused.with_remedy("the pool's own device has access; give this device a pool of its own (PINPOOL_DEVICE)")
+    })
+}
+
+impl GranuleTable {
+    /// An empty table; `is_listed` if there are other devices than `own_device`.
+    pub(super) fn new(driver: VmmApi, own_device: u32, is_listed: bool) -> Arc<Self> {
+        let table = Arc::new(Self { driver, own_device, mapped: Mutex::new(BTreeMap::new()) });
+        if is_listed {
+            let mut tables = TABLES.lock();
+            tables.retain(|table| table.strong_count() > 0);
+            tables.push(Arc::downgrade(&table));
+            let alike = tables.iter().filter_map(Weak::upgrade).all(|other| other.own_device == own_device);
+            // Relaxed: see `let_reach`.
+            OWN_DEVICE.store(if alike { own_device.saturating_add(1) } else { SEVERAL }, Ordering::Relaxed);
+        }
+        table
+    }
+
+    pub(super) fn remember(&self, start: u64, granules: &[Granule]) {
+        let mapped = placed(start, granules).map(|(address, granule)| (address, Mapped { granule, others: 0 }));
+        self.mapped.lock().extend(mapped);
+    }
+
+    pub(super) fn forget(&self, run: &GranuleRun) {
+        let mut mapped = self.mapped.lock();
+        for (address, _) in placed(run.start, &run.granules) {
+            mapped.remove(&address);
+        }
+    }
+
+    pub(super) fn contains(&self, address: u64) -> bool {
+        self.mapped.lock().contains_key(&address)
+    }
+
+    /// Bytes of the granules that begin in `addresses`.
+    pub(super) fn bytes_in(&self, addresses: std::ops::Range<u64>) -> u64 {
+        self.mapped.lock().range(addresses).map(|(_, mapped)| mapped.granule.bytes as u64).sum()
+    }
+
+    /// The granules that make up the `bytes` at `start`; `None` if some are not mapped or only in part there.
+    pub(super) fn run_at(&self, start: u64, bytes: usize) -> Option<GranuleRun> {
+        let end = start + bytes as u64;
+        let (mut at, mut granules) = (start, Vec::new());
+        let all = self.mapped.lock();
+        while let Some(&Mapped { granule, .. }) = all.get(&at).filter(|_| at < end) {
+            at += granule.bytes as u64;
+            granules.push(granule);
+        }
+        (at == end).then_some(GranuleRun { start, granules })
+    }
+
+    /// Gives `device` access to the granules that the addresses from `start` to `end` touch.
+    fn let_reach(&self, device: u32, start: u64, end: u64) -> Result<(), DriverRefusal> {
+        // A device beyond the bits has its access set each time.
+        let bit = 1_u64.checked_shl(device).unwrap_or(0);
+        let lacking: Vec<_> = {
+            let mapped = self.mapped.lock();
+            let first = mapped.range(..=start).next_back().map_or(start, |(&address, _)| address);
+            let touched = mapped.range(first..end).filter(|&(&at, mapped)| at + mapped.granule.bytes as u64 > start);
+            touched.filter(|(_, mapped)| mapped.others & bit == 0).map(|(&at, mapped)| (at, mapped.granule)).collect()
+        };
+        if lacking.is_empty() {
+            return Ok(());
+        }
+        let access = AccessDescriptor::read_write(MemoryLocation::device(c_int::try_from(device).unwrap_or(0)));
+        let _relaxed = RelaxedCapture::enter();
+        for (address, granule) in lacking {
+            // SAFETY: mapped with this length, and a buffer of the caller's lies in it, so nothing unmaps it meanwhile
+            // (core-I1); one descriptor, alive as long as the call.
+            unsafe { self.driver.set_access(address, granule.bytes, &raw const access, 1) }?;
+            if let Some(mapped) = self.mapped.lock().get_mut(&address) {
+                mapped.others |= bit;
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn source_error(refusal: DriverRefusal) -> SourceError {
+    const OUT_OF_MEMORY: c_int = 2;
+    let error = SourceError::new(refusal.call, refusal.to_string()).with_code(refusal.code.into());
+    match refusal {
+        DriverRefusal { call: "cuMemCreate" | "cuMemMap" | "cuMemSetAccess", code: OUT_OF_MEMORY } => {
+            error.with_remedy(device::SHORT_OF_MEMORY)
+        }
+        _ => error,
+    }
+}

@@ -1,0 +1,103 @@
+//! One ceiling over several arenas: those of one pool on several memory nodes.
+//!
+//! ```text
+//!   arena of node 0: claimed ─┐
+//!                             ├─▶ sum <= ceiling
+//!   arena of node 1: claimed ─┘
+//! ```
+//!
+//! Each arena changes its share under its own lock. A pool of one node has one share, which is the sum.
+//!
+//! - common-ceiling-I1: `sum` is the sum of all shares, as last recorded. Recording more than before is refused if it would
+//!   raise the sum over the ceiling and another arena has a share.
+
+use std::sync::{Arc, Weak};
+
+use crate::sync::plain::Mutex;
+use crate::sync::process::{AtomicU64, Ordering};
+
+/// The share of one arena.
+#[derive(Debug, Default)]
+pub(super) struct CeilingShare {
+    sum: Arc<AtomicU64>,
+    own: u64,
+}
+
+impl CeilingShare {
+    /// An empty share of the same sum.
+    pub(super) fn beside(&self) -> Self {
+        Self { sum: self.sum.clone(), own: 0 }
+    }
+
+    /// What the other arenas claim.
+    pub(super) fn of_others(&self) -> u64 {
+        // Relaxed: the sum guards no other memory.
+        self.sum.load(Ordering::Relaxed).saturating_sub(self.own)
+    }
+
+    /// Records that this arena claims `bytes` now. False, and nothing is recorded, if that is more than before and the
+    /// arenas together would claim more than `max_bytes`.
+    pub(super) fn record(&mut self, bytes: u64, max_bytes: Option<u64>) -> bool {
+        let (own, max_bytes) = (self.own, max_bytes.unwrap_or(u64::MAX));
+        let change = |sum: u64| {
+            let others = sum.saturating_sub(own);
+            let sum = others.saturating_add(bytes);
+            (bytes <= own || others == 0 || sum <= max_bytes).then_some(sum)
+        };
+        // Relaxed: as above.
+        let is_recorded = self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_ok();
+        self.own = if is_recorded { bytes } else { own };
+        is_recorded
+    }
+}
+
+/// The arenas of one pool. Empty while it has one.
+#[derive(Debug)]
+pub(super) struct NodeArenas<A>(Mutex<Vec<Weak<A>>>);
+
+impl<A> Default for NodeArenas<A> {
+    fn default() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+}
+
+impl<A> NodeArenas<A> {
+    pub(super) fn add(&self, arena: &Arc<A>) {
+        let mut arenas = self.0.lock();
+        arenas.retain(|other| other.strong_count() > 0);
+        if !arenas.iter().any(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(arena))) {
+            arenas.push(Arc::downgrade(arena));
+        }
+    }
+
+    /// The other arenas.
+    pub(super) fn beside(&self, arena: &A) -> Vec<Arc<A>> {
+        let arenas = self.0.lock();
+        arenas.iter().filter(|other| !std::ptr::eq(other.as_ptr(), arena)).filter_map(Weak::upgrade).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_together_stay_under_the_ceiling() {
+        let mut first = CeilingShare::default();
+        assert!(first.record(60, Some(100)));
+        let mut second = first.beside();
+        assert_eq!((first.of_others(), second.of_others()), (0, 60));
+        assert!(!second.record(41, Some(100)) && second.record(40, Some(100)));
+        assert!(!first.record(61, Some(100)) && first.record(50, Some(100)), "less is always recorded");
+        assert!(second.record(30, Some(10)), "under a lowered ceiling too");
+        assert!(first.record(u64::MAX, None));
+        assert_eq!(second.of_others(), u64::MAX - 30);
+    }
+
+    #[test]
+    fn an_arena_alone_is_bounded_by_its_own_rules() {
+        let mut only = CeilingShare::default();
+        assert!(only.record(200, Some(100)));
+        assert_eq!(only.of_others(), 0);
+    }
+}

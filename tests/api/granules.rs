@@ -1,0 +1,70 @@
+//! A pool has few mappings, however large it is.
+
+use std::fs;
+
+use pinpool::{Backend, Pool};
+
+use crate::captured_log;
+
+const GIB: usize = 1 << 30;
+const TIB: u64 = 1 << 40;
+
+fn pool(max_bytes: u64) -> Pool {
+    Pool::builder().without_env().backend(Backend::Sim { total_bytes: max_bytes }).max_bytes(max_bytes).build().unwrap()
+}
+
+#[test]
+fn a_pool_of_a_terabyte_makes_at_most_8192_mappings() {
+    let pool = pool(TIB);
+    let held: Vec<_> = std::iter::from_fn(|| pool.get(3 * GIB).ok()).collect();
+    let stats = pool.stats();
+    assert!(stats.pinned_bytes > TIB - (4 * GIB) as u64, "{} B in {} buffers", stats.pinned_bytes, held.len());
+    assert!((4096..=8192).contains(&stats.mappings), "{} mappings", stats.mappings);
+    drop(held);
+    pool.clear();
+    let stats = pool.stats();
+    assert_eq!((stats.pinned_bytes, stats.mappings), (0, 0));
+}
+
+#[test]
+fn the_whole_ceiling_of_a_large_pool_can_be_had_in_one_piece_and_again_in_others() {
+    let pool = pool(64 << 30);
+    for len in [64 * GIB, 7 * GIB, 64 * GIB, 20 * GIB, 64 * GIB] {
+        let held: Vec<_> = std::iter::from_fn(|| pool.get(len).ok()).collect();
+        assert!(held.len() >= 64 * GIB / len - 1, "{} buffers of {len} B", held.len());
+        pool.stats().validate().unwrap_or_else(|error| assert!(error.to_string().contains("gets"), "{error}"));
+    }
+    assert!(pool.stats().peak_pinned_bytes <= 64 << 30);
+}
+
+#[test]
+fn a_pool_grows_by_larger_granules_where_the_process_has_few_mappings_left_and_says_so() {
+    let root = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    write("proc/sys/vm/max_map_count", "4000\n");
+    write("proc/self/maps", &"1000-2000 rw-p 00000000 00:00 0\n".repeat(3500));
+    captured_log::listen();
+    let pool = Pool::builder().without_env().name("few mappings").host_root(root.path()).max_bytes(TIB);
+    let pool = pool.backend(Backend::Sim { total_bytes: TIB }).build().unwrap();
+    let first: Vec<_> = (0..4).map(|_| pool.get(GIB / 2).unwrap()).collect();
+    assert_eq!(pool.stats().mappings, 1024, "2 MiB each");
+    let next = pool.get(GIB).unwrap();
+    assert_eq!(pool.stats().mappings, 1024 + 128, "8 MiB each");
+    let lines = captured_log::lines();
+    let line = "[few mappings] mappings: the process has 3500 of the 4000 that the kernel allows (vm.max_map_count), 1024 of them";
+    assert_eq!(captured_log::count(&lines, line), 1, "{lines:?}");
+    drop((first, next));
+}
+
+#[test]
+fn a_small_pool_under_a_large_ceiling_has_small_granules() {
+    let pool = pool(TIB);
+    let held: Vec<_> = (0..300).map(|_| pool.get(1 << 20).unwrap()).collect();
+    let stats = pool.stats();
+    assert_eq!((stats.pinned_bytes, stats.mappings), (300 << 20, 150));
+    drop(held);
+}
