@@ -17,6 +17,8 @@ use crate::device::{self, HeldStream, Lane, filled, wait_until};
 pub(crate) const BACKEND: &str = "PINPOOL_GPU_TEST_BACKEND";
 /// A process that takes longer is killed, and its test fails.
 const LONGEST: Duration = Duration::from_secs(40);
+/// Bytes of a buffer, over several granules.
+const LEN: usize = 7 * MIB;
 
 /// Runs an ignored test in a process of its own, for one back-end.
 pub(crate) fn in_a_process(test: &str, backend: &str) {
@@ -53,16 +55,16 @@ fn exits_with_copies_in_flight() {
     let context = CudaContext::new(0).unwrap();
     let pool = Pool::builder().without_env().backend(backend()).close_wait(Duration::from_millis(50)).build().unwrap();
     let mut lanes: Vec<Lane> =
-        (0..4).map(|number| Lane::on(&context.new_stream().unwrap(), format!("stream {number}"), 24 * MIB)).collect();
+        (0..4).map(|number| Lane::on(&context.new_stream().unwrap(), format!("stream {number}"), LEN)).collect();
     let busy = pool.clone();
     thread::spawn(move || {
         for round in 0_usize.. {
             drop(busy.get(4096 * (1 + round % 400)));
         }
     });
-    for round in 0..4 {
+    for round in 0..2 {
         for lane in &mut lanes {
-            drop(filled(&pool, Batch::new(round, 24 * MIB)).copy_to(&lane.stream, &mut lane.memory).unwrap());
+            drop(filled(&pool, Batch::new(round, LEN)).copy_to(&lane.stream, &mut lane.memory).unwrap());
         }
     }
     // Nothing is waited for: exit handlers run beside the copies and the thread.
@@ -80,8 +82,8 @@ fn a_child_forked_after_growth_leaves_the_parents_memory_alone() {
 fn forks_after_growth() {
     let context = CudaContext::new(0).unwrap();
     let pool = Pool::builder().without_env().backend(backend()).build().unwrap();
-    let mut lane = Lane::on(&context.new_stream().unwrap(), "a stream".to_owned(), 24 * MIB);
-    let batches: Vec<_> = (0..4).map(|number| Batch::new(number, 24 * MIB - 5)).collect();
+    let mut lane = Lane::on(&context.new_stream().unwrap(), "a stream".to_owned(), LEN);
+    let batches: Vec<_> = (0..4).map(|number| Batch::new(number, LEN - 5)).collect();
     let mut bufs: Vec<_> = batches.iter().map(|&batch| filled(&pool, batch)).collect();
     // SAFETY: the child calls only what is safe behind a fork of a process with threads, and ends without unwinding.
     let child = unsafe { libc::fork() };
@@ -117,13 +119,13 @@ fn two_pools_on_one_device_grow_copy_and_end_by_themselves() {
     let Some(device) = device::take() else { return };
     device.on_each(|rig| {
         let mut pools: Vec<_> = (0..2).map(|_| rig.builder().max_bytes(64 << 20).build().unwrap()).collect();
-        let mut lanes: Vec<Lane> = (0..2).map(|number| rig.lane(number, 9 * MIB)).collect();
+        let mut lanes: Vec<Lane> = (0..2).map(|number| rig.lane(number, LEN)).collect();
         thread::scope(|scope| {
             for (first, (pool, lane)) in [0, 100].into_iter().zip(pools.iter().zip(&mut lanes)) {
                 scope.spawn(move || {
                     rig.context.bind_to_thread().unwrap();
-                    for number in first..first + 20 {
-                        let batch = Batch::new(number, 9 * MIB - 4096 * usize::try_from(number % 7).unwrap());
+                    for number in first..first + 8 {
+                        let batch = Batch::new(number, LEN - 4096 * usize::try_from(number % 7).unwrap());
                         drop(filled(pool, batch).copy_to(&lane.stream, &mut lane.memory).unwrap());
                         lane.check(batch);
                         if number % 5 == 0 {

@@ -13,6 +13,7 @@
 # | PINPOOL_GPU_SUITE | | only tests of the suite whose names contain one of these words |
 # | PINPOOL_GPU_SECONDS | 2 | length of each measurement |
 # | PINPOOL_GPU_POOL_MIB | 1024,4096,16384 | sizes of the pools whose mappings and descriptors are counted |
+# | PINPOOL_GPU_SIZES | those of `bench copy` | sizes that are copied |
 # | PINPOOL_GPU_PIN | 1GiB | bytes pinned by `bench pin` |
 # | PINPOOL_GPU_PRODUCERS | 8 12 | producers of `bench loader` |
 # | PINPOOL_GPU_FILES | 10000 | files of the synthetic data set |
@@ -53,7 +54,7 @@ step() {
     case $status in 0) outcome=ok ;; 124 | 137) outcome="timed out" ;; *) outcome=failed failed=1 ;; esac
     [ "$outcome" = "timed out" ] && failed=1
     printf '{"step":"%s","outcome":"%s","status":%d,"seconds":%d' "$name" "$outcome" "$status" "$((SECONDS - begun))"
-    [ "$status" -eq 0 ] || printf ',"why":%s' "$(quoted "$(grep -hE 'panicked|FAILED|no back-end|^pinpool:|hangs' "$log/$name.out" "$log/$name.err" | head -n 5)")"
+    [ "$status" -eq 0 ] || printf ',"why":%s' "$(quoted "$(grep -hE 'panicked|FAILED|no back-end|^pinpool:|hangs' "$log/$name.out" "$log/$name.err" | head -n 12)")"
     printf '}\n'
     return "$status"
 }
@@ -94,7 +95,11 @@ for name in $steps; do
         step pool 90 "$bin/gpu" --exact figures::mappings_and_descriptors_of_a_large_pool --ignored --nocapture
         lines pool
         ;;
-    copy) figure copy 60 bench copy --seconds "$seconds" "${of_each[@]}" ;;
+    copy)
+        sizes=()
+        for size in ${PINPOOL_GPU_SIZES:-}; do sizes+=(--size "$size"); done
+        figure copy 90 bench copy --seconds "$seconds" "${sizes[@]}" "${of_each[@]}"
+        ;;
     stall) figure stall 60 bench stall --seconds "$seconds" "${of_each[@]}" ;;
     pin) figure pin 90 bench pin --bytes "${PINPOOL_GPU_PIN:-1GiB}" --rounds 2 "${of_each[@]}" ;;
     loader)
