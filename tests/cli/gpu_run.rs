@@ -1,4 +1,5 @@
 //! `tests/gpu/run.sh`, the run on a machine with a GPU, in a short form over the driver double.
+#![allow(clippy::print_stderr)] // Says why it is skipped.
 
 use std::env;
 use std::fs;

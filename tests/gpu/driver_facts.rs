@@ -1,6 +1,6 @@
 //! The assumed behaviour of the driver. Checked on the double and on a real device, so that the double may replace the
 //! device in tests.
-#![allow(unsafe_code)] // Calls the driver by hand.
+#![allow(unsafe_code, clippy::print_stdout)] // Calls the driver by hand, and prints a figure.
 
 use std::ffi::c_void;
 use std::sync::Arc;

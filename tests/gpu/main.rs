@@ -28,6 +28,7 @@
 //!
 //! Each scenario is one function over a back-end. Never loads the driver double: a process has one driver, here that of the
 //! machine.
+#![allow(clippy::print_stdout)] // Lines of figures.
 #![allow(unsafe_code)] // The contract suite, the facts about the driver, and work that the pool does not track.
 
 use std::env;
