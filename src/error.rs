@@ -185,6 +185,14 @@ impl SourceError {
         self
     }
 
+    /// Adds another refusal behind this one.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn and_also(mut self, other: &Self) -> Self {
+        let code = self.code.take().map_or_else(String::new, |code| format!(" (code {code})"));
+        self.what = format!("{}{code}; then {other}", self.what);
+        self
+    }
+
     /// What failed, and apart from it what to do.
     pub(crate) fn split(mut self) -> (String, Option<&'static str>) {
         let remedy = self.remedy.take();

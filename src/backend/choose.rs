@@ -5,8 +5,10 @@
 //! | with an arena (`adaptive`) | `vmm`, `register`, `cuda`, `mlock`, `heap` |
 //! | without (`tensorflow`) | `cuda`, `mlock`, `heap`: each miss is an allocation, for which `vmm` and `register` are too slow |
 //!
-//! The reasons against each better source are kept for the log line. A trial asks the driver for its abilities and creates
-//! no context.
+//! A source of the driver is taken if it gave memory which was touched, copied from and given back ([`trial`]); else the
+//! refusal is kept for the log line and the next one is tried. The trial of `vmm` makes no context unless the driver needs
+//! one, and copies only where there is a context; those of `register` and `cuda` make one. A source that the user names is
+//! not tried but by its first get, except for `vmm`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -80,8 +82,10 @@ pub(crate) struct Chosen {
 }
 
 /// How memory is to be pinned, and for which pool.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct PinOptions {
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PinOptions<'a> {
+    /// The root of the file system, `/` except in tests.
+    pub(crate) root: &'a Path,
     /// Ordinal of the GPU.
     pub(crate) device: u32,
     /// Requested memory node; `None` for the GPU's.
@@ -97,11 +101,21 @@ pub(crate) struct PinOptions {
     pub(crate) handle_types: HandleTypes,
     /// Only `cuda` has write-combined memory.
     pub(crate) write_combined: bool,
+    /// Sources of the driver that are not to be tried in this process, each with the reason.
+    pub(crate) not_here: &'a [(&'static str, String)],
+}
+
+impl Default for PinOptions<'_> {
+    fn default() -> Self {
+        let (root, handle_types) = (Path::new("/"), HandleTypes::default());
+        let (threads, arena, write_combined) = (0, false, false);
+        Self { root, device: 0, node: None, threads, arena, max_bytes: None, handle_types, write_combined, not_here: &[] }
+    }
 }
 
 /// The source for `backend` under `options`.
-pub(crate) fn choose(backend: &Backend, options: PinOptions) -> Result<Chosen> {
-    let options = PinOptions { node: existing_node(Path::new("/"), options.node)?, ..options };
+pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chosen> {
+    let options = PinOptions { node: existing_node(options.root, options.node)?, ..options };
     let required = required(backend, options)?;
     let backend = required.as_ref().unwrap_or(backend);
     let source: Arc<dyn Source> = match backend {
@@ -116,7 +130,7 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions) -> Result<Chosen> {
             let (name, value) = ("PINPOOL_BACKEND", backend.name().to_owned());
             return Err(ErrorKind::Setting { name, value, why: why.to_owned() }.into());
         }
-        Backend::Vmm | Backend::Register | Backend::Cuda => driver_source(backend.name(), options)
+        Backend::Vmm | Backend::Register | Backend::Cuda => driver_source(backend.name(), options, true)
             .map_err(|why| ErrorKind::Unavailable { backend: backend.name(), why })?,
         Backend::Mlock => Arc::new(mlock_source(options.node)),
         Backend::Heap => Arc::new(options.node.map_or_else(HeapSource::new, HeapSource::on_node)),
@@ -128,7 +142,7 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions) -> Result<Chosen> {
 }
 
 /// The back-end that `options` need instead of `Auto`, if they need one; an error if another is set.
-fn required(backend: &Backend, options: PinOptions) -> Result<Option<Backend>> {
+fn required(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Backend>> {
     let exports = options.handle_types != HandleTypes::None;
     let (name, value, needed) = match (exports, options.write_combined) {
         (false, false) => return Ok(None),
@@ -207,15 +221,15 @@ fn driver_sources(arena: bool) -> &'static [&'static str] {
     if arena { &["vmm", "register", "cuda"] } else { &["cuda"] }
 }
 
-fn best(options: PinOptions) -> Chosen {
+fn best(options: PinOptions<'_>) -> Chosen {
     let mut passed_over = Vec::new();
     for &name in driver_sources(options.arena) {
-        match driver_source(name, options) {
+        match tried_source(name, options) {
             Ok(source) => return Chosen { source, lock_limit_bytes: None, passed_over, findings: Vec::new() },
             Err(why) => passed_over.push((name, why)),
         }
     }
-    let mut findings: Vec<_> = unused_gpu(options.device, &passed_over).into_iter().collect();
+    let mut findings: Vec<_> = unused_gpu(options, &passed_over).into_iter().collect();
     let mlock = mlock_source(options.node);
     match usable_lock_limit(&mlock, options.max_bytes) {
         Ok(lock_limit_bytes) => Chosen { source: Arc::new(mlock), lock_limit_bytes, passed_over, findings },
@@ -231,9 +245,20 @@ fn best(options: PinOptions) -> Chosen {
     }
 }
 
+/// A source of the driver that has given memory and taken it back.
+fn tried_source(name: &'static str, options: PinOptions<'_>) -> Result<Arc<dyn Source>, String> {
+    let source = driver_source(name, options, false)?;
+    // `vmm` has tried a granule by itself.
+    if source.name() != "vmm" {
+        trial::of_driver(&*source, options.device, options.max_bytes).map_err(|error| error.to_string())?;
+    }
+    Ok(source)
+}
+
 /// The finding about a GPU that is here and serves no back-end; `None` where there is none.
-fn unused_gpu(device: u32, passed_over: &[(&'static str, String)]) -> Option<Finding> {
-    let gpu = gpu(device);
+fn unused_gpu(options: PinOptions<'_>, passed_over: &[(&'static str, String)]) -> Option<Finding> {
+    let not_here = options.not_here.iter().find(|(not, _)| *not == "gpu");
+    let gpu = not_here.map_or_else(|| gpu(options.device), |(name, why)| Finding::warning(name, why.clone()));
     match (gpu.level, passed_over.last()) {
         (Level::Note, _) => None,
         (Level::Ok, Some((name, why))) => {
@@ -280,15 +305,20 @@ fn usable_lock_limit(mlock: &MlockSource, max_bytes: Option<u64>) -> Result<Opti
     }
 }
 
+/// A source of the driver; `vmm` has tried a granule. `insists`: the user named it.
 #[cfg(feature = "cuda")]
-pub(crate) fn driver_source(name: &str, options: PinOptions) -> Result<Arc<dyn Source>, String> {
+pub(crate) fn driver_source(name: &str, options: PinOptions<'_>, insists: bool) -> Result<Arc<dyn Source>, String> {
     use super::cuda::CudaSource;
     use super::register::RegisterSource;
     use super::vmm::VmmSource;
 
-    let PinOptions { device, node, threads, .. } = options;
+    let PinOptions { root, device, node, threads, not_here, max_bytes, .. } = options;
+    if let Some((_, why)) = not_here.iter().find(|(not, _)| *not == name) {
+        return Err(why.clone());
+    }
     match name {
-        "vmm" => VmmSource::with_handles(device, node, options.handle_types).map(|source| Arc::new(source) as _),
+        "vmm" => VmmSource::on_machine(root, (device, node), options.handle_types, max_bytes, insists)
+            .map(|source| Arc::new(source) as _),
         "register" => RegisterSource::new(device, node).map(|source| Arc::new(source.with_threads(threads)) as _),
         _ => CudaSource::new(device).map(|source| Arc::new(source.with_write_combined(options.write_combined)) as _),
     }
@@ -296,7 +326,7 @@ pub(crate) fn driver_source(name: &str, options: PinOptions) -> Result<Arc<dyn S
 }
 
 #[cfg(not(feature = "cuda"))]
-pub(crate) fn driver_source(_name: &str, options: PinOptions) -> Result<Arc<dyn Source>, String> {
+pub(crate) fn driver_source(_name: &str, options: PinOptions<'_>, _insists: bool) -> Result<Arc<dyn Source>, String> {
     Err(format!("built without the `cuda` feature: device {} is unavailable", options.device))
 }
 

@@ -120,4 +120,8 @@ unsafe impl Source for CudaSource {
     fn release_waits(&self) -> bool {
         true
     }
+
+    fn release_would_wait(&self) -> bool {
+        self.device.is_seen_busy()
+    }
 }

@@ -114,6 +114,15 @@ pub(super) fn keep_from_children(region: &Region) -> Result<(), SourceError> {
     check("madvise", unsafe { libc::madvise(region.start().as_ptr().cast(), bytes, libc::MADV_DONTFORK) })
 }
 
+/// As [`keep_from_children`], for the pages at addresses that a driver maps. Fails with the number of the kernel's error.
+#[cfg(feature = "cuda")]
+pub(super) fn keep_run_from_children(start: u64, bytes: usize) -> Result<(), i32> {
+    let start = usize::try_from(start).map_or(std::ptr::null_mut(), std::ptr::with_exposed_provenance_mut::<u8>);
+    // SAFETY: changes what a child gets of a mapping of the caller's, not its content; refused where nothing is mapped.
+    let advised = unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTFORK) };
+    if advised == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)) }
+}
+
 /// Reserves `len_bytes` (whole pages) of addresses without memory.
 pub(super) fn reserve(len_bytes: usize, access: InitialAccess) -> Result<AddressRange, SourceError> {
     let len_bytes = mapped_bytes(len_bytes)?;

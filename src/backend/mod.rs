@@ -27,6 +27,8 @@ mod cuda;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod fault;
 mod heap;
+#[cfg(feature = "cuda")]
+mod location;
 mod mapping;
 mod mlock;
 mod populate;
@@ -40,6 +42,8 @@ pub(crate) mod trial;
 mod virtual_memory;
 #[cfg(feature = "cuda")]
 mod vmm;
+#[cfg(feature = "cuda")]
+mod word_copy;
 
 pub use crate::error::SourceError;
 pub use crate::host::{GRANULE_BYTES, PAGE_BYTES, PageTiers};

@@ -37,6 +37,9 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// milliseconds, as its own does.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// Between two looks at a device that has work.
+const IDLE_PAUSE: Duration = Duration::from_millis(1);
+
 /// Anonymous memory registered with the CUDA driver, readable by all devices.
 #[derive(Debug)]
 pub struct RegisterSource {
@@ -60,7 +63,7 @@ impl RegisterSource {
         if device.attribute(attribute::REGISTERS_HOST_MEMORY).is_none_or(|value| value == 0) {
             return Err(SourceError::new("cuDeviceGetAttribute", "the device registers no host memory"));
         }
-        let node = node.or_else(|| device.numa_node());
+        let node = node.or_else(|| device.numa_node(Path::new("/")));
         Ok(Self::of(Arc::new(device), node))
     }
 
@@ -112,6 +115,32 @@ impl RegisterSource {
     }
 }
 
+/// Releases a region of `source`; while the device is seen to have work, later and on a thread of its own, so that no one's
+/// kernels are waited for with every enqueue held up.
+///
+/// # Safety
+///
+/// As [`Source::release`].
+pub(super) unsafe fn release_when_idle(source: &Arc<RegisterSource>, region: Region) -> Result<(), SourceError> {
+    if source.release_would_wait() {
+        let later = Region::new(region.start(), region.len_bytes(), region.id());
+        let owned = source.clone();
+        let release = move || {
+            while owned.release_would_wait() {
+                thread::sleep(IDLE_PAUSE);
+            }
+            // The addresses stay pinned if the driver refuses; no pool is left to be told.
+            // SAFETY: the caller's promise.
+            let _kept = unsafe { owned.release(later) };
+        };
+        if thread::Builder::new().name("pinpool-reclaim".to_owned()).spawn(release).is_ok() {
+            return Ok(());
+        }
+    }
+    // SAFETY: the caller's promise; no other thread got it.
+    unsafe { source.release(region) }
+}
+
 // SAFETY: source-C1: an anonymous mapping, unmapped only after the driver released it. source-C2: fresh pages are zero
 // (`populate`). source-C3 holds for every mapping. source-C4: `RegionIds`. source-C5: whole pages, as mapped.
 unsafe impl Source for RegisterSource {
@@ -151,6 +180,10 @@ unsafe impl Source for RegisterSource {
 
     fn release_waits(&self) -> bool {
         true
+    }
+
+    fn release_would_wait(&self) -> bool {
+        self.device.is_seen_busy()
     }
 
     fn numa_node(&self) -> Option<u32> {

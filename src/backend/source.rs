@@ -150,6 +150,12 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether a release made now would wait, where [`release_waits`](Source::release_waits) says that it may: the device is
+    /// seen to have work. A cheap guess; `false` says that none is seen.
+    fn release_would_wait(&self) -> bool {
+        false
+    }
+
     /// Memory node of the pages; `None` where there is only one, or it is unknown.
     fn numa_node(&self) -> Option<u32> {
         None

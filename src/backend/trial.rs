@@ -1,18 +1,77 @@
-//! Tries a source for real: a little memory is pinned, timed and given back.
-#![allow(unsafe_code)] // Gives back what it took.
+//! Tries a source for real: a little memory is taken, touched, copied from and given back.
+//!
+//! ```text
+//!   acquire, or reserve and commit ──▶ touch ──▶ copy a word ──▶ release, or decommit and unreserve
+//! ```
+//!
+//! These are the calls of a pool that grows and shrinks, in its order and with its flags: a source that refuses any of them
+//! is found out before a pool depends on it.
+#![allow(unsafe_code)] // Touches the memory that it takes, and gives it back.
 
+use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use super::source::Source;
 use super::virtual_memory::VirtualMemory;
 use crate::error::SourceError;
-use crate::host::GRANULE_BYTES;
+use crate::host::{GRANULE_BYTES, PAGE_BYTES};
 
-/// Takes memory as a pool does when it grows, and gives it back. Returns the bytes and the time of the taking.
-pub(crate) fn grow(source: &dyn Source) -> Result<(usize, Duration), SourceError> {
+/// Has a device copy from memory whose first two words are its own.
+pub(crate) type Copy<'a> = &'a dyn Fn(NonNull<u8>) -> Result<(), SourceError>;
+
+/// For a source that no device copies from.
+pub(crate) const NO_COPY: Copy<'static> = &|_| Ok(());
+
+/// Tries a source of the driver, with a copy to the device of this ordinal and back. Makes a context. `None` if a capture
+/// forbids it: nothing is known then, and the same calls succeed later.
+pub(crate) fn of_driver(
+    source: &dyn Source,
+    device: u32,
+    max_bytes: Option<u64>,
+) -> Result<Option<(usize, Duration)>, SourceError> {
+    match grow(source, max_bytes, &|start| copy_word(device, start)) {
+        Err(error) if error.code().is_some_and(is_forbidden_by_capture) => Ok(None),
+        tried => tried.map(Some),
+    }
+}
+
+/// Whether a call was refused because a stream captures a graph.
+fn is_forbidden_by_capture(code: i64) -> bool {
+    #[cfg(feature = "cuda")]
+    return crate::driver::is_forbidden_by_capture(code);
+    #[cfg(not(feature = "cuda"))]
+    return code == i64::MIN;
+}
+
+#[cfg(feature = "cuda")]
+fn copy_word(device: u32, start: NonNull<u8>) -> Result<(), SourceError> {
+    let device = crate::driver::device::Device::find(device)?;
+    // SAFETY: a trial passes memory that it has just taken and that is no one else's.
+    unsafe { super::word_copy::through(&device, start) }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn copy_word(_device: u32, _start: NonNull<u8>) -> Result<(), SourceError> {
+    Ok(())
+}
+
+/// Takes memory as a pool does when it grows, has it touched and copied from, and gives it back. Returns the bytes, no more
+/// than a granule and the ceiling `max_bytes`, and the time of the taking. A ceiling that leaves no room is no refusal.
+pub(crate) fn grow(
+    source: &dyn Source,
+    max_bytes: Option<u64>,
+    copy: Copy<'_>,
+) -> Result<(usize, Duration), SourceError> {
+    let ceiling = max_bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
+    let fits = |&bytes: &usize| bytes > 0 && source.held_bytes(bytes) <= ceiling;
+    let most = GRANULE_BYTES.min(ceiling / PAGE_BYTES * PAGE_BYTES);
+    // A region may hold a page more than was asked for.
+    let Some(bytes) = [most, most.saturating_sub(PAGE_BYTES)].into_iter().find(fits) else {
+        return Ok((0, Duration::ZERO));
+    };
     match source.virtual_memory() {
-        Some(memory) => granule(memory),
-        None => reserve(source, GRANULE_BYTES, 1).map(|took| (GRANULE_BYTES, took)),
+        Some(memory) => granule(memory, bytes.next_multiple_of(memory.granule_bytes()), copy),
+        None => region(source, bytes, copy),
     }
 }
 
@@ -25,35 +84,118 @@ pub(crate) fn reserve(source: &dyn Source, bytes: usize, threads: usize) -> Resu
     unsafe { source.release(region) }.map(|()| took)
 }
 
-fn granule(memory: &dyn VirtualMemory) -> Result<(usize, Duration), SourceError> {
-    let bytes = memory.granule_bytes().max(GRANULE_BYTES);
+fn region(source: &dyn Source, bytes: usize, copy: Copy<'_>) -> Result<(usize, Duration), SourceError> {
+    let begun = Instant::now();
+    let region = source.acquire(bytes)?;
+    let took = begun.elapsed();
+    // SAFETY: acquired above, and longer than two words.
+    let used = unsafe { touch(region.start()) }.and_then(|()| copy(region.start()));
+    // SAFETY: acquired above from this source; the copy is over.
+    let released = unsafe { source.release(region) };
+    used.and(released).map(|()| (bytes, took))
+}
+
+fn granule(memory: &dyn VirtualMemory, bytes: usize, copy: Copy<'_>) -> Result<(usize, Duration), SourceError> {
     let range = memory.reserve(bytes)?;
     let begun = Instant::now();
     // SAFETY: nothing of this range was committed before.
-    let committed = unsafe { memory.commit(&range, 0, bytes) };
+    let mut outcome = unsafe { memory.commit(&range, 0, bytes) };
     let took = begun.elapsed();
-    if committed.is_ok() {
+    if outcome.is_ok() {
+        // SAFETY: committed above, and longer than two words.
+        outcome = unsafe { touch(range.start()) }.and_then(|()| copy(range.start()));
         // Memory that cannot be given back keeps its addresses.
-        // SAFETY: committed above; no reference into it was made.
-        unsafe { memory.decommit(&range, 0, bytes) }?;
+        // SAFETY: committed above; no reference into it was made, and the copy is over.
+        if let Err(error) = unsafe { memory.decommit(&range, 0, bytes) } {
+            return outcome.and(Err(error));
+        }
     }
     // SAFETY: reserved above, nothing of it is committed or used.
     let gone = unsafe { memory.unreserve(range) };
-    committed.and(gone).map(|()| (bytes, took))
+    outcome.and(gone).map(|()| (bytes, took))
+}
+
+/// Writes a word and reads it. The kernel writes it, so that memory without access is an error here and no signal.
+///
+/// # Safety
+///
+/// The first word is the caller's alone.
+unsafe fn touch(start: NonNull<u8>) -> Result<(), SourceError> {
+    const WORD: u32 = 0x7069_6e21;
+    let word = start.cast::<u64>();
+    // SAFETY: a plain system call.
+    let counter = unsafe { libc::eventfd(WORD, libc::EFD_CLOEXEC) };
+    if counter < 0 {
+        // Out of descriptors: nothing is known of this memory.
+        return Ok(());
+    }
+    // SAFETY: the kernel writes one word, the caller's, or refuses the address.
+    let copied = unsafe { libc::read(counter, word.as_ptr().cast(), size_of::<u64>()) };
+    let refused = (copied < 0).then(|| SourceError::last_os("touch"));
+    // SAFETY: opened above, closed once.
+    unsafe { libc::close(counter) };
+    if let Some(error) = refused {
+        return Err(error);
+    }
+    // SAFETY: written above, so it is mapped and writable.
+    let found = unsafe { word.read_volatile() };
+    if found == u64::from(WORD) {
+        Ok(())
+    } else {
+        Err(SourceError::new("touch", format!("{found:#x} is not {WORD:#x}")))
+    }
 }
 
 #[cfg(all(test, not(miri)))]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::backend::{HeapSource, SimSource};
 
     #[test]
-    fn every_way_of_taking_memory_is_tried() {
+    fn every_way_of_taking_memory_is_tried_with_its_use() {
         let heap = HeapSource::new();
-        assert_eq!(grow(&heap).unwrap().0, GRANULE_BYTES);
-        assert_eq!(grow(&SimSource::discrete(4 << 20)).unwrap().0, GRANULE_BYTES);
+        let copies = Cell::new(0);
+        let count = |_| {
+            copies.set(copies.get() + 1);
+            Ok(())
+        };
+        assert_eq!(grow(&heap, None, &count).unwrap().0, GRANULE_BYTES);
+        assert_eq!(grow(&SimSource::discrete(4 << 20), None, &count).unwrap().0, GRANULE_BYTES);
+        assert_eq!(copies.get(), 2);
         reserve(&heap, 1 << 20, 2).unwrap();
         let too_small = SimSource::new(4096);
         assert!(reserve(&too_small, 1 << 20, 1).is_err());
+    }
+
+    #[test]
+    fn a_copy_that_fails_is_the_outcome_and_the_memory_goes_back() {
+        for source in [SimSource::new(GRANULE_BYTES as u64), SimSource::discrete(GRANULE_BYTES as u64)] {
+            let refuse = |_| Err(SourceError::new("copy", "refused"));
+            assert!(grow(&source, None, &refuse).unwrap_err().to_string().contains("copy failed: refused"));
+            grow(&source, None, NO_COPY).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_trial_stays_under_the_ceiling() {
+        for (ceiling, expected) in [(0, 0), (4095, 0), (4096, 4096), (70_000, 69_632), (1 << 40, GRANULE_BYTES)] {
+            for source in [SimSource::new(ceiling), SimSource::discrete(ceiling)] {
+                assert_eq!(grow(&source, Some(ceiling), NO_COPY).unwrap().0, expected, "{ceiling}");
+            }
+        }
+    }
+
+    #[test]
+    fn memory_without_access_is_an_error_and_no_signal() {
+        let heap = HeapSource::new();
+        let memory = heap.virtual_memory().unwrap();
+        let range = memory.reserve(GRANULE_BYTES).unwrap();
+        // SAFETY: reserved above, and no one else's.
+        let error = unsafe { touch(range.start()) }.unwrap_err();
+        assert_eq!(error.code(), Some(i64::from(libc::EFAULT)), "{error}");
+        // SAFETY: reserved above, nothing committed.
+        unsafe { memory.unreserve(range) }.unwrap();
     }
 }

@@ -10,10 +10,12 @@
 //!
 //! A commit blocks no enqueue of another thread for more than 0.3 ms, a decommit for more than 0.06 ms, and neither waits for
 //! the device. But a commit pins only 4 to 5 GB/s, so a reserve, which is acquired once and kept, is registered memory
-//! instead ([`RegisterSource`]) at 28 to 35 GB/s.
+//! instead ([`RegisterSource`]) at 28 to 35 GB/s. To unregister it waits for the device and holds up every enqueue, so that
+//! comes at a moment when the device is seen idle, after the end of the pool if need be.
 //!
 //! Access is set for the CPU and the source's device, and for another device when it first copies from a granule. Creating a
-//! source, and reserving, creates no context.
+//! source tries one granule, at each [location](super::location) in turn, and makes a context only if the driver needs one;
+//! reserving makes none.
 //!
 //! Invariants:
 //!
@@ -27,16 +29,18 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::register::RegisterSource;
+use super::mapping;
+use super::register::{RegisterSource, release_when_idle};
 use super::source::{Region, RegionIds, Source};
-use super::virtual_memory::{AddressRange, HandleTypes, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
-use crate::driver::RelaxedCapture;
+use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 use crate::driver::device::{self, Device};
-use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleKind, MemoryLocation, VmmApi, attribute};
+use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleKind, VmmApi};
+use crate::driver::{CurrentContext, RelaxedCapture};
 use crate::error::SourceError;
 use crate::host::{GRANULE_BYTES, PageTiers};
 use crate::sync::Mutex;
 
+mod find;
 mod table;
 
 pub(crate) use table::let_reach;
@@ -50,11 +54,13 @@ pub struct VmmSource {
     kind: GranuleKind,
     /// For the CPU and the own device.
     access: [AccessDescriptor; 2],
+    /// Whether a call may make the device's context. False only while a granule is tried.
+    makes_context: bool,
     ids: RegionIds,
     granules: Arc<GranuleTable>,
     /// Granules that the driver refused to release, mapped nowhere: [`VmmSource::create`] uses them first.
     unreleased: Mutex<Vec<Granule>>,
-    reserves: RegisterSource,
+    reserves: Arc<RegisterSource>,
 }
 
 fn address(start: NonNull<u8>) -> u64 {
@@ -78,66 +84,12 @@ struct UnmapError {
 }
 
 impl VmmSource {
-    /// Finds a driver with virtual host memory and the device number `ordinal`; creates nothing on it. Granules come from
-    /// the memory node `node`, else from the device's.
-    ///
-    /// # Errors
-    ///
-    /// There is no driver, no such device, or one of them lacks this ability; the error names what is missing.
-    pub fn new(ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
-        Self::with_handles(ordinal, node, HandleTypes::None)
-    }
-
-    /// As [`new`](VmmSource::new), with granules that can be exported to other processes as `handle_types` says. A reserve
-    /// cannot.
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](VmmSource::new), and if the driver refuses such granules.
-    pub fn with_handles(ordinal: u32, node: Option<u32>, handle_types: HandleTypes) -> Result<Self, SourceError> {
-        let device = Device::find(ordinal)?;
-        for (number, what) in [
-            (attribute::VIRTUAL_MEMORY, "the device has no virtual memory management"),
-            (attribute::HOST_NUMA_VIRTUAL_MEMORY, "the driver or the device has no virtual memory on the host"),
-        ] {
-            if device.attribute(number).is_none_or(|value| value == 0) {
-                return Err(SourceError::new("cuDeviceGetAttribute", format!("{what} (attribute {number})")));
-            }
+    /// The state that calls of the driver need, until the result is dropped.
+    fn enter(&self) -> Result<(Option<CurrentContext>, RelaxedCapture), SourceError> {
+        if self.makes_context {
+            return self.device.enter().map(|(current, relaxed)| (Some(current), relaxed));
         }
-        let driver = VmmApi::find()
-            .map_err(|name| SourceError::new("dlsym", format!("the driver has no {name}; it is too old")))?;
-        let of_driver = || device.attribute(attribute::HOST_NUMA_ID).and_then(|node| u32::try_from(node).ok());
-        let node = node.or_else(|| device.numa_node()).or_else(of_driver);
-        // The driver reports -1 where the machine has one node, whose number is 0.
-        let location = MemoryLocation::host_node(node.and_then(|node| c_int::try_from(node).ok()).unwrap_or(0));
-        let kind = GranuleKind { location, handle_types: handle_types.bits() };
-        let granularity = driver.granularity(kind).map_err(source_error)?;
-        if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
-            let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
-            return Err(SourceError::new("cuMemGetAllocationGranularity", what));
-        }
-        let own = c_int::try_from(ordinal).unwrap_or(0);
-        let access = [location, MemoryLocation::device(own)].map(AccessDescriptor::read_write);
-        let granules = GranuleTable::new(driver, ordinal, device::count()? > 1);
-        let device = Arc::new(device);
-        let reserves = RegisterSource::of(device.clone(), node);
-        let (ids, unreleased) = Default::default();
-        let source = Self { device, driver, kind, access, ids, granules, unreleased, reserves };
-        let _relaxed = RelaxedCapture::enter();
-        source.probe().or_else(|refusal| if refusal.needs_context() { Ok(()) } else { Err(source_error(refusal)) })?;
-        Ok(source)
-    }
-
-    /// Reserves addresses and creates a granule, then releases both: some drivers announce memory of the host and refuse it
-    /// in a container that may not choose its memory node. A driver that needs a context for this counts as able, because
-    /// the probe creates none.
-    fn probe(&self) -> Result<(), DriverRefusal> {
-        let addresses = self.driver.reserve(GRANULE_BYTES, RANGE_ALIGN_BYTES)?;
-        let created = self.create(std::iter::once(GRANULE_BYTES)).map(|granules| {
-            let _released_later = self.release_granules(&granules);
-        });
-        // SAFETY: reserved above, with nothing mapped.
-        created.and(unsafe { self.driver.unreserve(addresses, GRANULE_BYTES) })
+        self.device.enter_if_active()
     }
 
     /// New granules of these lengths, all of them or none.
@@ -180,7 +132,7 @@ impl VmmSource {
         if self.unreleased.lock().is_empty() {
             return Ok(());
         }
-        let _entered = self.device.enter()?;
+        let _entered = self.enter()?;
         let refused = std::mem::take(&mut *self.unreleased.lock());
         self.release_granules(&refused).map_err(|refusal| {
             let bytes: usize = self.unreleased.lock().iter().map(|granule| granule.bytes).sum();
@@ -208,6 +160,8 @@ impl VmmSource {
         let bytes = granules.iter().map(|granule| granule.bytes).sum();
         // SAFETY: whole granules, mapped above; `access` has the length passed.
         unsafe { self.driver.set_access(start, bytes, self.access.as_ptr(), self.access.len()) }
+            // A child of `fork` would share the pages, and could write to them under a copy.
+            .and_then(|()| mapping::keep_run_from_children(start, bytes).map_err(DriverRefusal::of_madvise))
             .inspect_err(|_| undo(granules.len()))
     }
 
@@ -300,7 +254,7 @@ unsafe impl Source for VmmSource {
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         if !self.granules.contains(address(region.start())) {
             // SAFETY: the caller's promise; without granules it came from `acquire_fast`, with this length.
-            return unsafe { self.reserves.release(region) };
+            return unsafe { release_when_idle(&self.reserves, region) };
         }
         let held_bytes = self.held_bytes(region.len_bytes());
         let range = AddressRange::new(region.start(), held_bytes);
@@ -352,9 +306,10 @@ unsafe impl VirtualMemory for VmmSource {
 
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         // By the manual this needs no context; some drivers ask for one.
+        let _relaxed = RelaxedCapture::enter();
         let reserved = match self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES) {
-            Err(refusal) if refusal.needs_context() => {
-                let _entered = self.device.enter()?;
+            Err(refusal) if refusal.needs_context() && self.makes_context => {
+                let _entered = self.enter()?;
                 self.driver.reserve(len_bytes, RANGE_ALIGN_BYTES)
             }
             reserved => reserved,
@@ -370,7 +325,7 @@ unsafe impl VirtualMemory for VmmSource {
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let start = address(range.at(offset, bytes)?);
-        let _entered = self.device.enter()?;
+        let _entered = self.enter()?;
         let granules = self.create(range.granules(offset, bytes)).map_err(source_error)?;
         // SAFETY: addresses of the range, not committed by the caller's promise.
         unsafe { self.map(start, &granules) }.map_err(|refusal| {
@@ -383,7 +338,7 @@ unsafe impl VirtualMemory for VmmSource {
 
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let run = self.run_at(range, offset, bytes)?;
-        let _entered = self.device.enter()?;
+        let _entered = self.enter()?;
         // SAFETY: the caller's promise: committed and unused; these are its handles (vmm-I1).
         if let Err(UnmapError { refusal, restored: true }) = unsafe { self.unmap(run.start, &run.granules) } {
             return Err(source_error(refusal));
@@ -402,7 +357,7 @@ unsafe impl VirtualMemory for VmmSource {
         let runs = runs.collect::<Result<Vec<_>, _>>().map_err(RemapError::Kept)?;
         let bytes = from.iter().map(|piece| piece.bytes).sum();
         let to = address(range.at(to, bytes).map_err(RemapError::Kept)?);
-        let _entered = self.device.enter().map_err(RemapError::Kept)?;
+        let _entered = self.enter().map_err(RemapError::Kept)?;
         for (done, run) in runs.iter().enumerate() {
             // SAFETY: the caller's promise: committed and unused; these are its handles (vmm-I1).
             if let Err(UnmapError { refusal, restored }) = unsafe { self.unmap(run.start, &run.granules) } {

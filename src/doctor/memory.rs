@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::SETTINGS;
-use crate::backend::{self, Backend, GRANULE_BYTES, HeapSource, MlockSource, PAGE_BYTES, PinOptions, Source, trial};
+use super::probe::{Answer, Asker, BACKENDS, after_trial, of_error, options};
+use crate::backend::{self, Backend, GRANULE_BYTES, HeapSource, MlockSource, PAGE_BYTES, Source, trial};
 use crate::config::text::format_about;
 use crate::config::{Config, Preset};
-use crate::error::SourceError;
 use crate::finding::{Finding, Level};
 use crate::host;
 use crate::pool::{ceiling_in_bytes, pin_threads};
@@ -41,27 +41,20 @@ pub(super) struct Tried {
 }
 
 /// Pins a little with every back-end, and sees which one a pool takes.
-pub(super) fn try_all(config: &Config, gpu: &Finding) -> Tried {
+pub(super) fn try_all(config: &Config, gpu: &Answer, asker: Asker<'_>) -> Tried {
     let (mut max_bytes, mut ceiling) = ceiling_in_bytes(config);
-    let options = PinOptions {
-        device: config.device,
-        node: config.numa_node,
-        threads: pin_threads(config),
-        arena: config.preset == Preset::Adaptive,
-        max_bytes,
-        handle_types: config.handle_types,
-        write_combined: config.write_combined,
-    };
-    let mut findings = Vec::new();
-    for name in ["vmm", "register", "cuda"] {
-        findings.push(match backend::driver_source(name, options) {
-            Ok(source) => grow(name, &*source, Level::Warning),
-            Err(_) if gpu.level != Level::Ok => Finding::note(name, "needs a GPU and its driver"),
-            Err(why) => Finding::warning(name, why),
-        });
+    let mut answers: Vec<_> = BACKENDS.into_iter().map(|name| asker.backend(name, config, gpu)).collect();
+    let first_ok = answers.iter().map(|answer| &answer.finding).find(|finding| finding.level == Level::Ok);
+    let first_ok = first_ok.map(|finding| finding.check);
+    for Answer { finding, .. } in answers.iter_mut().filter(|answer| answer.is_deadly && !gpu.is_deadly) {
+        let other = first_ok.unwrap_or("mlock");
+        finding.remedy = Some(format!("set PINPOOL_BACKEND={other}: auto may try this one and end the process"));
     }
-    let is_driver_there = findings.iter().any(|finding| finding.level == Level::Ok);
-    let without_mlock = if is_driver_there { Level::Note } else { Level::Warning };
+    let deadly = std::iter::once(gpu).chain(&answers).filter(|answer| answer.is_deadly);
+    let not_here: Vec<_> = deadly.map(|answer| (answer.finding.check, answer.finding.found.clone())).collect();
+    let options = options(config, &not_here);
+    let mut findings: Vec<_> = answers.into_iter().map(|answer| answer.finding).collect();
+    let without_mlock = if first_ok.is_some() { Level::Note } else { Level::Warning };
     findings.push(grow("mlock", &MlockSource::new(), without_mlock));
     findings.push(grow("heap", &HeapSource::new(), Level::Error));
 
@@ -83,28 +76,13 @@ pub(super) fn try_all(config: &Config, gpu: &Finding) -> Tried {
         }
     };
     findings.push(of_ceiling(max_bytes, &ceiling, config));
-    let works = chosen.as_ref().is_some_and(|source| trial::grow(&**source).is_ok());
+    let works = chosen.as_ref().is_some_and(|source| trial::grow(&**source, None, trial::NO_COPY).is_ok());
     Tried { findings, chosen, works, max_bytes }
 }
 
 /// The finding after a small acquisition from `source`, of this level if it fails.
 fn grow(name: &'static str, source: &dyn Source, level: Level) -> Finding {
-    match trial::grow(source) {
-        // Pages that are not locked come when they are touched.
-        Ok((bytes, _)) if !source.is_pinned() => {
-            Finding::ok(name, format!("took {} and gave it back", format_about(bytes as u64)))
-        }
-        Ok((bytes, took)) => {
-            let (bytes, millis) = (format_about(bytes as u64), took.as_secs_f64() * 1e3);
-            Finding::ok(name, format!("took {bytes} in {millis:.2} ms and gave it back"))
-        }
-        Err(error) => of_error(name, level, error),
-    }
-}
-
-fn of_error(check: &'static str, level: Level, error: SourceError) -> Finding {
-    let (found, remedy) = error.split();
-    remedy.into_iter().fold(Finding::new(check, level, found), Finding::remedy)
+    after_trial(name, source, trial::grow(source, None, trial::NO_COPY), level)
 }
 
 /// The back-end that a pool takes, and why not a better one.

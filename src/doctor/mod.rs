@@ -11,12 +11,13 @@
 //!
 //! Changes nothing and logs nothing. Under a CUDA back-end the device's primary context is created, as by the first get.
 
-use crate::backend::gpu;
+use self::probe::Asker;
 use crate::config::{Config, Settings, env};
 use crate::finding::{Finding, Level};
 
 mod machine;
 mod memory;
+mod probe;
 
 pub use self::memory::ReservePlan;
 
@@ -65,10 +66,29 @@ const SETTINGS: &str = "settings";
 
 /// Looks at the settings of the environment, at the machine and at each back-end.
 pub fn examine(examination: &Examination) -> Diagnosis {
+    examine_by(examination, Asker(None))
+}
+
+/// As [`examine`], with each question to the driver asked by `apart` first, which is given its name: it calls [`probe`] in
+/// a process of its own and returns the text, or says how that process ended (`was ended by signal 6`). What a process did
+/// not survive is an error among the findings, and is not asked in this one.
+pub fn examine_apart(examination: &Examination, apart: &dyn Fn(&str) -> Result<String, String>) -> Diagnosis {
+    examine_by(examination, Asker(Some(apart)))
+}
+
+/// Asks the driver one question, and returns the answer as text for [`examine_apart`]: whether there is a device (`gpu`),
+/// or what one of the back-ends `vmm`, `register` and `cuda` does with a little memory. `None` for any other name. A driver
+/// may end the process: call it in one that does nothing else.
+pub fn probe(name: &str, examination: &Examination) -> Option<String> {
+    probe::answer(name, &settings(examination).0)
+}
+
+fn examine_by(examination: &Examination, asker: Asker<'_>) -> Diagnosis {
     let (config, mut findings) = settings(examination);
-    let gpu = gpu(config.device);
+    let answer = asker.gpu(config.device);
+    let gpu = answer.finding.clone();
     findings.push(gpu.clone());
-    let tried = memory::try_all(&config, &gpu);
+    let tried = memory::try_all(&config, &answer, asker);
     findings.extend(tried.findings);
     findings.extend(machine::examine(&config, tried.chosen.as_ref(), tried.max_bytes));
     let mut reserve = None;

@@ -1,6 +1,6 @@
 //! One device of the CUDA driver, for the sources that pin through it.
 //!
-//! The device's primary context is retained when memory is first acquired, not before: creating a source creates no
+//! The device's primary context is retained when memory is first acquired, not before: finding a device creates no
 //! context. It stays retained until the process ends, since a copy that never completes keeps memory of a pool alive after
 //! the pool. A thread's own current context is restored after each use.
 #![allow(unsafe_code)] // Calls the driver.
@@ -74,20 +74,71 @@ impl Device {
         Ok((current, relaxed))
     }
 
+    /// As [`enter`](Self::enter) if the device has a context already; else only the capture mode, and no context is made.
+    pub(crate) fn enter_if_active(&self) -> Result<(Option<CurrentContext>, RelaxedCapture), SourceError> {
+        if !self.is_active() {
+            return Ok((None, RelaxedCapture::enter()));
+        }
+        self.enter().map(|(current, relaxed)| (Some(current), relaxed))
+    }
+
+    /// Whether the device has a primary context, made by this process: entering it costs nothing more.
+    pub(crate) fn is_active(&self) -> bool {
+        if self.context.get().is_some() {
+            return true;
+        }
+        let (mut flags, mut is_active) = (0, 0);
+        // SAFETY: both take results; the handle came from the driver in `find`.
+        let asked = unsafe { sys::cuDevicePrimaryCtxGetState(self.handle, &raw mut flags, &raw mut is_active) };
+        asked.result().is_ok() && is_active != 0
+    }
+
+    /// Whether the device is seen to have work: on the default stream, where many programs run all of theirs. Work of other
+    /// streams is not seen. A capture counts as work, which the query would spoil.
+    pub(crate) fn is_seen_busy(&self) -> bool {
+        if !self.is_active() {
+            return false;
+        }
+        let Ok(_entered) = self.enter() else { return false };
+        // The legacy stream by its name.
+        let stream = std::ptr::without_provenance_mut(1);
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: `status` takes the result. Asking spoils no capture.
+        let asked = unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) }.result();
+        let error = match asked {
+            // SAFETY: a stream that always exists; the context is current.
+            Ok(()) => unsafe { sys::cuStreamQuery(stream) }.result().err(),
+            Err(error) => Some(error),
+        };
+        error.is_some_and(|error| {
+            use sys::CUresult::{
+                CUDA_ERROR_NOT_READY, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+                CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            };
+            let busy = [
+                CUDA_ERROR_NOT_READY,
+                CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+                CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+                CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            ];
+            busy.contains(&error.0)
+        })
+    }
+
     /// An attribute by its number in the driver's header; `None` if the driver does not know it.
     pub(crate) fn attribute(&self, number: c_int) -> Option<c_int> {
         attribute_of(self.handle, number)
     }
 
-    /// The memory node nearest to the device; `None` where there is only one, or it is unknown.
-    pub(crate) fn numa_node(&self) -> Option<u32> {
+    /// The memory node nearest to the device on the machine below `root`; `None` where there is only one, or it is unknown.
+    pub(crate) fn numa_node(&self, root: &Path) -> Option<u32> {
         let mut buffer: [c_char; PCI_ID_BYTES] = [0; PCI_ID_BYTES];
         let buffer_bytes = c_int::try_from(PCI_ID_BYTES).ok()?;
         // SAFETY: the buffer has the length passed; the driver writes a terminating 0.
         unsafe { sys::cuDeviceGetPCIBusId(buffer.as_mut_ptr(), buffer_bytes, self.handle) }.result().ok()?;
         // SAFETY: terminated by the driver, within the buffer.
         let id = unsafe { CStr::from_ptr(buffer.as_ptr()) };
-        host::numa_node_of_pci(Path::new("/"), id.to_str().ok()?)
+        host::numa_node_of_pci(root, id.to_str().ok()?)
     }
 }
 

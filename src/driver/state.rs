@@ -83,7 +83,7 @@ pub(crate) fn find(ordinal: u32) -> Finding {
         let found = format!("the driver ({library}) lists no device");
         return Finding::warning(CHECK, found).remedy(remedy(100, &library, visible, None));
     }
-    let version = number_from(c"cuDriverGetVersion").unwrap_or(0);
+    let version = version();
     let version = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
     if i64::from(ordinal) >= i64::from(devices) {
         let what = if devices == 1 { "1 device".to_owned() } else { format!("{devices} devices") };
@@ -92,6 +92,11 @@ pub(crate) fn find(ordinal: u32) -> Finding {
     }
     let name = name(ordinal).unwrap_or_else(|| "without a name".to_owned());
     Finding::ok(CHECK, format!("GPU {ordinal} of {devices}, {name}, {version}, {library}"))
+}
+
+/// The CUDA version of the driver's library, as it is numbered there: 13020 is 13.2. 0 if unknown.
+pub(crate) fn version() -> c_int {
+    number_from(c"cuDriverGetVersion").unwrap_or(0)
 }
 
 /// No library of the driver; `sign` is where the kernel shows a GPU all the same.

@@ -20,6 +20,7 @@ pub(crate) mod attribute {
     pub(crate) const VIRTUAL_MEMORY: c_int = 102;
     pub(crate) const HOST_NUMA_ID: c_int = 134;
     pub(crate) const HOST_NUMA_VIRTUAL_MEMORY: c_int = 141;
+    pub(crate) const HOST_VIRTUAL_MEMORY: c_int = 145;
 }
 
 /// `CUmemLocation`.
@@ -33,6 +34,11 @@ pub(crate) struct MemoryLocation {
 impl MemoryLocation {
     pub(crate) fn device(id: c_int) -> Self {
         Self { kind: 1, id }
+    }
+
+    /// The host, whichever its nodes.
+    pub(crate) fn host() -> Self {
+        Self { kind: 2, id: 0 }
     }
 
     pub(crate) fn host_node(id: c_int) -> Self {
@@ -83,7 +89,9 @@ impl AccessDescriptor {
 const _: () = assert!(size_of::<MemoryLocation>() == 8 && size_of::<AccessDescriptor>() == 12);
 const _: () = assert!(size_of::<AllocationProperties>() == 32 && align_of::<AllocationProperties>() == 8);
 
-/// A call of the driver that failed.
+const MADVISE: &str = "madvise";
+
+/// A call of the driver that failed, or one of the kernel's on its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DriverRefusal {
     pub(crate) call: &'static str,
@@ -91,6 +99,11 @@ pub(crate) struct DriverRefusal {
 }
 
 impl DriverRefusal {
+    /// The kernel refused the advice on mapped memory with this error.
+    pub(crate) fn of_madvise(code: c_int) -> Self {
+        Self { call: MADVISE, code }
+    }
+
     /// Whether the call failed because no context is current on this thread.
     pub(crate) fn needs_context(self) -> bool {
         self.code == 201
@@ -100,6 +113,9 @@ impl DriverRefusal {
 /// The name of every error that these calls return.
 impl fmt::Display for DriverRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.call == MADVISE {
+            return std::io::Error::from_raw_os_error(self.code).kind().fmt(f);
+        }
         f.write_str(match self.code {
             1 => "CUDA_ERROR_INVALID_VALUE",
             2 => "CUDA_ERROR_OUT_OF_MEMORY",
@@ -112,6 +128,8 @@ impl fmt::Display for DriverRefusal {
             719 => "CUDA_ERROR_LAUNCH_FAILED",
             800 => "CUDA_ERROR_NOT_PERMITTED",
             801 => "CUDA_ERROR_NOT_SUPPORTED",
+            900 => "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+            901 => "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
             999 => "CUDA_ERROR_UNKNOWN",
             code => return write!(f, "CUDA error {code}"),
         })

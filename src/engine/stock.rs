@@ -254,8 +254,8 @@ impl<E> Stock<E> {
         if idle_bytes > 0 || arena.ages() {
             return Pace::Idle;
         }
-        // A put that is kept tells nobody, and makes an idle buffer of one in use.
-        if self.backing.stats().block_bytes > 0 { Pace::InUse } else { Pace::Never }
+        // A put that is kept tells nobody, and makes an idle buffer of one in use. Free memory is to go if memory is short.
+        if self.backing.stats().block_bytes > 0 || arena.has_free() { Pace::InUse } else { Pace::Never }
     }
 
     /// From now on nothing is kept. Returns what is idle.

@@ -134,6 +134,12 @@ pub(crate) fn memory_rules(root: &Path) -> MemoryRules {
     }
 }
 
+/// The branch of the driver's module in the kernel: 580 of `580.159.04`. `None` if none is loaded.
+#[cfg(any(feature = "cuda", all(test, not(miri))))]
+pub(crate) fn nvidia_branch(root: &Path) -> Option<u32> {
+    Files::below(root).read("/sys/module/nvidia/version")?.trim().split('.').next()?.parse().ok()
+}
+
 /// Where the kernel shows a GPU of NVIDIA to this process, driver library or not.
 pub(crate) fn nvidia_devices(root: &Path) -> Vec<String> {
     let entries = |folder: &str| {

@@ -5,7 +5,7 @@
 //! | `memory` | how much memory there is and is available, and which limit decides it | at the start; the limits once a second |
 //! | `limits` | the limits of the process, and which of them refused memory | when memory is refused, and by `doctor` |
 //! | `pressure` | whether tasks wait for memory, whether a limit was hit | at most once a second |
-//! | `numa` | the memory node near a device, the processors near a node | once, at the start |
+//! | `numa` | the memory node near a device, the memory of a node and the processors near it | once, at the start |
 //! | `page_tiers` | the pages behind a mapping of this process | for a log line |
 //! | `control_group` | the groups that hold this process, and their files | for `memory` and `pressure` |
 //! | `files` | bounded reads below a root | for all of these |
@@ -24,10 +24,10 @@ mod pressure;
 #[cfg(all(test, not(miri)))]
 pub(crate) use files::tree;
 pub(crate) use memory::{HostMemory, LimitOrigin, MemoryGauge, memory};
-#[cfg(feature = "cuda")]
-pub(crate) use numa::numa_node_of_pci;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use numa::parse_list;
+#[cfg(feature = "cuda")]
+pub(crate) use numa::{MemoryNode, memory_nodes, numa_node_of_pci};
 pub(crate) use numa::{cpus_of_node, is_node_of_several, numa_nodes};
 pub use page_tiers::PageTiers;
 pub use pressure::PressureSource;

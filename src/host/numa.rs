@@ -1,4 +1,4 @@
-//! Memory nodes: the node near a device, and the processors near a node.
+//! Memory nodes: the node near a device, the memory of a node, and the processors near it.
 //!
 //! A machine with one node, or one that does not list its nodes, offers no choice: both give `None`.
 
@@ -23,6 +23,36 @@ pub(crate) fn numa_node_of_pci(root: &Path, id: &str) -> Option<u32> {
 pub(crate) fn numa_nodes(root: &Path) -> Vec<u32> {
     let list = Files::below(root).read(format!("{NODES}/online"));
     list.and_then(|list| parse_list(&list)).unwrap_or_default()
+}
+
+/// A memory node, and what the machine says of it.
+#[cfg(any(feature = "cuda", all(test, not(miri))))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MemoryNode {
+    pub(crate) id: u32,
+    /// `None` if unknown.
+    pub(crate) memory_bytes: Option<u64>,
+    /// Processors near it; `None` if unknown.
+    pub(crate) cpus: Option<usize>,
+}
+
+/// The nodes of the machine, each with its memory and processors; empty if it does not list them.
+#[cfg(any(feature = "cuda", all(test, not(miri))))]
+pub(crate) fn memory_nodes(root: &Path) -> Vec<MemoryNode> {
+    let files = Files::below(root);
+    let describe = |id| {
+        let cpus = files.read(format!("{NODES}/node{id}/cpulist")).and_then(|list| parse_list(&list));
+        let meminfo = files.read(format!("{NODES}/node{id}/meminfo"));
+        MemoryNode { id, memory_bytes: meminfo.and_then(|text| total_bytes(&text)), cpus: cpus.map(|cpus| cpus.len()) }
+    };
+    numa_nodes(root).into_iter().map(describe).collect()
+}
+
+/// The memory of a node, from a line such as `Node 0 MemTotal: 24684096 kB`.
+#[cfg(any(feature = "cuda", all(test, not(miri))))]
+fn total_bytes(meminfo: &str) -> Option<u64> {
+    let rest = meminfo.lines().find_map(|line| line.split_once("MemTotal:"))?.1;
+    rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Whether `node` is one of at least two.
@@ -82,6 +112,22 @@ mod tests {
     fn an_id_never_leads_out_of_its_folder() {
         let root = tree::of(&[("/sys/bus/pci/numa_node", "1\n"), (ONLINE, "0-1\n")]);
         assert_eq!(numa_node_of_pci(root.path(), "../"), None);
+    }
+
+    #[test]
+    fn a_node_has_the_memory_and_the_processors_that_its_files_say() {
+        let files = [
+            (ONLINE, "0-2\n"),
+            ("/sys/devices/system/node/node0/meminfo", "Node 0 MemTotal:       24684096 kB\nNode 0 MemFree: 1 kB\n"),
+            ("/sys/devices/system/node/node0/cpulist", "0-3\n"),
+            ("/sys/devices/system/node/node1/meminfo", "Node 1 MemTotal: 0 kB\n"),
+            ("/sys/devices/system/node/node1/cpulist", "\n"),
+            ("/sys/devices/system/node/node2/meminfo", "Node 2 MemTotal: 18446744073709551615 kB\n"),
+        ];
+        let nodes = memory_nodes(tree::of(&files).path());
+        let node = |id, memory_bytes, cpus| MemoryNode { id, memory_bytes, cpus };
+        assert_eq!(nodes, [node(0, Some(24_684_096 << 10), Some(4)), node(1, Some(0), Some(0)), node(2, None, None)]);
+        assert_eq!(memory_nodes(tree::of(&files[1..]).path()), [], "nodes that are not listed");
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Reads the memory of the machine and its control groups below `root`: for tests (feature `testing`).
+    /// Reads the memory of the machine, its nodes and its control groups below `root`: for tests (feature `testing`).
     #[cfg(any(test, feature = "testing"))]
     pub fn host_root(mut self, root: impl Into<PathBuf>) -> Self {
         self.host_root = root.into();
@@ -92,7 +92,12 @@ impl PoolBuilder {
         self
     }
 
-    /// Builds the pool. Pins nothing but its reserve, and creates no context on a device without one.
+    /// Builds the pool. Keeps nothing pinned but its reserve.
+    ///
+    /// [`Backend::Auto`] tries each back-end of the driver until one works: 2 MiB are pinned, touched, copied from and given
+    /// back. Under `adaptive` that makes no context on a device without one, unless the driver refuses `vmm` or needs one for
+    /// it. Giving back on `register` and `cuda` waits for the work of the device. A back-end that is set is tried by the first
+    /// get, except for `vmm`.
     ///
     /// # Errors
     ///
@@ -110,9 +115,10 @@ impl PoolBuilder {
         let config = self.settings.or(env).resolve()?;
         let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });
         let (root, pools_per_host) = (self.host_root, config.pools_per_host);
-        let mut ceiling_source = CeilingSource { root, pools_per_host, lock_limit_bytes: None };
+        let mut ceiling_source = CeilingSource { root: root.clone(), pools_per_host, lock_limit_bytes: None };
         let (mut max_bytes, ceiling, auto) = ceiling_by(&config, &ceiling_source);
         let options = backend::PinOptions {
+            root: &root,
             device: config.device,
             node: config.numa_node,
             threads: pin_threads(&config),
@@ -120,6 +126,7 @@ impl PoolBuilder {
             handle_types: config.handle_types,
             write_combined: config.write_combined,
             max_bytes,
+            not_here: &[],
         };
         let chosen = backend::choose(&config.backend, options)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);

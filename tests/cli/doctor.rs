@@ -239,6 +239,36 @@ fn with_a_driver_there_is_pinned_memory_for_the_gpu() {
     assert_eq!((&without_room["status"], &without_room["gpu"]), (&1.into(), &true.into()), "{without_room}");
 }
 
+/// A driver that ends the process, or never answers, is a row of the report, which goes on without it.
+#[cfg(feature = "cuda")]
+#[test]
+fn a_driver_that_crashes_or_hangs_is_a_row_of_the_report() {
+    let folder = double();
+    let with = |variable: &str, call: &str| {
+        let mut command = doctor(&["--probe-limit", "5s"]);
+        command.env("LD_LIBRARY_PATH", folder.path()).env(variable, call).env("PINPOOL_MAX_BYTES", "1G");
+        diagnosis(&mut command)
+    };
+    let of_vmm = with("DRIVER_DOUBLE_ABORT", "cuMemCreate");
+    let (level, text, remedy) = finding(&of_vmm, "vmm");
+    assert!(level == "error" && text.contains("was ended by signal 6 SIGABRT"), "{text}");
+    assert!(remedy.contains("PINPOOL_BACKEND=register"), "{remedy}");
+    assert_eq!((finding(&of_vmm, "register").0, finding(&of_vmm, "cuda").0), ("ok", "ok"));
+    assert_eq!((&of_vmm["status"], &of_vmm["backend"]), (&1.into(), &"register".into()), "auto would end the process");
+    assert!(finding(&of_vmm, "choice").1.contains("not vmm: the process that tried it was ended"), "{of_vmm}");
+
+    let hangs = with("DRIVER_DOUBLE_HANG", "cuMemMap");
+    assert!(finding(&hangs, "vmm").1.contains("did not end within 5s"), "{hangs}");
+    assert_eq!(hangs["backend"], "register");
+
+    let of_all = with("DRIVER_DOUBLE_ABORT", "cuDeviceGetCount");
+    assert!(finding(&of_all, "gpu").1.contains("SIGABRT"), "{of_all}");
+    for name in ["vmm", "register", "cuda"] {
+        assert_eq!(finding(&of_all, name).0, "note", "{of_all}");
+    }
+    assert_eq!((&of_all["status"], &of_all["gpu"]), (&1.into(), &false.into()));
+}
+
 /// A library that cannot start says why.
 #[cfg(feature = "cuda")]
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use driver_double::{Counts, Double};
-use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource};
 
 pub(crate) const MIB: usize = 1 << 20;
 
@@ -55,6 +55,32 @@ pub(crate) fn held(double: &Double) -> Held {
     let Counts { pinned_bytes, host_allocations, registrations, granules, mappings, reservations, .. } =
         double.counts();
     Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations }
+}
+
+/// A file that says whether tasks wait for memory, for `PINPOOL_PRESSURE`, and its folder.
+pub(crate) struct PressureFile(tempfile::TempDir);
+
+impl PressureFile {
+    pub(crate) fn new() -> Self {
+        let file = Self(tempfile::tempdir().unwrap());
+        file.write(0.0);
+        file
+    }
+
+    pub(crate) fn of_short_memory() -> Self {
+        let file = Self::new();
+        file.write(20.0);
+        file
+    }
+
+    pub(crate) fn write(&self, some: f64) {
+        let line = |kind, share| format!("{kind} avg10={share:.2} avg60=0.00 avg300=0.00 total=0\n");
+        std::fs::write(self.0.path().join("memory"), line("some", some) + &line("full", 0.0)).unwrap();
+    }
+
+    pub(crate) fn source(&self) -> PressureSource {
+        PressureSource::File(self.0.path().join("memory"))
+    }
 }
 
 pub(crate) fn begin_capture(stream: &CudaStream, mode: CUstreamCaptureMode) {

@@ -13,7 +13,9 @@
 //! | `each_call_fails` | every call of the driver, failed at each of its first times |
 //! | `refusals` | calls that are refused once, or while a stream captures a graph |
 //! | `pools`, `release_gate` | pools over each back-end: releases beside copies |
+//! | `never_by_the_clock` | what makes `register` and `cuda` give memory back, and when |
 //! | `old_drivers`, `fork` | processes that lack functions, or are children |
+//! | `fall_through` | what `auto` takes when a step of a trial is refused |
 //! | `unused_gpu` | what is said when there is a driver and no device to use |
 //!
 //! One process has one driver, so tests take turns ([`driver_double::Double::load`]). A test that needs a driver from its
@@ -30,12 +32,14 @@ mod copies;
 #[path = "../gpu/driver_facts.rs"]
 mod driver_facts;
 mod each_call_fails;
+mod fall_through;
 mod fixture;
 mod fork;
 mod granules;
 mod held_queries;
 mod held_registrations;
 mod interop;
+mod never_by_the_clock;
 mod old_drivers;
 mod pools;
 mod refusals;

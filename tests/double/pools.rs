@@ -10,7 +10,7 @@ use pinpool::backend::PAGE_BYTES;
 use pinpool::testing::ManualClock;
 use pinpool::{Backend, Pool, ReleasePolicy};
 
-use crate::fixture::{MIB, builder, filled, held, stream_and_memory};
+use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
 
 const GRANULE: usize = 2 * MIB;
 
@@ -118,13 +118,14 @@ fn start_copy(pool: &Pool, stream: &Arc<CudaStream>, memory: &mut CudaSlice<u8>)
 }
 
 #[test]
-fn a_due_release_waits_for_copies_is_reused_before_and_runs_on_its_own_thread() {
+fn a_release_due_under_pressure_waits_for_copies_is_reused_before_and_runs_on_its_own_thread() {
     let double = Double::load();
+    let pressure = PressureFile::of_short_memory();
     let context = CudaContext::new(0).unwrap();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
     for backend in [Backend::Register, Backend::Cuda] {
         let clock = ManualClock::default();
-        let pool = builder(backend).clock(clock.clone()).build().unwrap();
+        let pool = builder(backend).clock(clock.clone()).pressure(pressure.source()).build().unwrap();
         let at_start = double.counts();
         drop(pool.get(3 * MIB).unwrap());
         let large = double.counts();

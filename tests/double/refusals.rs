@@ -1,6 +1,8 @@
 //! Calls that the driver refuses once, or while a stream captures a graph: no memory is forgotten, and none is lost.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
@@ -234,5 +236,114 @@ fn a_pool_of_each_back_end_grows_copies_and_releases_beside_a_capture_and_spoils
             assert_eq!(held(&double), before, "{} {mode:?}", backend.name());
             assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![2; 4096]);
         }
+    }
+}
+
+#[test]
+fn a_growth_that_a_capture_forbids_is_made_later() {
+    let calls = [
+        (Backend::Vmm, "cuMemCreate"),
+        (Backend::Vmm, "cuMemMap"),
+        (Backend::Vmm, "cuMemSetAccess"),
+        (Backend::Register, "cuMemHostRegister_v2"),
+        (Backend::Cuda, "cuMemHostAlloc"),
+    ];
+    for (backend, call) in calls {
+        for code in OF_A_CAPTURE {
+            let double = Double::load();
+            let before = held(&double);
+            let pool = builder(backend.clone()).wait(Duration::from_secs(20)).build().unwrap();
+            // Each is the answer to one attempt.
+            (1..=4).for_each(|nth| double.fail(call, nth, code));
+            let buf = pool.get(MIB).unwrap();
+            let stats = pool.stats();
+            assert_eq!((stats.lost, stats.failed_gets, stats.in_use), (0, 0, 1), "{call} {code:?}");
+            drop((buf, pool));
+            assert_eq!(held(&double), before, "{call} {code:?}");
+        }
+    }
+}
+
+#[test]
+fn captures_of_another_thread_are_not_spoiled_while_a_pool_grows_copies_and_gives_back() {
+    for backend in BACKENDS {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let (captured, _unused) = stream_and_memory(&context, 1);
+        let stream = context.new_stream().unwrap();
+        let mut memories = [4096, 3 * MIB, 5 * MIB].map(|len| stream.alloc_zeros::<u8>(len).unwrap());
+        let is_over = AtomicBool::new(false);
+        let captures = thread::scope(|scope| {
+            let capturing = scope.spawn(|| {
+                context.bind_to_thread().unwrap();
+                let mut captures = 0;
+                while !is_over.load(Ordering::Relaxed) || captures < 3 {
+                    begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+                    thread::yield_now();
+                    assert_eq!(end_capture(&captured), Ok(()), "{}", backend.name());
+                    captures += 1;
+                }
+                captures
+            });
+            for round in 0_u8..20 {
+                let pool = builder(backend.clone()).max_bytes(32 << 20).build().unwrap();
+                for memory in &mut memories {
+                    drop(filled(&pool, memory.len(), round).copy_to(&stream, memory).unwrap());
+                    drop(pool.get(memory.len()).unwrap());
+                }
+                pool.poll();
+                pool.trim(0);
+                pool.clear();
+            }
+            is_over.store(true, Ordering::Relaxed);
+            capturing.join().unwrap()
+        });
+        assert!(captures >= 3);
+        let counts = double.counts();
+        assert_eq!((counts.spoiled_captures, counts.frees_with_work_in_flight), (0, 0), "{}", backend.name());
+    }
+}
+
+#[test]
+fn a_query_that_needs_a_context_gets_one_and_loses_no_buffer() {
+    for (fence, call) in [(FenceKind::Event, "cuEventQuery"), (FenceKind::Timeline, "cuStreamQuery")] {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, 4096);
+        let pool = builder(Backend::Vmm).fence(fence).build().unwrap();
+        let gate = double.hold(stream.cu_stream());
+        let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
+        drop(copy);
+        // Longer than the device is trusted to be well without a query.
+        thread::sleep(Duration::from_millis(2));
+        double.fail(call, 1, Code::INVALID_CONTEXT);
+        thread::scope(|scope| {
+            scope.spawn(|| pool.poll());
+        });
+        assert_eq!((pool.stats().in_flight, pool.stats().lost), (1, 0), "{call}");
+        assert!(double.calls(call) >= 2, "{call} was not asked again");
+        drop(gate);
+        stream.synchronize().unwrap();
+        pool.poll();
+        assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0), "{call}");
+    }
+}
+
+#[test]
+fn any_refusal_of_an_address_on_the_device_is_followed_by_another_question() {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    for backend in BACKENDS {
+        let buf = builder(backend).build().unwrap().get(MIB).unwrap();
+        let expected = buf.device_ptr(&context).unwrap();
+        for code in [Code::INVALID_VALUE, Code::NOT_SUPPORTED, Code::HOST_MEMORY_NOT_REGISTERED, Code::UNKNOWN] {
+            double.fail("cuMemHostGetDevicePointer_v2", 1, code);
+            assert_eq!(buf.device_ptr(&context).unwrap(), expected, "{code:?}");
+        }
+        for call in ["cuMemHostGetDevicePointer_v2", "cuPointerGetAttribute"] {
+            double.fail(call, 1, Code::NOT_SUPPORTED);
+        }
+        let error = buf.device_ptr(&context).unwrap_err().to_string();
+        assert!(error.contains("cuPointerGetAttribute") && error.contains("NOT_SUPPORTED"), "{error}");
     }
 }

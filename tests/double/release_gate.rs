@@ -11,7 +11,7 @@ use driver_double::Double;
 use pinpool::testing::ManualClock;
 use pinpool::{Backend, FenceKind, PinnedBuf, Pool, ReleasePolicy};
 
-use crate::fixture::{MIB, builder, filled, held, stream_and_memory};
+use crate::fixture::{MIB, PressureFile, builder, filled, held, stream_and_memory};
 
 /// Back-ends whose release waits for the device.
 const BACKENDS: [Backend; 2] = [Backend::Register, Backend::Cuda];
@@ -42,12 +42,13 @@ fn a_postponed_trim_survives_a_later_trim_to_more_bytes() {
 
 #[test]
 fn a_completed_copy_of_a_silent_partition_delays_no_release() {
+    let pressure = PressureFile::of_short_memory();
     for backend in BACKENDS {
         let double = Double::load();
         let context = CudaContext::new(0).unwrap();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let clock = ManualClock::default();
-        let pool = builder(backend).clock(clock.clone()).build().unwrap();
+        let pool = builder(backend).clock(clock.clone()).pressure(pressure.source()).build().unwrap();
         let silent = pool.partition("silent", 1 << 20).unwrap();
         for release in [|pool: &Pool| pool.trim(0), Pool::poll] {
             drop(pool.get(3 * MIB).unwrap());

@@ -51,6 +51,8 @@ enum Command {
     Replay(replay::ReplayArgs),
     Bench(bench::BenchArgs),
     Doctor(doctor::DoctorArgs),
+    #[command(name = "doctor-probe", hide = true)]
+    DoctorProbe(doctor::ProbeArgs),
     Env(env::EnvArgs),
     Inspect(inspect::InspectArgs),
     Soak(soak::SoakArgs),
@@ -93,6 +95,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => terminal.report(replay::run(&args)),
         Command::Bench(args) => bench::run(&args, &terminal),
         Command::Doctor(args) => doctor::run(&args, &terminal),
+        Command::DoctorProbe(args) => doctor::run_probe(&args, &terminal),
         Command::Env(args) => env::run(&args, &terminal),
         Command::Inspect(args) => inspect::run(&args, &terminal),
         Command::Soak(args) => soak::run(&args, &terminal),

@@ -150,11 +150,18 @@ impl ContextState {
         let _destroyed = if is_idle { self.spare_streams.push(stream) } else { Err(stream) };
     }
 
-    /// Is the event over? Needs no current context. Neither an error nor "not ready" counts as yes.
+    /// Is the event over? Neither an error nor "not ready" counts as yes. By the manual this needs no current context; where
+    /// a driver asks for one, it gets one.
     pub(super) fn query(&self, event: Event) -> Result<bool, DriverError> {
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: a live event.
-        match unsafe { result::event::query(event.0) } {
+        let mut outcome = unsafe { result::event::query(event.0) };
+        if outcome == Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_CONTEXT)) {
+            let _current = self.enter()?;
+            // SAFETY: as above.
+            outcome = unsafe { result::event::query(event.0) };
+        }
+        match outcome {
             Ok(()) => Ok(true),
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
             Err(error) => Err(error),

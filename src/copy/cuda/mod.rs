@@ -115,8 +115,8 @@ pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: 
     // SAFETY: memory for an address; the driver looks the pointer up and reads nothing behind it.
     match unsafe { sys::cuMemHostGetDevicePointer_v2(found, start.cast_mut().cast(), 0) }.result() {
         Ok(()) => Ok(address),
-        // This call knows allocated and registered memory, but no virtual memory.
-        Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)) => {
+        // This call knows allocated and registered memory, but no virtual memory, and drivers refuse that in several ways.
+        Err(_) => {
             let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
             // SAFETY: as above; the value of this attribute is an address.
             unsafe { sys::cuPointerGetAttribute(found.cast(), attribute, start as sys::CUdeviceptr) }
@@ -124,7 +124,6 @@ pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: 
                 .map_err(|error| failed("cuPointerGetAttribute", error))?;
             Ok(address)
         }
-        Err(error) => Err(failed("cuMemHostGetDevicePointer", error)),
     }
 }
 

@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaStream, DriverError, result, sys};
 
 use super::stream::failed;
-use crate::driver::{self, RelaxedCapture};
+use crate::driver::{self, CurrentContext, RelaxedCapture};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, StreamId};
 use crate::sync::plain::Mutex;
@@ -251,7 +251,15 @@ impl Health {
         }
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: the stream is never destroyed.
-        match unsafe { sys::cuStreamQuery(idle_stream.cu_stream()) }.result() {
+        let mut outcome = unsafe { sys::cuStreamQuery(idle_stream.cu_stream()) }.result();
+        if outcome == Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_CONTEXT)) {
+            // SAFETY: the stream's context object, and with it the context, is never dropped (context-I1).
+            let current = unsafe { CurrentContext::enter(idle_stream.context().cu_ctx()) };
+            let _current = current.map_err(|error| Error::device(failed("cuCtxSetCurrent", error)))?;
+            // SAFETY: as above.
+            outcome = unsafe { sys::cuStreamQuery(idle_stream.cu_stream()) }.result();
+        }
+        match outcome {
             Ok(()) | Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(()),
             // It says nothing about the device.
             Err(error) if driver::is_forbidden_by_capture(driver::error_code(error)) => Ok(()),

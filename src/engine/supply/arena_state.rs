@@ -277,9 +277,13 @@ impl ArenaState {
         self.drains += 1;
     }
 
-    /// Whether a trim is waiting, or memory has been idle too long at `now_us`.
-    pub(super) fn is_release_due(&self, now_us: u64) -> bool {
-        self.trim_to_bytes.is_some() || self.arena.is_release_due(now_us)
+    /// Whether a trim is waiting, or, where time alone may release, memory has been idle too long at `now_us`.
+    pub(super) fn is_release_due(&self, now_us: u64, by_time: bool) -> bool {
+        self.is_trim_waiting() || by_time && self.arena.is_release_due(now_us)
+    }
+
+    pub(super) fn is_trim_waiting(&self) -> bool {
+        self.trim_to_bytes.is_some()
     }
 
     /// Records what is due and cannot be released now.

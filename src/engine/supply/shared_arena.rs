@@ -18,12 +18,12 @@
 //! yet stays free in the arena: it is used again first, counts under the ceiling, and is reported as
 //! `awaiting_release_bytes`.
 //!
-//! | release asked by | while copies are pending |
+//! | release asked by | while copies are pending, or the device is seen to have other work |
 //! | --- | --- |
-//! | time (policy-R9) | tried again at the next tick |
-//! | `trim`, `clear`, pressure | done at the first tick that finds none |
-//! | a get at the ceiling | waits in line, or for the copies (`PINPOOL_RELEASE_POLICY=force`) |
-//! | the end of the pool | comes after the copies; with a stuck copy, nothing is released |
+//! | time (policy-R9) | never, but under pressure; where no release waits, at once |
+//! | `trim`, `clear`, pressure, a lower ceiling | done at the first tick that finds none |
+//! | a get at the ceiling | waits in line, or for the copies (`PINPOOL_RELEASE_POLICY=force`); other work is waited for |
+//! | the end of the pool | comes after the copies, and waits a second for other work; with a stuck copy, nothing is released |
 //!
 //! A leaked block counts as a copy that never ends: from then on nothing is released that waits for the device.
 //!
@@ -34,7 +34,7 @@
 
 use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -73,6 +73,8 @@ pub(crate) struct SharedArena {
     nodes: Arc<NodeArenas<Self>>,
     /// A thread is releasing what is due.
     is_releasing: AtomicBool,
+    /// The kernel reports that memory is short.
+    is_short: AtomicBool,
 }
 
 /// Settings of a shared arena.
@@ -107,6 +109,7 @@ impl SharedArena {
             mappings: MappingWatch::below("/".into()),
             nodes: Arc::default(),
             is_releasing: AtomicBool::new(false),
+            is_short: AtomicBool::new(false),
         })
     }
 
@@ -426,14 +429,22 @@ impl SharedArena {
         }
     }
 
-    /// Divides the time that free memory is kept; `None` restores the setting.
+    /// Divides the time that free memory is kept, since memory is short; `None` restores the setting.
     pub(in crate::engine) fn shorten_retention(&self, divisor: Option<u64>) {
+        // Relaxed: see `may_release_by_time`.
+        self.is_short.store(divisor.is_some(), Ordering::Relaxed);
         let idle_timeout_us = self.config.retention.idle_timeout_us.map(|us| us / divisor.unwrap_or(1).max(1));
         self.state.lock().set_retention(Retention { idle_timeout_us, ..self.config.retention });
     }
 
     /// Whether free memory waits here for its release: for its time, or for copies.
     pub(in crate::engine) fn ages(&self) -> bool {
+        let state = self.state.lock();
+        state.arena().stats().idle_bytes > 0 && (state.is_trim_waiting() || self.may_release_by_time())
+    }
+
+    /// Whether there is free memory, which goes back if memory is short.
+    pub(in crate::engine) fn has_free(&self) -> bool {
         self.state.lock().arena().stats().idle_bytes > 0
     }
 
@@ -462,7 +473,7 @@ mod models;
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::AtomicU64;
 
     use super::fixtures::{CountedHeap, NoBlocks, log_named};
     use super::*;

@@ -42,6 +42,7 @@ pub(crate) fn answer(site: &'static Site, kind: Kind, body: impl FnOnce() -> Out
         // A program begins with one, and failures that the environment asks for count from there. `cuInit` reports errors.
         let _reported_later = settings::read();
     }
+    settings::end_process_in(site.name());
     let scripted = faults::count_call(site);
     let _turn = (kind == Kind::Enqueue).then(enqueue_lock::take);
     faults::wait_at_gate(site);

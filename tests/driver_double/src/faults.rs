@@ -24,6 +24,10 @@ impl Site {
     pub(crate) const fn new(name: &'static str) -> Self {
         Self { name, calls: AtomicU64::new(0), listed: Once::new() }
     }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
 }
 
 #[derive(Default)]

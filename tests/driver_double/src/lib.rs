@@ -45,6 +45,8 @@
 //! | `DRIVER_DOUBLE_ACCESS` | `call` (default), `handle` | with measured costs, whether `cuMemSetAccess` costs 165 us a call or a handle |
 //! | `DRIVER_DOUBLE_FAIL` | `cuMemMap:3=2,cuMemCreate:1+=801` | the third `cuMemMap` fails with code 2, every `cuMemCreate` with 801 |
 //! | `DRIVER_DOUBLE_REPORT` | `none` (default), `stderr` | at the end of the process: frees with work in flight, wrong uses, calls by name |
+//! | `DRIVER_DOUBLE_ABORT` | the name of a call | that call ends the process by SIGABRT |
+//! | `DRIVER_DOUBLE_HANG` | the name of a call | that call never returns |
 //!
 //! A setting that cannot be parsed is reported on stderr and fails `cuInit` with 1. [`Double::load`] refuses hollow copies,
 //! since a test checks data.

@@ -20,6 +20,8 @@ const COSTS: &str = "DRIVER_DOUBLE_COSTS";
 const REPORT: &str = "DRIVER_DOUBLE_REPORT";
 const ACCESS: &str = "DRIVER_DOUBLE_ACCESS";
 const FAIL: &str = "DRIVER_DOUBLE_FAIL";
+const ABORT: &str = "DRIVER_DOUBLE_ABORT";
+const HANG: &str = "DRIVER_DOUBLE_HANG";
 
 const UNITS: [(&str, f64); 9] = [
     ("KiB", 1024.0),
@@ -48,6 +50,10 @@ pub(crate) struct Settings {
     pub(crate) report: bool,
     /// Setting the access of several handles in one call costs as much as in one call for each.
     pub(crate) access_of_each: bool,
+    /// A call of this name ends the process.
+    pub(crate) abort: Option<&'static str>,
+    /// A call of this name never returns.
+    pub(crate) hang: Option<&'static str>,
 }
 
 static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
@@ -71,6 +77,17 @@ pub(crate) fn read() -> Outcome {
 /// The settings that were read; the default before that.
 pub(crate) fn get() -> Settings {
     SETTINGS.get().and_then(|settings| settings.as_ref().ok()).copied().unwrap_or_default()
+}
+
+/// Ends the process or never returns, if the environment asks that of this call.
+pub(crate) fn end_process_in(call: &str) {
+    let Settings { abort, hang, .. } = get();
+    if abort == Some(call) {
+        std::process::abort();
+    }
+    while hang == Some(call) {
+        std::thread::park();
+    }
 }
 
 /// The reason why a test cannot run in this environment, if there is one.
@@ -114,9 +131,12 @@ fn parse(
                 });
                 failures = each.collect::<Result<_, _>>()?;
             }
+            // Read once for a process.
+            (ABORT, text) => settings.abort = Some(text.to_owned().leak()),
+            (HANG, text) => settings.hang = Some(text.to_owned().leak()),
             (name, text) => {
                 return Err(format!(
-                    "{name}={text}: no such setting; there are {COPY_RATE}, {COPY}, {COSTS}, {REPORT}, {ACCESS}, {FAIL}"
+                    "{name}={text}: no such setting; there are {COPY_RATE}, {COPY}, {COSTS}, {REPORT}, {ACCESS}, {FAIL}, {ABORT}, {HANG}"
                 ));
             }
         }
@@ -180,16 +200,17 @@ mod tests {
     fn each_variable_sets_its_field() {
         let hollow =
             parsed(&[("HOME", "/"), (COPY_RATE, "4GB"), (COPY, "hollow"), (COSTS, "measured"), (REPORT, "stderr")]);
-        assert_eq!(
-            hollow,
-            Ok(Settings {
-                copy_rate: 4_000_000_000,
-                hollow: true,
-                measured_costs: true,
-                report: true,
-                access_of_each: false,
-            })
-        );
+        let expected = Settings {
+            copy_rate: 4_000_000_000,
+            hollow: true,
+            measured_costs: true,
+            report: true,
+            ..Settings::default()
+        };
+        assert_eq!(hollow, Ok(expected));
+        let deadly = parsed(&[(ABORT, "cuMemCreate"), (HANG, "cuMemMap")]);
+        let (abort, hang) = (Some("cuMemCreate"), Some("cuMemMap"));
+        assert_eq!(deadly, Ok(Settings { abort, hang, ..Settings::default() }));
         assert!(parsed(&[(ACCESS, "handle")]).unwrap().access_of_each);
         assert_eq!(parsed(&[("HOME", "/")]), Ok(Settings::default()));
         assert_eq!(parsed(&[(COPY, "real"), (COSTS, "none"), (REPORT, "none")]), Ok(Settings::default()));

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::super::arena_state::ArenaState;
 use super::super::attached::complete_copies;
@@ -16,17 +16,23 @@ use crate::backend::{PAGE_BYTES, SourceError};
 
 /// Longest wait at the end of a pool for threads that count copies as ended.
 const COUNTING_PATIENCE: Duration = Duration::from_secs(1);
+/// Longest wait at the end of a pool for a moment at which the device is seen idle. A release that does not wait for it would
+/// wait for the same work, and hold up every enqueue meanwhile.
+const DEVICE_PATIENCE: Duration = Duration::from_secs(1);
 
 impl SharedArena {
     /// Releases what is due (policy-R9), soon: where a driver is called, a thread of its own does it, so that no get or
     /// put pays for it. That thread ends after one round.
     pub(in crate::engine) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
+        let by_time = self.may_release_by_time();
         // Relaxed: a thread that sees an old value finds the gate closed, or nothing due.
-        if self.is_releasing.load(Ordering::Relaxed) || !self.state.lock().is_release_due(now_us) {
+        if self.is_releasing.load(Ordering::Relaxed) || !self.state.lock().is_release_due(now_us, by_time) {
             return Ok(());
         }
         if !self.is_at_rest() {
-            self.state.lock().note_overdue(now_us);
+            if by_time {
+                self.state.lock().note_overdue(now_us);
+            }
             return Ok(());
         }
         if !self.source().needs_gpu() {
@@ -49,6 +55,13 @@ impl SharedArena {
         self.release_now(now_us)
     }
 
+    /// Whether memory is released because it has been idle for long. Where a release waits for the device it holds up every
+    /// enqueue, which memory that nobody misses is not worth: there only if memory is short.
+    pub(super) fn may_release_by_time(&self) -> bool {
+        // Relaxed: written and read by ticks, which come one after the other.
+        !self.source().release_waits() || self.is_short.load(Ordering::Relaxed)
+    }
+
     /// Whether no copy of any attached pool is pending. Looks for completed copies of pools that are not in use.
     pub(super) fn is_at_rest(&self) -> bool {
         self.gate.is_at_rest() || {
@@ -61,6 +74,9 @@ impl SharedArena {
     /// Releases what is due, unless copies are pending that it would wait for.
     fn release_now(&self, now_us: u64) -> Result<(), SourceError> {
         let trimmed = self.release(now_us, ArenaState::plan_trim);
+        if !self.may_release_by_time() {
+            return trimmed;
+        }
         self.release(now_us, |state| state.plan_due(now_us)).and(trimmed)
     }
 
@@ -90,7 +106,9 @@ impl SharedArena {
             if excess_bytes == 0 || released.is_err() {
                 return released;
             }
-            let Some(closed) = self.gate.close() else { return released };
+            let Some(closed) = self.gate.close().filter(|_| !self.source().release_would_wait()) else {
+                return released;
+            };
             released = self.release_behind(&closed, now_us, |state| state.plan_release_of(excess_bytes));
             drop(closed);
             if self.state.lock().excess_bytes(idle_bytes(), max_idle_bytes) == 0 {
@@ -127,12 +145,13 @@ impl SharedArena {
         before_bytes.saturating_sub(self.state.lock().held_bytes())
     }
 
-    /// Carries out a plan of releases, unless copies are pending that it would wait for.
+    /// Carries out a plan of releases, unless copies are pending or the device has other work that it would wait for.
     fn release(&self, now_us: u64, plan: impl FnOnce(&mut ArenaState) -> Option<Plan>) -> Result<(), SourceError> {
         let closed = self.gate.close().or_else(|| {
             self.gate.complete_copies();
             self.gate.close()
         });
+        let closed = closed.filter(|_| !self.source().release_would_wait());
         closed.map_or(Ok(()), |closed| self.release_behind(&closed, now_us, plan))
     }
 
@@ -167,6 +186,7 @@ impl SharedArena {
             }
             return;
         };
+        self.await_idle_device();
         let mut released = Ok(());
         let mappings = loop {
             released = released.and(self.release_behind(&closed, now_us, ArenaState::plan_release_all));
@@ -185,6 +205,14 @@ impl SharedArena {
         if let Err(error) = released {
             let held_bytes = self.state.lock().held_bytes();
             self.log.left_by_refusal(held_bytes, &error);
+        }
+    }
+
+    /// Waits a while for a moment at which the device is seen idle.
+    fn await_idle_device(&self) {
+        let begun = Instant::now();
+        while self.source().release_would_wait() && begun.elapsed() < DEVICE_PATIENCE {
+            std::thread::sleep(Duration::from_micros(200));
         }
     }
 

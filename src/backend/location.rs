@@ -1,0 +1,185 @@
+//! The locations on the host from which `vmm` may ask the driver for memory, by what the machine says of its nodes.
+//!
+//! | memory nodes | asked for, in this order |
+//! | --- | --- |
+//! | one, or unknown | that node (0 if unknown), any memory of the host |
+//! | several, and the wanted one has memory and processors | that node, any memory of the host |
+//! | several, and it lacks one of them | any memory of the host |
+//! | several, not all alike, under a driver before r595 | nothing, unless `PINPOOL_BACKEND=vmm` insists |
+//!
+//! `cuMemCreate` refuses a node without memory, one without processors, and node -1. On machines whose nodes are not alike,
+//! drivers before r595 have ended processes there, which no error return shows. So the machine is asked before the driver.
+//! The wanted node is the one that the user set, else the device's, else the first that is whole.
+//!
+//! Reads files; calls no driver.
+
+use std::path::Path;
+
+use crate::host::{self, MemoryNode};
+
+/// The first branch of the driver that takes machines whose nodes are not alike.
+const FIRST_SAFE_BRANCH: u32 = 595;
+/// The CUDA version of that branch, as `cuDriverGetVersion` numbers it.
+const FIRST_SAFE_VERSION: i32 = 13_020;
+/// Nodes are alike if their memory differs by no more than one part in this many: the firmware keeps some of the first's.
+const LIKENESS: u64 = 8;
+
+/// A location on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HostLocation {
+    /// The memory node of this number.
+    Node(u32),
+    /// Whichever the driver takes.
+    Anywhere,
+}
+
+/// What decides the locations.
+#[derive(Debug)]
+pub(super) struct Machine {
+    nodes: Vec<MemoryNode>,
+    /// Of the kernel's module.
+    branch: Option<u32>,
+    /// Of CUDA, from the driver's library.
+    version: i32,
+}
+
+impl Machine {
+    /// The machine below `root`, with a driver of this CUDA `version`.
+    pub(super) fn read(root: &Path, version: i32) -> Self {
+        Self { nodes: host::memory_nodes(root), branch: host::limits::nvidia_branch(root), version }
+    }
+
+    /// The locations to try, never empty; or the reason why there is none.
+    pub(super) fn locations(&self, wanted: Option<u32>, insists: bool) -> Result<Vec<HostLocation>, String> {
+        let [first, _, ..] = self.nodes.as_slice() else {
+            let only = self.nodes.first().map_or(0, |node| node.id);
+            return Ok(vec![HostLocation::Node(only), HostLocation::Anywhere]);
+        };
+        if let Some(difference) = self.difference(first).filter(|_| !insists && self.is_old()) {
+            let driver = self.branch.map_or_else(|| "a driver".to_owned(), |branch| format!("driver {branch}"));
+            return Err(format!(
+                "the memory nodes are not alike ({difference}), and {driver} before r{FIRST_SAFE_BRANCH} may end the \
+                 process on such a machine; PINPOOL_BACKEND=vmm insists"
+            ));
+        }
+        let is_whole = |node: &&MemoryNode| lack(node).is_none();
+        let node = match wanted {
+            Some(wanted) => self.nodes.iter().find(|node| node.id == wanted),
+            None => self.nodes.iter().find(is_whole),
+        };
+        let node = node.filter(is_whole).map(|node| HostLocation::Node(node.id));
+        Ok(node.into_iter().chain([HostLocation::Anywhere]).collect())
+    }
+
+    /// Why no node was asked for; `None` if the `wanted` one is whole, or there is no choice.
+    pub(super) fn lack_of(&self, wanted: Option<u32>) -> Option<String> {
+        let node = self.nodes.iter().filter(|_| self.nodes.len() > 1).find(|node| Some(node.id) == wanted)?;
+        lack(node).map(|lack| format!("node {} has no {lack}", node.id))
+    }
+
+    fn is_old(&self) -> bool {
+        self.branch.map_or(self.version < FIRST_SAFE_VERSION, |branch| branch < FIRST_SAFE_BRANCH)
+    }
+
+    /// How some node differs from `first`, or lacks something itself.
+    fn difference(&self, first: &MemoryNode) -> Option<String> {
+        self.nodes.iter().find_map(|node| {
+            if let Some(lack) = lack(node) {
+                return Some(format!("node {} has no {lack}", node.id));
+            }
+            let (one, other) = (first.memory_bytes.unwrap_or(0), node.memory_bytes.unwrap_or(0));
+            if one.abs_diff(other) > one.max(other) / LIKENESS {
+                return Some(format!("node {} has {one} B and node {} {other} B", first.id, node.id));
+            }
+            let (one, other) = (first.cpus.unwrap_or(0), node.cpus.unwrap_or(0));
+            (one != other).then(|| format!("node {} has {one} processors and node {} {other}", first.id, node.id))
+        })
+    }
+}
+
+/// What a node lacks. What cannot be read counts as there.
+fn lack(node: &MemoryNode) -> Option<&'static str> {
+    match (node.memory_bytes, node.cpus) {
+        (Some(0), _) => Some("memory"),
+        (_, Some(0)) => Some("processors"),
+        _ => None,
+    }
+}
+
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+mod tests {
+    use super::HostLocation::{Anywhere, Node};
+    use super::*;
+    use crate::host::tree;
+
+    const OLD: (&str, &str) = ("/sys/module/nvidia/version", "580.159.04\n");
+    const NEW: (&str, &str) = ("/sys/module/nvidia/version", "595.45.04\n");
+
+    /// A machine with these nodes: number, GiB of memory, list of processors.
+    fn machine(nodes: &[(u32, u64, &str)], module: &[(&str, &str)], version: i32) -> Machine {
+        const NODES: &str = "/sys/devices/system/node";
+        let online: Vec<_> = nodes.iter().map(|(id, ..)| id.to_string()).collect();
+        let mut files = vec![(format!("{NODES}/online"), online.join(","))];
+        for (id, gib, cpus) in nodes {
+            files.push((format!("{NODES}/node{id}/meminfo"), format!("Node {id} MemTotal: {} kB\n", gib << 20)));
+            files.push((format!("{NODES}/node{id}/cpulist"), format!("{cpus}\n")));
+        }
+        files.extend(module.iter().map(|&(path, text)| (path.to_owned(), text.to_owned())));
+        Machine::read(tree::of(&files).path(), version)
+    }
+
+    #[test]
+    fn each_shape_of_a_machine_has_its_locations() {
+        let alike = [(0, 512, "0-63"), (1, 504, "64-127")];
+        let unlike = [(0, 512, "0-63"), (1, 128, "64-127")];
+        let memoryless = [(0, 512, "0-63"), (1, 0, "64-127")];
+        let expander = [(0, 512, "0-63"), (1, 512, "")];
+        let fewer_cpus = [(0, 512, "0-63"), (1, 512, "64-95")];
+        let gpu_nodes = [(0, 480, "0-71"), (1, 480, "72-143"), (2, 96, ""), (10, 96, "")];
+        let some = |locations: &[HostLocation]| Some(locations.to_vec());
+        for (nodes, module, wanted, expected) in [
+            (&[][..], OLD, None, some(&[Node(0), Anywhere])),
+            (&[(0, 128, "0-15")], OLD, None, some(&[Node(0), Anywhere])),
+            (&[(8, 128, "0-15")], OLD, None, some(&[Node(8), Anywhere])),
+            (&alike, OLD, None, some(&[Node(0), Anywhere])),
+            (&alike, OLD, Some(1), some(&[Node(1), Anywhere])),
+            (&alike, NEW, Some(1), some(&[Node(1), Anywhere])),
+            (&unlike, OLD, Some(0), None),
+            (&unlike, NEW, Some(1), some(&[Node(1), Anywhere])),
+            (&memoryless, OLD, Some(0), None),
+            (&memoryless, NEW, Some(1), some(&[Anywhere])),
+            (&memoryless, NEW, None, some(&[Node(0), Anywhere])),
+            (&expander, OLD, None, None),
+            (&expander, NEW, Some(1), some(&[Anywhere])),
+            (&fewer_cpus, OLD, Some(0), None),
+            (&fewer_cpus, NEW, Some(1), some(&[Node(1), Anywhere])),
+            (&gpu_nodes, OLD, Some(0), None),
+            (&gpu_nodes, NEW, Some(1), some(&[Node(1), Anywhere])),
+            (&alike, NEW, Some(7), some(&[Anywhere])),
+        ] {
+            let machine = machine(nodes, &[module], 13_000);
+            let what = format!("{nodes:?} {module:?} {wanted:?}");
+            let found = machine.locations(wanted, false);
+            assert_eq!(found.clone().ok(), expected, "{what}");
+            assert!(found.err().is_none_or(|why| why.contains("PINPOOL_BACKEND=vmm insists") && why.contains("580")));
+            let insisted = machine.locations(wanted, true).unwrap();
+            assert!(expected.is_none_or(|expected| expected == insisted), "{what}");
+        }
+    }
+
+    #[test]
+    fn without_a_version_of_the_module_that_of_cuda_decides() {
+        let nodes = [(0, 512, "0-63"), (1, 0, "64-127")];
+        assert!(machine(&nodes, &[], 13_010).locations(None, false).is_err());
+        assert!(machine(&nodes, &[], 13_020).locations(None, false).is_ok());
+        assert!(machine(&nodes, &[NEW], 13_000).locations(None, false).is_ok());
+        assert!(machine(&nodes, &[OLD], 13_020).locations(None, false).is_err(), "the module is the older of the two");
+    }
+
+    #[test]
+    fn a_wanted_node_that_is_not_whole_is_named() {
+        let machine = machine(&[(0, 512, "0-63"), (1, 0, "64-127")], &[NEW], 0);
+        assert_eq!(machine.lack_of(Some(1)).as_deref(), Some("node 1 has no memory"));
+        assert_eq!((machine.lack_of(Some(0)), machine.lack_of(None)), (None, None));
+    }
+}

@@ -1,0 +1,143 @@
+//! Finding a source of virtual host memory: what the driver, the device and the machine have, and one granule tried.
+#![allow(unsafe_code)] // Has a device copy from the granule that is tried.
+
+use std::ffi::c_int;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::super::location::{HostLocation, Machine};
+use super::super::register::RegisterSource;
+use super::super::virtual_memory::HandleTypes;
+use super::super::{trial, word_copy};
+use super::VmmSource;
+use super::table::{GranuleTable, source_error};
+use crate::driver::device::{self, Device};
+use crate::driver::virtual_memory::{AccessDescriptor, GranuleKind, MemoryLocation, VmmApi, attribute};
+use crate::driver::{is_forbidden_by_capture, state};
+use crate::error::SourceError;
+use crate::host::GRANULE_BYTES;
+
+/// `CUDA_ERROR_INVALID_CONTEXT`: no context is current on this thread.
+const INVALID_CONTEXT: i64 = 201;
+
+impl VmmSource {
+    /// Finds a driver with virtual host memory and the device number `ordinal`, and tries one granule: committed, touched,
+    /// copied from if the device has a context, and given back. Granules come from the memory node `node`, else from the
+    /// device's, else from any of the host.
+    ///
+    /// # Errors
+    ///
+    /// There is no driver, no such device, or one of them lacks this ability; the error names the step that was refused.
+    pub fn new(ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
+        Self::with_handles(ordinal, node, HandleTypes::None)
+    }
+
+    /// As [`new`](VmmSource::new), with granules that can be exported to other processes as `handle_types` says. A reserve
+    /// cannot.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](VmmSource::new), and if the driver refuses such granules.
+    pub fn with_handles(ordinal: u32, node: Option<u32>, handle_types: HandleTypes) -> Result<Self, SourceError> {
+        Self::on_machine(Path::new("/"), (ordinal, node), handle_types, None, true)
+    }
+
+    /// As [`new`](Self::new) on the machine below `root`, holding no more than `max_bytes` for the trial. Without `insists`
+    /// also an error where a driver may end the process.
+    pub(super) fn on_machine(
+        root: &Path,
+        (ordinal, node): (u32, Option<u32>),
+        handle_types: HandleTypes,
+        max_bytes: Option<u64>,
+        insists: bool,
+    ) -> Result<Self, SourceError> {
+        let device = Device::find(ordinal)?;
+        let has = |number| device.attribute(number).is_some_and(|value| value != 0);
+        let lacks = |what: &str, number: c_int| {
+            SourceError::new("cuDeviceGetAttribute", format!("{what} (attribute {number})"))
+        };
+        if !has(attribute::VIRTUAL_MEMORY) {
+            return Err(lacks("the device has no virtual memory management", attribute::VIRTUAL_MEMORY));
+        }
+        let (has_nodes, has_host) = (has(attribute::HOST_NUMA_VIRTUAL_MEMORY), has(attribute::HOST_VIRTUAL_MEMORY));
+        if !has_nodes && !has_host {
+            let what = "the driver or the device has no virtual memory on the host";
+            return Err(lacks(what, attribute::HOST_NUMA_VIRTUAL_MEMORY));
+        }
+        let driver = VmmApi::find()
+            .map_err(|name| SourceError::new("dlsym", format!("the driver has no {name}; it is too old")))?;
+        let of_driver = || device.attribute(attribute::HOST_NUMA_ID).and_then(|node| u32::try_from(node).ok());
+        let wanted = node.or_else(|| device.numa_node(root)).or_else(of_driver);
+        let machine = Machine::read(root, state::version());
+        let locations = machine.locations(wanted, insists).map_err(|why| SourceError::new("vmm", why))?;
+        let device = Arc::new(device);
+        let mut refused: Option<SourceError> = None;
+        for location in locations {
+            let is_there = if location == HostLocation::Anywhere { has_host } else { has_nodes };
+            if !is_there {
+                continue;
+            }
+            let placed = match location {
+                HostLocation::Node(node) => Some(node),
+                HostLocation::Anywhere => wanted,
+            };
+            let reserves = Arc::new(RegisterSource::of(device.clone(), placed));
+            match Self::at(location, (device.clone(), driver), (ordinal, handle_types), reserves, max_bytes) {
+                Ok(source) => return Ok(source),
+                Err(error) => refused = Some(refused.map_or(error.clone(), |first| first.and_also(&error))),
+            }
+        }
+        Err(refused.unwrap_or_else(|| {
+            let why = machine.lack_of(wanted).unwrap_or_else(|| "no memory node is whole".to_owned());
+            let what = format!("{why}, and the driver has no memory of the host without a node");
+            lacks(&what, attribute::HOST_VIRTUAL_MEMORY)
+        }))
+    }
+
+    /// A source at this location that has given a granule and taken it back.
+    fn at(
+        location: HostLocation,
+        (device, driver): (Arc<Device>, VmmApi),
+        (ordinal, handle_types): (u32, HandleTypes),
+        reserves: Arc<RegisterSource>,
+        max_bytes: Option<u64>,
+    ) -> Result<Self, SourceError> {
+        let node = match location {
+            HostLocation::Node(node) => MemoryLocation::host_node(c_int::try_from(node).unwrap_or(0)),
+            HostLocation::Anywhere => MemoryLocation::host(),
+        };
+        let kind = GranuleKind { location: node, handle_types: handle_types.bits() };
+        let granularity = driver.granularity(kind).map_err(source_error)?;
+        if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
+            let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
+            return Err(SourceError::new("cuMemGetAllocationGranularity", what));
+        }
+        let own = c_int::try_from(ordinal).unwrap_or(0);
+        let access = [node, MemoryLocation::device(own)].map(AccessDescriptor::read_write);
+        let granules = GranuleTable::new(driver, ordinal, device::count()? > 1);
+        let (ids, unreleased) = Default::default();
+        let makes_context = false;
+        let mut source = Self { device, driver, kind, access, makes_context, ids, granules, unreleased, reserves };
+        let tried = source.try_granule(max_bytes);
+        source.makes_context = true;
+        match tried {
+            Err(error) if error.code() == Some(INVALID_CONTEXT) => source.try_granule(max_bytes),
+            tried => tried,
+        }?;
+        Ok(source)
+    }
+
+    /// Takes a granule through all that a pool does with one.
+    fn try_granule(&self, max_bytes: Option<u64>) -> Result<(), SourceError> {
+        let copy = |start| match self.device.is_active() {
+            // SAFETY: the granule of a trial, which is no one else's.
+            true => unsafe { word_copy::through(&self.device, start) },
+            false => Ok(()),
+        };
+        match trial::grow(self, max_bytes, &copy) {
+            // Nothing is known then, and the same call succeeds later.
+            Err(error) if error.code().is_some_and(is_forbidden_by_capture) => Ok(()),
+            tried => tried.map(drop),
+        }
+    }
+}

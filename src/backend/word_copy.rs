@@ -1,0 +1,115 @@
+//! Whether a device copies from host memory: one word goes there and back, on a stream of its own.
+//!
+//! Part of a trial. Where the device has no memory for a word, or a capture forbids the calls, nothing is known and that is
+//! no refusal. Frees nothing in a way that waits for the device, where the driver has a choice.
+#![allow(unsafe_code)] // Calls the driver, and reads and writes the memory of a trial.
+
+use std::ptr::NonNull;
+
+use cudarc::driver::{DriverError, sys};
+
+use crate::driver::device::{Device, driver_error};
+use crate::driver::{error_code, is_forbidden_by_capture, symbol};
+use crate::error::SourceError;
+
+const WORD_BYTES: usize = size_of::<u64>();
+/// Neither zero nor what a driver fills memory with.
+const WORD: u64 = 0x7072_6f62_6564_2131;
+
+/// Copies the first word behind `start` to the device and back into the second.
+///
+/// # Safety
+///
+/// The first two words are the caller's alone, readable and writable.
+pub(super) unsafe fn through(device: &Device, start: NonNull<u8>) -> Result<(), SourceError> {
+    let _entered = device.enter()?;
+    let Ok(stream) = Stream::new() else { return Ok(()) };
+    let Some(memory) = DeviceWord::new(&stream) else { return Ok(()) };
+    let (sent, back) = (start.cast::<u64>(), start.as_ptr().wrapping_add(WORD_BYTES).cast::<u64>());
+    // SAFETY: the caller's promise; the memory of every source starts at a page.
+    unsafe { sent.write_volatile(WORD) };
+    // SAFETY: as above; the second word lies behind the first.
+    unsafe { back.write_volatile(0) };
+    // SAFETY: both have a word, and live until the stream is over, below.
+    let there = unsafe { sys::cuMemcpyHtoDAsync_v2(memory.address, sent.as_ptr().cast(), WORD_BYTES, stream.0) };
+    // SAFETY: as above.
+    let and_back = unsafe { sys::cuMemcpyDtoHAsync_v2(back.cast(), memory.address, WORD_BYTES, stream.0) };
+    // The words are used until then, also if one of the copies was refused.
+    let ended = stream.wait();
+    refusal("cuMemcpyHtoDAsync", there.result())?;
+    refusal("cuMemcpyDtoHAsync", and_back.result())?;
+    refusal("cuStreamSynchronize", ended)?;
+    // SAFETY: as above, and the device is done with it.
+    let arrived = unsafe { back.read_volatile() };
+    // A capture may have refused the copies.
+    let was_copied = there.result().is_ok() && and_back.result().is_ok() && ended.is_ok();
+    if was_copied && arrived != WORD {
+        return Err(SourceError::new("copy", format!("the word {WORD:#x} came back from the device as {arrived:#x}")));
+    }
+    Ok(())
+}
+
+fn refusal(call: &'static str, outcome: Result<(), DriverError>) -> Result<(), SourceError> {
+    match outcome {
+        Err(error) if !is_forbidden_by_capture(error_code(error)) => Err(driver_error(call, error)),
+        _ => Ok(()),
+    }
+}
+
+struct Stream(sys::CUstream);
+
+impl Stream {
+    /// A stream that waits for no other.
+    fn new() -> Result<Self, DriverError> {
+        let mut stream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: `stream` takes the result; the caller's context is current.
+        unsafe { sys::cuStreamCreate(&raw mut stream, flags) }.result()?;
+        Ok(Self(stream))
+    }
+
+    fn wait(&self) -> Result<(), DriverError> {
+        // SAFETY: live until `self` is dropped.
+        unsafe { sys::cuStreamSynchronize(self.0) }.result()
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`, destroyed once.
+        let _gone = unsafe { sys::cuStreamDestroy_v2(self.0) };
+    }
+}
+
+/// A word of device memory.
+struct DeviceWord<'a> {
+    address: sys::CUdeviceptr,
+    /// The stream that frees it; else a call that waits for the device does.
+    stream: Option<&'a Stream>,
+}
+
+impl<'a> DeviceWord<'a> {
+    fn new(stream: &'a Stream) -> Option<Self> {
+        let mut address = 0;
+        // A driver without them would make cudarc panic.
+        let has_async = symbol(c"cuMemAllocAsync").is_some() && symbol(c"cuMemFreeAsync").is_some();
+        // SAFETY: `address` takes the result; a live stream.
+        if has_async && unsafe { sys::cuMemAllocAsync(&raw mut address, WORD_BYTES, stream.0) }.result().is_ok() {
+            return Some(Self { address, stream: Some(stream) });
+        }
+        // SAFETY: `address` takes the result.
+        unsafe { sys::cuMemAlloc_v2(&raw mut address, WORD_BYTES) }.result().ok()?;
+        Some(Self { address, stream: None })
+    }
+}
+
+impl Drop for DeviceWord<'_> {
+    fn drop(&mut self) {
+        let _gone = match self.stream {
+            // SAFETY: allocated on this stream, whose copies are over, and freed once.
+            Some(stream) => unsafe { sys::cuMemFreeAsync(self.address, stream.0) },
+            // SAFETY: as above.
+            None => unsafe { sys::cuMemFree_v2(self.address) },
+        };
+    }
+}

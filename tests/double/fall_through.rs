@@ -1,0 +1,257 @@
+//! What `auto` takes when a back-end of the driver refuses a step of its trial, and what the start line says of it.
+
+use std::fs;
+use std::path::Path;
+
+use cudarc::driver::CudaContext;
+use driver_double::{Code, Double};
+use log::Level;
+use pinpool::{Backend, Pool, PoolBuilder, Preset};
+
+use crate::captured_log::{lines_with_levels, listen};
+use crate::child::alone;
+use crate::fixture::{builder, held};
+
+const HOST_NUMA_ID: i32 = 134;
+const VIRTUAL_MEMORY_ON_NODES: i32 = 141;
+const VIRTUAL_MEMORY_ON_HOST: i32 = 145;
+/// What confidential computing answers to registering.
+const NOT_SUPPORTED: Code = Code::NOT_SUPPORTED;
+
+/// The back-end of a pool, its start line, and its warnings.
+struct Taken {
+    backend: &'static str,
+    start: String,
+    warnings: Vec<String>,
+}
+
+fn taken(builder: PoolBuilder) -> Taken {
+    listen();
+    let pool = builder.build().unwrap();
+    let lines = lines_with_levels();
+    let start = lines.iter().find(|(_, line)| line.starts_with("preset ")).unwrap().1.clone();
+    let warnings = lines.into_iter().filter(|(level, _)| *level == Level::Warn).map(|(_, line)| line).collect();
+    Taken { backend: pool.stats().backend, start, warnings }
+}
+
+fn auto() -> PoolBuilder {
+    builder(Backend::Auto)
+}
+
+/// Calls that are refused from the first on, what `auto` takes then, and what the start line says in this order. `host`
+/// stands for what there is without a driver.
+const REFUSALS: &[(&[&str], &str, &[&str])] = &[
+    (&[], "vmm", &[]),
+    (&["cuMemGetAllocationGranularity"], "register", &["not vmm: cuMemGetAllocationGranularity"]),
+    (&["cuMemAddressReserve"], "register", &["not vmm: cuMemAddressReserve"]),
+    (&["cuMemCreate"], "register", &["not vmm: cuMemCreate"]),
+    (&["cuMemMap"], "register", &["not vmm: cuMemMap"]),
+    (&["cuMemSetAccess"], "register", &["not vmm: cuMemSetAccess"]),
+    (&["cuMemUnmap"], "register", &["not vmm: cuMemUnmap"]),
+    (&["cuMemRelease"], "register", &["not vmm: cuMemRelease"]),
+    (&["cuMemAddressFree"], "register", &["not vmm: cuMemAddressFree"]),
+    (&["cuMemCreate", "cuMemHostRegister_v2"], "cuda", &["not vmm: cuMemCreate", "not register: cuMemHostRegister"]),
+    (&["cuMemMap", "cuMemHostUnregister"], "cuda", &["not vmm: cuMemMap", "not register: cuMemHostUnregister"]),
+    (&["cuMemHostRegister_v2"], "vmm", &[]),
+    (&["cuMemHostAlloc"], "vmm", &[]),
+    (
+        &["cuMemSetAccess", "cuMemHostRegister_v2", "cuMemHostAlloc"],
+        "host",
+        &["not vmm: cuMemSetAccess", "not register: cuMemHostRegister", "not cuda: cuMemHostAlloc"],
+    ),
+    (
+        &["cuMemSetAccess", "cuMemHostRegister_v2", "cuMemFreeHost"],
+        "host",
+        &["not vmm: cuMemSetAccess", "not register: cuMemHostRegister", "not cuda: cuMemFreeHost"],
+    ),
+    (&["cuDevicePrimaryCtxRetain"], "host", &["not vmm, register, cuda: cuDevicePrimaryCtxRetain"]),
+    (&["cuMemcpyHtoDAsync_v2"], "host", &["not vmm, register, cuda: cuMemcpyHtoDAsync"]),
+    (&["cuMemcpyDtoHAsync_v2"], "host", &["not vmm, register, cuda: cuMemcpyDtoHAsync"]),
+    // No memory on the device for a word, or no stream: nothing is known of copies.
+    (&["cuMemAllocAsync", "cuMemAlloc_v2"], "vmm", &[]),
+    (&["cuMemAllocAsync"], "vmm", &[]),
+    (&["cuStreamCreate"], "vmm", &[]),
+];
+
+#[test]
+fn each_refusal_at_each_step_is_named_and_the_next_back_end_is_taken() {
+    alone(|| {
+        let double = Double::load();
+        // With a context there is a copy in every trial.
+        let _context = CudaContext::new(0).unwrap();
+        for code in [Code::OUT_OF_MEMORY, Code::NOT_PERMITTED, NOT_SUPPORTED] {
+            for (refused, expected, says) in REFUSALS {
+                double.reset();
+                refused.iter().for_each(|call| double.fail_from(call, 1, code));
+                let Taken { backend, start, warnings } = taken(auto());
+                let is_host = ["mlock", "heap"].contains(&backend);
+                assert_eq!(if is_host { "host" } else { backend }, *expected, "{refused:?} {code:?}: {start}");
+                let mut rest = start.as_str();
+                for part in *says {
+                    let at = rest.find(part).unwrap_or_else(|| panic!("no {part}: {start}"));
+                    rest = &rest[at + part.len()..];
+                    assert!(rest.contains(&format!("(code {})", code.0)), "{start}");
+                }
+                assert_eq!(
+                    start.matches("; not ").count() - usize::from(is_host && start.contains("not mlock")),
+                    says.len()
+                );
+                // A GPU that is here and not used is a warning; any other choice is none.
+                let of_gpu = warnings.iter().filter(|line| line.contains("is here and not used")).count();
+                assert_eq!(of_gpu, usize::from(is_host), "{refused:?}: {warnings:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn under_tensorflow_only_cuda_is_tried_of_the_driver() {
+    let double = Double::load();
+    let of = || taken(auto().preset(Preset::Tensorflow));
+    assert_eq!((of().backend, double.calls("cuMemHostAlloc"), double.calls("cuMemFreeHost")), ("cuda", 1, 1));
+    double.fail_from("cuMemHostAlloc", 1, Code::NOT_PERMITTED);
+    let Taken { start, warnings, .. } = of();
+    assert!(start.contains("not cuda: cuMemHostAlloc failed: CUDA_ERROR_NOT_PERMITTED (code 800)"), "{start}");
+    assert!(warnings.iter().any(|line| line.contains("is here and not used")), "{warnings:?}");
+}
+
+#[test]
+fn where_registering_is_refused_auto_ends_at_cuda() {
+    let double = Double::load();
+    double.fail_from("cuMemCreate", 1, NOT_SUPPORTED);
+    double.fail_from("cuMemHostRegister_v2", 1, NOT_SUPPORTED);
+    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+        let Taken { backend, warnings, .. } = taken(auto().preset(preset));
+        assert_eq!((backend, warnings), ("cuda", Vec::new()), "{preset:?}");
+    }
+    let pool = auto().build().unwrap();
+    drop(pool.get(3 << 20).unwrap());
+    assert_eq!(pool.stats().backend, "cuda");
+}
+
+#[test]
+fn a_trial_leaves_nothing_and_makes_a_context_only_where_one_is_needed() {
+    alone(|| {
+        let double = Double::load();
+        let before = held(&double);
+        drop(auto().build().unwrap());
+        assert_eq!((double.counts().contexts, held(&double)), (0, before), "vmm needs none");
+        // A driver that needs a context for it gets one.
+        double.fail("cuMemCreate", 1, Code::INVALID_CONTEXT);
+        assert_eq!(taken(auto()).backend, "vmm");
+        assert_eq!((double.counts().contexts, held(&double)), (1, before));
+        let copies = double.calls("cuMemcpyHtoDAsync_v2");
+        assert!(copies > 0, "with a context there is a copy");
+        double.fail_from("cuMemCreate", 1, Code::NOT_PERMITTED);
+        double.fail_from("cuMemHostRegister_v2", 1, Code::NOT_PERMITTED);
+        assert_eq!((taken(auto()).backend, held(&double)), ("cuda", before));
+        let counts = double.counts();
+        assert_eq!((counts.streams, counts.device_allocations, double.wrong_uses()), (0, 0, Vec::new()));
+    });
+}
+
+#[test]
+fn a_trial_that_a_capture_forbids_is_no_refusal() {
+    let double = Double::load();
+    for code in [Code::STREAM_CAPTURE_UNSUPPORTED, Code::STREAM_CAPTURE_INVALIDATED] {
+        for (call, preset, expected) in [
+            ("cuMemCreate", Preset::Adaptive, "vmm"),
+            ("cuMemSetAccess", Preset::Adaptive, "vmm"),
+            ("cuMemHostAlloc", Preset::Tensorflow, "cuda"),
+        ] {
+            double.reset();
+            double.fail_from(call, 1, code);
+            let pool = auto().preset(preset).build().unwrap();
+            assert_eq!(pool.stats().backend, expected, "{call}");
+            double.reset();
+            drop(pool.get(4096).unwrap());
+        }
+    }
+}
+
+/// A machine below a root of its own: memory nodes as (number, GiB, processors), and more files.
+fn machine(nodes: &[(u32, u64, &str)], more: &[(&str, &str)]) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    let folder = Path::new("sys/devices/system/node");
+    let online: Vec<_> = nodes.iter().map(|(id, ..)| id.to_string()).collect();
+    write(folder.join("online").to_str().unwrap(), &online.join(","));
+    for (id, gib, cpus) in nodes {
+        let node = folder.join(format!("node{id}"));
+        write(node.join("meminfo").to_str().unwrap(), &format!("Node {id} MemTotal: {} kB\n", gib << 20));
+        write(node.join("cpulist").to_str().unwrap(), &format!("{cpus}\n"));
+    }
+    more.iter().for_each(|(path, text)| write(path, text));
+    root
+}
+
+const NEW: (&str, &str) = ("sys/module/nvidia/version", "595.45.04\n");
+/// The device of the double is near node 1.
+const NEAR_1: (&str, &str) = ("sys/bus/pci/devices/0000:d0:00.0/numa_node", "1\n");
+const ALIKE: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 508, "64-127")];
+const MEMORYLESS: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 0, "64-127")];
+const WITHOUT_CPUS: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 512, "")];
+const ASYMMETRIC: &[(u32, u64, &str)] = &[(0, 512, "0-63"), (1, 128, "64-127")];
+
+#[test]
+fn on_memory_nodes_that_are_not_alike_an_old_driver_is_not_asked_unless_the_user_insists() {
+    let double = Double::load();
+    for (nodes, why) in [
+        (MEMORYLESS, "node 1 has no memory"),
+        (WITHOUT_CPUS, "node 1 has no processors"),
+        (ASYMMETRIC, "node 0 has 549755813888 B and node 1 137438953472 B"),
+    ] {
+        let root = machine(nodes, &[]);
+        let created = double.calls("cuMemCreate");
+        let Taken { backend, start, .. } = taken(auto().host_root(root.path()));
+        assert_eq!((backend, double.calls("cuMemCreate") - created), ("register", 0), "{start}");
+        assert!(start.contains(why) && start.contains("PINPOOL_BACKEND=vmm insists"), "{start}");
+        assert_eq!(taken(builder(Backend::Vmm).host_root(root.path())).backend, "vmm");
+        let new = machine(nodes, &[NEW]);
+        assert_eq!(taken(auto().host_root(new.path())).backend, "vmm", "{nodes:?}");
+    }
+    let alike = machine(ALIKE, &[NEAR_1]);
+    assert_eq!(taken(auto().host_root(alike.path())).backend, "vmm");
+}
+
+#[test]
+fn near_a_node_that_is_not_whole_memory_comes_from_the_host_where_the_driver_has_it() {
+    let double = Double::load();
+    for nodes in [MEMORYLESS, WITHOUT_CPUS] {
+        let root = machine(nodes, &[NEW, NEAR_1]);
+        let created = double.calls("cuMemCreate");
+        let Taken { backend, start, .. } = taken(auto().host_root(root.path()));
+        assert_eq!((backend, double.calls("cuMemCreate") - created), ("register", 0), "{start}");
+        assert!(start.contains("node 1 has no ") && start.contains("without a node"), "{start}");
+        double.set_attribute(VIRTUAL_MEMORY_ON_HOST, 1);
+        assert_eq!(taken(auto().host_root(root.path())).backend, "vmm");
+        double.reset();
+    }
+}
+
+#[test]
+fn where_a_node_is_refused_memory_of_the_host_is_asked_for() {
+    let double = Double::load();
+    double.set_attribute(VIRTUAL_MEMORY_ON_HOST, 1);
+    double.fail("cuMemCreate", 1, Code::INVALID_VALUE);
+    assert_eq!(taken(auto()).backend, "vmm");
+    double.fail_from("cuMemCreate", 1, Code::INVALID_VALUE);
+    let start = taken(auto()).start;
+    assert!(
+        start.contains("cuMemCreate failed: CUDA_ERROR_INVALID_VALUE (code 1); then cuMemCreate failed"),
+        "{start}"
+    );
+    double.reset();
+    double.set_attribute(VIRTUAL_MEMORY_ON_NODES, 0);
+    double.set_attribute(VIRTUAL_MEMORY_ON_HOST, 1);
+    assert_eq!(taken(auto()).backend, "vmm", "a driver that has memory of the host alone");
+    // The driver knows no node near the device, on a machine with one.
+    double.reset();
+    double.set_attribute(HOST_NUMA_ID, -1);
+    let pool: Pool = auto().build().unwrap();
+    assert_eq!(pool.stats().backend, "vmm");
+}
