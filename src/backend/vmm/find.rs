@@ -44,7 +44,7 @@ impl VmmSource {
 
     /// As [`new`](Self::new) on the machine below `root`, holding no more than `max_bytes` for the trial. Without `insists`
     /// also an error where a driver may end the process.
-    pub(super) fn on_machine(
+    pub(in crate::backend) fn on_machine(
         root: &Path,
         (ordinal, node): (u32, Option<u32>),
         handle_types: HandleTypes,

@@ -106,9 +106,7 @@ impl SharedArena {
             if excess_bytes == 0 || released.is_err() {
                 return released;
             }
-            let Some(closed) = self.gate.close().filter(|_| !self.source().release_would_wait()) else {
-                return released;
-            };
+            let Some(closed) = self.close_on_idle_device() else { return released };
             released = self.release_behind(&closed, now_us, |state| state.plan_release_of(excess_bytes));
             drop(closed);
             if self.state.lock().excess_bytes(idle_bytes(), max_idle_bytes) == 0 {
@@ -147,12 +145,22 @@ impl SharedArena {
 
     /// Carries out a plan of releases, unless copies are pending or the device has other work that it would wait for.
     fn release(&self, now_us: u64, plan: impl FnOnce(&mut ArenaState) -> Option<Plan>) -> Result<(), SourceError> {
-        let closed = self.gate.close().or_else(|| {
-            self.gate.complete_copies();
-            self.gate.close()
-        });
-        let closed = closed.filter(|_| !self.source().release_would_wait());
+        let closed = self.close_on_idle_device();
         closed.map_or(Ok(()), |closed| self.release_behind(&closed, now_us, plan))
+    }
+
+    /// Closes the gate, unless copies are pending or the device is seen to have other work.
+    fn close_on_idle_device(&self) -> Option<ClosedGate<'_>> {
+        if self.source().release_waits() {
+            if !self.gate.is_at_rest() {
+                self.gate.complete_copies();
+            }
+            // Asked with the gate open: copies need not wait for the answer.
+            if !self.gate.is_at_rest() || self.source().release_would_wait() {
+                return None;
+            }
+        }
+        self.gate.close()
     }
 
     fn release_behind(
