@@ -109,7 +109,17 @@ impl Default for PinOptions<'_> {
     fn default() -> Self {
         let (root, handle_types) = (Path::new("/"), HandleTypes::default());
         let (threads, arena, write_combined) = (0, false, false);
-        Self { root, device: 0, node: None, threads, arena, max_bytes: None, handle_types, write_combined, not_here: &[] }
+        Self {
+            root,
+            device: 0,
+            node: None,
+            threads,
+            arena,
+            max_bytes: None,
+            handle_types,
+            write_combined,
+            not_here: &[],
+        }
     }
 }
 
@@ -168,18 +178,17 @@ pub(crate) fn on_node(
     source: &dyn Source,
     is_custom: bool,
     node: u32,
-    options: PinOptions,
+    options: PinOptions<'_>,
 ) -> Result<Arc<dyn Source>> {
     let name = source.name();
     match name {
         "heap" if !is_custom => Ok(Arc::new(HeapSource::on_node_below(root, node))),
         "mlock" if !is_custom => Ok(Arc::new(MlockSource::on_node_below(root, node))),
-        "vmm" | "register" if !is_custom => {
-            driver_source(name, PinOptions { node: Some(node), ..options }).map_err(|why| {
+        "vmm" | "register" if !is_custom => driver_source(name, PinOptions { node: Some(node), ..options }, true)
+            .map_err(|why| {
                 let backend = if name == "vmm" { "vmm" } else { "register" };
                 ErrorKind::Unavailable { backend, why }.into()
-            })
-        }
+            }),
         _ => {
             let why = format!("back-end {name} cannot choose the memory node; vmm, register, mlock and heap can");
             Err(ErrorKind::Setting { name: "memory node", value: node.to_string(), why }.into())

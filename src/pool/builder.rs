@@ -128,6 +128,8 @@ impl PoolBuilder {
             max_bytes,
             not_here: &[],
         };
+        let backend::PinOptions { device, node, threads, arena, max_bytes: asked_bytes, .. } = options;
+        let (handle_types, write_combined) = (options.handle_types, options.write_combined);
         let chosen = backend::choose(&config.backend, options)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         ceiling_source.lock_limit_bytes = chosen.lock_limit_bytes;
@@ -147,7 +149,21 @@ impl PoolBuilder {
         let backing = Backing::new(supply, fallback);
         let is_custom = matches!(config.backend, Backend::Source(_));
         let (root, below) = (ceiling_source.root.clone(), ceiling_source.root.clone());
-        let on_node = move |source: &dyn Source, node| backend::on_node(&below, source, is_custom, node, options);
+        let on_node = move |source: &dyn Source, wanted| {
+            let (root, max_bytes, not_here): (_, _, &[_]) = (&*below, asked_bytes, &[]);
+            let options = backend::PinOptions {
+                root,
+                device,
+                node,
+                threads,
+                arena,
+                max_bytes,
+                handle_types,
+                write_combined,
+                not_here,
+            };
+            backend::on_node(root, source, is_custom, wanted, options)
+        };
         let core = Core::new(config, backing, Timekeeper::new(self.clock), log);
         core.change_ceiling_by(ceiling_source, auto);
         let pool = Pool::with_nodes(core, NodePools::new(&root, Box::new(on_node)));
