@@ -116,7 +116,7 @@ pub(crate) fn current() -> Result<usize, Code> {
 
 /// The ordinal of the device of the calling thread's context.
 pub(crate) fn current_device() -> Result<usize, Code> {
-    current().map(|context| context - HANDLE_BASE)
+    current().map(|context| (context - HANDLE_BASE) % GENERATION_STEP)
 }
 
 fn set_current(context: usize) -> Outcome {
