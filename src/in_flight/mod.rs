@@ -549,8 +549,9 @@ mod tests {
         let in_flight = InFlight::new();
         insert(&in_flight, 1, 1).finish();
         let querying = in_flight.claim(QueueKey::Stream(1)).ok().flatten().unwrap();
+        let (begin, patience) = (Instant::now(), Duration::from_secs(60));
         std::thread::scope(|scope| {
-            let patient = scope.spawn(|| in_flight.sweep_until(Duration::from_secs(20), |_| true));
+            let patient = scope.spawn(|| in_flight.sweep_until(patience, |_| true));
             // Relaxed: a count.
             while in_flight.contended.load(Ordering::Relaxed) == 0 {
                 std::thread::yield_now();
@@ -558,6 +559,63 @@ mod tests {
             drop(querying);
             assert_eq!(patient.join().unwrap().completed.as_slice(), [1]);
         });
+        assert!(begin.elapsed() < patience, "waited after the end of the query");
+    }
+
+    #[test]
+    fn a_patient_sweep_that_found_something_does_not_try_again() {
+        let in_flight = InFlight::new();
+        insert(&in_flight, 1, 1);
+        let _querying = in_flight.claim(QueueKey::Stream(1)).ok().flatten().unwrap();
+        // Relaxed: a count.
+        let tries = || in_flight.contended.load(Ordering::Relaxed);
+        insert(&in_flight, 2, 2).finish();
+        assert_eq!(in_flight.sweep_until(Duration::from_millis(1), |_| false).completed.as_slice(), [2]);
+        assert_eq!(tries(), 1);
+        insert(&in_flight, 3, 3).fail();
+        assert_eq!(in_flight.sweep_until(Duration::from_millis(1), |_| false).lost.len(), 1);
+        assert_eq!(tries(), 2);
+        assert!(in_flight.sweep_until(Duration::from_millis(1), |_| false).completed.is_empty());
+        assert_eq!(tries(), 4, "nothing was found: a second try");
+    }
+
+    #[test]
+    fn a_patient_sweep_that_passed_over_no_queue_does_not_try_again() {
+        let in_flight = InFlight::new();
+        let fence = insert(&in_flight, 1, 1);
+        assert!(in_flight.sweep_until(Duration::from_millis(1), |_| false).completed.is_empty());
+        assert_eq!(fence.queries(), 1);
+    }
+
+    #[test]
+    fn each_claim_of_a_queue_has_another_number() {
+        let in_flight = InFlight::new();
+        insert(&in_flight, 1, 1);
+        for number in 1..4 {
+            let _querying = in_flight.claim(QueueKey::Stream(1)).ok().flatten().unwrap();
+            assert_eq!(in_flight.claim(QueueKey::Stream(1)).err(), Some(number));
+        }
+    }
+
+    #[test]
+    fn empty_queues_are_removed_when_there_are_many() {
+        let in_flight = InFlight::new();
+        let queues = || in_flight.queues.lock().queues.len();
+        let kept = KEPT_QUEUES as u64;
+        for stream in 0..=kept {
+            insert(&in_flight, 0, stream).finish();
+            completed(&in_flight);
+            assert_eq!(queues() as u64, stream + 1, "few queues are kept for their streams");
+        }
+        let running = insert(&in_flight, 1, 0);
+        insert(&in_flight, 2, 1).finish();
+        let querying = in_flight.claim(QueueKey::Stream(1)).ok().flatten().unwrap();
+        in_flight.queues.lock().find(QueueKey::Stream(1)).unwrap().remove(kept + 3).unwrap();
+        insert(&in_flight, 3, kept + 1).finish();
+        assert_eq!(queues(), 3, "one with an item, one that a thread queries, and the new one");
+        drop(querying);
+        running.finish();
+        assert_eq!(completed(&in_flight), [1, 3]);
     }
 
     #[test]

@@ -215,6 +215,33 @@ fn a_late_task_that_is_polled_no_more_leaves_the_line_to_the_next() {
 }
 
 #[test]
+fn the_next_is_woken_when_a_later_get_finds_the_first_late() {
+    let pool = Arc::new(TestPool::default());
+    let next = Arc::new(Counting::default());
+    let _abandoned = Turn::join(&pool, CLASS, Instant::now());
+    let _next = Turn::join(&pool, CLASS, Instant::now() + LONG);
+    pool.waiters.line.lock().gets[0].register(Waker::noop());
+    pool.waiters.line.lock().gets[1].register(&next.clone().into());
+    let later = Turn::join(&pool, CLASS, Instant::now() + LONG);
+    assert_eq!(poll(&later, Waker::noop()), Poll::Pending);
+    assert_eq!(next.0.load(Ordering::SeqCst), 1);
+    assert_eq!(poll(&later, Waker::noop()), Poll::Pending);
+    assert_eq!(next.0.load(Ordering::SeqCst), 1, "once: the first in line has not changed");
+}
+
+#[test]
+fn only_the_first_in_line_looks_for_memory() {
+    let pool = Arc::new(TestPool::default());
+    let [first, second] = [(); 2].map(|()| Turn::join(&pool, CLASS, Instant::now() + LONG));
+    assert_eq!(poll(&first, Waker::noop()), Poll::Pending);
+    pool.idle.lock().push(7);
+    assert_eq!(poll(&second, Waker::noop()), Poll::Pending);
+    assert_eq!(pool.attempts.load(Ordering::SeqCst), 1);
+    drop(first);
+    assert_eq!(poll(&second, Waker::noop()), Poll::Ready(Some(7)));
+}
+
+#[test]
 fn gets_pass_the_first_in_line_within_the_room_beside_it() {
     let pool = TestPool::default();
     let beside = |needed_bytes| pool.waiters.pass(|_| Beside { room_bytes: 10, needed_bytes });
@@ -231,6 +258,10 @@ fn gets_pass_the_first_in_line_within_the_room_beside_it() {
     assert!(matches!(beside(4), Pass::Beside { .. }));
     pool.waiters.end_pass(number, 6);
     assert!(matches!(beside(7), Pass::Behind { .. }));
+    assert!(matches!(beside(6), Pass::Beside { .. }));
+    assert!(matches!(beside(0), Pass::Behind { .. }), "a get that may not pass");
+    drop(Turn::join(&pool, OTHER, Instant::now() + LONG));
+    assert!(matches!(beside(1), Pass::Behind { .. }), "one behind the first has left");
     drop(first);
     assert!(matches!(beside(10), Pass::Beside { .. }), "another first: what passed the other counts as held");
     assert!(matches!(pool.waiters.offer(1, CLASS, (number, 4), |_| ()), Offer::MakeRoom(1)));
