@@ -13,8 +13,10 @@ pub(crate) fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(result) => Some(result),
         Err(payload) => {
-            // Its drop is the user's code too.
-            std::mem::forget(payload);
+            // The drop of any other payload than a message is the user's code too.
+            if !payload.is::<&'static str>() && !payload.is::<String>() {
+                std::mem::forget(payload);
+            }
             None
         }
     }
