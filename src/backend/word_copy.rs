@@ -34,8 +34,8 @@ pub(super) unsafe fn through(device: &Device, start: NonNull<u8>) -> Result<(), 
     let there = unsafe { sys::cuMemcpyHtoDAsync_v2(memory.address, sent.as_ptr().cast(), WORD_BYTES, stream.0) };
     // SAFETY: as above.
     let and_back = unsafe { sys::cuMemcpyDtoHAsync_v2(back.cast(), memory.address, WORD_BYTES, stream.0) };
-    // The words are used until then, also if one of the copies was refused.
-    let ended = stream.wait();
+    // The words are used until then, also if one of the copies was refused: a wait that is refused is made again.
+    let ended = stream.wait().or_else(|_| stream.wait());
     refusal("cuMemcpyHtoDAsync", there.result())?;
     refusal("cuMemcpyDtoHAsync", and_back.result())?;
     refusal("cuStreamSynchronize", ended)?;
