@@ -104,10 +104,14 @@ fn granule(memory: &dyn VirtualMemory, bytes: usize, copy: Copy<'_>) -> Result<(
     if outcome.is_ok() {
         // SAFETY: committed above, and longer than two words.
         outcome = unsafe { touch(range.start()) }.and_then(|()| copy(range.start()));
-        // Memory that cannot be given back keeps its addresses.
         // SAFETY: committed above; no reference into it was made, and the copy is over.
-        if let Err(error) = unsafe { memory.decommit(&range, 0, bytes) } {
-            return outcome.and(Err(error));
+        let decommit = || unsafe { memory.decommit(&range, 0, bytes) };
+        if let Err(error) = decommit() {
+            outcome = outcome.and(Err(error));
+            // A refusal may be of the moment. Memory that cannot be given back keeps its addresses.
+            if decommit().is_err() {
+                return outcome.map(|()| (bytes, took));
+            }
         }
     }
     // SAFETY: reserved above, nothing of it is committed or used.

@@ -14,18 +14,14 @@
 //!
 //! A window is the difference between the sums now and those noted at the last reset; a reset writes no counter.
 
+use super::ThreadCache;
 use super::permits::as_permits;
-use super::remote_list::PERMITS_MAX;
-use super::shard::SPARE_MAX;
-use super::{PERMITS_PER_CLAIM, ThreadCache};
 use crate::policy::{CHECK_EVERY_EVICTIONS, Window};
 use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// The bits of the spare permits.
-const SPARE_BITS: u32 = 8;
-// Those that hits leave, those of a claim, and those of the remote free list.
-const _: () = assert!(SPARE_MAX + PERMITS_PER_CLAIM + PERMITS_MAX < 1 << SPARE_BITS);
+/// The bits of the spare permits: a shard has fewer than two to the power of this.
+pub(super) const SPARE_BITS: u32 = 8;
 
 /// What a buffer of `bytes` adds to the first word while it is idle: its bytes, and one spare permit less.
 pub(super) const fn weight(bytes: usize) -> u64 {

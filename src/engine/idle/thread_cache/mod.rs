@@ -75,16 +75,13 @@ pub(in crate::engine) use shard::Shard;
 use crate::policy::Window;
 use crate::sync::{Backoff, Mutex};
 use counters::Evictions;
-use permits::Common;
+use permits::{Common, PERMITS_PER_CLAIM};
 use remote_list::PushError;
 use std::fmt;
 use std::sync::Arc;
 
 /// The occupancy bitmap keeps one bit for each shard in a 64-bit word.
 const SHARDS_MAX: usize = 64;
-
-/// Permits that a put claims from the pool at once.
-const PERMITS_PER_CLAIM: u32 = 4;
 
 /// How often a put searches for a permit that is moving between other threads before it evicts its own buffer.
 const PERMIT_SEARCHES: u32 = 64;

@@ -29,6 +29,9 @@
 
 use crate::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
+/// Permits that a put claims from the pool at once.
+pub(super) const PERMITS_PER_CLAIM: u32 = 4;
+
 /// What all shards of a cache share.
 pub(super) struct Common {
     pub(super) permits: PermitPool,

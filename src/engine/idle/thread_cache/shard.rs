@@ -16,11 +16,11 @@
 //! - **shard-I3**: No entry in the free list has an order below `oldest`, unless that is [`NO_ORDER`].
 #![allow(unsafe_code)] // The short path asks no list whether a class exists.
 
-use super::counters::{Counters, ShardCounts};
+use super::counters::{Counters, SPARE_BITS, ShardCounts};
 use super::entry::Entry;
 use super::free_list::{FreeList, NO_ORDER, Recount, first_order, tick_of};
 use super::lock::Lock;
-use super::permits::Common;
+use super::permits::{Common, PERMITS_PER_CLAIM};
 use super::remote_list::{EntryChain, PERMITS_MAX, PushError, RemoteList};
 use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +33,8 @@ const SPARE_KEPT: u32 = 8;
 /// Permits that the owner leaves in the remote free list for puts of other threads.
 const REMOTE_PERMITS: u32 = 8;
 const _: () = assert!(REMOTE_PERMITS <= PERMITS_MAX);
+// Those that hits leave, those of a claim, and those of the remote free list.
+const _: () = assert!(SPARE_MAX + PERMITS_PER_CLAIM + PERMITS_MAX < 1 << SPARE_BITS);
 
 /// Entries removed at once, so that a drain holds the lock briefly.
 pub(super) const BATCH: usize = 32;
