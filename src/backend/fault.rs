@@ -197,6 +197,10 @@ unsafe impl Source for FaultSource {
         self.inner.release_waits()
     }
 
+    fn release_would_wait(&self) -> bool {
+        self.inner.release_would_wait()
+    }
+
     fn numa_node(&self) -> Option<u32> {
         self.inner.numa_node()
     }

@@ -135,7 +135,7 @@ pub(crate) fn memory_rules(root: &Path) -> MemoryRules {
 }
 
 /// The branch of the driver's module in the kernel: 580 of `580.159.04`. `None` if none is loaded.
-#[cfg(any(feature = "cuda", all(test, not(miri))))]
+#[cfg(feature = "cuda")]
 pub(crate) fn nvidia_branch(root: &Path) -> Option<u32> {
     Files::below(root).read("/sys/module/nvidia/version")?.trim().split('.').next()?.parse().ok()
 }

@@ -75,14 +75,14 @@ const SEVERAL: u32 = u32::MAX;
 ///
 /// What the driver says of this device.
 pub(crate) fn let_reach(device: u32, start: *const u8, len: usize) -> Result<(), SourceError> {
-    // Relaxed: a table is listed before its source returns memory, and whoever has a buffer comes after that.
+    // Relaxed: a table is listed before its source returns memory, and a thread that has a buffer comes after that.
     if matches!(OWN_DEVICE.load(Ordering::Relaxed), own if own == 0 || own == device.saturating_add(1)) {
         return Ok(());
     }
     let (start, end) = (start.addr() as u64, start.addr() as u64 + len as u64);
     let tables: Vec<_> = TABLES.lock().iter().filter_map(Weak::upgrade).collect();
-    let others = tables.iter().filter(|table| table.own_device != device);
-    others.map(|table| table.let_reach(device, start, end)).collect::<Result<_, _>>().map_err(|refusal| {
+    let mut others = tables.iter().filter(|table| table.own_device != device);
+    others.try_for_each(|table| table.let_reach(device, start, end)).map_err(|refusal| {
         let refused = source_error(refusal);
         refused.with_remedy("the pool's own device has access; give this device a pool of its own (PINPOOL_DEVICE)")
     })

@@ -126,6 +126,10 @@ unsafe impl Source for RecordingSource {
         self.sim.release_waits()
     }
 
+    fn release_would_wait(&self) -> bool {
+        self.sim.release_would_wait()
+    }
+
     fn numa_node(&self) -> Option<u32> {
         self.sim.numa_node()
     }
