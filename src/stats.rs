@@ -94,7 +94,7 @@ pub struct Stats {
     pub buffers_in_pool: u64,
     /// Bytes of the idle buffers.
     pub idle_bytes: u64,
-    /// Buffers that users hold.
+    /// Buffers that users hold, and those handed to a waiting get that has not returned yet.
     pub in_use: u64,
     /// Bytes of those, pinned or not.
     pub in_use_bytes: u64,
