@@ -44,8 +44,7 @@ impl PoolArena {
     fn committed(bytes: u64) -> Self {
         let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
         arena.add_virtual_range(bytes.next_multiple_of(GRANULE)).expect("a range");
-        let limits =
-            GrowthLimits { commit_bytes: u64::MAX, over_bytes: 0, may_decommit_regions: true, step_bytes: u64::MAX };
+        let limits = GrowthLimits::UNLIMITED;
         let plan = arena.grow(bytes, PAGE, limits).expect("within the limits");
         let ptr = plan.ptr().expect("a buffer");
         assert!(arena.settle(plan, PlanOutcome::Done, 0));

@@ -34,22 +34,32 @@ const GROWTH_SHARE: u64 = 8;
 const MANY_BUFFERS: u64 = 8;
 const MANY_BYTES_MAX: u64 = 16 << 20;
 
+/// A region of large buffers holds at least this many of the largest that is asked for, as far as that takes no more than
+/// `SEVERAL_BYTES_MAX`: where sizes vary, a region for the one size at hand would serve few of the next.
+const SEVERAL_LARGEST: u64 = 4;
+const SEVERAL_BYTES_MAX: u64 = 48 << 20;
+
 /// The bytes of the next region for buffers of `class_bytes`, in whole buffers. The other regions of its set hold
-/// `held_bytes`; at most `limit_bytes` may be committed, and no more than `step_bytes` at once unless a buffer needs it.
-/// If it replaces empty regions of `replaced_bytes`, it has at least that many bytes, uncut. `None`: no buffer fits.
+/// `held_bytes`; at most `limit_bytes` may be committed, and no more than `step_bytes` at once, unless a buffer or several
+/// of `largest_bytes` need it. If it replaces empty regions of `replaced_bytes`, it has at least that many bytes, uncut.
+/// `None`: no buffer fits.
 pub(super) fn region_bytes(
     held_bytes: u64,
     class_bytes: u64,
     replaced_bytes: u64,
     limit_bytes: u64,
-    step_bytes: u64,
+    (step_bytes, largest_bytes): (u64, u64),
 ) -> Option<u64> {
     let many = class_bytes.saturating_mul(MANY_BUFFERS).min(MANY_BYTES_MAX);
-    let least = REGION_BYTES_MIN.max(many).max(class_bytes);
+    let several = match class_bytes {
+        ..=SMALL_BYTES_MAX => 0,
+        _ => largest_bytes.saturating_mul(SEVERAL_LARGEST).min(SEVERAL_BYTES_MAX),
+    };
+    let least = REGION_BYTES_MIN.max(many).max(several).max(class_bytes);
     let most = REGION_BYTES_MAX.max(class_bytes);
     let whole_buffers = |bytes: u64| bytes / class_bytes * class_bytes;
     let wanted = whole_buffers((held_bytes / GROWTH_SHARE).clamp(least, most)).max(replaced_bytes);
-    let at_once = step_bytes.max(class_bytes).min(limit_bytes);
+    let at_once = step_bytes.max(several).max(class_bytes).min(limit_bytes);
     let bytes = if wanted <= at_once { wanted } else { whole_buffers(at_once) };
     (bytes > 0).then_some(bytes)
 }
@@ -147,7 +157,24 @@ mod tests {
             ("", (0, 20 * MIB, 0, 19 * MIB, 8 * MIB), None),
         ];
         for (why, (held, class, replaced, limit, step), expected) in cases {
-            assert_eq!(region_bytes(held, class, replaced, limit, step), expected, "{why}: {held} {class}");
+            assert_eq!(region_bytes(held, class, replaced, limit, (step, 0)), expected, "{why}: {held} {class}");
+        }
+    }
+
+    #[test]
+    fn a_region_holds_four_of_the_largest_that_is_asked_for_in_48_mebibytes() {
+        const MAX: u64 = u64::MAX;
+        let cases = [
+            ("four", (2 * MIB, 8 * MIB, MAX, MAX), Some(32 * MIB)),
+            ("as far as they take 48 MiB", (2 * MIB, 20 * MIB, MAX, MAX), Some(48 * MIB)),
+            ("in whole buffers", (5 * MIB, 20 * MIB, MAX, MAX), Some(45 * MIB)),
+            ("beside copies too", (2 * MIB, 8 * MIB, MAX, 8 * MIB), Some(32 * MIB)),
+            ("within the limit", (2 * MIB, 8 * MIB, 21 * MIB, 8 * MIB), Some(20 * MIB)),
+            ("not for small buffers", (MIB, 20 * MIB, MAX, MAX), Some(8 * MIB)),
+            ("one buffer after a refusal", (2 * MIB, 0, MAX, 0), Some(2 * MIB)),
+        ];
+        for (why, (class, largest, limit, step), expected) in cases {
+            assert_eq!(region_bytes(0, class, 0, limit, (step, largest)), expected, "{why}");
         }
     }
 }

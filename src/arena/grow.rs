@@ -1,5 +1,8 @@
 //! Placements that must commit or remap granules first (policy-R5, policy-R7, policy-R8, policy-R11), and settling the
 //! plans that result.
+//!
+//! Granules are committed in steps of an eighth of what is committed, in one call: the call costs the same time for one
+//! buffer as for the next few. What the buffer does not need of a step is a hole.
 
 use super::discrete::region_bytes;
 use super::extent::{ArenaPtr, Extent, Grid};
@@ -12,6 +15,12 @@ use super::{Arena, GrowthMode, HoleSet, RangeKind};
 /// Idle granules are remapped once free bytes exceed one part in this many of the bytes in use (policy-R7).
 const SPARE_SHARE: u64 = 10;
 
+/// If granules must be committed, then one part in this many of those committed now, as far as that is no more than
+/// `STEP_BYTES_MAX`, and no more than so many times what is needed (policy-R7).
+const STEP_SHARE: u64 = 8;
+const STEP_BYTES_MAX: u64 = 64 << 20;
+const STEP_FACTOR: u64 = 9;
+
 /// What a placement may do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GrowthLimits {
@@ -21,9 +30,22 @@ pub struct GrowthLimits {
     pub over_bytes: u64,
     /// Whether discrete regions may be decommitted now, because no copy is in flight.
     pub may_decommit_regions: bool,
-    /// Longest discrete region that is committed at once unless a single buffer needs more. Short while copies run,
-    /// because committing delays them.
+    /// Longest step, and longest discrete region, that is committed at once unless a single buffer needs more. Regions are
+    /// short while copies run, because committing delays them; 0 once the source has refused more than one buffer.
     pub step_bytes: u64,
+    /// The largest buffer that regions are to hold several of: what misses have asked for lately.
+    pub largest_bytes: u64,
+}
+
+impl GrowthLimits {
+    /// No limits.
+    pub const UNLIMITED: Self = Self {
+        commit_bytes: u64::MAX,
+        over_bytes: 0,
+        may_decommit_regions: true,
+        step_bytes: u64::MAX,
+        largest_bytes: 0,
+    };
 }
 
 /// No placement for a buffer keeps within the limits.
@@ -78,7 +100,7 @@ impl Arena {
     }
 
     /// Where a buffer fits with the fewest bytes of granules to commit (policy-R5).
-    fn best_fit(&self, bytes: u64, align: u64) -> Option<GapFit> {
+    pub(super) fn best_fit(&self, bytes: u64, align: u64) -> Option<GapFit> {
         let holes = &self.holes[HoleSet::Shared as usize];
         let from = |offset| self.uncommitted.best_fit(holes, (bytes, align), self.sizes, offset);
         from(self.grow_from).or_else(|| from(0).filter(|_| self.grow_from > 0))
@@ -92,8 +114,8 @@ impl Arena {
         let fit = self.best_fit(bytes, align).ok_or_else(|| self.no_space(bytes))?;
         // Granules that the buffer covers only in part must stay where they are.
         let hull = self.granules_around(fit.buffer);
-        let targets = self.uncommitted.within(hull);
-        let sourcing = self.source_granules(hull, &targets, limits)?;
+        let mut targets = self.uncommitted.within(hull);
+        let mut sourcing = self.source_granules(hull, &targets, limits)?;
 
         let buffer = fit.buffer;
         let mut idle_before = Vec::new();
@@ -109,11 +131,12 @@ impl Arena {
             }
             at = target.end;
         }
-        for &target in &targets {
-            self.uncommitted.cut(target);
-            self.stats.transit_bytes += target.bytes();
-            self.committing_bytes += target.bytes();
+        let surplus_bytes = self.surplus(&sourcing, limits);
+        if let (Some(last), Some(group)) = (targets.last_mut(), sourcing.by_size.last_mut()) {
+            last.end += surplus_bytes;
+            group.0.last_mut().into_iter().for_each(|last| last.end += surplus_bytes);
         }
+        targets.iter().for_each(|&target| self.take_target(target));
         let (mut moves, mut commits) = (Vec::new(), Vec::new());
         for (targets, remapped) in sourcing.by_size {
             let sources =
@@ -131,7 +154,34 @@ impl Arena {
         }
         steps.append(&mut moves);
         steps.extend(joined(commits).into_iter().map(|extent| Step::Commit { extent }));
-        Ok(self.plan(buffer, steps, idle_before))
+        Ok(Plan { surplus_bytes, ..self.plan(buffer, steps, idle_before) })
+    }
+
+    /// What is committed beyond what the buffer misses, behind the last of its granules (policy-R7).
+    fn surplus(&self, sourcing: &Sourcing, limits: GrowthLimits) -> u64 {
+        let to_commit = |(targets, remapped): &(Vec<Extent>, u64)| {
+            targets.iter().map(|target| target.bytes()).sum::<u64>().saturating_sub(*remapped)
+        };
+        let commit: u64 = sourcing.by_size.iter().map(to_commit).sum();
+        let Some(group) = sourcing.by_size.last().filter(|&group| to_commit(group) > 0 && sourcing.decommitted == 0)
+        else {
+            return 0;
+        };
+        let Some((last, run)) = group.0.last().and_then(|&last| Some((last, self.uncommitted.around(last)?))) else {
+            return 0;
+        };
+        let (of_size, granule_bytes) = self.all_of_size(last);
+        let step =
+            (self.stats.committed_bytes / STEP_SHARE).min(STEP_BYTES_MAX).min(commit.saturating_mul(STEP_FACTOR));
+        let step = step.min(limits.step_bytes).min(limits.commit_bytes) / granule_bytes * granule_bytes;
+        step.saturating_sub(commit).min(run.end.min(of_size.end) - last.end) / granule_bytes * granule_bytes
+    }
+
+    /// Uncommitted granules are in transit: a plan commits them, or remaps others there.
+    pub(super) fn take_target(&mut self, target: Extent) {
+        self.uncommitted.cut(target);
+        self.stats.transit_bytes += target.bytes();
+        self.committing_bytes += target.bytes();
     }
 
     /// Which granules of `targets`, the uncommitted ones within `hull`, are remapped from idle ones, and how much is
@@ -179,7 +229,7 @@ impl Arena {
     }
 
     /// All granules of the size of those of `extent`, in its range, and that size.
-    fn all_of_size(&self, extent: Extent) -> (Extent, u64) {
+    pub(super) fn all_of_size(&self, extent: Extent) -> (Extent, u64) {
         let zone = self.sizes.zone_at(extent.offset());
         let origin = Grid::around(extent, self.sizes).origin;
         let end = origin.saturating_add(zone.end);
@@ -193,7 +243,7 @@ impl Arena {
     }
 
     /// `buffer` widened to the edges of its first and last granule.
-    fn granules_around(&self, buffer: Extent) -> Extent {
+    pub(super) fn granules_around(&self, buffer: Extent) -> Extent {
         self.range_of(buffer.ptr())
             .map_or(buffer, |range| Extent { start: range.grid.down(buffer.start), end: range.grid.up(buffer.end) })
     }
@@ -224,7 +274,8 @@ impl Arena {
             }
         }
         let limit_bytes = room(freed);
-        let size = |within| region_bytes(in_set - replaced, bytes, replaced, within, limits.step_bytes);
+        let at_once = (limits.step_bytes, limits.largest_bytes);
+        let size = |within| region_bytes(in_set - replaced, bytes, replaced, within, at_once);
         let region = self
             .held_within(limit_bytes, size)
             .ok_or_else(|| self.no_space(self.held_bytes(bytes).saturating_sub(limit_bytes)))?;
@@ -238,7 +289,8 @@ impl Arena {
         steps.push(Step::Commit { extent });
         self.stats.transit_bytes += region;
         self.committing_bytes += region;
-        Ok(self.plan(Extent::new(extent.ptr(), bytes), steps, idle_before))
+        let plan = self.plan(Extent::new(extent.ptr(), bytes), steps, idle_before);
+        Ok(Plan { surplus_bytes: region - bytes, ..plan })
     }
 
     /// The region that `size` gives for the most bytes for which the system holds no more than `limit_bytes`.
@@ -264,7 +316,13 @@ impl Arena {
                 Step::Remap { .. } => {}
             }
         }
-        Plan { buffer: Some(buffer), steps, idle_before, claim_bytes: commits.saturating_sub(decommits) }
+        Plan {
+            buffer: Some(buffer),
+            steps,
+            idle_before,
+            claim_bytes: commits.saturating_sub(decommits),
+            surplus_bytes: 0,
+        }
     }
 
     /// Settles a plan: records the steps that were made and undoes the rest. Returns whether all were made, so that the
@@ -274,6 +332,8 @@ impl Arena {
         let done = outcome.steps_done();
         let granted = done >= plan.steps.len();
         let mut hull = plan.buffer;
+        // What a plan without a buffer moves is idle, as old as the oldest of it (policy-R13).
+        let oldest_us = plan.idle_before.iter().map(|run| run.since_us).min().unwrap_or(now_us);
         let mut not_free: Vec<Extent> = plan.buffer.filter(|_| granted).into_iter().collect();
         for (index, &step) in plan.steps.iter().enumerate() {
             let made = index < done;
@@ -284,6 +344,9 @@ impl Arena {
                     let gone = made || outcome.has_lost(index);
                     self.settle_source(from, gone, now_us);
                     self.settle_target(to, made, &mut hull, &mut not_free);
+                    if made && plan.buffer.is_none() {
+                        self.add_hole(to, oldest_us);
+                    }
                 }
                 Step::Decommit { extent } => self.settle_source(extent, made, now_us),
             }
@@ -378,7 +441,7 @@ struct Sourcing {
 }
 
 /// Remaps `sources` to `targets`, lowest first, and commits the targets that are left.
-fn pair(targets: &[Extent], sources: Vec<Extent>, remaps: &mut Vec<Step>, commits: &mut Vec<Extent>) {
+pub(super) fn pair(targets: &[Extent], sources: Vec<Extent>, remaps: &mut Vec<Step>, commits: &mut Vec<Extent>) {
     let mut sources = sources.into_iter();
     let mut source = sources.next();
     for &target in targets {

@@ -30,10 +30,29 @@ impl Holes {
     /// The tightest hole that fits `bytes` at `align`, the lowest of equals. Page alignment takes one step; a larger one
     /// may skip holes that are long enough but misaligned, all shorter than `bytes + align`.
     pub(super) fn tightest(&self, bytes: u64, align: u64) -> Option<Extent> {
-        self.by_len
-            .range((bytes, 0)..)
-            .map(|&(len, start)| Extent { start, end: start + len })
-            .find(|hole| align_up(hole.start, align) + bytes <= hole.end)
+        self.from_length(bytes).find(|hole| align_up(hole.start, align) + bytes <= hole.end)
+    }
+
+    /// The length of the longest hole; 0 without one.
+    pub(super) fn longest_bytes(&self) -> u64 {
+        self.by_len.last().map_or(0, |&(len, _)| len)
+    }
+
+    /// The holes of at least `bytes`, the shortest first.
+    pub(super) fn from_length(&self, bytes: u64) -> impl Iterator<Item = Extent> + '_ {
+        self.by_len.range((bytes, 0)..).map(|&(len, start)| Extent { start, end: start + len })
+    }
+
+    /// `extent` and the holes that lie across its ends or touch them.
+    pub(super) fn joined_with(&self, extent: Extent) -> Extent {
+        let first = Extent { start: extent.start, end: extent.start + 1 };
+        let last = Extent { start: extent.end - 1, end: extent.end };
+        let before = self.ending_at(extent.start).or_else(|| self.around(first));
+        let behind = self.starting_at(extent.end).or_else(|| self.around(last));
+        Extent {
+            start: before.map_or(extent.start, |hole| hole.start),
+            end: behind.map_or(extent.end, |hole| hole.end),
+        }
     }
 
     pub(super) fn ending_at(&self, at: u64) -> Option<Extent> {

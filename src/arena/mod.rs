@@ -32,12 +32,14 @@
 //!   committed, and the overhead of its regions.
 //! - **arena-I5**: The holes of discrete regions, and no others, are also in `regions` of their set.
 
+mod demand;
 mod discrete;
 mod extent;
 mod granules;
 mod grow;
 mod holes;
 mod plan;
+mod prepare;
 mod retain;
 mod shrink;
 mod uncommitted;
@@ -61,6 +63,7 @@ use holes::Holes;
 use retain::{IdleGranules, IdleRun};
 use uncommitted::Uncommitted;
 
+pub use demand::Demand;
 pub use extent::{ArenaPtr, Extent, RANGE_BYTES_MAX};
 pub use granules::GranuleSizes;
 pub use grow::{GrowthLimits, NoSpace};

@@ -45,6 +45,7 @@ pub struct Plan {
     pub(super) idle_before: Vec<IdleRun>,
     /// Bytes that this plan adds to what is held, at its worst moment.
     pub(super) claim_bytes: u64,
+    pub(super) surplus_bytes: u64,
 }
 
 impl Plan {
@@ -52,10 +53,9 @@ impl Plan {
         &self.steps
     }
 
-    /// Bytes of the largest commit; 0 without one.
-    pub fn largest_commit_bytes(&self) -> u64 {
-        let committed = |step: &Step| if let Step::Commit { extent } = step { extent.bytes() } else { 0 };
-        self.steps.iter().map(committed).max().unwrap_or(0)
+    /// Bytes that it commits beyond what the buffer needs.
+    pub fn surplus_bytes(&self) -> u64 {
+        self.surplus_bytes
     }
 
     pub fn decommits(&self) -> bool {

@@ -109,9 +109,9 @@ pub struct Retention {
 }
 
 impl Default for Retention {
-    /// A fifth each second of the granules that have been idle for 45 s.
+    /// A fifth each second of the granules that have been idle for 60 s.
     fn default() -> Self {
-        Self { idle_timeout_us: Some(45_000_000), step_us: 1_000_000, share: 5 }
+        Self { idle_timeout_us: Some(60_000_000), step_us: 1_000_000, share: 5 }
     }
 }
 

@@ -64,7 +64,7 @@ impl Arena {
             self.take_idle(extent, &mut idle_before);
             steps.push(Step::Decommit { extent });
         }
-        (!steps.is_empty()).then_some(Plan { buffer: None, steps, idle_before, claim_bytes: 0 })
+        (!steps.is_empty()).then_some(Plan { buffer: None, steps, idle_before, claim_bytes: 0, surplus_bytes: 0 })
     }
 
     /// The longest idle granules that make up `bytes`, or all, as extents by address.
@@ -122,8 +122,7 @@ mod tests {
     fn idle() -> Arena {
         let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
         arena.add_virtual_range(64 * GRANULE).unwrap();
-        let limits =
-            GrowthLimits { commit_bytes: u64::MAX, over_bytes: 0, may_decommit_regions: true, step_bytes: u64::MAX };
+        let limits = GrowthLimits::UNLIMITED;
         let plan = arena.grow(10 * GRANULE, GRANULE, limits).unwrap();
         assert!(arena.settle(plan, PlanOutcome::Done, 0));
         for second in 0..10 {
@@ -141,14 +140,14 @@ mod tests {
             assert_eq!(plan.steps(), [Step::Decommit { extent }], "at {second} s");
             plan
         };
-        let plan = due(&mut arena, 45, 9);
-        arena.settle_releases(&plan, &[0], 45_000_000);
+        let plan = due(&mut arena, 60, 9);
+        arena.settle_releases(&plan, &[0], 60_000_000);
         arena.validate().unwrap();
         assert_eq!(arena.stats().committed_bytes, 10 * GRANULE);
-        let plan = due(&mut arena, 46, 8);
-        assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 46_000_000));
-        let plan = due(&mut arena, 47, 7);
-        arena.settle_releases(&plan, &[], 47_000_000);
+        let plan = due(&mut arena, 61, 8);
+        assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 61_000_000));
+        let plan = due(&mut arena, 62, 7);
+        arena.settle_releases(&plan, &[], 62_000_000);
         arena.validate().unwrap();
         assert_eq!(arena.stats().committed_bytes, 9 * GRANULE);
     }

@@ -78,10 +78,15 @@ impl Uncommitted {
             .collect()
     }
 
+    /// The run that holds all of `part`.
+    pub(super) fn around(&self, part: Extent) -> Option<Extent> {
+        let around = self.end_by_start.range(..=part.start).next_back().map(|(&start, &end)| Extent { start, end });
+        around.filter(|around| part.end <= around.end)
+    }
+
     /// Removes `run`, all of which must be uncommitted.
     pub(super) fn cut(&mut self, run: Extent) {
-        let around = self.end_by_start.range(..=run.start).next_back().map(|(&start, &end)| Extent { start, end });
-        let Some(around) = around.filter(|around| run.end <= around.end) else {
+        let Some(around) = self.around(run) else {
             debug_assert!(false, "{run:?} is not uncommitted");
             return;
         };

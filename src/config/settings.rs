@@ -72,7 +72,7 @@ macro_rules! for_each_setting {
 
         // Measured: half or twice as long changes driver time and memory held by less than 5 % over 25 loaders.
         /// How long memory stays idle before it goes back to the system; none keeps it. Raise it for bursts far apart.
-        "PINPOOL_IDLE_TIMEOUT" = Some(Duration::from_secs(45)),
+        "PINPOOL_IDLE_TIMEOUT" = Some(Duration::from_secs(60)),
             idle_timeout(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
         /// When register and cuda give memory back, which waits for the device: idle, only while no copy of the pool is in

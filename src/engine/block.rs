@@ -206,6 +206,12 @@ impl<E> Block<E> {
         self.0.memory.is_from_source()
     }
 
+    /// `held_bytes` of memory of an arena, from the cache line that a put touches anyway.
+    #[inline(always)]
+    pub(super) fn held_bytes_at_hand(&self) -> usize {
+        self.0.bytes()
+    }
+
     pub(super) fn held_bytes(&self) -> u64 {
         self.0.memory.held_bytes()
     }

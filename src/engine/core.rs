@@ -161,6 +161,14 @@ impl Core {
         }
     }
 
+    /// The pace that memory which was carved or came back asks for.
+    fn pace_of_change(&self) -> Pace {
+        match self.backing().arena() {
+            Some(arena) if arena.lacks_hole() => Pace::Hole,
+            _ => Pace::InUse,
+        }
+    }
+
     #[allow(dead_code)]
     /// Has the copies in flight looked at every 200 us or so, until as many calls of
     /// [`unwatch_copies`](Self::unwatch_copies) were made: a task waits for one.
@@ -224,6 +232,11 @@ impl Core {
     pub(super) fn short_path(&self) -> Option<&Shard<BlockBody<Self>>> {
         // A put that zeroes is a slow one.
         if self.config.zero { None } else { self.stock.idle().own_shard() }
+    }
+
+    /// Whether the sizes of large buffers vary (policy-R12).
+    pub(super) fn is_varied(&self) -> bool {
+        self.stock.is_varied()
     }
 
     /// A block of `class`, idle or new; `len` is what the user asked for.
@@ -296,9 +309,13 @@ impl Core {
         self.keep_idle(block);
     }
 
-    /// Makes `block` idle.
+    /// Makes `block` idle, or gives it to the arena.
     fn keep_idle(&self, block: Block) {
-        if self.stock.put(block, self.time.coarse_us()) {
+        if self.stock.goes_to_arena(&block) {
+            self.stock.put_to_arena(block, self.time.coarse_us());
+            self.notice(self.pace_of_change());
+            self.close_if_unused();
+        } else if self.stock.put(block, self.time.coarse_us()) {
             self.close_if_unused();
         }
         // A get that joined the line meanwhile may have looked before this buffer was idle.
@@ -364,11 +381,25 @@ impl Core {
         self.close_if_unused();
     }
 
-    /// Completes copies and does what is due.
+    /// Completes copies and does what is due; what the maintenance thread prepares only where there is none.
     pub(crate) fn poll(&self) {
+        self.look();
+        if let Some(arena) = self.backing().arena().filter(|_| self.thread.is_none()) {
+            arena.prepare_hole(self.time.coarse_us());
+        }
+    }
+
+    /// Completes copies and does what is due.
+    pub(crate) fn look(&self) {
         self.complete_all_copies();
         let now_us = self.tick_after(0);
         self.stock.enforce_limits(now_us);
+    }
+
+    /// Moves a few granules to where a get will want them (policy-R13). Returns whether there were any to move.
+    #[cfg(feature = "cli")]
+    pub(crate) fn prepare_step(&self) -> bool {
+        self.backing().arena().is_some_and(|arena| arena.prepare_step(self.time.coarse_us()))
     }
 
     /// Reads the clock.

@@ -47,6 +47,12 @@ impl Maintenance {
         Self { next_tick_us: AtomicU64::new(0), watch: Mutex::new(watch) }
     }
 
+    /// Whether a tick is due.
+    pub(super) fn is_tick_due(&self, now_us: u64) -> bool {
+        // Relaxed: a hint.
+        now_us >= self.next_tick_us.load(Ordering::Relaxed)
+    }
+
     /// Begins a tick if one has been due for `patience_us` and no other thread runs one.
     pub(super) fn begin_tick(&self, now_us: u64, patience_us: u64) -> Option<Tick<'_>> {
         // Relaxed: a thread that sees an old value finds the lock taken, or repeats a tick that has nothing to do.

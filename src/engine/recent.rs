@@ -29,6 +29,7 @@ use super::block::{Block, BlockBody};
 use super::core::Core;
 use super::idle::thread_cache::{self, Shard};
 use crate::fork;
+use crate::policy;
 use crate::size_class::plain_eighths_index;
 use crate::sync::process::AtomicBool;
 
@@ -152,9 +153,18 @@ fn put_other(block: Block<Core>) {
 #[inline(always)]
 fn shard_for<'a>(block: &Block<Core>, at: usize) -> Option<ShardAtHand<'a>> {
     let shard = RECENT.with(|recent| recent[at].shard.get());
+    let is_open = block.is_open_to(shard) && !(block.held_bytes_at_hand() > policy::KEPT_ALWAYS_BYTES && is_varied(at));
     // SAFETY: (recent-I1) a block's shard is not `NO_SHARD`, so the entry's pool is alive; it is until the next change of the
     // entry, by this thread.
-    block.is_open_to(shard).then(|| ShardAtHand(unsafe { &*shard }))
+    is_open.then(|| ShardAtHand(unsafe { &*shard }))
+}
+
+/// Whether large buffers of a pool at hand go to the arena, by the slow put (policy-R3). A load.
+#[inline(always)]
+fn is_varied(at: usize) -> bool {
+    let pool = RECENT.with(|recent| recent[at].pool.get());
+    // SAFETY: (recent-I1) null, or a pool that is alive.
+    unsafe { pool.as_ref() }.is_some_and(Core::is_varied)
 }
 
 /// Passes `block` to `act` with its core, which this thread keeps alive until the end.

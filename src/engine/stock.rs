@@ -21,6 +21,7 @@ use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::host::Pressure;
 use crate::maintenance_thread::Pace;
+use crate::policy;
 use crate::size_class::Class;
 
 /// While memory is short, free memory is kept for a fourth of the time.
@@ -116,6 +117,23 @@ impl<E> Stock<E> {
             self.enforce_idle_limit(now_us);
         }
         released
+    }
+
+    /// Whether a put of `block` gives it to the arena, where it merges with what is free beside it (policy-R3).
+    pub(super) fn goes_to_arena(&self, block: &Block<E>) -> bool {
+        block.class_bytes() > policy::KEPT_ALWAYS_BYTES && self.is_varied()
+    }
+
+    /// Whether the sizes of large buffers vary (policy-R12). A load.
+    pub(super) fn is_varied(&self) -> bool {
+        self.backing.arena().is_some_and(|arena| arena.is_varied())
+    }
+
+    /// A put of `block` gives it to the arena.
+    pub(super) fn put_to_arena(&self, block: Block<E>, now_us: u64) {
+        self.idle.count_put();
+        self.release(block, now_us);
+        self.enforce_idle_limit(now_us);
     }
 
     /// Memory leaves the pool. A slow call.
@@ -231,6 +249,7 @@ impl<E> Stock<E> {
             pools.iter().for_each(|pool| release_idle(&**pool));
             trim_all();
         }
+        arena.refresh_demand(now_us);
         self.log.release_error(arena.release_due(now_us));
         let supply = self.backing.stats();
         if !self.backing.is_partition() && tick.growth_is_due(supply.held_bytes) {
@@ -251,6 +270,9 @@ impl<E> Stock<E> {
                 (true, ..) => Pace::Idle,
             };
         };
+        if arena.is_preparing() {
+            return Pace::Hole;
+        }
         if idle_bytes > 0 || arena.ages() {
             return Pace::Idle;
         }

@@ -52,6 +52,8 @@ use crate::sync::process::{AtomicBool, AtomicU32, Ordering, fence};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub(crate) enum Pace {
+    /// A get will want a hole that is not there.
+    Hole,
     /// A waker waits for a copy.
     Copies,
     /// Something is idle or in flight.
@@ -65,7 +67,7 @@ pub(crate) enum Pace {
 impl Pace {
     fn period(self) -> Option<Duration> {
         match self {
-            Self::Copies => Some(Duration::from_micros(200)),
+            Self::Hole | Self::Copies => Some(Duration::from_micros(200)),
             Self::Idle => Some(Duration::from_millis(100)),
             Self::InUse => Some(Duration::from_secs(1)),
             Self::Never => None,
@@ -212,7 +214,7 @@ impl MaintenanceThread {
             return self.replace_if_stuck(&mut schedule);
         }
         // Others need not wake a thread that has not begun.
-        self.pace.store(Pace::Copies as u32, Ordering::Relaxed);
+        self.pace.store(Pace::Hole as u32, Ordering::Relaxed);
         let begun = self.start(&mut schedule);
         schedule.is_running = begun.is_ok();
         begun
@@ -248,7 +250,7 @@ impl MaintenanceThread {
 
     fn wake(&self, schedule: &mut Schedule) {
         schedule.is_woken = true;
-        self.pace.store(Pace::Copies as u32, Ordering::Relaxed);
+        self.pace.store(Pace::Hole as u32, Ordering::Relaxed);
         self.changed.notify_one();
     }
 
@@ -499,7 +501,10 @@ mod tests {
 
         fn pace(&self) -> Pace {
             let pace = self.pace.load(Ordering::SeqCst);
-            [Pace::Copies, Pace::Idle, Pace::InUse, Pace::Never].into_iter().find(|&one| one as u32 == pace).unwrap()
+            [Pace::Hole, Pace::Copies, Pace::Idle, Pace::InUse, Pace::Never]
+                .into_iter()
+                .find(|&one| one as u32 == pace)
+                .unwrap()
         }
     }
 

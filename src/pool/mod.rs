@@ -103,7 +103,7 @@ impl Pool {
     }
 
     #[inline]
-    fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.handle.core
     }
 

@@ -6,9 +6,11 @@
 //! | --- | --- |
 //! | `format.rs` | the text format: header, operations, errors with line numbers |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
+//! | `priced.rs` | simulated memory that adds up what moves would take on a device |
 //! | `replay.rs` | replays a workload on a pool over `sim` in virtual time and reports its cost |
 
 mod format;
+mod priced;
 mod replay;
 mod workload;
 

@@ -4,7 +4,8 @@
 //!  get:   poll ─▶ pool.get ─▶ held
 //!                   └─over the ceiling─▶ a ticket at the end of the queue; larger than the ceiling: a fallback at once
 //!  put:   poll ─▶ the buffer returns to the pool; a get that still waits leaves the queue ─▶ serve
-//!  t:     in steps of at most a second: advance the clock ─▶ poll ─▶ serve
+//!  t:     in steps of at most a second: advance the clock ─▶ poll ─▶ prepare ─▶ serve
+//!  prepare: the steps towards a standing hole that the maintenance thread had the time for, one after the other
 //!  serve: retry the first ticket until one has to wait on; a ticket whose wait is over becomes a fallback
 //! ```
 //!
@@ -19,6 +20,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::format::{TraceError, TraceOp};
+use super::priced::{Calls, Ledger, PricedSource};
 use super::workload::{Workload, error_at};
 use crate::backend::Backend;
 use crate::backend::SimSource;
@@ -30,6 +32,13 @@ use crate::{Error, LogSampler, OnFull, PinnedBuf, Pool, Preset, PressureSource, 
 const POLL_EVERY_US: u64 = 1_000_000;
 /// Time after the last put at which the bytes still pinned are read.
 const SETTLING_US: u64 = 60_000_000;
+
+/// The maintenance thread begins to prepare so long after what it has to follow.
+const WAKE_NS: u64 = 50_000;
+/// A get is slow if the moves that it makes itself take longer.
+const SLOW_NS: u64 = 500_000;
+/// Gets before this are a program's start, when memory is locked.
+const STARTED_US: u64 = 1_000_000;
 
 /// How the simulated source hands out memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -132,6 +141,14 @@ pub struct ReplayReport {
     pub pool_size_limit: u64,
     /// Ceiling in bytes.
     pub max_bytes: Option<u64>,
+    /// Gets after the first second that locked nothing, and whose own moves of granules would take over half a millisecond.
+    pub slow_gets: u64,
+    /// What the moves of the slowest of these would take, in microseconds.
+    pub worst_moves_us: u64,
+    /// Bytes of the granules that gets moved.
+    pub moved_bytes: u64,
+    /// Bytes of the granules that were moved between gets, for a standing hole.
+    pub prepared_bytes: u64,
 }
 
 impl ReplayReport {
@@ -153,10 +170,12 @@ impl Replay {
     /// If the settings contradict each other, or the workload requests more than any pool can provide.
     pub fn play(&self, workload: &Workload) -> Result<ReplayReport, TraceError> {
         let clock = ManualClock::default();
-        let pool = self.pool(clock.clone())?;
+        let (pool, ledger) = self.pool(clock.clone())?;
         let mut player = Player {
             pool,
             clock,
+            ledger,
+            prepared_until_ns: 0,
             max_bytes: self.max_bytes,
             wait_us: u64::try_from(self.wait.as_micros()).unwrap_or(u64::MAX),
             held: HashMap::new(),
@@ -171,17 +190,18 @@ impl Replay {
     }
 
     /// A pool that reads neither the machine's memory nor the environment nor the system's clock.
-    fn pool(&self, clock: ManualClock) -> Result<Pool, TraceError> {
+    fn pool(&self, clock: ManualClock) -> Result<(Pool, Arc<Ledger>), TraceError> {
         let sim = match self.source {
             SourceKind::Virtual => SimSource::new(SimSource::DEFAULT_TOTAL_BYTES),
             SourceKind::Discrete => SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES),
         };
+        let (source, ledger) = PricedSource::new(sim);
         let mut builder = Pool::builder()
             .without_env()
             .log_sampler(LogSampler::new())
             .clock(clock)
             .pressure(PressureSource::Off)
-            .backend(Backend::Source(Arc::new(sim)))
+            .backend(Backend::Source(Arc::new(source)))
             .max_bytes(self.max_bytes)
             // Tickets wait instead of threads: no virtual time passes while a thread sleeps.
             .wait(Duration::ZERO)
@@ -201,7 +221,7 @@ impl Replay {
         if let Some(idle_timeout) = self.idle_timeout {
             builder = builder.idle_timeout(idle_timeout);
         }
-        Ok(builder.build()?)
+        Ok((builder.build()?, ledger))
     }
 }
 
@@ -212,6 +232,9 @@ type BufferName = Option<u64>;
 struct Player {
     pool: Pool,
     clock: ManualClock,
+    ledger: Arc<Ledger>,
+    /// When the maintenance thread has made the steps that were replayed.
+    prepared_until_ns: u64,
     max_bytes: Option<u64>,
     wait_us: u64,
     held: HashMap<BufferName, GetState>,
@@ -247,9 +270,24 @@ struct Tally {
     waits: u64,
     fallbacks: u64,
     pinned_byte_us: u128,
+    slow_gets: u64,
+    worst_moves_ns: u64,
+    moved_bytes: u64,
+    prepared_bytes: u64,
     last_put_us: u64,
     /// Bytes pinned a minute after the last put so far; `None` until that minute is over.
     pinned_after_settling: Option<u64>,
+}
+
+impl Tally {
+    /// Adds the calls of one get.
+    fn count(&mut self, calls: Calls, now_us: u64) {
+        self.moved_bytes += calls.moved_bytes;
+        if now_us >= STARTED_US && calls.commits == 0 {
+            self.slow_gets += u64::from(calls.moving_ns > SLOW_NS);
+            self.worst_moves_ns = self.worst_moves_ns.max(calls.moving_ns);
+        }
+    }
 }
 
 impl Player {
@@ -277,10 +315,11 @@ impl Player {
     }
 
     fn get(&mut self, name: BufferName, bytes: usize, align: usize) -> Result<(), Error> {
-        self.pool.poll();
+        self.pool.core().look();
         let ticket = Ticket { name, bytes, align, since_us: self.clock.now_us() };
         // An empty buffer needs no memory, so it does not queue.
         let pinned = if self.queue.is_empty() || bytes == 0 { self.try_get(&ticket)? } else { None };
+        self.tally.count(self.ledger.take(), ticket.since_us);
         let held = match pinned {
             Some(buffer) => GetState::Pinned(buffer),
             None if self.wait_us == 0 || !self.fits_ceiling(&ticket)? => {
@@ -305,7 +344,7 @@ impl Player {
     }
 
     fn put(&mut self, name: BufferName) -> Result<(), Error> {
-        self.pool.poll();
+        self.pool.core().look();
         if let Some(GetState::Waiting { ticket }) = self.held.remove(&name) {
             self.queue.remove(&ticket);
         }
@@ -328,11 +367,24 @@ impl Player {
             let step_us = next_us - now_us;
             self.tally.pinned_byte_us += u128::from(self.pool.stats().pinned_bytes) * u128::from(step_us);
             self.clock.advance_us(step_us);
-            self.pool.poll();
+            self.pool.core().look();
+            self.prepare(now_us);
             self.serve()?;
             if self.clock.now_us() == settled_us {
                 self.tally.pinned_after_settling = Some(self.pool.stats().pinned_bytes);
             }
+        }
+    }
+
+    /// The steps towards a standing hole that the maintenance thread had the time for since `since_us`.
+    fn prepare(&mut self, since_us: u64) {
+        let now_ns = self.clock.now_us() * 1_000;
+        self.prepared_until_ns = self.prepared_until_ns.max(since_us * 1_000 + WAKE_NS);
+        self.ledger.take();
+        while self.prepared_until_ns < now_ns && self.pool.core().prepare_step() {
+            let calls = self.ledger.take();
+            self.prepared_until_ns += calls.moving_ns;
+            self.tally.prepared_bytes += calls.moved_bytes;
         }
     }
 
@@ -348,6 +400,7 @@ impl Player {
             };
             self.held.insert(first.name, held);
             self.queue.pop_first();
+            self.tally.count(self.ledger.take(), self.clock.now_us());
         }
         Ok(())
     }
@@ -404,6 +457,10 @@ impl Player {
             fallbacks: self.tally.fallbacks,
             pool_size_limit: stats.pool_size_limit,
             max_bytes: self.max_bytes,
+            slow_gets: self.tally.slow_gets,
+            worst_moves_us: self.tally.worst_moves_ns / 1_000,
+            moved_bytes: self.tally.moved_bytes,
+            prepared_bytes: self.tally.prepared_bytes,
         })
     }
 }

@@ -65,6 +65,7 @@ fn a_small_pool_under_a_large_ceiling_has_small_granules() {
     let pool = pool(TIB);
     let held: Vec<_> = (0..300).map(|_| pool.get(1 << 20).unwrap()).collect();
     let stats = pool.stats();
-    assert_eq!((stats.pinned_bytes, stats.mappings), (300 << 20, 150));
+    assert_eq!(stats.pinned_bytes, stats.mappings * (2 << 20));
+    assert!((150..159).contains(&stats.mappings), "all but the last step: {stats:?}");
     drop(held);
 }

@@ -1,4 +1,4 @@
-//! Workloads through the public pool in virtual time: exact figures, the targets that the rules were tuned to, and the
+//! Workloads through the public pool in virtual time: exact figures, the targets of the rules, and the
 //! meaning of a replay.
 
 use std::collections::HashMap;
@@ -76,7 +76,7 @@ fn every_workload_gives_the_expected_figures_and_keeps_its_targets() {
 
 #[allow(clippy::cast_precision_loss)] // Counts of page-locks.
 fn check_workload(name: &str, target: &[f64], expected: &HashMap<(String, String), Value>) {
-    let [locks, late, peak, discrete_locks, discrete_peak] = *target else { panic!("{target:?}") };
+    let [locks, late, peak, slow_gets, discrete_locks, discrete_peak] = *target else { panic!("{target:?}") };
     let workload = named(name);
     // Late page-locks in discrete regions have no target; the exact figures hold them.
     for (source, locks, late, peak) in
@@ -90,6 +90,7 @@ fn check_workload(name: &str, target: &[f64], expected: &HashMap<(String, String
         assert!(report.page_locks as f64 <= most(locks), "{name}: {report:?}");
         assert!(late.is_none_or(|late| report.late_page_locks as f64 <= most(late)), "{name}: {report:?}");
         assert!(report.peak_ratio() <= peak * 1.03, "{name}: {} {report:?}", report.peak_ratio());
+        assert!(report.slow_gets as f64 <= slow_gets, "{name}: {report:?}");
         assert_eq!((report.gets, report.fallbacks), (workload.gets(), 0), "{name}");
     }
 }
@@ -231,7 +232,8 @@ fn a_minute_after_the_last_put_counts_even_if_the_trace_goes_on() {
     for text in ["a 1 10\nf 1\n", "a 1 10\nf 1\nt 30000000\n", "a 1 10\nf 1\nt 500000000\n"] {
         assert_eq!(play(text, &replay).pinned_after_60s_bytes, 2 * MIB, "{text}");
         // Ten seconds in the thread cache and 45 in the arena are over by then.
-        assert_eq!(play(text, &Replay::default()).pinned_after_60s_bytes, 0, "{text}");
+        let sooner = Replay { idle_timeout: Some(Some(Duration::from_secs(45))), ..Replay::default() };
+        assert_eq!(play(text, &sooner).pinned_after_60s_bytes, 0, "{text}");
     }
 }
 

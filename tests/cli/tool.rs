@@ -443,13 +443,13 @@ fn a_replay_prints_its_figures_as_a_list_rows_and_json() {
     let one = run(&["replay", &cosmoflow]);
     assert_eq!(one.code(), 0, "{}", one.stderr);
     for figure in
-        ["page-locks         23", "gets               20,000", "fallbacks          0", "ceiling            none"]
+        ["page-locks         18", "gets               20,000", "fallbacks          0", "ceiling            none"]
     {
         assert!(one.stdout.lines().any(|line| line == figure), "no {figure} in {}", one.stdout);
     }
     let two = run(&["replay", &cosmoflow, &jitter]);
     assert_eq!(two.stdout.lines().count(), 4, "{}", two.stdout);
-    assert!(two.stdout.contains("2 workloads: 34 page-locks, 1 late"), "{}", two.stdout);
+    assert!(two.stdout.contains("2 workloads: 24 page-locks, 0 late"), "{}", two.stdout);
 
     let ceiled = ["replay", "--json", "--source", "walls", "--max-ratio", "1.25", "--wait", "1s", &cosmoflow];
     let figures = run(&ceiled).figures();

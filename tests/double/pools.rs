@@ -295,8 +295,8 @@ fn beside_copies_a_pool_grows_in_short_steps() {
     start_copy(&pool, &stream, &mut memory);
     let (beside_a_copy, _kept) = step(2 * MIB);
     assert_eq!(beside_a_copy, 8 << 20);
-    let (one_buffer, _kept) = step(10 * MIB);
-    assert_eq!(one_buffer, 10 << 20);
+    let (four_buffers, _kept) = step(10 * MIB);
+    assert_eq!(four_buffers, 40 << 20);
     drop(gate);
 }
 

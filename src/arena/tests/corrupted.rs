@@ -3,8 +3,7 @@
 use crate::arena::*;
 
 const GRANULE: u64 = 2 << 20;
-const LIMITS: GrowthLimits =
-    GrowthLimits { commit_bytes: u64::MAX, over_bytes: 0, may_decommit_regions: true, step_bytes: u64::MAX };
+const LIMITS: GrowthLimits = GrowthLimits::UNLIMITED;
 
 /// Two of four granules are committed; a buffer has one page of them, a reserve is free.
 fn granules() -> Arena {

@@ -3,8 +3,7 @@
 use crate::arena::*;
 
 const GRANULE: u64 = 2 << 20;
-const LIMITS: GrowthLimits =
-    GrowthLimits { commit_bytes: u64::MAX, over_bytes: 0, may_decommit_regions: true, step_bytes: u64::MAX };
+const LIMITS: GrowthLimits = GrowthLimits::UNLIMITED;
 
 #[test]
 fn a_refusal_says_what_is_missing_beyond_the_idle_granules() {
@@ -24,7 +23,7 @@ fn a_region_grows_with_the_regions_of_its_own_set() {
     let mut arena = Arena::new(GrowthMode::Regions, Retention::default());
     let mut region_bytes = |bytes: u64| {
         let plan = arena.grow(bytes, 4096, LIMITS).unwrap();
-        let region_bytes = plan.largest_commit_bytes();
+        let region_bytes = bytes + plan.surplus_bytes();
         assert!(arena.settle(plan, PlanOutcome::Done, 0));
         region_bytes
     };

@@ -96,6 +96,7 @@ enum Op {
     Place { pages: usize, align_log: u32, limits: GrowthLimits },
     Free(usize),
     Settle { which: usize, failed_at: Option<usize>, lost: bool },
+    Prepare { pages: usize },
     Advance(u64),
     ReleaseDue,
     ReleaseDownTo(usize),
@@ -294,8 +295,8 @@ impl World {
         }
     }
 
-    /// The plan obtains exactly the missing granules: it remaps the longest idle ones (policy-R7, policy-R8) and commits
-    /// the others, one step per run.
+    /// The plan obtains the missing granules: it remaps the longest idle ones (policy-R7, policy-R8) and commits the others,
+    /// one step per run, and behind the last run what makes up an eighth of all that is committed.
     fn check_granules(&self, plan: &Plan, choice: Choice, limits: GrowthLimits) {
         let (mut targets, mut sources, mut committed) = (Vec::new(), Vec::new(), 0);
         for step in plan.steps() {
@@ -308,11 +309,6 @@ impl World {
                 committed += target.bytes();
             }
         }
-        targets.sort_unstable();
-        let range = choice.buffer.range();
-        let expected = self.ranges[&range].uncommitted(pages_of(choice.buffer)).map(|granule| (range, granule));
-        assert_eq!(targets, expected.collect::<Vec<_>>());
-
         let (missing, idle) = (choice.missing as u64, self.idle_outside(choice.buffer));
         let spare = self.count(Page::Free).saturating_sub(self.count(Page::Live) / 10) / GRANULE;
         let over_limit = missing.saturating_sub(limits.commit_bytes / GRANULE);
@@ -321,6 +317,78 @@ impl World {
         let is_longest_idle = idle.starts_with(&sources) && sources.len() as u64 == remapped;
         assert!(is_longest_idle, "remaps {sources:?} of {idle:?}, expected {remapped}");
         assert!(committed <= limits.commit_bytes, "{plan:?} passes {limits:?}");
+
+        let range = choice.buffer.range();
+        let missed = self.ranges[&range].uncommitted(pages_of(choice.buffer)).map(|granule| (range, granule));
+        let mut expected: Vec<_> = missed.collect();
+        let step =
+            (self.arena.stats().committed_bytes / 8).min(64 << 20).min(limits.step_bytes).min(limits.commit_bytes);
+        if let Some(&(_, last)) = expected.last().filter(|_| missing > remapped) {
+            let surplus = (step / GRANULE).saturating_sub(missing - remapped);
+            let behind = (last + 1..self.ranges[&range].idle_since.len()).take(surplus as usize);
+            let is_bare = |&granule: &usize| self.ranges[&range].granule(granule)[0] == Page::Uncommitted;
+            expected.extend(behind.take_while(is_bare).map(|granule| (range, granule)));
+        }
+        targets.sort_unstable();
+        assert_eq!(targets, expected);
+        assert_eq!(plan.surplus_bytes(), (expected.len() as u64 - missing) * GRANULE);
+    }
+
+    /// One step towards a standing hole (policy-R13), found by the same search over all pages.
+    fn prepare(&mut self, pages: usize) {
+        let expected = self.standing_hole(pages);
+        let plan = self.arena.prepare(pages as u64 * PAGE, PAGE);
+        let Some(plan) = plan else { return assert!(expected.is_none(), "{expected:?}") };
+        let (missing, kept) = expected.unwrap_or_else(|| panic!("nothing is to be moved: {plan:?}"));
+        let (mut targets, mut sources) = (Vec::new(), Vec::new());
+        for step in plan.steps() {
+            let (Some(source), Some(target)) = source_and_target(step) else { panic!("no remap in {plan:?}") };
+            targets.extend(self.granules(target));
+            sources.extend(self.granules(source));
+        }
+        assert_eq!((targets.len(), sources.len()), (2, 2), "{plan:?}");
+        assert!(targets.iter().all(|target| missing.contains(target)), "{plan:?} fills more than {missing:?}");
+        // None is left in a shorter hole than one that is taken is in.
+        let hole_of = |&(range, granule): &(u32, usize)| {
+            self.ranges[&range].run_around(granule * GRANULE_PAGES, |page| page == Page::Free).len()
+        };
+        let others = self.idle().into_iter().map(|(_, range, granule)| (range, granule));
+        let others = others.filter(|other| !kept.contains(other) && !sources.contains(other));
+        let shortest = others.map(|other| hole_of(&other)).min().unwrap_or(usize::MAX);
+        assert!(sources.iter().all(|source| !kept.contains(source) && hole_of(source) <= shortest), "{plan:?}");
+        self.begin(plan, None);
+    }
+
+    /// The granules that a standing hole for `pages` lacks, and those that stay where they are.
+    fn standing_hole(&self, pages: usize) -> Option<(Vec<(u32, usize)>, Vec<(u32, usize)>)> {
+        let idle = self.idle();
+        let mut granules = pages.div_ceil(GRANULE_PAGES).min(idle.len());
+        for _ in 0..16 {
+            let choice = self.best(granules * GRANULE_PAGES, 1).filter(|choice| granules > 2 && choice.missing > 2)?;
+            let range = choice.buffer.range();
+            let buffer = self.granules(choice.buffer);
+            let missing = self.ranges[&range].uncommitted(pages_of(choice.buffer)).map(|granule| (range, granule));
+            let model = &self.ranges[&range];
+            let (first, last) = (buffer[0].1 * GRANULE_PAGES, (buffer.last()?.1 + 1) * GRANULE_PAGES);
+            // Widened by the free pages on both sides.
+            let free = |page| page == Page::Free;
+            let start =
+                if first > 0 && free(model.pages[first - 1]) { model.run_around(first - 1, free).start } else { first };
+            let end = if last < model.pages.len() && free(model.pages[last]) {
+                model.run_around(last, free).end
+            } else {
+                last
+            };
+            let kept: Vec<_> =
+                (start.div_ceil(GRANULE_PAGES)..end / GRANULE_PAGES).map(|granule| (range, granule)).collect();
+            let elsewhere = idle.iter().filter(|&&(_, range, granule)| !kept.contains(&(range, granule))).count();
+            let short = choice.missing.saturating_sub(elsewhere);
+            if short == 0 {
+                return Some((missing.collect(), kept));
+            }
+            granules = granules.saturating_sub(short);
+        }
+        None
     }
 
     fn check_region(&mut self, plan: &Plan, bytes: u64, limits: GrowthLimits) {
@@ -368,6 +436,8 @@ impl World {
             Some(done) if remaps > 0 => PlanOutcome::Lost { done, remaps },
             Some(done) => PlanOutcome::Failed { done },
         };
+        // What a plan without a buffer moves stays as old as the oldest of it.
+        let oldest_us = idle_before.iter().map(|&(since_us, ..)| since_us).min().filter(|_| buffer.is_none());
         let granted = self.arena.settle(plan, outcome, self.now_us);
         assert_eq!(granted, failed_at.is_none(), "{outcome:?}");
 
@@ -391,6 +461,12 @@ impl World {
             self.live.push(extent);
         }
         dropped.iter().for_each(|range| drop(self.ranges.remove(range)));
+        for target in steps[..done].iter().filter_map(|step| source_and_target(step).1) {
+            let granules = self.granules(target);
+            for (range, granule) in granules {
+                self.ranges.get_mut(&range).unwrap().idle_since[granule] = oldest_us;
+            }
+        }
         // Granules that are idle again are as old as before, except those that failed to decommit. `restamp` forgets the
         // age of granules that are not idle.
         let refused = match failed_at.map(|failed| steps[failed]) {
@@ -424,6 +500,7 @@ impl World {
     fn apply(&mut self, op: &Op) {
         match *op {
             Op::Place { pages, align_log, limits } => self.place(pages, align_log, limits),
+            Op::Prepare { pages } => self.prepare(pages),
             Op::Free(which) if !self.live.is_empty() => {
                 let buffer = self.live.swap_remove(which % self.live.len());
                 self.arena.free(buffer.ptr(), buffer.bytes(), self.now_us);
@@ -480,15 +557,19 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
         prop_oneof![2 => Just(u64::MAX), 1 => (0..6u64).prop_map(|granules| granules * GRANULE)],
         any::<bool>(),
     );
-    let place = ptr.prop_map(|(pages, align_log, commit_bytes, may_decommit_regions)| {
-        let limits = GrowthLimits { commit_bytes, over_bytes: 0, may_decommit_regions, step_bytes: u64::MAX };
-        Op::Place { pages, align_log, limits }
-    });
+    let steps = (prop_oneof![3 => Just(u64::MAX), 1 => (0..4u64).prop_map(|granules| granules * GRANULE)], 0..9u64);
+    let place =
+        (ptr, steps).prop_map(|((pages, align_log, commit_bytes, may_decommit_regions), (step_bytes, largest))| {
+            let largest_bytes = largest * GRANULE;
+            let limits = GrowthLimits { commit_bytes, over_bytes: 0, may_decommit_regions, step_bytes, largest_bytes };
+            Op::Place { pages, align_log, limits }
+        });
     let settle = (any::<usize>(), prop_oneof![3 => Just(None), 1 => (0..4usize).prop_map(Some)], any::<bool>());
     prop_oneof![
         10 => place,
         9 => any::<usize>().prop_map(Op::Free),
         6 => settle.prop_map(|(which, failed_at, lost)| Op::Settle { which, failed_at, lost }),
+        3 => (1..=pages_max).prop_map(|pages| Op::Prepare { pages }),
         2 => (0..30u64).prop_map(Op::Advance),
         2 => Just(Op::ReleaseDue),
         1 => (0..400usize).prop_map(Op::ReleaseDownTo),

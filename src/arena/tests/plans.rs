@@ -7,13 +7,14 @@ fn extent(granule: u64, granules: u64) -> Extent {
 }
 
 #[test]
-fn a_plan_knows_its_largest_commit_and_whether_it_decommits() {
+fn a_plan_knows_its_surplus_and_whether_it_decommits() {
     let commits = [Step::Commit { extent: extent(0, 2) }, Step::Commit { extent: extent(4, 3) }];
     let others = [Step::Remap { from: extent(8, 5), to: extent(16, 5) }, Step::Decommit { extent: extent(30, 9) }];
-    let plan = |steps: Vec<Step>| Plan { buffer: None, steps, idle_before: Vec::new(), claim_bytes: 0 };
-    let figures = |plan: Plan| (plan.largest_commit_bytes(), plan.decommits());
-    assert_eq!(figures(plan(commits.to_vec())), (3 * 4096, false));
-    assert_eq!(figures(plan(others.to_vec())), (0, true));
+    let plan =
+        |steps: Vec<Step>| Plan { buffer: None, steps, idle_before: Vec::new(), claim_bytes: 0, surplus_bytes: 4096 };
+    let figures = |plan: Plan| (plan.surplus_bytes(), plan.decommits());
+    assert_eq!(figures(plan(commits.to_vec())), (4096, false));
+    assert_eq!(figures(plan(others.to_vec())), (4096, true));
     assert_eq!(commits.iter().chain(&others).map(Step::remapped_bytes).collect::<Vec<_>>(), [0, 0, 5 * 4096, 0]);
 }
 

@@ -3,8 +3,7 @@
 use crate::arena::*;
 
 const GRANULE: u64 = 2 << 20;
-const LIMITS: GrowthLimits =
-    GrowthLimits { commit_bytes: u64::MAX, over_bytes: 0, may_decommit_regions: true, step_bytes: u64::MAX };
+const LIMITS: GrowthLimits = GrowthLimits::UNLIMITED;
 
 #[test]
 fn a_range_has_a_byte_at_least_and_at_most_the_longest_length() {

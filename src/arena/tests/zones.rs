@@ -3,8 +3,7 @@
 use crate::arena::*;
 
 const SMALL: u64 = 4096;
-const LIMITS: GrowthLimits =
-    GrowthLimits { commit_bytes: u64::MAX, over_bytes: 0, may_decommit_regions: true, step_bytes: u64::MAX };
+const LIMITS: GrowthLimits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
 
 /// Eight granules of 4 KiB, eight of 16 KiB, and one of 64 KiB behind the other.
 fn arena() -> Arena {

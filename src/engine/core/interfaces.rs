@@ -44,14 +44,21 @@ impl Reclaim for Core {
 
 impl Maintained for Core {
     fn maintain(&self) {
-        self.complete_copies();
-        self.tick_after(0);
+        let is_preparing = self.backing().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
+        // While holes are prepared, a look comes more often than anything else is due.
+        // Relaxed: ordered by the thread's barrier.
+        let is_watched = self.copy_watchers.load(Ordering::Relaxed) > 0;
+        if !is_preparing || is_watched || self.maintenance.is_tick_due(self.time.coarse_us()) {
+            self.complete_copies();
+            self.tick_after(0);
+        }
     }
 
     fn pace(&self) -> Pace {
         if self.in_flight.count() > 0 {
             // Relaxed: ordered by the thread's barrier.
-            return if self.copy_watchers.load(Ordering::Relaxed) > 0 { Pace::Copies } else { Pace::Idle };
+            let for_copies = if self.copy_watchers.load(Ordering::Relaxed) > 0 { Pace::Copies } else { Pace::Idle };
+            return for_copies.min(self.stock.pace());
         }
         self.stock.pace()
     }

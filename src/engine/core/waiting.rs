@@ -15,7 +15,7 @@ use super::super::supply::Refusal;
 use super::super::waiters::{Offer, Pass, Server, Turn, Waiters};
 use super::{Block, Core};
 use crate::error::{Error, Result};
-use crate::maintenance_thread::{MaintenanceThread, Pace, Reminder};
+use crate::maintenance_thread::{MaintenanceThread, Reminder};
 use crate::size_class::Class;
 
 /// Longest wait for room.
@@ -136,7 +136,7 @@ impl Core {
             // A source may give what earlier use by this process left.
             block.zero();
         }
-        self.notice(Pace::InUse);
+        self.notice(self.pace_of_change());
         Ok(block)
     }
 

@@ -28,8 +28,10 @@ pub(in crate::engine) struct AdaptiveIdle<T> {
     checks: AtomicU64,
     raises: AtomicU64,
     lowers: AtomicU64,
-    /// Puts after the seal, which the thread cache does not count.
-    rejected_puts: AtomicU64,
+    /// Puts that the thread cache does not count: those after the seal, and of buffers that went to the arena (policy-R3).
+    other_puts: AtomicU64,
+    /// Of these, those before the window.
+    other_puts_before: AtomicU64,
     ticks: Mutex<Ticks>,
 }
 
@@ -93,7 +95,8 @@ impl<T> AdaptiveIdle<T> {
             checks: AtomicU64::new(0),
             raises: AtomicU64::new(0),
             lowers: AtomicU64::new(0),
-            rejected_puts: AtomicU64::new(0),
+            other_puts: AtomicU64::new(0),
+            other_puts_before: AtomicU64::new(0),
             ticks: Mutex::new(Ticks::default()),
         }
     }
@@ -110,14 +113,18 @@ impl<T> AdaptiveIdle<T> {
     pub(super) fn put(&self, entry: Box<Entry<T>>) -> PutOutcome<T> {
         let thread_cache::Put { handed_back, victim, check_due } = self.cache.put(entry);
         if handed_back.is_some() {
-            // Relaxed, like the thread cache's own counts.
-            self.rejected_puts.fetch_add(1, Ordering::Relaxed);
+            self.count_put();
         }
         PutOutcome { victim, rejected: handed_back, check: if check_due { self.check() } else { None } }
     }
 
     pub(super) fn count_allocated(&self) {
         self.cache.count_allocated();
+    }
+
+    pub(super) fn count_put(&self) {
+        // Relaxed, like the thread cache's own counts.
+        self.other_puts.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn note_miss(&self, now_us: u64) {
@@ -173,15 +180,26 @@ impl<T> AdaptiveIdle<T> {
     fn check(&self) -> Option<Check> {
         // If another thread's check is running, its window is this one.
         let _one_at_a_time = self.resizing.try_lock()?;
-        let check = policy::check(self.cache.window(), self.limit(), self.auto_resize);
+        let check = policy::check(self.window(), self.limit(), self.auto_resize);
         self.checks.fetch_add(1, Ordering::Relaxed);
         if let Some(limit) = check.raised_to {
             self.raises.fetch_add(1, Ordering::Relaxed);
-            self.cache.reset_window();
+            self.reset_window();
             // A higher limit evicts nothing.
             self.cache.set_limit(as_count(limit), drop);
         }
         Some(check)
+    }
+
+    fn window(&self) -> Window {
+        let window = self.cache.window();
+        let other = self.other_puts.load(Ordering::Relaxed);
+        Window { put: window.put + other.saturating_sub(self.other_puts_before.load(Ordering::Relaxed)), ..window }
+    }
+
+    fn reset_window(&self) {
+        self.cache.reset_window();
+        self.other_puts_before.store(self.other_puts.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     fn limit(&self) -> u64 {
@@ -195,7 +213,7 @@ impl<T> AdaptiveIdle<T> {
     }
 
     pub(super) fn clear(&self) -> Vec<Box<Entry<T>>> {
-        self.cache.reset_window();
+        self.reset_window();
         self.drain()
     }
 
@@ -211,8 +229,8 @@ impl<T> AdaptiveIdle<T> {
     pub(super) fn stats(&self) -> IdleStats {
         let total = self.cache.totals();
         IdleStats {
-            window: self.cache.window(),
-            total: Window { put: total.put + self.rejected_puts.load(Ordering::Relaxed), ..total },
+            window: self.window(),
+            total: Window { put: total.put + self.other_puts.load(Ordering::Relaxed), ..total },
             limit: self.limit(),
             buffers: self.cache.idle_count() as u64,
             bytes: self.bytes(),

@@ -53,6 +53,13 @@ impl<T> Idle<T> {
         on_variant!(self, idle => idle.count_allocated());
     }
 
+    /// A put whose buffer is not kept here.
+    pub(in crate::engine) fn count_put(&self) {
+        if let Self::Adaptive(idle) = self {
+            idle.count_put();
+        }
+    }
+
     /// A get found nothing idle at `now_us`, so the limit stays up.
     pub(in crate::engine) fn note_miss(&self, now_us: u64) {
         if let Self::Adaptive(idle) = self {

@@ -4,6 +4,7 @@
 //!   claimed = arena's claims + reserves' overhead + pending reserves      what is added keeps it within the ceiling
 //!   attached pools, live bytes                                            none and 0: no pool can use this memory again
 //!   trim target, overdue bytes                                            releases that wait until no copy is pending
+//!   demand                                                                whether sizes vary, and how large a hole is wanted
 //! ```
 //!
 //! Sequential: arithmetic and tables. Never calls the source, waits, or logs.
@@ -17,10 +18,12 @@ use std::time::Duration;
 use super::common_ceiling::CeilingShare;
 use super::executor::{Executed, Executor, GRANULE_BYTES, Mapping, Mappings};
 use super::{BlockMemory, Reclaim, Refusal, SupplyStats};
-use crate::arena::{Arena, ArenaPtr, GrowthLimits, NoSpace, Plan, PlanOutcome, RANGE_BYTES_MAX, Retention};
+use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, RANGE_BYTES_MAX, Retention};
 use crate::backend::{PAGE_BYTES, Region, SourceError};
 use crate::stats::Underlying;
 
+/// Time between a step towards a standing hole that failed and the next one.
+const PREPARE_AFTER_FAILURE_US: u64 = 1_000_000;
 /// Every block starts at a multiple of this.
 const ALIGN_BYTES: u64 = PAGE_BYTES as u64;
 
@@ -31,6 +34,11 @@ const MANY_GRANULES: u64 = 64;
 pub(super) struct ArenaState {
     arena: Arena,
     mappings: Mappings,
+    demand: Demand,
+    /// Above this, what is wanted counts as varied sizes (policy-R12).
+    varied_above_bytes: u64,
+    /// A step towards a standing hole failed: the next one is not before this.
+    next_preparation_us: u64,
     /// Pools that carve from here.
     attached: Vec<Weak<dyn Reclaim>>,
     /// Bytes that were due at the last tick and could not be released because of pending copies.
@@ -59,10 +67,13 @@ pub(super) struct ArenaState {
 }
 
 impl ArenaState {
-    pub(super) fn new(arena: Arena, mappings: Mappings, max_bytes: Option<u64>) -> Self {
+    pub(super) fn new(arena: Arena, mappings: Mappings, varied_above_bytes: u64, max_bytes: Option<u64>) -> Self {
         Self {
             arena,
             mappings,
+            demand: Demand::default(),
+            varied_above_bytes,
+            next_preparation_us: 0,
             attached: Vec::new(),
             overdue_bytes: 0,
             trim_to_bytes: None,
@@ -155,13 +166,57 @@ impl ArenaState {
         Some(BlockMemory::Carved { start, ptr, bytes, id, claim: None })
     }
 
-    /// Whether `idle_bytes` of idle blocks could replace what would have to be committed (policy-R6). With `by_sum`, where
-    /// nothing more can be committed, idle and free bytes together must make up the whole block.
-    pub(super) fn could_cover(&self, bytes: u64, idle_bytes: u64, by_sum: bool) -> bool {
-        if by_sum {
-            return idle_bytes + self.arena.stats().hole_bytes >= bytes;
+    /// A get of `bytes` missed: carves it if a hole is long enough. Also returns whether the size recurs (policy-R12).
+    pub(super) fn serve_miss(&mut self, bytes: u64, now_us: u64) -> (Option<BlockMemory>, bool) {
+        let recurs = self.demand.missed(bytes, now_us);
+        let memory = self.carve(bytes);
+        if memory.is_some() && !recurs {
+            self.demand.want(bytes, now_us);
         }
-        self.arena.missing_bytes(bytes, ALIGN_BYTES).is_some_and(|missing_bytes| idle_bytes >= missing_bytes)
+        (memory, recurs)
+    }
+
+    /// No hole is long enough for `bytes`, of a size that does not recur, while `idle_bytes` are idle in pools.
+    pub(super) fn note_scattered(&mut self, bytes: u64, idle_bytes: u64, now_us: u64) {
+        if self.could_cover(bytes, idle_bytes) {
+            self.demand.want(bytes, now_us);
+        }
+    }
+
+    /// Whether sizes vary (policy-R12).
+    pub(super) fn is_varied(&self, now_us: u64) -> bool {
+        self.demand.wanted_bytes(now_us) > self.varied_above_bytes
+    }
+
+    /// Whether a hole as long as is wanted is more than a step away (policy-R13).
+    pub(super) fn lacks_hole(&self, now_us: u64) -> bool {
+        self.is_varied(now_us) && self.arena.lacks_hole(self.demand.wanted_bytes(now_us))
+    }
+
+    /// Plans a step towards a standing hole (policy-R13).
+    pub(super) fn plan_preparation(&mut self, now_us: u64) -> Option<Plan> {
+        if now_us < self.next_preparation_us || !self.is_varied(now_us) {
+            return None;
+        }
+        self.arena.prepare(self.demand.wanted_bytes(now_us), ALIGN_BYTES)
+    }
+
+    /// Settles a plan of [`plan_preparation`](Self::plan_preparation). After a failure none is made for a while.
+    pub(super) fn settle_preparation(&mut self, plan: Plan, (executed, outcome): (Executed, PlanOutcome), now_us: u64) {
+        if self.count(executed).is_some() {
+            self.next_preparation_us = now_us.saturating_add(PREPARE_AFTER_FAILURE_US);
+        }
+        self.arena.settle(plan, outcome, now_us);
+    }
+
+    /// The largest block that regions are to hold several of (policy-R11).
+    pub(super) fn largest_missed_bytes(&self, now_us: u64) -> u64 {
+        self.demand.largest_missed_bytes(now_us)
+    }
+
+    /// Whether `idle_bytes` of idle blocks and the holes together make up a block of `bytes` (policy-R6).
+    pub(super) fn could_cover(&self, bytes: u64, idle_bytes: u64) -> bool {
+        idle_bytes + self.arena.stats().hole_bytes >= bytes
     }
 
     pub(super) fn arena(&self) -> &Arena {
@@ -198,6 +253,9 @@ impl ArenaState {
         now_us: u64,
     ) -> Result<(), SourceError> {
         let error = self.count(executed);
+        if error.is_none() {
+            self.demand.grown(plan.surplus_bytes());
+        }
         let is_granted = self.arena.settle(plan, outcome, now_us);
         self.note_peak();
         self.record_claims();
@@ -246,6 +304,7 @@ impl ArenaState {
     /// Takes a block's bytes back. Returns whether that was the last block and every pool is detached.
     pub(super) fn give(&mut self, ptr: ArenaPtr, bytes: u64, now_us: u64) -> bool {
         self.arena.free(ptr, bytes, now_us);
+        self.demand.given(bytes, self.arena.stats().hole_bytes);
         self.is_unused()
     }
 

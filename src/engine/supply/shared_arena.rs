@@ -4,12 +4,13 @@
 //!  acquire: [lock: carve] ─fits─▶ memory
 //!                └─▶ larger than the ceiling could ever hold?  refused
 //!                └─▶ a block of the class came back meanwhile?  reuse it
-//!                └─▶ could the pool's idle blocks cover what is missing?  release its oldest, retry      (policy-R6)
+//!                └─▶ could the pool's idle blocks and the holes cover it?  release its oldest, retry     (policy-R6)
 //!                └─▶ [lock: plan under the ceiling] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ memory       (policy-R5, R7, R11)
 //!                          └─no space─▶ granules in transit?  wait for them, retry
 //!                                       enough idle blocks, of any pool?  release the oldest, retry      (policy-R8)
 //!                                       regions free under pending copies?  wait for those if configured, retry
 //!                                       else: refused
+//!  prepare: [lock: plan] ─▶ steps (no lock) ─▶ [lock: settle]: the maintenance thread keeps a hole         (policy-R13)
 //!  release: [lock: plan] ─▶ steps (no lock) ─▶ [lock: settle] ─▶ wake threads that wait for a settlement
 //!  end:     last pool detached, or the last block given back after that ─▶ granules, then regions, then addresses
 //! ```
@@ -34,7 +35,7 @@
 
 use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -52,10 +53,16 @@ use crate::diag::{self, PoolLog};
 use crate::size_class::Class;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
+mod prepare;
 mod release;
 
 /// Longest commit while copies are pending: registering this much delays other threads' enqueues by half a millisecond.
 const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
+
+/// Wanted holes of more than this many granules count as varied sizes; a get moves the granules for a shorter one itself.
+const VARIED_GRANULES: u64 = 2;
+/// The same for discrete regions, whose small buffers have regions of their own.
+const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
 
 /// An arena over a source, for one pool and its partitions.
 #[derive(Debug)]
@@ -75,6 +82,12 @@ pub(crate) struct SharedArena {
     is_releasing: AtomicBool,
     /// The kernel reports that memory is short.
     is_short: AtomicBool,
+    /// Sizes vary, as of the last miss or look at the clock (policy-R12).
+    is_varied: AtomicBool,
+    /// Since the last preparation the holes changed, and none is as long as is wanted (policy-R13).
+    lacks_hole: AtomicBool,
+    /// Looks that found no such note, since the last one that did.
+    quiet_looks: AtomicU32,
 }
 
 /// Settings of a shared arena.
@@ -98,18 +111,26 @@ impl SharedArena {
         log: Arc<PoolLog>,
     ) -> Result<Self, SourceError> {
         let (arena, mappings, shape) = arena_over(&source, config.max_bytes, config.retention)?;
+        let varied_above_bytes = if shape.is_discrete {
+            VARIED_IN_REGIONS_BYTES
+        } else {
+            VARIED_GRANULES * shape.sizes.zone_at(0).granule_bytes
+        };
         Ok(Self {
             gate: Gate::new(source.release_waits()),
             source,
             log,
             config,
             shape,
-            state: Mutex::new(ArenaState::new(arena, mappings, config.max_bytes)),
+            state: Mutex::new(ArenaState::new(arena, mappings, varied_above_bytes, config.max_bytes)),
             settled: Condvar::default(),
             mappings: MappingWatch::below("/".into()),
             nodes: Arc::default(),
             is_releasing: AtomicBool::new(false),
             is_short: AtomicBool::new(false),
+            is_varied: AtomicBool::new(false),
+            lacks_hole: AtomicBool::new(false),
+            quiet_looks: AtomicU32::new(u32::MAX),
         })
     }
 
@@ -154,8 +175,19 @@ impl SharedArena {
         mut reuse: impl FnMut() -> Option<R>,
     ) -> Result<Acquired<R>, Refusal> {
         let bytes = class.bytes as u64;
-        if let Some(memory) = self.state.lock().carve(bytes) {
+        let mut state = self.state.lock();
+        let (memory, recurs) = state.serve_miss(bytes, now_us);
+        self.note_demand(&state, now_us);
+        self.note_holes(&state, now_us);
+        drop(state);
+        if let Some(memory) = memory {
             return Ok(Acquired::New(memory));
+        }
+        if !recurs {
+            let idle_bytes = pool.idle_bytes();
+            let mut state = self.state.lock();
+            state.note_scattered(bytes, idle_bytes, now_us);
+            self.note_demand(&state, now_us);
         }
         // A request that can never fit is no reason to release idle blocks.
         if !self.could_hold(bytes) {
@@ -164,7 +196,8 @@ impl SharedArena {
         let attached = self.attached();
         // Fences are queried under no lock.
         self.gate.complete_copies();
-        // After a refusal a region for this one buffer may still fit; after a second one only committed memory can help.
+        // After a refusal a region or a run for this one buffer may still fit; after a second one only committed memory can
+        // help.
         let (mut source_error, mut is_one_buffer) = (None, false);
         // Outlives the closed gate: behind it copies are swept, and their puts may log or call a listener.
         let mut deferral = None;
@@ -181,8 +214,7 @@ impl SharedArena {
             if let Some(reused) = reuse() {
                 return Ok(Acquired::Reused(reused));
             }
-            let by_sum = source_error.is_some() || self.shape.is_discrete;
-            if to_release > 0 && idle_bytes > 0 && state.could_cover(bytes, idle_bytes, by_sum) {
+            if to_release > 0 && idle_bytes > 0 && state.could_cover(bytes, idle_bytes) {
                 drop(state);
                 to_release -= 1;
                 // If another thread was faster, the next round sees what is left.
@@ -191,9 +223,9 @@ impl SharedArena {
             }
             // Regions are released only behind the closed gate, which opens again at once unless the plan releases one.
             let closed = closed_late.take().or_else(|| self.gate.close());
-            let mut limits = self.growth_limits(&state, source_error.is_none(), closed.is_some());
+            let mut limits = self.growth_limits(&state, source_error.is_none(), closed.is_some(), now_us);
             if is_one_buffer {
-                limits.step_bytes = bytes;
+                limits = GrowthLimits { step_bytes: 0, largest_bytes: 0, ..limits };
             }
             let plan = match state.plan_growth(bytes, limits) {
                 Ok(plan) => plan,
@@ -236,10 +268,10 @@ impl SharedArena {
                     return Err(source_error.map_or_else(|| self.no_space(bytes), Refusal::Source));
                 }
             };
-            let is_larger = plan.largest_commit_bytes() > bytes;
+            let is_larger = plan.surplus_bytes() > 0;
             match self.grow(state, plan, bytes, closed, (now_us, until)) {
                 Ok(memory) => {
-                    if is_one_buffer {
+                    if is_one_buffer && self.shape.is_discrete {
                         self.state.lock().count_smaller_region();
                     }
                     let no_address = || Refusal::Source(SourceError::new("arena", "a place without an address"));
@@ -247,16 +279,17 @@ impl SharedArena {
                 }
                 // Two attempts are enough: what other threads put back meanwhile is found by waiting in line.
                 Err(error) if source_error.is_some() => return Err(Refusal::Source(error)),
-                Err(_) if self.shape.is_discrete && is_larger => is_one_buffer = true,
+                Err(_) if is_larger => is_one_buffer = true,
                 Err(error) => source_error = Some(error),
             }
         }
     }
 
-    fn growth_limits(&self, state: &ArenaState, may_commit: bool, at_rest: bool) -> GrowthLimits {
+    fn growth_limits(&self, state: &ArenaState, may_commit: bool, at_rest: bool, now_us: u64) -> GrowthLimits {
         let commit_bytes = if self.config.may_grow && may_commit { state.room_bytes() } else { 0 };
         let step_bytes = if at_rest { u64::MAX } else { STEP_BESIDE_COPIES_BYTES };
-        GrowthLimits { commit_bytes, over_bytes: state.over_bytes(), may_decommit_regions: at_rest, step_bytes }
+        let (over_bytes, largest_bytes) = (state.over_bytes(), state.largest_missed_bytes(now_us));
+        GrowthLimits { commit_bytes, over_bytes, may_decommit_regions: at_rest, step_bytes, largest_bytes }
     }
 
     /// Whether a block of `bytes` fits when everything else is released.
@@ -342,6 +375,7 @@ impl SharedArena {
         let mut state = self.state.lock();
         let settled = state.settle_growth(plan, executed, now_us);
         let mappings = state.arena().stats().mappings;
+        self.note_holes(&state, now_us);
         drop(state);
         self.settled.notify_all();
         settled?;
@@ -423,7 +457,10 @@ impl SharedArena {
     /// Takes a block's bytes back. A pool is closed once its last block is counted as put, which may be before that
     /// block's memory is given back by another thread; so the last of the two, `detach` or `give`, tears down.
     pub(super) fn give(&self, ptr: ArenaPtr, bytes: u64, now_us: u64) {
-        let is_unused = self.state.lock().give(ptr, bytes, now_us);
+        let mut state = self.state.lock();
+        let is_unused = state.give(ptr, bytes, now_us);
+        self.note_holes(&state, now_us);
+        drop(state);
         if is_unused {
             self.teardown(now_us);
         }

@@ -14,8 +14,8 @@ fn failed_releases_hold_back_no_other_and_are_logged_once() {
     for counting in [CountingSource::virtual_memory(), CountingSource::discrete()] {
         let source = Arc::new(FaultSource::around(counting.clone()));
         let (pool, clock) = with_manual_clock(over(source.clone()));
-        // A used buffer after each idle one, so that no two are released by one call.
-        let held: Vec<_> = (0..20).map(|_| pool.get(17 * MIB).unwrap()).collect();
+        // A used buffer after each idle one, so that no two are released by one call; and a region for each.
+        let held: Vec<_> = (0..20).map(|_| pool.get(25 * MIB).unwrap()).collect();
         let mut between = Vec::new();
         for (at, buffer) in held.into_iter().enumerate() {
             if at % 2 == 0 { drop(buffer) } else { between.push(buffer) }

@@ -17,6 +17,7 @@ mod settings;
 mod sizes;
 mod teardown;
 mod time;
+mod varied;
 mod waits;
 
 const KIB: usize = 1 << 10;

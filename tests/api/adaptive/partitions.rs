@@ -39,7 +39,7 @@ fn idle_buffers_of_a_silent_partition_expire_with_those_of_its_pool() {
     assert_eq!(after_seconds(&clock, &pool, 1).partition_bytes, 0, "buffers of the silent partition expire too");
     assert_eq!(valid_stats(&eval).aged, 1);
     assert_eq!(
-        after_seconds(&clock, &pool, 44).pinned_bytes,
+        after_seconds(&clock, &pool, 59).pinned_bytes,
         2 << 20,
         "idle from then on, and not since the partition was made"
     );

@@ -21,7 +21,7 @@ fn pressure_shortens_the_idle_timeout_and_severe_pressure_releases_all_idle_memo
     ten_idle_granules(&pool);
     write(&file, 20.0, 0.0);
     after_seconds(&clock, &pool, 10);
-    assert_eq!(after_seconds(&clock, &pool, 11).pinned_bytes, 20 << 20, "a quarter of 45 s");
+    assert_eq!(after_seconds(&clock, &pool, 14).pinned_bytes, 20 << 20, "a quarter of 60 s");
     assert_eq!(after_seconds(&clock, &pool, 1).pinned_bytes, 16 << 20);
     ten_idle_granules(&pool);
     let used = pool.get(2 * MIB).unwrap();
@@ -33,8 +33,8 @@ fn pressure_shortens_the_idle_timeout_and_severe_pressure_releases_all_idle_memo
     write(&file, 0.0, 0.0);
     after_seconds(&clock, &pool, 1);
     ten_idle_granules(&pool);
-    assert_eq!(after_seconds(&clock, &pool, 54).pinned_bytes, 20 << 20, "the idle timeout is back");
-    after_seconds(&clock, &pool, 45);
+    assert_eq!(after_seconds(&clock, &pool, 69).pinned_bytes, 20 << 20, "the idle timeout is back");
+    after_seconds(&clock, &pool, 60);
     assert!(after_seconds(&clock, &pool, 1).pinned_bytes < 20 << 20);
     let logged = lines();
     assert_eq!((count(&logged, "memory is short:"), count(&logged, "memory is no longer short")), (2, 1), "{logged:?}");

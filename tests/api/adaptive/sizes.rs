@@ -143,7 +143,8 @@ fn a_million_live_buffers_of_a_page_fill_their_granules() {
     let live = (0..1_000_000).map(|_| pool.get(4096).unwrap()).collect::<Vec<_>>();
     let stats = valid_stats(&pool);
     assert_eq!((stats.in_use, stats.in_use_bytes), (1_000_000, 1_000_000 * 4096));
-    assert_eq!(stats.pinned_bytes, (1_000_000_u64 * 4096).next_multiple_of(2 << 20));
+    let needed = (1_000_000_u64 * 4096).next_multiple_of(2 << 20);
+    assert!((needed..needed + (18 << 20)).contains(&stats.pinned_bytes), "all but the last step: {stats:?}");
     drop(live);
     pool.clear();
     assert_eq!((valid_stats(&pool).in_use, pool.stats().pinned_bytes), (0, 0));

@@ -23,11 +23,13 @@ const PEAK_FACTOR: f64 = 1.03;
 /// ... and as page-locks: a tenth of a small target is less than one.
 const PAGE_LOCKS_MARGIN: f64 = 3.0;
 
-/// Expected figures of a workload: of the adaptive preset over a virtual range and over discrete regions.
+/// Expected figures of a workload: of the adaptive preset over a virtual range and over discrete regions. Late page-locks and
+/// slow gets are those of a virtual range.
 #[derive(Debug, Clone, Copy)]
 struct Target {
     page_locks: [f64; 2],
     late_page_locks: f64,
+    slow_gets: f64,
     peak_ratio: [f64; 2],
 }
 
@@ -54,7 +56,8 @@ pub(super) fn markdown(workloads: &[(String, Workload)], targets: Option<&Path>)
         let max_bytes = Some(ceiling_bytes(workload, CEILING_RATIO));
         adaptive.iter().map(|replay| Replay { max_bytes, ..replay.clone() }).collect()
     })?;
-    Ok([page_locks_and_peaks(&unlimited, &targets), over_time(&unlimited), under_ceiling(&limited)].join("\n"))
+    let (first, second) = (page_locks_and_peaks(&unlimited, &targets), over_time(&unlimited));
+    Ok([first, second, moves(&unlimited, &targets), under_ceiling(&limited)].join("\n"))
 }
 
 fn play(
@@ -68,7 +71,7 @@ fn play(
     workloads.iter().map(|named| Ok(ComparedWorkload { name: &named.0, replays: compare(named)? })).collect()
 }
 
-/// Lines of `workload,page-locks,late,peak,page-locks,peak`, the last two for discrete regions; `#` begins a comment.
+/// Lines of `workload,page-locks,late,peak,slow gets,page-locks,peak`, the last two for discrete regions; `#` begins a comment.
 fn read_targets(path: &Path) -> Result<Targets, String> {
     let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -76,11 +79,11 @@ fn read_targets(path: &Path) -> Result<Targets, String> {
         let (name, numbers) = line.split_once(',').unwrap_or((line, ""));
         let numbers: Result<Vec<f64>, _> = numbers.split(',').map(str::parse).collect();
         match numbers.as_deref() {
-            Ok(&[locks, late_page_locks, peak, discrete_locks, discrete_peak]) => {
+            Ok(&[locks, late_page_locks, peak, slow_gets, discrete_locks, discrete_peak]) => {
                 let (page_locks, peak_ratio) = ([locks, discrete_locks], [peak, discrete_peak]);
-                Ok((name.to_owned(), Target { page_locks, late_page_locks, peak_ratio }))
+                Ok((name.to_owned(), Target { page_locks, late_page_locks, slow_gets, peak_ratio }))
             }
-            _ => Err(format!("{}: `{line}`: not a name and five numbers", path.display())),
+            _ => Err(format!("{}: `{line}`: not a name and six numbers", path.display())),
         }
     };
     lines.map(parse).collect()
@@ -134,6 +137,29 @@ fn over_time(rows: &[ComparedWorkload<'_>]) -> String {
         [none(), mib(sum(rows, at, |r| r.pinned_after_60s_bytes)), sum(rows, at, |r| r.front_hits).to_string()]
     });
     table.line("**sum**", sum(rows, 0, |r| r.gets).to_string(), sums);
+    table.0
+}
+
+/// What the default preset moves in a virtual range: on the thread of a get, and ahead of it.
+fn moves(rows: &[ComparedWorkload<'_>], targets: &Targets) -> String {
+    let mut table =
+        MarkdownTable::new("slow gets", ["worst ms", "GiB moved by gets", "GiB moved ahead"].map(str::to_owned));
+    let gib = |bytes: u64| format!("{:.1}", in_mib(bytes) / 1024.0);
+    for ComparedWorkload { name, replays } in rows {
+        let replayed = &replays[0];
+        let worst = format!("{:.1}", replayed.worst_moves_us as f64 / 1e3);
+        let cells = [worst, gib(replayed.moved_bytes), gib(replayed.prepared_bytes)];
+        let most = targets.get(*name).map(|target| target.slow_gets);
+        let missed = most.is_some_and(|most| replayed.slow_gets as f64 > most);
+        table.line(
+            name,
+            with_target(replayed.slow_gets.to_string(), missed, most.map(|most| format!("{most}"))),
+            cells,
+        );
+    }
+    let sums = [sum(rows, 0, |r| r.moved_bytes), sum(rows, 0, |r| r.prepared_bytes)].map(gib);
+    let cells = [String::new()].into_iter().chain(sums);
+    table.line("**sum**", sum(rows, 0, |r| r.slow_gets).to_string(), cells);
     table.0
 }
 

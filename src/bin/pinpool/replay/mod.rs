@@ -37,8 +37,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, conflicts_with = "format")]
     json: bool,
 
-    /// Targets to print beside the figures: lines of `workload,page-locks,late,peak,page-locks,peak`, the last two for
-    /// discrete regions
+    /// Targets to print beside the figures: lines of `workload,page-locks,late,peak,slow gets,page-locks,peak`, the last two
+    /// for discrete regions
     #[arg(long, value_name = "FILE")]
     targets: Option<PathBuf>,
 
@@ -81,7 +81,7 @@ struct SettingArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     wait: Option<Duration>,
 
-    /// Time after which idle memory is released; `none` keeps it [default: 45s]
+    /// Time after which idle memory is released; `none` keeps it [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = idle_timeout)]
     idle_timeout: Option<IdleTimeout>,
 }

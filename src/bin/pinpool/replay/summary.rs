@@ -35,13 +35,17 @@ pub(super) fn list(replayed: &ReplayReport) -> String {
         ("fallbacks", grouped(replayed.fallbacks)),
         ("limit", format!("{} buffers", grouped(replayed.pool_size_limit))),
         ("ceiling", replayed.max_bytes.map_or("none".to_owned(), bytes)),
+        ("slow gets", format!("{} (over 0.5 ms of moves)", grouped(replayed.slow_gets))),
+        ("worst moves", format!("{} us", grouped(replayed.worst_moves_us))),
+        ("moved by gets", bytes(replayed.moved_bytes)),
+        ("moved ahead", bytes(replayed.prepared_bytes)),
     ])
 }
 
 /// A line for each replay, then sums and the means of the ratios.
 pub(super) fn rows(replays: &[(String, ReplayReport)]) -> String {
     let heads = "workload|page-locks|late|MiB locked|peak MiB|asked MiB|ratio|mean MiB|60 s MiB|gets|hits|evicted|\
-                 reclaimed|raises|lowers|waits|fallbacks|limit";
+                 reclaimed|raises|lowers|waits|fallbacks|limit|slow|worst us|moved MiB|ahead MiB";
     let mut rows = vec![heads.split('|').map(str::to_owned).collect::<Vec<_>>()];
     rows.extend(replays.iter().map(|(name, r)| {
         let counts = [r.gets, r.front_hits, r.evicted, r.reclaimed, r.raises, r.lowers, r.waits, r.fallbacks];
@@ -51,13 +55,14 @@ pub(super) fn rows(replays: &[(String, ReplayReport)]) -> String {
             .chain([format!("{:.3}", r.peak_ratio())])
             .chain([r.mean_pinned_bytes, r.pinned_after_60s_bytes].map(mib))
             .chain(counts.map(|count| count.to_string()))
-            .chain([r.pool_size_limit.to_string()])
+            .chain([r.pool_size_limit, r.slow_gets, r.worst_moves_us].map(|count| count.to_string()))
+            .chain([r.moved_bytes, r.prepared_bytes].map(mib))
             .collect()
     }));
     let all = || replays.iter().map(|(_, replayed)| replayed);
     format!(
         "{}{} workloads: {} page-locks, {} late; ratio of the peaks {:.3} (geometric mean), {:.3} at worst (over 16 MiB); \
-         {:.1} MiB pinned on average (geometric mean); {} waits, {} fallbacks\n",
+         {:.1} MiB pinned on average (geometric mean); {} waits, {} fallbacks; {} slow gets\n",
         columns(&rows),
         replays.len(),
         all().map(|r| r.page_locks).sum::<u64>(),
@@ -67,6 +72,7 @@ pub(super) fn rows(replays: &[(String, ReplayReport)]) -> String {
         geometric_mean(all().map(|r| in_mib(r.mean_pinned_bytes))),
         all().map(|r| r.waits).sum::<u64>(),
         all().map(|r| r.fallbacks).sum::<u64>(),
+        all().map(|r| r.slow_gets).sum::<u64>(),
     )
 }
 

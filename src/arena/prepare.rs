@@ -1,0 +1,195 @@
+//! A standing hole (policy-R13): idle granules are moved together before a get needs them, a few at a time.
+//!
+//! ```text
+//!   wanted: 5 granules       | live | hole hole | bare bare bare | live | hole | live |
+//!   one step                                     ^^^^ <──────────────── move
+//! ```
+//!
+//! The place is the one where a get would be put (policy-R5), so what a step moves need not be moved by that get. Granules
+//! come from the smallest holes first, and none from the hole that is being made longer.
+
+use super::extent::Extent;
+use super::grow::pair;
+use super::plan::Plan;
+use super::{Arena, GrowthMode, HoleSet};
+
+/// A step moves at most this many granules, so that it holds few in transit; and a get that misses no more than these
+/// moves them itself.
+const STEP_GRANULES: u64 = 2;
+
+/// Searches for a place that the idle granules suffice for.
+const PLACES_TRIED: usize = 16;
+
+impl Arena {
+    /// Whether a hole for `wanted_bytes`, or for all that is idle if that is less, is more than a step away.
+    pub fn lacks_hole(&self, wanted_bytes: u64) -> bool {
+        let GrowthMode::Granules(granule_bytes) = self.growth else { return false };
+        let most_bytes = wanted_bytes.min(self.idle.bytes()).next_multiple_of(granule_bytes);
+        most_bytes > self.holes[HoleSet::Shared as usize].longest_bytes() + STEP_GRANULES * granule_bytes
+    }
+
+    /// Plans one step towards a hole for a buffer of `wanted_bytes` at `align`, or for all that is idle if that is less.
+    /// `None` where a get would have no more than a step to move, or nothing can be moved. Commits nothing.
+    pub fn prepare(&mut self, wanted_bytes: u64, align: u64) -> Option<Plan> {
+        let GrowthMode::Granules(_) = self.growth else { return None };
+        let (targets, kept) = self.standing_hole(wanted_bytes, align)?;
+        // Only granules of one size take each other's place.
+        let (of_size, granule_bytes) = self.all_of_size(*targets.first()?);
+        let target_bytes: u64 = targets.iter().map(|target| target.bytes()).sum();
+        let step_bytes = target_bytes.min(STEP_GRANULES * granule_bytes);
+        let sources = self.idle_outside(kept, of_size, step_bytes, granule_bytes);
+        let moved_bytes: u64 = sources.iter().map(|source| source.bytes()).sum();
+        let targets = self.beside_holes(targets, moved_bytes);
+        let mut idle_before = Vec::new();
+        targets.iter().for_each(|&target| self.take_target(target));
+        sources.iter().for_each(|&source| self.take_idle(source, &mut idle_before));
+        let (mut steps, mut rest) = (Vec::new(), Vec::new());
+        pair(&targets, sources, &mut steps, &mut rest);
+        (!steps.is_empty()).then_some(Plan { buffer: None, steps, idle_before, claim_bytes: 0, surplus_bytes: 0 })
+    }
+
+    /// The uncommitted runs that the standing hole lacks, all of one size of granules, and the extent from which nothing is
+    /// to be moved.
+    fn standing_hole(&self, wanted_bytes: u64, align: u64) -> Option<(Vec<Extent>, Extent)> {
+        let GrowthMode::Granules(smallest_bytes) = self.growth else { return None };
+        let holes = &self.holes[HoleSet::Shared as usize];
+        let mut bytes = wanted_bytes.min(self.idle.bytes()).next_multiple_of(smallest_bytes);
+        for _ in 0..PLACES_TRIED {
+            if bytes <= STEP_GRANULES * smallest_bytes || holes.tightest(bytes, align).is_some() {
+                return None;
+            }
+            let fit = self.best_fit(bytes, align)?;
+            let hull = self.granules_around(fit.buffer);
+            let targets = self.uncommitted.within(hull);
+            let (of_size, granule_bytes) = self.all_of_size(*targets.first()?);
+            if fit.missing_bytes <= STEP_GRANULES * granule_bytes || targets.last()?.end > of_size.end {
+                return None;
+            }
+            let kept = holes.joined_with(hull);
+            let idle = self.idle.within(of_size).map(|run| run.extent);
+            let elsewhere: u64 = idle.flat_map(|run| run.without(kept)).flatten().map(Extent::bytes).sum();
+            let short_bytes = fit.missing_bytes.saturating_sub(elsewhere);
+            if short_bytes == 0 {
+                return Some((targets, kept));
+            }
+            bytes = bytes.saturating_sub(short_bytes);
+        }
+        None
+    }
+
+    /// Idle granules of `bytes` within `of_size` and outside of `kept`, from the smallest holes first; by address.
+    fn idle_outside(&self, kept: Extent, of_size: Extent, bytes: u64, granule_bytes: u64) -> Vec<Extent> {
+        let mut missing = bytes;
+        let mut found = Vec::new();
+        let holes = self.holes[HoleSet::Shared as usize].from_length(granule_bytes);
+        for hole in holes.filter(|&hole| !kept.contains(hole)) {
+            for idle in self.idle.within(hole).filter_map(|run| run.extent.common(of_size)) {
+                let Some(part) = Extent::between(idle.start, idle.end.min(idle.start + missing)) else { break };
+                missing -= part.bytes();
+                found.push(part);
+            }
+            if missing == 0 {
+                break;
+            }
+        }
+        found.sort_unstable();
+        found
+    }
+
+    /// The first `bytes` of `targets`, of each the end that touches a hole.
+    fn beside_holes(&self, targets: Vec<Extent>, bytes: u64) -> Vec<Extent> {
+        let holes = &self.holes[HoleSet::Shared as usize];
+        let mut left = bytes;
+        let mut chosen = Vec::new();
+        for target in targets {
+            let bytes = target.bytes().min(left);
+            left -= bytes;
+            let is_behind = holes.ending_at(target.start).is_some() || holes.starting_at(target.end).is_none();
+            let start = if is_behind { target.start } else { target.end - bytes };
+            chosen.extend(Extent::between(start, start + bytes));
+        }
+        chosen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::{ArenaPtr, GrowthLimits, PlanOutcome, Retention, Step};
+
+    const GRANULE: u64 = 2 << 20;
+    const PAGE: u64 = 4096;
+
+    fn at(granule: u64) -> ArenaPtr {
+        ArenaPtr::new(0, granule * GRANULE)
+    }
+
+    /// Sixteen granules, all in buffers but those of `free`, which are idle since a second after the one before.
+    fn with_free(free: &[u64]) -> Arena {
+        let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
+        arena.add_virtual_range(64 * GRANULE).unwrap();
+        let limits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
+        let plan = arena.grow(16 * GRANULE, GRANULE, limits).unwrap();
+        assert!(arena.settle(plan, PlanOutcome::Done, 0));
+        for (second, &granule) in (0..).zip(free) {
+            arena.free(at(granule), GRANULE, second * 1_000_000);
+        }
+        arena
+    }
+
+    fn moves(plan: &Plan) -> Vec<(u64, u64, u64)> {
+        let granule = |extent: Extent| extent.offset() / GRANULE;
+        let of_step = |step: &Step| match *step {
+            Step::Remap { from, to } => (granule(from), granule(to), from.bytes() / GRANULE),
+            _ => panic!("{step:?}"),
+        };
+        plan.steps().iter().map(of_step).collect()
+    }
+
+    #[test]
+    fn granules_of_small_holes_are_moved_behind_a_hole_two_at_a_time() {
+        let mut arena = with_free(&[1, 3, 4, 7, 9, 15]);
+        assert!(arena.lacks_hole(6 * GRANULE) && arena.lacks_hole(100 * GRANULE) && !arena.lacks_hole(4 * GRANULE));
+        let plan = arena.prepare(6 * GRANULE, PAGE).unwrap();
+        assert_eq!(moves(&plan), [(1, 16, 1), (7, 17, 1)]);
+        assert!(arena.settle(plan, PlanOutcome::Done, 9_000_000));
+        arena.validate().unwrap();
+        // Three granules in a row now, as old as the oldest that was moved.
+        assert_eq!(arena.stats().idle_bytes, 6 * GRANULE);
+        let oldest: Vec<_> = arena.idle.longest_idle().take(2).map(|run| run.extent).collect();
+        assert_eq!(oldest, [Extent::new(at(16), GRANULE), Extent::new(at(17), GRANULE)]);
+        let plan = arena.prepare(6 * GRANULE, PAGE).unwrap();
+        assert_eq!(moves(&plan), [(3, 18, 1), (9, 19, 1)]);
+        assert!(arena.settle(plan, PlanOutcome::Done, 9_000_000));
+        // One is missing: a get moves that.
+        assert!(arena.prepare(6 * GRANULE, PAGE).is_none() && !arena.lacks_hole(6 * GRANULE));
+        assert!(arena.carve(5 * GRANULE, PAGE).is_some());
+        arena.validate().unwrap();
+    }
+
+    #[test]
+    fn a_step_that_fails_leaves_all_as_it_was() {
+        let mut arena = with_free(&[1, 3, 7, 9, 15]);
+        let ages = |arena: &Arena| arena.idle.longest_idle().collect::<Vec<_>>();
+        let before = (arena.stats(), ages(&arena));
+        let plan = arena.prepare(5 * GRANULE, PAGE).unwrap();
+        assert_eq!(arena.stats().transit_bytes, 4 * GRANULE);
+        assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 50_000_000));
+        assert_eq!((arena.stats(), ages(&arena)), before);
+        let plan = arena.prepare(5 * GRANULE, PAGE).unwrap();
+        assert!(!arena.settle(plan, PlanOutcome::Lost { done: 0, remaps: 2 }, 50_000_000));
+        assert_eq!(arena.stats().committed_bytes, 14 * GRANULE);
+        arena.validate().unwrap();
+    }
+
+    #[test]
+    fn nothing_is_moved_for_a_hole_that_is_there_or_nearly_there_or_too_large() {
+        assert!(with_free(&[1, 3, 5]).prepare(2 * GRANULE, PAGE).is_none(), "a get can move that");
+        assert!(with_free(&[1, 2, 3, 4, 9]).prepare(4 * GRANULE, PAGE).is_none(), "it is there");
+        assert!(with_free(&[]).prepare(8 * GRANULE, PAGE).is_none(), "nothing is idle");
+        let plan = with_free(&[1, 3, 5, 7]).prepare(60 * GRANULE, PAGE).unwrap();
+        assert_eq!(moves(&plan), [(1, 16, 1), (3, 17, 1)], "as much as is idle");
+        let mut regions = Arena::new(GrowthMode::Regions, Retention::default());
+        assert!(regions.prepare(8 * GRANULE, PAGE).is_none() && !regions.lacks_hole(8 * GRANULE));
+    }
+}

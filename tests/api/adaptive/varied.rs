@@ -1,0 +1,138 @@
+//! Sizes that vary: large buffers merge, and a hole is kept for the next one.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pinpool::backend::SimSource;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{PinnedBuf, Pool};
+
+use super::{
+    KIB, MIB, after_seconds, over, over_both, over_discrete_regions, over_virtual_memory, valid_stats,
+    with_manual_clock,
+};
+
+/// Sizes that each miss although the memory for them is idle in another size. The last buffer is put when sizes vary.
+fn vary(pool: &Pool) {
+    for mib in [16, 8, 14, 9, 13, 15, 10, 12, 11] {
+        drop(pool.get(mib * MIB).unwrap());
+    }
+}
+
+#[test]
+fn while_sizes_vary_large_buffers_merge_and_small_ones_keep_their_class() {
+    for (pool, clock) in over_both().map(with_manual_clock) {
+        vary(&pool);
+        let varied = valid_stats(&pool);
+        assert_eq!((varied.puts, varied.window.put, varied.evicted, varied.hits), (9, 9, 0, 0));
+        let held = [256 * KIB, 257 * KIB, 9 * MIB].map(|len| pool.get(len).unwrap());
+        let idle = valid_stats(&pool).buffers_in_pool;
+        drop(held);
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.puts, stats.buffers_in_pool), (12, idle + 1), "{stats:?}");
+        assert!(stats.underlying.allocs <= 2, "one for the large, one for the small regions");
+        // A clear begins a new window.
+        pool.clear();
+        assert_eq!((valid_stats(&pool).window.put, pool.stats().puts), (0, 12));
+        after_seconds(&clock, &pool, 60);
+        drop(pool.get(9 * MIB).unwrap());
+        assert_eq!(valid_stats(&pool).buffers_in_pool, 1, "a minute later it is kept");
+    }
+}
+
+#[test]
+fn a_large_get_takes_several_idle_buffers_and_holes_before_it_grows() {
+    let (pool, _clock) = with_manual_clock(over_virtual_memory());
+    let mut buffers: Vec<_> = (0..8).map(|_| pool.get(2 * MIB).unwrap()).collect();
+    buffers.truncate(4);
+    assert_eq!(pool.stats().pinned_bytes, 16 << 20);
+    let large = pool.get(8 * MIB).unwrap();
+    assert_eq!((valid_stats(&pool).pinned_bytes, pool.stats().reclaimed), (16 << 20, 4));
+    drop((large, buffers));
+}
+
+#[test]
+fn growth_is_by_an_eighth_of_what_is_committed_but_no_more_than_nine_times_what_is_needed() {
+    let (pool, _clock) = with_manual_clock(over_virtual_memory());
+    let pinned = |pool: &Pool| valid_stats(pool).pinned_bytes >> 20;
+    let _first = pool.get(160 * MIB).unwrap();
+    assert_eq!(pinned(&pool), 160);
+    let _second = pool.get(4 * MIB).unwrap();
+    assert_eq!(pinned(&pool), 180);
+    let _rest = pool.get(16 * MIB).unwrap();
+    assert_eq!((pinned(&pool), pool.stats().underlying.allocs), (180, 2));
+    let _small = pool.get(MIB).unwrap();
+    assert_eq!(pinned(&pool), 198, "nine granules");
+}
+
+#[test]
+fn a_step_that_the_back_end_refuses_shrinks_to_what_is_needed() {
+    let (pool, _clock) = with_manual_clock(over(Arc::new(SimSource::new(166 << 20))));
+    let _first = pool.get(160 * MIB).unwrap();
+    let _second = pool.get(6 * MIB).unwrap();
+    let stats = valid_stats(&pool);
+    assert_eq!((stats.pinned_bytes, stats.underlying.failures, stats.smaller_regions), (166 << 20, 1, 0));
+}
+
+#[test]
+fn a_step_keeps_within_the_ceiling() {
+    let (pool, _clock) = with_manual_clock(over_virtual_memory().max_bytes(Some(170 << 20)));
+    let _first = pool.get(160 * MIB).unwrap();
+    let _second = pool.get(4 * MIB).unwrap();
+    assert_eq!(valid_stats(&pool).pinned_bytes, 170 << 20);
+}
+
+#[test]
+fn regions_hold_four_of_the_largest_that_missed_beside_copies_too() {
+    let (pool, _clock) = with_manual_clock(over_discrete_regions());
+    let large = pool.get(10 * MIB).unwrap();
+    assert_eq!(valid_stats(&pool).pinned_bytes, 40 << 20);
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(10 * MIB));
+    let gate = stream.hold();
+    let copy = large.copy_to(&stream, &mut device).unwrap();
+    let held = [(); 3].map(|()| pool.get(10 * MIB).unwrap());
+    let _next = pool.get(4 * MIB).unwrap();
+    assert_eq!(valid_stats(&pool).pinned_bytes, 80 << 20, "not 8 MiB");
+    drop((gate, held));
+    copy.wait().unwrap();
+}
+
+/// Buffers of one granule in use, and as many holes of one granule between them, while holes of `wanted` are wanted.
+fn scattered(pool: &Pool, granules: usize) -> Vec<PinnedBuf> {
+    vary(pool);
+    let mut held: Vec<_> = (0..2 * granules).map(|_| pool.get(2 * MIB).unwrap()).collect();
+    let mut index = 0;
+    held.retain(|_| {
+        index += 1;
+        index % 2 == 0
+    });
+    held
+}
+
+#[test]
+fn a_poll_moves_granules_together_before_a_get_needs_them() {
+    let (pool, _clock) = with_manual_clock(over_virtual_memory());
+    let held = scattered(&pool, 12);
+    let before = valid_stats(&pool);
+    assert_eq!(before.moves, 0);
+    pool.poll();
+    let prepared = valid_stats(&pool);
+    assert!(prepared.moves >= 2, "{prepared:?}");
+    assert_eq!((prepared.pinned_bytes, prepared.in_use), (before.pinned_bytes, 12));
+    let _large = pool.get(16 * MIB).unwrap();
+    let after = valid_stats(&pool);
+    assert!(after.moves - prepared.moves <= 2 && after.pinned_bytes == before.pinned_bytes, "{after:?}");
+    drop(held);
+}
+
+#[test]
+fn the_maintenance_thread_keeps_the_hole() {
+    let pool = over_virtual_memory().background_poll(true).build().unwrap();
+    let held = scattered(&pool, 12);
+    let begun = Instant::now();
+    while pool.stats().moves == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "nothing is moved");
+        std::thread::yield_now();
+    }
+    drop(held);
+}
