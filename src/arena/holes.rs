@@ -30,7 +30,7 @@ impl Holes {
     /// The tightest hole that fits `bytes` at `align`, the lowest of equals. Page alignment takes one step; a larger one
     /// may skip holes that are long enough but misaligned, all shorter than `bytes + align`.
     pub(super) fn tightest(&self, bytes: u64, align: u64) -> Option<Extent> {
-        self.from_length(bytes).find(|hole| align_up(hole.start, align) + bytes <= hole.end)
+        self.of_at_least(bytes).find(|hole| align_up(hole.start, align) + bytes <= hole.end)
     }
 
     /// The length of the longest hole; 0 without one.
@@ -39,7 +39,7 @@ impl Holes {
     }
 
     /// The holes of at least `bytes`, the shortest first.
-    pub(super) fn from_length(&self, bytes: u64) -> impl Iterator<Item = Extent> + '_ {
+    pub(super) fn of_at_least(&self, bytes: u64) -> impl Iterator<Item = Extent> + '_ {
         self.by_len.range((bytes, 0)..).map(|&(len, start)| Extent { start, end: start + len })
     }
 

@@ -81,7 +81,7 @@ impl Arena {
     fn idle_outside(&self, kept: Extent, of_size: Extent, bytes: u64, granule_bytes: u64) -> Vec<Extent> {
         let mut missing = bytes;
         let mut found = Vec::new();
-        let holes = self.holes[HoleSet::Shared as usize].from_length(granule_bytes);
+        let holes = self.holes[HoleSet::Shared as usize].of_at_least(granule_bytes);
         for hole in holes.filter(|&hole| !kept.contains(hole)) {
             for idle in self.idle.within(hole).filter_map(|run| run.extent.common(of_size)) {
                 let Some(part) = Extent::between(idle.start, idle.end.min(idle.start + missing)) else { break };

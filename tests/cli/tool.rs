@@ -495,7 +495,7 @@ fn a_comparison_is_markdown_with_targets() {
     let compared = run(&["replay", "--format", "markdown", "--targets", &targets, &workload]);
     assert_eq!(compared.code(), 0, "{}", compared.stderr);
     let row = compared.stdout.lines().find(|line| line.starts_with("| cosmoflow |")).unwrap();
-    assert!(row.contains(" 23 (24) | 1 (1) | 1.409 (1.45) |"), "{row}");
+    assert!(row.contains(" 18 (18) | 0 (0) | 1.409 (1.41) |"), "{row}");
     assert_eq!(row.matches('|').count(), 15, "{row}");
 }
 

@@ -339,7 +339,7 @@ impl World {
         let expected = self.standing_hole(pages);
         let plan = self.arena.prepare(pages as u64 * PAGE, PAGE);
         let Some(plan) = plan else { return assert!(expected.is_none(), "{expected:?}") };
-        let (missing, kept) = expected.unwrap_or_else(|| panic!("nothing is to be moved: {plan:?}"));
+        let [missing, kept] = expected.unwrap_or_else(|| panic!("nothing is to be moved: {plan:?}"));
         let (mut targets, mut sources) = (Vec::new(), Vec::new());
         for step in plan.steps() {
             let (Some(source), Some(target)) = source_and_target(step) else { panic!("no remap in {plan:?}") };
@@ -360,7 +360,7 @@ impl World {
     }
 
     /// The granules that a standing hole for `pages` lacks, and those that stay where they are.
-    fn standing_hole(&self, pages: usize) -> Option<(Vec<(u32, usize)>, Vec<(u32, usize)>)> {
+    fn standing_hole(&self, pages: usize) -> Option<[Vec<(u32, usize)>; 2]> {
         let idle = self.idle();
         let mut granules = pages.div_ceil(GRANULE_PAGES).min(idle.len());
         for _ in 0..16 {
@@ -384,7 +384,7 @@ impl World {
             let elsewhere = idle.iter().filter(|&&(_, range, granule)| !kept.contains(&(range, granule))).count();
             let short = choice.missing.saturating_sub(elsewhere);
             if short == 0 {
-                return Some((missing.collect(), kept));
+                return Some([missing.collect(), kept]);
             }
             granules = granules.saturating_sub(short);
         }
