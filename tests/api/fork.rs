@@ -131,10 +131,11 @@ fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
             let before = released();
             let own = hasty();
             drop(own.get(10_000).unwrap());
-            while released() == before {
+            // The pool counts a release when the call has returned.
+            while released() == before || own.stats().pinned_bytes > 0 {
                 std::thread::yield_now();
             }
-            own.stats().pinned_bytes == 0
+            true
         });
         assert!(ended_well(child));
     });
