@@ -1,7 +1,7 @@
 //! Varied sizes (policy-R12) as puts see them, and the standing hole (policy-R13).
 //!
-//! A miss, a put that goes to the arena, and a growth leave a note if the holes do not suffice for what is wanted. Whoever
-//! maintains the pool follows it: it moves a few granules, looks again, and stops when a get would have next to nothing to
+//! A miss, a put that goes to the arena, and a growth leave a note if the holes do not suffice for what is wanted. The
+//! maintenance of the pool follows it: it moves a few granules, looks again, and stops when a get would have next to nothing to
 //! move. Each step is a plan of its own, so that gets find most of the granules in the arena meanwhile.
 
 use std::sync::atomic::Ordering;
