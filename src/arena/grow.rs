@@ -1,12 +1,11 @@
-//! Placements that must commit or remap granules first (policy-R5, policy-R7, policy-R8, policy-R11), and settling the
-//! plans that result.
+//! Placements that must commit or remap granules first (policy-R5, policy-R7, policy-R8, policy-R11).
 //!
 //! Granules are committed in steps of an eighth of what is committed, in one call: the call costs the same time for one
 //! buffer as for the next few. What the buffer does not need of a step is a hole.
 
 use super::discrete::region_bytes;
 use super::extent::{ArenaPtr, Extent, Grid};
-use super::plan::{Plan, PlanOutcome, Step};
+use super::plan::{Plan, Step};
 use super::retain::IdleRun;
 use super::shrink::joined;
 use super::uncommitted::GapFit;
@@ -322,112 +321,6 @@ impl Arena {
             idle_before,
             claim_bytes: commits.saturating_sub(decommits),
             surplus_bytes: 0,
-        }
-    }
-
-    /// Settles a plan: records the steps that were made and undoes the rest. Returns whether all were made, so that the
-    /// buffer is granted.
-    pub fn settle(&mut self, plan: Plan, outcome: PlanOutcome, now_us: u64) -> bool {
-        self.stats.claimed_bytes -= plan.claim_bytes;
-        let done = outcome.steps_done();
-        let granted = done >= plan.steps.len();
-        let mut hull = plan.buffer;
-        // What a plan without a buffer moves is idle, as old as the oldest of it (policy-R13).
-        let oldest_us = plan.idle_before.iter().map(|run| run.since_us).min().unwrap_or(now_us);
-        let mut not_free: Vec<Extent> = plan.buffer.filter(|_| granted).into_iter().collect();
-        for (index, &step) in plan.steps.iter().enumerate() {
-            let made = index < done;
-            match step {
-                Step::Commit { extent } => self.settle_target(extent, made, &mut hull, &mut not_free),
-                Step::Remap { from, to } => {
-                    self.stats.remaps += u64::from(made);
-                    let gone = made || outcome.has_lost(index);
-                    self.settle_source(from, gone, now_us);
-                    self.settle_target(to, made, &mut hull, &mut not_free);
-                    if made && plan.buffer.is_none() {
-                        self.add_hole(to, oldest_us);
-                    }
-                }
-                Step::Decommit { extent } => self.settle_source(extent, made, now_us),
-            }
-        }
-        if !granted {
-            self.stats.live_bytes -= plan.buffer.map_or(0, Extent::bytes);
-        }
-        not_free.sort_unstable();
-        let mut rest = hull;
-        for extent in not_free {
-            let Some(before) = rest else { break };
-            let [left, right] = before.without(extent);
-            left.into_iter().for_each(|left| self.add_hole(left, now_us));
-            rest = right;
-        }
-        rest.into_iter().for_each(|last| self.add_hole(last, now_us));
-        if !granted {
-            // Granules that are idle again get their old age back, except those that failed to decommit: they are idle
-            // since now, so that they are tried again last and block no others.
-            let refused = plan.steps.get(done).and_then(Step::decommitted);
-            let not_refused = |run: &IdleRun| refused.is_none_or(|refused| !refused.contains(run.extent));
-            for IdleRun { extent, since_us } in plan.idle_before.into_iter().filter(not_refused) {
-                let mut again = Vec::new();
-                self.idle.cut(extent, |run| again.push(run.extent));
-                again.into_iter().for_each(|extent| self.idle.add(IdleRun { extent, since_us }));
-            }
-        }
-        granted
-    }
-
-    /// Granules that a plan committed or remapped into, or failed to.
-    fn settle_target(
-        &mut self,
-        extent: Extent,
-        committed: bool,
-        hull: &mut Option<Extent>,
-        not_free: &mut Vec<Extent>,
-    ) {
-        self.stats.transit_bytes -= extent.bytes();
-        self.committing_bytes -= extent.bytes();
-        if committed {
-            let held_bytes = self.held_bytes(extent.bytes());
-            self.stats.committed_bytes += extent.bytes();
-            self.stats.mappings += self.mappings(extent);
-            self.stats.overhead_bytes += held_bytes - extent.bytes();
-            self.stats.claimed_bytes += held_bytes;
-        } else {
-            self.set_uncommitted(extent);
-            not_free.push(extent);
-        }
-        if let Some(hull) = hull {
-            hull.start = hull.start.min(extent.start);
-            hull.end = hull.end.max(extent.end);
-        }
-    }
-
-    /// Idle granules that a plan took: decommitted, or idle again.
-    pub(super) fn settle_source(&mut self, extent: Extent, gone: bool, now_us: u64) {
-        self.stats.transit_bytes -= extent.bytes();
-        if gone {
-            let held_bytes = self.held_bytes(extent.bytes());
-            self.stats.committed_bytes -= extent.bytes();
-            self.stats.mappings -= self.mappings(extent);
-            self.stats.overhead_bytes -= held_bytes - extent.bytes();
-            self.stats.claimed_bytes -= held_bytes;
-            self.set_uncommitted(extent);
-        } else {
-            self.add_hole(extent, now_us);
-        }
-    }
-
-    /// The granules of `extent`; 1 for a region.
-    fn mappings(&self, extent: Extent) -> u64 {
-        self.range_of(extent.ptr()).map_or(0, |range| range.grid.count(extent))
-    }
-
-    /// Granules become uncommitted; a discrete region is removed.
-    fn set_uncommitted(&mut self, extent: Extent) {
-        match self.range_of(extent.ptr()) {
-            Some(range) if range.kind == RangeKind::Discrete => drop(self.ranges.remove(&extent.range())),
-            _ => self.uncommitted.add(extent),
         }
     }
 }

@@ -41,6 +41,7 @@ mod holes;
 mod plan;
 mod prepare;
 mod retain;
+mod settle;
 mod shrink;
 mod uncommitted;
 

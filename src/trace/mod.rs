@@ -7,13 +7,16 @@
 //! | `format.rs` | the text format: header, operations, errors with line numbers |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
 //! | `priced.rs` | simulated memory that adds up what moves would take on a device |
-//! | `replay.rs` | replays a workload on a pool over `sim` in virtual time and reports its cost |
+//! | `replay.rs` | replays a workload on a pool over `sim` in virtual time |
+//! | `report.rs` | what that cost |
 
 mod format;
 mod priced;
 mod replay;
+mod report;
 mod workload;
 
 pub use format::{TraceError, TraceHeader, TraceOp, TraceReader};
-pub use replay::{Replay, ReplayReport, SourceKind};
+pub use replay::{Replay, SourceKind};
+pub use report::ReplayReport;
 pub use workload::Workload;

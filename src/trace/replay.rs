@@ -17,10 +17,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::format::{TraceError, TraceOp};
 use super::priced::{Calls, Ledger, PricedSource};
+use super::report::ReplayReport;
 use super::workload::{Workload, error_at};
 use crate::backend::Backend;
 use crate::backend::SimSource;
@@ -95,70 +94,6 @@ impl Default for Replay {
             max_bytes: None,
             wait: Duration::from_millis(100),
         }
-    }
-}
-
-/// What a workload cost the pool; fields in the order in which they are printed.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ReplayReport {
-    /// Rules that the pool followed.
-    pub preset: &'static str,
-    /// How sizes became classes.
-    pub rounding: &'static str,
-    /// Memory of the pool.
-    pub source: &'static str,
-    /// Calls that locked memory.
-    pub page_locks: u64,
-    /// Page-locks after the first half of the gets.
-    pub late_page_locks: u64,
-    /// Bytes locked by those calls.
-    pub bytes_locked: u64,
-    /// Peak of the bytes pinned.
-    pub peak_pinned_bytes: u64,
-    /// Peak of the bytes requested and not put back.
-    pub peak_requested_bytes: u64,
-    /// Bytes pinned, averaged over the time of the trace; at its end for a trace without time.
-    pub mean_pinned_bytes: u64,
-    /// Bytes pinned a minute after the last put.
-    pub pinned_after_60s_bytes: u64,
-    /// Gets of more than zero bytes, served or not.
-    pub gets: u64,
-    /// Gets served by an idle buffer.
-    pub front_hits: u64,
-    /// Idle buffers evicted by puts over the limit.
-    pub evicted: u64,
-    /// Idle buffers reclaimed for a get at the ceiling or after the idle timeout.
-    pub reclaimed: u64,
-    /// Raises of the limit.
-    pub raises: u64,
-    /// Times the limit was lowered.
-    pub lowers: u64,
-    /// Gets that waited at the ceiling.
-    pub waits: u64,
-    /// Gets that were not served in time.
-    pub fallbacks: u64,
-    /// Limit of idle buffers at the end.
-    pub pool_size_limit: u64,
-    /// Ceiling in bytes.
-    pub max_bytes: Option<u64>,
-    /// Gets after the first second that locked nothing, and whose own moves of granules would take over half a millisecond.
-    pub slow_gets: u64,
-    /// What the moves of the slowest of these would take, in microseconds.
-    pub worst_moves_us: u64,
-    /// Bytes of the granules that gets moved.
-    pub moved_bytes: u64,
-    /// Bytes of the granules that were moved between gets, for a standing hole.
-    pub prepared_bytes: u64,
-}
-
-impl ReplayReport {
-    /// Peak pinned over peak requested; 0 if nothing was requested.
-    #[allow(clippy::cast_precision_loss)] // A ratio.
-    pub fn peak_ratio(&self) -> f64 {
-        if self.peak_requested_bytes == 0 {
-            return 0.0;
-        }
-        self.peak_pinned_bytes as f64 / self.peak_requested_bytes as f64
     }
 }
 

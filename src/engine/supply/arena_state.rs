@@ -13,14 +13,15 @@
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use super::common_ceiling::CeilingShare;
-use super::executor::{Executed, Executor, GRANULE_BYTES, Mapping, Mappings};
-use super::{BlockMemory, Reclaim, Refusal, SupplyStats};
-use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, RANGE_BYTES_MAX, Retention};
-use crate::backend::{PAGE_BYTES, Region, SourceError};
+use super::executor::{Executed, Executor, Mapping, Mappings};
+use super::{BlockMemory, Reclaim, SupplyStats};
+use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
+use crate::backend::{PAGE_BYTES, SourceError};
 use crate::stats::Underlying;
+
+mod reserve;
 
 /// Time between a step towards a standing hole that failed and the next one.
 const PREPARE_AFTER_FAILURE_US: u64 = 1_000_000;
@@ -403,69 +404,6 @@ impl ArenaState {
     /// A region left the pool after its blocks.
     pub(super) fn count_released_region(&mut self, bytes: u64) {
         self.calls.released(bytes);
-    }
-
-    /// Claims what the system will hold for a reserve of `bytes`, in whole granules if there is room for them, else in whole
-    /// pages. `held_bytes` says how much that is. Returns the length of the reserve.
-    pub(super) fn claim_reserve(&mut self, bytes: u64, held_bytes: impl Fn(u64) -> u64) -> Result<usize, Refusal> {
-        let room_bytes = self.room_bytes();
-        let whole = |unit: u64| bytes.checked_next_multiple_of(unit);
-        let fits = |&whole: &u64| held_bytes(whole) <= room_bytes;
-        let needed_bytes = whole(ALIGN_BYTES).map_or(u64::MAX, &held_bytes);
-        let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
-        let bytes = fitting.ok_or(Refusal::Ceiling { needed_bytes })?;
-        let len = usize::try_from(bytes).ok().filter(|_| bytes <= RANGE_BYTES_MAX).ok_or_else(|| {
-            let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
-            Refusal::Source(SourceError::new("arena", what))
-        })?;
-        self.pending_bytes += held_bytes(bytes);
-        if !self.record_claims() {
-            self.pending_bytes -= held_bytes(bytes);
-            return Err(Refusal::Ceiling { needed_bytes });
-        }
-        Ok(len)
-    }
-
-    /// Ends a claim of [`claim_reserve`](Self::claim_reserve).
-    pub(super) fn unclaim_reserve(&mut self, held_bytes: u64) {
-        self.pending_bytes -= held_bytes;
-        self.record_claims();
-    }
-
-    /// Adds the reserve of `len` bytes that [`claim_reserve`](Self::claim_reserve) claimed `held_bytes` for, or ends that
-    /// claim. Returns where it lies; hands the region back if the arena has no range left for it.
-    pub(super) fn settle_reserve(
-        &mut self,
-        (len, held_bytes): (usize, u64),
-        acquired: Result<Region, SourceError>,
-        took: Duration,
-    ) -> Result<Result<NonNull<u8>, Region>, SourceError> {
-        let bytes = len as u64;
-        self.pending_bytes -= held_bytes;
-        self.calls.time += took;
-        let region = acquired.inspect_err(|_| {
-            self.calls.failures += 1;
-            self.record_claims();
-        })?;
-        self.calls.acquired(bytes);
-        let Some(range) = self.arena.add_reserve(bytes) else {
-            self.record_claims();
-            return Ok(Err(region));
-        };
-        let start = region.start();
-        self.mappings.add(range, Mapping::Region(region));
-        self.reserve_bytes += bytes;
-        self.reserve_overhead_bytes += held_bytes - bytes;
-        self.record_claims();
-        self.note_peak();
-        self.largest_reserve_bytes = self.largest_reserve_bytes.max(bytes);
-        Ok(Ok(start))
-    }
-
-    /// What the system holds for all reserves, and the bytes of the largest; those that are being pinned count as one.
-    pub(super) fn reserve_bytes(&self) -> (u64, u64) {
-        let held_bytes = self.reserve_bytes + self.reserve_overhead_bytes + self.pending_bytes;
-        (held_bytes, self.largest_reserve_bytes.max(self.pending_bytes))
     }
 
     /// Address and length of each range.

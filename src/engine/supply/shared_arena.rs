@@ -34,7 +34,6 @@
 //!   the source is called, and only within the ceiling.
 
 use std::path::PathBuf;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -42,19 +41,20 @@ use std::time::{Duration, Instant};
 use super::arena_state::ArenaState;
 use super::attached::{complete_copies, idle_buffers, make_room};
 use super::common_ceiling::NodeArenas;
-use super::executor::{GrowthShape, Mapping, arena_over, held};
-use super::gate::{ClosedGate, Gate};
+use super::executor::{GrowthShape, arena_over, held};
+use super::gate::Gate;
 use super::mapping_watch::MappingWatch;
-use super::source_call::call;
-use super::{Acquired, BlockMemory, Reclaim, Refusal, SupplyStats};
-use crate::arena::{ArenaPtr, GrowthLimits, Plan, Retention};
+use super::{Acquired, Reclaim, Refusal, SupplyStats};
+use crate::arena::{ArenaPtr, GrowthLimits, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
 use crate::diag::{self, PoolLog};
 use crate::size_class::Class;
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex};
 
+mod grow;
 mod prepare;
 mod release;
+mod reserve;
 
 /// Longest commit while copies are pending: registering this much delays other threads' enqueues by half a millisecond.
 const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
@@ -358,85 +358,6 @@ impl SharedArena {
         Refusal::Source(SourceError::new("arena", what).with_remedy(remedy))
     }
 
-    /// Carries out a plan for a block of `bytes` and returns its memory. The gate opens after the last release.
-    fn grow(
-        &self,
-        mut state: MutexGuard<'_, ArenaState>,
-        plan: Plan,
-        bytes: u64,
-        closed: Option<ClosedGate<'_>>,
-        (now_us, until): (u64, Instant),
-    ) -> Result<Option<BlockMemory>, SourceError> {
-        let ptr = plan.ptr();
-        let closed = closed.filter(|_| plan.decommits());
-        let executor = state.executor(&plan);
-        drop(state);
-        let executed = executor.execute(&*self.source, &plan, until, closed);
-        let mut state = self.state.lock();
-        let settled = state.settle_growth(plan, executed, now_us);
-        let mappings = state.arena().stats().mappings;
-        self.note_holes(&state, now_us);
-        drop(state);
-        self.settled.notify_all();
-        settled?;
-        self.watch_mappings(mappings);
-        Ok(ptr.and_then(|ptr| self.state.lock().memory_at(ptr, bytes)))
-    }
-
-    /// Grows by larger granules where the process, of which `own_mappings` are this pool's, has few mappings left.
-    fn watch_mappings(&self, own_mappings: u64) {
-        let Some(found) = self.mappings.few_left(own_mappings) else { return };
-        let larger = self.state.lock().grow_in_larger_granules();
-        larger.into_iter().for_each(|bytes| self.log.few_mappings(found.used, found.limit, own_mappings, bytes));
-    }
-
-    /// Closes the gate after the release that is running and, if configured, after the pending copies; by `until`.
-    fn close_late(&self, pools: &[Arc<dyn Reclaim>], until: Instant) -> Option<ClosedGate<'_>> {
-        // Completed copies may belong to a pool that is not in use.
-        let sweep = || complete_copies(pools);
-        let Some(patience) = self.config.drain_at_most else {
-            sweep();
-            return self.gate.close_in_turn_until(Some(until));
-        };
-        self.state.lock().count_drain();
-        self.gate.drain(patience.min(until.saturating_duration_since(Instant::now())), sweep)
-    }
-
-    /// Pins `bytes` and keeps them until the end (policy-R10): a range of its own in the arena. Returns where it lies. A
-    /// slow call.
-    pub(in crate::engine) fn add_reserve(
-        &self,
-        bytes: u64,
-        progress: &dyn Fn(u64),
-    ) -> Result<(NonNull<u8>, usize), Refusal> {
-        let held_bytes = |bytes| held(bytes, |len| self.source.held_bytes_fast(len));
-        let len = self.state.lock().claim_reserve(bytes, held_bytes)?;
-        if let Some(refusal) = self.refusal_for_line(bytes) {
-            self.state.lock().unclaim_reserve(held_bytes(len as u64));
-            return Err(refusal);
-        }
-        let begun = Instant::now();
-        let progress = |done: usize| progress(done as u64);
-        let acquired = call("acquire", || self.source.acquire_fast(len, self.config.pin_threads, &progress));
-        let took = begun.elapsed();
-        let settled =
-            self.state.lock().settle_reserve((len, held_bytes(len as u64)), acquired, took).map_err(Refusal::Source)?;
-        let no_range = |region| {
-            let refusal = Refusal::Source(SourceError::new("arena", "no range is left for a reserve"));
-            self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source).and(Err(refusal))
-        };
-        settled.or_else(no_range).map(|start| (start, len))
-    }
-
-    /// Whether the reserves, with the `bytes` claimed for one more, leave a get without room that waits and came before. A
-    /// get that comes now is not taken for one that could be served.
-    fn refusal_for_line(&self, bytes: u64) -> Option<Refusal> {
-        let lines = self.attached().into_iter().map(|pool| pool.waiting_bytes());
-        let short = lines.into_iter().find(|line| line.iter().any(|&waiting_bytes| !self.could_hold(waiting_bytes)))?;
-        let (waiting, first_bytes) = (short.len() as u64, short.first().copied().unwrap_or(0));
-        Some(Refusal::Line { needed_bytes: bytes, waiting, first_bytes })
-    }
-
     pub(in crate::engine) fn attach(&self, pool: Weak<dyn Reclaim>) {
         self.state.lock().attach(pool);
     }
@@ -512,6 +433,7 @@ mod models;
 mod tests {
     use std::sync::atomic::AtomicU64;
 
+    use super::super::BlockMemory;
     use super::fixtures::{CountedHeap, NoBlocks, log_named};
     use super::*;
     use crate::size_class::Rounding;

@@ -1,0 +1,65 @@
+//! Looks at the clock and at the copies in flight: what is due then, by whichever thread looks.
+
+use super::Core;
+use crate::diag;
+use crate::engine::maintenance::LATE_US;
+use crate::in_flight::PendingGroup;
+
+impl Core {
+    /// Completes copies and does what is due; what the maintenance thread prepares only where there is none.
+    pub(crate) fn poll(&self) {
+        self.look();
+        if let Some(arena) = self.backing().arena().filter(|_| self.thread.is_none()) {
+            arena.prepare_hole(self.time.coarse_us());
+        }
+    }
+
+    /// Completes copies and does what is due.
+    pub(crate) fn look(&self) {
+        self.complete_all_copies();
+        let now_us = self.tick_after(0);
+        self.stock.enforce_limits(now_us);
+    }
+
+    /// Moves a few granules to where a get will want them (policy-R13). Returns whether there were any to move.
+    #[cfg(feature = "cli")]
+    pub(crate) fn prepare_step(&self) -> bool {
+        self.backing().arena().is_some_and(|arena| arena.prepare_step(self.time.coarse_us()))
+    }
+
+    /// Reads the clock.
+    pub(super) fn now_us(&self) -> u64 {
+        let now_us = self.time.now_us();
+        self.stock.idle().tick(now_us, self.time.latest_put_us(now_us));
+        now_us
+    }
+
+    /// Reads the clock and returns the time. Does what is due if the maintenance thread does not.
+    pub(super) fn tick_if_alone(&self) -> u64 {
+        self.tick_after(if self.thread.is_some() { LATE_US } else { 0 })
+    }
+
+    /// Reads the clock and returns the time. Does what has been due for `patience_us`; that may be slow calls.
+    pub(super) fn tick_after(&self, patience_us: u64) -> u64 {
+        let now_us = self.now_us();
+        // Until the tick has ended: a log sink may call the pool.
+        let _deferral = diag::defer();
+        let Some(mut tick) = self.maintenance.begin_tick(now_us, patience_us) else { return now_us };
+        if let Some(thread) = self.thread.filter(|_| patience_us > 0) {
+            self.log.no_thread(thread.note_late());
+        }
+        self.shortage.end_if_calm(&self.log, now_us);
+        if self.in_flight.count() > 0 && !self.config.stuck_after.is_zero() {
+            let stuck = self.in_flight.newly_stuck(now_us, self.config.stuck_after);
+            let log = |PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream);
+            stuck.into_iter().for_each(log);
+        }
+        self.stock.maintain(&mut tick, now_us, || self.trim(0));
+        drop(tick);
+        if let Some((max_bytes, why)) = self.ceiling.follow(now_us, || self.backing().stats().held_bytes) {
+            self.apply_ceiling(max_bytes, &why);
+        }
+        self.stock.enforce_limits(now_us);
+        now_us
+    }
+}

@@ -1,0 +1,59 @@
+//! Memory comes into the shared arena: a plan is carried out without the lock, and settled under it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::super::arena_state::ArenaState;
+use super::super::attached::complete_copies;
+use super::super::gate::ClosedGate;
+use super::super::{BlockMemory, Reclaim};
+use super::SharedArena;
+use crate::arena::Plan;
+use crate::backend::SourceError;
+use crate::sync::MutexGuard;
+
+impl SharedArena {
+    /// Carries out a plan for a block of `bytes` and returns its memory. The gate opens after the last release.
+    pub(super) fn grow(
+        &self,
+        mut state: MutexGuard<'_, ArenaState>,
+        plan: Plan,
+        bytes: u64,
+        closed: Option<ClosedGate<'_>>,
+        (now_us, until): (u64, Instant),
+    ) -> Result<Option<BlockMemory>, SourceError> {
+        let ptr = plan.ptr();
+        let closed = closed.filter(|_| plan.decommits());
+        let executor = state.executor(&plan);
+        drop(state);
+        let executed = executor.execute(&*self.source, &plan, until, closed);
+        let mut state = self.state.lock();
+        let settled = state.settle_growth(plan, executed, now_us);
+        let mappings = state.arena().stats().mappings;
+        self.note_holes(&state, now_us);
+        drop(state);
+        self.settled.notify_all();
+        settled?;
+        self.watch_mappings(mappings);
+        Ok(ptr.and_then(|ptr| self.state.lock().memory_at(ptr, bytes)))
+    }
+
+    /// Grows by larger granules where the process, of which `own_mappings` are this pool's, has few mappings left.
+    fn watch_mappings(&self, own_mappings: u64) {
+        let Some(found) = self.mappings.few_left(own_mappings) else { return };
+        let larger = self.state.lock().grow_in_larger_granules();
+        larger.into_iter().for_each(|bytes| self.log.few_mappings(found.used, found.limit, own_mappings, bytes));
+    }
+
+    /// Closes the gate after the release that is running and, if configured, after the pending copies; by `until`.
+    pub(super) fn close_late(&self, pools: &[Arc<dyn Reclaim>], until: Instant) -> Option<ClosedGate<'_>> {
+        // Completed copies may belong to a pool that is not in use.
+        let sweep = || complete_copies(pools);
+        let Some(patience) = self.config.drain_at_most else {
+            sweep();
+            return self.gate.close_in_turn_until(Some(until));
+        };
+        self.state.lock().count_drain();
+        self.gate.drain(patience.min(until.saturating_duration_since(Instant::now())), sweep)
+    }
+}
