@@ -44,6 +44,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fork::ForkGeneration;
 use crate::in_flight::{FenceKind, Fences, InFlight, Swept};
 use crate::maintenance_thread::{MaintenanceThread, Pace};
+use crate::policy;
 use crate::size_class::Class;
 use crate::stats::Stats;
 use crate::sync::process::{AtomicU64, Ordering};
@@ -277,6 +278,16 @@ impl Core {
         if self.config.zero { self.put_used(block) } else { self.keep(block) }
     }
 
+    /// A put of `block`, plain and taken by another thread, if no get waits and that thread's shard has a permit for it. The
+    /// caller looks for gets that wait afterwards.
+    pub(super) fn put_remote(&self, block: Block) -> Result<(), Block> {
+        let is_for_arena = block.held_bytes_at_hand() > policy::KEPT_ALWAYS_BYTES && self.is_varied();
+        if is_for_arena || self.has_waiters() {
+            return Err(block);
+        }
+        self.stock.idle().put_remote(block.into_entry()).map_err(Block::from_entry)
+    }
+
     /// A put under `PINPOOL_ZERO`. The block waits like one whose copies are over, so that not its user zeroes it.
     #[cold]
     fn put_used(&self, block: Block) {
@@ -303,7 +314,7 @@ impl Core {
             return;
         }
         block.make_plain(self.generation.number());
-        if self.waiters.has_waiters() {
+        if self.has_waiters() {
             self.put_in_line(block);
             return;
         }
@@ -319,8 +330,16 @@ impl Core {
         } else if self.stock.put(block, self.time.coarse_us()) {
             self.close_if_unused();
         }
-        // A get that joined the line meanwhile may have looked before this buffer was idle.
-        if self.waiters.has_waiters() {
+        self.wake_waiters();
+    }
+
+    pub(super) fn has_waiters(&self) -> bool {
+        self.waiters.has_waiters()
+    }
+
+    /// After a put: a get that joined the line meanwhile may have looked before the buffer was idle.
+    pub(super) fn wake_waiters(&self) {
+        if self.has_waiters() {
             self.waiters.wake_first();
         }
     }
@@ -330,9 +349,7 @@ impl Core {
         self.accounts.count_fallback_put();
         self.stock.release(block, self.time.coarse_us());
         self.close_if_unused();
-        if self.waiters.has_waiters() {
-            self.waiters.wake_first();
-        }
+        self.wake_waiters();
     }
 
     /// The user is done with `block`; devices may use it until all `fences` are over.

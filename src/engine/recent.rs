@@ -8,7 +8,8 @@
 //!
 //! A get finds the own shard by comparing its pool with `RECENT`, a put by comparing the shard that its buffer is open to
 //! (block-I3); so neither counts a reference or computes an index. Two pools, so that a thread that uses both in turn has
-//! both at hand. The slow paths fill the entries. A thread that has none takes the slow path, which checks everything.
+//! both at hand. A put of another thread's block finds its pool by the block's owner, and pushes the block to that thread's
+//! shard; the owner's next get takes it from there. The slow paths fill the entries. A thread that has none takes the slow path, which checks everything.
 //!
 //! A put gives its buffer away, and with it the buffer's reference to the pool: another thread may take the buffer, release
 //! it and close the pool before the put has returned. So a put runs on a reference of its thread. It keeps bookkeeping alone:
@@ -97,6 +98,12 @@ impl Core {
         ptr::eq(pool, self).then(|| ShardAtHand(unsafe { &*shard }))
     }
 
+    /// A plain block for a plain get of `len` bytes that another thread has put back to this thread's shard, if it is at hand.
+    pub(crate) fn take_remote(&self, len: usize) -> Option<Block<Core>> {
+        let shard = self.shard_at_hand().or_else(|| self.other_shard_at_hand())?;
+        shard.0.take_remote_at_once(plain_eighths_index(len)).map(Block::from_entry)
+    }
+
     /// The thread uses this pool: its next gets and puts may take the short path.
     pub(crate) fn enter(self: &Arc<Self>) {
         if position(Arc::as_ptr(self)).is_none() {
@@ -142,11 +149,35 @@ pub(super) fn put(block: Block<Core>) {
 fn put_other(block: Block<Core>) {
     let unkept = match shard_for(&block, 1) {
         Some(shard) => shard.put(block),
-        None => Err(block),
+        None => put_remote(block),
     };
     if let Err(block) = unkept {
         block.end_use_slowly();
     }
+}
+
+/// Puts `block`, which another thread took, into the shard of that thread, if its pool is at hand and nothing but the put
+/// is to be done. Writes the header of the block alone, whose cache line the next hit needs anyway.
+fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
+    let owner = Arc::as_ptr(block.owner());
+    let Some(at) = position(owner).filter(|_| block.is_plain()) else { return Err(block) };
+    // SAFETY: (recent-I1) the pool at hand is alive; it is until the next change of its entry, by this thread.
+    let core = unsafe { &*owner };
+    core.put_remote(block)?;
+    if core.has_waiters() {
+        wake_waiters(core, at);
+    }
+    Ok(())
+}
+
+/// Wakes the first get that waits at `core`, which is at hand at `at`.
+#[cold]
+fn wake_waiters(core: &Core, at: usize) {
+    // A waker is its user's: it may put a buffer of another pool, which then replaces the entry. If the reference is not here, a
+    // frame further up this stack has it.
+    let kept = KEPT.try_with(|kept| kept.pools[at].take()).ok().flatten();
+    let _frame = kept.map(|kept| Frame(ManuallyDrop::new(kept)));
+    core.wake_waiters();
 }
 
 /// The shard at hand that may keep `block` by the short path.

@@ -147,6 +147,9 @@ impl Pool {
 
     #[inline(never)]
     fn get_slowly(&self, len: usize) -> Result<PinnedBuf> {
+        if let Some(block) = self.core().take_remote(len) {
+            return Ok(PinnedBuf::over_plain(block, len));
+        }
         // The back-end aligns to pages anyway, so the alignment does not enter the class.
         self.get_within(len, DEFAULT_ALIGN, self.core().config().wait)
     }

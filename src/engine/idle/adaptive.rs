@@ -118,6 +118,10 @@ impl<T> AdaptiveIdle<T> {
         PutOutcome { victim, rejected: handed_back, check: if check_due { self.check() } else { None } }
     }
 
+    pub(super) fn put_remote(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+        self.cache.put_remote(entry)
+    }
+
     pub(super) fn count_allocated(&self) {
         self.cache.count_allocated();
     }

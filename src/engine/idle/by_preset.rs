@@ -48,6 +48,14 @@ impl<T> Idle<T> {
         }
     }
 
+    /// Keeps `entry`, of a class that a cache of threads gave out, for the thread that took it, unless there is more to be done.
+    pub(in crate::engine) fn put_remote(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+        match self {
+            Self::Exact(_) => Err(entry),
+            Self::Adaptive(idle) => idle.put_remote(entry),
+        }
+    }
+
     /// A get was served by the underlying allocator.
     pub(in crate::engine) fn count_allocated(&self) {
         on_variant!(self, idle => idle.count_allocated());

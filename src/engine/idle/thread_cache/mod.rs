@@ -166,6 +166,15 @@ impl<T> ThreadCache<T> {
         self.put_at(slot::current(), entry)
     }
 
+    /// Puts `entry` back to its owner shard, which is another thread's, if that has a permit for it.
+    pub(in crate::engine) fn put_remote(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
+        match self.shards[self.shard_of(entry.owner)].put_remote(entry, 0) {
+            // Nothing was granted, so no permit is over.
+            Ok(_) => Ok(()),
+            Err(PushError::NoPermit(entry) | PushError::Sealed(entry)) => Err(entry),
+        }
+    }
+
     /// Counts a get of the calling thread that the underlying allocator served.
     pub fn count_allocated(&self) {
         let own = self.shard_of(slot::current());

@@ -103,6 +103,21 @@ impl<T> Shard<T> {
         Some(entry)
     }
 
+    /// As [`take_at_once`](Self::take_at_once), of those that other threads have put.
+    pub(crate) fn take_remote_at_once(&self, class: u32) -> Option<Box<Entry<T>>> {
+        if !self.remote.peek().0 {
+            return None;
+        }
+        let mut entry = self.own.free_list.with_at_once(|list| {
+            self.collect(list);
+            let entry = list.take_newest(class)?;
+            self.count_hit(&entry);
+            Some(entry)
+        })?;
+        self.own_entry(&mut entry);
+        Some(entry)
+    }
+
     /// Puts `entry`, which this shard owns, into the free list if the shard has a spare permit and the class's
     /// mark, and no other thread is inside or needs attention. Touches nothing of the cache after it has left the lock.
     #[inline(always)]
