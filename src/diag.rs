@@ -20,8 +20,10 @@ use crate::policy::Check;
 
 /// In this file `log::warn!` and its siblings are the macros of this module.
 mod log;
+mod texts;
 
 pub(crate) use log::defer;
+pub(crate) use texts::{Growth, Start};
 
 /// Counts the checks of one or many pools and picks those that are printed.
 ///
@@ -162,19 +164,8 @@ impl PoolLog {
         }
     }
 
-    pub(crate) fn started(
-        &self,
-        preset: &str,
-        backend: &str,
-        is_pinned: bool,
-        passed_over: &[(&'static str, String)],
-        ceiling: &str,
-    ) {
-        let kind = if is_pinned { "page-locked" } else { "not page-locked" };
-        // Back-ends of one driver are mostly passed over for one reason.
-        let reasons = passed_over.chunk_by(|(_, one), (_, next)| one == next);
-        let why_not: String = reasons.map(|alike| format!("; not {}: {}", names(alike), alike[0].1)).collect();
-        log::info!("{self}preset {preset}, back-end {backend} ({kind}), ceiling {ceiling}{why_not}");
+    pub(crate) fn started(&self, start: &Start<'_>) {
+        log::info!("{self}{start}");
     }
 
     /// Prints what the user has to know of the machine: warnings and errors.
@@ -190,9 +181,25 @@ impl PoolLog {
         log::info!("{self}Lowering pool_size_limit_ from {from} to {to}");
     }
 
-    pub(crate) fn grown(&self, pinned_bytes: u64, page_locks: u64, max_bytes: Option<u64>) {
-        let ceiling = max_bytes.map_or_else(String::new, |max_bytes| format!(", ceiling {max_bytes}"));
-        log::info!("{self}pinned {pinned_bytes} bytes in {page_locks} page-locks{ceiling}");
+    /// Pinned memory has doubled since the last such line.
+    pub(crate) fn grown(&self, growth: &Growth) {
+        log::info!("{self}growth: {growth}");
+    }
+
+    /// One call that took memory from the system.
+    pub(crate) fn page_locked(&self, growth: &Growth) {
+        log::debug!("{self}page-lock: {growth}");
+    }
+
+    /// A get joins the line.
+    pub(crate) fn began_to_wait(&self, asked_bytes: u64, needed_bytes: u64) {
+        log::trace!("{self}wait: a get of {asked_bytes} bytes ({needed_bytes} with rounding) joins the line");
+    }
+
+    /// A get that waited in line has left it.
+    pub(crate) fn waited(&self, asked_bytes: u64, waited: Duration, is_served: bool) {
+        let end = if is_served { "was served" } else { "found no memory" };
+        log::debug!("{self}wait: a get of {asked_bytes} bytes {end} after {waited:?} in line");
     }
 
     pub(crate) fn reserving(&self, done_bytes: u64, of_bytes: u64) {
@@ -222,10 +229,12 @@ impl PoolLog {
         );
     }
 
-    pub(crate) fn fell_back(&self, asked_bytes: u64, fallback_bytes: u64, max_bytes: Option<u64>) {
+    /// The first such get of the pool, and then each power of ten.
+    pub(crate) fn fell_back(&self, asked_bytes: u64, nth: u64, fallback_bytes: u64, max_bytes: Option<u64>) {
         let limit = max_bytes.map_or_else(String::new, |max_bytes| format!(" of at most {max_bytes}"));
+        let so_far = if nth == 1 { String::new() } else { format!(", as for {nth} gets so far") };
         log::warn!(
-            "{self}fallback: memory for {asked_bytes} bytes is not pinned, so a copy from it is slow and holds up its \
+            "{self}fallback: memory for {asked_bytes} bytes is not pinned{so_far}, so a copy from it is slow and holds up its \
              caller; {fallback_bytes} bytes{limit} are such memory now (PINPOOL_MAX_FALLBACK_BYTES sets the limit, \
              PINPOOL_ON_FULL=error refuses instead)"
         );
@@ -335,9 +344,9 @@ impl PoolLog {
     }
 }
 
-/// The names of `passed_over`, in a list.
-fn names(passed_over: &[(&'static str, String)]) -> String {
-    passed_over.iter().map(|&(name, _)| name).collect::<Vec<_>>().join(", ")
+/// Whether the `nth` event of its kind is logged: the first, the tenth, the hundredth.
+pub(crate) fn is_power_of_ten(nth: u64) -> bool {
+    nth.checked_ilog10().is_some_and(|digits| nth == 10u64.pow(digits))
 }
 
 /// A double as C's `%g` prints it: six significant digits, no trailing zeros, an exponent below 1e-4 and from 1e6 on.
@@ -365,6 +374,12 @@ fn without_trailing_zeros(digits: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn powers_of_ten_are_logged() {
+        let logged: Vec<u64> = (0..=1_000).chain([10_000, 10_001, u64::MAX]).filter(|&nth| is_power_of_ten(nth)).collect();
+        assert_eq!(logged, [1, 10, 100, 1_000, 10_000]);
+    }
 
     #[test]
     fn rates_print_as_c_does() {

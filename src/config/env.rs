@@ -84,6 +84,26 @@ macro_rules! variables {
 }
 for_each_setting!(variables);
 
+/// Limits that are shown also where they have their defaults.
+const LIMITS: [&str; 2] = ["PINPOOL_MAX_BYTES", "PINPOOL_POOL_SIZE_LIMIT"];
+
+/// The limits and every setting that was set, with where each value comes from: `builder` for what code sets, `variable`,
+/// `implied` by another setting, or `default`.
+pub(crate) fn origins(code: &Settings, env: &Settings, config: &Config) -> String {
+    let show = |variable: &Variable| {
+        let value = (variable.show)(config);
+        let origin = match () {
+            () if (variable.is_set)(code) => "builder",
+            () if (variable.is_set)(env) => "variable",
+            () if !LIMITS.contains(&variable.name) => return None,
+            () if value == variable.default() => "default",
+            () => "implied",
+        };
+        Some(format!("{}={value} ({origin})", variable.name))
+    };
+    VARIABLES.iter().filter_map(show).collect::<Vec<_>>().join(", ")
+}
+
 /// A variable that could not be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {

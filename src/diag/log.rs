@@ -95,7 +95,13 @@ macro_rules! warn_line {
 macro_rules! error {
     ($($line:tt)+) => { $crate::diag::log::at_level!(Error, $($line)+) };
 }
-pub(super) use {at_level, error, info, warn_line as warn};
+macro_rules! debug {
+    ($($line:tt)+) => { $crate::diag::log::at_level!(Debug, $($line)+) };
+}
+macro_rules! trace {
+    ($($line:tt)+) => { $crate::diag::log::at_level!(Trace, $($line)+) };
+}
+pub(super) use {at_level, debug, error, info, trace, warn_line as warn};
 
 #[cfg(test)]
 mod tests {

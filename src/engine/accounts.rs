@@ -35,8 +35,9 @@ impl Accounts {
         self.failed_gets.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn count_fallback(&self) {
-        self.fallbacks.fetch_add(1, Ordering::Relaxed);
+    /// Returns how many there have been.
+    pub(super) fn count_fallback(&self) -> u64 {
+        self.fallbacks.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     pub(super) fn count_fallback_put(&self) {

@@ -8,7 +8,9 @@
 //!
 //! Owns times and thresholds; the work itself is the core's.
 
+use crate::diag::Growth;
 use crate::host::{Pressure, PressureGauge, PressureSource};
+use crate::stats::Underlying;
 use crate::sync::plain::{Mutex, MutexGuard};
 use crate::sync::process::{AtomicU64, Ordering};
 
@@ -33,7 +35,14 @@ struct Watch {
     gauge: Option<PressureGauge>,
     next_gauge_us: u64,
     pressure: Pressure,
-    reported_bytes: u64,
+    reported: Reported,
+}
+
+/// Figures at the last report of growth.
+#[derive(Debug, Clone, Copy)]
+struct Reported {
+    held_bytes: u64,
+    calls: Underlying,
 }
 
 /// A tick in progress.
@@ -43,7 +52,8 @@ pub(super) struct Tick<'a>(MutexGuard<'a, Watch>);
 impl Maintenance {
     pub(super) fn new(from: &PressureSource) -> Self {
         let gauge = PressureGauge::open(from);
-        let watch = Watch { gauge, next_gauge_us: 0, pressure: Pressure::Calm, reported_bytes: FIRST_REPORT_BYTES / 2 };
+        let reported = Reported { held_bytes: 0, calls: Underlying::default() };
+        let watch = Watch { gauge, next_gauge_us: 0, pressure: Pressure::Calm, reported };
         Self { next_tick_us: AtomicU64::new(0), watch: Mutex::new(watch) }
     }
 
@@ -80,12 +90,25 @@ impl Tick<'_> {
         self.0.pressure == Pressure::Severe
     }
 
-    /// Whether `held_bytes` are twice what was reported last; then they count as reported.
-    pub(super) fn growth_is_due(&mut self, held_bytes: u64) -> bool {
-        let is_due = held_bytes >= self.0.reported_bytes.saturating_mul(2);
-        if is_due {
-            self.0.reported_bytes = held_bytes;
+    /// The growth since the last report, if `held_bytes` are twice what was held then; it counts as reported.
+    pub(super) fn growth_to_report(
+        &mut self,
+        held_bytes: u64,
+        calls: Underlying,
+        max_bytes: Option<u64>,
+    ) -> Option<Growth> {
+        let reported = &mut self.0.reported;
+        if held_bytes < reported.held_bytes.saturating_mul(2).max(FIRST_REPORT_BYTES) {
+            return None;
         }
-        is_due
+        let before = std::mem::replace(reported, Reported { held_bytes, calls });
+        Some(Growth {
+            asked_bytes: calls.alloc_bytes.saturating_sub(before.calls.alloc_bytes),
+            held_before_bytes: before.held_bytes,
+            held_bytes,
+            page_locks: calls.allocs.saturating_sub(before.calls.allocs),
+            took: calls.time.saturating_sub(before.calls.time),
+            max_bytes,
+        })
     }
 }

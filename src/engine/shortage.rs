@@ -1,4 +1,5 @@
-//! A time without room, logged once when it begins and once when it ends, not at every get.
+//! A time without room, logged once when it begins and once when it ends, not at every get: the first of a pool, the
+//! tenth, the hundredth, so that a pool that runs short again and again does not repeat itself.
 //!
 //! It ends when every get has found room at once for a second. At the ceiling, gets that find room and gets that do not
 //! alternate, so an end at the first success would log two lines per get.
@@ -7,10 +8,10 @@
 
 use std::time::Duration;
 
-use crate::diag::PoolLog;
+use crate::diag::{PoolLog, is_power_of_ten};
 use crate::error::UsageReport;
 use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicBool, Ordering};
+use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 /// Every get must find room at once for this long.
 const CALM_US: u64 = 1_000_000;
@@ -21,10 +22,13 @@ pub(super) struct Shortage {
     /// Lets a miss that finds room skip the lock.
     is_on: AtomicBool,
     counts: Mutex<Option<ShortageCounts>>,
+    /// Shortages so far.
+    shortages: AtomicU64,
 }
 
 #[derive(Debug)]
 struct ShortageCounts {
+    is_logged: bool,
     begun_us: u64,
     last_us: u64,
     gets: u64,
@@ -32,7 +36,7 @@ struct ShortageCounts {
 }
 
 impl Shortage {
-    /// A get of `len_bytes` found no room at `now_us`. `why` is called for the first.
+    /// A get of `len_bytes` found no room at `now_us`. `why` is called for the first of a shortage that is logged.
     pub(super) fn count_get(
         &self,
         log: &PoolLog,
@@ -46,22 +50,21 @@ impl Shortage {
             counts.last_us = counts.last_us.max(now_us);
             return;
         }
-        *counts = Some(ShortageCounts { begun_us: now_us, last_us: now_us, gets: 1, fallbacks: 0 });
+        // Relaxed: counted under the lock.
+        let is_logged = is_power_of_ten(self.shortages.fetch_add(1, Ordering::Relaxed) + 1);
+        *counts = Some(ShortageCounts { is_logged, begun_us: now_us, last_us: now_us, gets: 1, fallbacks: 0 });
         // Relaxed, here and below: a hint; the lock decides.
         self.is_on.store(true, Ordering::Relaxed);
         drop(counts);
-        let (why, usage) = why();
-        log.shortage_began(len_bytes, &why, &usage);
+        if is_logged {
+            let (why, usage) = why();
+            log.shortage_began(len_bytes, &why, &usage);
+        }
     }
 
-    /// A get was given pageable memory. Returns whether it is the first of this shortage.
-    pub(super) fn count_fallback(&self) -> bool {
-        let mut counts = self.counts.lock();
-        let fallbacks = counts.as_mut().map_or(0, |counts| {
-            counts.fallbacks += 1;
-            counts.fallbacks
-        });
-        fallbacks == 1
+    /// A get was given pageable memory.
+    pub(super) fn count_fallback(&self) {
+        self.counts.lock().iter_mut().for_each(|counts| counts.fallbacks += 1);
     }
 
     /// Ends it if every get has found room for a while.
@@ -74,6 +77,8 @@ impl Shortage {
         let Some(ended) = counts.take_if(is_calm) else { return };
         self.is_on.store(false, Ordering::Relaxed);
         drop(counts);
-        log.shortage_ended(Duration::from_micros(ended.last_us - ended.begun_us), ended.gets, ended.fallbacks);
+        if ended.is_logged {
+            log.shortage_ended(Duration::from_micros(ended.last_us - ended.begun_us), ended.gets, ended.fallbacks);
+        }
     }
 }

@@ -234,7 +234,7 @@ impl<E> Stock<E> {
         Ok(())
     }
 
-    /// What a tick does with memory: expires, follows the pressure on memory, releases what is due, reports growth.
+    /// What a tick does with memory: expires, follows the pressure on memory, releases what is due.
     pub(super) fn maintain(&self, tick: &mut Tick<'_>, now_us: u64, trim_all: impl FnOnce()) {
         let Some(arena) = self.backing.arena() else { return };
         // A pool that is not in use expires with the others.
@@ -251,9 +251,16 @@ impl<E> Stock<E> {
         }
         arena.refresh_demand(now_us);
         self.log.release_error(arena.release_due(now_us));
+    }
+
+    /// Reports that much more is held than at the last report.
+    pub(super) fn report_growth(&self, tick: &mut Tick<'_>) {
+        if self.backing.is_partition() {
+            return;
+        }
         let supply = self.backing.stats();
-        if !self.backing.is_partition() && tick.growth_is_due(supply.held_bytes) {
-            self.log.grown(supply.held_bytes, supply.calls.allocs, supply.max_bytes);
+        if let Some(growth) = tick.growth_to_report(supply.held_bytes, supply.calls, supply.max_bytes) {
+            self.log.grown(&growth);
         }
     }
 

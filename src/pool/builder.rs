@@ -16,12 +16,13 @@ use crate::config::{
     Ceiling, Config, FenceKind, HandleTypes, OnFull, Preset, PressureSource, ReleasePolicy, Settings, env,
     for_each_setting,
 };
-use crate::diag::{CheckReport, LogSampler, PoolLog};
+use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
     AutoCeiling, Backing, CeilingSource, Clock, Core, Direct, Fallback, SharedArena, SharedArenaConfig, Supply,
     Timekeeper,
 };
 use crate::error::{ErrorKind, Result};
+use crate::host::limits;
 use crate::size_class::Rounding;
 
 /// Collects the settings of a new pool. A setting that code leaves out comes from the environment, else it has its default.
@@ -112,7 +113,8 @@ impl PoolBuilder {
             return Err(refusal);
         }
         warnings.iter().for_each(|warning| self.log.bad_setting(warning));
-        let config = self.settings.or(env).resolve()?;
+        let config = self.settings.clone().or(env.clone()).resolve()?;
+        let origins = env::origins(&self.settings, &env, &config);
         let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });
         let (root, pools_per_host) = (self.host_root, config.pools_per_host);
         let mut ceiling_source = CeilingSource { root: root.clone(), pools_per_host, lock_limit_bytes: None };
@@ -133,13 +135,19 @@ impl PoolBuilder {
         let chosen = backend::choose(&config.backend, options)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         ceiling_source.lock_limit_bytes = chosen.lock_limit_bytes;
-        log.started(
-            config.preset.name(),
-            chosen.source.name(),
-            chosen.source.is_pinned(),
-            &chosen.passed_over,
-            &ceiling,
-        );
+        let source = &*chosen.source;
+        log.started(&Start {
+            preset: config.preset.name(),
+            backend: source.name(),
+            is_pinned: source.is_pinned(),
+            ceiling: &ceiling,
+            device: source.needs_gpu().then_some(config.device),
+            numa_node: source.numa_node(),
+            granule_bytes: source.virtual_memory().filter(|_| arena).map(|memory| memory.granule_bytes()),
+            huge_pages: limits::memory_rules(&root).huge_pages.as_deref(),
+            settings: &origins,
+            passed_over: &chosen.passed_over,
+        });
         chosen.findings.iter().for_each(|finding| log.found(finding));
         chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
@@ -247,7 +255,7 @@ fn supply(
     root: &Path,
 ) -> Result<Supply> {
     match config.preset {
-        Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, max_bytes))),
+        Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, max_bytes, log.clone()))),
         Preset::Adaptive => {
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
             let retention = Retention { idle_timeout_us, ..Retention::default() };

@@ -7,6 +7,8 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 
 thread_local! {
     static LINES: RefCell<Vec<(Level, String)>> = const { RefCell::new(Vec::new()) };
+    /// Lines above this level are not kept.
+    static LEVEL: Cell<LevelFilter> = const { Cell::new(LevelFilter::Info) };
     static PANIC_AT: Cell<&'static str> = const { Cell::new("") };
     static PANICS: Cell<u64> = const { Cell::new(0) };
 }
@@ -24,6 +26,9 @@ impl Log for LinesByThread {
             PANICS.set(PANICS.get() + 1);
             panic!("the log sink panics at: {line}");
         }
+        if record.level() > LEVEL.try_with(Cell::get).unwrap_or(LevelFilter::Off) {
+            return;
+        }
         // Fails where the thread is ending.
         let _ = LINES.try_with(|lines| lines.borrow_mut().push((record.level(), line)));
     }
@@ -31,8 +36,14 @@ impl Log for LinesByThread {
     fn flush(&self) {}
 }
 
-/// Installs the logger once and forgets what this thread has logged so far.
+/// Installs the logger once, keeps this thread's lines from `info` on, and forgets what it has logged so far.
 pub(crate) fn listen() {
+    listen_from(LevelFilter::Info);
+}
+
+/// As [`listen`], from another level on.
+pub(crate) fn listen_from(level: LevelFilter) {
+    LEVEL.set(level);
     static ONCE: Once = Once::new();
     ONCE.call_once(|| log::set_logger(&LinesByThread).map(|()| log::set_max_level(LevelFilter::Trace)).unwrap());
     LINES.take();

@@ -3,12 +3,12 @@
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use log::Level;
+use log::{Level, LevelFilter};
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::testing::ManualClock;
 use pinpool::{Backend, Check, CheckReport, LogSampler, Pool, PoolBuilder, Preset, Rounding, Window};
 
-use crate::captured_log::{lines_with_levels, listen};
+use crate::captured_log::{lines_with_levels, listen, listen_from};
 use crate::child::alone;
 
 fn evicting_pool() -> PoolBuilder {
@@ -142,4 +142,94 @@ fn lines_of_a_named_pool_and_of_its_partition_begin_with_its_name() {
     let [(Level::Info, started), (Level::Info, partitioned)] = kept.as_slice() else { panic!("two lines: {kept:?}") };
     assert!(started.starts_with("[loader] preset adaptive, back-end heap"), "{started}");
     assert!(partitioned.starts_with("[loader/eval] partition, ceiling 1048576 bytes"), "{partitioned}");
+}
+
+#[test]
+fn the_start_says_where_each_limit_comes_from() {
+    listen();
+    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).name("loader").build().unwrap();
+    let kept = lines_with_levels();
+    let [(Level::Info, started)] = kept.as_slice() else { panic!("one line: {kept:?}") };
+    let start = "[loader] preset adaptive, back-end heap (not page-locked), ceiling 1048576 bytes; granules of 4096 bytes";
+    assert!(started.starts_with(start), "{started}");
+    let settings = "; PINPOOL_BACKEND=heap (builder), PINPOOL_POOL_SIZE_LIMIT=100 (default), PINPOOL_MAX_BYTES=1MiB (builder); ";
+    assert!(started.contains(settings), "{started}");
+    let end = format!("; pinpool {}, pid {}", env!("CARGO_PKG_VERSION"), std::process::id());
+    assert!(started.ends_with(&end), "{started}");
+    drop(pool);
+    let _tensorflow = Pool::builder().without_env().backend(Backend::Heap).preset(Preset::Tensorflow).build().unwrap();
+    let kept = lines_with_levels();
+    let started = &kept.last().unwrap().1;
+    assert!(started.contains("PINPOOL_MAX_BYTES=none (implied)"), "{started}");
+}
+
+#[test]
+fn the_start_names_limits_that_variables_set() {
+    alone(|| {
+        // SAFETY: this process has one thread.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::env::set_var("PINPOOL_POOL_SIZE_LIMIT", "7");
+        }
+        listen();
+        let _pool = Pool::builder().backend(Backend::Heap).build().unwrap();
+        let kept = lines_with_levels();
+        assert!(kept[0].1.contains("PINPOOL_POOL_SIZE_LIMIT=7 (variable), PINPOOL_MAX_BYTES=auto (default)"), "{kept:?}");
+    });
+}
+
+#[test]
+fn growth_is_logged_at_each_doubling_from_64_mib_on() {
+    let clock = ManualClock::default();
+    let backend = Backend::Sim { total_bytes: 1 << 30 };
+    let pool = Pool::builder().without_env().backend(backend).clock(clock.clone()).max_bytes(None).name("p").build().unwrap();
+    listen();
+    let mut held = Vec::new();
+    for _ in 0..40 {
+        held.push(pool.get(8 << 20).unwrap());
+        clock.advance_us(20_000);
+        pool.poll();
+    }
+    let kept = lines_with_levels();
+    let grown: Vec<_> = kept.iter().filter(|(_, line)| line.starts_with("[p] growth: ")).collect();
+    assert_eq!(grown.len(), 3, "at 64, 128 and 256 MiB of 320: {kept:?}");
+    let (level, line) = grown[1];
+    assert_eq!(*level, Level::Info);
+    assert!(line.contains(" bytes asked in ") && line.contains(", held ") && line.ends_with(" ms"), "{line}");
+}
+
+#[test]
+fn debug_and_trace_say_more_of_page_locks_and_of_gets_that_wait() {
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20);
+    let pool = builder.wait(Duration::from_millis(1)).background_poll(false).build().unwrap();
+    listen_from(LevelFilter::Trace);
+    let held = pool.get(1 << 20).unwrap();
+    assert!(pool.get(4096).is_err());
+    let kept = lines_with_levels();
+    let of = |level: Level| kept.iter().filter(|(of, _)| *of == level).map(|(_, line)| line.as_str()).collect::<Vec<_>>();
+    let [page_lock, waited] = of(Level::Debug)[..] else { panic!("two lines: {kept:?}") };
+    let start = "page-lock: 1048576 bytes asked in 1 page-lock, held 0 -> 1048576 bytes, ";
+    assert!(page_lock.starts_with(start) && page_lock.ends_with(" ms, ceiling 1048576 bytes"), "{page_lock}");
+    assert!(waited.starts_with("wait: a get of 4096 bytes found no memory after "), "{waited}");
+    assert_eq!(of(Level::Trace), ["wait: a get of 4096 bytes (4096 with rounding) joins the line"]);
+    drop(held);
+}
+
+#[test]
+fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
+    let clock = ManualClock::default();
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).wait(Duration::ZERO);
+    let pool = builder.on_full(pinpool::OnFull::Pageable).clock(clock.clone()).build().unwrap();
+    listen();
+    let _all = pool.get(1 << 20).unwrap();
+    for _ in 0..110 {
+        // Each get is a shortage of its own.
+        drop(pool.get(4096).unwrap());
+        clock.advance_us(2_000_000);
+        pool.poll();
+    }
+    let kept = lines_with_levels();
+    let begin_with = |part: &str| kept.iter().filter(|(_, line)| line.starts_with(part)).count();
+    assert_eq!((begin_with("fallback: "), begin_with("shortage: "), begin_with("shortage over")), (3, 3, 3), "{kept:?}");
+    assert!(kept.iter().any(|(_, line)| line.contains("is not pinned, as for 10 gets so far, so a copy")), "{kept:?}");
 }

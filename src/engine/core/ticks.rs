@@ -55,6 +55,7 @@ impl Core {
             stuck.into_iter().for_each(log);
         }
         self.stock.maintain(&mut tick, now_us, || self.trim(0));
+        self.stock.report_growth(&mut tick);
         drop(tick);
         if let Some((max_bytes, why)) = self.ceiling.follow(now_us, || self.backing().stats().held_bytes) {
             self.apply_ceiling(max_bytes, &why);

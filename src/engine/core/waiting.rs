@@ -14,6 +14,7 @@ use super::super::accounts::usage_report;
 use super::super::supply::Refusal;
 use super::super::waiters::{Offer, Pass, Server, Turn, Waiters};
 use super::{Block, Core};
+use crate::diag::is_power_of_ten;
 use crate::error::{Error, Result};
 use crate::maintenance_thread::{MaintenanceThread, Reminder};
 use crate::size_class::Class;
@@ -32,6 +33,8 @@ pub(crate) struct WaitingGet {
     class: Class,
     refusal: Refusal,
     turn: Turn<Core>,
+    /// When it joined the line.
+    begun: Instant,
     /// Has a task look again.
     reminder: Option<Reminder>,
 }
@@ -55,10 +58,11 @@ impl Core {
         };
         match self.join_line(len, class, wait, deadline, refusal) {
             Ok(Begun::Served(block)) => Ok(block),
-            Ok(Begun::Waits(WaitingGet { mut refusal, turn, .. })) => match turn.wait(&mut refusal) {
-                Some(block) => Ok(block),
-                None => self.give_up(len, class, refusal),
-            },
+            Ok(Begun::Waits(WaitingGet { mut refusal, turn, begun, .. })) => {
+                let block = turn.wait(&mut refusal);
+                self.log.waited(len as u64, begun.elapsed(), block.is_some());
+                block.map_or_else(|| self.give_up(len, class, refusal), Ok)
+            }
             Err(refusal) => self.give_up(len, class, refusal),
         }
     }
@@ -81,12 +85,15 @@ impl Core {
 
     /// A task looks whether its get was served.
     pub(crate) fn poll_get(self: &Arc<Self>, get: &mut WaitingGet, context: &mut Context<'_>) -> Poll<Result<Block>> {
-        let WaitingGet { len, class, refusal, turn, reminder } = get;
+        let WaitingGet { len, class, refusal, turn, begun, reminder } = get;
         // Of the last poll.
         *reminder = None;
         match turn.poll(context, refusal) {
-            Poll::Ready(Some(block)) => return Poll::Ready(Ok(block)),
-            Poll::Ready(None) => {}
+            Poll::Ready(Some(block)) => {
+                self.log.waited(*len as u64, begun.elapsed(), true);
+                return Poll::Ready(Ok(block));
+            }
+            Poll::Ready(None) => self.log.waited(*len as u64, begun.elapsed(), false),
             Poll::Pending => {
                 // Also where the pool is to be polled by its program alone: a deadline is not the program's to watch.
                 let waker = context.waker();
@@ -163,8 +170,10 @@ impl Core {
         if !is_servable || wait.is_zero() {
             return Err(refusal);
         }
+        self.log.began_to_wait(len as u64, class.bytes as u64);
+        let begun = Instant::now();
         let turn = Turn::join(self, class, deadline);
-        Ok(Begun::Waits(WaitingGet { len, class, refusal, turn, reminder: None }))
+        Ok(Begun::Waits(WaitingGet { len, class, refusal, turn, begun, reminder: None }))
     }
 
     /// Pageable memory, or an error.
@@ -179,10 +188,11 @@ impl Core {
     /// A block that is not pinned, if this pool may give one out and its limit leaves room.
     fn fall_back(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
         let block = self.stock.acquire_pageable(self, class)?;
-        self.accounts.count_fallback();
-        if self.shortage.count_fallback() {
+        let nth = self.accounts.count_fallback();
+        self.shortage.count_fallback();
+        if is_power_of_ten(nth) {
             let fallback = self.backing().usage().fallback;
-            self.log.fell_back(len as u64, fallback.held_bytes, fallback.max_bytes);
+            self.log.fell_back(len as u64, nth, fallback.held_bytes, fallback.max_bytes);
         }
         Some(block)
     }

@@ -9,6 +9,7 @@ use super::source_call::call;
 use super::{BlockMemory, Refusal, SupplyStats};
 use crate::backend::{Region, Source, SourceError};
 use crate::budget::{Budget, Claim};
+use crate::diag::{Growth, PoolLog};
 use crate::stats::Underlying;
 use crate::sync::plain::Mutex;
 
@@ -18,6 +19,7 @@ pub(crate) struct Direct {
     source: Arc<dyn Source>,
     budget: Arc<Budget>,
     counts: Mutex<CallCounts>,
+    log: Arc<PoolLog>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -27,8 +29,8 @@ struct CallCounts {
 }
 
 impl Direct {
-    pub(crate) fn new(source: Arc<dyn Source>, max_bytes: Option<u64>) -> Self {
-        Self { source, budget: Budget::new(max_bytes), counts: Mutex::default() }
+    pub(crate) fn new(source: Arc<dyn Source>, max_bytes: Option<u64>, log: Arc<PoolLog>) -> Self {
+        Self { source, budget: Budget::new(max_bytes), counts: Mutex::default(), log }
     }
 
     pub(super) fn source(&self) -> &dyn Source {
@@ -60,11 +62,22 @@ impl Direct {
         let claim = self.budget.claim(needed_bytes).ok_or(Refusal::Ceiling { needed_bytes })?;
         let begun = Instant::now();
         let acquired = call("acquire", || self.source.acquire_until(class_bytes, until));
+        let took = begun.elapsed();
         let mut counts = self.counts.lock();
-        counts.calls.time += begun.elapsed();
+        counts.calls.time += took;
         match acquired {
             Ok(region) => {
                 counts.calls.acquired(class_bytes as u64);
+                drop(counts);
+                let held_bytes = self.budget.held_bytes();
+                self.log.page_locked(&Growth {
+                    asked_bytes: class_bytes as u64,
+                    held_before_bytes: held_bytes.saturating_sub(needed_bytes),
+                    held_bytes,
+                    page_locks: 1,
+                    took,
+                    max_bytes: self.budget.max_bytes(),
+                });
                 Ok(BlockMemory::Region { region, claim: claim.held() })
             }
             Err(error) => {

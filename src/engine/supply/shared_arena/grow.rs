@@ -10,6 +10,7 @@ use super::super::{BlockMemory, Reclaim};
 use super::SharedArena;
 use crate::arena::Plan;
 use crate::backend::SourceError;
+use crate::diag::Growth;
 use crate::sync::MutexGuard;
 
 impl SharedArena {
@@ -27,12 +28,19 @@ impl SharedArena {
         let executor = state.executor(&plan);
         drop(state);
         let executed = executor.execute(&*self.source, &plan, until, closed);
+        let (page_locks, took) = (executed.0.commits, executed.0.took);
         let mut state = self.state.lock();
+        let held_before_bytes = state.held_bytes();
         let settled = state.settle_growth(plan, executed, now_us);
-        let mappings = state.arena().stats().mappings;
+        let (mappings, held_bytes) = (state.arena().stats().mappings, state.held_bytes());
+        let max_bytes = state.max_bytes();
         self.note_holes(&state, now_us);
         drop(state);
         self.settled.notify_all();
+        if page_locks > 0 {
+            let asked_bytes = bytes;
+            self.log.page_locked(&Growth { asked_bytes, held_before_bytes, held_bytes, page_locks, took, max_bytes });
+        }
         settled?;
         self.watch_mappings(mappings);
         Ok(ptr.and_then(|ptr| self.state.lock().memory_at(ptr, bytes)))

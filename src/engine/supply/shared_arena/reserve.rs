@@ -8,6 +8,7 @@ use super::super::executor::{Mapping, held};
 use super::super::source_call::call;
 use super::SharedArena;
 use crate::backend::SourceError;
+use crate::diag::Growth;
 
 impl SharedArena {
     /// Pins `bytes` and keeps them until the end (policy-R10): a range of its own in the arena. Returns where it lies. A
@@ -27,8 +28,13 @@ impl SharedArena {
         let progress = |done: usize| progress(done as u64);
         let acquired = call("acquire", || self.source.acquire_fast(len, self.config.pin_threads, &progress));
         let took = begun.elapsed();
-        let settled =
-            self.state.lock().settle_reserve((len, held_bytes(len as u64)), acquired, took).map_err(Refusal::Source)?;
+        let mut state = self.state.lock();
+        let held_before_bytes = state.held_bytes();
+        let settled = state.settle_reserve((len, held_bytes(len as u64)), acquired, took).map_err(Refusal::Source)?;
+        let (held_bytes, max_bytes) = (state.held_bytes(), state.max_bytes());
+        drop(state);
+        let growth = Growth { asked_bytes: bytes, held_before_bytes, held_bytes, page_locks: 1, took, max_bytes };
+        self.log.page_locked(&growth);
         let no_range = |region| {
             let refusal = Refusal::Source(SourceError::new("arena", "no range is left for a reserve"));
             self.release_mapping(Mapping::Region(region)).map_err(Refusal::Source).and(Err(refusal))
