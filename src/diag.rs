@@ -377,7 +377,8 @@ mod tests {
 
     #[test]
     fn powers_of_ten_are_logged() {
-        let logged: Vec<u64> = (0..=1_000).chain([10_000, 10_001, u64::MAX]).filter(|&nth| is_power_of_ten(nth)).collect();
+        let logged: Vec<u64> =
+            (0..=1_000).chain([10_000, 10_001, u64::MAX]).filter(|&nth| is_power_of_ten(nth)).collect();
         assert_eq!(logged, [1, 10, 100, 1_000, 10_000]);
     }
 

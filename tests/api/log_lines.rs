@@ -150,9 +150,11 @@ fn the_start_says_where_each_limit_comes_from() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 20).name("loader").build().unwrap();
     let kept = lines_with_levels();
     let [(Level::Info, started)] = kept.as_slice() else { panic!("one line: {kept:?}") };
-    let start = "[loader] preset adaptive, back-end heap (not page-locked), ceiling 1048576 bytes; granules of 4096 bytes";
+    let start =
+        "[loader] preset adaptive, back-end heap (not page-locked), ceiling 1048576 bytes; granules of 4096 bytes";
     assert!(started.starts_with(start), "{started}");
-    let settings = "; PINPOOL_BACKEND=heap (builder), PINPOOL_POOL_SIZE_LIMIT=100 (default), PINPOOL_MAX_BYTES=1MiB (builder); ";
+    let settings =
+        "; PINPOOL_BACKEND=heap (builder), PINPOOL_POOL_SIZE_LIMIT=100 (default), PINPOOL_MAX_BYTES=1MiB (builder); ";
     assert!(started.contains(settings), "{started}");
     let end = format!("; pinpool {}, pid {}", env!("CARGO_PKG_VERSION"), std::process::id());
     assert!(started.ends_with(&end), "{started}");
@@ -174,7 +176,10 @@ fn the_start_names_limits_that_variables_set() {
         listen();
         let _pool = Pool::builder().backend(Backend::Heap).build().unwrap();
         let kept = lines_with_levels();
-        assert!(kept[0].1.contains("PINPOOL_POOL_SIZE_LIMIT=7 (variable), PINPOOL_MAX_BYTES=auto (default)"), "{kept:?}");
+        assert!(
+            kept[0].1.contains("PINPOOL_POOL_SIZE_LIMIT=7 (variable), PINPOOL_MAX_BYTES=auto (default)"),
+            "{kept:?}"
+        );
     });
 }
 
@@ -182,7 +187,8 @@ fn the_start_names_limits_that_variables_set() {
 fn growth_is_logged_at_each_doubling_from_64_mib_on() {
     let clock = ManualClock::default();
     let backend = Backend::Sim { total_bytes: 1 << 30 };
-    let pool = Pool::builder().without_env().backend(backend).clock(clock.clone()).max_bytes(None).name("p").build().unwrap();
+    let pool =
+        Pool::builder().without_env().backend(backend).clock(clock.clone()).max_bytes(None).name("p").build().unwrap();
     listen();
     let mut held = Vec::new();
     for _ in 0..40 {
@@ -206,7 +212,8 @@ fn debug_and_trace_say_more_of_page_locks_and_of_gets_that_wait() {
     let held = pool.get(1 << 20).unwrap();
     assert!(pool.get(4096).is_err());
     let kept = lines_with_levels();
-    let of = |level: Level| kept.iter().filter(|(of, _)| *of == level).map(|(_, line)| line.as_str()).collect::<Vec<_>>();
+    let of =
+        |level: Level| kept.iter().filter(|(of, _)| *of == level).map(|(_, line)| line.as_str()).collect::<Vec<_>>();
     let [page_lock, waited] = of(Level::Debug)[..] else { panic!("two lines: {kept:?}") };
     let start = "page-lock: 1048576 bytes asked in 1 page-lock, held 0 -> 1048576 bytes, ";
     assert!(page_lock.starts_with(start) && page_lock.ends_with(" ms, ceiling 1048576 bytes"), "{page_lock}");
@@ -230,6 +237,10 @@ fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
     }
     let kept = lines_with_levels();
     let begin_with = |part: &str| kept.iter().filter(|(_, line)| line.starts_with(part)).count();
-    assert_eq!((begin_with("fallback: "), begin_with("shortage: "), begin_with("shortage over")), (3, 3, 3), "{kept:?}");
+    assert_eq!(
+        (begin_with("fallback: "), begin_with("shortage: "), begin_with("shortage over")),
+        (3, 3, 3),
+        "{kept:?}"
+    );
     assert!(kept.iter().any(|(_, line)| line.contains("is not pinned, as for 10 gets so far, so a copy")), "{kept:?}");
 }

@@ -21,6 +21,7 @@
 //! | `short_path` | hits that a thread serves from the pools that it used last |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `maintenance` | what the maintenance thread does by itself, and what nobody does without it |
+//! | `documented_lines` | the README's table of log lines |
 //! | `hit_allocates_nothing`, `hit_calls_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
 //!
 //! A test that needs a process of its own runs again as a child ([`child::alone`]).
@@ -40,6 +41,8 @@ mod child;
 mod contract;
 mod counting;
 mod deadlines;
+#[cfg(not(miri))]
+mod documented_lines;
 mod draw;
 mod fault;
 mod fences;
