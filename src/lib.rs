@@ -59,6 +59,7 @@ mod finding;
 mod fork;
 mod host;
 mod in_flight;
+mod lost;
 mod maintenance_thread;
 mod policy;
 mod pool;

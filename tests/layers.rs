@@ -26,7 +26,7 @@ const LAYERS: &[&[&str]] = &[
     &["backend", "driver"],
     &["arena", "budget", "policy", "size_class", "stats"],
     &["host"],
-    &["error", "finding", "fork", "maintenance_thread", "sync", "unwind"],
+    &["error", "finding", "fork", "lost", "maintenance_thread", "sync", "unwind"],
 ];
 
 /// A module by the names that lead to it, without `crate`.

@@ -20,6 +20,7 @@ use super::supply::{Acquired, Backing, BlockMemory, Reclaim, Refusal};
 use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::host::Pressure;
+use crate::lost;
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::size_class::Class;
@@ -93,12 +94,6 @@ impl<E> Stock<E> {
     /// The blocks that exist, and the end of the pool.
     pub(super) fn lifetime(&self) -> &Lifetime {
         &self.lifetime
-    }
-
-    /// Never uses `block` again; keeps its memory, and with it the pool that it belongs to.
-    pub(super) fn leak(&self, block: Block<E>) {
-        std::mem::forget(block);
-        self.lifetime.remove_block();
     }
 
     /// Keeps `block` as idle; releases what the limit evicts. Returns whether anything was released: the pool may be over then.
@@ -290,6 +285,14 @@ impl<E> Stock<E> {
     /// From now on nothing is kept. Returns what is idle.
     pub(super) fn seal(&self) -> Vec<Block<E>> {
         self.idle.seal().into_iter().map(Block::from_entry).collect()
+    }
+}
+
+impl<E: Send + Sync + 'static> Stock<E> {
+    /// Never uses `block` again; keeps its memory, and with it the pool that it belongs to.
+    pub(super) fn leak(&self, block: Block<E>) {
+        lost::keep(block);
+        self.lifetime.remove_block();
     }
 }
 

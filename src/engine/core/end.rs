@@ -4,6 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Core;
+use crate::lost;
 
 impl Core {
     /// No handle is left. Idle blocks are released now, others when they come back.
@@ -58,7 +59,7 @@ impl Core {
         // A release that waits for the device would wait for a stuck copy.
         let may_release = abandoned.is_empty() || !self.backing().source().release_waits();
         // Never freed on a guess (core-I2).
-        abandoned.into_iter().for_each(std::mem::forget);
+        abandoned.into_iter().for_each(lost::keep);
         if let Some(arena) = self.backing().arena().filter(|_| may_release) {
             arena.detach(self, self.time.coarse_us());
         }
