@@ -254,6 +254,14 @@ unsafe impl VirtualMemory for FaultSource {
         }
     }
 
+    fn has_old_places(&self) -> bool {
+        self.inner.virtual_memory().is_some_and(VirtualMemory::has_old_places)
+    }
+
+    fn unmap_old_places(&self) -> Result<(), SourceError> {
+        self.inner_memory()?.unmap_old_places()
+    }
+
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         // SAFETY: as above.
         unsafe { self.inner_memory()?.unreserve(range) }

@@ -220,6 +220,21 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
         unsafe { self.commit(range, to, from.iter().map(|piece| piece.bytes).sum()) }.map_err(RemapError::Lost)
     }
 
+    /// Whether granules that `remap` has moved are still mapped at their old addresses too, where nothing uses them. Other
+    /// calls unmap them there when they must; [`unmap_old_places`](Self::unmap_old_places) does so before.
+    fn has_old_places(&self) -> bool {
+        false
+    }
+
+    /// Unmaps moved granules at their old addresses. A slow call.
+    ///
+    /// # Errors
+    ///
+    /// The error of the driver or the kernel. What is left is unmapped later.
+    fn unmap_old_places(&self) -> Result<(), SourceError> {
+        Ok(())
+    }
+
     /// Returns the addresses to the system.
     ///
     /// # Errors

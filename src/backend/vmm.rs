@@ -4,8 +4,9 @@
 //! ```text
 //!   reserve     [ . . . . . . . . ]          cuMemAddressReserve: addresses only
 //!   commit 2    [ . . G G . . . . ]          cuMemCreate, cuMemMap each; cuMemSetAccess over the run
-//!   remap       [ . . . . . G G . ]          the same handles at other addresses: nothing is pinned again
-//!   decommit    [ . . . . . . . . ]          cuMemUnmap, cuMemRelease each
+//!   remap       [ . . g g . G G . ]          the same handles at other addresses too: nothing is pinned again
+//!               [ . . . . . G G . ]          cuMemUnmap of the old place, later
+//!   decommit    [ . . . . . . . . ]          cuMemUnmap of the run, cuMemRelease each
 //! ```
 //!
 //! A commit blocks no enqueue of another thread for more than 0.3 ms, a decommit for more than 0.06 ms, and neither waits for
@@ -21,11 +22,11 @@
 //!
 //! 1. **vmm-I1**: `granules` has the handle of every granule that is mapped and readable, under its address, and no others.
 //!    Its lock is held around no call of the driver; a call owns its granules alone (the contract of [`VirtualMemory`]).
-//! 2. **vmm-I2**: a run is unmapped granule by granule, as it was mapped. If that fails half way, the first half is mapped
-//!    again with the same handles.
+//! 2. **vmm-I2**: a run of granules is unmapped by one call, which unmaps all of it or, refused, none.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ffi::c_int;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -41,8 +42,10 @@ use crate::host::{GRANULE_BYTES, PageTiers};
 use crate::sync::Mutex;
 
 mod find;
+mod old_places;
 mod table;
 
+use old_places::OldPlaces;
 pub(crate) use table::let_reach;
 use table::{Granule, GranuleRun, GranuleTable, placed, source_error};
 
@@ -60,7 +63,18 @@ pub struct VmmSource {
     granules: Arc<GranuleTable>,
     /// Granules that the driver refused to release, mapped nowhere: [`VmmSource::create`] uses them first.
     unreleased: Mutex<Vec<Granule>>,
+    old_places: OldPlaces,
     reserves: Arc<RegisterSource>,
+}
+
+/// More granules than these are not left mapped at old places: each is a mapping of the process.
+const OLD_GRANULES_MAX: usize = 256;
+
+/// All addresses.
+const EVERYWHERE: Range<u64> = 0..u64::MAX;
+
+fn bytes_of(granules: &[Granule]) -> usize {
+    granules.iter().map(|granule| granule.bytes).sum()
 }
 
 fn address(start: NonNull<u8>) -> u64 {
@@ -75,12 +89,6 @@ impl HandleTypes {
             Self::PosixFd => 1,
         }
     }
-}
-
-/// Why a run could not be unmapped, and whether all of it is mapped again.
-struct UnmapError {
-    refusal: DriverRefusal,
-    restored: bool,
 }
 
 impl VmmSource {
@@ -141,23 +149,19 @@ impl VmmSource {
         })
     }
 
-    /// Maps `granules` from `start` on, readable and writable, or changes nothing.
+    /// Maps `granules` from `start` on, readable and writable, or commits nothing there.
     ///
     /// # Safety
     ///
-    /// The addresses are reserved by the caller and have no memory.
+    /// The addresses are reserved by the caller, and no granule is committed there.
     unsafe fn map(&self, start: u64, granules: &[Granule]) -> Result<(), DriverRefusal> {
-        let undo = |count: usize| {
-            for (address, granule) in placed(start, granules).take(count) {
-                // SAFETY: mapped below, and not returned to the caller.
-                let _ignored = unsafe { self.driver.unmap(address, granule.bytes) };
-            }
-        };
+        let bytes = bytes_of(granules);
+        self.old_places.unmap(self.driver, &(start..start + bytes as u64))?;
+        let undo = |count: usize| self.unmap_or_keep(start, &granules[..count]);
         for (index, (address, granule)) in placed(start, granules).enumerate() {
-            // SAFETY: the caller's promise; the granule has this length.
+            // SAFETY: the caller's promise, and nothing is mapped there any more; the granule has this length.
             unsafe { self.driver.map(address, granule.bytes, 0, granule.handle, 0) }.inspect_err(|_| undo(index))?;
         }
-        let bytes = granules.iter().map(|granule| granule.bytes).sum();
         // SAFETY: whole granules, mapped above; `access` has the length passed.
         unsafe { self.driver.set_access(start, bytes, self.access.as_ptr(), self.access.len()) }
             // A child of `fork` would share the pages, and could write to them under a copy.
@@ -165,48 +169,11 @@ impl VmmSource {
             .inspect_err(|_| undo(granules.len()))
     }
 
-    /// Unmaps the run at `start`.
-    ///
-    /// # Safety
-    ///
-    /// It consists of `granules`, in this order, and nothing uses it.
-    unsafe fn unmap(&self, start: u64, granules: &[Granule]) -> Result<(), UnmapError> {
-        for (index, (address, granule)) in placed(start, granules).enumerate() {
-            // SAFETY: the caller's promise: one granule, mapped alone (vmm-I2).
-            if let Err(refusal) = unsafe { self.driver.unmap(address, granule.bytes) } {
-                // SAFETY: just unmapped.
-                let restored = index == 0 || unsafe { self.map(start, &granules[..index]) }.is_ok();
-                return Err(UnmapError { refusal, restored });
-            }
-        }
-        Ok(())
-    }
-
-    /// Maps runs at their old addresses; whether all of them succeeded.
-    ///
-    /// # Safety
-    ///
-    /// They were unmapped, and nothing is mapped at their addresses.
-    unsafe fn restore(&self, runs: &[GranuleRun]) -> bool {
-        // SAFETY: the caller's promise.
-        runs.iter().all(|run| unsafe { self.map(run.start, &run.granules) }.is_ok())
-    }
-
-    /// The error of a failed remap. Unless all `runs` are restored, releases what is left of them.
-    fn remap_error(&self, refusal: DriverRefusal, restored: bool, runs: &[GranuleRun]) -> RemapError {
-        if restored {
-            return RemapError::Kept(source_error(refusal));
-        }
-        for run in runs {
-            for (address, granule) in placed(run.start, &run.granules) {
-                // Some are mapped and some are not; the driver refuses those that are not.
-                // SAFETY: addresses of a run that is given up, mapped alone if at all (vmm-I2).
-                let _ignored = unsafe { self.driver.unmap(address, granule.bytes) };
-                let _released_later = self.release_granules(&[granule]);
-            }
-            self.granules.forget(run);
-        }
-        RemapError::Lost(source_error(refusal))
+    /// Unmaps `granules`, which nothing uses, from `start` on. What the driver refuses is unmapped later.
+    fn unmap_or_keep(&self, start: u64, granules: &[Granule]) {
+        let end = start + bytes_of(granules) as u64;
+        self.old_places.add(start, end, granules.len());
+        let _unmapped_later = self.old_places.unmap(self.driver, &(start..end));
     }
 
     /// The committed run of `bytes` at `offset`.
@@ -339,11 +306,10 @@ unsafe impl VirtualMemory for VmmSource {
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         let run = self.run_at(range, offset, bytes)?;
         let _entered = self.enter()?;
-        // SAFETY: the caller's promise: committed and unused; these are its handles (vmm-I1).
-        if let Err(UnmapError { refusal, restored: true }) = unsafe { self.unmap(run.start, &run.granules) } {
-            return Err(source_error(refusal));
-        }
-        // A run that is mapped in part counts as decommitted, so that none of it is used again.
+        // A granule that is still mapped at an old place would stay page-locked (vm-S5).
+        self.old_places.unmap(self.driver, &EVERYWHERE).map_err(source_error)?;
+        // SAFETY: the caller's promise: committed and unused; whole granules (vmm-I1, vmm-I2).
+        unsafe { self.driver.unmap(run.start, bytes) }.map_err(source_error)?;
         self.granules.forget(&run);
         if self.release_granules(&run.granules).is_ok() {
             // The driver releases again. What it still refuses is tried again at the end, where it is an error.
@@ -355,34 +321,41 @@ unsafe impl VirtualMemory for VmmSource {
     unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
         let runs = from.iter().map(|piece| self.run_at(range, piece.offset, piece.bytes));
         let runs = runs.collect::<Result<Vec<_>, _>>().map_err(RemapError::Kept)?;
-        let bytes = from.iter().map(|piece| piece.bytes).sum();
-        let to = address(range.at(to, bytes).map_err(RemapError::Kept)?);
-        let _entered = self.enter().map_err(RemapError::Kept)?;
-        for (done, run) in runs.iter().enumerate() {
-            // SAFETY: the caller's promise: committed and unused; these are its handles (vmm-I1).
-            if let Err(UnmapError { refusal, restored }) = unsafe { self.unmap(run.start, &run.granules) } {
-                // SAFETY: the runs before this one were unmapped in earlier rounds.
-                let restored = restored && unsafe { self.restore(&runs[..done]) };
-                return Err(self.remap_error(refusal, restored, &runs));
-            }
-        }
         let granules: Vec<_> = runs.iter().flat_map(|run| &run.granules).copied().collect();
+        let to = address(range.at(to, bytes_of(&granules)).map_err(RemapError::Kept)?);
+        let _entered = self.enter().map_err(RemapError::Kept)?;
+        let kept = |refusal| RemapError::Kept(source_error(refusal));
+        if self.old_places.granules() > OLD_GRANULES_MAX {
+            self.old_places.unmap(self.driver, &EVERYWHERE).map_err(kept)?;
+        }
         // One `map` for all runs, because setting the access costs more than all other calls.
         // SAFETY: the caller's promise: nothing is committed at `to`.
-        if let Err(refusal) = unsafe { self.map(to, &granules) } {
-            // SAFETY: all were unmapped above.
-            let restored = unsafe { self.restore(&runs) };
-            return Err(self.remap_error(refusal, restored, &runs));
+        unsafe { self.map(to, &granules) }.map_err(kept)?;
+        for run in &runs {
+            self.granules.forget(run);
+            self.old_places.add(run.start, run.start + bytes_of(&run.granules) as u64, run.granules.len());
         }
-        runs.iter().for_each(|run| self.granules.forget(run));
         self.granules.remember(to, &granules);
         Ok(())
     }
 
+    fn has_old_places(&self) -> bool {
+        self.old_places.granules() > 0
+    }
+
+    fn unmap_old_places(&self) -> Result<(), SourceError> {
+        if !self.has_old_places() {
+            return Ok(());
+        }
+        let _entered = self.enter()?;
+        self.old_places.unmap(self.driver, &EVERYWHERE).map_err(source_error)
+    }
+
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
+        let unmapped = self.unmap_old_places();
         // SAFETY: the caller's promise: it came from `reserve`, nothing is committed, and it is unused.
         let unreserved = unsafe { self.driver.unreserve(address(range.start()), range.len_bytes()) };
-        unreserved.map_err(source_error).and(self.release_refused())
+        unmapped.and(unreserved.map_err(source_error)).and(self.release_refused())
     }
 }
 

@@ -193,7 +193,7 @@ functions! {
     pub(crate) release = cuMemRelease(granule: GranuleHandle);
     /// Maps memory at reserved addresses without memory.
     pub(crate) map = cuMemMap(address: u64, bytes: usize, offset: usize, granule: GranuleHandle, flags: u64);
-    /// Unmaps exactly what one `map` mapped.
+    /// Unmaps whole mappings, one or several that adjoin.
     pub(crate) unmap = cuMemUnmap(address: u64, bytes: usize);
     /// Sets which locations may read and write mapped memory.
     pub(crate) set_access = cuMemSetAccess(address: u64, bytes: usize, descriptors: *const AccessDescriptor, count: usize);

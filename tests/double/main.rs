@@ -39,6 +39,7 @@ mod granules;
 mod held_queries;
 mod held_registrations;
 mod interop;
+mod moves;
 mod never_by_the_clock;
 mod old_drivers;
 mod pools;

@@ -115,9 +115,10 @@ impl VmmSource {
         let own = c_int::try_from(ordinal).unwrap_or(0);
         let access = [node, MemoryLocation::device(own)].map(AccessDescriptor::read_write);
         let granules = GranuleTable::new(driver, ordinal, device::count()? > 1);
-        let (ids, unreleased) = Default::default();
+        let (ids, unreleased, old_places) = Default::default();
         let makes_context = false;
-        let mut source = Self { device, driver, kind, access, makes_context, ids, granules, unreleased, reserves };
+        let mut source =
+            Self { device, driver, kind, access, makes_context, ids, granules, unreleased, old_places, reserves };
         let tried = source.try_granule(max_bytes);
         source.makes_context = true;
         match tried {

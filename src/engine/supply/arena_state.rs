@@ -286,6 +286,12 @@ impl ArenaState {
         }
     }
 
+    /// Moved granules could not be unmapped at their old places. Returns the error as `settle_releases` does.
+    pub(super) fn note_not_unmapped(&mut self, error: SourceError) -> Result<(), SourceError> {
+        self.calls.failures += 1;
+        if std::mem::replace(&mut self.release_fails, true) { Ok(()) } else { Err(error) }
+    }
+
     /// Counts the calls of a plan and records the regions that it acquired or kept. Returns why a call failed.
     fn count(&mut self, executed: Executed) -> Option<SourceError> {
         let Executed { regions, kept, took, error, committed_bytes, released_bytes, commits, releases } = executed;

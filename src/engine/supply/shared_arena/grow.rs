@@ -37,6 +37,7 @@ impl SharedArena {
         self.note_holes(&state, now_us);
         drop(state);
         self.settled.notify_all();
+        self.note_old_places();
         if page_locks > 0 {
             let asked_bytes = bytes;
             self.log.page_locked(&Growth { asked_bytes, held_before_bytes, held_bytes, page_locks, took, max_bytes });

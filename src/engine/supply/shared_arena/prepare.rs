@@ -2,13 +2,16 @@
 //!
 //! A miss, a put that goes to the arena, and a growth leave a note if the holes do not suffice for what is wanted. The
 //! maintenance of the pool follows it: it moves a few granules, looks again, and stops when a get would have next to nothing to
-//! move. Each step is a plan of its own, so that gets find most of the granules in the arena meanwhile.
+//! move. Each step is a plan of its own, so that gets find most of the granules in the arena meanwhile. Where a get moved
+//! granules itself, it did not wait for them to be unmapped at their old places: that comes first.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::super::arena_state::ArenaState;
+use super::super::source_call::call;
 use super::SharedArena;
+use crate::backend::VirtualMemory;
 
 /// Steps in one go, so that other pools do not wait long for the thread.
 const STEPS_AT_ONCE: usize = 16;
@@ -51,6 +54,23 @@ impl SharedArena {
         }
     }
 
+    /// Granules of a get were moved: the maintenance of the pool unmaps them where they were.
+    pub(super) fn note_old_places(&self) {
+        if self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
+            self.lacks_hole.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Unmaps moved granules where they were. Returns whether there were any; after a refusal they are left for later. A slow
+    /// call.
+    fn unmap_old_places(&self) -> bool {
+        let Some(memory) = self.source.virtual_memory().filter(|memory| memory.has_old_places()) else { return false };
+        let Err(error) = call("unmap", || memory.unmap_old_places()) else { return true };
+        let reported = self.state.lock().note_not_unmapped(error);
+        self.log.release_error(reported);
+        false
+    }
+
     /// Moves granules together where a hole is wanted. Returns whether to look again soon. Slow calls.
     pub(in crate::engine) fn prepare_hole(&self, now_us: u64) -> bool {
         // What changes from here on leaves another note.
@@ -70,8 +90,12 @@ impl SharedArena {
         self.lacks_hole() || self.quiet_looks.load(Ordering::Relaxed) < QUIET_LOOKS
     }
 
-    /// One step towards a standing hole. Returns whether there was one to make. A slow call.
+    /// Unmaps what gets have moved, or makes one step towards a standing hole. Returns whether there was one to make. A slow
+    /// call.
     pub(in crate::engine) fn prepare_step(&self, now_us: u64) -> bool {
+        if self.unmap_old_places() {
+            return true;
+        }
         let mut state = self.state.lock();
         let Some(plan) = state.plan_preparation(now_us) else { return false };
         let executor = state.executor(&plan);

@@ -1,0 +1,203 @@
+//! Granules that a get moves: which calls of the driver it waits for, and which come later.
+#![allow(unsafe_code)] // Commits, remaps and releases granules by hand.
+
+use std::thread;
+
+use driver_double::{Code, Double};
+use pinpool::backend::{AddressRange, RemapError, SourceError, Subrange, VirtualMemory, VmmSource};
+use pinpool::{Backend, PinnedBuf, Pool};
+
+use crate::fixture::{MIB, builder, filled, held};
+
+const GRANULE: usize = 2 * MIB;
+const CALLS: [&str; 5] = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"];
+
+/// How often each of the calls was made since the last reset.
+fn calls(double: &Double) -> [u64; 5] {
+    CALLS.map(|name| double.calls(name))
+}
+
+/// A pool of eight granules, and the buffers that use those of `kept`; the others are idle.
+fn with_kept(double: &Double, kept: &[usize], has_thread: bool) -> (Pool, Vec<PinnedBuf>) {
+    let pool = builder(Backend::Vmm).background_poll(has_thread).max_bytes(8 * GRANULE as u64).build().unwrap();
+    let mut bufs: Vec<_> = (0..8).map(|byte| Some(filled(&pool, GRANULE, byte))).collect();
+    bufs.sort_by_key(|buf| buf.as_ref().unwrap().as_ptr().addr());
+    let kept = kept.iter().map(|&at| bufs[at].take().unwrap()).collect();
+    drop(bufs);
+    double.reset();
+    (pool, kept)
+}
+
+fn are_intact(bufs: &[PinnedBuf]) -> bool {
+    bufs.iter().all(|buf| {
+        let bytes = buf.as_slice_untracked().unwrap();
+        bytes.iter().all(|&byte| byte == bytes[0])
+    })
+}
+
+#[test]
+fn a_get_maps_a_run_with_one_call_for_access_and_its_old_places_are_unmapped_later_a_call_for_each_run() {
+    let double = Double::load();
+    let before = held(&double);
+    let (pool, kept) = with_kept(&double, &[0, 3, 4, 7], false);
+    let mut buf = pool.get(4 * GRANULE).unwrap();
+    assert_eq!(calls(&double), [0, 4, 1, 0, 0], "{CALLS:?}");
+    buf.as_mut_slice().unwrap().fill(9);
+    assert!(are_intact(&kept));
+    assert_eq!(held(&double).mappings - before.mappings, 12, "four of them twice");
+    assert_eq!(held(&double).pinned_bytes - before.pinned_bytes, pool.stats().pinned_bytes);
+    pool.poll();
+    assert_eq!(calls(&double), [0, 4, 1, 2, 0], "granules 1 and 2, and 5 and 6, of {CALLS:?}");
+    assert_eq!(held(&double).mappings - before.mappings, 8);
+    assert!(buf.as_slice_untracked().unwrap().iter().all(|&byte| byte == 9) && are_intact(&kept));
+    pool.poll();
+    assert_eq!(calls(&double), [0, 4, 1, 2, 0]);
+    drop((buf, kept, pool));
+    assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
+}
+
+#[test]
+fn a_get_returns_while_the_maintenance_thread_unmaps() {
+    let double = Double::load();
+    let before = held(&double);
+    let (pool, kept) = with_kept(&double, &[1, 3, 5, 7], true);
+    let held_call = double.hold_call("cuMemUnmap");
+    let mut buf = pool.get(3 * GRANULE).unwrap();
+    held_call.wait_for(1);
+    buf.as_mut_slice().unwrap().fill(9);
+    assert_eq!(calls(&double)[..3], [0, 3, 1]);
+    drop(held_call);
+    while held(&double).mappings - before.mappings > 8 {
+        thread::yield_now();
+    }
+    assert!(are_intact(&kept) && are_intact(&[buf]));
+    drop((kept, pool));
+    assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
+}
+
+#[test]
+fn moved_memory_that_is_given_back_is_gone_though_its_old_place_was_mapped() {
+    let double = Double::load();
+    let before = held(&double);
+    let (pool, kept) = with_kept(&double, &[1, 3, 5, 7], false);
+    drop(pool.get(4 * GRANULE).unwrap());
+    pool.clear();
+    pool.trim(0);
+    assert_eq!(pool.stats().pinned_bytes, 4 * GRANULE as u64);
+    assert_eq!(held(&double).pinned_bytes - before.pinned_bytes, 4 * GRANULE as u64, "no less is told than is held");
+    assert!(are_intact(&kept));
+    drop((kept, pool));
+    assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
+}
+
+#[test]
+fn old_places_that_are_not_unmapped_cost_no_memory_and_are_tried_again() {
+    let double = Double::load();
+    let before = held(&double);
+    let (pool, kept) = with_kept(&double, &[1, 3, 5, 7], false);
+    double.fail_from("cuMemUnmap", 1, Code::UNKNOWN);
+    let buf = pool.get(4 * GRANULE).unwrap();
+    pool.poll();
+    assert_eq!(held(&double).mappings - before.mappings, 12);
+    let failures = pool.stats().underlying.failures;
+    assert_eq!(failures, 1);
+    double.reset();
+    drop(buf);
+    pool.clear();
+    pool.trim(0);
+    assert_eq!(held(&double).mappings - before.mappings, 4);
+    drop((kept, pool));
+    assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
+}
+
+/// Granules of `vmm` by number.
+struct Granules {
+    source: VmmSource,
+    range: AddressRange,
+}
+
+impl Granules {
+    fn reserve(count: usize) -> Self {
+        let source = VmmSource::new(0, None).unwrap();
+        let range = source.reserve(count * GRANULE).unwrap();
+        Self { source, range }
+    }
+
+    fn commit(&self, first: usize, count: usize) -> Result<(), SourceError> {
+        // SAFETY: each test commits only what is uncommitted.
+        unsafe { self.source.commit(&self.range, first * GRANULE, count * GRANULE) }
+    }
+
+    fn remap(&self, from: usize, to: usize, count: usize) -> Result<(), RemapError> {
+        let from = [Subrange { offset: from * GRANULE, bytes: count * GRANULE }];
+        // SAFETY: each test remaps only what is committed and unused, to uncommitted addresses.
+        unsafe { self.source.remap(&self.range, &from, to * GRANULE) }
+    }
+
+    fn end(self, first: usize, count: usize) {
+        // SAFETY: these are committed and unused, and no others are committed.
+        unsafe { self.source.decommit(&self.range, first * GRANULE, count * GRANULE) }.unwrap();
+        // SAFETY: decommitted above.
+        unsafe { self.source.unreserve(self.range) }.unwrap();
+    }
+}
+
+#[test]
+fn addresses_are_not_mapped_again_before_another_thread_has_unmapped_them() {
+    let double = Double::load();
+    let before = held(&double);
+    let granules = Granules::reserve(8);
+    granules.commit(0, 2).unwrap();
+    granules.remap(0, 4, 2).unwrap();
+    double.reset();
+    let held_call = double.hold_call("cuMemUnmap");
+    thread::scope(|scope| {
+        let unmaps = scope.spawn(|| granules.source.unmap_old_places());
+        held_call.wait_for(1);
+        let commits = scope.spawn(|| granules.commit(0, 2));
+        (0..1000).for_each(|_| thread::yield_now());
+        assert_eq!(double.calls("cuMemMap"), 0, "still mapped");
+        drop(held_call);
+        commits.join().unwrap().unwrap();
+        unmaps.join().unwrap().unwrap();
+    });
+    assert_eq!((double.calls("cuMemUnmap"), double.calls("cuMemMap")), (1, 2));
+    // SAFETY: committed and unused.
+    unsafe { granules.source.decommit(&granules.range, 0, 2 * GRANULE) }.unwrap();
+    granules.end(4, 2);
+    assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
+}
+
+#[test]
+fn a_refused_unmap_of_another_thread_is_tried_again_by_the_one_that_needs_the_addresses() {
+    let double = Double::load();
+    let granules = Granules::reserve(8);
+    granules.commit(0, 1).unwrap();
+    granules.remap(0, 4, 1).unwrap();
+    double.reset();
+    double.fail("cuMemUnmap", 1, Code::UNKNOWN);
+    assert!(granules.source.unmap_old_places().is_err() && granules.source.has_old_places());
+    granules.commit(0, 1).unwrap();
+    assert!(!granules.source.has_old_places());
+    // SAFETY: committed and unused.
+    unsafe { granules.source.decommit(&granules.range, 0, GRANULE) }.unwrap();
+    granules.end(4, 1);
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn no_more_than_a_few_hundred_granules_stay_mapped_at_old_places() {
+    let double = Double::load();
+    let before = held(&double);
+    let granules = Granules::reserve(800);
+    granules.commit(0, 1).unwrap();
+    let mut most = 0;
+    for place in 1..800 {
+        granules.remap(place - 1, place, 1).unwrap();
+        most = most.max(held(&double).mappings - before.mappings);
+    }
+    assert!((200..=300).contains(&most), "{most}");
+    assert!(double.calls("cuMemUnmap") < 10, "many in one call");
+    granules.end(799, 1);
+    assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
+}
