@@ -27,6 +27,7 @@ use super::timeline::{TimelineFence, Timelines};
 use crate::driver::{CurrentContext, RelaxedCapture, error_code, is_forbidden_by_capture};
 use crate::error::{Error, Result};
 use crate::in_flight::StreamId;
+use crate::lost;
 use crate::sync::plain::Mutex;
 
 /// More idle events and streams than these are destroyed.
@@ -223,7 +224,9 @@ impl ContextState {
         let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
         let (ordinal, device, handle) = (self.context.ordinal(), self.context.cu_device(), self.context.cu_ctx());
         let primary = if is_active(device) { Some(CudaContext::new(ordinal)?) } else { None };
-        let context = ManuallyDrop::new(match primary.filter(|primary| primary.cu_ctx() == handle) {
+        let primary = primary.filter(|primary| primary.cu_ctx() == handle);
+        let is_primary = primary.is_some();
+        let context = ManuallyDrop::new(match primary {
             Some(primary) => primary,
             // SAFETY: the handle is valid (context-I1) and of this device; the object is never dropped, so it never
             // destroys the user's context. It would if cudarc could not make the context current, which it is here.
@@ -232,7 +235,18 @@ impl ContextState {
         // The first stream of a context that tracks events makes cudarc wait for the whole device.
         // SAFETY: no device memory is ever made through this object, so none misses its events.
         unsafe { context.disable_event_tracking() };
-        let idle_stream = context.new_stream()?;
+        let idle_stream = match context.new_stream() {
+            Ok(stream) => stream,
+            // Dropped, it releases the primary context, which it retained; it would destroy any other.
+            Err(error) if is_primary => {
+                drop(ManuallyDrop::into_inner(context));
+                return Err(error);
+            }
+            Err(error) => {
+                lost::keep(context);
+                return Err(error);
+            }
+        };
         // SAFETY: as above.
         unsafe { context.enable_event_tracking() };
         Ok(OwnContext { context, idle_stream })
