@@ -73,22 +73,37 @@ impl GranuleSizes {
 
     /// The sizes, smallest first.
     pub(crate) fn zones(self) -> impl Iterator<Item = GranuleZone> {
-        let zone = move |start: u64, granule_bytes: u64, granules: u64| {
-            let is_last = granule_bytes >= self.largest_bytes;
-            let end = if is_last { u64::MAX } else { start.saturating_add(granule_bytes.saturating_mul(granules)) };
-            GranuleZone { start, end, granule_bytes }
-        };
         let next = move |before: &GranuleZone| {
             let granule_bytes = before.granule_bytes.saturating_mul(FACTOR).min(self.largest_bytes);
-            (before.end < u64::MAX).then(|| zone(before.end, granule_bytes, self.next_granules))
+            (before.end < u64::MAX).then(|| self.zone(before.end, granule_bytes, self.next_granules))
         };
-        iter::successors(Some(zone(0, self.smallest_bytes, self.first_granules)), next)
+        iter::successors(Some(self.first_zone()), next)
+    }
+
+    #[inline]
+    fn first_zone(self) -> GranuleZone {
+        self.zone(0, self.smallest_bytes, self.first_granules)
+    }
+
+    #[inline]
+    fn zone(self, start: u64, granule_bytes: u64, granules: u64) -> GranuleZone {
+        let is_last = granule_bytes >= self.largest_bytes;
+        let end = if is_last { u64::MAX } else { start.saturating_add(granule_bytes.saturating_mul(granules)) };
+        GranuleZone { start, end, granule_bytes }
     }
 
     /// The zone of the byte at `offset`.
+    #[inline]
     pub(crate) fn zone_at(self, offset: u64) -> GranuleZone {
-        let first = GranuleZone { start: 0, end: u64::MAX, granule_bytes: self.smallest_bytes };
-        self.zones().find(|zone| offset < zone.end).unwrap_or(first)
+        // Each carve and each release asks, in most pools about the first.
+        let first = self.first_zone();
+        if offset < first.end { first } else { self.later_zone_at(offset) }
+    }
+
+    #[cold]
+    fn later_zone_at(self, offset: u64) -> GranuleZone {
+        let endless = GranuleZone { end: u64::MAX, ..self.first_zone() };
+        self.zones().find(|zone| offset < zone.end).unwrap_or(endless)
     }
 
     /// The edge of a granule at or below `offset`.
