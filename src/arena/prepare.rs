@@ -66,8 +66,8 @@ impl Arena {
                 return None;
             }
             let kept = holes.joined_with(hull);
-            let idle = self.idle.within(of_size).map(|run| run.extent);
-            let elsewhere: u64 = idle.flat_map(|run| run.without(kept)).flatten().map(Extent::bytes).sum();
+            let in_place = of_size.common(kept).map_or(0, |kept| self.idle.bytes_within(kept));
+            let elsewhere = self.idle.bytes_within(of_size) - in_place;
             let short_bytes = fit.missing_bytes.saturating_sub(elsewhere);
             if short_bytes == 0 {
                 return Some((targets, kept));

@@ -68,6 +68,16 @@ impl IdleGranules {
         })
     }
 
+    /// Bytes of the idle granules within `extent`. One look where all of them are.
+    pub(super) fn bytes_within(&self, extent: Extent) -> u64 {
+        let starts_before = self.runs.first_key_value().is_some_and(|(&start, _)| start < extent.start);
+        let ends_behind = self.runs.last_key_value().is_some_and(|(_, &(end, _))| end > extent.end);
+        if starts_before || ends_behind {
+            return self.within(extent).map(|run| run.extent.bytes()).sum();
+        }
+        self.bytes
+    }
+
     /// All runs, the longest idle first, the lowest address of equals first.
     pub(super) fn longest_idle(&self) -> impl Iterator<Item = IdleRun> + '_ {
         self.by_age.iter().filter_map(|&(since_us, start)| {

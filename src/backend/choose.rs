@@ -327,7 +327,9 @@ pub(crate) fn driver_source(name: &str, options: PinOptions<'_>, insists: bool) 
     match name {
         "vmm" => VmmSource::on_machine(root, (device, node), options.handle_types, max_bytes, insists)
             .map(|source| Arc::new(source) as _),
-        "register" => RegisterSource::new(device, node).map(|source| Arc::new(source.with_threads(threads)) as _),
+        "register" => {
+            RegisterSource::on_machine(root, device, node).map(|source| Arc::new(source.with_threads(threads)) as _)
+        }
         _ => CudaSource::new(device).map(|source| Arc::new(source.with_write_combined(options.write_combined)) as _),
     }
     .map_err(|error| error.to_string())

@@ -59,16 +59,21 @@ impl RegisterSource {
     ///
     /// There is no driver, no such device, the driver refuses to start, or it registers no memory here.
     pub fn new(ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
+        Self::on_machine(Path::new("/"), ordinal, node)
+    }
+
+    /// As [`new`](Self::new) on the machine below `root`.
+    pub(super) fn on_machine(root: &Path, ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
         let device = Device::find(ordinal)?;
         if device.attribute(attribute::REGISTERS_HOST_MEMORY).is_none_or(|value| value == 0) {
             return Err(SourceError::new("cuDeviceGetAttribute", "the device registers no host memory"));
         }
-        let node = node.or_else(|| device.numa_node(Path::new("/")));
-        Ok(Self::of(Arc::new(device), node))
+        let node = node.or_else(|| device.numa_node(root));
+        Ok(Self::of(root, Arc::new(device), node))
     }
 
-    pub(super) fn of(device: Arc<Device>, node: Option<u32>) -> Self {
-        let placement = node.and_then(|node| NodePlacement::on(Path::new("/"), node));
+    pub(super) fn of(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
+        let placement = node.and_then(|node| NodePlacement::on(root, node));
         let threads = thread::available_parallelism().map_or(1, usize::from);
         Self { device, placement, ids: RegionIds::default(), threads, last_registration: Mutex::default() }
     }

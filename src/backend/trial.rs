@@ -1,7 +1,8 @@
 //! Tries a source for real: a little memory is taken, touched, copied from and given back.
 //!
 //! ```text
-//!   acquire, or reserve and commit ──▶ touch ──▶ copy a word ──▶ release, or decommit and unreserve
+//!   acquire ──▶ touch ──▶ copy a word ──▶ release
+//!   reserve and commit ──▶ touch ──▶ copy a word ──▶ move, touch, copy a word ──▶ decommit and unreserve
 //! ```
 //!
 //! These are the calls of a pool that grows and shrinks, in its order and with its flags: a source that refuses any of them
@@ -12,7 +13,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use super::source::Source;
-use super::virtual_memory::VirtualMemory;
+use super::virtual_memory::{RemapError, Subrange, VirtualMemory};
 use crate::error::SourceError;
 use crate::host::{GRANULE_BYTES, PAGE_BYTES};
 
@@ -96,7 +97,7 @@ fn region(source: &dyn Source, bytes: usize, copy: Copy<'_>) -> Result<(usize, D
 }
 
 fn granule(memory: &dyn VirtualMemory, bytes: usize, copy: Copy<'_>) -> Result<(usize, Duration), SourceError> {
-    let range = memory.reserve(bytes)?;
+    let range = memory.reserve(2 * bytes)?;
     let begun = Instant::now();
     // SAFETY: nothing of this range was committed before.
     let mut outcome = unsafe { memory.commit(&range, 0, bytes) };
@@ -104,8 +105,23 @@ fn granule(memory: &dyn VirtualMemory, bytes: usize, copy: Copy<'_>) -> Result<(
     if outcome.is_ok() {
         // SAFETY: committed above, and longer than two words.
         outcome = unsafe { touch(range.start()) }.and_then(|()| copy(range.start()));
-        // SAFETY: committed above; no reference into it was made, and the copy is over.
-        let decommit = || unsafe { memory.decommit(&range, 0, bytes) };
+        let mut at = Some(0);
+        if outcome.is_ok() {
+            // SAFETY: committed at 0, unused since the copy is over; nothing is committed behind it.
+            let moved = unsafe { memory.remap(&range, &[Subrange { offset: 0, bytes }], bytes) };
+            at = match moved {
+                Ok(()) => Some(bytes),
+                Err(RemapError::Kept(_)) => Some(0),
+                Err(RemapError::Lost(_)) => None,
+            };
+            outcome = moved.map_err(SourceError::from).and_then(|()| {
+                let moved_to = range.at(bytes, bytes)?;
+                // SAFETY: committed by the remap, and longer than two words.
+                unsafe { touch(moved_to) }.and_then(|()| copy(moved_to))
+            });
+        }
+        // SAFETY: committed there; no reference into it was made, and the copy is over.
+        let decommit = || at.map_or(Ok(()), |at| unsafe { memory.decommit(&range, at, bytes) });
         if let Err(error) = decommit() {
             outcome = outcome.and(Err(error));
             // A refusal may be of the moment. Memory that cannot be given back keeps its addresses.

@@ -11,7 +11,7 @@
 //!
 //! A commit blocks no enqueue of another thread for more than 0.3 ms, a decommit for more than 0.06 ms, and neither waits for
 //! the device. But a commit pins only 4 to 5 GB/s, so a reserve, which is acquired once and kept, is registered memory
-//! instead ([`RegisterSource`]) at 28 to 35 GB/s. To unregister it waits for the device and holds up every enqueue, so that
+//! instead ([`RegisterSource`]) at 28 to 35 GB/s; of granules only where the driver registers nothing. To unregister it waits for the device and holds up every enqueue, so that
 //! comes at a moment when the device is seen idle, after the end of the pool if need be.
 //!
 //! Access is set for the CPU and the source's device, and for another device when it first copies from a granule. Creating a
@@ -34,12 +34,14 @@ use super::mapping;
 use super::register::{RegisterSource, release_when_idle};
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, HandleTypes, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
+use crate::arena::GranuleSizes;
 use crate::driver::device::Device;
 use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleKind, VmmApi};
 use crate::driver::{CurrentContext, RelaxedCapture};
 use crate::error::SourceError;
 use crate::host::{GRANULE_BYTES, PageTiers};
 use crate::sync::Mutex;
+use crate::sync::process::{AtomicBool, Ordering};
 
 mod find;
 mod old_places;
@@ -65,10 +67,15 @@ pub struct VmmSource {
     unreleased: Mutex<Vec<Granule>>,
     old_places: OldPlaces,
     reserves: Arc<RegisterSource>,
+    /// Registering is not supported here, as under confidential computing: a reserve is made of granules.
+    registers_nothing: AtomicBool,
 }
 
 /// More granules than these are not left mapped at old places: each is a mapping of the process.
 const OLD_GRANULES_MAX: usize = 256;
+
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+const NOT_SUPPORTED: i64 = 801;
 
 /// All addresses.
 const EVERYWHERE: Range<u64> = 0..u64::MAX;
@@ -205,7 +212,8 @@ unsafe impl Source for VmmSource {
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let held_bytes = self.held_bytes(len_bytes);
-        let range = self.reserve(held_bytes)?;
+        let sizes = GranuleSizes::of_pool(GRANULE_BYTES as u64, Some(held_bytes as u64));
+        let range = self.reserve(held_bytes)?.with_granules(sizes);
         let start = range.start();
         // SAFETY: reserved above, and nothing of it is committed.
         match unsafe { self.commit(&range, 0, held_bytes) } {
@@ -236,8 +244,21 @@ unsafe impl Source for VmmSource {
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         // A granule takes the place of one that was not released. A reserve would come on top of it.
         self.release_refused()?;
-        let region = self.reserves.acquire_fast(len_bytes, threads, progress)?;
-        Ok(Region::new(region.start(), len_bytes, self.ids.next()))
+        // Relaxed: a hint, which spares touching memory that is then refused.
+        if !self.registers_nothing.load(Ordering::Relaxed) {
+            match self.reserves.acquire_fast(len_bytes, threads, progress) {
+                Err(error) if error.code() == Some(NOT_SUPPORTED) => {
+                    self.registers_nothing.store(true, Ordering::Relaxed);
+                }
+                acquired => return acquired.map(|region| Region::new(region.start(), len_bytes, self.ids.next())),
+            }
+        }
+        if self.held_bytes(len_bytes) != self.held_bytes_fast(len_bytes) {
+            let what = format!("CUDA_ERROR_NOT_SUPPORTED, and {len_bytes} B are not whole granules");
+            let remedy = "raise PINPOOL_MAX_BYTES until the reserve fits in whole granules of 2 MiB";
+            return Err(SourceError::new("cuMemHostRegister", what).with_code(NOT_SUPPORTED).with_remedy(remedy));
+        }
+        self.acquire(len_bytes).inspect(|_| progress(len_bytes))
     }
 
     fn needs_gpu(&self) -> bool {
@@ -337,6 +358,10 @@ unsafe impl VirtualMemory for VmmSource {
         }
         self.granules.remember(to, &granules);
         Ok(())
+    }
+
+    fn descriptors(&self) -> u64 {
+        if self.kind.handle_types == 0 { 0 } else { self.granules.count() }
     }
 
     fn has_old_places(&self) -> bool {

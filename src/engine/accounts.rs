@@ -112,6 +112,7 @@ impl Accounts {
             reserve_bytes: supply.reserve_bytes,
             moves: supply.moves,
             mappings: supply.mappings,
+            descriptors: supply.descriptors,
             pinned_bytes: supply.held_bytes,
             peak_pinned_bytes: supply.peak_bytes,
             max_bytes: supply.max_bytes,

@@ -82,6 +82,7 @@ fn granules_have_handles_where_asked_and_only_there() {
             let pool = builder(backend).handle_types(types).build().unwrap();
             let buf = pool.get(4 * MIB).unwrap();
             assert_eq!((pool.stats().backend, double.exportable_granules()), ("vmm", exportable));
+            assert_eq!(pool.stats().descriptors, exportable, "each may take one");
             drop(buf);
         }
     }

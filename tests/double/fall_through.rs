@@ -170,7 +170,7 @@ fn a_trial_that_a_capture_forbids_is_no_refusal() {
 }
 
 /// A machine below a root of its own: memory nodes as (number, GiB, processors), and more files.
-fn machine(nodes: &[(u32, u64, &str)], more: &[(&str, &str)]) -> tempfile::TempDir {
+pub(crate) fn machine(nodes: &[(u32, u64, &str)], more: &[(&str, &str)]) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let write = |path: &str, text: &str| {
         let path = root.path().join(path);

@@ -7,6 +7,8 @@
 //! | `copies`, `tracked_copies` | copies made by the pool, and every natural line that starts one |
 //! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
+//! | `moves` | granules that a get moves: what it waits for, and what comes later |
+//! | `nodes`, `reserves` | pools on several memory nodes; reserves where nothing can be registered |
 //! | `granules` | granules of several sizes, and how many mappings a pool makes |
 //! | `held_queries`, `held_registrations` | a thread that stands in a call of the driver |
 //! | `spare_events` | events that are kept, and those that are destroyed |
@@ -41,10 +43,12 @@ mod held_registrations;
 mod interop;
 mod moves;
 mod never_by_the_clock;
+mod nodes;
 mod old_drivers;
 mod pools;
 mod refusals;
 mod release_gate;
+mod reserves;
 mod sources;
 mod spare_events;
 mod tracked_copies;

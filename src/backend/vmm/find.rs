@@ -16,6 +16,7 @@ use crate::driver::virtual_memory::{AccessDescriptor, GranuleKind, MemoryLocatio
 use crate::driver::{is_forbidden_by_capture, state};
 use crate::error::SourceError;
 use crate::host::GRANULE_BYTES;
+use crate::sync::process::AtomicBool;
 
 /// `CUDA_ERROR_INVALID_CONTEXT`: no context is current on this thread.
 const INVALID_CONTEXT: i64 = 201;
@@ -81,7 +82,7 @@ impl VmmSource {
                 HostLocation::Node(node) => Some(node),
                 HostLocation::Anywhere => wanted,
             };
-            let reserves = Arc::new(RegisterSource::of(device.clone(), placed));
+            let reserves = Arc::new(RegisterSource::of(root, device.clone(), placed));
             match Self::at(location, (device.clone(), driver), (ordinal, handle_types), reserves, max_bytes) {
                 Ok(source) => return Ok(source),
                 Err(error) => refused = Some(refused.map_or(error.clone(), |first| first.and_also(&error))),
@@ -116,9 +117,22 @@ impl VmmSource {
         let access = [node, MemoryLocation::device(own)].map(AccessDescriptor::read_write);
         let granules = GranuleTable::new(driver, ordinal, device::count()? > 1);
         let (ids, unreleased, old_places) = Default::default();
+        let registers_nothing = device.attribute(attribute::REGISTERS_HOST_MEMORY) == Some(0);
+        let registers_nothing = AtomicBool::new(registers_nothing);
         let makes_context = false;
-        let mut source =
-            Self { device, driver, kind, access, makes_context, ids, granules, unreleased, old_places, reserves };
+        let mut source = Self {
+            device,
+            driver,
+            kind,
+            access,
+            makes_context,
+            ids,
+            granules,
+            unreleased,
+            old_places,
+            reserves,
+            registers_nothing,
+        };
         let tried = source.try_granule(max_bytes);
         source.makes_context = true;
         match tried {

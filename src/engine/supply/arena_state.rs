@@ -437,6 +437,7 @@ impl ArenaState {
             smaller_regions: self.smaller_regions,
             moves: arena.remaps,
             mappings: arena.mappings,
+            descriptors: 0,
             calls: self.calls,
         }
     }

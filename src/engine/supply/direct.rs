@@ -126,6 +126,7 @@ impl Direct {
             stuck_bytes: counts.stuck_bytes,
             max_bytes: self.budget.max_bytes(),
             highest_max_bytes: self.budget.highest_max_bytes(),
+            descriptors: 0,
             mappings: counts.calls.allocs.saturating_sub(counts.calls.frees),
             calls: counts.calls,
             ..SupplyStats::default()

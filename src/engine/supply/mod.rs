@@ -136,6 +136,7 @@ pub(super) struct SupplyStats {
     pub(super) moves: u64,
     /// Granules, regions and reserves held.
     pub(super) mappings: u64,
+    pub(super) descriptors: u64,
     /// Regions for one buffer, acquired where the source refused a larger one.
     pub(super) smaller_regions: u64,
     pub(super) calls: Underlying,

@@ -46,7 +46,7 @@ use super::gate::Gate;
 use super::mapping_watch::MappingWatch;
 use super::{Acquired, Reclaim, Refusal, SupplyStats};
 use crate::arena::{ArenaPtr, GrowthLimits, Retention};
-use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError};
+use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError, VirtualMemory};
 use crate::diag::{self, PoolLog};
 use crate::size_class::Class;
 use crate::sync::{Condvar, Mutex};
@@ -419,7 +419,8 @@ impl SharedArena {
     }
 
     pub(super) fn stats(&self) -> SupplyStats {
-        self.state.lock().stats()
+        let descriptors = self.source.virtual_memory().map_or(0, VirtualMemory::descriptors);
+        SupplyStats { descriptors, ..self.state.lock().stats() }
     }
 }
 

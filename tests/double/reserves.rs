@@ -1,0 +1,71 @@
+//! Reserves of `vmm` where the driver registers no memory, as under confidential computing.
+
+use driver_double::{Code, Double};
+use pinpool::Backend;
+
+use crate::fixture::{MIB, builder, filled, held};
+
+const REGISTERS: i32 = 99;
+
+#[test]
+fn a_reserve_is_made_of_granules_where_registering_is_not_supported() {
+    let double = Double::load();
+    let before = held(&double);
+    double.fail_from("cuMemHostRegister_v2", 1, Code::NOT_SUPPORTED);
+    let pool = builder(Backend::Vmm).reserve_bytes(16 << 20).build().unwrap();
+    let now = held(&double);
+    assert_eq!((now.registrations, now.granules - before.granules), (before.registrations, 8));
+    assert_eq!(now.pinned_bytes - before.pinned_bytes, pool.stats().pinned_bytes);
+    assert_eq!((pool.stats().reserve_bytes, pool.stats().pinned_bytes), (16 << 20, 16 << 20));
+    // All of it serves buffers and none of it is given back before the end.
+    let created = double.calls("cuMemCreate");
+    let bufs = [1, 7, 8].map(|mib| filled(&pool, mib * MIB, u8::try_from(mib).unwrap()));
+    assert_eq!(double.calls("cuMemCreate"), created);
+    drop(bufs);
+    pool.clear();
+    pool.trim(0);
+    assert_eq!(pool.stats().pinned_bytes, 16 << 20);
+    pool.stats().validate().unwrap();
+    // The driver is asked once: pages are not touched again for a call that is then refused.
+    let registered = double.calls("cuMemHostRegister_v2");
+    pool.prewarm(4 << 20).unwrap();
+    assert_eq!((double.calls("cuMemHostRegister_v2"), pool.stats().reserve_bytes), (registered, 20 << 20));
+    drop(pool);
+    assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()));
+}
+
+#[test]
+fn a_device_that_says_that_it_registers_nothing_is_not_asked() {
+    let double = Double::load();
+    double.set_attribute(REGISTERS, 0);
+    let pool = builder(Backend::Vmm).reserve_bytes(4 << 20).build().unwrap();
+    assert_eq!((pool.stats().reserve_bytes, double.calls("cuMemHostRegister_v2")), (4 << 20, 0));
+    double.set_attribute(REGISTERS, 1);
+}
+
+#[test]
+fn a_reserve_of_granules_never_passes_the_ceiling() {
+    let double = Double::load();
+    let pool = builder(Backend::Vmm).max_bytes(19 << 20).build().unwrap();
+    let before = held(&double);
+    double.fail_from("cuMemHostRegister_v2", 1, Code::NOT_SUPPORTED);
+    // Whole pages would fit, whole granules do not.
+    let error = pool.prewarm((19 << 20) - 4096).unwrap_err();
+    let text = error.to_string();
+    assert!(error.is_backend() && text.contains("NOT_SUPPORTED") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
+    assert_eq!(held(&double), before);
+    pool.prewarm(8 << 20).unwrap();
+    assert_eq!(held(&double).pinned_bytes - before.pinned_bytes, 8 << 20);
+    pool.stats().validate().unwrap();
+}
+
+#[test]
+fn any_other_refusal_of_a_reserve_stays_an_error() {
+    let double = Double::load();
+    let before = double.counts().registrations;
+    double.fail("cuMemHostRegister_v2", 1, Code::OUT_OF_MEMORY);
+    let pool = builder(Backend::Vmm).build().unwrap();
+    assert!(pool.prewarm(4 << 20).unwrap_err().is_backend());
+    pool.prewarm(4 << 20).unwrap();
+    assert_eq!(double.counts().registrations - before, 1, "registered again");
+}
