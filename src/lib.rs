@@ -99,7 +99,9 @@ pub use in_flight::{Fence, FenceKind, StreamId};
 pub use policy::{Check, Window};
 pub use pool::{GetFuture, Pool, PoolBuilder};
 pub use size_class::Rounding;
-pub use stats::{Stats, StatsError, Underlying};
+pub use stats::{
+    Calls, ClassStats, EvictionReasons, Histogram, MissReasons, Peaks, Requested, Stats, StatsError, Underlying,
+};
 
 /// The crate whose traits the views of a buffer as elements use, in version 1.
 pub use bytemuck;

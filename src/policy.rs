@@ -28,6 +28,7 @@ const QUIET_US: u64 = 300_000_000;
 
 /// The four counters since the last raise or clear.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Window {
     /// Gets served from the pool.
     pub get_from_pool: u64,

@@ -6,12 +6,17 @@
 //!
 //! Counters and sums only; while other threads run, the figures of a snapshot may be some operations apart.
 
+use std::time::Duration;
+
 use crate::copy;
 use crate::error::UsageReport;
 use crate::in_flight::InFlight;
-use crate::stats::Stats;
+use crate::stats::{Histogram, Peaks, Requested, Stats};
+use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
 
+use super::classes::ClassTotals;
+use super::idle::IdleStats;
 use super::stock::Stock;
 use super::supply::PoolUsage;
 
@@ -28,6 +33,38 @@ pub(super) struct Accounts {
     made_room: AtomicU64,
     leaked: AtomicU64,
     leaked_bytes: AtomicU64,
+    timeouts: AtomicU64,
+    requests: AtomicU64,
+    requested_bytes: AtomicU64,
+    requested_class_bytes: AtomicU64,
+    /// How long gets waited.
+    waits: Mutex<Histogram>,
+    /// How long users had the buffers that misses made.
+    uses: Mutex<Histogram>,
+    /// How long buffers were in flight.
+    flights: Mutex<Histogram>,
+    peaks: SampledPeaks,
+}
+
+/// The highest figures of all samples, and the highest count of buffers that are not pinned.
+#[derive(Debug, Default)]
+struct SampledPeaks {
+    in_use: AtomicU64,
+    in_use_bytes: AtomicU64,
+    idle: AtomicU64,
+    idle_bytes: AtomicU64,
+    awaiting_release_bytes: AtomicU64,
+    fallback_buffers: AtomicU64,
+}
+
+/// Buffers by what they do.
+#[derive(Debug, Clone, Copy)]
+struct Occupancy {
+    blocks: u64,
+    in_use: u64,
+    in_use_bytes: u64,
+    in_flight: u64,
+    in_flight_bytes: u64,
 }
 
 impl Accounts {
@@ -37,7 +74,37 @@ impl Accounts {
 
     /// Returns how many there have been.
     pub(super) fn count_fallback(&self) -> u64 {
-        self.fallbacks.fetch_add(1, Ordering::Relaxed) + 1
+        let fallbacks = self.fallbacks.fetch_add(1, Ordering::Relaxed) + 1;
+        let buffers = fallbacks.saturating_sub(self.fallback_puts.load(Ordering::Relaxed));
+        self.peaks.fallback_buffers.fetch_max(buffers, Ordering::Relaxed);
+        fallbacks
+    }
+
+    /// A wait of a get ran out.
+    pub(super) fn count_timeout(&self) {
+        self.timeouts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A wait of a get is over.
+    pub(super) fn count_wait(&self, took: Duration) {
+        self.waits.lock().record(took);
+    }
+
+    /// A use that a miss began at `since_us` has ended.
+    pub(super) fn count_use(&self, since_us: u64, now_us: u64) {
+        self.uses.lock().record(Duration::from_micros(now_us.saturating_sub(since_us)));
+    }
+
+    /// A buffer that was in flight since `since_us` is not any more.
+    pub(super) fn count_in_flight(&self, since_us: u64, now_us: u64) {
+        self.flights.lock().record(Duration::from_micros(now_us.saturating_sub(since_us)));
+    }
+
+    /// A get that found nothing idle at once asked for `len` bytes and got `class_bytes`.
+    pub(super) fn count_request(&self, len: usize, class_bytes: usize) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.requested_bytes.fetch_add(len as u64, Ordering::Relaxed);
+        self.requested_class_bytes.fetch_add(class_bytes as u64, Ordering::Relaxed);
     }
 
     pub(super) fn count_fallback_put(&self) {
@@ -59,45 +126,89 @@ impl Accounts {
         leaked
     }
 
-    /// Adds the figures of all modules to `stats`.
-    pub(super) fn snapshot<E, U>(
+    /// Notes the peaks of what no counter of its own has.
+    pub(super) fn sample<E, U>(&self, stock: &Stock<E>, copies: &InFlight<U>) {
+        let (usage, idle) = (stock.backing().usage(), stock.idle().stats());
+        self.note_peaks(&usage, &idle, &self.occupancy(&usage, &idle, stock, copies));
+    }
+
+    fn note_peaks(&self, usage: &PoolUsage, idle: &IdleStats, now: &Occupancy) {
+        let peaks = &self.peaks;
+        for (peak, now) in [
+            (&peaks.in_use, now.in_use),
+            (&peaks.in_use_bytes, now.in_use_bytes),
+            (&peaks.idle, idle.buffers),
+            (&peaks.idle_bytes, idle.bytes),
+            (&peaks.awaiting_release_bytes, usage.supply.awaiting_release_bytes),
+        ] {
+            peak.fetch_max(now, Ordering::Relaxed);
+        }
+    }
+
+    fn occupancy<E, U>(
         &self,
-        stats: Stats,
+        usage: &PoolUsage,
+        idle: &IdleStats,
         stock: &Stock<E>,
         copies: &InFlight<U>,
-        waits: u64,
-        now_us: u64,
-    ) -> Stats {
-        let PoolUsage { supply, own_bytes, partition_bytes, lost_in_partitions, fallback } = stock.backing().usage();
-        let (idle, blocks) = (stock.idle().stats(), stock.lifetime().blocks());
-        let (in_flight, in_flight_bytes, oldest) = (copies.count(), copies.bytes(), copies.oldest(now_us));
-        let (lost, lost_bytes) = (self.leaked.load(Ordering::Relaxed), self.leaked_bytes.load(Ordering::Relaxed));
-        let fallbacks = self.fallbacks.load(Ordering::Relaxed);
-        let (handed_over, made_room) =
-            (self.handed_over.load(Ordering::Relaxed), self.made_room.load(Ordering::Relaxed));
+    ) -> Occupancy {
+        let (blocks, in_flight, in_flight_bytes) = (stock.lifetime().blocks(), copies.count(), copies.bytes());
+        let lost_bytes = self.leaked_bytes.load(Ordering::Relaxed);
+        Occupancy {
+            blocks,
+            // Saturating: copies complete between the readings while other threads run. Exact at rest.
+            in_use: blocks.saturating_sub(idle.buffers + in_flight),
+            in_use_bytes: usage.own_bytes.saturating_sub(idle.bytes + in_flight_bytes + lost_bytes),
+            in_flight,
+            in_flight_bytes,
+        }
+    }
+
+    /// Adds the figures of all modules to `stats`, whose waits are known.
+    pub(super) fn snapshot<E, U>(&self, stats: Stats, stock: &Stock<E>, copies: &InFlight<U>, now_us: u64) -> Stats {
+        let (usage, idle, calls) = (stock.backing().usage(), stock.idle().stats(), stock.backing().calls());
+        let now = self.occupancy(&usage, &idle, stock, copies);
+        self.note_peaks(&usage, &idle, &now);
+        let PoolUsage { supply, partition_bytes, lost_in_partitions, fallback, .. } = usage;
+        let (oldest, [peak_in_flight, peak_in_flight_bytes]) = (copies.oldest(now_us), copies.peaks());
+        let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (lost, lost_bytes) = (counted(&self.leaked), counted(&self.leaked_bytes));
+        let (fallbacks, fallback_puts) = (counted(&self.fallbacks), counted(&self.fallback_puts));
+        let (handed_over, made_room) = (counted(&self.handed_over), counted(&self.made_room));
+        let ClassTotals { misses: miss_reasons, evictions } = stock.classes().totals();
         Stats {
             pool_size_limit: idle.limit,
             window: idle.window,
             gets: idle.total.gets() + fallbacks + handed_over,
             hits: idle.total.get_from_pool + handed_over,
             misses: idle.total.allocated + fallbacks,
-            failed_gets: self.failed_gets.load(Ordering::Relaxed),
-            waits,
+            miss_reasons,
+            requested: Requested {
+                gets: counted(&self.requests),
+                bytes: counted(&self.requested_bytes),
+                class_bytes: counted(&self.requested_class_bytes),
+            },
+            failed_gets: counted(&self.failed_gets),
+            timeouts: counted(&self.timeouts),
+            wait_time: *self.waits.lock(),
+            use_time: *self.uses.lock(),
+            in_flight_time: *self.flights.lock(),
             fallbacks,
-            puts: idle.total.put + self.fallback_puts.load(Ordering::Relaxed) + handed_over + made_room,
+            puts: idle.total.put + fallback_puts + handed_over + made_room,
             evicted: idle.total.evicted,
-            reclaimed: idle.reclaimed + made_room,
-            aged: idle.aged,
+            reclaimed: evictions.reclaimed + evictions.over_bytes + evictions.pressure + evictions.trimmed,
+            aged: evictions.expired,
+            eviction_reasons: evictions,
             checks: idle.checks,
             raises: idle.raises,
             lowers: idle.lowers,
+            buffers: now.blocks,
             buffers_in_pool: idle.buffers,
             idle_bytes: idle.bytes,
-            // Saturating: copies complete between the readings while other threads run. Exact at rest.
-            in_use: blocks.saturating_sub(idle.buffers + in_flight),
-            in_use_bytes: own_bytes.saturating_sub(idle.bytes + in_flight_bytes + lost_bytes),
-            in_flight,
-            in_flight_bytes,
+            in_use: now.in_use,
+            in_use_bytes: now.in_use_bytes,
+            in_flight: now.in_flight,
+            in_flight_bytes: now.in_flight_bytes,
             oldest_in_flight: oldest.map(|pending| pending.age),
             oldest_in_flight_stream: oldest.map(|pending| pending.stream),
             lost,
@@ -120,9 +231,24 @@ impl Accounts {
             timeline_bytes: copy::timeline_bytes(),
             smaller_regions: supply.smaller_regions,
             fallback_bytes: fallback.held_bytes,
+            fallback_buffers: fallbacks.saturating_sub(fallback_puts),
             peak_fallback_bytes: fallback.peak_bytes,
             max_fallback_bytes: fallback.max_bytes,
-            underlying: supply.calls,
+            underlying: calls.underlying(),
+            pin: calls.pin,
+            unpin: calls.unpin,
+            remap: calls.remap,
+            peaks: Peaks {
+                buffers: stock.lifetime().peak_blocks(),
+                in_use: counted(&self.peaks.in_use),
+                in_use_bytes: counted(&self.peaks.in_use_bytes),
+                idle: counted(&self.peaks.idle),
+                idle_bytes: counted(&self.peaks.idle_bytes),
+                in_flight: peak_in_flight,
+                in_flight_bytes: peak_in_flight_bytes,
+                awaiting_release_bytes: counted(&self.peaks.awaiting_release_bytes),
+                fallback_buffers: counted(&self.peaks.fallback_buffers),
+            },
             ..stats
         }
     }

@@ -42,6 +42,8 @@ pub(super) struct BlockBody<E> {
     state: BufferState,
     /// Number of the waiting get that this block was served past; 0: of none.
     passed: u64,
+    /// When its first use or its time in flight began, one more than in the pool's microseconds; 0: not known.
+    since: u64,
 }
 
 /// The tag of a block that is not plain; no fork generation.
@@ -96,6 +98,7 @@ impl<E> Block<E> {
             class_bytes: class.bytes,
             state: BufferState::default(),
             passed: 0,
+            since: 0,
         };
         let entry = Entry::new(class.index, held_bytes, body);
         entry.set_tag(NOT_PLAIN);
@@ -248,6 +251,17 @@ impl<E> Block<E> {
     /// Number of the waiting get that this block was served past, if any.
     pub(super) fn passed(&self) -> u64 {
         self.0.passed
+    }
+
+    /// Its first use, or its time in flight, begins at `now_us`.
+    pub(super) fn begin_time(&mut self, now_us: u64) {
+        self.0.since = now_us.saturating_add(1);
+    }
+
+    /// When the use or the time in flight began that ends now; `None` for the use of a hit.
+    #[inline]
+    pub(super) fn end_time(&mut self) -> Option<u64> {
+        std::mem::take(&mut self.0.since).checked_sub(1)
     }
 
     pub(super) fn note_passed(&mut self, number: u64) {

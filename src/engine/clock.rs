@@ -65,13 +65,18 @@ impl Timekeeper {
         Self { clock: self.clock.clone(), begun: self.begun, coarse_us: AtomicU64::new(self.coarse_us()) }
     }
 
-    /// Reads the clock and refreshes the coarse copy.
-    pub(super) fn now_us(&self) -> u64 {
-        let now_us = match &self.clock {
+    /// Reads the clock, and leaves the coarse copy as it is.
+    pub(super) fn read_us(&self) -> u64 {
+        match &self.clock {
             Clock::System => u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX),
             #[cfg(any(test, feature = "testing"))]
             Clock::Manual(clock) => clock.now_us(),
-        };
+        }
+    }
+
+    /// Reads the clock and refreshes the coarse copy.
+    pub(super) fn now_us(&self) -> u64 {
+        let now_us = self.read_us();
         self.advance_to(now_us);
         now_us
     }

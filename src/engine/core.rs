@@ -24,6 +24,7 @@
 //! - core-I2: memory whose copies cannot be known to be over is leaked, never released.
 //! - core-I3: the pool closes once, after `seal`, when every buffer handed out has been put, is in flight or was leaked.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -46,7 +47,8 @@ use crate::in_flight::{FenceKind, Fences, InFlight, Swept};
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::policy;
 use crate::size_class::Class;
-use crate::stats::Stats;
+use crate::stats::{ClassStats, Stats};
+use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
 
 /// A get that needs memory waits this long for another thread's sweep. A driver answers in microseconds, and the sweeping
@@ -80,6 +82,8 @@ pub(crate) struct Core {
     copy_watchers: AtomicU64,
     shortage: Shortage,
     accounts: Accounts,
+    /// Its partitions, some of which may have ended.
+    partitions: Mutex<Vec<Weak<Self>>>,
     /// Where its ceiling comes from.
     ceiling: CeilingControl,
 }
@@ -99,6 +103,7 @@ impl Core {
             copy_watchers: AtomicU64::new(0),
             shortage: Shortage::default(),
             accounts: Accounts::default(),
+            partitions: Mutex::default(),
             ceiling: CeilingControl::default(),
             log,
             config,
@@ -120,7 +125,12 @@ impl Core {
         let log = Arc::new(self.log.partition(name));
         log.partitioned(max_bytes);
         let config = Config { max_bytes: Ceiling::Bytes(max_bytes), ..self.config.clone() };
-        Some(Self::new(config, backing, self.time.shared(), log))
+        let partition = Self::new(config, backing, self.time.shared(), log);
+        let mut partitions = self.partitions.lock();
+        partitions.retain(|other| other.strong_count() > 0);
+        partitions.push(Arc::downgrade(&partition));
+        drop(partitions);
+        Some(partition)
     }
 
     /// The same pool with memory of `source`, which is on memory node `node`, under the same ceiling; `None` without an arena.
@@ -307,8 +317,16 @@ impl Core {
         self.keep(block);
     }
 
+    /// The user gave `block` up: counts how long the use was, if that is known.
+    fn end_use(&self, block: &mut Block) {
+        if let Some(since_us) = block.end_time() {
+            self.accounts.count_use(since_us, self.time.read_us());
+        }
+    }
+
     /// Keeps `block` as idle, if the pool keeps any.
     fn keep(&self, mut block: Block) {
+        self.end_use(&mut block);
         if !block.is_from_source() {
             self.put_pageable(block);
             return;
@@ -353,9 +371,11 @@ impl Core {
     }
 
     /// The user is done with `block`; devices may use it until all `fences` are over.
-    pub(super) fn put_after(&self, block: Block, fences: Fences) {
-        let bytes = block.held_bytes();
-        self.in_flight.insert(block, bytes, fences, self.now_us());
+    pub(super) fn put_after(&self, mut block: Block, fences: Fences) {
+        let (bytes, now_us) = (block.held_bytes(), self.now_us());
+        self.end_use(&mut block);
+        block.begin_time(now_us);
+        self.in_flight.insert(block, bytes, fences, now_us);
         // Relaxed: a task that is not seen here sees the copy, after its own barrier.
         self.notice(if self.copy_watchers.load(Ordering::Relaxed) > 0 { Pace::Copies } else { Pace::Idle });
         self.tick_if_alone();
@@ -383,7 +403,11 @@ impl Core {
             // The same fences are over for the gate: it drops them, and their events are used again.
             self.backing().gate().into_iter().for_each(Gate::complete_copies);
         }
-        swept.completed.into_iter().for_each(|block| self.keep_after_copies(block));
+        let now_us = if swept.completed.is_empty() { 0 } else { self.time.read_us() };
+        for mut block in swept.completed {
+            block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
+            self.keep_after_copies(block);
+        }
         swept.lost.into_iter().for_each(|(block, error)| self.leak(block, &error));
     }
 
@@ -420,13 +444,41 @@ impl Core {
         self.stock.add_reserve(bytes, make_room).map_err(|refusal| self.refused(len, refusal))
     }
 
+    /// The classes that this pool had buffers of, the smallest first.
+    pub(crate) fn class_stats(&self) -> Vec<ClassStats> {
+        if self.is_forked() {
+            return Vec::new();
+        }
+        let mut in_flight = BTreeMap::<usize, u64>::new();
+        self.in_flight.for_each(|block| *in_flight.entry(block.class_bytes()).or_default() += 1);
+        let counted = self.stock.classes().rows().into_iter();
+        counted.map(|row| ClassStats { in_flight: in_flight.remove(&row.0).unwrap_or(0), ..row.1 }).collect()
+    }
+
+    /// The partitions that exist, in the order of their making.
+    pub(crate) fn partition_stats(&self) -> Vec<Stats> {
+        if self.is_forked() {
+            return Vec::new();
+        }
+        // Upgraded outside of the lock: one may be the last reference to its pool.
+        let partitions = self.partitions.lock().clone();
+        partitions
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|core| !core.stock.lifetime().is_sealed())
+            .map(|core| core.stats())
+            .collect()
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         let (preset, source) = (self.config.preset.name(), self.backing().source());
-        let stats = Stats { preset, backend: source.name(), is_pinned: source.is_pinned(), ..Stats::default() };
+        let name = self.name().map(str::to_owned);
+        let stats = Stats { name, preset, backend: source.name(), is_pinned: source.is_pinned(), ..Stats::default() };
         if self.is_forked() {
             return stats;
         }
-        let (waits, now_us) = (self.waiters.total(), self.time.now_us());
-        self.accounts.snapshot(stats, &self.stock, &self.in_flight, waits, now_us)
+        let (waits, waiting) = (self.waiters.total(), self.waiters.waiting());
+        let stats = Stats { waits, waiting, ..stats };
+        self.accounts.snapshot(stats, &self.stock, &self.in_flight, self.time.now_us())
     }
 }

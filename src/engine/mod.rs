@@ -28,6 +28,7 @@
 mod accounts;
 mod block;
 mod ceiling;
+mod classes;
 mod clock;
 mod core;
 pub(crate) mod idle;

@@ -13,6 +13,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::block::{Block, BlockBody};
+use super::classes::Classes;
+use super::idle::thread_cache::Entry;
 use super::idle::{Idle, LoweredLimit, PutOutcome};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
@@ -24,6 +26,7 @@ use crate::lost;
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::size_class::Class;
+use crate::stats::{EvictionReason, MissReason};
 
 /// While memory is short, free memory is kept for a fourth of the time.
 const RETENTION_DIVISOR: u64 = 4;
@@ -35,6 +38,7 @@ const RESERVE_REPORTS: u64 = 4;
 pub(super) struct Stock<E> {
     idle: Idle<BlockBody<E>>,
     lifetime: Lifetime,
+    classes: Classes,
     backing: Backing,
     /// Limit on what is kept idle.
     max_idle_bytes: Option<u64>,
@@ -44,7 +48,14 @@ pub(super) struct Stock<E> {
 impl<E> Stock<E> {
     pub(super) fn new(config: &Config, backing: Backing, log: Arc<PoolLog>) -> Self {
         let idle = Idle::new(backing.has_arena(), config.pool_size_limit, config.auto_resize);
-        Self { idle, lifetime: Lifetime::default(), backing, max_idle_bytes: config.max_idle_bytes, log }
+        Self {
+            idle,
+            lifetime: Lifetime::default(),
+            classes: Classes::default(),
+            backing,
+            max_idle_bytes: config.max_idle_bytes,
+            log,
+        }
     }
 
     #[inline]
@@ -62,33 +73,48 @@ impl<E> Stock<E> {
         self.idle.take(class).map(Block::from_entry)
     }
 
-    /// A new block of `class`, or an idle one that came back meanwhile. Idle blocks of `pool` make room. Waits for calls of
-    /// other threads no longer than `until`. A slow call.
+    /// A new block of `class`, or an idle one that came back meanwhile; and whether there are more blocks than ever before.
+    /// Idle blocks of `pool` make room. Waits for calls of other threads no longer than `until`. A slow call.
     pub(super) fn acquire(
         &self,
         owner: &Arc<E>,
         class: Class,
-        now_us: u64,
-        until: Instant,
+        (now_us, until): (u64, Instant),
         pool: &dyn Reclaim,
-    ) -> Result<Block<E>, Refusal> {
+        refused: Option<MissReason>,
+        is_in_flight: impl FnOnce() -> bool,
+    ) -> Result<(Block<E>, bool), Refusal> {
         match self.backing.acquire(class, (now_us, until), pool, || self.take(class))? {
-            Acquired::Reused(block) => Ok(block),
+            Acquired::Reused(block) => Ok((block, false)),
             Acquired::New(memory) => {
                 self.idle.count_allocated();
+                self.classes.made(class, refused, is_in_flight);
                 Ok(self.block(owner, memory, class))
             }
         }
     }
 
-    /// A block of pageable memory, if this pool may give one out.
-    pub(super) fn acquire_pageable(&self, owner: &Arc<E>, class: Class) -> Option<Block<E>> {
-        Some(self.block(owner, self.backing.acquire_pageable(class)?, class))
+    /// A block of pageable memory, if this pool may give one out, for a get that was refused; and whether there are more
+    /// blocks than ever before.
+    pub(super) fn acquire_pageable(
+        &self,
+        owner: &Arc<E>,
+        class: Class,
+        refused: MissReason,
+    ) -> Option<(Block<E>, bool)> {
+        let memory = self.backing.acquire_pageable(class)?;
+        self.classes.fell_back(class, refused);
+        Some(self.block(owner, memory, class))
     }
 
-    fn block(&self, owner: &Arc<E>, memory: BlockMemory, class: Class) -> Block<E> {
-        self.lifetime.add_block();
-        Block::new(owner.clone(), memory, class)
+    fn block(&self, owner: &Arc<E>, memory: BlockMemory, class: Class) -> (Block<E>, bool) {
+        let are_more = self.lifetime.add_block();
+        (Block::new(owner.clone(), memory, class), are_more)
+    }
+
+    /// The blocks by class.
+    pub(super) fn classes(&self) -> &Classes {
+        &self.classes
     }
 
     /// The blocks that exist, and the end of the pool.
@@ -101,8 +127,9 @@ impl<E> Stock<E> {
         let class = block.class();
         let PutOutcome { victim, rejected, check } = self.idle.put(block.into_entry(), class);
         let mut released = false;
-        for entry in victim.into_iter().chain(rejected) {
-            self.release(Block::from_entry(entry), now_us);
+        let victim = victim.map(|entry| (entry, EvictionReason::OverLimit));
+        for (entry, why) in victim.into_iter().chain(rejected.map(|entry| (entry, EvictionReason::NotKept))) {
+            self.evict(Block::from_entry(entry), now_us, why);
             released = true;
         }
         if let Some(check) = check {
@@ -127,11 +154,17 @@ impl<E> Stock<E> {
     /// A put of `block` gives it to the arena.
     pub(super) fn put_to_arena(&self, block: Block<E>, now_us: u64) {
         self.idle.count_put();
-        self.release(block, now_us);
+        self.evict(block, now_us, EvictionReason::Merged);
         self.enforce_idle_limit(now_us);
     }
 
-    /// Memory leaves the pool. A slow call.
+    /// A pinned block leaves the pool, for this reason. A slow call.
+    pub(super) fn evict(&self, block: Block<E>, now_us: u64, why: EvictionReason) {
+        self.classes.left(block.class(), why);
+        self.release(block, now_us);
+    }
+
+    /// Memory leaves the pool: that is not pinned, or at its end. A slow call.
     pub(super) fn release(&self, block: Block<E>, now_us: u64) {
         // The block's own reference to its pool is dropped last.
         let (_owner, memory) = block.into_parts();
@@ -140,9 +173,9 @@ impl<E> Stock<E> {
         self.lifetime.remove_block();
     }
 
-    /// Releases the block that has been idle longest; false if none is idle.
-    pub(super) fn release_oldest(&self, now_us: u64) -> bool {
-        self.idle.reclaim().map(|entry| self.release(Block::from_entry(entry), now_us)).is_some()
+    /// Releases the block that has been idle longest, for this reason; false if none is idle.
+    pub(super) fn release_oldest(&self, now_us: u64, why: EvictionReason) -> bool {
+        self.idle.reclaim().map(|entry| self.evict(Block::from_entry(entry), now_us, why)).is_some()
     }
 
     /// As [`enforce_limits`](Self::enforce_limits), if there is a limit on what is idle.
@@ -163,7 +196,9 @@ impl<E> Stock<E> {
         if is_over() {
             // Other threads may put blocks meanwhile: no more are released than were idle at the start.
             let turns = self.idle.stats().buffers;
-            let _released = (0..turns).take_while(|_| is_over() && self.release_oldest(now_us)).count();
+            let released =
+                (0..turns).take_while(|_| is_over() && self.release_oldest(now_us, EvictionReason::OverBytes));
+            released.for_each(drop);
         }
         if let Some(arena) = self.backing.arena() {
             self.log.release_error(arena.enforce_limits(self.max_idle_bytes, now_us));
@@ -172,16 +207,20 @@ impl<E> Stock<E> {
 
     /// Releases blocks that have been idle too long, and lowers a limit that no get has needed for long.
     pub(super) fn expire(&self, now_us: u64) {
-        self.idle.expire(now_us).into_iter().for_each(|entry| self.release(Block::from_entry(entry), now_us));
+        self.evict_all(self.idle.expire(now_us), now_us, EvictionReason::Expired);
         if let Some(LoweredLimit { from, to, victims }) = self.idle.lower_limit(now_us) {
-            victims.into_iter().for_each(|entry| self.release(Block::from_entry(entry), now_us));
+            self.evict_all(victims, now_us, EvictionReason::LimitLowered);
             self.log.limit_lowered(from, to);
         }
     }
 
+    fn evict_all(&self, entries: Vec<Box<Entry<BlockBody<E>>>>, now_us: u64, why: EvictionReason) {
+        entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), now_us, why));
+    }
+
     /// Releases every idle block and begins a new window.
     pub(super) fn clear(&self, now_us: u64) {
-        self.idle.clear().into_iter().for_each(|entry| self.release(Block::from_entry(entry), now_us));
+        self.evict_all(self.idle.clear(), now_us, EvictionReason::Cleared);
         self.trim_arena(0, now_us);
     }
 
@@ -190,7 +229,7 @@ impl<E> Stock<E> {
         self.trim_arena(to_bytes, now_us);
         // No more than are idle now: what other threads put back meanwhile is not this call's.
         for _ in 0..self.idle.stats().buffers {
-            if self.backing.stats().held_bytes <= to_bytes || !self.release_oldest(now_us) {
+            if self.backing.stats().held_bytes <= to_bytes || !self.release_oldest(now_us, EvictionReason::Trimmed) {
                 break;
             }
             self.trim_arena(to_bytes, now_us);
@@ -253,8 +292,8 @@ impl<E> Stock<E> {
         if self.backing.is_partition() {
             return;
         }
-        let supply = self.backing.stats();
-        if let Some(growth) = tick.growth_to_report(supply.held_bytes, supply.calls, supply.max_bytes) {
+        let (supply, calls) = (self.backing.stats(), self.backing.calls().underlying());
+        if let Some(growth) = tick.growth_to_report(supply.held_bytes, calls, supply.max_bytes) {
             self.log.grown(&growth);
         }
     }
@@ -300,7 +339,7 @@ impl<E: Send + Sync + 'static> Stock<E> {
 /// next call, so that this one ends.
 fn release_idle(pool: &dyn Reclaim) {
     for _ in 0..pool.idle_buffers() {
-        if !pool.release_oldest() {
+        if !pool.release_oldest(EvictionReason::Pressure) {
             break;
         }
     }

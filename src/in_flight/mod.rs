@@ -32,7 +32,7 @@ use smallvec::SmallVec;
 
 use crate::error::Error;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, process};
 
 mod fence;
 
@@ -56,6 +56,8 @@ pub(crate) struct InFlight<T> {
     released: Condvar,
     count: AtomicU64,
     bytes: AtomicU64,
+    /// The most at any time of both. No part of any model: they decide nothing.
+    peaks: [process::AtomicU64; 2],
     /// Queues that a sweep found another thread querying.
     contended: AtomicU64,
 }
@@ -131,6 +133,7 @@ impl<T> InFlight<T> {
             released: Condvar::default(),
             count: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            peaks: Default::default(),
             contended: AtomicU64::new(0),
         }
     }
@@ -147,8 +150,14 @@ impl<T> InFlight<T> {
         };
         // Relaxed: the lock orders the item. Counted before it is visible, so that a sweep never subtracts an item that is
         // not yet counted.
-        self.count.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let now =
+            [self.count.fetch_add(1, Ordering::Relaxed) + 1, self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes];
+        for (peak, now) in self.peaks.iter().zip(now) {
+            // Compared first: the line stays shared while nothing changes.
+            if peak.load(process::Ordering::Relaxed) < now {
+                peak.fetch_max(now, process::Ordering::Relaxed);
+            }
+        }
         let mut queues = self.queues.lock();
         queues.last_number += 1;
         let number = queues.last_number;
@@ -167,6 +176,25 @@ impl<T> InFlight<T> {
     pub(crate) fn bytes(&self) -> u64 {
         // Relaxed: a statistic.
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Most items in flight at any time, and most bytes.
+    pub(crate) fn peaks(&self) -> [u64; 2] {
+        self.peaks.each_ref().map(|peak| peak.load(process::Ordering::Relaxed))
+    }
+
+    /// Whether such an item is in flight.
+    pub(crate) fn any(&self, mut is_such: impl FnMut(&T) -> bool) -> bool {
+        self.count() > 0 && {
+            let queues = self.queues.lock();
+            queues.queues.iter().flat_map(|queue| &queue.copies).any(|copy| is_such(&copy.item))
+        }
+    }
+
+    /// Calls `see` with each item. Under a lock, so it calls nothing else.
+    pub(crate) fn for_each(&self, see: impl FnMut(&T)) {
+        let queues = self.queues.lock();
+        queues.queues.iter().flat_map(|queue| &queue.copies).map(|copy| &copy.item).for_each(see);
     }
 
     /// Do many threads sweep at once?

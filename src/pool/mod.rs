@@ -13,7 +13,7 @@ use crate::config::{Ceiling, Config};
 use crate::engine::{Core, ShardAtHand};
 use crate::error::{ErrorKind, Result};
 use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
-use crate::stats::Stats;
+use crate::stats::{ClassStats, Stats};
 
 mod builder;
 mod get_future;
@@ -398,9 +398,24 @@ impl Pool {
     }
 
     /// A snapshot of the statistics. Exact while no other thread uses the pool; otherwise its numbers may be some
-    /// operations apart.
+    /// operations apart. Its [`Display`](fmt::Display) is a table.
+    ///
+    /// Takes some microseconds, and waits for no call of a driver, a listener or a fence, nor for a lock that a thread holds
+    /// around one.
     pub fn stats(&self) -> Stats {
         self.core().stats()
+    }
+
+    /// What the pool has counted of each size class that it had buffers of, the smallest first. Waits as little as
+    /// [`stats`](Pool::stats), for as long as it takes to look at each buffer in flight.
+    pub fn class_stats(&self) -> Vec<ClassStats> {
+        self.core().class_stats()
+    }
+
+    /// The [`stats`](Pool::stats) of each [partition](Pool::partition) of this pool that has not been dropped, in the order
+    /// in which they were made. Partitions of a partition are in its own list.
+    pub fn partition_stats(&self) -> Vec<Stats> {
+        self.core().partition_stats()
     }
 
     /// The kinds of pages that the held memory is in. Reads a file of the kernel, so keep it off hot paths. `None` under

@@ -5,7 +5,7 @@
 
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, Preset};
@@ -98,6 +98,11 @@ fn stress(preset: Preset) {
     });
     for (at, pool) in pools.iter().enumerate() {
         pool.poll();
+        // The maintenance thread may have seen copies end, and not put their buffers yet.
+        let begun = Instant::now();
+        while pool.stats().in_use > 0 && begun.elapsed() < Duration::from_secs(20) {
+            thread::yield_now();
+        }
         let stats = pool.stats();
         let expected: u64 = served.iter().skip(at).step_by(pools.len()).sum();
         assert_eq!((stats.gets, stats.puts, stats.in_use, stats.in_flight), (expected, expected, 0, 0), "{stats:?}");

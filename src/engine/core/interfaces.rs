@@ -3,6 +3,7 @@
 use super::super::supply::Reclaim;
 use super::Core;
 use crate::maintenance_thread::{Maintained, Pace};
+use crate::stats::EvictionReason;
 use crate::sync::process::Ordering;
 
 impl Reclaim for Core {
@@ -14,8 +15,8 @@ impl Reclaim for Core {
         self.stock.idle().stats().buffers
     }
 
-    fn release_oldest(&self) -> bool {
-        let released = self.stock.release_oldest(self.time.coarse_us());
+    fn release_oldest(&self, why: EvictionReason) -> bool {
+        let released = self.stock.release_oldest(self.time.coarse_us(), why);
         self.close_if_unused();
         released
     }

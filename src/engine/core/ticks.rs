@@ -57,6 +57,7 @@ impl Core {
         self.stock.maintain(&mut tick, now_us, || self.trim(0));
         self.stock.report_growth(&mut tick);
         drop(tick);
+        self.accounts.sample(&self.stock, &self.in_flight);
         if let Some((max_bytes, why)) = self.ceiling.follow(now_us, || self.backing().stats().held_bytes) {
             self.apply_ceiling(max_bytes, &why);
         }

@@ -18,6 +18,7 @@ use crate::diag::is_power_of_ten;
 use crate::error::{Error, Result};
 use crate::maintenance_thread::{MaintenanceThread, Reminder};
 use crate::size_class::Class;
+use crate::stats::{EvictionReason, MissReason};
 
 /// Longest wait for room.
 const WAIT_MAX: Duration = Duration::from_secs(1 << 30);
@@ -48,6 +49,10 @@ pub(crate) enum Begun {
 impl Core {
     #[cold]
     pub(super) fn miss(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
+        self.search(len, class, wait).inspect(|_| self.accounts.count_request(len, class.bytes))
+    }
+
+    fn search(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
         if let Some(block) = self.take_completed(class, super::SWEEP_PATIENCE) {
             return Ok(block);
         }
@@ -61,7 +66,13 @@ impl Core {
             Ok(Begun::Waits(WaitingGet { mut refusal, turn, begun, .. })) => {
                 let block = turn.wait(&mut refusal);
                 self.log.waited(len as u64, begun.elapsed(), block.is_some());
-                block.map_or_else(|| self.give_up(len, class, refusal), Ok)
+                block.map_or_else(
+                    || {
+                        self.accounts.count_timeout();
+                        self.give_up(len, class, refusal)
+                    },
+                    Ok,
+                )
             }
             Err(refusal) => self.give_up(len, class, refusal),
         }
@@ -72,15 +83,18 @@ impl Core {
         if let Some(block) = self.try_get(class) {
             return Ok(Begun::Served(block));
         }
-        let now = Instant::now();
-        let refusal = match self.acquire_in_turn(class, now) {
-            Ok(block) => return Ok(Begun::Served(block)),
-            Err(refusal) => refusal,
+        let begun = match self.acquire_in_turn(class, Instant::now()) {
+            Ok(block) => Ok(Begun::Served(block)),
+            Err(refusal) => match self.join_line(len, class, wait, deadline(wait), refusal) {
+                Ok(begun) => Ok(begun),
+                Err(refusal) => self.give_up(len, class, refusal).map(Begun::Served),
+            },
         };
-        match self.join_line(len, class, wait, deadline(wait), refusal) {
-            Ok(begun) => Ok(begun),
-            Err(refusal) => self.give_up(len, class, refusal).map(Begun::Served),
-        }
+        begun.inspect(|begun| {
+            if let Begun::Served(_) = begun {
+                self.accounts.count_request(len, class.bytes);
+            }
+        })
     }
 
     /// A task looks whether its get was served.
@@ -91,9 +105,13 @@ impl Core {
         match turn.poll(context, refusal) {
             Poll::Ready(Some(block)) => {
                 self.log.waited(*len as u64, begun.elapsed(), true);
+                self.accounts.count_request(*len, class.bytes);
                 return Poll::Ready(Ok(block));
             }
-            Poll::Ready(None) => self.log.waited(*len as u64, begun.elapsed(), false),
+            Poll::Ready(None) => {
+                self.log.waited(*len as u64, begun.elapsed(), false);
+                self.accounts.count_timeout();
+            }
             Poll::Pending => {
                 // Also where the pool is to be polled by its program alone: a deadline is not the program's to watch.
                 let waker = context.waker();
@@ -106,7 +124,8 @@ impl Core {
             }
         }
         let refusal = std::mem::replace(refusal, Refusal::Ceiling { needed_bytes: class.bytes as u64 });
-        Poll::Ready(self.give_up(*len, *class, refusal))
+        let served = self.give_up(*len, *class, refusal);
+        Poll::Ready(served.inspect(|_| self.accounts.count_request(*len, class.bytes)))
     }
 
     /// Memory for a miss. While others wait, only beside the first of them. Waits for calls of other threads no longer
@@ -116,12 +135,12 @@ impl Core {
         self.stock.idle().note_miss(now_us);
         match self.waiters.pass(|first| self.backing().beside(first, class)) {
             Pass::Free => {
-                let block = self.acquire(class, until)?;
+                let block = self.acquire(class, until, None)?;
                 self.shortage.end_if_calm(&self.log, now_us);
                 self.stock.enforce_idle_limit(now_us);
                 Ok(block)
             }
-            Pass::Beside { number } => match self.acquire(class, Instant::now()) {
+            Pass::Beside { number } => match self.acquire(class, Instant::now(), None) {
                 Ok(mut block) => {
                     block.note_passed(number);
                     Ok(block)
@@ -137,12 +156,19 @@ impl Core {
         }
     }
 
-    fn acquire(self: &Arc<Self>, class: Class, until: Instant) -> Result<Block, Refusal> {
-        let mut block = self.stock.acquire(self, class, self.time.coarse_us(), until, &**self)?;
+    /// Memory of its own for a get of `class`, which was refused before for the reason `refused`, if any.
+    fn acquire(self: &Arc<Self>, class: Class, until: Instant, refused: Option<MissReason>) -> Result<Block, Refusal> {
+        let is_in_flight = || self.in_flight.any(|block| block.class() == class);
+        let at = (self.time.coarse_us(), until);
+        let (mut block, are_more) = self.stock.acquire(self, class, at, &**self, refused, is_in_flight)?;
+        if are_more {
+            self.accounts.sample(&self.stock, &self.in_flight);
+        }
         if self.config.zero {
             // A source may give what earlier use by this process left.
             block.zero();
         }
+        block.begin_time(self.time.read_us());
         self.notice(self.pace_of_change());
         Ok(block)
     }
@@ -164,7 +190,7 @@ impl Core {
             self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
         }
         // What is over the ceiling need not wait for room under it.
-        if !could_hold && let Some(block) = self.fall_back(len, class) {
+        if !could_hold && let Some(block) = self.fall_back(len, class, &refusal) {
             return Ok(Begun::Served(block));
         }
         if !is_servable || wait.is_zero() {
@@ -178,7 +204,7 @@ impl Core {
 
     /// Pageable memory, or an error.
     fn give_up(self: &Arc<Self>, len: usize, class: Class, refusal: Refusal) -> Result<Block> {
-        if let Some(block) = self.fall_back(len, class) {
+        if let Some(block) = self.fall_back(len, class, &refusal) {
             return Ok(block);
         }
         self.accounts.count_failed_get();
@@ -186,10 +212,14 @@ impl Core {
     }
 
     /// A block that is not pinned, if this pool may give one out and its limit leaves room.
-    fn fall_back(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
-        let block = self.stock.acquire_pageable(self, class)?;
+    fn fall_back(self: &Arc<Self>, len: usize, class: Class, refusal: &Refusal) -> Option<Block> {
+        let (mut block, are_more) = self.stock.acquire_pageable(self, class, reason_of(refusal))?;
+        block.begin_time(self.time.read_us());
         let nth = self.accounts.count_fallback();
         self.shortage.count_fallback();
+        if are_more {
+            self.accounts.sample(&self.stock, &self.in_flight);
+        }
         if is_power_of_ten(nth) {
             let fallback = self.backing().usage().fallback;
             self.log.fell_back(len as u64, nth, fallback.held_bytes, fallback.max_bytes);
@@ -215,12 +245,21 @@ impl Core {
             Offer::HandedOver => {}
             Offer::MakeRoom(block) => {
                 self.accounts.count_made_room();
-                self.stock.release(block, self.time.coarse_us());
+                self.stock.evict(block, self.time.coarse_us(), EvictionReason::Reclaimed);
                 self.waiters.wake_first();
                 self.close_if_unused();
             }
             Offer::Keep(block) => self.keep_idle(block),
         }
+    }
+}
+
+/// Why a get that was refused misses, if it is served after all.
+fn reason_of(refusal: &Refusal) -> MissReason {
+    match refusal {
+        Refusal::Ceiling { .. } => MissReason::AtCeiling,
+        Refusal::Line { .. } => MissReason::InLine,
+        Refusal::Source(_) => MissReason::BackendFailed,
     }
 }
 
@@ -248,18 +287,23 @@ impl Server for Core {
         self.complete_copies();
     }
 
-    fn serve(self: &Arc<Self>, class: Class, until: Instant) -> Result<Block, Refusal> {
+    fn serve(self: &Arc<Self>, class: Class, refused: &Refusal, until: Instant) -> Result<Block, Refusal> {
         if let Some(block) = self.stock.take(class) {
             return Ok(block);
         }
         if !self.backing().could_hold(class) {
-            return self.fall_back(class.bytes, class).ok_or(Refusal::Ceiling { needed_bytes: class.bytes as u64 });
+            let block = self.fall_back(class.bytes, class, refused);
+            return block.ok_or(Refusal::Ceiling { needed_bytes: class.bytes as u64 });
         }
-        self.acquire(class, until)
+        self.acquire(class, until, Some(reason_of(refused)))
     }
 
     fn note_taken(&self) {
         self.accounts.count_handed_over();
+    }
+
+    fn note_waited(&self, took: Duration) {
+        self.accounts.count_wait(took);
     }
 
     fn take_back(&self, block: Block) {

@@ -23,8 +23,6 @@ pub(in crate::engine) struct AdaptiveIdle<T> {
     /// One check or lowering at a time.
     resizing: Mutex<()>,
     last_miss_us: AtomicU64,
-    reclaimed: AtomicU64,
-    aged: AtomicU64,
     checks: AtomicU64,
     raises: AtomicU64,
     lowers: AtomicU64,
@@ -90,8 +88,6 @@ impl<T> AdaptiveIdle<T> {
             start_limit: limit,
             resizing: Mutex::new(()),
             last_miss_us: AtomicU64::new(0),
-            reclaimed: AtomicU64::new(0),
-            aged: AtomicU64::new(0),
             checks: AtomicU64::new(0),
             raises: AtomicU64::new(0),
             lowers: AtomicU64::new(0),
@@ -137,10 +133,7 @@ impl<T> AdaptiveIdle<T> {
     }
 
     pub(super) fn reclaim(&self) -> Option<Box<Entry<T>>> {
-        let entry = self.cache.evict_oldest()?;
-        // Relaxed, here and below: independent counts.
-        self.reclaimed.fetch_add(1, Ordering::Relaxed);
-        Some(entry)
+        self.cache.evict_oldest()
     }
 
     /// The time is `now_us`; what was put before was put by `put_by_us`.
@@ -165,7 +158,6 @@ impl<T> AdaptiveIdle<T> {
         let tick = self.ticks.lock().all_put_by(oldest_us);
         let mut expired = Vec::new();
         self.cache.drain_older_than(tick, |entry| expired.push(entry));
-        self.aged.fetch_add(expired.len() as u64, Ordering::Relaxed);
         expired
     }
 
@@ -238,8 +230,6 @@ impl<T> AdaptiveIdle<T> {
             limit: self.limit(),
             buffers: self.cache.idle_count() as u64,
             bytes: self.bytes(),
-            reclaimed: self.reclaimed.load(Ordering::Relaxed),
-            aged: self.aged.load(Ordering::Relaxed),
             checks: self.checks.load(Ordering::Relaxed),
             raises: self.raises.load(Ordering::Relaxed),
             lowers: self.lowers.load(Ordering::Relaxed),

@@ -45,7 +45,6 @@ struct ExactState<T> {
     /// All windows before this one.
     before: Window,
     unpooled: Window,
-    reclaimed: u64,
     checks: u64,
     raises: u64,
     sealed: bool,
@@ -60,7 +59,6 @@ impl<T> ExactIdle<T> {
             window: Window::default(),
             before: Window::default(),
             unpooled: Window::default(),
-            reclaimed: 0,
             checks: 0,
             raises: 0,
             sealed: false,
@@ -105,10 +103,7 @@ impl<T> ExactIdle<T> {
     }
 
     pub(super) fn reclaim(&self) -> Option<Box<Entry<T>>> {
-        let mut state = self.state.lock();
-        let entry = state.evict();
-        state.reclaimed += u64::from(entry.is_some());
-        entry
+        self.state.lock().evict()
     }
 
     pub(super) fn clear(&self) -> Vec<Box<Entry<T>>> {
@@ -135,7 +130,6 @@ impl<T> ExactIdle<T> {
             limit: state.limit,
             buffers: state.store.len as u64,
             bytes: state.bytes,
-            reclaimed: state.reclaimed,
             checks: state.checks,
             raises: state.raises,
             ..IdleStats::default()

@@ -54,8 +54,6 @@ pub(super) struct IdleStats {
     pub(super) limit: u64,
     pub(super) buffers: u64,
     pub(super) bytes: u64,
-    pub(super) reclaimed: u64,
-    pub(super) aged: u64,
     pub(super) checks: u64,
     pub(super) raises: u64,
     pub(super) lowers: u64,

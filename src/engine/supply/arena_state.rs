@@ -13,13 +13,14 @@
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use super::common_ceiling::CeilingShare;
 use super::executor::{Executed, Executor, Mapping, Mappings};
 use super::{BlockMemory, Reclaim, SupplyStats};
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
 use crate::backend::{PAGE_BYTES, SourceError};
-use crate::stats::Underlying;
+use crate::stats::SourceCalls;
 
 mod reserve;
 
@@ -62,7 +63,7 @@ pub(super) struct ArenaState {
     peak_bytes: u64,
     next_id: u64,
     smaller_regions: u64,
-    calls: Underlying,
+    calls: SourceCalls,
     /// A release failed, and none has succeeded since.
     release_fails: bool,
 }
@@ -89,7 +90,7 @@ impl ArenaState {
             peak_bytes: 0,
             next_id: 0,
             smaller_regions: 0,
-            calls: Underlying::default(),
+            calls: SourceCalls::default(),
             release_fails: false,
         }
     }
@@ -274,7 +275,7 @@ impl ArenaState {
         (executed, failed): (Executed, Vec<usize>),
         now_us: u64,
     ) -> Result<(), SourceError> {
-        let releases = executed.releases;
+        let releases = executed.calls.unpin.count;
         let error = self.count(executed);
         self.arena.settle_releases(plan, &failed, now_us);
         self.record_claims();
@@ -288,23 +289,17 @@ impl ArenaState {
 
     /// Moved granules could not be unmapped at their old places. Returns the error as `settle_releases` does.
     pub(super) fn note_not_unmapped(&mut self, error: SourceError) -> Result<(), SourceError> {
-        self.calls.failures += 1;
+        self.calls.remap.failures += 1;
         if std::mem::replace(&mut self.release_fails, true) { Ok(()) } else { Err(error) }
     }
 
     /// Counts the calls of a plan and records the regions that it acquired or kept. Returns why a call failed.
     fn count(&mut self, executed: Executed) -> Option<SourceError> {
-        let Executed { regions, kept, took, error, committed_bytes, released_bytes, commits, releases } = executed;
+        let Executed { regions, kept, calls, error } = executed;
         for (range, region) in regions.into_iter().chain(kept) {
             self.mappings.add(range, Mapping::Region(region));
         }
-        self.calls.time += took;
-        self.calls.failures += u64::from(error.is_some());
-        self.calls.allocs += commits;
-        self.calls.frees += releases;
-        self.calls.alloc_bytes += committed_bytes;
-        self.calls.free_bytes += released_bytes;
-        self.calls.note_peak();
+        self.calls.add(&calls);
         error
     }
 
@@ -407,9 +402,13 @@ impl ArenaState {
         (self.arena.stats().idle_bytes == 0 || self.release_fails).then(|| self.mappings.drain().collect())
     }
 
-    /// A region left the pool after its blocks.
-    pub(super) fn count_released_region(&mut self, bytes: u64) {
-        self.calls.released(bytes);
+    /// A region was to leave the pool after its blocks.
+    pub(super) fn count_region_release(&mut self, bytes: u64, took: Duration, has_succeeded: bool) {
+        self.calls.unpin.record(bytes, took, has_succeeded);
+    }
+
+    pub(super) fn calls(&self) -> SourceCalls {
+        self.calls
     }
 
     /// Address and length of each range.
@@ -438,7 +437,6 @@ impl ArenaState {
             moves: arena.remaps,
             mappings: arena.mappings,
             descriptors: 0,
-            calls: self.calls,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Reclaim;
+use crate::stats::EvictionReason;
 
 /// Puts back the blocks of `pools` whose copies are over.
 pub(super) fn complete_copies(pools: &[Arc<dyn Reclaim>]) {
@@ -21,5 +22,7 @@ pub(super) fn make_room(pool: &dyn Reclaim, attached: &[Arc<dyn Reclaim>], lacki
     let idle_bytes: u64 = attached.iter().map(|other| other.idle_bytes()).sum();
     idle_bytes > 0
         && idle_bytes >= lacking_bytes
-        && (pool.release_oldest() || attached.iter().any(|other| other.release_oldest()))
+        && std::iter::once(pool)
+            .chain(attached.iter().map(|other| &**other))
+            .any(|other| other.release_oldest(EvictionReason::Reclaimed))
 }

@@ -16,6 +16,7 @@ use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, UsageReport};
 use crate::host::limits;
 use crate::size_class::Class;
+use crate::stats::{EvictionReason, SourceCalls};
 
 /// Where pinned memory comes from.
 #[derive(Debug)]
@@ -362,6 +363,14 @@ impl Backing {
         }
     }
 
+    /// The calls of the source, for all pools of the arena.
+    pub(in crate::engine) fn calls(&self) -> SourceCalls {
+        match &self.supply {
+            Supply::Direct(direct) => direct.calls(),
+            Supply::Shared(arena) => arena.calls(),
+        }
+    }
+
     /// What this pool holds. A partition sees its own blocks; free memory belongs to all pools.
     pub(in crate::engine) fn usage(&self) -> PoolUsage {
         let supply = self.stats();
@@ -388,5 +397,5 @@ fn release_one(pool: &dyn Reclaim, to_release: &mut Option<u64>) -> bool {
     let left = to_release.get_or_insert_with(|| pool.idle_buffers());
     let is_left = *left > 0;
     *left = left.saturating_sub(1);
-    is_left && pool.release_oldest()
+    is_left && pool.release_oldest(EvictionReason::Reclaimed)
 }

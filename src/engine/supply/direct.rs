@@ -10,7 +10,7 @@ use super::{BlockMemory, Refusal, SupplyStats};
 use crate::backend::{Region, Source, SourceError};
 use crate::budget::{Budget, Claim};
 use crate::diag::{Growth, PoolLog};
-use crate::stats::Underlying;
+use crate::stats::SourceCalls;
 use crate::sync::plain::Mutex;
 
 /// A source under a ceiling.
@@ -24,7 +24,7 @@ pub(crate) struct Direct {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct CallCounts {
-    calls: Underlying,
+    calls: SourceCalls,
     stuck_bytes: u64,
 }
 
@@ -63,28 +63,18 @@ impl Direct {
         let begun = Instant::now();
         let acquired = call("acquire", || self.source.acquire_until(class_bytes, until));
         let took = begun.elapsed();
-        let mut counts = self.counts.lock();
-        counts.calls.time += took;
-        match acquired {
-            Ok(region) => {
-                counts.calls.acquired(class_bytes as u64);
-                drop(counts);
-                let held_bytes = self.budget.held_bytes();
-                self.log.page_locked(&Growth {
-                    asked_bytes: class_bytes as u64,
-                    held_before_bytes: held_bytes.saturating_sub(needed_bytes),
-                    held_bytes,
-                    page_locks: 1,
-                    took,
-                    max_bytes: self.budget.max_bytes(),
-                });
-                Ok(BlockMemory::Region { region, claim: claim.held() })
-            }
-            Err(error) => {
-                counts.calls.failures += 1;
-                Err(Refusal::Source(error))
-            }
-        }
+        self.counts.lock().calls.pinned(class_bytes as u64, took, acquired.is_ok());
+        let region = acquired.map_err(Refusal::Source)?;
+        let held_bytes = self.budget.held_bytes();
+        self.log.page_locked(&Growth {
+            asked_bytes: class_bytes as u64,
+            held_before_bytes: held_bytes.saturating_sub(needed_bytes),
+            held_bytes,
+            page_locks: 1,
+            took,
+            max_bytes: self.budget.max_bytes(),
+        });
+        Ok(BlockMemory::Region { region, claim: claim.held() })
     }
 
     /// Releases `region`. On failure its bytes stay held; returns their number with the reason. A slow call.
@@ -98,22 +88,24 @@ impl Direct {
             unsafe { self.source.release(region) }
         });
         let mut counts = self.counts.lock();
-        counts.calls.time += begun.elapsed();
+        counts.calls.unpin.record(class_bytes, begun.elapsed(), released.is_ok());
         match released {
             Ok(()) => {
-                counts.calls.released(class_bytes);
                 // Only now: the bytes are free for other gets after the source has them back.
                 drop(claim);
                 Ok(())
             }
             Err(error) => {
                 let held_bytes = claim.bytes();
-                counts.calls.failures += 1;
                 counts.stuck_bytes += held_bytes;
                 claim.keep_forever();
                 Err((held_bytes, error))
             }
         }
+    }
+
+    pub(super) fn calls(&self) -> SourceCalls {
+        self.counts.lock().calls
     }
 
     pub(super) fn stats(&self) -> SupplyStats {
@@ -127,8 +119,7 @@ impl Direct {
             max_bytes: self.budget.max_bytes(),
             highest_max_bytes: self.budget.highest_max_bytes(),
             descriptors: 0,
-            mappings: counts.calls.allocs.saturating_sub(counts.calls.frees),
-            calls: counts.calls,
+            mappings: counts.calls.pin.count.saturating_sub(counts.calls.unpin.count),
             ..SupplyStats::default()
         }
     }

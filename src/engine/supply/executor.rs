@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::gate::ClosedGate;
 use super::source_call::call;
@@ -19,6 +19,7 @@ use crate::arena::{
     Arena, ArenaPtr, Extent, GranuleSizes, GrowthMode, Plan, PlanOutcome, RANGE_BYTES_MAX, Retention, Step,
 };
 use crate::backend::{self, AddressRange, PAGE_BYTES, Region, RemapError, Source, SourceError, Subrange};
+use crate::stats::SourceCalls;
 
 /// The smallest granule where the ceiling leaves room for it.
 pub(super) const GRANULE_BYTES: u64 = backend::GRANULE_BYTES as u64;
@@ -55,22 +56,9 @@ pub(super) struct Executed {
     pub(super) regions: Vec<(u32, Region)>,
     /// Regions that were to be released and were not, by range.
     pub(super) kept: HashMap<u32, Region>,
-    /// Time of the source calls.
-    pub(super) took: Duration,
+    pub(super) calls: SourceCalls,
     /// Why the first step that failed did.
     pub(super) error: Option<SourceError>,
-    pub(super) committed_bytes: u64,
-    pub(super) released_bytes: u64,
-    /// Successful calls that took memory from the system, and that returned it.
-    pub(super) commits: u64,
-    pub(super) releases: u64,
-}
-
-impl Executed {
-    fn released(&mut self, bytes: u64) {
-        self.releases += 1;
-        self.released_bytes += bytes;
-    }
 }
 
 impl Mappings {
@@ -178,7 +166,6 @@ impl Executor {
         mut closed: Option<ClosedGate<'_>>,
     ) -> (Executed, PlanOutcome) {
         self.until = Some(until);
-        let begun = Instant::now();
         let (mut executed, mut outcome) = (Executed::default(), PlanOutcome::Done);
         let releases =
             plan.steps().iter().rposition(|step| matches!(step, Step::Decommit { .. })).map_or(0, |last| last + 1);
@@ -193,7 +180,7 @@ impl Executor {
                 let (reached, error) = match error {
                     RemapError::Kept(error) => (PlanOutcome::Failed { done }, error),
                     RemapError::Lost(error) => {
-                        now.iter().for_each(|step| executed.released(step.remapped_bytes()));
+                        now.iter().for_each(|step| executed.calls.lost(step.remapped_bytes()));
                         (PlanOutcome::Lost { done, remaps: now.len() }, error)
                     }
                 };
@@ -203,12 +190,11 @@ impl Executor {
             rest = later;
         }
         drop(closed);
-        (self.finish(executed, begun), outcome)
+        (self.finish(executed), outcome)
     }
 
     /// Executes every step of `plan`, which has releases only, and returns the indices of those that failed. Slow calls.
     pub(super) fn release_each(mut self, source: &dyn Source, plan: &Plan) -> (Executed, Vec<usize>) {
-        let begun = Instant::now();
         let (mut executed, mut failed) = (Executed::default(), Vec::new());
         for (index, step) in plan.steps().iter().enumerate() {
             if let Err(error) = self.call(source, std::slice::from_ref(step), &mut executed) {
@@ -217,28 +203,34 @@ impl Executor {
                 executed.error.get_or_insert(error.into());
             }
         }
-        (self.finish(executed, begun), failed)
+        (self.finish(executed), failed)
     }
 
-    fn finish(self, executed: Executed, begun: Instant) -> Executed {
-        Executed { kept: self.leaving, took: begun.elapsed(), ..executed }
+    fn finish(self, executed: Executed) -> Executed {
+        Executed { kept: self.leaving, ..executed }
     }
 
     /// One step, or several moves to adjoining targets.
     fn call(&mut self, source: &dyn Source, steps: &[Step], executed: &mut Executed) -> Result<(), RemapError> {
+        let begun = Instant::now();
         match *steps {
             [Step::Commit { extent }] => {
-                self.commit(source, extent, executed).map_err(RemapError::Kept)?;
-                executed.commits += 1;
-                executed.committed_bytes += extent.bytes();
+                let committed = self.commit(source, extent, executed);
+                executed.calls.pin.record(extent.bytes(), begun.elapsed(), committed.is_ok());
+                committed.map_err(RemapError::Kept)
             }
             [Step::Decommit { extent }] => {
-                self.decommit(source, extent).map_err(RemapError::Kept)?;
-                executed.released(extent.bytes());
+                let released = self.decommit(source, extent);
+                executed.calls.unpin.record(extent.bytes(), begun.elapsed(), released.is_ok());
+                released.map_err(RemapError::Kept)
             }
-            _ => self.remap(source, steps)?,
+            _ => {
+                let remapped = self.remap(source, steps);
+                let bytes = steps.iter().map(Step::remapped_bytes).sum();
+                executed.calls.remap.record(bytes, begun.elapsed(), remapped.is_ok());
+                remapped
+            }
         }
-        Ok(())
     }
 
     #[allow(unsafe_code)]

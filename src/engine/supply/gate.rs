@@ -7,7 +7,7 @@
 //!
 //! `cuMemFreeHost` and `cuMemHostUnregister` wait for all work of the device, and block every other thread's enqueues
 //! meanwhile. With the gate they find no copy of this pool. They may still wait for work of other code; the time that
-//! costs is in [`Underlying::time`](crate::Underlying::time).
+//! costs is in [`Stats::unpin`](crate::Stats::unpin).
 //!
 //! A copy is pending from before it is enqueued until its fence was seen to be over: longer than it runs, never shorter.
 //! Its buffer may be in use meanwhile, so a thread that keeps a buffer does not wait for itself. A copy whose end cannot be

@@ -37,7 +37,7 @@ use std::ptr::NonNull;
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
 use crate::budget::{Budget, Claim};
-use crate::stats::Underlying;
+use crate::stats::EvictionReason;
 
 pub(super) use backing::PoolUsage;
 pub(crate) use backing::{Backing, Supply};
@@ -92,8 +92,8 @@ pub(super) trait Reclaim: Send + Sync {
     /// Number of the idle blocks.
     fn idle_buffers(&self) -> u64;
 
-    /// Releases the block that has been idle longest; false if none is idle.
-    fn release_oldest(&self) -> bool;
+    /// Releases the block that has been idle longest, for this reason; false if none is idle.
+    fn release_oldest(&self, why: EvictionReason) -> bool;
 
     /// Puts back the blocks whose copies are over.
     fn complete_copies(&self);
@@ -139,7 +139,6 @@ pub(super) struct SupplyStats {
     pub(super) descriptors: u64,
     /// Regions for one buffer, acquired where the source refused a larger one.
     pub(super) smaller_regions: u64,
-    pub(super) calls: Underlying,
 }
 
 impl SupplyStats {
@@ -151,7 +150,6 @@ impl SupplyStats {
             block_bytes: own.held_bytes(),
             max_bytes: own.max_bytes(),
             highest_max_bytes: own.highest_max_bytes(),
-            calls: self.calls,
             ..Self::default()
         }
     }

@@ -49,6 +49,7 @@ use crate::arena::{ArenaPtr, GrowthLimits, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError, VirtualMemory};
 use crate::diag::{self, PoolLog};
 use crate::size_class::Class;
+use crate::stats::{EvictionReason, SourceCalls};
 use crate::sync::{Condvar, Mutex};
 
 mod grow;
@@ -218,7 +219,7 @@ impl SharedArena {
                 drop(state);
                 to_release -= 1;
                 // If another thread was faster, the next round sees what is left.
-                pool.release_oldest();
+                pool.release_oldest(EvictionReason::Reclaimed);
                 continue;
             }
             // Regions are released only behind the closed gate, which opens again at once unless the plan releases one.
@@ -421,6 +422,10 @@ impl SharedArena {
     pub(super) fn stats(&self) -> SupplyStats {
         let descriptors = self.source.virtual_memory().map_or(0, VirtualMemory::descriptors);
         SupplyStats { descriptors, ..self.state.lock().stats() }
+    }
+
+    pub(super) fn calls(&self) -> SourceCalls {
+        self.state.lock().calls()
     }
 }
 

@@ -119,6 +119,12 @@ impl<T> Waiters<T> {
         self.total.load(Ordering::Relaxed)
     }
 
+    /// Gets that wait now.
+    pub(super) fn waiting(&self) -> u64 {
+        // Relaxed: a figure.
+        self.waiting.load(Ordering::Relaxed) as u64
+    }
+
     /// Bytes that the waiting gets ask for, in their order.
     pub(super) fn waiting_bytes(&self) -> Vec<u64> {
         if !self.has_waiters() {

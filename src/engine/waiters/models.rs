@@ -64,7 +64,7 @@ impl Server for ModelPool {
 
     fn sweep(&self) {}
 
-    fn serve(self: &Arc<Self>, _class: Class, _until: Instant) -> Result<(), ()> {
+    fn serve(self: &Arc<Self>, _class: Class, _: &Self::Refusal, _until: Instant) -> Result<(), ()> {
         self.take().ok_or(())
     }
 

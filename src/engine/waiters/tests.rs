@@ -52,7 +52,7 @@ impl Server for TestPool {
 
     fn sweep(&self) {}
 
-    fn serve(self: &Arc<Self>, _class: Class, _until: Instant) -> Result<u32, &'static str> {
+    fn serve(self: &Arc<Self>, _class: Class, _: &Self::Refusal, _until: Instant) -> Result<u32, &'static str> {
         self.attempts.fetch_add(1, Ordering::SeqCst);
         assert!(!self.panics.swap(false, Ordering::SeqCst), "the attempt panics");
         self.idle.lock().pop().ok_or("nothing is idle")

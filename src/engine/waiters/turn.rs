@@ -23,11 +23,19 @@ pub(in crate::engine) trait Server {
     /// Puts back what is ready to be put back and nobody has put yet.
     fn sweep(&self);
 
-    /// Serves the first in line, if it can; waits for calls of other threads no longer than `until`.
-    fn serve(self: &Arc<Self>, class: Class, until: Instant) -> Result<Self::Item, Self::Refusal>;
+    /// Serves the first in line, which was refused before, if it can; waits for calls of other threads no longer than `until`.
+    fn serve(
+        self: &Arc<Self>,
+        class: Class,
+        refused: &Self::Refusal,
+        until: Instant,
+    ) -> Result<Self::Item, Self::Refusal>;
 
     /// A get took what it was handed.
     fn note_taken(&self) {}
+
+    /// A get that joined the line has left it after this time.
+    fn note_waited(&self, _took: Duration) {}
 
     /// A get that was handed `item` has gone.
     fn take_back(&self, item: Self::Item);
@@ -41,13 +49,14 @@ pub(in crate::engine) trait Server {
 pub(in crate::engine) struct Turn<S: Server> {
     server: Arc<S>,
     waiter: Arc<Waiter<S::Item>>,
+    begun: Instant,
 }
 
 impl<S: Server> Turn<S> {
     /// Joins the line behind all others.
     pub(in crate::engine) fn join(server: &Arc<S>, class: Class, deadline: Instant) -> Self {
         let waiter = server.waiters().join(class, deadline, |is_waiting| server.attend(is_waiting));
-        Self { server: server.clone(), waiter }
+        Self { server: server.clone(), waiter, begun: Instant::now() }
     }
 
     /// Waits until it is served or its deadline has passed; `refusal` becomes that of the last attempt.
@@ -94,7 +103,7 @@ impl<S: Server> Turn<S> {
         }
         // Short, so that it finds soon what it is handed meanwhile.
         let until = self.waiter.deadline.min(Instant::now() + self.server.patience());
-        self.server.serve(self.waiter.class, until).map_err(|later| *refusal = later).ok()
+        self.server.serve(self.waiter.class, refusal, until).map_err(|later| *refusal = later).ok()
     }
 
     fn taken(&self, handed: Option<S::Item>) -> Option<S::Item> {
@@ -112,5 +121,6 @@ impl<S: Server> Drop for Turn<S> {
         if let Some(item) = self.leave() {
             self.server.take_back(item);
         }
+        self.server.note_waited(self.begun.elapsed());
     }
 }

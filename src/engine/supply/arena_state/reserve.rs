@@ -51,12 +51,10 @@ impl ArenaState {
     ) -> Result<Result<NonNull<u8>, Region>, SourceError> {
         let bytes = len as u64;
         self.pending_bytes -= held_bytes;
-        self.calls.time += took;
+        self.calls.pinned(bytes, took, acquired.is_ok());
         let region = acquired.inspect_err(|_| {
-            self.calls.failures += 1;
             self.record_claims();
         })?;
-        self.calls.acquired(bytes);
         let Some(range) = self.arena.add_reserve(bytes) else {
             self.record_claims();
             return Ok(Err(region));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Reclaim;
 use crate::backend::{HeapSource, Region, Source, SourceError};
 use crate::diag::{LogSampler, PoolLog};
+use crate::stats::EvictionReason;
 // In a model another thread may run before each call.
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -65,7 +66,7 @@ impl Reclaim for NoBlocks {
     fn idle_buffers(&self) -> u64 {
         0
     }
-    fn release_oldest(&self) -> bool {
+    fn release_oldest(&self, _: EvictionReason) -> bool {
         false
     }
     fn complete_copies(&self) {}

@@ -13,6 +13,7 @@ use super::super::gate::ClosedGate;
 use super::SharedArena;
 use crate::arena::Plan;
 use crate::backend::{PAGE_BYTES, SourceError};
+use crate::stats::EvictionReason;
 
 /// Longest wait at the end of a pool for threads that count copies as ended.
 const COUNTING_PATIENCE: Duration = Duration::from_secs(1);
@@ -112,7 +113,7 @@ impl SharedArena {
             if self.state.lock().excess_bytes(idle_bytes(), max_idle_bytes) == 0 {
                 return released;
             }
-            if turns == 0 || !pools.iter().any(|pool| pool.release_oldest()) {
+            if turns == 0 || !pools.iter().any(|pool| pool.release_oldest(EvictionReason::OverBytes)) {
                 return released;
             }
             turns -= 1;
@@ -137,7 +138,7 @@ impl SharedArena {
         complete_copies(&pools);
         let mut turns: u64 = pools.iter().map(|pool| pool.idle_buffers()).sum();
         while turns > 0 && self.state.lock().arena().stats().idle_bytes < bytes {
-            turns = if pools.iter().any(|pool| pool.release_oldest()) { turns - 1 } else { 0 };
+            turns = if pools.iter().any(|pool| pool.release_oldest(EvictionReason::Reclaimed)) { turns - 1 } else { 0 };
         }
         self.log.release_error(self.release(now_us, |state| state.plan_release_of(bytes)));
         before_bytes.saturating_sub(self.state.lock().held_bytes())
@@ -232,11 +233,12 @@ impl SharedArena {
 
     #[allow(unsafe_code)] // Memory and addresses leave the pool.
     pub(super) fn release_mapping(&self, mapping: Mapping) -> Result<(), SourceError> {
-        let region_bytes = mapping.region_bytes();
+        let (region_bytes, begun) = (mapping.region_bytes(), Instant::now());
         // SAFETY: the mapping is of this source, and left the table when no block was left in the arena, or before the
         // arena had a range for it (arena-state-I1).
-        unsafe { mapping.release(&*self.source) }?;
-        region_bytes.into_iter().for_each(|bytes| self.state.lock().count_released_region(bytes));
-        Ok(())
+        let released = unsafe { mapping.release(&*self.source) };
+        let (took, has_succeeded) = (begun.elapsed(), released.is_ok());
+        region_bytes.into_iter().for_each(|bytes| self.state.lock().count_region_release(bytes, took, has_succeeded));
+        released
     }
 }

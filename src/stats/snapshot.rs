@@ -1,59 +1,29 @@
-//! The counters of a pool in one snapshot, with the sums that must balance.
-//!
-//! Each module counts its own events, under a lock or on a cache line that it holds anyway; `Core` collects the counts.
-//! Nothing here prints or decides.
+//! The snapshot of all figures, with the sums that must balance.
 
 use std::time::Duration;
 
+use super::{Calls, EvictionReasons, Histogram, MissReasons, Underlying};
 use crate::policy::Window;
-
-/// Calls to the underlying allocator, in the bytes requested.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Underlying {
-    /// Acquisitions that succeeded.
-    pub allocs: u64,
-    /// Releases that succeeded.
-    pub frees: u64,
-    /// Sum of the classes acquired.
-    pub alloc_bytes: u64,
-    /// Sum of the classes released.
-    pub free_bytes: u64,
-    /// Most bytes acquired and not released at any time.
-    pub peak_bytes: u64,
-    /// Time spent in calls to acquire and release, failed ones included.
-    pub time: Duration,
-    /// Calls that failed.
-    pub failures: u64,
-}
-
-impl Underlying {
-    pub(crate) fn acquired(&mut self, bytes: u64) {
-        self.allocs += 1;
-        self.alloc_bytes += bytes;
-        self.note_peak();
-    }
-
-    pub(crate) fn released(&mut self, bytes: u64) {
-        self.frees += 1;
-        self.free_bytes += bytes;
-    }
-
-    pub(crate) fn note_peak(&mut self) {
-        self.peak_bytes = self.peak_bytes.max(self.alloc_bytes.saturating_sub(self.free_bytes));
-    }
-}
 
 /// A snapshot of a pool's counters; zeros in a child of the process that made the pool. At rest they balance:
 ///
 /// - `gets = hits + misses`,
+/// - `misses = miss_reasons.total()`,
 /// - `gets = puts + in_use + in_flight + lost`,
+/// - `buffers = buffers_in_pool + in_use + in_flight`,
+/// - `misses = buffers + lost + (fallbacks - fallback_buffers) + eviction_reasons.total()`,
+/// - `evicted = eviction_reasons.over_limit`, `aged = eviction_reasons.expired`, `reclaimed = eviction_reasons.reclaimed +
+///   over_bytes + pressure + trimmed`,
 /// - `pinned_bytes + fallback_bytes = in_use_bytes + in_flight_bytes + idle_bytes + lost_bytes + partition_bytes +
 ///   arena_free_bytes + arena_transit_bytes + arena_overhead_bytes`.
 ///
 /// The counters of a [partition](crate::Pool::partition) are those of its own buffers, against its own ceiling.
 #[derive(Debug, Clone, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
+    /// Name of the pool ([`PoolBuilder::name`](crate::PoolBuilder::name)), or of the partition behind that of its parent.
+    pub name: Option<String>,
     /// Name of the preset.
     pub preset: &'static str,
     /// Name of the source of the memory.
@@ -70,26 +40,47 @@ pub struct Stats {
     pub hits: u64,
     /// Of those, the others: by new memory under `tensorflow`, and mostly carved from memory already held under `adaptive`.
     pub misses: u64,
+    /// Why they missed.
+    pub miss_reasons: MissReasons,
+    /// What was asked for and what was given, of the gets that found nothing idle at once.
+    pub requested: Requested,
     /// Gets that ended in an error of the ceiling or of the back-end.
     pub failed_gets: u64,
     /// Gets that waited for memory at the ceiling.
     pub waits: u64,
+    /// Of those, the gets that wait now.
+    pub waiting: u64,
+    /// Of those, the gets whose time ran out: they failed or got memory that is not pinned.
+    pub timeouts: u64,
+    /// How long they waited, those whose time ran out or whose task was dropped included; those that still wait are not.
+    pub wait_time: Histogram,
+    /// From a get that missed to its put, and nothing else: a hit reads no clock, so of a pool in steady state this has what
+    /// its first gets showed. A recorded trace has all.
+    pub use_time: Histogram,
+    /// From the put of a buffer that has copies to the look that found them ended. Gets without an idle buffer look, and the
+    /// maintenance thread ten times a second, so it is longer than the copy by up to 0.1 s.
+    pub in_flight_time: Histogram,
     /// Gets that found no memory under the ceiling and got memory that is not pinned; they count as misses.
     pub fallbacks: u64,
     /// Buffers put back.
     pub puts: u64,
     /// Idle buffers evicted by puts over the limit.
     pub evicted: u64,
-    /// Idle buffers released to free memory under the ceiling.
+    /// Idle buffers released to free memory under the ceiling, by a trim or under pressure, and puts that made room for a
+    /// waiting get.
     pub reclaimed: u64,
     /// Idle buffers released because they stayed idle for too long.
     pub aged: u64,
+    /// Why pinned buffers left the pool: these three and the others.
+    pub eviction_reasons: EvictionReasons,
     /// Checks of the rates.
     pub checks: u64,
     /// Of those, checks that raised the limit.
     pub raises: u64,
     /// Times that the limit was lowered.
     pub lowers: u64,
+    /// Buffers that exist, pinned or not: idle, in use and in flight.
+    pub buffers: u64,
     /// Idle buffers.
     pub buffers_in_pool: u64,
     /// Bytes of the idle buffers.
@@ -103,6 +94,10 @@ pub struct Stats {
     /// Bytes of those.
     pub in_flight_bytes: u64,
     /// Age of the oldest copy in flight, from when its buffer was given up.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "oldest_in_flight_seconds", serialize_with = "super::serial::optional_seconds")
+    )]
     pub oldest_in_flight: Option<Duration>,
     /// Its stream: the driver's handle, for a stream that was created.
     pub oldest_in_flight_stream: Option<u64>,
@@ -148,6 +143,8 @@ pub struct Stats {
     /// Bytes of buffers that are not pinned, because there was no room (`PINPOOL_ON_FULL=pageable`), those of partitions
     /// included.
     pub fallback_bytes: u64,
+    /// Buffers that are not pinned, lost ones included.
+    pub fallback_buffers: u64,
     /// Most such bytes at any time.
     pub peak_fallback_bytes: u64,
     /// The limit on such bytes (`PINPOOL_MAX_FALLBACK_BYTES`).
@@ -158,8 +155,70 @@ pub struct Stats {
     pub timeline_bytes: u64,
     /// Regions of one buffer that were acquired where the back-end had refused a larger one.
     pub smaller_regions: u64,
-    /// Calls to the underlying allocator.
+    /// Calls to the underlying allocator, in sums.
     pub underlying: Underlying,
+    /// Calls that page-locked memory: acquisitions of regions and reserves, commits of granules.
+    pub pin: Calls,
+    /// Calls that returned it to the system.
+    pub unpin: Calls,
+    /// Calls that moved granules from one address to another.
+    pub remap: Calls,
+    /// The most at any time of what is above.
+    pub peaks: Peaks,
+}
+
+/// The highest figures so far; those of `pinned_bytes` and `fallback_bytes` are in [`Stats`] itself.
+///
+/// A hit writes none of them. Those of what is in use and idle are samples: taken by each snapshot, by each look of the
+/// maintenance thread (ten times a second while something is idle or in flight, once a second otherwise), by each
+/// [`poll`](crate::Pool::poll), and when a miss makes more buffers than there ever were. So a rise between two samples is
+/// missed if it needs no new buffer. The others are exact.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Peaks {
+    /// Of `buffers`. Exact.
+    pub buffers: u64,
+    /// Of `in_use`, as sampled.
+    pub in_use: u64,
+    /// Of `in_use_bytes`, as sampled.
+    pub in_use_bytes: u64,
+    /// Of `buffers_in_pool`, as sampled.
+    pub idle: u64,
+    /// Of `idle_bytes`, as sampled.
+    pub idle_bytes: u64,
+    /// Of `in_flight`. Exact.
+    pub in_flight: u64,
+    /// Of `in_flight_bytes`. Exact.
+    pub in_flight_bytes: u64,
+    /// Of `awaiting_release_bytes`, as sampled.
+    pub awaiting_release_bytes: u64,
+    /// Of `fallback_buffers`. Exact.
+    pub fallback_buffers: u64,
+}
+
+/// What gets asked for and what they were given.
+///
+/// Counts the gets that found nothing idle at once, hits that a copy just ended or a put handed over included: a plain hit
+/// counts nothing beyond itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Requested {
+    /// Those gets.
+    pub gets: u64,
+    /// Bytes that they asked for.
+    pub bytes: u64,
+    /// Bytes of their classes, which they were given.
+    pub class_bytes: u64,
+}
+
+impl Requested {
+    /// Share of what was given that was not asked for; 0 before the first.
+    #[allow(clippy::cast_precision_loss)] // A rate.
+    pub fn waste(&self) -> f64 {
+        if self.class_bytes == 0 { 0.0 } else { 1.0 - self.bytes as f64 / self.class_bytes as f64 }
+    }
 }
 
 impl Stats {
@@ -175,10 +234,30 @@ impl Stats {
     ///
     /// The first sum that does not balance.
     pub fn validate(&self) -> Result<(), StatsError> {
-        let Self { gets, pinned_bytes, fallback_bytes, .. } = *self;
+        let Self { gets, misses, buffers, pinned_bytes, fallback_bytes, .. } = *self;
+        let (left, peaks) = (self.eviction_reasons, self.peaks);
         let equal = [
-            ("gets = hits + misses", gets, self.hits + self.misses),
+            ("gets = hits + misses", gets, self.hits + misses),
+            ("misses = the sum of their reasons", misses, self.miss_reasons.total()),
             ("gets = puts + in use + in flight + lost", gets, self.puts + self.in_use + self.in_flight + self.lost),
+            ("buffers = idle + in use + in flight", buffers, self.buffers_in_pool + self.in_use + self.in_flight),
+            (
+                "misses + fallback buffers = buffers + lost + fallbacks + those that left",
+                misses + self.fallback_buffers,
+                buffers + self.lost + self.fallbacks + left.total(),
+            ),
+            ("evicted = over the limit", self.evicted, left.over_limit),
+            ("aged = expired", self.aged, left.expired),
+            (
+                "reclaimed = for room + over the bytes + under pressure + trimmed",
+                self.reclaimed,
+                left.reclaimed + left.over_bytes + left.pressure + left.trimmed,
+            ),
+            (
+                "failed calls = those of pin, unpin and remap",
+                self.underlying.failures,
+                self.pin.failures + self.unpin.failures + self.remap.failures,
+            ),
             (
                 "pinned + fallback = in use + in flight + idle + lost + partition + arena bytes",
                 pinned_bytes + fallback_bytes,
@@ -199,6 +278,19 @@ impl Stats {
                 self.peak_pinned_bytes,
                 self.highest_max_bytes.unwrap_or(u64::MAX),
             ),
+            ("waits that ended + waiting <= waits", self.wait_time.count() + self.waiting, self.waits),
+            ("waits whose time ran out <= waits that ended", self.timeouts, self.wait_time.count()),
+            ("buffers <= peak", buffers, peaks.buffers),
+            ("in use <= peak", self.in_use, peaks.in_use),
+            ("in-use bytes <= peak", self.in_use_bytes, peaks.in_use_bytes),
+            ("idle <= peak", self.buffers_in_pool, peaks.idle),
+            ("idle bytes <= peak", self.idle_bytes, peaks.idle_bytes),
+            ("in flight <= peak", self.in_flight, peaks.in_flight),
+            ("in-flight bytes <= peak", self.in_flight_bytes, peaks.in_flight_bytes),
+            ("bytes awaiting release <= peak", self.awaiting_release_bytes, peaks.awaiting_release_bytes),
+            ("fallback buffers <= peak", self.fallback_buffers, peaks.fallback_buffers),
+            ("fallback bytes <= peak", fallback_bytes, self.peak_fallback_bytes),
+            ("requested bytes <= bytes of their classes", self.requested.bytes, self.requested.class_bytes),
         ];
         let unequal = equal.into_iter().filter(|(_, left, right)| left != right);
         let mut broken = unequal.chain(at_most.into_iter().filter(|(_, left, right)| left > right));

@@ -1,0 +1,97 @@
+//! The pinned buffers of each class that exist, and why others were made or left.
+//!
+//! ```text
+//!   miss ─▶ made: buffers + 1, with a reason        buffers < peak   one left earlier
+//!   left ◀─ buffers - 1, with a reason              buffers = peak   all are out: more are needed than ever before
+//! ```
+//!
+//! Misses and releases come here, hits and the puts that keep a buffer do not. The lock is held for a look-up.
+
+use std::collections::BTreeMap;
+
+use crate::size_class::Class;
+use crate::stats::{ClassStats, EvictionReason, EvictionReasons, MissReason, MissReasons};
+use crate::sync::plain::Mutex;
+
+/// Classes without a buffer are forgotten when there are more than this many; `adaptive` has fewer.
+const CLASSES_MAX: usize = 1024;
+
+/// The buffers by class.
+#[derive(Debug, Default)]
+pub(super) struct Classes(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    rows: BTreeMap<usize, ClassStats>,
+    /// When there are this many, those without a buffer are forgotten.
+    prune_at: usize,
+    totals: ClassTotals,
+}
+
+/// What a pool has counted over all classes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct ClassTotals {
+    pub(super) misses: MissReasons,
+    pub(super) evictions: EvictionReasons,
+}
+
+impl Classes {
+    /// A get of `class` missed and has a new buffer. It was refused before for the reason `refused`, if any.
+    pub(super) fn made(&self, class: Class, refused: Option<MissReason>, is_in_flight: impl FnOnce() -> bool) {
+        let known = {
+            let mut table = self.0.lock();
+            let row = table.row(class.bytes);
+            row.misses += 1;
+            row.buffers += 1;
+            let reason = match (refused, row.peak_buffers) {
+                (Some(reason), _) => Some(reason),
+                (None, 0) => Some(MissReason::FirstOfSize),
+                (None, peak) if row.buffers <= peak => Some(MissReason::EvictedEarlier),
+                (None, _) => None,
+            };
+            row.peak_buffers = row.peak_buffers.max(row.buffers);
+            reason.inspect(|&reason| table.totals.misses.count(reason)).is_some()
+        };
+        if !known {
+            // Another lock, so not under this one. As often at most as buffers of the class exist at once.
+            let reason = if is_in_flight() { MissReason::InFlight } else { MissReason::AllInUse };
+            self.0.lock().totals.misses.count(reason);
+        }
+    }
+
+    /// A get of `class` missed and has memory that is not pinned.
+    pub(super) fn fell_back(&self, class: Class, reason: MissReason) {
+        let mut table = self.0.lock();
+        table.row(class.bytes).misses += 1;
+        table.totals.misses.count(reason);
+    }
+
+    /// A pinned buffer of `class` leaves.
+    pub(super) fn left(&self, class: Class, reason: EvictionReason) {
+        let mut table = self.0.lock();
+        let row = table.row(class.bytes);
+        row.buffers = row.buffers.saturating_sub(1);
+        row.evictions += 1;
+        table.totals.evictions.count(reason);
+    }
+
+    pub(super) fn totals(&self) -> ClassTotals {
+        self.0.lock().totals
+    }
+
+    /// By bytes, the smallest first; which are in flight is not known here.
+    pub(super) fn rows(&self) -> Vec<(usize, ClassStats)> {
+        self.0.lock().rows.iter().map(|(&bytes, &counts)| (bytes, counts)).collect()
+    }
+}
+
+impl Table {
+    fn row(&mut self, class_bytes: usize) -> &mut ClassStats {
+        if self.rows.len() >= self.prune_at.max(CLASSES_MAX) && !self.rows.contains_key(&class_bytes) {
+            self.rows.retain(|_, row| row.buffers > 0);
+            self.prune_at = 2 * self.rows.len();
+        }
+        let row = ClassStats { class_bytes: class_bytes as u64, ..ClassStats::default() };
+        self.rows.entry(class_bytes).or_insert(row)
+    }
+}

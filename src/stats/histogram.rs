@@ -1,0 +1,152 @@
+//! Durations in powers of two.
+
+use std::time::Duration;
+
+/// Bounds of the first and the last bucket but one are this many nanoseconds, and this shifted left by [`BUCKETS`] less 2.
+const FIRST_BOUND_NANOS: u64 = 256;
+/// From below 256 ns to over 275 s.
+const BUCKETS: usize = 32;
+
+/// How long events took: how many, their sum, the shortest, the longest, and how many of them fell between two powers of two.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Histogram {
+    count: u64,
+    total: Duration,
+    min: Duration,
+    max: Duration,
+    buckets: [u64; BUCKETS],
+}
+
+impl Histogram {
+    /// Adds an event.
+    pub(crate) fn record(&mut self, took: Duration) {
+        self.min = if self.count == 0 { took } else { self.min.min(took) };
+        self.max = self.max.max(took);
+        self.count += 1;
+        self.total = self.total.saturating_add(took);
+        self.buckets[index(took)] += 1;
+    }
+
+    /// Adds the events of `other`.
+    pub(crate) fn add(&mut self, other: &Self) {
+        if other.count == 0 {
+            return;
+        }
+        self.min = if self.count == 0 { other.min } else { self.min.min(other.min) };
+        self.max = self.max.max(other.max);
+        self.count += other.count;
+        self.total = self.total.saturating_add(other.total);
+        self.buckets.iter_mut().zip(other.buckets).for_each(|(sum, more)| *sum += more);
+    }
+
+    /// Events.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Sum of all durations.
+    pub fn total(&self) -> Duration {
+        self.total
+    }
+
+    /// The shortest; 0 before the first event.
+    pub fn min(&self) -> Duration {
+        self.min
+    }
+
+    /// The longest; 0 before the first event.
+    pub fn max(&self) -> Duration {
+        self.max
+    }
+
+    /// The sum divided by the count; 0 before the first event.
+    pub fn mean(&self) -> Duration {
+        let nanos = self.total.as_nanos() / u128::from(self.count.max(1));
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// A duration that this share of the events did not pass: `0.5` gives the median, `0.999` what one in a thousand passed.
+    /// A power of two or the longest of all, so up to twice what it stands for, and never less. 0 before the first event.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // A rank.
+    pub fn percentile(&self, share: f64) -> Duration {
+        let rank = (share.clamp(0.0, 1.0) * self.count as f64).ceil() as u64;
+        let mut reached = 0;
+        for (bound, count) in self.buckets() {
+            reached += count;
+            if reached >= rank.max(1) {
+                return bound.unwrap_or(self.max).min(self.max);
+            }
+        }
+        self.max
+    }
+
+    /// The buckets from the shortest to the longest durations: the bound that events of this bucket stayed below, `None` for
+    /// the last, and how many events there were. Bounds double from 256 ns to 275 s.
+    pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> + '_ {
+        self.buckets.iter().enumerate().map(|(at, count)| {
+            let bound = (at + 1 < BUCKETS).then(|| Duration::from_nanos(FIRST_BOUND_NANOS << at));
+            (bound, *count)
+        })
+    }
+}
+
+fn index(took: Duration) -> usize {
+    let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+    let doublings = (nanos / FIRST_BOUND_NANOS).checked_ilog2().map_or(0, |log| log as usize + 1);
+    doublings.min(BUCKETS - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn nanos(nanos: u64) -> Duration {
+        Duration::from_nanos(nanos)
+    }
+
+    #[test]
+    fn each_duration_is_in_the_bucket_whose_bound_it_stays_below() {
+        let bounds: Vec<_> = Histogram::default().buckets().map(|(bound, _)| bound).collect();
+        assert_eq!((bounds[0], bounds[30], bounds[31]), (Some(nanos(256)), Some(nanos(256 << 30)), None));
+        for took in [0, 1, 255, 256, 257, 511, 512, 1 << 20, (1 << 20) - 1, (256 << 30) - 1, 256 << 30, u64::MAX] {
+            let mut one = Histogram::default();
+            one.record(nanos(took));
+            let at = one.buckets().position(|(_, count)| count == 1).unwrap();
+            assert!(bounds[at].is_none_or(|bound| nanos(took) < bound), "{took}");
+            assert!(at == 0 || bounds[at - 1].unwrap() <= nanos(took), "{took}");
+        }
+    }
+
+    #[test]
+    fn percentiles_are_bounds_that_the_share_did_not_pass() {
+        let mut times = Histogram::default();
+        assert_eq!(
+            (times.percentile(0.5), times.max(), times.mean()),
+            (Duration::ZERO, Duration::ZERO, Duration::ZERO)
+        );
+        (0..990).for_each(|_| times.record(nanos(1000)));
+        (0..9).for_each(|_| times.record(nanos(5000)));
+        times.record(nanos(1_000_000));
+        assert_eq!((times.count(), times.min(), times.max()), (1000, nanos(1000), nanos(1_000_000)));
+        assert_eq!(times.total(), nanos(990_000 + 45_000 + 1_000_000));
+        assert_eq!(times.mean(), nanos(2035));
+        assert_eq!(
+            (times.percentile(0.0), times.percentile(0.5), times.percentile(0.99)),
+            (nanos(1024), nanos(1024), nanos(1024))
+        );
+        assert_eq!((times.percentile(0.995), times.percentile(0.999)), (nanos(8192), nanos(8192)));
+        assert_eq!((times.percentile(0.9991), times.percentile(1.0)), (nanos(1_000_000), nanos(1_000_000)));
+    }
+
+    #[test]
+    fn sums_of_histograms_are_those_of_their_events() {
+        let (mut all, mut parts) = (Histogram::default(), [Histogram::default(); 3]);
+        for (at, took) in [7, 300, 9_000_000, 45, 1 << 40].into_iter().enumerate() {
+            all.record(nanos(took));
+            parts[at % 2].record(nanos(took));
+        }
+        let mut sum = Histogram::default();
+        parts.iter().for_each(|part| sum.add(part));
+        assert_eq!(sum, all);
+    }
+}

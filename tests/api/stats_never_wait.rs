@@ -1,0 +1,131 @@
+//! A snapshot of the figures waits for no call that another thread makes.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use pinpool::backend::{SimSource, Source};
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::testing::{FaultSource, SourceCall};
+use pinpool::{Pool, Preset};
+
+use crate::fixture::{LONG, over};
+
+const MIB: usize = 1 << 20;
+
+/// Takes all figures of `pool` on a thread of its own; fails if that takes longer than it ever should.
+fn figures_come_at_once(pool: &Pool, during: &str) {
+    let (done, result) = channel();
+    let pool = pool.clone();
+    thread::spawn(move || {
+        let text = pool.stats().to_string();
+        let _all = (pool.class_stats(), pool.partition_stats());
+        let _ = done.send(text);
+    });
+    let text = result.recv_timeout(Duration::from_secs(20));
+    assert!(text.is_ok(), "the figures waited for {during}");
+}
+
+fn faulty(source: impl Source + 'static) -> Arc<FaultSource> {
+    Arc::new(FaultSource::around(Arc::new(source)))
+}
+
+/// A pool of each preset over each kind of memory.
+fn pools() -> Vec<(Arc<FaultSource>, Pool)> {
+    let (regions, granules) = (|| faulty(SimSource::discrete(1 << 40)), || faulty(SimSource::new(1 << 40)));
+    let all = [(regions(), Preset::Tensorflow), (regions(), Preset::Adaptive), (granules(), Preset::Adaptive)];
+    let build = |(source, preset): (Arc<FaultSource>, Preset)| {
+        let pool = over(source.clone(), 64 << 20).preset(preset).wait(LONG).build().unwrap();
+        (source, pool)
+    };
+    all.map(build).into()
+}
+
+#[test]
+fn while_a_page_lock_is_under_way() {
+    for (source, pool) in pools() {
+        let held = source.hold(SourceCall::Acquire);
+        thread::scope(|scope| {
+            let pinning = scope.spawn(|| pool.get(8 * MIB).map(drop));
+            held.wait_for(1);
+            figures_come_at_once(&pool, "a page-lock");
+            drop(held);
+            pinning.join().unwrap().unwrap();
+        });
+    }
+}
+
+#[test]
+fn while_memory_is_released() {
+    for (source, pool) in pools() {
+        drop(pool.get(8 * MIB).unwrap());
+        let held = source.hold(SourceCall::Release);
+        thread::scope(|scope| {
+            let releasing = scope.spawn(|| pool.clear());
+            held.wait_for(1);
+            figures_come_at_once(&pool, "a release");
+            drop(held);
+            releasing.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn while_a_reserve_is_pinned() {
+    for (source, pool) in pools().into_iter().skip(1) {
+        let held = source.hold(SourceCall::Acquire);
+        thread::scope(|scope| {
+            let reserving = scope.spawn(|| pool.prewarm(8 << 20));
+            held.wait_for(1);
+            figures_come_at_once(&pool, "a reserve");
+            drop(held);
+            reserving.join().unwrap().unwrap();
+        });
+    }
+}
+
+#[test]
+fn while_gets_wait_and_a_listener_runs() {
+    let (entered, has_entered) = channel();
+    let (go_on, may_go_on) = channel::<()>();
+    let waits = std::sync::Mutex::new((entered, may_go_on));
+    let listener = move |_: &pinpool::CheckReport| {
+        let (entered, may_go_on) = &*waits.lock().unwrap();
+        let _ = entered.send(());
+        let _ = may_go_on.recv();
+    };
+    let source = faulty(SimSource::discrete(1 << 40));
+    let pool = over(source, 64 << 20).preset(Preset::Tensorflow).pool_size_limit(1).on_check(listener).build().unwrap();
+    thread::scope(|scope| {
+        let evicting = scope.spawn(|| {
+            for _ in 0..600 {
+                drop([MIB, 2 * MIB, 3 * MIB].map(|len| pool.get(len).unwrap()));
+            }
+        });
+        has_entered.recv_timeout(Duration::from_secs(60)).expect("a thousandth eviction");
+        figures_come_at_once(&pool, "a listener");
+        drop(go_on);
+        evicting.join().unwrap();
+    });
+    let _held = pool.get(64 * MIB - 4096);
+}
+
+#[test]
+fn while_a_copy_is_drained() {
+    let source = faulty(SimSource::discrete(1 << 40));
+    let builder = over(source, 8 << 20).wait(LONG).release_policy(pinpool::ReleasePolicy::Force);
+    let pool = builder.build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(8 * MIB));
+    let gate = stream.hold();
+    drop(pool.get(8 * MIB).unwrap().copy_to(&stream, &mut device).unwrap());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| pool.get(4 * MIB).map(drop));
+        while pool.stats().waits + pool.stats().drains == 0 {
+            thread::yield_now();
+        }
+        figures_come_at_once(&pool, "a drain");
+        drop(gate);
+        waiting.join().unwrap().unwrap();
+    });
+}
