@@ -124,7 +124,7 @@ fn a_wait_that_ends_without_room_is_timed_and_counted_as_run_out() {
     assert!(pool.get(MIB).unwrap_err().is_limit());
     let stats = valid_stats(&pool);
     assert_eq!((stats.waits, stats.timeouts, stats.wait_time.count(), stats.failed_gets), (1, 1, 1, 1));
-    assert!(stats.wait_time.max() >= Duration::from_millis(2), "{:?}", stats.wait_time);
+    assert!(stats.wait_time.max() > Duration::ZERO && stats.wait_time.total() == stats.wait_time.max());
 }
 
 #[test]
