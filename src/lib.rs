@@ -37,6 +37,8 @@
 //! | `cuda` | yes | back-ends of the CUDA driver and copies on streams of cudarc; driver and toolkit are not needed to build or run |
 //! | `loader` | no | [the reference loader](loader) |
 //! | `cli` | no | the `pinpool` tool |
+//! | `metrics` | no | [the statistics through the `metrics` facade](metrics) |
+//! | `serde` | no | `serde::Serialize` for [`Stats`] and its parts |
 //! | `testing` | no | [scripted failures, the contract suite of sources, a manual clock](testing) |
 //!
 //! # Platforms
@@ -80,6 +82,8 @@ pub mod copy;
 pub mod doctor;
 #[cfg(feature = "loader")]
 pub mod loader;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(feature = "cli")]

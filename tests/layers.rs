@@ -17,7 +17,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 const LAYERS: &[&[&str]] = &[
     &["loader"],
     &["trace"],
-    &["doctor", "testing"],
+    &["doctor", "metrics", "testing"],
     &["pool"],
     &["buffer"],
     &["engine"],

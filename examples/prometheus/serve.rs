@@ -1,0 +1,38 @@
+//! A recorder for Prometheus, and the smallest server that it can scrape.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusRecorder};
+
+/// The recorder, whose buckets are those that the pool counts in.
+pub(crate) fn recorder() -> Result<PrometheusRecorder, BuildError> {
+    let times = Matcher::Suffix("_time".to_owned());
+    let builder = PrometheusBuilder::new().set_buckets_for_metric(times, &pinpool::metrics::bucket_bounds())?;
+    Ok(builder.build_recorder())
+}
+
+/// Answers each request with `text`, one after the other, for as long as the listener accepts.
+pub(crate) fn answer(listener: &TcpListener, text: impl Fn() -> String) -> io::Result<()> {
+    loop {
+        let (stream, _) = listener.accept()?;
+        // A client that went away or sends nothing is no reason to end.
+        let _ = answer_one(&stream, &text);
+    }
+}
+
+fn answer_one(mut stream: &TcpStream, text: impl Fn() -> String) -> io::Result<()> {
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    let mut request = String::new();
+    // Headers end with an empty line; what they say does not matter.
+    let mut lines = BufReader::new(stream.take(16 << 10));
+    while lines.read_line(&mut request)? > 2 {}
+    let (status, body) =
+        if request.starts_with("GET /metrics") { ("200 OK", text()) } else { ("404 Not Found", String::new()) };
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
