@@ -14,15 +14,18 @@ use std::time::Duration;
 
 use crate::backend::{PageTiers, SourceError};
 use crate::config::Warning;
+use crate::dump::{Dump, HeldBuffer};
 use crate::error::{Error, UsageReport};
 use crate::finding::{Finding, Level};
 use crate::policy::Check;
+use crate::stats::Stats;
 
 /// In this file `log::warn!` and its siblings are the macros of this module.
 mod log;
 mod texts;
 
 pub(crate) use log::defer;
+use texts::StillOut;
 pub(crate) use texts::{Growth, Start};
 
 /// Counts the checks of one or many pools and picks those that are printed.
@@ -229,6 +232,11 @@ impl PoolLog {
         );
     }
 
+    /// The first get of the pool that failed, and then each power of ten.
+    pub(crate) fn out_of_memory(&self, dump: &Dump) {
+        log::warn!("{self}{dump}");
+    }
+
     /// The first such get of the pool, and then each power of ten.
     pub(crate) fn fell_back(&self, asked_bytes: u64, nth: u64, fallback_bytes: u64, max_bytes: Option<u64>) {
         let limit = max_bytes.map_or_else(String::new, |max_bytes| format!(" of at most {max_bytes}"));
@@ -320,6 +328,26 @@ impl PoolLog {
         log::warn!(
             "{self}{subject} of {bytes} bytes {have} been in flight for {age:?} on stream {stream:#x}, unavailable until \
              the copies complete; look for what blocks that stream (PINPOOL_STUCK_AFTER sets the time)"
+        );
+    }
+
+    /// No handle of the pool is left.
+    pub(crate) fn ended(&self, stats: &Stats) {
+        let Stats { gets, hits, misses, failed_gets, fallbacks, puts, evicted, underlying, .. } = stats;
+        let (page_locks, bytes, peak_bytes) = (underlying.allocs, underlying.alloc_bytes, stats.peak_pinned_bytes);
+        let calls = if page_locks == 1 { "page-lock" } else { "page-locks" };
+        log::info!(
+            "{self}ended: {gets} gets ({hits} hits, {misses} misses, {failed_gets} failed, {fallbacks} not pinned), {puts} \
+             puts, {evicted} evicted; {bytes} bytes in {page_locks} {calls}, at most {peak_bytes} bytes pinned"
+        );
+    }
+
+    /// No handle of the pool is left, and users still hold `buffers`, of which those under a tag are `tagged`.
+    pub(crate) fn still_out(&self, buffers: u64, bytes: u64, tagged: &[HeldBuffer]) {
+        let noun = if buffers == 1 { "buffer" } else { "buffers" };
+        let list = StillOut { buffers, bytes, tagged };
+        log::warn!(
+            "{self}ended with {buffers} {noun} still out, {bytes} bytes, which stay until they are dropped:{list}"
         );
     }
 

@@ -3,6 +3,7 @@
 //! [`Error`] is opaque: its text is for people, its predicates (`is_limit`, `is_backend`, ...) are for code that
 //! branches. Every text names the request, the value, the limit and the remedy.
 
+use std::sync::Arc;
 use std::{fmt, io};
 
 /// Result of the fallible calls of this crate.
@@ -47,23 +48,46 @@ impl fmt::Display for UsageReport {
     }
 }
 
+/// What a pool held and for whom when a get failed: lines below the text of the error, which are made when it is printed.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Report(Option<Arc<dyn Lines>>);
+
+/// Text of several lines.
+pub(crate) trait Lines: fmt::Debug + Send + Sync {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
+}
+
+impl Report {
+    pub(crate) fn new(lines: Arc<dyn Lines>) -> Self {
+        Self(Some(lines))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(lines) = &self.0 else { return Ok(()) };
+        f.write_str("\n")?;
+        lines.write(f)
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ErrorKind {
     #[error("asked {len} B: a buffer holds at most {max_len} B; ask for less")]
     Length { len: usize, max_len: usize },
     #[error("asked {len} B at an alignment of {align}: an alignment is a power of two of at most {max_align}")]
     Alignment { len: usize, align: usize, max_align: usize },
-    #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {usage}; {remedy}")]
-    Limit { asked_bytes: u64, needed_bytes: u64, usage: UsageReport, remedy: &'static str },
+    #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {usage}; {remedy}{report}")]
+    Limit { asked_bytes: u64, needed_bytes: u64, usage: UsageReport, remedy: &'static str, report: Report },
     #[error(
         "asked {asked_bytes} B ({needed_bytes} B with rounding): {waiting} {} in line for memory, the first for \
          {first_bytes} B, and what is free is theirs; {usage}; wait longer (PINPOOL_WAIT), put buffers back first or \
-         raise PINPOOL_MAX_BYTES",
+         raise PINPOOL_MAX_BYTES{report}",
         if *waiting == 1 { "get waits" } else { "gets wait" }
     )]
-    Line { asked_bytes: u64, needed_bytes: u64, waiting: u64, first_bytes: u64, usage: UsageReport },
-    #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {usage}")]
-    Backend { backend: &'static str, asked_bytes: u64, usage: UsageReport, source: SourceError },
+    Line { asked_bytes: u64, needed_bytes: u64, waiting: u64, first_bytes: u64, usage: UsageReport, report: Report },
+    #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {usage}{report}")]
+    Backend { backend: &'static str, asked_bytes: u64, usage: UsageReport, source: SourceError, report: Report },
     #[error("back-end `{backend}` is not available: {why}")]
     Unavailable { backend: &'static str, why: String },
     #[error("{name}={value}: {why}")]
@@ -199,6 +223,11 @@ impl SourceError {
         (self.to_string(), remedy)
     }
 
+    /// What to change, if the error says so.
+    pub(crate) fn remedy(&self) -> Option<&'static str> {
+        self.remedy
+    }
+
     /// Number that the driver or the kernel gave, if it gave one.
     pub fn code(&self) -> Option<i64> {
         self.code
@@ -219,7 +248,13 @@ mod tests {
             ..Default::default()
         };
         let remedy = "raise PINPOOL_MAX_BYTES";
-        let error = Error::from(ErrorKind::Limit { asked_bytes: 64, needed_bytes: 128, usage, remedy });
+        let error = Error::from(ErrorKind::Limit {
+            asked_bytes: 64,
+            needed_bytes: 128,
+            usage,
+            remedy,
+            report: Report::default(),
+        });
         assert!(error.is_limit() && !error.is_backend());
         let text = error.to_string();
         for word in ["64 B", "128 B", "held 490 B", "in use 400", "idle 90", "512 B", "PINPOOL_MAX_BYTES"] {

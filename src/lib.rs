@@ -55,6 +55,7 @@ mod buffer;
 mod diag;
 #[cfg(feature = "cuda")]
 mod driver;
+mod dump;
 mod engine;
 mod error;
 mod finding;
@@ -97,11 +98,12 @@ pub use buffer::{BufView, BufViewMut};
 pub use config::{Ceiling, Config, OnFull, Preset, PressureSource, ReleasePolicy};
 pub use copy::Completion;
 pub use diag::{CheckReport, LogSampler};
+pub use dump::{Dump, Owner};
 pub use error::{Error, Result};
 pub use finding::{Finding, Level};
 pub use in_flight::{Fence, FenceKind, StreamId};
 pub use policy::{Check, Window};
-pub use pool::{GetFuture, Pool, PoolBuilder};
+pub use pool::{GetFuture, Pool, PoolBuilder, TaggedPool};
 pub use size_class::Rounding;
 pub use stats::{
     Calls, ClassStats, EvictionReasons, Histogram, MissReasons, Peaks, Requested, Stats, StatsError, Underlying,

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::dump::HeldBuffer;
+
 /// What a pool starts with.
 #[derive(Debug)]
 pub(crate) struct Start<'a> {
@@ -71,6 +73,31 @@ impl fmt::Display for Growth {
             "{asked_bytes} bytes asked in {page_locks} {calls}, held {held_before_bytes} -> {held_bytes} bytes, {ms:.1} ms"
         )?;
         max_bytes.map_or(Ok(()), |max_bytes| write!(f, ", ceiling {max_bytes} bytes"))
+    }
+}
+
+/// Buffers that are listed one by one.
+const LISTED: usize = 10;
+
+/// Buffers that users hold when their pool ends: those under a tag, the oldest first, and the sum of the others.
+#[derive(Debug)]
+pub(super) struct StillOut<'a> {
+    pub(super) buffers: u64,
+    pub(super) bytes: u64,
+    pub(super) tagged: &'a [HeldBuffer],
+}
+
+impl fmt::Display for StillOut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let listed = &self.tagged[..self.tagged.len().min(LISTED)];
+        for HeldBuffer { tag, bytes, age } in listed {
+            write!(f, "\n  {bytes} bytes of {tag}, got {} s ago", age.as_secs())?;
+        }
+        // Saturating: buffers come back meanwhile.
+        let buffers = self.buffers.saturating_sub(listed.len() as u64);
+        let bytes = self.bytes.saturating_sub(listed.iter().map(|held| held.bytes).sum());
+        let others = if listed.len() < self.tagged.len() { "others" } else { "of no tag (Pool::tagged)" };
+        if buffers > 0 { write!(f, "\n  {buffers} {others}, {bytes} bytes") } else { Ok(()) }
     }
 }
 

@@ -68,8 +68,9 @@ struct Occupancy {
 }
 
 impl Accounts {
-    pub(super) fn count_failed_get(&self) {
-        self.failed_gets.fetch_add(1, Ordering::Relaxed);
+    /// Returns how many there have been.
+    pub(super) fn count_failed_get(&self) -> u64 {
+        self.failed_gets.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Returns how many there have been.

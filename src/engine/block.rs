@@ -11,7 +11,7 @@
 //! - **block-I1**: `memory.start()` up to `class_bytes` bytes later is memory that belongs to this block alone, and `first`
 //!   is an address in it.
 //! - **block-I2**: The tag of the entry is the fork generation of its pool only while the block is *plain*: memory of the
-//!   source, no copy begun or recorded, `first` at its start, position 0, no fork since. Every call that may change one of
+//!   source, no copy begun or recorded, no holder, `first` at its start, position 0, no fork since. Every call that may change one of
 //!   these sets another tag; the slow put makes the block plain again. So a hit compares two numbers and skips all checks.
 //! - **block-I3**: Only a plain block is open to the short path of a put. A take opens it, and what sets another tag closes it.
 
@@ -20,6 +20,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::idle::thread_cache::Entry;
+use super::owners::Holder;
 use super::supply::BlockMemory;
 use crate::fork;
 use crate::in_flight::CopyFences;
@@ -44,6 +45,8 @@ pub(super) struct BlockBody<E> {
     passed: u64,
     /// When its first use or its time in flight began, one more than in the pool's microseconds; 0: not known.
     since: u64,
+    /// Where a buffer that was got under a tag is recorded.
+    holder: Option<Holder>,
 }
 
 /// The tag of a block that is not plain; no fork generation.
@@ -99,6 +102,7 @@ impl<E> Block<E> {
             state: BufferState::default(),
             passed: 0,
             since: 0,
+            holder: None,
         };
         let entry = Entry::new(class.index, held_bytes, body);
         entry.set_tag(NOT_PLAIN);
@@ -246,6 +250,19 @@ impl<E> Block<E> {
     fn end_plain(&self) {
         self.0.set_tag(NOT_PLAIN);
         self.0.keep_off_short_path();
+    }
+
+    /// Records the block, whose user is `holder`, until it is idle again: its put takes the slow path.
+    pub(super) fn set_holder(&mut self, holder: Holder) {
+        self.end_plain();
+        self.0.holder = Some(holder);
+    }
+
+    /// No user has the block any more, and no copy uses it.
+    pub(super) fn end_holding(&mut self) {
+        if self.0.holder.is_some() {
+            self.0.holder = None;
+        }
     }
 
     /// Number of the waiting get that this block was served past, if any.

@@ -34,6 +34,7 @@ use super::ceiling::{AutoCeiling, CeilingControl, CeilingSource};
 use super::clock::Timekeeper;
 use super::idle::thread_cache::Shard;
 use super::maintenance::Maintenance;
+use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
 use super::supply::{Backing, Gate, Reclaim};
@@ -57,10 +58,12 @@ const SWEEP_PATIENCE: Duration = Duration::from_millis(5);
 
 mod end;
 mod interfaces;
+mod report;
 mod ticks;
 mod waiting;
 
-pub(crate) use waiting::{Begun, WaitingGet};
+use report::SystemMemory;
+pub(crate) use waiting::{Begun, WaitingGet, Wanted};
 
 type Block = block::Block<Core>;
 
@@ -84,6 +87,8 @@ pub(crate) struct Core {
     accounts: Accounts,
     /// Its partitions, some of which may have ended.
     partitions: Mutex<Vec<Weak<Self>>>,
+    owners: Owners,
+    system: SystemMemory,
     /// Where its ceiling comes from.
     ceiling: CeilingControl,
 }
@@ -104,6 +109,8 @@ impl Core {
             shortage: Shortage::default(),
             accounts: Accounts::default(),
             partitions: Mutex::default(),
+            owners: Owners::default(),
+            system: SystemMemory::default(),
             ceiling: CeilingControl::default(),
             log,
             config,
@@ -142,6 +149,7 @@ impl Core {
 
     /// The ceiling `auto` comes from `source`; it holds now if there is an `auto`.
     pub(crate) fn change_ceiling_by(&self, source: CeilingSource, auto: Option<AutoCeiling>) {
+        self.system.read_below(source.root.clone());
         self.ceiling.begin(source, auto);
     }
 
@@ -251,11 +259,11 @@ impl Core {
         self.stock.is_varied()
     }
 
-    /// A block of `class`, idle or new; `len` is what the user asked for.
-    pub(crate) fn get(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
-        match self.take_hit(class) {
+    /// A block, idle or new.
+    pub(crate) fn get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+        match self.take_hit(wanted.class) {
             Some(block) => Ok(block),
-            None => self.miss(len, class, wait),
+            None => self.miss(wanted, wait),
         }
     }
 
@@ -327,6 +335,7 @@ impl Core {
     /// Keeps `block` as idle, if the pool keeps any.
     fn keep(&self, mut block: Block) {
         self.end_use(&mut block);
+        block.end_holding();
         if !block.is_from_source() {
             self.put_pageable(block);
             return;
@@ -412,7 +421,8 @@ impl Core {
     }
 
     /// Never uses `block` again (core-I2).
-    pub(super) fn leak(&self, block: Block, error: &Error) {
+    pub(super) fn leak(&self, mut block: Block, error: &Error) {
+        block.end_holding();
         let held_bytes = block.held_bytes();
         self.stock.leak(block);
         self.backing().gate().into_iter().for_each(Gate::note_leak);
@@ -441,7 +451,7 @@ impl Core {
     pub(crate) fn prewarm(&self, bytes: u64) -> Result<()> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let make_room = |to_bytes| self.trim(to_bytes);
-        self.stock.add_reserve(bytes, make_room).map_err(|refusal| self.refused(len, refusal))
+        self.stock.add_reserve(bytes, make_room).map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))
     }
 
     /// The classes that this pool had buffers of, the smallest first.

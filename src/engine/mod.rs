@@ -21,6 +21,8 @@
 //! | `core/waiting.rs` | a get without room, and the put that serves it |
 //! | `waiters/` | the line of gets that wait for room |
 //! | `shortage.rs` | a time without room, logged once |
+//! | `owners.rs` | who holds the buffers that were got under a tag |
+//! | `core/report.rs` | the report of a get that found no memory |
 //! | `maintenance.rs` | when periodic work is due |
 //! | `accounts.rs` | counts beside the idle buffers, and the snapshot of all figures |
 //! | `clock.rs` | the time, exact and coarse |
@@ -34,6 +36,7 @@ mod core;
 pub(crate) mod idle;
 mod lifetime;
 mod maintenance;
+mod owners;
 mod recent;
 mod shortage;
 mod stock;
@@ -44,7 +47,8 @@ mod waiters;
 pub(crate) use self::block::BufferState;
 pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
-pub(crate) use self::core::{Begun, Core, WaitingGet};
+pub(crate) use self::core::{Begun, Core, WaitingGet, Wanted};
+pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;
 pub(crate) use self::supply::{Backing, BegunCopy, Direct, Fallback, SharedArena, SharedArenaConfig, Supply};
 pub(crate) use self::user_block::Block;

@@ -2,12 +2,13 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::Pool;
 use crate::buffer::PinnedBuf;
-use crate::engine::{Begun, WaitingGet};
+use crate::engine::{Begun, Ledger, WaitingGet};
 use crate::error::Result;
 use crate::size_class::DEFAULT_ALIGN;
 
@@ -25,11 +26,12 @@ pub struct GetFuture {
     pool: Pool,
     len: usize,
     wait: Duration,
+    ledger: Option<Arc<Ledger>>,
 }
 
 impl GetFuture {
-    pub(super) fn new(pool: Pool, len: usize, wait: Duration) -> Self {
-        Self { waiting: None, pool, len, wait }
+    pub(super) fn new(pool: Pool, len: usize, wait: Duration, ledger: Option<Arc<Ledger>>) -> Self {
+        Self { waiting: None, pool, len, wait, ledger }
     }
 
     /// In a child of `fork` the line stays as it was: its locks may be held by threads that do not exist here.
@@ -40,14 +42,10 @@ impl GetFuture {
     }
 
     fn begin(&self) -> Result<Result<PinnedBuf, WaitingGet>> {
-        let core = self.pool.core();
-        core.check_process()?;
-        let class = core.config().rounding.class(self.len, DEFAULT_ALIGN)?;
-        if self.len == 0 {
-            return Ok(Ok(PinnedBuf::empty()));
-        }
-        Ok(match core.begin_get(self.len, class, self.wait)? {
-            Begun::Served(block) => Ok(PinnedBuf::over(block, self.len, DEFAULT_ALIGN)),
+        let wanted = self.pool.wanted(self.len, DEFAULT_ALIGN, self.ledger.as_ref())?;
+        let Some(wanted) = wanted else { return Ok(Ok(PinnedBuf::empty())) };
+        Ok(match self.pool.core().begin_get(&wanted, self.wait)? {
+            Begun::Served(block) => Ok(self.pool.buffer(block, &wanted, DEFAULT_ALIGN)),
             Begun::Waits(waiting) => Err(waiting),
         })
     }
@@ -71,8 +69,11 @@ impl Future for GetFuture {
             },
         };
         let Poll::Ready(served) = get.pool.core().poll_get(waiting, context) else { return Poll::Pending };
-        get.waiting = None;
-        Poll::Ready(served.map(|block| PinnedBuf::over(block, get.len, DEFAULT_ALIGN)))
+        let wanted = get.waiting.take().map(WaitingGet::into_wanted);
+        Poll::Ready(served.map(|block| match wanted {
+            Some(wanted) => get.pool.buffer(block, &wanted, DEFAULT_ALIGN),
+            None => PinnedBuf::over(block, get.len, DEFAULT_ALIGN),
+        }))
     }
 }
 

@@ -10,7 +10,8 @@ use std::time::Duration;
 use crate::backend::{PageTiers, Source};
 use crate::buffer::{BatchBuf, PinnedBuf};
 use crate::config::{Ceiling, Config};
-use crate::engine::{Core, ShardAtHand};
+use crate::dump::Dump;
+use crate::engine::{Block, Core, Ledger, ShardAtHand, Wanted};
 use crate::error::{ErrorKind, Result};
 use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
 use crate::stats::{ClassStats, Stats};
@@ -18,11 +19,13 @@ use crate::stats::{ClassStats, Stats};
 mod builder;
 mod get_future;
 mod nodes;
+mod tagged;
 
 pub use builder::PoolBuilder;
 pub(crate) use builder::{ceiling_in_bytes, pin_threads};
 pub use get_future::GetFuture;
 use nodes::NodePools;
+pub use tagged::TaggedPool;
 
 /// A pool of page-locked host memory. Cheap to clone; all clones are the same pool.
 ///
@@ -151,7 +154,7 @@ impl Pool {
             return Ok(PinnedBuf::over_plain(block, len));
         }
         // The back-end aligns to pages anyway, so the alignment does not enter the class.
-        self.get_within(len, DEFAULT_ALIGN, self.core().config().wait)
+        self.get_within(len, DEFAULT_ALIGN, self.core().config().wait, None)
     }
 
     /// A buffer of `len` bytes at a multiple of `align`, a power of two of at most 1 GiB.
@@ -160,7 +163,7 @@ impl Pool {
     ///
     /// As [`get`](Pool::get); [`is_request`](crate::Error::is_request) also if `align` is not such a number.
     pub fn get_aligned(&self, len: usize, align: usize) -> Result<PinnedBuf> {
-        self.get_within(len, align, self.core().config().wait)
+        self.get_within(len, align, self.core().config().wait, None)
     }
 
     /// As [`get`](Pool::get), with `wait` in place of `PINPOOL_WAIT`.
@@ -169,7 +172,7 @@ impl Pool {
     ///
     /// As [`get`](Pool::get).
     pub fn get_timeout(&self, len: usize, wait: Duration) -> Result<PinnedBuf> {
-        self.get_within(len, DEFAULT_ALIGN, wait)
+        self.get_within(len, DEFAULT_ALIGN, wait, None)
     }
 
     /// As [`get`](Pool::get) for a task: where a thread would wait, at most `PINPOOL_WAIT`, the task is woken later. Stands
@@ -199,18 +202,33 @@ impl Pool {
 
     /// As [`get_async`](Pool::get_async), with `wait` in place of `PINPOOL_WAIT`.
     pub fn get_async_timeout(&self, len: usize, wait: Duration) -> GetFuture {
-        GetFuture::new(self.clone(), len, wait)
+        GetFuture::new(self.clone(), len, wait, None)
     }
 
     #[inline(never)]
-    fn get_within(&self, len: usize, align: usize, wait: Duration) -> Result<PinnedBuf> {
+    fn get_within(&self, len: usize, align: usize, wait: Duration, ledger: Option<&Arc<Ledger>>) -> Result<PinnedBuf> {
+        let Some(wanted) = self.wanted(len, align, ledger)? else { return Ok(PinnedBuf::empty()) };
+        self.core().enter();
+        let block = self.core().get(&wanted, wait)?;
+        Ok(self.buffer(block, &wanted, align))
+    }
+
+    /// What a get asks for; `None` for no bytes.
+    fn wanted(&self, len: usize, align: usize, ledger: Option<&Arc<Ledger>>) -> Result<Option<Wanted>> {
         self.core().check_process()?;
         let class = self.core().config().rounding.class(len, align)?;
-        if len == 0 {
-            return Ok(PinnedBuf::empty());
-        }
-        self.core().enter();
-        Ok(PinnedBuf::over(self.core().get(len, class, wait)?, len, align))
+        Ok((len > 0).then(|| Wanted { len, class, ledger: ledger.cloned() }))
+    }
+
+    /// The buffer of who `wanted` it.
+    fn buffer(&self, mut block: Block, wanted: &Wanted, align: usize) -> PinnedBuf {
+        self.core().note_holder(&mut block, wanted);
+        PinnedBuf::over(block, wanted.len, align)
+    }
+
+    fn try_get_for(&self, len: usize, ledger: Option<&Arc<Ledger>>) -> Result<Option<PinnedBuf>> {
+        let Some(wanted) = self.wanted(len, DEFAULT_ALIGN, ledger)? else { return Ok(Some(PinnedBuf::empty())) };
+        Ok(self.core().try_get(wanted.class).map(|block| self.buffer(block, &wanted, DEFAULT_ALIGN)))
     }
 
     /// A buffer of `len` bytes if one of its class is idle; never calls the back-end and never waits.
@@ -219,12 +237,7 @@ impl Pool {
     ///
     /// [`is_request`](crate::Error::is_request) and [`is_forked`](crate::Error::is_forked) as for [`get`](Pool::get).
     pub fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>> {
-        self.core().check_process()?;
-        let class = self.core().config().rounding.class(len, DEFAULT_ALIGN)?;
-        if len == 0 {
-            return Ok(Some(PinnedBuf::empty()));
-        }
-        Ok(self.core().try_get(class).map(|block| PinnedBuf::over(block, len, DEFAULT_ALIGN)))
+        self.try_get_for(len, None)
     }
 
     /// As [`get`](Pool::get), with the buffer's memory on memory node `node`: [`on`](Pool::on) and a get of that pool.
@@ -395,6 +408,35 @@ impl Pool {
             self.core().clear();
             self.on_other_nodes().iter().for_each(Self::clear);
         }
+    }
+
+    /// A handle of this pool whose buffers carry `tag`, so that [`dump`](Pool::dump), the error of a get that finds no memory
+    /// and the log say who holds what: `loader/images`. Handles of one tag count together.
+    ///
+    /// Of a tag the first 128 bytes count; control characters become `?`. Buffers of an empty tag count as untagged. A pool
+    /// tells 1024 tags apart at one time; while all are in use, further ones count together, as `(other tags)`.
+    ///
+    /// A tagged get and its put record the buffer and take no short path, so a hit costs more than one without a tag.
+    ///
+    /// ```
+    /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
+    /// let images = pool.tagged("loader/images");
+    /// let buf = images.get(1 << 20)?;
+    /// assert!(pool.dump().to_string().contains("  1.00 MiB from loader/images (1 buffer, the oldest 0 s)"));
+    /// # drop(buf);
+    /// # Ok::<(), pinpool::Error>(())
+    /// ```
+    pub fn tagged(&self, tag: &str) -> TaggedPool {
+        // The counts of a parent's pool may be locked by threads that do not exist here; its gets fail.
+        let ledger = if self.core().is_forked() { None } else { self.core().ledger(tag) };
+        TaggedPool::new(self.clone(), ledger)
+    }
+
+    /// What the pool holds and for whom, what the system has left, and what would help if a get found no memory: text of
+    /// some 20 lines, for people. Waits for no driver, and for no lock that anybody holds while calling one. Reads files of
+    /// the kernel, at most once a second. In a child of `fork` all its figures are 0.
+    pub fn dump(&self) -> Dump {
+        self.core().dump()
     }
 
     /// A snapshot of the statistics. Exact while no other thread uses the pool; otherwise its numbers may be some

@@ -11,6 +11,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
     ("checked", &[]),
     ("started", &["preset P, back-end B ..."]),
     ("found", &["the GPU is not used: ...", "memory is not page-locked: ..."]),
+    ("out_of_memory", &["out of memory: N bytes asked by ..."]),
     ("bad_setting", &["PINPOOL_X=V ..."]),
     ("stuck", &["a buffer of N bytes has ..."]),
 ];

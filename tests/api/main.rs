@@ -22,7 +22,7 @@
 //! | `short_path` | hits that a thread serves from the pools that it used last |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `maintenance` | what the maintenance thread does by itself, and what nobody does without it |
-//! | `documented_lines` | the README's table of log lines |
+//! | `tags`, `out_of_memory`, `documented_lines` | who holds what, and the report of a get that fails; the README's table of log lines |
 //! | `hit_allocates_nothing`, `hit_calls_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
 //!
 //! A test that needs a process of its own runs again as a child ([`child::alone`]).
@@ -68,6 +68,7 @@ mod memory_counts;
 mod memory_limits;
 #[cfg(not(miri))]
 mod nodes;
+mod out_of_memory;
 mod own_stream;
 mod panics;
 mod partition_copies;
@@ -85,6 +86,7 @@ mod stats_counts;
 #[cfg(not(miri))]
 mod stats_never_wait;
 mod stress;
+mod tags;
 mod tensorflow_model;
 mod thread_cache_model;
 mod thread_cache_stress;

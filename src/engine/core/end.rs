@@ -13,6 +13,7 @@ impl Core {
         if let Some(thread) = self.thread {
             thread.remove(std::ptr::from_ref(self).cast());
         }
+        self.report_end();
         self.stock.lifetime().seal();
         let idle = self.stock.seal();
         // A release that waits for the device would wait for a stuck copy, so copies in flight come first.

@@ -11,11 +11,12 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::super::accounts::usage_report;
+use super::super::owners::Ledger;
 use super::super::supply::Refusal;
 use super::super::waiters::{Offer, Pass, Server, Turn, Waiters};
 use super::{Block, Core};
 use crate::diag::is_power_of_ten;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::maintenance_thread::{MaintenanceThread, Reminder};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, MissReason};
@@ -27,17 +28,38 @@ const IN_FLIGHT_PATIENCE: Duration = Duration::from_micros(500);
 /// Longest sleep otherwise: room may also come from other pools and processes.
 const IDLE_PATIENCE: Duration = Duration::from_millis(5);
 
+/// What a get asks for, and for whom.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) len: usize,
+    pub(crate) class: Class,
+    pub(crate) ledger: Option<Arc<Ledger>>,
+}
+
+impl Wanted {
+    /// A reserve of `len` bytes, which has no class.
+    pub(super) fn reserve(len: usize) -> Self {
+        Self { len, class: Class { bytes: len, index: 0 }, ledger: None }
+    }
+}
+
 /// A get in progress that may wait.
 #[derive(Debug)]
 pub(crate) struct WaitingGet {
-    len: usize,
-    class: Class,
+    wanted: Wanted,
     refusal: Refusal,
     turn: Turn<Core>,
     /// When it joined the line.
     begun: Instant,
     /// Has a task look again.
     reminder: Option<Reminder>,
+}
+
+impl WaitingGet {
+    /// Leaves the line.
+    pub(crate) fn into_wanted(self) -> Wanted {
+        self.wanted
+    }
 }
 
 /// How far a get came without waiting.
@@ -48,11 +70,12 @@ pub(crate) enum Begun {
 
 impl Core {
     #[cold]
-    pub(super) fn miss(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
-        self.search(len, class, wait).inspect(|_| self.accounts.count_request(len, class.bytes))
+    pub(super) fn miss(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+        self.search(wanted, wait).inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes))
     }
 
-    fn search(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Block> {
+    fn search(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
+        let class = wanted.class;
         if let Some(block) = self.take_completed(class, super::SWEEP_PATIENCE) {
             return Ok(block);
         }
@@ -61,55 +84,56 @@ impl Core {
             Ok(block) => return Ok(block),
             Err(refusal) => refusal,
         };
-        match self.join_line(len, class, wait, deadline, refusal) {
+        match self.join_line(wanted, wait, deadline, refusal) {
             Ok(Begun::Served(block)) => Ok(block),
             Ok(Begun::Waits(WaitingGet { mut refusal, turn, begun, .. })) => {
                 let block = turn.wait(&mut refusal);
-                self.log.waited(len as u64, begun.elapsed(), block.is_some());
+                self.log.waited(wanted.len as u64, begun.elapsed(), block.is_some());
                 block.map_or_else(
                     || {
                         self.accounts.count_timeout();
-                        self.give_up(len, class, refusal)
+                        self.give_up(wanted, refusal)
                     },
                     Ok,
                 )
             }
-            Err(refusal) => self.give_up(len, class, refusal),
+            Err(refusal) => self.give_up(wanted, refusal),
         }
     }
 
     /// Begins a get that never waits on this thread, though it may call the back-end.
-    pub(crate) fn begin_get(self: &Arc<Self>, len: usize, class: Class, wait: Duration) -> Result<Begun> {
+    pub(crate) fn begin_get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Begun> {
+        let class = wanted.class;
         if let Some(block) = self.try_get(class) {
             return Ok(Begun::Served(block));
         }
         let begun = match self.acquire_in_turn(class, Instant::now()) {
             Ok(block) => Ok(Begun::Served(block)),
-            Err(refusal) => match self.join_line(len, class, wait, deadline(wait), refusal) {
+            Err(refusal) => match self.join_line(wanted, wait, deadline(wait), refusal) {
                 Ok(begun) => Ok(begun),
-                Err(refusal) => self.give_up(len, class, refusal).map(Begun::Served),
+                Err(refusal) => self.give_up(wanted, refusal).map(Begun::Served),
             },
         };
         begun.inspect(|begun| {
             if let Begun::Served(_) = begun {
-                self.accounts.count_request(len, class.bytes);
+                self.accounts.count_request(wanted.len, class.bytes);
             }
         })
     }
 
     /// A task looks whether its get was served.
     pub(crate) fn poll_get(self: &Arc<Self>, get: &mut WaitingGet, context: &mut Context<'_>) -> Poll<Result<Block>> {
-        let WaitingGet { len, class, refusal, turn, begun, reminder } = get;
+        let WaitingGet { wanted, refusal, turn, begun, reminder } = get;
         // Of the last poll.
         *reminder = None;
         match turn.poll(context, refusal) {
             Poll::Ready(Some(block)) => {
-                self.log.waited(*len as u64, begun.elapsed(), true);
-                self.accounts.count_request(*len, class.bytes);
+                self.log.waited(wanted.len as u64, begun.elapsed(), true);
+                self.accounts.count_request(wanted.len, wanted.class.bytes);
                 return Poll::Ready(Ok(block));
             }
             Poll::Ready(None) => {
-                self.log.waited(*len as u64, begun.elapsed(), false);
+                self.log.waited(wanted.len as u64, begun.elapsed(), false);
                 self.accounts.count_timeout();
             }
             Poll::Pending => {
@@ -123,9 +147,9 @@ impl Core {
                 return Poll::Pending;
             }
         }
-        let refusal = std::mem::replace(refusal, Refusal::Ceiling { needed_bytes: class.bytes as u64 });
-        let served = self.give_up(*len, *class, refusal);
-        Poll::Ready(served.inspect(|_| self.accounts.count_request(*len, class.bytes)))
+        let refusal = std::mem::replace(refusal, Refusal::Ceiling { needed_bytes: wanted.class.bytes as u64 });
+        let served = self.give_up(wanted, refusal);
+        Poll::Ready(served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes)))
     }
 
     /// Memory for a miss. While others wait, only beside the first of them. Waits for calls of other threads no longer
@@ -176,12 +200,12 @@ impl Core {
     /// Counts a shortage and joins the line; hands `refusal` back if there is nothing to wait for.
     fn join_line(
         self: &Arc<Self>,
-        len: usize,
-        class: Class,
+        wanted: &Wanted,
         wait: Duration,
         deadline: Instant,
         refusal: Refusal,
     ) -> Result<Begun, Refusal> {
+        let &Wanted { len, class, .. } = wanted;
         let could_hold = self.backing().could_hold(class);
         // A request that can never be served is no shortage, unless it is served otherwise.
         let is_servable = could_hold || self.backing().could_fall_back(class);
@@ -199,16 +223,16 @@ impl Core {
         self.log.began_to_wait(len as u64, class.bytes as u64);
         let begun = Instant::now();
         let turn = Turn::join(self, class, deadline);
-        Ok(Begun::Waits(WaitingGet { len, class, refusal, turn, begun, reminder: None }))
+        Ok(Begun::Waits(WaitingGet { wanted: wanted.clone(), refusal, turn, begun, reminder: None }))
     }
 
     /// Pageable memory, or an error.
-    fn give_up(self: &Arc<Self>, len: usize, class: Class, refusal: Refusal) -> Result<Block> {
-        if let Some(block) = self.fall_back(len, class, &refusal) {
+    fn give_up(self: &Arc<Self>, wanted: &Wanted, refusal: Refusal) -> Result<Block> {
+        if let Some(block) = self.fall_back(wanted.len, wanted.class, &refusal) {
             return Ok(block);
         }
-        self.accounts.count_failed_get();
-        Err(self.refused(len, refusal))
+        let nth = self.accounts.count_failed_get();
+        Err(self.refused(wanted, refusal, nth))
     }
 
     /// A block that is not pinned, if this pool may give one out and its limit leaves room.
@@ -225,10 +249,6 @@ impl Core {
             self.log.fell_back(len as u64, nth, fallback.held_bytes, fallback.max_bytes);
         }
         Some(block)
-    }
-
-    pub(super) fn refused(&self, len: usize, refusal: Refusal) -> Error {
-        self.backing().error(len, refusal, usage_report(&self.stats()))
     }
 
     /// A put while a get waits: what comes back is the first's, or room for it.

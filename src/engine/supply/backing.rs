@@ -13,7 +13,7 @@ use super::{Acquired, BlockMemory, Direct, Fallback, Gate, Reclaim, Refusal, Sha
 use crate::backend::{PageTiers, Source, SourceError};
 use crate::budget::{Budget, Claim};
 use crate::diag::PoolLog;
-use crate::error::{Error, ErrorKind, UsageReport};
+use crate::error::{Error, ErrorKind, Report, UsageReport};
 use crate::host::limits;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls};
@@ -284,16 +284,18 @@ impl Backing {
     }
 
     /// The error of a get of `len` bytes that was refused while the pool held `usage`.
-    pub(in crate::engine) fn error(&self, len: usize, refusal: Refusal, usage: UsageReport) -> Error {
+    pub(in crate::engine) fn error(&self, len: usize, refusal: Refusal, usage: UsageReport, report: Report) -> Error {
         let asked_bytes = len as u64;
         let kind = match refusal {
             Refusal::Ceiling { needed_bytes } => {
-                ErrorKind::Limit { asked_bytes, needed_bytes, usage, remedy: self.remedy(needed_bytes) }
+                ErrorKind::Limit { asked_bytes, needed_bytes, usage, remedy: self.remedy(needed_bytes), report }
             }
             Refusal::Line { needed_bytes, waiting, first_bytes } => {
-                ErrorKind::Line { asked_bytes, needed_bytes, waiting, first_bytes, usage }
+                ErrorKind::Line { asked_bytes, needed_bytes, waiting, first_bytes, usage, report }
             }
-            Refusal::Source(source) => ErrorKind::Backend { backend: self.source().name(), asked_bytes, usage, source },
+            Refusal::Source(source) => {
+                ErrorKind::Backend { backend: self.source().name(), asked_bytes, usage, source, report }
+            }
         };
         kind.into()
     }
@@ -345,6 +347,16 @@ impl Backing {
                 "put buffers back first, or raise PINPOOL_MAX_BYTES or PINPOOL_MAX_FALLBACK_BYTES, whose memory is in use too"
             }
             (true, true) => "put buffers back first or raise PINPOOL_MAX_BYTES",
+        }
+    }
+
+    /// The limit to raise for more memory, by the name of its setting.
+    pub(in crate::engine) fn limit_name(&self) -> &'static str {
+        match &self.supply {
+            _ if self.is_partition => "the ceiling of the partition",
+            Supply::Shared(arena) if !arena.may_grow() => "PINPOOL_RESERVE",
+            _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
+            _ => "PINPOOL_MAX_BYTES",
         }
     }
 

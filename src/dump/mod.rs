@@ -1,0 +1,253 @@
+//! What a pool holds and for whom, as text: the report of a get that found no memory, and of [`Pool::dump`](crate::Pool::dump).
+//!
+//! ```text
+//!   out of memory: who asked for what, and why it could not be had
+//!   Current usage from device: ..., allocator: ...
+//!     12.00 MiB from ...                      the largest owners
+//!     Remaining N buffers with ...
+//!   held, ceiling, driver, system
+//!   likely cause, and what to change          cause.rs
+//! ```
+//!
+//! Numbers in, text out. Reads and locks nothing.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::{Lines, UsageReport};
+
+mod cause;
+
+pub(crate) use cause::Host;
+
+/// Owners that are listed one by one.
+const LISTED: usize = 10;
+
+/// What one tag of a pool holds ([`Pool::tagged`](crate::Pool::tagged)).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Owner {
+    /// The tag; `(untagged)` for the buffers without one.
+    pub tag: String,
+    /// Buffers that its user holds or a copy uses.
+    pub buffers: u64,
+    /// Bytes of those, as held.
+    pub bytes: u64,
+    /// Bytes of those, as asked for; 0 for buffers without a tag.
+    pub asked_bytes: u64,
+    /// Age of the oldest since its get, to about a second; `None` for buffers without a tag.
+    pub oldest: Option<Duration>,
+}
+
+/// One buffer that was got under a tag.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HeldBuffer {
+    pub(crate) tag: String,
+    pub(crate) bytes: u64,
+    pub(crate) age: Duration,
+}
+
+impl HeldBuffer {
+    pub(crate) fn new(tag: &str, bytes: u64, age_us: u64) -> Self {
+        Self { tag: tag.to_owned(), bytes, age: Duration::from_micros(age_us) }
+    }
+}
+
+impl Owner {
+    pub(crate) fn new(tag: &str) -> Self {
+        Self { tag: tag.to_owned(), buffers: 0, bytes: 0, asked_bytes: 0, oldest: None }
+    }
+
+    /// Those without a tag, if there are any.
+    pub(crate) fn untagged(name: &str, buffers: u64, bytes: u64) -> Option<Self> {
+        (buffers > 0 || bytes > 0).then(|| Self { buffers, bytes, ..Self::new(name) })
+    }
+
+    pub(crate) fn add(&mut self, asked_bytes: u64, held: &HeldBuffer) {
+        self.buffers += 1;
+        self.bytes += held.bytes;
+        self.asked_bytes += asked_bytes;
+        self.oldest = self.oldest.max(Some(held.age));
+    }
+}
+
+/// A get that found no memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    pub(crate) asked_bytes: u64,
+    pub(crate) needed_bytes: u64,
+    pub(crate) tag: Option<String>,
+    pub(crate) refused: Refused,
+}
+
+/// Why.
+#[derive(Debug, Clone)]
+pub(crate) enum Refused {
+    /// The limit of this name; whether the request fits under it when all else is put back.
+    Limit { name: &'static str, could_fit: bool },
+    /// The back-end, in its words.
+    Source { error: String, code: Option<i64>, remedy: Option<&'static str> },
+}
+
+/// What a pool holds and for whom: a snapshot, as [`Pool::dump`](crate::Pool::dump) takes it.
+///
+/// Displays as several lines: who asked for what if a get failed, the largest owners, the bytes by state with their limits,
+/// what the system has left, the likely cause, and what to change.
+#[derive(Debug, Clone)]
+pub struct Dump {
+    pub(crate) device: String,
+    pub(crate) allocator: String,
+    /// The largest first.
+    pub(crate) owners: Vec<Owner>,
+    pub(crate) usage: UsageReport,
+    pub(crate) free_bytes: u64,
+    pub(crate) peak_bytes: u64,
+    /// Age of the oldest copy in flight, and its stream.
+    pub(crate) oldest_copy: Option<(Duration, u64)>,
+    pub(crate) host: Option<Host>,
+    pub(crate) request: Option<Request>,
+    /// The limit to raise for more.
+    pub(crate) limit: &'static str,
+}
+
+impl Dump {
+    /// Those that hold buffers, the largest first.
+    pub fn owners(&self) -> &[Owner] {
+        &self.owners
+    }
+}
+
+/// Below the text of an error: all but the headline.
+impl Lines for Dump {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dump = self;
+        write!(f, "Current usage from device: {}, allocator: {}", dump.device, dump.allocator)?;
+        let (listed, rest) = dump.owners.split_at(dump.owners.len().min(LISTED));
+        for Owner { tag, buffers, bytes, oldest, .. } in listed {
+            let noun = if *buffers == 1 { "buffer" } else { "buffers" };
+            write!(f, "\n  {} from {tag} ({buffers} {noun}", Mib(*bytes))?;
+            if let Some(oldest) = oldest {
+                write!(f, ", the oldest {} s", oldest.as_secs())?;
+            }
+            f.write_str(")")?;
+        }
+        let (buffers, bytes) = rest.iter().fold((0, 0), |sum, owner| (sum.0 + owner.buffers, sum.1 + owner.bytes));
+        write!(f, "\n  Remaining {buffers} buffers with {}", Mib(bytes))?;
+        let UsageReport {
+            held_bytes,
+            in_use_bytes,
+            idle_bytes,
+            in_flight_bytes,
+            lost_bytes,
+            fallback_bytes,
+            max_bytes,
+        } = dump.usage;
+        write!(
+            f,
+            "\nheld {} (in use {}, idle {}, in flight {}, free {}, lost {}), fallback {}, ceiling {}, peak {}",
+            Mib(held_bytes),
+            Mib(in_use_bytes),
+            Mib(idle_bytes),
+            Mib(in_flight_bytes),
+            Mib(dump.free_bytes),
+            Mib(lost_bytes),
+            Mib(fallback_bytes),
+            max_bytes.map_or_else(|| "none".to_owned(), |bytes| Mib(bytes).to_string()),
+            Mib(dump.peak_bytes),
+        )?;
+        if let Some(Request { refused: Refused::Source { error, .. }, .. }) = &dump.request {
+            write!(f, "\ndriver: {error}")?;
+        }
+        if let Some(Host { total_bytes, available_bytes, origin, .. }) = &dump.host {
+            write!(f, "\nsystem: {} free of {} ({origin})", Mib(*available_bytes), Mib(*total_bytes))?;
+        }
+        let cause = cause::likely(dump);
+        write!(f, "\nlikely cause: {}\nchange: {}", cause.found, cause.change)
+    }
+}
+
+impl fmt::Display for Dump {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.request {
+            None => f.write_str("memory of the pool")?,
+            Some(Request { asked_bytes, needed_bytes, tag, refused }) => {
+                let tag = tag.as_deref().unwrap_or("(untagged)");
+                write!(f, "out of memory: {asked_bytes} bytes asked by {tag} ({needed_bytes} with rounding): ")?;
+                match refused {
+                    Refused::Limit { name, .. } => write!(f, "no room under {name}")?,
+                    Refused::Source { error, .. } => f.write_str(error)?,
+                }
+            }
+        }
+        f.write_str("\n")?;
+        self.write(f)
+    }
+}
+
+/// Bytes in MiB: two digits behind the point, four below one.
+struct Mib(u64);
+
+impl fmt::Display for Mib {
+    #[allow(clippy::cast_precision_loss)] // Rounded anyway.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = self.0 as f64 / f64::from(1 << 20);
+        if self.0 == 0 || mib >= 1.0 { write!(f, "{mib:.2} MiB") } else { write!(f, "{mib:.4} MiB") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner(tag: &str, buffers: u64, mib: u64) -> Owner {
+        Owner {
+            tag: tag.to_owned(),
+            buffers,
+            bytes: mib << 20,
+            asked_bytes: mib << 20,
+            oldest: Some(Duration::from_secs(buffers)),
+        }
+    }
+
+    #[test]
+    fn the_largest_owners_are_listed_and_the_others_are_summed() {
+        let owners = (0..13).map(|n| owner(&format!("tag{n}"), n + 1, 100 - n)).collect();
+        let usage =
+            UsageReport { held_bytes: 1 << 30, in_use_bytes: 1 << 30, max_bytes: Some(1 << 30), ..Default::default() };
+        let refused = Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: true };
+        let tag = Some("tag3".to_owned());
+        let dump = Dump {
+            device: "host".to_owned(),
+            allocator: "heap (adaptive)".to_owned(),
+            owners,
+            usage,
+            free_bytes: 0,
+            peak_bytes: 1 << 30,
+            oldest_copy: None,
+            host: None,
+            request: Some(Request { asked_bytes: 5000, needed_bytes: 8192, tag, refused }),
+            limit: "PINPOOL_MAX_BYTES",
+        };
+        let text = dump.to_string();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(
+            lines[..4],
+            [
+                "out of memory: 5000 bytes asked by tag3 (8192 with rounding): no room under PINPOOL_MAX_BYTES",
+                "Current usage from device: host, allocator: heap (adaptive)",
+                "  100.00 MiB from tag0 (1 buffer, the oldest 1 s)",
+                "  99.00 MiB from tag1 (2 buffers, the oldest 2 s)",
+            ]
+        );
+        assert_eq!(
+            lines[12..14],
+            [
+                "  Remaining 36 buffers with 267.00 MiB",
+                "held 1024.00 MiB (in use 1024.00 MiB, idle 0.00 MiB, in flight 0.00 MiB, free 0.00 MiB, lost 0.00 MiB), \
+                 fallback 0.00 MiB, ceiling 1024.00 MiB, peak 1024.00 MiB",
+            ]
+        );
+        assert_eq!(Dump { request: None, ..dump }.to_string().lines().next(), Some("memory of the pool"));
+        assert_eq!([Mib(4096).to_string(), Mib(0).to_string()], ["0.0039 MiB", "0.00 MiB"]);
+    }
+}

@@ -1,0 +1,137 @@
+//! What a pool holds and for whom: for a get that found no memory, and for [`Pool::dump`](crate::Pool::dump).
+//!
+//! Takes short locks alone: those of the counts, none that a thread holds while it calls a driver.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use super::super::accounts::usage_report;
+use super::super::owners::Ledger;
+use super::super::supply::Refusal;
+use super::{Block, Core, Wanted};
+use crate::diag::is_power_of_ten;
+use crate::dump::{Dump, Host, Owner, Refused, Request};
+use crate::error::{Error, Report};
+use crate::host::{self, LimitOrigin};
+use crate::stats::Stats;
+use crate::sync::plain::Mutex;
+
+/// Between two readings of what the system has, which are files of the kernel.
+const READ_EVERY_US: u64 = 1_000_000;
+/// The buffers without a tag.
+const UNTAGGED: &str = "(untagged)";
+/// The buffers of partitions, which have tags of their own.
+const PARTITIONS: &str = "(partitions)";
+
+/// What the system has left, as it was read last.
+#[derive(Debug, Default)]
+pub(super) struct SystemMemory {
+    root: OnceLock<PathBuf>,
+    read: Mutex<Option<(u64, Option<Host>)>>,
+}
+
+impl SystemMemory {
+    pub(super) fn read_below(&self, root: PathBuf) {
+        // Set once, when the pool is made.
+        let _ = self.root.set(root);
+    }
+
+    /// At `now_us`, or up to a second before. The files are read under no lock.
+    fn at(&self, now_us: u64) -> Option<Host> {
+        let last = self.read.lock().clone();
+        if let Some((_, host)) = last.filter(|(read_us, _)| now_us.saturating_sub(*read_us) < READ_EVERY_US) {
+            return host;
+        }
+        let memory = host::memory(self.root.get().map_or(Path::new("/"), PathBuf::as_path));
+        let host = memory.map(|memory| Host {
+            total_bytes: memory.total_bytes,
+            available_bytes: memory.available_bytes,
+            is_group: matches!(memory.origin, LimitOrigin::Cgroup(_)),
+            origin: memory.origin.to_string(),
+        });
+        *self.read.lock() = Some((now_us, host.clone()));
+        host
+    }
+}
+
+impl Core {
+    /// The ledger of `tag`; `None` for an empty tag.
+    pub(crate) fn ledger(&self, tag: &str) -> Option<Arc<Ledger>> {
+        self.owners.ledger(tag)
+    }
+
+    /// The user of `block` is the one that `wanted` it.
+    pub(crate) fn note_holder(&self, block: &mut Block, wanted: &Wanted) {
+        if let Some(ledger) = &wanted.ledger {
+            block.set_holder(ledger.hold(wanted.len as u64, block.held_bytes(), self.time.coarse_us()));
+        }
+    }
+
+    /// What is held and for whom.
+    pub(crate) fn dump(&self) -> Dump {
+        self.dump_of(&self.stats(), None)
+    }
+
+    /// The error of a get that found no memory: the `nth` of the pool, 0 for a reserve. Logs the first, and each power of ten.
+    pub(super) fn refused(&self, wanted: &Wanted, refusal: Refusal, nth: u64) -> Error {
+        let (stats, asked_bytes) = (self.stats(), wanted.len as u64);
+        let name = self.backing().limit_name();
+        let (needed_bytes, refused) = match &refusal {
+            Refusal::Ceiling { needed_bytes } => {
+                (*needed_bytes, Refused::Limit { name, could_fit: self.backing().could_hold(wanted.class) })
+            }
+            Refusal::Line { needed_bytes, .. } => (*needed_bytes, Refused::Limit { name, could_fit: true }),
+            Refusal::Source(error) => {
+                let (code, remedy) = (error.code(), error.remedy());
+                (wanted.class.bytes as u64, Refused::Source { error: error.to_string(), code, remedy })
+            }
+        };
+        let tag = wanted.ledger.as_ref().map(|ledger| ledger.tag().to_owned());
+        let dump = Arc::new(self.dump_of(&stats, Some(Request { asked_bytes, needed_bytes, tag, refused })));
+        if is_power_of_ten(nth) {
+            self.log.out_of_memory(&dump);
+        }
+        self.backing().error(wanted.len, refusal, usage_report(&stats), Report::new(dump))
+    }
+
+    /// The totals, and what users still hold.
+    pub(super) fn report_end(&self) {
+        let stats = self.stats();
+        self.log.ended(&stats);
+        if stats.in_use > 0 {
+            let (_, tagged) = self.owners.snapshot(self.time.now_us());
+            self.log.still_out(stats.in_use + stats.in_flight, stats.in_use_bytes + stats.in_flight_bytes, &tagged);
+        }
+    }
+
+    fn dump_of(&self, stats: &Stats, request: Option<Request>) -> Dump {
+        let source = self.backing().source();
+        Dump {
+            device: if source.needs_gpu() { format!("GPU {}", self.config.device) } else { "host".to_owned() },
+            allocator: format!("{} ({})", stats.backend, stats.preset),
+            owners: if self.is_forked() { Vec::new() } else { self.owners_by_bytes(stats) },
+            usage: usage_report(stats),
+            free_bytes: stats.arena_free_bytes + stats.arena_transit_bytes + stats.arena_overhead_bytes,
+            peak_bytes: stats.peak_pinned_bytes,
+            oldest_copy: stats.oldest_in_flight.zip(stats.oldest_in_flight_stream),
+            host: self.system.at(self.time.coarse_us()),
+            request,
+            limit: self.backing().limit_name(),
+        }
+    }
+
+    /// Who holds what, the largest first: the tags, and what remains without one.
+    fn owners_by_bytes(&self, stats: &Stats) -> Vec<Owner> {
+        let mut owners = self.owners.snapshot(self.time.coarse_us()).0;
+        let (buffers, bytes) = owners.iter().fold((0, 0), |sum, owner| (sum.0 + owner.buffers, sum.1 + owner.bytes));
+        // Saturating: buffers come and go between the two readings.
+        owners.extend(Owner::untagged(
+            UNTAGGED,
+            (stats.in_use + stats.in_flight).saturating_sub(buffers),
+            (stats.in_use_bytes + stats.in_flight_bytes).saturating_sub(bytes),
+        ));
+        owners.extend(Owner::untagged(PARTITIONS, 0, stats.partition_bytes));
+        owners.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.tag.cmp(&other.tag)));
+        owners
+    }
+}

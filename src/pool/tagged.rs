@@ -1,0 +1,101 @@
+//! A handle whose buffers carry a tag.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{GetFuture, Pool};
+use crate::buffer::{BatchBuf, PinnedBuf};
+use crate::engine::Ledger;
+use crate::error::Result;
+use crate::size_class::DEFAULT_ALIGN;
+
+/// A handle of a [`Pool`] whose buffers carry a tag: [`Pool::tagged`]. Cheap to clone.
+///
+/// Its gets are those of the pool. A buffer counts under the tag from its get until it is idle again, copies that use it
+/// included.
+#[derive(Debug, Clone)]
+pub struct TaggedPool {
+    pool: Pool,
+    ledger: Option<Arc<Ledger>>,
+}
+
+impl TaggedPool {
+    pub(super) fn new(pool: Pool, ledger: Option<Arc<Ledger>>) -> Self {
+        Self { pool, ledger }
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// The tag, as reports show it; `None` for an empty one.
+    pub fn tag(&self) -> Option<&str> {
+        self.ledger.as_ref().map(|ledger| ledger.tag())
+    }
+
+    /// As [`Pool::get`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::get`].
+    pub fn get(&self, len: usize) -> Result<PinnedBuf> {
+        self.get_timeout(len, self.pool.config().wait)
+    }
+
+    /// As [`Pool::get_aligned`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::get_aligned`].
+    pub fn get_aligned(&self, len: usize, align: usize) -> Result<PinnedBuf> {
+        self.pool.get_within(len, align, self.pool.config().wait, self.ledger.as_ref())
+    }
+
+    /// As [`Pool::get_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::get`].
+    pub fn get_timeout(&self, len: usize, wait: Duration) -> Result<PinnedBuf> {
+        self.pool.get_within(len, DEFAULT_ALIGN, wait, self.ledger.as_ref())
+    }
+
+    /// As [`Pool::get_async`].
+    pub fn get_async(&self, len: usize) -> GetFuture {
+        self.get_async_timeout(len, self.pool.config().wait)
+    }
+
+    /// As [`Pool::get_async_timeout`].
+    pub fn get_async_timeout(&self, len: usize, wait: Duration) -> GetFuture {
+        GetFuture::new(self.pool.clone(), len, wait, self.ledger.clone())
+    }
+
+    /// As [`Pool::try_get`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::try_get`].
+    pub fn try_get(&self, len: usize) -> Result<Option<PinnedBuf>> {
+        self.pool.try_get_for(len, self.ledger.as_ref())
+    }
+
+    /// As [`Pool::get_on`]. The pool of another memory node has the tag as its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::get_on`].
+    pub fn get_on(&self, node: u32, len: usize) -> Result<PinnedBuf> {
+        let pool = self.pool.on(node)?;
+        pool.tagged(self.tag().unwrap_or_default()).get(len)
+    }
+
+    /// As [`Pool::batch`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::get`].
+    pub fn batch(&self, bytes: usize) -> Result<BatchBuf> {
+        self.get(bytes).map(BatchBuf::over)
+    }
+}

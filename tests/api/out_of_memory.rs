@@ -1,0 +1,138 @@
+//! The report of a get that finds no memory: in the error, and once in the log.
+
+use std::fs;
+use std::time::Duration;
+
+use log::Level;
+use pinpool::testing::ManualClock;
+use pinpool::{Backend, Pool, PoolBuilder, Rounding};
+
+use crate::captured_log::{lines_with_levels, listen};
+
+const MIB: usize = 1 << 20;
+
+/// A machine of 1,000 MiB, of which 800 are free.
+fn machine() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("proc")).unwrap();
+    let meminfo = "MemTotal:  1024000 kB\nMemFree: 102400 kB\nMemAvailable: 819200 kB\n";
+    fs::write(root.path().join("proc/meminfo"), meminfo).unwrap();
+    root
+}
+
+fn pool_of(backend: Backend) -> PoolBuilder {
+    Pool::builder().without_env().backend(backend).wait(Duration::ZERO)
+}
+
+#[test]
+fn a_get_over_the_ceiling_says_who_holds_what_in_the_error_and_in_the_log() {
+    let (root, clock) = (machine(), ManualClock::default());
+    let builder = pool_of(Backend::Heap).max_bytes(8 << 20).host_root(root.path()).clock(clock.clone());
+    let pool = builder.name("loader").build().unwrap();
+    let (images, labels) = (pool.tagged("loader/images"), pool.tagged("loader/labels"));
+    let _images: Vec<_> = (0..6).map(|_| images.get(MIB).unwrap()).collect();
+    clock.advance_us(90_000_000);
+    pool.poll();
+    let (_labels, _untagged) = (labels.get(512 << 10).unwrap(), pool.get(MIB).unwrap());
+    listen();
+    let error = labels.get(MIB).unwrap_err();
+    assert!(error.is_limit());
+    let body = "\
+Current usage from device: host, allocator: heap (adaptive)
+  6.00 MiB from loader/images (6 buffers, the oldest 90 s)
+  1.00 MiB from (untagged) (1 buffer)
+  0.5000 MiB from loader/labels (1 buffer, the oldest 0 s)
+  Remaining 0 buffers with 0.00 MiB
+held 8.00 MiB (in use 7.50 MiB, idle 0.00 MiB, in flight 0.00 MiB, free 0.5000 MiB, lost 0.00 MiB), fallback 0.00 MiB, ceiling \
+                8.00 MiB, peak 8.00 MiB
+system: 800.00 MiB free of 1000.00 MiB (machine)
+likely cause: nearly all that is held is in use: buffers are put back too late or not at all; the oldest is 90 s old, of \
+                loader/images
+change: put buffers back sooner, lower the prefetch, or raise PINPOOL_MAX_BYTES to 8912896 bytes or more";
+    let text = error.to_string();
+    let (first, rest) = text.split_once('\n').unwrap();
+    assert!(
+        first.starts_with("asked 1048576 B (1048576 B with rounding): over the ceiling; held 8388608 B"),
+        "{first}"
+    );
+    assert_eq!(rest, body);
+    let kept = lines_with_levels();
+    let reports: Vec<_> = kept.iter().filter(|(_, line)| line.contains("out of memory")).collect();
+    let [(Level::Warn, line)] = reports[..] else { panic!("one block: {kept:?}") };
+    let headline = "[loader] out of memory: 1048576 bytes asked by loader/labels (1048576 with rounding): no room under \
+                    PINPOOL_MAX_BYTES";
+    assert_eq!(*line, format!("{headline}\n{body}"));
+}
+
+#[test]
+fn the_block_is_logged_at_the_first_failure_and_at_each_power_of_ten() {
+    let pool = pool_of(Backend::Heap).max_bytes(1 << 20).build().unwrap();
+    let _all = pool.get(MIB).unwrap();
+    listen();
+    let errors: Vec<_> = (0..120).map(|_| pool.get(4096).unwrap_err().to_string()).collect();
+    assert!(errors.iter().all(|text| text.contains("Current usage from device: host")), "each error has it");
+    let kept = lines_with_levels();
+    assert_eq!(kept.iter().filter(|(_, line)| line.starts_with("out of memory: ")).count(), 3, "1, 10 and 100");
+}
+
+#[test]
+fn a_refusal_of_the_back_end_says_its_words_and_its_cause() {
+    for rounding in [Rounding::Eighths, Rounding::Exact] {
+        let root = machine();
+        let pool =
+            pool_of(Backend::Sim { total_bytes: 2 << 20 }).rounding(rounding).max_bytes(None).host_root(root.path());
+        let pool = pool.build().unwrap();
+        let tagged = pool.tagged("t");
+        let _held = tagged.get(MIB).unwrap();
+        listen();
+        let error = tagged.get(2 * MIB).unwrap_err();
+        assert!(error.is_backend(), "{error}");
+        let text = error.to_string();
+        for part in [
+            "\nCurrent usage from device: host, allocator: sim (",
+            "\n  1.00 MiB from t (1 buffer, the oldest 0 s)\n",
+            "\ndriver: ",
+            "\nlikely cause: the back-end refused though 838860800 bytes are free",
+            "\nchange: raise RLIMIT_MEMLOCK",
+        ] {
+            assert!(text.contains(part), "{part:?} is missing in: {text}");
+        }
+        let kept = lines_with_levels();
+        let is_report = |line: &str| line.starts_with("out of memory: 2097152 bytes asked by t (");
+        assert_eq!(kept.iter().filter(|(_, line)| is_report(line)).count(), 1, "{kept:?}");
+    }
+}
+
+#[test]
+fn the_limit_to_raise_is_the_one_that_is_reached() {
+    let change = |pool: &Pool, len: usize| {
+        let text = pool.get(len).unwrap_err().to_string();
+        text.lines().last().unwrap().to_owned()
+    };
+    let pool = pool_of(Backend::Heap).max_bytes(8 << 20).build().unwrap();
+    let eval = pool.partition("eval", 1 << 20).unwrap();
+    let _eval = eval.get(MIB).unwrap();
+    assert!(change(&eval, 4096).contains("raise the ceiling of the partition to 1052672 bytes"));
+    assert!(change(&pool, 16 * MIB).contains("ask for less, or raise PINPOOL_MAX_BYTES to 16777216 bytes"));
+    let pool = pool_of(Backend::Heap).max_bytes(8 << 20).reserve_bytes(2 << 20).growth(false).build().unwrap();
+    let _all = pool.get(2 * MIB).unwrap();
+    assert!(change(&pool, 4096).contains("raise PINPOOL_RESERVE to 2101248 bytes"));
+}
+
+#[test]
+fn copies_that_do_not_end_are_the_likely_cause() {
+    use pinpool::copy::sink::{SinkMem, SinkStream};
+    let clock = ManualClock::default();
+    let pool = pool_of(Backend::Heap).max_bytes(2 << 20).clock(clock.clone()).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(2 * MIB));
+    let gate = stream.hold();
+    let copy = pool.tagged("t").get(2 * MIB).unwrap().copy_to(&stream, &mut device).unwrap();
+    clock.advance_us(45_000_000);
+    let text = pool.get(4096).unwrap_err().to_string();
+    assert!(
+        text.contains("likely cause: most of what is held is in flight, the oldest for 45 s on stream 0x"),
+        "{text}"
+    );
+    drop(gate);
+    copy.wait().unwrap();
+}
