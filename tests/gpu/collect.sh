@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds what run.sh needs into one folder, which can be carried to a machine without cargo:
 #   tests/gpu/collect.sh FOLDER
-# The tool (pinpool), the suite (gpu), run.sh and peers.py. PROFILE=dev builds faster, for a try on the driver double.
+# The tool (pinpool), the suite (gpu), the library that beside_torch.py loads, and the scripts. PROFILE=dev builds faster, for a try on the driver double.
 set -euo pipefail
 folder=$(realpath -m "${1:?usage: collect.sh FOLDER}")
 cd "$(dirname "$0")/../.."
@@ -14,12 +14,14 @@ suite() {
 }
 
 mkdir -p "$folder"
-cargo build --all-features --profile "$profile" --bin pinpool
+cargo build --all-features --profile "$profile" --bin pinpool --example in_process
 built=target/release
 [ "$profile" = dev ] && built=target/debug
 install -m 755 "$built/pinpool" "$folder/pinpool"
 install -m 755 "$(suite)" "$folder/gpu"
+install -m 755 "$built/examples/libin_process.so" "$folder/libin_process.so"
 strip "$folder/pinpool" "$folder/gpu"
+install -m 644 tests/gpu/beside_torch.py "$folder/beside_torch.py"
 install -m 755 tests/gpu/run.sh "$folder/run.sh"
 install -m 644 tests/gpu/peers.py "$folder/peers.py"
 ls -l "$folder"

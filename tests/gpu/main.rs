@@ -22,6 +22,7 @@
 //! | `capture.rs` | the pool beside graph captures |
 //! | `kernels.rs` | kernels that run while memory is pinned, moved and released; that read a buffer in place; that fail |
 //! | `ends.rs` | exit with copies in flight, fork after growth, two pools: each in a process of its own |
+//! | `in_process.rs`, `beside_torch.py` | a pool in the process of PyTorch, which a machine without PyTorch skips |
 //! | `figures.rs` | figures that are no test: mappings and descriptors of a large pool |
 //!
 //! `run.sh` runs this suite and the benches of the tool on a machine without cargo, from binaries that `collect.sh` built.

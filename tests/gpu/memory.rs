@@ -64,7 +64,11 @@ pub(crate) fn check_remap_beside_copies(rig: &Rig<'_>, pool: &Pool) {
     drop(kept);
     let buf = contiguous.unwrap_or_else(|| filled(pool, large));
     let lane = &mut lanes[5];
+    let hold = HeldStream::on(&lane.stream);
     drop(buf.copy_to(&lane.stream, &mut lane.memory).unwrap());
+    // Granules are unmapped at their old places, while the device is about to read them at the new one.
+    pool.poll();
+    hold.open();
     lane.check(large);
     wait_until("every buffer is put", || {
         pool.poll();
@@ -132,10 +136,10 @@ fn at_the_ceiling_a_forced_release_waits_for_copies_and_the_get_succeeds() {
         let pool = rig.builder().max_bytes(CEILING).release_policy(ReleasePolicy::Force).wait(wait).build().unwrap();
         let (small, large) = (Batch::new(1, 4096), Batch::new(2, 18 * MIB));
         let (mut lane, mut other) = (rig.lane(0, small.len), rig.lane(1, large.len));
-        // No idle region is long enough, and the ceiling allows no other.
-        drop([(); 3].map(|()| pool.get(5 * MIB).unwrap()));
         let hold = HeldStream::on(&lane.stream);
         drop(filled(&pool, small).copy_to(&lane.stream, &mut lane.memory).unwrap());
+        // Beside the copy no idle region is long enough, and the ceiling allows no other.
+        drop([(); 3].map(|()| pool.get(5 * MIB).unwrap()));
         let buf = if rig.virtual_memory() {
             let buf = filled(&pool, large);
             hold.open();

@@ -1,0 +1,81 @@
+"""A pool in the same process as PyTorch's pinned memory, each with copies of its own, every byte compared.
+
+    beside_torch.py LIBRARY [ROUNDS] [--without-torch]
+
+LIBRARY is the shared library of tests/gpu/in_process.rs. Prints one JSON line. Ends with 0 if all is right, with 1 if not,
+and with 77, which is no success, where PyTorch or its GPU is missing. --without-torch runs the pool alone.
+"""
+
+import ctypes
+import json
+import sys
+import threading
+
+SKIPPED = 77
+
+
+def report(**figures):
+    print(json.dumps({"figure": "beside_torch", **figures}), flush=True)
+
+
+def skip(why):
+    report(outcome="skipped", why=why)
+    sys.exit(SKIPPED)
+
+
+def torch_round(torch, size, seed):
+    """Copies a pinned tensor to the device and back; whether all of it came back right."""
+    source = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)).pin_memory()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        device = source.to("cuda", non_blocking=True)
+        back = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        back.copy_(device, non_blocking=True)
+    stream.synchronize()
+    return bool(torch.equal(source, back))
+
+
+def main():
+    arguments = [word for word in sys.argv[1:] if not word.startswith("--")]
+    library, rounds = arguments[0], int((arguments + ["", "300"])[1] or 300)
+    torch = None
+    if "--without-torch" not in sys.argv:
+        try:
+            import torch
+        except ImportError as why:
+            skip(str(why))
+        if not torch.cuda.is_available():
+            skip("PyTorch sees no GPU")
+        torch.cuda.init()
+    pool = ctypes.CDLL(library)
+    pool.pinpool_rounds.restype = ctypes.c_int64
+    result = []
+    # A call through ctypes leaves Python's lock to the other thread.
+    thread = threading.Thread(target=lambda: result.append(pool.pinpool_rounds(ctypes.c_uint32(rounds))))
+    thread.start()
+    right = wrong = 0
+    while torch and (thread.is_alive() or right < 3):
+        size = 1 + (right * 7919 * 4096) % (24 << 20)
+        if torch_round(torch, size, right):
+            right += 1
+        else:
+            wrong += 1
+            break
+    thread.join()
+    if torch:
+        # After the end of the pool PyTorch's memory works as before.
+        wrong += not torch_round(torch, 8 << 20, 1)
+    is_right = result == [0] and wrong == 0
+    version = torch.__version__ if torch else None
+    report(
+        outcome="ok" if is_right else "failed",
+        torch=version,
+        pool_rounds=rounds,
+        pool_wrong_bytes=result[0] if result else None,
+        torch_rounds=right,
+        torch_wrong=wrong,
+    )
+    sys.exit(0 if is_right else 1)
+
+
+main()

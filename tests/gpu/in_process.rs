@@ -1,0 +1,53 @@
+//! A pool in the process of another program, as a shared library: `beside_torch.py` loads it next to PyTorch.
+#![allow(unsafe_code, clippy::print_stderr)] // One exported function, which has no other way to give a reason.
+
+use std::error::Error;
+use std::panic::catch_unwind;
+
+use pinpool::Pool;
+use pinpool::cudarc::driver::CudaContext;
+
+const LONGEST: usize = 12 << 20;
+/// Buffers that are held at once, so that the pool grows and, on `vmm`, moves granules.
+const HELD: usize = 6;
+
+/// Copies buffers of varied sizes to the device and back, on a stream of its own in the context that all libraries of the
+/// process share. Returns how many bytes came back wrong; -1 after an error or a panic, with its text on stderr.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinpool_rounds(rounds: u32) -> i64 {
+    match catch_unwind(|| round_trips(rounds)) {
+        Ok(Ok(wrong)) => wrong,
+        Ok(Err(error)) => {
+            eprintln!("pinpool: {error}");
+            -1
+        }
+        Err(_) => -1,
+    }
+}
+
+fn round_trips(rounds: u32) -> Result<i64, Box<dyn Error>> {
+    let context = CudaContext::new(0)?;
+    let stream = context.new_stream()?;
+    let mut device = stream.alloc_zeros::<u8>(LONGEST)?;
+    let pool = Pool::from_env()?;
+    let (mut wrong, mut held) = (0, Vec::new());
+    for round in 0..rounds as usize {
+        let len = 1 + (round * 2_654_435_761) % LONGEST;
+        let byte = u8::try_from(round % 251)?;
+        let mut buf = pool.get(len)?;
+        buf.as_mut_slice()?.fill(byte);
+        buf.copy_to(&stream, &mut device)?;
+        let back = pool.get(len)?.copy_from(&stream, &device)?.wait()?;
+        let bytes = back.as_slice_untracked()?;
+        wrong += i64::try_from(bytes.iter().filter(|&&arrived| arrived != byte).count())?;
+        held.push(back);
+        if held.len() > HELD {
+            held.swap_remove(round % HELD);
+        }
+    }
+    drop(held);
+    stream.synchronize()?;
+    pool.poll();
+    pool.stats().validate()?;
+    Ok(wrong)
+}
