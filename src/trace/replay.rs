@@ -219,8 +219,8 @@ impl Tally {
     fn count(&mut self, calls: Calls, now_us: u64) {
         self.moved_bytes += calls.moved_bytes;
         if now_us >= STARTED_US && calls.commits == 0 {
-            self.slow_gets += u64::from(calls.moving_ns > SLOW_NS);
-            self.worst_moves_ns = self.worst_moves_ns.max(calls.moving_ns);
+            self.slow_gets += u64::from(calls.waited_ns > SLOW_NS);
+            self.worst_moves_ns = self.worst_moves_ns.max(calls.waited_ns);
         }
     }
 }
