@@ -20,6 +20,7 @@ use std::time::Duration;
 use super::format::{TraceError, TraceOp};
 use super::priced::{Calls, Ledger, PricedSource};
 use super::report::ReplayReport;
+use super::watch::Watch;
 use super::workload::{Workload, error_at};
 use crate::backend::Backend;
 use crate::backend::SimSource;
@@ -104,6 +105,15 @@ impl Replay {
     ///
     /// If the settings contradict each other, or the workload requests more than any pool can provide.
     pub fn play(&self, workload: &Workload) -> Result<ReplayReport, TraceError> {
+        self.play_watched(workload, None)
+    }
+
+    /// As [`play`](Replay::play); `watch` sees the pool on the way.
+    ///
+    /// # Errors
+    ///
+    /// As [`play`](Replay::play).
+    pub fn play_watched(&self, workload: &Workload, watch: Option<Watch<'_>>) -> Result<ReplayReport, TraceError> {
         let clock = ManualClock::default();
         let (pool, ledger) = self.pool(clock.clone())?;
         let mut player = Player {
@@ -116,11 +126,16 @@ impl Replay {
             held: HashMap::new(),
             queue: BTreeMap::new(),
             next_ticket: 0,
+            watch,
             tally: Tally { half_gets: workload.gets() / 2, ..Tally::default() },
         };
         for &(line, operation) in workload.lines() {
             player.perform(operation).map_err(|error| error_at(line, operation, error.to_string()))?;
+            player.show(false);
         }
+        player.show(true);
+        // The minute that follows is no part of the workload.
+        player.watch = None;
         Ok(player.finish(self.source, workload.peak_requested_bytes())?)
     }
 
@@ -164,7 +179,7 @@ impl Replay {
 type BufferName = Option<u64>;
 
 /// A pool under a workload.
-struct Player {
+struct Player<'a> {
     pool: Pool,
     clock: ManualClock,
     ledger: Arc<Ledger>,
@@ -176,6 +191,7 @@ struct Player {
     /// Gets that wait, by ticket number: first come, first served.
     queue: BTreeMap<u64, Ticket>,
     next_ticket: u64,
+    watch: Option<Watch<'a>>,
     tally: Tally,
 }
 
@@ -225,7 +241,7 @@ impl Tally {
     }
 }
 
-impl Player {
+impl Player<'_> {
     fn perform(&mut self, operation: TraceOp) -> Result<(), Error> {
         match operation {
             TraceOp::Get { id, bytes, align } => self.get(Some(id), bytes, align),
@@ -235,6 +251,7 @@ impl Player {
                 for _ in 0..count {
                     self.get(None, len, DEFAULT_ALIGN)?;
                     self.put(None)?;
+                    self.show(false);
                     // `Workload` has checked the sizes; only the one after the last may overflow.
                     len = len.saturating_add(step);
                 }
@@ -246,6 +263,12 @@ impl Player {
             }
             TraceOp::Advance { micros } => self.advance(micros),
             TraceOp::Pool { .. } => Ok(()),
+        }
+    }
+
+    fn show(&mut self, is_last: bool) {
+        if let Some(watch) = &mut self.watch {
+            watch.show(&self.pool, self.clock.now_us(), self.tally.gets, is_last);
         }
     }
 
@@ -305,6 +328,7 @@ impl Player {
             self.pool.core().look();
             self.prepare(now_us);
             self.serve()?;
+            self.show(false);
             if self.clock.now_us() == settled_us {
                 self.tally.pinned_after_settling = Some(self.pool.stats().pinned_bytes);
             }

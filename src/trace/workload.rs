@@ -60,6 +60,11 @@ impl Workload {
         &self.lines
     }
 
+    /// Time of the whole workload; 0 without `t` lines.
+    pub fn duration_us(&self) -> u64 {
+        self.totals.duration_us
+    }
+
     /// Gets of more than zero bytes.
     pub fn gets(&self) -> u64 {
         self.totals.gets

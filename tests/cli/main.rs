@@ -13,5 +13,6 @@ mod load;
 mod load_cuda;
 mod pages;
 mod readme;
+mod report;
 mod soak;
 mod tool;

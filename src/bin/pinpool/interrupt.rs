@@ -19,6 +19,7 @@ pub(crate) fn stop_at_interrupt(terminal: &Terminal) -> StopFlag {
     let handler = ctrlc::set_handler(move || {
         let at = *first.get_or_insert_with(Instant::now);
         if flag.raise() && at.elapsed() > SAME_INTERRUPT {
+            crate::top::restore();
             std::process::exit(ExitError::Interrupted as i32);
         }
     });

@@ -10,10 +10,12 @@ mod load;
 mod logger;
 mod pages;
 mod replay;
+mod report;
 mod soak;
 mod table;
 mod terminal;
 mod threads;
+mod top;
 
 use std::process::ExitCode;
 
@@ -55,6 +57,7 @@ enum Command {
     DoctorProbe(doctor::ProbeArgs),
     Env(env::EnvArgs),
     Inspect(inspect::InspectArgs),
+    Report(report::ReportArgs),
     Soak(soak::SoakArgs),
     Completions(pages::CompletionsArgs),
     Man(pages::ManArgs),
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
         Command::DoctorProbe(args) => doctor::run_probe(&args, &terminal),
         Command::Env(args) => env::run(&args, &terminal),
         Command::Inspect(args) => inspect::run(&args, &terminal),
+        Command::Report(args) => terminal.report(report::run(&args)),
         Command::Soak(args) => soak::run(&args, &terminal),
         Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
         Command::Man(args) => terminal.report(pages::man(&args, Cli::command())),

@@ -6,6 +6,7 @@
 use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
@@ -13,12 +14,26 @@ use crate::{ExitError, Verbosity};
 
 /// A handle; clones share the terminal.
 #[derive(Debug, Clone)]
-pub(crate) struct Terminal(MultiProgress);
+pub(crate) struct Terminal {
+    bars: MultiProgress,
+    held: Arc<Mutex<Held>>,
+}
+
+/// Lines that wait while a screen is drawn over the terminal.
+#[derive(Debug, Default)]
+struct Held {
+    is_held: bool,
+    lines: String,
+}
+
+/// Most bytes of lines that wait; more are dropped, and that is said.
+const HELD_MAX: usize = 1 << 20;
 
 impl Terminal {
     pub(crate) fn new() -> Terminal {
         // Draws on terminals only; a pipe gets no bar.
-        Terminal(MultiProgress::with_draw_target(ProgressDrawTarget::stderr()))
+        let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
+        Terminal { bars, held: Arc::default() }
     }
 
     /// A bar as wide as the terminal that counts bytes; dropping it clears it. Hidden if the user wants it quiet.
@@ -26,7 +41,7 @@ impl Terminal {
         if verbosity == Verbosity::Quiet {
             return ProgressBar::hidden();
         }
-        let bar = self.0.add(ProgressBar::new(total_bytes).with_finish(ProgressFinish::AndClear));
+        let bar = self.bars.add(ProgressBar::new(total_bytes).with_finish(ProgressFinish::AndClear));
         let style = ProgressStyle::with_template("{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}");
         if let Ok(style) = style {
             bar.set_style(style);
@@ -42,8 +57,45 @@ impl Terminal {
     /// Prints one line on stderr, above the bar.
     pub(crate) fn write(&self, line: &[u8]) {
         let line = escaped(&String::from_utf8_lossy(line));
+        {
+            let mut held = self.held();
+            if held.is_held {
+                if held.lines.len() < HELD_MAX {
+                    held.lines.push_str(&line);
+                    if held.lines.len() >= HELD_MAX {
+                        held.lines.push_str("pinpool: more lines were dropped while the screen was drawn\n");
+                    }
+                }
+                return;
+            }
+        }
         // There is no channel left to report a failed write to stderr.
-        let _ = self.0.suspend(|| io::stderr().lock().write_all(line.as_bytes()));
+        let _ = self.bars.suspend(|| io::stderr().lock().write_all(line.as_bytes()));
+    }
+
+    /// Keeps what is written to stderr until [`release`](Terminal::release).
+    pub(crate) fn hold(&self) {
+        self.held().is_held = true;
+    }
+
+    /// Writes what was kept.
+    pub(crate) fn release(&self) {
+        let lines = {
+            let mut held = self.held();
+            held.is_held = false;
+            std::mem::take(&mut held.lines)
+        };
+        // As above.
+        let _ = self.bars.suspend(|| io::stderr().lock().write_all(lines.as_bytes()));
+    }
+
+    /// The last line that is kept.
+    pub(crate) fn last_held(&self) -> String {
+        self.held().lines.lines().next_back().unwrap_or_default().to_owned()
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Prints an error of the pool and returns its exit status.

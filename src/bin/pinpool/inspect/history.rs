@@ -9,7 +9,7 @@ use super::ledger::{Chain, Fit, allocated_by_rate};
 use super::message::{Counters, Figures, Message};
 
 /// The limit that TensorFlow's pool starts with.
-const START_LIMIT: u64 = 100;
+pub(super) const START_LIMIT: u64 = 100;
 
 /// What the log tells beyond its figures.
 #[derive(Debug)]

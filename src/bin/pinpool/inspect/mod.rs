@@ -8,7 +8,9 @@
 //! | `history.rs` | many lines: which pool each is of, the limit in force, raises that were not printed |
 //! | `verdict.rs` | warming up, steady or thrashing, and what to set |
 //! | `report.rs` | all of it as text and as JSON |
+//! | `curve.rs` | all of it as curves, for `pinpool report` |
 
+pub(crate) mod curve;
 mod history;
 mod ledger;
 mod message;
@@ -27,7 +29,9 @@ use flate2::bufread::MultiGzDecoder;
 
 use crate::ExitError;
 use crate::terminal::{Terminal, to_stdout};
+use curve::Curve;
 use history::History;
+use message::Found;
 
 /// Reads the pool's lines in logs of TensorFlow and pinpool: the limit at each, and what to set
 ///
@@ -58,12 +62,44 @@ pub(crate) fn run(args: &InspectArgs, terminal: &Terminal) -> Result<(), ExitErr
     result
 }
 
-fn inspect(path: &Path, args: &InspectArgs) -> Result<(), Box<dyn Error>> {
+/// What a log shows.
+pub(crate) struct Log {
+    pub(crate) lines: u64,
+    pub(crate) messages: u64,
+    /// Messages that begin and do not end.
+    pub(crate) cut: u64,
+    pub(crate) tensorflow: Option<&'static str>,
+    /// One for each pool.
+    pub(crate) curves: Vec<Curve>,
+}
+
+/// Reads the log at `path`, for pictures.
+///
+/// # Errors
+///
+/// If it cannot be read or has no message.
+pub(crate) fn read(path: &Path) -> Result<Log, Box<dyn Error>> {
+    let (found, history) = find(path)?;
+    Ok(Log {
+        lines: found.lines,
+        messages: found.messages.len() as u64,
+        cut: found.cut,
+        tensorflow: found.tensorflow(),
+        curves: curve::curves(&found.messages, &history),
+    })
+}
+
+fn find(path: &Path) -> Result<(Found, History), Box<dyn Error>> {
     let found = message::find(text::Pieces::new(open(path)?))?;
     if found.messages.is_empty() {
         return Err(none_found(&found).into());
     }
     let history = History::of(&found.messages);
+    Ok((found, history))
+}
+
+fn inspect(path: &Path, args: &InspectArgs) -> Result<(), Box<dyn Error>> {
+    let (found, history) = find(path)?;
     let text = if args.json {
         report::json(path, args.logs.len() > 1, &found, &history)?
     } else {
@@ -74,7 +110,7 @@ fn inspect(path: &Path, args: &InspectArgs) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn none_found(found: &message::Found) -> String {
+fn none_found(found: &Found) -> String {
     let cut =
         if found.cut > 0 { format!(" ({} are cut off before their last figure)", found.cut) } else { String::new() };
     format!(

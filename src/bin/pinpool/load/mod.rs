@@ -30,6 +30,7 @@ use self::report::LoadReport;
 use crate::interrupt::stop_at_interrupt;
 use crate::replay::{IdleTimeout, idle_timeout};
 use crate::terminal::Terminal;
+use crate::top::Watch;
 use crate::{ExitError, Verbosity};
 
 /// Files of the synthetic data set: about 1.1 GB.
@@ -111,6 +112,10 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
+    /// Show the pool live while the files are loaded: bytes by state, hit rate, page-locks; q or Ctrl-C ends the run
+    #[arg(long, conflicts_with_all = ["json", "quiet", "verbose"])]
+    top: bool,
+
     #[command(flatten)]
     pool: PoolArgs,
 }
@@ -172,7 +177,9 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
     }
 
     let options = args.options();
-    let bar = terminal.bar(catalog.len_bytes().saturating_mul(options.epochs), verbosity);
+    let all_bytes = catalog.len_bytes().saturating_mul(options.epochs);
+    let bar = terminal.bar(all_bytes, if args.top { Verbosity::Quiet } else { verbosity });
+    let watch = if args.top { Some(watch(&pool, &bar, all_bytes, &stop, terminal)?) } else { None };
     let failures = Failures::new(verbosity == Verbosity::Verbose);
     let mut reporter = Reporter { terminal, bar, failures, verbosity };
     let summary = Loader::new(&pool, &catalog, options).stop_on(&stop).run(destination.as_mut(), &mut reporter);
@@ -182,6 +189,7 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
 
     let pinned_bytes = pool.stats().pinned_bytes;
     stay_idle(args.idle, &stop);
+    drop(watch);
     let (sink, stats) = (destination.describe(), pool.stats());
     let fallbacks = stats.fallbacks;
     let report = LoadReport {
@@ -205,6 +213,22 @@ pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Res
         return Err(ExitError::NoGpu);
     }
     printed
+}
+
+/// Shows the pool, and how much is loaded.
+fn watch(
+    pool: &Pool,
+    bar: &indicatif::ProgressBar,
+    all_bytes: u64,
+    stop: &StopFlag,
+    terminal: &Terminal,
+) -> Result<Watch, ExitError> {
+    let bar = bar.clone();
+    let progress = move || format!("loaded {:.1} %", bar.position() as f64 / all_bytes.max(1) as f64 * 100.0);
+    Watch::begin(pool, terminal, stop, progress).map_err(|error| {
+        terminal.message(format_args!("--top: {error}"));
+        ExitError::Failure
+    })
 }
 
 /// Makes no call of the pool for the time `idle`, or until `stop` is raised: memory goes back by itself.

@@ -1,0 +1,86 @@
+//! `pinpool report`: a log or a trace as one page of pictures, or as SVG files.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `input.rs` | whether a file is a trace or a log |
+//! | `from_log.rs` | the figures of a log |
+//! | `from_replay.rs` | a trace of gets and puts alone, replayed |
+//! | `timeline.rs` | what a trace shows over its time, and the figures of it |
+//! | `figure.rs` | what a figure shows, whatever draws it |
+//! | `draw.rs` | figures as SVG |
+//! | `style.rs` | colours and dashes |
+//! | `page.rs`, `page.html` | the page |
+//! | `escape.rs` | untrusted text |
+
+mod draw;
+mod escape;
+mod figure;
+mod from_log;
+mod from_replay;
+mod input;
+mod page;
+mod style;
+mod timeline;
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use pinpool::trace::Workload;
+
+use self::draw::{Place, svg};
+use self::page::Report;
+use crate::table::grouped;
+
+/// Draws a log or a trace as a page: the limit, evictions and hit rate; of a trace also bytes by state and sizes
+///
+/// A trace is what `pinpool replay` reads. One of gets and puts alone is replayed with the default settings on simulated memory.
+/// The page is one HTML file that needs no network, for light and dark screens, phones and paper.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// A log of TensorFlow or pinpool, as `pinpool inspect` reads it, or a trace; plain or compressed with gzip
+    #[arg(value_name = "LOG|TRACE")]
+    input: PathBuf,
+
+    /// The page
+    #[arg(short, long, value_name = "FILE", required_unless_present = "svg")]
+    output: Option<PathBuf>,
+
+    /// Write each figure as an SVG file into this directory, which is made if it is not there
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &ReportArgs) -> Result<(), Box<dyn Error>> {
+    let name = args.input.display().to_string();
+    let report = read(&args.input, &name).map_err(|error| format!("{name}: {error}"))?;
+    if let Some(output) = &args.output {
+        write(output, &report.html()?)?;
+    }
+    if let Some(dir) = &args.svg {
+        write_figures(dir, &report)?;
+    }
+    Ok(())
+}
+
+fn read(path: &Path, name: &str) -> Result<Report, Box<dyn Error>> {
+    if !input::is_trace(path)? {
+        return Ok(from_log::report(name, &crate::inspect::read(path)?));
+    }
+    let workload = Workload::open(path)?;
+    let source = format!("{name}: {} gets, replayed", grouped(workload.gets()));
+    Ok(from_replay::timeline(&workload)?.report(source))
+}
+
+fn write_figures(dir: &Path, report: &Report) -> Result<(), Box<dyn Error>> {
+    fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    for figure in &report.figures {
+        write(&dir.join(format!("{}.svg", figure.id)), &svg(figure, Place::File)?)?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Box<dyn Error>> {
+    fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()).into())
+}

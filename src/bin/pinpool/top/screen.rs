@@ -1,0 +1,232 @@
+//! One screen of a pool's figures.
+
+use std::time::Duration;
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Paragraph, Sparkline};
+
+use super::snapshot::{History, Snapshot};
+use crate::table::grouped;
+
+/// Width of the names before the bars.
+const NAME: usize = 12;
+/// Width of the bytes behind them.
+const BYTES: usize = 12;
+
+/// Draws `history`; `progress` and `message` are lines of the program that is watched.
+pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, message: &str) {
+    let [head, bytes, hits, rates, rest, foot] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(9),
+        Constraint::Length(4),
+        Constraint::Length(7),
+        Constraint::Min(0),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let Snapshot { backend, preset, .. } = &history.now;
+    let title = format!(" {preset} on {backend}  {}  {progress}", seconds(history.elapsed));
+    let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
+    frame.render_widget(Paragraph::new(head_line), head);
+    draw_bytes(frame, bytes, &history.now);
+    draw_hits(frame, hits, history);
+    draw_rates(frame, rates, history);
+    draw_copies(frame, rest, &history.now);
+    let foot_line = if message.is_empty() { "q or Ctrl-C ends" } else { message };
+    frame.render_widget(Paragraph::new(foot_line), foot);
+}
+
+fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
+    let ceiling = now.max_bytes.map_or_else(|| "no ceiling".to_owned(), |bytes| format!("ceiling {}", in_units(bytes)));
+    let block = Block::bordered().title(format!(" Bytes, {ceiling} "));
+    let inner = block.inner(area);
+    frame.render_widget(block, area);
+    // Each bar has a letter of its own, so that they differ without colours.
+    let rows = [
+        ("pinned", now.pinned_bytes, '█', Color::Blue),
+        ("in use", now.in_use_bytes, '▓', Color::Green),
+        ("in flight", now.in_flight_bytes, '▒', Color::Yellow),
+        ("idle", now.idle_bytes, '░', Color::Cyan),
+        ("free", now.free_bytes, '·', Color::Gray),
+        ("not pinned", now.fallback_bytes, '!', Color::Red),
+    ];
+    let full = now.max_bytes.unwrap_or(0).max(now.pinned_bytes).max(now.in_use_bytes).max(1);
+    let room = usize::from(inner.width).saturating_sub(NAME + BYTES + 2);
+    let lines = rows.map(|(name, bytes, letter, color)| {
+        let bar = bar(bytes, full, room, letter);
+        Line::from(vec![
+            Span::raw(format!("{name:<NAME$}")),
+            Span::raw(format!("{:>BYTES$} ", in_units(bytes))),
+            Span::styled(bar, Style::new().fg(color)),
+        ])
+    });
+    let share = now.max_bytes.filter(|&max| max > 0).map(|max| now.pinned_bytes as f64 / max as f64 * 100.0);
+    let share = share.map_or_else(String::new, |share| format!("{share:.1} % of the ceiling is pinned"));
+    let text: Vec<Line<'_>> = lines.into_iter().chain([Line::raw(share)]).collect();
+    frame.render_widget(Paragraph::new(text), inner);
+}
+
+fn bar(bytes: u64, full: u64, room: usize, letter: char) -> String {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // At most `room`.
+    let filled = (bytes as f64 / full as f64 * room as f64).round() as usize;
+    // What is there is seen.
+    let filled = if bytes > 0 { filled.max(1) } else { 0 };
+    std::iter::repeat_n(letter, filled.min(room)).collect()
+}
+
+fn draw_hits(frame: &mut Frame<'_>, area: Rect, history: &History) {
+    let percent = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.2} %"));
+    let title = format!(
+        " Hit rate: {} now, {} of {} gets ",
+        percent(history.recent_hit_rate()),
+        percent(history.hit_rate()),
+        grouped(history.now.gets)
+    );
+    let block = Block::bordered().title(title);
+    let room = usize::from(block.inner(area).width);
+    let skipped = history.hit_rates.len().saturating_sub(room);
+    let rates: Vec<u64> = history.hit_rates.iter().skip(skipped).copied().collect();
+    frame.render_widget(Sparkline::default().block(block).data(rates).max(100), area);
+}
+
+fn draw_rates(frame: &mut Frame<'_>, area: Rect, history: &History) {
+    let block = Block::bordered().title(" Rates and counts ");
+    let inner = block.inner(area);
+    frame.render_widget(block, area);
+    let now = &history.now;
+    let row = |name: &str, counter: fn(&Snapshot) -> u64| {
+        format!("{name:<NAME$}{:>BYTES$} /s {:>16} in all", rate(history.rate(counter)), grouped(counter(now)))
+    };
+    let left = [
+        row("gets", |now| now.gets),
+        row("pins", |now| now.pins),
+        row("unpins", |now| now.unpins),
+        row("evictions", |now| now.evicted),
+        row("waits", |now| now.waits),
+    ];
+    let right = [
+        format!("limit      {} buffers", grouped(now.pool_size_limit)),
+        format!("raises     {}", grouped(now.raises)),
+        format!("idle       {}", grouped(now.buffers_idle)),
+        format!("in use     {}", grouped(now.buffers_in_use)),
+        format!("fallbacks  {}", grouped(now.fallbacks)),
+    ];
+    let [left_area, right_area] = Layout::horizontal([Constraint::Length(52), Constraint::Min(0)]).areas(inner);
+    frame.render_widget(Paragraph::new(left.map(Line::raw).to_vec()), left_area);
+    frame.render_widget(Paragraph::new(right.map(Line::raw).to_vec()), right_area);
+}
+
+fn draw_copies(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
+    let oldest = match (now.oldest_in_flight, now.oldest_in_flight_stream) {
+        (None, _) => "no buffer is in flight".to_owned(),
+        (Some(age), None) => format!("oldest copy: {}", seconds(age)),
+        (Some(age), Some(stream)) => format!("oldest copy: {} on stream {stream:#x}", seconds(age)),
+    };
+    let copies = format!("{oldest}; {} in flight", grouped(now.buffers_in_flight));
+    frame.render_widget(Paragraph::new(copies), area);
+}
+
+fn seconds(time: Duration) -> String {
+    match time.as_secs() {
+        0 => format!("{} ms", time.as_millis()),
+        seconds @ 1..=119 => format!("{seconds}.{} s", time.subsec_millis() / 100),
+        seconds => format!("{} min {} s", seconds / 60, seconds % 60),
+    }
+}
+
+fn rate(value: f64) -> String {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Saturates.
+    if value >= 100.0 { grouped(value.round() as u64) } else { format!("{value:.1}") }
+}
+
+fn in_units(bytes: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    match units.into_iter().find(|(shift, _)| bytes >> shift > 0) {
+        Some((shift, unit)) => format!("{:.2} {unit}", bytes as f64 / (1_u64 << shift) as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+
+    fn history() -> History {
+        let mut history = History::default();
+        let before =
+            Snapshot { backend: "sim".into(), preset: "adaptive".into(), gets: 100, hits: 50, ..Snapshot::default() };
+        let now = Snapshot {
+            pinned_bytes: 1 << 30,
+            in_use_bytes: 600 << 20,
+            in_flight_bytes: 100 << 20,
+            idle_bytes: 200 << 20,
+            free_bytes: 124 << 20,
+            max_bytes: Some(2 << 30),
+            gets: 4100,
+            hits: 4010,
+            pins: 12,
+            pool_size_limit: 110,
+            raises: 1,
+            buffers_in_flight: 3,
+            oldest_in_flight: Some(Duration::from_millis(1250)),
+            oldest_in_flight_stream: Some(0xbeef),
+            ..before.clone()
+        };
+        history.add(before, Duration::from_secs(1));
+        history.add(now, Duration::from_secs(1));
+        history
+    }
+
+    fn drawn(width: u16, height: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, &history(), "42 % loaded", "")).unwrap();
+        let buffer = terminal.backend().buffer().clone();
+        let row = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
+        (0..height).map(row).collect()
+    }
+
+    #[test]
+    fn every_figure_is_on_a_small_and_on_a_large_screen() {
+        for (width, height) in [(80, 24), (200, 50)] {
+            let lines = drawn(width, height);
+            let text = lines.join("\n");
+            let words = [
+                "pinpool top adaptive on sim  1.0 s  42 % loaded",
+                "Bytes, ceiling 2.00 GiB",
+                "in flight     100.00 MiB ▒",
+                "not pinned           0 B",
+                "50.0 % of the ceiling is pinned",
+                "Hit rate: 99.00 % now, 97.80 % of 4,100 gets",
+                "gets               4,000 /s            4,100 in all",
+                "limit      110 buffers",
+                "pins                12.0 /s",
+                "oldest copy: 1.2 s on stream 0xbeef; 3 in flight",
+                "q or Ctrl-C ends",
+            ];
+            for word in words {
+                assert!(text.contains(word), "no \"{word}\" in {width}x{height}:\n{text}");
+            }
+            let bar = |name: &str, letter| {
+                let line = lines.iter().find(|line| line.contains(name)).unwrap();
+                line.matches(letter).count()
+            };
+            let full = usize::from(width) - 2 - NAME - BYTES - 2;
+            assert_eq!(bar("│pinned", '█'), full.div_ceil(2), "half of the ceiling");
+            assert_eq!(bar("│not pinned", '!'), 0);
+        }
+    }
+
+    #[test]
+    fn a_tiny_screen_is_no_error() {
+        for (width, height) in [(1, 1), (10, 3), (30, 12)] {
+            drawn(width, height);
+        }
+    }
+}

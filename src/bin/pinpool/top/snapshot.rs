@@ -1,0 +1,139 @@
+//! The figures of a pool at one moment, and how fast they change.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use pinpool::Stats;
+
+/// Hit rates that are kept for the curve.
+const KEPT: usize = 200;
+
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Snapshot {
+    pub(super) backend: String,
+    pub(super) preset: String,
+    pub(super) pinned_bytes: u64,
+    pub(super) in_use_bytes: u64,
+    pub(super) in_flight_bytes: u64,
+    pub(super) idle_bytes: u64,
+    /// Held, and in no buffer.
+    pub(super) free_bytes: u64,
+    pub(super) fallback_bytes: u64,
+    pub(super) max_bytes: Option<u64>,
+    pub(super) buffers_in_use: u64,
+    pub(super) buffers_in_flight: u64,
+    pub(super) buffers_idle: u64,
+    pub(super) pool_size_limit: u64,
+    pub(super) raises: u64,
+    pub(super) gets: u64,
+    pub(super) hits: u64,
+    pub(super) evicted: u64,
+    pub(super) pins: u64,
+    pub(super) unpins: u64,
+    pub(super) waits: u64,
+    pub(super) fallbacks: u64,
+    pub(super) oldest_in_flight: Option<Duration>,
+    pub(super) oldest_in_flight_stream: Option<u64>,
+}
+
+impl From<&Stats> for Snapshot {
+    fn from(stats: &Stats) -> Self {
+        Self {
+            backend: stats.backend.to_owned(),
+            preset: stats.preset.to_owned(),
+            pinned_bytes: stats.pinned_bytes,
+            in_use_bytes: stats.in_use_bytes,
+            in_flight_bytes: stats.in_flight_bytes,
+            idle_bytes: stats.idle_bytes,
+            free_bytes: stats.arena_free_bytes + stats.arena_transit_bytes,
+            fallback_bytes: stats.fallback_bytes,
+            max_bytes: stats.max_bytes,
+            buffers_in_use: stats.in_use,
+            buffers_in_flight: stats.in_flight,
+            buffers_idle: stats.buffers_in_pool,
+            pool_size_limit: stats.pool_size_limit,
+            raises: stats.raises,
+            gets: stats.gets,
+            hits: stats.hits,
+            evicted: stats.evicted,
+            pins: stats.pin.count,
+            unpins: stats.unpin.count,
+            waits: stats.waits,
+            fallbacks: stats.fallbacks,
+            oldest_in_flight: stats.oldest_in_flight,
+            oldest_in_flight_stream: stats.oldest_in_flight_stream,
+        }
+    }
+}
+
+/// The last two snapshots, and the hit rate between each two.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    pub(super) now: Snapshot,
+    before: Option<Snapshot>,
+    between: Duration,
+    /// Since the first snapshot.
+    pub(super) elapsed: Duration,
+    /// In percent, oldest first.
+    pub(super) hit_rates: VecDeque<u64>,
+}
+
+impl History {
+    pub(super) fn add(&mut self, snapshot: Snapshot, between: Duration) {
+        let is_first = self.elapsed.is_zero() && self.before.is_none() && self.now == Snapshot::default();
+        let before = std::mem::replace(&mut self.now, snapshot);
+        if is_first {
+            return;
+        }
+        self.before = Some(before);
+        self.between = between;
+        self.elapsed += between;
+        if let Some(rate) = self.recent_hit_rate() {
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 0 to 100.
+            self.hit_rates.push_back(rate.round() as u64);
+            if self.hit_rates.len() > KEPT {
+                self.hit_rates.pop_front();
+            }
+        }
+    }
+
+    /// Of a counter, a second.
+    pub(super) fn rate(&self, counter: impl Fn(&Snapshot) -> u64) -> f64 {
+        let Some(before) = self.before.as_ref().filter(|_| !self.between.is_zero()) else { return 0.0 };
+        counter(&self.now).saturating_sub(counter(before)) as f64 / self.between.as_secs_f64()
+    }
+
+    /// Percent of the gets since the snapshot before; `None` if there were none.
+    pub(super) fn recent_hit_rate(&self) -> Option<f64> {
+        let before = self.before.as_ref()?;
+        percent(self.now.hits.saturating_sub(before.hits), self.now.gets.saturating_sub(before.gets))
+    }
+
+    /// Percent of all gets; `None` before the first.
+    pub(super) fn hit_rate(&self) -> Option<f64> {
+        percent(self.now.hits, self.now.gets)
+    }
+}
+
+fn percent(part: u64, all: u64) -> Option<f64> {
+    (all > 0).then(|| (part as f64 / all as f64 * 100.0).min(100.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_of_the_time_between_two_snapshots() {
+        let snapshot = |gets: u64, hits: u64| Snapshot { gets, hits, ..Snapshot::default() };
+        let mut history = History::default();
+        history.add(snapshot(1000, 100), Duration::from_millis(500));
+        assert_eq!((history.rate(|now| now.gets), history.recent_hit_rate()), (0.0, None));
+        history.add(snapshot(1100, 199), Duration::from_millis(500));
+        assert_eq!((history.rate(|now| now.gets), history.recent_hit_rate()), (200.0, Some(99.0)));
+        assert_eq!((history.hit_rates.len(), history.elapsed), (1, Duration::from_millis(500)));
+        history.add(snapshot(1100, 199), Duration::from_millis(500));
+        assert_eq!((history.recent_hit_rate(), history.hit_rates.len()), (None, 1));
+        assert!(history.hit_rate().is_some_and(|rate| (rate - 18.0909).abs() < 1e-3));
+    }
+}
