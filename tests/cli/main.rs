@@ -16,3 +16,4 @@ mod readme;
 mod report;
 mod soak;
 mod tool;
+mod top;

@@ -99,7 +99,7 @@ fn a_log_has_its_limit_with_each_raise_marked_its_evictions_hit_rate_and_verdict
     assert!(texts.contains(&"gets, logarithmic"), "{texts:?}");
     let hit_rate = figure(&page, "hit-rate");
     assert!(hit_rate.contains("\nhit rate") && hit_rate.contains("gets served by an idle buffer (%)"), "{hit_rate}");
-    assert!(hit_rate.contains("<polyline class=\"l-s0\""), "{hit_rate}");
+    assert!(hit_rate.contains("<polyline fill=\"none\" class=\"l-s0\""), "{hit_rate}");
     let verdict = summary["pools"][0]["verdict"].as_str().unwrap();
     assert!(page.contains(verdict) && page.contains(summary["pools"][0]["advice"][0].as_str().unwrap()), "{verdict}");
     assert!(page.contains(&format!("{printed} raises were printed (triangles), {silent} were not (crosses)")));
@@ -188,4 +188,70 @@ fn a_page_or_directory_that_cannot_be_written_is_named() {
     ran.check_stderr("train.log/figures: ");
     let ran = finish(pinpool(&["report"]).arg(&log));
     assert_eq!(ran.code(), 2, "neither a page nor a directory: {}", ran.stderr);
+}
+
+const TRACE: &str =
+    "## a loader\nt 1000\na 1 1000000\na 2 3000000\nt 5000\nf 1\nf 2\nt 2000\na 3 1000000\nt 9000\nf 3\nr 20 4096\n";
+
+#[test]
+fn a_workload_is_replayed_and_drawn_over_its_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = page(&log_in(&dir, "loader.trace", TRACE));
+    let bytes = figure(&page, "bytes");
+    for text in ["bytes (MiB)", "time (ms)", "pinned", "in use", "idle", "in flight"] {
+        assert!(texts(bytes).contains(&text), "no {text} in {bytes}");
+    }
+    // A line of its own dashes for each.
+    for class in ["l-s0", "l-s1", "l-s2", "l-s3"] {
+        assert!(bytes.matches(class).count() >= 2, "{class} is in the legend alone: {bytes}");
+    }
+    let sizes = figure(&page, "sizes");
+    for text in ["4 KiB", "976.6 KiB", "80 KiB, 20 gets"] {
+        assert!(texts(sizes).contains(&text), "no {text} in {sizes}");
+    }
+    for text in [
+        "<dt>gets</dt><dd>23</dd>",
+        "<strong>steady</strong>",
+        "no addresses of pinned memory",
+        "There are no times of page-locks",
+    ] {
+        let found = page.contains(text) || page.contains(&text.replace("There", "there"));
+        assert!(found, "no {text} in {page}");
+    }
+}
+
+#[test]
+fn each_raise_of_a_replay_is_marked_once() {
+    let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/workloads/bucket_switch.trace.gz");
+    let ran = run(&["replay", "--json", trace.to_str().unwrap()]);
+    let raises = ran.figures()["raises"].as_u64().unwrap();
+    let page = page(&trace);
+    assert_eq!(marks(figure(&page, "limit"), "<polygon") as u64, raises);
+    assert!(page.contains(&format!("{raises} raises (triangles)")));
+}
+
+#[test]
+fn a_trace_without_time_is_drawn_over_its_gets() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = page(&log_in(&dir, "steps.trace", "# limit 5\ns 400 1000 7\nr 5 100\n"));
+    assert!(texts(figure(&page, "hit-rate")).contains(&"gets"), "{page}");
+    assert!(page.contains("the x axis counts its gets"));
+}
+
+#[test]
+fn a_trace_that_ends_in_the_middle_of_a_line_or_of_its_compression_is_an_error_with_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = dir.path().join("report.html");
+    let ran = report(&log_in(&dir, "cut.trace", "a 1 4096\nf 1\na 2"), &output);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("cut.trace: line 3: `a 2`");
+    let workload = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/workloads/bursty.trace.gz");
+    let mut bytes = fs::read(workload).unwrap();
+    bytes.truncate(bytes.len() / 2);
+    let cut = dir.path().join("cut.trace.gz");
+    fs::write(&cut, bytes).unwrap();
+    let ran = report(&cut, &output);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("cut.trace.gz: ");
+    assert!(!output.exists());
 }

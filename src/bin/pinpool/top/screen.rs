@@ -28,8 +28,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
     ])
     .areas(frame.area());
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    let Snapshot { backend, preset, .. } = &history.now;
-    let title = format!(" {preset} on {backend}  {}  {progress}", seconds(history.elapsed));
+    let Snapshot { name, backend, preset, .. } = &history.now;
+    let name = if name.is_empty() { String::new() } else { format!("{}: ", printable(name)) };
+    let title = format!(" {name}{preset} on {backend}  {}  {progress}", seconds(history.elapsed));
     let head_line = Line::from(vec![Span::styled("pinpool top", bold), Span::raw(title)]);
     frame.render_widget(Paragraph::new(head_line), head);
     draw_bytes(frame, bytes, &history.now);
@@ -128,6 +129,11 @@ fn draw_copies(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
     };
     let copies = format!("{oldest}; {} in flight", grouped(now.buffers_in_flight));
     frame.render_widget(Paragraph::new(copies), area);
+}
+
+/// Names come from other processes.
+fn printable(name: &str) -> String {
+    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 fn seconds(time: Duration) -> String {

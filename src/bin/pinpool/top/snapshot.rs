@@ -10,6 +10,8 @@ const KEPT: usize = 200;
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Snapshot {
+    /// Empty for a pool without a name.
+    pub(super) name: String,
     pub(super) backend: String,
     pub(super) preset: String,
     pub(super) pinned_bytes: u64,
@@ -39,6 +41,7 @@ pub(super) struct Snapshot {
 impl From<&Stats> for Snapshot {
     fn from(stats: &Stats) -> Self {
         Self {
+            name: stats.name.clone().unwrap_or_default(),
             backend: stats.backend.to_owned(),
             preset: stats.preset.to_owned(),
             pinned_bytes: stats.pinned_bytes,
