@@ -454,7 +454,7 @@ mod tests {
     fn a_figure_without_points_is_drawn_empty() {
         let x = Axis::new("time", Unit::Seconds);
         let empty = figure(Body::Lines { x: x.clone(), panels: vec![panel(Vec::new(), Vec::new())] });
-        assert!(svg(&empty, Place::Wide).unwrap().contains("time (us)"));
+        assert!(svg(&empty, Place::Wide).unwrap().contains("time (ms)"));
         let map = Map { x, x_max: 0.0, rows_name: "granules".to_owned(), columns: Vec::new() };
         assert!(svg(&figure(Body::Map(map)), Place::Narrow).unwrap().contains("granules"));
         let bars = vec![BarPanel { name: "none".to_owned(), bars: Vec::new() }];

@@ -87,7 +87,7 @@ fn show(
     let mut last = Instant::now();
     while !is_over.load(Ordering::Acquire) {
         let now = Instant::now();
-        history.add(Snapshot::from(&pool.stats()), now - last);
+        history.add(Snapshot::of_pool(pool), now - last);
         last = now;
         let message = if stop.is_raised() { "stopping".to_owned() } else { terminal.last_held() };
         session.screen.draw(|frame| screen::draw(frame, &history, &progress(), &message))?;

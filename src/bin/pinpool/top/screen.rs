@@ -20,8 +20,8 @@ const BYTES: usize = 12;
 pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, message: &str) {
     let [head, bytes, hits, rates, rest, foot] = Layout::vertical([
         Constraint::Length(1),
-        Constraint::Length(9),
-        Constraint::Length(4),
+        Constraint::Length(8),
+        Constraint::Length(3),
         Constraint::Length(7),
         Constraint::Min(0),
         Constraint::Length(1),
@@ -42,8 +42,15 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History, progress: &str, mes
 }
 
 fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
-    let ceiling = now.max_bytes.map_or_else(|| "no ceiling".to_owned(), |bytes| format!("ceiling {}", in_units(bytes)));
-    let block = Block::bordered().title(format!(" Bytes, {ceiling} "));
+    let pinned = in_units(now.pinned_bytes);
+    let title = match now.max_bytes {
+        Some(max) if max > 0 => {
+            let share = now.pinned_bytes as f64 / max as f64 * 100.0;
+            format!(" Bytes: {pinned} of the ceiling {} are pinned, {share:.1} % ", in_units(max))
+        }
+        _ => format!(" Bytes: {pinned} are pinned, no ceiling "),
+    };
+    let block = Block::bordered().title(title);
     let inner = block.inner(area);
     frame.render_widget(block, area);
     // Each bar has a letter of its own, so that they differ without colours.
@@ -65,10 +72,7 @@ fn draw_bytes(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
             Span::styled(bar, Style::new().fg(color)),
         ])
     });
-    let share = now.max_bytes.filter(|&max| max > 0).map(|max| now.pinned_bytes as f64 / max as f64 * 100.0);
-    let share = share.map_or_else(String::new, |share| format!("{share:.1} % of the ceiling is pinned"));
-    let text: Vec<Line<'_>> = lines.into_iter().chain([Line::raw(share)]).collect();
-    frame.render_widget(Paragraph::new(text), inner);
+    frame.render_widget(Paragraph::new(lines.to_vec()), inner);
 }
 
 fn bar(bytes: u64, full: u64, room: usize, letter: char) -> String {
@@ -128,7 +132,13 @@ fn draw_copies(frame: &mut Frame<'_>, area: Rect, now: &Snapshot) {
         (Some(age), Some(stream)) => format!("oldest copy: {} on stream {stream:#x}", seconds(age)),
     };
     let copies = format!("{oldest}; {} in flight", grouped(now.buffers_in_flight));
-    frame.render_widget(Paragraph::new(copies), area);
+    let owners = now.owners.iter().map(|owner| {
+        let age = owner.oldest.map_or_else(String::new, |age| format!(", the oldest for {}", seconds(age)));
+        let (bytes, buffers) = (in_units(owner.bytes), grouped(owner.buffers));
+        format!("{bytes:>BYTES$} in {buffers} buffers of {}{age}", printable(&owner.tag))
+    });
+    let lines: Vec<_> = std::iter::once(copies).chain(owners).map(Line::raw).collect();
+    frame.render_widget(Paragraph::new(lines), area);
 }
 
 /// Names come from other processes.
@@ -162,6 +172,7 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
+    use super::super::snapshot::Owner;
     use super::*;
 
     fn history() -> History {
@@ -183,6 +194,12 @@ mod tests {
             buffers_in_flight: 3,
             oldest_in_flight: Some(Duration::from_millis(1250)),
             oldest_in_flight_stream: Some(0xbeef),
+            owners: vec![Owner {
+                tag: "loader\nimages".into(),
+                buffers: 9,
+                bytes: 600 << 20,
+                oldest: Some(Duration::from_secs(125)),
+            }],
             ..before.clone()
         };
         history.add(before, Duration::from_secs(1));
@@ -205,10 +222,10 @@ mod tests {
             let text = lines.join("\n");
             let words = [
                 "pinpool top adaptive on sim  1.0 s  42 % loaded",
-                "Bytes, ceiling 2.00 GiB",
+                "Bytes: 1.00 GiB of the ceiling 2.00 GiB are pinned, 50.0 %",
+                "  600.00 MiB in 9 buffers of loader?images, the oldest for 2 min 5 s",
                 "in flight     100.00 MiB ▒",
                 "not pinned           0 B",
-                "50.0 % of the ceiling is pinned",
                 "Hit rate: 99.00 % now, 97.80 % of 4,100 gets",
                 "gets               4,000 /s            4,100 in all",
                 "limit      110 buffers",

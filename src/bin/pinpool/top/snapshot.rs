@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use pinpool::Stats;
+use pinpool::{Pool, Stats};
 
 /// Hit rates that are kept for the curve.
 const KEPT: usize = 200;
@@ -36,6 +36,31 @@ pub(super) struct Snapshot {
     pub(super) fallbacks: u64,
     pub(super) oldest_in_flight: Option<Duration>,
     pub(super) oldest_in_flight_stream: Option<u64>,
+    /// The largest first.
+    pub(super) owners: Vec<Owner>,
+}
+
+/// Those who hold buffers under one tag.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Owner {
+    pub(super) tag: String,
+    pub(super) buffers: u64,
+    pub(super) bytes: u64,
+    /// How long the oldest of them has been out.
+    pub(super) oldest: Option<Duration>,
+}
+
+impl Snapshot {
+    pub(super) fn of_pool(pool: &Pool) -> Self {
+        let owner = |owner: &pinpool::Owner| Owner {
+            tag: owner.tag.clone(),
+            buffers: owner.buffers,
+            bytes: owner.bytes,
+            oldest: owner.oldest,
+        };
+        let owners = pool.dump().owners().iter().map(owner).collect();
+        Self { owners, ..Self::from(&pool.stats()) }
+    }
 }
 
 impl From<&Stats> for Snapshot {
@@ -65,6 +90,7 @@ impl From<&Stats> for Snapshot {
             fallbacks: stats.fallbacks,
             oldest_in_flight: stats.oldest_in_flight,
             oldest_in_flight_stream: stats.oldest_in_flight_stream,
+            owners: Vec::new(),
         }
     }
 }
