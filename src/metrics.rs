@@ -35,7 +35,7 @@
 //! | `pinpool.pinned.bytes`, `pinpool.released.bytes` | counter | sums over all calls |
 //! | `pinpool.call.failures` | counter | `call`: `pin`, `unpin`, `remap` |
 //! | `pinpool.create_time`, `pinpool.release_time` | histogram, seconds | a page-lock; a release |
-//! | `pinpool.wait_time`, `pinpool.use_time`, `pinpool.in_flight_time` | histogram, seconds | as in [`Stats`](crate::Stats) |
+//! | `pinpool.wait_time`, `pinpool.use_time`, `pinpool.in_flight_time` | histogram, seconds | as in [`Stats`] |
 //!
 //! # Histograms
 //!

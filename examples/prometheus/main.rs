@@ -1,3 +1,4 @@
+#![allow(clippy::print_stdout)] // An example that shows something.
 //! The statistics of a pool over HTTP, for Prometheus.
 //!
 //! `cargo run --example prometheus --features metrics [ADDRESS]` serves on 127.0.0.1:9464 until it is stopped, while a few

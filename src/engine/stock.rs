@@ -214,7 +214,7 @@ impl<E> Stock<E> {
         }
     }
 
-    fn evict_all(&self, entries: Vec<Box<Entry<BlockBody<E>>>>, now_us: u64, why: EvictionReason) {
+    fn evict_all(&self, entries: impl IntoIterator<Item = Box<Entry<BlockBody<E>>>>, now_us: u64, why: EvictionReason) {
         entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), now_us, why));
     }
 

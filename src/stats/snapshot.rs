@@ -17,6 +17,26 @@ use crate::policy::Window;
 /// - `pinned_bytes + fallback_bytes = in_use_bytes + in_flight_bytes + idle_bytes + lost_bytes + partition_bytes +
 ///   arena_free_bytes + arena_transit_bytes + arena_overhead_bytes`.
 ///
+/// # What PyTorch calls them
+///
+/// Most keys of `torch.cuda.host_memory_stats()` have a twin here. What PyTorch counts in microseconds is a
+/// [`Duration`], and its `reset_*` calls have none: take the difference of two snapshots.
+///
+/// | `host_memory_stats()` | here |
+/// | --- | --- |
+/// | `allocations.current`, `.peak` | `buffers - fallback_buffers`, `peaks.buffers` |
+/// | `allocations.allocated`, `.freed` | `misses - fallbacks`, `eviction_reasons.total()` |
+/// | `allocated_bytes.current`, `.peak` | `pinned_bytes`, `peak_pinned_bytes` |
+/// | `allocated_bytes.allocated`, `.freed` | `pin.bytes`, `unpin.bytes` |
+/// | `active_requests.current`, `.peak` | `in_use + in_flight`, `peaks.in_use` and `peaks.in_flight` |
+/// | `active_requests.allocated`, `.freed` | `gets`, `puts` |
+/// | `active_bytes.current`, `.peak` | `in_use_bytes + in_flight_bytes`, `peaks.in_use_bytes` and `peaks.in_flight_bytes` |
+/// | `num_host_alloc`, `num_host_free` | `pin.count`, `unpin.count` |
+/// | `host_alloc_time.total`, `.max`, `.min`, `.count`, `.avg` | `pin.time`: `total()`, `max()`, `min()`, `count()`, `mean()` |
+/// | `host_free_time` | `unpin.time` |
+///
+/// PyTorch page-locks each buffer by itself; here one call may serve many, so the two pairs of counts differ.
+///
 /// The counters of a [partition](crate::Pool::partition) are those of its own buffers, against its own ceiling.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]

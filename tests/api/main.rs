@@ -18,7 +18,7 @@
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
 //! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
 //! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
-//! | `stats_counts`, `stats_never_wait` | each figure against known counts; a snapshot waits for no call |
+//! | `stats_counts`, `stats_formats`, `stats_never_wait` | each figure against known counts; the table; a snapshot waits for no call |
 //! | `short_path` | hits that a thread serves from the pools that it used last |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `maintenance` | what the maintenance thread does by itself, and what nobody does without it |
@@ -83,6 +83,7 @@ mod sink;
 mod sizes;
 mod slices;
 mod stats_counts;
+mod stats_formats;
 #[cfg(not(miri))]
 mod stats_never_wait;
 mod stress;

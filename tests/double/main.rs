@@ -10,7 +10,7 @@
 //! | `moves` | granules that a get moves: what it waits for, and what comes later |
 //! | `nodes`, `reserves` | pools on several memory nodes; reserves where nothing can be registered |
 //! | `granules` | granules of several sizes, and how many mappings a pool makes |
-//! | `held_queries`, `held_registrations` | a thread that stands in a call of the driver |
+//! | `held_queries`, `held_registrations`, `held_statistics` | a thread that stands in a call of the driver |
 //! | `spare_events` | events that are kept, and those that are destroyed |
 //! | `each_call_fails` | every call of the driver, failed at each of its first times |
 //! | `refusals` | calls that are refused once, or while a stream captures a graph |
@@ -40,6 +40,7 @@ mod fork;
 mod granules;
 mod held_queries;
 mod held_registrations;
+mod held_statistics;
 mod interop;
 mod moves;
 mod never_by_the_clock;

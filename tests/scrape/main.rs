@@ -255,7 +255,7 @@ fn a_real_prometheus_scrapes_each_metric_and_computes_the_queries_of_the_dashboa
     let has_results = |query: &str| {
         let answer = ask(query)?;
         let results = answer["data"]["result"].as_array()?;
-        (!results.is_empty()).then(|| results.len())
+        (!results.is_empty()).then_some(results.len())
     };
     let until = |query: &str| {
         let begun = Instant::now();

@@ -18,7 +18,7 @@ use crate::sync::plain::Mutex;
 pub(crate) struct Direct {
     source: Arc<dyn Source>,
     budget: Arc<Budget>,
-    counts: Mutex<CallCounts>,
+    counts: Box<Mutex<CallCounts>>,
     log: Arc<PoolLog>,
 }
 
@@ -30,7 +30,7 @@ struct CallCounts {
 
 impl Direct {
     pub(crate) fn new(source: Arc<dyn Source>, max_bytes: Option<u64>, log: Arc<PoolLog>) -> Self {
-        Self { source, budget: Budget::new(max_bytes), counts: Mutex::default(), log }
+        Self { source, budget: Budget::new(max_bytes), counts: Box::default(), log }
     }
 
     pub(super) fn source(&self) -> &dyn Source {

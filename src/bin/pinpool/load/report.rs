@@ -78,10 +78,11 @@ impl LoadReport<'_> {
             "underlying_seconds": stats.underlying.time.as_secs_f64(),
             "failures_by_cause": self.failures.by_cause().collect::<BTreeMap<_, _>>(),
             "skipped_special_files": self.skipped_special_files,
+            "stats": stats,
         })
     }
 
-    /// A figure a line.
+    /// A figure a line, and what the pool says of itself.
     pub(crate) fn table(&self) -> String {
         let Self { summary, stats, .. } = self;
         let n = grouped;
@@ -91,7 +92,7 @@ impl LoadReport<'_> {
         let idle = [stats.pinned_bytes, stats.idle_bytes, stats.reserve_bytes].map(n);
         let [raises, checks, lowers] = [stats.raises, stats.checks, stats.lowers].map(n);
         let calls = &stats.underlying;
-        list(&[
+        let rows = list(&[
             ("copied to", self.sink.clone()),
             ("epochs", n(summary.epochs)),
             ("files", n(summary.files)),
@@ -117,7 +118,8 @@ impl LoadReport<'_> {
             ("pinned when idle", format!("{} bytes, {} in idle buffers, {} in reserve", idle[0], idle[1], idle[2])),
             ("allocations", format!("{}, {} freed", n(calls.allocs), n(calls.frees))),
             ("time in those", format!("{:.3} s", calls.time.as_secs_f64())),
-        ])
+        ]);
+        format!("{}\n\n{stats}\n", rows.trim_end())
     }
 }
 
