@@ -4,7 +4,8 @@
 //! the data, one that was freed is a fault. Each direction is one link, with a rate that all streams share.
 //!
 //! A hollow copy (see the settings) takes its time on the link but moves nothing, as a DMA engine uses no core; freed
-//! memory is still a fault. Copies to the host are refused then, so that stale bytes are not taken for data.
+//! memory is still a fault. Copies to the host are refused then, so that stale bytes are not taken for data. A word, which
+//! a program sends to see whether a device copies at all, is moved both ways.
 //!
 //! | from | to | what the call does |
 //! | --- | --- | --- |
@@ -52,9 +53,12 @@ impl Endpoint {
     }
 }
 
+/// Copies of no more than this are never hollow.
+const WORD_BYTES_MAX: u64 = 64;
+
 /// Moves the bytes, on a stream's worker; returns when the last one arrived.
 pub(crate) fn run(to: &Endpoint, from: &Endpoint, bytes: u64, link: Link, begins: Instant) -> Result<Instant, Code> {
-    if settings::get().hollow {
+    if is_hollow(bytes) {
         return run_hollow(to, from, bytes, link, begins);
     }
     let (mut done, mut reached) = (0, begins);
@@ -72,6 +76,10 @@ pub(crate) fn run(to: &Endpoint, from: &Endpoint, bytes: u64, link: Link, begins
         done += step;
     }
     Ok(reached)
+}
+
+fn is_hollow(bytes: u64) -> bool {
+    settings::get().hollow && bytes > WORD_BYTES_MAX
 }
 
 /// Takes the time of the copy and checks both ends before and after.
@@ -132,7 +140,7 @@ fn copy(to: u64, from: u64, bytes: usize, handle: usize, direction: Direction) -
     {
         return Err(Code::ILLEGAL_ADDRESS);
     }
-    if !to_device && settings::get().hollow {
+    if !to_device && is_hollow(bytes) {
         return Err(Code::NOT_SUPPORTED);
     }
     let _cost = cost::charge_enqueue();

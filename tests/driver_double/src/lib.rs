@@ -40,7 +40,7 @@
 //! | variable | value | meaning |
 //! | --- | --- | --- |
 //! | `DRIVER_DOUBLE_COPY_RATE` | `4e9`, `4GB`, `512MiB` | bytes per second of each link and direction; unset: as fast as memory |
-//! | `DRIVER_DOUBLE_COPY` | `real` (default), `hollow` | a hollow copy takes its time but moves no bytes, so it uses no core; needs a rate; copies to the host answer 801 |
+//! | `DRIVER_DOUBLE_COPY` | `real` (default), `hollow` | a hollow copy takes its time but moves no bytes, so it uses no core; needs a rate; copies to the host answer 801; up to 64 B are real |
 //! | `DRIVER_DOUBLE_COSTS` | `none` (default), `measured` | calls take the time that they took on a real device: the table in `cost` |
 //! | `DRIVER_DOUBLE_ACCESS` | `call` (default), `handle` | with measured costs, whether `cuMemSetAccess` costs 165 us a call or a handle |
 //! | `DRIVER_DOUBLE_FAIL` | `cuMemMap:3=2,cuMemCreate:1+=801` | the third `cuMemMap` fails with code 2, every `cuMemCreate` with 801 |

@@ -38,7 +38,7 @@ fn hollow_copies_run_and_are_refused_back_to_the_host() {
     assert!(output.status.success(), "{}", stderr(&output));
     let report = stderr(&output);
     assert!(report.contains("driver double: 0 frees with work in flight, 0 wrong uses"), "{report}");
-    assert!(report.contains("cuMemcpyHtoDAsync_v2 1"), "{report}");
+    assert!(report.contains("cuMemcpyHtoDAsync_v2 2"), "{report}");
 }
 
 #[test]
@@ -50,6 +50,9 @@ fn copies_there_and_not_back() {
     stream.synchronize().unwrap();
     let refused = stream.clone_dtoh(&on_device).unwrap_err();
     assert_eq!(refused.0, sys::CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    // What a program sends to see whether the device copies.
+    let word = stream.clone_htod(&[0x70_u8; 8]).unwrap();
+    assert_eq!(stream.clone_dtoh(&word).unwrap(), [0x70; 8]);
 }
 
 #[test]
