@@ -19,6 +19,7 @@ use crate::error::{Error, UsageReport};
 use crate::finding::{Finding, Level};
 use crate::policy::Check;
 use crate::stats::Stats;
+use crate::verdict::Verdict;
 
 /// In this file `log::warn!` and its siblings are the macros of this module.
 mod log;
@@ -230,6 +231,15 @@ impl PoolLog {
         log::warn!(
             "{self}shortage over{after}: {subject} found no memory at once, {fallbacks} were given memory that is not pinned"
         );
+    }
+
+    /// The verdict has changed.
+    pub(crate) fn judged(&self, verdict: &Verdict) {
+        if let Verdict::Thrashing(_) = verdict {
+            log::warn!("{self}verdict: {verdict}");
+        } else {
+            log::info!("{self}verdict: {verdict}");
+        }
     }
 
     /// The first get of the pool that failed, and then each power of ten.

@@ -70,6 +70,7 @@ mod size_class;
 mod stats;
 mod sync;
 mod unwind;
+mod verdict;
 
 // Public so that the benches can measure them alone; no part of the interface.
 #[doc(hidden)]

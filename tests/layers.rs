@@ -24,7 +24,7 @@ const LAYERS: &[&[&str]] = &[
     &["config", "diag"],
     &["copy", "in_flight"],
     &["backend", "driver"],
-    &["arena", "budget", "dump", "policy", "size_class", "stats"],
+    &["arena", "budget", "dump", "policy", "size_class", "stats", "verdict"],
     &["host"],
     &["error", "finding", "fork", "lost", "maintenance_thread", "sync", "unwind"],
 ];

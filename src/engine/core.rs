@@ -51,6 +51,7 @@ use crate::size_class::Class;
 use crate::stats::{ClassStats, Stats};
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
+use crate::verdict::Judge;
 
 /// A get that needs memory waits this long for another thread's sweep. A driver answers in microseconds, and the sweeping
 /// thread may have lost its processor for a while; a driver that hangs must not block all gets.
@@ -60,9 +61,11 @@ mod end;
 mod interfaces;
 mod report;
 mod ticks;
+mod verdicts;
 mod waiting;
 
 use report::SystemMemory;
+use verdicts::Need;
 pub(crate) use waiting::{Begun, WaitingGet, Wanted};
 
 type Block = block::Block<Core>;
@@ -89,6 +92,8 @@ pub(crate) struct Core {
     partitions: Mutex<Vec<Weak<Self>>>,
     owners: Owners,
     system: SystemMemory,
+    need: Need,
+    judge: Mutex<Judge>,
     /// Where its ceiling comes from.
     ceiling: CeilingControl,
 }
@@ -111,6 +116,8 @@ impl Core {
             partitions: Mutex::default(),
             owners: Owners::default(),
             system: SystemMemory::default(),
+            need: Need::default(),
+            judge: Mutex::default(),
             ceiling: CeilingControl::default(),
             log,
             config,

@@ -244,3 +244,43 @@ fn memory_that_is_not_pinned_is_warned_of_at_each_power_of_ten() {
     );
     assert!(kept.iter().any(|(_, line)| line.contains("is not pinned, as for 10 gets so far, so a copy")), "{kept:?}");
 }
+
+#[test]
+fn in_steady_state_nothing_repeats() {
+    let clock = ManualClock::default();
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20).name("p");
+    let pool = builder.clock(clock.clone()).build().unwrap();
+    listen();
+    // An hour of eight buffers in turn, of sizes that recur.
+    for second in 0..3600 {
+        let held: Vec<_> = (0..8).map(|n| pool.get((n + 1) << 16).unwrap()).collect();
+        drop(held);
+        clock.advance_us(1_000_000);
+        if second % 2 == 0 {
+            pool.poll();
+        }
+    }
+    let kept: Vec<_> = lines_with_levels().into_iter().map(|(_, line)| line).collect();
+    let [growing, steady] = kept.as_slice() else { panic!("two lines: {kept:?}") };
+    assert!(growing.starts_with("[p] verdict: growing: held 0.0 MiB -> "), "{growing}");
+    assert!(steady.starts_with("[p] verdict: steady: 0 of "), "{steady}");
+}
+
+#[test]
+fn a_pool_that_is_too_small_says_how_much_it_needs() {
+    let clock = ManualClock::default();
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20).wait(Duration::ZERO);
+    let pool = builder.clock(clock.clone()).build().unwrap();
+    listen();
+    for _ in 0..60 {
+        let held: Vec<_> = (0..4).map(|_| pool.get(16 << 20).unwrap()).collect();
+        assert!(pool.get(8 << 20).is_err(), "72 MiB are needed");
+        drop(held);
+        clock.advance_us(1_000_000);
+        pool.poll();
+    }
+    let kept = lines_with_levels();
+    let verdicts: Vec<_> = kept.iter().filter(|(_, line)| line.starts_with("verdict: ")).collect();
+    let [(Level::Warn, line)] = verdicts[..] else { panic!("one verdict: {kept:?}") };
+    assert!(line.starts_with("verdict: thrashing: raise PINPOOL_MAX_BYTES above 72.0 MiB: "), "{line}");
+}

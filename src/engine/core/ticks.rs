@@ -58,6 +58,7 @@ impl Core {
         self.stock.report_growth(&mut tick);
         drop(tick);
         self.accounts.sample(&self.stock, &self.in_flight);
+        self.report_verdict(now_us);
         if let Some((max_bytes, why)) = self.ceiling.follow(now_us, || self.backing().stats().held_bytes) {
             self.apply_ceiling(max_bytes, &why);
         }

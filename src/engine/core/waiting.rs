@@ -210,6 +210,7 @@ impl Core {
         // A request that can never be served is no shortage, unless it is served otherwise.
         let is_servable = could_hold || self.backing().could_fall_back(class);
         if is_servable {
+            self.note_need(class);
             let why = || (self.backing().why(&refusal), usage_report(&self.stats()));
             self.shortage.count_get(&self.log, len as u64, self.time.coarse_us(), why);
         }

@@ -1,0 +1,54 @@
+//! What the verdict on a pool is made from. Ticks look, never a hit.
+
+use super::Core;
+use crate::size_class::Class;
+use crate::sync::process::{AtomicU64, Ordering};
+use crate::verdict::Sample;
+
+/// What gets that found no memory at once would have needed. Relaxed: figures.
+#[derive(Debug, Default)]
+pub(super) struct Need {
+    short_gets: AtomicU64,
+    /// The most bytes in use and asked for at one time, since the last verdict.
+    bytes: AtomicU64,
+}
+
+impl Core {
+    /// A get of `class` found no memory at once.
+    pub(super) fn note_need(&self, class: Class) {
+        let usage = self.backing().usage();
+        let used_bytes = usage.own_bytes.saturating_sub(self.stock.idle().bytes()) + usage.partition_bytes;
+        let waiting_bytes: u64 = self.waiters.waiting_bytes().iter().sum();
+        self.need.short_gets.fetch_add(1, Ordering::Relaxed);
+        self.need.bytes.fetch_max(used_bytes + waiting_bytes + class.bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Logs the verdict if it has changed.
+    pub(super) fn report_verdict(&self, now_us: u64) {
+        // Another thread that looks is enough.
+        let Some(mut judge) = self.judge.try_lock().filter(|judge| judge.is_due(now_us)) else { return };
+        let (stats, is_direct) = (self.stats(), !self.backing().has_arena());
+        let sample = Sample {
+            gets: stats.gets + stats.failed_gets,
+            misses: stats.misses,
+            puts: stats.puts,
+            evicted: stats.evicted,
+            short_gets: self.need.short_gets.load(Ordering::Relaxed),
+            pinned_bytes: stats.underlying.alloc_bytes,
+            unpinned_bytes: stats.underlying.free_bytes,
+            held_bytes: stats.pinned_bytes,
+            // Under `adaptive` an eviction gives memory to the arena, and costs no driver call.
+            pool_size_limit: is_direct.then_some(stats.pool_size_limit),
+            needed_bytes: self.need.bytes.load(Ordering::Relaxed),
+        };
+        let before = judge.gets();
+        let verdict = judge.look(now_us, sample, self.backing().limit_name());
+        if judge.gets() != before {
+            self.need.bytes.store(0, Ordering::Relaxed);
+        }
+        drop(judge);
+        if let Some(verdict) = verdict {
+            self.log.judged(&verdict);
+        }
+    }
+}
