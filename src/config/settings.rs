@@ -106,6 +106,9 @@ macro_rules! for_each_setting {
         /// One check of the rates in this many is logged; 1 logs each.
         "PINPOOL_LOG_EVERY" = 10, log_every(u64): u64 as AT_LEAST_ONE;
 
+        /// Whether the tool prints what the pool holds and for whom at each SIGUSR1: 0 or 1.
+        "PINPOOL_DUMP" = false, dump_on_signal(bool): bool as SWITCH;
+
         // Longer than any copy that works, shorter than a person waits for a process to end.
         /// Longest wait for copies in flight when the pool ends; the memory of copies that take longer is never released.
         "PINPOOL_CLOSE_WAIT" = Duration::from_secs(30), close_wait(Duration): Duration as TIME;

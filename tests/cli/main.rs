@@ -4,6 +4,8 @@ mod bench;
 mod conformance;
 #[cfg(target_os = "linux")]
 mod doctor;
+#[cfg(target_os = "linux")]
+mod dump;
 #[cfg(feature = "cuda")]
 mod gpu_run;
 mod inspect;

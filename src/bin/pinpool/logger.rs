@@ -14,6 +14,9 @@ use log::{Level, Record};
 
 use crate::terminal::Terminal;
 
+/// The target of the pool's lines.
+const POOL: &str = "pinpool::diag";
+
 /// Sends the log to `terminal`, filtered by `RUST_LOG` or, where that is not set, by `default_filter`.
 pub(crate) fn init(terminal: &Terminal, default_filter: &str) {
     // An empty filter is unset: to env_logger it hides warnings.
@@ -34,15 +37,18 @@ fn line(out: &mut impl Write, time: impl Display, record: &Record<'_>) -> io::Re
         Level::Trace => 'T',
     };
     let (file, line) = (record.file().unwrap_or("?"), record.line().unwrap_or(0));
-    writeln!(out, "{time}: {severity} {file}:{line}] {}", record.args())
+    write!(out, "{time}: {severity} {file}:{line}] ")?;
+    let text = record.args().to_string();
+    // The pool's own reports have several lines; a line end in any other text is part of a name.
+    if record.target() == POOL { writeln!(out, "{text}") } else { writeln!(out, "{}", text.replace('\n', "\\n")) }
 }
 
-/// The terminal as a writer. env_logger writes each record in one call, so each call is one line.
+/// The terminal as a writer. env_logger writes each record in one call: one line, or a report of the pool.
 struct LogTarget(Terminal);
 
 impl Write for LogTarget {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes);
+        bytes.split_inclusive(|&byte| byte == b'\n').for_each(|line| self.0.write(line));
         Ok(bytes.len())
     }
 
@@ -64,6 +70,17 @@ mod tests {
         line(&mut out, time.strftime("%Y-%m-%d %H:%M:%S%.6f"), &record).unwrap();
         let expected = "2018-06-27 18:09:11.701458: I src/diag.rs:247] Raising pool_size_limit_ from 100 to 110\n";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+
+    #[test]
+    fn only_reports_of_the_pool_have_several_lines() {
+        let text = |target| {
+            let mut out = Vec::new();
+            let record = &Record::builder().args(format_args!("a\nb")).target(target).build();
+            line(&mut out, "now", record).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!([text(POOL), text("other")], ["now: I ?:0] a\nb\n", "now: I ?:0] a\\nb\n"]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod bench;
 mod doctor;
+mod dump;
 mod env;
 mod gpu;
 mod inspect;

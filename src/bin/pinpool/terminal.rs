@@ -54,6 +54,11 @@ impl Terminal {
         self.write(format!("pinpool: {line}\n").as_bytes());
     }
 
+    /// Prints each line of a text of the pool as a message.
+    pub(crate) fn lines(&self, text: impl Display) {
+        text.to_string().lines().for_each(|line| self.message(line));
+    }
+
     /// Prints one line on stderr, above the bar.
     pub(crate) fn write(&self, line: &[u8]) {
         let line = escaped(&String::from_utf8_lossy(line));
@@ -100,7 +105,7 @@ impl Terminal {
 
     /// Prints an error of the pool and returns its exit status.
     pub(crate) fn refuse(&self, error: &pinpool::Error) -> ExitError {
-        self.message(error);
+        self.lines(error);
         if error.is_setting() { ExitError::Settings } else { ExitError::Failure }
     }
 

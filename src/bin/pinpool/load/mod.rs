@@ -27,6 +27,7 @@ use pinpool::{Backend, Ceiling, OnFull, Pool, PoolBuilder, Preset, Rounding};
 
 use self::failures::Failures;
 use self::report::LoadReport;
+use crate::dump::dump_on_signal;
 use crate::interrupt::stop_at_interrupt;
 use crate::replay::{IdleTimeout, idle_timeout};
 use crate::terminal::Terminal;
@@ -168,6 +169,7 @@ fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
 pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
     let stop = stop_at_interrupt(terminal);
     let pool = args.pool.build().map_err(|error| terminal.refuse(&error))?;
+    let _dump = dump_on_signal(&pool, terminal);
     let mut destination = args.destination(&pool, terminal)?;
     let listing = Instant::now();
     let catalog = args.catalog(&stop);
@@ -250,7 +252,7 @@ fn verdict(summary: &LoadSummary, terminal: &Terminal) -> Result<(), ExitError> 
             return Err(ExitError::Interrupted);
         }
         Ended::Strict => terminal.message("stopped at the first failure (--strict)"),
-        Ended::Failed(error) => terminal.message(format_args!("stopped: {error}")),
+        Ended::Failed(error) => terminal.lines(format_args!("stopped: {error}")),
         _ => {}
     }
     if summary.is_clean() { Ok(()) } else { Err(ExitError::Failure) }

@@ -30,6 +30,7 @@ use self::process::ProcessUse;
 use self::report::SoakReport;
 use self::worker::{Counts, Shared, Worker};
 use crate::ExitError;
+use crate::dump::dump_on_signal;
 use crate::interrupt::stop_at_interrupt;
 use crate::terminal::Terminal;
 use crate::threads::{Started, spawn_all};
@@ -102,6 +103,7 @@ pub(crate) fn run(args: &SoakArgs, terminal: &Terminal) -> Result<(), ExitError>
         None => builder,
     };
     let pool = builder.build().map_err(|error| terminal.refuse(&error))?;
+    let _dump = dump_on_signal(&pool, terminal);
     let report = args.soak(&pool, start, &stop, terminal)?;
     if args.json {
         terminal.print(serde_json::json!(report))?;
