@@ -138,6 +138,8 @@ fn a_tree_is_loaded_verified_and_reported() {
     {
         assert!(figures[name].is_u64(), "{name}: {figures}");
     }
+    let of_the_pool = &figures["stats"];
+    assert_eq!((&of_the_pool["gets"], &of_the_pool["pin"]["count"]), (&figures["gets"], &figures["underlying_allocs"]));
     // Without a GPU the tool reports that it has none.
     if !figures["sink"].as_str().unwrap().starts_with("CUDA device") {
         assert!(figures["sink"].as_str().unwrap().contains("host sink"));
@@ -185,7 +187,9 @@ fn the_table_has_a_row_for_each_figure() {
     for name in others {
         assert!(!row(name).is_empty(), "{name}");
     }
-    assert_eq!(ran.stdout.lines().count(), others.len() + 5);
+    let (rows, of_the_pool) = ran.stdout.split_once("\n\n").expect("the table of the pool stands below");
+    assert_eq!(rows.lines().count(), others.len() + 5);
+    assert!(of_the_pool.starts_with("pool") && of_the_pool.contains("misses: first of size 1"), "{of_the_pool}");
 }
 
 #[test]
