@@ -95,6 +95,8 @@ mod told_copies;
 mod totals;
 #[cfg(feature = "cli")]
 mod traces;
+#[cfg(not(miri))]
+mod tracing_bridge;
 #[cfg(feature = "cli")]
 mod workloads;
 mod zero;

@@ -1,0 +1,25 @@
+#![allow(clippy::print_stdout)] // An example that shows something.
+//! The pool's log lines under `tracing`: its bridge for the crate `log` takes them, with the name of the pool in brackets.
+//!
+//! `cargo run --example tracing` prints, among others, `INFO ... [loader] preset adaptive, ...`, a `WARN` with the owners of
+//! the memory when a get fails, and the totals at the end.
+
+use std::time::Duration;
+
+use pinpool::Pool;
+use tracing::Level;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // `init` also installs the bridge: the feature `tracing-log` of tracing-subscriber, or `tracing_log::LogTracer::init()`.
+    tracing_subscriber::fmt().with_max_level(Level::DEBUG).with_writer(std::io::stdout).init();
+    let _epoch = tracing::info_span!("epoch", number = 1).entered();
+
+    let pool = Pool::builder().name("loader").max_bytes(4 << 20).wait(Duration::ZERO).build()?;
+    let images = pool.tagged("loader/images");
+    let _held = images.get(3 << 20)?;
+    if let Err(error) = images.get(2 << 20) {
+        tracing::info!("the get failed, in short: {}", error.to_string().lines().next().unwrap_or_default());
+    }
+    println!("{}", pool.dump());
+    Ok(())
+}
