@@ -8,6 +8,7 @@
 //! as in TensorFlow.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use crate::dump::{Dump, HeldBuffer};
 use crate::error::{Error, UsageReport};
 use crate::finding::{Finding, Level};
 use crate::policy::Check;
+use crate::record::Recorded;
 use crate::stats::Stats;
 use crate::verdict::Verdict;
 
@@ -261,6 +263,27 @@ impl PoolLog {
     pub(crate) fn ceiling_changed(&self, from: Option<u64>, to: Option<u64>, why: &str) {
         let bytes = |ceiling: Option<u64>| ceiling.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
         log::info!("{self}ceiling changed from {} to {}: {why}", bytes(from), bytes(to));
+    }
+
+    pub(crate) fn recording(&self, path: &Path) {
+        log::info!("{self}trace: recording to {}", path.display());
+    }
+
+    pub(crate) fn not_recording(&self, path: &Path, why: &str) {
+        log::warn!("{self}trace: nothing is recorded to {}: {why}", path.display());
+    }
+
+    pub(crate) fn recorded(&self, path: &Path, recorded: &Recorded) {
+        let Recorded { records, lost, failure } = recorded;
+        let path = path.display();
+        match failure {
+            Some(why) => log::error!("{self}trace: {path} is not complete, {records} records are in it: {why}"),
+            None if *lost > 0 => log::warn!(
+                "{self}trace: {records} records are in {path}, and {lost} were lost: threads recorded faster than they could \
+                 be written"
+            ),
+            None => log::info!("{self}trace: {records} records are in {path}"),
+        }
     }
 
     pub(crate) fn pressure_changed(&self, is_calm: bool) {

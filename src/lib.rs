@@ -39,6 +39,7 @@
 //! | `cli` | no | the `pinpool` tool |
 //! | `metrics` | no | [the statistics through the `metrics` facade](metrics) |
 //! | `serde` | no | `serde::Serialize` for [`Stats`] and its parts |
+//! | `trace` | no | recording what a pool does to a file (`PINPOOL_TRACE`), for the tool's `trace`, `replay` and `advise` |
 //! | `testing` | no | [scripted failures, the contract suite of sources, a manual clock](testing) |
 //!
 //! # Platforms
@@ -66,6 +67,7 @@ mod lost;
 mod maintenance_thread;
 mod policy;
 mod pool;
+mod record;
 mod size_class;
 mod stats;
 mod sync;

@@ -25,6 +25,7 @@ const LAYERS: &[&[&str]] = &[
     &["copy", "in_flight"],
     &["backend", "driver"],
     &["arena", "budget", "dump", "policy", "size_class", "stats", "verdict"],
+    &["record"],
     &["host"],
     &["error", "finding", "fork", "lost", "maintenance_thread", "sync", "unwind"],
 ];

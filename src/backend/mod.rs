@@ -32,6 +32,7 @@ mod location;
 mod mapping;
 mod mlock;
 mod populate;
+mod recorded;
 #[cfg(feature = "cuda")]
 mod register;
 mod sim;
@@ -53,6 +54,7 @@ pub(crate) use choose::{Chosen, PinOptions, choose, driver_source, gpu, lock_lim
 pub use cuda::CudaSource;
 pub use heap::HeapSource;
 pub use mlock::MlockSource;
+pub(crate) use recorded::RecordedSource;
 #[cfg(feature = "cuda")]
 pub use register::RegisterSource;
 pub use sim::SimSource;

@@ -5,6 +5,7 @@
 //! not set. The only reader of the process environment.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::settings::{Config, Settings, for_each_setting};
@@ -139,7 +140,7 @@ impl fmt::Display for Warning {
 }
 
 /// Reads `pairs` (names with the prefix among any others) into settings, with warnings about those it cannot use.
-fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settings, Vec<Warning>) {
+pub(crate) fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settings, Vec<Warning>) {
     let mut settings = Settings::default();
     let mut warnings = Vec::new();
     let mut pairs: Vec<_> = pairs.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect();
@@ -177,6 +178,11 @@ pub(crate) fn read_process() -> (Settings, Vec<Warning>) {
 /// Shows what is not Unicode with replacement characters, so that a warning can name it.
 fn process_pairs() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+}
+
+/// Each variable with the value that holds under `config`.
+pub(crate) fn values(config: &Config) -> impl Iterator<Item = (String, String)> {
+    VARIABLES.iter().map(|variable| (variable.name.to_owned(), (variable.show)(config)))
 }
 
 /// The variables of pinpool that are set in this process, sorted.

@@ -6,6 +6,7 @@
 //! allowed, another device). To add a setting, add a row, and where another setting implies or contradicts it, a line in
 //! [`Settings::resolve`].
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Backend, Ceiling, FenceKind, HandleTypes, OnFull, Preset, PressureSource, ReleasePolicy};
@@ -101,6 +102,10 @@ macro_rules! for_each_setting {
         /// the maintenance thread within a tenth of a second, or by a get that needs it earlier; until then the buffer counts
         /// as in flight. Without that thread by the put.
         "PINPOOL_ZERO" = false, zero(bool): bool as SWITCH;
+
+        /// File that everything the pool does is recorded in, for the tool's trace, replay and advise: a path, compressed if it
+        /// ends in .gz, with %p for the number of the process; or none. Needs the feature trace.
+        "PINPOOL_TRACE" = None, trace(impl Into<Option<PathBuf>>): Option<PathBuf> as PATH_OR_NONE;
 
         // TensorFlow's `should_log`.
         /// One check of the rates in this many is logged; 1 logs each.

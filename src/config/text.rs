@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -360,6 +361,11 @@ pub(super) const SIZE_OR_NONE: ValueFormat<Option<u64>> = ValueFormat::new(
 pub(super) const TIME_OR_NONE: ValueFormat<Option<Duration>> = ValueFormat::new(
     |text| or_word("none", text, parse_duration),
     |time| time.as_ref().map_or_else(|| "none".to_owned(), show_time),
+);
+
+pub(super) const PATH_OR_NONE: ValueFormat<Option<PathBuf>> = ValueFormat::new(
+    |text| or_word("none", text, |text| Ok(PathBuf::from(text))),
+    |path| path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string()),
 );
 
 /// With its size where that is not the default, so that it is read back.

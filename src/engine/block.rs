@@ -207,6 +207,11 @@ impl<E> Block<E> {
         self.0.memory.id()
     }
 
+    /// The id in a recording, where pageable memory has ids of its own.
+    pub(super) fn recorded_id(&self) -> u64 {
+        self.0.memory.recorded_id()
+    }
+
     /// False for pageable memory, which replaces the source's memory when there is no room.
     #[inline]
     pub(super) fn is_from_source(&self) -> bool {

@@ -39,7 +39,7 @@ use super::shortage::Shortage;
 use super::stock::Stock;
 use super::supply::{Backing, Gate, Reclaim};
 use super::waiters::Waiters;
-use crate::backend::{Source, SourceError};
+use crate::backend::{RecordedSource, Source, SourceError};
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
@@ -47,6 +47,7 @@ use crate::fork::ForkGeneration;
 use crate::in_flight::{FenceKind, Fences, InFlight, Swept};
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::policy;
+use crate::record::{Event, Recorder};
 use crate::size_class::Class;
 use crate::stats::{ClassStats, Stats};
 use crate::sync::plain::Mutex;
@@ -59,16 +60,26 @@ const SWEEP_PATIENCE: Duration = Duration::from_millis(5);
 
 mod end;
 mod interfaces;
+mod recording;
 mod report;
 mod ticks;
 mod verdicts;
 mod waiting;
 
+pub(crate) use recording::description as recorded_description;
 use report::SystemMemory;
 use verdicts::Need;
 pub(crate) use waiting::{Begun, WaitingGet, Wanted};
 
 type Block = block::Block<Core>;
+
+/// `source`, with its calls recorded if there is a recorder.
+pub(crate) fn recorded(source: Arc<dyn Source>, recorder: Option<&Arc<Recorder>>) -> Arc<dyn Source> {
+    match recorder {
+        Some(recorder) => Arc::new(RecordedSource::new(source, recorder.clone())),
+        None => source,
+    }
+}
 
 /// What all handles and buffers of one pool share.
 #[derive(Debug)]
@@ -99,11 +110,17 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(config: Config, backing: Backing, time: Timekeeper, log: Arc<PoolLog>) -> Arc<Self> {
+    pub(crate) fn new(
+        config: Config,
+        backing: Backing,
+        time: Timekeeper,
+        log: Arc<PoolLog>,
+        recorder: Option<Arc<Recorder>>,
+    ) -> Arc<Self> {
         let core = Arc::new(Self {
             generation: ForkGeneration::now(),
             process: std::process::id(),
-            stock: Stock::new(&config, backing, log.clone()),
+            stock: Stock::new(&config, backing, log.clone(), recorder),
             in_flight: InFlight::new(),
             waiters: Waiters::default(),
             time,
@@ -126,6 +143,7 @@ impl Core {
             let pool: Weak<Self> = Arc::downgrade(&core);
             arena.attach(pool);
         }
+        core.stock.record(Event::Ceiling { bytes: core.backing().max_bytes().unwrap_or(u64::MAX) });
         if let Some(thread) = core.thread {
             let pool: Weak<Self> = Arc::downgrade(&core);
             thread.add(pool, core.backing().source().needs_gpu());
@@ -139,7 +157,8 @@ impl Core {
         let log = Arc::new(self.log.partition(name));
         log.partitioned(max_bytes);
         let config = Config { max_bytes: Ceiling::Bytes(max_bytes), ..self.config.clone() };
-        let partition = Self::new(config, backing, self.time.shared(), log);
+        let recorder = self.recorder_beside(&config, log.name.as_deref(), self.backing().source().name());
+        let partition = Self::new(config, backing, self.time.shared(), log, recorder);
         let mut partitions = self.partitions.lock();
         partitions.retain(|other| other.strong_count() > 0);
         partitions.push(Arc::downgrade(&partition));
@@ -150,8 +169,10 @@ impl Core {
     /// The same pool with memory of `source`, which is on memory node `node`, under the same ceiling; `None` without an arena.
     pub(crate) fn on_node(&self, node: u32, source: Arc<dyn Source>) -> Option<Result<Arc<Self>, SourceError>> {
         let log = Arc::new(self.log.partition(&format!("node{node}")));
+        let recorder = self.recorder_beside(&self.config, log.name.as_deref(), source.name());
+        let source = recorded(source, recorder.as_ref());
         let backing = self.backing().on_node(source, log.clone())?;
-        Some(backing.map(|backing| Self::new(self.config.clone(), backing, self.time.shared(), log)))
+        Some(backing.map(|backing| Self::new(self.config.clone(), backing, self.time.shared(), log, recorder)))
     }
 
     /// The ceiling `auto` comes from `source`; it holds now if there is an `auto`.
@@ -172,6 +193,7 @@ impl Core {
             return;
         }
         self.backing().set_max_bytes(max_bytes);
+        self.stock.record(Event::Ceiling { bytes: max_bytes.unwrap_or(u64::MAX) });
         self.log.ceiling_changed(before, max_bytes, why);
         self.complete_copies();
         self.stock.enforce_limits(self.time.coarse_us());
@@ -257,8 +279,8 @@ impl Core {
 
     /// The calling thread's shard, if gets and puts of this pool may take the short path.
     pub(super) fn short_path(&self) -> Option<&Shard<BlockBody<Self>>> {
-        // A put that zeroes is a slow one.
-        if self.config.zero { None } else { self.stock.idle().own_shard() }
+        // A put that zeroes is a slow one, and so is what is recorded.
+        if self.config.zero || self.recorder().is_some() { None } else { self.stock.idle().own_shard() }
     }
 
     /// Whether the sizes of large buffers vary (policy-R12).
@@ -268,10 +290,14 @@ impl Core {
 
     /// A block, idle or new.
     pub(crate) fn get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Block> {
-        match self.take_hit(wanted.class) {
-            Some(block) => Ok(block),
-            None => self.miss(wanted, wait),
+        if let Some(block) = self.take_hit(wanted.class) {
+            self.record_get(&block, wanted, None);
+            return Ok(block);
         }
+        let begun = self.recording_since();
+        let outcome = self.miss(wanted, wait);
+        self.record_outcome(&outcome, wanted, begun);
+        outcome
     }
 
     /// An idle block of `class`, or one whose copies are over; calls no back-end and never waits.
@@ -422,6 +448,7 @@ impl Core {
         let now_us = if swept.completed.is_empty() { 0 } else { self.time.read_us() };
         for mut block in swept.completed {
             block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
+            self.stock.record(Event::Completed { id: block.recorded_id() });
             self.keep_after_copies(block);
         }
         swept.lost.into_iter().for_each(|(block, error)| self.leak(block, &error));
@@ -431,6 +458,7 @@ impl Core {
     pub(super) fn leak(&self, mut block: Block, error: &Error) {
         block.end_holding();
         let held_bytes = block.held_bytes();
+        self.stock.record(Event::Leaked { id: block.recorded_id() });
         self.stock.leak(block);
         self.backing().gate().into_iter().for_each(Gate::note_leak);
         self.backing().note_lost(held_bytes);
@@ -443,6 +471,7 @@ impl Core {
     /// Releases every idle block and begins a new window.
     pub(crate) fn clear(&self) {
         self.complete_all_copies();
+        self.stock.record(Event::Cleared);
         self.stock.clear(self.time.coarse_us());
         self.close_if_unused();
     }

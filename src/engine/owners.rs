@@ -11,7 +11,7 @@
 //! Owns the ledgers and their rows. Reads no clock: times are arguments.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::dump::{HeldBuffer, Owner};
 use crate::sync::plain::Mutex;
@@ -34,6 +34,8 @@ pub(super) struct Owners(Mutex<BTreeMap<Box<str>, Arc<Ledger>>>);
 pub(crate) struct Ledger {
     tag: Box<str>,
     rows: Mutex<Rows>,
+    /// Its number in a recording.
+    recorded: OnceLock<u32>,
 }
 
 #[derive(Debug, Default)]
@@ -73,7 +75,7 @@ impl Owners {
             ledgers.retain(|_, ledger| Arc::strong_count(ledger) > 1);
         }
         let tag: Box<str> = if ledgers.len() >= TAGS_MAX { OTHERS.into() } else { tag.into() };
-        let make = || Arc::new(Ledger { tag: tag.clone(), rows: Mutex::default() });
+        let make = || Arc::new(Ledger { tag: tag.clone(), rows: Mutex::default(), recorded: OnceLock::new() });
         Some(ledgers.entry(tag.clone()).or_insert_with(make).clone())
     }
 
@@ -99,6 +101,11 @@ impl Owners {
 impl Ledger {
     pub(crate) fn tag(&self) -> &str {
         &self.tag
+    }
+
+    /// Its number in a recording, which `name` gives it once.
+    pub(super) fn recorded_number(&self, name: impl FnOnce(&str) -> u32) -> u32 {
+        *self.recorded.get_or_init(|| name(&self.tag))
     }
 
     /// A buffer of `held_bytes`, of which `asked_bytes` were asked for, is got at `now_us`.

@@ -106,7 +106,7 @@ impl Core {
 
     /// The thread uses this pool: its next gets and puts may take the short path.
     pub(crate) fn enter(self: &Arc<Self>) {
-        if position(Arc::as_ptr(self)).is_none() {
+        if self.recorder().is_none() && position(Arc::as_ptr(self)).is_none() {
             keep(self.clone());
         }
     }

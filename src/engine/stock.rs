@@ -25,6 +25,7 @@ use crate::host::Pressure;
 use crate::lost;
 use crate::maintenance_thread::Pace;
 use crate::policy;
+use crate::record::{Event, Recorder};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, MissReason};
 
@@ -43,10 +44,11 @@ pub(super) struct Stock<E> {
     /// Limit on what is kept idle.
     max_idle_bytes: Option<u64>,
     log: Arc<PoolLog>,
+    recorder: Option<Arc<Recorder>>,
 }
 
 impl<E> Stock<E> {
-    pub(super) fn new(config: &Config, backing: Backing, log: Arc<PoolLog>) -> Self {
+    pub(super) fn new(config: &Config, backing: Backing, log: Arc<PoolLog>, recorder: Option<Arc<Recorder>>) -> Self {
         let idle = Idle::new(backing.has_arena(), config.pool_size_limit, config.auto_resize);
         Self {
             idle,
@@ -55,6 +57,19 @@ impl<E> Stock<E> {
             backing,
             max_idle_bytes: config.max_idle_bytes,
             log,
+            recorder,
+        }
+    }
+
+    /// Who records what the pool does, if anybody does.
+    #[inline]
+    pub(super) fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.recorder.as_ref()
+    }
+
+    pub(super) fn record(&self, event: Event) {
+        if let Some(recorder) = &self.recorder {
+            recorder.record(event);
         }
     }
 
@@ -109,6 +124,9 @@ impl<E> Stock<E> {
 
     fn block(&self, owner: &Arc<E>, memory: BlockMemory, class: Class) -> (Block<E>, bool) {
         let are_more = self.lifetime.add_block();
+        let (id, address) = (memory.recorded_id(), memory.start().addr().get() as u64);
+        let (class_bytes, from_source) = (class.bytes as u64, memory.is_from_source());
+        self.record(Event::New { id, address, class_bytes, from_source });
         (Block::new(owner.clone(), memory, class), are_more)
     }
 
@@ -133,6 +151,9 @@ impl<E> Stock<E> {
             released = true;
         }
         if let Some(check) = check {
+            if let Some(to) = check.raised_to {
+                self.record(Event::Limit { from: check.limit, to });
+            }
             self.log.checked(check);
         }
         if released {
@@ -168,6 +189,7 @@ impl<E> Stock<E> {
     pub(super) fn release(&self, block: Block<E>, now_us: u64) {
         // The block's own reference to its pool is dropped last.
         let (_owner, memory) = block.into_parts();
+        self.record(Event::Gone { id: memory.recorded_id() });
         self.backing.release(memory, now_us, &self.log);
         // After the release, because the pool may close on it.
         self.lifetime.remove_block();
@@ -210,6 +232,7 @@ impl<E> Stock<E> {
         self.evict_all(self.idle.expire(now_us), now_us, EvictionReason::Expired);
         if let Some(LoweredLimit { from, to, victims }) = self.idle.lower_limit(now_us) {
             self.evict_all(victims, now_us, EvictionReason::LimitLowered);
+            self.record(Event::Limit { from, to });
             self.log.limit_lowered(from, to);
         }
     }

@@ -81,12 +81,18 @@ impl Block {
 
     /// The put: nothing uses the block any more.
     fn put_back(self) {
-        recent::with_core_alive(self, Core::put);
+        recent::with_core_alive(self, |core, block| {
+            core.record_put(&block, false);
+            core.put(block);
+        });
     }
 
     /// The put, once all `fences` are over.
     pub(crate) fn put_back_after(self, fences: Fences) {
-        recent::with_core_alive(self, |core, block| core.put_after(block, fences));
+        recent::with_core_alive(self, |core, block| {
+            core.record_put(&block, true);
+            core.put_after(block, fences);
+        });
     }
 
     /// Never uses the block again: whether a device still uses it cannot be known.

@@ -19,10 +19,11 @@ use crate::config::{
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
     AutoCeiling, Backing, CeilingSource, Clock, Core, Direct, Fallback, SharedArena, SharedArenaConfig, Supply,
-    Timekeeper,
+    Timekeeper, recorded, recorded_description,
 };
 use crate::error::{ErrorKind, Result};
 use crate::host::limits;
+use crate::record::{Recorder, Unrecorded};
 use crate::size_class::Rounding;
 
 /// Collects the settings of a new pool. A setting that code leaves out comes from the environment, else it has its default.
@@ -151,8 +152,10 @@ impl PoolBuilder {
         chosen.findings.iter().for_each(|finding| log.found(finding));
         chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
-        let fallback = falls_back(&config, &*chosen.source).then(|| fallback(&config, max_bytes));
-        let supply = supply(&config, chosen.source, max_bytes, &log, &ceiling_source.root)?;
+        let recorder = recorder(&config, &log, chosen.source.name())?;
+        let source = recorded(chosen.source, recorder.as_ref());
+        let fallback = falls_back(&config, &*source).then(|| fallback(&config, max_bytes));
+        let supply = supply(&config, source, max_bytes, &log, &ceiling_source.root)?;
         let reserve_bytes = config.reserve_bytes;
         let backing = Backing::new(supply, fallback);
         let is_custom = matches!(config.backend, Backend::Source(_));
@@ -172,7 +175,7 @@ impl PoolBuilder {
             };
             backend::on_node(root, source, is_custom, wanted, options)
         };
-        let core = Core::new(config, backing, Timekeeper::new(self.clock), log);
+        let core = Core::new(config, backing, Timekeeper::new(self.clock), log, recorder);
         core.change_ceiling_by(ceiling_source, auto);
         let pool = Pool::with_nodes(core, NodePools::new(&root, Box::new(on_node)));
         if reserve_bytes > 0 {
@@ -202,6 +205,30 @@ macro_rules! setters {
     };
 }
 for_each_setting!(setters);
+
+/// Who records what the pool does, if `PINPOOL_TRACE` asks for it.
+fn recorder(config: &Config, log: &PoolLog, backend: &'static str) -> Result<Option<Arc<Recorder>>> {
+    let Some(path) = &config.trace else { return Ok(None) };
+    let description = recorded_description(config, log.name.as_deref(), backend);
+    match Recorder::open(path, description) {
+        Ok(recorder) => {
+            log.recording(recorder.path());
+            Ok(Some(recorder))
+        }
+        Err(Unrecorded::Failed(why)) => {
+            let why = format!("cannot be written: {why}; name a file in a folder that may be written, or leave it out");
+            Err(ErrorKind::Setting { name: "PINPOOL_TRACE", value: path.display().to_string(), why }.into())
+        }
+        Err(Unrecorded::Taken) => {
+            log.not_recording(path, "another process writes it; put %p, the number of the process, into the name");
+            Ok(None)
+        }
+        Err(Unrecorded::NotBuilt) => {
+            log.not_recording(path, "this build cannot record; build pinpool with the feature `trace`");
+            Ok(None)
+        }
+    }
+}
 
 /// The ceiling as a number, and its origin for the log.
 pub(crate) fn ceiling_in_bytes(config: &Config) -> (Option<u64>, String) {

@@ -228,7 +228,9 @@ impl Pool {
 
     fn try_get_for(&self, len: usize, ledger: Option<&Arc<Ledger>>) -> Result<Option<PinnedBuf>> {
         let Some(wanted) = self.wanted(len, DEFAULT_ALIGN, ledger)? else { return Ok(Some(PinnedBuf::empty())) };
-        Ok(self.core().try_get(wanted.class).map(|block| self.buffer(block, &wanted, DEFAULT_ALIGN)))
+        let served = self.core().try_get(wanted.class);
+        served.iter().for_each(|block| self.core().record_get(block, &wanted, None));
+        Ok(served.map(|block| self.buffer(block, &wanted, DEFAULT_ALIGN)))
     }
 
     /// A buffer of `len` bytes if one of its class is idle; never calls the back-end and never waits.

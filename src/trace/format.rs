@@ -72,6 +72,9 @@ pub enum TraceError {
         /// What is wrong with it.
         why: String,
     },
+    /// A recording could not be read.
+    #[error("{0}")]
+    Recording(#[from] crate::record::RecordingError),
     /// A pool could not be built, or refused a get.
     #[error("{0}")]
     Pool(#[from] crate::Error),

@@ -5,21 +5,35 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `format.rs` | the text format: header, operations, errors with line numbers |
+//! | `open.rs` | a trace of either kind: a recording of a pool, or text |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
 //! | `priced.rs` | simulated memory that adds up what moves would take on a device |
 //! | `replay.rs` | replays a workload on a pool over `sim` in virtual time |
 //! | `watch.rs` | the pool's figures during a replay |
 //! | `report.rs` | what that cost |
+//! | `variables.rs` | settings of a replay as `PINPOOL_*` variables |
+//! | `cost.rs` | what calls of a back-end take, fitted to a recording |
+//! | `usage.rs` | bytes by state over a recording |
+//! | `rmm.rs` | the logs of RMM, read as recordings |
 
+mod cost;
 mod format;
+mod open;
 mod priced;
 mod replay;
 mod report;
+mod rmm;
+mod usage;
+mod variables;
 mod watch;
 mod workload;
 
+pub use crate::record::{Event, PoolDescription, Record, Recording, RecordingError};
+pub use cost::CallCost;
 pub use format::{TraceError, TraceHeader, TraceOp, TraceReader};
-pub use replay::{Replay, SourceKind};
-pub use report::ReplayReport;
+pub use open::open_recording;
+pub use replay::{OtherSettings, Replay, SourceKind};
+pub use report::{ReplayOutcome, ReplayReport};
+pub use usage::Usage;
 pub use watch::Watch;
-pub use workload::Workload;
+pub use workload::{TimedCall, Workload};

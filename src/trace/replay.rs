@@ -19,14 +19,15 @@ use std::time::Duration;
 
 use super::format::{TraceError, TraceOp};
 use super::priced::{Calls, Ledger, PricedSource};
-use super::report::ReplayReport;
+use super::report::{ReplayOutcome, ReplayReport};
 use super::watch::Watch;
 use super::workload::{Workload, error_at};
 use crate::backend::Backend;
 use crate::backend::SimSource;
 use crate::size_class::DEFAULT_ALIGN;
+use crate::sync::plain::Mutex;
 use crate::testing::ManualClock;
-use crate::{Error, LogSampler, OnFull, PinnedBuf, Pool, Preset, PressureSource, Rounding};
+use crate::{CheckReport, Error, LogSampler, OnFull, PinnedBuf, Pool, Preset, PressureSource, Rounding};
 
 /// Longest time between two polls of the pool.
 const POLL_EVERY_US: u64 = 1_000_000;
@@ -81,6 +82,19 @@ pub struct Replay {
     pub max_bytes: Option<u64>,
     /// Longest wait of a get at the ceiling, in virtual time.
     pub wait: Duration,
+    /// Settings that few replays change.
+    pub others: OtherSettings,
+}
+
+/// Settings that few replays change; `None` stands for the default.
+#[derive(Debug, Clone, Default)]
+pub struct OtherSettings {
+    /// Bytes pinned at the start and kept.
+    pub reserve_bytes: Option<u64>,
+    /// Whether the pool may pin more than that.
+    pub growth: Option<bool>,
+    /// Most bytes kept idle; the inner `None` is no limit.
+    pub max_idle_bytes: Option<Option<u64>>,
 }
 
 impl Default for Replay {
@@ -94,6 +108,7 @@ impl Default for Replay {
             idle_timeout: None,
             max_bytes: None,
             wait: Duration::from_millis(100),
+            others: OtherSettings::default(),
         }
     }
 }
@@ -105,7 +120,7 @@ impl Replay {
     ///
     /// If the settings contradict each other, or the workload requests more than any pool can provide.
     pub fn play(&self, workload: &Workload) -> Result<ReplayReport, TraceError> {
-        self.play_watched(workload, None)
+        Ok(self.play_fully(workload, None)?.report)
     }
 
     /// As [`play`](Replay::play); `watch` sees the pool on the way.
@@ -114,8 +129,22 @@ impl Replay {
     ///
     /// As [`play`](Replay::play).
     pub fn play_watched(&self, workload: &Workload, watch: Option<Watch<'_>>) -> Result<ReplayReport, TraceError> {
+        Ok(self.play_fully(workload, watch)?.report)
+    }
+
+    /// As [`play`](Replay::play), with what TensorFlow's lines would say and what the back-end was called for.
+    ///
+    /// # Errors
+    ///
+    /// As [`play`](Replay::play).
+    pub fn play_with_lines(&self, workload: &Workload) -> Result<ReplayOutcome, TraceError> {
+        self.play_fully(workload, None)
+    }
+
+    fn play_fully(&self, workload: &Workload, watch: Option<Watch<'_>>) -> Result<ReplayOutcome, TraceError> {
         let clock = ManualClock::default();
-        let (pool, ledger) = self.pool(clock.clone())?;
+        let checks = Arc::<Mutex<Checks>>::default();
+        let (pool, ledger) = self.pool(clock.clone(), checks.clone())?;
         let mut player = Player {
             pool,
             clock,
@@ -136,11 +165,14 @@ impl Replay {
         player.show(true);
         // The minute that follows is no part of the workload.
         player.watch = None;
-        Ok(player.finish(self.source, workload.peak_requested_bytes())?)
+        let mut outcome = player.finish(self.source, workload.peak_requested_bytes())?;
+        let checks = checks.lock();
+        (outcome.checks, outcome.last_lines) = (checks.count, checks.last.map(|last| last.to_string()));
+        Ok(outcome)
     }
 
     /// A pool that reads neither the machine's memory nor the environment nor the system's clock.
-    fn pool(&self, clock: ManualClock) -> Result<(Pool, Arc<Ledger>), TraceError> {
+    fn pool(&self, clock: ManualClock, checks: Arc<Mutex<Checks>>) -> Result<(Pool, Arc<Ledger>), TraceError> {
         let sim = match self.source {
             SourceKind::Virtual => SimSource::new(SimSource::DEFAULT_TOTAL_BYTES),
             SourceKind::Discrete => SimSource::discrete(SimSource::DEFAULT_TOTAL_BYTES),
@@ -150,6 +182,7 @@ impl Replay {
             .without_env()
             .log_sampler(LogSampler::new())
             .clock(clock)
+            .on_check(move |check| checks.lock().count(check))
             .pressure(PressureSource::Off)
             .backend(Backend::Source(Arc::new(source)))
             .max_bytes(self.max_bytes)
@@ -171,7 +204,31 @@ impl Replay {
         if let Some(idle_timeout) = self.idle_timeout {
             builder = builder.idle_timeout(idle_timeout);
         }
+        let OtherSettings { reserve_bytes, growth, max_idle_bytes } = self.others;
+        if let Some(bytes) = reserve_bytes {
+            builder = builder.reserve_bytes(bytes);
+        }
+        if let Some(yes) = growth {
+            builder = builder.growth(yes);
+        }
+        if let Some(max_bytes) = max_idle_bytes {
+            builder = builder.max_idle_bytes(max_bytes);
+        }
         Ok((builder.build()?, ledger))
+    }
+}
+
+/// The checks of the rates, and the last of them.
+#[derive(Debug, Default)]
+struct Checks {
+    count: u64,
+    last: Option<CheckReport>,
+}
+
+impl Checks {
+    fn count(&mut self, check: &CheckReport) {
+        self.count += 1;
+        self.last = Some(*check);
     }
 }
 
@@ -224,6 +281,7 @@ struct Tally {
     slow_gets: u64,
     worst_moves_ns: u64,
     moved_bytes: u64,
+    moving_ns: u64,
     prepared_bytes: u64,
     last_put_us: u64,
     /// Bytes pinned a minute after the last put so far; `None` until that minute is over.
@@ -234,6 +292,7 @@ impl Tally {
     /// Adds the calls of one get.
     fn count(&mut self, calls: Calls, now_us: u64) {
         self.moved_bytes += calls.moved_bytes;
+        self.moving_ns += calls.moving_ns;
         if now_us >= STARTED_US && calls.commits == 0 {
             self.slow_gets += u64::from(calls.waited_ns > SLOW_NS);
             self.worst_moves_ns = self.worst_moves_ns.max(calls.waited_ns);
@@ -343,6 +402,7 @@ impl Player<'_> {
         while self.prepared_until_ns < now_ns && self.pool.core().prepare_step() {
             let calls = self.ledger.take();
             self.prepared_until_ns += calls.moving_ns;
+            self.tally.moving_ns += calls.moving_ns;
             self.tally.prepared_bytes += calls.moved_bytes;
         }
     }
@@ -380,7 +440,7 @@ impl Player<'_> {
     }
 
     /// Lets the minute after the last put pass, unless the trace did, and fills in the report.
-    fn finish(mut self, source: SourceKind, peak_requested_bytes: u64) -> Result<ReplayReport, Error> {
+    fn finish(mut self, source: SourceKind, peak_requested_bytes: u64) -> Result<ReplayOutcome, Error> {
         let lasted_us = u128::from(self.clock.now_us());
         let mean_pinned_bytes = match self.tally.pinned_byte_us.checked_div(lasted_us) {
             Some(bytes) => u64::try_from(bytes).unwrap_or(u64::MAX),
@@ -395,7 +455,7 @@ impl Player<'_> {
         };
         let stats = self.pool.stats();
         let page_locks = stats.underlying.allocs;
-        Ok(ReplayReport {
+        let report = ReplayReport {
             preset: stats.preset,
             rounding: self.pool.config().rounding.name(),
             source: source.name(),
@@ -420,6 +480,9 @@ impl Player<'_> {
             worst_moves_us: self.tally.worst_moves_ns / 1_000,
             moved_bytes: self.tally.moved_bytes,
             prepared_bytes: self.tally.prepared_bytes,
-        })
+        };
+        let (releases, released_bytes) = (stats.underlying.frees, stats.underlying.free_bytes);
+        let moving_ns = self.tally.moving_ns;
+        Ok(ReplayOutcome { report, releases, released_bytes, moving_ns, checks: 0, last_lines: None })
     }
 }

@@ -55,6 +55,38 @@ pub struct ReplayReport {
     pub prepared_bytes: u64,
 }
 
+/// A report, and what a comparison of settings prints beside it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ReplayOutcome {
+    /// The figures.
+    #[serde(flatten)]
+    pub report: ReplayReport,
+    /// Calls that released memory.
+    pub releases: u64,
+    /// Bytes released by those calls.
+    pub released_bytes: u64,
+    /// What all moves of granules would take, in nanoseconds.
+    pub moving_ns: u64,
+    /// Checks of TensorFlow's two rates, of which one in ten is printed.
+    pub checks: u64,
+    /// The lines of the last check, as TensorFlow prints them.
+    pub last_lines: Option<String>,
+}
+
+impl ReplayOutcome {
+    /// Gets that no idle buffer served.
+    pub fn misses(&self) -> u64 {
+        self.report.gets.saturating_sub(self.report.front_hits)
+    }
+
+    /// Seconds in the back-end.
+    pub fn driver_seconds(&self, pin: super::CallCost, unpin: super::CallCost) -> f64 {
+        pin.seconds(self.report.page_locks, self.report.bytes_locked)
+            + unpin.seconds(self.releases, self.released_bytes)
+            + self.moving_ns as f64 / 1e9
+    }
+}
+
 impl ReplayReport {
     /// Peak pinned over peak requested; 0 if nothing was requested.
     #[allow(clippy::cast_precision_loss)] // A ratio.

@@ -4,10 +4,13 @@
 //! Ignores the settings of the header and the `p` lines, which are for the comparison with TensorFlow's pool: a workload has
 //! one pool, and its limit and rounding are settings of the replay.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use super::format::{TraceError, TraceOp, TraceReader};
+use super::open::{Kind, kind, open_rmm};
+use crate::record::{Event, Recording};
+use crate::size_class::DEFAULT_ALIGN;
 
 /// Longest duration of a workload: a replay polls the pool once a second.
 const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
@@ -17,6 +20,18 @@ const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
 pub struct Workload {
     lines: Vec<(u64, TraceOp)>,
     totals: WorkloadTotals,
+    pins: Vec<TimedCall>,
+    unpins: Vec<TimedCall>,
+    warning: Option<String>,
+}
+
+/// A call of a back-end that was recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimedCall {
+    /// Length of the memory.
+    pub bytes: u64,
+    /// How long the call took.
+    pub took_ns: u64,
 }
 
 /// Totals of the lines read so far.
@@ -27,6 +42,7 @@ struct WorkloadTotals {
     peak_requested_bytes: u64,
     gets: u64,
     duration_us: u64,
+    requested_byte_us: u128,
 }
 
 impl Workload {
@@ -36,7 +52,51 @@ impl Workload {
     ///
     /// As [`Workload::read`]; also if the file cannot be opened.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
-        Self::read(&mut TraceReader::open(path)?)
+        match kind(path)? {
+            Kind::Recording => Self::of(&Recording::open(path)?),
+            Kind::Rmm => Self::of(&open_rmm(path)?),
+            Kind::Text => Self::read(&mut TraceReader::open(path)?),
+        }
+    }
+
+    /// The gets and puts of a recording. A put whose copies were in flight is one when they were over. What was lost is made up
+    /// for: a buffer that is got again was put before, and one that is put but was never got is left out.
+    ///
+    /// # Errors
+    ///
+    /// If it lasts longer than a year.
+    pub fn of(recording: &Recording) -> Result<Self, TraceError> {
+        let mut workload = Self { warning: recording.warning.clone(), ..Self::default() };
+        let mut names = Names::default();
+        let mut last_us = recording.records.first().map_or(0, |record| record.time_ns / 1_000);
+        for (line, record) in (1..).zip(&recording.records) {
+            let now_us = (record.time_ns / 1_000).max(last_us);
+            let operations = match record.event {
+                Event::Pin { bytes, took_ns, failed: false, .. } => {
+                    workload.pins.push(TimedCall { bytes, took_ns });
+                    continue;
+                }
+                Event::Unpin { bytes, took_ns, failed: false, .. } => {
+                    workload.unpins.push(TimedCall { bytes, took_ns });
+                    continue;
+                }
+                event => names.operations(record.pool, event),
+            };
+            for operation in operations.into_iter().flatten() {
+                if now_us > last_us {
+                    workload.add(line, TraceOp::Advance { micros: now_us - last_us })?;
+                    last_us = now_us;
+                }
+                workload.add(line, operation)?;
+            }
+        }
+        Ok(workload)
+    }
+
+    fn add(&mut self, line: u64, operation: TraceOp) -> Result<(), TraceError> {
+        self.totals.add(operation).map_err(|why| error_at(line, operation, why))?;
+        self.lines.push((line, operation));
+        Ok(())
     }
 
     /// Reads all of `reader`.
@@ -48,9 +108,7 @@ impl Workload {
         let mut workload = Self::default();
         while let Some(operation) = reader.next() {
             let operation = operation?;
-            let line = reader.line();
-            workload.totals.add(operation).map_err(|why| error_at(line, operation, why))?;
-            workload.lines.push((line, operation));
+            workload.add(reader.line(), operation)?;
         }
         Ok(workload)
     }
@@ -65,6 +123,48 @@ impl Workload {
         self.totals.duration_us
     }
 
+    /// The bytes requested and not put back, averaged over the time of the trace; `None` for a trace without time.
+    pub fn mean_requested_bytes(&self) -> Option<u64> {
+        let mean = self.totals.requested_byte_us.checked_div(self.totals.duration_us.into())?;
+        u64::try_from(mean).ok()
+    }
+
+    /// The calls that acquired memory, of a recording.
+    pub fn pins(&self) -> &[TimedCall] {
+        &self.pins
+    }
+
+    /// The calls that released memory, of a recording.
+    pub fn unpins(&self) -> &[TimedCall] {
+        &self.unpins
+    }
+
+    /// Why the recording is not whole, if it is not.
+    pub fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
+    }
+
+    /// The same with other sizes of gets, of which none becomes zero.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes held pass 2^64.
+    pub fn resized(&self, size: impl Fn(u64) -> u64) -> Result<Self, TraceError> {
+        let mut resized = Self { lines: Vec::new(), totals: WorkloadTotals::default(), ..self.clone() };
+        let size = |bytes: usize| usize::try_from(size(bytes as u64).max(u64::from(bytes > 0))).unwrap_or(usize::MAX);
+        for &(line, operation) in &self.lines {
+            let operation = match operation {
+                TraceOp::Get { id, bytes, align } => TraceOp::Get { id, bytes: size(bytes), align },
+                TraceOp::Steps { count, bytes, step } => {
+                    TraceOp::Steps { count, bytes: size(bytes), step: if step == 0 { 0 } else { size(step) } }
+                }
+                other => other,
+            };
+            resized.add(line, operation)?;
+        }
+        Ok(resized)
+    }
+
     /// Gets of more than zero bytes.
     pub fn gets(&self) -> u64 {
         self.totals.gets
@@ -73,6 +173,42 @@ impl Workload {
     /// Peak of the bytes requested and not put back, without rounding.
     pub fn peak_requested_bytes(&self) -> u64 {
         self.totals.peak_requested_bytes
+    }
+}
+
+/// Which buffers of a recording are held, under names that are each used once.
+#[derive(Default)]
+struct Names {
+    held: HashMap<(u32, u64), u64>,
+    in_flight: HashSet<(u32, u64)>,
+    last: u64,
+}
+
+impl Names {
+    /// What `event` of `pool` is in a workload.
+    fn operations(&mut self, pool: u32, event: Event) -> [Option<TraceOp>; 2] {
+        match event {
+            Event::Get { id, bytes, .. } => {
+                let unseen_put = self.put((pool, id));
+                self.last += 1;
+                self.held.insert((pool, id), self.last);
+                let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+                [unseen_put, Some(TraceOp::Get { id: self.last, bytes, align: DEFAULT_ALIGN })]
+            }
+            Event::Put { id, in_flight: true } if self.held.contains_key(&(pool, id)) => {
+                self.in_flight.insert((pool, id));
+                [None; 2]
+            }
+            Event::Put { id, .. } | Event::Gone { id } => [self.put((pool, id)), None],
+            Event::Completed { id } if self.in_flight.contains(&(pool, id)) => [self.put((pool, id)), None],
+            Event::Cleared => [Some(TraceOp::Clear), None],
+            _ => [None; 2],
+        }
+    }
+
+    fn put(&mut self, buffer: (u32, u64)) -> Option<TraceOp> {
+        self.in_flight.remove(&buffer);
+        self.held.remove(&buffer).map(|id| TraceOp::Put { id })
     }
 }
 
@@ -112,6 +248,7 @@ impl WorkloadTotals {
             }
             TraceOp::Advance { micros } => {
                 self.duration_us = self.duration_us.saturating_add(micros);
+                self.requested_byte_us += u128::from(self.requested_bytes) * u128::from(micros);
                 if self.duration_us > MAX_DURATION_US {
                     return Err("the clock passes a year".to_owned());
                 }

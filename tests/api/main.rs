@@ -6,6 +6,7 @@
 //! | `traces`, `workloads` | traces as text, and replayed figure for figure (feature `cli`) |
 //! | `tensorflow_model`, `adaptive_model`, `thread_cache_model` | drawn operations against a naive model, recounted after each step |
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
+//! | `record` | what a pool records, read back, whole, cut off or damaged (feature `cli`) |
 //! | `remedies` | what a message tells the user to do, and what a pool warns of when it is built |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
 //! | `abandoned`, `totals`, `reserve_in_line` | copies that never end, totals that never fall, reserves beside gets that wait |
@@ -72,6 +73,8 @@ mod out_of_memory;
 mod own_stream;
 mod panics;
 mod partition_copies;
+#[cfg(all(feature = "cli", not(miri)))]
+mod record;
 mod remedies;
 mod reserve_in_line;
 #[cfg(target_os = "linux")]

@@ -1,5 +1,6 @@
 //! The tool as a user meets it, the conformance traces, and the README.
 
+mod advise;
 mod bench;
 mod conformance;
 #[cfg(target_os = "linux")]
@@ -15,6 +16,7 @@ mod load;
 mod load_cuda;
 mod pages;
 mod readme;
+mod record;
 mod report;
 mod soak;
 mod tool;

@@ -96,6 +96,7 @@ tests! {
     trace_file
     replay
     conformance
+    recording
     tar
     safetensors
     cgroup

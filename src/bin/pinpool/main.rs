@@ -1,5 +1,6 @@
 //! The `pinpool` command-line tool.
 
+mod advise;
 mod bench;
 mod doctor;
 mod dump;
@@ -17,6 +18,7 @@ mod table;
 mod terminal;
 mod threads;
 mod top;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -52,6 +54,8 @@ enum Verbosity {
 enum Command {
     Load(load::Args),
     Replay(replay::ReplayArgs),
+    Advise(advise::AdviseArgs),
+    Trace(trace::TraceArgs),
     Bench(bench::BenchArgs),
     Doctor(doctor::DoctorArgs),
     #[command(name = "doctor-probe", hide = true)]
@@ -96,7 +100,9 @@ fn main() -> ExitCode {
     logger::init(&terminal, default_filter);
     let result = match cli.command {
         Command::Load(args) => load::run(&args, verbosity, &terminal),
-        Command::Replay(args) => terminal.report(replay::run(&args)),
+        Command::Replay(args) => replay::run(&args, &terminal),
+        Command::Advise(args) => advise::run(&args, &terminal),
+        Command::Trace(args) => trace::run(&args, &terminal),
         Command::Bench(args) => bench::run(&args, &terminal),
         Command::Doctor(args) => doctor::run(&args, &terminal),
         Command::DoctorProbe(args) => doctor::run_probe(&args, &terminal),

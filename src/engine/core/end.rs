@@ -64,5 +64,6 @@ impl Core {
         if let Some(arena) = self.backing().arena().filter(|_| may_release) {
             arena.detach(self, self.time.coarse_us());
         }
+        self.end_recording();
     }
 }

@@ -105,20 +105,20 @@ impl Core {
     pub(crate) fn begin_get(self: &Arc<Self>, wanted: &Wanted, wait: Duration) -> Result<Begun> {
         let class = wanted.class;
         if let Some(block) = self.try_get(class) {
+            self.record_get(&block, wanted, None);
             return Ok(Begun::Served(block));
         }
-        let begun = match self.acquire_in_turn(class, Instant::now()) {
-            Ok(block) => Ok(Begun::Served(block)),
+        let now = Instant::now();
+        let served = match self.acquire_in_turn(class, now) {
+            Ok(block) => Ok(block),
             Err(refusal) => match self.join_line(wanted, wait, deadline(wait), refusal) {
-                Ok(begun) => Ok(begun),
-                Err(refusal) => self.give_up(wanted, refusal).map(Begun::Served),
+                Ok(Begun::Served(block)) => Ok(block),
+                Ok(waits) => return Ok(waits),
+                Err(refusal) => self.give_up(wanted, refusal),
             },
         };
-        begun.inspect(|begun| {
-            if let Begun::Served(_) = begun {
-                self.accounts.count_request(wanted.len, class.bytes);
-            }
-        })
+        self.record_outcome(&served, wanted, Some(now));
+        served.inspect(|_| self.accounts.count_request(wanted.len, class.bytes)).map(Begun::Served)
     }
 
     /// A task looks whether its get was served.
@@ -130,6 +130,7 @@ impl Core {
             Poll::Ready(Some(block)) => {
                 self.log.waited(wanted.len as u64, begun.elapsed(), true);
                 self.accounts.count_request(wanted.len, wanted.class.bytes);
+                self.record_get(&block, wanted, Some(*begun));
                 return Poll::Ready(Ok(block));
             }
             Poll::Ready(None) => {
@@ -149,6 +150,7 @@ impl Core {
         }
         let refusal = std::mem::replace(refusal, Refusal::Ceiling { needed_bytes: wanted.class.bytes as u64 });
         let served = self.give_up(wanted, refusal);
+        self.record_outcome(&served, wanted, Some(*begun));
         Poll::Ready(served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes)))
     }
 

@@ -171,6 +171,11 @@ impl BlockMemory {
         }
     }
 
+    /// The id in a recording: that of pageable memory, which comes from another source, has its highest bit set.
+    pub(super) fn recorded_id(&self) -> u64 {
+        if self.is_from_source() { self.id() } else { self.id() | 1 << 63 }
+    }
+
     #[inline]
     pub(super) fn is_from_source(&self) -> bool {
         !matches!(self, Self::Pageable { .. })

@@ -4,6 +4,7 @@
 
 pub(crate) mod container;
 pub(crate) mod host;
+pub(crate) mod recording;
 pub(crate) mod settings;
 pub(crate) mod trace;
 
@@ -23,6 +24,7 @@ pub(crate) const ALL: &[(&str, Property)] = &[
     ("trace_file", trace::file),
     ("replay", trace::replay),
     ("conformance", trace::conformance),
+    ("recording", recording::recording),
     ("tar", container::tar),
     ("safetensors", container::safetensors),
     ("cgroup", host::cgroup),

@@ -4,6 +4,7 @@
 //! figure is the median of its rounds. A percentile is of single operations between two readings of the clock and contains
 //! the cost of such a reading, which `empty` shows.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -38,6 +39,10 @@ pub(super) struct HitArgs {
     /// Back-end of the pool: heap, sim, mlock, vmm, register, cuda
     #[arg(long, value_name = "NAME", default_value = "heap")]
     backend: Backend,
+
+    /// Also time a pool that records what it does, beside the one that does not
+    #[arg(long)]
+    record: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -53,6 +58,16 @@ pub(super) struct HitReport {
     /// Of the clock alone.
     empty: Percentiles,
     baselines: NsPerPair,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recording: Option<Recorded>,
+}
+
+/// The pool that records.
+#[derive(Debug, Serialize)]
+struct Recorded {
+    ns_per_pair: f64,
+    /// Above those of the pool that does not record.
+    more_ns_per_pair: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -80,6 +95,8 @@ impl HitArgs {
             return Err(BenchError::Setting(why));
         }
         let pool = Pool::builder().backend(self.backend.clone()).build()?;
+        let folder = self.record.then(RecordFolder::new).transpose()?;
+        let recording_pool = folder.as_ref().map(|folder| folder.pool(self)).transpose()?;
         let (map, queues) = (MutexHashMap::default(), ArrayQueues::default());
         let mut series = [
             Series::new(&pool, pattern, threads)?,
@@ -88,9 +105,10 @@ impl HitArgs {
             Series::new(&Malloc, pattern, threads)?,
             Series::new(&Empty, pattern, threads)?,
         ];
+        let mut recorded = recording_pool.as_ref().map(|pool| Series::new(pool, pattern, threads)).transpose()?;
         let (mut of_pool, mut of_clock) = <(Histogram, Histogram)>::default();
         for _ in 0..ROUNDS {
-            series.iter_mut().try_for_each(Series::round)?;
+            series.iter_mut().chain(recorded.as_mut()).try_for_each(Series::round)?;
             let pairs = series[0].pairs / 4;
             time_operations(&pool, pattern, threads, pairs, &mut of_pool)?;
             time_operations(&Empty, pattern, threads, pairs, &mut of_clock)?;
@@ -103,6 +121,10 @@ impl HitArgs {
             return Err(BenchError::Failure(why));
         }
         let [ns_per_pair, mutex_hashmap, array_queue, malloc, empty] = series.map(Series::median_ns);
+        let recording = recorded.map(|series| {
+            let with = series.median_ns();
+            Recorded { ns_per_pair: with, more_ns_per_pair: ((with - ns_per_pair) * 100.0).round() / 100.0 }
+        });
         Ok(HitReport {
             pattern: format!("{pattern:?}").to_lowercase(),
             threads,
@@ -113,7 +135,30 @@ impl HitArgs {
             pool: Percentiles::of(&of_pool),
             empty: Percentiles::of(&of_clock),
             baselines: NsPerPair { mutex_hashmap, array_queue, malloc, empty },
+            recording,
         })
+    }
+}
+
+/// A folder for a recording, removed in the end.
+struct RecordFolder(PathBuf);
+
+impl RecordFolder {
+    fn new() -> Measured<Self> {
+        let path = std::env::temp_dir().join(format!("pinpool-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&path).map_err(|error| BenchError::Failure(format!("{}: {error}", path.display())))?;
+        Ok(Self(path))
+    }
+
+    fn pool(&self, args: &HitArgs) -> Measured<Pool> {
+        Ok(Pool::builder().backend(args.backend.clone()).trace(self.0.join("hit.trace")).build()?)
+    }
+}
+
+impl Drop for RecordFolder {
+    fn drop(&mut self) {
+        // What is left lies in the folder for temporary files.
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -193,6 +238,9 @@ impl Report for HitReport {
         ];
         let mut lines = vec![title];
         lines.extend(pairs.map(|(name, ns)| format!("  {name:<13}  {ns:>10.1}")));
+        if let Some(Recorded { ns_per_pair, more_ns_per_pair }) = self.recording {
+            lines.push(format!("  {:<13}  {ns_per_pair:>10.1}  ({more_ns_per_pair:+.1} by recording)", "recording"));
+        }
         lines.push("single operations, ns     p50      p99    p99.9        max".to_owned());
         lines.extend([self.pool.row("pool"), self.empty.row("the clock alone")]);
         (lines, &[])

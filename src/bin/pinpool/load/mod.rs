@@ -117,6 +117,10 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["json", "quiet", "verbose"])]
     top: bool,
 
+    /// Record all that the pool does, for `trace`, `replay`, `advise` and `report`; compressed if the name ends in .gz
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+
     #[command(flatten)]
     pool: PoolArgs,
 }
@@ -168,7 +172,7 @@ fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
 
 pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
     let stop = stop_at_interrupt(terminal);
-    let pool = args.pool.build().map_err(|error| terminal.refuse(&error))?;
+    let pool = args.pool.build(args.record.clone()).map_err(|error| terminal.refuse(&error))?;
     let _dump = dump_on_signal(&pool, terminal);
     let mut destination = args.destination(&pool, terminal)?;
     let listing = Instant::now();
@@ -313,8 +317,9 @@ impl Args {
 }
 
 impl PoolArgs {
-    fn build(&self) -> Result<Pool, pinpool::Error> {
-        let builder = set(Pool::builder(), self.backend.clone(), PoolBuilder::backend);
+    fn build(&self, record: Option<PathBuf>) -> Result<Pool, pinpool::Error> {
+        let builder = set(Pool::builder(), record, PoolBuilder::trace);
+        let builder = set(builder, self.backend.clone(), PoolBuilder::backend);
         let builder = set(builder, self.preset, PoolBuilder::preset);
         let builder = set(builder, self.pool_size_limit, PoolBuilder::pool_size_limit);
         let builder = set(builder, self.rounding, PoolBuilder::rounding);

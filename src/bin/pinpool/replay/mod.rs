@@ -4,19 +4,23 @@
 
 mod comparison;
 mod conformance;
+mod side_by_side;
 mod summary;
 
 use std::error::Error;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use pinpool::config::text::{ParseError, parse_bytes, parse_duration};
-use pinpool::trace::{Replay, ReplayReport, SourceKind, TraceReader, Workload};
+use pinpool::trace::{CallCost, Replay, ReplayReport, SourceKind, TraceReader, Workload};
 use pinpool::{Preset, Rounding};
 use serde::Serialize;
 
-use crate::terminal::to_stdout;
+use self::side_by_side::{Column, Costs};
+use crate::ExitError;
+use crate::terminal::{Terminal, to_stdout};
 
 /// Play workloads on simulated memory, in virtual time
 ///
@@ -41,6 +45,15 @@ pub(crate) struct ReplayArgs {
     /// for discrete regions
     #[arg(long, value_name = "FILE")]
     targets: Option<PathBuf>,
+
+    /// Play under these variables, a column for each --set: MAX_BYTES=2GiB,POOL_SIZE_LIMIT=200 (with or without PINPOOL_)
+    #[arg(long, value_name = "A=1,B=2")]
+    set: Vec<String>,
+
+    /// What a pin takes, for the driver seconds of --set: time of a call, time of a GiB [default: fitted to the trace's pins,
+    /// else 100us,430ms]
+    #[arg(long, value_name = "TIME,TIME", value_parser = side_by_side::pin_cost, requires = "set")]
+    pin_cost: Option<CallCost>,
 
     #[command(flatten)]
     settings: SettingArgs,
@@ -108,7 +121,19 @@ struct JsonLine<'a> {
     replayed: &'a ReplayReport,
 }
 
-pub(crate) fn run(args: &ReplayArgs) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let mut warnings = Vec::new();
+    let played = play(args, &mut warnings);
+    warnings.iter().for_each(|warning| terminal.message(warning));
+    terminal.report(played)?;
+    // The figures are those of a part.
+    if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
+}
+
+fn play(args: &ReplayArgs, warnings: &mut Vec<String>) -> Result<(), Box<dyn Error>> {
+    if !args.set.is_empty() && (args.format != Format::Table || args.settings != SettingArgs::default()) {
+        return Err("--set takes the place of the other settings, and goes with the table and --json alone".into());
+    }
     if args.format != Format::Table && args.settings != SettingArgs::default() {
         return Err("settings of the pool go with the table and --json alone".into());
     }
@@ -125,16 +150,18 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Box<dyn Error>> {
             let workloads = args.workloads.iter().map(|path| open(path)).collect::<Result<Vec<_>, _>>()?;
             comparison::markdown(&workloads, args.targets.as_deref())?
         }
-        Format::Table => table(args)?,
+        Format::Table if !args.set.is_empty() => columns(args, warnings)?,
+        Format::Table => table(args, warnings)?,
     };
     Ok(to_stdout(&text)?)
 }
 
 /// The table; empty with `--json`, which prints each workload as soon as it is played.
-fn table(args: &ReplayArgs) -> Result<String, Box<dyn Error>> {
+fn table(args: &ReplayArgs, warnings: &mut Vec<String>) -> Result<String, Box<dyn Error>> {
     let mut rows = Vec::new();
     for path in &args.workloads {
         let (name, workload) = open(path)?;
+        warnings.extend(warning(path, &workload));
         let replayed = args.settings.replay(&workload).play(&workload).map_err(|error| in_file(path, &error))?;
         if args.json {
             let line = serde_json::to_string(&JsonLine { workload: &name, replayed: &replayed })?;
@@ -150,6 +177,45 @@ fn table(args: &ReplayArgs) -> Result<String, Box<dyn Error>> {
     })
 }
 
+/// A table for each trace with a column for each `--set`; empty with `--json`.
+fn columns(args: &ReplayArgs, warnings: &mut Vec<String>) -> Result<String, Box<dyn Error>> {
+    let replay =
+        |set: &String| Ok((set.clone(), Replay::under(set.split(',').filter(|pair| !pair.trim().is_empty()))?));
+    let sets = args.set.iter().map(replay).collect::<Result<Vec<_>, String>>()?;
+    let mut text = String::new();
+    for path in &args.workloads {
+        let (name, workload) = open(path)?;
+        warnings.extend(warning(path, &workload));
+        if workload.gets() == 0 {
+            return Err(in_file(path, &"the trace has no gets, so there is nothing to play").into());
+        }
+        let costs = Costs::of(&workload, args.pin_cost);
+        let columns = side_by_side::play(&workload, &sets, &costs).map_err(|error| in_file(path, &error))?;
+        if args.json {
+            for column in &columns {
+                let line = serde_json::to_string(&JsonColumn { workload: &name, column, costs: &costs })?;
+                to_stdout(&format!("{line}\n"))?;
+            }
+        } else {
+            text += &side_by_side::table(&name, &workload, &columns, &costs);
+        }
+    }
+    Ok(text)
+}
+
+#[derive(Serialize)]
+struct JsonColumn<'a> {
+    workload: &'a str,
+    #[serde(flatten)]
+    column: &'a Column,
+    costs: &'a Costs,
+}
+
+/// Why the figures are those of a part of the trace, if they are.
+fn warning(path: &Path, workload: &Workload) -> Option<String> {
+    workload.warning().map(|warning| in_file(path, &warning))
+}
+
 /// A workload and its name: that of the file, up to the first dot.
 fn open(path: &Path) -> Result<(String, Workload), String> {
     let workload = Workload::open(path).map_err(|error| in_file(path, &error))?;
@@ -157,7 +223,7 @@ fn open(path: &Path) -> Result<(String, Workload), String> {
     Ok((name.split('.').next().unwrap_or_default().to_owned(), workload))
 }
 
-fn in_file(path: &Path, error: &dyn Error) -> String {
+fn in_file(path: &Path, error: &dyn Display) -> String {
     format!("{}: {error}", path.display())
 }
 
@@ -173,6 +239,7 @@ impl SettingArgs {
             idle_timeout: self.idle_timeout,
             max_bytes: self.max_ratio.map(|ratio| summary::ceiling_bytes(workload, ratio)).or(self.max_bytes),
             wait: self.wait.unwrap_or(defaults.wait),
+            others: defaults.others,
         }
     }
 }

@@ -1,0 +1,161 @@
+//! `pinpool advise`: the smallest ceiling and limit under which a trace meets a target.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `search.rs` | the search over replays |
+//! | `batch.rs` | how sizes follow the batch size |
+
+mod batch;
+mod search;
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use pinpool::config::text::ParseError;
+use pinpool::trace::{Replay, Workload};
+use serde::Serialize;
+
+use self::batch::BatchFit;
+use self::search::{Advice, search};
+use crate::ExitError;
+use crate::table::grouped;
+use crate::terminal::Terminal;
+
+/// Find the smallest ceiling and limit under which a trace meets a target
+///
+/// Plays the trace on simulated memory, in virtual time, under many settings. A miss is a get that no idle buffer serves. The
+/// first gets of a size, and those for more buffers of a size at once than before, miss under any setting; the target is for
+/// the other misses, and for gets that wait or fail at the ceiling. Exits with 1 if no ceiling and limit meet the target, or
+/// the trace is not whole.
+#[derive(Debug, Args)]
+pub(crate) struct AdviseArgs {
+    /// Recorded trace, workload, or log of RMM, plain or compressed; with --batch-size more than one
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+
+    /// Share of the gets that may miss or wait: 0.1%, or 0.001
+    #[arg(long, value_name = "SHARE", default_value = "0.1%", value_parser = share)]
+    miss_target: f64,
+
+    /// Other settings, as variables: PINPOOL_IDLE_TIMEOUT=5min (the prefix may be left out)
+    #[arg(long, value_name = "A=1,B=2", value_delimiter = ',')]
+    set: Vec<String>,
+
+    /// Samples in a batch of each trace, in the order of the traces
+    #[arg(long, value_name = "N", value_delimiter = ',', requires = "new_batch_size", value_parser = clap::value_parser!(u64).range(1..))]
+    batch_size: Vec<u64>,
+
+    /// Give the advice for batches of this many samples instead
+    #[arg(long, value_name = "N", requires = "batch_size", value_parser = clap::value_parser!(u64).range(1..))]
+    new_batch_size: Option<u64>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct JsonAdvice<'a> {
+    trace: String,
+    #[serde(flatten)]
+    advice: &'a Advice,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batch: Option<&'a BatchFit>,
+    warnings: &'a [String],
+}
+
+pub(crate) fn run(args: &AdviseArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let mut warnings = Vec::new();
+    let advised = advise(args, &mut warnings);
+    warnings.iter().for_each(|warning| terminal.message(warning));
+    let (text, met) = match advised {
+        Ok(advised) => advised,
+        Err(error) => return terminal.report(Err(error)),
+    };
+    terminal.print(text.trim_end())?;
+    if met && warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
+}
+
+/// The text, and whether the target is met.
+fn advise(args: &AdviseArgs, warnings: &mut Vec<String>) -> Result<(String, bool), Box<dyn Error>> {
+    let replay = Replay::under(args.set.iter().map(String::as_str))?;
+    let workloads = args.traces.iter().map(|path| open(path, warnings)).collect::<Result<Vec<_>, _>>()?;
+    let first = workloads.first().ok_or("no trace is named")?;
+    let fit = match args.new_batch_size {
+        None if workloads.len() > 1 => {
+            return Err("several traces go with --batch-size alone: name one".into());
+        }
+        None => None,
+        Some(new) => Some(BatchFit::of(&workloads, &args.batch_size, new)?),
+    };
+    let resized = fit.as_ref().map(|fit| first.resized(|bytes| fit.size(bytes))).transpose()?;
+    let workload = resized.as_ref().unwrap_or(first);
+    let advice = search(workload, &replay, args.miss_target)?;
+    let trace = args.traces.first().map(|path| path.display().to_string()).unwrap_or_default();
+    let text = if args.json {
+        serde_json::to_string(&JsonAdvice { trace, advice: &advice, batch: fit.as_ref(), warnings })?
+    } else {
+        let scaled = fit.as_ref().map(BatchFit::lines).unwrap_or_default();
+        format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advice, &args.set))
+    };
+    Ok((text, advice.meets_target))
+}
+
+fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Workload, String> {
+    let in_file = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
+    let workload = Workload::open(path).map_err(|error| in_file(&error))?;
+    warnings.extend(workload.warning().map(|warning| in_file(&warning)));
+    if workload.gets() == 0 {
+        return Err(in_file(&"the trace has no gets, so there is nothing to advise"));
+    }
+    Ok(workload)
+}
+
+fn table(advice: &Advice, set: &[String]) -> String {
+    let Advice { max_bytes, pool_size_limit, peak_requested_bytes, firsts, .. } = *advice;
+    let percent = |part: u64| format!("{:.3} %", 100.0 * part as f64 / advice.gets.max(1) as f64);
+    let mut text = String::new();
+    if advice.meets_target {
+        text += &format!("target met: at most {} misses and waits that could be avoided\n", grouped(advice.allowed));
+    } else {
+        text += &format!(
+            "TARGET NOT MET: {} misses could be avoided at most, and no ceiling or limit avoids more than all but {} ({}); this \
+             is the smallest that does as well as no ceiling\n",
+            grouped(advice.allowed),
+            grouped(advice.avoidable),
+            percent(advice.avoidable)
+        );
+    }
+    text += &format!(
+        "expected: {} misses of {} gets ({}), of which {} come first of their size or number and miss under any setting; {} \
+         waits, {} gets not served in time\n",
+        grouped(advice.misses),
+        grouped(advice.gets),
+        percent(advice.misses),
+        grouped(firsts),
+        grouped(advice.waits),
+        grouped(advice.fallbacks)
+    );
+    let ratio = max_bytes as f64 / peak_requested_bytes.max(1) as f64;
+    text += &format!(
+        "ceiling: {} bytes, {ratio:.3} times the least that any allocator could hold ({} bytes in use at once)\n",
+        grouped(max_bytes),
+        grouped(peak_requested_bytes)
+    );
+    text += &format!("limit: {} idle buffers\n\n", grouped(pool_size_limit));
+    for setting in set {
+        let name = setting.to_uppercase();
+        let prefix = if name.starts_with("PINPOOL_") { "" } else { "PINPOOL_" };
+        let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+        text += &format!("export {prefix}{}={value}\n", name.to_uppercase());
+    }
+    text + &format!("export PINPOOL_MAX_BYTES={max_bytes}\nexport PINPOOL_POOL_SIZE_LIMIT={pool_size_limit}\n")
+}
+
+/// `0.1%` or `0.001`.
+fn share(text: &str) -> Result<f64, ParseError> {
+    let (number, scale) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
+    let share = number.trim().parse::<f64>().ok().map(|number| number / scale);
+    share.filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| ParseError::new(text, "not a share from 0 to 100%"))
+}

@@ -1,0 +1,81 @@
+//! What is recorded of a pool, where it is.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{Block, Core, Wanted};
+use crate::config::{Config, env};
+use crate::record::{Event, PoolDescription, Recorder};
+
+/// What a recording says of a pool.
+pub(crate) fn description(config: &Config, name: Option<&str>, backend: &str) -> PoolDescription {
+    let mut facts = vec![("backend".to_owned(), backend.to_owned())];
+    facts.extend(name.map(|name| ("name".to_owned(), name.to_owned())));
+    facts.extend(env::values(config));
+    PoolDescription { number: 0, facts }
+}
+
+impl Core {
+    #[inline]
+    pub(in crate::engine) fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.stock.recorder()
+    }
+
+    /// The recorder of a pool beside this one, in the same file.
+    pub(super) fn recorder_beside(&self, config: &Config, name: Option<&str>, backend: &str) -> Option<Arc<Recorder>> {
+        self.recorder()?.for_pool(description(config, name, backend))
+    }
+
+    /// When a get that is no hit begins, if that is recorded.
+    pub(super) fn recording_since(&self) -> Option<Instant> {
+        self.recorder().map(|_| Instant::now())
+    }
+
+    /// A get was served: at once, or after it began to look for memory.
+    #[inline]
+    pub(crate) fn record_get(&self, block: &Block, wanted: &Wanted, begun: Option<Instant>) {
+        if let Some(recorder) = self.recorder() {
+            let (id, class_bytes) = (block.recorded_id(), block.class_bytes() as u64);
+            let (bytes, tag, took_ns) = (wanted.len as u64, tag(recorder, wanted), ns_since(begun));
+            recorder.record(Event::Get { id, bytes, class_bytes, tag, took_ns });
+        }
+    }
+
+    /// As [`record_get`](Self::record_get), or that it was refused.
+    pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, wanted: &Wanted, begun: Option<Instant>) {
+        match (outcome, self.recorder()) {
+            (Ok(block), Some(_)) => self.record_get(block, wanted, begun),
+            (Err(_), Some(recorder)) => {
+                let (bytes, class_bytes, tag) = (wanted.len as u64, wanted.class.bytes as u64, tag(recorder, wanted));
+                recorder.record(Event::Refused { bytes, class_bytes, tag, took_ns: ns_since(begun) });
+            }
+            (_, None) => {}
+        }
+    }
+
+    /// A user is done with `block`.
+    #[inline]
+    pub(in crate::engine) fn record_put(&self, block: &Block, in_flight: bool) {
+        if let Some(recorder) = self.recorder() {
+            recorder.record(Event::Put { id: block.recorded_id(), in_flight });
+        }
+    }
+
+    /// The pool has ended: its file is complete.
+    pub(super) fn end_recording(&self) {
+        if let Some(recorder) = self.recorder()
+            && let Some(recorded) = recorder.end()
+        {
+            self.log.recorded(recorder.path(), &recorded);
+        }
+    }
+}
+
+/// The number of the tag that the buffer is wanted under; 0 of none.
+fn tag(recorder: &Recorder, wanted: &Wanted) -> u32 {
+    wanted.ledger.as_ref().map_or(0, |ledger| ledger.recorded_number(|name| recorder.name_tag(name)))
+}
+
+fn ns_since(begun: Option<Instant>) -> u64 {
+    begun.map_or(0, |begun| u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX))
+}

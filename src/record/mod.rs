@@ -1,0 +1,70 @@
+//! Recording what a pool does, for `pinpool trace`, `replay`, `advise` and `report`.
+//!
+//! ```text
+//!   get, put, pin ... ──▶ the thread's queue (bounded, never waits) ──▶ pinpool-trace ──▶ blocks with checksums ──▶ file
+//! ```
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `event.rs` | what is recorded |
+//! | `format.rs` | the bytes of a block, written |
+//! | `items.rs` | the items of a block, read back |
+//! | `reader.rs` | a recording read back, cut off or not |
+//! | `ticks.rs` | a clock that costs a caller little |
+//! | `queues.rs` | a bounded queue for each thread |
+//! | `writer.rs` | the thread that writes, and the files that are open |
+//! | `recorder.rs` | one pool's part in a file |
+//!
+//! The format is described in `docs/trace-format.md`. Without the feature `trace` there are events and nobody to take them.
+
+mod event;
+pub use event::{Event, PoolDescription};
+
+#[cfg(feature = "trace")]
+mod format;
+#[cfg(feature = "cli")]
+mod items;
+#[cfg(feature = "trace")]
+mod queues;
+#[cfg(feature = "cli")]
+mod reader;
+#[cfg(feature = "trace")]
+mod recorder;
+#[cfg(feature = "trace")]
+mod ticks;
+#[cfg(not(feature = "trace"))]
+mod without;
+#[cfg(feature = "trace")]
+mod writer;
+
+#[cfg(feature = "cli")]
+pub use reader::{Record, Recording, RecordingError};
+#[cfg(feature = "trace")]
+pub(crate) use recorder::Recorder;
+#[cfg(not(feature = "trace"))]
+pub(crate) use without::Recorder;
+
+/// Why a pool records nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Unrecorded {
+    /// The file cannot be written, or no thread can be had that writes it.
+    #[cfg_attr(not(feature = "trace"), allow(dead_code))]
+    Failed(String),
+    /// Another process writes it.
+    #[cfg_attr(not(feature = "trace"), allow(dead_code))]
+    Taken,
+    /// The library was built without recording.
+    #[cfg_attr(feature = "trace", allow(dead_code))]
+    NotBuilt,
+}
+
+/// What came of a pool's recording.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Recorded {
+    /// Records of this file so far, those of other pools included.
+    pub(crate) records: u64,
+    /// Records for which a queue had no room.
+    pub(crate) lost: u64,
+    /// Why the file is not complete, if it is not.
+    pub(crate) failure: Option<String>,
+}

@@ -1,0 +1,228 @@
+//! A recording read back.
+//!
+//! Reads whole blocks; of a file that was cut off also the whole records of its last block, and says so. Bounded in bytes and
+//! records, so that a few bytes of a compressed file cannot take the memory of the machine.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::event::{Event, PoolDescription};
+use super::format::{BLOCK_BYTES_MAX, FRAME_BYTES, HEAD_BYTES, MAGIC, VERSION};
+use super::items::{BlockReader, Broken, Item};
+
+/// Most bytes of a recording, decompressed.
+const BYTES_MAX: u64 = 4 << 30;
+/// Most records: about a gigabyte in memory.
+const RECORDS_MAX: usize = 16_000_000;
+/// Most pools and tags.
+const NAMES_MAX: usize = 65_536;
+
+/// One thing that a pool did, when, and on which thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// Nanoseconds since the recording began.
+    pub time_ns: u64,
+    /// Number of the thread, from 0 in order of their first records.
+    pub thread: u32,
+    /// Number of the pool.
+    pub pool: u32,
+    /// What it did.
+    pub event: Event,
+}
+
+/// A whole recording, in order of time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Recording {
+    /// In order of time.
+    pub records: Vec<Record>,
+    /// Its pools.
+    pub pools: Vec<PoolDescription>,
+    /// Tags of owners by number; 0 is none.
+    pub tags: Vec<(u32, String)>,
+    /// Records that were lost while it was written.
+    pub lost: u64,
+    /// Why it is not whole: cut off, or damaged from some place on.
+    pub warning: Option<String>,
+}
+
+/// Why a recording could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordingError {
+    /// The file could not be read.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// It does not begin as a recording does.
+    #[error("not a recording: it does not begin with `PINPOOLT`")]
+    NotARecording,
+    /// A newer library wrote it.
+    #[error("the recording has format version {found}, and this build reads up to {VERSION}: use a newer pinpool")]
+    Newer {
+        /// Its version.
+        found: u32,
+    },
+    /// It is longer than anything that is read.
+    #[error("the recording has more than {what}, the most that is read; record for a shorter time")]
+    TooLong {
+        /// The limit.
+        what: String,
+    },
+}
+
+impl Recording {
+    /// Whether these are the first bytes of a recording.
+    pub fn is_begun_by(bytes: &[u8]) -> bool {
+        bytes.starts_with(&MAGIC)
+    }
+
+    /// Reads the file at `path`, plain or compressed by gzip.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read, is no recording, is of a newer version, or too long.
+    pub fn open(path: &Path) -> Result<Self, RecordingError> {
+        let mut file = BufReader::new(File::open(path)?);
+        let is_gzip = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
+        if is_gzip { Self::read(MultiGzDecoder::new(file)) } else { Self::read(file) }
+    }
+
+    /// Reads a recording.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Recording::open).
+    pub fn read(bytes: impl Read) -> Result<Self, RecordingError> {
+        let mut input = Input { bytes: BufReader::with_capacity(1 << 16, bytes), at: 0, error: None };
+        let head = input.take(HEAD_BYTES);
+        if !head.starts_with(&MAGIC) {
+            return match input.error {
+                Some(error) if head.is_empty() => Err(RecordingError::Io(error)),
+                _ => Err(RecordingError::NotARecording),
+            };
+        }
+        let mut recording = Self::default();
+        let Some(found) = head[MAGIC.len()..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes)) else {
+            recording.warning = Some("the file is cut off in its head: there are no records".to_owned());
+            return Ok(recording);
+        };
+        if found > VERSION {
+            return Err(RecordingError::Newer { found });
+        }
+        while recording.warning.is_none() && recording.read_block(&mut input)? {}
+        // Blocks are in order of time but for threads that were late; stable, so that one thread's records keep their order.
+        recording.records.sort_by_key(|record| record.time_ns);
+        Ok(recording)
+    }
+
+    /// Adds the next block; false at the end of the file.
+    fn read_block<R: Read>(&mut self, input: &mut Input<R>) -> Result<bool, RecordingError> {
+        let begin = input.at;
+        if begin > BYTES_MAX {
+            return Err(RecordingError::TooLong { what: format!("{} GiB", BYTES_MAX >> 30) });
+        }
+        let frame = input.take(FRAME_BYTES);
+        if frame.is_empty() && input.error.is_none() {
+            return Ok(false);
+        }
+        let Ok(frame) = <[u8; FRAME_BYTES]>::try_from(frame.as_slice()) else {
+            self.end_early(begin, input, "cut off in the head of a block");
+            return Ok(false);
+        };
+        let [a, b, c, d, e, f, g, h] = frame;
+        let (len, sum) = (u32::from_le_bytes([a, b, c, d]) as usize, u32::from_le_bytes([e, f, g, h]));
+        if len == 0 || len > BLOCK_BYTES_MAX {
+            self.end_early(begin, input, &format!("damaged: a block of {len} bytes"));
+            return Ok(false);
+        }
+        let items = input.take(len);
+        let is_whole = items.len() == len;
+        if is_whole && crc32fast::hash(&items) != sum {
+            self.end_early(begin, input, "damaged: a block does not have its checksum");
+            return Ok(false);
+        }
+        let mut reader = BlockReader::new(&items);
+        let broken = loop {
+            match reader.next_item() {
+                Ok(Some(item)) => self.add(item)?,
+                Ok(None) => break None,
+                Err(broken) => break Some(broken),
+            }
+        };
+        match broken {
+            _ if !is_whole => self.end_early(begin, input, "cut off in a block"),
+            None => {}
+            Some(Broken::CutOff) => self.end_early(begin, input, "damaged: a block ends within a record"),
+            Some(Broken::Invalid { at }) => {
+                self.end_early(begin, input, &format!("damaged: byte {at} of a block begins no record"));
+            }
+        }
+        Ok(true)
+    }
+
+    fn end_early<R>(&mut self, begin: u64, input: &Input<R>, what: &str) {
+        let cause = input.error.as_ref().map_or_else(String::new, |error| format!(" ({error})"));
+        let records = self.records.len();
+        self.warning =
+            Some(format!("the recording is {what} at byte {begin}{cause}: {records} records before that are read"));
+    }
+
+    fn add(&mut self, item: Item) -> Result<(), RecordingError> {
+        match item {
+            Item::Record { time_ns, thread, pool, event } => {
+                if let Event::Missing { records } = event {
+                    self.lost = self.lost.saturating_add(records);
+                }
+                if self.records.len() >= RECORDS_MAX {
+                    return Err(RecordingError::TooLong { what: format!("{RECORDS_MAX} records") });
+                }
+                self.records.push(Record { time_ns, thread, pool, event });
+            }
+            Item::Pool(pool) => self.pools.push(pool),
+            Item::Tag { number, name } => self.tags.push((number, name)),
+        }
+        if self.pools.len() + self.tags.len() > NAMES_MAX {
+            return Err(RecordingError::TooLong { what: format!("{NAMES_MAX} pools and tags") });
+        }
+        Ok(())
+    }
+
+    /// The pool of that number.
+    pub fn pool(&self, number: u32) -> Option<&PoolDescription> {
+        self.pools.iter().find(|pool| pool.number == number)
+    }
+
+    /// The tag of that number; `None` of 0.
+    pub fn tag(&self, number: u32) -> Option<&str> {
+        self.tags.iter().find(|(known, _)| *known == number).map(|(_, name)| name.as_str())
+    }
+}
+
+/// Bytes up to the first error, which ends them.
+struct Input<R> {
+    bytes: BufReader<R>,
+    at: u64,
+    error: Option<io::Error>,
+}
+
+impl<R: Read> Input<R> {
+    /// The next `len` bytes, or fewer at the end.
+    fn take(&mut self, len: usize) -> Vec<u8> {
+        let mut taken = Vec::new();
+        while taken.len() < len && self.error.is_none() {
+            match self.bytes.fill_buf() {
+                Ok([]) => break,
+                Ok(bytes) => {
+                    let more = bytes.len().min(len - taken.len());
+                    taken.extend_from_slice(&bytes[..more]);
+                    self.bytes.consume(more);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => self.error = Some(error),
+            }
+        }
+        self.at += taken.len() as u64;
+        taken
+    }
+}

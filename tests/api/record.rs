@@ -1,0 +1,299 @@
+//! What a pool records, read back: each get, put, copy and page-lock; files that are cut off, damaged, newer or cannot be written.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::trace::{Event, Recording, Workload, open_recording};
+use pinpool::{Pool, PoolBuilder};
+
+use crate::fixture::{faulty_heap, over, over_sim};
+
+const MIB: usize = 1 << 20;
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+/// A pool over the heap that records to `path`.
+fn recorded(path: &Path) -> PoolBuilder {
+    over(faulty_heap(), None).trace(path.to_owned())
+}
+
+/// How many events `is` holds for.
+fn count(recording: &Recording, is: impl Fn(&Event) -> bool) -> u64 {
+    recording.records.iter().filter(|record| is(&record.event)).count() as u64
+}
+
+/// Gets, some puts with copies, a clear.
+fn use_pool(pool: &Pool) {
+    let stream = SinkStream::new().unwrap();
+    for round in 0..20 {
+        let mut device = SinkMem::new(MIB);
+        let buffers: Vec<_> = (1..=3).map(|n| pool.get(n * 10_000 + round).unwrap()).collect();
+        pool.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap().wait().unwrap();
+        drop(buffers);
+    }
+    pool.poll();
+    pool.clear();
+}
+
+#[test]
+fn everything_that_a_pool_does_is_in_the_file_once() {
+    let dir = folder();
+    for name in ["t.trace", "t.trace.gz"] {
+        let path = dir.path().join(name);
+        let pool = recorded(&path).name("images").build().unwrap();
+        use_pool(&pool);
+        let stats = pool.stats();
+        drop(pool);
+        let recording = Recording::open(&path).unwrap();
+        assert_eq!((recording.warning.as_deref(), recording.lost), (None, 0));
+        assert_eq!(recording.pool(0).unwrap().fact("name"), Some("images"));
+        assert_eq!(recording.pool(0).unwrap().fact("PINPOOL_PRESET"), Some("adaptive"));
+        assert_eq!(recording.pool(0).unwrap().fact("process"), Some(std::process::id().to_string().as_str()));
+        assert_eq!(count(&recording, |event| matches!(event, Event::Get { .. })), 80);
+        assert_eq!(count(&recording, |event| matches!(event, Event::Put { .. })), 80);
+        assert_eq!(count(&recording, |event| matches!(event, Event::Put { in_flight: true, .. })), 20);
+        assert_eq!(count(&recording, |event| matches!(event, Event::Completed { .. })), 20);
+        assert_eq!(count(&recording, |event| matches!(event, Event::Cleared)), 1);
+        assert_eq!(count(&recording, |event| matches!(event, Event::End)), 1);
+        let pins = count(&recording, |event| matches!(event, Event::Pin { failed: false, .. }));
+        assert_eq!(pins, stats.underlying.allocs);
+        // A new buffer is a miss; every other get is a hit.
+        let new = count(&recording, |event| matches!(event, Event::New { .. }));
+        assert_eq!(80 - new, stats.hits);
+        assert_eq!(new, count(&recording, |event| matches!(event, Event::Gone { .. })));
+        alternates(&recording);
+    }
+}
+
+/// Between its record as new and as gone, gets and puts of each buffer alternate, in order of time.
+fn alternates(recording: &Recording) {
+    let mut held: HashMap<(u32, u64), bool> = HashMap::new();
+    let mut last_ns = 0;
+    for record in &recording.records {
+        assert!(record.time_ns >= last_ns);
+        last_ns = record.time_ns;
+        match record.event {
+            Event::New { id, .. } => assert_eq!(held.insert((record.pool, id), false), None),
+            Event::Get { id, bytes, class_bytes, .. } => {
+                assert!(bytes <= class_bytes);
+                assert_eq!(held.insert((record.pool, id), true), Some(false), "{record:?}");
+            }
+            Event::Put { id, .. } => assert_eq!(held.insert((record.pool, id), false), Some(true), "{record:?}"),
+            Event::Gone { id } => assert_eq!(held.remove(&(record.pool, id)), Some(false)),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn many_threads_record_in_the_order_in_which_buffers_pass_between_them() {
+    let dir = folder();
+    let path = dir.path().join("t.trace");
+    let pool = recorded(&path).build().unwrap();
+    let rounds = if cfg!(miri) { 20 } else { 500 };
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for round in 0..rounds {
+                    drop(pool.get(4096 * (1 + round % 3)).unwrap());
+                    if round % 50 == 0 {
+                        // The queue of a thread is bounded.
+                        thread::sleep(std::time::Duration::from_millis(1));
+                    }
+                }
+            });
+        }
+    });
+    drop(pool);
+    let recording = Recording::open(&path).unwrap();
+    assert_eq!(recording.lost, 0);
+    assert_eq!(count(&recording, |event| matches!(event, Event::Get { .. })), 4 * rounds as u64);
+    let mut threads: Vec<_> = recording.records.iter().map(|record| record.thread).collect();
+    threads.sort_unstable();
+    threads.dedup();
+    assert!(threads.len() >= 5, "{threads:?}");
+}
+
+#[test]
+fn a_thread_that_records_more_than_its_queue_holds_goes_on_and_the_loss_is_told() {
+    let dir = folder();
+    let path = dir.path().join("t.trace.gz");
+    let pool = recorded(&path).build().unwrap();
+    let rounds = 100_000_u64;
+    (0..rounds).for_each(|_| drop(pool.get(4096).unwrap()));
+    drop(pool);
+    let recording = Recording::open(&path).unwrap();
+    let (gets, puts) = (
+        count(&recording, |event| matches!(event, Event::Get { .. })),
+        count(&recording, |event| matches!(event, Event::Put { .. })),
+    );
+    assert_eq!(gets + puts + recording.lost, 2 * rounds, "each record is there or counted");
+    // The gets that are left play.
+    let workload = Workload::of(&recording).unwrap();
+    assert_eq!(workload.gets(), gets);
+}
+
+#[test]
+fn pools_and_partitions_share_a_file_and_a_later_pool_continues_it() {
+    let dir = folder();
+    let path = dir.path().join("t.trace");
+    let build = |name: &str| over_sim(1 << 30).trace(path.clone()).name(name).build().unwrap();
+    let (first, second) = (build("first"), build("second"));
+    let part = first.partition("part", 1 << 20).unwrap();
+    for pool in [&first, &second, &part] {
+        drop(pool.get(5000).unwrap());
+    }
+    drop((first, second, part));
+    let third = build("third");
+    drop(third.get(5000).unwrap());
+    drop(third);
+    let recording = Recording::open(&path).unwrap();
+    assert_eq!(recording.warning, None);
+    let names: Vec<_> = recording.pools.iter().map(|pool| (pool.number, pool.fact("name").unwrap())).collect();
+    assert_eq!(names, [(0, "first"), (1, "second"), (2, "first/part"), (3, "third")]);
+    for pool in 0..4 {
+        let of_pool = recording.records.iter().filter(|record| record.pool == pool);
+        assert_eq!(of_pool.filter(|record| matches!(record.event, Event::Get { .. })).count(), 1);
+    }
+    assert_eq!(count(&recording, |event| matches!(event, Event::End)), 4);
+}
+
+fn a_recording(name: &str) -> (tempfile::TempDir, PathBuf) {
+    let dir = folder();
+    let path = dir.path().join(name);
+    let pool = recorded(&path).build().unwrap();
+    use_pool(&pool);
+    drop(pool);
+    (dir, path)
+}
+
+#[test]
+fn a_recording_that_is_cut_off_anywhere_is_read_up_to_its_last_whole_record() {
+    for name in ["t.trace", "t.trace.gz"] {
+        let (_dir, path) = a_recording(name);
+        let whole = fs::read(&path).unwrap();
+        let all = Recording::open(&path).unwrap().records.len();
+        let (mut before, mut grew) = (0, 0);
+        for end in (1..whole.len()).step_by(if cfg!(miri) { 97 } else { 7 }) {
+            fs::write(&path, &whole[..end]).unwrap();
+            let Ok(recording) = Recording::open(&path) else {
+                assert!(before == 0, "{name} of {end} bytes");
+                continue;
+            };
+            let read = recording.records.len();
+            // A cut between two blocks is no cut: the file ends there.
+            assert!(recording.warning.is_some() || read < all, "{name} of {end} bytes");
+            assert!(read >= before && read <= all);
+            grew += usize::from(read > before);
+            before = read;
+        }
+        // Record by record, not block by block, where a byte of the file is one of a record.
+        assert!(grew > if name.ends_with("gz") { 1 } else { 20 }, "{name} grew {grew} times");
+    }
+}
+
+#[test]
+fn a_recording_that_is_damaged_ends_before_the_damage() {
+    let (_dir, path) = a_recording("t.trace");
+    let mut bytes = fs::read(&path).unwrap();
+    let all = Recording::open(&path).unwrap().records.len();
+    let at = bytes.len() - 3;
+    bytes[at] ^= 0x40;
+    fs::write(&path, &bytes).unwrap();
+    let recording = Recording::open(&path).unwrap();
+    assert!(recording.records.len() < all);
+    let warning = recording.warning.unwrap();
+    assert!(warning.contains("damaged") && warning.contains("at byte"), "{warning}");
+}
+
+#[test]
+fn a_newer_version_and_another_file_are_refused_by_name() {
+    let (_dir, path) = a_recording("t.trace");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[8..12].copy_from_slice(&9_u32.to_le_bytes());
+    fs::write(&path, &bytes).unwrap();
+    let error = Recording::open(&path).unwrap_err().to_string();
+    assert!(error.contains("version 9") && error.contains("up to 1") && error.contains("newer pinpool"), "{error}");
+    let error = open_recording(&path).unwrap_err().to_string();
+    assert!(error.contains("version 9"), "{error}");
+    fs::write(&path, "a 1 4096\n").unwrap();
+    assert!(Recording::open(&path).unwrap_err().to_string().contains("not a recording"));
+    assert_eq!(open_recording(&path).unwrap().records.len(), 1, "a text is a trace too");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_an_error_of_the_setting() {
+    let dir = folder();
+    let error = recorded(&dir.path().join("no/folder/t.trace")).build().unwrap_err();
+    assert!(error.is_setting(), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("PINPOOL_TRACE=") && text.contains("no/folder") && text.contains("cannot be written"),
+        "{text}"
+    );
+    assert!(recorded(dir.path()).build().unwrap_err().is_setting(), "a folder");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_ends_the_file_and_not_the_pool() {
+    crate::captured_log::listen();
+    let pool = recorded(Path::new("/dev/full")).build().unwrap();
+    use_pool(&pool);
+    drop(pool);
+    let lines = crate::captured_log::lines();
+    assert_eq!(crate::captured_log::count(&lines, "trace: /dev/full is not complete"), 1, "{lines:#?}");
+}
+
+#[test]
+fn the_log_tells_where_and_how_much_is_recorded() {
+    let dir = folder();
+    let path = dir.path().join("p%p.trace");
+    crate::captured_log::listen();
+    let pool = recorded(&path).build().unwrap();
+    drop(pool.get(4096).unwrap());
+    drop(pool);
+    let lines = crate::captured_log::lines();
+    let name = format!("p{}.trace", std::process::id());
+    assert_eq!(crate::captured_log::count(&lines, &format!("{name}")), 2, "{lines:#?}");
+    assert_eq!(crate::captured_log::count(&lines, "records are in "), 1, "{lines:#?}");
+    assert!(Recording::open(&dir.path().join(name)).is_ok());
+}
+
+#[test]
+fn a_recording_plays_as_the_gets_and_puts_that_it_is_of() {
+    let (_dir, path) = a_recording("t.trace");
+    let workload = Workload::open(&path).unwrap();
+    assert_eq!(workload.gets(), 80);
+    // Three buffers and the one that is copied.
+    assert!(workload.peak_requested_bytes() >= (MIB + 60_000) as u64);
+    assert_eq!(
+        workload.pins().len() as u64,
+        count(&Recording::open(&path).unwrap(), |event| matches!(event, Event::Pin { .. }))
+    );
+    assert_eq!(workload.warning(), None);
+}
+
+#[test]
+fn a_tag_is_in_the_records_of_its_gets() {
+    let dir = folder();
+    let path = dir.path().join("t.trace");
+    let pool = recorded(&path).build().unwrap();
+    let images = pool.tagged("loader/images");
+    for _ in 0..3 {
+        drop(images.get(5000).unwrap());
+        drop(pool.get(5000).unwrap());
+    }
+    drop((images, pool));
+    let recording = Recording::open(&path).unwrap();
+    let tags = recording.records.iter().filter_map(|record| match record.event {
+        Event::Get { tag, .. } => Some(recording.tag(tag)),
+        _ => None,
+    });
+    assert_eq!(tags.collect::<Vec<_>>(), [Some("loader/images"), None].repeat(3));
+}

@@ -1,0 +1,181 @@
+//! `load --record` and `pinpool trace`: what is recorded, printed and converted, and what is refused.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::tool::{Ran, finish, pinpool, run};
+
+/// A recorded load of a few hundred files.
+pub(crate) fn recorded(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    let text = path.to_str().unwrap();
+    let ran = run(&["load", "--json", "--synthetic", "300", "--batch-bytes", "1MiB", "--record", text]);
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    path
+}
+
+fn trace(path: &Path, args: &[&str]) -> Ran {
+    finish(pinpool(&["trace"]).arg(path).args(args))
+}
+
+#[test]
+fn a_load_is_recorded_and_its_text_plays_as_the_recording_does() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["t.trace", "t.trace.gz"] {
+        let path = recorded(dir.path(), name);
+        let ran = trace(&path, &[]);
+        assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
+        assert!(ran.stdout.contains("## pin: ") && ran.stdout.contains("## pool 0: PINPOOL_PRESET=adaptive"));
+        let text = dir.path().join("text.trace");
+        fs::write(&text, &ran.stdout).unwrap();
+        let play = |path: &Path| {
+            let ran = finish(pinpool(&["replay", "--json"]).arg(path));
+            assert_eq!(ran.code(), 0, "{}", ran.stderr);
+            let mut figures = ran.figures();
+            figures.as_object_mut().unwrap().remove("workload");
+            figures
+        };
+        let figures = play(&path);
+        assert!(figures["gets"].as_u64().unwrap() > 20, "{figures}");
+        assert_eq!(figures, play(&text));
+        // Twice is the same.
+        assert_eq!(trace(&text, &["--format", "csv"]).code(), 0);
+    }
+}
+
+#[test]
+fn a_trace_is_converted_to_csv_to_trace_events_and_to_a_snapshot() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = recorded(dir.path(), "t.trace.gz");
+    let csv = trace(&path, &["--format", "csv"]).stdout;
+    let mut lines = csv.lines();
+    let head: Vec<_> = lines.next().unwrap().split(',').collect();
+    assert_eq!(&head[..4], ["time_ns", "thread", "pool", "event"]);
+    let (mut gets, mut puts, mut last) = (0, 0, 0);
+    for line in lines {
+        let fields: Vec<_> = line.split(',').collect();
+        assert_eq!(fields.len(), head.len(), "{line}");
+        let time: u64 = fields[0].parse().unwrap();
+        assert!(time >= last);
+        last = time;
+        gets += u64::from(fields[3] == "get");
+        puts += u64::from(fields[3].starts_with("put"));
+    }
+    assert!(gets > 20 && gets == puts, "{gets} {puts}");
+
+    let events: Value = serde_json::from_str(&trace(&path, &["--format", "chrome"]).stdout).unwrap();
+    let events = events["traceEvents"].as_array().unwrap();
+    let of_kind = |kind: &str| events.iter().filter(|event| event["ph"] == kind).count();
+    assert!(of_kind("C") > 20 && of_kind("X") > 0 && of_kind("M") > 1, "{}", events.len());
+    // What a reader of the format demands of every event.
+    for event in events {
+        assert!(event["pid"].is_u64() && event["name"].is_string(), "{event}");
+        assert!(event["ph"] == "M" || event["ts"].is_number(), "{event}");
+    }
+    let last = events.iter().rfind(|event| event["name"] == "buffer bytes").unwrap();
+    assert_eq!(last["args"]["in use"], 0, "all was put back: {last}");
+
+    let out = dir.path().join("snapshot.pickle");
+    let ran = trace(&path, &["--format", "pytorch", "-o", out.to_str().unwrap()]);
+    assert_eq!((ran.code(), ran.stdout.as_str()), (0, ""));
+    let bytes = fs::read(out).unwrap();
+    assert!(bytes.starts_with(b"\x80\x02}(") && bytes.ends_with(b"u."));
+}
+
+#[test]
+fn a_log_of_rmm_is_a_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rmm.csv");
+    let log = "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.000001,allocate,0x7f0000000000,4096,0x0\n\
+               1,10:00:00.000101,free,0x7f0000000000,4096,0x0\n1,10:00:01.000101,allocate,0x7f0000000000,4096,0x0\n";
+    fs::write(&path, log).unwrap();
+    let ran = trace(&path, &[]);
+    let operations: Vec<_> = ran.stdout.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(operations, ["a 1 4096", "t 100", "f 1", "t 1000000", "a 2 4096"], "{}", ran.stderr);
+    let figures = finish(pinpool(&["replay", "--json"]).arg(&path)).figures();
+    assert_eq!((figures["gets"].as_u64(), figures["front_hits"].as_u64()), (Some(2), Some(1)));
+}
+
+#[test]
+fn what_cannot_be_read_or_written_is_an_error_with_its_name_and_no_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let mut newer = whole.clone();
+    newer[8] = 200;
+    let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    bomb.write_all(&whole[..12]).unwrap();
+    let zeros = vec![0; 1 << 20];
+    (0..64).for_each(|_| bomb.write_all(&zeros).unwrap());
+    let mut lines = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    (0..5).for_each(|_| lines.write_all(&vec![b'\n'; 1 << 20]).unwrap());
+    let cases = [
+        (file("newer.trace", &newer), "version 200"),
+        (file("bomb.gz", &bomb.finish().unwrap()), "block of 0 bytes"),
+        (file("lines.gz", &lines.finish().unwrap()), "at most 4000000 lines"),
+        (file("empty", b""), "no gets"),
+        (file("noise", &[0xff; 5000]), "line 1"),
+        (file("no_gets.trace", b"t 100\n"), "no gets"),
+        (dir.path().join("absent"), "absent"),
+        (dir.path().to_owned(), "directory"),
+    ];
+    for (path, words) in cases {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        for command in [vec!["advise"], vec!["replay", "--set", "PRESET=adaptive"]] {
+            let ran = finish(pinpool(&command).arg(&path));
+            assert_eq!(ran.code(), 1, "{command:?} {name}: {}{}", ran.stdout, ran.stderr);
+            assert!(ran.stderr.contains(words) && ran.stderr.contains(name), "{command:?} {name}: {}", ran.stderr);
+        }
+    }
+    // Cut off: what is left is used, and the exit status says so.
+    let cut = file("cut.trace", &whole[..whole.len() / 2]);
+    for command in [vec!["trace"], vec!["advise"], vec!["replay", "--json"]] {
+        let ran = finish(pinpool(&command).arg(&cut));
+        assert_eq!(ran.code(), 1, "{command:?}: {}", ran.stderr);
+        assert!(!ran.stdout.is_empty(), "{command:?}");
+        ran.check_stderr("cut.trace: the recording is cut off");
+        ran.check_stderr(" records before that are read");
+    }
+    let ran = trace(&cut, &["-o", "/no/such/folder/out"]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("/no/such/folder/out: ");
+    let ran = run(&["load", "--synthetic", "1", "--record", "/no/such/folder/t.gz"]);
+    assert_eq!(ran.code(), 2, "{}", ran.stderr);
+    ran.check_stderr("/no/such/folder/t.gz: cannot be written");
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_a_trace_that_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.trace.gz");
+    let mut load = pinpool(&["load", "--epochs", "1000000", "--synthetic", "500", "--batch-files", "1", "--record"]);
+    let mut child = load.arg(&path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let begun = Instant::now();
+    while fs::metadata(&path).map_or(0, |file| file.len()) < 2_000 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nothing is written");
+        thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let ran = trace(&path, &["--format", "csv"]);
+    assert!(ran.stdout.lines().filter(|line| line.contains(",get,")).count() > 10, "{}", ran.stderr);
+    assert!(ran.code() == 0 || ran.stderr.contains("cut off"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_bench_of_hits_shows_what_recording_costs_beside_the_pool_that_does_not() {
+    let figures = run(&["bench", "hit", "--record", "--json"]).figures();
+    let (without, with) = (&figures["ns_per_pair"], &figures["recording"]["ns_per_pair"]);
+    let more = figures["recording"]["more_ns_per_pair"].as_f64().unwrap();
+    assert!((with.as_f64().unwrap() - without.as_f64().unwrap() - more).abs() < 0.02, "{figures}");
+}
