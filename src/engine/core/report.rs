@@ -106,17 +106,19 @@ impl Core {
 
     fn dump_of(&self, stats: &Stats, request: Option<Request>) -> Dump {
         let source = self.backing().source();
+        // In a child of `fork` other locks may be held by threads that do not exist here.
+        let is_forked = self.is_forked();
         Dump {
             device: if source.needs_gpu() { format!("GPU {}", self.config.device) } else { "host".to_owned() },
             allocator: format!("{} ({})", stats.backend, stats.preset),
-            owners: if self.is_forked() { Vec::new() } else { self.owners_by_bytes(stats) },
+            owners: if is_forked { Vec::new() } else { self.owners_by_bytes(stats) },
             usage: usage_report(stats),
             free_bytes: stats.arena_free_bytes + stats.arena_transit_bytes + stats.arena_overhead_bytes,
             peak_bytes: stats.peak_pinned_bytes,
             oldest_copy: stats.oldest_in_flight.zip(stats.oldest_in_flight_stream),
-            host: self.system.at(self.time.coarse_us()),
+            host: if is_forked { None } else { self.system.at(self.time.coarse_us()) },
             request,
-            limit: self.backing().limit_name(),
+            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.backing().limit_name() },
         }
     }
 
