@@ -17,7 +17,10 @@
 //!
 //! The format is described in `docs/trace-format.md`. Without the feature `trace` there are events and nobody to take them.
 
+// Public for readers, which only the tool has; two of the events are the writer's.
+#[cfg_attr(not(feature = "cli"), allow(unreachable_pub, dead_code))]
 mod event;
+#[cfg_attr(not(feature = "cli"), allow(unreachable_pub))]
 pub use event::{Event, PoolDescription};
 
 #[cfg(feature = "trace")]

@@ -260,7 +260,7 @@ fn the_log_tells_where_and_how_much_is_recorded() {
     drop(pool);
     let lines = crate::captured_log::lines();
     let name = format!("p{}.trace", std::process::id());
-    assert_eq!(crate::captured_log::count(&lines, &format!("{name}")), 2, "{lines:#?}");
+    assert_eq!(crate::captured_log::count(&lines, &name), 2, "{lines:#?}");
     assert_eq!(crate::captured_log::count(&lines, "records are in "), 1, "{lines:#?}");
     assert!(Recording::open(&dir.path().join(name)).is_ok());
 }

@@ -106,16 +106,17 @@ impl BatchFit {
 /// Fixed bytes and bytes a sample of each size of one trace.
 fn by_multiples(workload: &Workload, batch_size: u64) -> Result<BTreeMap<u64, (f64, f64)>, String> {
     let sizes = sizes(workload);
-    let bytes = |(size, count): (&u64, &u64)| *size as f64 * *count as f64;
-    let all: f64 = sizes.iter().map(bytes).sum();
-    let scaling: f64 = sizes.iter().filter(|(size, _)| size.is_multiple_of(batch_size)).map(bytes).sum();
-    if batch_size == 1 || scaling < PART_MIN * all {
+    let bytes = |(size, count): (&u64, &u64)| size.saturating_mul(*count);
+    let all: u64 = sizes.iter().map(bytes).fold(0, u64::saturating_add);
+    let scaling: u64 =
+        sizes.iter().filter(|(size, _)| size.is_multiple_of(batch_size)).map(bytes).fold(0, u64::saturating_add);
+    if batch_size == 1 || (scaling as f64) < PART_MIN * all as f64 {
         return Err(format!(
             "the sizes cannot be split into a fixed part and bytes a sample: {} of the {} bytes of all gets are multiples of the \
              batch size {batch_size}; record a second trace with another batch size and name both, as in `advise A B \
              --batch-size {batch_size},{}`",
-            grouped(scaling as u64),
-            grouped(all as u64),
+            grouped(scaling),
+            grouped(all),
             batch_size * 2
         ));
     }
