@@ -13,8 +13,8 @@ const HIT_RATE_PARTS: usize = 60;
 const CLASSES_MAX: usize = 20;
 /// The share of the gets at the end that decides the verdict.
 const LAST_SHARE: f64 = 0.25;
-/// A pool that misses more often, and evicts, keeps too little.
-const THRASHING_MISS_RATE: f64 = 0.1;
+/// A pool that pins memory for more of its gets, and evicts, keeps too little.
+const THRASHING_PIN_RATE: f64 = 0.02;
 
 /// The pool's state at one place.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -163,15 +163,15 @@ impl Timeline {
         let largest = rows.iter().max_by_key(|(_, _, bytes)| *bytes);
         let largest = largest.map_or_else(String::new, |(name, gets, bytes)| {
             format!(
-                ": most bytes, {}, were asked for in {} gets of {name}",
+                ": most bytes, {}, were asked for in {} of {name}",
                 Unit::Bytes.text(*bytes as f64),
-                grouped(*gets)
+                gets_in_words(*gets)
             )
         });
         let bar = |(name, gets, bytes): &(String, u64, u64)| Bar {
             name: name.clone(),
             value: *bytes as f64,
-            text: format!("{}, {} gets", Unit::Bytes.text(*bytes as f64), grouped(*gets)),
+            text: format!("{}, {}", Unit::Bytes.text(*bytes as f64), gets_in_words(*gets)),
         };
         let bars = rows.iter().map(bar).collect();
         Figure {
@@ -248,36 +248,34 @@ impl Timeline {
         let begin = last.gets as f64 * (1.0 - LAST_SHARE);
         let from = self.samples.iter().rfind(|sample| sample.gets as f64 <= begin).copied().unwrap_or_default();
         let misses = (last.gets - last.hits).saturating_sub(from.gets - from.hits);
-        let miss_rate = misses as f64 / (last.gets - from.gets).max(1) as f64;
+        let gets = (last.gets - from.gets).max(1);
         let (pins, evicted) = (last.pins - from.pins, last.evicted.saturating_sub(from.evicted));
+        let pin_rate = pins as f64 / gets as f64;
         let raised = self.raises.iter().filter(|(x, _)| *x > from.x).count();
-        let missed = format!("{} % of the last quarter of the gets missed", number(miss_rate * 100.0));
+        // A miss that carves memory which is pinned already costs little, so page-locks decide.
+        let missed = format!(
+            "of the last quarter of the gets {} % found no idle buffer, and {} % had memory pinned",
+            number(misses as f64 / gets as f64 * 100.0),
+            number(pin_rate * 100.0)
+        );
         let limit =
             self.limits.iter().filter_map(|(_, points)| points.last()).map(|point| point.1).max_by(f64::total_cmp);
         let limit = limit.map_or_else(String::new, |limit| format!("={limit}"));
-        let (name, text) = if miss_rate > THRASHING_MISS_RATE && evicted > 0 && pins > 0 {
-            let remedy = format!(
-                "Let more buffers or bytes stay: raise PINPOOL_POOL_SIZE_LIMIT (now{}) or PINPOOL_MAX_BYTES, or batch to fewer \
-                 sizes.",
-                limit.replace('=', " ")
+        let (name, text) = if pin_rate > THRASHING_PIN_RATE && evicted > 0 {
+            let now = limit.replace('=', " ");
+            let text = format!(
+                "{missed}, with {} evictions. Let more buffers or bytes stay: raise PINPOOL_POOL_SIZE_LIMIT (now{now}) or \
+                 PINPOOL_MAX_BYTES, or batch to fewer sizes.",
+                grouped(evicted)
             );
-            (
-                "thrashing",
-                format!(
-                    "{missed}, {} evictions and {} calls that pin fell into it. {remedy}",
-                    grouped(evicted),
-                    grouped(pins)
-                ),
-            )
+            ("thrashing", text)
         } else if pins > 0 || raised > 0 {
             let text = format!(
-                "{missed}; the pool still pinned memory {} times and raised its limit {raised} times in it. \
-                 PINPOOL_POOL_SIZE_LIMIT{limit} begins where this ended.",
-                grouped(pins)
+                "{missed}; the limit was raised {raised} times in it. PINPOOL_POOL_SIZE_LIMIT{limit} begins where this ended."
             );
             ("growing", text)
         } else {
-            ("steady", format!("{missed}, no memory was pinned in it and the limit was not raised: nothing to set."))
+            ("steady", format!("{missed}; the limit was not raised: nothing to set."))
         };
         Verdict { name: name.to_owned(), text }
     }
@@ -285,6 +283,10 @@ impl Timeline {
 
 fn percent(part: u64, all: u64) -> Option<f64> {
     (all > 0).then(|| part as f64 / all as f64 * 100.0)
+}
+
+fn gets_in_words(gets: u64) -> String {
+    if gets == 1 { "1 get".to_owned() } else { format!("{} gets", grouped(gets)) }
 }
 
 /// The rate in each part of the x axis that has gets, at the end of the part.
