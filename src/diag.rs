@@ -260,6 +260,15 @@ impl PoolLog {
         );
     }
 
+    #[cfg(feature = "serve")]
+    pub(crate) fn serving(&self, path: &std::path::Path) {
+        log::info!("{self}socket: statistics at {}: `pinpool top` shows them", path.display());
+    }
+
+    pub(crate) fn not_serving(&self, path: &std::path::Path, why: &str) {
+        log::warn!("{self}socket: no statistics at {}: {why}", path.display());
+    }
+
     pub(crate) fn ceiling_changed(&self, from: Option<u64>, to: Option<u64>, why: &str) {
         let bytes = |ceiling: Option<u64>| ceiling.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
         log::info!("{self}ceiling changed from {} to {}: {why}", bytes(from), bytes(to));

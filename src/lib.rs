@@ -38,6 +38,7 @@
 //! | `loader` | no | [the reference loader](loader) |
 //! | `cli` | no | the `pinpool` tool |
 //! | `metrics` | no | [the statistics through the `metrics` facade](metrics) |
+//! | `serve` | no | the statistics of a running process on a Unix socket (`PINPOOL_SOCKET`), for `pinpool top` |
 //! | `serde` | no | `serde::Serialize` for [`Stats`] and its parts |
 //! | `trace` | no | recording what a pool does to a file (`PINPOOL_TRACE`), for the tool's `trace`, `replay` and `advise` |
 //! | `testing` | no | [scripted failures, the contract suite of sources, a manual clock](testing) |
@@ -70,6 +71,9 @@ mod pool;
 mod record;
 mod size_class;
 mod stats;
+#[cfg(feature = "serve")]
+#[doc(hidden)]
+pub mod stats_socket;
 mod sync;
 mod unwind;
 mod verdict;

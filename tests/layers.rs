@@ -21,7 +21,7 @@ const LAYERS: &[&[&str]] = &[
     &["pool"],
     &["buffer"],
     &["engine"],
-    &["config", "diag"],
+    &["config", "diag", "stats_socket"],
     &["copy", "in_flight"],
     &["backend", "driver"],
     &["arena", "budget", "dump", "policy", "size_class", "stats", "verdict"],

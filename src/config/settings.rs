@@ -114,6 +114,10 @@ macro_rules! for_each_setting {
         /// Whether the tool prints what the pool holds and for whom at each SIGUSR1: 0 or 1.
         "PINPOOL_DUMP" = false, dump_on_signal(bool): bool as SWITCH;
 
+        /// Unix socket that serves the statistics to the tool's top: a path, 1 for pinpool-PID.sock in XDG_RUNTIME_DIR or /tmp, or
+        /// none. Needs the feature serve.
+        "PINPOOL_SOCKET" = None, socket(impl Into<Option<PathBuf>>): Option<PathBuf> as PATH_OR_NONE;
+
         // Longer than any copy that works, shorter than a person waits for a process to end.
         /// Longest wait for copies in flight when the pool ends; the memory of copies that take longer is never released.
         "PINPOOL_CLOSE_WAIT" = Duration::from_secs(30), close_wait(Duration): Duration as TIME;

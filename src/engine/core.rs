@@ -62,6 +62,7 @@ mod end;
 mod interfaces;
 mod recording;
 mod report;
+mod serving;
 mod ticks;
 mod verdicts;
 mod waiting;

@@ -40,6 +40,7 @@ use std::time::{Duration, Instant};
 
 mod reminder;
 mod signals;
+pub(crate) use signals::block as block_signals;
 
 use reminder::Reminded;
 pub(crate) use reminder::{Condition, Reminder};

@@ -3,7 +3,7 @@
 
 /// Leaves signals to the program's own threads; those of a fault come to the thread that caused them.
 #[cfg(not(miri))]
-pub(super) fn block() {
+pub(crate) fn block() {
     let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
     let mut blocked = std::mem::MaybeUninit::uninit();
     // SAFETY: fills in the set.
@@ -20,4 +20,4 @@ pub(super) fn block() {
 
 /// Miri has no signals.
 #[cfg(miri)]
-pub(super) fn block() {}
+pub(crate) fn block() {}

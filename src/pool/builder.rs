@@ -177,6 +177,7 @@ impl PoolBuilder {
         };
         let core = Core::new(config, backing, Timekeeper::new(self.clock), log, recorder);
         core.change_ceiling_by(ceiling_source, auto);
+        core.serve_statistics();
         let pool = Pool::with_nodes(core, NodePools::new(&root, Box::new(on_node)));
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;

@@ -1,6 +1,12 @@
-//! `pinpool load --top` where there is no terminal. What it draws is tested beside its screen.
+//! `pinpool load --top` and `pinpool top` where there is no terminal. What it draws is tested beside its screen.
 
-use crate::tool::{run, tree};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::tool::{finish, pinpool, run, tree};
 
 #[test]
 fn without_a_terminal_nothing_is_loaded_and_the_reason_is_said() {
@@ -8,4 +14,38 @@ fn without_a_terminal_nothing_is_loaded_and_the_reason_is_said() {
     let ran = run(&["load", "--top", dir.path().to_str().unwrap()]);
     assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
     ran.check_stderr("--top: stdout is no terminal");
+}
+
+#[test]
+fn a_process_that_was_asked_to_serves_its_statistics() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("stats.sock");
+    let mut load = pinpool(&["load", "--synthetic", "4", "--idle", "60"])
+        .env("PINPOOL_SOCKET", &socket)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    let figures = loop {
+        let ran = finish(pinpool(&["top", "--json"]).arg(&socket));
+        if ran.code() == 0 && ran.figures()["pools"][0]["gets"].as_u64() > Some(0) {
+            break ran.figures();
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{}", ran.stderr);
+        thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(figures["process"], load.id());
+    assert_eq!(figures["pools"][0]["backend"], "heap");
+    let mode = fs::metadata(&socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "others cannot read it");
+    // Without a terminal there is nothing to draw on.
+    let ran = finish(pinpool(&["top"]).arg(&socket));
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("stdout is no terminal");
+    load.kill().unwrap();
+    load.wait().unwrap();
+    let ran = finish(pinpool(&["top", "--json"]).arg(&socket));
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("start it with PINPOOL_SOCKET=1");
 }

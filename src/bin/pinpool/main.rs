@@ -64,6 +64,7 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Report(report::ReportArgs),
     Soak(soak::SoakArgs),
+    Top(top::TopArgs),
     Completions(pages::CompletionsArgs),
     Man(pages::ManArgs),
 }
@@ -110,6 +111,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args, &terminal),
         Command::Report(args) => terminal.report(report::run(&args)),
         Command::Soak(args) => soak::run(&args, &terminal),
+        Command::Top(args) => terminal.report(top::run(&args)),
         Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
         Command::Man(args) => terminal.report(pages::man(&args, Cli::command())),
     };

@@ -5,7 +5,9 @@
 //! | `snapshot.rs` | the figures at one moment, and how fast they change |
 //! | `screen.rs` | one screen of them |
 //! | `session.rs` | the terminal, taken over and given back |
+//! | `remote.rs` | a pool of another process, through its socket |
 
+mod remote;
 mod screen;
 mod session;
 mod snapshot;
@@ -24,6 +26,7 @@ use self::session::Session;
 use self::snapshot::{History, Snapshot};
 use crate::terminal::Terminal;
 
+pub(crate) use self::remote::{TopArgs, run};
 pub(crate) use self::session::restore;
 
 /// Time between two screens.

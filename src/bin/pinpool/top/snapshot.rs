@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use pinpool::{Pool, Stats};
+use serde_json::Value;
 
 /// Hit rates that are kept for the curve.
 const KEPT: usize = 200;
@@ -95,6 +96,43 @@ impl From<&Stats> for Snapshot {
     }
 }
 
+impl Snapshot {
+    /// From a line of the socket; what is missing is 0.
+    pub(super) fn of_json(stats: &Value) -> Self {
+        let number = |path: &str| stats.pointer(path).and_then(Value::as_u64);
+        let count = |path: &str| number(path).unwrap_or(0);
+        let text = |name: &str| stats[name].as_str().unwrap_or_default().to_owned();
+        let seconds = stats["oldest_in_flight_seconds"].as_f64();
+        Self {
+            name: text("name"),
+            backend: text("backend"),
+            preset: text("preset"),
+            pinned_bytes: count("/pinned_bytes"),
+            in_use_bytes: count("/in_use_bytes"),
+            in_flight_bytes: count("/in_flight_bytes"),
+            idle_bytes: count("/idle_bytes"),
+            free_bytes: count("/arena_free_bytes") + count("/arena_transit_bytes"),
+            fallback_bytes: count("/fallback_bytes"),
+            max_bytes: number("/max_bytes"),
+            buffers_in_use: count("/in_use"),
+            buffers_in_flight: count("/in_flight"),
+            buffers_idle: count("/buffers_in_pool"),
+            pool_size_limit: count("/pool_size_limit"),
+            raises: count("/raises"),
+            gets: count("/gets"),
+            hits: count("/hits"),
+            evicted: count("/evicted"),
+            pins: count("/pin/count"),
+            unpins: count("/unpin/count"),
+            waits: count("/waits"),
+            fallbacks: count("/fallbacks"),
+            oldest_in_flight: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
+            oldest_in_flight_stream: number("/oldest_in_flight_stream"),
+            owners: Vec::new(),
+        }
+    }
+}
+
 /// The last two snapshots, and the hit rate between each two.
 #[derive(Debug, Default)]
 pub(super) struct History {
@@ -151,6 +189,21 @@ fn percent(part: u64, all: u64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_of_the_socket_has_the_same_figures() {
+        let pool =
+            pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).name("train").build().unwrap();
+        let held = pool.get(1 << 20).unwrap();
+        drop(pool.get(1 << 20).unwrap());
+        drop(pool.get(1 << 20).unwrap());
+        let stats = pool.stats();
+        let snapshot = Snapshot::from(&stats);
+        assert_eq!(Snapshot::of_json(&serde_json::to_value(&stats).unwrap()), snapshot);
+        assert!(snapshot.pins > 0 && snapshot.hits > 0 && snapshot.in_use_bytes > 0 && snapshot.max_bytes.is_some());
+        assert_eq!(snapshot.name, "train");
+        drop(held);
+    }
 
     #[test]
     fn rates_are_of_the_time_between_two_snapshots() {

@@ -1,0 +1,28 @@
+//! The pool's statistics on a socket, if `PINPOOL_SOCKET` asks for it.
+
+use std::sync::Arc;
+
+use super::Core;
+
+impl Core {
+    /// Shows the statistics until the pool is gone.
+    #[cfg(feature = "serve")]
+    pub(crate) fn serve_statistics(self: &Arc<Self>) {
+        let Some(path) = &self.config.socket else { return };
+        let is_derived = path.as_os_str() == "1";
+        let path = if is_derived { crate::stats_socket::path_of(self.process) } else { path.clone() };
+        let pool = Arc::downgrade(self);
+        match crate::stats_socket::serve(&path, move || pool.upgrade().map(|pool| pool.stats())) {
+            Ok(()) => self.log.serving(&path),
+            Err(error) => self.log.not_serving(&path, &error.to_string()),
+        }
+    }
+
+    /// Says that this build cannot.
+    #[cfg(not(feature = "serve"))]
+    pub(crate) fn serve_statistics(self: &Arc<Self>) {
+        if let Some(path) = &self.config.socket {
+            self.log.not_serving(path, "this build serves none; build pinpool with the feature `serve`");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The statistics of this process's pools on a Unix socket, for `pinpool top`: to each reader a line of JSON at once, and one a
+//! second.
+//!
+//! ```text
+//! {"process":4711,"pools":[{"name":"train","preset":"adaptive", ...}, ...]}
+//! ```
+//!
+//! The objects of `pools` are [`Stats`]. A thread of its own reads them, and only while there are readers, so that nothing is
+//! done for it by a get or a put. Nobody but the user that the process belongs to can read the socket. The file is removed when
+//! the last pool that it shows is gone; one that is left behind by a process that was killed is replaced.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::fork::ForkGeneration;
+use crate::maintenance_thread::block_signals;
+use crate::stats::Stats;
+use crate::sync::plain::Mutex;
+
+/// Time between two lines.
+const EVERY: Duration = Duration::from_secs(1);
+/// Time between two looks for new readers.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Most readers at once.
+const READERS_MAX: usize = 16;
+
+/// The statistics of one pool; `None` when it is gone.
+type Shown = Box<dyn Fn() -> Option<Stats> + Send>;
+
+/// What this process serves.
+static SERVED: Mutex<Vec<Served>> = Mutex::new(Vec::new());
+
+/// One socket.
+struct Served {
+    path: PathBuf,
+    generation: ForkGeneration,
+    pools: Vec<Shown>,
+}
+
+/// The socket of a process that was started with `PINPOOL_SOCKET=1`: in `$XDG_RUNTIME_DIR`, else in `/tmp`.
+pub fn path_of(process: u32) -> PathBuf {
+    let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+    let dir = runtime_dir.map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
+    dir.join(format!("pinpool-{process}.sock"))
+}
+
+/// Shows one more pool at `path`, where the first pool opens the socket.
+///
+/// # Errors
+///
+/// If the socket cannot be made, another process serves it, or no thread can be had.
+pub(crate) fn serve(path: &Path, pool: impl Fn() -> Option<Stats> + Send + 'static) -> io::Result<()> {
+    let mut served = SERVED.lock();
+    served.retain(|served| !served.generation.is_stale());
+    if let Some(known) = served.iter_mut().find(|served| served.path == path) {
+        known.pools.push(Box::new(pool));
+        return Ok(());
+    }
+    let listener = listen(path)?;
+    let there = path.to_owned();
+    let generation = ForkGeneration::now();
+    thread::Builder::new().name("pinpool-stats".to_owned()).spawn(move || {
+        block_signals();
+        run(&listener, &there);
+    })?;
+    served.push(Served { path: path.to_owned(), generation, pools: vec![Box::new(pool)] });
+    Ok(())
+}
+
+/// A socket at `path` that this user alone can open. It is made in a directory of its own, since between its making and the
+/// change of its mode others could open it.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
+        }
+        Ok(_) if UnixStream::connect(path).is_ok() => {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
+        }
+        _ => {}
+    }
+    let name = format!(".pinpool-{}", std::process::id());
+    let dir = path.parent().unwrap_or(Path::new("")).join(name);
+    DirBuilder::new().mode(0o700).create(&dir)?;
+    let made = listen_in(&dir, path);
+    // Empty if the socket was moved; what was not moved is of no use.
+    let _ = fs::remove_file(dir.join("s"));
+    let _ = fs::remove_dir(&dir);
+    made
+}
+
+fn listen_in(dir: &Path, path: &Path) -> io::Result<UnixListener> {
+    let inner = dir.join("s");
+    let listener = UnixListener::bind(&inner)?;
+    fs::set_permissions(&inner, Permissions::from_mode(0o600))?;
+    listener.set_nonblocking(true)?;
+    fs::rename(&inner, path)?;
+    Ok(listener)
+}
+
+/// Serves until the last pool is gone.
+fn run(listener: &UnixListener, path: &Path) {
+    let mut readers: Vec<UnixStream> = Vec::new();
+    let mut due = Instant::now() + EVERY;
+    loop {
+        let mut fresh = Vec::new();
+        while let Ok((reader, _)) = listener.accept() {
+            if readers.len() + fresh.len() < READERS_MAX && reader.set_nonblocking(true).is_ok() {
+                fresh.push(reader);
+            }
+        }
+        let is_due = Instant::now() >= due;
+        if is_due {
+            due = Instant::now() + EVERY;
+        }
+        if is_due || !fresh.is_empty() {
+            let is_read = !fresh.is_empty() || !readers.is_empty();
+            let Some(line) = line_or_end(path, is_read) else { return };
+            let tell = |mut reader: UnixStream| reader.write_all(line.as_bytes()).is_ok().then_some(reader);
+            // A reader that does not keep up is left.
+            let old = if is_due { readers.drain(..).filter_map(tell).collect() } else { std::mem::take(&mut readers) };
+            readers = old;
+            readers.extend(fresh.into_iter().filter_map(tell));
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// The next line, empty if nobody reads; `None` when no pool is left, and then the socket is gone.
+fn line_or_end(path: &Path, is_read: bool) -> Option<String> {
+    let mut served = SERVED.lock();
+    let at = served.iter().position(|served| served.path == path)?;
+    let mut shown = Vec::new();
+    served[at].pools.retain(|pool| {
+        let stats = pool();
+        let is_there = stats.is_some();
+        shown.extend(stats);
+        is_there
+    });
+    if served[at].pools.is_empty() {
+        served.swap_remove(at);
+        // Under the lock, so that a pool that is made now opens a socket after this.
+        let _ = fs::remove_file(path);
+        return None;
+    }
+    drop(served);
+    if !is_read {
+        return Some(String::new());
+    }
+    let line = serde_json::json!({ "process": std::process::id(), "pools": shown });
+    Some(format!("{line}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn readers_get_a_line_at_once_and_the_socket_goes_with_the_last_pool() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stats.sock");
+        let pool = Arc::new(Stats { gets: 7, ..Stats::default() });
+        let weak = Arc::downgrade(&pool);
+        serve(&path, move || weak.upgrade().map(|stats| Stats::clone(&stats))).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the directory that it was made in is gone");
+        for _ in 0..2 {
+            let mut line = String::new();
+            BufReader::new(UnixStream::connect(&path).unwrap()).read_line(&mut line).unwrap();
+            let object: serde_json::Value = serde_json::from_str(&line).unwrap();
+            assert_eq!(object["pools"][0]["gets"], 7, "{line}");
+            assert_eq!(object["process"], std::process::id());
+        }
+        drop(pool);
+        let begun = Instant::now();
+        while path.exists() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the socket stays");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn a_socket_that_was_left_behind_is_replaced_and_a_file_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stats.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(listen(&path).is_ok());
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "precious").unwrap();
+        assert_eq!(listen(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+        assert!(listen(&dir.path().join("none/stats.sock")).is_err());
+    }
+
+    #[test]
+    fn a_socket_that_another_serves_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stats.sock");
+        let _other = UnixListener::bind(&path).unwrap();
+        assert_eq!(listen(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    }
+}
