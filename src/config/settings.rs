@@ -116,7 +116,7 @@ macro_rules! for_each_setting {
 
         /// Unix socket that serves the statistics to the tool's top: a path, 1 for pinpool-PID.sock in XDG_RUNTIME_DIR or /tmp, or
         /// none. Needs the feature serve.
-        "PINPOOL_SOCKET" = None, socket(impl Into<Option<PathBuf>>): Option<PathBuf> as PATH_OR_NONE;
+        "PINPOOL_SOCKET" = None, socket(impl Into<Option<PathBuf>>): Option<PathBuf> as SOCKET;
 
         // Longer than any copy that works, shorter than a person waits for a process to end.
         /// Longest wait for copies in flight when the pool ends; the memory of copies that take longer is never released.

@@ -363,10 +363,16 @@ pub(super) const TIME_OR_NONE: ValueFormat<Option<Duration>> = ValueFormat::new(
     |time| time.as_ref().map_or_else(|| "none".to_owned(), show_time),
 );
 
-pub(super) const PATH_OR_NONE: ValueFormat<Option<PathBuf>> = ValueFormat::new(
-    |text| or_word("none", text, |text| Ok(PathBuf::from(text))),
+pub(super) const SOCKET: ValueFormat<Option<PathBuf>> = ValueFormat::new(
+    |text| or_word("none", text, socket),
     |path| path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string()),
 );
+
+/// A word without a slash is more likely a mistake than a socket in the directory where the program happens to run.
+fn socket(text: &str) -> Result<PathBuf, ParseError> {
+    let is_path = text == "1" || text.contains('/');
+    if is_path { Ok(PathBuf::from(text)) } else { Err(ParseError::new(text, "not a path with a slash, 1, or none")) }
+}
 
 /// With its size where that is not the default, so that it is read back.
 fn show_backend(backend: &Backend) -> String {
