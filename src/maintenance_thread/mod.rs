@@ -40,6 +40,7 @@ use std::time::{Duration, Instant};
 
 mod reminder;
 mod signals;
+#[cfg(feature = "serve")]
 pub(crate) use signals::block as block_signals;
 
 use reminder::Reminded;
