@@ -363,6 +363,11 @@ pub(super) const TIME_OR_NONE: ValueFormat<Option<Duration>> = ValueFormat::new(
     |time| time.as_ref().map_or_else(|| "none".to_owned(), show_time),
 );
 
+pub(super) const PATH_OR_NONE: ValueFormat<Option<PathBuf>> = ValueFormat::new(
+    |text| or_word("none", text, |text| Ok(PathBuf::from(text))),
+    |path| path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string()),
+);
+
 pub(super) const SOCKET: ValueFormat<Option<PathBuf>> = ValueFormat::new(
     |text| or_word("none", text, socket),
     |path| path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string()),

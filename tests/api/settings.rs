@@ -93,12 +93,14 @@ fn every_default_can_be_set_explicitly() {
 
 #[test]
 fn nonsense_in_any_variable_is_named_with_its_value_and_what_holds_instead() {
+    // A file may have any name.
+    let others = || VARIABLES.iter().filter(|variable| variable.name != "PINPOOL_TRACE");
     alone_with(
-        || VARIABLES.iter().map(|variable| (variable.name, "purple".to_owned())).collect(),
+        || others().map(|variable| (variable.name, "purple".to_owned())).collect(),
         || {
             let warnings = report().unwrap().1;
-            assert_eq!(warnings.len(), VARIABLES.len());
-            for variable in VARIABLES {
+            assert_eq!(warnings.len(), others().count());
+            for variable in others() {
                 let of_it = |text: &&String| text.starts_with(&format!("{}=", variable.name));
                 let texts: Vec<_> = warnings.iter().map(ToString::to_string).collect();
                 let text = texts.iter().find(of_it).map(String::as_str).unwrap_or_default();

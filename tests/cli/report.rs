@@ -255,3 +255,58 @@ fn a_trace_that_ends_in_the_middle_of_a_line_or_of_its_compression_is_an_error_w
     ran.check_stderr("cut.trace.gz: ");
     assert!(!output.exists());
 }
+
+/// A trace of a load of files, and what it printed.
+fn recorded(dir: &TempDir, name: &str) -> PathBuf {
+    let path = dir.path().join(name);
+    let mut command = pinpool(&["load", "--synthetic", "60", "--batch-files", "4", "--pool-size-limit", "1"]);
+    let ran = finish(command.env("PINPOOL_TRACE", &path).env("PINPOOL_BACKEND", "sim"));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    path
+}
+
+#[test]
+fn a_recording_has_its_bytes_times_of_page_locks_and_the_map() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = page(&recorded(&dir, "trace.gz"));
+    for (id, text) in [
+        ("bytes", "pinned"),
+        ("bytes", "in flight"),
+        ("limit", "limit on idle buffers"),
+        ("hit-rate", "gets served by an idle buffer (%)"),
+        ("sizes", "size, and bytes asked for in it"),
+        ("latency", "calls that pin, by how long they take"),
+        ("latency", "calls that unpin, by how long they take"),
+        ("arena", "in flight"),
+        ("arena", "free"),
+    ] {
+        let drawn = figure(&page, id);
+        assert!(texts(drawn).contains(&text), "no {text} in {drawn}");
+    }
+    // Memory in use is in the map, not in its legend alone.
+    let map = figure(&page, "arena");
+    let states = map.matches("class=\"f-m1\"").count() + map.matches("class=\"f-m2\"").count();
+    assert!(states > 2, "{map}");
+    assert!(page.contains("back-end sim, recorded by pinpool"), "{page}");
+}
+
+#[test]
+fn a_recording_that_was_cut_off_is_drawn_up_to_its_end_and_the_page_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = recorded(&dir, "trace");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 7]).unwrap();
+    assert!(page(&path).contains("The trace is not whole: "));
+    // In its first bytes there is nothing to draw.
+    fs::write(&path, &bytes[..12]).unwrap();
+    let ran = report(&path, &dir.path().join("report.html"));
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("trace: nothing to draw: ");
+    // A newer version is refused.
+    let mut newer = bytes.clone();
+    newer[8] = 200;
+    fs::write(&path, newer).unwrap();
+    let ran = report(&path, &dir.path().join("report.html"));
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("use a newer pinpool");
+}

@@ -1,4 +1,4 @@
-//! Whether a file is a trace or a log, by its first bytes.
+//! What a file is, by its first bytes.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -14,14 +14,23 @@ const RMM: &str = "Thread,Time,Action";
 const RECORDING: &[u8] = b"PINPOOLT";
 const HEADERS: [&str; 4] = ["# limit ", "# auto_resize ", "# rounder ", "# pools "];
 
-/// Whether the file at `path`, plain or compressed with gzip, begins as a trace does. Stdin is a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Of what a pool did.
+    Recording,
+    /// Gets and puts alone.
+    Workload,
+    Log,
+}
+
+/// What the file at `path`, plain or compressed with gzip, begins as. Stdin is a log.
 ///
 /// # Errors
 ///
 /// If the file cannot be read.
-pub(super) fn is_trace(path: &Path) -> io::Result<bool> {
+pub(super) fn kind(path: &Path) -> io::Result<Kind> {
     if path == Path::new("-") {
-        return Ok(false);
+        return Ok(Kind::Log);
     }
     let mut file = BufReader::new(File::open(path)?);
     let is_gzip = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
@@ -32,13 +41,14 @@ pub(super) fn is_trace(path: &Path) -> io::Result<bool> {
     } else {
         file.take(LOOKED_AT).read_to_end(&mut first)
     };
-    Ok(begins_a_trace(&first))
+    Ok(match () {
+        () if first.starts_with(RECORDING) => Kind::Recording,
+        () if begins_a_workload(&first) => Kind::Workload,
+        () => Kind::Log,
+    })
 }
 
-fn begins_a_trace(first: &[u8]) -> bool {
-    if first.starts_with(RECORDING) {
-        return true;
-    }
+fn begins_a_workload(first: &[u8]) -> bool {
     let text = String::from_utf8_lossy(first);
     let mut lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with("##"));
     lines.next().is_some_and(|line| {
@@ -58,18 +68,12 @@ fn is_operation(line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::begins_a_trace;
+    use super::begins_a_workload;
 
     #[test]
-    fn traces_are_told_from_logs() {
-        for trace in [
-            "## a comment\n\n# limit 5\n",
-            "a 0 630194176\nt 52000\n",
-            "c\n",
-            "PINPOOLT\x01\0",
-            "Thread,Time,Action,Pointer",
-        ] {
-            assert!(begins_a_trace(trace.as_bytes()), "{trace}");
+    fn workloads_are_told_from_logs() {
+        for trace in ["## a comment\n\n# limit 5\n", "a 0 630194176\nt 52000\n", "c\n", "Thread,Time,Action,Pointer"] {
+            assert!(begins_a_workload(trace.as_bytes()), "{trace}");
         }
         for log in [
             "",
@@ -80,7 +84,7 @@ mod tests {
             "{\"cells\": []}",
             "c and more\n",
         ] {
-            assert!(!begins_a_trace(log.as_bytes()), "{log}");
+            assert!(!begins_a_workload(log.as_bytes()), "{log}");
         }
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `input.rs` | whether a file is a trace or a log |
+//! | `input.rs` | what a file is |
 //! | `from_log.rs` | the figures of a log |
+//! | `from_recording.rs` | what a pool did, recorded |
+//! | `map.rs` | the map of its memory |
 //! | `from_replay.rs` | a trace of gets and puts alone, replayed |
 //! | `timeline.rs` | what a trace shows over its time, and the figures of it |
 //! | `figure.rs` | what a figure shows, whatever draws it |
@@ -16,8 +18,10 @@ mod draw;
 mod escape;
 mod figure;
 mod from_log;
+mod from_recording;
 mod from_replay;
 mod input;
+mod map;
 mod page;
 mod style;
 mod timeline;
@@ -27,15 +31,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use pinpool::trace::Workload;
+use pinpool::trace::{Recording, Workload};
 
 use self::draw::{Place, svg};
+use self::input::Kind;
 use self::page::Report;
 use crate::table::grouped;
 
 /// Draws a log or a trace as a page: the limit, evictions and hit rate; of a trace also bytes by state and sizes
 ///
-/// A trace is what `pinpool replay` reads. One of gets and puts alone is replayed with the default settings on simulated memory.
+/// A trace is what PINPOOL_TRACE recorded, which also has times of page-locks and a map of the memory, or what `pinpool replay` reads. One of gets and puts alone is replayed with the default settings on simulated memory.
 /// The page is one HTML file that needs no network, for light and dark screens, phones and paper.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
@@ -65,12 +70,22 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Box<dyn Error>> {
 }
 
 fn read(path: &Path, name: &str) -> Result<Report, Box<dyn Error>> {
-    if !input::is_trace(path)? {
-        return Ok(from_log::report(name, &crate::inspect::read(path)?));
+    match input::kind(path)? {
+        Kind::Log => Ok(from_log::report(name, &crate::inspect::read(path)?)),
+        Kind::Workload => {
+            let workload = Workload::open(path)?;
+            let source = format!("{name}: {} gets, replayed", grouped(workload.gets()));
+            Ok(from_replay::timeline(&workload)?.report(source))
+        }
+        Kind::Recording => {
+            let recording = Recording::open(path)?;
+            if recording.records.is_empty() {
+                let why = recording.warning.unwrap_or_else(|| "it holds no records".to_owned());
+                return Err(format!("nothing to draw: {why}").into());
+            }
+            Ok(from_recording::timeline(&recording).report(from_recording::source(name, &recording)))
+        }
     }
-    let workload = Workload::open(path)?;
-    let source = format!("{name}: {} gets, replayed", grouped(workload.gets()));
-    Ok(from_replay::timeline(&workload)?.report(source))
 }
 
 fn write_figures(dir: &Path, report: &Report) -> Result<(), Box<dyn Error>> {

@@ -1,0 +1,196 @@
+//! The timeline of a recording.
+
+use std::collections::{BTreeMap, HashSet};
+
+use pinpool::trace::{Event, Record, Recording, Usage};
+
+use super::map::map;
+use super::timeline::{Sample, Timeline};
+use crate::table::grouped;
+
+/// Parts of the time of which each gives at most two samples.
+const PARTS: u64 = 600;
+/// Pools whose limits are drawn.
+const POOLS_MAX: usize = 4;
+
+pub(super) fn timeline(recording: &Recording) -> Timeline {
+    let records = &recording.records;
+    let end_ns = records.last().map_or(0, |record| record.time_ns);
+    let drawn = drawn_pools(recording);
+    let mut reader = Reader { drawn: &drawn, ..Reader::default() };
+    let mut timeline = Timeline { has_time: true, ..Timeline::default() };
+    timeline.limits = drawn.iter().map(|&pool| (pool_name(recording, pool), first_limit(recording, pool))).collect();
+    let mut part = Part::default();
+    for record in records {
+        let number = (u128::from(record.time_ns) * u128::from(PARTS) / u128::from(end_ns.max(1))) as u64;
+        if number != part.number {
+            part.end(&mut timeline.samples);
+            part = Part { number, ..Part::default() };
+        }
+        reader.apply(record, &mut timeline);
+        part.add(reader.sample(record.time_ns));
+    }
+    part.end(&mut timeline.samples);
+    for (_, points) in &mut timeline.limits {
+        points.dedup();
+    }
+    timeline.map = map(records);
+    timeline.notes = notes(recording, drawn.len());
+    timeline
+}
+
+/// What the trace is of, in words.
+pub(super) fn source(name: &str, recording: &Recording) -> String {
+    let records = grouped(recording.records.len() as u64);
+    let fact = |fact: &str| recording.pools.first().and_then(|pool| pool.fact(fact));
+    let backend = fact("backend").map_or_else(String::new, |backend| format!(", back-end {backend}"));
+    let version = fact("version").map_or_else(String::new, |version| format!(", recorded by pinpool {version}"));
+    format!("{name}: {records} records{backend}{version}")
+}
+
+fn notes(recording: &Recording, drawn: usize) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Some(warning) = &recording.warning {
+        notes.push(format!("The trace is not whole: {warning}."));
+    }
+    if recording.lost > 0 {
+        notes.push(format!("{} records were lost while it was recorded.", grouped(recording.lost)));
+    }
+    let pools = recording.pools.len();
+    if pools > 1 {
+        notes.push(format!(
+            "Bytes, gets and evictions are those of all {pools} pools; the ceiling is the highest of a pool."
+        ));
+    }
+    if pools > drawn {
+        notes.push(format!("Limits are drawn of the {drawn} pools with the most gets."));
+    }
+    notes.push("Evictions are all buffers whose memory left the pool's idle list or that were not kept.".to_owned());
+    notes
+}
+
+/// Numbers of the pools with the most gets.
+fn drawn_pools(recording: &Recording) -> Vec<u32> {
+    let mut gets: BTreeMap<u32, u64> = recording.pools.iter().map(|pool| (pool.number, 0)).collect();
+    for record in &recording.records {
+        if matches!(record.event, Event::Get { .. }) {
+            *gets.entry(record.pool).or_default() += 1;
+        }
+    }
+    let mut pools: Vec<_> = gets.into_iter().collect();
+    pools.sort_by_key(|&(_, gets)| std::cmp::Reverse(gets));
+    pools.truncate(POOLS_MAX);
+    let mut pools: Vec<_> = pools.into_iter().map(|(pool, _)| pool).collect();
+    pools.sort_unstable();
+    pools
+}
+
+fn pool_name(recording: &Recording, pool: u32) -> String {
+    let name = recording.pool(pool).and_then(|pool| pool.fact("name"));
+    name.map_or_else(|| format!("pool {}", pool + 1), str::to_owned)
+}
+
+/// The limit that the pool was built with.
+fn first_limit(recording: &Recording, pool: u32) -> Vec<(f64, f64)> {
+    let limit = recording.pool(pool).and_then(|pool| pool.fact("PINPOOL_POOL_SIZE_LIMIT")?.parse::<f64>().ok());
+    limit.map(|limit| (0.0, limit)).into_iter().collect()
+}
+
+/// The samples of one part of the time: the one with the most bytes in use, and the last.
+#[derive(Default)]
+struct Part {
+    number: u64,
+    highest: Option<Sample>,
+    last: Option<Sample>,
+}
+
+impl Part {
+    fn add(&mut self, sample: Sample) {
+        let used = |sample: &Sample| sample.in_use_bytes + sample.in_flight_bytes;
+        if self.highest.is_none_or(|highest| used(&highest) < used(&sample)) {
+            self.highest = Some(sample);
+        }
+        self.last = Some(sample);
+    }
+
+    fn end(&mut self, samples: &mut Vec<Sample>) {
+        samples.extend(self.highest.take().filter(|highest| Some(*highest) != self.last));
+        samples.extend(self.last.take());
+    }
+}
+
+/// What the records so far add up to.
+#[derive(Default)]
+struct Reader<'a> {
+    drawn: &'a [u32],
+    usage: Usage,
+    ceilings: BTreeMap<u32, u64>,
+    /// Memory that no get has been served from.
+    new: HashSet<(u32, u64)>,
+    ended: HashSet<u32>,
+    gets: u64,
+    hits: u64,
+    evicted: u64,
+    pins: u64,
+}
+
+impl Reader<'_> {
+    fn apply(&mut self, record: &Record, timeline: &mut Timeline) {
+        self.usage.apply(record);
+        let (pool, x) = (record.pool, record.time_ns as f64 * 1e-9);
+        match record.event {
+            Event::New { id, .. } => {
+                self.new.insert((pool, id));
+            }
+            Event::Get { id, bytes, class_bytes, .. } => {
+                self.gets += 1;
+                self.hits += u64::from(!self.new.remove(&(pool, id)));
+                let sum = timeline.traffic.entry(class_bytes).or_default();
+                *sum = (sum.0 + 1, sum.1.saturating_add(bytes));
+            }
+            Event::Gone { id } => {
+                self.new.remove(&(pool, id));
+                self.evicted += u64::from(!self.ended.contains(&pool));
+            }
+            Event::Pin { took_ns, failed, .. } => {
+                timeline.pins.push(took_ns);
+                self.pins += u64::from(!failed);
+            }
+            Event::Unpin { took_ns, .. } => timeline.unpins.push(took_ns),
+            Event::Ceiling { bytes } => {
+                self.ceilings.insert(pool, bytes);
+            }
+            Event::Limit { from, to } => {
+                if let Some(at) = self.drawn.iter().position(|&drawn| drawn == pool) {
+                    let points = &mut timeline.limits[at].1;
+                    if points.is_empty() {
+                        points.push((0.0, from as f64));
+                    }
+                    points.push((x, to as f64));
+                    if to > from {
+                        timeline.raises.push((x, to as f64));
+                    }
+                }
+            }
+            Event::End => {
+                self.ended.insert(pool);
+            }
+            _ => {}
+        }
+    }
+
+    fn sample(&self, time_ns: u64) -> Sample {
+        Sample {
+            x: time_ns as f64 * 1e-9,
+            in_use_bytes: self.usage.in_use_bytes,
+            in_flight_bytes: self.usage.in_flight_bytes,
+            idle_bytes: self.usage.idle_bytes,
+            pinned_bytes: self.usage.pinned_bytes,
+            ceiling_bytes: self.ceilings.values().copied().max().filter(|&bytes| bytes != u64::MAX),
+            gets: self.gets,
+            hits: self.hits,
+            evicted: self.evicted,
+            pins: self.pins,
+        }
+    }
+}
