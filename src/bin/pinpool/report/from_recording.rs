@@ -22,7 +22,9 @@ pub(super) fn timeline(recording: &Recording) -> Timeline {
     timeline.limits = drawn.iter().map(|&pool| (pool_name(recording, pool), first_limit(recording, pool))).collect();
     let mut part = Part::default();
     for record in records {
-        let number = (u128::from(record.time_ns) * u128::from(PARTS) / u128::from(end_ns.max(1))) as u64;
+        // At most `PARTS`.
+        let number = u128::from(record.time_ns) * u128::from(PARTS) / u128::from(end_ns.max(1));
+        let number = u64::try_from(number).unwrap_or(PARTS);
         if number != part.number {
             part.end(&mut timeline.samples);
             part = Part { number, ..Part::default() };
