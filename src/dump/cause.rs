@@ -55,7 +55,7 @@ pub(super) fn likely(dump: &Dump) -> Cause {
                 && (is_refused_by_source || host.is_group)
                 && host.available_bytes <= needed_bytes
             {
-                return of_full_memory(host);
+                return of_full_memory(host, needed_bytes);
             }
             if is_refused_by_source {
                 let free = dump
@@ -107,8 +107,14 @@ pub(super) fn likely(dump: &Dump) -> Cause {
     )
 }
 
-fn of_full_memory(host: &Host) -> Cause {
-    let Host { available_bytes, origin, .. } = host;
+fn of_full_memory(host: &Host, needed_bytes: u64) -> Cause {
+    let Host { total_bytes, available_bytes, origin, .. } = host;
+    if needed_bytes > *total_bytes {
+        return Cause {
+            found: format!("the request alone is larger than all memory there is: {total_bytes} bytes ({origin})"),
+            change: "ask for less".to_owned(),
+        };
+    }
     if host.is_group {
         return Cause {
             found: format!(
@@ -120,7 +126,7 @@ fn of_full_memory(host: &Host) -> Cause {
         };
     }
     Cause {
-        found: format!("the machine is out of memory: {available_bytes} bytes are left"),
+        found: format!("the machine has too little memory left: {available_bytes} bytes"),
         change: "lower PINPOOL_MAX_BYTES, or end other programs".to_owned(),
     }
 }
@@ -135,6 +141,13 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn a_request_over_all_memory_is_no_matter_of_other_programs() {
+        let host = Host { total_bytes: 8 * GIB, available_bytes: GIB, origin: "machine".to_owned(), is_group: false };
+        assert_eq!(of_full_memory(&host, 9 * GIB).change, "ask for less");
+        assert!(of_full_memory(&host, 2 * GIB).change.contains("other programs"));
+    }
 
     fn full(usage: UsageReport, refused: Refused) -> Dump {
         Dump {

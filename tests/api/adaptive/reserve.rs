@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use pinpool::{Backend, Pool};
+use pinpool::{Backend, Error, Pool};
 
 use super::{LONG, MIB, fill, over, over_both, over_virtual_memory, valid_stats};
 use crate::counting::CountingSource;
@@ -91,6 +91,8 @@ fn a_reserve_near_the_largest_number_is_refused() {
         assert!(refusal.is_limit() || refusal.is_backend(), "{refusal}");
         assert_eq!(pool.stats().pinned_bytes, 0);
         let built = builder(Backend::Mlock).reserve_bytes(bytes).build();
-        assert_eq!(built.unwrap_err().to_string(), refusal.to_string().replace("`heap`", "`mlock`"));
+        // Below the first line the report has figures of the machine, which change.
+        let first_line = |error: Error| error.to_string().lines().next().map(str::to_owned);
+        assert_eq!(first_line(built.unwrap_err()), first_line(refusal).map(|line| line.replace("`heap`", "`mlock`")));
     }
 }

@@ -75,7 +75,8 @@ fn a_get_over_the_machine_is_refused_by_the_source_and_releases_nothing() {
         for len in [65 * MIB, 1 << 36, 1 << 50] {
             let error = pool.get(len).unwrap_err();
             assert!(error.is_backend(), "{error}");
-            assert!(!error.to_string().contains("PINPOOL_MAX_BYTES"), "the pool has no ceiling: {error}");
+            // The pool has no ceiling; the report below the first line goes by what the machine has left.
+            assert!(!error.to_string().lines().next().unwrap().contains("PINPOOL_MAX_BYTES"), "{error}");
         }
         let stats = valid_stats(&pool);
         assert_eq!((stats.failed_gets, stats.reclaimed, stats.buffers_in_pool), (3, 0, 1));
