@@ -118,6 +118,10 @@ unsafe impl VirtualMemory for RecordedSource {
         self.inner.virtual_memory().map_or(super::PAGE_BYTES, VirtualMemory::granule_bytes)
     }
 
+    fn descriptors(&self) -> u64 {
+        self.inner.virtual_memory().map_or(0, VirtualMemory::descriptors)
+    }
+
     fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         self.memory()?.reserve(len_bytes)
     }

@@ -207,7 +207,7 @@ mod tests {
         says(&Dump { host: group(true), ..full(in_use, ceiling.clone()) }, "the control group is full", "memory.max");
         says(
             &Dump { host: group(false), ..full(in_use, of_source(2)) },
-            "the machine is out of memory",
+            "the machine has too little memory left",
             "PINPOOL_MAX_BYTES",
         );
         let remedy = Some("raise vm.max_map_count");

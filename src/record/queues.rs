@@ -237,10 +237,10 @@ mod tests {
     fn threads_have_queues_of_their_own_and_leave_what_they_recorded() {
         let queues = Queues::new();
         std::thread::scope(|scope| {
-            for id in 0..3 {
-                let queues = &queues;
-                scope.spawn(move || queues.push(record(id)));
-            }
+            let queues = &queues;
+            let threads: Vec<_> = (0..3).map(|id| scope.spawn(move || queues.push(record(id)))).collect();
+            // A scope may end before the destructors of its threads; a join does not.
+            threads.into_iter().for_each(|thread| thread.join().map(drop).unwrap());
         });
         let mut taken = Vec::new();
         queues.take(|thread, record| taken.push((thread, record.ticks)));
