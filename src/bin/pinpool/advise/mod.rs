@@ -91,7 +91,12 @@ fn advise(args: &AdviseArgs, warnings: &mut Vec<String>) -> Result<(String, bool
     };
     let resized = fit.as_ref().map(|fit| first.resized(|bytes| fit.size(bytes))).transpose()?;
     let workload = resized.as_ref().unwrap_or(first);
-    let advice = search(workload, &replay, args.miss_target)?;
+    // Pools of a search are too small on purpose: what they would log is no news.
+    let level = log::max_level();
+    log::set_max_level(log::LevelFilter::Off);
+    let advice = search(workload, &replay, args.miss_target);
+    log::set_max_level(level);
+    let advice = advice?;
     let trace = args.traces.first().map(|path| path.display().to_string()).unwrap_or_default();
     let text = if args.json {
         serde_json::to_string(&JsonAdvice { trace, advice: &advice, batch: fit.as_ref(), warnings })?
