@@ -37,16 +37,15 @@ use super::maintenance::Maintenance;
 use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::supply::{Backing, Gate, Reclaim};
+use super::supply::{Backing, Reclaim};
 use super::waiters::Waiters;
 use crate::backend::{RecordedSource, Source, SourceError};
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::ForkGeneration;
-use crate::in_flight::{FenceKind, Fences, InFlight, Swept};
+use crate::in_flight::{FenceKind, InFlight};
 use crate::maintenance_thread::{MaintenanceThread, Pace};
-use crate::policy;
 use crate::record::{Event, Recorder};
 use crate::size_class::Class;
 use crate::stats::{ClassStats, Stats};
@@ -60,6 +59,7 @@ const SWEEP_PATIENCE: Duration = Duration::from_millis(5);
 
 mod end;
 mod interfaces;
+mod puts;
 mod recording;
 mod report;
 mod serving;
@@ -323,150 +323,6 @@ impl Core {
             }
         }
         None
-    }
-
-    /// The user is done with `block`, and so is every device. The caller keeps a reference to this pool until it returns.
-    pub(super) fn put(&self, block: Block) {
-        if self.config.zero { self.put_used(block) } else { self.keep(block) }
-    }
-
-    /// A put of `block`, plain and taken by another thread, if no get waits and that thread's shard has a permit for it. The
-    /// caller looks for gets that wait afterwards.
-    pub(super) fn put_remote(&self, block: Block) -> Result<(), Block> {
-        let is_for_arena = block.held_bytes_at_hand() > policy::KEPT_ALWAYS_BYTES && self.is_varied();
-        if is_for_arena || self.has_waiters() {
-            return Err(block);
-        }
-        self.stock.idle().put_remote(block.into_entry()).map_err(Block::from_entry)
-    }
-
-    /// A put under `PINPOOL_ZERO`. The block waits like one whose copies are over, so that not its user zeroes it.
-    #[cold]
-    fn put_used(&self, block: Block) {
-        // Memory that is not the source's is never kept, and goes back to the kernel.
-        if self.thread.is_some() && block.is_from_source() {
-            self.put_after(block, Fences::new());
-        } else {
-            self.keep_after_copies(block);
-        }
-    }
-
-    /// A put of a block that was used, and is used no more.
-    fn keep_after_copies(&self, mut block: Block) {
-        if self.config.zero {
-            block.zero();
-        }
-        self.keep(block);
-    }
-
-    /// The user gave `block` up: counts how long the use was, if that is known.
-    fn end_use(&self, block: &mut Block) {
-        if let Some(since_us) = block.end_time() {
-            self.accounts.count_use(since_us, self.time.read_us());
-        }
-    }
-
-    /// Keeps `block` as idle, if the pool keeps any.
-    fn keep(&self, mut block: Block) {
-        self.end_use(&mut block);
-        block.end_holding();
-        if !block.is_from_source() {
-            self.put_pageable(block);
-            return;
-        }
-        block.make_plain(self.generation.number());
-        if self.has_waiters() {
-            self.put_in_line(block);
-            return;
-        }
-        self.keep_idle(block);
-    }
-
-    /// Makes `block` idle, or gives it to the arena.
-    fn keep_idle(&self, block: Block) {
-        if self.stock.goes_to_arena(&block) {
-            self.stock.put_to_arena(block, self.time.coarse_us());
-            self.notice(self.pace_of_change());
-            self.close_if_unused();
-        } else if self.stock.put(block, self.time.coarse_us()) {
-            self.close_if_unused();
-        }
-        self.wake_waiters();
-    }
-
-    pub(super) fn has_waiters(&self) -> bool {
-        self.waiters.has_waiters()
-    }
-
-    /// After a put: a get that joined the line meanwhile may have looked before the buffer was idle.
-    pub(super) fn wake_waiters(&self) {
-        if self.has_waiters() {
-            self.waiters.wake_first();
-        }
-    }
-
-    #[cold]
-    fn put_pageable(&self, block: Block) {
-        self.accounts.count_fallback_put();
-        self.stock.release(block, self.time.coarse_us());
-        self.close_if_unused();
-        self.wake_waiters();
-    }
-
-    /// The user is done with `block`; devices may use it until all `fences` are over.
-    pub(super) fn put_after(&self, mut block: Block, fences: Fences) {
-        let (bytes, now_us) = (block.held_bytes(), self.now_us());
-        self.end_use(&mut block);
-        block.begin_time(now_us);
-        self.in_flight.insert(block, bytes, fences, now_us);
-        // Relaxed: a task that is not seen here sees the copy, after its own barrier.
-        self.notice(if self.copy_watchers.load(Ordering::Relaxed) > 0 { Pace::Copies } else { Pace::Idle });
-        self.tick_if_alone();
-        self.close_if_unused();
-    }
-
-    /// Puts back the blocks whose copies are over, but those of a stream that another thread is querying. Costs one load
-    /// while nothing is in flight.
-    fn complete_copies(&self) {
-        if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep());
-        }
-    }
-
-    /// As [`complete_copies`](Self::complete_copies), for a user who expects the end of every copy to be seen: waits a while
-    /// for other threads that are querying.
-    fn complete_all_copies(&self) {
-        if self.in_flight.count() > 0 {
-            self.complete(self.in_flight.sweep_until(SWEEP_PATIENCE, |_| false));
-        }
-    }
-
-    fn complete(&self, swept: Swept<Block>) {
-        if !swept.completed.is_empty() {
-            // The same fences are over for the gate: it drops them, and their events are used again.
-            self.backing().gate().into_iter().for_each(Gate::complete_copies);
-        }
-        let now_us = if swept.completed.is_empty() { 0 } else { self.time.read_us() };
-        for mut block in swept.completed {
-            block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
-            self.stock.record(Event::Completed { id: block.recorded_id() });
-            self.keep_after_copies(block);
-        }
-        swept.lost.into_iter().for_each(|(block, error)| self.leak(block, &error));
-    }
-
-    /// Never uses `block` again (core-I2).
-    pub(super) fn leak(&self, mut block: Block, error: &Error) {
-        block.end_holding();
-        let held_bytes = block.held_bytes();
-        self.stock.record(Event::Leaked { id: block.recorded_id() });
-        self.stock.leak(block);
-        self.backing().gate().into_iter().for_each(Gate::note_leak);
-        self.backing().note_lost(held_bytes);
-        let leaked = self.accounts.count_leak(held_bytes);
-        let keeps_all = self.backing().has_arena() && self.backing().source().release_waits();
-        self.log.completion_unknown(held_bytes, leaked, keeps_all, error);
-        self.close_if_unused();
     }
 
     /// Releases every idle block and begins a new window.

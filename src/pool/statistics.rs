@@ -1,0 +1,53 @@
+//! What a pool tells of itself.
+
+use super::Pool;
+use crate::backend::PageTiers;
+use crate::config::Config;
+use crate::dump::Dump;
+use crate::stats::{ClassStats, Stats};
+
+impl Pool {
+    /// What the pool holds and for whom, what the system has left, and what would help if a get found no memory: text of
+    /// some 20 lines, for people. Waits for no driver, and for no lock that anybody holds while calling one. Reads files of
+    /// the kernel, at most once a second. In a child of `fork` all its figures are 0.
+    pub fn dump(&self) -> Dump {
+        self.core().dump()
+    }
+
+    /// A snapshot of the statistics. Exact while no other thread uses the pool; otherwise its numbers may be some
+    /// operations apart. Its [`Display`](fmt::Display) is a table.
+    ///
+    /// Takes some microseconds, and waits for no call of a driver, a listener or a fence, nor for a lock that a thread holds
+    /// around one.
+    pub fn stats(&self) -> Stats {
+        self.core().stats()
+    }
+
+    /// What the pool has counted of each size class that it had buffers of, the smallest first. Waits as little as
+    /// [`stats`](Pool::stats), for as long as it takes to look at each buffer in flight.
+    pub fn class_stats(&self) -> Vec<ClassStats> {
+        self.core().class_stats()
+    }
+
+    /// The [`stats`](Pool::stats) of each [partition](Pool::partition) of this pool that has not been dropped, in the order
+    /// in which they were made. Partitions of a partition are in its own list.
+    pub fn partition_stats(&self) -> Vec<Stats> {
+        self.core().partition_stats()
+    }
+
+    /// The kinds of pages that the held memory is in. Reads a file of the kernel, so keep it off hot paths. `None` under
+    /// the preset `tensorflow`, which keeps no list of its memory.
+    pub fn page_tiers(&self) -> Option<PageTiers> {
+        self.core().backing().page_tiers()
+    }
+
+    /// The name in the pool's log lines ([`PoolBuilder::name`]).
+    pub fn name(&self) -> Option<&str> {
+        self.core().name()
+    }
+
+    /// The settings in effect, with variables and defaults resolved.
+    pub fn config(&self) -> &Config {
+        self.core().config()
+    }
+}
