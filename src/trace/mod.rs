@@ -8,7 +8,8 @@
 //! | `open.rs` | a trace of either kind: a recording of a pool, or text |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
 //! | `priced.rs` | simulated memory that adds up what moves would take on a device |
-//! | `replay.rs` | replays a workload on a pool over `sim` in virtual time |
+//! | `replay.rs` | how a workload is replayed: the settings of the pool over `sim` |
+//! | `player.rs` | plays it in virtual time, and counts |
 //! | `watch.rs` | the pool's figures during a replay |
 //! | `report.rs` | what that cost |
 //! | `variables.rs` | settings of a replay as `PINPOOL_*` variables |
@@ -19,6 +20,7 @@
 mod cost;
 mod format;
 mod open;
+mod player;
 mod priced;
 mod replay;
 mod report;
