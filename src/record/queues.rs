@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use super::event::Event;
 use super::format::{event_of, fields};
@@ -112,8 +112,22 @@ impl Queue {
         None
     }
 
-    fn is_empty(&self) -> bool {
-        self.taken.load(Ordering::Relaxed) == self.pushed.load(Ordering::Acquire)
+    /// Whether all that the thread, which has let go of the queue, recorded or lost has been taken.
+    fn is_told(&self) -> bool {
+        // The count of references is read relaxed; the thread's last stores are before its end of the reference.
+        fence(Ordering::Acquire);
+        self.taken.load(Ordering::Relaxed) == self.pushed.load(Ordering::Relaxed)
+            && self.lost.load(Ordering::Relaxed) == 0
+    }
+
+    /// Ticks and pool of the record that was taken last; by the writer alone.
+    fn last_taken(&self) -> (u64, u32) {
+        let last = self.taken.load(Ordering::Relaxed).wrapping_sub(1);
+        #[allow(clippy::cast_possible_truncation)] // Below the capacity.
+        let [ticks, head, ..] =
+            self.words[(last % CAPACITY) as usize].each_ref().map(|word| word.load(Ordering::Relaxed));
+        let [_, a, b, c, d, ..] = head.to_le_bytes();
+        (ticks, u32::from_le_bytes([a, b, c, d]))
     }
 }
 
@@ -177,22 +191,21 @@ impl Queues {
         records.into_iter().for_each(|record| each(0, record));
         let all = self.all.lock().clone();
         for queue in &all {
-            let mut last = None;
             // No more than one filling, so that one busy thread does not keep the writer.
             for record in (0..CAPACITY).map_while(|_| queue.pop()) {
                 each(queue.thread, record);
-                last = Some(record);
             }
             let missed = queue.lost.swap(0, Ordering::Relaxed);
             lost += missed;
             // What found no room came after what filled the queue, about now.
-            if let Some(record) = last.filter(|_| missed > 0) {
-                each(queue.thread, Stamped { event: Event::Missing { records: missed }, ..record });
+            if missed > 0 {
+                let (ticks, pool) = queue.last_taken();
+                each(queue.thread, Stamped { ticks, pool, event: Event::Missing { records: missed } });
             }
         }
         drop(all);
         // A thread that has ended left its queue to this list alone.
-        self.all.lock().retain(|queue| Arc::strong_count(queue) > 1 || !queue.is_empty());
+        self.all.lock().retain(|queue| Arc::strong_count(queue) > 1 || !queue.is_told());
         lost
     }
 
