@@ -44,7 +44,7 @@ pub struct Recording {
     pub tags: Vec<(u32, String)>,
     /// Records that were lost while it was written.
     pub lost: u64,
-    /// Why it is not whole: cut off, or damaged from some place on.
+    /// Why it is not whole: cut off, damaged from some place on, or longer than anything that is read.
     pub warning: Option<String>,
 }
 
@@ -63,12 +63,6 @@ pub enum RecordingError {
         /// Its version.
         found: u32,
     },
-    /// It is longer than anything that is read.
-    #[error("the recording has more than {what}, the most that is read; record for a shorter time")]
-    TooLong {
-        /// The limit.
-        what: String,
-    },
 }
 
 impl Recording {
@@ -81,7 +75,7 @@ impl Recording {
     ///
     /// # Errors
     ///
-    /// If it cannot be read, is no recording, is of a newer version, or too long.
+    /// If it cannot be read, is no recording or is of a newer version.
     pub fn open(path: &Path) -> Result<Self, RecordingError> {
         let mut file = BufReader::new(File::open(path)?);
         let is_gzip = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
@@ -110,42 +104,48 @@ impl Recording {
         if found > VERSION {
             return Err(RecordingError::Newer { found });
         }
-        while recording.warning.is_none() && recording.read_block(&mut input)? {}
+        while recording.warning.is_none() && recording.read_block(&mut input) {}
         // Blocks are in order of time but for threads that were late; stable, so that one thread's records keep their order.
         recording.records.sort_by_key(|record| record.time_ns);
         Ok(recording)
     }
 
     /// Adds the next block; false at the end of the file.
-    fn read_block<R: Read>(&mut self, input: &mut Input<R>) -> Result<bool, RecordingError> {
+    fn read_block<R: Read>(&mut self, input: &mut Input<R>) -> bool {
         let begin = input.at;
         if begin > BYTES_MAX {
-            return Err(RecordingError::TooLong { what: format!("{} GiB", BYTES_MAX >> 30) });
+            self.stop(&format!("{} GiB", BYTES_MAX >> 30));
+            return false;
         }
         let frame = input.take(FRAME_BYTES);
         if frame.is_empty() && input.error.is_none() {
-            return Ok(false);
+            return false;
         }
         let Ok(frame) = <[u8; FRAME_BYTES]>::try_from(frame.as_slice()) else {
             self.end_early(begin, input, "cut off in the head of a block");
-            return Ok(false);
+            return false;
         };
         let [a, b, c, d, e, f, g, h] = frame;
         let (len, sum) = (u32::from_le_bytes([a, b, c, d]) as usize, u32::from_le_bytes([e, f, g, h]));
         if len == 0 || len > BLOCK_BYTES_MAX {
             self.end_early(begin, input, &format!("damaged: a block of {len} bytes"));
-            return Ok(false);
+            return false;
         }
         let items = input.take(len);
         let is_whole = items.len() == len;
         if is_whole && crc32fast::hash(&items) != sum {
             self.end_early(begin, input, "damaged: a block does not have its checksum");
-            return Ok(false);
+            return false;
         }
         let mut reader = BlockReader::new(&items);
         let broken = loop {
             match reader.next_item() {
-                Ok(Some(item)) => self.add(item)?,
+                Ok(Some(item)) => {
+                    if let Err(most) = self.add(item) {
+                        self.stop(&most);
+                        return false;
+                    }
+                }
                 Ok(None) => break None,
                 Err(broken) => break Some(broken),
             }
@@ -158,7 +158,15 @@ impl Recording {
                 self.end_early(begin, input, &format!("damaged: byte {at} of a block begins no record"));
             }
         }
-        Ok(true)
+        true
+    }
+
+    /// Ends at a limit; what was read before it is kept.
+    fn stop(&mut self, most: &str) {
+        let records = self.records.len();
+        self.warning = Some(format!(
+            "the recording has more than {most}, the most that is read: {records} records before that are read"
+        ));
     }
 
     fn end_early<R>(&mut self, begin: u64, input: &Input<R>, what: &str) {
@@ -168,14 +176,15 @@ impl Recording {
             Some(format!("the recording is {what} at byte {begin}{cause}: {records} records before that are read"));
     }
 
-    fn add(&mut self, item: Item) -> Result<(), RecordingError> {
+    /// Adds an item; else says which limit it is beyond.
+    fn add(&mut self, item: Item) -> Result<(), String> {
         match item {
             Item::Record { time_ns, thread, pool, event } => {
                 if let Event::Missing { records } = event {
                     self.lost = self.lost.saturating_add(records);
                 }
                 if self.records.len() >= RECORDS_MAX {
-                    return Err(RecordingError::TooLong { what: format!("{RECORDS_MAX} records") });
+                    return Err(format!("{RECORDS_MAX} records"));
                 }
                 self.records.push(Record { time_ns, thread, pool, event });
             }
@@ -183,7 +192,7 @@ impl Recording {
             Item::Tag { number, name } => self.tags.push((number, name)),
         }
         if self.pools.len() + self.tags.len() > NAMES_MAX {
-            return Err(RecordingError::TooLong { what: format!("{NAMES_MAX} pools and tags") });
+            return Err(format!("{NAMES_MAX} pools and tags"));
         }
         Ok(())
     }
