@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 
 mod reminder;
 mod signals;
-#[cfg(feature = "serve")]
+#[cfg(any(feature = "serve", feature = "trace"))]
 pub(crate) use signals::block as block_signals;
 
 use reminder::Reminded;

@@ -224,6 +224,10 @@ fn recorder(config: &Config, log: &PoolLog, backend: &'static str) -> Result<Opt
             log.not_recording(path, "another process writes it; put %p, the number of the process, into the name");
             Ok(None)
         }
+        Err(Unrecorded::Busy) => {
+            log.not_recording(path, "another thread of this process was opening a trace for too long");
+            Ok(None)
+        }
         Err(Unrecorded::NotBuilt) => {
             log.not_recording(path, "this build cannot record; build pinpool with the feature `trace`");
             Ok(None)

@@ -103,6 +103,11 @@ impl BlockWriter {
         self.records >= BLOCK_RECORDS_MAX || self.items.len() >= BLOCK_BYTES_MAX / 2
     }
 
+    /// Records in the block.
+    pub(super) fn records(&self) -> u64 {
+        self.records as u64
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.items.is_empty()
     }

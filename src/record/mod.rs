@@ -56,6 +56,9 @@ pub(crate) enum Unrecorded {
     /// Another process writes it.
     #[cfg_attr(not(feature = "trace"), allow(dead_code))]
     Taken,
+    /// Another thread keeps the list of open files: one that waits for a disk, or one that a child of `fork` does not have.
+    #[cfg_attr(not(feature = "trace"), allow(dead_code))]
+    Busy,
     /// The library was built without recording.
     #[cfg_attr(feature = "trace", allow(dead_code))]
     NotBuilt,

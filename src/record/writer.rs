@@ -7,12 +7,12 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
@@ -22,6 +22,7 @@ use super::queues::{Queues, Stamped};
 use super::ticks::{Ticks, Timeline};
 use super::{Recorded, Unrecorded};
 use crate::fork::ForkGeneration;
+use crate::maintenance_thread::block_signals;
 use crate::sync::plain::Mutex;
 
 /// Between two looks at the queues: what a process that dies loses at most.
@@ -50,6 +51,8 @@ pub(super) struct Writer {
     /// Pools that have not ended; changed under the lock of `OPENED`.
     open_pools: AtomicU32,
     tags: AtomicU32,
+    /// Records that are in the file.
+    written: AtomicU64,
 }
 
 /// A file that this process has opened. An ended one is continued.
@@ -70,8 +73,7 @@ impl Writer {
     pub(super) fn of(path: &Path) -> Result<(Arc<Self>, u32), Unrecorded> {
         let failed = |error: io::Error| Unrecorded::Failed(error.to_string());
         // A child forked while another thread held the lock would wait without an end.
-        let busy = || Unrecorded::Failed("the list of open traces is locked".to_owned());
-        let mut opened = OPENED.try_lock_for(Duration::from_secs(2)).ok_or_else(busy)?;
+        let mut opened = OPENED.try_lock_for(Duration::from_secs(2)).ok_or(Unrecorded::Busy)?;
         opened.retain(|file| !file.generation.is_stale());
         let known = opened.iter().position(|file| file.path == path);
         if let Some(index) = known
@@ -89,7 +91,9 @@ impl Writer {
         let (commands, received) = bounded(256);
         let (is_woken, queues) = (AtomicBool::new(false), Queues::new());
         let (open_pools, tags) = (AtomicU32::new(1), AtomicU32::new(tags_before));
-        let writer = Arc::new(Self { path: path.to_owned(), ticks, queues, commands, is_woken, open_pools, tags });
+        let written = AtomicU64::new(0);
+        let writer =
+            Arc::new(Self { path: path.to_owned(), ticks, queues, commands, is_woken, open_pools, tags, written });
         let output = Output::new(file, path.extension().is_some_and(|extension| extension == "gz"), pools > 0);
         let (timeline, block) = (Timeline::new(ticks), BlockWriter::default());
         let run = Run { writer: writer.clone(), received, output, timeline, block, lost: 0 };
@@ -158,10 +162,18 @@ impl Writer {
     /// Waits until the records of the pool, which has ended, are in the file.
     pub(super) fn end(&self, pool: u32) -> Recorded {
         let (answer, answered) = bounded(1);
-        let sent = self.commands.send_timeout(Command::End(pool, answer), PATIENCE).is_ok();
-        answered.recv_timeout(if sent { PATIENCE } else { Duration::ZERO }).unwrap_or_else(|_| {
-            let failure = Some(format!("the disk has not taken the last records within {PATIENCE:?}"));
-            Recorded { records: 0, lost: 0, failure }
+        let sent = self.commands.send_timeout(Command::End(pool, answer), PATIENCE);
+        let answer = match sent {
+            Ok(()) => answered.recv_timeout(PATIENCE),
+            Err(SendTimeoutError::Disconnected(_)) => Err(RecvTimeoutError::Disconnected),
+            Err(SendTimeoutError::Timeout(_)) => Err(RecvTimeoutError::Timeout),
+        };
+        answer.unwrap_or_else(|why| {
+            let failure = match why {
+                RecvTimeoutError::Timeout => format!("the disk has not taken the last records within {PATIENCE:?}"),
+                RecvTimeoutError::Disconnected => "the thread that writes it has ended".to_owned(),
+            };
+            Recorded { records: self.written.load(Ordering::Relaxed), lost: 0, failure: Some(failure) }
         })
     }
 }
@@ -190,22 +202,23 @@ struct Output {
     /// The head, before it is written.
     head: Vec<u8>,
     failure: Option<String>,
-    records: u64,
 }
 
 impl Output {
     fn new(file: File, is_compressed: bool, continues: bool) -> Self {
         let head = if continues { Vec::new() } else { head().to_vec() };
-        Self { file: Some(file), is_compressed, head, failure: None, records: 0 }
+        Self { file: Some(file), is_compressed, head, failure: None }
     }
 
-    fn write(&mut self, block: &mut BlockWriter) {
+    /// Writes the block. Returns how many records of it are in the file.
+    fn write(&mut self, block: &mut BlockWriter) -> u64 {
         if block.is_empty() {
-            return;
+            return 0;
         }
+        let records = block.records();
         let mut bytes = std::mem::take(&mut self.head);
         bytes.extend(block.finish());
-        let Some(file) = &mut self.file else { return };
+        let Some(file) = &mut self.file else { return 0 };
         let written = if self.is_compressed {
             let encode = || {
                 let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -219,7 +232,9 @@ impl Output {
         if let Err(error) = written {
             self.failure = Some(error.to_string());
             self.file = None;
+            return 0;
         }
+        records
     }
 }
 
@@ -235,6 +250,7 @@ struct Run {
 
 impl Run {
     fn run(mut self) {
+        block_signals();
         loop {
             let command = self.received.recv_timeout(PERIOD);
             self.writer.is_woken.store(false, Ordering::Relaxed);
@@ -258,8 +274,9 @@ impl Run {
                         // Unlocked before the answer: the next pool may open it again.
                         self.output.file = None;
                     }
-                    let Output { records, failure, .. } = &self.output;
-                    let _ = answer.send(Recorded { records: *records, lost: self.lost, failure: failure.clone() });
+                    let records = self.writer.written.load(Ordering::Relaxed);
+                    let failure = self.output.failure.clone();
+                    let _ = answer.send(Recorded { records, lost: self.lost, failure });
                     if is_last {
                         return;
                     }
@@ -277,13 +294,15 @@ impl Run {
         *lost += writer.queues.take(|thread, record| taken.push((timeline.time_ns(record.ticks), thread, record)));
         // Stable: the records of one thread stay in order.
         taken.sort_by_key(|(time_ns, ..)| *time_ns);
+        let mut written = 0;
         for (time_ns, thread, Stamped { pool, event, .. }) in &taken {
             block.record(*time_ns, *thread, *pool, event);
             if block.is_full() {
-                output.write(block);
+                written += output.write(block);
             }
         }
-        output.write(block);
-        output.records += taken.len() as u64;
+        written += output.write(block);
+        // Relaxed: read by those who end a pool, after the answer or without one.
+        writer.written.fetch_add(written, Ordering::Relaxed);
     }
 }
