@@ -235,3 +235,27 @@ impl<R: Read> Input<R> {
         taken
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::{BlockWriter, head};
+    use super::*;
+
+    #[test]
+    fn a_recording_with_too_many_names_is_read_up_to_there() {
+        let mut block = BlockWriter::default();
+        let mut bytes = head().to_vec();
+        block.record(1, 0, 0, &Event::Cleared);
+        for number in 1..=70_000 {
+            block.tag(number, "a");
+            if block.is_full() {
+                bytes.extend(block.finish());
+            }
+        }
+        block.record(2, 0, 0, &Event::End);
+        bytes.extend(block.finish());
+        let recording = Recording::read(bytes.as_slice()).unwrap();
+        assert_eq!(recording.records.len(), 1);
+        assert!(recording.warning.unwrap().contains("more than 65536 pools and tags"));
+    }
+}

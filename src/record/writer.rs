@@ -4,6 +4,7 @@
 //! wakes it, sorts it by time and writes it as blocks, each compressed by itself for a name that ends in `.gz`: a process that
 //! dies leaves whole blocks but for the last.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -23,19 +24,23 @@ use super::ticks::{Ticks, Timeline};
 use super::{Recorded, Unrecorded};
 use crate::fork::ForkGeneration;
 use crate::maintenance_thread::block_signals;
-use crate::sync::plain::Mutex;
+use crate::sync::plain::{Mutex, MutexGuard};
 
 /// Between two looks at the queues: what a process that dies loses at most.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Longest wait for the writer, which may wait for a disk.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Most tags of a file: half of the pools and tags that a reader takes.
+const TAGS_MAX: usize = 32_768;
+/// The tag of the gets whose own tag is one too many.
+const OTHER_TAGS: &str = "(other tags)";
+
 /// What the thread is told.
 enum Command {
     /// A queue fills up.
     Wake,
     Pool(PoolDescription),
-    Tag(u32, String),
     /// A pool has ended; the answer comes when all of its records are in the file.
     End(u32, Sender<Recorded>),
 }
@@ -50,9 +55,38 @@ pub(super) struct Writer {
     is_woken: AtomicBool,
     /// Pools that have not ended; changed under the lock of `OPENED`.
     open_pools: AtomicU32,
-    tags: AtomicU32,
+    names: Mutex<Names>,
     /// Records that are in the file.
     written: AtomicU64,
+}
+
+/// Tags of a file. A tag keeps its number as long as the process goes on with the file.
+#[derive(Debug, Default)]
+struct Names {
+    numbers: HashMap<Box<str>, u32>,
+    /// Those whose names are not in the file yet.
+    unwritten: Vec<(u32, Box<str>)>,
+}
+
+impl Names {
+    fn number(&mut self, name: &str) -> u32 {
+        if let Some(&number) = self.numbers.get(name) {
+            return number;
+        }
+        if self.numbers.len() + 1 >= TAGS_MAX && name != OTHER_TAGS {
+            return self.number(OTHER_TAGS);
+        }
+        #[allow(clippy::cast_possible_truncation)] // At most `TAGS_MAX`.
+        let number = self.numbers.len() as u32 + 1;
+        self.numbers.insert(name.into(), number);
+        self.unwritten.push((number, name.into()));
+        number
+    }
+
+    /// What was written may not be in the file: names all of them again.
+    fn forget_written(&mut self) {
+        self.unwritten = self.numbers.iter().map(|(name, &number)| (number, name.clone())).collect();
+    }
 }
 
 /// A file that this process has opened. An ended one is continued.
@@ -62,8 +96,9 @@ struct Opened {
     writer: Weak<Writer>,
     ticks: Ticks,
     pools: u32,
-    /// Tags named when it was last closed.
-    tags: u32,
+    /// Its tags and its length when it was last closed; `None` of what has no length.
+    names: Names,
+    left_bytes: Option<u64>,
 }
 
 static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
@@ -83,47 +118,45 @@ impl Writer {
             opened[index].pools += 1;
             return Ok((writer, opened[index].pools - 1));
         }
-        let (pools, tags_before, ticks) = known.map_or_else(
-            || (0, 0, Ticks::new()),
-            |index| (opened[index].pools, opened[index].tags, opened[index].ticks),
-        );
-        let file = open(path, pools > 0)?;
+        let left_bytes = known.map(|index| opened[index].left_bytes);
+        let (file, bytes) = open(path, left_bytes)?;
+        let is_continued = known.is_some() && bytes != Some(0);
+        let before = known.map(|index| opened.swap_remove(index)).filter(|_| is_continued);
+        let (pools, names, ticks) =
+            before.map_or_else(|| (0, Names::default(), Ticks::new()), |file| (file.pools, file.names, file.ticks));
         let (commands, received) = bounded(256);
         let (is_woken, queues) = (AtomicBool::new(false), Queues::new());
-        let (open_pools, tags) = (AtomicU32::new(1), AtomicU32::new(tags_before));
+        let (open_pools, names) = (AtomicU32::new(1), Mutex::new(names));
         let written = AtomicU64::new(0);
         let writer =
-            Arc::new(Self { path: path.to_owned(), ticks, queues, commands, is_woken, open_pools, tags, written });
-        let output = Output::new(file, path.extension().is_some_and(|extension| extension == "gz"), pools > 0);
+            Arc::new(Self { path: path.to_owned(), ticks, queues, commands, is_woken, open_pools, names, written });
+        let is_compressed = path.extension().is_some_and(|extension| extension == "gz");
+        let head = if is_continued { Vec::new() } else { head().to_vec() };
+        let output = Output { file: Some(file), bytes, is_compressed, head, failure: None };
         let (timeline, block) = (Timeline::new(ticks), BlockWriter::default());
         let run = Run { writer: writer.clone(), received, output, timeline, block, lost: 0 };
         thread::Builder::new().name("pinpool-trace".to_owned()).spawn(move || run.run()).map_err(failed)?;
-        if let Some(index) = known {
-            opened.swap_remove(index);
-        }
-        let writer_of_path = Arc::downgrade(&writer);
-        let generation = ForkGeneration::now();
         opened.push(Opened {
             path: path.to_owned(),
-            generation,
-            writer: writer_of_path,
+            generation: ForkGeneration::now(),
+            writer: Arc::downgrade(&writer),
             ticks,
             pools: pools + 1,
-            tags: tags_before,
+            names: Names::default(),
+            left_bytes: bytes,
         });
         Ok((writer, pools))
     }
 
-    /// A pool has ended. Whether it was the last: then this file is closed, and a new pool opens it again.
-    fn end_one(&self) -> bool {
-        let mut opened = OPENED.lock();
-        let is_last = self.open_pools.fetch_sub(1, Ordering::Relaxed) == 1;
-        if is_last {
-            self.queues.is_closed.store(true, Ordering::Relaxed);
-            let tags = self.tags.load(Ordering::Relaxed);
-            opened.iter_mut().filter(|file| file.path == self.path).for_each(|file| file.tags = tags);
+    /// A pool has ended. If it was the last, the file is to be closed: the list of files, locked, so that a new pool that opens
+    /// it again comes after that.
+    fn end_one(&self) -> Option<MutexGuard<'static, Vec<Opened>>> {
+        let opened = OPENED.lock();
+        if self.open_pools.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return None;
         }
-        is_last
+        self.queues.is_closed.store(true, Ordering::Relaxed);
+        Some(opened)
     }
 
     fn is_closed(&self) -> bool {
@@ -151,12 +184,9 @@ impl Writer {
         let _ = self.commands.send_timeout(Command::Pool(pool), PATIENCE);
     }
 
-    /// Names a tag; without its name, if the writer is stuck for long, it has a number still.
+    /// The number of a tag; tags beyond those that a reader takes share one.
     pub(super) fn name_tag(&self, name: &str) -> u32 {
-        // Relaxed: only unique.
-        let number = self.tags.fetch_add(1, Ordering::Relaxed) + 1;
-        let _ = self.commands.try_send(Command::Tag(number, name.to_owned()));
-        number
+        self.names.lock().number(name)
     }
 
     /// Waits until the records of the pool, which has ended, are in the file.
@@ -178,26 +208,39 @@ impl Writer {
     }
 }
 
-/// Opens `path` for this process alone: empty, or to be continued.
-#[allow(unsafe_code)]
-fn open(path: &Path, continues: bool) -> Result<File, Unrecorded> {
+/// Opens `path` for this process alone, and returns its length if it has one. A file that is as long as this process has left
+/// it is continued; another one is emptied.
+fn open(path: &Path, left_bytes: Option<Option<u64>>) -> Result<(File, Option<u64>), Unrecorded> {
     let failed = |error: io::Error| Unrecorded::Failed(error.to_string());
     let file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
-    // SAFETY: the descriptor is open as long as `file` is.
-    let locked = unsafe { libc::flock(std::os::fd::AsRawFd::as_raw_fd(&file), libc::LOCK_EX | libc::LOCK_NB) };
-    if locked != 0 && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock {
+    if flock(&file, libc::LOCK_EX | libc::LOCK_NB).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
         return Err(Unrecorded::Taken);
     }
+    let metadata = file.metadata().map_err(failed)?;
     // A pipe or a terminal has no length.
-    if !continues && file.metadata().map_err(failed)?.is_file() {
-        file.set_len(0).map_err(failed)?;
+    if !metadata.is_file() {
+        return Ok((file, None));
     }
-    Ok(file)
+    let bytes = metadata.len();
+    if left_bytes == Some(Some(bytes)) {
+        return Ok((file, Some(bytes)));
+    }
+    file.set_len(0).map_err(failed)?;
+    Ok((file, Some(0)))
+}
+
+#[allow(unsafe_code)]
+fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
+    // SAFETY: the descriptor is open as long as `file` is.
+    let result = unsafe { libc::flock(std::os::fd::AsRawFd::as_raw_fd(file), operation) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// The file, up to the first write that fails.
 struct Output {
     file: Option<File>,
+    /// Its length up to the last whole block, if it has one.
+    bytes: Option<u64>,
     is_compressed: bool,
     /// The head, before it is written.
     head: Vec<u8>,
@@ -205,11 +248,6 @@ struct Output {
 }
 
 impl Output {
-    fn new(file: File, is_compressed: bool, continues: bool) -> Self {
-        let head = if continues { Vec::new() } else { head().to_vec() };
-        Self { file: Some(file), is_compressed, head, failure: None }
-    }
-
     /// Writes the block. Returns how many records of it are in the file.
     fn write(&mut self, block: &mut BlockWriter) -> u64 {
         if block.is_empty() {
@@ -219,22 +257,29 @@ impl Output {
         let mut bytes = std::mem::take(&mut self.head);
         bytes.extend(block.finish());
         let Some(file) = &mut self.file else { return 0 };
-        let written = if self.is_compressed {
-            let encode = || {
-                let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-                encoder.write_all(&bytes)?;
-                encoder.finish()
-            };
-            encode().and_then(|member| file.write_all(&member))
+        let encoded = if self.is_compressed {
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+            encoder.write_all(&bytes).and_then(|()| encoder.finish())
         } else {
-            file.write_all(&bytes)
+            Ok(bytes)
         };
-        if let Err(error) = written {
-            self.failure = Some(error.to_string());
-            self.file = None;
-            return 0;
+        let written = encoded.and_then(|bytes| file.write_all(&bytes).map(|()| bytes.len() as u64));
+        match written {
+            Ok(written) => self.bytes = self.bytes.map(|bytes| bytes + written),
+            Err(error) => {
+                self.failure = Some(error.to_string());
+                // What follows a torn block could not be read.
+                let _ = self.bytes.map(|bytes| file.set_len(bytes));
+                self.close();
+                return 0;
+            }
         }
         records
+    }
+
+    /// Unlocks and closes the file. Children of `fork` have copies of the descriptor, which alone would keep the lock.
+    fn close(&mut self) {
+        let _ = self.file.take().map(|file| flock(&file, libc::LOCK_UN));
     }
 }
 
@@ -260,19 +305,16 @@ impl Run {
                     self.block.pool(&pool);
                     self.write();
                 }
-                Ok(Command::Tag(number, name)) => {
-                    self.block.tag(number, &name);
-                    self.write();
-                }
                 Ok(Command::End(pool, answer)) => {
                     self.writer.record(pool, Event::End);
                     self.write();
-                    let is_last = self.writer.end_one();
-                    if is_last {
+                    let last = self.writer.end_one();
+                    let is_last = last.is_some();
+                    if let Some(mut opened) = last {
                         self.write();
                         self.writer.queues.close();
-                        // Unlocked before the answer: the next pool may open it again.
-                        self.output.file = None;
+                        // Before the answer: the next pool may open it again.
+                        self.close(&mut opened);
                     }
                     let records = self.writer.written.load(Ordering::Relaxed);
                     let failure = self.output.failure.clone();
@@ -286,6 +328,20 @@ impl Run {
         }
     }
 
+    /// Closes the file and keeps what it takes to continue it.
+    fn close(&mut self, opened: &mut [Opened]) {
+        self.output.close();
+        let mut names = std::mem::take(&mut *self.writer.names.lock());
+        if self.output.failure.is_some() {
+            names.forget_written();
+        }
+        let this = Arc::as_ptr(&self.writer);
+        if let Some(file) = opened.iter_mut().find(|file| file.writer.as_ptr() == this) {
+            file.names = names;
+            file.left_bytes = self.output.bytes;
+        }
+    }
+
     /// Writes what the queues hold.
     fn write(&mut self) {
         self.timeline.read();
@@ -295,6 +351,13 @@ impl Run {
         // Stable: the records of one thread stay in order.
         taken.sort_by_key(|(time_ns, ..)| *time_ns);
         let mut written = 0;
+        // After the records: the tag of each that was taken has its name here.
+        for (number, name) in std::mem::take(&mut writer.names.lock().unwritten) {
+            block.tag(number, &name);
+            if block.is_full() {
+                written += output.write(block);
+            }
+        }
         for (time_ns, thread, Stamped { pool, event, .. }) in &taken {
             block.record(*time_ns, *thread, *pool, event);
             if block.is_full() {
@@ -304,5 +367,23 @@ impl Run {
         written += output.write(block);
         // Relaxed: read by those who end a pool, after the answer or without one.
         writer.written.fetch_add(written, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_keeps_its_number_and_those_that_are_too_many_share_one() {
+        let mut names = Names::default();
+        let numbers: Vec<_> = (0..TAGS_MAX + 1000).map(|n| names.number(&format!("tag {n}"))).collect();
+        assert_eq!((names.numbers.len(), names.unwritten.len()), (TAGS_MAX, TAGS_MAX));
+        assert_eq!((names.number("tag 7"), numbers[7]), (8, 8));
+        let other = names.number(OTHER_TAGS);
+        assert!(numbers[TAGS_MAX - 1..].iter().all(|&number| number == other));
+        names.unwritten.clear();
+        names.forget_written();
+        assert_eq!(names.unwritten.len(), TAGS_MAX);
     }
 }
