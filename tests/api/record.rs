@@ -9,6 +9,7 @@ use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::trace::{Event, Recording, Workload, open_recording};
 use pinpool::{Pool, PoolBuilder};
 
+use crate::child::alone;
 use crate::fixture::{faulty_heap, over, over_sim};
 
 const MIB: usize = 1 << 20;
@@ -296,4 +297,122 @@ fn a_tag_is_in_the_records_of_its_gets() {
         _ => None,
     });
     assert_eq!(tags.collect::<Vec<_>>(), [Some("loader/images"), None].repeat(3));
+}
+
+#[test]
+fn pools_that_follow_each_other_at_once_are_all_recorded() {
+    let dir = folder();
+    let path = dir.path().join("t.trace");
+    let rounds = if cfg!(miri) { 3 } else { 100 };
+    for _ in 0..rounds {
+        let pool = recorded(&path).build().unwrap();
+        drop(pool.get(4096).unwrap());
+        drop(pool);
+    }
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..rounds {
+                    drop(recorded(&path).build().unwrap().get(4096).unwrap());
+                }
+            });
+        }
+    });
+    let recording = Recording::open(&path).unwrap();
+    assert_eq!(recording.warning, None);
+    assert_eq!(count(&recording, |event| matches!(event, Event::Get { .. })), 3 * rounds);
+    assert_eq!(recording.pools.len() as u64, 3 * rounds);
+}
+
+#[test]
+fn a_file_that_was_moved_away_is_begun_anew() {
+    for name in ["t.trace", "t.trace.gz"] {
+        let (dir, path) = a_recording(name);
+        let moved = dir.path().join("moved");
+        fs::rename(&path, &moved).unwrap();
+        drop(recorded(&path).name("second").build().unwrap());
+        let (first, second) = (Recording::open(&moved).unwrap(), Recording::open(&path).unwrap());
+        assert_eq!((first.warning, &second.warning), (None, &None));
+        assert_eq!(second.pools.len(), 1);
+        assert_eq!(second.pool(0).unwrap().fact("name"), Some("second"));
+    }
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+#[test]
+#[allow(unsafe_code)] // Limits the length of files.
+fn a_block_that_was_written_in_part_is_cut_off_before_the_file_is_continued() {
+    // The limit is one of the process.
+    alone(|| {
+        let (_dir, path) = a_recording("t.trace");
+        let all = Recording::open(&path).unwrap().records.len();
+        let limit = |bytes: u64| {
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: a valid limit, for this process alone.
+            unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) };
+        };
+        let whole = fs::metadata(&path).unwrap().len();
+        limit(whole + 10);
+        use_pool(&recorded(&path).build().unwrap());
+        assert_eq!(fs::metadata(&path).unwrap().len(), whole);
+        limit(libc::RLIM_INFINITY);
+        let pool = recorded(&path).name("third").build().unwrap();
+        drop(pool.tagged("a").get(4096).unwrap());
+        drop(pool);
+        let recording = Recording::open(&path).unwrap();
+        assert_eq!(recording.warning, None);
+        assert!(recording.records.len() > all);
+        assert_eq!(recording.pool(2).unwrap().fact("name"), Some("third"));
+        assert_eq!(recording.tags.len(), 1);
+    });
+}
+
+#[cfg(not(miri))]
+#[test]
+#[allow(unsafe_code)] // Forks.
+fn a_file_is_recorded_to_again_while_a_forked_child_lives() {
+    alone(|| {
+        let dir = folder();
+        let path = dir.path().join("t.trace");
+        let pool = recorded(&path).build().unwrap();
+        // SAFETY: the child only waits to be killed.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            // SAFETY: waits; ends without running what belongs to the parent.
+            unsafe {
+                libc::sleep(30);
+                libc::_exit(0)
+            };
+        }
+        drop(pool);
+        drop(recorded(&path).build().unwrap().get(4096).unwrap());
+        // SAFETY: the child is this process's own.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        // SAFETY: as above; no status is asked for.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+        let recording = Recording::open(&path).unwrap();
+        assert_eq!(recording.pools.len(), 2);
+        assert_eq!(count(&recording, |event| matches!(event, Event::Get { .. })), 1);
+    });
+}
+
+#[test]
+fn a_tag_that_comes_again_is_named_once() {
+    let dir = folder();
+    let path = dir.path().join("t.trace");
+    let pool = recorded(&path).build().unwrap();
+    // More than a pool keeps apart at a time.
+    let tags = if cfg!(miri) { 10 } else { 3000 };
+    for _ in 0..2 {
+        (0..tags).for_each(|n| drop(pool.tagged(&format!("req/{n}")).get(4096).unwrap()));
+    }
+    drop(pool);
+    let recording = Recording::open(&path).unwrap();
+    assert_eq!((recording.warning.as_deref(), recording.tags.len()), (None, tags));
+    let named = recording.records.iter().all(|record| match record.event {
+        Event::Get { tag, .. } => recording.tag(tag).is_some(),
+        _ => true,
+    });
+    assert!(named);
 }
