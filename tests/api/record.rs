@@ -379,11 +379,9 @@ fn a_file_is_recorded_to_again_while_a_forked_child_lives() {
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
-            // SAFETY: waits; ends without running what belongs to the parent.
-            unsafe {
-                libc::sleep(30);
-                libc::_exit(0)
-            };
+            thread::sleep(std::time::Duration::from_secs(30));
+            // SAFETY: ends the child without running what belongs to the parent.
+            unsafe { libc::_exit(0) };
         }
         drop(pool);
         drop(recorded(&path).build().unwrap().get(4096).unwrap());
