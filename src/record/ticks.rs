@@ -63,15 +63,27 @@ pub(super) struct Timeline {
     now: (u64, u64),
 }
 
+/// Ticks and nanoseconds of one moment: of some readings the one whose two sides are nearest to each other, since the thread may
+/// be stopped between two clocks.
+fn both(ticks: &Ticks) -> (u64, u64) {
+    let read = || {
+        let (before, ns, after) = (ticks.now(), ticks.now_ns(), ticks.now());
+        let width = after.saturating_sub(before);
+        (width, (before + width / 2, ns))
+    };
+    let [one, two, three] = [read(), read(), read()];
+    [two, three].into_iter().fold(one, |best, next| if next.0 < best.0 { next } else { best }).1
+}
+
 impl Timeline {
     pub(super) fn new(ticks: Ticks) -> Self {
-        let now = (ticks.now(), ticks.now_ns());
+        let now = both(&ticks);
         Self { ticks, before: now, now }
     }
 
     /// Reads both clocks.
     pub(super) fn read(&mut self) {
-        let now = (self.ticks.now(), self.ticks.now_ns());
+        let now = both(&self.ticks);
         // A short line would be a steep one by chance.
         if now.1.saturating_sub(self.now.1) >= 1_000_000 {
             self.before = self.now;

@@ -134,7 +134,7 @@ impl Writer {
         let head = if is_continued { Vec::new() } else { head().to_vec() };
         let output = Output { file: Some(file), bytes, is_compressed, head, failure: None };
         let (timeline, block) = (Timeline::new(ticks), BlockWriter::default());
-        let run = Run { writer: writer.clone(), received, output, timeline, block, lost: 0 };
+        let run = Run { writer: writer.clone(), received, output, timeline, block, lost: 0, last_ns: HashMap::new() };
         thread::Builder::new().name("pinpool-trace".to_owned()).spawn(move || run.run()).map_err(failed)?;
         opened.push(Opened {
             path: path.to_owned(),
@@ -291,6 +291,8 @@ struct Run {
     timeline: Timeline,
     block: BlockWriter,
     lost: u64,
+    /// Time of the last record of each thread that recorded in the last second.
+    last_ns: HashMap<u32, u64>,
 }
 
 impl Run {
@@ -345,9 +347,16 @@ impl Run {
     /// Writes what the queues hold.
     fn write(&mut self) {
         self.timeline.read();
-        let Self { writer, output, timeline, block, lost, .. } = self;
+        let Self { writer, output, timeline, block, lost, last_ns, .. } = self;
+        let now_ns = writer.ticks.now_ns();
+        last_ns.retain(|_, last_ns| last_ns.saturating_add(1_000_000_000) >= now_ns);
         let mut taken: Vec<(u64, u32, Stamped)> = Vec::new();
-        *lost += writer.queues.take(|thread, record| taken.push((timeline.time_ns(record.ticks), thread, record)));
+        *lost += writer.queues.take(|thread, record| {
+            // Two lines may differ by more than lies between two records of a thread.
+            let last_ns = last_ns.entry(thread).or_default();
+            *last_ns = timeline.time_ns(record.ticks).max(*last_ns);
+            taken.push((*last_ns, thread, record));
+        });
         // Stable: the records of one thread stay in order.
         taken.sort_by_key(|(time_ns, ..)| *time_ns);
         let mut written = 0;
