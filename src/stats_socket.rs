@@ -12,7 +12,7 @@
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +26,8 @@ use crate::sync::plain::Mutex;
 const EVERY: Duration = Duration::from_secs(1);
 /// Time between two looks for new readers.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Longest wait for the list of sockets, which no thread holds for long.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Most readers at once.
 const READERS_MAX: usize = 16;
 
@@ -55,7 +57,9 @@ pub fn path_of(process: u32) -> PathBuf {
 ///
 /// If the socket cannot be made, another process serves it, or no thread can be had.
 pub(crate) fn serve(path: &Path, pool: impl Fn() -> Option<Stats> + Send + 'static) -> io::Result<()> {
-    let mut served = SERVED.lock();
+    // A child forked while another thread held the lock would wait without an end.
+    let busy = || io::Error::new(io::ErrorKind::WouldBlock, "the list of sockets is locked");
+    let mut served = SERVED.try_lock_for(PATIENCE).ok_or_else(busy)?;
     served.retain(|served| !served.generation.is_stale());
     if let Some(known) = served.iter_mut().find(|served| served.path == path) {
         known.pools.push(Box::new(pool));
@@ -79,7 +83,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
         Ok(found) if !found.file_type().is_socket() => {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
         }
-        Ok(_) if UnixStream::connect(path).is_ok() => {
+        Ok(_) if is_served(path)? => {
             return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
         }
         _ => {}
@@ -92,6 +96,13 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     let _ = fs::remove_file(dir.join("s"));
     let _ = fs::remove_dir(&dir);
     made
+}
+
+/// Whether a process has the socket at `path` open. Asks with a datagram socket: an open stream socket refuses it as one of
+/// another type, and one that nobody has refuses it as any. A stream would wait if the readers before it are not accepted.
+fn is_served(path: &Path) -> io::Result<bool> {
+    let asked = UnixDatagram::unbound()?.connect(path);
+    Ok(asked.map_or_else(|error| error.raw_os_error() == Some(libc::EPROTOTYPE), |()| true))
 }
 
 fn listen_in(dir: &Path, path: &Path) -> io::Result<UnixListener> {
@@ -204,7 +215,9 @@ mod tests {
     fn a_socket_that_another_serves_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stats.sock");
-        let _other = UnixListener::bind(&path).unwrap();
+        let other = UnixListener::bind(&path).unwrap();
         assert_eq!(listen(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        other.set_nonblocking(true).unwrap();
+        assert_eq!(other.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock, "the question is no reader");
     }
 }
