@@ -14,6 +14,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Weak;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,8 +32,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Most readers at once.
 const READERS_MAX: usize = 16;
 
-/// The statistics of one pool; `None` when it is gone.
-type Shown = Box<dyn Fn() -> Option<Stats> + Send>;
+/// A pool that is shown.
+pub(crate) trait Shown: Send + Sync {
+    /// Its statistics of now.
+    fn statistics(&self) -> Stats;
+}
 
 /// What this process serves.
 static SERVED: Mutex<Vec<Served>> = Mutex::new(Vec::new());
@@ -41,7 +45,7 @@ static SERVED: Mutex<Vec<Served>> = Mutex::new(Vec::new());
 struct Served {
     path: PathBuf,
     generation: ForkGeneration,
-    pools: Vec<Shown>,
+    pools: Vec<Weak<dyn Shown>>,
 }
 
 /// The socket of a process that was started with `PINPOOL_SOCKET=1`: in `$XDG_RUNTIME_DIR`, else in `/tmp`.
@@ -56,13 +60,13 @@ pub fn path_of(process: u32) -> PathBuf {
 /// # Errors
 ///
 /// If the socket cannot be made, another process serves it, or no thread can be had.
-pub(crate) fn serve(path: &Path, pool: impl Fn() -> Option<Stats> + Send + 'static) -> io::Result<()> {
+pub(crate) fn serve(path: &Path, pool: Weak<dyn Shown>) -> io::Result<()> {
     // A child forked while another thread held the lock would wait without an end.
     let busy = || io::Error::new(io::ErrorKind::WouldBlock, "the list of sockets is locked");
     let mut served = SERVED.try_lock_for(PATIENCE).ok_or_else(busy)?;
     served.retain(|served| !served.generation.is_stale());
     if let Some(known) = served.iter_mut().find(|served| served.path == path) {
-        known.pools.push(Box::new(pool));
+        known.pools.push(pool);
         return Ok(());
     }
     let listener = listen(path)?;
@@ -72,7 +76,7 @@ pub(crate) fn serve(path: &Path, pool: impl Fn() -> Option<Stats> + Send + 'stat
         block_signals();
         run(&listener, &there);
     })?;
-    served.push(Served { path: path.to_owned(), generation, pools: vec![Box::new(pool)] });
+    served.push(Served { path: path.to_owned(), generation, pools: vec![pool] });
     Ok(())
 }
 
@@ -146,23 +150,20 @@ fn run(listener: &UnixListener, path: &Path) {
 fn line_or_end(path: &Path, is_read: bool) -> Option<String> {
     let mut served = SERVED.lock();
     let at = served.iter().position(|served| served.path == path)?;
-    let mut shown = Vec::new();
-    served[at].pools.retain(|pool| {
-        let stats = pool();
-        let is_there = stats.is_some();
-        shown.extend(stats);
-        is_there
-    });
+    served[at].pools.retain(|pool| pool.strong_count() > 0);
     if served[at].pools.is_empty() {
         served.swap_remove(at);
         // Under the lock, so that a pool that is made now opens a socket after this.
         let _ = fs::remove_file(path);
         return None;
     }
-    drop(served);
     if !is_read {
         return Some(String::new());
     }
+    let pools = served[at].pools.clone();
+    drop(served);
+    // Under no lock: this may be the last reference to a pool.
+    let shown: Vec<_> = pools.iter().filter_map(Weak::upgrade).map(|pool| pool.statistics()).collect();
     let line = serde_json::json!({ "process": std::process::id(), "pools": shown });
     Some(format!("{line}\n"))
 }
@@ -173,14 +174,41 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::sync::process::{AtomicU64, Ordering};
+
+    /// Counts how often it is looked at.
+    struct Counted {
+        looks: AtomicU64,
+    }
+
+    impl Shown for Counted {
+        fn statistics(&self) -> Stats {
+            self.looks.fetch_add(1, Ordering::Relaxed);
+            Stats { gets: 7, ..Stats::default() }
+        }
+    }
+
+    #[test]
+    fn a_pool_is_looked_at_for_readers_alone() {
+        let path = Path::new("/nowhere/looked-at.sock");
+        let pool = Arc::new(Counted { looks: AtomicU64::new(0) });
+        let weak: Weak<Counted> = Arc::downgrade(&pool);
+        SERVED.lock().push(Served { path: path.to_owned(), generation: ForkGeneration::now(), pools: vec![weak] });
+        assert_eq!(line_or_end(path, false), Some(String::new()));
+        assert_eq!(pool.looks.load(Ordering::Relaxed), 0);
+        assert!(line_or_end(path, true).is_some_and(|line| line.contains("\"gets\":7")));
+        assert_eq!(pool.looks.load(Ordering::Relaxed), 1);
+        drop(pool);
+        assert_eq!(line_or_end(path, false), None, "the last pool is gone");
+    }
 
     #[test]
     fn readers_get_a_line_at_once_and_the_socket_goes_with_the_last_pool() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stats.sock");
-        let pool = Arc::new(Stats { gets: 7, ..Stats::default() });
-        let weak = Arc::downgrade(&pool);
-        serve(&path, move || weak.upgrade().map(|stats| Stats::clone(&stats))).unwrap();
+        let pool = Arc::new(Counted { looks: AtomicU64::new(0) });
+        let weak: Weak<Counted> = Arc::downgrade(&pool);
+        serve(&path, weak).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the directory that it was made in is gone");
         for _ in 0..2 {

@@ -1,8 +1,17 @@
 //! The pool's statistics on a socket, if `PINPOOL_SOCKET` asks for it.
 
 use std::sync::Arc;
+#[cfg(feature = "serve")]
+use std::sync::Weak;
 
 use super::Core;
+
+#[cfg(feature = "serve")]
+impl crate::stats_socket::Shown for Core {
+    fn statistics(&self) -> crate::stats::Stats {
+        self.stats()
+    }
+}
 
 impl Core {
     /// Shows the statistics until the pool is gone.
@@ -11,8 +20,8 @@ impl Core {
         let Some(path) = &self.config.socket else { return };
         let is_derived = path.as_os_str() == "1";
         let path = if is_derived { crate::stats_socket::path_of(self.process) } else { path.clone() };
-        let pool = Arc::downgrade(self);
-        match crate::stats_socket::serve(&path, move || pool.upgrade().map(|pool| pool.stats())) {
+        let pool: Weak<Self> = Arc::downgrade(self);
+        match crate::stats_socket::serve(&path, pool) {
             Ok(()) => self.log.serving(&path),
             Err(error) => self.log.not_serving(&path, &error.to_string()),
         }
