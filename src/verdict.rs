@@ -37,6 +37,7 @@ pub(crate) struct Sample {
     pub(crate) evicted: u64,
     /// Gets that found no memory at once.
     pub(crate) short_gets: u64,
+    /// What was pinned and released for this pool alone; 0 for a partition, of which that is not known.
     pub(crate) pinned_bytes: u64,
     pub(crate) unpinned_bytes: u64,
     pub(crate) held_bytes: u64,

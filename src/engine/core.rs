@@ -358,19 +358,19 @@ impl Core {
         counted.map(|row| ClassStats { in_flight: in_flight.remove(&row.0).unwrap_or(0), ..row.1 }).collect()
     }
 
-    /// The partitions that exist, in the order of their making.
+    /// The statistics of the partitions that exist, in the order of their making.
     pub(crate) fn partition_stats(&self) -> Vec<Stats> {
+        self.existing_partitions().iter().map(|core| core.stats()).collect()
+    }
+
+    /// The partitions that exist, in the order of their making.
+    pub(crate) fn existing_partitions(&self) -> Vec<Arc<Self>> {
         if self.is_forked() {
             return Vec::new();
         }
         // Upgraded outside of the lock: one may be the last reference to its pool.
         let partitions = self.partitions.lock().clone();
-        partitions
-            .iter()
-            .filter_map(Weak::upgrade)
-            .filter(|core| !core.stock.lifetime().is_sealed())
-            .map(|core| core.stats())
-            .collect()
+        partitions.iter().filter_map(Weak::upgrade).filter(|core| !core.stock.lifetime().is_sealed()).collect()
     }
 
     pub(crate) fn stats(&self) -> Stats {

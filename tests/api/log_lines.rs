@@ -267,6 +267,26 @@ fn in_steady_state_nothing_repeats() {
 }
 
 #[test]
+fn a_partition_is_not_judged_by_what_others_pin_and_release() {
+    let clock = ManualClock::default();
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 30).name("p");
+    let pool = builder.clock(clock.clone()).build().unwrap();
+    let part = pool.partition("part", 64 << 20).unwrap();
+    let _held = part.get(4 << 20).unwrap();
+    listen();
+    for _ in 0..3 {
+        (0..50).for_each(|_| drop((part.get(1 << 20).unwrap(), pool.get(64 << 20).unwrap())));
+        pool.trim(0);
+        clock.advance_us(11_000_000);
+        pool.poll();
+        part.poll();
+    }
+    let kept: Vec<_> = lines_with_levels().into_iter().map(|(_, line)| line).collect();
+    assert!(kept.iter().any(|line| line.starts_with("[p] verdict: thrashing: raise PINPOOL_IDLE")), "{kept:?}");
+    assert!(!kept.iter().any(|line| line.starts_with("[p/part] verdict: thrashing")), "{kept:?}");
+}
+
+#[test]
 fn a_pool_that_is_too_small_says_how_much_it_needs() {
     let clock = ManualClock::default();
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64 << 20).wait(Duration::ZERO);

@@ -130,6 +130,33 @@ fn durations_are_passed_on_once_and_partitions_are_pools_of_their_own() {
 }
 
 #[test]
+fn partitions_of_one_name_pass_their_durations_on_once() {
+    let pool = pool();
+    let (one, other) = (pool.partition("eval", 4 << 20).unwrap(), pool.partition("eval", 4 << 20).unwrap());
+    let reporter = Reporter::new(&pool);
+    drop(one.get(MIB).unwrap());
+    (0..3).for_each(|_| drop(other.get(MIB).unwrap()));
+    let recorder = serve::recorder().unwrap();
+    metrics::with_local_recorder(&recorder, || (0..3).for_each(|_| reporter.report()));
+    let text = recorder.handle().render();
+    assert_eq!(value(&text, "pinpool_use_time_count", &["pool_name=\"train/eval\""]), Some(4.0), "{text}");
+}
+
+#[test]
+fn the_calls_of_an_arena_are_reported_once() {
+    let pool = pool();
+    let eval = pool.partition("eval", 4 << 20).unwrap();
+    drop(eval.get(MIB).unwrap());
+    let text = scrape(&[&Reporter::new(&pool)]);
+    for name in ["pinpool_pinned_bytes", "pinpool_call_failures", "pinpool_create_time_count"] {
+        assert!(value(&text, name, &["pool_name=\"train\""]).is_some(), "{name}:\n{text}");
+        assert_eq!(value(&text, name, &["pool_name=\"train/eval\""]), None, "{name}");
+    }
+    let pinned = value(&text, "pinpool_pinned_bytes", &["pool_name=\"train\""]);
+    assert!(pinned.is_some_and(|bytes| bytes > 0.0), "{text}");
+}
+
+#[test]
 fn a_pool_without_a_ceiling_has_no_such_metric() {
     let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(Ceiling::None).build().unwrap();
     let text = scrape(&[&Reporter::new(&pool)]);

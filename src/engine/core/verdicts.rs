@@ -28,14 +28,19 @@ impl Core {
         // Another thread that looks is enough.
         let Some(mut judge) = self.judge.try_lock().filter(|judge| judge.is_due(now_us)) else { return };
         let (stats, is_direct) = (self.stats(), !self.backing().has_arena());
+        // The calls are of the whole arena: beside what a partition holds they say nothing.
+        let (pinned_bytes, unpinned_bytes) = match self.backing().is_partition() {
+            true => (0, 0),
+            false => (stats.underlying.alloc_bytes, stats.underlying.free_bytes),
+        };
         let sample = Sample {
             gets: stats.gets + stats.failed_gets,
             misses: stats.misses,
             puts: stats.puts,
             evicted: stats.evicted,
             short_gets: self.need.short_gets.load(Ordering::Relaxed),
-            pinned_bytes: stats.underlying.alloc_bytes,
-            unpinned_bytes: stats.underlying.free_bytes,
+            pinned_bytes,
+            unpinned_bytes,
             held_bytes: stats.pinned_bytes,
             // Under `adaptive` an eviction gives memory to the arena, and costs no driver call.
             pool_size_limit: is_direct.then_some(stats.pool_size_limit),

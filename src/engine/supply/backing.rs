@@ -84,7 +84,7 @@ impl Backing {
         Some(arena.map(|arena| Self::new(Supply::Shared(arena), fallback)))
     }
 
-    pub(in crate::engine) fn is_partition(&self) -> bool {
+    pub(crate) fn is_partition(&self) -> bool {
         self.is_partition
     }
 
