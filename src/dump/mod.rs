@@ -63,11 +63,11 @@ impl Owner {
         (buffers > 0 || bytes > 0).then(|| Self { buffers, bytes, ..Self::new(name) })
     }
 
-    pub(crate) fn add(&mut self, asked_bytes: u64, held: &HeldBuffer) {
+    pub(crate) fn add(&mut self, asked_bytes: u64, held_bytes: u64, age_us: u64) {
         self.buffers += 1;
-        self.bytes += held.bytes;
+        self.bytes += held_bytes;
         self.asked_bytes += asked_bytes;
-        self.oldest = self.oldest.max(Some(held.age));
+        self.oldest = self.oldest.max(Some(Duration::from_micros(age_us)));
     }
 }
 

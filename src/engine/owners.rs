@@ -79,22 +79,32 @@ impl Owners {
         Some(ledgers.entry(tag.clone()).or_insert_with(make).clone())
     }
 
-    /// What each tag holds at `now_us`, and its buffers, the oldest first.
-    pub(super) fn snapshot(&self, now_us: u64) -> (Vec<Owner>, Vec<HeldBuffer>) {
-        let ledgers: Vec<_> = self.0.lock().values().cloned().collect();
-        let (mut owners, mut buffers) = (Vec::new(), Vec::new());
-        for ledger in ledgers {
-            let first = buffers.len();
+    /// What each tag holds at `now_us`. Sums, since each get that finds no memory asks, and gets and puts of the tag wait.
+    pub(super) fn sums(&self, now_us: u64) -> Vec<Owner> {
+        let sum = |ledger: Arc<Ledger>| {
             let mut owner = Owner::new(&ledger.tag);
             for row in ledger.rows.lock().rows.iter().flatten() {
-                let held = HeldBuffer::new(&ledger.tag, row.held_bytes, now_us.saturating_sub(row.since_us));
-                owner.add(row.asked_bytes, &held);
-                buffers.push(held);
+                owner.add(row.asked_bytes, row.held_bytes, now_us.saturating_sub(row.since_us));
             }
-            owners.extend((buffers.len() > first).then_some(owner));
+            (owner.buffers > 0).then_some(owner)
+        };
+        self.ledgers().into_iter().filter_map(sum).collect()
+    }
+
+    /// Each buffer that is held under a tag at `now_us`, the oldest first.
+    pub(super) fn buffers(&self, now_us: u64) -> Vec<HeldBuffer> {
+        let mut buffers = Vec::new();
+        for ledger in self.ledgers() {
+            let rows = ledger.rows.lock();
+            let held = |row: &Row| HeldBuffer::new(&ledger.tag, row.held_bytes, now_us.saturating_sub(row.since_us));
+            buffers.extend(rows.rows.iter().flatten().map(held));
         }
         buffers.sort_by(|one, other| other.age.cmp(&one.age).then_with(|| other.bytes.cmp(&one.bytes)));
-        (owners, buffers)
+        buffers
+    }
+
+    fn ledgers(&self) -> Vec<Arc<Ledger>> {
+        self.0.lock().values().cloned().collect()
     }
 }
 
@@ -161,8 +171,9 @@ mod tests {
         let owners = Owners::default();
         let ledger = owners.ledger("a").unwrap();
         let holders: Vec<_> = (0..100).map(|n| ledger.hold(10, 16, n * 1_000_000)).collect();
-        let (all, buffers) = owners.snapshot(100_000_000);
+        let (all, buffers) = (owners.sums(100_000_000), owners.buffers(100_000_000));
         assert_eq!((all.len(), all[0].buffers, all[0].bytes, all[0].asked_bytes), (1, 100, 1600, 1000));
+        assert_eq!(all[0].oldest, Some(buffers[0].age));
         assert_eq!((buffers.len(), buffers[0].age.as_secs(), buffers[99].age.as_secs()), (100, 100, 1));
         let kept: Vec<_> = holders.into_iter().skip(50).collect();
         let _again = ledger.hold(1, 1, 0);
@@ -173,7 +184,7 @@ mod tests {
         assert_eq!((rows().0, rows().1), (100, 49));
         drop((kept, _again));
         assert_eq!(rows(), (0, 0, SPARE_ROWS));
-        assert!(owners.snapshot(0).0.is_empty(), "a tag without buffers is not shown");
+        assert!(owners.sums(0).is_empty() && owners.buffers(0).is_empty(), "a tag without buffers is not shown");
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Core {
         let stats = self.stats();
         self.log.ended(&stats);
         if stats.in_use > 0 {
-            let (_, tagged) = self.owners.snapshot(self.time.now_us());
+            let tagged = self.owners.buffers(self.time.now_us());
             self.log.still_out(stats.in_use + stats.in_flight, stats.in_use_bytes + stats.in_flight_bytes, &tagged);
         }
     }
@@ -124,7 +124,7 @@ impl Core {
 
     /// Who holds what, the largest first: the tags, and what remains without one.
     fn owners_by_bytes(&self, stats: &Stats) -> Vec<Owner> {
-        let mut owners = self.owners.snapshot(self.time.coarse_us()).0;
+        let mut owners = self.owners.sums(self.time.coarse_us());
         let (buffers, bytes) = owners.iter().fold((0, 0), |sum, owner| (sum.0 + owner.buffers, sum.1 + owner.bytes));
         // Saturating: buffers come and go between the two readings.
         owners.extend(Owner::untagged(

@@ -4,7 +4,7 @@
 //! [`Reclaim`].
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::super::waiters::Beside;
@@ -38,6 +38,8 @@ pub(crate) struct Backing {
     reserves: Arc<Budget>,
     /// Serves gets for which there is no room; `None` if those are errors.
     fallback: Option<Fallback>,
+    /// What the process may lock, read from a file of the kernel when a get first finds no memory.
+    lock_limit: OnceLock<Option<u64>>,
 }
 
 /// What a pool holds.
@@ -56,7 +58,8 @@ pub(in crate::engine) struct PoolUsage {
 
 impl Backing {
     pub(crate) fn new(supply: Supply, fallback: Option<Fallback>) -> Self {
-        Self { supply, is_partition: false, own: Budget::new(None), reserves: Budget::new(None), fallback }
+        let (own, reserves) = (Budget::new(None), Budget::new(None));
+        Self { supply, is_partition: false, own, reserves, fallback, lock_limit: OnceLock::new() }
     }
 
     /// The same arena under an own ceiling; `None` for a supply that cannot be shared.
@@ -69,6 +72,7 @@ impl Backing {
             own: Budget::inside(&self.own, max_bytes),
             reserves: Budget::inside(&self.reserves, max_bytes),
             fallback: self.fallback.as_ref().map(|fallback| fallback.partition(max_bytes)),
+            lock_limit: OnceLock::new(),
         })
     }
 
@@ -362,7 +366,7 @@ impl Backing {
 
     /// Whether the ceiling is what the process may lock, so that no setting raises it.
     fn is_lock_limited(&self) -> bool {
-        let locked_bytes = || limits::process_limits(Path::new("/")).locked_bytes;
+        let locked_bytes = || *self.lock_limit.get_or_init(|| limits::process_limits(Path::new("/")).locked_bytes);
         let is_limit = |max_bytes| locked_bytes() == Some(max_bytes);
         self.source().name() == "mlock" && self.stats().max_bytes.is_some_and(is_limit)
     }
