@@ -66,7 +66,13 @@ impl Workload {
     ///
     /// If it lasts longer than a year.
     pub fn of(recording: &Recording) -> Result<Self, TraceError> {
-        let mut workload = Self { warning: recording.warning.clone(), ..Self::default() };
+        let refused = recording.records.iter().filter(|record| matches!(record.event, Event::Refused { .. })).count();
+        let left_out = (refused > 0).then(|| {
+            format!(
+                "{refused} gets failed when it was recorded and are left out: the program needs more than this shows"
+            )
+        });
+        let mut workload = Self { warning: recording.warning.clone().or(left_out), ..Self::default() };
         let mut names = Names::default();
         let mut last_us = recording.records.first().map_or(0, |record| record.time_ns / 1_000);
         for (line, record) in (1..).zip(&recording.records) {

@@ -79,6 +79,11 @@ pub(crate) fn run(args: &AdviseArgs, terminal: &Terminal) -> Result<(), ExitErro
 
 /// The text, and whether the target is met.
 fn advise(args: &AdviseArgs, warnings: &mut Vec<String>) -> Result<(String, bool), Box<dyn Error>> {
+    let searched = |name: &&str| matches!(name.trim_start_matches("PINPOOL_"), "MAX_BYTES" | "POOL_SIZE_LIMIT");
+    let names = args.set.iter().flat_map(|set| set.split(',')).filter_map(|one| Some(one.split_once('=')?.0.trim()));
+    if let Some(name) = { names }.find(searched) {
+        return Err(format!("--set {name}: advise searches it; `pinpool replay --set` tries one value").into());
+    }
     let replay = Replay::under(args.set.iter().map(String::as_str))?;
     let workloads = args.traces.iter().map(|path| open(path, warnings)).collect::<Result<Vec<_>, _>>()?;
     let first = workloads.first().ok_or("no trace is named")?;
@@ -125,11 +130,18 @@ fn table(advice: &Advice, set: &[String]) -> String {
         text += &format!("target met: at most {} misses and waits that could be avoided\n", grouped(advice.allowed));
     } else {
         text += &format!(
-            "TARGET NOT MET: {} misses could be avoided at most, and no ceiling or limit avoids more than all but {} ({}); this \
-             is the smallest that does as well as no ceiling\n",
+            "TARGET NOT MET: at most {} misses and waits that could be avoided; {} are left without any ceiling or limit, and {} \
+             ({}) under this one, the smallest found that does {}. Other settings may do better: look at --set RESERVE=... and \
+             --set PRESET=tensorflow in `pinpool replay`\n",
             grouped(advice.allowed),
+            grouped(advice.avoidable_without_limits),
             grouped(advice.avoidable),
-            percent(advice.avoidable)
+            percent(advice.avoidable),
+            if advice.avoidable <= advice.avoidable_without_limits {
+                "as well"
+            } else {
+                "as well as a ceiling of four times the peak"
+            }
         );
     }
     text += &format!(

@@ -17,13 +17,15 @@ const PAGE_BYTES: u64 = 4096;
 const ALIGN: usize = 4;
 /// Sizes of an `s` line that are looked at.
 const STEPS_MAX: u64 = 1 << 20;
+/// The highest ceiling that is tried, in times of the peak without one.
+const CEILING_TIMES_MAX: u64 = 4;
 /// Ceilings are searched to this part of the peak.
 const STEPS: u64 = 512;
 
 /// What was found.
 #[derive(Debug, Serialize)]
 pub(super) struct Advice {
-    /// Whether the target is met; else the ceiling and the limit do as well as none.
+    /// Whether the target is met; else the ceiling and the limit do as well as none, or as the best that was found.
     pub(super) meets_target: bool,
     pub(super) gets: u64,
     /// Misses and waits that the target allows, beside `firsts`.
@@ -32,6 +34,8 @@ pub(super) struct Advice {
     pub(super) firsts: u64,
     /// Misses beside these, waits, and gets not served in time, under the advice.
     pub(super) avoidable: u64,
+    /// The same with no ceiling and no limit.
+    pub(super) avoidable_without_limits: u64,
     pub(super) misses: u64,
     pub(super) waits: u64,
     pub(super) fallbacks: u64,
@@ -130,19 +134,25 @@ pub(super) fn search(workload: &Workload, settings: &Replay, target: f64) -> Res
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // A part of a count.
     let allowed = (workload.gets() as f64 * target) as u64;
     let least = search.avoidable(&free);
-    let enough = allowed.max(least);
+    let mut enough = allowed.max(least);
 
     let whole = |bytes: u64| bytes.max(1).div_ceil(PAGE_BYTES) * PAGE_BYTES;
     let step = whole(free.peak_pinned_bytes / STEPS);
     let (mut low, mut high) =
         (whole(workload.peak_requested_bytes()).saturating_sub(step), whole(free.peak_pinned_bytes));
     // The ceiling that a pool without one reaches may be too low for one that has it: granules are smaller then.
-    while search.play(Some(high), NO_LIMIT).map(|report| search.avoidable(&report))? > enough {
-        low = high;
-        high = whole(high.saturating_add(high / 8));
-        if high > free.peak_pinned_bytes.saturating_mul(4) {
+    loop {
+        let avoidable = search.play(Some(high), NO_LIMIT).map(|report| search.avoidable(&report))?;
+        if avoidable <= enough {
             break;
         }
+        if high > free.peak_pinned_bytes.saturating_mul(CEILING_TIMES_MAX) {
+            // No ceiling does as well as none: the smallest is searched that does as well as this one.
+            enough = avoidable;
+            break;
+        }
+        low = high;
+        high = whole(high.saturating_add(high / 8));
     }
     while high.saturating_sub(low) > step {
         let middle = whole(low.midpoint(high));
@@ -168,6 +178,7 @@ pub(super) fn search(workload: &Workload, settings: &Replay, target: f64) -> Res
         allowed,
         firsts: search.firsts,
         avoidable,
+        avoidable_without_limits: least,
         misses: misses(&report),
         waits: report.waits,
         fallbacks: report.fallbacks,

@@ -34,7 +34,7 @@ impl Chain {
     /// The limits of a pool that starts with `limit`.
     pub(super) fn from(limit: u64) -> Self {
         let raised = |&limit: &u64| {
-            let raised = if limit < LEAST_RAISED_LIMIT { LEAST_RAISED_LIMIT } else { limit + limit / 10 };
+            let raised = if limit < LEAST_RAISED_LIMIT { LEAST_RAISED_LIMIT } else { limit.saturating_add(limit / 10) };
             (raised < HIGHEST_LIMIT).then_some(raised)
         };
         Self(std::iter::successors(Some(limit), raised).collect())

@@ -59,6 +59,9 @@ pub(crate) struct ReportArgs {
 
 pub(crate) fn run(args: &ReportArgs) -> Result<(), Box<dyn Error>> {
     let name = args.input.display().to_string();
+    if let Some(output) = &args.output {
+        crate::trace::refuse_to_overwrite(&args.input, output)?;
+    }
     let report = read(&args.input, &name).map_err(|error| format!("{name}: {error}"))?;
     if let Some(output) = &args.output {
         write(output, &report.html()?)?;

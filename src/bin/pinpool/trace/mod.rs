@@ -76,6 +76,7 @@ fn convert(args: &TraceArgs) -> Result<Option<String>, Box<dyn Error>> {
     let recording = open_recording(&args.trace).map_err(|error| in_file(&args.trace, &error))?;
     match &args.output {
         Some(path) => {
+            refuse_to_overwrite(&args.trace, path)?;
             let file = File::create(path).map_err(|error| in_file(path, &error))?;
             let mut out = BufWriter::new(file);
             write(&recording, args.format, &mut out)
@@ -99,6 +100,12 @@ fn write(recording: &Recording, format: Format, out: &mut dyn Write) -> io::Resu
         Format::Chrome => chrome::write(recording, out),
         Format::Pytorch => snapshot::write(recording, out),
     }
+}
+
+/// An output that is the input would be empty before it was read.
+pub(crate) fn refuse_to_overwrite(input: &Path, output: &Path) -> Result<(), String> {
+    let same = matches!((input.canonicalize(), output.canonicalize()), (Ok(input), Ok(output)) if input == output);
+    if same { Err(format!("{}: is the input; name another file", output.display())) } else { Ok(()) }
 }
 
 fn in_file(path: &Path, error: &dyn std::fmt::Display) -> String {
