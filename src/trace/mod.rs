@@ -9,6 +9,7 @@
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
 //! | `priced.rs` | simulated memory that adds up what moves would take on a device |
 //! | `replay.rs` | how a workload is replayed: the settings of the pool over `sim` |
+//! | `kind.rs` | the kinds of memory that it simulates |
 //! | `player.rs` | plays it in virtual time, and counts |
 //! | `watch.rs` | the pool's figures during a replay |
 //! | `report.rs` | what that cost |
@@ -19,6 +20,7 @@
 
 mod cost;
 mod format;
+mod kind;
 mod open;
 mod player;
 mod priced;
@@ -33,8 +35,9 @@ mod workload;
 pub use crate::record::{Event, PoolDescription, Record, Recording, RecordingError};
 pub use cost::CallCost;
 pub use format::{TraceError, TraceHeader, TraceOp, TraceReader};
+pub use kind::SourceKind;
 pub use open::open_recording;
-pub use replay::{OtherSettings, Replay, SourceKind};
+pub use replay::{OtherSettings, Replay};
 pub use report::{ReplayOutcome, ReplayReport};
 pub use usage::Usage;
 pub use watch::Watch;

@@ -14,10 +14,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::format::{TraceError, TraceOp};
+use super::kind::SourceKind;
 use super::priced::{Calls, Ledger};
-use super::replay::{Replay, SourceKind};
 use super::report::{ReplayOutcome, ReplayReport};
 use super::watch::Watch;
 use super::workload::{Workload, error_at};
@@ -111,7 +112,9 @@ impl<'a> Player<'a> {
         pool: Pool,
         clock: ManualClock,
         ledger: Arc<Ledger>,
-        settings: &Replay,
+        source: SourceKind,
+        max_bytes: Option<u64>,
+        wait: Duration,
         watch: Option<Watch<'a>>,
     ) -> Self {
         Self {
@@ -119,9 +122,9 @@ impl<'a> Player<'a> {
             clock,
             ledger,
             prepared_until_ns: 0,
-            source: settings.source,
-            max_bytes: settings.max_bytes,
-            wait_us: u64::try_from(settings.wait.as_micros()).unwrap_or(u64::MAX),
+            source,
+            max_bytes,
+            wait_us: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX),
             held: HashMap::new(),
             queue: BTreeMap::new(),
             next_ticket: 0,

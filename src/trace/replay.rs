@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::format::TraceError;
+use super::kind::SourceKind;
 use super::player::Player;
 use super::priced::{Ledger, PricedSource};
 use super::report::{ReplayOutcome, ReplayReport};
@@ -16,28 +17,6 @@ use crate::backend::SimSource;
 use crate::sync::plain::Mutex;
 use crate::testing::ManualClock;
 use crate::{CheckReport, LogSampler, OnFull, Pool, Preset, PressureSource, Rounding};
-
-/// How the simulated source hands out memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum SourceKind {
-    /// One virtual range: a buffer may span granules that were pinned by different calls.
-    #[default]
-    #[value(name = "span")]
-    Virtual,
-    /// Discrete regions: a buffer lies within one.
-    #[value(name = "walls")]
-    Discrete,
-}
-
-impl SourceKind {
-    /// Name in flags and reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Virtual => "span",
-            Self::Discrete => "walls",
-        }
-    }
-}
 
 /// Settings of a replay; `None` stands for the preset's default.
 #[derive(Debug, Clone)]
@@ -121,7 +100,7 @@ impl Replay {
         let clock = ManualClock::default();
         let checks = Arc::<Mutex<Checks>>::default();
         let (pool, ledger) = self.pool(clock.clone(), checks.clone())?;
-        let player = Player::new(pool, clock, ledger, self, watch);
+        let player = Player::new(pool, clock, ledger, self.source, self.max_bytes, self.wait, watch);
         let mut outcome = player.play(workload)?;
         let checks = checks.lock();
         (outcome.checks, outcome.last_lines) = (checks.count, checks.last.map(|last| last.to_string()));
