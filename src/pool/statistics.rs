@@ -15,7 +15,7 @@ impl Pool {
     }
 
     /// A snapshot of the statistics. Exact while no other thread uses the pool; otherwise its numbers may be some
-    /// operations apart. Its [`Display`](fmt::Display) is a table.
+    /// operations apart. Its [`Display`](std::fmt::Display) is a table.
     ///
     /// Takes some microseconds, and waits for no call of a driver, a listener or a fence, nor for a lock that a thread holds
     /// around one.
@@ -41,7 +41,7 @@ impl Pool {
         self.core().backing().page_tiers()
     }
 
-    /// The name in the pool's log lines ([`PoolBuilder::name`]).
+    /// The name in the pool's log lines ([`PoolBuilder::name`](crate::PoolBuilder::name)).
     pub fn name(&self) -> Option<&str> {
         self.core().name()
     }
