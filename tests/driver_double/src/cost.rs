@@ -23,8 +23,8 @@
 //! A [`Cost`] begins with the work, and dropping it waits for the rest of its time. The double's own work counts towards
 //! it; where this machine's kernel needs longer, the call takes longer (releasing a granule: 0.11 ms). Long costs are
 //! slept, since most of the double's work for them (faulting pages in) has used a core already. The first touch is no call:
-//! it takes its time because `memory::leave_first_touch` leaves that many pages to be faulted in. Whether one
-//! `cuMemSetAccess` over several handles costs as one or as many was not measured: a setting chooses. Never knows the
+//! it takes its time because `memory::leave_first_touch` leaves that many pages to be faulted in, or waits where granules are
+//! of huge pages (`sysctl vm.nr_hugepages`), which spare a slow kernel most of the work. Whether one `cuMemSetAccess` over several handles costs as one or as many was not measured: a setting chooses. Never knows the
 //! meaning of a call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -161,7 +161,7 @@ pub(crate) fn charge_enqueue() -> Cost {
     charge(Work::Enqueue { live_ranges: address_space::live_pinned() })
 }
 
-fn wait_until(due: Instant) {
+pub(crate) fn wait_until(due: Instant) {
     let left = due.saturating_duration_since(Instant::now());
     if left > SLACK {
         thread::sleep(left - SLACK);

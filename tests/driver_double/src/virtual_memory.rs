@@ -93,6 +93,8 @@ const _: () = assert!(size_of::<Properties>() == 32 && size_of::<Access>() == 12
 
 struct Granule {
     file: OwnedFd,
+    /// Made of huge pages.
+    is_huge: bool,
     bytes: u64,
     /// The device's view.
     view: usize,
@@ -194,21 +196,50 @@ fn protect(address: u64, bytes: u64, flags: c_int) -> Outcome {
     if failed == 0 { Ok(()) } else { Err(Code::OUT_OF_MEMORY) }
 }
 
-fn file_of(bytes: u64) -> Result<OwnedFd, Code> {
+/// A memory file, and whether it is made of huge pages.
+fn file_of(bytes: u64) -> Result<(OwnedFd, bool), Code> {
+    // With measured costs huge pages where this machine has any set aside: of 4 KiB pages some kernels need longer than
+    // a device for the whole call.
+    let huge = settings::get().measured_costs.then(|| file_with(bytes, libc::MFD_HUGETLB | libc::MFD_HUGE_2MB));
+    match huge {
+        Some(Ok(file)) => Ok((file, true)),
+        _ => file_with(bytes, 0).map(|file| (file, false)),
+    }
+}
+
+fn file_with(bytes: u64, flags: u32) -> Result<OwnedFd, Code> {
     // SAFETY: a plain system call with a name that ends in 0.
-    let number = unsafe { libc::memfd_create(c"granule".as_ptr(), libc::MFD_CLOEXEC) };
+    let number = unsafe { libc::memfd_create(c"granule".as_ptr(), libc::MFD_CLOEXEC | flags) };
     if number < 0 {
         return Err(Code::OUT_OF_MEMORY);
     }
     // SAFETY: the descriptor is fresh and owned here alone.
     let file = unsafe { OwnedFd::from_raw_fd(number) };
-    // SAFETY: a plain system call on a descriptor that is open.
-    let failed = unsafe { libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t) };
+    // Huge pages are taken at once: a write to one that is not there would end the process.
+    let failed = match flags {
+        // SAFETY: a plain system call on a descriptor that is open.
+        0 => unsafe { libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t) },
+        // SAFETY: the same.
+        _ => unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes as libc::off_t) },
+    };
     if failed == 0 { Ok(file) } else { Err(Code::OUT_OF_MEMORY) }
 }
 
+/// Addresses of that alignment, a power of two.
+fn map_aligned(bytes: usize, alignment: usize) -> Result<usize, Code> {
+    let with_padding = bytes.checked_add(alignment).ok_or(Code::OUT_OF_MEMORY)?;
+    let start = memory::map(with_padding)?;
+    let address = start.next_multiple_of(alignment);
+    let before = address - start;
+    if before > 0 {
+        memory::unmap(start, before);
+    }
+    memory::unmap(address + bytes, with_padding - before - bytes);
+    Ok(address)
+}
+
 fn view_of(file: &OwnedFd, bytes: u64) -> Result<usize, Code> {
-    let view = memory::map(bytes as usize)?;
+    let view = map_aligned(bytes as usize, GRANULE_BYTES as usize)?;
     map_over(view as u64, bytes, Some((file, 0)))?;
     protect(view as u64, bytes, 3)?;
     if !SPARSE.load(Ordering::Relaxed) {
@@ -249,14 +280,7 @@ driver_call! { Brief fn cuMemAddressReserve(out: Out<u64>, bytes: usize, alignme
     if !is_granular(bytes as u64) || !alignment.is_power_of_two() || flags != 0 {
         return Err(Code::INVALID_VALUE);
     }
-    let with_padding = bytes.checked_add(alignment as usize).ok_or(Code::OUT_OF_MEMORY)?;
-    let start = memory::map(with_padding)?;
-    let address = (start as u64).next_multiple_of(alignment);
-    let before = address as usize - start;
-    if before > 0 {
-        memory::unmap(start, before);
-    }
-    memory::unmap(address as usize + bytes, with_padding - before - bytes);
+    let address = map_aligned(bytes, alignment as usize)? as u64;
     map_over(address, bytes as u64, None)?;
     lock(&VIRTUAL_MEMORY).reservations.insert(address, bytes as u64);
     out.put(address)
@@ -292,12 +316,12 @@ driver_call! { Brief fn cuMemCreate(out: Out<u64>, bytes: usize, properties: In<
     let _turn = lock(&CREATING);
     let _cost = cost::charge_beside_enqueues(Work::Create(bytes));
     ledger::pin(bytes)?;
-    let made = file_of(bytes).and_then(|file| view_of(&file, bytes).map(|view| (file, view)));
-    let (file, view) = made.inspect_err(|_| ledger::unpin(bytes))?;
+    let made = file_of(bytes).and_then(|(file, is_huge)| view_of(&file, bytes).map(|view| (file, is_huge, view)));
+    let (file, is_huge, view) = made.inspect_err(|_| ledger::unpin(bytes))?;
     let mut all = lock(&VIRTUAL_MEMORY);
     all.created += 1;
     let handle = 0x8000_0000 + all.created * 0x10;
-    all.granules.insert(handle, Granule { file, bytes, view, mappings: 0, released: false, is_exportable });
+    all.granules.insert(handle, Granule { file, is_huge, bytes, view, mappings: 0, released: false, is_exportable });
     out.put(handle)
 }}
 
@@ -389,7 +413,8 @@ driver_call! { Brief fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<Ac
                 true => {
                     protect(start, *bytes, flags)?;
                     if flags == 3 && settings::get().measured_costs {
-                        touched.push((start as usize, *bytes as usize));
+                        let is_huge = all.granules.get(granule).is_some_and(|granule| granule.is_huge);
+                        touched.push((start as usize, *bytes as usize, is_huge));
                     }
                 }
             }
@@ -397,8 +422,8 @@ driver_call! { Brief fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<Ac
     }
     // Calls of other threads do not wait for it.
     drop(guard);
-    for (start, bytes) in touched {
-        memory::leave_first_touch(start, bytes);
+    for (start, bytes, is_huge) in touched {
+        memory::leave_first_touch(start, bytes, is_huge);
     }
     Ok(())
 }}
