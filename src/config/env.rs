@@ -85,6 +85,23 @@ macro_rules! variables {
 }
 for_each_setting!(variables);
 
+/// Sets what the variable called `name` sets, from `text` as its value. An empty text sets nothing.
+pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()> {
+    let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
+        let names: Vec<_> = VARIABLES.iter().map(|variable| variable.name).collect();
+        let why = format!("no variable of pinpool; they are {}", names.join(", "));
+        return Err(ErrorKind::Setting { name: "variable", value: name.to_owned(), why }.into());
+    };
+    let text = text.trim();
+    if text.is_empty() {
+        return Ok(());
+    }
+    (variable.read)(settings, text).map_err(|error| {
+        let why = format!("{}; correct it, or leave it out for the default {}", error.problem(), variable.default());
+        ErrorKind::Setting { name: variable.name, value: text.to_owned(), why }.into()
+    })
+}
+
 /// Limits that are shown also where they have their defaults.
 const LIMITS: [&str; 2] = ["PINPOOL_MAX_BYTES", "PINPOOL_POOL_SIZE_LIMIT"];
 

@@ -59,6 +59,24 @@ impl PoolBuilder {
         self
     }
 
+    /// Sets what the variable `name` sets, from its text, as the method of that setting would: for settings that come as text
+    /// from a file or from another language. [`VARIABLES`](crate::config::env::VARIABLES) has the names. An empty text sets
+    /// nothing.
+    ///
+    /// ```
+    /// let pool = pinpool::Pool::builder().variable("PINPOOL_BACKEND", "heap")?.variable("PINPOOL_MAX_BYTES", "1.5G")?.build()?;
+    /// assert_eq!(pool.config().max_bytes, pinpool::Ceiling::Bytes(3 << 29));
+    /// # Ok::<(), pinpool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_setting`](crate::Error::is_setting) if there is no such variable, or its value cannot be read.
+    pub fn variable(mut self, name: &str, text: &str) -> Result<Self> {
+        env::set(&mut self.settings, name, text)?;
+        Ok(self)
+    }
+
     /// Name of the pool, for its log lines: `[loader] preset adaptive, ...`. TensorFlow's two lines carry no name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.log.name = Some(name.into());

@@ -174,6 +174,15 @@ impl Pool {
         self.get_within(len, DEFAULT_ALIGN, wait, None)
     }
 
+    /// As [`get_aligned`](Pool::get_aligned), with `wait` in place of `PINPOOL_WAIT`.
+    ///
+    /// # Errors
+    ///
+    /// As [`get_aligned`](Pool::get_aligned).
+    pub fn get_aligned_timeout(&self, len: usize, align: usize, wait: Duration) -> Result<PinnedBuf> {
+        self.get_within(len, align, wait, None)
+    }
+
     /// As [`get`](Pool::get) for a task: where a thread would wait, at most `PINPOOL_WAIT`, the task is woken later. Stands
     /// in one line with the gets of threads, first come, first served. Needs no runtime: the put that serves it wakes it, and
     /// the pool's maintenance thread wakes it for its deadline and for copies that have ended.

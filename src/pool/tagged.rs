@@ -61,6 +61,15 @@ impl TaggedPool {
         self.pool.get_within(len, DEFAULT_ALIGN, wait, self.ledger.as_ref())
     }
 
+    /// As [`Pool::get_aligned_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::get_aligned`].
+    pub fn get_aligned_timeout(&self, len: usize, align: usize, wait: Duration) -> Result<PinnedBuf> {
+        self.pool.get_within(len, align, wait, self.ledger.as_ref())
+    }
+
     /// As [`Pool::get_async`].
     pub fn get_async(&self, len: usize) -> GetFuture {
         self.get_async_timeout(len, self.pool.config().wait)

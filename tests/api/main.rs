@@ -81,6 +81,7 @@ mod reserve_in_line;
 mod resident_memory;
 mod scripted_faults;
 mod settings;
+mod settings_as_text;
 mod short_path;
 mod sink;
 mod sizes;

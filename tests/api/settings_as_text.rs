@@ -1,0 +1,33 @@
+//! Settings that code has as text, and a get with alignment and time limit at once.
+
+use std::time::Duration;
+
+use pinpool::{Backend, Ceiling, Pool};
+
+#[test]
+fn a_variable_set_by_code_is_read_as_in_the_environment() {
+    let builder = Pool::builder().without_env().variable("PINPOOL_BACKEND", "heap").unwrap();
+    let builder = builder.variable("PINPOOL_WAIT", " 250ms ").unwrap().variable("PINPOOL_MAX_BYTES", "").unwrap();
+    let pool = builder.variable("PINPOOL_MAX_BYTES", "64M").unwrap().build().unwrap();
+    assert_eq!((pool.config().wait, pool.config().max_bytes), (Duration::from_millis(250), Ceiling::Bytes(64 << 20)));
+}
+
+#[test]
+fn an_unknown_variable_and_a_value_that_cannot_be_read_are_errors_that_say_what_to_do() {
+    let error = Pool::builder().variable("PINPOOL_MAX_BYTE", "1G").unwrap_err();
+    assert!(error.is_setting());
+    let text = error.to_string();
+    assert!(text.contains("PINPOOL_MAX_BYTE:") && text.contains("PINPOOL_MAX_BYTES,"), "{text}");
+    let text = Pool::builder().variable("PINPOOL_WAIT", "soon").unwrap_err().to_string();
+    assert!(text.starts_with("PINPOOL_WAIT=soon: not a time") && text.contains("the default 100ms"), "{text}");
+}
+
+#[test]
+fn a_get_may_have_an_alignment_and_a_time_limit() {
+    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(Some(4 << 20)).build().unwrap();
+    let held = pool.get_aligned_timeout(1 << 20, 1 << 16, Duration::ZERO).unwrap();
+    assert!(held.as_ptr().addr().is_multiple_of(1 << 16));
+    let tagged = pool.tagged("loader");
+    assert!(tagged.get_aligned_timeout(1 << 20, 1 << 16, Duration::ZERO).is_ok());
+    assert!(tagged.get_aligned_timeout(8 << 20, 4096, Duration::ZERO).unwrap_err().is_limit());
+}
