@@ -21,8 +21,10 @@ mod completion;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod sink;
+mod streams;
 
 pub use completion::{Completion, CompletionFuture};
+pub use streams::Streams;
 
 /// Page-locked bytes of the timelines of this process, which no pool holds.
 pub(crate) fn timeline_bytes() -> u64 {

@@ -90,6 +90,7 @@ mod stats_counts;
 mod stats_formats;
 #[cfg(not(miri))]
 mod stats_never_wait;
+mod several_streams;
 mod stress;
 mod tags;
 mod tensorflow_model;
