@@ -82,6 +82,7 @@ mod resident_memory;
 mod scripted_faults;
 mod settings;
 mod settings_as_text;
+mod several_streams;
 mod short_path;
 mod sink;
 mod sizes;
@@ -90,7 +91,6 @@ mod stats_counts;
 mod stats_formats;
 #[cfg(not(miri))]
 mod stats_never_wait;
-mod several_streams;
 mod stress;
 mod tags;
 mod tensorflow_model;

@@ -1,7 +1,7 @@
 //! A buffer that work on several streams uses.
 
-use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::copy::Streams;
+use pinpool::copy::sink::{SinkMem, SinkStream};
 use pinpool::{Backend, Pool};
 
 fn pool() -> Pool {
