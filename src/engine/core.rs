@@ -280,8 +280,8 @@ impl Core {
 
     /// The calling thread's shard, if gets and puts of this pool may take the short path.
     pub(super) fn short_path(&self) -> Option<&Shard<BlockBody<Self>>> {
-        // A put that zeroes is a slow one, and so is what is recorded.
-        if self.config.zero || self.recorder().is_some() { None } else { self.stock.idle().own_shard() }
+        // A put that zeroes is a slow one.
+        if self.config.zero { None } else { self.stock.idle().own_shard() }
     }
 
     /// Whether the sizes of large buffers vary (policy-R12).

@@ -11,6 +11,8 @@
 //! both at hand. A put of another thread's block finds its pool by the block's owner, and pushes the block to that thread's
 //! shard; the owner's next get takes it from there. The slow paths fill the entries. A thread that has none takes the slow path, which checks everything.
 //!
+//! Pools that record have entries of their own, which are looked at last: so one that does not record asks nothing about it.
+//!
 //! A put gives its buffer away, and with it the buffer's reference to the pool: another thread may take the buffer, release
 //! it and close the pool before the put has returned. So a put runs on a reference of its thread. It keeps bookkeeping alone:
 //! memory and addresses are released when the pool closes.
@@ -34,8 +36,9 @@ use crate::policy;
 use crate::size_class::plain_eighths_index;
 use crate::sync::process::AtomicBool;
 
-/// Pools at hand.
+/// Pools at hand that do not record, whose entries come first, and as many that do.
 const POOLS: usize = 2;
+const ENTRIES: usize = 2 * POOLS;
 
 /// A thread's shard of a pool.
 type OwnShard = Shard<BlockBody<Core>>;
@@ -56,14 +59,15 @@ impl Recent {
 
 /// References behind `RECENT`, entry by entry. An empty one is in use by a frame on the stack.
 struct Kept {
-    pools: [Cell<Option<Arc<Core>>>; POOLS],
-    /// The entry that the next other pool replaces.
-    next: Cell<usize>,
+    pools: [Cell<Option<Arc<Core>>>; ENTRIES],
+    /// The entry of each kind that the next other pool of that kind replaces.
+    next: [Cell<usize>; 2],
 }
 
 thread_local! {
-    static RECENT: [Recent; POOLS] = const { [Recent::none(), Recent::none()] };
-    static KEPT: Kept = const { Kept { pools: [const { Cell::new(None) }; POOLS], next: Cell::new(0) } };
+    static RECENT: [Recent; ENTRIES] = const { [const { Recent::none() }; ENTRIES] };
+    static KEPT: Kept =
+        const { Kept { pools: [const { Cell::new(None) }; ENTRIES], next: [const { Cell::new(0) }; 2] } };
 }
 
 impl Drop for Kept {
@@ -98,6 +102,15 @@ impl Core {
         ptr::eq(pool, self).then(|| ShardAtHand(unsafe { &*shard }))
     }
 
+    /// A plain block for a plain get of `len` bytes by the short path, recorded, if this pool is at hand and records.
+    pub(crate) fn take_recorded(&self, len: usize) -> Option<Block<Core>> {
+        let shard = (POOLS..ENTRIES).find_map(|at| self.shard_of(at))?;
+        let class = plain_eighths_index(len);
+        let block = shard.take(len).or_else(|| shard.0.take_remote_at_once(class).map(Block::from_entry))?;
+        self.record_hit(&block, len);
+        Some(block)
+    }
+
     /// A plain block for a plain get of `len` bytes that another thread has put back to this thread's shard, if it is at hand.
     pub(crate) fn take_remote(&self, len: usize) -> Option<Block<Core>> {
         let shard = self.shard_at_hand().or_else(|| self.other_shard_at_hand())?;
@@ -106,7 +119,7 @@ impl Core {
 
     /// The thread uses this pool: its next gets and puts may take the short path.
     pub(crate) fn enter(self: &Arc<Self>) {
-        if self.recorder().is_none() && position(Arc::as_ptr(self)).is_none() {
+        if position(Arc::as_ptr(self)).is_none() {
             keep(self.clone());
         }
     }
@@ -156,18 +169,40 @@ fn put_other(block: Block<Core>) {
     }
 }
 
-/// Puts `block`, which another thread took, into the shard of that thread, if its pool is at hand and nothing but the put
-/// is to be done. Writes the header of the block alone, whose cache line the next hit needs anyway.
+/// Puts `block`, which another thread took or whose pool records, if its pool is at hand and nothing but the put is to be done:
+/// one of another thread into that thread's shard. Writes the header of the block alone, whose cache line the next hit needs anyway.
 fn put_remote(block: Block<Core>) -> Result<(), Block<Core>> {
     let owner = Arc::as_ptr(block.owner());
     let Some(at) = position(owner).filter(|_| block.is_plain()) else { return Err(block) };
     // SAFETY: (recent-I1) the pool at hand is alive; it is until the next change of its entry, by this thread.
     let core = unsafe { &*owner };
+    if at >= POOLS {
+        put_recorded(core, block, at);
+        return Ok(());
+    }
     core.put_remote(block)?;
     if core.has_waiters() {
         wake_waiters(core, at);
     }
     Ok(())
+}
+
+/// Puts `block`, a plain one of `core`, which records and is at hand at `at`. The record comes first: once the block is put,
+/// the pool may end. Not inlined, so that a put that is not recorded saves no more registers.
+#[inline(never)]
+fn put_recorded(core: &Core, block: Block<Core>, at: usize) {
+    core.record_put(&block, false);
+    let unkept = match shard_for(&block, at) {
+        Some(shard) => shard.put(block),
+        None => core.put_remote(block).inspect(|()| {
+            if core.has_waiters() {
+                wake_waiters(core, at);
+            }
+        }),
+    };
+    if let Err(block) = unkept {
+        block.put_back_recorded();
+    }
 }
 
 /// Wakes the first get that waits at `core`, which is at hand at `at`.
@@ -234,7 +269,9 @@ fn keep(core: Arc<Core>) {
     fork::call_in_children(&REGISTERED, forget_in_child);
     let (pool, shard) = (Arc::as_ptr(&core), ptr::from_ref(shard));
     let replaced = KEPT.try_with(|kept| {
-        let at = kept.next.replace((kept.next.get() + 1) % POOLS);
+        let is_recorded = core.recorder().is_some();
+        let next = &kept.next[usize::from(is_recorded)];
+        let at = next.replace((next.get() + 1) % POOLS) + if is_recorded { POOLS } else { 0 };
         // Before the reference that it replaces goes (recent-I1).
         RECENT.with(|recent| {
             recent[at].pool.set(pool);

@@ -87,6 +87,12 @@ impl Block {
         });
     }
 
+    /// The put of a plain block, which is recorded already.
+    #[inline(never)]
+    pub(super) fn put_back_recorded(self) {
+        recent::with_core_alive(self, |core, block| core.put(block));
+    }
+
     /// The put, once all `fences` are over.
     pub(crate) fn put_back_after(self, fences: Fences) {
         recent::with_core_alive(self, |core, block| {

@@ -143,6 +143,14 @@ impl Pool {
     fn get_otherwise(&self, len: usize) -> Result<PinnedBuf> {
         match self.core().other_shard_at_hand().and_then(|shard| shard.take(len)) {
             Some(block) => Ok(PinnedBuf::over_plain(block, len)),
+            None => self.get_recorded(len),
+        }
+    }
+
+    #[inline(never)]
+    fn get_recorded(&self, len: usize) -> Result<PinnedBuf> {
+        match self.core().take_recorded(len) {
+            Some(block) => Ok(PinnedBuf::over_plain(block, len)),
             None => self.get_slowly(len),
         }
     }

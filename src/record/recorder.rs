@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::event::{Event, PoolDescription};
+use super::queues::{self, Pushed, Stamped};
+use super::ticks::Ticks;
 use super::writer::Writer;
 use super::{Recorded, Unrecorded};
 use crate::fork::ForkGeneration;
@@ -13,6 +15,9 @@ use crate::fork::ForkGeneration;
 #[derive(Debug)]
 pub(crate) struct Recorder {
     writer: Arc<Writer>,
+    /// As the writer has them, apart from what changes there.
+    ticks: Ticks,
+    file: u64,
     pool: u32,
     is_ended: AtomicBool,
     generation: ForkGeneration,
@@ -38,7 +43,8 @@ impl Recorder {
         facts.push(("time".to_owned(), format!("{begun:.6}")));
         writer.describe(PoolDescription { number: pool, facts });
         let (is_ended, generation) = (AtomicBool::new(false), ForkGeneration::now());
-        Arc::new(Self { writer, pool, is_ended, generation })
+        let (ticks, file) = (writer.ticks, writer.queues.number());
+        Arc::new(Self { writer, ticks, file, pool, is_ended, generation })
     }
 
     /// Records another pool to the same file.
@@ -55,7 +61,12 @@ impl Recorder {
     /// Adds a record; never waits.
     #[inline]
     pub(crate) fn record(&self, event: Event) {
-        self.writer.record(self.pool, event);
+        let record = Stamped { ticks: self.ticks.now(), pool: self.pool, event };
+        match queues::push(self.file, &record) {
+            Pushed::Done => {}
+            Pushed::Wake => self.writer.wake(),
+            Pushed::NoQueue => self.writer.queues.push_first(record),
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -56,8 +56,9 @@ pub(super) struct Writer {
     /// Pools that have not ended; changed under the lock of `OPENED`.
     open_pools: AtomicU32,
     names: Mutex<Names>,
-    /// Records that are in the file.
+    /// Records that are in the file, and those for which a queue had no room.
     written: AtomicU64,
+    lost: AtomicU64,
 }
 
 /// Tags of a file. A tag keeps its number as long as the process goes on with the file.
@@ -127,14 +128,23 @@ impl Writer {
         let (commands, received) = bounded(256);
         let (is_woken, queues) = (AtomicBool::new(false), Queues::new());
         let (open_pools, names) = (AtomicU32::new(1), Mutex::new(names));
-        let written = AtomicU64::new(0);
-        let writer =
-            Arc::new(Self { path: path.to_owned(), ticks, queues, commands, is_woken, open_pools, names, written });
+        let (written, lost) = Default::default();
+        let writer = Arc::new(Self {
+            path: path.to_owned(),
+            ticks,
+            queues,
+            commands,
+            is_woken,
+            open_pools,
+            names,
+            written,
+            lost,
+        });
         let is_compressed = path.extension().is_some_and(|extension| extension == "gz");
         let head = if is_continued { Vec::new() } else { head().to_vec() };
         let output = Output { file: Some(file), bytes, is_compressed, head, failure: None };
         let (timeline, block) = (Timeline::new(ticks), BlockWriter::default());
-        let run = Run { writer: writer.clone(), received, output, timeline, block, lost: 0, last_ns: HashMap::new() };
+        let run = Run { writer: writer.clone(), received, output, timeline, block, last_ns: HashMap::new() };
         thread::Builder::new().name("pinpool-trace".to_owned()).spawn(move || run.run()).map_err(failed)?;
         opened.push(Opened {
             path: path.to_owned(),
@@ -163,16 +173,9 @@ impl Writer {
         self.queues.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Adds a record; never waits.
-    #[inline]
-    pub(super) fn record(&self, pool: u32, event: Event) {
-        if self.queues.push(Stamped { ticks: self.ticks.now(), pool, event }) {
-            self.wake();
-        }
-    }
-
+    /// Has the thread look at the queues now.
     #[cold]
-    fn wake(&self) {
+    pub(super) fn wake(&self) {
         // Relaxed: a hint; the writer looks every 50 ms anyway.
         if !self.is_woken.swap(true, Ordering::Relaxed) {
             let _ = self.commands.try_send(Command::Wake);
@@ -203,7 +206,8 @@ impl Writer {
                 RecvTimeoutError::Timeout => format!("the disk has not taken the last records within {PATIENCE:?}"),
                 RecvTimeoutError::Disconnected => "the thread that writes it has ended".to_owned(),
             };
-            Recorded { records: self.written.load(Ordering::Relaxed), lost: 0, failure: Some(failure) }
+            let lost = self.lost.load(Ordering::Relaxed) + self.queues.pending();
+            Recorded { records: self.written.load(Ordering::Relaxed), lost, failure: Some(failure) }
         })
     }
 }
@@ -290,7 +294,6 @@ struct Run {
     output: Output,
     timeline: Timeline,
     block: BlockWriter,
-    lost: u64,
     /// Time of the last record of each thread that recorded in the last second.
     last_ns: HashMap<u32, u64>,
 }
@@ -308,8 +311,8 @@ impl Run {
                     self.write();
                 }
                 Ok(Command::End(pool, answer)) => {
-                    self.writer.record(pool, Event::End);
                     self.write();
+                    self.end_pool(pool);
                     let last = self.writer.end_one();
                     let is_last = last.is_some();
                     if let Some(mut opened) = last {
@@ -320,7 +323,8 @@ impl Run {
                     }
                     let records = self.writer.written.load(Ordering::Relaxed);
                     let failure = self.output.failure.clone();
-                    let _ = answer.send(Recorded { records, lost: self.lost, failure });
+                    let lost = self.writer.lost.load(Ordering::Relaxed);
+                    let _ = answer.send(Recorded { records, lost, failure });
                     if is_last {
                         return;
                     }
@@ -347,11 +351,11 @@ impl Run {
     /// Writes what the queues hold.
     fn write(&mut self) {
         self.timeline.read();
-        let Self { writer, output, timeline, block, lost, last_ns, .. } = self;
+        let Self { writer, output, timeline, block, last_ns, .. } = self;
         let now_ns = writer.ticks.now_ns();
         last_ns.retain(|_, last_ns| last_ns.saturating_add(1_000_000_000) >= now_ns);
         let mut taken: Vec<(u64, u32, Stamped)> = Vec::new();
-        *lost += writer.queues.take(|thread, record| {
+        let lost = writer.queues.take(writer.ticks.now(), |thread, record| {
             // Two lines may differ by more than lies between two records of a thread.
             let last_ns = last_ns.entry(thread).or_default();
             *last_ns = timeline.time_ns(record.ticks).max(*last_ns);
@@ -376,6 +380,17 @@ impl Run {
         written += output.write(block);
         // Relaxed: read by those who end a pool, after the answer or without one.
         writer.written.fetch_add(written, Ordering::Relaxed);
+        writer.lost.fetch_add(lost, Ordering::Relaxed);
+    }
+
+    /// Writes that the pool has ended, by itself: this thread needs no queue.
+    fn end_pool(&mut self, pool: u32) {
+        let ticks = self.writer.ticks.now();
+        let last_ns = self.last_ns.values().copied().max().unwrap_or(0);
+        let time_ns = self.timeline.time_ns(ticks).max(last_ns);
+        self.block.record(time_ns, 0, pool, &Event::End);
+        let written = self.output.write(&mut self.block);
+        self.writer.written.fetch_add(written, Ordering::Relaxed);
     }
 }
 

@@ -75,6 +75,8 @@ mod panics;
 mod partition_copies;
 #[cfg(all(feature = "cli", not(miri)))]
 mod record;
+#[cfg(all(feature = "cli", not(miri)))]
+mod record_short_path;
 mod remedies;
 mod reserve_in_line;
 #[cfg(target_os = "linux")]

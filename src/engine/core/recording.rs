@@ -41,6 +41,15 @@ impl Core {
         }
     }
 
+    /// A plain get of `len` bytes was a hit.
+    #[inline]
+    pub(in crate::engine) fn record_hit(&self, block: &Block, len: usize) {
+        if let Some(recorder) = self.recorder() {
+            let (id, class_bytes, bytes) = (block.recorded_id(), block.class_bytes() as u64, len as u64);
+            recorder.record(Event::Get { id, bytes, class_bytes, tag: 0, took_ns: 0 });
+        }
+    }
+
     /// As [`record_get`](Self::record_get), or that it was refused.
     pub(super) fn record_outcome<E>(&self, outcome: &Result<Block, E>, wanted: &Wanted, begun: Option<Instant>) {
         match (outcome, self.recorder()) {
@@ -78,4 +87,24 @@ fn tag(recorder: &Recorder, wanted: &Wanted) -> u32 {
 
 fn ns_since(begun: Option<Instant>) -> u64 {
     begun.map_or(0, |begun| u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX))
+}
+
+#[cfg(all(test, feature = "trace"))]
+mod tests {
+    use crate::{Backend, Pool};
+
+    #[test]
+    fn a_pool_that_records_takes_the_short_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool =
+            Pool::builder().without_env().backend(Backend::Heap).trace(dir.path().join("t.trace")).build().unwrap();
+        // A miss, whose put is a slow one.
+        drop(pool.get(4096).unwrap());
+        for _ in 0..3 {
+            let block = pool.core().take_recorded(4096).expect("the block that was put");
+            block.end_use();
+        }
+        assert!(pool.core().take_recorded(1 << 20).is_none(), "none is idle");
+        assert_eq!(pool.stats().hits, 3);
+    }
 }
