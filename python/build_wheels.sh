@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Builds wheels into dist/: one for CPython 3.11 and newer, and one for each free-threaded interpreter that is found.
+# Needs Rust, and maturin (pip install maturin). More interpreters: PYTHONS="python3.11 /opt/py314t/bin/python3.14t".
+set -euo pipefail
+cd "$(dirname "$0")"
+
+command -v maturin >/dev/null || { echo "maturin is not here: pip install 'maturin>=1.14'" >&2; exit 1; }
+
+is_free_threaded() { "$1" -c 'import sysconfig, sys; sys.exit(not sysconfig.get_config_var("Py_GIL_DISABLED"))' 2>/dev/null; }
+is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+read -ra pythons <<<"${PYTHONS:-python3 python3.14t python3.13t}"
+has_abi3=
+for python in "${pythons[@]}"; do
+    command -v "$python" >/dev/null || { echo "== SKIPPED: $python is not here"; continue; }
+    is_new_enough "$python" || { echo "== SKIPPED: $python is older than 3.11"; continue; }
+    if is_free_threaded "$python"; then
+        # These have no stable interface before 3.15, so the wheel is for this version alone.
+        echo "== free-threaded: $python"
+        maturin build --release --no-default-features --interpreter "$python" --out dist
+    elif [ -z "$has_abi3" ]; then
+        echo "== abi3, CPython 3.11 and newer: $python"
+        maturin build --release --interpreter "$python" --out dist
+        has_abi3=1
+    fi
+done
+[ -n "$has_abi3" ] || { echo "no CPython of 3.11 or newer was found: set PYTHONS" >&2; exit 1; }
+ls -l dist

@@ -1,0 +1,35 @@
+"""A pool of page-locked ("pinned") host memory for loaders that feed GPUs.
+
+    pool = pinpool.Pool(max_bytes="64GiB", name="loader")
+    with pool.get(1 << 20) as buf:           # idle memory of this size, or newly pinned
+        np.frombuffer(buf, np.uint8)[:] = 7  # views without a copy
+
+Log lines come through `logging`, under the logger `pinpool`.
+"""
+
+from ._errors import (
+    BackendError,
+    DeviceError,
+    ForkError,
+    LimitError,
+    PinpoolError,
+    ReleasedError,
+    RequestError,
+    SettingError,
+    TimeoutError,
+)
+from ._pinpool import Buffer, Pool, __version__
+
+__all__ = [
+    "BackendError",
+    "Buffer",
+    "DeviceError",
+    "ForkError",
+    "LimitError",
+    "PinpoolError",
+    "Pool",
+    "ReleasedError",
+    "RequestError",
+    "SettingError",
+    "TimeoutError",
+]

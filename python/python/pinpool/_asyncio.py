@@ -1,0 +1,30 @@
+"""A get that a task of asyncio awaits."""
+
+import asyncio
+
+from . import _pinpool
+
+
+async def get(pool, n, timeout):
+    waiting = pool._begin_get(n, timeout)
+    if isinstance(waiting, _pinpool.Buffer):
+        return waiting
+    try:
+        buf = waiting.poll()
+        if buf is not None:
+            return buf
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        socket = waiting.fileno()
+        loop.add_reader(socket, ready.set)
+        try:
+            while True:
+                await ready.wait()
+                ready.clear()
+                buf = waiting.poll()
+                if buf is not None:
+                    return buf
+        finally:
+            loop.remove_reader(socket)
+    finally:
+        # Cancelled, the get leaves the line, and a buffer that it was handed goes to the next one.
+        waiting.close()

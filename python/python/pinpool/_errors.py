@@ -1,0 +1,44 @@
+"""What can go wrong. Each text names the request, the value, the limit and the remedy."""
+
+import builtins
+
+
+class PinpoolError(Exception):
+    """Base of all errors of this package."""
+
+
+class LimitError(PinpoolError, MemoryError):
+    """The request does not fit under the ceiling (`max_bytes`), or not before the gets that wait for memory."""
+
+
+class TimeoutError(LimitError, builtins.TimeoutError):
+    """The same, after a wait of `timeout` seconds."""
+
+
+class BackendError(PinpoolError, RuntimeError):
+    """The driver or the kernel refused, or the back-end that was set is not available."""
+
+
+class DeviceError(PinpoolError, RuntimeError):
+    """The device failed: whether its work is over is unknown, and the memory is never used again."""
+
+
+class ForkError(PinpoolError, RuntimeError):
+    """The pool was made in a parent of this process: build one after the fork."""
+
+
+class ReleasedError(PinpoolError, ValueError):
+    """The buffer was released."""
+
+
+class RequestError(PinpoolError, ValueError):
+    """A length, an alignment or a copy is out of range."""
+
+
+class SettingError(PinpoolError, ValueError):
+    """A setting cannot be read, or two contradict each other."""
+
+
+for _error in list(globals().values()):
+    if isinstance(_error, type) and issubclass(_error, PinpoolError):
+        _error.__module__ = "pinpool"

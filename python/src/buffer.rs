@@ -1,0 +1,251 @@
+//! The class `Buffer`.
+#![allow(unsafe_code)] // Fills in the structure of the buffer protocol.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
+
+use crate::dlpack::{self, Device};
+use crate::memory::{Memory, View};
+use crate::stream;
+
+/// A buffer of a pool: bytes in page-locked memory.
+///
+/// `memoryview(buf)`, `np.frombuffer(buf)` and `np.asarray(buf)` are writable views without a copy. The memory goes back to
+/// the pool when the buffer and its last view are gone, or at `release()`, behind the streams that were recorded.
+#[pyclass(frozen, weakref, module = "pinpool")]
+pub struct Buffer {
+    memory: Arc<Memory>,
+}
+
+impl Buffer {
+    pub(crate) fn over(memory: Memory) -> Self {
+        Self { memory: Arc::new(memory) }
+    }
+
+    fn check_device(&self, device: Device) -> PyResult<()> {
+        if device == Device::Cpu || (self.memory.is_pinned && self.memory.origin.is_cudas) {
+            return Ok(());
+        }
+        Err(PyBufferError::new_err(
+            "the memory of this buffer is not page-locked by CUDA, so it is no kDLCUDAHost: export it as kDLCPU, or build \
+             the pool with the backend vmm, register or cuda (`pinpool doctor` says why auto took another)",
+        ))
+    }
+
+    /// The bytes as a capsule of DLPack, said to be on the device that the importer asks for, else on `device`.
+    fn export<'py>(&self, py: Python<'py>, asked: &Asked, device: Device) -> PyResult<Bound<'py, PyCapsule>> {
+        if asked.copy == Some(true) {
+            return Err(PyBufferError::new_err(
+                "a buffer is exported without a copy: leave `copy` out and copy the array",
+            ));
+        }
+        let device = asked.device.map_or(Ok(device), |(kind, _)| Device::of(kind))?;
+        self.check_device(device)?;
+        let has_version = asked.max_version.is_some_and(|(major, _)| major >= 1);
+        dlpack::capsule(py, View::of(&self.memory)?, device, has_version)
+    }
+}
+
+/// What an importer of DLPack asks for.
+struct Asked {
+    max_version: Option<(u32, u32)>,
+    device: Option<(i32, i32)>,
+    copy: Option<bool>,
+}
+
+/// A buffer as one kind of memory of DLPack.
+#[pyclass(frozen, module = "pinpool._pinpool")]
+pub struct DlpackExport {
+    buffer: Py<Buffer>,
+    device: Device,
+}
+
+#[pymethods]
+impl DlpackExport {
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let _ = stream;
+        self.buffer.get().export(py, &Asked { max_version, device: dl_device, copy }, self.device)
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (self.device as i32, 0)
+    }
+}
+
+#[pymethods]
+impl Buffer {
+    /// Length in bytes.
+    fn __len__(&self) -> usize {
+        self.memory.len
+    }
+
+    /// Length in bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.memory.len
+    }
+
+    /// Address of the first byte. Copies that are started from it are not seen by the pool: `record_stream`.
+    #[getter]
+    fn ptr(&self) -> PyResult<usize> {
+        self.memory.check()?;
+        Ok(self.memory.address)
+    }
+
+    /// Whether the memory is page-locked.
+    #[getter]
+    fn is_pinned(&self) -> bool {
+        self.memory.is_pinned
+    }
+
+    /// Memory node of the buffer; None if the machine has only one.
+    #[getter]
+    fn numa_node(&self) -> Option<u32> {
+        self.memory.numa_node
+    }
+
+    /// Whether the buffer was released: it can no longer be used.
+    #[getter]
+    fn released(&self) -> bool {
+        self.memory.is_released()
+    }
+
+    /// Number of views: memoryviews, arrays and tensors through the buffer protocol or DLPack, and what is made from them.
+    #[getter]
+    fn views(&self) -> usize {
+        self.memory.views()
+    }
+
+    /// Ends the use of the buffer: its memory goes back to the pool, behind all work that was enqueued on `stream` so far
+    /// and on the streams recorded before.
+    ///
+    /// BufferError while views of the buffer are alive; nothing is changed then. A second release does nothing.
+    #[pyo3(signature = (stream=None))]
+    fn release(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        if self.memory.is_released() {
+            return Ok(());
+        }
+        if let Some(stream) = stream {
+            self.memory.check_release()?;
+            self.record_stream(py, stream)?;
+        }
+        self.memory.release()
+    }
+
+    /// The memory goes back only when all work that was enqueued on `stream` so far is over, however the buffer is given
+    /// back: by `release()`, at the end of `with`, or when its last view is gone. The buffer stays in use.
+    fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.memory.check()?;
+        let (stream, memory) = (stream::Stream::of(stream)?, &self.memory);
+        py.detach(|| memory.record(stream.fence(memory.origin.device)?))
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
+        slf.memory.check()?;
+        Ok(slf)
+    }
+
+    /// Leaves the memory to the views of the buffer, if there are any.
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, pyo3::types::PyTuple>) {
+        self.memory.close();
+    }
+
+    /// # Safety
+    ///
+    /// `view` is the structure to fill in, as the interpreter passes it.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let memory = &slf.get().memory;
+        memory.begin_view()?;
+        let len = isize::try_from(memory.len).unwrap_or(isize::MAX);
+        // SAFETY: the interpreter's structure; the memory is writable and stays until `__releasebuffer__` (memory-I1).
+        let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory.pointer().cast(), len, 0, flags) };
+        if filled != 0 {
+            memory.end_view();
+            return Err(PyErr::fetch(slf.py()));
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// `_view` is a structure that `__getbuffer__` filled in, as the interpreter passes it.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.memory.end_view();
+    }
+
+    /// The bytes as an array of NumPy's interface. Arrays made from it are not counted as views, so `release()` fails from
+    /// then on; the memory goes back when the buffer is gone.
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.memory.lend()?;
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("shape", (self.memory.len,))?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("data", (self.memory.address, false))?;
+        Ok(interface)
+    }
+
+    /// The bytes as a capsule of DLPack: kDLCPU, or kDLCUDAHost if `dl_device` asks for it.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        // Host memory is in order with the code of the host; no stream is to wait for it.
+        let _ = stream;
+        self.export(py, &Asked { max_version, device: dl_device, copy }, Device::Cpu)
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (Device::Cpu as i32, 0)
+    }
+
+    /// What importers of DLPack take: an object with `__dlpack__` that says "cpu" (kDLCPU) or "cuda_host" (kDLCUDAHost).
+    #[pyo3(signature = (device="cpu"))]
+    fn dlpack(slf: Bound<'_, Self>, device: &str) -> PyResult<DlpackExport> {
+        let device = Device::named(device)?;
+        slf.get().check_device(device)?;
+        Ok(DlpackExport { buffer: slf.unbind(), device })
+    }
+
+    fn __repr__(&self) -> String {
+        self.memory.to_string()
+    }
+
+    fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(PyTypeError::new_err(
+            "a pinpool.Buffer cannot be pickled, since its memory belongs to this process: pass bytes(buf) or an array \
+             copied from it, and fill a buffer of a pool in the other process",
+        ))
+    }
+
+    fn __copy__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err(
+            "a pinpool.Buffer cannot be copied by the module copy: get another buffer from the pool and copy the bytes, \
+             memoryview(other)[:] = buf",
+        ))
+    }
+
+    fn __deepcopy__(&self, _memo: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.__copy__()
+    }
+}

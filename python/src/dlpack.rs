@@ -1,0 +1,186 @@
+//! The structures of DLPack, as its header declares them, and the capsule that carries one.
+#![allow(unsafe_code)] // Hands structures to C code and frees them.
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+use crate::memory::View;
+
+const PLAIN: &CStr = c"dltensor";
+const VERSIONED: &CStr = c"dltensor_versioned";
+/// The code of unsigned integers.
+const UNSIGNED: u8 = 1;
+
+/// Where the memory is said to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Device {
+    /// `kDLCPU`.
+    Cpu = 1,
+    /// `kDLCUDAHost`.
+    CudaHost = 3,
+}
+
+impl Device {
+    pub(crate) fn of(kind: i32) -> PyResult<Self> {
+        match kind {
+            1 => Ok(Self::Cpu),
+            3 => Ok(Self::CudaHost),
+            _ => Err(PyBufferError::new_err(format!(
+                "a buffer is no memory of DLPack's device type {kind}: ask for 1 (kDLCPU) or 3 (kDLCUDAHost), and copy"
+            ))),
+        }
+    }
+
+    pub(crate) fn named(name: &str) -> PyResult<Self> {
+        match name {
+            "cpu" => Ok(Self::Cpu),
+            "cuda_host" => Ok(Self::CudaHost),
+            _ => Err(PyBufferError::new_err(format!(
+                "a buffer is no memory of device {name:?}: use \"cpu\" or \"cuda_host\""
+            ))),
+        }
+    }
+}
+
+#[repr(C)]
+struct DlDevice {
+    kind: i32,
+    id: i32,
+}
+
+#[repr(C)]
+struct DlDataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device: DlDevice,
+    ndim: i32,
+    dtype: DlDataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+struct Managed {
+    tensor: DlTensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+#[repr(C)]
+struct ManagedVersioned {
+    version: [u32; 2],
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// What a structure points to; its context.
+struct Context {
+    _view: View,
+    shape: [i64; 1],
+    strides: [i64; 1],
+}
+
+/// The bytes of the view in one dimension, and their context, which the structure's deleter frees.
+fn tensor(view: View, device: Device) -> (DlTensor, *mut c_void) {
+    let len = i64::try_from(view.memory().len).unwrap_or(i64::MAX);
+    let data = if len == 0 { ptr::null_mut() } else { view.memory().pointer().cast() };
+    let context = Box::leak(Box::new(Context { _view: view, shape: [len], strides: [1] }));
+    let tensor = DlTensor {
+        data,
+        device: DlDevice { kind: device as i32, id: 0 },
+        ndim: 1,
+        dtype: DlDataType { code: UNSIGNED, bits: 8, lanes: 1 },
+        shape: context.shape.as_mut_ptr(),
+        strides: context.strides.as_mut_ptr(),
+        byte_offset: 0,
+    };
+    (tensor, ptr::from_mut(context).cast())
+}
+
+/// # Safety
+///
+/// `context` is of [`tensor`], and used by nothing else.
+unsafe fn free_context(context: *mut c_void) {
+    // SAFETY: leaked from a box of this type; the caller's promise.
+    drop(unsafe { Box::from_raw(context.cast::<Context>()) });
+}
+
+/// # Safety
+///
+/// `managed` is of [`capsule`], and this is the last call that uses it.
+unsafe extern "C" fn delete(managed: *mut Managed) {
+    // SAFETY: leaked from a box; the caller's promise.
+    let managed = unsafe { Box::from_raw(managed) };
+    // SAFETY: as above.
+    unsafe { free_context(managed.context) };
+}
+
+/// # Safety
+///
+/// As [`delete`].
+unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
+    // SAFETY: leaked from a box; the caller's promise.
+    let managed = unsafe { Box::from_raw(managed) };
+    // SAFETY: as above.
+    unsafe { free_context(managed.context) };
+}
+
+/// Frees the structure of a capsule that nobody imported: importers give the capsule another name.
+///
+/// # Safety
+///
+/// `capsule` is one of [`capsule`] that ends.
+unsafe extern "C" fn end_capsule(capsule: *mut ffi::PyObject) {
+    for name in [PLAIN, VERSIONED] {
+        // SAFETY: a live object and a string of C.
+        if unsafe { ffi::PyCapsule_IsValid(capsule, name.as_ptr()) } == 0 {
+            continue;
+        }
+        // SAFETY: a capsule of this name.
+        let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, name.as_ptr()) };
+        if name == PLAIN {
+            // SAFETY: under this name the capsule has this structure, and nobody took it.
+            unsafe { delete(managed.cast()) };
+        } else {
+            // SAFETY: as above.
+            unsafe { delete_versioned(managed.cast()) };
+        }
+        return;
+    }
+}
+
+/// A capsule with the bytes of `view`.
+pub(crate) fn capsule<'py>(
+    py: Python<'py>,
+    view: View,
+    device: Device,
+    has_version: bool,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    let (tensor, context) = tensor(view, device);
+    let (managed, name): (*mut c_void, _) = if has_version {
+        let (version, deleter) = ([1, 0], Some(delete_versioned as _));
+        (Box::into_raw(Box::new(ManagedVersioned { version, context, deleter, flags: 0, tensor })).cast(), VERSIONED)
+    } else {
+        (Box::into_raw(Box::new(Managed { tensor, context, deleter: Some(delete) })).cast(), PLAIN)
+    };
+    // SAFETY: a pointer that is not null, a string of C that lives as long as the program, and a destructor for both.
+    let capsule = unsafe { ffi::PyCapsule_New(managed, name.as_ptr(), Some(end_capsule)) };
+    // SAFETY: a new reference, or null with an exception set; then there is no memory, and the structure stays.
+    let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) }?;
+    Ok(capsule.cast_into()?)
+}

@@ -1,0 +1,42 @@
+//! The crate's errors as Python's exceptions; `pinpool/_errors.py` defines the classes.
+
+use pinpool::Error;
+use pyo3::PyErr;
+
+mod python {
+    #![allow(missing_docs)]
+    use pyo3::import_exception;
+
+    import_exception!(pinpool._errors, PinpoolError);
+    import_exception!(pinpool._errors, BackendError);
+    import_exception!(pinpool._errors, DeviceError);
+    import_exception!(pinpool._errors, ForkError);
+    import_exception!(pinpool._errors, LimitError);
+    import_exception!(pinpool._errors, ReleasedError);
+    import_exception!(pinpool._errors, RequestError);
+    import_exception!(pinpool._errors, SettingError);
+    import_exception!(pinpool._errors, TimeoutError);
+}
+pub(crate) use python::{BackendError, ReleasedError, RequestError, SettingError};
+
+/// The exception for `error`, with its text.
+pub(crate) fn exception(error: &Error) -> PyErr {
+    let text = error.to_string();
+    match () {
+        () if error.is_limit() => python::LimitError::new_err(text),
+        () if error.is_backend() => python::BackendError::new_err(text),
+        () if error.is_request() || error.is_copy() => python::RequestError::new_err(text),
+        () if error.is_setting() => python::SettingError::new_err(text),
+        () if error.is_forked() => python::ForkError::new_err(text),
+        () if error.is_device() => python::DeviceError::new_err(text),
+        () => python::PinpoolError::new_err(text),
+    }
+}
+
+/// The same for a get; `has_waited` if it waited as long as it might.
+pub(crate) fn of_get(error: &Error, has_waited: bool) -> PyErr {
+    match error.is_limit() && has_waited {
+        true => python::TimeoutError::new_err(error.to_string()),
+        false => exception(error),
+    }
+}

@@ -1,0 +1,50 @@
+//! The Python package `pinpool`: the pool and its buffers as Python objects.
+//!
+//! ```text
+//!   Pool ──get──▶ Buffer ──buffer protocol, DLPack──▶ views: memoryview, NumPy, torch
+//!                    └──────────── Memory ◀──────────────┘   goes back when the buffer and all views are gone,
+//!                                                            behind the streams that were recorded
+//! ```
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | `pool` | the class `Pool`: settings, gets, figures |
+//! | `buffer` | the class `Buffer` and the buffer protocol |
+//! | `memory` | one buffer of the crate, its views, its streams, and when it goes back |
+//! | `dlpack` | the structures of DLPack |
+//! | `stream` | fences behind streams of other libraries |
+//! | `wait` | a get that asyncio awaits |
+//! | `lines` | log lines on their way to Python's `logging` |
+//! | `errors` | the crate's errors as exceptions |
+//! | `unlocked` | calls without the interpreter's lock (the GIL) |
+//!
+//! The lock is never held while memory is pinned, waited for or released. No code of the pool calls Python: log lines wait
+//! in a queue, wakers write to a socket. So no lock of the pool is ever held while one of Python is waited for.
+
+use pyo3::prelude::*;
+
+mod buffer;
+mod dlpack;
+mod errors;
+mod lines;
+mod memory;
+mod pool;
+mod stream;
+mod unlocked;
+mod wait;
+
+#[pymodule(gil_used = false)]
+mod _pinpool {
+    #[pymodule_export]
+    use super::buffer::{Buffer, DlpackExport};
+    #[pymodule_export]
+    use super::lines::{_lines_after_fork, _next_lines, _stop_lines, _take_lines, _want_trace};
+    #[pymodule_export]
+    use super::pool::Pool;
+    #[pymodule_export]
+    use super::wait::WaitingGet;
+
+    #[pymodule_export]
+    #[allow(non_upper_case_globals)]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,333 @@
+//! The memory of one buffer: who uses it, and when it goes back to the pool.
+//!
+//! ```text
+//!   open ──close──▶ closed ──last view ends──▶ the pool        behind the recorded streams
+//!     └───────────the last reference ends──────▶
+//! ```
+//!
+//! - **memory-I1**: while a [`View`] exists, or any reference after [`lend`](Memory::lend), the buffer is not put back.
+//! - **memory-I2**: `address` and `len` are those of the buffer as long as it is here.
+
+use std::fmt;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pinpool::copy::CopyStream;
+use pinpool::{Backend, Config, Fence, OnFull, PinnedBuf, Preset};
+use pyo3::exceptions::PyBufferError;
+use pyo3::{PyErr, PyResult};
+
+use crate::errors::{ReleasedError, exception};
+use crate::unlocked::unlocked;
+
+/// What the buffers of a pool need to know of it.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    /// Ordinal of the GPU that copies go to.
+    pub(crate) device: u32,
+    /// Whether pinned memory of the pool is page-locked by CUDA.
+    pub(crate) is_cudas: bool,
+    /// Whether a hit and a put only move the buffer between lists.
+    is_short: bool,
+    may_fall_back: bool,
+    /// A stream was recorded on some buffer, so that gets and puts may ask the driver.
+    has_streams: AtomicBool,
+    /// The pool is closed: the put of the last buffer releases all memory.
+    is_closed: AtomicBool,
+}
+
+impl Origin {
+    pub(crate) fn of(config: &Config, backend: &str) -> Self {
+        Self {
+            device: config.device,
+            is_cudas: matches!(backend, "vmm" | "register" | "cuda"),
+            is_short: config.preset == Preset::Adaptive && !config.zero && config.trace.is_none(),
+            may_fall_back: match config.on_full {
+                OnFull::Error => false,
+                OnFull::Auto => matches!(config.backend, Backend::Auto),
+                _ => true,
+            },
+            has_streams: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether a hit takes so little time that the interpreter's lock may stay held.
+    pub(crate) fn are_hits_short(&self) -> bool {
+        // Relaxed: the flag guards no other memory.
+        self.is_short && !self.has_streams.load(Ordering::Relaxed)
+    }
+
+    /// Whether a put of `buf` does: memory that is not pinned may be released by it.
+    fn is_put_short(&self, buf: &PinnedBuf) -> bool {
+        self.are_hits_short() && !self.is_closed.load(Ordering::Relaxed) && (buf.is_pinned() || !self.may_fall_back)
+    }
+
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` once it was put back.
+    buf: Option<PinnedBuf>,
+    views: usize,
+    /// Its user has released it: no new view.
+    is_closed: bool,
+    /// Views that are not counted may exist as long as references do.
+    is_lent: bool,
+    streams: Vec<Arc<dyn Fence>>,
+}
+
+/// One buffer of a pool, with its views.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) address: usize,
+    pub(crate) len: usize,
+    pub(crate) is_pinned: bool,
+    pub(crate) numa_node: Option<u32>,
+    pub(crate) origin: Arc<Origin>,
+    state: Mutex<State>,
+}
+
+/// Fences of a buffer from which on those that are over are forgotten when another one is recorded.
+const STREAMS_UNASKED: usize = 16;
+
+const KINDS: &str = "(memoryview, NumPy array, DLPack tensor)";
+const INSTEAD: &str =
+    "first, or leave the buffer to its views with `del` or `with`: its memory goes back with the last one";
+
+/// Why a buffer cannot be released now.
+fn views_alive(state: &State) -> PyErr {
+    PyBufferError::new_err(match state {
+        State { views: 0, .. } => {
+            "the buffer's __array_interface__ was read, and arrays made from it are not counted: \
+                                   delete them and the buffer, and its memory goes back"
+                .to_owned()
+        }
+        State { views: 1, .. } => format!("a view of this buffer {KINDS} is alive: delete it {INSTEAD}"),
+        State { views, .. } => format!("{views} views of this buffer {KINDS} are alive: delete them {INSTEAD}"),
+    })
+}
+
+impl Memory {
+    pub(crate) fn of(buf: PinnedBuf, origin: Arc<Origin>) -> Self {
+        Self {
+            address: buf.as_ptr().expose_provenance(),
+            len: buf.len(),
+            is_pinned: buf.is_pinned(),
+            numa_node: buf.numa_node(),
+            origin,
+            state: Mutex::new(State {
+                buf: Some(buf),
+                views: 0,
+                is_closed: false,
+                is_lent: false,
+                streams: Vec::new(),
+            }),
+        }
+    }
+
+    /// Held for moments, never over a call of Python or of the pool; over one of the driver only where many streams are
+    /// recorded on one buffer.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_released(&self) -> bool {
+        self.state().is_closed
+    }
+
+    pub(crate) fn views(&self) -> usize {
+        self.state().views
+    }
+
+    /// The state of a buffer that may be used.
+    fn usable(&self) -> PyResult<MutexGuard<'_, State>> {
+        let state = self.state();
+        let is_closed = state.is_closed;
+        match &state.buf {
+            Some(buf) if !is_closed => {
+                // In a child of fork this fails for a driver's memory.
+                buf.as_slice_untracked().map_err(|error| exception(&error))?;
+                Ok(state)
+            }
+            _ => Err(ReleasedError::new_err(format!(
+                "the buffer of {} B was released and its memory may have another user by now: get another one from the pool",
+                self.len
+            ))),
+        }
+    }
+
+    /// Fails if the buffer may not be used.
+    pub(crate) fn check(&self) -> PyResult<()> {
+        self.usable().map(drop)
+    }
+
+    /// Another view, until [`end_view`](Memory::end_view).
+    pub(crate) fn begin_view(&self) -> PyResult<()> {
+        self.usable()?.views += 1;
+        Ok(())
+    }
+
+    pub(crate) fn end_view(&self) {
+        let mut state = self.state();
+        state.views = state.views.saturating_sub(1);
+        self.put_if_over(state);
+    }
+
+    /// From now on only the end of the last reference puts the buffer back.
+    pub(crate) fn lend(&self) -> PyResult<()> {
+        self.usable()?.is_lent = true;
+        Ok(())
+    }
+
+    /// The memory goes back behind the work that `fence` stands for.
+    pub(crate) fn record(&self, fence: Arc<dyn Fence>) -> PyResult<()> {
+        let mut state = self.usable()?;
+        self.origin.has_streams.store(true, Ordering::Relaxed);
+        if state.streams.len() >= STREAMS_UNASKED {
+            // A failure stays, since the memory may be in use.
+            state.streams.retain(|earlier| !matches!(earlier.is_done(), Ok(true)));
+        }
+        state.streams.push(fence);
+        Ok(())
+    }
+
+    /// Ends the use of the buffer, which goes back now. Fails while it has views.
+    pub(crate) fn release(&self) -> PyResult<()> {
+        let mut state = self.state();
+        if state.is_closed {
+            return Ok(());
+        }
+        if state.views > 0 || state.is_lent {
+            return Err(views_alive(&state));
+        }
+        state.is_closed = true;
+        self.put_if_over(state);
+        Ok(())
+    }
+
+    /// Fails as [`release`](Memory::release) would.
+    pub(crate) fn check_release(&self) -> PyResult<()> {
+        let state = self.usable()?;
+        match state.views > 0 || state.is_lent {
+            true => Err(views_alive(&state)),
+            false => Ok(()),
+        }
+    }
+
+    /// Ends the use of the buffer; its memory goes back with its last view.
+    pub(crate) fn close(&self) {
+        let mut state = self.state();
+        state.is_closed = true;
+        self.put_if_over(state);
+    }
+
+    fn put_if_over(&self, mut state: MutexGuard<'_, State>) {
+        if !state.is_closed || state.views > 0 || state.is_lent {
+            return;
+        }
+        let (buf, streams) = (state.buf.take(), std::mem::take(&mut state.streams));
+        drop(state);
+        put(buf, streams, &self.origin);
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        put(state.buf.take(), std::mem::take(&mut state.streams), &self.origin);
+    }
+}
+
+/// Puts a buffer back, behind `streams`.
+fn put(buf: Option<PinnedBuf>, mut streams: Vec<Arc<dyn Fence>>, origin: &Origin) {
+    let Some(buf) = buf else { return };
+    let last = streams.pop();
+    match last {
+        None if origin.is_put_short(&buf) => drop(buf),
+        None => unlocked(move || drop(buf)),
+        // A failure is logged by the pool, which then leaves the memory alone.
+        Some(last) => unlocked(move || drop(buf.release_after(&Behind { last, others: streams }))),
+    }
+}
+
+/// Work of several streams.
+#[derive(Debug, Clone)]
+struct Behind {
+    last: Arc<dyn Fence>,
+    others: Vec<Arc<dyn Fence>>,
+}
+
+// SAFETY: the fence is the recorded ones together.
+#[allow(unsafe_code)]
+unsafe impl CopyStream for Behind {
+    fn mark(&self) -> pinpool::Result<Arc<dyn Fence>> {
+        Ok(if self.others.is_empty() { self.last.clone() } else { Arc::new(self.clone()) })
+    }
+}
+
+// SAFETY: it is over when all of its fences are, each of which keeps the contract. It has no identity, so no order.
+#[allow(unsafe_code)]
+unsafe impl Fence for Behind {
+    fn is_done(&self) -> pinpool::Result<bool> {
+        for fence in self.others.iter().chain([&self.last]) {
+            if !fence.is_done()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn wait(&self) -> pinpool::Result<()> {
+        self.others.iter().chain([&self.last]).try_for_each(|fence| fence.wait())
+    }
+
+    fn stream(&self) -> u64 {
+        self.last.stream()
+    }
+}
+
+/// A view that counts until it is dropped, on any thread, with or without the interpreter.
+#[derive(Debug)]
+pub(crate) struct View(Arc<Memory>);
+
+impl View {
+    pub(crate) fn of(memory: &Arc<Memory>) -> PyResult<Self> {
+        memory.begin_view()?;
+        Ok(Self(memory.clone()))
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.0
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        self.0.end_view();
+    }
+}
+
+impl Memory {
+    /// Address of the first byte.
+    pub(crate) fn pointer(&self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.address)
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pinned = if self.is_pinned { "pinned" } else { "not pinned" };
+        let views = match self.views() {
+            0 => String::new(),
+            1 => ", 1 view".to_owned(),
+            views => format!(", {views} views"),
+        };
+        let released = if self.is_released() { ", released" } else { "" };
+        write!(f, "<pinpool.Buffer of {} B at {:#x}, {pinned}{views}{released}>", self.len, self.address)
+    }
+}

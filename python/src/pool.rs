@@ -1,0 +1,462 @@
+//! The class `Pool`.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use pinpool::config::env::{PREFIX, VARIABLES};
+use pinpool::config::text::{format_bytes, parse_bytes, parse_duration};
+use pinpool::{Ceiling, Error, GetFuture, PinnedBuf, Preset, TaggedPool};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
+
+use crate::buffer::Buffer;
+use crate::errors::{self, RequestError, SettingError, exception};
+use crate::lines;
+use crate::memory::{Memory, Origin};
+use crate::unlocked::unlocked;
+use crate::wait::WaitingGet;
+
+/// Longest wait that is not interrupted by a look at the signals.
+const UNINTERRUPTED: Duration = Duration::from_millis(200);
+/// What stands for an endless wait: 30 years.
+const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000_000);
+/// A variable that sets nothing of a pool.
+const TESTS_ONLY: &str = "PINPOOL_REQUIRE_GPU";
+
+/// The pool behind the Python objects that share it. When the last one ends there are no more gets.
+#[derive(Debug)]
+pub(crate) struct Gets {
+    /// `None` only while it is dropped.
+    pool: Option<pinpool::Pool>,
+    origin: Arc<Origin>,
+}
+
+impl Drop for Gets {
+    fn drop(&mut self) {
+        self.origin.close();
+        let pool = self.pool.take();
+        unlocked(move || drop(pool));
+    }
+}
+
+/// The Python object over a buffer of the crate.
+pub(crate) fn buffer(buf: PinnedBuf, gets: &Gets) -> Buffer {
+    Buffer::over(Memory::of(buf, gets.origin.clone()))
+}
+
+/// A pool of page-locked host memory.
+///
+/// The settings have the names of the PINPOOL_ variables, in lower case and without the prefix: `max_bytes="64GiB"`,
+/// `wait=0.5`, `backend="heap"`. One that is left out, or None, comes from its variable, else it has its default.
+#[pyclass(frozen, weakref, module = "pinpool")]
+pub struct Pool {
+    gets: Arc<Gets>,
+    tagged: Option<TaggedPool>,
+}
+
+/// Unparks a thread that waits for a get.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+impl Pool {
+    fn of(pool: pinpool::Pool) -> Self {
+        let origin = Arc::new(Origin::of(pool.config(), pool.stats().backend));
+        Self { gets: Arc::new(Gets { pool: Some(pool), origin }), tagged: None }
+    }
+
+    fn pool(&self) -> PyResult<&pinpool::Pool> {
+        self.gets.pool.as_ref().ok_or_else(|| PyRuntimeError::new_err("the pool is ending"))
+    }
+
+    fn future(&self, len: usize, wait: Duration) -> PyResult<GetFuture> {
+        Ok(match &self.tagged {
+            Some(tagged) => tagged.get_async_timeout(len, wait),
+            None => self.pool()?.get_async_timeout(len, wait),
+        })
+    }
+
+    /// An idle buffer, if that takes so little time that the lock may stay held.
+    fn get_idle(&self, len: usize) -> PyResult<Option<Buffer>> {
+        if !self.gets.origin.are_hits_short() {
+            return Ok(None);
+        }
+        let found = match &self.tagged {
+            Some(tagged) => tagged.try_get(len),
+            None => self.pool()?.try_get(len),
+        };
+        Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.gets)))
+    }
+
+    /// A get that waits long enough for Ctrl-C to matter: it is asked for now and then, and keeps its place in line.
+    fn get_interruptibly(&self, py: Python<'_>, len: usize, wait: Duration) -> PyResult<Result<PinnedBuf, Error>> {
+        let mut future = self.future(len, wait)?;
+        loop {
+            let polled = py.detach(|| {
+                let waker = Waker::from(Arc::new(Unpark(thread::current())));
+                let mut context = Context::from_waker(&waker);
+                let begun = Instant::now();
+                loop {
+                    if let Poll::Ready(served) = Pin::new(&mut future).poll(&mut context) {
+                        return Some(served);
+                    }
+                    let left = UNINTERRUPTED.saturating_sub(begun.elapsed());
+                    if left.is_zero() {
+                        return None;
+                    }
+                    thread::park_timeout(left);
+                }
+            });
+            if let Some(served) = polled {
+                return Ok(served);
+            }
+            if let Err(interrupted) = py.check_signals() {
+                py.detach(move || drop(future));
+                return Err(interrupted);
+            }
+        }
+    }
+
+    fn call(&self, py: Python<'_>, call: impl FnOnce(&pinpool::Pool) -> Result<(), Error> + Send) -> PyResult<()> {
+        let pool = self.pool()?;
+        let outcome = py.detach(|| call(pool));
+        lines::flush(py);
+        outcome.map_err(|error| exception(&error))
+    }
+}
+
+#[pymethods]
+impl Pool {
+    #[new]
+    #[pyo3(signature = (*, name=None, env=true, **settings))]
+    fn new(py: Python<'_>, name: Option<String>, env: bool, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        lines::start();
+        py.import("pinpool._log")?.call_method0("start")?;
+        let mut builder = pinpool::Pool::builder();
+        if !env {
+            builder = builder.without_env();
+        }
+        if let Some(name) = name {
+            builder = builder.name(name);
+        }
+        for (name, value) in settings.into_iter().flatten() {
+            let name: String = name.extract()?;
+            let variable = variable(&name)?;
+            if !value.is_none() {
+                let text = setting_text(&name, &value)?;
+                builder = builder.variable(variable, &text).map_err(|error| exception(&error))?;
+            }
+        }
+        let built = py.detach(move || builder.build().map(Self::of));
+        lines::flush(py);
+        built.map_err(|error| exception(&error))
+    }
+
+    /// A pool with the settings of the PINPOOL_ variables, and defaults for the others.
+    #[staticmethod]
+    #[pyo3(signature = (name=None))]
+    fn from_env(py: Python<'_>, name: Option<String>) -> PyResult<Self> {
+        Self::new(py, name, true, None)
+    }
+
+    /// A buffer of `n` bytes at a page-aligned address, or at a multiple of `align`, a power of two.
+    ///
+    /// Where the ceiling leaves no room it waits at most `timeout` seconds, by default PINPOOL_WAIT.
+    #[pyo3(signature = (n, *, align=None, timeout=None))]
+    fn get(
+        &self,
+        py: Python<'_>,
+        n: &Bound<'_, PyAny>,
+        align: Option<&Bound<'_, PyAny>>,
+        timeout: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Buffer> {
+        let (len, align) = (size(n)?, align.map(size).transpose()?);
+        let pool = self.pool()?;
+        let wait = timeout.map_or(Ok(pool.config().wait), seconds)?;
+        if align.is_none()
+            && let Some(idle) = self.get_idle(len)?
+        {
+            return Ok(idle);
+        }
+        let begun = Instant::now();
+        let served = match align {
+            None if wait > UNINTERRUPTED => self.get_interruptibly(py, len, wait)?,
+            align => py.detach(|| match (&self.tagged, align) {
+                (Some(tagged), Some(align)) => tagged.get_aligned_timeout(len, align, wait),
+                (Some(tagged), None) => tagged.get_timeout(len, wait),
+                (None, Some(align)) => pool.get_aligned_timeout(len, align, wait),
+                (None, None) => pool.get_timeout(len, wait),
+            }),
+        };
+        let has_waited = !wait.is_zero() && begun.elapsed() >= wait;
+        lines::flush(py);
+        served.map(|buf| buffer(buf, &self.gets)).map_err(|error| errors::of_get(&error, has_waited))
+    }
+
+    /// A buffer of `n` bytes if one is idle, else None; never pins memory and never waits.
+    fn try_get(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<Option<Buffer>> {
+        let (len, pool) = (size(n)?, self.pool()?);
+        let found = py.detach(|| match &self.tagged {
+            Some(tagged) => tagged.try_get(len),
+            None => pool.try_get(len),
+        });
+        Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.gets)))
+    }
+
+    /// As `get` for asyncio: `await pool.aget(n)`. Stands in one line with the gets of threads. Cancelled, it leaves the line.
+    #[pyo3(signature = (n, *, timeout=None))]
+    fn aget<'py>(
+        slf: &Bound<'py, Self>,
+        n: &Bound<'py, PyAny>,
+        timeout: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("pinpool._asyncio")?.call_method1("get", (slf, n, timeout))
+    }
+
+    /// A buffer that is idle, or a get that waits.
+    #[pyo3(signature = (n, timeout=None))]
+    fn _begin_get<'py>(
+        &self,
+        py: Python<'py>,
+        n: &Bound<'py, PyAny>,
+        timeout: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (len, pool) = (size(n)?, self.pool()?);
+        let wait = timeout.map_or(Ok(pool.config().wait), seconds)?;
+        if let Some(idle) = self.get_idle(len)? {
+            return Ok(Bound::new(py, idle)?.into_any());
+        }
+        let waiting = WaitingGet::new(self.future(len, wait)?, self.gets.clone())?;
+        Ok(Bound::new(py, waiting)?.into_any())
+    }
+
+    /// An array of NumPy over pinned memory, with any values; with `library="torch"` a tensor of torch. The memory goes
+    /// back when the array and all of its views are gone.
+    #[pyo3(signature = (shape, dtype=None, *, order="C", library="numpy", timeout=None))]
+    fn empty<'py>(
+        slf: &Bound<'py, Self>,
+        shape: &Bound<'py, PyAny>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        order: &str,
+        library: &str,
+        timeout: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let arrays = slf.py().import("pinpool._arrays")?;
+        arrays.call_method1("empty", (slf, shape, dtype, order, library, timeout))
+    }
+
+    /// The statistics as a dict, with the names of the crate's JSON.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let pool = self.pool()?;
+        let json = py.detach(|| serde_json::to_string(&pool.stats()));
+        of_json(py, json)
+    }
+
+    /// The statistics of each size, a dict each, the smallest first.
+    fn class_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let pool = self.pool()?;
+        let json = py.detach(|| serde_json::to_string(&pool.class_stats()));
+        of_json(py, json)
+    }
+
+    /// What the pool holds and for whom, as text for people.
+    fn dump(&self, py: Python<'_>) -> PyResult<String> {
+        let pool = self.pool()?;
+        Ok(py.detach(|| pool.dump().to_string()))
+    }
+
+    /// Pins `n` bytes now, by the fastest way, and keeps them.
+    fn reserve(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<()> {
+        let bytes = size(n)? as u64;
+        self.call(py, |pool| pool.prewarm(bytes))
+    }
+
+    /// Returns idle memory to the system until at most `to_bytes` are held.
+    #[pyo3(signature = (to_bytes=None))]
+    fn trim(&self, py: Python<'_>, to_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let bytes = to_bytes.map_or(Ok(0), size)? as u64;
+        self.call(py, |pool| {
+            pool.trim(bytes);
+            Ok(())
+        })
+    }
+
+    /// Returns every idle buffer to the system and begins a new window of the four counters.
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |pool| {
+            pool.clear();
+            Ok(())
+        })
+    }
+
+    /// Puts back the buffers whose copies are over; the maintenance thread does it as well.
+    fn poll(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |pool| {
+            pool.poll();
+            Ok(())
+        })
+    }
+
+    /// Changes the ceiling, to a size, "auto" or "none".
+    fn set_max_bytes(&self, py: Python<'_>, max_bytes: &Bound<'_, PyAny>) -> PyResult<()> {
+        let word = max_bytes.cast::<PyString>().ok().map(|word| word.to_string());
+        let ceiling = match word.as_deref().map(str::trim) {
+            Some(word) if word.eq_ignore_ascii_case("auto") => Ceiling::Auto,
+            Some(word) if word.eq_ignore_ascii_case("none") => Ceiling::None,
+            _ => Ceiling::Bytes(size(max_bytes)? as u64),
+        };
+        self.call(py, |pool| pool.set_max_bytes(ceiling))
+    }
+
+    /// The same pool; buffers that it gives carry `tag` in `dump()`, in errors and in the log.
+    fn tagged(&self, tag: &str) -> PyResult<Self> {
+        Ok(Self { gets: self.gets.clone(), tagged: Some(self.pool()?.tagged(tag)) })
+    }
+
+    /// A pool with counts and a ceiling of its own over the same memory.
+    fn partition(&self, py: Python<'_>, name: &str, max_bytes: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let (pool, bytes) = (self.pool()?, size(max_bytes)? as u64);
+        let partition = py.detach(|| pool.partition(name, bytes).map(Self::of));
+        lines::flush(py);
+        partition.map_err(|error| exception(&error))
+    }
+
+    /// The name in the log.
+    #[getter]
+    fn name(&self) -> PyResult<Option<&str>> {
+        Ok(self.pool()?.name())
+    }
+
+    /// The tag of this handle.
+    #[getter]
+    fn tag(&self) -> Option<&str> {
+        self.tagged.as_ref().and_then(TaggedPool::tag)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let pool = self.pool()?;
+        let stats = py.detach(|| pool.stats());
+        let mut text = String::from("<pinpool.Pool");
+        if let Some(name) = pool.name() {
+            text += &format!(" {name:?}");
+        }
+        let preset = if pool.config().preset == Preset::Tensorflow { "tensorflow" } else { "adaptive" };
+        let ceiling = stats.max_bytes.map_or_else(|| "none".to_owned(), format_bytes);
+        let (backend, held) = (stats.backend, format_bytes(stats.pinned_bytes));
+        text += &format!(" preset={preset} backend={backend} max_bytes={ceiling} held={held} in_use={}", stats.in_use);
+        if let Some(tag) = self.tag() {
+            text += &format!(" tag={tag:?}");
+        }
+        Ok(text + ">")
+    }
+
+    fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(PyTypeError::new_err(
+            "a pinpool.Pool cannot be pickled, since it belongs to this process: build a pool in the process that uses it, \
+             as in worker_init_fn of a DataLoader",
+        ))
+    }
+
+    fn __copy__<'py>(slf: Bound<'py, Self>) -> Bound<'py, Self> {
+        slf
+    }
+
+    fn __deepcopy__<'py>(slf: Bound<'py, Self>, _memo: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
+        Err(PyTypeError::new_err(format!(
+            "a pinpool.Pool cannot be copied deeply: use the same pool, or build another one ({})",
+            slf.repr()?
+        )))
+    }
+
+    /// The names of all settings.
+    #[staticmethod]
+    fn setting_names() -> Vec<String> {
+        setting_names().collect()
+    }
+}
+
+fn of_json(py: Python<'_>, json: serde_json::Result<String>) -> PyResult<Bound<'_, PyAny>> {
+    let json = json.map_err(|error| PyRuntimeError::new_err(format!("the statistics cannot be written: {error}")))?;
+    py.import("json")?.call_method1("loads", (json,))
+}
+
+fn setting_names() -> impl Iterator<Item = String> {
+    let names = VARIABLES.iter().map(|variable| variable.name).filter(|name| *name != TESTS_ONLY);
+    names.map(|name| name.trim_start_matches(PREFIX).to_ascii_lowercase())
+}
+
+/// The variable of a keyword.
+fn variable(name: &str) -> PyResult<&'static str> {
+    let found = VARIABLES
+        .iter()
+        .map(|variable| variable.name)
+        .filter(|variable| *variable != TESTS_ONLY)
+        .find(|variable| variable.strip_prefix(PREFIX).is_some_and(|word| word.to_ascii_lowercase() == name));
+    found.ok_or_else(|| {
+        let names: Vec<_> = setting_names().collect();
+        PyTypeError::new_err(format!("{name:?} is no setting of a pool; they are name, env, {}", names.join(", ")))
+    })
+}
+
+/// A value as its variable would be written.
+fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    if value.is_instance_of::<PyBool>() {
+        return Ok(if value.is_truthy()? { "1" } else { "0" }.to_owned());
+    }
+    if value.is_instance_of::<PyString>() || value.is_instance_of::<PyInt>() {
+        return Ok(value.str()?.to_string());
+    }
+    if value.is_instance_of::<PyFloat>() {
+        // Without an exponent, which a size or a time may not have below 1.
+        return Ok(format!("{}", value.extract::<f64>()?));
+    }
+    if let Some(path) = value.getattr_opt("__fspath__")? {
+        return Ok(path.call0()?.str()?.to_string());
+    }
+    if let Some(total) = value.getattr_opt("total_seconds")? {
+        return Ok(format!("{}", total.call0()?.extract::<f64>()?));
+    }
+    let kind = value.get_type().name()?;
+    Err(PyTypeError::new_err(format!(
+        "{name}: a {kind} is no value of a setting; pass a str as in the variable, a number, a bool, a path or a timedelta"
+    )))
+}
+
+/// A number of bytes: an int, or text such as "64MiB".
+fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let too_many =
+        || RequestError::new_err(format!("asked {value} B: a buffer holds at most {} B; ask for less", isize::MAX));
+    if let Ok(text) = value.cast::<PyString>() {
+        let bytes = parse_bytes(&text.to_string()).map_err(|error| RequestError::new_err(error.to_string()))?;
+        return usize::try_from(bytes).map_err(|_| too_many());
+    }
+    // By `__index__`, so that integers of NumPy count and fractions do not.
+    let index = value.py().import("operator")?.call_method1("index", (value,))?;
+    if index.lt(0)? {
+        return Err(RequestError::new_err(format!("asked {index} B: a size is 0 or more")));
+    }
+    index.extract().map_err(|_| too_many())
+}
+
+/// A time: seconds, or text such as "500ms".
+fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
+    if let Ok(text) = value.cast::<PyString>() {
+        let wait =
+            parse_duration(&text.to_string()).map_err(|error| SettingError::new_err(format!("timeout: {error}")))?;
+        return Ok(wait.min(LONGEST_WAIT));
+    }
+    let seconds: f64 = value.extract()?;
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err(PyValueError::new_err(format!("timeout={seconds}: a time is 0 or more seconds")));
+    }
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT))
+}

@@ -1,0 +1,127 @@
+//! Streams of other libraries, and fences behind the work on them.
+#![allow(unsafe_code)] // Calls the driver.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pinpool::Fence;
+use pinpool::copy::CopyStream;
+use pinpool::cudarc::driver::{CudaContext, DriverError, result, sys};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyInt};
+
+use crate::errors::{BackendError, exception};
+
+/// The largest handle that stands for a stream of the calling context or thread.
+const PER_THREAD: usize = 2;
+
+/// A stream as the caller names it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stream {
+    handle: usize,
+    /// Ordinal of its GPU, if the object says so.
+    device: Option<u32>,
+}
+
+fn handle(value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    value
+        .extract()
+        .map_err(|_| PyValueError::new_err(format!("{value} is no handle of a CUDA stream: 0, or its address")))
+}
+
+impl Stream {
+    /// Reads a number, a stream of torch, CuPy or Numba, or an object with `__cuda_stream__`.
+    pub(crate) fn of(stream: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let attribute = |name| stream.getattr_opt(name);
+        let device = |name| attribute(name).ok().flatten().and_then(|device| device.extract().ok());
+        if stream.is_instance_of::<PyInt>() && !stream.is_instance_of::<PyBool>() {
+            return Ok(Self { handle: handle(stream)?, device: None });
+        }
+        if let Some(torchs) = attribute("cuda_stream")? {
+            return Ok(Self { handle: handle(&torchs)?, device: device("device_index") });
+        }
+        if let Some(protocol) = attribute("__cuda_stream__")? {
+            let answer = if protocol.is_callable() { protocol.call0()? } else { protocol };
+            return Ok(Self { handle: handle(&answer.get_item(1)?)?, device: None });
+        }
+        if let (Some(cupys), Some(_)) = (attribute("ptr")?, attribute("synchronize")?) {
+            return Ok(Self { handle: handle(&cupys)?, device: device("device_id") });
+        }
+        if let Some(numbas) = attribute("handle")? {
+            let value = numbas.getattr_opt("value")?.unwrap_or(numbas);
+            // The handle of the default stream is None in ctypes.
+            return Ok(Self { handle: if value.is_none() { 0 } else { handle(&value)? }, device: None });
+        }
+        Err(PyTypeError::new_err(format!(
+            "a {} is no stream: pass the handle of a CUDA stream as an int, a stream of torch, CuPy or Numba, or an object \
+             with __cuda_stream__",
+            stream.get_type().name()?
+        )))
+    }
+
+    /// A fence behind all work enqueued so far. `pools` is the GPU of the pool.
+    pub(crate) fn fence(self, pools: u32) -> PyResult<Arc<dyn Fence>> {
+        // SAFETY: loads the driver's library, as its first user in the process would.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(BackendError::new_err(format!(
+                "stream {:#x}: there is no CUDA driver (libcuda.so.1) on this machine, so no copy can run on a stream: \
+                 release the buffer without one",
+                self.handle
+            )));
+        }
+        let failed = |error: DriverError| {
+            BackendError::new_err(format!(
+                "stream {:#x}: the driver refused: {error:?}; pass a stream that is alive",
+                self.handle
+            ))
+        };
+        result::init().map_err(failed)?;
+        let device = match self.device {
+            Some(device) => device,
+            None => self.device_of().map_err(failed)?.unwrap_or(pools),
+        };
+        let context = context(device).map_err(failed)?;
+        // SAFETY: the caller says that the stream is alive; it is not kept beyond this call.
+        let stream = unsafe { context.wrap_borrowed_stream(std::ptr::with_exposed_provenance_mut(self.handle)) };
+        stream.mark().map_err(|error| exception(&error))
+    }
+
+    /// The GPU of the stream; `None` for one that is named without its context where the thread has none.
+    fn device_of(self) -> Result<Option<u32>, DriverError> {
+        let mut context: sys::CUcontext = std::ptr::null_mut();
+        if self.handle > PER_THREAD {
+            let stream = std::ptr::with_exposed_provenance_mut(self.handle);
+            // SAFETY: memory for a handle; the caller says that the stream is alive.
+            unsafe { sys::cuStreamGetCtx(stream, &raw mut context) }.result()?;
+        } else {
+            // SAFETY: memory for a handle.
+            unsafe { sys::cuCtxGetCurrent(&raw mut context) }.result()?;
+        }
+        if context.is_null() {
+            return Ok(None);
+        }
+        let mut device = 0;
+        // SAFETY: a live context, which the next calls take away again.
+        unsafe { sys::cuCtxPushCurrent_v2(context) }.result()?;
+        // SAFETY: memory for a number.
+        let found = unsafe { sys::cuCtxGetDevice(&raw mut device) };
+        // SAFETY: memory for a handle.
+        let popped = unsafe { sys::cuCtxPopCurrent_v2(&raw mut context) };
+        found.result()?;
+        popped.result()?;
+        Ok(u32::try_from(device).ok())
+    }
+}
+
+/// The primary context of a GPU, made once.
+fn context(device: u32) -> Result<Arc<CudaContext>, DriverError> {
+    static CONTEXTS: Mutex<Vec<(u32, Arc<CudaContext>)>> = Mutex::new(Vec::new());
+    let contexts = || CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = contexts().iter().find(|(known, _)| *known == device).map(|(_, context)| context.clone());
+    if let Some(context) = known {
+        return Ok(context);
+    }
+    let context = CudaContext::new(usize::try_from(device).unwrap_or(usize::MAX))?;
+    contexts().push((device, context.clone()));
+    Ok(context)
+}

@@ -1,0 +1,100 @@
+//! A get that asyncio awaits: `pinpool/_asyncio.py` polls it when its socket can be read.
+
+use std::future::Future;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+use pinpool::GetFuture;
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+
+use crate::buffer::Buffer;
+use crate::pool::{Gets, buffer};
+use crate::unlocked::unlocked;
+use crate::{errors, lines};
+
+/// Writes a byte to the socket that the event loop reads. Takes no lock of the interpreter, so any thread may wake.
+struct Bell(UnixStream);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // A socket that is full wakes as well.
+        let _ = (&self.0).write(&[1]);
+    }
+}
+
+/// A get that waits in line. The event loop polls it; nothing else does.
+#[pyclass(frozen, module = "pinpool._pinpool")]
+pub struct WaitingGet {
+    future: Mutex<Option<GetFuture>>,
+    gets: Arc<Gets>,
+    waker: Waker,
+    socket: UnixStream,
+}
+
+impl WaitingGet {
+    pub(crate) fn new(future: GetFuture, gets: Arc<Gets>) -> PyResult<Self> {
+        let failed = |error: std::io::Error| {
+            PyOSError::new_err(format!(
+                "no socket to wait for memory with: {error}; raise the limit on files (`ulimit -n`)"
+            ))
+        };
+        let (socket, bell) = UnixStream::pair().map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        bell.set_nonblocking(true).map_err(failed)?;
+        Ok(Self { future: Mutex::new(Some(future)), gets, waker: Waker::from(Arc::new(Bell(bell))), socket })
+    }
+
+    fn future(&self) -> MutexGuard<'_, Option<GetFuture>> {
+        self.future.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl WaitingGet {
+    /// The socket that can be read when `poll` is to be called again.
+    fn fileno(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// The buffer, or None if it is not there yet.
+    fn poll(&self, py: Python<'_>) -> PyResult<Option<Buffer>> {
+        // Taken out, so that no lock is held over a call of the pool.
+        let Some(mut future) = self.future().take() else { return Ok(None) };
+        let (future, polled) = py.detach(|| {
+            let mut rung = [0; 64];
+            while (&self.socket).read(&mut rung).is_ok_and(|count| count == rung.len()) {}
+            let polled = Pin::new(&mut future).poll(&mut Context::from_waker(&self.waker));
+            (future, polled)
+        });
+        lines::flush(py);
+        match polled {
+            Poll::Pending => {
+                *self.future() = Some(future);
+                Ok(None)
+            }
+            Poll::Ready(Ok(buf)) => Ok(Some(buffer(buf, &self.gets))),
+            Poll::Ready(Err(error)) => Err(errors::of_get(&error, true)),
+        }
+    }
+
+    /// Leaves the line. A buffer that was handed over meanwhile goes to the next get.
+    fn close(&self) {
+        let future = self.future().take();
+        unlocked(move || drop(future));
+    }
+}
+
+impl Drop for WaitingGet {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,90 @@
+"""Arrays and tensors on pinned memory."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+import pinpool
+from conftest import in_use
+
+
+def test_an_array_has_shape_dtype_and_order(pool):
+    array = pool.empty((3, 4), np.float32)
+    assert (array.shape, array.dtype, array.flags.c_contiguous, array.flags.writeable) == ((3, 4), np.float32, True, True)
+    assert pool.empty((3, 4), order="F").flags.f_contiguous
+    assert pool.empty(5).dtype == np.float64 and pool.empty([2, 2], "i2").dtype == np.int16
+    assert pool.empty((), np.int64).shape == ()
+    record = pool.empty(4, [("x", "f4"), ("n", "i8")])
+    record["n"] = 7
+    assert record["n"].sum() == 28
+
+
+def test_the_memory_goes_back_with_the_array_and_its_views(pool):
+    array = pool.empty((100, 100))
+    array[:] = 1
+    part = array[3:5].T
+    del array
+    assert in_use(pool) == 1 and part.sum() == 200
+    del part
+    assert in_use(pool) == 0 and pool.stats()["puts"] == 1
+
+
+def test_an_array_of_nothing_takes_nothing(pool):
+    assert pool.empty((0, 3)).shape == (0, 3) and pool.empty(3, "V0").itemsize == 0
+    assert pool.stats()["gets"] == 0
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, error, text",
+    [
+        (-1, "f4", ValueError, r"shape \(-1,\): a length is 0 or more"),
+        ((3, -2), "f4", ValueError, "a length is 0 or more"),
+        ((2**40, 2**40), "f8", pinpool.RequestError, "a buffer holds at most"),
+        (2**62, "f8", pinpool.RequestError, "asked 36893488147419103232 B"),
+        (3, object, TypeError, "Python objects cannot lie in pinned memory"),
+        (3, "no such type", TypeError, "no such type"),
+        ("ab", "f4", TypeError, "integer"),
+        ((1.5,), "f4", TypeError, "integer"),
+        ("64MiB", "f4", TypeError, "integer"),
+        (2**40, "u1", pinpool.LimitError, "over the ceiling"),
+    ],
+)
+def test_shapes_and_dtypes_that_do_not_fit_are_named(pool, shape, dtype, error, text):
+    with pytest.raises(error, match=text):
+        pool.empty(shape, dtype)
+    assert in_use(pool) == 0
+
+
+def test_order_and_library_are_checked(pool):
+    with pytest.raises(ValueError, match="'C' or 'F'"):
+        pool.empty(3, order="K")
+    with pytest.raises(ValueError, match="library='jax': arrays can be of 'numpy' or 'torch'"):
+        pool.empty(3, library="jax")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
+def test_without_torch_a_tensor_is_an_error_that_says_so(pool):
+    with pytest.raises(ImportError, match="needs PyTorch.*pip install torch"):
+        pool.empty(3, library="torch")
+
+
+def test_a_tensor_of_torch(pool):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tensor = pool.empty((3, 4), torch.float16, library="torch")
+    assert tensor.shape == (3, 4) and tensor.dtype == torch.float16
+    tensor.fill_(2)
+    part = tensor[1]
+    del tensor
+    assert in_use(pool) == 1 and part.sum() == 8
+    del part
+    assert in_use(pool) == 0
+    assert pool.empty(3, "int64", library="torch").dtype == torch.int64
+    with pytest.raises(TypeError, match="none of torch"):
+        pool.empty(3, "f4", library="torch")
+    buf = pool.get(64)
+    tensor = torch.from_dlpack(buf)
+    with pytest.raises(BufferError):
+        buf.release()
+    del tensor
+    buf.release()

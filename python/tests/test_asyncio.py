@@ -1,0 +1,105 @@
+"""Gets that tasks await."""
+
+import asyncio
+import threading
+
+import pytest
+
+import pinpool
+from conftest import in_use, until
+
+
+def run(task):
+    return asyncio.run(asyncio.wait_for(task, 60))
+
+
+def test_an_awaited_get_is_a_get(pool):
+    async def task():
+        async with asyncio.TaskGroup() as group:
+            bufs = [group.create_task(pool.aget(1000)) for _ in range(10)]
+        with bufs[0].result() as buf:
+            return len(buf)
+
+    assert run(task()) == 1000
+    assert in_use(pool) == 0 and pool.stats()["gets"] == 10
+
+
+def test_the_loop_runs_while_a_task_waits_and_a_put_wakes_it(pool):
+    async def task():
+        held = pool.get("60MiB")
+        waiting = asyncio.ensure_future(pool.aget("32MiB", timeout=50))
+        turns = 0
+        while pool.stats()["waiting"] == 0:
+            await asyncio.sleep(0)
+        for turns in range(100):
+            await asyncio.sleep(0)
+        assert not waiting.done() and turns == 99
+        held.release()
+        with await waiting as buf:
+            return len(buf)
+
+    assert run(task()) == 32 << 20
+    assert in_use(pool) == 0
+
+
+def test_a_put_of_another_thread_wakes_a_task(pool):
+    held = pool.get("60MiB")
+
+    def put():
+        until(lambda: pool.stats()["waiting"] > 0)
+        held.release()
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    assert len(run(pool.aget("32MiB", timeout=50))) == 32 << 20
+    thread.join()
+
+
+def test_a_wait_in_vain_is_a_timeout(pool):
+    held = pool.get("60MiB")
+    with pytest.raises(pinpool.TimeoutError, match="ceiling 67108864 B"):
+        run(pool.aget("32MiB", timeout=0.05))
+    held.release()
+    with pytest.raises(ValueError, match="0 or more"):
+        run(pool.aget(-1))
+
+
+def test_a_cancelled_get_leaves_the_line_and_keeps_no_buffer(pool):
+    async def task():
+        held = pool.get("60MiB")
+        waiting = [asyncio.ensure_future(pool.aget("32MiB", timeout=50)) for _ in range(5)]
+        while pool.stats()["waiting"] < 5:
+            await asyncio.sleep(0)
+        for each in waiting[:4]:
+            each.cancel()
+        # Served and cancelled in one turn of the loop: the buffer goes on to the last one.
+        held.release()
+        ended = await asyncio.gather(*waiting[:4], return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in ended)
+        with await waiting[4]:
+            assert pool.stats()["in_use"] == 1
+        return pool.stats()["waiting"]
+
+    assert run(task()) == 0
+    assert in_use(pool) == 0
+
+
+def test_a_get_that_was_served_and_then_cancelled_gives_the_buffer_on(pool):
+    async def task():
+        held = pool.get("60MiB")
+        waiting = asyncio.ensure_future(pool.aget("32MiB", timeout=50))
+        while pool.stats()["waiting"] == 0:
+            await asyncio.sleep(0)
+        held.release()  # hands over before the loop runs again
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    run(task())
+    assert in_use(pool) == 0
+    pool.get("60MiB").release()
+
+
+def test_a_coroutine_that_is_never_awaited_takes_nothing(pool):
+    pool.aget(1000).close()
+    assert pool.stats()["gets"] == 0

@@ -1,0 +1,198 @@
+"""Buffers: bytes, views, and when the memory goes back."""
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+
+import pinpool
+from conftest import in_use
+
+KIB = 1024
+
+
+def test_a_buffer_has_exactly_the_bytes_that_were_asked_for_and_is_writable(pool):
+    with pool.get(1000) as buf:
+        assert len(buf) == buf.nbytes == 1000
+        view = memoryview(buf)
+        assert (view.nbytes, view.readonly, view.format, view.ndim) == (1000, False, "B", 1)
+        view[:] = b"x" * 1000
+        assert bytes(buf) == b"x" * 1000
+        assert io.BytesIO(b"abc").readinto(buf) == 3
+        assert bytes(view[:4]) == b"abcx"
+        view.release()
+
+
+def test_the_address_is_aligned_to_pages_or_as_asked(pool):
+    assert pool.get(10).ptr % 4096 == 0
+    assert pool.get(10, align=1 << 16).ptr % (1 << 16) == 0
+    with pytest.raises(pinpool.RequestError, match="alignment of 3: an alignment is a power of two"):
+        pool.get(10, align=3)
+
+
+def test_numpy_sees_the_same_memory(pool):
+    buf = pool.get(64)
+    for array in (np.frombuffer(buf, np.float32), np.asarray(buf).view(np.float32), np.from_dlpack(buf).view(np.float32)):
+        assert array.ctypes.data == buf.ptr and array.size == 16 and array.flags.writeable
+        array[:] = 2.5
+    assert bytes(buf) == np.full(16, 2.5, np.float32).tobytes()
+    interface = buf.__array_interface__
+    assert interface["data"] == (buf.ptr, False) and interface["shape"] == (64,)
+
+
+def test_a_view_that_outlives_its_buffer_keeps_the_memory(pool):
+    buf = pool.get(64 * KIB)
+    array = np.frombuffer(buf, np.uint8)
+    part = array[10:20]
+    array[:] = 3
+    del buf, array
+    others = [pool.get(64 * KIB) for _ in range(4)]
+    for other in others:
+        np.frombuffer(other, np.uint8)[:] = 9
+    assert in_use(pool) == 5 and set(part) == {3}
+    del part
+    assert in_use(pool) == 4
+
+
+def test_a_buffer_outlives_its_pool():
+    pool = pinpool.Pool(env=False, backend="heap")
+    buf, array = pool.get(100), pool.empty(10)
+    array[:] = 4
+    gone = weakref.ref(pool)
+    del pool
+    gc.collect()
+    assert gone() is None
+    memoryview(buf)[:] = b"y" * 100
+    assert bytes(buf) == b"y" * 100 and array.sum() == 40
+    buf.release()
+
+
+def test_release_puts_back_and_ends_every_use(pool):
+    buf = pool.get(100)
+    address = buf.ptr
+    buf.release()
+    buf.release()
+    assert in_use(pool) == 0 and pool.stats()["puts"] == 1 and buf.released
+    for use in (memoryview, np.frombuffer, np.from_dlpack, lambda b: b.ptr, lambda b: b.__enter__(), lambda b: b.__array_interface__):
+        with pytest.raises(pinpool.ReleasedError, match="100 B was released"):
+            use(buf)
+    with pytest.raises(ValueError):
+        buf.record_stream(0)
+    assert pool.get(100).ptr == address, "the memory has the next user"
+    assert "released" in repr(buf)
+
+
+def test_release_under_a_view_is_refused_and_changes_nothing(pool):
+    buf = pool.get(100)
+    views = [memoryview(buf), np.frombuffer(buf, np.uint8), np.from_dlpack(buf)]
+    assert buf.views == 3
+    with pytest.raises(BufferError, match="3 views of this buffer .* delete them first"):
+        buf.release()
+    views.pop()
+    with pytest.raises(BufferError):
+        buf.release(stream=0)
+    views.pop()
+    with pytest.raises(BufferError, match="a view of this buffer .* delete it first"):
+        buf.release()
+    assert in_use(pool) == 1 and not buf.released
+    views.pop()
+    buf.release()
+    assert in_use(pool) == 0
+
+
+def test_the_end_of_with_leaves_the_memory_to_its_views(pool):
+    with pool.get(100) as buf:
+        array = np.frombuffer(buf, np.uint8)
+        array[:] = 1
+    assert buf.released and in_use(pool) == 1
+    assert set(array) == {1}
+    del array
+    assert in_use(pool) == 0
+
+
+def test_with_puts_back_after_an_exception(pool):
+    with pytest.raises(KeyError), pool.get(100):
+        raise KeyError
+    assert in_use(pool) == 0
+
+
+def test_arrays_through_the_array_interface_keep_the_buffer_until_it_dies(pool):
+    class Other:
+        def __init__(self, buf):
+            self.__array_interface__, self.buf = buf.__array_interface__, buf
+
+    buf = pool.get(100)
+    array = np.asarray(Other(buf))
+    with pytest.raises(BufferError, match="__array_interface__ was read"):
+        buf.release()
+    buf.__exit__()
+    array[:] = 5
+    assert in_use(pool) == 1
+    del buf, array
+    assert in_use(pool) == 0
+
+
+def test_dlpack_is_host_memory_with_and_without_a_version(pool):
+    buf = pool.get(100)
+    assert buf.__dlpack_device__() == (1, 0)
+    assert "dltensor_versioned" in repr(buf.__dlpack__(max_version=(1, 0)))
+    assert '"dltensor"' in repr(buf.__dlpack__())
+    gc.collect()
+    assert buf.views == 0, "a capsule that nobody imported ends its view"
+    exported = buf.dlpack()
+    assert exported.__dlpack_device__() == (1, 0)
+    array = np.from_dlpack(exported)
+    assert array.ctypes.data == buf.ptr and buf.views == 1
+    for ask in ({"copy": True}, {"dl_device": (2, 0)}, {"dl_device": (3, 0)}):
+        with pytest.raises(BufferError):
+            buf.__dlpack__(**ask)
+    with pytest.raises(BufferError, match="not page-locked by CUDA.*pinpool doctor"):
+        buf.dlpack(device="cuda_host")
+    with pytest.raises(BufferError, match='use "cpu" or "cuda_host"'):
+        buf.dlpack(device="tpu")
+
+
+def test_a_dlpack_tensor_outlives_buffer_and_pool():
+    pool = pinpool.Pool(env=False, backend="heap")
+    buf = pool.get(100)
+    array = np.from_dlpack(buf)
+    array[:] = 8
+    del buf, pool
+    gc.collect()
+    assert set(array) == {8}
+
+
+def test_a_buffer_of_no_bytes(pool):
+    with pool.get(0) as buf:
+        assert len(buf) == 0 and bytes(buf) == b"" and not buf.is_pinned
+        assert np.from_dlpack(buf).size == 0 and np.asarray(buf).size == 0
+    assert pool.stats()["gets"] == 0
+
+
+def test_pickling_and_copying_say_what_to_do_instead(pool):
+    buf = pool.get(10)
+    with pytest.raises(TypeError, match=r"cannot be pickled.*bytes\(buf\)"):
+        pickle.dumps(buf)
+    with pytest.raises(TypeError, match="cannot be pickled.*worker_init_fn"):
+        pickle.dumps(pool)
+    for copied in (copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="memoryview"):
+            copied(buf)
+    assert copy.copy(pool) is pool
+    with pytest.raises(TypeError, match="build another one"):
+        copy.deepcopy(pool)
+
+
+def test_a_released_buffer_ends_once_however_often_it_is_given_back(pool):
+    for _ in range(100):
+        with pool.get(100) as buf:
+            buf.release()
+            buf.release()
+        buf.__exit__()
+        del buf
+    stats = pool.stats()
+    assert stats["gets"] == stats["puts"] == 100

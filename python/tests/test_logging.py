@@ -1,0 +1,99 @@
+"""Log lines through Python's `logging`."""
+
+import logging
+import threading
+
+import pinpool
+from conftest import until
+
+
+def heap(**settings):
+    return pinpool.Pool(env=False, backend="heap", **settings)
+
+
+def test_lines_come_under_the_logger_pinpool_before_the_call_returns(caplog):
+    with caplog.at_level(logging.DEBUG, "pinpool"):
+        heap(name="loader", max_bytes="8MiB").get(100)
+        until(lambda: any("page-lock" in text for text in caplog.messages))
+    records = [record for record in caplog.records if record.name == "pinpool"]
+    start = next(record for record in records if "preset adaptive" in record.getMessage())
+    assert start.levelno == logging.INFO and start.getMessage().startswith("[loader] ")
+    assert next(r for r in records if "page-lock:" in r.getMessage()).levelno == logging.DEBUG
+
+
+def test_a_warning_has_its_level(caplog):
+    pool = heap(max_bytes="8MiB")
+    try:
+        pool.get("1GiB")
+    except pinpool.LimitError:
+        pass
+    until(lambda: any("out of memory" in text for text in caplog.messages))
+    assert [r.levelno for r in caplog.records if "out of memory" in r.getMessage()] == [logging.WARNING]
+
+
+def test_a_percent_sign_in_a_name_is_no_format(caplog):
+    with caplog.at_level(logging.INFO, "pinpool"):
+        heap(name="100%s")
+        until(lambda: any("[100%s]" in text for text in caplog.messages))
+
+
+def test_a_handler_may_use_the_pool_and_lines_of_other_threads_come_as_well():
+    """No lock of the pool is held while Python is called, so nothing here waits for itself."""
+    seen, pool = [], heap(max_bytes="8MiB", name="handled")
+
+    class Uses(logging.Handler):
+        def emit(self, record):
+            with pool.get(1000):
+                seen.append(record.getMessage())
+            pool.stats()
+
+    handler, logger = Uses(), logging.getLogger("pinpool")
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(5)
+    try:
+        heap(name="traced")
+
+        def work():
+            for step in range(200):
+                size = 1000 * (1 + step % 50)
+                try:
+                    pool.get(size, timeout=0.001)
+                except pinpool.LimitError:
+                    pass
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join(60) for thread in threads]
+        assert not any(thread.is_alive() for thread in threads)
+        until(lambda: any("[handled]" in line for line in seen))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        pinpool.Pool(env=False, backend="heap")
+
+
+def test_a_handler_that_raises_breaks_no_call(alone):
+    out, err = alone(
+        """
+        import logging, pinpool
+        class Raises(logging.Filter):
+            def filter(self, record): raise RuntimeError("the filter raises")
+        logging.getLogger("pinpool").addFilter(Raises())
+        logging.basicConfig(level=logging.INFO)
+        pool = pinpool.Pool(env=False, backend="heap")
+        print(len(pool.get(10)))
+        """
+    )
+    assert out == "10\n" and "the filter raises" in err
+
+
+def test_lines_that_wait_are_passed_on_at_exit(alone):
+    _, err = alone(
+        """
+        import logging, pinpool
+        logging.basicConfig(level=logging.INFO)
+        pool = pinpool.Pool(env=False, backend="heap", name="last")
+        """
+    )
+    assert "INFO:pinpool:[last] preset adaptive" in err

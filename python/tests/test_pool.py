@@ -1,0 +1,231 @@
+"""Pools: settings, gets, figures, errors."""
+
+import datetime
+import pathlib
+import threading
+
+import numpy as np
+import pytest
+
+import pinpool
+from conftest import in_use, until
+
+MIB = 1 << 20
+
+
+def test_settings_have_the_names_of_the_variables(tmp_path):
+    pool = pinpool.Pool(
+        env=False,
+        name="loader",
+        backend="heap",
+        max_bytes=8 * MIB,
+        wait=datetime.timedelta(milliseconds=20),
+        idle_timeout="2min",
+        poll=False,
+        close_wait=1.5,
+        pressure=pathlib.Path("off"),
+        pool_size_limit=None,
+    )
+    stats = pool.stats()
+    assert (stats["max_bytes"], stats["backend"], stats["name"], stats["preset"]) == (8 * MIB, "heap", "loader", "adaptive")
+    assert repr(pool) == '<pinpool.Pool "loader" preset=adaptive backend=heap max_bytes=8MiB held=0B in_use=0>'
+    assert pool.name == "loader" and pool.tag is None
+    assert "max_bytes" in pinpool.Pool.setting_names() and "require_gpu" not in pinpool.Pool.setting_names()
+    assert pinpool.Pool(env=False, backend="heap", preset="tensorflow").stats()["max_bytes"] is None
+
+
+def test_settings_that_are_wrong_say_what_is_right():
+    with pytest.raises(TypeError, match=r'"max_byte" is no setting of a pool; they are name, env, backend, .*max_bytes,'):
+        pinpool.Pool(max_byte="1GiB")
+    with pytest.raises(pinpool.SettingError, match="PINPOOL_MAX_BYTES=lots: .*like 2GiB"):
+        pinpool.Pool(max_bytes="lots")
+    with pytest.raises(ValueError, match="PINPOOL_RESERVE=2048: is over PINPOOL_MAX_BYTES"):
+        pinpool.Pool(backend="heap", max_bytes=1024, reserve=2048)
+    with pytest.raises(TypeError, match="wait: a list is no value of a setting"):
+        pinpool.Pool(wait=[])
+    with pytest.raises(TypeError):
+        pinpool.Pool("64MiB")
+
+
+def test_variables_count_unless_code_sets_them(monkeypatch):
+    monkeypatch.setenv("PINPOOL_BACKEND", "heap")
+    monkeypatch.setenv("PINPOOL_MAX_BYTES", "4MiB")
+    assert pinpool.Pool.from_env().stats()["max_bytes"] == 4 * MIB
+    assert pinpool.Pool.from_env("eval").name == "eval"
+    assert pinpool.Pool(max_bytes="8MiB").stats()["max_bytes"] == 8 * MIB
+    assert pinpool.Pool(env=False, backend="heap").stats()["max_bytes"] != 4 * MIB
+
+
+@pytest.mark.parametrize("size", [-1, np.int64(-5)])
+def test_a_negative_size_is_named(pool, size):
+    for call in (pool.get, pool.try_get, pool.reserve, pool.trim):
+        with pytest.raises(ValueError, match=f"asked {int(size)} B: a size is 0 or more"):
+            call(size)
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64, 2**200, "17179869183GiB"])
+def test_a_size_beyond_all_memory_is_named(pool, size):
+    with pytest.raises(pinpool.RequestError, match=r"asked \d+.* B: a buffer holds at most|asked 17179869183GiB B: a buffer"):
+        pool.get(size)
+
+
+def test_sizes_are_integers_or_text(pool):
+    assert len(pool.get("64KiB")) == 64 * 1024 and len(pool.get(np.int32(7))) == 7
+    with pytest.raises(TypeError, match="integer"):
+        pool.get(1.5)
+    with pytest.raises(pinpool.RequestError, match="not a size"):
+        pool.get("many")
+    for wrong in (-1, float("nan")):
+        with pytest.raises(ValueError, match="a time is 0 or more seconds"):
+            pool.get(1, timeout=wrong)
+    with pytest.raises(pinpool.SettingError, match="timeout: `soon` is not a time"):
+        pool.get(1, timeout="soon")
+
+
+def test_a_get_over_the_ceiling_names_request_limit_and_remedy(pool):
+    with pytest.raises(pinpool.LimitError, match="asked 1073741824 B.*ceiling 67108864 B.*raise PINPOOL_MAX_BYTES") as caught:
+        pool.get("1GiB")
+    assert isinstance(caught.value, MemoryError) and isinstance(caught.value, pinpool.PinpoolError)
+    assert not isinstance(caught.value, TimeoutError), "it can never fit, so it does not wait"
+
+
+def test_a_get_that_waits_in_vain_is_a_timeout(pool):
+    held = pool.get("60MiB")
+    for timeout in (0.01, "20ms", 0.3):
+        with pytest.raises(pinpool.TimeoutError, match="ceiling 67108864 B") as caught:
+            pool.get("32MiB", timeout=timeout)
+        assert isinstance(caught.value, (pinpool.LimitError)) and isinstance(caught.value, TimeoutError)
+    with pytest.raises(pinpool.LimitError) as caught:
+        pool.get("32MiB", timeout=0)
+    assert not isinstance(caught.value, pinpool.TimeoutError)
+    held.release()
+    pool.get("32MiB", timeout=float("inf"))
+
+
+def test_a_backend_that_is_not_there_is_named():
+    with pytest.raises(pinpool.PinpoolError, match="cuda|CUDA|driver"):
+        pinpool.Pool(env=False, backend="vmm").get(1)
+
+
+def test_other_threads_run_while_one_waits_at_the_ceiling(pool):
+    """The interpreter's lock is not held by the wait: this thread gives back what the other one waits for."""
+    for timeout in (20, 0.2 * 60):
+        held, got = pool.get("60MiB"), []
+        waits = pool.stats()["waits"]
+        thread = threading.Thread(target=lambda: got.append(pool.get("32MiB", timeout=timeout)))
+        thread.start()
+        until(lambda: pool.stats()["waits"] > waits)
+        steps = sum(range(100_000))
+        assert steps and thread.is_alive() and not got
+        held.release()
+        thread.join(20)
+        assert len(got) == 1
+        got.clear()
+
+
+def test_other_threads_run_while_a_plain_wait_lasts(pool):
+    """A wait below the one that looks at signals."""
+    held, counts = pool.get("60MiB"), [0]
+    ended = threading.Event()
+
+    def count():
+        while not ended.is_set():
+            counts[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    until(lambda: counts[0] > 0)
+    before = counts[0]
+    with pytest.raises(pinpool.TimeoutError):
+        pool.get("32MiB", timeout=0.15)
+    ended.set()
+    thread.join()
+    held.release()
+    assert counts[0] > before
+
+
+def test_figures_have_the_names_of_the_json(pool):
+    with pool.get(1000):
+        stats = pool.stats()
+    assert (stats["gets"], stats["misses"], stats["hits"], stats["in_use"]) == (1, 1, 0, 1)
+    assert stats["miss_reasons"]["first_of_size"] == 1
+    assert stats["wait_time"]["p99_seconds"] == 0.0 and stats["pin"]["count"] == 1
+    pool.get(1000)
+    assert pool.stats()["hits"] == 1
+    assert pool.class_stats()[0]["class_bytes"] == 4096
+
+
+def test_reserve_trim_clear_and_ceiling(pool):
+    pool.reserve("8MiB")
+    assert pool.stats()["reserve_bytes"] == pool.stats()["pinned_bytes"] == 8 * MIB
+    pool.get("16MiB").release()
+    assert pool.stats()["pinned_bytes"] > 8 * MIB
+    pool.trim()
+    assert pool.stats()["pinned_bytes"] == 8 * MIB
+    pool.get(100).release()
+    assert pool.stats()["buffers_in_pool"] == 1
+    pool.clear()
+    pool.poll()
+    assert pool.stats()["buffers_in_pool"] == 0
+    pool.set_max_bytes("16MiB")
+    assert pool.stats()["max_bytes"] == 16 * MIB
+    pool.set_max_bytes("none")
+    assert pool.stats()["max_bytes"] is None
+    with pytest.raises(pinpool.RequestError, match="not a size"):
+        pool.set_max_bytes("some")
+
+
+def test_tags_and_partitions(pool):
+    images = pool.tagged("loader/images")
+    buf = images.get(1000)
+    assert (images.tag, images.name) == ("loader/images", pool.name)
+    assert "loader/images (1 buffer" in pool.dump() and pool.stats()["in_use"] == 1
+    assert len(images.get(10, align=64)) == 10 and images.empty(3).size == 3
+    buf.release()
+    assert len(images.try_get(1000)) == 1000
+    assert 'tag="loader/images"' in repr(images)
+    part = pool.partition("eval", "4MiB")
+    with part.get(1000), pytest.raises(pinpool.LimitError):
+        part.get("8MiB")
+    with pytest.raises(pinpool.SettingError, match="needs PINPOOL_PRESET=adaptive"):
+        pinpool.Pool(env=False, backend="heap", preset="tensorflow").partition("eval", 1)
+
+
+def test_try_get_takes_what_is_idle_and_nothing_else(pool):
+    assert pool.try_get(1000) is None
+    pool.get(1000).release()
+    assert len(pool.try_get(1000)) == 1000
+    assert pool.stats()["misses"] == 1
+
+
+def test_threads_share_a_pool_and_every_byte_is_their_own(pool):
+    failures = []
+
+    def work(number):
+        try:
+            for step in range(300):
+                size = 1 + (number * 7919 + step * 104729) % 200_000
+                with pool.get(size) as buf:
+                    array = np.frombuffer(buf, np.uint8)
+                    array[:] = number
+                    other = pool.empty(100, np.uint8)
+                    other[:] = 255 - number
+                    if not (array == number).all() or not (other == 255 - number).all():
+                        failures.append((number, step))
+                    del array, other
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join(60) for thread in threads]
+    assert failures == [] and in_use(pool) == 0
+    stats = pool.stats()
+    assert stats["gets"] == stats["puts"] == 8 * 300 * 2
+
+
+def test_all_errors_are_of_one_family():
+    for name in pinpool.__all__:
+        kind = getattr(pinpool, name)
+        if name.endswith("Error"):
+            assert issubclass(kind, pinpool.PinpoolError) and kind.__module__ == "pinpool", name

@@ -1,0 +1,24 @@
+"""The examples of the READMEs run as they stand there."""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def examples(readme):
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / readme).read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("readme", ["README.md", "python/README.md"])
+def test_the_first_example_runs(readme, alone):
+    out, _ = alone(examples(readme)[0])
+    expected = {"README.md": "1228308480 1\n", "python/README.md": ", 1 view> 1536.0\n2\n"}
+    assert out.endswith(expected[readme])
+
+
+def test_the_example_of_the_readme_has_ten_lines():
+    lines = [line for line in examples("README.md")[0].splitlines() if line.strip() and not line.strip().startswith("#")]
+    assert len(lines) <= 10

@@ -1,0 +1,57 @@
+"""Streams: how they may be named, without a driver."""
+
+import ctypes.util
+
+import pytest
+
+import pinpool
+from conftest import in_use
+
+has_driver = ctypes.util.find_library("cuda") is not None
+
+
+class Torch:
+    cuda_stream, device_index = 0x7000, 0
+
+
+class Cupy:
+    ptr, device_id = 0x7000, 0
+
+    def synchronize(self):
+        pass
+
+
+class Protocol:
+    def __cuda_stream__(self):
+        return (0, 0x7000)
+
+
+class Numba:
+    handle = ctypes.c_void_p(0x7000)
+
+
+@pytest.mark.skipif(has_driver, reason="there is a CUDA driver")
+@pytest.mark.parametrize("stream", [0, 0x7000, Torch(), Cupy(), Protocol(), Numba()], ids=lambda s: type(s).__name__)
+def test_without_a_driver_a_stream_is_an_error_and_the_buffer_stays(pool, stream):
+    buf = pool.get(100)
+    for call in (lambda: buf.release(stream=stream), lambda: buf.record_stream(stream)):
+        with pytest.raises(pinpool.BackendError, match="no CUDA driver.*release the buffer without one"):
+            call()
+    assert in_use(pool) == 1 and not buf.released
+    buf.release()
+
+
+@pytest.mark.parametrize("stream", ["0", 1.5, True, object()])
+def test_what_is_no_stream_is_told_what_one_is(pool, stream):
+    buf = pool.get(100)
+    with pytest.raises(TypeError, match="is no stream: pass the handle .* torch, CuPy or Numba"):
+        buf.release(stream=stream)
+    with pytest.raises(TypeError, match="is no stream"):
+        buf.release(stream=pool.get(10))
+    assert in_use(pool) == 1
+
+
+def test_handles_out_of_range_are_named(pool):
+    for handle in (-1, 2**64):
+        with pytest.raises(ValueError, match="is no handle of a CUDA stream"):
+            pool.get(100).release(stream=handle)
