@@ -12,17 +12,23 @@
 //!   last part.
 //! - **plan-I2**: a batch lies within one epoch; the last one of an epoch is short.
 //! - **plan-I3**: the order of an epoch depends on the seed and the number of the epoch only.
+//! - **plan-I4**: the shards of an epoch are disjoint and together the epoch: each takes the places `rank`, `rank + world`,
+//!   `rank + 2 * world`, ... of its order.
+//! - **plan-I5**: what decides the batches of an epoch is in [`plan_number`], so a state is refused where they would differ.
 
 use std::num::NonZeroU64;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
+use xxhash_rust::xxh3::Xxh3Default;
 
-use super::catalog::Catalog;
+use super::catalog::{Catalog, DataOrigin};
 use super::failure::{Failure, FailureCause};
 use super::run::LoadOptions;
+use super::state::LoadState;
 use crate::Error;
 
 /// Consecutive bytes of a sample; all of them, unless the sample is longer than a batch may be.
@@ -43,6 +49,8 @@ pub(super) struct PlannedBatch {
     pub(super) number: u64,
     /// Counted from 0.
     pub(super) epoch: u64,
+    /// Its place in the epoch, from 0.
+    pub(super) in_epoch: u64,
     /// In the order of their bytes in the batch.
     pub(super) parts: Vec<SamplePart>,
     /// Sum of their lengths.
@@ -64,17 +72,19 @@ impl PlannedBatch {
             1 => first,
             many => format!("batch {} ({many} samples, the first {first})", self.number),
         };
-        let files = self.parts.iter().map(|part| catalog.samples[part.sample].file).collect();
+        let files = self.parts.iter().map(|part| catalog.samples()[part.sample].file).collect();
         Skipped { files, failure: Failure::new(name, FailureCause::Pool(error.clone())) }
     }
 }
 
 /// The batches of a run, in order.
 #[derive(Debug)]
-pub(super) struct Batches<'a> {
-    catalog: &'a Catalog,
-    options: &'a LoadOptions,
+pub(super) struct Batches {
+    catalog: Catalog,
+    options: LoadOptions,
     epoch: u64,
+    /// Batches of this epoch so far.
+    in_epoch: u64,
     number: u64,
     order: Vec<usize>,
     /// Samples of this epoch that are in earlier batches to their end.
@@ -83,22 +93,54 @@ pub(super) struct Batches<'a> {
     taken_bytes: u64,
 }
 
-impl<'a> Batches<'a> {
-    pub(super) fn new(catalog: &'a Catalog, options: &'a LoadOptions) -> Batches<'a> {
-        let order = (0..catalog.samples.len()).collect();
-        let mut batches = Batches { catalog, options, epoch: 0, number: 0, order, taken: 0, taken_bytes: 0 };
+impl Batches {
+    /// The batches from `start` on.
+    pub(super) fn new(catalog: &Catalog, options: &LoadOptions, start: &LoadState) -> Batches {
+        let mut batches = Batches {
+            catalog: catalog.clone(),
+            options: options.clone(),
+            epoch: start.epoch.min(options.epochs),
+            in_epoch: 0,
+            number: start.number,
+            order: Vec::new(),
+            taken: 0,
+            taken_bytes: 0,
+        };
         batches.start_epoch();
+        for _ in 0..start.batch {
+            batches.next_in_epoch();
+        }
+        batches.number = start.number;
         batches
     }
 
+    /// Number of batches of `epoch`.
+    pub(super) fn count(catalog: &Catalog, options: &LoadOptions, epoch: u64) -> u64 {
+        let options = LoadOptions { epochs: epoch.saturating_add(1), ..options.clone() };
+        let mut batches = Batches::new(catalog, &options, &LoadState { epoch, ..LoadState::default() });
+        while batches.next_in_epoch().is_some() {}
+        batches.in_epoch
+    }
+
     fn start_epoch(&mut self) {
-        self.taken = 0;
+        (self.taken, self.in_epoch) = (0, 0);
+        if self.epoch == self.options.epochs {
+            return;
+        }
+        // Shuffles the catalog's order, not that of the epoch before (plan-I3).
+        self.order.clear();
+        self.order.extend(0..self.catalog.samples().len());
         if let Some(seed) = self.options.shuffle_seed {
-            // Shuffles the catalog's order, not that of the epoch before (plan-I3).
-            self.order.sort_unstable();
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             rng.set_stream(self.epoch);
             self.order.shuffle(&mut rng);
+        }
+        if let Some(shard) = self.options.shard {
+            let mut place = 0;
+            self.order.retain(|_| {
+                place += 1;
+                (place - 1) % shard.world() == shard.rank()
+            });
         }
     }
 
@@ -109,21 +151,21 @@ impl<'a> Batches<'a> {
     }
 }
 
-impl Iterator for Batches<'_> {
-    type Item = PlannedBatch;
-
-    fn next(&mut self) -> Option<PlannedBatch> {
-        if self.taken == self.order.len() {
-            self.epoch = (self.epoch + 1).min(self.options.epochs);
-            self.start_epoch();
-        }
-        if self.epoch == self.options.epochs || self.order.is_empty() {
+impl Batches {
+    fn next_in_epoch(&mut self) -> Option<PlannedBatch> {
+        if self.epoch == self.options.epochs || self.taken == self.order.len() {
             return None;
         }
         let max_bytes = self.options.batch_bytes.map_or(u64::MAX, NonZeroU64::get);
-        let mut batch = PlannedBatch { number: self.number, epoch: self.epoch, parts: Vec::new(), len_bytes: 0 };
+        let mut batch = PlannedBatch {
+            number: self.number,
+            epoch: self.epoch,
+            in_epoch: self.in_epoch,
+            parts: Vec::new(),
+            len_bytes: 0,
+        };
         while let Some(&sample) = self.order.get(self.taken) {
-            let rest = self.catalog.samples[sample].len_bytes - self.taken_bytes;
+            let rest = self.catalog.samples()[sample].len_bytes - self.taken_bytes;
             let is_first = batch.parts.is_empty();
             if !is_first && self.is_over_limit(batch.parts.len() + 1, batch.len_bytes.saturating_add(rest)) {
                 break;
@@ -140,28 +182,72 @@ impl Iterator for Batches<'_> {
             self.taken_bytes = 0;
         }
         self.number += 1;
+        self.in_epoch += 1;
         Some(batch)
     }
 }
 
+impl Iterator for Batches {
+    type Item = PlannedBatch;
+
+    fn next(&mut self) -> Option<PlannedBatch> {
+        // An epoch without samples is like all others.
+        while self.epoch < self.options.epochs && !self.order.is_empty() {
+            if let Some(batch) = self.next_in_epoch() {
+                return Some(batch);
+            }
+            self.epoch += 1;
+            self.start_epoch();
+        }
+        None
+    }
+}
+
+/// Stands for everything that the batches of an epoch depend on, except the number of the epoch (plan-I5). The directories
+/// do not count, so that files may be moved as a whole.
+pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
+    let mut hasher = Xxh3Default::new();
+    let mut number = |number: Option<u64>| {
+        hasher.update(&[u8::from(number.is_some())]);
+        hasher.update(&number.unwrap_or(0).to_le_bytes());
+    };
+    number(options.batch_samples.map(NonZeroU64::get));
+    number(options.batch_bytes.map(NonZeroU64::get));
+    number(options.shuffle_seed);
+    number(options.shard.map(|shard| shard.rank()));
+    number(options.shard.map(|shard| shard.world()));
+    for sample in catalog.samples() {
+        hasher.update(&sample.len_bytes.to_le_bytes());
+        let file = match &catalog.files()[sample.file].origin {
+            DataOrigin::File(path) => path.file_name().unwrap_or_default().as_bytes(),
+            DataOrigin::Synthetic { .. } => &[],
+        };
+        for name in [file, sample.member.as_deref().unwrap_or_default().as_bytes()] {
+            hasher.update(&(name.len() as u64).to_le_bytes());
+            hasher.update(name);
+        }
+    }
+    hasher.digest()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::catalog::DataOrigin;
+    use super::super::catalog::{CatalogLists, DataOrigin};
     use super::*;
 
     fn catalog(lengths: &[u64]) -> Catalog {
-        let mut catalog = Catalog::default();
+        let mut catalog = CatalogLists::default();
         for &len_bytes in lengths {
             catalog.push_plain(DataOrigin::Synthetic { seed: 0, stream: 0 }, len_bytes);
         }
-        catalog
+        catalog.finish()
     }
 
     #[test]
     fn by_files_the_last_batch_of_each_epoch_is_short() {
         let catalog = catalog(&[1; 5]);
         let options = LoadOptions { epochs: 2, batch_samples: NonZeroU64::new(2), ..LoadOptions::default() };
-        let batches: Vec<_> = Batches::new(&catalog, &options).collect();
+        let batches: Vec<_> = Batches::new(&catalog, &options, &LoadState::default()).collect();
         let held: Vec<_> = batches.iter().map(samples).collect();
         assert_eq!(held, [vec![0, 1], vec![2, 3], vec![4], vec![0, 1], vec![2, 3], vec![4]]);
         assert_eq!(batches.iter().map(|batch| batch.number).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
@@ -180,7 +266,7 @@ mod tests {
             ..LoadOptions::default()
         };
         let catalog = catalog(lengths);
-        let batches = Batches::new(&catalog, &options).map(|batch| {
+        let batches = Batches::new(&catalog, &options, &LoadState::default()).map(|batch| {
             assert_eq!(batch.len_bytes, batch.parts.iter().map(|part| part.len_bytes).sum::<u64>());
             batch.parts.iter().map(|part| (part.sample, part.start, part.len_bytes)).collect()
         });

@@ -14,8 +14,10 @@
 //! - **catalog-I2**: `Sample::len_bytes` is the sum of the sample's ranges, and each range lay within its file when the file
 //!   was listed.
 
+use std::borrow::Cow;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::failure::Failure;
 
@@ -85,9 +87,15 @@ pub(super) struct ContainerMember {
     pub(super) ranges: Vec<FileRange>,
 }
 
-/// Everything that a run loads.
-#[derive(Debug, Default)]
+/// Everything that a run loads. A clone is another handle of the same lists.
+#[derive(Debug, Default, Clone)]
 pub struct Catalog {
+    lists: Arc<CatalogLists>,
+}
+
+/// A catalog while it is made.
+#[derive(Debug, Default)]
+pub(super) struct CatalogLists {
     pub(super) files: Vec<DataFile>,
     pub(super) samples: Vec<Sample>,
     pub(super) failures: Vec<Failure>,
@@ -99,45 +107,65 @@ impl Catalog {
     /// Files and containers, in the order in which they were listed.
     #[must_use]
     pub fn files(&self) -> &[DataFile] {
-        &self.files
+        &self.lists.files
     }
 
     /// Samples of all files (catalog-I1).
     #[must_use]
     pub fn samples(&self) -> &[Sample] {
-        &self.samples
+        &self.lists.samples
     }
 
     /// Paths and containers that could not be listed.
     #[must_use]
     pub fn failures(&self) -> &[Failure] {
-        &self.failures
+        &self.lists.failures
     }
 
     /// Symbolic links that were not followed because they lead back to a directory already entered.
     #[must_use]
     pub fn cyclic_links(&self) -> &[PathBuf] {
-        &self.cyclic_links
+        &self.lists.cyclic_links
     }
 
     /// Pipes, sockets and devices under directories, which are not loaded.
     #[must_use]
     pub fn special_files(&self) -> &[PathBuf] {
-        &self.special_files
+        &self.lists.special_files
     }
 
     /// Bytes of all samples: what one epoch copies.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
-        self.samples.iter().fold(0, |sum, sample| sum.saturating_add(sample.len_bytes))
+        self.samples().iter().fold(0, |sum, sample| sum.saturating_add(sample.len_bytes))
     }
 
     /// Name of a sample in failures: its path, or `path!member` in a container.
     #[must_use]
     pub fn name(&self, sample: usize) -> String {
-        let Some(sample) = self.samples.get(sample) else { return format!("sample {sample}") };
-        let origin = &self.files[sample.file].origin;
+        let Some(sample) = self.samples().get(sample) else { return format!("sample {sample}") };
+        let origin = &self.files()[sample.file].origin;
         sample.member.as_ref().map_or_else(|| origin.to_string(), |member| format!("{origin}!{member}"))
+    }
+
+    /// What a sample is filed under: the name of the directory that a plain file lies in, the member's name in a container.
+    /// Empty for synthetic data and for a file without such a directory.
+    #[must_use]
+    pub fn label(&self, sample: usize) -> Cow<'_, str> {
+        let Some(sample) = self.samples().get(sample) else { return Cow::Borrowed("") };
+        match (&sample.member, &self.files()[sample.file].origin) {
+            (Some(member), _) => Cow::Borrowed(member),
+            (None, DataOrigin::File(path)) => {
+                path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy()
+            }
+            (None, DataOrigin::Synthetic { .. }) => Cow::Borrowed(""),
+        }
+    }
+}
+
+impl CatalogLists {
+    pub(super) fn finish(self) -> Catalog {
+        Catalog { lists: Arc::new(self) }
     }
 
     /// Adds a file of one sample.

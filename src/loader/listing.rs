@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 use walkdir::WalkDir;
 
-use super::catalog::{Catalog, DataOrigin};
+use super::catalog::{Catalog, CatalogLists, DataOrigin};
 use super::container;
 use super::failure::{Failure, FailureCause};
 use super::run::StopFlag;
@@ -44,14 +44,16 @@ impl Catalog {
     /// [`Catalog::failures`]. The list ends early when `stop` is raised.
     #[must_use]
     pub fn from_paths<P: AsRef<Path>>(paths: &[P], open_containers: bool, stop: &StopFlag) -> Catalog {
-        let mut catalog = Catalog::default();
-        let found = catalog.walk(paths, stop);
+        let mut lists = CatalogLists::default();
+        let found = lists.walk(paths, stop);
         for file in found.into_iter().take_while(|_| !stop.is_raised()) {
-            catalog.list(file, open_containers);
+            lists.list(file, open_containers);
         }
-        catalog
+        lists.finish()
     }
+}
 
+impl CatalogLists {
     fn list(&mut self, file: FoundFile, open_containers: bool) {
         let members = if file.is_named || open_containers { container::index(&file.path) } else { None };
         match members {

@@ -1,7 +1,7 @@
-//! The reference loader: files in, batches on a device out, on nothing but the public pool.
+//! The reference loader: files in, batches in pinned memory or on a device out, on nothing but the public pool.
 //!
-//! Shows how a pool of pinned memory is used. Moves bytes from files to a [`Destination`]. Never pins memory,
-//! never prints, and never copies a byte on the host.
+//! Shows how a pool of pinned memory is used. [`Loader::batches`] hands batches out, one after the other;
+//! [`Loader::run`] moves them to a [`Destination`]. Never pins memory, never prints, and never copies a byte on the host.
 //!
 //! ```text
 //!                       Catalog            files, containers and their samples
@@ -12,11 +12,12 @@
 //!   |  worker 0         worker 1         worker 2  |     pool.get(len): a pinned buffer
 //!   |  pread            pread            pread     |     file -> buffer.as_mut_slice(), checksum on the way
 //!   +----------------------------------------------+
-//!                          |  in order, at most `prefetch` ahead
-//!                       transfer                         buffer.copy_to(stream, memory): takes the buffer
-//!                     lane 0 | lane 1                    completion.is_done(): the buffer is back in the pool
-//!                          |
-//!                     Destination          a GPU, or a host sink; checksums of what arrived
+//!                       reading                          in order, at most `prefetch` ahead
+//!               +----------+----------+
+//!               |                  transfer              buffer.copy_to(stream, memory): takes the buffer
+//!               |                lane 0 | lane 1         completion.is_done(): the buffer is back in the pool
+//!               |                     |
+//!          BatchReader           Destination             a GPU, or a host sink; checksums of what arrived
 //! ```
 //!
 //! ```
@@ -46,10 +47,33 @@
 //! # }
 //! ```
 //!
+//! Batches in host memory, and the place from which a later process goes on:
+//!
+//! ```
+//! use pinpool::Pool;
+//! use pinpool::loader::{Catalog, LoadOptions, Loader, StopFlag};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let catalog = Catalog::from_paths(&["src"], false, &StopFlag::new());
+//! let loader = Loader::new(&Pool::from_env()?, &catalog, LoadOptions::default());
+//! let mut batches = loader.batches()?;
+//! while let Some(batch) = batches.next() {
+//!     for part in &batch.parts {
+//!         let bytes = &batch.buffer.as_slice_untracked()?[part.bytes.clone()];
+//!         println!("{}: {} bytes", catalog.name(part.sample), bytes.len());
+//!     }
+//!     println!("{}", batches.state()); // `loader.resume_at(line.parse()?)?` loads the rest
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! - **loader-I1**: a run holds at most `prefetch` buffers ahead of the copies and one for each lane of the destination. Each
 //!   has at most `batch_bytes`, rounded up to a class of the pool (less than an eighth more). So a run holds at most
 //!   `(prefetch + lanes) * batch_bytes` of the pool, however long a file is. The destination has `lanes * batch_bytes` of its own.
-//! - **loader-I2**: what cannot be loaded is reported once to the [`Observer`], counted and skipped; the rest arrives.
+//!   A [`BatchReader`] holds at most `prefetch` buffers that it has not handed out.
+//! - **loader-I2**: what cannot be loaded is reported, once to the [`Observer`] or with its batch in
+//!   [`LoadedBatch::failures`]; it is skipped, and the rest arrives.
 
 mod batches;
 mod catalog;
@@ -62,80 +86,86 @@ mod listing;
 mod open_files;
 mod read;
 mod read_ahead;
+mod reader;
+mod reading;
 mod run;
+mod state;
 mod summary;
 mod synthetic;
 mod transfer;
 mod worker;
-
-use std::num::NonZeroUsize;
-use std::sync::mpsc;
-use std::thread;
-
-use parking_lot::Mutex;
 
 pub use self::catalog::{Catalog, DataFile, DataOrigin, FileRange, Sample};
 #[cfg(feature = "cuda")]
 pub use self::cuda_destination::CudaDestination;
 pub use self::destination::{Destination, SinkDestination};
 pub use self::failure::{Failure, FailureCause, SafetensorsError, TarError};
-pub use self::run::{LoadOptions, Loader, StopFlag};
+pub use self::reader::{BatchReader, LoadedBatch, LoadedPart};
+pub use self::run::{LoadOptions, Loader, Shard, StopFlag};
+pub use self::state::{LoadState, StateError};
 pub use self::summary::{BatchDone, Ended, LoadError, LoadSummary, Observer};
 
-use self::batches::Batches;
-use self::open_files::OpenFiles;
-use self::read_ahead::ReadAhead;
+use self::batches::{Batches, plan_number};
+use self::reading::Reading;
 use self::transfer::Transfer;
-use self::worker::Workers;
 
-impl Loader<'_> {
+impl Loader {
     /// Loads the catalog into `destination` and reports to `observer`.
     ///
     /// The calling thread copies; [`LoadOptions::workers`] threads read, and end with this call. Failures are in the summary
     /// and never a panic. The failures of the catalog are reported first.
     pub fn run(&self, destination: &mut dyn Destination, observer: &mut dyn Observer) -> LoadSummary {
-        let unlisted = &self.catalog.failures;
+        let unlisted = self.catalog.failures();
         let is_over = self.options.strict && !unlisted.is_empty();
         let unlisted = if is_over { &unlisted[..1] } else { unlisted };
         for failure in unlisted {
             observer.failed(failure);
         }
-        let mut summary = if is_over {
-            LoadSummary { ended: Ended::Strict, ..LoadSummary::default() }
-        } else {
-            let workers = self.options.workers.get();
-            let prefetch = self.options.prefetch.map_or(workers.saturating_mul(2), NonZeroUsize::get);
-            let ahead = ReadAhead::new(prefetch as u64);
-            let batches = Mutex::new(Batches::new(self.catalog, &self.options));
-            let reading = Workers { loader: self, ahead: &ahead, files: OpenFiles::default(), batches };
-            let transfer = Transfer::new(self, &ahead, destination, observer);
-            let summary = run_threads(&reading, transfer, workers);
-            // Returns the buffers of the last copies to the pool, which no later get may do.
-            self.pool.poll();
-            summary
+        let reading = if is_over { Err(Ended::Strict) } else { Reading::start(self).map_err(Ended::Failed) };
+        let mut summary = match reading {
+            Ok(reading) => Transfer::new(self, reading, destination, observer).run(),
+            Err(ended) => LoadSummary { ended, ..LoadSummary::default() },
         };
+        // Returns the buffers of the last copies to the pool, which no later get may do.
+        self.pool.poll();
         summary.failed_files += unlisted.len() as u64;
         summary
     }
-}
 
-fn run_threads(workers: &Workers<'_>, transfer: Transfer<'_>, threads: usize) -> LoadSummary {
-    let (send, filled) = mpsc::channel();
-    thread::scope(|scope| {
-        for number in 0..threads {
-            let send = send.clone();
-            let thread = thread::Builder::new().name(format!("pinpool-read-{number}"));
-            match thread.spawn_scoped(scope, move || workers.work(&send)) {
-                Ok(_) => {}
-                Err(error) if number == 0 => {
-                    let ended = Ended::Failed(LoadError::NoThread(error));
-                    return LoadSummary { ended, ..LoadSummary::default() };
-                }
-                // Fewer workers load the same batches.
-                Err(_) => break,
-            }
+    /// Begins to read the catalog, and hands out its batches one by one, in pinned memory. [`LoadOptions::workers`] threads
+    /// read ahead until the reader is dropped. The failures of the catalog are in [`Catalog::failures`] alone.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no thread to read with.
+    pub fn batches(&self) -> Result<BatchReader, LoadError> {
+        let plan = plan_number(&self.catalog, &self.options);
+        Ok(BatchReader::new(Reading::start(self)?, self.options.strict, LoadState { plan, ..self.start }))
+    }
+
+    /// The loader that loads what is left behind `state`: exactly the batches that an uninterrupted load has from there on.
+    ///
+    /// # Errors
+    ///
+    /// If the batches of this loader are others than those of the load that `state` is of.
+    pub fn resume_at(mut self, state: LoadState) -> Result<Loader, StateError> {
+        let here = plan_number(&self.catalog, &self.options);
+        if state.plan != here {
+            return Err(StateError::OtherPlan { of_state: state.plan, here });
         }
-        drop(send);
-        transfer.run(&filled)
-    })
+        let LoadState { epoch, batch, .. } = state;
+        let batches = self.batches_in_epoch(epoch);
+        if batch > batches {
+            return Err(StateError::NoSuchBatch { epoch, batch, batches });
+        }
+        self.start = state;
+        Ok(self)
+    }
+
+    /// Number of batches of an epoch. Computed anew, by a look at each sample; epochs differ only if they are shuffled and
+    /// batches are limited by bytes.
+    #[must_use]
+    pub fn batches_in_epoch(&self, epoch: u64) -> u64 {
+        Batches::count(&self.catalog, &self.options, epoch)
+    }
 }

@@ -33,6 +33,8 @@ const CHUNK_BYTES: usize = 256 * 1024;
 pub(super) struct BatchSegment {
     /// Index into [`Catalog::samples`].
     pub(super) sample: usize,
+    /// First byte in the sample.
+    pub(super) start: u64,
     /// First byte in the batch.
     pub(super) offset: usize,
     /// Bytes from there.
@@ -93,13 +95,14 @@ impl<'a> SampleReader<'a> {
         let mut contents = BatchContents::default();
         let mut rest = buffer;
         for part in &batch.parts {
-            let sample = &self.catalog.samples[part.sample];
+            let sample = &self.catalog.samples()[part.sample];
             // The buffer has the sum of these lengths, so each fits a usize and the rest of the buffer.
             let len_bytes = usize::try_from(part.len_bytes).unwrap_or(usize::MAX).min(rest.len());
             match self.read(sample, part, &mut rest[..len_bytes]) {
                 Ok(checksum) => {
                     let offset = contents.len_bytes;
-                    contents.segments.push(BatchSegment { sample: part.sample, offset, len_bytes, checksum });
+                    let SamplePart { sample, start, .. } = *part;
+                    contents.segments.push(BatchSegment { sample, start, offset, len_bytes, checksum });
                     contents.len_bytes += len_bytes;
                     rest = &mut rest[len_bytes..];
                 }
@@ -116,7 +119,7 @@ impl<'a> SampleReader<'a> {
     /// Reads a part of `sample` and returns its checksum, if the run verifies.
     fn read(&mut self, sample: &Sample, part: &SamplePart, into: &mut [u8]) -> Result<Option<u64>, ReadEnd> {
         let mut progress = ReadProgress { stop: self.stop, hasher: self.verify.then(Xxh3Default::new) };
-        match &self.catalog.files[sample.file].origin {
+        match &self.catalog.files()[sample.file].origin {
             DataOrigin::File(path) => {
                 let file = self.open(sample.file, path)?;
                 let mut rest = into;
@@ -218,7 +221,7 @@ mod tests {
         let stop = StopFlag::new();
         stop.raise();
         let part = SamplePart { sample: 0, start: 0, len_bytes: catalog.len_bytes() };
-        let batch = PlannedBatch { number: 0, epoch: 0, parts: vec![part], len_bytes: part.len_bytes };
+        let batch = PlannedBatch { number: 0, epoch: 0, in_epoch: 0, parts: vec![part], len_bytes: part.len_bytes };
         let mut buffer = vec![0; usize::try_from(batch.len_bytes).unwrap()];
         assert!(SampleReader::new(&catalog, &stop, &OpenFiles::default(), false).fill(&batch, &mut buffer).is_none());
     }

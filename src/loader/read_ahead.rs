@@ -27,6 +27,8 @@ struct BatchCounts {
     sent: u64,
     completed: u64,
     closed: bool,
+    /// Nobody waits for the next batch: the one who takes batches is busy with an earlier one, and may put its buffer back.
+    unwanted: bool,
 }
 
 impl ReadAhead {
@@ -56,6 +58,15 @@ impl ReadAhead {
         self.update(|counts| counts.closed = true);
     }
 
+    pub(super) fn is_closed(&self) -> bool {
+        self.counts.lock().closed
+    }
+
+    /// Whether somebody waits for the next batch, as at the start; `false` while its taker is busy elsewhere.
+    pub(super) fn set_wanted(&self, wanted: bool) {
+        self.update(|counts| counts.unwanted = !wanted);
+    }
+
     fn update(&self, change: impl FnOnce(&mut BatchCounts)) {
         change(&mut self.counts.lock());
         self.changed.notify_all();
@@ -66,15 +77,21 @@ impl ReadAhead {
         self.counts.lock().completed
     }
 
-    /// Waits, for a worker whose batch found no memory, until more than `completions` batches are completed. `false` if no
-    /// other batch is under way or the read-ahead is closed: then no buffer will come back.
+    /// Waits, for a worker whose batch found no memory, until more than `completions` batches are completed, or somebody waits
+    /// for this batch who did not before. `false` if no other batch is under way or the read-ahead is closed: then no buffer
+    /// will come back.
     pub(super) fn wait_for_completion(&self, completions: u64) -> bool {
         let mut counts = self.counts.lock();
         // The caller's own batch is started and not completed.
-        while !counts.closed && counts.completed == completions && counts.started > counts.completed + 1 {
+        let mut has_waited = false;
+        while !counts.closed
+            && counts.completed == completions
+            && (counts.started > counts.completed + 1 || counts.unwanted)
+        {
             self.changed.wait(&mut counts);
+            has_waited = true;
         }
-        !counts.closed && counts.completed > completions
+        !counts.closed && (has_waited || counts.completed > completions)
     }
 }
 
@@ -125,6 +142,20 @@ mod tests {
             assert!(!waiting.join().unwrap());
         });
         assert_eq!(ahead.counts.lock().started, 1);
+        assert!(!ahead.wait_for_completion(0));
+    }
+
+    #[test]
+    fn while_nobody_wants_the_batch_its_worker_waits_and_then_tries_once_more() {
+        let ahead = ReadAhead::new(4);
+        assert!(ahead.start());
+        ahead.set_wanted(false);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| ahead.wait_for_completion(0));
+            ahead.set_wanted(true);
+            // Whether it waited or came late: wanted and alone, it does not wait again.
+            let _ = waiting.join().unwrap();
+        });
         assert!(!ahead.wait_for_completion(0));
     }
 

@@ -1,4 +1,4 @@
-//! The inputs of a run: pool, catalog, options and the flag that stops it.
+//! The inputs of a run: pool, catalog, options, the place to begin at and the flag that stops it.
 //!
 //! Owns the defaults. Starts no thread and reads nothing.
 
@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::catalog::Catalog;
+use super::state::LoadState;
 use crate::Pool;
 
 /// How a catalog is loaded.
@@ -33,6 +34,9 @@ pub struct LoadOptions {
     pub epochs: u64,
     /// Seed of a new order for each epoch; `None`, the default, keeps the order of the catalog.
     pub shuffle_seed: Option<u64>,
+    /// The part of each epoch that this process loads, of several that load the same catalog with the same options. Default:
+    /// `None`, all of it.
+    pub shard: Option<Shard>,
     /// Whether each sample is read back from the destination and compared by checksum. Default: no.
     pub verify: bool,
     /// Whether the first failure ends the run. Default: no.
@@ -48,31 +52,63 @@ impl Default for LoadOptions {
             batch_bytes: NonZeroU64::new(16 << 20),
             epochs: 1,
             shuffle_seed: None,
+            shard: None,
             verify: false,
             strict: false,
         }
     }
 }
 
+/// One of several disjoint parts of each epoch: every `world`-th sample of its order, from number `rank` on. All parts
+/// together are the epoch; they differ by one sample at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shard {
+    rank: u64,
+    world: NonZeroU64,
+}
+
+impl Shard {
+    /// Part `rank` of `world`; `None` unless `rank` is below `world`.
+    #[must_use]
+    pub fn new(rank: u64, world: u64) -> Option<Shard> {
+        let world = NonZeroU64::new(world).filter(|world| rank < world.get())?;
+        Some(Shard { rank, world })
+    }
+
+    /// Number of the part, from 0.
+    #[must_use]
+    pub fn rank(&self) -> u64 {
+        self.rank
+    }
+
+    /// Number of parts.
+    #[must_use]
+    pub fn world(&self) -> u64 {
+        self.world.get()
+    }
+}
+
 /// Loads a [`Catalog`] through a [`Pool`].
-#[derive(Debug)]
-pub struct Loader<'a> {
-    pub(super) pool: &'a Pool,
-    pub(super) catalog: &'a Catalog,
+#[derive(Debug, Clone)]
+pub struct Loader {
+    pub(super) pool: Pool,
+    pub(super) catalog: Catalog,
     pub(super) options: LoadOptions,
+    pub(super) start: LoadState,
     pub(super) stop: StopFlag,
 }
 
-impl<'a> Loader<'a> {
+impl Loader {
     /// A loader of `catalog` whose every buffer comes from `pool`.
     #[must_use]
-    pub fn new(pool: &'a Pool, catalog: &'a Catalog, options: LoadOptions) -> Loader<'a> {
-        Loader { pool, catalog, options, stop: StopFlag::new() }
+    pub fn new(pool: &Pool, catalog: &Catalog, options: LoadOptions) -> Loader {
+        let start = LoadState::default();
+        Loader { pool: pool.clone(), catalog: catalog.clone(), options, start, stop: StopFlag::new() }
     }
 
     /// Ends a run early when `stop` is raised.
     #[must_use]
-    pub fn stop_on(mut self, stop: &StopFlag) -> Loader<'a> {
+    pub fn stop_on(mut self, stop: &StopFlag) -> Loader {
         self.stop = stop.clone();
         self
     }

@@ -7,7 +7,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::LogNormal;
 
-use super::catalog::{Catalog, DataOrigin};
+use super::catalog::{Catalog, CatalogLists, DataOrigin};
 
 const MEAN_BYTES: f64 = 114_660.0;
 /// Standard deviation of the logarithm; one photograph in forty is then longer than 300 kB.
@@ -27,15 +27,15 @@ impl Catalog {
         // The mean of a log-normal is exp(mu + sigma^2 / 2).
         let mu = MEAN_BYTES.ln() - SIGMA * SIGMA / 2.0;
         let distribution = LogNormal::new(mu, SIGMA).ok();
-        let mut catalog = Catalog::default();
+        let mut lists = CatalogLists::default();
         for stream in 0..files {
             let length = distribution.map_or(MEAN_BYTES, |distribution| lengths.sample(distribution));
             // In bounds and positive, so the cast only drops the fraction.
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let len_bytes = length.clamp(*BOUNDS_BYTES.start(), *BOUNDS_BYTES.end()) as u64;
-            catalog.push_plain(DataOrigin::Synthetic { seed, stream }, len_bytes);
+            lists.push_plain(DataOrigin::Synthetic { seed, stream }, len_bytes);
         }
-        catalog
+        lists.finish()
     }
 }
 

@@ -3,18 +3,18 @@
 //! Owns the destination, the copies in flight and the figures. Never reads a file.
 //!
 //! ```text
-//!   filled batches, as workers finish them     early (kept until their turn)
-//!         3 1 2  ->  [1] [2] [3]  ->  lane 0: 1 ....... done, verified, counted
-//!                                     lane 1: 2 ..          '- then lane 0 takes 3
+//!   filled batches, in order
+//!         [1] [2] [3]  ->  lane 0: 1 ....... done, verified, counted
+//!                          lane 1: 2 ..          '- then lane 0 takes 3
 //! ```
 //!
-//! - **transfer-I1**: batches are sent in the order of the plan, whichever worker finishes first.
+//! - **transfer-I1**: batches are sent in the order in which they are read (reading-I1).
 //! - **transfer-I2**: a lane is either idle or has one copy in `running`.
 //! - **transfer-I3**: copies complete in the order in which the lanes finish; no lane waits for another.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ use super::batches::{PlannedBatch, Skipped};
 use super::destination::Destination;
 use super::failure::{Failure, FailureCause};
 use super::read::BatchSegment;
-use super::read_ahead::ReadAhead;
+use super::reading::Reading;
 use super::run::Loader;
 use super::summary::{BatchDone, Ended, LoadError, LoadSummary, Observer};
 use super::worker::FilledBatch;
@@ -45,15 +45,13 @@ struct RunningCopy {
 }
 
 pub(super) struct Transfer<'a> {
-    loader: &'a Loader<'a>,
-    ahead: &'a ReadAhead,
+    loader: &'a Loader,
+    reading: Reading,
     destination: &'a mut dyn Destination,
     observer: &'a mut dyn Observer,
     summary: LoadSummary,
     /// Set if the run ends before its plan.
     ended_early: Option<Ended>,
-    next_number: u64,
-    early: BTreeMap<u64, FilledBatch>,
     running: VecDeque<RunningCopy>,
     idle_lanes: Vec<usize>,
     failed_files: HashSet<usize>,
@@ -65,39 +63,37 @@ pub(super) struct Transfer<'a> {
 
 impl<'a> Transfer<'a> {
     pub(super) fn new(
-        loader: &'a Loader<'a>,
-        ahead: &'a ReadAhead,
+        loader: &'a Loader,
+        reading: Reading,
         destination: &'a mut dyn Destination,
         observer: &'a mut dyn Observer,
     ) -> Transfer<'a> {
         let idle_lanes = (0..destination.lanes()).rev().collect();
         Transfer {
             loader,
-            ahead,
+            reading,
             destination,
             observer,
             summary: LoadSummary::default(),
             ended_early: None,
-            next_number: 0,
-            early: BTreeMap::new(),
             running: VecDeque::new(),
             idle_lanes,
             failed_files: HashSet::new(),
-            arrived: vec![0; loader.catalog.files.len()],
+            arrived: vec![0; loader.catalog.files().len()],
             arriving: HashMap::new(),
         }
     }
 
     /// Copies every batch that comes, then waits for the copies in flight.
-    pub(super) fn run(mut self, filled: &Receiver<FilledBatch>) -> LoadSummary {
+    pub(super) fn run(mut self) -> LoadSummary {
         let started = Instant::now();
         if self.idle_lanes.is_empty() {
             self.end(Ended::Failed(LoadError::NoLanes));
         }
-        while let Some(batch) = self.next(filled) {
+        while let Some(batch) = self.next() {
             self.take(batch);
         }
-        self.ahead.close();
+        self.reading.ahead().close();
         while let Some(copy) = self.running.pop_front() {
             self.complete(copy);
         }
@@ -112,13 +108,13 @@ impl<'a> Transfer<'a> {
         };
         if self.summary.epochs > 0 {
             // An empty container has no sample by which `count_file` would count it.
-            self.summary.files += self.loader.catalog.files.iter().filter(|file| file.samples == 0).count() as u64;
+            self.summary.files += self.loader.catalog.files().iter().filter(|file| file.samples == 0).count() as u64;
         }
         self.summary
     }
 
     /// The next batch in order (transfer-I1), once a lane is idle. `None` if the run is over or no batch will come.
-    fn next(&mut self, filled: &Receiver<FilledBatch>) -> Option<FilledBatch> {
+    fn next(&mut self) -> Option<FilledBatch> {
         let backoff = Backoff::new();
         loop {
             self.complete_finished();
@@ -134,19 +130,10 @@ impl<'a> Transfer<'a> {
                 }
                 continue;
             }
-            if let Some(batch) = self.early.remove(&self.next_number) {
-                self.next_number += 1;
-                return Some(batch);
-            }
             // A worker at the pool's ceiling waits for a completion, so running copies are polled meanwhile.
-            let batch = match self.running.is_empty() {
-                true => filled.recv().map_err(RecvTimeoutError::from),
-                false => filled.recv_timeout(POLL_EVERY),
-            };
-            match batch {
-                Ok(batch) => drop(self.early.insert(batch.planned.number, batch)),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return None,
+            let wait = (!self.running.is_empty()).then_some(POLL_EVERY);
+            if let Poll::Ready(batch) = self.reading.next(wait) {
+                return batch;
             }
         }
     }
@@ -168,9 +155,9 @@ impl<'a> Transfer<'a> {
                 false
             }
         };
-        self.ahead.sent();
+        self.reading.ahead().sent();
         if !is_in_flight {
-            self.ahead.completed();
+            self.reading.ahead().completed();
         }
     }
 
@@ -215,13 +202,13 @@ impl<'a> Transfer<'a> {
             Err(error) => self.copy_failed(&planned, error),
         }
         self.idle_lanes.push(lane);
-        self.ahead.completed();
+        self.reading.ahead().completed();
     }
 
     fn copy_failed(&mut self, planned: &PlannedBatch, error: Error) {
         let error = Arc::new(error);
         self.end(Ended::Failed(LoadError::Copy(error.clone())));
-        self.skip(planned.skipped(self.loader.catalog, &error));
+        self.skip(planned.skipped(&self.loader.catalog, &error));
     }
 
     /// Checksums of the segments on the destination, if the run verifies; otherwise none.
@@ -253,7 +240,7 @@ impl<'a> Transfer<'a> {
                     done.bytes += segment.len_bytes as u64;
                     if self.is_sample_whole(planned.epoch, segment) {
                         done.samples += 1;
-                        self.count_file(self.loader.catalog.samples[segment.sample].file);
+                        self.count_file(self.loader.catalog.samples()[segment.sample].file);
                     }
                 }
             }
@@ -267,7 +254,7 @@ impl<'a> Transfer<'a> {
 
     /// Adds a segment to those of its sample. Whether the sample has arrived whole by it, whichever part came last.
     fn is_sample_whole(&mut self, epoch: u64, segment: &BatchSegment) -> bool {
-        let sample_bytes = self.loader.catalog.samples[segment.sample].len_bytes;
+        let sample_bytes = self.loader.catalog.samples()[segment.sample].len_bytes;
         let len_bytes = segment.len_bytes as u64;
         if len_bytes == sample_bytes {
             return true;
@@ -284,14 +271,14 @@ impl<'a> Transfer<'a> {
     /// Counts a file when the last of its samples has arrived for the first time.
     fn count_file(&mut self, file: usize) {
         self.arrived[file] += 1;
-        let is_whole = self.arrived[file] == self.loader.catalog.files[file].samples;
+        let is_whole = self.arrived[file] == self.loader.catalog.files()[file].samples;
         self.summary.files += u64::from(is_whole && !self.failed_files.contains(&file));
     }
 
     fn corrupted(&self, planned: &PlannedBatch, segment: &BatchSegment, read: u64, arrived: u64) -> Skipped {
         let name = format!("batch {}, {}", planned.number, self.loader.catalog.name(segment.sample));
         let cause = FailureCause::Corrupted { len_bytes: segment.len_bytes, read, arrived };
-        let file = self.loader.catalog.samples[segment.sample].file;
+        let file = self.loader.catalog.samples()[segment.sample].file;
         Skipped { files: vec![file], failure: Failure::new(name, cause) }
     }
 
@@ -324,7 +311,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::super::batches::SamplePart;
-    use super::super::catalog::{Catalog, DataOrigin};
+    use super::super::catalog::{CatalogLists, DataOrigin};
     use super::super::destination::SinkDestination;
     use super::super::read::BatchContents;
     use super::super::run::LoadOptions;
@@ -355,24 +342,27 @@ mod tests {
 
     #[test]
     fn batches_are_sent_in_order_however_they_come() {
-        let mut catalog = Catalog::default();
+        let mut catalog = CatalogLists::default();
         (0..6).for_each(|stream| catalog.push_plain(DataOrigin::Synthetic { seed: 0, stream }, 1));
+        let catalog = catalog.finish();
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
         let (send, filled) = mpsc::channel();
         for number in [3u8, 1, 0, 5, 2, 4] {
             let mut buffer = pool.get(1).unwrap();
             buffer.as_mut_slice().unwrap().fill(number);
             let sample = usize::from(number);
-            let segment = BatchSegment { sample, offset: 0, len_bytes: 1, checksum: None };
+            let segment = BatchSegment { sample, start: 0, offset: 0, len_bytes: 1, checksum: None };
             let contents = BatchContents { segments: vec![segment], len_bytes: 1, ..Default::default() };
             let part = SamplePart { sample, start: 0, len_bytes: 1 };
-            let planned = PlannedBatch { number: number.into(), epoch: 0, parts: vec![part], len_bytes: 1 };
+            let number = number.into();
+            let planned = PlannedBatch { number, epoch: 0, in_epoch: number, parts: vec![part], len_bytes: 1 };
             send.send(FilledBatch { planned, contents, buffer: Some(buffer) }).unwrap();
         }
         drop(send);
         let loader = Loader::new(&pool, &catalog, LoadOptions::default());
         let mut destination = FirstBytes(SinkDestination::new(2).unwrap(), Vec::new());
-        let summary = Transfer::new(&loader, &ReadAhead::new(6), &mut destination, &mut ()).run(&filled);
+        let reading = Reading::over(&loader, 6, filled);
+        let summary = Transfer::new(&loader, reading, &mut destination, &mut ()).run();
         assert_eq!(destination.1, [0, 1, 2, 3, 4, 5]);
         assert_eq!((summary.batches, summary.files), (6, 6));
     }

@@ -5,11 +5,18 @@
 //! - **worker-I1**: a batch is started and gets its buffer under one lock, so buffers are got in batch order. [`Transfer`]
 //!   sends batches in that order, so the batch that it waits for has its buffer already: a ceiling of the pool slows a run
 //!   down but cannot block it.
+//! - **worker-I2**: a worker looks at the end of the load after each chunk that it reads and every [`LOOK_EVERY`] while it
+//!   waits for a buffer.
 //!
 //! [`Transfer`]: super::transfer::Transfer
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -19,6 +26,9 @@ use super::read::{BatchContents, SampleReader};
 use super::read_ahead::{CloseOnDrop, ReadAhead};
 use super::run::Loader;
 use crate::{Error, PinnedBuf};
+
+/// Longest time between two looks at whether the load was ended.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A batch on its way from a worker to the copying thread.
 #[derive(Debug)]
@@ -31,19 +41,19 @@ pub(super) struct FilledBatch {
 
 /// What the workers of a run share.
 #[derive(Debug)]
-pub(super) struct Workers<'a> {
-    pub(super) loader: &'a Loader<'a>,
-    pub(super) ahead: &'a ReadAhead,
+pub(super) struct Workers {
+    pub(super) loader: Loader,
+    pub(super) ahead: ReadAhead,
     pub(super) files: OpenFiles,
     /// Locked while a batch is started and gets its buffer (worker-I1).
-    pub(super) batches: Mutex<Batches<'a>>,
+    pub(super) batches: Mutex<Batches>,
 }
 
-impl Workers<'_> {
+impl Workers {
     /// Reads batches until the plan is done or the read-ahead is closed.
     pub(super) fn work(&self, filled: &Sender<FilledBatch>) {
-        let _close = CloseOnDrop(self.ahead);
-        let Loader { catalog, options, stop, .. } = self.loader;
+        let _close = CloseOnDrop(&self.ahead);
+        let Loader { catalog, options, stop, .. } = &self.loader;
         let mut reader = SampleReader::new(catalog, stop, &self.files, options.verify);
         while let Some((planned, buffer)) = self.start_batch() {
             let Some(batch) = self.fill(&mut reader, planned, buffer) else { return };
@@ -59,25 +69,45 @@ impl Workers<'_> {
             return None;
         }
         let planned = batches.next()?;
-        let buffer = self.get_buffer(&planned);
+        let buffer = self.get_buffer(&planned)?;
         Some((planned, buffer))
     }
 
+    fn is_ended(&self) -> bool {
+        self.loader.stop.is_raised() || self.ahead.is_closed()
+    }
+
     /// A buffer for the batch. At the pool's ceiling, waits for buffers of earlier batches to come back; an error means that
-    /// all of them are back and the batch still does not fit.
-    fn get_buffer(&self, planned: &PlannedBatch) -> Result<PinnedBuf, Error> {
+    /// all of them are back, or with the one who takes the batches and waits for this one, and it still does not fit. `None`
+    /// if the load was ended meanwhile.
+    fn get_buffer(&self, planned: &PlannedBatch) -> Option<Result<PinnedBuf, Error>> {
         // The pool refuses a length beyond the address space with an error of its own.
         let len = usize::try_from(planned.len_bytes).unwrap_or(usize::MAX);
         loop {
             let completions = self.ahead.completions();
-            match self.loader.pool.get(len) {
+            match self.get_unless_ended(len)? {
                 Err(error) if error.is_limit() || error.is_backend() => {
                     if !self.ahead.wait_for_completion(completions) {
-                        return Err(error);
+                        return Some(Err(error));
                     }
                 }
-                other => return other,
+                other => return Some(other),
             }
+        }
+    }
+
+    /// `Pool::get`, which may wait for a long time, left early at the end of the load (worker-I2).
+    fn get_unless_ended(&self, len: usize) -> Option<Result<PinnedBuf, Error>> {
+        let mut get = pin!(self.loader.pool.get_async(len));
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        loop {
+            if let Poll::Ready(buffer) = get.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return Some(buffer);
+            }
+            if self.is_ended() {
+                return None;
+            }
+            thread::park_timeout(LOOK_EVERY);
         }
     }
 
@@ -99,9 +129,18 @@ impl Workers<'_> {
                 Some(FilledBatch { planned, contents, buffer })
             }
             Err(error) => {
-                let skipped = vec![planned.skipped(self.loader.catalog, &Arc::new(error))];
+                let skipped = vec![planned.skipped(&self.loader.catalog, &Arc::new(error))];
                 Some(FilledBatch { planned, contents: BatchContents { skipped, ..Default::default() }, buffer: None })
             }
         }
+    }
+}
+
+/// Unparks a worker that waits for a buffer.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }

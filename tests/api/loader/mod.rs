@@ -2,6 +2,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | `batches` | batches that are handed out: order, shards, states, memory, ends |
 //! | `parts` | files longer than a batch |
 //! | `listing` | paths to a catalog: order, links, what fails |
 //! | `containers` | tar and safetensors files, whole, cut and false |
@@ -9,6 +10,7 @@
 //! | `lanes` | lanes that are slow, fail, or read nothing back |
 //! | `runs` | epochs, ceilings, stops and failures of whole runs |
 
+mod batches;
 mod containers;
 mod contents;
 mod lanes;

@@ -1,0 +1,105 @@
+//! Where a load is: what a later process needs to load the rest.
+//!
+//! Owns the state and its text. Knows no catalog and no options: it holds a number that stands for them.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Version of the text.
+const PREFIX: &str = "pinpool-load/1";
+
+/// The next batch of a load. Its text, by [`Display`](fmt::Display), is one line that [`FromStr`] reads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LoadState {
+    /// Epoch of the next batch, from 0.
+    pub epoch: u64,
+    /// Its place in that epoch, from 0.
+    pub batch: u64,
+    /// Its place in the whole load, from 0.
+    pub number: u64,
+    /// Stands for what decides which samples are in which batch: the samples, the limits of a batch, seed and shard.
+    pub plan: u64,
+}
+
+/// Why a state is refused.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StateError {
+    /// The text is none of a state.
+    #[error(
+        "{text:?} is not the state of a load: it has the form {PREFIX}:epoch=0,batch=0,number=0,plan=0123456789abcdef"
+    )]
+    Malformed {
+        /// The text.
+        text: String,
+    },
+    /// The state is of a load with other batches.
+    #[error(
+        "the state is of another load (plan {of_state:016x}, here {here:016x}): resume with the same files, of the same names \
+         and lengths, and the same limits of a batch, seed and shard"
+    )]
+    OtherPlan {
+        /// The state's plan.
+        of_state: u64,
+        /// The plan of the loader.
+        here: u64,
+    },
+    /// The epoch has fewer batches.
+    #[error(
+        "the state is behind batch {batch} of epoch {epoch}, which has {batches}: it was changed or is of another load"
+    )]
+    NoSuchBatch {
+        /// Epoch of the state.
+        epoch: u64,
+        /// Its next batch.
+        batch: u64,
+        /// Batches of an epoch.
+        batches: u64,
+    },
+}
+
+impl fmt::Display for LoadState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LoadState { epoch, batch, number, plan } = self;
+        write!(f, "{PREFIX}:epoch={epoch},batch={batch},number={number},plan={plan:016x}")
+    }
+}
+
+impl FromStr for LoadState {
+    type Err = StateError;
+
+    fn from_str(text: &str) -> Result<LoadState, StateError> {
+        let parse = || {
+            let mut fields = text.trim().strip_prefix(PREFIX)?.strip_prefix(':')?.split(',');
+            let mut field = |name: &str| fields.next()?.strip_prefix(name)?.strip_prefix('=');
+            let number = |digits: &str| digits.parse().ok();
+            let (epoch, batch) = (number(field("epoch")?)?, number(field("batch")?)?);
+            let state = LoadState {
+                epoch,
+                batch,
+                number: number(field("number")?)?,
+                plan: u64::from_str_radix(field("plan")?, 16).ok()?,
+            };
+            fields.next().is_none().then_some(state)
+        };
+        parse().ok_or_else(|| StateError::Malformed { text: text.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_a_state_is_read_back() {
+        let state = LoadState { epoch: 3, batch: 17, number: 417, plan: 0xfeed };
+        let text = state.to_string();
+        assert_eq!(text, "pinpool-load/1:epoch=3,batch=17,number=417,plan=000000000000feed");
+        assert_eq!(text.parse(), Ok(state));
+        let cut = (0..text.len() - 16).map(|end| text[..end].to_owned());
+        for broken in cut.chain([text.replace('3', "-3"), text.replace('1', "x"), format!("{text},more=1")]) {
+            assert_eq!(broken.parse::<LoadState>(), Err(StateError::Malformed { text: broken }));
+        }
+    }
+}
