@@ -94,6 +94,9 @@ pub(crate) enum ErrorKind {
     Setting { name: &'static str, value: String, why: String },
     #[error("view of a buffer: {why}")]
     View { why: String },
+    #[error("the handle of a stream or an event: {why}")]
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only CUDA has such handles.
+    Handle { why: String },
     #[error("copy of {len} B: {why}")]
     Copy { len: usize, why: String },
     #[error(
@@ -115,8 +118,8 @@ macro_rules! predicates {
     };
 }
 predicates! {
-    /// The length or the alignment of the request is out of range.
-    is_request = Length | Alignment | View;
+    /// The length, the alignment or a handle of the request is wrong.
+    is_request = Length | Alignment | View | Handle;
     /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`), or not before the gets that wait for memory.
     is_limit = Limit | Line;
     /// The driver or the kernel refused, or the back-end set is not available.
@@ -154,6 +157,7 @@ impl From<Error> for io::Error {
             ErrorKind::Length { .. }
             | ErrorKind::Alignment { .. }
             | ErrorKind::View { .. }
+            | ErrorKind::Handle { .. }
             | ErrorKind::Setting { .. }
             | ErrorKind::Copy { .. } => io::ErrorKind::InvalidInput,
             ErrorKind::Limit { .. } | ErrorKind::Line { .. } => io::ErrorKind::QuotaExceeded,

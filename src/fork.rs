@@ -14,11 +14,11 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// The generation in which an object was made.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ForkGeneration(u32);
+pub struct ForkGeneration(u32);
 
 impl ForkGeneration {
     /// The current generation. The first call registers the handler that counts forks.
-    pub(crate) fn now() -> Self {
+    pub fn now() -> Self {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         extern "C" fn count() {
             GENERATION.fetch_add(1, Ordering::Relaxed);
@@ -34,7 +34,7 @@ impl ForkGeneration {
     }
 
     /// As a number, which [`current`] returns until the next fork.
-    pub(crate) fn number(self) -> u32 {
+    pub fn number(self) -> u32 {
         self.0
     }
 }

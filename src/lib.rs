@@ -83,6 +83,9 @@ mod verdict;
 pub mod arena;
 #[doc(hidden)]
 pub use engine::idle::thread_cache;
+// For the interface to C.
+#[doc(hidden)]
+pub use fork::ForkGeneration;
 
 pub mod backend;
 pub mod config;

@@ -196,6 +196,63 @@ impl PinnedBuf {
         self.release_behind(|| copy::cuda::fence_behind_event(event))
     }
 
+    /// Records that work enqueued on a stream of other code so far uses the buffer: it returns to the pool when that work, too,
+    /// is over. For callers that have the handle alone, of the driver or the runtime (`cudaStream_t` is the same); null is
+    /// the default stream of the current context. [`release_after`](PinnedBuf::release_after) is the same for cudarc's streams.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::is_request`]: the driver knows no such stream, or null without a current context,
+    /// - [`Error::is_backend`]: there is no driver,
+    /// - [`Error::is_device`]: no fence can be put on the stream, or it is capturing a graph.
+    ///
+    /// Nothing is recorded then: keep the buffer until that work is over.
+    ///
+    /// # Safety
+    ///
+    /// The stream is not destroyed during the call, nor its context before the work is over.
+    #[cfg(feature = "cuda")]
+    pub unsafe fn record_stream(&mut self, stream: cudarc::driver::sys::CUstream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        self.record_work(|| unsafe { copy::cuda::fence_behind_stream(stream) }.map(Some))
+    }
+
+    /// As [`record_stream`](PinnedBuf::record_stream), for the work that an event of other code stands for now: all that was
+    /// enqueued before its last record. The caller may record or destroy the event at once. An event never recorded stands
+    /// for nothing. A context must be current on this thread, the event's or another.
+    ///
+    /// # Errors
+    ///
+    /// As [`record_stream`](PinnedBuf::record_stream).
+    ///
+    /// # Safety
+    ///
+    /// The event is not destroyed during the call, nor its context before the work is over.
+    #[cfg(feature = "cuda")]
+    pub unsafe fn record_event(&mut self, event: cudarc::driver::sys::CUevent) -> Result<()> {
+        // SAFETY: the caller's promise.
+        self.record_work(|| unsafe { copy::cuda::fence_behind_event_handle(event) })
+    }
+
+    /// Records the fence that `mark` makes as one of work that may write to the buffer.
+    #[cfg(feature = "cuda")]
+    fn record_work(&mut self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
+        if self.block.is_none() {
+            return Ok(());
+        }
+        self.check_process()?;
+        let begun = self.begin_copy();
+        let Some(fence) = mark()? else { return Ok(()) };
+        begun.into_iter().for_each(|begun| begun.ends_with(fence.clone()));
+        if let Some(block) = &mut *self.block {
+            let fences = &mut block.state_mut().copy_fences;
+            // Forgets copies that are over, so that the list of a buffer that is used again and again stays short.
+            let _failures_stay = fences.are_over();
+            fences.record_write(fence);
+        }
+        Ok(())
+    }
+
     /// Gives the buffer up behind the fence that `mark` makes; `None` if there is nothing to wait for.
     fn release_behind(self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         // Not by the length: others may still use the memory of a buffer that was truncated to nothing.

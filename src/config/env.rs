@@ -187,14 +187,13 @@ pub(crate) fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settin
     (settings, warnings)
 }
 
-/// Settings from the environment of the process.
-pub(crate) fn read_process() -> (Settings, Vec<Warning>) {
-    read(process_pairs())
-}
-
-/// Shows what is not Unicode with replacement characters, so that a warning can name it.
-fn process_pairs() -> impl Iterator<Item = (String, String)> {
-    std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+/// Settings from the environment of the process: from variables whose names begin with `prefix` in place of `PINPOOL_`.
+pub(crate) fn read_process(prefix: &str) -> (Settings, Vec<Warning>) {
+    if prefix == PREFIX {
+        return read(process_pairs());
+    }
+    let renamed = |(name, value): (String, String)| Some((format!("{PREFIX}{}", name.strip_prefix(prefix)?), value));
+    read(process_pairs().filter_map(renamed))
 }
 
 /// Each variable with the value that holds under `config`.

@@ -114,7 +114,7 @@ fn examine_by(examination: &Examination, asker: Asker<'_>) -> Diagnosis {
 
 /// The settings that hold, and what is wrong with the variables. Contradicting ones are left out.
 fn settings(examination: &Examination) -> (Config, Vec<Finding>) {
-    let (of_env, warnings) = env::read_process();
+    let (of_env, warnings) = env::read_process(env::PREFIX);
     let asked = Settings {
         device: examination.device,
         // Planned apart from the other settings: one that does not fit is a finding, not a contradiction.

@@ -30,7 +30,8 @@ use crate::size_class::Rounding;
 #[must_use]
 pub struct PoolBuilder {
     settings: Settings,
-    without_env: bool,
+    /// What the variables begin with; `None` if they are ignored.
+    env_prefix: Option<String>,
     log: PoolLog,
     clock: Clock,
     host_root: PathBuf,
@@ -46,7 +47,7 @@ impl PoolBuilder {
     pub(super) fn new() -> Self {
         Self {
             settings: Settings::default(),
-            without_env: false,
+            env_prefix: Some(env::PREFIX.to_owned()),
             log: PoolLog { name: None, log_sampler: LogSampler::process(), log_every: 1, listener: None },
             clock: Clock::System,
             host_root: PathBuf::from("/"),
@@ -55,7 +56,14 @@ impl PoolBuilder {
 
     /// Ignores the `PINPOOL_*` variables: settings that code leaves out have their defaults.
     pub fn without_env(mut self) -> Self {
-        self.without_env = true;
+        self.env_prefix = None;
+        self
+    }
+
+    /// Reads variables that begin with `prefix` in place of `PINPOOL_`: with `EVAL_PINPOOL_`, the ceiling is that of
+    /// `EVAL_PINPOOL_MAX_BYTES`. For a program with several pools that are set apart.
+    pub fn env_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.env_prefix = Some(prefix.into());
         self
     }
 
@@ -127,7 +135,7 @@ impl PoolBuilder {
     /// - [`Error::is_backend`](crate::Error::is_backend) if the back-end set is not available, or cannot pin the
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
-        let (env, warnings) = if self.without_env { Default::default() } else { env::read_process() };
+        let (env, warnings) = self.env_prefix.as_deref().map(env::read_process).unwrap_or_default();
         if let Some(refusal) = warnings.iter().find_map(|warning| warning.refusal(&self.settings)) {
             return Err(refusal);
         }

@@ -103,6 +103,38 @@ impl ContextState {
         state
     }
 
+    /// The state of the context with this handle, and after a failure the call that failed.
+    ///
+    /// # Safety
+    ///
+    /// The context is alive, and is not destroyed while copies through its state run.
+    pub(super) unsafe fn of_handle(handle: sys::CUcontext) -> Result<&'static Self, (&'static str, DriverError)> {
+        let is_it = |state: &&'static Self| state.context.cu_ctx() == handle;
+        if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_it) {
+            return Ok(state);
+        }
+        let known = CONTEXTS.lock().iter().copied().find(is_it);
+        if let Some(state) = known {
+            return Ok(state);
+        }
+        let _relaxed = RelaxedCapture::enter();
+        // SAFETY: the caller's promise.
+        let _current = unsafe { CurrentContext::enter(handle) }.map_err(|error| ("cuCtxSetCurrent", error))?;
+        let mut device = 0;
+        // SAFETY: a place for the device of the context, which is current.
+        let found = unsafe { sys::cuCtxGetDevice(&raw mut device) };
+        found.result().map_err(|error| ("cuCtxGetDevice", error))?;
+        let ordinal = usize::try_from(device).unwrap_or_default();
+        // SAFETY: the caller's promise, and its own device.
+        let found = unsafe { object_of(ordinal, device, handle) };
+        let (context, is_primary) = found.map_err(|error| ("cuDevicePrimaryCtxRetain", error))?;
+        if !is_primary {
+            // Never dropped: that would destroy the context of other code.
+            lost::keep(context.clone());
+        }
+        Ok(Self::of(&context))
+    }
+
     /// Makes the context current on this thread until the guard is dropped.
     pub(super) fn enter(&self) -> Result<CurrentContext, DriverError> {
         // SAFETY: context-I1.
@@ -223,15 +255,9 @@ impl ContextState {
     fn make_own(&self) -> Result<OwnContext, DriverError> {
         let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
         let (ordinal, device, handle) = (self.context.ordinal(), self.context.cu_device(), self.context.cu_ctx());
-        let primary = if is_active(device) { Some(CudaContext::new(ordinal)?) } else { None };
-        let primary = primary.filter(|primary| primary.cu_ctx() == handle);
-        let is_primary = primary.is_some();
-        let context = ManuallyDrop::new(match primary {
-            Some(primary) => primary,
-            // SAFETY: the handle is valid (context-I1) and of this device; the object is never dropped, so it never
-            // destroys the user's context. It would if cudarc could not make the context current, which it is here.
-            None => unsafe { CudaContext::from_raw_context(ordinal, device, handle) }?,
-        });
+        // SAFETY: the handle is valid (context-I1), of this device and current; the object is never dropped.
+        let (context, is_primary) = unsafe { object_of(ordinal, device, handle) }?;
+        let context = ManuallyDrop::new(context);
         // The first stream of a context that tracks events makes cudarc wait for the whole device.
         // SAFETY: no device memory is ever made through this object, so none misses its events.
         unsafe { context.disable_event_tracking() };
@@ -251,6 +277,28 @@ impl ContextState {
         unsafe { context.enable_event_tracking() };
         Ok(OwnContext { context, idle_stream })
     }
+}
+
+/// A context object of cudarc for `handle`, and whether that is the device's primary context, of which the object then holds
+/// a reference of its own. Leaves the context current.
+///
+/// # Safety
+///
+/// The context is alive, of this device and current. Unless it is primary, the object must never be dropped: that would
+/// destroy it.
+unsafe fn object_of(
+    ordinal: usize,
+    device: sys::CUdevice,
+    handle: sys::CUcontext,
+) -> Result<(Arc<CudaContext>, bool), DriverError> {
+    let primary = if is_active(device) { Some(CudaContext::new(ordinal)?) } else { None };
+    if let Some(primary) = primary.filter(|primary| primary.cu_ctx() == handle) {
+        return Ok((primary, true));
+    }
+    // SAFETY: the caller's promise. An error of this call would drop the object and destroy the context, but it comes only
+    // where the context cannot be made current, which it is, or the device has no attributes.
+    let context = unsafe { CudaContext::from_raw_context(ordinal, device, handle) }?;
+    Ok((context, false))
 }
 
 /// Whether the primary context of the device exists; retaining it would make it otherwise.

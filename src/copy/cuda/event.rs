@@ -106,9 +106,18 @@ unsafe impl Fence for EventFence {
 
 /// A fence behind all work before the last record of `event`; `None` if that is over.
 pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence>> {
-    let context = ContextState::of(event.context());
+    // SAFETY: the event lives as long as its owner.
+    unsafe { behind_event(event.cu_event(), ContextState::of(event.context())) }
+}
+
+/// As [`fence_behind_event`], waiting in `context`.
+///
+/// # Safety
+///
+/// The event is alive.
+pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     let failed = |call, error| Error::device(failed(call, error));
-    if context.query(Event(event.cu_event())).map_err(|error| failed("cuEventQuery", error))? {
+    if context.query(Event(event)).map_err(|error| failed("cuEventQuery", error))? {
         return Ok(None);
     }
     let _relaxed = RelaxedCapture::enter();
@@ -117,7 +126,7 @@ pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence
     let fence = EventFence::new(&stream, context).map_err(|error| failed("cuEventCreate", error))?;
     let wait = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
     // SAFETY: both are alive.
-    unsafe { result::stream::wait_event(stream.cu_stream(), event.cu_event(), wait) }
+    unsafe { result::stream::wait_event(stream.cu_stream(), event, wait) }
         .map_err(|error| failed("cuStreamWaitEvent", error))?;
     let mut fence = fence.record(&stream, None).map_err(|error| failed("cuEventRecord", error))?;
     fence.waiting_stream = Some(stream);

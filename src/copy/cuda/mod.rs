@@ -15,7 +15,8 @@
 //! Errors that other code left in cudarc's context object are set aside first and put back at the end, where the
 //! user's next call of cudarc finds them. Errors are ours only between the two.
 //!
-//! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`.
+//! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`. Where there is no context
+//! object either, [`PinnedBuf::record_stream`](crate::PinnedBuf::record_stream) takes the handle.
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::borrow::Borrow;
@@ -35,11 +36,13 @@ use crate::in_flight::{FenceKind, SharedFence};
 
 mod context;
 mod event;
+mod handle;
 mod host_slice;
 mod stream;
 mod timeline;
 
 pub(crate) use event::fence_behind_event;
+pub(crate) use handle::{fence_behind_event_handle, fence_behind_stream};
 pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
 pub(crate) use timeline::held_bytes as timeline_bytes;
 
@@ -91,11 +94,15 @@ unsafe impl<E: Pod, S: Borrow<CudaStream>, T: DevicePtr<E>> CopySource<S, E> for
 // SAFETY: the fence stands behind all work enqueued so far (event-I1).
 unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
     fn mark(&self) -> Result<SharedFence> {
-        let nothing_waits = || (0, SyncOnDrop::Record(None));
-        let fence =
-            copy_with_fence(self.borrow(), 0, FencePurpose::Pool(FenceKind::Event), false, nothing_waits, |_| Ok(()));
-        fence.map_err(|failure| Error::device(failure.into_error().to_string()))
+        mark(self.borrow())
     }
+}
+
+/// A fence behind all work so far on the stream.
+fn mark(stream: &CudaStream) -> Result<SharedFence> {
+    let nothing_waits = || (0, SyncOnDrop::Record(None));
+    let fence = copy_with_fence(stream, 0, FencePurpose::Pool(FenceKind::Event), false, nothing_waits, |_| Ok(()));
+    fence.map_err(|failure| Error::device(failure.into_error().to_string()))
 }
 
 /// Gives the device of this context access to memory of a pool that has another device. Precedes each copy.

@@ -1,0 +1,197 @@
+//! The functions on buffers.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::time::Duration;
+
+use pinpool::cudarc::driver::sys;
+use pinpool::{Error, PinnedBuf, Pool};
+
+use crate::call::{Failure, call, required, store};
+use crate::pool::pp_pool;
+use crate::slots;
+use crate::status::pp_status;
+
+/// What a CUstream of the CUDA driver and a cudaStream_t of its runtime point to.
+#[derive(Debug)]
+pub struct CUstream_st {
+    _private: [u8; 0],
+}
+
+/// What a CUevent of the CUDA driver and a cudaEvent_t of its runtime point to.
+#[derive(Debug)]
+pub struct CUevent_st {
+    _private: [u8; 0],
+}
+
+/// Makes the get `take`, and stores the address of its buffer.
+#[inline]
+fn get(
+    pool: *mut pp_pool,
+    ptr: *mut *mut c_void,
+    take: impl FnOnce(&Pool) -> Result<Option<PinnedBuf>, Error>,
+) -> pp_status {
+    call(|| {
+        let place = required(ptr, "ptr")?;
+        store(place, ptr::null_mut());
+        let call = slots::enter(pool)?;
+        match take(call.pool()?)? {
+            None => return Ok(pp_status::PP_NONE_IDLE),
+            Some(buf) if buf.is_empty() => {}
+            Some(buf) => store(place, call.table().insert(buf).cast()),
+        }
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// Gets a buffer of `bytes` bytes and stores its address in `ptr`: idle memory of this size class, or newly pinned memory.
+/// Put it back with pp_put or one of its kin.
+///
+/// The address is a multiple of 4096. The bytes mean nothing yet; under PINPOOL_ZERO they are 0. Where the ceiling leaves no
+/// room, waits at most PINPOOL_WAIT; then fails, or gives memory that is not pinned, by PINPOOL_ON_FULL: pp_is_pinned tells.
+/// 0 bytes are NULL and PP_OK.
+///
+/// PP_LIMIT: over the ceiling. PP_BACKEND: the driver or the kernel refused. PP_INVALID_ARGUMENT: more than half of the
+/// address space. PP_UNKNOWN_POOL, PP_FORKED.
+///
+/// # Safety
+///
+/// capi-P1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
+    get(pool, ptr, |pool| pool.get(bytes).map(Some))
+}
+
+/// As pp_get, at a multiple of `alignment`: a power of two of at most 1 GiB, else PP_INVALID_ARGUMENT.
+///
+/// # Safety
+///
+/// capi-P1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_get_aligned(
+    pool: *mut pp_pool,
+    bytes: usize,
+    alignment: usize,
+    ptr: *mut *mut c_void,
+) -> pp_status {
+    get(pool, ptr, |pool| pool.get_aligned(bytes, alignment).map(Some))
+}
+
+/// As pp_get, with a wait of at most `timeout_ms` milliseconds in place of PINPOOL_WAIT; 0 does not wait. PP_LIMIT after that.
+///
+/// # Safety
+///
+/// capi-P1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_get_timeout(
+    pool: *mut pp_pool,
+    bytes: usize,
+    timeout_ms: u64,
+    ptr: *mut *mut c_void,
+) -> pp_status {
+    get(pool, ptr, |pool| pool.get_timeout(bytes, Duration::from_millis(timeout_ms)).map(Some))
+}
+
+/// As pp_get, if a buffer of this size class is idle: never pins, never waits. Else PP_NONE_IDLE, which is no error:
+/// pp_last_error stays as it was.
+///
+/// # Safety
+///
+/// capi-P1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
+    get(pool, ptr, |pool| pool.try_get(bytes))
+}
+
+/// Puts back the buffer at `ptr`, an address that a get of this pool gave. NULL is allowed and does nothing. No work of a
+/// device may use the buffer any more; while some may, use pp_put_on_stream or pp_put_on_event. Any thread may put.
+///
+/// PP_UNKNOWN_POINTER: put already, from elsewhere, or inside a buffer; the text says which. PP_UNKNOWN_POOL,
+/// PP_INVALID_ARGUMENT, PP_FORKED.
+#[unsafe(no_mangle)]
+pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
+    call(|| {
+        let buffers = slots::buffers_of(pool)?;
+        if !ptr.is_null() {
+            let buf = buffers.table().remove(ptr.addr());
+            drop(buf.map_err(|why| buffers.unknown(ptr.addr(), &why))?);
+        }
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// Puts back the buffer at `ptr` behind all work that `stream` has so far: it is reused when that is over. The stream is a
+/// CUstream or a cudaStream_t; NULL is the default stream of the context that is current on this thread. It may be destroyed
+/// afterwards, its context only after its work.
+///
+/// PP_DEVICE: no event can be recorded, or the stream captures a graph. PP_BACKEND: no CUDA driver. PP_INVALID_ARGUMENT: the
+/// driver knows no such stream. PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL, PP_FORKED. After each of them the buffer is not put:
+/// wait until the work is over, then pp_put it.
+///
+/// # Safety
+///
+/// The stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_put_on_stream(pool: *mut pp_pool, ptr: *mut c_void, stream: *mut CUstream_st) -> pp_status {
+    // SAFETY: the caller's promise.
+    put_behind(pool, ptr, |buf| unsafe { buf.record_stream(stream.cast::<sys::CUstream_st>()) })
+}
+
+/// Puts back the buffer at `ptr` behind the work that `event` stands for now, all that was enqueued before its last record: it
+/// is reused when that is over. The event is a CUevent or a cudaEvent_t; it may be recorded again or destroyed afterwards. One
+/// never recorded stands for nothing. A context must be current on this thread: the event's or another.
+///
+/// Fails as pp_put_on_stream, and then the buffer is not put.
+///
+/// # Safety
+///
+/// The event is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_put_on_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
+    // SAFETY: the caller's promise.
+    put_behind(pool, ptr, |buf| unsafe { buf.record_event(event.cast::<sys::CUevent_st>()) })
+}
+
+/// Puts the buffer at `ptr` back once `record` has recorded what uses it.
+fn put_behind(
+    pool: *mut pp_pool,
+    ptr: *mut c_void,
+    record: impl FnOnce(&mut PinnedBuf) -> Result<(), Error>,
+) -> pp_status {
+    call(|| {
+        let buffers = slots::buffers_of(pool)?;
+        if ptr.is_null() {
+            return Ok(pp_status::PP_OK);
+        }
+        let (table, address) = (buffers.table(), ptr.addr());
+        let mut buf = table.begin_leaving(address).map_err(|why| buffers.unknown(address, &why))?;
+        if let Err(error) = record(&mut buf) {
+            table.restore(buf);
+            return Err(Failure::from(error));
+        }
+        // The place goes first: once the buffer is dropped, its address may be another's.
+        table.left(address);
+        drop(buf);
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// Stores in `is_pinned` whether the buffer at `ptr` is page-locked, 1 or 0: 0 for the back-ends heap and sim, and for what a
+/// full pool gives in place of pinned memory.
+///
+/// PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+///
+/// # Safety
+///
+/// capi-P1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_is_pinned(pool: *mut pp_pool, ptr: *const c_void, is_pinned: *mut c_int) -> pp_status {
+    call(|| {
+        let place = required(is_pinned, "is_pinned")?;
+        store(place, 0);
+        let buffers = slots::buffers_of(pool)?;
+        let found = buffers.table().with(ptr.addr(), PinnedBuf::is_pinned);
+        store(place, found.map_err(|why| buffers.unknown(ptr.addr(), &why))?.into());
+        Ok(pp_status::PP_OK)
+    })
+}

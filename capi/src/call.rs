@@ -1,0 +1,101 @@
+//! The way into every function: failures become a status and a text, and panics end here.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+
+use crate::status::{self, pp_status};
+
+/// Why a call failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    status: pp_status,
+    text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(status: pp_status, text: impl Into<String>) -> Self {
+        Self { status, text: text.into() }
+    }
+
+    pub(crate) fn argument(text: impl Into<String>) -> Self {
+        Self::new(pp_status::PP_INVALID_ARGUMENT, text)
+    }
+}
+
+impl From<pinpool::Error> for Failure {
+    fn from(error: pinpool::Error) -> Self {
+        Self::new(status::of_error(&error), error.to_string())
+    }
+}
+
+thread_local! {
+    /// The last failure of this thread.
+    static LAST: RefCell<Option<(pp_status, CString)>> = const { RefCell::new(None) };
+}
+
+/// Makes a call of the library.
+#[inline]
+pub(crate) fn call(run: impl FnOnce() -> Result<pp_status, Failure>) -> pp_status {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Ok(status)) => status,
+        Ok(Err(failure)) => keep(failure),
+        Err(payload) => {
+            let said = payload.downcast_ref::<&'static str>().copied();
+            let said = said.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+            let failure =
+                Failure::new(pp_status::PP_INTERNAL, format!("a defect of pinpool, please report it: {said}"));
+            // The drop of a payload may panic too.
+            std::mem::forget(payload);
+            keep(failure)
+        }
+    }
+}
+
+/// Stores the failure as the thread's last one.
+#[cold]
+fn keep(failure: Failure) -> pp_status {
+    let Failure { status, text } = failure;
+    let text = text_for_c(&text);
+    // A thread that is ending has no last error; one whose text is being replaced is not here twice.
+    let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = Some((status, text))));
+    status
+}
+
+/// The text without its NUL bytes.
+pub(crate) fn text_for_c(text: &str) -> CString {
+    let bytes: Vec<u8> = text.bytes().filter(|&byte| byte != 0).collect();
+    CString::new(bytes).unwrap_or_default()
+}
+
+/// The text of the last call of this thread that failed, in UTF-8, of one or more lines; empty if none failed yet. Calls that
+/// succeed do not change it. If `status` is not NULL, the code of that call is stored there, PP_OK if none failed.
+///
+/// Never NULL. Valid until the next failing call of this thread, or its end.
+///
+/// # Safety
+///
+/// capi-P1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_last_error(status: *mut pp_status) -> *const c_char {
+    let found = LAST.try_with(|last| last.try_borrow().ok()?.as_ref().map(|(code, text)| (*code, text.as_ptr())));
+    let none: &'static CStr = c"";
+    let (code, text) = found.ok().flatten().unwrap_or((pp_status::PP_OK, none.as_ptr()));
+    if let Some(status) = NonNull::new(status) {
+        // SAFETY: capi-P1.
+        unsafe { status.write(code) };
+    }
+    text
+}
+
+/// Stores `value` where a result goes.
+pub(crate) fn store<T>(place: NonNull<T>, value: T) {
+    // SAFETY: capi-P1: the caller's place for a result.
+    unsafe { place.write(value) };
+}
+
+/// The argument of this name, which may not be null.
+pub(crate) fn required<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
+    NonNull::new(pointer).ok_or_else(|| Failure::argument(format!("the argument `{name}` is NULL")))
+}

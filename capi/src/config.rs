@@ -1,0 +1,32 @@
+//! The string that a pool is opened with.
+
+use pinpool::config::env::PREFIX;
+use pinpool::{Pool, PoolBuilder};
+
+use crate::call::Failure;
+
+/// The settings of a new pool, by the rules that `pp_pool_open` documents.
+pub(crate) fn builder(config: &str) -> Result<PoolBuilder, Failure> {
+    let mut builder = Pool::builder();
+    let mut prefix = None;
+    for item in config.split([';', '\n']).map(str::trim).filter(|item| !item.is_empty()) {
+        builder = match item.split_once('=') {
+            Some((name, value)) if name.trim().eq_ignore_ascii_case("name") => builder.name(value.trim()),
+            Some((name, value)) => builder.variable(&full_name(name), value)?,
+            None => {
+                if let Some(first) = prefix.replace(item) {
+                    let why = "one pool has one prefix; a setting is NAME=VALUE";
+                    return Err(Failure::argument(format!("config: two prefixes, `{first}` and `{item}`: {why}")));
+                }
+                builder.env_prefix(item)
+            }
+        };
+    }
+    Ok(builder)
+}
+
+/// The name of a variable, whose prefix may be left out and whose case does not count.
+fn full_name(name: &str) -> String {
+    let name = name.trim().to_uppercase();
+    if name.starts_with(PREFIX) { name } else { format!("{PREFIX}{name}") }
+}

@@ -1,0 +1,51 @@
+//! pinpool for C and C++: the functions of `include/pinpool.h`.
+//!
+//! ```text
+//!   pp_get ──▶ call (panics end here, failures become a status and a text)
+//!                └─▶ slots: handle ─▶ pool ──get──▶ PinnedBuf ──▶ table: address ─▶ buffer
+//!   pp_put ──▶ call ──▶ slots: handle ─▶ table: address ─▶ PinnedBuf ──drop──▶ the pool
+//! ```
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | `pool`, `buffer` | the functions on pools and on buffers |
+//! | `log` | the callback that gets the log lines |
+//! | `version` | the version |
+//! | `call` | the way into every function, and the thread's last error |
+//! | `status` | what the codes mean, and which error of the library gets which |
+//! | `config` | the string that a pool is opened with |
+//! | `slots` | handles of pools, and when a pool that is closed ends |
+//! | `table` | the buffers that are out, by address |
+//!
+//! A handle is a number in the shape of a pointer and is never followed, so one that was closed, or never was one, is an error
+//! and no crash. Nothing of a buffer lies beside its bytes: the table finds it by its address.
+//!
+//! - **capi-P1**: a pointer argument is null, or points to what its type and the header say for as long as the call runs.
+//!   The caller upholds it; the functions check for null and nothing else.
+#![allow(non_camel_case_types)] // The names are those of the header.
+#![allow(clippy::missing_errors_doc)] // Every function returns a status, which its docs list.
+
+#[cfg(panic = "abort")]
+compile_error!("no panic may end the process of a C caller: build with panic = \"unwind\"");
+
+mod buffer;
+mod call;
+mod config;
+mod log;
+mod pool;
+mod slots;
+mod status;
+mod table;
+mod version;
+
+pub use buffer::{
+    CUevent_st, CUstream_st, pp_get, pp_get_aligned, pp_get_timeout, pp_is_pinned, pp_put, pp_put_on_event,
+    pp_put_on_stream, pp_try_get,
+};
+pub use call::pp_last_error;
+pub use log::{pp_log_fn, pp_log_level, pp_set_log};
+pub use pool::{
+    pp_clear, pp_poll, pp_pool, pp_pool_close, pp_pool_open, pp_reserve, pp_stats_json, pp_string_free, pp_trim,
+};
+pub use status::{pp_status, pp_status_name};
+pub use version::pp_version;

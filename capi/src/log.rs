@@ -1,0 +1,207 @@
+//! The callback that gets the log lines.
+//!
+//! A line is passed on without a lock, so a callback may log, use pools, and set another callback. The way is open as soon as
+//! a callback is set; setting another waits until the one before has returned everywhere.
+//!
+//! - **log-I1**: a sink is never freed, and set again for the same callback and data. A thread is counted in it before it looks again whether it is still the current one,
+//!   and a setter replaces it before it reads the count, so one of the two sees the other.
+
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use log::{Level, LevelFilter, Log, Metadata, Record};
+
+use crate::call::{Failure, call, text_for_c};
+use crate::status::pp_status;
+
+/// Levels of log lines. Each has those before it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum pp_log_level {
+    /// No lines.
+    PP_LOG_OFF = 0,
+    /// Something failed that the library cannot set right.
+    PP_LOG_ERROR = 1,
+    /// What needs a change of settings or of the machine.
+    PP_LOG_WARN = 2,
+    /// Starts and ends of pools, growth, TensorFlow's lines.
+    PP_LOG_INFO = 3,
+    /// Each call of a driver.
+    PP_LOG_DEBUG = 4,
+    /// Everything.
+    PP_LOG_TRACE = 5,
+}
+
+/// Gets a line: its level (pp_log_level), its text in UTF-8 without a line break at its end, which is valid during the call,
+/// and the pointer that was set with it.
+///
+/// Called from any thread, several at once, while no lock of the library is held: it may call any function of the library.
+/// It must not throw or longjmp.
+pub type pp_log_fn = Option<unsafe extern "C" fn(level: c_int, text: *const c_char, user_data: *mut c_void)>;
+
+type Callback = unsafe extern "C" fn(c_int, *const c_char, *mut c_void);
+
+/// A callback and who is in it.
+#[derive(Debug)]
+struct Sink {
+    callback: Callback,
+    user_data: *mut c_void,
+    running: AtomicUsize,
+    process: u32,
+    /// The sink made before this one.
+    earlier: AtomicPtr<Sink>,
+}
+
+static CURRENT: AtomicPtr<Sink> = AtomicPtr::new(ptr::null_mut());
+static NEWEST: AtomicPtr<Sink> = AtomicPtr::new(ptr::null_mut());
+
+thread_local! {
+    /// How many callbacks this thread is in.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+
+struct ToCallback;
+
+impl Log for ToCallback {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= log::max_level() && !CURRENT.load(Ordering::SeqCst).is_null()
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if !self.enabled(record.metadata()) {
+            return;
+        }
+        let text = text_for_c(&record.args().to_string());
+        // SAFETY: null or never freed (log-I1).
+        while let Some(sink) = unsafe { CURRENT.load(Ordering::SeqCst).as_ref() } {
+            let _running = Running::begin(sink);
+            if ptr::eq(CURRENT.load(Ordering::SeqCst), sink) {
+                // SAFETY: pp_set_log's caller promised it for as long as the sink is the current one, and for the callbacks
+                // that run then, which the setter of the next one waits for (log-I1).
+                unsafe { (sink.callback)(number(record.level()), text.as_ptr(), sink.user_data) };
+                return;
+            }
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// A thread that may be in the callback of a sink.
+struct Running<'a>(&'a Sink);
+
+impl<'a> Running<'a> {
+    fn begin(sink: &'a Sink) -> Self {
+        sink.running.fetch_add(1, Ordering::SeqCst);
+        let _ = DEPTH.try_with(|depth| depth.set(depth.get() + 1));
+        Self(sink)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let _ = DEPTH.try_with(|depth| depth.set(depth.get() - 1));
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn number(level: Level) -> c_int {
+    match level {
+        Level::Error => 1,
+        Level::Warn => 2,
+        Level::Info => 3,
+        Level::Debug => 4,
+        Level::Trace => 5,
+    }
+}
+
+fn filter(level: c_int) -> Option<LevelFilter> {
+    Some(match level {
+        0 => LevelFilter::Off,
+        1 => LevelFilter::Error,
+        2 => LevelFilter::Warn,
+        3 => LevelFilter::Info,
+        4 => LevelFilter::Debug,
+        5 => LevelFilter::Trace,
+        _ => return None,
+    })
+}
+
+/// Has the log lines of all pools up to `level` (pp_log_level) passed to `callback`, in place of an earlier one; NULL ends
+/// that. Without a callback the library writes nothing anywhere.
+///
+/// When this returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may be
+/// freed. Therefore hold no lock that it takes. Called from inside a callback, it does not wait for those that run.
+///
+/// PP_INVALID_ARGUMENT: no such level. PP_INTERNAL: a logger of Rust is installed in this process already.
+///
+/// # Safety
+///
+/// `callback` may be called with `user_data` from any thread until it is replaced as said above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_set_log(callback: pp_log_fn, user_data: *mut c_void, level: c_int) -> pp_status {
+    call(|| {
+        let levels = "0 (PP_LOG_OFF) to 5 (PP_LOG_TRACE)";
+        let no_level = || Failure::argument(format!("the argument `level` is {level}; the levels are {levels}"));
+        let filter = filter(level).ok_or_else(no_level)?;
+        let Some(callback) = callback else {
+            log::set_max_level(LevelFilter::Off);
+            replace(ptr::null_mut());
+            return Ok(pp_status::PP_OK);
+        };
+        install()?;
+        replace(sink_of(callback, user_data));
+        log::set_max_level(filter);
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// Becomes the logger of the crate `log`, once.
+fn install() -> Result<(), Failure> {
+    static IS_OURS: OnceLock<bool> = OnceLock::new();
+    let text = "another logger of Rust gets the log lines of this process already";
+    let is_ours = *IS_OURS.get_or_init(|| log::set_logger(&ToCallback).is_ok());
+    if is_ours { Ok(()) } else { Err(Failure::new(pp_status::PP_INTERNAL, text)) }
+}
+
+/// The sink of a callback, which is made at the first call for it.
+fn sink_of(callback: Callback, user_data: *mut c_void) -> *mut Sink {
+    let process = std::process::id();
+    let mut next = NEWEST.load(Ordering::SeqCst);
+    // SAFETY: null or never freed (log-I1).
+    while let Some(sink) = unsafe { next.as_ref() } {
+        let is_same = ptr::fn_addr_eq(sink.callback, callback) && sink.user_data == user_data;
+        if is_same && sink.process == process {
+            return next;
+        }
+        next = sink.earlier.load(Ordering::SeqCst);
+    }
+    let (running, earlier) = (AtomicUsize::new(0), AtomicPtr::new(ptr::null_mut()));
+    let sink = Box::leak(Box::new(Sink { callback, user_data, running, process, earlier }));
+    let sink: *mut Sink = sink;
+    let earlier = NEWEST.swap(sink, Ordering::SeqCst);
+    // SAFETY: made above and never freed; threads that see it before this see the end of the list early, and make one more.
+    unsafe { &*sink }.earlier.store(earlier, Ordering::SeqCst);
+    sink
+}
+
+/// Makes `sink` the current one, and waits until the one before has no thread in it.
+fn replace(sink: *mut Sink) {
+    let before = CURRENT.swap(sink, Ordering::SeqCst);
+    if before == sink {
+        return;
+    }
+    // SAFETY: null or never freed (log-I1).
+    let Some(before) = (unsafe { before.as_ref() }) else { return };
+    let is_inside = DEPTH.try_with(Cell::get).unwrap_or(1) > 0;
+    // In a child of fork the threads that were in it do not exist.
+    let is_here = before.process == std::process::id();
+    while !is_inside && is_here && before.running.load(Ordering::SeqCst) > 0 {
+        thread::sleep(Duration::from_micros(50));
+    }
+}

@@ -1,0 +1,160 @@
+//! The functions on pools.
+
+use std::ffi::{CStr, c_char};
+use std::ptr::{self, NonNull};
+
+use crate::call::{Failure, call, required, store, text_for_c};
+use crate::config;
+use crate::slots;
+use crate::status::pp_status;
+
+/// A pool. A handle is no address: never follow it. Any thread may use it at any time.
+#[derive(Debug)]
+pub struct pp_pool {
+    _private: [u8; 0],
+}
+
+/// Opens a pool and stores its handle in `pool`. Close it with pp_pool_close.
+///
+/// `config` is UTF-8: items separated by `;` or line breaks.
+///
+/// - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
+///   overrides the environment: "max_bytes=64GiB; wait=2s". The README lists the variables.
+/// - `name=loader` names the pool in its log lines.
+/// - An item without `=` is a prefix: variables that begin with it are read in place of those that begin with PINPOOL_. With
+///   "EVAL_PINPOOL_" the ceiling is EVAL_PINPOOL_MAX_BYTES.
+///
+/// NULL and "" mean the PINPOOL_* variables of the environment alone. What nothing sets has its default.
+///
+/// May pin memory (`reserve=`) and tries the back-ends, so it may take seconds. A pool has no thread of its own; all pools of
+/// a process share one that gives idle memory back, unless `poll=0`.
+///
+/// PP_BAD_SETTING: a setting is unknown, cannot be read or contradicts another. PP_BACKEND: the back-end that was set is not
+/// available, or cannot pin the reserve. PP_INVALID_ARGUMENT, PP_LIMIT.
+///
+/// # Safety
+///
+/// capi-P1; `config` is null or ends in 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_pool) -> pp_status {
+    call(|| {
+        let place = required(pool, "pool")?;
+        store(place, ptr::null_mut());
+        let config = if config.is_null() {
+            ""
+        } else {
+            // SAFETY: capi-P1.
+            let text = unsafe { CStr::from_ptr(config) };
+            text.to_str().map_err(|error| Failure::argument(format!("the argument `config` is not UTF-8: {error}")))?
+        };
+        let opened = config::builder(config)?.build()?;
+        store(place, slots::open(opened)?);
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// Closes a pool. Calls of other threads that run go on and succeed; later ones get PP_UNKNOWN_POOL.
+///
+/// Buffers that are out stay valid and are put as before, with the same handle; after the last one the handle is unknown. When
+/// calls, buffers and the copies behind which buffers were put are over, all memory goes back to the system, in the thread
+/// that comes last, which waits for these copies for at most PINPOOL_CLOSE_WAIT. So this call may take that long if nothing
+/// is out. May be called from a log callback.
+///
+/// A process that ends need not close: the system takes the memory back.
+///
+/// PP_UNKNOWN_POOL: closed already. PP_INVALID_ARGUMENT, PP_FORKED.
+#[unsafe(no_mangle)]
+pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
+    call(|| slots::close(pool).map(|()| pp_status::PP_OK))
+}
+
+/// Pins `bytes` now, in one call, and keeps them until the pool ends: gets that fit are then fast from the first on. Needs
+/// the preset adaptive.
+///
+/// PP_LIMIT: over the ceiling. PP_BAD_SETTING: under the preset tensorflow. PP_BACKEND, PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT,
+/// PP_FORKED.
+#[unsafe(no_mangle)]
+pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
+    call(|| {
+        let call = slots::enter(pool)?;
+        call.pool()?.prewarm(bytes)?;
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// Gives idle memory back to the system, the oldest first, until at most `to_bytes` are held or nothing is idle. Buffers that
+/// are out stay. A slow call.
+///
+/// PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+#[unsafe(no_mangle)]
+pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
+    call(|| {
+        slots::enter(pool)?.pool()?.trim(to_bytes);
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// Gives all idle buffers back to the system and begins the statistics of the window again. A slow call.
+///
+/// PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+#[unsafe(no_mangle)]
+pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
+    call(|| {
+        slots::enter(pool)?.pool()?.clear();
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// Looks for copies that have ended, and gives back what has been idle for long. Needed only with `poll=0`, now and then.
+///
+/// PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+#[unsafe(no_mangle)]
+pub extern "C" fn pp_poll(pool: *mut pp_pool) -> pp_status {
+    call(|| {
+        slots::enter(pool)?.pool()?.poll();
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// Stores the statistics of the pool in `json`, as one JSON object on one line: bytes under names that end in `_bytes`,
+/// seconds under those that end in `_seconds`. The names stay; new ones may come. Release the text with pp_string_free.
+///
+/// PP_BACKEND: no memory for the text. PP_UNKNOWN_POOL, PP_INVALID_ARGUMENT, PP_FORKED.
+///
+/// # Safety
+///
+/// capi-P1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_char) -> pp_status {
+    call(|| {
+        let place = required(json, "json")?;
+        store(place, ptr::null_mut());
+        let stats = slots::enter(pool)?.pool()?.stats();
+        let text = serde_json::to_string(&stats).map_err(|error| {
+            Failure::new(pp_status::PP_INTERNAL, format!("the statistics cannot be written as JSON: {error}"))
+        })?;
+        store(place, duplicate(&text_for_c(&text))?.as_ptr());
+        Ok(pp_status::PP_OK)
+    })
+}
+
+/// A copy of the text that `free` releases.
+fn duplicate(text: &CStr) -> Result<NonNull<c_char>, Failure> {
+    // SAFETY: ends in 0.
+    let copy = unsafe { libc::strdup(text.as_ptr()) };
+    NonNull::new(copy).ok_or_else(|| {
+        let text = format!("no memory for a text of {} B", text.count_bytes());
+        Failure::new(pp_status::PP_BACKEND, text)
+    })
+}
+
+/// Releases a text of pp_stats_json; NULL is allowed. The same as free().
+///
+/// # Safety
+///
+/// A text of `pp_stats_json`, not released yet, or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pp_string_free(text: *mut c_char) {
+    // SAFETY: the caller's promise: made by `strdup`.
+    unsafe { libc::free(text.cast()) };
+}

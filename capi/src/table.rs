@@ -1,0 +1,208 @@
+//! The buffers that are out, by address.
+//!
+//! Sharded by address, so that threads that use different buffers meet at no lock. A lock is held for one look-up; buffers
+//! are dropped, and fences made, outside.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{BuildHasher, Hasher};
+
+use crossbeam::utils::CachePadded;
+use parking_lot::Mutex;
+use pinpool::PinnedBuf;
+
+const SHARDS: usize = 64;
+
+type Shard = HashMap<usize, Out, ByAddress>;
+
+/// A buffer that is out.
+#[derive(Debug)]
+enum Out {
+    Held(PinnedBuf),
+    /// A thread puts it behind a stream or an event, and may give up.
+    Leaving,
+}
+
+/// Why an address stands for no buffer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Unknown {
+    /// Another thread is putting it.
+    Leaving,
+    /// It lies inside the buffer at this address, of so many bytes.
+    Inside(usize, usize),
+    Nowhere,
+}
+
+/// Buffers by the address of their first byte.
+#[derive(Debug)]
+pub(crate) struct Table(Box<[CachePadded<Mutex<Shard>>]>);
+
+impl Table {
+    pub(crate) fn new() -> Self {
+        Self((0..SHARDS).map(|_| CachePadded::default()).collect())
+    }
+
+    #[inline]
+    fn shard(&self, address: usize) -> &Mutex<Shard> {
+        // The bits below those that the map itself takes.
+        &self.0[(mixed(address as u64) >> 40) as usize % SHARDS]
+    }
+
+    /// Keeps a buffer and returns its address.
+    #[inline]
+    pub(crate) fn insert(&self, mut buf: PinnedBuf) -> *mut u8 {
+        let start = buf.as_mut_ptr();
+        let replaced = self.shard(start.addr()).lock().insert(start.addr(), Out::Held(buf));
+        // Two buffers that are out never share an address.
+        debug_assert!(replaced.is_none(), "{replaced:?}");
+        start
+    }
+
+    /// Takes the buffer at this address out.
+    #[inline]
+    pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, Unknown> {
+        let mut shard = self.shard(address).lock();
+        match shard.entry(address) {
+            Entry::Occupied(entry) if matches!(entry.get(), Out::Held(_)) => match entry.remove() {
+                Out::Held(buf) => Ok(buf),
+                Out::Leaving => Err(Unknown::Leaving),
+            },
+            Entry::Occupied(_) => Err(Unknown::Leaving),
+            Entry::Vacant(_) => {
+                drop(shard);
+                Err(self.inside(address))
+            }
+        }
+    }
+
+    /// Takes the buffer at this address, whose place stays: end with `left` or `restore`.
+    pub(crate) fn begin_leaving(&self, address: usize) -> Result<PinnedBuf, Unknown> {
+        let mut shard = self.shard(address).lock();
+        let Some(out) = shard.get_mut(&address) else {
+            drop(shard);
+            return Err(self.inside(address));
+        };
+        match std::mem::replace(out, Out::Leaving) {
+            Out::Held(buf) => Ok(buf),
+            Out::Leaving => Err(Unknown::Leaving),
+        }
+    }
+
+    /// The place of a buffer that left.
+    pub(crate) fn left(&self, address: usize) {
+        self.shard(address).lock().remove(&address);
+    }
+
+    /// The buffer stays out after all.
+    pub(crate) fn restore(&self, buf: PinnedBuf) {
+        let address = buf.as_ptr().addr();
+        self.shard(address).lock().insert(address, Out::Held(buf));
+    }
+
+    /// Calls `look` with the buffer at this address.
+    pub(crate) fn with<R>(&self, address: usize, look: impl FnOnce(&PinnedBuf) -> R) -> Result<R, Unknown> {
+        match self.shard(address).lock().get(&address) {
+            Some(Out::Held(buf)) => return Ok(look(buf)),
+            Some(Out::Leaving) => return Err(Unknown::Leaving),
+            None => {}
+        }
+        Err(self.inside(address))
+    }
+
+    /// Is a buffer out?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(|shard| shard.lock().is_empty())
+    }
+
+    /// Frees what empty maps hold.
+    pub(crate) fn shrink(&self) {
+        self.0.iter().for_each(|shard| shard.lock().shrink_to_fit());
+    }
+
+    /// Where an address that begins no buffer lies. Looks at all: for an error's text.
+    #[cold]
+    pub(crate) fn inside(&self, address: usize) -> Unknown {
+        let holds = |(&start, out): (&usize, &Out)| match out {
+            Out::Held(buf) if start <= address && address - start < buf.len() => {
+                Some(Unknown::Inside(start, buf.len()))
+            }
+            _ => None,
+        };
+        let found = self.0.iter().find_map(|shard| shard.lock().iter().find_map(holds));
+        found.unwrap_or(Unknown::Nowhere)
+    }
+}
+
+/// Hashes an address by one multiplication.
+#[derive(Debug, Default, Clone, Copy)]
+struct ByAddress;
+
+#[derive(Debug)]
+struct AddressHasher(u64);
+
+impl BuildHasher for ByAddress {
+    type Hasher = AddressHasher;
+
+    fn build_hasher(&self) -> AddressHasher {
+        AddressHasher(0)
+    }
+}
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.0 = mixed(self.0 ^ u64::from(byte)));
+    }
+
+    fn write_usize(&mut self, address: usize) {
+        self.0 = mixed(address as u64);
+    }
+}
+
+/// Spreads addresses, which are multiples of a page, over the high bits, and these over the low ones (Fibonacci hashing).
+#[inline]
+fn mixed(address: u64) -> u64 {
+    let product = address.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    product ^ (product >> 32)
+}
+
+#[cfg(test)]
+mod tests {
+    use pinpool::{Backend, Pool};
+
+    use super::*;
+
+    #[test]
+    fn a_buffer_leaves_once_and_what_lies_inside_is_named() {
+        let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+        let table = Table::new();
+        let address = table.insert(pool.get(5000).unwrap()).addr();
+        assert_eq!(table.remove(address + 4999).unwrap_err(), Unknown::Inside(address, 5000));
+        assert_eq!(table.remove(address + 5000).unwrap_err(), Unknown::Nowhere);
+        let buf = table.begin_leaving(address).unwrap();
+        assert_eq!(table.remove(address).unwrap_err(), Unknown::Leaving);
+        assert_eq!(table.begin_leaving(address).unwrap_err(), Unknown::Leaving);
+        assert!(!table.is_empty());
+        table.restore(buf);
+        assert_eq!(table.with(address, PinnedBuf::len), Ok(5000));
+        drop(table.remove(address).unwrap());
+        assert_eq!(table.remove(address).unwrap_err(), Unknown::Nowhere);
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn pages_spread_over_the_shards() {
+        let table = Table::new();
+        let pages = (0..4096_usize).map(|page| 0x7F00_0000_0000 + (page << 12));
+        let mut hits = [0_u32; SHARDS];
+        for page in pages {
+            let shard = table.shard(page);
+            let at = table.0.iter().position(|each| std::ptr::eq(&**each, shard)).unwrap();
+            hits[at] += 1;
+        }
+        assert!(hits.iter().all(|hits| (16..=192).contains(hits)), "{hits:?}");
+    }
+}

@@ -1,0 +1,103 @@
+//! Pools that are closed with calls running and buffers out.
+
+use std::sync::Barrier;
+use std::thread;
+
+use pinpool_c::*;
+
+use crate::fixture::{HEAP, bytes, close, get, open, outcome, put};
+
+#[test]
+fn buffers_that_are_out_stay_valid_and_are_put_after_the_close() {
+    let pool = open(HEAP);
+    let (first, second) = (get(pool, 1 << 20).unwrap(), get(pool, 4096).unwrap());
+    close(pool);
+    assert_eq!(get(pool, 4096).unwrap_err().0, pp_status::PP_UNKNOWN_POOL);
+    assert_eq!(outcome(pp_pool_close(pool.0), ()).unwrap_err().0, pp_status::PP_UNKNOWN_POOL);
+    bytes(first, 1 << 20).fill(1);
+    put(pool, first).unwrap();
+    let again = put(pool, first).unwrap_err();
+    assert!(again.0 == pp_status::PP_UNKNOWN_POINTER && again.1.contains("already put"), "{again:?}");
+    bytes(second, 4096).fill(2);
+    put(pool, second).unwrap();
+    let after = put(pool, second).unwrap_err();
+    assert!(after.0 == pp_status::PP_UNKNOWN_POOL && after.1.contains("closed already"), "{after:?}");
+}
+
+#[test]
+fn the_handle_of_a_closed_pool_is_never_one_of_a_later_pool() {
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..100 {
+        let pool = open(HEAP);
+        assert!(seen.insert(pool.0.addr()), "given twice");
+        close(pool);
+        assert_eq!(get(pool, 1).unwrap_err().0, pp_status::PP_UNKNOWN_POOL);
+    }
+}
+
+#[test]
+fn pools_that_are_closed_leave_their_places_to_others() {
+    // More than may be open at once.
+    for _ in 0..3 {
+        let pools: Vec<_> = (0..40).map(|_| open("backend=sim; poll=0")).collect();
+        let held: Vec<_> = pools.iter().map(|&pool| get(pool, 4096).unwrap()).collect();
+        pools.iter().for_each(|&pool| close(pool));
+        for (&pool, &held) in pools.iter().zip(&held) {
+            put(pool, held).unwrap();
+            assert_eq!(put(pool, held).unwrap_err().0, pp_status::PP_UNKNOWN_POOL);
+        }
+        // The numbers of slots that the handles name stay small, whatever number of pools there was before.
+        assert!(pools.iter().all(|pool| pool.0.addr() % 4096 < 1000), "{pools:?}");
+    }
+}
+
+#[test]
+fn a_pool_may_be_closed_while_threads_get_and_put() {
+    const THREADS: usize = 4;
+    for _ in 0..50 {
+        let pool = open(HEAP);
+        let start = Barrier::new(THREADS + 1);
+        let served: usize = thread::scope(|scope| {
+            let work = || {
+                start.wait();
+                let mut served = 0;
+                loop {
+                    match get(pool, 64 << 10) {
+                        Ok(held) => {
+                            bytes(held, 64 << 10)[served % 100] = 1;
+                            put(pool, held).unwrap();
+                            served += 1;
+                        }
+                        Err((status, text)) => {
+                            assert_eq!(status, pp_status::PP_UNKNOWN_POOL, "{text}");
+                            return served;
+                        }
+                    }
+                }
+            };
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+            start.wait();
+            thread::yield_now();
+            close(pool);
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert!(outcome(pp_poll(pool.0), ()).is_err(), "closed after {served} gets");
+    }
+}
+
+#[test]
+fn a_close_does_not_wait_for_a_get_that_waits() {
+    let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=1h");
+    let held = get(pool, 4 << 20).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| get(pool, 4 << 20));
+        while crate::fixture::stats(pool)["waiting"].as_u64() == Some(0) {
+            thread::yield_now();
+        }
+        close(pool);
+        put(pool, held).unwrap();
+        let served = waiting.join().unwrap().unwrap();
+        put(pool, served).unwrap();
+    });
+    assert_eq!(get(pool, 1).unwrap_err().0, pp_status::PP_UNKNOWN_POOL);
+}

@@ -1,0 +1,91 @@
+//! Calls of the functions with Rust's types around them.
+
+use std::ffi::{CStr, CString, c_void};
+use std::ptr;
+
+use pinpool_c::*;
+
+/// A handle that may be sent to threads, as C's are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Handle(pub(crate) *mut pp_pool);
+
+// SAFETY: a handle is a number; the header allows its use from any thread.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+/// The address of a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Address(pub(crate) *mut c_void);
+
+// SAFETY: an address; each test says who uses the memory.
+unsafe impl Send for Address {}
+
+/// A pool of ordinary memory, so that the tests need no right to lock any.
+pub(crate) const HEAP: &str = "backend=heap; max_bytes=64MiB";
+
+pub(crate) fn open(config: &str) -> Handle {
+    try_open(config).unwrap_or_else(|error| panic!("{error:?}"))
+}
+
+pub(crate) fn try_open(config: &str) -> Result<Handle, (pp_status, String)> {
+    let config = CString::new(config).unwrap();
+    let mut pool = ptr::null_mut();
+    // SAFETY: a C string and a place for the handle.
+    let status = unsafe { pp_pool_open(config.as_ptr(), &raw mut pool) };
+    outcome(status, Handle(pool))
+}
+
+pub(crate) fn close(pool: Handle) {
+    assert_eq!(pp_pool_close(pool.0), pp_status::PP_OK, "{:?}", last_error());
+}
+
+pub(crate) fn get(pool: Handle, bytes: usize) -> Result<Address, (pp_status, String)> {
+    let mut ptr = ptr::dangling_mut();
+    // SAFETY: a place for the address.
+    let status = unsafe { pp_get(pool.0, bytes, &raw mut ptr) };
+    assert!(status == pp_status::PP_OK || ptr.is_null(), "a failed get stores NULL");
+    outcome(status, Address(ptr))
+}
+
+pub(crate) fn try_get(pool: Handle, bytes: usize) -> (pp_status, Address) {
+    let mut ptr = ptr::dangling_mut();
+    // SAFETY: a place for the address.
+    let status = unsafe { pp_try_get(pool.0, bytes, &raw mut ptr) };
+    (status, Address(ptr))
+}
+
+pub(crate) fn put(pool: Handle, ptr: Address) -> Result<(), (pp_status, String)> {
+    outcome(pp_put(pool.0, ptr.0), ())
+}
+
+pub(crate) fn outcome<T>(status: pp_status, value: T) -> Result<T, (pp_status, String)> {
+    if status == pp_status::PP_OK { Ok(value) } else { Err((status, last_error().1)) }
+}
+
+pub(crate) fn last_error() -> (pp_status, String) {
+    let mut status = pp_status::PP_OK;
+    // SAFETY: a place for the code.
+    let text = unsafe { pp_last_error(&raw mut status) };
+    // SAFETY: never null, and ends in 0.
+    (status, unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned())
+}
+
+/// The statistics.
+pub(crate) fn stats(pool: Handle) -> serde_json::Value {
+    let mut json = ptr::null_mut();
+    // SAFETY: a place for the text.
+    let status = unsafe { pp_stats_json(pool.0, &raw mut json) };
+    assert_eq!(status, pp_status::PP_OK, "{:?}", last_error());
+    // SAFETY: not null after PP_OK, and ends in 0.
+    let value = serde_json::from_slice(unsafe { CStr::from_ptr(json) }.to_bytes()).unwrap();
+    // SAFETY: the text of above, once.
+    unsafe { pp_string_free(json) };
+    value
+}
+
+/// The bytes of a buffer that this thread holds.
+pub(crate) fn bytes<'a>(ptr: Address, len: usize) -> &'a mut [u8] {
+    // SAFETY: the caller holds the buffer, of at least `len` bytes.
+    unsafe { std::slice::from_raw_parts_mut(ptr.0.cast(), len) }
+}

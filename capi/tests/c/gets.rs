@@ -1,0 +1,161 @@
+//! What gets and puts give, and what a config string sets.
+
+use std::ffi::CStr;
+use std::ptr;
+
+use pinpool_c::*;
+
+use crate::fixture::{Address, HEAP, bytes, close, get, last_error, open, put, stats, try_get, try_open};
+
+#[test]
+fn a_buffer_is_reused_after_its_put() {
+    let pool = open(HEAP);
+    let first = get(pool, 1 << 20).unwrap();
+    bytes(first, 1 << 20).fill(7);
+    assert_eq!(first.0.addr() % 4096, 0);
+    put(pool, first).unwrap();
+    let second = get(pool, 1 << 20).unwrap();
+    assert_eq!(first, second);
+    let found = stats(pool);
+    assert_eq!((&found["hits"], &found["puts"]), (&1.into(), &1.into()), "{found}");
+    put(pool, second).unwrap();
+    close(pool);
+}
+
+#[test]
+fn zero_bytes_are_null_and_null_may_be_put() {
+    let pool = open(HEAP);
+    assert!(get(pool, 0).unwrap().0.is_null());
+    put(pool, Address(ptr::null_mut())).unwrap();
+    assert_eq!(try_get(pool, 0), (pp_status::PP_OK, Address(ptr::null_mut())));
+    close(pool);
+}
+
+#[test]
+fn a_try_get_takes_what_is_idle_and_pins_nothing() {
+    let pool = open(HEAP);
+    let text = last_error();
+    assert_eq!(try_get(pool, 4096), (pp_status::PP_NONE_IDLE, Address(ptr::null_mut())));
+    assert_eq!(last_error(), text, "no error");
+    let held = get(pool, 4096).unwrap();
+    put(pool, held).unwrap();
+    assert_eq!(try_get(pool, 4096), (pp_status::PP_OK, held));
+    put(pool, held).unwrap();
+    close(pool);
+}
+
+#[test]
+fn an_alignment_is_honoured() {
+    let pool = open(HEAP);
+    for alignment in [1, 4096, 1 << 16, 1 << 21] {
+        let mut found = ptr::null_mut();
+        // SAFETY: a place for the address.
+        let status = unsafe { pp_get_aligned(pool.0, 5000, alignment, &raw mut found) };
+        assert_eq!((status, found.addr() % alignment), (pp_status::PP_OK, 0), "{:?}", last_error());
+        put(pool, Address(found)).unwrap();
+    }
+    close(pool);
+}
+
+#[test]
+fn a_get_at_the_ceiling_waits_for_its_time_and_then_says_what_is_held() {
+    let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=1h");
+    let held = get(pool, 4 << 20).unwrap();
+    let mut found = ptr::dangling_mut();
+    for timeout_ms in [0, 1] {
+        // SAFETY: a place for the address.
+        let status = unsafe { pp_get_timeout(pool.0, 4 << 20, timeout_ms, &raw mut found) };
+        assert_eq!((status, found), (pp_status::PP_LIMIT, ptr::null_mut()));
+        let (code, text) = last_error();
+        assert_eq!(code, pp_status::PP_LIMIT);
+        assert!(text.contains("held 4194304 B") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
+    }
+    put(pool, held).unwrap();
+    // The longest wait there is: served at once.
+    // SAFETY: a place for the address.
+    let status = unsafe { pp_get_timeout(pool.0, 4 << 20, u64::MAX, &raw mut found) };
+    assert_eq!(status, pp_status::PP_OK);
+    put(pool, Address(found)).unwrap();
+    close(pool);
+}
+
+#[test]
+fn a_reserve_is_held_and_a_trim_gives_the_rest_back() {
+    let pool = open(HEAP);
+    assert_eq!(pp_reserve(pool.0, 8 << 20), pp_status::PP_OK, "{:?}", last_error());
+    let held = || stats(pool)["pinned_bytes"].as_u64().unwrap();
+    assert_eq!(held(), 8 << 20);
+    let large = get(pool, 16 << 20).unwrap();
+    put(pool, large).unwrap();
+    assert!(held() > 8 << 20);
+    assert_eq!(pp_trim(pool.0, 0), pp_status::PP_OK);
+    assert_eq!(held(), 8 << 20);
+    assert_eq!(pp_reserve(pool.0, 1 << 40), pp_status::PP_LIMIT);
+    assert_eq!((pp_clear(pool.0), pp_poll(pool.0)), (pp_status::PP_OK, pp_status::PP_OK));
+    close(pool);
+}
+
+#[test]
+fn a_buffer_says_whether_it_is_pinned() {
+    let pool = open(HEAP);
+    let held = get(pool, 1).unwrap();
+    let mut is_pinned = 7;
+    // SAFETY: a place for the answer.
+    let status = unsafe { pp_is_pinned(pool.0, held.0, &raw mut is_pinned) };
+    assert_eq!((status, is_pinned), (pp_status::PP_OK, 0));
+    put(pool, held).unwrap();
+    // SAFETY: as above.
+    let status = unsafe { pp_is_pinned(pool.0, held.0, &raw mut is_pinned) };
+    assert_eq!(status, pp_status::PP_UNKNOWN_POINTER);
+    close(pool);
+}
+
+#[test]
+fn a_config_sets_what_the_variables_set() {
+    let pool = open(" PINPOOL_BACKEND=heap ;\n Max_Bytes = 2MiB;wait=0s\nname=loader;; on_full=error;");
+    let found = stats(pool);
+    assert_eq!((&found["max_bytes"], &found["name"]), (&(2 << 20).into(), &"loader".into()), "{found}");
+    let error = get(pool, 4 << 20).unwrap_err();
+    assert_eq!(error.0, pp_status::PP_LIMIT);
+    close(pool);
+}
+
+#[test]
+fn a_config_that_cannot_be_read_is_named() {
+    for (config, status, words) in [
+        ("backend=heap; max_byte=1GiB", pp_status::PP_BAD_SETTING, "PINPOOL_MAX_BYTE:"),
+        ("max_bytes=lots", pp_status::PP_BAD_SETTING, "PINPOOL_MAX_BYTES=lots"),
+        ("backend=heap; reserve=2GiB; max_bytes=1GiB", pp_status::PP_BAD_SETTING, "PINPOOL_RESERVE"),
+        ("backend=cuda; device=99", pp_status::PP_BACKEND, "cuda"),
+        ("A_ ; B_", pp_status::PP_INVALID_ARGUMENT, "two prefixes, `A_` and `B_`"),
+    ] {
+        let (found, text) = try_open(config).map(close).unwrap_err();
+        assert_eq!(found, status, "{config}: {text}");
+        assert!(text.contains(words), "{config}: {text}");
+    }
+}
+
+#[test]
+fn every_status_has_its_name() {
+    // SAFETY: static texts.
+    let name = |status| unsafe { CStr::from_ptr(pp_status_name(status)) }.to_str().unwrap();
+    let all = [
+        (pp_status::PP_OK, "PP_OK"),
+        (pp_status::PP_INVALID_ARGUMENT, "PP_INVALID_ARGUMENT"),
+        (pp_status::PP_BAD_SETTING, "PP_BAD_SETTING"),
+        (pp_status::PP_UNKNOWN_POINTER, "PP_UNKNOWN_POINTER"),
+        (pp_status::PP_UNKNOWN_POOL, "PP_UNKNOWN_POOL"),
+        (pp_status::PP_LIMIT, "PP_LIMIT"),
+        (pp_status::PP_NONE_IDLE, "PP_NONE_IDLE"),
+        (pp_status::PP_BACKEND, "PP_BACKEND"),
+        (pp_status::PP_DEVICE, "PP_DEVICE"),
+        (pp_status::PP_FORKED, "PP_FORKED"),
+        (pp_status::PP_INTERNAL, "PP_INTERNAL"),
+    ];
+    for (number, (status, text)) in (0..).zip(all) {
+        assert_eq!((status as i32, format!("{status:?}").as_str(), name(number)), (number, text, text));
+    }
+    assert_eq!((name(11), name(-1)), ("unknown", "unknown"));
+    // SAFETY: a static text.
+    assert_eq!(unsafe { CStr::from_ptr(pp_version()) }.to_str(), Ok(env!("CARGO_PKG_VERSION")));
+}

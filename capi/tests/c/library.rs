@@ -1,0 +1,56 @@
+//! The files: exported names, SONAME, the header in C99 and C++11.
+
+use std::process::Command;
+
+use crate::programs::{Compiler, header_folder, library, ran};
+
+#[test]
+fn only_the_names_of_the_header_are_exported() {
+    let header = std::fs::read_to_string(header_folder().join("pinpool.h")).unwrap();
+    let Ok(output) = Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(library()).output() else {
+        eprintln!("skipped: no nm on this machine");
+        return;
+    };
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut exported: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    let declared = header.split(|letter: char| !(letter.is_alphanumeric() || letter == '_'));
+    let is_function = |name: &&str| name.starts_with("pp_") && header.contains(&format!("{name}("));
+    let mut declared: Vec<&str> = declared.filter(is_function).collect();
+    exported.sort_unstable();
+    declared.sort_unstable();
+    declared.dedup();
+    assert_eq!(exported, declared);
+    assert!(declared.len() >= 19, "{declared:?}");
+}
+
+#[test]
+fn the_library_has_its_name_and_is_never_unloaded() {
+    let Ok(output) = Command::new("readelf").arg("-d").arg(library()).output() else {
+        eprintln!("skipped: no readelf on this machine");
+        return;
+    };
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("[libpinpool.so.0]"), "{text}");
+    // A thread of the library may run until the process ends.
+    assert!(text.contains("NODELETE"), "{text}");
+}
+
+#[test]
+fn the_headers_compile_without_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let sources = [
+        ("cc", "c", "-std=c99", "#include <pinpool.h>\nint (*f)(void); pp_status s = PP_OK;\n"),
+        ("cc", "c", "-std=c17", "#include <pinpool.h>\n#include <pinpool.h>\nint x = PP_VERSION_MAJOR;\n"),
+        ("c++", "cpp", "-std=c++11", "#include <pinpool.h>\npp_status s = PP_LIMIT; const char *v = pp_version();\n"),
+        ("c++", "cpp", "-std=c++17", "#include <pinpool.hpp>\npinpool::buffer b;\n"),
+        ("c++", "cpp", "-std=c++20", "#include <pinpool.hpp>\npinpool::buffer b;\n"),
+    ];
+    for (number, (compiler, ending, standard, source)) in (0..).zip(sources) {
+        let Some(compiler) = Compiler::find(compiler) else { continue };
+        let path = folder.path().join(format!("{number}.{ending}"));
+        std::fs::write(&path, source).unwrap();
+        let mut command = compiler.command();
+        command.arg(standard).arg("-c").arg(&path).arg("-o").arg(path.with_extension("o"));
+        ran(command.arg("-I").arg(header_folder()));
+    }
+}

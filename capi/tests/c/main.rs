@@ -1,0 +1,20 @@
+//! The functions of `pinpool.h`, called from Rust and from C and C++.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `gets` | what gets and puts give, and what a config string sets |
+//! | `misuse` | what is no handle, no buffer, no argument |
+//! | `closing` | pools that are closed with calls running and buffers out |
+//! | `threads` | many threads at once, on one pool and on many |
+//! | `logging` | the log callback |
+//! | `library` | the files: exported names, SONAME, the header in C99 and C++11 |
+//! | `programs` | programs in C and C++ that link to the installed files |
+
+mod closing;
+mod fixture;
+mod gets;
+mod library;
+mod logging;
+mod misuse;
+mod programs;
+mod threads;

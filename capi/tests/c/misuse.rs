@@ -1,0 +1,153 @@
+//! What is no handle, no buffer, no argument.
+
+use std::ffi::CString;
+use std::ptr;
+use std::thread;
+
+use pinpool_c::*;
+
+use crate::fixture::{Address, HEAP, Handle, close, get, last_error, open, outcome, put, stats};
+
+fn refused(status: pp_status, expected: pp_status, words: &str) {
+    let (code, text) = last_error();
+    assert_eq!((status, code), (expected, expected), "{text}");
+    assert!(text.contains(words), "{words} is missing in: {text}");
+}
+
+#[test]
+fn a_second_put_is_named_and_changes_nothing() {
+    let pool = open(HEAP);
+    let held = get(pool, 4096).unwrap();
+    put(pool, held).unwrap();
+    for _ in 0..2 {
+        let name = format!("{:#x}: not from this pool, or already put", held.0.addr());
+        refused(pp_put(pool.0, held.0), pp_status::PP_UNKNOWN_POINTER, &name);
+    }
+    assert_eq!(stats(pool)["puts"], 1);
+    close(pool);
+}
+
+#[test]
+fn addresses_from_elsewhere_are_named() {
+    let (pool, other) = (open(HEAP), open(HEAP));
+    let mut local = 0_u8;
+    let unknown = pp_status::PP_UNKNOWN_POINTER;
+    refused(pp_put(pool.0, (&raw mut local).cast()), unknown, "not from this pool, or already put");
+    let held = get(pool, 5000).unwrap();
+    let inside = held.0.wrapping_byte_add(64);
+    let name = format!("{:#x}: inside the buffer at {:#x} of 5000 B", inside.addr(), held.0.addr());
+    refused(pp_put(pool.0, inside), unknown, &name);
+    refused(pp_put(other.0, held.0), unknown, "a buffer of another pool");
+    // SAFETY: no stream is looked at before the buffer is.
+    refused(unsafe { pp_put_on_stream(pool.0, inside, ptr::null_mut()) }, unknown, &name);
+    // SAFETY: as above.
+    refused(unsafe { pp_put_on_event(other.0, held.0, ptr::null_mut()) }, unknown, "a buffer of another pool");
+    put(pool, held).unwrap();
+    close(pool);
+    close(other);
+}
+
+#[test]
+fn a_null_argument_is_named() {
+    let pool = open(HEAP);
+    let invalid = pp_status::PP_INVALID_ARGUMENT;
+    let mut ptr = ptr::null_mut();
+    let mut flag = 0;
+    // SAFETY: NULL is allowed to be passed, and is what this is about.
+    let calls: Vec<(&str, pp_status, String)> = unsafe {
+        let mut calls = Vec::new();
+        let mut call = |name, status| calls.push((name, status, last_error().1));
+        call("pool", pp_pool_open(ptr::null(), ptr::null_mut()));
+        call("pool", pp_pool_close(ptr::null_mut()));
+        call("pool", pp_get(ptr::null_mut(), 1, &raw mut ptr));
+        call("ptr", pp_get(pool.0, 1, ptr::null_mut()));
+        call("ptr", pp_get_aligned(pool.0, 1, 1, ptr::null_mut()));
+        call("ptr", pp_get_timeout(pool.0, 1, 0, ptr::null_mut()));
+        call("ptr", pp_try_get(pool.0, 1, ptr::null_mut()));
+        call("pool", pp_put(ptr::null_mut(), ptr::null_mut()));
+        call("pool", pp_put_on_stream(ptr::null_mut(), ptr::null_mut(), ptr::null_mut()));
+        call("pool", pp_put_on_event(ptr::null_mut(), ptr::null_mut(), ptr::null_mut()));
+        call("pool", pp_reserve(ptr::null_mut(), 1));
+        call("pool", pp_trim(ptr::null_mut(), 1));
+        call("pool", pp_clear(ptr::null_mut()));
+        call("pool", pp_poll(ptr::null_mut()));
+        call("json", pp_stats_json(pool.0, ptr::null_mut()));
+        call("is_pinned", pp_is_pinned(pool.0, ptr, ptr::null_mut()));
+        call("pool", pp_is_pinned(ptr::null_mut(), ptr, &raw mut flag));
+        pp_string_free(ptr::null_mut());
+        calls
+    };
+    for (name, status, text) in calls {
+        assert_eq!((status, text), (invalid, format!("the argument `{name}` is NULL")));
+    }
+    assert_eq!(stats(pool)["in_use"], 0);
+    close(pool);
+}
+
+#[test]
+fn lengths_and_alignments_out_of_range_are_named() {
+    let pool = open(HEAP);
+    let error = get(pool, usize::MAX).unwrap_err();
+    assert!(error.0 == pp_status::PP_INVALID_ARGUMENT && error.1.contains("asked 18446744073709551615 B"), "{error:?}");
+    let mut ptr = ptr::null_mut();
+    for alignment in [0, 3, 1 << 31] {
+        // SAFETY: a place for the address.
+        let status = unsafe { pp_get_aligned(pool.0, 1, alignment, &raw mut ptr) };
+        refused(status, pp_status::PP_INVALID_ARGUMENT, &format!("alignment of {alignment}"));
+    }
+    close(pool);
+}
+
+#[test]
+fn what_is_no_handle_is_never_followed() {
+    let mut ptr = ptr::null_mut();
+    let local = 0_u64;
+    for no_pool in [1_usize, 4096, 0xdead_beef, usize::MAX, (&raw const local).addr()] {
+        let no_pool = Handle(ptr::without_provenance_mut(no_pool));
+        // SAFETY: a place for the address.
+        refused(unsafe { pp_get(no_pool.0, 1, &raw mut ptr) }, pp_status::PP_UNKNOWN_POOL, "no handle of a pool");
+        refused(pp_put(no_pool.0, ptr), pp_status::PP_UNKNOWN_POOL, "no handle of a pool");
+        refused(pp_pool_close(no_pool.0), pp_status::PP_UNKNOWN_POOL, "no handle of a pool");
+    }
+}
+
+#[test]
+fn a_config_that_is_no_text_is_refused() {
+    let config = CString::new(b"name=\xff\xfe".to_vec()).unwrap();
+    let mut pool = ptr::dangling_mut();
+    // SAFETY: a C string and a place for the handle.
+    let status = unsafe { pp_pool_open(config.as_ptr(), &raw mut pool) };
+    refused(status, pp_status::PP_INVALID_ARGUMENT, "`config` is not UTF-8");
+    assert!(pool.is_null());
+}
+
+#[test]
+fn a_put_behind_a_stream_without_a_driver_leaves_the_buffer_with_its_user() {
+    let pool = open(HEAP);
+    let held = get(pool, 4096).unwrap();
+    // SAFETY: the default stream, which needs no object.
+    let on_stream = unsafe { pp_put_on_stream(pool.0, held.0, ptr::null_mut()) };
+    if on_stream == pp_status::PP_BACKEND {
+        refused(on_stream, pp_status::PP_BACKEND, "no CUDA driver");
+        // SAFETY: as above; NULL is refused.
+        refused(unsafe { pp_put_on_event(pool.0, held.0, ptr::null_mut()) }, pp_status::PP_BACKEND, "no CUDA driver");
+    } else {
+        // A machine with a driver, where this thread has no context.
+        assert_eq!(on_stream, pp_status::PP_INVALID_ARGUMENT, "{:?}", last_error());
+    }
+    put(pool, held).unwrap();
+    close(pool);
+}
+
+#[test]
+fn each_thread_has_its_own_last_error() {
+    let first = outcome(pp_poll(ptr::null_mut()), ()).unwrap_err();
+    let (fresh, other) =
+        thread::spawn(|| (last_error(), get(open(HEAP), usize::MAX).map(|held| held.0.addr()))).join().unwrap();
+    assert_eq!(fresh, (pp_status::PP_OK, String::new()));
+    assert_ne!(first.1, other.unwrap_err().1);
+    assert_eq!(last_error(), first, "a success or another thread does not change it");
+    let held = Address(ptr::null_mut());
+    put(open(HEAP), held).unwrap();
+    assert_eq!(last_error(), first);
+}

@@ -1,0 +1,139 @@
+//! Programs in C and C++ that link to the installed files, as they are and under AddressSanitizer.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+const SANITIZERS: &str = "-fsanitize=address,undefined";
+
+/// A compiler of this machine.
+pub(crate) struct Compiler(&'static str);
+
+impl Compiler {
+    /// The compiler of this name; says so if there is none.
+    pub(crate) fn find(name: &'static str) -> Option<Self> {
+        let is_here = Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
+        if !is_here {
+            eprintln!("skipped: no {name} on this machine");
+        }
+        is_here.then_some(Self(name))
+    }
+
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(self.0);
+        command.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-O1"]);
+        command
+    }
+
+    /// Whether programs can be linked with the sanitizers.
+    fn has_sanitizers(&self, folder: &Path) -> bool {
+        let source = folder.join("empty.c");
+        std::fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+        let mut command = Command::new(self.0);
+        let command = command.arg(SANITIZERS).args(["-x", "c"]).arg(&source).arg("-o").arg(folder.join("empty"));
+        let has = command.output().is_ok_and(|output| output.status.success());
+        if !has {
+            eprintln!("skipped: {} cannot link with {SANITIZERS}", self.0);
+        }
+        has
+    }
+}
+
+pub(crate) fn header_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../include")
+}
+
+/// The folder where cargo puts this test and the libraries.
+fn built_folder() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_owned()
+}
+
+pub(crate) fn library() -> PathBuf {
+    built_folder().join("libpinpool_c.so")
+}
+
+/// Runs a command that must succeed, and returns what it printed.
+pub(crate) fn ran(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{out}\n{err}", output.status);
+    out.into_owned()
+}
+
+/// Where `install.sh` has put what was built.
+fn installed() -> &'static Path {
+    static INSTALLED: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let folder = INSTALLED.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("install.sh");
+        ran(Command::new("sh").arg(script).arg(folder.path()).env("PINPOOL_BUILT_IN", built_folder()));
+        folder
+    });
+    folder.path()
+}
+
+/// Compiles and runs a program below `capi`, plainly and with the sanitizers. Returns what each run printed.
+fn compiled_and_run(compiler: &'static str, standard: &str, source: &str) -> Vec<String> {
+    let Some(compiler) = Compiler::find(compiler) else { return Vec::new() };
+    let (prefix, folder) = (installed(), tempfile::tempdir().unwrap());
+    let sanitizers = if compiler.has_sanitizers(folder.path()) { Some(SANITIZERS) } else { None };
+    let run = |options: Option<&str>| {
+        let program = folder.path().join("program");
+        let mut command = compiler.command();
+        command.arg(standard).arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(source)).args(options);
+        command.arg("-I").arg(prefix.join("include")).arg("-L").arg(prefix.join("lib"));
+        ran(command.args(["-lpinpool", "-lpthread", "-o"]).arg(&program));
+        ran(Command::new(&program).env("LD_LIBRARY_PATH", prefix.join("lib")).env("PINPOOL_BACKEND", "heap"))
+    };
+    [Some(None), sanitizers.map(Some)].into_iter().flatten().map(run).collect()
+}
+
+#[test]
+fn the_loader_in_c_gets_fills_and_puts_in_eight_threads() {
+    for printed in compiled_and_run("cc", "-std=c99", "examples/loader.c") {
+        assert!(printed.contains("8 threads, 8000 batches") && printed.contains("\"puts\":8000"), "{printed}");
+    }
+}
+
+#[test]
+fn the_classes_for_cpp_put_their_buffers_and_serve_containers() {
+    for printed in compiled_and_run("c++", "-std=c++17", "examples/containers.cpp") {
+        assert!(printed.contains("sum 499500"), "{printed}");
+    }
+}
+
+#[test]
+fn misuse_in_c_is_a_status_and_no_crash() {
+    compiled_and_run("cc", "-std=c99", "tests/programs/misuse.c");
+}
+
+#[test]
+fn a_forked_child_is_refused_and_opens_pools_of_its_own() {
+    compiled_and_run("cc", "-std=c99", "tests/programs/fork.c");
+}
+
+#[test]
+fn a_process_may_end_without_a_close() {
+    for printed in compiled_and_run("cc", "-std=c99", "tests/programs/exit.c") {
+        assert_eq!(printed, "ends\n");
+    }
+}
+
+#[test]
+fn the_archive_links_with_what_the_pc_file_says() {
+    let (Some(compiler), Some(_)) = (Compiler::find("cc"), Compiler::find("pkg-config")) else { return };
+    let (prefix, folder) = (installed(), tempfile::tempdir().unwrap());
+    let mut command = Command::new("pkg-config");
+    command.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
+    let flags = ran(command.args(["--static", "--cflags", "--libs", "pinpool"]));
+    assert!(flags.contains(&*prefix.join("include").to_string_lossy()), "{flags}");
+    let archive = prefix.join("lib/libpinpool.a");
+    let flags = flags.split_whitespace().map(|flag| match flag {
+        "-lpinpool" => archive.to_str().unwrap(),
+        flag => flag,
+    });
+    let program = folder.path().join("program");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/misuse.c");
+    ran(compiler.command().arg("-std=c99").arg(source).args(flags).arg("-o").arg(&program));
+    ran(&mut Command::new(&program));
+}

@@ -1,0 +1,121 @@
+//! `include/pinpool.h` is what cbindgen makes of the crate: WRITE_HEADER=1 cargo test -p pinpool-capi --test header
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cbindgen::{Builder, Config, DocumentationStyle, ExportConfig, Language, Style};
+
+/// The order of the header.
+const SOURCES: [&str; 6] = ["version", "status", "call", "log", "pool", "buffer"];
+
+const TOP: &str = "\
+/*
+ * pinpool: a pool of page-locked (\"pinned\") host memory for programs that feed GPUs.
+ *
+ *     pp_pool *pool;
+ *     void *batch;
+ *     if (pp_pool_open(\"max_bytes=4GiB; name=loader\", &pool) != PP_OK ||
+ *         pp_get(pool, 1 << 20, &batch) != PP_OK) {
+ *         fprintf(stderr, \"%s\\n\", pp_last_error(NULL));
+ *         exit(1);
+ *     }
+ *     ...                                      fill it, copy it on a stream
+ *     pp_put_on_stream(pool, batch, stream);   reused when the stream is that far
+ *     pp_pool_close(pool);
+ *
+ * Link with -lpinpool, or by `pkg-config --cflags --libs pinpool`. C99, C++11; pinpool.hpp has classes for C++17. CUDA is
+ * looked for when the program runs: no toolkit is needed to build, and without a driver the memory comes from the kernel.
+ *
+ * Every function may be called from any thread at any time, in parallel with any other, and from log callbacks. Not from
+ * signal handlers. None throws, none leaves an error in the CUDA runtime behind or changes the current context.
+ *
+ * Lengths are in bytes. What a function stores through a pointer argument belongs to the caller; texts that it returns belong
+ * to the library. A NULL pointer is PP_INVALID_ARGUMENT unless its function allows it.
+ *
+ * After fork() the pools of the parent are the parent's: in the child each call on one is PP_FORKED and does nothing. A child
+ * opens pools of its own.
+ *
+ * Within one major version, 0 included, nothing is taken away and no number changes. libpinpool.so.0 is the name of the binary
+ * interface of version 0.
+ */";
+
+#[test]
+fn the_header_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../include/pinpool.h");
+    let fresh = generated();
+    if std::env::var_os("WRITE_HEADER").is_some() {
+        fs::write(&path, &fresh).unwrap();
+    }
+    let found = fs::read_to_string(&path).unwrap_or_default();
+    assert!(found == fresh, "stale: WRITE_HEADER=1 cargo test -p pinpool-capi --test header\n{fresh}");
+}
+
+/// The header of these sources.
+fn generated() -> String {
+    let source = |name: &&str| Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(name).with_extension("rs");
+    let sources: Vec<PathBuf> = SOURCES.iter().map(|name| source(&name)).collect();
+    let config = Config {
+        language: Language::C,
+        cpp_compat: true,
+        style: Style::Type,
+        documentation_style: DocumentationStyle::Doxy,
+        usize_is_size_t: true,
+        no_includes: true,
+        sys_includes: vec!["stddef.h".to_owned(), "stdint.h".to_owned()],
+        include_guard: Some("PINPOOL_H".to_owned()),
+        header: Some(TOP.to_owned()),
+        after_includes: Some(versions()),
+        export: ExportConfig { include: vec!["pp_log_level".to_owned()], ..ExportConfig::default() },
+        line_length: 120,
+        ..Config::default()
+    };
+    let builder = sources.iter().fold(Builder::new().with_config(config), |builder, source| builder.with_src(source));
+    let mut text = Vec::new();
+    builder.generate().unwrap().write(&mut text);
+    shortened(&without_safety(&String::from_utf8(text).unwrap()))
+}
+
+fn versions() -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let parts: Vec<&str> = version.split('.').collect();
+    format!(
+        "\n/* The version of this header; pp_version has that of the library. */\n#define PP_VERSION \"{version}\"\n\
+         #define PP_VERSION_MAJOR {}\n#define PP_VERSION_MINOR {}\n#define PP_VERSION_PATCH {}",
+        parts[0], parts[1], parts[2]
+    )
+}
+
+/// Without the sections that say what Rust's callers promise.
+fn without_safety(text: &str) -> String {
+    let mut lines: Vec<&str> = Vec::new();
+    let mut is_safety = false;
+    for line in text.lines() {
+        match line.trim() {
+            "* # Safety" => {
+                is_safety = true;
+                // The empty line before it.
+                lines.pop_if(|line| line.trim() == "*");
+            }
+            "*/" => is_safety = false,
+            _ => {}
+        }
+        if !is_safety {
+            lines.push(line);
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+/// With comments of one line on one line.
+fn shortened(text: &str) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for line in text.lines() {
+        let is_one = line.trim() == "*/" && lines.len() > 1 && lines[lines.len() - 2].trim() == "/**";
+        if is_one && let (Some(text), Some(opening)) = (lines.pop(), lines.pop()) {
+            lines.push(format!("{} {} */", opening, text.trim().trim_start_matches("* ")));
+        } else {
+            lines.push(line.to_owned());
+        }
+    }
+    lines.join("\n") + "\n"
+}

@@ -1,0 +1,51 @@
+/* A child gets PP_FORKED for its parent's pool, opens one of its own, and leaves the parent's as it is. */
+#define _POSIX_C_SOURCE 200809L
+#include <pinpool.h>
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int in_child(pp_pool *pool, void *held)
+{
+    pp_pool *own;
+    void *ptr;
+    char *json;
+    int is_pinned;
+
+    if (pp_get(pool, 4096, &ptr) != PP_FORKED || strstr(pp_last_error(NULL), "after the fork") == NULL)
+        return 1;
+    if (pp_put(pool, held) != PP_FORKED || pp_put_on_stream(pool, held, NULL) != PP_FORKED ||
+        pp_put_on_event(pool, held, NULL) != PP_FORKED || pp_is_pinned(pool, held, &is_pinned) != PP_FORKED)
+        return 2;
+    if (pp_trim(pool, 0) != PP_FORKED || pp_stats_json(pool, &json) != PP_FORKED || pp_pool_close(pool) != PP_FORKED)
+        return 3;
+    if (pp_pool_open("backend=heap", &own) != PP_OK || pp_get(own, 4096, &ptr) != PP_OK)
+        return 4;
+    memset(ptr, 3, 4096);
+    if (pp_put(own, held) != PP_UNKNOWN_POINTER || pp_put(own, ptr) != PP_OK || pp_pool_close(own) != PP_OK)
+        return 5;
+    return 0;
+}
+
+int main(void)
+{
+    pp_pool *pool;
+    void *held;
+    int status;
+
+    if (pp_pool_open("backend=heap", &pool) != PP_OK || pp_get(pool, 1 << 20, &held) != PP_OK)
+        return 1;
+    memset(held, 1, 1 << 20);
+    const pid_t child = fork();
+    if (child == 0)
+        _exit(in_child(pool, held));
+    if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+        fprintf(stderr, "the child ended with %d\n", status);
+        return 2;
+    }
+    if (((char *)held)[4095] != 1 || pp_put(pool, held) != PP_OK || pp_pool_close(pool) != PP_OK)
+        return 3;
+    return 0;
+}

@@ -1,0 +1,254 @@
+/*
+ * pinpool for C++17: classes around pinpool.h.
+ *
+ *     pinpool::pool pool("max_bytes=4GiB; name=loader");
+ *     pinpool::buffer batch = pool.get(1 << 20);      // put back by its destructor
+ *     fill(batch.data(), batch.size());
+ *     cudaMemcpyAsync(device, batch.data(), batch.size(), cudaMemcpyHostToDevice, stream);
+ *     batch.put_on_stream(stream);                    // reused when the stream is that far
+ *
+ *     pinpool::memory_resource pinned(pool);
+ *     std::pmr::vector<float> values(1024, &pinned);
+ *
+ * Where a function of pinpool.h returns a status, these throw pinpool::error; destructors do not throw. A pool may be used by
+ * many threads at once, a buffer by one at a time.
+ */
+#ifndef PINPOOL_HPP
+#define PINPOOL_HPP
+
+#include "pinpool.h"
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <memory_resource>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace pinpool {
+
+/** A call that failed. */
+class error : public std::runtime_error {
+public:
+    explicit error(pp_status status) : std::runtime_error(pp_last_error(nullptr)), status_(status) {}
+
+    pp_status status() const noexcept { return status_; }
+
+private:
+    pp_status status_;
+};
+
+namespace detail {
+
+inline void check(pp_status status)
+{
+    if (status != PP_OK)
+        throw error(status);
+}
+
+/** A handle that is closed with its last user. */
+struct handle {
+    pp_pool *pool = nullptr;
+
+    explicit handle(const char *config) { check(pp_pool_open(config, &pool)); }
+    handle(const handle &) = delete;
+    handle &operator=(const handle &) = delete;
+    ~handle() { pp_pool_close(pool); }
+};
+
+} // namespace detail
+
+/** A buffer of a pool, put back by its destructor. Empty after a move, a put and a release. */
+class buffer {
+public:
+    buffer() noexcept = default;
+    buffer(buffer &&other) noexcept { swap(other); }
+    buffer &operator=(buffer &&other) noexcept
+    {
+        buffer(std::move(other)).swap(*this);
+        return *this;
+    }
+    ~buffer() { put(); }
+
+    std::byte *data() const noexcept { return static_cast<std::byte *>(data_); }
+    std::size_t size() const noexcept { return size_; }
+    explicit operator bool() const noexcept { return data_ != nullptr; }
+
+    /** Whether the memory is page-locked; see pp_is_pinned. */
+    bool is_pinned() const
+    {
+        int is_pinned = 0;
+        if (data_ != nullptr)
+            detail::check(pp_is_pinned(pool_->pool, data_, &is_pinned));
+        return is_pinned != 0;
+    }
+
+    /** Puts the buffer back now. No work of a device may use it. */
+    void put() noexcept
+    {
+        if (data_ != nullptr)
+            pp_put(pool_->pool, data_);
+        forget();
+    }
+
+    /**
+     * Puts the buffer back behind the work that `stream` has so far, a CUstream or cudaStream_t. If that fails, the work may
+     * still use the memory: the buffer stays out, the object is empty, and no destructor puts it. release() first to be able
+     * to put it later.
+     */
+    void put_on_stream(CUstream_st *stream)
+    {
+        put_behind([&](pp_pool *pool, void *data) { return pp_put_on_stream(pool, data, stream); });
+    }
+
+    /** As put_on_stream, behind the work that `event` stands for, a CUevent or cudaEvent_t. */
+    void put_on_event(CUevent_st *event)
+    {
+        put_behind([&](pp_pool *pool, void *data) { return pp_put_on_event(pool, data, event); });
+    }
+
+    /** Gives the address up to the caller, who puts it by pp_put or one of its kin while the pool is open. */
+    void *release() noexcept
+    {
+        void *data = data_;
+        forget();
+        return data;
+    }
+
+    void swap(buffer &other) noexcept
+    {
+        std::swap(pool_, other.pool_);
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+    }
+
+private:
+    friend class pool;
+    buffer(std::shared_ptr<detail::handle> pool, void *data, std::size_t size) noexcept
+        : pool_(std::move(pool)), data_(data), size_(size)
+    {
+    }
+
+    template <typename Put> void put_behind(Put put)
+    {
+        if (data_ == nullptr)
+            return;
+        const std::shared_ptr<detail::handle> pool = std::move(pool_);
+        detail::check(put(pool->pool, release()));
+    }
+
+    void forget() noexcept
+    {
+        pool_.reset();
+        data_ = nullptr;
+        size_ = 0;
+    }
+
+    std::shared_ptr<detail::handle> pool_;
+    void *data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+/** A pool. Copies are the same pool, which is closed when the last copy, buffer and memory_resource are gone. */
+class pool {
+public:
+    /** A pool with the settings of the environment. */
+    pool() : handle_(std::make_shared<detail::handle>(nullptr)) {}
+
+    /** A pool with these settings; see pp_pool_open. */
+    explicit pool(const std::string &config) : handle_(std::make_shared<detail::handle>(config.c_str())) {}
+
+    buffer get(std::size_t bytes) const
+    {
+        return got(bytes, [&](void **data) { return pp_get(handle(), bytes, data); });
+    }
+
+    buffer get_aligned(std::size_t bytes, std::size_t alignment) const
+    {
+        return got(bytes, [&](void **data) { return pp_get_aligned(handle(), bytes, alignment, data); });
+    }
+
+    /** Waits at most this long for memory under the ceiling. */
+    buffer get_timeout(std::size_t bytes, std::chrono::milliseconds timeout) const
+    {
+        const auto wait = static_cast<std::uint64_t>(timeout.count() < 0 ? 0 : timeout.count());
+        return got(bytes, [&](void **data) { return pp_get_timeout(handle(), bytes, wait, data); });
+    }
+
+    /** An idle buffer, if there is one. */
+    std::optional<buffer> try_get(std::size_t bytes) const
+    {
+        void *data = nullptr;
+        const pp_status status = pp_try_get(handle(), bytes, &data);
+        if (status == PP_NONE_IDLE)
+            return std::nullopt;
+        detail::check(status);
+        return buffer(handle_, data, bytes);
+    }
+
+    void reserve(std::uint64_t bytes) const { detail::check(pp_reserve(handle(), bytes)); }
+    void trim(std::uint64_t to_bytes) const { detail::check(pp_trim(handle(), to_bytes)); }
+    void clear() const { detail::check(pp_clear(handle())); }
+    void poll() const { detail::check(pp_poll(handle())); }
+
+    /** The statistics as a JSON object. */
+    std::string stats_json() const
+    {
+        char *json = nullptr;
+        detail::check(pp_stats_json(handle(), &json));
+        const std::unique_ptr<char, void (*)(char *)> owner(json, pp_string_free);
+        return std::string(json);
+    }
+
+    /** The handle, for the functions of pinpool.h. Valid as long as this object; do not close it. */
+    pp_pool *handle() const noexcept { return handle_->pool; }
+
+private:
+    template <typename Get> buffer got(std::size_t bytes, Get get) const
+    {
+        void *data = nullptr;
+        detail::check(get(&data));
+        return buffer(handle_, data, bytes);
+    }
+
+    std::shared_ptr<detail::handle> handle_;
+};
+
+/**
+ * Pinned memory for the containers of std::pmr. Throws std::bad_alloc where the pool has none.
+ *
+ * Each allocation is a buffer of its own, of 4 KiB at least: for vectors and arenas, not for lists of small nodes (put a
+ * std::pmr::unsynchronized_pool_resource in between). Two are equal if they are of one pool.
+ */
+class memory_resource : public std::pmr::memory_resource {
+public:
+    explicit memory_resource(const pool &pool) : pool_(pool) {}
+
+private:
+    void *do_allocate(std::size_t bytes, std::size_t alignment) override
+    {
+        void *data = nullptr;
+        // An allocation of no bytes has an address too.
+        if (pp_get_aligned(pool_.handle(), bytes == 0 ? 1 : bytes, alignment, &data) != PP_OK)
+            throw std::bad_alloc();
+        return data;
+    }
+
+    void do_deallocate(void *data, std::size_t, std::size_t) override { pp_put(pool_.handle(), data); }
+
+    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override
+    {
+        const auto *same = dynamic_cast<const memory_resource *>(&other);
+        return same != nullptr && same->pool_.handle() == pool_.handle();
+    }
+
+    pool pool_;
+};
+
+} // namespace pinpool
+
+#endif // PINPOOL_HPP

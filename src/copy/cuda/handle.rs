@@ -1,0 +1,73 @@
+//! Streams and events by their handles alone, for callers that have no object of cudarc: programs in C, other frameworks.
+//!
+//! The context of a stream is asked of the driver. An event does not tell its own, so the wait for it is made in the context
+//! that is current on the thread; a stream may wait for an event of any context.
+//!
+//! A refusal of this module comes before anything is enqueued.
+#![allow(unsafe_code)] // Calls the driver.
+
+use std::ptr;
+
+use cudarc::driver::{DriverError, result, sys};
+
+use super::context::ContextState;
+use super::event::behind_event;
+use super::mark;
+use super::stream::failed;
+use crate::driver;
+use crate::error::{Error, ErrorKind, Result};
+use crate::in_flight::SharedFence;
+
+/// A fence behind all work so far on `stream`; null is the default stream of the current context.
+///
+/// # Safety
+///
+/// The stream is alive, and its context until the fence is over.
+pub(crate) unsafe fn fence_behind_stream(stream: sys::CUstream) -> Result<SharedFence> {
+    require_driver()?;
+    let mut context = ptr::null_mut();
+    // SAFETY: a live stream, and a place for its context.
+    let found = unsafe { sys::cuStreamGetCtx(stream, &raw mut context) };
+    found.result().map_err(|error| refused("cuStreamGetCtx", error))?;
+    // SAFETY: the context of a live stream.
+    let context = unsafe { ContextState::of_handle(context) }.map_err(|(call, error)| refused(call, error))?;
+    let own = context.own().map_err(|error| refused("cuStreamCreate", error))?;
+    // SAFETY: alive during this call, by the caller's promise; the wrapper does not outlive it, and destroys nothing.
+    let stream = unsafe { own.context.wrap_borrowed_stream(stream) };
+    mark(&stream)
+}
+
+/// A fence behind all work before the last record of `event`; `None` if that is over.
+///
+/// # Safety
+///
+/// The event is alive.
+pub(crate) unsafe fn fence_behind_event_handle(event: sys::CUevent) -> Result<Option<SharedFence>> {
+    require_driver()?;
+    let current = result::ctx::get_current().map_err(|error| refused("cuCtxGetCurrent", error))?;
+    let none = || wrong("no CUDA context is current on this thread, where the wait for the event would be enqueued");
+    // SAFETY: a context that is current is alive.
+    let context = unsafe { ContextState::of_handle(current.ok_or_else(none)?) };
+    let context = context.map_err(|(call, error)| refused(call, error))?;
+    if event.is_null() {
+        return Err(wrong("the event is null"));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { behind_event(event, context) }
+}
+
+fn require_driver() -> Result<()> {
+    if driver::is_present() {
+        return Ok(());
+    }
+    let why = "no CUDA driver (libcuda.so.1) on this machine, so no stream and no event".to_owned();
+    Err(ErrorKind::Unavailable { backend: "cuda", why }.into())
+}
+
+fn refused(call: &str, error: DriverError) -> Error {
+    wrong(failed(call, error))
+}
+
+fn wrong(why: impl Into<String>) -> Error {
+    ErrorKind::Handle { why: why.into() }.into()
+}
