@@ -52,8 +52,8 @@ fn the_header_is_up_to_date() {
 
 /// The header of these sources.
 fn generated() -> String {
-    let source = |name: &&str| Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(name).with_extension("rs");
-    let sources: Vec<PathBuf> = SOURCES.iter().map(|name| source(&name)).collect();
+    let source = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(name).with_extension("rs");
+    let sources: Vec<PathBuf> = SOURCES.iter().map(|name| source(name)).collect();
     let config = Config {
         language: Language::C,
         cpp_compat: true,

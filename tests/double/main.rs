@@ -9,6 +9,7 @@
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
 //! | `moves` | granules that a get moves: what it waits for, and what comes later |
 //! | `nodes`, `reserves` | pools on several memory nodes; reserves where nothing can be registered |
+//! | `handles` | streams and events of other code, known by their handles |
 //! | `granules` | granules of several sizes, and how many mappings a pool makes |
 //! | `held_queries`, `held_registrations`, `held_statistics` | a thread that stands in a call of the driver |
 //! | `spare_events` | events that are kept, and those that are destroyed |
@@ -38,6 +39,7 @@ mod fall_through;
 mod fixture;
 mod fork;
 mod granules;
+mod handles;
 mod held_queries;
 mod held_registrations;
 mod held_statistics;

@@ -53,30 +53,38 @@ fn a_null_argument_is_named() {
     let invalid = pp_status::PP_INVALID_ARGUMENT;
     let mut ptr = ptr::null_mut();
     let mut flag = 0;
-    // SAFETY: NULL is allowed to be passed, and is what this is about.
-    let calls: Vec<(&str, pp_status, String)> = unsafe {
-        let mut calls = Vec::new();
-        let mut call = |name, status| calls.push((name, status, last_error().1));
-        call("pool", pp_pool_open(ptr::null(), ptr::null_mut()));
-        call("pool", pp_pool_close(ptr::null_mut()));
-        call("pool", pp_get(ptr::null_mut(), 1, &raw mut ptr));
-        call("ptr", pp_get(pool.0, 1, ptr::null_mut()));
-        call("ptr", pp_get_aligned(pool.0, 1, 1, ptr::null_mut()));
-        call("ptr", pp_get_timeout(pool.0, 1, 0, ptr::null_mut()));
-        call("ptr", pp_try_get(pool.0, 1, ptr::null_mut()));
-        call("pool", pp_put(ptr::null_mut(), ptr::null_mut()));
-        call("pool", pp_put_on_stream(ptr::null_mut(), ptr::null_mut(), ptr::null_mut()));
-        call("pool", pp_put_on_event(ptr::null_mut(), ptr::null_mut(), ptr::null_mut()));
-        call("pool", pp_reserve(ptr::null_mut(), 1));
-        call("pool", pp_trim(ptr::null_mut(), 1));
-        call("pool", pp_clear(ptr::null_mut()));
-        call("pool", pp_poll(ptr::null_mut()));
-        call("json", pp_stats_json(pool.0, ptr::null_mut()));
-        call("is_pinned", pp_is_pinned(pool.0, ptr, ptr::null_mut()));
-        call("pool", pp_is_pinned(ptr::null_mut(), ptr, &raw mut flag));
-        pp_string_free(ptr::null_mut());
-        calls
-    };
+    let (no_pool, no_ptr) = (ptr::null_mut(), ptr::null_mut());
+    let mut calls = Vec::new();
+    let mut note = |name: &str, status| calls.push((name.to_owned(), status, last_error().1));
+    macro_rules! unsafely {
+        ($($name:literal: $call:expr;)+) => {
+            $(
+                // SAFETY: NULL is allowed to be passed, and is what this is about.
+                note($name, unsafe { $call });
+            )+
+        };
+    }
+    unsafely! {
+        "pool": pp_pool_open(ptr::null(), ptr::null_mut());
+        "pool": pp_get(no_pool, 1, &raw mut ptr);
+        "ptr": pp_get(pool.0, 1, ptr::null_mut());
+        "ptr": pp_get_aligned(pool.0, 1, 1, ptr::null_mut());
+        "ptr": pp_get_timeout(pool.0, 1, 0, ptr::null_mut());
+        "ptr": pp_try_get(pool.0, 1, ptr::null_mut());
+        "pool": pp_put_on_stream(no_pool, no_ptr, ptr::null_mut());
+        "pool": pp_put_on_event(no_pool, no_ptr, ptr::null_mut());
+        "json": pp_stats_json(pool.0, ptr::null_mut());
+        "is_pinned": pp_is_pinned(pool.0, ptr, ptr::null_mut());
+        "pool": pp_is_pinned(no_pool, ptr, &raw mut flag);
+    }
+    note("pool", pp_pool_close(no_pool));
+    note("pool", pp_put(no_pool, no_ptr));
+    note("pool", pp_reserve(no_pool, 1));
+    note("pool", pp_trim(no_pool, 1));
+    note("pool", pp_clear(no_pool));
+    note("pool", pp_poll(no_pool));
+    // SAFETY: allowed.
+    unsafe { pp_string_free(ptr::null_mut()) };
     for (name, status, text) in calls {
         assert_eq!((status, text), (invalid, format!("the argument `{name}` is NULL")));
     }

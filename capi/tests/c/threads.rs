@@ -17,7 +17,7 @@ fn no_two_threads_hold_the_same_bytes() {
                 for round in 0..ROUNDS {
                     let len = 1 + (round * 7919 + usize::from(thread) * 104_729) % (128 << 10);
                     let held = get(pool, len).unwrap();
-                    let mark = thread.wrapping_mul(31).wrapping_add((round % 256) as u8);
+                    let mark = thread.wrapping_mul(31).wrapping_add(u8::try_from(round % 256).unwrap());
                     bytes(held, len).fill(mark);
                     thread::yield_now();
                     assert!(bytes(held, len).iter().all(|&byte| byte == mark), "written to by another");

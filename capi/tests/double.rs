@@ -1,0 +1,158 @@
+//! Puts behind streams and events of the CUDA driver, over its double.
+#![allow(clippy::print_stderr)] // Says what is skipped.
+
+#[path = "c/fixture.rs"]
+#[allow(dead_code)] // The other tests need all of it.
+mod fixture;
+
+use std::path::Path;
+use std::process::Command;
+use std::ptr;
+use std::sync::Arc;
+
+use driver_double::{Code, Double};
+use pinpool::cudarc::driver::{CudaContext, CudaStream, result};
+use pinpool_c::*;
+
+use fixture::{Address, Handle, bytes, close, get, last_error, open, outcome, put, stats, try_get};
+
+const LEN: usize = 64 << 10;
+
+fn start() -> (Double, Arc<CudaContext>, Arc<CudaStream>, Handle) {
+    let double = Double::load();
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    stream.synchronize().unwrap();
+    (double, context, stream, open("backend=cuda; preset=tensorflow; poll=0"))
+}
+
+fn put_on_stream(pool: Handle, held: Address, stream: &CudaStream) -> Result<(), (pp_status, String)> {
+    // SAFETY: the stream is alive.
+    outcome(unsafe { pp_put_on_stream(pool.0, held.0, stream.cu_stream().cast()) }, ())
+}
+
+fn in_flight(pool: Handle) -> u64 {
+    assert_eq!(pp_poll(pool.0), pp_status::PP_OK);
+    stats(pool)["in_flight"].as_u64().unwrap()
+}
+
+#[test]
+fn a_buffer_put_on_a_stream_comes_back_after_its_work() {
+    let (double, _context, stream, pool) = start();
+    let mut memory = stream.alloc_zeros::<u8>(LEN).unwrap();
+    stream.synchronize().unwrap();
+    let held = get(pool, LEN).unwrap();
+    bytes(held, LEN).fill(7);
+    let gate = double.hold(stream.cu_stream());
+    stream.memcpy_htod(bytes(held, LEN), &mut memory).unwrap();
+    put_on_stream(pool, held, &stream).unwrap();
+    assert_eq!(in_flight(pool), 1);
+    assert_eq!(put(pool, held).unwrap_err().0, pp_status::PP_UNKNOWN_POINTER, "put already");
+    let next = get(pool, LEN).unwrap();
+    assert_ne!(next, held, "the device reads it");
+    bytes(next, LEN).fill(8);
+    drop(gate);
+    stream.synchronize().unwrap();
+    assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; LEN]);
+    assert_eq!(in_flight(pool), 0);
+    assert_eq!(try_get(pool, LEN), (pp_status::PP_OK, held));
+    put(pool, held).unwrap();
+    put(pool, next).unwrap();
+    close(pool);
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn a_buffer_put_on_an_event_comes_back_after_what_it_stands_for() {
+    let (double, context, stream, pool) = start();
+    let held = get(pool, LEN).unwrap();
+    let event = context.new_event(None).unwrap();
+    let gate = double.hold(stream.cu_stream());
+    let _work = stream.clone_htod(bytes(held, LEN)).unwrap();
+    event.record(&stream).unwrap();
+    // SAFETY: the event is alive.
+    let status = unsafe { pp_put_on_event(pool.0, held.0, event.cu_event().cast()) };
+    assert_eq!(status, pp_status::PP_OK, "{:?}", last_error());
+    drop(event);
+    assert_eq!((in_flight(pool), try_get(pool, LEN).0), (1, pp_status::PP_NONE_IDLE));
+    drop(gate);
+    stream.synchronize().unwrap();
+    result::ctx::synchronize().unwrap();
+    assert_eq!((in_flight(pool), try_get(pool, LEN)), (0, (pp_status::PP_OK, held)));
+    put(pool, held).unwrap();
+    close(pool);
+}
+
+#[test]
+fn a_put_that_fails_leaves_the_buffer_with_its_user_and_no_error_behind() {
+    let (double, context, stream, pool) = start();
+    let held = get(pool, LEN).unwrap();
+    put_on_stream(pool, get(pool, LEN).unwrap(), &stream).unwrap();
+    double.fail("cuEventRecord", 1, Code::LAUNCH_FAILED);
+    let (status, text) = put_on_stream(pool, held, &stream).unwrap_err();
+    assert_eq!(status, pp_status::PP_DEVICE, "{text}");
+    assert!(text.contains("cuEventRecord failed"), "{text}");
+    // SAFETY: the double looks handles up.
+    let wrong = unsafe { pp_put_on_stream(pool.0, held.0, ptr::without_provenance_mut(0x1234_5670)) };
+    let (status, text) = outcome(wrong, ()).unwrap_err();
+    assert_eq!(status, pp_status::PP_INVALID_ARGUMENT, "{text}");
+    // SAFETY: refused.
+    let wrong = unsafe { pp_put_on_event(pool.0, held.0, ptr::null_mut()) };
+    let (status, text) = outcome(wrong, ()).unwrap_err();
+    assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("the event is null"), "{text}");
+    assert_eq!(context.check_err(), Ok(()));
+    stream.synchronize().unwrap();
+    bytes(held, LEN).fill(1);
+    put(pool, held).unwrap();
+    assert_eq!((in_flight(pool), &stats(pool)["lost"]), (0, &0.into()));
+    close(pool);
+}
+
+#[test]
+fn the_memory_of_a_closed_pool_goes_when_the_last_buffer_is_back() {
+    let (double, _context, stream, pool) = start();
+    let before = double.counts().pinned_bytes;
+    let held = get(pool, LEN).unwrap();
+    assert!(double.counts().pinned_bytes > before);
+    let mut is_pinned = 0;
+    // SAFETY: a place for the answer.
+    let status = unsafe { pp_is_pinned(pool.0, held.0, &raw mut is_pinned) };
+    assert_eq!((status, is_pinned), (pp_status::PP_OK, 1));
+    close(pool);
+    assert!(double.counts().pinned_bytes > before, "the buffer is out");
+    put_on_stream(pool, held, &stream).unwrap();
+    assert_eq!(double.counts().pinned_bytes, before);
+    assert_eq!(put(pool, held).unwrap_err().0, pp_status::PP_UNKNOWN_POOL);
+}
+
+#[test]
+fn a_program_in_c_copies_through_the_driver() {
+    let is_here = |name| Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !is_here("cc") {
+        eprintln!("skipped: no cc on this machine");
+        return;
+    }
+    // The double under the driver's name, and the library under its own.
+    let (folder, library) = (tempfile::tempdir().unwrap(), Double::library());
+    let link = |from: &Path, name: &str| std::os::unix::fs::symlink(from, folder.path().join(name)).unwrap();
+    link(&library, "libcuda.so");
+    let built = library.with_file_name("libpinpool_c.so");
+    link(&built, "libpinpool.so");
+    link(&built, "libpinpool.so.0");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for backend in ["vmm", "register", "cuda"] {
+        let program = folder.path().join(backend);
+        let mut compile = Command::new("cc");
+        compile.args(["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-o"]).arg(&program);
+        compile.arg(root.join("examples/on_stream.c")).arg("-I").arg(root.join("../include"));
+        compile.arg("-L").arg(folder.path()).args(["-lpinpool", "-lcuda"]);
+        let compiled = compile.output().unwrap();
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        let mut run = Command::new(&program);
+        run.env("LD_LIBRARY_PATH", folder.path()).env("PINPOOL_BACKEND", backend).env("DRIVER_DOUBLE_REPORT", "stderr");
+        let output = run.output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && out.contains("200 batches arrived whole"), "{backend}: {out}{err}");
+        assert!(err.contains("0 frees with work in flight, 0 wrong uses"), "{backend}: {err}");
+    }
+}

@@ -1,0 +1,149 @@
+//! Work of other code that is known by the handle of its stream or event alone.
+#![allow(unsafe_code)] // Passes handles.
+
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUstreamCaptureMode;
+use cudarc::driver::{CudaContext, CudaStream, result};
+use driver_double::{Code, Double};
+use pinpool::{PinnedBuf, Pool};
+
+use crate::fixture::{begin_capture, end_capture, start, stream_and_memory};
+
+const LEN: usize = 64 << 10;
+
+fn record_stream(buf: &mut PinnedBuf, stream: &Arc<CudaStream>) -> pinpool::Result<()> {
+    // SAFETY: the stream is alive.
+    unsafe { buf.record_stream(stream.cu_stream()) }
+}
+
+fn current() -> Option<cudarc::driver::sys::CUcontext> {
+    result::ctx::get_current().unwrap()
+}
+
+/// A copy of `buf` that the pool does not see.
+fn untracked(stream: &Arc<CudaStream>, buf: &PinnedBuf, memory: &mut cudarc::driver::CudaSlice<u8>) {
+    stream.memcpy_htod(buf.as_slice_untracked().unwrap(), memory).unwrap();
+}
+
+/// Drops `buf` under held work, and looks that it comes back only when that work is over.
+fn returns_only_after(double: &Double, pool: &Pool, buf: PinnedBuf, gate: driver_double::HeldStream<'_>) {
+    let id = buf.id();
+    drop(buf);
+    pool.poll();
+    assert_eq!((pool.stats().in_flight, pool.stats().buffers_in_pool), (1, 0));
+    assert!(pool.try_get(LEN).unwrap().is_none());
+    drop(gate);
+    result::ctx::synchronize().unwrap();
+    pool.poll();
+    assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 0));
+    assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.id()), id);
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn a_buffer_returns_after_the_work_of_a_stream_known_by_its_handle() {
+    let (double, context, pool) = start();
+    let (stream, mut memory) = stream_and_memory(&context, LEN);
+    let mut buf = pool.get(LEN).unwrap();
+    let gate = double.hold(stream.cu_stream());
+    untracked(&stream, &buf, &mut memory);
+    // The thread's own context stays, also where it has none.
+    for own in [Some(context.cu_ctx()), None] {
+        // SAFETY: the context is alive.
+        unsafe { result::ctx::set_current(own.unwrap_or(ptr::null_mut())) }.unwrap();
+        record_stream(&mut buf, &stream).unwrap();
+        assert_eq!(current(), own);
+    }
+    context.bind_to_thread().unwrap();
+    returns_only_after(&double, &pool, buf, gate);
+}
+
+#[test]
+fn null_is_the_default_stream_of_the_current_context() {
+    let (double, context, pool) = start();
+    let default = context.default_stream();
+    let mut memory = default.alloc_zeros(LEN).unwrap();
+    default.synchronize().unwrap();
+    let mut buf = pool.get(LEN).unwrap();
+    let gate = double.hold_all();
+    untracked(&default, &buf, &mut memory);
+    // SAFETY: the default stream.
+    unsafe { buf.record_stream(ptr::null_mut()) }.unwrap();
+    returns_only_after(&double, &pool, buf, gate);
+}
+
+#[test]
+fn a_buffer_returns_after_an_event_known_by_its_handle() {
+    let (double, context, pool) = start();
+    let (stream, mut memory) = stream_and_memory(&context, LEN);
+    let mut buf = pool.get(LEN).unwrap();
+    let gate = double.hold(stream.cu_stream());
+    untracked(&stream, &buf, &mut memory);
+    let event = context.new_event(None).unwrap();
+    // SAFETY: the event is alive. Never recorded, it stands for nothing.
+    unsafe { buf.record_event(event.cu_event()) }.unwrap();
+    assert!(buf.try_as_mut_slice().unwrap().is_some(), "nothing is recorded");
+    event.record(&stream).unwrap();
+    // SAFETY: as above.
+    unsafe { buf.record_event(event.cu_event()) }.unwrap();
+    assert!(buf.try_as_mut_slice().unwrap().is_none());
+    drop(event);
+    returns_only_after(&double, &pool, buf, gate);
+}
+
+#[test]
+fn a_handle_that_is_refused_records_nothing_and_leaves_no_error() {
+    let (double, context, pool) = start();
+    let (stream, _memory) = stream_and_memory(&context, LEN);
+    let mut buf = pool.get(LEN).unwrap();
+    record_stream(&mut buf, &stream).unwrap();
+    buf.wait().unwrap();
+
+    // SAFETY: the double looks handles up.
+    let error = unsafe { buf.record_stream(ptr::without_provenance_mut(0x1234_5670)) }.unwrap_err();
+    assert!(error.is_request() && error.to_string().contains("cuStreamGetCtx failed"), "{error}");
+    // SAFETY: refused.
+    let error = unsafe { buf.record_event(ptr::null_mut()) }.unwrap_err();
+    assert!(error.is_request() && error.to_string().contains("the event is null"), "{error}");
+    // SAFETY: none is allowed.
+    unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
+    // SAFETY: as above.
+    let error = unsafe { buf.record_event(ptr::dangling_mut()) }.unwrap_err();
+    assert!(error.is_request() && error.to_string().contains("no CUDA context is current"), "{error}");
+    // SAFETY: the default stream, of no context.
+    let error = unsafe { buf.record_stream(ptr::null_mut()) }.unwrap_err();
+    assert!(error.is_request(), "{error}");
+    context.bind_to_thread().unwrap();
+
+    begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    let error = record_stream(&mut buf, &stream).unwrap_err();
+    assert!(error.is_device() && error.to_string().contains("capturing a graph"), "{error}");
+    end_capture(&stream).unwrap();
+
+    double.fail("cuEventRecord", 1, Code::LAUNCH_FAILED);
+    double.fail("cuEventRecordWithFlags", 1, Code::LAUNCH_FAILED);
+    let error = record_stream(&mut buf, &stream).unwrap_err();
+    assert!(error.is_device(), "{error}");
+
+    assert_eq!(context.check_err(), Ok(()), "no error is left in the context");
+    double.reset();
+    assert!(buf.try_as_mut_slice().unwrap().is_some(), "nothing is recorded");
+    drop(buf);
+    assert_eq!((pool.stats().buffers_in_pool, pool.stats().lost), (1, 0));
+}
+
+#[test]
+fn a_buffer_that_is_recorded_on_again_and_again_keeps_few_fences() {
+    let (double, context, pool) = start();
+    let (stream, _memory) = stream_and_memory(&context, LEN);
+    let mut buf = pool.get(LEN).unwrap();
+    for _ in 0..100 {
+        record_stream(&mut buf, &stream).unwrap();
+        stream.synchronize().unwrap();
+    }
+    let queries = double.calls("cuEventQuery");
+    buf.wait().unwrap();
+    assert!(double.calls("cuEventQuery") - queries <= 2);
+}
