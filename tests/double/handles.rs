@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
-use cudarc::driver::{CudaContext, CudaStream, result};
+use cudarc::driver::{CudaStream, result};
 use driver_double::{Code, Double};
 use pinpool::{PinnedBuf, Pool};
 
