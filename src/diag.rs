@@ -286,7 +286,9 @@ impl PoolLog {
         let Recorded { records, lost, failure } = recorded;
         let path = path.display();
         match failure {
-            Some(why) => log::error!("{self}trace: {path} is not complete, {records} records are in it: {why}"),
+            Some(why) => log::error!(
+                "{self}trace: {path} is not complete, {records} records are in it and {lost} were lost: {why}"
+            ),
             None if *lost > 0 => log::warn!(
                 "{self}trace: {records} records are in {path}, and {lost} were lost: threads recorded faster than they could \
                  be written"

@@ -13,7 +13,9 @@
 //! | `ticks.rs` | a clock that costs a caller little |
 //! | `queues.rs` | a bounded queue for each thread |
 //! | `writer.rs` | the thread that writes, and the files that are open |
+//! | `output.rs` | one file: opened, written, closed |
 //! | `recorder.rs` | one pool's part in a file |
+//! | `exit.rs` | the end of a process whose pools have not ended |
 //!
 //! The format is described in `docs/trace-format.md`. Without the feature `trace` there are events and nobody to take them.
 
@@ -24,9 +26,13 @@ mod event;
 pub use event::{Event, PoolDescription};
 
 #[cfg(feature = "trace")]
+mod exit;
+#[cfg(feature = "trace")]
 mod format;
 #[cfg(feature = "cli")]
 mod items;
+#[cfg(feature = "trace")]
+mod output;
 #[cfg(feature = "trace")]
 mod queues;
 #[cfg(feature = "cli")]

@@ -5,8 +5,7 @@
 //! dies leaves whole blocks but for the last.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,11 +13,11 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
-use flate2::Compression;
-use flate2::write::GzEncoder;
 
 use super::event::{Event, PoolDescription};
+use super::exit;
 use super::format::{BlockWriter, head};
+use super::output::{Output, open};
 use super::queues::{Queues, Stamped};
 use super::ticks::{Ticks, Timeline};
 use super::{Recorded, Unrecorded};
@@ -59,6 +58,9 @@ pub(super) struct Writer {
     /// Records that are in the file, and those for which a queue had no room.
     written: AtomicU64,
     lost: AtomicU64,
+    /// Numbers of the flush that was asked for last, and of the last that is over.
+    flush_asked: AtomicU64,
+    flushed: AtomicU64,
 }
 
 /// Tags of a file. A tag keeps its number as long as the process goes on with the file.
@@ -128,7 +130,7 @@ impl Writer {
         let (commands, received) = bounded(256);
         let (is_woken, queues) = (AtomicBool::new(false), Queues::new());
         let (open_pools, names) = (AtomicU32::new(1), Mutex::new(names));
-        let (written, lost) = Default::default();
+        let (written, lost, flush_asked, flushed) = Default::default();
         let writer = Arc::new(Self {
             path: path.to_owned(),
             ticks,
@@ -139,13 +141,16 @@ impl Writer {
             names,
             written,
             lost,
+            flush_asked,
+            flushed,
         });
         let is_compressed = path.extension().is_some_and(|extension| extension == "gz");
         let head = if is_continued { Vec::new() } else { head().to_vec() };
-        let output = Output { file: Some(file), bytes, is_compressed, head, failure: None };
+        let output = Output::new(file, bytes, is_compressed, head);
         let (timeline, block) = (Timeline::new(ticks), BlockWriter::default());
         let run = Run { writer: writer.clone(), received, output, timeline, block, last_ns: HashMap::new() };
         thread::Builder::new().name("pinpool-trace".to_owned()).spawn(move || run.run()).map_err(failed)?;
+        exit::attend();
         opened.push(Opened {
             path: path.to_owned(),
             generation: ForkGeneration::now(),
@@ -182,6 +187,26 @@ impl Writer {
         }
     }
 
+    /// The writers of the files that are open in this process; none if another thread keeps their list for `patience`.
+    pub(super) fn open_ones(patience: Duration) -> Vec<Arc<Self>> {
+        let Some(opened) = OPENED.try_lock_for(patience) else { return Vec::new() };
+        let of_this_process = opened.iter().filter(|file| !file.generation.is_stale());
+        of_this_process.filter_map(|file| file.writer.upgrade()).filter(|writer| !writer.is_closed()).collect()
+    }
+
+    /// Has all that was recorded before this call written. Returns the number of that flush.
+    pub(super) fn ask_for_flush(&self) -> u64 {
+        // Release, with the Acquire of the thread: it sees the records.
+        let number = self.flush_asked.fetch_add(1, Ordering::Release) + 1;
+        self.wake();
+        number
+    }
+
+    /// Whether the flush of that number is over.
+    pub(super) fn has_flushed(&self, number: u64) -> bool {
+        self.flushed.load(Ordering::Acquire) >= number || self.is_closed()
+    }
+
     /// Describes a pool, before its first record.
     pub(super) fn describe(&self, pool: PoolDescription) {
         let _ = self.commands.send_timeout(Command::Pool(pool), PATIENCE);
@@ -209,81 +234,6 @@ impl Writer {
             let lost = self.lost.load(Ordering::Relaxed) + self.queues.pending();
             Recorded { records: self.written.load(Ordering::Relaxed), lost, failure: Some(failure) }
         })
-    }
-}
-
-/// Opens `path` for this process alone, and returns its length if it has one. A file that is as long as this process has left
-/// it is continued; another one is emptied.
-fn open(path: &Path, left_bytes: Option<Option<u64>>) -> Result<(File, Option<u64>), Unrecorded> {
-    let failed = |error: io::Error| Unrecorded::Failed(error.to_string());
-    let file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
-    if flock(&file, libc::LOCK_EX | libc::LOCK_NB).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-        return Err(Unrecorded::Taken);
-    }
-    let metadata = file.metadata().map_err(failed)?;
-    // A pipe or a terminal has no length.
-    if !metadata.is_file() {
-        return Ok((file, None));
-    }
-    let bytes = metadata.len();
-    if left_bytes == Some(Some(bytes)) {
-        return Ok((file, Some(bytes)));
-    }
-    file.set_len(0).map_err(failed)?;
-    Ok((file, Some(0)))
-}
-
-#[allow(unsafe_code)]
-fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
-    // SAFETY: the descriptor is open as long as `file` is.
-    let result = unsafe { libc::flock(std::os::fd::AsRawFd::as_raw_fd(file), operation) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// The file, up to the first write that fails.
-struct Output {
-    file: Option<File>,
-    /// Its length up to the last whole block, if it has one.
-    bytes: Option<u64>,
-    is_compressed: bool,
-    /// The head, before it is written.
-    head: Vec<u8>,
-    failure: Option<String>,
-}
-
-impl Output {
-    /// Writes the block. Returns how many records of it are in the file.
-    fn write(&mut self, block: &mut BlockWriter) -> u64 {
-        if block.is_empty() {
-            return 0;
-        }
-        let records = block.records();
-        let mut bytes = std::mem::take(&mut self.head);
-        bytes.extend(block.finish());
-        let Some(file) = &mut self.file else { return 0 };
-        let encoded = if self.is_compressed {
-            let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-            encoder.write_all(&bytes).and_then(|()| encoder.finish())
-        } else {
-            Ok(bytes)
-        };
-        let written = encoded.and_then(|bytes| file.write_all(&bytes).map(|()| bytes.len() as u64));
-        match written {
-            Ok(written) => self.bytes = self.bytes.map(|bytes| bytes + written),
-            Err(error) => {
-                self.failure = Some(error.to_string());
-                // What follows a torn block could not be read.
-                let _ = self.bytes.map(|bytes| file.set_len(bytes));
-                self.close();
-                return 0;
-            }
-        }
-        records
-    }
-
-    /// Unlocks and closes the file. Children of `fork` have copies of the descriptor, which alone would keep the lock.
-    fn close(&mut self) {
-        let _ = self.file.take().map(|file| flock(&file, libc::LOCK_UN));
     }
 }
 
@@ -350,6 +300,7 @@ impl Run {
 
     /// Writes what the queues hold.
     fn write(&mut self) {
+        let flush = self.writer.flush_asked.load(Ordering::Acquire);
         self.timeline.read();
         let Self { writer, output, timeline, block, last_ns, .. } = self;
         let now_ns = writer.ticks.now_ns();
@@ -380,7 +331,11 @@ impl Run {
         written += output.write(block);
         // Relaxed: read by those who end a pool, after the answer or without one.
         writer.written.fetch_add(written, Ordering::Relaxed);
-        writer.lost.fetch_add(lost, Ordering::Relaxed);
+        // Also lost: what a file that has failed did not take.
+        let events = taken.iter().filter(|(.., record)| !matches!(record.event, Event::Missing { .. })).count() as u64;
+        let unwritten = if output.failure.is_some() { events.saturating_sub(written) } else { 0 };
+        writer.lost.fetch_add(lost + unwritten, Ordering::Relaxed);
+        writer.flushed.store(flush, Ordering::Release);
     }
 
     /// Writes that the pool has ended, by itself: this thread needs no queue.

@@ -77,6 +77,8 @@ mod partition_copies;
 mod record;
 #[cfg(all(feature = "cli", not(miri)))]
 mod record_short_path;
+#[cfg(all(feature = "cli", target_os = "linux", not(miri)))]
+mod record_stalled;
 mod remedies;
 mod reserve_in_line;
 #[cfg(target_os = "linux")]

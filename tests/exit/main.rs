@@ -19,6 +19,8 @@ use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
 
 #[cfg(feature = "cuda")]
 mod driver;
+#[cfg(feature = "cli")]
+mod recording;
 
 /// Names the case that a process was started for.
 const CASE: &str = "TEST_EXIT_CASE";
@@ -41,10 +43,26 @@ const CASES: &[Case] = &[
     ("the_driver_is_gone_before_the_pools", driver::gone_first, 0),
     #[cfg(feature = "cuda")]
     ("exit_with_copies_on_a_device", driver::exit_with_copies, 7),
-    ("wait_to_be_killed", wait_to_be_killed, KILLED),
+    #[cfg(feature = "cli")]
+    ("exit_leaves_all_records", recording::exit_leaves_all_records, 0),
+    #[cfg(feature = "cli")]
+    ("return_from_main_leaves_all_records", recording::return_leaves_all_records, 0),
+    #[cfg(feature = "cli")]
+    ("a_forked_child_of_a_recorded_process_exits_at_once", recording::forked_child_exits_at_once, 0),
+    #[cfg(feature = "cli")]
+    ("exit_while_the_disk_of_a_recording_stalls", recording::exit_while_the_disk_stalls, 0),
+    #[cfg(feature = "cli")]
+    ("record_and_exit", recording::record_and_exit, OF_ANOTHER),
+    #[cfg(feature = "cli")]
+    ("record_and_return", recording::record_and_return, OF_ANOTHER),
+    #[cfg(feature = "cli")]
+    ("record_and_fork", recording::record_and_fork, OF_ANOTHER),
+    #[cfg(feature = "cli")]
+    ("record_to_a_full_pipe", recording::record_to_a_full_pipe, OF_ANOTHER),
+    ("wait_to_be_killed", wait_to_be_killed, OF_ANOTHER),
 ];
 /// The outcome of a case that another one runs.
-const KILLED: i32 = -1;
+const OF_ANOTHER: i32 = -1;
 
 fn main() -> ExitCode {
     if let Ok(name) = env::var(CASE) {
@@ -57,7 +75,7 @@ fn main() -> ExitCode {
     let wanted: Vec<_> = env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str()));
     let mut failed = 0;
-    for (name, _, code) in CASES.iter().filter(|case| is_wanted(case.0) && case.2 != KILLED) {
+    for (name, _, code) in CASES.iter().filter(|case| is_wanted(case.0) && case.2 != OF_ANOTHER) {
         let ended = ended(start(name));
         let is_right = ended == Some(*code);
         failed += u8::from(!is_right);

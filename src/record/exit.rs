@@ -1,0 +1,49 @@
+//! The end of a process whose pools have not ended: what they recorded goes to the file before the process is gone.
+//!
+//! A handler of `exit` asks the writers of all files for one more look at the queues and waits for it, for at most
+//! [`PATIENCE`], by looking at a number: a writer that is at work, or waits for a disk, is not disturbed. What was pushed
+//! before `exit` was called is in the file then. A process that ends without its exit handlers (`_exit`, `abort`, a signal)
+//! loses what was recorded since the last look, 50 ms at most.
+#![allow(unsafe_code)] // Registers the handler.
+
+use std::time::{Duration, Instant};
+
+use super::writer::Writer;
+use crate::fork;
+use crate::sync::process::{AtomicBool, AtomicU32, Ordering};
+
+/// Longest wait of an exit.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Between two looks at the number.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// One more than the fork generation in which a file was opened last; 0 before that.
+static OPENED_IN: AtomicU32 = AtomicU32::new(0);
+
+/// A file is open from now on: the exit of this process waits for it.
+pub(super) fn attend() {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    OPENED_IN.store(fork::current().wrapping_add(1), Ordering::Relaxed);
+    // A child of `fork` has the handlers of its parent. Miri runs none.
+    if !cfg!(miri) && !REGISTERED.swap(true, Ordering::Relaxed) {
+        // SAFETY: the handler does not unwind. If it cannot be registered for lack of memory, exits do not wait.
+        unsafe { libc::atexit(flush_all) };
+    }
+}
+
+extern "C" fn flush_all() {
+    // In a child that has opened no file the locks may be held by threads that do not exist here.
+    if OPENED_IN.load(Ordering::Relaxed) == fork::current().wrapping_add(1) {
+        flush(Instant::now() + PATIENCE);
+    }
+}
+
+fn flush(until: Instant) {
+    let writers = Writer::open_ones(until.saturating_duration_since(Instant::now()));
+    let asked: Vec<_> = writers.into_iter().map(|writer| (writer.ask_for_flush(), writer)).collect();
+    for (number, writer) in asked {
+        while !writer.has_flushed(number) && Instant::now() < until {
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
