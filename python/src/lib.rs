@@ -19,7 +19,9 @@
 //! | `unlocked` | calls without the interpreter's lock (the GIL) |
 //!
 //! The lock is never held while memory is pinned, waited for or released. No code of the pool calls Python: log lines wait
-//! in a queue, wakers write to a socket. So no lock of the pool is ever held while one of Python is waited for.
+//! in a queue, wakers write to a socket. So no lock of the pool is ever held while one of Python is waited for. No function here
+//! calls Python code but on the first thread: at the interpreter's end, before 3.14, Python ends other threads where they
+//! wait for its lock, and Rust cannot be unwound like that. Methods that need Python code are written in Python.
 
 use pyo3::prelude::*;
 

@@ -106,15 +106,24 @@ pub(crate) fn start() {
     }
 }
 
-/// Passes the lines that wait to Python, at the end of a call.
-pub(crate) fn flush(py: Python<'_>) {
-    if !Lines::of_process().is_some_and(|lines| lines.is_waiting.load(Ordering::Relaxed)) {
-        return;
+/// Whether this is the thread that the process began with, or what a child of fork has in its place.
+#[allow(unsafe_code)]
+fn is_first_thread() -> bool {
+    // SAFETY: they take nothing and cannot fail.
+    let thread = unsafe { libc::gettid() };
+    // SAFETY: as above.
+    thread == unsafe { libc::getpid() }
+}
+
+/// Passes the lines that wait to Python, at the end of a call on the first thread: there the interpreter's end cannot come
+/// meanwhile. On another thread it may, and before Python 3.14 it ends the thread, which must not be inside a function of
+/// Rust that called Python. Lines of those come by the thread of `pinpool/_log.py`.
+pub(crate) fn flush(py: Python<'_>) -> PyResult<()> {
+    let are_waiting = Lines::of_process().is_some_and(|lines| lines.is_waiting.load(Ordering::Relaxed));
+    if are_waiting && is_first_thread() {
+        py.import("pinpool._log")?.call_method0("flush")?;
     }
-    // What a handler of the user raises is not the caller's.
-    if let Err(error) = py.import("pinpool._log").and_then(|log| log.call_method0("flush")) {
-        error.write_unraisable(py, None);
-    }
+    Ok(())
 }
 
 /// The lines that wait, without waiting for any.

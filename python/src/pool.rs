@@ -1,4 +1,4 @@
-//! The class `Pool`.
+//! The class `Pool`. `pinpool/_pool.py` adds the methods that are written in Python.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -129,7 +129,7 @@ impl Pool {
     fn call(&self, py: Python<'_>, call: impl FnOnce(&pinpool::Pool) -> Result<(), Error> + Send) -> PyResult<()> {
         let pool = self.pool()?;
         let outcome = py.detach(|| call(pool));
-        lines::flush(py);
+        lines::flush(py)?;
         outcome.map_err(|error| exception(&error))
     }
 }
@@ -140,7 +140,6 @@ impl Pool {
     #[pyo3(signature = (*, name=None, env=true, **settings))]
     fn new(py: Python<'_>, name: Option<String>, env: bool, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         lines::start();
-        py.import("pinpool._log")?.call_method0("start")?;
         let mut builder = pinpool::Pool::builder();
         if !env {
             builder = builder.without_env();
@@ -157,15 +156,8 @@ impl Pool {
             }
         }
         let built = py.detach(move || builder.build().map(Self::of));
-        lines::flush(py);
+        lines::flush(py)?;
         built.map_err(|error| exception(&error))
-    }
-
-    /// A pool with the settings of the PINPOOL_ variables, and defaults for the others.
-    #[staticmethod]
-    #[pyo3(signature = (name=None))]
-    fn from_env(py: Python<'_>, name: Option<String>) -> PyResult<Self> {
-        Self::new(py, name, true, None)
     }
 
     /// A buffer of `n` bytes at a page-aligned address, or at a multiple of `align`, a power of two.
@@ -198,8 +190,9 @@ impl Pool {
             }),
         };
         let has_waited = !wait.is_zero() && begun.elapsed() >= wait;
-        lines::flush(py);
-        served.map(|buf| buffer(buf, &self.gets)).map_err(|error| errors::of_get(&error, has_waited))
+        let served = served.map(|buf| buffer(buf, &self.gets));
+        lines::flush(py)?;
+        served.map_err(|error| errors::of_get(&error, has_waited))
     }
 
     /// A buffer of `n` bytes if one is idle, else None; never pins memory and never waits.
@@ -210,16 +203,6 @@ impl Pool {
             None => pool.try_get(len),
         });
         Ok(found.map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.gets)))
-    }
-
-    /// As `get` for asyncio: `await pool.aget(n)`. Stands in one line with the gets of threads. Cancelled, it leaves the line.
-    #[pyo3(signature = (n, *, timeout=None))]
-    fn aget<'py>(
-        slf: &Bound<'py, Self>,
-        n: &Bound<'py, PyAny>,
-        timeout: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("pinpool._asyncio")?.call_method1("get", (slf, n, timeout))
     }
 
     /// A buffer that is idle, or a get that waits.
@@ -239,33 +222,16 @@ impl Pool {
         Ok(Bound::new(py, waiting)?.into_any())
     }
 
-    /// An array of NumPy over pinned memory, with any values; with `library="torch"` a tensor of torch. The memory goes
-    /// back when the array and all of its views are gone.
-    #[pyo3(signature = (shape, dtype=None, *, order="C", library="numpy", timeout=None))]
-    fn empty<'py>(
-        slf: &Bound<'py, Self>,
-        shape: &Bound<'py, PyAny>,
-        dtype: Option<&Bound<'py, PyAny>>,
-        order: &str,
-        library: &str,
-        timeout: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let arrays = slf.py().import("pinpool._arrays")?;
-        arrays.call_method1("empty", (slf, shape, dtype, order, library, timeout))
+    /// The statistics as JSON.
+    fn _stats_json(&self, py: Python<'_>) -> PyResult<String> {
+        let pool = self.pool()?;
+        json(py.detach(|| serde_json::to_string(&pool.stats())))
     }
 
-    /// The statistics as a dict, with the names of the crate's JSON.
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    /// The statistics of each size as JSON.
+    fn _class_stats_json(&self, py: Python<'_>) -> PyResult<String> {
         let pool = self.pool()?;
-        let json = py.detach(|| serde_json::to_string(&pool.stats()));
-        of_json(py, json)
-    }
-
-    /// The statistics of each size, a dict each, the smallest first.
-    fn class_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let pool = self.pool()?;
-        let json = py.detach(|| serde_json::to_string(&pool.class_stats()));
-        of_json(py, json)
+        json(py.detach(|| serde_json::to_string(&pool.class_stats())))
     }
 
     /// What the pool holds and for whom, as text for people.
@@ -326,7 +292,7 @@ impl Pool {
     fn partition(&self, py: Python<'_>, name: &str, max_bytes: &Bound<'_, PyAny>) -> PyResult<Self> {
         let (pool, bytes) = (self.pool()?, size(max_bytes)? as u64);
         let partition = py.detach(|| pool.partition(name, bytes).map(Self::of));
-        lines::flush(py);
+        lines::flush(py)?;
         partition.map_err(|error| exception(&error))
     }
 
@@ -384,9 +350,8 @@ impl Pool {
     }
 }
 
-fn of_json(py: Python<'_>, json: serde_json::Result<String>) -> PyResult<Bound<'_, PyAny>> {
-    let json = json.map_err(|error| PyRuntimeError::new_err(format!("the statistics cannot be written: {error}")))?;
-    py.import("json")?.call_method1("loads", (json,))
+fn json(json: serde_json::Result<String>) -> PyResult<String> {
+    json.map_err(|error| PyRuntimeError::new_err(format!("the statistics cannot be written: {error}")))
 }
 
 fn setting_names() -> impl Iterator<Item = String> {
@@ -433,6 +398,11 @@ fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
 
 /// A number of bytes: an int, or text such as "64MiB".
 fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    if let Ok(int) = value.cast::<PyInt>()
+        && let Ok(size) = int.extract()
+    {
+        return Ok(size);
+    }
     let too_many =
         || RequestError::new_err(format!("asked {value} B: a buffer holds at most {} B; ask for less", isize::MAX));
     if let Ok(text) = value.cast::<PyString>() {

@@ -75,15 +75,16 @@ impl WaitingGet {
             let polled = Pin::new(&mut future).poll(&mut Context::from_waker(&self.waker));
             (future, polled)
         });
-        lines::flush(py);
-        match polled {
+        let polled = match polled {
             Poll::Pending => {
                 *self.future() = Some(future);
                 Ok(None)
             }
             Poll::Ready(Ok(buf)) => Ok(Some(buffer(buf, &self.gets))),
             Poll::Ready(Err(error)) => Err(errors::of_get(&error, true)),
-        }
+        };
+        lines::flush(py)?;
+        polled
     }
 
     /// Leaves the line. A buffer that was handed over meanwhile goes to the next get.

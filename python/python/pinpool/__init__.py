@@ -18,7 +18,8 @@ from ._errors import (
     SettingError,
     TimeoutError,
 )
-from ._pinpool import Buffer, Pool, __version__
+from ._pinpool import Buffer, __version__
+from ._pool import Pool
 
 __all__ = [
     "BackendError",

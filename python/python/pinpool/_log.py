@@ -1,6 +1,6 @@
 """Log lines of the pool, on their way to the logger `pinpool`.
 
-The pool never calls Python: its lines wait in a queue. A call of the package passes on what waits before it returns; lines
+The pool never calls Python: its lines wait in a queue. A call on the first thread passes on what waits before it returns; lines
 of other threads are passed on by a thread of this module. At the interpreter's exit both end.
 """
 

@@ -1,0 +1,49 @@
+"""The methods of `Pool` that are written in Python."""
+
+import json
+
+from . import _arrays, _asyncio, _log
+from ._pinpool import Pool
+
+
+def _init(self, **_settings):
+    _log.start()
+
+
+def from_env(name=None):
+    """A pool with the settings of the PINPOOL_ variables, and defaults for the others."""
+    return Pool(name=name)
+
+
+async def aget(self, n, *, timeout=None):
+    """As `get` for asyncio: `await pool.aget(n)`. Stands in one line with the gets of threads.
+
+    Cancelled, it leaves the line. A miss pins memory on the thread of the event loop, which `reserve` avoids.
+    """
+    return await _asyncio.get(self, n, timeout)
+
+
+def empty(self, shape, dtype=None, *, order="C", library="numpy", timeout=None):
+    """An array of NumPy over pinned memory, with any values; with `library="torch"` a tensor of torch.
+
+    The memory goes back when the array and all of its views are gone.
+    """
+    return _arrays.empty(self, shape, dtype, order, library, timeout)
+
+
+def stats(self):
+    """The statistics as a dict, with the names of the crate's JSON."""
+    return json.loads(self._stats_json())
+
+
+def class_stats(self):
+    """The statistics of each size, a dict each, the smallest first."""
+    return json.loads(self._class_stats_json())
+
+
+Pool.__init__ = _init
+Pool.from_env = staticmethod(from_env)
+for _method in (aget, empty, stats, class_stats):
+    _method.__qualname__ = f"Pool.{_method.__name__}"
+    _method.__module__ = "pinpool"
+    setattr(Pool, _method.__name__, _method)
