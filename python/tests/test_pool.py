@@ -124,24 +124,22 @@ def test_other_threads_run_while_one_waits_at_the_ceiling(pool):
 
 
 def test_other_threads_run_while_a_plain_wait_lasts(pool):
-    """A wait below the one that looks at signals."""
-    held, counts = pool.get("60MiB"), [0]
-    ended = threading.Event()
+    """A wait below the one that looks at signals: another thread sees it."""
+    held, seen, ended = pool.get("60MiB"), [], threading.Event()
 
-    def count():
-        while not ended.is_set():
-            counts[0] += 1
+    def look():
+        while not seen and not ended.is_set():
+            if pool.stats()["waiting"]:
+                seen.append(True)
 
-    thread = threading.Thread(target=count)
+    thread = threading.Thread(target=look)
     thread.start()
-    until(lambda: counts[0] > 0)
-    before = counts[0]
     with pytest.raises(pinpool.TimeoutError):
-        pool.get("32MiB", timeout=0.15)
+        pool.get("32MiB", timeout=0.19)
     ended.set()
     thread.join()
     held.release()
-    assert counts[0] > before
+    assert seen
 
 
 def test_figures_have_the_names_of_the_json(pool):

@@ -1,5 +1,7 @@
 """The end of the interpreter, fork, and other processes."""
 
+import pytest
+
 
 
 def test_the_interpreter_ends_with_buffers_views_and_pools_alive(alone):
@@ -19,7 +21,8 @@ def test_the_interpreter_ends_with_buffers_views_and_pools_alive(alone):
     assert out == "ended\n" and "Traceback" not in err
 
 
-def test_the_interpreter_ends_while_threads_wait_and_use_the_pool(alone):
+@pytest.mark.parametrize("attempt", range(5))
+def test_the_interpreter_ends_while_threads_wait_and_use_the_pool(alone, attempt):
     out, _ = alone(
         """
         import threading, time, pinpool
@@ -33,6 +36,7 @@ def test_the_interpreter_ends_while_threads_wait_and_use_the_pool(alone):
                 with pool.get(1000): pass
                 try: pool.get("6MiB", timeout=0.002)
                 except pinpool.LimitError: pass
+                pool.stats(), pool.empty(10)
         for target in (wait, wait, use, use):
             threading.Thread(target=target, daemon=True).start()
         while pool.stats()["waiting"] < 2: time.sleep(0.001)

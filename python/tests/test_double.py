@@ -1,0 +1,289 @@
+"""Streams and page-locked memory, over the driver double that stands for libcuda.
+
+Built by `cargo build --manifest-path tests/driver_double/Cargo.toml --target-dir target/python`; PINPOOL_DRIVER_DOUBLE names
+another one.
+"""
+
+import os
+import pathlib
+import textwrap
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PLACES = [ROOT / "target" / kind / "debug" / "libdriver_double.so" for kind in ("python", ".")]
+PLACES.insert(0, pathlib.Path(os.environ.get("PINPOOL_DRIVER_DOUBLE", "-")))
+DOUBLE = next((place for place in PLACES if place.is_file()), None)
+
+pytestmark = pytest.mark.skipif(DOUBLE is None, reason=f"the driver double is not built: {__doc__.split(chr(10))[2]}")
+
+PRELUDE = """
+import asyncio, ctypes, gc, os, threading, time
+import numpy as np
+import pinpool
+
+cuda = ctypes.CDLL("libcuda.so")
+cuda.double_hold_stream.argtypes, cuda.double_hold_stream.restype = [ctypes.c_size_t, ctypes.c_int], ctypes.c_size_t
+cuda.double_wait_for_held.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+cuda.double_calls.argtypes, cuda.double_calls.restype = [ctypes.c_char_p], ctypes.c_uint64
+cuda.double_wrong_use.restype = ctypes.c_size_t
+
+def driver(name, *arguments):
+    code = getattr(cuda, name)(*arguments)
+    assert code == 0, f"{name} answered {code}"
+
+context = ctypes.c_void_p()
+driver("cuInit", 0)
+driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+driver("cuCtxSetCurrent", context)
+
+def new_stream():
+    stream = ctypes.c_void_p()
+    driver("cuStreamCreate", ctypes.byref(stream), 1)
+    return stream.value
+
+target = ctypes.c_uint64()
+driver("cuMemAlloc_v2", ctypes.byref(target), ctypes.c_size_t(1 << 20))
+
+def copy(buf, stream):
+    driver("cuMemcpyHtoDAsync_v2", target, ctypes.c_void_p(buf.ptr), ctypes.c_size_t(len(buf)), ctypes.c_void_p(stream))
+
+def on_device(size):
+    driver("cuCtxSynchronize")
+    bytes_ = (ctypes.c_ubyte * size)()
+    driver("cuMemcpyDtoH_v2", bytes_, target, ctypes.c_size_t(size))
+    return set(bytes_)
+
+def hold(stream=0): cuda.double_hold_stream(stream, 1)
+def let_run(stream=0): cuda.double_hold_stream(stream, 0)
+
+def pool_of(**settings):
+    settings = {"backend": "cuda", "preset": "tensorflow", "poll": False} | settings
+    return pinpool.Pool(env=False, **settings)
+
+def held_back(pool):
+    pool.poll()
+    stats = pool.stats()
+    return stats["in_flight"], stats["in_use"], stats["buffers_in_pool"]
+
+def settled(pool, state):
+    end = time.monotonic() + 20
+    while held_back(pool) != state:
+        assert time.monotonic() < end, held_back(pool)
+        time.sleep(0.001)
+
+SIZE = 65536
+"""
+
+
+@pytest.fixture
+def over_the_double(alone, tmp_path):
+    for name in ("libcuda.so", "libcuda.so.1"):
+        (tmp_path / name).symlink_to(DOUBLE)
+
+    def run(code):
+        code = PRELUDE + textwrap.dedent(code) + "\nassert cuda.double_wrong_use(0, ctypes.create_string_buffer(256)) == 2**64 - 1\n"
+        return alone(code + "print('passed')", env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)})
+
+    def passes(code):
+        out, err = run(code)
+        assert out.endswith("passed\n"), f"{out}\n{err}"
+
+    return passes
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "stream",
+        "type('Torch', (), {'cuda_stream': stream, 'device_index': 0})()",
+        "type('Cupy', (), {'ptr': stream, 'device_id': 0, 'synchronize': None})()",
+        "type('Protocol', (), {'__cuda_stream__': lambda self: (0, stream)})()",
+        "type('Numba', (), {'handle': ctypes.c_void_p(stream)})()",
+    ],
+    ids=["int", "torch", "cupy", "protocol", "numba"],
+)
+def test_a_buffer_that_is_released_behind_a_stream_is_not_reused_before(over_the_double, form):
+    over_the_double(
+        f"""
+        pool, stream = pool_of(), new_stream()
+        buf = pool.get(SIZE)
+        np.frombuffer(buf, np.uint8)[:] = 7
+        address = buf.ptr
+        hold(stream)
+        copy(buf, stream)
+        buf.release(stream={form})
+        assert buf.released and held_back(pool) == (1, 0, 0)
+        assert pool.try_get(SIZE) is None
+        other = pool.get(SIZE)
+        assert other.ptr != address
+        np.frombuffer(other, np.uint8)[:] = 9
+        let_run(stream)
+        assert on_device(SIZE) == {{7}}
+        settled(pool, (0, 1, 1))
+        assert pool.try_get(SIZE).ptr == address
+        """
+    )
+
+
+@pytest.mark.parametrize("end", ["buf.release()", "buf.__exit__()", "del buf", "view = memoryview(buf); buf.__exit__(); view.release()"])
+def test_a_recorded_stream_counts_however_the_buffer_ends(over_the_double, end):
+    over_the_double(
+        f"""
+        for preset in ("tensorflow", "adaptive"):
+            pool, streams = pool_of(preset=preset), [new_stream(), new_stream(), 0]
+            buf = pool.get(SIZE)
+            [hold(stream) for stream in streams[:2]]
+            for stream in streams:
+                copy(buf, stream)
+                buf.record_stream(stream)
+            assert held_back(pool)[:2] == (0, 1), "it stays in use"
+            {end}
+            assert held_back(pool)[:2] == (1, 0)
+            let_run(streams[0])
+            driver("cuStreamSynchronize", ctypes.c_void_p(streams[0]))
+            assert held_back(pool)[:2] == (1, 0), "the other stream still reads"
+            let_run(streams[1])
+            settled(pool, (0, 0, 1))
+            pool.get(SIZE).release()
+        """
+    )
+
+
+def test_an_array_is_kept_by_the_streams_of_its_buffer(over_the_double):
+    over_the_double(
+        """
+        pool, stream = pool_of(), new_stream()
+        with pool.get(SIZE) as buf:
+            array = np.frombuffer(buf, np.uint8)
+            hold(stream)
+            copy(buf, stream)
+            buf.record_stream(stream)
+        assert held_back(pool) == (0, 1, 0)
+        del array
+        assert held_back(pool) == (1, 0, 0)
+        let_run(stream)
+        settled(pool, (0, 0, 1))
+        """
+    )
+
+
+def test_many_recorded_streams_are_forgotten_when_they_are_over(over_the_double):
+    over_the_double(
+        """
+        pool, stream = pool_of(), new_stream()
+        buf = pool.get(SIZE)
+        for _ in range(1000):
+            buf.record_stream(stream)
+            driver("cuStreamSynchronize", ctypes.c_void_p(stream))
+        assert cuda.double_calls(b"cuEventCreate") < 100
+        buf.release()
+        settled(pool, (0, 0, 1))
+        """
+    )
+
+
+def test_a_stream_that_cannot_be_used_leaves_the_buffer_as_it_was(over_the_double):
+    over_the_double(
+        """
+        pool, stream = pool_of(), new_stream()
+        buf = pool.get(SIZE)
+        driver("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 2)
+        for wrong, error, text in ((0xdead00, pinpool.BackendError, "pass a stream that is alive"),
+                                   (stream, pinpool.DeviceError, "capturing a graph")):
+            for call in (lambda: buf.release(stream=wrong), lambda: buf.record_stream(wrong)):
+                try: call()
+                except error as raised: assert text in str(raised), raised
+                else: raise AssertionError("no error")
+        assert not buf.released and held_back(pool) == (0, 1, 0)
+        buf.release()
+        assert held_back(pool) == (0, 0, 1)
+        graph = ctypes.c_void_p()
+        driver("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+        cuda.double_reset()  # which found the handle that is none
+        """
+    )
+
+
+def test_pinned_memory_is_exported_as_cuda_host_on_request(over_the_double):
+    over_the_double(
+        """
+        for backend in ("cuda", "register", "vmm"):
+            pool = pool_of(backend=backend, preset="adaptive")
+            buf = pool.get(SIZE)
+            assert buf.is_pinned and buf.__dlpack_device__() == (1, 0)
+            exported = buf.dlpack(device="cuda_host")
+            assert exported.__dlpack_device__() == (3, 0)
+            array = np.from_dlpack(exported)
+            assert array.ctypes.data == buf.ptr and buf.views == 1
+            buf.__dlpack__(dl_device=(3, 0))
+            del array, exported
+            buf.release()
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    "held, settings, slow",
+    [
+        ("cuMemHostAlloc", {}, "pool.get(SIZE)"),
+        ("cuMemHostAlloc", {}, "pool.empty(SIZE)"),
+        ("cuMemHostAlloc", {}, "asyncio.run(pool.aget(SIZE))"),
+        ("cuMemHostAlloc", {"preset": "adaptive"}, "pool.reserve(SIZE)"),
+        ("cuMemFreeHost", {"pool_size_limit": 0}, "buf.release()"),
+        ("cuMemFreeHost", {"pool_size_limit": 0}, "buf.__exit__()"),
+        ("cuMemFreeHost", {"pool_size_limit": 0}, "globals().pop('buf')"),
+        ("cuMemFreeHost", {}, "(buf.release(), pool.clear())"),
+        ("cuMemFreeHost", {}, "(buf.release(), pool.trim())"),
+        ("cuMemFreeHost", {}, "(buf.release(), globals().pop('pool'))"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_interpreter_runs_while_the_driver_pins_or_releases(over_the_double, held, settings, slow):
+    """Another thread is inside a call of the driver that does not return until this one says so."""
+    over_the_double(
+        f"""
+        pool = pool_of(**{settings!r})
+        buf = None if {held!r} == "cuMemHostAlloc" else pool.get(SIZE)
+        cuda.double_hold_call({held!r}.encode(), 1)
+        def slowly():
+            {slow}
+        thread = threading.Thread(target=slowly)
+        thread.start()
+        cuda.double_wait_for_held({held!r}.encode(), 1)
+        assert sum(range(100_000)) and thread.is_alive()
+        cuda.double_hold_call({held!r}.encode(), 0)
+        thread.join(20)
+        assert not thread.is_alive()
+        """
+    )
+
+
+def test_memory_of_the_driver_is_out_of_reach_in_a_forked_child(over_the_double):
+    over_the_double(
+        """
+        pool = pool_of()
+        buf = pool.get(SIZE)
+        child = os.fork()
+        if child == 0:
+            try: memoryview(buf)
+            except pinpool.ForkError as error: os._exit(7 if "build a new pool after the fork" in str(error) else 2)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert memoryview(buf).nbytes == SIZE
+        """
+    )
+
+
+def test_the_interpreter_ends_while_copies_run(over_the_double):
+    over_the_double(
+        """
+        pool, stream = pool_of(close_wait=0.05), new_stream()
+        buf, kept = pool.get(SIZE), pool.get(SIZE)
+        hold(stream)
+        for each in (buf, kept):
+            copy(each, stream)
+            each.record_stream(stream)
+        buf.release()
+        """
+    )
