@@ -168,6 +168,26 @@ def test_an_array_is_kept_by_the_streams_of_its_buffer(over_the_double):
     )
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_arrays_and_tensors_of_the_pool_are_kept_by_their_streams(over_the_double, library):
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    over_the_double(
+        f"""
+        pool, stream = pool_of(), new_stream()
+        array = pool.empty((SIZE // 4, 4), "uint8", library={library!r})
+        hold(stream)
+        part = array[5:]
+        pinpool.record_stream(part, stream)
+        del array
+        assert held_back(pool) == (0, 1, 0)
+        del part
+        assert held_back(pool) == (1, 0, 0)
+        let_run(stream)
+        settled(pool, (0, 0, 1))
+        """
+    )
+
+
 def test_many_recorded_streams_are_forgotten_when_they_are_over(over_the_double):
     over_the_double(
         """

@@ -2,6 +2,7 @@
 
 import ctypes.util
 
+import numpy as np
 import pytest
 
 import pinpool
@@ -55,3 +56,12 @@ def test_handles_out_of_range_are_named(pool):
     for handle in (-1, 2**64):
         with pytest.raises(ValueError, match="is no handle of a CUDA stream"):
             pool.get(100).release(stream=handle)
+
+
+def test_an_array_leads_to_its_buffer(pool):
+    array = pool.empty((4, 5))
+    with pytest.raises(pinpool.BackendError if not has_driver else Exception):
+        pinpool.record_stream(array[1:].reshape(-1)[2:], 0)
+    for other in (np.zeros(3), np.zeros(3)[1:], memoryview(b"abc"), None, 7):
+        with pytest.raises(TypeError, match="lies in no buffer of a pool: pass an array of pool.empty"):
+            pinpool.record_stream(other, 0)

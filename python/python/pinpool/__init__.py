@@ -7,6 +7,7 @@
 Log lines come through `logging`, under the logger `pinpool`.
 """
 
+from ._arrays import record_stream
 from ._errors import (
     BackendError,
     DeviceError,
@@ -33,4 +34,5 @@ __all__ = [
     "RequestError",
     "SettingError",
     "TimeoutError",
+    "record_stream",
 ]

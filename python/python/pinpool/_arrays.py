@@ -2,6 +2,37 @@
 
 import math
 import operator
+import sys
+import weakref
+
+from ._pinpool import Buffer
+
+# Of tensors, which do not tell what they are made over: buffers by the address of their first byte.
+_buffers = weakref.WeakValueDictionary()
+
+
+def record_stream(array, stream):
+    """Keeps the memory of `array` from reuse until all work that was enqueued on `stream` so far is over.
+
+    `array` is an array or tensor of `pool.empty`, a view of one, or any view of a buffer that NumPy made. It stays in use; its
+    memory goes back when it is no longer used and the work is over. As `Tensor.record_stream` of torch.
+    """
+    buf = _buffer_of(array)
+    if buf is None:
+        raise TypeError(
+            f"a {type(array).__name__} that lies in no buffer of a pool: pass an array of pool.empty, a view of one, or call "
+            "record_stream of the buffer"
+        )
+    buf.record_stream(stream)
+
+
+def _buffer_of(array):
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _buffers.get(array.untyped_storage().data_ptr())
+    while array is not None and not isinstance(array, Buffer):
+        array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
+    return array
 
 
 def empty(pool, shape, dtype, order, library, timeout):
@@ -59,4 +90,5 @@ def _torch(pool, shape, dtype, order, timeout):
     if nbytes == 0:
         return torch.empty(lengths, dtype=dtype)
     # torch keeps the object it is given and gives the view back: so it is given a view.
+    _buffers[buf.ptr] = buf
     return torch.frombuffer(memoryview(buf), dtype=dtype).reshape(lengths)
