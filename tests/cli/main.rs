@@ -1,6 +1,7 @@
 //! The tool as a user meets it, the conformance traces, and the README.
 
 mod advise;
+mod bad_files;
 mod bench;
 mod conformance;
 #[cfg(target_os = "linux")]

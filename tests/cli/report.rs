@@ -296,7 +296,11 @@ fn a_recording_that_was_cut_off_is_drawn_up_to_its_end_and_the_page_says_so() {
     let path = recorded(&dir, "trace");
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 7]).unwrap();
-    assert!(page(&path).contains("The trace is not whole: "));
+    let output = dir.path().join("cut.html");
+    let ran = report(&path, &output);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("drawn is what was read before");
+    assert!(fs::read_to_string(&output).unwrap().contains("The trace is not whole: "));
     // In its first bytes there is nothing to draw.
     fs::write(&path, &bytes[..12]).unwrap();
     let ran = report(&path, &dir.path().join("report.html"));

@@ -19,6 +19,7 @@ use serde::Serialize;
 use self::batch::BatchFit;
 use self::search::{Advice, search};
 use crate::ExitError;
+use crate::files::{in_file, named};
 use crate::table::grouped;
 use crate::terminal::Terminal;
 
@@ -113,11 +114,10 @@ fn advise(args: &AdviseArgs, warnings: &mut Vec<String>) -> Result<(String, bool
 }
 
 fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Workload, String> {
-    let in_file = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
-    let workload = Workload::open(path).map_err(|error| in_file(&error))?;
-    warnings.extend(workload.warning().map(|warning| in_file(&warning)));
+    let workload = Workload::open(path).map_err(|error| in_file(path, &error))?;
+    warnings.extend(workload.warning().map(|warning| named(path, &warning)));
     if workload.gets() == 0 {
-        return Err(in_file(&"the trace has no gets, so there is nothing to advise"));
+        return Err(named(path, &"the trace has no gets, so there is nothing to advise"));
     }
     Ok(workload)
 }

@@ -10,6 +10,10 @@ use super::message::{Counters, Figures, Message};
 
 /// The limit that TensorFlow's pool starts with.
 pub(super) const START_LIMIT: u64 = 100;
+/// Starting limits that are told apart.
+const CHAINS_MAX: usize = 16;
+/// Pools, and starts of programs, that are told apart: each message is compared with all.
+const POOLS_MAX: usize = 1_000;
 
 /// What the log tells beyond its figures.
 #[derive(Debug)]
@@ -46,15 +50,25 @@ pub(super) struct PoolHistory {
 }
 
 impl History {
-    pub(super) fn of(messages: &[Message]) -> Self {
+    /// # Errors
+    ///
+    /// For more pools than can be told apart.
+    pub(super) fn of(messages: &[Message]) -> Result<Self, String> {
         let mut history = Builder { chains: chains(messages), entries: Vec::new(), pools: Vec::new() };
         for (at, message) in messages.iter().enumerate() {
             match message.figures {
                 Figures::After(counters) => history.add_check(&counters, &messages[at + 1..]),
                 Figures::Raise { from, to } => history.add_raise(from, to),
             }
+            if history.pools.len() > POOLS_MAX {
+                return Err(format!(
+                    "line {}: the lines are of more than {POOLS_MAX} pools or starts of programs, the most that are told \
+                     apart; split the log",
+                    message.line
+                ));
+            }
         }
-        Self { entries: history.entries, pools: history.pools }
+        Ok(Self { entries: history.entries, pools: history.pools })
     }
 
     /// Raises of all pools: printed, and not printed.
@@ -70,6 +84,7 @@ fn chains(messages: &[Message]) -> Vec<Chain> {
     let mut chains = vec![Chain::from(START_LIMIT)];
     for message in messages {
         if let Figures::Raise { from, to } = message.figures
+            && chains.len() < CHAINS_MAX
             && !chains.iter().any(|chain| chain.has_raise(from, to))
         {
             chains.push(Chain::from(from));

@@ -9,11 +9,12 @@ use std::sync::LazyLock;
 use regex::bytes::{Captures, Regex};
 
 use super::text::{Piece, Pieces};
+use crate::files::why;
 
 /// A message is wrapped over at most this many pieces.
 const LONGEST_WRAP: usize = 6;
 /// More messages than any program prints. A file that was made to fill the memory has more.
-const MOST_MESSAGES: usize = 1_000_000;
+const MOST_MESSAGES: usize = 200_000;
 
 /// The time, the severity and the place in the source, where there are any.
 const PREFIX: &str = r"(?-u)(?:(?:\[?(?<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?)Z?:?\s+)?[A-Z]+\s+(?:\S*pool_allocator\.cc:(?<at>\d+)|\S+?)\]\s*)?";
@@ -60,6 +61,8 @@ pub(super) struct Found {
     pub(super) lines: u64,
     /// Messages that begin and do not end.
     pub(super) cut: u64,
+    /// Why the log was not read to its end, and where.
+    pub(super) stopped: Option<String>,
     /// The line of TensorFlow's source that the first prefix names.
     source_line: Option<u32>,
 }
@@ -83,20 +86,28 @@ impl Found {
 ///
 /// # Errors
 ///
-/// As the text; for more messages than any program prints.
+/// If the patterns do not compile. What ends the log too early is [`Found::stopped`].
 pub(super) fn find(mut pieces: Pieces<impl io::Read>) -> io::Result<Found> {
     let (Some(whole), Some(begun)) = (&*WHOLE, &*BEGUN) else {
         return Err(io::Error::other("the patterns of this command do not compile"));
     };
     let mut finder = Finder { whole, begun, found: Found::default(), open: None };
-    while let Some(piece) = pieces.next()? {
-        finder.search(piece);
-        if finder.found.messages.len() > MOST_MESSAGES {
-            return Err(io::Error::other(format!("more than {MOST_MESSAGES} diagnostics, the most that are read")));
+    let stopped = loop {
+        match pieces.next() {
+            Ok(Some(piece)) => finder.search(piece),
+            Ok(None) => break None,
+            Err(error) => break Some(format!("read up to line {} only: {}", pieces.lines(), why(&error))),
         }
-    }
+        if finder.found.messages.len() >= MOST_MESSAGES {
+            let line = pieces.lines();
+            break Some(format!(
+                "read up to line {line} only: {MOST_MESSAGES} diagnostics are the most that are read of a log; split it \
+                 (`split -l {line} FILE`)"
+            ));
+        }
+    };
     finder.cut_off();
-    Ok(Found { lines: pieces.lines(), ..finder.found })
+    Ok(Found { lines: pieces.lines(), stopped, ..finder.found })
 }
 
 struct Finder<'a> {
@@ -114,6 +125,9 @@ struct Open {
 
 impl Finder<'_> {
     fn search(&mut self, Piece { line, bytes }: Piece) {
+        if bytes.is_empty() && self.open.is_none() {
+            return;
+        }
         let used = self.close(&bytes);
         if self.open.is_some() {
             return;

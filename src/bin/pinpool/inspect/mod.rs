@@ -20,7 +20,7 @@ mod verdict;
 
 use std::error::Error;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -28,7 +28,9 @@ use encoding_rs_io::DecodeReaderBytes;
 use flate2::bufread::MultiGzDecoder;
 
 use crate::ExitError;
-use crate::terminal::{Terminal, to_stdout};
+use crate::files::{named, why};
+use crate::input::{self, Kind};
+use crate::terminal::Terminal;
 use curve::Curve;
 use history::History;
 use message::Found;
@@ -36,7 +38,8 @@ use message::Found;
 /// Reads the pool's lines in logs of TensorFlow and pinpool: the limit at each, and what to set
 ///
 /// Finds the messages `PoolAllocator: After ...` and `Raising pool_size_limit_ ...` behind any prefix or none, in log files,
-/// in saved notebooks and between progress bars. Exits with 1 if a file cannot be read or holds no such message.
+/// in saved notebooks and between progress bars. Exits with 1 if a file cannot be read, is cut off (what was read of it is
+/// printed) or holds no such message. A compressed log is read up to 1 GiB, a line up to 128 MiB.
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
     /// Logs, plain or compressed with gzip; `-` is stdin
@@ -56,7 +59,7 @@ pub(crate) fn run(args: &InspectArgs, terminal: &Terminal) -> Result<(), ExitErr
     let mut result = Ok(());
     for path in &args.logs {
         // The other logs are read all the same.
-        let log = terminal.report(inspect(path, args).map_err(|error| format!("{}: {error}", path.display()).into()));
+        let log = terminal.report(inspect(path, args));
         result = result.and(log);
     }
     result
@@ -69,6 +72,8 @@ pub(crate) struct Log {
     /// Messages that begin and do not end.
     pub(crate) cut: u64,
     pub(crate) tensorflow: Option<&'static str>,
+    /// Why it was not read to its end, and where.
+    pub(crate) stopped: Option<String>,
     /// One for each pool.
     pub(crate) curves: Vec<Curve>,
 }
@@ -86,45 +91,73 @@ pub(crate) fn read(path: &Path) -> Result<Log, Box<dyn Error>> {
         cut: found.cut,
         tensorflow: found.tensorflow(),
         curves: curve::curves(&found.messages, &history),
+        stopped: found.stopped,
     })
 }
 
 fn find(path: &Path) -> Result<(Found, History), Box<dyn Error>> {
     let found = message::find(text::Pieces::new(open(path)?))?;
     if found.messages.is_empty() {
-        return Err(none_found(&found).into());
+        return Err(none_found(path, &found).into());
     }
-    let history = History::of(&found.messages);
+    let history = History::of(&found.messages)?;
     Ok((found, history))
 }
 
 fn inspect(path: &Path, args: &InspectArgs) -> Result<(), Box<dyn Error>> {
-    let (found, history) = find(path)?;
-    let text = if args.json {
-        report::json(path, args.logs.len() > 1, &found, &history)?
+    let (found, history) = find(path).map_err(|error| named(path, &error))?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    let printed = if args.json {
+        report::json(&mut out, path, args.logs.len() > 1, &found, &history)
     } else {
-        report::table(path, &found, &history, args.all)
+        out.write_all(report::table(path, &found, &history, args.all).as_bytes())
     };
     // Keeps the kind of the error: a closed pipe is none.
-    to_stdout(&text)?;
-    Ok(())
+    let printed = printed.and_then(|()| out.flush());
+    printed.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))?;
+    found.stopped.map_or(Ok(()), |stopped| Err(named(path, &stopped).into()))
 }
 
-fn none_found(found: &Found) -> String {
+fn none_found(path: &Path, found: &Found) -> String {
+    if input::kind(path).is_ok_and(|kind| kind == Kind::Workload) {
+        return "this is a trace, no log: `pinpool replay` plays it, `pinpool advise` says what to set for it, and \
+                `pinpool report` draws it"
+            .to_owned();
+    }
+
     let cut =
         if found.cut > 0 { format!(" ({} are cut off before their last figure)", found.cut) } else { String::new() };
+    let stopped = found.stopped.as_ref().map_or_else(String::new, |stopped| format!("{stopped}; "));
     format!(
-        "no whole diagnostic of the pool in {} lines{cut}: TensorFlow prints them at level I (TF_CPP_MIN_LOG_LEVEL=0) until \
+        "{stopped}no whole diagnostic of the pool in {} lines{cut}: TensorFlow prints them at level I (TF_CPP_MIN_LOG_LEVEL=0) until \
          mid-2017 and not after that; pinpool at level info (RUST_LOG=info) from the 1000th eviction on",
         found.lines
     )
 }
 
+/// Most bytes that a compressed log is unpacked to.
+const UNPACKED_MAX: u64 = 1 << 30;
+
 /// The text of a log: unpacked, and of UTF-16 with a byte order mark (as PowerShell writes) in UTF-8.
-fn open(path: &Path) -> io::Result<Box<dyn Read>> {
-    let bytes: Box<dyn Read> = if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
+///
+/// # Errors
+///
+/// If it cannot be read, or is a recording.
+fn open(path: &Path) -> Result<Box<dyn Read>, String> {
+    let in_words = |error: io::Error| why(&error);
+    let bytes: Box<dyn Read> =
+        if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path).map_err(in_words)?) };
     let mut bytes = BufReader::new(bytes);
-    let is_gzip = bytes.fill_buf()?.starts_with(&[0x1f, 0x8b]);
-    let bytes: Box<dyn Read> = if is_gzip { Box::new(MultiGzDecoder::new(bytes)) } else { Box::new(bytes) };
+    let is_gzip = bytes.fill_buf().map_err(in_words)?.starts_with(&[0x1f, 0x8b]);
+    let bytes: Box<dyn Read> =
+        if is_gzip { Box::new(text::Unpacked::new(MultiGzDecoder::new(bytes), UNPACKED_MAX)) } else { Box::new(bytes) };
+    let mut bytes = BufReader::new(bytes);
+    if bytes.fill_buf().map_err(in_words)?.starts_with(input::RECORDING) {
+        return Err(
+            "this is a recording, no log: `pinpool trace` prints it, `pinpool report` draws it, and `pinpool advise` \
+                    says what to set for it"
+                .to_owned(),
+        );
+    }
     Ok(Box::new(DecodeReaderBytes::new(bytes)))
 }

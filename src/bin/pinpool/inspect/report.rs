@@ -1,5 +1,6 @@
 //! What was found in a log, as a table for people and as JSON, one object a line.
 
+use std::io::{self, Write};
 use std::path::Path;
 
 use serde::Serialize;
@@ -47,6 +48,9 @@ struct Summary<'a> {
     /// Messages that begin and do not end.
     cut: u64,
     tensorflow: Option<&'static str>,
+    /// Why the log was not read to its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stopped: Option<&'a str>,
     raises_printed: u64,
     raises_silent: u64,
     verdict: &'static str,
@@ -68,18 +72,20 @@ struct PoolRow {
 ///
 /// # Errors
 ///
-/// None for these types.
-pub(super) fn json(path: &Path, is_one_of_many: bool, found: &Found, history: &History) -> serde_json::Result<String> {
+/// As `out`.
+pub(super) fn json(
+    out: &mut impl Write,
+    path: &Path,
+    is_one_of_many: bool,
+    found: &Found,
+    history: &History,
+) -> io::Result<()> {
     let name = path.to_string_lossy();
     let log = is_one_of_many.then_some(&*name);
-    let mut text = String::new();
     for (message, entry) in found.messages.iter().zip(&history.entries) {
-        text += &serde_json::to_string(&row(log, message, entry))?;
-        text.push('\n');
+        writeln!(out, "{}", serde_json::to_string(&row(log, message, entry))?)?;
     }
-    text += &serde_json::to_string(&summary(log, found, history))?;
-    text.push('\n');
-    Ok(text)
+    writeln!(out, "{}", serde_json::to_string(&summary(log, found, history))?)
 }
 
 fn row<'a>(log: Option<&'a str>, message: &'a Message, entry: &Entry) -> Row<'a> {
@@ -105,7 +111,7 @@ fn row<'a>(log: Option<&'a str>, message: &'a Message, entry: &Entry) -> Row<'a>
     }
 }
 
-fn summary<'a>(log: Option<&'a str>, found: &Found, history: &History) -> Summary<'a> {
+fn summary<'a>(log: Option<&'a str>, found: &'a Found, history: &History) -> Summary<'a> {
     let after = found.messages.iter().filter(|message| matches!(message.figures, Figures::After(_))).count();
     let (raises_printed, raises_silent) = history.raises();
     let last = last_pool(history);
@@ -117,6 +123,7 @@ fn summary<'a>(log: Option<&'a str>, found: &Found, history: &History) -> Summar
         raise: found.messages.len() - after,
         cut: found.cut,
         tensorflow: found.tensorflow(),
+        stopped: found.stopped.as_deref(),
         raises_printed,
         raises_silent,
         verdict: last.map_or("unknown", |pool| Verdict::of(pool).name()),
@@ -196,6 +203,9 @@ fn conclusion(found: &Found, history: &History) -> String {
         grouped(found.messages.len() as u64),
         grouped(found.lines)
     );
+    if let Some(stopped) = &found.stopped {
+        text += &format!("the log was not read to its end: {stopped}\n");
+    }
     if found.cut > 0 {
         text += &format!("{} messages are cut off and not used\n", grouped(found.cut));
     }

@@ -2,9 +2,12 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 
-/// Longer lines come in parts, so that a file without line ends needs no more memory than this. A message that such a cut
-/// goes through is not found.
-const LONGEST_PIECE_BYTES: usize = 64 << 20;
+/// Longer pieces come in parts, so that no file needs more memory than this.
+const PART_BYTES: usize = 1 << 20;
+/// What lies between two line ends is no log if it is longer: of saved notebooks, those of 100 MB are refused by their server.
+const LONGEST_PIECE_BYTES: u64 = 128 << 20;
+/// A part does not end within the first words of a message, which are shorter than this.
+const FIRST_WORDS_BYTES: usize = 64;
 
 /// Reads pieces.
 #[derive(Debug)]
@@ -12,6 +15,10 @@ pub(super) struct Pieces<R> {
     text: BufReader<R>,
     line: u64,
     is_inside_line: bool,
+    /// The first words of a message, perhaps, from the part before.
+    carried: Vec<u8>,
+    /// Of the piece so far.
+    piece_bytes: u64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -23,7 +30,7 @@ pub(super) struct Piece {
 
 impl<R: Read> Pieces<R> {
     pub(super) fn new(text: R) -> Self {
-        Self { text: BufReader::new(text), line: 0, is_inside_line: false }
+        Self { text: BufReader::new(text), line: 0, is_inside_line: false, carried: Vec::new(), piece_bytes: 0 }
     }
 
     /// Lines so far.
@@ -31,21 +38,22 @@ impl<R: Read> Pieces<R> {
         self.line
     }
 
-    /// The next piece; `None` at the end.
+    /// The next piece, or part of one; `None` at the end.
     ///
     /// # Errors
     ///
-    /// As the reader beneath.
+    /// As the reader beneath; for a piece that is too long for a log.
     pub(super) fn next(&mut self) -> io::Result<Option<Piece>> {
-        let mut bytes = Vec::new();
+        let mut bytes = std::mem::take(&mut self.carried);
         let mut ended_by = None;
-        while ended_by.is_none() && bytes.len() < LONGEST_PIECE_BYTES {
+        while ended_by.is_none() && bytes.len() < PART_BYTES {
             let chunk = match self.text.fill_buf() {
                 Ok(chunk) => chunk,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
             if chunk.is_empty() {
+                self.piece_bytes = 0;
                 break;
             }
             let end = chunk.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
@@ -53,13 +61,62 @@ impl<R: Read> Pieces<R> {
             bytes.extend_from_slice(&chunk[..end.unwrap_or(chunk.len())]);
             let used = end.map_or(chunk.len(), |end| end + 1);
             self.text.consume(used);
+            self.piece_bytes += used as u64;
         }
         if bytes.is_empty() && ended_by.is_none() {
             return Ok(None);
         }
         self.line += u64::from(!self.is_inside_line);
         self.is_inside_line = ended_by != Some(b'\n');
+        if self.piece_bytes > LONGEST_PIECE_BYTES {
+            return Err(too_long(self.line));
+        }
+        if ended_by.is_some() {
+            self.piece_bytes = 0;
+        } else if bytes.len() >= PART_BYTES {
+            let tail = bytes.len() - FIRST_WORDS_BYTES;
+            let begun = bytes[tail..].iter().rposition(|byte| matches!(byte, b'P' | b'R'));
+            self.carried = begun.map(|begun| bytes.split_off(tail + begun)).unwrap_or_default();
+        }
         Ok(Some(Piece { line: self.line, bytes }))
+    }
+}
+
+fn too_long(line: u64) -> io::Error {
+    let most = LONGEST_PIECE_BYTES >> 20;
+    io::Error::other(format!(
+        "line {line} is longer than {most} MiB, the most that is read of a line, so this is no log; a notebook on one line \
+         becomes many by `jq . FILE | pinpool inspect -`"
+    ))
+}
+
+/// What a packed log holds, up to a limit: a small file can unpack to more than any disk has.
+#[derive(Debug)]
+pub(super) struct Unpacked<R> {
+    bytes: R,
+    most: u64,
+    so_far: u64,
+}
+
+impl<R> Unpacked<R> {
+    /// At most `most` bytes of `bytes`.
+    pub(super) fn new(bytes: R, most: u64) -> Self {
+        Self { bytes, most, so_far: 0 }
+    }
+}
+
+impl<R: Read> Read for Unpacked<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.bytes.read(into)?;
+        self.so_far = self.so_far.saturating_add(read as u64);
+        if self.so_far > self.most {
+            return Err(io::Error::other(format!(
+                "it unpacks to more than {} MiB, the most that is read of a compressed log; if it is no trap, unpack it by \
+                 `gzip -dc FILE | pinpool inspect -`",
+                self.most >> 20
+            )));
+        }
+        Ok(read)
     }
 }
 
@@ -82,7 +139,35 @@ mod tests {
     fn a_file_without_line_ends_comes_in_parts_of_one_line() {
         let pieces = pieces(io::repeat(b'x').take(100 << 20).chain("\ny".as_bytes()));
         assert_eq!(pieces.iter().map(|&(_, bytes)| bytes).sum::<usize>(), (100 << 20) + 1);
-        assert!(pieces.iter().all(|&(_, bytes)| bytes <= LONGEST_PIECE_BYTES + (64 << 10)), "{pieces:?}");
-        assert_eq!(pieces.iter().map(|&(line, _)| line).collect::<Vec<_>>(), [1, 1, 2]);
+        assert!(pieces.iter().all(|&(_, bytes)| bytes <= PART_BYTES + (64 << 10)), "{pieces:?}");
+        assert!(
+            pieces.iter().rev().skip(1).all(|&(line, _)| line == 1) && pieces.last().is_some_and(|last| last.0 == 2)
+        );
+    }
+
+    #[test]
+    fn a_line_that_no_log_has_is_an_error_that_names_it_and_the_limit() {
+        let mut pieces = Pieces::new("a\n".as_bytes().chain(io::repeat(0)));
+        let error = std::iter::from_fn(|| pieces.next().transpose()).find_map(Result::err).unwrap().to_string();
+        assert!(error.contains("line 2 is longer than 128 MiB") && error.contains("jq"), "{error}");
+    }
+
+    #[test]
+    fn a_part_does_not_end_within_the_first_words_of_a_message() {
+        for into in 0..40 {
+            let before = "x".repeat(PART_BYTES - 20 + into);
+            let mut pieces = Pieces::new(before.as_bytes().chain("Raising pool_size_limit_ from 1 to 2 ".as_bytes()));
+            let parts: Vec<_> = std::iter::from_fn(|| pieces.next().unwrap()).map(|piece| piece.bytes).collect();
+            let begins = |part: &Vec<u8>| part.windows(24).any(|words| words == b"Raising pool_size_limit_");
+            assert_eq!(parts.iter().filter(|part| begins(part)).count(), 1, "{into}");
+            assert_eq!(parts.iter().map(Vec::len).sum::<usize>(), before.len() + 37);
+        }
+    }
+
+    #[test]
+    fn a_packed_log_is_unpacked_up_to_a_limit_that_the_error_names() {
+        let all = |bytes: &[u8]| io::read_to_string(Unpacked::new(bytes, 1 << 20)).map_err(|error| error.to_string());
+        assert_eq!(all(&[b'\n'; 1 << 20]).map(|text| text.len()), Ok(1 << 20));
+        assert!(all(&[b'\n'; (1 << 20) + 1]).is_err_and(|error| error.contains("more than 1 MiB")));
     }
 }

@@ -8,7 +8,6 @@ mod side_by_side;
 mod summary;
 
 use std::error::Error;
-use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,6 +19,7 @@ use serde::Serialize;
 
 use self::side_by_side::{Column, Costs};
 use crate::ExitError;
+use crate::files::{in_file, named};
 use crate::terminal::{Terminal, to_stdout};
 
 /// Play workloads on simulated memory, in virtual time
@@ -186,9 +186,6 @@ fn columns(args: &ReplayArgs, warnings: &mut Vec<String>) -> Result<String, Box<
     for path in &args.workloads {
         let (name, workload) = open(path)?;
         warnings.extend(warning(path, &workload));
-        if workload.gets() == 0 {
-            return Err(in_file(path, &"the trace has no gets, so there is nothing to play").into());
-        }
         let costs = Costs::of(&workload, args.pin_cost);
         let columns = side_by_side::play(&workload, &sets, &costs).map_err(|error| in_file(path, &error))?;
         if args.json {
@@ -213,18 +210,17 @@ struct JsonColumn<'a> {
 
 /// Why the figures are those of a part of the trace, if they are.
 fn warning(path: &Path, workload: &Workload) -> Option<String> {
-    workload.warning().map(|warning| in_file(path, &warning))
+    workload.warning().map(|warning| named(path, &warning))
 }
 
 /// A workload and its name: that of the file, up to the first dot.
 fn open(path: &Path) -> Result<(String, Workload), String> {
     let workload = Workload::open(path).map_err(|error| in_file(path, &error))?;
+    if workload.gets() == 0 {
+        return Err(named(path, &"the trace has no gets, so there is nothing to play"));
+    }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     Ok((name.split('.').next().unwrap_or_default().to_owned(), workload))
-}
-
-fn in_file(path: &Path, error: &dyn Display) -> String {
-    format!("{}: {error}", path.display())
 }
 
 impl SettingArgs {

@@ -42,6 +42,9 @@ pub(super) fn report(name: &str, log: &Log) -> Report {
     if printed + silent > MARKS_MAX {
         notes.push(format!("Of each pool's raises at most the first {} are marked.", grouped(MARKS_MAX as u64)));
     }
+    if let Some(stopped) = &log.stopped {
+        notes.push(format!("The log is not whole: {stopped}."));
+    }
     if log.cut > 0 {
         notes.push(format!("{} messages are cut off and not used.", grouped(log.cut)));
     }

@@ -2,7 +2,6 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `input.rs` | what a file is |
 //! | `from_log.rs` | the figures of a log |
 //! | `from_recording.rs` | what a pool did, recorded |
 //! | `map.rs` | the map of its memory |
@@ -20,7 +19,6 @@ mod figure;
 mod from_log;
 mod from_recording;
 mod from_replay;
-mod input;
 mod map;
 mod page;
 mod style;
@@ -34,14 +32,15 @@ use clap::Args;
 use pinpool::trace::{Recording, Workload};
 
 use self::draw::{Place, svg};
-use self::input::Kind;
 use self::page::Report;
+use crate::files::{in_file, named, why};
+use crate::input::{self, Kind};
 use crate::table::grouped;
 
 /// Draws a log or a trace as a page: the limit, evictions and hit rate; of a trace also bytes by state and sizes
 ///
 /// A trace is what PINPOOL_TRACE recorded, which also has times of page-locks and a map of the memory, or what `pinpool replay` reads. One of gets and puts alone is replayed with the default settings on simulated memory.
-/// The page is one HTML file that needs no network, for light and dark screens, phones and paper.
+/// The page is one HTML file that needs no network, for light and dark screens, phones and paper. Exits with 1 if there is nothing to draw, or the file is cut off: then what is whole of it is drawn, and the page says so.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
     /// A log of TensorFlow or pinpool, as `pinpool inspect` reads it, or a trace; plain or compressed with gzip
@@ -62,37 +61,49 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Box<dyn Error>> {
     if let Some(output) = &args.output {
         crate::trace::refuse_to_overwrite(&args.input, output)?;
     }
-    let report = read(&args.input, &name).map_err(|error| format!("{name}: {error}"))?;
+    let (report, warning) = read(&args.input, &name)?;
     if let Some(output) = &args.output {
         write(output, &report.html()?)?;
     }
     if let Some(dir) = &args.svg {
         write_figures(dir, &report)?;
     }
-    Ok(())
-}
-
-fn read(path: &Path, name: &str) -> Result<Report, Box<dyn Error>> {
-    match input::kind(path)? {
-        Kind::Log => Ok(from_log::report(name, &crate::inspect::read(path)?)),
-        Kind::Workload => {
-            let workload = Workload::open(path)?;
-            let source = format!("{name}: {} gets, replayed", grouped(workload.gets()));
-            Ok(from_replay::timeline(&workload)?.report(source))
-        }
-        Kind::Recording => {
-            let recording = Recording::open(path)?;
-            if recording.records.is_empty() {
-                let why = recording.warning.unwrap_or_else(|| "it holds no records".to_owned());
-                return Err(format!("nothing to draw: {why}").into());
-            }
-            Ok(from_recording::timeline(&recording).report(from_recording::source(name, &recording)))
-        }
+    match warning {
+        Some(warning) => Err(format!("{name}: {warning}; drawn is what was read before").into()),
+        None => Ok(()),
     }
 }
 
+/// What is drawn, and why it is not all of the file, if it is not.
+fn read(path: &Path, name: &str) -> Result<(Report, Option<String>), Box<dyn Error>> {
+    Ok(match input::kind(path).map_err(|error| in_file(path, &error))? {
+        Kind::Log => {
+            let log = crate::inspect::read(path).map_err(|error| named(path, &error))?;
+            (from_log::report(name, &log), log.stopped)
+        }
+        Kind::Workload => {
+            let workload = Workload::open(path).map_err(|error| in_file(path, &error))?;
+            if workload.gets() == 0 {
+                return Err(named(path, &"the trace has no gets, so there is nothing to draw").into());
+            }
+            let source = format!("{name}: {} gets, replayed", grouped(workload.gets()));
+            let timeline = from_replay::timeline(&workload).map_err(|error| in_file(path, &error))?;
+            (timeline.report(source), workload.warning().map(str::to_owned))
+        }
+        Kind::Recording => {
+            let recording = Recording::open(path).map_err(|error| in_file(path, &error))?;
+            if recording.records.is_empty() {
+                let why = recording.warning.unwrap_or_else(|| "it holds no records".to_owned());
+                return Err(named(path, &format_args!("nothing to draw: {why}")).into());
+            }
+            let source = from_recording::source(name, &recording);
+            (from_recording::timeline(&recording).report(source), recording.warning)
+        }
+    })
+}
+
 fn write_figures(dir: &Path, report: &Report) -> Result<(), Box<dyn Error>> {
-    fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    fs::create_dir_all(dir).map_err(|error| named(dir, &why(&error)))?;
     for figure in &report.figures {
         write(&dir.join(format!("{}.svg", figure.id)), &svg(figure, Place::File)?)?;
     }
@@ -100,5 +111,5 @@ fn write_figures(dir: &Path, report: &Report) -> Result<(), Box<dyn Error>> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Box<dyn Error>> {
-    fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()).into())
+    fs::write(path, text).map_err(|error| named(path, &why(&error)).into())
 }

@@ -11,11 +11,11 @@ const LOOKED_AT: u64 = 4_096;
 /// How a log of RMM begins.
 const RMM: &str = "Thread,Time,Action";
 /// How a recording of a pool begins.
-const RECORDING: &[u8] = b"PINPOOLT";
+pub(crate) const RECORDING: &[u8] = b"PINPOOLT";
 const HEADERS: [&str; 4] = ["# limit ", "# auto_resize ", "# rounder ", "# pools "];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// Of what a pool did.
     Recording,
     /// Gets and puts alone.
@@ -28,7 +28,7 @@ pub(super) enum Kind {
 /// # Errors
 ///
 /// If the file cannot be read.
-pub(super) fn kind(path: &Path) -> io::Result<Kind> {
+pub(crate) fn kind(path: &Path) -> io::Result<Kind> {
     if path == Path::new("-") {
         return Ok(Kind::Log);
     }

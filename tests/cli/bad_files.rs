@@ -1,0 +1,186 @@
+//! Files that are cut off, damaged, of another kind, or made to take the memory of the machine: each ends with a message and a
+//! status, and what could be read is shown.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use tempfile::TempDir;
+
+use crate::record::recorded;
+use crate::tool::{Ran, finish, pinpool};
+
+const AFTER: &str = "PoolAllocator: After 63521 get requests, put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and \
+                     unsatisfied allocation rate=0.0173171\n";
+
+fn on(args: &[&str], path: &Path) -> Ran {
+    finish(pinpool(args).arg(path))
+}
+
+fn packed(text: &[u8]) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    gzip.write_all(text).unwrap();
+    gzip.finish().unwrap()
+}
+
+fn written(dir: &TempDir, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+    let path = dir.path().join(name);
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// 140 MiB of zeros in less than 200 KB.
+fn bomb(dir: &TempDir) -> PathBuf {
+    let mebibyte = packed(&vec![0; 1 << 20]);
+    written(dir, "bomb.gz", mebibyte.repeat(140))
+}
+
+#[test]
+fn a_compressed_line_without_an_end_is_refused_by_its_length() {
+    let dir = TempDir::new().unwrap();
+    let path = bomb(&dir);
+    let page = dir.path().join("page.html");
+    for args in [&["inspect"][..], &["inspect", "--json"], &["report", "-o", page.to_str().unwrap()]] {
+        let ran = on(args, &path);
+        assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{args:?}");
+        ran.check_stderr("bomb.gz");
+        ran.check_stderr("line 1 is longer than 128 MiB");
+    }
+    assert!(!page.exists());
+}
+
+#[test]
+fn of_a_compressed_log_that_is_cut_off_the_rest_is_shown() {
+    let dir = TempDir::new().unwrap();
+    // Of two members the second is cut.
+    let whole = packed(AFTER.repeat(3).as_bytes());
+    let other: Vec<u8> =
+        (0..20_000_u32).flat_map(|n| format!("{}\n", n.wrapping_mul(2_654_435_761)).into_bytes()).collect();
+    let other = packed(&other);
+    let path = written(&dir, "cut.gz", [&whole[..], &other[..other.len() / 2]].concat());
+    let ran = on(&["inspect"], &path);
+    assert_eq!(ran.code(), 1);
+    assert!(ran.stdout.contains("3 messages in"), "{}", ran.stdout);
+    ran.check_stderr("cut.gz: read up to line ");
+    ran.check_stderr("the file is cut off");
+    let json = on(&["inspect", "--json"], &path);
+    assert_eq!((json.code(), json.stdout.lines().count()), (1, 4));
+    assert!(json.stdout.contains("\"stopped\":\"read up to line "), "{}", json.stdout);
+
+    let page = dir.path().join("page.html");
+    let ran = on(&["report", "-o", page.to_str().unwrap()], &path);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("drawn is what was read before");
+    assert!(fs::read_to_string(&page).unwrap().contains("The log is not whole: read up to line "));
+}
+
+#[test]
+fn of_a_recording_that_is_cut_off_the_rest_is_drawn_and_that_is_said() {
+    let dir = TempDir::new().unwrap();
+    let path = recorded(dir.path(), "t.trace");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 40]).unwrap();
+    let page = dir.path().join("page.html");
+    let ran = on(&["report", "-o", page.to_str().unwrap()], &path);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("t.trace: ");
+    ran.check_stderr("cut off");
+    assert!(fs::read_to_string(&page).unwrap().contains("The trace is not whole: "));
+}
+
+#[test]
+fn inspect_names_the_commands_for_a_recording_and_for_a_trace() {
+    let dir = TempDir::new().unwrap();
+    for name in ["t.trace", "t.gz"] {
+        let ran = on(&["inspect"], &recorded(dir.path(), name));
+        assert_eq!(ran.code(), 1);
+        ran.check_stderr("this is a recording, no log: `pinpool trace` prints it, `pinpool report` draws it");
+    }
+    let ran = on(&["inspect"], &written(&dir, "w", "# limit 5\na 1 4096\nf 1\n"));
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("this is a trace, no log: `pinpool replay` plays it");
+}
+
+#[test]
+fn a_trace_without_gets_fails_everywhere() {
+    let dir = TempDir::new().unwrap();
+    let path = written(&dir, "none.trace", "# limit 5\nt 5\n");
+    let page = dir.path().join("page.html");
+    for args in [
+        &["replay"][..],
+        &["replay", "--json"],
+        &["replay", "--format", "markdown"],
+        &["replay", "--set", "MAX_BYTES=1MiB"],
+        &["advise"],
+        &["report", "-o", page.to_str().unwrap()],
+    ] {
+        let ran = on(args, &path);
+        assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{args:?}");
+        ran.check_stderr("none.trace: the trace has no gets");
+    }
+}
+
+#[test]
+fn what_the_system_refuses_is_named_with_a_remedy() {
+    let dir = TempDir::new().unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let (page, missing) = (dir.path().join("page.html"), dir.path().join("none/x"));
+    let trace = written(&dir, "w", "a 1 4096\nf 1\n");
+    let (page, missing, trace) = (page.to_str().unwrap(), missing.to_str().unwrap(), trace.to_str().unwrap());
+    for (args, words) in [
+        (&["inspect", folder][..], "name a file"),
+        (&["replay", folder], "name a file"),
+        (&["replay", "--set", "MAX_BYTES=1MiB", folder], "name a file"),
+        (&["replay", "--format", "conformance", folder], "name a file"),
+        (&["advise", folder], "name a file"),
+        (&["report", folder, "-o", page], "name a file"),
+        (&["inspect", missing], "check its name"),
+        (&["replay", missing], "check its name"),
+        (&["advise", missing], "check its name"),
+        (&["report", missing, "-o", page], "check its name"),
+        (&["report", trace, "-o", missing], "check its name, and that the directory is there"),
+        (&["report", trace, "-o", folder], "name a file"),
+        (&["report", trace, "-o", "/dev/full"], "free space there"),
+        (&["report", trace, "--svg", trace], "w: "),
+    ] {
+        let ran = finish(&mut pinpool(args));
+        assert_eq!(ran.code(), 1, "{args:?}: {}", ran.stderr);
+        ran.check_stderr(words);
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let dir = TempDir::new().unwrap();
+    let log = written(&dir, "log", AFTER.repeat(20_000));
+    let trace = written(&dir, "w", "a 1 4096\nf 1\n".repeat(500));
+    for args in [
+        vec!["inspect", "--json", log.to_str().unwrap()],
+        vec!["inspect", "--all", log.to_str().unwrap()],
+        vec!["replay", "--json", trace.to_str().unwrap()],
+        vec!["env"],
+        vec!["trace", trace.to_str().unwrap()],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let ran = finish(pinpool(&args).stdout(Stdio::from(writer)));
+        assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""), "{args:?}");
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let ran = finish(pinpool(&args).stdout(Stdio::from(full)));
+        assert_eq!(ran.code(), 1, "{args:?}");
+        ran.check_stderr("stdout: ");
+    }
+}
+
+#[test]
+fn a_log_of_more_pools_than_can_be_told_apart_is_an_error_that_names_the_limit() {
+    let dir = TempDir::new().unwrap();
+    let raises: String =
+        (0..1_200).rev().map(|n| format!("Raising pool_size_limit_ from {} to {}\n", 1_000 + n, 9_000)).collect();
+    let ran = on(&["inspect"], &written(&dir, "log", raises));
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("more than 1000 pools");
+}
