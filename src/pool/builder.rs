@@ -23,7 +23,7 @@ use crate::engine::{
 };
 use crate::error::{ErrorKind, Result};
 use crate::host::limits;
-use crate::record::{Recorder, Unrecorded};
+use crate::record::{Recorder, Unrecorded, count_failed};
 use crate::size_class::Rounding;
 
 /// Collects the settings of a new pool. A setting that code leaves out comes from the environment, else it has its default.
@@ -246,16 +246,14 @@ fn recorder(config: &Config, log: &PoolLog, backend: &'static str) -> Result<Opt
             let why = format!("cannot be written: {why}; name a file in a folder that may be written, or leave it out");
             Err(ErrorKind::Setting { name: "PINPOOL_TRACE", value: path.display().to_string(), why }.into())
         }
-        Err(Unrecorded::Taken) => {
-            log.not_recording(path, "another process writes it; put %p, the number of the process, into the name");
-            Ok(None)
-        }
-        Err(Unrecorded::Busy) => {
-            log.not_recording(path, "another thread of this process was opening a trace for too long");
-            Ok(None)
-        }
-        Err(Unrecorded::NotBuilt) => {
-            log.not_recording(path, "this build cannot record; build pinpool with the feature `trace`");
+        Err(other) => {
+            let why = match other {
+                Unrecorded::Taken => "another process writes it; put %p, the number of the process, into the name",
+                Unrecorded::Busy => "another thread of this process was opening a trace for too long",
+                _ => "this build cannot record; build pinpool with the feature `trace`",
+            };
+            count_failed();
+            log.not_recording(path, why);
             Ok(None)
         }
     }

@@ -19,6 +19,8 @@
 //!
 //! The format is described in `docs/trace-format.md`. Without the feature `trace` there are events and nobody to take them.
 
+use crate::sync::process::{AtomicU64, Ordering};
+
 // Public for readers, which only the tool has; two of the events are the writer's.
 #[cfg_attr(not(feature = "cli"), allow(unreachable_pub, dead_code))]
 mod event;
@@ -52,6 +54,19 @@ pub use reader::{Record, Recording, RecordingError};
 pub(crate) use recorder::Recorder;
 #[cfg(not(feature = "trace"))]
 pub(crate) use without::Recorder;
+
+/// Recordings of this process that were asked for, and are missing or not complete.
+static FAILED: AtomicU64 = AtomicU64::new(0);
+
+/// How many pools were to be recorded and are not in a complete file.
+#[cfg(feature = "cli")]
+pub fn failed_recordings() -> u64 {
+    FAILED.load(Ordering::Relaxed)
+}
+
+pub(crate) fn count_failed() {
+    FAILED.fetch_add(1, Ordering::Relaxed);
+}
 
 /// Why a pool records nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -32,6 +32,7 @@ mod variables;
 mod watch;
 mod workload;
 
+pub use crate::record::failed_recordings;
 pub use crate::record::{Event, PoolDescription, Record, Recording, RecordingError};
 pub use cost::CallCost;
 pub use format::{TraceError, TraceHeader, TraceOp, TraceReader};

@@ -56,8 +56,21 @@ pub(super) struct Player<'a> {
     queue: BTreeMap<u64, Ticket>,
     next_ticket: u64,
     watch: Option<Watch<'a>>,
+    stop: Option<StopAbove>,
     tally: Tally,
 }
+
+/// A replay ends early once it is sure to have more misses, waits and gets not served than this.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StopAbove {
+    /// Beside `misses`.
+    pub(super) most: u64,
+    /// Misses that do not count.
+    pub(super) misses: u64,
+}
+
+/// Lines between two looks at whether to end early.
+const LOOK_EVERY: usize = 256;
 
 /// State of a get that has not been put back.
 enum GetState {
@@ -129,21 +142,41 @@ impl<'a> Player<'a> {
             queue: BTreeMap::new(),
             next_ticket: 0,
             watch,
+            stop: None,
             tally: Tally::default(),
         }
     }
 
-    /// Performs all of `workload`.
+    /// The same, which ends early above `stop`.
+    pub(super) fn ending_above(self, stop: Option<StopAbove>) -> Self {
+        Self { stop, ..self }
+    }
+
+    /// Performs all of `workload`, unless it ends early.
     pub(super) fn play(mut self, workload: &Workload) -> Result<ReplayOutcome, TraceError> {
         self.tally.half_gets = workload.gets() / 2;
-        for &(line, operation) in workload.lines() {
+        let mut ended_early = false;
+        for (at, &(line, operation)) in (1..).zip(workload.lines()) {
             self.perform(operation).map_err(|error| error_at(line, operation, error.to_string()))?;
             self.show(false);
+            if at % LOOK_EVERY == 0 && self.is_above() {
+                ended_early = true;
+                break;
+            }
         }
         self.show(true);
         // The minute that follows is no part of the workload.
         self.watch = None;
-        Ok(self.finish(workload.peak_requested_bytes())?)
+        Ok(ReplayOutcome { ended_early, ..self.finish(workload.peak_requested_bytes())? })
+    }
+
+    /// Whether no rest of the workload can bring the counts below those at which it ends early.
+    fn is_above(&self) -> bool {
+        let Some(StopAbove { most, misses }) = self.stop else { return false };
+        // A get that waits is a hit if a put serves it.
+        let open = self.pool.stats().hits + self.queue.len() as u64;
+        let missed = self.tally.gets.saturating_sub(open).saturating_sub(misses);
+        missed + self.tally.waits + self.tally.fallbacks > most
     }
 
     fn perform(&mut self, operation: TraceOp) -> Result<(), Error> {
@@ -328,6 +361,14 @@ impl<'a> Player<'a> {
         };
         let (releases, released_bytes) = (stats.underlying.frees, stats.underlying.free_bytes);
         let moving_ns = self.tally.moving_ns;
-        Ok(ReplayOutcome { report, releases, released_bytes, moving_ns, checks: 0, last_lines: None })
+        Ok(ReplayOutcome {
+            report,
+            releases,
+            released_bytes,
+            moving_ns,
+            checks: 0,
+            last_lines: None,
+            ended_early: false,
+        })
     }
 }

@@ -71,6 +71,9 @@ pub struct ReplayOutcome {
     pub checks: u64,
     /// The lines of the last check, as TensorFlow prints them.
     pub last_lines: Option<String>,
+    /// The figures are those up to the place where a limit on them was passed.
+    #[serde(skip)]
+    pub ended_early: bool,
 }
 
 impl ReplayOutcome {

@@ -22,9 +22,17 @@ impl Replay {
     ///
     /// # Errors
     ///
-    /// A variable that a replay cannot follow, or a value that cannot be read; the text names it.
+    /// A variable that a replay cannot follow, one that is named twice, or a value that cannot be read; the text names it.
     pub fn under<'a>(variables: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
         let pairs = variables.into_iter().map(pair).collect::<Result<Vec<_>, _>>()?;
+        let mut names: Vec<_> = pairs.iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("{} is set twice; leave one of the two out", twice[0]));
+        }
+        if let Some((name, _)) = pairs.iter().find(|(_, value)| value.is_empty()) {
+            return Err(format!("{name} has no value; give one, or leave it out for its default"));
+        }
         let (settings, warnings) = env::read(pairs);
         if let Some(warning) = warnings.first() {
             return Err(warning.to_string());

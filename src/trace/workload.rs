@@ -220,7 +220,21 @@ impl Names {
 
 /// An error at `operation`.
 pub(super) fn error_at(line: u64, operation: TraceOp, why: String) -> TraceError {
-    TraceError::Line { line, text: format!("{operation:?}"), why }
+    TraceError::Line { line, text: text_of(operation), why }
+}
+
+/// The operation as a line of a trace.
+fn text_of(operation: TraceOp) -> String {
+    match operation {
+        TraceOp::Get { id, bytes, align: DEFAULT_ALIGN } => format!("a {id} {bytes}"),
+        TraceOp::Get { id, bytes, align } => format!("a {id} {bytes} {align}"),
+        TraceOp::Put { id } => format!("f {id}"),
+        TraceOp::Steps { count, bytes, step: 0 } => format!("r {count} {bytes}"),
+        TraceOp::Steps { count, bytes, step } => format!("s {count} {bytes} {step}"),
+        TraceOp::Clear => "c".to_owned(),
+        TraceOp::Pool { index } => format!("p {index}"),
+        TraceOp::Advance { micros } => format!("t {micros}"),
+    }
 }
 
 impl WorkloadTotals {

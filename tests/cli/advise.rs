@@ -133,9 +133,10 @@ fn the_advice_meets_its_target_when_it_is_played_and_less_does_not() {
 #[test]
 fn a_target_that_no_setting_meets_is_told_and_fails() {
     let dir = tempfile::tempdir().unwrap();
-    // Idle for a minute between any two uses, so each get finds its memory given back.
+    // Idle for a minute between any two uses, so each get finds its memory given back; no other settings may be tried.
     let text = "a 1 5000000\nt 10\nf 1\nt 90000000\n".repeat(30);
-    let ran = advise(&written(dir.path(), "w.trace", &text), &[]);
+    let set = "PRESET=adaptive,IDLE_TIMEOUT=60s,RESERVE=0";
+    let ran = advise(&written(dir.path(), "w.trace", &text), &["--set", set]);
     assert_eq!(ran.code(), 1, "{}", ran.stdout);
     assert!(
         ran.stdout.contains("TARGET NOT MET") && ran.stdout.contains("export PINPOOL_MAX_BYTES="),

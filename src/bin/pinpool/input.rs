@@ -5,6 +5,9 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
+use pinpool::trace::Workload;
+
+use crate::files::{in_file, named};
 
 /// Longer than the first lines of any trace.
 const LOOKED_AT: u64 = 4_096;
@@ -46,6 +49,20 @@ pub(crate) fn kind(path: &Path) -> io::Result<Kind> {
         () if begins_a_workload(&first) => Kind::Workload,
         () => Kind::Log,
     })
+}
+
+/// The trace at `path`, to be played.
+///
+/// # Errors
+///
+/// If it cannot be read, or has no gets.
+pub(crate) fn open_workload(path: &Path) -> Result<Workload, String> {
+    let workload = Workload::open(path).map_err(|error| in_file(path, &error))?;
+    if workload.gets() == 0 {
+        let why = workload.warning().map_or_else(String::new, |warning| format!("{warning}; "));
+        return Err(named(path, &format_args!("{why}the trace has no gets, so there is nothing to play")));
+    }
+    Ok(workload)
 }
 
 fn begins_a_workload(first: &[u8]) -> bool {

@@ -85,6 +85,12 @@ enum ExitError {
     Interrupted = 130,
 }
 
+impl ExitError {
+    fn of(error: &pinpool::Error) -> Self {
+        if error.is_setting() { Self::Settings } else { Self::Failure }
+    }
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let terminal = Terminal::new();
@@ -104,7 +110,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Load(args) => load::run(&args, verbosity, &terminal),
         Command::Replay(args) => replay::run(&args, &terminal),
-        Command::Advise(args) => advise::run(&args, &terminal),
+        Command::Advise(args) => advise::run(&args, verbosity, &terminal),
         Command::Trace(args) => trace::run(&args, &terminal),
         Command::Bench(args) => bench::run(&args, &terminal),
         Command::Doctor(args) => doctor::run(&args, &terminal),
@@ -116,6 +122,14 @@ fn main() -> ExitCode {
         Command::Top(args) => terminal.report(top::run(&args)),
         Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
         Command::Man(args) => terminal.report(pages::man(&args, Cli::command())),
+    };
+    // The pools are gone, and with them their recordings are complete.
+    let result = match pinpool::trace::failed_recordings() {
+        0 => result,
+        _ => {
+            terminal.message("the recording that was asked for is missing or not complete, as the log says");
+            result.and(Err(ExitError::Failure))
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

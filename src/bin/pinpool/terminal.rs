@@ -49,6 +49,18 @@ impl Terminal {
         bar
     }
 
+    /// A line with a count of steps; dropping it clears it. Hidden if the user wants it quiet.
+    pub(crate) fn steps(&self, verbosity: Verbosity) -> ProgressBar {
+        if verbosity == Verbosity::Quiet {
+            return ProgressBar::hidden();
+        }
+        let bar = self.bars.add(ProgressBar::new_spinner().with_finish(ProgressFinish::AndClear));
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} {msg}, {elapsed}") {
+            bar.set_style(style);
+        }
+        bar
+    }
+
     /// Prints a message of the tool itself on stderr.
     pub(crate) fn message(&self, line: impl Display) {
         self.write(format!("pinpool: {line}\n").as_bytes());
@@ -106,7 +118,7 @@ impl Terminal {
     /// Prints an error of the pool and returns its exit status.
     pub(crate) fn refuse(&self, error: &pinpool::Error) -> ExitError {
         self.lines(error);
-        if error.is_setting() { ExitError::Settings } else { ExitError::Failure }
+        ExitError::of(error)
     }
 
     /// Prints text and a line end on stdout.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::{Block, Core, Wanted};
 use crate::config::{Config, env};
-use crate::record::{Event, PoolDescription, Recorder};
+use crate::record::{Event, PoolDescription, Recorder, count_failed};
 
 /// What a recording says of a pool.
 pub(crate) fn description(config: &Config, name: Option<&str>, backend: &str) -> PoolDescription {
@@ -75,6 +75,9 @@ impl Core {
         if let Some(recorder) = self.recorder()
             && let Some(recorded) = recorder.end()
         {
+            if recorded.failure.is_some() {
+                count_failed();
+            }
             self.log.recorded(recorder.path(), &recorded);
         }
     }

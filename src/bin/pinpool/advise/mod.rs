@@ -2,33 +2,40 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `search.rs` | the search over replays |
+//! | `tries.rs` | the settings that are tried, and the one that is advised |
+//! | `search.rs` | the search over replays under one of them |
 //! | `batch.rs` | how sizes follow the batch size |
 
 mod batch;
 mod search;
+mod tries;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
+use indicatif::ProgressBar;
 use pinpool::config::text::ParseError;
 use pinpool::trace::{Replay, Workload};
 use serde::Serialize;
 
 use self::batch::BatchFit;
-use self::search::{Advice, search};
-use crate::ExitError;
+use self::search::Advice;
+use self::tries::{Advised, Try};
 use crate::files::{in_file, named};
-use crate::table::grouped;
+use crate::input::open_workload;
+use crate::table::{columns, grouped};
 use crate::terminal::Terminal;
+use crate::{ExitError, Verbosity};
 
 /// Find the smallest ceiling and limit under which a trace meets a target
 ///
 /// Plays the trace on simulated memory, in virtual time, under many settings. A miss is a get that no idle buffer serves. The
 /// first gets of a size, and those for more buffers of a size at once than before, miss under any setting; the target is for
-/// the other misses, and for gets that wait or fail at the ceiling. Exits with 1 if no ceiling and limit meet the target, or
-/// the trace is not whole.
+/// the other misses, and for gets that wait or fail at the ceiling. Where the settings as given cannot meet it, PINPOOL_PRESET,
+/// PINPOOL_ROUNDING, PINPOOL_IDLE_TIMEOUT and PINPOOL_RESERVE are tried too, unless --set has them, and what each gives is
+/// printed. Exits with 1 if nothing meets the target, or the trace is not whole.
 #[derive(Debug, Args)]
 pub(crate) struct AdviseArgs {
     /// Recorded trace, workload, or log of RMM, plain or compressed; with --batch-size more than one
@@ -60,15 +67,17 @@ pub(crate) struct AdviseArgs {
 struct JsonAdvice<'a> {
     trace: String,
     #[serde(flatten)]
-    advice: &'a Advice,
+    advised: &'a Advised,
     #[serde(skip_serializing_if = "Option::is_none")]
     batch: Option<&'a BatchFit>,
     warnings: &'a [String],
 }
 
-pub(crate) fn run(args: &AdviseArgs, terminal: &Terminal) -> Result<(), ExitError> {
+pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
     let mut warnings = Vec::new();
-    let advised = advise(args, &mut warnings);
+    let bar = terminal.steps(verbosity);
+    let advised = advise(args, &bar, &mut warnings);
+    bar.finish_and_clear();
     warnings.iter().for_each(|warning| terminal.message(warning));
     let (text, met) = match advised {
         Ok(advised) => advised,
@@ -79,13 +88,14 @@ pub(crate) fn run(args: &AdviseArgs, terminal: &Terminal) -> Result<(), ExitErro
 }
 
 /// The text, and whether the target is met.
-fn advise(args: &AdviseArgs, warnings: &mut Vec<String>) -> Result<(String, bool), Box<dyn Error>> {
+fn advise(args: &AdviseArgs, bar: &ProgressBar, warnings: &mut Vec<String>) -> Result<(String, bool), Box<dyn Error>> {
     let searched = |name: &&str| matches!(name.trim_start_matches("PINPOOL_"), "MAX_BYTES" | "POOL_SIZE_LIMIT");
     let names = args.set.iter().flat_map(|set| set.split(',')).filter_map(|one| Some(one.split_once('=')?.0.trim()));
     if let Some(name) = { names }.find(searched) {
         return Err(format!("--set {name}: advise searches it; `pinpool replay --set` tries one value").into());
     }
-    let replay = Replay::under(args.set.iter().map(String::as_str))?;
+    let pairs = args.set.iter().map(String::as_str);
+    let replay = Replay::under(pairs).map_err(|error| format!("--set {}: {error}", args.set.join(",")))?;
     let workloads = args.traces.iter().map(|path| open(path, warnings)).collect::<Result<Vec<_>, _>>()?;
     let first = workloads.first().ok_or("no trace is named")?;
     let fit = match args.new_batch_size {
@@ -100,29 +110,28 @@ fn advise(args: &AdviseArgs, warnings: &mut Vec<String>) -> Result<(String, bool
     // Pools of a search are too small on purpose: what they would log is no news.
     let level = log::max_level();
     log::set_max_level(log::LevelFilter::Off);
-    let advice = search(workload, &replay, args.miss_target);
+    bar.enable_steady_tick(Duration::from_millis(100));
+    let advised = tries::advise(workload, &replay, args.miss_target, bar);
     log::set_max_level(level);
-    let advice = advice?;
+    let advised = advised.map_err(|error| in_file(&args.traces[0], &error))?;
     let trace = args.traces.first().map(|path| path.display().to_string()).unwrap_or_default();
     let text = if args.json {
-        serde_json::to_string(&JsonAdvice { trace, advice: &advice, batch: fit.as_ref(), warnings })?
+        serde_json::to_string(&JsonAdvice { trace, advised: &advised, batch: fit.as_ref(), warnings })?
     } else {
         let scaled = fit.as_ref().map(BatchFit::lines).unwrap_or_default();
-        format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advice, &args.set))
+        format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advised, &args.set))
     };
-    Ok((text, advice.meets_target))
+    Ok((text, advised.advice.meets_target))
 }
 
 fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Workload, String> {
-    let workload = Workload::open(path).map_err(|error| in_file(path, &error))?;
+    let workload = open_workload(path)?;
     warnings.extend(workload.warning().map(|warning| named(path, &warning)));
-    if workload.gets() == 0 {
-        return Err(named(path, &"the trace has no gets, so there is nothing to advise"));
-    }
     Ok(workload)
 }
 
-fn table(advice: &Advice, set: &[String]) -> String {
+fn table(advised: &Advised, set: &[String]) -> String {
+    let Advised { advice, set: more, tried } = advised;
     let Advice { max_bytes, pool_size_limit, peak_requested_bytes, firsts, .. } = *advice;
     let percent = |part: u64| format!("{:.3} %", 100.0 * part as f64 / advice.gets.max(1) as f64);
     let mut text = String::new();
@@ -131,8 +140,7 @@ fn table(advice: &Advice, set: &[String]) -> String {
     } else {
         text += &format!(
             "TARGET NOT MET: at most {} misses and waits that could be avoided; {} are left without any ceiling or limit, and {} \
-             ({}) under this one, the smallest found that does {}. Other settings may do better: look at --set RESERVE=... and \
-             --set PRESET=tensorflow in `pinpool replay`\n",
+             ({}) under this one, the smallest found that does {}\n",
             grouped(advice.allowed),
             grouped(advice.avoidable_without_limits),
             grouped(advice.avoidable),
@@ -143,6 +151,9 @@ fn table(advice: &Advice, set: &[String]) -> String {
                 "as well as a ceiling of four times the peak"
             }
         );
+    }
+    if tried.len() > 1 {
+        text += &tries_table(tried);
     }
     text += &format!(
         "expected: {} misses of {} gets ({}), of which {} come first of their size or number and miss under any setting; {} \
@@ -161,13 +172,27 @@ fn table(advice: &Advice, set: &[String]) -> String {
         grouped(peak_requested_bytes)
     );
     text += &format!("limit: {} idle buffers\n\n", grouped(pool_size_limit));
-    for setting in set {
+    let more = more.split(',').filter(|setting| !setting.is_empty());
+    for setting in set.iter().map(String::as_str).chain(more) {
         let name = setting.to_uppercase();
         let prefix = if name.starts_with("PINPOOL_") { "" } else { "PINPOOL_" };
         let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
         text += &format!("export {prefix}{}={value}\n", name.to_uppercase());
     }
     text + &format!("export PINPOOL_MAX_BYTES={max_bytes}\nexport PINPOOL_POOL_SIZE_LIMIT={pool_size_limit}\n")
+}
+
+/// What each set of settings gives.
+fn tries_table(tried: &[Try]) -> String {
+    let head = ["tried", "could be avoided", "pinned at most", "ceiling", "limit"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(tried.iter().map(|one| {
+        let searched = |figure: Option<u64>| figure.map_or_else(|| "-".to_owned(), grouped);
+        let name = if one.set.is_empty() { "as given" } else { &one.set };
+        let (avoidable, peak) = (grouped(one.avoidable_without_limits), grouped(one.peak_pinned_bytes));
+        vec![name.to_owned(), avoidable, peak, searched(one.max_bytes), searched(one.pool_size_limit)]
+    }));
+    columns(&rows)
 }
 
 /// `0.1%` or `0.001`.

@@ -1,11 +1,12 @@
-//! The search: first the smallest ceiling without a limit on idle buffers that is ever reached, then the smallest limit under
-//! that ceiling.
+//! The search under one set of settings: first the smallest ceiling without a limit on idle buffers that is ever reached, then
+//! the smallest limit under that ceiling.
 //!
 //! Bisects. What meets the target is not always more under a higher ceiling, so the result is one that was played, and not
-//! proven to be the least.
+//! proven to be the least. A replay ends as soon as the target is missed.
 
 use std::collections::HashMap;
 
+use indicatif::ProgressBar;
 use pinpool::trace::{Replay, ReplayReport, TraceError, TraceOp, Workload};
 use pinpool::{Preset, Rounding};
 use serde::Serialize;
@@ -49,24 +50,133 @@ pub(super) struct Advice {
     pub(super) replays: u64,
 }
 
-struct Search<'a> {
-    workload: &'a Workload,
-    settings: &'a Replay,
+/// What the settings give with no ceiling and no limit.
+#[derive(Debug)]
+pub(super) struct Free {
+    report: ReplayReport,
+    /// Misses under any ceiling and limit.
     firsts: u64,
-    replays: u64,
+    /// Misses beside these.
+    pub(super) avoidable: u64,
+}
+
+impl Free {
+    pub(super) fn peak_pinned_bytes(&self) -> u64 {
+        self.report.peak_pinned_bytes
+    }
+}
+
+/// Replays of one workload under one set of settings.
+pub(super) struct Search<'a> {
+    pub(super) workload: &'a Workload,
+    pub(super) settings: &'a Replay,
+    /// Misses and waits that the target allows.
+    pub(super) allowed: u64,
+    /// Counts replays.
+    pub(super) progress: &'a ProgressBar,
 }
 
 impl Search<'_> {
-    fn play(&mut self, max_bytes: Option<u64>, limit: u64) -> Result<ReplayReport, TraceError> {
-        self.replays += 1;
-        let settings = self.settings.clone();
-        Replay { max_bytes, pool_size_limit: Some(limit), ..settings }.play(self.workload)
+    fn under(&self, max_bytes: Option<u64>, limit: u64) -> Replay {
+        self.progress.inc(1);
+        Replay { max_bytes, pool_size_limit: Some(limit), ..self.settings.clone() }
     }
 
-    /// Misses that come from settings, and gets that the ceiling kept waiting.
-    fn avoidable(&self, report: &ReplayReport) -> u64 {
-        misses(report).saturating_sub(self.firsts) + report.waits + report.fallbacks
+    /// Plays with no ceiling and no limit.
+    pub(super) fn free(&self) -> Result<Free, TraceError> {
+        let report = self.under(None, NO_LIMIT).play(self.workload)?;
+        // Memory that lay idle between may be there again for another class.
+        let firsts = firsts(self.workload, rounding(self.settings)).min(misses(&report));
+        Ok(Free { firsts, avoidable: avoidable(&report, firsts), report })
     }
+
+    /// Under a lower ceiling no allocator could serve all gets at once, or the reserve does not fit.
+    fn least_bytes(&self) -> u64 {
+        self.workload.peak_requested_bytes().max(self.settings.others.reserve_bytes.unwrap_or(0))
+    }
+
+    /// Whether a ceiling of less than `bytes` meets the target.
+    pub(super) fn is_met_below(&self, free: &Free, bytes: u64) -> Result<bool, TraceError> {
+        if bytes > free.report.peak_pinned_bytes {
+            return Ok(true);
+        }
+        let below_bytes = bytes.saturating_sub(PAGE_BYTES);
+        if below_bytes < self.least_bytes() {
+            return Ok(false);
+        }
+        let below = self.under(Some(below_bytes), NO_LIMIT);
+        Ok(below.play_up_to(self.workload, self.allowed, free.firsts)?.is_some())
+    }
+
+    /// The smallest ceiling and limit that meet the target; where nothing does, that do as well as none.
+    pub(super) fn smallest(&self, free: &Free) -> Result<Advice, TraceError> {
+        let (firsts, peak_bytes) = (free.firsts, free.report.peak_pinned_bytes);
+        let mut enough = self.allowed.max(free.avoidable);
+        let meets = |max_bytes: u64, limit: u64, enough: u64| {
+            self.under(Some(max_bytes), limit).play_up_to(self.workload, enough, firsts)
+        };
+        let whole = |bytes: u64| bytes.max(1).div_ceil(PAGE_BYTES) * PAGE_BYTES;
+        let step = whole(peak_bytes / STEPS);
+        let least_bytes = self.least_bytes();
+        let (mut low, mut high) = (whole(least_bytes), whole(least_bytes));
+        if meets(high, NO_LIMIT, enough)?.is_none() {
+            high = high.saturating_add(step).max(whole(peak_bytes));
+            // The ceiling that a pool without one reaches may be too low for one that has it: granules are smaller then.
+            while meets(high, NO_LIMIT, enough)?.is_none() {
+                if high > peak_bytes.max(least_bytes).saturating_mul(CEILING_TIMES_MAX) {
+                    // No ceiling does as well as none: the smallest is searched that does as well as this one.
+                    enough = avoidable(&self.under(Some(high), NO_LIMIT).play(self.workload)?, firsts);
+                    break;
+                }
+                low = high;
+                high = whole(high.saturating_add(high / 8));
+            }
+        }
+        while high.saturating_sub(low) > step {
+            let middle = whole(low.midpoint(high));
+            if meets(middle, NO_LIMIT, enough)?.is_some() { high = middle } else { low = middle }
+        }
+
+        let (mut few, mut many) = (0, 1);
+        let mut met = meets(high, many, enough)?;
+        while met.is_none() && many < NO_LIMIT {
+            (few, many) = (many, many * 2);
+            met = meets(high, many, enough)?;
+        }
+        while many - few > 1 {
+            let middle = few.midpoint(many);
+            match meets(high, middle, enough)? {
+                Some(report) => (many, met) = (middle, Some(report)),
+                None => few = middle,
+            }
+        }
+        let report = match met {
+            Some(report) => report,
+            None => self.under(Some(high), many).play(self.workload)?,
+        };
+        let avoidable = avoidable(&report, firsts);
+        Ok(Advice {
+            meets_target: avoidable <= self.allowed,
+            gets: self.workload.gets(),
+            allowed: self.allowed,
+            firsts,
+            avoidable,
+            avoidable_without_limits: free.avoidable,
+            misses: misses(&report),
+            waits: report.waits,
+            fallbacks: report.fallbacks,
+            max_bytes: high,
+            pool_size_limit: many,
+            peak_requested_bytes: self.workload.peak_requested_bytes(),
+            peak_pinned_bytes: report.peak_pinned_bytes,
+            replays: self.progress.position(),
+        })
+    }
+}
+
+/// Misses that come from settings, and gets that the ceiling kept waiting.
+fn avoidable(report: &ReplayReport, firsts: u64) -> u64 {
+    misses(report).saturating_sub(firsts) + report.waits + report.fallbacks
 }
 
 fn misses(report: &ReplayReport) -> u64 {
@@ -124,68 +234,4 @@ fn firsts(workload: &Workload, rounding: Rounding) -> u64 {
         }
     }
     firsts
-}
-
-pub(super) fn search(workload: &Workload, settings: &Replay, target: f64) -> Result<Advice, TraceError> {
-    let mut search = Search { workload, settings, firsts: 0, replays: 0 };
-    let free = search.play(None, NO_LIMIT)?;
-    // Memory that lay idle between may be there again for another class.
-    search.firsts = firsts(workload, rounding(settings)).min(misses(&free));
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // A part of a count.
-    let allowed = (workload.gets() as f64 * target) as u64;
-    let least = search.avoidable(&free);
-    let mut enough = allowed.max(least);
-
-    let whole = |bytes: u64| bytes.max(1).div_ceil(PAGE_BYTES) * PAGE_BYTES;
-    let step = whole(free.peak_pinned_bytes / STEPS);
-    let (mut low, mut high) =
-        (whole(workload.peak_requested_bytes()).saturating_sub(step), whole(free.peak_pinned_bytes));
-    // The ceiling that a pool without one reaches may be too low for one that has it: granules are smaller then.
-    loop {
-        let avoidable = search.play(Some(high), NO_LIMIT).map(|report| search.avoidable(&report))?;
-        if avoidable <= enough {
-            break;
-        }
-        if high > free.peak_pinned_bytes.saturating_mul(CEILING_TIMES_MAX) {
-            // No ceiling does as well as none: the smallest is searched that does as well as this one.
-            enough = avoidable;
-            break;
-        }
-        low = high;
-        high = whole(high.saturating_add(high / 8));
-    }
-    while high.saturating_sub(low) > step {
-        let middle = whole(low.midpoint(high));
-        let report = search.play(Some(middle), NO_LIMIT)?;
-        if search.avoidable(&report) <= enough { high = middle } else { low = middle }
-    }
-
-    let (mut few, mut many) = (0, 1);
-    let mut report = search.play(Some(high), many)?;
-    while search.avoidable(&report) > enough && many < NO_LIMIT {
-        (few, many) = (many, many * 2);
-        report = search.play(Some(high), many)?;
-    }
-    while many - few > 1 {
-        let middle = few.midpoint(many);
-        let tried = search.play(Some(high), middle)?;
-        if search.avoidable(&tried) <= enough { (many, report) = (middle, tried) } else { few = middle }
-    }
-    let avoidable = search.avoidable(&report);
-    Ok(Advice {
-        meets_target: avoidable <= allowed,
-        gets: workload.gets(),
-        allowed,
-        firsts: search.firsts,
-        avoidable,
-        avoidable_without_limits: least,
-        misses: misses(&report),
-        waits: report.waits,
-        fallbacks: report.fallbacks,
-        max_bytes: high,
-        pool_size_limit: many,
-        peak_requested_bytes: workload.peak_requested_bytes(),
-        peak_pinned_bytes: report.peak_pinned_bytes,
-        replays: search.replays,
-    })
 }

@@ -39,7 +39,7 @@ use message::Found;
 ///
 /// Finds the messages `PoolAllocator: After ...` and `Raising pool_size_limit_ ...` behind any prefix or none, in log files,
 /// in saved notebooks and between progress bars. Exits with 1 if a file cannot be read, is cut off (what was read of it is
-/// printed) or holds no such message. A compressed log is read up to 1 GiB, a line up to 128 MiB.
+/// printed) or holds no such message. A compressed log is read up to 1 GiB, a line up to 64 MiB.
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
     /// Logs, plain or compressed with gzip; `-` is stdin

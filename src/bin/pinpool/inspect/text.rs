@@ -4,8 +4,8 @@ use std::io::{self, BufRead, BufReader, Read};
 
 /// Longer pieces come in parts, so that no file needs more memory than this.
 const PART_BYTES: usize = 1 << 20;
-/// What lies between two line ends is no log if it is longer: of saved notebooks, those of 100 MB are refused by their server.
-const LONGEST_PIECE_BYTES: u64 = 128 << 20;
+/// What lies between two line ends is no log if it is longer: a notebook that is saved has a line for each line of its output.
+const LONGEST_PIECE_BYTES: u64 = 64 << 20;
 /// A part does not end within the first words of a message, which are shorter than this.
 const FIRST_WORDS_BYTES: usize = 64;
 
@@ -137,8 +137,8 @@ mod tests {
 
     #[test]
     fn a_file_without_line_ends_comes_in_parts_of_one_line() {
-        let pieces = pieces(io::repeat(b'x').take(100 << 20).chain("\ny".as_bytes()));
-        assert_eq!(pieces.iter().map(|&(_, bytes)| bytes).sum::<usize>(), (100 << 20) + 1);
+        let pieces = pieces(io::repeat(b'x').take(60 << 20).chain("\ny".as_bytes()));
+        assert_eq!(pieces.iter().map(|&(_, bytes)| bytes).sum::<usize>(), (60 << 20) + 1);
         assert!(pieces.iter().all(|&(_, bytes)| bytes <= PART_BYTES + (64 << 10)), "{pieces:?}");
         assert!(
             pieces.iter().rev().skip(1).all(|&(line, _)| line == 1) && pieces.last().is_some_and(|last| last.0 == 2)
@@ -149,7 +149,7 @@ mod tests {
     fn a_line_that_no_log_has_is_an_error_that_names_it_and_the_limit() {
         let mut pieces = Pieces::new("a\n".as_bytes().chain(io::repeat(0)));
         let error = std::iter::from_fn(|| pieces.next().transpose()).find_map(Result::err).unwrap().to_string();
-        assert!(error.contains("line 2 is longer than 128 MiB") && error.contains("jq"), "{error}");
+        assert!(error.contains("line 2 is longer than 64 MiB") && error.contains("jq"), "{error}");
     }
 
     #[test]

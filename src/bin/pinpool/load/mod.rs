@@ -46,7 +46,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Reads every regular file under the PATHs; without one, a synthetic data set with the sizes of photographs. A .tar
 /// (WebDataset shard) or .safetensors file that is named as a PATH is opened, and its samples are loaded one by one.
 /// Exits with 0 only if everything arrived, 1 if something failed, 2 for settings that cannot be met, 3 if --require-gpu is
-/// not met, 4 if there was no file to load, 130 after Ctrl-C.
+/// not met, 4 if there was no file to load, 130 after Ctrl-C. A recording that was asked for and is not complete is a failure.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Files and directories to load
@@ -172,7 +172,12 @@ fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
 
 pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
     let stop = stop_at_interrupt(terminal);
-    let pool = args.pool.build(args.record.clone()).map_err(|error| terminal.refuse(&error))?;
+    let pool = args.pool.build(args.record.clone()).map_err(|error| {
+        let text = error.to_string();
+        // The flag was given, not the variable that it stands for.
+        terminal.lines(if args.record.is_some() { text.replacen("PINPOOL_TRACE=", "--record ", 1) } else { text });
+        ExitError::of(&error)
+    })?;
     let _dump = dump_on_signal(&pool, terminal);
     let mut destination = args.destination(&pool, terminal)?;
     let listing = Instant::now();

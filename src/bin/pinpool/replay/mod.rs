@@ -20,6 +20,7 @@ use serde::Serialize;
 use self::side_by_side::{Column, Costs};
 use crate::ExitError;
 use crate::files::{in_file, named};
+use crate::input::open_workload;
 use crate::terminal::{Terminal, to_stdout};
 
 /// Play workloads on simulated memory, in virtual time
@@ -179,8 +180,13 @@ fn table(args: &ReplayArgs, warnings: &mut Vec<String>) -> Result<String, Box<dy
 
 /// A table for each trace with a column for each `--set`; empty with `--json`.
 fn columns(args: &ReplayArgs, warnings: &mut Vec<String>) -> Result<String, Box<dyn Error>> {
-    let replay =
-        |set: &String| Ok((set.clone(), Replay::under(set.split(',').filter(|pair| !pair.trim().is_empty()))?));
+    let replay = |set: &String| {
+        let pairs: Vec<_> = set.split(',').filter(|pair| !pair.trim().is_empty()).collect();
+        if pairs.is_empty() {
+            return Err(format!("--set \"{set}\": no variable is named; give one, as in --set MAX_BYTES=2GiB"));
+        }
+        Ok((set.clone(), Replay::under(pairs).map_err(|error| format!("--set {set}: {error}"))?))
+    };
     let sets = args.set.iter().map(replay).collect::<Result<Vec<_>, String>>()?;
     let mut text = String::new();
     for path in &args.workloads {
@@ -215,10 +221,7 @@ fn warning(path: &Path, workload: &Workload) -> Option<String> {
 
 /// A workload and its name: that of the file, up to the first dot.
 fn open(path: &Path) -> Result<(String, Workload), String> {
-    let workload = Workload::open(path).map_err(|error| in_file(path, &error))?;
-    if workload.gets() == 0 {
-        return Err(named(path, &"the trace has no gets, so there is nothing to play"));
-    }
+    let workload = open_workload(path)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     Ok((name.split('.').next().unwrap_or_default().to_owned(), workload))
 }

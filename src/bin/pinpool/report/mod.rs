@@ -29,12 +29,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use pinpool::trace::{Recording, Workload};
+use pinpool::trace::Recording;
 
 use self::draw::{Place, svg};
 use self::page::Report;
 use crate::files::{in_file, named, why};
-use crate::input::{self, Kind};
+use crate::input::{self, Kind, open_workload};
 use crate::table::grouped;
 
 /// Draws a log or a trace as a page: the limit, evictions and hit rate; of a trace also bytes by state and sizes
@@ -82,10 +82,7 @@ fn read(path: &Path, name: &str) -> Result<(Report, Option<String>), Box<dyn Err
             (from_log::report(name, &log), log.stopped)
         }
         Kind::Workload => {
-            let workload = Workload::open(path).map_err(|error| in_file(path, &error))?;
-            if workload.gets() == 0 {
-                return Err(named(path, &"the trace has no gets, so there is nothing to draw").into());
-            }
+            let workload = open_workload(path)?;
             let source = format!("{name}: {} gets, replayed", grouped(workload.gets()));
             let timeline = from_replay::timeline(&workload).map_err(|error| in_file(path, &error))?;
             (timeline.report(source), workload.warning().map(str::to_owned))

@@ -1,0 +1,50 @@
+//! A recording that was asked for and cannot be had is a failure, whichever way it fails.
+
+use std::fs::File;
+
+use tempfile::TempDir;
+
+use crate::tool::{finish, pinpool};
+
+const LOAD: [&str; 5] = ["load", "--synthetic", "20", "--batch-bytes", "1MiB"];
+
+#[test]
+fn a_full_disk_fails_the_load_whose_recording_it_was_to_take() {
+    let dir = TempDir::new().unwrap();
+    for command in [
+        pinpool(&LOAD).args(["--record", "/dev/full"]),
+        pinpool(&LOAD).env("PINPOOL_TRACE", "/dev/full"),
+        pinpool(&LOAD).args(["--quiet", "--record", "/dev/full"]),
+    ] {
+        let ran = finish(command);
+        assert_eq!(ran.code(), 1, "{}", ran.stderr);
+        ran.check_stderr("/dev/full is not complete");
+        ran.check_stderr("the recording that was asked for is missing or not complete");
+    }
+    let whole = finish(pinpool(&LOAD).arg("--record").arg(dir.path().join("t.gz")));
+    assert_eq!(whole.code(), 0, "{}", whole.stderr);
+}
+
+#[test]
+fn a_file_that_another_process_writes_fails_the_load() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("t.gz");
+    let file = File::create(&path).unwrap();
+    file.lock().unwrap();
+    let ran = finish(pinpool(&LOAD).arg("--record").arg(&path));
+    assert_eq!(ran.code(), 1, "{}", ran.stderr);
+    ran.check_stderr("another process writes it");
+}
+
+#[test]
+fn the_flag_is_named_where_its_file_cannot_be_written() {
+    let dir = TempDir::new().unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let ran = finish(pinpool(&LOAD).args(["--record", folder]));
+    assert_eq!(ran.code(), 2);
+    ran.check_stderr(&format!("pinpool: --record {folder}: cannot be written"));
+    assert!(!ran.stderr.contains("pinpool: PINPOOL_TRACE"), "{}", ran.stderr);
+    let ran = finish(pinpool(&LOAD).env("PINPOOL_TRACE", folder));
+    assert_eq!(ran.code(), 2);
+    ran.check_stderr("PINPOOL_TRACE");
+}
