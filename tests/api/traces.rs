@@ -81,7 +81,7 @@ fn steps_count_as_what_they_stand_for() {
 #[test]
 fn a_trace_that_contradicts_itself_is_named_with_its_line() {
     for (text, why) in [
-        ("a 1 5\na 1 5\n", "line 2: `Get { id: 1, bytes: 5, align: 4 }`: buffer 1 is held already"),
+        ("a 1 5\na 1 5\n", "line 2: `a 1 5`: buffer 1 is held already"),
         ("f 3\n", "no buffer 3"),
         ("a 1 18446744073709551615\na 2 1\n", "line 2"),
         ("s 3 18446744073709551615 1\n", "2^64"),
