@@ -1,5 +1,7 @@
 //! The crate's errors as Python's exceptions; `pinpool/_errors.py` defines the classes.
 
+use std::time::Duration;
+
 use pinpool::Error;
 use pyo3::PyErr;
 
@@ -33,9 +35,9 @@ pub(crate) fn exception(error: &Error) -> PyErr {
     }
 }
 
-/// The same for a get; `has_waited` if it waited as long as it might.
-pub(crate) fn of_get(error: &Error, has_waited: bool) -> PyErr {
-    match error.is_limit() && has_waited {
+/// The same for a get that might wait for `wait` and took `taken`.
+pub(crate) fn of_get(error: &Error, wait: Duration, taken: Duration) -> PyErr {
+    match error.is_limit() && !wait.is_zero() && taken >= wait {
         true => python::TimeoutError::new_err(error.to_string()),
         false => exception(error),
     }

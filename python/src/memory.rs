@@ -42,7 +42,8 @@ impl Origin {
         Self {
             device: config.device,
             is_cudas: matches!(backend, "vmm" | "register" | "cuda"),
-            is_short: config.preset == Preset::Adaptive && !config.zero && config.trace.is_none(),
+            // Elsewhere a put may zero the buffer, or release memory.
+            is_short: config.preset == Preset::Adaptive && !config.zero && config.max_idle_bytes.is_none(),
             may_fall_back: match config.on_full {
                 OnFull::Error => false,
                 OnFull::Auto => matches!(config.backend, Backend::Auto),

@@ -189,10 +189,10 @@ impl Pool {
                 (None, None) => pool.get_timeout(len, wait),
             }),
         };
-        let has_waited = !wait.is_zero() && begun.elapsed() >= wait;
+        let taken = begun.elapsed();
         let served = served.map(|buf| buffer(buf, &self.gets));
         lines::flush(py)?;
-        served.map_err(|error| errors::of_get(&error, has_waited))
+        served.map_err(|error| errors::of_get(&error, wait, taken))
     }
 
     /// A buffer of `n` bytes if one is idle, else None; never pins memory and never waits.
@@ -218,7 +218,7 @@ impl Pool {
         if let Some(idle) = self.get_idle(len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
-        let waiting = WaitingGet::new(self.future(len, wait)?, self.gets.clone())?;
+        let waiting = WaitingGet::new(self.future(len, wait)?, wait, self.gets.clone())?;
         Ok(Bound::new(py, waiting)?.into_any())
     }
 

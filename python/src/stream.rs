@@ -75,7 +75,12 @@ impl Stream {
                 self.handle
             ))
         };
-        result::init().map_err(failed)?;
+        result::init().map_err(|error| {
+            BackendError::new_err(format!(
+                "stream {:#x}: the CUDA driver does not start: {error:?}; `pinpool doctor` says why",
+                self.handle
+            ))
+        })?;
         let device = match self.device {
             Some(device) => device,
             None => self.device_of().map_err(failed)?.unwrap_or(pools),

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 
 use pinpool::GetFuture;
 use pyo3::exceptions::PyOSError;
@@ -36,12 +37,14 @@ impl Wake for Bell {
 pub struct WaitingGet {
     future: Mutex<Option<GetFuture>>,
     gets: Arc<Gets>,
+    begun: Instant,
+    wait: Duration,
     waker: Waker,
     socket: UnixStream,
 }
 
 impl WaitingGet {
-    pub(crate) fn new(future: GetFuture, gets: Arc<Gets>) -> PyResult<Self> {
+    pub(crate) fn new(future: GetFuture, wait: Duration, gets: Arc<Gets>) -> PyResult<Self> {
         let failed = |error: std::io::Error| {
             PyOSError::new_err(format!(
                 "no socket to wait for memory with: {error}; raise the limit on files (`ulimit -n`)"
@@ -50,7 +53,8 @@ impl WaitingGet {
         let (socket, bell) = UnixStream::pair().map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         bell.set_nonblocking(true).map_err(failed)?;
-        Ok(Self { future: Mutex::new(Some(future)), gets, waker: Waker::from(Arc::new(Bell(bell))), socket })
+        let (begun, waker) = (Instant::now(), Waker::from(Arc::new(Bell(bell))));
+        Ok(Self { future: Mutex::new(Some(future)), gets, begun, wait, waker, socket })
     }
 
     fn future(&self) -> MutexGuard<'_, Option<GetFuture>> {
@@ -81,7 +85,7 @@ impl WaitingGet {
                 Ok(None)
             }
             Poll::Ready(Ok(buf)) => Ok(Some(buffer(buf, &self.gets))),
-            Poll::Ready(Err(error)) => Err(errors::of_get(&error, true)),
+            Poll::Ready(Err(error)) => Err(errors::of_get(&error, self.wait, self.begun.elapsed())),
         };
         lines::flush(py)?;
         polled

@@ -62,6 +62,12 @@ def test_a_wait_in_vain_is_a_timeout(pool):
     held.release()
     with pytest.raises(ValueError, match="0 or more"):
         run(pool.aget(-1))
+    for size, timeout in (("1GiB", 50), ("32MiB", 0)):
+        held = pool.get("60MiB")
+        with pytest.raises(pinpool.LimitError) as caught:
+            run(pool.aget(size, timeout=timeout))
+        assert not isinstance(caught.value, pinpool.TimeoutError), "it did not wait"
+        held.release()
 
 
 def test_a_cancelled_get_leaves_the_line_and_keeps_no_buffer(pool):

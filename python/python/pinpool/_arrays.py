@@ -4,6 +4,7 @@ import math
 import operator
 import sys
 import weakref
+from typing import Any
 
 from ._pinpool import Buffer
 
@@ -11,7 +12,7 @@ from ._pinpool import Buffer
 _buffers = weakref.WeakValueDictionary()
 
 
-def record_stream(array, stream):
+def record_stream(array: Any, stream: Any) -> None:
     """Keeps the memory of `array` from reuse until all work that was enqueued on `stream` so far is over.
 
     `array` is an array or tensor of `pool.empty`, a view of one, or any view of a buffer that NumPy made. It stays in use; its
