@@ -99,3 +99,32 @@ pub(crate) fn store<T>(place: NonNull<T>, value: T) {
 pub(crate) fn required<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
     NonNull::new(pointer).ok_or_else(|| Failure::argument(format!("the argument `{name}` is NULL")))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    fn last_text() -> String {
+        // SAFETY: NULL is allowed.
+        let text = unsafe { pp_last_error(ptr::null_mut()) };
+        // SAFETY: never null, and ends in 0.
+        unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_panic_ends_in_the_call_and_is_a_status_with_its_text() {
+        assert_eq!(call(|| panic!("number {}", 7)), pp_status::PP_INTERNAL);
+        assert!(last_text().ends_with("number 7"), "{}", last_text());
+        assert_eq!(call(|| std::panic::panic_any(7)), pp_status::PP_INTERNAL);
+        assert!(last_text().ends_with("no message"), "{}", last_text());
+        assert_eq!(call(|| Ok(pp_status::PP_OK)), pp_status::PP_OK);
+    }
+
+    #[test]
+    fn a_text_with_a_nul_byte_is_not_cut_there() {
+        assert_eq!(call(|| Err(Failure::argument("a\0b"))), pp_status::PP_INVALID_ARGUMENT);
+        assert_eq!(last_text(), "ab");
+    }
+}

@@ -1,5 +1,4 @@
 //! Puts behind streams and events of the CUDA driver, over its double.
-#![allow(clippy::print_stderr)] // Says what is skipped.
 
 #[path = "c/fixture.rs"]
 #[allow(dead_code)] // The other tests need all of it.
@@ -14,7 +13,10 @@ use driver_double::{Code, Double};
 use pinpool::cudarc::driver::{CudaContext, CudaStream, result};
 use pinpool_c::*;
 
-use fixture::{Address, Handle, bytes, close, get, last_error, open, outcome, put, stats, try_get};
+use fixture::{
+    Address, Handle, SANITIZERS, bytes, close, get, has_sanitizers, is_here, last_error, open, outcome, put, stats,
+    try_get,
+};
 
 const LEN: usize = 64 << 10;
 
@@ -127,9 +129,7 @@ fn the_memory_of_a_closed_pool_goes_when_the_last_buffer_is_back() {
 
 #[test]
 fn a_program_in_c_copies_through_the_driver() {
-    let is_here = |name| Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
     if !is_here("cc") {
-        eprintln!("skipped: no cc on this machine");
         return;
     }
     // The double under the driver's name, and the library under its own.
@@ -140,19 +140,26 @@ fn a_program_in_c_copies_through_the_driver() {
     link(&built, "libpinpool.so");
     link(&built, "libpinpool.so.0");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for backend in ["vmm", "register", "cuda"] {
-        let program = folder.path().join(backend);
-        let mut compile = Command::new("cc");
-        compile.args(["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-o"]).arg(&program);
-        compile.arg(root.join("examples/on_stream.c")).arg("-I").arg(root.join("../include"));
-        compile.arg("-L").arg(folder.path()).args(["-lpinpool", "-lcuda"]);
-        let compiled = compile.output().unwrap();
+    let program = folder.path().join("program");
+    let compile = |options: Option<&str>| {
+        let mut command = Command::new("cc");
+        command.args(["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-o"]).arg(&program);
+        command.arg(root.join("examples/on_stream.c")).arg("-I").arg(root.join("../include")).args(options);
+        let compiled = command.arg("-L").arg(folder.path()).args(["-lpinpool", "-lcuda"]).output().unwrap();
         assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-        let mut run = Command::new(&program);
-        run.env("LD_LIBRARY_PATH", folder.path()).env("PINPOOL_BACKEND", backend).env("DRIVER_DOUBLE_REPORT", "stderr");
-        let output = run.output().unwrap();
+    };
+    let run = |backend| {
+        let mut command = Command::new(&program);
+        command.env("LD_LIBRARY_PATH", folder.path()).env("PINPOOL_BACKEND", backend);
+        let output = command.env("DRIVER_DOUBLE_REPORT", "stderr").output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success() && out.contains("200 batches arrived whole"), "{backend}: {out}{err}");
         assert!(err.contains("0 frees with work in flight, 0 wrong uses"), "{backend}: {err}");
+    };
+    compile(None);
+    ["vmm", "register", "cuda"].into_iter().for_each(run);
+    if has_sanitizers("cc") {
+        compile(Some(SANITIZERS));
+        run("register");
     }
 }

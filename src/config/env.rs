@@ -125,7 +125,10 @@ pub(crate) fn origins(code: &Settings, env: &Settings, config: &Config) -> Strin
 /// A variable that could not be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
+    /// With the prefix `PINPOOL_`.
     variable: String,
+    /// The name in the environment, if it has another prefix.
+    read_from: Option<String>,
     value: String,
     problem: String,
     instead: String,
@@ -145,14 +148,16 @@ impl Warning {
         if (variable.is_set)(settings) {
             return None;
         }
-        let why = format!("{}; correct it, or leave it out for the default {}", self.problem, variable.default());
+        let from = self.read_from.as_ref().map(|name| format!(" (from {name})")).unwrap_or_default();
+        let why = format!("{}{from}; correct it, or leave it out for the default {}", self.problem, variable.default());
         Some(ErrorKind::Setting { name: variable.name, value: self.value.clone(), why }.into())
     }
 }
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={} is {}; {}", self.variable, self.value, self.problem, self.instead)
+        let name = self.read_from.as_ref().unwrap_or(&self.variable);
+        write!(f, "{name}={} is {}; {}", self.value, self.problem, self.instead)
     }
 }
 
@@ -167,7 +172,7 @@ pub(crate) fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settin
         let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
             let (problem, instead) = ("not a variable of pinpool", "ignored, `pinpool env` lists the variables");
             let (problem, instead) = (problem.to_owned(), instead.to_owned());
-            warnings.push(Warning { variable: name, value, problem, instead, is_error: false });
+            warnings.push(Warning { variable: name, read_from: None, value, problem, instead, is_error: false });
             continue;
         };
         // An empty variable is not set: in a shell and in compose files it is how a variable is taken away.
@@ -181,7 +186,8 @@ pub(crate) fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settin
             } else {
                 format!("using the default {default} instead")
             };
-            warnings.push(Warning { variable: name, value, problem: error.problem().to_owned(), instead, is_error });
+            let problem = error.problem().to_owned();
+            warnings.push(Warning { variable: name, read_from: None, value, problem, instead, is_error });
         }
     }
     (settings, warnings)
@@ -193,7 +199,11 @@ pub(crate) fn read_process(prefix: &str) -> (Settings, Vec<Warning>) {
         return read(process_pairs());
     }
     let renamed = |(name, value): (String, String)| Some((format!("{PREFIX}{}", name.strip_prefix(prefix)?), value));
-    read(process_pairs().filter_map(renamed))
+    let (settings, mut warnings) = read(process_pairs().filter_map(renamed));
+    for warning in &mut warnings {
+        warning.read_from = Some(warning.variable.replacen(PREFIX, prefix, 1));
+    }
+    (settings, warnings)
 }
 
 /// Shows what is not Unicode with replacement characters, so that a warning can name it.

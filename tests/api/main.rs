@@ -46,6 +46,8 @@ mod deadlines;
 #[cfg(not(miri))]
 mod documented_lines;
 mod draw;
+#[cfg(not(miri))]
+mod env_prefix;
 mod fault;
 mod fences;
 mod fixture;

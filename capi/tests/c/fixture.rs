@@ -1,7 +1,9 @@
 //! Calls of the functions with Rust's types around them.
 
 use std::ffi::{CStr, CString, c_void};
-use std::ptr;
+use std::io::Write;
+use std::process::Command;
+use std::{io, ptr};
 
 use pinpool_c::*;
 
@@ -88,4 +90,34 @@ pub(crate) fn stats(pool: Handle) -> serde_json::Value {
 pub(crate) fn bytes<'a>(ptr: Address, len: usize) -> &'a mut [u8] {
     // SAFETY: the caller holds the buffer, of at least `len` bytes.
     unsafe { std::slice::from_raw_parts_mut(ptr.0.cast(), len) }
+}
+
+/// Says that something is not tested here, also where the output of tests is captured.
+pub(crate) fn skipped(why: &str) {
+    let _ = writeln!(io::stderr(), "skipped: {why}");
+}
+
+/// Whether a program can be run; says so if not.
+pub(crate) fn is_here(program: &str) -> bool {
+    let is_here = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !is_here {
+        skipped(&format!("no {program} on this machine"));
+    }
+    is_here
+}
+
+pub(crate) const SANITIZERS: &str = "-fsanitize=address,undefined";
+
+/// Whether this compiler links programs with the sanitizers; says so if not.
+pub(crate) fn has_sanitizers(compiler: &str) -> bool {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("empty.c");
+    std::fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+    let mut command = Command::new(compiler);
+    let command = command.arg(SANITIZERS).args(["-x", "c"]).arg(&source).arg("-o").arg(folder.path().join("empty"));
+    let has = command.output().is_ok_and(|output| output.status.success());
+    if !has {
+        skipped(&format!("{compiler} cannot link with {SANITIZERS}"));
+    }
+    has
 }

@@ -9,7 +9,6 @@
 //! | `logging` | the log callback |
 //! | `library` | the files: exported names, SONAME, the header in C99 and C++11 |
 //! | `programs` | programs in C and C++ that link to the installed files |
-#![allow(clippy::print_stderr)] // Says what is skipped.
 
 mod closing;
 mod fixture;

@@ -4,39 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-const SANITIZERS: &str = "-fsanitize=address,undefined";
+use crate::fixture::{SANITIZERS, has_sanitizers, is_here};
 
-/// A compiler of this machine.
-pub(crate) struct Compiler(&'static str);
-
-impl Compiler {
-    /// The compiler of this name; says so if there is none.
-    pub(crate) fn find(name: &'static str) -> Option<Self> {
-        let is_here = Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
-        if !is_here {
-            eprintln!("skipped: no {name} on this machine");
-        }
-        is_here.then_some(Self(name))
-    }
-
-    pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(self.0);
-        command.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-O1"]);
-        command
-    }
-
-    /// Whether programs can be linked with the sanitizers.
-    fn has_sanitizers(&self, folder: &Path) -> bool {
-        let source = folder.join("empty.c");
-        std::fs::write(&source, "int main(void) { return 0; }\n").unwrap();
-        let mut command = Command::new(self.0);
-        let command = command.arg(SANITIZERS).args(["-x", "c"]).arg(&source).arg("-o").arg(folder.join("empty"));
-        let has = command.output().is_ok_and(|output| output.status.success());
-        if !has {
-            eprintln!("skipped: {} cannot link with {SANITIZERS}", self.0);
-        }
-        has
-    }
+/// A compiler with the strictest warnings.
+pub(crate) fn compiler(name: &str) -> Command {
+    let mut command = Command::new(name);
+    command.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-O1"]);
+    command
 }
 
 pub(crate) fn header_folder() -> PathBuf {
@@ -73,19 +47,21 @@ fn installed() -> &'static Path {
 }
 
 /// Compiles and runs a program below `capi`, plainly and with the sanitizers. Returns what each run printed.
-fn compiled_and_run(compiler: &'static str, standard: &str, source: &str) -> Vec<String> {
-    let Some(compiler) = Compiler::find(compiler) else { return Vec::new() };
+fn compiled_and_run(name: &str, standard: &str, source: &str) -> Vec<String> {
+    if !is_here(name) {
+        return Vec::new();
+    }
     let (prefix, folder) = (installed(), tempfile::tempdir().unwrap());
-    let sanitizers = if compiler.has_sanitizers(folder.path()) { Some(SANITIZERS) } else { None };
     let run = |options: Option<&str>| {
         let program = folder.path().join("program");
-        let mut command = compiler.command();
+        let mut command = compiler(name);
         command.arg(standard).arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(source)).args(options);
         command.arg("-I").arg(prefix.join("include")).arg("-L").arg(prefix.join("lib"));
         ran(command.args(["-lpinpool", "-lpthread", "-o"]).arg(&program));
         ran(Command::new(&program).env("LD_LIBRARY_PATH", prefix.join("lib")).env("PINPOOL_BACKEND", "heap"))
     };
-    [Some(None), sanitizers.map(Some)].into_iter().flatten().map(run).collect()
+    let sanitized = has_sanitizers(name).then_some(Some(SANITIZERS));
+    [Some(None), sanitized].into_iter().flatten().map(run).collect()
 }
 
 #[test]
@@ -121,7 +97,9 @@ fn a_process_may_end_without_a_close() {
 
 #[test]
 fn the_archive_links_with_what_the_pc_file_says() {
-    let (Some(compiler), Some(_)) = (Compiler::find("cc"), Compiler::find("pkg-config")) else { return };
+    if !is_here("cc") || !is_here("pkg-config") {
+        return;
+    }
     let (prefix, folder) = (installed(), tempfile::tempdir().unwrap());
     let mut command = Command::new("pkg-config");
     command.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
@@ -134,6 +112,6 @@ fn the_archive_links_with_what_the_pc_file_says() {
     });
     let program = folder.path().join("program");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/misuse.c");
-    ran(compiler.command().arg("-std=c99").arg(source).args(flags).arg("-o").arg(&program));
+    ran(compiler("cc").arg("-std=c99").arg(source).args(flags).arg("-o").arg(&program));
     ran(&mut Command::new(&program));
 }

@@ -1,0 +1,67 @@
+//! What a get and its put cost through the C functions, beside the same of the library, in nanoseconds:
+//! cargo run --release -p pinpool-capi --example cost
+#![allow(clippy::print_stdout)] // A program.
+
+use std::ffi::CString;
+use std::hint::black_box;
+use std::ptr;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Instant;
+
+use pinpool::{Backend, Pool};
+use pinpool_c::{pp_get, pp_pool, pp_pool_close, pp_pool_open, pp_put, pp_status};
+
+const PAIRS: u32 = 2_000_000;
+const ROUNDS: usize = 5;
+const LEN: usize = 64 << 10;
+
+#[derive(Clone, Copy)]
+struct Handle(*mut pp_pool);
+
+// SAFETY: any thread may use a handle.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+fn pair_in_c(Handle(pool): Handle) {
+    let mut buf = ptr::null_mut();
+    // SAFETY: a place for the address.
+    let got = unsafe { pp_get(pool, black_box(LEN), &raw mut buf) };
+    let put = pp_put(pool, black_box(buf));
+    assert!(got == pp_status::PP_OK && put == pp_status::PP_OK);
+}
+
+/// The best round of `threads` at once: nanoseconds for each pair.
+fn measure(threads: usize, pair: impl Fn() + Sync) -> f64 {
+    let round = |_| {
+        let start = Barrier::new(threads);
+        let work = || {
+            (0..1000).for_each(|_| pair());
+            start.wait();
+            let begun = Instant::now();
+            (0..PAIRS).for_each(|_| pair());
+            begun.elapsed().as_secs_f64() / f64::from(PAIRS) * 1e9
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap_or(f64::NAN)).fold(0.0, f64::max)
+        })
+    };
+    (0..ROUNDS).map(round).fold(f64::INFINITY, f64::min)
+}
+
+fn main() {
+    let config = CString::new("backend=heap").unwrap_or_default();
+    let mut pool = ptr::null_mut();
+    // SAFETY: a C string and a place for the handle.
+    assert_eq!(unsafe { pp_pool_open(config.as_ptr(), &raw mut pool) }, pp_status::PP_OK);
+    let handle = Handle(pool);
+    let Ok(rust) = Pool::builder().backend(Backend::Heap).build() else { return };
+    for threads in [1, 2, 4] {
+        let in_rust = measure(threads, || drop(black_box(rust.get(black_box(LEN)))));
+        let in_c = measure(threads, || pair_in_c(handle));
+        println!("{threads} threads: {in_rust:.1} ns a get and put of the library, {in_c:.1} ns of pp_get and pp_put");
+    }
+    pp_pool_close(pool);
+}

@@ -1,0 +1,35 @@
+//! Variables with another prefix, for a program with several pools.
+
+use pinpool::{Backend, Ceiling, Pool};
+
+use crate::captured_log::{lines, listen};
+use crate::child::alone_with;
+
+#[test]
+fn variables_with_the_prefix_stand_in_place_of_those_of_the_process() {
+    let vars = || {
+        vec![
+            ("PINPOOL_BACKEND", "nothing of the kind".to_owned()),
+            ("PINPOOL_LOG_EVERY", "7".to_owned()),
+            ("EVAL_PINPOOL_BACKEND", "heap".to_owned()),
+            ("EVAL_PINPOOL_MAX_BYTES", "64MiB".to_owned()),
+            ("EVAL_PINPOOL_WAIT", "soon".to_owned()),
+            ("BAD_MAX_BYTES", "lots".to_owned()),
+        ]
+    };
+    alone_with(vars, || {
+        listen();
+        let pool = Pool::builder().env_prefix("EVAL_PINPOOL_").build().unwrap();
+        let lines = lines();
+        assert_eq!((pool.stats().backend, pool.config().max_bytes), ("heap", Ceiling::Bytes(64 << 20)));
+        assert_eq!(pool.config().log_every, 10, "the variables of the process are not read");
+        assert!(lines.iter().any(|line| line.contains("EVAL_PINPOOL_WAIT=soon is not a time")), "{lines:?}");
+        // Code wins.
+        let pool = Pool::builder().env_prefix("EVAL_PINPOOL_").max_bytes(Some(1 << 20)).build().unwrap();
+        assert_eq!(pool.config().max_bytes, Ceiling::Bytes(1 << 20));
+        let error = Pool::builder().env_prefix("BAD_").backend(Backend::Heap).build().unwrap_err();
+        let text = error.to_string();
+        assert!(error.is_setting() && text.contains("PINPOOL_MAX_BYTES=lots: "), "{text}");
+        assert!(text.contains("(from BAD_MAX_BYTES)"), "{text}");
+    });
+}
