@@ -25,3 +25,16 @@ def test_cupy_takes_its_pinned_memory_from_a_pool(pool):
         assert in_use(pool) == 0
     finally:
         pinpool.cupy.uninstall()
+
+
+def test_jax_imports_a_buffer_without_a_copy(pool):
+    jnp = pytest.importorskip("jax.numpy", reason="jax is not installed")
+    buf = pool.get(4096)
+    np.frombuffer(buf, np.uint8)[:] = 5
+    array = jnp.from_dlpack(buf)
+    assert array.unsafe_buffer_pointer() == buf.ptr and int(array.sum()) == 5 * 4096
+    with pytest.raises(BufferError):
+        buf.release()
+    del array
+    gc.collect()
+    buf.release()

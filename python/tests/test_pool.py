@@ -222,6 +222,49 @@ def test_threads_share_a_pool_and_every_byte_is_their_own(pool):
     assert stats["gets"] == stats["puts"] == 8 * 300 * 2
 
 
+def test_threads_export_and_release_in_every_way_and_nothing_is_kept(pool):
+    failures = []
+
+    def work(number):
+        try:
+            for step in range(200):
+                buf = pool.get(1 + (number * 31 + step * 977) % 50_000)
+                match step % 5:
+                    case 0:
+                        views = [np.frombuffer(buf, np.uint8), memoryview(buf)[:1], np.from_dlpack(buf)]
+                        with pytest.raises(BufferError):
+                            buf.release()
+                        del views
+                        buf.release()
+                    case 1:
+                        with buf:
+                            late = np.from_dlpack(buf)
+                        late[:] = number
+                        del late
+                    case 2:
+                        circle = [buf, np.asarray(buf)]
+                        circle.append(circle)
+                        del circle
+                    case 3:
+                        late = memoryview(buf.__dlpack__() and buf)
+                        del buf
+                        late.release()
+                    case 4:
+                        other = threading.Thread(target=buf.release)
+                        other.start()
+                        buf.release()
+                        other.join()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    [thread.start() for thread in threads]
+    [thread.join(60) for thread in threads]
+    assert failures == [] and in_use(pool) == 0
+    stats = pool.stats()
+    assert stats["gets"] == stats["puts"] == 6 * 200
+
+
 def test_all_errors_are_of_one_family():
     for name in pinpool.__all__:
         kind = getattr(pinpool, name)
