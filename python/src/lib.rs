@@ -13,6 +13,7 @@
 //! | `memory` | one buffer of the crate, its views, its streams, and when it goes back |
 //! | `dlpack` | the structures of DLPack |
 //! | `stream` | fences behind streams of other libraries |
+//! | `torch` | the functions by which torch's host allocator uses a pool |
 //! | `wait` | a get that asyncio awaits |
 //! | `lines` | log lines on their way to Python's `logging` |
 //! | `errors` | the crate's errors as exceptions |
@@ -32,6 +33,7 @@ mod lines;
 mod memory;
 mod pool;
 mod stream;
+mod torch;
 mod unlocked;
 mod wait;
 
@@ -43,6 +45,8 @@ mod _pinpool {
     use super::lines::{_lines_after_fork, _next_lines, _stop_lines, _take_lines, _want_trace};
     #[pymodule_export]
     use super::pool::Pool;
+    #[pymodule_export]
+    use super::torch::_torch_functions;
     #[pymodule_export]
     use super::wait::WaitingGet;
 

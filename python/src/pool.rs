@@ -78,6 +78,11 @@ impl Pool {
         self.gets.pool.as_ref().ok_or_else(|| PyRuntimeError::new_err("the pool is ending"))
     }
 
+    /// The pool itself, which lives on with the result.
+    pub(crate) fn handle(&self) -> PyResult<pinpool::Pool> {
+        self.pool().cloned()
+    }
+
     fn future(&self, len: usize, wait: Duration) -> PyResult<GetFuture> {
         Ok(match &self.tagged {
             Some(tagged) => tagged.get_async_timeout(len, wait),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pinpool::Fence;
 use pinpool::copy::CopyStream;
-use pinpool::cudarc::driver::{CudaContext, DriverError, result, sys};
+use pinpool::cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
@@ -85,9 +85,8 @@ impl Stream {
             Some(device) => device,
             None => self.device_of().map_err(failed)?.unwrap_or(pools),
         };
-        let context = context(device).map_err(failed)?;
         // SAFETY: the caller says that the stream is alive; it is not kept beyond this call.
-        let stream = unsafe { context.wrap_borrowed_stream(std::ptr::with_exposed_provenance_mut(self.handle)) };
+        let stream = unsafe { on_device(device, self.handle) }.map_err(failed)?;
         stream.mark().map_err(|error| exception(&error))
     }
 
@@ -116,6 +115,17 @@ impl Stream {
         popped.result()?;
         Ok(u32::try_from(device).ok())
     }
+}
+
+/// The stream with this handle, as the crate takes it.
+///
+/// # Safety
+///
+/// The stream is alive, and of that GPU, as long as the result.
+pub(crate) unsafe fn on_device(device: u32, handle: usize) -> Result<Arc<CudaStream>, DriverError> {
+    let handle = std::ptr::with_exposed_provenance_mut(handle);
+    // SAFETY: the caller's promise.
+    Ok(unsafe { context(device)?.wrap_borrowed_stream(handle) })
 }
 
 /// The primary context of a GPU, made once.

@@ -1,0 +1,138 @@
+"""pinpool as torch's pinned memory, in one line.
+
+    import pinpool.torch
+    pinpool.torch.install(max_bytes="8GiB")
+
+From then on ``pin_memory=True``, ``Tensor.pin_memory()``, the pin thread of a ``DataLoader`` and every library that asks torch for
+pinned memory get it from a pool of pinpool. torch marks each non-blocking copy, and the pool uses a block again only
+when the copies that were marked are over. ``torch.cuda.host_memory_stats()`` and memory snapshots show the pool.
+
+torch's host allocator is a C++ interface that belongs to one version of torch, so the part that implements it (one file,
+``host_allocator.cpp``) is compiled for the torch that is there: once, in about ten seconds, and kept in torch's cache
+of extensions (``TORCH_EXTENSIONS_DIR``). It needs a C++ compiler and ninja, and no CUDA toolkit.
+
+Not served by the pool: memory of a CUDA graph that is being captured (torch's own allocator keeps it with the graph), memory
+that was pinned before ``install``, and ``cudaHostRegister`` by others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import threading
+from pathlib import Path
+
+from .. import _pinpool
+from .._errors import BackendError, PinpoolError
+
+__all__ = ["install", "is_installed", "pool", "uninstall"]
+
+#: The oldest torch whose interface host_allocator.cpp implements.
+OLDEST = (2, 15)
+
+_SOURCE = Path(__file__).with_name("host_allocator.cpp")
+_lock = threading.Lock()
+_shim: ctypes.CDLL | None = None
+_installed = None
+
+
+def install(pool=None, /, **settings):
+    """Makes a pool torch's pinned memory, and returns it.
+
+    Call it before another thread asks torch for pinned memory: torch says that exchanging its allocator is not thread-safe.
+
+    Args:
+        pool: a :class:`pinpool.Pool`; by default a new one.
+        settings: those of :class:`pinpool.Pool`, for a new one.
+
+    Raises:
+        PinpoolError: torch is missing, too old, or built without CUDA; the compiler failed; or an earlier pool is still in use.
+        TypeError: both a pool and settings are given.
+    """
+    global _installed
+    if pool is not None and settings:
+        raise TypeError(f"install takes a pool or settings of a new one, not both: {', '.join(sorted(settings))}")
+    with _lock:
+        if _installed is not None:
+            raise PinpoolError("a pool is torch's pinned memory already: call pinpool.torch.uninstall() first")
+        shim = _load()
+        if pool is None:
+            pool = _pinpool_pool(**settings)
+        error = ctypes.create_string_buffer(1024)
+        functions = ctypes.c_void_p(_pinpool._torch_functions(pool))
+        if shim.pinpool_torch_install(functions, error, ctypes.c_size_t(len(error))) != 0:
+            raise PinpoolError(f"torch's pinned memory stays as it is: {error.value.decode(errors='replace')}")
+        _installed = pool
+        return pool
+
+
+def uninstall() -> int:
+    """Gives all later requests to torch's own allocator. Returns how many blocks of the pool are still in use.
+
+    While there are any, pinpool's allocator stays in its place and passes requests on: it alone knows which copies use them.
+    Call it again when they are gone to put torch's own back. Without an installed pool it does nothing and returns 0.
+    """
+    global _installed
+    with _lock:
+        if _shim is None:
+            return 0
+        left = _shim.pinpool_torch_uninstall()
+        _installed = None
+        return left
+
+
+def is_installed() -> bool:
+    """Whether a pool is torch's pinned memory."""
+    return _installed is not None
+
+
+def pool():
+    """The pool that is torch's pinned memory; ``None`` without one."""
+    return _installed
+
+
+def _pinpool_pool(**settings):
+    from .. import Pool
+
+    return Pool(**{"name": "torch", **settings})
+
+
+def _load() -> ctypes.CDLL:
+    """The shim, compiled for the torch that is there."""
+    global _shim
+    if _shim is not None:
+        return _shim
+    try:
+        import torch
+        from torch.utils import cpp_extension
+    except ImportError as why:
+        raise PinpoolError(f"torch cannot be imported ({why}): pip install 'torch>={_dotted(OLDEST)}'") from why
+    found = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    if found < OLDEST:
+        raise PinpoolError(
+            f"torch {torch.__version__} has another interface of host allocators than pinpool implements: "
+            f"{_dotted(OLDEST)} or newer is needed. Pools and their buffers work with it (pinpool.Pool, torch.frombuffer)"
+        )
+    version = re.sub(r"\W", "_", torch.__version__)
+    try:
+        library = cpp_extension.load(
+            name=f"pinpool_torch_{version}",
+            sources=[os.fspath(_SOURCE)],
+            extra_cflags=["-O2"],
+            is_python_module=False,
+        )
+    except (RuntimeError, OSError) as why:
+        raise BackendError(
+            f"pinpool's allocator does not compile for torch {torch.__version__}: a C++ compiler and ninja are needed "
+            f"(pip install ninja; CXX names the compiler). {why}"
+        ) from why
+    shim = ctypes.CDLL(library)
+    shim.pinpool_torch_install.restype = ctypes.c_int
+    shim.pinpool_torch_uninstall.restype = ctypes.c_size_t
+    _shim = shim
+    return shim
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

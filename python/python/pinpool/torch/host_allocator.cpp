@@ -1,0 +1,504 @@
+// Serves torch's pinned memory from a pool.
+//
+// torch asks one object for all pinned memory: the HostAllocator of its device. This file puts another in its place:
+//
+//   torch ── allocate, record_event, free ──> HostAllocator ── pinpool_torch_functions ──> pool
+//                                                  │
+//                                                  └── what is not the pool's ──> torch's own allocator
+//
+// Owns: which blocks are out, the streams that use each, and torch's statistics and history of them. Never knows the
+// pool but by the functions in pinpool_torch_functions, nor CUDA but by torch's device guard: so it is built by a C++ compiler
+// alone, and belongs to one version of torch.
+//
+// Locks: `blocks_` (a leaf) and `captures_` (a leaf). No call of the pool or of torch's own allocator is made under one.
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ApproximateClock.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr auto kDevice = c10::DeviceType::CUDA;
+// torch's own allocator registers with 0, and of equals the newcomer wins.
+constexpr uint8_t kPriority = 0;
+
+} // namespace
+
+extern "C" {
+
+// Bytes held, and what the pool did to hold them; of the whole life of the pool.
+struct pinpool_torch_totals {
+  int64_t held_bytes, held_bytes_peak, pinned_bytes, unpinned_bytes;
+  int64_t held_buffers, held_buffers_peak, pinned_buffers, unpinned_buffers;
+  int64_t pin_calls, pin_micros, pin_micros_max, pin_micros_min;
+  int64_t unpin_calls, unpin_micros, unpin_micros_max, unpin_micros_min;
+};
+
+// A stream of the device, as its driver names it.
+struct pinpool_torch_stream {
+  void* handle;
+  int32_t device;
+};
+
+struct pinpool_torch_functions {
+  void* pool;
+  // Writes a handle and the address; returns 0, or else writes a text.
+  int (*get)(void* pool, size_t bytes, void** block, void** address, char* error, size_t error_bytes);
+  // Gives a block back; it is used again once all work enqueued on these streams is over.
+  void (*put)(void* block, const pinpool_torch_stream* streams, size_t count);
+  void (*trim)(void* pool);
+  void (*totals)(void* pool, pinpool_torch_totals* totals);
+};
+
+} // extern "C"
+
+namespace {
+
+using c10::CachingDeviceAllocator::CreateContextFn;
+using c10::CachingDeviceAllocator::RecordContext;
+using c10::CachingDeviceAllocator::TraceEntry;
+
+void free_block(void* address);
+
+// A buffer of the pool that torch has.
+struct Block {
+  void* handle;
+  size_t bytes;
+  // Without duplicates; few.
+  std::vector<c10::Stream> streams;
+  std::shared_ptr<c10::GatheredContext> context;
+};
+
+class History {
+ public:
+  void set(bool enabled, CreateContextFn recorder, size_t max_entries, RecordContext when, bool clear) {
+    if (enabled) {
+      recorder_.store(recorder, std::memory_order_relaxed);
+      when_.store(when, std::memory_order_relaxed);
+      entries_.setMaxEntries(max_entries);
+    }
+    // Release: who sees it enabled sees the recorder.
+    enabled_.store(enabled, std::memory_order_release);
+    if (clear) {
+      entries_.clear();
+    }
+  }
+
+  bool enabled() const {
+    return enabled_.load(std::memory_order_acquire);
+  }
+
+  std::shared_ptr<c10::GatheredContext> context(RecordContext least) const {
+    const auto recorder = recorder_.load(std::memory_order_relaxed);
+    return enabled() && recorder && when_.load(std::memory_order_relaxed) >= least ? recorder() : nullptr;
+  }
+
+  void add(TraceEntry::Action action, const void* address, size_t bytes, std::shared_ptr<c10::GatheredContext> context) {
+    if (enabled()) {
+      const bool keep = when_.load(std::memory_order_relaxed) >= RecordContext::ALLOC;
+      entries_.insertEntries(TraceEntry(
+          action, -1, reinterpret_cast<size_t>(address), bytes, nullptr, {0, 0}, c10::getApproximateTime(), keep ? std::move(context) : nullptr));
+    }
+  }
+
+  std::vector<TraceEntry> entries() {
+    const auto nanoseconds = clock_.makeConverter();
+    std::vector<TraceEntry> entries;
+    entries_.getEntries(entries);
+    for (auto& entry : entries) {
+      entry.time_.t_ = nanoseconds(entry.time_.approx_t_) / 1000;
+    }
+    return entries;
+  }
+
+ private:
+  std::atomic<bool> enabled_{false};
+  std::atomic<CreateContextFn> recorder_{nullptr};
+  std::atomic<RecordContext> when_{RecordContext::NEVER};
+  c10::RingBuffer<TraceEntry> entries_;
+  c10::ApproximateClockToUnixTimeConverter clock_;
+};
+
+class HostAllocator final : public at::HostAllocator {
+ public:
+  HostAllocator(const pinpool_torch_functions& functions, at::HostAllocator* own) : functions_(functions), own_(own) {}
+
+  at::HostAllocator* own() const {
+    return own_;
+  }
+
+  size_t blocks_out() const {
+    const std::lock_guard<std::mutex> guard(blocks_mutex_);
+    return blocks_.size();
+  }
+
+  bool passes_on() const {
+    return passes_on_.load(std::memory_order_acquire);
+  }
+
+  // From now on torch's own allocator serves every request.
+  void pass_on() {
+    passes_on_.store(true, std::memory_order_release);
+  }
+
+  at::DataPtr allocate(size_t bytes) override {
+    put_deferred();
+    if (passes_on() || is_for_a_capture()) {
+      return own_->allocate(bytes);
+    }
+    if (bytes == 0) {
+      return {nullptr, nullptr, &free_block, at::DeviceType::CPU};
+    }
+    auto context = history_.context(RecordContext::STATE);
+    void* handle = nullptr;
+    void* address = nullptr;
+    char error[1024] = "";
+    const int status = functions_.get(functions_.pool, bytes, &handle, &address, error, sizeof error);
+    if (status != 0) {
+      history_.add(TraceEntry::OOM, nullptr, bytes, context);
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "pinpool: ", error);
+    }
+    {
+      const std::lock_guard<std::mutex> guard(blocks_mutex_);
+      blocks_.emplace(address, Block{handle, bytes, {}, context});
+      requests_.increase(1);
+      bytes_.increase(bytes);
+    }
+    history_.add(TraceEntry::ALLOC, address, bytes, std::move(context));
+    // The context is the address, as raw_allocate requires.
+    return {address, address, &free_block, at::DeviceType::CPU};
+  }
+
+  void free(void* address) {
+    auto context = history_.context(RecordContext::ALL);
+    Block block;
+    {
+      const std::lock_guard<std::mutex> guard(blocks_mutex_);
+      const auto found = blocks_.find(address);
+      if (found == blocks_.end()) {
+        return; // of length 0
+      }
+      block = std::move(found->second);
+      blocks_.erase(found);
+      requests_.decrease(1);
+      bytes_.decrease(block.bytes);
+    }
+    if (!context) {
+      context = block.context;
+    }
+    history_.add(TraceEntry::FREE_REQUESTED, address, block.bytes, context);
+    history_.add(TraceEntry::FREE_COMPLETED, address, block.bytes, context);
+    // Called by destructors, which must not throw.
+    put_deferred();
+    put(std::move(block));
+  }
+
+  at::DeleterFnPtr raw_deleter() const override {
+    return &free_block;
+  }
+
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+  // The streams are marked when the block is freed: until then torch holds it, and the mark stands for less work.
+  bool record_event(void* pointer, void* context, c10::Stream stream) override {
+    {
+      const std::lock_guard<std::mutex> guard(blocks_mutex_);
+      auto found = blocks_.find(context);
+      if (found == blocks_.end()) {
+        found = holder_of(pointer);
+      }
+      if (found != blocks_.end()) {
+        auto& streams = found->second.streams;
+        if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
+          streams.push_back(stream);
+        }
+        return true;
+      }
+    }
+    return own_->record_event(pointer, context, stream);
+  }
+
+  void empty_cache() override {
+    put_deferred();
+    functions_.trim(functions_.pool);
+    own_->empty_cache();
+  }
+
+  at::HostStats get_stats() override {
+    at::HostStats stats;
+    const auto now = totals();
+    const std::lock_guard<std::mutex> guard(blocks_mutex_);
+    stats.active_requests = requests_;
+    stats.active_bytes = bytes_;
+    stats.allocations.current = now.held_buffers;
+    stats.allocations.peak = now.held_buffers_peak;
+    stats.allocations.allocated = now.pinned_buffers - base_.pinned_buffers;
+    stats.allocations.freed = now.unpinned_buffers - base_.unpinned_buffers;
+    stats.allocated_bytes.current = now.held_bytes;
+    stats.allocated_bytes.peak = now.held_bytes_peak;
+    stats.allocated_bytes.allocated = now.pinned_bytes - base_.pinned_bytes;
+    stats.allocated_bytes.freed = now.unpinned_bytes - base_.unpinned_bytes;
+    stats.host_alloc_time.total = now.pin_micros - base_.pin_micros;
+    stats.host_alloc_time.count = now.pin_calls - base_.pin_calls;
+    stats.host_alloc_time.max = now.pin_micros_max;
+    stats.host_alloc_time.min = now.pin_micros_min;
+    stats.host_free_time.total = now.unpin_micros - base_.unpin_micros;
+    stats.host_free_time.count = now.unpin_calls - base_.unpin_calls;
+    stats.host_free_time.max = now.unpin_micros_max;
+    stats.host_free_time.min = now.unpin_micros_min;
+    stats.num_host_alloc = stats.host_alloc_time.count;
+    stats.num_host_free = stats.host_free_time.count;
+    return stats;
+  }
+
+  void reset_accumulated_stats() override {
+    const auto now = totals();
+    const std::lock_guard<std::mutex> guard(blocks_mutex_);
+    base_ = now;
+    requests_.reset_accumulated();
+    bytes_.reset_accumulated();
+  }
+
+  void reset_peak_stats() override {
+    const std::lock_guard<std::mutex> guard(blocks_mutex_);
+    requests_.reset_peak();
+    bytes_.reset_peak();
+  }
+
+  // What a captured graph uses must stay where it is until the graph is gone: torch's own allocator keeps such memory.
+  void begin_allocate_to_pool(c10::MempoolId_t pool, std::function<bool(c10::Stream)> filter) override {
+    {
+      const std::lock_guard<std::mutex> guard(captures_mutex_);
+      captures_.emplace_back(pool, filter);
+    }
+    any_capture_.store(true, std::memory_order_release);
+    own_->begin_allocate_to_pool(pool, std::move(filter));
+  }
+
+  void end_allocate_to_pool(c10::MempoolId_t pool) override {
+    {
+      const std::lock_guard<std::mutex> guard(captures_mutex_);
+      const auto of_pool = [&](const auto& capture) { return capture.first == pool; };
+      captures_.erase(std::remove_if(captures_.begin(), captures_.end(), of_pool), captures_.end());
+      any_capture_.store(!captures_.empty(), std::memory_order_release);
+    }
+    own_->end_allocate_to_pool(pool);
+  }
+
+  void release_pool(c10::MempoolId_t pool) override {
+    own_->release_pool(pool);
+  }
+
+  void record_history(bool enabled, CreateContextFn recorder, size_t max_entries, RecordContext when, bool clear) override {
+    history_.set(enabled, recorder, max_entries, when, clear);
+    own_->record_history(enabled, recorder, max_entries, when, clear);
+  }
+
+  bool is_history_enabled() const override {
+    return history_.enabled();
+  }
+
+  std::vector<at::HostSegmentInfo> get_segments() override {
+    auto segments = own_->get_segments();
+    const std::lock_guard<std::mutex> guard(blocks_mutex_);
+    for (const auto& [address, block] : blocks_) {
+      at::HostSegmentInfo segment;
+      segment.address = reinterpret_cast<size_t>(address);
+      segment.size = block.bytes;
+      segment.allocated = segment.active = true;
+      segment.context_when_allocated = block.context;
+      segments.push_back(std::move(segment));
+    }
+    return segments;
+  }
+
+  std::vector<TraceEntry> get_traces() override {
+    auto entries = own_->get_traces();
+    const auto ours = history_.entries();
+    entries.insert(entries.end(), ours.begin(), ours.end());
+    const auto earlier = [](const TraceEntry& left, const TraceEntry& right) { return left.time_.t_ < right.time_.t_; };
+    std::stable_sort(entries.begin(), entries.end(), earlier);
+    return entries;
+  }
+
+  void record_external_register(void* address, size_t bytes) override {
+    own_->record_external_register(address, bytes);
+  }
+
+  void record_external_unregister(void* address) override {
+    own_->record_external_unregister(address);
+  }
+
+ private:
+  using Blocks = std::map<void*, Block>;
+
+  // The block that has this byte; the caller holds the lock.
+  Blocks::iterator holder_of(void* pointer) {
+    auto after = blocks_.upper_bound(pointer);
+    if (after == blocks_.begin()) {
+      return blocks_.end();
+    }
+    const auto before = std::prev(after);
+    const auto offset = static_cast<char*>(pointer) - static_cast<char*>(before->first);
+    return static_cast<size_t>(offset) < before->second.bytes ? before : blocks_.end();
+  }
+
+  pinpool_torch_totals totals() const {
+    pinpool_torch_totals totals{};
+    functions_.totals(functions_.pool, &totals);
+    return totals;
+  }
+
+  // Whether the current stream is captured into a graph whose memory torch keeps apart.
+  bool is_for_a_capture() const {
+    if (!any_capture_.load(std::memory_order_acquire)) {
+      return false;
+    }
+    const c10::impl::VirtualGuardImpl device(kDevice);
+    const auto stream = device.getStream(device.getDevice());
+    const std::lock_guard<std::mutex> guard(captures_mutex_);
+    return std::any_of(captures_.begin(), captures_.end(), [&](const auto& capture) { return capture.second(stream); });
+  }
+
+  static bool is_capturing(const Block& block) {
+    if (block.streams.empty()) {
+      return false;
+    }
+    const c10::impl::VirtualGuardImpl device(kDevice);
+    return std::any_of(block.streams.begin(), block.streams.end(), [&](const auto& stream) { return device.isStreamCapturing(stream); });
+  }
+
+  void put(Block block) noexcept {
+    try {
+      // A mark on a stream that is being captured would become part of the graph: wait until the capture ends.
+      if (is_capturing(block)) {
+        const std::lock_guard<std::mutex> guard(blocks_mutex_);
+        deferred_.push_back(std::move(block));
+        any_deferred_.store(true, std::memory_order_release);
+        return;
+      }
+      std::vector<pinpool_torch_stream> streams;
+      if (!block.streams.empty()) {
+        const c10::impl::VirtualGuardImpl device(kDevice);
+        streams.reserve(block.streams.size());
+        for (const auto& stream : block.streams) {
+          streams.push_back({device.getStreamNativeHandle(stream), stream.device_index()});
+        }
+      }
+      functions_.put(block.handle, streams.data(), streams.size());
+    } catch (const std::exception& failure) {
+      // The device failed, so the end of its copies is unknown: the memory is never used again.
+      std::fprintf(stderr, "pinpool: %zu bytes of pinned memory are lost: %s\n", block.bytes, failure.what());
+    }
+  }
+
+  void put_deferred() {
+    if (!any_deferred_.load(std::memory_order_acquire)) {
+      return;
+    }
+    std::vector<Block> deferred;
+    {
+      const std::lock_guard<std::mutex> guard(blocks_mutex_);
+      deferred.swap(deferred_);
+      any_deferred_.store(false, std::memory_order_release);
+    }
+    for (auto& block : deferred) {
+      put(std::move(block));
+    }
+  }
+
+  const pinpool_torch_functions functions_;
+  at::HostAllocator* const own_;
+  std::atomic<bool> passes_on_{false};
+  History history_;
+
+  mutable std::mutex blocks_mutex_;
+  Blocks blocks_;
+  std::vector<Block> deferred_;
+  std::atomic<bool> any_deferred_{false};
+  c10::CachingAllocator::Stat requests_;
+  c10::CachingAllocator::Stat bytes_;
+  // Totals at the last reset.
+  pinpool_torch_totals base_{};
+
+  mutable std::mutex captures_mutex_;
+  std::vector<std::pair<c10::MempoolId_t, std::function<bool(c10::Stream)>>> captures_;
+  std::atomic<bool> any_capture_{false};
+};
+
+// Never deleted: tensors may free blocks until the end of the process. Set before the first block is out.
+std::atomic<HostAllocator*> installed{nullptr};
+
+void free_block(void* address) {
+  if (address != nullptr) {
+    installed.load(std::memory_order_acquire)->free(address);
+  }
+}
+
+} // namespace
+
+extern "C" {
+
+// Returns 0, or else writes a text. Called by one thread, before another asks torch for pinned memory.
+int pinpool_torch_install(const pinpool_torch_functions* functions, char* error, size_t error_bytes) {
+  try {
+    auto* own = at::getHostAllocator(kDevice);
+    auto* allocator = installed.load(std::memory_order_acquire);
+    const char* why = nullptr;
+    if (own == nullptr) {
+      why = "this torch has no allocator of pinned memory: it was built without CUDA";
+    } else if (allocator != nullptr && !allocator->passes_on()) {
+      why = "installed already: call uninstall first";
+    } else if (allocator != nullptr && allocator->blocks_out() > 0) {
+      why = "tensors still use memory of the pool that was installed before: drop them first";
+    }
+    if (why != nullptr) {
+      std::snprintf(error, error_bytes, "%s", why);
+      return 1;
+    }
+    if (own == allocator) {
+      own = allocator->own();
+    }
+    // An earlier one is not deleted: threads may still be in its calls.
+    allocator = new HostAllocator(*functions, own);
+    installed.store(allocator, std::memory_order_release);
+    at::setHostAllocator(kDevice, allocator, kPriority);
+    if (at::getHostAllocator(kDevice) != allocator) {
+      std::snprintf(error, error_bytes, "another allocator of pinned memory with a higher priority is installed");
+      return 1;
+    }
+    return 0;
+  } catch (const std::exception& failure) {
+    std::snprintf(error, error_bytes, "%s", failure.what());
+    return 1;
+  }
+}
+
+// From now on torch's own allocator serves all requests. Returns the number of blocks that are still out: while there
+// are any, ours stays in its place and passes requests on, since only it knows the streams that use them.
+size_t pinpool_torch_uninstall() {
+  auto* allocator = installed.load(std::memory_order_acquire);
+  if (allocator == nullptr) {
+    return 0;
+  }
+  allocator->pass_on();
+  const size_t out = allocator->blocks_out();
+  if (out == 0 && at::getHostAllocator(kDevice) == allocator) {
+    at::setHostAllocator(kDevice, allocator->own(), kPriority);
+  }
+  return out;
+}
+
+} // extern "C"

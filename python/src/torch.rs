@@ -1,0 +1,178 @@
+//! The functions by which torch's host allocator (`pinpool/torch/host_allocator.cpp`) uses a pool.
+//!
+//! The structures are those of that file. Any thread calls them, with and without the interpreter's lock; none enters the
+//! interpreter.
+#![allow(unsafe_code)] // Called from C++.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::time::Duration;
+
+use pinpool::copy::Streams;
+use pinpool::{Calls, PinnedBuf, Pool};
+use pyo3::prelude::*;
+
+use crate::stream;
+
+#[repr(C)]
+struct Totals {
+    held_bytes: i64,
+    held_bytes_peak: i64,
+    pinned_bytes: i64,
+    unpinned_bytes: i64,
+    held_buffers: i64,
+    held_buffers_peak: i64,
+    pinned_buffers: i64,
+    unpinned_buffers: i64,
+    pin: Timed,
+    unpin: Timed,
+}
+
+#[repr(C)]
+struct Timed {
+    calls: i64,
+    micros: i64,
+    micros_max: i64,
+    micros_min: i64,
+}
+
+#[repr(C)]
+struct Stream {
+    handle: *mut c_void,
+    device: i32,
+}
+
+#[repr(C)]
+struct Functions {
+    pool: *const Pool,
+    get: unsafe extern "C" fn(*const Pool, usize, *mut *mut PinnedBuf, *mut *mut c_void, *mut c_char, usize) -> c_int,
+    put: unsafe extern "C" fn(*mut PinnedBuf, *const Stream, usize),
+    trim: unsafe extern "C" fn(*const Pool),
+    totals: unsafe extern "C" fn(*const Pool, *mut Totals),
+}
+
+/// The address of the functions of `pool`. They live as long as the process, as torch's memory may.
+#[pyfunction]
+pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<usize> {
+    let pool = pool.get().handle()?;
+    let functions = Functions { pool: Box::leak(Box::new(pool)), get, put, trim, totals };
+    Ok(ptr::from_ref(Box::leak(Box::new(functions))).expose_provenance())
+}
+
+/// # Safety
+///
+/// `pool` is that of [`Functions`]; `block` and `address` can be written; `error` has `error_bytes` bytes.
+unsafe extern "C" fn get(
+    pool: *const Pool,
+    bytes: usize,
+    block: *mut *mut PinnedBuf,
+    address: *mut *mut c_void,
+    error: *mut c_char,
+    error_bytes: usize,
+) -> c_int {
+    let got = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: leaked by `_torch_functions`.
+        let pool = unsafe { &*pool };
+        pool.get(bytes)
+    }));
+    let why = match got {
+        Ok(Ok(mut buf)) => {
+            // SAFETY: the caller's out parameter.
+            unsafe { address.write(buf.as_mut_ptr().cast()) };
+            // SAFETY: the same.
+            unsafe { block.write(Box::into_raw(Box::new(buf))) };
+            return 0;
+        }
+        Ok(Err(why)) => why.to_string(),
+        Err(_) => "a defect of pinpool: please report it with the message on stderr".to_owned(),
+    };
+    if error_bytes > 0 {
+        let mut text = why.into_bytes();
+        text.truncate(error_bytes - 1);
+        text.push(0);
+        // SAFETY: it fits into the caller's buffer.
+        unsafe { ptr::copy_nonoverlapping(text.as_ptr().cast(), error, text.len()) };
+    }
+    1
+}
+
+/// # Safety
+///
+/// `block` is of [`get`] and comes here once; `streams` has `count` live streams.
+unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: usize) {
+    let _panic = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: of `get`, and given up by the caller.
+        let buf = unsafe { Box::from_raw(block) };
+        if count == 0 {
+            return drop(buf);
+        }
+        // SAFETY: the caller's array.
+        let streams = unsafe { std::slice::from_raw_parts(streams, count) };
+        // A negative device is none.
+        let device = |stream: &Stream| u32::try_from(stream.device).unwrap_or(u32::MAX);
+        // SAFETY: the streams are alive, as torch's are until the process ends.
+        let on_device =
+            |stream: &Stream| unsafe { stream::on_device(device(stream), stream.handle.expose_provenance()) };
+        match streams.iter().map(on_device).collect::<Result<Vec<_>, _>>() {
+            // The pool reports the failure, and never uses the memory again.
+            Ok(streams) => drop(buf.release_after(&Streams(&streams))),
+            Err(why) => {
+                log::error!(
+                    "{} bytes of pinned memory are never used again: a stream of torch that uses them is refused by the driver \
+                     ({why:?})",
+                    buf.len()
+                );
+                // The pool counts it as in use.
+                std::mem::forget(buf);
+            }
+        }
+    }));
+}
+
+/// # Safety
+///
+/// `pool` is that of [`Functions`].
+unsafe extern "C" fn trim(pool: *const Pool) {
+    let _panic = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: leaked by `_torch_functions`.
+        let pool = unsafe { &*pool };
+        pool.clear()
+    }));
+}
+
+/// # Safety
+///
+/// `pool` is that of [`Functions`], and `totals` can be written.
+unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
+    let _panic = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: leaked by `_torch_functions`.
+        let stats = unsafe { &*pool }.stats();
+        let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        let value = Totals {
+            held_bytes: signed(stats.pinned_bytes),
+            held_bytes_peak: signed(stats.peak_pinned_bytes),
+            pinned_bytes: signed(stats.pin.bytes),
+            unpinned_bytes: signed(stats.unpin.bytes),
+            held_buffers: signed(stats.buffers),
+            held_buffers_peak: signed(stats.peaks.buffers),
+            pinned_buffers: signed(stats.pin.count),
+            unpinned_buffers: signed(stats.unpin.count),
+            pin: timed(&stats.pin),
+            unpin: timed(&stats.unpin),
+        };
+        // SAFETY: the caller's out parameter.
+        unsafe { totals.write(value) };
+    }));
+}
+
+fn timed(calls: &Calls) -> Timed {
+    let micros = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
+    let time = &calls.time;
+    Timed {
+        calls: i64::try_from(time.count()).unwrap_or(i64::MAX),
+        micros: micros(time.total()),
+        micros_max: micros(time.max()),
+        micros_min: micros(time.min()),
+    }
+}

@@ -1,0 +1,180 @@
+// What a test without a GPU needs of torch's interface of host allocators, and a pool that writes down what is asked of it.
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace {
+
+at::HostAllocator* allocator() {
+  return at::getHostAllocator(c10::DeviceType::CUDA);
+}
+
+std::string calls;
+bool is_capturing = false;
+bool is_lost = false;
+
+// A device whose streams have handles 100 above their ids, and are all captured or none.
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  static constexpr auto kCuda = c10::DeviceType::CUDA;
+  c10::DeviceType type() const override {
+    return kCuda;
+  }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    return device;
+  }
+  c10::Device getDevice() const override {
+    return {kCuda, 0};
+  }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::Stream getStream(c10::Device device) const override {
+    return c10::Stream(c10::Stream::DEFAULT, device);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    return stream;
+  }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return 2;
+  }
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    TORCH_CHECK(!is_lost, "the device is lost");
+    return reinterpret_cast<void*>(100 + stream.id());
+  }
+  bool isStreamCapturing(const c10::Stream&) const override {
+    return is_capturing;
+  }
+};
+
+Guard guard;
+
+} // namespace
+
+extern "C" {
+
+// Before anything else: torch has a device.
+void probe_use_device() {
+  c10::impl::device_guard_impl_registry[static_cast<size_t>(Guard::kCuda)].store(&guard);
+}
+
+void probe_set_capturing(int yes) {
+  is_capturing = yes != 0;
+}
+
+void probe_lose_device(int yes) {
+  is_lost = yes != 0;
+}
+
+// The allocation, to be freed by probe_free; null if it failed, and then the text is in error.
+void* probe_allocate(size_t bytes, void** address, void** context, char* error, size_t error_bytes) {
+  try {
+    auto* memory = new at::DataPtr(allocator()->allocate(bytes));
+    *address = memory->get();
+    *context = memory->get_context();
+    return memory;
+  } catch (const c10::OutOfMemoryError& failure) {
+    std::strncpy(error, failure.what_without_backtrace(), error_bytes - 1);
+    return nullptr;
+  }
+}
+
+void probe_free(void* memory) {
+  delete static_cast<at::DataPtr*>(memory);
+}
+
+int probe_record_event(void* pointer, void* context, int64_t stream, int32_t device) {
+  return allocator()->record_event(
+      pointer, context, c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)), stream));
+}
+
+void probe_empty_cache() {
+  allocator()->empty_cache();
+}
+
+// active_requests, active_bytes: current, peak, allocated, freed; then the current of allocations, allocated_bytes;
+// then num_host_alloc.
+void probe_stats(int64_t* figures) {
+  const auto stats = allocator()->get_stats();
+  for (const auto& stat : {stats.active_requests, stats.active_bytes}) {
+    for (const auto figure : {stat.current, stat.peak, stat.allocated, stat.freed}) {
+      *figures++ = figure;
+    }
+  }
+  *figures++ = stats.allocations.current;
+  *figures++ = stats.allocated_bytes.current;
+  *figures++ = stats.num_host_alloc;
+}
+
+void probe_reset_stats() {
+  allocator()->reset_accumulated_stats();
+  allocator()->reset_peak_stats();
+}
+
+void probe_record_history(int enabled) {
+  allocator()->record_history(enabled != 0, nullptr, 100, c10::CachingDeviceAllocator::RecordContext::NEVER, true);
+}
+
+// The actions of the history, a letter each, in order: a(lloc), r(equested to be freed), f(reed), o(ut of memory).
+size_t probe_history(char* actions, size_t most) {
+  using Entry = c10::CachingDeviceAllocator::TraceEntry;
+  size_t count = 0;
+  for (const auto& entry : allocator()->get_traces()) {
+    const char letter = entry.action_ == Entry::ALLOC ? 'a' : entry.action_ == Entry::FREE_REQUESTED ? 'r' : entry.action_ == Entry::FREE_COMPLETED ? 'f' : 'o';
+    if (count < most) {
+      actions[count++] = letter;
+    }
+  }
+  return count;
+}
+
+size_t probe_segments() {
+  return allocator()->get_segments().size();
+}
+
+const void* probe_allocator() {
+  return allocator();
+}
+
+// The functions of a pool that hands out malloc's memory and writes down each call.
+struct probe_stream {
+  void* handle;
+  int32_t device;
+};
+
+int probe_pool_get(void*, size_t bytes, void** block, void** address, char* error, size_t error_bytes) {
+  calls += "get " + std::to_string(bytes) + "\n";
+  if (bytes > (size_t{1} << 30)) {
+    std::strncpy(error, "asked for more than this pool has", error_bytes - 1);
+    return 1;
+  }
+  *block = *address = std::malloc(bytes);
+  return 0;
+}
+
+void probe_pool_put(void* block, const probe_stream* streams, size_t count) {
+  calls += "put";
+  for (size_t index = 0; index < count; ++index) {
+    calls += " " + std::to_string(streams[index].device) + ":" + std::to_string(reinterpret_cast<uintptr_t>(streams[index].handle));
+  }
+  calls += "\n";
+  std::free(block);
+}
+
+void probe_pool_trim(void*) {
+  calls += "trim\n";
+}
+
+void probe_pool_totals(void*, void*) {}
+
+// What was asked since the last call of this.
+size_t probe_calls(char* text, size_t most) {
+  const size_t length = std::min(calls.size(), most);
+  std::memcpy(text, calls.data(), length);
+  calls.clear();
+  return length;
+}
+
+} // extern "C"

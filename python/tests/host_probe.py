@@ -1,0 +1,114 @@
+"""torch's interface of host allocators for the tests: host_probe.cpp, compiled for the torch that is there."""
+
+import ctypes
+from pathlib import Path
+
+from torch.utils import cpp_extension
+
+import pinpool.torch
+
+_POINTER = ctypes.c_void_p
+
+
+class _Functions(ctypes.Structure):
+    _fields_ = [(name, _POINTER) for name in ("pool", "get", "put", "trim", "totals")]
+
+
+class Block:
+    def __init__(self, probe, memory, address, context):
+        self.probe, self.memory, self.address, self.context = probe, memory, address, context
+
+    def free(self):
+        self.probe.library.probe_free(_POINTER(self.memory))
+
+
+class Probe:
+    def __init__(self):
+        source = str(Path(__file__).with_name("host_probe.cpp"))
+        self.library = ctypes.CDLL(cpp_extension.load("pinpool_host_probe", [source], is_python_module=False))
+        for name in ("probe_allocate", "probe_allocator"):
+            getattr(self.library, name).restype = _POINTER
+        for name in ("probe_calls", "probe_history", "probe_segments"):
+            getattr(self.library, name).restype = ctypes.c_size_t
+        self.library.probe_use_device()
+
+    def _allocate(self, size):
+        address, context, error = _POINTER(), _POINTER(), ctypes.create_string_buffer(2000)
+        memory = self.library.probe_allocate(
+            ctypes.c_size_t(size), ctypes.byref(address), ctypes.byref(context), error, ctypes.c_size_t(len(error))
+        )
+        return memory, address.value, context.value, error.value.decode()
+
+    def allocate(self, size):
+        memory, address, context, error = self._allocate(size)
+        assert memory, error
+        return Block(self, memory, address, context)
+
+    def fails_to_allocate(self, size):
+        memory, _, _, error = self._allocate(size)
+        assert not memory
+        return error
+
+    def record_event(self, pointer, context, stream, device=0):
+        return bool(
+            self.library.probe_record_event(
+                _POINTER(pointer), _POINTER(context), ctypes.c_int64(stream), ctypes.c_int32(device)
+            )
+        )
+
+    def allocator(self):
+        return self.library.probe_allocator()
+
+    def set_capturing(self, yes):
+        self.library.probe_set_capturing(int(yes))
+
+    def lose_device(self, yes):
+        self.library.probe_lose_device(int(yes))
+
+    def empty_cache(self):
+        self.library.probe_empty_cache()
+
+    def record_history(self, yes):
+        self.library.probe_record_history(int(yes))
+
+    def segments(self):
+        return self.library.probe_segments()
+
+    def reset_stats(self):
+        self.library.probe_reset_stats()
+
+    def history(self):
+        return self._text(self.library.probe_history)
+
+    def stats(self):
+        figures = (ctypes.c_int64 * 11)()
+        self.library.probe_stats(figures)
+        names = ("allocations", "allocated_bytes", "num_host_alloc")
+        return {
+            "active_requests": tuple(figures[:4]),
+            "active_bytes": tuple(figures[4:8]),
+            **dict(zip(names, figures[8:])),
+        }
+
+    @staticmethod
+    def _text(write):
+        text = ctypes.create_string_buffer(10_000)
+        length = write(text, ctypes.c_size_t(len(text)))
+        return text.raw[:length].decode()
+
+    def calls(self):
+        """What the pool of `written_down` was asked since the last call of this."""
+        return self._text(self.library.probe_calls)
+
+    def written_down(self):
+        """Installs a pool that writes down what it is asked; the result must be kept."""
+        names = ("get", "put", "trim", "totals")
+        addresses = [ctypes.cast(getattr(self.library, f"probe_pool_{name}"), _POINTER) for name in names]
+        functions = _Functions(None, *addresses)
+        error = ctypes.create_string_buffer(500)
+        status = pinpool.torch._load().pinpool_torch_install(ctypes.byref(functions), error, ctypes.c_size_t(len(error)))
+        assert status == 0, error.value
+        return functions
+
+    def uninstall(self):
+        return pinpool.torch._load().pinpool_torch_uninstall()

@@ -1,0 +1,247 @@
+"""pinpool as torch's pinned memory: through torch's interface of host allocators, since torch pins nothing without a GPU.
+
+Needs torch, which is some GB, and a C++ compiler. Each test is a process of its own: torch has one allocator in each.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+REQUIRED = os.environ.get("PINPOOL_REQUIRE_TORCH") == "1"
+
+
+def why_not():
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        return "there is no C++ compiler"
+    if importlib.util.find_spec("ninja") is None and shutil.which("ninja") is None:
+        return "ninja is not installed"
+    return None
+
+
+WHY_NOT = why_not()
+if WHY_NOT and not REQUIRED:
+    pytest.skip(f"SKIPPED: {WHY_NOT}", allow_module_level=True)
+
+PREAMBLE = f'''
+import ctypes, sys
+sys.path.insert(0, {str(HERE)!r})
+from host_probe import Probe
+import pinpool, pinpool.torch
+probe = Probe()
+MIB = 1 << 20
+'''
+
+
+def run(code, **environment):
+    """Runs the code in a process of its own and returns what it printed."""
+    paths = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    result = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
+        env={**os.environ, **paths, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_blocks_come_from_the_pool_and_go_back():
+    run("""
+        pool = pinpool.torch.install(max_bytes="64MiB", backend="heap")
+        assert pinpool.torch.pool() is pool and pinpool.torch.is_installed()
+        first = probe.allocate(3 * MIB)
+        assert pool.stats()["in_use"] == 1
+        first_address = first.address
+        first.free()
+        assert pool.stats()["in_use"] == 0
+        assert probe.allocate(3 * MIB).address == first_address, "a hit"
+        assert pool.stats()["hits"] == 1
+    """)
+
+
+def test_memory_is_aligned_and_may_be_written_whole():
+    run("""
+        pinpool.torch.install(backend="heap")
+        for size in (1, 511, 4097, 5 * MIB + 3):
+            block = probe.allocate(size)
+            assert block.address % 64 == 0
+            ctypes.memset(block.address, 0xA5, size)
+            block.free()
+        empty = probe.allocate(0)
+        assert empty.address is None
+        empty.free()
+    """)
+
+
+def test_a_full_pool_is_torchs_out_of_memory_error_with_the_remedy():
+    run("""
+        pool = pinpool.torch.install(max_bytes="4MiB", backend="heap", on_full="error", wait="0")
+        held = probe.allocate(3 * MIB)
+        error = probe.fails_to_allocate(3 * MIB)
+        assert "PINPOOL_MAX_BYTES" in error, error
+        held.free()
+        probe.allocate(3 * MIB).free()
+    """)
+
+
+def test_a_freed_block_waits_for_the_streams_that_used_it():
+    calls = run("""
+        functions = probe.written_down()
+        block = probe.allocate(1000)
+        assert probe.record_event(block.address + 10, None, stream=1)
+        assert probe.record_event(block.address, block.context, stream=1), "the same again"
+        assert probe.record_event(block.address + 999, None, stream=2, device=1)
+        assert not probe.record_event(block.address + 1000, None, stream=3), "behind the block"
+        block.free()
+        print(probe.calls())
+    """)
+    assert calls.split("\n")[:2] == ["get 1000", "put 0:101 1:102"]
+
+
+def test_a_block_of_a_stream_under_capture_waits_for_its_end():
+    calls = run("""
+        functions = probe.written_down()
+        block = probe.allocate(8)
+        probe.record_event(block.address, block.context, stream=7)
+        probe.set_capturing(True)
+        block.free()
+        assert probe.calls() == "get 8\\n"
+        probe.allocate(9).free()
+        assert "put 0:107" not in probe.calls()
+        probe.set_capturing(False)
+        probe.empty_cache()
+        print(probe.calls())
+    """)
+    assert calls.split("\n")[:2] == ["put 0:107", "trim"]
+
+
+def test_a_lost_device_loses_the_memory_and_nothing_else():
+    calls = run("""
+        functions = probe.written_down()
+        block = probe.allocate(8)
+        probe.record_event(block.address, block.context, stream=7)
+        probe.lose_device(True)
+        block.free()
+        probe.allocate(9).free()
+        print(probe.calls())
+    """)
+    assert calls.split("\n")[:3] == ["get 8", "get 9", "put"]
+
+
+def test_uninstall_keeps_serving_the_blocks_that_are_out():
+    run("""
+        own = probe.allocator()
+        assert pinpool.torch.uninstall() == 0, "nothing is installed"
+        functions = probe.written_down()
+        ours = probe.allocator()
+        assert ours != own
+        block = probe.allocate(8)
+        assert probe.uninstall() == 1
+        assert probe.allocator() == ours, "it knows the streams of the block"
+        assert probe.record_event(block.address, block.context, stream=7)
+        block.free()
+        assert probe.calls() == "get 8\\nput 0:107\\n"
+        assert probe.uninstall() == 0
+        assert probe.allocator() == own
+        again = probe.written_down()
+        probe.allocate(9).free()
+        assert probe.calls() == "get 9\\nput\\n"
+    """)
+
+
+def test_statistics_are_those_of_torch():
+    run("""
+        pool = pinpool.torch.install(backend="heap")
+        blocks = [probe.allocate(MIB), probe.allocate(2 * MIB)]
+        blocks.pop().free()
+        stats = probe.stats()
+        assert stats["active_requests"] == (1, 2, 2, 1), stats
+        assert stats["active_bytes"] == (MIB, 3 * MIB, 3 * MIB, 2 * MIB), stats
+        ours = pool.stats()
+        assert stats["allocated_bytes"] == ours["pinned_bytes"]
+        assert stats["num_host_alloc"] == ours["pin"]["count"] > 0
+        probe.reset_stats()
+        stats = probe.stats()
+        assert stats["active_requests"] == (1, 1, 0, 0) and stats["num_host_alloc"] == 0, stats
+    """)
+
+
+def test_snapshots_have_the_blocks_and_their_history():
+    run("""
+        pinpool.torch.install(max_bytes="4MiB", on_full="error", wait="0", backend="heap")
+        probe.record_history(True)
+        kept = probe.allocate(8)
+        probe.allocate(9).free()
+        probe.fails_to_allocate(64 * MIB)
+        assert probe.history() == "aarfo"
+        assert probe.segments() == 1
+    """)
+
+
+def test_threads_allocate_use_and_free_at_once():
+    run("""
+        import threading
+        pool = pinpool.torch.install(backend="heap", max_bytes="256MiB")
+        wrong = []
+        def work(seed):
+            for turn in range(300):
+                size = 1 + (seed * 7919 + turn * 104729) % (1 << 20)
+                block = probe.allocate(size)
+                ctypes.memset(block.address, seed, size)
+                if ctypes.string_at(block.address, size).count(bytes([seed])) != size:
+                    wrong.append((seed, turn))
+                block.free()
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 9)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        assert not wrong
+        assert pool.stats()["in_use"] == 0 and probe.stats()["active_requests"][0] == 0
+    """)
+
+
+def test_wrong_arguments_are_named():
+    run("""
+        pool = pinpool.Pool(backend="heap")
+        try:
+            pinpool.torch.install(pool, max_bytes="1GiB")
+            raise SystemExit("accepted")
+        except TypeError as error:
+            assert "max_bytes" in str(error)
+        assert pinpool.torch.install(pool) is pool
+        try:
+            pinpool.torch.install(pool)
+            raise SystemExit("accepted")
+        except pinpool.PinpoolError as error:
+            assert "uninstall" in str(error)
+    """)
+
+
+def test_a_torch_that_does_not_fit_is_refused_by_its_version():
+    run("""
+        import torch
+        torch.__version__ = "2.3.1+cu118"
+        try:
+            pinpool.torch.install(backend="heap")
+            raise SystemExit("accepted")
+        except pinpool.PinpoolError as error:
+            assert "2.3.1" in str(error) and "2.15" in str(error)
+        assert not pinpool.torch.is_installed()
+    """)
+
+
+def test_blocks_may_outlive_the_interpreter():
+    run("""
+        pinpool.torch.install(backend="heap")
+        import builtins
+        builtins.kept = probe.allocate(MIB)
+    """)
