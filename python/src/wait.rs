@@ -1,7 +1,7 @@
 //! A get that asyncio awaits: `pinpool/_asyncio.py` polls it when its socket can be read.
 
 use std::future::Future;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
@@ -26,9 +26,12 @@ impl Wake for Bell {
         self.wake_by_ref();
     }
 
+    #[allow(unsafe_code)]
     fn wake_by_ref(self: &Arc<Self>) {
-        // A socket that is full wakes as well.
-        let _ = (&self.0).write(&[1]);
+        let byte = 1_u8;
+        // No signal ends the process where the get is gone already, as by a plain write. A socket that is full wakes as well.
+        // SAFETY: a socket that is open, and one byte.
+        let _ = unsafe { libc::send(self.0.as_raw_fd(), (&raw const byte).cast(), 1, libc::MSG_NOSIGNAL) };
     }
 }
 

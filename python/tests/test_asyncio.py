@@ -109,3 +109,32 @@ def test_a_get_that_was_served_and_then_cancelled_gives_the_buffer_on(pool):
 def test_a_coroutine_that_is_never_awaited_takes_nothing(pool):
     pool.aget(1000).close()
     assert pool.stats()["gets"] == 0
+
+
+def test_a_get_that_is_woken_after_its_end_ends_no_process(alone):
+    """Where a write to a socket that nobody reads ends the process, as in programs that set SIGPIPE so."""
+    out, _ = alone(
+        """
+        import asyncio, signal, threading, pinpool
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        pool = pinpool.Pool(env=False, backend="heap", max_bytes="8MiB")
+
+        async def task():
+            for step in range(200):
+                held = pool.get("7MiB")
+                gets = [asyncio.ensure_future(pool.aget("6MiB", timeout=50)) for _ in range(4)]
+                while pool.stats()["waiting"] < 4:
+                    await asyncio.sleep(0)
+                put = threading.Thread(target=held.release)
+                put.start()
+                for get in gets:
+                    get.cancel()
+                await asyncio.gather(*gets, return_exceptions=True)
+                put.join()
+                del gets, get
+
+        asyncio.run(task())
+        print(pool.stats()["in_use"], pool.stats()["waiting"])
+        """
+    )
+    assert out == "0 0\n"

@@ -6,7 +6,7 @@ from . import _arrays, _asyncio, _log
 from ._pinpool import Pool
 
 
-def _init(self, **_settings):
+def _init(self, *, name=None, env=True, **settings):
     _log.start()
 
 
