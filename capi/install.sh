@@ -15,6 +15,7 @@ name=libpinpool.so.${version%%.*}
 
 built=${PINPOOL_BUILT_IN:-}
 if [ -z "$built" ]; then
+    export CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_RELEASE_STRIP=debuginfo
     (cd "$here/.." && cargo build --release --locked -p pinpool-capi)
     built=${CARGO_TARGET_DIR:-$here/../target}/release
 fi

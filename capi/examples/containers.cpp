@@ -55,6 +55,17 @@ int main()
             if (error.status() != PP_BAD_SETTING)
                 return 8;
         }
+        // Behind a stream that does not exist: the buffer is not put, and nothing else puts it.
+        pinpool::buffer given_up = pool.get(4096);
+        void *given_up_address = given_up.data();
+        try {
+            given_up.put_on_stream(nullptr);
+        } catch (const pinpool::error &error) {
+            if (given_up || pp_put(pool.handle(), given_up_address) != PP_OK)
+                return 9;
+            std::cout << error.what() << '\n';
+        }
+
         std::cout << pool.stats_json() << '\n';
         outlives = pool.get(4096);
     }
