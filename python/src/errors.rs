@@ -19,7 +19,7 @@ mod python {
     import_exception!(pinpool._errors, SettingError);
     import_exception!(pinpool._errors, TimeoutError);
 }
-pub(crate) use python::{BackendError, ReleasedError, RequestError, SettingError};
+pub(crate) use python::{BackendError, ForkError, ReleasedError, RequestError, SettingError};
 
 /// The exception for `error`, with its text.
 pub(crate) fn exception(error: &Error) -> PyErr {

@@ -15,6 +15,7 @@
 //! | `stream` | fences behind streams of other libraries |
 //! | `torch` | the functions by which torch's host allocator uses a pool |
 //! | `wait` | a get that asyncio awaits |
+//! | `loader` | the crate's loader: files, and batches read ahead |
 //! | `lines` | log lines on their way to Python's `logging` |
 //! | `errors` | the crate's errors as exceptions |
 //! | `unlocked` | calls without the interpreter's lock (the GIL) |
@@ -30,6 +31,7 @@ mod buffer;
 mod dlpack;
 mod errors;
 mod lines;
+mod loader;
 mod memory;
 mod pool;
 mod stream;
@@ -43,6 +45,8 @@ mod _pinpool {
     use super::buffer::{Buffer, DlpackExport};
     #[pymodule_export]
     use super::lines::{_lines_after_fork, _next_lines, _stop_lines, _take_lines, _want_trace};
+    #[pymodule_export]
+    use super::loader::{_parse_bytes, Files, Reader};
     #[pymodule_export]
     use super::pool::Pool;
     #[pymodule_export]

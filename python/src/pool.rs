@@ -44,6 +44,12 @@ impl Drop for Gets {
     }
 }
 
+impl Gets {
+    pub(crate) fn pool(&self) -> PyResult<&pinpool::Pool> {
+        self.pool.as_ref().ok_or_else(|| PyRuntimeError::new_err("the pool is ending"))
+    }
+}
+
 /// The Python object over a buffer of the crate.
 pub(crate) fn buffer(buf: PinnedBuf, gets: &Gets) -> Buffer {
     Buffer::over(Memory::of(buf, gets.origin.clone()))
@@ -75,7 +81,11 @@ impl Pool {
     }
 
     fn pool(&self) -> PyResult<&pinpool::Pool> {
-        self.gets.pool.as_ref().ok_or_else(|| PyRuntimeError::new_err("the pool is ending"))
+        self.gets.pool()
+    }
+
+    pub(crate) fn gets(&self) -> &Arc<Gets> {
+        &self.gets
     }
 
     /// The pool itself, which lives on with the result.

@@ -139,8 +139,13 @@ impl Loader {
     ///
     /// If the system has no thread to read with.
     pub fn batches(&self) -> Result<BatchReader, LoadError> {
-        let plan = plan_number(&self.catalog, &self.options);
-        Ok(BatchReader::new(Reading::start(self)?, self.options.strict, LoadState { plan, ..self.start }))
+        Ok(BatchReader::new(Reading::start(self)?, self.options.strict, self.start_state()))
+    }
+
+    /// Where this loader begins: the state before its first batch.
+    #[must_use]
+    pub fn start_state(&self) -> LoadState {
+        LoadState { plan: plan_number(&self.catalog, &self.options), ..self.start }
     }
 
     /// The loader that loads what is left behind `state`: exactly the batches that an uninterrupted load has from there on.

@@ -13,21 +13,26 @@ from ._errors import (
     DeviceError,
     ForkError,
     LimitError,
+    LoadError,
     PinpoolError,
     ReleasedError,
     RequestError,
     SettingError,
     TimeoutError,
 )
+from ._loader import Batch, Loader
 from ._pinpool import Buffer, __version__
 from ._pool import Pool
 
 __all__ = [
     "BackendError",
+    "Batch",
     "Buffer",
     "DeviceError",
     "ForkError",
     "LimitError",
+    "LoadError",
+    "Loader",
     "PinpoolError",
     "Pool",
     "ReleasedError",

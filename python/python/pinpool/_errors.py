@@ -27,6 +27,10 @@ class ForkError(PinpoolError, RuntimeError):
     """The pool was made in a parent of this process: build one after the fork."""
 
 
+class LoadError(PinpoolError, OSError):
+    """A file could not be read, is not as it was when it was listed, or is no container of its format."""
+
+
 class ReleasedError(PinpoolError, ValueError):
     """The buffer was released."""
 

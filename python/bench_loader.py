@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""pinpool.Loader, torch.utils.data.DataLoader and SPDL on the same files: samples/s, CPU seconds, peak memory.
+
+    pip install ./python numpy torch spdl
+    python python/bench_loader.py [--files 10000] [--epochs 3] [--rounds 3]
+
+Makes the files itself, in a temporary folder: lengths log-normal with a mean of 100 KB, random bytes, a folder for each of
+ten classes. They were just written, so they come from the page cache if they fit it. Each loader runs in a process of its
+own, in turns over several rounds; the table has the median round of each. One that is not installed is left out, and said so.
+
+Each loader gives batches of the same number of samples, as bytes in host memory, in the order of the files; the consumer
+looks at the first and the last byte of each sample. The number of samples and the sum of all lengths must be those of the files.
+
+CPU seconds are of the process and its children, from the first batch asked for to the end of all workers. Memory is the
+proportional set size (PSS: shared pages are counted once) of the process and its children, every 50 ms, less what the
+process had after its imports. The page cache is not in it.
+"""
+
+import argparse
+import gc
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+MEAN_BYTES, SIGMA, CLASSES = 100_000, 0.6, 10
+
+
+def make_files(root, count):
+    rng = random.Random(1)
+    mu = math.log(MEAN_BYTES) - SIGMA**2 / 2
+    for number in range(count):
+        folder = root / f"class{number % CLASSES}"
+        folder.mkdir(exist_ok=True)
+        length = min(max(int(rng.lognormvariate(mu, SIGMA)), 1024), 16 << 20)
+        (folder / f"{number:06}.bin").write_bytes(rng.randbytes(length))
+
+
+def paths_of(root):
+    return sorted(str(path) for path in Path(root).glob("*/*.bin"))
+
+
+# Each yields the batches of all epochs as lists of arrays, tensors or bytes-like objects.
+
+
+def with_pinpool(root, epochs, batch, workers):
+    import pinpool
+
+    loader = pinpool.Loader(root, batch_size=batch, workers=workers, epochs=epochs)
+    yield
+    for samples in loader:
+        yield samples
+    del samples
+
+
+class _Samples:
+    def __init__(self, root):
+        self.paths = paths_of(root)
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        import torch
+
+        path = self.paths[index]
+        with open(path, "rb", buffering=0) as file:
+            data = bytearray(os.fstat(file.fileno()).st_size)
+            file.readinto(data)
+        return torch.frombuffer(data, dtype=torch.uint8), path
+
+
+def _one_tensor(samples):
+    import torch
+
+    tensors, keys = zip(*samples)
+    return torch.cat(tensors), [len(tensor) for tensor in tensors], keys
+
+
+def _with_torch(root, epochs, batch, workers, collate):
+    import torch.utils.data
+
+    samples = _Samples(root)
+    settings = {"batch_size": batch, "num_workers": workers, "collate_fn": collate, "persistent_workers": True}
+    loader = torch.utils.data.DataLoader(samples, **settings)
+    yield
+    for _ in range(epochs):
+        yield from loader
+
+
+def with_torch_lists(root, epochs, batch, workers):
+    batches = _with_torch(root, epochs, batch, workers, list)
+    next(batches)
+    yield
+    for samples in batches:
+        yield [tensor for tensor, _ in samples]
+
+
+def with_torch_one_tensor(root, epochs, batch, workers):
+    batches = _with_torch(root, epochs, batch, workers, _one_tensor)
+    next(batches)
+    yield
+    for whole, lengths, _ in batches:
+        yield whole.split(lengths)
+
+
+def with_spdl(root, epochs, batch, workers):
+    import numpy as np
+    from spdl.pipeline import PipelineBuilder
+
+    paths = paths_of(root)
+
+    def read(path):
+        return np.fromfile(path, np.uint8)
+
+    def source():
+        for _ in range(epochs):
+            yield from paths
+
+    builder = PipelineBuilder().add_source(source()).pipe(read, concurrency=workers, output_order="input")
+    pipeline = builder.aggregate(batch).add_sink(2 * workers).build(num_threads=workers)
+    yield
+    with pipeline.auto_stop():
+        yield from pipeline.get_iterator(timeout=60)
+
+
+LOADERS = {
+    "pinpool.Loader": with_pinpool,
+    "DataLoader, one tensor a batch": with_torch_one_tensor,
+    "DataLoader, a tensor a sample": with_torch_lists,
+    "SPDL, threads": with_spdl,
+}
+
+
+def family():
+    """This process and its descendants."""
+    found, parents = [os.getpid()], [os.getpid()]
+    while parents:
+        pid = parents.pop()
+        for task in os.listdir(f"/proc/{pid}/task"):
+            children = [int(child) for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
+            found += children
+            parents += children
+    return found
+
+
+def pss_kib():
+    total = 0
+    for pid in family():
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        except (OSError, StopIteration):
+            pass
+    return total
+
+
+class Peak(threading.Thread):
+    """Follows the memory of the family, as long as `with` lasts."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.before = self.kib = pss_kib()
+        self.over = threading.Event()
+
+    def run(self):
+        while not self.over.wait(0.05):
+            try:
+                self.kib = max(self.kib, pss_kib())
+            except OSError:
+                pass
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.join()
+
+
+def cpu_seconds():
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def measure(name, root, epochs, batch, workers):
+    """One loader in this process; prints the figures as JSON."""
+    batches = LOADERS[name](root, epochs, batch, workers)
+    next(batches)  # imports, lists, and opens nothing
+    gc.collect()
+    samples = nbytes = 0
+    with Peak() as peak:
+        cpu, begun = cpu_seconds(), time.perf_counter()
+        for group in batches:
+            for sample in group:
+                nbytes += len(sample)
+                samples += int(sample[0]) >= 0 <= int(sample[-1])
+        seconds = time.perf_counter() - begun
+        del batches, group, sample
+        gc.collect()  # workers end, and their CPU time counts
+    cpu = cpu_seconds() - cpu
+    print(json.dumps({"samples": samples, "bytes": nbytes, "seconds": seconds, "cpu": cpu, "kib": peak.kib - peak.before}))
+
+
+def table(rounds, nbytes):
+    lines = ["| loader | samples/s | GB/s | CPU s per GB | peak memory, MiB |", "| --- | ---: | ---: | ---: | ---: |"]
+    for name, figures in rounds.items():
+        middle = sorted(figures, key=lambda figure: figure["seconds"])[len(figures) // 2]
+        gigabytes = middle["bytes"] / 1e9
+        rate = middle["samples"] / middle["seconds"]
+        peak = statistics.median(figure["kib"] for figure in figures) / 1024
+        cpu = statistics.median(figure["cpu"] for figure in figures) / gigabytes
+        lines.append(f"| {name} | {rate:,.0f} | {gigabytes / middle['seconds']:.2f} | {cpu:.3f} | {peak:,.0f} |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=10_000)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--folder", help="where the temporary folder is made")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        return measure(args.measure, args.folder, args.epochs, args.batch, args.workers)
+
+    root = Path(tempfile.mkdtemp(prefix="bench_loader.", dir=args.folder))
+    try:
+        make_files(root, args.files)
+        nbytes = sum(os.path.getsize(path) for path in paths_of(root))
+        print(f"{args.files} files, {nbytes / 1e9:.3f} GB; {args.epochs} epochs, batches of {args.batch}, {args.workers} workers")
+        print(f"load average before: {os.getloadavg()[0]:.2f}; {args.rounds} rounds", flush=True)
+        rounds, settings = {name: [] for name in LOADERS}, [f"--{name}={getattr(args, name)}" for name in ("epochs", "batch", "workers")]
+        for _ in range(args.rounds):
+            for name in list(rounds):
+                command = [sys.executable, __file__, f"--measure={name}", f"--folder={root}", *settings]
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode != 0:
+                    print(f"{name}: left out: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+                    del rounds[name]
+                    continue
+                figures = json.loads(done.stdout.splitlines()[-1])
+                expected = (args.files * args.epochs, nbytes * args.epochs)
+                if (figures["samples"], figures["bytes"]) != expected:
+                    sys.exit(f"{name}: {figures['samples']} samples and {figures['bytes']} B, where {expected} were expected")
+                rounds[name].append(figures)
+        print(f"load average after: {os.getloadavg()[0]:.2f}\n\n{table(rounds, nbytes)}")
+    finally:
+        shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+"""Files into batches in pinned memory, by threads of the crate's loader."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+
+from . import _pinpool
+from ._errors import LimitError, LoadError
+from ._pool import Pool
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+__all__ = ["Batch", "Loader"]
+
+_DEFAULT_BATCH_BYTES = 16 << 20
+
+
+class Batch:
+    """Samples in one buffer of pinned memory, back to back.
+
+    `batch[i]` is the view of sample `i` as an array of NumPy, without a copy. The memory goes back to the pool when the
+    batch, its buffer and all views are gone; `batch.buffer.release(stream=...)` puts it back behind work of a device.
+    """
+
+    __slots__ = ("__weakref__", "_files", "_parts", "buffer", "epoch", "failures", "index", "number")
+
+    #: The memory, a `pinpool.Buffer`.
+    buffer: _pinpool.Buffer
+    #: Number of the epoch, from 0.
+    epoch: int
+    #: Place in the epoch, from 0.
+    index: int
+    #: Place since the start of the load, from 0.
+    number: int
+    #: What could not be read, with `on_error="skip"`.
+    failures: list[str]
+
+    def __init__(self, files: _pinpool.Files, handed: tuple[Any, ...], failures: list[str]) -> None:
+        self.number, self.epoch, self.index, self.buffer, self._parts, _ = handed
+        self._files, self.failures = files, failures
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> npt.NDArray[np.uint8]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[npt.NDArray[np.uint8]]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        import numpy as np
+
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = operator.index(index)
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"sample {at} of a batch that has {len(self)}")
+        _, begin, length, _ = self._parts[at]
+        return np.frombuffer(self.buffer, np.uint8, length, begin) if length else np.empty(0, np.uint8)
+
+    def __iter__(self) -> Iterator[npt.NDArray[np.uint8]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def arrays(self) -> list[npt.NDArray[np.uint8]]:
+        """The samples as arrays of NumPy: views of the buffer."""
+        return list(self)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The samples as tensors of torch, of dtype uint8: views of the buffer."""
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError("batch.tensors() needs PyTorch, which cannot be imported here: pip install torch") from error
+        if not self.nbytes:
+            return [torch.empty(0, dtype=torch.uint8) for _ in self._parts]
+        whole = torch.frombuffer(memoryview(self.buffer), dtype=torch.uint8)
+        return [whole[begin : begin + length] for _, begin, length, _ in self._parts]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples."""
+        return sum(length for _, _, length, _ in self._parts)
+
+    @property
+    def keys(self) -> list[str]:
+        """The name of each sample: its path, or `path!member` in a container."""
+        return self._files.names([sample for sample, *_ in self._parts])
+
+    @property
+    def labels(self) -> list[str]:
+        """The label of each sample: the name of the directory that a file lies in, the member's name in a container."""
+        return self._files.labels([sample for sample, *_ in self._parts])
+
+    @property
+    def indices(self) -> list[int]:
+        """The number of each sample in the order of the files, the same in each epoch."""
+        return [sample for sample, *_ in self._parts]
+
+    @property
+    def offsets(self) -> list[int]:
+        """The first byte of each sample in the buffer."""
+        return [begin for _, begin, _, _ in self._parts]
+
+    @property
+    def starts(self) -> list[int]:
+        """For each sample the number of its bytes that were in earlier batches: 0, unless it is longer than a batch may be."""
+        return [start for *_, start in self._parts]
+
+    def is_whole(self, index: SupportsIndex) -> bool:
+        """Whether sample `index` lies in this batch from its first byte to its last."""
+        sample, _, length, start = self._parts[operator.index(index)]
+        return start == 0 and length == self._files.sample_bytes(sample)
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} failures" if self.failures else ""
+        return f"<pinpool.Batch {self.index} of epoch {self.epoch}: {len(self)} samples, {self.nbytes} B{failed}>"
+
+
+class Loader:
+    """Batches of files in pinned memory, read ahead by threads that need no lock of Python.
+
+        for batch in pinpool.Loader("photos", batch_size=64, shuffle=True, epochs=3):
+            for key, sample in zip(batch.keys, batch):  # sample: NumPy, uint8, a view of pinned memory
+                ...
+
+    `paths` is one path or several, files or directories; a `.tar` (WebDataset) or `.safetensors` file that is named, or
+    found in a directory with `containers=True`, is opened, and its members are the samples. A batch has at most
+    `batch_size` samples and `batch_bytes` bytes (16 MiB if neither is given); a sample that is longer than `batch_bytes`
+    comes in parts. `workers` threads read (one for each core), at most `prefetch` batches ahead (two for each worker).
+
+    `shuffle=True` gives each epoch an order of its own, from `seed`. Of `world` processes that load the same paths with the
+    same arguments, each takes every `world`-th sample of an epoch from number `rank` on.
+
+    Each `for` goes over the next `epochs` epochs; after `break` the next one goes on behind the last batch. `state()` says
+    where the loader is, in text; `load_state(text)`, or `state=text`, goes on from there, in another process too.
+
+    A file that cannot be read raises `LoadError`, or with `on_error="skip"` is left out and named in `batch.failures` and
+    `loader.failures`.
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        batch_size: int | None = None,
+        batch_bytes: int | str | None = None,
+        workers: int | None = None,
+        prefetch: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        epochs: int = 1,
+        state: str | None = None,
+        pool: Pool | None = None,
+        containers: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error={on_error!r}: 'raise' or 'skip'")
+        if isinstance(paths, bytes) or not isinstance(paths, (str, os.PathLike, Iterable)):
+            raise TypeError(f"paths={paths!r}: a path, or several, as str or os.PathLike")
+        one = isinstance(paths, (str, os.PathLike))
+        listed = [os.fspath(path) for path in ([paths] if one else paths)]
+        if batch_size is None and batch_bytes is None:
+            batch_bytes = _DEFAULT_BATCH_BYTES
+        self._reader: _pinpool.Reader | None = None
+        self._epochs = _count("epochs", epochs, 1)
+        self._skips = on_error == "skip"
+        self._pool = Pool(name="loader") if pool is None else pool
+        if not isinstance(self._pool, Pool):
+            raise TypeError(f"pool={pool!r}: a pinpool.Pool")
+        self._files = _pinpool.Files(
+            self._pool,
+            listed,
+            bool(containers),
+            batch_size=0 if batch_size is None else _count("batch_size", batch_size, 1),
+            batch_bytes=0 if batch_bytes is None else _bytes("batch_bytes", batch_bytes),
+            workers=0 if workers is None else _count("workers", workers, 1, 1024),
+            prefetch=0 if prefetch is None else _count("prefetch", prefetch, 1, 65536),
+            seed=_count("seed", seed, 0) if shuffle else None,
+            rank=_count("rank", rank, 0),
+            world=_count("world", world, 1),
+        )
+        # A dict for its order, and so that what fails in each epoch is named once.
+        self._failed = dict.fromkeys(text for text, _ in self._files.failures())
+        if self._failed and not self._skips:
+            raise LoadError(_told(list(self._failed)))
+        if not len(self._files):
+            named = ", ".join(map(repr, listed[:3])) + (", ..." if len(listed) > 3 else "")
+            raise ValueError(f"nothing to load: paths [{named}] have no regular file; name files, or directories of files")
+        # Where the loader is, and the epoch of it. None is the start.
+        self._state: str | None = None
+        self._epoch = 0
+        if state is not None:
+            self.load_state(state)
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that all buffers come from."""
+        return self._pool
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of an epoch, those of all ranks."""
+        return len(self._files)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of these samples."""
+        return self._files.nbytes()
+
+    @property
+    def failures(self) -> list[str]:
+        """What could not be listed or read so far, with `on_error="skip"`; each once."""
+        return list(self._failed)
+
+    def __len__(self) -> int:
+        """Number of batches of the `epochs` epochs that the loader is in, those handed out included."""
+        first = self._epoch // self._epochs * self._epochs
+        return sum(self._files.batches(epoch) for epoch in range(first, first + self._epochs))
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.close()
+        end = (self._epoch // self._epochs + 1) * self._epochs
+        self._reader = reader = self._files.begin(end, self._state)
+        try:
+            # Keeps no reference to a batch, so that its memory goes back as soon as the user's is gone.
+            yield from iter(lambda: self._take(reader), None)
+            if reader.is_complete():
+                self._state, self._epoch = reader.end_state(end), end
+        finally:
+            # After `break`, an exception and Ctrl-C as well.
+            reader.stop()
+
+    def _take(self, reader: _pinpool.Reader) -> Batch | None:
+        handed = reader.next()
+        if handed is None:
+            return None
+        failures = [text for text, _ in handed[-1]]
+        for_pool = [text for text, is_pool in handed[-1] if is_pool]
+        if for_pool or failures and not self._skips:
+            del handed  # The traceback would keep its buffer.
+            if for_pool:
+                raise LimitError(
+                    f"{for_pool[0]}; batches that are held count: let one go before the next, or use smaller ones"
+                )
+            raise LoadError(_told(failures))
+        self._failed.update(dict.fromkeys(failures))
+        batch = Batch(self._files, handed, failures)
+        self._state, self._epoch = reader.state(), batch.epoch
+        return batch
+
+    def state(self) -> str:
+        """Where the loader is: behind the last batch that it handed out. A line of text, to be stored with the model."""
+        if self._state is None:
+            self._state = self._files.start()
+        return self._state
+
+    def load_state(self, state: str) -> None:
+        """Goes on behind the batch at which `state` was taken, in the next `for`; one that is running ends.
+
+        ValueError if the files, the limits of a batch, `shuffle`, `seed`, `rank` or `world` are not those of that load.
+        """
+        if not isinstance(state, str):
+            raise TypeError(f"state={state!r}: the text that loader.state() returned")
+        epoch = self._files.check(state)
+        self.close()
+        self._state, self._epoch = state, epoch
+
+    def close(self) -> None:
+        """Ends the threads and puts back what was read ahead. Batches stay as they are, and the next `for` goes on."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.stop()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> Any:
+        raise TypeError(
+            "a pinpool.Loader cannot be pickled, since its threads and its memory belong to this process: make one in the "
+            "process that uses it, with rank= and world=, and pass the text of state()"
+        )
+
+    def __repr__(self) -> str:
+        return f"<pinpool.Loader of {self.samples} samples, {self.nbytes} B, in epoch {self._epoch}>"
+
+
+def _told(failures: list[str]) -> str:
+    more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    return f"{failures[0]}{more}; on_error='skip' goes on without what cannot be read"
+
+
+def _count(name: str, value: SupportsIndex, least: int, most: int = (1 << 63) - 1) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: a whole number") from None
+    if not least <= count <= most:
+        limit = f"{least} or more" if count < least else f"at most {most}"
+        raise ValueError(f"{name}={count}: {limit}")
+    return count
+
+
+def _bytes(name: str, value: SupportsIndex | str) -> int:
+    if isinstance(value, str):
+        value = _pinpool._parse_bytes(value)
+    return _count(name, value, 1)

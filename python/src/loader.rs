@@ -1,0 +1,268 @@
+//! The crate's loader: what there is to load, and batches that were read ahead. `pinpool/_loader.py` has the classes of it.
+//!
+//! ```text
+//!   Files ──begin──▶ Reader ──next──▶ Buffer, and where each sample lies in it
+//! ```
+//!
+//! The lock is not held while files are listed or read, and no longer than [`UNINTERRUPTED`] passes without a look at the
+//! signals.
+
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::thread;
+use std::time::Duration;
+
+use pinpool::config::text::parse_bytes;
+use pinpool::loader::{
+    BatchReader, Catalog, Ended, Failure, FailureCause, LoadOptions, LoadState, LoadedBatch, Loader, Shard, StopFlag,
+};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::buffer::Buffer;
+use crate::errors;
+use crate::lines;
+use crate::pool::{self, Gets, Pool};
+use crate::unlocked::unlocked;
+
+/// Longest wait without a look at the signals.
+const UNINTERRUPTED: Duration = Duration::from_millis(100);
+
+/// What failed and why, and whether it is that the pool had no memory.
+type Failed = (String, bool);
+/// Number, epoch, place in the epoch, buffer, parts (sample, first byte in the buffer, length, first byte in the sample), and
+/// failures.
+type Handed = (u64, u64, u64, Buffer, Vec<(usize, usize, usize, u64)>, Vec<Failed>);
+
+/// The files and samples, and how they are loaded.
+#[pyclass(frozen, module = "pinpool._pinpool")]
+pub struct Files {
+    gets: Arc<Gets>,
+    catalog: Catalog,
+    options: LoadOptions,
+}
+
+/// Batches that are read ahead, until it ends.
+#[pyclass(frozen, module = "pinpool._pinpool")]
+pub struct Reader {
+    // In this order: the threads end before the pool may.
+    reader: Mutex<Option<BatchReader>>,
+    gets: Arc<Gets>,
+    process: u32,
+}
+
+/// Calls `call` on a thread of its own and looks at the signals meanwhile. An interrupt raises `stop` and waits for the end.
+fn interruptibly<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -> T + Send) -> PyResult<T> {
+    thread::scope(|scope| {
+        let (send, mut done) = mpsc::sync_channel(1);
+        let thread = thread::Builder::new().name("pinpool-list".to_owned());
+        let spawned = thread.spawn_scoped(scope, move || drop(send.send(call())));
+        let no_thread = |error| PyRuntimeError::new_err(format!("no thread to list the files with: {error}"));
+        let listing = spawned.map_err(no_thread)?;
+        loop {
+            let done = &mut done;
+            match py.detach(move || done.recv_timeout(UNINTERRUPTED)) {
+                Ok(value) => return Ok(value),
+                Err(RecvTimeoutError::Disconnected) => return Err(PyRuntimeError::new_err("the listing has failed")),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if let Err(interrupted) = py.check_signals() {
+                stop.raise();
+                // Here, and not at the end of the scope, where the lock is held.
+                let _ = py.detach(|| listing.join());
+                return Err(interrupted);
+            }
+        }
+    })
+}
+
+/// A failure, and whether it is the pool's.
+fn failed(failure: &Failure) -> Failed {
+    let is_pool = matches!(failure.cause, FailureCause::Pool(_));
+    (failure.to_string(), is_pool)
+}
+
+/// A number of bytes from text such as "16MiB".
+#[pyfunction]
+pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
+    parse_bytes(text).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+#[pymethods]
+impl Files {
+    /// Lists `paths`. A count of 0 is none.
+    #[new]
+    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world))]
+    #[allow(clippy::too_many_arguments)] // One call, by keyword.
+    fn new(
+        py: Python<'_>,
+        pool: &Pool,
+        paths: Vec<PathBuf>,
+        containers: bool,
+        batch_size: u64,
+        batch_bytes: u64,
+        workers: usize,
+        prefetch: usize,
+        seed: Option<u64>,
+        rank: u64,
+        world: u64,
+    ) -> PyResult<Self> {
+        let shard = Shard::new(rank, world);
+        let shard = shard.ok_or_else(|| PyValueError::new_err(format!("rank={rank}: it is below world={world}")))?;
+        let mut options = LoadOptions::default();
+        options.batch_samples = NonZeroU64::new(batch_size);
+        options.batch_bytes = NonZeroU64::new(batch_bytes);
+        options.workers = NonZeroUsize::new(workers).unwrap_or(options.workers);
+        options.prefetch = NonZeroUsize::new(prefetch);
+        options.shuffle_seed = seed;
+        options.shard = Some(shard);
+        let stop = StopFlag::new();
+        let catalog = interruptibly(py, &stop, || Catalog::from_paths(&paths, containers, &stop))?;
+        Ok(Self { gets: pool.gets().clone(), catalog, options })
+    }
+
+    /// What could not be listed.
+    fn failures(&self) -> Vec<Failed> {
+        self.catalog.failures().iter().map(failed).collect()
+    }
+
+    /// Number of samples.
+    fn __len__(&self) -> usize {
+        self.catalog.samples().len()
+    }
+
+    /// Bytes of all samples.
+    fn nbytes(&self) -> u64 {
+        self.catalog.len_bytes()
+    }
+
+    /// Bytes of one sample.
+    fn sample_bytes(&self, sample: usize) -> Option<u64> {
+        self.catalog.samples().get(sample).map(|sample| sample.len_bytes)
+    }
+
+    fn names(&self, samples: Vec<usize>) -> Vec<String> {
+        samples.into_iter().map(|sample| self.catalog.name(sample)).collect()
+    }
+
+    fn labels(&self, samples: Vec<usize>) -> Vec<String> {
+        samples.into_iter().map(|sample| self.catalog.label(sample).into_owned()).collect()
+    }
+
+    /// Number of batches of an epoch.
+    fn batches(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
+        let loader = self.loader(epoch.saturating_add(1))?;
+        Ok(py.detach(|| loader.batches_in_epoch(epoch)))
+    }
+
+    /// The state before the first batch.
+    fn start(&self, py: Python<'_>) -> PyResult<String> {
+        let loader = self.loader(1)?;
+        Ok(py.detach(|| loader.start_state().to_string()))
+    }
+
+    /// The epoch of `state`; ValueError if it is of other batches.
+    fn check(&self, py: Python<'_>, state: &str) -> PyResult<u64> {
+        let loader = self.loader(u64::MAX)?;
+        let state: LoadState = state.parse().map_err(refused)?;
+        py.detach(|| loader.resume_at(state)).map_err(refused)?;
+        Ok(state.epoch)
+    }
+
+    /// Begins to read, from `state` or the start to the end of epoch number `epochs - 1`.
+    #[pyo3(signature = (epochs, state=None))]
+    fn begin(&self, py: Python<'_>, epochs: u64, state: Option<&str>) -> PyResult<Reader> {
+        let loader = self.loader(epochs)?;
+        let state = state.map(str::parse::<LoadState>).transpose().map_err(refused)?;
+        let reader = py.detach(|| {
+            let loader = match state {
+                Some(state) => loader.resume_at(state).map_err(refused)?,
+                None => loader,
+            };
+            loader.batches().map_err(|error| PyRuntimeError::new_err(error.to_string()))
+        })?;
+        Ok(Reader { reader: Mutex::new(Some(reader)), gets: self.gets.clone(), process: std::process::id() })
+    }
+}
+
+fn refused(error: pinpool::loader::StateError) -> PyErr {
+    PyValueError::new_err(format!("state: {error}"))
+}
+
+impl Files {
+    fn loader(&self, epochs: u64) -> PyResult<Loader> {
+        let mut options = self.options.clone();
+        options.epochs = epochs;
+        Ok(Loader::new(self.gets.pool()?, &self.catalog, options))
+    }
+}
+
+impl Reader {
+    fn reader(&self) -> MutexGuard<'_, Option<BatchReader>> {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn handed(&self, batch: LoadedBatch) -> Handed {
+        let LoadedBatch { number, epoch, in_epoch, buffer, parts, failures, .. } = batch;
+        let parts = parts.into_iter().map(|part| (part.sample, part.bytes.start, part.bytes.len(), part.start));
+        let parts = parts.collect();
+        (number, epoch, in_epoch, pool::buffer(buffer, &self.gets), parts, failures.iter().map(failed).collect())
+    }
+}
+
+#[pymethods]
+impl Reader {
+    /// The next batch; None at the end.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Handed>> {
+        if self.process != std::process::id() {
+            return Err(errors::ForkError::new_err(
+                "this loader was made in a parent of this process: make one in the process that uses it, after the fork",
+            ));
+        }
+        loop {
+            let next = py.detach(|| match self.reader().as_mut() {
+                Some(reader) => reader.next_within(UNINTERRUPTED),
+                None => Poll::Ready(None),
+            });
+            lines::flush(py)?;
+            match next {
+                Poll::Ready(next) => return Ok(next.map(|batch| self.handed(batch))),
+                Poll::Pending => py.check_signals()?,
+            }
+        }
+    }
+
+    /// The state behind the batch that was handed out last.
+    fn state(&self, py: Python<'_>) -> Option<String> {
+        py.detach(|| self.reader().as_ref().map(|reader| reader.state().to_string()))
+    }
+
+    /// The state behind the last batch of the epochs before epoch number `end`.
+    fn end_state(&self, py: Python<'_>, end: u64) -> Option<String> {
+        let mut state = py.detach(|| self.reader().as_ref().map(BatchReader::state))?;
+        (state.epoch, state.batch) = (end, 0);
+        Some(state.to_string())
+    }
+
+    /// Whether all batches were handed out.
+    fn is_complete(&self, py: Python<'_>) -> bool {
+        py.detach(|| matches!(self.reader().as_ref().and_then(BatchReader::ended), Some(Ended::Complete)))
+    }
+
+    /// Ends the threads. What was handed out stays; the state stays as well.
+    fn stop(&self, py: Python<'_>) {
+        if self.process == std::process::id() {
+            py.detach(|| self.reader().as_mut().map(BatchReader::stop));
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let reader = self.reader.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        unlocked(move || drop(reader));
+    }
+}

@@ -1,0 +1,377 @@
+"""Files into batches: order, shards, states, memory, failures, Ctrl-C."""
+
+import gc
+import inspect
+import io
+import pickle
+import subprocess
+import sys
+import tarfile
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+
+import pinpool
+from conftest import in_use, until
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A directory of 20 files in two directories; file `i` has `i * 37` bytes of value `i`."""
+    for number in range(20):
+        folder = tmp_path / f"class{number % 2}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number:02}.bin").write_bytes(bytes([number]) * (number * 37))
+    return tmp_path
+
+
+def path_of(files, number):
+    return files / f"class{number % 2}" / f"{number:02}.bin"
+
+
+def load(files, pool, **settings):
+    return pinpool.Loader(files, pool=pool, **{"batch_size": 3, "workers": 2, **settings})
+
+
+def contents(batches):
+    return [(batch.epoch, batch.index, batch.keys, [bytes(sample) for sample in batch]) for batch in batches]
+
+
+def test_batches_have_the_samples_their_keys_and_their_labels(files, pool):
+    loader = load(files, pool)
+    seen = 0
+    for number, batch in enumerate(loader):
+        assert (batch.number, batch.epoch, batch.index) == (number, 0, number)
+        assert len(batch) == len(batch.keys) == len(batch.labels) == len(list(batch))
+        for at, sample in enumerate(batch):
+            order = batch.indices[at]
+            assert order == seen
+            of_file = seen * 2 if seen < 10 else seen * 2 - 19
+            assert sample.dtype == np.uint8 and sample.tobytes() == bytes([of_file]) * (of_file * 37)
+            assert batch.keys[at] == str(path_of(files, of_file))
+            assert batch.labels[at] == f"class{of_file % 2}"
+            assert batch.is_whole(at) and batch.starts[at] == 0
+            seen += 1
+        assert batch.nbytes == sum(map(len, batch)) == batch.buffer.nbytes
+    assert (seen, loader.samples, loader.nbytes, len(loader)) == (20, 20, sum(range(20)) * 37, 7)
+
+
+def test_samples_are_views_of_pinned_memory_without_a_copy(files, pool):
+    batch = next(iter(load(files, pool, batch_size=4)))
+    sample = batch[2]
+    assert sample.ctypes.data == batch.buffer.ptr + batch.offsets[2]
+    sample[:] = 99
+    assert batch[2].tolist() == [99] * len(sample) and batch[-2].tolist() == sample.tolist()
+    assert [len(view) for view in batch[1:3]] == [len(batch[1]), len(batch[2])]
+    with pytest.raises(IndexError, match="sample 4 of a batch that has 4"):
+        batch[4]
+    assert batch.buffer.views > 0
+    with pytest.raises(BufferError):
+        batch.buffer.release()
+
+
+def test_memory_goes_back_with_the_batch_and_its_views(files, pool):
+    loader = load(files, pool)
+    batches = iter(loader)
+    batch = next(batches)
+    sample = batch[1]
+    loader.close()
+    assert in_use(pool) == 1
+    del batch
+    assert in_use(pool) == 1 and sample.tolist() == [2] * 74
+    del sample
+    assert in_use(pool) == 0
+
+
+def test_a_loop_holds_one_batch_at_a_time(tmp_path):
+    for number in range(10):
+        (tmp_path / str(number)).write_bytes(bytes(1000))
+    pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
+    for batch in pinpool.Loader(tmp_path, batch_size=1, prefetch=1, workers=1, pool=pool):
+        # This one, the one before while the next was taken, and one ahead.
+        assert pool.stats()["in_use"] <= 2
+    del batch
+    assert in_use(pool) == 0
+
+
+def test_each_for_goes_over_the_next_epochs_in_an_order_of_its_own(files, pool):
+    loader = load(files, pool, shuffle=True, seed=5, epochs=2)
+    first, second = contents(loader), contents(loader)
+    assert [batch[0] for batch in first] == [0] * 7 + [1] * 7 and [batch[0] for batch in second] == [2] * 7 + [3] * 7
+    orders = [[key for epoch, _, keys, _ in first + second if epoch == wanted for key in keys] for wanted in range(4)]
+    assert all(sorted(order) == sorted(orders[0]) for order in orders) and len(set(map(tuple, orders))) == 4
+    assert contents(load(files, pool, shuffle=True, seed=5, epochs=2)) == first
+    assert contents(load(files, pool, shuffle=True, seed=6, epochs=2)) != first
+
+
+def test_ranks_share_each_epoch(files, pool):
+    ranks = [load(files, pool, shuffle=True, seed=3, rank=rank, world=3) for rank in range(3)]
+    keys = [[key for batch in loader for key in batch.keys] for loader in ranks]
+    assert sorted(map(len, keys)) == [6, 7, 7] and len(set(sum(keys, []))) == 20
+    assert [len(loader) for loader in ranks] == [3, 3, 2]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 6, 7, 11, 13, 14])
+def test_a_state_goes_on_with_exactly_the_rest(files, pool, taken):
+    settings = {"shuffle": True, "seed": 1, "epochs": 2}
+    whole = contents(load(files, pool, **settings))
+    loader = load(files, pool, **settings)
+    batches = iter(loader)
+    for _ in range(taken):
+        next(batches)
+    state = loader.state()
+    assert contents(load(files, pool, state=state, **settings)) == whole[taken:]
+    other = load(files, pool, **settings)
+    next(iter(other))
+    other.load_state(state)
+    assert contents(other) == whole[taken:]
+    assert contents(batches) == whole[taken:], "to take a state changes nothing"
+
+
+def test_after_break_the_next_for_goes_on(files, pool):
+    loader = load(files, pool)
+    for batch in loader:
+        if batch.index == 2:
+            break
+    assert [batch.index for batch in loader] == [3, 4, 5, 6]
+    assert [(batch.epoch, batch.index) for batch in loader] == [(1, index) for index in range(7)]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"batch_size": 4}, {"shuffle": True}, {"rank": 1, "world": 2}, {"batch_bytes": 500}], ids=str
+)
+def test_a_state_of_other_batches_is_refused(files, pool, settings):
+    state = load(files, pool).state()
+    with pytest.raises(ValueError, match="another load .* same files"):
+        load(files, pool, state=state, **settings)
+    with pytest.raises(ValueError, match="is not the state of a load"):
+        load(files, pool, state="epoch 3")
+    with pytest.raises(TypeError, match="loader.state"):
+        load(files, pool, state=3)
+
+
+def test_batches_by_bytes_have_long_samples_in_parts(tmp_path, pool):
+    (tmp_path / "a").write_bytes(bytes(range(250)))
+    (tmp_path / "b").write_bytes(b"xyz")
+    batches = list(pinpool.Loader(tmp_path, batch_bytes="100", pool=pool))
+    assert [(batch.starts, batch.offsets, [batch.is_whole(at) for at in range(len(batch))]) for batch in batches] == [
+        ([0], [0], [False]),
+        ([100], [0], [False]),
+        ([200, 0], [0, 50], [False, True]),
+    ]
+    assert b"".join(batch[0].tobytes() for batch in batches) == bytes(range(250))
+
+
+def test_members_of_containers_are_samples(tmp_path, pool):
+    with tarfile.open(tmp_path / "shard.tar", "w") as tar:
+        for number in range(3):
+            for field, data in (("jpg", b"picture%d" % number), ("cls", b"%d" % number)):
+                info = tarfile.TarInfo(f"{number:04}.{field}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    shard = tmp_path / "shard.tar"
+    [batch] = pinpool.Loader(shard, pool=pool)
+    assert batch.labels == ["0000", "0001", "0002"] and batch.keys[1] == f"{shard}!0001"
+    assert [bytes(sample) for sample in batch] == [b"picture%d%d" % (number, number) for number in range(3)]
+    [plain] = pinpool.Loader(tmp_path, pool=pool)
+    assert len(plain) == 1 and plain.nbytes == shard.stat().st_size
+    [opened] = pinpool.Loader(tmp_path, containers=True, pool=pool)
+    assert len(opened) == 3
+
+
+def test_empty_files_are_samples(tmp_path, pool):
+    for name in "ab":
+        (tmp_path / name).touch()
+    [batch] = pinpool.Loader(tmp_path, pool=pool)
+    assert [sample.shape for sample in batch] == [(0,), (0,)] and batch.nbytes == 0
+
+
+def test_tensors_are_views(files, pool):
+    torch = pytest.importorskip("torch")
+    batch = next(iter(load(files, pool, batch_size=5)))
+    tensors = batch.tensors()
+    assert [tensor.tolist() for tensor in tensors] == [sample.tolist() for sample in batch]
+    assert tensors[1].data_ptr() == batch.buffer.ptr + batch.offsets[1] and tensors[1].dtype == torch.uint8
+    del batch
+    gc.collect()
+    assert tensors[3].tolist() == [6] * 222
+
+
+@pytest.mark.parametrize("broken", ["gone", "short", "long", "directory"])
+def test_a_file_that_cannot_be_read_raises_before_its_batch_or_is_skipped(files, pool, broken):
+    loader, skipping = load(files, pool), load(files, pool, on_error="skip")
+    victim = path_of(files, 8)  # the fifth sample, in batch 1
+    said = {"gone": "No such file", "short": "truncated: 5 of the 296", "long": "grew: 296 bytes", "directory": "Is a directory"}
+    if broken in ("gone", "directory"):
+        victim.unlink()
+        if broken == "directory":
+            victim.mkdir()
+    else:
+        victim.write_bytes(bytes({"short": 5, "long": 400}[broken]))
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(pinpool.LoadError, match=f"08.bin: {said[broken]}.*on_error='skip'") as caught:
+        next(batches)
+    assert isinstance(caught.value, OSError)
+    assert in_use(pool) == 0, "what was read ahead is back"
+    with pytest.raises(pinpool.LoadError):
+        list(loader)
+
+    seen = list(skipping)
+    assert len(seen) == 7 and len(seen[1]) == 2 and sum(map(len, seen)) == 19
+    assert len(seen[1].failures) == len(skipping.failures) == 1 and "08.bin" in skipping.failures[0]
+    list(skipping)
+    assert len(skipping.failures) == 1, "named once, however many epochs"
+
+
+def test_what_is_not_there_is_named(tmp_path, pool):
+    with pytest.raises(pinpool.LoadError, match="missing: No such file"):
+        pinpool.Loader([tmp_path / "missing"], pool=pool)
+    with pytest.raises(ValueError, match="no regular file"):
+        pinpool.Loader(tmp_path, pool=pool)
+    with pytest.raises(ValueError, match="no regular file"):
+        pinpool.Loader([], pool=pool)
+    (tmp_path / "bad.tar").write_bytes(bytes(range(256)) * 4)
+    with pytest.raises(pinpool.LoadError, match="bad.tar: broken tar"):
+        pinpool.Loader(tmp_path / "bad.tar", pool=pool)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "said"),
+    [
+        ({"batch_size": 0}, ValueError, "batch_size=0: 1 or more"),
+        ({"batch_size": 1.5}, TypeError, "batch_size=1.5: a whole number"),
+        ({"batch_bytes": "much"}, ValueError, "much"),
+        ({"workers": 0}, ValueError, "workers=0: 1 or more"),
+        ({"workers": 5000}, ValueError, "workers=5000: at most 1024"),
+        ({"prefetch": 0}, ValueError, "prefetch=0"),
+        ({"epochs": -1}, ValueError, "epochs=-1"),
+        ({"rank": 2, "world": 2}, ValueError, "rank=2: it is below world=2"),
+        ({"world": 0}, ValueError, "world=0"),
+        ({"seed": -3, "shuffle": True}, ValueError, "seed=-3"),
+        ({"on_error": "ignore"}, ValueError, "on_error='ignore': 'raise' or 'skip'"),
+        ({"pool": 3}, TypeError, "pool=3: a pinpool.Pool"),
+    ],
+)
+def test_bad_settings_are_named(files, pool, settings, kind, said):
+    with pytest.raises(kind, match=said):
+        pinpool.Loader(files, **{"pool": pool, **settings})
+
+
+@pytest.mark.parametrize("paths", [3, b"x", None])
+def test_paths_are_paths(paths, pool):
+    with pytest.raises(TypeError):
+        pinpool.Loader(paths, pool=pool)
+
+
+def test_a_pool_that_is_too_small_says_so(tmp_path):
+    for number in range(4):
+        (tmp_path / str(number)).write_bytes(bytes(3_000_000))
+    pool = pinpool.Pool(env=False, backend="heap", max_bytes="4MiB")
+    with pytest.raises(pinpool.LimitError, match="PINPOOL_MAX_BYTES.*held"):
+        list(pinpool.Loader(tmp_path, batch_size=1, pool=pool))
+    loader = pinpool.Loader(tmp_path, batch_size=1, pool=pool)
+    batches = iter(loader)
+    for number in range(4):
+        batch = next(batches)
+        assert batch.index == number
+        del batch
+
+
+def test_a_loader_cannot_be_pickled(files, pool):
+    with pytest.raises(TypeError, match="rank= and world="):
+        pickle.dumps(load(files, pool))
+
+
+def test_the_lock_is_free_while_a_loop_waits(tmp_path):
+    for number in range(2):
+        (tmp_path / str(number)).write_bytes(bytes(3_000_000))
+    pool = pinpool.Pool(env=False, backend="heap", max_bytes="4MiB", wait=30)
+    loader = pinpool.Loader(tmp_path, batch_size=1, pool=pool)
+    batches = iter(loader)
+    held, taken = [next(batches)], []
+    waits = threading.Thread(target=lambda: taken.append(next(batches)))
+    waits.start()
+    until(lambda: pool.stats()["waiting"] == 1)
+    held.clear()
+    waits.join(20)
+    assert not waits.is_alive() and taken[0].index == 1
+
+
+def test_ctrl_c_ends_a_waiting_loop_and_its_threads(tmp_path):
+    for number in range(2):
+        (tmp_path / str(number)).write_bytes(bytes(3_000_000))
+    code = f"""
+        import os, signal, threading, time
+        import pinpool
+
+        pool = pinpool.Pool(env=False, backend="heap", max_bytes="4MiB", wait=3600)
+        loader = pinpool.Loader({str(tmp_path)!r}, batch_size=1, pool=pool)
+
+        def interrupt():
+            while pool.stats()["waiting"] == 0:
+                time.sleep(0.01)
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        held = []
+        try:
+            threading.Thread(target=interrupt, daemon=True).start()
+            for batch in loader:
+                held.append(batch)
+        except KeyboardInterrupt:
+            print("interrupted", len(held), len([name for name in os.listdir("/proc/self/task")
+                if open(f"/proc/self/task/{{name}}/comm").read().startswith("pinpool-read")]))
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, ["interrupted", "1", "0"]), done.stderr
+
+
+def test_a_loader_of_the_parent_is_refused_in_a_child(files, alone):
+    out, _ = alone(f"""
+        import os, sys, warnings
+        import pinpool
+        warnings.simplefilter("ignore")
+        pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
+        loader = pinpool.Loader({str(files)!r}, batch_size=1, pool=pool)
+        batches = iter(loader)
+        next(batches)
+        child = os.fork()
+        if child == 0:
+            try:
+                next(batches)
+            except pinpool.ForkError as error:
+                assert "after the fork" in str(error)
+                sys.stdout.write("refused\\n")
+                sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(sum(1 for _ in batches))
+        """)
+    assert out.split() == ["refused", "19"]
+
+
+def test_a_process_may_end_in_the_middle_of_a_load(files, alone):
+    alone(f"""
+        import pinpool
+        pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
+        loader = pinpool.Loader({str(files)!r}, batch_size=1, pool=pool)
+        batches = iter(loader)
+        kept = next(batches)[0]
+        """)
+
+
+def test_a_loader_makes_a_pool_of_its_own(files):
+    loader = pinpool.Loader(files, batch_size=20)
+    assert loader.pool.name == "loader"
+    [batch] = loader
+    assert len(batch) == 20
+
+
+def test_each_public_name_has_a_docstring():
+    for kind in (pinpool.Loader, pinpool.Batch):
+        fields = inspect.get_annotations(kind)
+        names = [name for name in vars(kind) if not name.startswith("_") and name not in fields]
+        assert names and all(inspect.getdoc(getattr(kind, name)) for name in names)
