@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """pinpool.Loader, torch.utils.data.DataLoader and SPDL on the same files: samples/s, CPU seconds, peak memory.
 
-    pip install ./python numpy torch spdl
+    pip install ./python numpy torch spdl safetensors
     python python/bench_loader.py [--files 10000] [--epochs 3] [--rounds 3]
+    python python/bench_loader.py --weights 2       # GB: pinpool.safetensors.load beside safetensors.torch.load_file
 
 Makes the files itself, in a temporary folder: lengths log-normal with a mean of 100 KB, random bytes, a folder for each of
 ten classes. They were just written, so they come from the page cache if they fit it. Each loader runs in a process of its
@@ -133,6 +134,60 @@ def with_spdl(root, epochs, batch, workers):
         yield from pipeline.get_iterator(timeout=60)
 
 
+# The same for weights: one batch, of all tensors as bytes.
+
+
+def weights_with_pinpool(root, epochs, batch, workers):
+    import torch
+
+    import pinpool.safetensors
+
+    pool = pinpool.Pool()
+    yield
+    for _ in range(epochs):
+        tensors = pinpool.safetensors.load(Path(root) / WEIGHTS, library="torch", pool=pool, workers=workers)
+        yield pages_of(tensors, torch)
+
+
+def weights_with_safetensors(root, epochs, batch, workers):
+    import torch
+    from safetensors.torch import load_file
+
+    yield
+    for _ in range(epochs):
+        yield pages_of(load_file(Path(root) / WEIGHTS), torch)
+
+
+def pages_of(tensors, torch):
+    """Each tensor as bytes, all of whose pages were looked at: a mapped file is read only then."""
+    for name in list(tensors):
+        tensor = tensors.pop(name).view(torch.uint8).flatten()
+        tensor[::4096].max()
+        yield tensor
+
+
+def make_weights(root, gigabytes):
+    """Layers of a transformer: matrices of 32 and 88 MB, and short vectors."""
+    import torch
+    from safetensors.torch import save_file
+
+    tensors, size = {}, 0
+    while size < gigabytes * 1e9:
+        layer = len(tensors) // 3
+        for name, shape in (("attention", (4096, 4096)), ("mlp", (11008, 4096)), ("norm", (4096,))):
+            tensors[f"layers.{layer}.{name}"] = torch.randint(-99, 99, shape, dtype=torch.int16).view(torch.bfloat16)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+    save_file(tensors, root / WEIGHTS)
+    return len(tensors), size
+
+
+WEIGHTS = "model.safetensors"
+
+WEIGHT_LOADERS = {
+    "pinpool.safetensors.load": weights_with_pinpool,
+    "safetensors.torch.load_file": weights_with_safetensors,
+}
+
 LOADERS = {
     "pinpool.Loader": with_pinpool,
     "DataLoader, one tensor a batch": with_torch_one_tensor,
@@ -195,7 +250,7 @@ def cpu_seconds():
 
 def measure(name, root, epochs, batch, workers):
     """One loader in this process; prints the figures as JSON."""
-    batches = LOADERS[name](root, epochs, batch, workers)
+    batches = {**LOADERS, **WEIGHT_LOADERS}[name](root, epochs, batch, workers)
     next(batches)  # imports, lists, and opens nothing
     gc.collect()
     samples = nbytes = 0
@@ -231,6 +286,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--weights", type=float, help="GB of weights to load, in place of files")
     parser.add_argument("--folder", help="where the temporary folder is made")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -239,11 +295,16 @@ def main():
 
     root = Path(tempfile.mkdtemp(prefix="bench_loader.", dir=args.folder))
     try:
-        make_files(root, args.files)
-        nbytes = sum(os.path.getsize(path) for path in paths_of(root))
-        print(f"{args.files} files, {nbytes / 1e9:.3f} GB; {args.epochs} epochs, batches of {args.batch}, {args.workers} workers")
+        if args.weights:
+            count, nbytes = make_weights(root, args.weights)
+        else:
+            make_files(root, args.files)
+            count, nbytes = args.files, sum(os.path.getsize(path) for path in paths_of(root))
+        batches = "one load each" if args.weights else f"batches of {args.batch}"
+        print(f"{count} {'tensors' if args.weights else 'files'}, {nbytes / 1e9:.3f} GB; {args.epochs} epochs, {batches}, {args.workers} workers")
         print(f"load average before: {os.getloadavg()[0]:.2f}; {args.rounds} rounds", flush=True)
-        rounds, settings = {name: [] for name in LOADERS}, [f"--{name}={getattr(args, name)}" for name in ("epochs", "batch", "workers")]
+        rounds = {name: [] for name in (WEIGHT_LOADERS if args.weights else LOADERS)}
+        settings = [f"--{name}={getattr(args, name)}" for name in ("epochs", "batch", "workers")]
         for _ in range(args.rounds):
             for name in list(rounds):
                 command = [sys.executable, __file__, f"--measure={name}", f"--folder={root}", *settings]
@@ -253,7 +314,7 @@ def main():
                     del rounds[name]
                     continue
                 figures = json.loads(done.stdout.splitlines()[-1])
-                expected = (args.files * args.epochs, nbytes * args.epochs)
+                expected = (count * args.epochs, nbytes * args.epochs)
                 if (figures["samples"], figures["bytes"]) != expected:
                     sys.exit(f"{name}: {figures['samples']} samples and {figures['bytes']} B, where {expected} were expected")
                 rounds[name].append(figures)
