@@ -158,6 +158,16 @@ def weights_with_safetensors(root, epochs, batch, workers):
         yield pages_of(load_file(Path(root) / WEIGHTS), torch)
 
 
+def weights_with_safetensors_copied(root, epochs, batch, workers):
+    import torch
+    from safetensors.torch import load_file
+
+    yield
+    for _ in range(epochs):
+        tensors = load_file(Path(root) / WEIGHTS)
+        yield pages_of({name: tensor.clone() for name, tensor in tensors.items()}, torch)
+
+
 def pages_of(tensors, torch):
     """Each tensor as bytes, all of whose pages were looked at: a mapped file is read only then."""
     for name in list(tensors):
@@ -185,7 +195,10 @@ WEIGHTS = "model.safetensors"
 
 WEIGHT_LOADERS = {
     "pinpool.safetensors.load": weights_with_pinpool,
+    # Maps the file: its pages are those of the page cache, which no device copies from at the speed of the bus.
     "safetensors.torch.load_file": weights_with_safetensors,
+    # What a program does that wants them in memory of its own, as to pin it.
+    "load_file and a copy": weights_with_safetensors_copied,
 }
 
 LOADERS = {
