@@ -3,6 +3,7 @@
 //! Reads whole blocks; of a file that was cut off also the whole records of its last block, and says so. Bounded in bytes and
 //! records, so that a few bytes of a compressed file cannot take the memory of the machine.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -63,6 +64,12 @@ pub enum RecordingError {
         /// Its version.
         found: u32,
     },
+    /// Its version is one that no library writes.
+    #[error("the recording has format version {found}, which there is not: its head is damaged")]
+    NoVersion {
+        /// Its version.
+        found: u32,
+    },
 }
 
 impl Recording {
@@ -103,6 +110,9 @@ impl Recording {
         };
         if found > VERSION {
             return Err(RecordingError::Newer { found });
+        }
+        if found == 0 {
+            return Err(RecordingError::NoVersion { found });
         }
         while recording.warning.is_none() && recording.read_block(&mut input) {}
         // Blocks are in order of time but for threads that were late; stable, so that one thread's records keep their order.
@@ -195,6 +205,15 @@ impl Recording {
             return Err(format!("{NAMES_MAX} pools and tags"));
         }
         Ok(())
+    }
+
+    /// The pools whose end is not recorded: their process was killed, or exited while they lived. None of what another program
+    /// recorded.
+    pub fn unended_pools(&self) -> Vec<&PoolDescription> {
+        let ended: HashSet<u32> =
+            self.records.iter().filter(|record| record.event == Event::End).map(|record| record.pool).collect();
+        let of_pinpool = self.pools.iter().filter(|pool| pool.fact("process").is_some());
+        of_pinpool.filter(|pool| !ended.contains(&pool.number)).collect()
     }
 
     /// The pool of that number.

@@ -75,6 +75,12 @@ pub enum TraceError {
     /// A recording could not be read.
     #[error("{0}")]
     Recording(#[from] crate::record::RecordingError),
+    /// A snapshot of PyTorch's memory could not be read, or holds nothing that can be used.
+    #[error("a snapshot of PyTorch's memory: {why}")]
+    Snapshot {
+        /// What is wrong with it.
+        why: String,
+    },
     /// A pool could not be built, or refused a get.
     #[error("{0}")]
     Pool(#[from] crate::Error),

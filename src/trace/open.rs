@@ -1,4 +1,4 @@
-//! A trace of any kind, told by its first bytes: a recording of a pool, a log of RMM, or text.
+//! A trace of any kind, told by its first bytes: a recording of a pool, a log of RMM, a snapshot of PyTorch, or text.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -8,7 +8,8 @@ use std::path::Path;
 use flate2::bufread::MultiGzDecoder;
 
 use super::format::{TraceError, TraceOp, TraceReader};
-use super::rmm;
+use super::pickle::Pickle;
+use super::{rmm, snapshot};
 use crate::record::{Event, PoolDescription, Record, Recording};
 
 /// Most records that the `r` and `s` lines of a text are written out as.
@@ -22,9 +23,10 @@ const STEPS_ID: u64 = u64::MAX;
 ///
 /// If the file cannot be read, is neither kind of trace, or is too long.
 pub fn open_recording(path: &Path) -> Result<Recording, TraceError> {
-    Ok(match kind(path)? {
+    let kind = kind(path)?;
+    Ok(match kind {
         Kind::Recording => Recording::open(path)?,
-        Kind::Rmm => open_rmm(path)?,
+        Kind::Rmm | Kind::Snapshot => open_other(path, kind)?,
         Kind::Text => of_text(&mut TraceReader::open(path)?)?,
     })
 }
@@ -35,14 +37,18 @@ pub(super) enum Kind {
     Recording,
     /// A log of RMM.
     Rmm,
+    /// A pickle, as PyTorch dumps snapshots of its memory.
+    Snapshot,
     Text,
 }
 
-/// The log of RMM at `path`.
-pub(super) fn open_rmm(path: &Path) -> Result<Recording, TraceError> {
+/// What another program recorded, at `path`.
+pub(super) fn open_other(path: &Path, kind: Kind) -> Result<Recording, TraceError> {
     let mut file = BufReader::new(File::open(path)?);
     let is_gzip = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
-    if is_gzip { rmm::read(BufReader::new(MultiGzDecoder::new(file))) } else { rmm::read(file) }
+    let input: Box<dyn BufRead> =
+        if is_gzip { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) };
+    if kind == Kind::Snapshot { snapshot::read(input) } else { rmm::read(input) }
 }
 
 /// What the file at `path` holds, plain or compressed, by its first bytes.
@@ -56,6 +62,7 @@ pub(super) fn kind(path: &Path) -> Result<Kind, TraceError> {
     Ok(match () {
         () if Recording::is_begun_by(&first) => Kind::Recording,
         () if first == rmm::HEAD.as_bytes() => Kind::Rmm,
+        () if Pickle::is_begun_by(&first) => Kind::Snapshot,
         () => Kind::Text,
     })
 }

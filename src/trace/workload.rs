@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use super::format::{TraceError, TraceOp, TraceReader};
-use super::open::{Kind, kind, open_rmm};
+use super::open::{Kind, kind, open_other};
 use crate::record::{Event, Recording};
 use crate::size_class::DEFAULT_ALIGN;
 
@@ -52,9 +52,10 @@ impl Workload {
     ///
     /// As [`Workload::read`]; also if the file cannot be opened.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
-        match kind(path)? {
+        let kind = kind(path)?;
+        match kind {
             Kind::Recording => Self::of(&Recording::open(path)?),
-            Kind::Rmm => Self::of(&open_rmm(path)?),
+            Kind::Rmm | Kind::Snapshot => Self::of(&open_other(path, kind)?),
             Kind::Text => Self::read(&mut TraceReader::open(path)?),
         }
     }

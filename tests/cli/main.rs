@@ -24,3 +24,4 @@ mod settings_tried;
 mod soak;
 mod tool;
 mod top;
+mod trace_input;

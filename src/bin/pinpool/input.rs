@@ -13,6 +13,8 @@ use crate::files::{in_file, named};
 const LOOKED_AT: u64 = 4_096;
 /// How a log of RMM begins.
 const RMM: &str = "Thread,Time,Action";
+/// How a snapshot of PyTorch's memory begins: a pickle of protocol 2 or later.
+const PICKLE: u8 = 0x80;
 /// How a recording of a pool begins.
 pub(crate) const RECORDING: &[u8] = b"PINPOOLT";
 const HEADERS: [&str; 4] = ["# limit ", "# auto_resize ", "# rounder ", "# pools "];
@@ -46,7 +48,7 @@ pub(crate) fn kind(path: &Path) -> io::Result<Kind> {
     };
     Ok(match () {
         () if first.starts_with(RECORDING) => Kind::Recording,
-        () if begins_a_workload(&first) => Kind::Workload,
+        () if first.first() == Some(&PICKLE) || begins_a_workload(&first) => Kind::Workload,
         () => Kind::Log,
     })
 }

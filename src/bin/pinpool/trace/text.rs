@@ -6,8 +6,8 @@ use std::io::{self, Write};
 
 use pinpool::trace::{Event, PoolDescription, Recording, TraceOp, Workload};
 
-pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
-    let workload = Workload::of(recording).map_err(io::Error::other)?;
+/// Writes `recording`, of which `workload` is.
+pub(super) fn write(recording: &Recording, workload: &Workload, out: &mut dyn Write) -> io::Result<()> {
     head(recording, out)?;
     let mut operations = workload.lines().iter().peekable();
     let mut pool = 0;
