@@ -8,7 +8,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::writer::Writer;
 use crate::fork;
 use crate::sync::process::{AtomicBool, AtomicU32, Ordering};
 
@@ -20,29 +19,36 @@ const PAUSE: Duration = Duration::from_micros(200);
 /// One more than the fork generation in which a file was opened last; 0 before that.
 static OPENED_IN: AtomicU32 = AtomicU32::new(0);
 
-/// A file is open from now on: the exit of this process waits for it.
-pub(super) fn attend() {
+/// What is flushed at the end of the process.
+pub(super) trait Flush {
+    /// Has all that was recorded before this call written, and returns the number of that flush. Does not wait.
+    fn ask(&self) -> u64;
+
+    /// Whether the flush of that number is over.
+    fn has_flushed(&self, number: u64) -> bool;
+}
+
+/// A file is open from now on: the exit of this process calls `flush_open`, which is to call [`flush`].
+pub(super) fn attend(flush_open: extern "C" fn()) {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     OPENED_IN.store(fork::current().wrapping_add(1), Ordering::Relaxed);
     // A child of `fork` has the handlers of its parent. Miri runs none.
     if !cfg!(miri) && !REGISTERED.swap(true, Ordering::Relaxed) {
         // SAFETY: the handler does not unwind. If it cannot be registered for lack of memory, exits do not wait.
-        unsafe { libc::atexit(flush_all) };
+        unsafe { libc::atexit(flush_open) };
     }
 }
 
-extern "C" fn flush_all() {
+/// Flushes what `open` returns, which may wait for the time that it is given.
+pub(super) fn flush<W: Flush>(open: impl FnOnce(Duration) -> Vec<W>) {
     // In a child that has opened no file the locks may be held by threads that do not exist here.
-    if OPENED_IN.load(Ordering::Relaxed) == fork::current().wrapping_add(1) {
-        flush(Instant::now() + PATIENCE);
+    if OPENED_IN.load(Ordering::Relaxed) != fork::current().wrapping_add(1) {
+        return;
     }
-}
-
-fn flush(until: Instant) {
-    let writers = Writer::open_ones(until.saturating_duration_since(Instant::now()));
-    let asked: Vec<_> = writers.into_iter().map(|writer| (writer.ask_for_flush(), writer)).collect();
+    let begun = Instant::now();
+    let asked: Vec<_> = open(PATIENCE).into_iter().map(|writer| (writer.ask(), writer)).collect();
     for (number, writer) in asked {
-        while !writer.has_flushed(number) && Instant::now() < until {
+        while !writer.has_flushed(number) && begun.elapsed() < PATIENCE {
             std::thread::sleep(PAUSE);
         }
     }

@@ -150,7 +150,7 @@ impl Writer {
         let (timeline, block) = (Timeline::new(ticks), BlockWriter::default());
         let run = Run { writer: writer.clone(), received, output, timeline, block, last_ns: HashMap::new() };
         thread::Builder::new().name("pinpool-trace".to_owned()).spawn(move || run.run()).map_err(failed)?;
-        exit::attend();
+        exit::attend(flush_open);
         opened.push(Opened {
             path: path.to_owned(),
             generation: ForkGeneration::now(),
@@ -194,19 +194,6 @@ impl Writer {
         of_this_process.filter_map(|file| file.writer.upgrade()).filter(|writer| !writer.is_closed()).collect()
     }
 
-    /// Has all that was recorded before this call written. Returns the number of that flush.
-    pub(super) fn ask_for_flush(&self) -> u64 {
-        // Release, with the Acquire of the thread: it sees the records.
-        let number = self.flush_asked.fetch_add(1, Ordering::Release) + 1;
-        self.wake();
-        number
-    }
-
-    /// Whether the flush of that number is over.
-    pub(super) fn has_flushed(&self, number: u64) -> bool {
-        self.flushed.load(Ordering::Acquire) >= number || self.is_closed()
-    }
-
     /// Describes a pool, before its first record.
     pub(super) fn describe(&self, pool: PoolDescription) {
         let _ = self.commands.send_timeout(Command::Pool(pool), PATIENCE);
@@ -235,6 +222,23 @@ impl Writer {
             Recorded { records: self.written.load(Ordering::Relaxed), lost, failure: Some(failure) }
         })
     }
+}
+
+impl exit::Flush for Arc<Writer> {
+    fn ask(&self) -> u64 {
+        // Release, with the Acquire of the thread: it sees the records.
+        let number = self.flush_asked.fetch_add(1, Ordering::Release) + 1;
+        self.wake();
+        number
+    }
+
+    fn has_flushed(&self, number: u64) -> bool {
+        self.flushed.load(Ordering::Acquire) >= number || self.is_closed()
+    }
+}
+
+extern "C" fn flush_open() {
+    exit::flush(Writer::open_ones);
 }
 
 /// The thread's own state.
