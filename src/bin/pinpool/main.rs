@@ -117,7 +117,7 @@ fn main() -> ExitCode {
         Command::DoctorProbe(args) => doctor::run_probe(&args, &terminal),
         Command::Env(args) => env::run(&args, &terminal),
         Command::Inspect(args) => inspect::run(&args, &terminal),
-        Command::Report(args) => report::run(&args, &terminal),
+        Command::Report(args) => terminal.report(report::run(&args)),
         Command::Soak(args) => soak::run(&args, &terminal),
         Command::Top(args) => terminal.report(top::run(&args)),
         Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
