@@ -2,10 +2,11 @@
 //! second.
 //!
 //! ```text
-//! {"process":4711,"pools":[{"name":"train","preset":"adaptive", ...}, ...]}
+//! {"process":4711,"pools":[{"name":"train","preset":"adaptive", ..., "owners":[{"tag":"images", ...}]}, ...]}
 //! ```
 //!
-//! The objects of `pools` are [`Stats`]. A thread of its own reads them, and only while there are readers, so that nothing is
+//! The objects of `pools` are [`Stats`], with the largest owners beside them: `tag`, `buffers`, `bytes`, `asked_bytes` and
+//! `oldest_seconds`, which is `null` for buffers without a tag. A thread of its own reads them, and only while there are readers, so that nothing is
 //! done for it by a get or a put. Nobody but the user that the process belongs to can read the socket. The file is removed when
 //! the last pool that it shows is gone; one that is left behind by a process that was killed is replaced.
 
@@ -18,6 +19,7 @@ use std::sync::Weak;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::dump::Owner;
 use crate::fork::ForkGeneration;
 use crate::maintenance_thread::block_signals;
 use crate::stats::Stats;
@@ -31,11 +33,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Most readers at once.
 const READERS_MAX: usize = 16;
+/// Most owners of a pool that are told.
+const OWNERS_MAX: usize = 20;
+/// Longest path of a socket: what the kernel takes, without the zero behind it.
+pub const PATH_BYTES_MAX: usize = 107;
 
 /// A pool that is shown.
 pub(crate) trait Shown: Send + Sync {
     /// Its statistics of now.
     fn statistics(&self) -> Stats;
+
+    /// Who holds its buffers, the largest first.
+    fn owners(&self) -> Vec<Owner>;
 }
 
 /// What this process serves.
@@ -94,6 +103,14 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     }
     let name = format!(".pinpool-{}", std::process::id());
     let dir = path.parent().unwrap_or(Path::new("")).join(name);
+    let longest = path.as_os_str().len().max(dir.join("s").as_os_str().len());
+    if longest > PATH_BYTES_MAX {
+        return Err(io::Error::other(format!(
+            "the path is too long by {} bytes: that of a socket has at most {PATH_BYTES_MAX}; name one in a directory with a \
+             shorter path",
+            longest - PATH_BYTES_MAX
+        )));
+    }
     DirBuilder::new().mode(0o700).create(&dir)?;
     let made = listen_in(&dir, path);
     // Empty if the socket was moved; what was not moved is of no use.
@@ -163,9 +180,24 @@ fn line_or_end(path: &Path, is_read: bool) -> Option<String> {
     let pools = served[at].pools.clone();
     drop(served);
     // Under no lock: this may be the last reference to a pool.
-    let shown: Vec<_> = pools.iter().filter_map(Weak::upgrade).map(|pool| pool.statistics()).collect();
+    let shown: Vec<_> = pools.iter().filter_map(Weak::upgrade).map(|pool| object(&*pool)).collect();
     let line = serde_json::json!({ "process": std::process::id(), "pools": shown });
     Some(format!("{line}\n"))
+}
+
+/// What is told of one pool.
+fn object(pool: &dyn Shown) -> serde_json::Value {
+    let owners = pool.owners();
+    let owner = |owner: &Owner| {
+        let oldest_seconds = owner.oldest.map(|age| age.as_secs_f64());
+        let Owner { tag, buffers, bytes, asked_bytes, .. } = owner;
+        serde_json::json!({
+            "tag": tag, "buffers": buffers, "bytes": bytes, "asked_bytes": asked_bytes, "oldest_seconds": oldest_seconds,
+        })
+    };
+    let mut object = serde_json::json!(pool.statistics());
+    object["owners"] = owners.iter().take(OWNERS_MAX).map(owner).collect();
+    object
 }
 
 #[cfg(test)]
@@ -185,6 +217,10 @@ mod tests {
         fn statistics(&self) -> Stats {
             self.looks.fetch_add(1, Ordering::Relaxed);
             Stats { gets: 7, ..Stats::default() }
+        }
+
+        fn owners(&self) -> Vec<Owner> {
+            vec![Owner::untagged("images", 2, 4096).unwrap()]
         }
     }
 
@@ -216,6 +252,7 @@ mod tests {
             BufReader::new(UnixStream::connect(&path).unwrap()).read_line(&mut line).unwrap();
             let object: serde_json::Value = serde_json::from_str(&line).unwrap();
             assert_eq!(object["pools"][0]["gets"], 7, "{line}");
+            assert_eq!(object["pools"][0]["owners"][0]["tag"], "images", "{line}");
             assert_eq!(object["process"], std::process::id());
         }
         drop(pool);
@@ -237,6 +274,15 @@ mod tests {
         assert_eq!(listen(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
         assert!(listen(&dir.path().join("none/stats.sock")).is_err());
+    }
+
+    #[test]
+    fn a_path_that_no_socket_can_have_is_refused_with_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = dir.path().join("x".repeat(120));
+        let error = listen(&long.join("s")).unwrap_err().to_string();
+        assert!(error.contains("at most 107") && error.contains("too long by "), "{error}");
+        assert!(listen(&dir.path().join("x".repeat(100))).is_err_and(|error| error.to_string().contains("107")));
     }
 
     #[test]

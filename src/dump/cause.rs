@@ -10,6 +10,11 @@ const OF_EARLIER_WORK: [i64; 12] = [700, 701, 702, 709, 710, 714, 715, 716, 717,
 /// Held bytes per byte asked for, in percent, from which rounding is a cause.
 const WASTE_PERCENT: u64 = 150;
 
+/// A pool of which so much of its ceiling is in use will soon refuse a get.
+const SHORT_PERCENT: u64 = 90;
+/// No copy takes this long.
+const STUCK_AFTER: Duration = Duration::from_secs(30);
+
 /// What the system has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
@@ -27,8 +32,24 @@ pub(super) struct Cause {
     pub(super) change: String,
 }
 
-/// The first case that the numbers of `dump` show. Without a request: what a get over the limit would meet.
-pub(super) fn likely(dump: &Dump) -> Cause {
+/// The first case that the numbers of `dump` show. Without a request: what a get over the limit would meet, if the pool comes
+/// near it.
+pub(super) fn likely(dump: &Dump) -> Option<Cause> {
+    (dump.request.is_some() || is_short(dump)).then(|| first_case(dump))
+}
+
+/// Whether little is left: buffers that are not pinned exist, the system is full, copies do not end, or nearly all of the
+/// ceiling is in use.
+fn is_short(dump: &Dump) -> bool {
+    let UsageReport { in_use_bytes, in_flight_bytes, fallback_bytes, max_bytes, .. } = dump.usage;
+    let used_bytes = in_use_bytes.saturating_add(in_flight_bytes);
+    fallback_bytes > 0
+        || dump.host.as_ref().is_some_and(|host| host.available_bytes == 0)
+        || dump.oldest_copy.is_some_and(|(age, _)| age >= STUCK_AFTER)
+        || max_bytes.is_some_and(|max_bytes| used_bytes >= max_bytes / 100 * SHORT_PERCENT)
+}
+
+fn first_case(dump: &Dump) -> Cause {
     let UsageReport { held_bytes, in_use_bytes, in_flight_bytes, idle_bytes, .. } = dump.usage;
     let limit = dump.limit;
     let needed_bytes = dump.request.as_ref().map_or(0, |request| request.needed_bytes);
@@ -171,7 +192,7 @@ mod tests {
 
     #[track_caller]
     fn says(dump: &Dump, found: &str, change: &str) {
-        let cause = likely(dump);
+        let cause = likely(dump).unwrap();
         assert!(cause.found.contains(found) && cause.change.contains(change), "{cause:?}");
     }
 
@@ -216,6 +237,19 @@ mod tests {
         says(&full(in_use, of_source(700)), "an error of earlier work (code 700)", "first CUDA error");
         let too_large = Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: false };
         says(&full(in_use, too_large), "the request alone is larger than PINPOOL_MAX_BYTES", "ask for less");
+    }
+
+    #[test]
+    fn a_dump_of_a_healthy_pool_has_no_cause() {
+        let ceiling = Refused::Limit { name: "PINPOOL_MAX_BYTES", could_fit: true };
+        let usage = |in_use_bytes, idle_bytes| UsageReport { in_use_bytes, idle_bytes, ..Default::default() };
+        let at = |usage| Dump { request: None, ..full(usage, ceiling.clone()) };
+        assert_eq!(likely(&at(usage(GIB, 3 * GIB))), None);
+        assert_eq!(likely(&at(UsageReport { in_flight_bytes: 3 * GIB, ..usage(0, GIB) })), None);
+        assert!(likely(&at(usage(4 * GIB, 0))).is_some());
+        assert!(likely(&at(UsageReport { fallback_bytes: 1, ..usage(GIB, 0) })).is_some());
+        let copy = |seconds| Dump { oldest_copy: Some((Duration::from_secs(seconds), 1)), ..at(usage(GIB, 0)) };
+        assert!(likely(&copy(29)).is_none() && likely(&copy(30)).is_some());
     }
 
     #[test]

@@ -92,7 +92,7 @@ pub(crate) enum Refused {
 /// What a pool holds and for whom: a snapshot, as [`Pool::dump`](crate::Pool::dump) takes it.
 ///
 /// Displays as several lines: who asked for what if a get failed, the largest owners, the bytes by state with their limits,
-/// what the system has left, the likely cause, and what to change.
+/// what the system has left, and, if a get failed or would soon, the likely cause and what to change.
 #[derive(Debug, Clone)]
 pub struct Dump {
     pub(crate) device: String,
@@ -161,8 +161,10 @@ impl Lines for Dump {
         if let Some(Host { total_bytes, available_bytes, origin, .. }) = &dump.host {
             write!(f, "\nsystem: {} free of {} ({origin})", Mib(*available_bytes), Mib(*total_bytes))?;
         }
-        let cause = cause::likely(dump);
-        write!(f, "\nlikely cause: {}\nchange: {}", cause.found, cause.change)
+        match cause::likely(dump) {
+            Some(cause) => write!(f, "\nlikely cause: {}\nchange: {}", cause.found, cause.change),
+            None => Ok(()),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::dump::Dump;
 use crate::stats::{ClassStats, Stats};
 
 impl Pool {
-    /// What the pool holds and for whom, what the system has left, and what would help if a get found no memory: text of
+    /// What the pool holds and for whom, what the system has left, and, if little is left, what would help: text of
     /// some 20 lines, for people. Waits for no driver, and for no lock that anybody holds while calling one. Reads files of
     /// the kernel, at most once a second. In a child of `fork` all its figures are 0.
     pub fn dump(&self) -> Dump {

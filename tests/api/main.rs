@@ -93,6 +93,7 @@ mod short_path;
 mod sink;
 mod sizes;
 mod slices;
+mod socket_owners;
 mod stats_counts;
 mod stats_formats;
 #[cfg(not(miri))]

@@ -21,6 +21,7 @@ mod record;
 mod record_failures;
 mod report;
 mod settings_tried;
+mod shown;
 mod soak;
 mod tool;
 mod top;

@@ -111,7 +111,7 @@ impl Core {
         Dump {
             device: if source.needs_gpu() { format!("GPU {}", self.config.device) } else { "host".to_owned() },
             allocator: format!("{} ({})", stats.backend, stats.preset),
-            owners: if is_forked { Vec::new() } else { self.owners_by_bytes(stats) },
+            owners: self.owners_of(stats),
             usage: usage_report(stats),
             free_bytes: stats.arena_free_bytes + stats.arena_transit_bytes + stats.arena_overhead_bytes,
             peak_bytes: stats.peak_pinned_bytes,
@@ -122,8 +122,11 @@ impl Core {
         }
     }
 
-    /// Who holds what, the largest first: the tags, and what remains without one.
-    fn owners_by_bytes(&self, stats: &Stats) -> Vec<Owner> {
+    /// Who holds what, the largest first: the tags, and what remains without one. Nobody in a child of `fork`.
+    pub(super) fn owners_of(&self, stats: &Stats) -> Vec<Owner> {
+        if self.is_forked() {
+            return Vec::new();
+        }
         let mut owners = self.owners.sums(self.time.coarse_us());
         let (buffers, bytes) = owners.iter().fold((0, 0), |sum, owner| (sum.0 + owner.buffers, sum.1 + owner.bytes));
         // Saturating: buffers come and go between the two readings.

@@ -11,6 +11,10 @@ impl crate::stats_socket::Shown for Core {
     fn statistics(&self) -> crate::stats::Stats {
         self.stats()
     }
+
+    fn owners(&self) -> Vec<crate::dump::Owner> {
+        self.owners_of(&self.stats())
+    }
 }
 
 impl Core {

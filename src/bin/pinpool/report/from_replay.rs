@@ -12,26 +12,32 @@ const TIMES: u64 = 1_000;
 /// With more sizes, further ones are counted with their power of two.
 const SIZES_MAX: usize = 4_096;
 
-/// Plays `workload` with the default settings.
+/// Plays `workload` under `replay`, which `set` names.
 ///
 /// # Errors
 ///
 /// As [`Replay::play`].
-pub(super) fn timeline(workload: &Workload) -> Result<Timeline, TraceError> {
+pub(super) fn timeline(workload: &Workload, replay: &Replay, set: &[String]) -> Result<Timeline, TraceError> {
     let has_time = workload.duration_us() > 0;
     let mut seen: Vec<(f64, u64, Sample)> = Vec::new();
     let mut see = |now_us: u64, stats: &Stats| {
         let x = if has_time { now_us as f64 * 1e-6 } else { stats.gets as f64 };
         seen.push((stats.pool_size_limit as f64, stats.raises, sample(x, stats)));
     };
-    let played = Replay::default().play_watched(workload, Some(Watch::new(workload, TIMES, &mut see)))?;
+    let played = replay.play_watched(workload, Some(Watch::new(workload, TIMES, &mut see)))?;
     let samples: Vec<_> = seen.iter().map(|(.., sample)| *sample).collect();
     let limits = seen.iter().map(|(limit, _, sample)| (sample.x, *limit)).collect();
-    let mut notes = vec![format!(
-        "The trace has gets and puts alone: it was replayed through a pool with the default settings of the preset {} on \
-         simulated memory, in virtual time, without a ceiling. So there are no times of page-locks.",
-        played.preset
-    )];
+    let settings = if set.is_empty() {
+        format!(
+            "The trace has gets and puts alone: it was replayed with the default settings of the preset {}",
+            played.preset
+        )
+    } else {
+        format!("The trace was replayed under {} with the preset {}", set.join(", "), played.preset)
+    };
+    let ceiling = if replay.max_bytes.is_some() { "" } else { ", without a ceiling" };
+    let mut notes =
+        vec![format!("{settings} on simulated memory, in virtual time{ceiling}. So there are no times of page-locks.")];
     if !has_time {
         notes.push("The trace has no time: the x axis counts its gets.".to_owned());
     }

@@ -29,7 +29,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use pinpool::trace::Recording;
+use pinpool::trace::{Recording, Replay};
 
 use self::draw::{Place, svg};
 use self::page::Report;
@@ -54,6 +54,10 @@ pub(crate) struct ReportArgs {
     /// Write each figure as an SVG file into this directory, which is made if it is not there
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
+
+    /// Play a trace under these variables, as `pinpool replay` does, and draw that: MAX_BYTES=2GiB,POOL_SIZE_LIMIT=200
+    #[arg(long, value_name = "A=1,B=2", value_delimiter = ',')]
+    set: Vec<String>,
 }
 
 pub(crate) fn run(args: &ReportArgs) -> Result<(), Box<dyn Error>> {
@@ -61,7 +65,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Box<dyn Error>> {
     if let Some(output) = &args.output {
         crate::trace::refuse_to_overwrite(&args.input, output)?;
     }
-    let (report, warning) = read(&args.input, &name)?;
+    let (report, warning) = read(&args.input, &name, &args.set)?;
     if let Some(output) = &args.output {
         write(output, &report.html()?)?;
     }
@@ -75,16 +79,24 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Box<dyn Error>> {
 }
 
 /// What is drawn, and why it is not all of the file, if it is not.
-fn read(path: &Path, name: &str) -> Result<(Report, Option<String>), Box<dyn Error>> {
-    Ok(match input::kind(path).map_err(|error| in_file(path, &error))? {
+fn read(path: &Path, name: &str, set: &[String]) -> Result<(Report, Option<String>), Box<dyn Error>> {
+    let kind = input::kind(path).map_err(|error| in_file(path, &error))?;
+    let is_replayed = !set.is_empty() && kind != Kind::Log;
+    Ok(match if is_replayed { Kind::Workload } else { kind } {
+        Kind::Log if !set.is_empty() => {
+            return Err(named(path, &"a log cannot be played, so --set has no effect on it: leave it out").into());
+        }
         Kind::Log => {
             let log = crate::inspect::read(path).map_err(|error| named(path, &error))?;
             (from_log::report(name, &log), log.stopped)
         }
         Kind::Workload => {
             let workload = open_workload(path)?;
-            let source = format!("{name}: {} gets, replayed", grouped(workload.gets()));
-            let timeline = from_replay::timeline(&workload).map_err(|error| in_file(path, &error))?;
+            let under = if set.is_empty() { String::new() } else { format!(" under {}", set.join(", ")) };
+            let source = format!("{name}: {} gets, replayed{under}", grouped(workload.gets()));
+            let pairs = set.iter().map(String::as_str);
+            let replay = Replay::under(pairs).map_err(|error| format!("--set {}: {error}", set.join(",")))?;
+            let timeline = from_replay::timeline(&workload, &replay, set).map_err(|error| in_file(path, &error))?;
             (timeline.report(source), workload.warning().map(str::to_owned))
         }
         Kind::Recording => {

@@ -43,6 +43,9 @@ pub(super) struct SoakReport {
     /// soak-I1
     resident_limit_bytes: u64,
     pub(super) failures: Vec<String>,
+    /// The statistics of the pool at the end.
+    #[serde(skip)]
+    statistics: String,
 }
 
 impl SoakReport {
@@ -83,10 +86,11 @@ impl SoakReport {
             most_resident_bytes,
             resident_limit_bytes,
             failures,
+            statistics: stats.to_string(),
         }
     }
 
-    /// A figure a line.
+    /// A figure a line, then the statistics of the pool.
     pub(super) fn table(&self) -> String {
         let n = grouped;
         let Counts { gets, puts, copies, given, taken, checks, checked_bytes, bad_checks } = self.counts;
@@ -95,7 +99,7 @@ impl SoakReport {
             let [start, warm, end] = [&start, &warm, &end].map(|at| n(of(at)));
             format!("{start} at the start, {warm} after the warm-up, {end} at the end")
         };
-        list(&[
+        let figures = list(&[
             ("pool", format!("{} over {}", self.preset, self.backend)),
             ("threads", format!("{}, seed {}", self.threads, self.seed)),
             ("operations", n(self.ops)),
@@ -111,7 +115,8 @@ impl SoakReport {
             ("  at most, limit", format!("{}, {}", n(self.most_resident_bytes), n(self.resident_limit_bytes))),
             ("descriptors", in_turn(|of| of.descriptors)),
             ("process threads", in_turn(|of| of.threads)),
-        ])
+        ]);
+        format!("{figures}\n{}", self.statistics)
     }
 }
 

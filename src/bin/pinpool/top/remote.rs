@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pinpool::stats_socket::path_of;
+use pinpool::stats_socket::{PATH_BYTES_MAX, path_of};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind};
 use serde_json::Value;
 
@@ -42,6 +42,14 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Box<dyn Error>> {
     if !args.json && !io::stdout().is_terminal() {
         return Err("stdout is no terminal: nothing can be shown live; --json prints the figures once".into());
     }
+    let length = path.as_os_str().len();
+    if length > PATH_BYTES_MAX {
+        return Err(format!(
+            "{}: the path has {length} bytes, and that of a socket at most {PATH_BYTES_MAX}",
+            path.display()
+        )
+        .into());
+    }
     let socket = UnixStream::connect(&path).map_err(|error| {
         let path = path.display();
         format!(
@@ -51,7 +59,10 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Box<dyn Error>> {
     socket.set_read_timeout(Some(SILENCE))?;
     let mut lines = BufReader::new(socket);
     if args.json {
-        let line = next_line(&mut lines)?.ok_or("the process ended before it sent anything")?;
+        let in_socket = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let line = next_line(&mut lines).map_err(|error| in_socket(&error))?;
+        let line = line.ok_or_else(|| in_socket(&"the process ended before it sent anything"))?;
+        statistics(&line).map_err(|error| in_socket(&error))?;
         return Ok(crate::terminal::to_stdout(&line)?);
     }
     let (send, lines_read) = mpsc::channel();
@@ -67,12 +78,26 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Box<dyn Error>> {
     show(&lines_read)
 }
 
+/// The object in a line.
+fn statistics(line: &str) -> Result<Value, String> {
+    let object: Value = serde_json::from_str(line)
+        .map_err(|error| format!("what came from the socket is no statistics of pinpool: {error}"))?;
+    if object["pools"].is_array() {
+        Ok(object)
+    } else {
+        Err("what came from the socket is no statistics of pinpool: it has no list of pools".to_owned())
+    }
+}
+
 fn next_line(lines: &mut BufReader<UnixStream>) -> io::Result<Option<String>> {
     let mut line = String::new();
     let read = lines.take(LINE_BYTES_MAX).read_line(&mut line);
     let read = read.map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             io::Error::other(format!("the process has sent nothing for {} s", SILENCE.as_secs()))
+        }
+        io::ErrorKind::InvalidData => {
+            io::Error::other("what came from the socket is no statistics of pinpool: it is not UTF-8")
         }
         _ => error,
     })?;
@@ -117,8 +142,7 @@ struct Seen {
 
 impl Seen {
     fn add(&mut self, line: &str) -> Result<(), Box<dyn Error>> {
-        let object: Value = serde_json::from_str(line)
-            .map_err(|error| format!("what came from the socket is no statistics: {error}"))?;
+        let object = statistics(line)?;
         let pools = object["pools"].as_array().map_or(&[][..], Vec::as_slice);
         (self.process, self.pools) = (object["process"].as_u64().unwrap_or(0), pools.len());
         if let Some(stats) = pools.get(self.pool).or(pools.first()) {

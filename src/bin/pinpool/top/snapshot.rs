@@ -51,6 +51,17 @@ pub(super) struct Owner {
     pub(super) oldest: Option<Duration>,
 }
 
+impl Owner {
+    fn of_json(owner: &Value) -> Self {
+        Self {
+            tag: owner["tag"].as_str().unwrap_or_default().to_owned(),
+            buffers: owner["buffers"].as_u64().unwrap_or(0),
+            bytes: owner["bytes"].as_u64().unwrap_or(0),
+            oldest: owner["oldest_seconds"].as_f64().and_then(|age| Duration::try_from_secs_f64(age).ok()),
+        }
+    }
+}
+
 impl Snapshot {
     pub(super) fn of_pool(pool: &Pool) -> Self {
         let owner = |owner: &pinpool::Owner| Owner {
@@ -128,7 +139,7 @@ impl Snapshot {
             fallbacks: count("/fallbacks"),
             oldest_in_flight: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
             oldest_in_flight_stream: number("/oldest_in_flight_stream"),
-            owners: Vec::new(),
+            owners: stats["owners"].as_array().into_iter().flatten().map(Owner::of_json).collect(),
         }
     }
 }
@@ -203,6 +214,14 @@ mod tests {
         assert!(snapshot.pins > 0 && snapshot.hits > 0 && snapshot.in_use_bytes > 0 && snapshot.max_bytes.is_some());
         assert_eq!(snapshot.name, "train");
         drop(held);
+    }
+
+    #[test]
+    fn owners_come_with_a_line_of_the_socket() {
+        let line = r#"{"owners":[{"tag":"images","buffers":2,"bytes":4096,"asked_bytes":4000,"oldest_seconds":1.5},{"tag":"b"}]}"#;
+        let owners = Snapshot::of_json(&serde_json::from_str(line).unwrap()).owners;
+        let images = Owner { tag: "images".into(), buffers: 2, bytes: 4096, oldest: Some(Duration::from_millis(1500)) };
+        assert_eq!(owners, [images, Owner { tag: "b".into(), buffers: 0, bytes: 0, oldest: None }]);
     }
 
     #[test]
