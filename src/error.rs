@@ -213,6 +213,13 @@ impl SourceError {
         self
     }
 
+    /// Adds how much was asked for, and the limit that it met where that is known.
+    pub(crate) fn with_bytes(mut self, asked: usize, limit: Option<u64>) -> Self {
+        let limit = limit.map_or_else(String::new, |limit| format!(" under a limit of {limit} B"));
+        self.what = format!("{}: {asked} B{limit}", self.what);
+        self
+    }
+
     /// Adds another refusal behind this one.
     #[cfg(feature = "cuda")]
     pub(crate) fn and_also(mut self, other: &Self) -> Self {

@@ -265,7 +265,10 @@ unsafe fn protect(start: NonNull<u8>, bytes: usize, protection: libc::c_int) -> 
 /// Adds which limit refused `bytes`, if the kernel was out of memory.
 pub(super) fn with_memory_remedy(error: SourceError, bytes: usize) -> SourceError {
     if error.code() == Some(i64::from(libc::ENOMEM)) {
-        error.with_remedy(limits::memory_remedy(Path::new("/"), bytes))
+        let remedy = limits::memory_remedy(Path::new("/"), bytes);
+        let limit =
+            if remedy == limits::ADDRESSES { limits::process_limits(Path::new("/")).address_bytes } else { None };
+        error.with_bytes(bytes, limit).with_remedy(remedy)
     } else {
         error
     }

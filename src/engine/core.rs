@@ -47,7 +47,7 @@ use crate::fork::ForkGeneration;
 use crate::in_flight::{FenceKind, InFlight};
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::record::{Event, Recorder};
-use crate::size_class::Class;
+use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{ClassStats, Stats};
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
@@ -355,7 +355,14 @@ impl Core {
         let mut in_flight = BTreeMap::<usize, u64>::new();
         self.in_flight.for_each(|block| *in_flight.entry(block.class_bytes()).or_default() += 1);
         let counted = self.stock.classes().rows().into_iter();
-        counted.map(|row| ClassStats { in_flight: in_flight.remove(&row.0).unwrap_or(0), ..row.1 }).collect()
+        let row = |(bytes, counted): (usize, ClassStats)| {
+            let in_flight = in_flight.remove(&bytes).unwrap_or(0);
+            let idle = self.stock.idle().count_of(Class { bytes, index: plain_eighths_index(bytes) });
+            // Saturating: buffers come and go between the readings.
+            let in_use = counted.buffers.saturating_sub(in_flight + idle);
+            ClassStats { in_flight, idle, in_use, ..counted }
+        };
+        counted.map(row).collect()
     }
 
     /// The statistics of the partitions that exist, in the order of their making.

@@ -24,7 +24,7 @@ impl Pool {
     }
 
     /// What the pool has counted of each size class that it had buffers of, the smallest first. Waits as little as
-    /// [`stats`](Pool::stats), for as long as it takes to look at each buffer in flight.
+    /// [`stats`](Pool::stats), for as long as it takes to look at each buffer in flight and each idle one.
     pub fn class_stats(&self) -> Vec<ClassStats> {
         self.core().class_stats()
     }

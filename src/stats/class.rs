@@ -2,7 +2,7 @@
 
 /// What a pool has counted of one size class ([`Pool::class_stats`](crate::Pool::class_stats)).
 ///
-/// Which of its buffers are idle and which are in use is not known: a hit would have to count it.
+/// Hits are not counted by class: each hit would have to. A recording has them (`PINPOOL_TRACE`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -13,6 +13,10 @@ pub struct ClassStats {
     pub buffers: u64,
     /// Of those, the ones that a device may still be reading.
     pub in_flight: u64,
+    /// Of those, the ones that are idle.
+    pub idle: u64,
+    /// Of those, the others: users hold them, or they are lost.
+    pub in_use: u64,
     /// Most buffers at any time.
     pub peak_buffers: u64,
     /// Gets that missed, those included that got memory that is not pinned.

@@ -145,10 +145,10 @@ fn reasons(f: &mut fmt::Formatter<'_>, what: &str, counts: &[(&str, u64)]) -> fm
 /// One line.
 impl fmt::Display for ClassStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { class_bytes, buffers, peak_buffers, in_flight, misses, evictions } = *self;
+        let Self { class_bytes, buffers, peak_buffers, in_flight, idle, in_use, misses, evictions } = *self;
         write!(
             f,
-            "class {:>9}: {buffers} buffers ({in_flight} in flight), at most {peak_buffers}; ",
+            "class {:>9}: {buffers} buffers ({in_use} in use, {in_flight} in flight, {idle} idle), at most {peak_buffers}; ",
             Bytes(class_bytes)
         )?;
         write!(f, "{misses} misses, {evictions} left")

@@ -60,6 +60,7 @@ mod hit_allocates_nothing;
 mod hit_calls_nothing;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod host_sources;
+mod idle_by_class;
 mod in_flight;
 mod line;
 #[cfg(feature = "loader")]

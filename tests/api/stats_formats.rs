@@ -55,7 +55,7 @@ fn the_table_has_a_line_for_each_thing_that_there_is_and_none_for_others() {
     assert!(!text.ends_with('\n') && text.lines().all(|line| line.len() <= 100 && line.trim_end() == line), "{text}");
     assert!(text.lines().count() < 24, "{text}");
     let row = pool.class_stats()[0].to_string();
-    assert_eq!(row, "class   1.0 MiB: 1 buffers (1 in flight), at most 1; 1 misses, 0 left");
+    assert_eq!(row, "class   1.0 MiB: 1 buffers (0 in use, 1 in flight, 0 idle), at most 1; 1 misses, 0 left");
 }
 
 #[test]

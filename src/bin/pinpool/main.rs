@@ -119,7 +119,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args, &terminal),
         Command::Report(args) => terminal.report(report::run(&args)),
         Command::Soak(args) => soak::run(&args, &terminal),
-        Command::Top(args) => terminal.report(top::run(&args)),
+        Command::Top(args) => top::run(&args, &terminal),
         Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
         Command::Man(args) => terminal.report(pages::man(&args, Cli::command())),
     };

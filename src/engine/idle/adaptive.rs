@@ -218,6 +218,10 @@ impl<T> AdaptiveIdle<T> {
         self.drain()
     }
 
+    pub(super) fn count_of(&self, class: Class) -> u64 {
+        self.cache.count_of(class.index)
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         self.cache.idle_bytes() as u64
     }

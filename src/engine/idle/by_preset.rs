@@ -136,6 +136,11 @@ impl<T> Idle<T> {
         }
     }
 
+    /// Idle buffers of `class`. Walks them.
+    pub(in crate::engine) fn count_of(&self, class: Class) -> u64 {
+        on_variant!(self, idle => idle.count_of(class))
+    }
+
     /// Bytes of the idle buffers.
     pub(in crate::engine) fn bytes(&self) -> u64 {
         on_variant!(self, idle => idle.bytes())

@@ -118,6 +118,10 @@ impl<T> ExactIdle<T> {
         state.drain()
     }
 
+    pub(super) fn count_of(&self, class: Class) -> u64 {
+        self.state.lock().store.count_of(class.bytes)
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         self.state.lock().bytes
     }
@@ -247,6 +251,13 @@ impl<T> ExactStore<T> {
             self.classes.remove(&class);
         }
         item
+    }
+
+    /// Items of `class`: walks its list.
+    fn count_of(&self, class: usize) -> u64 {
+        let oldest = self.classes.get(&class).map_or(NIL, |list| list.oldest);
+        let next = |&index: &usize| self.nodes.get(index).map(|node| node.peers.newer);
+        std::iter::successors(Some(oldest), next).take_while(|&index| index != NIL).count() as u64
     }
 
     /// Everything, oldest first.

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use pinpool::loader::StopFlag;
 use pinpool::stats_socket::{PATH_BYTES_MAX, path_of};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind};
 use serde_json::Value;
@@ -16,6 +17,9 @@ use serde_json::Value;
 use super::session::Session;
 use super::snapshot::{History, Snapshot};
 use super::{ends, screen};
+use crate::ExitError;
+use crate::interrupt::stop_at_interrupt;
+use crate::terminal::Terminal;
 
 /// Longest line that is read: thousands of pools.
 const LINE_BYTES_MAX: u64 = 16 << 20;
@@ -37,7 +41,14 @@ pub(crate) struct TopArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &TopArgs) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &TopArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    // A signal ends it like a key, so that the terminal is given back.
+    let stop = if args.json { StopFlag::new() } else { stop_at_interrupt(terminal) };
+    terminal.report(show_target(args, &stop))?;
+    if stop.is_raised() { Err(ExitError::Interrupted) } else { Ok(()) }
+}
+
+fn show_target(args: &TopArgs, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let path = args.target.parse().map_or_else(|_| PathBuf::from(&args.target), path_of);
     if !args.json && !io::stdout().is_terminal() {
         return Err("stdout is no terminal: nothing can be shown live; --json prints the figures once".into());
@@ -75,7 +86,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Box<dyn Error>> {
             }
         }
     })?;
-    show(&lines_read)
+    show(&lines_read, stop)
 }
 
 /// The object in a line.
@@ -104,11 +115,11 @@ fn next_line(lines: &mut BufReader<UnixStream>) -> io::Result<Option<String>> {
     Ok((read > 0).then_some(line))
 }
 
-/// Until a key or the process ends it.
-fn show(lines: &Receiver<Result<Option<String>, String>>) -> Result<(), Box<dyn Error>> {
+/// Until a key, a signal or the process ends it.
+fn show(lines: &Receiver<Result<Option<String>, String>>, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     let mut session = Session::begin()?;
     let mut seen = Seen::default();
-    loop {
+    while !stop.is_raised() {
         match lines.try_recv() {
             Ok(Ok(Some(line))) => seen.add(&line)?,
             Ok(Ok(None)) | Err(TryRecvError::Disconnected) => return Err("the process has ended".into()),
@@ -128,6 +139,7 @@ fn show(lines: &Receiver<Result<Option<String>, String>>) -> Result<(), Box<dyn 
             }
         }
     }
+    Ok(())
 }
 
 /// What came so far of one pool.

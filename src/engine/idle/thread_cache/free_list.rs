@@ -294,6 +294,20 @@ impl<T> FreeList<T> {
         unsafe { &*entry.cast::<Entry<T>>() }.bytes()
     }
 
+    /// Entries of `class`: walks its list.
+    pub(super) fn count_of(&self, class: u32) -> u64 {
+        let at = class as usize;
+        if at >= self.cold.classes {
+            return 0;
+        }
+        let head = self.head(at);
+        let (mut node, mut count) = (self.below(head), 0);
+        while node != head {
+            (node, count) = (self.below(node), count + 1);
+        }
+        count
+    }
+
     /// Walks all lists, checks the invariants and counts.
     pub(super) fn validate(&self) -> Result<Recount, String> {
         let mut recount = Recount::default();

@@ -182,6 +182,11 @@ impl<T> ThreadCache<T> {
         self.common.occupancy.mark_used(own);
     }
 
+    /// Idle buffers of `class`. Walks them.
+    pub fn count_of(&self, class: u32) -> u64 {
+        self.shards.iter().map(|shard| shard.count_of(class)).sum()
+    }
+
     /// Removes the buffer put longest ago; not counted as an eviction.
     pub fn evict_oldest(&self) -> Option<Box<Entry<T>>> {
         let own = self.shard_of(slot::current());

@@ -177,6 +177,14 @@ impl<T> Shard<T> {
         })
     }
 
+    /// Idle buffers of `class`, those of the remote free list included.
+    pub(super) fn count_of(&self, class: u32) -> u64 {
+        self.own.free_list.with(|list| {
+            self.collect(list);
+            list.count_of(class)
+        })
+    }
+
     /// The owner's take: the newest of the free list, else of the remote free list.
     pub(super) fn take(&self, class: u32) -> Option<Box<Entry<T>>> {
         let mut entry = self.own.free_list.with(|list| {
