@@ -32,24 +32,20 @@ fn written(dir: &TempDir, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
     path
 }
 
-/// 70 MiB of zeros in less than 100 KB.
+/// 66 MiB of zeros in less than 100 KB.
 fn bomb(dir: &TempDir) -> PathBuf {
     let mebibyte = packed(&vec![0; 1 << 20]);
-    written(dir, "bomb.gz", mebibyte.repeat(70))
+    written(dir, "bomb.gz", mebibyte.repeat(66))
 }
 
 #[test]
 fn a_compressed_line_without_an_end_is_refused_by_its_length() {
     let dir = TempDir::new().unwrap();
     let path = bomb(&dir);
-    let page = dir.path().join("page.html");
-    for args in [&["inspect"][..], &["report", "-o", page.to_str().unwrap()]] {
-        let ran = on(args, &path);
-        assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{args:?}");
-        ran.check_stderr("bomb.gz");
-        ran.check_stderr("line 1 is longer than 64 MiB");
-    }
-    assert!(!page.exists());
+    let ran = on(&["inspect"], &path);
+    assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
+    ran.check_stderr("bomb.gz");
+    ran.check_stderr("line 1 is longer than 64 MiB");
 }
 
 #[test]
@@ -155,7 +151,7 @@ fn what_the_system_refuses_is_named_with_a_remedy() {
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
     let dir = TempDir::new().unwrap();
-    let log = written(&dir, "log", AFTER.repeat(20_000));
+    let log = written(&dir, "log", AFTER.repeat(1_000));
     let trace = written(&dir, "w", "a 1 4096\nf 1\n".repeat(500));
     for args in [
         vec!["inspect", "--json", log.to_str().unwrap()],
