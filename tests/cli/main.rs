@@ -26,3 +26,4 @@ mod soak;
 mod tool;
 mod top;
 mod trace_input;
+mod viewers;

@@ -38,11 +38,14 @@ impl Pickle {
                     out.write_all(b"J")?;
                     out.write_all(&small.to_le_bytes())
                 }
-                // LONG1 of nine bytes: the last keeps the number above 0.
+                // LONG1 of eight bytes, which memory_viz reads as a number; one of nine is another kind there, with which it cannot
+                // calculate. The last byte keeps a larger number above 0.
                 Err(_) => {
-                    out.write_all(b"\x8a\x09")?;
-                    out.write_all(&number.to_le_bytes())?;
-                    out.write_all(&[0])
+                    let bytes = number.to_le_bytes();
+                    let last: &[u8] = if i64::try_from(*number).is_ok() { &[] } else { &[0] };
+                    out.write_all(if last.is_empty() { b"\x8a\x08" } else { b"\x8a\x09" })?;
+                    out.write_all(&bytes)?;
+                    out.write_all(last)
                 }
             },
             Self::Text(text) => write_text(text, out),
@@ -82,5 +85,8 @@ mod tests {
         let expected: &[u8] =
             b"\x80\x02}(X\x01\0\0\0aJ\x07\0\0\0X\x01\0\0\0b](\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\0X\x01\0\0\0xeu.";
         assert_eq!(bytes, expected);
+        let mut address = Vec::new();
+        Pickle::from(0x7f00_1234_0000).write(&mut address).unwrap();
+        assert_eq!(address, b"\x80\x02\x8a\x08\0\0\x34\x12\0\x7f\0\0.");
     }
 }
