@@ -45,13 +45,16 @@ unsafe extern "C" fn listen(level: c_int, text: *const c_char, user_data: *mut c
     let text = unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("no UTF-8").to_owned();
     // SAFETY: the listener, which lives until it is unset.
     let listener = unsafe { &*user_data.cast::<Listener>() };
+    let is_ours = text.contains(listener.name);
+    if is_ours {
+        listener.lines.lock().unwrap().push((level, text));
+        (listener.at_each)();
+    }
+    // At its end too: whoever has unset it waits until it has returned.
+    (0..10).for_each(|_| thread::yield_now());
     if listener.is_gone.load(Ordering::SeqCst) {
         // A panic could not leave this function.
         std::process::abort();
-    }
-    if text.contains(listener.name) {
-        listener.lines.lock().unwrap().push((level, text));
-        (listener.at_each)();
     }
 }
 
@@ -118,8 +121,9 @@ fn a_callback_that_was_unset_is_called_no_more_and_has_returned() {
             });
         }
         let mut seen = 0;
-        for round in 0..100 {
-            let listener = Box::new(Listener::new("[unset]", || {}));
+        // They live on, so that a late callback is seen and does no harm.
+        let listeners: Vec<_> = (0..100).map(|_| Listener::new("[unset]", || {})).collect();
+        for (round, listener) in listeners.iter().enumerate() {
             listener.set(3);
             while round == 0 && listener.lines().is_empty() {
                 thread::yield_now();
