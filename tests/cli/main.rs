@@ -10,6 +10,8 @@ mod doctor;
 mod dump;
 #[cfg(feature = "cuda")]
 mod gpu_run;
+#[cfg(target_os = "linux")]
+mod hard_ends;
 mod inspect;
 mod limits;
 mod load;

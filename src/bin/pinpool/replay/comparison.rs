@@ -14,6 +14,7 @@ use pinpool::Rounding::{self, Eighths, Exact, Pow2};
 use pinpool::trace::{Replay, ReplayReport, SourceKind, Workload};
 
 use super::summary::{ceiling_bytes, counts_for_worst, geometric_mean, in_mib, mib, worst_ratio};
+use crate::files::{named, why};
 
 /// The ceiling of the last table, as a multiple of the requested peak.
 const CEILING_RATIO: f64 = 1.25;
@@ -73,7 +74,7 @@ fn play(
 
 /// Lines of `workload,page-locks,late,peak,slow gets,page-locks,peak`, the last two for discrete regions; `#` begins a comment.
 fn read_targets(path: &Path) -> Result<Targets, String> {
-    let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let text = fs::read_to_string(path).map_err(|error| named(path, &why(&error)))?;
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     let parse = |line: &str| {
         let (name, numbers) = line.split_once(',').unwrap_or((line, ""));

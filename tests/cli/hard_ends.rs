@@ -1,0 +1,96 @@
+//! A process that has few addresses, and a signal while the terminal is taken over.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::net::UnixListener;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{ptr, thread};
+
+use tempfile::TempDir;
+
+use crate::tool::{finish, pinpool};
+
+#[test]
+fn few_addresses_are_told_in_numbers() {
+    let tool = pinpool(&[]);
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -v 300000; exec \"$0\" load --synthetic 1"]).arg(tool.get_program());
+    command.env("PINPOOL_BACKEND", "heap").env_remove("PINPOOL_TRACE").stdin(Stdio::null());
+    let ran = finish(&mut command);
+    assert_eq!(ran.code(), 1, "{}", ran.stderr);
+    ran.check_stderr(" B under a limit of 307200000 B");
+    ran.check_stderr("raise `ulimit -v`");
+}
+
+/// Both ends of a terminal.
+#[allow(unsafe_code)]
+fn terminal() -> (File, File) {
+    let (mut outer, mut inner) = (0, 0);
+    // SAFETY: both numbers are written, and no name or setting is passed.
+    let made = unsafe { libc::openpty(&mut outer, &mut inner, ptr::null_mut(), ptr::null_mut(), ptr::null_mut()) };
+    assert_eq!(made, 0);
+    // SAFETY: the call has opened both, and nothing else owns them.
+    unsafe { (File::from_raw_fd(outer), File::from_raw_fd(inner)) }
+}
+
+/// The flags of a terminal that raw mode changes.
+#[allow(unsafe_code)]
+fn modes(terminal: &File) -> (libc::tcflag_t, libc::tcflag_t, libc::tcflag_t) {
+    let mut modes = MaybeUninit::<libc::termios>::uninit();
+    // SAFETY: the descriptor is open, and the call writes the modes.
+    assert_eq!(unsafe { libc::tcgetattr(terminal.as_raw_fd(), modes.as_mut_ptr()) }, 0);
+    // SAFETY: written, since the call has succeeded.
+    let modes = unsafe { modes.assume_init() };
+    (modes.c_iflag, modes.c_oflag, modes.c_lflag)
+}
+
+#[test]
+fn a_signal_ends_top_and_gives_the_terminal_back() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("s");
+    let listener = UnixListener::bind(&path).unwrap();
+    let (mut outer, inner) = terminal();
+    let before = modes(&inner);
+    let end = || Stdio::from(inner.try_clone().unwrap());
+    let mut command = pinpool(&["top"]);
+    command.arg(&path).env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
+    let mut top = command.spawn().unwrap();
+    // It has copies of the terminal.
+    drop(command);
+    let (mut reader, _) = listener.accept().unwrap();
+    reader.write_all(b"{\"process\":1,\"pools\":[]}\n").unwrap();
+    let drawn = thread::spawn(move || {
+        let (mut drawn, mut bytes) = (Vec::new(), [0; 4096]);
+        // An error when nobody has the other end.
+        while let Ok(count @ 1..) = outer.read(&mut bytes) {
+            drawn.extend_from_slice(&bytes[..count]);
+        }
+        String::from_utf8_lossy(&drawn).into_owned()
+    });
+    let begun = Instant::now();
+    while modes(&inner) == before {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the terminal is never taken over");
+        thread::sleep(Duration::from_millis(10));
+    }
+    // After the screen is taken the handler of signals is there.
+    #[allow(unsafe_code)]
+    // SAFETY: takes numbers alone; the process is a child that was not waited for.
+    let sent = unsafe { libc::kill(top.id().cast_signed(), libc::SIGTERM) };
+    assert_eq!(sent, 0);
+    let status = loop {
+        if let Some(status) = top.try_wait().unwrap() {
+            break status;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(40), "the signal does not end it");
+        thread::sleep(Duration::from_millis(10));
+    };
+    let after = modes(&inner);
+    drop(inner);
+    let drawn = drawn.join().unwrap();
+    assert_eq!(status.code(), Some(130), "{drawn:?}");
+    assert!(drawn.contains("\x1b[?1049h") && drawn.contains("\x1b[?1049l"), "{drawn:?}");
+    assert_eq!(after, before);
+}
