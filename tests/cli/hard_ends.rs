@@ -17,7 +17,9 @@ use crate::tool::{finish, pinpool};
 fn few_addresses_are_told_in_numbers() {
     let tool = pinpool(&[]);
     let mut command = Command::new("sh");
-    command.args(["-c", "ulimit -v 300000; exec \"$0\" load --synthetic 1"]).arg(tool.get_program());
+    command
+        .args(["-c", "ulimit -v 300000; exec \"$0\" load --synthetic 1 --max-bytes 2GiB --reserve 1GiB"])
+        .arg(tool.get_program());
     command.env("PINPOOL_BACKEND", "heap").env_remove("PINPOOL_TRACE").stdin(Stdio::null());
     let ran = finish(&mut command);
     assert_eq!(ran.code(), 1, "{}", ran.stderr);
@@ -33,7 +35,9 @@ fn terminal() -> (File, File) {
     let made = unsafe { libc::openpty(&mut outer, &mut inner, ptr::null_mut(), ptr::null_mut(), ptr::null_mut()) };
     assert_eq!(made, 0);
     // SAFETY: the call has opened both, and nothing else owns them.
-    unsafe { (File::from_raw_fd(outer), File::from_raw_fd(inner)) }
+    let outer = unsafe { File::from_raw_fd(outer) };
+    // SAFETY: as above.
+    (outer, unsafe { File::from_raw_fd(inner) })
 }
 
 /// The flags of a terminal that raw mode changes.
