@@ -154,10 +154,11 @@ unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
             held_bytes_peak: signed(stats.peak_pinned_bytes),
             pinned_bytes: signed(stats.pin.bytes),
             unpinned_bytes: signed(stats.unpin.bytes),
-            held_buffers: signed(stats.buffers),
+            // What the docs of `Stats` give as the twins.
+            held_buffers: signed(stats.buffers.saturating_sub(stats.fallback_buffers)),
             held_buffers_peak: signed(stats.peaks.buffers),
-            pinned_buffers: signed(stats.pin.count),
-            unpinned_buffers: signed(stats.unpin.count),
+            pinned_buffers: signed(stats.misses.saturating_sub(stats.fallbacks)),
+            unpinned_buffers: signed(stats.eviction_reasons.total()),
             pin: timed(&stats.pin),
             unpin: timed(&stats.unpin),
         };

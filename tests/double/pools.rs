@@ -22,7 +22,8 @@ fn churn(backend: Backend, double: &Double) {
     let name = backend.name();
     let before = held(double);
     let context = CudaContext::new(0).unwrap();
-    let pool = builder(backend).max_bytes(24 << 20).build().unwrap();
+    // A get may wait for the copies of all lanes, and those for a slow machine.
+    let pool = builder(backend).max_bytes(24 << 20).wait(Duration::from_secs(60)).build().unwrap();
     let lens = [PAGE_BYTES, 100_001, MIB - 1, GRANULE + 5, 3 * MIB];
     let batches_of =
         |lane: u8| (0..ROUNDS).map(move |round| (lane * 80 + round, lens[usize::from(round * THREADS + lane) % 5]));
