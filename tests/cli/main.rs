@@ -13,6 +13,7 @@ mod gpu_run;
 #[cfg(target_os = "linux")]
 mod hard_ends;
 mod inspect;
+mod inspect_pools;
 mod limits;
 mod load;
 #[cfg(feature = "cuda")]

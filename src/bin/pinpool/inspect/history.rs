@@ -5,8 +5,11 @@
 //! that they fit. A pool's limit never falls, and its counters never fall while its limit stays: a message that would break
 //! this is of another pool, or of the same program started again.
 
+use std::cmp::Reverse;
+
 use super::ledger::{Chain, Fit, allocated_by_rate};
 use super::message::{Counters, Figures, Message};
+use super::verdict::TOLERABLE_RATE;
 
 /// The limit that TensorFlow's pool starts with.
 pub(super) const START_LIMIT: u64 = 100;
@@ -47,6 +50,8 @@ pub(super) struct PoolHistory {
     pub(super) checks: Vec<(Option<u64>, Counters)>,
     /// Its last counters, if the limit was not raised after them.
     window: Option<Counters>,
+    /// The place of the check with these counters in [`History::entries`].
+    checked_at: usize,
 }
 
 impl History {
@@ -108,12 +113,13 @@ impl Builder {
         let at = at.or_else(|| limit.is_none().then(|| self.entries.last().map(|entry| entry.pool)).flatten());
         let (pool, silent_raises) = self.advance(at, limit);
         self.pools[pool].window = Some(*counters);
+        self.pools[pool].checked_at = self.entries.len();
         self.pools[pool].checks.push((limit, *counters));
         self.entries.push(Entry { pool, limit, allocated, silent_raises });
     }
 
     fn add_raise(&mut self, from: u64, to: u64) {
-        let at = self.pool_at(from, None);
+        let at = self.just_checked(from).or_else(|| self.pool_at(from, None));
         let (pool, silent_raises) = self.advance(at, Some(from));
         let history = &mut self.pools[pool];
         history.limit = Some(to);
@@ -159,18 +165,33 @@ impl Builder {
             .or_else(|| only(&|limit| Some(limit) == next_limit))
     }
 
-    /// The pool whose next message may be one at `limit`: the highest that is not above it, of these the latest.
+    /// The pool whose next message may be one at `limit`. Of several: one that has this limit, with the counters that are
+    /// nearest below; else the one with the highest limit, of these one whose last check had to raise it; then the latest.
     fn pool_at(&self, limit: u64, counters: Option<&Counters>) -> Option<usize> {
-        let may_be = |pool: &PoolHistory| match pool.limit {
-            None => true,
+        let distance = |pool: &PoolHistory| match pool.limit {
+            None => Some(0),
             Some(last) if last == limit => {
-                let (Some(window), Some(counters)) = (&pool.window, counters) else { return true };
-                is_later(window, counters)
+                let Some(counters) = counters else { return Some(0) };
+                increase(pool.window.as_ref(), counters)
             }
-            Some(last) => last < limit && self.raises_between(last, limit).is_some(),
+            Some(last) => {
+                let is_due = pool.window.as_ref().is_some_and(may_raise);
+                (last < limit && self.raises_between(last, limit).is_some()).then_some(u128::from(!is_due))
+            }
         };
-        let pools = self.pools.iter().enumerate().filter(|(_, pool)| may_be(pool));
-        pools.max_by_key(|(at, pool)| (pool.limit, *at)).map(|(at, _)| at)
+        let pools =
+            self.pools.iter().enumerate().filter_map(|(at, pool)| Some((pool.limit, Reverse(distance(pool)?), at)));
+        pools.max().map(|(.., at)| at)
+    }
+
+    /// The pool at `limit` that was checked last: a check and its raise are printed one after the other.
+    fn just_checked(&self, limit: u64) -> Option<usize> {
+        let pools = self.pools.iter().enumerate().filter_map(|(at, pool)| {
+            let window = pool.window.as_ref().filter(|_| pool.limit == Some(limit))?;
+            // Other pools may print between the two.
+            Some((may_raise(window), pool.checked_at, at))
+        });
+        pools.max().map(|(.., at)| at)
     }
 
     /// Takes the pool, or a new one, to `limit`; returns the raises that this takes.
@@ -206,6 +227,20 @@ fn raise_behind(later: &[Message]) -> Option<u64> {
 
 /// Whether `next` may follow `last` while the limit stays.
 fn is_later(last: &Counters, next: &Counters) -> bool {
-    let gets = last.get.zip(next.get).is_none_or(|(last, next)| last <= next);
-    gets && last.put <= next.put && last.evicted <= next.evicted
+    increase(Some(last), next).is_some()
+}
+
+/// What the counters have grown by from `last`, or from 0 behind a raise, to `next`; `None` if one of them is smaller, or
+/// only the evictions have not grown: a check comes with each 1000th. The same line twice is a line that was copied.
+fn increase(last: Option<&Counters>, next: &Counters) -> Option<u128> {
+    let Some(last) = last else { return Some(u128::from(next.put) + u128::from(next.evicted)) };
+    // A log may have lost the gets.
+    let _ = last.get.zip(next.get).map_or(Some(0), |(last, next)| next.checked_sub(last))?;
+    let (put, evicted) = (next.put.checked_sub(last.put)?, next.evicted.checked_sub(last.evicted)?);
+    (evicted > 0 || put == 0).then_some(u128::from(put) + u128::from(evicted))
+}
+
+/// Whether the limit may be raised at a check with these rates, which are printed with six digits.
+fn may_raise(counters: &Counters) -> bool {
+    counters.eviction_rate >= TOLERABLE_RATE && counters.unsatisfied_rate >= TOLERABLE_RATE
 }

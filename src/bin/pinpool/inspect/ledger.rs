@@ -30,14 +30,16 @@ const HIGHEST_LIMIT: u64 = 1 << 40;
 /// A limit below this rises to it at once.
 const LEAST_RAISED_LIMIT: u64 = 100;
 
+/// The limit that a raise from `limit` gives.
+pub(super) fn raised(limit: u64) -> u64 {
+    if limit < LEAST_RAISED_LIMIT { LEAST_RAISED_LIMIT } else { limit.saturating_add(limit / 10) }
+}
+
 impl Chain {
     /// The limits of a pool that starts with `limit`.
     pub(super) fn from(limit: u64) -> Self {
-        let raised = |&limit: &u64| {
-            let raised = if limit < LEAST_RAISED_LIMIT { LEAST_RAISED_LIMIT } else { limit.saturating_add(limit / 10) };
-            (raised < HIGHEST_LIMIT).then_some(raised)
-        };
-        Self(std::iter::successors(Some(limit), raised).collect())
+        let next = |&limit: &u64| Some(raised(limit)).filter(|&raised| raised < HIGHEST_LIMIT);
+        Self(std::iter::successors(Some(limit), next).collect())
     }
 
     /// The place of `limit`: raises between the start and it.

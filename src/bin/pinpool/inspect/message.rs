@@ -1,13 +1,14 @@
 //! The two messages of the pool, and the prefixes that TensorFlow's versions and pinpool print before them.
 //!
 //! A message may stand anywhere in a line, behind a progress bar or another message, and may be wrapped over several lines.
-//! One that was cut off is counted, and nothing of it is used.
+//! One that was cut off, or whose figures are no longer those that were printed, is counted, and nothing of it is used.
 
 use std::io;
 use std::sync::LazyLock;
 
 use regex::bytes::{Captures, Regex};
 
+use super::ledger::raised;
 use super::text::{Piece, Pieces};
 use crate::files::why;
 
@@ -59,7 +60,7 @@ pub(super) struct Counters {
 pub(super) struct Found {
     pub(super) messages: Vec<Message>,
     pub(super) lines: u64,
-    /// Messages that begin and do not end.
+    /// Messages that begin and do not end, or whose figures are damaged.
     pub(super) cut: u64,
     /// Why the log was not read to its end, and where.
     pub(super) stopped: Option<String>,
@@ -140,7 +141,7 @@ impl Finder<'_> {
         while let Some(captures) = whole.captures(rest) {
             let range = captures.get_match().range();
             self.found.cut += begun.find_iter(&rest[..range.start]).count() as u64;
-            self.keep(&captures, line);
+            self.keep(&captures, line, &rest[range.end..]);
             rest = &rest[range.end..];
         }
         for _ in begun.find_iter(rest) {
@@ -161,7 +162,7 @@ impl Finder<'_> {
             else {
                 continue;
             };
-            self.keep(&captures, open.line);
+            self.keep(&captures, open.line, &text[captures.get_match().end()..]);
             return bytes.len() - (text.len() - captures.get_match().end()).min(bytes.len());
         }
         self.open = Some(open);
@@ -176,11 +177,11 @@ impl Finder<'_> {
         self.found.cut += u64::from(self.open.take().is_some());
     }
 
-    fn keep(&mut self, captures: &Captures<'_>, line: u64) {
+    /// `behind` follows the message.
+    fn keep(&mut self, captures: &Captures<'_>, line: u64, behind: &[u8]) {
         // ASCII, by the pattern.
         let text = |name| captures.name(name).and_then(|found| std::str::from_utf8(found.as_bytes()).ok());
-        let Some(figures) = figures(text) else {
-            // A number that no counter can hold.
+        let Some(figures) = figures(text).filter(|_| !continues_number(behind)) else {
             self.found.cut += 1;
             return;
         };
@@ -189,11 +190,24 @@ impl Finder<'_> {
     }
 }
 
+/// Whether what follows a figure is more of a number, such as the rest of a progress bar that was written over its end.
+fn continues_number(behind: &[u8]) -> bool {
+    match behind {
+        [b'/' | b'%', ..] => true,
+        [b'.' | b',' | b':', next, ..] => next.is_ascii_digit(),
+        _ => false,
+    }
+}
+
+/// `None` if a figure is one that no pool prints: the log has lost or added some of its digits.
 fn figures<'a>(text: impl Fn(&'static str) -> Option<&'a str>) -> Option<Figures> {
     let count = |name| text(name)?.parse::<u64>().ok();
-    let rate = |name| text(name)?.parse::<f64>().ok();
+    // Not finite where TensorFlow divided by 0.
+    let is_rate = |rate: &f64| !rate.is_finite() || (0.0..=1.0).contains(rate);
+    let rate = |name| text(name).filter(|text| !text.ends_with('.'))?.parse::<f64>().ok().filter(is_rate);
     if text("from").is_some() {
-        return Some(Figures::Raise { from: count("from")?, to: count("to")? });
+        let (from, to) = (count("from")?, count("to")?);
+        return (to == raised(from)).then_some(Figures::Raise { from, to });
     }
     let get = match text("get")? {
         "" => None,

@@ -4,7 +4,7 @@ use super::history::PoolHistory;
 use super::message::Counters;
 
 /// The pool raises its limit while both rates are above this (`kTolerable`).
-const TOLERABLE_RATE: f64 = 2e-3;
+pub(super) const TOLERABLE_RATE: f64 = 2e-3;
 /// With more misses than this share of the gets, a pool whose limit has grown a lot is of little use.
 const THRASHING_RATE: f64 = 0.1;
 /// This many raises are a factor of 2.6.

@@ -1,0 +1,85 @@
+//! `pinpool inspect`: which pool a line is of where several are at one limit, and figures that are damaged.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::tool::{finish, pinpool};
+
+/// The messages with their objects, and the summary.
+fn inspected(text: &str) -> (Vec<Value>, Value) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), text).unwrap();
+    let ran = finish(pinpool(&["inspect", "--json"]).arg(file.path()));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let mut objects: Vec<Value> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let summary = objects.pop().unwrap();
+    (objects, summary)
+}
+
+fn pools(text: &str) -> Vec<u64> {
+    inspected(text).0.iter().map(|message| message["pool"].as_u64().unwrap()).collect()
+}
+
+fn after(get: u64, evicted: u64, eviction_rate: &str, rate: &str) -> String {
+    format!(
+        "PoolAllocator: After {get} get requests, put_count={get} evicted_count={evicted} eviction_rate={eviction_rate} and \
+         unsatisfied allocation rate={rate}\n"
+    )
+}
+
+#[test]
+fn of_two_pools_at_one_limit_a_line_is_of_the_one_with_the_nearest_counters() {
+    let first = after(900_000, 1_000, "0.00111111", "0.00122222");
+    let second = after(20_000, 1_000, "0.05", "0.055");
+    let later = after(950_000, 2_000, "0.00210526", "0.00221053");
+    let raise = "Raising pool_size_limit_ from 100 to 110\n";
+    let text = format!("{first}{second}{later}{raise}");
+    assert_eq!(pools(&text), [1, 2, 1, 1]);
+    let (_, summary) = inspected(&text);
+    assert_eq!((summary["pools"][0]["limit"].as_u64(), summary["pools"][1]["limit"].as_u64()), (Some(110), Some(100)));
+    // The second goes on as well.
+    let second_later = after(40_000, 2_000, "0.05", "0.0525");
+    assert_eq!(pools(&format!("{first}{second}{second_later}{later}")), [1, 2, 2, 1]);
+    // Two checks of one pool never have the same evictions.
+    assert_eq!(pools(&format!("{second}{first}{second_later}{later}")), [1, 2, 1, 2]);
+    assert_eq!(pools(&format!("{first}{first}")), [1, 1]);
+}
+
+#[test]
+fn a_raise_is_of_the_pool_whose_check_was_printed_before_it() {
+    let (first, second) = (after(900_000, 1_000, "0.00111111", "0.00122222"), after(20_000, 1_000, "0.05", "0.055"));
+    let later = after(950_000, 2_000, "0.00210526", "0.00221053");
+    let raise = "Raising pool_size_limit_ from 100 to 110\n";
+    assert_eq!(pools(&format!("{first}{second}{raise}")), [1, 2, 2]);
+    assert_eq!(pools(&format!("{first}{second}{later}{raise}{raise}")), [1, 2, 1, 1, 2]);
+    // The check of the other pool, which raises nothing, came between the two.
+    let quiet = after(1_960_000, 2_000, "0.00102041", "0.00107143");
+    assert_eq!(pools(&format!("{first}{second}{quiet}{raise}")), [1, 2, 1, 2]);
+}
+
+#[test]
+fn damaged_figures_count_as_cut() {
+    let good = after(63_521, 1_000, "0.0157428", "0.0173171");
+    for damaged in [
+        // A progress bar was written over the end.
+        "Raising pool_size_limit_ from 100 to 11012/100 [=>..]\n",
+        "Raising pool_size_limit_ from 100 to 110/100 [=>..]\n",
+        "Raising pool_size_limit_ from 100 to 11\n",
+        "Raising pool_size_limit_ from 10 to 110\n",
+        &after(71_532, 1_000, "0.0139798", "0.0143013e5"),
+        &after(71_532, 1_000, "0.0139798e3", "0.0143013"),
+        &after(71_532, 1_000, "0.0139798", "0."),
+        &after(71_532, 1_000, "0.0139798", "0.014301312/100"),
+        &after(71_532, 1_000, "-0.0139798", "0.0143013"),
+    ] {
+        let (messages, summary) = inspected(&format!("{good}{damaged}"));
+        assert_eq!((messages.len(), summary["cut"].as_u64()), (1, Some(1)), "{damaged}");
+    }
+    // Other text directly behind the last figure, and the ends of sentences.
+    for whole in ["Raising pool_size_limit_ from 100 to 110.\n", "Raising pool_size_limit_ from 7 to 100I tensorflow\n"]
+    {
+        let (messages, summary) = inspected(&format!("{good}{whole}"));
+        assert_eq!((messages.len(), summary["cut"].as_u64()), (2, Some(0)), "{whole}");
+    }
+}
