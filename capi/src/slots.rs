@@ -185,8 +185,8 @@ impl Buffers {
 impl Drop for Buffers {
     #[inline]
     fn drop(&mut self) {
-        // A put took its buffer out under a lock of the table before this, so either it sees Ended or whoever ended the pool
-        // saw the table without the buffer.
+        // A put took its buffer out under a lock of the table before this, so either it sees Ended or the thread that ended
+        // the pool saw the table without the buffer.
         if self.0.state.load(Ordering::SeqCst) == ENDED {
             self.0.free_if_empty();
         }

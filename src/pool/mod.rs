@@ -427,26 +427,4 @@ impl Pool {
             self.on_other_nodes().iter().for_each(Self::clear);
         }
     }
-
-    /// A handle of this pool whose buffers carry `tag`, so that [`dump`](Pool::dump), the error of a get that finds no memory
-    /// and the log say who holds what: `loader/images`. Handles of one tag count together.
-    ///
-    /// Of a tag the first 128 bytes count; control characters become `?`. Buffers of an empty tag count as untagged. A pool
-    /// tells 1024 tags apart at one time; while all are in use, further ones count together, as `(other tags)`.
-    ///
-    /// A tagged get and its put record the buffer and take no short path, so a hit costs more than one without a tag.
-    ///
-    /// ```
-    /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
-    /// let images = pool.tagged("loader/images");
-    /// let buf = images.get(1 << 20)?;
-    /// assert!(pool.dump().to_string().contains("  1.00 MiB from loader/images (1 buffer, the oldest 0 s)"));
-    /// # drop(buf);
-    /// # Ok::<(), pinpool::Error>(())
-    /// ```
-    pub fn tagged(&self, tag: &str) -> TaggedPool {
-        // The counts of a parent's pool may be locked by threads that do not exist here; its gets fail.
-        let ledger = if self.core().is_forked() { None } else { self.core().ledger(tag) };
-        TaggedPool::new(self.clone(), ledger)
-    }
 }

@@ -50,7 +50,7 @@ unsafe extern "C" fn listen(level: c_int, text: *const c_char, user_data: *mut c
         listener.lines.lock().unwrap().push((level, text));
         (listener.at_each)();
     }
-    // At its end too: whoever has unset it waits until it has returned.
+    // At its end too: the thread that has unset it waits until it has returned.
     (0..10).for_each(|_| thread::yield_now());
     if listener.is_gone.load(Ordering::SeqCst) {
         // A panic could not leave this function.
