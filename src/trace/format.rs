@@ -23,12 +23,10 @@
 //! A trace has at most [`MAX_LINES`] lines and [`MAX_REPEATS`] repetitions, so that a few bytes of a compressed file, or of a
 //! number, take neither the memory nor the time of the machine.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, Read};
 use std::path::Path;
 
-use flate2::bufread::MultiGzDecoder;
-
+use super::input::Input;
 use crate::size_class::{DEFAULT_ALIGN, Rounding};
 
 /// Settings in the header of a trace.
@@ -111,15 +109,13 @@ impl std::fmt::Debug for TraceReader {
 }
 
 impl TraceReader {
-    /// Opens a trace, plain or compressed by gzip, which its first bytes tell.
+    /// Opens a trace, plain or compressed by gzip, which its first bytes tell; `-` is stdin.
     ///
     /// # Errors
     ///
     /// If the file cannot be read or its header has an error.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
-        let mut file = BufReader::new(File::open(path)?);
-        let is_gzip = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
-        if is_gzip { Self::new(BufReader::new(MultiGzDecoder::new(file))) } else { Self::new(file) }
+        Self::new(Input::open(path)?.into_bytes())
     }
 
     /// Reads a trace from `lines`.

@@ -5,6 +5,7 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `format.rs` | the text format: header, operations, errors with line numbers |
+//! | `input.rs` | a file that is read once, and how it begins |
 //! | `open.rs` | a trace of either kind: a recording of a pool, or text |
 //! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
 //! | `priced.rs` | simulated memory that adds up what moves would take on a device |
@@ -22,6 +23,7 @@
 
 mod cost;
 mod format;
+mod input;
 mod kind;
 mod open;
 mod pickle;
@@ -40,8 +42,9 @@ pub use crate::record::failed_recordings;
 pub use crate::record::{Event, PoolDescription, Record, Recording, RecordingError};
 pub use cost::CallCost;
 pub use format::{TraceError, TraceHeader, TraceOp, TraceReader};
+pub use input::Input;
 pub use kind::SourceKind;
-pub use open::open_recording;
+pub use open::{open_recording, read_recording};
 pub use replay::{OtherSettings, Replay};
 pub use report::{ReplayOutcome, ReplayReport};
 pub use usage::Usage;

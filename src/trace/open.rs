@@ -1,13 +1,10 @@
 //! A trace of any kind, told by its first bytes: a recording of a pool, a log of RMM, a snapshot of PyTorch, or text.
 
 use std::collections::HashSet;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use flate2::bufread::MultiGzDecoder;
-
 use super::format::{TraceError, TraceOp, TraceReader};
+use super::input::Input;
 use super::pickle::Pickle;
 use super::{rmm, snapshot};
 use crate::record::{Event, PoolDescription, Record, Recording};
@@ -23,47 +20,39 @@ const STEPS_ID: u64 = u64::MAX;
 ///
 /// If the file cannot be read, is neither kind of trace, or is too long.
 pub fn open_recording(path: &Path) -> Result<Recording, TraceError> {
-    let kind = kind(path)?;
-    Ok(match kind {
-        Kind::Recording => Recording::open(path)?,
-        Kind::Rmm | Kind::Snapshot => open_other(path, kind)?,
-        Kind::Text => of_text(&mut TraceReader::open(path)?)?,
-    })
+    read_recording(Input::open(path)?)
+}
+
+/// As [`open_recording`], of a file that is open.
+///
+/// # Errors
+///
+/// As [`open_recording`].
+pub fn read_recording(input: Input) -> Result<Recording, TraceError> {
+    match read_file(input)? {
+        Trace::Recording(recording) => Ok(recording),
+        Trace::Text(mut reader) => of_text(&mut reader),
+    }
 }
 
 /// What a file holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Recording,
-    /// A log of RMM.
-    Rmm,
-    /// A pickle, as PyTorch dumps snapshots of its memory.
-    Snapshot,
-    Text,
+pub(super) enum Trace {
+    /// Of a pool, or what another program recorded.
+    Recording(Recording),
+    Text(TraceReader),
 }
 
-/// What another program recorded, at `path`.
-pub(super) fn open_other(path: &Path, kind: Kind) -> Result<Recording, TraceError> {
-    let mut file = BufReader::new(File::open(path)?);
-    let is_gzip = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
-    let input: Box<dyn BufRead> =
-        if is_gzip { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) };
-    if kind == Kind::Snapshot { snapshot::read(input) } else { rmm::read(input) }
-}
-
-/// What the file at `path` holds, plain or compressed, by its first bytes.
-pub(super) fn kind(path: &Path) -> Result<Kind, TraceError> {
-    let mut file = BufReader::new(File::open(path)?);
-    let is_gzip = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
-    let (mut first, most) = (Vec::new(), rmm::HEAD.len() as u64);
-    let mut take = |input: &mut dyn Read| input.take(most).read_to_end(&mut first);
-    // What cannot be decompressed is told by the reader that follows.
-    let _ = if is_gzip { take(&mut MultiGzDecoder::new(file)) } else { take(&mut file) };
+/// Reads a file of any kind, which its first bytes tell; of a text only the header.
+pub(super) fn read_file(input: Input) -> Result<Trace, TraceError> {
+    let is_recording = Recording::is_begun_by(input.first());
+    let is_rmm = input.first().starts_with(rmm::HEAD.as_bytes());
+    let is_snapshot = Pickle::is_begun_by(input.first());
+    let bytes = input.into_bytes();
     Ok(match () {
-        () if Recording::is_begun_by(&first) => Kind::Recording,
-        () if first == rmm::HEAD.as_bytes() => Kind::Rmm,
-        () if Pickle::is_begun_by(&first) => Kind::Snapshot,
-        () => Kind::Text,
+        () if is_recording => Trace::Recording(Recording::read(bytes)?),
+        () if is_rmm => Trace::Recording(rmm::read(bytes)?),
+        () if is_snapshot => Trace::Recording(snapshot::read(bytes)?),
+        () => Trace::Text(TraceReader::new(bytes)?),
     })
 }
 

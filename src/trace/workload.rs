@@ -8,7 +8,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use super::format::{TraceError, TraceOp, TraceReader};
-use super::open::{Kind, kind, open_other};
+use super::input::Input;
+use super::open::{Trace, read_file};
 use crate::record::{Event, Recording};
 use crate::size_class::DEFAULT_ALIGN;
 
@@ -46,17 +47,24 @@ struct WorkloadTotals {
 }
 
 impl Workload {
-    /// Reads the trace at `path`, plain or compressed by gzip.
+    /// Reads the trace at `path`, plain or compressed by gzip; `-` is stdin.
     ///
     /// # Errors
     ///
     /// As [`Workload::read`]; also if the file cannot be opened.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
-        let kind = kind(path)?;
-        match kind {
-            Kind::Recording => Self::of(&Recording::open(path)?),
-            Kind::Rmm | Kind::Snapshot => Self::of(&open_other(path, kind)?),
-            Kind::Text => Self::read(&mut TraceReader::open(path)?),
+        Self::read_file(Input::open(path)?)
+    }
+
+    /// As [`Workload::open`], of a file that is open.
+    ///
+    /// # Errors
+    ///
+    /// As [`Workload::read`].
+    pub fn read_file(input: Input) -> Result<Self, TraceError> {
+        match read_file(input)? {
+            Trace::Recording(recording) => Self::of(&recording),
+            Trace::Text(mut reader) => Self::read(&mut reader),
         }
     }
 

@@ -174,8 +174,10 @@ fn a_reader_that_goes_away_is_no_error() {
 #[test]
 fn a_log_of_more_pools_than_can_be_told_apart_is_an_error_that_names_the_limit() {
     let dir = TempDir::new().unwrap();
-    let raises: String =
-        (0..1_200).rev().map(|n| format!("Raising pool_size_limit_ from {} to {}\n", 1_000 + n, 9_000)).collect();
+    let raises: String = (0..1_200)
+        .rev()
+        .map(|n| format!("Raising pool_size_limit_ from {} to {}\n", 1_000 + n, (1_000 + n) * 11 / 10))
+        .collect();
     let ran = on(&["inspect"], &written(&dir, "log", raises));
     assert_eq!(ran.code(), 1);
     ran.check_stderr("more than 1000 pools");

@@ -12,6 +12,8 @@ mod dump;
 mod gpu_run;
 #[cfg(target_os = "linux")]
 mod hard_ends;
+#[cfg(target_os = "linux")]
+mod input_once;
 mod inspect;
 mod inspect_pools;
 mod limits;

@@ -1,16 +1,11 @@
 //! What a file is, by its first bytes.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-use flate2::bufread::MultiGzDecoder;
-use pinpool::trace::Workload;
+use pinpool::trace::{Input, Workload};
 
 use crate::files::{in_file, named};
 
-/// Longer than the first lines of any trace.
-const LOOKED_AT: u64 = 4_096;
 /// How a log of RMM begins.
 const RMM: &str = "Thread,Time,Action";
 /// How a snapshot of PyTorch's memory begins: a pickle of protocol 2 or later.
@@ -28,29 +23,22 @@ pub(crate) enum Kind {
     Log,
 }
 
-/// What the file at `path`, plain or compressed with gzip, begins as. Stdin is a log.
+/// What a file holds that begins with `first`.
+pub(crate) fn kind(first: &[u8]) -> Kind {
+    match () {
+        () if first.starts_with(RECORDING) => Kind::Recording,
+        () if first.first() == Some(&PICKLE) || begins_a_workload(first) => Kind::Workload,
+        () => Kind::Log,
+    }
+}
+
+/// Opens the file at `path`, to be read once.
 ///
 /// # Errors
 ///
 /// If the file cannot be read.
-pub(crate) fn kind(path: &Path) -> io::Result<Kind> {
-    if path == Path::new("-") {
-        return Ok(Kind::Log);
-    }
-    let mut file = BufReader::new(File::open(path)?);
-    let is_gzip = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
-    let mut first = Vec::new();
-    // The reader that follows says what cannot be decompressed.
-    let _ = if is_gzip {
-        MultiGzDecoder::new(file).take(LOOKED_AT).read_to_end(&mut first)
-    } else {
-        file.take(LOOKED_AT).read_to_end(&mut first)
-    };
-    Ok(match () {
-        () if first.starts_with(RECORDING) => Kind::Recording,
-        () if first.first() == Some(&PICKLE) || begins_a_workload(&first) => Kind::Workload,
-        () => Kind::Log,
-    })
+pub(crate) fn open(path: &Path) -> Result<Input, String> {
+    Input::open(path).map_err(|error| in_file(path, &error))
 }
 
 /// The trace at `path`, to be played.
@@ -59,7 +47,16 @@ pub(crate) fn kind(path: &Path) -> io::Result<Kind> {
 ///
 /// If it cannot be read, or has no gets.
 pub(crate) fn open_workload(path: &Path) -> Result<Workload, String> {
-    let workload = Workload::open(path).map_err(|error| in_file(path, &error))?;
+    read_workload(path, open(path)?)
+}
+
+/// The trace that is open, of the file at `path`, to be played.
+///
+/// # Errors
+///
+/// As [`open_workload`].
+pub(crate) fn read_workload(path: &Path, input: Input) -> Result<Workload, String> {
+    let workload = Workload::read_file(input).map_err(|error| in_file(path, &error))?;
     if workload.gets() == 0 {
         let why = workload.warning().map_or_else(String::new, |warning| format!("{warning}; "));
         return Err(named(path, &format_args!("{why}the trace has no gets, so there is nothing to play")));

@@ -38,7 +38,7 @@ use crate::{ExitError, Verbosity};
 /// printed. Exits with 1 if nothing meets the target, or the trace is not whole.
 #[derive(Debug, Args)]
 pub(crate) struct AdviseArgs {
-    /// Recorded trace, workload, or log of RMM, plain or compressed; with --batch-size more than one
+    /// Recorded trace, workload, or log of RMM, plain or compressed, `-` is stdin; with --batch-size more than one
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
 

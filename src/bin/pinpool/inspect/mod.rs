@@ -19,16 +19,15 @@ mod text;
 mod verdict;
 
 use std::error::Error;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use encoding_rs_io::DecodeReaderBytes;
-use flate2::bufread::MultiGzDecoder;
+use pinpool::trace::Input;
 
 use crate::ExitError;
-use crate::files::{named, why};
+use crate::files::named;
 use crate::input::{self, Kind};
 use crate::terminal::Terminal;
 use curve::Curve;
@@ -78,13 +77,13 @@ pub(crate) struct Log {
     pub(crate) curves: Vec<Curve>,
 }
 
-/// Reads the log at `path`, for pictures.
+/// Reads the log, for pictures.
 ///
 /// # Errors
 ///
 /// If it cannot be read or has no message.
-pub(crate) fn read(path: &Path) -> Result<Log, Box<dyn Error>> {
-    let (found, history) = find(path)?;
+pub(crate) fn read(input: Input) -> Result<Log, Box<dyn Error>> {
+    let (found, history) = find(input)?;
     Ok(Log {
         lines: found.lines,
         messages: found.messages.len() as u64,
@@ -95,17 +94,23 @@ pub(crate) fn read(path: &Path) -> Result<Log, Box<dyn Error>> {
     })
 }
 
-fn find(path: &Path) -> Result<(Found, History), Box<dyn Error>> {
-    let found = message::find(text::Pieces::new(open(path)?))?;
+fn find(input: Input) -> Result<(Found, History), Box<dyn Error>> {
+    let kind = input::kind(input.first());
+    if kind == Kind::Recording {
+        let why = "this is a recording, no log: `pinpool trace` prints it, `pinpool report` draws it, and `pinpool advise` says \
+                   what to set for it";
+        return Err(why.into());
+    }
+    let found = message::find(text::Pieces::new(text_of(input)))?;
     if found.messages.is_empty() {
-        return Err(none_found(path, &found).into());
+        return Err(none_found(kind, &found).into());
     }
     let history = History::of(&found.messages)?;
     Ok((found, history))
 }
 
 fn inspect(path: &Path, args: &InspectArgs) -> Result<(), Box<dyn Error>> {
-    let (found, history) = find(path).map_err(|error| named(path, &error))?;
+    let (found, history) = find(input::open(path)?).map_err(|error| named(path, &error))?;
     let mut out = BufWriter::new(io::stdout().lock());
     let printed = if args.json {
         report::json(&mut out, path, args.logs.len() > 1, &found, &history)
@@ -118,8 +123,8 @@ fn inspect(path: &Path, args: &InspectArgs) -> Result<(), Box<dyn Error>> {
     found.stopped.map_or(Ok(()), |stopped| Err(named(path, &stopped).into()))
 }
 
-fn none_found(path: &Path, found: &Found) -> String {
-    if input::kind(path).is_ok_and(|kind| kind == Kind::Workload) {
+fn none_found(kind: Kind, found: &Found) -> String {
+    if kind == Kind::Workload {
         return "this is a trace, no log: `pinpool replay` plays it, `pinpool advise` says what to set for it, and \
                 `pinpool report` draws it"
             .to_owned();
@@ -139,25 +144,10 @@ fn none_found(path: &Path, found: &Found) -> String {
 const UNPACKED_MAX: u64 = 1 << 30;
 
 /// The text of a log: unpacked, and of UTF-16 with a byte order mark (as PowerShell writes) in UTF-8.
-///
-/// # Errors
-///
-/// If it cannot be read, or is a recording.
-fn open(path: &Path) -> Result<Box<dyn Read>, String> {
-    let in_words = |error: io::Error| why(&error);
-    let bytes: Box<dyn Read> =
-        if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path).map_err(in_words)?) };
-    let mut bytes = BufReader::new(bytes);
-    let is_gzip = bytes.fill_buf().map_err(in_words)?.starts_with(&[0x1f, 0x8b]);
-    let bytes: Box<dyn Read> =
-        if is_gzip { Box::new(text::Unpacked::new(MultiGzDecoder::new(bytes), UNPACKED_MAX)) } else { Box::new(bytes) };
-    let mut bytes = BufReader::new(bytes);
-    if bytes.fill_buf().map_err(in_words)?.starts_with(input::RECORDING) {
-        return Err(
-            "this is a recording, no log: `pinpool trace` prints it, `pinpool report` draws it, and `pinpool advise` \
-                    says what to set for it"
-                .to_owned(),
-        );
+fn text_of(input: Input) -> Box<dyn Read> {
+    if input.is_packed() {
+        Box::new(DecodeReaderBytes::new(text::Unpacked::new(input.into_bytes(), UNPACKED_MAX)))
+    } else {
+        Box::new(DecodeReaderBytes::new(input.into_bytes()))
     }
-    Ok(Box::new(DecodeReaderBytes::new(bytes)))
 }

@@ -30,7 +30,7 @@ use crate::terminal::{Terminal, to_stdout};
 /// number of pools) apply with --format conformance only.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// Traces, plain or compressed with gzip
+    /// Traces, plain or compressed with gzip; `-` is stdin
     #[arg(required = true, value_name = "WORKLOAD")]
     workloads: Vec<PathBuf>,
 

@@ -34,7 +34,7 @@ use pinpool::trace::{Recording, Replay};
 use self::draw::{Place, svg};
 use self::page::Report;
 use crate::files::{in_file, named, why};
-use crate::input::{self, Kind, open_workload};
+use crate::input::{self, Kind, read_workload};
 use crate::table::grouped;
 
 /// Draws a log or a trace as a page: the limit, evictions and hit rate; of a trace also bytes by state and sizes
@@ -43,7 +43,7 @@ use crate::table::grouped;
 /// The page is one HTML file that needs no network, for light and dark screens, phones and paper. Exits with 1 if there is nothing to draw, or the file is cut off: then what is whole of it is drawn, and the page says so.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
-    /// A log of TensorFlow or pinpool, as `pinpool inspect` reads it, or a trace; plain or compressed with gzip
+    /// A log of TensorFlow or pinpool, as `pinpool inspect` reads it, or a trace; plain or compressed with gzip; `-` is stdin
     #[arg(value_name = "LOG|TRACE")]
     input: PathBuf,
 
@@ -80,18 +80,19 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Box<dyn Error>> {
 
 /// What is drawn, and why it is not all of the file, if it is not.
 fn read(path: &Path, name: &str, set: &[String]) -> Result<(Report, Option<String>), Box<dyn Error>> {
-    let kind = input::kind(path).map_err(|error| in_file(path, &error))?;
+    let input = input::open(path)?;
+    let kind = input::kind(input.first());
     let is_replayed = !set.is_empty() && kind != Kind::Log;
     Ok(match if is_replayed { Kind::Workload } else { kind } {
         Kind::Log if !set.is_empty() => {
             return Err(named(path, &"a log cannot be played, so --set has no effect on it: leave it out").into());
         }
         Kind::Log => {
-            let log = crate::inspect::read(path).map_err(|error| named(path, &error))?;
+            let log = crate::inspect::read(input).map_err(|error| named(path, &error))?;
             (from_log::report(name, &log), log.stopped)
         }
         Kind::Workload => {
-            let workload = open_workload(path)?;
+            let workload = read_workload(path, input)?;
             let under = if set.is_empty() { String::new() } else { format!(" under {}", set.join(", ")) };
             let source = format!("{name}: {} gets, replayed{under}", grouped(workload.gets()));
             let pairs = set.iter().map(String::as_str);
@@ -100,7 +101,7 @@ fn read(path: &Path, name: &str, set: &[String]) -> Result<(Report, Option<Strin
             (timeline.report(source), workload.warning().map(str::to_owned))
         }
         Kind::Recording => {
-            let recording = Recording::open(path).map_err(|error| in_file(path, &error))?;
+            let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?;
             if recording.records.is_empty() {
                 let why = recording.warning.unwrap_or_else(|| "it holds no records".to_owned());
                 return Err(named(path, &format_args!("nothing to draw: {why}")).into());

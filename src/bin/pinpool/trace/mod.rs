@@ -36,7 +36,7 @@ const UNENDED_SHOWN: usize = 5;
 /// it is printed. Says which pools have no end: their process was killed, or exited while they lived.
 #[derive(Debug, Args)]
 pub(crate) struct TraceArgs {
-    /// The trace
+    /// The trace; `-` is stdin
     trace: PathBuf,
 
     /// What to print
