@@ -19,13 +19,18 @@ impl CallCost {
     /// Of releasing where nothing is known.
     pub const ASSUMED_UNPIN: Self = Self { call_ns: 100_000.0, byte_ns: 0.1 };
 
-    /// The line with the least squares through `calls`, neither part below 0. `None` for no call.
-    pub fn fitted(calls: &[TimedCall]) -> Option<Self> {
+    /// The line with the least squares through `calls`, neither part below 0. Calls of one size do not tell what a call takes
+    /// from what its bytes take, so that `assumed` is scaled to their mean. `None` for no call.
+    pub fn fitted(calls: &[TimedCall], assumed: Self) -> Option<Self> {
         let n = calls.len() as f64;
         let mean = |of: fn(&TimedCall) -> u64| calls.iter().map(|call| of(call) as f64).sum::<f64>() / n;
         let (bytes, took) = (mean(|call| call.bytes), mean(|call| call.took_ns));
         if calls.is_empty() {
             return None;
+        }
+        if Self::is_one_size(calls) {
+            let scale = took / (assumed.call_ns + assumed.byte_ns * bytes);
+            return Some(Self { call_ns: assumed.call_ns * scale, byte_ns: assumed.byte_ns * scale });
         }
         let sums = calls.iter().map(|call| {
             let (x, y) = (call.bytes as f64 - bytes, call.took_ns as f64 - took);
@@ -34,7 +39,7 @@ impl CallCost {
         let (squares, products) = sums.fold((0.0, 0.0), |(a, b), (c, d)| (a + c, b + d));
         let slope = if squares > 0.0 { products / squares } else { 0.0 };
         Some(match (slope, took - slope * bytes) {
-            // One size, or none that costs more for its bytes: all calls take the same.
+            // No size costs more for its bytes: all calls take the same.
             (slope, _) if slope <= 0.0 => Self { call_ns: took, byte_ns: 0.0 },
             // The line would cross 0: through 0, then.
             (_, base) if base < 0.0 => {
@@ -44,6 +49,15 @@ impl CallCost {
             }
             (slope, base) => Self { call_ns: base, byte_ns: slope },
         })
+    }
+
+    /// Whether all of `calls` have one size, or sizes so close that their times do not tell a slope from noise.
+    pub fn is_one_size(calls: &[TimedCall]) -> bool {
+        let sizes = || calls.iter().map(|call| call.bytes);
+        match (sizes().min(), sizes().max()) {
+            (Some(least), Some(most)) => most - least <= least / 8,
+            _ => true,
+        }
     }
 
     /// Seconds of so many calls over so many bytes.
@@ -62,13 +76,29 @@ mod tests {
 
     #[test]
     fn a_line_is_found_and_never_falls_below_nothing() {
-        let line = CallCost::fitted(&[call(0, 50), call(100, 250), call(200, 450)]).unwrap();
+        let fitted = |calls: &[TimedCall]| CallCost::fitted(calls, CallCost::ASSUMED_PIN);
+        let line = fitted(&[call(0, 50), call(100, 250), call(200, 450)]).unwrap();
         assert!((line.call_ns - 50.0).abs() < 1e-9 && (line.byte_ns - 2.0).abs() < 1e-9, "{line:?}");
         assert!((line.seconds(2, 50) - 200e-9).abs() < 1e-15);
-        assert_eq!(CallCost::fitted(&[call(7, 10), call(7, 20)]), Some(CallCost { call_ns: 15.0, byte_ns: 0.0 }));
-        assert_eq!(CallCost::fitted(&[call(1, 20), call(2, 10)]), Some(CallCost { call_ns: 15.0, byte_ns: 0.0 }));
-        let through = CallCost::fitted(&[call(10, 0), call(20, 30)]).unwrap();
+        assert_eq!(fitted(&[call(1, 20), call(2, 10)]), Some(CallCost { call_ns: 15.0, byte_ns: 0.0 }));
+        let through = fitted(&[call(10, 0), call(20, 30)]).unwrap();
         assert!(through.call_ns == 0.0 && through.byte_ns > 0.0, "{through:?}");
-        assert_eq!(CallCost::fitted(&[]), None);
+        assert_eq!(fitted(&[]), None);
+    }
+
+    #[test]
+    fn calls_of_one_size_scale_what_is_assumed_and_do_not_fit_a_line() {
+        let bytes = 64 << 20;
+        for calls in [&[call(bytes, 30_000_000), call(bytes, 50_000_000)][..], &[call(bytes, 40_000_000)]] {
+            let cost = CallCost::fitted(calls, CallCost::ASSUMED_PIN).unwrap();
+            assert!((cost.seconds(1, bytes) - 0.040).abs() < 1e-9, "{cost:?}");
+            // The ratio of the two parts is the assumed one, so a call of a ninth of the bytes takes about a ninth.
+            let ninth = cost.seconds(1, bytes / 9);
+            assert!((0.040 / 9.5..0.040 / 8.5).contains(&ninth), "{ninth}");
+            assert!((cost.byte_ns / cost.call_ns - 0.4 / 100_000.0).abs() < 1e-12, "{cost:?}");
+        }
+        // Far enough apart, two sizes are a line.
+        let cost = CallCost::fitted(&[call(100, 200), call(200, 300)], CallCost::ASSUMED_PIN).unwrap();
+        assert!((cost.call_ns - 100.0).abs() < 1e-9 && (cost.byte_ns - 1.0).abs() < 1e-9, "{cost:?}");
     }
 }

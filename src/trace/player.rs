@@ -75,7 +75,6 @@ const LOOK_EVERY: usize = 256;
 /// State of a get that has not been put back.
 enum GetState {
     /// Held until the put, which drops it.
-    #[allow(dead_code)]
     Pinned(PinnedBuf),
     Waiting {
         ticket: u64,
@@ -98,6 +97,11 @@ struct Tally {
     waits: u64,
     fallbacks: u64,
     pinned_byte_us: u128,
+    /// What the buffers that are held were asked for.
+    asked_bytes: u64,
+    /// Most pinned so far, and the most asked for at once while so much was pinned.
+    peak_pinned_bytes: u64,
+    asked_at_peak_bytes: u64,
     slow_gets: u64,
     worst_moves_ns: u64,
     moved_bytes: u64,
@@ -109,6 +113,17 @@ struct Tally {
 }
 
 impl Tally {
+    /// A buffer of so many bytes is held.
+    fn hold(&mut self, bytes: usize, ledger: &Ledger) {
+        self.asked_bytes += bytes as u64;
+        let (now, peak) = ledger.pinned();
+        if peak > self.peak_pinned_bytes {
+            (self.peak_pinned_bytes, self.asked_at_peak_bytes) = (peak, self.asked_bytes);
+        } else if now == peak {
+            self.asked_at_peak_bytes = self.asked_at_peak_bytes.max(self.asked_bytes);
+        }
+    }
+
     /// Adds the calls of one get.
     fn count(&mut self, calls: Calls, now_us: u64) {
         self.moved_bytes += calls.moved_bytes;
@@ -216,7 +231,10 @@ impl<'a> Player<'a> {
         let pinned = if self.queue.is_empty() || bytes == 0 { self.try_get(&ticket)? } else { None };
         self.tally.count(self.ledger.take(), ticket.since_us);
         let held = match pinned {
-            Some(buffer) => GetState::Pinned(buffer),
+            Some(buffer) => {
+                self.tally.hold(bytes, &self.ledger);
+                GetState::Pinned(buffer)
+            }
             None if self.wait_us == 0 || !self.fits_ceiling(&ticket)? => {
                 self.tally.fallbacks += 1;
                 GetState::Fallback
@@ -240,8 +258,10 @@ impl<'a> Player<'a> {
 
     fn put(&mut self, name: BufferName) -> Result<(), Error> {
         self.pool.core().look();
-        if let Some(GetState::Waiting { ticket }) = self.held.remove(&name) {
-            self.queue.remove(&ticket);
+        match self.held.remove(&name) {
+            Some(GetState::Pinned(buffer)) => self.tally.asked_bytes -= buffer.len() as u64,
+            Some(GetState::Waiting { ticket }) => _ = self.queue.remove(&ticket),
+            Some(GetState::Fallback) | None => {}
         }
         self.tally.last_put_us = self.clock.now_us();
         self.tally.pinned_after_settling = None;
@@ -288,7 +308,10 @@ impl<'a> Player<'a> {
     fn serve(&mut self) -> Result<(), Error> {
         while let Some((_, first)) = self.queue.first_key_value() {
             let held = match self.try_get(first)? {
-                Some(buffer) => GetState::Pinned(buffer),
+                Some(buffer) => {
+                    self.tally.hold(first.bytes, &self.ledger);
+                    GetState::Pinned(buffer)
+                }
                 None if self.clock.now_us() - first.since_us >= self.wait_us => {
                     self.tally.fallbacks += 1;
                     GetState::Fallback
@@ -365,6 +388,7 @@ impl<'a> Player<'a> {
             report,
             releases,
             released_bytes,
+            asked_at_peak_bytes: self.tally.asked_at_peak_bytes,
             moving_ns,
             checks: 0,
             last_lines: None,

@@ -25,6 +25,9 @@ pub(super) struct Ledger {
     moving_ns: AtomicU64,
     waited_ns: AtomicU64,
     commits: AtomicU64,
+    /// Held now, and at most so far.
+    pinned_bytes: AtomicU64,
+    peak_bytes: AtomicU64,
 }
 
 /// Differences between two readings of a [`Ledger`].
@@ -39,6 +42,21 @@ pub(super) struct Calls {
 }
 
 impl Ledger {
+    /// Bytes pinned now, and at most so far.
+    pub(super) fn pinned(&self) -> (u64, u64) {
+        (self.pinned_bytes.load(Ordering::Relaxed), self.peak_bytes.load(Ordering::Relaxed))
+    }
+
+    fn pin(&self, bytes: usize) {
+        self.commits.fetch_add(1, Ordering::Relaxed);
+        let now = self.pinned_bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        self.peak_bytes.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn unpin(&self, bytes: usize) {
+        self.pinned_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
     /// What was called since the last reading.
     pub(super) fn take(&self) -> Calls {
         // Relaxed, here and below: numbers of one thread.
@@ -117,11 +135,13 @@ unsafe impl Source for PricedSource {
     }
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
-        self.ledger.commits.fetch_add(1, Ordering::Relaxed);
-        self.sim.acquire(len_bytes)
+        let region = self.sim.acquire(len_bytes)?;
+        self.ledger.pin(region.len_bytes());
+        Ok(region)
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        self.ledger.unpin(region.len_bytes());
         // SAFETY: the caller's promise.
         unsafe { self.sim.release(region) }
     }
@@ -139,13 +159,14 @@ unsafe impl VirtualMemory for PricedSource {
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         self.unmap_within(&(offset..offset + bytes));
-        self.ledger.commits.fetch_add(1, Ordering::Relaxed);
+        self.ledger.pin(bytes);
         // SAFETY: the caller's promise.
         unsafe { self.sim.commit(range, offset, bytes) }
     }
 
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         self.unmap_within(&EVERYWHERE);
+        self.ledger.unpin(bytes);
         // SAFETY: the caller's promise.
         unsafe { self.sim.decommit(range, offset, bytes) }
     }

@@ -65,6 +65,8 @@ pub struct ReplayOutcome {
     pub releases: u64,
     /// Bytes released by those calls.
     pub released_bytes: u64,
+    /// What the holders of buffers had asked for at once while `peak_pinned_bytes` were pinned; the rest of these was waste.
+    pub asked_at_peak_bytes: u64,
     /// What all moves of granules would take, in nanoseconds.
     pub moving_ns: u64,
     /// Checks of TensorFlow's two rates, of which one in ten is printed.

@@ -21,6 +21,7 @@ mod load;
 #[cfg(feature = "cuda")]
 mod load_cuda;
 mod pages;
+mod played;
 mod readme;
 mod record;
 mod record_failures;

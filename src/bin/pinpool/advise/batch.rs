@@ -42,6 +42,10 @@ fn sizes(workload: &Workload) -> BTreeMap<u64, u64> {
     sizes
 }
 
+fn grows_by_steps(workload: &Workload) -> bool {
+    workload.lines().iter().any(|(_, operation)| matches!(operation, TraceOp::Steps { step: 1.., .. }))
+}
+
 /// The size at part `rank` of the gets, from the smallest on.
 fn size_at(sizes: &BTreeMap<u64, u64>, rank: f64) -> u64 {
     let all = sizes.values().sum::<u64>() as f64;
@@ -70,6 +74,13 @@ impl BatchFit {
         let (Some(first), Some(&from)) = (workloads.first(), batch_sizes.first()) else {
             return Err("no trace is named".to_owned());
         };
+        if workloads.iter().any(grows_by_steps) {
+            return Err(
+                "an `s` line of the trace gets sizes that grow by steps, which belong to no batch size: leave \
+                        --batch-size out, or write these gets as `a` or `r` lines"
+                    .to_owned(),
+            );
+        }
         let lines = if workloads.len() == 1 { by_multiples(first, from)? } else { by_ranks(workloads, batch_sizes)? };
         let counts = sizes(first);
         let all = counts.values().sum::<u64>().max(1) as f64;
@@ -105,19 +116,24 @@ impl BatchFit {
 
 /// Fixed bytes and bytes a sample of each size of one trace.
 fn by_multiples(workload: &Workload, batch_size: u64) -> Result<BTreeMap<u64, (f64, f64)>, String> {
+    if batch_size == 1 {
+        return Err("a batch of one sample does not tell what of a size is fixed and what belongs to the sample; record a second \
+                    trace with another batch size and name both, as in `advise A B --batch-size 1,2`"
+            .to_owned());
+    }
     let sizes = sizes(workload);
     let bytes = |(size, count): (&u64, &u64)| size.saturating_mul(*count);
     let all: u64 = sizes.iter().map(bytes).fold(0, u64::saturating_add);
     let scaling: u64 =
         sizes.iter().filter(|(size, _)| size.is_multiple_of(batch_size)).map(bytes).fold(0, u64::saturating_add);
-    if batch_size == 1 || (scaling as f64) < PART_MIN * all as f64 {
+    if (scaling as f64) < PART_MIN * all as f64 {
         return Err(format!(
             "the sizes cannot be split into a fixed part and bytes a sample: {} of the {} bytes of all gets are multiples of the \
-             batch size {batch_size}; record a second trace with another batch size and name both, as in `advise A B \
-             --batch-size {batch_size},{}`",
+             batch size {batch_size}, so what other batches need cannot be told from it alone; record a second trace with \
+             another batch size and name both, as in `advise A B --batch-size {batch_size},{}`",
             grouped(scaling),
             grouped(all),
-            batch_size * 2
+            batch_size.saturating_mul(2)
         ));
     }
     let line = |size: u64| {

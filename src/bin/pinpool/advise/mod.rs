@@ -50,8 +50,9 @@ pub(crate) struct AdviseArgs {
     #[arg(long, value_name = "A=1,B=2", value_delimiter = ',')]
     set: Vec<String>,
 
-    /// Samples in a batch of each trace, in the order of the traces
-    #[arg(long, value_name = "N", value_delimiter = ',', requires = "new_batch_size", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Samples in a batch of each trace, in the order of the traces: gives the advice for batches of twice the first, unless
+    /// --new-batch-size names another number
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..))]
     batch_size: Vec<u64>,
 
     /// Give the advice for batches of this many samples instead
@@ -98,12 +99,15 @@ fn advise(args: &AdviseArgs, bar: &ProgressBar, warnings: &mut Vec<String>) -> R
     let replay = Replay::under(pairs).map_err(|error| format!("--set {}: {error}", args.set.join(",")))?;
     let workloads = args.traces.iter().map(|path| open(path, warnings)).collect::<Result<Vec<_>, _>>()?;
     let first = workloads.first().ok_or("no trace is named")?;
-    let fit = match args.new_batch_size {
+    let fit = match args.batch_size.first() {
         None if workloads.len() > 1 => {
             return Err("several traces go with --batch-size alone: name one".into());
         }
         None => None,
-        Some(new) => Some(BatchFit::of(&workloads, &args.batch_size, new)?),
+        Some(from) => {
+            let to = args.new_batch_size.unwrap_or_else(|| from.saturating_mul(2));
+            Some(BatchFit::of(&workloads, &args.batch_size, to)?)
+        }
     };
     let resized = fit.as_ref().map(|fit| first.resized(|bytes| fit.size(bytes))).transpose()?;
     let workload = resized.as_ref().unwrap_or(first);

@@ -1,7 +1,7 @@
 //! One trace under several settings, a column each.
 
 use pinpool::config::text::{ParseError, parse_duration};
-use pinpool::trace::{CallCost, Replay, ReplayOutcome, Workload};
+use pinpool::trace::{CallCost, Replay, ReplayOutcome, TimedCall, Workload};
 use serde::Serialize;
 
 use super::summary::{in_mib, mib};
@@ -16,20 +16,25 @@ pub(crate) struct Costs {
 }
 
 impl Costs {
-    /// As given, else fitted to the calls of the trace, else assumed.
+    /// As given, else fitted to the calls of the trace or scaled to those of one size, else assumed.
     pub(crate) fn of(workload: &Workload, given: Option<CallCost>) -> Self {
         if let Some(cost) = given {
             return Self { pin: cost, unpin: cost, origin: "as given".to_owned() };
         }
         let (pins, unpins) = (workload.pins(), workload.unpins());
-        match (CallCost::fitted(pins), CallCost::fitted(unpins)) {
-            (Some(pin), Some(unpin)) => Self {
-                pin,
-                unpin,
-                origin: format!("fitted to {} pins and {} releases of the trace", pins.len(), unpins.len()),
-            },
+        let pin = CallCost::fitted(pins, CallCost::ASSUMED_PIN);
+        match (pin, CallCost::fitted(unpins, CallCost::ASSUMED_UNPIN)) {
+            (Some(pin), Some(unpin)) => {
+                let origin = match (CallCost::is_one_size(pins), CallCost::is_one_size(unpins)) {
+                    (false, false) => {
+                        format!("fitted to {} pins and {} releases of the trace", pins.len(), unpins.len())
+                    }
+                    _ => format!("pins {}, releases {}", origin_of(pins), origin_of(unpins)),
+                };
+                Self { pin, unpin, origin }
+            }
             (Some(pin), None) => {
-                Self { pin, unpin: pin, origin: format!("fitted to {} pins of the trace", pins.len()) }
+                Self { pin, unpin: pin, origin: format!("pins {}, releases as pins", origin_of(pins)) }
             }
             (None, _) => Self {
                 pin: CallCost::ASSUMED_PIN,
@@ -46,6 +51,18 @@ impl Costs {
         };
         format!("cost of a pin: {}; of a release: {}; {}", cost(&self.pin), cost(&self.unpin), self.origin)
     }
+}
+
+/// Where the cost of `calls` is from.
+fn origin_of(calls: &[TimedCall]) -> String {
+    let count = calls.len();
+    if CallCost::is_one_size(calls) {
+        return format!(
+            "scaled to the mean of the {count} of the trace, not fitted: these have one size, which does not tell a call from \
+             its bytes, so the ratio of the two is assumed (--pin-cost gives others)"
+        );
+    }
+    format!("fitted to the {count} of the trace")
 }
 
 /// `TIME,TIME`: of a call, and of each GiB.
@@ -84,7 +101,7 @@ pub(super) fn play(
             misses: outcome.misses(),
             driver_calls: report.page_locks + outcome.releases,
             driver_seconds: outcome.driver_seconds(costs.pin, costs.unpin),
-            waste_bytes: report.peak_pinned_bytes.saturating_sub(report.peak_requested_bytes),
+            waste_bytes: report.peak_pinned_bytes.saturating_sub(outcome.asked_at_peak_bytes),
             mean_requested_bytes: workload.mean_requested_bytes(),
             outcome,
         })
@@ -140,4 +157,17 @@ pub(super) fn table(name: &str, workload: &Workload, columns_of: &[Column], cost
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cost_that_is_scaled_and_not_fitted_is_told_so() {
+        let call = |bytes| TimedCall { bytes, took_ns: 1_000_000 };
+        assert_eq!(origin_of(&[call(1 << 20), call(2 << 20)]), "fitted to the 2 of the trace");
+        let one = origin_of(&[call(1 << 20), call(1 << 20)]);
+        assert!(one.contains("scaled to the mean of the 2 of the trace, not fitted"), "{one}");
+    }
 }
