@@ -61,7 +61,8 @@ fn notes(recording: &Recording, drawn: usize) -> Vec<String> {
     let pools = recording.pools.len();
     if pools > 1 {
         notes.push(format!(
-            "Bytes, gets and evictions are those of all {pools} pools; the ceiling is the highest of a pool."
+            "Bytes, gets and evictions are those of all {pools} pools; the ceiling is the sum of theirs, and there is none while \
+             one of them has none."
         ));
     }
     if pools > drawn {
@@ -89,7 +90,7 @@ fn drawn_pools(recording: &Recording) -> Vec<u32> {
 
 fn pool_name(recording: &Recording, pool: u32) -> String {
     let name = recording.pool(pool).and_then(|pool| pool.fact("name"));
-    name.map_or_else(|| format!("pool {}", pool + 1), str::to_owned)
+    name.map_or_else(|| format!("pool {pool}"), str::to_owned)
 }
 
 /// The limit that the pool was built with.
@@ -126,7 +127,9 @@ impl Part {
 struct Reader<'a> {
     drawn: &'a [u32],
     usage: Usage,
+    /// Of the pools that live, and of those that ended after the last get.
     ceilings: BTreeMap<u32, u64>,
+    ended_since: Vec<u32>,
     /// Memory that no get has been served from.
     new: HashSet<(u32, u64)>,
     ended: HashSet<u32>,
@@ -140,6 +143,11 @@ impl Reader<'_> {
     fn apply(&mut self, record: &Record, timeline: &mut Timeline) {
         self.usage.apply(record);
         let (pool, x) = (record.pool, record.time_ns as f64 * 1e-9);
+        if matches!(record.event, Event::Get { .. } | Event::Ceiling { .. }) {
+            for ended in self.ended_since.drain(..) {
+                self.ceilings.remove(&ended);
+            }
+        }
         match record.event {
             Event::New { id, .. } => {
                 self.new.insert((pool, id));
@@ -176,9 +184,16 @@ impl Reader<'_> {
             }
             Event::End => {
                 self.ended.insert(pool);
+                self.ended_since.push(pool);
             }
             _ => {}
         }
+    }
+
+    /// What all pools together may hold; `None` if one of them has no ceiling.
+    fn ceiling_bytes(&self) -> Option<u64> {
+        let sum = self.ceilings.values().fold(0_u64, |sum, &bytes| sum.saturating_add(bytes));
+        (!self.ceilings.is_empty() && sum != u64::MAX).then_some(sum)
     }
 
     fn sample(&self, time_ns: u64) -> Sample {
@@ -188,11 +203,58 @@ impl Reader<'_> {
             in_flight_bytes: self.usage.in_flight_bytes,
             idle_bytes: self.usage.idle_bytes,
             pinned_bytes: self.usage.pinned_bytes,
-            ceiling_bytes: self.ceilings.values().copied().max().filter(|&bytes| bytes != u64::MAX),
+            ceiling_bytes: self.ceiling_bytes(),
             gets: self.gets,
             hits: self.hits,
             evicted: self.evicted,
             pins: self.pins,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pinpool::trace::PoolDescription;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn recording(events: &[(u32, Event)]) -> Recording {
+        let number = |number| PoolDescription { number, facts: vec![("PINPOOL_POOL_SIZE_LIMIT".into(), "100".into())] };
+        let record =
+            |(at, &(pool, event)): (u64, &(u32, Event))| Record { time_ns: at * 1_000_000, thread: 0, pool, event };
+        let records = (1_u64..).zip(events).map(record).collect();
+        Recording { pools: vec![number(0), number(1)], records, ..Recording::default() }
+    }
+
+    fn get(id: u64) -> Event {
+        Event::Get { id, bytes: MIB, class_bytes: MIB, tag: 0, took_ns: 0 }
+    }
+
+    fn ceilings(timeline: &Timeline) -> Vec<Option<u64>> {
+        timeline.samples.iter().map(|sample| sample.ceiling_bytes.map(|bytes| bytes / MIB)).collect()
+    }
+
+    #[test]
+    fn bytes_of_all_pools_are_drawn_against_the_sum_of_their_ceilings() {
+        let ceiling = |bytes| Event::Ceiling { bytes };
+        let both =
+            [(0, ceiling(3 * MIB)), (1, ceiling(2 * MIB)), (0, get(1)), (1, get(1)), (0, Event::End), (1, Event::End)];
+        let timeline = timeline(&recording(&both));
+        // That of a pool which has ended stays until another goes on.
+        assert_eq!(ceilings(&timeline), [Some(3), Some(5), Some(5), Some(5), Some(5), Some(5)]);
+        assert!(timeline.notes.iter().any(|note| note.contains("the sum of theirs")), "{:?}", timeline.notes);
+        let names: Vec<_> = timeline.limits.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["pool 0", "pool 1"]);
+    }
+
+    #[test]
+    fn a_pool_that_has_ended_has_no_ceiling_and_one_without_leaves_none() {
+        let ceiling = |bytes| Event::Ceiling { bytes };
+        let first = [(0, ceiling(3 * MIB)), (0, get(1)), (0, Event::End), (1, ceiling(2 * MIB)), (1, get(1))];
+        assert_eq!(ceilings(&timeline(&recording(&first))), [Some(3), Some(3), Some(3), Some(2), Some(2)]);
+        let without = [(0, ceiling(3 * MIB)), (1, ceiling(u64::MAX)), (1, get(1))];
+        assert_eq!(ceilings(&timeline(&recording(&without))), [Some(3), None, None]);
     }
 }
