@@ -68,7 +68,7 @@ pub(crate) fn run(args: &InspectArgs, terminal: &Terminal) -> Result<(), ExitErr
 pub(crate) struct Log {
     pub(crate) lines: u64,
     pub(crate) messages: u64,
-    /// Messages that begin and do not end.
+    /// Messages that begin and do not end, or whose figures are damaged.
     pub(crate) cut: u64,
     pub(crate) tensorflow: Option<&'static str>,
     /// Why it was not read to its end, and where.
@@ -130,8 +130,7 @@ fn none_found(kind: Kind, found: &Found) -> String {
             .to_owned();
     }
 
-    let cut =
-        if found.cut > 0 { format!(" ({} are cut off before their last figure)", found.cut) } else { String::new() };
+    let cut = if found.cut > 0 { format!(" ({} are cut off or damaged)", found.cut) } else { String::new() };
     let stopped = found.stopped.as_ref().map_or_else(String::new, |stopped| format!("{stopped}; "));
     format!(
         "{stopped}no whole diagnostic of the pool in {} lines{cut}: TensorFlow prints them at level I (TF_CPP_MIN_LOG_LEVEL=0) until \

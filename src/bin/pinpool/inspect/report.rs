@@ -45,7 +45,7 @@ struct Summary<'a> {
     lines: u64,
     after: usize,
     raise: usize,
-    /// Messages that begin and do not end.
+    /// Messages that begin and do not end, or whose figures are damaged.
     cut: u64,
     tensorflow: Option<&'static str>,
     /// Why the log was not read to its end.
@@ -207,7 +207,7 @@ fn conclusion(found: &Found, history: &History) -> String {
         text += &format!("the log was not read to its end: {stopped}\n");
     }
     if found.cut > 0 {
-        text += &format!("{} messages are cut off and not used\n", grouped(found.cut));
+        text += &format!("{} messages are cut off or damaged and not used\n", grouped(found.cut));
     }
     for (at, pool) in history.pools.iter().enumerate() {
         let which = if history.pools.len() > 1 { format!("pool {}: ", at + 1) } else { String::new() };

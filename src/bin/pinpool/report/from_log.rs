@@ -46,7 +46,7 @@ pub(super) fn report(name: &str, log: &Log) -> Report {
         notes.push(format!("The log is not whole: {stopped}."));
     }
     if log.cut > 0 {
-        notes.push(format!("{} messages are cut off and not used.", grouped(log.cut)));
+        notes.push(format!("{} messages are cut off or damaged and not used.", grouped(log.cut)));
     }
     notes.push("The log tells no bytes, sizes or times of page-locks: `PINPOOL_TRACE` records them.".to_owned());
     Report {
