@@ -2,7 +2,7 @@
 //!
 //! An allocation is a get, a free a put; addresses are the ids of the memory, and sizes are the classes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, Read};
 
 use super::format::TraceError;
@@ -15,18 +15,24 @@ const LINES_MAX: u64 = 16_000_000;
 /// Longest line.
 const LINE_BYTES_MAX: u64 = 4096;
 const DAY_NS: u64 = 24 * 3600 * 1_000_000_000;
+/// Threads write their lines at most so much later than others whose times are later.
+const LATE_NS: u64 = 3600 * 1_000_000_000;
 
 pub(super) fn read(mut lines: impl BufRead) -> Result<Recording, TraceError> {
     let facts = vec![("backend".to_owned(), "rmm".to_owned())];
     let mut recording = Recording { pools: vec![PoolDescription { number: 0, facts }], ..Recording::default() };
     let mut threads = HashMap::new();
-    let (mut line, mut begun_ns, mut last_ns, mut days_ns) = (0_u64, None, 0, 0);
+    // A line of the day before the first is possible, too.
+    let (mut line, mut begun_ns, mut last_ns, mut days_ns) = (0_u64, None, 0, DAY_NS);
     loop {
         let mut text = Vec::new();
         let read = (&mut lines).take(LINE_BYTES_MAX).read_until(b'\n', &mut text)?;
         if read == 0 {
             // In the file's order where times are equal.
             recording.records.sort_by_key(|record| record.time_ns);
+            let begun_ns = begun_ns.unwrap_or(0);
+            recording.records.iter_mut().for_each(|record| record.time_ns -= begun_ns);
+            recording.warning = unmatched(&recording.records);
             return Ok(recording);
         }
         line += 1;
@@ -44,13 +50,16 @@ pub(super) fn read(mut lines: impl BufRead) -> Result<Recording, TraceError> {
             return Err(fail(&format!("not the six fields {HEAD}")));
         };
         let of_day_ns = time_of_day_ns(time).ok_or_else(|| fail("the time is not HH:MM:SS.micros"))?;
-        // Past midnight.
         if of_day_ns + DAY_NS / 2 < last_ns {
+            // Past midnight.
             days_ns += DAY_NS;
+        } else if of_day_ns > last_ns + DAY_NS - LATE_NS && begun_ns.is_some() {
+            // Of another thread, from before midnight.
+            days_ns = days_ns.saturating_sub(DAY_NS);
         }
         last_ns = of_day_ns;
-        let now_ns = days_ns + of_day_ns;
-        let time_ns = now_ns.saturating_sub(*begun_ns.get_or_insert(now_ns));
+        let time_ns = days_ns + of_day_ns;
+        begun_ns = Some(begun_ns.map_or(time_ns, |begun_ns: u64| begun_ns.min(time_ns)));
         let bytes = size.parse().map_err(|_| fail("the size is no number"))?;
         let hex = pointer.trim_start_matches("0x");
         let address = || u64::from_str_radix(hex, 16).map_err(|_| fail("the pointer is no hexadecimal number"));
@@ -64,6 +73,27 @@ pub(super) fn read(mut lines: impl BufRead) -> Result<Recording, TraceError> {
         };
         recording.records.push(Record { time_ns, thread, pool: 0, event });
     }
+}
+
+/// How many gets and puts do not match each other, as of a log that begins late or has lost lines; `None` if all do.
+fn unmatched(records: &[Record]) -> Option<String> {
+    let mut held = HashSet::new();
+    let (mut twice, mut unknown) = (0_u64, 0_u64);
+    for record in records {
+        match record.event {
+            Event::Get { id, bytes: 1.., .. } => twice += u64::from(!held.insert(id)),
+            Event::Get { id, .. } => _ = held.insert(id),
+            Event::Put { id, .. } => unknown += u64::from(!held.remove(&id)),
+            _ => {}
+        }
+    }
+    let told = [
+        (twice, "allocations of a pointer that is held already (as if it had been freed before)"),
+        (unknown, "frees of a pointer that is not held (left out)"),
+    ];
+    let told: Vec<_> =
+        told.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+    (!told.is_empty()).then(|| format!("the log of RMM is not whole: {}", told.join(", ")))
 }
 
 /// `14:03:59.123456`, or with a colon before the microseconds as older versions print it.

@@ -2,9 +2,9 @@
 //!
 //! Owns what does not depend on a pool: which names are held, how many gets there are, and the peak of the bytes requested.
 //! Ignores the settings of the header and the `p` lines, which are for the comparison with TensorFlow's pool: a workload has
-//! one pool, and its limit and rounding are settings of the replay.
+//! one pool, and its limit and rounding are settings of the replay. How many pools that merges is counted.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
 use super::format::{TraceError, TraceOp, TraceReader};
@@ -24,6 +24,8 @@ pub struct Workload {
     pins: Vec<TimedCall>,
     unpins: Vec<TimedCall>,
     warning: Option<String>,
+    /// Numbers of the pools that have gets.
+    pools: BTreeSet<u64>,
 }
 
 /// A call of a back-end that was recorded.
@@ -97,6 +99,9 @@ impl Workload {
                 }
                 event => names.operations(record.pool, event),
             };
+            if let Event::Get { .. } = record.event {
+                workload.pools.insert(record.pool.into());
+            }
             for operation in operations.into_iter().flatten() {
                 if now_us > last_us {
                     workload.add(line, TraceOp::Advance { micros: now_us - last_us })?;
@@ -120,9 +125,14 @@ impl Workload {
     ///
     /// If it cannot be read, gets a name that is held, puts one that is not, or lasts longer than a year.
     pub fn read(reader: &mut TraceReader) -> Result<Self, TraceError> {
-        let mut workload = Self::default();
+        let (mut workload, mut pool) = (Self::default(), 0);
         while let Some(operation) = reader.next() {
             let operation = operation?;
+            match operation {
+                TraceOp::Pool { index } => pool = index as u64,
+                TraceOp::Get { .. } | TraceOp::Steps { .. } => _ = workload.pools.insert(pool),
+                _ => {}
+            }
             workload.add(reader.line(), operation)?;
         }
         Ok(workload)
@@ -157,6 +167,21 @@ impl Workload {
     /// Why the recording is not whole, if it is not.
     pub fn warning(&self) -> Option<&str> {
         self.warning.as_deref()
+    }
+
+    /// Number of the pools whose gets are played as those of one; `None` if only one has gets.
+    pub fn pools_merged(&self) -> Option<usize> {
+        Some(self.pools.len()).filter(|&pools| pools > 1)
+    }
+
+    /// What that means, in words.
+    pub fn pools_note(&self) -> Option<String> {
+        self.pools_merged().map(|pools| {
+            format!(
+                "it has {pools} pools, which are played as one: figures, ceiling and limit are those of one pool that serves \
+                 all of them, and a PINPOOL_* variable holds for each pool of a process by itself"
+            )
+        })
     }
 
     /// The same with other sizes of gets, of which none becomes zero.

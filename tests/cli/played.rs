@@ -1,5 +1,6 @@
-//! What `replay` and `advise` say of waste and of batches of another size.
+//! What `replay` and `advise` say of costs, waste, several pools and batches, and what no command plays.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -57,4 +58,109 @@ fn sizes_that_do_not_follow_the_batch_size_are_told() {
         assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{text}");
         ran.check_stderr(words);
     }
+}
+
+#[test]
+fn several_pools_that_are_played_as_one_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut text = "# pools 2\n".to_owned();
+    for round in 0..50 {
+        let _ = write!(text, "p 0\na {round}0 300000\np 1\na {round}1 300000\nt 1000\nf {round}1\np 0\nf {round}0\n");
+    }
+    let path = written(dir.path(), "two.trace", &text);
+    let one = written(dir.path(), "one.trace", &text.replace("p 1\n", ""));
+    for args in [["replay"].as_slice(), &["replay", "--set", "MAX_BYTES=64MiB"], &["advise"]] {
+        let ran = finish(pinpool(args).arg(&path));
+        assert_eq!(ran.code(), 0, "{args:?}: {}", ran.stderr);
+        ran.check_stderr("two.trace: it has 2 pools, which are played as one");
+        let json = finish(pinpool(args).arg("--json").arg(&path));
+        assert_eq!(number(&json.figures(), "pools_merged"), 2, "{args:?}");
+        let json = finish(pinpool(args).arg("--json").arg(&one));
+        assert!(json.stderr.is_empty() && json.figures().get("pools_merged").is_none(), "{args:?}");
+    }
+}
+
+#[test]
+fn a_text_that_no_command_plays_is_not_printed_either() {
+    let dir = tempfile::tempdir().unwrap();
+    for (text, words) in [
+        ("a 1 100\nf 2\n", "w.trace: line 2: `f 2`: no buffer 2 is held"),
+        ("a 1 100\n\na 1 200\n", "w.trace: line 3: `a 1 200`: buffer 1 is held already"),
+        ("a 1 100\nt 99999999999999999\n", "w.trace: line 2: `t 99999999999999999`: the clock passes a year"),
+    ] {
+        let path = written(dir.path(), "w.trace", text);
+        let out = dir.path().join("out");
+        for format in ["text", "csv", "chrome", "pytorch"] {
+            let ran = ran("trace", &path, &["--format", format, "-o", out.to_str().unwrap()]);
+            assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{format}: {text}");
+            ran.check_stderr(words);
+            assert!(!out.exists());
+        }
+        ran("replay", &path, &[]).check_stderr(words);
+    }
+}
+
+#[test]
+fn a_log_of_rmm_with_gets_and_puts_that_do_not_match_is_told_with_their_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |time: u32, action: &str, pointer: &str| format!("1,10:00:{time:02}.0,{action},{pointer},4096,0x0\n");
+    let text = [
+        "Thread,Time,Action,Pointer,Size,Stream\n".to_owned(),
+        line(1, "free", "0x9000"),
+        line(2, "allocate", "0x7000"),
+        line(3, "allocate", "0x7000"),
+        line(4, "allocate", "0x7000"),
+        line(5, "free", "0x7000"),
+    ];
+    let path = written(dir.path(), "rmm.csv", &text.concat());
+    for (command, args) in [("trace", ["--format", "csv"].as_slice()), ("replay", &[]), ("advise", &[])] {
+        let ran = ran(command, &path, args);
+        assert_eq!(ran.code(), 1, "{command}");
+        ran.check_stderr("2 allocations of a pointer that is held already (as if it had been freed before)");
+        ran.check_stderr("1 frees of a pointer that is not held (left out)");
+    }
+    let path = written(dir.path(), "rmm.csv", &[&text[0], &text[2], &text[5]].map(String::as_str).concat());
+    assert_eq!(ran("replay", &path, &[]).stderr, "");
+}
+
+#[test]
+fn the_limit_that_is_advised_is_one_more_than_the_recorded_order_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut text = String::new();
+    for _ in 0..200 {
+        (0..8).for_each(|id| _ = writeln!(text, "a {id} 300000"));
+        text += "t 1000\n";
+        (0..8).for_each(|id| _ = writeln!(text, "f {id}"));
+    }
+    let path = written(dir.path(), "w.trace", &text);
+    let advice = ran("advise", &path, &["--json"]).figures();
+    let (bytes, limit) = (number(&advice, "max_bytes"), number(&advice, "pool_size_limit"));
+    let missed = |limit: u64| {
+        let set = format!("MAX_BYTES={bytes},POOL_SIZE_LIMIT={limit}");
+        let played = ran("replay", &path, &["--json", "--set", &set]).figures();
+        assert!(number(&played, "peak_pinned_bytes") <= bytes, "{played}");
+        number(&played, "misses") + number(&played, "waits") - number(&advice, "firsts")
+    };
+    let allowed = number(&advice, "allowed");
+    assert!(missed(limit) <= allowed && missed(limit - 1) <= allowed, "{advice}");
+    assert!(missed(limit - 2) > allowed, "{advice}");
+}
+
+#[test]
+fn lines_of_rmm_of_two_threads_around_midnight_are_of_the_day_that_is_nearest() {
+    let dir = tempfile::tempdir().unwrap();
+    let times = |times: &[&str]| {
+        let lines = times.iter().enumerate().map(|(n, time)| format!("{n},{time},allocate,0x{n:x},8,0x0\n"));
+        let text = format!("Thread,Time,Action,Pointer,Size,Stream\n{}", lines.collect::<String>());
+        let ran = ran("trace", &written(dir.path(), "rmm.csv", &text), &["--format", "csv"]);
+        assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
+        let ns = ran.stdout.lines().skip(1).map(|line| line.split(',').next().unwrap().parse::<u64>().unwrap());
+        ns.map(|ns| ns / 1_000_000).collect::<Vec<_>>()
+    };
+    assert_eq!(times(&["23:59:58.0", "00:00:01.0", "23:59:59.9", "00:00:02.0"]), [0, 1_900, 3_000, 4_000]);
+    assert_eq!(times(&["00:00:01.0", "23:59:59.0", "00:00:03.0"]), [0, 2_000, 4_000], "before the first line");
+    // Silence for half a day and more, and two midnights.
+    let hour = 3_600_000;
+    assert_eq!(times(&["01:00:00.0", "14:00:00.0"]), [0, 13 * hour]);
+    assert_eq!(times(&["23:00:00.0", "01:00:00.0", "12:30:00.0", "23:00:00.0", "01:00:00.0"])[4], 26 * hour);
 }

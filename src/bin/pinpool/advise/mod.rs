@@ -71,14 +71,17 @@ struct JsonAdvice<'a> {
     advised: &'a Advised,
     #[serde(skip_serializing_if = "Option::is_none")]
     batch: Option<&'a BatchFit>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pools_merged: Option<usize>,
     warnings: &'a [String],
 }
 
 pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
-    let mut warnings = Vec::new();
+    let (mut warnings, mut notes) = (Vec::new(), Vec::new());
     let bar = terminal.steps(verbosity);
-    let advised = advise(args, &bar, &mut warnings);
+    let advised = advise(args, &bar, &mut warnings, &mut notes);
     bar.finish_and_clear();
+    notes.iter().for_each(|note| terminal.message(note));
     warnings.iter().for_each(|warning| terminal.message(warning));
     let (text, met) = match advised {
         Ok(advised) => advised,
@@ -89,7 +92,12 @@ pub(crate) fn run(args: &AdviseArgs, verbosity: Verbosity, terminal: &Terminal) 
 }
 
 /// The text, and whether the target is met.
-fn advise(args: &AdviseArgs, bar: &ProgressBar, warnings: &mut Vec<String>) -> Result<(String, bool), Box<dyn Error>> {
+fn advise(
+    args: &AdviseArgs,
+    bar: &ProgressBar,
+    warnings: &mut Vec<String>,
+    notes: &mut Vec<String>,
+) -> Result<(String, bool), Box<dyn Error>> {
     let searched = |name: &&str| matches!(name.trim_start_matches("PINPOOL_"), "MAX_BYTES" | "POOL_SIZE_LIMIT");
     let names = args.set.iter().flat_map(|set| set.split(',')).filter_map(|one| Some(one.split_once('=')?.0.trim()));
     if let Some(name) = { names }.find(searched) {
@@ -99,6 +107,8 @@ fn advise(args: &AdviseArgs, bar: &ProgressBar, warnings: &mut Vec<String>) -> R
     let replay = Replay::under(pairs).map_err(|error| format!("--set {}: {error}", args.set.join(",")))?;
     let workloads = args.traces.iter().map(|path| open(path, warnings)).collect::<Result<Vec<_>, _>>()?;
     let first = workloads.first().ok_or("no trace is named")?;
+    let merged = args.traces.iter().zip(&workloads);
+    notes.extend(merged.filter_map(|(path, workload)| Some(named(path, &workload.pools_note()?))));
     let fit = match args.batch_size.first() {
         None if workloads.len() > 1 => {
             return Err("several traces go with --batch-size alone: name one".into());
@@ -120,7 +130,8 @@ fn advise(args: &AdviseArgs, bar: &ProgressBar, warnings: &mut Vec<String>) -> R
     let advised = advised.map_err(|error| in_file(&args.traces[0], &error))?;
     let trace = args.traces.first().map(|path| path.display().to_string()).unwrap_or_default();
     let text = if args.json {
-        serde_json::to_string(&JsonAdvice { trace, advised: &advised, batch: fit.as_ref(), warnings })?
+        let pools_merged = workload.pools_merged();
+        serde_json::to_string(&JsonAdvice { trace, advised: &advised, batch: fit.as_ref(), pools_merged, warnings })?
     } else {
         let scaled = fit.as_ref().map(BatchFit::lines).unwrap_or_default();
         format!("{trace}: {} gets\n{scaled}{}", grouped(workload.gets()), table(&advised, &args.set))

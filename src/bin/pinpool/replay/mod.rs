@@ -120,18 +120,21 @@ struct JsonLine<'a> {
     workload: &'a str,
     #[serde(flatten)]
     replayed: &'a ReplayReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pools_merged: Option<usize>,
 }
 
 pub(crate) fn run(args: &ReplayArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let mut warnings = Vec::new();
-    let played = play(args, &mut warnings);
+    let (mut warnings, mut notes) = (Vec::new(), Vec::new());
+    let played = play(args, &mut warnings, &mut notes);
+    notes.iter().for_each(|note| terminal.message(note));
     warnings.iter().for_each(|warning| terminal.message(warning));
     terminal.report(played)?;
     // The figures are those of a part.
     if warnings.is_empty() { Ok(()) } else { Err(ExitError::Failure) }
 }
 
-fn play(args: &ReplayArgs, warnings: &mut Vec<String>) -> Result<(), Box<dyn Error>> {
+fn play(args: &ReplayArgs, warnings: &mut Vec<String>, notes: &mut Vec<String>) -> Result<(), Box<dyn Error>> {
     if !args.set.is_empty() && (args.format != Format::Table || args.settings != SettingArgs::default()) {
         return Err("--set takes the place of the other settings, and goes with the table and --json alone".into());
     }
@@ -151,21 +154,26 @@ fn play(args: &ReplayArgs, warnings: &mut Vec<String>) -> Result<(), Box<dyn Err
             let workloads = args.workloads.iter().map(|path| open(path)).collect::<Result<Vec<_>, _>>()?;
             comparison::markdown(&workloads, args.targets.as_deref())?
         }
-        Format::Table if !args.set.is_empty() => columns(args, warnings)?,
-        Format::Table => table(args, warnings)?,
+        Format::Table if !args.set.is_empty() => columns(args, warnings, notes)?,
+        Format::Table => table(args, warnings, notes)?,
     };
     Ok(to_stdout(&text)?)
 }
 
 /// The table; empty with `--json`, which prints each workload as soon as it is played.
-fn table(args: &ReplayArgs, warnings: &mut Vec<String>) -> Result<String, Box<dyn Error>> {
+fn table(args: &ReplayArgs, warnings: &mut Vec<String>, notes: &mut Vec<String>) -> Result<String, Box<dyn Error>> {
     let mut rows = Vec::new();
     for path in &args.workloads {
         let (name, workload) = open(path)?;
         warnings.extend(warning(path, &workload));
+        notes.extend(workload.pools_note().map(|note| named(path, &note)));
         let replayed = args.settings.replay(&workload).play(&workload).map_err(|error| in_file(path, &error))?;
         if args.json {
-            let line = serde_json::to_string(&JsonLine { workload: &name, replayed: &replayed })?;
+            let line = serde_json::to_string(&JsonLine {
+                workload: &name,
+                replayed: &replayed,
+                pools_merged: workload.pools_merged(),
+            })?;
             to_stdout(&format!("{line}\n"))?;
         } else {
             rows.push((name, replayed));
@@ -179,7 +187,7 @@ fn table(args: &ReplayArgs, warnings: &mut Vec<String>) -> Result<String, Box<dy
 }
 
 /// A table for each trace with a column for each `--set`; empty with `--json`.
-fn columns(args: &ReplayArgs, warnings: &mut Vec<String>) -> Result<String, Box<dyn Error>> {
+fn columns(args: &ReplayArgs, warnings: &mut Vec<String>, notes: &mut Vec<String>) -> Result<String, Box<dyn Error>> {
     let replay = |set: &String| {
         let pairs: Vec<_> = set.split(',').filter(|pair| !pair.trim().is_empty()).collect();
         if pairs.is_empty() {
@@ -192,11 +200,13 @@ fn columns(args: &ReplayArgs, warnings: &mut Vec<String>) -> Result<String, Box<
     for path in &args.workloads {
         let (name, workload) = open(path)?;
         warnings.extend(warning(path, &workload));
+        notes.extend(workload.pools_note().map(|note| named(path, &note)));
         let costs = Costs::of(&workload, args.pin_cost);
         let columns = side_by_side::play(&workload, &sets, &costs).map_err(|error| in_file(path, &error))?;
         if args.json {
             for column in &columns {
-                let line = serde_json::to_string(&JsonColumn { workload: &name, column, costs: &costs })?;
+                let pools_merged = workload.pools_merged();
+                let line = serde_json::to_string(&JsonColumn { workload: &name, column, costs: &costs, pools_merged })?;
                 to_stdout(&format!("{line}\n"))?;
             }
         } else {
@@ -212,6 +222,8 @@ struct JsonColumn<'a> {
     #[serde(flatten)]
     column: &'a Column,
     costs: &'a Costs,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pools_merged: Option<usize>,
 }
 
 /// Why the figures are those of a part of the trace, if they are.

@@ -82,6 +82,11 @@ pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), ExitError
 fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
     let in_trace = |error: &dyn std::fmt::Display| in_file(&args.trace, error);
     let recording = open_recording(&args.trace).map_err(|error| in_trace(&error))?;
+    // What no command plays is not printed either. A text names no back-end, and a pipe cannot be read again.
+    let is_text = recording.pools.iter().all(|pool| pool.fact("backend").is_none());
+    if is_text && args.trace.is_file() {
+        Workload::open(&args.trace).map_err(|error| in_trace(&error))?;
+    }
     if recording.records.is_empty() {
         let why = recording.warning.as_deref().unwrap_or("it holds no gets, puts or other records");
         return Err(in_trace(&format_args!("nothing to print: {why}")).into());
