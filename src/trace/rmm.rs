@@ -52,13 +52,13 @@ pub(super) fn read(mut lines: impl BufRead) -> Result<Recording, TraceError> {
         let of_day_ns = time_of_day_ns(time).ok_or_else(|| fail("the time is not HH:MM:SS.micros"))?;
         if of_day_ns + DAY_NS / 2 < last_ns {
             // Past midnight.
-            days_ns += DAY_NS;
+            days_ns = days_ns.saturating_add(DAY_NS);
         } else if of_day_ns > last_ns + DAY_NS - LATE_NS && begun_ns.is_some() {
             // Of another thread, from before midnight.
             days_ns = days_ns.saturating_sub(DAY_NS);
         }
         last_ns = of_day_ns;
-        let time_ns = days_ns + of_day_ns;
+        let time_ns = days_ns.saturating_add(of_day_ns);
         begun_ns = Some(begun_ns.map_or(time_ns, |begun_ns: u64| begun_ns.min(time_ns)));
         let bytes = size.parse().map_err(|_| fail("the size is no number"))?;
         let hex = pointer.trim_start_matches("0x");
