@@ -98,3 +98,37 @@ fn a_signal_ends_top_and_gives_the_terminal_back() {
     assert!(drawn.contains("\x1b[?1049h") && drawn.contains("\x1b[?1049l"), "{drawn:?}");
     assert_eq!(after, before);
 }
+
+#[test]
+fn a_terminal_that_goes_away_ends_top() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("s");
+    let listener = UnixListener::bind(&path).unwrap();
+    let (outer, inner) = terminal();
+    let before = modes(&inner);
+    let end = || Stdio::from(inner.try_clone().unwrap());
+    let mut command = pinpool(&["top"]);
+    command.arg(&path).env("TERM", "xterm").stdin(end()).stdout(end()).stderr(Stdio::null());
+    let mut top = command.spawn().unwrap();
+    drop(command);
+    let (mut reader, _) = listener.accept().unwrap();
+    reader.write_all(b"{\"process\":1,\"pools\":[]}\n").unwrap();
+    let begun = Instant::now();
+    while modes(&inner) == before {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the terminal is never taken over");
+        thread::sleep(Duration::from_millis(10));
+    }
+    // No signal comes with it: the terminal is not the one that controls the process.
+    drop((inner, outer));
+    let status = loop {
+        if let Some(status) = top.try_wait().unwrap() {
+            break status;
+        }
+        if begun.elapsed() > Duration::from_secs(40) {
+            top.kill().unwrap();
+            panic!("it reads on from a terminal that is gone");
+        }
+        thread::sleep(Duration::from_millis(10));
+    };
+    assert_eq!(status.code(), Some(1));
+}

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use pinpool::Pool;
 use pinpool::loader::StopFlag;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use self::session::Session;
 use self::snapshot::{History, Snapshot};
@@ -94,25 +94,23 @@ fn show(
         last = now;
         let message = if stop.is_raised() { "stopping".to_owned() } else { terminal.last_held() };
         session.screen.draw(|frame| screen::draw(frame, &history, &progress(), &message))?;
-        wait(stop, is_over)?;
+        wait(&session, stop, is_over)?;
     }
     Ok(())
 }
 
 /// Reads keys until the next screen is due.
-fn wait(stop: &StopFlag, is_over: &AtomicBool) -> Result<(), Box<dyn Error>> {
+fn wait(session: &Session, stop: &StopFlag, is_over: &AtomicBool) -> Result<(), Box<dyn Error>> {
     let due = Instant::now() + EVERY;
     // Short, so that the end of the program is seen soon.
     let step = Duration::from_millis(50);
     while Instant::now() < due && !is_over.load(Ordering::Acquire) {
-        if event::poll(step)? {
-            match event::read()? {
-                Event::Key(key) if ends(key) => {
-                    stop.raise();
-                }
-                Event::Resize(..) => return Ok(()),
-                _ => {}
+        match session.next_event(step)? {
+            Some(Event::Key(key)) if ends(key) => {
+                stop.raise();
             }
+            Some(Event::Resize(..)) => return Ok(()),
+            _ => {}
         }
     }
     Ok(())

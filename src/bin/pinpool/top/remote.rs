@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use pinpool::loader::StopFlag;
 use pinpool::stats_socket::{PATH_BYTES_MAX, path_of};
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind};
+use ratatui::crossterm::event::{Event, KeyCode, KeyEventKind};
 use serde_json::Value;
 
 use super::session::Session;
@@ -128,9 +128,7 @@ fn show(lines: &Receiver<Result<Option<String>, String>>, stop: &StopFlag) -> Re
         }
         let progress = seen.progress();
         session.screen.draw(|frame| screen::draw(frame, &seen.history, &progress, ""))?;
-        if event::poll(Duration::from_millis(100))?
-            && let Event::Key(key) = event::read()?
-        {
+        if let Some(Event::Key(key)) = session.next_event(Duration::from_millis(100))? {
             if ends(key) {
                 return Ok(());
             }

@@ -1,15 +1,21 @@
 //! The terminal while a screen is drawn: taken over, and given back whatever ends the program.
 
 use std::error::Error;
+use std::fs::File;
 use std::io::{self, IsTerminal, Stdout};
+use std::os::fd::{AsFd, OwnedFd};
 use std::panic;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::Show;
+use ratatui::crossterm::event::{self, Event};
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 /// Whether the terminal is taken over.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
@@ -18,6 +24,8 @@ static HOOK: Once = Once::new();
 /// The terminal, until this is dropped.
 pub(super) struct Session {
     pub(super) screen: ratatui::Terminal<CrosstermBackend<Stdout>>,
+    /// Where keys come from.
+    keys: OwnedFd,
 }
 
 impl Session {
@@ -30,6 +38,12 @@ impl Session {
         if !io::stdout().is_terminal() {
             return Err("stdout is no terminal: nothing can be shown live".into());
         }
+        let stdin = io::stdin();
+        let keys = if stdin.is_terminal() {
+            stdin.as_fd().try_clone_to_owned()?
+        } else {
+            File::open("/dev/tty").map_err(|error| format!("/dev/tty: {error}: no keys can be read"))?.into()
+        };
         HOOK.call_once(|| {
             let before = panic::take_hook();
             panic::set_hook(Box::new(move |info| {
@@ -44,7 +58,26 @@ impl Session {
         if session.is_err() {
             restore();
         }
-        Ok(Self { screen: session? })
+        Ok(Self { screen: session?, keys })
+    }
+
+    /// The next event, if one comes within `wait`.
+    ///
+    /// # Errors
+    ///
+    /// If the terminal is gone. So the wait is ours: crossterm reads such a terminal again and again, without an end.
+    pub(super) fn next_event(&self, wait: Duration) -> io::Result<Option<Event>> {
+        let mut keys = [PollFd::new(&self.keys, PollFlags::IN)];
+        let wait = Timespec::try_from(wait).map_err(io::Error::other)?;
+        match poll(&mut keys, Some(&wait)) {
+            // A signal: the window may have another size.
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if keys[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
+            return Err(io::Error::other("the terminal is gone"));
+        }
+        if event::poll(Duration::ZERO)? { event::read().map(Some) } else { Ok(None) }
     }
 }
 
