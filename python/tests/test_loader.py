@@ -307,6 +307,7 @@ def test_ctrl_c_ends_a_waiting_loop_and_its_threads(tmp_path):
         import os, signal, threading, time
         import pinpool
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it
         pool = pinpool.Pool(env=False, backend="heap", max_bytes="4MiB", wait=3600)
         loader = pinpool.Loader({str(tmp_path)!r}, batch_size=1, pool=pool)
 

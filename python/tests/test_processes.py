@@ -63,6 +63,7 @@ def test_ctrl_c_ends_a_wait(alone):
     out, _ = alone(
         """
         import os, signal, threading, time, pinpool
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it
         pool = pinpool.Pool(env=False, backend="heap", max_bytes="8MiB")
         held = pool.get("7MiB")
         def interrupt():
