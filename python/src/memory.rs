@@ -33,8 +33,18 @@ pub(crate) struct Origin {
     may_fall_back: bool,
     /// A stream was recorded on some buffer, so that gets and puts may ask the driver.
     has_streams: AtomicBool,
-    /// The pool is closed: the put of the last buffer releases all memory.
-    is_closed: AtomicBool,
+    /// The pool, once no more gets can come, until its last buffer ends: Python ends objects in any order, so buffers that
+    /// outlive the pool are nothing to warn of.
+    pool: Mutex<Option<pinpool::Pool>>,
+}
+
+impl Drop for Origin {
+    fn drop(&mut self) {
+        let pool = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if pool.is_some() {
+            unlocked(move || drop(pool));
+        }
+    }
 }
 
 impl Origin {
@@ -50,7 +60,7 @@ impl Origin {
                 _ => true,
             },
             has_streams: AtomicBool::new(false),
-            is_closed: AtomicBool::new(false),
+            pool: Mutex::new(None),
         }
     }
 
@@ -62,11 +72,13 @@ impl Origin {
 
     /// Whether a put of `buf` does: memory that is not pinned may be released by it.
     fn is_put_short(&self, buf: &PinnedBuf) -> bool {
-        self.are_hits_short() && !self.is_closed.load(Ordering::Relaxed) && (buf.is_pinned() || !self.may_fall_back)
+        self.are_hits_short() && (buf.is_pinned() || !self.may_fall_back)
     }
 
-    pub(crate) fn close(&self) {
-        self.is_closed.store(true, Ordering::Relaxed);
+    /// No more gets can come: idle memory goes back now, the pool ends with the last of its buffers.
+    pub(crate) fn close(&self, pool: pinpool::Pool) {
+        pool.clear();
+        *self.pool.lock().unwrap_or_else(PoisonError::into_inner) = Some(pool);
     }
 }
 

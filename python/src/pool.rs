@@ -38,9 +38,10 @@ pub(crate) struct Gets {
 
 impl Drop for Gets {
     fn drop(&mut self) {
-        self.origin.close();
-        let pool = self.pool.take();
-        unlocked(move || drop(pool));
+        if let Some(pool) = self.pool.take() {
+            let origin = self.origin.clone();
+            unlocked(move || origin.close(pool));
+        }
     }
 }
 

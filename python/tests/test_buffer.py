@@ -71,6 +71,25 @@ def test_a_buffer_outlives_its_pool():
     buf.release()
 
 
+def test_a_pool_that_ends_before_its_buffers_gives_back_what_is_idle_and_warns_of_nothing(alone):
+    out, err = alone(
+        """
+        import pinpool
+        def resident():
+            return int(open("/proc/self/statm").read().split()[1]) >> 8  # MiB
+        pool = pinpool.Pool(env=False, backend="heap")
+        buf, other = pool.get(100), pool.get("64MiB")
+        memoryview(other)[:] = bytes(64 << 20)
+        other.release()
+        before = resident()
+        del pool
+        print(before - resident() > 32)
+        del buf
+        """
+    )
+    assert out == "True\n" and err == ""
+
+
 def test_release_puts_back_and_ends_every_use(pool):
     buf = pool.get(100)
     address = buf.ptr

@@ -1,7 +1,6 @@
 """Streams and page-locked memory, over the driver double that stands for libcuda.
 
-Built by `cargo build --manifest-path tests/driver_double/Cargo.toml --target-dir target/python`; PINPOOL_DRIVER_DOUBLE names
-another one.
+Built by `cargo build -p driver_double`; PINPOOL_DRIVER_DOUBLE names another one.
 """
 
 import os
@@ -11,8 +10,7 @@ import textwrap
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-PLACES = [ROOT / "target" / kind / "debug" / "libdriver_double.so" for kind in ("python", ".")]
-PLACES.insert(0, pathlib.Path(os.environ.get("PINPOOL_DRIVER_DOUBLE", "-")))
+PLACES = [pathlib.Path(os.environ.get("PINPOOL_DRIVER_DOUBLE", "-")), ROOT / "target" / "debug" / "libdriver_double.so"]
 DOUBLE = next((place for place in PLACES if place.is_file()), None)
 
 pytestmark = pytest.mark.skipif(DOUBLE is None, reason=f"the driver double is not built: {__doc__.split(chr(10))[2]}")
