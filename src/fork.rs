@@ -47,7 +47,7 @@ pub(crate) fn current() -> u32 {
 }
 
 /// Calls `handler` in each child that this process forks from now on, before the fork returns there. It may only store to
-/// atomics and to thread-locals without a destructor. `registered` remembers that it was done. Not a lock: a child forked
+/// atomics and to thread-locals without a destructor, and make calls that a signal handler may make. `registered` remembers that it was done. Not a lock: a child forked
 /// while another thread holds it would wait for that thread. So threads that come at once register the handler twice, which
 /// handlers must bear.
 pub(crate) fn call_in_children(registered: &'static AtomicBool, handler: extern "C" fn()) {

@@ -69,6 +69,8 @@ mod maintenance_thread;
 mod policy;
 mod pool;
 mod record;
+#[allow(dead_code)] // The parts that use it come next.
+mod shared_memory;
 mod size_class;
 mod stats;
 #[cfg(feature = "serve")]

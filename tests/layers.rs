@@ -26,7 +26,7 @@ const LAYERS: &[&[&str]] = &[
     &["backend", "driver"],
     &["arena", "budget", "dump", "policy", "size_class", "stats", "verdict"],
     &["record"],
-    &["host"],
+    &["host", "shared_memory"],
     &["error", "finding", "fork", "lost", "maintenance_thread", "sync", "unwind"],
 ];
 

@@ -1,0 +1,167 @@
+//! Locks on bytes of a file by open file description, and the descriptors that a child of `fork` closes.
+//!
+//! The bytes that are locked lie behind any end of a file, in the same place in all versions of all layouts, so that any
+//! version sees whether another is attached.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::AtomicI32;
+use std::time::{Duration, Instant};
+
+use crate::fork;
+use crate::sync::process::{AtomicBool, Ordering};
+
+/// The byte of the file as a whole; that of slot `i` is `1 + i` behind it.
+const FIRST: i64 = 1 << 40;
+/// Bytes for slots, as many as any layout may ever have.
+const SLOTS_MAX: i64 = 1 << 20;
+/// Between two tries for the lock of the file.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// A description that is used for locks alone. Dropping it ends its locks.
+#[derive(Debug)]
+pub(super) struct LockFile {
+    /// `None` only while it is dropped.
+    file: Option<File>,
+    listed: usize,
+}
+
+/// Descriptors that a child of `fork` closes; -1 where there is none.
+static LISTED: [AtomicI32; 256] = [const { AtomicI32::new(-1) }; 256];
+
+extern "C" fn close_listed() {
+    for place in &LISTED {
+        // Relaxed: the child has one thread.
+        let descriptor = place.swap(-1, Ordering::Relaxed);
+        if descriptor >= 0 {
+            // SAFETY: the child's copy of a descriptor that a `LockFile` owns. In a child a `LockFile` does not close it
+            // again (`Drop`). `close` may be called in a child of a process with threads.
+            unsafe { libc::close(descriptor) };
+        }
+    }
+}
+
+impl LockFile {
+    /// From now on the child of a `fork` closes it.
+    pub(super) fn over(file: File) -> io::Result<Self> {
+        static REGISTERED: AtomicBool = AtomicBool::new(false);
+        fork::call_in_children(&REGISTERED, close_listed);
+        let descriptor = file.as_raw_fd();
+        // Relaxed: a child is forked with what its parent had stored.
+        let take =
+            |place: &AtomicI32| place.compare_exchange(-1, descriptor, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let listed = LISTED.iter().position(take).ok_or_else(|| {
+            io::Error::other(format!("this process has {} shared files open, and may have no more", LISTED.len()))
+        })?;
+        Ok(Self { file: Some(file), listed })
+    }
+
+    #[allow(clippy::expect_used)] // Taken by `drop` alone.
+    pub(super) fn file(&self) -> &File {
+        self.file.as_ref().expect("open until dropped")
+    }
+
+    /// Locks the file as a whole; false if another description has it locked until `deadline`.
+    pub(super) fn lock_file_until(&self, deadline: Instant) -> io::Result<bool> {
+        loop {
+            if self.set(libc::F_WRLCK, FIRST)? {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    pub(super) fn unlock_file(&self) {
+        let _ = self.set(libc::F_UNLCK, FIRST);
+    }
+
+    /// Locks slot `index`; false if another description has it locked. The locks of one description do not exclude each other.
+    pub(super) fn try_lock_slot(&self, index: usize) -> io::Result<bool> {
+        self.set(libc::F_WRLCK, byte_of(index))
+    }
+
+    pub(super) fn unlock_slot(&self, index: usize) {
+        let _ = self.set(libc::F_UNLCK, byte_of(index));
+    }
+
+    /// Whether another description has slot `index` locked.
+    pub(super) fn is_slot_locked(&self, index: usize) -> io::Result<bool> {
+        self.is_locked(byte_of(index), 1)
+    }
+
+    /// Whether another description has any slot locked.
+    pub(super) fn has_owner(&self) -> io::Result<bool> {
+        self.is_locked(byte_of(0), SLOTS_MAX)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn set(&self, kind: libc::c_int, start: i64) -> io::Result<bool> {
+        let mut lock = lock_of(kind, start, 1)?;
+        loop {
+            // SAFETY: the descriptor is open, and the call only reads the lock.
+            if unsafe { libc::fcntl(self.file().as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) } == 0 {
+                return Ok(true);
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN | libc::EACCES) => return Ok(false),
+                _ => return Err(error),
+            }
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn is_locked(&self, start: i64, bytes: i64) -> io::Result<bool> {
+        let mut lock = lock_of(libc::F_WRLCK, start, bytes)?;
+        // SAFETY: the descriptor is open, and the call writes to the lock alone.
+        if unsafe { libc::fcntl(self.file().as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } == 0 {
+            Ok(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn set(&self, _kind: i32, _start: i64) -> io::Result<bool> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn is_locked(&self, _start: i64, _bytes: i64) -> io::Result<bool> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        let Some(file) = self.file.take() else { return };
+        // Relaxed, as in `over`. In a child of `fork` the place is empty: the child has closed the descriptor, and the number
+        // may be another file's by now.
+        let own = file.as_raw_fd();
+        let was_listed = LISTED[self.listed].compare_exchange(own, -1, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if !was_listed {
+            std::mem::forget(file);
+        }
+    }
+}
+
+fn byte_of(slot: usize) -> i64 {
+    FIRST + 1 + i64::try_from(slot).unwrap_or(SLOTS_MAX).min(SLOTS_MAX - 1)
+}
+
+#[cfg(target_os = "linux")]
+#[allow(clippy::cast_possible_truncation, clippy::useless_conversion)] // Small constants; types vary by target.
+fn lock_of(kind: libc::c_int, start: i64, bytes: i64) -> io::Result<libc::flock> {
+    // SAFETY: a record of numbers, for which zeros are values; `l_pid` must be zero.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = start.try_into().map_err(io::Error::other)?;
+    lock.l_len = bytes.try_into().map_err(io::Error::other)?;
+    Ok(lock)
+}
