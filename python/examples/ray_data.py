@@ -1,0 +1,116 @@
+"""One epoch of WebDataset shards through Ray Data: several worker processes, each with a pool of its own, all under one
+ceiling. Ray assigns the shards and starts a worker that died anew; every sample is delivered exactly once.
+
+    pip install ./python "ray[data]"
+    python python/examples/ray_data.py DIRECTORY_OF_TARS
+    python python/examples/ray_data.py --kill            # shards that it writes itself; one worker is killed on the way
+"""
+
+import argparse
+import hashlib
+import io
+import os
+import signal
+import sys
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+import pinpool
+
+
+class ReadShards:
+    """One worker process: reads the shards that Ray gives it, through one pool."""
+
+    def __init__(self) -> None:
+        self.pool = pinpool.Pool(name="ray", max_bytes="64MiB")
+
+    def __call__(self, rows: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+        for shard in rows["shard"]:
+            for batch in pinpool.Loader(shard, batch_size=16, workers=1, pool=self.pool):
+                # `sample` is a view of pinned memory: this is where images are decoded, or a copy to the GPU begins.
+                yield {
+                    "key": batch.keys,
+                    "digest": [hashlib.sha256(sample).hexdigest() for sample in batch],
+                    "worker": [os.getpid()] * len(batch),
+                }
+
+
+def write_shards(directory: Path, shards: int = 40, samples: int = 100) -> dict[str, str]:
+    """Shards of random samples, and the digest of each sample by its key."""
+    rng, digests = np.random.default_rng(7), {}
+    for shard in range(shards):
+        path = directory / f"{shard:05}.tar"
+        with tarfile.open(path, "w") as tar:
+            for sample in range(samples):
+                data = rng.bytes(int(rng.integers(1_000, 60_000)))
+                member = tarfile.TarInfo(f"{sample:04}.bin")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+                digests[f"{path}!{sample:04}"] = hashlib.sha256(data).hexdigest()
+    return digests
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("directory", nargs="?", type=Path, help="a directory of .tar files; without it they are written first")
+    parser.add_argument("--workers", type=int, default=4, help="worker processes (default 4)")
+    parser.add_argument("--kill", action="store_true", help="kill one worker when a quarter of the samples is there")
+    args = parser.parse_args()
+
+    with tempfile.TemporaryDirectory() as own:
+        directory = args.directory or Path(own)
+        expected = None if args.directory else write_shards(directory)
+        shards = sorted(str(path.resolve()) for path in directory.glob("*.tar"))
+        if not shards:
+            print(f"{directory}: no .tar file", file=sys.stderr)
+            return 1
+
+        # The ledger: the pools of all workers of a host share one ceiling.
+        environment = {"PINPOOL_LEDGER": os.environ.get("PINPOOL_LEDGER", "auto")}
+        ray.init(num_cpus=args.workers, include_dashboard=False, runtime_env={"env_vars": environment})
+        try:
+            dataset = ray.data.from_items([{"shard": shard} for shard in shards])
+            samples = dataset.map_batches(
+                ReadShards,
+                batch_size=1,
+                compute=ray.data.ActorPoolStrategy(size=args.workers, max_tasks_in_flight_per_actor=2),
+            )
+            delivered: Counter[str] = Counter()
+            digests: dict[str, str] = {}
+            workers: set[int] = set()
+            killed = None
+            for rows in samples.iter_batches(batch_size=64):
+                delivered.update(rows["key"])
+                digests.update(zip(rows["key"], rows["digest"], strict=True))
+                workers.update(int(worker) for worker in rows["worker"])
+                if args.kill and killed is None and expected and len(delivered) * 4 >= len(expected):
+                    killed = int(rows["worker"][-1])
+                    os.kill(killed, signal.SIGKILL)
+        finally:
+            ray.shutdown()
+
+    twice = [key for key, times in delivered.items() if times > 1]
+    print(f"{len(delivered)} samples of {len(shards)} shards from {len(workers)} worker processes", end="")
+    print(f", one of them killed ({killed})" if killed else "")
+    if twice:
+        print(f"{len(twice)} samples came more than once, the first: {twice[0]}", file=sys.stderr)
+        return 1
+    if expected is not None and digests != expected:
+        missing = expected.keys() - digests.keys()
+        wrong = [key for key in digests if digests[key] != expected.get(key)]
+        print(f"{len(missing)} samples are missing, {len(wrong)} are wrong", file=sys.stderr)
+        return 1
+    if expected is not None:
+        print("each sample came exactly once, with the bytes that were written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The examples of many processes, on a real local cluster of Ray and under torchrun, each with one process killed."""
+
+import collections
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+
+
+def needs(module, install):
+    """Skips where `module` is not installed."""
+    present = importlib.util.find_spec(module) is not None
+    return pytest.mark.skipif(not present, reason=f"{module} is not installed: pip install {install}")
+
+
+def run(*command, expect=0):
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == expect, f"exit status {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr
+
+
+@needs("ray", "'ray[data]'")
+def test_ray_data_delivers_each_sample_once_though_a_worker_is_killed():
+    out, _ = run(EXAMPLES / "ray_data.py", "--kill")
+    assert "4000 samples of 40 shards from 5 worker processes, one of them killed" in out
+    assert "each sample came exactly once, with the bytes that were written" in out
+
+
+@needs("ray", "'ray[data]'")
+def test_ray_data_names_a_directory_without_shards(tmp_path):
+    out, err = run(EXAMPLES / "ray_data.py", tmp_path, expect=1)
+    assert out == "" and f"{tmp_path}: no .tar file" in err
+
+
+@needs("torch", "torch")
+def test_ranks_under_torchrun_go_on_behind_their_last_step_after_one_died(tmp_path):
+    samples = tmp_path / "samples"
+    samples.mkdir()
+    for sample in range(200):
+        (samples / f"{sample:03}.bin").write_bytes(bytes([sample % 251]) * 5_000)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "--max-restarts", "3")
+    out, _ = run(*torchrun, EXAMPLES / "torchrun.py", samples, "--out", tmp_path / "run", "--epochs", "2", "--die", "2")
+    # Three steps were done before the death, so the process that came after it did the other eleven of its 14.
+    assert "rank 2 of 4: 100 samples, 11 steps in this process" in out
+    saved = [json.loads((tmp_path / "run" / f"rank{rank}.json").read_text()) for rank in range(4)]
+    trained = collections.Counter(tuple(sample) for rank in saved for sample in rank["trained"])
+    assert len(trained) == 400 and set(trained.values()) == {1}
+
+
+def test_a_rank_without_torchrun_is_told_so(tmp_path, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    _, err = run(EXAMPLES / "torchrun.py", tmp_path, "--out", tmp_path / "run", expect=2)
+    assert err == "RANK is not set: start this with torchrun\n"
