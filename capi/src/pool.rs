@@ -140,12 +140,15 @@ pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_cha
 
 /// A copy of the text that `free` releases.
 fn duplicate(text: &CStr) -> Result<NonNull<c_char>, Failure> {
-    // SAFETY: ends in 0.
-    let copy = unsafe { libc::strdup(text.as_ptr()) };
-    NonNull::new(copy).ok_or_else(|| {
+    let bytes = text.to_bytes_with_nul();
+    // SAFETY: any size may be asked for.
+    let copy = NonNull::new(unsafe { libc::malloc(bytes.len()) }.cast::<c_char>()).ok_or_else(|| {
         let text = format!("no memory for a text of {} B", text.count_bytes());
         Failure::new(pp_status::PP_BACKEND, text)
-    })
+    })?;
+    // SAFETY: both have that many bytes, and the copy is new.
+    unsafe { ptr::copy_nonoverlapping(text.as_ptr(), copy.as_ptr(), bytes.len()) };
+    Ok(copy)
 }
 
 /// Releases a text of pp_stats_json; NULL is allowed. The same as free().
@@ -155,6 +158,6 @@ fn duplicate(text: &CStr) -> Result<NonNull<c_char>, Failure> {
 /// A text of `pp_stats_json`, not released yet, or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_string_free(text: *mut c_char) {
-    // SAFETY: the caller's promise: made by `strdup`.
+    // SAFETY: the caller's promise: made by `duplicate`.
     unsafe { libc::free(text.cast()) };
 }
