@@ -25,6 +25,7 @@
 //! | [`PinnedBuf`] | filling and copying one |
 //! | [`BatchBuf`] | many small tensors in one buffer |
 //! | [`Backend`] | where the memory comes from |
+//! | [`shared`] | buffers that worker processes fill; memory that outlives its process |
 //! | [`Stats`] | what happened |
 //! | [`doctor`] | what this machine has, and what to do about what it has not |
 //! | [`config`] | settings and `PINPOOL_*` variables |
@@ -97,6 +98,8 @@ pub mod doctor;
 pub mod loader;
 #[cfg(feature = "metrics")]
 pub mod metrics;
+#[cfg(not(miri))]
+pub mod shared;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(feature = "cli")]

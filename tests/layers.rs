@@ -17,7 +17,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 const LAYERS: &[&[&str]] = &[
     &["loader"],
     &["trace"],
-    &["doctor", "metrics", "testing"],
+    &["doctor", "metrics", "shared", "testing"],
     &["pool"],
     &["buffer"],
     &["engine"],

@@ -240,7 +240,7 @@ fn mmap_aligned(
 }
 
 /// Asks for huge pages. Kernels without them, or configured not to use them, keep to small ones.
-fn advise_huge(start: NonNull<u8>, mapped_bytes: usize) {
+pub(super) fn advise_huge(start: NonNull<u8>, mapped_bytes: usize) {
     // SAFETY: changes which pages back the caller's mapping, not its content.
     let _ = unsafe { libc::madvise(start.as_ptr().cast(), mapped_bytes, libc::MADV_HUGEPAGE) };
 }
@@ -248,7 +248,7 @@ fn advise_huge(start: NonNull<u8>, mapped_bytes: usize) {
 /// # Safety
 ///
 /// The pages were mapped here, and nothing uses them any more.
-unsafe fn munmap(start: NonNull<u8>, mapped_bytes: usize) -> Result<(), SourceError> {
+pub(super) unsafe fn munmap(start: NonNull<u8>, mapped_bytes: usize) -> Result<(), SourceError> {
     // SAFETY: the caller gives up these pages.
     check("munmap", unsafe { libc::munmap(start.as_ptr().cast(), mapped_bytes) })
 }

@@ -146,7 +146,7 @@ unsafe impl VirtualMemory for MlockSource {
 }
 
 /// Faults the pages in and locks them. Miri has no `mlock`.
-fn lock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceError> {
+pub(super) fn lock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceError> {
     if cfg!(miri) {
         return Ok(());
     }

@@ -30,6 +30,8 @@ mod heap;
 #[cfg(feature = "cuda")]
 mod location;
 mod mapping;
+#[cfg(not(miri))]
+pub(crate) mod memory_file;
 mod mlock;
 mod populate;
 mod recorded;

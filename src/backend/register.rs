@@ -12,6 +12,7 @@
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -100,6 +101,28 @@ impl RegisterSource {
         unsafe { mapping::keep_if(registered, region) }
     }
 
+    /// Registers the memory of `region`, which is not of this source: whole pages that are in memory.
+    ///
+    /// # Safety
+    ///
+    /// They stay mapped until [`unregister`](Self::unregister) has returned without an error.
+    pub(super) unsafe fn register_other(&self, region: &Region) -> Result<(), SourceError> {
+        let _entered = self.device.enter()?;
+        self.register(region, None)
+    }
+
+    /// Ends a registration; waits for all work of the device. After an error the device may still access the pages.
+    ///
+    /// # Safety
+    ///
+    /// Memory that was registered here, and is unused by every device.
+    pub(super) unsafe fn unregister(&self, start: NonNull<u8>) -> Result<(), SourceError> {
+        let _entered = self.device.enter()?;
+        // SAFETY: the caller's promise.
+        let unregistered = unsafe { sys::cuMemHostUnregister(start.as_ptr().cast()) };
+        unregistered.result().map_err(|error| driver_error("cuMemHostUnregister", error))
+    }
+
     fn register(&self, region: &Region, until: Option<Instant>) -> Result<(), SourceError> {
         let bytes = mapping::mapped_bytes(region.len_bytes())?;
         let mut last = match until.map(|until| until.max(Instant::now() + PATIENCE)) {
@@ -166,11 +189,9 @@ unsafe impl Source for RegisterSource {
     }
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
-        let _entered = self.device.enter()?;
-        // SAFETY: the caller's promise: registered by `acquire`, and unused by every device.
-        let unregistered = unsafe { sys::cuMemHostUnregister(region.start().as_ptr().cast()) };
         // After an error the device may still access the pages, so they stay mapped.
-        unregistered.result().map_err(|error| driver_error("cuMemHostUnregister", error))?;
+        // SAFETY: the caller's promise: registered by `acquire`, and unused by every device.
+        unsafe { self.unregister(region.start()) }?;
         // SAFETY: it came from `map_huge`, is unused, and the driver released it above.
         unsafe { mapping::unmap(region) }
     }

@@ -37,7 +37,7 @@ use super::maintenance::Maintenance;
 use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::supply::{Backing, Reclaim};
+use super::supply::{Backing, OutsideClaim, Reclaim, Refusal};
 use super::waiters::Waiters;
 use crate::backend::{RecordedSource, Source, SourceError};
 use crate::config::{Ceiling, Config};
@@ -345,6 +345,24 @@ impl Core {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let make_room = |to_bytes| self.trim(to_bytes);
         self.stock.add_reserve(bytes, make_room).map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))
+    }
+
+    /// Claims `bytes` under the ceiling for memory that is held beside the buffers; idle memory makes room. A slow call.
+    pub(crate) fn claim_outside(&self, bytes: u64) -> Result<OutsideClaim> {
+        let claim = || self.backing().claim_outside(bytes);
+        let claimed = claim().or_else(|| {
+            self.trim(self.backing().max_bytes()?.saturating_sub(bytes));
+            claim()
+        });
+        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let refusal = || Refusal::Ceiling { needed_bytes: bytes };
+        claimed.ok_or_else(|| self.refused(&Wanted::reserve(len), refusal(), 0))
+    }
+
+    /// The memory of `claim` is held no more: there is room for gets that wait.
+    pub(crate) fn end_outside_claim(&self, claim: OutsideClaim) {
+        drop(claim);
+        self.room_was_made();
     }
 
     /// The classes that this pool had buffers of, the smallest first.

@@ -50,7 +50,9 @@ pub(crate) use self::clock::{Clock, Timekeeper};
 pub(crate) use self::core::{Begun, Core, WaitingGet, Wanted, recorded, recorded_description};
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;
-pub(crate) use self::supply::{Backing, BegunCopy, Direct, Fallback, SharedArena, SharedArenaConfig, Supply};
+pub(crate) use self::supply::{
+    Backing, BegunCopy, Direct, Fallback, OutsideClaim, SharedArena, SharedArenaConfig, Supply,
+};
 pub(crate) use self::user_block::Block;
 #[cfg(any(test, feature = "testing"))]
 pub use clock::ManualClock;

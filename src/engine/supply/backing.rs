@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::super::waiters::Beside;
+use super::common_ceiling::OutsideClaim;
 use super::fallback::FallbackStats;
 use super::{Acquired, BlockMemory, Direct, Fallback, Gate, Reclaim, Refusal, SharedArena, SupplyStats};
 use crate::backend::{PageTiers, Source, SourceError};
@@ -223,6 +224,14 @@ impl Backing {
         let added = add()?;
         claim.keep_forever();
         Ok(added)
+    }
+
+    /// Claims `bytes` under all ceilings for memory that is held beside the blocks. `None` if there is no room for them.
+    pub(in crate::engine) fn claim_outside(&self, bytes: u64) -> Option<OutsideClaim> {
+        match &self.supply {
+            Supply::Direct(direct) => direct.claim_outside(bytes).map(OutsideClaim::of_claim),
+            Supply::Shared(arena) => arena.claim_outside(bytes, self.own.claim(bytes)?),
+        }
     }
 
     /// A block of this pool of `bytes` is never used again.

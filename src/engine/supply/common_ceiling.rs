@@ -13,6 +13,7 @@
 
 use std::sync::{Arc, Weak};
 
+use crate::budget::Claim;
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
 
@@ -48,6 +49,32 @@ impl CeilingShare {
         let is_recorded = self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_ok();
         self.own = if is_recorded { bytes } else { own };
         is_recorded
+    }
+}
+
+/// Bytes that something beside the buffers of a pool holds under its ceiling, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct OutsideClaim {
+    share: CeilingShare,
+    _own: Claim,
+}
+
+impl OutsideClaim {
+    /// Under the ceiling `max_bytes` that the arena of `share` has, and in a partition its own.
+    pub(super) fn of_share(mut share: CeilingShare, bytes: u64, max_bytes: Option<u64>, own: Claim) -> Option<Self> {
+        let fits = max_bytes.is_none_or(|max_bytes| bytes <= max_bytes);
+        (fits && share.record(bytes, max_bytes)).then(|| Self { share, _own: own })
+    }
+
+    /// Under a ceiling that no arena has.
+    pub(super) fn of_claim(claim: Claim) -> Self {
+        Self { share: CeilingShare::default(), _own: claim }
+    }
+}
+
+impl Drop for OutsideClaim {
+    fn drop(&mut self) {
+        self.share.record(0, None);
     }
 }
 

@@ -46,6 +46,11 @@ impl Direct {
         self.budget.max_bytes().is_none_or(|max_bytes| self.source.held_bytes(class_bytes) as u64 <= max_bytes)
     }
 
+    /// Claims `bytes` under the ceiling for what is held beside the blocks.
+    pub(super) fn claim_outside(&self, bytes: u64) -> Option<Claim> {
+        self.budget.claim(bytes)
+    }
+
     /// What the ceiling leaves beside a block of `class_bytes`.
     pub(super) fn room_beside_bytes(&self, class_bytes: usize) -> u64 {
         self.budget.max_bytes().map_or(0, |max_bytes| max_bytes.saturating_sub(self.held_bytes(class_bytes)))

@@ -41,6 +41,7 @@ use crate::stats::EvictionReason;
 
 pub(super) use backing::PoolUsage;
 pub(crate) use backing::{Backing, Supply};
+pub(crate) use common_ceiling::OutsideClaim;
 pub(crate) use direct::Direct;
 pub(crate) use fallback::Fallback;
 pub(crate) use gate::BegunCopy;

@@ -40,13 +40,14 @@ use std::time::{Duration, Instant};
 
 use super::arena_state::ArenaState;
 use super::attached::{complete_copies, idle_buffers, make_room};
-use super::common_ceiling::NodeArenas;
+use super::common_ceiling::{NodeArenas, OutsideClaim};
 use super::executor::{GrowthShape, arena_over, held};
 use super::gate::Gate;
 use super::mapping_watch::MappingWatch;
 use super::{Acquired, Reclaim, Refusal, SupplyStats};
 use crate::arena::{ArenaPtr, GrowthLimits, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError, VirtualMemory};
+use crate::budget::Claim;
 use crate::diag::{self, PoolLog};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls};
@@ -314,6 +315,12 @@ impl SharedArena {
     /// What the system holds for a block of `bytes` alone.
     fn held_bytes(&self, bytes: u64) -> u64 {
         if self.shape.is_discrete { held(bytes, |len| self.source.held_bytes(len)) } else { bytes }
+    }
+
+    /// Claims `bytes` under the ceiling for what is held beside the arena. `None` if there is no room for them.
+    pub(super) fn claim_outside(&self, bytes: u64, own: Claim) -> Option<OutsideClaim> {
+        let state = self.state.lock();
+        OutsideClaim::of_share(state.share_beside(), bytes, state.max_bytes(), own)
     }
 
     pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {

@@ -1,0 +1,297 @@
+//! Memory of a file without a name (`memfd`), which several processes map, and which one of them page-locks.
+//!
+//! ```text
+//!   memfd_create ──▶ its length ──▶ sealed ──▶ mapped ──▶ populated ──▶ page-locked by the driver or the kernel
+//!                                     └── the descriptor, to another process ──▶ checked ──▶ mapped
+//! ```
+//!
+//! The file is in hugetlb pages where enough of them are set aside, else in huge pages where the kernel has some. Nobody can
+//! change its length once it is sealed, so an access to the mapping cannot fail later (`SIGBUS`). The memory is gone with the last
+//! process that maps it or holds a descriptor of it.
+//!
+//! - **memory-file-I1**: from its making until its drop, `len` bytes at `start` are mapped, readable and writable, and stay in place.
+//!   Other processes may write to them at any time: bytes that are read while another process writes are any bytes, and
+//!   references are made only to atomics, or to bytes that a protocol gives to one process.
+//! - **memory-file-I2**: locked pages are unlocked before they are unmapped, and stay mapped if the driver refuses.
+#![allow(unsafe_code)] // Maps files and page-locks them.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
+use super::mapping;
+use super::mlock;
+use super::populate::populate;
+#[cfg(feature = "cuda")]
+use super::register::RegisterSource;
+use super::source::Region;
+use crate::error::SourceError;
+use crate::fork::ForkGeneration;
+use crate::host::{GRANULE_BYTES, PAGE_BYTES};
+
+/// Since Linux 6.3; where it is required (`vm.memfd_noexec=2`), a file without it is refused.
+const MFD_NOEXEC_SEAL: libc::c_uint = 0x8;
+/// What must hold of a file that is mapped: nobody makes it shorter.
+const NOT_SHORTENED: libc::c_int = libc::F_SEAL_SHRINK;
+const LENGTH_FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// What page-locks the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PageLock {
+    None,
+    Mlock,
+    /// `cuMemHostRegister`, for the device with this ordinal.
+    Register(u32),
+}
+
+impl PageLock {
+    /// What page-locks memory as the source `source` does.
+    pub(crate) fn like(source: &str, device: u32) -> Self {
+        match source {
+            "vmm" | "register" | "cuda" if cfg!(feature = "cuda") => Self::Register(device),
+            "mlock" => Self::Mlock,
+            _ => Self::None,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Mlock => "mlock",
+            Self::Register(_) => "register",
+        }
+    }
+}
+
+/// A file without a name, its length fixed.
+#[derive(Debug)]
+pub(crate) struct MemoryFile {
+    descriptor: OwnedFd,
+    len: usize,
+    page_bytes: usize,
+}
+
+/// Its mapping in this process.
+#[derive(Debug)]
+pub(crate) struct SharedMemory {
+    start: NonNull<u8>,
+    len: usize,
+    page_bytes: usize,
+    lock: Locked,
+    generation: ForkGeneration,
+}
+
+#[derive(Debug)]
+enum Locked {
+    No,
+    /// By the kernel, which unlocks what is unmapped.
+    Kernel,
+    #[cfg(feature = "cuda")]
+    Driver { source: Arc<RegisterSource>, at: usize },
+}
+
+// SAFETY: an address and its length; the bytes are reached by the rules of memory-file-I1.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+fn refused(call: &'static str, what: impl Into<String>) -> SourceError {
+    SourceError::new(call, what)
+}
+
+/// A call of the kernel that returns a descriptor or a number.
+fn checked(call: &'static str, result: libc::c_int) -> Result<libc::c_int, SourceError> {
+    if result < 0 { Err(SourceError::last_os(call)) } else { Ok(result) }
+}
+
+impl MemoryFile {
+    /// A file of at least `bytes`, whole pages. `hugetlb`: only, or never, in pages that the administrator set aside.
+    pub(crate) fn new(name: &CStr, bytes: usize, hugetlb: Option<bool>) -> Result<Self, SourceError> {
+        let huge = || Self::in_hugetlb(name, bytes);
+        let small = || Self::made(name, bytes, 0, PAGE_BYTES);
+        match hugetlb {
+            Some(true) => huge().map_err(|error| {
+                error.with_remedy("set more pages aside (/proc/sys/vm/nr_hugepages), or leave hugetlb out")
+            }),
+            Some(false) => small(),
+            None => huge().or_else(|_| small()),
+        }
+    }
+
+    fn in_hugetlb(name: &CStr, bytes: usize) -> Result<Self, SourceError> {
+        let file = Self::made(name, bytes, libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, GRANULE_BYTES)?;
+        // A mapping sets the pages aside for the file, or fails if there are too few.
+        SharedMemory::map(&file)?;
+        Ok(file)
+    }
+
+    fn made(name: &CStr, bytes: usize, flags: libc::c_uint, page_bytes: usize) -> Result<Self, SourceError> {
+        let len = bytes
+            .max(1)
+            .checked_next_multiple_of(page_bytes)
+            .filter(|len| isize::try_from(*len).is_ok())
+            .ok_or_else(|| refused("memfd_create", format!("{bytes} B is more than an address space")))?;
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags;
+        let made = |flags| {
+            // SAFETY: a string of C and flags.
+            checked("memfd_create", unsafe { libc::memfd_create(name.as_ptr(), flags) })
+        };
+        let made = made(flags | MFD_NOEXEC_SEAL).or_else(|_| made(flags)).map_err(|error| {
+            error.with_remedy("this process may not make memory files: allow memfd_create (seccomp, vm.memfd_noexec)")
+        })?;
+        // SAFETY: a new descriptor, which nothing else owns.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(made) };
+        let length = libc::off_t::try_from(len).unwrap_or(libc::off_t::MAX);
+        // SAFETY: a descriptor of this process.
+        checked("ftruncate", unsafe { libc::ftruncate(made, length) })
+            .map_err(|error| mapping::with_memory_remedy(error, len))?;
+        // SAFETY: as above.
+        checked("fcntl", unsafe { libc::fcntl(made, libc::F_ADD_SEALS, LENGTH_FIXED) })?;
+        Ok(Self { descriptor, len, page_bytes })
+    }
+
+    /// A file of another process. Fails unless it can be mapped without a risk.
+    pub(crate) fn of(descriptor: OwnedFd) -> Result<Self, SourceError> {
+        // SAFETY: a descriptor of this process.
+        let seals = checked("fcntl", unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) })
+            .map_err(|_| refused("fcntl", "the descriptor is of no memory file (memfd)"))?;
+        if seals & NOT_SHORTENED == 0 {
+            return Err(refused("fcntl", "the file can be made shorter while it is in use: it lacks the seal F_SEAL_SHRINK"));
+        }
+        if seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0 {
+            return Err(refused("fcntl", "the file is sealed against writes (F_SEAL_WRITE), and a buffer is to be filled"));
+        }
+        let descriptor = File::from(descriptor);
+        let metadata = descriptor.metadata().map_err(|_| SourceError::last_os("fstat"))?;
+        let len = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
+        let page_bytes = usize::try_from(std::os::unix::fs::MetadataExt::blksize(&metadata)).unwrap_or(PAGE_BYTES);
+        Ok(Self { descriptor: descriptor.into(), len, page_bytes: page_bytes.max(PAGE_BYTES) })
+    }
+}
+
+impl AsFd for MemoryFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl SharedMemory {
+    /// Maps the whole file.
+    pub(crate) fn map(file: &MemoryFile) -> Result<Self, SourceError> {
+        let (descriptor, flags) = (file.descriptor.as_raw_fd(), libc::MAP_SHARED);
+        if file.len == 0 {
+            return Err(refused("mmap", "the file is empty"));
+        }
+        // SAFETY: at an address of the kernel's choice it touches no existing memory; the file cannot get shorter.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), file.len, mapping::READ_WRITE, flags, descriptor, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(mapping::with_memory_remedy(SourceError::last_os("mmap"), file.len));
+        }
+        let start = NonNull::new(start.cast()).ok_or_else(|| refused("mmap", "the kernel mapped page zero"))?;
+        if file.page_bytes == PAGE_BYTES {
+            mapping::advise_huge(start, file.len);
+        }
+        let generation = ForkGeneration::now();
+        Ok(Self { start, len: file.len, page_bytes: file.page_bytes, lock: Locked::No, generation })
+    }
+
+    /// Brings the bytes from `offset` on into memory and page-locks them. `is_fresh`: nobody has written to them.
+    pub(crate) fn lock(
+        &mut self,
+        offset: usize,
+        how: PageLock,
+        threads: usize,
+        is_fresh: bool,
+    ) -> Result<(), SourceError> {
+        let region = self.region(offset);
+        if is_fresh {
+            // SAFETY: nobody uses the bytes, by `is_fresh`.
+            unsafe { populate(&region, threads, None, &|_| {}) }?;
+        }
+        self.lock = match how {
+            PageLock::None => Locked::No,
+            PageLock::Mlock => {
+                mlock::lock(region.start(), region.len_bytes())?;
+                Locked::Kernel
+            }
+            #[cfg(feature = "cuda")]
+            PageLock::Register(device) => {
+                let source = Arc::new(RegisterSource::new(device, None)?);
+                mapping::keep_from_children(&region)?;
+                // SAFETY: mapped until the drop of this, which unregisters first (memory-file-I2).
+                unsafe { source.register_other(&region) }?;
+                Locked::Driver { source, at: offset }
+            }
+            #[cfg(not(feature = "cuda"))]
+            PageLock::Register(_) => Locked::No,
+        };
+        Ok(())
+    }
+
+    fn region(&self, offset: usize) -> Region {
+        let offset = offset.min(self.len);
+        Region::new(self.at(offset), self.len - offset, 0)
+    }
+
+    pub(crate) fn is_locked(&self) -> bool {
+        !matches!(self.lock, Locked::No)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn is_hugetlb(&self) -> bool {
+        self.page_bytes > PAGE_BYTES
+    }
+
+    /// The address `offset` bytes behind the first, at most the end.
+    pub(crate) fn at(&self, offset: usize) -> NonNull<u8> {
+        // SAFETY: inside the mapping or at its end.
+        unsafe { self.start.add(offset.min(self.len)) }
+    }
+
+    /// A value that other processes may change, `offset` bytes behind the first. `None` if it lies outside or unaligned.
+    pub(crate) fn shared<T: Shared>(&self, offset: usize) -> Option<&T> {
+        let end = offset.checked_add(size_of::<T>())?;
+        let pointer = self.at(offset).cast::<T>();
+        if end > self.len || !pointer.is_aligned() {
+            return None;
+        }
+        // SAFETY: inside the mapping and aligned, mapped as long as this; of atomics alone (`Shared`).
+        Some(unsafe { pointer.as_ref() })
+    }
+
+    /// Leaves the memory mapped and locked until the process ends: a device may use it.
+    pub(crate) fn keep(self) {
+        crate::lost::keep(self);
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // A child of fork has not the page-lock, and for a driver's memory not the mapping.
+        if self.generation.is_stale() {
+            return;
+        }
+        #[cfg(feature = "cuda")]
+        if let Locked::Driver { source, at } = &self.lock {
+            // SAFETY: registered by `lock`; the user of this has seen the end of all copies (`keep`).
+            if unsafe { source.unregister(self.at(*at)) }.is_err() {
+                return;
+            }
+        }
+        // SAFETY: mapped by `map`, and nothing uses it any more.
+        let _ = unsafe { mapping::munmap(self.start, self.len) };
+    }
+}
+
+/// Values of atomics alone, which any process may change at any time, for which each pattern of bits is a value.
+///
+/// # Safety
+///
+/// As it says, in the layout of C.
+pub(crate) unsafe trait Shared {}

@@ -1,0 +1,305 @@
+//! What lies where in the file of shared buffers.
+//!
+//! ```text
+//!   0        4 KiB                       whole pages
+//!   ├ header ├ an entry for each buffer ┼─ buffer 0 ─┼─ buffer 1 ─┼ ...
+//! ```
+//!
+//! The numbers of the header are read and checked once, when the file is attached, and never again: what another process writes
+//! there later leads no access outside of the mapping.
+#![allow(unsafe_code)] // Says what is made of atomics alone.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::futex::Bell;
+use super::state::StateWord;
+use crate::backend::memory_file::{MemoryFile, Shared, SharedMemory};
+use crate::error::{ErrorKind, Result, SourceError};
+use crate::host::{GRANULE_BYTES, PAGE_BYTES};
+use crate::sync::process::{AtomicU32, AtomicU64, Ordering};
+
+/// `pinslabs`, as bytes.
+const MAGIC: u64 = u64::from_le_bytes(*b"pinslabs");
+/// Changes with each change of this file's structures or of the protocol.
+const VERSION: u32 = 1;
+/// What is named in errors.
+pub(super) const WHAT: &str = "shared buffers";
+/// Workers that can be attached beside those that died with buffers sent and not received.
+const SPARE_SLOTS: u32 = 256;
+const BUFFERS_MAX: usize = 1 << 15;
+
+#[derive(Debug)]
+#[repr(C)]
+struct Numbers {
+    magic: AtomicU64,
+    version: AtomicU32,
+    is_ready: AtomicU32,
+    id: AtomicU64,
+    file_bytes: AtomicU64,
+    data_offset: AtomicU64,
+    buffer_bytes: AtomicU64,
+    stride: AtomicU64,
+    buffers: AtomicU32,
+    slots: AtomicU32,
+}
+
+/// A line of the cache of its own, so that processes that use one do not slow those that use another.
+#[derive(Debug)]
+#[repr(C, align(128))]
+struct Line<T>(T);
+
+/// The first page.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Header {
+    numbers: Line<Numbers>,
+    freed: Line<Bell>,
+    sent: Line<Bell>,
+    sends: Line<AtomicU64>,
+    is_closed: Line<AtomicU32>,
+    /// Slots that were ever taken are below.
+    slots_used: Line<AtomicU32>,
+}
+
+impl Header {
+    /// Rings when a buffer becomes free.
+    pub(super) fn freed(&self) -> &Bell {
+        &self.freed.0
+    }
+
+    /// Rings when a buffer is sent.
+    pub(super) fn sent(&self) -> &Bell {
+        &self.sent.0
+    }
+
+    /// The place of the next buffer that is sent in the order of all.
+    pub(super) fn next_send(&self) -> u64 {
+        self.sends.0.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.0.load(Ordering::SeqCst) != 0
+    }
+
+    /// No buffer is given to workers from now on.
+    pub(super) fn close(&self) {
+        self.is_closed.0.store(1, Ordering::SeqCst);
+        self.freed().ring(i32::MAX);
+        self.sent().ring(i32::MAX);
+    }
+
+    /// A worker has `slot`.
+    pub(super) fn use_slot(&self, slot: u16) {
+        self.slots_used.0.fetch_max(u32::from(slot) + 1, Ordering::SeqCst);
+    }
+
+    pub(super) fn slots_used(&self) -> u32 {
+        self.slots_used.0.load(Ordering::SeqCst)
+    }
+}
+
+/// One buffer.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Entry {
+    pub(super) state: StateWord,
+    /// Bytes that its worker has filled; of a sent buffer.
+    pub(super) len: AtomicU64,
+    /// What its worker says about it.
+    pub(super) tag: AtomicU64,
+    /// Its place in the order of the sends.
+    pub(super) order: AtomicU64,
+}
+
+// SAFETY: atomics alone, in the layout of C.
+unsafe impl Shared for Header {}
+// SAFETY: as above.
+unsafe impl Shared for Entry {}
+
+/// The numbers of the header, checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Geometry {
+    /// Different for each file, so that a ticket of another one is noticed.
+    pub(super) id: u64,
+    pub(super) buffer_bytes: usize,
+    pub(super) stride: usize,
+    pub(super) data_offset: usize,
+    pub(super) buffers: usize,
+    pub(super) slots: u16,
+}
+
+impl Geometry {
+    fn of(buffer_bytes: usize, buffers: usize) -> Option<Self> {
+        let stride = buffer_bytes.checked_next_multiple_of(PAGE_BYTES)?;
+        let data_offset = (PAGE_BYTES + buffers.checked_mul(size_of::<Entry>())?).checked_next_multiple_of(PAGE_BYTES)?;
+        let slots = u16::try_from(u32::try_from(buffers).ok()? + SPARE_SLOTS).ok()?;
+        Some(Self { id: 0, buffer_bytes, stride, data_offset, buffers, slots })
+    }
+
+    fn file_bytes(&self) -> Option<usize> {
+        self.stride.checked_mul(self.buffers)?.checked_add(self.data_offset)
+    }
+}
+
+/// The file in this process.
+#[derive(Debug)]
+pub(super) struct SlabFile {
+    pub(super) memory: SharedMemory,
+    pub(super) geometry: Geometry,
+}
+
+pub(super) fn failed(what: &'static str) -> impl Fn(SourceError) -> crate::Error {
+    move |error| ErrorKind::Shared { what, why: error.to_string() }.into()
+}
+
+pub(super) fn io_failed(what: &'static str, step: &str) -> impl Fn(std::io::Error) -> crate::Error {
+    move |error| ErrorKind::Shared { what, why: format!("{step}: {error}") }.into()
+}
+
+fn wrong(why: impl Into<String>) -> crate::Error {
+    ErrorKind::Shared { what: WHAT, why: why.into() }.into()
+}
+
+fn too_long(buffer_bytes: usize, buffers: usize) -> crate::Error {
+    wrong(format!("{buffers} buffers of {buffer_bytes} B are more than an address space"))
+}
+
+fn planned(buffer_bytes: usize, buffers: usize) -> Result<Geometry> {
+    if buffer_bytes == 0 || buffers == 0 || buffers > BUFFERS_MAX {
+        return Err(wrong(format!(
+            "asked {buffers} buffers of {buffer_bytes} B: there are 1 to {BUFFERS_MAX} buffers of 1 B and more"
+        )));
+    }
+    Geometry::of(buffer_bytes, buffers).ok_or_else(|| too_long(buffer_bytes, buffers))
+}
+
+/// A number that two files hardly share.
+fn new_id() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    // Keys from the system's random numbers.
+    let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    hasher.write_u128(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos()));
+    hasher.finish()
+}
+
+impl SlabFile {
+    /// Bytes of the file of such buffers.
+    pub(super) fn bytes(buffer_bytes: usize, buffers: usize) -> Result<usize> {
+        planned(buffer_bytes, buffers)?.file_bytes().ok_or_else(|| too_long(buffer_bytes, buffers))
+    }
+
+    /// A new file of `buffers` buffers.
+    pub(super) fn new(buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<(MemoryFile, Self)> {
+        let geometry = Geometry { id: new_id(), ..planned(buffer_bytes, buffers)? };
+        let bytes = Self::bytes(buffer_bytes, buffers)?;
+        // Where all of it is smaller than a huge page, hugetlb would be mostly empty.
+        let hugetlb = hugetlb.or((bytes < GRANULE_BYTES).then_some(false));
+        let file = MemoryFile::new(c"pinpool-slabs", bytes, hugetlb).map_err(failed(WHAT))?;
+        let slab = Self { memory: SharedMemory::map(&file).map_err(failed(WHAT))?, geometry };
+        slab.write();
+        Ok((file, slab))
+    }
+
+    /// The file behind the descriptor that a trainer passed.
+    pub(super) fn attach(file: &MemoryFile) -> Result<Self> {
+        let memory = SharedMemory::map(file).map_err(failed(WHAT))?;
+        let Some(header) = memory.shared::<Header>(0) else {
+            return Err(wrong(format!("the file has {} B, less than a header", memory.len())));
+        };
+        let geometry = read(&header.numbers.0, memory.len())?;
+        Ok(Self { memory, geometry })
+    }
+
+    fn write(&self) {
+        let Some(header) = self.memory.shared::<Header>(0) else { return };
+        let (numbers, geometry) = (&header.numbers.0, &self.geometry);
+        let relaxed = Ordering::Relaxed;
+        numbers.magic.store(MAGIC, relaxed);
+        numbers.version.store(VERSION, relaxed);
+        numbers.id.store(geometry.id, relaxed);
+        numbers.file_bytes.store(self.memory.len() as u64, relaxed);
+        numbers.data_offset.store(geometry.data_offset as u64, relaxed);
+        numbers.buffer_bytes.store(geometry.buffer_bytes as u64, relaxed);
+        numbers.stride.store(geometry.stride as u64, relaxed);
+        numbers.buffers.store(u32::try_from(geometry.buffers).unwrap_or(0), relaxed);
+        numbers.slots.store(u32::from(geometry.slots), relaxed);
+        // Release: who sees it sees the numbers.
+        numbers.is_ready.store(1, Ordering::Release);
+    }
+
+    pub(super) fn view(&self) -> View<'_> {
+        View { memory: &self.memory, geometry: &self.geometry }
+    }
+}
+
+/// A mapping whose geometry is known.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct View<'a> {
+    pub(super) memory: &'a SharedMemory,
+    pub(super) geometry: &'a Geometry,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn header(self) -> Result<&'a Header> {
+        self.memory.shared(0).ok_or_else(|| wrong("the file has no header"))
+    }
+
+    /// The entry of buffer `index`; `None` if there is no such buffer.
+    pub(super) fn entry(self, index: usize) -> Option<&'a Entry> {
+        (index < self.geometry.buffers).then_some(())?;
+        self.memory.shared(PAGE_BYTES + index * size_of::<Entry>())
+    }
+
+    pub(super) fn entries(self) -> impl Iterator<Item = (usize, &'a Entry)> {
+        (0..self.geometry.buffers).filter_map(move |index| self.entry(index).map(|entry| (index, entry)))
+    }
+}
+
+impl Geometry {
+    /// Offset of the bytes of buffer `index`.
+    pub(super) fn offset(&self, index: usize) -> usize {
+        self.data_offset + index * self.stride
+    }
+
+    /// The buffer whose bytes begin at `offset`.
+    pub(super) fn index(&self, offset: usize) -> Option<usize> {
+        let from = offset.checked_sub(self.data_offset)?;
+        (from % self.stride == 0).then_some(from / self.stride)
+    }
+}
+
+fn read(numbers: &Numbers, len: usize) -> Result<Geometry> {
+    // Acquire, with the Release of `write`.
+    let is_ready = numbers.is_ready.load(Ordering::Acquire) == 1;
+    let long = |number: &AtomicU64| usize::try_from(number.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
+    let short = |number: &AtomicU32| number.load(Ordering::Relaxed) as usize;
+    if numbers.magic.load(Ordering::Relaxed) != MAGIC {
+        return Err(wrong("the file is none of shared buffers: pass the descriptor of a `SharedSlabs`"));
+    }
+    let version = numbers.version.load(Ordering::Relaxed);
+    if version != VERSION {
+        return Err(wrong(format!(
+            "the file is of version {version}, and this process knows version {VERSION}: use one version of pinpool on both sides"
+        )));
+    }
+    let file_bytes = long(&numbers.file_bytes);
+    if !is_ready || file_bytes != len {
+        return Err(wrong(format!("the file has {len} B and its header says {file_bytes} B: it is cut off or not complete")));
+    }
+    let geometry = Geometry {
+        id: numbers.id.load(Ordering::Relaxed),
+        buffer_bytes: long(&numbers.buffer_bytes),
+        stride: long(&numbers.stride),
+        data_offset: long(&numbers.data_offset),
+        buffers: short(&numbers.buffers),
+        slots: u16::try_from(short(&numbers.slots)).unwrap_or(0),
+    };
+    let expected = Geometry::of(geometry.buffer_bytes, geometry.buffers);
+    let fits = expected.and_then(|expected| expected.file_bytes()).is_some_and(|bytes| bytes <= len);
+    let is_whole = expected.is_some_and(|expected| Geometry { id: geometry.id, ..expected } == geometry);
+    if !fits || !is_whole || geometry.buffers == 0 {
+        return Err(wrong(format!("the numbers of the header do not fit together: {geometry:?}")));
+    }
+    Ok(geometry)
+}

@@ -1,0 +1,66 @@
+//! Memory that several processes use: buffers that workers fill for a trainer, and memory that outlives its process.
+//!
+//! ```text
+//!   worker: get ──▶ SlabBuf ──fill──▶ send ──ticket──▶ receive ──▶ PinnedBuf ──copy_to──▶ device      trainer
+//!              ▲                                                        └── copies over ──┐
+//!              └───────────────────── free, in memory that all of them map ◀──────────────┘
+//! ```
+//!
+//! A trainer makes [`SharedSlabs`]: one memory file, which it page-locks once. Workers [attach](SlabWorker::attach) to it by its descriptor; they
+//! pin nothing and need no device. No byte is copied between processes: a ticket of 40 bytes says which buffer was sent, and the trainer's
+//! copy to the device reads the worker's bytes in place.
+//!
+//! ```
+//! use std::os::fd::AsFd;
+//! use std::time::Duration;
+//! use pinpool::shared::{SharedSlabs, SlabWorker};
+//!
+//! let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
+//! let slabs = SharedSlabs::new(&pool, 1 << 20, 4)?; // 4 buffers of 1 MiB
+//!
+//! // In a worker process, which inherited the descriptor or got it over a Unix socket:
+//! let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned()?)?;
+//! let mut buf = worker.get(5, Duration::from_secs(1))?;
+//! buf.as_mut_slice().copy_from_slice(b"bytes");
+//! let ticket = buf.send(0)?; // to the trainer, by any channel
+//!
+//! let buf = slabs.receive(&ticket)?; // a `PinnedBuf`: copy it, drop it
+//! assert_eq!(buf.as_slice_untracked()?, b"bytes");
+//! assert!(slabs.receive(&ticket).unwrap_err().is_ticket(), "once");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Death
+//!
+//! | who dies | what becomes of it |
+//! | --- | --- |
+//! | a worker that fills a buffer | the buffer is free as soon as another process needs one, or the trainer [looks](SharedSlabs::recover) |
+//! | a worker that has sent one | it is received: by its ticket, by [`next`](SharedSlabs::next), or, where the ticket was lost, by [`next_of_dead`](SharedSlabs::next_of_dead) |
+//! | the trainer | the next call of each worker fails with [`is_peer`](crate::Error::is_peer); the memory is gone with the last worker |
+//!
+//! Each process locks a byte of the file, which the kernel unlocks at its end, so there is no daemon and no time limit. Each step of a
+//! buffer is one atomic exchange in the shared memory, so a process may die at any instruction.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `slabs.rs`, `worker.rs` | both sides |
+//! | `state.rs` | the state of one buffer |
+//! | `layout.rs` | what lies where in the file, and its check |
+//! | `futex.rs` | waits across processes |
+//! | `shared_memory::LockFile` | which processes are alive |
+//! | `lend.rs` | parts of the memory as buffers of a pool |
+//! | `pass.rs` | a descriptor over a Unix socket |
+//! | `ticket.rs` | the message |
+
+mod futex;
+mod layout;
+mod lend;
+mod pass;
+mod slabs;
+mod state;
+mod ticket;
+mod worker;
+
+pub use slabs::{Counts, SharedSlabs};
+pub use ticket::Ticket;
+pub use worker::{SlabBuf, SlabWorker};

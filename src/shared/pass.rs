@@ -1,0 +1,95 @@
+//! A descriptor over a Unix socket.
+#![allow(unsafe_code)] // Calls `sendmsg` and `recvmsg`.
+
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::ptr;
+
+use crate::error::{ErrorKind, Result};
+
+/// Room for the header and one descriptor, aligned as the header is.
+#[repr(C)]
+union Control {
+    header: libc::cmsghdr,
+    bytes: [u8; 64],
+}
+
+/// What goes with the descriptor: a message has at least one byte.
+const MARK: u8 = b'p';
+
+fn peer(what: &'static str, why: impl Into<String>) -> crate::Error {
+    ErrorKind::Peer { what, why: why.into() }.into()
+}
+
+/// Passes `descriptor` to the process at the other end of `socket`.
+pub(super) fn pass(socket: &UnixStream, descriptor: BorrowedFd<'_>, what: &'static str) -> Result<()> {
+    let mut mark = MARK;
+    let mut part = libc::iovec { iov_base: (&raw mut mark).cast(), iov_len: 1 };
+    let mut control = Control { bytes: [0; 64] };
+    let number_bytes = u32::try_from(size_of::<i32>()).unwrap_or(4);
+    // SAFETY: numbers and pointers, for which all zeros is a value.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    message.msg_control = (&raw mut control).cast();
+    // SAFETY: computes a length.
+    message.msg_controllen = unsafe { libc::CMSG_SPACE(number_bytes) } as usize;
+    // SAFETY: the message has control bytes, which have room for a header.
+    let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+    // SAFETY: computes a length.
+    let len = unsafe { libc::CMSG_LEN(number_bytes) } as usize;
+    let filled = libc::cmsghdr { cmsg_len: len, cmsg_level: libc::SOL_SOCKET, cmsg_type: libc::SCM_RIGHTS };
+    // SAFETY: inside `control`, aligned.
+    unsafe { header.write(filled) };
+    // SAFETY: behind the header, inside `control`.
+    let data = unsafe { libc::CMSG_DATA(header) };
+    // SAFETY: room for one descriptor, by `CMSG_SPACE`.
+    unsafe { ptr::write_unaligned(data.cast::<i32>(), descriptor.as_raw_fd()) };
+    // SAFETY: a message whose parts live until the end of the call.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+    if sent < 0 {
+        return Err(peer(what, format!("the descriptor cannot be passed: {}", io::Error::last_os_error())));
+    }
+    Ok(())
+}
+
+/// The descriptor that the process at the other end of `socket` passes. Waits for it as the socket's timeout says.
+pub(super) fn take(socket: &UnixStream, what: &'static str) -> Result<OwnedFd> {
+    let mut mark = 0_u8;
+    let mut part = libc::iovec { iov_base: (&raw mut mark).cast(), iov_len: 1 };
+    let mut control = Control { bytes: [0; 64] };
+    // SAFETY: numbers and pointers, for which all zeros is a value.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    message.msg_control = (&raw mut control).cast();
+    message.msg_controllen = size_of::<Control>();
+    let received = loop {
+        // SAFETY: a message whose parts live until the end of the call.
+        let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+        if received >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            break received;
+        }
+    };
+    match received {
+        0 => return Err(peer(what, "the process at the other end has closed the socket without a descriptor")),
+        1.. => {}
+        _ => return Err(peer(what, format!("no descriptor came: {}", io::Error::last_os_error()))),
+    }
+    // SAFETY: as filled in by the call above.
+    let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+    if header.is_null() {
+        return Err(peer(what, "a message came without a descriptor: pass it with `pass_to`"));
+    }
+    // SAFETY: not null, so inside `control`.
+    let (level, kind) = unsafe { ((*header).cmsg_level, (*header).cmsg_type) };
+    if level != libc::SOL_SOCKET || kind != libc::SCM_RIGHTS || message.msg_flags & libc::MSG_CTRUNC != 0 {
+        return Err(peer(what, "a message came with something else than one descriptor"));
+    }
+    // SAFETY: behind the header, inside `control`.
+    let data = unsafe { libc::CMSG_DATA(header) };
+    // SAFETY: a descriptor follows the header of this kind.
+    let number = unsafe { ptr::read_unaligned(data.cast::<i32>()) };
+    // SAFETY: the kernel made it for this process, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}

@@ -1,0 +1,215 @@
+//! The state of one shared buffer: a word that processes change by compare and exchange.
+//!
+//! ```text
+//!   free ──take──▶ filling ──send──▶ sent ──receive──▶ held ──give back──▶ free
+//!    ▲                │ given up, or its worker died                        │
+//!    └────────────────┴─────────────────────────────────────────────────────┘
+//! ```
+//!
+//! The word holds the state, the slot of the worker that fills or has sent it, and a generation that each take raises by one. Each step
+//! names the whole word that it leaves, so of two processes that try one succeeds, and a ticket of an earlier use never matches.
+//! A process that dies between two steps leaves a word that is one of these states.
+//!
+//! - state-I1: a word is changed by the compare and exchange of [`StateWord::change`] alone, so a buffer has one user at a time: the
+//!   worker that made it `Filling`, then the trainer that made it `Held`.
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+const STATE_BITS: u32 = 3;
+const SLOT_BITS: u32 = 16;
+/// Largest generation; the next one is 1 again, after years of takes.
+const GENERATION_MAX: u64 = (1 << (64 - STATE_BITS - SLOT_BITS)) - 1;
+
+/// Who has a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    Free,
+    /// By the worker in this slot.
+    Filling(u16),
+    /// Sent by the worker in this slot, and not received.
+    Sent(u16),
+    /// Received, and not given back.
+    Held,
+}
+
+/// A word, read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct State {
+    pub(super) usage: Use,
+    pub(super) generation: u64,
+}
+
+impl State {
+    fn pack(self) -> u64 {
+        let (state, slot) = match self.usage {
+            Use::Free => (0, 0),
+            Use::Filling(slot) => (1, slot),
+            Use::Sent(slot) => (2, slot),
+            Use::Held => (3, 0),
+        };
+        (self.generation & GENERATION_MAX) << (STATE_BITS + SLOT_BITS) | u64::from(slot) << STATE_BITS | state
+    }
+
+    /// `None` for a word that no process of this protocol writes.
+    fn unpack(word: u64) -> Option<Self> {
+        let slot = u16::try_from(word >> STATE_BITS & ((1 << SLOT_BITS) - 1)).ok()?;
+        let usage = match word & ((1 << STATE_BITS) - 1) {
+            0 => Use::Free,
+            1 => Use::Filling(slot),
+            2 => Use::Sent(slot),
+            3 => Use::Held,
+            _ => return None,
+        };
+        Some(Self { usage, generation: word >> (STATE_BITS + SLOT_BITS) })
+    }
+
+    fn with(self, usage: Use) -> Self {
+        Self { usage, ..self }
+    }
+
+    /// The next use, by the worker in `slot`.
+    pub(super) fn taken_by(self, slot: u16) -> Self {
+        let generation = if self.generation >= GENERATION_MAX { 1 } else { self.generation + 1 };
+        Self { usage: Use::Filling(slot), generation }
+    }
+}
+
+/// The word in shared memory. A new file has it 0: free, of generation 0.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(super) struct StateWord(AtomicU64);
+
+impl StateWord {
+    #[cfg(any(test, loom))]
+    pub(super) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// `None` if the word is damaged.
+    pub(super) fn read(&self) -> Option<State> {
+        // Acquire: what the process wrote that left this state is seen.
+        State::unpack(self.0.load(Ordering::Acquire))
+    }
+
+    /// Changes `from`, which was read, to `to`. False, and nothing is changed, if another process was faster.
+    pub(super) fn change(&self, from: State, to: State) -> bool {
+        // Release: who reads the new state sees the bytes; Acquire: and this process what came before. SeqCst, since a process
+        // that waits announces itself and looks at this word, and one that changes it looks for such processes.
+        self.0.compare_exchange(from.pack(), to.pack(), Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+
+    /// Takes a free buffer for the worker in `slot`.
+    pub(super) fn take(&self, slot: u16) -> Option<State> {
+        let free = self.read().filter(|state| state.usage == Use::Free)?;
+        let taken = free.taken_by(slot);
+        self.change(free, taken).then_some(taken)
+    }
+
+    /// From `filling` to sent, and from there to held, or from any use to free.
+    pub(super) fn step(&self, from: State, usage: Use) -> bool {
+        self.change(from, from.with(usage))
+    }
+
+    /// Ends what the worker in `slot`, which is dead, was filling. `seen` was read before its death was seen, so it is not the word
+    /// of a living worker that has the slot by now: such a worker would have raised the generation.
+    pub(super) fn recover(&self, seen: State, slot: u16) -> bool {
+        seen.usage == Use::Filling(slot) && self.step(seen, Use::Free)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_holds_state_slot_and_generation() {
+        for usage in [Use::Free, Use::Held, Use::Filling(0), Use::Filling(u16::MAX), Use::Sent(7)] {
+            for generation in [0, 1, GENERATION_MAX] {
+                let state = State { usage, generation };
+                assert_eq!(State::unpack(state.pack()), Some(state));
+            }
+        }
+        assert_eq!(State::unpack(0), Some(State { usage: Use::Free, generation: 0 }));
+        assert_eq!(State::unpack(7), None);
+    }
+
+    #[test]
+    fn a_buffer_has_one_user_at_a_time_and_no_earlier_use_comes_back() {
+        let word = StateWord::new();
+        let filling = word.take(3).unwrap();
+        assert_eq!(word.take(4), None);
+        assert!(word.step(filling, Use::Sent(3)) && !word.step(filling, Use::Sent(3)));
+        let sent = word.read().unwrap();
+        assert!(word.step(sent, Use::Held) && !word.step(sent, Use::Held), "received once");
+        assert!(word.step(word.read().unwrap(), Use::Free));
+        let again = word.take(3).unwrap();
+        assert_eq!(again.generation, filling.generation + 1);
+        assert!(!word.step(filling, Use::Free) && !word.step(sent, Use::Held), "of an earlier use");
+        let last = State { usage: Use::Free, generation: GENERATION_MAX };
+        assert_eq!(last.taken_by(1).generation, 1);
+    }
+
+    #[test]
+    fn what_a_dead_worker_was_filling_is_freed_once_and_nothing_else() {
+        let word = StateWord::new();
+        let dead = word.take(3).unwrap();
+        assert!(!word.recover(dead, 4), "of another slot");
+        assert!(word.recover(dead, 3) && !word.recover(dead, 3));
+        let alive = word.take(3).unwrap();
+        assert!(!word.recover(dead, 3), "the slot has a worker again");
+        assert!(word.step(alive, Use::Sent(3)));
+        assert!(!word.recover(word.read().unwrap(), 3), "what was sent stays");
+    }
+}
+
+/// loom tries every order of the steps of several processes.
+#[cfg(all(test, loom))]
+mod models {
+    use loom::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn two_workers_never_fill_one_buffer() {
+        loom::model(|| {
+            let word = Arc::new(StateWord::new());
+            let other = word.clone();
+            let taken = loom::thread::spawn(move || other.take(1));
+            let own = word.take(2);
+            let other = taken.join().unwrap();
+            assert_eq!(usize::from(own.is_some()) + usize::from(other.is_some()), 1);
+        });
+    }
+
+    #[test]
+    fn a_send_and_the_recovery_of_its_worker_never_both_succeed() {
+        loom::model(|| {
+            let word = Arc::new(StateWord::new());
+            let filling = word.take(1).unwrap();
+            let other = word.clone();
+            let recovered = loom::thread::spawn(move || other.recover(filling, 1));
+            let is_sent = word.step(filling, Use::Sent(1));
+            assert_ne!(is_sent, recovered.join().unwrap());
+            let usage = word.read().unwrap().usage;
+            assert_eq!(usage, if is_sent { Use::Sent(1) } else { Use::Free });
+        });
+    }
+
+    #[test]
+    fn a_late_recovery_does_not_take_the_buffer_of_the_next_worker() {
+        loom::model(|| {
+            let word = Arc::new(StateWord::new());
+            let seen = word.take(1).unwrap();
+            let other = word.clone();
+            let late = loom::thread::spawn(move || other.recover(seen, 1));
+            // The next worker in the slot recovers by itself, then takes.
+            let own = word.read().map(|seen| word.recover(seen, 1)).unwrap_or(false);
+            let taken = word.take(1);
+            let late = late.join().unwrap();
+            assert!(own != late, "freed once");
+            if let Some(taken) = taken {
+                assert_eq!(word.read(), Some(taken));
+            }
+        });
+    }
+}

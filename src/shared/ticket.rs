@@ -1,0 +1,94 @@
+//! The message that says which shared buffer was sent.
+
+use crate::error::{ErrorKind, Result};
+
+/// Which buffer a worker has sent. It carries no data, only numbers: pass it by any channel, as [bytes](Ticket::to_bytes) or field
+/// by field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ticket {
+    pub(super) id: u64,
+    pub(super) index: u32,
+    pub(super) generation: u64,
+    pub(super) len: u64,
+    pub(super) tag: u64,
+}
+
+/// What a ticket begins with, as bytes.
+const MAGIC: [u8; 4] = *b"pint";
+
+impl Ticket {
+    /// Length of a ticket as bytes.
+    pub const BYTES: usize = 40;
+
+    /// Number of the buffer, from 0 on.
+    pub fn index(&self) -> usize {
+        self.index as usize
+    }
+
+    /// Number of the use of that buffer: a ticket of an earlier use is refused.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Bytes that the worker has filled.
+    pub fn len(&self) -> usize {
+        usize::try_from(self.len).unwrap_or(usize::MAX)
+    }
+
+    /// Whether the worker has filled no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The number that the worker sent with it.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// As bytes, for a pipe or a socket.
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..8].copy_from_slice(&self.index.to_le_bytes());
+        for (field, number) in [self.id, self.generation, self.len, self.tag].into_iter().enumerate() {
+            bytes[8 * (field + 1)..8 * (field + 2)].copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The ticket with these bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`is_ticket`](crate::Error::is_ticket): they are no ticket, or a part of one.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let wrong = |why: String| ErrorKind::Ticket { index: 0, generation: 0, why };
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| {
+            wrong(format!("it has {} bytes, and a ticket has {}: pass what `send` returned", bytes.len(), Self::BYTES))
+        })?;
+        if bytes[..4] != MAGIC {
+            return Err(wrong("these bytes are no ticket: pass what `send` returned".to_owned()).into());
+        }
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
+        let index = u32::from_le_bytes(std::array::from_fn(|byte| bytes[4 + byte]));
+        Ok(Self { id: long(8), index, generation: long(16), len: long(24), tag: long(32) })
+    }
+
+    pub(super) fn error(&self, why: impl Into<String>) -> crate::Error {
+        ErrorKind::Ticket { index: self.index, generation: self.generation, why: why.into() }.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_comes_back_from_its_bytes_and_other_bytes_are_refused() {
+        let ticket = Ticket { id: u64::MAX - 1, index: 7, generation: 1 << 40, len: 12345, tag: 99 };
+        assert_eq!(Ticket::from_bytes(&ticket.to_bytes()).unwrap(), ticket);
+        for bytes in [&ticket.to_bytes()[1..], &[], &[0; Ticket::BYTES], &[1; 100]] {
+            assert!(Ticket::from_bytes(bytes).unwrap_err().is_ticket());
+        }
+    }
+}

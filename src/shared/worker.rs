@@ -1,0 +1,334 @@
+//! The worker's side: attaches, fills, sends.
+#![allow(unsafe_code)] // Makes slices of shared memory.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::layout::{SlabFile, View, WHAT, failed, io_failed};
+use super::state::{State, Use};
+use super::ticket::Ticket;
+use crate::backend::memory_file::MemoryFile;
+use crate::error::{ErrorKind, Result};
+use crate::fork::ForkGeneration;
+use crate::shared_memory::LockFile;
+use crate::sync::process::{AtomicUsize, Ordering};
+
+/// Longest sleep until a waiting process looks whether others have died.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The slot of the file's locks that the trainer has.
+pub(super) const TRAINER: usize = 0;
+
+/// The slot of the file's locks that the worker in `slot` has.
+fn lock_of(slot: u16) -> usize {
+    usize::from(slot) + 1
+}
+
+/// Locks on the file, on an open file description of this process alone.
+pub(super) fn locks_of(file: &MemoryFile) -> Result<LockFile> {
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
+    opened.and_then(LockFile::over).map_err(io_failed(WHAT, "a description of the file (/proc/self/fd)"))
+}
+
+/// Whether the worker in `slot`, another one than the caller, is alive. Where the kernel does not answer, it is.
+pub(super) fn is_alive(owners: &LockFile, slot: u16) -> bool {
+    owners.is_slot_locked(lock_of(slot)).unwrap_or(true)
+}
+
+/// Frees what dead workers were filling; returns how many buffers that were.
+pub(super) fn recover(view: View<'_>, owners: &LockFile, own: Option<u16>) -> Result<usize> {
+    let (mut alive, mut freed) = (own, 0);
+    for (_, entry) in view.entries() {
+        // Read before the lock is asked for: see `StateWord::recover`.
+        let Some(seen @ State { usage: Use::Filling(slot), .. }) = entry.state.read() else { continue };
+        if Some(slot) == own || Some(slot) == alive {
+            continue;
+        }
+        if is_alive(owners, slot) {
+            alive = Some(slot);
+        } else if entry.state.recover(seen, slot) {
+            freed += 1;
+            view.header()?.freed().ring(1);
+        }
+    }
+    Ok(freed)
+}
+
+/// A process that fills shared buffers: attached to the memory of a [`SharedSlabs`](super::SharedSlabs). Cheap to clone. It pins nothing and needs
+/// no device.
+///
+/// When its process ends, however it ends, the buffer that it was filling is free again.
+#[derive(Debug, Clone)]
+pub struct SlabWorker {
+    attached: Arc<Attached>,
+}
+
+#[derive(Debug)]
+struct Attached {
+    file: SlabFile,
+    owners: LockFile,
+    slot: u16,
+    /// Where the search for a free buffer begins.
+    next: AtomicUsize,
+    generation: ForkGeneration,
+}
+
+impl SlabWorker {
+    /// Attaches to the memory behind `descriptor`: that of [`SharedSlabs::as_fd`](super::SharedSlabs), inherited or passed.
+    ///
+    /// # Errors
+    ///
+    /// - [`is_shared`](crate::Error::is_shared): the file is no memory of shared buffers, of another version, cut off or sealed; it
+    ///   cannot be mapped; or all slots for workers are taken,
+    /// - [`is_peer`](crate::Error::is_peer): the trainer is gone.
+    pub fn attach(descriptor: OwnedFd) -> Result<Self> {
+        let file = MemoryFile::of(descriptor).map_err(failed(WHAT))?;
+        let attached = SlabFile::attach(&file)?;
+        let owners = locks_of(&file)?;
+        let slot = take_slot(attached.view(), &owners)?;
+        let next = AtomicUsize::new(usize::from(slot));
+        let attached = Attached { file: attached, owners, slot, next, generation: ForkGeneration::now() };
+        attached.check_trainer()?;
+        Ok(Self { attached: Arc::new(attached) })
+    }
+
+    /// Attaches to the memory whose descriptor comes over `socket`, from [`SharedSlabs::pass_to`](super::SharedSlabs::pass_to).
+    ///
+    /// # Errors
+    ///
+    /// As [`attach`](Self::attach); [`is_peer`](crate::Error::is_peer) also if no descriptor comes.
+    pub fn attach_by(socket: &UnixStream) -> Result<Self> {
+        Self::attach(super::pass::take(socket, WHAT)?)
+    }
+
+    /// Attaches to the memory that process `pid` has as descriptor `number`, through `/proc`. Both processes belong to one user.
+    ///
+    /// # Errors
+    ///
+    /// As [`attach`](Self::attach); [`is_shared`](crate::Error::is_shared) also if the descriptor cannot be opened.
+    pub fn attach_to_process(pid: u32, number: i32) -> Result<Self> {
+        let path = format!("/proc/{pid}/fd/{number}");
+        let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path);
+        let file = opened.map_err(|error| ErrorKind::Shared {
+            what: WHAT,
+            why: format!("{path}: {error}; the process must be of the same user and allow it (ptrace scope), or pass the \
+                          descriptor over a Unix socket"),
+        })?;
+        Self::attach(file.into())
+    }
+
+    /// Bytes that each buffer holds.
+    pub fn buffer_bytes(&self) -> usize {
+        self.attached.file.geometry.buffer_bytes
+    }
+
+    /// Number of buffers.
+    pub fn buffers(&self) -> usize {
+        self.attached.file.geometry.buffers
+    }
+
+    /// A free buffer, for `len` bytes. Waits for one at most `timeout`; what died workers were filling is freed meanwhile. Its
+    /// bytes have any values.
+    ///
+    /// # Errors
+    ///
+    /// - [`is_request`](crate::Error::is_request): `len` is over [`buffer_bytes`](Self::buffer_bytes),
+    /// - [`is_limit`](crate::Error::is_limit): none was free in time,
+    /// - [`is_peer`](crate::Error::is_peer): the trainer is gone,
+    /// - [`is_forked`](crate::Error::is_forked): a parent of this process attached; attach again.
+    pub fn get(&self, len: usize, timeout: Duration) -> Result<SlabBuf> {
+        let attached = &self.attached;
+        attached.check_process()?;
+        let view = attached.file.view();
+        let buffer_bytes = view.geometry.buffer_bytes;
+        if len > buffer_bytes {
+            return Err(ErrorKind::BufferLength { len, buffer_bytes }.into());
+        }
+        let begun = Instant::now();
+        let found = attached.take().map_or_else(
+            || {
+                let slice = LOOK_EVERY.min(timeout);
+                view.header()?.freed().wait(slice, || begun.elapsed() >= timeout, || attached.find())
+            },
+            |taken| Ok(Some(taken)),
+        )?;
+        let Some((index, state)) = found else {
+            let counts = super::Counts::of(view);
+            return Err(ErrorKind::NoBuffer {
+                waited: begun.elapsed(),
+                buffers: view.geometry.buffers,
+                filling: counts.filling,
+                sent: counts.sent,
+                held: counts.held,
+            }
+            .into());
+        };
+        Ok(SlabBuf { attached: attached.clone(), index, state, len })
+    }
+}
+
+/// A slot that no living worker has, locked; what its last worker was filling is free.
+fn take_slot(view: View<'_>, owners: &LockFile) -> Result<u16> {
+    // While a buffer is sent and not received, its slot says who sent it.
+    let has_sent = |slot: u16| {
+        view.entries().any(|(_, entry)| entry.state.read().is_some_and(|state| state.usage == Use::Sent(slot)))
+    };
+    for slot in 0..view.geometry.slots {
+        let taken = owners.try_lock_slot(lock_of(slot)).map_err(io_failed(WHAT, "a lock of the file"))?;
+        if taken && has_sent(slot) {
+            owners.unlock_slot(lock_of(slot));
+        } else if taken {
+            let freed = |(_, entry): (usize, &super::layout::Entry)| {
+                entry.state.read().is_some_and(|seen| entry.state.recover(seen, slot))
+            };
+            let count = view.entries().filter(|&entry| freed(entry)).count();
+            let header = view.header()?;
+            header.use_slot(slot);
+            header.freed().ring(i32::try_from(count).unwrap_or(i32::MAX));
+            return Ok(slot);
+        }
+    }
+    let why = format!("all {} slots for workers are taken: end workers, or make more buffers", view.geometry.slots);
+    Err(ErrorKind::Shared { what: WHAT, why }.into())
+}
+
+impl Attached {
+    fn check_process(&self) -> Result<()> {
+        if self.generation.is_stale() {
+            return Err(ErrorKind::Peer {
+                what: WHAT,
+                why: format!("a parent of this process attached, not this process {}: attach again", std::process::id()),
+            }
+            .into());
+        }
+        Ok(())
+    }
+
+    /// Fails if no trainer is there that would receive a buffer.
+    fn check_trainer(&self) -> Result<()> {
+        let why = match self.file.view().header()?.is_closed() {
+            true => "the trainer has closed them: end this worker",
+            false if !self.owners.is_slot_locked(TRAINER).unwrap_or(true) => "the trainer's process is gone: end this worker",
+            false => return Ok(()),
+        };
+        Err(ErrorKind::Peer { what: WHAT, why: why.to_owned() }.into())
+    }
+
+    fn take(&self) -> Option<(usize, State)> {
+        let view = self.file.view();
+        let (count, first) = (view.geometry.buffers, self.next.load(Ordering::Relaxed));
+        let mut order = (0..count).map(|step| (first + step) % count);
+        let taken = order.find_map(|index| Some((index, view.entry(index)?.state.take(self.slot)?)));
+        if let Some((index, _)) = taken {
+            self.next.store(index + 1, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    fn find(&self) -> Result<Option<(usize, State)>> {
+        if let Some(taken) = self.take() {
+            return Ok(Some(taken));
+        }
+        self.check_trainer()?;
+        recover(self.file.view(), &self.owners, Some(self.slot))?;
+        Ok(self.take())
+    }
+}
+
+/// A shared buffer that this worker fills. Dropped without a [`send`](Self::send), it is free again.
+#[derive(Debug)]
+pub struct SlabBuf {
+    attached: Arc<Attached>,
+    index: usize,
+    state: State,
+    len: usize,
+}
+
+impl SlabBuf {
+    /// Length in bytes, as asked for.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the length is zero.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Number of the buffer, from 0 on.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Shortens what is sent to the first `len` bytes; does nothing if it is shorter already.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Address of the first byte: page-aligned.
+    pub fn as_ptr(&self) -> *const u8 {
+        let file = &self.attached.file;
+        file.memory.at(file.geometry.offset(self.index)).as_ptr()
+    }
+
+    /// Address of the first byte: page-aligned. In a child of `fork` it is of memory that may have another user.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.as_ptr().cast_mut()
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: inside the mapping, which stays (memory-file-I1), and this worker's alone while it is filling (state-I1).
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
+    }
+
+    /// The bytes to fill.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`; `&mut self` makes it the only slice.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
+    }
+
+    /// Gives the buffer to the trainer, with a number for it. The ticket says which buffer it is; from now on the trainer finds the buffer
+    /// also without it, and also if this process dies.
+    ///
+    /// # Errors
+    ///
+    /// [`is_peer`](crate::Error::is_peer): the trainer is gone, and [`is_forked`](crate::Error::is_forked) as for `get`. The buffer is free again then.
+    pub fn send(self, tag: u64) -> Result<Ticket> {
+        let attached = &self.attached;
+        attached.check_process()?;
+        attached.check_trainer()?;
+        let view = attached.file.view();
+        let header = view.header()?;
+        let lost = |why: &str| ErrorKind::Shared { what: WHAT, why: why.to_owned() };
+        let entry = view.entry(self.index).ok_or_else(|| lost("no such buffer"))?;
+        entry.len.store(self.len as u64, Ordering::Relaxed);
+        entry.tag.store(tag, Ordering::Relaxed);
+        entry.order.store(header.next_send(), Ordering::Relaxed);
+        if !entry.state.step(self.state, Use::Sent(attached.slot)) {
+            return Err(lost("the state of the buffer was changed by another process").into());
+        }
+        header.sent().ring(1);
+        let index = u32::try_from(self.index).unwrap_or(u32::MAX);
+        Ok(Ticket { id: view.geometry.id, index, generation: self.state.generation, len: self.len as u64, tag })
+    }
+}
+
+impl Drop for SlabBuf {
+    fn drop(&mut self) {
+        let attached = &self.attached;
+        if attached.generation.is_stale() {
+            return;
+        }
+        let view = attached.file.view();
+        let Some(entry) = view.entry(self.index) else { return };
+        // Fails after a send.
+        if entry.state.step(self.state, Use::Free)
+            && let Ok(header) = view.header()
+        {
+            header.freed().ring(1);
+        }
+    }
+}
