@@ -17,6 +17,9 @@ mod python {
     import_exception!(pinpool._errors, ReleasedError);
     import_exception!(pinpool._errors, RequestError);
     import_exception!(pinpool._errors, SettingError);
+    import_exception!(pinpool._errors, SharedError);
+    import_exception!(pinpool._errors, TicketError);
+    import_exception!(pinpool._errors, PeerError);
     import_exception!(pinpool._errors, TimeoutError);
 }
 pub(crate) use python::{BackendError, ForkError, ReleasedError, RequestError, SettingError};
@@ -30,6 +33,9 @@ pub(crate) fn exception(error: &Error) -> PyErr {
         () if error.is_request() || error.is_copy() => python::RequestError::new_err(text),
         () if error.is_setting() => python::SettingError::new_err(text),
         () if error.is_forked() => python::ForkError::new_err(text),
+        () if error.is_ticket() => python::TicketError::new_err(text),
+        () if error.is_peer() => python::PeerError::new_err(text),
+        () if error.is_shared() => python::SharedError::new_err(text),
         () if error.is_device() => python::DeviceError::new_err(text),
         () => python::PinpoolError::new_err(text),
     }

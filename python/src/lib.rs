@@ -12,6 +12,7 @@
 //! | `buffer` | the class `Buffer` and the buffer protocol |
 //! | `memory` | one buffer of the crate, its views, its streams, and when it goes back |
 //! | `dlpack` | the structures of DLPack |
+//! | `shared` | buffers that worker processes fill |
 //! | `stream` | fences behind streams of other libraries |
 //! | `torch` | the functions by which torch's host allocator uses a pool |
 //! | `wait` | a get that asyncio awaits |
@@ -34,6 +35,7 @@ mod lines;
 mod loader;
 mod memory;
 mod pool;
+mod shared;
 mod stream;
 mod torch;
 mod unlocked;
@@ -49,6 +51,8 @@ mod _pinpool {
     use super::loader::{_parse_bytes, Files, Reader};
     #[pymodule_export]
     use super::pool::Pool;
+    #[pymodule_export]
+    use super::shared::{SharedBuffer, SharedWorker, Slabs};
     #[pymodule_export]
     use super::torch::_torch_functions;
     #[pymodule_export]

@@ -64,6 +64,18 @@ impl Origin {
         }
     }
 
+    /// Of the buffers of `pool` in memory that processes share, page-locked by the driver or not.
+    pub(crate) fn of_shared(pool: pinpool::Pool, is_cudas: bool) -> Self {
+        Self {
+            device: pool.config().device,
+            is_cudas,
+            is_short: false,
+            may_fall_back: false,
+            has_streams: AtomicBool::new(false),
+            pool: Mutex::new(Some(pool)),
+        }
+    }
+
     /// Whether a hit takes so little time that the interpreter's lock may stay held.
     pub(crate) fn are_hits_short(&self) -> bool {
         // Relaxed: the flag guards no other memory.

@@ -22,7 +22,7 @@ use crate::unlocked::unlocked;
 use crate::wait::WaitingGet;
 
 /// Longest wait that is not interrupted by a look at the signals.
-const UNINTERRUPTED: Duration = Duration::from_millis(200);
+pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(200);
 /// What stands for an endless wait: 30 years.
 const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000_000);
 /// A variable that sets nothing of a pool.
@@ -366,7 +366,7 @@ impl Pool {
     }
 }
 
-fn json(json: serde_json::Result<String>) -> PyResult<String> {
+pub(crate) fn json(json: serde_json::Result<String>) -> PyResult<String> {
     json.map_err(|error| PyRuntimeError::new_err(format!("the statistics cannot be written: {error}")))
 }
 
@@ -413,7 +413,7 @@ fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
 }
 
 /// A number of bytes: an int, or text such as "64MiB".
-fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
+pub(crate) fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
     if let Ok(int) = value.cast::<PyInt>()
         && let Ok(size) = int.extract()
     {
@@ -434,7 +434,7 @@ fn size(value: &Bound<'_, PyAny>) -> PyResult<usize> {
 }
 
 /// A time: seconds, or text such as "500ms".
-fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
+pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
     if let Ok(text) = value.cast::<PyString>() {
         let wait =
             parse_duration(&text.to_string()).map_err(|error| SettingError::new_err(format!("timeout: {error}")))?;

@@ -90,7 +90,10 @@ enum Locked {
     /// By the kernel, which unlocks what is unmapped.
     Kernel,
     #[cfg(feature = "cuda")]
-    Driver { source: Arc<RegisterSource>, at: usize },
+    Driver {
+        source: Arc<RegisterSource>,
+        at: usize,
+    },
 }
 
 // SAFETY: an address and its length; the bytes are reached by the rules of memory-file-I1.
@@ -159,10 +162,16 @@ impl MemoryFile {
         let seals = checked("fcntl", unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) })
             .map_err(|_| refused("fcntl", "the descriptor is of no memory file (memfd)"))?;
         if seals & NOT_SHORTENED == 0 {
-            return Err(refused("fcntl", "the file can be made shorter while it is in use: it lacks the seal F_SEAL_SHRINK"));
+            return Err(refused(
+                "fcntl",
+                "the file can be made shorter while it is in use: it lacks the seal F_SEAL_SHRINK",
+            ));
         }
         if seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0 {
-            return Err(refused("fcntl", "the file is sealed against writes (F_SEAL_WRITE), and a buffer is to be filled"));
+            return Err(refused(
+                "fcntl",
+                "the file is sealed against writes (F_SEAL_WRITE), and a buffer is to be filled",
+            ));
         }
         let descriptor = File::from(descriptor);
         let metadata = descriptor.metadata().map_err(|_| SourceError::last_os("fstat"))?;

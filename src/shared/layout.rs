@@ -131,7 +131,8 @@ pub(super) struct Geometry {
 impl Geometry {
     fn of(buffer_bytes: usize, buffers: usize) -> Option<Self> {
         let stride = buffer_bytes.checked_next_multiple_of(PAGE_BYTES)?;
-        let data_offset = (PAGE_BYTES + buffers.checked_mul(size_of::<Entry>())?).checked_next_multiple_of(PAGE_BYTES)?;
+        let data_offset =
+            (PAGE_BYTES + buffers.checked_mul(size_of::<Entry>())?).checked_next_multiple_of(PAGE_BYTES)?;
         let slots = u16::try_from(u32::try_from(buffers).ok()? + SPARE_SLOTS).ok()?;
         Some(Self { id: 0, buffer_bytes, stride, data_offset, buffers, slots })
     }
@@ -285,7 +286,9 @@ fn read(numbers: &Numbers, len: usize) -> Result<Geometry> {
     }
     let file_bytes = long(&numbers.file_bytes);
     if !is_ready || file_bytes != len {
-        return Err(wrong(format!("the file has {len} B and its header says {file_bytes} B: it is cut off or not complete")));
+        return Err(wrong(format!(
+            "the file has {len} B and its header says {file_bytes} B: it is cut off or not complete"
+        )));
     }
     let geometry = Geometry {
         id: numbers.id.load(Ordering::Relaxed),

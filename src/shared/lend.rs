@@ -13,15 +13,16 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::backend::memory_file::{PageLock, SharedMemory};
 use crate::backend::{Backend, PAGE_BYTES, Region, Source};
 use crate::buffer::PinnedBuf;
 use crate::config::{Ceiling, OnFull, Preset};
-use crate::engine::{Core, OutsideClaim};
+use crate::engine::{Core, OutsideClaim, Wanted};
 use crate::error::{Result, SourceError};
 use crate::pool::Pool;
-use crate::size_class::Rounding;
+use crate::size_class::{Class, DEFAULT_ALIGN, Rounding, plain_eighths_index};
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
 
@@ -193,15 +194,17 @@ impl Lender {
 
     /// The `len` bytes at `offset` as a buffer.
     pub(super) fn lend(&self, offset: usize, len: usize) -> Result<PinnedBuf> {
+        let core = self.pool.core();
+        core.check_process()?;
         // An empty buffer has no memory, so its part would not come back.
+        let bytes = len.max(1).next_multiple_of(PAGE_BYTES);
+        let class = Class { bytes, index: plain_eighths_index(bytes) };
+        core.enter();
         let _lending = self.lending.lock();
-        *self.parts.next.lock() = Some((offset, len.max(1)));
-        let mut buf = self.pool.get(len.max(1));
+        *self.parts.next.lock() = Some((offset, bytes));
+        let block = core.get(&Wanted { len, class, ledger: None }, Duration::ZERO);
         *self.parts.next.lock() = None;
-        if let Ok(buf) = &mut buf {
-            buf.truncate(len);
-        }
-        buf
+        Ok(PinnedBuf::over(block?, len, DEFAULT_ALIGN))
     }
 }
 

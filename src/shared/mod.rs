@@ -44,7 +44,7 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `slabs.rs`, `worker.rs` | both sides |
-//! | `state.rs` | the state of one buffer |
+//! | `state.rs`, `counts.rs` | the state of one buffer, and of how many which |
 //! | `layout.rs` | what lies where in the file, and its check |
 //! | `futex.rs` | waits across processes |
 //! | `shared_memory::LockFile` | which processes are alive |
@@ -52,6 +52,7 @@
 //! | `pass.rs` | a descriptor over a Unix socket |
 //! | `ticket.rs` | the message |
 
+mod counts;
 mod futex;
 mod layout;
 mod lend;
@@ -61,6 +62,7 @@ mod state;
 mod ticket;
 mod worker;
 
-pub use slabs::{Counts, SharedSlabs};
+pub use counts::Counts;
+pub use slabs::SharedSlabs;
 pub use ticket::Ticket;
 pub use worker::{SlabBuf, SlabWorker};

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use super::counts::Counts;
 use super::layout::{Entry, Geometry, SlabFile, View, WHAT, io_failed};
 use super::lend::{Claimed, Lender};
 use super::state::{State, Use};
@@ -17,36 +18,6 @@ use crate::pool::Pool;
 use crate::shared_memory::LockFile;
 use crate::stats::Stats;
 use crate::sync::process::Ordering;
-
-/// How many shared buffers are in each state. Other processes change them meanwhile.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Counts {
-    /// Free.
-    pub free: usize,
-    /// Being filled by a worker.
-    pub filling: usize,
-    /// Sent by a worker and not received.
-    pub sent: usize,
-    /// Received and not given back, or in flight.
-    pub held: usize,
-}
-
-impl Counts {
-    pub(super) fn of(view: View<'_>) -> Self {
-        let mut counts = Self::default();
-        for (_, entry) in view.entries() {
-            let count = match entry.state.read().map(|state| state.usage) {
-                Some(Use::Free) => &mut counts.free,
-                Some(Use::Filling(_)) => &mut counts.filling,
-                Some(Use::Sent(_)) => &mut counts.sent,
-                Some(Use::Held) | None => &mut counts.held,
-            };
-            *count += 1;
-        }
-        counts
-    }
-}
 
 /// Buffers that worker processes fill and this process copies to a device from: one memory, page-locked once, here.
 ///
@@ -87,7 +58,9 @@ impl SharedSlabs {
         let (file, slab) = SlabFile::new(buffer_bytes, buffers, hugetlb)?;
         let owners = locks_of(&file)?;
         if !owners.try_lock_slot(TRAINER).map_err(io_failed(WHAT, "a lock of the file"))? {
-            return Err(ErrorKind::Shared { what: WHAT, why: "another process has locked the new file".to_owned() }.into());
+            return Err(
+                ErrorKind::Shared { what: WHAT, why: "another process has locked the new file".to_owned() }.into()
+            );
         }
         let SlabFile { memory, geometry } = slab;
         let give_back = move |memory: &SharedMemory, offset| free(View { memory, geometry: &geometry }, offset);
@@ -118,7 +91,9 @@ impl SharedSlabs {
     pub fn receive(&self, ticket: &Ticket) -> Result<PinnedBuf> {
         let view = self.view()?;
         if ticket.id != view.geometry.id {
-            return Err(ticket.error("it is of other shared buffers: receive it with those that its worker is attached to"));
+            return Err(
+                ticket.error("it is of other shared buffers: receive it with those that its worker is attached to")
+            );
         }
         let Some(entry) = view.entry(ticket.index()) else {
             return Err(ticket.error(format!("there are {} buffers", view.geometry.buffers)));
@@ -133,16 +108,18 @@ impl SharedSlabs {
             Use::Free if is_current => return Err(ticket.error("it was received before, and the buffer given back")),
             _ => {
                 let now = sent.generation;
-                return Err(ticket.error(format!("the buffer is in use {now} by now: it was received before, or taken back")));
+                return Err(
+                    ticket.error(format!("the buffer is in use {now} by now: it was received before, or taken back"))
+                );
             }
         }
-        self.hold(view, ticket.index(), entry, sent)?
-            .ok_or_else(|| ticket.error("another thread has just received it"))
+        self.hold(view, ticket.index(), entry, sent)?.ok_or_else(|| ticket.error("another thread has just received it"))
     }
 
     /// `None` if another thread was faster.
     fn hold(&self, view: View<'_>, index: usize, entry: &Entry, sent: State) -> Result<Option<PinnedBuf>> {
-        let len = usize::try_from(entry.len.load(Ordering::Relaxed)).unwrap_or(usize::MAX).min(view.geometry.buffer_bytes);
+        let len =
+            usize::try_from(entry.len.load(Ordering::Relaxed)).unwrap_or(usize::MAX).min(view.geometry.buffer_bytes);
         if !entry.state.step(sent, Use::Held) {
             return Ok(None);
         }
@@ -233,6 +210,12 @@ impl SharedSlabs {
     /// Whether the memory is in hugetlb pages.
     pub fn is_hugetlb(&self) -> bool {
         self.lender.memory().is_some_and(SharedMemory::is_hugetlb)
+    }
+
+    /// The pool that received buffers are of. It keeps nothing idle, and its gets fail.
+    #[doc(hidden)]
+    pub fn pool(&self) -> Pool {
+        self.lender.pool().clone()
     }
 
     /// The figures of the received buffers: those in use and in flight, and their copies.

@@ -6,7 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::layout::{SlabFile, View, WHAT, failed, io_failed};
+use super::counts::Counts;
+use super::layout::{Entry, SlabFile, View, WHAT, failed, io_failed};
 use super::state::{State, Use};
 use super::ticket::Ticket;
 use crate::backend::memory_file::MemoryFile;
@@ -113,8 +114,10 @@ impl SlabWorker {
         let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path);
         let file = opened.map_err(|error| ErrorKind::Shared {
             what: WHAT,
-            why: format!("{path}: {error}; the process must be of the same user and allow it (ptrace scope), or pass the \
-                          descriptor over a Unix socket"),
+            why: format!(
+                "{path}: {error}; the process must be of the same user and allow it (ptrace scope), or pass the \
+                          descriptor over a Unix socket"
+            ),
         })?;
         Self::attach(file.into())
     }
@@ -155,7 +158,7 @@ impl SlabWorker {
             |taken| Ok(Some(taken)),
         )?;
         let Some((index, state)) = found else {
-            let counts = super::Counts::of(view);
+            let counts = Counts::of(view);
             return Err(ErrorKind::NoBuffer {
                 waited: begun.elapsed(),
                 buffers: view.geometry.buffers,
@@ -180,9 +183,8 @@ fn take_slot(view: View<'_>, owners: &LockFile) -> Result<u16> {
         if taken && has_sent(slot) {
             owners.unlock_slot(lock_of(slot));
         } else if taken {
-            let freed = |(_, entry): (usize, &super::layout::Entry)| {
-                entry.state.read().is_some_and(|seen| entry.state.recover(seen, slot))
-            };
+            let freed =
+                |(_, entry): (usize, &Entry)| entry.state.read().is_some_and(|seen| entry.state.recover(seen, slot));
             let count = view.entries().filter(|&entry| freed(entry)).count();
             let header = view.header()?;
             header.use_slot(slot);
@@ -199,7 +201,10 @@ impl Attached {
         if self.generation.is_stale() {
             return Err(ErrorKind::Peer {
                 what: WHAT,
-                why: format!("a parent of this process attached, not this process {}: attach again", std::process::id()),
+                why: format!(
+                    "a parent of this process attached, not this process {}: attach again",
+                    std::process::id()
+                ),
             }
             .into());
         }
@@ -210,7 +215,9 @@ impl Attached {
     fn check_trainer(&self) -> Result<()> {
         let why = match self.file.view().header()?.is_closed() {
             true => "the trainer has closed them: end this worker",
-            false if !self.owners.is_slot_locked(TRAINER).unwrap_or(true) => "the trainer's process is gone: end this worker",
+            false if !self.owners.is_slot_locked(TRAINER).unwrap_or(true) => {
+                "the trainer's process is gone: end this worker"
+            }
             false => return Ok(()),
         };
         Err(ErrorKind::Peer { what: WHAT, why: why.to_owned() }.into())

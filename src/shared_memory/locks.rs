@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_micros(200);
 
 /// A description that is used for locks alone. Dropping it ends its locks.
 #[derive(Debug)]
-pub(super) struct LockFile {
+pub(crate) struct LockFile {
     /// `None` only while it is dropped.
     file: Option<File>,
     listed: usize,
@@ -44,7 +44,7 @@ extern "C" fn close_listed() {
 
 impl LockFile {
     /// From now on the child of a `fork` closes it.
-    pub(super) fn over(file: File) -> io::Result<Self> {
+    pub(crate) fn over(file: File) -> io::Result<Self> {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         fork::call_in_children(&REGISTERED, close_listed);
         let descriptor = file.as_raw_fd();
@@ -80,16 +80,16 @@ impl LockFile {
     }
 
     /// Locks slot `index`; false if another description has it locked. The locks of one description do not exclude each other.
-    pub(super) fn try_lock_slot(&self, index: usize) -> io::Result<bool> {
+    pub(crate) fn try_lock_slot(&self, index: usize) -> io::Result<bool> {
         self.set(libc::F_WRLCK, byte_of(index))
     }
 
-    pub(super) fn unlock_slot(&self, index: usize) {
+    pub(crate) fn unlock_slot(&self, index: usize) {
         let _ = self.set(libc::F_UNLCK, byte_of(index));
     }
 
     /// Whether another description has slot `index` locked.
-    pub(super) fn is_slot_locked(&self, index: usize) -> io::Result<bool> {
+    pub(crate) fn is_slot_locked(&self, index: usize) -> io::Result<bool> {
         self.is_locked(byte_of(index), 1)
     }
 

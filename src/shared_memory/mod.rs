@@ -54,7 +54,7 @@ mod mapping;
 pub(crate) use futex::{sleep_while, wake_all};
 pub(crate) use header::Layout;
 use header::{HEADER_BYTES, Verdict};
-use locks::LockFile;
+pub(crate) use locks::LockFile;
 use mapping::Mapping;
 
 use crate::fork::ForkGeneration;

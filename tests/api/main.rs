@@ -21,6 +21,7 @@
 //! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
 //! | `stats_counts`, `stats_formats`, `stats_never_wait` | each figure against known counts; the table; a snapshot waits for no call |
 //! | `short_path` | hits that a thread serves from the pools that it used last |
+//! | `shared`, `shared_kills` | buffers that worker processes fill; workers that are killed at any instruction |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `maintenance` | what the maintenance thread does by itself, and what nobody does without it |
 //! | `tags`, `out_of_memory`, `documented_lines` | who holds what, and the report of a get that fails; the README's table of log lines |
@@ -90,6 +91,10 @@ mod scripted_faults;
 mod settings;
 mod settings_as_text;
 mod several_streams;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod shared;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod shared_kills;
 mod short_path;
 mod sink;
 mod sizes;

@@ -14,15 +14,21 @@ from ._errors import (
     ForkError,
     LimitError,
     LoadError,
+    PeerError,
     PinpoolError,
     ReleasedError,
     RequestError,
     SettingError,
+    SharedError,
+    TicketError,
     TimeoutError,
+    WorkerError,
 )
 from ._loader import Batch, Loader
-from ._pinpool import Buffer, __version__
+from ._pinpool import Buffer, SharedBuffer, __version__
 from ._pool import Pool
+from ._shared import Packed, SharedPool
+from ._shared_loader import SharedLoader
 
 __all__ = [
     "BackendError",
@@ -33,11 +39,19 @@ __all__ = [
     "LimitError",
     "LoadError",
     "Loader",
+    "Packed",
+    "PeerError",
     "PinpoolError",
     "Pool",
     "ReleasedError",
     "RequestError",
     "SettingError",
+    "SharedBuffer",
+    "SharedError",
+    "SharedLoader",
+    "SharedPool",
+    "TicketError",
     "TimeoutError",
+    "WorkerError",
     "record_stream",
 ]

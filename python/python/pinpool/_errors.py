@@ -39,6 +39,22 @@ class RequestError(PinpoolError, ValueError):
     """A length, an alignment or a copy is out of range."""
 
 
+class SharedError(PinpoolError, OSError):
+    """Memory of another process is not what is expected, or cannot be had."""
+
+
+class TicketError(PinpoolError, ValueError):
+    """The ticket stands for no buffer that waits to be received: it was received before, or is of another pool."""
+
+
+class PeerError(PinpoolError, ConnectionError):
+    """The process at the other end is gone, or was never there."""
+
+
+class WorkerError(PinpoolError, RuntimeError):
+    """A worker process of a loader died, or raised an exception."""
+
+
 class SettingError(PinpoolError, ValueError):
     """A setting cannot be read, or two contradict each other."""
 

@@ -1,0 +1,340 @@
+"""Buffers in page-locked memory that worker processes fill."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import sys
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from multiprocessing import reduction
+from typing import Any, NamedTuple
+
+from . import _arrays, _log, _pinpool
+from ._pool import Pool
+
+__all__ = ["Packed", "SharedPool"]
+
+#: Each array begins at a multiple of this: a line of the cache, and what copies to a device like.
+_ALIGN = 64
+_TICKET = struct.Struct("<4sIQQQQ")
+
+# Of this process, by device and inode of the memory file: an object that arrives twice is attached once.
+_attached: weakref.WeakValueDictionary[tuple[int, int], SharedPool] = weakref.WeakValueDictionary()
+_attaching = threading.Lock()
+
+
+class _Leaf(NamedTuple):
+    """An array within a buffer."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    is_torch: bool
+
+
+class Packed(NamedTuple):
+    """A batch that `collate` or `pack` has put into one shared buffer: its ticket, and where each array lies. Small to pickle."""
+
+    ticket: bytes
+    tree: Any
+
+    @property
+    def tag(self) -> int:
+        return _TICKET.unpack(self.ticket)[5]
+
+
+class SharedPool:
+    """Buffers of one size in page-locked memory that processes share: workers fill them, the trainer receives them in place.
+
+    Made in the trainer, which page-locks the memory once. It goes to workers of `multiprocessing` as any object does (fork, spawn,
+    forkserver), as an argument or an attribute of a dataset: they get the memory's descriptor, not its bytes.
+    """
+
+    def __init__(
+        self,
+        buffer_bytes: int | str,
+        buffers: int,
+        *,
+        pool: Pool | None = None,
+        hugetlb: bool | None = None,
+    ) -> None:
+        _log.start()
+        self._pool = Pool(name="shared") if pool is None else pool
+        self._slabs = _pinpool.Slabs(self._pool, buffer_bytes, buffers, hugetlb)
+        self._begin(self._slabs.fileno())
+
+    def _begin(self, descriptor):
+        self._descriptor, self._process = descriptor, os.getpid()
+        self._worker, self._worker_process = None, None
+
+    # The worker's side.
+
+    def _attach(self):
+        # After a fork the parent's slot is not this process's.
+        if self._worker_process != os.getpid():
+            with _attaching:
+                if self._worker_process != os.getpid():
+                    self._worker, self._worker_process = _pinpool.SharedWorker(self._descriptor), os.getpid()
+        return self._worker
+
+    def get(self, n: int | str | None = None, *, timeout: float | str | None = None) -> _pinpool.SharedBuffer:
+        """A free buffer, to be filled with `n` bytes, by default as many as it holds.
+
+        Waits until one is free, at most `timeout` seconds. PeerError once the trainer is gone.
+        """
+        worker = self._attach()
+        return worker.get(worker.buffer_bytes() if n is None else n, timeout)
+
+    def pack(self, batch: Any, *, tag: int = 0, timeout: float | str | None = None) -> Packed:
+        """Copies the arrays and tensors of `batch` into one shared buffer and sends it.
+
+        `batch` is any nesting of dicts, lists and tuples; what is no array stays as it is and is pickled.
+        """
+        return self._pack(_Plan(), batch, tag, timeout)
+
+    def collate(self, samples: list[Any], *, tag: int = 0, timeout: float | str | None = None) -> Packed:
+        """Stacks samples into one shared buffer and sends it: the `collate_fn` of a DataLoader.
+
+        As torch's `default_collate`: arrays, tensors and numbers of all samples become one array each, dicts, lists and tuples stay.
+        """
+        return self._pack(_Plan(stacks=True), samples, tag, timeout)
+
+    def _pack(self, plan, batch, tag, timeout):
+        import numpy as np
+
+        tree = plan.stack(batch) if plan.stacks else plan.visit(batch)
+        buf = self.get(plan.nbytes, timeout=timeout)
+        if plan.nbytes:
+            whole = np.frombuffer(buf, np.uint8)
+            plan.fill(whole)
+            del whole
+        return Packed(buf.send(tag), tree)
+
+    # The trainer's side.
+
+    def _trainer(self):
+        if self._slabs is None:
+            raise TypeError("this process is a worker of the shared pool: only the process that made it receives")
+        return self._slabs
+
+    def receive(self, ticket: bytes | Packed) -> _pinpool.Buffer:
+        """The buffer of `ticket`, as a `pinpool.Buffer`: its bytes are as the worker wrote them, in place.
+
+        Released, or gone with its views, it is free for workers again, behind the streams that were recorded.
+        """
+        return self._trainer().receive(ticket.ticket if isinstance(ticket, Packed) else ticket)
+
+    def next(self, timeout: float | str | None = None) -> tuple[int, _pinpool.Buffer] | None:
+        """The tag and the buffer of those that was sent first; needs no ticket. None after `timeout` seconds."""
+        return self._trainer().next(timeout)
+
+    def next_of_dead(self) -> tuple[int, _pinpool.Buffer] | None:
+        """The next buffer that a worker sent which is dead by now, whose ticket may be lost with it; None if there is none."""
+        return self._trainer().next_of_dead()
+
+    def unpack(self, packed: Packed) -> Any:
+        """The batch of `pack` or `collate`: arrays and tensors over the worker's bytes, in page-locked memory, without a copy.
+
+        The memory goes back to the workers when all of them and their views are gone. Before a copy of one that is not waited for:
+        `pinpool.record_stream(array, stream)`.
+        """
+        buf = self.receive(packed)
+        return _unpacked(packed.tree, buf)
+
+    def batches(self, loader: Iterable[Packed]) -> Iterator[Any]:
+        """Each batch of a DataLoader with `collate_fn=shared.collate`, unpacked."""
+        for packed in loader:
+            yield self.unpack(packed)
+
+    def recover(self) -> int:
+        """Frees what dead workers were filling; returns how many buffers that were. A worker that waits for one does it too."""
+        return self._trainer().recover()
+
+    def counts(self) -> dict[str, int]:
+        """How many buffers are free, being filled, sent and not received, and held by the trainer."""
+        return dict(zip(("free", "filling", "sent", "held"), self._trainer().counts(), strict=True))
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that are attached and alive."""
+        return self._trainer().workers()
+
+    @property
+    def buffer_bytes(self) -> int:
+        return self._attach().buffer_bytes() if self._slabs is None else self._slabs.buffer_bytes()
+
+    @property
+    def buffers(self) -> int:
+        return self._attach().buffers() if self._slabs is None else self._slabs.buffers()
+
+    @property
+    def page_lock(self) -> str:
+        """What page-locks the memory: "register", "mlock" or "none"."""
+        return self._trainer().page_lock()
+
+    @property
+    def hugetlb(self) -> bool:
+        """Whether the memory is in hugetlb pages."""
+        return self._trainer().is_hugetlb()
+
+    def stats(self) -> dict[str, Any]:
+        """The figures of received buffers and their copies, with the names of the crate's JSON."""
+        return json.loads(self._trainer().stats_json())
+
+    def poll(self) -> None:
+        """Puts back the received buffers whose copies are over; the maintenance thread does it too."""
+        self._trainer().poll()
+
+    def close(self) -> None:
+        """Tells the workers that no more is received. What was received stays usable."""
+        if self._slabs is not None and self._process == os.getpid():
+            self._slabs.close()
+        self._worker = self._worker_process = None
+
+    def __enter__(self) -> SharedPool:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """The descriptor of the memory."""
+        return self._descriptor
+
+    def __reduce__(self):
+        # The descriptor goes by the way of the process that is started, else by a server of `multiprocessing`.
+        return _arrived, (reduction.DupFd(self._descriptor),)
+
+    def __repr__(self) -> str:
+        if self._slabs is None:
+            return f"<pinpool.SharedPool of {self.buffers} buffers of {self.buffer_bytes} B, attached>"
+        return f"<pinpool.SharedPool of {self.buffers} buffers of {self.buffer_bytes} B, page-locked by {self.page_lock}>"
+
+
+def _arrived(passed):
+    descriptor = passed.detach()
+    status = os.fstat(descriptor)
+    identity = (status.st_dev, status.st_ino)
+    known = _attached.get(identity)
+    if known is not None and known._process == os.getpid():
+        os.close(descriptor)
+        return known
+    pool = SharedPool.__new__(SharedPool)
+    pool._pool = pool._slabs = None
+    pool._begin(descriptor)
+    weakref.finalize(pool, os.close, descriptor)
+    _attached[identity] = pool
+    return pool
+
+
+class _Plan:
+    """Where the arrays of a batch go within a buffer."""
+
+    def __init__(self, stacks=False):
+        self.stacks, self.nbytes, self._copies = stacks, 0, []
+
+    def _leaf(self, shape, dtype, is_torch, sources, is_stacked):
+        offset = -(-self.nbytes // _ALIGN) * _ALIGN
+        self.nbytes = offset + math.prod(shape) * dtype.itemsize
+        self._copies.append((offset, shape, dtype, sources, is_stacked))
+        return _Leaf(offset, shape, dtype.str, is_torch)
+
+    def visit(self, value):
+        array, is_torch = _as_array(value)
+        if array is not None:
+            return self._leaf(array.shape, array.dtype, is_torch, array, False)
+        return _mapped(value, lambda items: [self.visit(item) for item in items])
+
+    def stack(self, samples):
+        import numpy as np
+
+        first = samples[0]
+        array, is_torch = _as_array(first)
+        if array is not None:
+            arrays = [_as_array(sample)[0] for sample in samples]
+            shapes = {None if array is None else array.shape for array in arrays}
+            if len(shapes) > 1:
+                raise ValueError(f"samples of shapes {sorted(map(str, shapes))} cannot be stacked: make them equal, or use `pack`")
+            return self._leaf((len(samples), *array.shape), array.dtype, is_torch, arrays, True)
+        if isinstance(first, (bool, int, float)):
+            array = np.array(samples)
+            is_torch = "torch" in sys.modules
+            return self._leaf(array.shape, array.dtype, is_torch, array, False)
+        if isinstance(first, dict):
+            return {key: self.stack([sample[key] for sample in samples]) for key in first}
+        if isinstance(first, (list, tuple)):
+            if len({len(sample) for sample in samples}) > 1:
+                raise ValueError("samples of different numbers of elements cannot be stacked: make them equal, or use `pack`")
+            return _like(first, [self.stack(list(column)) for column in zip(*samples, strict=True)])
+        return list(samples)
+
+    def fill(self, whole):
+        import numpy as np
+
+        for offset, shape, dtype, sources, is_stacked in self._copies:
+            target = np.ndarray(shape, dtype, whole, offset)
+            if is_stacked:
+                np.stack(sources, out=target)
+            else:
+                np.copyto(target, sources)
+        self._copies.clear()
+
+
+def _as_array(value):
+    """`value` as an array of NumPy, and whether it is a tensor of torch; None if it is neither."""
+    import numpy as np
+
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.dtype == torch.bfloat16:
+            raise TypeError("a tensor of bfloat16 has no type of NumPy: pass tensor.view(torch.int16), and view it back")
+        return value.detach().cpu().contiguous().numpy(), True
+    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        return np.asarray(value), False
+    return None, False
+
+
+def _like(sequence, items):
+    if isinstance(sequence, tuple):
+        return type(sequence)(*items) if hasattr(sequence, "_fields") else tuple(items)
+    return items
+
+
+def _mapped(value, visit):
+    if isinstance(value, dict):
+        return dict(zip(value, visit(value.values()), strict=True))
+    if isinstance(value, (list, tuple)) and not isinstance(value, _Leaf):
+        return _like(value, visit(value))
+    return value
+
+
+def _unpacked(tree, buf):
+    import numpy as np
+
+    array = np.frombuffer(buf, np.uint8) if len(buf) else np.empty(0, np.uint8)
+    tensors: list[Any] = []
+
+    def whole():
+        if not tensors:
+            import torch
+
+            tensors.append(torch.frombuffer(memoryview(buf), dtype=torch.uint8) if len(buf) else torch.empty(0, dtype=torch.uint8))
+            _arrays._buffers[buf.ptr] = buf
+        return tensors[0]
+
+    def build(value):
+        if not isinstance(value, _Leaf):
+            return _mapped(value, lambda items: [build(item) for item in items])
+        view = np.ndarray(value.shape, np.dtype(value.dtype), array, value.offset)
+        if not value.is_torch:
+            return view
+        import torch
+
+        dtype = torch.from_numpy(np.empty(0, view.dtype)).dtype
+        return whole()[value.offset : value.offset + view.nbytes].view(dtype).reshape(value.shape)
+
+    return build(tree)

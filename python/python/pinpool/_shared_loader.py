@@ -1,0 +1,251 @@
+"""A loader with worker processes that fill shared buffers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import random
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import wait
+from typing import Any, Literal
+
+from ._errors import PeerError, WorkerError
+from ._pool import Pool
+from ._shared import SharedPool, _Plan, _unpacked
+
+__all__ = ["SharedLoader"]
+
+
+def _work(shared, dataset, collate, connection, others, timeout):
+    """The worker's process: numbers of samples in, tickets out."""
+    for other in others:
+        other.close()
+    try:
+        while (task := connection.recv()) is not None:
+            batch, indices = task
+            try:
+                samples = [dataset[index] for index in indices]
+                if collate is None:
+                    packed = shared.collate(samples, tag=batch, timeout=timeout)
+                else:
+                    packed = shared.pack(collate(samples), tag=batch, timeout=timeout)
+            except PeerError:
+                return
+            except Exception as error:
+                packed = _portable(error)
+            connection.send((batch, packed))
+    except (EOFError, OSError, KeyboardInterrupt):
+        pass
+
+
+def _portable(error):
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+class _Worker:
+    def __init__(self, loader, others):
+        context = loader._context
+        self.connection, child = context.Pipe()
+        # A child of fork has the ends of those that were started before.
+        inherited = [other.connection for other in others] + [self.connection] if context.get_start_method() == "fork" else []
+        arguments = (loader.shared, loader.dataset, loader.collate, child, inherited, loader.timeout)
+        self.process = context.Process(target=_work, args=arguments, daemon=True)
+        self.process.start()
+        child.close()
+        self.pending: list[int] = []
+
+    def end(self):
+        try:
+            self.connection.send(None)
+        except OSError:
+            pass
+        self.connection.close()
+
+
+class SharedLoader:
+    """Batches of a dataset, read by worker processes, in page-locked memory that they fill themselves.
+
+    As torch's DataLoader with `num_workers`: `dataset[i]` gives a sample, and samples are stacked as its `default_collate` does. The
+    batches come in order, as arrays of NumPy or tensors of torch over shared memory: no byte is pickled, and none is copied in this process.
+    With `num_workers=0` there are no workers. A worker that dies is replaced and its batches are read again (`on_death="replace"`), or
+    raises WorkerError; either way its buffers come back. `collate_fn` gives the batch of a list of samples, which `SharedPool.pack` takes.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        num_workers: int = 2,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+        batch_sampler: Sequence[Sequence[int]] | None = None,
+        buffer_bytes: int | str | None = None,
+        buffers: int | None = None,
+        prefetch_factor: int = 2,
+        on_death: Literal["raise", "replace"] = "raise",
+        timeout: float = 60.0,
+        pool: Pool | None = None,
+        context: str | None = None,
+    ) -> None:
+        if batch_size < 1 or num_workers < 0 or prefetch_factor < 1:
+            raise ValueError("batch_size and prefetch_factor are 1 or more, num_workers 0 or more")
+        if on_death not in ("raise", "replace"):
+            raise ValueError(f"on_death={on_death!r}: 'raise' or 'replace'")
+        self.dataset, self.batch_size, self.collate = dataset, batch_size, collate_fn
+        self.shuffle, self.seed, self.drop_last, self.batch_sampler = shuffle, seed, drop_last, batch_sampler
+        self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
+        self.on_death, self.timeout = on_death, timeout
+        self.epoch, self.replaced = 0, 0
+        self._context: Any = multiprocessing.get_context(context)
+        if buffer_bytes is None:
+            buffer_bytes = self._measured()
+        # Those that are read ahead, one in each worker's hands, and three for the user.
+        buffers = buffers or max(num_workers, 1) * (prefetch_factor + 1) + 3
+        #: The buffers, a `pinpool.SharedPool`.
+        self.shared = SharedPool(buffer_bytes, buffers, pool=pool)
+
+    def _measured(self):
+        """Bytes of the first batch: samples of other lengths need `buffer_bytes`."""
+        indices = next(iter(self._batches()), [])
+        samples = [self.dataset[index] for index in indices]
+        plan = _Plan(stacks=self.collate is None)
+        if samples:
+            plan.stack(samples) if self.collate is None else plan.visit(self.collate(samples))
+        return max(plan.nbytes, 1)
+
+    def _batches(self):
+        if self.batch_sampler is not None:
+            return [list(batch) for batch in self.batch_sampler]
+        order = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(f"{self.seed} {self.epoch}").shuffle(order)
+        batches = [order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)]
+        return batches[:-1] if self.drop_last and batches and len(batches[-1]) < self.batch_size else batches
+
+    def __len__(self) -> int:
+        if self.batch_sampler is not None:
+            return len(self.batch_sampler)
+        whole, rest = divmod(len(self.dataset), self.batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = self._batches()
+        self.epoch += 1
+        if self.num_workers == 0:
+            return self._alone(batches)
+        return self._by_workers(batches)
+
+    def _alone(self, batches):
+        for number, indices in enumerate(batches):
+            samples = [self.dataset[index] for index in indices]
+            if self.collate is None:
+                packed = self.shared.collate(samples, tag=number, timeout=self.timeout)
+            else:
+                packed = self.shared.pack(self.collate(samples), tag=number, timeout=self.timeout)
+            del samples
+            yield self.shared.unpack(packed)
+
+    def _by_workers(self, batches):
+        workers: list[_Worker] = []
+        arrived: dict[int, Any] = {}
+        try:
+            for _ in range(min(self.num_workers, max(len(batches), 1))):
+                workers.append(_Worker(self, workers))
+            given = 0
+            for number in range(len(batches)):
+                # As many are on their way as fit into the buffers beside those that the user has.
+                while given < len(batches) and given < number + len(workers) * self.prefetch_factor:
+                    self._give(workers, given % len(workers), [given], batches)
+                    given += 1
+                while number not in arrived:
+                    self._collect(workers, arrived, batches)
+                packed = arrived.pop(number)
+                if isinstance(packed, BaseException):
+                    raise WorkerError(f"batch {number}: {type(packed).__name__}: {packed}") from packed
+                tree, buf = packed
+                yield _unpacked(tree, buf)
+                del packed, buf
+        finally:
+            self._end(workers, arrived)
+
+    def _give(self, workers, at, numbers, batches):
+        worker = workers[at]
+        worker.pending.extend(numbers)
+        try:
+            for number in numbers:
+                worker.connection.send((number, batches[number]))
+        except OSError:
+            pass  # It is dead, which is seen when its messages are read.
+
+    def _collect(self, workers, arrived, batches):
+        by_connection = {worker.connection: at for at, worker in enumerate(workers)}
+        for connection in wait(list(by_connection)):
+            at = by_connection[connection]
+            try:
+                number, packed = connection.recv()
+            except (EOFError, OSError, pickle.UnpicklingError):
+                self._replace(workers, at, batches)
+                continue
+            workers[at].pending.remove(number)
+            # Received at once: what is only sent is taken back if its worker dies.
+            is_error = isinstance(packed, BaseException)
+            arrived[number] = packed if is_error else (packed.tree, self.shared.receive(packed))
+
+    def _replace(self, workers, at, batches):
+        """Worker `at` has closed its connection: all of its messages were read."""
+        worker = workers[at]
+        worker.connection.close()
+        worker.process.join(self.timeout)
+        status, number, lost = worker.process.exitcode, worker.process.pid, worker.pending
+        self._take_back()
+        ended = f"was killed by signal {-status}" if status and status < 0 else f"ended with status {status}"
+        if self.on_death == "raise":
+            raise WorkerError(
+                f"worker {at} (process {number}) {ended} with batches {lost} not read; its buffers are free again. "
+                'on_death="replace" goes on with another worker'
+            )
+        self.replaced += 1
+        if self.replaced > 1000 + len(batches):
+            raise WorkerError(f"worker {at} (process {number}) {ended}, after {self.replaced - 1} others that were replaced")
+        workers[at] = _Worker(self, [other for other in workers if other is not worker])
+        self._give(workers, at, lost, batches)
+
+    def _take_back(self):
+        """What dead workers were filling, and what they sent without a message that arrived."""
+        self.shared.recover()
+        while (left := self.shared.next_of_dead()) is not None:
+            left[1].release()
+
+    def _end(self, workers, arrived):
+        for worker in workers:
+            worker.end()
+        for worker in workers:
+            worker.process.join(1)
+            if worker.process.is_alive():
+                worker.process.terminate()
+                worker.process.join(1)
+            if worker.process.is_alive():
+                worker.process.kill()
+            worker.process.join()
+            worker.process.close()
+        arrived.clear()
+        self._take_back()
+
+    def close(self) -> None:
+        """Frees the buffers; batches that were handed out stay usable."""
+        self.shared.close()
+
+    def __enter__(self) -> SharedLoader:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+

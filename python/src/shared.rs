@@ -1,0 +1,317 @@
+//! The classes behind `pinpool.SharedPool`: buffers that worker processes fill for a trainer.
+#![allow(unsafe_code)] // Fills in the structure of the buffer protocol.
+
+use std::ffi::c_int;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pinpool::Error;
+use pinpool::shared::{SharedSlabs, SlabBuf, SlabWorker, Ticket};
+use pyo3::exceptions::{PyBufferError, PyOSError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::buffer::Buffer;
+use crate::errors::{ReleasedError, exception};
+use crate::lines;
+use crate::memory::{Memory, Origin};
+use crate::pool::{Pool, UNINTERRUPTED, json, seconds, size};
+use crate::unlocked::unlocked;
+
+/// The trainer's side.
+#[pyclass(frozen, module = "pinpool._pinpool")]
+pub struct Slabs {
+    /// `None` once it is closed.
+    slabs: Mutex<Option<Arc<SharedSlabs>>>,
+    origin: Arc<Origin>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls `step` with parts of `timeout` until it finds something, and looks at the signals between them.
+fn waiting<T: Send>(
+    py: Python<'_>,
+    timeout: Option<Duration>,
+    mut step: impl FnMut(Duration) -> Result<Option<T>, Error> + Send,
+) -> PyResult<Option<T>> {
+    let begun = Instant::now();
+    loop {
+        let left = timeout.map_or(UNINTERRUPTED, |timeout| timeout.saturating_sub(begun.elapsed()));
+        let found = py.detach(|| step(left.min(UNINTERRUPTED)));
+        lines::flush(py)?;
+        match found.map_err(|error| exception(&error))? {
+            None if timeout.is_none_or(|timeout| begun.elapsed() < timeout) => py.check_signals()?,
+            found => return Ok(found),
+        }
+    }
+}
+
+impl Slabs {
+    fn slabs(&self) -> PyResult<Arc<SharedSlabs>> {
+        let closed = || ReleasedError::new_err("the shared pool was closed");
+        locked(&self.slabs).clone().ok_or_else(closed)
+    }
+
+    fn received(&self, buf: pinpool::PinnedBuf) -> Buffer {
+        Buffer::over(Memory::of(buf, self.origin.clone()))
+    }
+
+    fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&SharedSlabs) -> Result<T, Error> + Send) -> PyResult<T> {
+        let slabs = self.slabs()?;
+        let outcome = py.detach(|| {
+            let outcome = call(&slabs);
+            drop(slabs);
+            outcome
+        });
+        lines::flush(py)?;
+        outcome.map_err(|error| exception(&error))
+    }
+}
+
+#[pymethods]
+impl Slabs {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        pool: &Pool,
+        buffer_bytes: &Bound<'_, PyAny>,
+        buffers: usize,
+        hugetlb: Option<bool>,
+    ) -> PyResult<Self> {
+        let (pool, buffer_bytes) = (pool.handle()?, size(buffer_bytes)?);
+        let made = py.detach(move || SharedSlabs::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
+        lines::flush(py)?;
+        let slabs = made.map_err(|error| exception(&error))?;
+        let origin = Arc::new(Origin::of_shared(slabs.pool(), slabs.page_lock() == "register"));
+        Ok(Self { slabs: Mutex::new(Some(Arc::new(slabs))), origin })
+    }
+
+    fn fileno(&self) -> PyResult<RawFd> {
+        Ok(self.slabs()?.as_fd().as_raw_fd())
+    }
+
+    fn receive(&self, py: Python<'_>, ticket: &[u8]) -> PyResult<Buffer> {
+        let buf = self.call(py, |slabs| slabs.receive(&Ticket::from_bytes(ticket)?))?;
+        Ok(self.received(buf))
+    }
+
+    /// The tag and the buffer that was sent first; None after `timeout` seconds.
+    fn next(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(u64, Buffer)>> {
+        let (slabs, timeout) = (self.slabs()?, timeout.map(seconds).transpose()?);
+        let found = waiting(py, timeout, |wait| slabs.next(wait));
+        py.detach(|| drop(slabs));
+        Ok(found?.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
+    }
+
+    fn next_of_dead(&self, py: Python<'_>) -> PyResult<Option<(u64, Buffer)>> {
+        let found = self.call(py, SharedSlabs::next_of_dead)?;
+        Ok(found.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
+    }
+
+    fn recover(&self, py: Python<'_>) -> PyResult<usize> {
+        self.call(py, SharedSlabs::recover)
+    }
+
+    /// Buffers that are free, being filled, sent, and held.
+    fn counts(&self) -> PyResult<(usize, usize, usize, usize)> {
+        let counts = self.slabs()?.counts();
+        Ok((counts.free, counts.filling, counts.sent, counts.held))
+    }
+
+    fn workers(&self) -> PyResult<usize> {
+        Ok(self.slabs()?.workers())
+    }
+
+    fn buffer_bytes(&self) -> PyResult<usize> {
+        Ok(self.slabs()?.buffer_bytes())
+    }
+
+    fn buffers(&self) -> PyResult<usize> {
+        Ok(self.slabs()?.buffers())
+    }
+
+    fn page_lock(&self) -> PyResult<&'static str> {
+        Ok(self.slabs()?.page_lock())
+    }
+
+    fn is_hugetlb(&self) -> PyResult<bool> {
+        Ok(self.slabs()?.is_hugetlb())
+    }
+
+    fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
+        let slabs = self.slabs()?;
+        json(py.detach(|| serde_json::to_string(&slabs.stats())))
+    }
+
+    fn poll(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |slabs| {
+            slabs.poll();
+            Ok(())
+        })
+    }
+
+    fn close(&self) {
+        let slabs = locked(&self.slabs).take();
+        unlocked(move || drop(slabs));
+    }
+}
+
+impl Drop for Slabs {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// The worker's side.
+#[pyclass(frozen, module = "pinpool._pinpool")]
+pub struct SharedWorker {
+    worker: SlabWorker,
+}
+
+#[pymethods]
+impl SharedWorker {
+    /// Attaches to the memory behind a descriptor, which stays the caller's.
+    #[new]
+    fn new(descriptor: RawFd) -> PyResult<Self> {
+        lines::start();
+        let failed = |error: std::io::Error| PyOSError::new_err(format!("descriptor {descriptor}: {error}"));
+        if descriptor < 0 {
+            return Err(PyOSError::new_err(format!("descriptor {descriptor}: none")));
+        }
+        // SAFETY: borrowed for this call; one that is not open is refused by the kernel.
+        let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().map_err(failed)?;
+        let worker = SlabWorker::attach(own).map_err(|error| exception(&error))?;
+        Ok(Self { worker })
+    }
+
+    fn get(&self, py: Python<'_>, n: &Bound<'_, PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<SharedBuffer> {
+        let (len, timeout) = (size(n)?, timeout.map(seconds).transpose()?);
+        let begun = Instant::now();
+        let is_over = || timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
+        let found = waiting(py, None, |wait| {
+            let left = timeout.map_or(wait, |timeout| wait.min(timeout.saturating_sub(begun.elapsed())));
+            match self.worker.get(len, left) {
+                Err(error) if error.is_limit() && !is_over() => Ok(None),
+                got => got.map(Some),
+            }
+        })?;
+        match found {
+            Some(buf) => Ok(SharedBuffer { len: buf.len(), state: Mutex::new(Filling { buf: Some(buf), views: 0 }) }),
+            None => Err(ReleasedError::new_err("no buffer")),
+        }
+    }
+
+    fn buffer_bytes(&self) -> usize {
+        self.worker.buffer_bytes()
+    }
+
+    fn buffers(&self) -> usize {
+        self.worker.buffers()
+    }
+}
+
+struct Filling {
+    /// `None` once it was sent or given up.
+    buf: Option<SlabBuf>,
+    views: usize,
+}
+
+/// A shared buffer that this process fills: bytes that the trainer gets in place.
+///
+/// `memoryview(buf)` and `np.frombuffer(buf)` are writable views. `send()` gives the buffer to the trainer and returns its ticket; without
+/// it the buffer is free again when it and its views are gone. Pickled, it is sent, and arrives as its ticket.
+#[pyclass(frozen, module = "pinpool")]
+pub struct SharedBuffer {
+    len: usize,
+    state: Mutex<Filling>,
+}
+
+impl SharedBuffer {
+    fn gone(&self) -> PyErr {
+        ReleasedError::new_err(format!("the shared buffer of {} B was sent or released: get another one", self.len))
+    }
+
+    fn take(&self) -> PyResult<SlabBuf> {
+        let mut state = locked(&self.state);
+        if state.buf.is_some() && state.views > 0 {
+            let (views, s) = (state.views, if state.views == 1 { "view" } else { "views" });
+            return Err(PyBufferError::new_err(format!(
+                "{views} {s} of this shared buffer (memoryview, NumPy array) alive, which could change what the trainer reads: \
+                 delete them first"
+            )));
+        }
+        state.buf.take().ok_or_else(|| self.gone())
+    }
+}
+
+#[pymethods]
+impl SharedBuffer {
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    /// Length in bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.len
+    }
+
+    /// Gives the buffer to the trainer, with a number for it; returns its ticket. BufferError while views of it are alive.
+    #[pyo3(signature = (tag=0))]
+    fn send<'py>(&self, py: Python<'py>, tag: u64) -> PyResult<Bound<'py, PyBytes>> {
+        let buf = self.take()?;
+        let ticket = buf.send(tag).map_err(|error| exception(&error))?;
+        Ok(PyBytes::new(py, &ticket.to_bytes()))
+    }
+
+    /// Gives the buffer up: it is free again. BufferError while views of it are alive.
+    fn release(&self) -> PyResult<()> {
+        match self.take() {
+            Err(error) if locked(&self.state).buf.is_some() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `view` is the structure to fill in, as the interpreter passes it.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let buffer = slf.get();
+        let mut state = locked(&buffer.state);
+        let start = state.buf.as_mut().ok_or_else(|| buffer.gone())?.as_mut_ptr();
+        let len = isize::try_from(buffer.len).unwrap_or(isize::MAX);
+        // SAFETY: the interpreter's structure; the memory is writable, and this process's until the last view is gone.
+        let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.cast(), len, 0, flags) };
+        if filled != 0 {
+            return Err(PyErr::fetch(slf.py()));
+        }
+        state.views += 1;
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// `_view` is a structure that `__getbuffer__` filled in, as the interpreter passes it.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        let mut state = locked(&self.state);
+        state.views = state.views.saturating_sub(1);
+    }
+
+    fn __reduce_ex__<'py>(
+        &self,
+        py: Python<'py>,
+        _protocol: &Bound<'py, PyAny>,
+    ) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
+        let bytes = py.import("builtins")?.getattr("bytes")?;
+        Ok((bytes, (self.send(py, 0)?,)))
+    }
+
+    fn __repr__(&self) -> String {
+        let gone = if locked(&self.state).buf.is_none() { ", sent or released" } else { "" };
+        format!("<pinpool.SharedBuffer of {} B{gone}>", self.len)
+    }
+}

@@ -1,0 +1,285 @@
+//! Shared buffers within one process: what is refused, what a ticket stands for, waits, the ceiling, copies.
+#![allow(unsafe_code)] // Makes and seals memory files.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::shared::{SharedSlabs, SlabWorker, Ticket};
+use pinpool::{Backend, Error, Pool};
+
+const SOON: Duration = Duration::from_millis(1);
+const LONG: Duration = Duration::from_secs(20);
+
+fn pool() -> Pool {
+    Pool::builder().without_env().backend(Backend::Heap).max_bytes(64_u64 << 20).build().unwrap()
+}
+
+fn attach(slabs: &SharedSlabs) -> SlabWorker {
+    SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap()
+}
+
+fn sent(worker: &SlabWorker, bytes: &[u8], tag: u64) -> Ticket {
+    let mut buf = worker.get(bytes.len(), SOON).unwrap();
+    buf.as_mut_slice().copy_from_slice(bytes);
+    buf.send(tag).unwrap()
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn bytes_arrive_in_place_and_the_buffer_comes_back() {
+    let slabs = SharedSlabs::new(&pool(), 10_000, 3).unwrap();
+    let worker = attach(&slabs);
+    assert_eq!((worker.buffer_bytes(), worker.buffers(), slabs.workers()), (10_000, 3, 1));
+    for round in 0..10 {
+        let tickets: Vec<_> = (0..3).map(|at| sent(&worker, &[at; 10_000], u64::from(at))).collect();
+        assert!(worker.get(1, SOON).unwrap_err().is_limit(), "round {round}: all are sent");
+        for (at, ticket) in (0..3).zip(&tickets) {
+            let ticket = Ticket::from_bytes(&ticket.to_bytes()).unwrap();
+            let buf = slabs.receive(&ticket).unwrap();
+            assert_eq!(buf.as_slice_untracked().unwrap(), [at; 10_000]);
+            assert_eq!((slabs.counts().held, slabs.counts().sent), (1, 2 - usize::from(at)));
+        }
+        assert_eq!(slabs.counts().free, 3);
+    }
+    assert_eq!(slabs.stats().in_use, 0);
+}
+
+#[test]
+fn without_a_message_the_buffer_that_was_sent_first_is_next() {
+    let slabs = SharedSlabs::new(&pool(), 100, 4).unwrap();
+    let worker = attach(&slabs);
+    let first = sent(&worker, b"first", 1);
+    sent(&worker, b"second", 2);
+    sent(&worker, b"", 3);
+    let (ticket, buf) = slabs.next(LONG).unwrap().unwrap();
+    assert_eq!((ticket, buf.as_slice_untracked().unwrap()), (first, &b"first"[..]));
+    let (ticket, buf) = slabs.next(LONG).unwrap().unwrap();
+    assert_eq!((ticket.tag(), buf.as_slice_untracked().unwrap()), (2, &b"second"[..]));
+    let (ticket, buf) = slabs.next(LONG).unwrap().unwrap();
+    assert_eq!((ticket.tag(), buf.len()), (3, 0));
+    assert!(slabs.next(SOON).unwrap().is_none());
+}
+
+#[test]
+fn a_ticket_is_received_once_and_by_its_own_buffers_alone() {
+    let (slabs, others) = (SharedSlabs::new(&pool(), 100, 2).unwrap(), SharedSlabs::new(&pool(), 100, 2).unwrap());
+    let worker = attach(&slabs);
+    let refused = |slabs: &SharedSlabs, ticket: &Ticket, words: &str| {
+        let error: Error = slabs.receive(ticket).unwrap_err();
+        assert!(error.is_ticket() && error.to_string().contains(words), "{words}: {error}");
+    };
+    let ticket = sent(&worker, b"a", 0);
+    refused(&others, &ticket, "other shared buffers");
+    let held = slabs.receive(&ticket).unwrap();
+    refused(&slabs, &ticket, "received before, and the buffer is in use");
+    drop(held);
+    refused(&slabs, &ticket, "received before, and the buffer given back");
+    let again: Vec<_> = (0..2).map(|_| sent(&worker, b"b", 0)).collect();
+    refused(&slabs, &ticket, "in use 2 by now");
+    let mut forged = again[0].to_bytes();
+    forged[24] = 99;
+    refused(&slabs, &Ticket::from_bytes(&forged).unwrap(), "length");
+    forged[4] = 77;
+    refused(&slabs, &Ticket::from_bytes(&forged).unwrap(), "there are 2 buffers");
+    assert_eq!(again.iter().filter(|ticket| slabs.receive(ticket).is_ok()).count(), 2, "nothing was lost meanwhile");
+}
+
+#[test]
+fn a_buffer_that_is_given_up_is_free_and_its_ticket_never_existed() {
+    let slabs = SharedSlabs::new(&pool(), 100, 1).unwrap();
+    let worker = attach(&slabs);
+    drop(worker.get(100, SOON).unwrap());
+    let mut buf = worker.get(100, SOON).unwrap();
+    buf.truncate(3);
+    buf.as_mut_slice().copy_from_slice(b"abc");
+    assert_eq!(slabs.counts().filling, 1);
+    assert_eq!(slabs.receive(&buf.send(0).unwrap()).unwrap().as_slice_untracked().unwrap(), b"abc");
+    assert!(worker.get(101, SOON).unwrap_err().is_request());
+}
+
+#[test]
+fn a_worker_that_waits_gets_the_buffer_that_is_given_back() {
+    let slabs = SharedSlabs::new(&pool(), 100, 1).unwrap();
+    let worker = attach(&slabs);
+    let held = slabs.receive(&sent(&worker, b"x", 0)).unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| worker.get(1, LONG).unwrap().send(7).unwrap());
+        drop(held);
+        let ticket = waits.join().unwrap();
+        assert_eq!((slabs.next(LONG).unwrap().unwrap().0), ticket);
+    });
+}
+
+#[test]
+fn a_buffer_comes_back_when_its_copy_has_ended_and_not_before() {
+    let slabs = SharedSlabs::new(&pool(), 4096, 1).unwrap();
+    let worker = attach(&slabs);
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(4096));
+    let held = stream.hold();
+    let buf = slabs.receive(&sent(&worker, &[5; 4096], 0)).unwrap();
+    buf.copy_to(&stream, &mut device).unwrap();
+    assert!(worker.get(1, Duration::from_millis(30)).unwrap_err().is_limit(), "the device is reading it");
+    assert_eq!((slabs.counts().held, slabs.stats().in_flight), (1, 1));
+    drop(held);
+    worker.get(1, LONG).unwrap();
+    assert_eq!(device.read(), [5; 4096]);
+}
+
+#[test]
+fn the_memory_counts_under_the_ceiling_of_the_pool() {
+    let pool = pool();
+    let mib = 1 << 20;
+    drop(pool.get(50 * mib).unwrap());
+    let slabs = SharedSlabs::new(&pool, mib, 40).unwrap();
+    assert!(pool.stats().pinned_bytes <= 24 << 20, "idle memory made room: {}", pool.stats().pinned_bytes);
+    let error = pool.get_timeout(30 * mib, SOON).unwrap_err();
+    assert!(error.is_limit(), "{error}");
+    let error = SharedSlabs::new(&pool, mib, 30).unwrap_err();
+    assert!(error.is_limit(), "{error}");
+    let worker = attach(&slabs);
+    let held = slabs.receive(&sent(&worker, b"kept", 0)).unwrap();
+    drop(slabs);
+    assert_eq!(held.as_slice_untracked().unwrap(), b"kept", "what was received stays usable");
+    drop(held);
+    pool.get(50 * mib).unwrap();
+    let exact = Pool::builder()
+        .without_env()
+        .backend(Backend::Heap)
+        .preset(pinpool::Preset::Tensorflow)
+        .max_bytes(8_u64 << 20)
+        .build()
+        .unwrap();
+    let slabs = SharedSlabs::new(&exact, mib, 6).unwrap();
+    assert!(exact.get_timeout(3 * mib, SOON).unwrap_err().is_limit());
+    drop(slabs);
+    exact.get(3 * mib).unwrap();
+}
+
+#[test]
+fn a_worker_is_told_when_its_trainer_closes() {
+    let slabs = SharedSlabs::new(&pool(), 100, 1).unwrap();
+    let worker = attach(&slabs);
+    let descriptor = slabs.as_fd().try_clone_to_owned().unwrap();
+    let buf = worker.get(1, SOON).unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| worker.get(1, LONG).unwrap_err());
+        drop(slabs);
+        let error = waits.join().unwrap();
+        assert!(error.is_peer() && error.to_string().contains("closed"), "{error}");
+    });
+    assert!(buf.send(0).unwrap_err().is_peer());
+    assert!(SlabWorker::attach(descriptor).unwrap_err().is_peer());
+}
+
+#[test]
+fn the_descriptor_comes_by_a_socket_or_by_proc() {
+    let slabs = SharedSlabs::new(&pool(), 100, 2).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    slabs.pass_to(&ours).unwrap();
+    let by_socket = SlabWorker::attach_by(&theirs).unwrap();
+    let by_proc = SlabWorker::attach_to_process(std::process::id(), slabs.as_fd().as_raw_fd()).unwrap();
+    assert_eq!(slabs.workers(), 2);
+    assert_eq!(slabs.receive(&sent(&by_proc, b"p", 0)).unwrap().as_slice_untracked().unwrap(), b"p");
+    assert_eq!(slabs.receive(&sent(&by_socket, b"s", 0)).unwrap().as_slice_untracked().unwrap(), b"s");
+    (&ours).write_all(b"x").unwrap();
+    assert!(SlabWorker::attach_by(&theirs).unwrap_err().is_peer(), "no descriptor");
+    drop(ours);
+    assert!(SlabWorker::attach_by(&theirs).unwrap_err().is_peer(), "closed");
+    assert!(slabs.pass_to(&theirs).unwrap_err().is_peer(), "nobody there");
+    assert!(SlabWorker::attach_to_process(std::process::id(), 99_999).unwrap_err().is_shared());
+}
+
+fn memory_file(seals: libc::c_int, bytes: u64) -> OwnedFd {
+    // SAFETY: a string of C and flags.
+    let made = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
+    // SAFETY: a new descriptor.
+    let file = unsafe { File::from_raw_fd(made) };
+    file.set_len(bytes).unwrap();
+    // SAFETY: a descriptor of this process.
+    unsafe { libc::fcntl(made, libc::F_ADD_SEALS, seals) };
+    file.into()
+}
+
+/// The file of `slabs` with other bytes, as a file of its own.
+fn changed(slabs: &SharedSlabs, change: impl FnOnce(&mut Vec<u8>)) -> OwnedFd {
+    let mut bytes = Vec::new();
+    let mut file = File::from(slabs.as_fd().try_clone_to_owned().unwrap());
+    file.seek(SeekFrom::Start(0)).unwrap();
+    file.read_to_end(&mut bytes).unwrap();
+    change(&mut bytes);
+    let copy = memory_file(0, 0);
+    let mut copy = File::from(copy);
+    copy.write_all(&bytes).unwrap();
+    // SAFETY: a descriptor of this process.
+    unsafe { libc::fcntl(copy.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
+    copy.into()
+}
+
+#[test]
+fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
+    let slabs = SharedSlabs::new(&pool(), 100, 2).unwrap();
+    let refused = |descriptor: OwnedFd, words: &str| {
+        let error = SlabWorker::attach(descriptor).unwrap_err();
+        assert!(error.is_shared() && error.to_string().contains(words), "{words}: {error}");
+    };
+    refused(File::open("/dev/null").unwrap().into(), "no memory file");
+    refused(tempfile::tempfile().unwrap().into(), "");
+    refused(memory_file(0, 1 << 20), "F_SEAL_SHRINK");
+    let shrink = libc::F_SEAL_SHRINK;
+    refused(memory_file(shrink, 0), "empty");
+    refused(memory_file(shrink, 100), "less than a header");
+    refused(memory_file(shrink, 1 << 20), "none of shared buffers");
+    refused(memory_file(shrink | libc::F_SEAL_WRITE, 1 << 20), "F_SEAL_WRITE");
+    refused(changed(&slabs, |bytes| bytes[8] = 9), "version 9");
+    refused(changed(&slabs, |bytes| bytes.truncate(4096)), "cut off");
+    refused(changed(&slabs, |bytes| bytes[12] = 0), "not complete");
+    refused(changed(&slabs, |bytes| bytes[56] = 200), "do not fit together");
+    let error = SlabWorker::attach(changed(&slabs, |_| {})).unwrap_err();
+    assert!(error.is_peer(), "a copy has no trainer: {error}");
+    for (bytes, buffers) in [(0, 1), (1, 0), (1, 1 << 20), (usize::MAX, 2), (usize::MAX / 2, 3)] {
+        assert!(SharedSlabs::new(&pool(), bytes, buffers).is_err(), "{bytes} {buffers}");
+    }
+}
+
+#[test]
+fn hugetlb_pages_are_taken_where_there_are_enough_and_named_where_not() {
+    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(pinpool::Ceiling::None).build().unwrap();
+    let error = SharedSlabs::with_hugetlb(&pool, 1 << 40, 4, Some(true)).unwrap_err();
+    assert!(error.to_string().contains("nr_hugepages"), "{error}");
+    assert!(!SharedSlabs::with_hugetlb(&pool, 4 << 20, 1, Some(false)).unwrap().is_hugetlb());
+    if let Ok(slabs) = SharedSlabs::with_hugetlb(&pool, 4 << 20, 1, Some(true)) {
+        let worker = attach(&slabs);
+        assert!(slabs.is_hugetlb());
+        assert_eq!(
+            slabs.receive(&sent(&worker, &[3; 4 << 20], 0)).unwrap().as_slice_untracked().unwrap(),
+            [3; 4 << 20]
+        );
+    }
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    super::child::alone(|| {
+        let pool = pool();
+        let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("pinpool-slabs").count();
+        drop(SharedSlabs::new(&pool, 100, 2).unwrap());
+        let before = descriptors();
+        for _ in 0..50 {
+            let slabs = SharedSlabs::new(&pool, 100, 2).unwrap();
+            let (worker, other) = (attach(&slabs), attach(&slabs));
+            let held = slabs.receive(&sent(&worker, b"x", 0)).unwrap();
+            let _filling = other.get(1, SOON).unwrap();
+            drop(slabs);
+            drop(held);
+        }
+        assert_eq!((descriptors(), mappings()), (before, 0));
+    });
+}

@@ -1,0 +1,251 @@
+//! Workers and trainers that are killed at any instruction. `PINPOOL_TEST_KILLS` has the number of kills, 40 without it.
+#![allow(unsafe_code)] // Forks and kills.
+
+use std::os::fd::AsFd;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use pinpool::shared::{SharedSlabs, SlabWorker};
+use pinpool::{Backend, Pool};
+
+use super::child::alone;
+use super::draw::Draw;
+
+const LONG: Duration = Duration::from_secs(20);
+const BUFFERS: usize = 6;
+const BYTES: usize = 20_000;
+
+/// A child of this process; killed when this is dropped.
+struct Child(libc::pid_t);
+
+impl Child {
+    /// Runs `work` in a child of `fork`.
+    fn new(work: impl FnOnce()) -> Self {
+        // SAFETY: the child runs `work` on its one thread and exits without unwinding.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            // SAFETY: ends the child if it hangs.
+            unsafe { libc::alarm(120) };
+            let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            // SAFETY: ends the child without running what belongs to the parent.
+            unsafe { libc::_exit(i32::from(worked.is_err())) };
+        }
+        Self(child)
+    }
+
+    fn status(mut self) -> i32 {
+        self.wait()
+    }
+
+    fn wait(&mut self) -> i32 {
+        let mut status = 0;
+        // SAFETY: a place for a number, and a child of this process.
+        unsafe { libc::waitpid(self.0, &raw mut status, 0) };
+        self.0 = 0;
+        status
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if self.0 > 0 {
+            // SAFETY: a child of this process that was not waited for.
+            unsafe { libc::kill(self.0, libc::SIGKILL) };
+            self.wait();
+        }
+    }
+}
+
+fn kills() -> u64 {
+    std::env::var("PINPOOL_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(40)
+}
+
+fn slabs() -> SharedSlabs {
+    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(64_u64 << 20).build().unwrap();
+    SharedSlabs::new(&pool, BYTES, BUFFERS).unwrap()
+}
+
+/// Fills and sends until it is killed or its trainer is gone; gives every fifth buffer up.
+fn work(slabs: &SharedSlabs, seed: u64) {
+    let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    for tag in seed.. {
+        let mut buf = match worker.get(BYTES, LONG) {
+            Ok(buf) => buf,
+            Err(error) if error.is_peer() => return,
+            Err(error) => panic!("{error}"),
+        };
+        buf.as_mut_slice().fill(tag.to_le_bytes()[0]);
+        if tag % 5 != 0 && buf.send(tag).is_err_and(|error| !error.is_peer()) {
+            panic!("a send failed");
+        }
+    }
+}
+
+#[test]
+fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
+    alone(|| {
+        let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        drop(slabs());
+        let before = descriptors();
+        let (slabs, mut draw) = (slabs(), Draw(7));
+        let mut seeds = 0_u64;
+        let mut begin = || {
+            seeds += 1 << 32;
+            Child::new(|| work(&slabs, seeds))
+        };
+        let mut workers: Vec<_> = (0..3).map(|_| begin()).collect();
+        let receive = |wait| {
+            let Some((ticket, buf)) = slabs.next(wait).unwrap() else { return false };
+            let bytes = buf.as_slice_untracked().unwrap();
+            assert!(
+                bytes.len() == BYTES && bytes.iter().all(|&byte| byte == ticket.tag().to_le_bytes()[0]),
+                "{ticket:?}"
+            );
+            assert!(slabs.receive(&ticket).unwrap_err().is_ticket(), "received once");
+            true
+        };
+        for kill in 0..kills() {
+            let until = Instant::now() + Duration::from_micros(draw.below(1500));
+            while Instant::now() < until {
+                receive(Duration::ZERO);
+            }
+            let at = usize::try_from(draw.below(3)).unwrap();
+            drop(std::mem::replace(&mut workers[at], begin()));
+            slabs.recover().unwrap();
+            let counts = slabs.counts();
+            assert!(counts.filling <= 3 && counts.held == 0, "kill {kill}: {counts:?}");
+            assert!(receive(LONG), "kill {kill}: the survivors go on");
+        }
+        drop(workers);
+        while receive(Duration::ZERO) {}
+        slabs.recover().unwrap();
+        let counts = slabs.counts();
+        assert_eq!((counts.free, slabs.workers(), slabs.stats().in_use), (BUFFERS, 0, 0), "{counts:?}");
+        assert!(slabs.next_of_dead().unwrap().is_none());
+        drop(slabs);
+        assert_eq!(descriptors(), before);
+    });
+}
+
+#[test]
+fn what_a_worker_sent_before_it_was_killed_is_neither_lost_nor_given_twice() {
+    alone(|| {
+        let slabs = slabs();
+        let mut child = Child::new(|| {
+            let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+            let mut buf = worker.get(BYTES, LONG).unwrap();
+            let filling = worker.get(BYTES, LONG).unwrap();
+            buf.as_mut_slice().fill(9);
+            // The ticket is lost with the worker.
+            buf.send(42).unwrap();
+            std::mem::forget(filling);
+        });
+        child.wait();
+        assert_eq!(slabs.recover().unwrap(), 1);
+        // A new worker does not take the slot of the dead one while that says who sent.
+        let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let living = worker.get(1, LONG).unwrap().send(1).unwrap();
+        let (ticket, buf) = slabs.next_of_dead().unwrap().unwrap();
+        assert_eq!((ticket.tag(), buf.as_slice_untracked().unwrap()), (42, &[9; BYTES][..]));
+        assert!(slabs.next_of_dead().unwrap().is_none());
+        assert!(slabs.receive(&ticket).unwrap_err().is_ticket(), "if the ticket comes after all");
+        drop(buf);
+        drop(slabs.receive(&living).unwrap());
+        assert_eq!(slabs.counts().free, BUFFERS);
+    });
+}
+
+#[test]
+fn a_worker_that_waits_takes_what_a_dead_one_was_filling() {
+    alone(|| {
+        let slabs = slabs();
+        let mut dead = Child::new(|| {
+            let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+            let all: Vec<_> = (0..BUFFERS).map(|_| worker.get(1, LONG).unwrap()).collect();
+            std::mem::forget(all);
+        });
+        dead.wait();
+        assert_eq!(slabs.counts().filling, BUFFERS);
+        let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        // The slot is the same, and its new owner has freed what the old one had.
+        let all: Vec<_> = (0..BUFFERS).map(|_| worker.get(1, Duration::ZERO).unwrap()).collect();
+        assert_eq!(all.len(), BUFFERS);
+    });
+}
+
+#[test]
+fn workers_of_a_trainer_that_is_killed_are_told() {
+    alone(|| {
+        // The trainer is a child; its workers, its children, tell through a pipe how they ended.
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let trainer = Child::new(|| {
+            let slabs = slabs();
+            for _ in 0..2 {
+                let worker = Child::new(|| {
+                    let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+                    let mut filling = Vec::new();
+                    let error = loop {
+                        match worker.get(1, LONG) {
+                            Ok(buf) => filling.push(buf),
+                            Err(error) => break error,
+                        }
+                    };
+                    let told = error.is_peer();
+                    std::io::Write::write_all(&mut &writer, if told { b"p" } else { b"?" }).unwrap();
+                });
+                std::mem::forget(worker);
+            }
+            let begun = Instant::now();
+            while slabs.counts().filling < BUFFERS && begun.elapsed() < LONG {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // SAFETY: ends this process as from outside.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        });
+        let status = trainer.status();
+        assert!(libc::WIFSIGNALED(status));
+        drop(writer);
+        let mut ends = String::new();
+        std::io::Read::read_to_string(&mut reader, &mut ends).unwrap();
+        assert_eq!(ends, "pp");
+    });
+}
+
+#[test]
+fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
+    alone(|| {
+        let slabs = slabs();
+        let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let buf = worker.get(1, LONG).unwrap();
+        let held = slabs.receive(&worker.get(1, LONG).unwrap().send(0).unwrap()).unwrap();
+        let mut child = Child::new(|| {
+            assert!(worker.get(1, Duration::ZERO).is_err());
+            // SAFETY: the child's copies, which it uses no more; the parent's are dropped by the parent.
+            let (buf, held, slabs) =
+                unsafe { (ptr::read(&raw const buf), ptr::read(&raw const held), ptr::read(&raw const slabs)) };
+            assert!(buf.send(0).is_err());
+            drop((held, slabs));
+        });
+        assert_eq!(child.wait(), 0);
+        assert_eq!((slabs.counts().filling, slabs.counts().held, slabs.workers()), (1, 1, 1));
+        // The parent's death is noticed though a child lives on.
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let mut parent = Child::new(|| {
+            let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+            std::mem::forget(worker.get(1, LONG).unwrap());
+            let child = Child::new(|| {
+                std::io::Write::write_all(&mut &writer, &std::process::id().to_le_bytes()).unwrap();
+                std::thread::sleep(Duration::from_secs(60));
+            });
+            std::mem::forget(child);
+        });
+        parent.wait();
+        let mut grandchild = [0; 4];
+        std::io::Read::read_exact(&mut reader, &mut grandchild).unwrap();
+        let recovered = slabs.recover().unwrap();
+        // SAFETY: the process that the child started.
+        unsafe { libc::kill(i32::from_le_bytes(grandchild), libc::SIGKILL) };
+        assert_eq!(recovered, 1);
+    });
+}
