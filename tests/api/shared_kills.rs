@@ -1,4 +1,4 @@
-//! Workers and trainers that are killed at any instruction. `PINPOOL_TEST_KILLS` has the number of kills, 40 without it.
+//! Workers and trainers that are killed at any instruction. `PINPOOL_TEST_KILLS` has the number of kills, 100 without it.
 #![allow(unsafe_code)] // Forks and kills.
 
 use std::os::fd::AsFd;
@@ -58,7 +58,7 @@ impl Drop for Child {
 }
 
 fn kills() -> u64 {
-    std::env::var("PINPOOL_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(40)
+    std::env::var("PINPOOL_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(100)
 }
 
 fn slabs() -> SharedSlabs {
