@@ -31,6 +31,7 @@
 //! - **arena-I4**: `claimed_bytes` is never below what is held at any instant between a plan and its settlement: what is
 //!   committed, and the overhead of its regions.
 //! - **arena-I5**: The holes of discrete regions, and no others, are also in `regions` of their set.
+//! - **arena-I6** (`keep`): What is kept is committed, outside of the ranges of reserves.
 
 mod demand;
 mod discrete;
@@ -38,6 +39,7 @@ mod extent;
 mod granules;
 mod grow;
 mod holes;
+mod keep;
 mod plan;
 mod prepare;
 mod retain;
@@ -115,7 +117,9 @@ pub struct ArenaStats {
     pub hole_bytes: u64,
     /// Of these, in granules that are wholly free and may be decommitted or remapped.
     pub idle_bytes: u64,
-    /// Of the free ones, in reserves, which are kept.
+    /// Committed in ranges of reserves.
+    pub reserve_bytes: u64,
+    /// Of the free ones, in such ranges, which are kept.
     pub reserve_hole_bytes: u64,
     /// In granules of unsettled plans.
     pub transit_bytes: u64,
@@ -146,6 +150,8 @@ pub struct Arena {
     stats: ArenaStats,
     /// Bytes that unsettled plans commit or remap into.
     committing_bytes: u64,
+    /// Releases leave so much committed outside of the ranges of reserves.
+    kept_bytes: u64,
 }
 
 /// What the system holds for a region of so many bytes: at least these, and never less for more.
@@ -185,6 +191,7 @@ impl Arena {
             next_release_us: 0,
             stats: ArenaStats::default(),
             committing_bytes: 0,
+            kept_bytes: 0,
         }
     }
 
@@ -223,6 +230,7 @@ impl Arena {
         let extent = self.ranges.get(&id)?.extent;
         self.stats.committed_bytes += bytes;
         self.stats.claimed_bytes += bytes;
+        self.stats.reserve_bytes += bytes;
         self.stats.mappings += 1;
         self.add_hole(extent, 0);
         Some(id)
@@ -355,6 +363,9 @@ impl Arena {
         }
         if stats.claimed_bytes < stats.committed_bytes + stats.overhead_bytes {
             return Err(format!("arena-I4: {stats:?}"));
+        }
+        if self.kept_bytes > self.committed_outside_reserves() {
+            return Err(format!("arena-I6: {} kept, {stats:?}", self.kept_bytes));
         }
         self.validate_extents()
     }

@@ -19,7 +19,12 @@ impl Arena {
         for (index, &step) in plan.steps.iter().enumerate() {
             let made = index < done;
             match step {
-                Step::Commit { extent } => self.settle_target(extent, made, &mut hull, &mut not_free),
+                Step::Commit { extent } => {
+                    self.settle_target(extent, made, &mut hull, &mut not_free);
+                    if made && plan.buffer.is_none() {
+                        self.add_hole(extent, now_us);
+                    }
+                }
                 Step::Remap { from, to } => {
                     self.stats.remaps += u64::from(made);
                     let gone = made || outcome.has_lost(index);
@@ -55,6 +60,7 @@ impl Arena {
                 again.into_iter().for_each(|extent| self.idle.add(IdleRun { extent, since_us }));
             }
         }
+        self.note_kept();
         granted
     }
 

@@ -14,6 +14,7 @@ impl Arena {
         }
         let by_granules = (self.growth != GrowthMode::Regions).then_some(self.sizes);
         let selected = self.retention.select(&self.idle, by_granules, now_us);
+        let selected = self.no_more_than(selected, self.releasable_bytes());
         if selected.is_empty() {
             return None;
         }
@@ -21,26 +22,36 @@ impl Arena {
         self.release(selected)
     }
 
-    /// Whether [`Arena::release_due`] would return a plan.
+    /// Whether [`Arena::release_due`] would return a plan, unless what is due is kept but for a part of a granule.
     pub fn is_release_due(&self, now_us: u64) -> bool {
-        now_us >= self.next_release_us && self.retention.due(&self.idle, now_us).next().is_some()
+        now_us >= self.next_release_us
+            && self.releasable_bytes() > 0
+            && self.retention.due(&self.idle, now_us).next().is_some()
     }
 
     /// Bytes of the idle granules that are due at `now_us`.
     pub fn due_bytes(&self, now_us: u64) -> u64 {
-        self.retention.due(&self.idle, now_us).map(|run| run.extent.bytes()).sum()
+        let due: u64 = self.retention.due(&self.idle, now_us).map(|run| run.extent.bytes()).sum();
+        due.min(self.releasable_bytes())
     }
 
-    /// A plan that decommits idle granules, the longest idle first, until `bytes` are decommitted or none is idle.
+    /// A plan that decommits idle granules, the longest idle first, until `bytes` are decommitted or only what is kept is idle.
     pub fn release_idle(&mut self, bytes: u64) -> Option<Plan> {
+        let releasable_bytes = self.releasable_bytes();
+        self.release(self.no_more_than(self.longest_idle(bytes.min(releasable_bytes)), releasable_bytes))
+    }
+
+    /// The same, with what is kept: it is less then. For a ceiling that was lowered.
+    pub fn release_idle_of_kept(&mut self, bytes: u64) -> Option<Plan> {
         self.release(self.longest_idle(bytes))
     }
 
-    /// A plan that decommits idle granules, the longest idle first, until at most `to_bytes` stay held or none is idle.
+    /// A plan that decommits idle granules, the longest idle first, until at most `to_bytes` stay held or only what is kept is
+    /// idle.
     pub fn release_down_to(&mut self, to_bytes: u64) -> Option<Plan> {
         let leaving = self.stats.transit_bytes - self.committing_bytes;
         let staying = self.stats.committed_bytes + self.stats.overhead_bytes - leaving;
-        self.release(self.longest_idle(staying.saturating_sub(to_bytes)))
+        self.release_idle(staying.saturating_sub(to_bytes))
     }
 
     /// Settles a plan that only decommits, whose steps do not depend on each other; those in `failed` failed. Their
@@ -51,6 +62,7 @@ impl Arena {
         {
             self.settle_source(extent, !failed.contains(&index), now_us);
         }
+        self.note_kept();
     }
 
     /// Changes when granules are decommitted.

@@ -1,0 +1,184 @@
+//! A reserve that is committed piece by piece (policy-R10): granules of a virtual range that are committed for no buffer, and
+//! a floor under what releases leave committed.
+//!
+//! ```text
+//!   | live | hole | live |  hole  |  uncommitted ...
+//!                                  ^^^^ commit_next: the lowest uncommitted granules, one step
+//!   committed outside reserves >= kept_bytes, whatever is released
+//! ```
+//!
+//! The floor counts bytes, not addresses: what a get commits while the reserve is under way is a part of it, and granules
+//! of the reserve may be moved like others.
+//!
+//! What is kept is never more than what is committed (arena-I6): each settlement sees to it.
+
+use super::extent::Extent;
+use super::plan::{Plan, Step};
+use super::{Arena, GrowthMode};
+
+impl Arena {
+    /// Plans to commit the lowest uncommitted granules, about `bytes` of one size and at least one, for no buffer: a hole
+    /// when settled.
+    ///
+    /// # Errors
+    ///
+    /// The bytes of the next granule where these are over `commit_bytes`; 0 where nothing is uncommitted.
+    pub fn commit_next(&mut self, bytes: u64, commit_bytes: u64) -> Result<Plan, u64> {
+        if self.growth == GrowthMode::Regions {
+            return Err(0);
+        }
+        let from = |run: Extent| {
+            Extent::between(run.start.saturating_add(self.grow_from.saturating_sub(run.offset())), run.end)
+        };
+        let run = self.uncommitted.iter().find_map(from).or_else(|| self.uncommitted.iter().next()).ok_or(0_u64)?;
+        let (of_size, granule_bytes) = self.all_of_size(run);
+        let most = bytes.min(commit_bytes) / granule_bytes * granule_bytes;
+        let most = most.max(granule_bytes);
+        if most > commit_bytes {
+            return Err(granule_bytes);
+        }
+        let extent = Extent { end: run.end.min(of_size.end).min(run.start.saturating_add(most)), ..run };
+        self.take_target(extent);
+        let claim_bytes = extent.bytes();
+        self.stats.claimed_bytes += claim_bytes;
+        let steps = vec![Step::Commit { extent }];
+        Ok(Plan { buffer: None, steps, idle_before: Vec::new(), claim_bytes, surplus_bytes: 0 })
+    }
+
+    /// Of what is committed outside of reserves, `bytes` more stay committed from now on; as far as there are so many.
+    pub fn keep(&mut self, bytes: u64) {
+        self.kept_bytes = self.kept_bytes.saturating_add(bytes);
+        self.note_kept();
+    }
+
+    /// Bytes that releases leave committed outside of reserves.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
+    }
+
+    /// Nothing is kept any more.
+    pub fn keep_nothing(&mut self) {
+        self.kept_bytes = 0;
+    }
+
+    /// Committed outside of the ranges of reserves.
+    pub fn committed_outside_reserves(&self) -> u64 {
+        self.stats.committed_bytes - self.stats.reserve_bytes
+    }
+
+    /// Bytes of idle granules and regions that may be released without a part of what is kept.
+    pub fn releasable_bytes(&self) -> u64 {
+        let leaving = self.stats.transit_bytes - self.committing_bytes;
+        let staying = self.committed_outside_reserves() - leaving;
+        self.idle.bytes().min(staying.saturating_sub(self.kept_bytes))
+    }
+
+    /// What was committed is less than before: what is kept cannot be more.
+    pub(super) fn note_kept(&mut self) {
+        self.kept_bytes = self.kept_bytes.min(self.committed_outside_reserves());
+    }
+
+    /// The first of `selected` that make up no more than `most_bytes`, whole granules.
+    pub(super) fn no_more_than(&self, selected: Vec<Extent>, most_bytes: u64) -> Vec<Extent> {
+        let mut left = most_bytes;
+        let mut chosen = Vec::new();
+        for extent in selected {
+            let down = |end| self.range_of(extent.ptr()).map_or(end, |range| range.grid.down(end));
+            let end = if extent.bytes() <= left { extent.end } else { down(extent.start + left) };
+            left = left.saturating_sub(extent.bytes());
+            chosen.extend(Extent::between(extent.start, end));
+            if left == 0 {
+                break;
+            }
+        }
+        chosen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::{ArenaPtr, GranuleSizes, GrowthLimits, PlanOutcome, Retention};
+
+    const GRANULE: u64 = 2 << 20;
+
+    fn arena(granules: u64) -> Arena {
+        let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default());
+        arena.add_virtual_range(granules * GRANULE).unwrap();
+        arena
+    }
+
+    fn commit(arena: &mut Arena, granules: u64) {
+        let plan = arena.commit_next(granules * GRANULE, u64::MAX).unwrap();
+        assert!(arena.settle(plan, PlanOutcome::Done, 0));
+        arena.keep(granules * GRANULE);
+        arena.validate().unwrap();
+    }
+
+    #[test]
+    fn steps_commit_the_lowest_granules_for_buffers_of_every_size_and_releases_leave_them() {
+        let mut arena = arena(64);
+        commit(&mut arena, 4);
+        commit(&mut arena, 4);
+        assert_eq!((arena.stats().hole_bytes, arena.stats().mappings), (8 * GRANULE, 8));
+        let spanning = arena.carve(8 * GRANULE, 4096).expect("one hole");
+        arena.free(spanning, 8 * GRANULE, 0);
+        assert!(arena.release_down_to(0).is_none() && arena.release_idle(GRANULE).is_none());
+        assert!(arena.release_due(3_600_000_000).is_none() && arena.releasable_bytes() == 0);
+        // What is beyond goes, and no more.
+        let plan = arena.grow(12 * GRANULE, 4096, GrowthLimits::UNLIMITED).unwrap();
+        let ptr = plan.ptr().unwrap();
+        assert!(arena.settle(plan, PlanOutcome::Done, 0));
+        arena.free(ptr, 12 * GRANULE, 0);
+        let plan = arena.release_down_to(0).unwrap();
+        arena.settle_releases(&plan, &[], 0);
+        arena.validate().unwrap();
+        assert_eq!((arena.stats().committed_bytes, arena.kept_bytes()), (8 * GRANULE, 8 * GRANULE));
+    }
+
+    #[test]
+    fn a_step_that_fails_changes_nothing_and_one_without_room_names_the_granule() {
+        let mut arena = arena(4);
+        let before = arena.stats();
+        let plan = arena.commit_next(GRANULE, u64::MAX).unwrap();
+        assert_eq!(arena.stats().claimed_bytes, GRANULE);
+        assert!(!arena.settle(plan, PlanOutcome::Failed { done: 0 }, 0));
+        arena.validate().unwrap();
+        assert_eq!(arena.stats(), before);
+        assert_eq!(arena.commit_next(GRANULE, GRANULE - 1).unwrap_err(), GRANULE);
+        commit(&mut arena, 4);
+        assert_eq!(arena.commit_next(GRANULE, u64::MAX).unwrap_err(), 0, "no address is left");
+    }
+
+    #[test]
+    fn a_forced_release_lowers_what_is_kept() {
+        let mut arena = arena(8);
+        commit(&mut arena, 8);
+        let plan = arena.release_idle_of_kept(3 * GRANULE).unwrap();
+        arena.settle_releases(&plan, &[], 0);
+        arena.validate().unwrap();
+        assert_eq!((arena.kept_bytes(), arena.stats().committed_bytes), (5 * GRANULE, 5 * GRANULE));
+    }
+
+    #[test]
+    fn a_terabyte_takes_few_steps_and_mappings() {
+        let (mib, tib) = (1 << 20, 1_u64 << 40);
+        let sizes = GranuleSizes::of_pool(GRANULE, Some(tib));
+        let mut arena = Arena::new(GrowthMode::Granules(GRANULE), Retention::default()).with_granule_sizes(sizes);
+        arena.add_virtual_range(4 * tib).unwrap();
+        let (mut steps, mut longest) = (0, 0);
+        while arena.kept_bytes() < tib {
+            let plan = arena.commit_next((8 * mib).min(tib - arena.kept_bytes()), u64::MAX).unwrap();
+            let Step::Commit { extent } = plan.steps()[0] else { panic!("a commit") };
+            longest = longest.max(extent.bytes());
+            assert!(extent.bytes() == 8 * mib || extent.bytes() * 256 <= extent.offset(), "{extent:?}");
+            assert!(arena.settle(plan, PlanOutcome::Done, 0));
+            arena.keep(extent.bytes());
+            steps += 1;
+        }
+        arena.validate().unwrap();
+        assert!(arena.stats().mappings <= 8192 && steps < 6000, "{steps} steps, {:?}", arena.stats());
+        assert_eq!(longest, 512 * mib);
+        assert!(arena.carve(tib / 2, 4096).is_some_and(|ptr| ptr == ArenaPtr::new(0, 0)));
+    }
+}
