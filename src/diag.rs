@@ -208,14 +208,53 @@ impl PoolLog {
         log::debug!("{self}wait: a get of {asked_bytes} bytes {end} after {waited:?} in line");
     }
 
-    pub(crate) fn reserving(&self, done_bytes: u64, of_bytes: u64) {
-        log::info!("{self}reserve: {done_bytes} of {of_bytes} bytes pinned");
+    /// `left`: the time for the rest, where it is known.
+    pub(crate) fn reserving(&self, done_bytes: u64, of_bytes: u64, left: Option<Duration>) {
+        let left = left.map_or_else(String::new, |left| format!(", {:.1} s to go", left.as_secs_f64()));
+        log::info!("{self}reserve: {done_bytes} of {of_bytes} bytes pinned{left}");
+    }
+
+    /// A reserve that is not waited for has its first step.
+    pub(crate) fn reserve_begun(&self, done_bytes: u64, of_bytes: u64) {
+        log::info!(
+            "{self}reserve: begun, {done_bytes} of {of_bytes} bytes are there, the rest is pinned beside the program"
+        );
+    }
+
+    /// The rest is there.
+    pub(crate) fn reserve_done(&self, bytes: u64, took: Duration, numa_node: Option<u32>) {
+        let node = numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
+        #[allow(clippy::cast_precision_loss)] // A rate.
+        let rate = bytes as f64 / took.as_secs_f64().max(1e-9) / 1e9;
+        log::info!("{self}reserve: all is there, {bytes} bytes in {took:?} ({rate:.1} GB/s){node}");
+    }
+
+    /// The ceiling leaves no room for the rest now.
+    pub(crate) fn reserve_waits(&self, done_bytes: u64, of_bytes: u64, max_bytes: Option<u64>) {
+        let max_bytes = max_bytes.unwrap_or(u64::MAX);
+        log::warn!(
+            "{self}reserve: waits for room, {done_bytes} of {of_bytes} bytes pinned under a ceiling of {max_bytes}: the rest \
+             comes when there is some; raise PINPOOL_MAX_BYTES, or lower PINPOOL_RESERVE"
+        );
+    }
+
+    /// The rest was refused.
+    pub(crate) fn reserve_stopped(&self, done_bytes: u64, of_bytes: u64, error: &SourceError) {
+        log::warn!(
+            "{self}reserve: stopped at {done_bytes} of {of_bytes} bytes, the pool goes on with these: {error}; then \
+             Pool::prewarm pins the rest, or lower PINPOOL_RESERVE"
+        );
     }
 
     /// Calls `tiers`, which asks the kernel, only if the line is logged.
     pub(crate) fn reserved(&self, bytes: u64, tiers: impl Fn() -> PageTiers, numa_node: Option<u32>) {
         let node = numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
         log::info!("{self}reserve: {bytes} bytes are in {}{node}", tiers());
+    }
+
+    /// The huge pages that were asked for do not suffice.
+    pub(crate) fn few_huge_pages(&self, lack: &SourceError) {
+        log::warn!("{self}too few huge pages, other pages are taken: {lack}");
     }
 
     pub(crate) fn partitioned(&self, max_bytes: u64) {

@@ -106,7 +106,7 @@ pub mod testing;
 #[doc(hidden)]
 pub mod trace;
 
-pub use backend::{Backend, HandleTypes};
+pub use backend::{Backend, HandleTypes, HugeTlb};
 pub use buffer::{BatchBuf, BatchSlice, PendingBuf, Pinned, PinnedBuf};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut};

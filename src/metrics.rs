@@ -25,6 +25,7 @@
 //! | `pinpool.bytes` | gauge | `state`: the same and `free`, which the next buffers are carved from |
 //! | `pinpool.unpinned.count`, `pinpool.unpinned.bytes` | gauge | of the buffers above, those that are not pinned |
 //! | `pinpool.held.bytes`, `pinpool.awaiting_release.bytes` | gauge | |
+//! | `pinpool.reserve.bytes`, `pinpool.reserve.asked.bytes` | gauge | of the reserve, what is pinned; what was asked for |
 //! | `pinpool.max.bytes` | gauge | the ceiling; missing without one |
 //! | `pinpool.idle.max` | gauge | the count limit |
 //! | `pinpool.pending_requests` | gauge | |
@@ -99,6 +100,8 @@ pub const METRICS: &[Metric] = &[
         Unit::Bytes,
         "Free bytes that go back when no copy is in flight",
     ),
+    metric("pinpool.reserve.bytes", Kind::Gauge, Unit::Bytes, "Bytes of the reserve that are pinned"),
+    metric("pinpool.reserve.asked.bytes", Kind::Gauge, Unit::Bytes, "Bytes of the reserve that were asked for"),
     metric("pinpool.max.bytes", Kind::Gauge, Unit::Bytes, "The ceiling on the bytes held"),
     metric("pinpool.idle.max", Kind::Gauge, Unit::Count, "Most idle buffers that the pool keeps"),
     metric("pinpool.pending_requests", Kind::Gauge, Unit::Count, "Gets that wait for memory now"),
@@ -268,6 +271,8 @@ fn record(stats: &Stats, times: Vec<(&'static str, Durations)>, is_partition: bo
         ("pinpool.unpinned.bytes", stats.fallback_bytes),
         ("pinpool.held.bytes", stats.pinned_bytes),
         ("pinpool.awaiting_release.bytes", stats.awaiting_release_bytes),
+        ("pinpool.reserve.bytes", stats.reserve_bytes),
+        ("pinpool.reserve.asked.bytes", stats.reserve_asked_bytes),
         ("pinpool.idle.max", stats.pool_size_limit),
         ("pinpool.pending_requests", stats.waiting),
     ] {

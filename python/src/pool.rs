@@ -262,6 +262,32 @@ impl Pool {
         self.call(py, |pool| pool.prewarm(bytes))
     }
 
+    /// Waits until all of the reserve is pinned, at most `timeout` seconds; without one, as long as it takes. False if it is not
+    /// there then. For a pool with `reserve_wait=False`.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_reserved(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+        let pool = self.pool()?;
+        let wait = timeout.map_or(Ok(LONGEST_WAIT), seconds)?;
+        let begun = Instant::now();
+        loop {
+            let slice = wait.saturating_sub(begun.elapsed()).min(UNINTERRUPTED);
+            let outcome = py.detach(|| pool.wait_reserved(slice));
+            lines::flush(py)?;
+            let is_there = outcome.map_err(|error| exception(&error))?;
+            if is_there || begun.elapsed() >= wait {
+                return Ok(is_there);
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// The share of the reserve that is pinned, from 0 to 1.
+    #[getter]
+    fn pinned_fraction(&self, py: Python<'_>) -> PyResult<f64> {
+        let pool = self.pool()?;
+        Ok(py.detach(|| pool.pinned_fraction()))
+    }
+
     /// Returns idle memory to the system until at most `to_bytes` are held.
     #[pyo3(signature = (to_bytes=None))]
     fn trim(&self, py: Python<'_>, to_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<()> {

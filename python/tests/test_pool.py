@@ -270,3 +270,19 @@ def test_all_errors_are_of_one_family():
         kind = getattr(pinpool, name)
         if name.endswith("Error"):
             assert issubclass(kind, pinpool.PinpoolError) and kind.__module__ == "pinpool", name
+
+
+def test_a_reserve_that_is_not_waited_for_is_pinned_beside_the_program():
+    pool = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=False)
+    first = pool.get(1 << 20)
+    assert 0 < pool.pinned_fraction <= 1
+    assert pool.wait_reserved(timeout=20)
+    assert pool.pinned_fraction == 1 and pool.stats()["pinned_fraction"] == 1
+    assert pool.stats()["reserve_bytes"] == pool.stats()["reserve_asked_bytes"] == 64 << 20
+    assert pool.wait_reserved() and first.nbytes == 1 << 20
+    by_hand = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=0, poll=0)
+    before = by_hand.pinned_fraction
+    assert before < 1
+    by_hand.poll()
+    assert before < by_hand.pinned_fraction < 1
+    assert by_hand.wait_reserved(20)

@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::heap::HeapSource;
+use super::huge_pages::HugeTlb;
 use super::mlock::MlockSource;
 use super::sim::SimSource;
 use super::source::Source;
@@ -98,6 +99,8 @@ pub(crate) struct PinOptions<'a> {
     pub(crate) max_bytes: Option<u64>,
     /// Only `vmm` has handles.
     pub(crate) handle_types: HandleTypes,
+    /// For whole regions of `vmm`, `register`, `mlock` and `heap`.
+    pub(crate) hugetlb: HugeTlb,
     /// Only `cuda` has write-combined memory.
     pub(crate) write_combined: bool,
     /// Sources of the driver that are not to be tried in this process, each with the reason.
@@ -116,6 +119,7 @@ impl Default for PinOptions<'_> {
             arena,
             max_bytes: None,
             handle_types,
+            hugetlb: HugeTlb::Off,
             write_combined,
             not_here: &[],
         }
@@ -130,7 +134,8 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
     let source: Arc<dyn Source> = match backend {
         Backend::Auto => {
             let chosen = best(options);
-            let findings = chosen.findings.into_iter().chain(node_ignored(&*chosen.source, options.node)).collect();
+            let findings = chosen.findings.into_iter().chain(node_ignored(&*chosen.source, options.node));
+            let findings = findings.chain(options.hugetlb.finding(options.root)).collect();
             return Ok(Chosen { findings, ..chosen });
         }
         Backend::Vmm | Backend::Register if !options.arena => {
@@ -141,12 +146,13 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
         }
         Backend::Vmm | Backend::Register | Backend::Cuda => driver_source(backend.name(), options, true)
             .map_err(|why| ErrorKind::Unavailable { backend: backend.name(), why })?,
-        Backend::Mlock => Arc::new(mlock_source(options.node)),
-        Backend::Heap => Arc::new(options.node.map_or_else(HeapSource::new, HeapSource::on_node)),
+        Backend::Mlock => Arc::new(mlock_source(options)),
+        Backend::Heap => Arc::new(heap_source(options)),
         Backend::Sim { total_bytes } => Arc::new(SimSource::new(*total_bytes)),
         Backend::Source(source) => source.clone(),
     };
-    let findings = node_ignored(&*source, options.node).into_iter().collect();
+    let findings =
+        node_ignored(&*source, options.node).into_iter().chain(options.hugetlb.finding(options.root)).collect();
     Ok(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings })
 }
 
@@ -181,8 +187,8 @@ pub(crate) fn on_node(
 ) -> Result<Arc<dyn Source>> {
     let name = source.name();
     match name {
-        "heap" if !is_custom => Ok(Arc::new(HeapSource::on_node_below(root, node))),
-        "mlock" if !is_custom => Ok(Arc::new(MlockSource::on_node_below(root, node))),
+        "heap" if !is_custom => Ok(Arc::new(HeapSource::on_node_below(root, node).with_hugetlb(options.hugetlb))),
+        "mlock" if !is_custom => Ok(Arc::new(MlockSource::on_node_below(root, node).with_hugetlb(options.hugetlb))),
         "vmm" | "register" if !is_custom => driver_source(name, PinOptions { node: Some(node), ..options }, true)
             .map_err(|why| {
                 let backend = if name == "vmm" { "vmm" } else { "register" };
@@ -220,8 +226,12 @@ fn existing_node(root: &Path, node: Option<u32>) -> Result<Option<u32>> {
     Err(ErrorKind::Setting { name: "PINPOOL_NUMA_NODE", value: requested.to_string(), why }.into())
 }
 
-fn mlock_source(node: Option<u32>) -> MlockSource {
-    node.map_or_else(MlockSource::new, MlockSource::on_node)
+fn mlock_source(options: PinOptions<'_>) -> MlockSource {
+    options.node.map_or_else(MlockSource::new, MlockSource::on_node).with_hugetlb(options.hugetlb)
+}
+
+fn heap_source(options: PinOptions<'_>) -> HeapSource {
+    options.node.map_or_else(HeapSource::new, HeapSource::on_node).with_hugetlb(options.hugetlb)
 }
 
 /// The driver's sources that suit a pool with or without an arena, best first.
@@ -238,7 +248,7 @@ fn best(options: PinOptions<'_>) -> Chosen {
         }
     }
     let mut findings: Vec<_> = unused_gpu(options, &passed_over).into_iter().collect();
-    let mlock = mlock_source(options.node);
+    let mlock = mlock_source(options);
     match usable_lock_limit(&mlock, options.max_bytes) {
         Ok(lock_limit_bytes) => Chosen { source: Arc::new(mlock), lock_limit_bytes, passed_over, findings },
         Err(why) => {
@@ -247,7 +257,7 @@ fn best(options: PinOptions<'_>) -> Chosen {
                              PINPOOL_BACKEND=heap if that is meant",
             ));
             passed_over.push(("mlock", why));
-            let heap = options.node.map_or_else(HeapSource::new, HeapSource::on_node);
+            let heap = heap_source(options);
             Chosen { source: Arc::new(heap), lock_limit_bytes: None, passed_over, findings }
         }
     }
@@ -325,10 +335,13 @@ pub(crate) fn driver_source(name: &str, options: PinOptions<'_>, insists: bool) 
         return Err(why.clone());
     }
     match name {
-        "vmm" => VmmSource::on_machine(root, (device, node), options.handle_types, max_bytes, insists)
-            .map(|source| Arc::new(source) as _),
+        "vmm" => {
+            VmmSource::on_machine(root, (device, node), (options.handle_types, options.hugetlb), max_bytes, insists)
+                .map(|source| Arc::new(source) as _)
+        }
         "register" => {
-            RegisterSource::on_machine(root, device, node).map(|source| Arc::new(source.with_threads(threads)) as _)
+            let source = RegisterSource::on_machine(root, device, node);
+            source.map(|source| Arc::new(source.with_threads(threads).with_hugetlb(options.hugetlb)) as _)
         }
         _ => CudaSource::new(device).map(|source| Arc::new(source.with_write_combined(options.write_combined)) as _),
     }

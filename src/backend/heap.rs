@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use super::huge_pages::{HugeTlb, increasing};
 use super::mapping::{self, Accounting, InitialAccess};
 use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
@@ -14,6 +15,7 @@ use crate::error::SourceError;
 pub struct HeapSource {
     ids: RegionIds,
     placement: Option<NodePlacement>,
+    hugetlb: HugeTlb,
 }
 
 impl HeapSource {
@@ -30,6 +32,11 @@ impl HeapSource {
     /// The same of the machine below `root`.
     pub(super) fn on_node_below(root: &Path, node: u32) -> Self {
         Self { placement: NodePlacement::on(root, node), ..Self::default() }
+    }
+
+    /// The same with such huge pages in what is acquired fast, as a reserve is.
+    pub(super) fn with_hugetlb(self, hugetlb: HugeTlb) -> Self {
+        Self { hugetlb, ..self }
     }
 }
 
@@ -58,7 +65,12 @@ unsafe impl Source for HeapSource {
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        let region = mapping::map_huge(len_bytes, self.ids.next())?;
+        let (id, progress) = (self.ids.next(), &increasing(progress));
+        // Pages that are set aside are never paged out.
+        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.placement.as_ref()), progress) {
+            return Ok(region);
+        }
+        let region = mapping::map_huge(len_bytes, id)?;
         // SAFETY: mapped on the line above.
         let populated = unsafe { populate(&region, threads, self.placement.as_ref(), progress) };
         // SAFETY: mapped above, no reference into it was made.

@@ -66,11 +66,32 @@ pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError>
     Ok(Region::new(start, len_bytes, id))
 }
 
+/// As [`map`], in huge pages of `page_bytes` (a power of two) that are set aside for it: an error where there are not as many.
+/// `len_bytes` is a multiple of them.
+pub(super) fn map_hugetlb(len_bytes: usize, page_bytes: u64, id: u64) -> Result<Region, SourceError> {
+    let log2 = libc::c_int::try_from(page_bytes.trailing_zeros()).unwrap_or(0);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | (log2 << libc::MAP_HUGE_SHIFT);
+    // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, READ_WRITE, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(SourceError::last_os("mmap"));
+    }
+    let start = NonNull::new(start.cast()).ok_or_else(|| SourceError::new("mmap", "the kernel mapped page zero"))?;
+    Ok(Region::new(start, len_bytes, id))
+}
+
+/// Brings the first page of `region` in by a call. An error where the kernel has no such call (before 5.14), or has no page.
+pub(super) fn can_populate(region: &Region) -> Result<(), SourceError> {
+    let start = region.start().as_ptr().cast();
+    // SAFETY: makes a page of the caller's mapping present without changing its content.
+    check("madvise", unsafe { libc::madvise(start, PAGE_BYTES, libc::MADV_POPULATE_WRITE) })
+}
+
 /// Removes the pages of `region` from the address space.
 ///
 /// # Safety
 ///
-/// `region` came from [`map`] or [`map_huge`], and nothing uses it any more.
+/// `region` came from [`map`], [`map_huge`] or [`map_hugetlb`], and nothing uses it any more.
 #[cfg(not(miri))]
 pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
     // SAFETY: the caller gives up the whole mapping, which has this length.
@@ -104,7 +125,6 @@ pub(super) unsafe fn keep_if(prepared: Result<(), SourceError>, region: Region) 
 
 /// Keeps the pages of `region` from children of `fork`. The kernel would copy all of them at once, as it does with pages
 /// that a device has pinned, and the child could not use the page-lock.
-#[cfg(feature = "cuda")]
 pub(super) fn keep_from_children(region: &Region) -> Result<(), SourceError> {
     if cfg!(miri) {
         return Ok(());

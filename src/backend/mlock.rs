@@ -7,6 +7,7 @@
 use std::path::Path;
 use std::ptr::NonNull;
 
+use super::huge_pages::{HugeTlb, increasing};
 use super::mapping::{self, Accounting, InitialAccess};
 use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
@@ -19,6 +20,7 @@ use crate::host::limits;
 pub struct MlockSource {
     ids: RegionIds,
     placement: Option<NodePlacement>,
+    hugetlb: HugeTlb,
 }
 
 impl MlockSource {
@@ -35,6 +37,11 @@ impl MlockSource {
     /// The same of the machine below `root`.
     pub(super) fn on_node_below(root: &Path, node: u32) -> Self {
         Self { placement: NodePlacement::on(root, node), ..Self::default() }
+    }
+
+    /// The same with such huge pages in what is acquired fast, as a reserve is.
+    pub(super) fn with_hugetlb(self, hugetlb: HugeTlb) -> Self {
+        Self { hugetlb, ..self }
     }
 
     /// The bytes that the process may lock, found by trying to lock one page more than `RLIMIT_MEMLOCK` allows; `None` if no
@@ -83,7 +90,12 @@ unsafe impl Source for MlockSource {
     }
 
     fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
-        let region = mapping::map_huge(len_bytes, self.ids.next())?;
+        let (id, progress) = (self.ids.next(), &increasing(progress));
+        // Pages that are set aside are never paged out, and need no lock.
+        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.placement.as_ref()), progress) {
+            return Ok(region);
+        }
+        let region = mapping::map_huge(len_bytes, id)?;
         // The first lock fails at the limit before a page is touched; the second covers pages that are present.
         let locked = lock_on_fault(&region)
             .and_then(|()| {

@@ -27,6 +27,7 @@ mod cuda;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod fault;
 mod heap;
+mod huge_pages;
 #[cfg(feature = "cuda")]
 mod location;
 mod mapping;
@@ -55,6 +56,8 @@ pub(crate) use choose::{Chosen, PinOptions, choose, driver_source, gpu, lock_lim
 #[cfg(feature = "cuda")]
 pub use cuda::CudaSource;
 pub use heap::HeapSource;
+pub use huge_pages::HugeTlb;
+pub(crate) use huge_pages::too_few;
 pub use mlock::MlockSource;
 pub(crate) use recorded::RecordedSource;
 #[cfg(feature = "cuda")]

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
+use super::huge_pages::{HugeTlb, increasing};
 use super::mapping;
 use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
@@ -48,6 +49,7 @@ pub struct RegisterSource {
     placement: Option<NodePlacement>,
     ids: RegionIds,
     threads: usize,
+    hugetlb: HugeTlb,
     /// End of the last registration. Locked during each one: the driver makes one at a time too.
     last_registration: Mutex<Option<Instant>>,
 }
@@ -76,12 +78,18 @@ impl RegisterSource {
     pub(super) fn of(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
         let placement = node.and_then(|node| NodePlacement::on(root, node));
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        Self { device, placement, ids: RegionIds::default(), threads, last_registration: Mutex::default() }
+        let (ids, hugetlb, last_registration) = Default::default();
+        Self { device, placement, ids, threads, hugetlb, last_registration }
     }
 
     /// Touches acquired memory with this many threads instead of one for each core.
     pub(super) fn with_threads(self, threads: usize) -> Self {
         Self { threads, ..self }
+    }
+
+    /// Takes memory of such huge pages where it can.
+    pub(super) fn with_hugetlb(self, hugetlb: HugeTlb) -> Self {
+        Self { hugetlb, ..self }
     }
 
     fn acquire_by(
@@ -92,7 +100,13 @@ impl RegisterSource {
         progress: &dyn Fn(usize),
     ) -> Result<Region, SourceError> {
         let _entered = self.device.enter()?;
-        let region = mapping::map_huge(len_bytes, self.ids.next())?;
+        let (id, progress) = (self.ids.next(), &increasing(progress));
+        if let Some(region) = self.hugetlb.region(len_bytes, id, (threads, self.placement.as_ref()), progress) {
+            let registered = self.register(&region, until);
+            // SAFETY: mapped above, no reference into it was made, and not registered if this is an error.
+            return unsafe { mapping::keep_if(registered, region) };
+        }
+        let region = mapping::map_huge(len_bytes, id)?;
         let registered = mapping::keep_from_children(&region)
             // SAFETY: mapped above, no reference into it was made.
             .and_then(|()| unsafe { populate(&region, threads, self.placement.as_ref(), progress) })

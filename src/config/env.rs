@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::settings::{Config, Settings, for_each_setting};
 use super::text::{self, *};
-use super::{Backend, Ceiling, FenceKind, HandleTypes, OnFull, Preset, PressureSource, ReleasePolicy};
+use super::{Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, OnFull, Preset, PressureSource, ReleasePolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
 

@@ -9,7 +9,7 @@
 //! Prints nothing, logs nothing.
 
 use crate::backend::Backend;
-pub use crate::backend::HandleTypes;
+pub use crate::backend::{HandleTypes, HugeTlb};
 
 pub mod env;
 mod settings;

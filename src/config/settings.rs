@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Backend, Ceiling, FenceKind, HandleTypes, OnFull, Preset, PressureSource, ReleasePolicy};
+use super::{Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, OnFull, Preset, PressureSource, ReleasePolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
 
@@ -86,6 +86,15 @@ macro_rules! for_each_setting {
 
         /// Bytes pinned at the start, which is the fastest way, and kept: a size like 2GiB.
         "PINPOOL_RESERVE" = 0, reserve_bytes(u64): u64 as SIZE.strict();
+
+        /// Whether the start waits until all of the reserve is pinned: 0 or 1. With 0 the first 8 MiB or so are there at once, and a
+        /// thread pins the rest beside the program, in steps that give way to gets; what a get pins meanwhile is a part of it.
+        "PINPOOL_RESERVE_WAIT" = true, reserve_wait(bool): bool as SWITCH;
+
+        /// Huge pages that the administrator has set aside (vm.nr_hugepages), for a reserve that is waited for and for regions of
+        /// register: off, auto (those of 2 MiB, while there are any), 2MiB or 1GiB (with a warning where there are too few). A
+        /// child of fork cannot read buffers then.
+        "PINPOOL_HUGETLB" = HugeTlb::Off, hugetlb(HugeTlb): HugeTlb as word();
 
         /// Threads that touch new memory at once, in a reserve and under register: a number, or auto, one for each core that the
         /// process may use. Lower it where others need the cores.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Backend, Ceiling, FenceKind, HandleTypes, OnFull, Preset, PressureSource, ReleasePolicy};
+use super::{Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, OnFull, Preset, PressureSource, ReleasePolicy};
 use crate::backend::SimSource;
 use crate::size_class::Rounding;
 
@@ -229,6 +229,7 @@ macro_rules! words {
 words!(Preset, "a preset": Adaptive = "adaptive", Tensorflow = "tensorflow");
 words!(Rounding, "a rounding": Eighths = "eighths", Pow2 = "pow2", Exact = "exact" or "noop");
 words!(FenceKind, "a kind of fence": Auto = "auto", Event = "event", Timeline = "timeline");
+words!(HugeTlb, "a kind of huge pages": Off = "off", Auto = "auto", Of2MiB = "2mib" or "2m", Of1GiB = "1gib" or "1g");
 words!(HandleTypes, "a type of handle": None = "none", PosixFd = "posix_fd");
 words!(OnFull, "a value of PINPOOL_ON_FULL": Auto = "auto", Error = "error", Pageable = "pageable");
 words!(ReleasePolicy, "a release policy": Idle = "idle", Force = "force");

@@ -76,6 +76,7 @@ pub(super) fn options<'a>(config: &Config, not_here: &'a [(&'static str, String)
         arena: config.preset == Preset::Adaptive,
         max_bytes: ceiling_in_bytes(config).0,
         handle_types: config.handle_types,
+        hugetlb: config.hugetlb,
         write_combined: config.write_combined,
         not_here,
     }

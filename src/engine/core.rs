@@ -26,7 +26,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::accounts::Accounts;
 use super::block::{self, BlockBody};
@@ -37,7 +37,7 @@ use super::maintenance::Maintenance;
 use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::supply::{Backing, OutsideClaim, Reclaim, Refusal};
+use super::supply::{Backing, OutsideClaim, Reclaim, Refusal, ReserveWait};
 use super::waiters::Waiters;
 use crate::backend::{RecordedSource, Source, SourceError};
 use crate::config::{Ceiling, Config};
@@ -198,6 +198,7 @@ impl Core {
         self.log.ceiling_changed(before, max_bytes, why);
         self.complete_copies();
         self.stock.enforce_limits(self.time.coarse_us());
+        self.backing().arena().into_iter().for_each(|arena| arena.resume_reserve(self.time.coarse_us()));
         self.notice(Pace::Idle);
         self.room_was_made();
         let pools = self.backing().arena().map(|arena| arena.attached()).unwrap_or_default();
@@ -344,7 +345,26 @@ impl Core {
     pub(crate) fn prewarm(&self, bytes: u64) -> Result<()> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let make_room = |to_bytes| self.trim(to_bytes);
-        self.stock.add_reserve(bytes, make_room).map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))
+        let added = self.stock.add_reserve(bytes, self.time.now_us(), make_room);
+        added.map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))
+    }
+
+    /// Waits until all of the reserve is there, by `until`. False if it is not there then.
+    pub(crate) fn await_reserve(&self, until: Instant) -> Result<bool> {
+        let Some(arena) = self.backing().arena() else { return Ok(true) };
+        match arena.await_reserve(until, self.time.now_us()) {
+            ReserveWait::Pinned => Ok(true),
+            ReserveWait::TimedOut => Ok(false),
+            ReserveWait::Stopped(error) => {
+                let len = usize::try_from(self.backing().stats().reserve_asked_bytes).unwrap_or(usize::MAX);
+                Err(self.refused(&Wanted::reserve(len), Refusal::Source(error), 0))
+            }
+        }
+    }
+
+    /// The reserve of this pool comes before those of its other memory nodes.
+    pub(crate) fn reserve_first(&self) {
+        self.backing().arena().into_iter().for_each(|arena| arena.reserve_first());
     }
 
     /// Claims `bytes` under the ceiling for memory that is held beside the buffers; idle memory makes room. A slow call.

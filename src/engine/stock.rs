@@ -19,6 +19,7 @@ use super::idle::{Idle, LoweredLimit, PutOutcome};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
 use super::supply::{Acquired, Backing, BlockMemory, Reclaim, Refusal};
+use crate::backend::{HugeTlb, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::host::Pressure;
@@ -43,6 +44,9 @@ pub(super) struct Stock<E> {
     backing: Backing,
     /// Limit on what is kept idle.
     max_idle_bytes: Option<u64>,
+    /// A reserve is there when it was asked for; else its first step is.
+    reserve_wait: bool,
+    hugetlb: HugeTlb,
     log: Arc<PoolLog>,
     recorder: Option<Arc<Recorder>>,
 }
@@ -56,6 +60,8 @@ impl<E> Stock<E> {
             classes: Classes::default(),
             backing,
             max_idle_bytes: config.max_idle_bytes,
+            reserve_wait: config.reserve_wait,
+            hugetlb: config.hugetlb,
             log,
             recorder,
         }
@@ -266,14 +272,17 @@ impl<E> Stock<E> {
     }
 
     /// Pins a reserve of `bytes` (policy-R10), for which idle memory makes room. Does nothing without an arena. A slow call.
-    pub(super) fn add_reserve(&self, bytes: u64, make_room: impl FnOnce(u64)) -> Result<(), Refusal> {
+    pub(super) fn add_reserve(&self, bytes: u64, now_us: u64, make_room: impl FnOnce(u64)) -> Result<(), Refusal> {
         let Some(arena) = self.backing.arena().filter(|_| bytes > 0) else { return Ok(()) };
+        if !self.reserve_wait {
+            return self.backing.add_reserve(bytes, || arena.begin_reserve(bytes, now_us));
+        }
         let reported = Cell::new(0);
         let progress = |done_bytes: u64| {
             let part = u128::from(done_bytes) * u128::from(RESERVE_REPORTS) / u128::from(bytes);
             if part > reported.get() {
                 reported.set(part);
-                self.log.reserving(done_bytes, bytes);
+                self.log.reserving(done_bytes, bytes, None);
             }
         };
         let (start, len) = self.backing.add_reserve(bytes, || {
@@ -287,6 +296,10 @@ impl<E> Stock<E> {
             added
         })?;
         let source = self.backing.source();
+        if self.hugetlb.is_required() {
+            let had_bytes = source.page_tiers(start, len).hugetlb_bytes;
+            too_few(self.hugetlb, had_bytes, len as u64).iter().for_each(|lack| self.log.few_huge_pages(lack));
+        }
         self.log.reserved(bytes, || source.page_tiers(start, len), source.numa_node());
         Ok(())
     }
@@ -308,6 +321,7 @@ impl<E> Stock<E> {
         }
         arena.refresh_demand(now_us);
         self.log.release_error(arena.release_due(now_us));
+        arena.resume_reserve(now_us);
     }
 
     /// Reports that much more is held than at the last report.
@@ -341,7 +355,8 @@ impl<E> Stock<E> {
             return Pace::Idle;
         }
         // A put that is kept tells nobody, and makes an idle buffer of one in use. Free memory is to go if memory is short.
-        if self.backing.stats().block_bytes > 0 || arena.has_free() { Pace::InUse } else { Pace::Never }
+        let may_change = arena.has_free() || arena.reserve_waits();
+        if self.backing.stats().block_bytes > 0 || may_change { Pace::InUse } else { Pace::Never }
     }
 
     /// From now on nothing is kept. Returns what is idle.

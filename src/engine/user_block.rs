@@ -12,6 +12,7 @@ use super::block;
 use super::core::Core;
 use super::recent;
 use super::supply::{BegunCopy, Gate};
+use crate::backend::HugeTlb;
 use crate::error::{Error, Result};
 use crate::in_flight::{FenceKind, Fences};
 
@@ -37,7 +38,9 @@ impl Block {
     /// Whether this is a child process, which a GPU's driver may not have given the memory to.
     #[inline]
     pub(crate) fn is_inaccessible(&self) -> bool {
-        self.is_forked() && self.is_from_source() && self.owner().backing().source().needs_gpu()
+        let is_kept_from_children =
+            || self.owner().backing().source().needs_gpu() || self.owner().config().hugetlb != HugeTlb::Off;
+        self.is_forked() && self.is_from_source() && is_kept_from_children()
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {

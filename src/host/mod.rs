@@ -7,6 +7,7 @@
 //! | `pressure` | whether tasks wait for memory, whether a limit was hit | at most once a second |
 //! | `numa` | the memory node near a device, the memory of a node and the processors near it | once, at the start |
 //! | `page_tiers` | the pages behind a mapping of this process | for a log line |
+//! | `huge_pages` | the huge pages that are set aside | where they are asked for, and by `doctor` |
 //! | `control_group` | the groups that hold this process, and their files | for `memory` and `pressure` |
 //! | `files` | bounded reads below a root | for all of these |
 //!
@@ -15,6 +16,7 @@
 
 mod control_group;
 mod files;
+mod huge_pages;
 pub(crate) mod limits;
 mod memory;
 mod numa;
@@ -23,6 +25,7 @@ mod pressure;
 
 #[cfg(all(test, not(miri)))]
 pub(crate) use files::tree;
+pub(crate) use huge_pages::huge_pages;
 pub(crate) use memory::{HostMemory, LimitOrigin, MemoryGauge, memory};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use numa::parse_list;

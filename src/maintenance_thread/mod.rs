@@ -40,7 +40,6 @@ use std::time::{Duration, Instant};
 
 mod reminder;
 mod signals;
-#[cfg(any(feature = "serve", feature = "trace"))]
 pub(crate) use signals::block as block_signals;
 
 use reminder::Reminded;
@@ -387,6 +386,15 @@ impl MaintenanceThread {
         is_woken
     }
 
+    /// Another thread of this crate makes a call until the result is dropped, for which the exit of the process waits a
+    /// little. `None`: the process has begun to exit, and no call is to be made (maint-I2).
+    pub(crate) fn enter(&self) -> Option<EnteredCall<'_>> {
+        // SeqCst: as in `begin_round`.
+        self.calling.fetch_add(1, Ordering::SeqCst);
+        let entered = EnteredCall(self);
+        (!self.is_exiting.load(Ordering::SeqCst)).then_some(entered)
+    }
+
     /// Makes the thread call nothing any more. Waits a little for a call that has begun.
     fn stop(&self) {
         // SeqCst: maint-I2.
@@ -395,6 +403,16 @@ impl MaintenanceThread {
         while self.calling.load(Ordering::SeqCst) > 0 && begun.elapsed() < EXIT_PATIENCE {
             thread::sleep(Duration::from_micros(100));
         }
+    }
+}
+
+/// A call that [`MaintenanceThread::enter`] began.
+#[derive(Debug)]
+pub(crate) struct EnteredCall<'thread>(&'thread MaintenanceThread);
+
+impl Drop for EnteredCall<'_> {
+    fn drop(&mut self) {
+        self.0.calling.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -13,7 +13,7 @@ use super::nodes::NodePools;
 use crate::arena::Retention;
 use crate::backend::{self, Backend, Source};
 use crate::config::{
-    Ceiling, Config, FenceKind, HandleTypes, OnFull, Preset, PressureSource, ReleasePolicy, Settings, env,
+    Ceiling, Config, FenceKind, HandleTypes, HugeTlb, OnFull, Preset, PressureSource, ReleasePolicy, Settings, env,
     for_each_setting,
 };
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
@@ -120,7 +120,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Builds the pool. Keeps nothing pinned but its reserve.
+    /// Builds the pool. Keeps nothing pinned but its reserve, of which the first 8 MiB or so are pinned when this returns if
+    /// [`reserve_wait`](Self::reserve_wait) is off.
     ///
     /// [`Backend::Auto`] tries each back-end of the driver until one works: 2 MiB are pinned, touched, copied from and given
     /// back. Under `adaptive` that makes no context on a device without one, unless the driver refuses `vmm` or needs one for
@@ -153,12 +154,13 @@ impl PoolBuilder {
             threads: pin_threads(&config),
             arena: config.preset == Preset::Adaptive,
             handle_types: config.handle_types,
+            hugetlb: config.hugetlb,
             write_combined: config.write_combined,
             max_bytes,
             not_here: &[],
         };
         let backend::PinOptions { device, node, threads, arena, max_bytes: asked_bytes, .. } = options;
-        let (handle_types, write_combined) = (options.handle_types, options.write_combined);
+        let (handle_types, hugetlb, write_combined) = (options.handle_types, options.hugetlb, options.write_combined);
         let chosen = backend::choose(&config.backend, options)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         ceiling_source.lock_limit_bytes = chosen.lock_limit_bytes;
@@ -196,6 +198,7 @@ impl PoolBuilder {
                 arena,
                 max_bytes,
                 handle_types,
+                hugetlb,
                 write_combined,
                 not_here,
             };
@@ -318,9 +321,11 @@ fn supply(
             let backend = source.name();
             let drain_at_most = (config.release_policy == ReleasePolicy::Force).then_some(config.wait);
             let (may_grow, pin_threads) = (config.growth, pin_threads(config));
+            // Miri takes a thread that does not end for a leak.
+            let background_thread = config.background_poll && !cfg!(miri);
             SharedArena::new(
                 source,
-                SharedArenaConfig { max_bytes, may_grow, pin_threads, retention, drain_at_most },
+                SharedArenaConfig { max_bytes, may_grow, pin_threads, background_thread, retention, drain_at_most },
                 log.clone(),
             )
             .map(|arena| Supply::Shared(Arc::new(arena.with_host_root(root.to_owned()))))

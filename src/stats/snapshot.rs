@@ -143,6 +143,17 @@ pub struct Stats {
     pub drains: u64,
     /// Bytes pinned by [`Pool::prewarm`](crate::Pool::prewarm) or `PINPOOL_RESERVE`, kept to the end.
     pub reserve_bytes: u64,
+    /// Bytes that these asked for. More than `reserve_bytes` while a reserve that is not waited for
+    /// (`PINPOOL_RESERVE_WAIT=0`) is under way, or after it was refused.
+    pub reserve_asked_bytes: u64,
+    /// Share of what was asked for that is pinned; 1 where nothing was.
+    pub pinned_fraction: f64,
+    /// When all of it will be there, at the rate so far; `None` where nothing is under way, or none of it came yet.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "reserve_eta_seconds", serialize_with = "super::serial::optional_seconds")
+    )]
+    pub reserve_eta: Option<Duration>,
     /// Runs of granules that were remapped instead of newly committed.
     pub moves: u64,
     /// Granules, regions and reserves held from the back-end. Under `vmm`, `register` and `cuda` each is a mapping of the

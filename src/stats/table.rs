@@ -94,6 +94,11 @@ impl Stats {
                 format!("{state:<16} {count:>8} {:>11} {peak:>8} {peak_bytes:>11}", Bytes(bytes)).trim_end()
             )?;
         }
+        if self.reserve_asked_bytes > 0 {
+            let (pinned, asked) = (Bytes(self.reserve_bytes), Bytes(self.reserve_asked_bytes));
+            let left = self.reserve_eta.map_or_else(String::new, |left| format!(", {} to go", Time(left)));
+            writeln!(f, "reserve: {pinned} of {asked} pinned{left}")?;
+        }
         if let (Some(age), stream) = (self.oldest_in_flight, self.oldest_in_flight_stream) {
             writeln!(f, "oldest in flight: {} on stream {:#x}", Time(age), stream.unwrap_or(0))?;
         }

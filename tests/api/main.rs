@@ -36,6 +36,7 @@ mod adaptive_model;
 mod async_copy;
 mod async_get;
 mod async_stress;
+mod background_reserve;
 mod batch;
 mod captured_log;
 mod ceiling;
@@ -61,6 +62,7 @@ mod hit_allocates_nothing;
 mod hit_calls_nothing;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod host_sources;
+mod huge_pages;
 mod idle_by_class;
 mod in_flight;
 mod line;

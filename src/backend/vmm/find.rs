@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::super::huge_pages::HugeTlb;
 use super::super::location::{HostLocation, Machine};
 use super::super::register::RegisterSource;
 use super::super::virtual_memory::HandleTypes;
@@ -40,7 +41,7 @@ impl VmmSource {
     ///
     /// As [`new`](VmmSource::new), and if the driver refuses such granules.
     pub fn with_handles(ordinal: u32, node: Option<u32>, handle_types: HandleTypes) -> Result<Self, SourceError> {
-        Self::on_machine(Path::new("/"), (ordinal, node), handle_types, None, true)
+        Self::on_machine(Path::new("/"), (ordinal, node), (handle_types, HugeTlb::Off), None, true)
     }
 
     /// As [`new`](Self::new) on the machine below `root`, holding no more than `max_bytes` for the trial. Without `insists`
@@ -48,7 +49,7 @@ impl VmmSource {
     pub(in crate::backend) fn on_machine(
         root: &Path,
         (ordinal, node): (u32, Option<u32>),
-        handle_types: HandleTypes,
+        (handle_types, hugetlb): (HandleTypes, HugeTlb),
         max_bytes: Option<u64>,
         insists: bool,
     ) -> Result<Self, SourceError> {
@@ -82,7 +83,7 @@ impl VmmSource {
                 HostLocation::Node(node) => Some(node),
                 HostLocation::Anywhere => wanted,
             };
-            let reserves = Arc::new(RegisterSource::of(root, device.clone(), placed));
+            let reserves = Arc::new(RegisterSource::of(root, device.clone(), placed).with_hugetlb(hugetlb));
             match Self::at(location, (device.clone(), driver), (ordinal, handle_types), reserves, max_bytes) {
                 Ok(source) => return Ok(source),
                 Err(error) => refused = Some(refused.map_or(error.clone(), |first| first.and_also(&error))),

@@ -13,6 +13,9 @@ impl Core {
         if let Some(thread) = self.thread {
             thread.remove(std::ptr::from_ref(self).cast());
         }
+        if let Some(arena) = self.backing().arena().filter(|_| !self.backing().is_partition()) {
+            arena.cancel_reserve();
+        }
         self.report_end();
         self.stock.lifetime().seal();
         let idle = self.stock.seal();

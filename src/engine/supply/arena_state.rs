@@ -22,7 +22,11 @@ use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOut
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::stats::SourceCalls;
 
+mod background;
 mod reserve;
+
+use background::BackgroundReserve;
+pub(super) use background::NextStep;
 
 /// Time between a step towards a standing hole that failed and the next one.
 const PREPARE_AFTER_FAILURE_US: u64 = 1_000_000;
@@ -60,6 +64,7 @@ pub(super) struct ArenaState {
     /// What the system holds for the reserves beyond their bytes.
     reserve_overhead_bytes: u64,
     largest_reserve_bytes: u64,
+    background: BackgroundReserve,
     peak_bytes: u64,
     next_id: u64,
     smaller_regions: u64,
@@ -87,6 +92,7 @@ impl ArenaState {
             reserve_bytes: 0,
             reserve_overhead_bytes: 0,
             largest_reserve_bytes: 0,
+            background: BackgroundReserve::default(),
             peak_bytes: 0,
             next_id: 0,
             smaller_regions: 0,
@@ -258,7 +264,9 @@ impl ArenaState {
         if error.is_none() {
             self.demand.grown(plan.surplus_bytes());
         }
+        let before_bytes = self.arena.committed_outside_reserves();
         let is_granted = self.arena.settle(plan, outcome, now_us);
+        self.keep_committed_since(before_bytes);
         self.note_peak();
         self.record_claims();
         match error {
@@ -313,6 +321,11 @@ impl ArenaState {
     /// Whether every pool is detached and every block came back.
     pub(super) fn is_unused(&self) -> bool {
         self.attached.is_empty() && self.arena.stats().live_bytes == 0
+    }
+
+    /// Whether every pool is detached.
+    pub(super) fn is_detached(&self) -> bool {
+        self.attached.is_empty()
     }
 
     pub(super) fn attach(&mut self, pool: Weak<dyn Reclaim>) {
@@ -372,9 +385,19 @@ impl ArenaState {
         self.arena.release_down_to(to_bytes)
     }
 
-    /// Plans the release of `bytes` that are free.
+    /// Plans the release of `bytes` that are free: of what is kept, only those over the ceiling.
     pub(super) fn plan_release_of(&mut self, bytes: u64) -> Option<Plan> {
+        let over_bytes = self.bytes_over_ceiling().min(bytes);
+        if over_bytes > self.arena.releasable_bytes() {
+            return self.arena.release_idle_of_kept(over_bytes);
+        }
         self.arena.release_idle(bytes)
+    }
+
+    /// Bytes held above a ceiling that was lowered.
+    fn bytes_over_ceiling(&self) -> u64 {
+        let held_bytes = self.held_bytes().saturating_add(self.share.of_others());
+        self.max_bytes.map_or(0, |max_bytes| held_bytes.saturating_sub(max_bytes))
     }
 
     /// Bytes above the ceiling, or above `max_idle_bytes` where `idle_bytes` are idle in pools: whichever is more.
@@ -383,13 +406,18 @@ impl ArenaState {
             |bytes: u64, max_bytes: Option<u64>| max_bytes.map_or(0, |max_bytes| bytes.saturating_sub(max_bytes));
         let arena = self.arena.stats();
         let idle_bytes = idle_bytes + arena.hole_bytes - arena.reserve_hole_bytes;
-        let held_bytes = self.held_bytes().saturating_add(self.share.of_others());
-        over(held_bytes, self.max_bytes).max(over(idle_bytes, max_idle_bytes))
+        let idle_bytes = match self.arena.kept_bytes() {
+            0 => idle_bytes,
+            kept_bytes => idle_bytes.min(self.arena.committed_outside_reserves() - kept_bytes),
+        };
+        self.bytes_over_ceiling().max(over(idle_bytes, max_idle_bytes))
     }
 
     /// Plans the release of everything that is free.
     pub(super) fn plan_release_all(&mut self) -> Option<Plan> {
         self.overdue_bytes = 0;
+        self.background = BackgroundReserve::default();
+        self.arena.keep_nothing();
         self.arena.release_down_to(0)
     }
 
@@ -427,9 +455,11 @@ impl ArenaState {
             free_bytes: arena.hole_bytes,
             transit_bytes: arena.transit_bytes,
             overhead_bytes: arena.overhead_bytes + self.reserve_overhead_bytes,
-            reserve_bytes: self.reserve_bytes,
+            reserve_bytes: self.pinned_reserve_bytes(),
+            reserve_asked_bytes: self.asked_reserve_bytes(),
+            reserve_eta: None,
             stuck_bytes: 0,
-            awaiting_release_bytes: trim_bytes.max(self.overdue_bytes).min(arena.idle_bytes),
+            awaiting_release_bytes: trim_bytes.max(self.overdue_bytes).min(self.arena.releasable_bytes()),
             drains: self.drains,
             max_bytes: self.max_bytes,
             highest_max_bytes: self.highest_max_bytes,

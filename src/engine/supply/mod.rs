@@ -33,6 +33,7 @@ mod shared_arena;
 mod source_call;
 
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use crate::arena::ArenaPtr;
 use crate::backend::{Region, SourceError};
@@ -46,6 +47,7 @@ pub(crate) use direct::Direct;
 pub(crate) use fallback::Fallback;
 pub(crate) use gate::BegunCopy;
 pub(super) use gate::Gate;
+pub(super) use shared_arena::ReserveWait;
 pub(crate) use shared_arena::{SharedArena, SharedArenaConfig};
 
 /// Memory of one block.
@@ -125,6 +127,10 @@ pub(super) struct SupplyStats {
     /// Of those held, beyond the bytes of regions and reserves.
     pub(super) overhead_bytes: u64,
     pub(super) reserve_bytes: u64,
+    /// What reserves asked for, pinned or not.
+    pub(super) reserve_asked_bytes: u64,
+    /// When all of it will be there, at the rate so far.
+    pub(super) reserve_eta: Option<Duration>,
     /// Of those held, in regions that the source failed to release.
     pub(super) stuck_bytes: u64,
     /// Of those free, waiting for copies in flight before they can be released.

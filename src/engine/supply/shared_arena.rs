@@ -34,7 +34,7 @@
 //!   the source is called, and only within the ceiling.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -53,10 +53,14 @@ use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls};
 use crate::sync::{Condvar, Mutex};
 
+mod background;
 mod grow;
 mod prepare;
 mod release;
 mod reserve;
+
+use background::BackgroundPinning;
+pub(in crate::engine) use background::ReserveWait;
 
 /// Longest commit while copies are pending: registering this much delays other threads' enqueues by half a millisecond.
 const STEP_BESIDE_COPIES_BYTES: u64 = 8 << 20;
@@ -90,6 +94,9 @@ pub(crate) struct SharedArena {
     lacks_hole: AtomicBool,
     /// Looks that found no such note, since the last one that did.
     quiet_looks: AtomicU32,
+    /// Gets that are after new memory: a reserve waits for them.
+    getting: AtomicU64,
+    background: BackgroundPinning,
 }
 
 /// Settings of a shared arena.
@@ -100,6 +107,8 @@ pub(crate) struct SharedArenaConfig {
     pub(crate) may_grow: bool,
     /// Threads that touch the memory of a reserve.
     pub(crate) pin_threads: usize,
+    /// A reserve that is not waited for is pinned by a thread of its own.
+    pub(crate) background_thread: bool,
     pub(crate) retention: Retention,
     /// At the ceiling, wait this long for pending copies so that regions can be released; `None`: do not wait.
     pub(crate) drain_at_most: Option<Duration>,
@@ -133,6 +142,8 @@ impl SharedArena {
             is_varied: AtomicBool::new(false),
             lacks_hole: AtomicBool::new(false),
             quiet_looks: AtomicU32::new(u32::MAX),
+            getting: AtomicU64::new(0),
+            background: BackgroundPinning::default(),
         })
     }
 
@@ -195,6 +206,7 @@ impl SharedArena {
         if !self.could_hold(bytes) {
             return Err(self.no_space(bytes));
         }
+        let _first = self.before_reserve();
         let attached = self.attached();
         // Fences are queried under no lock.
         self.gate.complete_copies();
@@ -288,7 +300,12 @@ impl SharedArena {
     }
 
     fn growth_limits(&self, state: &ArenaState, may_commit: bool, at_rest: bool, now_us: u64) -> GrowthLimits {
-        let commit_bytes = if self.config.may_grow && may_commit { state.room_bytes() } else { 0 };
+        let commit_bytes = match (may_commit, self.config.may_grow) {
+            (false, _) => 0,
+            (true, true) => state.room_bytes(),
+            // What of the reserve is still to come.
+            (true, false) => state.room_bytes().min(state.reserve_to_come()),
+        };
         let step_bytes = if at_rest { u64::MAX } else { STEP_BESIDE_COPIES_BYTES };
         let (over_bytes, largest_bytes) = (state.over_bytes(), state.largest_missed_bytes(now_us));
         GrowthLimits { commit_bytes, over_bytes, may_decommit_regions: at_rest, step_bytes, largest_bytes }
@@ -305,11 +322,13 @@ impl SharedArena {
         let state = self.state.lock();
         let (reserve_bytes, largest_reserve_bytes) = state.reserve_bytes();
         let room_bytes = state.max_bytes().map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(reserve_bytes));
+        let background_bytes = state.background_reserve_bytes();
         drop(state);
         let GrowthShape { sizes, is_discrete, .. } = self.shape;
         let fits_by_growth =
             if is_discrete { self.held_bytes(bytes) <= room_bytes } else { sizes.up(bytes) <= room_bytes };
-        bytes <= largest_reserve_bytes || self.config.may_grow && fits_by_growth
+        let fits_by_reserve = !is_discrete && sizes.up(bytes) <= background_bytes.min(room_bytes);
+        bytes <= largest_reserve_bytes || fits_by_growth && (self.config.may_grow || fits_by_reserve)
     }
 
     /// What the system holds for a block of `bytes` alone.
@@ -406,12 +425,12 @@ impl SharedArena {
     /// Whether free memory waits here for its release: for its time, or for copies.
     pub(in crate::engine) fn ages(&self) -> bool {
         let state = self.state.lock();
-        state.arena().stats().idle_bytes > 0 && (state.is_trim_waiting() || self.may_release_by_time())
+        state.arena().releasable_bytes() > 0 && (state.is_trim_waiting() || self.may_release_by_time())
     }
 
     /// Whether there is free memory, which goes back if memory is short.
     pub(in crate::engine) fn has_free(&self) -> bool {
-        self.state.lock().arena().stats().idle_bytes > 0
+        self.state.lock().arena().releasable_bytes() > 0
     }
 
     pub(super) fn set_max_bytes(&self, max_bytes: Option<u64>) {
@@ -428,7 +447,8 @@ impl SharedArena {
 
     pub(super) fn stats(&self) -> SupplyStats {
         let descriptors = self.source.virtual_memory().map_or(0, VirtualMemory::descriptors);
-        SupplyStats { descriptors, ..self.state.lock().stats() }
+        let reserve_eta = self.reserve_eta();
+        SupplyStats { descriptors, reserve_eta, ..self.state.lock().stats() }
     }
 
     pub(super) fn calls(&self) -> SourceCalls {
@@ -476,6 +496,7 @@ mod tests {
                 max_bytes: None,
                 may_grow: true,
                 pin_threads: 1,
+                background_thread: false,
                 retention: Retention::default(),
                 drain_at_most: None,
             };

@@ -41,6 +41,7 @@ impl World {
                 next_release_us: arena.next_release_us,
                 stats: arena.stats,
                 committing_bytes: arena.committing_bytes,
+                kept_bytes: arena.kept_bytes,
             },
             ranges: self.ranges.clone(),
             live: self.live.clone(),

@@ -9,6 +9,7 @@ mod patterns;
 mod pin;
 mod producers;
 mod requested;
+mod reserve;
 mod stall;
 mod statistics;
 
@@ -34,6 +35,7 @@ pub(crate) struct BenchArgs {
 enum Bench {
     Hit(hit::HitArgs),
     Pin(pin::PinArgs),
+    Reserve(reserve::ReserveArgs),
     Stall(stall::StallArgs),
     Copy(copy::CopyArgs),
     Loader(loader::LoaderArgs),
@@ -66,6 +68,7 @@ pub(crate) fn run(args: &BenchArgs, terminal: &Terminal) -> Result<(), ExitError
     match bench {
         Bench::Hit(args) => print(args.measure(), *json, terminal),
         Bench::Pin(args) => print(args.measure(), *json, terminal),
+        Bench::Reserve(args) => print(args.measure(), *json, terminal),
         Bench::Stall(args) => print(args.measure(), *json, terminal),
         Bench::Copy(args) => print(args.measure(), *json, terminal),
         Bench::Loader(args) => print(args.measure(), *json, terminal),

@@ -48,7 +48,7 @@ impl SharedArena {
     }
 
     /// Grows by larger granules where the process, of which `own_mappings` are this pool's, has few mappings left.
-    fn watch_mappings(&self, own_mappings: u64) {
+    pub(super) fn watch_mappings(&self, own_mappings: u64) {
         let Some(found) = self.mappings.few_left(own_mappings) else { return };
         let larger = self.state.lock().grow_in_larger_granules();
         larger.into_iter().for_each(|bytes| self.log.few_mappings(found.used, found.limit, own_mappings, bytes));

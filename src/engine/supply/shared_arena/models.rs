@@ -27,6 +27,7 @@ impl Model {
             max_bytes: Some(max_bytes),
             may_grow: true,
             pin_threads: 1,
+            background_thread: false,
             retention: Retention::default(),
             drain_at_most: None,
         };

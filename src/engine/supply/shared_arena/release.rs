@@ -137,7 +137,7 @@ impl SharedArena {
         let pools = self.attached();
         complete_copies(&pools);
         let mut turns: u64 = pools.iter().map(|pool| pool.idle_buffers()).sum();
-        while turns > 0 && self.state.lock().arena().stats().idle_bytes < bytes {
+        while turns > 0 && self.state.lock().arena().releasable_bytes() < bytes {
             turns = if pools.iter().any(|pool| pool.release_oldest(EvictionReason::Reclaimed)) { turns - 1 } else { 0 };
         }
         self.log.release_error(self.release(now_us, |state| state.plan_release_of(bytes)));

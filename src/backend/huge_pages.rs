@@ -1,0 +1,117 @@
+//! Huge pages that the administrator has set aside (hugetlb), for whole regions: a reserve that is waited for, and the regions
+//! of `register`.
+//!
+//! They need no `khugepaged` and no memory that happens to be contiguous, are never swapped, and do not count under
+//! `RLIMIT_MEMLOCK`. Each mapping sets its pages aside when it is made (never `MAP_NORESERVE`), so a touch cannot fail for lack
+//! of them; what may still fail is the limit of a control group, so pages are brought in by a call that returns an error, before
+//! anybody touches them. A child of `fork` gets none of these mappings: a write of the parent would have to copy a page for
+//! which none was set aside, and the kernel then ends the child.
+#![allow(unsafe_code)] // Maps memory.
+
+use std::cell::Cell;
+use std::path::Path;
+
+use super::mapping;
+use super::populate::{NodePlacement, populate};
+use super::source::Region;
+use crate::error::SourceError;
+use crate::finding::Finding;
+use crate::host::huge_pages;
+
+/// Which huge pages of the administrator's memory is taken from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum HugeTlb {
+    /// None.
+    #[default]
+    Off,
+    /// Those of 2 MiB where there are any, else other pages, without a word.
+    Auto,
+    /// Those of 2 MiB; a warning where there are too few.
+    Of2MiB,
+    /// Those of 1 GiB, for what is whole GiB; a warning where there are too few.
+    Of1GiB,
+}
+
+impl HugeTlb {
+    /// Length of a page; `None` for none.
+    pub(crate) fn page_bytes(self) -> Option<u64> {
+        match self {
+            Self::Off => None,
+            Self::Auto | Self::Of2MiB => Some(2 << 20),
+            Self::Of1GiB => Some(1 << 30),
+        }
+    }
+
+    /// Whether the user asked for this size of pages.
+    pub(crate) fn is_required(self) -> bool {
+        matches!(self, Self::Of2MiB | Self::Of1GiB)
+    }
+
+    /// What is wrong with pages that were asked for: there are none free. `None` where nothing is.
+    pub(crate) fn finding(self, root: &Path) -> Option<Finding> {
+        let page_bytes = self.page_bytes().filter(|_| self.is_required())?;
+        let found = match huge_pages(root, page_bytes) {
+            Some(pages) if pages.free > 0 => return None,
+            Some(pages) => format!("none of the {} huge pages of {self} is free: PINPOOL_HUGETLB={self}", pages.total),
+            None => format!("the kernel has no huge pages of {self}: PINPOOL_HUGETLB={self}"),
+        };
+        Some(Finding::warning("hugetlb", format!("{found} has no effect")).remedy(self.remedy()))
+    }
+
+    /// How the administrator sets pages aside.
+    pub(crate) fn remedy(self) -> &'static str {
+        match self {
+            Self::Of1GiB => {
+                "set pages aside when the machine starts: hugepagesz=1G hugepages=N on the kernel's command line; or \
+                 PINPOOL_HUGETLB=auto"
+            }
+            _ => "set pages aside with `sysctl vm.nr_hugepages=N`, N times 2 MiB; or PINPOOL_HUGETLB=auto",
+        }
+    }
+
+    /// `len_bytes` in such pages, all of them there; `None` where that cannot be had, and nothing is held then.
+    pub(super) fn region(
+        self,
+        len_bytes: usize,
+        id: u64,
+        (threads, placement): (usize, Option<&NodePlacement>),
+        progress: &dyn Fn(usize),
+    ) -> Option<Region> {
+        let page_bytes = self.page_bytes().filter(|_| !cfg!(miri))?;
+        if len_bytes == 0 || !(len_bytes as u64).is_multiple_of(page_bytes) {
+            return None;
+        }
+        let region = mapping::map_hugetlb(len_bytes, page_bytes, id).ok()?;
+        let ready = mapping::keep_from_children(&region).and_then(|()| {
+            // Touching, where the kernel cannot bring pages in by a call, would end the process at the limit of a control group.
+            mapping::can_populate(&region)
+        });
+        let ready = ready.and_then(|()| {
+            // SAFETY: just mapped, and nothing else uses it.
+            unsafe { populate(&region, threads, placement, progress) }
+        });
+        // SAFETY: mapped above, no reference into it was made.
+        unsafe { mapping::keep_if(ready, region) }.ok()
+    }
+}
+
+/// Passes on only what is more than before: a region may be tried twice.
+pub(super) fn increasing(progress: &dyn Fn(usize)) -> impl Fn(usize) {
+    let reached = Cell::new(0);
+    move |done| {
+        if done > reached.get() {
+            reached.set(done);
+            progress(done);
+        }
+    }
+}
+
+/// Not enough pages, for a log line.
+pub(crate) fn too_few(hugetlb: HugeTlb, had_bytes: u64, wanted_bytes: u64) -> Option<SourceError> {
+    let lacks = hugetlb.is_required() && had_bytes < wanted_bytes;
+    lacks.then(|| {
+        let what = format!("{had_bytes} of {wanted_bytes} B are in huge pages of {hugetlb}: PINPOOL_HUGETLB={hugetlb}");
+        SourceError::new("mmap", what).with_remedy(hugetlb.remedy())
+    })
+}

@@ -1,0 +1,205 @@
+//! `pinpool bench reserve`: how soon a pool with a large reserve gives its first buffer.
+//!
+//! ```text
+//!   waited for:  build ───────────── all is pinned ─────────────▶ get, fill        first buffer
+//!   beside it:   build ─ one step ─▶ get, fill        first buffer
+//!                        a get of new memory each few milliseconds, kept ─▶ all is pinned      worst get
+//! ```
+//!
+//! A round is one pool of each kind. The gets beside the pinning are of memory that nobody has used, so each needs granules that
+//! the reserve has not pinned yet, or carves what it has.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use pinpool::Backend;
+use pinpool::config::text::format_bytes;
+use serde::Serialize;
+
+use super::requested::{self, pool_builder};
+use super::statistics::{gb_per_s, median, rounded};
+use super::{BenchError, Measured, Report};
+
+const PAGE_BYTES: u64 = 4096;
+const DEFAULT_SIZES: [u64; 3] = [256 << 20, 1 << 30, 4 << 30];
+/// Between two gets beside the pinning.
+const PAUSE: Duration = Duration::from_millis(1);
+/// What is kept of them is at most one part in this many of the reserve.
+const KEPT_SHARE: u64 = 4;
+/// A reserve that takes longer has failed.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Measure how soon a pool with a large reserve gives its first buffer: waited for, and pinned beside the program
+///
+/// For each back-end and size: the time from the start of the build until the first buffer is filled, with the whole reserve
+/// (PINPOOL_RESERVE_WAIT=1) and with its first step (=0); then the longest of gets of one size, one each millisecond, while the
+/// rest is pinned, and the time until all of it is there.
+#[derive(Debug, Args)]
+pub(super) struct ReserveArgs {
+    /// Bytes of the reserve; repeatable [default: 256MiB, 1GiB and 4GiB, as far as the default ceiling allows]
+    #[arg(long, value_name = "SIZE", value_parser = requested::at_least(PAGE_BYTES))]
+    bytes: Vec<u64>,
+
+    /// Bytes of one get
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = requested::at_least(1))]
+    size: u64,
+
+    /// How often each reserve is made; the table shows medians, and the worst get of all
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+
+    /// Only this back-end; repeatable
+    #[arg(long, value_name = "NAME")]
+    backend: Vec<Backend>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct ReserveReport {
+    rounds: u16,
+    size_bytes: u64,
+    reserves: Vec<Reserve>,
+    missing: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Reserve {
+    backend: &'static str,
+    bytes: u64,
+    /// From the start of the build to the first filled buffer, waited for.
+    first_waited_ms: f64,
+    /// The same with its first step alone.
+    first_ms: f64,
+    /// Of the gets beside the pinning.
+    gets: usize,
+    median_get_us: f64,
+    worst_get_us: f64,
+    /// From the start of the build until all is there.
+    all_ms: f64,
+    gb_per_s: f64,
+}
+
+/// One pool whose reserve is pinned beside the gets.
+struct Beside {
+    first: Duration,
+    gets: Vec<Duration>,
+    all: Duration,
+}
+
+impl ReserveArgs {
+    pub(super) fn measure(&self) -> Measured<ReserveReport> {
+        let most_bytes = requested::default_ceiling_bytes()?;
+        let fitting = || DEFAULT_SIZES.into_iter().filter(|&bytes| bytes <= most_bytes).collect::<Vec<_>>();
+        let sizes = if self.bytes.is_empty() { fitting() } else { requested::distinct(&self.bytes) };
+        let Some(&largest) = sizes.iter().max() else {
+            return Err(BenchError::Setting(format!(
+                "the default ceiling of {} is too small for the default sizes: give --bytes",
+                format_bytes(most_bytes)
+            )));
+        };
+        requested::fits(format!("--bytes {}", format_bytes(largest)), "each reserve", largest, "give fewer")?;
+        let asked = if self.backend.is_empty() {
+            vec![Backend::Vmm, Backend::Register, Backend::Mlock]
+        } else {
+            self.backend.clone()
+        };
+        let (backends, missing) = requested::backends(&asked, largest)?;
+        let mut reserves = Vec::new();
+        for backend in backends {
+            for &bytes in &sizes {
+                reserves.push(self.reserve(&backend, bytes)?);
+            }
+        }
+        Ok(ReserveReport { rounds: self.rounds, size_bytes: self.size, reserves, missing })
+    }
+
+    fn reserve(&self, backend: &Backend, bytes: u64) -> Measured<Reserve> {
+        let (mut waited, mut first, mut gets, mut all) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.rounds {
+            waited.push(millis(self.first_of(backend, bytes, true)?.0));
+            let beside = self.beside(backend, bytes)?;
+            first.push(millis(beside.first));
+            gets.extend(beside.gets.iter().map(|get| get.as_secs_f64() * 1e6));
+            all.push(millis(beside.all));
+        }
+        let all_ms = median(all);
+        let rate = gb_per_s(bytes, Duration::from_secs_f64(all_ms / 1e3));
+        Ok(Reserve {
+            backend: backend.name(),
+            bytes,
+            first_waited_ms: rounded(median(waited)),
+            first_ms: rounded(median(first)),
+            gets: gets.len(),
+            worst_get_us: rounded(gets.iter().copied().fold(0.0, f64::max)),
+            median_get_us: rounded(median(gets)),
+            all_ms: rounded(all_ms),
+            gb_per_s: rate,
+        })
+    }
+
+    /// The time to the first filled buffer, and the pool.
+    fn first_of(&self, backend: &Backend, bytes: u64, waits: bool) -> Measured<(Duration, pinpool::Pool, Instant)> {
+        let builder = pool_builder(backend.clone()).reserve_bytes(bytes).reserve_wait(waits);
+        let begun = Instant::now();
+        let pool = builder.max_bytes(bytes.saturating_mul(2)).build()?;
+        let mut buf = pool.get(self.len())?;
+        buf.as_mut_slice()?.fill(1);
+        Ok((begun.elapsed(), pool, begun))
+    }
+
+    fn beside(&self, backend: &Backend, bytes: u64) -> Measured<Beside> {
+        let (first, pool, begun) = self.first_of(backend, bytes, false)?;
+        let (mut gets, mut kept) = (Vec::new(), Vec::new());
+        let most = usize::try_from(bytes / KEPT_SHARE / self.size.max(1)).unwrap_or(usize::MAX);
+        while pool.pinned_fraction() < 1.0 && begun.elapsed() < PATIENCE && kept.len() < most {
+            let asked = Instant::now();
+            let buf = pool.get(self.len())?;
+            gets.push(asked.elapsed());
+            kept.push(buf);
+            std::thread::sleep(PAUSE);
+        }
+        if !pool.wait_reserved(PATIENCE)? {
+            return Err(BenchError::Failure(format!(
+                "a reserve of {} is not there after {PATIENCE:?}",
+                format_bytes(bytes)
+            )));
+        }
+        Ok(Beside { first, gets, all: begun.elapsed() })
+    }
+
+    fn len(&self) -> usize {
+        usize::try_from(self.size).unwrap_or(usize::MAX)
+    }
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+impl Report for ReserveReport {
+    fn table(&self) -> (Vec<String>, &[String]) {
+        let mut lines = vec![format!(
+            "first buffer of {} from the start of the build, median of {} pools; gets of new memory beside the pinning",
+            format_bytes(self.size_bytes),
+            self.rounds
+        )];
+        lines.push(format!(
+            "{:<10} {:>9} {:>12} {:>10} {:>6} {:>11} {:>11} {:>10} {:>7}",
+            "back-end", "reserve", "waited, ms", "first, ms", "gets", "median, us", "worst, us", "all, ms", "GB/s"
+        ));
+        for one in &self.reserves {
+            lines.push(format!(
+                "{:<10} {:>9} {:>12} {:>10} {:>6} {:>11} {:>11} {:>10} {:>7}",
+                one.backend,
+                format_bytes(one.bytes),
+                one.first_waited_ms,
+                one.first_ms,
+                one.gets,
+                one.median_get_us,
+                one.worst_get_us,
+                one.all_ms,
+                one.gb_per_s
+            ));
+        }
+        (lines, &self.missing)
+    }
+}

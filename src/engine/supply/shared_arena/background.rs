@@ -1,0 +1,426 @@
+//! A reserve that is not waited for (policy-R10): after the first step a thread pins the rest, and gives way to gets.
+//!
+//! ```text
+//!   begin: [lock: ask, plan] ─▶ first step ─▶ returns
+//!   pinpool-reserve: a get wants memory? another node first? ─yes─▶ pause
+//!                    [lock: plan] ─▶ step (no lock) ─▶ [lock: settle] ─▶ again, until all is there
+//!                       └─ no room: ends; a tick or a higher ceiling starts it again
+//!                       └─ refused: ends with a warning; the pool goes on with what is there
+//! ```
+//!
+//! A thread of its own, one for each arena that has something to pin, since a step may take as long as a driver likes: the
+//! maintenance thread looks after all pools of the process. It holds no reference to the arena between two steps, and is no
+//! thread that a `fork` copies. Without a maintenance thread (`PINPOOL_POLL=0`) each `Pool::poll` makes one step.
+//!
+//! - **background-I1**: one thread makes a step at a time, and none after `cancel_reserve` has returned.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use super::super::Refusal;
+use super::super::arena_state::NextStep;
+use super::SharedArena;
+use crate::arena::RANGE_BYTES_MAX;
+use crate::backend::SourceError;
+use crate::diag::{self, Growth};
+use crate::maintenance_thread::{MaintenanceThread, block_signals};
+use crate::sync::plain::{Condvar, Mutex};
+
+/// A step pins about so much: 2 to 3 ms on `mlock` and `vmm`. Larger granules are pinned one by one.
+const STEP_BYTES: u64 = 8 << 20;
+/// Length of a region of the reserve where the source has no virtual memory, while no copy is in flight: no buffer is longer.
+const REGION_BYTES: u64 = 64 << 20;
+/// A step waits no longer for gets that are after memory; what they commit is a part of the reserve.
+const PATIENCE_FOR_GETS: Duration = Duration::from_millis(100);
+const PAUSE_FOR_GETS: Duration = Duration::from_micros(50);
+const PAUSE_FOR_FIRST: Duration = Duration::from_millis(1);
+/// Longest wait of `cancel_reserve` for a step.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
+/// Progress is logged this often.
+const REPORTS: u128 = 4;
+
+/// The pinning of a reserve beside the pool.
+#[derive(Debug, Default)]
+pub(super) struct BackgroundPinning {
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    has_thread: bool,
+    /// Who is in a step.
+    stepper: Option<ThreadId>,
+    is_cancelled: bool,
+    /// Why it stopped.
+    stopped: Option<SourceError>,
+    /// Bytes that the next step needs and the ceiling had no room for.
+    lacks_bytes: Option<u64>,
+    begun: Option<Begin>,
+    /// Quarters of what was asked for that the log has named.
+    reported: u128,
+}
+
+/// When the pinning began, on two clocks, and what was there.
+#[derive(Debug, Clone, Copy)]
+struct Begin {
+    at: Instant,
+    now_us: u64,
+    pinned_bytes: u64,
+}
+
+/// What became of a step.
+enum Step {
+    Made,
+    /// The pool or the process ends, or another thread makes one.
+    NotNow,
+    /// All is there.
+    Done,
+    NoRoom(u64),
+}
+
+/// How a wait for the reserve ended.
+#[derive(Debug)]
+pub(in crate::engine) enum ReserveWait {
+    Pinned,
+    TimedOut,
+    Stopped(SourceError),
+}
+
+/// A get that is after new memory. A reserve pauses while there is one.
+pub(super) struct GetFirst<'arena>(&'arena AtomicU64);
+
+impl Drop for GetFirst<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl SharedArena {
+    /// A get is after new memory from now on, until the result is dropped.
+    pub(super) fn before_reserve(&self) -> GetFirst<'_> {
+        // Relaxed: a hint for the order of two threads, which may come in either.
+        self.getting.fetch_add(1, Ordering::Relaxed);
+        GetFirst(&self.getting)
+    }
+
+    /// Asks for a reserve of `bytes` and pins its first step. The rest follows beside the pool. A slow call.
+    pub(in crate::engine) fn begin_reserve(self: &Arc<Self>, bytes: u64, now_us: u64) -> Result<(), Refusal> {
+        if bytes > RANGE_BYTES_MAX {
+            let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
+            return Err(Refusal::Source(SourceError::new("arena", what)));
+        }
+        let mut state = self.state.lock();
+        if !state.ask_reserve(bytes) {
+            return Err(Refusal::Ceiling { needed_bytes: bytes });
+        }
+        let pinned_bytes = state.pinned_reserve_bytes();
+        drop(state);
+        let mut progress = self.background.progress.lock();
+        let is_first = progress.begun.is_none();
+        progress.begun.get_or_insert(Begin { at: Instant::now(), now_us, pinned_bytes });
+        (progress.stopped, progress.lacks_bytes, progress.reported) = (None, None, 0);
+        drop(progress);
+        if is_first && let Err(error) = self.step(now_us) {
+            self.state.lock().ask_less(bytes);
+            self.background.progress.lock().begun = None;
+            return Err(Refusal::Source(error));
+        }
+        let (pinned_bytes, asked_bytes) = self.reserve_progress();
+        self.log.reserve_begun(pinned_bytes, asked_bytes);
+        if self.state.lock().reserve_to_come() == 0 {
+            self.note_done()
+        } else {
+            self.start_reserve_thread(now_us)
+        }
+        Ok(())
+    }
+
+    /// Bytes of all reserves that are there, and that were asked for.
+    fn reserve_progress(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        (state.pinned_reserve_bytes(), state.asked_reserve_bytes())
+    }
+
+    /// The reserve of this arena comes before those of the pool's other memory nodes.
+    pub(in crate::engine) fn reserve_first(self: &Arc<Self>) {
+        self.nodes.put_first(self);
+    }
+
+    /// Whether some of the reserve waits for room under the ceiling.
+    pub(in crate::engine) fn reserve_waits(&self) -> bool {
+        let progress = self.background.progress.lock();
+        progress.lacks_bytes.is_some() && !progress.is_cancelled
+    }
+
+    /// When all will be there, at the rate so far; `None` where nothing is under way, or its rate is not known yet.
+    pub(super) fn reserve_eta(&self) -> Option<Duration> {
+        let progress = self.background.progress.lock();
+        let begun = progress.begun.filter(|_| progress.stopped.is_none() && progress.lacks_bytes.is_none())?;
+        drop(progress);
+        let (pinned_bytes, asked_bytes) = self.reserve_progress();
+        let done_bytes = u128::from(pinned_bytes.checked_sub(begun.pinned_bytes).filter(|&bytes| bytes > 0)?);
+        let left_bytes = u128::from(asked_bytes.saturating_sub(pinned_bytes));
+        let micros = begun.at.elapsed().as_micros().saturating_mul(left_bytes) / done_bytes;
+        Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
+    }
+
+    /// Goes on with a reserve that waits for room, if there is some now.
+    pub(in crate::engine) fn resume_reserve(self: &Arc<Self>, now_us: u64) {
+        let Some(lacks_bytes) = self.background.progress.lock().lacks_bytes else { return };
+        if self.state.lock().could_go_on(lacks_bytes) {
+            self.background.progress.lock().lacks_bytes = None;
+            self.start_reserve_thread(now_us);
+        }
+    }
+
+    fn start_reserve_thread(self: &Arc<Self>, now_us: u64) {
+        let mut progress = self.background.progress.lock();
+        if !self.config.background_thread || progress.has_thread || progress.is_cancelled {
+            return;
+        }
+        let arena = Arc::downgrade(self);
+        let spawned =
+            thread::Builder::new().name("pinpool-reserve".to_owned()).spawn(move || Self::pin_reserve(&arena));
+        progress.has_thread = spawned.is_ok();
+        // A tick makes a step instead, and tries again.
+        progress.lacks_bytes = spawned.is_err().then_some(0);
+        drop(progress);
+        if let Err(error) = spawned {
+            self.log.no_thread(Err(error));
+            self.reserve_turn(now_us);
+        }
+    }
+
+    /// The thread: step after step, as long as the arena lives.
+    fn pin_reserve(arena: &Weak<Self>) {
+        block_signals();
+        while let Some(arena) = arena.upgrade() {
+            if arena.nodes.first_before(&arena).is_some_and(|first| first.is_pinning_reserve()) {
+                drop(arena);
+                thread::sleep(PAUSE_FOR_FIRST);
+                continue;
+            }
+            arena.give_way_to_gets();
+            let begun = arena.background.progress.lock().begun;
+            let now_us = begun.map_or(0, |begun| {
+                begun.now_us.saturating_add(u64::try_from(begun.at.elapsed().as_micros()).unwrap_or(u64::MAX))
+            });
+            if !arena.reserve_turn(now_us) {
+                let mut progress = arena.background.progress.lock();
+                // Asked for more meanwhile: goes on.
+                if progress.is_over() || arena.state.lock().reserve_to_come() == 0 {
+                    progress.has_thread = false;
+                    drop(progress);
+                    arena.background.changed.notify_all();
+                    return;
+                }
+                drop(progress);
+                thread::sleep(PAUSE_FOR_GETS);
+            }
+        }
+    }
+
+    fn is_pinning_reserve(&self) -> bool {
+        let progress = self.background.progress.lock();
+        progress.has_thread && !progress.is_over()
+    }
+
+    fn give_way_to_gets(&self) {
+        let begun = Instant::now();
+        // Relaxed: as in `before_reserve`.
+        while self.getting.load(Ordering::Relaxed) > 0 && begun.elapsed() < PATIENCE_FOR_GETS {
+            thread::sleep(PAUSE_FOR_GETS);
+        }
+    }
+
+    /// Makes one step and says what became of it. False if there is none to make now. A slow call.
+    pub(in crate::engine) fn reserve_turn(&self, now_us: u64) -> bool {
+        if self.state.lock().reserve_to_come() == 0 || self.background.progress.lock().stopped.is_some() {
+            return false;
+        }
+        match self.step(now_us) {
+            Ok(Step::Made) => {
+                self.report_progress();
+                // Gets that wait in line may fit into what is there now.
+                self.attached().iter().for_each(|pool| pool.room_was_made());
+                if self.state.lock().reserve_to_come() > 0 {
+                    return true;
+                }
+                self.note_done();
+            }
+            Ok(Step::NotNow) => {}
+            Ok(Step::Done) => self.note_done(),
+            Ok(Step::NoRoom(lacks_bytes)) => {
+                let before = self.background.progress.lock().lacks_bytes.replace(lacks_bytes);
+                if before.is_none() {
+                    let (pinned_bytes, asked_bytes) = self.reserve_progress();
+                    self.log.reserve_waits(pinned_bytes, asked_bytes, self.max_bytes());
+                }
+            }
+            Err(error) => {
+                self.background.progress.lock().stopped = Some(error.clone());
+                let (pinned_bytes, asked_bytes) = self.reserve_progress();
+                self.log.reserve_stopped(pinned_bytes, asked_bytes, &error);
+            }
+        }
+        self.background.changed.notify_all();
+        false
+    }
+
+    fn report_progress(&self) {
+        let (pinned_bytes, asked_bytes) = self.reserve_progress();
+        let reached = u128::from(pinned_bytes) * REPORTS / u128::from(asked_bytes.max(1));
+        let mut progress = self.background.progress.lock();
+        let is_new = reached > progress.reported && reached < REPORTS;
+        progress.reported = progress.reported.max(reached);
+        drop(progress);
+        if is_new {
+            self.log.reserving(pinned_bytes, asked_bytes, self.reserve_eta());
+        }
+        self.background.changed.notify_all();
+    }
+
+    /// All is there: says so once.
+    fn note_done(&self) {
+        let mut progress = self.background.progress.lock();
+        let begun = progress.begun.take();
+        progress.lacks_bytes = None;
+        drop(progress);
+        self.background.changed.notify_all();
+        let Some(begun) = begun else { return };
+        let (pinned_bytes, _) = self.reserve_progress();
+        let done_bytes = pinned_bytes.saturating_sub(begun.pinned_bytes);
+        self.log.reserve_done(done_bytes, begun.at.elapsed(), self.source.numa_node());
+    }
+
+    /// Makes one step, unless another thread makes one, the pool ends, or the process does.
+    fn step(&self, now_us: u64) -> Result<Step, SourceError> {
+        // Until the step has ended: a log sink may end the pool.
+        let _deferral = diag::defer();
+        let call = MaintenanceThread::of_process().enter();
+        let mut progress = self.background.progress.lock();
+        progress.is_cancelled |= call.is_none();
+        if progress.is_cancelled || progress.stepper.is_some() {
+            return Ok(Step::NotNow);
+        }
+        progress.stepper = Some(thread::current().id());
+        drop(progress);
+        let _end = EndOfStep(&self.background);
+        if self.shape.is_discrete { self.region_step(now_us) } else { self.granule_step(now_us) }
+    }
+
+    fn granule_step(&self, now_us: u64) -> Result<Step, SourceError> {
+        let mut state = self.state.lock();
+        let plan = match state.plan_reserve_step(STEP_BYTES) {
+            NextStep::Plan(plan) => plan,
+            NextStep::Done => return Ok(Step::Done),
+            NextStep::NoRoom(lacks_bytes) => return Ok(Step::NoRoom(lacks_bytes)),
+            NextStep::NoAddresses => {
+                let remedy = self.shape.address_remedy.unwrap_or("reserve less, or raise PINPOOL_MAX_BYTES");
+                return Err(SourceError::new("arena", "no addresses are left for the reserve").with_remedy(remedy));
+            }
+        };
+        let executor = state.executor(&plan);
+        drop(state);
+        let executed = executor.execute(&*self.source, &plan, Instant::now() + PATIENCE_FOR_GETS, None);
+        let took = executed.0.calls.underlying().time;
+        let mut state = self.state.lock();
+        let held_before_bytes = state.held_bytes();
+        let settled = state.settle_reserve_step(plan, executed, now_us);
+        let (held_bytes, max_bytes) = (state.held_bytes(), state.max_bytes());
+        let mappings = state.arena().stats().mappings;
+        drop(state);
+        self.settled.notify_all();
+        let asked_bytes = held_bytes.saturating_sub(held_before_bytes);
+        let growth = Growth { asked_bytes, held_before_bytes, held_bytes, page_locks: 1, took, max_bytes };
+        self.log.page_locked(&growth);
+        settled?;
+        self.watch_mappings(mappings);
+        Ok(Step::Made)
+    }
+
+    /// A region of the reserve. Short while copies are in flight, whose enqueues it would hold up.
+    fn region_step(&self, now_us: u64) -> Result<Step, SourceError> {
+        let state = self.state.lock();
+        let (to_come, is_first) = (state.reserve_to_come(), state.pinned_reserve_bytes() == 0);
+        let is_unused = state.is_detached();
+        drop(state);
+        if to_come == 0 || is_unused {
+            return Ok(Step::Done);
+        }
+        let longest_bytes = if is_first || !self.gate.is_at_rest() { STEP_BYTES } else { REGION_BYTES };
+        let bytes = to_come.min(longest_bytes);
+        match self.add_reserve(bytes, &|_| ()) {
+            Ok((_, len)) => self.state.lock().note_reserve_region(len as u64),
+            Err(Refusal::Source(error)) => return Err(error),
+            Err(Refusal::Ceiling { .. } | Refusal::Line { .. }) => {
+                let next = self.state.lock().without_room(bytes);
+                return Ok(if matches!(next, NextStep::Done) { Step::Done } else { Step::NoRoom(bytes) });
+            }
+        }
+        if self.state.lock().is_unused() {
+            // The pool has ended meanwhile, and found this region on its way.
+            self.teardown(now_us);
+        }
+        Ok(Step::Made)
+    }
+
+    /// No more steps: the pool ends. Waits for the one that is being made.
+    pub(in crate::engine) fn cancel_reserve(&self) {
+        let begun = Instant::now();
+        let mut progress = self.background.progress.lock();
+        progress.is_cancelled = true;
+        // A log sink or a waker that the step calls may be what ends the pool.
+        let is_other = |stepper: ThreadId| stepper != thread::current().id();
+        while progress.stepper.is_some_and(is_other) && begun.elapsed() < CANCEL_PATIENCE {
+            self.background.changed.wait_for(&mut progress, CANCEL_PATIENCE);
+        }
+        drop(progress);
+        self.background.changed.notify_all();
+    }
+
+    /// Waits until all of the reserve is there, by `until`. Without a thread of the reserve, makes the steps.
+    pub(in crate::engine) fn await_reserve(&self, until: Instant, now_us: u64) -> ReserveWait {
+        loop {
+            if self.state.lock().reserve_to_come() == 0 {
+                return ReserveWait::Pinned;
+            }
+            let mut progress = self.background.progress.lock();
+            if let Some(error) = &progress.stopped {
+                return ReserveWait::Stopped(error.clone());
+            }
+            if Instant::now() >= until || progress.is_cancelled {
+                return ReserveWait::TimedOut;
+            }
+            let is_alone = !self.config.background_thread && progress.stepper.is_none();
+            if is_alone && progress.lacks_bytes.is_none() {
+                drop(progress);
+                self.reserve_turn(now_us);
+                continue;
+            }
+            // Looks again now and then: what gets commit is a part of the reserve and tells nobody.
+            let slice = until.min(Instant::now() + PATIENCE_FOR_GETS);
+            let _timed_out = self.background.changed.wait_until(&mut progress, slice);
+        }
+    }
+}
+
+impl Progress {
+    /// Nothing is to be done now.
+    fn is_over(&self) -> bool {
+        self.is_cancelled || self.stopped.is_some() || self.lacks_bytes.is_some()
+    }
+}
+
+/// Ends a step when it is dropped, also by a panic of a log sink.
+struct EndOfStep<'arena>(&'arena BackgroundPinning);
+
+impl Drop for EndOfStep<'_> {
+    fn drop(&mut self) {
+        self.0.progress.lock().stepper = None;
+        self.0.changed.notify_all();
+    }
+}

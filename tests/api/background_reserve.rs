@@ -1,0 +1,363 @@
+//! A reserve that is not waited for: the first step at once, the rest beside the pool.
+//!
+//! Most pools here have no thread: each `poll` makes one step, so that counts and order are exact.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pinpool::backend::SimSource;
+use pinpool::testing::{FaultSource, SourceCall};
+use pinpool::{Pool, PoolBuilder};
+
+use crate::captured_log::{lines, listen};
+use crate::fixture::{LONG, over, valid_stats};
+
+const MIB: usize = 1 << 20;
+const MI: u64 = 1 << 20;
+const GI: u64 = 1 << 30;
+const TI: u64 = 1 << 40;
+/// What one step pins.
+const STEP: u64 = 8 * MI;
+/// Longer than any reserve of these tests takes; a test that waits so long has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn faulty(discrete: bool) -> Arc<FaultSource> {
+    let sim = if discrete { SimSource::discrete(1 << 44) } else { SimSource::new(1 << 44) };
+    Arc::new(FaultSource::around(Arc::new(sim)))
+}
+
+/// A pool that pins a reserve of `bytes` by steps of `poll`.
+fn by_steps(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
+    over(source, max_bytes).reserve_bytes(bytes).reserve_wait(false).background_poll(false)
+}
+
+fn by_a_thread(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
+    over(source, max_bytes).reserve_bytes(bytes).reserve_wait(false)
+}
+
+#[allow(clippy::float_cmp)] // Shares of powers of two.
+fn fraction_is(pool: &Pool, fraction: f64) -> bool {
+    pool.pinned_fraction() == fraction && pool.stats().pinned_fraction == fraction
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn the_start_pins_one_step_and_each_poll_one_more() {
+    for discrete in [false, true] {
+        let source = faulty(discrete);
+        let pool = by_steps(source.clone(), 256 * MI, 64 * MI).build().unwrap();
+        let stats = valid_stats(&pool);
+        assert_eq!((stats.pinned_bytes, stats.reserve_bytes, stats.reserve_asked_bytes), (STEP, STEP, 64 * MI));
+        assert_eq!(source.calls(SourceCall::Acquire), 1);
+        assert!(fraction_is(&pool, 0.125));
+        let mut before = pool.pinned_fraction();
+        while pool.stats().reserve_bytes < 64 * MI {
+            pool.poll();
+            let now = pool.pinned_fraction();
+            assert!(now > before, "{before} to {now}");
+            before = now;
+            valid_stats(&pool);
+        }
+        assert!(fraction_is(&pool, 1.0));
+        let calls = source.calls(SourceCall::Acquire);
+        assert_eq!(calls, if discrete { 2 } else { 8 });
+        pool.poll();
+        assert_eq!((source.calls(SourceCall::Acquire), pool.stats().pinned_bytes), (calls, 64 * MI));
+        // All of it serves buffers; where granules adjoin, one of its whole length.
+        let longest = if discrete { 56 * MIB } else { 64 * MIB };
+        drop(pool.get(longest).unwrap());
+        assert_eq!(source.calls(SourceCall::Acquire), calls);
+        assert!(pool.wait_reserved(Duration::ZERO).unwrap());
+        pool.clear();
+        pool.trim(0);
+        assert_eq!(valid_stats(&pool).pinned_bytes, 64 * MI, "kept");
+        drop(pool);
+        assert_eq!(source.calls(SourceCall::Release), if discrete { 2 } else { 1 });
+    }
+}
+
+#[test]
+fn without_a_reserve_or_with_one_that_was_waited_for_all_of_it_is_there() {
+    let none = over(faulty(false), 64 * MI).build().unwrap();
+    assert!(fraction_is(&none, 1.0) && none.wait_reserved(Duration::ZERO).unwrap());
+    let waited = over(faulty(false), 64 * MI).reserve_bytes(16 * MI).build().unwrap();
+    assert!(fraction_is(&waited, 1.0) && waited.wait_reserved(Duration::ZERO).unwrap());
+    assert_eq!(waited.stats().reserve_asked_bytes, 16 * MI);
+    let classes = over(faulty(false), 64 * MI).reserve_wait(false).background_poll(false).build().unwrap();
+    classes.prewarm_classes(&[(MIB, 20)]).unwrap();
+    assert_eq!((classes.stats().reserve_asked_bytes, classes.stats().reserve_bytes), (20 * MI, STEP));
+}
+
+#[test]
+fn a_get_beyond_what_is_there_is_served_and_counts_as_reserve() {
+    for growth in [true, false] {
+        let source = faulty(false);
+        let pool = by_steps(source.clone(), 256 * MI, 64 * MI).growth(growth).build().unwrap();
+        let buf = pool.get(20 * MIB).unwrap();
+        let stats = valid_stats(&pool);
+        assert!(stats.reserve_bytes >= 20 * MI && stats.reserve_bytes == stats.pinned_bytes, "{stats:?}");
+        assert!(pool.wait_reserved(PATIENCE).unwrap());
+        assert_eq!(valid_stats(&pool).pinned_bytes, 64 * MI, "no more than was asked for");
+        drop(buf);
+        pool.trim(0);
+        assert_eq!(valid_stats(&pool).pinned_bytes, 64 * MI);
+        // All of the reserve, and without growth no more.
+        assert_eq!(pool.get(65 * MIB).is_ok(), growth);
+        pool.clear();
+        drop(pool.get(64 * MIB).unwrap());
+        pool.trim(0);
+        assert_eq!(valid_stats(&pool).pinned_bytes, 64 * MI, "what is beyond goes back");
+    }
+}
+
+#[test]
+fn a_trim_in_the_middle_neither_releases_nor_stops_it() {
+    let pool = by_steps(faulty(false), 256 * MI, 64 * MI).build().unwrap();
+    pool.poll();
+    drop(pool.get(3 * MIB).unwrap());
+    for _ in 0..3 {
+        pool.trim(0);
+        pool.clear();
+        assert_eq!(valid_stats(&pool).reserve_bytes, 2 * STEP);
+    }
+    pool.poll();
+    assert_eq!(valid_stats(&pool).reserve_bytes, 3 * STEP);
+    assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
+}
+
+#[test]
+fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
+    for discrete in [false, true] {
+        for failing in 0..4 {
+            let source = faulty(discrete);
+            source.fail(SourceCall::Acquire, failing);
+            listen();
+            let built = by_steps(source.clone(), 1 << 30, 512 * MI).build();
+            if failing == 0 {
+                assert!(built.unwrap_err().is_backend(), "none of it is there");
+                continue;
+            }
+            let pool = built.unwrap();
+            let error = pool.wait_reserved(PATIENCE).unwrap_err();
+            assert!(error.is_backend() && error.to_string().contains("by script"), "{error}");
+            let there = valid_stats(&pool).reserve_bytes;
+            assert_eq!(there, if discrete { STEP + (failing - 1) * 64 * MI } else { failing * STEP });
+            let lines = lines();
+            let warning = lines.iter().filter(|line| line.contains("stopped at")).collect::<Vec<_>>();
+            let told = format!("stopped at {there} of {} bytes", 512 * MI);
+            assert!(warning.len() == 1 && warning[0].contains(&told), "{lines:?}");
+            assert!(warning[0].contains("PINPOOL_RESERVE"), "{warning:?}");
+            // The pool goes on, and nothing is tried again by itself.
+            let calls = source.calls(SourceCall::Acquire);
+            pool.poll();
+            assert_eq!(source.calls(SourceCall::Acquire), calls);
+            drop(pool.get(MIB).unwrap());
+            assert!(pool.wait_reserved(Duration::ZERO).is_err());
+            // Asked again, the rest comes.
+            pool.prewarm(MI).unwrap();
+            assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
+            assert_eq!(valid_stats(&pool).reserve_bytes, 513 * MI);
+        }
+    }
+}
+
+#[test]
+fn more_than_the_ceiling_is_refused_at_once() {
+    for discrete in [false, true] {
+        let source = faulty(discrete);
+        let pool = by_steps(source.clone(), 64 * MI, 0).build().unwrap();
+        for bytes in [65 * MI, u64::MAX] {
+            assert!(!pool.prewarm(bytes).unwrap_err().is_forked());
+        }
+        pool.prewarm(40 * MI).unwrap();
+        assert!(pool.prewarm(40 * MI).unwrap_err().is_limit(), "with the one before it is over the ceiling");
+        assert!(pool.wait_reserved(PATIENCE).unwrap());
+        assert_eq!(valid_stats(&pool).reserve_bytes, 40 * MI);
+    }
+}
+
+#[test]
+fn a_lower_ceiling_stops_it_and_takes_idle_granules_back_and_a_higher_one_lets_it_go_on() {
+    listen();
+    let pool = by_steps(faulty(false), 256 * MI, 128 * MI).build().unwrap();
+    (0..7).for_each(|_| pool.poll());
+    assert_eq!(valid_stats(&pool).reserve_bytes, 64 * MI);
+    pool.set_max_bytes(32 * MI).unwrap();
+    for _ in 0..3 {
+        pool.poll();
+        assert!(valid_stats(&pool).pinned_bytes <= 32 * MI, "{:?}", pool.stats());
+    }
+    assert!(!pool.wait_reserved(Duration::from_millis(1)).unwrap());
+    assert_eq!(lines().iter().filter(|line| line.contains("waits for room")).count(), 1);
+    assert_eq!(pool.stats().reserve_asked_bytes, 128 * MI);
+    pool.set_max_bytes(256 * MI).unwrap();
+    assert!(pool.wait_reserved(PATIENCE).unwrap());
+    assert_eq!(valid_stats(&pool).reserve_bytes, 128 * MI);
+}
+
+#[test]
+fn memory_in_use_at_the_ceiling_is_a_part_of_the_reserve() {
+    let pool = by_steps(faulty(false), 64 * MI, 0).build().unwrap();
+    let held = pool.get(40 * MIB).unwrap();
+    pool.prewarm(60 * MI).unwrap();
+    assert!(pool.wait_reserved(PATIENCE).unwrap());
+    let stats = valid_stats(&pool);
+    assert!(stats.pinned_bytes <= 64 * MI && stats.reserve_bytes == 60 * MI, "{stats:?}");
+    drop(held);
+    pool.trim(0);
+    assert_eq!(valid_stats(&pool).pinned_bytes, 60 * MI);
+}
+
+#[test]
+fn a_terabyte_is_there_in_bounded_steps_and_mappings_and_the_first_get_after_the_first() {
+    let source = faulty(false);
+    let pool = by_steps(source.clone(), TI, TI).build().unwrap();
+    assert_eq!((source.calls(SourceCall::Acquire), pool.stats().pinned_bytes), (1, STEP));
+    let first = pool.get(6 * MIB).unwrap();
+    assert_eq!(source.calls(SourceCall::Acquire), 1, "out of the first step");
+    let (mut before, mut longest) = (STEP, 0);
+    while pool.pinned_fraction() < 1.0 {
+        pool.poll();
+        let now = pool.stats().pinned_bytes;
+        longest = longest.max(now - before);
+        assert!(now > before && now <= TI);
+        assert!(now - before == STEP || (now - before) * 256 <= before, "{before} to {now}");
+        before = now;
+    }
+    let stats = valid_stats(&pool);
+    assert!(stats.mappings <= 8187, "{} mappings", stats.mappings);
+    assert!(source.calls(SourceCall::Acquire) < 6000, "{} steps", source.calls(SourceCall::Acquire));
+    assert_eq!((longest, stats.reserve_bytes), (512 * MI, TI));
+    drop(first);
+    drop(pool.get(600 << 30).unwrap());
+    assert_eq!(pool.stats().pinned_bytes, TI);
+}
+
+#[test]
+fn a_thread_pins_the_rest_step_by_step_and_a_get_is_served_while_a_step_hangs() {
+    let source = faulty(false);
+    let pool = by_a_thread(source.clone(), 256 * MI, 64 * MI).build().unwrap();
+    assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
+    assert_eq!(source.calls(SourceCall::Acquire), 8);
+    let gate = source.hold(SourceCall::Acquire);
+    pool.prewarm_in_a_thread(64 * MI);
+    // The first step of the next reserve hangs in the back-end.
+    gate.wait_for(1);
+    // What is there is served, and figures are told.
+    let held: Vec<_> = (0..8).map(|_| pool.get(8 * MIB).unwrap()).collect();
+    assert_eq!((valid_stats(&pool).in_use, held.len()), (8, 8));
+    assert!(pool.pinned_fraction() < 1.0);
+    assert!(!pool.wait_reserved(Duration::from_millis(5)).unwrap());
+    drop(gate);
+    assert!(pool.wait_reserved(PATIENCE).unwrap());
+    until("both are there", || pool.stats().reserve_bytes == 128 * MI);
+    drop(held);
+    pool.trim(0);
+    assert_eq!(valid_stats(&pool).pinned_bytes, 128 * MI);
+}
+
+/// `prewarm` on a thread of its own, since its first step may be held.
+trait InAThread {
+    fn prewarm_in_a_thread(&self, bytes: u64);
+}
+
+impl InAThread for Pool {
+    fn prewarm_in_a_thread(&self, bytes: u64) {
+        let pool = self.clone();
+        let asked = Arc::new(AtomicBool::new(false));
+        let told = asked.clone();
+        thread::spawn(move || {
+            told.store(true, Ordering::SeqCst);
+            pool.prewarm(bytes).unwrap();
+        });
+        until("asked", || asked.load(Ordering::SeqCst));
+    }
+}
+
+#[test]
+fn the_end_of_the_pool_cancels_it_within_a_step() {
+    for discrete in [false, true] {
+        for hold_step in [false, true] {
+            let source = faulty(discrete);
+            let pool = by_a_thread(source.clone(), TI, 512 * GI).build().unwrap();
+            if hold_step {
+                let gate = source.hold(SourceCall::Acquire);
+                gate.wait_for(1);
+                let calls = source.calls(SourceCall::Acquire);
+                let ends = thread::spawn(move || drop(pool));
+                thread::sleep(Duration::from_millis(5));
+                assert!(!ends.is_finished(), "it waits for the step");
+                drop(gate);
+                ends.join().unwrap();
+                assert_eq!(source.calls(SourceCall::Acquire), calls, "no step after that one");
+            } else {
+                until("it pins", || pool.stats().reserve_bytes > STEP);
+                drop(pool);
+                let calls = source.calls(SourceCall::Acquire);
+                thread::sleep(Duration::from_millis(5));
+                assert_eq!(source.calls(SourceCall::Acquire), calls);
+            }
+            // All of it went back: the wrapped source can hold its total again.
+            let again = over(source, TI).build().unwrap();
+            assert_eq!(again.stats().pinned_bytes, 0);
+        }
+    }
+}
+
+#[test]
+fn a_buffer_may_outlive_the_pool_whose_reserve_was_under_way() {
+    let pool = by_a_thread(faulty(false), TI, 512 * GI).build().unwrap();
+    let mut buf = pool.get(MIB).unwrap();
+    drop(pool);
+    buf.as_mut_slice().unwrap()[0] = 1;
+    drop(buf);
+}
+
+#[test]
+fn a_pool_whose_step_hangs_holds_no_other_up() {
+    let slow = faulty(false);
+    let stuck = by_a_thread(slow.clone(), TI, TI / 2).build().unwrap();
+    let gate = slow.hold(SourceCall::Acquire);
+    gate.wait_for(1);
+    let other = by_a_thread(faulty(false), 256 * MI, 64 * MI).build().unwrap();
+    assert!(other.wait_reserved(PATIENCE).unwrap());
+    assert!(stuck.pinned_fraction() < 1.0);
+    drop(gate);
+}
+
+#[test]
+fn partitions_share_it_under_their_own_ceilings() {
+    let pool = by_steps(faulty(false), 256 * MI, 0).build().unwrap();
+    let part = pool.partition("part", 32 * MI).unwrap();
+    assert!(part.prewarm(33 * MI).unwrap_err().is_limit());
+    part.prewarm(32 * MI).unwrap();
+    pool.prewarm(32 * MI).unwrap();
+    assert!(part.wait_reserved(PATIENCE).unwrap());
+    assert_eq!((valid_stats(&pool).reserve_bytes, valid_stats(&part).reserve_bytes), (64 * MI, 64 * MI));
+    drop(part);
+    assert_eq!(valid_stats(&pool).pinned_bytes, 64 * MI);
+}
+
+#[test]
+fn a_get_that_waits_for_room_is_served_by_what_a_step_pins() {
+    // Without growth the reserve is all that there is.
+    let pool = by_a_thread(faulty(false), 64 * MI, 64 * MI).growth(false).wait(LONG).build().unwrap();
+    let held = pool.get(60 * MIB).unwrap();
+    let waiting = thread::spawn({
+        let pool = pool.clone();
+        move || drop(pool.get(4 * MIB).unwrap())
+    });
+    waiting.join().unwrap();
+    drop(held);
+    assert!(pool.wait_reserved(PATIENCE).unwrap());
+    assert_eq!(valid_stats(&pool).pinned_bytes, 64 * MI);
+}
