@@ -223,7 +223,7 @@ impl Accounts {
             drains: supply.drains,
             reserve_bytes: supply.reserve_bytes,
             reserve_asked_bytes: supply.reserve_asked_bytes,
-            pinned_fraction: share(supply.reserve_bytes, supply.reserve_asked_bytes),
+            pinned_fraction: stock.backing().arena().map_or(1.0, |arena| arena.pinned_fraction()),
             reserve_eta: supply.reserve_eta,
             moves: supply.moves,
             mappings: supply.mappings,
@@ -256,12 +256,6 @@ impl Accounts {
             ..stats
         }
     }
-}
-
-/// The share that `part` is of `whole`; 1 of nothing.
-#[allow(clippy::cast_precision_loss)] // A share.
-fn share(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 1.0 } else { (part as f64 / whole as f64).min(1.0) }
 }
 
 /// The bytes of a snapshot, for the text of an error.

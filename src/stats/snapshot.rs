@@ -146,7 +146,7 @@ pub struct Stats {
     /// Bytes that these asked for. More than `reserve_bytes` while a reserve that is not waited for
     /// (`PINPOOL_RESERVE_WAIT=0`) is under way, or after it was refused.
     pub reserve_asked_bytes: u64,
-    /// Share of what was asked for that is pinned; 1 where nothing was.
+    /// Share of what was asked for that is pinned, in a partition of what its parent has; 1 where nothing was asked for.
     pub pinned_fraction: f64,
     /// When all of it will be there, at the rate so far; `None` where nothing is under way, or none of it came yet.
     #[cfg_attr(

@@ -165,7 +165,8 @@ fn a_refusal_at_each_of_the_first_steps_leaves_what_is_there_and_says_so() {
             // Asked again, the rest comes.
             pool.prewarm(MI).unwrap();
             assert!(pool.wait_reserved(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
-            assert_eq!(valid_stats(&pool).reserve_bytes, 513 * MI);
+            // A region is whole granules.
+            assert_eq!(valid_stats(&pool).reserve_bytes, if discrete { 514 * MI } else { 513 * MI });
         }
     }
 }
@@ -254,7 +255,8 @@ fn a_thread_pins_the_rest_step_by_step_and_a_get_is_served_while_a_step_hangs() 
     gate.wait_for(1);
     // What is there is served, and figures are told.
     let held: Vec<_> = (0..8).map(|_| pool.get(8 * MIB).unwrap()).collect();
-    assert_eq!((valid_stats(&pool).in_use, held.len()), (8, 8));
+    // Figures balance when no plan is open.
+    assert_eq!((pool.stats().in_use, held.len()), (8, 8));
     assert!(pool.pinned_fraction() < 1.0);
     assert!(!pool.wait_reserved(Duration::from_millis(5)).unwrap());
     drop(gate);
@@ -341,8 +343,10 @@ fn partitions_share_it_under_their_own_ceilings() {
     assert!(part.prewarm(33 * MI).unwrap_err().is_limit());
     part.prewarm(32 * MI).unwrap();
     pool.prewarm(32 * MI).unwrap();
+    assert!(part.pinned_fraction() < 1.0 && !fraction_is(&pool, 1.0));
     assert!(part.wait_reserved(PATIENCE).unwrap());
-    assert_eq!((valid_stats(&pool).reserve_bytes, valid_stats(&part).reserve_bytes), (64 * MI, 64 * MI));
+    assert_eq!((valid_stats(&pool).reserve_bytes, valid_stats(&part).reserve_bytes), (64 * MI, 0));
+    assert!(fraction_is(&part, 1.0) && fraction_is(&pool, 1.0));
     drop(part);
     assert_eq!(valid_stats(&pool).pinned_bytes, 64 * MI);
 }

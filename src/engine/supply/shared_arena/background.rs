@@ -144,6 +144,13 @@ impl SharedArena {
         (state.pinned_reserve_bytes(), state.asked_reserve_bytes())
     }
 
+    /// The share of all reserves that is there; 1 where none was asked for.
+    #[allow(clippy::cast_precision_loss)] // A share.
+    pub(in crate::engine) fn pinned_fraction(&self) -> f64 {
+        let (pinned_bytes, asked_bytes) = self.reserve_progress();
+        if asked_bytes == 0 { 1.0 } else { (pinned_bytes as f64 / asked_bytes as f64).min(1.0) }
+    }
+
     /// The reserve of this arena comes before those of the pool's other memory nodes.
     pub(in crate::engine) fn reserve_first(self: &Arc<Self>) {
         self.nodes.put_first(self);
