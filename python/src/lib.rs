@@ -12,7 +12,7 @@
 //! | `buffer` | the class `Buffer` and the buffer protocol |
 //! | `memory` | one buffer of the crate, its views, its streams, and when it goes back |
 //! | `dlpack` | the structures of DLPack |
-//! | `shared` | buffers that worker processes fill |
+//! | `shared` | buffers that worker processes fill; memory of a keeper |
 //! | `stream` | fences behind streams of other libraries |
 //! | `torch` | the functions by which torch's host allocator uses a pool |
 //! | `wait` | a get that asyncio awaits |
@@ -52,7 +52,7 @@ mod _pinpool {
     #[pymodule_export]
     use super::pool::Pool;
     #[pymodule_export]
-    use super::shared::{SharedBuffer, SharedWorker, Slabs};
+    use super::shared::{KeptMemory, SharedBuffer, SharedWorker, Slabs};
     #[pymodule_export]
     use super::torch::_torch_functions;
     #[pymodule_export]

@@ -216,8 +216,9 @@ impl SharedMemory {
         is_fresh: bool,
     ) -> Result<(), SourceError> {
         let region = self.region(offset);
-        if is_fresh {
-            // SAFETY: nobody uses the bytes, by `is_fresh`.
+        // What this kernel brings into memory by itself keeps its content.
+        if is_fresh || self.can_populate() {
+            // SAFETY: nobody uses the bytes, or they are not changed.
             unsafe { populate(&region, threads, None, &|_| {}) }?;
         }
         self.lock = match how {
@@ -238,6 +239,12 @@ impl SharedMemory {
             PageLock::Register(_) => Locked::No,
         };
         Ok(())
+    }
+
+    /// Whether the kernel brings pages into memory without a write to them (Linux 5.14).
+    fn can_populate(&self) -> bool {
+        // SAFETY: makes a page of this mapping present without changing its content.
+        unsafe { libc::madvise(self.start.as_ptr().cast(), self.page_bytes, libc::MADV_POPULATE_WRITE) == 0 }
     }
 
     fn region(&self, offset: usize) -> Region {

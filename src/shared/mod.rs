@@ -30,6 +30,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`keep`] is memory that outlives its process: a restarted trainer finds its bytes, page-locks them and goes on.
+//!
 //! # Death
 //!
 //! | who dies | what becomes of it |
@@ -51,9 +53,12 @@
 //! | `lend.rs` | parts of the memory as buffers of a pool |
 //! | `pass.rs` | a descriptor over a Unix socket |
 //! | `ticket.rs` | the message |
+//! | `keep.rs`, `kept_file.rs` | memory that outlives its process |
 
 mod counts;
 mod futex;
+pub mod keep;
+mod kept_file;
 mod layout;
 mod lend;
 mod pass;

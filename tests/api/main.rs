@@ -21,6 +21,7 @@
 //! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
 //! | `stats_counts`, `stats_formats`, `stats_never_wait` | each figure against known counts; the table; a snapshot waits for no call |
 //! | `short_path` | hits that a thread serves from the pools that it used last |
+//! | `kept` | memory that outlives its process |
 //! | `shared`, `shared_kills` | buffers that worker processes fill; workers that are killed at any instruction |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `maintenance` | what the maintenance thread does by itself, and what nobody does without it |
@@ -65,6 +66,8 @@ mod host_sources;
 mod huge_pages;
 mod idle_by_class;
 mod in_flight;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod kept;
 mod line;
 #[cfg(feature = "loader")]
 mod loader;

@@ -16,11 +16,11 @@ const BUFFERS: usize = 6;
 const BYTES: usize = 20_000;
 
 /// A child of this process; killed when this is dropped.
-struct Child(libc::pid_t);
+pub(crate) struct Child(libc::pid_t);
 
 impl Child {
     /// Runs `work` in a child of `fork`.
-    fn new(work: impl FnOnce()) -> Self {
+    pub(crate) fn new(work: impl FnOnce()) -> Self {
         // SAFETY: the child runs `work` on its one thread and exits without unwinding.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
@@ -34,11 +34,7 @@ impl Child {
         Self(child)
     }
 
-    fn status(mut self) -> i32 {
-        self.wait()
-    }
-
-    fn wait(&mut self) -> i32 {
+    pub(crate) fn wait(&mut self) -> i32 {
         let mut status = 0;
         // SAFETY: a place for a number, and a child of this process.
         unsafe { libc::waitpid(self.0, &raw mut status, 0) };
@@ -179,7 +175,7 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
     alone(|| {
         // The trainer is a child; its workers, its children, tell through a pipe how they ended.
         let (mut reader, writer) = std::io::pipe().unwrap();
-        let trainer = Child::new(|| {
+        let mut trainer = Child::new(|| {
             let slabs = slabs();
             for _ in 0..2 {
                 let worker = Child::new(|| {
@@ -203,7 +199,7 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
             // SAFETY: ends this process as from outside.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         });
-        let status = trainer.status();
+        let status = trainer.wait();
         assert!(libc::WIFSIGNALED(status));
         drop(writer);
         let mut ends = String::new();

@@ -24,6 +24,7 @@ from ._errors import (
     TimeoutError,
     WorkerError,
 )
+from ._kept import Kept, kept
 from ._loader import Batch, Loader
 from ._pinpool import Buffer, SharedBuffer, __version__
 from ._pool import Pool
@@ -36,6 +37,7 @@ __all__ = [
     "Buffer",
     "DeviceError",
     "ForkError",
+    "Kept",
     "LimitError",
     "LoadError",
     "Loader",
@@ -53,5 +55,6 @@ __all__ = [
     "TicketError",
     "TimeoutError",
     "WorkerError",
+    "kept",
     "record_stream",
 ]

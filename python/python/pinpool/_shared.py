@@ -14,6 +14,7 @@ from multiprocessing import reduction
 from typing import Any, NamedTuple
 
 from . import _arrays, _log, _pinpool
+from ._errors import PinpoolError
 from ._pool import Pool
 
 __all__ = ["Packed", "SharedPool"]
@@ -210,9 +211,11 @@ class SharedPool:
         return _arrived, (reduction.DupFd(self._descriptor),)
 
     def __repr__(self) -> str:
-        if self._slabs is None:
-            return f"<pinpool.SharedPool of {self.buffers} buffers of {self.buffer_bytes} B, attached>"
-        return f"<pinpool.SharedPool of {self.buffers} buffers of {self.buffer_bytes} B, page-locked by {self.page_lock}>"
+        try:
+            text = f"{self.buffers} buffers of {self.buffer_bytes} B"
+            return f"<pinpool.SharedPool of {text}, {'attached' if self._slabs is None else 'page-locked by ' + self.page_lock}>"
+        except PinpoolError:
+            return "<pinpool.SharedPool, closed>"
 
 
 def _arrived(passed):
@@ -312,29 +315,34 @@ def _mapped(value, visit):
     return value
 
 
-def _unpacked(tree, buf):
-    import numpy as np
+class _Views:
+    """Arrays over one buffer. No function that calls itself by a closure: such a circle would keep the memory until the next collection."""
 
-    array = np.frombuffer(buf, np.uint8) if len(buf) else np.empty(0, np.uint8)
-    tensors: list[Any] = []
+    def __init__(self, buf):
+        import numpy as np
 
-    def whole():
-        if not tensors:
-            import torch
+        self._buf, self._tensor = buf, None
+        self._array = np.frombuffer(buf, np.uint8) if len(buf) else np.empty(0, np.uint8)
 
-            tensors.append(torch.frombuffer(memoryview(buf), dtype=torch.uint8) if len(buf) else torch.empty(0, dtype=torch.uint8))
-            _arrays._buffers[buf.ptr] = buf
-        return tensors[0]
-
-    def build(value):
+    def of(self, value):
         if not isinstance(value, _Leaf):
-            return _mapped(value, lambda items: [build(item) for item in items])
-        view = np.ndarray(value.shape, np.dtype(value.dtype), array, value.offset)
+            return _mapped(value, lambda items: [self.of(item) for item in items])
+        import numpy as np
+
+        view = np.ndarray(value.shape, np.dtype(value.dtype), self._array, value.offset)
         if not value.is_torch:
             return view
         import torch
 
+        if view.nbytes == 0:
+            return torch.from_numpy(np.empty(value.shape, view.dtype))
+        if self._tensor is None:
+            # torch keeps the object it is given and gives the view back: so it is given a view.
+            self._tensor = torch.frombuffer(memoryview(self._buf), dtype=torch.uint8)
+            _arrays._buffers[self._buf.ptr] = self._buf
         dtype = torch.from_numpy(np.empty(0, view.dtype)).dtype
-        return whole()[value.offset : value.offset + view.nbytes].view(dtype).reshape(value.shape)
+        return self._tensor[value.offset : value.offset + view.nbytes].view(dtype).reshape(value.shape)
 
-    return build(tree)
+
+def _unpacked(tree, buf):
+    return _Views(buf).of(tree)

@@ -155,6 +155,8 @@ class SharedLoader:
     def _by_workers(self, batches):
         workers: list[_Worker] = []
         arrived: dict[int, Any] = {}
+        # Buffers of dead workers whose messages are still to be read, by the number of the batch.
+        early: dict[int, Any] = {}
         try:
             for _ in range(min(self.num_workers, max(len(batches), 1))):
                 workers.append(_Worker(self, workers))
@@ -165,7 +167,7 @@ class SharedLoader:
                     self._give(workers, given % len(workers), [given], batches)
                     given += 1
                 while number not in arrived:
-                    self._collect(workers, arrived, batches)
+                    self._collect(workers, arrived, early, batches)
                 packed = arrived.pop(number)
                 if isinstance(packed, BaseException):
                     raise WorkerError(f"batch {number}: {type(packed).__name__}: {packed}") from packed
@@ -173,7 +175,7 @@ class SharedLoader:
                 yield _unpacked(tree, buf)
                 del packed, buf
         finally:
-            self._end(workers, arrived)
+            self._end(workers, arrived, early)
 
     def _give(self, workers, at, numbers, batches):
         worker = workers[at]
@@ -184,27 +186,35 @@ class SharedLoader:
         except OSError:
             pass  # It is dead, which is seen when its messages are read.
 
-    def _collect(self, workers, arrived, batches):
+    def _collect(self, workers, arrived, early, batches):
         by_connection = {worker.connection: at for at, worker in enumerate(workers)}
         for connection in wait(list(by_connection)):
             at = by_connection[connection]
             try:
                 number, packed = connection.recv()
             except (EOFError, OSError, pickle.UnpicklingError):
-                self._replace(workers, at, batches)
+                self._replace(workers, at, early, batches)
                 continue
             workers[at].pending.remove(number)
             # Received at once: what is only sent is taken back if its worker dies.
-            is_error = isinstance(packed, BaseException)
-            arrived[number] = packed if is_error else (packed.tree, self.shared.receive(packed))
+            if not isinstance(packed, BaseException):
+                packed = packed.tree, early.pop(number) if number in early else self.shared.receive(packed)
+            arrived[number] = packed
 
-    def _replace(self, workers, at, batches):
+    def _replace(self, workers, at, early, batches):
         """Worker `at` has closed its connection: all of its messages were read."""
         worker = workers[at]
         worker.connection.close()
         worker.process.join(self.timeout)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
         status, number, lost = worker.process.exitcode, worker.process.pid, worker.pending
-        self._take_back()
+        worker.process.close()
+        self._take_back(early)
+        # Sent without a message that arrived: they are read again.
+        for batch in lost:
+            early.pop(batch, None)
         ended = f"was killed by signal {-status}" if status and status < 0 else f"ended with status {status}"
         if self.on_death == "raise":
             raise WorkerError(
@@ -217,13 +227,13 @@ class SharedLoader:
         workers[at] = _Worker(self, [other for other in workers if other is not worker])
         self._give(workers, at, lost, batches)
 
-    def _take_back(self):
-        """What dead workers were filling, and what they sent without a message that arrived."""
+    def _take_back(self, early):
+        """What dead workers were filling is free; what they sent is received."""
         self.shared.recover()
-        while (left := self.shared.next_of_dead()) is not None:
-            left[1].release()
+        while (sent := self.shared.next_of_dead()) is not None:
+            early[sent[0]] = sent[1]
 
-    def _end(self, workers, arrived):
+    def _end(self, workers, arrived, early):
         for worker in workers:
             worker.end()
         for worker in workers:
@@ -236,7 +246,8 @@ class SharedLoader:
             worker.process.join()
             worker.process.close()
         arrived.clear()
-        self._take_back()
+        self._take_back(early)
+        early.clear()
 
     def close(self) -> None:
         """Frees the buffers; batches that were handed out stay usable."""

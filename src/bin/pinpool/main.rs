@@ -10,6 +10,7 @@ mod gpu;
 mod input;
 mod inspect;
 mod interrupt;
+mod keep;
 mod load;
 mod logger;
 mod pages;
@@ -67,6 +68,7 @@ enum Command {
     Report(report::ReportArgs),
     Soak(soak::SoakArgs),
     Top(top::TopArgs),
+    Keep(keep::KeepArgs),
     Completions(pages::CompletionsArgs),
     Man(pages::ManArgs),
 }
@@ -120,6 +122,7 @@ fn main() -> ExitCode {
         Command::Report(args) => terminal.report(report::run(&args)),
         Command::Soak(args) => soak::run(&args, &terminal),
         Command::Top(args) => top::run(&args, &terminal),
+        Command::Keep(args) => keep::run(&args, &terminal),
         Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
         Command::Man(args) => terminal.report(pages::man(&args, Cli::command())),
     };

@@ -25,6 +25,10 @@ impl Core {
 
     /// Logs the verdict if it has changed.
     pub(super) fn report_verdict(&self, now_us: u64) {
+        // A pool that is to keep nothing releases what it pins.
+        if self.config.pool_size_limit == 0 && !self.backing().has_arena() {
+            return;
+        }
         // Another thread that looks is enough.
         let Some(mut judge) = self.judge.try_lock().filter(|judge| judge.is_due(now_us)) else { return };
         let (stats, is_direct) = (self.stats(), !self.backing().has_arena());

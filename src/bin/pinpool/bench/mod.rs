@@ -4,6 +4,7 @@ mod baselines;
 mod copy;
 mod destination;
 mod hit;
+mod keep;
 mod loader;
 mod patterns;
 mod pin;
@@ -39,6 +40,7 @@ enum Bench {
     Stall(stall::StallArgs),
     Copy(copy::CopyArgs),
     Loader(loader::LoaderArgs),
+    Keep(keep::KeepArgs),
 }
 
 /// Result of a bench. Its fields are the keys of the JSON object.
@@ -72,6 +74,7 @@ pub(crate) fn run(args: &BenchArgs, terminal: &Terminal) -> Result<(), ExitError
         Bench::Stall(args) => print(args.measure(), *json, terminal),
         Bench::Copy(args) => print(args.measure(), *json, terminal),
         Bench::Loader(args) => print(args.measure(), *json, terminal),
+        Bench::Keep(args) => print(args.measure(), *json, terminal),
     }
 }
 

@@ -1,0 +1,301 @@
+"""Buffers that worker processes fill: across fork, spawn and forkserver, killed workers, the loader."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import pinpool
+
+from conftest import until
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+@pytest.fixture
+def heap():
+    return pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
+
+
+@pytest.fixture
+def shared(heap):
+    with pinpool.SharedPool(100_000, 4, pool=heap) as shared:
+        yield shared
+
+
+@pytest.fixture
+def started():
+    """Starts a process; it is ended in all cases."""
+    processes = []
+
+    def start(method, target, *arguments):
+        process = multiprocessing.get_context(method).Process(target=target, args=arguments, daemon=True)
+        processes.append(process)
+        process.start()
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.join(20)
+
+
+def fill(shared, connection):
+    for value in range(10):
+        buf = shared.get(50_000, timeout=20)
+        np.frombuffer(buf, np.uint8)[:] = value
+        connection.send(buf.send(value) if value % 2 else buf)  # a buffer is pickled as its ticket
+    connection.recv()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_of_each_start_method_fills_in_place(shared, started, method):
+    ours, theirs = multiprocessing.get_context(method).Pipe()
+    process = started(method, fill, shared, theirs)
+    for value in range(10):
+        assert ours.poll(20)
+        with shared.receive(ours.recv()) as buf:
+            array = np.frombuffer(buf, np.uint8)
+            assert len(buf) == 50_000 and (array == value).all()
+            del array
+    assert shared.workers == 1
+    ours.send(None)
+    process.join(20)
+    assert shared.counts() == {"free": 4, "filling": 0, "sent": 0, "held": 0} and shared.workers == 0
+
+
+def test_a_ticket_is_small_and_received_once(shared):
+    ticket = shared.get(100_000).send(7)
+    assert len(ticket) == 40 and len(pickle.dumps(ticket)) < 100
+    buf = shared.receive(ticket)
+    with pytest.raises(pinpool.TicketError, match="received before"):
+        shared.receive(ticket)
+    with pytest.raises(pinpool.TicketError, match="no ticket|40"):
+        shared.receive(b"no")
+    buf.release()
+    with pinpool.SharedPool(100, 1, pool=pinpool.Pool(env=False, backend="heap")) as other:
+        with pytest.raises(pinpool.TicketError, match="other shared buffers"):
+            other.receive(ticket)
+    shared.get(3).send(9)
+    tag, buf = shared.next(timeout=1)
+    assert (tag, len(buf)) == (9, 3) and shared.next(timeout=0) is None
+
+
+def test_what_is_refused_names_the_reason(shared, heap):
+    with pytest.raises(pinpool.RequestError, match="100000 B"):
+        shared.get(100_001)
+    held = [shared.get(1) for _ in range(4)]
+    with pytest.raises(pinpool.LimitError, match="4 are being filled"):
+        shared.get(1, timeout=0.01)
+    view = memoryview(held[0])
+    for end in (held[0].send, held[0].release):
+        with pytest.raises(BufferError, match="1 view"):
+            end()
+    del view
+    held[0].release()
+    with pytest.raises(pinpool.ReleasedError):
+        held[0].send()
+    with pytest.raises(pinpool.LimitError):
+        pinpool.SharedPool("65MiB", 1, pool=heap)
+    with pytest.raises(pinpool.SharedError, match="memory file"):
+        pinpool._pinpool.SharedWorker(0)
+    waiting = held[1]
+    shared.close()
+    with pytest.raises(pinpool.PeerError, match="closed"):
+        waiting.send()
+    with pytest.raises(pinpool.ReleasedError):
+        shared.counts()
+
+
+def test_received_buffers_outlive_the_shared_pool(heap):
+    shared = pinpool.SharedPool(1000, 2, pool=heap)
+    array = shared.unpack(shared.pack({"x": np.arange(10), "name": "a"}))
+    shared.close()
+    del shared
+    assert array["name"] == "a" and (array["x"] == np.arange(10)).all()
+
+
+def test_pack_and_collate_keep_structure_types_and_values(shared):
+    batch = {"image": np.random.rand(3, 5), "pair": (np.float32(2), [np.arange(3, dtype=np.int16)]), "path": "p", "n": 3, "empty": np.empty((0, 4))}
+    got = shared.unpack(shared.pack(batch))
+    assert (got["image"] == batch["image"]).all() and got["pair"][0] == np.float32(2) and got["pair"][1][0].dtype == np.int16
+    assert got["path"] == "p" and got["n"] == 3 and got["empty"].shape == (0, 4) and isinstance(got["pair"], tuple)
+    samples = [{"x": np.full((2, 3), i, np.float32), "y": i, "z": (float(i), "name")} for i in range(4)]
+    packed = shared.collate(samples)
+    assert len(pickle.dumps(packed)) < 1000
+    got = shared.unpack(packed)
+    assert got["x"].shape == (4, 2, 3) and (got["x"][:, 0, 0] == range(4)).all()
+    assert list(got["y"]) == [0, 1, 2, 3] and list(got["z"][0]) == [0.0, 1.0, 2.0, 3.0] and got["z"][1] == ["name"] * 4
+    del got
+    until(lambda: shared.counts()["free"] == 4)
+    with pytest.raises(ValueError, match="stacked"):
+        shared.collate([np.zeros(2), np.zeros(3)])
+    assert shared.counts()["free"] == 4
+
+
+def hold_and_hang(shared, connection, how):
+    buf = shared.get(10)
+    if how == "sent":
+        buf.send(5)
+    connection.send("ready")
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("how", ["filling", "sent"])
+def test_the_buffer_of_a_killed_worker_comes_back_or_is_received(shared, started, how):
+    ours, theirs = multiprocessing.Pipe()
+    process = started("fork", hold_and_hang, shared, theirs, how)
+    assert ours.recv() == "ready" and shared.counts()[how] == 1
+    process.kill()
+    process.join(20)
+    if how == "filling":
+        assert shared.recover() == 1
+    else:
+        assert shared.recover() == 0
+        tag, buf = shared.next_of_dead()
+        assert tag == 5 and shared.next_of_dead() is None
+        buf.release()
+    assert shared.counts()["free"] == 4
+
+
+def trainer(connection):
+    shared = pinpool.SharedPool(100, 1, pool=pinpool.Pool(env=False, backend="heap"))
+    worker = multiprocessing.get_context("fork").Process(target=until_it_fails, args=(shared, connection))
+    worker.start()
+    time.sleep(60)
+
+
+def until_it_fails(shared, connection):
+    held = shared.get(1)
+    connection.send(os.getpid())
+    try:
+        shared.get(1, timeout=20)
+    except pinpool.PeerError as error:
+        connection.send(str(error))
+    del held
+
+
+def test_workers_of_a_killed_trainer_are_told(started):
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=trainer, args=(theirs,))
+    process.start()
+    worker = ours.recv()
+    process.kill()
+    process.join(20)
+    assert ours.poll(20), "the worker waits for a trainer that is gone"
+    assert "gone" in ours.recv()
+    until(lambda: not os.path.exists(f"/proc/{worker}"))
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Numbers:
+    """Sample i is a row of i, and i."""
+
+    def __init__(self, count, die_at=None, flag=None):
+        self.count, self.die_at, self.flag = count, die_at, flag
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if index == self.die_at and (self.flag is None or not os.path.exists(self.flag)):
+            if self.flag is not None:
+                open(self.flag, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.die_at == -1:
+            raise KeyError(f"no sample {index}")
+        return np.full(100, index, np.int32), index
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("workers", [0, 3])
+def test_the_loader_gives_every_sample_in_order(heap, method, workers):
+    with pinpool.SharedLoader(Numbers(50), 8, num_workers=workers, pool=heap, context=method) as loader:
+        for _ in range(2 if method == "fork" else 1):
+            seen = []
+            for rows, labels in loader:
+                assert rows.shape == (len(labels), 100) and (rows == labels[:, None]).all()
+                seen.extend(labels.tolist())
+                del rows, labels
+            assert seen == list(range(50)) and len(loader) == 7
+        until(lambda: loader.shared.counts()["free"] == loader.shared.buffers)
+    assert multiprocessing.active_children() == []
+
+
+def test_the_loader_shuffles_by_seed_and_epoch(heap):
+    with pinpool.SharedLoader(Numbers(20), 4, shuffle=True, drop_last=True, pool=heap, num_workers=2) as loader:
+        epochs = [[int(label) for _, labels in loader for label in labels] for _ in range(2)]
+    assert epochs[0] != epochs[1] and all(sorted(epoch) == list(range(20)) for epoch in epochs)
+
+
+def test_a_killed_worker_is_an_error_or_replaced_and_no_buffer_is_lost(heap, tmp_path):
+    before = descriptors()
+    with pinpool.SharedLoader(Numbers(40, die_at=17), 4, num_workers=2, pool=heap) as loader:
+        with pytest.raises(pinpool.WorkerError, match="killed by signal 9 with batches .*replace"):
+            for _batch in loader:
+                pass
+        _batch = None
+        until(lambda: loader.shared.counts()["free"] == loader.shared.buffers)
+    dataset = Numbers(40, die_at=17, flag=tmp_path / "died")
+    with pinpool.SharedLoader(dataset, 4, num_workers=2, pool=heap, on_death="replace") as loader:
+        seen = [int(label) for _, labels in loader for label in labels]
+        assert seen == list(range(40)) and loader.replaced == 1
+        until(lambda: loader.shared.counts()["free"] == loader.shared.buffers)
+    del loader
+    assert descriptors() == before
+
+
+KILLS = int(os.environ.get("PINPOOL_TEST_KILLS", "20"))
+
+
+def test_workers_of_the_loader_killed_at_random_lose_no_sample(heap):
+    before = descriptors()
+    rng = np.random.default_rng(3)
+    with pinpool.SharedLoader(Numbers(100), 4, num_workers=3, pool=heap, on_death="replace") as loader:
+        while loader.replaced < KILLS:
+            seen = []
+            for _rows, labels in loader:
+                seen.extend(labels.tolist())
+                if rng.random() < 0.3:
+                    time.sleep(rng.random() * 0.002)
+                    children = multiprocessing.active_children()
+                    if children:
+                        os.kill(children[rng.integers(len(children))].pid, signal.SIGKILL)
+            assert seen == list(range(100))
+            del _rows, labels
+            until(lambda: loader.shared.counts()["free"] == loader.shared.buffers)
+            assert loader.shared.workers == 0
+    del loader
+    assert descriptors() == before
+
+
+def test_an_exception_of_the_dataset_is_told_with_its_text(heap):
+    with pinpool.SharedLoader(Numbers(8, die_at=-1), 4, num_workers=1, buffer_bytes=10_000, pool=heap) as loader:
+        with pytest.raises(pinpool.WorkerError, match="KeyError.*no sample 0"):
+            list(loader)
+        assert loader.shared.counts()["free"] == loader.shared.buffers
+
+
+def test_torchs_loader_with_its_own_workers(heap):
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import DataLoader
+
+    with pinpool.SharedPool("64KiB", 8, pool=heap) as shared:
+        loader = DataLoader(Numbers(20), batch_size=4, num_workers=2, collate_fn=shared.collate)
+        seen = []
+        for rows, labels in shared.batches(loader):
+            assert isinstance(labels, torch.Tensor) or isinstance(labels, np.ndarray)
+            seen.extend(int(label) for label in labels)
+            assert (rows[:, 0] == labels).all()
+        assert seen == list(range(20))
+        del rows, labels
+        got = shared.unpack(shared.pack({"x": torch.arange(6.0).reshape(2, 3)}))["x"]
+        assert isinstance(got, torch.Tensor) and got.tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -1,0 +1,310 @@
+//! Memory that outlives the process that uses it: a keeper holds the file, and whoever is started next finds its bytes.
+//!
+//! ```text
+//!   pinpool keep NAME ──makes──▶ memory file ◀──maps, page-locks── trainer      killed
+//!          └── its descriptor, over a Unix socket ──────────────▶ the next trainer: same bytes, next generation
+//! ```
+//!
+//! The keeper is a process that does nothing but hold the file. Memory that is in the file already is page-locked without being
+//! allocated, zeroed or read again. One process holds it at a time, by a lock of the kernel that ends with it.
+//!
+//! The file begins with a page of numbers: how often it was attached, and what was last marked as complete.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+pub use super::kept_file::Mark;
+use super::kept_file::{Header, KEPT, KeptFile, peer, shared};
+use super::lend::{Claimed, Lender};
+use super::worker::locks_of;
+use crate::backend::PAGE_BYTES;
+use crate::backend::memory_file::{MemoryFile, SharedMemory};
+use crate::buffer::PinnedBuf;
+use crate::error::Result;
+use crate::pool::Pool;
+use crate::shared_memory::LockFile;
+use crate::sync::plain::Mutex;
+
+/// Between two looks for a process that asks.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Longest wait for an answer of a keeper.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest name.
+const NAME_MAX: usize = 64;
+
+/// The socket of the keeper of `name`: in `$XDG_RUNTIME_DIR`, else in `/tmp/pinpool-UID`, which is this user's alone.
+///
+/// # Errors
+///
+/// [`is_shared`](crate::Error::is_shared): the name is no name, or the directory is of another user or open to others.
+pub fn socket_of(name: &str) -> Result<PathBuf> {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(is_plain) || name.starts_with('.') {
+        return Err(shared(format!("{name:?} is no name: use 1 to {NAME_MAX} letters, digits, '-', '_' and '.'")));
+    }
+    let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+    let dir = match runtime_dir {
+        Some(dir) => PathBuf::from(dir),
+        None => own_dir()?,
+    };
+    Ok(dir.join(format!("pinpool-keep-{name}.sock")))
+}
+
+fn own_dir() -> Result<PathBuf> {
+    let user = user();
+    let dir = PathBuf::from(format!("/tmp/pinpool-{user}"));
+    let failed = |error: io::Error| shared(format!("{}: {error}", dir.display()));
+    match DirBuilder::new().mode(0o700).create(&dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+        _ => {}
+    }
+    let found = fs::symlink_metadata(&dir).map_err(failed)?;
+    if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
+        return Err(shared(format!(
+            "{} is not a directory of this user alone (mode 0700): remove it, or set XDG_RUNTIME_DIR",
+            dir.display()
+        )));
+    }
+    Ok(dir)
+}
+
+#[allow(unsafe_code)]
+fn user() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Holds memory under a name for other processes of this user. `pinpool keep` is a process with nothing else.
+#[derive(Debug)]
+pub struct Keeper {
+    listener: UnixListener,
+    path: PathBuf,
+    file: MemoryFile,
+    is_hugetlb: bool,
+}
+
+impl Keeper {
+    /// Makes `bytes` of memory, zero, under `name`. `hugetlb`: in such pages or an error, or never; by default if enough are set
+    /// aside.
+    ///
+    /// # Errors
+    ///
+    /// - [`is_peer`](crate::Error::is_peer): another process keeps that name,
+    /// - [`is_shared`](crate::Error::is_shared): the name is no name, there is not enough memory, or the socket cannot be made.
+    pub fn new(name: &str, bytes: usize, hugetlb: Option<bool>) -> Result<Self> {
+        let path = socket_of(name)?;
+        let listener = listen(name, &path)?;
+        // From here on the socket is removed if this fails.
+        let made = KeptFile::new(bytes, hugetlb).inspect_err(|_| {
+            let _ = fs::remove_file(&path);
+        })?;
+        let (file, is_hugetlb) = made;
+        Ok(Self { listener, path, file, is_hugetlb })
+    }
+
+    /// Its socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the memory is in hugetlb pages.
+    pub fn is_hugetlb(&self) -> bool {
+        self.is_hugetlb
+    }
+
+    /// Passes the memory to each process that asks, until `is_over`.
+    ///
+    /// # Errors
+    ///
+    /// [`is_shared`](crate::Error::is_shared): the socket fails.
+    pub fn serve(&self, is_over: impl Fn() -> bool) -> Result<()> {
+        let failed = |error: io::Error| shared(format!("{}: {error}", self.path.display()));
+        self.listener.set_nonblocking(true).map_err(failed)?;
+        while !is_over() {
+            match self.listener.accept() {
+                // One that is gone by now needs nothing.
+                Ok((socket, _)) => drop(super::pass::pass(&socket, self.file.as_fd(), KEPT)),
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                    thread::sleep(LOOK_EVERY);
+                }
+                // A process that asked and ended, or a limit on files that others may lift.
+                Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn listen(name: &str, path: &Path) -> Result<UnixListener> {
+    let failed = |error: io::Error| shared(format!("{}: {error}", path.display()));
+    match UnixStream::connect(path) {
+        Ok(_) => return Err(peer(format!("{name} is kept by another process already ({})", path.display()))),
+        // Left behind by a keeper that was killed.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed)?,
+        Err(_) => {}
+    }
+    UnixListener::bind(path).map_err(failed)
+}
+
+type Parts = Arc<Mutex<Vec<(usize, usize)>>>;
+
+/// Kept memory in the process that holds it: page-locked as the memory of a pool, under the ceiling of that pool.
+///
+/// ```no_run
+/// use pinpool::shared::keep::Kept;
+///
+/// // While `pinpool keep weights --bytes 4GiB` runs:
+/// let pool = pinpool::Pool::from_env()?;
+/// let kept = Kept::attach(&pool, "weights", 4 << 30)?;
+/// if kept.completed().is_none_or(|mark| mark.label != "step 100") {
+///     kept.begin(); // from here on nothing is complete
+///     kept.get(0, 1 << 20)?.as_mut_slice()?.fill(1);
+///     kept.complete("step 100", 1 << 20)?;
+/// }
+/// # Ok::<(), pinpool::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Kept {
+    lender: Lender,
+    parts: Parts,
+    bytes: usize,
+    generation: u64,
+    /// Ends after the memory.
+    _held: LockFile,
+}
+
+impl Kept {
+    /// Takes the `bytes` that a keeper holds under `name`, maps and page-locks them.
+    ///
+    /// # Errors
+    ///
+    /// - [`is_peer`](crate::Error::is_peer): nobody keeps that name, or another process holds it,
+    /// - [`is_shared`](crate::Error::is_shared): the keeper has another number of bytes, is of another version, may not be asked by this user, or memory cannot be
+    ///   page-locked,
+    /// - [`is_limit`](crate::Error::is_limit): it does not fit under the ceiling of `pool`.
+    pub fn attach(pool: &Pool, name: &str, bytes: usize) -> Result<Self> {
+        let path = socket_of(name)?;
+        let socket = UnixStream::connect(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                peer(format!("nobody keeps {name} ({}): start `pinpool keep {name} --bytes {bytes}`", path.display()))
+            }
+            _ => shared(format!("{}: {error}", path.display())),
+        })?;
+        let failed = |error: io::Error| shared(format!("{}: {error}", path.display()));
+        socket.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+        let file = MemoryFile::of(super::pass::take(&socket, KEPT)?).map_err(super::layout::failed(KEPT))?;
+        let held = locks_of(&file)?;
+        if !held.try_lock_slot(0).map_err(failed)? {
+            return Err(peer(format!("{name} is held by another process: one holds it at a time")));
+        }
+        let kept = KeptFile::open(&file, name, bytes)?;
+        let claimed = Claimed::new(pool, bytes)?;
+        let generation = kept.generation();
+        let parts = Parts::default();
+        let lent = parts.clone();
+        let give_back = move |_: &SharedMemory, offset: usize| {
+            lent.lock().retain(|&(from, _)| from + PAGE_BYTES != offset);
+        };
+        let lender =
+            Lender::new(claimed, "kept", kept.into_memory(), PAGE_BYTES, generation == 0, Box::new(give_back))?;
+        let kept = Self { lender, parts, bytes, generation, _held: held };
+        kept.file().into_iter().for_each(Header::count_holder);
+        Ok(kept)
+    }
+
+    fn file(&self) -> Option<&Header> {
+        self.lender.memory().and_then(|memory| memory.shared(0))
+    }
+
+    /// How many processes held it before this one.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// What was last marked as complete, by this process or one before it. `None` while nothing is: the bytes are zeros, or partly written.
+    pub fn completed(&self) -> Option<Mark> {
+        self.file()?.mark()
+    }
+
+    /// From now on nothing is complete: to be called before bytes are changed that were.
+    pub fn begin(&self) {
+        self.file().into_iter().for_each(Header::clear);
+    }
+
+    /// Marks the first `len` bytes as complete, under a label of at most 192 bytes. A process that is killed meanwhile leaves the mark as it was.
+    ///
+    /// # Errors
+    ///
+    /// [`is_shared`](crate::Error::is_shared): there are fewer bytes, or the label is too long.
+    pub fn complete(&self, label: &str, len: u64) -> Result<()> {
+        if len > self.bytes as u64 {
+            return Err(shared(format!("{len} B cannot be complete of {} B", self.bytes)));
+        }
+        let header = self.file().ok_or_else(|| shared("the memory is not mapped"))?;
+        header.set_mark(label, len, self.generation)
+    }
+
+    /// The `len` bytes from `offset` on as a buffer, to be filled, read and copied like every buffer. `offset` is a multiple of 4096. No byte is in two
+    /// buffers at a time: dropped, once its copies are over, its bytes can be had again.
+    ///
+    /// # Errors
+    ///
+    /// [`is_shared`](crate::Error::is_shared): outside of the memory, not at such an offset, or in another buffer.
+    pub fn get(&self, offset: usize, len: usize) -> Result<PinnedBuf> {
+        let end = offset.checked_add(len).filter(|&end| end <= self.bytes);
+        let Some(end) = end.filter(|_| offset.is_multiple_of(PAGE_BYTES)) else {
+            return Err(shared(format!(
+                "{len} B at {offset} of {} B: a buffer begins at a multiple of {PAGE_BYTES} and ends with the memory",
+                self.bytes
+            )));
+        };
+        let end = end.max(offset + 1).next_multiple_of(PAGE_BYTES);
+        let mut parts = self.parts.lock();
+        if let Some(other) = parts.iter().find(|other| other.0 < end && offset < other.1) {
+            return Err(shared(format!(
+                "{len} B at {offset}: another buffer has the bytes from {} to {}",
+                other.0, other.1
+            )));
+        }
+        parts.push((offset, end));
+        drop(parts);
+        self.lender
+            .lend(offset + PAGE_BYTES, len)
+            .inspect_err(|_| self.parts.lock().retain(|&part| part != (offset, end)))
+    }
+
+    /// What page-locks the memory: `register`, `mlock` or `none`.
+    pub fn page_lock(&self) -> &'static str {
+        self.lender.lock_name()
+    }
+
+    /// The pool that its buffers are of.
+    #[doc(hidden)]
+    pub fn pool(&self) -> Pool {
+        self.lender.pool().clone()
+    }
+}

@@ -1,0 +1,191 @@
+//! Memory that outlives its process: a keeper, one holder at a time, generations, what is complete, holders that are killed.
+#![allow(unsafe_code)] // Forks and kills.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use pinpool::shared::keep::{Keeper, Kept, socket_of};
+use pinpool::{Backend, Pool};
+
+use super::child::alone_with;
+use super::shared_kills::Child;
+
+const BYTES: usize = 1 << 20;
+
+fn pool() -> Pool {
+    Pool::builder().without_env().backend(Backend::Heap).max_bytes(8_u64 << 20).build().unwrap()
+}
+
+/// Runs `test` in a process of its own whose sockets are in a directory of its own; ends `keeper` after it.
+macro_rules! alone_in_dir {
+    ($test:expr) => {
+        let dir = tempfile::tempdir().unwrap();
+        alone_with(|| vec![("XDG_RUNTIME_DIR", dir.path().display().to_string())], || $test());
+    };
+}
+
+fn kept_by<R>(keeper: &Keeper, test: impl FnOnce() -> R) -> R {
+    struct End<'a>(&'a AtomicBool);
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let end = End(&is_over);
+        scope.spawn(|| keeper.serve(|| is_over.load(Ordering::Relaxed)).unwrap());
+        let result = test();
+        drop(end);
+        result
+    })
+}
+
+#[test]
+fn a_holder_that_was_killed_leaves_its_bytes_its_mark_and_a_generation() {
+    alone_in_dir!(|| {
+        let keeper = Keeper::new("weights", BYTES, None).unwrap();
+        kept_by(&keeper, || {
+            for generation in 0..5_u8 {
+                let mut trainer = Child::new(|| {
+                    let kept = Kept::attach(&pool(), "weights", BYTES).unwrap();
+                    assert_eq!((kept.generation(), kept.len()), (generation.into(), BYTES));
+                    let mark = kept.completed();
+                    if generation == 0 {
+                        assert_eq!(mark, None);
+                        assert!(
+                            kept.get(0, BYTES).unwrap().as_slice_untracked().unwrap().iter().all(|&byte| byte == 0)
+                        );
+                    } else {
+                        let mark = mark.unwrap();
+                        assert_eq!((mark.label, mark.len), (format!("step {}", generation - 1), BYTES as u64));
+                        assert_eq!(mark.generation, u64::from(generation) - 1);
+                        let buf = kept.get(0, BYTES).unwrap();
+                        assert!(buf.as_slice_untracked().unwrap().iter().all(|&byte| byte == generation - 1));
+                    }
+                    kept.begin();
+                    assert_eq!(kept.completed(), None, "a half-written state is not taken for a whole one");
+                    kept.get(0, BYTES).unwrap().as_mut_slice().unwrap().fill(generation);
+                    kept.complete(&format!("step {generation}"), BYTES as u64).unwrap();
+                    // SAFETY: ends this process as from outside.
+                    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+                });
+                assert!(libc::WIFSIGNALED(trainer.wait()));
+            }
+            assert_eq!(Kept::attach(&pool(), "weights", BYTES).unwrap().generation(), 5);
+        });
+    });
+}
+
+#[test]
+fn a_mark_is_whole_whenever_its_process_is_killed() {
+    alone_in_dir!(|| {
+        let keeper = Keeper::new("marks", 4096, None).unwrap();
+        kept_by(&keeper, || {
+            for round in 0..30 {
+                let trainer = Child::new(|| {
+                    let kept = Kept::attach(&pool(), "marks", 4096).unwrap();
+                    for number in 0_u64.. {
+                        kept.complete(&number.to_string().repeat(8), number % 4096).unwrap();
+                    }
+                });
+                thread::sleep(Duration::from_micros(500 + 137 * round));
+                drop(trainer);
+                let kept = Kept::attach(&pool(), "marks", 4096).unwrap();
+                if let Some(mark) = kept.completed() {
+                    let number: u64 = mark.label[..mark.label.len() / 8].parse().unwrap();
+                    assert_eq!((mark.label, mark.len), (number.to_string().repeat(8), number % 4096), "round {round}");
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn one_process_holds_it_at_a_time_and_parts_do_not_overlap() {
+    alone_in_dir!(|| {
+        let keeper = Keeper::new("a.b-c_1", BYTES, Some(false)).unwrap();
+        kept_by(&keeper, || {
+            let pool = pool();
+            let kept = Kept::attach(&pool, "a.b-c_1", BYTES).unwrap();
+            let error = Kept::attach(&pool, "a.b-c_1", BYTES).unwrap_err();
+            assert!(error.is_peer() && error.to_string().contains("one holds it at a time"), "{error}");
+            let first = kept.get(0, 5000).unwrap();
+            for (offset, len) in [(0, 1), (4096, 1), (0, BYTES), (4096, 0)] {
+                assert!(kept.get(offset, len).unwrap_err().is_shared(), "{offset} {len}");
+            }
+            let second = kept.get(8192, BYTES - 8192).unwrap();
+            assert_eq!((second.len(), kept.page_lock()), (BYTES - 8192, "none"));
+            drop(first);
+            kept.get(0, 8192).unwrap();
+            for (offset, len) in [(1, 1), (BYTES, 1), (usize::MAX, 1), (0, BYTES + 1)] {
+                assert!(kept.get(offset, len).unwrap_err().is_shared(), "{offset} {len}");
+            }
+            assert!(kept.complete("x", BYTES as u64 + 1).unwrap_err().is_shared());
+            assert!(kept.complete(&"x".repeat(193), 1).unwrap_err().is_shared());
+            assert!(pool.get_timeout(8 << 20, Duration::from_millis(1)).unwrap_err().is_limit(), "under the ceiling");
+            drop((kept, second));
+            pool.get(8 << 20).unwrap();
+        });
+    });
+}
+
+#[test]
+fn what_cannot_be_kept_or_held_is_refused_with_the_reason() {
+    alone_in_dir!(|| {
+        let refused = |error: pinpool::Error, words: &str| {
+            assert!((error.is_peer() || error.is_shared()) && error.to_string().contains(words), "{words}: {error}");
+        };
+        let pool = pool();
+        refused(Kept::attach(&pool, "none", BYTES).unwrap_err(), "start `pinpool keep none --bytes 1048576`");
+        for name in ["", "a/b", "..", &"x".repeat(65), "a b"] {
+            refused(Keeper::new(name, BYTES, None).unwrap_err(), "is no name");
+        }
+        refused(Keeper::new("empty", 0, None).unwrap_err(), "1 B and more");
+        assert!(!socket_of("empty").unwrap().exists(), "nothing is left behind");
+        assert!(Keeper::new("large", usize::MAX, None).is_err());
+        refused(Keeper::new("huge", 1 << 46, Some(true)).unwrap_err(), "nr_hugepages");
+        let keeper = Keeper::new("one", BYTES, None).unwrap();
+        refused(Keeper::new("one", BYTES, None).unwrap_err(), "kept by another process already");
+        kept_by(&keeper, || {
+            refused(Kept::attach(&pool, "one", 4096).unwrap_err(), "holds 1048576 B, asked 4096 B");
+            let error = Kept::attach(
+                &Pool::builder().without_env().backend(Backend::Heap).max_bytes(4096_u64).build().unwrap(),
+                "one",
+                BYTES,
+            );
+            assert!(error.unwrap_err().is_limit());
+            assert_eq!(Kept::attach(&pool, "one", BYTES).unwrap().generation(), 0, "a refusal is no attachment");
+        });
+        let path = keeper.path().to_owned();
+        drop(keeper);
+        assert!(!path.exists());
+        // Left behind by a keeper that was killed.
+        drop(UnixListener::bind(&path).unwrap());
+        drop(Keeper::new("one", BYTES, None).unwrap());
+        // A socket of something else.
+        let other = UnixListener::bind(&path).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| drop(other.accept().unwrap()));
+            refused(Kept::attach(&pool, "one", BYTES).unwrap_err(), "without a descriptor");
+        });
+        drop(other);
+        fs::remove_file(&path).unwrap();
+    });
+}
+
+#[test]
+fn the_directory_of_sockets_is_this_users_alone() {
+    alone_with(Vec::new, || {
+        // SAFETY: no other thread reads the environment.
+        unsafe { std::env::remove_var("XDG_RUNTIME_DIR") };
+        let path = socket_of("x").unwrap();
+        let dir = path.parent().unwrap();
+        assert_eq!(fs::metadata(dir).unwrap().permissions().mode() & 0o777, 0o700);
+        assert!(dir.starts_with("/tmp"));
+    });
+}
