@@ -9,6 +9,7 @@
 //! | `sources` | the contract of `vmm` and `register`, and each failing step |
 //! | `moves` | granules that a get moves: what it waits for, and what comes later |
 //! | `nodes`, `reserves` | pools on several memory nodes; reserves where nothing can be registered |
+//! | `background_reserve` | a reserve that is pinned beside the pool |
 //! | `handles` | streams and events of other code, known by their handles |
 //! | `granules` | granules of several sizes, and how many mappings a pool makes |
 //! | `held_queries`, `held_registrations`, `held_statistics` | a thread that stands in a call of the driver |
@@ -25,6 +26,7 @@
 //! first call on, or a fork, runs again as a child ([`child::alone`]).
 
 mod access;
+mod background_reserve;
 #[path = "../api/captured_log.rs"]
 #[allow(dead_code)] // The tests of the public interface need all of it.
 mod captured_log;

@@ -11,7 +11,7 @@ impl Core {
         self.look();
         if let Some(arena) = self.backing().arena().filter(|_| self.thread.is_none()) {
             arena.prepare_hole(self.time.coarse_us());
-            arena.reserve_turn(self.time.coarse_us());
+            arena.poll_reserve(self.time.coarse_us());
         }
     }
 

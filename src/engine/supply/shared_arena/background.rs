@@ -205,7 +205,7 @@ impl SharedArena {
     fn pin_reserve(arena: &Weak<Self>) {
         block_signals();
         while let Some(arena) = arena.upgrade() {
-            if arena.nodes.first_before(&arena).is_some_and(|first| first.is_pinning_reserve()) {
+            if arena.comes_later() {
                 drop(arena);
                 thread::sleep(PAUSE_FOR_FIRST);
                 continue;
@@ -230,9 +230,18 @@ impl SharedArena {
         }
     }
 
-    fn is_pinning_reserve(&self) -> bool {
-        let progress = self.background.progress.lock();
-        progress.has_thread && !progress.is_over()
+    /// Whether another memory node is to have its reserve first, and can.
+    fn comes_later(&self) -> bool {
+        let is_pinning =
+            |first: &Self| first.state.lock().reserve_to_come() > 0 && !first.background.progress.lock().is_over();
+        self.nodes.first_before(self).is_some_and(|first| is_pinning(&first))
+    }
+
+    /// As [`reserve_turn`](Self::reserve_turn), unless another memory node comes first.
+    pub(in crate::engine) fn poll_reserve(&self, now_us: u64) {
+        if !self.comes_later() {
+            self.reserve_turn(now_us);
+        }
     }
 
     fn give_way_to_gets(&self) {

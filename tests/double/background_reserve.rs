@@ -1,0 +1,118 @@
+//! A reserve that is not waited for, over the driver: the first step at once, the rest beside the pool.
+
+use std::time::Duration;
+
+use driver_double::{Code, Double};
+use pinpool::{Backend, Pool};
+
+use crate::child::alone;
+use crate::fixture::{MIB, builder, filled, held};
+
+const MI: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn pool(backend: &Backend, bytes: u64) -> pinpool::Result<Pool> {
+    builder(backend.clone()).max_bytes(256 << 20).reserve_bytes(bytes).reserve_wait(false).build()
+}
+
+#[test]
+fn the_start_pins_one_step_of_each_back_end_and_each_poll_one_more() {
+    let double = Double::load();
+    let before = held(&double);
+    for (backend, steps) in [(Backend::Vmm, 4), (Backend::Register, 2), (Backend::Cuda, 2)] {
+        let pool = pool(&backend, 32 * MI).unwrap();
+        let pinned = || held(&double).pinned_bytes - before.pinned_bytes;
+        assert_eq!((pinned(), pool.stats().reserve_bytes), (8 * MI, 8 * MI), "{backend:?}");
+        let buf = filled(&pool, MIB, 1);
+        assert_eq!(pinned(), 8 * MI, "{backend:?}: out of the first step");
+        (1..steps).for_each(|_| pool.poll());
+        assert_eq!((pinned(), pool.stats().reserve_bytes), (32 * MI, 32 * MI), "{backend:?}");
+        assert!(pool.wait_reserved(Duration::ZERO).unwrap());
+        drop(buf);
+        pool.trim(0);
+        pool.clear();
+        pool.poll();
+        assert_eq!(pinned(), 32 * MI, "{backend:?}: kept");
+        pool.stats().validate().unwrap();
+        drop(pool);
+        assert_eq!(held(&double), before, "{backend:?}");
+    }
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn a_refusal_of_the_driver_at_each_of_the_first_steps_leaves_what_is_there() {
+    let calls =
+        [(Backend::Vmm, "cuMemCreate"), (Backend::Register, "cuMemHostRegister_v2"), (Backend::Cuda, "cuMemHostAlloc")];
+    for (backend, call) in calls {
+        // The granules of a step are created one by one.
+        let in_a_step = if matches!(backend, Backend::Vmm) { 4 } else { 1 };
+        for failing in 1..3 {
+            let double = Double::load();
+            let before = held(&double);
+            let pool = pool(&backend, 0).unwrap();
+            double.fail(call, 1 + failing * in_a_step, Code::OUT_OF_MEMORY);
+            pool.prewarm(200 * MI).unwrap();
+            let error = pool.wait_reserved(PATIENCE).unwrap_err();
+            assert!(error.is_backend() && error.to_string().contains("OUT_OF_MEMORY"), "{backend:?}: {error}");
+            let there = held(&double).pinned_bytes - before.pinned_bytes;
+            let told = if in_a_step == 4 { failing * 8 * MI } else { 8 * MI + (failing - 1) * 64 * MI };
+            assert_eq!((there, pool.stats().reserve_bytes), (told, told), "{backend:?} {failing}");
+            drop(filled(&pool, MIB, 2));
+            pool.stats().validate().unwrap();
+            drop(pool);
+            assert_eq!((held(&double), double.wrong_uses()), (before, Vec::new()), "{backend:?} {failing}");
+        }
+    }
+}
+
+#[test]
+fn the_first_step_refused_is_an_error_of_the_start() {
+    let double = Double::load();
+    let before = held(&double);
+    let pool = pool(&Backend::Vmm, 0).unwrap();
+    double.fail("cuMemCreate", 1, Code::OUT_OF_MEMORY);
+    assert!(pool.prewarm(64 * MI).unwrap_err().is_backend());
+    assert_eq!((held(&double).pinned_bytes, pool.stats().reserve_asked_bytes), (before.pinned_bytes, 0));
+}
+
+#[test]
+fn the_end_of_a_pool_waits_for_the_step_in_the_driver_and_leaves_nothing() {
+    let double = Double::load();
+    let before = held(&double);
+    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
+        let pool = Pool::builder().without_env().backend(backend.clone()).max_bytes(1 << 30);
+        let pool = pool.reserve_bytes(512 << 20).reserve_wait(false).build().unwrap();
+        drop(filled(&pool, MIB, 3));
+        drop(pool);
+        assert_eq!(held(&double), before, "{backend:?}");
+    }
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
+
+#[test]
+fn a_process_may_end_while_the_driver_pins() {
+    alone(|| {
+        let _double = Double::load();
+        for backend in [Backend::Vmm, Backend::Register] {
+            let pool = Pool::builder().without_env().backend(backend).max_bytes(1 << 30);
+            std::mem::forget(pool.reserve_bytes(512 << 20).reserve_wait(false).build().unwrap());
+        }
+    });
+}
+
+#[test]
+fn a_reserve_that_is_registered_lies_in_huge_pages_where_there_are_some() {
+    let double = Double::load();
+    let before = held(&double);
+    for backend in [Backend::Vmm, Backend::Register] {
+        let pool = builder(backend.clone()).hugetlb(pinpool::HugeTlb::Auto).max_bytes(64 << 20).reserve_bytes(8 << 20);
+        let pool = pool.build().unwrap();
+        assert_eq!(pool.stats().reserve_bytes, 8 << 20);
+        drop(filled(&pool, 4 * MIB, 4));
+        pool.stats().validate().unwrap();
+        drop(pool);
+        assert_eq!(held(&double), before, "{backend:?}");
+    }
+    assert_eq!(double.wrong_uses(), Vec::<String>::new());
+}
