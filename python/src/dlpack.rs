@@ -88,23 +88,39 @@ struct ManagedVersioned {
     tensor: DlTensor,
 }
 
-/// What a structure points to; its context.
-struct Context {
-    _view: View,
-    shape: [i64; 1],
-    strides: [i64; 1],
+/// `kDLCUDA`.
+pub(crate) const CUDA: i32 = 2;
+
+/// Where the elements are, and what they are: the codes and bits of DLPack.
+pub(crate) struct Place {
+    pub(crate) kind: i32,
+    pub(crate) ordinal: i32,
+    pub(crate) data: *mut u8,
+    pub(crate) code: u8,
+    pub(crate) bits: u8,
 }
 
-/// The bytes of the view in one dimension, and their context, which the structure's deleter frees.
-fn tensor(view: View, device: Device) -> (DlTensor, *mut c_void) {
-    let len = i64::try_from(view.memory().len).unwrap_or(i64::MAX);
-    let data = if len == 0 { ptr::null_mut() } else { view.memory().pointer().cast() };
-    let context = Box::leak(Box::new(Context { _view: view, shape: [len], strides: [1] }));
+/// What a structure points to; its context.
+struct Context {
+    _keep: Box<dyn Send + Sync>,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+}
+
+/// An array without gaps, and its context, which the structure's deleter frees and `keep` with it.
+fn tensor(keep: Box<dyn Send + Sync>, place: &Place, shape: Vec<i64>) -> (DlTensor, *mut c_void) {
+    let mut strides = vec![1; shape.len()];
+    for at in (1..shape.len()).rev() {
+        strides[at - 1] = strides[at] * shape[at];
+    }
+    let data = if shape.contains(&0) { ptr::null_mut() } else { place.data.cast() };
+    let ndim = i32::try_from(shape.len()).unwrap_or(i32::MAX);
+    let context = Box::leak(Box::new(Context { _keep: keep, shape, strides }));
     let tensor = DlTensor {
         data,
-        device: DlDevice { kind: device as i32, id: 0 },
-        ndim: 1,
-        dtype: DlDataType { code: UNSIGNED, bits: 8, lanes: 1 },
+        device: DlDevice { kind: place.kind, id: place.ordinal },
+        ndim,
+        dtype: DlDataType { code: place.code, bits: place.bits, lanes: 1 },
         shape: context.shape.as_mut_ptr(),
         strides: context.strides.as_mut_ptr(),
         byte_offset: 0,
@@ -171,7 +187,21 @@ pub(crate) fn capsule<'py>(
     device: Device,
     has_version: bool,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    let (tensor, context) = tensor(view, device);
+    let memory = view.memory();
+    let len = i64::try_from(memory.len).unwrap_or(i64::MAX);
+    let place = Place { kind: device as i32, ordinal: 0, data: memory.pointer(), code: UNSIGNED, bits: 8 };
+    capsule_of(py, Box::new(view), &place, vec![len], has_version)
+}
+
+/// A capsule with an array that lies in memory which `keep` keeps.
+pub(crate) fn capsule_of<'py>(
+    py: Python<'py>,
+    keep: Box<dyn Send + Sync>,
+    place: &Place,
+    shape: Vec<i64>,
+    has_version: bool,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    let (tensor, context) = tensor(keep, place, shape);
     let (managed, name): (*mut c_void, _) = if has_version {
         let (version, deleter) = ([1, 0], Some(delete_versioned as _));
         (Box::into_raw(Box::new(ManagedVersioned { version, context, deleter, flags: 0, tensor })).cast(), VERSIONED)

@@ -11,6 +11,7 @@
 //! | `pool` | the class `Pool`: settings, gets, figures |
 //! | `buffer` | the class `Buffer` and the buffer protocol |
 //! | `memory` | one buffer of the crate, its views, its streams, and when it goes back |
+//! | `device` | memory of a GPU, and the order of the streams that use it |
 //! | `dlpack` | the structures of DLPack |
 //! | `shared` | buffers that worker processes fill; memory of a keeper |
 //! | `stream` | fences behind streams of other libraries |
@@ -29,6 +30,7 @@
 use pyo3::prelude::*;
 
 mod buffer;
+mod device;
 mod dlpack;
 mod errors;
 mod lines;
@@ -45,6 +47,8 @@ mod wait;
 mod _pinpool {
     #[pymodule_export]
     use super::buffer::{Buffer, DlpackExport};
+    #[pymodule_export]
+    use super::device::{Device, DeviceBuffer};
     #[pymodule_export]
     use super::lines::{_lines_after_fork, _next_lines, _stop_lines, _take_lines, _want_trace};
     #[pymodule_export]

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   Files ──begin──▶ Reader ──next──▶ Buffer, and where each sample lies in it
+//!                        └──copy──▶ DeviceBuffer, one batch ahead
 //! ```
 //!
 //! The lock is not held while files are listed or read, and no longer than [`UNINTERRUPTED`] passes without a look at the
@@ -15,14 +16,16 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
+use pinpool::PinnedBuf;
 use pinpool::config::text::parse_bytes;
 use pinpool::loader::{
-    BatchReader, Catalog, Ended, Failure, FailureCause, LoadOptions, LoadState, LoadedBatch, Loader, Shard, StopFlag,
+    BatchReader, Catalog, Ended, Failure, FailureCause, LoadOptions, LoadState, LoadedBatch, LoadedPart, Loader,
+    Sample, Shard, StopFlag,
 };
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::buffer::Buffer;
+use crate::device::{Device, DeviceBuffer, DeviceMemory};
 use crate::errors;
 use crate::lines;
 use crate::pool::{self, Gets, Pool};
@@ -33,9 +36,28 @@ const UNINTERRUPTED: Duration = Duration::from_millis(100);
 
 /// What failed and why, and whether it is that the pool had no memory.
 type Failed = (String, bool);
-/// Number, epoch, place in the epoch, buffer, parts (sample, first byte in the buffer, length, first byte in the sample), and
-/// failures.
-type Handed = (u64, u64, u64, Buffer, Vec<(usize, usize, usize, u64)>, Vec<Failed>);
+/// Sample, first byte in the buffer, length, first byte in the sample.
+type Part = (usize, usize, usize, u64);
+/// Number, epoch, place in the epoch, buffer, parts, labels if they are numbers, and failures.
+type Handed<'py> = (u64, u64, u64, Bound<'py, PyAny>, Vec<Part>, Option<Vec<i64>>, Vec<Failed>);
+
+/// A batch before Python has it.
+struct Ready {
+    number: u64,
+    epoch: u64,
+    in_epoch: u64,
+    memory: Loaded,
+    parts: Vec<Part>,
+    labels: Option<Vec<i64>>,
+    failures: Vec<Failed>,
+    /// The state behind it.
+    state: LoadState,
+}
+
+enum Loaded {
+    Host(PinnedBuf),
+    Device(DeviceMemory),
+}
 
 /// The files and samples, and how they are loaded.
 #[pyclass(frozen, module = "pinpool._pinpool")]
@@ -43,15 +65,30 @@ pub struct Files {
     gets: Arc<Gets>,
     catalog: Catalog,
     options: LoadOptions,
+    /// The field whose text is the label of a sample, a number.
+    label_field: Option<String>,
 }
 
 /// Batches that are read ahead, until it ends.
 #[pyclass(frozen, module = "pinpool._pinpool")]
 pub struct Reader {
     // In this order: the threads end before the pool may.
-    reader: Mutex<Option<BatchReader>>,
+    reading: Mutex<Reading>,
     gets: Arc<Gets>,
     process: u32,
+    catalog: Catalog,
+    label_field: Option<String>,
+    device: Option<Device>,
+}
+
+#[derive(Default)]
+struct Reading {
+    /// `None` once it is dropped.
+    reader: Option<BatchReader>,
+    /// A batch on its way to the device, or why there is none.
+    ahead: Option<PyResult<Ready>>,
+    /// Behind the batch that was handed out last.
+    state: Option<LoadState>,
 }
 
 /// Calls `call` on a thread of its own and looks at the signals meanwhile. An interrupt raises `stop` and waits for the end.
@@ -95,7 +132,7 @@ pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
 impl Files {
     /// Lists `paths`. A count of 0 is none.
     #[new]
-    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world))]
+    #[pyo3(signature = (pool, paths, containers, batch_size, batch_bytes, workers, prefetch, seed, rank, world, label_field=None))]
     #[allow(clippy::too_many_arguments)] // One call, by keyword.
     fn new(
         py: Python<'_>,
@@ -109,6 +146,7 @@ impl Files {
         seed: Option<u64>,
         rank: u64,
         world: u64,
+        label_field: Option<String>,
     ) -> PyResult<Self> {
         let shard = Shard::new(rank, world);
         let shard = shard.ok_or_else(|| PyValueError::new_err(format!("rank={rank}: it is below world={world}")))?;
@@ -121,7 +159,7 @@ impl Files {
         options.shard = Some(shard);
         let stop = StopFlag::new();
         let catalog = interruptibly(py, &stop, || Catalog::from_paths(&paths, containers, &stop))?;
-        Ok(Self { gets: pool.gets().clone(), catalog, options })
+        Ok(Self { gets: pool.gets().clone(), catalog, options, label_field })
     }
 
     /// What could not be listed.
@@ -152,6 +190,15 @@ impl Files {
         samples.into_iter().map(|sample| self.catalog.label(sample).into_owned()).collect()
     }
 
+    /// The fields of each sample: name, first byte in the sample, end.
+    fn fields(&self, samples: Vec<usize>) -> Vec<Vec<(String, u64, u64)>> {
+        let fields = |sample: usize| {
+            let fields = self.catalog.samples().get(sample).into_iter().flat_map(Sample::fields);
+            fields.map(|(name, bytes)| (name.to_owned(), bytes.start, bytes.end)).collect()
+        };
+        samples.into_iter().map(fields).collect()
+    }
+
     /// Number of batches of an epoch.
     fn batches(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
         let loader = self.loader(epoch.saturating_add(1))?;
@@ -173,8 +220,14 @@ impl Files {
     }
 
     /// Begins to read, from `state` or the start to the end of epoch number `epochs - 1`.
-    #[pyo3(signature = (epochs, state=None))]
-    fn begin(&self, py: Python<'_>, epochs: u64, state: Option<&str>) -> PyResult<Reader> {
+    #[pyo3(signature = (epochs, state=None, device=None))]
+    fn begin(
+        &self,
+        py: Python<'_>,
+        epochs: u64,
+        state: Option<&str>,
+        device: Option<Bound<'_, Device>>,
+    ) -> PyResult<Reader> {
         let loader = self.loader(epochs)?;
         let state = state.map(str::parse::<LoadState>).transpose().map_err(refused)?;
         let reader = py.detach(|| {
@@ -184,7 +237,14 @@ impl Files {
             };
             loader.batches().map_err(|error| PyRuntimeError::new_err(error.to_string()))
         })?;
-        Ok(Reader { reader: Mutex::new(Some(reader)), gets: self.gets.clone(), process: std::process::id() })
+        Ok(Reader {
+            reading: Mutex::new(Reading { state: Some(reader.state()), reader: Some(reader), ahead: None }),
+            gets: self.gets.clone(),
+            process: std::process::id(),
+            catalog: self.catalog.clone(),
+            label_field: self.label_field.clone(),
+            device: device.map(|device| device.get().clone()),
+        })
     }
 }
 
@@ -201,35 +261,102 @@ impl Files {
 }
 
 impl Reader {
-    fn reader(&self) -> MutexGuard<'_, Option<BatchReader>> {
-        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reading(&self) -> MutexGuard<'_, Reading> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn handed(&self, batch: LoadedBatch) -> Handed {
-        let LoadedBatch { number, epoch, in_epoch, buffer, parts, failures, .. } = batch;
+    /// The next batch, on the device if there is one; pending if none is filled soon.
+    fn take(&self) -> Poll<Option<PyResult<Ready>>> {
+        let mut reading = self.reading();
+        let Reading { reader: Some(reader), ahead, state } = &mut *reading else { return Poll::Ready(None) };
+        let next = match ahead.take() {
+            Some(ready) => Poll::Ready(Some(ready)),
+            None => reader.next_within(UNINTERRUPTED).map(|next| next.map(|batch| self.ready(batch, reader.state()))),
+        };
+        if let Poll::Ready(Some(Ok(ready))) = &next {
+            *state = Some(ready.state);
+            // The next batch is copied while this one is used.
+            if self.device.is_some()
+                && let Poll::Ready(Some(batch)) = reader.next_if_filled()
+            {
+                *ahead = Some(self.ready(batch, reader.state()));
+            }
+        }
+        next
+    }
+
+    /// Reads the labels, and begins the copy.
+    fn ready(&self, batch: LoadedBatch, state: LoadState) -> PyResult<Ready> {
+        let LoadedBatch { number, epoch, in_epoch, buffer, mut parts, failures, .. } = batch;
+        let mut failures: Vec<_> = failures.iter().map(failed).collect();
+        let mut labels = self.label_field.is_some().then(Vec::new);
+        if let (Some(field), Some(labels)) = (&self.label_field, &mut labels) {
+            let bytes = buffer.as_slice_untracked().map_err(|error| errors::exception(&error))?;
+            parts.retain(|part| match label(&self.catalog, part, bytes, field) {
+                Ok(label) => {
+                    labels.push(label);
+                    true
+                }
+                Err(why) => {
+                    failures.push((format!("{}: {why}", self.catalog.name(part.sample)), false));
+                    false
+                }
+            });
+        }
         let parts = parts.into_iter().map(|part| (part.sample, part.bytes.start, part.bytes.len(), part.start));
         let parts = parts.collect();
-        (number, epoch, in_epoch, pool::buffer(buffer, &self.gets), parts, failures.iter().map(failed).collect())
+        let memory = match &self.device {
+            Some(device) => Loaded::Device(device.copy(buffer)?),
+            None => Loaded::Host(buffer),
+        };
+        Ok(Ready { number, epoch, in_epoch, memory, parts, labels, failures, state })
     }
+
+    fn handed<'py>(&self, py: Python<'py>, ready: Ready) -> PyResult<Handed<'py>> {
+        let Ready { number, epoch, in_epoch, memory, parts, labels, failures, .. } = ready;
+        let buffer = match memory {
+            Loaded::Host(buffer) => Bound::new(py, pool::buffer(buffer, &self.gets))?.into_any(),
+            Loaded::Device(memory) => Bound::new(py, DeviceBuffer::over(memory))?.into_any(),
+        };
+        Ok((number, epoch, in_epoch, buffer, parts, labels, failures))
+    }
+}
+
+/// The number in the field `field` of a sample.
+fn label(catalog: &Catalog, part: &LoadedPart, bytes: &[u8], field: &str) -> Result<i64, String> {
+    let Some(sample) = catalog.samples().get(part.sample) else { return Err("no such sample".to_owned()) };
+    if part.start > 0 || part.bytes.len() as u64 != sample.len_bytes {
+        return Err(format!(
+            "its label, the field {field:?}, needs the whole sample, whose {} B are more than a batch may have: raise \
+             batch_bytes, or give batch_size alone",
+            sample.len_bytes
+        ));
+    }
+    let Some((_, range)) = sample.fields().find(|(name, _)| *name == field) else {
+        let fields: Vec<_> = sample.fields().map(|(name, _)| name).collect();
+        let has = if fields.is_empty() { "no fields".to_owned() } else { fields.join(", ") };
+        return Err(format!("no field {field:?} to take the label from: it has {has}"));
+    };
+    let at = |offset| part.bytes.start + usize::try_from(offset).unwrap_or_default();
+    let text = String::from_utf8_lossy(bytes.get(at(range.start)..at(range.end)).unwrap_or_default());
+    let shown: String = text.chars().take(20).collect();
+    text.trim().parse().map_err(|_| format!("its field {field:?} is no whole number: {shown:?}"))
 }
 
 #[pymethods]
 impl Reader {
     /// The next batch; None at the end.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<Handed>> {
+    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<Handed<'py>>> {
         if self.process != std::process::id() {
             return Err(errors::ForkError::new_err(
                 "this loader was made in a parent of this process: make one in the process that uses it, after the fork",
             ));
         }
         loop {
-            let next = py.detach(|| match self.reader().as_mut() {
-                Some(reader) => reader.next_within(UNINTERRUPTED),
-                None => Poll::Ready(None),
-            });
+            let next = py.detach(|| self.take());
             lines::flush(py)?;
             match next {
-                Poll::Ready(next) => return Ok(next.map(|batch| self.handed(batch))),
+                Poll::Ready(next) => return next.map(|ready| self.handed(py, ready?)).transpose(),
                 Poll::Pending => py.check_signals()?,
             }
         }
@@ -237,32 +364,38 @@ impl Reader {
 
     /// The state behind the batch that was handed out last.
     fn state(&self, py: Python<'_>) -> Option<String> {
-        py.detach(|| self.reader().as_ref().map(|reader| reader.state().to_string()))
+        py.detach(|| self.reading().state.map(|state| state.to_string()))
     }
 
     /// The state behind the last batch of the epochs before epoch number `end`.
     fn end_state(&self, py: Python<'_>, end: u64) -> Option<String> {
-        let mut state = py.detach(|| self.reader().as_ref().map(BatchReader::state))?;
+        let mut state = py.detach(|| self.reading().state)?;
         (state.epoch, state.batch) = (end, 0);
         Some(state.to_string())
     }
 
     /// Whether all batches were handed out.
     fn is_complete(&self, py: Python<'_>) -> bool {
-        py.detach(|| matches!(self.reader().as_ref().and_then(BatchReader::ended), Some(Ended::Complete)))
+        py.detach(|| matches!(self.reading().reader.as_ref().and_then(BatchReader::ended), Some(Ended::Complete)))
     }
 
     /// Ends the threads. What was handed out stays; the state stays as well.
     fn stop(&self, py: Python<'_>) {
         if self.process == std::process::id() {
-            py.detach(|| self.reader().as_mut().map(BatchReader::stop));
+            py.detach(|| {
+                let mut reading = self.reading();
+                if let Some(reader) = &mut reading.reader {
+                    reader.stop();
+                }
+                reading.ahead.take()
+            });
         }
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        let reader = self.reader.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        unlocked(move || drop(reader));
+        let reading = std::mem::take(self.reading.get_mut().unwrap_or_else(PoisonError::into_inner));
+        unlocked(move || drop(reading));
     }
 }

@@ -59,6 +59,11 @@ impl Stream {
         )))
     }
 
+    /// The stream as the driver names it.
+    pub(crate) fn handle(self) -> usize {
+        self.handle
+    }
+
     /// A fence behind all work enqueued so far. `pools` is the GPU of the pool.
     pub(crate) fn fence(self, pools: u32) -> PyResult<Arc<dyn Fence>> {
         // SAFETY: loads the driver's library, as its first user in the process would.
@@ -129,7 +134,7 @@ pub(crate) unsafe fn on_device(device: u32, handle: usize) -> Result<Arc<CudaStr
 }
 
 /// The primary context of a GPU, made once.
-fn context(device: u32) -> Result<Arc<CudaContext>, DriverError> {
+pub(crate) fn context(device: u32) -> Result<Arc<CudaContext>, DriverError> {
     static CONTEXTS: Mutex<Vec<(u32, Arc<CudaContext>)>> = Mutex::new(Vec::new());
     let contexts = || CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     let known = contexts().iter().find(|(known, _)| *known == device).map(|(_, context)| context.clone());

@@ -12,24 +12,32 @@
 //!   last part.
 //! - **plan-I2**: a batch lies within one epoch; the last one of an epoch is short.
 //! - **plan-I3**: the order of an epoch depends on the seed and the number of the epoch only.
-//! - **plan-I4**: the shards of an epoch are disjoint and together the epoch: each takes the places `rank`, `rank + world`,
-//!   `rank + 2 * world`, ... of its order.
+//! - **plan-I4**: the shards of an epoch are disjoint and together the epoch: each takes the units number `rank`,
+//!   `rank + world`, `rank + 2 * world`, ... of its order (plan-I6).
+//! - **plan-I6**: shuffles and shards move units: a sample, or all samples of a compressed file, which come in their order.
+//!   Shuffled, the samples of [`OPEN_FILES`] compressed files are mixed, each draw by chance, so that several workers
+//!   decompress at once; and the parts of a batch that has any lie in it by file.
 //! - **plan-I5**: what decides the batches of an epoch is in [`plan_number`], so a state is refused where they would differ.
 
+use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use rand::SeedableRng;
 use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::catalog::{Catalog, DataOrigin};
+use super::decoders::Turn;
 use super::failure::{Failure, FailureCause};
 use super::run::LoadOptions;
 use super::state::LoadState;
 use crate::Error;
+
+/// Compressed files of many samples whose samples are mixed by a shuffle: as many decoders are kept.
+const OPEN_FILES: usize = 8;
 
 /// Consecutive bytes of a sample; all of them, unless the sample is longer than a batch may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +51,7 @@ pub(super) struct SamplePart {
 }
 
 /// A batch before it is read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct PlannedBatch {
     /// Counted over the whole run, from 0.
     pub(super) number: u64,
@@ -55,6 +63,8 @@ pub(super) struct PlannedBatch {
     pub(super) parts: Vec<SamplePart>,
     /// Sum of their lengths.
     pub(super) len_bytes: u64,
+    /// The compressed files that it reads, in the order of their parts.
+    pub(super) turns: Vec<Turn>,
 }
 
 /// A failure and the files of which it skips samples.
@@ -91,6 +101,8 @@ pub(super) struct Batches {
     taken: usize,
     /// Bytes of the next sample that are in earlier batches.
     taken_bytes: u64,
+    /// Turns of each compressed file so far.
+    turns: HashMap<usize, u64>,
 }
 
 impl Batches {
@@ -105,6 +117,7 @@ impl Batches {
             order: Vec::new(),
             taken: 0,
             taken_bytes: 0,
+            turns: HashMap::new(),
         };
         batches.start_epoch();
         for _ in 0..start.batch {
@@ -129,11 +142,11 @@ impl Batches {
         }
         // Shuffles the catalog's order, not that of the epoch before (plan-I3).
         self.order.clear();
-        self.order.extend(0..self.catalog.samples().len());
-        if let Some(seed) = self.options.shuffle_seed {
-            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        self.order.extend(units(&self.catalog));
+        let mut rng = self.options.shuffle_seed.map(ChaCha8Rng::seed_from_u64);
+        if let Some(rng) = &mut rng {
             rng.set_stream(self.epoch);
-            self.order.shuffle(&mut rng);
+            self.order.shuffle(rng);
         }
         if let Some(shard) = self.options.shard {
             let mut place = 0;
@@ -142,6 +155,7 @@ impl Batches {
                 (place - 1) % shard.world() == shard.rank()
             });
         }
+        self.order = samples_of(&self.catalog, std::mem::take(&mut self.order), rng.as_mut());
     }
 
     /// Whether a batch of `samples` samples and `len_bytes` bytes is over a limit.
@@ -157,13 +171,8 @@ impl Batches {
             return None;
         }
         let max_bytes = self.options.batch_bytes.map_or(u64::MAX, NonZeroU64::get);
-        let mut batch = PlannedBatch {
-            number: self.number,
-            epoch: self.epoch,
-            in_epoch: self.in_epoch,
-            parts: Vec::new(),
-            len_bytes: 0,
-        };
+        let (number, epoch, in_epoch) = (self.number, self.epoch, self.in_epoch);
+        let mut batch = PlannedBatch { number, epoch, in_epoch, ..PlannedBatch::default() };
         while let Some(&sample) = self.order.get(self.taken) {
             let rest = self.catalog.samples()[sample].len_bytes - self.taken_bytes;
             let is_first = batch.parts.is_empty();
@@ -181,10 +190,82 @@ impl Batches {
             self.taken += 1;
             self.taken_bytes = 0;
         }
+        if self.options.shuffle_seed.is_some() && batch.parts.iter().any(|part| self.is_compressed(part)) {
+            // A worker is done with one file before it begins with the next, which another worker may then go on with.
+            batch.parts.sort_by_key(|part| self.catalog.samples()[part.sample].file);
+        }
         self.number += 1;
         self.in_epoch += 1;
         Some(batch)
     }
+
+    fn is_compressed(&self, part: &SamplePart) -> bool {
+        self.catalog.files()[self.catalog.samples()[part.sample].file].compression.is_some()
+    }
+
+    /// Gives the batch its turns at compressed files, behind those of all batches before.
+    fn take_turns(&mut self, batch: &mut PlannedBatch) {
+        for part in &batch.parts {
+            if !self.is_compressed(part) {
+                continue;
+            }
+            let sample = &self.catalog.samples()[part.sample];
+            let ends_file = self.catalog.samples().get(part.sample + 1).is_none_or(|next| next.file != sample.file);
+            let is_last = ends_file && part.start + part.len_bytes == sample.len_bytes;
+            match batch.turns.last_mut() {
+                Some(turn) if turn.file == sample.file => turn.is_last |= is_last,
+                _ => {
+                    let next = self.turns.entry(sample.file).or_default();
+                    batch.turns.push(Turn { file: sample.file, number: *next, is_last });
+                    *next += 1;
+                }
+            }
+        }
+    }
+}
+
+/// The first sample of each unit.
+fn units(catalog: &Catalog) -> impl Iterator<Item = usize> {
+    let samples = catalog.samples();
+    (0..samples.len()).filter(|&sample| {
+        let file = samples[sample].file;
+        let continues = sample > 0 && samples[sample - 1].file == file;
+        !(continues && catalog.files()[file].compression.is_some())
+    })
+}
+
+/// The samples of the units, in the order in which an epoch has them: without `rng` one unit after the other.
+fn samples_of(catalog: &Catalog, units: Vec<usize>, rng: Option<&mut ChaCha8Rng>) -> Vec<usize> {
+    let is_long = |unit: &usize| {
+        let file = &catalog.files()[catalog.samples()[*unit].file];
+        file.compression.is_some() && file.samples > 1
+    };
+    if !units.iter().any(is_long) {
+        return units;
+    }
+    let range = |unit: usize| {
+        let samples = if is_long(&unit) { catalog.files()[catalog.samples()[unit].file].samples } else { 1 };
+        unit..unit.saturating_add(usize::try_from(samples).unwrap_or(usize::MAX))
+    };
+    let Some(rng) = rng else { return units.into_iter().flat_map(range).collect() };
+    let (mut order, mut open) = (Vec::new(), Vec::new());
+    let mut units = units.into_iter().peekable();
+    while units.peek().is_some() || !open.is_empty() {
+        while open.len() < OPEN_FILES
+            && let Some(unit) = units.next()
+        {
+            if is_long(&unit) { open.push(range(unit)) } else { order.push(unit) }
+        }
+        if open.is_empty() {
+            break;
+        }
+        let at = rng.random_range(0..open.len());
+        order.extend(open[at].next());
+        if open[at].is_empty() {
+            open.remove(at);
+        }
+    }
+    order
 }
 
 impl Iterator for Batches {
@@ -193,7 +274,8 @@ impl Iterator for Batches {
     fn next(&mut self) -> Option<PlannedBatch> {
         // An epoch without samples is like all others.
         while self.epoch < self.options.epochs && !self.order.is_empty() {
-            if let Some(batch) = self.next_in_epoch() {
+            if let Some(mut batch) = self.next_in_epoch() {
+                self.take_turns(&mut batch);
                 return Some(batch);
             }
             self.epoch += 1;

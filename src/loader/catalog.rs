@@ -8,20 +8,23 @@
 //!   file 1  shard.tar          sample 1   0001: [512 .. 9000) [9728 .. 9730)     two members, one sample
 //!                              sample 2   0002: [10752 .. 20000)
 //!   file 2  w.safetensors      sample 3   wte: [264 .. 4360)
+//!   file 3  more.tar.gz        sample 4   0003: [512 .. 9000)                    of its data, decompressed
 //! ```
 //!
 //! - **catalog-I1**: the samples of one file are neighbours, in the order in which they lie in it.
-//! - **catalog-I2**: `Sample::len_bytes` is the sum of the sample's ranges, and each range lay within its file when the file
-//!   was listed.
+//! - **catalog-I2**: `Sample::len_bytes` is the sum of the sample's ranges, and each range lay within its file, or the data of
+//!   its file, when the file was listed.
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::compression::Compression;
 use super::failure::Failure;
 
-/// A range of bytes in a file.
+/// A range of bytes in a file, or in the data of one that is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileRange {
     /// First byte.
@@ -64,6 +67,8 @@ pub struct DataFile {
     pub samples: u64,
     /// Whether it was opened as a container.
     pub is_container: bool,
+    /// How it is compressed, if it was opened as a compressed file. Its samples can be read in their order only.
+    pub compression: Option<Compression>,
 }
 
 /// The unit that is shuffled, counted and checked. Only a sample longer than a batch may be lies in several batches.
@@ -78,6 +83,21 @@ pub struct Sample {
     pub ranges: Box<[FileRange]>,
     /// Sum of the lengths of its ranges.
     pub len_bytes: u64,
+    /// The name of each of its ranges, in a tar archive: what follows the first dot of the member's base name, in lower case.
+    /// Empty elsewhere.
+    pub fields: Box<[Arc<str>]>,
+}
+
+impl Sample {
+    /// The fields of a sample of a tar archive: their names, and where their bytes lie in the sample, in order.
+    pub fn fields(&self) -> impl Iterator<Item = (&str, Range<u64>)> {
+        let mut start = 0;
+        self.fields.iter().zip(&self.ranges).map(move |(name, range)| {
+            let bytes = start..start + range.len_bytes;
+            start = bytes.end;
+            (&**name, bytes)
+        })
+    }
 }
 
 /// A sample as a container lists it.
@@ -85,6 +105,8 @@ pub struct Sample {
 pub(super) struct ContainerMember {
     pub(super) name: String,
     pub(super) ranges: Vec<FileRange>,
+    /// A name for each range, or none.
+    pub(super) fields: Vec<Arc<str>>,
 }
 
 /// Everything that a run loads. A clone is another handle of the same lists.
@@ -170,23 +192,34 @@ impl CatalogLists {
 
     /// Adds a file of one sample.
     pub(super) fn push_plain(&mut self, origin: DataOrigin, len_bytes: u64) {
-        self.push_sample(None, vec![FileRange { offset: 0, len_bytes }]);
-        self.files.push(DataFile { origin, samples: 1, is_container: false });
+        self.push_file(origin, len_bytes, None);
+    }
+
+    /// Adds a file of one sample, with the length of its data.
+    pub(super) fn push_file(&mut self, origin: DataOrigin, len_bytes: u64, compression: Option<Compression>) {
+        self.push_sample(None, vec![FileRange { offset: 0, len_bytes }], Vec::new());
+        self.files.push(DataFile { origin, samples: 1, is_container: false, compression });
     }
 
     /// Adds a container.
-    pub(super) fn push_container(&mut self, path: PathBuf, members: Vec<ContainerMember>) {
+    pub(super) fn push_container(
+        &mut self,
+        origin: DataOrigin,
+        members: Vec<ContainerMember>,
+        compression: Option<Compression>,
+    ) {
         let samples = members.len() as u64;
-        for member in members {
-            self.push_sample(Some(member.name.into_boxed_str()), member.ranges);
+        for ContainerMember { name, ranges, fields } in members {
+            self.push_sample(Some(name.into_boxed_str()), ranges, fields);
         }
-        self.files.push(DataFile { origin: DataOrigin::File(path), samples, is_container: true });
+        self.files.push(DataFile { origin, samples, is_container: true, compression });
     }
 
     /// Adds a sample of the file that is pushed next.
-    fn push_sample(&mut self, member: Option<Box<str>>, ranges: Vec<FileRange>) {
+    fn push_sample(&mut self, member: Option<Box<str>>, ranges: Vec<FileRange>, fields: Vec<Arc<str>>) {
         // Saturating: sparse files can have more bytes than any buffer, and the pool's refusal names the number.
         let len_bytes = ranges.iter().fold(0u64, |sum, range| sum.saturating_add(range.len_bytes));
-        self.samples.push(Sample { file: self.files.len(), member, ranges: ranges.into(), len_bytes });
+        let (ranges, fields) = (ranges.into(), fields.into());
+        self.samples.push(Sample { file: self.files.len(), member, ranges, len_bytes, fields });
     }
 }

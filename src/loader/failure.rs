@@ -7,6 +7,8 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use super::compression::Compression;
+
 /// Something that a run skipped, and why.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -55,6 +57,9 @@ pub enum FailureCause {
         /// Its length after it was read.
         found_bytes: u64,
     },
+    /// A compressed file cannot be decompressed.
+    #[error(transparent)]
+    Compressed(#[from] CompressedError),
     /// A tar archive cannot be read from end to end.
     #[error("broken tar: {0}")]
     Tar(#[from] TarError),
@@ -76,6 +81,54 @@ pub enum FailureCause {
         /// XXH3 checksum of the bytes on the destination.
         arrived: u64,
     },
+}
+
+/// Why a compressed file could not be decompressed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompressedError {
+    /// The file is not what its name says, or bytes of it were changed.
+    #[error(
+        "damaged {compression} data at or shortly before byte {offset}, behind {data_bytes} bytes of its contents: {why}; fetch \
+         the file again, or compress it again"
+    )]
+    Damaged {
+        /// How it is compressed, by its name.
+        compression: Compression,
+        /// Bytes of the file that were used.
+        offset: u64,
+        /// Bytes of data that they gave.
+        data_bytes: u64,
+        /// What the decoder says.
+        why: String,
+    },
+    /// The file ends in the middle of its data.
+    #[error(
+        "cut off after byte {file_bytes}: the {compression} data goes on, behind {data_bytes} bytes of its contents; fetch the \
+         file again"
+    )]
+    CutOff {
+        /// How it is compressed.
+        compression: Compression,
+        /// Length of the file.
+        file_bytes: u64,
+        /// Bytes of data until there.
+        data_bytes: u64,
+    },
+    /// The file's data is too long for a file of its length.
+    #[error(
+        "{file_bytes} bytes expand to more than {max_bytes} bytes, which no ordinary data does: decompress the file yourself if \
+         you trust it"
+    )]
+    TooLong {
+        /// Length of the file.
+        file_bytes: u64,
+        /// Most bytes of data that a file of this length may have.
+        max_bytes: u64,
+    },
+    /// The file is another one than the one that was begun.
+    #[error("changed while it was read: do not write to files that are loaded")]
+    Changed,
 }
 
 /// Why a tar archive was refused.

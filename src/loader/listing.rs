@@ -2,7 +2,7 @@
 //! containers.
 //!
 //! Owns the rules of the walk and the choice of the files that are opened as containers. Reads nothing but containers'
-//! headers.
+//! headers and compressed files.
 //!
 //! | found | result |
 //! | --- | --- |
@@ -15,16 +15,20 @@
 //!
 //! - **listing-I1**: no directory is entered twice under one path, so the walk ends whatever the links are.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
+use std::num::NonZeroUsize;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
+use parking_lot::Mutex;
 use walkdir::WalkDir;
 
 use super::catalog::{Catalog, CatalogLists, DataOrigin};
-use super::container;
+use super::container::{self, Opened};
 use super::failure::{Failure, FailureCause};
 use super::run::StopFlag;
 
@@ -40,26 +44,72 @@ impl Catalog {
     /// Lists the regular files under `paths`, each a file or a directory, in the order of `paths` and by name within each.
     ///
     /// A `.tar` or `.safetensors` file is opened as a container, and its samples are listed one by one, if `paths` names the
-    /// file itself or `open_containers` is set; otherwise it is one plain sample. What cannot be listed is in
+    /// file itself or `open_containers` is set; otherwise it is one plain sample. The same goes for compressed files: the
+    /// samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed, and another `.gz` or `.zst` file is one sample,
+    /// its data. Each of these is decompressed once for that, several at a time. What cannot be listed is in
     /// [`Catalog::failures`]. The list ends early when `stop` is raised.
     #[must_use]
     pub fn from_paths<P: AsRef<Path>>(paths: &[P], open_containers: bool, stop: &StopFlag) -> Catalog {
         let mut lists = CatalogLists::default();
         let found = lists.walk(paths, stop);
-        for file in found.into_iter().take_while(|_| !stop.is_raised()) {
-            lists.list(file, open_containers);
+        let is_opened = |file: &FoundFile| file.is_named || open_containers;
+        let mut opened = open_compressed(&found, &is_opened, stop);
+        for (at, file) in found.into_iter().enumerate() {
+            let open = || container::open(&file.path, stop);
+            let opened = opened.remove(&at).or_else(|| is_opened(&file).then(open).flatten());
+            // What was opened meanwhile may have been given up.
+            if stop.is_raised() {
+                break;
+            }
+            lists.list(file, opened);
         }
         lists.finish()
     }
 }
 
+type OpenedOrNot = Result<Opened, FailureCause>;
+
+/// Opens the compressed files, which takes the time to decompress them, by as many threads as there are cores. A file that is
+/// missing here is opened by the caller.
+fn open_compressed(
+    found: &[FoundFile],
+    is_opened: &dyn Fn(&FoundFile) -> bool,
+    stop: &StopFlag,
+) -> HashMap<usize, OpenedOrNot> {
+    let files = found.iter().enumerate().filter(|(_, file)| is_opened(file) && container::is_compressed(&file.path));
+    let files: Vec<_> = files.map(|(at, file)| (at, file.path.as_path())).collect();
+    let (next, opened) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
+    let open_next = || {
+        // Relaxed: the counter publishes no other data.
+        while let Some((at, path)) = files.get(next.fetch_add(1, Ordering::Relaxed))
+            && !stop.is_raised()
+        {
+            if let Some(result) = container::open(path, stop) {
+                opened.lock().insert(*at, result);
+            }
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(files.len());
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            // Without a thread this one opens more of them.
+            let _ = thread::Builder::new().name("pinpool-list".to_owned()).spawn_scoped(scope, open_next);
+        }
+        open_next();
+    });
+    opened.into_inner()
+}
+
 impl CatalogLists {
-    fn list(&mut self, file: FoundFile, open_containers: bool) {
-        let members = if file.is_named || open_containers { container::index(&file.path) } else { None };
-        match members {
-            None => self.push_plain(DataOrigin::File(file.path), file.len_bytes),
-            Some(Ok(members)) => self.push_container(file.path, members),
-            Some(Err(cause)) => self.failures.push(Failure::new(file.path.display(), cause)),
+    fn list(&mut self, file: FoundFile, opened: Option<OpenedOrNot>) {
+        let origin = DataOrigin::File(file.path);
+        match opened {
+            None => self.push_plain(origin, file.len_bytes),
+            Some(Ok(Opened::Compressed(len_bytes, compression))) => {
+                self.push_file(origin, len_bytes, Some(compression));
+            }
+            Some(Ok(Opened::Container(members, compression))) => self.push_container(origin, members, compression),
+            Some(Err(cause)) => self.failures.push(Failure::new(origin, cause)),
         }
     }
 

@@ -77,9 +77,12 @@
 
 mod batches;
 mod catalog;
+mod compressed;
+mod compression;
 mod container;
 #[cfg(feature = "cuda")]
 mod cuda_destination;
+mod decoders;
 mod destination;
 mod failure;
 mod listing;
@@ -96,10 +99,11 @@ mod transfer;
 mod worker;
 
 pub use self::catalog::{Catalog, DataFile, DataOrigin, FileRange, Sample};
+pub use self::compression::Compression;
 #[cfg(feature = "cuda")]
 pub use self::cuda_destination::CudaDestination;
 pub use self::destination::{Destination, SinkDestination};
-pub use self::failure::{Failure, FailureCause, SafetensorsError, TarError};
+pub use self::failure::{CompressedError, Failure, FailureCause, SafetensorsError, TarError};
 pub use self::reader::{BatchReader, LoadedBatch, LoadedPart};
 pub use self::run::{LoadOptions, Loader, Shard, StopFlag};
 pub use self::state::{LoadState, StateError};

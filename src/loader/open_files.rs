@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Deref;
 use std::path::Path;
+use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -29,8 +30,15 @@ struct Counts {
 #[derive(Debug)]
 pub(super) struct OpenFile<'a> {
     // The order of the fields matters: closed first, because a waiting worker tries again as soon as it is counted.
-    file: File,
+    file: Arc<File>,
     _counted: Counted<'a>,
+}
+
+impl OpenFile<'_> {
+    /// The file for a decoder, which leaves it before this ends.
+    pub(super) fn share(&self) -> Arc<File> {
+        self.file.clone()
+    }
 }
 
 #[derive(Debug)]
@@ -43,7 +51,7 @@ impl OpenFiles {
     /// no other worker has one open.
     pub(super) fn open(&self, path: &Path) -> io::Result<OpenFile<'_>> {
         let file = self.open_by(|| File::open(path))?;
-        Ok(OpenFile { file, _counted: Counted(self) })
+        Ok(OpenFile { file: Arc::new(file), _counted: Counted(self) })
     }
 
     fn open_by<T>(&self, open: impl Fn() -> io::Result<T>) -> io::Result<T> {

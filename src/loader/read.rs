@@ -20,6 +20,9 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::batches::{PlannedBatch, SamplePart, Skipped};
 use super::catalog::{Catalog, DataOrigin, FileRange, Sample};
+use super::compressed::Decoder;
+use super::compression::Compression;
+use super::decoders::Turns;
 use super::failure::{Failure, FailureCause};
 use super::open_files::{OpenFile, OpenFiles};
 use super::run::StopFlag;
@@ -58,6 +61,8 @@ pub(super) struct SampleReader<'a> {
     stop: &'a StopFlag,
     files: &'a OpenFiles,
     verify: bool,
+    // In this order: a decoder leaves its file before the file counts as closed.
+    decoder: Option<Decoder>,
     open: Option<(usize, OpenFile<'a>)>,
 }
 
@@ -80,25 +85,30 @@ impl<'a> SampleReader<'a> {
         files: &'a OpenFiles,
         verify: bool,
     ) -> SampleReader<'a> {
-        SampleReader { catalog, stop, files, verify, open: None }
+        SampleReader { catalog, stop, files, verify, decoder: None, open: None }
     }
 
     /// Reads the parts of `batch` into `buffer`, which holds at least as many bytes. `None` if the run was stopped.
-    pub(super) fn fill(&mut self, batch: &PlannedBatch, buffer: &mut [u8]) -> Option<BatchContents> {
-        let contents = self.read_parts(batch, buffer);
+    pub(super) fn fill(
+        &mut self,
+        batch: &PlannedBatch,
+        turns: &mut Turns<'_>,
+        buffer: &mut [u8],
+    ) -> Option<BatchContents> {
+        let contents = self.read_parts(batch, turns, buffer);
         // A worker that waits for its next batch keeps no descriptor from another.
-        self.open = None;
+        self.leave_file(turns);
         contents
     }
 
-    fn read_parts(&mut self, batch: &PlannedBatch, buffer: &mut [u8]) -> Option<BatchContents> {
+    fn read_parts(&mut self, batch: &PlannedBatch, turns: &mut Turns<'_>, buffer: &mut [u8]) -> Option<BatchContents> {
         let mut contents = BatchContents::default();
         let mut rest = buffer;
         for part in &batch.parts {
             let sample = &self.catalog.samples()[part.sample];
             // The buffer has the sum of these lengths, so each fits a usize and the rest of the buffer.
             let len_bytes = usize::try_from(part.len_bytes).unwrap_or(usize::MAX).min(rest.len());
-            match self.read(sample, part, &mut rest[..len_bytes]) {
+            match self.read(sample, part, turns, &mut rest[..len_bytes]) {
                 Ok(checksum) => {
                     let offset = contents.len_bytes;
                     let SamplePart { sample, start, .. } = *part;
@@ -117,11 +127,23 @@ impl<'a> SampleReader<'a> {
     }
 
     /// Reads a part of `sample` and returns its checksum, if the run verifies.
-    fn read(&mut self, sample: &Sample, part: &SamplePart, into: &mut [u8]) -> Result<Option<u64>, ReadEnd> {
+    fn read(
+        &mut self,
+        sample: &Sample,
+        part: &SamplePart,
+        turns: &mut Turns<'_>,
+        into: &mut [u8],
+    ) -> Result<Option<u64>, ReadEnd> {
         let mut progress = ReadProgress { stop: self.stop, hasher: self.verify.then(Xxh3Default::new) };
-        match &self.catalog.files()[sample.file].origin {
+        let file = &self.catalog.files()[sample.file];
+        match &file.origin {
             DataOrigin::File(path) => {
-                let file = self.open(sample.file, path)?;
+                if let Some(compression) = file.compression {
+                    self.open_decoder(sample.file, path, compression, turns)?;
+                    self.decompress(sample, part, compression, &mut progress, into)?;
+                    return Ok(progress.checksum());
+                }
+                let file = self.open(sample.file, path, turns)?;
                 let mut rest = into;
                 for range in ranges_of(sample, part) {
                     let len_bytes = usize::try_from(range.len_bytes).unwrap_or(usize::MAX).min(rest.len());
@@ -142,16 +164,84 @@ impl<'a> SampleReader<'a> {
                 }
             }
         }
-        Ok(progress.hasher.map(|hasher| hasher.digest()))
+        Ok(progress.checksum())
     }
 
-    fn open(&mut self, file: usize, path: &Path) -> io::Result<&File> {
+    fn open(&mut self, file: usize, path: &Path, turns: &mut Turns<'_>) -> io::Result<&File> {
         // Closes another file first (open-I1).
-        let open = match self.open.take().filter(|(number, _)| *number == file) {
+        if self.open.as_ref().is_some_and(|(number, _)| *number != file) {
+            self.leave_file(turns);
+        }
+        let open = match self.open.take() {
             Some((_, open)) => open,
             None => self.files.open(path)?,
         };
         Ok(&self.open.insert((file, open)).1)
+    }
+
+    /// Closes the file; its decoder, if it is compressed, goes to the next batch that reads it.
+    fn leave_file(&mut self, turns: &mut Turns<'_>) {
+        if let Some((file, open)) = self.open.take() {
+            if let Some(decoder) = self.decoder.take() {
+                turns.end(file, Some(decoder));
+            }
+            drop(open);
+        }
+    }
+
+    /// Opens a compressed file when its turn has come, where the batch before has ended.
+    fn open_decoder(
+        &mut self,
+        file: usize,
+        path: &Path,
+        compression: Compression,
+        turns: &mut Turns<'_>,
+    ) -> io::Result<()> {
+        if self.decoder.is_some() && self.open.as_ref().is_some_and(|(number, _)| *number == file) {
+            return Ok(());
+        }
+        self.leave_file(turns);
+        let left = turns.take(file);
+        let open = self.files.open(path)?;
+        let decoder = match left {
+            Some(mut decoder) => {
+                decoder.reopen(open.share())?;
+                decoder
+            }
+            None => Decoder::new(open.share(), compression)?,
+        };
+        self.decoder = Some(decoder);
+        self.open = Some((file, open));
+        Ok(())
+    }
+
+    /// Reads a part of `sample` from the data of the open file.
+    fn decompress(
+        &mut self,
+        sample: &Sample,
+        part: &SamplePart,
+        compression: Compression,
+        progress: &mut ReadProgress<'_>,
+        into: &mut [u8],
+    ) -> Result<(), ReadEnd> {
+        let (Some(decoder), Some((_, open))) = (&mut self.decoder, &self.open) else { return Ok(()) };
+        let mut rest = into;
+        for range in ranges_of(sample, part) {
+            if decoder.at() > range.offset {
+                // An epoch before has gone further.
+                *decoder = Decoder::new(open.share(), compression)?;
+            }
+            let len_bytes = usize::try_from(range.len_bytes).unwrap_or(usize::MAX).min(rest.len());
+            let (into, after) = rest.split_at_mut(len_bytes);
+            progress.decompress_at(decoder, range.offset, into)?;
+            rest = after;
+        }
+        let is_end_of_file = sample.member.is_none() && part.start + part.len_bytes == sample.len_bytes;
+        if is_end_of_file && decoder.read(&mut [0])? > 0 {
+            let planned_bytes = sample.len_bytes;
+            return Err(FailureCause::Grown { planned_bytes, found_bytes: decoder.at() }.into());
+        }
+        Ok(())
     }
 }
 
@@ -183,6 +273,10 @@ struct ReadProgress<'a> {
 }
 
 impl ReadProgress<'_> {
+    fn checksum(&self) -> Option<u64> {
+        self.hasher.as_ref().map(Xxh3Default::digest)
+    }
+
     fn read_at(&mut self, file: &File, offset: u64, into: &mut [u8]) -> Result<(), ReadEnd> {
         let mut at = 0;
         while at < into.len() {
@@ -203,6 +297,29 @@ impl ReadProgress<'_> {
         Ok(())
     }
 
+    fn decompress_at(&mut self, decoder: &mut Decoder, offset: u64, into: &mut [u8]) -> Result<(), ReadEnd> {
+        let planned_bytes = into.len() as u64;
+        let truncated = |read: usize| FailureCause::Truncated { planned_bytes, read_bytes: read as u64 };
+        while decoder.at() < offset {
+            if !decoder.skip_towards(offset)? && decoder.at() < offset {
+                return Err(truncated(0).into());
+            }
+            self.advance(&[])?;
+        }
+        let mut at = 0;
+        while at < into.len() {
+            let end = into.len().min(at + CHUNK_BYTES);
+            match decoder.read(&mut into[at..end])? {
+                0 => return Err(truncated(at).into()),
+                read => {
+                    self.advance(&into[at..at + read])?;
+                    at += read;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn advance(&mut self, chunk: &[u8]) -> Result<(), ReadEnd> {
         if let Some(hasher) = &mut self.hasher {
             hasher.update(chunk);
@@ -213,6 +330,7 @@ impl ReadProgress<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::decoders::Decoders;
     use super::*;
 
     #[test]
@@ -221,9 +339,11 @@ mod tests {
         let stop = StopFlag::new();
         stop.raise();
         let part = SamplePart { sample: 0, start: 0, len_bytes: catalog.len_bytes() };
-        let batch = PlannedBatch { number: 0, epoch: 0, in_epoch: 0, parts: vec![part], len_bytes: part.len_bytes };
+        let batch = PlannedBatch { parts: vec![part], len_bytes: part.len_bytes, ..PlannedBatch::default() };
         let mut buffer = vec![0; usize::try_from(batch.len_bytes).unwrap()];
-        assert!(SampleReader::new(&catalog, &stop, &OpenFiles::default(), false).fill(&batch, &mut buffer).is_none());
+        let (files, decoders) = (OpenFiles::default(), Decoders::default());
+        let mut reader = SampleReader::new(&catalog, &stop, &files, false);
+        assert!(reader.fill(&batch, &mut decoders.turns(&[]), &mut buffer).is_none());
     }
     #[test]
     fn the_ranges_of_parts_are_those_of_the_sample() {
@@ -233,7 +353,13 @@ mod tests {
             offsets.iter().zip(lengths).map(|(&offset, len_bytes)| FileRange { offset, len_bytes }).collect();
         let bytes_of = |range: FileRange| range.offset..range.offset + range.len_bytes;
         let all: Vec<u64> = ranges.iter().copied().flat_map(bytes_of).collect();
-        let sample = Sample { file: 0, member: None, ranges: ranges.into(), len_bytes: all.len() as u64 };
+        let sample = Sample {
+            file: 0,
+            member: None,
+            ranges: ranges.into(),
+            len_bytes: all.len() as u64,
+            fields: Box::default(),
+        };
         for step in 1..=all.len() {
             let parts = (0..sample.len_bytes).step_by(step).map(|start| {
                 let len_bytes = (sample.len_bytes - start).min(step as u64);

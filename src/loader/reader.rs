@@ -68,10 +68,16 @@ impl BatchReader {
     /// The next batch, as [`next`](Iterator::next); pending if no batch is filled within `wait`, or a little longer while
     /// batches behind it are.
     pub fn next_within(&mut self, wait: Duration) -> Poll<Option<LoadedBatch>> {
-        self.take(Some(wait))
+        self.take(Some(wait), true)
     }
 
-    fn take(&mut self, wait: Option<Duration>) -> Poll<Option<LoadedBatch>> {
+    /// The next batch if it is filled. Its workers learn of no one who waits, so that one who has no memory for it goes on to
+    /// wait for buffers that were handed out.
+    pub fn next_if_filled(&mut self) -> Poll<Option<LoadedBatch>> {
+        self.take(Some(Duration::ZERO), false)
+    }
+
+    fn take(&mut self, wait: Option<Duration>, is_wanted: bool) -> Poll<Option<LoadedBatch>> {
         if self.ended.is_some() {
             return Poll::Ready(None);
         }
@@ -79,7 +85,9 @@ impl BatchReader {
             self.end(Ended::Stopped);
             return Poll::Ready(None);
         }
-        self.reading.ahead().set_wanted(true);
+        if is_wanted {
+            self.reading.ahead().set_wanted(true);
+        }
         let Poll::Ready(next) = self.reading.next(wait) else { return Poll::Pending };
         let Some(FilledBatch { planned, contents, buffer }) = next else {
             self.end(if self.reading.is_stopped() { Ended::Stopped } else { Ended::Complete });
@@ -137,7 +145,7 @@ impl Iterator for BatchReader {
     /// The next batch in order. Waits until it is filled; `None` at the end of the load, or once its
     /// [`StopFlag`](super::StopFlag) was raised.
     fn next(&mut self) -> Option<LoadedBatch> {
-        match self.take(None) {
+        match self.take(None, true) {
             Poll::Ready(batch) => batch,
             // Without a limit on the wait it is never pending.
             Poll::Pending => None,

@@ -22,6 +22,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::batches::Batches;
+use super::decoders::Decoders;
 use super::open_files::OpenFiles;
 use super::read_ahead::ReadAhead;
 use super::run::Loader;
@@ -68,13 +69,15 @@ impl Reading {
     pub(super) fn over(loader: &Loader, prefetch: u64, filled: Receiver<FilledBatch>) -> Reading {
         let batches = Mutex::new(Batches::new(&loader.catalog, &loader.options, &loader.start));
         let files = OpenFiles::default();
-        let workers = Workers { loader: loader.clone(), ahead: ReadAhead::new(prefetch), files, batches };
+        let (loader, ahead, decoders) = (loader.clone(), ReadAhead::new(prefetch), Decoders::default());
+        let next_number = loader.start.number;
+        let workers = Workers { loader, ahead, files, decoders, batches };
         Reading {
             workers: Arc::new(workers),
             threads: Vec::new(),
             filled: Some(filled),
             early: BTreeMap::new(),
-            next_number: loader.start.number,
+            next_number,
             generation: ForkGeneration::now(),
         }
     }

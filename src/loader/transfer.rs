@@ -355,7 +355,8 @@ mod tests {
             let contents = BatchContents { segments: vec![segment], len_bytes: 1, ..Default::default() };
             let part = SamplePart { sample, start: 0, len_bytes: 1 };
             let number = number.into();
-            let planned = PlannedBatch { number, epoch: 0, in_epoch: number, parts: vec![part], len_bytes: 1 };
+            let planned =
+                PlannedBatch { number, in_epoch: number, parts: vec![part], len_bytes: 1, ..Default::default() };
             send.send(FilledBatch { planned, contents, buffer: Some(buffer) }).unwrap();
         }
         drop(send);

@@ -21,6 +21,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::batches::{Batches, PlannedBatch};
+use super::decoders::Decoders;
 use super::open_files::OpenFiles;
 use super::read::{BatchContents, SampleReader};
 use super::read_ahead::{CloseOnDrop, ReadAhead};
@@ -45,6 +46,7 @@ pub(super) struct Workers {
     pub(super) loader: Loader,
     pub(super) ahead: ReadAhead,
     pub(super) files: OpenFiles,
+    pub(super) decoders: Decoders,
     /// Locked while a batch is started and gets its buffer (worker-I1).
     pub(super) batches: Mutex<Batches>,
 }
@@ -118,8 +120,10 @@ impl Workers {
         planned: PlannedBatch,
         buffer: Result<PinnedBuf, Error>,
     ) -> Option<FilledBatch> {
+        // Ends them in all cases (turn-I1).
+        let mut turns = self.decoders.turns(&planned.turns);
         let filled = buffer.and_then(|mut buffer| {
-            let contents = reader.fill(&planned, buffer.as_mut_slice()?);
+            let contents = reader.fill(&planned, &mut turns, buffer.as_mut_slice()?);
             Ok((contents, buffer))
         });
         match filled {

@@ -8,6 +8,7 @@ Log lines come through `logging`, under the logger `pinpool`.
 """
 
 from ._arrays import record_stream
+from ._device import DeviceArray
 from ._errors import (
     BackendError,
     DeviceError,
@@ -26,7 +27,7 @@ from ._errors import (
 )
 from ._kept import Kept, kept
 from ._loader import Batch, Loader
-from ._pinpool import Buffer, SharedBuffer, __version__
+from ._pinpool import Buffer, DeviceBuffer, SharedBuffer, __version__
 from ._pool import Pool
 from ._shared import Packed, SharedPool
 from ._shared_loader import SharedLoader
@@ -35,6 +36,8 @@ __all__ = [
     "BackendError",
     "Batch",
     "Buffer",
+    "DeviceArray",
+    "DeviceBuffer",
     "DeviceError",
     "ForkError",
     "Kept",

@@ -7,9 +7,11 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
-from . import _pinpool
+from . import _device, _pinpool
+from ._device import DeviceArray
 from ._errors import LimitError, LoadError
 from ._pool import Pool
+from ._progress import Progress, progress_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,16 +24,17 @@ _DEFAULT_BATCH_BYTES = 16 << 20
 
 
 class Batch:
-    """Samples in one buffer of pinned memory, back to back.
+    """Samples in one buffer, back to back: of pinned memory, or in the memory of a GPU if the loader has a `device`.
 
-    `batch[i]` is the view of sample `i` as an array of NumPy, without a copy. The memory goes back to the pool when the
-    batch, its buffer and all views are gone; `batch.buffer.release(stream=...)` puts it back behind work of a device.
+    `batch[i]` is the view of sample `i` as an array of NumPy, or a `DeviceArray`, without a copy. Pinned memory goes back to
+    the pool when the batch, its buffer and all views are gone; `batch.buffer.release(stream=...)` puts it back behind work of a
+    device.
     """
 
-    __slots__ = ("__weakref__", "_files", "_parts", "buffer", "epoch", "failures", "index", "number")
+    __slots__ = ("__weakref__", "_files", "_labels", "_parts", "buffer", "epoch", "failures", "index", "number")
 
-    #: The memory, a `pinpool.Buffer`.
-    buffer: _pinpool.Buffer
+    #: The memory, a `pinpool.Buffer` or a `pinpool.DeviceBuffer`.
+    buffer: _pinpool.Buffer | _pinpool.DeviceBuffer
     #: Number of the epoch, from 0.
     epoch: int
     #: Place in the epoch, from 0.
@@ -41,45 +44,86 @@ class Batch:
     #: What could not be read, with `on_error="skip"`.
     failures: list[str]
 
-    def __init__(self, files: _pinpool.Files, handed: tuple[Any, ...], failures: list[str]) -> None:
-        self.number, self.epoch, self.index, self.buffer, self._parts, _ = handed
+    def __init__(self, files: _pinpool.Files, handed: _pinpool._Handed, failures: list[str]) -> None:
+        self.number, self.epoch, self.index, self.buffer, self._parts, self._labels, _ = handed
         self._files, self.failures = files, failures
 
     def __len__(self) -> int:
         return len(self._parts)
 
     @overload
-    def __getitem__(self, index: SupportsIndex) -> npt.NDArray[np.uint8]: ...
+    def __getitem__(self, index: SupportsIndex) -> Any: ...
     @overload
-    def __getitem__(self, index: slice) -> list[npt.NDArray[np.uint8]]: ...
+    def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
-        import numpy as np
-
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
+        _, begin, length, _ = self._part(index)
+        return self._view(begin, length)
+
+    def _part(self, index: SupportsIndex) -> tuple[int, int, int, int]:
         at = operator.index(index)
         if not -len(self) <= at < len(self):
             raise IndexError(f"sample {at} of a batch that has {len(self)}")
-        _, begin, length, _ = self._parts[at]
+        return self._parts[at]
+
+    def _view(self, begin: int, length: int) -> Any:
+        if isinstance(self.buffer, _pinpool.DeviceBuffer):
+            return DeviceArray(self.buffer, begin, (length,))
+        import numpy as np
+
         return np.frombuffer(self.buffer, np.uint8, length, begin) if length else np.empty(0, np.uint8)
 
-    def __iter__(self) -> Iterator[npt.NDArray[np.uint8]]:
+    def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, range(len(self)))
 
-    def arrays(self) -> list[npt.NDArray[np.uint8]]:
-        """The samples as arrays of NumPy: views of the buffer."""
+    def arrays(self) -> list[Any]:
+        """The samples as arrays of NumPy, or as `DeviceArray`s on a GPU: views of the buffer."""
         return list(self)
 
     def tensors(self) -> list[torch.Tensor]:
-        """The samples as tensors of torch, of dtype uint8: views of the buffer."""
-        try:
-            import torch
-        except ImportError as error:
-            raise ImportError("batch.tensors() needs PyTorch, which cannot be imported here: pip install torch") from error
-        if not self.nbytes:
+        """The samples as tensors of torch, of dtype uint8: views of the buffer, on a GPU for torch's current stream."""
+        torch = _device.imported_torch("batch.tensors()")
+        if isinstance(self.buffer, _pinpool.DeviceBuffer):
+            whole = DeviceArray(self.buffer, 0, (self.buffer.nbytes,)).tensor()
+        elif not self.nbytes:
             return [torch.empty(0, dtype=torch.uint8) for _ in self._parts]
-        whole = torch.frombuffer(memoryview(self.buffer), dtype=torch.uint8)
+        else:
+            whole = torch.frombuffer(memoryview(self.buffer), dtype=torch.uint8)
         return [whole[begin : begin + length] for _, begin, length, _ in self._parts]
+
+    @property
+    def fields(self) -> list[dict[str, Any]]:
+        """The members of each sample of a tar archive, by name: `{"jpg": ..., "cls": ...}`, as views like those of `batch[i]`.
+
+        The name of a member is what follows the first dot of its base name, in lower case. A sample that is no member of an
+        archive has none. ValueError for a sample that is not whole, or has two members of one name.
+        """
+        found = []
+        for index, (part, fields) in enumerate(zip(self._parts, self._files.fields([part[0] for part in self._parts]))):
+            _, begin, length, _ = part
+            if fields and not self.is_whole(index):
+                raise ValueError(
+                    f"{self.keys[index]}: its fields are not all in this batch, since it is longer than batch_bytes: raise "
+                    "batch_bytes, or give batch_size alone"
+                )
+            views = {name: self._view(begin + first, end - first) for name, first, end in fields}
+            if len(views) < len(fields):
+                names = [name for name, *_ in fields]
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f"{self.keys[index]}: two members of the sample are named {twice!r}: use batch[{index}]")
+            found.append(views)
+        return found
+
+    def field(self, name: str) -> list[Any]:
+        """The member `name` of each sample: `batch.field("jpg")`. KeyError names the first sample that has none."""
+        found = []
+        for index, fields in enumerate(self.fields):
+            if name not in fields:
+                has = ", ".join(fields) or "no fields"
+                raise KeyError(f"{self.keys[index]} has no field {name!r}: it has {has}")
+            found.append(fields[name])
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -92,8 +136,11 @@ class Batch:
         return self._files.names([sample for sample, *_ in self._parts])
 
     @property
-    def labels(self) -> list[str]:
-        """The label of each sample: the name of the directory that a file lies in, the member's name in a container."""
+    def labels(self) -> list[str] | list[int]:
+        """The label of each sample. With `labels="cls"`: the number in that field. Else the name of the directory that a file
+        lies in, the member's name in a container."""
+        if self._labels is not None:
+            return self._labels
         return self._files.labels([sample for sample, *_ in self._parts])
 
     @property
@@ -113,7 +160,7 @@ class Batch:
 
     def is_whole(self, index: SupportsIndex) -> bool:
         """Whether sample `index` lies in this batch from its first byte to its last."""
-        sample, _, length, start = self._parts[operator.index(index)]
+        sample, _, length, start = self._part(index)
         return start == 0 and length == self._files.sample_bytes(sample)
 
     def __repr__(self) -> str:
@@ -122,19 +169,25 @@ class Batch:
 
 
 class Loader:
-    """Batches of files in pinned memory, read ahead by threads that need no lock of Python.
+    """Batches of files in pinned memory or on a GPU, read ahead by threads that need no lock of Python.
 
         for batch in pinpool.Loader("photos", batch_size=64, shuffle=True, epochs=3):
             for key, sample in zip(batch.keys, batch):  # sample: NumPy, uint8, a view of pinned memory
                 ...
 
     `paths` is one path or several, files or directories; a `.tar` (WebDataset) or `.safetensors` file that is named, or
-    found in a directory with `containers=True`, is opened, and its members are the samples. A batch has at most
+    found in a directory with `containers=True`, is opened, and its members are the samples. So are `.tar.gz`, `.tgz`, `.tar.zst`
+    and `.tzst`; any other `.gz` or `.zst` file is one sample, decompressed. Members of a tar that share a name up to the first
+    dot are one sample, and `batch.fields` has them apart. `labels="cls"` takes the numbers in the field `cls` as labels. A batch has at most
     `batch_size` samples and `batch_bytes` bytes (16 MiB if neither is given); a sample that is longer than `batch_bytes`
     comes in parts. `workers` threads read (one for each core), at most `prefetch` batches ahead (two for each worker).
 
+    `device="cuda:0"` copies each batch to that GPU, by a stream of the loader's own and one batch ahead; see `DeviceArray` for
+    the order between streams. `progress=True` shows a bar on stderr if that is a terminal ("always": anywhere).
+
     `shuffle=True` gives each epoch an order of its own, from `seed`. Of `world` processes that load the same paths with the
-    same arguments, each takes every `world`-th sample of an epoch from number `rank` on.
+    same arguments, each takes every `world`-th sample of an epoch from number `rank` on. The samples of a compressed archive
+    can be read in their order only: a shuffle mixes those of eight archives, and a rank takes every `world`-th archive.
 
     Each `for` goes over the next `epochs` epochs; after `break` the next one goes on behind the last batch. `state()` says
     where the loader is, in text; `load_state(text)`, or `state=text`, goes on from there, in another process too.
@@ -159,10 +212,17 @@ class Loader:
         state: str | None = None,
         pool: Pool | None = None,
         containers: bool = False,
+        labels: str | None = None,
+        device: Any = None,
+        progress: bool | Literal["always"] = False,
         on_error: Literal["raise", "skip"] = "raise",
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error={on_error!r}: 'raise' or 'skip'")
+        if progress not in (True, False, "always"):
+            raise ValueError(f"progress={progress!r}: True, False or 'always'")
+        if labels is not None and not (isinstance(labels, str) and labels):
+            raise TypeError(f"labels={labels!r}: the name of a field of each sample, such as 'cls'")
         if isinstance(paths, bytes) or not isinstance(paths, (str, os.PathLike, Iterable)):
             raise TypeError(f"paths={paths!r}: a path, or several, as str or os.PathLike")
         one = isinstance(paths, (str, os.PathLike))
@@ -172,7 +232,11 @@ class Loader:
         self._reader: _pinpool.Reader | None = None
         self._epochs = _count("epochs", epochs, 1)
         self._skips = on_error == "skip"
-        self._pool = Pool(name="loader") if pool is None else pool
+        self._progress = progress
+        self._device = _device.opened(device)
+        if pool is None:
+            pool = Pool(name="loader", device=None if self._device is None else self._device.ordinal)
+        self._pool = pool
         if not isinstance(self._pool, Pool):
             raise TypeError(f"pool={pool!r}: a pinpool.Pool")
         self._files = _pinpool.Files(
@@ -186,6 +250,7 @@ class Loader:
             seed=_count("seed", seed, 0) if shuffle else None,
             rank=_count("rank", rank, 0),
             world=_count("world", world, 1),
+            label_field=None if labels is None else labels.removeprefix(".").lower(),
         )
         # A dict for its order, and so that what fails in each epoch is named once.
         self._failed = dict.fromkeys(text for text, _ in self._files.failures())
@@ -228,15 +293,35 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         self.close()
         end = (self._epoch // self._epochs + 1) * self._epochs
-        self._reader = reader = self._files.begin(end, self._state)
+        self._reader = reader = self._files.begin(end, self._state, self._device)
+        shown = self._shown(end)
+
+        def take() -> Batch | None:
+            batch = self._take(reader)
+            if batch is not None and shown is not None:
+                shown.add(len(batch), batch.nbytes)
+            return batch
+
         try:
             # Keeps no reference to a batch, so that its memory goes back as soon as the user's is gone.
-            yield from iter(lambda: self._take(reader), None)
+            yield from iter(take, None)
             if reader.is_complete():
                 self._state, self._epoch = reader.end_state(end), end
         finally:
             # After `break`, an exception and Ctrl-C as well.
             reader.stop()
+            if shown is not None:
+                shown.close()
+
+    def _shown(self, end: int) -> Progress | None:
+        if not self._progress:
+            return None
+        done = 0
+        if self._state is not None:
+            # The batches of the epochs of this `for` before the state.
+            epoch, batch = (int(part.partition("=")[2]) for part in self._state.partition(":")[2].split(",")[:2])
+            done = batch + sum(self._files.batches(earlier) for earlier in range(end - self._epochs, epoch))
+        return progress_of(self._progress, len(self), done)
 
     def _take(self, reader: _pinpool.Reader) -> Batch | None:
         handed = reader.next()

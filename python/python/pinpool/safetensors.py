@@ -1,10 +1,13 @@
-"""Weights of a `.safetensors` file in pinned memory.
+"""Weights of a `.safetensors` file, in pinned memory or on a GPU.
 
-    tensors = pinpool.safetensors.load("model.safetensors", library="torch")
-    model.load_state_dict({name: tensor.to("cuda", non_blocking=True) for name, tensor in tensors.items()})
+    tensors = pinpool.safetensors.load("model.safetensors", "cuda:0", library="torch")
+    model.load_state_dict(tensors)
 
-The tensors are views of one buffer of a pool, into which several threads read the file: nothing is copied. The memory goes
-back to the pool when the last of them is gone.
+On a GPU the tensors are views of one piece of its memory. The file goes there through buffers of a pool, piece by piece, so
+that reading and copying run at once and little memory of the host is needed.
+
+Without a device the tensors are views of one buffer of a pool, into which several threads read the file: nothing is copied.
+The memory goes back when the last of them is gone.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ import json
 import math
 import operator
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
+from . import _device, _pinpool
 from ._errors import LoadError
 from ._pool import Pool
 
@@ -27,6 +32,10 @@ _HEADER_BYTES_MAX = 16 << 20
 _ALIGN = 64
 # What a thread reads at once: little enough that all threads end together.
 _PIECE_BYTES = 8 << 20
+# What is copied to a GPU at once.
+_COPY_BYTES = 16 << 20
+# Seconds that a thread waits for a buffer of the pool, since copies give them back.
+_COPY_WAIT = 10
 
 # The name in a file: bytes of an element, the name in NumPy, the name in torch.
 _DTYPES = {
@@ -50,6 +59,9 @@ _DTYPES = {
 }
 
 
+_Piece = TypeVar("_Piece")
+
+
 class _Tensor(NamedTuple):
     name: str
     dtype: str
@@ -61,39 +73,101 @@ class _Tensor(NamedTuple):
 
 def load(
     path: str | os.PathLike[str],
+    device: Any = None,
     *,
     library: Literal["numpy", "torch"] = "numpy",
     pool: Pool | None = None,
     workers: int | None = None,
 ) -> dict[str, Any]:
-    """The tensors of the file by name, as arrays of NumPy or tensors of torch, in pinned memory.
+    """The tensors of the file by name.
 
-    The memory is one buffer of `pool`, of all bytes of the file; without a pool it comes from one of its own. `workers`
-    threads read, one for each core.
+    In pinned memory they are arrays of NumPy or tensors of torch, in one buffer of `pool` that has all bytes of the file. On
+    `device="cuda:0"` they are of type `DeviceArray`, or with `library="torch"` tensors for torch's current stream, and the
+    pool needs room for a few pieces of 16 MiB. Without a pool the memory comes from one of its own. `workers` threads read, one
+    for each core.
 
-    LoadError if the file is no whole safetensors file, OSError if it cannot be read, LimitError if the pool has no room for
-    it, TypeError if the library has no such dtype.
+    LoadError if the file is no whole safetensors file, OSError if it cannot be read, LimitError if the pool or the GPU has no
+    room for it, TypeError if the library has no such dtype, BackendError if there is no such GPU.
     """
     if library not in ("numpy", "torch"):
         raise ValueError(f"library={library!r}: tensors can be of 'numpy' or 'torch'")
     if workers is not None and workers < 1:
         raise ValueError(f"workers={workers}: 1 or more")
-    path = os.fspath(path)
+    path, gpu = os.fspath(path), _device.opened(device)
+    if pool is None:
+        pool = Pool(name="weights", device=None if gpu is None else gpu.ordinal)
+    workers = workers or len(os.sched_getaffinity(0))
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         tensors = _header(fd, path)
+        if gpu is not None:
+            return _load_to_gpu(gpu, fd, path, tensors, library, pool, workers)
         dtypes = {tensor.dtype: _dtype(tensor, library, path) for tensor in tensors}
-        places, end = [], 0
-        for tensor in tensors:
-            places.append(end)
-            end += -(-tensor.nbytes // _ALIGN) * _ALIGN
-        buffer = (Pool(name="weights") if pool is None else pool).get(end)
+        places, end = _padded(tensors)
+        buffer = pool.get(end)
         with memoryview(buffer) as bytes_of:
-            _read(fd, path, bytes_of, tensors, places, workers or len(os.sched_getaffinity(0)))
+            _read(fd, path, bytes_of, tensors, places, workers)
     finally:
         os.close(fd)
     view = _numpy_view if library == "numpy" else _torch_view
     return {tensor.name: view(buffer, tensor, at, dtypes[tensor.dtype]) for tensor, at in zip(tensors, places)}
+
+
+def _padded(tensors: list[_Tensor]) -> tuple[list[int], int]:
+    """The place of each tensor in memory, and the end of the last one."""
+    places, end = [], 0
+    for tensor in tensors:
+        places.append(end)
+        end += -(-tensor.nbytes // _ALIGN) * _ALIGN
+    return places, end
+
+
+def _load_to_gpu(
+    gpu: _pinpool.Device, fd: int, path: str, tensors: list[_Tensor], library: str, pool: Pool, workers: int
+) -> dict[str, Any]:
+    torch_dtypes = {}
+    if library == "torch":
+        torch_dtypes = {tensor.dtype: _dtype(tensor, library, path) for tensor in tensors}
+    start = tensors[0].begin if tensors else 0
+    places = [tensor.begin - start for tensor in tensors]
+    if all(at % _DTYPES[tensor.dtype][0] == 0 for tensor, at in zip(tensors, places)):
+        end = sum(tensor.nbytes for tensor in tensors)
+        pieces = _pieces([(start, 0, end)])
+    else:
+        # As no writer of the format leaves them; but the format allows it, and the GPU needs its alignment.
+        places, end = _padded(tensors)
+        pieces = _pieces([(tensor.begin, at, tensor.nbytes) for tensor, at in zip(tensors, places)])
+    memory = gpu.allocate(end)
+
+    def copy(piece: tuple[int, int, int]) -> None:
+        begin, at, length = piece
+        buffer = pool.get(length, timeout=_COPY_WAIT)
+        with memoryview(buffer) as bytes_of:
+            _read_exactly(fd, path, bytes_of, begin)
+        memory._fill(buffer, at)
+
+    _in_threads(copy, pieces, workers)
+    arrays = {
+        tensor.name: _device.DeviceArray(memory, at, tensor.shape, _DTYPES[tensor.dtype][2])
+        for tensor, at in zip(tensors, places)
+    }
+    if library == "numpy":
+        return arrays
+    torch = _device.imported_torch("library='torch'")
+    whole = torch.from_dlpack(_device.DeviceArray(memory, 0, (end,)))
+    return {
+        tensor.name: whole[at : at + tensor.nbytes].view(torch_dtypes[tensor.dtype]).reshape(tensor.shape)
+        for tensor, at in zip(tensors, places)
+    }
+
+
+def _pieces(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """The same bytes in pieces: first byte in the file, place in the memory, length."""
+    return [
+        (begin + offset, at + offset, min(_COPY_BYTES, length - offset))
+        for begin, at, length in ranges
+        for offset in range(0, length, _COPY_BYTES)
+    ]
 
 
 def _header(fd: int, path: str) -> list[_Tensor]:
@@ -142,10 +216,7 @@ def _dtype(tensor: _Tensor, library: str, path: str) -> Any:
         import numpy as np
 
         return np.dtype(in_numpy)
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError("library='torch' needs PyTorch, which cannot be imported here: pip install torch") from error
+    torch = _device.imported_torch("library='torch'")
     found = getattr(torch, in_torch, None)
     if found is None:
         raise TypeError(f"{path}: {tensor.name} has the dtype {tensor.dtype}, which torch {torch.__version__} has not")
@@ -161,20 +232,30 @@ def _read(fd: int, path: str, into: memoryview, tensors: list[_Tensor], places: 
     ]
 
     def fill(piece: tuple[_Tensor, int, int, int]) -> None:
-        tensor, at, offset, left = piece
-        while left:
-            with into[at + offset : at + offset + left] as part:
-                read = os.preadv(fd, [part], tensor.begin + offset)
-            if not read:
-                raise LoadError(f"{path}: truncated: it ended at byte {tensor.begin + offset} while it was read")
-            offset, left = offset + read, left - read
+        tensor, at, offset, length = piece
+        with into[at + offset : at + offset + length] as part:
+            _read_exactly(fd, path, part, tensor.begin + offset)
 
+    _in_threads(fill, pieces, workers)
+
+
+def _read_exactly(fd: int, path: str, into: memoryview, begin: int) -> None:
+    done = 0
+    while done < len(into):
+        with into[done:] as rest:
+            read = os.preadv(fd, [rest], begin + done)
+        if not read:
+            raise LoadError(f"{path}: truncated: it ended at byte {begin + done} while it was read")
+        done += read
+
+
+def _in_threads(call: Callable[[_Piece], None], pieces: list[_Piece], workers: int) -> None:
     threads = ThreadPoolExecutor(min(workers, len(pieces)) or 1, thread_name_prefix="pinpool-weights")
     try:
-        for _ in threads.map(fill, pieces):
+        for _ in threads.map(call, pieces):
             pass
     finally:
-        # Also after an error and Ctrl-C: no thread writes to the buffer after this.
+        # Also after an error and Ctrl-C: no thread writes to memory after this.
         threads.shutdown(cancel_futures=True)
 
 

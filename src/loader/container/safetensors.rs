@@ -44,7 +44,7 @@ pub(super) fn index(mut file: File, file_bytes: u64) -> Result<Vec<ContainerMemb
         // The crate has checked start <= end, and that the last end is `data_len`, which is the rest of the file.
         let (start, end) = tensor.data_offsets;
         let range = FileRange { offset: data_start + start as u64, len_bytes: (end - start) as u64 };
-        ContainerMember { name, ranges: vec![range] }
+        ContainerMember { name, ranges: vec![range], fields: Vec::new() }
     };
     let mut members: Vec<_> = metadata.tensors().into_iter().map(member).collect();
     // By offset, then by name: empty tensors share an offset.

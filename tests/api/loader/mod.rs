@@ -5,12 +5,14 @@
 //! | `batches` | batches that are handed out: order, shards, states, memory, ends |
 //! | `parts` | files longer than a batch |
 //! | `listing` | paths to a catalog: order, links, what fails |
+//! | `compressed` | `.gz` and `.zst` files: order, shuffles, shards, states, damage, bounds |
 //! | `containers` | tar and safetensors files, whole, cut and false |
 //! | `contents` | the bytes of each batch: order, limits, shuffle, synthetic data, checksums |
 //! | `lanes` | lanes that are slow, fail, or read nothing back |
 //! | `runs` | epochs, ceilings, stops and failures of whole runs |
 
 mod batches;
+mod compressed;
 mod containers;
 mod contents;
 mod lanes;

@@ -9,10 +9,9 @@ use pinpool::loader::{Catalog, DataFile, DataOrigin};
 /// Names in a note.
 const NAMED: usize = 3;
 /// Extensions of formats that hold files or records, and that the loader does not open.
-const CLOSED: [&str; 12] =
-    ["7z", "arrow", "bz2", "gz", "hdf5", "lz4", "parquet", "tfrecord", "tgz", "xz", "zip", "zst"];
+const CLOSED: [&str; 9] = ["7z", "arrow", "bz2", "hdf5", "lz4", "parquet", "tfrecord", "xz", "zip"];
 /// Extensions of formats that the loader opens when it is asked to.
-const OPENED: [&str; 2] = ["safetensors", "tar"];
+const OPENED: [&str; 6] = ["gz", "safetensors", "tar", "tgz", "tzst", "zst"];
 
 /// One line for each thing to know.
 pub(crate) fn notes(catalog: &Catalog) -> Vec<String> {
@@ -35,7 +34,7 @@ pub(crate) fn notes(catalog: &Catalog) -> Vec<String> {
         let hint = if OPENED.contains(&extension.as_str()) {
             "--containers loads what is in them"
         } else {
-            "only .tar and .safetensors files can be opened"
+            "only .tar, .safetensors, .gz and .zst files can be opened"
         };
         let (count, names) = (paths.len(), names(paths.into_iter()));
         notes.push(format!("{count} .{extension} files are loaded as plain bytes ({names}): {hint}"));
@@ -51,7 +50,7 @@ fn plain_container(file: &DataFile) -> Option<(&Path, String)> {
     if !is_opened && !CLOSED.contains(&extension.as_str()) {
         return None;
     }
-    (!is_opened || !file.is_container).then_some((path, extension))
+    (!is_opened || !(file.is_container || file.compression.is_some())).then_some((path, extension))
 }
 
 fn names<'a>(paths: impl ExactSizeIterator<Item = &'a Path>) -> String {

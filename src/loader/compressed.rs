@@ -1,0 +1,387 @@
+//! Files compressed by gzip or Zstandard: their data, decompressed piece by piece into the memory that it is to lie in.
+//!
+//! Owns the decoders. A decoder reads forward only, and keeps its place
+//! while its file is closed.
+//!
+//! - **compressed-I1**: a decoder holds [`INPUT_BYTES`] of the file and the window of its format (gzip 32 KiB; Zstandard at
+//!   most 128 MiB, since frames that ask for more are refused), however long the file and its data are.
+//! - **compressed-I2**: a file whose data is longer than [`max_data_bytes`] is refused, so that a small file cannot keep a
+//!   worker busy without an end.
+//! - **compressed-I3**: a decoder goes on in the file that it began in: one that was replaced or changed is an error.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufRead, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::compression::Compression;
+use super::failure::{CompressedError, FailureCause};
+use super::run::StopFlag;
+
+const INPUT_BYTES: usize = 128 * 1024;
+/// What is decompressed at a time to be thrown away.
+const SKIP_BYTES: usize = 64 * 1024;
+/// Data that a file of any length may have.
+const MIN_DATA_LIMIT: u64 = 1 << 30;
+/// Above that, bytes of data for each byte of the file: a little more than gzip can reach.
+const MAX_EXPANSION: u64 = 1100;
+
+/// Most bytes of data of a file of this length (compressed-I2).
+fn max_data_bytes(file_bytes: u64) -> u64 {
+    file_bytes.saturating_mul(MAX_EXPANSION).max(MIN_DATA_LIMIT)
+}
+
+/// What tells a file from another one, and from itself after a change.
+type Identity = (u64, u64, u64, i64, i64);
+
+/// The data of a file, from the first byte to the last.
+pub(super) struct Decoder {
+    stream: Stream,
+    compression: Compression,
+    identity: Identity,
+    max_bytes: u64,
+    /// Bytes of data so far.
+    at: u64,
+    /// Why no more can be read.
+    broken: Option<CompressedError>,
+}
+
+enum Stream {
+    Gzip(Box<MultiGzDecoder<Input>>),
+    Zstd(Box<zstd::Decoder<'static, Input>>),
+}
+
+/// The compressed bytes. The file is here only while it is read.
+struct Input {
+    file: Option<Arc<File>>,
+    /// Of the next byte to be read from the file.
+    offset: u64,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Decoder {
+    /// A decoder at the start of `file`, which it keeps until [`Decoder::close`].
+    pub(super) fn new(file: Arc<File>, compression: Compression) -> io::Result<Decoder> {
+        let identity = identity(&file)?;
+        let max_bytes = max_data_bytes(identity.2);
+        let buffer = vec![0; INPUT_BYTES].into_boxed_slice();
+        let input = Input { file: Some(file), offset: 0, buffer, start: 0, end: 0 };
+        let stream = match compression {
+            Compression::Gzip => Stream::Gzip(Box::new(MultiGzDecoder::new(input))),
+            Compression::Zstd => Stream::Zstd(Box::new(zstd::Decoder::with_buffer(input)?)),
+        };
+        Ok(Decoder { stream, compression, identity, max_bytes, at: 0, broken: None })
+    }
+
+    /// Goes on in `file`, the same one that it began in (compressed-I3).
+    pub(super) fn reopen(&mut self, file: Arc<File>) -> io::Result<()> {
+        if identity(&file)? != self.identity {
+            self.broken.get_or_insert(CompressedError::Changed);
+        }
+        self.input().file = Some(file);
+        Ok(())
+    }
+
+    /// Leaves the file; the place in it stays.
+    pub(super) fn close(&mut self) {
+        self.input().file = None;
+    }
+
+    /// Number of the next byte of data.
+    pub(super) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Why no more can be read, if it was tried.
+    pub(super) fn broken(&self) -> Option<&CompressedError> {
+        self.broken.as_ref()
+    }
+
+    fn input(&mut self) -> &mut Input {
+        match &mut self.stream {
+            Stream::Gzip(stream) => stream.get_mut(),
+            Stream::Zstd(stream) => stream.get_mut(),
+        }
+    }
+
+    /// The next bytes of data, at least one; 0 at their end.
+    pub(super) fn read(&mut self, into: &mut [u8]) -> Result<usize, FailureCause> {
+        if let Some(broken) = &self.broken {
+            return Err(broken.clone().into());
+        }
+        if into.is_empty() {
+            return Ok(0);
+        }
+        let read = match &mut self.stream {
+            Stream::Gzip(stream) => stream.read(into),
+            Stream::Zstd(stream) => stream.read(into),
+        };
+        let broken = match read {
+            Ok(0) if self.identity.2 == 0 => self.cut_off(),
+            Ok(read) => {
+                self.at += read as u64;
+                if self.at <= self.max_bytes {
+                    return Ok(read);
+                }
+                CompressedError::TooLong { file_bytes: self.identity.2, max_bytes: self.max_bytes }
+            }
+            Err(error) if error.raw_os_error().is_some() => return Err(error.into()),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.cut_off(),
+            Err(error) => CompressedError::Damaged {
+                compression: self.compression,
+                offset: self.input().consumed(),
+                data_bytes: self.at,
+                why: error.to_string(),
+            },
+        };
+        self.broken = Some(broken.clone());
+        Err(broken.into())
+    }
+
+    fn cut_off(&self) -> CompressedError {
+        let (compression, file_bytes, data_bytes) = (self.compression, self.identity.2, self.at);
+        CompressedError::CutOff { compression, file_bytes, data_bytes }
+    }
+
+    /// Throws away some of the data before byte number `to`. Whether there is more to be thrown away: not at the end either.
+    pub(super) fn skip_towards(&mut self, to: u64) -> Result<bool, FailureCause> {
+        let mut thrown_away = [0; SKIP_BYTES];
+        let left = usize::try_from(to.saturating_sub(self.at)).unwrap_or(usize::MAX).min(SKIP_BYTES);
+        let read = self.read(&mut thrown_away[..left])?;
+        Ok(read > 0 && self.at < to)
+    }
+}
+
+impl fmt::Debug for Decoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Decoder { compression, at, broken, .. } = self;
+        f.debug_struct("Decoder").field("compression", compression).field("at", at).field("broken", broken).finish()
+    }
+}
+
+fn identity(file: &File) -> io::Result<Identity> {
+    let meta = file.metadata()?;
+    Ok((meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec()))
+}
+
+impl Input {
+    /// Bytes of the file that the decoder has used.
+    fn consumed(&self) -> u64 {
+        self.offset - (self.end - self.start) as u64
+    }
+}
+
+impl Read for Input {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.fill_buf()?.read(into)?;
+        self.consume(read);
+        Ok(read)
+    }
+}
+
+impl BufRead for Input {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.start == self.end {
+            let file = self.file.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+            let read = loop {
+                match file.read_at(&mut self.buffer, self.offset) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    read => break read?,
+                }
+            };
+            (self.start, self.end) = (0, read);
+            self.offset += read as u64;
+        }
+        Ok(&self.buffer[self.start..self.end])
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.start = self.end.min(self.start + bytes);
+    }
+}
+
+/// A decoder that can be moved forward, for the reader of an archive.
+pub(super) struct ForwardReader<'a> {
+    decoder: Decoder,
+    /// Where the next read begins; the bytes before are skipped by then.
+    next: u64,
+    stop: &'a StopFlag,
+}
+
+impl<'a> ForwardReader<'a> {
+    pub(super) fn new(decoder: Decoder, stop: &'a StopFlag) -> ForwardReader<'a> {
+        ForwardReader { decoder, next: 0, stop }
+    }
+
+    /// The length of the data, all of which has been read then.
+    pub(super) fn read_to_end(&mut self) -> Result<u64, FailureCause> {
+        while !self.stop.is_raised() && self.decoder.skip_towards(u64::MAX)? {}
+        Ok(self.decoder.at())
+    }
+
+    /// What is wrong with the compressed data, if that is why a read failed.
+    pub(super) fn broken(&self) -> Option<&CompressedError> {
+        self.decoder.broken()
+    }
+}
+
+impl Read for ForwardReader<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let failed = |cause: FailureCause| match cause {
+            FailureCause::Io(error) => error,
+            cause => io::Error::other(cause),
+        };
+        while self.decoder.at() < self.next {
+            if self.stop.is_raised() {
+                return Err(io::Error::other("stopped"));
+            }
+            if !self.decoder.skip_towards(self.next).map_err(failed)? && self.decoder.at() < self.next {
+                return Ok(0);
+            }
+        }
+        let read = self.decoder.read(into).map_err(failed)?;
+        self.next = self.decoder.at();
+        Ok(read)
+    }
+}
+
+impl Seek for ForwardReader<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.next = match to {
+            SeekFrom::Start(to) => Some(to),
+            SeekFrom::Current(by) => self.next.checked_add_signed(by),
+            SeekFrom::End(_) => None,
+        }
+        .filter(|next| *next >= self.decoder.at())
+        .ok_or_else(|| io::Error::other("compressed data can only be read forward"))?;
+        Ok(self.next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn file_of(bytes: &[u8]) -> Arc<File> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        Arc::new(file)
+    }
+
+    fn gzip(data: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(data).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn compress(compression: Compression, data: &[u8]) -> Vec<u8> {
+        match compression {
+            Compression::Gzip => gzip(data),
+            Compression::Zstd => zstd::encode_all(data, 1).unwrap(),
+        }
+    }
+
+    /// Bytes that compress a little.
+    fn data(len: usize) -> Vec<u8> {
+        (0..len).map(|at| u8::try_from(at * at / 7 % 31).unwrap()).collect()
+    }
+
+    fn read_all(decoder: &mut Decoder) -> Result<Vec<u8>, FailureCause> {
+        let (mut all, mut piece) = (Vec::new(), [0; 1000]);
+        loop {
+            match decoder.read(&mut piece)? {
+                0 => return Ok(all),
+                read => all.extend_from_slice(&piece[..read]),
+            }
+        }
+    }
+
+    const BOTH: [Compression; 2] = [Compression::Gzip, Compression::Zstd];
+
+    #[test]
+    fn several_members_are_one_stream_and_a_closed_file_is_gone_on_with() {
+        for compression in BOTH {
+            let data = data(300_000);
+            let parts = data.chunks(100_000).flat_map(|part| compress(compression, part)).collect::<Vec<_>>();
+            let file = file_of(&parts);
+            let mut decoder = Decoder::new(file.clone(), compression).unwrap();
+            while decoder.skip_towards(150_000).unwrap() {}
+            decoder.close();
+            assert_eq!((Arc::strong_count(&file), decoder.at()), (1, 150_000));
+            decoder.reopen(file).unwrap();
+            assert_eq!(read_all(&mut decoder).unwrap(), data[150_000..], "{compression}");
+        }
+    }
+
+    #[test]
+    fn every_cut_is_an_error_and_stays_one() {
+        for compression in BOTH {
+            let whole = compress(compression, &data(5000));
+            for len in 0..whole.len() {
+                let mut decoder = Decoder::new(file_of(&whole[..len]), compression).unwrap();
+                let error = read_all(&mut decoder).unwrap_err().to_string();
+                assert!(error.contains(&format!("cut off after byte {len}")), "{compression} cut to {len}: {error}");
+                assert_eq!(decoder.read(&mut [0]).unwrap_err().to_string(), error);
+            }
+        }
+    }
+
+    #[test]
+    fn no_flipped_bit_goes_unnoticed_in_gzip_and_none_panics() {
+        let data = data(3000);
+        for compression in BOTH {
+            let whole = compress(compression, &data);
+            for at in 0..whole.len() {
+                let mut flipped = whole.clone();
+                flipped[at] ^= 0x10;
+                match read_all(&mut Decoder::new(file_of(&flipped), compression).unwrap()) {
+                    // Neither the time in the header of gzip nor its flags for text are data; zstd has no checksum here.
+                    Ok(read) => assert!(read == data || compression == Compression::Zstd, "{compression} byte {at}"),
+                    Err(error) => assert!(error.to_string().contains("byte"), "{error}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn data_that_expands_beyond_the_limit_is_refused() {
+        for compression in BOTH {
+            let file = file_of(&compress(compression, &[0; 100_000]));
+            let mut decoder = Decoder::new(file, compression).unwrap();
+            assert_eq!(decoder.max_bytes, MIN_DATA_LIMIT);
+            decoder.max_bytes = 50_000;
+            let error = read_all(&mut decoder).unwrap_err().to_string();
+            assert!(error.contains("more than 50000 bytes"), "{error}");
+        }
+        assert_eq!(max_data_bytes(2 << 20), MAX_EXPANSION << 21);
+        assert_eq!(max_data_bytes(u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn a_window_of_more_than_128_mib_is_refused() {
+        let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
+        encoder.window_log(28).unwrap();
+        encoder.write_all(&data(10_000)).unwrap();
+        let frame = encoder.finish().unwrap();
+        let error = read_all(&mut Decoder::new(file_of(&frame), Compression::Zstd).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("too much memory"), "{error}");
+    }
+
+    #[test]
+    fn another_file_is_not_gone_on_with() {
+        let whole = gzip(&data(10_000));
+        let begun = file_of(&whole);
+        let mut decoder = Decoder::new(begun.clone(), Compression::Gzip).unwrap();
+        decoder.skip_towards(10).unwrap();
+        decoder.close();
+        decoder.reopen(file_of(&whole)).unwrap();
+        assert!(decoder.read(&mut [0]).unwrap_err().to_string().contains("changed"));
+    }
+}
