@@ -72,7 +72,8 @@ class Batch:
             return DeviceArray(self.buffer, begin, (length,))
         import numpy as np
 
-        return np.frombuffer(self.buffer, np.uint8, length, begin) if length else np.empty(0, np.uint8)
+        # As a memoryview it has the same views, and the stubs of NumPy take it.
+        return np.frombuffer(memoryview(self.buffer), np.uint8, length, begin) if length else np.empty(0, np.uint8)
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, range(len(self)))
@@ -225,8 +226,7 @@ class Loader:
             raise TypeError(f"labels={labels!r}: the name of a field of each sample, such as 'cls'")
         if isinstance(paths, bytes) or not isinstance(paths, (str, os.PathLike, Iterable)):
             raise TypeError(f"paths={paths!r}: a path, or several, as str or os.PathLike")
-        one = isinstance(paths, (str, os.PathLike))
-        listed = [os.fspath(path) for path in ([paths] if one else paths)]
+        listed = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
         if batch_size is None and batch_bytes is None:
             batch_bytes = _DEFAULT_BATCH_BYTES
         self._reader: _pinpool.Reader | None = None

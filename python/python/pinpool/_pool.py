@@ -3,7 +3,7 @@
 import json
 
 from . import _arrays, _asyncio, _log
-from ._pinpool import Pool
+from ._pinpool import Pool as Pool
 
 
 def _init(self, *, name=None, env=True, **settings):
