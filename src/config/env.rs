@@ -17,6 +17,9 @@ use crate::size_class::Rounding;
 /// What the name of every variable begins with.
 pub const PREFIX: &str = "PINPOOL_";
 
+/// Variables of `pinpool run` and the library that it loads, which set nothing of a pool.
+const PRELOAD_PREFIX: &str = "PINPOOL_PRELOAD_";
+
 /// A variable that sets something.
 #[derive(Debug)]
 pub struct Variable {
@@ -165,7 +168,8 @@ impl fmt::Display for Warning {
 pub(crate) fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settings, Vec<Warning>) {
     let mut settings = Settings::default();
     let mut warnings = Vec::new();
-    let mut pairs: Vec<_> = pairs.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect();
+    let ours = |name: &str| name.starts_with(PREFIX) && !name.starts_with(PRELOAD_PREFIX);
+    let mut pairs: Vec<_> = pairs.into_iter().filter(|(name, _)| ours(name)).collect();
     // The environment has no fixed order; warnings come out the same each time.
     pairs.sort();
     for (name, value) in pairs {

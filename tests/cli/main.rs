@@ -26,6 +26,8 @@ mod readme;
 mod record;
 mod record_failures;
 mod report;
+#[cfg(target_os = "linux")]
+mod run_program;
 mod settings_tried;
 mod shown;
 mod soak;

@@ -16,6 +16,8 @@ mod logger;
 mod pages;
 mod replay;
 mod report;
+#[cfg(target_os = "linux")]
+mod run;
 mod soak;
 mod table;
 mod terminal;
@@ -66,6 +68,8 @@ enum Command {
     Env(env::EnvArgs),
     Inspect(inspect::InspectArgs),
     Report(report::ReportArgs),
+    #[cfg(target_os = "linux")]
+    Run(run::RunArgs),
     Soak(soak::SoakArgs),
     Top(top::TopArgs),
     Keep(keep::KeepArgs),
@@ -83,6 +87,9 @@ enum ExitError {
     NoGpu = 3,
     /// `load` without a file to load.
     NothingToLoad = 4,
+    /// `run`: by the shells' convention, the program cannot be executed, or is not there.
+    NotExecutable = 126,
+    NotFound = 127,
     /// Ctrl-C, by the shells' convention: 128 plus the signal's number.
     Interrupted = 130,
 }
@@ -120,6 +127,8 @@ fn main() -> ExitCode {
         Command::Env(args) => env::run(&args, &terminal),
         Command::Inspect(args) => inspect::run(&args, &terminal),
         Command::Report(args) => terminal.report(report::run(&args)),
+        #[cfg(target_os = "linux")]
+        Command::Run(args) => run::run(&args, &terminal),
         Command::Soak(args) => soak::run(&args, &terminal),
         Command::Top(args) => top::run(&args, &terminal),
         Command::Keep(args) => keep::run(&args, &terminal),

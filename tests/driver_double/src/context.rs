@@ -15,7 +15,7 @@ use std::sync::Mutex;
 use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::sync::lock;
-use crate::{capture, settings, stream};
+use crate::{capture, event, settings, stream};
 
 const HANDLE_BASE: usize = 0xC0DE_0000;
 const GENERATION_STEP: usize = 0x1_0000_0000;
@@ -199,6 +199,15 @@ driver_call! { Process fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
         }
         _ => Err(Code::INVALID_CONTEXT),
     }
+}}
+
+// The one reset that there is: of all devices.
+driver_call! { Process fn cuDevicePrimaryCtxReset_v2(device: c_int) {
+    check_device(device)?;
+    renew();
+    stream::close_all();
+    event::forget_all();
+    Ok(())
 }}
 
 driver_call! { Process fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<u32>, active: Out<c_int>) {

@@ -12,7 +12,7 @@ use crate::call::{Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::cost::{self, Work};
 use crate::op::Op;
-use crate::stream::{self, Enqueued};
+use crate::stream::{self, Enqueued, Ticket};
 use crate::sync::lock;
 use crate::{capture, context, ledger};
 
@@ -24,6 +24,8 @@ struct Event {
     context: usize,
     timed: bool,
     last: Option<(Enqueued, Arc<OnceLock<Instant>>)>,
+    /// In place of `last`: the work of a whole context.
+    of_context: Vec<Ticket>,
 }
 
 struct Events {
@@ -62,15 +64,17 @@ fn record(handle: usize, stream: usize) -> Outcome {
     let enqueued = stream::enqueue(stream, Op::RecordEvent(Arc::clone(&reached)))?;
     if let Some(event) = lock(&EVENTS).live.get_mut(&handle) {
         event.last = Some((enqueued, reached));
+        event.of_context.clear();
     }
     Ok(())
 }
 
-/// The work before the record, unless the event was never recorded.
-fn recorded(handle: usize) -> Result<Option<stream::Ticket>, Code> {
-    match find(handle)?.last {
-        None => Ok(None),
-        Some((Enqueued::Live(ticket), _)) => Ok(Some(ticket)),
+/// The work before the record; none if the event was never recorded.
+fn recorded(handle: usize) -> Result<Vec<Ticket>, Code> {
+    let event = find(handle)?;
+    match event.last {
+        None => Ok(event.of_context),
+        Some((Enqueued::Live(ticket), _)) => Ok(vec![ticket]),
         Some((Enqueued::Captured(_), _)) => Err(Code::CAPTURED_EVENT),
     }
 }
@@ -83,12 +87,25 @@ driver_call! { Device fn cuEventCreate(out: Out<usize>, flags: u32) {
     let mut events = lock(&EVENTS);
     events.created += 1;
     let handle = 0x7000_0000 + events.created * 0x10;
-    events.live.insert(handle, Event { context, timed: flags & DISABLE_TIMING == 0, last: None });
+    events.live.insert(handle, Event { context, timed: flags & DISABLE_TIMING == 0, last: None, of_context: Vec::new() });
     out.put(handle)
 }}
 
 driver_call! { Enqueue fn cuEventRecord(handle: usize, stream: usize) {
     record(handle, stream)
+}}
+
+// Behind all work of a context. While one of its streams captures, it fails and invalidates that capture.
+driver_call! { Enqueue fn cuCtxRecordEvent(context: usize, handle: usize) {
+    let _cost = cost::charge(Work::Event);
+    if find(handle)?.context != context {
+        return Err(Code::INVALID_HANDLE);
+    }
+    let tickets = stream::tickets_of(context)?;
+    if let Some(event) = lock(&EVENTS).live.get_mut(&handle) {
+        (event.last, event.of_context) = (None, tickets);
+    }
+    Ok(())
 }}
 
 driver_call! { Enqueue fn cuEventRecordWithFlags(handle: usize, stream: usize, _flags: u32) {
@@ -100,16 +117,18 @@ driver_call! { Process fn cuEventQuery(handle: usize) {
     let _cost = cost::charge(Work::EventQuery);
     let recorded = recorded(handle)?;
     capture::forbid_unsafe_call()?;
-    let Some(ticket) = recorded else { return Ok(()) };
+    if recorded.is_empty() {
+        return Ok(());
+    }
     stream::check_alive()?;
-    if stream::is_over(ticket) { Ok(()) } else { Err(Code::NOT_READY) }
+    if recorded.into_iter().all(stream::is_over) { Ok(()) } else { Err(Code::NOT_READY) }
 }}
 
 driver_call! { Device fn cuEventSynchronize(handle: usize) {
     context::current()?;
     let recorded = recorded(handle)?;
     capture::forbid_unsafe_call()?;
-    recorded.map_or(Ok(()), stream::wait_for_ticket)
+    recorded.into_iter().try_for_each(stream::wait_for_ticket)
 }}
 
 driver_call! { Device fn cuEventDestroy_v2(handle: usize) {
@@ -140,8 +159,14 @@ driver_call! { Device fn cuEventElapsedTime_v2(out: Out<f32>, from: usize, to: u
 driver_call! { Enqueue fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_int) {
     let _cost = cost::charge(Work::Event);
     let stream = stream::resolve(handle)?;
-    match find(event)?.last {
-        None => Ok(()),
+    let event = find(event)?;
+    match event.last {
+        None => {
+            if !event.of_context.is_empty() {
+                capture::forbid_outside_work(stream)?;
+            }
+            event.of_context.into_iter().try_for_each(|ticket| stream::enqueue(stream, Op::WaitFor(ticket)).map(drop))
+        }
         Some((Enqueued::Captured(number), _)) => stream::lock_streams().captures.join(stream, number),
         Some((Enqueued::Live(ticket), _)) => {
             capture::forbid_outside_work(stream)?;

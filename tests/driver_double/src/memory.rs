@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::address_space::{self, Owner, Range};
-use crate::call::{Out, Outcome, driver_call};
+use crate::call::{In, Out, Outcome, driver_call};
 use crate::code::Code;
 use crate::cost::{self, Work};
 use crate::{capture, chunks, context, ledger, settings, stream};
@@ -26,8 +26,12 @@ const PAGE: usize = 4096;
 const ALLOC_FLAGS: u32 = 0b111;
 /// Portable, mapped, device's own memory, read-only.
 const REGISTER_FLAGS: u32 = 0b1111;
-/// An attribute of pointers, as the driver numbers them.
+/// Attributes of pointers, as the driver numbers them.
 const DEVICE_POINTER: c_int = 3;
+const HOST_POINTER: c_int = 4;
+const BUFFER_ID: c_int = 7;
+const RANGE_START: c_int = 11;
+const RANGE_BYTES: c_int = 12;
 
 /// Anonymous memory from the kernel.
 pub(crate) fn map(bytes: usize) -> Result<usize, Code> {
@@ -137,7 +141,7 @@ fn wait_for_all_work() -> Outcome {
     stream::wait_for_idle(None)
 }
 
-driver_call! { Enqueue fn cuMemHostAlloc(out: Out<*mut c_void>, bytes: usize, flags: u32) {
+fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
     context::current()?;
     capture::forbid_unsafe_call()?;
     if bytes == 0 || flags & !ALLOC_FLAGS != 0 {
@@ -157,6 +161,14 @@ driver_call! { Enqueue fn cuMemHostAlloc(out: Out<*mut c_void>, bytes: usize, fl
     let owner = Owner::Allocated { flags, mapping, mapping_bytes, chunk: carved.map(|(chunk, _)| chunk) };
     address_space::insert(address as u64, Range { bytes: bytes as u64, owner })?;
     out.put(ptr::with_exposed_provenance_mut(address))
+}
+
+driver_call! { Enqueue fn cuMemHostAlloc(out: Out<*mut c_void>, bytes: usize, flags: u32) {
+    allocate(out, bytes, flags)
+}}
+
+driver_call! { Enqueue fn cuMemAllocHost_v2(out: Out<*mut c_void>, bytes: usize) {
+    allocate(out, bytes, 0)
 }}
 
 driver_call! { Enqueue fn cuMemFreeHost(address: *mut c_void) {
@@ -211,13 +223,41 @@ driver_call! { Device fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: *m
     }
 }}
 
-// Of any memory that the device may use, mapped granules included; the one attribute that is known.
-driver_call! { Device fn cuPointerGetAttribute(out: Out<u64>, attribute: c_int, address: u64) {
-    if attribute != DEVICE_POINTER {
-        return Err(Code::NOT_SUPPORTED);
+/// An attribute of memory that the device may use, mapped granules included. The host's memory has one address for all.
+fn attribute(out: Out<u64>, attribute: c_int, address: u64) -> Outcome {
+    let value = |(start, range): (u64, Range)| match attribute {
+        DEVICE_POINTER | HOST_POINTER => Ok(address),
+        BUFFER_ID | RANGE_START => Ok(start),
+        RANGE_BYTES => Ok(range.bytes),
+        _ => Err(Code::NOT_SUPPORTED),
+    };
+    match address_space::read().at(address) {
+        Some(found) => out.put(value(found)?),
+        None if (DEVICE_POINTER..=RANGE_BYTES).contains(&attribute) => Err(Code::INVALID_VALUE),
+        None => Err(Code::NOT_SUPPORTED),
     }
-    address_space::read().at(address).ok_or(Code::INVALID_VALUE)?;
-    out.put(address)
+}
+
+driver_call! { Device fn cuPointerGetAttribute(out: Out<u64>, number: c_int, address: u64) {
+    attribute(out, number, address)
+}}
+
+// What is not known is 0, and no error.
+driver_call! { Device fn cuPointerGetAttributes(count: u32, numbers: In<c_int>, places: In<*mut u64>, address: u64) {
+    (0..count as usize).try_for_each(|index| {
+        let place = places.at(index)?;
+        if attribute(Out::at(place, 0), numbers.at(index)?, address).is_err() {
+            Out::at(place, 0).put(0)?;
+        }
+        Ok(())
+    })
+}}
+
+driver_call! { Device fn cuMemGetAddressRange_v2(start: Out<u64>, bytes: Out<usize>, address: u64) {
+    let (at, range) = address_space::read().at(address).ok_or(Code::INVALID_VALUE)?;
+    start.put_if_wanted(at);
+    bytes.put_if_wanted(range.bytes as usize);
+    Ok(())
 }}
 
 driver_call! { Device fn cuMemHostGetFlags(out: Out<u32>, address: *mut c_void) {

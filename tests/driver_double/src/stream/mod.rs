@@ -352,6 +352,22 @@ pub(crate) fn context_of(stream: usize) -> Result<usize, Code> {
     lock_streams().by_number.get(&stream).map(|stream| stream.context).ok_or(Code::INVALID_HANDLE)
 }
 
+/// What runs in a context, one ticket for each of its streams. While one of them captures, there is no answer, and that
+/// capture is invalid.
+pub(crate) fn tickets_of(context: usize) -> Result<Vec<Ticket>, Code> {
+    let mut streams = lock_streams();
+    let of_context: Vec<usize> =
+        streams.by_number.iter().filter(|(_, stream)| stream.context == context).map(|(&number, _)| number).collect();
+    let captures = |number: &usize| streams.captures.members().any(|member| member == number);
+    let capturing: Vec<usize> = of_context.iter().copied().filter(captures).collect();
+    if !capturing.is_empty() {
+        capturing.into_iter().for_each(|number| streams.captures.spoil(number));
+        return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let last = of_context.into_iter().map(|number| streams.last(number));
+    Ok(last.filter(|&ticket| !streams.is_over(ticket)).collect())
+}
+
 /// Whether this operation is complete.
 pub(crate) fn is_over(ticket: Ticket) -> bool {
     lock_streams().is_over(ticket)

@@ -1,0 +1,161 @@
+//! Gets and frees, and the buffers that are out, by address.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::{c_uint, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use pinpool::{Backend, OnFull, PinnedBuf, Pool};
+
+use crate::contexts::{self, Context};
+use crate::driver::{Code, Driver, MAPPED, NOT_INITIALIZED, PORTABLE, WRITE_COMBINED};
+use crate::fence::{Behind, ProcessFence};
+use crate::log::{self, Reason};
+use crate::{process, source};
+
+/// Free functions wait for the device, as the driver's do, if this is set to 1.
+const SYNC: &str = "PINPOOL_PRELOAD_SYNC";
+
+/// Stands for the flags of memory from `cuMemAllocHost`, which has none.
+pub(crate) const WITHOUT_FLAGS: c_uint = 1 << 31;
+
+/// A buffer of the program.
+#[derive(Debug)]
+struct Out {
+    buf: PinnedBuf,
+    facts: Facts,
+}
+
+/// What the driver would know of the program's allocation.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts {
+    pub(crate) start: usize,
+    /// As the program asked for.
+    pub(crate) bytes: usize,
+    pub(crate) flags: c_uint,
+    /// No other buffer has it.
+    pub(crate) id: u64,
+    pub(crate) context: Arc<Context>,
+}
+
+/// The buffers that are out (preload-I3), by their first byte.
+static BUFFERS: RwLock<BTreeMap<usize, Out>> = RwLock::new(BTreeMap::new());
+
+/// The buffer that holds this address.
+pub(crate) fn at(address: usize) -> Option<Facts> {
+    // In a forked child another thread may have held the lock.
+    if !process::is_owner() {
+        return None;
+    }
+    let buffers = BUFFERS.read();
+    let (start, out) = buffers.range(..=address).next_back()?;
+    (address - start < out.facts.bytes).then(|| out.facts.clone())
+}
+
+/// Leaks the buffers of a context that is gone.
+pub(crate) fn forget(context: &Arc<Context>) {
+    let mut buffers = BUFFERS.write();
+    let gone = |out: &Out| Arc::ptr_eq(&out.facts.context, context);
+    let starts: Vec<usize> = buffers.iter().filter(|(_, out)| gone(out)).map(|(&start, _)| start).collect();
+    starts.iter().filter_map(|start| buffers.remove(start)).for_each(|out| std::mem::forget(out.buf));
+}
+
+/// Gets memory for the program from the pool of the current context. A reason, if it cannot: then the driver's own function
+/// serves.
+pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
+    if !process::may_be_served() {
+        return Err(Reason::Forked);
+    }
+    if flags & WRITE_COMBINED != 0 {
+        return Err(Reason::WriteCombined);
+    }
+    if flags & !(PORTABLE | MAPPED | WITHOUT_FLAGS) != 0 {
+        return Err(Reason::Flags(flags));
+    }
+    let driver = Driver::get().map_err(Reason::Driver)?;
+    if !driver.records_contexts() {
+        return Err(Reason::NoContextEvents);
+    }
+    if crate::captures::is_blind() {
+        return Err(Reason::Blind);
+    }
+    let context = match driver.current() {
+        Ok(handle @ 1..) => contexts::note(handle),
+        _ => return Err(Reason::NoContext),
+    };
+    let pool = context.pool(|context| make_pool(driver, context)).ok_or(Reason::NoPool)?;
+    let mut buf = pinned(&pool, bytes)?;
+    let start = buf.as_mut_ptr();
+    static IDS: AtomicU64 = AtomicU64::new(1 << 62);
+    // Relaxed: a number that publishes nothing.
+    let id = IDS.fetch_add(1, Ordering::Relaxed);
+    let facts = Facts { start: start.addr(), bytes, flags, id, context };
+    BUFFERS.write().insert(start.addr(), Out { buf, facts });
+    Ok(start.cast())
+}
+
+/// A buffer, without a wait for what the program holds; for work that is not over, as long as `PINPOOL_WAIT` says.
+fn pinned(pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
+    let mut got = pool.get_timeout(bytes, Duration::ZERO);
+    if got.as_ref().is_err_and(pinpool::Error::is_limit) && pool.stats().in_flight > 0 {
+        got = pool.get(bytes);
+    }
+    match got {
+        Ok(buf) if buf.is_pinned() => Ok(buf),
+        Ok(_) => Err(Reason::Full(bytes)),
+        Err(error) if error.is_limit() => Err(Reason::Full(bytes)),
+        // The lines below the first are in the pool's own report.
+        Err(error) => Err(Reason::Refused(error.to_string().lines().next().unwrap_or_default().to_owned())),
+    }
+}
+
+fn make_pool(driver: &'static Driver, context: Arc<Context>) -> pinpool::Result<Pool> {
+    log::init();
+    let source = Arc::new(source::HostSource::new(driver, context));
+    let pool = Pool::builder().env_prefix(pinpool::config::env::PREFIX).name("preload");
+    pool.backend(Backend::Source(source)).on_full(OnFull::Error).build()
+}
+
+/// What became of a free.
+pub(crate) enum Freed {
+    /// The buffer is behind its fence.
+    Done,
+    /// The driver cannot tell when its work is over: the buffer is never used again.
+    Failed(Code),
+    /// Inside the memory of a pool, where no buffer of the program begins.
+    Unknown,
+    /// Not of a pool.
+    NotOurs,
+}
+
+/// Takes the program's buffer at `start` back, behind all work of every context.
+pub(crate) fn free(start: *mut c_void) -> Freed {
+    let address = start.addr();
+    if !process::is_owner() {
+        let is_parents = !process::may_be_served() && source::is_inside_of_parent(address);
+        return if is_parents { Freed::Failed(NOT_INITIALIZED) } else { Freed::NotOurs };
+    }
+    let Some(out) = BUFFERS.write().remove(&address) else {
+        return if source::is_inside(address) { Freed::Unknown } else { Freed::NotOurs };
+    };
+    let Ok(driver) = Driver::get() else { return Freed::Failed(NOT_INITIALIZED) };
+    contexts::note_current();
+    let fence = ProcessFence::behind(driver, contexts::all()).map(Arc::new);
+    let waited = match &fence {
+        Ok(fence) if waits() => fence.wait_unless_capturing().err(),
+        _ => None,
+    };
+    let failed = fence.as_ref().err().copied().or(waited);
+    // An error of the fence leaks the buffer, which the pool counts and logs; the driver's code is the answer.
+    let _counted = out.buf.release_after(&Behind(fence, driver));
+    failed.map_or(Freed::Done, Freed::Failed)
+}
+
+/// Whether a free waits.
+fn waits() -> bool {
+    static WAITS: OnceLock<bool> = OnceLock::new();
+    *WAITS.get_or_init(|| env::var_os(SYNC).is_some_and(|value| value == "1"))
+}

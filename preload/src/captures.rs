@@ -1,0 +1,94 @@
+//! The captures under way. A record behind a whole context fails and spoils the capture if one of its streams captures, so
+//! records and the beginnings of captures exclude each other.
+//!
+//! A record holds the lock shared, for one call of the driver that enqueues; the beginning of a capture holds it alone. A
+//! capture counts until its end was asked for and given, or its stream is destroyed.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, ThreadId};
+
+use parking_lot::RwLock;
+
+use crate::driver::{CAPTURE_INVALIDATED, Code};
+
+/// The handle of the per-thread default stream; the functions for such programs mean it by 0.
+const PER_THREAD: usize = 2;
+
+/// A stream that captures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Capture {
+    stream: usize,
+    /// Of a stream that each thread has.
+    thread: Option<ThreadId>,
+}
+
+impl Capture {
+    fn of(stream: usize) -> Self {
+        let is_per_thread = stream <= PER_THREAD;
+        Self {
+            stream: if is_per_thread { PER_THREAD } else { stream },
+            thread: is_per_thread.then(|| thread::current().id()),
+        }
+    }
+}
+
+static CAPTURES: RwLock<Vec<Capture>> = RwLock::new(Vec::new());
+
+/// Set once a record met a capture that this module had not seen.
+static IS_BLIND: AtomicBool = AtomicBool::new(false);
+
+/// Whether any stream captures.
+pub(crate) fn are_under_way() -> bool {
+    !CAPTURES.read().is_empty()
+}
+
+/// Begins a capture of `stream` by `begin`.
+pub(crate) fn begin(stream: usize, begin: impl FnOnce() -> Code) -> Code {
+    let mut captures = CAPTURES.write();
+    let code = begin();
+    let capture = Capture::of(stream);
+    if code == 0 && !captures.contains(&capture) {
+        captures.push(capture);
+    }
+    code
+}
+
+/// Ends the capture of `stream` by `end`. Of an error only one says that the capture is over.
+pub(crate) fn end(stream: usize, end: impl FnOnce() -> Code) -> Code {
+    let code = end();
+    if matches!(code, 0 | CAPTURE_INVALIDATED) {
+        let ended = Capture::of(stream);
+        CAPTURES.write().retain(|capture| *capture != ended);
+    }
+    code
+}
+
+/// Destroys `stream` by `destroy`. If it captures, the capture ends with it.
+pub(crate) fn destroy(stream: usize, destroy: impl FnOnce() -> Code) -> Code {
+    if !CAPTURES.read().iter().any(|capture| capture.stream == stream) {
+        return destroy();
+    }
+    let mut captures = CAPTURES.write();
+    let code = destroy();
+    if code == 0 {
+        captures.retain(|capture| capture.stream != stream);
+    }
+    code
+}
+
+/// Runs `record` while no capture is under way and none can begin; `None` while one is.
+pub(crate) fn beside_none<R>(record: impl FnOnce() -> R) -> Option<R> {
+    let captures = CAPTURES.read();
+    (captures.is_empty() && !is_blind()).then(record)
+}
+
+/// Whether there are captures that this module does not see, so that no record may be made any more.
+pub(crate) fn is_blind() -> bool {
+    // Relaxed: publishes nothing.
+    IS_BLIND.load(Ordering::Relaxed)
+}
+
+/// Notes that a record met a capture that was not seen; whether this is the first.
+pub(crate) fn become_blind() -> bool {
+    !IS_BLIND.swap(true, Ordering::Relaxed)
+}

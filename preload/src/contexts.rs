@@ -1,0 +1,181 @@
+//! The contexts that the program uses: each with its pool, its idle events, and whether it is still there.
+//!
+//! A context is noted when it is retained, made current, or current at a get, a free or the creation of a stream. Memory is
+//! portable, so the work of any context may use it, and a free records an event in each.
+//!
+//! The end of a context (destroyed, its primary context reset or released for the last time) excludes calls that use it: they
+//! hold `alive` shared, the end holds it alone while the driver works.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+use pinpool::Pool;
+
+use crate::driver::{Code, Driver};
+use crate::{buffers, log, process, source};
+
+/// More idle events than these are not kept apart from the fences that use them.
+const SPARE_EVENTS: usize = 4096;
+
+/// A context of the program.
+#[derive(Debug)]
+pub(crate) struct Context {
+    handle: usize,
+    /// Its device, if it is the device's primary context.
+    primary_of: RwLock<Option<c_int>>,
+    is_alive: RwLock<bool>,
+    spare_events: Mutex<Vec<usize>>,
+    pool: Mutex<Serving>,
+}
+
+/// What serves the gets of a context.
+#[derive(Debug, Clone)]
+enum Serving {
+    NotYet,
+    By(Arc<Pool>),
+    /// The pool could not be made.
+    Nothing,
+}
+
+static CONTEXTS: RwLock<Vec<Arc<Context>>> = RwLock::new(Vec::new());
+
+impl Context {
+    pub(crate) fn handle(&self) -> usize {
+        self.handle
+    }
+
+    /// Runs `call` with the handle while the context cannot end; `None` if it is gone.
+    pub(crate) fn while_alive<R>(&self, call: impl FnOnce(usize) -> R) -> Option<R> {
+        // Recursive: a driver's call may come here again by a call of its own.
+        let is_alive = self.is_alive.read_recursive();
+        is_alive.then(|| call(self.handle))
+    }
+
+    /// The pool, made at the first call; `None` if it cannot be made.
+    pub(crate) fn pool(self: &Arc<Self>, make: impl FnOnce(Arc<Self>) -> pinpool::Result<Pool>) -> Option<Arc<Pool>> {
+        // Held while the pool is made: of several threads one makes it, and the others wait.
+        let mut serving = self.pool.lock();
+        if let Serving::NotYet = *serving {
+            *serving = match make(self.clone()) {
+                Ok(pool) => Serving::By(Arc::new(pool)),
+                Err(error) => {
+                    log::no_pool(&error);
+                    Serving::Nothing
+                }
+            };
+        }
+        if let Serving::By(pool) = &*serving { Some(pool.clone()) } else { None }
+    }
+
+    /// The pool, if there is one.
+    pub(crate) fn known_pool(&self) -> Option<Arc<Pool>> {
+        if let Serving::By(pool) = &*self.pool.try_lock()? { Some(pool.clone()) } else { None }
+    }
+
+    /// An event of this context that nothing uses. The context is current.
+    pub(crate) fn take_event(&self, driver: &Driver) -> Result<usize, Code> {
+        let spare = self.spare_events.lock().pop();
+        spare.map_or_else(|| driver.event(), Ok)
+    }
+
+    /// Takes back an event whose record is over. One too many is left to the end of the context.
+    pub(crate) fn put_event(&self, event: usize) {
+        let mut spare = self.spare_events.lock();
+        if spare.len() < SPARE_EVENTS {
+            spare.push(event);
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        !*self.is_alive.read_recursive()
+    }
+}
+
+/// All contexts that are there.
+pub(crate) fn all() -> Vec<Arc<Context>> {
+    CONTEXTS.read().iter().filter(|context| !context.is_gone()).cloned().collect()
+}
+
+/// Notes the context with this handle.
+pub(crate) fn note(handle: usize) -> Arc<Context> {
+    note_as(handle, None)
+}
+
+/// Notes the primary context of a device.
+pub(crate) fn note_primary(handle: usize, device: c_int) {
+    note_as(handle, Some(device));
+}
+
+fn note_as(handle: usize, primary_of: Option<c_int>) -> Arc<Context> {
+    // Before a lock is taken that another thread of the parent might hold in a child.
+    process::own();
+    let is_it = |context: &&Arc<Context>| context.handle == handle && !context.is_gone();
+    let known = CONTEXTS.read().iter().find(is_it).cloned();
+    let context = known.unwrap_or_else(|| {
+        let mut contexts = CONTEXTS.write();
+        contexts.iter().find(is_it).cloned().unwrap_or_else(|| {
+            let context = Arc::new(Context {
+                handle,
+                primary_of: RwLock::new(None),
+                is_alive: RwLock::new(true),
+                spare_events: Mutex::default(),
+                pool: Mutex::new(Serving::NotYet),
+            });
+            contexts.push(context.clone());
+            context
+        })
+    });
+    if primary_of.is_some() {
+        *context.primary_of.write() = primary_of;
+    }
+    context
+}
+
+/// Notes the context that is current on this thread.
+pub(crate) fn note_current() {
+    if let Ok(driver) = Driver::get()
+        && let Ok(handle @ 1..) = driver.current()
+    {
+        note(handle);
+    }
+}
+
+/// Ends the context with this handle by `end`.
+pub(crate) fn destroy(handle: usize, end: impl FnOnce() -> Code) -> Code {
+    end_by(|context| context.handle == handle, end, |code| code == 0)
+}
+
+/// Resets a device by `reset`: its primary context ends, and whatever stands under its handle later is another.
+pub(crate) fn reset(device: c_int, reset: impl FnOnce() -> Code) -> Code {
+    end_by(|context| *context.primary_of.read() == Some(device), reset, |code| code == 0)
+}
+
+/// Releases the primary context of a device by `release`: it ends with its last user.
+pub(crate) fn release(device: c_int, release: impl FnOnce() -> Code) -> Code {
+    let is_gone = |code| code == 0 && Driver::get().is_ok_and(|driver| !driver.has_primary(device));
+    end_by(|context| *context.primary_of.read() == Some(device), release, is_gone)
+}
+
+fn end_by(is_it: impl Fn(&Context) -> bool, end: impl FnOnce() -> Code, is_gone: impl FnOnce(Code) -> bool) -> Code {
+    let found: Vec<_> = all().into_iter().filter(|context| is_it(context)).collect();
+    // One at most, or several that were noted at once.
+    let mut alive: Vec<_> = found.iter().map(|context| context.is_alive.write()).collect();
+    let code = end();
+    if !is_gone(code) {
+        return code;
+    }
+    alive.iter_mut().for_each(|is_alive| **is_alive = false);
+    drop(alive);
+    for context in &found {
+        // preload-I4: the pool is never used again, nor dropped, since its memory is gone.
+        if let Serving::By(pool) = std::mem::replace(&mut *context.pool.lock(), Serving::Nothing) {
+            log::context_ended(context.handle);
+            std::mem::forget(pool);
+        }
+        buffers::forget(context);
+        source::forget_blocks(context.handle);
+    }
+    CONTEXTS.write().retain(|context| !context.is_gone());
+    code
+}

@@ -1,0 +1,183 @@
+//! A fence behind all work that every context has so far: what a free of the driver waits for, without the wait.
+//!
+//! ```text
+//!   waiting ──no capture under way──▶ recorded: an event in each context ──all over──▶ over
+//!      └── while a stream captures: asked again at each sweep of the pool
+//! ```
+//!
+//! A record that comes later than the free covers more work than it must, never less.
+
+use std::mem;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pinpool::copy::CopyStream;
+use pinpool::{Error, Fence};
+
+use crate::captures;
+use crate::contexts::Context;
+use crate::driver::{CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, CONTEXT_IS_DESTROYED, Code, Driver, INVALID_CONTEXT};
+use crate::log;
+
+/// Between two looks at work that cannot be waited for.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// All work of the process before it was made.
+#[derive(Debug)]
+pub(crate) struct ProcessFence {
+    driver: &'static Driver,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// The contexts whose work is not yet covered by an event.
+    Waiting(Vec<Arc<Context>>),
+    Recorded(Vec<(Arc<Context>, usize)>),
+}
+
+impl ProcessFence {
+    /// A fence behind the work of these contexts. Records it if no capture is under way.
+    ///
+    /// # Errors
+    ///
+    /// The code of the driver, if the end of the work cannot be known.
+    pub(crate) fn behind(driver: &'static Driver, contexts: Vec<Arc<Context>>) -> Result<Self, Code> {
+        let fence = Self { driver, state: Mutex::new(State::Waiting(contexts)) };
+        fence.state.lock().record(driver)?;
+        Ok(fence)
+    }
+
+    /// Is the work over? `false` while it cannot be known.
+    fn look(&self) -> Result<bool, Code> {
+        // Held over the queries: one thread at a time asks about one buffer.
+        let mut state = self.state.lock();
+        state.record(self.driver)?;
+        state.sweep(self.driver)
+    }
+
+    /// Waits until the work is over; while a capture forbids that, returns `false` if it is not.
+    pub(crate) fn wait_unless_capturing(&self) -> Result<bool, Code> {
+        loop {
+            let Some((context, event)) = self.state.lock().first() else { return self.look() };
+            context
+                .while_alive(|handle| {
+                    let _entered = self.driver.enter(handle)?;
+                    self.driver.wait(event)
+                })
+                .unwrap_or(Ok(()))?;
+            if self.look()? {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn unknown(&self, code: Code) -> Error {
+        Error::device(format!("the end of the work before a free is unknown: {} (code {code})", self.driver.name(code)))
+    }
+}
+
+impl State {
+    /// Puts an event into each context, if no capture is under way. Otherwise changes nothing.
+    fn record(&mut self, driver: &Driver) -> Result<(), Code> {
+        let Self::Waiting(contexts) = self else { return Ok(()) };
+        let recorded = captures::beside_none(|| {
+            let mut events = Vec::with_capacity(contexts.len());
+            for context in contexts.iter() {
+                let event = context.while_alive(|handle| {
+                    let _entered = driver.enter(handle)?;
+                    if driver.is_default_stream_blocked() {
+                        return Ok(None);
+                    }
+                    let event = context.take_event(driver)?;
+                    let recorded = driver.record(handle, event);
+                    recorded.inspect_err(|_| context.put_event(event)).map(|()| Some(event))
+                });
+                match event {
+                    // Gone, and its work with it.
+                    None | Some(Err(CONTEXT_IS_DESTROYED | INVALID_CONTEXT)) => {}
+                    Some(Ok(Some(event))) => events.push((context.clone(), event)),
+                    Some(Ok(None)) => return Ok(Err(events)),
+                    Some(Err(CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)) => {
+                        if captures::become_blind() {
+                            log::unseen_capture();
+                        }
+                        return Ok(Err(events));
+                    }
+                    Some(Err(code)) => return Err(code),
+                }
+            }
+            Ok(Ok(events))
+        });
+        match recorded {
+            None => {}
+            Some(Ok(Ok(events))) => *self = Self::Recorded(events),
+            // All contexts or none: what was recorded stands for too little.
+            Some(Ok(Err(events))) => events.into_iter().for_each(|(context, event)| context.put_event(event)),
+            Some(Err(code)) => return Err(code),
+        }
+        Ok(())
+    }
+
+    /// Drops the events that are over; whether none is left.
+    fn sweep(&mut self, driver: &Driver) -> Result<bool, Code> {
+        let Self::Recorded(events) = self else { return Ok(false) };
+        let _relaxed = driver.relax();
+        for (context, event) in mem::take(events) {
+            match context.while_alive(|_| driver.is_over(event)) {
+                None => {}
+                Some(Ok(true)) => context.put_event(event),
+                // A capture of another kind may forbid the question: asked again later.
+                Some(Ok(false) | Err(CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)) => events.push((context, event)),
+                Some(Err(code)) => {
+                    events.push((context, event));
+                    return Err(code);
+                }
+            }
+        }
+        Ok(events.is_empty())
+    }
+
+    /// The first event that is not known to be over.
+    fn first(&self) -> Option<(Arc<Context>, usize)> {
+        if let Self::Recorded(events) = self { events.first().cloned() } else { None }
+    }
+}
+
+// SAFETY: true only once the work of every context before the free is over: an event behind it in each, or the context gone.
+// The fences of all frees have one number and no identity.
+unsafe impl Fence for ProcessFence {
+    fn is_done(&self) -> pinpool::Result<bool> {
+        self.look().map_err(|code| self.unknown(code))
+    }
+
+    fn wait(&self) -> pinpool::Result<()> {
+        while !self.wait_unless_capturing().map_err(|code| self.unknown(code))? {
+            thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    fn stream(&self) -> u64 {
+        0
+    }
+}
+
+/// Puts a buffer behind a fence, or says why there can be none.
+#[derive(Debug)]
+pub(crate) struct Behind(pub(crate) Result<Arc<ProcessFence>, Code>, pub(crate) &'static Driver);
+
+// SAFETY: the fence is made by the free, and stands for all work before it.
+unsafe impl CopyStream for Behind {
+    fn mark(&self) -> pinpool::Result<Arc<dyn Fence>> {
+        match &self.0 {
+            Ok(fence) => Ok(fence.clone()),
+            Err(code) => Err(Error::device(format!(
+                "no event behind the work of a context: {} (code {code})",
+                self.1.name(*code)
+            ))),
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! The functions that stand in for the driver's: one table, from which their exports and the answers of `cuGetProcAddress` are
+//! made.
+//!
+//! A row has the exported name, the name by which `cuGetProcAddress` is asked for it, the versions of CUDA for which that name
+//! has this type, and which default stream it means by 0. For versions that are not known yet the driver's own function stays.
+//!
+//! A panic ends in the hook, as the driver's unknown error. In a forked child the driver's own function is called.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::buffers::{self, Freed, WITHOUT_FLAGS};
+use crate::driver::{Code, Driver, NOT_FOUND, UNKNOWN};
+use crate::log::{self, Reason};
+use crate::{captures, contexts, pointers, process, symbols};
+
+/// The first version of CUDA whose types are not known.
+const UNKNOWN_FROM: c_int = 14000;
+
+/// The flag of `cuGetProcAddress` for programs that mean the thread's stream by 0.
+const PER_THREAD_FLAG: u64 = 2;
+
+/// Which default stream a function means by 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Zero {
+    /// It takes no stream, or there is one function for both.
+    Any,
+    Legacy,
+    PerThread,
+}
+
+/// A row of the table.
+#[derive(Debug)]
+pub(crate) struct Hook {
+    name: &'static CStr,
+    query: &'static CStr,
+    /// Versions from the first to before the second.
+    versions: (c_int, c_int),
+    zero: Zero,
+    address: fn() -> *mut c_void,
+    /// The driver's function (preload-I2); null until it is known.
+    real: AtomicPtr<c_void>,
+}
+
+impl Hook {
+    pub(crate) fn function(&self) -> NonNull<c_void> {
+        NonNull::new((self.address)()).unwrap_or(NonNull::dangling())
+    }
+
+    /// Notes the driver's function.
+    pub(crate) fn learn(&self, real: NonNull<c_void>) {
+        // Relaxed: an address; what it points to was there before. The first one stays.
+        let _known = self.real.compare_exchange(ptr::null_mut(), real.as_ptr(), Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn real(&self) -> Option<NonNull<c_void>> {
+        NonNull::new(self.real.load(Ordering::Relaxed)).or_else(|| {
+            let found = symbols::own(self.name)?;
+            self.learn(found);
+            Some(found)
+        })
+    }
+}
+
+/// The hook that is exported under this name.
+pub(crate) fn exported(name: &CStr) -> Option<&'static Hook> {
+    if !name.to_bytes().starts_with(b"cu") {
+        return None;
+    }
+    HOOKS.iter().find(|hook| hook.name == name)
+}
+
+/// Whether the address is a hook's.
+pub(crate) fn is_hook(address: *mut c_void) -> bool {
+    HOOKS.iter().any(|hook| (hook.address)() == address)
+}
+
+/// Runs the body of a hook with the driver's function.
+fn run(hook: &Hook, body: impl FnOnce(NonNull<c_void>) -> Code) -> Code {
+    // A program that is here without a driver has it neither.
+    let Some(real) = hook.real() else { return NOT_FOUND };
+    catch_unwind(AssertUnwindSafe(|| body(real))).unwrap_or_else(|payload| {
+        // The drop of a payload may panic too.
+        mem::forget(payload);
+        UNKNOWN
+    })
+}
+
+macro_rules! hooks {
+    ($(
+        $name:ident = $query:literal $from:literal..$to:tt $zero:ident
+
+        ($($arg:ident: $type:ty),*)
+        $real:ident => $body:expr;
+    )*) => {
+        /// The rows by number.
+        #[allow(non_camel_case_types)]
+        enum Row {
+            $($name,)*
+        }
+
+        static HOOKS: [Hook; [$(stringify!($name)),*].len()] = [$(Hook {
+            // SAFETY: the text ends in its only NUL.
+            name: unsafe { CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) },
+            query: $query,
+            versions: ($from, $to),
+            zero: Zero::$zero,
+            address: || $name as *mut c_void,
+            real: AtomicPtr::new(ptr::null_mut()),
+        },)*];
+
+        $(
+            /// In place of the driver's function of this name, with its contract.
+            ///
+            /// # Safety
+            ///
+            /// As the driver's.
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case, clippy::missing_safety_doc)]
+            unsafe extern "C" fn $name($($arg: $type),*) -> Code {
+                run(&HOOKS[Row::$name as usize], |real| {
+                    // SAFETY: preload-I2.
+                    let real = unsafe { mem::transmute::<NonNull<c_void>, unsafe extern "C" fn($($type),*) -> Code>(real) };
+                    // SAFETY: preload-I1: the program's own call.
+                    let $real = |$($arg: $type),*| unsafe { real($($arg),*) };
+                    $body
+                })
+            }
+        )*
+    };
+}
+
+hooks! {
+    cuMemHostAlloc = c"cuMemHostAlloc" 2020..UNKNOWN_FROM Any
+        (out: *mut *mut c_void, bytes: usize, flags: c_uint)
+        real => host_alloc(real, out, bytes, flags);
+    cuMemAllocHost_v2 = c"cuMemAllocHost" 3020..UNKNOWN_FROM Any
+        (out: *mut *mut c_void, bytes: usize)
+        real => alloc_host(|| real(out, bytes), out, bytes);
+    cuMemAllocHost = c"cuMemAllocHost" 2000..3020 Any
+        (out: *mut *mut c_void, bytes: c_uint)
+        real => alloc_host(|| real(out, bytes), out, bytes as usize);
+    cuMemFreeHost = c"cuMemFreeHost" 2000..UNKNOWN_FROM Any (start: *mut c_void)
+        real => free_host(real, start);
+    cuMemHostGetFlags = c"cuMemHostGetFlags" 2030..UNKNOWN_FROM Any (out: *mut c_uint, address: *mut c_void)
+        real => host_flags(real, out, address);
+    cuPointerGetAttribute = c"cuPointerGetAttribute" 4000..UNKNOWN_FROM Any
+        (out: *mut c_void, attribute: c_int, address: u64)
+        real => pointer_attribute(real, out, attribute, address);
+    cuPointerGetAttributes = c"cuPointerGetAttributes" 7000..UNKNOWN_FROM Any
+        (count: c_uint, attributes: *mut c_int, places: *mut *mut c_void, address: u64)
+        real => pointer_attributes(real, count, attributes, places, address);
+    cuMemGetAddressRange_v2 = c"cuMemGetAddressRange" 3020..UNKNOWN_FROM Any
+        (start: *mut u64, bytes: *mut usize, address: u64)
+        real => address_range(real, start, bytes, address);
+
+    cuStreamCreate = c"cuStreamCreate" 2000..UNKNOWN_FROM Any
+        (out: *mut usize, flags: c_uint)
+        real => noting_current(|| real(out, flags));
+    cuStreamCreateWithPriority = c"cuStreamCreateWithPriority" 5050..UNKNOWN_FROM Any
+        (out: *mut usize, flags: c_uint, priority: c_int)
+        real => noting_current(|| real(out, flags, priority));
+    cuStreamDestroy_v2 = c"cuStreamDestroy" 4000..UNKNOWN_FROM Any (stream: usize)
+        real => destroy_stream(real, stream);
+    cuStreamDestroy = c"cuStreamDestroy" 2000..4000 Any (stream: usize)
+        real => destroy_stream(real, stream);
+    cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" 10010..UNKNOWN_FROM Legacy
+        (stream: usize, mode: c_int)
+        real => begin_capture(stream, || real(stream, mode));
+    cuStreamBeginCapture_v2_ptsz = c"cuStreamBeginCapture" 10010..UNKNOWN_FROM PerThread
+        (stream: usize, mode: c_int)
+        real => begin_capture(stream, || real(stream, mode));
+    cuStreamBeginCapture = c"cuStreamBeginCapture" 10000..10010 Legacy
+        (stream: usize)
+        real => begin_capture(stream, || real(stream));
+    cuStreamBeginCapture_ptsz = c"cuStreamBeginCapture" 10000..10010 PerThread
+        (stream: usize)
+        real => begin_capture(stream, || real(stream));
+    cuStreamBeginCaptureToGraph = c"cuStreamBeginCaptureToGraph" 12030..UNKNOWN_FROM Legacy
+        (stream: usize, graph: usize, nodes: usize, data: usize, count: usize, mode: c_int)
+        real => begin_capture(stream, || real(stream, graph, nodes, data, count, mode));
+    cuStreamBeginCaptureToGraph_ptsz = c"cuStreamBeginCaptureToGraph" 12030..UNKNOWN_FROM PerThread
+        (stream: usize, graph: usize, nodes: usize, data: usize, count: usize, mode: c_int)
+        real => begin_capture(stream, || real(stream, graph, nodes, data, count, mode));
+    cuStreamEndCapture = c"cuStreamEndCapture" 10000..UNKNOWN_FROM Legacy
+        (stream: usize, graph: *mut usize)
+        real => end_capture(stream, || real(stream, graph));
+    cuStreamEndCapture_ptsz = c"cuStreamEndCapture" 10000..UNKNOWN_FROM PerThread
+        (stream: usize, graph: *mut usize)
+        real => end_capture(stream, || real(stream, graph));
+
+    cuDevicePrimaryCtxRetain = c"cuDevicePrimaryCtxRetain" 7000..UNKNOWN_FROM Any
+        (out: *mut usize, device: c_int)
+        real => retain_primary(real, out, device);
+    cuDevicePrimaryCtxRelease_v2 = c"cuDevicePrimaryCtxRelease" 11000..UNKNOWN_FROM Any (device: c_int)
+        real => release_primary(real, device);
+    cuDevicePrimaryCtxRelease = c"cuDevicePrimaryCtxRelease" 7000..11000 Any (device: c_int)
+        real => release_primary(real, device);
+    cuDevicePrimaryCtxReset_v2 = c"cuDevicePrimaryCtxReset" 11000..UNKNOWN_FROM Any (device: c_int)
+        real => reset_primary(real, device);
+    cuDevicePrimaryCtxReset = c"cuDevicePrimaryCtxReset" 7000..11000 Any (device: c_int)
+        real => reset_primary(real, device);
+    cuCtxSetCurrent = c"cuCtxSetCurrent" 4000..UNKNOWN_FROM Any
+        (context: usize)
+        real => noting(context, || real(context));
+    cuCtxPushCurrent_v2 = c"cuCtxPushCurrent" 4000..UNKNOWN_FROM Any
+        (context: usize)
+        real => noting(context, || real(context));
+    cuCtxPushCurrent = c"cuCtxPushCurrent" 2000..4000 Any
+        (context: usize)
+        real => noting(context, || real(context));
+    // All forms have the place of the handle first, and up to five arguments that are numbers or addresses, which stand in
+    // registers; a register without an argument is not looked at.
+    cuCtxCreate_v4 = c"cuCtxCreate" 12050..UNKNOWN_FROM Any
+        (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
+        real => noting_current(|| real(out, a, b, c, d));
+    cuCtxCreate_v3 = c"cuCtxCreate" 11040..12050 Any
+        (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
+        real => noting_current(|| real(out, a, b, c, d));
+    cuCtxCreate_v2 = c"cuCtxCreate" 3020..11040 Any
+        (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
+        real => noting_current(|| real(out, a, b, c, d));
+    cuCtxDestroy_v2 = c"cuCtxDestroy" 4000..UNKNOWN_FROM Any (context: usize)
+        real => destroy_context(real, context);
+    cuCtxDestroy = c"cuCtxDestroy" 2000..4000 Any (context: usize)
+        real => destroy_context(real, context);
+
+    cuGetProcAddress_v2 = c"cuGetProcAddress" 12000..UNKNOWN_FROM Any
+        (name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
+        real => proc_address(real(name, out, version, flags, status), name, out, version, flags);
+    cuGetProcAddress = c"cuGetProcAddress" 11030..12000 Any
+        (name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64)
+        real => proc_address(real(name, out, version, flags), name, out, version, flags);
+}
+
+fn host_alloc(
+    real: impl FnOnce(*mut *mut c_void, usize, c_uint) -> Code,
+    out: *mut *mut c_void,
+    bytes: usize,
+    flags: c_uint,
+) -> Code {
+    allocate(|| real(out, bytes, flags), out, bytes, flags)
+}
+
+fn alloc_host(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize) -> Code {
+    allocate(real, out, bytes, WITHOUT_FLAGS)
+}
+
+/// Memory from a pool, else from the driver by `real`. Bad arguments are the driver's to refuse.
+fn allocate(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code {
+    let Some(place) = NonNull::new(out).filter(|_| bytes > 0) else { return real() };
+    match buffers::get(bytes, flags) {
+        Ok(start) => {
+            // SAFETY: preload-I1: the program's place for an address.
+            unsafe { place.write(start) };
+            0
+        }
+        Err(reason) => {
+            log::passed_through(&reason);
+            real()
+        }
+    }
+}
+
+fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code {
+    /// Memory that no driver ever gave: it is asked to free that where it would be asked to free what is not there.
+    static NEVER_GIVEN: [u8; 64] = [0; 64];
+    match buffers::free(start) {
+        Freed::Done => 0,
+        Freed::Failed(code) => code,
+        Freed::Unknown => real((&raw const NEVER_GIVEN).cast_mut().cast()),
+        Freed::NotOurs => real(start),
+    }
+}
+
+fn host_flags(real: impl FnOnce(*mut c_uint, *mut c_void) -> Code, out: *mut c_uint, address: *mut c_void) -> Code {
+    let ours = NonNull::new(out).zip(buffers::at(address.addr())).zip(Driver::get().ok());
+    let Some(((place, facts), driver)) = ours else { return real(out, address) };
+    match pointers::flags(driver, &facts) {
+        Ok(flags) => {
+            // SAFETY: preload-I1: the program's place for the flags.
+            unsafe { place.write(flags) };
+            0
+        }
+        Err(code) => code,
+    }
+}
+
+fn pointer_attribute(
+    real: impl FnOnce(*mut c_void, c_int, u64) -> Code,
+    out: *mut c_void,
+    attribute: c_int,
+    address: u64,
+) -> Code {
+    let code = real(out, attribute, address);
+    if let (0, Some(facts)) = (code, usize::try_from(address).ok().and_then(buffers::at)) {
+        pointers::correct(&facts, attribute, out);
+    }
+    code
+}
+
+fn pointer_attributes(
+    real: impl FnOnce(c_uint, *mut c_int, *mut *mut c_void, u64) -> Code,
+    count: c_uint,
+    attributes: *mut c_int,
+    places: *mut *mut c_void,
+    address: u64,
+) -> Code {
+    let code = real(count, attributes, places, address);
+    let facts = usize::try_from(address).ok().and_then(buffers::at);
+    let Some(facts) = facts.filter(|_| code == 0 && !attributes.is_null() && !places.is_null()) else { return code };
+    for index in 0..count as usize {
+        // SAFETY: preload-I1: the program's count covers the index in both arrays.
+        let attribute = unsafe { attributes.wrapping_add(index).read() };
+        // SAFETY: as above.
+        let place = unsafe { places.wrapping_add(index).read() };
+        pointers::correct(&facts, attribute, place);
+    }
+    code
+}
+
+fn address_range(
+    real: impl FnOnce(*mut u64, *mut usize, u64) -> Code,
+    start: *mut u64,
+    bytes: *mut usize,
+    address: u64,
+) -> Code {
+    let code = real(start, bytes, address);
+    let facts = usize::try_from(address).ok().and_then(buffers::at).filter(|_| code == 0);
+    if let (Some(facts), Some(place)) = (&facts, NonNull::new(start)) {
+        // SAFETY: preload-I1: the program's place for an address.
+        unsafe { place.write(facts.start as u64) };
+    }
+    if let (Some(facts), Some(place)) = (&facts, NonNull::new(bytes)) {
+        // SAFETY: preload-I1: the program's place for a size.
+        unsafe { place.write(facts.bytes) };
+    }
+    code
+}
+
+fn noting(context: usize, real: impl FnOnce() -> Code) -> Code {
+    let code = real();
+    if code == 0 && context != 0 && process::may_be_served() {
+        contexts::note(context);
+    }
+    code
+}
+
+fn noting_current(real: impl FnOnce() -> Code) -> Code {
+    let code = real();
+    if code == 0 && process::may_be_served() {
+        contexts::note_current();
+    }
+    code
+}
+
+fn retain_primary(real: impl FnOnce(*mut usize, c_int) -> Code, out: *mut usize, device: c_int) -> Code {
+    let code = real(out, device);
+    if let (0, Some(place), true) = (code, NonNull::new(out), process::may_be_served()) {
+        // SAFETY: preload-I1: the driver wrote the handle there.
+        contexts::note_primary(unsafe { place.read() }, device);
+    }
+    code
+}
+
+fn release_primary(real: impl FnOnce(c_int) -> Code, device: c_int) -> Code {
+    if process::may_be_served() { contexts::release(device, || real(device)) } else { real(device) }
+}
+
+fn reset_primary(real: impl FnOnce(c_int) -> Code, device: c_int) -> Code {
+    if process::may_be_served() { contexts::reset(device, || real(device)) } else { real(device) }
+}
+
+fn destroy_context(real: impl FnOnce(usize) -> Code, context: usize) -> Code {
+    if process::may_be_served() { contexts::destroy(context, || real(context)) } else { real(context) }
+}
+
+fn destroy_stream(real: impl FnOnce(usize) -> Code, stream: usize) -> Code {
+    if process::may_be_served() { captures::destroy(stream, || real(stream)) } else { real(stream) }
+}
+
+fn begin_capture(stream: usize, real: impl FnOnce() -> Code) -> Code {
+    if process::may_be_served() { captures::begin(stream, real) } else { real() }
+}
+
+fn end_capture(stream: usize, real: impl FnOnce() -> Code) -> Code {
+    if process::may_be_served() { captures::end(stream, real) } else { real() }
+}
+
+/// Replaces the function that the driver gave for `name` by the hook for it, if there is one.
+fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64) -> Code {
+    let (Some(place), false) = (NonNull::new(out).filter(|_| code == 0), name.is_null()) else { return code };
+    // SAFETY: preload-I1: a name that ends in 0.
+    let name = unsafe { CStr::from_ptr(name) };
+    // SAFETY: preload-I1: the driver wrote an address there.
+    let Some(found) = NonNull::new(unsafe { place.read() }) else { return code };
+    let of_name = || HOOKS.iter().filter(|hook| hook.query == name);
+    if is_hook(found.as_ptr()) || of_name().next().is_none() {
+        return code;
+    }
+    let zero = if flags & PER_THREAD_FLAG != 0 { Zero::PerThread } else { Zero::Legacy };
+    let is_it = |hook: &&Hook| {
+        (hook.versions.0..hook.versions.1).contains(&version) && (hook.zero == Zero::Any || hook.zero == zero)
+    };
+    if let Some(hook) = of_name().find(is_it) {
+        symbols::saw(found);
+        hook.learn(found);
+        // SAFETY: as above.
+        unsafe { place.write(hook.function().as_ptr()) };
+    } else if version >= UNKNOWN_FROM {
+        log::passed_through(&Reason::Version(version));
+    }
+    code
+}

@@ -1,0 +1,55 @@
+//! Serves the page-locked host memory of a CUDA program that knows nothing of pinpool: loaded by `LD_PRELOAD`, for
+//! `pinpool run`.
+//!
+//! ```text
+//!   program ──cudaHostAlloc──▶ CUDA runtime ──┐
+//!   program ──cuMemHostAlloc──────────────────┤ linked, by dlsym, by cuGetProcAddress (symbols)
+//!                                             ▼
+//!            hooks: is there a pool for the current context? ──no──▶ the driver's own function
+//!              │ yes                                            (the reason is logged once)
+//!              ▼
+//!            buffers ◀──get── the context's pool ──▶ source ──▶ the driver's cuMemHostAlloc
+//!              │ cuMemFreeHost
+//!              ▼
+//!            fence: an event behind all work of every context ──▶ the pool reuses the memory when it is over
+//! ```
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | `hooks` | the functions that stand in for the driver's, one table |
+//! | `symbols` | how programs find these functions, and how the driver's own are found |
+//! | `driver` | the driver's functions that this library calls |
+//! | `buffers` | get and free, the buffers that are out by address |
+//! | `pointers` | what the driver answers about such a buffer |
+//! | `contexts` | the contexts of the process, their pools and events, and their end |
+//! | `captures` | the captures under way, and the lock that keeps records apart from them |
+//! | `fence` | an event behind all work of every context |
+//! | `source` | the memory of a pool: the driver's own page-locked memory |
+//! | `log` | the log lines |
+//!
+//! The functions of the CUDA runtime are not replaced. The runtime, linked statically or not, asks the driver for its
+//! functions by `dlsym` and `cuGetProcAddress`, so `cudaHostAlloc`, `cudaMallocHost` and `cudaFreeHost` end here, and their
+//! return codes, their last error and the start of the runtime stay the runtime's own.
+//!
+//! Invariants:
+//!
+//! - **preload-I1**: an argument of a hook is what the program passes to the driver's function of that name: it keeps the
+//!   promises that the driver asks for.
+//! - **preload-I2**: an address in a slot of the table of hooks is the driver's function of that name, which has the type of
+//!   the hook, and the driver is never unloaded.
+//! - **preload-I3**: a buffer in the table of buffers is the program's from the get until the free that takes it out. Only
+//!   that free gives it back, behind a fence over all work that was enqueued before.
+//! - **preload-I4**: nothing of a pool is touched once its context is gone: its source neither takes nor releases memory, its
+//!   buffers are leaked, and another pool serves what comes after.
+
+mod buffers;
+mod captures;
+mod contexts;
+mod driver;
+mod fence;
+mod hooks;
+mod log;
+mod pointers;
+mod process;
+mod source;
+mod symbols;

@@ -1,0 +1,159 @@
+//! The log lines: each pool's own, and those of this library, one function a line.
+//!
+//! They go to stderr, or to the file that `PINPOOL_PRELOAD_LOG` names (appended to, so that several processes may share it;
+//! `%p` is the number of the process). `RUST_LOG` says which are shown, by default warnings, and in a file the pools' lines too.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write;
+use std::mem::{self, Discriminant};
+use std::sync::Once;
+use std::{env, fmt, process as std_process};
+
+use env_logger::{Builder, Target};
+use log::{LevelFilter, info, warn};
+use parking_lot::Mutex;
+
+use crate::{contexts, process};
+
+/// Where the lines go; stderr if it is not set.
+const FILE: &str = "PINPOOL_PRELOAD_LOG";
+/// 1: the statistics at the end of the process.
+const STATS: &str = "PINPOOL_PRELOAD_STATS";
+/// The target of the statistics, shown whatever the level is.
+const STATS_TARGET: &str = "pinpool_preload::statistics";
+
+/// Why memory was not served.
+#[derive(Debug, Clone)]
+pub(crate) enum Reason {
+    Forked,
+    WriteCombined,
+    Flags(u32),
+    Driver(String),
+    NoContextEvents,
+    NoContext,
+    /// Logged when the pool could not be made.
+    NoPool,
+    /// Logged when the capture was met.
+    Blind,
+    Full(usize),
+    Version(i32),
+    Refused(String),
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Forked => {
+                f.write_str("a fork of a process whose memory is served; only a new program is served again")
+            }
+            Self::WriteCombined => f.write_str("write-combined memory, which pools do not have"),
+            Self::Flags(flags) => write!(f, "flags {flags:#x}, which pinpool does not know"),
+            Self::Driver(why) => f.write_str(why),
+            Self::NoContextEvents => {
+                f.write_str("the driver has no cuCtxRecordEvent (CUDA 12.5, driver 555 and newer have it)")
+            }
+            Self::NoContext => f.write_str("no context is current on the thread"),
+            Self::NoPool => f.write_str("there is no pool"),
+            Self::Blind => f.write_str("a capture that was not seen"),
+            Self::Full(bytes) => {
+                write!(f, "{bytes} bytes are more than the ceiling has room for; PINPOOL_MAX_BYTES raises it")
+            }
+            Self::Version(version) => {
+                write!(f, "the program asks for functions of CUDA {}, which this build does not know", version / 1000)
+            }
+            Self::Refused(why) => f.write_str(why),
+        }
+    }
+}
+
+/// Logs that memory comes from the driver itself, once for each reason.
+pub(crate) fn passed_through(reason: &Reason) {
+    static TOLD: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+    // No context is the driver's to refuse. A child of a fork does not log: its parent's threads may have held a lock.
+    if matches!(reason, Reason::NoPool | Reason::Blind | Reason::NoContext | Reason::Forked) {
+        return;
+    }
+    init();
+    if TOLD.lock().insert(number(mem::discriminant(reason))) {
+        warn!("not served, the driver's own function is called: {reason}");
+    }
+}
+
+/// A number for a kind of reason.
+fn number(kind: Discriminant<Reason>) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    kind.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Logs that a pool could not be made.
+pub(crate) fn no_pool(error: &pinpool::Error) {
+    warn!("not served, the driver's own functions are called: no pool: {error}");
+}
+
+/// Logs that a capture was met which no hook had seen.
+pub(crate) fn unseen_capture() {
+    warn!(
+        "not served any more, the driver's own functions are called: a capture is under way that began in a way unknown to \
+         pinpool, and an event behind its context has spoiled it; memory freed meanwhile is not used again"
+    );
+}
+
+/// Logs the end of a context with a pool.
+pub(crate) fn context_ended(handle: usize) {
+    info!("context {handle:#x} has ended, and its memory with it; another one gets another pool");
+}
+
+/// Starts the log, at the first need of it.
+pub(crate) fn init() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let path = env::var_os(FILE).filter(|path| !path.is_empty());
+        let path = path.map(|path| path.to_string_lossy().replace("%p", &std_process::id().to_string()));
+        let opened = path.as_deref().map(|path| File::options().create(true).append(true).open(path));
+        let (file, failed) = match opened {
+            Some(Ok(file)) => (Some(file), None),
+            Some(Err(error)) => (None, Some(error)),
+            None => (None, None),
+        };
+        let default = if file.is_some() { "info" } else { "warn" };
+        let filter = env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
+        let mut builder = Builder::new();
+        builder.parse_filters(filter.as_deref().unwrap_or(default)).format(|out, record| {
+            let level = record.level().as_str().chars().next().unwrap_or('?');
+            writeln!(out, "pinpool[{}] {level}: {}", std_process::id(), record.args())
+        });
+        if wants_statistics() {
+            builder.filter_module(STATS_TARGET, LevelFilter::Info);
+        }
+        builder.target(file.map_or(Target::Stderr, |file| Target::Pipe(Box::new(file))));
+        // This library has a `log` of its own, so no other logger is there.
+        let _first = builder.try_init();
+        if let (Some(path), Some(error)) = (path, failed) {
+            warn!("{FILE}={path} cannot be written, so the log goes to stderr: {error}");
+        }
+        if wants_statistics() {
+            extern "C" fn at_exit() {
+                statistics();
+            }
+            // SAFETY: the handler stays loaded; a process has room for it, or its statistics are missing.
+            let _missing = unsafe { libc::atexit(at_exit) };
+        }
+    });
+}
+
+fn wants_statistics() -> bool {
+    env::var_os(STATS).is_some_and(|value| value == "1")
+}
+
+/// Logs the statistics of each pool.
+fn statistics() {
+    if !process::is_owner() {
+        return;
+    }
+    for pool in contexts::all().iter().filter_map(|context| context.known_pool()) {
+        info!(target: STATS_TARGET, "{}", pool.stats());
+    }
+}

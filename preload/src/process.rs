@@ -1,0 +1,23 @@
+//! Forks: a child of a process that served memory serves none, since page-locks, contexts and threads are not inherited.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The process in which the first context was noted; 0 while there is none.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this process may be served: no context was noted before it was forked. A child of a process that used no CUDA
+/// yet is served as any other.
+pub(crate) fn may_be_served() -> bool {
+    // Relaxed: a child has one thread, and sees what its parent stored.
+    matches!(OWNER.load(Ordering::Relaxed), 0) || is_owner()
+}
+
+/// Whether this process uses contexts of its own.
+pub(crate) fn is_owner() -> bool {
+    OWNER.load(Ordering::Relaxed) == std::process::id()
+}
+
+/// Notes that contexts of this process are about to be used; a process that may be served calls this.
+pub(crate) fn own() {
+    OWNER.store(std::process::id(), Ordering::Relaxed);
+}

@@ -1,0 +1,147 @@
+//! The memory of a pool: the driver's own page-locked memory, allocated in the program's context, portable and mapped, so that
+//! the driver answers what a program asks about it as it does for the program's own.
+//!
+//! The blocks are noted by address: a program that frees an address twice must not free a block of the pool.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::RwLock;
+use pinpool::backend::{GRANULE_BYTES, PAGE_BYTES, Region, Source, SourceError};
+
+use crate::captures;
+use crate::contexts::Context;
+use crate::driver::{Code, Driver, MAPPED, PORTABLE};
+
+/// A block of the driver.
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    bytes: usize,
+    /// The handle of its context.
+    context: usize,
+}
+
+type Blocks = BTreeMap<usize, Block>;
+
+/// The blocks of all pools, by their first byte.
+static BLOCKS: RwLock<Blocks> = RwLock::new(Blocks::new());
+
+/// Whether the address lies in a block of a pool.
+pub(crate) fn is_inside(address: usize) -> bool {
+    contains(&BLOCKS.read(), address)
+}
+
+/// As [`is_inside`], in the child of a fork, where another thread of the parent may have held the lock: then it counts as
+/// inside.
+pub(crate) fn is_inside_of_parent(address: usize) -> bool {
+    BLOCKS.try_read().is_none_or(|blocks| contains(&blocks, address))
+}
+
+fn contains(blocks: &Blocks, address: usize) -> bool {
+    blocks.range(..=address).next_back().is_some_and(|(start, block)| address - start < block.bytes)
+}
+
+/// Page-locked memory of one context.
+#[derive(Debug)]
+pub(crate) struct HostSource {
+    driver: &'static Driver,
+    context: Arc<Context>,
+    acquired: AtomicU64,
+}
+
+impl HostSource {
+    pub(crate) fn new(driver: &'static Driver, context: Arc<Context>) -> Self {
+        Self { driver, context, acquired: AtomicU64::new(0) }
+    }
+
+    fn error(&self, call: &'static str, code: Code) -> SourceError {
+        SourceError::new(call, self.driver.name(code)).with_code(code.into())
+    }
+
+    fn gone() -> SourceError {
+        SourceError::new("cuMemHostAlloc", "the context is gone")
+    }
+}
+
+/// The driver's block that holds a region: a small one begins anywhere in a page.
+fn block_bytes(len_bytes: usize) -> usize {
+    let whole_pages = len_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX);
+    if whole_pages < GRANULE_BYTES { whole_pages + PAGE_BYTES } else { whole_pages }
+}
+
+// SAFETY: source-C1: `cuMemHostAlloc` maps page-locked memory at a fixed address until `cuMemFreeHost`, and a failed free
+// leaves it mapped; after the end of its context nothing of it is touched (preload-I4). source-C2: pages of the kernel, or
+// used before by this process. source-C3: the region begins at a page, and ends inside the block. source-C4: a counter.
+// source-C5: the driver is asked for exactly `held_bytes`. source-C6: no lock of a pool is taken.
+unsafe impl Source for HostSource {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn is_pinned(&self) -> bool {
+        true
+    }
+
+    fn held_bytes(&self, len_bytes: usize) -> usize {
+        block_bytes(len_bytes)
+    }
+
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        let held_bytes = block_bytes(len_bytes);
+        let block = self.context.while_alive(|handle| {
+            let _entered = self.driver.enter(handle)?;
+            self.driver.host_alloc(held_bytes, PORTABLE | MAPPED)
+        });
+        let block = block.ok_or_else(Self::gone)?.map_err(|code| self.error("cuMemHostAlloc", code))?;
+        let start = block.addr().get().next_multiple_of(PAGE_BYTES);
+        if start - block.addr().get() + len_bytes > held_bytes {
+            // SAFETY: allocated above, and given to nobody.
+            let _leaked = unsafe { self.driver.free_host(block) };
+            return Err(SourceError::new("cuMemHostAlloc", "the driver's block holds no page-aligned region"));
+        }
+        BLOCKS.write().insert(block.addr().get(), Block { bytes: held_bytes, context: self.context.handle() });
+        let start = block.cast::<u8>().map_addr(|block| block.saturating_add(start - block.get()));
+        // Relaxed: a number that publishes nothing.
+        Ok(Region::new(start, len_bytes, self.acquired.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        let released = self.context.while_alive(|handle| {
+            let start = region.start().addr().get();
+            let block = BLOCKS.read().range(..=start).next_back().map(|(&at, &block)| (at, block));
+            let Some((at, block)) = block else { return Ok(()) };
+            let _entered = self.driver.enter(handle)?;
+            // Before the call: the address may be another's at once.
+            BLOCKS.write().remove(&at);
+            let place = region.start().cast::<c_void>().map_addr(|start| NonZero::new(at).unwrap_or(start));
+            // SAFETY: the block of this region; the caller's promise.
+            let freed = unsafe { self.driver.free_host(place) };
+            if freed.is_err() {
+                BLOCKS.write().insert(at, block);
+            }
+            freed
+        });
+        // A context that is gone has taken its memory along.
+        released.unwrap_or(Ok(())).map_err(|code| self.error("cuMemFreeHost", code))
+    }
+
+    fn needs_gpu(&self) -> bool {
+        true
+    }
+
+    fn release_waits(&self) -> bool {
+        true
+    }
+
+    fn release_would_wait(&self) -> bool {
+        captures::are_under_way()
+    }
+}
+
+/// Forgets the blocks of a context that is gone: their addresses may be another's.
+pub(crate) fn forget_blocks(context: usize) {
+    BLOCKS.write().retain(|_, block| block.context != context);
+}

@@ -1,0 +1,394 @@
+/* A CUDA program that knows nothing of pinpool. It finds the driver's functions in the way that its first argument says, and
+   does what its second one says. Built with LINKED it is linked to libcuda, with RUNTIME to libcudart. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef uint64_t device_ptr;
+typedef void *handle;
+
+#define FUNCTIONS(F) \
+    F(cuInit, (unsigned)) \
+    F(cuDevicePrimaryCtxRetain, (handle *, int)) \
+    F(cuDevicePrimaryCtxReset_v2, (int)) \
+    F(cuCtxSetCurrent, (handle)) \
+    F(cuCtxSynchronize, (void)) \
+    F(cuMemAlloc_v2, (device_ptr *, size_t)) \
+    F(cuMemFree_v2, (device_ptr)) \
+    F(cuMemHostAlloc, (void **, size_t, unsigned)) \
+    F(cuMemAllocHost_v2, (void **, size_t)) \
+    F(cuMemFreeHost, (void *)) \
+    F(cuMemHostGetFlags, (unsigned *, void *)) \
+    F(cuMemHostGetDevicePointer_v2, (device_ptr *, void *, unsigned)) \
+    F(cuPointerGetAttribute, (void *, int, device_ptr)) \
+    F(cuPointerGetAttributes, (unsigned, int *, void **, device_ptr)) \
+    F(cuMemGetAddressRange_v2, (device_ptr *, size_t *, device_ptr)) \
+    F(cuMemcpyHtoDAsync_v2, (device_ptr, const void *, size_t, handle)) \
+    F(cuMemcpyDtoH_v2, (void *, device_ptr, size_t)) \
+    F(cuStreamCreate, (handle *, unsigned)) \
+    F(cuStreamDestroy_v2, (handle)) \
+    F(cuStreamSynchronize, (handle)) \
+    F(cuStreamBeginCapture_v2, (handle, int)) \
+    F(cuStreamEndCapture, (handle, handle *)) \
+    F(cuGraphInstantiateWithFlags, (handle *, handle, unsigned long long)) \
+    F(cuGraphLaunch, (handle, handle))
+
+#define DECLARE(name, arguments) static int (*p_##name) arguments;
+FUNCTIONS(DECLARE)
+
+#ifdef LINKED
+#define EXTERN(name, arguments) extern int name arguments;
+FUNCTIONS(EXTERN)
+#endif
+
+/* Page-locked memory, by the runtime where the program is linked to it. */
+static int (*host_alloc)(void **, size_t, unsigned);
+static int (*host_free)(void *);
+
+#ifdef RUNTIME
+extern int cudaHostAlloc(void **, size_t, unsigned);
+extern int cudaMallocHost(void **, size_t);
+extern int cudaFreeHost(void *);
+extern int cudaHostGetFlags(unsigned *, void *);
+extern int cudaGetLastError(void);
+#endif
+
+#define MUST(call) must(call, #call, __LINE__)
+static void must(int code, const char *call, int line) {
+    if (code != 0) {
+        printf("line %d: %s: %d\n", line, call, code);
+        exit(1);
+    }
+}
+
+static void find(const char *way) {
+#ifdef LINKED
+    (void)way;
+#define LINK(name, arguments) p_##name = name;
+    FUNCTIONS(LINK)
+#else
+    handle driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!driver) {
+        puts(dlerror());
+        exit(1);
+    }
+    if (strcmp(way, "dlsym") == 0) {
+#define LOOK(name, arguments) *(void **)&p_##name = dlsym(driver, #name);
+        FUNCTIONS(LOOK)
+    } else {
+        int (*query)(const char *, void **, int, uint64_t, int *);
+        *(void **)&query = dlsym(driver, "cuGetProcAddress_v2");
+        char name[64];
+#define QUERY(full, arguments) \
+    strcpy(name, #full); \
+    if (strstr(name, "_v2")) *strstr(name, "_v2") = 0; \
+    MUST(query(name, (void **)&p_##full, 12050, 0, NULL));
+        FUNCTIONS(QUERY)
+    }
+#endif
+    host_alloc = p_cuMemHostAlloc;
+    host_free = p_cuMemFreeHost;
+#ifdef RUNTIME
+    host_alloc = cudaHostAlloc;
+    host_free = cudaFreeHost;
+#endif
+}
+
+static handle context;
+
+static void start(void) {
+    MUST(p_cuInit(0));
+    MUST(p_cuDevicePrimaryCtxRetain(&context, 0));
+    MUST(p_cuCtxSetCurrent(context));
+}
+
+#define STEPS 24
+#define BYTES(step) (((size_t)((step) % 4) + 1) * 96 * 1024)
+#define SLOT ((size_t)512 * 1024)
+
+static uint64_t sum_of(const unsigned char *bytes, size_t count) {
+    uint64_t sum = 1469598103934665603u;
+    for (size_t i = 0; i < count; i++) sum = (sum ^ bytes[i]) * 1099511628211u;
+    return sum;
+}
+
+/* Allocates, fills, copies without waiting and frees, step by step; then looks at what arrived. */
+static uint64_t steps(unsigned seed) {
+    handle stream;
+    device_ptr device;
+    MUST(p_cuStreamCreate(&stream, 1));
+    MUST(p_cuMemAlloc_v2(&device, STEPS * SLOT));
+    for (unsigned step = 0; step < STEPS; step++) {
+        unsigned char *buffer;
+        MUST(host_alloc((void **)&buffer, BYTES(step), step % 4));
+        for (size_t i = 0; i < BYTES(step); i++) buffer[i] = (unsigned char)(i * 31 + step * 7 + seed);
+        MUST(p_cuMemcpyHtoDAsync_v2(device + step * SLOT, buffer, BYTES(step), stream));
+        MUST(host_free(buffer));
+    }
+    MUST(p_cuStreamSynchronize(stream));
+    unsigned char *arrived = malloc(SLOT);
+    uint64_t sum = 0;
+    for (unsigned step = 0; step < STEPS; step++) {
+        MUST(p_cuMemcpyDtoH_v2(arrived, device + step * SLOT, BYTES(step)));
+        for (size_t i = 0; i < BYTES(step); i++) {
+            if (arrived[i] != (unsigned char)(i * 31 + step * 7 + seed)) {
+                printf("step %u: byte %zu is wrong\n", step, i);
+                exit(1);
+            }
+        }
+        sum = sum * 31 + sum_of(arrived, BYTES(step));
+    }
+    free(arrived);
+    MUST(p_cuMemFree_v2(device));
+    MUST(p_cuStreamDestroy_v2(stream));
+    return sum;
+}
+
+static void *one_of_threads(void *seed) {
+    MUST(p_cuCtxSetCurrent(context));
+    uint64_t *place = seed;
+    *place = steps((unsigned)*place);
+    return NULL;
+}
+
+static void threads(void) {
+    pthread_t threads[4];
+    uint64_t sums[4];
+    for (int i = 0; i < 4; i++) {
+        sums[i] = 11 * (i + 1);
+        pthread_create(&threads[i], NULL, one_of_threads, &sums[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+        printf("thread %d: %016lx\n", i, (unsigned long)sums[i]);
+    }
+}
+
+/* What the driver says of the memory. */
+static void facts(void) {
+    uint64_t ids[10];
+    for (unsigned i = 0; i < 10; i++) {
+        char *buffer;
+        size_t bytes = 5000 + i;
+        if (i % 5 == 4) MUST(p_cuMemAllocHost_v2((void **)&buffer, bytes));
+        else MUST(host_alloc((void **)&buffer, bytes, i % 5));
+        unsigned flags = 99;
+        int flags_code = p_cuMemHostGetFlags(&flags, buffer);
+        device_ptr device = 0, inside = 0, start = 0;
+        MUST(p_cuMemHostGetDevicePointer_v2(&device, buffer, 0));
+        MUST(p_cuMemHostGetDevicePointer_v2(&inside, buffer + 100, 0));
+        size_t range = 0;
+        MUST(p_cuMemGetAddressRange_v2(&start, &range, (device_ptr)(buffer + 4000)));
+        uint64_t one = 0, many[3] = {0, 0, 0};
+        MUST(p_cuPointerGetAttribute(&one, 12, (device_ptr)(buffer + 7)));
+        int attributes[3] = {11, 12, 3};
+        void *places[3] = {&many[0], &many[1], &many[2]};
+        MUST(p_cuPointerGetAttributes(3, attributes, places, (device_ptr)(buffer + 8)));
+        MUST(p_cuPointerGetAttribute(&ids[i], 7, (device_ptr)buffer));
+        printf("%u: flags %u (%d), device %d %d, range %d %zu, attributes %lu, %d %lu %d, refused %d\n", i, flags, flags_code,
+               device == (device_ptr)buffer, inside == device + 100, start == (device_ptr)buffer, range, (unsigned long)one,
+               many[0] == (device_ptr)buffer, (unsigned long)many[1], many[2] == (device_ptr)buffer + 8,
+               p_cuPointerGetAttribute(&one, 9999, (device_ptr)buffer));
+        for (unsigned j = 0; j < i; j++)
+            if (ids[j] == ids[i]) puts("two buffers have one id");
+        buffer[bytes - 1] = 1;
+        if (i >= 5) continue;
+        MUST(host_free(buffer));
+        printf("freed: %d %d\n", p_cuMemFreeHost(buffer) != 0, p_cuMemFreeHost(buffer + 64));
+        /* Kept, so that no address comes twice. */
+        if (i % 5 == 4) MUST(p_cuMemAllocHost_v2((void **)&buffer, bytes));
+        else MUST(host_alloc((void **)&buffer, bytes, i % 5));
+        MUST(p_cuPointerGetAttribute(&ids[i], 7, (device_ptr)buffer));
+    }
+}
+
+/* What the driver refuses. */
+static void misuse(void) {
+    char *buffer = NULL, local = 0;
+    MUST(host_alloc((void **)&buffer, 1 << 20, 0));
+    printf("inside %d\n", host_free(buffer + 4096));
+    MUST(host_free(buffer));
+    printf("twice %d\n", host_free(buffer));
+    printf("local %d\n", host_free(&local));
+    void *heap = malloc(4096);
+    printf("heap %d\n", host_free(heap));
+    free(heap);
+    printf("null %d\n", host_free(NULL));
+    printf("no bytes %d\n", host_alloc((void **)&buffer, 0, 0));
+    printf("no place %d\n", host_alloc(NULL, 4096, 0));
+    printf("flags %d\n", host_alloc((void **)&buffer, 4096, 0xF0));
+    printf("too much %d\n", host_alloc((void **)&buffer, (size_t)1 << 60, 0));
+#ifdef RUNTIME
+    printf("last error %d, then %d\n", cudaGetLastError(), cudaGetLastError());
+    unsigned told = 9;
+    MUST(cudaMallocHost((void **)&buffer, 4096));
+    MUST(cudaHostGetFlags(&told, buffer));
+    printf("told %u\n", told);
+    MUST(cudaFreeHost(buffer));
+#endif
+    unsigned flags = 9;
+    MUST(host_alloc((void **)&buffer, 1 << 16, 4));
+    MUST(p_cuMemHostGetFlags(&flags, buffer));
+    printf("write-combined %u\n", flags);
+    MUST(host_free(buffer));
+    MUST(p_cuCtxSetCurrent(NULL));
+#ifndef RUNTIME
+    printf("no context %d\n", host_alloc((void **)&buffer, 4096, 0));
+#endif
+    MUST(p_cuCtxSetCurrent(context));
+}
+
+static handle captured, running;
+
+static void *free_and_allocate(void *buffer) {
+    MUST(p_cuCtxSetCurrent(context));
+    printf("free beside a capture %d\n", host_free(buffer));
+    for (int i = 0; i < 8; i++) {
+        unsigned char *other;
+        int code = host_alloc((void **)&other, 1 << 20, 0);
+        if (code != 0 || other == buffer) {
+            printf("allocation beside a capture %d, the memory of a running copy: %d\n", code, other == buffer);
+            return NULL;
+        }
+        memset(other, 0xEE, 1 << 20);
+        host_free(other);
+    }
+    return NULL;
+}
+
+/* Frees memory of a running copy, and allocates, while a stream captures. */
+static void capture(void) {
+    unsigned char *slow, *kept, *arrived = malloc(1 << 20);
+    device_ptr device;
+    handle graph, runnable;
+    pthread_t thread;
+    MUST(p_cuStreamCreate(&captured, 1));
+    MUST(p_cuStreamCreate(&running, 1));
+    MUST(p_cuMemAlloc_v2(&device, 2 << 20));
+    MUST(host_alloc((void **)&slow, 1 << 20, 0));
+    MUST(host_alloc((void **)&kept, 1 << 20, 0));
+    memset(slow, 0x11, 1 << 20);
+    memset(kept, 0x22, 1 << 20);
+    MUST(p_cuMemcpyHtoDAsync_v2(device, slow, 1 << 20, running));
+    MUST(p_cuStreamBeginCapture_v2(captured, 0));
+    MUST(p_cuMemcpyHtoDAsync_v2(device + (1 << 20), kept, 1 << 20, captured));
+    pthread_create(&thread, NULL, free_and_allocate, slow);
+    pthread_join(thread, NULL);
+    int ended = p_cuStreamEndCapture(captured, &graph);
+    printf("end of the capture %d\n", ended);
+    if (ended != 0) return;
+    MUST(p_cuGraphInstantiateWithFlags(&runnable, graph, 0));
+    MUST(p_cuGraphLaunch(runnable, captured));
+    MUST(p_cuCtxSynchronize());
+    MUST(p_cuMemcpyDtoH_v2(arrived, device, 1 << 20));
+    printf("copied %02x %02x\n", arrived[0], arrived[(1 << 20) - 1]);
+    MUST(p_cuMemcpyDtoH_v2(arrived, device + (1 << 20), 1 << 20));
+    printf("replayed %02x %02x\n", arrived[0], arrived[(1 << 20) - 1]);
+    free(arrived);
+}
+
+static void child_of_fork(void) {
+    void *before;
+    MUST(host_alloc(&before, 1 << 16, 0));
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        void *own = NULL;
+        int code = host_alloc(&own, 1 << 16, 0);
+        int freed = own ? host_free(own) : 0;
+        _exit(code == 0 && freed == 0 && host_free(before) != 0 ? 0 : 1);
+    }
+    int status = 1;
+    waitpid(child, &status, 0);
+    printf("child %d, then %016lx, free %d\n", status, (unsigned long)steps(5), host_free(before));
+}
+
+/* All memory of the context goes with it; what comes after is served again. */
+static void reset(void) {
+    printf("before %016lx\n", (unsigned long)steps(1));
+    MUST(p_cuDevicePrimaryCtxReset_v2(0));
+    start();
+    printf("after %016lx\n", (unsigned long)steps(2));
+}
+
+/* A capture that begins by a function which no library before the program can replace, then a free of memory in use. */
+static void unseen(unsigned stream_flags) {
+    int (*begin)(handle, int);
+    void *buffer;
+    handle graph;
+    *(void **)&begin = dlsym(dlopen("libwrapper.so", RTLD_NOW), "begin_unseen");
+    MUST(p_cuStreamCreate(&captured, stream_flags));
+    MUST(host_alloc(&buffer, 1 << 20, 0));
+    MUST(begin(captured, 2));
+    MUST(host_free(buffer));
+    printf("end of the capture %d\n", p_cuStreamEndCapture(captured, &graph));
+    printf("%016lx\n", (unsigned long)steps(4));
+}
+
+/* Memory of one device's context that a copy of another device's reads when it is freed. */
+static void devices(void) {
+    handle other, stream;
+    device_ptr device;
+    unsigned char *buffer, *next, *arrived = malloc(1 << 20);
+    ((void (*)(size_t))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "double_set_device_count"))(2);
+    MUST(host_alloc((void **)&buffer, 1 << 20, 1));
+    memset(buffer, 0x44, 1 << 20);
+    MUST(p_cuDevicePrimaryCtxRetain(&other, 1));
+    MUST(p_cuCtxSetCurrent(other));
+    MUST(p_cuStreamCreate(&stream, 1));
+    MUST(p_cuMemAlloc_v2(&device, 1 << 20));
+    MUST(p_cuMemcpyHtoDAsync_v2(device, buffer, 1 << 20, stream));
+    MUST(p_cuCtxSetCurrent(context));
+    MUST(host_free(buffer));
+    for (int i = 0; i < 4; i++) {
+        MUST(host_alloc((void **)&next, 1 << 20, 1));
+        memset(next, 0x55, 1 << 20);
+    }
+    MUST(p_cuCtxSetCurrent(other));
+    MUST(p_cuStreamSynchronize(stream));
+    MUST(p_cuMemcpyDtoH_v2(arrived, device, 1 << 20));
+    printf("arrived %02x %02x\n", arrived[0], arrived[(1 << 20) - 1]);
+    free(arrived);
+}
+
+/* Frees memory of a copy that runs, and looks whether it still does. */
+static void barrier(void) {
+    handle stream;
+    device_ptr device;
+    void *buffer;
+    MUST(p_cuStreamCreate(&stream, 1));
+    MUST(p_cuMemAlloc_v2(&device, 1 << 20));
+    MUST(host_alloc(&buffer, 1 << 20, 0));
+    memset(buffer, 0x33, 1 << 20);
+    MUST(p_cuMemcpyHtoDAsync_v2(device, buffer, 1 << 20, stream));
+    MUST(host_free(buffer));
+    int (*query)(handle) = NULL;
+    *(void **)&query = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuStreamQuery");
+    printf("after the free %d\n", query(stream));
+    MUST(p_cuCtxSynchronize());
+}
+
+int main(int count, char **arguments) {
+    const char *what = count > 2 ? arguments[2] : "steps";
+    find(count > 1 ? arguments[1] : "dlsym");
+    start();
+    if (strcmp(what, "steps") == 0) printf("%016lx\n", (unsigned long)steps(3));
+    else if (strcmp(what, "threads") == 0) threads();
+    else if (strcmp(what, "facts") == 0) facts();
+    else if (strcmp(what, "misuse") == 0) misuse();
+    else if (strcmp(what, "capture") == 0) capture();
+    else if (strcmp(what, "fork") == 0) child_of_fork();
+    else if (strcmp(what, "reset") == 0) reset();
+    else if (strcmp(what, "barrier") == 0) barrier();
+    else if (strcmp(what, "unseen") == 0) unseen(1);
+    else if (strcmp(what, "unseen-blocking") == 0) unseen(0);
+    else if (strcmp(what, "devices") == 0) devices();
+    else return 2;
+    return 0;
+}

@@ -1,0 +1,187 @@
+//! Builds the programs, and runs them with and without the library.
+
+use std::io::{self, Write};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use driver_double::Double;
+use tempfile::TempDir;
+
+/// A program that has not ended by then is stopped, and the test fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The folder where cargo puts this test and the libraries.
+fn built_folder() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_owned()
+}
+
+pub(crate) fn library() -> PathBuf {
+    let library = built_folder().join("libpinpool_preload.so");
+    assert!(library.exists(), "{}", library.display());
+    library
+}
+
+/// The tool, if it was built.
+pub(crate) fn tool() -> Option<PathBuf> {
+    let tool = built_folder().parent()?.join("pinpool");
+    if !tool.exists() {
+        skipped("the tool is not built: cargo build --workspace --all-features");
+        return None;
+    }
+    Some(tool)
+}
+
+/// Says that something is not tested here, also where the output of tests is captured.
+pub(crate) fn skipped(why: &str) {
+    let _ = writeln!(io::stderr(), "skipped: {why}");
+}
+
+/// How a program finds the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    Linked,
+    Dlsym,
+    ProcAddress,
+    Runtime,
+}
+
+pub(crate) const WAYS: [Way; 4] = [Way::Linked, Way::Dlsym, Way::ProcAddress, Way::Runtime];
+
+/// A folder with the double under the names of the driver, and the programs.
+pub(crate) struct Built {
+    folder: TempDir,
+}
+
+impl Built {
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// The programs; `None` where there is no compiler.
+pub(crate) fn built() -> Option<&'static Built> {
+    static BUILT: OnceLock<Option<Built>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        if !Command::new("cc").arg("--version").output().is_ok_and(|output| output.status.success()) {
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["libcuda.so.1", "libcuda.so"] {
+            symlink(Double::library(), folder.path().join(name)).unwrap();
+        }
+        let built = Built { folder };
+        built.compile("runtime.c", "libcudart.so", &["-shared", "-fPIC", "-ldl", "-lpthread"]);
+        let driver = built.path().join("libcuda.so.1");
+        let runtime = built.path().join("libcudart.so");
+        built.compile("steps.c", "steps", &["-ldl", "-lpthread"]);
+        built.compile("steps.c", "linked", &["-DLINKED", driver.to_str().unwrap(), "-ldl", "-lpthread"]);
+        built.compile("steps.c", "runtime", &["-DRUNTIME", runtime.to_str().unwrap(), "-ldl", "-lpthread"]);
+        built.compile("wrapper.c", "libwrapper.so", &["-shared", "-fPIC", "-ldl"]);
+        built.compile("inner.c", "libinner.so", &["-shared", "-fPIC"]);
+        built.compile("outer.c", "libouter.so", &["-shared", "-fPIC", "-ldl"]);
+        let libraries = ["libouter.so", "libinner.so"].map(|name| built.path().join(name));
+        let [outer, inner] = libraries.each_ref().map(|path| path.to_str().unwrap());
+        built.compile("symbols.c", "symbols", &["-Wl,--no-as-needed", outer, inner, "-ldl"]);
+        Some(built)
+    });
+    if built.is_none() {
+        skipped("no cc on this machine");
+    }
+    built.as_ref()
+}
+
+impl Built {
+    fn compile(&self, source: &str, name: &str, arguments: &[&str]) {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
+        let mut command = Command::new("cc");
+        command.args(["-Wall", "-Wextra", "-O1", "-o"]).arg(self.path().join(name)).arg(source).args(arguments);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// A program that finds the driver in this way and does `what`.
+    pub(crate) fn command(&self, way: Way, what: &str) -> Command {
+        let (program, argument) = match way {
+            Way::Linked => ("linked", "linked"),
+            Way::Dlsym => ("steps", "dlsym"),
+            Way::ProcAddress => ("steps", "query"),
+            Way::Runtime => ("runtime", "dlsym"),
+        };
+        let mut command = Command::new(self.path().join(program));
+        command.args([argument, what]);
+        self.environment(&mut command);
+        command
+    }
+
+    /// With the double as the driver, whose copies take their time, and no setting of the surroundings.
+    pub(crate) fn environment(&self, command: &mut Command) {
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PINPOOL_")) {
+            command.env_remove(name);
+        }
+        command.env_remove("RUST_LOG").env_remove("LD_PRELOAD").env("LD_LIBRARY_PATH", self.path());
+        command.env("DRIVER_DOUBLE_REPORT", "stderr").env("DRIVER_DOUBLE_COPY_RATE", "200MB");
+    }
+}
+
+/// The command with the library loaded before it, and the log at `log`.
+pub(crate) fn served(mut command: Command, log: &Path) -> Command {
+    command.env("LD_PRELOAD", library()).env("PINPOOL_PRELOAD_LOG", log).env("PINPOOL_MAX_BYTES", "64MiB");
+    command
+}
+
+/// What a program wrote.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Ran {
+    /// How often the driver's function was called, by the double's report.
+    pub(crate) fn calls(&self, name: &str) -> u64 {
+        let calls = self.err.split_once("calls: ").unwrap_or_else(|| panic!("no report: {self:?}")).1;
+        let mut words = calls.split_whitespace();
+        words
+            .find(|word| *word == name)
+            .and_then(|_| words.next())
+            .map_or(0, |count| count.trim_end_matches(',').parse().unwrap())
+    }
+
+    /// The calls that page-lock.
+    pub(crate) fn page_locks(&self) -> u64 {
+        self.calls("cuMemHostAlloc") + self.calls("cuMemAllocHost_v2")
+    }
+}
+
+/// Runs a command, which ends in time and succeeds.
+pub(crate) fn ran(command: &mut Command) -> Ran {
+    let (output, timed_out) = ended(command);
+    let ran = Ran {
+        out: String::from_utf8_lossy(&output.stdout).into_owned(),
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    };
+    assert!(!timed_out && output.status.success(), "{command:?}: {}, timed out: {timed_out}\n{ran:?}", output.status);
+    ran
+}
+
+/// Runs a command until it ends or is stopped.
+fn ended(command: &mut Command) -> (Output, bool) {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (until, mut timed_out) = (Instant::now() + PATIENCE, false);
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > until {
+            timed_out = true;
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    (child.wait_with_output().unwrap(), timed_out)
+}
+
+/// The lines of a log.
+pub(crate) fn log_of(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}

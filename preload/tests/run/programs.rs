@@ -1,0 +1,165 @@
+//! The program `steps.c`, with what its memory is served from as the only difference.
+
+use std::process::Command;
+
+use crate::fixture::{Built, Ran, WAYS, Way, built, log_of, ran, served, tool};
+
+/// Runs the program alone and served, and returns both and the log.
+fn both(built: &Built, way: Way, what: &str) -> (Ran, Ran, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let alone = ran(&mut built.command(way, what));
+    let served = ran(&mut served(built.command(way, what), &log));
+    (alone, served, log_of(&log))
+}
+
+#[test]
+fn each_way_to_the_driver_gives_the_same_output_with_fewer_page_locks() {
+    let Some(built) = built() else { return };
+    for way in WAYS {
+        let (alone, served, log) = both(built, way, "steps");
+        assert_eq!(alone.out, served.out, "{way:?}\n{log}");
+        assert_eq!((alone.page_locks(), alone.calls("cuMemFreeHost")), (24, 24), "{way:?}: {alone:?}");
+        assert!(served.page_locks() <= 8, "{way:?}: {served:?}");
+        assert_eq!(served.calls("cuMemFreeHost"), 0, "{way:?}: {served:?}");
+        assert_eq!(served.calls("cuCtxRecordEvent"), 24, "{way:?}: {served:?}");
+        assert!(log.contains("preset adaptive, back-end cuda (page-locked)"), "{way:?}: {log}");
+    }
+}
+
+#[test]
+fn run_starts_the_program_with_its_memory_served_and_its_output_as_it_was() {
+    let Some((built, tool)) = built().zip(tool()) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (log, program) = (folder.path().join("log"), built.command(Way::Dlsym, "steps"));
+    let mut command = Command::new(tool);
+    command.arg("run").arg("max_bytes=64MiB").arg("--stats").arg("--log").arg(&log).arg("--");
+    command.arg(program.get_program()).args(program.get_args());
+    built.environment(&mut command);
+    let (alone, served, log) = (ran(&mut built.command(Way::Dlsym, "steps")), ran(&mut command), log_of(&log));
+    assert_eq!(alone.out, served.out);
+    assert!(served.page_locks() <= 8, "{served:?}");
+    for line in ["back-end cuda (page-locked)", "PINPOOL_MAX_BYTES=64MiB (variable)", "gets 24: "] {
+        assert!(log.contains(line), "no `{line}` in {log}");
+    }
+}
+
+#[test]
+fn threads_that_free_while_their_copies_run_lose_no_byte() {
+    let Some(built) = built() else { return };
+    let (alone, served, log) = both(built, Way::Dlsym, "threads");
+    assert_eq!(alone.out, served.out, "{log}");
+    assert!(served.page_locks() < alone.page_locks() / 2, "{served:?}");
+}
+
+#[test]
+fn the_driver_answers_about_a_buffer_as_about_memory_of_its_own() {
+    let Some(built) = built() else { return };
+    for way in [Way::Linked, Way::ProcAddress] {
+        let (alone, served, log) = both(built, way, "facts");
+        assert_eq!(alone.out, served.out, "{way:?}\n{log}");
+        assert!(alone.out.contains("range 1 5009, attributes 5009"), "{}", alone.out);
+    }
+}
+
+#[test]
+fn what_the_driver_refuses_is_refused_by_the_driver() {
+    let Some(built) = built() else { return };
+    for way in WAYS {
+        let (alone, served, log) = both(built, way, "misuse");
+        assert_eq!(alone.out, served.out, "{way:?}\n{log}");
+        let lines = ["not served, the driver's own function is called: write-combined", "flags 0xf0"];
+        assert!(lines.iter().all(|line| log.contains(line)), "{way:?}: {log}");
+    }
+}
+
+#[test]
+fn a_capture_under_way_is_not_spoiled_and_memory_of_running_copies_stays_out() {
+    let Some(built) = built() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let alone = ran(&mut built.command(Way::Dlsym, "capture"));
+    assert!(alone.out.contains("end of the capture 901"), "the driver alone spoils it: {alone:?}");
+    for way in WAYS {
+        let served = ran(&mut served(built.command(way, "capture"), &log));
+        let expected = "free beside a capture 0\nend of the capture 0\ncopied 11 11\nreplayed 22 22\n";
+        assert_eq!(served.out, expected, "{way:?}: {}", log_of(&log));
+        // Asked only once the capture was over.
+        assert!(!log_of(&log).contains("spoiled"), "{}", log_of(&log));
+    }
+}
+
+#[test]
+fn a_forked_child_is_not_served_and_its_parent_goes_on() {
+    let Some(built) = built() else { return };
+    let (alone, served, log) = both(built, Way::Dlsym, "fork");
+    assert!(served.out.starts_with("child 0, then "), "{served:?}\n{log}");
+    let sums = [&alone, &served].map(|ran| ran.out.split_once("then").unwrap().1.to_owned());
+    assert_eq!(sums[0], sums[1]);
+}
+
+#[test]
+fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() {
+    let Some(built) = built() else { return };
+    let (alone, served, log) = both(built, Way::ProcAddress, "reset");
+    assert_eq!(alone.out, served.out, "{log}");
+    assert!(log.contains("has ended, and its memory with it"), "{log}");
+    assert_eq!(log.matches("back-end cuda (page-locked)").count(), 2, "{log}");
+    assert!(served.page_locks() <= 16, "{served:?}");
+}
+
+#[test]
+fn a_free_waits_only_if_it_is_asked_to() {
+    let Some(built) = built() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let waits = |command: &mut Command| ran(command).out;
+    let (ready, not_ready) = ("after the free 0\n", "after the free 600\n");
+    assert_eq!(waits(&mut built.command(Way::Dlsym, "barrier")), ready);
+    assert_eq!(waits(&mut served(built.command(Way::Dlsym, "barrier"), &log)), not_ready);
+    assert_eq!(waits(served(built.command(Way::Dlsym, "barrier"), &log).env("PINPOOL_PRELOAD_SYNC", "1")), ready);
+}
+
+#[test]
+fn a_full_pool_and_a_bad_setting_leave_the_program_to_the_driver() {
+    let Some(built) = built() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let alone = ran(&mut built.command(Way::Dlsym, "steps"));
+    let cases = [
+        ("PINPOOL_MAX_BYTES", "64KiB", "than the ceiling has room for"),
+        ("PINPOOL_MAX_BYTES", "much", "no pool: "),
+        ("DRIVER_DOUBLE_FAIL", "cuMemHostAlloc:1=2,cuMemHostAlloc:2=2", "CUDA_ERROR_OUT_OF_MEMORY"),
+    ];
+    for (number, (name, value, reason)) in cases.into_iter().enumerate() {
+        let log = folder.path().join(number.to_string());
+        let ran = ran(served(built.command(Way::Dlsym, "steps"), &log).env(name, value));
+        assert_eq!(ran.out, alone.out, "{name}={value}");
+        assert!(log_of(&log).contains(reason), "{name}={value}: {}", log_of(&log));
+    }
+}
+
+#[test]
+fn a_capture_that_no_hook_saw_is_met_once_and_ends_the_service() {
+    let Some(built) = built() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let [seen, unseen] = ["seen", "unseen"].map(|name| folder.path().join(name));
+    // The default stream tells of a capture of a stream that is ordered with it.
+    let blocking = ran(&mut served(built.command(Way::Dlsym, "unseen-blocking"), &seen));
+    assert!(blocking.out.starts_with("end of the capture 0\n"), "{blocking:?}");
+    assert!(blocking.page_locks() <= 8 && !log_of(&seen).contains("not served"), "{blocking:?}");
+    let other = ran(&mut served(built.command(Way::Dlsym, "unseen"), &unseen));
+    assert!(other.out.starts_with("end of the capture 901\n"), "{other:?}");
+    assert_eq!(other.out.lines().last(), blocking.out.lines().last());
+    assert_eq!((other.calls("cuCtxRecordEvent"), other.calls("cuMemFreeHost")), (1, 24), "{other:?}");
+    assert_eq!(log_of(&unseen).matches("not served any more").count(), 1, "{}", log_of(&unseen));
+}
+
+#[test]
+fn a_free_stands_behind_the_work_of_every_device() {
+    let Some(built) = built() else { return };
+    for way in [Way::Linked, Way::ProcAddress] {
+        let (alone, served, log) = both(built, way, "devices");
+        assert_eq!((alone.out.as_str(), served.out.as_str()), ("arrived 44 44\n", "arrived 44 44\n"), "{way:?}\n{log}");
+        assert_eq!(served.calls("cuCtxRecordEvent"), 2, "{way:?}: {served:?}");
+    }
+}

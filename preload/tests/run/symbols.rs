@@ -1,0 +1,49 @@
+//! Looking names up, beside the ways of `programs`.
+
+use std::process::Command;
+
+use crate::fixture::{Way, built, library, ran, skipped};
+
+#[test]
+fn look_ups_without_a_driver_and_by_the_next_of_a_name_are_as_they_were() {
+    let Some(built) = built() else { return };
+    let run = |preload: bool| {
+        let mut command = Command::new(built.path().join("symbols"));
+        built.environment(&mut command);
+        if preload {
+            command.env("LD_PRELOAD", library());
+        }
+        ran(&mut command).out
+    };
+    let expected = "default 0, self 0, text 1, next 0\ninner outer\nputs 1, none 0\n";
+    assert_eq!(run(false), expected);
+    // `RTLD_NEXT` from the program itself finds the export of this library, as from everything that stands before it.
+    assert_eq!(run(true), expected.replace("next 0", "next 1"));
+}
+
+#[test]
+fn another_library_before_the_driver_is_passed_once_and_not_in_a_circle() {
+    let Some(built) = built() else { return };
+    let wrapper = built.path().join("libwrapper.so");
+    let alone = ran(&mut built.command(Way::Linked, "steps"));
+    let paths = [library(), wrapper].map(|path| path.display().to_string());
+    let run = |preload: String| ran(built.command(Way::Linked, "steps").env("LD_PRELOAD", preload));
+    let ours_first = run(format!("{}:{}", paths[0], paths[1]));
+    assert_eq!(ours_first.out, alone.out, "{ours_first:?}");
+    assert!(ours_first.page_locks() <= 8, "{ours_first:?}");
+    assert!(ours_first.err.contains(&format!("wrapped {}", ours_first.page_locks())), "{ours_first:?}");
+    // The other one has the real functions already, and nothing is served.
+    let ours_behind = run(format!("{}:{}", paths[1], paths[0]));
+    assert_eq!((ours_behind.out, ours_behind.err.contains("wrapped 24")), (alone.out, true), "{}", ours_behind.err);
+}
+
+#[test]
+fn nothing_but_functions_of_the_driver_and_dlsym_is_exported() {
+    let Ok(output) = Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(library()).output() else {
+        return skipped("no nm on this machine");
+    };
+    let text = String::from_utf8(output.stdout).unwrap();
+    let exported: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(exported.len() > 30, "{exported:?}");
+    assert!(exported.iter().all(|name| name.starts_with("cu") || *name == "dlsym"), "{exported:?}");
+}

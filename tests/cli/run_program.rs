@@ -1,0 +1,121 @@
+//! `pinpool run`: the program takes the place of the tool. That memory is served is tested in `preload/tests`.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::tool::{finish, pinpool};
+
+/// `pinpool run` with a library that does nothing.
+fn run(arguments: &[&str]) -> Command {
+    let mut command = pinpool(&["run"]);
+    command.env("PINPOOL_PRELOAD_LIB", library()).args(arguments);
+    command
+}
+
+/// Any shared library: the C library that this test has loaded already.
+fn library() -> String {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| line.contains("/libc.so.6")).expect("a C library");
+    line[line.find('/').unwrap()..].to_owned()
+}
+
+fn script(folder: &TempDir, text: &str, mode: u32) -> String {
+    let path = folder.path().join("script");
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn arguments_output_exit_status_and_signals_are_the_programs() {
+    let ran = finish(run(&["--", "sh", "-c", "echo \"$0 $1\"; exit 7"]).args(["a b", "--log"]));
+    assert_eq!((ran.stdout.as_str(), ran.code()), ("a b --log\n", 7), "{}", ran.stderr);
+    let ended = run(&["--", "sh", "-c", "kill -TERM $$"]).status().unwrap();
+    assert_eq!(ended.signal(), Some(15));
+    let piped = run(&["--", "sh", "-c", "kill -PIPE $$"]).status().unwrap();
+    assert_eq!(piped.signal(), Some(13), "not ignored");
+}
+
+#[test]
+fn the_library_is_loaded_first_and_settings_reach_the_program() {
+    let show =
+        "echo $LD_PRELOAD; echo $PINPOOL_MAX_BYTES $PINPOOL_PRELOAD_STATS $PINPOOL_PRELOAD_SYNC $PINPOOL_PRELOAD_LOG";
+    let mut command = run(&["max_bytes=2GiB", "--stats", "--sync", "--log", "relative", "--", "sh", "-c", show]);
+    let ran = finish(command.env("LD_PRELOAD", library()));
+    let log = std::path::absolute("relative").unwrap();
+    assert_eq!(ran.stdout, format!("{0}:{0}\n2GiB 1 1 {1}\n", library(), log.display()), "{}", ran.stderr);
+}
+
+#[test]
+fn what_cannot_run_is_told_by_the_status_of_the_shells() {
+    let folder = tempfile::tempdir().unwrap();
+    let ran = finish(&mut run(&["--", "no-such-program-anywhere"]));
+    assert_eq!(ran.code(), 127);
+    ran.check_stderr("no-such-program-anywhere: No such file");
+    let plain = script(&folder, "#!/bin/sh\n", 0o644);
+    let ran = finish(&mut run(&["--", &plain]));
+    assert_eq!(ran.code(), 126);
+    ran.check_stderr("Permission denied");
+    let ran = finish(&mut run(&["--", "./no/such/path"]));
+    assert_eq!(ran.code(), 127);
+}
+
+#[test]
+fn wrong_settings_and_a_missing_library_start_nothing() {
+    let ran = finish(&mut run(&["max_byte=2GiB", "--", "echo", "started"]));
+    assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""));
+    ran.check_stderr("MAX_BYTE");
+    let ran = finish(&mut run(&["echo", "--", "echo", "started"]));
+    assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""));
+    let ran = finish(run(&["--", "echo", "started"]).env("PINPOOL_PRELOAD_LIB", "/nowhere/lib.so"));
+    assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
+    ran.check_stderr("PINPOOL_PRELOAD_LIB=/nowhere/lib.so: No such file");
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("pinpool");
+    fs::hard_link(env!("CARGO_BIN_EXE_pinpool"), &copy)
+        .or_else(|_| fs::copy(Path::new(env!("CARGO_BIN_EXE_pinpool")), &copy).map(drop))
+        .unwrap();
+    let ran = finish(Command::new(&copy).args(["run", "--", "echo", "started"]).env_remove("PINPOOL_PRELOAD_LIB"));
+    assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
+    ran.check_stderr("cargo build --release -p pinpool-preload");
+}
+
+#[test]
+fn a_program_that_loads_nothing_before_it_runs_with_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = script(&folder, "#!/bin/sh\necho ran\n", 0o4755);
+    let ran = finish(&mut run(&["--", &own]));
+    assert_eq!((ran.code(), ran.stdout.as_str()), (0, "ran\n"), "a script has no other user");
+    let Ok(output) = Command::new("cc")
+        .args(["-static", "-x", "c", "-", "-o"])
+        .arg(folder.path().join("static"))
+        .stdin(fs::File::open(source(&folder)).unwrap())
+        .output()
+    else {
+        return;
+    };
+    if !output.status.success() {
+        return;
+    }
+    let ran = finish(&mut run(&["--", folder.path().join("static").to_str().unwrap()]));
+    assert_eq!(ran.code(), 5);
+    ran.check_stderr("linked statically, so no library is loaded before it, so nothing of it is served");
+}
+
+fn source(folder: &TempDir) -> std::path::PathBuf {
+    let path = folder.path().join("static.c");
+    fs::write(&path, "int main(void) { return 5; }\n").unwrap();
+    path
+}
+
+#[test]
+fn variables_of_the_library_are_no_unknown_settings() {
+    let ran = finish(pinpool(&["env"]).env("PINPOOL_PRELOAD_LOG", "x").env("PINPOOL_PRELOADED", "x"));
+    assert!(!ran.stderr.contains("PINPOOL_PRELOAD_LOG"), "{}", ran.stderr);
+    ran.check_stderr("PINPOOL_PRELOADED=x is not a variable of pinpool");
+}
