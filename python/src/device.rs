@@ -294,7 +294,11 @@ impl Device {
     /// Opens GPU number `ordinal`.
     #[new]
     fn new(py: Python<'_>, ordinal: u32) -> PyResult<Self> {
-        let failed = |what: String| BackendError::new_err(format!("device cuda:{ordinal}: {what}"));
+        let failed = |what: String| {
+            BackendError::new_err(format!(
+                "device cuda:{ordinal}: {what}; leave `device` out for the memory of the host"
+            ))
+        };
         py.detach(|| {
             // First, because cudarc panics without a driver.
             CudaSource::new(ordinal).map_err(|error| failed(error.to_string()))?;

@@ -172,6 +172,16 @@ impl Files {
         self.catalog.samples().len()
     }
 
+    /// Number of files that could be listed.
+    fn files(&self) -> usize {
+        self.catalog.files().len()
+    }
+
+    /// Whether any was opened as a compressed file.
+    fn has_compressed(&self) -> bool {
+        self.catalog.files().iter().any(|file| file.compression.is_some())
+    }
+
     /// Bytes of all samples.
     fn nbytes(&self) -> u64 {
         self.catalog.len_bytes()

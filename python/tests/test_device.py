@@ -207,6 +207,35 @@ def test_the_end_of_an_import_keeps_the_memory_until_then(on_the_double):
     )
 
 
+def test_tensors_are_imports_for_the_current_stream(on_the_double):
+    on_the_double(
+        """
+        import sys, types
+        class Tensor:
+            def __init__(self, array):
+                assert array.__dlpack_device__() == (2, 0)
+                self.capsule = array.__dlpack__(stream=current, max_version=(1, 0))
+                tensor, shape, _ = dltensor(self.capsule, b"dltensor_versioned", 32)
+                self.whole = (tensor.data, shape[0])
+            def __getitem__(self, part):
+                assert 0 <= part.start <= part.stop <= self.whole[1]
+                return read(self.whole[0] + part.start, part.stop - part.start, current)
+        current = new_stream()
+        torch = types.ModuleType("torch")
+        torch.from_dlpack = Tensor
+        make_files(7)
+        for batch in loader_of():
+            before = cuda.double_calls(b"cuStreamWaitEvent")
+            sys.modules["torch"] = torch
+            tensors = batch.tensors()
+            del sys.modules["torch"]
+            assert cuda.double_calls(b"cuStreamWaitEvent") > before
+            synchronize(current)
+            assert [bytes(tensor) for tensor in tensors] == [content(number) for number in batch.indices]
+        """
+    )
+
+
 def test_states_breaks_and_empty_files(on_the_double):
     on_the_double(
         """

@@ -196,6 +196,58 @@ def test_small_pools_and_long_data(tmp_path):
         list(pinpool.Loader(path, batch_size=1, pool=pool))
 
 
+def test_nothing_to_load_says_why(tmp_path, pool):
+    (tmp_path / "empty.tar.gz").write_bytes(gzip.compress(tar([])))
+    with pytest.raises(ValueError, match="only archives without a member"):
+        pinpool.Loader(tmp_path / "empty.tar.gz", pool=pool)
+    (tmp_path / "bad.tgz").write_bytes(b"bad")
+    with pytest.raises(ValueError, match="nothing that can be read: .*bad.tgz: "):
+        pinpool.Loader(tmp_path / "bad.tgz", on_error="skip", pool=pool)
+    (tmp_path / "good.tgz").write_bytes(gzip.compress(tar(members(0, 3))))
+    assert len(pinpool.Loader(tmp_path / "good.tgz", rank=0, world=2, pool=pool)) == 1
+    with pytest.raises(ValueError, match="rank=1 of world=2 has nothing to load: a compressed archive goes to one rank"):
+        pinpool.Loader(tmp_path / "good.tgz", rank=1, world=2, pool=pool)
+
+
+def test_names_of_fields_are_taken_with_a_dot_and_in_any_case(shards, pool):
+    batch = next(iter(pinpool.Loader(shards[0], pool=pool)))
+    assert [field.tobytes() for field in batch.field(".JPG")] == [field.tobytes() for field in batch.field("jpg")]
+    with pytest.raises(TypeError, match=r"field\(3\)"):
+        batch.field(3)
+
+
+def test_ctrl_c_ends_the_listing_of_a_long_file(tmp_path):
+    """The data is a gigabyte; the interrupt comes at once, and is seen before the end of the listing."""
+    path = tmp_path / "long.tar.zst"
+    compressor = zstandard.ZstdCompressor().compressobj() if zstandard is not None else None
+    if compressor is None:
+        pytest.skip("needs zstandard")
+    with open(path, "wb") as file:
+        header = tarfile.TarInfo("0.bin")
+        header.size = 1000 << 20
+        file.write(compressor.compress(header.tobuf()))
+        for _ in range(1000):
+            file.write(compressor.compress(bytes(1 << 20)))
+        file.write(compressor.compress(bytes(1024)) + compressor.flush())
+    code = f"""
+        import os, signal, threading, time
+        import pinpool
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
+        def interrupt():
+            while not any(open(f"/proc/self/task/{{task}}/comm").read() == "pinpool-list\\n" for task in os.listdir("/proc/self/task")):
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt, daemon=True).start()
+        try:
+            pinpool.Loader({str(path)!r}, pool=pool)
+        except KeyboardInterrupt:
+            print("interrupted")
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("settings", "kind", "said"),
     [

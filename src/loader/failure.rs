@@ -104,8 +104,8 @@ pub enum CompressedError {
     },
     /// The file ends in the middle of its data.
     #[error(
-        "cut off after byte {file_bytes}: the {compression} data goes on, behind {data_bytes} bytes of its contents; fetch the \
-         file again"
+        "cut off after byte {file_bytes}: the {compression} data has no end there, behind {data_bytes} bytes of its contents; fetch \
+         the file again"
     )]
     CutOff {
         /// How it is compressed.

@@ -118,7 +118,9 @@ class Batch:
 
     def field(self, name: str) -> list[Any]:
         """The member `name` of each sample: `batch.field("jpg")`. KeyError names the first sample that has none."""
-        found = []
+        if not isinstance(name, str):
+            raise TypeError(f"field({name!r}): the name of a field of each sample, such as 'jpg'")
+        found, name = [], name.removeprefix(".").lower()
         for index, fields in enumerate(self.fields):
             if name not in fields:
                 has = ", ".join(fields) or "no fields"
@@ -258,7 +260,17 @@ class Loader:
             raise LoadError(_told(list(self._failed)))
         if not len(self._files):
             named = ", ".join(map(repr, listed[:3])) + (", ..." if len(listed) > 3 else "")
-            raise ValueError(f"nothing to load: paths [{named}] have no regular file; name files, or directories of files")
+            why = "have no regular file; name files, or directories of files"
+            if self._failed:
+                why = f"have nothing that can be read: {next(iter(self._failed))}"
+            elif self._files.files():
+                why = "have only archives without a member"
+            raise ValueError(f"nothing to load: paths [{named}] {why}")
+        if world > 1 and self._files.has_compressed() and not self._files.batches(0):
+            raise ValueError(
+                f"rank={rank} of world={world} has nothing to load: a compressed archive goes to one rank whole; give {world} "
+                "archives or a multiple, or decompress them"
+            )
         # Where the loader is, and the epoch of it. None is the start.
         self._state: str | None = None
         self._epoch = 0
