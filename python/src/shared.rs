@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::buffer::Buffer;
-use crate::errors::{ReleasedError, exception};
+use crate::errors::{self, ReleasedError, exception};
 use crate::lines;
 use crate::memory::{Memory, Origin};
 use crate::pool::{Pool, UNINTERRUPTED, json, seconds, size};
@@ -38,14 +38,14 @@ fn waiting<T: Send>(
     py: Python<'_>,
     timeout: Option<Duration>,
     mut step: impl FnMut(Duration) -> Result<Option<T>, Error> + Send,
-) -> PyResult<Option<T>> {
+) -> PyResult<Result<Option<T>, Error>> {
     let begun = Instant::now();
     loop {
         let left = timeout.map_or(UNINTERRUPTED, |timeout| timeout.saturating_sub(begun.elapsed()));
         let found = py.detach(|| step(left.min(UNINTERRUPTED)));
         lines::flush(py)?;
-        match found.map_err(|error| exception(&error))? {
-            None if timeout.is_none_or(|timeout| begun.elapsed() < timeout) => py.check_signals()?,
+        match found {
+            Ok(None) if timeout.is_none_or(|timeout| begun.elapsed() < timeout) => py.check_signals()?,
             found => return Ok(found),
         }
     }
@@ -105,7 +105,8 @@ impl Slabs {
         let (slabs, timeout) = (self.slabs()?, timeout.map(seconds).transpose()?);
         let found = waiting(py, timeout, |wait| slabs.next(wait));
         py.detach(|| drop(slabs));
-        Ok(found?.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
+        let found = found?.map_err(|error| exception(&error))?;
+        Ok(found.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
     }
 
     fn next_of_dead(&self, py: Python<'_>) -> PyResult<Option<(u64, Buffer)>> {
@@ -195,12 +196,13 @@ impl SharedWorker {
         let is_over = || timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
         let found = waiting(py, None, |wait| {
             let left = timeout.map_or(wait, |timeout| wait.min(timeout.saturating_sub(begun.elapsed())));
-            match self.worker.get(len, left) {
+            match self.worker.get_since(begun, len, left) {
                 Err(error) if error.is_limit() && !is_over() => Ok(None),
                 got => got.map(Some),
             }
         })?;
-        match found {
+        let wait = timeout.unwrap_or(Duration::MAX);
+        match found.map_err(|error| errors::of_get(&error, wait, begun.elapsed()))? {
             Some(buf) => Ok(SharedBuffer { len: buf.len(), state: Mutex::new(Filling { buf: Some(buf), views: 0 }) }),
             None => Err(ReleasedError::new_err("no buffer")),
         }

@@ -335,3 +335,36 @@ def test_the_interpreter_ends_while_copies_run(over_the_double):
         buf.release()
         """
     )
+
+
+def test_shared_memory_is_registered_once_and_a_buffer_comes_back_behind_its_stream(over_the_double):
+    over_the_double(
+        """
+        pool, stream = pool_of(backend="register", preset=None, poll=True), new_stream()
+        before = cuda.double_calls(b"cuMemHostRegister_v2")
+        shared = pinpool.SharedPool(SIZE, 2, pool=pool)
+        assert shared.page_lock == "register" and cuda.double_calls(b"cuMemHostRegister_v2") == before + 1
+        for value in range(20):
+            filling = shared.get(SIZE)
+            np.frombuffer(filling, np.uint8)[:] = value
+            with shared.receive(filling.send()) as buf:
+                assert buf.is_pinned and buf.__dlpack_device__() == (1, 0)
+                copy(buf, stream)
+                buf.record_stream(stream)
+            assert on_device(SIZE) == {value}
+        assert cuda.double_calls(b"cuMemHostRegister_v2") == before + 1, "no call of the driver for a buffer"
+        hold(stream)
+        buf = shared.receive(shared.get(SIZE).send())
+        copy(buf, stream)
+        buf.release(stream=stream)
+        other = shared.get(SIZE)
+        try: shared.get(1, timeout=0.05)
+        except pinpool.TimeoutError: pass
+        else: raise SystemExit("the device is reading it")
+        let_run(stream)
+        shared.get(1, timeout=20).release()
+        other.release()
+        shared.close()
+        del shared, buf, filling, other
+        """
+    )

@@ -90,10 +90,7 @@ enum Locked {
     /// By the kernel, which unlocks what is unmapped.
     Kernel,
     #[cfg(feature = "cuda")]
-    Driver {
-        source: Arc<RegisterSource>,
-        at: usize,
-    },
+    Driver(Arc<RegisterSource>),
 }
 
 // SAFETY: an address and its length; the bytes are reached by the rules of memory-file-I1.
@@ -207,7 +204,7 @@ impl SharedMemory {
         Ok(Self { start, len: file.len, page_bytes: file.page_bytes, lock: Locked::No, generation })
     }
 
-    /// Brings the bytes from `offset` on into memory and page-locks them. `is_fresh`: nobody has written to them.
+    /// Brings the bytes from `offset` on into memory, and page-locks all. `is_fresh`: nobody has written to those.
     pub(crate) fn lock(
         &mut self,
         offset: usize,
@@ -215,12 +212,13 @@ impl SharedMemory {
         threads: usize,
         is_fresh: bool,
     ) -> Result<(), SourceError> {
-        let region = self.region(offset);
         // What this kernel brings into memory by itself keeps its content.
         if is_fresh || self.can_populate() {
             // SAFETY: nobody uses the bytes, or they are not changed.
-            unsafe { populate(&region, threads, None, &|_| {}) }?;
+            unsafe { populate(&self.region(offset), threads, None, &|_| {}) }?;
         }
+        // The whole mapping: a part of it may end within a page of hugetlb.
+        let region = self.region(0);
         self.lock = match how {
             PageLock::None => Locked::No,
             PageLock::Mlock => {
@@ -233,7 +231,7 @@ impl SharedMemory {
                 mapping::keep_from_children(&region)?;
                 // SAFETY: mapped until the drop of this, which unregisters first (memory-file-I2).
                 unsafe { source.register_other(&region) }?;
-                Locked::Driver { source, at: offset }
+                Locked::Driver(source)
             }
             #[cfg(not(feature = "cuda"))]
             PageLock::Register(_) => Locked::No,
@@ -294,9 +292,9 @@ impl Drop for SharedMemory {
             return;
         }
         #[cfg(feature = "cuda")]
-        if let Locked::Driver { source, at } = &self.lock {
+        if let Locked::Driver(source) = &self.lock {
             // SAFETY: registered by `lock`; the user of this has seen the end of all copies (`keep`).
-            if unsafe { source.unregister(self.at(*at)) }.is_err() {
+            if unsafe { source.unregister(self.start) }.is_err() {
                 return;
             }
         }

@@ -13,7 +13,7 @@
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -157,7 +157,10 @@ fn listen(name: &str, path: &Path) -> Result<UnixListener> {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed)?,
         Err(_) => {}
     }
-    UnixListener::bind(path).map_err(failed)
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    // The directory may be open to others.
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
 }
 
 type Parts = Arc<Mutex<Vec<(usize, usize)>>>;
@@ -227,7 +230,9 @@ impl Kept {
     }
 
     fn file(&self) -> Option<&Header> {
-        self.lender.memory().and_then(|memory| memory.shared(0))
+        // In a child of fork a driver's memory is not mapped.
+        let memory = self.lender.memory().filter(|_| !self.lender.pool().core().is_forked());
+        memory.and_then(|memory| memory.shared(0))
     }
 
     /// How many processes held it before this one.

@@ -69,6 +69,8 @@ impl SharedSlabs {
     }
 
     fn view(&self) -> Result<View<'_>> {
+        // In a child of fork a driver's memory is not mapped.
+        self.lender.pool().core().check_process()?;
         let gone = || ErrorKind::Shared { what: WHAT, why: "the memory is not mapped".to_owned() };
         Ok(View { memory: self.lender.memory().ok_or_else(gone)?, geometry: &self.geometry })
     }

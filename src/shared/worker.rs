@@ -142,6 +142,16 @@ impl SlabWorker {
     /// - [`is_peer`](crate::Error::is_peer): the trainer is gone,
     /// - [`is_forked`](crate::Error::is_forked): a parent of this process attached; attach again.
     pub fn get(&self, len: usize, timeout: Duration) -> Result<SlabBuf> {
+        self.get_since(Instant::now(), len, timeout)
+    }
+
+    /// As [`get`](Self::get), one of several waits of a get that began at `since`.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    #[doc(hidden)]
+    pub fn get_since(&self, since: Instant, len: usize, timeout: Duration) -> Result<SlabBuf> {
         let attached = &self.attached;
         attached.check_process()?;
         let view = attached.file.view();
@@ -160,7 +170,7 @@ impl SlabWorker {
         let Some((index, state)) = found else {
             let counts = Counts::of(view);
             return Err(ErrorKind::NoBuffer {
-                waited: begun.elapsed(),
+                waited: since.elapsed(),
                 buffers: view.geometry.buffers,
                 filling: counts.filling,
                 sent: counts.sent,

@@ -16,6 +16,8 @@ mod hard_ends;
 mod input_once;
 mod inspect;
 mod inspect_pools;
+#[cfg(target_os = "linux")]
+mod keep;
 mod limits;
 mod load;
 #[cfg(feature = "cuda")]

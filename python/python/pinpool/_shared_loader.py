@@ -92,6 +92,7 @@ class SharedLoader:
         on_death: Literal["raise", "replace"] = "raise",
         timeout: float = 60.0,
         pool: Pool | None = None,
+        hugetlb: bool | None = None,
         context: str | None = None,
     ) -> None:
         if batch_size < 1 or num_workers < 0 or prefetch_factor < 1:
@@ -109,7 +110,7 @@ class SharedLoader:
         # Those that are read ahead, one in each worker's hands, and three for the user.
         buffers = buffers or max(num_workers, 1) * (prefetch_factor + 1) + 3
         #: The buffers, a `pinpool.SharedPool`.
-        self.shared = SharedPool(buffer_bytes, buffers, pool=pool)
+        self.shared = SharedPool(buffer_bytes, buffers, pool=pool, hugetlb=hugetlb)
 
     def _measured(self):
         """Bytes of the first batch: samples of other lengths need `buffer_bytes`."""
@@ -153,7 +154,7 @@ class SharedLoader:
             yield self.shared.unpack(packed)
 
     def _by_workers(self, batches):
-        workers: list[_Worker] = []
+        workers: list[Any] = []
         arrived: dict[int, Any] = {}
         # Buffers of dead workers whose messages are still to be read, by the number of the batch.
         early: dict[int, Any] = {}
@@ -211,6 +212,7 @@ class SharedLoader:
             worker.process.join()
         status, number, lost = worker.process.exitcode, worker.process.pid, worker.pending
         worker.process.close()
+        workers[at] = None
         self._take_back(early)
         # Sent without a message that arrived: they are read again.
         for batch in lost:
@@ -224,7 +226,7 @@ class SharedLoader:
         self.replaced += 1
         if self.replaced > 1000 + len(batches):
             raise WorkerError(f"worker {at} (process {number}) {ended}, after {self.replaced - 1} others that were replaced")
-        workers[at] = _Worker(self, [other for other in workers if other is not worker])
+        workers[at] = _Worker(self, [other for other in workers if other is not None])
         self._give(workers, at, lost, batches)
 
     def _take_back(self, early):
@@ -234,9 +236,10 @@ class SharedLoader:
             early[sent[0]] = sent[1]
 
     def _end(self, workers, arrived, early):
-        for worker in workers:
+        living = [worker for worker in workers if worker is not None]
+        for worker in living:
             worker.end()
-        for worker in workers:
+        for worker in living:
             worker.process.join(1)
             if worker.process.is_alive():
                 worker.process.terminate()

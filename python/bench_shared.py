@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Worker processes through pinpool's shared buffers, beside torch's DataLoader with its own: batches/s and CPU seconds.
+
+    pip install ./python numpy torch
+    python python/bench_shared.py [--workers 4] [--batches 200] [--rounds 3] [--megabytes 8]
+
+Each sample is an array that the dataset makes by copying prepared random bytes, as a decoder that writes its output once; a batch is 16 of them.
+Both loaders have as many worker processes (fork), and as many batches read ahead. The consumer has each batch in the trainer and
+reads one byte of each 4 KiB page of it, as a copy to a device reads it all. Each loader runs in a process of its own, in turns over
+several rounds; the table has the median round of each.
+
+| row | what the batch is in the trainer |
+| --- | --- |
+| `pinpool.SharedLoader` | page-locked (where the pool pins), in the place where the worker wrote it |
+| `torch` + `shared.collate` | the same, with torch's DataLoader and its workers: `collate_fn` gives tickets |
+| `torch` | a tensor in memory that torch's worker shares by a file descriptor; not page-locked, a copy to a device is staged |
+| `torch`, copied to pinned | the same, then copied into a buffer of a pool, as `pin_memory=True` copies in its thread |
+
+Seconds of the CPU are of the process and its workers. "copied" counts the bytes that the trainer itself copies between host buffers.
+"""
+
+import argparse
+import gc
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+BATCH = 16
+
+
+class Samples:
+    def __init__(self, batches, sample_bytes):
+        import numpy as np
+
+        self.length, self.sample_bytes = batches * BATCH, sample_bytes
+        self.source = np.random.default_rng(1).integers(0, 256, 4 * sample_bytes, np.uint8)
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        begin = (index * 4099) % (3 * self.sample_bytes)
+        return self.source[begin : begin + self.sample_bytes].copy()
+
+
+def with_shared_loader(samples, workers, hugetlb):
+    import pinpool
+
+    loader = pinpool.SharedLoader(samples, BATCH, num_workers=workers, hugetlb=hugetlb)
+    yield described(loader.shared)
+    for batch in loader:
+        yield batch
+
+
+def described(shared):
+    return f"{shared.page_lock}, hugetlb pages" if shared.hugetlb else shared.page_lock
+
+
+def torchs(samples, workers, **settings):
+    from torch.utils.data import DataLoader
+
+    return DataLoader(samples, batch_size=BATCH, num_workers=workers, prefetch_factor=2, **settings)
+
+
+def with_torch_and_tickets(samples, workers, hugetlb):
+    import pinpool
+
+    shared = pinpool.SharedPool(BATCH * samples.sample_bytes, 3 * workers + 3, hugetlb=hugetlb)
+    loader = torchs(samples, workers, collate_fn=shared.collate)
+    yield described(shared)
+    yield from shared.batches(loader)
+
+
+def with_torch(samples, workers, _hugetlb):
+    loader = torchs(samples, workers)
+    yield "none"
+    for batch in loader:
+        yield batch.numpy()
+
+
+def with_torch_copied(samples, workers, _hugetlb):
+    import numpy as np
+    import pinpool
+
+    pool, loader = pinpool.Pool(), torchs(samples, workers)
+    pool.get(BATCH * samples.sample_bytes).release()
+    yield pool.stats()["backend"]
+    for batch in loader:
+        array = pool.empty(tuple(batch.shape), np.uint8)
+        np.copyto(array, batch.numpy())
+        yield array
+
+
+LOADERS = {
+    "pinpool.SharedLoader": (with_shared_loader, False),
+    "torch + shared.collate": (with_torch_and_tickets, False),
+    "torch": (with_torch, False),
+    "torch, copied to pinned": (with_torch_copied, True),
+}
+
+
+def cpu_seconds():
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)
+
+
+def run(name, arguments):
+    sample_bytes = arguments.megabytes * (1 << 20) // BATCH
+    samples = Samples(arguments.batches, sample_bytes)
+    make, copies = LOADERS[name]
+    batches = make(samples, arguments.workers, False if arguments.no_hugetlb else None)
+    page_lock = next(batches)
+    begun, cpu, own = time.perf_counter(), cpu_seconds(), resource.getrusage(resource.RUSAGE_SELF)
+    count = checked = copied = 0
+    for batch in batches:
+        assert batch.shape == (BATCH, sample_bytes)
+        checked += int(batch[:, ::4096].astype("uint64").sum())
+        copied += batch.nbytes if copies else 0
+        count += 1
+        del batch
+    del batches
+    gc.collect()
+    taken = time.perf_counter() - begun
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    trainer = used.ru_utime + used.ru_stime - own.ru_utime - own.ru_stime
+    assert count == arguments.batches
+    result = {"seconds": taken, "cpu": cpu_seconds() - cpu, "trainer": trainer, "copied": copied, "sum": checked, "lock": page_lock}
+    print(json.dumps(result))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--batches", type=int, default=200)
+    parser.add_argument("--megabytes", type=int, default=8, help="of one batch")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-hugetlb", action="store_true", help="shared buffers in pages of the usual size")
+    parser.add_argument("--only", choices=LOADERS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.only:
+        return run(arguments.only, arguments)
+    results = {name: [] for name in LOADERS}
+    for _ in range(arguments.rounds):
+        for name in LOADERS:
+            done = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--only", name], capture_output=True, text=True)
+            if done.returncode == 0:
+                results[name].append(json.loads(done.stdout.splitlines()[-1]))
+            elif not results[name]:
+                print(f"{name}: left out: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+    assert len({result["sum"] for rounds in results.values() for result in rounds}) == 1, "all loaders give the same bytes"
+    load, cores = os.getloadavg()[0], os.cpu_count()
+    print(f"{arguments.workers} workers, {arguments.batches} batches of {arguments.megabytes} MiB, {cores} cores, load {load:.1f}; median of {arguments.rounds}")
+    print("| loader | GB/s | CPU s | of the trainer | copied by the trainer | page-locked by |")
+    print("| --- | ---: | ---: | ---: | ---: | --- |")
+    for name, rounds in results.items():
+        if rounds:
+            def median(key, rounds=rounds):
+                return statistics.median(result[key] for result in rounds)
+
+            rate = arguments.batches * arguments.megabytes * (1 << 20) / median("seconds") / 1e9
+            copied = f"{median('copied') / 1e9:.1f} GB"
+            print(f"| {name} | {rate:.2f} | {median('cpu'):.2f} | {median('trainer'):.2f} | {copied} | {rounds[0]['lock']} |")
+
+
+if __name__ == "__main__":
+    main()

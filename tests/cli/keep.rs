@@ -1,0 +1,78 @@
+//! `pinpool keep` and `pinpool bench keep`.
+#![allow(unsafe_code)] // Signals a process.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::tool::{finish, pinpool};
+
+/// Killed when it is dropped.
+struct Keeper(Child);
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_keeper_ends_at_a_signal_and_leaves_nothing() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let dir = tempfile::tempdir().unwrap();
+        let keep = |args: &[&str]| {
+            let mut command = pinpool(args);
+            command.env("XDG_RUNTIME_DIR", dir.path());
+            command
+        };
+        let started = keep(&["keep", "weights", "--bytes", "1MiB"]).stderr(Stdio::null()).spawn().unwrap();
+        let mut keeper = Keeper(started);
+        let (begun, socket) = (Instant::now(), dir.path().join("pinpool-keep-weights.sock"));
+        while !socket.exists() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "no socket");
+            thread::sleep(Duration::from_millis(5));
+        }
+        let ran = finish(keep(&["keep", "weights", "--bytes", "1MiB"]));
+        assert_eq!(ran.code(), 1);
+        ran.check_stderr("kept by another process already");
+        assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        // SAFETY: a child of this test that was not waited for.
+        unsafe { libc::kill(i32::try_from(keeper.0.id()).unwrap(), signal) };
+        assert!(keeper.0.wait().unwrap().success());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused() {
+    for (args, words) in [
+        (&["a/b", "--bytes", "1MiB"][..], "is no name"),
+        (&["a", "--bytes", "0"], "1 B and more"),
+        (&["a", "--bytes", "64TiB", "--hugetlb", "only"], "nr_hugepages"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = pinpool(&[&["keep"], args].concat());
+        command.env("XDG_RUNTIME_DIR", dir.path());
+        let ran = finish(command);
+        assert_eq!(ran.code(), 1, "{args:?}");
+        ran.check_stderr(words);
+    }
+}
+
+#[test]
+fn the_bench_measures_a_fresh_pin_and_two_holders() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = pinpool(&["bench", "keep", "--bytes", "8MiB", "--rounds", "2", "--backend", "heap", "--json"]);
+    command.env("XDG_RUNTIME_DIR", dir.path());
+    let ran = finish(command);
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let figures: Value = ran.figures();
+    assert_eq!((&figures["page_lock"], &figures["generation"]), (&"none".into(), &1.into()));
+    for name in ["fresh_ms", "first_ms", "again_ms", "again_gb_s"] {
+        assert!(figures[name].as_f64().unwrap() > 0.0, "{name}: {figures}");
+    }
+}
