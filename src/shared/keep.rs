@@ -102,7 +102,7 @@ impl Keeper {
         let path = socket_of(name)?;
         let listener = listen(name, &path)?;
         // From here on the socket is removed if this fails.
-        let made = KeptFile::new(bytes, hugetlb).inspect_err(|_| {
+        let made = KeptFile::create(bytes, hugetlb).inspect_err(|_| {
             let _ = fs::remove_file(&path);
         })?;
         let (file, is_hugetlb) = made;

@@ -124,7 +124,7 @@ pub(super) struct KeptFile {
 
 impl KeptFile {
     /// A new file of `bytes`, zero, and whether it is in hugetlb pages.
-    pub(super) fn new(bytes: usize, hugetlb: Option<bool>) -> Result<(MemoryFile, bool)> {
+    pub(super) fn create(bytes: usize, hugetlb: Option<bool>) -> Result<(MemoryFile, bool)> {
         let all = bytes.checked_add(PAGE_BYTES).filter(|_| bytes > 0);
         let all = all.ok_or_else(|| shared(format!("asked {bytes} B: 1 B and more can be kept")))?;
         let file = MemoryFile::new(c"pinpool-kept", all, hugetlb).map_err(failed(KEPT))?;
@@ -143,7 +143,7 @@ impl KeptFile {
         let memory = SharedMemory::map(file).map_err(failed(KEPT))?;
         let cut_off = || shared(format!("the file of {name} has {} B: it is cut off", memory.len()));
         let header = memory.shared::<Header>(0).ok_or_else(cut_off)?;
-        // Acquire, with the Release of `new`.
+        // Acquire, with the Release of `create`.
         let is_ready = header.is_ready.load(Ordering::Acquire) == 1;
         if header.magic.load(Ordering::Relaxed) != MAGIC || !is_ready {
             return Err(shared(format!("the file of {name} is no kept memory")));

@@ -82,7 +82,7 @@ pub(super) fn take(socket: &UnixStream, what: &'static str) -> Result<OwnedFd> {
         return Err(peer(what, "a message came without a descriptor: pass it with `pass_to`"));
     }
     // SAFETY: not null, so inside `control`.
-    let (level, kind) = unsafe { ((*header).cmsg_level, (*header).cmsg_type) };
+    let libc::cmsghdr { cmsg_level: level, cmsg_type: kind, .. } = unsafe { header.read() };
     if level != libc::SOL_SOCKET || kind != libc::SCM_RIGHTS || message.msg_flags & libc::MSG_CTRUNC != 0 {
         return Err(peer(what, "a message came with something else than one descriptor"));
     }
