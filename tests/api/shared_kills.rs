@@ -179,14 +179,16 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
             let slabs = slabs();
             for _ in 0..2 {
                 let worker = Child::new(|| {
-                    let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
                     let mut filling = Vec::new();
-                    let error = loop {
+                    let mut fill = |worker: SlabWorker| loop {
                         match worker.get(1, LONG) {
                             Ok(buf) => filling.push(buf),
-                            Err(error) => break error,
+                            Err(error) => return error,
                         }
                     };
+                    // The other one may have filled all buffers before this one is attached.
+                    let attached = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap());
+                    let error = attached.map_or_else(|error| error, &mut fill);
                     let told = error.is_peer();
                     std::io::Write::write_all(&mut &writer, if told { b"p" } else { b"?" }).unwrap();
                 });
@@ -197,7 +199,7 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             // SAFETY: ends this process as from outside.
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            unsafe { libc::raise(libc::SIGKILL) };
         });
         let status = trainer.wait();
         assert!(libc::WIFSIGNALED(status));
@@ -217,9 +219,12 @@ fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
         let held = slabs.receive(&worker.get(1, LONG).unwrap().send(0).unwrap()).unwrap();
         let mut child = Child::new(|| {
             assert!(worker.get(1, Duration::ZERO).is_err());
-            // SAFETY: the child's copies, which it uses no more; the parent's are dropped by the parent.
-            let (buf, held, slabs) =
-                unsafe { (ptr::read(&raw const buf), ptr::read(&raw const held), ptr::read(&raw const slabs)) };
+            // SAFETY: the child's copy, which it uses no more; the parent's is dropped by the parent.
+            let buf = unsafe { ptr::read(&raw const buf) };
+            // SAFETY: as above.
+            let held = unsafe { ptr::read(&raw const held) };
+            // SAFETY: as above.
+            let slabs = unsafe { ptr::read(&raw const slabs) };
             assert!(buf.send(0).is_err());
             drop((held, slabs));
         });

@@ -36,7 +36,7 @@ fn a_keeper_ends_at_a_signal_and_leaves_nothing() {
             assert!(begun.elapsed() < Duration::from_secs(30), "no socket");
             thread::sleep(Duration::from_millis(5));
         }
-        let ran = finish(keep(&["keep", "weights", "--bytes", "1MiB"]));
+        let ran = finish(&mut keep(&["keep", "weights", "--bytes", "1MiB"]));
         assert_eq!(ran.code(), 1);
         ran.check_stderr("kept by another process already");
         assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);
@@ -57,7 +57,7 @@ fn what_cannot_be_kept_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let mut command = pinpool(&[&["keep"], args].concat());
         command.env("XDG_RUNTIME_DIR", dir.path());
-        let ran = finish(command);
+        let ran = finish(&mut command);
         assert_eq!(ran.code(), 1, "{args:?}");
         ran.check_stderr(words);
     }
@@ -68,7 +68,7 @@ fn the_bench_measures_a_fresh_pin_and_two_holders() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = pinpool(&["bench", "keep", "--bytes", "8MiB", "--rounds", "2", "--backend", "heap", "--json"]);
     command.env("XDG_RUNTIME_DIR", dir.path());
-    let ran = finish(command);
+    let ran = finish(&mut command);
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     let figures: Value = ran.figures();
     assert_eq!((&figures["page_lock"], &figures["generation"]), (&"none".into(), &1.into()));
