@@ -5,7 +5,7 @@
 //!                                          └─ failed: dropping the claim returns the bytes
 //! ```
 //!
-//! A budget may lie inside another, as the ceiling of a partition inside that of its parent: a claim counts in both.
+//! A budget may lie under a host ledger, where each of its claims is made as well. A budget may lie inside another, as the ceiling of a partition inside that of its parent: a claim counts in both.
 //!
 //! Never calls a source and never waits.
 //!
@@ -16,6 +16,8 @@
 
 use std::sync::Arc;
 
+use crate::ledger::HostLedger;
+use crate::lost;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes held against a ceiling.
@@ -35,6 +37,7 @@ pub(crate) struct Budget {
     inner_lost_bytes: AtomicU64,
     /// The budget that this one lies in.
     outer: Option<Arc<Budget>>,
+    ledger: Option<Arc<HostLedger>>,
 }
 
 /// Bytes of a [`Budget`], returned when this is dropped.
@@ -48,15 +51,20 @@ pub(crate) struct Claim {
 
 impl Budget {
     pub(crate) fn new(max_bytes: Option<u64>) -> Arc<Self> {
-        Self::with(max_bytes, None)
+        Self::with(max_bytes, None, None)
+    }
+
+    /// A budget whose claims are made in `ledger` too, if there is one.
+    pub(crate) fn under(ledger: Option<Arc<HostLedger>>, max_bytes: Option<u64>) -> Arc<Self> {
+        Self::with(max_bytes, None, ledger)
     }
 
     /// A budget inside `outer`.
     pub(crate) fn inside(outer: &Arc<Self>, max_bytes: Option<u64>) -> Arc<Self> {
-        Self::with(max_bytes, Some(outer.clone()))
+        Self::with(max_bytes, Some(outer.clone()), None)
     }
 
-    fn with(max_bytes: Option<u64>, outer: Option<Arc<Self>>) -> Arc<Self> {
+    fn with(max_bytes: Option<u64>, outer: Option<Arc<Self>>, ledger: Option<Arc<HostLedger>>) -> Arc<Self> {
         Arc::new(Self {
             max_bytes: AtomicU64::new(max_bytes.unwrap_or(u64::MAX)),
             highest_max_bytes: AtomicU64::new(max_bytes.unwrap_or(u64::MAX)),
@@ -67,6 +75,7 @@ impl Budget {
             inner_lost: AtomicU64::new(0),
             inner_lost_bytes: AtomicU64::new(0),
             outer,
+            ledger,
         })
     }
 
@@ -76,6 +85,10 @@ impl Budget {
         if let Some(refused_by) = refused_by {
             let claimed = self.chain().take_while(|budget| !std::ptr::eq(*budget, refused_by));
             claimed.for_each(|budget| budget.end_claim(bytes));
+            return None;
+        }
+        if self.ledger.as_ref().is_some_and(|ledger| !ledger.claim(bytes)) {
+            self.chain().for_each(|budget| budget.end_claim(bytes));
             return None;
         }
         Some(Claim { budget: self.clone(), bytes, is_held: false })
@@ -118,6 +131,16 @@ impl Budget {
     /// Buffers of the budgets inside this one that are never used again, and their bytes.
     pub(crate) fn inner_lost(&self) -> (u64, u64) {
         (self.inner_lost.load(Ordering::Relaxed), self.inner_lost_bytes.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn ledger(&self) -> Option<&Arc<HostLedger>> {
+        self.ledger.as_ref()
+    }
+
+    /// Bytes that may still be claimed here.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        // Relaxed: a snapshot.
+        self.max_bytes.load(Ordering::Relaxed).saturating_sub(self.claimed_bytes.load(Ordering::Relaxed))
     }
 
     /// Bytes of memory that is there.
@@ -174,6 +197,8 @@ impl Claim {
 
     /// Counts the bytes as held forever: their memory could not be released.
     pub(crate) fn keep_forever(self) {
+        // The pool may end before the process does, and the ledger goes on counting them.
+        self.budget.ledger.iter().cloned().for_each(lost::keep);
         self.held().bytes = 0;
     }
 }
@@ -190,6 +215,7 @@ impl Drop for Claim {
             }
             budget.end_claim(self.bytes);
         }
+        self.budget.ledger.iter().for_each(|ledger| ledger.give_back(self.bytes));
     }
 }
 

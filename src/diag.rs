@@ -18,6 +18,7 @@ use crate::config::Warning;
 use crate::dump::{Dump, HeldBuffer};
 use crate::error::{Error, UsageReport};
 use crate::finding::{Finding, Level};
+use crate::ledger::LedgerReport;
 use crate::policy::Check;
 use crate::record::Recorded;
 use crate::stats::Stats;
@@ -311,6 +312,44 @@ impl PoolLog {
     pub(crate) fn ceiling_changed(&self, from: Option<u64>, to: Option<u64>, why: &str) {
         let bytes = |ceiling: Option<u64>| ceiling.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
         log::info!("{self}ceiling changed from {} to {}: {why}", bytes(from), bytes(to));
+    }
+
+    /// The pool has a place in the host ledger.
+    pub(crate) fn joined_ledger(&self, report: &LedgerReport) {
+        let LedgerReport { name, max_bytes, held_bytes, owners } = report;
+        let ceiling = max_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
+        let others = owners.len().saturating_sub(1);
+        log::info!(
+            "{self}ledger: the ceiling of {name} holds for this pool and {others} others: {ceiling}, of which {held_bytes} are \
+             held"
+        );
+    }
+
+    pub(crate) fn ledger_has_other_ceiling(&self, name: &str, max_bytes: Option<u64>, asked_bytes: u64) {
+        let ceiling = max_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
+        log::warn!(
+            "{self}ledger: the ceiling of {name} stays {ceiling}, as its first owner has set it, not {asked_bytes} bytes; give all \
+             its processes the same PINPOOL_MAX_BYTES"
+        );
+    }
+
+    pub(crate) fn no_ledger(&self, why: &str) {
+        log::warn!("{self}ledger: none is used, and the pool has its own ceiling alone: {why}");
+    }
+
+    /// A get waited for room that other owners made.
+    pub(crate) fn ledger_had_room(&self, name: &str, asked_bytes: u64, waited: Duration) {
+        log::debug!("{self}ledger: {name} had room for {asked_bytes} bytes after {waited:?}");
+    }
+
+    /// A get waited for room that other owners did not make.
+    pub(crate) fn ledger_had_no_room(&self, name: &str, asked_bytes: u64, waited: Duration, others: &str) {
+        log::info!("{self}ledger: {name} had no room for {asked_bytes} bytes in {waited:?}: {others}");
+    }
+
+    /// Idle memory was released because other owners lack it.
+    pub(crate) fn ledger_was_given(&self, name: &str, bytes: u64) {
+        log::debug!("{self}ledger: {name} was given {bytes} bytes of idle memory, which other owners want");
     }
 
     pub(crate) fn recording(&self, path: &Path) {

@@ -86,6 +86,15 @@ pub(crate) enum ErrorKind {
         if *waiting == 1 { "get waits" } else { "gets wait" }
     )]
     Line { asked_bytes: u64, needed_bytes: u64, waiting: u64, first_bytes: u64, usage: UsageReport, report: Report },
+    #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): {found}; {usage}; {remedy}{report}")]
+    Ledger {
+        asked_bytes: u64,
+        needed_bytes: u64,
+        found: String,
+        remedy: &'static str,
+        usage: UsageReport,
+        report: Report,
+    },
     #[error("asked {asked_bytes} B: back-end `{backend}` {source}; {usage}{report}")]
     Backend { backend: &'static str, asked_bytes: u64, usage: UsageReport, source: SourceError, report: Report },
     #[error("back-end `{backend}` is not available: {why}")]
@@ -133,9 +142,9 @@ macro_rules! predicates {
 predicates! {
     /// The length, the alignment or a handle of the request is wrong.
     is_request = Length | Alignment | View | Handle | BufferLength;
-    /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`), or not before the gets that wait for memory; or no
-    /// [shared buffer](crate::shared) was free in time.
-    is_limit = Limit | Line | NoBuffer;
+    /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`), not under that of the host ledger (`PINPOOL_LEDGER`),
+    /// or not before the gets that wait for memory; or no [shared buffer](crate::shared) was free in time.
+    is_limit = Limit | Line | Ledger | NoBuffer;
     /// The driver or the kernel refused, or the back-end set is not available.
     is_backend = Backend | Unavailable;
     /// Two settings contradict each other, or one set by code is out of range.
@@ -182,7 +191,7 @@ impl From<Error> for io::Error {
             | ErrorKind::Handle { .. }
             | ErrorKind::Setting { .. }
             | ErrorKind::Copy { .. } => io::ErrorKind::InvalidInput,
-            ErrorKind::Limit { .. } | ErrorKind::Line { .. } => io::ErrorKind::QuotaExceeded,
+            ErrorKind::Limit { .. } | ErrorKind::Line { .. } | ErrorKind::Ledger { .. } => io::ErrorKind::QuotaExceeded,
             ErrorKind::NoBuffer { .. } => io::ErrorKind::TimedOut,
             ErrorKind::Ticket { .. } | ErrorKind::BufferLength { .. } => io::ErrorKind::InvalidInput,
             ErrorKind::Peer { .. } => io::ErrorKind::ConnectionReset,

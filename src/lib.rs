@@ -70,7 +70,6 @@ mod maintenance_thread;
 mod policy;
 mod pool;
 mod record;
-#[allow(dead_code)] // The parts that use it come next.
 mod shared_memory;
 mod size_class;
 mod stats;
@@ -94,6 +93,7 @@ pub mod backend;
 pub mod config;
 pub mod copy;
 pub mod doctor;
+pub mod ledger;
 #[cfg(feature = "loader")]
 pub mod loader;
 #[cfg(feature = "metrics")]
@@ -121,7 +121,8 @@ pub use policy::{Check, Window};
 pub use pool::{GetFuture, Pool, PoolBuilder, TaggedPool};
 pub use size_class::Rounding;
 pub use stats::{
-    Calls, ClassStats, EvictionReasons, Histogram, MissReasons, Peaks, Requested, Stats, StatsError, Underlying,
+    Calls, ClassStats, EvictionReasons, Histogram, LedgerStats, MissReasons, Peaks, Requested, Stats, StatsError,
+    Underlying,
 };
 
 /// The crate whose traits the views of a buffer as elements use, in version 1.

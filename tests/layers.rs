@@ -25,7 +25,7 @@ const LAYERS: &[&[&str]] = &[
     &["copy", "in_flight"],
     &["backend", "driver"],
     &["arena", "budget", "dump", "policy", "size_class", "stats", "verdict"],
-    &["record"],
+    &["ledger", "record"],
     &["host", "shared_memory"],
     &["error", "finding", "fork", "lost", "maintenance_thread", "sync", "unwind"],
 ];

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use super::settings::{Config, Settings, for_each_setting};
 use super::text::{self, *};
-use super::{Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, OnFull, Preset, PressureSource, ReleasePolicy};
+use super::{
+    Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, ReleasePolicy,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
 
@@ -215,6 +217,24 @@ fn process_pairs() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
 }
 
+/// Whether the environment shows that this process is one of several on its host: a rank of torchrun, or a process of Ray.
+pub(crate) fn is_one_of_several() -> bool {
+    shows_several(process_pairs())
+}
+
+fn shows_several(pairs: impl Iterator<Item = (String, String)>) -> bool {
+    let (mut is_rank, mut local_ranks, mut is_of_ray) = (false, None, false);
+    for (name, value) in pairs.filter(|(_, value)| !value.trim().is_empty()) {
+        match name.as_str() {
+            "LOCAL_WORLD_SIZE" => local_ranks = value.trim().parse::<u64>().ok(),
+            "RANK" | "LOCAL_RANK" | "TORCHELASTIC_RUN_ID" => is_rank = true,
+            name => is_of_ray |= name.starts_with("RAY_"),
+        }
+    }
+    // A host may have one rank of many.
+    is_of_ray || local_ranks.map_or(is_rank, |ranks| ranks > 1)
+}
+
 /// Each variable with the value that holds under `config`.
 pub(crate) fn values(config: &Config) -> impl Iterator<Item = (String, String)> {
     VARIABLES.iter().map(|variable| (variable.name.to_owned(), (variable.show)(config)))
@@ -268,4 +288,21 @@ pub(crate) fn report_of(pairs: &[(String, String)]) -> Result<(Vec<VariableRepor
         VariableReport { name, value, origin, default, meaning: variable.meaning }
     });
     Ok((reports.collect(), warnings))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn torchrun_and_ray_show_that_a_process_is_one_of_several() {
+        let several = |pairs: &[(&str, &str)]| {
+            shows_several(pairs.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())))
+        };
+        assert!(several(&[("LOCAL_WORLD_SIZE", "2")]) && several(&[("RANK", "0")]) && several(&[("LOCAL_RANK", "3")]));
+        assert!(several(&[("TORCHELASTIC_RUN_ID", "none")]) && several(&[("RAY_JOB_ID", "01000000")]));
+        assert!(several(&[("LOCAL_WORLD_SIZE", "1"), ("RAY_RAYLET_PID", "7")]));
+        assert!(!several(&[("RANK", "5"), ("LOCAL_WORLD_SIZE", "1")]), "the other ranks are on other hosts");
+        assert!(!several(&[]) && !several(&[("RANK", "")]) && !several(&[("WORLD_SIZE", "8"), ("PATH", "/bin")]));
+    }
 }

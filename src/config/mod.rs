@@ -21,6 +21,7 @@ pub(crate) use self::settings::{Settings, for_each_setting};
 pub use self::text::ParseError;
 pub use crate::host::PressureSource;
 pub use crate::in_flight::FenceKind;
+pub use crate::ledger::LedgerName;
 
 /// A set of rules that a pool follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

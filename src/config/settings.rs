@@ -9,7 +9,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, OnFull, Preset, PressureSource, ReleasePolicy};
+use super::{
+    Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, ReleasePolicy,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
 
@@ -54,6 +56,11 @@ macro_rules! for_each_setting {
 
         /// Number of pools (loader processes) on this host that share what auto allows, at least 1.
         "PINPOOL_POOLS_PER_HOST" = 1, pools_per_host(u64): u64 as AT_LEAST_ONE.strict();
+
+        /// Host ledger, whose ceiling holds for the pools of all processes of this user and host that name it: a name, auto (the one
+        /// called auto, where torchrun or Ray shows that this process is one of several), or none. Its first owner sets its
+        /// ceiling: its PINPOOL_MAX_BYTES if that is a size, else a quarter of the memory as for auto.
+        "PINPOOL_LEDGER" = LedgerName::None, ledger(impl Into<LedgerName>): LedgerName as word().strict();
 
         // Time for a few batches: a get that waits longer needs a higher ceiling.
         /// Longest wait of a get for memory under the ceiling; 0 is the default under tensorflow.

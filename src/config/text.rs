@@ -6,8 +6,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, OnFull, Preset, PressureSource, ReleasePolicy};
+use super::{
+    Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, ReleasePolicy,
+};
 use crate::backend::SimSource;
+use crate::ledger;
 use crate::size_class::Rounding;
 
 /// A value that cannot be read: names it and says what was expected.
@@ -290,6 +293,31 @@ impl fmt::Display for Ceiling {
             Self::None => f.write_str("none"),
             Self::Bytes(bytes) => f.write_str(&format_bytes(*bytes)),
         }
+    }
+}
+
+impl FromStr for LedgerName {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        match text.to_ascii_lowercase().as_str() {
+            "none" => Ok(Self::None),
+            "auto" => Ok(Self::Auto),
+            _ => match ledger::problem_of(text) {
+                Some(problem) => Err(ParseError::new(text, problem)),
+                None => Ok(Self::Named(text.to_owned())),
+            },
+        }
+    }
+}
+
+impl fmt::Display for LedgerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Auto => "auto",
+            Self::Named(name) => name,
+        })
     }
 }
 

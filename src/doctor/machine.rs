@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use crate::backend::{self, GRANULE_BYTES, Source};
 use crate::config::text::format_about;
-use crate::config::{Config, PressureSource};
+use crate::config::{Config, LedgerName, PressureSource, env};
 use crate::finding::Finding;
 use crate::host::limits::{self, MemoryRules, ProcessLimits};
 use crate::host::{self, HostMemory, LimitOrigin, PressureGauge};
+use crate::ledger;
 
 /// Fewer open files or threads than this are soon used up by a loader.
 const FEW: u64 = 256;
@@ -31,6 +32,7 @@ pub(super) fn examine(config: &Config, chosen: Option<&Arc<dyn Source>>, max_byt
         swap(&rules, chosen.is_some_and(|source| source.is_pinned())),
         pressure(&config.pressure, PressureGauge::open(&config.pressure).is_some()),
         container(&rules),
+        ledger(config, env::is_one_of_several()),
     ]
 }
 
@@ -55,6 +57,33 @@ fn huge_pages(rules: &MemoryRules) -> Finding {
         }
         Some(word) => Finding::ok(CHECK, format!("transparent_hugepage/enabled is {word}")),
         None => Finding::note(CHECK, "this kernel shows no setting of huge pages"),
+    }
+}
+
+/// Whether this process shares its ceiling with others of the host.
+fn ledger(config: &Config, is_one_of_several: bool) -> Finding {
+    const CHECK: &str = "ledger";
+    let name = match &config.ledger {
+        LedgerName::None if is_one_of_several => {
+            let found = "torchrun or Ray runs this process as one of several, and each has a ceiling of its own";
+            return Finding::note(CHECK, found)
+                .remedy("set PINPOOL_LEDGER=auto, so that one ceiling holds for all of them");
+        }
+        LedgerName::None => return Finding::ok(CHECK, "none: the ceiling is this process's alone"),
+        LedgerName::Auto if !is_one_of_several => {
+            return Finding::ok(CHECK, "none: nothing shows that this process is one of several on the host");
+        }
+        LedgerName::Auto => "auto",
+        LedgerName::Named(name) => name,
+    };
+    match ledger::report(name) {
+        Ok(Some(report)) if !report.owners.is_empty() => {
+            let ceiling = report.max_bytes.map_or_else(|| "none".to_owned(), format_about);
+            let (held, owners) = (format_about(report.held_bytes), report.owners.len());
+            Finding::ok(CHECK, format!("{name}: ceiling {ceiling}, {owners} owners hold {held}"))
+        }
+        Ok(_) => Finding::ok(CHECK, format!("{name}: no owner yet; the first sets its ceiling")),
+        Err(error) => Finding::error(CHECK, error.to_string()),
     }
 }
 

@@ -67,6 +67,7 @@ fn first_case(dump: &Dump) -> Cause {
                 format!("ask for less, or raise {limit} to {needed_bytes} bytes or more"),
             );
         }
+        Some(Refused::Ledger { found, remedy }) => return cause(found.clone(), (*remedy).to_owned()),
         Some(Refused::Source { remedy: Some(remedy), .. }) => {
             return cause("what the driver or the kernel says above".to_owned(), (*remedy).to_owned());
         }

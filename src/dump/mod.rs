@@ -85,6 +85,8 @@ pub(crate) struct Request {
 pub(crate) enum Refused {
     /// The limit of this name; whether the request fits under it when all else is put back.
     Limit { name: &'static str, could_fit: bool },
+    /// The host ledger, in words, and what helps.
+    Ledger { found: String, remedy: &'static str },
     /// The back-end, in its words.
     Source { error: String, code: Option<i64>, remedy: Option<&'static str> },
 }
@@ -177,6 +179,7 @@ impl fmt::Display for Dump {
                 write!(f, "out of memory: {asked_bytes} bytes asked by {tag} ({needed_bytes} with rounding): ")?;
                 match refused {
                     Refused::Limit { name, .. } => write!(f, "no room under {name}")?,
+                    Refused::Ledger { .. } => f.write_str("no room in the host ledger")?,
                     Refused::Source { error, .. } => f.write_str(error)?,
                 }
             }

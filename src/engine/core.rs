@@ -58,6 +58,7 @@ use crate::verdict::Judge;
 const SWEEP_PATIENCE: Duration = Duration::from_millis(5);
 
 mod end;
+mod host_ledger;
 mod interfaces;
 mod puts;
 mod recording;
@@ -98,6 +99,8 @@ pub(crate) struct Core {
     thread: Option<&'static MaintenanceThread>,
     /// Tasks that wait for a copy of this pool.
     copy_watchers: AtomicU64,
+    /// What the first in line wants of other owners of the host ledger.
+    wanted_of_ledger: AtomicU64,
     shortage: Shortage,
     accounts: Accounts,
     /// Its partitions, some of which may have ended.
@@ -129,6 +132,7 @@ impl Core {
             // Miri takes a thread that does not end for a leak.
             thread: (config.background_poll && !cfg!(miri)).then(MaintenanceThread::of_process),
             copy_watchers: AtomicU64::new(0),
+            wanted_of_ledger: AtomicU64::new(0),
             shortage: Shortage::default(),
             accounts: Accounts::default(),
             partitions: Mutex::default(),
@@ -345,8 +349,8 @@ impl Core {
     pub(crate) fn prewarm(&self, bytes: u64) -> Result<()> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let make_room = |to_bytes| self.trim(to_bytes);
-        let added = self.stock.add_reserve(bytes, self.time.now_us(), make_room);
-        added.map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))
+        let add = || self.stock.add_reserve(bytes, self.time.now_us(), make_room);
+        self.add_within_ledger(add).map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))
     }
 
     /// Waits until all of the reserve is there, by `until`. False if it is not there then.
@@ -370,13 +374,15 @@ impl Core {
     /// Claims `bytes` under the ceiling for memory that is held beside the buffers; idle memory makes room. A slow call.
     pub(crate) fn claim_outside(&self, bytes: u64) -> Result<OutsideClaim> {
         let claim = || self.backing().claim_outside(bytes);
-        let claimed = claim().or_else(|| {
-            self.trim(self.backing().max_bytes()?.saturating_sub(bytes));
-            claim()
-        });
+        let claim_or_trim = || {
+            let claimed = claim().or_else(|| {
+                self.trim(self.backing().max_bytes()?.saturating_sub(bytes));
+                claim()
+            });
+            claimed.ok_or_else(|| self.backing().refusal_outside(bytes))
+        };
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let refusal = || Refusal::Ceiling { needed_bytes: bytes };
-        claimed.ok_or_else(|| self.refused(&Wanted::reserve(len), refusal(), 0))
+        self.add_within_ledger(claim_or_trim).map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))
     }
 
     /// The memory of `claim` is held no more: there is room for gets that wait.
@@ -426,7 +432,7 @@ impl Core {
             return stats;
         }
         let (waits, waiting) = (self.waiters.total(), self.waiters.waiting());
-        let stats = Stats { waits, waiting, ..stats };
+        let stats = Stats { waits, waiting, ledger: self.ledger_stats(), ..stats };
         self.accounts.snapshot(stats, &self.stock, &self.in_flight, self.time.now_us())
     }
 }

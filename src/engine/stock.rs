@@ -287,10 +287,16 @@ impl<E> Stock<E> {
         };
         let (start, len) = self.backing.add_reserve(bytes, || {
             let mut added = arena.add_reserve(bytes, &progress);
-            if let (Err(Refusal::Ceiling { needed_bytes }), Some(max_bytes)) = (&added, arena.max_bytes())
-                && *needed_bytes <= max_bytes
-            {
-                make_room(max_bytes - needed_bytes);
+            let to_bytes = match (&added, arena.max_bytes()) {
+                (Err(Refusal::Ceiling { needed_bytes }), Some(max_bytes)) => max_bytes.checked_sub(*needed_bytes),
+                // What is idle here makes room there.
+                (Err(Refusal::Ledger { missing_bytes, .. }), _) => {
+                    Some(self.backing.stats().held_bytes.saturating_sub(*missing_bytes))
+                }
+                _ => None,
+            };
+            if let Some(to_bytes) = to_bytes {
+                make_room(to_bytes);
                 added = arena.add_reserve(bytes, &progress);
             }
             added

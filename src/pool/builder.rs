@@ -13,8 +13,8 @@ use super::nodes::NodePools;
 use crate::arena::Retention;
 use crate::backend::{self, Backend, Source};
 use crate::config::{
-    Ceiling, Config, FenceKind, HandleTypes, HugeTlb, OnFull, Preset, PressureSource, ReleasePolicy, Settings, env,
-    for_each_setting,
+    Ceiling, Config, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, ReleasePolicy,
+    Settings, env, for_each_setting,
 };
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
@@ -23,6 +23,7 @@ use crate::engine::{
 };
 use crate::error::{ErrorKind, Result};
 use crate::host::limits;
+use crate::ledger::{self, HostLedger};
 use crate::record::{Recorder, Unrecorded, count_failed};
 use crate::size_class::Rounding;
 
@@ -183,7 +184,8 @@ impl PoolBuilder {
         let recorder = recorder(&config, &log, chosen.source.name())?;
         let source = recorded(chosen.source, recorder.as_ref());
         let fallback = falls_back(&config, &*source).then(|| fallback(&config, max_bytes));
-        let supply = supply(&config, source, max_bytes, &log, &ceiling_source.root)?;
+        let ledger = host_ledger(&config, &log, &ceiling_source.root)?;
+        let supply = supply(&config, source, max_bytes, &log, &ceiling_source.root, ledger)?;
         let reserve_bytes = config.reserve_bytes;
         let backing = Backing::new(supply, fallback);
         let is_custom = matches!(config.backend, Backend::Source(_));
@@ -207,6 +209,7 @@ impl PoolBuilder {
         let core = Core::new(config, backing, Timekeeper::new(self.clock), log, recorder);
         core.change_ceiling_by(ceiling_source, auto);
         core.serve_statistics();
+        core.watch_ledger();
         let pool = Pool::with_nodes(core, NodePools::new(&root, Box::new(on_node)));
         if reserve_bytes > 0 {
             pool.prewarm(reserve_bytes)?;
@@ -306,15 +309,49 @@ fn fallback(config: &Config, max_bytes: Option<u64>) -> Fallback {
     }
 }
 
+/// A place in the host ledger, if `PINPOOL_LEDGER` asks for one. Its first owner sets its ceiling.
+fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Arc<HostLedger>>> {
+    let name = match &config.ledger {
+        LedgerName::None => return Ok(None),
+        LedgerName::Auto if !env::is_one_of_several() => return Ok(None),
+        LedgerName::Auto => "auto",
+        LedgerName::Named(name) => name,
+    };
+    let refused = |why: String| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into();
+    if let Some(problem) = ledger::problem_of(name) {
+        return Err(refused(format!("is {problem}")));
+    }
+    let asked_bytes = if let Ceiling::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
+    // All processes together have what `auto` gives to one pool.
+    let of_host = CeilingSource { root: root.to_owned(), pools_per_host: 1, lock_limit_bytes: None };
+    let max_bytes = asked_bytes.or_else(|| of_host.auto(0).map(|(_, bytes, _)| bytes)).unwrap_or(u64::MAX);
+    match HostLedger::attach(name, log.name.as_deref(), max_bytes) {
+        Ok(ledger) => {
+            let report = ledger.report();
+            log.joined_ledger(&report);
+            let other_bytes = asked_bytes.filter(|&bytes| report.max_bytes != Some(bytes));
+            other_bytes.iter().for_each(|&bytes| log.ledger_has_other_ceiling(name, report.max_bytes, bytes));
+            Ok(Some(Arc::new(ledger)))
+        }
+        // Nobody has asked for this ledger by its name.
+        Err(error) if config.ledger == LedgerName::Auto => {
+            log.no_ledger(&error.to_string());
+            Ok(None)
+        }
+        Err(error) => Err(refused(error.to_string())),
+    }
+}
+
 fn supply(
     config: &Config,
     source: Arc<dyn Source>,
     max_bytes: Option<u64>,
     log: &Arc<PoolLog>,
     root: &Path,
+    ledger: Option<Arc<HostLedger>>,
 ) -> Result<Supply> {
     match config.preset {
-        Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, max_bytes, log.clone()))),
+        Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, max_bytes, log.clone(), ledger))),
         Preset::Adaptive => {
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
             let retention = Retention { idle_timeout_us, ..Retention::default() };
@@ -328,7 +365,7 @@ fn supply(
                 SharedArenaConfig { max_bytes, may_grow, pin_threads, background_thread, retention, drain_at_most },
                 log.clone(),
             )
-            .map(|arena| Supply::Shared(Arc::new(arena.with_host_root(root.to_owned()))))
+            .map(|arena| Supply::Shared(Arc::new(arena.with_host_root(root.to_owned()).under(ledger))))
             .map_err(|error| ErrorKind::Unavailable { backend, why: error.to_string() }.into())
         }
     }

@@ -28,7 +28,7 @@ fn lower_half(word: &AtomicU64) -> *mut u32 {
 }
 
 #[cfg(all(target_os = "linux", not(miri)))]
-#[allow(clippy::cast_possible_truncation)] // The lower half is meant.
+#[allow(clippy::cast_possible_truncation, clippy::unnecessary_fallible_conversions)] // The lower half is meant; types vary.
 fn wait(word: &AtomicU64, seen: u64, limit: Option<Duration>) {
     let limit = limit.map(|limit| {
         // SAFETY: a record of numbers, for which zeros are values.

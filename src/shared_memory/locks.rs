@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use crate::fork;
 use crate::sync::process::{AtomicBool, Ordering};
 
-/// The byte of the file as a whole; that of slot `i` is `1 + i` behind it.
+/// The byte of the file as a whole; that of slot `i` is `1 + i` behind it, and `SLOTS_MAX` behind that the byte that tells
+/// that the slot's words are those of its present owner.
 const FIRST: i64 = 1 << 40;
 /// Bytes for slots, as many as any layout may ever have.
 const SLOTS_MAX: i64 = 1 << 20;
@@ -91,6 +92,20 @@ impl LockFile {
     /// Whether another description has slot `index` locked.
     pub(crate) fn is_slot_locked(&self, index: usize) -> io::Result<bool> {
         self.is_locked(byte_of(index), 1)
+    }
+
+    /// The words of slot `index`, which is locked, are this owner's from now on.
+    pub(super) fn mark_slot(&self, index: usize) -> io::Result<bool> {
+        self.set(libc::F_WRLCK, SLOTS_MAX + byte_of(index))
+    }
+
+    pub(super) fn unmark_slot(&self, index: usize) {
+        let _ = self.set(libc::F_UNLCK, SLOTS_MAX + byte_of(index));
+    }
+
+    /// Whether another description has slot `index` marked.
+    pub(super) fn is_slot_marked(&self, index: usize) -> io::Result<bool> {
+        self.is_locked(SLOTS_MAX + byte_of(index), 1)
     }
 
     /// Whether another description has any slot locked.

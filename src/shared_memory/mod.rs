@@ -50,7 +50,6 @@ mod header;
 mod locks;
 mod mapping;
 
-#[allow(unused_imports)] // The parts that use it come next.
 pub(crate) use futex::{sleep_while, wake_all};
 pub(crate) use header::Layout;
 use header::{HEADER_BYTES, Verdict};
@@ -59,12 +58,14 @@ use mapping::Mapping;
 
 use crate::fork::ForkGeneration;
 use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicU64, Ordering};
+use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 /// Named files lie here.
 pub(crate) const DIRECTORY: &str = "/dev/shm";
 /// Longest wait for the lock of the file, which others hold for less than a millisecond.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// A snapshot of words that change all the time is taken so often.
+const READINGS: u32 = 64;
 /// Only a user's own processes may attach.
 const MODE: u32 = 0o600;
 
@@ -120,6 +121,7 @@ pub(crate) struct SharedFile {
     /// Only one thread at a time looks at dead owners: threads share the description, so its locks do not keep them apart.
     clearing: Mutex<()>,
     generation: ForkGeneration,
+    has_left: AtomicBool,
 }
 
 impl SharedFile {
@@ -156,8 +158,11 @@ impl SharedFile {
             let taken = take_slot(&locks, layout).map_err(|error| failed("lock", place, error))?;
             let slot = taken.ok_or_else(|| SharedFileError::Full { place: text_of(place), slots: layout.slots })?;
             let (generation, clearing) = (ForkGeneration::now(), Mutex::new(()));
-            let file = Self { place: place.clone(), layout: *layout, mapping, locks, slot, clearing, generation };
+            let has_left = AtomicBool::new(false);
+            let (place, layout) = (place.clone(), *layout);
+            let file = Self { place, layout, mapping, locks, slot, clearing, generation, has_left };
             file.zero(slot);
+            file.locks.mark_slot(slot).map_err(|error| failed("lock", &file.place, error))?;
             file.locks.unlock_file();
             return Ok((file, is_first));
         }
@@ -182,15 +187,16 @@ impl SharedFile {
         self.layout.slots
     }
 
-    /// Whether slot `index` belongs to an owner that lives: this one or another.
+    /// Whether slot `index` belongs to an owner that lives, this one or another: words that are read after this are its own.
     pub(crate) fn is_owned(&self, index: usize) -> bool {
         // What cannot be asked counts as alive.
-        index == self.slot || self.locks.is_slot_locked(index).unwrap_or(true)
+        index == self.slot || self.locks.is_slot_marked(index).unwrap_or(true)
     }
 
     /// Sets the words of slot `index` to zero if its owner has ended without doing so. Returns whether it did.
     pub(crate) fn clear_if_dead(&self, index: usize) -> bool {
-        if self.is_forked() || index == self.slot || index >= self.layout.slots {
+        let has_left = self.has_left.load(Ordering::SeqCst);
+        if has_left || self.is_forked() || index == self.slot || index >= self.layout.slots {
             return false;
         }
         let _one_thread = self.clearing.lock();
@@ -213,19 +219,28 @@ impl SharedFile {
     }
 }
 
-impl Drop for SharedFile {
-    fn drop(&mut self) {
+impl SharedFile {
+    /// Gives the slot up; the words of the file stay mapped. The last owner removes the file. Its drop does the same.
+    pub(crate) fn detach(&self) {
         // A child of `fork` has closed the description, and the slot is its parent's.
-        if self.is_forked() {
+        if self.is_forked() || self.has_left.swap(true, Ordering::SeqCst) {
             return;
         }
+        let _one_thread = self.clearing.lock();
         let is_locked = self.locks.lock_file_until(Instant::now() + PATIENCE).unwrap_or(false);
+        self.locks.unmark_slot(self.slot);
         self.zero(self.slot);
         self.locks.unlock_slot(self.slot);
         if is_locked && !self.locks.has_owner().unwrap_or(true) {
             remove(&self.place, &self.locks);
         }
-        // The description is closed next, and its locks end.
+        self.locks.unlock_file();
+    }
+}
+
+impl Drop for SharedFile {
+    fn drop(&mut self) {
+        self.detach();
     }
 }
 
@@ -234,7 +249,7 @@ impl Drop for SharedFile {
 pub(crate) struct Snapshot {
     layout: Layout,
     bytes: Vec<u8>,
-    locks: LockFile,
+    owned: Vec<usize>,
 }
 
 impl Snapshot {
@@ -244,14 +259,25 @@ impl Snapshot {
             Err(SharedFileError::System { error, .. }) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened?,
         };
-        let mut bytes = vec![0; layout.file_bytes()];
-        let read = read_up_to(&file, &mut bytes).map_err(|error| failed("read", place, error))?;
+        let locks = LockFile::over(file).map_err(|error| failed("watch", place, error))?;
+        let file = locks.file();
+        // Before their words: those of an owner that ends later are still its own.
+        let owned = (0..layout.slots).filter(|&index| locks.is_slot_marked(index).unwrap_or(false)).collect();
+        let (mut bytes, mut again) = (vec![0; layout.file_bytes()], vec![0; layout.file_bytes()]);
+        let mut read = read_up_to(file, &mut bytes).map_err(|error| failed("read", place, error))?;
+        // Words that change while they are read may not belong together: two equal readings do.
+        for _ in 0..READINGS {
+            read = read_up_to(file, &mut again).map_err(|error| failed("read", place, error))?;
+            if again == bytes {
+                break;
+            }
+            std::mem::swap(&mut bytes, &mut again);
+        }
         match header::check(&bytes[..read.min(HEADER_BYTES)], metadata.len(), layout) {
             Verdict::Empty => return Ok(None),
             verdict => refuse(place, layout, verdict)?,
         }
-        let locks = LockFile::over(file).map_err(|error| failed("watch", place, error))?;
-        Ok(Some(Self { layout: *layout, bytes, locks }))
+        Ok(Some(Self { layout: *layout, bytes, owned }))
     }
 
     fn words(&self, range: std::ops::Range<usize>) -> Vec<u64> {
@@ -265,8 +291,7 @@ impl Snapshot {
 
     /// The words of the slots whose owners live.
     pub(crate) fn owned_slots(&self) -> Vec<Vec<u64>> {
-        let is_owned = |index: &usize| self.locks.is_slot_locked(*index).unwrap_or(false);
-        (0..self.layout.slots).filter(is_owned).map(|index| self.words(self.layout.slot_words(index))).collect()
+        self.owned.iter().map(|&index| self.words(self.layout.slot_words(index))).collect()
     }
 }
 

@@ -27,4 +27,4 @@ pub use class::ClassStats;
 pub use histogram::Histogram;
 pub(crate) use reasons::{EvictionReason, MissReason};
 pub use reasons::{EvictionReasons, MissReasons};
-pub use snapshot::{Peaks, Requested, Stats, StatsError};
+pub use snapshot::{LedgerStats, Peaks, Requested, Stats, StatsError};

@@ -186,6 +186,8 @@ pub struct Stats {
     pub timeline_bytes: u64,
     /// Regions of one buffer that were acquired where the back-end had refused a larger one.
     pub smaller_regions: u64,
+    /// What the host ledger says, if the pool is in one (`PINPOOL_LEDGER`).
+    pub ledger: Option<LedgerStats>,
     /// Calls to the underlying allocator, in sums.
     pub underlying: Underlying,
     /// Calls that page-locked memory: acquisitions of regions and reserves, commits of granules.
@@ -226,6 +228,29 @@ pub struct Peaks {
     pub awaiting_release_bytes: u64,
     /// Of `fallback_buffers`. Exact.
     pub fallback_buffers: u64,
+}
+
+/// What the host ledger of a pool says ([`ledger`](crate::ledger)).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct LedgerStats {
+    /// Its name.
+    pub name: String,
+    /// Its ceiling in bytes; `None` without one.
+    pub max_bytes: Option<u64>,
+    /// Its living owners, this pool among them.
+    pub owners: u64,
+    /// Bytes that all of them hold, those that they are pinning and releasing included.
+    pub held_bytes: u64,
+    /// Of those, this pool's.
+    pub own_bytes: u64,
+    /// Of those, the others'.
+    pub others_bytes: u64,
+    /// Of the others', bytes that were idle when their maintenance threads looked last.
+    pub others_idle_bytes: u64,
+    /// Bytes that waiting gets of the others want.
+    pub others_wanted_bytes: u64,
 }
 
 /// What gets asked for and what they were given.

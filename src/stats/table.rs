@@ -53,6 +53,15 @@ impl fmt::Display for Stats {
             let (gets, waste) = (self.requested.gets, 100.0 * self.requested.waste());
             writeln!(f, "rounding adds {waste:.1} % (over {gets} gets)")?;
         }
+        if let Some(ledger) = &self.ledger {
+            let ceiling = ledger.max_bytes.map_or_else(|| "none".to_owned(), |bytes| Bytes(bytes).to_string());
+            let (held, others) = (Bytes(ledger.held_bytes), Bytes(ledger.others_bytes));
+            let (name, owners, idle) = (&ledger.name, ledger.owners, Bytes(ledger.others_idle_bytes));
+            writeln!(
+                f,
+                "ledger {name}: ceiling {ceiling}, {owners} owners hold {held}, others {others} ({idle} idle)"
+            )?;
+        }
         self.levels(f)?;
         self.times(f)?;
         write!(f, "limit checked {} times, raised {}, lowered {}", self.checks, self.raises, self.lowers)

@@ -15,6 +15,7 @@
 //! | `fences` | fences of users that block, panic, or call the pool |
 //! | `memory_counts`, `memory_limits` | every byte in a figure and under a limit; limits that change, limits on what is idle |
 //! | `granules`, `nodes` | how many mappings a pool of a terabyte makes; one pool on several memory nodes |
+//! | `ledger` | pools of several processes under one ceiling, some of them killed |
 //! | `line`, `async_get`, `async_stress`, `deadlines`, `panics` | gets that wait, threads and tasks, in order and in time; panics of a user's code |
 //! | `contract`, `host_sources` | back-ends without a driver: their contract, their pages and limits |
 //! | `batch`, `slices`, `sink`, `scripted_faults` | batch buffers, slices, the host sink, and the source that fails by script |
@@ -68,6 +69,8 @@ mod idle_by_class;
 mod in_flight;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod kept;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod ledger;
 mod line;
 #[cfg(feature = "loader")]
 mod loader;

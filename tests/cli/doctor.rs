@@ -90,7 +90,7 @@ fn every_check_is_reported_once_with_a_level_and_a_remedy_where_one_is_needed() 
     let findings = diagnosis["findings"].as_array().unwrap();
     let checks: Vec<_> = findings.iter().map(|finding| finding["check"].as_str().unwrap()).collect();
     let expected = "settings gpu vmm register cuda mlock heap choice ceiling numa huge-pages locked-memory address-space open-files \
-                    threads mappings memory overcommit swap pressure container speed reserve verdict";
+                    threads mappings memory overcommit swap pressure container ledger speed reserve verdict";
     assert_eq!(checks.join(" "), expected);
     for finding in findings {
         let level = finding["level"].as_str().unwrap();

@@ -18,6 +18,8 @@ mod inspect;
 mod inspect_pools;
 #[cfg(target_os = "linux")]
 mod keep;
+#[cfg(target_os = "linux")]
+mod ledger;
 mod limits;
 mod load;
 #[cfg(feature = "cuda")]

@@ -95,6 +95,7 @@ class Pool:
         rounding: Literal["eighths", "pow2", "exact"] | None = ...,
         max_bytes: int | str | None = ...,
         pools_per_host: int | str | None = ...,
+        ledger: str | None = ...,
         wait: _Time | timedelta | None = ...,
         on_full: Literal["auto", "error", "pageable"] | None = ...,
         max_fallback_bytes: int | str | None = ...,

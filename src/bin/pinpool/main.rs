@@ -11,6 +11,7 @@ mod input;
 mod inspect;
 mod interrupt;
 mod keep;
+mod ledger;
 mod load;
 mod logger;
 mod pages;
@@ -67,6 +68,7 @@ enum Command {
     DoctorProbe(doctor::ProbeArgs),
     Env(env::EnvArgs),
     Inspect(inspect::InspectArgs),
+    Ledger(ledger::LedgerArgs),
     Report(report::ReportArgs),
     #[cfg(target_os = "linux")]
     Run(run::RunArgs),
@@ -126,6 +128,7 @@ fn main() -> ExitCode {
         Command::DoctorProbe(args) => doctor::run_probe(&args, &terminal),
         Command::Env(args) => env::run(&args, &terminal),
         Command::Inspect(args) => inspect::run(&args, &terminal),
+        Command::Ledger(args) => ledger::run(&args, &terminal),
         Command::Report(args) => terminal.report(report::run(&args)),
         #[cfg(target_os = "linux")]
         Command::Run(args) => run::run(&args, &terminal),

@@ -35,6 +35,10 @@ impl Reclaim for Core {
         }
     }
 
+    fn room_is_wanted(&self) {
+        self.notice(Pace::Copies);
+    }
+
     fn expire_idle(&self, now_us: u64) {
         self.time.advance_to(now_us);
         self.stock.idle().tick(now_us, self.time.latest_put_us(now_us));
@@ -45,6 +49,7 @@ impl Reclaim for Core {
 
 impl Maintained for Core {
     fn maintain(&self) {
+        self.give_to_others();
         let is_preparing = self.backing().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
         // While holes are prepared, a look comes more often than anything else is due.
         // Relaxed: ordered by the thread's barrier.
@@ -56,6 +61,12 @@ impl Maintained for Core {
     }
 
     fn pace(&self) -> Pace {
+        self.own_pace().min(self.pace_of_ledger())
+    }
+}
+
+impl Core {
+    fn own_pace(&self) -> Pace {
         if self.in_flight.count() > 0 {
             // Relaxed: ordered by the thread's barrier.
             let for_copies = if self.copy_watchers.load(Ordering::Relaxed) > 0 { Pace::Copies } else { Pace::Idle };

@@ -80,6 +80,10 @@ impl Core {
             Refusal::Ceiling { needed_bytes } => {
                 (*needed_bytes, Refused::Limit { name, could_fit: self.backing().could_hold(wanted.class) })
             }
+            Refusal::Ledger { needed_bytes, .. } => {
+                let (found, remedy) = self.backing().ledger_in_words(*needed_bytes);
+                (*needed_bytes, Refused::Ledger { found, remedy })
+            }
             Refusal::Line { needed_bytes, .. } => (*needed_bytes, Refused::Limit { name, could_fit: true }),
             Refusal::Source(error) => {
                 let (code, remedy) = (error.code(), error.remedy());

@@ -18,6 +18,7 @@ impl Core {
     /// Completes copies and does what is due.
     pub(crate) fn look(&self) {
         self.complete_all_copies();
+        self.give_to_others();
         let now_us = self.tick_after(0);
         self.stock.enforce_limits(now_us);
     }

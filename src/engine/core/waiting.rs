@@ -88,7 +88,7 @@ impl Core {
             Ok(Begun::Served(block)) => Ok(block),
             Ok(Begun::Waits(WaitingGet { mut refusal, turn, begun, .. })) => {
                 let block = turn.wait(&mut refusal);
-                self.log.waited(wanted.len as u64, begun.elapsed(), block.is_some());
+                self.log_wait(&refusal, wanted, begun, block.is_some());
                 block.map_or_else(
                     || {
                         self.accounts.count_timeout();
@@ -128,13 +128,13 @@ impl Core {
         *reminder = None;
         match turn.poll(context, refusal) {
             Poll::Ready(Some(block)) => {
-                self.log.waited(wanted.len as u64, begun.elapsed(), true);
+                self.log_wait(refusal, wanted, *begun, true);
                 self.accounts.count_request(wanted.len, wanted.class.bytes);
                 self.record_get(&block, wanted, Some(*begun));
                 return Poll::Ready(Ok(block));
             }
             Poll::Ready(None) => {
-                self.log.waited(wanted.len as u64, begun.elapsed(), false);
+                self.log_wait(refusal, wanted, *begun, false);
                 self.accounts.count_timeout();
             }
             Poll::Pending => {
@@ -152,6 +152,13 @@ impl Core {
         let served = self.give_up(wanted, refusal);
         self.record_outcome(&served, wanted, Some(*begun));
         Poll::Ready(served.inspect(|_| self.accounts.count_request(wanted.len, wanted.class.bytes)))
+    }
+
+    /// A get has left the line; `refusal` is that of its last attempt that was refused.
+    fn log_wait(&self, refusal: &Refusal, wanted: &Wanted, begun: Instant, is_served: bool) {
+        let (asked_bytes, waited) = (wanted.len as u64, begun.elapsed());
+        self.log.waited(asked_bytes, waited, is_served);
+        self.log_want(refusal, asked_bytes, waited, is_served);
     }
 
     /// Memory for a miss. While others wait, only beside the first of them. Waits for calls of other threads no longer
@@ -280,7 +287,7 @@ impl Core {
 /// Why a get that was refused misses, if it is served after all.
 fn reason_of(refusal: &Refusal) -> MissReason {
     match refusal {
-        Refusal::Ceiling { .. } => MissReason::AtCeiling,
+        Refusal::Ceiling { .. } | Refusal::Ledger { .. } => MissReason::AtCeiling,
         Refusal::Line { .. } => MissReason::InLine,
         Refusal::Source(_) => MissReason::BackendFailed,
     }
@@ -316,9 +323,13 @@ impl Server for Core {
         }
         if !self.backing().could_hold(class) {
             let block = self.fall_back(class.bytes, class, refused);
-            return block.ok_or(Refusal::Ceiling { needed_bytes: class.bytes as u64 });
+            return block.ok_or_else(|| self.backing().refusal_for_good(class));
         }
-        self.acquire(class, until, Some(reason_of(refused)))
+        let acquired = self.acquire(class, until, Some(reason_of(refused)));
+        match acquired {
+            Err(refusal) if self.note_want(&refusal) => self.acquire(class, until, Some(reason_of(refused))),
+            acquired => acquired,
+        }
     }
 
     fn note_taken(&self) {
@@ -326,6 +337,7 @@ impl Server for Core {
     }
 
     fn note_waited(&self, took: Duration) {
+        self.end_want();
         self.accounts.count_wait(took);
     }
 

@@ -17,9 +17,10 @@ use std::time::Duration;
 
 use super::common_ceiling::CeilingShare;
 use super::executor::{Executed, Executor, Mapping, Mappings};
-use super::{BlockMemory, Reclaim, SupplyStats};
+use super::{BlockMemory, Reclaim, Refusal, SupplyStats};
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
 use crate::backend::{PAGE_BYTES, SourceError};
+use crate::ledger::HostLedger;
 use crate::stats::SourceCalls;
 
 mod background;
@@ -112,9 +113,46 @@ impl ArenaState {
         self.highest_max_bytes = self.highest_max_bytes.zip(max_bytes).map(|(highest, max)| highest.max(max));
     }
 
-    /// Bytes that may still be claimed under the ceiling.
-    pub(super) fn room_bytes(&self) -> u64 {
+    /// Bytes that may still be claimed under the ceiling, and under the host ledger, where at least `wanted_bytes` are of use.
+    pub(super) fn room_bytes(&self, wanted_bytes: u64) -> u64 {
+        let ledger = self.share.ledger();
+        self.own_room_bytes().min(ledger.map_or(u64::MAX, |ledger| ledger.room_for(wanted_bytes)))
+    }
+
+    /// Bytes that may still be claimed under the ceiling of the pool.
+    pub(super) fn own_room_bytes(&self) -> u64 {
         self.max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(self.claimed_under_ceiling()))
+    }
+
+    /// Why there is no room for `needed_bytes`, of which `missing_bytes` would have to be claimed: the host ledger, if the pool's
+    /// own ceiling leaves room for them.
+    pub(super) fn refusal(&self, needed_bytes: u64, missing_bytes: u64) -> Refusal {
+        match self.share.ledger() {
+            Some(ledger)
+                if missing_bytes <= self.own_room_bytes() && ledger.room_for(missing_bytes) < missing_bytes =>
+            {
+                Refusal::Ledger { needed_bytes, missing_bytes }
+            }
+            _ => Refusal::Ceiling { needed_bytes },
+        }
+    }
+
+    /// Claims under `ledger` as well, from now on.
+    pub(super) fn join_ledger(&mut self, ledger: Arc<HostLedger>) {
+        self.share.join(ledger);
+    }
+
+    pub(super) fn ledger(&self) -> Option<&Arc<HostLedger>> {
+        self.share.ledger()
+    }
+
+    /// All that could be released is: what is left stays until the process ends. Returns the ledger, to be dropped outside of
+    /// the lock.
+    pub(super) fn end_claims(&mut self, is_all_released: bool) -> Option<Arc<HostLedger>> {
+        if is_all_released {
+            self.share.record(0, None);
+        }
+        self.share.end()
     }
 
     /// Bytes claimed beyond the ceiling, since it was lowered.

@@ -16,6 +16,7 @@ use crate::budget::{Budget, Claim};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Report, UsageReport};
 use crate::host::limits;
+use crate::ledger::{HostLedger, LedgerReport};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls};
 
@@ -127,6 +128,60 @@ impl Backing {
         self.max_bytes().is_some_and(|max_bytes| held_bytes > max_bytes)
     }
 
+    /// The host ledger that memory is claimed under.
+    pub(in crate::engine) fn ledger(&self) -> Option<Arc<HostLedger>> {
+        match &self.supply {
+            Supply::Direct(direct) => direct.ledger().cloned(),
+            Supply::Shared(arena) => arena.ledger(),
+        }
+    }
+
+    /// Has idle memory released, on all memory nodes, until `bytes` are or nothing is idle. Returns how many were. Slow calls.
+    pub(in crate::engine) fn give_room(&self, bytes: u64, pool: &dyn Reclaim, now_us: u64) -> u64 {
+        match &self.supply {
+            Supply::Direct(direct) => {
+                let before_bytes = direct.stats().held_bytes;
+                let given = || before_bytes.saturating_sub(direct.stats().held_bytes);
+                let mut to_release = None;
+                while given() < bytes && release_one(pool, &mut to_release) {}
+                given()
+            }
+            Supply::Shared(arena) => {
+                arena.of_all_nodes().iter().fold(0, |given, arena| match bytes.saturating_sub(given) {
+                    0 => given,
+                    lacking_bytes => given + arena.give_room(lacking_bytes, now_us),
+                })
+            }
+        }
+    }
+
+    /// Bytes of idle buffers and of free memory outside the reserve.
+    pub(in crate::engine) fn idle_bytes(&self, pool: &dyn Reclaim) -> u64 {
+        match &self.supply {
+            Supply::Direct(_) => pool.idle_bytes(),
+            Supply::Shared(arena) => arena.of_all_nodes().iter().map(|arena| arena.idle_bytes()).sum(),
+        }
+    }
+
+    /// Why there is no room for `needed_bytes` beside the buffers.
+    pub(in crate::engine) fn refusal_outside(&self, needed_bytes: u64) -> Refusal {
+        match &self.supply {
+            Supply::Direct(direct) => direct.refusal(needed_bytes),
+            Supply::Shared(arena) => arena.refusal_outside(needed_bytes),
+        }
+    }
+
+    /// Why a block of `class` can never be held.
+    pub(in crate::engine) fn refusal_for_good(&self, class: Class) -> Refusal {
+        let needed_bytes = class.bytes as u64;
+        match self.ledger() {
+            Some(ledger) if self.could_own(needed_bytes) && ledger.max_bytes() < needed_bytes => {
+                Refusal::Ledger { needed_bytes, missing_bytes: needed_bytes }
+            }
+            _ => Refusal::Ceiling { needed_bytes },
+        }
+    }
+
     /// Whether buffers are carved from an arena, which can hold a reserve and be shared.
     pub(crate) fn has_arena(&self) -> bool {
         self.arena().is_some()
@@ -176,7 +231,7 @@ impl Backing {
                     }
                     match direct.acquire(class.bytes, until) {
                         // A request that can never fit is no reason to release idle blocks.
-                        Err(Refusal::Ceiling { .. })
+                        Err(Refusal::Ceiling { .. } | Refusal::Ledger { .. })
                             if direct.could_hold(class.bytes) && release_one(pool, &mut to_release) => {}
                         acquired => return acquired.map(Acquired::New),
                     }
@@ -303,6 +358,10 @@ impl Backing {
             Refusal::Ceiling { needed_bytes } => {
                 ErrorKind::Limit { asked_bytes, needed_bytes, usage, remedy: self.remedy(needed_bytes), report }
             }
+            Refusal::Ledger { needed_bytes, .. } => {
+                let (found, remedy) = self.ledger_in_words(needed_bytes);
+                ErrorKind::Ledger { asked_bytes, needed_bytes, found, remedy, usage, report }
+            }
             Refusal::Line { needed_bytes, waiting, first_bytes } => {
                 ErrorKind::Line { asked_bytes, needed_bytes, waiting, first_bytes, usage, report }
             }
@@ -317,12 +376,35 @@ impl Backing {
     pub(in crate::engine) fn why(&self, refusal: &Refusal) -> String {
         match refusal {
             Refusal::Ceiling { needed_bytes } => format!("the ceiling is reached: {}", self.remedy(*needed_bytes)),
+            Refusal::Ledger { needed_bytes, .. } => {
+                let (found, remedy) = self.ledger_in_words(*needed_bytes);
+                format!("{found}: {remedy}")
+            }
             Refusal::Line { waiting, first_bytes, .. } => {
                 let gets = if *waiting == 1 { "get waits" } else { "gets wait" };
                 format!("{waiting} {gets} in line, the first for {first_bytes} B")
             }
             Refusal::Source(source) => source.to_string(),
         }
+    }
+
+    /// What the host ledger says to a request for `needed_bytes` that it has no room for, and what helps.
+    pub(in crate::engine) fn ledger_in_words(&self, needed_bytes: u64) -> (String, &'static str) {
+        let Some(report) = self.ledger().map(|ledger| ledger.report()) else {
+            return ("the host ledger is full".to_owned(), "put buffers back first");
+        };
+        let LedgerReport { name, max_bytes, held_bytes, .. } = &report;
+        let max_bytes = max_bytes.unwrap_or(u64::MAX);
+        let others = report.others_in_words();
+        let found =
+            format!("ledger {name} has a ceiling of {max_bytes} B, of which {held_bytes} B are held ({others})");
+        let remedy = if needed_bytes > max_bytes {
+            "it can never fit there: ask for less, or start all its processes again with a larger PINPOOL_MAX_BYTES"
+        } else {
+            "put buffers back in these processes, wait longer (PINPOOL_WAIT), or start them again with a larger \
+             PINPOOL_MAX_BYTES"
+        };
+        (found, remedy)
     }
 
     /// What prevents `needed_bytes`, and what helps.

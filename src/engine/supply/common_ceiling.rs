@@ -6,14 +6,18 @@
 //!   arena of node 1: claimed ─┘
 //! ```
 //!
-//! Each arena changes its share under its own lock. A pool of one node has one share, which is the sum.
+//! Each arena changes its share under its own lock. A pool of one node has one share, which is the sum. Under a host ledger
+//! what a share has more than before is claimed there too, and what it has less is given back.
 //!
 //! - common-ceiling-I1: `sum` is the sum of all shares, as last recorded. Recording more than before is refused if it would
-//!   raise the sum over the ceiling and another arena has a share.
+//!   raise the sum over the ceiling and another arena has a share,
+//!   or if the host ledger has no room for it.
 
 use std::sync::{Arc, Weak};
 
 use crate::budget::Claim;
+use crate::ledger::HostLedger;
+use crate::lost;
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
 
@@ -22,12 +26,30 @@ use crate::sync::process::{AtomicU64, Ordering};
 pub(super) struct CeilingShare {
     sum: Arc<AtomicU64>,
     own: u64,
+    ledger: Option<Arc<HostLedger>>,
 }
 
 impl CeilingShare {
     /// An empty share of the same sum.
     pub(super) fn beside(&self) -> Self {
-        Self { sum: self.sum.clone(), own: 0 }
+        Self { sum: self.sum.clone(), own: 0, ledger: self.ledger.clone() }
+    }
+
+    /// From now on also under `ledger`. Before anything is claimed.
+    pub(super) fn join(&mut self, ledger: Arc<HostLedger>) {
+        self.ledger = Some(ledger);
+    }
+
+    pub(super) fn ledger(&self) -> Option<&Arc<HostLedger>> {
+        self.ledger.as_ref()
+    }
+
+    /// The pool has ended. What it still claims stays pinned until the process ends, and claimed as long. Returns the ledger,
+    /// whose drop is a slow call.
+    pub(super) fn end(&mut self) -> Option<Arc<HostLedger>> {
+        let ledger = self.ledger.take();
+        ledger.iter().filter(|_| self.own > 0).cloned().for_each(lost::keep);
+        ledger
     }
 
     /// What the other arenas claim.
@@ -46,9 +68,17 @@ impl CeilingShare {
             (bytes <= own || others == 0 || sum <= max_bytes).then_some(sum)
         };
         // Relaxed: as above.
-        let is_recorded = self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_ok();
-        self.own = if is_recorded { bytes } else { own };
-        is_recorded
+        if self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_err() {
+            return false;
+        }
+        let ledger = self.ledger.as_ref();
+        if bytes > own && ledger.is_some_and(|ledger| !ledger.claim(bytes - own)) {
+            self.sum.fetch_sub(bytes - own, Ordering::Relaxed);
+            return false;
+        }
+        ledger.iter().for_each(|ledger| ledger.give_back(own.saturating_sub(bytes)));
+        self.own = bytes;
+        true
     }
 }
 

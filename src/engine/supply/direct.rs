@@ -10,6 +10,7 @@ use super::{BlockMemory, Refusal, SupplyStats};
 use crate::backend::{Region, Source, SourceError};
 use crate::budget::{Budget, Claim};
 use crate::diag::{Growth, PoolLog};
+use crate::ledger::HostLedger;
 use crate::stats::SourceCalls;
 use crate::sync::plain::Mutex;
 
@@ -29,8 +30,13 @@ struct CallCounts {
 }
 
 impl Direct {
-    pub(crate) fn new(source: Arc<dyn Source>, max_bytes: Option<u64>, log: Arc<PoolLog>) -> Self {
-        Self { source, budget: Budget::new(max_bytes), counts: Box::default(), log }
+    pub(crate) fn new(
+        source: Arc<dyn Source>,
+        max_bytes: Option<u64>,
+        log: Arc<PoolLog>,
+        ledger: Option<Arc<HostLedger>>,
+    ) -> Self {
+        Self { source, budget: Budget::under(ledger, max_bytes), counts: Box::default(), log }
     }
 
     pub(super) fn source(&self) -> &dyn Source {
@@ -43,7 +49,9 @@ impl Direct {
 
     /// Whether a block of `class_bytes` fits under the ceiling when nothing else is held.
     pub(super) fn could_hold(&self, class_bytes: usize) -> bool {
-        self.budget.max_bytes().is_none_or(|max_bytes| self.source.held_bytes(class_bytes) as u64 <= max_bytes)
+        let ledger_bytes = self.ledger().map(|ledger| ledger.max_bytes());
+        let max_bytes = self.budget.max_bytes().into_iter().chain(ledger_bytes).min();
+        max_bytes.is_none_or(|max_bytes| self.source.held_bytes(class_bytes) as u64 <= max_bytes)
     }
 
     /// Claims `bytes` under the ceiling for what is held beside the blocks.
@@ -61,10 +69,27 @@ impl Direct {
         self.source.held_bytes(class_bytes) as u64
     }
 
+    /// The host ledger that memory is claimed under.
+    pub(super) fn ledger(&self) -> Option<&Arc<HostLedger>> {
+        self.budget.ledger()
+    }
+
+    /// Why there is no room for `needed_bytes`.
+    pub(super) fn refusal(&self, needed_bytes: u64) -> Refusal {
+        match self.ledger() {
+            Some(ledger)
+                if needed_bytes <= self.budget.room_bytes() && ledger.room_for(needed_bytes) < needed_bytes =>
+            {
+                Refusal::Ledger { needed_bytes, missing_bytes: needed_bytes }
+            }
+            _ => Refusal::Ceiling { needed_bytes },
+        }
+    }
+
     /// Acquires `class_bytes`; waits for acquisitions of other threads until `until`. A slow call.
     pub(super) fn acquire(&self, class_bytes: usize, until: Instant) -> Result<BlockMemory, Refusal> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
-        let claim = self.budget.claim(needed_bytes).ok_or(Refusal::Ceiling { needed_bytes })?;
+        let claim = self.budget.claim(needed_bytes).ok_or_else(|| self.refusal(needed_bytes))?;
         let begun = Instant::now();
         let acquired = call("acquire", || self.source.acquire_until(class_bytes, until));
         let took = begun.elapsed();

@@ -81,6 +81,8 @@ pub(super) enum Acquired<R> {
 pub(super) enum Refusal {
     /// This much would exceed the ceiling.
     Ceiling { needed_bytes: u64 },
+    /// The pool's own ceiling has room, and the host ledger lacks it for `missing_bytes` that would have to be pinned.
+    Ledger { needed_bytes: u64, missing_bytes: u64 },
     /// Others wait for memory, the first of them for this much, and there is no room beside it.
     Line { needed_bytes: u64, waiting: u64, first_bytes: u64 },
     /// The source failed.
@@ -108,6 +110,9 @@ pub(super) trait Reclaim: Send + Sync {
 
     /// There is more room than before: waiting gets try again.
     fn room_was_made(&self) {}
+
+    /// Other owners of the host ledger want memory: what is idle is to be released soon.
+    fn room_is_wanted(&self) {}
 
     /// Releases the blocks that have been idle too long at `now_us`.
     fn expire_idle(&self, now_us: u64);

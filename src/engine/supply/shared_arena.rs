@@ -49,6 +49,7 @@ use crate::arena::{ArenaPtr, GrowthLimits, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError, VirtualMemory};
 use crate::budget::Claim;
 use crate::diag::{self, PoolLog};
+use crate::ledger::HostLedger;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls};
 use crate::sync::{Condvar, Mutex};
@@ -169,6 +170,22 @@ impl SharedArena {
         Self { mappings: MappingWatch::below(root), ..self }
     }
 
+    /// Claims under `ledger` as well. Before the first block.
+    pub(crate) fn under(self, ledger: Option<Arc<HostLedger>>) -> Self {
+        ledger.into_iter().for_each(|ledger| self.state.lock().join_ledger(ledger));
+        self
+    }
+
+    /// Why there is no room for `needed_bytes` beside the buffers.
+    pub(super) fn refusal_outside(&self, needed_bytes: u64) -> Refusal {
+        self.state.lock().refusal(needed_bytes, needed_bytes)
+    }
+
+    /// The host ledger that memory is claimed under.
+    pub(super) fn ledger(&self) -> Option<Arc<HostLedger>> {
+        self.state.lock().ledger().cloned()
+    }
+
     pub(super) fn source(&self) -> &dyn Source {
         &*self.source
     }
@@ -237,7 +254,7 @@ impl SharedArena {
             }
             // Regions are released only behind the closed gate, which opens again at once unless the plan releases one.
             let closed = closed_late.take().or_else(|| self.gate.close());
-            let mut limits = self.growth_limits(&state, source_error.is_none(), closed.is_some(), now_us);
+            let mut limits = self.growth_limits(&state, bytes, source_error.is_none(), closed.is_some(), now_us);
             if is_one_buffer {
                 limits = GrowthLimits { step_bytes: 0, largest_bytes: 0, ..limits };
             }
@@ -299,12 +316,19 @@ impl SharedArena {
         }
     }
 
-    fn growth_limits(&self, state: &ArenaState, may_commit: bool, at_rest: bool, now_us: u64) -> GrowthLimits {
+    fn growth_limits(
+        &self,
+        state: &ArenaState,
+        bytes: u64,
+        may_commit: bool,
+        at_rest: bool,
+        now_us: u64,
+    ) -> GrowthLimits {
         let commit_bytes = match (may_commit, self.config.may_grow) {
             (false, _) => 0,
-            (true, true) => state.room_bytes(),
+            (true, true) => state.room_bytes(self.grown_bytes(bytes)),
             // What of the reserve is still to come.
-            (true, false) => state.room_bytes().min(state.reserve_to_come()),
+            (true, false) => state.room_bytes(self.grown_bytes(bytes)).min(state.reserve_to_come()),
         };
         let step_bytes = if at_rest { u64::MAX } else { STEP_BESIDE_COPIES_BYTES };
         let (over_bytes, largest_bytes) = (state.over_bytes(), state.largest_missed_bytes(now_us));
@@ -321,14 +345,21 @@ impl SharedArena {
     fn fits(&self, bytes: u64) -> bool {
         let state = self.state.lock();
         let (reserve_bytes, largest_reserve_bytes) = state.reserve_bytes();
-        let room_bytes = state.max_bytes().map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(reserve_bytes));
+        let ledger_bytes = state.ledger().map(|ledger| ledger.max_bytes());
+        let max_bytes = state.max_bytes().into_iter().chain(ledger_bytes).min();
+        let room_bytes = max_bytes.map_or(u64::MAX, |max_bytes| max_bytes.saturating_sub(reserve_bytes));
         let background_bytes = state.background_reserve_bytes();
         drop(state);
         let GrowthShape { sizes, is_discrete, .. } = self.shape;
-        let fits_by_growth =
-            if is_discrete { self.held_bytes(bytes) <= room_bytes } else { sizes.up(bytes) <= room_bytes };
+        let fits_by_growth = self.grown_bytes(bytes) <= room_bytes;
         let fits_by_reserve = !is_discrete && sizes.up(bytes) <= background_bytes.min(room_bytes);
         bytes <= largest_reserve_bytes || fits_by_growth && (self.config.may_grow || fits_by_reserve)
+    }
+
+    /// What is claimed for a block of `bytes` that has no committed memory.
+    fn grown_bytes(&self, bytes: u64) -> u64 {
+        let GrowthShape { sizes, is_discrete, .. } = self.shape;
+        if is_discrete { self.held_bytes(bytes) } else { sizes.up(bytes) }
     }
 
     /// What the system holds for a block of `bytes` alone.
@@ -371,13 +402,22 @@ impl SharedArena {
     }
 
     fn no_space(&self, bytes: u64) -> Refusal {
-        let (is_addressable, has_ceiling) = {
+        let (is_addressable, has_ceiling, refusal) = {
             let state = self.state.lock();
             let missing_bytes = state.arena().missing_bytes(bytes, PAGE_BYTES as u64);
-            (missing_bytes.is_some() && bytes <= self.shape.longest_bytes, state.max_bytes().is_some())
+            let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
+            let missing_bytes = match missing_bytes {
+                Some(missing_bytes) if !self.shape.is_discrete => missing_bytes,
+                _ => self.grown_bytes(bytes),
+            };
+            let has_ceiling = state.max_bytes().is_some() || state.ledger().is_some();
+            (is_addressable, has_ceiling, state.refusal(bytes, missing_bytes))
         };
-        if !self.fits(bytes) || !self.config.may_grow || is_addressable && has_ceiling {
+        if !self.config.may_grow {
             return Refusal::Ceiling { needed_bytes: bytes };
+        }
+        if !self.fits(bytes) || is_addressable && has_ceiling {
+            return refusal;
         }
         let longest_bytes = self.shape.longest_bytes;
         let what = format!("no {bytes} B in one piece are left of the {longest_bytes} B of addresses reserved");
@@ -426,6 +466,13 @@ impl SharedArena {
     pub(in crate::engine) fn ages(&self) -> bool {
         let state = self.state.lock();
         state.arena().releasable_bytes() > 0 && (state.is_trim_waiting() || self.may_release_by_time())
+    }
+
+    /// Bytes of idle buffers of all pools, and of free memory outside the reserve.
+    pub(super) fn idle_bytes(&self) -> u64 {
+        let arena = self.state.lock().arena().stats();
+        let free_bytes = arena.hole_bytes.saturating_sub(arena.reserve_hole_bytes);
+        free_bytes + self.attached().iter().map(|pool| pool.idle_bytes()).sum::<u64>()
     }
 
     /// Whether there is free memory, which goes back if memory is short.

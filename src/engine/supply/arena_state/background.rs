@@ -68,7 +68,7 @@ impl ArenaState {
         if to_come == 0 || self.is_detached() {
             return NextStep::Done;
         }
-        match self.arena.commit_next(step_bytes.min(to_come), self.room_bytes()) {
+        match self.arena.commit_next(step_bytes.min(to_come), self.room_bytes(step_bytes.min(to_come))) {
             Ok(plan) if self.record_claims() => NextStep::Plan(plan),
             Ok(plan) => {
                 // An arena of another node was faster.
@@ -83,7 +83,9 @@ impl ArenaState {
     /// There is no room for a granule of `granule_bytes`: what is committed for buffers is the reserve.
     pub(in crate::engine::supply) fn without_room(&mut self, granule_bytes: u64) -> NextStep {
         self.arena.keep(self.reserve_to_come());
-        let is_over = self.over_bytes() > 0 || self.arena.stats().transit_bytes > 0;
+        // What other owners of the host ledger hold may come back.
+        let is_held_by_others = self.ledger().is_some() && self.own_room_bytes() >= self.reserve_to_come();
+        let is_over = self.over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || is_held_by_others;
         if !is_over && self.reserve_to_come() < granule_bytes {
             // A part of a granule at the ceiling can never come.
             self.ask_less(self.reserve_to_come());
@@ -121,6 +123,7 @@ impl ArenaState {
 
     /// Whether some of the reserve is still to come and the ceiling has room for `bytes`.
     pub(in crate::engine::supply) fn could_go_on(&self, bytes: u64) -> bool {
-        self.reserve_to_come() > 0 && self.room_bytes() >= bytes.min(self.reserve_to_come())
+        let step_bytes = bytes.min(self.reserve_to_come());
+        step_bytes > 0 && self.room_bytes(step_bytes) >= step_bytes
     }
 }

@@ -17,12 +17,12 @@ impl ArenaState {
         bytes: u64,
         held_bytes: impl Fn(u64) -> u64,
     ) -> Result<usize, Refusal> {
-        let room_bytes = self.room_bytes();
         let whole = |unit: u64| bytes.checked_next_multiple_of(unit);
-        let fits = |&whole: &u64| held_bytes(whole) <= room_bytes;
         let needed_bytes = whole(ALIGN_BYTES).map_or(u64::MAX, &held_bytes);
+        let room_bytes = self.room_bytes(needed_bytes);
+        let fits = |&whole: &u64| held_bytes(whole) <= room_bytes;
         let fitting = whole(GRANULE_BYTES).filter(fits).or_else(|| whole(ALIGN_BYTES).filter(fits));
-        let bytes = fitting.ok_or(Refusal::Ceiling { needed_bytes })?;
+        let bytes = fitting.ok_or_else(|| self.refusal(needed_bytes, needed_bytes))?;
         let len = usize::try_from(bytes).ok().filter(|_| bytes <= RANGE_BYTES_MAX).ok_or_else(|| {
             let what = format!("{bytes} B are more than the {RANGE_BYTES_MAX} B that one reserve may have");
             Refusal::Source(SourceError::new("arena", what))
@@ -30,7 +30,7 @@ impl ArenaState {
         self.pending_bytes += held_bytes(bytes);
         if !self.record_claims() {
             self.pending_bytes -= held_bytes(bytes);
-            return Err(Refusal::Ceiling { needed_bytes });
+            return Err(self.refusal(needed_bytes, needed_bytes));
         }
         Ok(len)
     }

@@ -130,9 +130,14 @@ impl SharedArena {
         lacking_bytes < bytes
     }
 
+    /// This arena, and those of the same pool on other memory nodes.
+    pub(in crate::engine) fn of_all_nodes(self: &Arc<Self>) -> Vec<Arc<Self>> {
+        std::iter::once(self.clone()).chain(self.nodes.beside(self)).collect()
+    }
+
     /// Releases free memory and idle blocks, the oldest first, until `bytes` are released or nothing is idle. Returns how many
     /// were.
-    fn give_room(&self, bytes: u64, now_us: u64) -> u64 {
+    pub(in crate::engine) fn give_room(&self, bytes: u64, now_us: u64) -> u64 {
         let before_bytes = self.state.lock().held_bytes();
         let pools = self.attached();
         complete_copies(&pools);
@@ -191,6 +196,8 @@ impl SharedArena {
             let held_bytes = state.held_bytes();
             drop(state);
             if stays {
+                let ledger = self.state.lock().end_claims(false);
+                drop(ledger);
                 self.log.left_pinned(held_bytes);
             }
             return;
@@ -211,8 +218,12 @@ impl SharedArena {
         };
         // One that fails does not keep the others.
         let released = mappings.into_iter().map(|mapping| self.release_mapping(mapping)).fold(released, Result::and);
+        let mut state = self.state.lock();
+        let is_all_released = released.is_ok() && state.is_unused();
+        let (ledger, held_bytes) = (state.end_claims(is_all_released), state.held_bytes());
+        drop(state);
+        drop(ledger);
         if let Err(error) = released {
-            let held_bytes = self.state.lock().held_bytes();
             self.log.left_by_refusal(held_bytes, &error);
         }
     }

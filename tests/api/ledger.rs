@@ -1,0 +1,494 @@
+//! The host ledger: pools of several processes under one ceiling, some of them killed.
+//!
+//! The other processes are this test program, started for [`worker`], which does what it is told by lines.
+//!
+//! | variable | means |
+//! | --- | --- |
+//! | `LEDGER_KILLS` | how many processes are killed; 40 unless set |
+//! | `LEDGER_SHOW` | the ceiling of the run that prints its figures, such as `1GiB`; 64 MiB unless set |
+#![allow(unsafe_code)] // Forks, and asks for numbers of the process.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use pinpool::config::text::parse_bytes;
+use pinpool::ledger::{self, LedgerReport};
+use pinpool::{Backend, Pool, PoolBuilder, Preset};
+
+use crate::child;
+
+const MIB: usize = 1 << 20;
+/// Longer than any wait that ends well.
+const LONG: Duration = Duration::from_secs(20);
+
+/// The name of a test's ledger; its file is removed at the end whatever happens.
+struct Named(String);
+
+impl Named {
+    fn new(test: &str) -> Self {
+        Self(format!("api-{}-{test}", std::process::id()))
+    }
+
+    fn path(&self) -> String {
+        // SAFETY: reads a number of this process.
+        let user = unsafe { libc::geteuid() };
+        format!("/dev/shm/pinpool-ledger.{user}.{}", self.0)
+    }
+
+    fn builder(&self, mib: usize) -> PoolBuilder {
+        let builder = Pool::builder().without_env().backend(Backend::Heap).wait(LONG).idle_timeout(None);
+        builder.max_bytes((mib * MIB) as u64).ledger(self.0.as_str())
+    }
+
+    fn report(&self) -> LedgerReport {
+        ledger::report(&self.0).unwrap().unwrap_or_default()
+    }
+
+    /// Waits until the ledger is as `is` says.
+    fn wait_until(&self, is: impl Fn(&LedgerReport) -> bool) {
+        let begun = Instant::now();
+        while !is(&self.report()) {
+            assert!(begun.elapsed() < LONG, "{}", self.report());
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.path());
+    }
+}
+
+/// Another process with a pool in the ledger. Killed and waited for at the latest by its drop.
+struct Worker {
+    process: Child,
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Worker {
+    fn start(named: &Named, pool: &str, mib: usize) -> Self {
+        Self::start_with(named, pool, mib, &[])
+    }
+
+    fn start_with(named: &Named, pool: &str, mib: usize, vars: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "ledger::worker", "--nocapture"]);
+        command.env("LEDGER_WORKER", pool).env("LEDGER_NAME", &named.0).env("LEDGER_MIB", mib.to_string());
+        command.envs(vars.iter().copied());
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let (orders, answers) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        Self { process, orders: Some(orders), answers: BufReader::new(answers) }
+    }
+
+    fn order(&mut self, order: &str) {
+        writeln!(self.orders.as_mut().unwrap(), "{order}").unwrap();
+    }
+
+    fn answer(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the worker ended");
+            // Behind what the test runner has begun to print.
+            if let Some((_, answer)) = line.trim_end().split_once("> ") {
+                return answer.to_owned();
+            }
+        }
+    }
+
+    fn ask(&mut self, order: &str) -> String {
+        self.order(order);
+        self.answer()
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Ends as a program does.
+    fn end(mut self) {
+        drop(self.orders.take());
+        assert!(self.process.wait().unwrap().success());
+    }
+
+    fn kill(mut self) {
+        self.process.kill().unwrap();
+        let status = self.process.wait().unwrap();
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}: nothing but the kill ended it");
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Numbers that look random.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+/// The program of the other processes; no test of its own.
+#[test]
+#[allow(clippy::print_stdout)]
+fn worker() {
+    let Ok(name) = std::env::var("LEDGER_WORKER") else { return };
+    // SAFETY: ends this process if nobody else does.
+    unsafe { libc::alarm(120) };
+    let variable = |name: &str| std::env::var(name).unwrap();
+    let named = Named(variable("LEDGER_NAME"));
+    let mib: usize = variable("LEDGER_MIB").parse().unwrap();
+    let build = || {
+        let backend = std::env::var("LEDGER_BACKEND").unwrap_or_else(|_| "heap".to_owned());
+        let builder = named.builder(mib).name(&name).variable("PINPOOL_BACKEND", &backend).unwrap();
+        builder.variable("PINPOOL_LEDGER", &named.0).unwrap().build().unwrap()
+    };
+    let mut pool = build();
+    let mut held = Vec::new();
+    println!("> ready");
+    for order in std::io::stdin().lines() {
+        let order = order.unwrap();
+        let (word, number) = order.split_once(' ').unwrap_or((&order, "0"));
+        let number: u64 = number.parse().unwrap();
+        match word {
+            "get" => match pool.get(usize::try_from(number).unwrap()) {
+                Ok(buf) => {
+                    held.push(buf);
+                    println!("> held");
+                }
+                Err(error) => println!("> {}", error.to_string().replace('\n', "|")),
+            },
+            // How long a get takes, and how long its page-locks, in microseconds.
+            "timed" => {
+                let pin_time = |pool: &Pool| pool.stats().pin.time.total();
+                let (before, begun) = (pin_time(&pool), Instant::now());
+                held.push(pool.get(usize::try_from(number).unwrap()).unwrap());
+                let took = begun.elapsed();
+                println!("> {} {}", took.as_micros(), (pin_time(&pool) - before).as_micros());
+            }
+            "try" => {
+                let got = pool.get_timeout(usize::try_from(number).unwrap(), Duration::from_millis(20)).map(drop);
+                println!(
+                    "> {}",
+                    got.err().map_or_else(|| "got".to_owned(), |error| error.to_string().replace('\n', "|"))
+                );
+            }
+            "put" => {
+                held.clear();
+                println!("> put");
+            }
+            "balance" => {
+                let stats = pool.stats();
+                let ledger = stats.ledger.clone().unwrap();
+                println!("> {} {} {}", stats.pinned_bytes, ledger.own_bytes, ledger.name);
+            }
+            // Until it is killed, or for so many steps.
+            "churn" => {
+                let mut draw = Draw(number);
+                let steps = if number.is_multiple_of(2) { u64::MAX } else { 400 };
+                for _ in 0..steps {
+                    match draw.below(20) {
+                        0 => {
+                            held.clear();
+                            pool.trim(0);
+                        }
+                        1 => {
+                            held.clear();
+                            drop(pool);
+                            pool = build();
+                        }
+                        2..=9 => {
+                            let len = 1 + draw.below((mib * MIB / 6) as u64);
+                            // Those of others may leave no room.
+                            held.extend(pool.get_timeout(usize::try_from(len).unwrap(), Duration::from_millis(2)));
+                        }
+                        at => drop((!held.is_empty()).then(|| {
+                            let at = usize::try_from(at).unwrap() % held.len();
+                            held.swap_remove(at)
+                        })),
+                    }
+                }
+                println!("> done");
+            }
+            other => panic!("{other}"),
+        }
+    }
+    // The others remove nothing of the test's.
+    drop((held, pool));
+    std::mem::forget(named);
+    std::process::exit(0);
+}
+
+#[test]
+fn a_get_is_served_by_the_idle_memory_of_another_process() {
+    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+        let named = Named::new("idle");
+        let pool = named.builder(64).preset(preset).name("own").build().unwrap();
+        let mut other = Worker::start(&named, "other", 64);
+        assert_eq!((other.answer(), other.ask(&format!("get {}", 48 * MIB))), ("ready".into(), "held".into()));
+        assert_eq!(other.ask("put"), "put");
+        let held = pool.get(32 * MIB).unwrap();
+        let stats = pool.stats();
+        let ledger = stats.ledger.unwrap();
+        assert_eq!((ledger.own_bytes, ledger.max_bytes), (stats.pinned_bytes, Some(64 << 20)));
+        assert!(ledger.held_bytes <= 64 << 20, "{ledger:?}");
+        drop(held);
+    }
+}
+
+#[test]
+fn a_get_waits_until_another_process_puts_a_buffer_back_or_is_killed() {
+    for is_killed in [false, true] {
+        let named = Named::new("wait");
+        let pool = named.builder(64).name("own").build().unwrap();
+        let mut other = Worker::start(&named, "other", 64);
+        other.answer();
+        assert_eq!(other.ask(&format!("get {}", 48 * MIB)), "held");
+        std::thread::scope(|scope| {
+            let get = scope.spawn(|| pool.get(32 * MIB).map(drop));
+            named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
+            if is_killed {
+                other.kill()
+            } else {
+                assert_eq!(other.ask("put"), "put")
+            }
+            get.join().unwrap().unwrap();
+        });
+        named.wait_until(|report| report.owners.iter().all(|owner| owner.wanted_bytes == 0));
+    }
+}
+
+#[test]
+fn a_get_that_finds_no_room_names_the_ledger_and_who_holds_it() {
+    let named = Named::new("full");
+    let pool = named.builder(64).wait(Duration::ZERO).on_full(pinpool::OnFull::Error).build().unwrap();
+    let mut other = Worker::start(&named, "holder", 64);
+    other.answer();
+    assert_eq!(other.ask(&format!("get {}", 48 * MIB)), "held");
+    let error = pool.get(32 * MIB).unwrap_err();
+    assert!(error.is_limit());
+    let text = error.to_string();
+    let held = format!("process {} (holder) holds {} B", other.pid(), 48 * MIB);
+    let ceiling = format!("ledger {} has a ceiling of {} B, of which {} B are held", named.0, 64 * MIB, 48 * MIB);
+    for part in [held.as_str(), ceiling.as_str(), "put buffers back in these processes", "PINPOOL_MAX_BYTES"] {
+        assert!(text.contains(part), "{part} is not in: {text}");
+    }
+    let reserve = pool.prewarm(32 << 20).unwrap_err();
+    assert!(reserve.to_string().contains("(holder)"), "{reserve}");
+    // Under its own ceiling the remedy is its own.
+    let text = pool.get(65 * MIB).unwrap_err().to_string();
+    assert!(text.contains("it can never fit"), "{text}");
+    let large = named.builder(256).build().unwrap();
+    let text = large.get(100 * MIB).unwrap_err().to_string();
+    assert!(text.contains("it can never fit there: ask for less, or start all its processes again"), "{text}");
+}
+
+#[test]
+fn a_reserve_counts_and_takes_the_idle_memory_of_others() {
+    let named = Named::new("reserve");
+    let mut other = Worker::start(&named, "other", 64);
+    other.answer();
+    assert_eq!(other.ask(&format!("get {}", 60 * MIB)), "held");
+    assert_eq!(other.ask("put"), "put");
+    let pool = named.builder(64).reserve_bytes(32 << 20).build().unwrap();
+    let ledger = pool.stats().ledger.unwrap();
+    assert!(ledger.own_bytes >= 32 << 20 && ledger.held_bytes <= 64 << 20, "{ledger:?}");
+    // A reserve is in use to the end: nothing of it is given.
+    let text = other.ask(&format!("try {}", 40 * MIB));
+    assert!(text.contains("put buffers back in these processes"), "{text}");
+    drop(pool);
+    assert_eq!(other.ask(&format!("get {}", 40 * MIB)), "held");
+    let balance = other.ask("balance");
+    let figures: Vec<_> = balance.split(' ').collect();
+    assert_eq!(figures[0], figures[1]);
+}
+
+#[test]
+fn what_is_asked_and_cannot_be_had_is_said() {
+    let named = Named::new("bad");
+    for name in ["a/b", "", "ä", &"x".repeat(65)] {
+        let error = Pool::builder().without_env().backend(Backend::Heap).ledger(name).build().unwrap_err();
+        assert!(error.is_setting() && error.to_string().contains("not the name of a ledger"), "{error}");
+    }
+    std::fs::write(named.path(), "something else").unwrap();
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(named.path(), private).unwrap();
+    let error = named.builder(8).build().unwrap_err();
+    assert!(error.is_setting() && error.to_string().contains("is no file of pinpool; remove it"), "{error}");
+    std::fs::remove_file(named.path()).unwrap();
+    // The first sets the ceiling, and a later one that asks for another builds all the same.
+    let first = named.builder(8).build().unwrap();
+    let second = named.builder(16).build().unwrap();
+    assert_eq!(second.stats().ledger.unwrap().max_bytes, Some(8 << 20));
+    drop((first, second));
+    assert!(!std::path::Path::new(&named.path()).exists());
+}
+
+#[test]
+fn auto_joins_where_torchrun_shows_several_processes() {
+    let named = Named("auto".to_owned());
+    let vars = |ranks| [("LOCAL_WORLD_SIZE", ranks), ("RANK", "0"), ("LOCAL_RANK", "0")];
+    let mut rank = Worker::start_with(&named, "rank", 64, &vars("2"));
+    assert_eq!(rank.answer(), "ready");
+    assert!(rank.ask("balance").ends_with(" auto"));
+    rank.end();
+    std::mem::forget(named);
+}
+
+#[test]
+fn a_child_of_fork_owns_nothing() {
+    child::alone(|| {
+        let named = Named::new("fork");
+        let pool = named.builder(64).build().unwrap();
+        let held = pool.get(8 * MIB).unwrap();
+        let before = named.report();
+        child::in_a_child(|| {
+            // SAFETY: the copy of the parent's object, which the parent drops in its own process.
+            let buf = unsafe { std::ptr::read(&raw const held) };
+            // SAFETY: as above.
+            let copy = unsafe { std::ptr::read(&raw const pool) };
+            drop((buf, copy));
+            vec![("no ledger in the figures", pool.stats().ledger.is_none())]
+        });
+        assert_eq!(named.report(), before);
+        drop(held);
+        pool.trim(0);
+        assert_eq!(named.report().held_bytes, 0);
+        drop(pool);
+        assert!(!std::path::Path::new(&named.path()).exists());
+    });
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn processes_killed_at_any_moment_leave_a_ledger_that_balances() {
+    child::alone(|| {
+        let kills: u64 = std::env::var("LEDGER_KILLS").map_or(40, |kills| kills.parse().unwrap());
+        let named = Named::new("kills");
+        let mut draw = Draw(kills);
+        let pool = named.builder(64).name("survivor").build().unwrap();
+        drop(pool.get(8 * MIB).unwrap());
+        let before = descriptors();
+        let mut workers: Vec<Worker> = Vec::new();
+        let mut gone = Vec::new();
+        for kill in 0..kills {
+            while workers.len() < 3 {
+                let mut worker = Worker::start(&named, "victim", 64);
+                worker.order(&format!("churn {}", 2 * draw.below(1 << 30)));
+                workers.push(worker);
+            }
+            std::thread::sleep(Duration::from_micros(draw.below(12_000)));
+            let at = usize::try_from(draw.below(3)).unwrap();
+            let victim = workers.swap_remove(at);
+            gone.push(victim.pid());
+            victim.kill();
+            let report = named.report();
+            assert!(report.owners.iter().all(|owner| !gone.contains(&owner.pid)), "a dead owner counts: {report}");
+            assert!(report.held_bytes <= 64 << 20, "{report}");
+            // Numbers of processes are used again.
+            gone.drain(..gone.len().saturating_sub(8));
+            // The survivor goes on, beside others and alone.
+            drop(pool.get_timeout(MIB, LONG).unwrap());
+            if kill % 8 == 7 {
+                workers.drain(..).for_each(Worker::kill);
+                let (report, stats) = (named.report(), pool.stats());
+                assert_eq!(report.owners.len(), 1, "{report}");
+                assert_eq!(report.held_bytes, stats.pinned_bytes, "{report}");
+                // All that the dead held is free at once.
+                drop(pool.get_timeout(60 * MIB, Duration::ZERO).unwrap());
+                pool.trim(0);
+                assert_eq!(named.report().held_bytes, 0);
+            }
+        }
+        drop(workers);
+        assert_eq!(descriptors(), before);
+        drop(pool);
+        assert!(!std::path::Path::new(&named.path()).exists());
+    });
+}
+
+/// The locked bytes of a process, as the kernel counts them.
+fn locked_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default() << 10
+}
+
+#[test]
+#[allow(clippy::print_stdout)]
+fn four_processes_never_pass_their_ceiling_and_one_is_served_by_the_others() {
+    let shown = std::env::var("LEDGER_SHOW").ok();
+    let ceiling = parse_bytes(shown.as_deref().unwrap_or("64MiB")).unwrap();
+    let mib = usize::try_from(ceiling).unwrap() / MIB;
+    let named = Named::new("show");
+    let backend = [("LEDGER_BACKEND", if shown.is_some() { "mlock" } else { "heap" })];
+    let start = |at| Worker::start_with(&named, &format!("rank{at}"), mib, &backend);
+    let mut workers: Vec<_> = (0..4).map(start).collect();
+    workers.iter_mut().for_each(|worker| assert_eq!(worker.answer(), "ready"));
+    let pids: Vec<_> = workers.iter().map(Worker::pid).collect();
+    let is_over = AtomicBool::new(false);
+    let (samples, most, most_locked) = std::thread::scope(|scope| {
+        let sampler = scope.spawn(|| {
+            let (mut samples, mut most, mut most_locked) = (0_u64, 0, 0);
+            while !is_over.load(Ordering::Relaxed) {
+                let report = named.report();
+                assert!(report.held_bytes <= ceiling, "{report}");
+                most = most.max(report.held_bytes);
+                most_locked = most_locked.max(pids.iter().map(|&pid| locked_bytes(pid)).sum::<u64>());
+                samples += 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            (samples, most, most_locked)
+        });
+        (1..).step_by(2).zip(&mut workers).for_each(|(seed, worker)| worker.order(&format!("churn {seed}")));
+        workers.iter_mut().for_each(|worker| assert_eq!(worker.answer(), "done"));
+        let rounds = if shown.is_some() { 20 } else { 2 };
+        let parts = [16, 2];
+        let mut needs = parts.map(|_| Vec::new());
+        for round in 0..2 * rounds {
+            workers.iter_mut().for_each(|worker| assert_eq!(worker.ask("put"), "put"));
+            // One fills the ledger and is idle then; the next one needs a sixteenth, or half of it.
+            let (fills, needs_it) = (round % 4, (round + 1) % 4);
+            assert_eq!(workers[fills].ask(&format!("get {}", mib * MIB * 7 / 8)), "held");
+            assert_eq!(workers[fills].ask("put"), "put");
+            let part = round % 2;
+            let answer = workers[needs_it].ask(&format!("timed {}", mib * MIB / parts[part]));
+            let times = answer.split(' ').map(|micros| Duration::from_micros(micros.parse().unwrap()));
+            let times: Vec<_> = times.collect();
+            needs[part].push((times[0].saturating_sub(times[1]), times[1]));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let sampled = sampler.join().unwrap();
+        if shown.is_some() {
+            for (part, mut needs) in parts.into_iter().zip(needs) {
+                needs.sort();
+                let ((half, pin), (longest, _)) = (needs[rounds / 2], needs[rounds - 1]);
+                let bytes = ceiling / part as u64;
+                println!(
+                    "{bytes} B of others' idle memory: median {half:?}, longest {longest:?}, and {pin:?} to pin them"
+                );
+            }
+        }
+        sampled
+    });
+    assert!(samples > 0 && most > 0);
+    if shown.is_some() {
+        println!(
+            "ceiling {ceiling} B: {samples} samples, most held {most} B, most locked by the kernel's count {most_locked} B"
+        );
+    }
+}
