@@ -254,6 +254,11 @@ impl SharedMemory {
         !matches!(self.lock, Locked::No)
     }
 
+    /// Whether a driver has page-locked it.
+    pub(crate) fn is_of_driver(&self) -> bool {
+        !matches!(self.lock, Locked::No | Locked::Kernel)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len
     }

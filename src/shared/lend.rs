@@ -74,6 +74,11 @@ unsafe impl Source for Parts {
         self.memory.as_ref().is_some_and(SharedMemory::is_locked)
     }
 
+    /// A driver's page-lock, and the mapping under it, are not inherited by children of `fork`.
+    fn needs_gpu(&self) -> bool {
+        self.memory.as_ref().is_some_and(SharedMemory::is_of_driver)
+    }
+
     fn acquire(&self, len_bytes: usize) -> std::result::Result<Region, SourceError> {
         let none = || SourceError::new("lend", "no part of the shared memory is to be lent");
         let memory = self.memory.as_ref().ok_or_else(none)?;
