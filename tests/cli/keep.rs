@@ -76,3 +76,21 @@ fn the_bench_measures_a_fresh_pin_and_two_holders() {
         assert!(figures[name].as_f64().unwrap() > 0.0, "{name}: {figures}");
     }
 }
+
+/// Runs with the driver double as libcuda: a part of a page of hugetlb cannot be kept from children, so the whole is.
+#[cfg(feature = "cuda")]
+#[test]
+fn kept_memory_is_registered_with_a_driver() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = std::env::current_exe().unwrap();
+    let double = here.parent().unwrap().join("libdriver_double.so");
+    std::os::unix::fs::symlink(double, dir.path().join("libcuda.so")).unwrap();
+    for hugetlb in [&[][..], &["--hugetlb", "never"]] {
+        let args = ["bench", "keep", "--bytes", "8MiB", "--rounds", "1", "--backend", "register", "--json"];
+        let mut command = pinpool(&[&args, hugetlb].concat());
+        command.env("XDG_RUNTIME_DIR", dir.path()).env("LD_LIBRARY_PATH", dir.path());
+        let ran = finish(&mut command);
+        assert_eq!(ran.code(), 0, "{}", ran.stderr);
+        assert_eq!(ran.figures()["page_lock"], "register");
+    }
+}
