@@ -56,3 +56,14 @@ def test_a_rank_without_torchrun_is_told_so(tmp_path, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     _, err = run(EXAMPLES / "torchrun.py", tmp_path, "--out", tmp_path / "run", expect=2)
     assert err == "RANK is not set: start this with torchrun\n"
+
+
+def test_workers_deliver_each_sample_once_though_one_is_killed():
+    out, _ = run(EXAMPLES / "workers.py", "--kill")
+    assert out.startswith("400 samples") and "1 workers replaced, {'free': 15, 'filling': 0, 'sent': 0, 'held': 0}" in out
+
+
+@needs("torch", "torch")
+def test_torchs_workers_fill_page_locked_memory():
+    out, _ = run(EXAMPLES / "workers.py", "--torch", "--workers", "2")
+    assert out.startswith("400 samples") and "{'free': 9, 'filling': 0, 'sent': 0, 'held': 0}" in out

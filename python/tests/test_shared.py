@@ -297,5 +297,15 @@ def test_torchs_loader_with_its_own_workers(heap):
             assert (rows[:, 0] == labels).all()
         assert seen == list(range(20))
         del rows, labels
+        batches = shared.batches(DataLoader(Numbers(100), batch_size=4, num_workers=2, collate_fn=shared.collate))
+        next(batches), next(batches)
+        batches.close()  # as `break` does
+        assert shared.counts()["free"] == 8
+        with pytest.raises(RuntimeError, match="killed by signal|exited unexpectedly"):
+            dying = DataLoader(Numbers(100, die_at=50), batch_size=4, num_workers=2, collate_fn=shared.collate)
+            for _rows in shared.batches(dying):
+                pass
+        _rows = None
+        until(lambda: shared.recover() == 0 and shared.counts()["free"] == 8)
         got = shared.unpack(shared.pack({"x": torch.arange(6.0).reshape(2, 3)}))["x"]
         assert isinstance(got, torch.Tensor) and got.tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -14,7 +14,7 @@ from multiprocessing import reduction
 from typing import Any, NamedTuple
 
 from . import _arrays, _log, _pinpool
-from ._errors import PinpoolError
+from ._errors import PinpoolError, ReleasedError
 from ._pool import Pool
 
 __all__ = ["Packed", "SharedPool"]
@@ -147,9 +147,30 @@ class SharedPool:
         return _unpacked(packed.tree, buf)
 
     def batches(self, loader: Iterable[Packed]) -> Iterator[Any]:
-        """Each batch of a DataLoader with `collate_fn=shared.collate`, unpacked."""
-        for packed in loader:
-            yield self.unpack(packed)
+        """Each batch of a DataLoader with `collate_fn=shared.collate`, unpacked.
+
+        At the end, also by `break` or an exception, what the loader's workers had still sent comes back, once these have ended: with
+        `persistent_workers=True` after they have. One loader at a time uses a shared pool.
+        """
+        iterator = iter(loader)
+        try:
+            for packed in iterator:
+                yield self.unpack(packed)
+        finally:
+            # Ends the workers of torch's loader, whose iterator an exception's traceback may keep.
+            if not getattr(iterator, "_persistent_workers", False):
+                getattr(iterator, "_shutdown_workers", lambda: None)()
+            del iterator
+            self._take_back()
+
+    def _take_back(self):
+        trainer = self._trainer()
+        try:
+            trainer.recover()
+            while (sent := trainer.next_of_dead()) is not None:
+                sent[1].release()
+        except ReleasedError:
+            pass  # It was closed meanwhile.
 
     def recover(self) -> int:
         """Frees what dead workers were filling; returns how many buffers that were. A worker that waits for one does it too."""

@@ -1,0 +1,93 @@
+//! Worker processes that fill page-locked buffers of their trainer: no byte is copied between processes.
+//!
+//! `cargo run --example workers -- [WORKERS] [BATCHES]`. One worker kills itself on the way; what it was filling comes back.
+
+#![allow(clippy::print_stdout)] // An example that shows something.
+
+use std::error::Error;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use pinpool::Pool;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::shared::{SharedSlabs, SlabWorker, Ticket};
+
+const BYTES: usize = 4 << 20;
+const LONG: Duration = Duration::from_secs(30);
+
+/// The worker: its end of the socket is its standard input. Gets numbers of batches, sends tickets.
+fn work() -> Result<(), Box<dyn Error>> {
+    let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    let worker = SlabWorker::attach_by(&socket)?;
+    let mut number = [0; 8];
+    while socket.read_exact(&mut number).is_ok() {
+        let batch = u64::from_le_bytes(number);
+        let mut buf = worker.get(BYTES, LONG)?;
+        buf.as_mut_slice().fill(number[0]); // decode into it
+        if batch == 7 && std::env::args().nth(2).is_some() {
+            std::process::abort();
+        }
+        socket.write_all(&buf.send(batch)?.to_bytes())?;
+    }
+    Ok(())
+}
+
+struct Worker {
+    socket: UnixStream,
+    process: Child,
+}
+
+fn start(slabs: &SharedSlabs, dies: bool) -> Result<Worker, Box<dyn Error>> {
+    let (socket, theirs) = UnixStream::pair()?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("--worker").args(dies.then_some("dies")).stdin(OwnedFd::from(theirs));
+    let process = command.spawn()?;
+    slabs.pass_to(&socket)?;
+    Ok(Worker { socket, process })
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let first = args.next();
+    if first.as_deref() == Some("--worker") {
+        return work();
+    }
+    let count: usize = first.map_or(Ok(4), |count| count.parse())?;
+    let batches: u64 = args.next().map_or(Ok(40), |count| count.parse())?;
+    let pool = Pool::from_env()?;
+    let slabs = SharedSlabs::new(&pool, BYTES, 2 * count.max(1))?;
+    let (stream, mut replaced) = (SinkStream::new()?, 0);
+    let mut workers =
+        (0..count.max(1)).map(|at| start(&slabs, at == 7 % count.max(1))).collect::<Result<Vec<_>, _>>()?;
+    for batch in 0..batches {
+        let at = usize::try_from(batch)? % workers.len();
+        let mut bytes = [0; Ticket::BYTES];
+        loop {
+            let Worker { socket, process } = &mut workers[at];
+            let asked = socket.write_all(&batch.to_le_bytes());
+            if asked.and_then(|()| socket.read_exact(&mut bytes)).is_ok() {
+                break;
+            }
+            // Its end of the socket is closed: it is dead. Another one makes the batch.
+            process.wait()?;
+            replaced += 1;
+            workers[at] = start(&slabs, false)?;
+        }
+        let buf = slabs.receive(&Ticket::from_bytes(&bytes)?)?;
+        let mut device = SinkMem::new(buf.len());
+        buf.copy_to(&stream, &mut device)?; // back with the workers when the copy has ended
+        stream.synchronize()?;
+        assert!(device.read().iter().all(|&byte| byte == batch.to_le_bytes()[0]), "batch {batch}");
+    }
+    for Worker { socket, mut process } in workers {
+        drop(socket);
+        process.wait()?;
+    }
+    slabs.recover()?;
+    slabs.poll();
+    println!("{batches} batches by {count} workers, {replaced} replaced; {:?}", slabs.counts());
+    Ok(())
+}
