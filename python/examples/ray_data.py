@@ -24,12 +24,15 @@ import ray
 
 import pinpool
 
+#: Of the pinned memory of all workers together.
+CEILING = "64MiB"
+
 
 class ReadShards:
     """One worker process: reads the shards that Ray gives it, through one pool."""
 
     def __init__(self) -> None:
-        self.pool = pinpool.Pool(name="ray", max_bytes="64MiB")
+        self.pool = pinpool.Pool(name="ray")
 
     def __call__(self, rows: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         for shard in rows["shard"]:
@@ -39,6 +42,7 @@ class ReadShards:
                     "key": batch.keys,
                     "digest": [hashlib.sha256(sample).hexdigest() for sample in batch],
                     "worker": [os.getpid()] * len(batch),
+                    "pinned": [self.pool.stats()["ledger"]["held_bytes"]] * len(batch),
                 }
 
 
@@ -72,8 +76,8 @@ def main() -> int:
             print(f"{directory}: no .tar file", file=sys.stderr)
             return 1
 
-        # The ledger: the pools of all workers of a host share one ceiling.
-        environment = {"PINPOOL_LEDGER": os.environ.get("PINPOOL_LEDGER", "auto")}
+        # The pools of all workers of a host share one ledger, and so one ceiling.
+        environment = {"PINPOOL_LEDGER": "ray_data", "PINPOOL_MAX_BYTES": CEILING}
         ray.init(num_cpus=args.workers, include_dashboard=False, runtime_env={"env_vars": environment})
         try:
             dataset = ray.data.from_items([{"shard": shard} for shard in shards])
@@ -85,11 +89,13 @@ def main() -> int:
             delivered: Counter[str] = Counter()
             digests: dict[str, str] = {}
             workers: set[int] = set()
+            pinned = 0
             killed = None
             for rows in samples.iter_batches(batch_size=64):
                 delivered.update(rows["key"])
                 digests.update(zip(rows["key"], rows["digest"], strict=True))
                 workers.update(int(worker) for worker in rows["worker"])
+                pinned = max(pinned, int(rows["pinned"].max()))
                 if args.kill and killed is None and expected and len(delivered) * 4 >= len(expected):
                     killed = int(rows["worker"][-1])
                     os.kill(killed, signal.SIGKILL)
@@ -99,6 +105,7 @@ def main() -> int:
     twice = [key for key, times in delivered.items() if times > 1]
     print(f"{len(delivered)} samples of {len(shards)} shards from {len(workers)} worker processes", end="")
     print(f", one of them killed ({killed})" if killed else "")
+    print(f"the pools held at most {pinned >> 20} MiB pinned together, of {CEILING}")
     if twice:
         print(f"{len(twice)} samples came more than once, the first: {twice[0]}", file=sys.stderr)
         return 1

@@ -12,7 +12,9 @@ import signal
 import sys
 from pathlib import Path
 
+# One ceiling for all ranks of the host.
 os.environ.setdefault("PINPOOL_LEDGER", "auto")
+os.environ.setdefault("PINPOOL_MAX_BYTES", "256MiB")
 
 import pinpool
 
@@ -42,7 +44,7 @@ def main() -> int:
         world=world,
         epochs=args.epochs,
         state=saved["state"],
-        pool=pinpool.Pool(name=f"rank{rank}", max_bytes="64MiB"),
+        pool=pinpool.Pool(name=f"rank{rank}"),
         containers=True,
     )
     steps = 0

@@ -4,6 +4,7 @@ import collections
 import importlib.util
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -29,6 +30,8 @@ def test_ray_data_delivers_each_sample_once_though_a_worker_is_killed():
     out, _ = run(EXAMPLES / "ray_data.py", "--kill")
     assert "4000 samples of 40 shards from 5 worker processes, one of them killed" in out
     assert "each sample came exactly once, with the bytes that were written" in out
+    pinned = int(re.search(r"held at most (\d+) MiB pinned together, of 64MiB", out)[1])
+    assert 0 < pinned <= 64
 
 
 @needs("ray", "'ray[data]'")
