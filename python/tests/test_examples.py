@@ -20,7 +20,7 @@ def needs(module, install):
 
 
 def run(*command, expect=0):
-    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=600)
     assert done.returncode == expect, f"exit status {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout, done.stderr
 
