@@ -4,6 +4,7 @@
     pip install ./python numpy torch spdl safetensors
     python python/bench_loader.py [--files 10000] [--epochs 3] [--rounds 3]
     python python/bench_loader.py --weights 2       # GB: pinpool.safetensors.load beside safetensors.torch.load_file
+    python python/bench_loader.py --shards 8        # .tar.gz shards of 500 samples, beside tarfile in workers of DataLoader
 
 Makes the files itself, in a temporary folder: lengths log-normal with a mean of 100 KB, random bytes, a folder for each of
 ten classes. They were just written, so they come from the page cache if they fit it. Each loader runs in a process of its
@@ -169,6 +170,64 @@ def weights_with_safetensors_copied(root, epochs, batch, workers):
         yield pages_of({name: tensor.clone() for name, tensor in tensors.items()}, torch)
 
 
+# The same for compressed shards. What the loader does to list them counts.
+
+
+def shards_with_pinpool(root, epochs, batch, workers):
+    import pinpool
+
+    yield
+    paths = sorted(Path(root).glob("*.tar.gz"))
+    for samples in pinpool.Loader(paths, batch_size=batch, workers=workers, epochs=epochs, shuffle=True):
+        yield samples
+    del samples
+
+
+def shards_with_torch(root, epochs, batch, workers):
+    import tarfile
+
+    import torch.utils.data
+
+    class Samples(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            worker = torch.utils.data.get_worker_info()
+            for path in sorted(Path(root).glob("*.tar.gz"))[worker.id :: worker.num_workers]:
+                with tarfile.open(path, "r|gz") as archive:
+                    for member in archive:
+                        yield torch.frombuffer(bytearray(archive.extractfile(member).read()), dtype=torch.uint8)
+
+    loader = torch.utils.data.DataLoader(Samples(), batch_size=batch, num_workers=workers, collate_fn=_lengths_and_tensor)
+    yield
+    for _ in range(epochs):
+        for whole, lengths in loader:
+            yield whole.split(lengths)
+
+
+def _lengths_and_tensor(samples):
+    import torch
+
+    return torch.cat(samples), [len(sample) for sample in samples]
+
+
+def make_shards(root, count):
+    """Shards of 500 samples, of bytes that gzip shortens by a third, about."""
+    import io
+    import tarfile
+
+    rng, total = random.Random(1), 0
+    mu = math.log(MEAN_BYTES) - SIGMA**2 / 2
+    for shard in range(count):
+        with tarfile.open(root / f"{shard:03}.tar.gz", "w:gz", compresslevel=1) as archive:
+            for number in range(500):
+                length = min(max(int(rng.lognormvariate(mu, SIGMA)), 1024), 16 << 20)
+                info = tarfile.TarInfo(f"{shard}/{number:05}.bin")
+                info.size = length
+                # Six bits of eight.
+                archive.addfile(info, io.BytesIO(rng.randbytes(length).translate(bytes(byte & 0x3F for byte in range(256)))))
+                total += length
+    return count * 500, total
+
+
 def pages_of(tensors, torch):
     """Each tensor as bytes, all of whose pages were looked at: a mapped file is read only then."""
     for name in list(tensors):
@@ -200,6 +259,11 @@ WEIGHT_LOADERS = {
     "safetensors.torch.load_file": weights_with_safetensors,
     # What a program does that wants them in memory of its own, as to pin it.
     "load_file and a copy": weights_with_safetensors_copied,
+}
+
+SHARD_LOADERS = {
+    "pinpool.Loader": shards_with_pinpool,
+    "DataLoader over tarfile": shards_with_torch,
 }
 
 LOADERS = {
@@ -271,9 +335,9 @@ def look(group):
     return samples, nbytes
 
 
-def measure(name, root, epochs, batch, workers):
+def measure(kind, name, root, epochs, batch, workers):
     """One loader in this process; prints the figures as JSON."""
-    batches = {**LOADERS, **WEIGHT_LOADERS}[name](root, epochs, batch, workers)
+    batches = {"shards": SHARD_LOADERS, "weights": WEIGHT_LOADERS, "files": LOADERS}[kind][name](root, epochs, batch, workers)
     next(batches)  # imports, lists, and opens nothing
     gc.collect()
     samples = nbytes = 0
@@ -309,27 +373,33 @@ def main():
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--weights", type=float, help="GB of weights to load, in place of files")
+    parser.add_argument("--shards", type=int, help="number of compressed shards to load, in place of files")
     parser.add_argument("--folder", help="where the temporary folder is made")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        return measure(args.measure, args.folder, args.epochs, args.batch, args.workers)
+        return measure(*args.measure.split(":", 1), args.folder, args.epochs, args.batch, args.workers)
 
     root = Path(tempfile.mkdtemp(prefix="bench_loader.", dir=args.folder))
     try:
+        kind, loaders = "files", LOADERS
         if args.weights:
+            kind, loaders = "weights", WEIGHT_LOADERS
             count, nbytes = make_weights(root, args.weights)
+        elif args.shards:
+            kind, loaders = "shards", SHARD_LOADERS
+            count, nbytes = make_shards(root, args.shards)
         else:
             make_files(root, args.files)
             count, nbytes = args.files, sum(os.path.getsize(path) for path in paths_of(root))
         batches = "one load each" if args.weights else f"batches of {args.batch}"
-        print(f"{count} {'tensors' if args.weights else 'files'}, {nbytes / 1e9:.3f} GB; {args.epochs} epochs, {batches}, {args.workers} workers")
+        print(f"{count} { {'weights': 'tensors', 'shards': 'samples'}.get(kind, kind) }, {nbytes / 1e9:.3f} GB; {args.epochs} epochs, {batches}, {args.workers} workers")
         print(f"load average before: {os.getloadavg()[0]:.2f}; {args.rounds} rounds", flush=True)
-        rounds = {name: [] for name in (WEIGHT_LOADERS if args.weights else LOADERS)}
+        rounds = {name: [] for name in loaders}
         settings = [f"--{name}={getattr(args, name)}" for name in ("epochs", "batch", "workers")]
         for _ in range(args.rounds):
             for name in list(rounds):
-                command = [sys.executable, __file__, f"--measure={name}", f"--folder={root}", *settings]
+                command = [sys.executable, __file__, f"--measure={kind}:{name}", f"--folder={root}", *settings]
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode != 0:
                     print(f"{name}: left out: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)

@@ -145,6 +145,20 @@ def test_a_single_compressed_file_is_one_sample(tmp_path, pool, compress):
     assert stored[0].tobytes() == path.read_bytes(), "found in a directory it is a plain file"
 
 
+def test_empty_linked_and_repeated_files_and_one_that_grows(tmp_path, pool):
+    (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
+    (tmp_path / "several.json.gz").write_bytes(gzip.compress(b"{}") * 3)
+    [batch] = pinpool.Loader(tmp_path, containers=True, pool=pool)
+    assert [sample.tobytes() for sample in batch] == [b"", b"{}{}{}"] and batch.fields == [{}, {}]
+    path = tmp_path / "link.gz"
+    path.symlink_to(tmp_path / "several.json.gz")
+    loader = pinpool.Loader([path] * 3, batch_size=2, shuffle=True, epochs=2, pool=pool)
+    assert [sample.tobytes() for batch in loader for sample in batch] == [b"{}{}{}"] * 6
+    path.write_bytes(gzip.compress(b"{}") * 3 + gzip.compress(b"more"))
+    with pytest.raises(pinpool.LoadError, match="link.gz: grew: 6 bytes when it was listed, 10 when it was read"):
+        list(loader)
+
+
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "other", "empty", "tail"])
 def test_damaged_shards_are_named_with_the_place_and_the_rest_is_loaded(tmp_path, pool, compress, damage):

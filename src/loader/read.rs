@@ -238,6 +238,9 @@ impl<'a> SampleReader<'a> {
         }
         let is_end_of_file = sample.member.is_none() && part.start + part.len_bytes == sample.len_bytes;
         if is_end_of_file && decoder.read(&mut [0])? > 0 {
+            while decoder.skip_towards(u64::MAX)? {
+                progress.advance(&[])?;
+            }
             let planned_bytes = sample.len_bytes;
             return Err(FailureCause::Grown { planned_bytes, found_bytes: decoder.at() }.into());
         }

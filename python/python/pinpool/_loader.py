@@ -33,8 +33,8 @@ class Batch:
 
     __slots__ = ("__weakref__", "_files", "_labels", "_parts", "buffer", "epoch", "failures", "index", "number")
 
-    #: The memory, a `pinpool.Buffer` or a `pinpool.DeviceBuffer`.
-    buffer: _pinpool.Buffer | _pinpool.DeviceBuffer
+    #: The memory: a `pinpool.Buffer`, or a `pinpool.DeviceBuffer` where the loader has a device.
+    buffer: Any
     #: Number of the epoch, from 0.
     epoch: int
     #: Place in the epoch, from 0.

@@ -71,6 +71,17 @@ fn tar_members_are_grouped_by_name_up_to_the_first_dot() {
     let read = |range: &FileRange| &bytes[index_of(range.offset)..][..index_of(range.len_bytes)];
     assert_eq!(catalog.samples()[0].ranges.iter().map(read).collect::<Vec<_>>(), [&b"one"[..], b"two!"]);
     assert_eq!(read(&catalog.samples()[3].ranges[0]), b"");
+    let fields = |sample: usize| catalog.samples()[sample].fields().collect::<Vec<_>>();
+    assert_eq!(fields(0), [("jpg", 0..3), ("seg.png", 3..7)]);
+    assert_eq!((fields(2), fields(3)), (vec![("", 0..22)], vec![("", 0..0)]));
+}
+
+#[test]
+fn names_of_fields_are_in_lower_case_and_other_files_have_none() {
+    let catalog = open_tar(&tar_file(&[("X/A.JPG", b"1"), ("X/A.Json.GZ", b"23")]));
+    assert_eq!(catalog.samples()[0].fields().collect::<Vec<_>>(), [("jpg", 0..1), ("json.gz", 1..3)]);
+    assert_eq!(names(&catalog), ["X/A"], "keys keep theirs");
+    assert_eq!(Catalog::synthetic(1, 1).samples()[0].fields().count(), 0);
 }
 
 #[test]
