@@ -24,7 +24,7 @@ use pinpool::backend::CudaSource;
 use pinpool::cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, sys};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyInt};
+use pyo3::types::{PyCapsule, PyDict, PyInt};
 
 use crate::buffer::Buffer;
 use crate::dlpack::{self, Place};
@@ -409,6 +409,40 @@ impl DeviceBuffer {
         let ordinal = i32::try_from(self.memory.gpu.ordinal).unwrap_or(i32::MAX);
         let place = Place { kind: dlpack::CUDA, ordinal, data: self.memory.pointer(at), code, bits };
         dlpack::capsule_of(py, Box::new(self.memory.clone()), &place, shape, has_version)
+    }
+
+    /// The bytes as a capsule of DLPack (kDLCUDA), ordered for `stream`.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, u32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        if copy == Some(true) || dl_device.is_some_and(|device| device != self.__dlpack_device__()) {
+            return Err(PyBufferError::new_err(format!(
+                "memory of {} is exported there, without a copy: import it, and copy",
+                self.device()
+            )));
+        }
+        let len = i64::try_from(self.memory.len).unwrap_or(i64::MAX);
+        let has_version = max_version.is_some_and(|(major, _)| major >= 1);
+        self._dlpack(py, 0, vec![len], dlpack::UNSIGNED, 8, stream, has_version)
+    }
+
+    /// The bytes for users of the CUDA array interface, version 3, with the stream of the copy.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let interface = PyDict::new(py);
+        interface.set_item("shape", (self.memory.len,))?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("data", (self._address(0), false))?;
+        interface.set_item("version", 3)?;
+        interface.set_item("strides", py.None())?;
+        interface.set_item("stream", self.stream())?;
+        Ok(interface)
     }
 
     fn __dlpack_device__(&self) -> (i32, u32) {

@@ -14,7 +14,7 @@ use crate::memory::View;
 const PLAIN: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 /// The code of unsigned integers.
-const UNSIGNED: u8 = 1;
+pub(crate) const UNSIGNED: u8 = 1;
 
 /// Where the memory is said to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

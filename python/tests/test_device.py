@@ -175,6 +175,13 @@ def test_the_structures_of_other_libraries(on_the_double):
             tensor, shape, strides = dltensor(capsule, name, skip)
             assert (tensor.data, tensor.kind, tensor.id, tensor.code, tensor.bits, tensor.lanes, shape, strides, tensor.offset) == (
                 array.ptr, 2, 0, 1, 8, 1, [size], [1], 0)
+        whole = batch.buffer.__cuda_array_interface__
+        assert whole == interface
+        tensor, shape, _ = dltensor(batch.buffer.__dlpack__(stream=1, max_version=(1, 1), dl_device=(2, 0), copy=None), b"dltensor_versioned", 32)
+        assert (tensor.data, tensor.kind, shape) == (array.ptr, 2, [size])
+        try: batch.buffer.__dlpack__(copy=True)
+        except BufferError as error: assert "without a copy" in str(error), error
+        else: raise AssertionError("no error")
         matrix = pinpool.DeviceArray(batch.buffer, 16, (3, 0, 5), "float16")
         assert dltensor(matrix.__dlpack__())[0].data is None
         matrix = pinpool.DeviceArray(batch.buffer, 16, (3, 4, 5), "bfloat16")

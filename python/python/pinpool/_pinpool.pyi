@@ -240,7 +240,17 @@ class DeviceBuffer:
     def _dlpack(
         self, at: int, shape: list[int], code: int, bits: int, stream: Any, has_version: bool
     ) -> Any: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 @final
 class Files:

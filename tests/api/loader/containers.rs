@@ -73,7 +73,7 @@ fn tar_members_are_grouped_by_name_up_to_the_first_dot() {
     assert_eq!(read(&catalog.samples()[3].ranges[0]), b"");
     let fields = |sample: usize| catalog.samples()[sample].fields().collect::<Vec<_>>();
     assert_eq!(fields(0), [("jpg", 0..3), ("seg.png", 3..7)]);
-    assert_eq!((fields(2), fields(3)), (vec![("", 0..22)], vec![("", 0..0)]));
+    assert_eq!((fields(2), fields(3)), (vec![("", 0..23)], vec![("", 0..0)]));
 }
 
 #[test]
