@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -114,9 +114,26 @@ fn pinned(pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
 
 fn make_pool(driver: &'static Driver, context: Arc<Context>) -> pinpool::Result<Pool> {
     log::init();
+    log_statistics_at_exit();
     let source = Arc::new(source::HostSource::new(driver, context));
     let pool = Pool::builder().env_prefix(pinpool::config::env::PREFIX).name("preload");
     pool.backend(Backend::Source(source)).on_full(OnFull::Error).build()
+}
+
+/// Logs the statistics of each pool when the process ends, if they are wanted.
+fn log_statistics_at_exit() {
+    static ONCE: Once = Once::new();
+    extern "C" fn at_exit() {
+        if process::is_owner() {
+            contexts::all().iter().filter_map(|context| context.known_pool()).for_each(|pool| log::statistics(&pool));
+        }
+    }
+    ONCE.call_once(|| {
+        if log::wants_statistics() {
+            // SAFETY: the handler stays loaded; where the C library has no room for it, the statistics are missing.
+            let _missing = unsafe { libc::atexit(at_exit) };
+        }
+    });
 }
 
 /// What became of a free.

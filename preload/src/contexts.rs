@@ -7,13 +7,14 @@
 //! hold `alive` shared, the end holds it alone while the driver works.
 
 use std::ffi::c_int;
+use std::mem;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 use pinpool::Pool;
 
 use crate::driver::{Code, Driver};
-use crate::{buffers, log, process, source};
+use crate::{log, process};
 
 /// More idle events than these are not kept apart from the fences that use them.
 const SPARE_EVENTS: usize = 4096;
@@ -87,6 +88,19 @@ impl Context {
         }
     }
 
+    /// Takes the pool away from a context that is gone.
+    pub(crate) fn take_pool(&self) -> Option<Arc<Pool>> {
+        match mem::replace(&mut *self.pool.lock(), Serving::Nothing) {
+            Serving::By(pool) => Some(pool),
+            Serving::NotYet | Serving::Nothing => None,
+        }
+    }
+
+    /// Whether it is the primary context of this device.
+    pub(crate) fn is_primary_of(&self, device: c_int) -> bool {
+        *self.primary_of.read() == Some(device)
+    }
+
     fn is_gone(&self) -> bool {
         !*self.is_alive.read_recursive()
     }
@@ -141,41 +155,21 @@ pub(crate) fn note_current() {
     }
 }
 
-/// Ends the context with this handle by `end`.
-pub(crate) fn destroy(handle: usize, end: impl FnOnce() -> Code) -> Code {
-    end_by(|context| context.handle == handle, end, |code| code == 0)
-}
-
-/// Resets a device by `reset`: its primary context ends, and whatever stands under its handle later is another.
-pub(crate) fn reset(device: c_int, reset: impl FnOnce() -> Code) -> Code {
-    end_by(|context| *context.primary_of.read() == Some(device), reset, |code| code == 0)
-}
-
-/// Releases the primary context of a device by `release`: it ends with its last user.
-pub(crate) fn release(device: c_int, release: impl FnOnce() -> Code) -> Code {
-    let is_gone = |code| code == 0 && Driver::get().is_ok_and(|driver| !driver.has_primary(device));
-    end_by(|context| *context.primary_of.read() == Some(device), release, is_gone)
-}
-
-fn end_by(is_it: impl Fn(&Context) -> bool, end: impl FnOnce() -> Code, is_gone: impl FnOnce(Code) -> bool) -> Code {
+/// Ends the contexts that `is_it` means by `end`, if `is_gone` says so of its code; returns those that ended.
+pub(crate) fn end_by(
+    is_it: impl Fn(&Context) -> bool,
+    end: impl FnOnce() -> Code,
+    is_gone: impl FnOnce(Code) -> bool,
+) -> (Code, Vec<Arc<Context>>) {
     let found: Vec<_> = all().into_iter().filter(|context| is_it(context)).collect();
     // One at most, or several that were noted at once.
     let mut alive: Vec<_> = found.iter().map(|context| context.is_alive.write()).collect();
     let code = end();
     if !is_gone(code) {
-        return code;
+        return (code, Vec::new());
     }
     alive.iter_mut().for_each(|is_alive| **is_alive = false);
     drop(alive);
-    for context in &found {
-        // preload-I4: the pool is never used again, nor dropped, since its memory is gone.
-        if let Serving::By(pool) = std::mem::replace(&mut *context.pool.lock(), Serving::Nothing) {
-            log::context_ended(context.handle);
-            std::mem::forget(pool);
-        }
-        buffers::forget(context);
-        source::forget_blocks(context.handle);
-    }
     CONTEXTS.write().retain(|context| !context.is_gone());
-    code
+    (code, found)
 }

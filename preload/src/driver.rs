@@ -5,7 +5,7 @@ use std::mem;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use crate::symbols;
+use crate::lookup;
 
 /// A result of the driver; 0 is success.
 pub(crate) type Code = c_int;
@@ -45,11 +45,11 @@ macro_rules! functions {
             fn find() -> Result<Self, &'static CStr> {
                 Ok(Self {
                     $($field: {
-                        let found = symbols::own($name).ok_or($name)?;
+                        let found = lookup::own($name).ok_or($name)?;
                         // SAFETY: preload-I2: the driver exports this name with these arguments.
                         unsafe { mem::transmute::<NonNull<c_void>, unsafe extern "C" fn($($type),*) -> Code>(found) }
                     },)*
-                    record_context: symbols::own(c"cuCtxRecordEvent").map(|found| {
+                    record_context: lookup::own(c"cuCtxRecordEvent").map(|found| {
                         // SAFETY: as above.
                         unsafe { mem::transmute::<NonNull<c_void>, unsafe extern "C" fn(usize, usize) -> Code>(found) }
                     }),

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::buffers::{self, Freed, WITHOUT_FLAGS};
 use crate::driver::{Code, Driver, NOT_FOUND, UNKNOWN};
 use crate::log::{self, Reason};
-use crate::{captures, contexts, pointers, process, symbols};
+use crate::{captures, contexts, ends, lookup, pointers, process};
 
 /// The first version of CUDA whose types are not known.
 const UNKNOWN_FROM: c_int = 14000;
@@ -58,7 +58,7 @@ impl Hook {
 
     fn real(&self) -> Option<NonNull<c_void>> {
         NonNull::new(self.real.load(Ordering::Relaxed)).or_else(|| {
-            let found = symbols::own(self.name)?;
+            let found = lookup::own(self.name)?;
             self.learn(found);
             Some(found)
         })
@@ -71,11 +71,6 @@ pub(crate) fn exported(name: &CStr) -> Option<&'static Hook> {
         return None;
     }
     HOOKS.iter().find(|hook| hook.name == name)
-}
-
-/// Whether the address is a hook's.
-pub(crate) fn is_hook(address: *mut c_void) -> bool {
-    HOOKS.iter().any(|hook| (hook.address)() == address)
 }
 
 /// Runs the body of a hook with the driver's function.
@@ -367,15 +362,15 @@ fn retain_primary(real: impl FnOnce(*mut usize, c_int) -> Code, out: *mut usize,
 }
 
 fn release_primary(real: impl FnOnce(c_int) -> Code, device: c_int) -> Code {
-    if process::may_be_served() { contexts::release(device, || real(device)) } else { real(device) }
+    if process::may_be_served() { ends::release(device, || real(device)) } else { real(device) }
 }
 
 fn reset_primary(real: impl FnOnce(c_int) -> Code, device: c_int) -> Code {
-    if process::may_be_served() { contexts::reset(device, || real(device)) } else { real(device) }
+    if process::may_be_served() { ends::reset(device, || real(device)) } else { real(device) }
 }
 
 fn destroy_context(real: impl FnOnce(usize) -> Code, context: usize) -> Code {
-    if process::may_be_served() { contexts::destroy(context, || real(context)) } else { real(context) }
+    if process::may_be_served() { ends::destroy(context, || real(context)) } else { real(context) }
 }
 
 fn destroy_stream(real: impl FnOnce(usize) -> Code, stream: usize) -> Code {
@@ -398,7 +393,7 @@ fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version:
     // SAFETY: preload-I1: the driver wrote an address there.
     let Some(found) = NonNull::new(unsafe { place.read() }) else { return code };
     let of_name = || HOOKS.iter().filter(|hook| hook.query == name);
-    if is_hook(found.as_ptr()) || of_name().next().is_none() {
+    if lookup::is_own(found.as_ptr()) || of_name().next().is_none() {
         return code;
     }
     let zero = if flags & PER_THREAD_FLAG != 0 { Zero::PerThread } else { Zero::Legacy };
@@ -406,7 +401,7 @@ fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version:
         (hook.versions.0..hook.versions.1).contains(&version) && (hook.zero == Zero::Any || hook.zero == zero)
     };
     if let Some(hook) = of_name().find(is_it) {
-        symbols::saw(found);
+        lookup::saw(found);
         hook.learn(found);
         // SAFETY: as above.
         unsafe { place.write(hook.function().as_ptr()) };

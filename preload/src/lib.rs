@@ -17,15 +17,19 @@
 //! | module | owns |
 //! | --- | --- |
 //! | `hooks` | the functions that stand in for the driver's, one table |
-//! | `symbols` | how programs find these functions, and how the driver's own are found |
-//! | `driver` | the driver's functions that this library calls |
+//! | `symbols` | how programs find these functions |
+//! | `ends` | the end of a context |
 //! | `buffers` | get and free, the buffers that are out by address |
 //! | `pointers` | what the driver answers about such a buffer |
-//! | `contexts` | the contexts of the process, their pools and events, and their end |
+//! | `contexts` | the contexts of the process, their pools and events |
 //! | `captures` | the captures under way, and the lock that keeps records apart from them |
 //! | `fence` | an event behind all work of every context |
 //! | `source` | the memory of a pool: the driver's own page-locked memory |
+//! | `driver` | the driver's functions that this library calls |
+//! | `lookup` | how these are found |
 //! | `log` | the log lines |
+//!
+//! Imports point down in this table.
 //!
 //! The functions of the CUDA runtime are not replaced. The runtime, linked statically or not, asks the driver for its
 //! functions by `dlsym` and `cuGetProcAddress`, so `cudaHostAlloc`, `cudaMallocHost` and `cudaFreeHost` end here, and their
@@ -46,9 +50,11 @@ mod buffers;
 mod captures;
 mod contexts;
 mod driver;
+mod ends;
 mod fence;
 mod hooks;
 mod log;
+mod lookup;
 mod pointers;
 mod process;
 mod source;

@@ -8,13 +8,12 @@ use std::fs::File;
 use std::io::Write;
 use std::mem::{self, Discriminant};
 use std::sync::Once;
-use std::{env, fmt, process as std_process};
+use std::{env, fmt, process};
 
 use env_logger::{Builder, Target};
 use log::{LevelFilter, info, warn};
 use parking_lot::Mutex;
-
-use crate::{contexts, process};
+use pinpool::Pool;
 
 /// Where the lines go; stderr if it is not set.
 const FILE: &str = "PINPOOL_PRELOAD_LOG";
@@ -111,7 +110,7 @@ pub(crate) fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let path = env::var_os(FILE).filter(|path| !path.is_empty());
-        let path = path.map(|path| path.to_string_lossy().replace("%p", &std_process::id().to_string()));
+        let path = path.map(|path| path.to_string_lossy().replace("%p", &process::id().to_string()));
         let opened = path.as_deref().map(|path| File::options().create(true).append(true).open(path));
         let (file, failed) = match opened {
             Some(Ok(file)) => (Some(file), None),
@@ -123,7 +122,7 @@ pub(crate) fn init() {
         let mut builder = Builder::new();
         builder.parse_filters(filter.as_deref().unwrap_or(default)).format(|out, record| {
             let level = record.level().as_str().chars().next().unwrap_or('?');
-            writeln!(out, "pinpool[{}] {level}: {}", std_process::id(), record.args())
+            writeln!(out, "pinpool[{}] {level}: {}", process::id(), record.args())
         });
         if wants_statistics() {
             builder.filter_module(STATS_TARGET, LevelFilter::Info);
@@ -134,26 +133,15 @@ pub(crate) fn init() {
         if let (Some(path), Some(error)) = (path, failed) {
             warn!("{FILE}={path} cannot be written, so the log goes to stderr: {error}");
         }
-        if wants_statistics() {
-            extern "C" fn at_exit() {
-                statistics();
-            }
-            // SAFETY: the handler stays loaded; a process has room for it, or its statistics are missing.
-            let _missing = unsafe { libc::atexit(at_exit) };
-        }
     });
 }
 
-fn wants_statistics() -> bool {
+/// Whether the statistics are wanted at the end of the process.
+pub(crate) fn wants_statistics() -> bool {
     env::var_os(STATS).is_some_and(|value| value == "1")
 }
 
-/// Logs the statistics of each pool.
-fn statistics() {
-    if !process::is_owner() {
-        return;
-    }
-    for pool in contexts::all().iter().filter_map(|context| context.known_pool()) {
-        info!(target: STATS_TARGET, "{}", pool.stats());
-    }
+/// Logs the statistics of a pool.
+pub(crate) fn statistics(pool: &Pool) {
+    info!(target: STATS_TARGET, "{}", pool.stats());
 }

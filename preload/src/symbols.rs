@@ -1,4 +1,4 @@
-//! How a program finds the driver's functions, and how this library finds the driver's own.
+//! How a program finds the driver's functions.
 //!
 //! | a program's way | what happens |
 //! | --- | --- |
@@ -18,70 +18,9 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use crate::hooks;
-
-/// The driver's names.
-const DRIVER: [&CStr; 2] = [c"libcuda.so.1", c"libcuda.so"];
-
-/// The names under which C libraries export `dlsym`: of glibc since 2.34, and before on x86-64 and on aarch64.
-const VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
-
-type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
-
-unsafe extern "C" {
-    fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
-}
-
-/// The real `dlsym`; 0 until it is looked up.
-static REAL: AtomicUsize = AtomicUsize::new(0);
-
-/// A function of the driver that a program was given: it tells in which library the driver's functions are.
-static SEEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-
-fn real_dlsym() -> Option<Dlsym> {
-    let mut real = REAL.load(Ordering::Relaxed);
-    if real == 0 {
-        let find = |version: &&CStr| {
-            // SAFETY: names that end in 0; the object behind this one that has `dlsym` is the C library.
-            NonNull::new(unsafe { dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) })
-        };
-        real = VERSIONS.iter().find_map(find)?.as_ptr().expose_provenance();
-        // Relaxed: each thread would find the same.
-        REAL.store(real, Ordering::Relaxed);
-    }
-    let real = ptr::with_exposed_provenance_mut::<c_void>(real);
-    // SAFETY: the C library's `dlsym`, of this type.
-    Some(unsafe { std::mem::transmute::<*mut c_void, Dlsym>(real) })
-}
-
-fn look_up(handle: *mut c_void, name: &CStr) -> Option<NonNull<c_void>> {
-    let real = real_dlsym()?;
-    // SAFETY: a handle of the caller's, and a name that ends in 0.
-    NonNull::new(unsafe { real(handle, name.as_ptr()) })
-}
-
-/// The driver's own function of this name, or that of another library that stands between this one and the driver.
-pub(crate) fn own(name: &CStr) -> Option<NonNull<c_void>> {
-    let not_a_hook = |found: &NonNull<c_void>| !hooks::is_hook(found.as_ptr());
-    let next = look_up(libc::RTLD_NEXT, name).filter(not_a_hook);
-    next.or_else(|| look_up(loaded_driver()?.as_ptr(), name).filter(not_a_hook))
-}
-
-/// The driver, if the process has loaded it.
-fn loaded_driver() -> Option<NonNull<c_void>> {
-    let seen = SEEN.load(Ordering::Relaxed);
-    let of_seen = if seen.is_null() { None } else { image_of(seen) };
-    let by_name = || DRIVER.into_iter().find_map(|name| open_loaded(name.as_ptr()));
-    of_seen.and_then(|library| open_loaded(library.dli_fname)).or_else(by_name)
-}
-
-/// Notes a function of the driver that the program was given.
-pub(crate) fn saw(function: NonNull<c_void>) {
-    // Relaxed: an address; what it points to was there before.
-    SEEN.store(function.as_ptr(), Ordering::Relaxed);
-}
+use crate::lookup::{image_of, is_own, look_up, open_loaded, own, real_dlsym, saw};
 
 /// What `dlsym` is to do: return `answer`, or if `jump` is not 0 go on there.
 #[repr(C)]
@@ -112,7 +51,7 @@ extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: *const c_
     let is_default = handle == libc::RTLD_DEFAULT;
     let found = if is_default { None } else { look_up(handle, name) };
     match found {
-        Some(found) if !hooks::is_hook(found.as_ptr()) => {
+        Some(found) if !is_own(found.as_ptr()) => {
             hook.learn(found);
             saw(found);
             Decision::answer(Some(hook.function()))
@@ -129,31 +68,11 @@ extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: *const c_
 /// behind it, not the hook.
 fn stands_behind(caller: *const c_void, name: &CStr) -> bool {
     let Some(library) = image_of(caller) else { return false };
-    let is_own = image_of(decide as *const c_void).is_some_and(|own| own.dli_fbase == library.dli_fbase);
     let defines = || {
         let found = look_up(open_loaded(library.dli_fname)?.as_ptr(), name)?;
         Some(image_of(found.as_ptr())?.dli_fbase == library.dli_fbase)
     };
-    is_own || defines().unwrap_or(false)
-}
-
-/// The program or library that an address lies in.
-fn image_of(address: *const c_void) -> Option<libc::Dl_info> {
-    let mut facts = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: a place for the answer; the address is looked up, not read.
-    let known = unsafe { libc::dladdr(address, facts.as_mut_ptr()) } != 0;
-    // SAFETY: filled by the call above, and zeros are a value.
-    known.then(|| unsafe { facts.assume_init() })
-}
-
-/// A library by its name, if the process has loaded it. Loads nothing.
-fn open_loaded(name: *const c_char) -> Option<NonNull<c_void>> {
-    if name.is_null() {
-        return None;
-    }
-    // SAFETY: a name that ends in 0, of a library that is there already or is not opened. The handle is kept: nobody unloads
-    // what this library looks into.
-    NonNull::new(unsafe { libc::dlopen(name, libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
+    is_own(caller) || defines().unwrap_or(false)
 }
 
 /// Stands in for `dlsym`: asks `decide`, which gets the return address too, and returns its answer or jumps on.

@@ -80,6 +80,7 @@ pub(crate) fn built() -> Option<&'static Built> {
         built.compile("steps.c", "linked", &["-DLINKED", driver.to_str().unwrap(), "-ldl", "-lpthread"]);
         built.compile("steps.c", "runtime", &["-DRUNTIME", runtime.to_str().unwrap(), "-ldl", "-lpthread"]);
         built.compile("wrapper.c", "libwrapper.so", &["-shared", "-fPIC", "-ldl"]);
+        built.compile("over_at_once.c", "libover.so", &["-shared", "-fPIC"]);
         built.compile("inner.c", "libinner.so", &["-shared", "-fPIC"]);
         built.compile("outer.c", "libouter.so", &["-shared", "-fPIC", "-ldl"]);
         let libraries = ["libouter.so", "libinner.so"].map(|name| built.path().join(name));

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::fixture::{Built, Ran, WAYS, Way, built, log_of, ran, served, tool};
+use crate::fixture::{Built, Ran, WAYS, Way, built, library, log_of, ran, served, tool};
 
 /// Runs the program alone and served, and returns both and the log.
 fn both(built: &Built, way: Way, what: &str) -> (Ran, Ran, String) {
@@ -161,5 +161,18 @@ fn a_free_stands_behind_the_work_of_every_device() {
         let (alone, served, log) = both(built, way, "devices");
         assert_eq!((alone.out.as_str(), served.out.as_str()), ("arrived 44 44\n", "arrived 44 44\n"), "{way:?}\n{log}");
         assert_eq!(served.calls("cuCtxRecordEvent"), 2, "{way:?}: {served:?}");
+    }
+}
+
+#[test]
+fn the_programs_notice_memory_that_is_used_again_too_early() {
+    let Some(built) = built() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let over = built.path().join("libover.so");
+    for (what, noticed) in [("steps", "is wrong"), ("devices", "arrived 55 55")] {
+        let mut command = served(built.command(Way::Dlsym, what), &folder.path().join("log"));
+        let output = command.env("LD_PRELOAD", format!("{}:{}", library().display(), over.display())).output().unwrap();
+        let out = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(out.contains(noticed), "{what}: {output:?}");
     }
 }

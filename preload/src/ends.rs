@@ -1,0 +1,37 @@
+//! The end of a context: its memory goes with it, and nothing of its pool is touched any more (preload-I4).
+
+use std::ffi::c_int;
+
+use crate::contexts::{self, Context};
+use crate::driver::{Code, Driver};
+use crate::{buffers, log, source};
+
+/// Ends the context with this handle by `end`.
+pub(crate) fn destroy(handle: usize, end: impl FnOnce() -> Code) -> Code {
+    end_by(|context| context.handle() == handle, end, |code| code == 0)
+}
+
+/// Resets a device by `reset`: its primary context ends, and whatever stands under its handle later is another.
+pub(crate) fn reset(device: c_int, reset: impl FnOnce() -> Code) -> Code {
+    end_by(|context| context.is_primary_of(device), reset, |code| code == 0)
+}
+
+/// Releases the primary context of a device by `release`: it ends with its last user.
+pub(crate) fn release(device: c_int, release: impl FnOnce() -> Code) -> Code {
+    let is_gone = |code| code == 0 && Driver::get().is_ok_and(|driver| !driver.has_primary(device));
+    end_by(|context| context.is_primary_of(device), release, is_gone)
+}
+
+fn end_by(is_it: impl Fn(&Context) -> bool, end: impl FnOnce() -> Code, is_gone: impl FnOnce(Code) -> bool) -> Code {
+    let (code, ended) = contexts::end_by(is_it, end, is_gone);
+    for context in &ended {
+        if let Some(pool) = context.take_pool() {
+            log::context_ended(context.handle());
+            // Not dropped: that would give its memory back.
+            std::mem::forget(pool);
+        }
+        buffers::forget(context);
+        source::forget_blocks(context.handle());
+    }
+    code
+}
