@@ -11,11 +11,11 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::futex::Bell;
 use super::state::StateWord;
 use crate::backend::memory_file::{MemoryFile, Shared, SharedMemory};
 use crate::error::{ErrorKind, Result, SourceError};
 use crate::host::{GRANULE_BYTES, PAGE_BYTES};
+use crate::shared_memory::EventCount;
 use crate::sync::process::{AtomicU32, AtomicU64, Ordering};
 
 /// `pinslabs`, as bytes.
@@ -53,8 +53,8 @@ struct Line<T>(T);
 #[repr(C)]
 pub(super) struct Header {
     numbers: Line<Numbers>,
-    freed: Line<Bell>,
-    sent: Line<Bell>,
+    freed: Line<EventCount>,
+    sent: Line<EventCount>,
     sends: Line<AtomicU64>,
     is_closed: Line<AtomicU32>,
     /// Slots that were ever taken are below.
@@ -63,12 +63,12 @@ pub(super) struct Header {
 
 impl Header {
     /// Rings when a buffer becomes free.
-    pub(super) fn freed(&self) -> &Bell {
+    pub(super) fn freed(&self) -> &EventCount {
         &self.freed.0
     }
 
     /// Rings when a buffer is sent.
-    pub(super) fn sent(&self) -> &Bell {
+    pub(super) fn sent(&self) -> &EventCount {
         &self.sent.0
     }
 
@@ -84,8 +84,8 @@ impl Header {
     /// No buffer is given to workers from now on.
     pub(super) fn close(&self) {
         self.is_closed.0.store(1, Ordering::SeqCst);
-        self.freed().ring(i32::MAX);
-        self.sent().ring(i32::MAX);
+        self.freed().notify(i32::MAX);
+        self.sent().notify(i32::MAX);
     }
 
     /// A worker has `slot`.

@@ -48,15 +48,13 @@
 //! | `slabs.rs`, `worker.rs` | both sides |
 //! | `state.rs`, `counts.rs` | the state of one buffer, and of how many which |
 //! | `layout.rs` | what lies where in the file, and its check |
-//! | `futex.rs` | waits across processes |
-//! | `shared_memory::LockFile` | which processes are alive |
+//! | `shared_memory` | `LockFile`: which processes are alive; `EventCount`: waits across processes |
 //! | `lend.rs` | parts of the memory as buffers of a pool |
 //! | `pass.rs` | a descriptor over a Unix socket |
 //! | `ticket.rs` | the message |
 //! | `keep.rs`, `kept_file.rs` | memory that outlives its process |
 
 mod counts;
-mod futex;
 pub mod keep;
 mod kept_file;
 mod layout;

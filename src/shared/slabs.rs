@@ -257,6 +257,6 @@ fn free(view: View<'_>, offset: usize) {
         && entry.state.step(state, Use::Free)
         && let Ok(header) = view.header()
     {
-        header.freed().ring(1);
+        header.freed().notify(1);
     }
 }

@@ -51,7 +51,7 @@ pub(super) fn recover(view: View<'_>, owners: &LockFile, own: Option<u16>) -> Re
             alive = Some(slot);
         } else if entry.state.recover(seen, slot) {
             freed += 1;
-            view.header()?.freed().ring(1);
+            view.header()?.freed().notify(1);
         }
     }
     Ok(freed)
@@ -198,7 +198,7 @@ fn take_slot(view: View<'_>, owners: &LockFile) -> Result<u16> {
             let count = view.entries().filter(|&entry| freed(entry)).count();
             let header = view.header()?;
             header.use_slot(slot);
-            header.freed().ring(i32::try_from(count).unwrap_or(i32::MAX));
+            header.freed().notify(i32::try_from(count).unwrap_or(i32::MAX));
             return Ok(slot);
         }
     }
@@ -327,7 +327,7 @@ impl SlabBuf {
         if !entry.state.step(self.state, Use::Sent(attached.slot)) {
             return Err(lost("the state of the buffer was changed by another process").into());
         }
-        header.sent().ring(1);
+        header.sent().notify(1);
         let index = u32::try_from(self.index).unwrap_or(u32::MAX);
         Ok(Ticket { id: view.geometry.id, index, generation: self.state.generation, len: self.len as u64, tag })
     }
@@ -345,7 +345,7 @@ impl Drop for SlabBuf {
         if entry.state.step(self.state, Use::Free)
             && let Ok(header) = view.header()
         {
-            header.freed().ring(1);
+            header.freed().notify(1);
         }
     }
 }

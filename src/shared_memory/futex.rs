@@ -17,7 +17,7 @@ pub(crate) fn sleep_while(word: &AtomicU64, seen: u64, limit: Option<Duration>) 
 
 /// Wakes all threads, of all processes, that sleep on `word`.
 pub(crate) fn wake_all(word: &AtomicU64) {
-    wake(word);
+    wake(word, i32::MAX);
 }
 
 /// Where the lower half of `word` is.
@@ -42,10 +42,11 @@ fn wait(word: &AtomicU64, seen: u64, limit: Option<Duration>) {
     unsafe { libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAIT, seen as u32, limit) };
 }
 
+/// Wakes at most `threads` of those that sleep on `word`.
 #[cfg(all(target_os = "linux", not(miri)))]
-fn wake(word: &AtomicU64) {
+pub(super) fn wake(word: &AtomicU64, threads: i32) {
     // SAFETY: as in `wait`; nothing is written.
-    unsafe { libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAKE, libc::c_int::MAX) };
+    unsafe { libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAKE, threads) };
 }
 
 /// Nothing can be shared here, so nobody waits.
@@ -55,4 +56,4 @@ fn wait(_word: &AtomicU64, _seen: u64, limit: Option<Duration>) {
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
-fn wake(_word: &AtomicU64) {}
+pub(super) fn wake(_word: &AtomicU64, _threads: i32) {}

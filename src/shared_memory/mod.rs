@@ -28,6 +28,7 @@
 //! | `locks` | locks on bytes of a file by open file description; the list of descriptors that a child of `fork` closes |
 //! | `mapping` | the words of the file in the memory of this process |
 //! | `futex` | threads that sleep on a word and are woken by other processes |
+//! | `event_count` | waits for something that another process changes |
 //!
 //! Knows no pool and no meaning of the words. Linux only: elsewhere attaching is an error.
 //!
@@ -45,11 +46,13 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+mod event_count;
 mod futex;
 mod header;
 mod locks;
 mod mapping;
 
+pub(crate) use event_count::EventCount;
 pub(crate) use futex::{sleep_while, wake_all};
 pub(crate) use header::Layout;
 use header::{HEADER_BYTES, Verdict};

@@ -68,10 +68,9 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         // SAFETY: the child is this test's own and not waited for before.
-        unsafe {
-            libc::kill(self.0, libc::SIGKILL);
-            libc::waitpid(self.0, std::ptr::null_mut(), 0);
-        }
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+        // SAFETY: as above.
+        unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
     }
 }
 
@@ -133,11 +132,12 @@ fn the_death_of_an_owner_is_seen_at_once_though_a_child_of_it_lives() {
         std::mem::forget(child);
         file
     });
-    // SAFETY: reads a number into a place for it; the descriptors are this test's own and used no more.
-    unsafe {
-        assert_eq!(libc::read(ends[0], (&raw mut orphan).cast(), size_of::<libc::pid_t>()), 4);
-        libc::close(ends[0]);
-        libc::close(ends[1]);
+    // SAFETY: reads a number into a place for it.
+    let bytes = unsafe { libc::read(ends[0], (&raw mut orphan).cast(), size_of::<libc::pid_t>()) };
+    assert_eq!(bytes, 4);
+    for end in ends {
+        // SAFETY: this test's own descriptor, which is used no more.
+        unsafe { libc::close(end) };
     }
     assert!(own.is_owned(1) && !own.clear_if_dead(1));
     assert_eq!(own.slot(1)[0].load(Ordering::SeqCst), 9);
