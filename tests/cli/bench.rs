@@ -57,6 +57,19 @@ fn hit_has_every_figure_in_each_pattern() {
 }
 
 #[test]
+fn reserve_measures_the_first_buffer_waited_for_and_beside_the_pinning() {
+    let figures = bench(&["reserve", "--backend", "heap", "--bytes", "32MiB", "--size", "64KiB", "--rounds", "1"]);
+    let reserves = figures["reserves"].as_array().unwrap();
+    assert_eq!((reserves.len(), &reserves[0]["backend"], &reserves[0]["bytes"]), (1, &"heap".into(), &(32 << 20).into()));
+    for name in ["first_waited_ms", "first_ms", "all_ms", "gb_per_s"] {
+        assert!(is_positive(&reserves[0][name]), "{name} in {figures}");
+    }
+    let gets = ["median_get_us", "worst_get_us"].map(|name| number(&reserves[0][name]));
+    assert!(gets.is_sorted(), "{figures}");
+    assert_eq!(refused(&["reserve", "--bytes", "900TiB"]).0, Some(2));
+}
+
+#[test]
 fn pin_measures_each_reserve_and_each_growth_beside_plain_memory() {
     let reserve = ["--bytes", "8MiB", "--rounds", "2", "--threads", "1", "--threads", "3"];
     let growth = ["--size", "1MiB", "--size", "2MiB", "--getters", "2", "--backend", "heap"];

@@ -50,6 +50,7 @@ fn setup(draw: &mut Draw) -> Setup {
         finish_first: u64::from(!draw.once_in(3)),
         pools_first: u64::from(draw.once_in(2)),
         stay_faulty: u64::from(draw.once_in(4)),
+        background: u64::from(draw.once_in(2)),
         lying_device: 0,
     }
 }

@@ -71,6 +71,8 @@ setup! {
     pools_first,
     /// At the end: the faults stay.
     stay_faulty,
+    /// `PINPOOL_RESERVE_WAIT=0`: each poll makes a step of what reserves ask for.
+    background,
     /// The device says that copies are over before they are: a fault of the simulated device that no pool survives.
     lying_device,
 }

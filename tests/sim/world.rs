@@ -139,6 +139,7 @@ impl World {
             .close_wait(Duration::ZERO)
             .stuck_after(Duration::from_secs(5))
             .background_poll(false)
+            .reserve_wait(setup.background == 0)
             .on_full(if setup.pageable == 1 { OnFull::Pageable } else { OnFull::Error })
             .idle_timeout((setup.idle_seconds > 0).then(|| Duration::from_secs(setup.idle_seconds)))
             .release_policy(if setup.force == 1 { ReleasePolicy::Force } else { ReleasePolicy::Idle })
