@@ -60,7 +60,10 @@ fn hit_has_every_figure_in_each_pattern() {
 fn reserve_measures_the_first_buffer_waited_for_and_beside_the_pinning() {
     let figures = bench(&["reserve", "--backend", "heap", "--bytes", "32MiB", "--size", "64KiB", "--rounds", "1"]);
     let reserves = figures["reserves"].as_array().unwrap();
-    assert_eq!((reserves.len(), &reserves[0]["backend"], &reserves[0]["bytes"]), (1, &"heap".into(), &(32 << 20).into()));
+    assert_eq!(
+        (reserves.len(), &reserves[0]["backend"], &reserves[0]["bytes"]),
+        (1, &"heap".into(), &(32 << 20).into())
+    );
     for name in ["first_waited_ms", "first_ms", "all_ms", "gb_per_s"] {
         assert!(is_positive(&reserves[0][name]), "{name} in {figures}");
     }

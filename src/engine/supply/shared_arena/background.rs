@@ -58,6 +58,8 @@ struct Progress {
     stopped: Option<SourceError>,
     /// Bytes that the next step needs and the ceiling had no room for.
     lacks_bytes: Option<u64>,
+    /// The log has said so.
+    has_told_lack: bool,
     begun: Option<Begin>,
     /// Quarters of what was asked for that the log has named.
     reported: u128,
@@ -122,6 +124,7 @@ impl SharedArena {
         let is_first = progress.begun.is_none();
         progress.begun.get_or_insert(Begin { at: Instant::now(), now_us, pinned_bytes });
         (progress.stopped, progress.lacks_bytes, progress.reported) = (None, None, 0);
+        progress.has_told_lack = false;
         drop(progress);
         if is_first && let Err(error) = self.step(now_us) {
             self.state.lock().ask_less(bytes);
@@ -270,8 +273,12 @@ impl SharedArena {
             Ok(Step::NotNow) => {}
             Ok(Step::Done) => self.note_done(),
             Ok(Step::NoRoom(lacks_bytes)) => {
-                let before = self.background.progress.lock().lacks_bytes.replace(lacks_bytes);
-                if before.is_none() {
+                let mut progress = self.background.progress.lock();
+                progress.lacks_bytes = Some(lacks_bytes);
+                let is_told = std::mem::replace(&mut progress.has_told_lack, true);
+                drop(progress);
+                // A host ledger may be full where this ceiling is not: then each tick tries again.
+                if !is_told {
                     let (pinned_bytes, asked_bytes) = self.reserve_progress();
                     self.log.reserve_waits(pinned_bytes, asked_bytes, self.max_bytes());
                 }
