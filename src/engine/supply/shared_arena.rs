@@ -402,8 +402,11 @@ impl SharedArena {
     }
 
     fn no_space(&self, bytes: u64) -> Refusal {
+        let idle_bytes: u64 = self.attached().iter().map(|pool| pool.idle_bytes()).sum();
         let (is_addressable, has_ceiling, refusal) = {
             let state = self.state.lock();
+            // What is idle here is used first, and is claimed already.
+            let reusable_bytes = idle_bytes.saturating_add(state.arena().stats().idle_bytes);
             let missing_bytes = state.arena().missing_bytes(bytes, PAGE_BYTES as u64);
             let is_addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
             let missing_bytes = match missing_bytes {
@@ -411,7 +414,7 @@ impl SharedArena {
                 _ => self.grown_bytes(bytes),
             };
             let has_ceiling = state.max_bytes().is_some() || state.ledger().is_some();
-            (is_addressable, has_ceiling, state.refusal(bytes, missing_bytes))
+            (is_addressable, has_ceiling, state.refusal(bytes, missing_bytes.saturating_sub(reusable_bytes)))
         };
         if !self.config.may_grow {
             return Refusal::Ceiling { needed_bytes: bytes };
