@@ -336,12 +336,16 @@ static void devices(void) {
     handle other, stream;
     device_ptr device;
     unsigned char *buffer, *next, *arrived = malloc(1 << 20);
-    ((void (*)(size_t))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "double_set_device_count"))(2);
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    size_t (*hold)(handle, int) = (size_t(*)(handle, int))dlsym(driver, "double_hold_stream");
+    ((void (*)(size_t))dlsym(driver, "double_set_device_count"))(2);
     MUST(host_alloc((void **)&buffer, 1 << 20, 1));
     memset(buffer, 0x44, 1 << 20);
     MUST(p_cuDevicePrimaryCtxRetain(&other, 1));
     MUST(p_cuCtxSetCurrent(other));
     MUST(p_cuStreamCreate(&stream, 1));
+    /* A driver whose free waits for the copy would wait without an end. */
+    if (getenv("HOLD")) hold(stream, 1);
     MUST(p_cuMemAlloc_v2(&device, 1 << 20));
     MUST(p_cuMemcpyHtoDAsync_v2(device, buffer, 1 << 20, stream));
     MUST(p_cuCtxSetCurrent(context));
@@ -350,6 +354,7 @@ static void devices(void) {
         MUST(host_alloc((void **)&next, 1 << 20, 1));
         memset(next, 0x55, 1 << 20);
     }
+    hold(stream, 0);
     MUST(p_cuCtxSetCurrent(other));
     MUST(p_cuStreamSynchronize(stream));
     MUST(p_cuMemcpyDtoH_v2(arrived, device, 1 << 20));

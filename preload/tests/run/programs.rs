@@ -171,7 +171,8 @@ fn the_programs_notice_memory_that_is_used_again_too_early() {
     let over = built.path().join("libover.so");
     for (what, noticed) in [("steps", "is wrong"), ("devices", "arrived 55 55")] {
         let mut command = served(built.command(Way::Dlsym, what), &folder.path().join("log"));
-        let output = command.env("LD_PRELOAD", format!("{}:{}", library().display(), over.display())).output().unwrap();
+        command.env("HOLD", "1").env("LD_PRELOAD", format!("{}:{}", library().display(), over.display()));
+        let output = command.output().unwrap();
         let out = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(out.contains(noticed), "{what}: {output:?}");
     }
