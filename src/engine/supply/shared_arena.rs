@@ -414,7 +414,9 @@ impl SharedArena {
                 _ => self.grown_bytes(bytes),
             };
             let has_ceiling = state.max_bytes().is_some() || state.ledger().is_some();
-            (is_addressable, has_ceiling, state.refusal(bytes, missing_bytes.saturating_sub(reusable_bytes)))
+            // At its best place a part of it may be committed; idle granules elsewhere move there.
+            let claimed_bytes = missing_bytes.min(self.grown_bytes(bytes).saturating_sub(reusable_bytes));
+            (is_addressable, has_ceiling, state.refusal(bytes, claimed_bytes))
         };
         if !self.config.may_grow {
             return Refusal::Ceiling { needed_bytes: bytes };
