@@ -150,7 +150,7 @@ fn owner_of(slot: &[u64], is_own: bool, own_namespace: u64) -> LedgerOwner {
 pub fn report(name: &str) -> Result<Option<LedgerReport>> {
     let refused = |why: String| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into();
     if let Some(problem) = problem_of(name) {
-        return Err(refused(format!("is {problem}")));
+        return Err(refused(problem.to_owned()));
     }
     let snapshot = Snapshot::read(&Place::Named(path_of(name)), &LAYOUT).map_err(|error| refused(error.to_string()))?;
     Ok(snapshot.map(|snapshot| {

@@ -44,6 +44,15 @@ fn owners_claim_under_the_ceiling_of_the_first() {
 }
 
 #[test]
+fn a_ledger_that_is_full_says_so_and_can_be_looked_at() {
+    let named = Named::new("full");
+    let all: Vec<_> = (0..LAYOUT.slots).map(|_| named.attach("", 100)).collect();
+    let error = HostLedger::attach(&named.0, None, 100).unwrap_err().to_string();
+    assert!(error.starts_with("all 256 slots of /dev/shm/pinpool-ledger."), "{error}");
+    assert_eq!(super::report(&named.0).unwrap().unwrap().owners.len(), all.len());
+}
+
+#[test]
 fn others_lack_what_they_want_beyond_the_room() {
     let named = Named::new("wants");
     let (first, second) = (named.attach("", 100), named.attach("", 100));

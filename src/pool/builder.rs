@@ -319,7 +319,7 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Arc
     };
     let refused = |why: String| ErrorKind::Setting { name: "PINPOOL_LEDGER", value: name.to_owned(), why }.into();
     if let Some(problem) = ledger::problem_of(name) {
-        return Err(refused(format!("is {problem}")));
+        return Err(refused(problem.to_owned()));
     }
     let asked_bytes = if let Ceiling::Bytes(bytes) = config.max_bytes { Some(bytes) } else { None };
     // All processes together have what `auto` gives to one pool.

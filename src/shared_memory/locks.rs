@@ -29,7 +29,7 @@ pub(crate) struct LockFile {
 }
 
 /// Descriptors that a child of `fork` closes; -1 where there is none.
-static LISTED: [AtomicI32; 256] = [const { AtomicI32::new(-1) }; 256];
+static LISTED: [AtomicI32; 1024] = [const { AtomicI32::new(-1) }; 1024];
 
 extern "C" fn close_listed() {
     for place in &LISTED {

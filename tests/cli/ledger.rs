@@ -1,9 +1,34 @@
 //! `pinpool ledger`.
 
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
 use pinpool::{Backend, Pool};
 use serde_json::Value;
 
 use crate::tool::{finish, pinpool, run};
+
+/// A file in the place of a ledger's, which its drop removes.
+struct Bad {
+    name: String,
+    path: String,
+}
+
+impl Bad {
+    fn new(name: &str) -> Self {
+        let user = std::fs::metadata("/proc/self").unwrap().uid();
+        let path = format!("/dev/shm/pinpool-ledger.{user}.{name}");
+        std::fs::write(&path, "something else").unwrap();
+        let bad = Self { name: name.to_owned(), path };
+        std::fs::set_permissions(&bad.path, PermissionsExt::from_mode(0o600)).unwrap();
+        bad
+    }
+}
+
+impl Drop for Bad {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
 
 #[test]
 fn a_ledger_is_shown_with_its_owners_and_one_that_is_not_there_is_no_success() {
@@ -13,7 +38,7 @@ fn a_ledger_is_shown_with_its_owners_and_one_that_is_not_there_is_no_success() {
     ran.check_stderr(&format!("no ledger {name} has an owner"));
     let ran = run(&["ledger", "a/b"]);
     assert_eq!(ran.code(), 2);
-    ran.check_stderr("not the name of a ledger");
+    ran.check_stderr("PINPOOL_LEDGER=a/b: not the name of a ledger");
 
     let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(8 << 20).name("loader");
     let pool = builder.ledger(name.as_str()).build().unwrap();
@@ -32,6 +57,14 @@ fn a_ledger_is_shown_with_its_owners_and_one_that_is_not_there_is_no_success() {
     assert_eq!((&owner["pool"], &owner["pid"]), (&Value::from("loader"), &Value::from(std::process::id())));
     // Without a name all ledgers of this user.
     assert!(run(&["ledger"]).stdout.contains(&name));
+    // One that cannot be read hides no other.
+    let bad = Bad::new(&format!("0-bad-{}", std::process::id()));
+    let ran = run(&["ledger"]);
+    assert!(ran.code() == 0 && ran.stdout.contains(&name), "{}", ran.stderr);
+    ran.check_stderr(&bad.name);
+    let ran = run(&["ledger", &bad.name]);
+    assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""));
+    drop(bad);
 
     let doctor = finish(pinpool(&["doctor"]).env("PINPOOL_LEDGER", &name));
     assert!(doctor.stdout.contains(&format!("{name}: ceiling 8 MiB, 1 owners hold 2 MiB")), "{}", doctor.stdout);

@@ -13,7 +13,7 @@ use crate::terminal::{Terminal, to_stdout};
 /// Shows a host ledger: its ceiling, and what the pools of all processes hold, keep idle and want
 ///
 /// Attaches nothing and changes nothing. Exits with 1 if there is no such ledger, with 2 if its name is none or its file cannot
-/// be read.
+/// be read. Without a name a file that cannot be read is named on stderr, and the others are shown.
 #[derive(Debug, Args)]
 pub(crate) struct LedgerArgs {
     /// Name of the ledger (PINPOOL_LEDGER); all of this user if it is left out
@@ -29,9 +29,13 @@ pub(crate) fn run(args: &LedgerArgs, terminal: &Terminal) -> Result<(), ExitErro
     let names = args.name.clone().map_or_else(ledger::names, |name| vec![name]);
     let mut reports = Vec::new();
     for name in names {
-        let report = ledger::report(&name).map_err(|error| terminal.refuse(&error))?;
-        // What a killed owner left is no ledger until it is used again.
-        reports.extend(report.filter(|report| !report.owners.is_empty()));
+        match ledger::report(&name) {
+            // What a killed owner left is no ledger until it is used again.
+            Ok(report) => reports.extend(report.filter(|report| !report.owners.is_empty())),
+            Err(error) if args.name.is_some() => return Err(terminal.refuse(&error)),
+            // No reason to hide the others.
+            Err(error) => terminal.lines(&error),
+        }
     }
     if reports.is_empty() {
         let name =
