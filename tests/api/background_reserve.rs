@@ -121,6 +121,28 @@ fn a_get_beyond_what_is_there_is_served_and_counts_as_reserve() {
 }
 
 #[test]
+fn gets_that_pin_the_rest_of_it_end_it() {
+    for discrete in [false, true] {
+        listen();
+        let pool = by_steps(faulty(discrete), 256 * MI, 16 * MI).build().unwrap();
+        let buf = pool.get(15 * MIB).unwrap();
+        if discrete {
+            // Regions of buffers are no reserve there: a step pins the rest.
+            pool.poll();
+        }
+        assert!(fraction_is(&pool, 1.0));
+        pool.poll();
+        pool.poll();
+        assert_eq!(lines().iter().filter(|line| line.contains("reserve: all is there")).count(), 1);
+        // One that is added later begins anew.
+        pool.prewarm(8 * MI).unwrap();
+        assert!(pool.wait_reserved(PATIENCE).unwrap());
+        assert_eq!(lines().iter().filter(|line| line.contains("reserve: all is there")).count(), 1);
+        drop(buf);
+    }
+}
+
+#[test]
 fn a_trim_in_the_middle_neither_releases_nor_stops_it() {
     let pool = by_steps(faulty(false), 256 * MI, 64 * MI).build().unwrap();
     pool.poll();

@@ -270,6 +270,59 @@ fn a_get_waits_until_another_process_puts_a_buffer_back_or_is_killed() {
 }
 
 #[test]
+fn a_get_takes_the_idle_memory_of_others_beside_idle_memory_of_its_own() {
+    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+        for (own, others, needed) in [(15, 47, 50), (10, 50, 60), (15, 47, 37), (24, 36, 50)] {
+            let named = Named::new("both");
+            let pool = named.builder(64).preset(preset).build().unwrap();
+            let mut other = Worker::start(&named, "other", 64);
+            other.answer();
+            drop(pool.get(own * MIB).unwrap());
+            assert_eq!(other.ask(&format!("get {}", others * MIB)), "held");
+            assert_eq!(other.ask("put"), "put");
+            let got = pool.get(needed * MIB);
+            let own_bytes = pool.stats().ledger.unwrap().own_bytes;
+            assert!(got.is_ok() && own_bytes >= (needed * MIB) as u64, "{preset:?} {own} {others} {needed}: {got:?}");
+        }
+    }
+}
+
+#[test]
+fn a_reserve_beside_the_pool_takes_the_idle_memory_of_others() {
+    for filled in [56, 64] {
+        let named = Named::new("beside");
+        let mut other = Worker::start(&named, "other", 64);
+        other.answer();
+        assert_eq!(other.ask(&format!("get {}", filled * MIB)), "held");
+        let pool = named.builder(64).reserve_bytes(48 << 20).reserve_wait(false).name("own").build().unwrap();
+        // Nothing is idle yet: what it wants stands in the ledger until it comes.
+        named.wait_until(|report| report.owners.iter().any(|owner| owner.pool == "own" && owner.wanted_bytes > 0));
+        assert_eq!(other.ask("put"), "put");
+        assert!(pool.wait_reserved(LONG).unwrap());
+        named.wait_until(|report| report.owners.iter().all(|owner| owner.wanted_bytes == 0));
+    }
+}
+
+#[test]
+fn a_reserve_is_not_shown_as_idle() {
+    let named = Named::new("kept");
+    for waits in [true, false] {
+        let builder = named.builder(64).reserve_bytes(32 << 20).reserve_wait(waits).background_poll(false);
+        let pool = builder.build().unwrap();
+        assert!(pool.wait_reserved(LONG).unwrap());
+        drop(pool.get(8 * MIB).unwrap());
+        pool.poll();
+        let idle_bytes = || named.report().owners[0].idle_bytes;
+        assert_eq!(idle_bytes(), 0);
+        // What is beyond the reserve is.
+        drop([pool.get(24 * MIB).unwrap(), pool.get(24 * MIB).unwrap()]);
+        pool.poll();
+        let report = named.report();
+        assert!(idle_bytes() > 0 && idle_bytes() + (32 << 20) <= report.held_bytes, "{report}");
+    }
+}
+
+#[test]
 fn a_get_that_finds_no_room_names_the_ledger_and_who_holds_it() {
     let named = Named::new("full");
     let pool = named.builder(64).wait(Duration::ZERO).on_full(pinpool::OnFull::Error).build().unwrap();

@@ -8,7 +8,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::super::supply::{Reclaim, Refusal, SharedArena};
+use super::super::supply::{Reclaim, Refusal};
 use super::Core;
 use crate::ledger::{HostLedger, LedgerReport};
 use crate::maintenance_thread::Pace;
@@ -30,8 +30,13 @@ impl Core {
         let Some(ledger) = self.host_ledger() else { return };
         let begun = match self.backing().arena().map(Arc::downgrade) {
             Some(arena) => {
-                let pools = move || arena.upgrade().map(|arena| of_all_nodes(&arena));
-                ledger.watch(move |is_wanted| pools().map(|pools| notice(pools, is_wanted)).is_some())
+                ledger.watch(move |is_wanted| {
+                    let arenas = arena.upgrade().map(|arena| arena.of_all_nodes()).unwrap_or_default();
+                    notice(arenas.iter().flat_map(|arena| arena.attached()).collect(), is_wanted);
+                    // Without a thread the next poll goes on.
+                    arenas.iter().for_each(|arena| arena.ledger_has_changed());
+                    !arenas.is_empty()
+                })
             }
             None => {
                 let core: Weak<Self> = Arc::downgrade(self);
@@ -141,11 +146,6 @@ impl Core {
             held_bytes,
         })
     }
-}
-
-/// The pools of an arena, on all memory nodes.
-fn of_all_nodes(arena: &Arc<SharedArena>) -> Vec<Arc<dyn Reclaim>> {
-    arena.of_all_nodes().iter().flat_map(|arena| arena.attached()).collect()
 }
 
 fn notice(pools: Vec<Arc<dyn Reclaim>>, is_wanted: bool) {

@@ -127,10 +127,17 @@ impl ArenaState {
     /// Why there is no room for `needed_bytes`, of which `missing_bytes` would have to be claimed: the host ledger, if the pool's
     /// own ceiling leaves room for them.
     pub(super) fn refusal(&self, needed_bytes: u64, missing_bytes: u64) -> Refusal {
+        if missing_bytes <= self.own_room_bytes() {
+            self.refusal_by_ledger(needed_bytes, missing_bytes)
+        } else {
+            Refusal::Ceiling { needed_bytes }
+        }
+    }
+
+    /// Why there is no room for `needed_bytes`: the host ledger, if it has no room for `missing_bytes`.
+    pub(super) fn refusal_by_ledger(&self, needed_bytes: u64, missing_bytes: u64) -> Refusal {
         match self.share.ledger() {
-            Some(ledger)
-                if missing_bytes <= self.own_room_bytes() && ledger.room_for(missing_bytes) < missing_bytes =>
-            {
+            Some(ledger) if ledger.room_for(missing_bytes) < missing_bytes => {
                 Refusal::Ledger { needed_bytes, missing_bytes }
             }
             _ => Refusal::Ceiling { needed_bytes },

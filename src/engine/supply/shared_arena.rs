@@ -415,8 +415,16 @@ impl SharedArena {
             };
             let has_ceiling = state.max_bytes().is_some() || state.ledger().is_some();
             // At its best place a part of it may be committed; idle granules elsewhere move there.
-            let claimed_bytes = missing_bytes.min(self.grown_bytes(bytes).saturating_sub(reusable_bytes));
-            (is_addressable, has_ceiling, state.refusal(bytes, claimed_bytes))
+            let grown_bytes = self.grown_bytes(bytes);
+            let claimed_bytes = missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes));
+            let refusal = match state.refusal(bytes, claimed_bytes) {
+                // There was room for a plan that did not come about: what is idle here may lie elsewhere.
+                Refusal::Ceiling { .. } if grown_bytes <= state.own_room_bytes().saturating_add(reusable_bytes) => {
+                    state.refusal_by_ledger(bytes, grown_bytes)
+                }
+                refusal => refusal,
+            };
+            (is_addressable, has_ceiling, refusal)
         };
         if !self.config.may_grow {
             return Refusal::Ceiling { needed_bytes: bytes };
@@ -473,11 +481,14 @@ impl SharedArena {
         state.arena().releasable_bytes() > 0 && (state.is_trim_waiting() || self.may_release_by_time())
     }
 
-    /// Bytes of idle buffers of all pools, and of free memory outside the reserve.
+    /// Bytes of idle buffers of all pools, and of free memory, that are no reserve.
     pub(super) fn idle_bytes(&self) -> u64 {
-        let arena = self.state.lock().arena().stats();
+        let buffer_bytes: u64 = self.attached().iter().map(|pool| pool.idle_bytes()).sum();
+        let state = self.state.lock();
+        let arena = state.arena().stats();
         let free_bytes = arena.hole_bytes.saturating_sub(arena.reserve_hole_bytes);
-        free_bytes + self.attached().iter().map(|pool| pool.idle_bytes()).sum::<u64>()
+        let kept_bytes = state.arena().kept_bytes();
+        (free_bytes + buffer_bytes).min(state.arena().committed_outside_reserves().saturating_sub(kept_bytes))
     }
 
     /// Whether there is free memory, which goes back if memory is short.

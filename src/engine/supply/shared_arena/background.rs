@@ -58,6 +58,8 @@ struct Progress {
     stopped: Option<SourceError>,
     /// Bytes that the next step needs and the ceiling had no room for.
     lacks_bytes: Option<u64>,
+    /// Of what is to come, what the host ledger says that this arena wants of other owners.
+    wanted_bytes: u64,
     /// The log has said so.
     has_told_lack: bool,
     begun: Option<Begin>,
@@ -180,10 +182,29 @@ impl SharedArena {
     /// Goes on with a reserve that waits for room, if there is some now.
     pub(in crate::engine) fn resume_reserve(self: &Arc<Self>, now_us: u64) {
         let Some(lacks_bytes) = self.background.progress.lock().lacks_bytes else { return };
-        if self.state.lock().could_go_on(lacks_bytes) {
+        let state = self.state.lock();
+        let (is_there, could_go_on) = (state.reserve_to_come() == 0, state.could_go_on(lacks_bytes));
+        drop(state);
+        if is_there {
+            // Gets have pinned the rest.
+            self.note_done();
+        } else if could_go_on {
             self.background.progress.lock().lacks_bytes = None;
             self.start_reserve_thread(now_us);
         }
+    }
+
+    /// Other owners of the host ledger gave memory back.
+    pub(in crate::engine) fn ledger_has_changed(self: &Arc<Self>) {
+        self.resume_reserve(self.reserve_now_us());
+    }
+
+    /// The time, by the clock of the pool, while a reserve is under way.
+    fn reserve_now_us(&self) -> u64 {
+        let begun = self.background.progress.lock().begun;
+        begun.map_or(0, |begun| {
+            begun.now_us.saturating_add(u64::try_from(begun.at.elapsed().as_micros()).unwrap_or(u64::MAX))
+        })
     }
 
     fn start_reserve_thread(self: &Arc<Self>, now_us: u64) {
@@ -214,11 +235,7 @@ impl SharedArena {
                 continue;
             }
             arena.give_way_to_gets();
-            let begun = arena.background.progress.lock().begun;
-            let now_us = begun.map_or(0, |begun| {
-                begun.now_us.saturating_add(u64::try_from(begun.at.elapsed().as_micros()).unwrap_or(u64::MAX))
-            });
-            if !arena.reserve_turn(now_us) {
+            if !arena.reserve_turn(arena.reserve_now_us()) {
                 let mut progress = arena.background.progress.lock();
                 // Asked for more meanwhile: goes on.
                 if progress.is_over() || arena.state.lock().reserve_to_come() == 0 {
@@ -235,8 +252,11 @@ impl SharedArena {
 
     /// Whether another memory node is to have its reserve first, and can.
     fn comes_later(&self) -> bool {
-        let is_pinning =
-            |first: &Self| first.state.lock().reserve_to_come() > 0 && !first.background.progress.lock().is_over();
+        let is_pinning = |first: &Self| {
+            // One lock after the other: `pin_reserve` takes them in the other order.
+            let is_to_come = first.state.lock().reserve_to_come() > 0;
+            is_to_come && !first.background.progress.lock().is_over()
+        };
         self.nodes.first_before(self).is_some_and(|first| is_pinning(&first))
     }
 
@@ -257,11 +277,18 @@ impl SharedArena {
 
     /// Makes one step and says what became of it. False if there is none to make now. A slow call.
     pub(in crate::engine) fn reserve_turn(&self, now_us: u64) -> bool {
-        if self.state.lock().reserve_to_come() == 0 || self.background.progress.lock().stopped.is_some() {
+        let is_there = self.state.lock().reserve_to_come() == 0;
+        if is_there {
+            // Gets have pinned the rest, perhaps.
+            self.note_done();
+            return false;
+        }
+        if self.background.progress.lock().stopped.is_some() {
             return false;
         }
         match self.step(now_us) {
             Ok(Step::Made) => {
+                self.want_of_ledger(u64::min);
                 self.report_progress();
                 // Gets that wait in line may fit into what is there now.
                 self.attached().iter().for_each(|pool| pool.room_was_made());
@@ -277,20 +304,41 @@ impl SharedArena {
                 progress.lacks_bytes = Some(lacks_bytes);
                 let is_told = std::mem::replace(&mut progress.has_told_lack, true);
                 drop(progress);
-                // A host ledger may be full where this ceiling is not: then each tick tries again.
                 if !is_told {
                     let (pinned_bytes, asked_bytes) = self.reserve_progress();
                     self.log.reserve_waits(pinned_bytes, asked_bytes, self.max_bytes());
                 }
+                // What was given back before was told nobody.
+                if self.want_of_ledger(|_, lacking_bytes| lacking_bytes) && self.state.lock().could_go_on(lacks_bytes) {
+                    self.background.progress.lock().lacks_bytes = None;
+                    return true;
+                }
             }
             Err(error) => {
                 self.background.progress.lock().stopped = Some(error.clone());
+                self.want_of_ledger(|_, _| 0);
                 let (pinned_bytes, asked_bytes) = self.reserve_progress();
                 self.log.reserve_stopped(pinned_bytes, asked_bytes, &error);
             }
         }
         self.background.changed.notify_all();
         false
+    }
+
+    /// Changes what this reserve wants of other owners of the host ledger, of what it wanted before and what it lacks under its
+    /// own ceiling. Returns whether that is more than before.
+    fn want_of_ledger(&self, change: impl FnOnce(u64, u64) -> u64) -> bool {
+        let state = self.state.lock();
+        let Some(ledger) = state.ledger().cloned() else { return false };
+        let lacking_bytes = state.reserve_to_come().min(state.own_room_bytes());
+        drop(state);
+        let mut progress = self.background.progress.lock();
+        let before_bytes = progress.wanted_bytes;
+        let now_bytes = if progress.is_cancelled { 0 } else { change(before_bytes, lacking_bytes) };
+        progress.wanted_bytes = now_bytes;
+        // Under the lock: two changes reach the ledger in their order.
+        ledger.change_want(before_bytes, now_bytes);
+        now_bytes > before_bytes
     }
 
     fn report_progress(&self) {
@@ -312,6 +360,7 @@ impl SharedArena {
         let begun = progress.begun.take();
         progress.lacks_bytes = None;
         drop(progress);
+        self.want_of_ledger(|_, _| 0);
         self.background.changed.notify_all();
         let Some(begun) = begun else { return };
         let (pinned_bytes, _) = self.reserve_progress();
@@ -402,6 +451,7 @@ impl SharedArena {
             self.background.changed.wait_for(&mut progress, CANCEL_PATIENCE);
         }
         drop(progress);
+        self.want_of_ledger(|_, _| 0);
         self.background.changed.notify_all();
     }
 
