@@ -309,3 +309,158 @@ def test_torchs_loader_with_its_own_workers(heap):
         until(lambda: shared.recover() == 0 and shared.counts()["free"] == 8)
         got = shared.unpack(shared.pack({"x": torch.arange(6.0).reshape(2, 3)}))["x"]
         assert isinstance(got, torch.Tensor) and got.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("samples", [[2**64, 2**64 + 1], [1, 2**70], [1, None], [1.5, None], [1, "a"], [-1, 2**63], [2**53 + 1, 0.5]], ids=str)
+def test_numbers_that_no_array_holds_are_refused(shared, samples):
+    with pytest.raises((TypeError, ValueError), match="cannot be stacked|64 bits"):
+        shared.collate([{"label": sample} for sample in samples])
+    assert shared.counts()["free"] == 4
+
+
+def test_no_array_of_objects_is_read_from_shared_memory(shared):
+    got = shared.unpack(shared.pack({"mixed": np.array([1, None], object)}))["mixed"]
+    assert got.tolist() == [1, None]  # Pickled, as what is no array.
+    packed = shared.pack(np.arange(4))
+    foreign = packed._replace(tree=packed.tree._replace(dtype="|O"))
+    with pytest.raises(TypeError, match="objects"):
+        shared.unpack(foreign)
+
+    class Labels(Numbers):
+        def __getitem__(self, index):
+            return {"label": index if index < 4 else None if index % 2 else 2**64 + index}
+
+    with pinpool.SharedLoader(Labels(8), 4, num_workers=1, pool=shared._pool) as loader:
+        batches = iter(loader)
+        assert next(batches)["label"].tolist() == [0, 1, 2, 3]
+        with pytest.raises(pinpool.WorkerError, match="cannot be stacked"):
+            next(batches)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        ([np.int8(1), np.int64(1000)], [1, 1000]),
+        ([np.float32(0.5), np.float64(0.1)], [0.5, 0.1]),
+        ([np.array("a"), np.array("bcd")], ["a", "bcd"]),
+        ([1, 0.5], [1.0, 0.5]),
+        ([1, np.int64(5)], [1, 5]),
+        ([2**63, 2**64 - 1], [2**63, 2**64 - 1]),
+        ([np.array((1, 2.5), "i4,f8"), np.array((3, 4.5), "i4,f8")], [(1, 2.5), (3, 4.5)]),
+    ],
+    ids=str,
+)
+def test_collate_keeps_values_of_other_types(shared, samples, expected):
+    got = shared.unpack(shared.collate(samples))
+    assert got.tolist() == expected
+    if isinstance(samples[0], np.ndarray):
+        assert got.dtype.names == samples[0].dtype.names
+
+
+def test_types_without_a_common_one_are_refused(shared):
+    for samples in ([np.int8(1), np.float32(1)], [np.int64(1), np.uint64(1)], [np.True_, np.int8(2)], [np.array("a"), np.array(b"a")]):
+        with pytest.raises(ValueError, match="without loss"):
+            shared.collate(samples)
+    with pytest.raises(ValueError, match="no samples"):
+        shared.collate([])
+
+
+def test_a_closed_shared_pool_reaches_no_other_one(heap):
+    closed = pinpool.SharedPool("32KiB", 3, pool=heap)
+    closed.close()
+    with pinpool.SharedPool("32KiB", 3, pool=heap) as other:
+        for use in (lambda: closed.get(10), closed.fileno, lambda: closed.pack(np.arange(3)), closed.__reduce__):
+            with pytest.raises(pinpool.ReleasedError, match="closed"):
+                use()
+        assert other.counts()["free"] == 3 and other.workers == 0
+
+
+class Faulty(Numbers):
+    def __getitem__(self, index):
+        if index >= 4:
+            if self.die_at == "exit":
+                os._exit(3)
+            return [lambda: index]
+        return [index]
+
+
+def test_what_cannot_be_pickled_is_an_error_with_the_workers_traceback(heap):
+    with pinpool.SharedLoader(Faulty(8), 4, num_workers=1, pool=heap) as loader:
+        with pytest.raises(pinpool.WorkerError, match="pickle"):
+            list(loader)
+        until(lambda: loader.shared.counts()["free"] == loader.shared.buffers)
+    with pinpool.SharedLoader(Numbers(8, die_at=-1), 4, num_workers=1, buffer_bytes=10_000, pool=heap) as loader:
+        with pytest.raises(pinpool.WorkerError, match="(?s)Traceback.*__getitem__.*no sample 0"):
+            list(loader)
+
+
+def test_a_sample_that_ends_each_worker_is_named_after_three_deaths(heap):
+    with pinpool.SharedLoader(Faulty(8, die_at="exit"), 4, num_workers=2, pool=heap, on_death="replace") as loader:
+        with pytest.raises(pinpool.WorkerError, match=r"status 3 while it read batch 1 of the samples \[4, 5, 6, 7\]"):
+            for _batch in loader:
+                pass
+        assert loader.replaced == 2
+        _batch = None
+        until(lambda: loader.shared.counts()["free"] == loader.shared.buffers)
+
+
+def test_a_second_iterator_of_a_loader_ends_the_first(heap):
+    with pinpool.SharedLoader(Numbers(40), 4, num_workers=2, pool=heap) as loader:
+        first = iter(loader)
+        next(first)
+        seen = [int(label) for _, labels in loader for label in labels]
+        assert seen == list(range(40))
+        with pytest.raises(pinpool.ReleasedError, match="a later one"):
+            next(first)
+        assert sum(1 for _ in loader) == 10
+        last = iter(loader)
+        next(last)
+    with pytest.raises(pinpool.ReleasedError, match=r"close\(\)"):
+        next(last)
+    assert multiprocessing.active_children() == []
+
+
+def test_arguments_of_the_loader_that_cannot_be_are_refused(heap):
+    with pytest.raises(TypeError, match="batch_sampler.*list"):
+        pinpool.SharedLoader(Numbers(4), batch_sampler=([at] for at in range(4)), pool=heap)
+    with pytest.raises(ValueError, match="batch 1 has no samples"):
+        pinpool.SharedLoader(Numbers(4), batch_sampler=[[0], []], pool=heap)
+    with pytest.raises(ValueError, match="buffers=-1"):
+        pinpool.SharedLoader(Numbers(4), buffers=-1, pool=heap)
+    with pytest.raises(ValueError, match="buffers=-1"):
+        pinpool.SharedPool(100, -1, pool=heap)
+
+
+def nap():
+    time.sleep(60)
+
+
+def loading_trainer(connection):
+    heap = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
+    loader = pinpool.SharedLoader(Numbers(1000), 4, num_workers=2, pool=heap)
+    batches = iter(loader)
+    next(batches)
+    workers = [child.pid for child in multiprocessing.active_children()]
+    # Has the trainer's ends of all connections.
+    other = multiprocessing.get_context("fork").Process(target=nap)
+    other.start()
+    connection.send((workers, other.pid))
+    time.sleep(60)
+
+
+def test_workers_of_a_killed_loader_end_though_another_process_has_its_connections():
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=loading_trainer, args=(theirs,))
+    process.start()
+    workers, other = ours.recv()
+    try:
+        process.kill()
+        process.join()  # With a bound it waits for a pipe that the other process holds.
+        assert len(workers) == 2
+        until(lambda: not any(os.path.exists(f"/proc/{worker}") for worker in workers))
+    finally:
+        for child in (*workers, other):
+            try:
+                os.kill(child, signal.SIGKILL)
+            except ProcessLookupError:
+                pass

@@ -32,7 +32,7 @@ class LoadError(PinpoolError, OSError):
 
 
 class ReleasedError(PinpoolError, ValueError):
-    """The buffer was released."""
+    """The buffer was released, or what gives it was closed."""
 
 
 class RequestError(PinpoolError, ValueError):

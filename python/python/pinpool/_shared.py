@@ -33,7 +33,8 @@ class _Leaf(NamedTuple):
 
     offset: int
     shape: tuple[int, ...]
-    dtype: str
+    #: The name of the type; the type itself where its name does not say all, as with fields.
+    dtype: Any
     is_torch: bool
 
 
@@ -64,6 +65,8 @@ class SharedPool:
         hugetlb: bool | None = None,
     ) -> None:
         _log.start()
+        if buffers < 1:
+            raise ValueError(f"buffers={buffers}: 1 or more")
         self._pool = Pool(name="shared") if pool is None else pool
         self._slabs = _pinpool.Slabs(self._pool, buffer_bytes, buffers, hugetlb)
         self._begin(self._slabs.fileno())
@@ -71,16 +74,20 @@ class SharedPool:
     def _begin(self, descriptor):
         self._descriptor, self._process = descriptor, os.getpid()
         self._worker, self._worker_process = None, None
+        # Its descriptor's number may be another file's by then.
+        self._is_closed = False
 
     # The worker's side.
 
     def _attach(self):
         # After a fork the parent's slot is not this process's.
-        if self._worker_process != os.getpid():
+        worker = self._worker
+        if worker is None or self._worker_process != os.getpid():
             with _attaching:
-                if self._worker_process != os.getpid():
-                    self._worker, self._worker_process = _pinpool.SharedWorker(self._descriptor), os.getpid()
-        return self._worker
+                if self._worker is None or self._worker_process != os.getpid():
+                    self._worker, self._worker_process = _pinpool.SharedWorker(self.fileno()), os.getpid()
+                worker = self._worker
+        return worker
 
     def get(self, n: int | str | None = None, *, timeout: float | str | None = None) -> _pinpool.SharedBuffer:
         """A free buffer, to be filled with `n` bytes, by default as many as it holds.
@@ -101,6 +108,8 @@ class SharedPool:
         """Stacks samples into one shared buffer and sends it: the `collate_fn` of a DataLoader.
 
         As torch's `default_collate`: arrays, tensors and numbers of all samples become one array each, dicts, lists and tuples stay.
+        Types of one kind become the widest of them; ValueError or TypeError for what no type holds without loss, such as a number
+        beside None, whole numbers beside others in arrays, or a number that needs more than 64 bits.
         """
         return self._pack(_Plan(stacks=True), samples, tag, timeout)
 
@@ -212,10 +221,12 @@ class SharedPool:
         self._trainer().poll()
 
     def close(self) -> None:
-        """Tells the workers that no more is received. What was received stays usable."""
+        """Tells the workers that no more is received, and ends the use of this object. What was received stays usable."""
+        with _attaching:
+            self._is_closed = True
+            self._worker = self._worker_process = None
         if self._slabs is not None and self._process == os.getpid():
             self._slabs.close()
-        self._worker = self._worker_process = None
 
     def __enter__(self) -> SharedPool:
         return self
@@ -224,12 +235,14 @@ class SharedPool:
         self.close()
 
     def fileno(self) -> int:
-        """The descriptor of the memory."""
+        """The descriptor of the memory. ReleasedError once it is closed."""
+        if self._is_closed:
+            raise ReleasedError("the shared pool was closed: make another one")
         return self._descriptor
 
     def __reduce__(self):
         # The descriptor goes by the way of the process that is started, else by a server of `multiprocessing`.
-        return _arrived, (reduction.DupFd(self._descriptor),)
+        return _arrived, (reduction.DupFd(self.fileno()),)
 
     def __repr__(self) -> str:
         try:
@@ -244,7 +257,7 @@ def _arrived(passed):
     status = os.fstat(descriptor)
     identity = (status.st_dev, status.st_ino)
     known = _attached.get(identity)
-    if known is not None and known._process == os.getpid():
+    if known is not None and known._process == os.getpid() and not known._is_closed:
         os.close(descriptor)
         return known
     pool = SharedPool.__new__(SharedPool)
@@ -262,10 +275,13 @@ class _Plan:
         self.stacks, self.nbytes, self._copies = stacks, 0, []
 
     def _leaf(self, shape, dtype, is_torch, sources, is_stacked):
+        import numpy as np
+
+        _refuse_objects(dtype)
         offset = -(-self.nbytes // _ALIGN) * _ALIGN
         self.nbytes = offset + math.prod(shape) * dtype.itemsize
         self._copies.append((offset, shape, dtype, sources, is_stacked))
-        return _Leaf(offset, shape, dtype.str, is_torch)
+        return _Leaf(offset, shape, dtype.str if np.dtype(dtype.str) == dtype else dtype, is_torch)
 
     def visit(self, value):
         array, is_torch = _as_array(value)
@@ -274,8 +290,8 @@ class _Plan:
         return _mapped(value, lambda items: [self.visit(item) for item in items])
 
     def stack(self, samples):
-        import numpy as np
-
+        if not samples:
+            raise ValueError("no samples to stack: a batch has one or more")
         first = samples[0]
         array, is_torch = _as_array(first)
         if array is not None:
@@ -283,9 +299,9 @@ class _Plan:
             shapes = {None if array is None else array.shape for array in arrays}
             if len(shapes) > 1:
                 raise ValueError(f"samples of shapes {sorted(map(str, shapes))} cannot be stacked: make them equal, or use `pack`")
-            return self._leaf((len(samples), *array.shape), array.dtype, is_torch, arrays, True)
+            return self._leaf((len(samples), *array.shape), _common_type(arrays), is_torch, arrays, True)
         if isinstance(first, (bool, int, float)):
-            array = np.array(samples)
+            array = _numbers(samples)
             is_torch = "torch" in sys.modules
             return self._leaf(array.shape, array.dtype, is_torch, array, False)
         if isinstance(first, dict):
@@ -302,10 +318,48 @@ class _Plan:
         for offset, shape, dtype, sources, is_stacked in self._copies:
             target = np.ndarray(shape, dtype, whole, offset)
             if is_stacked:
-                np.stack(sources, out=target)
+                np.stack(sources, out=target, casting="safe")
             else:
                 np.copyto(target, sources)
         self._copies.clear()
+
+
+def _refuse_objects(dtype):
+    if dtype.hasobject:
+        raise TypeError(f"an array of {dtype}, which holds addresses of objects, cannot lie in memory that processes share")
+
+
+def _common_type(arrays):
+    """The type that holds the elements of all `arrays` without loss."""
+    import numpy as np
+
+    types = list(dict.fromkeys(array.dtype for array in arrays))
+    if len(types) == 1:
+        return types[0]
+    if len({dtype.kind for dtype in types}) > 1 or types[0].kind not in "iufcSU":
+        named = ", ".join(map(str, types))
+        raise ValueError(f"samples of the types {named} cannot be stacked without loss: convert them to one, or use `pack`")
+    return np.result_type(*types)
+
+
+def _numbers(samples):
+    """Python's numbers as an array; TypeError or ValueError for what an array of numbers does not hold as it is."""
+    import numpy as np
+
+    numbers = [sample.item() if isinstance(sample, (np.bool_, np.number)) else sample for sample in samples]
+    for number in numbers:
+        if not isinstance(number, (bool, int, float)):
+            raise TypeError(f"{type(numbers[0]).__name__} and {type(number).__name__} cannot be stacked: make them equal, or use `pack`")
+    try:
+        array = np.array(numbers)
+    except OverflowError:
+        array = None
+    # NumPy takes floats for whole numbers that fit into neither int64 nor uint64.
+    is_exact = array is not None and not array.dtype.hasobject
+    is_exact = is_exact and (array.dtype.kind != "f" or any(isinstance(number, float) for number in numbers))
+    if is_exact and all(not isinstance(number, int) or number == got for number, got in zip(numbers, array.tolist(), strict=True)):
+        return array
+    raise ValueError(f"the whole numbers from {min(numbers)} to {max(numbers)} have no common type of 64 bits: pass them as str")
 
 
 def _as_array(value):
@@ -350,7 +404,9 @@ class _Views:
             return _mapped(value, lambda items: [self.of(item) for item in items])
         import numpy as np
 
-        view = np.ndarray(value.shape, np.dtype(value.dtype), self._array, value.offset)
+        dtype = np.dtype(value.dtype)
+        _refuse_objects(dtype)
+        view = np.ndarray(value.shape, dtype, self._array, value.offset)
         if not value.is_torch:
             return view
         import torch

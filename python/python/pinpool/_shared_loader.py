@@ -3,39 +3,74 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import random
+import traceback
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
-from typing import Any, Literal
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Literal, NamedTuple
 
-from ._errors import PeerError, WorkerError
+from ._errors import PeerError, ReleasedError, WorkerError
 from ._pool import Pool
 from ._shared import SharedPool, _Plan, _unpacked
 
 __all__ = ["SharedLoader"]
 
 
+#: Workers that may die while they read one batch.
+_DEATHS = 3
+#: Seconds between two looks of an idle worker at whether its trainer lives.
+_LOOK = 1.0
+
+
+class _Begun(NamedTuple):
+    """What a worker sends before it reads a batch."""
+
+
+class _Failed(NamedTuple):
+    """What a worker sends instead of a batch."""
+
+    error: Exception
+    text: str
+
+
 def _work(shared, dataset, collate, connection, others, timeout):
     """The worker's process: numbers of samples in, tickets out."""
     for other in others:
         other.close()
+    parent = os.getppid()
     try:
-        while (task := connection.recv()) is not None:
+        while (task := _task(connection, parent)) is not None:
             batch, indices = task
+            connection.send((batch, _Begun()))
             try:
                 samples = [dataset[index] for index in indices]
                 if collate is None:
                     packed = shared.collate(samples, tag=batch, timeout=timeout)
                 else:
                     packed = shared.pack(collate(samples), tag=batch, timeout=timeout)
+                message = ForkingPickler.dumps((batch, packed))
             except PeerError:
                 return
             except Exception as error:
-                packed = _portable(error)
-            connection.send((batch, packed))
+                message = ForkingPickler.dumps((batch, _Failed(_portable(error), traceback.format_exc())))
+            connection.send_bytes(message)
     except (EOFError, OSError, KeyboardInterrupt):
         pass
+
+
+def _task(connection, parent):
+    """The next batch to read; None at the end, and once the trainer is gone."""
+    # Other children of the trainer may have its end of the connection: then a trainer that was killed leaves it open.
+    while not connection.poll(_LOOK):
+        trainer = multiprocessing.parent_process()
+        if os.getppid() != parent or trainer is not None and not trainer.is_alive():
+            return None
+    return connection.recv()
 
 
 def _portable(error):
@@ -44,6 +79,30 @@ def _portable(error):
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
+
+
+class _Reading:
+    """The iterator of one `for`; ended, it says so."""
+
+    def __init__(self, batches):
+        self._batches, self._is_ended = batches, False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self._is_ended:
+            raise ReleasedError(
+                "this iterator of the SharedLoader was ended, by a later one or by close(): a loader reads one at a time; make two loaders"
+            )
+        return next(self._batches)
+
+    def end(self):
+        # One that is exhausted stays so.
+        self._is_ended = self._batches.gi_frame is not None
+        self._batches.close()
+
+    close = end
 
 
 class _Worker:
@@ -57,6 +116,7 @@ class _Worker:
         self.process.start()
         child.close()
         self.pending: list[int] = []
+        self.begun: int | None = None
 
     def end(self):
         try:
@@ -72,7 +132,8 @@ class SharedLoader:
     As torch's DataLoader with `num_workers`: `dataset[i]` gives a sample, and samples are stacked as its `default_collate` does. The
     batches come in order, as arrays of NumPy or tensors of torch over shared memory: no byte is pickled, and none is copied in this process.
     With `num_workers=0` there are no workers. A worker that dies is replaced and its batches are read again (`on_death="replace"`), or
-    raises WorkerError; either way its buffers come back. `collate_fn` gives the batch of a list of samples, which `SharedPool.pack` takes.
+    raises WorkerError; either way its buffers come back. A batch with which three workers died raises WorkerError too. One iterator at a
+    time reads with workers: a second one ends the first, whose next batch is a ReleasedError. `collate_fn` gives the batch of a list of samples, which `SharedPool.pack` takes.
     """
 
     def __init__(
@@ -99,16 +160,25 @@ class SharedLoader:
             raise ValueError("batch_size and prefetch_factor are 1 or more, num_workers 0 or more")
         if on_death not in ("raise", "replace"):
             raise ValueError(f"on_death={on_death!r}: 'raise' or 'replace'")
+        if buffers is not None and buffers < 1:
+            raise ValueError(f"buffers={buffers}: 1 or more, or None for as many as are read ahead and three")
+        if isinstance(batch_sampler, Iterator):
+            raise TypeError(
+                f"batch_sampler={batch_sampler!r}: an iterator gives its batches once; pass list(...) of it, or an object that gives "
+                "an iterator for each epoch"
+            )
         self.dataset, self.batch_size, self.collate = dataset, batch_size, collate_fn
         self.shuffle, self.seed, self.drop_last, self.batch_sampler = shuffle, seed, drop_last, batch_sampler
         self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
         self.on_death, self.timeout = on_death, timeout
         self.epoch, self.replaced = 0, 0
+        self._reading: Callable[[], _Reading | None] = lambda: None
         self._context: Any = multiprocessing.get_context(context)
         if buffer_bytes is None:
             buffer_bytes = self._measured()
         # Those that are read ahead, one in each worker's hands, and three for the user.
-        buffers = buffers or max(num_workers, 1) * (prefetch_factor + 1) + 3
+        if buffers is None:
+            buffers = max(num_workers, 1) * (prefetch_factor + 1) + 3
         #: The buffers, a `pinpool.SharedPool`.
         self.shared = SharedPool(buffer_bytes, buffers, pool=pool, hugetlb=hugetlb)
 
@@ -123,7 +193,10 @@ class SharedLoader:
 
     def _batches(self):
         if self.batch_sampler is not None:
-            return [list(batch) for batch in self.batch_sampler]
+            batches = [list(batch) for batch in self.batch_sampler]
+            if [] in batches:
+                raise ValueError(f"batch_sampler: batch {batches.index([])} has no samples")
+            return batches
         order = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(f"{self.seed} {self.epoch}").shuffle(order)
@@ -141,7 +214,16 @@ class SharedLoader:
         self.epoch += 1
         if self.num_workers == 0:
             return self._alone(batches)
-        return self._by_workers(batches)
+        # Two would take each other's buffers when a worker dies.
+        self._end_reading()
+        reading = _Reading(self._by_workers(batches))
+        self._reading = weakref.ref(reading)
+        return reading
+
+    def _end_reading(self):
+        reading = self._reading()
+        if reading is not None:
+            reading.end()
 
     def _alone(self, batches):
         for number, indices in enumerate(batches):
@@ -158,6 +240,8 @@ class SharedLoader:
         arrived: dict[int, Any] = {}
         # Buffers of dead workers whose messages are still to be read, by the number of the batch.
         early: dict[int, Any] = {}
+        # How many workers died while they read a batch, by its number, and since the last message of any, under None.
+        deaths: Counter[int | None] = Counter()
         try:
             for _ in range(min(self.num_workers, max(len(batches), 1))):
                 workers.append(_Worker(self, workers))
@@ -168,10 +252,11 @@ class SharedLoader:
                     self._give(workers, given % len(workers), [given], batches)
                     given += 1
                 while number not in arrived:
-                    self._collect(workers, arrived, early, batches)
+                    self._collect(workers, arrived, early, deaths, batches)
                 packed = arrived.pop(number)
-                if isinstance(packed, BaseException):
-                    raise WorkerError(f"batch {number}: {type(packed).__name__}: {packed}") from packed
+                if isinstance(packed, _Failed):
+                    error = packed.error
+                    raise WorkerError(f"batch {number}: {type(error).__name__}: {error}\n\nIn the worker:\n{packed.text}") from error
                 tree, buf = packed
                 yield _unpacked(tree, buf)
                 del packed, buf
@@ -187,22 +272,27 @@ class SharedLoader:
         except OSError:
             pass  # It is dead, which is seen when its messages are read.
 
-    def _collect(self, workers, arrived, early, batches):
+    def _collect(self, workers, arrived, early, deaths, batches):
         by_connection = {worker.connection: at for at, worker in enumerate(workers)}
         for connection in wait(list(by_connection)):
             at = by_connection[connection]
             try:
                 number, packed = connection.recv()
             except (EOFError, OSError, pickle.UnpicklingError):
-                self._replace(workers, at, early, batches)
+                self._replace(workers, at, early, deaths, batches)
                 continue
+            deaths.pop(None, None)
+            if isinstance(packed, _Begun):
+                workers[at].begun = number
+                continue
+            workers[at].begun = None
             workers[at].pending.remove(number)
             # Received at once: what is only sent is taken back if its worker dies.
-            if not isinstance(packed, BaseException):
+            if not isinstance(packed, _Failed):
                 packed = packed.tree, early.pop(number) if number in early else self.shared.receive(packed)
             arrived[number] = packed
 
-    def _replace(self, workers, at, early, batches):
+    def _replace(self, workers, at, early, deaths, batches):
         """Worker `at` has closed its connection: all of its messages were read."""
         worker = workers[at]
         worker.connection.close()
@@ -223,9 +313,16 @@ class SharedLoader:
                 f"worker {at} (process {number}) {ended} with batches {lost} not read; its buffers are free again. "
                 'on_death="replace" goes on with another worker'
             )
+        begun = worker.begun
+        deaths[begun] += 1
+        if begun is None and deaths[None] > _DEATHS * len(workers):
+            raise WorkerError(f"worker {at} (process {number}) {ended} before it read a batch, as {deaths[None] - 1} others before it")
+        if begun is not None and deaths[begun] == _DEATHS:
+            raise WorkerError(
+                f"worker {at} (process {number}) {ended} while it read batch {begun} of the samples {_some(batches[begun])}, as "
+                f"{_DEATHS - 1} others did: leave out the sample that ends the process"
+            )
         self.replaced += 1
-        if self.replaced > 1000 + len(batches):
-            raise WorkerError(f"worker {at} (process {number}) {ended}, after {self.replaced - 1} others that were replaced")
         workers[at] = _Worker(self, [other for other in workers if other is not None])
         self._give(workers, at, lost, batches)
 
@@ -253,7 +350,8 @@ class SharedLoader:
         early.clear()
 
     def close(self) -> None:
-        """Frees the buffers; batches that were handed out stay usable."""
+        """Ends the workers and frees the buffers; batches that were handed out stay usable."""
+        self._end_reading()
         self.shared.close()
 
     def __enter__(self) -> SharedLoader:
@@ -263,3 +361,6 @@ class SharedLoader:
         self.close()
 
 
+def _some(numbers):
+    """At most eight of `numbers`, as text."""
+    return f"[{', '.join(map(repr, numbers[:8]))}{', ...' if len(numbers) > 8 else ''}]"
