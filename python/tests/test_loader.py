@@ -376,3 +376,25 @@ def test_each_public_name_has_a_docstring():
         fields = inspect.get_annotations(kind)
         names = [name for name in vars(kind) if not name.startswith("_") and name not in fields]
         assert names and all(inspect.getdoc(getattr(kind, name)) for name in names)
+
+
+def test_progress_to_a_closed_pipe_is_silent(alone, files):
+    code = """
+        import os, sys
+        import pinpool
+        readable, writable = os.pipe()
+        os.close(readable)
+        sys.stderr = os.fdopen(writable, "w", buffering=1)
+        if not {tqdm}:
+            sys.modules["tqdm"] = None
+        pool = pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
+        print(sum(len(batch) for batch in pinpool.Loader({files!r}, batch_size=3, pool=pool, progress="always")))
+        sys.stderr = None
+    """
+    for tqdm in (True, False):
+        assert alone(code.format(files=str(files), tqdm=tqdm))[0].split() == ["20"]
+
+
+def test_paths_as_bytes_are_refused_by_name(tmp_path, pool):
+    with pytest.raises(TypeError, match="paths="):
+        pinpool.Loader([str(tmp_path), b"photos"], pool=pool)

@@ -229,6 +229,9 @@ class Loader:
         if isinstance(paths, bytes) or not isinstance(paths, (str, os.PathLike, Iterable)):
             raise TypeError(f"paths={paths!r}: a path, or several, as str or os.PathLike")
         listed = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+        named = next((path for path in listed if not isinstance(path, str)), None)
+        if named is not None:
+            raise TypeError(f"paths=[{named!r}, ...]: each path as str or os.PathLike, such as os.fsdecode({named!r})")
         if batch_size is None and batch_bytes is None:
             batch_bytes = _DEFAULT_BATCH_BYTES
         self._reader: _pinpool.Reader | None = None

@@ -42,6 +42,10 @@ class _Bar:
     def close(self) -> None:
         self._bar.close()
 
+    def disable(self) -> None:
+        # Its own end would write again.
+        self._bar.disable = True
+
 
 class _Lines:
     def __init__(self, batches: int, done: int) -> None:
@@ -76,10 +80,44 @@ def _rates(samples: int, nbytes: int, seconds: float) -> str:
     return f"{samples / seconds:,.0f} samples/s, {nbytes / seconds / 1e9:.2f} GB/s"
 
 
+class _Guarded:
+    """Shows no more once stderr cannot be written to: a load goes on without its bar."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+
+    def add(self, samples: int, nbytes: int) -> None:
+        try:
+            self._shown.add(samples, nbytes)
+        except (OSError, ValueError):
+            self._end()
+
+    def close(self) -> None:
+        try:
+            self._shown.close()
+        except (OSError, ValueError):
+            self._end()
+
+    def _end(self) -> None:
+        if isinstance(self._shown, _Bar):
+            self._shown.disable()
+        self._shown = _Silent()
+
+
 def progress_of(wanted: bool | str, batches: int, done: int) -> Progress:
-    """What shows the progress: nothing for False, and for True where stderr is no terminal; "always" asks for it there too."""
-    if not wanted or sys.stderr is None or (wanted != "always" and not sys.stderr.isatty()):
+    """What shows the progress: nothing for False, and for True where stderr is no terminal; "always" asks for it there too.
+
+    A stderr that cannot be written to shows nothing.
+    """
+    try:
+        if not wanted or sys.stderr is None or (wanted != "always" and not sys.stderr.isatty()):
+            return _Silent()
+        return _Guarded(_made(batches, done))
+    except (OSError, ValueError):
         return _Silent()
+
+
+def _made(batches: int, done: int) -> Progress:
     try:
         from tqdm import tqdm
     except ImportError:
