@@ -87,7 +87,7 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
         _ => return Err(Reason::NoContext),
     };
     let pool = context.pool(|context| make_pool(driver, context)).ok_or(Reason::NoPool)?;
-    let mut buf = pinned(&pool, bytes)?;
+    let mut buf = pinned(&context, &pool, bytes)?;
     let start = buf.as_mut_ptr();
     static IDS: AtomicU64 = AtomicU64::new(1 << 62);
     // Relaxed: a number that publishes nothing.
@@ -97,11 +97,15 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     Ok(start.cast())
 }
 
-/// A buffer, without a wait for what the program holds; for work that is not over, as long as `PINPOOL_WAIT` says.
-fn pinned(pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
+/// A buffer, without a wait for what the program holds; for work that is not over, as long as `PINPOOL_WAIT` says. While a
+/// stream captures, what was freed since then stays in flight, so there is no wait; nor for a second after one in vain.
+fn pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
     let mut got = pool.get_timeout(bytes, Duration::ZERO);
-    if got.as_ref().is_err_and(pinpool::Error::is_limit) && pool.stats().in_flight > 0 {
+    if got.as_ref().is_err_and(pinpool::Error::is_limit) && context.may_wait() && pool.stats().in_flight > 0 {
         got = pool.get(bytes);
+        if got.as_ref().is_err_and(pinpool::Error::is_limit) {
+            context.waited_in_vain();
+        }
     }
     match got {
         Ok(buf) if buf.is_pinned() => Ok(buf),

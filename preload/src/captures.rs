@@ -2,7 +2,7 @@
 //! records and the beginnings of captures exclude each other.
 //!
 //! A record holds the lock shared, for one call of the driver that enqueues; the beginning of a capture holds it alone. A
-//! capture counts until its end was asked for and given, or its stream is destroyed.
+//! capture counts until its end was asked for and given, or its stream is destroyed, or its context ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
@@ -20,16 +20,28 @@ struct Capture {
     stream: usize,
     /// Of a stream that each thread has.
     thread: Option<ThreadId>,
+    /// The number of its context, if that is known.
+    context: Option<u64>,
 }
 
 impl Capture {
-    fn of(stream: usize) -> Self {
-        let is_per_thread = stream <= PER_THREAD;
+    fn of(stream: usize, context: Option<u64>) -> Self {
+        let is_per_thread = is_default(stream);
         Self {
             stream: if is_per_thread { PER_THREAD } else { stream },
             thread: is_per_thread.then(|| thread::current().id()),
+            context,
         }
     }
+
+    fn is_same_stream(&self, other: &Self) -> bool {
+        (self.stream, self.thread) == (other.stream, other.thread)
+    }
+}
+
+/// Whether the handle means a default stream, which is one of the current context.
+pub(crate) fn is_default(stream: usize) -> bool {
+    stream <= PER_THREAD
 }
 
 static CAPTURES: RwLock<Vec<Capture>> = RwLock::new(Vec::new());
@@ -42,11 +54,11 @@ pub(crate) fn are_under_way() -> bool {
     !CAPTURES.read().is_empty()
 }
 
-/// Begins a capture of `stream` by `begin`.
-pub(crate) fn begin(stream: usize, begin: impl FnOnce() -> Code) -> Code {
+/// Begins a capture of `stream`, of the context with this number, by `begin`.
+pub(crate) fn begin(stream: usize, context: Option<u64>, begin: impl FnOnce() -> Code) -> Code {
     let mut captures = CAPTURES.write();
     let code = begin();
-    let capture = Capture::of(stream);
+    let capture = Capture::of(stream, context);
     if code == 0 && !captures.contains(&capture) {
         captures.push(capture);
     }
@@ -57,8 +69,8 @@ pub(crate) fn begin(stream: usize, begin: impl FnOnce() -> Code) -> Code {
 pub(crate) fn end(stream: usize, end: impl FnOnce() -> Code) -> Code {
     let code = end();
     if matches!(code, 0 | CAPTURE_INVALIDATED) {
-        let ended = Capture::of(stream);
-        CAPTURES.write().retain(|capture| *capture != ended);
+        let ended = Capture::of(stream, None);
+        CAPTURES.write().retain(|capture| !capture.is_same_stream(&ended));
     }
     code
 }
@@ -74,6 +86,11 @@ pub(crate) fn destroy(stream: usize, destroy: impl FnOnce() -> Code) -> Code {
         captures.retain(|capture| capture.stream != stream);
     }
     code
+}
+
+/// Forgets the captures of a context that is gone, by its number: they ended with it.
+pub(crate) fn forget(context: u64) {
+    CAPTURES.write().retain(|capture| capture.context != Some(context));
 }
 
 /// Runs `record` while no capture is under way and none can begin; `None` while one is.

@@ -9,25 +9,34 @@
 use std::ffi::c_int;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use pinpool::Pool;
 
 use crate::driver::{Code, Driver};
-use crate::{log, process};
+use crate::{captures, log, process};
 
 /// More idle events than these are not kept apart from the fences that use them.
 const SPARE_EVENTS: usize = 4096;
+
+/// After a wait for memory in vain, gets do not wait again for so long.
+const NO_WAIT: Duration = Duration::from_secs(1);
 
 /// A context of the program.
 #[derive(Debug)]
 pub(crate) struct Context {
     handle: usize,
+    /// No other context of the process has it; a handle may come again.
+    number: u64,
     /// Its device, if it is the device's primary context.
     primary_of: RwLock<Option<c_int>>,
     is_alive: RwLock<bool>,
     spare_events: Mutex<Vec<usize>>,
     pool: Mutex<Serving>,
+    /// When the last wait for memory ended without any.
+    in_vain: Mutex<Option<Instant>>,
 }
 
 /// What serves the gets of a context.
@@ -39,11 +48,17 @@ enum Serving {
     Nothing,
 }
 
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
 static CONTEXTS: RwLock<Vec<Arc<Context>>> = RwLock::new(Vec::new());
 
 impl Context {
     pub(crate) fn handle(&self) -> usize {
         self.handle
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Runs `call` with the handle while the context cannot end; `None` if it is gone.
@@ -72,6 +87,16 @@ impl Context {
     /// The pool, if there is one.
     pub(crate) fn known_pool(&self) -> Option<Arc<Pool>> {
         if let Serving::By(pool) = &*self.pool.try_lock()? { Some(pool.clone()) } else { None }
+    }
+
+    /// Whether a get may wait for memory: not while a stream captures, nor soon after a wait in vain.
+    pub(crate) fn may_wait(&self) -> bool {
+        !captures::are_under_way() && self.in_vain.lock().is_none_or(|at| at.elapsed() >= NO_WAIT)
+    }
+
+    /// Notes that a wait for memory ended without any.
+    pub(crate) fn waited_in_vain(&self) {
+        *self.in_vain.lock() = Some(Instant::now());
     }
 
     /// An event of this context that nothing uses. The context is current.
@@ -129,12 +154,16 @@ fn note_as(handle: usize, primary_of: Option<c_int>) -> Arc<Context> {
     let context = known.unwrap_or_else(|| {
         let mut contexts = CONTEXTS.write();
         contexts.iter().find(is_it).cloned().unwrap_or_else(|| {
+            // Relaxed: a number that publishes nothing.
+            let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
             let context = Arc::new(Context {
                 handle,
+                number,
                 primary_of: RwLock::new(None),
                 is_alive: RwLock::new(true),
                 spare_events: Mutex::default(),
                 pool: Mutex::new(Serving::NotYet),
+                in_vain: Mutex::default(),
             });
             contexts.push(context.clone());
             context
@@ -153,6 +182,13 @@ pub(crate) fn note_current() {
     {
         note(handle);
     }
+}
+
+/// The number of the context that the stream is of, which is noted.
+pub(crate) fn number_of(stream: usize) -> Option<u64> {
+    let driver = Driver::get().ok()?;
+    let handle = if captures::is_default(stream) { driver.current() } else { driver.context_of(stream) };
+    handle.ok().filter(|&handle| handle != 0).map(|handle| note(handle).number())
 }
 
 /// Ends the contexts that `is_it` means by `end`, if `is_gone` says so of its code; returns those that ended.

@@ -71,6 +71,7 @@ functions! {
     event_create = c"cuEventCreate" fn(*mut usize, c_uint);
     event_query = c"cuEventQuery" fn(usize);
     event_wait = c"cuEventSynchronize" fn(usize);
+    stream_context = c"cuStreamGetCtx" fn(usize, *mut usize);
     is_capturing = c"cuStreamIsCapturing" fn(usize, *mut c_int);
     exchange_mode = c"cuThreadExchangeStreamCaptureMode" fn(*mut c_int);
     error_name = c"cuGetErrorName" fn(c_int, *mut *const c_char);
@@ -112,6 +113,14 @@ impl Driver {
         let mut context = 0;
         // SAFETY: a place for a handle.
         check(unsafe { (self.0.current)(&raw mut context) })?;
+        Ok(context)
+    }
+
+    /// The context of a stream that is no default stream.
+    pub(crate) fn context_of(&self, stream: usize) -> Result<usize, Code> {
+        let mut context = 0;
+        // SAFETY: the program's stream, which it is about to use, and a place for a handle.
+        check(unsafe { (self.0.stream_context)(stream, &raw mut context) })?;
         Ok(context)
     }
 

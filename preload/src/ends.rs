@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use crate::contexts::{self, Context};
 use crate::driver::{Code, Driver};
-use crate::{buffers, log, source};
+use crate::{buffers, captures, log, source};
 
 /// Ends the context with this handle by `end`.
 pub(crate) fn destroy(handle: usize, end: impl FnOnce() -> Code) -> Code {
@@ -30,6 +30,7 @@ fn end_by(is_it: impl Fn(&Context) -> bool, end: impl FnOnce() -> Code, is_gone:
             // Not dropped: that would give its memory back.
             std::mem::forget(pool);
         }
+        captures::forget(context.number());
         buffers::forget(context);
         source::forget_blocks(context.handle());
     }

@@ -378,7 +378,7 @@ fn destroy_stream(real: impl FnOnce(usize) -> Code, stream: usize) -> Code {
 }
 
 fn begin_capture(stream: usize, real: impl FnOnce() -> Code) -> Code {
-    if process::may_be_served() { captures::begin(stream, real) } else { real() }
+    if process::may_be_served() { captures::begin(stream, contexts::number_of(stream), real) } else { real() }
 }
 
 fn end_capture(stream: usize, real: impl FnOnce() -> Code) -> Code {

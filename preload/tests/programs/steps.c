@@ -17,6 +17,7 @@ typedef void *handle;
     F(cuInit, (unsigned)) \
     F(cuDevicePrimaryCtxRetain, (handle *, int)) \
     F(cuDevicePrimaryCtxReset_v2, (int)) \
+    F(cuDevicePrimaryCtxRelease_v2, (int)) \
     F(cuCtxSetCurrent, (handle)) \
     F(cuCtxSynchronize, (void)) \
     F(cuMemAlloc_v2, (device_ptr *, size_t)) \
@@ -317,6 +318,55 @@ static void reset(void) {
     printf("after %016lx\n", (unsigned long)steps(2));
 }
 
+/* A context ends while one of its streams captures: the current one, then one that is not current when the capture begins. */
+static void ends_capturing(void) {
+    handle stream, other;
+    MUST(p_cuStreamCreate(&stream, 1));
+    MUST(p_cuStreamBeginCapture_v2(stream, 2));
+    MUST(p_cuDevicePrimaryCtxReset_v2(0));
+    start();
+    printf("after the first %016lx\n", (unsigned long)steps(1));
+    ((void (*)(size_t))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "double_set_device_count"))(2);
+    MUST(p_cuDevicePrimaryCtxRetain(&other, 1));
+    MUST(p_cuCtxSetCurrent(other));
+    MUST(p_cuStreamCreate(&stream, 1));
+    MUST(p_cuCtxSetCurrent(context));
+    MUST(p_cuStreamBeginCapture_v2(stream, 2));
+    MUST(p_cuDevicePrimaryCtxRelease_v2(1));
+    printf("after the second %016lx\n", (unsigned long)steps(2));
+}
+
+/* Allocates and frees more than the ceiling while what was freed cannot come back: a stream captures, or a copy is held. */
+static void over_the_ceiling(int captures) {
+    unsigned char *buffer;
+    handle stream;
+    device_ptr device;
+    MUST(p_cuStreamCreate(&stream, 1));
+    if (captures) {
+        MUST(host_alloc((void **)&buffer, 1 << 20, 0));
+        MUST(host_free(buffer));
+        MUST(p_cuStreamBeginCapture_v2(stream, 2));
+    } else {
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+        ((size_t(*)(handle, int))dlsym(driver, "double_hold_stream"))(stream, 1);
+        MUST(p_cuMemAlloc_v2(&device, 1 << 20));
+        MUST(host_alloc((void **)&buffer, 1 << 20, 0));
+        MUST(p_cuMemcpyHtoDAsync_v2(device, buffer, 1 << 20, stream));
+        MUST(host_free(buffer));
+    }
+    void *last[40];
+    for (int i = 0; i < 40; i++) {
+        MUST(host_alloc(&last[i], 1 << 20, 0));
+        /* The driver's own free waits for the copy that is held. */
+        if (captures) MUST(host_free(last[i]));
+    }
+    puts("over");
+    fflush(stdout);
+    if (captures) return;
+    ((size_t(*)(handle, int))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "double_hold_stream"))(stream, 0);
+    MUST(p_cuCtxSynchronize());
+}
+
 /* A capture that begins by a function which no library before the program can replace, then a free of memory in use. */
 static void unseen(unsigned stream_flags) {
     int (*begin)(handle, int);
@@ -390,6 +440,9 @@ int main(int count, char **arguments) {
     else if (strcmp(what, "capture") == 0) capture();
     else if (strcmp(what, "fork") == 0) child_of_fork();
     else if (strcmp(what, "reset") == 0) reset();
+    else if (strcmp(what, "ends-capturing") == 0) ends_capturing();
+    else if (strcmp(what, "over-captured") == 0) over_the_ceiling(1);
+    else if (strcmp(what, "over-held") == 0) over_the_ceiling(0);
     else if (strcmp(what, "barrier") == 0) barrier();
     else if (strcmp(what, "unseen") == 0) unseen(1);
     else if (strcmp(what, "unseen-blocking") == 0) unseen(0);

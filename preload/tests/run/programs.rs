@@ -109,6 +109,32 @@ fn a_device_that_is_reset_takes_its_pool_along_and_the_next_context_is_served() 
 }
 
 #[test]
+fn a_context_that_ends_while_it_captures_takes_the_capture_along() {
+    let Some(built) = built() else { return };
+    for way in [Way::Dlsym, Way::ProcAddress] {
+        let (alone, served, log) = both(built, way, "ends-capturing");
+        assert_eq!(alone.out, served.out, "{way:?}\n{log}");
+        assert!(served.calls("cuCtxRecordEvent") >= 48, "{way:?}: {served:?}");
+        assert!(served.page_locks() <= 16, "{way:?}: {served:?}");
+        assert!(!log.contains("not served"), "{way:?}: {log}");
+    }
+}
+
+#[test]
+fn over_the_ceiling_no_get_waits_for_a_capture_and_few_wait_for_work_that_does_not_end() {
+    let Some(built) = built() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    // 40 waits would be longer than a test may be.
+    for (what, wait) in [("over-captured", "1h"), ("over-held", "2s")] {
+        let mut command = served(built.command(Way::Dlsym, what), &log);
+        let ran = ran(command.env("PINPOOL_MAX_BYTES", "4MiB").env("PINPOOL_WAIT", wait));
+        assert_eq!(ran.out, "over\n", "{}", log_of(&log));
+        assert!(ran.page_locks() > 30, "{what}: {ran:?}");
+    }
+}
+
+#[test]
 fn a_free_waits_only_if_it_is_asked_to() {
     let Some(built) = built() else { return };
     let folder = tempfile::tempdir().unwrap();
