@@ -6,22 +6,23 @@
 //! ```
 //!
 //! The keeper is a process that does nothing but hold the file. Memory that is in the file already is page-locked without being
-//! allocated, zeroed or read again. One process holds it at a time, by a lock of the kernel that ends with it.
+//! allocated, zeroed or read again. One process holds it at a time, by a lock of the kernel that ends
+//! with it, or earlier with the last buffer and the last copy.
 //!
 //! The file begins with a page of numbers: how often it was attached, and what was last marked as complete.
 
-use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use super::kept_file::Mark;
 use super::kept_file::{Header, KEPT, KeptFile, peer, shared};
+use super::kept_socket::KeptSocket;
+pub use super::kept_socket::socket_of;
 use super::lend::{Claimed, Lender};
 use super::worker::locks_of;
 use crate::backend::PAGE_BYTES;
@@ -29,63 +30,21 @@ use crate::backend::memory_file::{MemoryFile, SharedMemory};
 use crate::buffer::PinnedBuf;
 use crate::error::Result;
 use crate::pool::Pool;
-use crate::shared_memory::LockFile;
 use crate::sync::plain::Mutex;
 
 /// Between two looks for a process that asks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Longest wait for an answer of a keeper.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest name.
-const NAME_MAX: usize = 64;
-
-/// The socket of the keeper of `name`: in `$XDG_RUNTIME_DIR`, else in `/tmp/pinpool-UID`, which is this user's alone.
-///
-/// # Errors
-///
-/// [`is_shared`](crate::Error::is_shared): the name is no name, or the directory is of another user or open to others.
-pub fn socket_of(name: &str) -> Result<PathBuf> {
-    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-    if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(is_plain) || name.starts_with('.') {
-        return Err(shared(format!("{name:?} is no name: use 1 to {NAME_MAX} letters, digits, '-', '_' and '.'")));
-    }
-    let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    let dir = match runtime_dir {
-        Some(dir) => PathBuf::from(dir),
-        None => own_dir()?,
-    };
-    Ok(dir.join(format!("pinpool-keep-{name}.sock")))
-}
-
-fn own_dir() -> Result<PathBuf> {
-    let user = user();
-    let dir = PathBuf::from(format!("/tmp/pinpool-{user}"));
-    let failed = |error: io::Error| shared(format!("{}: {error}", dir.display()));
-    match DirBuilder::new().mode(0o700).create(&dir) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
-        _ => {}
-    }
-    let found = fs::symlink_metadata(&dir).map_err(failed)?;
-    if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
-        return Err(shared(format!(
-            "{} is not a directory of this user alone (mode 0700): remove it, or set XDG_RUNTIME_DIR",
-            dir.display()
-        )));
-    }
-    Ok(dir)
-}
-
-#[allow(unsafe_code)]
-fn user() -> u32 {
-    // SAFETY: takes nothing and cannot fail.
-    unsafe { libc::geteuid() }
-}
+/// Longest wait for a holder that is ending.
+const ENDING: Duration = Duration::from_millis(200);
+/// Between two tries to accept a process when descriptors or memory are short.
+const SHORT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Holds memory under a name for other processes of this user. `pinpool keep` is a process with nothing else.
 #[derive(Debug)]
 pub struct Keeper {
-    listener: UnixListener,
-    path: PathBuf,
+    socket: KeptSocket,
     file: MemoryFile,
     is_hugetlb: bool,
 }
@@ -99,19 +58,14 @@ impl Keeper {
     /// - [`is_peer`](crate::Error::is_peer): another process keeps that name,
     /// - [`is_shared`](crate::Error::is_shared): the name is no name, there is not enough memory, or the socket cannot be made.
     pub fn new(name: &str, bytes: usize, hugetlb: Option<bool>) -> Result<Self> {
-        let path = socket_of(name)?;
-        let listener = listen(name, &path)?;
-        // From here on the socket is removed if this fails.
-        let made = KeptFile::create(bytes, hugetlb).inspect_err(|_| {
-            let _ = fs::remove_file(&path);
-        })?;
-        let (file, is_hugetlb) = made;
-        Ok(Self { listener, path, file, is_hugetlb })
+        let socket = KeptSocket::new(name)?;
+        let (file, is_hugetlb) = KeptFile::create(bytes, hugetlb)?;
+        Ok(Self { socket, file, is_hugetlb })
     }
 
     /// Its socket.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.socket.path()
     }
 
     /// Whether the memory is in hugetlb pages.
@@ -119,23 +73,37 @@ impl Keeper {
         self.is_hugetlb
     }
 
-    /// Passes the memory to each process that asks, until `is_over`.
+    /// Passes the memory to each process that asks, until `is_over`. Where the system is short of descriptors or memory, processes
+    /// wait until it is not.
     ///
     /// # Errors
     ///
     /// [`is_shared`](crate::Error::is_shared): the socket fails.
     pub fn serve(&self, is_over: impl Fn() -> bool) -> Result<()> {
-        let failed = |error: io::Error| shared(format!("{}: {error}", self.path.display()));
-        self.listener.set_nonblocking(true).map_err(failed)?;
+        let failed = |error: io::Error| shared(format!("{}: {error}", self.path().display()));
+        let listener = self.socket.listener();
+        listener.set_nonblocking(true).map_err(failed)?;
+        let mut is_told = false;
         while !is_over() {
-            match self.listener.accept() {
-                // One that is gone by now needs nothing.
-                Ok((socket, _)) => drop(super::pass::pass(&socket, self.file.as_fd(), KEPT)),
+            match listener.accept() {
+                Ok((socket, _)) => {
+                    is_told = false;
+                    // One that is gone by now needs nothing.
+                    drop(super::pass::pass(&socket, self.file.as_fd(), KEPT));
+                }
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                     thread::sleep(LOOK_EVERY);
                 }
-                // A process that asked and ended, or a limit on files that others may lift.
+                // A process that asked and ended.
                 Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => {}
+                // The memory is worth more than an answer now.
+                Err(error) if is_short(&error) => {
+                    if !is_told {
+                        crate::diag::keeper_is_short(self.path(), &error);
+                    }
+                    is_told = true;
+                    thread::sleep(SHORT_PAUSE);
+                }
                 Err(error) => return Err(failed(error)),
             }
         }
@@ -143,29 +111,17 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
-fn listen(name: &str, path: &Path) -> Result<UnixListener> {
-    let failed = |error: io::Error| shared(format!("{}: {error}", path.display()));
-    match UnixStream::connect(path) {
-        Ok(_) => return Err(peer(format!("{name} is kept by another process already ({})", path.display()))),
-        // Left behind by a keeper that was killed.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed)?,
-        Err(_) => {}
-    }
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    // The directory may be open to others.
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
-    Ok(listener)
+/// Whether the system, or a limit of this process, lacks what others may give back.
+fn is_short(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
 type Parts = Arc<Mutex<Vec<(usize, usize)>>>;
 
 /// Kept memory in the process that holds it: page-locked as the memory of a pool, under the ceiling of that pool.
+///
+/// The process holds it until this, its buffers and their copies are gone: a buffer that outlives this keeps other holders out. Under
+/// the ceiling is the whole file: the bytes, a page of numbers, and in hugetlb pages the rest of the last one.
 ///
 /// ```no_run
 /// use pinpool::shared::keep::Kept;
@@ -186,8 +142,6 @@ pub struct Kept {
     parts: Parts,
     bytes: usize,
     generation: u64,
-    /// Ends after the memory.
-    _held: LockFile,
 }
 
 impl Kept {
@@ -209,22 +163,38 @@ impl Kept {
         })?;
         let failed = |error: io::Error| shared(format!("{}: {error}", path.display()));
         socket.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-        let file = MemoryFile::of(super::pass::take(&socket, KEPT)?).map_err(super::layout::failed(KEPT))?;
+        let from = format!("the keeper of {name}");
+        let file = MemoryFile::of(super::pass::take(&socket, &from, KEPT)?).map_err(super::layout::failed(KEPT))?;
         let held = locks_of(&file)?;
-        if !held.try_lock_slot(0).map_err(failed)? {
-            return Err(peer(format!("{name} is held by another process: one holds it at a time")));
+        // A holder that is ending needs a moment.
+        let until = Instant::now() + ENDING;
+        while !held.try_lock_slot(0).map_err(failed)? {
+            if Instant::now() >= until {
+                return Err(peer(format!(
+                    "{name} is held by another process, or by this one, whose buffers and copies hold it too: one holds it at a time"
+                )));
+            }
+            thread::sleep(Duration::from_millis(1));
         }
         let kept = KeptFile::open(&file, name, bytes)?;
-        let claimed = Claimed::new(pool, bytes)?;
+        // With the page of numbers, and the rest of a page of hugetlb.
+        let claimed = Claimed::new(pool, kept.file_bytes())?;
         let generation = kept.generation();
         let parts = Parts::default();
         let lent = parts.clone();
         let give_back = move |_: &SharedMemory, offset: usize| {
             lent.lock().retain(|&(from, _)| from + PAGE_BYTES != offset);
         };
-        let lender =
-            Lender::new(claimed, "kept", kept.into_memory(), PAGE_BYTES, generation == 0, Box::new(give_back))?;
-        let kept = Self { lender, parts, bytes, generation, _held: held };
+        let lender = Lender::new(
+            claimed,
+            Some(held),
+            "kept",
+            kept.into_memory(),
+            PAGE_BYTES,
+            generation == 0,
+            Box::new(give_back),
+        )?;
+        let kept = Self { lender, parts, bytes, generation };
         kept.file().into_iter().for_each(Header::count_holder);
         Ok(kept)
     }

@@ -166,6 +166,11 @@ impl KeptFile {
         Ok(Self { memory })
     }
 
+    /// Bytes of the whole file.
+    pub(super) fn file_bytes(&self) -> usize {
+        self.memory.len()
+    }
+
     /// How many processes have held it.
     pub(super) fn generation(&self) -> u64 {
         self.memory.shared::<Header>(0).map_or(0, |header| header.attached.load(Ordering::SeqCst))

@@ -22,6 +22,7 @@ use crate::config::{Ceiling, OnFull, Preset};
 use crate::engine::{Core, OutsideClaim, Wanted};
 use crate::error::{Result, SourceError};
 use crate::pool::Pool;
+use crate::shared_memory::LockFile;
 use crate::size_class::{Class, DEFAULT_ALIGN, Rounding, plain_eighths_index};
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
@@ -45,9 +46,12 @@ struct Parts {
     next: Mutex<Option<(usize, usize)>>,
     returned: Returned,
     ids: AtomicU64,
+    /// Parts that are lent, and 1 as long as there is a `Lender`.
     out: AtomicU64,
     /// Under whose ceiling the memory is.
     claimed: Claimed,
+    /// Keeps other processes out, until `out` is 0.
+    held: Mutex<Option<LockFile>>,
 }
 
 impl fmt::Debug for Parts {
@@ -94,8 +98,19 @@ unsafe impl Source for Parts {
         if let Some(memory) = &self.memory {
             (self.returned)(memory, region.start().addr().get() - memory.at(0).addr().get());
         }
-        self.out.fetch_sub(1, Ordering::Relaxed);
+        self.leave();
         Ok(())
+    }
+}
+
+impl Parts {
+    /// One use less; the last one lets other processes have the memory.
+    fn leave(&self) {
+        // AcqRel: what all uses did is done before the lock ends.
+        if self.out.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let held = self.held.lock().take();
+            drop(held);
+        }
     }
 }
 
@@ -105,6 +120,7 @@ impl Drop for Parts {
         if self.out.load(Ordering::Relaxed) > 0 {
             self.memory.take().into_iter().for_each(SharedMemory::keep);
             self.claimed.keep();
+            self.held.lock().take().into_iter().for_each(std::mem::forget);
         }
         // The memory is gone before its bytes are another's.
         drop(self.memory.take());
@@ -140,9 +156,11 @@ impl Drop for Claimed {
 }
 
 impl Lender {
-    /// Page-locks `memory` from `offset` on as `claimed.of` locks its memory, and lends parts of it.
+    /// Page-locks `memory` from `offset` on as `claimed.of` locks its memory, and lends parts of it. The locks of `held` end once no
+    /// buffer and no copy uses the memory.
     pub(super) fn new(
         claimed: Claimed,
+        held: Option<LockFile>,
         name: &str,
         mut memory: SharedMemory,
         offset: usize,
@@ -162,6 +180,7 @@ impl Lender {
             ids: AtomicU64::new(0),
             out: AtomicU64::new(0),
             claimed,
+            held: Mutex::new(held),
         });
         let name = of.name().map_or_else(|| name.to_owned(), |of| format!("{of}/{name}"));
         let pool = Pool::builder()
@@ -181,6 +200,7 @@ impl Lender {
             .build()?;
         // A worker may wait for the buffer whose copy ends next.
         pool.core().watch_copies();
+        parts.out.fetch_add(1, Ordering::Relaxed);
         Ok(Self { pool, parts, lending: Mutex::new(()), lock })
     }
 
@@ -218,5 +238,6 @@ impl Drop for Lender {
         if !self.pool.core().is_forked() {
             self.pool.core().unwatch_copies();
         }
+        self.parts.leave();
     }
 }

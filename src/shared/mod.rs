@@ -52,11 +52,12 @@
 //! | `lend.rs` | parts of the memory as buffers of a pool |
 //! | `pass.rs` | a descriptor over a Unix socket |
 //! | `ticket.rs` | the message |
-//! | `keep.rs`, `kept_file.rs` | memory that outlives its process |
+//! | `keep.rs`, `kept_file.rs`, `kept_socket.rs` | memory that outlives its process |
 
 mod counts;
 pub mod keep;
 mod kept_file;
+mod kept_socket;
 mod layout;
 mod lend;
 mod pass;

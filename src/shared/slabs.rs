@@ -64,7 +64,7 @@ impl SharedSlabs {
         }
         let SlabFile { memory, geometry } = slab;
         let give_back = move |memory: &SharedMemory, offset| free(View { memory, geometry: &geometry }, offset);
-        let lender = Lender::new(claimed, "shared", memory, geometry.data_offset, true, Box::new(give_back))?;
+        let lender = Lender::new(claimed, None, "shared", memory, geometry.data_offset, true, Box::new(give_back))?;
         Ok(Self { lender, file, geometry, owners, generation: ForkGeneration::now() })
     }
 

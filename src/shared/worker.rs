@@ -101,7 +101,7 @@ impl SlabWorker {
     ///
     /// As [`attach`](Self::attach); [`is_peer`](crate::Error::is_peer) also if no descriptor comes.
     pub fn attach_by(socket: &UnixStream) -> Result<Self> {
-        Self::attach(super::pass::take(socket, WHAT)?)
+        Self::attach(super::pass::take(socket, "the process at the other end", WHAT)?)
     }
 
     /// Attaches to the memory that process `pid` has as descriptor `number`, through `/proc`. Both processes belong to one user.

@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -135,6 +136,40 @@ fn one_process_holds_it_at_a_time_and_parts_do_not_overlap() {
 }
 
 #[test]
+fn a_buffer_that_outlives_its_handle_keeps_other_processes_out() {
+    alone_in_dir!(|| {
+        let keeper = Keeper::new("w", BYTES, None).unwrap();
+        kept_by(&keeper, || {
+            let pool = pool();
+            let buf = Kept::attach(&pool, "w", BYTES).unwrap().get(0, BYTES).unwrap();
+            let mut other = Child::new(|| {
+                let error = Kept::attach(&self::pool(), "w", BYTES).unwrap_err();
+                assert!(error.is_peer() && error.to_string().contains("held by another process"), "{error}");
+            });
+            assert_eq!(other.wait(), 0, "it is refused while the buffer lives");
+            drop(buf);
+            let mut other =
+                Child::new(|| drop(Kept::attach(&self::pool(), "w", BYTES).unwrap().get(0, BYTES).unwrap()));
+            assert_eq!(other.wait(), 0, "the lock ends with the last buffer");
+        });
+    });
+}
+
+#[test]
+fn the_ceiling_holds_the_whole_file() {
+    alone_in_dir!(|| {
+        let keeper = Keeper::new("w", BYTES, Some(false)).unwrap();
+        kept_by(&keeper, || {
+            let of = |bytes: usize| {
+                Pool::builder().without_env().backend(Backend::Heap).max_bytes(bytes as u64).build().unwrap()
+            };
+            assert!(Kept::attach(&of(BYTES), "w", BYTES).unwrap_err().is_limit(), "the page of numbers is claimed too");
+            drop(Kept::attach(&of(BYTES + 4096), "w", BYTES).unwrap());
+        });
+    });
+}
+
+#[test]
 fn what_cannot_be_kept_or_held_is_refused_with_the_reason() {
     alone_in_dir!(|| {
         let refused = |error: pinpool::Error, words: &str| {
@@ -175,6 +210,47 @@ fn what_cannot_be_kept_or_held_is_refused_with_the_reason() {
         });
         drop(other);
         fs::remove_file(&path).unwrap();
+    });
+}
+
+#[test]
+fn a_keeper_replaces_and_removes_nothing_but_its_own_socket() {
+    alone_in_dir!(|| {
+        let path = socket_of("w").unwrap();
+        fs::write(&path, b"a file of the user").unwrap();
+        let error = Keeper::new("w", BYTES, None).unwrap_err();
+        assert!(error.is_shared() && error.to_string().contains("is no socket"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"a file of the user");
+        fs::remove_file(&path).unwrap();
+        let keeper = Keeper::new("w", BYTES, None).unwrap();
+        fs::remove_file(&path).unwrap();
+        let other = UnixListener::bind(&path).unwrap();
+        drop(keeper);
+        assert!(path.exists(), "the socket of another process stays");
+        drop(other);
+        fs::remove_file(&path).unwrap();
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0, "nothing is left behind");
+    });
+}
+
+#[test]
+fn of_keepers_that_start_at_once_one_has_the_name() {
+    alone_in_dir!(|| {
+        let path = socket_of("w").unwrap();
+        for round in 0..50 {
+            // Left behind by a keeper that was killed.
+            drop(UnixListener::bind(&path).unwrap());
+            let begin = Barrier::new(4);
+            let new = || {
+                begin.wait();
+                Keeper::new("w", 4096, Some(false))
+            };
+            let kept: Vec<_> = thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(new)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!(kept.iter().filter(|made| made.is_ok()).count(), 1, "round {round}: {kept:?}");
+        }
     });
 }
 

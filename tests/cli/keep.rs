@@ -1,7 +1,9 @@
 //! `pinpool keep` and `pinpool bench keep`.
 #![allow(unsafe_code)] // Signals a process.
 
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -45,6 +47,39 @@ fn a_keeper_ends_at_a_signal_and_leaves_nothing() {
         assert!(keeper.0.wait().unwrap().success());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
+}
+
+#[test]
+fn a_keeper_without_descriptors_waits_and_keeps_its_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = pinpool(&["keep", "w", "--bytes", "1MiB"]);
+    let started = command.env("XDG_RUNTIME_DIR", dir.path()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut keeper = Keeper(started);
+    let mut told = BufReader::new(keeper.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(told.next().unwrap().contains("keeps 1MiB"));
+    let id = i32::try_from(keeper.0.id()).unwrap();
+    let limit_files = |soft| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: reads the limit of a child that was not waited for.
+        assert_eq!(unsafe { libc::prlimit(id, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut limit) }, 0);
+        let limit = libc::rlimit { rlim_cur: soft, ..limit };
+        // SAFETY: sets the limit of that child.
+        assert_eq!(unsafe { libc::prlimit(id, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut()) }, 0);
+    };
+    limit_files(4);
+    let mut asking = UnixStream::connect(dir.path().join("pinpool-keep-w.sock")).unwrap();
+    asking.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let line = told.next().unwrap();
+    assert!(line.contains("no process can attach at") && line.contains("os error 24"), "{line}");
+    // Several tries.
+    thread::sleep(Duration::from_millis(350));
+    limit_files(64);
+    let mut mark = [0];
+    asking.read_exact(&mut mark).unwrap();
+    // SAFETY: a child of this test that was not waited for.
+    unsafe { libc::kill(id, libc::SIGTERM) };
+    assert!(keeper.0.wait().unwrap().success());
+    assert_eq!(told.filter(|line| line.contains("no process can attach")).count(), 0, "told once");
 }
 
 #[test]

@@ -60,7 +60,7 @@ class Kept:
         return self._memory.get(offset, n)
 
     def close(self) -> None:
-        """Lets the next process hold it. Buffers stay usable."""
+        """Gives it up. Buffers stay usable; the next process can hold it once they and their copies are gone."""
         self._memory.close()
 
     def __enter__(self) -> Kept:

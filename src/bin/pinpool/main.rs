@@ -114,6 +114,7 @@ fn main() -> ExitCode {
         (Verbosity::Quiet, _) => "error",
         (Verbosity::Verbose, _) => "debug",
         (Verbosity::Normal, Command::Load(_)) => "warn,pinpool=info",
+        (Verbosity::Normal, Command::Keep(_)) => "warn",
         // `replay` prints the pool's diagnostics as part of its result, and `env` prints the warnings itself.
         (Verbosity::Normal, _) => "error",
     };
