@@ -360,6 +360,14 @@ impl PoolLog {
         log::debug!("{self}ledger: {name} was given {bytes} bytes of idle memory, which other owners want");
     }
 
+    /// Other code of the process has closed the descriptor of the ledger.
+    pub(crate) fn ledger_place_is_lost(&self, name: &str) {
+        log::error!(
+            "{self}ledger: the place in {name} is lost, as this process has closed its descriptor: what is held counts there no \
+             more, and nothing more is pinned; close only descriptors of your own, and start this process again"
+        );
+    }
+
     pub(crate) fn recording(&self, path: &Path) {
         log::info!("{self}trace: recording to {}", path.display());
     }

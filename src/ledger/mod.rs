@@ -23,6 +23,8 @@
 //! - ledger-I1: the sum of what living owners hold never passes the ceiling: what is held rises only by a claim that found the
 //!   sum of all that is held and announced within it.
 //! - ledger-I2: only the process that attached changes its slot: in a child of `fork` every call does nothing.
+//! - ledger-I3: an owner whose descriptor was closed by other code of its process has lost its place: it claims nothing more,
+//!   and leaves the slot to who has it by then.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,7 +36,8 @@ mod report;
 
 use self::claims::{Outcome, Sums};
 use self::layout::{
-    CLAIMING, EVENTS, HELD, IDLE, LAYOUT, MAX_BYTES, NAME, NAME_WORDS, NAMESPACE, PROCESS, USED, WANTED,
+    ATTACHED, CLAIMING, EVENTS, HELD, IDLE, LAYOUT, MAX_BYTES, NAME, NAME_WORDS, NAMESPACE, OWNER, PROCESS, USED,
+    WANTED,
 };
 pub use self::name::LedgerName;
 use self::name::path_of;
@@ -54,7 +57,13 @@ pub(crate) struct HostLedger(Arc<Attached>);
 struct Attached {
     name: String,
     file: SharedFile,
+    /// The number of this owner among all that ever attached.
+    owner: u64,
     has_left: AtomicBool,
+    /// The slot is another owner's, or free.
+    has_lost_place: AtomicBool,
+    /// Whether someone was told that.
+    has_told_loss: AtomicBool,
 }
 
 impl fmt::Debug for HostLedger {
@@ -69,8 +78,11 @@ impl HostLedger {
         let place = Place::Named(path_of(name));
         let begin = |common: &[AtomicU64]| common[MAX_BYTES].store(max_bytes, Ordering::SeqCst);
         let (file, _) = SharedFile::attach(&place, &LAYOUT, begin)?;
-        let attached = Attached { name: name.to_owned(), file, has_left: AtomicBool::new(false) };
+        let owner = file.common()[ATTACHED].fetch_add(1, Ordering::SeqCst) + 1;
+        let [has_left, has_lost_place, has_told_loss] = [const { AtomicBool::new(false) }; 3];
+        let attached = Attached { name: name.to_owned(), file, owner, has_left, has_lost_place, has_told_loss };
         let own = attached.own();
+        own[OWNER].store(owner, Ordering::SeqCst);
         own[PROCESS].store(u64::from(std::process::id()), Ordering::SeqCst);
         own[NAMESPACE].store(report::namespace(), Ordering::SeqCst);
         let words = own[NAME..NAME + NAME_WORDS].iter();
@@ -91,7 +103,7 @@ impl HostLedger {
     /// Claims `bytes`; false if that would exceed the ceiling.
     pub(crate) fn claim(&self, bytes: u64) -> bool {
         let attached = &*self.0;
-        if attached.file.is_forked() {
+        if !attached.has_place() {
             return false;
         }
         let mut tries = 0;
@@ -114,10 +126,10 @@ impl HostLedger {
     /// `bytes` that were claimed are with the system again.
     pub(crate) fn give_back(&self, bytes: u64) {
         let attached = &*self.0;
-        if bytes == 0 || attached.file.is_forked() {
+        if bytes == 0 || !attached.has_place() {
             return;
         }
-        attached.own()[HELD].fetch_sub(bytes, Ordering::SeqCst);
+        lower(&attached.own()[HELD], bytes);
         // SeqCst: an owner writes what it wants before it looks for room a last time, so one of the two sees the other.
         if attached.others_want_bytes() > 0 {
             attached.tell();
@@ -127,6 +139,9 @@ impl HostLedger {
     /// Bytes that may still be claimed. If these are fewer than `bytes`, the shares of dead owners are taken back first.
     pub(crate) fn room_for(&self, bytes: u64) -> u64 {
         let attached = &*self.0;
+        if attached.has_lost_place.load(Ordering::SeqCst) {
+            return 0;
+        }
         let room_bytes = attached.room_bytes();
         if room_bytes >= bytes || attached.file.is_forked() || !attached.clear_dead() {
             return room_bytes;
@@ -137,12 +152,12 @@ impl HostLedger {
     /// A get of this owner that wanted `before` bytes of room now wants `now`. Wakes the other owners if that is more.
     pub(crate) fn change_want(&self, before: u64, now: u64) {
         let attached = &*self.0;
-        if before == now || attached.file.is_forked() {
+        if before == now || !attached.has_place() {
             return;
         }
         let wanted = &attached.own()[WANTED];
         if now < before {
-            wanted.fetch_sub(before - now, Ordering::SeqCst);
+            lower(wanted, before - now);
         } else {
             wanted.fetch_add(now - before, Ordering::SeqCst);
             attached.tell();
@@ -156,7 +171,7 @@ impl HostLedger {
 
     /// As [`others_lack`](Self::others_lack), of living owners.
     pub(crate) fn living_others_lack(&self) -> u64 {
-        if self.0.file.is_forked() || self.0.others_lack() == 0 {
+        if self.0.others_lack() == 0 || !self.0.has_place() {
             return 0;
         }
         self.0.clear_dead();
@@ -165,9 +180,14 @@ impl HostLedger {
 
     /// So much of what this owner holds is idle: for those who look.
     pub(crate) fn note_idle(&self, bytes: u64) {
-        if !self.0.file.is_forked() {
+        if self.0.has_place() {
             self.0.own()[IDLE].store(bytes, Ordering::SeqCst);
         }
+    }
+
+    /// Whether the place is lost; true once.
+    pub(crate) fn loses_place(&self) -> bool {
+        !self.0.file.is_forked() && !self.0.has_place() && !self.0.has_told_loss.swap(true, Ordering::SeqCst)
     }
 
     /// Sleeps until something changes in the ledger, at most for `limit`.
@@ -197,10 +217,11 @@ impl HostLedger {
     /// What all owners hold.
     pub(crate) fn report(&self) -> LedgerReport {
         let attached = &*self.0;
-        let own = attached.file.own_slot();
+        let own = Some(attached.file.own_slot()).filter(|_| attached.has_place());
         let words = |index| attached.file.slot(index).iter().map(|word| word.load(Ordering::SeqCst)).collect();
         let is_owned = |index: &usize| attached.file.is_owned(*index);
-        let slots: Vec<_> = (0..attached.used()).filter(is_owned).map(|index| (index == own, words(index))).collect();
+        let slots: Vec<_> =
+            (0..attached.used()).filter(is_owned).map(|index| (Some(index) == own, words(index))).collect();
         LedgerReport::of(&attached.name, attached.max_bytes(), &slots)
     }
 }
@@ -211,13 +232,33 @@ impl Drop for HostLedger {
             return;
         }
         self.0.has_left.store(true, Ordering::SeqCst);
-        self.0.file.detach();
+        if self.0.has_place() {
+            self.0.file.detach();
+        } else {
+            self.0.file.abandon();
+        }
         // The others have more room, and the own thread ends.
         self.0.tell();
     }
 }
 
+/// Lowers `word` by `bytes`, at most to zero.
+fn lower(word: &AtomicU64, bytes: u64) {
+    let less = |now: u64| Some(now.saturating_sub(bytes));
+    let _always = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+}
+
 impl Attached {
+    /// Whether the slot is this owner's still (ledger-I2, ledger-I3).
+    fn has_place(&self) -> bool {
+        if self.file.is_forked() || self.has_lost_place.load(Ordering::SeqCst) {
+            return false;
+        }
+        let has_place = self.own()[OWNER].load(Ordering::SeqCst) == self.owner && self.file.is_open();
+        self.has_lost_place.fetch_or(!has_place, Ordering::SeqCst);
+        has_place
+    }
+
     fn max_bytes(&self) -> u64 {
         self.file.common()[MAX_BYTES].load(Ordering::SeqCst)
     }
@@ -261,6 +302,9 @@ impl Attached {
 
     /// Takes the shares of dead owners back. Returns whether there were any.
     fn clear_dead(&self) -> bool {
+        if !self.has_place() {
+            return false;
+        }
         let has_words = |index: usize| {
             let slot = self.file.slot(index);
             [HELD, CLAIMING, WANTED].iter().any(|&word| slot[word].load(Ordering::SeqCst) > 0)

@@ -53,6 +53,35 @@ fn a_ledger_that_is_full_says_so_and_can_be_looked_at() {
 }
 
 #[test]
+fn an_owner_that_lost_its_place_changes_nothing_more() {
+    let named = Named::new("lost");
+    let (first, second) = (named.attach("one", 100), named.attach("two", 100));
+    assert!(first.claim(60));
+    // As if its locks had ended, and the slot had been cleared and taken by another.
+    let slot = second.0.file.slot(first.0.file.own_slot());
+    slot[OWNER].store(77, Ordering::SeqCst);
+    slot[HELD].store(5, Ordering::SeqCst);
+    first.give_back(60);
+    first.change_want(0, 7);
+    first.note_idle(1);
+    assert!(!first.claim(1) && first.room_for(1) == 0);
+    assert!(first.loses_place() && !first.loses_place() && !second.loses_place());
+    assert_eq!([HELD, WANTED, IDLE].map(|word| slot[word].load(Ordering::SeqCst)), [5, 0, 0]);
+    drop(first);
+    assert_eq!(slot[HELD].load(Ordering::SeqCst), 5, "it is the other's");
+    assert!(second.claim(95));
+}
+
+#[test]
+fn what_is_given_back_is_never_below_zero() {
+    let named = Named::new("below");
+    let owner = named.attach("", 100);
+    assert!(owner.claim(10));
+    owner.give_back(11);
+    assert!(owner.claim(100) && !owner.claim(1));
+}
+
+#[test]
 fn others_lack_what_they_want_beyond_the_room() {
     let named = Named::new("wants");
     let (first, second) = (named.attach("", 100), named.attach("", 100));

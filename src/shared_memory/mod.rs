@@ -121,6 +121,8 @@ pub(crate) struct SharedFile {
     mapping: Mapping,
     locks: LockFile,
     slot: usize,
+    /// Device and number of the file.
+    identity: (u64, u64),
     /// Only one thread at a time looks at dead owners: threads share the description, so its locks do not keep them apart.
     clearing: Mutex<()>,
     generation: ForkGeneration,
@@ -163,7 +165,8 @@ impl SharedFile {
             let (generation, clearing) = (ForkGeneration::now(), Mutex::new(()));
             let has_left = AtomicBool::new(false);
             let (place, layout) = (place.clone(), *layout);
-            let file = Self { place, layout, mapping, locks, slot, clearing, generation, has_left };
+            let identity = (metadata.dev(), metadata.ino());
+            let file = Self { place, layout, mapping, locks, slot, identity, clearing, generation, has_left };
             file.zero(slot);
             file.locks.mark_slot(slot).map_err(|error| failed("lock", &file.place, error))?;
             file.locks.unlock_file();
@@ -216,6 +219,12 @@ impl SharedFile {
         self.generation.is_stale()
     }
 
+    /// Whether the descriptor with the locks leads to the file still. Code of the same process that closes descriptors that are
+    /// not its own ends the locks, and the number may be another file's by now.
+    pub(crate) fn is_open(&self) -> bool {
+        self.locks.file().metadata().is_ok_and(|found| (found.dev(), found.ino()) == self.identity)
+    }
+
     fn zero(&self, index: usize) {
         // SeqCst: in the order of all sums over slots (the host ledger's claims).
         self.slot(index).iter().for_each(|word| word.store(0, Ordering::SeqCst));
@@ -238,6 +247,13 @@ impl SharedFile {
             remove(&self.place, &self.locks);
         }
         self.locks.unlock_file();
+    }
+}
+
+impl SharedFile {
+    /// The slot is not this owner's any more: it is left as it is.
+    pub(crate) fn abandon(&self) {
+        self.has_left.store(true, Ordering::SeqCst);
     }
 }
 

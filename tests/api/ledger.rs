@@ -188,6 +188,12 @@ fn worker() {
                 held.clear();
                 println!("> put");
             }
+            // As a program that becomes a daemon may.
+            "close" => {
+                // SAFETY: closes what is open; nothing here reads or writes it later.
+                (3..256).for_each(|descriptor| drop(unsafe { libc::close(descriptor) }));
+                println!("> closed");
+            }
             "balance" => {
                 let stats = pool.stats();
                 let ledger = stats.ledger.clone().unwrap();
@@ -301,6 +307,25 @@ fn a_reserve_beside_the_pool_takes_the_idle_memory_of_others() {
         assert!(pool.wait_reserved(LONG).unwrap());
         named.wait_until(|report| report.owners.iter().all(|owner| owner.wanted_bytes == 0));
     }
+}
+
+#[test]
+fn a_process_that_closed_its_descriptors_claims_no_more_and_spoils_no_others_place() {
+    let named = Named::new("closed");
+    let mut other = Worker::start(&named, "other", 64);
+    other.answer();
+    assert_eq!(other.ask(&format!("get {}", 8 * MIB)), "held");
+    let first = named.builder(64).build().unwrap();
+    assert_eq!(other.ask("close"), "closed");
+    // Takes the place that the other has lost.
+    let second = named.builder(64).build().unwrap();
+    let held = second.get(56 * MIB).unwrap();
+    assert_ne!(other.ask(&format!("try {}", 4 * MIB)), "got");
+    assert_eq!(other.ask("put"), "put");
+    other.end();
+    let report = named.report();
+    assert_eq!((report.owners.len(), report.held_bytes), (2, 56 << 20), "{report}");
+    drop((held, first));
 }
 
 #[test]

@@ -53,6 +53,9 @@ impl Core {
     /// and what was given back before was told nobody.
     pub(super) fn note_want(&self, refusal: &Refusal) -> bool {
         let Refusal::Ledger { missing_bytes, .. } = *refusal else { return false };
+        if let Some(ledger) = self.host_ledger().filter(|ledger| ledger.loses_place()) {
+            self.log.ledger_place_is_lost(ledger.name());
+        }
         self.want(missing_bytes) < missing_bytes
     }
 
@@ -85,6 +88,9 @@ impl Core {
     /// Releases idle memory while other owners lack it, and says in the ledger how much is idle.
     pub(super) fn give_to_others(&self) {
         let Some(ledger) = self.host_ledger() else { return };
+        if ledger.loses_place() {
+            self.log.ledger_place_is_lost(ledger.name());
+        }
         let mut given_bytes = 0;
         loop {
             let lacking_bytes = ledger.living_others_lack();
