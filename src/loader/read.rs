@@ -9,7 +9,8 @@
 //! ```
 //!
 //! - **read-I1**: the parts read lie back to back from the start of the buffer, in the planned order.
-//! - **read-I2**: a file that is no longer as long as it was when it was listed is a failure, never cut silently.
+//! - **read-I2**: a file that is no longer as long as it was when it was listed is a failure, never cut silently. Other changes
+//!   to a file after it was listed are not looked for.
 
 use std::fs::File;
 use std::io;

@@ -114,6 +114,30 @@ fn source(folder: &TempDir) -> std::path::PathBuf {
 }
 
 #[test]
+fn a_log_that_cannot_be_written_is_refused_before_the_program_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let started = folder.path().join("started");
+    let missing = folder.path().join("missing/log");
+    for log in [missing.to_str().unwrap(), folder.path().to_str().unwrap(), "/proc/self/status/log"] {
+        let ran = finish(&mut run(&["--log", log, "--", "touch", started.to_str().unwrap()]));
+        assert_eq!(ran.code(), 2, "{log}: {}", ran.stderr);
+        ran.check_stderr("cannot be written: ");
+        assert!(!started.exists(), "{log}");
+    }
+    let ran = finish(&mut run(&["--log", folder.path().join("log-%p").to_str().unwrap(), "--", "true"]));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+}
+
+#[test]
+fn an_unknown_setting_names_the_options() {
+    for setting in ["log=x", "verbose"] {
+        let ran = finish(&mut run(&[setting, "--", "true"]));
+        assert_eq!(ran.code(), 2);
+        ran.check_stderr("--log FILE, --stats and --sync");
+    }
+}
+
+#[test]
 fn variables_of_the_library_are_no_unknown_settings() {
     let ran = finish(pinpool(&["env"]).env("PINPOOL_PRELOAD_LOG", "x").env("PINPOOL_PRELOADED", "x"));
     assert!(!ran.stderr.contains("PINPOOL_PRELOAD_LOG"), "{}", ran.stderr);

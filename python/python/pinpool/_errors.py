@@ -28,7 +28,7 @@ class ForkError(PinpoolError, RuntimeError):
 
 
 class LoadError(PinpoolError, OSError):
-    """A file could not be read, is not as it was when it was listed, or is no container of its format."""
+    """A file could not be read, is not as long as it was when it was listed, or is no container of its format."""
 
 
 class ReleasedError(PinpoolError, ValueError):

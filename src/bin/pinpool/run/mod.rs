@@ -4,9 +4,10 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
@@ -27,6 +28,7 @@ const LIBRARY_VARIABLE: &str = "PINPOOL_PRELOAD_LIB";
 const LOG_VARIABLE: &str = "PINPOOL_PRELOAD_LOG";
 const STATS_VARIABLE: &str = "PINPOOL_PRELOAD_STATS";
 const SYNC_VARIABLE: &str = "PINPOOL_PRELOAD_SYNC";
+const OPTIONS: &str = "options of the run are --log FILE, --stats and --sync";
 const PRELOAD: &str = "LD_PRELOAD";
 
 /// Runs a CUDA program that knows nothing of pinpool with its page-locked memory served from a pool
@@ -59,6 +61,9 @@ pub(crate) struct RunArgs {
 
 pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), ExitError> {
     let settings = settings(&args.settings, terminal)?;
+    if let Some(log) = &args.log {
+        check_log(log).map_err(|why| fail(terminal, why, ExitError::Settings))?;
+    }
     let library = library().map_err(|why| fail(terminal, why, ExitError::Failure))?;
     let Some((name, arguments)) = args.program.split_first() else { return Ok(()) };
     let program = Program::find(name).map_err(|error| refuse(terminal, name, &error))?;
@@ -87,17 +92,35 @@ pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), ExitError> 
 fn settings(settings: &[String], terminal: &Terminal) -> Result<Vec<(String, String)>, ExitError> {
     let variable = |setting: &String| {
         let Some((name, value)) = setting.split_once('=') else {
-            let why = format!("{setting}: a setting is NAME=VALUE, and the program stands behind --");
+            let why = format!("{setting}: a setting is NAME=VALUE, and the program stands behind --; {OPTIONS}");
             return Err(fail(terminal, why, ExitError::Settings));
         };
         let name = name.trim().to_uppercase();
         let name = if name.starts_with(PREFIX) { name } else { format!("{PREFIX}{name}") };
         match Pool::builder().variable(&name, value) {
             Ok(_can_be_read) => Ok((name, value.to_owned())),
-            Err(error) => Err(terminal.refuse(&error)),
+            Err(error) => {
+                let refused = terminal.refuse(&error);
+                terminal.message(OPTIONS);
+                Err(refused)
+            }
         }
     };
     settings.iter().map(variable).collect()
+}
+
+/// Whether the log can be written. A file that is not there is made and removed: each process may have one of its own.
+fn check_log(log: &Path) -> Result<(), String> {
+    // A number that no process has, where the library puts the one of its process.
+    let path = PathBuf::from(log.to_string_lossy().replace("%p", "0"));
+    let written = match fs::metadata(&path) {
+        Ok(facts) if facts.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(facts) if facts.is_file() => File::options().append(true).open(&path).map(drop),
+        // To open a pipe would wait for its reader.
+        Ok(_) => Ok(()),
+        Err(_) => File::options().append(true).create(true).open(&path).and_then(|_made| fs::remove_file(&path)),
+    };
+    written.map_err(|error| format!("--log {} cannot be written: {error}", log.display()))
 }
 
 /// The library: where the variable says, beside this tool, or in the `lib` next to its folder.
