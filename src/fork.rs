@@ -7,6 +7,8 @@
 //! A child made otherwise (a bare `clone`, `vfork`) is not detected.
 #![allow(unsafe_code)] // Registers the handler.
 
+use std::time::Duration;
+
 use crate::sync::process::{AtomicBool, AtomicU32, Ordering};
 
 /// Counts the forks between the first process and this one.
@@ -63,5 +65,76 @@ pub(crate) fn call_in_children(registered: &'static AtomicBool, handler: extern 
     };
     #[cfg(miri)]
     let _ = handler;
+    registered.store(true, Ordering::Release);
+}
+
+/// Forks that wait for [`HeldOff`], or that have begun since; more than that where the handlers are registered twice.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+/// Threads that hold forks off.
+static HOLDING: AtomicU32 = AtomicU32::new(0);
+/// Between two looks of one for the other.
+const PAUSE: Duration = Duration::from_micros(20);
+/// Looks of a fork at most, about a second: whatever a thread does meanwhile, no fork hangs.
+const LOOKS_MAX: u32 = 10_000;
+
+/// As long as it lives, forks of other threads wait. For what a child must find done or not begun: no lock may be taken, nothing be
+/// waited for and no callback called meanwhile.
+#[derive(Debug)]
+pub(crate) struct HeldOff(());
+
+/// Holds off the forks of other threads; waits for those that have begun.
+pub(crate) fn hold_off() -> HeldOff {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    hold_off_by_handlers(&REGISTERED);
+    loop {
+        // SeqCst, here and in `prepare`: each stores, then reads what the other stores, so one of them sees the other.
+        HOLDING.fetch_add(1, Ordering::SeqCst);
+        if FORKING.load(Ordering::SeqCst) == 0 {
+            return HeldOff(());
+        }
+        HOLDING.fetch_sub(1, Ordering::SeqCst);
+        std::thread::sleep(PAUSE);
+    }
+}
+
+impl Drop for HeldOff {
+    fn drop(&mut self) {
+        HOLDING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+extern "C" fn prepare() {
+    FORKING.fetch_add(1, Ordering::SeqCst);
+    for _ in 0..LOOKS_MAX {
+        if HOLDING.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+extern "C" fn end_in_parent() {
+    // A thread that registers during a fork has this called alone.
+    let _ = FORKING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |forks| forks.checked_sub(1));
+}
+
+extern "C" fn end_in_child() {
+    // The child has one thread, which holds nothing off.
+    FORKING.store(0, Ordering::SeqCst);
+    HOLDING.store(0, Ordering::SeqCst);
+}
+
+/// As [`call_in_children`], with the handlers before a fork and after it.
+fn hold_off_by_handlers(registered: &'static AtomicBool) {
+    if registered.load(Ordering::Acquire) {
+        return;
+    }
+    // SAFETY: as in `call_in_children`; these handlers store to atomics and sleep. Registered twice they count twice, up and down.
+    #[cfg(not(miri))]
+    unsafe {
+        libc::pthread_atfork(Some(prepare), Some(end_in_parent), Some(end_in_child))
+    };
+    #[cfg(miri)]
+    let _ = (prepare as extern "C" fn(), end_in_parent as extern "C" fn(), end_in_child as extern "C" fn());
     registered.store(true, Ordering::Release);
 }

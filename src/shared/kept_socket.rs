@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use super::kept_file::{peer, shared};
 use crate::error::Result;
-use crate::fork::ForkGeneration;
+use crate::fork::{self, ForkGeneration};
 use crate::shared_memory::LockFile;
 
 /// Longest name.
@@ -155,8 +155,10 @@ impl NameLock {
         let path = socket.with_file_name(format!("pinpool-keep-{name}.lock"));
         let failed = |error: io::Error| shared(format!("{}: {error}", path.display()));
         loop {
+            let no_fork = fork::hold_off();
             let (file, inode) = open(&path).map_err(failed)?;
-            let locks = LockFile::over(file).map_err(failed)?;
+            let locks = LockFile::over(file, &no_fork).map_err(failed)?;
+            drop(no_fork);
             if !locks.try_lock_slot(0).map_err(failed)? {
                 return Err(kept_already(name, socket));
             }

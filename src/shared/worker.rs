@@ -12,7 +12,7 @@ use super::state::{State, Use};
 use super::ticket::Ticket;
 use crate::backend::memory_file::MemoryFile;
 use crate::error::{ErrorKind, Result};
-use crate::fork::ForkGeneration;
+use crate::fork::{self, ForkGeneration};
 use crate::shared_memory::LockFile;
 use crate::sync::process::{AtomicUsize, Ordering};
 
@@ -29,8 +29,11 @@ fn lock_of(slot: u16) -> usize {
 /// Locks on the file, on an open file description of this process alone.
 pub(super) fn locks_of(file: &MemoryFile) -> Result<LockFile> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let no_fork = fork::hold_off();
     let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
-    opened.and_then(LockFile::over).map_err(io_failed(WHAT, "a description of the file (/proc/self/fd)"))
+    opened
+        .and_then(|file| LockFile::over(file, &no_fork))
+        .map_err(io_failed(WHAT, "a description of the file (/proc/self/fd)"))
 }
 
 /// Whether the worker in `slot`, another one than the caller, is alive. Where the kernel does not answer, it is.

@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicI32;
 use std::time::{Duration, Instant};
 
-use crate::fork;
+use crate::fork::{self, ForkGeneration, HeldOff};
 use crate::sync::process::{AtomicBool, Ordering};
 
 /// The byte of the file as a whole; that of slot `i` is `1 + i` behind it, and `SLOTS_MAX` behind that the byte that tells
@@ -26,6 +26,7 @@ pub(crate) struct LockFile {
     /// `None` only while it is dropped.
     file: Option<File>,
     listed: usize,
+    generation: ForkGeneration,
 }
 
 /// Descriptors that a child of `fork` closes; -1 where there is none.
@@ -44,8 +45,8 @@ extern "C" fn close_listed() {
 }
 
 impl LockFile {
-    /// From now on the child of a `fork` closes it.
-    pub(crate) fn over(file: File) -> io::Result<Self> {
+    /// From now on the child of a `fork` closes it. `_no_fork` is taken before the file is opened, so that no child has it unlisted.
+    pub(crate) fn over(file: File, _no_fork: &HeldOff) -> io::Result<Self> {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         fork::call_in_children(&REGISTERED, close_listed);
         let descriptor = file.as_raw_fd();
@@ -55,7 +56,7 @@ impl LockFile {
         let listed = LISTED.iter().position(take).ok_or_else(|| {
             io::Error::other(format!("this process has {} shared files open, and may have no more", LISTED.len()))
         })?;
-        Ok(Self { file: Some(file), listed })
+        Ok(Self { file: Some(file), listed, generation: ForkGeneration::now() })
     }
 
     #[allow(clippy::expect_used)] // Taken by `drop` alone.
@@ -113,9 +114,18 @@ impl LockFile {
         self.is_locked(byte_of(0), SLOTS_MAX)
     }
 
-    #[cfg(target_os = "linux")]
+    fn unlock_all(&self) {
+        // Zero bytes: up to the end of all files.
+        let _ = self.set_range(libc::F_UNLCK, 0, 0);
+    }
+
     fn set(&self, kind: libc::c_int, start: i64) -> io::Result<bool> {
-        let mut lock = lock_of(kind, start, 1)?;
+        self.set_range(kind, start, 1)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn set_range(&self, kind: libc::c_int, start: i64, bytes: i64) -> io::Result<bool> {
+        let mut lock = lock_of(kind, start, bytes)?;
         loop {
             // SAFETY: the descriptor is open, and the call only reads the lock.
             if unsafe { libc::fcntl(self.file().as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) } == 0 {
@@ -142,7 +152,7 @@ impl LockFile {
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn set(&self, _kind: i32, _start: i64) -> io::Result<bool> {
+    fn set_range(&self, _kind: i32, _start: i64, _bytes: i64) -> io::Result<bool> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -154,6 +164,11 @@ impl LockFile {
 
 impl Drop for LockFile {
     fn drop(&mut self) {
+        // A process that has a copy of the description without knowing, such as a child that was made without the handlers of `fork`
+        // and has not called `exec` yet, would keep the locks. In a child of `fork` they are the parent's.
+        if !self.generation.is_stale() {
+            self.unlock_all();
+        }
         let Some(file) = self.file.take() else { return };
         // Relaxed, as in `over`. In a child of `fork` the place is empty: the child has closed the descriptor, and the number
         // may be another file's by now.

@@ -59,7 +59,7 @@ use header::{HEADER_BYTES, Verdict};
 pub(crate) use locks::LockFile;
 use mapping::Mapping;
 
-use crate::fork::ForkGeneration;
+use crate::fork::{self, ForkGeneration};
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 
@@ -139,8 +139,10 @@ impl SharedFile {
     ) -> Result<(Self, bool), SharedFileError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
+            let no_fork = fork::hold_off();
             let (file, metadata) = open(place, MODE)?;
-            let locks = LockFile::over(file).map_err(|error| failed("watch", place, error))?;
+            let locks = LockFile::over(file, &no_fork).map_err(|error| failed("watch", place, error))?;
+            drop(no_fork);
             if !locks.lock_file_until(deadline).map_err(|error| failed("lock", place, error))? {
                 return Err(SharedFileError::Locked { place: text_of(place) });
             }
@@ -274,11 +276,13 @@ pub(crate) struct Snapshot {
 impl Snapshot {
     /// The file at `place`; `None` if there is none, or it has no header yet.
     pub(crate) fn read(place: &Place, layout: &Layout) -> Result<Option<Self>, SharedFileError> {
+        let no_fork = fork::hold_off();
         let (file, metadata) = match open_existing(place) {
             Err(SharedFileError::System { error, .. }) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened?,
         };
-        let locks = LockFile::over(file).map_err(|error| failed("watch", place, error))?;
+        let locks = LockFile::over(file, &no_fork).map_err(|error| failed("watch", place, error))?;
+        drop(no_fork);
         let file = locks.file();
         // Before their words: those of an owner that ends later are still its own.
         let owned = (0..layout.slots).filter(|&index| locks.is_slot_marked(index).unwrap_or(false)).collect();

@@ -305,3 +305,21 @@ fn a_sleeper_is_woken_by_another_process() {
     sleep_while(word, 1, Some(Duration::from_millis(1)));
     child.kill();
 }
+
+#[test]
+fn locks_end_with_their_owner_whoever_has_a_copy_of_the_description() {
+    let file = tempfile::tempfile().unwrap();
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let no_fork = fork::hold_off();
+    let again = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let other = LockFile::over(again(), &no_fork).unwrap();
+    let held = again();
+    // As a child has that was made between the opening and the listing, or by other means than `fork`.
+    let _copy = held.try_clone().unwrap();
+    let held = LockFile::over(held, &no_fork).unwrap();
+    drop(no_fork);
+    assert!(held.try_lock_slot(0).unwrap() && held.mark_slot(3).unwrap());
+    assert!(!other.try_lock_slot(0).unwrap());
+    drop(held);
+    assert!(other.try_lock_slot(0).unwrap() && !other.is_slot_marked(3).unwrap());
+}

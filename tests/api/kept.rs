@@ -214,6 +214,35 @@ fn what_cannot_be_kept_or_held_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_fork_meanwhile_keeps_nothing_locked() {
+    alone_in_dir!(|| {
+        let keeper = Keeper::new("w", 4096, Some(false)).unwrap();
+        kept_by(&keeper, || {
+            let is_over = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let forking = scope.spawn(|| {
+                    let mut children = Vec::new();
+                    while children.len() < 150 && !is_over.load(Ordering::Relaxed) {
+                        // SAFETY: sleeps until it is killed.
+                        children.push(Child::new(|| assert_eq!(unsafe { libc::pause() }, -1)));
+                    }
+                    children
+                });
+                let mut attaches = 0;
+                while !forking.is_finished() || attaches < 50 {
+                    if let Err(error) = Kept::attach(&pool(), "w", 4096) {
+                        is_over.store(true, Ordering::Relaxed);
+                        panic!("attach {attaches} beside children that live: {error}");
+                    }
+                    attaches += 1;
+                }
+                drop(forking.join().unwrap());
+            });
+        });
+    });
+}
+
+#[test]
 fn a_keeper_replaces_and_removes_nothing_but_its_own_socket() {
     alone_in_dir!(|| {
         let path = socket_of("w").unwrap();
