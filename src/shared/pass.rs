@@ -106,7 +106,7 @@ pub(super) fn take(socket: &UnixStream, from: &str, what: &'static str) -> Resul
     // SAFETY: computes a length.
     let header_len = unsafe { libc::CMSG_LEN(0) } as usize;
     // All of one message come behind one header. Each is owned, so that those that are not asked for are closed.
-    let passed: Vec<OwnedFd> = (0..(len as usize).saturating_sub(header_len) / size_of::<i32>())
+    let passed: Vec<OwnedFd> = (0..len.saturating_sub(header_len) / size_of::<i32>())
         .map(|index| {
             // SAFETY: inside the length that the kernel has written, which is inside `control`.
             let place = unsafe { data.add(index * size_of::<i32>()) };
