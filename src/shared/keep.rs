@@ -1,4 +1,4 @@
-//! Memory that outlives the process that uses it: a keeper holds the file, and whoever is started next finds its bytes.
+//! Memory that outlives the process that uses it: a keeper holds the file, and the process that is started next finds its bytes.
 //!
 //! ```text
 //!   pinpool keep NAME ──makes──▶ memory file ◀──maps, page-locks── trainer      killed

@@ -307,7 +307,7 @@ fn a_sleeper_is_woken_by_another_process() {
 }
 
 #[test]
-fn locks_end_with_their_owner_whoever_has_a_copy_of_the_description() {
+fn locks_end_with_their_owner_though_another_process_has_the_description() {
     let file = tempfile::tempfile().unwrap();
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let no_fork = fork::hold_off();
