@@ -5,11 +5,11 @@
 //! generation in which it was made; a hit compares two numbers that no thread writes.
 //!
 //! A child made otherwise (a bare `clone`, `vfork`) is not detected.
-#![allow(unsafe_code)] // Registers the handler.
+#![allow(unsafe_code)] // Registers the handler, and hands out values that are never freed.
 
 use std::time::Duration;
 
-use crate::sync::process::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::process::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 /// Counts the forks between the first process and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -48,9 +48,59 @@ pub(crate) fn current() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
+/// A value that each process has once. A child of `fork` begins with a new one: a lock in the inherited one may be held by a
+/// thread that the child does not have.
+pub(crate) struct OfProcess<T: 'static> {
+    /// Null, or what this process or a parent of it made. Never freed.
+    current: AtomicPtr<Made<T>>,
+    make: fn() -> T,
+}
+
+struct Made<T> {
+    generation: ForkGeneration,
+    value: T,
+}
+
+impl<T: Send + Sync> OfProcess<T> {
+    pub(crate) const fn new(make: fn() -> T) -> Self {
+        Self { current: AtomicPtr::new(std::ptr::null_mut()), make }
+    }
+
+    /// The value of this process. The first call makes it; threads that come at once may each make one, of which one stays.
+    pub(crate) fn get(&self) -> &'static T {
+        // Acquire, with the Release below: the value is complete.
+        let mut current = self.current.load(Ordering::Acquire);
+        loop {
+            if let Some(value) = Self::of_this_process(current) {
+                return value;
+            }
+            let fresh = Box::into_raw(Box::new(Made { generation: ForkGeneration::now(), value: (self.make)() }));
+            match self.current.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => current = fresh,
+                Err(other) => {
+                    // SAFETY: from a box, and no other thread has seen it.
+                    drop(unsafe { Box::from_raw(fresh) });
+                    current = other;
+                }
+            }
+        }
+    }
+
+    /// The value, if this process has made it.
+    pub(crate) fn get_if_made(&self) -> Option<&'static T> {
+        Self::of_this_process(self.current.load(Ordering::Acquire))
+    }
+
+    fn of_this_process(made: *mut Made<T>) -> Option<&'static T> {
+        // SAFETY: null, or complete and never freed.
+        let made = unsafe { made.as_ref() };
+        made.filter(|made| !made.generation.is_stale()).map(|made| &made.value)
+    }
+}
+
 /// Calls `handler` in each child that this process forks from now on, before the fork returns there. It may only store to
-/// atomics and to thread-locals without a destructor, and make calls that a signal handler may make. `registered` remembers that it was done. Not a lock: a child forked
-/// while another thread holds it would wait for that thread. So threads that come at once register the handler twice, which
+/// atomics and to thread-locals without a destructor, and make calls that a signal handler may make. `registered` remembers that it was done. It is no lock: a child forked
+/// while another thread holds a lock would wait for that thread. So threads that come at once register the handler twice, which
 /// handlers must bear.
 pub(crate) fn call_in_children(registered: &'static AtomicBool, handler: extern "C" fn()) {
     // Acquire, with the Release below: a thread that sees the mark forks with the handler registered.

@@ -3,12 +3,13 @@
 //! It stays reachable, so that a leak checker reports only what nobody kept on purpose. Lost memory has a figure of its own
 //! in the statistics of its pool.
 
+use crate::fork::OfProcess;
 use crate::sync::plain::Mutex;
 
-static LOST: Mutex<Vec<Box<dyn Send>>> = Mutex::new(Vec::new());
+static LOST: OfProcess<Mutex<Vec<Box<dyn Send>>>> = OfProcess::new(Mutex::default);
 
 /// Keeps `value` until the process ends.
 pub(crate) fn keep<T: Send + 'static>(value: T) {
     let value = Box::new(value);
-    LOST.lock().push(value);
+    LOST.get().lock().push(value);
 }

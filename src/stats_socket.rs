@@ -20,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::dump::Owner;
-use crate::fork::ForkGeneration;
+use crate::fork::OfProcess;
 use crate::maintenance_thread::block_signals;
 use crate::stats::Stats;
 use crate::sync::plain::Mutex;
@@ -29,8 +29,6 @@ use crate::sync::plain::Mutex;
 const EVERY: Duration = Duration::from_secs(1);
 /// Time between two looks for new readers.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Longest wait for the list of sockets, which no thread holds for long.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// Most readers at once.
 const READERS_MAX: usize = 16;
 /// Most owners of a pool that are told.
@@ -48,12 +46,11 @@ pub(crate) trait Shown: Send + Sync {
 }
 
 /// What this process serves.
-static SERVED: Mutex<Vec<Served>> = Mutex::new(Vec::new());
+static SERVED: OfProcess<Mutex<Vec<Served>>> = OfProcess::new(Mutex::default);
 
 /// One socket.
 struct Served {
     path: PathBuf,
-    generation: ForkGeneration,
     pools: Vec<Weak<dyn Shown>>,
 }
 
@@ -70,22 +67,18 @@ pub fn path_of(process: u32) -> PathBuf {
 ///
 /// If the socket cannot be made, another process serves it, or no thread can be had.
 pub(crate) fn serve(path: &Path, pool: Weak<dyn Shown>) -> io::Result<()> {
-    // A child forked while another thread held the lock would wait without an end.
-    let busy = || io::Error::new(io::ErrorKind::WouldBlock, "the list of sockets is locked");
-    let mut served = SERVED.try_lock_for(PATIENCE).ok_or_else(busy)?;
-    served.retain(|served| !served.generation.is_stale());
+    let mut served = SERVED.get().lock();
     if let Some(known) = served.iter_mut().find(|served| served.path == path) {
         known.pools.push(pool);
         return Ok(());
     }
     let listener = listen(path)?;
     let there = path.to_owned();
-    let generation = ForkGeneration::now();
     thread::Builder::new().name("pinpool-stats".to_owned()).spawn(move || {
         block_signals();
         run(&listener, &there);
     })?;
-    served.push(Served { path: path.to_owned(), generation, pools: vec![pool] });
+    served.push(Served { path: path.to_owned(), pools: vec![pool] });
     Ok(())
 }
 
@@ -165,7 +158,7 @@ fn run(listener: &UnixListener, path: &Path) {
 
 /// The next line, empty if nobody reads; `None` when no pool is left, and then the socket is gone.
 fn line_or_end(path: &Path, is_read: bool) -> Option<String> {
-    let mut served = SERVED.lock();
+    let mut served = SERVED.get().lock();
     let at = served.iter().position(|served| served.path == path)?;
     served[at].pools.retain(|pool| pool.strong_count() > 0);
     if served[at].pools.is_empty() {
@@ -229,7 +222,7 @@ mod tests {
         let path = Path::new("/nowhere/looked-at.sock");
         let pool = Arc::new(Counted { looks: AtomicU64::new(0) });
         let weak: Weak<Counted> = Arc::downgrade(&pool);
-        SERVED.lock().push(Served { path: path.to_owned(), generation: ForkGeneration::now(), pools: vec![weak] });
+        SERVED.get().lock().push(Served { path: path.to_owned(), pools: vec![weak] });
         assert_eq!(line_or_end(path, false), Some(String::new()));
         assert_eq!(pool.looks.load(Ordering::Relaxed), 0);
         assert!(line_or_end(path, true).is_some_and(|line| line.contains("\"gets\":7")));

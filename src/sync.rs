@@ -4,8 +4,6 @@
 //! Statics use [`process`], because loom's atomics cannot be statics; state that no model covers uses `process` and
 //! [`plain`].
 
-use std::time::Instant;
-
 pub(crate) use crossbeam::utils::CachePadded;
 
 #[cfg(not(loom))]
@@ -23,68 +21,137 @@ pub(crate) mod process {
 pub(crate) use crossbeam::utils::Backoff;
 
 /// Locks that are never modelled.
+///
+/// They are those of `std`: on Linux one futex word each and no table beside them. A child of `fork` inherits every table of
+/// waiting threads without these threads, and would follow pointers into stacks that it uses for threads of its own.
 pub(crate) mod plain {
-    pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
+    use std::sync::{LockResult, PoisonError, TryLockError};
+    use std::time::{Duration, Instant};
+
+    pub(crate) use std::sync::MutexGuard;
+
+    /// Between two looks at a lock that is held for long.
+    const LOOK_EVERY: Duration = Duration::from_micros(100);
+
+    /// A mutex without poisoning: what it guards is valid wherever a thread may unwind.
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            Self(std::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            unpoisoned(self.0.lock())
+        }
+
+        /// `None` while another thread holds it.
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            match self.0.try_lock() {
+                Ok(guard) => Some(guard),
+                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            }
+        }
+
+        /// `None` if another thread holds it until `until`. For locks that are held over slow calls: looks again and again.
+        pub(crate) fn try_lock_until(&self, until: Instant) -> Option<MutexGuard<'_, T>> {
+            loop {
+                match self.try_lock() {
+                    None if Instant::now() < until => std::thread::sleep(LOOK_EVERY),
+                    locked => return locked,
+                }
+            }
+        }
+
+        pub(crate) fn get_mut(&mut self) -> &mut T {
+            unpoisoned(self.0.get_mut())
+        }
+
+        pub(crate) fn into_inner(self) -> T {
+            unpoisoned(self.0.into_inner())
+        }
+    }
+
+    /// A condition variable that takes the guard and returns it. Waits may end without a notification.
+    #[derive(Debug, Default)]
+    pub(crate) struct Condvar(std::sync::Condvar);
+
+    impl Condvar {
+        pub(crate) fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+
+        /// Sleeps until it is notified.
+        pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+            unpoisoned(self.0.wait(guard))
+        }
+
+        /// Sleeps until it is notified or `until` has passed; `true` if it timed out.
+        pub(crate) fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, until: Instant) -> (MutexGuard<'a, T>, bool) {
+            let (guard, waited) =
+                unpoisoned(self.0.wait_timeout(guard, until.saturating_duration_since(Instant::now())));
+            (guard, waited.timed_out())
+        }
+    }
+
+    fn unpoisoned<T>(result: LockResult<T>) -> T {
+        result.unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[cfg(not(loom))]
-pub(crate) use parking_lot::{Mutex, MutexGuard};
+pub(crate) use plain::{Condvar, Mutex, MutexGuard};
 
 #[cfg(loom)]
-pub(crate) use loom::sync::MutexGuard;
+pub(crate) use modelled::{Condvar, Mutex, MutexGuard};
 
-/// A condition variable that takes the guard and returns it.
-#[derive(Debug, Default)]
-pub(crate) struct Condvar(#[cfg(not(loom))] parking_lot::Condvar, #[cfg(loom)] loom::sync::Condvar);
-
-impl Condvar {
-    pub(crate) fn notify_one(&self) {
-        self.0.notify_one();
-    }
-
-    pub(crate) fn notify_all(&self) {
-        self.0.notify_all();
-    }
-
-    /// Sleeps until it is notified.
-    #[cfg(not(loom))]
-    pub(crate) fn wait<'a, T>(&self, mut guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        self.0.wait(&mut guard);
-        guard
-    }
-
-    #[cfg(loom)]
-    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        self.0.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Sleeps until it is notified or `until` has passed; `true` if it timed out.
-    #[cfg(not(loom))]
-    pub(crate) fn wait_until<'a, T>(&self, mut guard: MutexGuard<'a, T>, until: Instant) -> (MutexGuard<'a, T>, bool) {
-        let late = self.0.wait_until(&mut guard, until).timed_out();
-        (guard, late)
-    }
-
-    /// In a model time does not pass: loom reports a thread that is never notified.
-    #[cfg(loom)]
-    pub(crate) fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, _until: Instant) -> (MutexGuard<'a, T>, bool) {
-        (self.wait(guard), false)
-    }
-}
-
-/// loom's mutex without poisoning.
+/// loom's locks with the interface of [`plain`].
 #[cfg(loom)]
-#[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+mod modelled {
+    use std::sync::PoisonError;
+    use std::time::Instant;
 
-#[cfg(loom)]
-impl<T> Mutex<T> {
-    pub(crate) fn new(value: T) -> Self {
-        Self(loom::sync::Mutex::new(value))
+    pub(crate) use loom::sync::MutexGuard;
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
     }
 
-    pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    #[derive(Debug, Default)]
+    pub(crate) struct Condvar(loom::sync::Condvar);
+
+    impl Condvar {
+        pub(crate) fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+
+        pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+            self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
+        }
+
+        /// In a model time does not pass: loom reports a thread that is never notified.
+        pub(crate) fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, _until: Instant) -> (MutexGuard<'a, T>, bool) {
+            (self.wait(guard), false)
+        }
     }
 }
 

@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crossbeam::utils::CachePadded;
-use parking_lot::Mutex;
 use pinpool::PinnedBuf;
 
 const SHARDS: usize = 64;
@@ -52,7 +52,7 @@ impl Table {
     #[inline]
     pub(crate) fn insert(&self, mut buf: PinnedBuf) -> *mut u8 {
         let start = buf.as_mut_ptr();
-        let replaced = self.shard(start.addr()).lock().insert(start.addr(), Out::Held(buf));
+        let replaced = locked(self.shard(start.addr())).insert(start.addr(), Out::Held(buf));
         // Two buffers that are out never share an address.
         debug_assert!(replaced.is_none(), "{replaced:?}");
         start
@@ -61,7 +61,7 @@ impl Table {
     /// Takes the buffer at this address out.
     #[inline]
     pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, Unknown> {
-        let mut shard = self.shard(address).lock();
+        let mut shard = locked(self.shard(address));
         match shard.entry(address) {
             Entry::Occupied(entry) if matches!(entry.get(), Out::Held(_)) => match entry.remove() {
                 Out::Held(buf) => Ok(buf),
@@ -77,7 +77,7 @@ impl Table {
 
     /// Takes the buffer at this address, whose place stays: end with `left` or `restore`.
     pub(crate) fn begin_leaving(&self, address: usize) -> Result<PinnedBuf, Unknown> {
-        let mut shard = self.shard(address).lock();
+        let mut shard = locked(self.shard(address));
         let Some(out) = shard.get_mut(&address) else {
             drop(shard);
             return Err(self.inside(address));
@@ -90,18 +90,18 @@ impl Table {
 
     /// The place of a buffer that left.
     pub(crate) fn left(&self, address: usize) {
-        self.shard(address).lock().remove(&address);
+        locked(self.shard(address)).remove(&address);
     }
 
     /// The buffer stays out after all.
     pub(crate) fn restore(&self, buf: PinnedBuf) {
         let address = buf.as_ptr().addr();
-        self.shard(address).lock().insert(address, Out::Held(buf));
+        locked(self.shard(address)).insert(address, Out::Held(buf));
     }
 
     /// Calls `look` with the buffer at this address.
     pub(crate) fn with<R>(&self, address: usize, look: impl FnOnce(&PinnedBuf) -> R) -> Result<R, Unknown> {
-        match self.shard(address).lock().get(&address) {
+        match locked(self.shard(address)).get(&address) {
             Some(Out::Held(buf)) => return Ok(look(buf)),
             Some(Out::Leaving) => return Err(Unknown::Leaving),
             None => {}
@@ -111,12 +111,12 @@ impl Table {
 
     /// Is a buffer out?
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.iter().all(|shard| shard.lock().is_empty())
+        self.0.iter().all(|shard| locked(shard).is_empty())
     }
 
     /// Frees what empty maps hold.
     pub(crate) fn shrink(&self) {
-        self.0.iter().for_each(|shard| shard.lock().shrink_to_fit());
+        self.0.iter().for_each(|shard| locked(shard).shrink_to_fit());
     }
 
     /// Where an address that begins no buffer lies. Looks at all: for an error's text.
@@ -128,9 +128,14 @@ impl Table {
             }
             _ => None,
         };
-        let found = self.0.iter().find_map(|shard| shard.lock().iter().find_map(holds));
+        let found = self.0.iter().find_map(|shard| locked(shard).iter().find_map(holds));
         found.unwrap_or(Unknown::Nowhere)
     }
+}
+
+/// Without poisoning: a shard is valid wherever a thread may unwind.
+fn locked(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Hashes an address by one multiplication.

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
-use parking_lot::RwLock;
 use pinpool::{Backend, OnFull, PinnedBuf, Pool};
 
 use crate::contexts::{self, Context};
 use crate::driver::{Code, Driver, MAPPED, NOT_INITIALIZED, PORTABLE, WRITE_COMBINED};
 use crate::fence::{Behind, ProcessFence};
+use crate::locks::RwLock;
 use crate::log::{self, Reason};
 use crate::{process, source};
 

@@ -7,9 +7,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
-use parking_lot::RwLock;
-
 use crate::driver::{CAPTURE_INVALIDATED, Code};
+use crate::locks::RwLock;
 
 /// The handle of the per-thread default stream; the functions for such programs mean it by 0.
 const PER_THREAD: usize = 2;

@@ -4,7 +4,7 @@
 //! portable, so the work of any context may use it, and a free records an event in each.
 //!
 //! The end of a context (destroyed, its primary context reset or released for the last time) excludes calls that use it: they
-//! hold `alive` shared, the end holds it alone while the driver works.
+//! enter [`Alive`], whose end waits for them while the driver works.
 
 use std::ffi::c_int;
 use std::mem;
@@ -12,10 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
 use pinpool::Pool;
 
+use crate::alive::{Alive, Ending};
 use crate::driver::{Code, Driver};
+use crate::locks::{Mutex, RwLock};
 use crate::{captures, log, process};
 
 /// More idle events than these are not kept apart from the fences that use them.
@@ -32,7 +33,7 @@ pub(crate) struct Context {
     number: u64,
     /// Its device, if it is the device's primary context.
     primary_of: RwLock<Option<c_int>>,
-    is_alive: RwLock<bool>,
+    alive: Alive,
     spare_events: Mutex<Vec<usize>>,
     pool: Mutex<Serving>,
     /// When the last wait for memory ended without any.
@@ -63,9 +64,8 @@ impl Context {
 
     /// Runs `call` with the handle while the context cannot end; `None` if it is gone.
     pub(crate) fn while_alive<R>(&self, call: impl FnOnce(usize) -> R) -> Option<R> {
-        // Recursive: a driver's call may come here again by a call of its own.
-        let is_alive = self.is_alive.read_recursive();
-        is_alive.then(|| call(self.handle))
+        let _used = self.alive.enter()?;
+        Some(call(self.handle))
     }
 
     /// The pool, made at the first call; `None` if it cannot be made.
@@ -127,7 +127,7 @@ impl Context {
     }
 
     fn is_gone(&self) -> bool {
-        !*self.is_alive.read_recursive()
+        self.alive.is_gone()
     }
 }
 
@@ -160,7 +160,7 @@ fn note_as(handle: usize, primary_of: Option<c_int>) -> Arc<Context> {
                 handle,
                 number,
                 primary_of: RwLock::new(None),
-                is_alive: RwLock::new(true),
+                alive: Alive::default(),
                 spare_events: Mutex::default(),
                 pool: Mutex::new(Serving::NotYet),
                 in_vain: Mutex::default(),
@@ -199,13 +199,13 @@ pub(crate) fn end_by(
 ) -> (Code, Vec<Arc<Context>>) {
     let found: Vec<_> = all().into_iter().filter(|context| is_it(context)).collect();
     // One at most, or several that were noted at once.
-    let mut alive: Vec<_> = found.iter().map(|context| context.is_alive.write()).collect();
+    let endings: Vec<_> = found.iter().map(|context| context.alive.begin_end()).collect();
     let code = end();
     if !is_gone(code) {
         return (code, Vec::new());
     }
-    alive.iter_mut().for_each(|is_alive| **is_alive = false);
-    drop(alive);
+    endings.iter().for_each(Ending::end);
+    drop(endings);
     CONTEXTS.write().retain(|context| !context.is_gone());
     (code, found)
 }

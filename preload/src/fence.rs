@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use pinpool::copy::CopyStream;
 use pinpool::{Error, Fence};
 
 use crate::captures;
 use crate::contexts::Context;
 use crate::driver::{CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, CONTEXT_IS_DESTROYED, Code, Driver, INVALID_CONTEXT};
+use crate::locks::Mutex;
 use crate::log;
 
 /// Between two looks at work that cannot be waited for.

@@ -46,6 +46,7 @@
 //! - **preload-I4**: nothing of a pool is touched once its context is gone: its source neither takes nor releases memory, its
 //!   buffers are leaked, and another pool serves what comes after.
 
+mod alive;
 mod buffers;
 mod captures;
 mod contexts;
@@ -53,6 +54,7 @@ mod driver;
 mod ends;
 mod fence;
 mod hooks;
+mod locks;
 mod log;
 mod lookup;
 mod pointers;

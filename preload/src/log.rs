@@ -12,8 +12,9 @@ use std::{env, fmt, process};
 
 use env_logger::{Builder, Target};
 use log::{LevelFilter, info, warn};
-use parking_lot::Mutex;
 use pinpool::Pool;
+
+use crate::locks::Mutex;
 
 /// Where the lines go; stderr if it is not set.
 const FILE: &str = "PINPOOL_PRELOAD_LOG";

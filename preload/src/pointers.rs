@@ -8,10 +8,9 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use std::ptr::NonNull;
 
-use parking_lot::Mutex;
-
 use crate::buffers::{Facts, WITHOUT_FLAGS};
 use crate::driver::{Code, Driver};
+use crate::locks::Mutex;
 
 /// Attributes of pointers, as the driver numbers them.
 const BUFFER_ID: c_int = 7;

@@ -9,12 +9,12 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::RwLock;
 use pinpool::backend::{GRANULE_BYTES, PAGE_BYTES, Region, Source, SourceError};
 
 use crate::captures;
 use crate::contexts::Context;
 use crate::driver::{Code, Driver, MAPPED, PORTABLE};
+use crate::locks::RwLock;
 
 /// A block of the driver.
 #[derive(Debug, Clone, Copy)]

@@ -111,7 +111,7 @@ impl FaultScript {
     fn wait_while(&self, call: SourceCall, holds: impl Fn(&FaultPlan) -> bool) -> MutexGuard<'_, [FaultPlan; 3]> {
         let mut plans = self.plans.lock();
         while holds(&plans[call as usize]) {
-            self.changed.wait(&mut plans);
+            plans = self.changed.wait(plans);
         }
         plans
     }

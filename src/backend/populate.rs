@@ -8,10 +8,9 @@
 
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::RwLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
-
-use parking_lot::RwLock;
 
 use super::mapping;
 use super::source::Region;

@@ -129,7 +129,7 @@ impl SinkStream {
             enqueued: AtomicU64::new(0),
             done: AtomicU64::new(0),
             state: Mutex::new(WorkerState::default()),
-            changed: Condvar::new(),
+            changed: Condvar::default(),
         });
         let worker_progress = progress.clone();
         thread::Builder::new()
@@ -151,7 +151,7 @@ impl SinkStream {
         let mut state = self.progress.state.lock();
         // A copy that runs ends first: after a failure is seen nothing may be written (sink-I1).
         while state.running {
-            self.progress.changed.wait(&mut state);
+            state = self.progress.changed.wait(state);
         }
         state.failed = true;
         self.progress.changed.notify_all();
@@ -187,7 +187,7 @@ fn run_copies(copies: &Receiver<QueuedCopy>, progress: &Progress) {
         }
         let mut state = progress.state.lock();
         while state.gates > 0 && !state.failed {
-            progress.changed.wait(&mut state);
+            state = progress.changed.wait(state);
         }
         if state.failed {
             // A lost device copies nothing more, and its copies never count as done.
@@ -246,7 +246,7 @@ impl Progress {
             if state.failed {
                 return Err(failed());
             }
-            self.changed.wait(&mut state);
+            state = self.changed.wait(state);
         }
         Ok(())
     }

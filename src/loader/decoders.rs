@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::plain::{Condvar, Mutex};
 
 use super::compressed::Decoder;
 
@@ -86,7 +86,7 @@ impl Turns<'_> {
             if slot.next >= turn.number {
                 return slot.decoder.take();
             }
-            self.decoders.changed.wait(&mut files);
+            files = self.decoders.changed.wait(files);
         }
     }
 

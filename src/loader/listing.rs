@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use parking_lot::Mutex;
+use crate::sync::plain::Mutex;
 use walkdir::WalkDir;
 
 use super::catalog::{Catalog, CatalogLists, DataOrigin};

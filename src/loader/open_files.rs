@@ -10,7 +10,7 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::plain::{Condvar, Mutex};
 
 #[derive(Debug, Default)]
 pub(super) struct OpenFiles {
@@ -73,7 +73,7 @@ impl OpenFiles {
                 return Err(error);
             }
             while counts.open > 0 && counts.closed == closed_before {
-                self.changed.wait(&mut counts);
+                counts = self.changed.wait(counts);
             }
             if counts.closed == closed_before {
                 return Err(error);

@@ -12,7 +12,7 @@
 //! - **ahead-I1**: every batch started is sent and completed in the end, unless the read-ahead was closed.
 //! - **ahead-I2**: once closed, no batch is started and no thread waits.
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::plain::{Condvar, Mutex};
 
 #[derive(Debug)]
 pub(super) struct ReadAhead {
@@ -33,14 +33,14 @@ struct BatchCounts {
 
 impl ReadAhead {
     pub(super) fn new(prefetch: u64) -> ReadAhead {
-        ReadAhead { prefetch, counts: Mutex::default(), changed: Condvar::new() }
+        ReadAhead { prefetch, counts: Mutex::default(), changed: Condvar::default() }
     }
 
     /// Waits until one more batch may be started. `false` if closed.
     pub(super) fn start(&self) -> bool {
         let mut counts = self.counts.lock();
         while !counts.closed && counts.started - counts.sent >= self.prefetch {
-            self.changed.wait(&mut counts);
+            counts = self.changed.wait(counts);
         }
         counts.started += u64::from(!counts.closed);
         !counts.closed
@@ -88,7 +88,7 @@ impl ReadAhead {
             && counts.completed == completions
             && (counts.started > counts.completed + 1 || counts.unwanted)
         {
-            self.changed.wait(&mut counts);
+            counts = self.changed.wait(counts);
             has_waited = true;
         }
         !counts.closed && (has_waited || counts.completed > completions)

@@ -19,7 +19,7 @@ use std::task::Poll;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use crate::sync::plain::Mutex;
 
 use super::batches::Batches;
 use super::decoders::Decoders;

@@ -18,7 +18,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use crate::sync::plain::Mutex;
 
 use super::batches::{Batches, PlannedBatch};
 use super::decoders::Decoders;

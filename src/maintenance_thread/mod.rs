@@ -27,12 +27,11 @@
 //! - maint-I1: no wake-up is lost. The thread publishes its pace before it looks at what the pools need for the last time;
 //!   a caller changes what its pool needs before it reads that word. Both have a full barrier between.
 //! - maint-I2: once the process has begun to exit, the thread makes no call.
-#![allow(unsafe_code)] // One record for the process, and a handler for its exit.
+#![allow(unsafe_code)] // A handler for the exit of the process.
 
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::AtomicPtr;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::thread;
@@ -45,7 +44,7 @@ pub(crate) use signals::block as block_signals;
 use reminder::Reminded;
 pub(crate) use reminder::{Condition, Reminder};
 
-use crate::fork::ForkGeneration;
+use crate::fork::OfProcess;
 use crate::sync::plain::{Condvar, Mutex};
 use crate::sync::process::{AtomicBool, AtomicU32, Ordering, fence};
 
@@ -98,7 +97,6 @@ pub(crate) trait Maintained: Send + Sync {
 
 /// The thread of the process and what it looks at.
 pub(crate) struct MaintenanceThread {
-    generation: ForkGeneration,
     /// The pace at which it looks now; `Never` also while it does not run.
     pace: AtomicU32,
     /// Threads that are in calls of pools and wakers: this one, and those that it replaced.
@@ -136,39 +134,22 @@ impl fmt::Debug for MaintenanceThread {
     }
 }
 
-/// The record of the process, never freed. A child of `fork` replaces it.
-static CURRENT: AtomicPtr<MaintenanceThread> = AtomicPtr::new(std::ptr::null_mut());
+static OF_PROCESS: OfProcess<MaintenanceThread> = OfProcess::new(MaintenanceThread::new);
 
 impl MaintenanceThread {
     fn new() -> Self {
         Self {
-            generation: ForkGeneration::now(),
             pace: AtomicU32::new(Pace::Never as u32),
             calling: AtomicU32::new(0),
             is_exiting: AtomicBool::new(false),
             schedule: Mutex::new(Schedule::default()),
-            changed: Condvar::new(),
+            changed: Condvar::default(),
         }
     }
 
     /// The one of this process. Starts no thread.
     pub(crate) fn of_process() -> &'static Self {
-        loop {
-            // Acquire, with the Release below: the record is complete.
-            let current = CURRENT.load(Ordering::Acquire);
-            // SAFETY: null, or a record that is never freed.
-            let kept = unsafe { current.as_ref() };
-            if let Some(kept) = kept.filter(|kept| !kept.generation.is_stale()) {
-                return kept;
-            }
-            let fresh = Box::into_raw(Box::new(Self::new()));
-            match CURRENT.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Relaxed) {
-                // SAFETY: published just now, and never freed.
-                Ok(_) => return unsafe { &*fresh },
-                // SAFETY: from a box, and no other thread has seen it.
-                Err(_) => drop(unsafe { Box::from_raw(fresh) }),
-            }
-        }
+        OF_PROCESS.get()
     }
 
     /// Looks at `pool` from now on, whenever that needs it.
@@ -302,7 +283,7 @@ impl MaintenanceThread {
     fn begin_round(&self) -> Option<Round> {
         let mut schedule = self.schedule.lock();
         if schedule.is_unused() {
-            self.changed.wait_for(&mut schedule, LINGER);
+            (schedule, _) = self.changed.wait_until(schedule, Instant::now() + LINGER);
             if schedule.is_unused() {
                 schedule.is_running = false;
                 self.pace.store(Pace::Never as u32, Ordering::Relaxed);
@@ -374,9 +355,9 @@ impl MaintenanceThread {
         let until = period.map(|period| now + period).into_iter().chain(deadlines).min();
         if !schedule.is_woken {
             match until {
-                Some(until) => drop(self.changed.wait_until(&mut schedule, until)),
+                Some(until) => (schedule, _) = self.changed.wait_until(schedule, until),
                 None if schedule.is_unused() => {}
-                None => self.changed.wait(&mut schedule),
+                None => schedule = self.changed.wait(schedule),
             }
         }
         let is_woken = schedule.is_woken;
@@ -442,10 +423,8 @@ impl Round {
 fn stop_at_exit(calls_driver: bool) {
     static IS_REGISTERED: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
     extern "C" fn stop() {
-        // SAFETY: null, or a record that is never freed.
-        let current = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
         // A child of `fork` has no such thread.
-        current.filter(|current| !current.generation.is_stale()).into_iter().for_each(MaintenanceThread::stop);
+        OF_PROCESS.get_if_made().into_iter().for_each(MaintenanceThread::stop);
     }
     let is_registered = &IS_REGISTERED[usize::from(calls_driver)];
     // Relaxed: two registrations do no harm. No `Once`: a child of `fork` would wait for a thread that it does not have.
@@ -607,7 +586,7 @@ mod tests {
             self.2.fetch_add(1, Ordering::SeqCst);
             let mut may_return = self.0.lock();
             while !*may_return {
-                self.1.wait(&mut may_return);
+                may_return = self.1.wait(may_return);
             }
         }
 
@@ -619,7 +598,7 @@ mod tests {
     #[test]
     fn a_thread_that_is_stuck_in_one_pool_is_replaced_and_that_pool_is_left_out_meanwhile() {
         let thread = record();
-        let hanging = Arc::new(HangingPool(Mutex::new(false), Condvar::new(), AtomicUsize::new(0)));
+        let hanging = Arc::new(HangingPool(Mutex::new(false), Condvar::default(), AtomicUsize::new(0)));
         let pool: Weak<HangingPool> = Arc::downgrade(&hanging);
         thread.add(pool, false);
         thread.notice(Pace::Idle).unwrap();

@@ -8,16 +8,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::fork;
-use crate::sync::process::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::process::{AtomicBool, Ordering};
 
 /// Longest wait of an exit.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Between two looks at the number.
 const PAUSE: Duration = Duration::from_micros(200);
-
-/// One more than the fork generation in which a file was opened last; 0 before that.
-static OPENED_IN: AtomicU32 = AtomicU32::new(0);
 
 /// What is flushed at the end of the process.
 pub(super) trait Flush {
@@ -31,7 +27,6 @@ pub(super) trait Flush {
 /// A file is open from now on: the exit of this process calls `flush_open`, which is to call [`flush`].
 pub(super) fn attend(flush_open: extern "C" fn()) {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
-    OPENED_IN.store(fork::current().wrapping_add(1), Ordering::Relaxed);
     // A child of `fork` has the handlers of its parent. Miri runs none.
     if !cfg!(miri) && !REGISTERED.swap(true, Ordering::Relaxed) {
         // SAFETY: the handler does not unwind. If it cannot be registered for lack of memory, exits do not wait.
@@ -41,10 +36,6 @@ pub(super) fn attend(flush_open: extern "C" fn()) {
 
 /// Flushes what `open` returns, which may wait for the time that it is given.
 pub(super) fn flush<W: Flush>(open: impl FnOnce(Duration) -> Vec<W>) {
-    // In a child that has opened no file the locks may be held by threads that do not exist here.
-    if OPENED_IN.load(Ordering::Relaxed) != fork::current().wrapping_add(1) {
-        return;
-    }
     let begun = Instant::now();
     let asked: Vec<_> = open(PATIENCE).into_iter().map(|writer| (writer.ask(), writer)).collect();
     for (number, writer) in asked {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 
@@ -21,7 +21,7 @@ use super::output::{Output, open};
 use super::queues::{Queues, Stamped};
 use super::ticks::{Ticks, Timeline};
 use super::{Recorded, Unrecorded};
-use crate::fork::ForkGeneration;
+use crate::fork::OfProcess;
 use crate::maintenance_thread::block_signals;
 use crate::sync::plain::{Mutex, MutexGuard};
 
@@ -95,7 +95,6 @@ impl Names {
 /// A file that this process has opened. An ended one is continued.
 struct Opened {
     path: PathBuf,
-    generation: ForkGeneration,
     writer: Weak<Writer>,
     ticks: Ticks,
     pools: u32,
@@ -104,15 +103,15 @@ struct Opened {
     left_bytes: Option<u64>,
 }
 
-static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+static OPENED: OfProcess<Mutex<Vec<Opened>>> = OfProcess::new(Mutex::default);
 
 impl Writer {
     /// The writer of `path` and the number of another pool in it.
     pub(super) fn of(path: &Path) -> Result<(Arc<Self>, u32), Unrecorded> {
         let failed = |error: io::Error| Unrecorded::Failed(error.to_string());
-        // A child forked while another thread held the lock would wait without an end.
-        let mut opened = OPENED.try_lock_for(Duration::from_secs(2)).ok_or(Unrecorded::Busy)?;
-        opened.retain(|file| !file.generation.is_stale());
+        // Held while a file is closed, which may take as long as its disk.
+        let until = Instant::now() + Duration::from_secs(2);
+        let mut opened = OPENED.get().try_lock_until(until).ok_or(Unrecorded::Busy)?;
         let known = opened.iter().position(|file| file.path == path);
         if let Some(index) = known
             && let Some(writer) = opened[index].writer.upgrade().filter(|writer| !writer.is_closed())
@@ -153,7 +152,6 @@ impl Writer {
         exit::attend(flush_open);
         opened.push(Opened {
             path: path.to_owned(),
-            generation: ForkGeneration::now(),
             writer: Arc::downgrade(&writer),
             ticks,
             pools: pools + 1,
@@ -166,7 +164,7 @@ impl Writer {
     /// A pool has ended. If it was the last, the file is to be closed: the list of files, locked, so that a new pool that opens
     /// it again comes after that.
     fn end_one(&self) -> Option<MutexGuard<'static, Vec<Opened>>> {
-        let opened = OPENED.lock();
+        let opened = OPENED.get().lock();
         if self.open_pools.fetch_sub(1, Ordering::Relaxed) > 1 {
             return None;
         }
@@ -189,9 +187,9 @@ impl Writer {
 
     /// The writers of the files that are open in this process; none if another thread keeps their list for `patience`.
     pub(super) fn open_ones(patience: Duration) -> Vec<Arc<Self>> {
-        let Some(opened) = OPENED.try_lock_for(patience) else { return Vec::new() };
-        let of_this_process = opened.iter().filter(|file| !file.generation.is_stale());
-        of_this_process.filter_map(|file| file.writer.upgrade()).filter(|writer| !writer.is_closed()).collect()
+        let opened = OPENED.get_if_made().and_then(|opened| opened.try_lock_until(Instant::now() + patience));
+        let opened = opened.iter().flat_map(|opened| opened.iter());
+        opened.filter_map(|file| file.writer.upgrade()).filter(|writer| !writer.is_closed()).collect()
     }
 
     /// Describes a pool, before its first record.

@@ -2,7 +2,18 @@
 
 #![allow(unsafe_code)] // Forks.
 
+#[cfg(all(feature = "cli", target_os = "linux"))]
+use std::os::fd::AsFd;
+#[cfg(all(feature = "cli", target_os = "linux"))]
+use std::path::Path;
+#[cfg(all(feature = "cli", target_os = "linux"))]
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use pinpool::copy::sink::{SinkMem, SinkStream};
+#[cfg(all(feature = "cli", target_os = "linux"))]
+use pinpool::shared::{SharedSlabs, SlabWorker};
 use pinpool::testing::SourceCall;
 use pinpool::{Backend, Pool, Preset};
 
@@ -80,14 +91,14 @@ fn ended_well(child: libc::pid_t) -> bool {
     waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
 
-/// Forks; runs `act` in the child, which is killed after ten seconds.
+/// Forks; runs `act` in the child, which is killed after a minute.
 fn forked(act: impl FnOnce() -> bool) -> libc::pid_t {
     // SAFETY: the child runs `act` and ends without unwinding into what belongs to the parent.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
         // SAFETY: changes only when this process ends.
-        unsafe { libc::alarm(10) };
+        unsafe { libc::alarm(60) };
         let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or(false);
         // SAFETY: ends the child alone.
         unsafe { libc::_exit(i32::from(!held)) };
@@ -107,7 +118,7 @@ fn a_child_forked_while_the_first_pool_of_its_parent_is_built_builds_its_own() {
         for round in 0..60 {
             let child = forked(|| {
                 let building = std::thread::spawn(build_and_use);
-                std::thread::sleep(std::time::Duration::from_micros(round * 7));
+                std::thread::sleep(Duration::from_micros(round * 7));
                 let grandchild = forked(build_and_use);
                 building.join().unwrap() && ended_well(grandchild)
             });
@@ -122,7 +133,7 @@ fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
         let source = faulty_heap();
         let hasty = || {
             let builder = Pool::builder().without_env().backend(Backend::Source(source.clone()));
-            builder.pool_size_limit(0).idle_timeout(std::time::Duration::ZERO).build().unwrap()
+            builder.pool_size_limit(0).idle_timeout(Duration::ZERO).build().unwrap()
         };
         let released = || source.calls(SourceCall::Release);
         let parents = hasty();
@@ -142,5 +153,127 @@ fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
             true
         });
         assert!(ended_well(child));
+    });
+}
+
+/// A pool whose gets often wait for each other.
+fn narrow_pool() -> Pool {
+    let builder = Pool::builder().without_env().backend(Backend::Heap);
+    builder.max_bytes(8_u64 << 20).wait(Duration::from_millis(200)).build().unwrap()
+}
+
+/// Three pools after each other, each used by four threads that wait in line.
+fn use_own_pools() -> bool {
+    for _ in 0..3 {
+        let own = narrow_pool();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..50).for_each(|_| drop(own.get(3 << 20))));
+            }
+        });
+        own.stats().validate().unwrap();
+    }
+    true
+}
+
+/// Ends the threads of a test, also where a check fails.
+struct Over<'test>(&'test AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// `FORKS`, or 300.
+fn forks() -> u32 {
+    std::env::var("FORKS").map_or(300, |forks| forks.parse().unwrap())
+}
+
+#[test]
+fn children_of_a_process_whose_threads_sleep_or_wait_in_line_use_pools_of_their_own() {
+    alone(|| {
+        let parents = narrow_pool();
+        drop(parents.get(4096).unwrap());
+        let (is_over, busy) = (AtomicBool::new(false), 6);
+        std::thread::scope(|scope| {
+            let _over = Over(&is_over);
+            for threads in [0, busy] {
+                for _ in 0..threads {
+                    scope.spawn(|| {
+                        while !is_over.load(Ordering::Relaxed) {
+                            let held = parents.get(3 << 20);
+                            std::thread::sleep(Duration::from_micros(300));
+                            drop(held);
+                        }
+                    });
+                }
+                for number in 0..forks() {
+                    // So that the threads of the parent are asleep at some forks and awake at others.
+                    std::thread::sleep(Duration::from_micros(u64::from(number % 20) * 100));
+                    let child = forked(use_own_pools);
+                    assert!(ended_well(child), "fork {number} beside {threads} threads");
+                }
+            }
+        });
+    });
+}
+
+/// A pool that uses all that a process shares among its pools: a host ledger, a recording, a socket, kept statistics.
+#[cfg(all(feature = "cli", target_os = "linux"))]
+fn pool_with_everything(dir: &Path, ledger: &str) -> Pool {
+    let own = |kind: &str| dir.join(format!("{}.{kind}", std::process::id()));
+    let builder = Pool::builder().without_env().backend(Backend::Heap).wait(Duration::from_secs(20));
+    let builder = builder.max_bytes(64_u64 << 20).ledger(ledger).trace(own("trace")).socket(own("sock"));
+    builder.build().unwrap()
+}
+
+#[cfg(all(feature = "cli", target_os = "linux"))]
+fn use_everything(pool: &Pool) {
+    let tagged = pool.tagged("fork");
+    let mut held = tagged.get(3 << 20).unwrap();
+    held.as_mut_slice().unwrap()[0] = 1;
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(3 << 20));
+    held.copy_to(&stream, &mut device).unwrap().wait().unwrap();
+    drop(pool.partition("part", 8 << 20).unwrap().get(100_000).unwrap());
+    assert!(pool.stats().gets > 0 && !pool.dump().to_string().is_empty());
+    let slabs = SharedSlabs::new(pool, 10_000, 2).unwrap();
+    let worker = SlabWorker::attach(slabs.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let ticket = worker.get(100, Duration::from_secs(20)).unwrap().send(1).unwrap();
+    drop(slabs.receive(&ticket).unwrap());
+    pool.trim(0);
+}
+
+#[test]
+#[cfg(all(feature = "cli", target_os = "linux"))]
+fn children_forked_amid_everything_that_pools_share_use_it_themselves() {
+    alone(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = format!("fork-{}", std::process::id());
+        let parents = pool_with_everything(dir.path(), &ledger);
+        let (is_over, begun) = (AtomicBool::new(false), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            let _over = Over(&is_over);
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        use_everything(&parents);
+                        begun.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            while begun.load(Ordering::Relaxed) < 3 {
+                std::thread::yield_now();
+            }
+            for number in 0..forks() / 6 {
+                let child = forked(|| {
+                    let own = pool_with_everything(dir.path(), &ledger);
+                    use_everything(&own);
+                    own.stats().validate().is_ok()
+                });
+                assert!(ended_well(child), "fork {number}");
+            }
+        });
+        drop(parents);
     });
 }

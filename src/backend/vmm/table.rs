@@ -20,6 +20,7 @@ use crate::driver::RelaxedCapture;
 use crate::driver::device;
 use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleHandle, MemoryLocation, VmmApi};
 use crate::error::SourceError;
+use crate::fork::OfProcess;
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU32, Ordering};
 
@@ -62,7 +63,7 @@ pub(super) struct GranuleTable {
 }
 
 /// The tables of all sources of a machine with several devices.
-static TABLES: Mutex<Vec<Weak<GranuleTable>>> = Mutex::new(Vec::new());
+static TABLES: OfProcess<Mutex<Vec<Weak<GranuleTable>>>> = OfProcess::new(Mutex::default);
 
 /// The device of all sources in the list, plus 1; 0 where there is none, `SEVERAL` where they differ.
 static OWN_DEVICE: AtomicU32 = AtomicU32::new(0);
@@ -80,7 +81,7 @@ pub(crate) fn let_reach(device: u32, start: *const u8, len: usize) -> Result<(),
         return Ok(());
     }
     let (start, end) = (start.addr() as u64, start.addr() as u64 + len as u64);
-    let tables: Vec<_> = TABLES.lock().iter().filter_map(Weak::upgrade).collect();
+    let tables: Vec<_> = TABLES.get().lock().iter().filter_map(Weak::upgrade).collect();
     let mut others = tables.iter().filter(|table| table.own_device != device);
     others.try_for_each(|table| table.let_reach(device, start, end)).map_err(|refusal| {
         let refused = source_error(refusal);
@@ -93,7 +94,7 @@ impl GranuleTable {
     pub(super) fn new(driver: VmmApi, own_device: u32, is_listed: bool) -> Arc<Self> {
         let table = Arc::new(Self { driver, own_device, mapped: Mutex::new(BTreeMap::new()) });
         if is_listed {
-            let mut tables = TABLES.lock();
+            let mut tables = TABLES.get().lock();
             tables.retain(|table| table.strong_count() > 0);
             tables.push(Arc::downgrade(&table));
             let alike = tables.iter().filter_map(Weak::upgrade).all(|other| other.own_device == own_device);

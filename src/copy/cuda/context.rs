@@ -26,6 +26,7 @@ use super::stream::{failed, id, number};
 use super::timeline::{TimelineFence, Timelines};
 use crate::driver::{CurrentContext, RelaxedCapture, error_code, is_forbidden_by_capture};
 use crate::error::{Error, Result};
+use crate::fork::OfProcess;
 use crate::in_flight::StreamId;
 use crate::lost;
 use crate::sync::plain::Mutex;
@@ -36,7 +37,7 @@ const SPARE_STREAMS: usize = 16;
 /// Between two attempts to wait for an event while a capture forbids it.
 pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 
-static CONTEXTS: Mutex<Vec<&'static ContextState>> = Mutex::new(Vec::new());
+static CONTEXTS: OfProcess<Mutex<Vec<&'static ContextState>>> = OfProcess::new(Mutex::default);
 
 std::thread_local! {
     /// The one that this thread used last.
@@ -86,7 +87,7 @@ impl ContextState {
         {
             return state;
         }
-        let mut states = CONTEXTS.lock();
+        let mut states = CONTEXTS.get().lock();
         let state = states.iter().copied().find(is_it).unwrap_or_else(|| {
             let state: &'static Self = Box::leak(Box::new(Self {
                 context: context.clone(),
@@ -113,7 +114,7 @@ impl ContextState {
         if let Some(state) = LAST.try_with(Cell::get).ok().flatten().filter(is_it) {
             return Ok(state);
         }
-        let known = CONTEXTS.lock().iter().copied().find(is_it);
+        let known = CONTEXTS.get().lock().iter().copied().find(is_it);
         if let Some(state) = known {
             return Ok(state);
         }

@@ -442,13 +442,13 @@ impl SharedArena {
 
     /// No more steps: the pool ends. Waits for the one that is being made.
     pub(in crate::engine) fn cancel_reserve(&self) {
-        let begun = Instant::now();
+        let until = Instant::now() + CANCEL_PATIENCE;
         let mut progress = self.background.progress.lock();
         progress.is_cancelled = true;
         // A log sink or a waker that the step calls may be what ends the pool.
         let is_other = |stepper: ThreadId| stepper != thread::current().id();
-        while progress.stepper.is_some_and(is_other) && begun.elapsed() < CANCEL_PATIENCE {
-            self.background.changed.wait_for(&mut progress, CANCEL_PATIENCE);
+        while progress.stepper.is_some_and(is_other) && Instant::now() < until {
+            (progress, _) = self.background.changed.wait_until(progress, until);
         }
         drop(progress);
         self.want_of_ledger(|_, _| 0);
@@ -461,7 +461,7 @@ impl SharedArena {
             if self.state.lock().reserve_to_come() == 0 {
                 return ReserveWait::Pinned;
             }
-            let mut progress = self.background.progress.lock();
+            let progress = self.background.progress.lock();
             if let Some(error) = &progress.stopped {
                 return ReserveWait::Stopped(error.clone());
             }
@@ -476,7 +476,7 @@ impl SharedArena {
             }
             // Looks again now and then: what gets commit is a part of the reserve and tells nobody.
             let slice = until.min(Instant::now() + PATIENCE_FOR_GETS);
-            let _timed_out = self.background.changed.wait_until(&mut progress, slice);
+            drop(self.background.changed.wait_until(progress, slice));
         }
     }
 }

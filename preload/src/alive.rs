@@ -1,0 +1,76 @@
+//! Whether a context is still there: calls that use it go on while it is, and its end waits for them.
+
+use crate::locks::{Condvar, Mutex};
+
+/// Uses of a context, until its end.
+#[derive(Debug, Default)]
+pub(crate) struct Alive {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    users: usize,
+    is_ending: bool,
+    is_gone: bool,
+}
+
+/// A use, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Use<'context>(&'context Alive);
+
+/// The end of a context is under way until this is dropped: nobody uses it, and new uses wait.
+#[derive(Debug)]
+pub(crate) struct Ending<'context>(&'context Alive);
+
+impl Alive {
+    /// A use of the context; `None` if it is gone. A thread that uses it may come again while another waits to end it: a
+    /// driver's call may come here by a call of its own.
+    pub(crate) fn enter(&self) -> Option<Use<'_>> {
+        let mut state = self.state.lock();
+        while state.is_ending {
+            state = self.changed.wait(state);
+        }
+        if state.is_gone {
+            return None;
+        }
+        state.users += 1;
+        Some(Use(self))
+    }
+
+    /// Waits until nobody uses the context and nobody else ends it.
+    pub(crate) fn begin_end(&self) -> Ending<'_> {
+        let mut state = self.state.lock();
+        while state.users > 0 || state.is_ending {
+            state = self.changed.wait(state);
+        }
+        state.is_ending = true;
+        Ending(self)
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.state.lock().is_gone
+    }
+}
+
+impl Ending<'_> {
+    /// The context has ended.
+    pub(crate) fn end(&self) {
+        self.0.state.lock().is_gone = true;
+    }
+}
+
+impl Drop for Use<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().users -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().is_ending = false;
+        self.0.changed.notify_all();
+    }
+}
