@@ -147,6 +147,39 @@ def test_a_child_that_is_forked_while_threads_use_the_pool_ends(alone):
     assert out == "ended\n"
 
 
+def test_children_that_are_forked_while_threads_wait_for_the_pool_use_pools_of_their_own(alone):
+    out, _ = alone(
+        """
+    import multiprocessing, os, threading, warnings, pinpool
+    warnings.simplefilter("ignore")
+    def narrow():
+        return pinpool.Pool(env=False, backend="heap", max_bytes="8MiB", wait=0.2)
+    pool, stop = narrow(), threading.Event()
+    def use(pool, times):
+        while times and not stop.is_set():
+            times -= 1
+            try:
+                with pool.get(3 << 20): pass
+            except pinpool.LimitError: pass
+    def child():
+        own = narrow()
+        threads = [threading.Thread(target=use, args=(own, 50)) for _ in range(4)]
+        [thread.start() for thread in threads]; [thread.join() for thread in threads]
+        os._exit(7 if own.stats()["in_use"] == 0 else 1)
+    threads = [threading.Thread(target=use, args=(pool, -1)) for _ in range(4)]
+    [thread.start() for thread in threads]
+    context = multiprocessing.get_context("fork")
+    for _ in range(30):
+        process = context.Process(target=child)
+        process.start(); process.join(60)
+        assert process.exitcode == 7, process.exitcode
+    stop.set(); [thread.join() for thread in threads]
+    print("ended")
+    """
+    )
+    assert out == "ended\n"
+
+
 def test_a_spawned_process_makes_its_own_pool(alone):
     out, _ = alone("import pinpool; print(len(pinpool.Pool(env=False, backend='heap').get(10)))")
     assert out == "10\n"

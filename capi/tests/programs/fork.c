@@ -1,7 +1,10 @@
-/* A child gets PP_FORKED for its parent's pool, opens one of its own, and leaves the parent's as it is. */
+/* A child gets PP_FORKED for its parent's pool, opens one of its own, and leaves the parent's as it is; also where threads of
+ * the parent use the pool, or wait in it, during the fork. */
 #define _POSIX_C_SOURCE 200809L
 #include <pinpool.h>
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -29,22 +32,50 @@ static int in_child(pp_pool *pool, void *held)
     return 0;
 }
 
+static atomic_int is_over;
+
+/* Gets of which the ceiling serves two at once. */
+static void *use(void *pool)
+{
+    void *ptr;
+
+    while (!is_over)
+        if (pp_get(pool, 3 << 20, &ptr) == PP_OK && pp_put(pool, ptr) != PP_OK)
+            return pool;
+    return NULL;
+}
+
 int main(void)
 {
     pp_pool *pool;
-    void *held;
-    int status;
+    void *held, *failed = NULL, *result;
+    pthread_t threads[4];
+    int status, i;
 
-    if (pp_pool_open("backend=heap", &pool) != PP_OK || pp_get(pool, 1 << 20, &held) != PP_OK)
+    if (pp_pool_open("backend=heap; max_bytes=8MiB; wait=200ms", &pool) != PP_OK || pp_get(pool, 1 << 20, &held) != PP_OK)
         return 1;
     memset(held, 1, 1 << 20);
-    const pid_t child = fork();
-    if (child == 0)
-        _exit(in_child(pool, held));
-    if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-        fprintf(stderr, "the child ended with %d\n", status);
-        return 2;
+    for (i = 0; i < 4; i++)
+        if (pthread_create(&threads[i], NULL, use, pool) != 0)
+            return 1;
+    for (i = 0; i < 20; i++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(60);
+            _exit(in_child(pool, held));
+        }
+        if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+            fprintf(stderr, "child %d ended with %d\n", i, status);
+            return 2;
+        }
     }
+    is_over = 1;
+    for (i = 0; i < 4; i++) {
+        pthread_join(threads[i], &result);
+        failed = failed ? failed : result;
+    }
+    if (failed)
+        return 4;
     if (((char *)held)[4095] != 1 || pp_put(pool, held) != PP_OK || pp_pool_close(pool) != PP_OK)
         return 3;
     return 0;
