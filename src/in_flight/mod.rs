@@ -24,6 +24,8 @@
 //!   that panics has failed.
 //! - **in-flight-I3**: an item leaves its queue by its number, which no other item ever has: what a thread learnt about one
 //!   item completes no other.
+//! - **in-flight-I4**: an item is counted exactly while it is in a queue: both change under one lock. So the end of a pool,
+//!   which goes by the count, finds all that it counted.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -54,6 +56,7 @@ pub(crate) struct InFlight<T> {
     queues: Mutex<Queues<T>>,
     /// Notified when a thread has ended its queries of a queue.
     released: Condvar,
+    /// Items in the queues, and their bytes (in-flight-I4).
     count: AtomicU64,
     bytes: AtomicU64,
     /// The most at any time of both. No part of any model: they decide nothing.
@@ -148,8 +151,12 @@ impl<T> InFlight<T> {
             QueueKey::Stream(stream) => stream,
             QueueKey::MultiStream => fences.first().map_or(0, |fence| stream_of(&**fence)),
         };
-        // Relaxed: the lock orders the item. Counted before it is visible, so that a sweep never subtracts an item that is
-        // not yet counted.
+        let mut queues = self.queues.lock();
+        queues.last_number += 1;
+        let number = queues.last_number;
+        let copy = PendingCopy { number, item, bytes, fences, stream, since_us: now_us, is_reported_stuck: false };
+        queues.enqueue(key, copy);
+        // Relaxed, as all changes: under the lock (in-flight-I4).
         let now =
             [self.count.fetch_add(1, Ordering::Relaxed) + 1, self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes];
         for (peak, now) in self.peaks.iter().zip(now) {
@@ -158,17 +165,12 @@ impl<T> InFlight<T> {
                 peak.fetch_max(now, process::Ordering::Relaxed);
             }
         }
-        let mut queues = self.queues.lock();
-        queues.last_number += 1;
-        let number = queues.last_number;
-        let copy = PendingCopy { number, item, bytes, fences, stream, since_us: now_us, is_reported_stuck: false };
-        queues.enqueue(key, copy);
     }
 
     /// Items in flight.
     #[inline]
     pub(crate) fn count(&self) -> u64 {
-        // Relaxed: a hint to callers that may skip a sweep, and a statistic.
+        // Relaxed: callers that see an item here and lock the queues find it there, or that it has left since.
         self.count.load(Ordering::Relaxed)
     }
 
@@ -306,12 +308,17 @@ impl<T> InFlight<T> {
     /// each item, since one that is over may stand behind a stuck one of a stream with the same number; but none of a queue
     /// that another thread is querying, which may stand in a driver that does not answer.
     pub(crate) fn abandon(&self) -> (Swept<T>, Vec<T>) {
-        let queues = std::mem::take(&mut self.queues.lock().queues);
+        let queues = {
+            let mut queues = self.queues.lock();
+            self.count.store(0, Ordering::Relaxed);
+            self.bytes.store(0, Ordering::Relaxed);
+            std::mem::take(&mut queues.queues)
+        };
         let (mut swept, mut abandoned) = (Swept { completed: SmallVec::new(), lost: Vec::new() }, Vec::new());
         for Queue { copies, is_claimed, .. } in queues {
             for copy in copies {
                 let state = if is_claimed { Ok(Some(copy.stream)) } else { state_of(&copy.fences) };
-                let item = self.take_item(copy);
+                let item = copy.into_item();
                 match state {
                     Ok(None) => swept.completed.push(item),
                     Ok(Some(_)) => abandoned.push(item),
@@ -322,13 +329,12 @@ impl<T> InFlight<T> {
         (swept, abandoned)
     }
 
-    /// The item of a copy that left its queue. No lock is held.
-    fn take_item(&self, copy: PendingCopy<T>) -> T {
-        // Relaxed, as in `insert`.
+    /// Takes an item out of its queue, whose lock is held.
+    fn remove(&self, queue: &mut Queue<T>, number: u64) -> Option<PendingCopy<T>> {
+        let copy = queue.remove(number)?;
         self.count.fetch_sub(1, Ordering::Relaxed);
         self.bytes.fetch_sub(copy.bytes, Ordering::Relaxed);
-        discard(copy.fences);
-        copy.item
+        Some(copy)
     }
 }
 
@@ -350,13 +356,13 @@ impl<T> Claim<'_, T> {
                     }
                     None
                 }
-                Ok(None) => queue.remove(number).map(|copy| (copy, Ok(()))),
-                Err(error) => queue.remove(number).map(|copy| (copy, Err(error))),
+                Ok(None) => self.in_flight.remove(queue, number).map(|copy| (copy, Ok(()))),
+                Err(error) => self.in_flight.remove(queue, number).map(|copy| (copy, Err(error))),
             };
             next = queue.candidate_after(number);
             drop(queues);
             let Some((copy, end)) = over else { continue };
-            let item = self.in_flight.take_item(copy);
+            let item = copy.into_item();
             let is_enough = end.is_ok() && enough(&item);
             match end {
                 Ok(()) => swept.completed.push(item),
@@ -432,6 +438,12 @@ impl<T> Queue<T> {
 }
 
 impl<T> PendingCopy<T> {
+    /// The item, after it has left its queue. Drops its fences, so no lock is held.
+    fn into_item(self) -> T {
+        discard(self.fences);
+        self.item
+    }
+
     fn as_group(&self, now_us: u64) -> PendingGroup {
         let age = Duration::from_micros(now_us.saturating_sub(self.since_us));
         PendingGroup { buffers: 1, age, stream: self.stream, bytes: self.bytes }

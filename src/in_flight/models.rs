@@ -109,7 +109,7 @@ fn loom_an_item_completes_once_and_after_its_fence() {
     });
 }
 
-/// Fails if an item is counted after it is visible: then the count wraps.
+/// Fails if an item is counted after it can be swept: then the count wraps.
 #[test]
 fn loom_an_item_that_arrives_during_a_sweep_is_counted_and_completes() {
     model(&[0, 1], || {
@@ -129,6 +129,21 @@ fn loom_an_item_that_arrives_during_a_sweep_is_counted_and_completes() {
 fn ended(in_flight: &Items) -> usize {
     let (swept, abandoned) = in_flight.abandon();
     reuse(swept) + abandoned.len()
+}
+
+/// Fails if an item is counted before it can be found: then a pool that closes on the count leaves it behind.
+#[test]
+fn loom_an_item_that_is_counted_is_found_by_the_end() {
+    model(&[0, 1], || {
+        let (in_flight, copied) = (Arc::new(Items::new()), Copied::new());
+        let arriving = spawn(&in_flight, move |in_flight| insert(in_flight, &copied));
+        let counted = if in_flight.count() > 0 { 1 } else { 0 };
+        let found = if counted > 0 { ended(&in_flight) } else { 0 };
+        assert_eq!(found, counted);
+        arriving.join().unwrap();
+        assert_eq!(found as u64 + in_flight.count(), 1);
+        found
+    });
 }
 
 /// Fails if an item that was abandoned stays where a sweep finds it, or is not counted.
