@@ -49,7 +49,7 @@
 //!
 //! An array of slots cannot tell which buffer is oldest without reading all of it; one list of all buffers costs each hit
 //! four more writes. Shards that steal but have no remote free list make the copying thread the owner of every buffer that
-//! loaders need. A miss with nothing idle reads the own shard and one word. An eviction compares a bound for each class in
+//! loaders need. A miss with nothing idle reads the own shard and a word or two. An eviction compares a bound for each class in
 //! use of its shard; with several threads it first reads one or two lines of each shard in use, for a spare permit or an
 //! older buffer.
 //!
@@ -129,7 +129,7 @@ impl<T> ThreadCache<T> {
     pub fn new(classes: u32, limit: usize, shards: usize) -> Self {
         let classes = classes.min(u32::from(u16::MAX));
         let shards = shards.clamp(1, SHARDS_MAX).next_power_of_two();
-        let common = Arc::new(Common::new(classes, limit));
+        let common = Arc::new(Common::new(classes, limit, shards));
         Self {
             shards: (0..shards).zip(0u16..).map(|(_, at)| Shard::new(classes, at, common.clone())).collect(),
             common,

@@ -62,6 +62,23 @@ fn loom_the_owner_or_a_stealing_thread_takes_each_buffer() {
     });
 }
 
+/// A buffer that was idle before a take began is found while a third thread searches its shard. Fails if the bit is cleared
+/// before the search in such a way that no other bit tells of the shard.
+#[test]
+fn loom_a_remote_put_that_has_ended_is_found_although_a_third_thread_searches() {
+    model(|| {
+        let cache = Arc::new(ThreadCache::new(1, 8, 4));
+        (0..2).for_each(|_| assert_eq!(returned(put(&cache, 0, entry(0))), 0));
+        let away = [(); 2].map(|()| cache.take_at(0, 0).unwrap());
+        let stealer = cache.clone();
+        let stealing = thread::spawn(move || stealer.take_at(3, 0).map(used).is_some());
+        away.into_iter().for_each(|entry| assert_eq!(returned(put(&cache, 1, entry)), 0));
+        assert!(cache.take_at(2, 0).map(used).is_some(), "two are idle, and one other thread takes one");
+        let left = usize::from(!stealing.join().unwrap());
+        assert_eq!((cache.idle_count(), cache.validate()), (left, Ok(())));
+    });
+}
+
 #[test]
 fn loom_a_remote_put_is_found_although_a_steal_clears_the_occupancy_bit() {
     model(|| {

@@ -202,7 +202,7 @@ impl<T> Shard<T> {
         Some(entry)
     }
 
-    /// A take by a thread whose own shard is `taker`. Clears mark and occupancy bit if it finds nothing, in the order that
+    /// A take by a thread whose own shard is `taker`. Clears mark and occupancy bit if it finds nothing, in the steps that
     /// `permits` gives.
     pub(super) fn steal(&self, class: u32, taker: &Self) -> Option<Box<Entry<T>>> {
         let mut entry = self.own.free_list.with(|list| {
@@ -210,8 +210,7 @@ impl<T> Shard<T> {
             let mut entry = list.take_newest(class);
             if let (None, Ok(at), false) = (&entry, u16::try_from(class), list.is_sealed()) {
                 list.unmark(at);
-                self.common.occupancy.clear(class, self.index.into());
-                self.collect_all(list, 0);
+                self.common.occupancy.search(class, self.index.into(), || self.collect_all(list, 0));
                 entry = list.take_newest(class);
             }
             let entry = entry?;
