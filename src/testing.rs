@@ -14,6 +14,8 @@
 
 #[doc(hidden)]
 pub mod parse;
+#[doc(hidden)]
+pub mod short_path;
 
 pub use crate::backend::fault::{CallGate, FaultSource, SourceCall};
 pub use crate::backend::suite::check_source;

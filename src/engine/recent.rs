@@ -117,6 +117,12 @@ impl Core {
         shard.0.take_remote_at_once(plain_eighths_index(len)).map(Block::from_entry)
     }
 
+    /// Whether the calling thread's shard lets gets and puts take the short path.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn has_short_path(&self) -> bool {
+        self.short_path().is_some_and(|shard| !shard.has_attention())
+    }
+
     /// The thread uses this pool: its next gets and puts may take the short path.
     pub(crate) fn enter(self: &Arc<Self>) {
         if position(Arc::as_ptr(self)).is_none() {

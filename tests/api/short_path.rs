@@ -2,13 +2,15 @@
 #![allow(unsafe_code)] // Forks.
 
 use std::cell::RefCell;
+use std::future::{Future, poll_fn};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
+use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::testing::ManualClock;
+use pinpool::testing::{ManualClock, short_path};
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource};
 
 use crate::child::{alone, in_a_child};
@@ -373,6 +375,96 @@ fn a_thread_that_only_hits_serves_a_get_that_waits() {
         let after = check(&pool);
         assert_eq!((after.hits - before.hits, after.misses - before.misses), (100, 0), "{preset:?}");
     }
+}
+
+/// Of so many hits, how many the short path served.
+fn short_hits(pool: &Pool) -> usize {
+    // At hand, and one is idle.
+    drop(pool.get(LEN).unwrap());
+    (0..1000).filter(|_| short_path::get(pool, LEN).is_some()).count()
+}
+
+/// More than is left in a [`full_pool`].
+const MUCH: usize = 2 << 20;
+
+/// A pool of 8 MiB that nobody looks at by himself, and so much of it that only small buffers are left.
+fn full_pool() -> (Pool, Vec<PinnedBuf>) {
+    let builder = builder(Preset::Adaptive).max_bytes(Some(8 << 20)).wait(LONG).background_poll(false);
+    let pool = builder.build().unwrap();
+    let small = pool.get(LEN).unwrap();
+    let held: Vec<_> = std::iter::from_fn(|| pool.get_timeout(1 << 20, Duration::ZERO).ok()).collect();
+    assert_eq!(held.len(), 7);
+    drop(small);
+    assert_eq!((short_path::is_open(&pool), short_hits(&pool)), (true, 1000));
+    (pool, held)
+}
+
+#[test]
+fn a_hit_takes_the_short_path_but_while_a_get_waits() {
+    let (pool, held) = full_pool();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| drop(pool.get(MUCH).unwrap()));
+        while pool.stats().waiting == 0 {
+            thread::yield_now();
+        }
+        assert!(!short_path::is_open(&pool) && short_path::get(&pool, LEN).is_none());
+        drop(held);
+        waiting.join().unwrap();
+    });
+    assert_eq!((short_path::is_open(&pool), short_hits(&pool)), (true, 1000));
+}
+
+#[test]
+fn hits_take_the_short_path_after_gets_that_timed_out_were_cancelled_or_dropped() {
+    const TASKS: usize = 8;
+    const GETS: usize = if cfg!(miri) { 5 } else { 1_250 };
+    let (pool, held) = full_pool();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+    let tasks = (0..TASKS).map(|task| {
+        let pool = pool.clone();
+        runtime.spawn(async move {
+            // Polled no more; each leaves the line when it is dropped, or late when another looks.
+            let mut left = Vec::new();
+            for round in 0..GETS {
+                // Late at its first poll, or while it waits.
+                let wait = Duration::from_nanos([1, 20_000][round / 2 % 2]);
+                match (task + round) % 4 {
+                    0 | 1 => assert!(pool.get_async_timeout(MUCH, wait).await.unwrap_err().is_limit()),
+                    2 => {
+                        let mut get = Box::pin(pool.get_async(MUCH));
+                        let is_pending =
+                            |context: &mut Context<'_>| Poll::Ready(get.as_mut().poll(context).is_pending());
+                        assert!(poll_fn(is_pending).await);
+                    }
+                    _ => {
+                        let mut get = Box::pin(pool.get_async_timeout(MUCH, wait));
+                        poll_fn(|context| Poll::Ready(drop(get.as_mut().poll(context)))).await;
+                        left.push(get);
+                        if round % 64 == 0 {
+                            left.clear();
+                        }
+                    }
+                }
+            }
+        })
+    });
+    let tasks: Vec<_> = tasks.collect();
+    thread::scope(|scope| {
+        for thread in 0..2 {
+            let pool = &pool;
+            scope.spawn(move || {
+                for round in 0..GETS / 10 {
+                    let wait = Duration::from_micros((thread + round) as u64 % 3 * 20);
+                    assert!(pool.get_timeout(MUCH, wait).unwrap_err().is_limit());
+                }
+            });
+        }
+    });
+    tasks.into_iter().for_each(|task| runtime.block_on(task).unwrap());
+    assert_eq!(check(&pool).waiting, 0);
+    assert_eq!((short_path::is_open(&pool), short_hits(&pool)), (true, 1000));
+    drop(held);
+    drop(pool.get_timeout(6 << 20, Duration::ZERO).expect("nobody waits any more"));
 }
 
 #[test]

@@ -120,7 +120,8 @@ impl Actors {
             return match draw.below(8) {
                 0 => Step::new(Op::CancelGet, &[draw.next() % 1000]),
                 1..4 => Step::new(Op::PollGet, &[draw.next() % 1000]),
-                _ => Step::new(Op::GetAsync, &[pool, len]),
+                // Drawn from what was drawn already: the steps of all seeds stay as they are.
+                _ => Step::new(Op::GetAsync, &[pool, len, u64::from(len % 3 == 0)]),
             };
         }
         let align = if draw.once_in(16) { draw.pick(&[8192, 65_536]) } else { 0 };

@@ -1,6 +1,7 @@
 //! What must hold after each step, and at the end.
 
 use pinpool::Stats;
+use pinpool::testing::short_path;
 
 use crate::device::other_stamp;
 use crate::world::World;
@@ -22,6 +23,9 @@ pub(crate) fn after_step(world: &World) -> Check {
         let stats = pool.stats();
         note(world, &stats);
         counts(world, index, &stats).map_err(|what| format!("pool {index}: {what}; {stats:?}"))?;
+        if world.setup.tensorflow == 0 && short_path::is_open(pool) != (stats.waiting == 0) {
+            return Err(format!("pool {index}: {} gets wait, and the short path does not go by that", stats.waiting));
+        }
         if stats.in_flight == 0 {
             world.site.note_swept(index);
         }

@@ -116,8 +116,8 @@ ops! {
     Get = "get" (pool len align),
     /// As `get`, from the idle buffers alone.
     TryGet = "try_get" (pool len),
-    /// Begins a get that waits in line if there is no room.
-    GetAsync = "get_async" (pool len),
+    /// Begins a get that waits in line if there is no room; one that is late leaves the line at its first poll.
+    GetAsync = "get_async" (pool len is_late),
     /// Looks whether a waiting get was served.
     PollGet = "poll_get" (which),
     /// A waiting get gives up.

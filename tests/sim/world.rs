@@ -22,8 +22,10 @@ use crate::site::Site;
 
 /// Streams of the device.
 const STREAMS: usize = 3;
-/// Time does not pass for a get that waits.
+/// Time does not pass for a get that waits ...
 const FOREVER: Duration = Duration::from_secs(1 << 20);
+/// ... or its deadline has passed when it looks for the first time.
+const LATE: Duration = Duration::from_nanos(1);
 /// A pool and its partitions.
 const POOLS_MAX: usize = 3;
 
@@ -226,8 +228,12 @@ impl World {
             Op::TryGet => self.try_get(args[0], as_len(args[1])),
             Op::GetAsync => self.with_pool(args[0], |index, pool| {
                 let (len, failures) = (as_len(args[1]), self.site.memory().failures);
-                let get = Box::pin(pool.get_async_timeout(len, FOREVER));
+                let (is_late, before) = (args[2] == 1, self.waiting.borrow().len());
+                let get = Box::pin(pool.get_async_timeout(len, if is_late { LATE } else { FOREVER }));
                 self.poll_get(Waiting { get, pool: index, len, failures });
+                if is_late && self.waiting.borrow().len() > before {
+                    self.site.report(format!("a get of {len} B waits though its deadline has passed"));
+                }
             }),
             Op::PollGet => self.take_waiting(args[0]).into_iter().for_each(|(at, waiting)| {
                 if let Some(waiting) = self.look(waiting) {

@@ -26,6 +26,8 @@
 //!   buffer. For the exception see `has_waiters`; `patience` bounds each sleep.
 //! - waiters-I2: a get that leaves the line, in whatever way, wakes the next, and what it was handed is passed on.
 //! - waiters-I3: nothing is handed to a get that has left the line: both happen under the lock of the line.
+//! - waiters-I4: the pool attends to the line exactly while a get is in it: each change of the line is a [`Waiters::change`],
+//!   which tells the pool under the lock of the line.
 
 mod turn;
 mod waiter;
@@ -44,11 +46,10 @@ use crate::sync::process::AtomicU64;
 /// A line of waiting gets, which puts hand items of type `T` to.
 #[derive(Debug)]
 pub(super) struct Waiters<T> {
+    /// Gets in the line. Written under its lock.
     waiting: AtomicUsize,
     total: AtomicU64,
     line: Mutex<Line<T>>,
-    /// Whether the pool was told that a get waits. Locked while it is told, so that it is told in order.
-    attended: Mutex<bool>,
 }
 
 #[derive(Debug)]
@@ -94,19 +95,14 @@ pub(super) struct Beside {
 impl<T> Default for Waiters<T> {
     fn default() -> Self {
         let line = Line { gets: VecDeque::new(), joined: 0, beside_bytes: 0 };
-        Self {
-            waiting: AtomicUsize::new(0),
-            total: AtomicU64::new(0),
-            line: Mutex::new(line),
-            attended: Mutex::new(false),
-        }
+        Self { waiting: AtomicUsize::new(0), total: AtomicU64::new(0), line: Mutex::new(line) }
     }
 }
 
 impl<T> Waiters<T> {
     #[inline]
     pub(super) fn has_waiters(&self) -> bool {
-        // SeqCst, with the increment in `join`: a waiter that this load misses joined after it, so its first attempt sees
+        // SeqCst, with the store in `change`: a waiter that this load misses joined after it, so its first attempt sees
         // the put that came before this load. The put's own store may still be in a store buffer then, unless the put went
         // through a lock that the attempt takes too; the waiter's patience covers that rare case, which is cheaper than a
         // barrier in every put.
@@ -133,28 +129,47 @@ impl<T> Waiters<T> {
         self.line.lock().gets.iter().map(|waiter| waiter.class.bytes as u64).collect()
     }
 
-    fn join(&self, class: Class, deadline: Instant, attend: impl FnOnce(bool)) -> Arc<Waiter<T>> {
-        // SeqCst, before the first attempt: a later put sees this count, and looks at the line.
-        self.waiting.fetch_add(1, Ordering::SeqCst);
+    /// Changes who is in the line. Tells the pool by `attend` if the line has become empty or is empty no more, and wakes the
+    /// get that is first now in place of another.
+    fn change<R>(&self, attend: impl FnOnce(bool), change: impl FnOnce(&mut Line<T>) -> R) -> R {
         let mut line = self.line.lock();
-        line.joined += 1;
-        let waiter = Arc::new(Waiter::new(line.joined, class, deadline));
-        line.gets.push_back(waiter.clone());
+        let first_before = line.first_number();
+        let result = change(&mut line);
+        // SeqCst: a put that comes after the first attempt of a get that has joined sees it.
+        self.waiting.store(line.gets.len(), Ordering::SeqCst);
+        let first = line.first_number();
+        if first.is_some() != first_before.is_some() {
+            attend(first.is_some());
+        }
+        let mut next = None;
+        if first != first_before {
+            // What passed the one that left counts as held when the next became first.
+            line.beside_bytes = 0;
+            next = line.gets.front().filter(|_| first_before.is_some()).cloned();
+        }
         drop(line);
-        self.attend(attend);
+        next.iter().for_each(|next| next.wake());
+        result
+    }
+
+    fn join(&self, class: Class, deadline: Instant, attend: impl FnOnce(bool)) -> Arc<Waiter<T>> {
+        let waiter = self.change(attend, |line| {
+            line.joined += 1;
+            let waiter = Arc::new(Waiter::new(line.joined, class, deadline));
+            line.gets.push_back(waiter.clone());
+            waiter
+        });
         // Relaxed: a figure. Counted after the waiter joined, so a reader that sees the count finds the line as long.
         self.total.fetch_add(1, Ordering::Relaxed);
         waiter
     }
 
     /// Whether `waiter` is the first in line. Late tasks before it leave the line.
-    fn is_first(&self, waiter: &Arc<Waiter<T>>) -> bool {
-        let mut line = self.line.lock();
-        let next = self.remove_late(&mut line);
-        let is_first = line.is_first(waiter);
-        drop(line);
-        next.iter().filter(|_| !is_first).for_each(|next| next.wake());
-        is_first
+    fn is_first(&self, waiter: &Arc<Waiter<T>>, attend: impl FnOnce(bool)) -> bool {
+        self.change(attend, |line| {
+            line.remove_late();
+            line.is_first(waiter)
+        })
     }
 
     /// When the get behind `waiter` is to look again by itself: the first soon, since room may come unannounced, and the
@@ -165,36 +180,12 @@ impl<T> Waiters<T> {
         at.min(waiter.deadline)
     }
 
-    /// Takes tasks that are late off the front of the line: one that is polled no more must not hold up the others. Returns
-    /// the get that is first now, if any left.
-    fn remove_late(&self, line: &mut Line<T>) -> Option<Arc<Waiter<T>>> {
-        let mut removed = 0;
-        while line.gets.front().is_some_and(|first| first.is_task() && Instant::now() >= first.deadline) {
-            line.gets.pop_front();
-            removed += 1;
-        }
-        // SeqCst, like the increment.
-        self.waiting.fetch_sub(removed, Ordering::SeqCst);
-        if removed > 0 { line.note_left(0) } else { None }
-    }
-
     /// Takes `waiter` out of the line. Returns what it was handed.
     fn leave(&self, waiter: &Arc<Waiter<T>>, attend: impl FnOnce(bool)) -> Option<T> {
-        let mut line = self.line.lock();
-        let place = line.gets.iter().position(|other| Arc::ptr_eq(other, waiter));
-        let next = place.and_then(|place| {
-            line.gets.remove(place);
-            line.note_left(place)
-        });
-        let handed = waiter.take_handed();
-        drop(line);
-        if place.is_some() {
-            // SeqCst, like the increment.
-            self.waiting.fetch_sub(1, Ordering::SeqCst);
-            self.attend(attend);
-        }
-        next.iter().for_each(|next| next.wake());
-        handed
+        self.change(attend, |line| {
+            line.gets.retain(|other| !Arc::ptr_eq(other, waiter));
+            waiter.take_handed()
+        })
     }
 
     /// Offers what a put brings to the first in line. `passed` is the number of the get that it passed as `beside_bytes`,
@@ -206,26 +197,22 @@ impl<T> Waiters<T> {
         (passed, beside_bytes): (u64, u64),
         attend: impl FnOnce(bool),
     ) -> Offer<T> {
-        let mut line = self.line.lock();
-        line.end_pass(passed, beside_bytes);
-        self.remove_late(&mut line);
-        let Some(first) = line.gets.front() else {
-            drop(line);
-            self.attend(attend);
-            return Offer::Keep(item);
-        };
-        if first.class != class {
-            return Offer::MakeRoom(item);
-        }
-        first.hand(item);
-        let first = line.gets.pop_front();
-        let next = line.note_left(0);
-        drop(line);
-        // SeqCst, like the increment.
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        self.attend(attend);
-        first.iter().chain(&next).for_each(|waiter| waiter.wake());
-        Offer::HandedOver
+        let mut handed = None;
+        let offer = self.change(attend, |line| {
+            line.end_pass(passed, beside_bytes);
+            line.remove_late();
+            match line.gets.front() {
+                None => Offer::Keep(item),
+                Some(first) if first.class != class => Offer::MakeRoom(item),
+                Some(first) => {
+                    first.hand(item);
+                    handed = line.gets.pop_front();
+                    Offer::HandedOver
+                }
+            }
+        });
+        handed.iter().for_each(|first| first.wake());
+        offer
     }
 
     /// Whether a get may look for memory while others wait. `beside` is called with the class of the first in line.
@@ -256,17 +243,6 @@ impl<T> Waiters<T> {
         let first = self.line.lock().gets.front().cloned();
         first.iter().for_each(|first| first.wake());
     }
-
-    /// Tells the pool whether a get waits, if that has changed.
-    fn attend(&self, attend: impl FnOnce(bool)) {
-        let mut attended = self.attended.lock();
-        // SeqCst, like the changes. After a change by another thread that thread comes here too.
-        let is_waiting = self.waiting.load(Ordering::SeqCst) > 0;
-        if *attended != is_waiting {
-            *attended = is_waiting;
-            attend(is_waiting);
-        }
-    }
 }
 
 impl<T> Line<T> {
@@ -274,18 +250,20 @@ impl<T> Line<T> {
         self.gets.front().is_some_and(|first| Arc::ptr_eq(first, waiter))
     }
 
-    /// The get at `place` has left. Returns the one that is first now, if it was not before.
-    fn note_left(&mut self, place: usize) -> Option<Arc<Waiter<T>>> {
-        if place > 0 {
-            return None;
+    /// The number of the first in line.
+    fn first_number(&self) -> Option<u64> {
+        self.gets.front().map(|first| first.number)
+    }
+
+    /// Takes tasks that are late off the front: one that is polled no more must not hold up the others.
+    fn remove_late(&mut self) {
+        while self.gets.front().is_some_and(|first| first.is_task() && Instant::now() >= first.deadline) {
+            self.gets.pop_front();
         }
-        // What passed the one that left counts as held when the next became first.
-        self.beside_bytes = 0;
-        self.gets.front().cloned()
     }
 
     fn end_pass(&mut self, number: u64, bytes: u64) {
-        if self.gets.front().is_some_and(|first| first.number == number) {
+        if self.first_number() == Some(number) {
             self.beside_bytes = self.beside_bytes.saturating_sub(bytes);
         }
     }

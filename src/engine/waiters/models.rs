@@ -7,7 +7,7 @@
 use super::*;
 use crate::sync::Condvar;
 use loom::thread;
-use std::task::{Context, Poll, Wake};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 const CLASS: Class = Class { bytes: 4096, index: 0 };
@@ -181,6 +181,60 @@ fn loom_a_waiter_that_is_dropped_passes_on_what_it_was_handed() {
         let cancelled = spawn(pool, |pool| drop(Turn::join(pool, CLASS, Instant::now() + FOREVER)));
         get(pool);
         cancelled.join().unwrap();
+        putting.join().unwrap();
+    });
+}
+
+/// A task whose deadline has passed when it joins. Returns once it has left the line, and passes on what it got.
+fn be_late(pool: &Arc<ModelPool>) {
+    let turn = Turn::join(pool, CLASS, Instant::now());
+    let Poll::Ready(served) = turn.poll(&mut Context::from_waker(Waker::noop()), &mut ()) else {
+        panic!("its deadline has passed")
+    };
+    served.into_iter().for_each(|()| pool.put(CLASS));
+}
+
+/// Fails if a late task that leaves the line at its own poll does not end the attention.
+#[test]
+fn loom_a_late_task_leaves_no_attention_behind() {
+    model(1, |pool| {
+        let putting = spawn(pool, |pool| pool.put(CLASS));
+        be_late(pool);
+        putting.join().unwrap();
+    });
+}
+
+/// Fails if the last of two that leave ends the attention only if it finds itself in the line.
+#[test]
+fn loom_late_tasks_that_take_each_other_off_the_line_leave_no_attention_behind() {
+    model_of_three(1, |pool| {
+        let putting = spawn(pool, |pool| pool.put(CLASS));
+        let late = spawn(pool, be_late);
+        be_late(pool);
+        late.join().unwrap();
+        putting.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_late_task_before_a_waiter_passes_the_line_on() {
+    model_of_three(0, |pool| {
+        let putting = spawn(pool, |pool| pool.put(CLASS));
+        let late = spawn(pool, be_late);
+        get(pool);
+        late.join().unwrap();
+        putting.join().unwrap();
+    });
+}
+
+/// The task is first in line and is polled no more: the put finds it late. Fails if that put does not end the attention.
+#[test]
+fn loom_a_put_that_finds_only_a_late_task_leaves_no_attention_behind() {
+    model(1, |pool| {
+        let turn = Turn::join(pool, CLASS, Instant::now());
+        pool.waiters.line.lock().gets[0].register(Waker::noop());
+        let putting = spawn(pool, |pool| pool.put(CLASS));
+        drop(turn);
         putting.join().unwrap();
     });
 }

@@ -215,6 +215,91 @@ fn a_late_task_that_is_polled_no_more_leaves_the_line_to_the_next() {
 }
 
 #[test]
+fn a_late_task_that_is_alone_leaves_no_attention_behind() {
+    let pool = Arc::new(TestPool::default());
+    let turn = Turn::join(&pool, CLASS, Instant::now());
+    assert_eq!(poll(&turn, Waker::noop()), Poll::Ready(None));
+    assert_eq!(*pool.told.lock(), [true, false]);
+    drop(turn);
+    assert_eq!(*pool.told.lock(), [true, false]);
+}
+
+#[test]
+fn a_put_that_finds_only_late_tasks_ends_the_attention() {
+    let pool = Arc::new(TestPool::default());
+    let late = [(); 2].map(|()| Turn::join(&pool, CLASS, Instant::now()));
+    pool.waiters.line.lock().gets.iter().for_each(|waiter| waiter.register(Waker::noop()));
+    pool.put(1, CLASS);
+    assert_eq!(
+        (pool.waiters.has_waiters(), &*pool.told.lock(), &*pool.idle.lock()),
+        (false, &vec![true, false], &vec![1])
+    );
+    drop(late);
+    assert_eq!(*pool.told.lock(), [true, false]);
+}
+
+/// The next number of a repeatable sequence (xorshift64), below `end`.
+fn draw(state: &mut u64, end: u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    (*state >> 8) % end
+}
+
+#[test]
+fn however_gets_leave_the_line_its_end_is_told_and_no_item_is_lost() {
+    let (rounds, items) = (if cfg!(miri) { 20 } else { 3_000 }, 2);
+    let pool = Arc::new(TestPool::default());
+    pool.idle.lock().extend(0..items);
+    thread::scope(|scope| {
+        for seed in 1..5 {
+            let pool = &pool;
+            scope.spawn(move || {
+                let mut state = seed;
+                let mut unpolled = Vec::new();
+                for _ in 0..rounds {
+                    let late_or_soon = [Instant::now(), Instant::now() + Duration::from_micros(20)];
+                    let deadline = late_or_soon[draw(&mut state, 2) as usize];
+                    let served = match draw(&mut state, 6) {
+                        0 => get_by(pool, deadline),
+                        // Cancelled, or late at its first poll.
+                        1 => match poll(&Turn::join(pool, CLASS, deadline), Waker::noop()) {
+                            Poll::Ready(served) => served,
+                            Poll::Pending => None,
+                        },
+                        // A task that is polled no more, and is dropped later.
+                        2 => {
+                            let turn = Turn::join(pool, CLASS, deadline);
+                            let polled = poll(&turn, Waker::noop());
+                            unpolled.push(turn);
+                            if let Poll::Ready(served) = polled { served } else { None }
+                        }
+                        3 => {
+                            unpolled.clear();
+                            None
+                        }
+                        4 => {
+                            drop(Turn::join(pool, CLASS, deadline));
+                            None
+                        }
+                        _ => pool.idle.lock().pop(),
+                    };
+                    let class = [CLASS, OTHER][draw(&mut state, 2) as usize];
+                    served.into_iter().for_each(|item| pool.put(item, class));
+                }
+            });
+        }
+    });
+    let told = pool.told.lock();
+    assert!(!pool.waiters.has_waiters());
+    assert!(told.iter().enumerate().all(|(at, &is_waiting)| is_waiting == (at % 2 == 0)), "told once for each change");
+    assert!(told.len() > 1 && told.len() % 2 == 0, "told at last that nobody waits");
+    let mut idle = pool.idle.lock().clone();
+    idle.sort_unstable();
+    assert_eq!(idle, (0..items).collect::<Vec<_>>());
+}
+
+#[test]
 fn the_next_is_woken_when_a_later_get_finds_the_first_late() {
     let pool = Arc::new(TestPool::default());
     let next = Arc::new(Counting::default());

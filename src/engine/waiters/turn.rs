@@ -17,7 +17,8 @@ pub(in crate::engine) trait Server {
 
     fn waiters(&self) -> &Waiters<Self::Item>;
 
-    /// From now on, or no longer, each put is to look at the line. Called outside of the line's lock.
+    /// From now on, or no longer, each put is to look at the line. Called under the line's lock, so it calls nothing of the
+    /// line, nor of a user.
     fn attend(&self, is_waiting: bool);
 
     /// Puts back what is ready to be put back and nobody has put yet.
@@ -89,7 +90,7 @@ impl<S: Server> Turn<S> {
     }
 
     fn attempt(&self, refusal: &mut S::Refusal) -> Option<S::Item> {
-        let is_first = || self.server.waiters().is_first(&self.waiter);
+        let is_first = || self.server.waiters().is_first(&self.waiter, |is_waiting| self.server.attend(is_waiting));
         if is_first() {
             // What it puts back is handed to the first in line, which may be this get.
             self.server.sweep();

@@ -92,6 +92,13 @@ impl<T> Lock<T> {
         unlock.then = if attention { ATTENTION } else { FREE };
     }
 
+    /// Whether hits and puts take the slow path.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn has_attention(&self) -> bool {
+        // Relaxed: a test asks.
+        self.state.load(Ordering::Relaxed) == ATTENTION
+    }
+
     /// Tries to enter; returns the state that it found. The thread is inside unless that is [`HELD`].
     #[inline(always)]
     fn exchange(&self) -> u8 {

@@ -158,6 +158,12 @@ impl<T> Shard<T> {
         });
     }
 
+    /// Whether hits and puts take the slow path.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn has_attention(&self) -> bool {
+        self.own.free_list.has_attention()
+    }
+
     /// From now on puts belong to `tick`; those of the remote free list belong to an earlier one. Returns the tick of the
     /// newest put before.
     pub(super) fn begin_tick(&self, tick: u64) -> u64 {
