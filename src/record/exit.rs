@@ -3,7 +3,7 @@
 //! A handler of `exit` asks the writers of all files for one more look at the queues and waits for it, for at most
 //! [`PATIENCE`], by looking at a number: a writer that is at work, or waits for a disk, is not disturbed. What was pushed
 //! before `exit` was called is in the file then. A process that ends without its exit handlers (`_exit`, `abort`, a signal)
-//! loses what was recorded since the last look, 50 ms at most.
+//! loses what was recorded since the last look, which comes every 50 ms, or later on a busy machine or a slow disk.
 #![allow(unsafe_code)] // Registers the handler.
 
 use std::time::{Duration, Instant};

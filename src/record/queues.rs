@@ -65,6 +65,8 @@ struct Emptied {
     taken: AtomicU64,
     /// Of those lost, how many are written down.
     told: AtomicU64,
+    /// Ticks and pool of the record that was taken last.
+    last: [AtomicU64; 2],
 }
 
 /// The queues of one file.
@@ -170,24 +172,30 @@ impl Queue {
     }
 
     /// Takes what is in the queue now; by the writer alone. Records that come meanwhile stay, so that one busy thread does not
-    /// keep the writer. Returns how many more were lost.
+    /// keep the writer. Their ticks never fall, though the counters of two cores may differ a little. Returns how many more were
+    /// lost.
     fn drain(&self, mut each: impl FnMut(Stamped)) -> u64 {
         // Before the records: what is lost later is told later.
         let lost = self.filled.lost.load(Ordering::Relaxed);
         let pushed = self.filled.pushed.load(Ordering::Acquire);
+        let (mut last_ticks, mut last_pool) = self.last_taken();
         for at in self.emptied.taken.load(Ordering::Relaxed)..pushed {
             let [ticks, head, rest @ ..] = self.words(at).each_ref().map(|word| word.load(Ordering::Relaxed));
             let [kind, a, b, c, d, ..] = head.to_le_bytes();
             let mut fields = rest.into_iter();
             // Every kind that is pushed is one that is read.
             if let Ok(event) = event_of(kind, || fields.next().ok_or(()), ()) {
-                each(Stamped { ticks, pool: u32::from_le_bytes([a, b, c, d]), event });
+                (last_ticks, last_pool) = (last_ticks.max(ticks), u32::from_le_bytes([a, b, c, d]));
+                each(Stamped { ticks: last_ticks, pool: last_pool, event });
             }
             // Now and then: each store takes the line from the thread.
             if at % 64 == 63 {
                 self.emptied.taken.store(at + 1, Ordering::Release);
             }
         }
+        // Relaxed: only the writer loads them.
+        self.emptied.last[0].store(last_ticks, Ordering::Relaxed);
+        self.emptied.last[1].store(last_pool.into(), Ordering::Relaxed);
         self.emptied.taken.store(pushed, Ordering::Release);
         lost - self.emptied.told.swap(lost, Ordering::Relaxed)
     }
@@ -205,10 +213,9 @@ impl Queue {
 
     /// Ticks and pool of the record that was taken last; by the writer alone.
     fn last_taken(&self) -> (u64, u32) {
-        let last = self.emptied.taken.load(Ordering::Relaxed).saturating_sub(1);
-        let [ticks, head, ..] = self.words(last).each_ref().map(|word| word.load(Ordering::Relaxed));
-        let [_, a, b, c, d, ..] = head.to_le_bytes();
-        (ticks, u32::from_le_bytes([a, b, c, d]))
+        let [ticks, pool] = self.emptied.last.each_ref().map(|word| word.load(Ordering::Relaxed));
+        #[allow(clippy::cast_possible_truncation)] // Stored from one.
+        (ticks, pool as u32)
     }
 }
 

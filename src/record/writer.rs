@@ -25,7 +25,7 @@ use crate::fork::OfProcess;
 use crate::maintenance_thread::block_signals;
 use crate::sync::plain::{Mutex, MutexGuard};
 
-/// Between two looks at the queues: what a process that dies loses at most.
+/// Between two looks at the queues, where the thread gets a processor and the disk keeps up: a process that dies loses as much.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Longest wait for the writer, which may wait for a disk.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -147,7 +147,7 @@ impl Writer {
         let head = if is_continued { Vec::new() } else { head().to_vec() };
         let output = Output::new(file, bytes, is_compressed, head);
         let (timeline, block) = (Timeline::new(ticks), BlockWriter::default());
-        let run = Run { writer: writer.clone(), received, output, timeline, block, last_ns: HashMap::new() };
+        let run = Run { writer: writer.clone(), received, output, timeline, block };
         thread::Builder::new().name("pinpool-trace".to_owned()).spawn(move || run.run()).map_err(failed)?;
         exit::attend(flush_open);
         opened.push(Opened {
@@ -246,8 +246,6 @@ struct Run {
     output: Output,
     timeline: Timeline,
     block: BlockWriter,
-    /// Time of the last record of each thread that recorded in the last second.
-    last_ns: HashMap<u32, u64>,
 }
 
 impl Run {
@@ -304,18 +302,11 @@ impl Run {
     fn write(&mut self) {
         let flush = self.writer.flush_asked.load(Ordering::Acquire);
         self.timeline.read();
-        let Self { writer, output, timeline, block, last_ns, .. } = self;
-        let now_ns = writer.ticks.now_ns();
-        last_ns.retain(|_, last_ns| last_ns.saturating_add(1_000_000_000) >= now_ns);
-        let mut taken: Vec<(u64, u32, Stamped)> = Vec::new();
-        let lost = writer.queues.take(writer.ticks.now(), |thread, record| {
-            // Two lines may differ by more than lies between two records of a thread.
-            let last_ns = last_ns.entry(thread).or_default();
-            *last_ns = timeline.time_ns(record.ticks).max(*last_ns);
-            taken.push((*last_ns, thread, record));
-        });
+        let Self { writer, output, timeline, block, .. } = self;
+        let mut taken: Vec<(u32, Stamped)> = Vec::new();
+        let lost = writer.queues.take(writer.ticks.now(), |thread, record| taken.push((thread, record)));
         // Stable: the records of one thread stay in order.
-        taken.sort_by_key(|(time_ns, ..)| *time_ns);
+        taken.sort_by_key(|(_, record)| record.ticks);
         let mut written = 0;
         // After the records: the tag of each that was taken has its name here.
         for (number, name) in std::mem::take(&mut writer.names.lock().unwritten) {
@@ -324,8 +315,8 @@ impl Run {
                 written += output.write(block);
             }
         }
-        for (time_ns, thread, Stamped { pool, event, .. }) in &taken {
-            block.record(*time_ns, *thread, *pool, event);
+        for (thread, Stamped { ticks, pool, event }) in &taken {
+            block.record(timeline.time_ns(*ticks), *thread, *pool, event);
             if block.is_full() {
                 written += output.write(block);
             }
@@ -334,7 +325,7 @@ impl Run {
         // Relaxed: read by those who end a pool, after the answer or without one.
         writer.written.fetch_add(written, Ordering::Relaxed);
         // Also lost: what a file that has failed did not take.
-        let events = taken.iter().filter(|(.., record)| !matches!(record.event, Event::Missing { .. })).count() as u64;
+        let events = taken.iter().filter(|(_, record)| !matches!(record.event, Event::Missing { .. })).count() as u64;
         let unwritten = if output.failure.is_some() { events.saturating_sub(written) } else { 0 };
         writer.lost.fetch_add(lost + unwritten, Ordering::Relaxed);
         writer.flushed.store(flush, Ordering::Release);
@@ -342,9 +333,7 @@ impl Run {
 
     /// Writes that the pool has ended, by itself: this thread needs no queue.
     fn end_pool(&mut self, pool: u32) {
-        let ticks = self.writer.ticks.now();
-        let last_ns = self.last_ns.values().copied().max().unwrap_or(0);
-        let time_ns = self.timeline.time_ns(ticks).max(last_ns);
+        let time_ns = self.timeline.time_ns(self.writer.ticks.now());
         self.block.record(time_ns, 0, pool, &Event::End);
         let written = self.output.write(&mut self.block);
         self.writer.written.fetch_add(written, Ordering::Relaxed);
