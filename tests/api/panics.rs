@@ -1,15 +1,18 @@
 //! Panics of what users pass in: a listener, a log sink, a fence, a source. The pool stays whole and its figures true.
 #![allow(unsafe_code)] // Implements the unsafe trait of sources.
 
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
 use pinpool::backend::{HeapSource, Region, SimSource, Source, SourceError};
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::{Backend, PoolBuilder, Preset};
+use pinpool::{Backend, CheckReport, GetFuture, PinnedBuf, Pool, PoolBuilder, Preset};
 
 use crate::captured_log::{listen, panic_at, panics};
 use crate::fixture::{LONG, over, until_waits, valid_stats};
@@ -26,31 +29,62 @@ fn go_on(act: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(act));
 }
 
+/// Keeps one idle buffer. Its listener counts the checks, and panics at each.
+fn checked(max_bytes: u64, preset: Preset) -> (Pool, Arc<AtomicU64>) {
+    let checks = Arc::new(AtomicU64::new(0));
+    let counted = checks.clone();
+    let listener = move |_: &CheckReport| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        panic!("the listener panics")
+    };
+    let builder = builder(max_bytes).preset(preset).pool_size_limit(1).auto_resize(false).background_poll(false);
+    (builder.on_check(listener).build().unwrap(), checks)
+}
+
+/// The next eviction of `pool` makes a check due.
+fn evict_999(pool: &Pool) {
+    (0..999).for_each(|_| drop([pool.get(MIB).unwrap(), pool.get(MIB).unwrap()]));
+    assert_eq!(valid_stats(pool).evicted, 999);
+}
+
+fn poll(get: &mut GetFuture) -> Poll<pinpool::Result<PinnedBuf>> {
+    Pin::new(get).poll(&mut Context::from_waker(Waker::noop()))
+}
+
 #[test]
-fn a_panic_of_a_listener_reached_from_a_get_in_line_does_not_block_the_line() {
-    let pool = builder(8 << 20)
-        .preset(Preset::Tensorflow)
-        .pool_size_limit(1)
-        .auto_resize(false)
-        .on_check(|_| panic!("the listener panics"))
-        .build()
-        .unwrap();
-    // 999 evictions; the next one makes a check due.
-    for _ in 0..999 {
-        go_on(|| drop([pool.get(3 * MIB).unwrap(), pool.get(3 * MIB).unwrap()]));
-        pool.trim(0);
-    }
-    let stream = ToldStream::default();
-    (0..2).for_each(|_| drop(pool.get(3 * MIB).unwrap().copy_to(&stream, &mut Nowhere).unwrap()));
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| go_on(|| drop(pool.get_timeout(6 * MIB, LONG).unwrap())));
-        until_waits(&pool, 1);
-        stream.0.is_over.store(true, Ordering::SeqCst);
-        waiting.join().unwrap();
-    });
-    pool.clear();
-    drop(pool.get_timeout(6 * MIB, Duration::ZERO).expect("nobody waits any more, and nothing is held"));
-    valid_stats(&pool);
+fn a_panic_of_a_listener_at_a_put_while_a_get_waits_does_not_block_the_line() {
+    let (pool, checks) = checked(8 << 20, Preset::Adaptive);
+    let partition = pool.partition("eval", 8 << 20).unwrap();
+    evict_999(&partition);
+    let held = [partition.get(MIB).unwrap(), partition.get(MIB).unwrap()];
+    // Looks when it is polled, and not between the two puts.
+    let mut waiting = pool.get_async_timeout(7 * MIB, LONG);
+    assert!(poll(&mut waiting).is_pending());
+    assert_eq!(checks.load(Ordering::SeqCst), 0);
+    thread::spawn(|| drop(held)).join().unwrap();
+    assert_eq!(checks.load(Ordering::SeqCst), 1);
+    assert!(matches!(poll(&mut waiting), Poll::Ready(Ok(_))), "the room that the puts made");
+    drop(pool.get_timeout(7 * MIB, Duration::ZERO).expect("nobody waits any more"));
+    assert_eq!((valid_stats(&pool).in_use, valid_stats(&partition).in_use), (0, 0));
+}
+
+#[test]
+fn a_panic_of_a_listener_at_the_put_of_a_get_that_leaves_the_line_does_not_block_the_line() {
+    let (pool, checks) = checked(8 << 20, Preset::Tensorflow);
+    evict_999(&pool);
+    pool.trim(0);
+    let [handed, large, other] = [2, 4, 1].map(|mib| pool.get(mib * MIB - 64).unwrap());
+    let mut leaving = pool.get_async_timeout(handed.len(), LONG);
+    assert!(poll(&mut leaving).is_pending());
+    drop(handed);
+    // Nobody waits any more: this one becomes idle, and the put of the first makes it the 1000th that is evicted.
+    drop(other);
+    assert_eq!((valid_stats(&pool).evicted, checks.load(Ordering::SeqCst)), (999, 0));
+    drop(leaving);
+    assert_eq!((valid_stats(&pool).evicted, checks.load(Ordering::SeqCst)), (1000, 1));
+    drop(large);
+    drop(pool.get_timeout(3 * MIB, Duration::ZERO).expect("nobody waits any more"));
+    assert_eq!(valid_stats(&pool).in_use, 0);
 }
 
 #[test]
