@@ -315,11 +315,13 @@ fn the_end_of_the_pool_cancels_it_within_a_step() {
             let source = faulty(discrete);
             let pool = by_a_thread(source.clone(), TI, 512 * GI).build().unwrap();
             if hold_step {
+                // Of the same reserve, which ends with the first pool.
+                let partition = pool.partition("other", GI).unwrap();
                 let gate = source.hold(SourceCall::Acquire);
                 gate.wait_for(1);
                 let calls = source.calls(SourceCall::Acquire);
                 let ends = thread::spawn(move || drop(pool));
-                thread::sleep(Duration::from_millis(5));
+                assert!(!partition.wait_reserved(LONG).unwrap(), "the end of the pool has cancelled it");
                 assert!(!ends.is_finished(), "it waits for the step");
                 drop(gate);
                 ends.join().unwrap();
