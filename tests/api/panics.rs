@@ -99,7 +99,7 @@ fn a_panic_of_a_log_sink_in_a_get_in_line_does_not_block_the_line() {
         let waiting = scope.spawn(|| {
             listen();
             panic_at("completion unknown");
-            go_on(|| drop(pool.get_timeout(MIB, Duration::from_secs(2))));
+            go_on(|| drop(pool.get_timeout(MIB, LONG)));
             panics()
         });
         until_waits(&pool, 1);
