@@ -49,6 +49,9 @@
 //! Linux, Rust 1.88 or newer. On other systems of the Unix family `heap` and `sim` work. The crate writes its log through
 //! the `log` crate and prints nothing.
 
+// What `shared` alone uses is not used on systems that have no `shared`.
+#![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))]
+
 #[cfg(doc)]
 #[doc = include_str!("../ARCHITECTURE.md")]
 pub mod architecture {}
@@ -98,7 +101,7 @@ pub mod ledger;
 pub mod loader;
 #[cfg(feature = "metrics")]
 pub mod metrics;
-#[cfg(not(miri))]
+#[cfg(all(target_os = "linux", not(miri)))]
 pub mod shared;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

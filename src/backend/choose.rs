@@ -131,6 +131,11 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
     let options = PinOptions { node: existing_node(options.root, options.node)?, ..options };
     let required = required(backend, options)?;
     let backend = required.as_ref().unwrap_or(backend);
+    if !cfg!(target_os = "linux") {
+        if let Some(chosen) = without_linux(backend, options)? {
+            return Ok(chosen);
+        }
+    }
     let source: Arc<dyn Source> = match backend {
         Backend::Auto => {
             let chosen = best(options);
@@ -154,6 +159,23 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
     let findings =
         node_ignored(&*source, options.node).into_iter().chain(options.hugetlb.finding(options.root)).collect();
     Ok(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings })
+}
+
+/// The choice on systems other than Linux, where no memory is page-locked; `None` for a back-end that works on any system.
+fn without_linux(backend: &Backend, options: PinOptions<'_>) -> Result<Option<Chosen>> {
+    match backend {
+        Backend::Auto => {
+            let found = Finding::warning("page-lock", "memory is not page-locked, which needs Linux")
+                .remedy("PINPOOL_BACKEND=heap if that is meant");
+            let source = Arc::new(heap_source(options));
+            Ok(Some(Chosen { source, lock_limit_bytes: None, passed_over: Vec::new(), findings: vec![found] }))
+        }
+        Backend::Heap | Backend::Sim { .. } | Backend::Source(_) => Ok(None),
+        _ => {
+            let why = "needs Linux; heap, sim and a source of your own work on this system".to_owned();
+            Err(ErrorKind::Unavailable { backend: backend.name(), why }.into())
+        }
+    }
 }
 
 /// The back-end that `options` need instead of `Auto`, if they need one; an error if another is set.
@@ -368,6 +390,20 @@ mod tests {
             assert!(chosen.passed_over.iter().all(|(_, why)| !why.is_empty()));
             let unlocked = chosen.findings.iter().any(|finding| finding.check == "page-lock");
             assert_eq!(unlocked, chosen.source.name() == "heap", "{:?}", chosen.findings);
+        }
+    }
+
+    #[test]
+    fn without_linux_memory_is_ordinary_and_what_would_page_lock_it_is_refused() {
+        let options = PinOptions { arena: true, ..PinOptions::default() };
+        let chosen = without_linux(&Backend::Auto, options).unwrap().unwrap();
+        assert_eq!((chosen.source.name(), chosen.findings[0].level), ("heap", Level::Warning));
+        for backend in [Backend::Heap, Backend::Sim { total_bytes: 1 }, Backend::Source(chosen.source)] {
+            assert!(without_linux(&backend, options).unwrap().is_none());
+        }
+        for backend in [Backend::Vmm, Backend::Register, Backend::Cuda, Backend::Mlock] {
+            let error = without_linux(&backend, options).unwrap_err().to_string();
+            assert!(error.contains(backend.name()) && error.contains("needs Linux"), "{error}");
         }
     }
 

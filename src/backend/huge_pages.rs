@@ -78,7 +78,7 @@ impl HugeTlb {
         (threads, placement): (usize, Option<&NodePlacement>),
         progress: &dyn Fn(usize),
     ) -> Option<Region> {
-        let page_bytes = self.page_bytes().filter(|_| !cfg!(miri))?;
+        let page_bytes = self.page_bytes().filter(|_| mapping::HAS_RANGES)?;
         if len_bytes == 0 || !(len_bytes as u64).is_multiple_of(page_bytes) {
             return None;
         }

@@ -10,8 +10,9 @@
 //! Uncommitted pages are mapped without any access (`PROT_NONE`), so that no other mapping gets their addresses and a stray
 //! access faults. Holds no state.
 //!
+//! On systems other than Linux `madvise` empties no page, so sources have no virtual memory there ([`HAS_RANGES`]).
 //! Miri has no `mprotect` and `madvise` and only a part of `mmap`: whole mappings come from the global allocator there, and
-//! sources have no virtual memory.
+//! sources have no virtual memory either.
 #![allow(unsafe_code)] // The kernel's memory calls are here and in the sources, nowhere else.
 
 use std::path::Path;
@@ -23,6 +24,24 @@ use crate::error::SourceError;
 use crate::host::{PAGE_BYTES, limits};
 
 pub(super) const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+
+/// Whether pages of a range can be committed and decommitted.
+pub(super) const HAS_RANGES: bool = cfg!(all(target_os = "linux", not(miri)));
+
+/// Flags and advice that only Linux knows.
+#[cfg(target_os = "linux")]
+pub(super) mod linux {
+    pub(in crate::backend) use libc::{MADV_DONTFORK, MADV_HUGEPAGE, MADV_POPULATE_WRITE, MAP_HUGE_SHIFT, MAP_HUGETLB};
+}
+/// No system knows the advice -1: `madvise` fails with `EINVAL`. The flags are not used ([`HAS_RANGES`]).
+#[cfg(not(target_os = "linux"))]
+pub(super) mod linux {
+    pub(in crate::backend) const MADV_DONTFORK: libc::c_int = -1;
+    pub(in crate::backend) const MADV_HUGEPAGE: libc::c_int = -1;
+    pub(in crate::backend) const MADV_POPULATE_WRITE: libc::c_int = -1;
+    pub(in crate::backend) const MAP_HUGETLB: libc::c_int = 0;
+    pub(in crate::backend) const MAP_HUGE_SHIFT: libc::c_int = 0;
+}
 
 /// Whether the kernel charges a mapping to its memory when it is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +76,7 @@ pub(super) fn map(len_bytes: usize, _accounting: Accounting, id: u64) -> Result<
 
 /// As [`map`], at a multiple of [`RANGE_ALIGN_BYTES`] and in huge pages where the kernel has some.
 pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError> {
-    if cfg!(miri) {
+    if !HAS_RANGES {
         return map(len_bytes, Accounting::Charged, id);
     }
     let mapped_bytes = mapped_bytes(len_bytes)?;
@@ -70,7 +89,7 @@ pub(super) fn map_huge(len_bytes: usize, id: u64) -> Result<Region, SourceError>
 /// `len_bytes` is a multiple of them.
 pub(super) fn map_hugetlb(len_bytes: usize, page_bytes: u64, id: u64) -> Result<Region, SourceError> {
     let log2 = libc::c_int::try_from(page_bytes.trailing_zeros()).unwrap_or(0);
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | (log2 << libc::MAP_HUGE_SHIFT);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | linux::MAP_HUGETLB | (log2 << linux::MAP_HUGE_SHIFT);
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, READ_WRITE, flags, -1, 0) };
     if start == libc::MAP_FAILED {
@@ -84,7 +103,7 @@ pub(super) fn map_hugetlb(len_bytes: usize, page_bytes: u64, id: u64) -> Result<
 pub(super) fn can_populate(region: &Region) -> Result<(), SourceError> {
     let start = region.start().as_ptr().cast();
     // SAFETY: makes a page of the caller's mapping present without changing its content.
-    check("madvise", unsafe { libc::madvise(start, PAGE_BYTES, libc::MADV_POPULATE_WRITE) })
+    check("madvise", unsafe { libc::madvise(start, PAGE_BYTES, linux::MADV_POPULATE_WRITE) })
 }
 
 /// Removes the pages of `region` from the address space.
@@ -131,7 +150,7 @@ pub(super) fn keep_from_children(region: &Region) -> Result<(), SourceError> {
     }
     let bytes = mapped_bytes(region.len_bytes())?;
     // SAFETY: changes what a child gets of a mapping of the caller's, not its content.
-    check("madvise", unsafe { libc::madvise(region.start().as_ptr().cast(), bytes, libc::MADV_DONTFORK) })
+    check("madvise", unsafe { libc::madvise(region.start().as_ptr().cast(), bytes, linux::MADV_DONTFORK) })
 }
 
 /// As [`keep_from_children`], for the pages at addresses that a driver maps. Fails with the number of the kernel's error.
@@ -139,7 +158,7 @@ pub(super) fn keep_from_children(region: &Region) -> Result<(), SourceError> {
 pub(super) fn keep_run_from_children(start: u64, bytes: usize) -> Result<(), i32> {
     let start = usize::try_from(start).map_or(std::ptr::null_mut(), std::ptr::with_exposed_provenance_mut::<u8>);
     // SAFETY: changes what a child gets of a mapping of the caller's, not its content; refused where nothing is mapped.
-    let advised = unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTFORK) };
+    let advised = unsafe { libc::madvise(start.cast(), bytes, linux::MADV_DONTFORK) };
     if advised == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)) }
 }
 
@@ -262,7 +281,7 @@ fn mmap_aligned(
 /// Asks for huge pages. Kernels without them, or configured not to use them, keep to small ones.
 pub(super) fn advise_huge(start: NonNull<u8>, mapped_bytes: usize) {
     // SAFETY: changes which pages back the caller's mapping, not its content.
-    let _ = unsafe { libc::madvise(start.as_ptr().cast(), mapped_bytes, libc::MADV_HUGEPAGE) };
+    let _ = unsafe { libc::madvise(start.as_ptr().cast(), mapped_bytes, linux::MADV_HUGEPAGE) };
 }
 
 /// # Safety

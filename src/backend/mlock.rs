@@ -108,7 +108,7 @@ unsafe impl Source for MlockSource {
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        (!cfg!(miri)).then_some(self)
+        mapping::HAS_RANGES.then_some(self)
     }
 
     fn numa_node(&self) -> Option<u32> {
@@ -168,6 +168,7 @@ pub(super) fn lock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceErr
 }
 
 /// Locks each page of `region` once it is faulted in.
+#[cfg(target_os = "linux")]
 fn lock_on_fault(region: &Region) -> Result<(), SourceError> {
     if cfg!(miri) {
         return Ok(());
@@ -176,6 +177,11 @@ fn lock_on_fault(region: &Region) -> Result<(), SourceError> {
     // SAFETY: like `mlock`, `mlock2` reads nothing through the pointer.
     mapping::check("mlock2", unsafe { libc::mlock2(start.cast(), len_bytes, libc::MLOCK_ONFAULT) })
         .map_err(|error| lock_error("mlock2", &error, len_bytes))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn lock_on_fault(_region: &Region) -> Result<(), SourceError> {
+    Err(SourceError::new("mlock2", "needs Linux"))
 }
 
 /// The error of a lock of `len_bytes`, with the limit that refused it and the remedy.

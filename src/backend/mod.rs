@@ -31,7 +31,7 @@ mod huge_pages;
 #[cfg(feature = "cuda")]
 mod location;
 mod mapping;
-#[cfg(not(miri))]
+#[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) mod memory_file;
 mod mlock;
 mod populate;

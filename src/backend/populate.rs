@@ -47,7 +47,10 @@ impl NodePlacement {
     pub(super) fn node(&self) -> u32 {
         self.node
     }
+}
 
+#[cfg(target_os = "linux")]
+impl NodePlacement {
     /// Makes pages of this mapping come from the node when they are touched.
     pub(super) fn place(&self, start: NonNull<u8>, mapped_bytes: usize) {
         let mut mask = [0_u64; (NODE_LIMIT / 64) as usize];
@@ -76,6 +79,14 @@ impl NodePlacement {
         // SAFETY: the kernel reads a set of this size, for the calling thread.
         let _refused = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
     }
+}
+
+/// On other systems there is one node.
+#[cfg(not(target_os = "linux"))]
+impl NodePlacement {
+    pub(super) fn place(&self, _start: NonNull<u8>, _mapped_bytes: usize) {}
+
+    fn move_thread(&self) {}
 }
 
 /// Makes every page of `region` present and zero, with `threads` threads near the node of `placement`. Calls `progress` on
@@ -180,12 +191,12 @@ fn make_present(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
     loop {
         // SAFETY: makes pages of the region present without changing their content.
         let populated = mapping::check("madvise", unsafe {
-            libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE)
+            libc::madvise(start.as_ptr().cast(), bytes, mapping::linux::MADV_POPULATE_WRITE)
         });
         let Err(error) = populated else { return Ok(()) };
         match error.code().and_then(|code| i32::try_from(code).ok()) {
             Some(libc::EINTR | libc::EAGAIN) => {}
-            // Linux before 5.14 does not know this advice.
+            // Linux before 5.14 and other systems do not know this advice.
             Some(libc::EINVAL) => {
                 touch(start, bytes);
                 return Ok(());

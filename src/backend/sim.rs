@@ -27,7 +27,12 @@ impl SimSource {
 
     /// A source with virtual memory that holds at most `total_bytes` at one time.
     pub fn new(total_bytes: u64) -> Self {
-        Self { ids: RegionIds::default(), total_bytes, held_bytes: AtomicU64::new(0), has_virtual_memory: !cfg!(miri) }
+        Self {
+            ids: RegionIds::default(),
+            total_bytes,
+            held_bytes: AtomicU64::new(0),
+            has_virtual_memory: mapping::HAS_RANGES,
+        }
     }
 
     /// As [`SimSource::new`], with discrete regions only.

@@ -9,6 +9,8 @@
 //! is found out before a pool depends on it.
 #![allow(unsafe_code)] // Touches the memory that it takes, and gives it back.
 
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -141,29 +143,21 @@ fn granule(memory: &dyn VirtualMemory, bytes: usize, copy: Copy<'_>) -> Result<(
 ///
 /// The first word is the caller's alone.
 unsafe fn touch(start: NonNull<u8>) -> Result<(), SourceError> {
-    const WORD: u32 = 0x7069_6e21;
+    const WORD: u64 = 0x7069_6e21;
     let word = start.cast::<u64>();
-    // SAFETY: a plain system call.
-    let counter = unsafe { libc::eventfd(WORD, libc::EFD_CLOEXEC) };
-    if counter < 0 {
+    let Ok((reader, mut writer)) = std::io::pipe() else {
         // Out of descriptors: nothing is known of this memory.
         return Ok(());
-    }
+    };
+    writer.write_all(&WORD.to_ne_bytes()).map_err(|error| SourceError::new("touch", error.to_string()))?;
     // SAFETY: the kernel writes one word, the caller's, or refuses the address.
-    let copied = unsafe { libc::read(counter, word.as_ptr().cast(), size_of::<u64>()) };
-    let refused = (copied < 0).then(|| SourceError::last_os("touch"));
-    // SAFETY: opened above, closed once.
-    unsafe { libc::close(counter) };
-    if let Some(error) = refused {
-        return Err(error);
+    let copied = unsafe { libc::read(reader.as_raw_fd(), word.as_ptr().cast(), size_of::<u64>()) };
+    if copied < 0 {
+        return Err(SourceError::last_os("touch"));
     }
     // SAFETY: written above, so it is mapped and writable.
     let found = unsafe { word.read_volatile() };
-    if found == u64::from(WORD) {
-        Ok(())
-    } else {
-        Err(SourceError::new("touch", format!("{found:#x} is not {WORD:#x}")))
-    }
+    if found == WORD { Ok(()) } else { Err(SourceError::new("touch", format!("{found:#x} is not {WORD:#x}"))) }
 }
 
 #[cfg(all(test, not(miri)))]

@@ -17,6 +17,9 @@ use crate::sync::process::{AtomicBool, Ordering};
 const FIRST: i64 = 1 << 40;
 /// Bytes for slots, as many as any layout may ever have.
 const SLOTS_MAX: i64 = 1 << 20;
+/// Kinds of locks, whose type differs between systems.
+const WRITE: libc::c_int = libc::F_WRLCK as libc::c_int;
+const NONE: libc::c_int = libc::F_UNLCK as libc::c_int;
 /// Between two tries for the lock of the file.
 const PAUSE: Duration = Duration::from_micros(200);
 
@@ -67,7 +70,7 @@ impl LockFile {
     /// Locks the file as a whole; false if another description has it locked until `deadline`.
     pub(super) fn lock_file_until(&self, deadline: Instant) -> io::Result<bool> {
         loop {
-            if self.set(libc::F_WRLCK, FIRST)? {
+            if self.set(WRITE, FIRST)? {
                 return Ok(true);
             }
             if Instant::now() >= deadline {
@@ -78,16 +81,16 @@ impl LockFile {
     }
 
     pub(super) fn unlock_file(&self) {
-        let _ = self.set(libc::F_UNLCK, FIRST);
+        let _ = self.set(NONE, FIRST);
     }
 
     /// Locks slot `index`; false if another description has it locked. The locks of one description do not exclude each other.
     pub(crate) fn try_lock_slot(&self, index: usize) -> io::Result<bool> {
-        self.set(libc::F_WRLCK, byte_of(index))
+        self.set(WRITE, byte_of(index))
     }
 
     pub(crate) fn unlock_slot(&self, index: usize) {
-        let _ = self.set(libc::F_UNLCK, byte_of(index));
+        let _ = self.set(NONE, byte_of(index));
     }
 
     /// Whether another description has slot `index` locked.
@@ -97,11 +100,11 @@ impl LockFile {
 
     /// The words of slot `index`, which is locked, are this owner's from now on.
     pub(super) fn mark_slot(&self, index: usize) -> io::Result<bool> {
-        self.set(libc::F_WRLCK, SLOTS_MAX + byte_of(index))
+        self.set(WRITE, SLOTS_MAX + byte_of(index))
     }
 
     pub(super) fn unmark_slot(&self, index: usize) {
-        let _ = self.set(libc::F_UNLCK, SLOTS_MAX + byte_of(index));
+        let _ = self.set(NONE, SLOTS_MAX + byte_of(index));
     }
 
     /// Whether another description has slot `index` marked.
@@ -116,7 +119,7 @@ impl LockFile {
 
     fn unlock_all(&self) {
         // Zero bytes: up to the end of all files.
-        let _ = self.set_range(libc::F_UNLCK, 0, 0);
+        let _ = self.set_range(NONE, 0, 0);
     }
 
     fn set(&self, kind: libc::c_int, start: i64) -> io::Result<bool> {
@@ -142,10 +145,10 @@ impl LockFile {
 
     #[cfg(target_os = "linux")]
     fn is_locked(&self, start: i64, bytes: i64) -> io::Result<bool> {
-        let mut lock = lock_of(libc::F_WRLCK, start, bytes)?;
+        let mut lock = lock_of(WRITE, start, bytes)?;
         // SAFETY: the descriptor is open, and the call writes to the lock alone.
         if unsafe { libc::fcntl(self.file().as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } == 0 {
-            Ok(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
+            Ok(libc::c_int::from(lock.l_type) != NONE)
         } else {
             Err(io::Error::last_os_error())
         }

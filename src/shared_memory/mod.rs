@@ -137,6 +137,9 @@ impl SharedFile {
         layout: &Layout,
         begin: impl FnOnce(&[AtomicU64]),
     ) -> Result<(Self, bool), SharedFileError> {
+        if !cfg!(target_os = "linux") {
+            return Err(failed("attach to", place, io::Error::new(io::ErrorKind::Unsupported, "needs Linux")));
+        }
         let deadline = Instant::now() + PATIENCE;
         loop {
             let no_fork = fork::hold_off();
