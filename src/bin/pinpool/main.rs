@@ -10,6 +10,7 @@ mod gpu;
 mod input;
 mod inspect;
 mod interrupt;
+#[cfg(target_os = "linux")]
 mod keep;
 mod ledger;
 mod load;
@@ -74,6 +75,7 @@ enum Command {
     Run(run::RunArgs),
     Soak(soak::SoakArgs),
     Top(top::TopArgs),
+    #[cfg(target_os = "linux")]
     Keep(keep::KeepArgs),
     Completions(pages::CompletionsArgs),
     Man(pages::ManArgs),
@@ -90,7 +92,9 @@ enum ExitError {
     /// `load` without a file to load.
     NothingToLoad = 4,
     /// `run`: by the shells' convention, the program cannot be executed, or is not there.
+    #[cfg(target_os = "linux")]
     NotExecutable = 126,
+    #[cfg(target_os = "linux")]
     NotFound = 127,
     /// Ctrl-C, by the shells' convention: 128 plus the signal's number.
     Interrupted = 130,
@@ -114,6 +118,7 @@ fn main() -> ExitCode {
         (Verbosity::Quiet, _) => "error",
         (Verbosity::Verbose, _) => "debug",
         (Verbosity::Normal, Command::Load(_)) => "warn,pinpool=info",
+        #[cfg(target_os = "linux")]
         (Verbosity::Normal, Command::Keep(_)) => "warn",
         // `replay` prints the pool's diagnostics as part of its result, and `env` prints the warnings itself.
         (Verbosity::Normal, _) => "error",
@@ -135,6 +140,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args, &terminal),
         Command::Soak(args) => soak::run(&args, &terminal),
         Command::Top(args) => top::run(&args, &terminal),
+        #[cfg(target_os = "linux")]
         Command::Keep(args) => keep::run(&args, &terminal),
         Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
         Command::Man(args) => terminal.report(pages::man(&args, Cli::command())),

@@ -4,6 +4,7 @@ mod baselines;
 mod copy;
 mod destination;
 mod hit;
+#[cfg(target_os = "linux")]
 mod keep;
 mod loader;
 mod patterns;
@@ -40,6 +41,7 @@ enum Bench {
     Stall(stall::StallArgs),
     Copy(copy::CopyArgs),
     Loader(loader::LoaderArgs),
+    #[cfg(target_os = "linux")]
     Keep(keep::KeepArgs),
 }
 
@@ -74,6 +76,7 @@ pub(crate) fn run(args: &BenchArgs, terminal: &Terminal) -> Result<(), ExitError
         Bench::Stall(args) => print(args.measure(), *json, terminal),
         Bench::Copy(args) => print(args.measure(), *json, terminal),
         Bench::Loader(args) => print(args.measure(), *json, terminal),
+        #[cfg(target_os = "linux")]
         Bench::Keep(args) => print(args.measure(), *json, terminal),
     }
 }

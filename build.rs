@@ -1,0 +1,12 @@
+//! Refuses systems on which nothing would compile, with one sentence.
+#![allow(clippy::print_stdout)] // Cargo reads it.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    if std::env::var_os("CARGO_CFG_UNIX").is_none() {
+        println!(
+            "cargo::error=pinpool needs Linux; on macOS and other Unix systems it builds, with ordinary memory in place of \
+             page-locked memory"
+        );
+    }
+}
