@@ -46,8 +46,9 @@
 //!
 //! # Platforms
 //!
-//! Linux, Rust 1.88 or newer. On other systems of the Unix family `heap` and `sim` work. The crate writes its log through
-//! the `log` crate and prints nothing.
+//! Linux, Rust 1.88 or newer. On macOS and other Unix systems the crate builds and has the back-ends `heap` and `sim`: no memory is
+//! page-locked there, and there is neither [`shared`] nor a host ledger. The crate writes its log through the `log` crate and
+//! prints nothing.
 
 // What `shared` alone uses is not used on systems that have no `shared`.
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))]

@@ -131,10 +131,10 @@ pub(crate) fn choose(backend: &Backend, options: PinOptions<'_>) -> Result<Chose
     let options = PinOptions { node: existing_node(options.root, options.node)?, ..options };
     let required = required(backend, options)?;
     let backend = required.as_ref().unwrap_or(backend);
-    if !cfg!(target_os = "linux") {
-        if let Some(chosen) = without_linux(backend, options)? {
-            return Ok(chosen);
-        }
+    if !cfg!(target_os = "linux")
+        && let Some(chosen) = without_linux(backend, options)?
+    {
+        return Ok(chosen);
     }
     let source: Arc<dyn Source> = match backend {
         Backend::Auto => {

@@ -93,6 +93,7 @@ impl MemoryGauge {
 }
 
 /// The machine's memory without any limit of a control group.
+#[cfg(target_os = "linux")]
 pub(super) fn machine(files: &Files) -> Option<HostMemory> {
     let text = files.read("/proc/meminfo")?;
     let bytes = |key| field(&text, key)?.checked_mul(1024);
@@ -104,6 +105,16 @@ pub(super) fn machine(files: &Files) -> Option<HostMemory> {
     };
     let available_bytes = bytes("MemAvailable:").or_else(free_and_cached).unwrap_or(total_bytes);
     Some(HostMemory { total_bytes, available_bytes: available_bytes.min(total_bytes), origin: LimitOrigin::Machine })
+}
+
+/// Other systems tell the total and not what is available.
+#[cfg(not(target_os = "linux"))]
+#[allow(unsafe_code)] // Calls libc.
+pub(super) fn machine(_files: &Files) -> Option<HostMemory> {
+    // SAFETY: a call with a number.
+    let number = |name| u64::try_from(unsafe { libc::sysconf(name) }).ok();
+    let total_bytes = number(libc::_SC_PHYS_PAGES)?.checked_mul(number(libc::_SC_PAGESIZE)?)?;
+    Some(HostMemory { total_bytes, available_bytes: total_bytes, origin: LimitOrigin::Machine })
 }
 
 #[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
