@@ -34,6 +34,7 @@ mod config;
 mod log;
 mod pool;
 mod slots;
+mod state;
 mod status;
 mod table;
 mod version;

@@ -4,24 +4,27 @@
 //!   Free ──open──▶ Opening ──▶ Open ──close──▶ Closed ──the last call is over──▶ Ending ──▶ Ended ──no buffer is out──▶ Free
 //! ```
 //!
-//! A handle is the number of a slot and the slot's generation, which rises with each pool. Slots are made as they are needed
+//! A handle is the number of a slot and the slot's generation, which rises with each pool and is a part of its state (`state`). Slots are made as they are needed
 //! and never freed, so that every handle can be looked up at any time. A get costs two exchanges on a counter that few
 //! threads share; a put needs none, since a slot with a buffer out is not given away.
 //!
 //! - **slots-I1**: `pool` is written only in Opening, by the thread that claimed the slot, and in Ending, by the thread that
 //!   ended it when no call was counted. A call reads it while it is counted and has seen Open since.
-//! - **slots-I2**: a slot becomes Free only with an empty table, and nothing is inserted after Closed but by counted calls.
+//! - **slots-I2**: a slot becomes Free only with an empty table, and nothing is inserted after Closed but by counted calls. What a
+//!   thread has seen of the calls and of the table holds for the pool that the slot held before it looked, so it names that pool's
+//!   generation when it changes the state.
 
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use crossbeam::utils::CachePadded;
 use pinpool::{ForkGeneration, Pool};
 
 use crate::call::Failure;
 use crate::pool::pp_pool;
+use crate::state::{Phase, State};
 use crate::status::pp_status;
 use crate::table::{Table, Unknown};
 
@@ -31,19 +34,11 @@ const POOLS_MAX: usize = 1 << NUMBER_BITS;
 /// Threads take turns at these.
 const COUNTERS: usize = 32;
 
-const FREE: u8 = 0;
-const OPENING: u8 = 1;
-const OPEN: u8 = 2;
-const CLOSED: u8 = 3;
-const ENDING: u8 = 4;
-const ENDED: u8 = 5;
-
 static SLOTS: [AtomicPtr<Slot>; POOLS_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; POOLS_MAX];
 
 /// A place for a pool.
 pub(crate) struct Slot {
-    state: AtomicU8,
-    generation: AtomicUsize,
+    state: State,
     /// When the pool was opened, in forks.
     forks: AtomicU32,
     pool: UnsafeCell<Option<Pool>>,
@@ -56,7 +51,7 @@ unsafe impl Sync for Slot {}
 
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("state", &self.state).field("generation", &self.generation).finish_non_exhaustive()
+        f.debug_struct("Slot").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
@@ -112,7 +107,7 @@ fn resolve(handle: *const pp_pool) -> Result<(&'static Slot, usize), Failure> {
     }
     // SAFETY: null, or a slot that is never freed; it was published by the store that this load sees.
     let slot = unsafe { SLOTS[number].load(Ordering::Acquire).as_ref() }.ok_or_else(|| unknown(handle))?;
-    if slot.generation.load(Ordering::SeqCst) != generation {
+    if slot.state.generation() != generation {
         return Err(unknown(handle));
     }
     if slot.forks.load(Ordering::Relaxed) != forks() {
@@ -137,27 +132,26 @@ pub(crate) fn enter(handle: *const pp_pool) -> Result<Call, Failure> {
     counter.fetch_add(1, Ordering::SeqCst);
     // From here on the drop takes the count back.
     let call = Call { slot, counter };
-    let is_open = slot.state.load(Ordering::SeqCst) == OPEN && slot.generation.load(Ordering::SeqCst) == generation;
-    if is_open { Ok(call) } else { Err(unknown(handle)) }
+    if slot.state.is(generation, Phase::Open) { Ok(call) } else { Err(unknown(handle)) }
 }
 
 /// The buffers of a pool that is open, or closed with buffers out; end with `settle`.
 #[inline]
 pub(crate) fn buffers_of(handle: *const pp_pool) -> Result<Buffers, Failure> {
-    let (slot, _) = resolve(handle)?;
-    match slot.state.load(Ordering::SeqCst) {
-        FREE | OPENING => Err(unknown(handle)),
-        _ => Ok(Buffers(slot)),
-    }
+    let (slot, generation) = resolve(handle)?;
+    if slot.state.is(generation, Phase::Free) { Err(unknown(handle)) } else { Ok(Buffers { slot, generation }) }
 }
 
 /// The buffers that a pool has out.
 #[derive(Debug)]
-pub(crate) struct Buffers(&'static Slot);
+pub(crate) struct Buffers {
+    slot: &'static Slot,
+    generation: usize,
+}
 
 impl Buffers {
     pub(crate) fn table(&self) -> &'static Table {
-        &self.0.table
+        &self.slot.table
     }
 
     /// The failure of a call with this address.
@@ -176,8 +170,8 @@ impl Buffers {
 
     fn is_in_another_pool(&self, address: usize) -> bool {
         let forks = forks();
-        let others = all().filter(|other| !ptr::eq(*other, self.0) && other.forks.load(Ordering::Relaxed) == forks);
-        let mut others = others.filter(|other| (OPEN..=ENDED).contains(&other.state.load(Ordering::SeqCst)));
+        let mut others =
+            all().filter(|other| !ptr::eq(*other, self.slot) && other.forks.load(Ordering::Relaxed) == forks);
         others.any(|other| other.table.inside(address) != Unknown::Nowhere)
     }
 }
@@ -187,8 +181,8 @@ impl Drop for Buffers {
     fn drop(&mut self) {
         // A put took its buffer out under a lock of the table before this, so either it sees Ended or the thread that ended
         // the pool saw the table without the buffer.
-        if self.0.state.load(Ordering::SeqCst) == ENDED {
-            self.0.free_if_empty();
+        if self.slot.state.is(self.generation, Phase::Ended) {
+            self.slot.free_if_empty(self.generation);
         }
     }
 }
@@ -201,20 +195,20 @@ fn all() -> impl Iterator<Item = &'static Slot> {
 
 /// Puts a pool into a free slot.
 pub(crate) fn open(pool: Pool) -> Result<*mut pp_pool, Failure> {
-    let Some((number, slot)) = (0..POOLS_MAX).find_map(|number| Some((number, claim(number)?))) else {
+    let claimed = (0..POOLS_MAX).find_map(|number| {
+        let slot = slot(number)?;
+        Some((number, slot, slot.state.claim()?))
+    });
+    let Some((number, slot, generation)) = claimed else {
         let text = format!("{POOLS_MAX} pools are open or have buffers out: close one, and put its buffers");
         return Err(Failure::new(pp_status::PP_LIMIT, text));
     };
-    // SAFETY: slots-I1: this thread claimed the slot.
-    unsafe { *slot.pool.get() = Some(pool) };
-    slot.forks.store(forks(), Ordering::Relaxed);
-    let generation = slot.generation.fetch_add(1, Ordering::SeqCst) + 1;
-    slot.state.store(OPEN, Ordering::SeqCst);
+    slot.begin(generation, pool);
     Ok(ptr::without_provenance_mut(generation << NUMBER_BITS | number))
 }
 
-/// The slot of this number in the state Opening, if it was free.
-fn claim(number: usize) -> Option<&'static Slot> {
+/// The slot of this number, which is made if it is not there.
+fn slot(number: usize) -> Option<&'static Slot> {
     let place = &SLOTS[number];
     if place.load(Ordering::Acquire).is_null() {
         let fresh = Box::into_raw(Box::new(Slot::new()));
@@ -224,24 +218,23 @@ fn claim(number: usize) -> Option<&'static Slot> {
         }
     }
     // SAFETY: as in `resolve`.
-    let slot = unsafe { place.load(Ordering::Acquire).as_ref() }?;
-    slot.state.compare_exchange(FREE, OPENING, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| slot)
+    unsafe { place.load(Ordering::Acquire).as_ref() }
 }
 
 /// Closes a pool: calls that run go on, later ones are refused.
 pub(crate) fn close(handle: *const pp_pool) -> Result<(), Failure> {
-    let (slot, _) = resolve(handle)?;
-    let closed = slot.state.compare_exchange(OPEN, CLOSED, Ordering::SeqCst, Ordering::SeqCst);
-    closed.map_err(|_| unknown(handle))?;
-    slot.end_if_unused();
+    let (slot, generation) = resolve(handle)?;
+    if !slot.state.change(generation, Phase::Open, Phase::Closed) {
+        return Err(unknown(handle));
+    }
+    slot.end_if_unused(generation);
     Ok(())
 }
 
 impl Slot {
     fn new() -> Self {
         Self {
-            state: AtomicU8::new(FREE),
-            generation: AtomicUsize::new(0),
+            state: State::default(),
             forks: AtomicU32::new(0),
             pool: UnsafeCell::new(None),
             calls: [const { CachePadded::new(AtomicUsize::new(0)) }; COUNTERS],
@@ -249,38 +242,139 @@ impl Slot {
         }
     }
 
+    /// Holds `pool` as the generation that this thread claimed.
+    fn begin(&self, generation: usize, pool: Pool) {
+        // SAFETY: slots-I1: this thread claimed the slot.
+        unsafe { *self.pool.get() = Some(pool) };
+        self.forks.store(forks(), Ordering::Relaxed);
+        self.state.change(generation, Phase::Opening, Phase::Open);
+    }
+
     #[inline]
     fn leave(&self, counter: &AtomicUsize) {
         counter.fetch_sub(1, Ordering::SeqCst);
-        // Either this sees Closed, or the thread that closes sees the count without this call.
-        if self.state.load(Ordering::SeqCst) == CLOSED {
-            self.end_if_unused();
+        // Either this sees Closed, or the thread that closes sees the count without this call. A refused call may have been
+        // counted beside a later pool, so it looks at the pool that the slot holds now.
+        if let Some(generation) = self.state.generation_in(Phase::Closed) {
+            self.end_if_unused(generation);
         }
     }
 
     /// Drops the pool of a closed slot once no call uses it.
     #[cold]
-    fn end_if_unused(&self) {
-        if self.calls.iter().any(|calls| calls.load(Ordering::SeqCst) > 0) {
-            return;
-        }
+    fn end_if_unused(&self, generation: usize) {
+        self.end_if(generation, || self.calls.iter().all(|calls| calls.load(Ordering::SeqCst) == 0));
+    }
+
+    fn end_if(&self, generation: usize, is_unused: impl FnOnce() -> bool) {
         // Of several threads here one makes the change. A call that is counted from now on sees that the pool is not open.
-        if self.state.compare_exchange(CLOSED, ENDING, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        if !is_unused() || !self.state.change(generation, Phase::Closed, Phase::Ending) {
             return;
         }
         // SAFETY: slots-I1: no call is counted that has seen Open, and this thread made the change.
         let pool = unsafe { (*self.pool.get()).take() };
-        self.state.store(ENDED, Ordering::SeqCst);
+        self.state.change(generation, Phase::Ending, Phase::Ended);
         // After the change, so that a callback of the end that comes here finds the slot in order.
         drop(pool);
-        self.free_if_empty();
+        self.free_if_empty(generation);
     }
 
     #[cold]
-    fn free_if_empty(&self) {
-        if self.table.is_empty() {
+    fn free_if_empty(&self, generation: usize) {
+        self.free_if(generation, || self.table.is_empty());
+    }
+
+    fn free_if(&self, generation: usize, is_empty: impl FnOnce() -> bool) {
+        if is_empty() {
             self.table.shrink();
-            let _other_thread = self.state.compare_exchange(ENDED, FREE, Ordering::SeqCst, Ordering::SeqCst);
+            let _other_thread = self.state.change(generation, Phase::Ended, Phase::Free);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pinpool::Backend;
+
+    use super::*;
+
+    /// A pool in the slot, by its generation.
+    fn opened(slot: &Slot) -> usize {
+        let generation = slot.state.claim().unwrap();
+        slot.begin(generation, Pool::builder().without_env().backend(Backend::Heap).build().unwrap());
+        generation
+    }
+
+    fn closed(slot: &Slot, generation: usize) {
+        assert!(slot.state.change(generation, Phase::Open, Phase::Closed));
+        slot.end_if_unused(generation);
+    }
+
+    /// The address of a buffer that is out.
+    fn got(slot: &Slot) -> usize {
+        // SAFETY: slots-I1: no other thread has this slot.
+        let buf = unsafe { &*slot.pool.get() }.as_ref().unwrap().get(4096).unwrap();
+        slot.table.insert(buf).addr()
+    }
+
+    #[test]
+    fn a_table_that_was_seen_empty_frees_no_slot_whose_next_pool_has_a_buffer_out() {
+        let slot = Slot::new();
+        let first = opened(&slot);
+        closed_with_nothing_out(&slot, first);
+        let address = std::cell::Cell::new(0);
+        slot.free_if(first, || {
+            // Another thread comes between the look and what follows from it.
+            slot.free_if_empty(first);
+            let second = opened(&slot);
+            address.set(got(&slot));
+            closed(&slot, second);
+            true
+        });
+        assert!(slot.state.is(first + 1, Phase::Ended), "{slot:?}");
+        drop(slot.table.remove(address.get()).unwrap());
+        slot.free_if_empty(first + 1);
+        assert!(slot.state.is(first + 1, Phase::Free), "{slot:?}");
+    }
+
+    /// Ended, and not free yet.
+    fn closed_with_nothing_out(slot: &Slot, generation: usize) {
+        let address = got(slot);
+        closed(slot, generation);
+        drop(slot.table.remove(address).unwrap());
+        assert!(slot.state.is(generation, Phase::Ended));
+    }
+
+    #[test]
+    fn calls_that_were_seen_over_end_no_later_pool_that_a_call_uses() {
+        let slot = Slot::new();
+        let first = opened(&slot);
+        assert!(slot.state.change(first, Phase::Open, Phase::Closed));
+        let counter = &slot.calls[0];
+        slot.end_if(first, || {
+            slot.end_if_unused(first);
+            let second = opened(&slot);
+            counter.fetch_add(1, Ordering::SeqCst);
+            closed(&slot, second);
+            true
+        });
+        assert!(slot.state.is(first + 1, Phase::Closed), "{slot:?}");
+        slot.leave(counter);
+        assert!(slot.state.is(first + 1, Phase::Free), "{slot:?}");
+    }
+
+    #[test]
+    fn a_refused_call_that_a_later_pool_was_closed_beside_ends_that_pool() {
+        let slot = Slot::new();
+        let first = opened(&slot);
+        closed(&slot, first);
+        // A call with the first handle is counted, and refused only after the second pool was closed.
+        let counter = &slot.calls[0];
+        counter.fetch_add(1, Ordering::SeqCst);
+        let second = opened(&slot);
+        closed(&slot, second);
+        assert!(slot.state.is(second, Phase::Closed), "{slot:?}");
+        slot.leave(counter);
+        assert!(slot.state.is(second, Phase::Free), "{slot:?}");
     }
 }

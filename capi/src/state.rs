@@ -1,0 +1,62 @@
+//! Which pool a slot holds, and in which phase of its life, in one word.
+//!
+//! Each change names the generation that it is for, and is refused if the slot holds another pool by then. So a thread may look at a
+//! slot, sleep while the pool ends and others come and go, and act on what it saw: the word tells that it is too late.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The bits of the word below the generation.
+const PHASE_BITS: u32 = 3;
+
+/// Where the pool of a slot stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Phase {
+    Free,
+    Opening,
+    Open,
+    Closed,
+    Ending,
+    Ended,
+}
+
+/// The number of a pool among those that its slot has held, the first being 1, and its phase.
+#[derive(Debug, Default)]
+pub(crate) struct State(AtomicUsize);
+
+impl State {
+    #[inline]
+    pub(crate) fn is(&self, generation: usize, phase: Phase) -> bool {
+        self.0.load(Ordering::SeqCst) == word(generation, phase)
+    }
+
+    #[inline]
+    pub(crate) fn generation(&self) -> usize {
+        self.0.load(Ordering::SeqCst) >> PHASE_BITS
+    }
+
+    /// The generation, if it is in this phase.
+    #[inline]
+    pub(crate) fn generation_in(&self, phase: Phase) -> Option<usize> {
+        let generation = self.generation();
+        self.is(generation, phase).then_some(generation)
+    }
+
+    /// From Free to Opening, as the next generation, which is returned; `None` if the slot is not free.
+    pub(crate) fn claim(&self) -> Option<usize> {
+        let generation = self.generation();
+        let (free, opening) = (word(generation, Phase::Free), word(generation + 1, Phase::Opening));
+        self.0.compare_exchange(free, opening, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| generation + 1)
+    }
+
+    /// From one phase to another; false if the slot is not in the first, or holds another pool.
+    pub(crate) fn change(&self, generation: usize, from: Phase, to: Phase) -> bool {
+        let (from, to) = (word(generation, from), word(generation, to));
+        self.0.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+}
+
+#[inline]
+fn word(generation: usize, phase: Phase) -> usize {
+    generation << PHASE_BITS | phase as usize
+}
