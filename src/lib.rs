@@ -36,13 +36,13 @@
 //! | feature | default | adds |
 //! | --- | --- | --- |
 //! | `cuda` | yes | back-ends of the CUDA driver and copies on streams of cudarc; driver and toolkit are not needed to build or run |
-//! | `loader` | no | [the reference loader](loader) |
+//! | `loader` | no | the module `loader`: the reference loader |
 //! | `cli` | no | the `pinpool` tool |
-//! | `metrics` | no | [the statistics through the `metrics` facade](metrics) |
+//! | `metrics` | no | the module `metrics`: the statistics through the facade of that name |
 //! | `serve` | no | the statistics of a running process on a Unix socket (`PINPOOL_SOCKET`), for `pinpool top` |
 //! | `serde` | no | `serde::Serialize` for [`Stats`] and its parts |
 //! | `trace` | no | recording what a pool does to a file (`PINPOOL_TRACE`), for the tool's `trace`, `replay` and `advise` |
-//! | `testing` | no | [scripted failures, the contract suite of sources, a manual clock](testing) |
+//! | `testing` | no | the module `testing`: scripted failures, the contract suite of sources, a manual clock |
 //!
 //! # Platforms
 //!
@@ -50,6 +50,7 @@
 //! page-locked there, and there is neither [`shared`] nor a host ledger. The crate writes its log through the `log` crate and
 //! prints nothing.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // What `shared` alone uses is not used on systems that have no `shared`.
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))]
 
