@@ -118,7 +118,7 @@ def test_other_threads_run_while_one_waits_at_the_ceiling(pool):
         steps = sum(range(100_000))
         assert steps and thread.is_alive() and not got
         held.release()
-        thread.join(20)
+        thread.join(300)
         assert len(got) == 1
         got.clear()
 
@@ -134,8 +134,12 @@ def test_other_threads_run_while_a_plain_wait_lasts(pool):
 
     thread = threading.Thread(target=look)
     thread.start()
-    with pytest.raises(pinpool.TimeoutError):
-        pool.get("32MiB", timeout=0.19)
+    for _ in range(100):
+        # The other thread may get no processor in so short a time.
+        with pytest.raises(pinpool.TimeoutError):
+            pool.get("32MiB", timeout=0.19)
+        if seen:
+            break
     ended.set()
     thread.join()
     held.release()
@@ -276,7 +280,7 @@ def test_a_reserve_that_is_not_waited_for_is_pinned_beside_the_program():
     pool = pinpool.Pool(env=False, backend="heap", max_bytes="128MiB", reserve="64MiB", reserve_wait=False)
     first = pool.get(1 << 20)
     assert 0 < pool.pinned_fraction <= 1
-    assert pool.wait_reserved(timeout=20)
+    assert pool.wait_reserved(timeout=300)
     assert pool.pinned_fraction == 1 and pool.stats()["pinned_fraction"] == 1
     assert pool.stats()["reserve_bytes"] == pool.stats()["reserve_asked_bytes"] == 64 << 20
     assert pool.wait_reserved() and first.nbytes == 1 << 20

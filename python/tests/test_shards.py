@@ -258,7 +258,7 @@ def test_ctrl_c_ends_the_listing_of_a_long_file(tmp_path):
         except KeyboardInterrupt:
             print("interrupted")
         """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
@@ -291,7 +291,7 @@ LOAD = """
 
 def load_shown(shards, progress, before="", stderr=subprocess.PIPE):
     code = textwrap.dedent(LOAD.format(before=before, paths=list(map(str, shards)), progress=progress))
-    return subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.PIPE, stderr=stderr)
+    return subprocess.run([sys.executable, "-c", code], check=True, timeout=300, stdout=subprocess.PIPE, stderr=stderr)
 
 
 NO_TQDM = "sys.modules['tqdm'] = None"

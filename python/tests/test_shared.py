@@ -41,12 +41,12 @@ def started():
     yield start
     for process in processes:
         process.kill()
-        process.join(20)
+        process.join(300)
 
 
 def fill(shared, connection):
     for value in range(10):
-        buf = shared.get(50_000, timeout=20)
+        buf = shared.get(50_000, timeout=300)
         np.frombuffer(buf, np.uint8)[:] = value
         connection.send(buf.send(value) if value % 2 else buf)  # a buffer is pickled as its ticket
     connection.recv()
@@ -64,7 +64,7 @@ def test_a_worker_of_each_start_method_fills_in_place(shared, started, method):
             del array
     assert shared.workers == 1
     ours.send(None)
-    process.join(20)
+    process.join(300)
     assert shared.counts() == {"free": 4, "filling": 0, "sent": 0, "held": 0} and shared.workers == 0
 
 
@@ -151,7 +151,7 @@ def test_the_buffer_of_a_killed_worker_comes_back_or_is_received(shared, started
     process = started("fork", hold_and_hang, shared, theirs, how)
     assert ours.recv() == "ready" and shared.counts()[how] == 1
     process.kill()
-    process.join(20)
+    process.join(300)
     if how == "filling":
         assert shared.recover() == 1
     else:
@@ -173,7 +173,7 @@ def until_it_fails(shared, connection):
     held = shared.get(1)
     connection.send(os.getpid())
     try:
-        shared.get(1, timeout=20)
+        shared.get(1, timeout=300)
     except pinpool.PeerError as error:
         connection.send(str(error))
     del held
@@ -186,7 +186,7 @@ def test_workers_of_a_killed_trainer_are_told(started):
     process.start()
     worker = ours.recv()
     process.kill()
-    process.join(20)
+    process.join(300)
     assert ours.poll(20), "the worker waits for a trainer that is gone"
     assert "gone" in ours.recv()
     until(lambda: not os.path.exists(f"/proc/{worker}"))

@@ -6,12 +6,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 use std::{ptr, thread};
 
 use tempfile::TempDir;
 
-use crate::tool::{finish, pinpool};
+use crate::tool::{ended, finish, pinpool, until};
 
 #[test]
 fn few_addresses_are_told_in_numbers() {
@@ -61,7 +60,7 @@ fn a_signal_ends_top_and_gives_the_terminal_back() {
     let end = || Stdio::from(inner.try_clone().unwrap());
     let mut command = pinpool(&["top"]);
     command.arg(&path).env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
-    let mut top = command.spawn().unwrap();
+    let top = command.spawn().unwrap();
     // It has copies of the terminal.
     drop(command);
     let (mut reader, _) = listener.accept().unwrap();
@@ -74,23 +73,13 @@ fn a_signal_ends_top_and_gives_the_terminal_back() {
         }
         String::from_utf8_lossy(&drawn).into_owned()
     });
-    let begun = Instant::now();
-    while modes(&inner) == before {
-        assert!(begun.elapsed() < Duration::from_secs(20), "the terminal is never taken over");
-        thread::sleep(Duration::from_millis(10));
-    }
+    until("the terminal is taken over", || modes(&inner) != before);
     // After the screen is taken the handler of signals is there.
     #[allow(unsafe_code)]
     // SAFETY: takes numbers alone; the process is a child that was not waited for.
     let sent = unsafe { libc::kill(top.id().cast_signed(), libc::SIGTERM) };
     assert_eq!(sent, 0);
-    let status = loop {
-        if let Some(status) = top.try_wait().unwrap() {
-            break status;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(40), "the signal does not end it");
-        thread::sleep(Duration::from_millis(10));
-    };
+    let status = ended("the signal ends it", top);
     let after = modes(&inner);
     drop(inner);
     let drawn = drawn.join().unwrap();
@@ -109,26 +98,12 @@ fn a_terminal_that_goes_away_ends_top() {
     let end = || Stdio::from(inner.try_clone().unwrap());
     let mut command = pinpool(&["top"]);
     command.arg(&path).env("TERM", "xterm").stdin(end()).stdout(end()).stderr(Stdio::null());
-    let mut top = command.spawn().unwrap();
+    let top = command.spawn().unwrap();
     drop(command);
     let (mut reader, _) = listener.accept().unwrap();
     reader.write_all(b"{\"process\":1,\"pools\":[]}\n").unwrap();
-    let begun = Instant::now();
-    while modes(&inner) == before {
-        assert!(begun.elapsed() < Duration::from_secs(20), "the terminal is never taken over");
-        thread::sleep(Duration::from_millis(10));
-    }
+    until("the terminal is taken over", || modes(&inner) != before);
     // No signal comes with it: the terminal is not the one that controls the process.
     drop((inner, outer));
-    let status = loop {
-        if let Some(status) = top.try_wait().unwrap() {
-            break status;
-        }
-        if begun.elapsed() > Duration::from_secs(40) {
-            top.kill().unwrap();
-            panic!("it reads on from a terminal that is gone");
-        }
-        thread::sleep(Duration::from_millis(10));
-    };
-    assert_eq!(status.code(), Some(1));
+    assert_eq!(ended("it ends with its terminal", top).code(), Some(1));
 }

@@ -5,13 +5,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use crate::record::recorded;
-use crate::tool::{Ran, finish, number, pinpool};
+use crate::tool::{Ran, ended, finish, number, pinpool};
 
 const LOG: &str = "PoolAllocator: After 63521 get requests, put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and \
                    unsatisfied allocation rate=0.0173171\nRaising pool_size_limit_ from 100 to 110\n";
@@ -119,21 +118,10 @@ fn a_named_pipe_is_opened_once() {
         (["report", "-o", page], LOG.into()),
     ] {
         let mut command = pinpool(&args);
-        let mut child = command.arg(&pipe).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let begun = Instant::now();
+        let child = command.arg(&pipe).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let to = pipe.clone();
         // Waits for the reader, which may never come.
         thread::spawn(move || fs::write(to, bytes));
-        let status = loop {
-            if let Some(status) = child.try_wait().unwrap() {
-                break status;
-            }
-            if begun.elapsed() > Duration::from_secs(20) {
-                child.kill().unwrap();
-                break child.wait().unwrap();
-            }
-            thread::sleep(Duration::from_millis(5));
-        };
-        assert_eq!(status.code(), Some(0), "{args:?}");
+        assert_eq!(ended("the pipe is read to its end", child).code(), Some(0), "{args:?}");
     }
 }

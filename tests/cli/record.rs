@@ -4,12 +4,10 @@ use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::tool::{Ran, finish, pinpool, run};
+use crate::tool::{Ran, finish, pinpool, run, until};
 
 /// A recorded load of a few hundred files.
 pub(crate) fn recorded(dir: &Path, name: &str) -> PathBuf {
@@ -160,11 +158,7 @@ fn a_process_that_is_killed_leaves_a_trace_that_is_read() {
     let path = dir.path().join("t.trace.gz");
     let mut load = pinpool(&["load", "--epochs", "1000000", "--synthetic", "500", "--batch-files", "1", "--record"]);
     let mut child = load.arg(&path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let begun = Instant::now();
-    while fs::metadata(&path).map_or(0, |file| file.len()) < 2_000 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "nothing is written");
-        thread::sleep(Duration::from_millis(5));
-    }
+    until("a block is written", || fs::metadata(&path).is_ok_and(|file| file.len() >= 2_000));
     child.kill().unwrap();
     child.wait().unwrap();
     let ran = trace(&path, &["--format", "csv"]);

@@ -4,7 +4,9 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -61,6 +63,32 @@ pub(crate) fn run(args: &[&str]) -> Ran {
 
 fn load(dir: &TempDir, args: &[&str]) -> Ran {
     finish(pinpool(&["load", "--json", "--verify"]).args(args).arg(dir.path()))
+}
+
+/// Waits until `holds`. Bounds a hang alone: a machine with other work makes a test late and not fail.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    const HANGS: Duration = Duration::from_secs(300);
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < HANGS, "not in {HANGS:?}: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits for the end of `child`, which it kills if it hangs.
+pub(crate) fn ended(what: &str, child: Child) -> ExitStatus {
+    struct Killed(Child);
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ended_already = self.0.kill();
+        }
+    }
+    let (mut child, mut status) = (Killed(child), None);
+    until(what, || {
+        status = child.0.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap()
 }
 
 /// A figure that must be a whole number.

@@ -5,10 +5,8 @@ use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use crate::tool::{Ran, finish, number, pinpool};
+use crate::tool::{Ran, finish, number, pinpool, until};
 
 fn trace(path: &Path, args: &[&str]) -> Ran {
     finish(pinpool(&["trace"]).arg(path).args(args))
@@ -132,11 +130,7 @@ fn pools_whose_process_was_killed_are_named() {
     let path = dir.path().join("killed.trace");
     let mut load = pinpool(&["load", "--epochs", "1000000", "--synthetic", "50", "--batch-files", "1", "--record"]);
     let mut child = load.arg(&path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let begun = Instant::now();
-    while fs::metadata(&path).map_or(0, |file| file.len()) < 2_000 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "nothing is written");
-        thread::sleep(Duration::from_millis(5));
-    }
+    until("a block is written", || fs::metadata(&path).is_ok_and(|file| file.len() >= 2_000));
     child.kill().unwrap();
     child.wait().unwrap();
     let ran = trace(&path, &["--format", "csv"]);

@@ -11,7 +11,7 @@ use driver_double::Double;
 use tempfile::TempDir;
 
 /// A program that has not ended by then is stopped, and the test fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The folder where cargo puts this test and the libraries.
 fn built_folder() -> PathBuf {
