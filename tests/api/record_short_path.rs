@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::trace::{Event, Recording};
-use pinpool::{Pool, PoolBuilder};
+use pinpool::{PinnedBuf, Pool, PoolBuilder};
 
 use crate::fixture::{faulty_heap, over};
 
@@ -83,6 +83,32 @@ fn a_put_by_another_thread_is_recorded_once_and_serves_the_thread_that_got() {
     drop(pool);
     assert_eq!(gets_and_puts(&path), [(PAIRS + 1, PAIRS + 1)]);
     assert_eq!(stats.hits + stats.misses, PAIRS + 1);
+}
+
+#[test]
+fn a_recording_of_a_moment_has_the_order_of_its_puts_and_gets() {
+    let dir = tempfile::tempdir().unwrap();
+    let (give, given) = mpsc::sync_channel::<PinnedBuf>(0);
+    let (done, is_done) = mpsc::sync_channel(0);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for buf in given {
+                drop(buf);
+                done.send(()).unwrap();
+            }
+        });
+        for round in 0..100 {
+            let path = dir.path().join(format!("{round}.trace"));
+            let pool = recorded(&path).build().unwrap();
+            for _ in 0..3 {
+                give.send(pool.get(4096).unwrap()).unwrap();
+                is_done.recv().unwrap();
+            }
+            drop(pool);
+            assert_eq!(gets_and_puts(&path), [(3, 3)], "round {round}");
+        }
+        drop(give);
+    });
 }
 
 #[test]
