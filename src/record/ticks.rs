@@ -185,9 +185,8 @@ mod tests {
     fn no_reading_changes_the_order_of_ticks_nor_a_time_that_was_given() {
         let mut line = timeline((1 << 40, 77));
         let mut given = vec![(1 << 40, 77)];
-        for write in 1..400_u64 {
+        for (write, wrong_ns) in (1..400_u64).zip([40_000, 900, 3, 0].into_iter().cycle()) {
             let now = (1 << 40) + write * 3_000_000;
-            let wrong_ns = [0, 40_000, 900, 3][write as usize % 4];
             line.bend_to((now, 77 + write * 1_000_000 + wrong_ns));
             // Of the last write, of this one, and of one that comes while the queues are emptied.
             for tick in [now - 3_500_000, now - 1_000, now - 999, now - 10, now + 50_000, now + 20] {

@@ -235,11 +235,11 @@ fn a_put_that_finds_only_late_tasks_ends_the_attention() {
 }
 
 /// The next number of a repeatable sequence (xorshift64), below `end`.
-fn draw(state: &mut u64, end: u64) -> u64 {
+fn draw(state: &mut u64, end: usize) -> usize {
     *state ^= *state << 13;
     *state ^= *state >> 7;
     *state ^= *state << 17;
-    (*state >> 8) % end
+    usize::try_from(*state >> 40).unwrap() % end
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn however_gets_leave_the_line_its_end_is_told_and_no_item_is_lost() {
                 let mut unpolled = Vec::new();
                 for _ in 0..rounds {
                     let late_or_soon = [Instant::now(), Instant::now() + Duration::from_micros(20)];
-                    let deadline = late_or_soon[draw(&mut state, 2) as usize];
+                    let deadline = late_or_soon[draw(&mut state, 2)];
                     let served = match draw(&mut state, 6) {
                         0 => get_by(pool, deadline),
                         // Cancelled, or late at its first poll.
@@ -280,7 +280,7 @@ fn however_gets_leave_the_line_its_end_is_told_and_no_item_is_lost() {
                         }
                         _ => pool.idle.lock().pop(),
                     };
-                    let class = [CLASS, OTHER][draw(&mut state, 2) as usize];
+                    let class = [CLASS, OTHER][draw(&mut state, 2)];
                     served.into_iter().for_each(|item| pool.put(item, class));
                 }
             });
