@@ -45,15 +45,7 @@ impl<'a> Pickle<'a> {
 
     /// Reads `bytes`, of which nothing follows the pickle that is of interest.
     pub(super) fn read(bytes: &'a [u8]) -> Result<Self, PickleError> {
-        let mut reader = Reader {
-            bytes,
-            at: 0,
-            values: Vec::new(),
-            items: 0,
-            stack: Vec::new(),
-            marks: Vec::new(),
-            memo: Vec::new(),
-        };
+        let mut reader = Reader { bytes, ..Reader::default() };
         let root = reader.run().map_err(|why| PickleError { at: reader.at, why })?;
         Ok(Self { values: reader.values, root })
     }
@@ -91,6 +83,11 @@ impl<'a> Pickle<'a> {
     }
 }
 
+fn too_many() -> String {
+    format!("more than {VALUES_MAX} values")
+}
+
+#[derive(Default)]
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -114,7 +111,10 @@ impl<'a> Reader<'a> {
                 b'.' => return self.pop(),
                 b'(' => self.marks.push(self.stack.len()),
                 b'0' => drop(self.pop()?),
-                b'1' => drop(self.marked()?),
+                b'1' => {
+                    let first = self.mark()?;
+                    self.stack.truncate(first);
+                }
                 b'2' => {
                     let top = self.top()?;
                     self.stack.push(top);
@@ -150,28 +150,28 @@ impl<'a> Reader<'a> {
                 b')' => self.push(Value::List(Vec::new()))?,
                 b'}' => self.push(Value::Dictionary(Vec::new()))?,
                 0x85..=0x87 => {
-                    let first = self.stack.len().checked_sub(usize::from(code - 0x84)).ok_or("a tuple of nothing")?;
+                    let first = self.below_top(usize::from(code - 0x84))?;
                     self.tuple(first)?;
                 }
                 b't' => {
-                    let first = self.marks.pop().ok_or("a tuple without a mark")?;
+                    let first = self.mark()?;
                     self.tuple(first)?;
                 }
                 b'a' => {
-                    let item = self.pop()?;
-                    self.append(&[item], false)?;
+                    let first = self.below_top(1)?;
+                    self.append(first, false)?;
                 }
                 b'e' => {
-                    let items = self.marked()?;
-                    self.append(&items, false)?;
+                    let first = self.mark()?;
+                    self.append(first, false)?;
                 }
                 b's' => {
-                    let (value, key) = (self.pop()?, self.pop()?);
-                    self.append(&[key, value], true)?;
+                    let first = self.below_top(2)?;
+                    self.append(first, true)?;
                 }
                 b'u' => {
-                    let items = self.marked()?;
-                    self.append(&items, true)?;
+                    let first = self.mark()?;
+                    self.append(first, true)?;
                 }
                 0x94 => self.remember(self.memo.len())?,
                 b'q' => {
@@ -249,7 +249,7 @@ impl<'a> Reader<'a> {
 
     fn push(&mut self, value: Value<'a>) -> Result<(), String> {
         let id = u32::try_from(self.values.len()).ok().filter(|_| self.values.len() + self.items < VALUES_MAX);
-        let id = id.ok_or_else(|| format!("more than {VALUES_MAX} values"))?;
+        let id = id.ok_or_else(too_many)?;
         self.values.push(value);
         self.stack.push(Id(id));
         Ok(())
@@ -259,38 +259,43 @@ impl<'a> Reader<'a> {
         self.stack.pop().ok_or_else(|| "a value is used that is not there".to_owned())
     }
 
+    /// Where the `count` values on top begin.
+    fn below_top(&self, count: usize) -> Result<usize, String> {
+        self.stack.len().checked_sub(count).ok_or_else(|| "a value is used that is not there".to_owned())
+    }
+
     fn top(&self) -> Result<Id, String> {
         self.stack.last().copied().ok_or_else(|| "a value is used that is not there".to_owned())
     }
 
-    /// What was pushed since the last mark.
-    fn marked(&mut self) -> Result<Vec<Id>, String> {
-        let first =
-            self.marks.pop().filter(|&first| first <= self.stack.len()).ok_or("a mark is used that is not there")?;
+    /// Where the values begin that were pushed since the last mark.
+    fn mark(&mut self) -> Result<usize, String> {
+        let first = self.marks.pop().filter(|&first| first <= self.stack.len());
+        first.ok_or_else(|| "a mark is used that is not there".to_owned())
+    }
+
+    /// The values from `first` on, which leave the stack and become items of a container. They are counted before they are
+    /// copied.
+    fn items_from(&mut self, first: usize) -> Result<Vec<Id>, String> {
+        self.items += self.stack.len() - first;
+        if self.values.len() + self.items > VALUES_MAX {
+            return Err(too_many());
+        }
         Ok(self.stack.split_off(first))
     }
 
     fn tuple(&mut self, first: usize) -> Result<(), String> {
-        if first > self.stack.len() {
-            return Err("a tuple of values that are not there".to_owned());
-        }
-        let items = self.stack.split_off(first);
-        self.items += items.len();
+        let items = self.items_from(first)?;
         self.push(Value::List(items))
     }
 
-    /// Adds to the list or the dictionary on top.
-    fn append(&mut self, items: &[Id], is_dictionary: bool) -> Result<(), String> {
-        self.items += items.len();
-        if self.items > VALUES_MAX {
-            return Err(format!("more than {VALUES_MAX} values"));
-        }
+    /// Adds the values from `first` on to the list or the dictionary below them.
+    fn append(&mut self, first: usize, is_dictionary: bool) -> Result<(), String> {
+        let items = self.items_from(first)?;
         let top = self.top()?.0 as usize;
         match self.values.get_mut(top) {
-            Some(Value::List(all)) if !is_dictionary => all.extend_from_slice(items),
-            Some(Value::Dictionary(all)) if is_dictionary && items.len().is_multiple_of(2) => {
-                all.extend_from_slice(items)
-            }
+            Some(Value::List(all)) if !is_dictionary => all.extend(items),
+            Some(Value::Dictionary(all)) if is_dictionary && items.len().is_multiple_of(2) => all.extend(items),
             _ => return Err("items of what is no list or dictionary".to_owned()),
         }
         Ok(())
@@ -314,7 +319,7 @@ impl<'a> Reader<'a> {
         let id =
             self.memo.get(index).copied().flatten().ok_or_else(|| format!("value {index} was never remembered"))?;
         if self.stack.len() >= VALUES_MAX {
-            return Err(format!("more than {VALUES_MAX} values"));
+            return Err(too_many());
         }
         self.stack.push(id);
         Ok(())
@@ -372,7 +377,9 @@ mod tests {
             (b"\x80\x02X\xff\xff\xff\xffab.", "cut off"),
             (b"\x80\x02\x8d\xff\xff\xff\xff\xff\xff\xff\xff", "cut off"),
             (b"\x80\x02X\x01\0\0\0\xff.", "UTF-8"),
-            (b"\x80\x02\x85.", "nothing"),
+            (b"\x80\x02\x85.", "not there"),
+            (b"\x80\x02(K\x01t0e.", "mark"),
+            (b"\x80\x02K\x01(0t.", "mark"),
         ] {
             assert!(error(bytes).contains(why), "{bytes:?}: {}", error(bytes));
         }
@@ -393,5 +400,14 @@ mod tests {
         }
         doubled.push(b'.');
         assert!(Pickle::read(&doubled).is_ok());
+    }
+
+    #[test]
+    fn items_that_are_too_many_are_not_copied() {
+        let stack = vec![Id(0); 3];
+        let mut reader = Reader { items: VALUES_MAX - 2, stack, ..Reader::default() };
+        let refused = reader.tuple(0).unwrap_err();
+        assert!(refused.contains("more than 40000000 values"), "{refused}");
+        assert_eq!((reader.stack.len(), reader.values.len()), (3, 0));
     }
 }
