@@ -18,6 +18,9 @@ use crate::sync::plain::Mutex;
 use crate::testing::ManualClock;
 use crate::{CheckReport, LogSampler, OnFull, Pool, Preset, PressureSource, Rounding};
 
+/// Where the files of a machine are looked for: below a file that has none.
+const NO_MACHINE: &str = "/dev/null";
+
 /// Settings of a replay; `None` stands for the preset's default.
 #[derive(Debug, Clone)]
 pub struct Replay {
@@ -129,7 +132,8 @@ impl Replay {
         Ok(outcome)
     }
 
-    /// A pool that reads neither the machine's memory nor the environment nor the system's clock.
+    /// A pool that reads neither the machine nor the environment nor the system's clock, so that two replays of a workload
+    /// end in the same words.
     fn pool(&self, clock: ManualClock, checks: Arc<Mutex<Checks>>) -> Result<(Pool, Arc<Ledger>), TraceError> {
         let sim = match self.source {
             SourceKind::Virtual => SimSource::new(SimSource::DEFAULT_TOTAL_BYTES),
@@ -138,6 +142,7 @@ impl Replay {
         let (source, ledger) = PricedSource::new(sim);
         let mut builder = Pool::builder()
             .without_env()
+            .host_root(NO_MACHINE)
             .log_sampler(LogSampler::new())
             .clock(clock)
             .on_check(move |check| checks.lock().count(check))

@@ -164,3 +164,13 @@ fn lines_of_rmm_of_two_threads_around_midnight_are_of_the_day_that_is_nearest() 
     assert_eq!(times(&["01:00:00.0", "14:00:00.0"]), [0, 13 * hour]);
     assert_eq!(times(&["23:00:00.0", "01:00:00.0", "12:30:00.0", "23:00:00.0", "01:00:00.0"])[4], 26 * hour);
 }
+
+#[test]
+fn a_replay_that_runs_out_of_memory_ends_in_the_same_words_on_every_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = written(dir.path(), "w.trace", "a 1 31457280\na 2 31457280\na 3 304294967295000\n");
+    let ran = ran("replay", &path, &[]);
+    assert_eq!(ran.code(), 1, "{}", ran.stdout);
+    ran.check_stderr("Current usage from device: host");
+    assert!(!ran.stderr.contains("system:") && !ran.stderr.contains(" bytes are free"), "{}", ran.stderr);
+}
