@@ -2,8 +2,8 @@
 //!
 //! Most pools here have no thread: each `poll` makes one step, so that counts and order are exact.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -453,9 +453,11 @@ fn a_fork_in_the_middle_gives_the_child_nothing_and_the_parent_goes_on() {
 #[test]
 fn a_process_may_end_in_the_middle() {
     alone(|| {
-        let pool = by_a_thread(faulty(false), TI, TI).build().unwrap();
-        std::mem::forget(pool);
-        let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 30);
-        std::mem::forget(pool.reserve_bytes(256 << 20).reserve_wait(false).build().unwrap());
+        static POOLS: OnceLock<[Pool; 2]> = OnceLock::new();
+        POOLS.get_or_init(|| {
+            let heap = Pool::builder().without_env().backend(Backend::Heap).max_bytes(1 << 30);
+            let heap = heap.reserve_bytes(256 << 20).reserve_wait(false).build().unwrap();
+            [by_a_thread(faulty(false), TI, TI).build().unwrap(), heap]
+        });
     });
 }
