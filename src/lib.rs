@@ -60,16 +60,22 @@ pub mod architecture {}
 
 mod budget;
 mod buffer;
+#[cfg(any(feature = "serve", feature = "trace", not(miri)))]
+mod child_descriptors;
 mod diag;
 #[cfg(feature = "cuda")]
 mod driver;
 mod dump;
 mod engine;
 mod error;
+#[cfg(any(feature = "serve", feature = "trace", not(miri)))]
+mod file_id;
 mod finding;
 mod fork;
 mod host;
 mod in_flight;
+#[cfg(any(feature = "serve", not(miri)))]
+mod local_socket;
 mod lost;
 mod maintenance_thread;
 mod policy;

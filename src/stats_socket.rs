@@ -7,23 +7,26 @@
 //!
 //! The objects of `pools` are [`Stats`], with the largest owners beside them: `tag`, `buffers`, `bytes`, `asked_bytes` and
 //! `oldest_seconds`, which is `null` for buffers without a tag. A thread of its own reads them, and only while there are readers, so that nothing is
-//! done for it by a get or a put. Nobody but the user that the process belongs to can read the socket. The file is removed when
-//! the last pool that it shows is gone; one that is left behind by a process that was killed is replaced.
+//! done for it by a get or a put. A reader that does not keep up is left, and where there are [`READERS_MAX`] the one that came first: its last line is
+//! `{"closed":"..."}`, which says so. Nobody but the user that the process belongs to can read the socket. The file is removed with the last pool that it
+//! shows, or by the end of the process; one that is left behind by a process that was killed is replaced.
 
-use std::fs::{self, DirBuilder, Permissions};
+use std::collections::VecDeque;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::dump::Owner;
 use crate::fork::OfProcess;
+pub use crate::local_socket::PATH_BYTES_MAX;
+use crate::local_socket::{LocalSocket, check_peer};
 use crate::maintenance_thread::block_signals;
 use crate::stats::Stats;
 use crate::sync::plain::Mutex;
+use crate::sync::process::{AtomicBool, Ordering};
 
 /// Time between two lines.
 const EVERY: Duration = Duration::from_secs(1);
@@ -33,8 +36,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const READERS_MAX: usize = 16;
 /// Most owners of a pool that are told.
 const OWNERS_MAX: usize = 20;
-/// Longest path of a socket: what the kernel takes, without the zero behind it.
-pub const PATH_BYTES_MAX: usize = 107;
 
 /// A pool that is shown.
 pub(crate) trait Shown: Send + Sync {
@@ -51,7 +52,16 @@ static SERVED: OfProcess<Mutex<Vec<Served>>> = OfProcess::new(Mutex::default);
 /// One socket.
 struct Served {
     path: PathBuf,
+    socket: Arc<LocalSocket>,
     pools: Vec<Weak<dyn Shown>>,
+}
+
+/// A pool is shown as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Showing {
+    socket: Arc<LocalSocket>,
+    /// Where the pool lies.
+    pool: usize,
 }
 
 /// The socket of a process that was started with `PINPOOL_SOCKET=1`: in `$XDG_RUNTIME_DIR`, else in `/tmp`.
@@ -61,82 +71,90 @@ pub fn path_of(process: u32) -> PathBuf {
     dir.join(format!("pinpool-{process}.sock"))
 }
 
+/// Connects to the socket at `path`, which a process of this user or of root serves.
+///
+/// # Errors
+///
+/// If nobody listens there, or another user does.
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    let socket = UnixStream::connect(path)?;
+    check_peer(&socket)?;
+    Ok(socket)
+}
+
 /// Shows one more pool at `path`, where the first pool opens the socket.
 ///
 /// # Errors
 ///
 /// If the socket cannot be made, another process serves it, or no thread can be had.
-pub(crate) fn serve(path: &Path, pool: Weak<dyn Shown>) -> io::Result<()> {
+pub(crate) fn serve(path: &Path, pool: Weak<dyn Shown>) -> io::Result<Showing> {
+    let shown = address_of(&pool);
     let mut served = SERVED.get().lock();
     if let Some(known) = served.iter_mut().find(|served| served.path == path) {
         known.pools.push(pool);
-        return Ok(());
+        return Ok(Showing { socket: known.socket.clone(), pool: shown });
     }
-    let listener = listen(path)?;
-    let there = path.to_owned();
+    let socket = Arc::new(LocalSocket::listen(path)?);
+    let there = socket.clone();
+    remove_at_exit();
     thread::Builder::new().name("pinpool-stats".to_owned()).spawn(move || {
         block_signals();
-        run(&listener, &there);
+        run(&there);
     })?;
-    served.push(Served { path: path.to_owned(), pools: vec![pool] });
-    Ok(())
+    served.push(Served { path: path.to_owned(), socket: socket.clone(), pools: vec![pool] });
+    Ok(Showing { socket, pool: shown })
 }
 
-/// A socket at `path` that this user alone can open. It is made in a directory of its own, since between its making and the
-/// change of its mode others could open it.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    match fs::symlink_metadata(path) {
-        Ok(found) if !found.file_type().is_socket() => {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
+fn address_of(pool: &Weak<dyn Shown>) -> usize {
+    pool.as_ptr().cast::<()>().addr()
+}
+
+impl Drop for Showing {
+    fn drop(&mut self) {
+        // In a child of `fork` nothing is found.
+        let Some(served) = SERVED.get_if_made() else { return };
+        let mut served = served.lock();
+        let Some(at) = served.iter().position(|served| Arc::ptr_eq(&served.socket, &self.socket)) else { return };
+        served[at].pools.retain(|pool| address_of(pool) != self.pool);
+        if served[at].pools.is_empty() {
+            served.swap_remove(at);
+            // Under the lock, so that a pool that is made now opens a socket after this. The thread closes the socket when it looks next.
+            self.socket.remove_file();
         }
-        Ok(_) if is_served(path)? => {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
+    }
+}
+
+/// The end of the process removes the files of pools that have not ended.
+#[allow(unsafe_code)]
+fn remove_at_exit() {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    extern "C" fn remove() {
+        // In a child of `fork` that serves nothing there is no list, and no lock that a thread of the parent holds.
+        if let Some(served) = SERVED.get_if_made() {
+            served.lock().iter().for_each(|served| served.socket.remove_file());
         }
-        _ => {}
     }
-    let name = format!(".pinpool-{}", std::process::id());
-    let dir = path.parent().unwrap_or(Path::new("")).join(name);
-    let longest = path.as_os_str().len().max(dir.join("s").as_os_str().len());
-    if longest > PATH_BYTES_MAX {
-        return Err(io::Error::other(format!(
-            "the path is too long by {} bytes: that of a socket has at most {PATH_BYTES_MAX}; name one in a directory with a \
-             shorter path",
-            longest - PATH_BYTES_MAX
-        )));
+    // A child of `fork` has the handlers of its parent.
+    if !REGISTERED.swap(true, Ordering::Relaxed) {
+        // SAFETY: the handler does not unwind. If it cannot be registered for lack of memory, files stay behind.
+        unsafe { libc::atexit(remove) };
     }
-    DirBuilder::new().mode(0o700).create(&dir)?;
-    let made = listen_in(&dir, path);
-    // Empty if the socket was moved; what was not moved is of no use.
-    let _ = fs::remove_file(dir.join("s"));
-    let _ = fs::remove_dir(&dir);
-    made
-}
-
-/// Whether a process has the socket at `path` open. Asks with a datagram socket: an open stream socket refuses it as one of
-/// another type, and one that nobody has refuses it as any. A stream would wait if the readers before it are not accepted.
-fn is_served(path: &Path) -> io::Result<bool> {
-    let asked = UnixDatagram::unbound()?.connect(path);
-    Ok(asked.map_or_else(|error| error.raw_os_error() == Some(libc::EPROTOTYPE), |()| true))
-}
-
-fn listen_in(dir: &Path, path: &Path) -> io::Result<UnixListener> {
-    let inner = dir.join("s");
-    let listener = UnixListener::bind(&inner)?;
-    fs::set_permissions(&inner, Permissions::from_mode(0o600))?;
-    listener.set_nonblocking(true)?;
-    fs::rename(&inner, path)?;
-    Ok(listener)
 }
 
 /// Serves until the last pool is gone.
-fn run(listener: &UnixListener, path: &Path) {
-    let mut readers: Vec<UnixStream> = Vec::new();
+fn run(socket: &Arc<LocalSocket>) {
+    let mut readers: VecDeque<UnixStream> = VecDeque::new();
     let mut due = Instant::now() + EVERY;
     loop {
-        let mut fresh = Vec::new();
-        while let Ok((reader, _)) = listener.accept() {
-            if readers.len() + fresh.len() < READERS_MAX && reader.set_nonblocking(true).is_ok() {
-                fresh.push(reader);
+        let mut fresh = VecDeque::new();
+        while let Ok((reader, _)) = socket.listener().accept() {
+            if check_peer(&reader).and_then(|()| reader.set_nonblocking(true)).is_err() {
+                continue;
+            }
+            fresh.push_back(reader);
+            if readers.len() + fresh.len() > READERS_MAX {
+                // The one that came first: a reader that is stuck is more likely than one that is new.
+                readers.pop_front().or_else(|| fresh.pop_front()).into_iter().for_each(close);
             }
         }
         let is_due = Instant::now() >= due;
@@ -145,33 +163,33 @@ fn run(listener: &UnixListener, path: &Path) {
         }
         if is_due || !fresh.is_empty() {
             let is_read = !fresh.is_empty() || !readers.is_empty();
-            let Some(line) = line_or_end(path, is_read) else { return };
-            let tell = |mut reader: UnixStream| reader.write_all(line.as_bytes()).is_ok().then_some(reader);
+            let Some(line) = line_or_end(socket, is_read) else { return };
             // A reader that does not keep up is left.
-            let old = if is_due { readers.drain(..).filter_map(tell).collect() } else { std::mem::take(&mut readers) };
-            readers = old;
-            readers.extend(fresh.into_iter().filter_map(tell));
+            let mut tell = |reader: &mut UnixStream| reader.write_all(line.as_bytes()).is_ok();
+            if is_due {
+                readers.retain_mut(&mut tell);
+            }
+            fresh.retain_mut(&mut tell);
+            readers.append(&mut fresh);
         }
         thread::sleep(LOOK_EVERY);
     }
 }
 
-/// The next line, empty if nobody reads; `None` when no pool is left, and then the socket is gone.
-fn line_or_end(path: &Path, is_read: bool) -> Option<String> {
-    let mut served = SERVED.get().lock();
-    let at = served.iter().position(|served| served.path == path)?;
-    served[at].pools.retain(|pool| pool.strong_count() > 0);
-    if served[at].pools.is_empty() {
-        served.swap_remove(at);
-        // Under the lock, so that a pool that is made now opens a socket after this.
-        let _ = fs::remove_file(path);
-        return None;
-    }
+/// Says why, and closes the connection.
+fn close(mut reader: UnixStream) {
+    let why = format!("{READERS_MAX} readers have come after this one, and the process serves no more at once");
+    let _ = writeln!(reader, "{}", serde_json::json!({ "closed": why }));
+}
+
+/// The next line, empty if nobody reads; `None` when no pool is left.
+fn line_or_end(socket: &Arc<LocalSocket>, is_read: bool) -> Option<String> {
+    let served = SERVED.get().lock();
+    let pools = served.iter().find(|served| Arc::ptr_eq(&served.socket, socket))?.pools.clone();
+    drop(served);
     if !is_read {
         return Some(String::new());
     }
-    let pools = served[at].pools.clone();
-    drop(served);
     // Under no lock: this may be the last reference to a pool.
     let shown: Vec<_> = pools.iter().filter_map(Weak::upgrade).map(|pool| object(&*pool)).collect();
     let line = serde_json::json!({ "process": std::process::id(), "pools": shown });
@@ -195,11 +213,12 @@ fn object(pool: &dyn Shown) -> serde_json::Value {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::{BufRead, BufReader};
-    use std::sync::Arc;
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::sync::process::{AtomicU64, Ordering};
+    use crate::sync::process::AtomicU64;
 
     /// Counts how often it is looked at.
     struct Counted {
@@ -217,74 +236,86 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_pool_is_looked_at_for_readers_alone() {
-        let path = Path::new("/nowhere/looked-at.sock");
+    fn counted() -> (Arc<Counted>, Weak<Counted>) {
         let pool = Arc::new(Counted { looks: AtomicU64::new(0) });
-        let weak: Weak<Counted> = Arc::downgrade(&pool);
-        SERVED.get().lock().push(Served { path: path.to_owned(), pools: vec![weak] });
-        assert_eq!(line_or_end(path, false), Some(String::new()));
-        assert_eq!(pool.looks.load(Ordering::Relaxed), 0);
-        assert!(line_or_end(path, true).is_some_and(|line| line.contains("\"gets\":7")));
-        assert_eq!(pool.looks.load(Ordering::Relaxed), 1);
-        drop(pool);
-        assert_eq!(line_or_end(path, false), None, "the last pool is gone");
+        let weak = Arc::downgrade(&pool);
+        (pool, weak)
+    }
+
+    /// A reader, and its first line.
+    fn reader(path: &Path) -> (BufReader<UnixStream>, serde_json::Value) {
+        let mut reader = BufReader::new(connect(path).unwrap());
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        (reader, serde_json::from_str(&line).unwrap())
     }
 
     #[test]
-    fn readers_get_a_line_at_once_and_the_socket_goes_with_the_last_pool() {
+    fn a_pool_is_looked_at_for_readers_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("looked-at.sock");
+        let socket = Arc::new(LocalSocket::listen(&path).unwrap());
+        let (pool, weak) = counted();
+        let shown: Weak<dyn Shown> = weak;
+        let showing = Showing { socket: socket.clone(), pool: address_of(&shown) };
+        SERVED.get().lock().push(Served { path, socket: socket.clone(), pools: vec![shown] });
+        assert_eq!(line_or_end(&socket, false), Some(String::new()));
+        assert_eq!(pool.looks.load(Ordering::Relaxed), 0);
+        assert!(line_or_end(&socket, true).is_some_and(|line| line.contains("\"gets\":7")));
+        assert_eq!(pool.looks.load(Ordering::Relaxed), 1);
+        drop(showing);
+        assert_eq!(line_or_end(&socket, false), None, "the last pool is gone");
+    }
+
+    #[test]
+    fn readers_get_a_line_at_once_and_the_file_goes_with_the_last_pool() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stats.sock");
-        let pool = Arc::new(Counted { looks: AtomicU64::new(0) });
-        let weak: Weak<Counted> = Arc::downgrade(&pool);
-        serve(&path, weak).unwrap();
+        let (_first, weak) = counted();
+        let (_second, other) = counted();
+        let showing = [serve(&path, weak).unwrap(), serve(&path, other).unwrap()];
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the directory that it was made in is gone");
         for _ in 0..2 {
-            let mut line = String::new();
-            BufReader::new(UnixStream::connect(&path).unwrap()).read_line(&mut line).unwrap();
-            let object: serde_json::Value = serde_json::from_str(&line).unwrap();
-            assert_eq!(object["pools"][0]["gets"], 7, "{line}");
-            assert_eq!(object["pools"][0]["owners"][0]["tag"], "images", "{line}");
+            let (_, object) = reader(&path);
+            assert_eq!(object["pools"].as_array().unwrap().len(), 2, "{object}");
+            assert_eq!(object["pools"][0]["gets"], 7, "{object}");
+            assert_eq!(object["pools"][0]["owners"][0]["tag"], "images", "{object}");
             assert_eq!(object["process"], std::process::id());
         }
-        drop(pool);
-        let begun = Instant::now();
-        while path.exists() {
-            assert!(begun.elapsed() < Duration::from_secs(20), "the socket stays");
-            thread::sleep(Duration::from_millis(10));
-        }
+        let [first, second] = showing;
+        drop(first);
+        assert_eq!(reader(&path).1["pools"].as_array().unwrap().len(), 1);
+        drop(second);
+        assert!(!path.exists());
+        // And at once again.
+        let (_third, weak) = counted();
+        let _showing = serve(&path, weak).unwrap();
+        assert_eq!(reader(&path).1["pools"].as_array().unwrap().len(), 1);
     }
 
     #[test]
-    fn a_socket_that_was_left_behind_is_replaced_and_a_file_is_not() {
+    fn a_file_that_took_the_place_of_the_socket_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stats.sock");
-        drop(UnixListener::bind(&path).unwrap());
-        assert!(listen(&path).is_ok());
+        let (_pool, weak) = counted();
+        let showing = serve(&path, weak).unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "precious").unwrap();
-        assert_eq!(listen(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        drop(showing);
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
-        assert!(listen(&dir.path().join("none/stats.sock")).is_err());
     }
 
     #[test]
-    fn a_path_that_no_socket_can_have_is_refused_with_the_limit() {
-        let dir = tempfile::tempdir().unwrap();
-        let long = dir.path().join("x".repeat(120));
-        let error = listen(&long.join("s")).unwrap_err().to_string();
-        assert!(error.contains("at most 107") && error.contains("too long by "), "{error}");
-        assert!(listen(&dir.path().join("x".repeat(100))).is_err_and(|error| error.to_string().contains("107")));
-    }
-
-    #[test]
-    fn a_socket_that_another_serves_is_refused() {
+    fn silent_readers_do_not_keep_a_new_one_out_and_the_first_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stats.sock");
-        let other = UnixListener::bind(&path).unwrap();
-        assert_eq!(listen(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        other.set_nonblocking(true).unwrap();
-        assert_eq!(other.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock, "the question is no reader");
+        let (_pool, weak) = counted();
+        let _showing = serve(&path, weak).unwrap();
+        let mut all: Vec<_> = (0..=READERS_MAX).map(|_| reader(&path)).collect();
+        assert!(all.iter().all(|(_, object)| object["pools"].is_array()));
+        // Up to the end of the connection.
+        let last = all.remove(0).0.lines().last().unwrap().unwrap();
+        assert!(last.contains("\"closed\":\"16 readers have come after this one"), "{last}");
     }
 }

@@ -27,7 +27,18 @@ const LAYERS: &[&[&str]] = &[
     &["arena", "budget", "dump", "policy", "size_class", "stats", "verdict"],
     &["ledger", "record"],
     &["host", "shared_memory"],
-    &["error", "finding", "fork", "lost", "maintenance_thread", "sync", "unwind"],
+    &[
+        "child_descriptors",
+        "error",
+        "file_id",
+        "finding",
+        "fork",
+        "local_socket",
+        "lost",
+        "maintenance_thread",
+        "sync",
+        "unwind",
+    ],
 ];
 
 /// A module by the names that lead to it, without `crate`.

@@ -111,6 +111,9 @@ pub(crate) struct Core {
     judge: Mutex<Judge>,
     /// Where its ceiling comes from.
     ceiling: CeilingControl,
+    /// Its place at the socket that serves statistics.
+    #[cfg(feature = "serve")]
+    showing: std::sync::OnceLock<crate::stats_socket::Showing>,
 }
 
 impl Core {
@@ -141,6 +144,8 @@ impl Core {
             need: Need::default(),
             judge: Mutex::default(),
             ceiling: CeilingControl::default(),
+            #[cfg(feature = "serve")]
+            showing: std::sync::OnceLock::new(),
             log,
             config,
         });

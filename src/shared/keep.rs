@@ -10,6 +10,10 @@
 //! with it, or earlier with the last buffer and the last copy.
 //!
 //! The file begins with a page of numbers: how often it was attached, and what was last marked as complete.
+//!
+//! Keeper and holder belong to one user, which both check. The file is sealed, so its length stays. A seal against holes
+//! (`fallocate` with `FALLOC_FL_PUNCH_HOLE`) would be one against writing, so there is none: a process of this user that has the file can
+//! take pages out of it, and the pages that a driver has page-locked are then no longer those of the file.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -29,6 +33,7 @@ use crate::backend::PAGE_BYTES;
 use crate::backend::memory_file::{MemoryFile, SharedMemory};
 use crate::buffer::PinnedBuf;
 use crate::error::Result;
+use crate::local_socket::check_peer;
 use crate::pool::Pool;
 use crate::sync::plain::Mutex;
 
@@ -82,14 +87,15 @@ impl Keeper {
     pub fn serve(&self, is_over: impl Fn() -> bool) -> Result<()> {
         let failed = |error: io::Error| shared(format!("{}: {error}", self.path().display()));
         let listener = self.socket.listener();
-        listener.set_nonblocking(true).map_err(failed)?;
         let mut is_told = false;
         while !is_over() {
             match listener.accept() {
                 Ok((socket, _)) => {
                     is_told = false;
-                    // One that is gone by now needs nothing.
-                    drop(super::pass::pass(&socket, self.file.as_fd(), KEPT));
+                    // One that is gone by now needs nothing, and one of another user gets nothing.
+                    if check_peer(&socket).is_ok() {
+                        drop(super::pass::pass(&socket, self.file.as_fd(), KEPT));
+                    }
                 }
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                     thread::sleep(LOOK_EVERY);
@@ -142,6 +148,8 @@ pub struct Kept {
     parts: Parts,
     bytes: usize,
     generation: u64,
+    /// One thread at a time reads or writes the mark, which is several words.
+    marking: Mutex<()>,
 }
 
 impl Kept {
@@ -150,7 +158,7 @@ impl Kept {
     /// # Errors
     ///
     /// - [`is_peer`](crate::Error::is_peer): nobody keeps that name, or another process holds it,
-    /// - [`is_shared`](crate::Error::is_shared): the keeper has another number of bytes, is of another version, may not be asked by this user, or memory cannot be
+    /// - [`is_shared`](crate::Error::is_shared): the keeper has another number of bytes, is of another version, belongs to another user, or memory cannot be
     ///   page-locked,
     /// - [`is_limit`](crate::Error::is_limit): it does not fit under the ceiling of `pool`.
     pub fn attach(pool: &Pool, name: &str, bytes: usize) -> Result<Self> {
@@ -162,6 +170,8 @@ impl Kept {
             _ => shared(format!("{}: {error}", path.display())),
         })?;
         let failed = |error: io::Error| shared(format!("{}: {error}", path.display()));
+        // Else another user could change the bytes, or release them under the device.
+        check_peer(&socket).map_err(failed)?;
         socket.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
         let from = format!("the keeper of {name}");
         let file = MemoryFile::of(super::pass::take(&socket, &from, KEPT)?).map_err(super::layout::failed(KEPT))?;
@@ -194,15 +204,18 @@ impl Kept {
             generation == 0,
             Box::new(give_back),
         )?;
-        let kept = Self { lender, parts, bytes, generation };
-        kept.file().into_iter().for_each(Header::count_holder);
+        let kept = Self { lender, parts, bytes, generation, marking: Mutex::new(()) };
+        kept.with_header(Header::count_holder);
         Ok(kept)
     }
 
-    fn file(&self) -> Option<&Header> {
-        // In a child of fork a driver's memory is not mapped.
-        let memory = self.lender.memory().filter(|_| !self.lender.pool().core().is_forked());
-        memory.and_then(|memory| memory.shared(0))
+    /// What `act` makes of the numbers of the file, which no other thread reads or writes meanwhile.
+    fn with_header<R>(&self, act: impl FnOnce(&Header) -> R) -> Option<R> {
+        // In a child of fork a driver's memory is not mapped, and the lock may be held by a thread of the parent.
+        let memory = self.lender.memory().filter(|_| !self.lender.pool().core().is_forked())?;
+        let header = memory.shared(0)?;
+        let _one_at_a_time = self.marking.lock();
+        Some(act(header))
     }
 
     /// How many processes held it before this one.
@@ -222,15 +235,16 @@ impl Kept {
 
     /// What was last marked as complete, by this process or one before it. `None` while nothing is: the bytes are zeros, or partly written.
     pub fn completed(&self) -> Option<Mark> {
-        self.file()?.mark()
+        self.with_header(Header::mark)?
     }
 
     /// From now on nothing is complete: to be called before bytes are changed that were.
     pub fn begin(&self) {
-        self.file().into_iter().for_each(Header::clear);
+        self.with_header(Header::clear);
     }
 
     /// Marks the first `len` bytes as complete, under a label of at most 192 bytes. A process that is killed meanwhile leaves the mark as it was.
+    /// Of threads that mark at once, one is the last, and its label and length are the mark.
     ///
     /// # Errors
     ///
@@ -239,8 +253,8 @@ impl Kept {
         if len > self.bytes as u64 {
             return Err(shared(format!("{len} B cannot be complete of {} B", self.bytes)));
         }
-        let header = self.file().ok_or_else(|| shared("the memory is not mapped"))?;
-        header.set_mark(label, len, self.generation)
+        let marked = self.with_header(|header| header.set_mark(label, len, self.generation));
+        marked.unwrap_or_else(|| Err(shared("the memory is not mapped")))
     }
 
     /// The `len` bytes from `offset` on as a buffer, to be filled, read and copied like every buffer. `offset` is a multiple of 4096. No byte is in two

@@ -1,21 +1,23 @@
 //! The socket of a keeper, and the lock beside it that only one keeper of a name has.
 //!
 //! ```text
-//!   lock pinpool-keep-NAME.lock ─▶ remove the socket of a keeper that was killed ─▶ bind pinpool-keep-NAME.sock
+//!   lock pinpool-keep-NAME.lock ─▶ replace the socket of a keeper that was killed: pinpool-keep-NAME.sock
 //! ```
 //!
 //! Nobody can be asked whether a socket is in use and replace it in one step, so both happen under the lock, which the kernel ends with
 //! its process.
 
-use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use super::kept_file::{peer, shared};
 use crate::error::Result;
+use crate::file_id::{FileId, this_user};
 use crate::fork::{self, ForkGeneration};
+use crate::local_socket::LocalSocket;
 use crate::shared_memory::LockFile;
 
 /// Longest name.
@@ -40,7 +42,7 @@ pub fn socket_of(name: &str) -> Result<PathBuf> {
 }
 
 fn own_dir() -> Result<PathBuf> {
-    let user = user();
+    let user = this_user();
     let dir = PathBuf::from(format!("/tmp/pinpool-{user}"));
     let failed = |error: io::Error| shared(format!("{}: {error}", dir.display()));
     match DirBuilder::new().mode(0o700).create(&dir) {
@@ -57,83 +59,32 @@ fn own_dir() -> Result<PathBuf> {
     Ok(dir)
 }
 
-#[allow(unsafe_code)]
-fn user() -> u32 {
-    // SAFETY: takes nothing and cannot fail.
-    unsafe { libc::geteuid() }
-}
-
 /// A socket that listens under a name, for this process alone.
 #[derive(Debug)]
 pub(super) struct KeptSocket {
-    listener: UnixListener,
-    path: PathBuf,
-    /// Of the socket at `path`.
-    inode: Inode,
-    generation: ForkGeneration,
-    /// Removed first, then unlocked.
+    socket: LocalSocket,
+    /// Dropped after the socket, so removed first, then unlocked.
     _lock: NameLock,
-}
-
-type Inode = (u64, u64);
-
-fn inode_of(metadata: &Metadata) -> Inode {
-    (metadata.dev(), metadata.ino())
 }
 
 impl KeptSocket {
     pub(super) fn new(name: &str) -> Result<Self> {
         let path = socket_of(name)?;
-        let failed = |error: io::Error| shared(format!("{}: {error}", path.display()));
         let lock = NameLock::take(name, &path)?;
-        remove_left_behind(name, &path)?;
-        let listener = UnixListener::bind(&path).map_err(failed)?;
-        let inode = inode_of(&fs::symlink_metadata(&path).map_err(failed)?);
-        let socket = Self { listener, path: path.clone(), inode, generation: ForkGeneration::now(), _lock: lock };
-        // The directory may be open to others.
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
-        Ok(socket)
+        let socket = LocalSocket::listen(&path).map_err(|error| match error.kind() {
+            // Of something that takes no lock.
+            io::ErrorKind::AddrInUse => kept_already(name, &path),
+            _ => shared(format!("{}: {error}", path.display())),
+        })?;
+        Ok(Self { socket, _lock: lock })
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.path
+        self.socket.path()
     }
 
     pub(super) fn listener(&self) -> &UnixListener {
-        &self.listener
-    }
-}
-
-impl Drop for KeptSocket {
-    fn drop(&mut self) {
-        if !self.generation.is_stale() {
-            remove_own(&self.path, self.inode);
-        }
-    }
-}
-
-/// Removes what is at `path`, if it is still what this process made there.
-fn remove_own(path: &Path, inode: Inode) {
-    if fs::symlink_metadata(path).is_ok_and(|found| inode_of(&found) == inode) {
-        let _ = fs::remove_file(path);
-    }
-}
-
-/// Under the lock of the name.
-fn remove_left_behind(name: &str, path: &Path) -> Result<()> {
-    let failed = |error: io::Error| shared(format!("{}: {error}", path.display()));
-    let found = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        found => found.map_err(failed)?,
-    };
-    if !found.file_type().is_socket() {
-        return Err(shared(format!("{} is no socket: remove it, or use another name", path.display())));
-    }
-    match UnixStream::connect(path) {
-        // Of something that takes no lock.
-        Ok(_) => Err(kept_already(name, path)),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed),
-        Err(error) => Err(failed(error)),
+        self.socket.listener()
     }
 }
 
@@ -145,7 +96,7 @@ fn kept_already(name: &str, path: &Path) -> crate::Error {
 #[derive(Debug)]
 struct NameLock {
     path: PathBuf,
-    inode: Inode,
+    file: FileId,
     generation: ForkGeneration,
     _locks: LockFile,
 }
@@ -156,33 +107,33 @@ impl NameLock {
         let failed = |error: io::Error| shared(format!("{}: {error}", path.display()));
         loop {
             let no_fork = fork::hold_off();
-            let (file, inode) = open(&path).map_err(failed)?;
+            let (file, id) = open(&path).map_err(failed)?;
             let locks = LockFile::over(file, &no_fork).map_err(failed)?;
             drop(no_fork);
             if !locks.try_lock_slot(0).map_err(failed)? {
                 return Err(kept_already(name, socket));
             }
             // The owner before may have removed the file between its opening and its lock.
-            if fs::symlink_metadata(&path).is_ok_and(|found| inode_of(&found) == inode) {
+            if FileId::at(&path).is_ok_and(|found| found == id) {
                 let generation = ForkGeneration::now();
-                return Ok(Self { path: path.clone(), inode, generation, _locks: locks });
+                return Ok(Self { path: path.clone(), file: id, generation, _locks: locks });
             }
         }
     }
 }
 
-fn open(path: &Path) -> io::Result<(File, Inode)> {
+fn open(path: &Path) -> io::Result<(File, FileId)> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
-    let inode = inode_of(&file.metadata()?);
-    Ok((file, inode))
+    let id = FileId::of(&file.metadata()?);
+    Ok((file, id))
 }
 
 impl Drop for NameLock {
     fn drop(&mut self) {
         if !self.generation.is_stale() {
-            remove_own(&self.path, self.inode);
+            self.file.remove_at(&self.path);
         }
     }
 }

@@ -4,8 +4,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -78,6 +79,35 @@ fn a_holder_that_was_killed_leaves_its_bytes_its_mark_and_a_generation() {
                 assert!(libc::WIFSIGNALED(trainer.wait()));
             }
             assert_eq!(Kept::attach(&pool(), "weights", BYTES).unwrap().generation(), 5);
+        });
+    });
+}
+
+#[test]
+fn a_mark_is_one_of_those_that_threads_set_at_once() {
+    alone_in_dir!(|| {
+        let keeper = Keeper::new("marks", 4096, None).unwrap();
+        kept_by(&keeper, || {
+            let kept = Kept::attach(&pool(), "marks", 4096).unwrap();
+            let marks = [("a".repeat(100), 1000_u64), ("b".repeat(150), 1001)];
+            let writers = Barrier::new(3);
+            let running = AtomicUsize::new(2);
+            thread::scope(|scope| {
+                for (label, len) in &marks {
+                    let (kept, writers, running) = (&kept, &writers, &running);
+                    scope.spawn(move || {
+                        writers.wait();
+                        (0..20_000).for_each(|_| kept.complete(label, *len).unwrap());
+                        running.fetch_sub(1, Ordering::Relaxed);
+                    });
+                }
+                writers.wait();
+                while running.load(Ordering::Relaxed) > 0 {
+                    if let Some(mark) = kept.completed() {
+                        assert!(marks.contains(&(mark.label.clone(), mark.len)), "{mark:?}");
+                    }
+                }
+            });
         });
     });
 }
@@ -292,5 +322,57 @@ fn the_directory_of_sockets_is_this_users_alone() {
         let dir = path.parent().unwrap();
         assert_eq!(fs::metadata(dir).unwrap().permissions().mode() & 0o777, 0o700);
         assert!(dir.starts_with("/tmp"));
+    });
+}
+
+#[test]
+fn a_keeper_of_another_user_is_refused_and_gives_nothing_to_one() {
+    alone_in_dir!(|| {
+        // SAFETY: takes nothing and cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            return;
+        }
+        let other = |work: fn()| {
+            let mut child = Child::new(|| {
+                // SAFETY: changes the user of this process, which has one thread.
+                assert_eq!(unsafe { libc::setuid(65_534) }, 0);
+                work();
+            });
+            assert_eq!(child.wait(), 0);
+        };
+        // A directory and a socket that are open to others, as where `XDG_RUNTIME_DIR` is shared.
+        let path = socket_of("w").unwrap();
+        let open = |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        open(path.parent().unwrap(), 0o777);
+        let keeper = Keeper::new("w", BYTES, Some(false)).unwrap();
+        open(&path, 0o666);
+        kept_by(&keeper, || {
+            other(|| {
+                // What root keeps may be used by its user, but root's keeper gives nothing to others.
+                let error = Kept::attach(&pool(), "w", BYTES).unwrap_err();
+                assert!(error.is_peer() && error.to_string().contains("without a descriptor"), "{error}");
+            });
+            drop(Kept::attach(&pool(), "w", BYTES).unwrap());
+        });
+        drop(keeper);
+        // The other way about: root asks a keeper of another user.
+        let mut child = Child::new(|| {
+            // SAFETY: as above.
+            assert_eq!(unsafe { libc::setuid(65_534) }, 0);
+            let keeper = Keeper::new("w", BYTES, Some(false)).unwrap();
+            keeper.serve(|| false).unwrap();
+        });
+        while !path.exists() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let error = Kept::attach(&pool(), "w", BYTES).unwrap_err().to_string();
+        assert!(error.contains("belongs to user 65534, and this one to user 0"), "{error}");
+        // SAFETY: a child of this process that was not waited for.
+        unsafe { libc::kill(child.id(), libc::SIGKILL) };
+        child.wait();
+        // What it has left behind is another user's, too.
+        let error = Keeper::new("w", BYTES, Some(false)).unwrap_err().to_string();
+        assert!(error.contains("user 65534"), "{error}");
+        assert!(path.exists());
     });
 }

@@ -34,6 +34,10 @@ impl Child {
         Self(child)
     }
 
+    pub(crate) fn id(&self) -> libc::pid_t {
+        self.0
+    }
+
     pub(crate) fn wait(&mut self) -> i32 {
         let mut status = 0;
         // SAFETY: a place for a number, and a child of this process.

@@ -1,7 +1,11 @@
 //! `pinpool load --top` and `pinpool top` where there is no terminal. What it draws is tested beside its screen.
 
 use std::fs;
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::process::Stdio;
 
 use serde_json::Value;
@@ -47,4 +51,118 @@ fn a_process_that_was_asked_to_serves_its_statistics() {
     let ran = finish(pinpool(&["top", "--json"]).arg(&socket));
     assert_eq!(ran.code(), 1);
     ran.check_stderr("start it with PINPOOL_SOCKET=1");
+}
+
+/// What `top --json` says of a server that does `serve` with its first connection.
+fn top_of(serve: impl FnOnce(UnixStream) + Send) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let listener = UnixListener::bind(&path).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| serve(listener.accept().unwrap().0));
+        let ran = finish(pinpool(&["top", "--json"]).arg(&path));
+        assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""));
+        ran.check_stderr(path.to_str().unwrap());
+        ran.stderr
+    })
+}
+
+#[test]
+fn a_server_that_never_ends_its_line_ends_top() {
+    // A byte now and then: each comes in time, and the line does not.
+    let said = top_of(|mut socket| {
+        while socket.write_all(b" ").is_ok() {
+            thread::sleep(Duration::from_millis(200));
+        }
+    });
+    assert!(said.contains("has sent no whole line for 5 s"), "{said}");
+    // As many as fit.
+    let spaces = vec![b' '; 1 << 20];
+    let said = top_of(|mut socket| while socket.write_all(&spaces).is_ok() {});
+    assert!(said.contains("a line has more than 16777216 bytes") || said.contains("no whole line"), "{said}");
+    let said = top_of(|mut socket| socket.write_all(b"{\"closed\":\"16 readers have come\"}\n").unwrap());
+    assert!(said.contains("the process has closed the connection: 16 readers have come"), "{said}");
+}
+
+#[test]
+#[allow(unsafe_code)] // Makes a queue of connections short.
+fn a_server_that_accepts_nothing_ends_top() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let listener = UnixListener::bind(&path).unwrap();
+    // SAFETY: the descriptor is open.
+    assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+    // The next one waits until this one is accepted.
+    let _waiting = UnixStream::connect(&path).unwrap();
+    let ran = finish(pinpool(&["top", "--json"]).arg(&path));
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("has sent no whole line for 5 s");
+}
+
+/// The names in a directory.
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn no_socket_stays_behind_when_a_command_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let command = |args: &[&str]| {
+        let mut command = pinpool(args);
+        command.env("XDG_RUNTIME_DIR", dir.path()).env("PINPOOL_SOCKET", "1");
+        command
+    };
+    for args in [
+        &["load", "--synthetic", "20", "--quiet"][..],
+        &["soak", "--ops", "1000", "--threads", "1"],
+        &["load", "--synthetic", "20", "--quiet", "--record", "/nonexistent/t.gz"],
+    ] {
+        finish(&mut command(args));
+        assert_eq!(names(dir.path()), [""; 0], "{args:?}");
+    }
+    // Ctrl-C.
+    let mut load =
+        command(&["load", "--synthetic", "4", "--idle", "600", "--quiet"]).stdout(Stdio::null()).spawn().unwrap();
+    let begun = Instant::now();
+    while names(dir.path()) != [format!("pinpool-{}.sock", load.id())] {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no socket");
+        thread::sleep(Duration::from_millis(10));
+    }
+    #[allow(unsafe_code)]
+    // SAFETY: takes numbers alone; the process is a child that was not waited for.
+    let sent = unsafe { libc::kill(load.id().cast_signed(), libc::SIGINT) };
+    assert_eq!((sent, load.wait().unwrap().code()), (0, Some(130)));
+    assert_eq!(names(dir.path()), [""; 0]);
+}
+
+#[test]
+fn commands_that_only_look_open_no_socket_and_no_recording() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("w.trace"), "a 1 4096\nf 1\n").unwrap();
+    let recording = crate::record::recorded(dir.path(), "t.trace");
+    let before = fs::read(&recording).unwrap();
+    let files = names(dir.path());
+    let workload = at("w.trace");
+    for (command, file) in [
+        (&["env"][..], None),
+        (&["doctor"], None),
+        (&["ledger"], None),
+        (&["completions", "bash"], None),
+        (&["inspect"], Some(&workload)),
+        (&["trace"], Some(&workload)),
+        (&["replay"], Some(&workload)),
+        (&["advise"], Some(&workload)),
+    ] {
+        for trace in [&recording, &at("new.trace")] {
+            let mut command = pinpool(command);
+            command.args(file).env("PINPOOL_TRACE", trace).env("PINPOOL_SOCKET", at("s.sock"));
+            let ran = finish(&mut command);
+            assert_eq!(names(dir.path()), files, "{command:?}: {}", ran.stderr);
+            assert_eq!(fs::read(&recording).unwrap(), before, "{command:?}");
+        }
+    }
 }

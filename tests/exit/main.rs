@@ -21,6 +21,8 @@ use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
 mod driver;
 #[cfg(feature = "cli")]
 mod recording;
+#[cfg(feature = "cli")]
+mod socket;
 
 /// Names the case that a process was started for.
 const CASE: &str = "TEST_EXIT_CASE";
@@ -51,6 +53,10 @@ const CASES: &[Case] = &[
     ("a_forked_child_of_a_recorded_process_exits_at_once", recording::forked_child_exits_at_once, 0),
     #[cfg(feature = "cli")]
     ("exit_while_the_disk_of_a_recording_stalls", recording::exit_while_the_disk_stalls, 0),
+    #[cfg(feature = "cli")]
+    ("exit_removes_the_socket_of_a_pool_in_a_static", socket::exit_removes_it, 0),
+    #[cfg(feature = "cli")]
+    ("serve_and_exit", socket::serve_and_exit, OF_ANOTHER),
     #[cfg(feature = "cli")]
     ("record_and_exit", recording::record_and_exit, OF_ANOTHER),
     #[cfg(feature = "cli")]

@@ -29,8 +29,8 @@ pub(crate) fn run(_args: &EnvArgs, terminal: &Terminal) -> Result<(), ExitError>
     if warnings.iter().any(Warning::is_error) {
         return Err(ExitError::Settings);
     }
-    // Building would pin the reserve; `report` has already checked that it fits the other settings.
-    match Pool::builder().reserve_bytes(0).background_poll(false).build() {
+    // Building would pin the reserve, begin a recording and open a socket; `report` has already checked these settings.
+    match Pool::builder().reserve_bytes(0).background_poll(false).trace(None).socket(None).build() {
         Err(error) if error.is_setting() => Err(terminal.refuse(&error)),
         // The settings may be meant for another machine.
         Err(error) => {

@@ -26,7 +26,11 @@ impl Core {
         let path = if is_derived { crate::stats_socket::path_of(self.process) } else { path.clone() };
         let pool: Weak<Self> = Arc::downgrade(self);
         match crate::stats_socket::serve(&path, pool) {
-            Ok(()) => self.log.serving(&path),
+            Ok(showing) => {
+                self.log.serving(&path);
+                // Set once, when the pool is made.
+                let _ = self.showing.set(showing);
+            }
             Err(error) => self.log.not_serving(&path, &error.to_string()),
         }
     }

@@ -1,0 +1,32 @@
+//! A process that ends while its pools are shown at a socket: the file of the socket goes with it.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use pinpool::Pool;
+
+use super::{CASE, ended, heap};
+
+/// The socket of a case that another one runs.
+const SOCKET: &str = "TEST_EXIT_SOCKET";
+
+pub(super) fn exit_removes_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("stats.sock");
+    let mut command = Command::new(env::current_exe().unwrap());
+    let child = command.env(CASE, "serve_and_exit").env(SOCKET, &path).spawn().unwrap();
+    assert_eq!(ended(child), Some(7));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+pub(super) fn serve_and_exit() {
+    static POOL: OnceLock<Pool> = OnceLock::new();
+    let path = PathBuf::from(env::var_os(SOCKET).unwrap());
+    POOL.get_or_init(|| heap().socket(path.clone()).build().unwrap());
+    // A pool that never ends.
+    std::mem::forget(heap().socket(path.clone()).build().unwrap());
+    assert!(path.exists());
+    std::process::exit(7);
+}
