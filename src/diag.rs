@@ -372,6 +372,16 @@ impl PoolLog {
         log::info!("{self}trace: recording to {}", path.display());
     }
 
+    /// The file was there, and would have been written over.
+    pub(crate) fn earlier_recording(&self, path: &Path, earlier: &Path) {
+        log::warn!(
+            "{self}trace: the earlier recording in {} is {} now, until the next one takes its place there; put %p, the number of the \
+             process, into the name to keep all",
+            path.display(),
+            earlier.display()
+        );
+    }
+
     pub(crate) fn not_recording(&self, path: &Path, why: &str) {
         log::warn!("{self}trace: nothing is recorded to {}: {why}", path.display());
     }

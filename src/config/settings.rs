@@ -120,7 +120,8 @@ macro_rules! for_each_setting {
         "PINPOOL_ZERO" = false, zero(bool): bool as SWITCH;
 
         /// File that everything the pool does is recorded in, for the tool's trace, replay and advise: a path, compressed if it
-        /// ends in .gz, with %p for the number of the process; or none. Needs the feature trace.
+        /// ends in .gz, with %p for the number of the process; or none. A recording that is there is kept as PATH.old, and a file
+        /// that is no recording is refused. Needs the feature trace.
         "PINPOOL_TRACE" = None, trace(impl Into<Option<PathBuf>>): Option<PathBuf> as PATH_OR_NONE;
 
         // TensorFlow's `should_log`.

@@ -244,12 +244,12 @@ fn recorder(config: &Config, log: &PoolLog, backend: &'static str) -> Result<Opt
     let Some(path) = &config.trace else { return Ok(None) };
     let description = recorded_description(config, log.name.as_deref(), backend);
     match Recorder::open(path, description) {
-        Ok(recorder) => {
+        Ok((recorder, earlier)) => {
+            earlier.iter().for_each(|earlier| log.earlier_recording(recorder.path(), earlier));
             log.recording(recorder.path());
             Ok(Some(recorder))
         }
         Err(Unrecorded::Failed(why)) => {
-            let why = format!("cannot be written: {why}; name a file in a folder that may be written, or leave it out");
             Err(ErrorKind::Setting { name: "PINPOOL_TRACE", value: path.display().to_string(), why }.into())
         }
         Err(other) => {

@@ -13,7 +13,8 @@
 //! | `ticks.rs` | a clock that costs a caller little |
 //! | `queues.rs` | a bounded queue for each thread |
 //! | `writer.rs` | the thread that writes, and the files that are open |
-//! | `output.rs` | one file: opened, written, closed |
+//! | `open.rs` | what is at the path of a file, and what of it may be written |
+//! | `output.rs` | one file that is open: written, closed |
 //! | `recorder.rs` | one pool's part in a file |
 //! | `exit.rs` | the end of a process whose pools have not ended |
 //!
@@ -33,6 +34,8 @@ mod exit;
 mod format;
 #[cfg(feature = "cli")]
 mod items;
+#[cfg(feature = "trace")]
+mod open;
 #[cfg(feature = "trace")]
 mod output;
 #[cfg(feature = "trace")]
@@ -71,7 +74,7 @@ pub(crate) fn count_failed() {
 /// Why a pool records nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Unrecorded {
-    /// The file cannot be written, or no thread can be had that writes it.
+    /// The file cannot be written, or no thread can be had that writes it. The text says so, and what helps.
     #[cfg_attr(not(feature = "trace"), allow(dead_code))]
     Failed(String),
     /// Another process writes it.

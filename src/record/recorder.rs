@@ -24,14 +24,15 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Records a pool to `path`, in which `%p` stands for the number of the process.
-    pub(crate) fn open(path: &Path, description: PoolDescription) -> Result<Arc<Self>, Unrecorded> {
+    /// Records a pool to `path`, in which `%p` stands for the number of the process. Also returns where the recording is that was there
+    /// before.
+    pub(crate) fn open(path: &Path, description: PoolDescription) -> Result<(Arc<Self>, Option<PathBuf>), Unrecorded> {
         let path = match path.to_str() {
             Some(text) if text.contains("%p") => PathBuf::from(text.replace("%p", &std::process::id().to_string())),
             _ => path.to_owned(),
         };
-        let (writer, pool) = Writer::of(&path)?;
-        Ok(Self::begin(writer, pool, description))
+        let (writer, pool, earlier) = Writer::of(&path)?;
+        Ok((Self::begin(writer, pool, description), earlier))
     }
 
     fn begin(writer: Arc<Writer>, pool: u32, description: PoolDescription) -> Arc<Self> {
@@ -49,7 +50,7 @@ impl Recorder {
 
     /// Records another pool to the same file.
     pub(crate) fn for_pool(&self, description: PoolDescription) -> Option<Arc<Self>> {
-        let (writer, pool) = Writer::of(&self.writer.path).ok()?;
+        let (writer, pool, _) = Writer::of(&self.writer.path).ok()?;
         Some(Self::begin(writer, pool, description))
     }
 

@@ -1,6 +1,6 @@
 //! In place of the recorder where the library is built without the feature `trace`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Event, PoolDescription, Recorded, Unrecorded};
@@ -10,7 +10,7 @@ use super::{Event, PoolDescription, Recorded, Unrecorded};
 pub(crate) enum Recorder {}
 
 impl Recorder {
-    pub(crate) fn open(_: &Path, _: PoolDescription) -> Result<Arc<Self>, Unrecorded> {
+    pub(crate) fn open(_: &Path, _: PoolDescription) -> Result<(Arc<Self>, Option<PathBuf>), Unrecorded> {
         Err(Unrecorded::NotBuilt)
     }
 

@@ -17,10 +17,10 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, b
 use super::event::{Event, PoolDescription};
 use super::exit;
 use super::format::{BlockWriter, head};
-use super::output::{Output, open};
+use super::output::Output;
 use super::queues::{Queues, Stamped};
 use super::ticks::{Ticks, Timeline};
-use super::{Recorded, Unrecorded};
+use super::{Recorded, Unrecorded, open};
 use crate::fork::OfProcess;
 use crate::maintenance_thread::block_signals;
 use crate::sync::plain::{Mutex, MutexGuard};
@@ -106,9 +106,14 @@ struct Opened {
 static OPENED: OfProcess<Mutex<Vec<Opened>>> = OfProcess::new(Mutex::default);
 
 impl Writer {
-    /// The writer of `path` and the number of another pool in it.
-    pub(super) fn of(path: &Path) -> Result<(Arc<Self>, u32), Unrecorded> {
-        let failed = |error: io::Error| Unrecorded::Failed(error.to_string());
+    /// The writer of `path`, the number of another pool in it, and where the recording is that was there before, if this pool has
+    /// opened the file.
+    pub(super) fn of(path: &Path) -> Result<(Arc<Self>, u32, Option<PathBuf>), Unrecorded> {
+        let no_thread = |error: io::Error| {
+            Unrecorded::Failed(format!(
+                "has no thread that writes it: {error}; raise the limit on threads (`ulimit -u`)"
+            ))
+        };
         // Held while a file is closed, which may take as long as its disk.
         let until = Instant::now() + Duration::from_secs(2);
         let mut opened = OPENED.get().try_lock_until(until).ok_or(Unrecorded::Busy)?;
@@ -118,10 +123,10 @@ impl Writer {
         {
             writer.open_pools.fetch_add(1, Ordering::Relaxed);
             opened[index].pools += 1;
-            return Ok((writer, opened[index].pools - 1));
+            return Ok((writer, opened[index].pools - 1, None));
         }
-        let left_bytes = known.map(|index| opened[index].left_bytes);
-        let (file, bytes) = open(path, left_bytes)?;
+        let left_bytes = known.and_then(|index| opened[index].left_bytes);
+        let open::Opened { file, bytes, earlier } = open::open(path, left_bytes)?;
         let is_continued = known.is_some() && bytes != Some(0);
         let before = known.map(|index| opened.swap_remove(index)).filter(|_| is_continued);
         let (pools, names, ticks) =
@@ -148,7 +153,7 @@ impl Writer {
         let output = Output::new(file, bytes, is_compressed, head);
         let (timeline, block) = (Timeline::new(ticks), BlockWriter::default());
         let run = Run { writer: writer.clone(), received, output, timeline, block };
-        thread::Builder::new().name("pinpool-trace".to_owned()).spawn(move || run.run()).map_err(failed)?;
+        thread::Builder::new().name("pinpool-trace".to_owned()).spawn(move || run.run()).map_err(no_thread)?;
         exit::attend(flush_open);
         opened.push(Opened {
             path: path.to_owned(),
@@ -158,7 +163,7 @@ impl Writer {
             names: Names::default(),
             left_bytes: bytes,
         });
-        Ok((writer, pools))
+        Ok((writer, pools, earlier))
     }
 
     /// A pool has ended. If it was the last, the file is to be closed: the list of files, locked, so that a new pool that opens

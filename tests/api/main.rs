@@ -7,6 +7,8 @@
 //! | `tensorflow_model`, `adaptive_model`, `thread_cache_model` | drawn operations against a naive model, recounted after each step |
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
 //! | `record` | what a pool records, read back, whole, cut off or damaged (feature `cli`) |
+//! | `record_files` | what a recording does to a file that is at its path (feature `cli`) |
+//! | `orphans` | children that outlive a killed parent (feature `cli`) |
 //! | `remedies` | what a message tells the user to do, and what a pool warns of when it is built |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
 //! | `abandoned`, `totals`, `reserve_in_line` | copies that never end, totals that never fall, reserves beside gets that wait |
@@ -81,12 +83,16 @@ mod memory_counts;
 mod memory_limits;
 #[cfg(not(miri))]
 mod nodes;
+#[cfg(all(feature = "cli", target_os = "linux", not(miri)))]
+mod orphans;
 mod out_of_memory;
 mod own_stream;
 mod panics;
 mod partition_copies;
 #[cfg(all(feature = "cli", not(miri)))]
 mod record;
+#[cfg(all(feature = "cli", target_os = "linux", not(miri)))]
+mod record_files;
 #[cfg(all(feature = "cli", not(miri)))]
 mod record_short_path;
 #[cfg(all(feature = "cli", target_os = "linux", not(miri)))]
@@ -107,6 +113,7 @@ mod short_path;
 mod sink;
 mod sizes;
 mod slices;
+#[cfg(feature = "serve")]
 mod socket_owners;
 mod stats_counts;
 mod stats_formats;
