@@ -20,10 +20,12 @@ fn heap() -> PoolBuilder {
 /// A process that has `made` something, is forked and is killed; its child lives on while `test` runs.
 fn with_an_orphan<T>(made: impl FnOnce() -> T, test: impl FnOnce()) {
     let (mut until_closed, open) = pipe().unwrap();
+    // The test has its end until it is over.
+    let mut open = Some(open);
     let (mut begun, mut begins) = pipe().unwrap();
     let mut parent = Child::new(|| {
         let _made = made();
-        drop(open);
+        drop(open.take());
         // SAFETY: the child waits and ends without running what belongs to its parent.
         if unsafe { libc::fork() } == 0 {
             begins.write_all(b"b").unwrap();
