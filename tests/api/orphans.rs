@@ -48,15 +48,18 @@ fn a_recording_is_begun_anew() {
     alone(|| {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.trace");
-        let record = || {
-            let pool = heap().trace(path.clone()).build().unwrap();
+        let record = |name: &str| {
+            let pool = heap().trace(path.clone()).name(name).build().unwrap();
             drop(pool.get(4096).unwrap());
             pool
         };
-        with_an_orphan(record, || {
-            drop(record());
-            assert_eq!(Recording::open(&path).unwrap().pools.len(), 1);
-        });
+        with_an_orphan(
+            || record("first"),
+            || {
+                drop(record("second"));
+                assert_eq!(Recording::open(&path).unwrap().pools[0].fact("name"), Some("second"));
+            },
+        );
     });
 }
 

@@ -7,10 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::tool::{finish, pinpool, run, tree, until};
+use crate::tool::{ended, finish, pinpool, run, tree, until};
 
 #[test]
 fn without_a_terminal_nothing_is_loaded_and_the_reason_is_said() {
@@ -124,17 +126,13 @@ fn no_socket_stays_behind_when_a_command_ends() {
         assert_eq!(names(dir.path()), [""; 0], "{args:?}");
     }
     // Ctrl-C.
-    let mut load =
+    let load =
         command(&["load", "--synthetic", "4", "--idle", "600", "--quiet"]).stdout(Stdio::null()).spawn().unwrap();
-    let begun = Instant::now();
-    while names(dir.path()) != [format!("pinpool-{}.sock", load.id())] {
-        assert!(begun.elapsed() < Duration::from_secs(60), "no socket");
-        thread::sleep(Duration::from_millis(10));
-    }
+    until("the socket is there", || names(dir.path()) == [format!("pinpool-{}.sock", load.id())]);
     #[allow(unsafe_code)]
     // SAFETY: takes numbers alone; the process is a child that was not waited for.
     let sent = unsafe { libc::kill(load.id().cast_signed(), libc::SIGINT) };
-    assert_eq!((sent, load.wait().unwrap().code()), (0, Some(130)));
+    assert_eq!((sent, ended("a load that was interrupted", load).code()), (0, Some(130)));
     assert_eq!(names(dir.path()), [""; 0]);
 }
 

@@ -186,7 +186,7 @@ fn next_line(socket: &mut BufReader<UnixStream>) -> Line {
                 return String::from_utf8(line).map(Some).map_err(|_| no_statistics("it is not UTF-8"));
             }
             (None, 0) if line.is_empty() => return Ok(None),
-            (None, 0) => return Err("the process ended in the middle of a line".to_owned()),
+            (None, 0) => return Err(no_statistics("it is cut off in the middle of a line")),
             _ if line.len() > LINE_BYTES_MAX => {
                 return Err(no_statistics(format!("a line has more than {LINE_BYTES_MAX} bytes")));
             }
@@ -310,7 +310,7 @@ mod tests {
         };
         assert_eq!(lines_of(b"a\nb\n"), [Ok("a\n".to_owned()), Ok("b\n".to_owned())]);
         let cut_off = lines_of(b"a\nb").swap_remove(1).unwrap_err();
-        assert!(cut_off.contains("in the middle of a line"), "{cut_off}");
+        assert!(cut_off.contains("cut off in the middle of a line"), "{cut_off}");
         let long = lines_of(&vec![b' '; LINE_BYTES_MAX + (1 << 20)]).swap_remove(0).unwrap_err();
         assert!(long.contains("more than 16777216 bytes"), "{long}");
         assert!(lines_of(b"\xff\n")[0].as_ref().is_err_and(|why| why.contains("not UTF-8")));
