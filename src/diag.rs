@@ -18,7 +18,7 @@ use crate::config::Warning;
 use crate::dump::{Dump, HeldBuffer};
 use crate::error::{Error, UsageReport};
 use crate::finding::{Finding, Level};
-use crate::ledger::LedgerReport;
+use crate::ledger::{LedgerNews, LedgerReport};
 use crate::policy::Check;
 use crate::record::Recorded;
 use crate::stats::Stats;
@@ -360,12 +360,27 @@ impl PoolLog {
         log::debug!("{self}ledger: {name} was given {bytes} bytes of idle memory, which other owners want");
     }
 
-    /// Other code of the process has closed the descriptor of the ledger.
-    pub(crate) fn ledger_place_is_lost(&self, name: &str) {
-        log::error!(
-            "{self}ledger: the place in {name} is lost, as this process has closed its descriptor: what is held counts there no \
-             more, and nothing more is pinned; close only descriptors of your own, and start this process again"
-        );
+    /// What became of the pool's place in a ledger, if anything did.
+    pub(crate) fn ledger_news(&self, name: &str, news: Option<LedgerNews>) {
+        match news {
+            None => {}
+            Some(LedgerNews::Closed) => log::error!(
+                "{self}ledger: the place in {name} is lost, as this process has closed its descriptor: what is held counts there \
+                 no more, and nothing more is pinned; close only descriptors of your own, and start this process again"
+            ),
+            Some(LedgerNews::Taken) => log::error!(
+                "{self}ledger: the place in {name} is lost, as another owner has written to it: what is held counts there no more, \
+                 and nothing more is pinned; start this process again"
+            ),
+            Some(LedgerNews::Moved { what }) => log::error!(
+                "{self}ledger: the file of {name} was {what} while it was used: this pool has moved to the one that has the name \
+                 now, with all that it holds; keep others from removing it (RemoveIPC=no in logind.conf, cleaners of /dev/shm)"
+            ),
+            Some(LedgerNews::NotMoved { what, why }) => log::error!(
+                "{self}ledger: the file of {name} was {what} while it was used, and there is no other: nothing more is pinned \
+                 until there is one: {why}"
+            ),
+        }
     }
 
     pub(crate) fn recording(&self, path: &Path) {

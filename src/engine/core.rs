@@ -45,18 +45,20 @@ use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::ForkGeneration;
 use crate::in_flight::{FenceKind, InFlight};
+use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
 use crate::record::{Event, Recorder};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{ClassStats, Stats};
 use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicU64, Ordering};
+use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 use crate::verdict::Judge;
 
 /// A get that needs memory waits this long for another thread's sweep. A driver answers in microseconds, and the sweeping
 /// thread may have lost its processor for a while; a driver that hangs must not block all gets.
 const SWEEP_PATIENCE: Duration = Duration::from_millis(5);
 
+mod attention;
 mod end;
 mod host_ledger;
 mod interfaces;
@@ -68,6 +70,7 @@ mod ticks;
 mod verdicts;
 mod waiting;
 
+use attention::Attention;
 pub(crate) use recording::description as recorded_description;
 use report::SystemMemory;
 use verdicts::Need;
@@ -99,8 +102,11 @@ pub(crate) struct Core {
     thread: Option<&'static MaintenanceThread>,
     /// Tasks that wait for a copy of this pool.
     copy_watchers: AtomicU64,
+    attention: Attention,
     /// What the first in line wants of other owners of the host ledger.
-    wanted_of_ledger: AtomicU64,
+    wanted_of_ledger: Want,
+    /// A put makes room in the host ledger.
+    is_giving: AtomicBool,
     shortage: Shortage,
     accounts: Accounts,
     /// Its partitions, some of which may have ended.
@@ -135,7 +141,9 @@ impl Core {
             // Miri takes a thread that does not end for a leak.
             thread: (config.background_poll && !cfg!(miri)).then(MaintenanceThread::of_process),
             copy_watchers: AtomicU64::new(0),
-            wanted_of_ledger: AtomicU64::new(0),
+            attention: Attention::default(),
+            wanted_of_ledger: Want::default(),
+            is_giving: AtomicBool::new(false),
             shortage: Shortage::default(),
             accounts: Accounts::default(),
             partitions: Mutex::default(),

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use super::layout::{HELD, IDLE, LAYOUT, MAX_BYTES, NAME, NAME_WORDS, NAMESPACE, PROCESS, WANTED};
 use super::name::{path_of, prefix, problem_of};
 use crate::error::{ErrorKind, Result};
-use crate::shared_memory::{DIRECTORY, Place, Snapshot};
+use crate::shared_memory::{DIRECTORY, Snapshot};
 
 /// Owners that a text lists one by one.
 const LISTED: usize = 8;
@@ -152,7 +152,7 @@ pub fn report(name: &str) -> Result<Option<LedgerReport>> {
     if let Some(problem) = problem_of(name) {
         return Err(refused(problem.to_owned()));
     }
-    let snapshot = Snapshot::read(&Place::Named(path_of(name)), &LAYOUT).map_err(|error| refused(error.to_string()))?;
+    let snapshot = Snapshot::read(&path_of(name), &LAYOUT).map_err(|error| refused(error.to_string()))?;
     Ok(snapshot.map(|snapshot| {
         let slots: Vec<_> = snapshot.owned_slots().into_iter().map(|slot| (false, slot)).collect();
         LedgerReport::of(name, snapshot.common().get(MAX_BYTES).copied().unwrap_or(u64::MAX), &slots)

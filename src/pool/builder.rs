@@ -162,6 +162,8 @@ impl PoolBuilder {
         };
         let backend::PinOptions { device, node, threads, arena, max_bytes: asked_bytes, .. } = options;
         let (handle_types, hugetlb, write_combined) = (options.handle_types, options.hugetlb, options.write_combined);
+        // Before the driver opens descriptors: see `shared_memory` for the order in which those of a process are closed.
+        let ledger = host_ledger(&config, &log, &root)?;
         let chosen = backend::choose(&config.backend, options)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         ceiling_source.lock_limit_bytes = chosen.lock_limit_bytes;
@@ -184,7 +186,6 @@ impl PoolBuilder {
         let recorder = recorder(&config, &log, chosen.source.name())?;
         let source = recorded(chosen.source, recorder.as_ref());
         let fallback = falls_back(&config, &*source).then(|| fallback(&config, max_bytes));
-        let ledger = host_ledger(&config, &log, &ceiling_source.root)?;
         let supply = supply(&config, source, max_bytes, &log, &ceiling_source.root, ledger)?;
         let reserve_bytes = config.reserve_bytes;
         let backing = Backing::new(supply, fallback);

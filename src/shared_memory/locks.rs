@@ -3,10 +3,10 @@
 //! The bytes that are locked lie behind any end of a file, in the same place in all versions of all layouts, so that any
 //! version sees whether another is attached.
 
-use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
-use std::sync::atomic::AtomicI32;
+use std::fs::{File, Metadata};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicI64};
 use std::time::{Duration, Instant};
 
 use crate::fork::{self, ForkGeneration, HeldOff};
@@ -18,33 +18,51 @@ const FIRST: i64 = 1 << 40;
 /// Bytes for slots, as many as any layout may ever have.
 const SLOTS_MAX: i64 = 1 << 20;
 /// Kinds of locks, whose type differs between systems.
+const READ: libc::c_int = libc::F_RDLCK as libc::c_int;
 const WRITE: libc::c_int = libc::F_WRLCK as libc::c_int;
 const NONE: libc::c_int = libc::F_UNLCK as libc::c_int;
 /// Between two tries for the lock of the file.
 const PAUSE: Duration = Duration::from_micros(200);
 
 /// A description that is used for locks alone. Dropping it ends its locks.
+///
+/// Other code of the process may close the descriptor, and its number be another one's by then, even of the same file. So the
+/// description has a mark that no other has: its position, at which nothing is read or written.
 #[derive(Debug)]
 pub(crate) struct LockFile {
     /// `None` only while it is dropped.
     file: Option<File>,
+    mark: i64,
     listed: usize,
     generation: ForkGeneration,
 }
 
-/// Descriptors that a child of `fork` closes; -1 where there is none.
-static LISTED: [AtomicI32; 1024] = [const { AtomicI32::new(-1) }; 1024];
+/// A descriptor that a child of `fork` closes, if it leads to the description with this mark still.
+struct Listed {
+    /// -1 where there is none.
+    descriptor: AtomicI32,
+    mark: AtomicI64,
+}
+
+static LISTED: [Listed; 1024] = [const { Listed { descriptor: AtomicI32::new(-1), mark: AtomicI64::new(0) } }; 1024];
 
 extern "C" fn close_listed() {
     for place in &LISTED {
-        // Relaxed: the child has one thread.
-        let descriptor = place.swap(-1, Ordering::Relaxed);
-        if descriptor >= 0 {
+        // Relaxed, here and below: the child has one thread.
+        let descriptor = place.descriptor.swap(-1, Ordering::Relaxed);
+        if descriptor >= 0 && mark_of(descriptor) == place.mark.load(Ordering::Relaxed) {
             // SAFETY: the child's copy of a descriptor that a `LockFile` owns. In a child a `LockFile` does not close it
             // again (`Drop`). `close` may be called in a child of a process with threads.
             unsafe { libc::close(descriptor) };
         }
     }
+}
+
+/// The position of a description; -1 where there is none. May be called in a child of a process with threads.
+#[allow(clippy::useless_conversion)] // Types vary by target.
+fn mark_of(descriptor: RawFd) -> i64 {
+    // SAFETY: a call with numbers, which changes nothing.
+    unsafe { libc::lseek(descriptor, 0, libc::SEEK_CUR) }.into()
 }
 
 impl LockFile {
@@ -53,13 +71,28 @@ impl LockFile {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         fork::call_in_children(&REGISTERED, close_listed);
         let descriptor = file.as_raw_fd();
-        // Relaxed: a child is forked with what its parent had stored.
-        let take =
-            |place: &AtomicI32| place.compare_exchange(-1, descriptor, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        // Below 2 GiB, which each file system knows as a position.
+        let mark = (super::random() >> 34).cast_signed() | 1 << 30;
+        (&file).seek(SeekFrom::Start(mark.cast_unsigned()))?;
+        // Relaxed: a child is forked with what its parent had stored, and not before this returns.
+        let take = |place: &Listed| {
+            place.descriptor.compare_exchange(-1, descriptor, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
         let listed = LISTED.iter().position(take).ok_or_else(|| {
             io::Error::other(format!("this process has {} shared files open, and may have no more", LISTED.len()))
         })?;
-        Ok(Self { file: Some(file), listed, generation: ForkGeneration::now() })
+        LISTED[listed].mark.store(mark, Ordering::Relaxed);
+        Ok(Self { file: Some(file), mark, listed, generation: ForkGeneration::now() })
+    }
+
+    /// Whether the descriptor leads to this description still.
+    pub(crate) fn is_open(&self) -> bool {
+        mark_of(self.file().as_raw_fd()) == self.mark
+    }
+
+    /// What the system says of the file; `None` if the descriptor leads elsewhere.
+    pub(super) fn metadata(&self) -> Option<Metadata> {
+        self.file().metadata().ok().filter(|_| self.is_open())
     }
 
     #[allow(clippy::expect_used)] // Taken by `drop` alone.
@@ -117,7 +150,12 @@ impl LockFile {
         self.is_locked(byte_of(0), SLOTS_MAX)
     }
 
-    fn unlock_all(&self) {
+    /// Locks byte `at`, which other descriptions may lock in the same way.
+    pub(super) fn share(&self, at: i64) -> io::Result<bool> {
+        self.set(READ, at)
+    }
+
+    pub(super) fn unlock_all(&self) {
         // Zero bytes: up to the end of all files.
         let _ = self.set_range(NONE, 0, 0);
     }
@@ -144,7 +182,7 @@ impl LockFile {
     }
 
     #[cfg(target_os = "linux")]
-    fn is_locked(&self, start: i64, bytes: i64) -> io::Result<bool> {
+    pub(super) fn is_locked(&self, start: i64, bytes: i64) -> io::Result<bool> {
         let mut lock = lock_of(WRITE, start, bytes)?;
         // SAFETY: the descriptor is open, and the call writes to the lock alone.
         if unsafe { libc::fcntl(self.file().as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } == 0 {
@@ -160,7 +198,7 @@ impl LockFile {
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn is_locked(&self, _start: i64, _bytes: i64) -> io::Result<bool> {
+    pub(super) fn is_locked(&self, _start: i64, _bytes: i64) -> io::Result<bool> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }
@@ -169,15 +207,16 @@ impl Drop for LockFile {
     fn drop(&mut self) {
         // A process that has a copy of the description without knowing, such as a child that was made without the handlers of `fork`
         // and has not called `exec` yet, would keep the locks. In a child of `fork` they are the parent's.
-        if !self.generation.is_stale() {
+        let is_own = !self.generation.is_stale() && self.is_open();
+        if is_own {
             self.unlock_all();
         }
         let Some(file) = self.file.take() else { return };
-        // Relaxed, as in `over`. In a child of `fork` the place is empty: the child has closed the descriptor, and the number
-        // may be another file's by now.
-        let own = file.as_raw_fd();
-        let was_listed = LISTED[self.listed].compare_exchange(own, -1, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if !was_listed {
+        if !self.generation.is_stale() {
+            // Relaxed, as in `over`.
+            LISTED[self.listed].descriptor.store(-1, Ordering::Relaxed);
+        }
+        if !is_own {
             std::mem::forget(file);
         }
     }

@@ -1,47 +1,56 @@
-//! A file in shared memory that processes use together, in which the death of each is noticed at once.
+//! Words that processes share under a name, and in which the death of each is noticed at once.
 //!
 //! ```text
-//!   file:   [header: magic, kind, version, sizes] [words of all] [slot 0] [slot 1] ... [slot n-1]
+//!   file:   [header: magic, kind, version, sizes, where the memory is]        removed by its last owner
+//!   memory: [cookie] [words of all] [slot 0] [slot 1] ... [slot n-1]          goes with its last owner
 //!   locks:  one byte for the file as a whole, one for each slot; far behind the end of the file
 //!
 //!   attach: lock the file ─▶ check the header, or write one if nobody is attached ─▶ lock a free slot ─▶ unlock the file
-//!   death:  the kernel ends the process, unpins its memory, then drops its locks: the slot is free
+//!   death:  the kernel ends the process, unmaps its memory, then drops its locks: the slot is free
 //! ```
 //!
 //! **Why locks of open file descriptions.** A slot belongs to a living owner exactly while its byte is locked.
 //!
 //! - The kernel drops the lock when the owner ends, by whatever signal at whatever instruction: no daemon, no time limit. It
-//!   does so after it has taken the memory of the process apart, so what the owner had pinned is unpinned by then.
+//!   does so after it has taken the memory of the process apart, so what `mlock` had locked is unlocked by then. What a driver
+//!   has page-locked goes when the descriptors of the driver are closed, in the same pass as the lock's: Linux 6.18 closes
+//!   the highest number first, so after it where the driver was opened later, but promises no order. Else another process may
+//!   claim the bytes a moment before they are unlocked.
 //! - A number of a process tells nothing here: it is reused, and means another process in another namespace. A lock is on the
 //!   file itself, so containers that share the file see each other's.
 //! - POSIX locks of a process (`F_SETLK`) would be dropped when any code of that process closes any descriptor of the file,
 //!   and two copies of this crate in one process would not see each other's. A robust mutex needs one thread that lives as long
 //!   as its process, the same C library in all processes, and is released before the memory of its process is. A
 //!   descriptor of a process (`pidfd`) reaches no other namespace.
-//! - The price: children of `fork` share the description, with its locks. So each child closes it before `fork` returns there,
-//!   and what is locked is never mapped: a mapping would keep the description open in a child after that. Children made in
-//!   other ways close it at `exec`.
+//! - The price: children of `fork` share the description, with its locks. So each child closes it before `fork` returns there.
+//!   Children made in other ways close it at `exec`.
+//!
+//! **Why the words are not in the file.** Whoever may write to a file may cut it, and each access behind its end would end its
+//! process by SIGBUS. A segment cannot be cut (`segment`). The price: containers must share the namespace of interprocess
+//! communication with the file's directory, as those of one pod do.
 //!
 //! | file | owns |
 //! | --- | --- |
 //! | `header` | the header and what is wrong with one: bytes in, verdict out |
 //! | `locks` | locks on bytes of a file by open file description; the list of descriptors that a child of `fork` closes |
-//! | `mapping` | the words of the file in the memory of this process |
+//! | `presence` | whether owners of the name use another file than the one that has it now |
+//! | `segment` | the words in the memory of this process |
+//! | `snapshot` | the words, for one that looks without attaching |
 //! | `futex` | threads that sleep on a word and are woken by other processes |
 //! | `event_count` | waits for something that another process changes |
 //!
 //! Knows no pool and no meaning of the words. Linux only: elsewhere attaching is an error.
 //!
-//! - shared-I1: the bytes of the file that are mapped are allocated and stay as many while an owner is attached: the file is
-//!   cut and allocated anew only under the lock of the file while no slot is locked.
+//! - shared-I1: the memory of a file is made anew only under the lock of the file while no slot is locked.
 //! - shared-I2: a slot's words are written by its owner, and by who holds the lock of its byte: a newcomer or one that clears
 //!   what a dead owner left.
-//! - shared-I3: a description with locks is never mapped, and closed in each child of `fork`.
+//! - shared-I3: a description with locks is closed in each child of `fork`, and nothing else is closed by its number.
+//! - shared-I4: each owner shares a lock that tells its name and its file, for as long as it is attached to that file.
 #![allow(unsafe_code)] // Locks, maps and wakes by calls of the system.
 
 use std::fs::{File, Metadata, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::RawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -50,14 +59,18 @@ mod event_count;
 mod futex;
 mod header;
 mod locks;
-mod mapping;
+mod presence;
+mod segment;
+mod snapshot;
 
 pub(crate) use event_count::EventCount;
 pub(crate) use futex::{sleep_while, wake_all};
 pub(crate) use header::Layout;
-use header::{HEADER_BYTES, Verdict};
+use header::{HEADER_BYTES, Memory, Verdict};
 pub(crate) use locks::LockFile;
-use mapping::Mapping;
+use presence::Presence;
+use segment::Segment;
+pub(crate) use snapshot::Snapshot;
 
 use crate::fork::{self, ForkGeneration};
 use crate::sync::plain::Mutex;
@@ -66,21 +79,9 @@ use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 /// Named files lie here.
 pub(crate) const DIRECTORY: &str = "/dev/shm";
 /// Longest wait for the lock of the file, which others hold for less than a millisecond.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// A snapshot of words that change all the time is taken so often.
-const READINGS: u32 = 64;
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// Only a user's own processes may attach.
 const MODE: u32 = 0o600;
-
-/// Where a shared file is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// A file with a name, which the last owner removes.
-    Named(PathBuf),
-    /// An open descriptor, such as one of a memfd. It stays the caller's, and is opened anew through `/proc`.
-    #[allow(dead_code)] // For memory that has no name.
-    Descriptor(RawFd),
-}
 
 /// Why a shared file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +99,14 @@ pub(crate) enum SharedFileError {
     Damaged { place: String, why: String },
     #[error("all {slots} slots of {place} are taken by living owners: end some of them, or use another name")]
     Full { place: String, slots: usize },
-    #[error("{place} stays locked by another process for {PATIENCE:?}: is it stopped (SIGSTOP) or in a debugger?")]
+    #[error("no memory can be shared by {place}: {error} (`ipcs -l` shows the limits)")]
+    Memory { place: String, error: io::Error },
+    #[error(
+        "{place} is used in another namespace of interprocess communication: share that too (docker --ipc, Kubernetes hostIPC), \
+         or use another name"
+    )]
+    Elsewhere { place: String },
+    #[error("{place} stays locked by another process: is it stopped (SIGSTOP) or in a debugger?")]
     Locked { place: String },
 }
 
@@ -113,16 +121,27 @@ fn remedy_of(error: &io::Error) -> &'static str {
     }
 }
 
+/// What became of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileState {
+    Whole,
+    /// Its name leads elsewhere, or nowhere.
+    Removed,
+    /// It is not as long as it was made.
+    Cut,
+    /// Code of this process has closed a descriptor that is not its own, and with it the locks.
+    Closed,
+}
+
 /// A shared file with a slot of its own for this owner. One process may attach several times; each is an owner.
 #[derive(Debug)]
 pub(crate) struct SharedFile {
-    place: Place,
+    path: PathBuf,
     layout: Layout,
-    mapping: Mapping,
+    segment: Segment,
     locks: LockFile,
+    presence: Presence,
     slot: usize,
-    /// Device and number of the file.
-    identity: (u64, u64),
     /// Only one thread at a time looks at dead owners: threads share the description, so its locks do not keep them apart.
     clearing: Mutex<()>,
     generation: ForkGeneration,
@@ -130,50 +149,48 @@ pub(crate) struct SharedFile {
 }
 
 impl SharedFile {
-    /// Attaches to the file at `place`, which is made if it is not there, and takes a free slot of it, all zeros. If nobody
+    /// Attaches to the file at `path`, which is made if it is not there, and takes a free slot of it, all zeros. If nobody
     /// else is attached, all words are zero and `begin` sets those of all; returns whether that was so.
     pub(crate) fn attach(
-        place: &Place,
+        path: &Path,
         layout: &Layout,
+        patience: Duration,
         begin: impl FnOnce(&[AtomicU64]),
     ) -> Result<(Self, bool), SharedFileError> {
         if !cfg!(target_os = "linux") {
-            return Err(failed("attach to", place, io::Error::new(io::ErrorKind::Unsupported, "needs Linux")));
+            return Err(failed("attach to", path, io::Error::new(io::ErrorKind::Unsupported, "needs Linux")));
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience;
+        let locking = |error| failed("lock", path, error);
         loop {
             let no_fork = fork::hold_off();
-            let (file, metadata) = open(place, MODE)?;
-            let locks = LockFile::over(file, &no_fork).map_err(|error| failed("watch", place, error))?;
+            let (file, metadata) = open(path, true)?;
+            let locks = LockFile::over(file, &no_fork).map_err(|error| failed("watch", path, error))?;
+            let presence = Presence::of(path, metadata.ino(), &no_fork).map_err(locking)?;
             drop(no_fork);
-            if !locks.lock_file_until(deadline).map_err(|error| failed("lock", place, error))? {
-                return Err(SharedFileError::Locked { place: text_of(place) });
+            if !locks.lock_file_until(deadline).map_err(locking)? {
+                return Err(SharedFileError::Locked { place: text_of(path) });
             }
             // The last owner may have removed the file between its opening and its lock.
-            if matches!(place, Place::Named(path) if !is_still(path, &metadata)) {
+            if !is_still(path, &metadata) {
                 continue;
             }
-            let is_first = !locks.has_owner().map_err(|error| failed("lock", place, error))?;
-            prepare(place, layout, &locks, is_first).inspect_err(|_| remove_if_empty(place, &locks))?;
-            let (file, mapped) = open(place, MODE)?;
-            if (mapped.dev(), mapped.ino()) != (metadata.dev(), metadata.ino()) {
-                continue;
-            }
-            let mapping = Mapping::of(&file, layout.file_bytes()).map_err(|error| failed("map", place, error))?;
-            if is_first {
-                begin(&mapping.words()[layout.common_words()]);
-                // Release: who reads the magic without the lock of the file finds the rest complete.
-                mapping.words()[0].store(header::MAGIC, Ordering::Release);
-            }
-            let taken = take_slot(&locks, layout).map_err(|error| failed("lock", place, error))?;
-            let slot = taken.ok_or_else(|| SharedFileError::Full { place: text_of(place), slots: layout.slots })?;
+            presence.begin().map_err(locking)?;
+            let is_first = !locks.has_owner().map_err(locking)?;
+            let segment = if is_first {
+                create(path, layout, &locks, begin).inspect_err(|_| remove_if_empty(path, &locks))?
+            } else {
+                let Memory { id, cookie } = memory_of(path, layout, &locks)?;
+                let found = Segment::attach(id, layout.words(), cookie, false);
+                found.ok_or_else(|| SharedFileError::Elsewhere { place: text_of(path) })?
+            };
+            let taken = take_slot(&locks, layout).map_err(locking)?;
+            let slot = taken.ok_or_else(|| SharedFileError::Full { place: text_of(path), slots: layout.slots })?;
             let (generation, clearing) = (ForkGeneration::now(), Mutex::new(()));
-            let has_left = AtomicBool::new(false);
-            let (place, layout) = (place.clone(), *layout);
-            let identity = (metadata.dev(), metadata.ino());
-            let file = Self { place, layout, mapping, locks, slot, identity, clearing, generation, has_left };
+            let (has_left, path, layout) = (AtomicBool::new(false), path.to_owned(), *layout);
+            let file = Self { path, layout, segment, locks, presence, slot, clearing, generation, has_left };
             file.zero(slot);
-            file.locks.mark_slot(slot).map_err(|error| failed("lock", &file.place, error))?;
+            file.locks.mark_slot(slot).map_err(|error| failed("lock", &file.path, error))?;
             file.locks.unlock_file();
             return Ok((file, is_first));
         }
@@ -181,12 +198,12 @@ impl SharedFile {
 
     /// The words that belong to all owners.
     pub(crate) fn common(&self) -> &[AtomicU64] {
-        &self.mapping.words()[self.layout.common_words()]
+        &self.segment.words()[self.layout.common_words()]
     }
 
     /// The words of slot `index`; none for a number that no slot has.
     pub(crate) fn slot(&self, index: usize) -> &[AtomicU64] {
-        self.mapping.words().get(self.layout.slot_words(index)).unwrap_or_default()
+        self.segment.words().get(self.layout.slot_words(index)).unwrap_or_default()
     }
 
     /// The number of this owner's slot.
@@ -224,10 +241,28 @@ impl SharedFile {
         self.generation.is_stale()
     }
 
-    /// Whether the descriptor with the locks leads to the file still. Code of the same process that closes descriptors that are
-    /// not its own ends the locks, and the number may be another file's by now.
-    pub(crate) fn is_open(&self) -> bool {
-        self.locks.file().metadata().is_ok_and(|found| (found.dev(), found.ino()) == self.identity)
+    /// What became of the file and of its descriptors.
+    pub(crate) fn state(&self) -> FileState {
+        match self.locks.metadata() {
+            Some(_) if !self.presence.is_open() => FileState::Closed,
+            Some(found) if found.nlink() == 0 => FileState::Removed,
+            Some(found) if found.len() != HEADER_BYTES as u64 => FileState::Cut,
+            Some(_) => FileState::Whole,
+            None => FileState::Closed,
+        }
+    }
+
+    /// Whether owners of the name use another file, because this one or that one was removed.
+    pub(crate) fn has_owners_elsewhere(&self) -> bool {
+        self.presence.is_elsewhere()
+    }
+
+    /// Takes the name from a file that was cut: no owner can attach to it.
+    pub(crate) fn remove_cut(&self, patience: Duration) {
+        if self.locks.lock_file_until(Instant::now() + patience).unwrap_or(false) {
+            remove(&self.path, &self.locks);
+            self.locks.unlock_file();
+        }
     }
 
     fn zero(&self, index: usize) {
@@ -237,7 +272,7 @@ impl SharedFile {
 }
 
 impl SharedFile {
-    /// Gives the slot up; the words of the file stay mapped. The last owner removes the file. Its drop does the same.
+    /// Gives the slot up; the words stay mapped. The last owner removes the file. Its drop does the same.
     pub(crate) fn detach(&self) {
         // A child of `fork` has closed the description, and the slot is its parent's.
         if self.is_forked() || self.has_left.swap(true, Ordering::SeqCst) {
@@ -249,16 +284,19 @@ impl SharedFile {
         self.zero(self.slot);
         self.locks.unlock_slot(self.slot);
         if is_locked && !self.locks.has_owner().unwrap_or(true) {
-            remove(&self.place, &self.locks);
+            remove(&self.path, &self.locks);
         }
         self.locks.unlock_file();
+        self.presence.end();
     }
 }
 
 impl SharedFile {
     /// The slot is not this owner's any more: it is left as it is.
     pub(crate) fn abandon(&self) {
-        self.has_left.store(true, Ordering::SeqCst);
+        if !self.has_left.swap(true, Ordering::SeqCst) && self.presence.is_open() {
+            self.presence.end();
+        }
     }
 }
 
@@ -268,106 +306,37 @@ impl Drop for SharedFile {
     }
 }
 
-/// What a shared file contains, read without attaching: by a tool that looks.
-#[derive(Debug)]
-pub(crate) struct Snapshot {
-    layout: Layout,
-    bytes: Vec<u8>,
-    owned: Vec<usize>,
+/// A number that no other owner and no other segment has.
+pub(crate) fn random() -> u64 {
+    // Keys from the system. A child of `fork` has those of its parent, and another number.
+    RandomState::new().hash_one((std::process::id(), Instant::now()))
 }
 
-impl Snapshot {
-    /// The file at `place`; `None` if there is none, or it has no header yet.
-    pub(crate) fn read(place: &Place, layout: &Layout) -> Result<Option<Self>, SharedFileError> {
-        let no_fork = fork::hold_off();
-        let (file, metadata) = match open_existing(place) {
-            Err(SharedFileError::System { error, .. }) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened?,
-        };
-        let locks = LockFile::over(file, &no_fork).map_err(|error| failed("watch", place, error))?;
-        drop(no_fork);
-        let file = locks.file();
-        // Before their words: those of an owner that ends later are still its own.
-        let owned = (0..layout.slots).filter(|&index| locks.is_slot_marked(index).unwrap_or(false)).collect();
-        let (mut bytes, mut again) = (vec![0; layout.file_bytes()], vec![0; layout.file_bytes()]);
-        let mut read = read_up_to(file, &mut bytes).map_err(|error| failed("read", place, error))?;
-        // Words that change while they are read may not belong together: two equal readings do.
-        for _ in 0..READINGS {
-            read = read_up_to(file, &mut again).map_err(|error| failed("read", place, error))?;
-            if again == bytes {
-                break;
-            }
-            std::mem::swap(&mut bytes, &mut again);
-        }
-        match header::check(&bytes[..read.min(HEADER_BYTES)], metadata.len(), layout) {
-            Verdict::Empty => return Ok(None),
-            verdict => refuse(place, layout, verdict)?,
-        }
-        Ok(Some(Self { layout: *layout, bytes, owned }))
-    }
-
-    fn words(&self, range: std::ops::Range<usize>) -> Vec<u64> {
-        let bytes = self.bytes.get(range.start * 8..range.end * 8).unwrap_or_default();
-        bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect()
-    }
-
-    pub(crate) fn common(&self) -> Vec<u64> {
-        self.words(self.layout.common_words())
-    }
-
-    /// The words of the slots whose owners live.
-    pub(crate) fn owned_slots(&self) -> Vec<Vec<u64>> {
-        self.owned.iter().map(|&index| self.words(self.layout.slot_words(index))).collect()
-    }
+fn text_of(path: &Path) -> String {
+    path.display().to_string()
 }
 
-fn text_of(place: &Place) -> String {
-    match place {
-        Place::Named(path) => path.display().to_string(),
-        Place::Descriptor(descriptor) => format!("descriptor {descriptor}"),
-    }
+fn failed(action: &'static str, path: &Path, error: io::Error) -> SharedFileError {
+    SharedFileError::System { action, place: text_of(path), error }
 }
 
-fn failed(action: &'static str, place: &Place, error: io::Error) -> SharedFileError {
-    SharedFileError::System { action, place: text_of(place), error }
-}
-
-fn open(place: &Place, mode: u32) -> Result<(File, Metadata), SharedFileError> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(mode).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    options.create(matches!(place, Place::Named(_)));
-    open_by(place, &mut options)
-}
-
-fn open_existing(place: &Place) -> Result<(File, Metadata), SharedFileError> {
+fn open(path: &Path, is_made: bool) -> Result<(File, Metadata), SharedFileError> {
     let mut options = OpenOptions::new();
     // For writing as well: the kernel asks that of who looks for a lock for writing.
-    open_by(place, options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK))
-}
-
-fn open_by(place: &Place, options: &mut OpenOptions) -> Result<(File, Metadata), SharedFileError> {
-    let opened = match place {
-        Place::Named(path) => options.open(path),
-        // A link by its nature; what it leads to is the caller's.
-        Place::Descriptor(descriptor) => {
-            options.custom_flags(libc::O_NONBLOCK).open(format!("/proc/self/fd/{descriptor}"))
-        }
-    };
-    let file = opened.map_err(|error| failed("open", place, error))?;
-    let metadata = file.metadata().map_err(|error| failed("open", place, error))?;
-    let foreign = |why: &str| Err(SharedFileError::Foreign { place: text_of(place), why: why.to_owned() });
+    options.read(true).write(true).create(is_made).mode(MODE).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(path).map_err(|error| failed("open", path, error))?;
+    let metadata = file.metadata().map_err(|error| failed("open", path, error))?;
+    let foreign = |why: &str| Err(SharedFileError::Foreign { place: text_of(path), why: why.to_owned() });
     // SAFETY: reads a number of this process.
     let user = unsafe { libc::geteuid() };
     if !metadata.is_file() {
         return foreign("is no file");
     }
-    if matches!(place, Place::Named(_)) {
-        if metadata.uid() != user {
-            return foreign(&format!("belongs to user {}, and this process runs as {user}", metadata.uid()));
-        }
-        if metadata.mode() & 0o077 != 0 {
-            return foreign(&format!("may be used by others (mode {:o}, not {MODE:o})", metadata.mode() & 0o777));
-        }
+    if metadata.uid() != user {
+        return foreign(&format!("belongs to user {}, and this process runs as {user}", metadata.uid()));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        return foreign(&format!("may be used by others (mode {:o}, not {MODE:o})", metadata.mode() & 0o777));
     }
     Ok((file, metadata))
 }
@@ -388,10 +357,11 @@ fn read_up_to(file: &File, bytes: &mut [u8]) -> io::Result<usize> {
     Ok(done)
 }
 
-fn refuse(place: &Place, layout: &Layout, verdict: Verdict) -> Result<(), SharedFileError> {
-    let place = text_of(place);
-    Err(match verdict {
-        Verdict::Ours => return Ok(()),
+/// Where the words are, by the header.
+fn memory_of(path: &Path, layout: &Layout, locks: &LockFile) -> Result<Memory, SharedFileError> {
+    let place = text_of(path);
+    Err(match verdict(path, layout, locks)? {
+        Verdict::Ours(memory) => return Ok(memory),
         Verdict::Empty => SharedFileError::Damaged { place, why: "has lost its header".to_owned() },
         Verdict::OtherVersion(found) => SharedFileError::Version { place, found, own: layout.version },
         Verdict::Damaged(why) => SharedFileError::Damaged { place, why },
@@ -399,20 +369,32 @@ fn refuse(place: &Place, layout: &Layout, verdict: Verdict) -> Result<(), Shared
     })
 }
 
-/// Checks the file, or makes it anew if nobody is attached: what a creator that was killed left, an older version, damage,
-/// and what earlier owners wrote. The magic is still missing then. Under the lock of the file.
-fn prepare(place: &Place, layout: &Layout, locks: &LockFile, is_first: bool) -> Result<(), SharedFileError> {
+fn verdict(path: &Path, layout: &Layout, locks: &LockFile) -> Result<Verdict, SharedFileError> {
     let mut bytes = [0; HEADER_BYTES];
     let file = locks.file();
-    let read = read_up_to(file, &mut bytes).map_err(|error| failed("read", place, error))?;
-    let len = file.metadata().map_err(|error| failed("read", place, error))?.len();
-    let verdict = header::check(&bytes[..read], len, layout);
-    if !is_first || matches!(verdict, Verdict::Foreign(_)) {
-        return refuse(place, layout, verdict);
+    let read = read_up_to(file, &mut bytes).map_err(|error| failed("read", path, error))?;
+    let len = file.metadata().map_err(|error| failed("read", path, error))?.len();
+    Ok(header::check(&bytes[..read], len, layout))
+}
+
+/// Makes the words, and the header that tells where they are, over whatever an earlier owner, a creator that was killed or an
+/// older version has left. Under the lock of the file while nobody is attached.
+fn create(
+    path: &Path,
+    layout: &Layout,
+    locks: &LockFile,
+    begin: impl FnOnce(&[AtomicU64]),
+) -> Result<Segment, SharedFileError> {
+    if let Verdict::Foreign(why) = verdict(path, layout, locks)? {
+        return Err(SharedFileError::Foreign { place: text_of(path), why });
     }
-    let anew = file.set_len(0).and_then(|()| mapping::allocate(file, layout.file_bytes()));
-    let written = anew.and_then(|()| file.write_all_at(&header::without_magic(layout), 0));
-    written.map_err(|error| failed("allocate", place, error))
+    let cookie = random();
+    let segment = Segment::create(layout.words(), cookie)
+        .map_err(|error| SharedFileError::Memory { place: text_of(path), error })?;
+    begin(&segment.words()[layout.common_words()]);
+    let header = header::bytes_of(layout, Memory { id: segment.id(), cookie });
+    let written = locks.file().write_all_at(&header, 0).and_then(|()| locks.file().set_len(HEADER_BYTES as u64));
+    written.map(|()| segment).map_err(|error| failed("write", path, error))
 }
 
 /// Takes a free slot. A slot may look taken for a moment while another owner clears it.
@@ -429,20 +411,18 @@ fn take_slot(locks: &LockFile, layout: &Layout) -> io::Result<Option<usize>> {
 }
 
 /// Removes a file that could not be made. Under its lock.
-fn remove_if_empty(place: &Place, locks: &LockFile) {
+fn remove_if_empty(path: &Path, locks: &LockFile) {
     let is_unused = !locks.has_owner().unwrap_or(true);
     let mut magic = [0; 8];
     // Never a file of another program.
     if is_unused && !read_up_to(locks.file(), &mut magic).is_ok_and(|read| read > 0 && magic != [0; 8]) {
-        remove(place, locks);
+        remove(path, locks);
     }
 }
 
 /// Removes the file under its lock: who opens it meanwhile sees that, and makes another.
-fn remove(place: &Place, locks: &LockFile) {
-    if let Place::Named(path) = place
-        && locks.file().metadata().is_ok_and(|own| is_still(path, &own))
-    {
+fn remove(path: &Path, locks: &LockFile) {
+    if locks.file().metadata().is_ok_and(|own| is_still(path, &own)) {
         // A file that stays is used by the next owner.
         let _ = std::fs::remove_file(path);
     }

@@ -13,12 +13,8 @@ impl Named {
         Self(Path::new(DIRECTORY).join(format!("pinpool-test.{}.{test}", std::process::id())))
     }
 
-    fn place(&self) -> Place {
-        Place::Named(self.0.clone())
-    }
-
     fn attach(&self) -> Result<(SharedFile, bool), SharedFileError> {
-        SharedFile::attach(&self.place(), &LAYOUT, |common| common[0].store(77, Ordering::SeqCst))
+        SharedFile::attach(&self.0, &LAYOUT, PATIENCE, |common| common[0].store(77, Ordering::SeqCst))
     }
 }
 
@@ -175,7 +171,7 @@ fn a_file_without_a_whole_header_is_made_anew_and_one_of_others_is_left_alone() 
         std::fs::write(&named.0, bytes).unwrap();
         std::fs::set_permissions(&named.0, std::fs::Permissions::from_mode(0o600)).unwrap();
     };
-    for killed in [&[][..], &[0; 11], &[0; 4096], &header::without_magic(&LAYOUT)] {
+    for killed in [&[][..], &[0; 11], &[0; 4096]] {
         write(killed);
         assert!(named.attach().unwrap().1);
     }
@@ -199,9 +195,9 @@ fn another_version_is_refused_while_it_is_used_and_replaced_after() {
     let named = Named::new("version");
     let (old, _) = named.attach().unwrap();
     let next = Layout { version: 3, slot_words: 16, slots: 9, ..LAYOUT };
-    let error = SharedFile::attach(&named.place(), &next, |_| ()).unwrap_err().to_string();
+    let error = SharedFile::attach(&named.0, &next, PATIENCE, |_| ()).unwrap_err().to_string();
     assert!(error.contains("has layout version 2, and this process knows version 3"), "{error}");
-    let error = Snapshot::read(&named.place(), &next).unwrap_err().to_string();
+    let error = Snapshot::read(&named.0, &next).unwrap_err().to_string();
     assert!(error.contains("layout version 2"), "{error}");
     assert_eq!(old.common()[0].load(Ordering::SeqCst), 77);
     // As after the death of the last owner, which leaves the file.
@@ -209,7 +205,7 @@ fn another_version_is_refused_while_it_is_used_and_replaced_after() {
     drop(old);
     std::fs::write(&named.0, bytes).unwrap();
     std::fs::set_permissions(&named.0, std::fs::Permissions::from_mode(0o600)).unwrap();
-    let (new, is_first) = SharedFile::attach(&named.place(), &next, |_| ()).unwrap();
+    let (new, is_first) = SharedFile::attach(&named.0, &next, PATIENCE, |_| ()).unwrap();
     assert!(is_first);
     assert_eq!(new.slot(8).len(), 16);
     let error = named.attach().unwrap_err().to_string();
@@ -240,46 +236,64 @@ fn slots_are_limited_and_one_that_is_left_is_taken_again() {
 }
 
 #[test]
-fn a_file_that_finds_no_room_is_an_error_and_leaves_nothing() {
+fn memory_that_cannot_be_had_is_an_error_and_leaves_nothing() {
     let named = Named::new("space");
-    let layout = Layout { common_words: 1 << 42, ..LAYOUT };
-    let error = SharedFile::attach(&named.place(), &layout, |_| ()).unwrap_err();
-    assert!(matches!(&error, SharedFileError::System { action: "allocate", .. }), "{error}");
+    let layout = Layout { common_words: 1 << 50, ..LAYOUT };
+    let error = SharedFile::attach(&named.0, &layout, PATIENCE, |_| ()).unwrap_err();
+    assert!(matches!(&error, SharedFileError::Memory { .. }), "{error}");
     assert!(!named.0.exists());
-    let nowhere = Place::Named("/dev/shm/none/pinpool".into());
-    let error = SharedFile::attach(&nowhere, &LAYOUT, |_| ()).unwrap_err().to_string();
-    assert!(error.starts_with("open /dev/shm/none/pinpool: No such file"), "{error}");
+    let error = SharedFile::attach(Path::new("/dev/shm/none/pinpool"), &LAYOUT, PATIENCE, |_| ()).unwrap_err();
+    assert!(error.to_string().starts_with("open /dev/shm/none/pinpool: No such file"), "{error}");
+}
+
+#[test]
+fn a_file_whose_memory_is_elsewhere_is_refused_while_it_is_used() {
+    let named = Named::new("elsewhere");
+    let (own, _) = named.attach().unwrap();
+    // As in a container that shares the directory alone: no such segment, or another one of that number.
+    for memory in [Memory { id: i32::MAX, cookie: 1 }, Memory { id: own.segment.id(), cookie: 1 }] {
+        std::fs::write(&named.0, header::bytes_of(&LAYOUT, memory)).unwrap();
+        let errors = [named.attach().unwrap_err(), Snapshot::read(&named.0, &LAYOUT).unwrap_err()];
+        assert!(errors.iter().all(|error| matches!(error, SharedFileError::Elsewhere { .. })), "{errors:?}");
+    }
+    drop(own);
+    assert!(named.attach().unwrap().1);
+}
+
+#[test]
+fn a_file_that_is_cut_or_removed_is_noticed_and_its_words_stay() {
+    let named = Named::new("gone");
+    let (own, _) = named.attach().unwrap();
+    let (other, _) = named.attach().unwrap();
+    assert_eq!((own.state(), own.has_owners_elsewhere()), (FileState::Whole, false));
+    OpenOptions::new().write(true).open(&named.0).unwrap().set_len(0).unwrap();
+    own.slot(0)[3].store(5, Ordering::SeqCst);
+    assert_eq!((other.slot(0)[3].load(Ordering::SeqCst), other.state()), (5, FileState::Cut));
+    own.remove_cut(PATIENCE);
+    assert_eq!((own.state(), other.state(), named.0.exists()), (FileState::Removed, FileState::Removed, false));
+    let (next, is_first) = named.attach().unwrap();
+    assert!(is_first);
+    // Each knows of the others until they have left.
+    assert!(next.has_owners_elsewhere() && own.has_owners_elsewhere());
+    drop(own);
+    assert!(next.has_owners_elsewhere());
+    drop(other);
+    assert!(!next.has_owners_elsewhere() && named.0.exists());
 }
 
 #[test]
 fn a_snapshot_shows_what_living_owners_wrote() {
     let named = Named::new("snapshot");
-    assert!(Snapshot::read(&named.place(), &LAYOUT).unwrap().is_none());
+    assert!(Snapshot::read(&named.0, &LAYOUT).unwrap().is_none());
     let (file, _) = named.attach().unwrap();
     file.slot(0)[1].store(3, Ordering::SeqCst);
     let child = Child::that(|| named.attach().unwrap().0);
-    let owned = || Snapshot::read(&named.place(), &LAYOUT).unwrap().unwrap().owned_slots();
+    let owned = || Snapshot::read(&named.0, &LAYOUT).unwrap().unwrap().owned_slots();
     assert_eq!(owned().len(), 2);
     assert_eq!(owned()[0][1], 3);
     child.kill();
     assert_eq!(owned().len(), 1);
-    assert_eq!(Snapshot::read(&named.place(), &LAYOUT).unwrap().unwrap().common(), [77, 0]);
-}
-
-#[test]
-fn memory_without_a_name_is_shared_by_its_descriptor() {
-    // SAFETY: a name that ends with a zero.
-    let memory = unsafe { libc::memfd_create(c"pinpool-test".as_ptr(), libc::MFD_CLOEXEC) };
-    assert!(memory >= 0);
-    // SAFETY: just made, and owned by nobody else.
-    let memory = unsafe { OwnedFd::from_raw_fd(memory) };
-    let place = Place::Descriptor(memory.as_raw_fd());
-    let (file, is_first) = SharedFile::attach(&place, &LAYOUT, |_| ()).unwrap();
-    assert!(is_first);
-    let child = Child::that(|| SharedFile::attach(&place, &LAYOUT, |_| ()).unwrap().0);
-    assert!(file.is_owned(1));
-    child.kill();
-    assert!(!file.is_owned(1));
+    assert_eq!(Snapshot::read(&named.0, &LAYOUT).unwrap().unwrap().common(), [77, 0]);
 }
 
 #[test]
@@ -322,4 +336,26 @@ fn locks_end_with_their_owner_though_another_process_has_the_description() {
     assert!(!other.try_lock_slot(0).unwrap());
     drop(held);
     assert!(other.try_lock_slot(0).unwrap() && !other.is_slot_marked(3).unwrap());
+}
+
+#[test]
+fn a_number_that_is_another_files_by_now_is_neither_unlocked_nor_closed() {
+    let named = Named::new("number");
+    let (file, _) = named.attach().unwrap();
+    let [locks, presence] = [file.locks.file().as_raw_fd(), file.presence.descriptor()];
+    // Of any file, also the same.
+    let theirs = File::open(&named.0).unwrap();
+    // As code that closes what is not its own, and opens a file, which gets the number.
+    let victims = [locks, presence].map(|number| {
+        // SAFETY: replaces the file behind a number, which the owner is to notice.
+        assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
+        // SAFETY: from now on this test's own.
+        unsafe { File::from_raw_fd(number) }
+    });
+    assert_eq!(file.state(), FileState::Closed);
+    let are_open = || victims.iter().all(|victim| victim.metadata().is_ok());
+    drop(Child::that(|| assert!(are_open())));
+    file.abandon();
+    drop(file);
+    assert!(are_open());
 }

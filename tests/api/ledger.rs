@@ -11,7 +11,9 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pinpool::config::text::parse_bytes;
@@ -20,35 +22,35 @@ use pinpool::{Backend, Pool, PoolBuilder, Preset};
 
 use crate::child;
 
-const MIB: usize = 1 << 20;
+pub(crate) const MIB: usize = 1 << 20;
 /// Longer than any wait that ends well.
-const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 /// The name of a test's ledger; its file is removed at the end whatever happens.
-struct Named(String);
+pub(crate) struct Named(String);
 
 impl Named {
-    fn new(test: &str) -> Self {
+    pub(crate) fn new(test: &str) -> Self {
         Self(format!("api-{}-{test}", std::process::id()))
     }
 
-    fn path(&self) -> String {
+    pub(crate) fn path(&self) -> String {
         // SAFETY: reads a number of this process.
         let user = unsafe { libc::geteuid() };
         format!("/dev/shm/pinpool-ledger.{user}.{}", self.0)
     }
 
-    fn builder(&self, mib: usize) -> PoolBuilder {
+    pub(crate) fn builder(&self, mib: usize) -> PoolBuilder {
         let builder = Pool::builder().without_env().backend(Backend::Heap).wait(LONG).idle_timeout(None);
         builder.max_bytes((mib * MIB) as u64).ledger(self.0.as_str())
     }
 
-    fn report(&self) -> LedgerReport {
+    pub(crate) fn report(&self) -> LedgerReport {
         ledger::report(&self.0).unwrap().unwrap_or_default()
     }
 
     /// Waits until the ledger is as `is` says.
-    fn wait_until(&self, is: impl Fn(&LedgerReport) -> bool) {
+    pub(crate) fn wait_until(&self, is: impl Fn(&LedgerReport) -> bool) {
         let begun = Instant::now();
         while !is(&self.report()) {
             assert!(begun.elapsed() < LONG, "{}", self.report());
@@ -64,18 +66,18 @@ impl Drop for Named {
 }
 
 /// Another process with a pool in the ledger. Killed and waited for at the latest by its drop.
-struct Worker {
+pub(crate) struct Worker {
     process: Child,
     orders: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
 
 impl Worker {
-    fn start(named: &Named, pool: &str, mib: usize) -> Self {
+    pub(crate) fn start(named: &Named, pool: &str, mib: usize) -> Self {
         Self::start_with(named, pool, mib, &[])
     }
 
-    fn start_with(named: &Named, pool: &str, mib: usize, vars: &[(&str, &str)]) -> Self {
+    pub(crate) fn start_with(named: &Named, pool: &str, mib: usize, vars: &[(&str, &str)]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "ledger::worker", "--nocapture"]);
         command.env("LEDGER_WORKER", pool).env("LEDGER_NAME", &named.0).env("LEDGER_MIB", mib.to_string());
@@ -85,11 +87,11 @@ impl Worker {
         Self { process, orders: Some(orders), answers: BufReader::new(answers) }
     }
 
-    fn order(&mut self, order: &str) {
+    pub(crate) fn order(&mut self, order: &str) {
         writeln!(self.orders.as_mut().unwrap(), "{order}").unwrap();
     }
 
-    fn answer(&mut self) -> String {
+    pub(crate) fn answer(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert!(self.answers.read_line(&mut line).unwrap() > 0, "the worker ended");
@@ -100,22 +102,22 @@ impl Worker {
         }
     }
 
-    fn ask(&mut self, order: &str) -> String {
+    pub(crate) fn ask(&mut self, order: &str) -> String {
         self.order(order);
         self.answer()
     }
 
-    fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.process.id()
     }
 
     /// Ends as a program does.
-    fn end(mut self) {
+    pub(crate) fn end(mut self) {
         drop(self.orders.take());
         assert!(self.process.wait().unwrap().success());
     }
 
-    fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.process.kill().unwrap();
         let status = self.process.wait().unwrap();
         assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}: nothing but the kill ended it");
@@ -139,6 +141,47 @@ impl Draw {
     }
 }
 
+/// Threads that get and put.
+struct Cycling {
+    is_over: Arc<AtomicBool>,
+    counts: Arc<[AtomicU64]>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Cycling {
+    fn start(pool: &Pool, threads: usize, len: usize, hold: Duration) -> Self {
+        let (is_over, counts) = (Arc::<AtomicBool>::default(), (0..threads).map(|_| AtomicU64::new(0)).collect());
+        let thread = |at: usize| {
+            let (pool, is_over, counts): (_, _, Arc<[AtomicU64]>) =
+                (pool.clone(), is_over.clone(), Arc::clone(&counts));
+            std::thread::spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    let buf = pool.get(len).unwrap();
+                    if !hold.is_zero() {
+                        std::thread::sleep(hold);
+                    }
+                    drop(buf);
+                    counts[at].fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        let threads = (0..threads).map(thread).collect();
+        Self { is_over, counts, threads }
+    }
+
+    fn counts(&self) -> String {
+        let counts: Vec<_> = self.counts.iter().map(|count| count.load(Ordering::Relaxed).to_string()).collect();
+        counts.join(" ")
+    }
+}
+
+impl Drop for Cycling {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    }
+}
+
 /// The program of the other processes; no test of its own.
 #[test]
 #[allow(clippy::print_stdout)]
@@ -156,6 +199,7 @@ fn worker() {
     };
     let mut pool = build();
     let mut held = Vec::new();
+    let mut cycling = None;
     println!("> ready");
     for order in std::io::stdin().lines() {
         let order = order.unwrap();
@@ -187,6 +231,19 @@ fn worker() {
             "put" => {
                 held.clear();
                 println!("> put");
+            }
+            // So many threads get and put a buffer again and again, without a pause.
+            "cycle" => {
+                let len = variable("LEDGER_LEN").parse().unwrap();
+                let hold = Duration::from_micros(variable("LEDGER_HOLD_US").parse().unwrap());
+                cycling = Some(Cycling::start(&pool, usize::try_from(number).unwrap(), len, hold));
+                println!("> cycling");
+            }
+            // How often each has.
+            "cycles" => println!("> {}", cycling.as_ref().unwrap().counts()),
+            "stop" => {
+                drop(cycling.take());
+                println!("> stopped");
             }
             // As a program that becomes a daemon may.
             "close" => {
@@ -233,7 +290,7 @@ fn worker() {
         }
     }
     // The others remove nothing of the test's.
-    drop((held, pool));
+    drop((cycling, held, pool));
     std::mem::forget(named);
     std::process::exit(0);
 }

@@ -73,6 +73,8 @@ mod in_flight;
 mod kept;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod ledger;
+mod ledger_file;
+mod ledger_waits;
 mod line;
 #[cfg(feature = "loader")]
 mod loader;

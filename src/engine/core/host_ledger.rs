@@ -2,17 +2,22 @@
 //!
 //! ```text
 //!   first in line ─refused by the ledger─▶ its want ─▶ tries again, wakes the others, waits ─▶ served or late: no want
-//!   others' wants ─▶ the ledger's thread wakes the maintenance thread ─▶ idle memory goes back, step by step
+//!   others' wants ─▶ the ledger's thread ─┬─▶ the maintenance thread: idle memory goes back, step by step
+//!                                         └─▶ attention: a put makes room, if the pool holds more than an even share
 //! ```
+//!
+//! A buffer that is put and got again at once is never idle when the maintenance thread looks, so puts give as well. What a put
+//! gives this process cannot claim before the others are served (`ledger::shares`).
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::super::supply::{Reclaim, Refusal};
-use super::Core;
+use super::attention::Reason;
+use super::{Block, Core};
 use crate::ledger::{HostLedger, LedgerReport};
 use crate::maintenance_thread::Pace;
-use crate::stats::LedgerStats;
+use crate::stats::{EvictionReason, LedgerStats};
 use crate::sync::process::Ordering;
 
 /// Released for others in one go: then what they lack is looked at again, as other owners release, too.
@@ -28,9 +33,11 @@ impl Core {
     /// From now on a thread hears of changes in the host ledger, if there is one.
     pub(crate) fn watch_ledger(self: &Arc<Self>) {
         let Some(ledger) = self.host_ledger() else { return };
+        let (log, name) = (self.log.clone(), ledger.name().to_owned());
         let begun = match self.backing().arena().map(Arc::downgrade) {
             Some(arena) => {
-                ledger.watch(move |is_wanted| {
+                ledger.watch(move |is_wanted, news| {
+                    log.ledger_news(&name, news);
                     let arenas = arena.upgrade().map(|arena| arena.of_all_nodes()).unwrap_or_default();
                     notice(arenas.iter().flat_map(|arena| arena.attached()).collect(), is_wanted);
                     // Without a thread the next poll goes on.
@@ -40,7 +47,8 @@ impl Core {
             }
             None => {
                 let core: Weak<Self> = Arc::downgrade(self);
-                ledger.watch(move |is_wanted| {
+                ledger.watch(move |is_wanted, news| {
+                    log.ledger_news(&name, news);
                     let pool = core.upgrade().map(|core| -> Arc<dyn Reclaim> { core });
                     pool.map(|pool| notice(vec![pool], is_wanted)).is_some()
                 })
@@ -52,26 +60,21 @@ impl Core {
     /// The first in line was refused for this reason. Returns whether to try again at once: it has just written what it wants,
     /// and what was given back before was told nobody.
     pub(super) fn note_want(&self, refusal: &Refusal) -> bool {
-        let Refusal::Ledger { missing_bytes, .. } = *refusal else { return false };
-        if let Some(ledger) = self.host_ledger().filter(|ledger| ledger.loses_place()) {
-            self.log.ledger_place_is_lost(ledger.name());
-        }
-        self.want(missing_bytes) < missing_bytes
+        let Refusal::Ledger { needed_bytes, missing_bytes } = *refusal else { return false };
+        self.want(missing_bytes, needed_bytes) < missing_bytes
     }
 
     /// No get of this line wants memory of others any more.
     pub(super) fn end_want(&self) {
-        self.want(0);
+        // A load where there is no ledger. One that changes it meanwhile has joined the line, and ends it.
+        if self.wanted_of_ledger.bytes() > 0 {
+            self.want(0, 0);
+        }
     }
 
     /// Returns what was wanted before.
-    fn want(&self, bytes: u64) -> u64 {
-        // SeqCst: two gets that change it in turn tell the ledger what each changed.
-        let before_bytes = self.wanted_of_ledger.swap(bytes, Ordering::SeqCst);
-        if before_bytes != bytes {
-            self.host_ledger().iter().for_each(|ledger| ledger.change_want(before_bytes, bytes));
-        }
-        before_bytes
+    fn want(&self, bytes: u64, needed_bytes: u64) -> u64 {
+        self.host_ledger().map_or(bytes, |ledger| ledger.set_want(&self.wanted_of_ledger, bytes, needed_bytes))
     }
 
     /// A get that last was refused for this reason was served by memory of other owners, or was not.
@@ -88,12 +91,9 @@ impl Core {
     /// Releases idle memory while other owners lack it, and says in the ledger how much is idle.
     pub(super) fn give_to_others(&self) {
         let Some(ledger) = self.host_ledger() else { return };
-        if ledger.loses_place() {
-            self.log.ledger_place_is_lost(ledger.name());
-        }
         let mut given_bytes = 0;
         loop {
-            let lacking_bytes = ledger.living_others_lack();
+            let lacking_bytes = ledger.others_lack();
             if lacking_bytes == 0 {
                 break;
             }
@@ -109,11 +109,58 @@ impl Core {
             self.log.ledger_was_given(ledger.name(), given_bytes);
         }
         ledger.note_idle(self.backing().idle_bytes(self));
+        self.attend_to_ledger();
+    }
+
+    /// Hits and puts take the slow path as long as other processes want memory.
+    pub(super) fn attend_to_ledger(&self) {
+        let is_wanted = || self.host_ledger().is_some_and(|ledger| ledger.is_wanted());
+        self.attention.change(Reason::Ledger, is_wanted, |attends| self.stock.idle().attend(attends));
+    }
+
+    /// A put while other processes want memory: makes room of `block` if this one holds more than an even share. Returns it
+    /// otherwise. A slow call if it does.
+    #[inline]
+    pub(super) fn give_put(&self, block: Block) -> Option<Block> {
+        if self.attention.is_for_ledger() { self.give_put_if_owed(block) } else { Some(block) }
+    }
+
+    #[cold]
+    fn give_put_if_owed(&self, block: Block) -> Option<Block> {
+        let Some(ledger) = self.host_ledger().filter(|_| self.begin_giving()) else { return Some(block) };
+        let is_owed = ledger.owed_bytes() > 0;
+        let kept = if is_owed {
+            self.accounts.count_made_room();
+            let now_us = self.time.coarse_us();
+            self.stock.evict(block, now_us, EvictionReason::Reclaimed);
+            match ledger.others_lack() {
+                // A region of its own went back with the block.
+                0 => {}
+                lacking_bytes => drop(self.backing().give_room(lacking_bytes, self, now_us)),
+            }
+            None
+        } else {
+            Some(block)
+        };
+        self.is_giving.store(false, Ordering::Release);
+        if is_owed {
+            self.wake_waiters();
+            self.close_if_unused();
+        } else {
+            self.attend_to_ledger();
+        }
+        kept
+    }
+
+    /// False while another put makes room: what that one gives may be enough.
+    fn begin_giving(&self) -> bool {
+        // Acquire, with the Release that ends it: what was given is seen.
+        !self.is_giving.swap(true, Ordering::Acquire)
     }
 
     /// How soon to look again because other owners lack memory: a put that is kept tells nobody.
     pub(super) fn pace_of_ledger(&self) -> Pace {
-        let is_wanted = || self.host_ledger().is_some_and(|ledger| ledger.others_lack() > 0);
+        let is_wanted = || self.host_ledger().is_some_and(|ledger| ledger.is_wanted());
         if self.backing().stats().held_bytes > 0 && is_wanted() { Pace::Copies } else { Pace::Never }
     }
 

@@ -36,6 +36,7 @@ impl Reclaim for Core {
     }
 
     fn room_is_wanted(&self) {
+        self.attend_to_ledger();
         self.notice(Pace::Copies);
     }
 

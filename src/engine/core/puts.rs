@@ -19,7 +19,7 @@ impl Core {
     /// caller looks for gets that wait afterwards.
     pub(in crate::engine) fn put_remote(&self, block: Block) -> Result<(), Block> {
         let is_for_arena = block.held_bytes_at_hand() > policy::KEPT_ALWAYS_BYTES && self.is_varied();
-        if is_for_arena || self.has_waiters() {
+        if is_for_arena || self.has_waiters() || self.attention.is_for_ledger() {
             return Err(block);
         }
         self.stock.idle().put_remote(block.into_entry()).map_err(Block::from_entry)
@@ -60,6 +60,7 @@ impl Core {
             return;
         }
         block.make_plain(self.generation.number());
+        let Some(block) = self.give_put(block) else { return };
         if self.has_waiters() {
             self.put_in_line(block);
             return;

@@ -14,6 +14,7 @@ use super::super::accounts::usage_report;
 use super::super::owners::Ledger;
 use super::super::supply::Refusal;
 use super::super::waiters::{Offer, Pass, Server, Turn, Waiters};
+use super::attention::Reason;
 use super::{Block, Core};
 use crate::diag::is_power_of_ten;
 use crate::error::Result;
@@ -306,11 +307,7 @@ impl Server for Core {
     }
 
     fn attend(&self, is_waiting: bool) {
-        if is_waiting {
-            self.stock.idle().begin_waiting();
-        } else {
-            self.stock.idle().end_waiting();
-        }
+        self.attention.change(Reason::Line, || is_waiting, |attends| self.stock.idle().attend(attends));
     }
 
     fn sweep(&self) {
@@ -326,18 +323,23 @@ impl Server for Core {
             return block.ok_or_else(|| self.backing().refusal_for_good(class));
         }
         let acquired = self.acquire(class, until, Some(reason_of(refused)));
-        match acquired {
+        let acquired = match acquired {
             Err(refusal) if self.note_want(&refusal) => self.acquire(class, until, Some(reason_of(refused))),
             acquired => acquired,
-        }
+        };
+        // The next in line wants what it wants since it is first.
+        acquired.inspect(|_| self.end_want())
     }
 
     fn note_taken(&self) {
+        self.end_want();
         self.accounts.count_handed_over();
     }
 
     fn note_waited(&self, took: Duration) {
-        self.end_want();
+        if !self.has_waiters() {
+            self.end_want();
+        }
         self.accounts.count_wait(took);
     }
 

@@ -121,18 +121,10 @@ impl<T> Idle<T> {
         }
     }
 
-    /// A get waits: until [`end_waiting`](Self::end_waiting) each hit and put takes the slow path, which looks at the line. What
-    /// was put before is found by a take.
-    pub(in crate::engine) fn begin_waiting(&self) {
+    /// While `attends`, each hit and put takes the slow path, which looks at more. What was put before is found by a take.
+    pub(in crate::engine) fn attend(&self, attends: bool) {
         if let Self::Adaptive(idle) = self {
-            idle.set_attention(true);
-        }
-    }
-
-    /// No get waits any more.
-    pub(in crate::engine) fn end_waiting(&self) {
-        if let Self::Adaptive(idle) = self {
-            idle.set_attention(false);
+            idle.set_attention(attends);
         }
     }
 

@@ -390,9 +390,16 @@ impl Backing {
 
     /// What the host ledger says to a request for `needed_bytes` that it has no room for, and what helps.
     pub(in crate::engine) fn ledger_in_words(&self, needed_bytes: u64) -> (String, &'static str) {
-        let Some(report) = self.ledger().map(|ledger| ledger.report()) else {
+        let Some(ledger) = self.ledger() else {
             return ("the host ledger is full".to_owned(), "put buffers back first");
         };
+        if ledger.has_owners_elsewhere() {
+            let name = ledger.name();
+            let found =
+                format!("ledger {name}: its file was removed, and not all of its owners have moved to the new one");
+            return (found, "wait longer (PINPOOL_WAIT), and end or continue processes of the ledger that are stopped");
+        }
+        let report = ledger.report();
         let LedgerReport { name, max_bytes, held_bytes, .. } = &report;
         let max_bytes = max_bytes.unwrap_or(u64::MAX);
         let others = report.others_in_words();

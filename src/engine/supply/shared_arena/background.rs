@@ -25,6 +25,7 @@ use super::SharedArena;
 use crate::arena::RANGE_BYTES_MAX;
 use crate::backend::SourceError;
 use crate::diag::{self, Growth};
+use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, block_signals};
 use crate::sync::plain::{Condvar, Mutex};
 
@@ -59,7 +60,7 @@ struct Progress {
     /// Bytes that the next step needs and the ceiling had no room for.
     lacks_bytes: Option<u64>,
     /// Of what is to come, what the host ledger says that this arena wants of other owners.
-    wanted_bytes: u64,
+    want: Want,
     /// The log has said so.
     has_told_lack: bool,
     begun: Option<Begin>,
@@ -332,12 +333,11 @@ impl SharedArena {
         let Some(ledger) = state.ledger().cloned() else { return false };
         let lacking_bytes = state.reserve_to_come().min(state.own_room_bytes());
         drop(state);
-        let mut progress = self.background.progress.lock();
-        let before_bytes = progress.wanted_bytes;
+        let progress = self.background.progress.lock();
+        let before_bytes = progress.want.bytes();
         let now_bytes = if progress.is_cancelled { 0 } else { change(before_bytes, lacking_bytes) };
-        progress.wanted_bytes = now_bytes;
-        // Under the lock: two changes reach the ledger in their order.
-        ledger.change_want(before_bytes, now_bytes);
+        // Under the lock: two changes reach the ledger in their order. A reserve stays, so others give what is idle alone.
+        ledger.set_want(&progress.want, now_bytes, 0);
         now_bytes > before_bytes
     }
 
