@@ -1,12 +1,12 @@
 //! Which owners make room while all together want more than the ceiling: numbers in, numbers out.
 //!
 //! The *even level* divides the ceiling as evenly as the owners want: who holds and wants less than an even part has all of
-//! that, and the others share what is left (max-min fairness). An owner above the level gives what it puts back, and claims
-//! nothing that a want before its own needs. One below gives only what is idle, and claims what is free. So owners that all
-//! want more end at the level, each with its own buffers, and hand nothing to and fro.
+//! that, and the others share what is left (max-min fairness). An owner above the level gives what it puts back if another
+//! ends with less than it had, and claims nothing that a want before its own needs. One below gives only what is idle, and
+//! claims what is free. So owners that all want more end at the level, but for one buffer, and hand nothing to and fro.
 //!
 //! A get that needs more than the level would never be served while the others use theirs. If it is the one that has waited
-//! longest, the others' level is that of the ceiling beside it.
+//! longest, the others' level is that of the ceiling beside it, and they take turns.
 
 /// What an owner holds and wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -38,22 +38,24 @@ pub(super) fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, r
         return room_bytes;
     }
     let own = Demand { wanted_bytes: own.wanted_bytes.max(bytes), since: own.turn(), ..*own };
-    let to_level_bytes = level(&own, others, max_bytes).saturating_sub(own.held_bytes);
+    let to_level_bytes = level(&own, others, max_bytes).0.saturating_sub(own.held_bytes);
     room_bytes.min(to_level_bytes).max(room_bytes.saturating_sub(before_bytes))
 }
 
 /// Whether the owner `own` is to make room of what it puts back, while `others` lack room.
 pub(super) fn gives(own: &Demand, others: &[Demand], max_bytes: u64) -> bool {
-    own.held_bytes > level(own, others, max_bytes)
+    let (level_bytes, is_turn) = level(own, others, max_bytes);
+    let has_less = |other: &Demand| other.wanted_bytes > 0 && other.bytes() < own.held_bytes;
+    own.held_bytes > level_bytes && (is_turn || others.iter().any(has_less))
 }
 
-/// The most that the owner `own` may hold while the others want what they want.
-fn level(own: &Demand, others: &[Demand], max_bytes: u64) -> u64 {
+/// The most that the owner `own` may hold while the others want what they want, and whether that is for a get whose turn it is.
+fn level(own: &Demand, others: &[Demand], max_bytes: u64) -> (u64, bool) {
     let even_bytes = even_level(own, others, max_bytes);
     let first = others.iter().min_by_key(|other| other.turn()).filter(|first| first.turn() < own.turn());
-    let Some(first) = first.filter(|first| first.needed_bytes > even_bytes) else { return even_bytes };
+    let Some(first) = first.filter(|first| first.needed_bytes > even_bytes) else { return (even_bytes, false) };
     let beside: Vec<_> = others.iter().filter(|other| other.turn() != first.turn()).copied().collect();
-    even_level(own, &beside, max_bytes.saturating_sub(first.needed_bytes))
+    (even_level(own, &beside, max_bytes.saturating_sub(first.needed_bytes)), true)
 }
 
 fn even_level(own: &Demand, others: &[Demand], max_bytes: u64) -> u64 {
@@ -117,6 +119,16 @@ mod tests {
         assert!(!gives(&own, &[other], 64) && !gives(&other, &[own], 64));
         // A little more is to be had for who came first.
         assert_eq!((claimable_bytes(&own, &[other], 64, 8, 14), claimable_bytes(&other, &[own], 64, 8, 14)), (8, 4));
+    }
+
+    #[test]
+    fn owners_do_not_change_places() {
+        let others = [wants(22, 7, 1), wants(16, 6, 2)];
+        assert!(!gives(&wants(22, 7, 3), &others, 64), "another would have as much as this one has");
+        assert!(gives(&wants(30, 7, 3), &others, 64));
+        // One buffer each, and one owner more than there is room for: they take turns.
+        let four = [holds(14); 3].into_iter().chain([wants(0, 14, 1)]).collect::<Vec<_>>();
+        assert!(gives(&holds(14), &four, 64));
     }
 
     #[test]

@@ -282,12 +282,13 @@ impl SharedFile {
         let is_locked = self.locks.lock_file_until(Instant::now() + PATIENCE).unwrap_or(false);
         self.locks.unmark_slot(self.slot);
         self.zero(self.slot);
+        // Before the name can be another file's, whose owners would wait for this one.
+        self.presence.end();
         self.locks.unlock_slot(self.slot);
         if is_locked && !self.locks.has_owner().unwrap_or(true) {
             remove(&self.path, &self.locks);
         }
         self.locks.unlock_file();
-        self.presence.end();
     }
 }
 

@@ -241,6 +241,8 @@ fn worker() {
             }
             // How often each has.
             "cycles" => println!("> {}", cycling.as_ref().unwrap().counts()),
+            // How often it has page-locked.
+            "pins" => println!("> {}", pool.stats().pin.count),
             "stop" => {
                 drop(cycling.take());
                 println!("> stopped");

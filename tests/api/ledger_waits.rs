@@ -95,6 +95,17 @@ fn processes_that_all_want_more_than_there_is_all_go_on() {
         let made = others.each_mut().map(wait_for_each_thread);
         show(&format!("three processes of 4 threads x 7 MiB made {made:?} cycles until each thread had gone on"));
     }
+    if std::env::var_os("LEDGER_SHOW_WAITS").is_some() {
+        let mut made = || {
+            others
+                .each_mut()
+                .map(|other| (counts(other).iter().sum::<u64>(), other.ask("pins").parse::<u64>().unwrap()))
+        };
+        let before = made();
+        std::thread::sleep(Duration::from_secs(2));
+        let made = made().into_iter().zip(before).map(|(now, before)| (now.0 - before.0, now.1 - before.1));
+        show(&format!("cycles and page-locks in 2 s: {:?}", made.collect::<Vec<_>>()));
+    }
     let report = named.report();
     show(&report.to_string());
     assert!(report.held_bytes <= 64 << 20, "{report}");
