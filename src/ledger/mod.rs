@@ -21,8 +21,8 @@
 //! The file lies in `/dev/shm`, under the number of the user and the name of the ledger, and only that user may open it.
 //! The first pool of a ledger without a living owner sets its ceiling; the last one that ends removes the file.
 //!
-//! A file can be removed or cut under its owners. Each looks before a claim, and a thread of each once in a second; then it
-//! moves to the file that has the name by then, with all that it holds (`place`). Until all have moved nobody claims more, so
+//! A file can be removed or cut under its owners. Each looks before a claim, and a thread of each once in a second, which then
+//! moves to the file that has the name by then, with all that the owner holds (`place`). Until all have moved nobody claims more, so
 //! the ceiling holds meanwhile; the locks that tell are on the directory (`shared_memory`).
 //!
 //! | file | owns |
@@ -133,9 +133,12 @@ impl HostLedger {
         self.0.with(|place| Words(place.file()).others_want_bytes() > 0)
     }
 
-    /// What living owners want and the ledger has no room for.
+    /// What living owners want and the ledger has no room for. A slow call if the place has to move.
     pub(crate) fn others_lack(&self) -> u64 {
-        self.0.with(Place::others_lack)
+        self.0.with(|place| {
+            place.look();
+            place.others_lack()
+        })
     }
 
     /// What a put of this owner is to make room for, because others lack it and this owner holds more than an even share; else 0.
@@ -145,7 +148,7 @@ impl HostLedger {
 
     /// Whether owners have not moved yet from a file of this name that was removed: until then nothing is claimed.
     pub(crate) fn has_owners_elsewhere(&self) -> bool {
-        self.0.with(|place| place.is_there(false) && place.file().has_owners_elsewhere())
+        self.0.with(|place| place.is_there() && place.file().has_owners_elsewhere())
     }
 
     /// So much of what this owner holds is idle: for those who look.
@@ -187,7 +190,7 @@ impl HostLedger {
 
     /// What all owners hold.
     pub(crate) fn report(&self) -> LedgerReport {
-        let seen = self.0.with(|place| Some((place.file().clone(), place.is_there(false))));
+        let seen = self.0.with(|place| Some((place.file().clone(), place.is_there())));
         let Some((file, is_there)) = seen else { return LedgerReport::default() };
         let own = Some(file.own_slot()).filter(|_| is_there);
         let words = |index| file.slot(index).iter().map(|word| word.load(Ordering::SeqCst)).collect();
@@ -219,7 +222,7 @@ impl Attached {
     fn look(&self) -> (bool, Option<LedgerNews>) {
         self.with(|place| {
             if !self.has_left.load(Ordering::SeqCst) {
-                place.is_there(true);
+                place.look();
             }
             (Words(place.file()).others_want_bytes() > 0, place.take_news())
         })

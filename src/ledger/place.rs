@@ -118,30 +118,41 @@ impl Place {
         }
     }
 
-    /// Whether the slot is this owner's, in the file that has the name. Moves there if that is another; `again` if a move has
-    /// failed before.
-    pub(super) fn is_there(&mut self, again: bool) -> bool {
-        if self.is_lost {
-            return false;
+    /// Whether the slot is this owner's, in a whole file. If the file is not, a thread is woken that looks after it.
+    pub(super) fn is_there(&mut self) -> bool {
+        let is_there = !self.is_lost && self.check() == Some(FileState::Whole);
+        if !is_there && !self.is_lost {
+            self.words().tell();
         }
-        let what = match self.file.state() {
-            FileState::Whole if self.words().own()[OWNER].load(Ordering::SeqCst) == self.owner => return true,
-            FileState::Whole => return self.lose(LedgerNews::Taken),
-            FileState::Closed => return self.lose(LedgerNews::Closed),
-            FileState::Removed => "removed",
-            FileState::Cut => "cut",
-        };
-        (again || !self.has_failed_to_move) && self.move_to_name(what)
+        is_there
     }
 
-    fn lose(&mut self, news: LedgerNews) -> bool {
+    /// Looks after the place: moves to the file that has the name, if its own was removed or cut. A slow call then.
+    pub(super) fn look(&mut self) {
+        if self.is_lost {
+            return;
+        }
+        match self.check() {
+            Some(FileState::Removed) => self.move_to_name("removed"),
+            Some(FileState::Cut) => self.move_to_name("cut"),
+            _ => {}
+        }
+    }
+
+    /// `None` if the place is lost.
+    fn check(&mut self) -> Option<FileState> {
+        let news = match self.file.state() {
+            FileState::Closed => LedgerNews::Closed,
+            FileState::Whole if self.words().own()[OWNER].load(Ordering::SeqCst) != self.owner => LedgerNews::Taken,
+            state => return Some(state),
+        };
         self.is_lost = true;
         self.news = Some(news);
         self.file.abandon();
-        false
+        None
     }
 
-    fn move_to_name(&mut self, what: &'static str) -> bool {
+    fn move_to_name(&mut self, what: &'static str) {
         if what == "cut" {
             self.file.remove_cut(MOVE_PATIENCE);
         }
@@ -151,7 +162,7 @@ impl Place {
                 if !std::mem::replace(&mut self.has_failed_to_move, true) {
                     self.news = Some(LedgerNews::NotMoved { what, why: error.to_string() });
                 }
-                return false;
+                return;
             }
         };
         // Before the old place is left: until then nobody claims anything in the new file (`claim`).
@@ -163,7 +174,6 @@ impl Place {
         // Threads sleep on words of the old memory, and claims of the new one have waited for this owner.
         Words(&old).tell();
         self.words().tell();
-        true
     }
 
     pub(super) fn take_news(&mut self) -> Option<LedgerNews> {
@@ -172,7 +182,7 @@ impl Place {
 
     pub(super) fn claim(&mut self, bytes: u64) -> bool {
         // A newer file knows nothing of what owners of an older one hold, until they have moved.
-        if !self.is_there(false) || self.file.has_owners_elsewhere() {
+        if !self.is_there() || self.file.has_owners_elsewhere() {
             return false;
         }
         let mut tries = 0;
@@ -210,7 +220,7 @@ impl Place {
     /// As [`claimable_bytes`](Self::claimable_bytes). If these are fewer than `bytes`, the shares of dead owners are taken back
     /// first.
     pub(super) fn room_for(&mut self, bytes: u64) -> u64 {
-        if !self.is_there(false) || self.file.has_owners_elsewhere() {
+        if !self.is_there() || self.file.has_owners_elsewhere() {
             return 0;
         }
         let claimable_bytes = self.claimable_bytes(bytes);
@@ -222,7 +232,7 @@ impl Place {
 
     pub(super) fn give_back(&mut self, bytes: u64) {
         self.demand.held_bytes = self.demand.held_bytes.saturating_sub(bytes);
-        if self.is_there(false) {
+        if self.is_there() {
             self.write(HELD, self.demand.held_bytes);
             // SeqCst: an owner writes what it wants before it looks for room a last time, so one of the two sees the other.
             if self.words().others_want_bytes() > 0 {
@@ -237,7 +247,7 @@ impl Place {
         if before_bytes == bytes {
             return before_bytes;
         }
-        let is_there = self.is_there(false);
+        let is_there = self.is_there();
         let events = self.words().events().load(Ordering::SeqCst);
         let demand = &mut self.demand;
         if demand.wanted_bytes == 0 {
@@ -260,7 +270,7 @@ impl Place {
 
     /// What living owners want and the ledger has no room for.
     pub(super) fn others_lack(&mut self) -> u64 {
-        if self.words().others_want_bytes() > 0 && self.is_there(false) {
+        if self.words().others_want_bytes() > 0 && self.is_there() {
             self.words().clear_dead();
         }
         self.words().others_lack_bytes()
@@ -283,10 +293,8 @@ impl Place {
 
     /// Leaves the ledger.
     pub(super) fn leave(&mut self) {
-        if self.is_there(true) {
+        if !self.is_lost && self.check().is_some() {
             self.file.detach();
-        } else {
-            self.file.abandon();
         }
         // The others have more room, and the own thread ends.
         self.words().tell();
