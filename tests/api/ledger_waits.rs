@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pinpool::Preset;
 
-use crate::ledger::{LONG, MIB, Named, Worker};
+use crate::ledger::{Draw, LONG, MIB, Named, Worker};
 
 /// Another process whose threads get and put, at work.
 fn cycling(named: &Named, pool: &str, threads: usize, mib: usize, hold_us: u64) -> Worker {
@@ -120,9 +120,10 @@ fn gets_that_end_in_any_order_leave_no_want() {
         for thread in 0..12_u64 {
             let pool = &pool;
             scope.spawn(move || {
-                for round in 0..60 {
-                    let len = MIB << ((thread + round) % 4);
-                    let _ = pool.get_timeout(len, Duration::from_micros((thread * 977 + round * 613) % 3_000));
+                let mut draw = Draw(thread);
+                for _ in 0..1_000 {
+                    let len = MIB << draw.below(4);
+                    let _ = pool.get_timeout(len, Duration::from_micros(draw.below(3_000)));
                 }
             });
         }
