@@ -3,6 +3,8 @@
 //! Of the rules in `ARCHITECTURE.md` this file holds the check, the raise and the lowering of policy-R4, the default
 //! ceiling of policy-R8, the size up to which policy-R3 keeps every buffer, and the time after which an idle buffer expires (policy-R9).
 
+use std::time::Duration;
+
 use crate::host::GRANULE_BYTES;
 
 /// Evictions between two checks (`kCheckInterval`).
@@ -23,6 +25,12 @@ pub(crate) const KEPT_ALWAYS_BYTES: usize = 256 << 10;
 /// A buffer idle for this long returns to the arena (policy-R9). In the replay of 25 workloads, driver time and memory held
 /// are a sixteenth worse without it.
 pub(crate) const IDLE_BUFFER_US: u64 = 10_000_000;
+/// How long a buffer is idle until it returns to the arena: no longer than memory may stay idle at all (policy-R9).
+pub(crate) fn idle_buffer_us(idle_timeout: Option<Duration>) -> u64 {
+    let timeout_us = idle_timeout.and_then(|timeout| u64::try_from(timeout.as_micros()).ok());
+    timeout_us.map_or(IDLE_BUFFER_US, |timeout_us| timeout_us.min(IDLE_BUFFER_US))
+}
+
 /// The limit is lowered after all gets were hits for this long.
 const QUIET_US: u64 = 300_000_000;
 

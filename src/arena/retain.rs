@@ -126,6 +126,17 @@ impl Default for Retention {
 }
 
 impl Retention {
+    /// What is idle for `idle_timeout_us` goes in parts of a fifth each second, as by default; with a time shorter than these
+    /// parts take, at once.
+    pub fn after(idle_timeout_us: Option<u64>) -> Self {
+        const BRIEF_US: u64 = 10_000_000;
+        let default = Self::default();
+        match idle_timeout_us {
+            Some(us) if us < BRIEF_US => Self { idle_timeout_us, step_us: default.step_us.min(us), share: 1 },
+            _ => Self { idle_timeout_us, ..default },
+        }
+    }
+
     /// The runs that are due, the longest idle first.
     pub(super) fn due(self, idle: &IdleGranules, now_us: u64) -> impl Iterator<Item = IdleRun> + '_ {
         let is_due = move |run: &IdleRun| {

@@ -53,7 +53,8 @@ pub(super) struct Stock<E> {
 
 impl<E> Stock<E> {
     pub(super) fn new(config: &Config, backing: Backing, log: Arc<PoolLog>, recorder: Option<Arc<Recorder>>) -> Self {
-        let idle = Idle::new(backing.has_arena(), config.pool_size_limit, config.auto_resize);
+        let idle_us = policy::idle_buffer_us(config.idle_timeout);
+        let idle = Idle::new(backing.has_arena(), config.pool_size_limit, config.auto_resize, idle_us);
         Self {
             idle,
             lifetime: Lifetime::default(),

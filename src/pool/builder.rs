@@ -355,7 +355,7 @@ fn supply(
         Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, max_bytes, log.clone(), ledger))),
         Preset::Adaptive => {
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
-            let retention = Retention { idle_timeout_us, ..Retention::default() };
+            let retention = Retention::after(idle_timeout_us);
             let backend = source.name();
             let drain_at_most = (config.release_policy == ReleasePolicy::Force).then_some(config.wait);
             let (may_grow, pin_threads) = (config.growth, pin_threads(config));

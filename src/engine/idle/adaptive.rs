@@ -20,6 +20,8 @@ pub(in crate::engine) struct AdaptiveIdle<T> {
     cache: ThreadCache<T>,
     auto_resize: bool,
     start_limit: u64,
+    /// A buffer idle for so long returns to the arena.
+    idle_us: u64,
     /// One check or lowering at a time.
     resizing: Mutex<()>,
     last_miss_us: AtomicU64,
@@ -80,12 +82,13 @@ impl Ticks {
 }
 
 impl<T> AdaptiveIdle<T> {
-    pub(super) fn new(limit: u64, auto_resize: bool) -> Self {
+    pub(super) fn new(limit: u64, auto_resize: bool, idle_us: u64) -> Self {
         let cores = std::thread::available_parallelism().map_or(8, usize::from);
         Self {
             cache: ThreadCache::new(EIGHTHS_CLASSES, as_count(limit), 2 * cores),
             auto_resize,
             start_limit: limit,
+            idle_us,
             resizing: Mutex::new(()),
             last_miss_us: AtomicU64::new(0),
             checks: AtomicU64::new(0),
@@ -154,7 +157,7 @@ impl<T> AdaptiveIdle<T> {
     }
 
     pub(super) fn expire(&self, now_us: u64) -> Vec<Box<Entry<T>>> {
-        let Some(oldest_us) = now_us.checked_sub(policy::IDLE_BUFFER_US) else { return Vec::new() };
+        let Some(oldest_us) = now_us.checked_sub(self.idle_us) else { return Vec::new() };
         let tick = self.ticks.lock().all_put_by(oldest_us);
         let mut expired = Vec::new();
         self.cache.drain_older_than(tick, |entry| expired.push(entry));
@@ -262,7 +265,7 @@ mod tests {
 
     #[test]
     fn puts_that_carried_into_later_ticks_grow_old_like_others() {
-        let idle = AdaptiveIdle::new(10, false);
+        let idle = AdaptiveIdle::new(10, false, policy::IDLE_BUFFER_US);
         let second = 1_000_000;
         idle.tick(0, 0);
         // As after 2^24 puts for each of these ticks.

@@ -27,9 +27,10 @@ macro_rules! on_variant {
 }
 
 impl<T> Idle<T> {
-    pub(in crate::engine) fn new(is_adaptive: bool, limit: u64, auto_resize: bool) -> Self {
+    /// Buffers idle for `idle_us` return to the arena, under the rules that have one.
+    pub(in crate::engine) fn new(is_adaptive: bool, limit: u64, auto_resize: bool, idle_us: u64) -> Self {
         if is_adaptive {
-            Self::Adaptive(AdaptiveIdle::new(limit, auto_resize))
+            Self::Adaptive(AdaptiveIdle::new(limit, auto_resize, idle_us))
         } else {
             Self::Exact(ExactIdle::new(limit, auto_resize))
         }

@@ -33,11 +33,24 @@ fn a_ceiling_below_one_granule_can_be_used_up() {
 }
 
 #[test]
-fn an_idle_timeout_of_zero_releases_what_left_the_thread_cache_and_none_keeps_it() {
-    let (prompt, clock) = with_manual_clock(over_virtual_memory().idle_timeout(Duration::ZERO));
-    drop(prompt.get(2 * MIB).unwrap());
-    assert_eq!(after_seconds(&clock, &prompt, 9).pinned_bytes, 2 << 20);
-    assert_eq!(after_seconds(&clock, &prompt, 1).pinned_bytes, 0);
+fn an_idle_timeout_is_about_what_it_says_and_none_keeps_all() {
+    // Half of it in the thread cache or more, none of it longer than twice.
+    for timeout_us in [0, 300_000, 9_000_000] {
+        let (prompt, clock) = with_manual_clock(over_virtual_memory().idle_timeout(Duration::from_micros(timeout_us)));
+        super::ten_idle_granules(&prompt);
+        let after = |us| {
+            clock.advance_us(us);
+            prompt.poll();
+            valid_stats(&prompt).pinned_bytes
+        };
+        if timeout_us > 0 {
+            assert_eq!(after(timeout_us / 2), 20 << 20, "{timeout_us} us");
+        }
+        // Ticks are 10 ms apart.
+        let steps = timeout_us * 2 / 20_000 + 2;
+        let held: Vec<_> = (0..steps).map(|_| after(20_000)).collect();
+        assert_eq!(held.last(), Some(&0), "{timeout_us} us: {held:?}");
+    }
     let (keeping, clock) = with_manual_clock(over_virtual_memory().idle_timeout(None));
     drop(keeping.get(2 * MIB).unwrap());
     assert_eq!(after_seconds(&clock, &keeping, 1_000_000).pinned_bytes, 2 << 20);
