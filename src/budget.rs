@@ -169,6 +169,18 @@ impl Budget {
         Some(self.highest_max_bytes.load(Ordering::Relaxed)).filter(|&max_bytes| max_bytes != u64::MAX)
     }
 
+    /// What refuses `bytes`: the first budget that can never hold them, else the first that has no room now. How far out it
+    /// lies, its ceiling, and whether it could ever hold them.
+    pub(crate) fn refusing(&self, bytes: u64) -> Option<(usize, u64, bool)> {
+        let find = |could_ever: bool, refuses: &dyn Fn(&Self, u64) -> bool| {
+            let ceilings =
+                self.chain().enumerate().filter_map(|(depth, budget)| Some((depth, budget, budget.max_bytes()?)));
+            let mut refusing = ceilings.filter(|&(_, budget, max_bytes)| refuses(budget, max_bytes));
+            refusing.next().map(|(depth, _, max_bytes)| (depth, max_bytes, could_ever))
+        };
+        find(false, &|_, max_bytes| bytes > max_bytes).or_else(|| find(true, &|budget, _| bytes > budget.room_bytes()))
+    }
+
     /// Whether `bytes` could be claimed, here and further out, if nothing else were.
     pub(crate) fn could_hold(&self, bytes: u64) -> bool {
         self.chain().all(|budget| budget.max_bytes().is_none_or(|max_bytes| bytes <= max_bytes))

@@ -78,14 +78,22 @@ pub(crate) enum ErrorKind {
     #[error("asked {len} B at an alignment of {align}: an alignment is a power of two of at most {max_align}")]
     Alignment { len: usize, align: usize, max_align: usize },
     #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): over the ceiling; {usage}; {remedy}{report}")]
-    Limit { asked_bytes: u64, needed_bytes: u64, usage: UsageReport, remedy: &'static str, report: Report },
+    Limit { asked_bytes: u64, needed_bytes: u64, usage: UsageReport, remedy: String, report: Report },
     #[error(
         "asked {asked_bytes} B ({needed_bytes} B with rounding): {waiting} {} in line for memory, the first for \
          {first_bytes} B, and what is free is theirs; {usage}; wait longer (PINPOOL_WAIT), put buffers back first or \
-         raise PINPOOL_MAX_BYTES{report}",
+         raise {limit}{report}",
         if *waiting == 1 { "get waits" } else { "gets wait" }
     )]
-    Line { asked_bytes: u64, needed_bytes: u64, waiting: u64, first_bytes: u64, usage: UsageReport, report: Report },
+    Line {
+        asked_bytes: u64,
+        needed_bytes: u64,
+        waiting: u64,
+        first_bytes: u64,
+        limit: &'static str,
+        usage: UsageReport,
+        report: Report,
+    },
     #[error("asked {asked_bytes} B ({needed_bytes} B with rounding): {found}; {usage}; {remedy}{report}")]
     Ledger {
         asked_bytes: u64,
@@ -298,7 +306,7 @@ mod tests {
             asked_bytes: 64,
             needed_bytes: 128,
             usage,
-            remedy,
+            remedy: remedy.to_owned(),
             report: Report::default(),
         });
         assert!(error.is_limit() && !error.is_backend());

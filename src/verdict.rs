@@ -60,6 +60,8 @@ pub(crate) enum Verdict {
 pub(crate) enum Lack {
     /// Room under the ceiling, by the name of its setting.
     Bytes { limit: &'static str, needed_bytes: u64, short_gets: u64, gets: u64 },
+    /// Memory of the system, where no ceiling makes idle memory go back for gets.
+    Memory { short_gets: u64, gets: u64 },
     /// Time before idle memory goes back.
     Time { pinned_bytes: u64, held_bytes: u64 },
     /// Idle buffers that may be kept.
@@ -89,8 +91,8 @@ impl Judge {
         self.last.gets
     }
 
-    /// Looks at the pool at `now_us`. The verdict, if it has changed; `limit` is what to raise for more bytes.
-    pub(crate) fn look(&mut self, now_us: u64, now: Sample, limit: &'static str) -> Option<Verdict> {
+    /// Looks at the pool at `now_us`. The verdict, if it has changed; `limit` is what to raise for more bytes, if there is one.
+    pub(crate) fn look(&mut self, now_us: u64, now: Sample, limit: Option<&'static str>) -> Option<Verdict> {
         if !self.is_due(now_us) || now.gets.saturating_sub(self.last.gets) < GETS_MIN {
             return None;
         }
@@ -104,12 +106,15 @@ impl Judge {
         Some(seen)
     }
 
-    fn judge(&self, now: Sample, limit: &'static str) -> Verdict {
+    fn judge(&self, now: Sample, limit: Option<&'static str>) -> Verdict {
         let since = |of: fn(&Sample) -> u64| of(&now).saturating_sub(of(&self.last));
         let (gets, misses, short_gets) = (since(|of| of.gets), since(|of| of.misses), since(|of| of.short_gets));
         let is_high = |part: u64, whole: u64| part > whole / TOLERABLE_PART;
         if is_high(short_gets, gets) {
-            return Verdict::Thrashing(Lack::Bytes { limit, needed_bytes: now.needed_bytes, short_gets, gets });
+            return Verdict::Thrashing(match limit {
+                Some(limit) => Lack::Bytes { limit, needed_bytes: now.needed_bytes, short_gets, gets },
+                None => Lack::Memory { short_gets, gets },
+            });
         }
         let (evicted, puts) = (since(|of| of.evicted), since(|of| of.puts));
         if let Some(size_limit) = now.pool_size_limit
@@ -179,6 +184,10 @@ impl fmt::Display for Verdict {
                 "thrashing: raise {limit} above {}: {short_gets} of {gets} gets found no memory at once",
                 RoundedUp(needed_bytes)
             ),
+            Self::Thrashing(Lack::Memory { short_gets, gets }) => write!(
+                f,
+                "thrashing: set PINPOOL_MAX_BYTES, so that gets release what is idle: the back-end refused {short_gets} of {gets} gets"
+            ),
             Self::Thrashing(Lack::Time { pinned_bytes, held_bytes }) => write!(
                 f,
                 "thrashing: raise PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES: {} were pinned and released to hold {}",
@@ -216,11 +225,12 @@ mod tests {
         judge: Judge,
         now_us: u64,
         sample: Sample,
+        limit: Option<&'static str>,
     }
 
     impl Run {
         fn new() -> Self {
-            Self { judge: Judge::default(), now_us: 0, sample: Sample::default() }
+            Self { judge: Judge::default(), now_us: 0, sample: Sample::default(), limit: Some(LIMIT) }
         }
 
         fn window(&mut self, change: impl FnOnce(&mut Sample)) -> Option<String> {
@@ -228,7 +238,7 @@ mod tests {
             self.sample.gets += 1000;
             self.sample.puts += 1000;
             change(&mut self.sample);
-            self.judge.look(self.now_us, self.sample, LIMIT).map(|verdict| verdict.to_string())
+            self.judge.look(self.now_us, self.sample, self.limit).map(|verdict| verdict.to_string())
         }
     }
 
@@ -243,6 +253,13 @@ mod tests {
             assert_eq!(run.window(|of| of.held_bytes = GIB + n % 2 * GIB), None);
         }
         assert_eq!(run.window(|of| of.held_bytes = 3 * GIB).unwrap(), "growing: held 2.0 GiB -> 3.0 GiB");
+    }
+
+    #[test]
+    fn without_a_ceiling_the_system_lacks_memory_and_a_ceiling_helps() {
+        let mut run = Run { limit: None, ..Run::new() };
+        let expected = "thrashing: set PINPOOL_MAX_BYTES, so that gets release what is idle: the back-end refused 300 of 1000 gets";
+        assert_eq!(run.window(|of| of.short_gets += 300).unwrap(), expected);
     }
 
     #[test]
@@ -282,9 +299,13 @@ mod tests {
     fn few_gets_show_no_rate() {
         let mut judge = Judge::default();
         let sample = Sample { gets: GETS_MIN - 1, short_gets: 10, ..Sample::default() };
-        assert_eq!(judge.look(WINDOW_US, sample, LIMIT), None);
-        assert_eq!(judge.look(WINDOW_US - 1, Sample { gets: 100, ..sample }, LIMIT), None, "the window is not over");
-        let seen = judge.look(2 * WINDOW_US, Sample { gets: GETS_MIN, ..sample }, LIMIT);
+        assert_eq!(judge.look(WINDOW_US, sample, Some(LIMIT)), None);
+        assert_eq!(
+            judge.look(WINDOW_US - 1, Sample { gets: 100, ..sample }, Some(LIMIT)),
+            None,
+            "the window is not over"
+        );
+        let seen = judge.look(2 * WINDOW_US, Sample { gets: GETS_MIN, ..sample }, Some(LIMIT));
         assert!(matches!(seen, Some(Verdict::Thrashing(Lack::Bytes { short_gets: 10, .. }))), "they count later");
     }
 

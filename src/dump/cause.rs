@@ -1,4 +1,4 @@
-//! The likely cause of a get that finds no memory, and what to change: seven cases, told apart by numbers.
+//! The likely cause of a get that finds no memory, and what to change: cases told apart by numbers.
 
 use std::time::Duration;
 
@@ -9,6 +9,9 @@ use crate::error::UsageReport;
 const OF_EARLIER_WORK: [i64; 12] = [700, 701, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999];
 /// Held bytes per byte asked for, in percent, from which rounding is a cause.
 const WASTE_PERCENT: u64 = 150;
+
+/// The limit of a get that fits the partition where it is made.
+pub(crate) const OUTER_PARTITION: &str = "the ceiling of the partition around this one";
 
 /// A pool of which so much of its ceiling is in use will soon refuse a get.
 const SHORT_PERCENT: u64 = 90;
@@ -54,6 +57,13 @@ fn first_case(dump: &Dump) -> Cause {
     let limit = dump.limit;
     let needed_bytes = dump.request.as_ref().map_or(0, |request| request.needed_bytes);
     let cause = |found: String, change: String| Cause { found, change };
+    // A ceiling that is not above the present one helps nobody. Other limits than the pool's ceiling are not among the figures.
+    let max_bytes = dump.usage.max_bytes.filter(|_| !matches!(limit, "PINPOOL_RESERVE" | OUTER_PARTITION)).unwrap_or(0);
+    let raised_to = |enough_bytes: u64| {
+        if enough_bytes > max_bytes { enough_bytes } else { max_bytes.saturating_add(needed_bytes) }
+    };
+    let used_bytes = in_use_bytes.saturating_add(in_flight_bytes);
+    let kept_bytes = idle_bytes.saturating_add(dump.free_bytes);
     match dump.request.as_ref().map(|request| &request.refused) {
         Some(Refused::Source { code: Some(code), .. }) if OF_EARLIER_WORK.contains(code) => {
             return cause(
@@ -65,6 +75,24 @@ fn first_case(dump: &Dump) -> Cause {
             return cause(
                 format!("the request alone is larger than {limit} allows"),
                 format!("ask for less, or raise {limit} to {needed_bytes} bytes or more"),
+            );
+        }
+        Some(Refused::Line { first_bytes, .. }) => {
+            let enough_bytes = raised_to(used_bytes.saturating_add(*first_bytes).saturating_add(needed_bytes));
+            return cause(
+                format!("a get of {first_bytes} bytes is first in line, and what is free is kept for it"),
+                format!(
+                    "wait longer (PINPOOL_WAIT), get less at once, or raise {limit} to {enough_bytes} bytes or more"
+                ),
+            );
+        }
+        Some(Refused::Source { .. }) if kept_bytes > held_bytes / 2 && kept_bytes >= needed_bytes => {
+            return cause(
+                format!("{kept_bytes} of the {held_bytes} bytes held are idle, in other sizes or in pieces"),
+                format!(
+                    "set PINPOOL_MAX_BYTES below {held_bytes} bytes, so that gets release what is idle; or batch to fewer sizes \
+                     (PINPOOL_PRESET=adaptive has fewer); Pool::trim releases it now"
+                ),
             );
         }
         Some(Refused::Ledger { found, remedy }) => return cause(found.clone(), (*remedy).to_owned()),
@@ -102,7 +130,7 @@ fn first_case(dump: &Dump) -> Cause {
             format!("look at what blocks the stream (PINPOOL_STUCK_AFTER warns); or raise {limit}"),
         );
     }
-    if idle_bytes + dump.free_bytes > in_use_bytes {
+    if kept_bytes > in_use_bytes {
         return cause(
             "most of what is held is idle, in other sizes or in pieces".to_owned(),
             "call Pool::trim, lower PINPOOL_IDLE_TIMEOUT or PINPOOL_MAX_IDLE_BYTES; or batch to fewer sizes".to_owned(),
@@ -122,7 +150,7 @@ fn first_case(dump: &Dump) -> Cause {
         || "; get buffers by Pool::tagged to see whose they are and how old".to_owned(),
         |(age, tag)| format!("; the oldest is {} old, of {tag}", seconds(age)),
     );
-    let enough_bytes = in_use_bytes + in_flight_bytes + needed_bytes;
+    let enough_bytes = raised_to(used_bytes.saturating_add(needed_bytes));
     cause(
         format!("nearly all that is held is in use: buffers are put back too late or not at all{oldest}"),
         format!("put buffers back sooner, lower the prefetch, or raise {limit} to {enough_bytes} bytes or more"),

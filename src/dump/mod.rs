@@ -18,7 +18,7 @@ use crate::error::{Lines, UsageReport};
 
 mod cause;
 
-pub(crate) use cause::Host;
+pub(crate) use cause::{Host, OUTER_PARTITION};
 
 /// Owners that are listed one by one.
 const LISTED: usize = 10;
@@ -85,7 +85,9 @@ pub(crate) struct Request {
 pub(crate) enum Refused {
     /// The limit of this name; whether the request fits under it when all else is put back.
     Limit { name: &'static str, could_fit: bool },
-    /// The host ledger, in words, and what helps.
+    /// Others are in line for memory, the first of them for this much.
+    Line { waiting: u64, first_bytes: u64 },
+    /// The ceiling shared with others, in words, and what helps.
     Ledger { found: String, remedy: &'static str },
     /// The back-end, in its words.
     Source { error: String, code: Option<i64>, remedy: Option<&'static str> },
@@ -179,7 +181,8 @@ impl fmt::Display for Dump {
                 write!(f, "out of memory: {asked_bytes} bytes asked by {tag} ({needed_bytes} with rounding): ")?;
                 match refused {
                     Refused::Limit { name, .. } => write!(f, "no room under {name}")?,
-                    Refused::Ledger { .. } => f.write_str("no room in the host ledger")?,
+                    Refused::Line { waiting, .. } => write!(f, "others were in line before it ({waiting})")?,
+                    Refused::Ledger { .. } => f.write_str("no room under the ceiling that is shared with others")?,
                     Refused::Source { error, .. } => f.write_str(error)?,
                 }
             }

@@ -44,7 +44,12 @@ pub(crate) const CONTROL_GROUP: &str = "the control group is out of memory: rais
                                         MemoryMax=), or lower PINPOOL_MAX_BYTES";
 pub(crate) const MACHINE: &str = "the machine is out of memory: lower PINPOOL_MAX_BYTES, or end other programs";
 pub(crate) const MAPPINGS: &str = "the process has as many mappings as it may: raise vm.max_map_count";
+pub(crate) const ADDRESS_SPACE: &str = "the address space of the process is used up, of which each pool reserves eight times its \
+                                        ceiling: build fewer pools, or lower PINPOOL_MAX_BYTES";
 pub(crate) const UNKNOWN: &str = "the kernel is out of memory or of mappings (vm.max_map_count)";
+
+/// Of the addresses of a process, 128 TiB on x86-64 and 256 TiB elsewhere, all but a sixty-fourth part.
+const NEARLY_ALL_ADDRESSES: u64 = (if cfg!(target_arch = "x86_64") { 1_u64 << 47 } else { 1 << 48 }) / 64 * 63;
 
 /// Why the kernel refused `bytes` of memory to this process with ENOMEM, and what to do about it: the first limit that leaves
 /// less than that.
@@ -57,6 +62,9 @@ pub(crate) fn memory_remedy(root: &Path, bytes: usize) -> &'static str {
     let used = |key| field(&status, key)?.checked_mul(1024);
     if leaves_less(limits.address_bytes, used("VmSize:")) {
         return ADDRESSES;
+    }
+    if used("VmSize:").is_some_and(|used_bytes| used_bytes > NEARLY_ALL_ADDRESSES) {
+        return ADDRESS_SPACE;
     }
     if leaves_less(limits.data_bytes, used("VmData:")) {
         return DATA;
@@ -217,6 +225,8 @@ mod tests {
             assert_eq!(memory_remedy(tree::of(&files).path(), bytes), remedy, "{bytes} B, {limits}, {extra:?}");
         }
         assert_eq!(memory_remedy(Path::new("/nowhere"), 1), UNKNOWN);
+        let used_up = format!("VmSize:\t {} kB\n", (NEARLY_ALL_ADDRESSES >> 10) + 1);
+        assert_eq!(memory_remedy(tree::of(&[("/proc/self/status", used_up)]).path(), MIB), ADDRESS_SPACE);
     }
 
     #[test]

@@ -422,7 +422,7 @@ impl Pool {
     ///
     /// In a partition this is its own ceiling. That of its parent bounds it too, and is its only one after `Auto` or `None`.
     /// [`config`](Pool::config) keeps the ceiling that the pool was made with, [`stats`](Pool::stats) has the one that holds.
-    /// Addresses were reserved for eight times the first ceiling and at least 64 GiB: no buffer can be longer.
+    /// Addresses were reserved for eight times the first ceiling and at least 16 GiB: a pool holds no more, however high its ceiling.
     ///
     /// # Errors
     ///

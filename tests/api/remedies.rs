@@ -1,14 +1,16 @@
 //! The remedy in a message is the one that helps, and what is less than was asked for is a warning.
 #![allow(clippy::print_stdout)] // Prints why it skips.
 
+use std::thread;
 use std::time::Duration;
 
 use log::Level;
 use pinpool::testing::ManualClock;
-use pinpool::{Backend, OnFull, Pool, PoolBuilder, Preset};
+use pinpool::{Backend, OnFull, Pool, PoolBuilder, Preset, Rounding};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;
+use crate::fixture::{LONG, until_waits};
 
 const MIB: usize = 1 << 20;
 
@@ -80,6 +82,77 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
         assert!(remedy.contains(helps), "{case}: no \"{helps}\" in: {text}");
         assert!(!text.contains(never), "{case}: \"{never}\" in: {text}");
     }
+}
+
+/// The two last lines of an error: the likely cause, and what to change.
+fn cause(text: &str) -> (&str, &str) {
+    let (_, cause) = text.split_once("\nlikely cause: ").expect(text);
+    cause.split_once("\nchange: ").expect(text)
+}
+
+#[test]
+fn a_get_behind_a_large_one_in_line_names_it_and_advises_a_ceiling_above_the_present_one() {
+    let pool = heap().max_bytes(64 << 20).build().unwrap();
+    let held = pool.get(10 * MIB).unwrap();
+    thread::scope(|scope| {
+        let large = scope.spawn(|| pool.get_timeout(60 * MIB, LONG).map(drop));
+        until_waits(&pool, 1);
+        let text = pool.get(8 * MIB).unwrap_err().to_string();
+        drop(held);
+        large.join().unwrap().unwrap();
+        assert!(
+            text.contains("1 get waits in line for memory, the first for 62914560 B, and what is free is theirs"),
+            "{text}"
+        );
+        let (found, change) = cause(&text);
+        assert_eq!(found, "a get of 62914560 bytes is first in line, and what is free is kept for it");
+        // 10 MiB in use, 60 MiB for the first, 8 MiB for this one.
+        let remedy =
+            "wait longer (PINPOOL_WAIT), get less at once, or raise PINPOOL_MAX_BYTES to 81788928 bytes or more";
+        assert_eq!(change, remedy);
+    });
+}
+
+#[test]
+fn the_limit_of_a_partition_inside_another_is_the_one_that_is_named() {
+    let pool = heap().max_bytes(200 << 20).build().unwrap();
+    let outer = pool.partition("outer", 32 << 20).unwrap();
+    let inner = outer.partition("inner", 100 << 20).unwrap();
+    let text = inner.get(40 * MIB).unwrap_err().to_string();
+    let never =
+        "it can never fit in the partition of 33554432 B around this one: ask for less, or make that one larger";
+    assert!(text.contains(never), "{text}");
+    let raise = "ask for less, or raise the ceiling of the partition around this one to 41943040 bytes or more";
+    assert_eq!(cause(&text).1, raise);
+    let held = outer.get(30 * MIB).unwrap();
+    let text = inner.get(8 * MIB).unwrap_err().to_string();
+    let full =
+        "the partition of 33554432 B around this one is full: put its buffers back first, or make that one larger";
+    assert!(text.contains(full), "{text}");
+    drop(held);
+    // The pool around both.
+    let wide = pool.partition("wide", 300 << 20).unwrap();
+    let text = wide.get(201 * MIB).unwrap_err().to_string();
+    assert!(text.contains("it can never fit under the ceiling: ask for less or raise PINPOOL_MAX_BYTES"), "{text}");
+}
+
+#[test]
+fn idle_memory_is_the_cause_where_it_is_most_of_what_is_held() {
+    let builder = Pool::builder().without_env().backend(Backend::Sim { total_bytes: 64 << 20 }).wait(Duration::ZERO);
+    let pool = builder.rounding(Rounding::Exact).auto_resize(false).pool_size_limit(1000).build().unwrap();
+    drop((0..60).map(|n| pool.get(MIB - n * 4096).unwrap()).collect::<Vec<_>>());
+    let held = pool.stats().pinned_bytes;
+    let error = pool.get(16 * MIB).unwrap_err();
+    let text = error.to_string();
+    let (found, change) = cause(&text);
+    assert!(
+        error.is_backend() && found == format!("{held} of the {held} bytes held are idle, in other sizes or in pieces"),
+        "{text}"
+    );
+    assert!(
+        change.starts_with(&format!("set PINPOOL_MAX_BYTES below {held} bytes, so that gets release what is idle; ")),
+        "{change}"
+    );
 }
 
 #[test]

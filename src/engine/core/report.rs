@@ -75,16 +75,18 @@ impl Core {
     /// The error of a get that found no memory: the `nth` of the pool, 0 for a reserve. Logs the first, and each power of ten.
     pub(super) fn refused(&self, wanted: &Wanted, refusal: Refusal, nth: u64) -> Error {
         let (stats, asked_bytes) = (self.stats(), wanted.len as u64);
-        let name = self.backing().limit_name();
         let (needed_bytes, refused) = match &refusal {
             Refusal::Ceiling { needed_bytes } => {
+                let name = self.backing().limit_name(*needed_bytes);
                 (*needed_bytes, Refused::Limit { name, could_fit: self.backing().could_hold(wanted.class) })
             }
             Refusal::Ledger { needed_bytes, .. } => {
                 let (found, remedy) = self.backing().ledger_in_words(*needed_bytes);
                 (*needed_bytes, Refused::Ledger { found, remedy })
             }
-            Refusal::Line { needed_bytes, .. } => (*needed_bytes, Refused::Limit { name, could_fit: true }),
+            Refusal::Line { needed_bytes, waiting, first_bytes } => {
+                (*needed_bytes, Refused::Line { waiting: *waiting, first_bytes: *first_bytes })
+            }
             Refusal::Source(error) => {
                 let (code, remedy) = (error.code(), error.remedy());
                 (wanted.class.bytes as u64, Refused::Source { error: error.to_string(), code, remedy })
@@ -112,6 +114,7 @@ impl Core {
         let source = self.backing().source();
         // In a child of `fork` other locks may be held by threads that do not exist here.
         let is_forked = self.is_forked();
+        let needed_bytes = request.as_ref().map_or(0, |request| request.needed_bytes);
         Dump {
             device: if source.needs_gpu() { format!("GPU {}", self.config.device) } else { "host".to_owned() },
             allocator: format!("{} ({})", stats.backend, stats.preset),
@@ -122,7 +125,7 @@ impl Core {
             oldest_copy: stats.oldest_in_flight.zip(stats.oldest_in_flight_stream),
             host: if is_forked { None } else { self.system.at(self.time.coarse_us()) },
             request,
-            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.backing().limit_name() },
+            limit: if is_forked { "PINPOOL_MAX_BYTES" } else { self.backing().limit_name(needed_bytes) },
         }
     }
 

@@ -14,6 +14,7 @@ use super::{Acquired, BlockMemory, Direct, Fallback, Gate, Reclaim, Refusal, Sha
 use crate::backend::{PageTiers, Source, SourceError};
 use crate::budget::{Budget, Claim};
 use crate::diag::PoolLog;
+use crate::dump::OUTER_PARTITION;
 use crate::error::{Error, ErrorKind, Report, UsageReport};
 use crate::host::limits;
 use crate::ledger::{HostLedger, LedgerReport};
@@ -363,7 +364,8 @@ impl Backing {
                 ErrorKind::Ledger { asked_bytes, needed_bytes, found, remedy, usage, report }
             }
             Refusal::Line { needed_bytes, waiting, first_bytes } => {
-                ErrorKind::Line { asked_bytes, needed_bytes, waiting, first_bytes, usage, report }
+                let limit = self.limit_name(needed_bytes);
+                ErrorKind::Line { asked_bytes, needed_bytes, waiting, first_bytes, limit, usage, report }
             }
             Refusal::Source(source) => {
                 ErrorKind::Backend { backend: self.source().name(), asked_bytes, usage, source, report }
@@ -415,19 +417,26 @@ impl Backing {
     }
 
     /// What prevents `needed_bytes`, and what helps.
-    fn remedy(&self, needed_bytes: u64) -> &'static str {
-        if self.is_partition() {
-            if !self.could_own(needed_bytes) {
-                return "it can never fit in this partition: ask for less, or make the partition larger";
+    fn remedy(&self, needed_bytes: u64) -> String {
+        let partition = self.own.refusing(needed_bytes).filter(|_| self.is_partition());
+        match partition {
+            Some((0, _, false)) => {
+                "it can never fit in this partition: ask for less, or make the partition larger".to_owned()
             }
-            if self
-                .own
-                .max_bytes()
-                .is_some_and(|max_bytes| max_bytes.saturating_sub(self.own.held_bytes()) < needed_bytes)
-            {
-                return "this partition is full: put its buffers back first, or make the partition larger";
+            Some((0, _, true)) => {
+                "this partition is full: put its buffers back first, or make the partition larger".to_owned()
             }
+            Some((_, max_bytes, false)) => format!(
+                "it can never fit in the partition of {max_bytes} B around this one: ask for less, or make that one larger"
+            ),
+            Some((_, max_bytes, true)) => format!(
+                "the partition of {max_bytes} B around this one is full: put its buffers back first, or make that one larger"
+            ),
+            None => self.remedy_of_pool(needed_bytes).to_owned(),
         }
+    }
+
+    fn remedy_of_pool(&self, needed_bytes: u64) -> &'static str {
         let (may_grow, could_hold) = match &self.supply {
             Supply::Direct(_) => (true, self.stats().max_bytes.is_none_or(|max_bytes| needed_bytes <= max_bytes)),
             Supply::Shared(arena) => (arena.may_grow(), arena.could_hold(needed_bytes)),
@@ -452,10 +461,12 @@ impl Backing {
         }
     }
 
-    /// The limit to raise for more memory, by the name of its setting.
-    pub(in crate::engine) fn limit_name(&self) -> &'static str {
+    /// The limit to raise for `needed_bytes` more, by the name of its setting.
+    pub(in crate::engine) fn limit_name(&self, needed_bytes: u64) -> &'static str {
+        let depth = self.own.refusing(needed_bytes).map(|(depth, ..)| depth);
         match &self.supply {
-            _ if self.is_partition => "the ceiling of the partition",
+            _ if self.is_partition && (needed_bytes == 0 || depth == Some(0)) => "the ceiling of the partition",
+            _ if self.is_partition && depth.is_some() => OUTER_PARTITION,
             Supply::Shared(arena) if !arena.may_grow() => "PINPOOL_RESERVE",
             _ if self.is_lock_limited() => "RLIMIT_MEMLOCK",
             _ => "PINPOOL_MAX_BYTES",

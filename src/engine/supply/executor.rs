@@ -27,8 +27,9 @@ pub(super) const GRANULE_BYTES: u64 = backend::GRANULE_BYTES as u64;
 const GRANULES_MIN: u64 = 8;
 /// Addresses are reserved for this many times the ceiling, so that holes between long-lived buffers cost no memory.
 const ADDRESSES_PER_BYTE: u64 = 8;
-/// Addresses to reserve at least; they cost nothing.
-const ADDRESS_BYTES_PREFERRED: u64 = 64 << 30;
+/// Addresses to reserve at least, for a ceiling that is raised later. They cost nothing but addresses: a process of 4096 pools, as
+/// many as the C interface has handles for, needs half of its 128 TiB for them.
+const ADDRESS_BYTES_PREFERRED: u64 = 16 << 30;
 /// Without this many there is no pool.
 const ADDRESS_BYTES_MIN: u64 = 256 << 20;
 /// What helps where the system gave fewer addresses than were asked for.
@@ -420,6 +421,23 @@ fn reserve_addresses(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_addresses_of_4096_pools_fit_into_a_process() {
+        let asked = std::cell::Cell::new(0);
+        let refuse = |bytes: usize| {
+            asked.set(asked.get().max(bytes as u64));
+            Err(SourceError::new("reserve", "as many as there are"))
+        };
+        for max_bytes in [1 << 20, 64 << 20, 2 << 30] {
+            assert!(reserve_addresses(refuse, Some(max_bytes), GRANULE_BYTES).is_err());
+        }
+        assert!(
+            asked.get() * 4096 <= (1 << 47) / 2 && asked.get() >= (2 << 30) * ADDRESSES_PER_BYTE,
+            "{}",
+            asked.get()
+        );
+    }
 
     #[test]
     fn a_granule_is_two_mebibytes_or_an_eighth_of_a_small_ceiling_but_at_least_the_granule_of_the_source() {
