@@ -8,13 +8,14 @@
 //! as in TensorFlow.
 
 use std::fmt;
+use std::io::{self, Write};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use crate::backend::{PageTiers, SourceError};
-use crate::config::Warning;
+use crate::config::BadVariable;
 use crate::dump::{Dump, HeldBuffer};
 use crate::error::{Error, UsageReport};
 use crate::finding::{Finding, Level};
@@ -313,6 +314,7 @@ impl PoolLog {
         log::info!("{self}socket: statistics at {}: `pinpool top` shows them", path.display());
     }
 
+    #[cfg(feature = "serve")]
     pub(crate) fn not_serving(&self, path: &std::path::Path, why: &str) {
         log::warn!("{self}socket: no statistics at {}: {why}", path.display());
     }
@@ -453,8 +455,16 @@ impl PoolLog {
         );
     }
 
-    pub(crate) fn bad_setting(&self, warning: &Warning) {
-        log::warn!("{self}{warning}");
+    /// To standard error, once, where the program has no logger: what its user set does not hold, and nothing else says so.
+    pub(crate) fn bad_variables(&self, bad: &[BadVariable]) {
+        static IS_TOLD: Once = Once::new();
+        for bad in bad {
+            log::warn!("{self}{bad}");
+        }
+        if ::log::max_level() == ::log::LevelFilter::Off && !bad.is_empty() {
+            // What cannot be written there has nowhere else to go.
+            IS_TOLD.call_once(|| bad.iter().for_each(|bad| drop(writeln!(io::stderr(), "pinpool: {self}{bad}"))));
+        }
     }
 
     pub(crate) fn release_failed(&self, held_bytes: u64, error: &SourceError) {

@@ -19,6 +19,9 @@ use crate::{process, source};
 /// Free functions wait for the device, as the driver's do, if this is set to 1.
 const SYNC: &str = "PINPOOL_PRELOAD_SYNC";
 
+/// Longest wait for work that is not over, where `PINPOOL_WAIT` sets none: then the driver's own function is called.
+const WAIT: Duration = Duration::from_millis(100);
+
 /// Stands for the flags of memory from `cuMemAllocHost`, which has none.
 pub(crate) const WITHOUT_FLAGS: c_uint = 1 << 31;
 
@@ -121,7 +124,9 @@ fn make_pool(driver: &'static Driver, context: Arc<Context>) -> pinpool::Result<
     log_statistics_at_exit();
     let source = Arc::new(source::HostSource::new(driver, context));
     let pool = Pool::builder().env_prefix(pinpool::config::env::PREFIX).name("preload");
-    pool.backend(Backend::Source(source)).on_full(OnFull::Error).build()
+    let pool = pool.backend(Backend::Source(source)).on_full(OnFull::Error);
+    let is_wait_set = env::var_os("PINPOOL_WAIT").is_some_and(|wait| !wait.is_empty());
+    if is_wait_set { pool.build() } else { pool.wait(WAIT).build() }
 }
 
 /// Logs the statistics of each pool when the process ends, if they are wanted.

@@ -54,11 +54,7 @@ impl Origin {
             is_cudas: matches!(backend, "vmm" | "register" | "cuda"),
             // Elsewhere a put may zero the buffer, or release memory.
             is_short: config.preset == Preset::Adaptive && !config.zero && config.max_idle_bytes.is_none(),
-            may_fall_back: match config.on_full {
-                OnFull::Error => false,
-                OnFull::Auto => matches!(config.backend, Backend::Auto),
-                _ => true,
-            },
+            may_fall_back: config.on_full == OnFull::Pageable,
             has_streams: AtomicBool::new(false),
             pool: Mutex::new(None),
         }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use pinpool::config::env::{PREFIX, VARIABLES};
+use pinpool::config::env::{PREFIX, VARIABLES, nearest};
 use pinpool::config::text::{format_bytes, parse_bytes, parse_duration};
 use pinpool::{Ceiling, Error, GetFuture, PinnedBuf, Preset, TaggedPool};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
@@ -25,8 +25,6 @@ use crate::wait::WaitingGet;
 pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(200);
 /// What stands for an endless wait: 30 years.
 const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000_000);
-/// A variable that sets nothing of a pool.
-const TESTS_ONLY: &str = "PINPOOL_REQUIRE_GPU";
 
 /// The pool behind the Python objects that share it. When the last one ends there are no more gets.
 #[derive(Debug)]
@@ -189,7 +187,7 @@ impl Pool {
     ) -> PyResult<Buffer> {
         let (len, align) = (size(n)?, align.map(size).transpose()?);
         let pool = self.pool()?;
-        let wait = timeout.map_or(Ok(pool.config().wait), seconds)?;
+        let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
         if align.is_none()
             && let Some(idle) = self.get_idle(len)?
         {
@@ -230,7 +228,7 @@ impl Pool {
         timeout: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (len, pool) = (size(n)?, self.pool()?);
-        let wait = timeout.map_or(Ok(pool.config().wait), seconds)?;
+        let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
         if let Some(idle) = self.get_idle(len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
@@ -397,20 +395,22 @@ pub(crate) fn json(json: serde_json::Result<String>) -> PyResult<String> {
 }
 
 fn setting_names() -> impl Iterator<Item = String> {
-    let names = VARIABLES.iter().map(|variable| variable.name).filter(|name| *name != TESTS_ONLY);
-    names.map(|name| name.trim_start_matches(PREFIX).to_ascii_lowercase())
+    VARIABLES.iter().map(|variable| keyword(variable.name))
+}
+
+fn keyword(variable: &str) -> String {
+    variable.trim_start_matches(PREFIX).to_ascii_lowercase()
 }
 
 /// The variable of a keyword.
 fn variable(name: &str) -> PyResult<&'static str> {
-    let found = VARIABLES
-        .iter()
-        .map(|variable| variable.name)
-        .filter(|variable| *variable != TESTS_ONLY)
-        .find(|variable| variable.strip_prefix(PREFIX).is_some_and(|word| word.to_ascii_lowercase() == name));
+    let found = VARIABLES.iter().map(|variable| variable.name).find(|variable| keyword(variable) == name);
     found.ok_or_else(|| {
-        let names: Vec<_> = setting_names().collect();
-        PyTypeError::new_err(format!("{name:?} is no setting of a pool; they are name, env, {}", names.join(", ")))
+        let advice = nearest(name).map_or_else(
+            || format!("they are name, env, {}", setting_names().collect::<Vec<_>>().join(", ")),
+            |nearest| format!("did you mean {}?", keyword(nearest)),
+        );
+        PyTypeError::new_err(format!("{name:?} is no setting of a pool; {advice}"))
     })
 }
 
@@ -423,8 +423,9 @@ fn setting_text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
         return Ok(value.str()?.to_string());
     }
     if value.is_instance_of::<PyFloat>() {
+        let number = value.extract::<f64>()?;
         // Without an exponent, which a size or a time may not have below 1.
-        return Ok(format!("{}", value.extract::<f64>()?));
+        return Ok(if number == f64::INFINITY { "none".to_owned() } else { format!("{number}") });
     }
     if let Some(path) = value.getattr_opt("__fspath__")? {
         return Ok(path.call0()?.str()?.to_string());

@@ -12,7 +12,7 @@ import pinpool
 @pytest.fixture
 def pool():
     """A pool on ordinary memory that takes no setting from outside."""
-    return pinpool.Pool(env=False, backend="heap", max_bytes="64MiB")
+    return pinpool.Pool(env=False, backend="heap", max_bytes="64MiB", wait="100ms")
 
 
 @pytest.fixture

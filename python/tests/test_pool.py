@@ -35,16 +35,37 @@ def test_settings_have_the_names_of_the_variables(tmp_path):
 
 
 def test_settings_that_are_wrong_say_what_is_right():
-    with pytest.raises(TypeError, match=r'"max_byte" is no setting of a pool; they are name, env, backend, .*max_bytes,'):
+    with pytest.raises(TypeError, match=r'"max_byte" is no setting of a pool; did you mean max_bytes\?'):
         pinpool.Pool(max_byte="1GiB")
+    with pytest.raises(TypeError, match=r'"purple" is no setting of a pool; they are name, env, backend, .*max_bytes,'):
+        pinpool.Pool(purple="1GiB")
     with pytest.raises(pinpool.SettingError, match="PINPOOL_MAX_BYTES=lots: .*like 2GiB"):
         pinpool.Pool(max_bytes="lots")
+    for name, value, problem in [
+        ("max_bytes", 0, "PINPOOL_MAX_BYTES=0: not a ceiling"),
+        ("pools_per_host", 0, "PINPOOL_POOLS_PER_HOST=0: not a whole number of at least 1"),
+        ("zero", "ture", "PINPOOL_ZERO=ture: neither 0 "),
+        ("on_full", "auto", "PINPOOL_ON_FULL=auto: not a value of PINPOOL_ON_FULL"),
+        ("wait", "soon", "PINPOOL_WAIT=soon: not a time"),
+        ("socket", "x", "PINPOOL_SOCKET=x: not a path with a slash"),
+    ]:
+        with pytest.raises(pinpool.SettingError, match=problem):
+            pinpool.Pool(env=False, backend="heap", **{name: value})
+    for values in [{"wait": "none", "close_wait": float("inf"), "stuck_after": None}, {"socket": 0, "reserve": "none", "zero": "no"}]:
+        pinpool.Pool(env=False, backend="heap", **values).get(1)
     with pytest.raises(ValueError, match="PINPOOL_RESERVE=2048: is over PINPOOL_MAX_BYTES"):
         pinpool.Pool(backend="heap", max_bytes=1024, reserve=2048)
     with pytest.raises(TypeError, match="wait: a list is no value of a setting"):
         pinpool.Pool(wait=[])
     with pytest.raises(TypeError):
         pinpool.Pool("64MiB")
+
+
+def test_a_variable_that_cannot_be_read_is_an_error(monkeypatch):
+    monkeypatch.setenv("PINPOOL_ZERO", "ture")
+    with pytest.raises(pinpool.SettingError, match="PINPOOL_ZERO=ture: neither 0 .*leave it out for the default 0"):
+        pinpool.Pool(backend="heap")
+    pinpool.Pool(backend="heap", zero=True).get(1)
 
 
 def test_variables_count_unless_code_sets_them(monkeypatch):

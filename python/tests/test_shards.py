@@ -204,7 +204,7 @@ def test_a_rank_takes_whole_compressed_shards(shards, pool):
 def test_small_pools_and_long_data(tmp_path):
     path = tmp_path / "zeros.tar.zst"
     path.write_bytes(zstd(tar([("0.bin", bytes(40 << 20))])))
-    pool = pinpool.Pool(env=False, backend="heap", max_bytes="8MiB")
+    pool = pinpool.Pool(env=False, backend="heap", max_bytes="8MiB", wait="100ms")
     assert sum(batch.nbytes for batch in pinpool.Loader(path, batch_bytes="1MiB", pool=pool)) == 40 << 20
     with pytest.raises(pinpool.LimitError, match="PINPOOL_MAX_BYTES"):
         list(pinpool.Loader(path, batch_size=1, pool=pool))

@@ -1,15 +1,15 @@
 //! The `PINPOOL_*` variables: one for each setting, one reader.
 //!
-//! A bad or unknown variable is a [`Warning`], never a panic and never silent; the default holds instead. Where the default
-//! would be a risk (more memory than was allowed, another device), it is an error of building a pool. An empty variable is
-//! not set. The only reader of the process environment.
+//! A value that cannot be read is an error of building a pool: nobody means the default who writes something else. A name that
+//! is not known is a warning, since it may be that of a later version. An empty variable is not set. The only reader of the
+//! process environment.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::settings::{Config, Settings, for_each_setting};
-use super::text::{self, *};
+use super::settings::{Config, Settings, for_each_setting, unreadable};
+use super::text::*;
 use super::{
     Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, ReleasePolicy,
 };
@@ -19,8 +19,9 @@ use crate::size_class::Rounding;
 /// What the name of every variable begins with.
 pub const PREFIX: &str = "PINPOOL_";
 
-/// Variables of `pinpool run` and the library that it loads, which set nothing of a pool.
-const PRELOAD_PREFIX: &str = "PINPOOL_PRELOAD_";
+/// How the names begin that set nothing of a pool: those of `pinpool run` with the library that it loads, and of the tests
+/// that need a GPU.
+const OF_NO_POOL: [&str; 3] = ["PINPOOL_PRELOAD_", "PINPOOL_REQUIRE_GPU", "PINPOOL_GPU_EXCEPT"];
 
 /// A variable that sets something.
 #[derive(Debug)]
@@ -33,15 +34,9 @@ pub struct Variable {
     read: fn(&mut Settings, &str) -> Result<(), ParseError>,
     is_set: fn(&Settings) -> bool,
     show: fn(&Config) -> String,
-    is_strict: bool,
 }
 
 impl Variable {
-    /// Whether a value that cannot be read is an error of building a pool, not a warning.
-    pub fn is_strict(&self) -> bool {
-        self.is_strict
-    }
-
     /// What holds if it is not set.
     pub fn default(&self) -> String {
         (self.default)()
@@ -68,23 +63,7 @@ macro_rules! variables {
                 },
                 is_set: |settings| settings.$name.is_some(),
                 show: |config| ($format.show)(&config.$name),
-                is_strict: {
-                    let format: ValueFormat<$type> = $format;
-                    format.is_strict
-                },
             },)+
-            Variable {
-                name: "PINPOOL_REQUIRE_GPU",
-                meaning: "Tests only: a GPU test without a GPU fails instead of being skipped: 0 or 1.",
-                default: || "0".to_owned(),
-                read: |_, text| text::switch(text).map(drop),
-                is_set: |_| false,
-                is_strict: false,
-                show: |_| {
-                    let value = std::env::var("PINPOOL_REQUIRE_GPU").ok().filter(|value| !value.trim().is_empty());
-                    value.unwrap_or_else(|| "0".to_owned())
-                },
-            },
         ];
     };
 }
@@ -92,19 +71,47 @@ for_each_setting!(variables);
 
 /// Sets what the variable called `name` sets, from `text` as its value. An empty text sets nothing.
 pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()> {
+    let text = text.trim();
     let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
-        let names: Vec<_> = VARIABLES.iter().map(|variable| variable.name).collect();
-        let why = format!("no variable of pinpool; they are {}", names.join(", "));
+        let why = format!("not a variable of pinpool; {}", advice_for(name));
         return Err(ErrorKind::Setting { name: "variable", value: name.to_owned(), why }.into());
     };
-    let text = text.trim();
     if text.is_empty() {
         return Ok(());
     }
-    (variable.read)(settings, text).map_err(|error| {
-        let why = format!("{}; correct it, or leave it out for the default {}", error.problem(), variable.default());
-        ErrorKind::Setting { name: variable.name, value: text.to_owned(), why }.into()
-    })
+    (variable.read)(settings, text).map_err(|error| unreadable(variable.name, text, &error, &variable.default()))
+}
+
+/// What helps who wrote `name`, which is no variable.
+fn advice_for(name: &str) -> String {
+    match nearest(name) {
+        Some(nearest) => format!("did you mean {nearest}?"),
+        None => "`pinpool env --all` lists the variables".to_owned(),
+    }
+}
+
+/// The variable whose name `name` was probably meant to be.
+pub fn nearest(name: &str) -> Option<&'static str> {
+    let word = |name: &str| name.trim_start_matches(PREFIX).replace('_', "").to_ascii_uppercase();
+    let asked = word(name);
+    let names = VARIABLES.iter().map(|variable| (changes_between(&asked, &word(variable.name)), variable.name));
+    let (changes, nearest) = names.min_by_key(|(changes, _)| *changes)?;
+    // Of a word of 6 letters 2 may be wrong; more are another word.
+    (changes * 3 <= asked.len()).then_some(nearest)
+}
+
+/// The fewest letters that are to be added, dropped or replaced to make one word of the other.
+fn changes_between(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (index, letter) in one.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], index + 1);
+        for (column, of_other) in other.bytes().enumerate() {
+            let replaced = diagonal + usize::from(letter != of_other);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[other.len()]
 }
 
 /// Limits that are shown also where they have their defaults.
@@ -127,58 +134,56 @@ pub(crate) fn origins(code: &Settings, env: &Settings, config: &Config) -> Strin
     VARIABLES.iter().filter_map(show).collect::<Vec<_>>().join(", ")
 }
 
-/// A variable that could not be used.
+/// A variable that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Warning {
-    /// With the prefix `PINPOOL_`.
-    variable: String,
-    /// The name in the environment, if it has another prefix.
-    read_from: Option<String>,
+pub struct BadVariable {
+    /// As it stands in the environment.
+    name: String,
     value: String,
     problem: String,
-    instead: String,
-    is_error: bool,
+    /// What it would set; `None` if the name is not known.
+    variable: Option<&'static str>,
 }
 
-impl Warning {
-    /// Whether no pool is built with this value, unless code sets another.
+impl BadVariable {
+    /// Whether its value cannot be read, so that no pool is built with it unless code sets what it would; otherwise its name
+    /// is not known, which is a warning.
     pub fn is_error(&self) -> bool {
-        self.is_error
-    }
-
-    /// The error of a pool whose code sets `settings`; `None` if the default stands in, or code sets what this variable
-    /// would.
-    pub(crate) fn refusal(&self, settings: &Settings) -> Option<Error> {
-        let variable = VARIABLES.iter().find(|variable| self.is_error && variable.name == self.variable)?;
-        if (variable.is_set)(settings) {
-            return None;
-        }
-        let from = self.read_from.as_ref().map(|name| format!(" (from {name})")).unwrap_or_default();
-        let why = format!("{}{from}; correct it, or leave it out for the default {}", self.problem, variable.default());
-        Some(ErrorKind::Setting { name: variable.name, value: self.value.clone(), why }.into())
+        self.variable.is_some()
     }
 }
 
-impl fmt::Display for Warning {
+impl fmt::Display for BadVariable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.read_from.as_ref().unwrap_or(&self.variable);
-        write!(f, "{name}={} is {}; {}", self.value, self.problem, self.instead)
+        write!(f, "{}={}: {}", self.name, self.value, self.problem)
     }
 }
 
-/// Reads `pairs` (names with the prefix among any others) into settings, with warnings about those it cannot use.
-pub(crate) fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settings, Vec<Warning>) {
+/// The error of a pool whose code sets `settings`; `None` if code sets what each unreadable variable would.
+pub(crate) fn refusal(bad: &[BadVariable], settings: &Settings) -> Option<Error> {
+    let variable_of = |bad: &BadVariable| VARIABLES.iter().find(|variable| Some(variable.name) == bad.variable);
+    let mut refused = bad.iter().filter(|bad| variable_of(bad).is_some_and(|variable| !(variable.is_set)(settings)));
+    let first = refused.next()?;
+    let others: Vec<_> = refused.map(|bad| &*bad.name).collect();
+    let others = if others.is_empty() { String::new() } else { format!("; nor can {} be read", others.join(", ")) };
+    let name = first.variable?;
+    let from = if name == first.name { String::new() } else { format!(" (from {})", first.name) };
+    let why = format!("{}{from}{others}", first.problem);
+    Some(ErrorKind::Setting { name, value: first.value.clone(), why }.into())
+}
+
+/// Reads `pairs` (names with the prefix among any others) into settings, with those that it cannot use.
+pub(crate) fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settings, Vec<BadVariable>) {
     let mut settings = Settings::default();
-    let mut warnings = Vec::new();
-    let ours = |name: &str| name.starts_with(PREFIX) && !name.starts_with(PRELOAD_PREFIX);
+    let mut bad = Vec::new();
+    let ours = |name: &str| name.starts_with(PREFIX) && !OF_NO_POOL.iter().any(|prefix| name.starts_with(prefix));
     let mut pairs: Vec<_> = pairs.into_iter().filter(|(name, _)| ours(name)).collect();
-    // The environment has no fixed order; warnings come out the same each time.
+    // The environment has no fixed order; what is wrong comes out the same each time.
     pairs.sort();
     for (name, value) in pairs {
         let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
-            let (problem, instead) = ("not a variable of pinpool", "ignored, `pinpool env` lists the variables");
-            let (problem, instead) = (problem.to_owned(), instead.to_owned());
-            warnings.push(Warning { variable: name, read_from: None, value, problem, instead, is_error: false });
+            let problem = format!("not a variable of pinpool, and ignored; {}", advice_for(&name));
+            bad.push(BadVariable { name, value, problem, variable: None });
             continue;
         };
         // An empty variable is not set: in a shell and in compose files it is how a variable is taken away.
@@ -186,30 +191,25 @@ pub(crate) fn read(pairs: impl IntoIterator<Item = (String, String)>) -> (Settin
             continue;
         }
         if let Err(error) = (variable.read)(&mut settings, value.trim()) {
-            let (default, is_error) = (variable.default(), variable.is_strict);
-            let instead = if is_error {
-                format!("no pool is built with it (the default is {default})")
-            } else {
-                format!("using the default {default} instead")
-            };
-            let problem = error.problem().to_owned();
-            warnings.push(Warning { variable: name, read_from: None, value, problem, instead, is_error });
+            let default = variable.default();
+            let problem = format!("{}; correct it, or leave it out for the default {default}", error.problem());
+            bad.push(BadVariable { name, value, problem, variable: Some(variable.name) });
         }
     }
-    (settings, warnings)
+    (settings, bad)
 }
 
 /// Settings from the environment of the process: from variables whose names begin with `prefix` in place of `PINPOOL_`.
-pub(crate) fn read_process(prefix: &str) -> (Settings, Vec<Warning>) {
+pub(crate) fn read_process(prefix: &str) -> (Settings, Vec<BadVariable>) {
     if prefix == PREFIX {
         return read(process_pairs());
     }
     let renamed = |(name, value): (String, String)| Some((format!("{PREFIX}{}", name.strip_prefix(prefix)?), value));
-    let (settings, mut warnings) = read(process_pairs().filter_map(renamed));
-    for warning in &mut warnings {
-        warning.read_from = Some(warning.variable.replacen(PREFIX, prefix, 1));
+    let (settings, mut bad) = read(process_pairs().filter_map(renamed));
+    for variable in &mut bad {
+        variable.name = variable.name.replacen(PREFIX, prefix, 1);
     }
-    (settings, warnings)
+    (settings, bad)
 }
 
 /// Shows what is not Unicode with replacement characters, so that a warning can name it.
@@ -261,23 +261,52 @@ pub struct VariableReport {
     pub default: String,
     /// What it does.
     pub meaning: &'static str,
+    /// Whether it is one of the few that most programs need.
+    pub is_common: bool,
 }
 
-/// Every variable with the value that holds in this process, and warnings about those that cannot be used.
-///
-/// # Errors
-///
-/// [`Error::is_setting`](crate::Error::is_setting) if two variables contradict each other.
-pub fn report() -> Result<(Vec<VariableReport>, Vec<Warning>)> {
+/// The variables that most programs need.
+const COMMON: [&str; 8] = [
+    "PINPOOL_MAX_BYTES",
+    "PINPOOL_RESERVE",
+    "PINPOOL_WAIT",
+    "PINPOOL_ON_FULL",
+    "PINPOOL_IDLE_TIMEOUT",
+    "PINPOOL_LEDGER",
+    "PINPOOL_TRACE",
+    "PINPOOL_SOCKET",
+];
+
+/// What the environment sets.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct EnvReport {
+    /// Every variable with the value that holds in this process.
+    pub variables: Vec<VariableReport>,
+    /// The variables that cannot be used.
+    pub bad: Vec<BadVariable>,
+    /// Settings that contradict each other.
+    pub contradictions: Vec<Error>,
+}
+
+impl EnvReport {
+    /// Whether no pool is built with these settings, unless code sets others.
+    pub fn is_refused(&self) -> bool {
+        !self.contradictions.is_empty() || self.bad.iter().any(BadVariable::is_error)
+    }
+}
+
+/// Every variable with the value that holds in this process, and all that is wrong with them.
+pub fn report() -> EnvReport {
     report_of(&process_pairs().collect::<Vec<_>>())
 }
 
 /// The same for an environment of `pairs`.
-pub(crate) fn report_of(pairs: &[(String, String)]) -> Result<(Vec<VariableReport>, Vec<Warning>)> {
-    let (settings, warnings) = read(pairs.iter().cloned());
-    let config = settings.resolve()?;
+pub(crate) fn report_of(pairs: &[(String, String)]) -> EnvReport {
+    let (settings, bad) = read(pairs.iter().cloned());
+    let (config, contradictions) = settings.examine();
     let is_set = |name: &str| pairs.iter().any(|(set, value)| set == name && !value.trim().is_empty());
-    let usable = |name: &str| is_set(name) && !warnings.iter().any(|w| w.variable == name);
+    let usable = |name: &str| is_set(name) && !bad.iter().any(|bad| bad.name == name);
     let reports = VARIABLES.iter().map(|variable| {
         let (name, value, default) = (variable.name, (variable.show)(&config), variable.default());
         let origin = match () {
@@ -285,14 +314,34 @@ pub(crate) fn report_of(pairs: &[(String, String)]) -> Result<(Vec<VariableRepor
             () if value == default => "default",
             () => "implied",
         };
-        VariableReport { name, value, origin, default, meaning: variable.meaning }
+        let (meaning, is_common) = (variable.meaning, COMMON.contains(&name));
+        VariableReport { name, value, origin, default, meaning, is_common }
     });
-    Ok((reports.collect(), warnings))
+    EnvReport { variables: reports.collect(), bad, contradictions }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_nearest_name_is_found_and_another_word_has_none() {
+        assert_eq!((changes_between("", "abc"), changes_between("abc", ""), changes_between("abc", "abc")), (3, 3, 0));
+        assert_eq!((changes_between("kitten", "sitting"), changes_between("flaw", "lawn")), (3, 2));
+        for (name, meant) in [
+            ("PINPOOL_MAXBYTES", Some("PINPOOL_MAX_BYTES")),
+            ("PINPOOL_max_bytes", Some("PINPOOL_MAX_BYTES")),
+            ("PINPOOL_MAX_BYTE", Some("PINPOOL_MAX_BYTES")),
+            ("PINPOOL_RESREVE", Some("PINPOOL_RESERVE")),
+            ("MAX_IDLE", None),
+            ("PINPOOL_ONFULL", Some("PINPOOL_ON_FULL")),
+            ("PINPOOL_PURPLE", None),
+            ("PINPOOL_", None),
+            ("PINPOOL_\u{e4}\u{e4}\u{e4}", None),
+        ] {
+            assert_eq!(nearest(name), meant, "{name}");
+        }
+    }
 
     #[test]
     fn torchrun_and_ray_show_that_a_process_is_one_of_several() {

@@ -3,7 +3,7 @@
 //! ```text
 //!   code ──┐
 //!          ├──▶ Settings (what was set) ──resolve──▶ Config (what holds)
-//!   env  ──┘        code wins                 contradictions are errors
+//!   env  ──┘        code wins                 unreadable values and contradictions are errors
 //! ```
 //!
 //! Prints nothing, logs nothing.
@@ -15,7 +15,7 @@ pub mod env;
 mod settings;
 pub mod text;
 
-pub use self::env::Warning;
+pub use self::env::{BadVariable, EnvReport};
 pub use self::settings::Config;
 pub(crate) use self::settings::{Settings, for_each_setting};
 pub use self::text::ParseError;
@@ -41,7 +41,8 @@ pub enum Preset {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ceiling {
-    /// A quarter of the memory that the control group, else the machine, has, divided by `PINPOOL_POOLS_PER_HOST`.
+    /// A quarter of the memory that the control group, else the machine, has, divided by `PINPOOL_POOLS_PER_HOST`. All pools of
+    /// the process with this ceiling share that quarter, undivided.
     Auto,
     /// This many bytes.
     Bytes(u64),
@@ -62,12 +63,11 @@ impl From<Option<u64>> for Ceiling {
 }
 
 /// What a get does that found no memory under the ceiling, not even after a wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnFull {
-    /// `Pageable` if the back-end was chosen by `Auto` and there is no GPU, else `Error`.
-    Auto,
     /// It fails.
+    #[default]
     Error,
     /// It gives ordinary memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned) is false.
     Pageable,

@@ -2,39 +2,44 @@
 //!
 //! A row is, in this order: what the setting does (the docs of its field and method, the text of `pinpool env` and of the
 //! README), its variable, its default, its name, what its builder method takes, its type, and how its variable is
-//! written (`strict` where the default in place of a value that cannot be read would be a risk: more memory than was
-//! allowed, another device). To add a setting, add a row, and where another setting implies or contradicts it, a line in
-//! [`Settings::resolve`].
+//! written. To add a setting, add a row, and where another setting implies or contradicts it, a line in
+//! [`Settings::examine`].
+//!
+//! A value means the same as a variable and in code: what code sets is written as its variable would be, and read again.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::text::*;
 use super::{
     Backend, Ceiling, FenceKind, HandleTypes, HugeTlb, LedgerName, OnFull, Preset, PressureSource, ReleasePolicy,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::size_class::Rounding;
 
+/// Time for a few batches: a pool that may give other memory out is not waited for longer.
+const WAIT_BEFORE_PAGEABLE: Duration = Duration::from_millis(100);
+
 /// Calls the macro `$consumer` with all rows.
 macro_rules! for_each_setting {
     ($consumer:ident) => {
         $consumer! {
         /// Where memory comes from: auto, vmm, register, cuda, mlock, heap, sim or sim:SIZE.
-        "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as BACKEND.strict();
+        "PINPOOL_BACKEND" = Backend::Auto, backend(Backend): Backend as BACKEND;
 
         /// Ordinal of the GPU that copies go to.
-        "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL.strict();
+        "PINPOOL_DEVICE" = 0, device(u32): u32 as ORDINAL;
 
         /// Memory node to pin on, where the machine has several: a number, or auto for the node of the GPU.
         "PINPOOL_NUMA_NODE" = None, numa_node(impl Into<Option<u32>>): Option<u32> as NODE;
 
         /// How granules can be exported to other processes: none, or posix_fd, as file descriptors. Only vmm can, and not its
         /// reserve.
-        "PINPOOL_HANDLE_TYPES" = HandleTypes::None, handle_types(HandleTypes): HandleTypes as word().strict();
+        "PINPOOL_HANDLE_TYPES" = HandleTypes::None, handle_types(HandleTypes): HandleTypes as word();
 
         /// Whether memory is write-combined: 0 or 1. Only cuda can. Writes then go past the caches of the CPU, and the CPU reads
         /// such memory 10 to 100 times as slowly: only for buffers that are written once, front to back, and never read.
-        "PINPOOL_WRITE_COMBINED" = false, write_combined(bool): bool as SWITCH.strict();
+        "PINPOOL_WRITE_COMBINED" = false, write_combined(bool): bool as SWITCH;
 
         /// Rules that the pool follows: adaptive, or tensorflow (exact to its PoolAllocator).
         "PINPOOL_PRESET" = Preset::Adaptive, preset(Preset): Preset as word();
@@ -51,35 +56,39 @@ macro_rules! for_each_setting {
         "PINPOOL_ROUNDING" = Rounding::Eighths, rounding(Rounding): Rounding as word();
 
         /// Ceiling on all bytes held, in use and idle: a size like 2GiB, none (the default under tensorflow), or auto: a quarter
-        /// of the memory that the control group, else the machine, has.
-        "PINPOOL_MAX_BYTES" = Ceiling::Auto, max_bytes(impl Into<Ceiling>): Ceiling as word().strict();
+        /// of the memory that the control group, else the machine, has, which all pools of the process with auto share.
+        "PINPOOL_MAX_BYTES" = Ceiling::Auto, max_bytes(impl Into<Ceiling>): Ceiling as CEILING;
 
         /// Number of pools (loader processes) on this host that share what auto allows, at least 1.
-        "PINPOOL_POOLS_PER_HOST" = 1, pools_per_host(u64): u64 as AT_LEAST_ONE.strict();
+        "PINPOOL_POOLS_PER_HOST" = 1, pools_per_host(u64): u64 as AT_LEAST_ONE;
 
         /// Host ledger, whose ceiling holds for the pools of all processes of this user and host that name it: a name, auto (the one
         /// called auto, where torchrun or Ray shows that this process is one of several), or none. Its first owner sets its
         /// ceiling: its PINPOOL_MAX_BYTES if that is a size, else a quarter of the memory as for auto.
-        "PINPOOL_LEDGER" = LedgerName::None, ledger(impl Into<LedgerName>): LedgerName as word().strict();
+        "PINPOOL_LEDGER" = LedgerName::None, ledger(impl Into<LedgerName>): LedgerName as word();
 
-        // Time for a few batches: a get that waits longer needs a higher ceiling.
-        /// Longest wait of a get for memory under the ceiling; 0 is the default under tensorflow.
-        "PINPOOL_WAIT" = Duration::from_millis(100), wait(Duration): Duration as TIME;
+        // Longer than a step of a training, and shorter than a person waits for an answer: a loader that is ahead of its device
+        // waits for it, and a program that holds every buffer itself hears of it. The log says at once that a get waits.
+        /// Longest wait of a get for memory under the ceiling, none for one without end. The default is 100ms where
+        /// PINPOOL_ON_FULL=pageable, and 0 under tensorflow.
+        "PINPOOL_WAIT" = Some(Duration::from_secs(30)), wait(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
-        /// What a get does after that wait: error (the default under tensorflow), pageable (memory that is not pinned), or auto:
-        /// pageable where PINPOOL_BACKEND=auto finds no GPU, else error.
-        "PINPOOL_ON_FULL" = OnFull::Auto, on_full(OnFull): OnFull as word();
+        // The same with and without a GPU, so that a loader that holds too much shows it on the machine where it is written.
+        /// What a get does after that wait: error, or pageable (memory that is not pinned, under PINPOOL_MAX_FALLBACK_BYTES).
+        "PINPOOL_ON_FULL" = OnFull::Error, on_full(OnFull): OnFull as word();
 
-        /// Most bytes of such memory at one time, which are not under PINPOOL_MAX_BYTES: a size like 2GiB, none, or auto: as much
-        /// again as that ceiling. Over it a get waits, then fails.
-        "PINPOOL_MAX_FALLBACK_BYTES" = Ceiling::Auto, max_fallback_bytes(impl Into<Ceiling>): Ceiling as word().strict();
+        /// Most bytes of such memory at one time, which are not under PINPOOL_MAX_BYTES: a size like 2GiB, 0, none, or auto: as
+        /// much again as that ceiling. Over it a get waits, then fails.
+        "PINPOOL_MAX_FALLBACK_BYTES" = Ceiling::Auto, max_fallback_bytes(impl Into<Ceiling>): Ceiling as word();
 
         /// Most bytes kept idle, in idle buffers and free memory: a size like 2GiB, or none; 0 keeps nothing. What a put adds over
         /// it goes back at the next miss or by the maintenance thread, at most a second later.
-        "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes(impl Into<Option<u64>>): Option<u64> as SIZE_OR_NONE.strict();
+        "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes(impl Into<Option<u64>>): Option<u64> as SIZE_OR_NONE;
 
         // Measured: half or twice as long changes driver time and memory held by less than 5 % over 25 loaders.
-        /// How long memory stays idle before it goes back to the system; none keeps it. Raise it for bursts far apart.
+        /// How long memory stays idle before it goes back to the system; none keeps it. Of it a buffer is at most 10 s in the
+        /// thread cache, then its memory stays so long in the arena, and a fifth of what is due goes each second; under 10 s, all of
+        /// it at once. Raise it for bursts far apart.
         "PINPOOL_IDLE_TIMEOUT" = Some(Duration::from_secs(60)),
             idle_timeout(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
@@ -91,8 +100,8 @@ macro_rules! for_each_setting {
         /// format of /proc/pressure/memory.
         "PINPOOL_PRESSURE" = PressureSource::Kernel, pressure(PressureSource): PressureSource as word();
 
-        /// Bytes pinned at the start, which is the fastest way, and kept: a size like 2GiB.
-        "PINPOOL_RESERVE" = 0, reserve_bytes(u64): u64 as SIZE.strict();
+        /// Bytes pinned at the start, which is the fastest way, and kept: a size like 2GiB, or none.
+        "PINPOOL_RESERVE" = 0, reserve_bytes(u64): u64 as SIZE;
 
         /// Whether the start waits until all of the reserve is pinned: 0 or 1. With 0 the first 8 MiB or so are there at once, and a
         /// thread pins the rest beside the program, in steps that give way to gets; what a get pins meanwhile is a part of it.
@@ -108,7 +117,7 @@ macro_rules! for_each_setting {
         "PINPOOL_PIN_THREADS" = None, pin_threads(impl Into<Option<u64>>): Option<u64> as THREADS;
 
         /// Whether the pool may pin more than its reserve: 0 or 1 (TensorFlow's allow_growth).
-        "PINPOOL_GROWTH" = true, growth(bool): bool as SWITCH.strict();
+        "PINPOOL_GROWTH" = true, growth(bool): bool as SWITCH;
 
         /// Whether the process's maintenance thread looks after the pool, so that memory goes back and figures are true while
         /// the program makes no calls: 0 or 1.
@@ -132,20 +141,23 @@ macro_rules! for_each_setting {
         "PINPOOL_DUMP" = false, dump_on_signal(bool): bool as SWITCH;
 
         /// Unix socket that serves the statistics to the tool's top: a path, 1 for pinpool-PID.sock in XDG_RUNTIME_DIR or /tmp, or
-        /// none. Needs the feature serve.
+        /// none or 0. Needs the feature serve.
         "PINPOOL_SOCKET" = None, socket(impl Into<Option<PathBuf>>): Option<PathBuf> as SOCKET;
 
         // Longer than any copy that works, shorter than a person waits for a process to end.
-        /// Longest wait for copies in flight when the pool ends; the memory of copies that take longer is never released.
-        "PINPOOL_CLOSE_WAIT" = Duration::from_secs(30), close_wait(Duration): Duration as TIME;
+        /// Longest wait for copies in flight when the pool ends, none for one without end; the memory of copies that take longer is
+        /// never released.
+        "PINPOOL_CLOSE_WAIT" = Some(Duration::from_secs(30)),
+            close_wait(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
         /// How the pool detects the end of a copy: event (cheap to set, queried through the driver), timeline (dearer to set,
         /// queried by a load), or auto: event until many threads query at once.
         "PINPOOL_FENCE" = FenceKind::Auto, fence(FenceKind): FenceKind as word();
 
         // As for `close_wait`.
-        /// Time in flight after which a buffer is warned of, once; 0 never warns.
-        "PINPOOL_STUCK_AFTER" = Duration::from_secs(30), stuck_after(Duration): Duration as TIME;
+        /// Time in flight after which a buffer is warned of, once; none, or 0, never warns.
+        "PINPOOL_STUCK_AFTER" = Some(Duration::from_secs(30)),
+            stuck_after(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
             }
     };
 }
@@ -175,6 +187,24 @@ macro_rules! fields {
                 Self { $($name: self.$name.or(other.$name),)+ }
             }
 
+            /// The values, set by code, that their variables could not have: they mean the same as there, so they are errors
+            /// as well.
+            fn unwritable(&self) -> Vec<Error> {
+                // A source of the program's own has no name.
+                let has_name = |name| name != "PINPOOL_BACKEND" || !matches!(self.backend, Some(Backend::Source(_)));
+                let mut problems = Vec::new();
+                $(
+                    let (format, default): (ValueFormat<$type>, $type) = ($format, $default);
+                    if let Some(value) = self.$name.as_ref().filter(|_| has_name($variable))
+                        && let text = (format.show)(value)
+                        && let Err(error) = (format.parse)(&text)
+                    {
+                        problems.push(unreadable($variable, &text, &error, &(format.show)(&default)));
+                    }
+                )+
+                problems
+            }
+
             /// `self`, and the default where it sets nothing.
             pub(crate) fn or_defaults(self) -> Config {
                 Config { $($name: self.$name.unwrap_or($default),)+ }
@@ -185,46 +215,64 @@ macro_rules! fields {
 for_each_setting!(fields);
 
 impl Settings {
-    /// Fills in what is implied and the defaults, and refuses contradictions.
+    /// Fills in what is implied and the defaults, and refuses what is wrong.
     pub(crate) fn resolve(self) -> Result<Config> {
-        let (preset, rounding) = self.rules()?;
+        let (config, problems) = self.examine();
+        problems.into_iter().next().map_or(Ok(config), Err)
+    }
+
+    /// Fills in what is implied and the defaults. With all that is wrong: values that no variable could have, contradictions,
+    /// and features that this build lacks.
+    pub(crate) fn examine(self) -> (Config, Vec<Error>) {
+        let mut problems = self.unwritable();
+        let (preset, rounding) = self.rules().unwrap_or_else(|problem| {
+            problems.push(problem);
+            (Preset::Adaptive, Rounding::Eighths)
+        });
         let is_adaptive = preset == Preset::Adaptive;
         let implied = Settings {
             max_bytes: (!is_adaptive).then_some(Ceiling::None),
-            wait: (!is_adaptive).then_some(Duration::ZERO),
-            on_full: (!is_adaptive).then_some(OnFull::Error),
+            wait: match self.on_full {
+                _ if !is_adaptive => Some(Some(Duration::ZERO)),
+                Some(OnFull::Pageable) => Some(Some(WAIT_BEFORE_PAGEABLE)),
+                _ => None,
+            },
             // A pool that keeps nothing has nothing to resize.
             auto_resize: (self.pool_size_limit == Some(0)).then_some(false),
             ..Settings::default()
         };
-        let mut config = Settings { preset: Some(preset), rounding: Some(rounding), ..self }.or(implied).or_defaults();
-        config.pools_per_host = config.pools_per_host.max(1);
-        config.log_every = config.log_every.max(1);
-        config.pin_threads = config.pin_threads.map(|threads| threads.max(1));
+        let config = Settings { preset: Some(preset), rounding: Some(rounding), ..self }.or(implied).or_defaults();
 
         if config.pool_size_limit == 0 && config.auto_resize {
             let why = "contradicts PINPOOL_POOL_SIZE_LIMIT=0: a pool that keeps nothing cannot grow; \
                        set a limit of at least 1 or turn auto-resize off";
-            return Err(contradiction("PINPOOL_AUTO_RESIZE", "1", why));
+            problems.push(refused("PINPOOL_AUTO_RESIZE", "1", why));
         }
-        let reserve_bytes = config.reserve_bytes;
-        if !is_adaptive && (reserve_bytes > 0 || !config.growth) {
-            let why = "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is an allocation of its own, \
-                       so there is nothing to carve it from";
-            let (name, value) = if config.growth {
-                ("PINPOOL_RESERVE", reserve_bytes.to_string())
-            } else {
-                ("PINPOOL_GROWTH", "0".to_owned())
-            };
-            return Err(contradiction(name, value, why));
+        let reserve = config.reserve_bytes.to_string();
+        let needs_arena = "needs PINPOOL_PRESET=adaptive: under tensorflow each buffer is an allocation of its own, \
+                           so there is nothing to carve it from";
+        if !is_adaptive && config.reserve_bytes > 0 {
+            problems.push(refused("PINPOOL_RESERVE", &*reserve, needs_arena));
         }
-        match config.max_bytes {
-            Ceiling::Bytes(max_bytes) if reserve_bytes > max_bytes => {
-                let why = format!("is over PINPOOL_MAX_BYTES={max_bytes}: lower the one or raise the other");
-                Err(contradiction("PINPOOL_RESERVE", reserve_bytes.to_string(), why))
+        if !is_adaptive && !config.growth {
+            problems.push(refused("PINPOOL_GROWTH", "0", needs_arena));
+        }
+        if let Ceiling::Bytes(max_bytes) = config.max_bytes
+            && config.reserve_bytes > max_bytes
+        {
+            let why = format!("is over PINPOOL_MAX_BYTES={max_bytes}: lower the one or raise the other");
+            problems.push(refused("PINPOOL_RESERVE", &*reserve, why));
+        }
+        for (name, path, feature, is_built) in [
+            ("PINPOOL_TRACE", &config.trace, "trace", cfg!(feature = "trace")),
+            ("PINPOOL_SOCKET", &config.socket, "serve", cfg!(feature = "serve")),
+        ] {
+            if let Some(path) = path.as_ref().filter(|_| !is_built) {
+                let why = format!("needs the feature `{feature}`: build pinpool with it, or leave the setting out");
+                problems.push(refused(name, path.display().to_string(), why));
             }
-            _ => Ok(config),
         }
+        (config, problems)
     }
 
     /// Preset and rounding belong together: each rounding is that of one preset, and implies it.
@@ -242,12 +290,24 @@ impl Settings {
                 let preset = preset.unwrap_or(Preset::Adaptive);
                 let why =
                     format!("does not go with PINPOOL_PRESET={preset}: adaptive has eighths, tensorflow pow2 or exact");
-                Err(contradiction("PINPOOL_ROUNDING", rounding.map_or("", Rounding::name), why))
+                Err(refused("PINPOOL_ROUNDING", rounding.map_or("", Rounding::name), why))
             }
         }
     }
 }
 
-fn contradiction(name: &'static str, value: impl Into<String>, why: impl Into<String>) -> Error {
+impl Config {
+    /// `wait`, as a time.
+    pub(crate) fn longest_wait(&self) -> Duration {
+        self.wait.unwrap_or(Duration::MAX)
+    }
+}
+
+/// The error of a `value` that the variable `name`, whose default is `default`, cannot have.
+pub(super) fn unreadable(name: &'static str, value: &str, error: &ParseError, default: &str) -> Error {
+    refused(name, value, format!("{}; correct it, or leave it out for the default {default}", error.problem()))
+}
+
+fn refused(name: &'static str, value: impl Into<String>, why: impl Into<String>) -> Error {
     ErrorKind::Setting { name, value: value.into(), why: why.into() }.into()
 }

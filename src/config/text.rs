@@ -199,7 +199,7 @@ pub fn format_about(bytes: u64) -> String {
 
 /// An enum whose values are single words: its names, and reading and showing them.
 macro_rules! words {
-    ($type:ident, $one:literal: $($variant:ident = $word:literal $(or $alias:literal)?),+) => {
+    ($type:ident, $one:literal: $($variant:ident = $word:literal $(or $alias:literal)*),+) => {
         impl $type {
             /// Name in settings and reports.
             pub fn name(self) -> &'static str {
@@ -219,10 +219,10 @@ macro_rules! words {
             type Err = ParseError;
 
             fn from_str(text: &str) -> Result<Self, ParseError> {
-                match text.to_ascii_lowercase().as_str() {
-                    $($word $(| $alias)? => Ok(Self::$variant),)+
-                    _ => Err(ParseError::new(text, concat!("not ", $one, " (", words!(@list $($word)+), ")"))),
-                }
+                $(if [$word $(, $alias)*].iter().any(|word| text.eq_ignore_ascii_case(word)) {
+                    return Ok(Self::$variant);
+                })+
+                Err(ParseError::new(text, concat!("not ", $one, " (", words!(@list $($word)+), ")")))
             }
         }
     };
@@ -232,9 +232,9 @@ macro_rules! words {
 words!(Preset, "a preset": Adaptive = "adaptive", Tensorflow = "tensorflow");
 words!(Rounding, "a rounding": Eighths = "eighths", Pow2 = "pow2", Exact = "exact" or "noop");
 words!(FenceKind, "a kind of fence": Auto = "auto", Event = "event", Timeline = "timeline");
-words!(HugeTlb, "a kind of huge pages": Off = "off", Auto = "auto", Of2MiB = "2mib" or "2m", Of1GiB = "1gib" or "1g");
+words!(HugeTlb, "a kind of huge pages": Off = "off", Auto = "auto", Of2MiB = "2MiB" or "2M", Of1GiB = "1GiB" or "1G");
 words!(HandleTypes, "a type of handle": None = "none", PosixFd = "posix_fd");
-words!(OnFull, "a value of PINPOOL_ON_FULL": Auto = "auto", Error = "error", Pageable = "pageable");
+words!(OnFull, "a value of PINPOOL_ON_FULL": Error = "error", Pageable = "pageable");
 words!(ReleasePolicy, "a release policy": Idle = "idle", Force = "force");
 
 impl FromStr for Backend {
@@ -271,10 +271,6 @@ impl FromStr for Ceiling {
             "auto" => Ok(Self::Auto),
             "none" => Ok(Self::None),
             _ => match parse_bytes(text) {
-                Ok(0) => Err(ParseError::new(
-                    text,
-                    "not a ceiling, since every get would fail (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)",
-                )),
                 Ok(bytes) => Ok(Self::Bytes(bytes)),
                 Err(error) if error.problem == A_SIZE => Err(ParseError::new(
                     text,
@@ -348,18 +344,11 @@ impl fmt::Display for PressureSource {
 pub(super) struct ValueFormat<T> {
     pub(super) parse: fn(&str) -> Result<T, ParseError>,
     pub(super) show: fn(&T) -> String,
-    /// Whether a value that cannot be read is an error instead of a warning.
-    pub(super) is_strict: bool,
 }
 
 impl<T> ValueFormat<T> {
     const fn new(parse: fn(&str) -> Result<T, ParseError>, show: fn(&T) -> String) -> Self {
-        Self { parse, show, is_strict: false }
-    }
-
-    /// Refuses what cannot be read: for a setting whose default would be a risk in its place.
-    pub(super) const fn strict(self) -> Self {
-        Self { is_strict: true, ..self }
+        Self { parse, show }
     }
 }
 
@@ -372,8 +361,9 @@ pub(super) const ORDINAL: ValueFormat<u32> =
     ValueFormat::new(|text| number(text, "not a device number (0, 1, ...)"), u32::to_string);
 pub(super) const COUNT: ValueFormat<u64> = ValueFormat::new(|text| number(text, "not a whole number"), u64::to_string);
 pub(super) const AT_LEAST_ONE: ValueFormat<u64> = ValueFormat::new(at_least_one, u64::to_string);
-pub(super) const SIZE: ValueFormat<u64> = ValueFormat::new(parse_bytes, |&bytes| format_bytes(bytes));
-pub(super) const TIME: ValueFormat<Duration> = ValueFormat::new(parse_duration, show_time);
+pub(super) const CEILING: ValueFormat<Ceiling> = ValueFormat::new(ceiling, Ceiling::to_string);
+pub(super) const SIZE: ValueFormat<u64> =
+    ValueFormat::new(|text| Ok(or_word("none", text, parse_bytes)?.unwrap_or(0)), |&bytes| format_bytes(bytes));
 pub(super) const SWITCH: ValueFormat<bool> = ValueFormat::new(switch, |&on| u8::from(on).to_string());
 pub(super) const NODE: ValueFormat<Option<u32>> = ValueFormat::new(
     |text| or_word("auto", text, |text| number(text, "neither auto nor the number of a memory node (0, 1, ...)")),
@@ -397,15 +387,25 @@ pub(super) const PATH_OR_NONE: ValueFormat<Option<PathBuf>> = ValueFormat::new(
     |path| path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string()),
 );
 
-pub(super) const SOCKET: ValueFormat<Option<PathBuf>> = ValueFormat::new(
-    |text| or_word("none", text, socket),
-    |path| path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string()),
-);
+pub(super) const SOCKET: ValueFormat<Option<PathBuf>> =
+    ValueFormat::new(socket, |path| path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string()));
 
 /// A word without a slash is more likely a mistake than a socket in the directory where the program happens to run.
-fn socket(text: &str) -> Result<PathBuf, ParseError> {
-    let is_path = text == "1" || text.contains('/');
-    if is_path { Ok(PathBuf::from(text)) } else { Err(ParseError::new(text, "not a path with a slash, 1, or none")) }
+fn socket(text: &str) -> Result<Option<PathBuf>, ParseError> {
+    match switch(text) {
+        Ok(is_served) => Ok(is_served.then(|| PathBuf::from("1"))),
+        Err(_) if text.contains('/') => Ok(Some(PathBuf::from(text))),
+        Err(_) => or_word("none", text, |text| Err(ParseError::new(text, "not a path with a slash, 1, or none"))),
+    }
+}
+
+/// A ceiling that a pool can work under.
+fn ceiling(text: &str) -> Result<Ceiling, ParseError> {
+    let problem = "not a ceiling, since every get would fail (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)";
+    text.parse().and_then(|ceiling| match ceiling {
+        Ceiling::Bytes(0) => Err(ParseError::new(text, problem)),
+        ceiling => Ok(ceiling),
+    })
 }
 
 /// With its size where that is not the default, so that it is read back.
@@ -420,7 +420,8 @@ fn show_backend(backend: &Backend) -> String {
 
 /// In the largest unit up to seconds that leaves no remainder, so that [`parse_duration`] reads it back.
 fn show_time(time: &Duration) -> String {
-    let micros = time.as_micros();
+    // What is longer is without end as well.
+    let micros = time.as_micros().min(u128::from(u64::MAX));
     match TIME_UNITS[..3].iter().rev().find(|(_, scale)| micros.is_multiple_of(u128::from(*scale))) {
         Some((name, scale)) => format!("{}{name}", micros / u128::from(*scale)),
         None => format!("{micros}us"),
@@ -445,7 +446,7 @@ pub(super) fn switch(text: &str) -> Result<bool, ParseError> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" | "on" | "yes" => Ok(true),
         "0" | "false" | "off" | "no" => Ok(false),
-        _ => Err(ParseError::new(text, "neither 0 nor 1")),
+        _ => Err(ParseError::new(text, "neither 0 (no, off, false) nor 1 (yes, on, true)")),
     }
 }
 

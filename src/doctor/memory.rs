@@ -144,8 +144,6 @@ pub(super) struct Planned {
 /// Measures how fast `source` pins, and sees whether `bytes` fit.
 pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Option<u64>, bytes: u64) -> Planned {
     const CHECK: &str = "reserve";
-    // A higher ceiling alone would end the process for want of memory.
-    const SCARCE: &str = "lower the reserve, free memory, or raise the limit of the control group";
     let memory = host::memory(Path::new("/"));
     let available = memory.as_ref().map_or(u64::MAX, |memory| memory.available_bytes);
     let sample = sample_bytes(max_bytes, available);
@@ -170,12 +168,37 @@ pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Opti
         return Planned { findings, reserve: None };
     }
     let asked = format_about(bytes);
-    let too_much = match max_bytes {
+    let is_lock_limit = source.name() == "mlock" && max_bytes.is_some() && backend::lock_limit() == max_bytes;
+    let too_much = reserve_problem(config, max_bytes, available, bytes, is_lock_limit);
+    let fits = too_much.is_none() && estimate.is_some();
+    findings.push(match (too_much, estimate) {
+        (Some((found, remedy)), _) => Finding::error(CHECK, found).remedy(remedy),
+        (None, Some(estimate)) => {
+            Finding::ok(CHECK, format!("{asked} fits and takes about {:.2} s", estimate.as_secs_f64()))
+        }
+        (None, None) => Finding::error(CHECK, format!("{asked} cannot be pinned by {}", source.name()))
+            .remedy("see the back-end above"),
+    });
+    Planned { findings, reserve: Some(ReservePlan { bytes, fits, estimate }) }
+}
+
+/// Why a reserve of `bytes` does not fit, and what helps.
+pub(super) fn reserve_problem(
+    config: &Config,
+    max_bytes: Option<u64>,
+    available: u64,
+    bytes: u64,
+    is_lock_limit: bool,
+) -> Option<(String, &'static str)> {
+    // A higher ceiling alone would end the process for want of memory.
+    const SCARCE: &str = "lower the reserve, free memory, or raise the limit of the control group";
+    let asked = format_about(bytes);
+    match max_bytes {
+        _ if bytes == 0 => None,
         _ if config.preset == Preset::Tensorflow => {
             Some(("the preset tensorflow has no reserve".to_owned(), "set PINPOOL_PRESET=adaptive"))
         }
         Some(max_bytes) if bytes > max_bytes => {
-            let is_lock_limit = source.name() == "mlock" && backend::lock_limit() == Some(max_bytes);
             let remedy = if is_lock_limit {
                 "lower the reserve, or raise the limit of locked memory (`ulimit -l`)"
             } else if bytes > available {
@@ -189,17 +212,7 @@ pub(super) fn plan_reserve(source: &dyn Source, config: &Config, max_bytes: Opti
             Some((format!("{asked} is over the {} that are available", format_about(available)), SCARCE))
         }
         _ => None,
-    };
-    let fits = too_much.is_none() && estimate.is_some();
-    findings.push(match (too_much, estimate) {
-        (Some((found, remedy)), _) => Finding::error(CHECK, found).remedy(remedy),
-        (None, Some(estimate)) => {
-            Finding::ok(CHECK, format!("{asked} fits and takes about {:.2} s", estimate.as_secs_f64()))
-        }
-        (None, None) => Finding::error(CHECK, format!("{asked} cannot be pinned by {}", source.name()))
-            .remedy("see the back-end above"),
-    });
-    Planned { findings, reserve: Some(ReservePlan { bytes, fits, estimate }) }
+    }
 }
 
 /// Whole pages: less where little is allowed or left.

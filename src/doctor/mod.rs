@@ -18,8 +18,10 @@ use crate::finding::{Finding, Level};
 mod machine;
 mod memory;
 mod probe;
+mod unmet;
 
 pub use self::memory::ReservePlan;
+pub use self::unmet::unmet;
 
 /// What is asked of [`examine`]; a field that is `None` has the value of its variable.
 #[derive(Debug, Clone, Default)]
@@ -112,32 +114,28 @@ fn examine_by(examination: &Examination, asker: Asker<'_>) -> Diagnosis {
     }
 }
 
-/// The settings that hold, and what is wrong with the variables. Contradicting ones are left out.
+/// The settings that hold, and what is wrong with the variables.
 fn settings(examination: &Examination) -> (Config, Vec<Finding>) {
-    let (of_env, warnings) = env::read_process(env::PREFIX);
+    let (of_env, bad) = env::read_process(env::PREFIX);
     let asked = Settings {
         device: examination.device,
         // Planned apart from the other settings: one that does not fit is a finding, not a contradiction.
         reserve_bytes: examination.reserve_bytes.map(|_| 0),
         ..Settings::default()
     };
-    let mut findings: Vec<_> = warnings
+    let mut findings: Vec<_> = bad
         .iter()
-        .map(|warning| {
-            let level = if warning.is_error() { Level::Error } else { Level::Warning };
-            Finding::new(SETTINGS, level, warning.to_string()).remedy("correct the variable or leave it out")
+        .map(|bad| {
+            let level = if bad.is_error() { Level::Error } else { Level::Warning };
+            Finding::new(SETTINGS, level, bad.to_string()).remedy("correct the variable or leave it out")
         })
         .collect();
-    let config = asked.clone().or(of_env).resolve().or_else(|error| {
-        findings.push(Finding::error(SETTINGS, error.to_string()));
-        asked.or(Settings::default()).resolve()
-    });
+    let (config, problems) = asked.or(of_env).examine();
+    findings.extend(problems.iter().map(|problem| Finding::error(SETTINGS, problem.to_string())));
     if findings.is_empty() {
         let set = env::set_in_process();
         let found = if set.is_empty() { "all default".to_owned() } else { set.join(" ") };
         findings.push(Finding::ok(SETTINGS, found));
     }
-    // Defaults contradict nothing.
-    let config = config.unwrap_or_else(|_| Settings::default().or_defaults());
     (config, findings)
 }

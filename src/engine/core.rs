@@ -65,6 +65,7 @@ mod interfaces;
 mod puts;
 mod recording;
 mod report;
+#[cfg(feature = "serve")]
 mod serving;
 mod ticks;
 mod verdicts;

@@ -24,7 +24,9 @@ use crate::engine::{
 use crate::error::{ErrorKind, Result};
 use crate::host::limits;
 use crate::ledger::{self, HostLedger};
-use crate::record::{Recorder, Unrecorded, count_failed};
+use crate::record::Recorder;
+#[cfg(feature = "trace")]
+use crate::record::{Unrecorded, count_failed};
 use crate::size_class::Rounding;
 
 /// Collects the settings of a new pool. A setting that code leaves out comes from the environment, else it has its default.
@@ -131,17 +133,16 @@ impl PoolBuilder {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_setting`](crate::Error::is_setting) if two settings contradict each other, or a variable whose default
-    ///   would be a risk in its place (`PINPOOL_MAX_BYTES`, `PINPOOL_RESERVE`, `PINPOOL_BACKEND` and a few others) cannot
-    ///   be read,
+    /// - [`Error::is_setting`](crate::Error::is_setting) if a variable cannot be read, code sets a value that its variable could
+    ///   not have (`max_bytes(0)`), two settings contradict each other, or one needs a feature that this build lacks,
     /// - [`Error::is_backend`](crate::Error::is_backend) if the back-end set is not available, or cannot pin the
     ///   reserve.
     pub fn build(self) -> Result<Pool> {
-        let (env, warnings) = self.env_prefix.as_deref().map(env::read_process).unwrap_or_default();
-        if let Some(refusal) = warnings.iter().find_map(|warning| warning.refusal(&self.settings)) {
+        let (env, bad) = self.env_prefix.as_deref().map(env::read_process).unwrap_or_default();
+        if let Some(refusal) = env::refusal(&bad, &self.settings) {
             return Err(refusal);
         }
-        warnings.iter().for_each(|warning| self.log.bad_setting(warning));
+        self.log.bad_variables(&bad);
         let config = self.settings.clone().or(env.clone()).resolve()?;
         let origins = env::origins(&self.settings, &env, &config);
         let log = Arc::new(PoolLog { log_every: config.log_every, ..self.log });
@@ -183,9 +184,12 @@ impl PoolBuilder {
         chosen.findings.iter().for_each(|finding| log.found(finding));
         chosen.lock_limit_bytes.iter().for_each(|&limit_bytes| log.lock_limited(limit_bytes));
 
+        #[cfg(feature = "trace")]
         let recorder = recorder(&config, &log, chosen.source.name())?;
+        #[cfg(not(feature = "trace"))]
+        let recorder: Option<Arc<Recorder>> = None;
         let source = recorded(chosen.source, recorder.as_ref());
-        let fallback = falls_back(&config, &*source).then(|| fallback(&config, max_bytes));
+        let fallback = (config.on_full == OnFull::Pageable).then(|| fallback(&config, max_bytes));
         let supply = supply(&config, source, max_bytes, &log, &ceiling_source.root, ledger)?;
         let reserve_bytes = config.reserve_bytes;
         let backing = Backing::new(supply, fallback);
@@ -209,6 +213,7 @@ impl PoolBuilder {
         };
         let core = Core::new(config, backing, Timekeeper::new(self.clock), log, recorder);
         core.change_ceiling_by(ceiling_source, auto);
+        #[cfg(feature = "serve")]
         core.serve_statistics();
         core.watch_ledger();
         let pool = Pool::with_nodes(core, NodePools::new(&root, Box::new(on_node)));
@@ -241,6 +246,7 @@ macro_rules! setters {
 for_each_setting!(setters);
 
 /// Who records what the pool does, if `PINPOOL_TRACE` asks for it.
+#[cfg(feature = "trace")]
 fn recorder(config: &Config, log: &PoolLog, backend: &'static str) -> Result<Option<Arc<Recorder>>> {
     let Some(path) = &config.trace else { return Ok(None) };
     let description = recorded_description(config, log.name.as_deref(), backend);
@@ -256,8 +262,7 @@ fn recorder(config: &Config, log: &PoolLog, backend: &'static str) -> Result<Opt
         Err(other) => {
             let why = match other {
                 Unrecorded::Taken => "another process writes it; put %p, the number of the process, into the name",
-                Unrecorded::Busy => "another thread of this process was opening a trace for too long",
-                _ => "this build cannot record; build pinpool with the feature `trace`",
+                _ => "another thread of this process was opening a trace for too long",
             };
             count_failed();
             log.not_recording(path, why);
@@ -290,15 +295,6 @@ fn ceiling_by(config: &Config, source: &CeilingSource) -> (Option<u64>, String, 
 pub(crate) fn pin_threads(config: &Config) -> usize {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     config.pin_threads.map_or_else(cores, |threads| usize::try_from(threads).unwrap_or(usize::MAX))
-}
-
-/// Whether a get that finds no memory under the ceiling gets memory that is not pinned.
-fn falls_back(config: &Config, source: &dyn Source) -> bool {
-    match config.on_full {
-        OnFull::Error => false,
-        OnFull::Pageable => true,
-        OnFull::Auto => matches!(config.backend, Backend::Auto) && !source.needs_gpu(),
-    }
 }
 
 /// Under a limit of its own: the ceiling again, unless set.
@@ -357,7 +353,7 @@ fn supply(
             let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
             let retention = Retention::after(idle_timeout_us);
             let backend = source.name();
-            let drain_at_most = (config.release_policy == ReleasePolicy::Force).then_some(config.wait);
+            let drain_at_most = (config.release_policy == ReleasePolicy::Force).then_some(config.longest_wait());
             let (may_grow, pin_threads) = (config.growth, pin_threads(config));
             // Miri takes a thread that does not end for a leak.
             let background_thread = config.background_poll && !cfg!(miri);

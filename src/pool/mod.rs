@@ -161,7 +161,7 @@ impl Pool {
             return Ok(PinnedBuf::over_plain(block, len));
         }
         // The back-end aligns to pages anyway, so the alignment does not enter the class.
-        self.get_within(len, DEFAULT_ALIGN, self.core().config().wait, None)
+        self.get_within(len, DEFAULT_ALIGN, self.core().config().longest_wait(), None)
     }
 
     /// A buffer of `len` bytes at a multiple of `align`, a power of two of at most 1 GiB.
@@ -170,7 +170,7 @@ impl Pool {
     ///
     /// As [`get`](Pool::get); [`is_request`](crate::Error::is_request) also if `align` is not such a number.
     pub fn get_aligned(&self, len: usize, align: usize) -> Result<PinnedBuf> {
-        self.get_within(len, align, self.core().config().wait, None)
+        self.get_within(len, align, self.core().config().longest_wait(), None)
     }
 
     /// As [`get`](Pool::get), with `wait` in place of `PINPOOL_WAIT`.
@@ -213,7 +213,7 @@ impl Pool {
     ///
     /// The future's errors are those of [`get`](Pool::get).
     pub fn get_async(&self, len: usize) -> GetFuture {
-        self.get_async_timeout(len, self.core().config().wait)
+        self.get_async_timeout(len, self.core().config().longest_wait())
     }
 
     /// As [`get_async`](Pool::get_async), with `wait` in place of `PINPOOL_WAIT`.

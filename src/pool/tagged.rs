@@ -60,7 +60,7 @@ impl TaggedPool {
     ///
     /// As [`Pool::get`].
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
-        self.get_timeout(len, self.pool.config().wait)
+        self.get_timeout(len, self.pool.config().longest_wait())
     }
 
     /// As [`Pool::get_aligned`].
@@ -69,7 +69,7 @@ impl TaggedPool {
     ///
     /// As [`Pool::get_aligned`].
     pub fn get_aligned(&self, len: usize, align: usize) -> Result<PinnedBuf> {
-        self.pool.get_within(len, align, self.pool.config().wait, self.ledger.as_ref())
+        self.pool.get_within(len, align, self.pool.config().longest_wait(), self.ledger.as_ref())
     }
 
     /// As [`Pool::get_timeout`].
@@ -92,7 +92,7 @@ impl TaggedPool {
 
     /// As [`Pool::get_async`].
     pub fn get_async(&self, len: usize) -> GetFuture {
-        self.get_async_timeout(len, self.pool.config().wait)
+        self.get_async_timeout(len, self.pool.config().longest_wait())
     }
 
     /// As [`Pool::get_async_timeout`].

@@ -72,20 +72,15 @@ pub(crate) fn count_failed() {
 }
 
 /// Why a pool records nothing.
+#[cfg(feature = "trace")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Unrecorded {
     /// The file cannot be written, or no thread can be had that writes it. The text says so, and what helps.
-    #[cfg_attr(not(feature = "trace"), allow(dead_code))]
     Failed(String),
     /// Another process writes it.
-    #[cfg_attr(not(feature = "trace"), allow(dead_code))]
     Taken,
     /// Another thread keeps the list of open files: one that waits for a disk, or one that a child of `fork` does not have.
-    #[cfg_attr(not(feature = "trace"), allow(dead_code))]
     Busy,
-    /// The library was built without recording.
-    #[cfg_attr(feature = "trace", allow(dead_code))]
-    NotBuilt,
 }
 
 /// What came of a pool's recording.

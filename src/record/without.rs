@@ -1,19 +1,15 @@
 //! In place of the recorder where the library is built without the feature `trace`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use super::{Event, PoolDescription, Recorded, Unrecorded};
+use super::{Event, PoolDescription, Recorded};
 
 /// There is none.
 #[derive(Debug)]
 pub(crate) enum Recorder {}
 
 impl Recorder {
-    pub(crate) fn open(_: &Path, _: PoolDescription) -> Result<(Arc<Self>, Option<PathBuf>), Unrecorded> {
-        Err(Unrecorded::NotBuilt)
-    }
-
     pub(crate) fn for_pool(&self, _: PoolDescription) -> Option<Arc<Self>> {
         match *self {}
     }

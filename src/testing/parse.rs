@@ -3,18 +3,18 @@
 use std::path::Path;
 
 use crate::backend::PageTiers;
-use crate::config::Warning;
-use crate::config::env::{self, VariableReport};
-use crate::error::Result;
+use crate::config::Config;
+use crate::config::env::{self, EnvReport};
 use crate::host;
 
-/// Every variable with the value that holds if `pairs` are the environment, and warnings about those that cannot be used.
-///
-/// # Errors
-///
-/// As [`env::report`].
-pub fn environment(pairs: &[(String, String)]) -> Result<(Vec<VariableReport>, Vec<Warning>)> {
+/// What the environment sets if it is `pairs`.
+pub fn environment(pairs: &[(String, String)]) -> EnvReport {
     env::report_of(pairs)
+}
+
+/// The value that the variable `name` would have in a pool of `config`.
+pub fn value(config: &Config, name: &str) -> String {
+    env::values(config).find(|(found, _)| found == name).map(|(_, value)| value).unwrap_or_default()
 }
 
 /// Total and available bytes of a process whose files lie below `root`.

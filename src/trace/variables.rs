@@ -1,5 +1,7 @@
 //! Settings of a replay as `PINPOOL_*` variables.
 
+use std::time::Duration;
+
 use super::replay::{OtherSettings, Replay};
 use crate::config::{Ceiling, Settings, env};
 
@@ -33,9 +35,9 @@ impl Replay {
         if let Some((name, _)) = pairs.iter().find(|(_, value)| value.is_empty()) {
             return Err(format!("{name} has no value; give one, or leave it out for its default"));
         }
-        let (settings, warnings) = env::read(pairs);
-        if let Some(warning) = warnings.first() {
-            return Err(warning.to_string());
+        let (settings, bad) = env::read(pairs);
+        if let Some(bad) = bad.first() {
+            return Err(bad.to_string());
         }
         let defaults = Self::default();
         let max_bytes = match settings.max_bytes {
@@ -48,7 +50,7 @@ impl Replay {
         let Settings { preset, rounding, pool_size_limit, auto_resize, idle_timeout, wait, .. } = settings;
         let Settings { reserve_bytes, growth, max_idle_bytes, .. } = settings;
         let others = OtherSettings { reserve_bytes, growth, max_idle_bytes };
-        let wait = wait.unwrap_or(defaults.wait);
+        let wait = wait.map_or(defaults.wait, |wait| wait.unwrap_or(Duration::MAX));
         Ok(Self { preset, rounding, pool_size_limit, auto_resize, idle_timeout, max_bytes, wait, others, ..defaults })
     }
 }

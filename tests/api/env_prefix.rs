@@ -13,7 +13,7 @@ fn variables_with_the_prefix_stand_in_place_of_those_of_the_process() {
             ("PINPOOL_LOG_EVERY", "7".to_owned()),
             ("EVAL_PINPOOL_BACKEND", "heap".to_owned()),
             ("EVAL_PINPOOL_MAX_BYTES", "64MiB".to_owned()),
-            ("EVAL_PINPOOL_WAIT", "soon".to_owned()),
+            ("EVAL_PINPOOL_WAITS", "1s".to_owned()),
             ("BAD_MAX_BYTES", "lots".to_owned()),
         ]
     };
@@ -23,7 +23,7 @@ fn variables_with_the_prefix_stand_in_place_of_those_of_the_process() {
         let lines = lines();
         assert_eq!((pool.stats().backend, pool.config().max_bytes), ("heap", Ceiling::Bytes(64 << 20)));
         assert_eq!(pool.config().log_every, 10, "the variables of the process are not read");
-        assert!(lines.iter().any(|line| line.contains("EVAL_PINPOOL_WAIT=soon is not a time")), "{lines:?}");
+        assert!(lines.iter().any(|line| line.contains("EVAL_PINPOOL_WAITS=1s: not a variable")), "{lines:?}");
         // Code wins.
         let pool = Pool::builder().env_prefix("EVAL_PINPOOL_").max_bytes(Some(1 << 20)).build().unwrap();
         assert_eq!(pool.config().max_bytes, Ceiling::Bytes(1 << 20));

@@ -72,7 +72,7 @@ fn pages_that_were_asked_for_and_are_not_there_are_a_warning_with_the_remedy_and
             let warned: Vec<_> = lines.iter().filter(|(level, _)| *level == log::Level::Warn).collect();
             assert_eq!(!warned.is_empty(), is_told, "{lines:?}");
             for (_, text) in warned {
-                assert!(text.contains("PINPOOL_HUGETLB=1gib") && text.contains("hugepages"), "{text}");
+                assert!(text.contains("PINPOOL_HUGETLB=1GiB") && text.contains("hugepages"), "{text}");
             }
         }
     });

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pinpool::config::BadVariable;
 use pinpool::config::env::{VARIABLES, VariableReport, report};
 use pinpool::config::text::{format_bytes, parse_bytes, parse_duration};
 use pinpool::{
@@ -75,9 +76,9 @@ fn refused(set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Error {
 #[test]
 fn every_default_in_the_table_is_the_default_that_holds() {
     alone_with(Vec::new, || {
-        let (entries, warnings) = report().unwrap();
-        assert!(warnings.is_empty());
-        for entry in entries {
+        let report = report();
+        assert!(report.bad.is_empty() && !report.is_refused());
+        for entry in report.variables {
             assert_eq!((entry.value.as_str(), entry.origin), (entry.default.as_str(), "default"), "{}", entry.name);
         }
     });
@@ -87,23 +88,27 @@ fn every_default_in_the_table_is_the_default_that_holds() {
 fn every_default_can_be_set_explicitly() {
     alone_with(
         || VARIABLES.iter().map(|variable| (variable.name, variable.default())).collect(),
-        || assert_eq!(report().unwrap().1, []),
+        || {
+            let report = report();
+            assert!(report.bad.is_empty() && report.contradictions.is_empty(), "{report:?}");
+        },
     );
 }
 
 #[test]
-fn nonsense_in_any_variable_is_named_with_its_value_and_what_holds_instead() {
+fn nonsense_in_any_variable_is_an_error_that_names_its_value_and_the_default() {
     // A file or a ledger may have any name.
     let has_any = |name: &str| ["PINPOOL_TRACE", "PINPOOL_LEDGER"].contains(&name);
     let others = || VARIABLES.iter().filter(|variable| !has_any(variable.name));
     alone_with(
         || others().map(|variable| (variable.name, "purple".to_owned())).collect(),
         || {
-            let warnings = report().unwrap().1;
-            assert_eq!(warnings.len(), others().count());
+            let bad = report().bad;
+            assert_eq!(bad.len(), others().count());
+            assert!(bad.iter().all(BadVariable::is_error));
             for variable in others() {
                 let of_it = |text: &&String| text.starts_with(&format!("{}=", variable.name));
-                let texts: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+                let texts: Vec<_> = bad.iter().map(ToString::to_string).collect();
                 let text = texts.iter().find(of_it).map(String::as_str).unwrap_or_default();
                 for part in ["purple", &variable.default()] {
                     assert!(text.contains(part), "{}: {text}", variable.name);
@@ -123,9 +128,11 @@ fn unknown_variables_of_ours_are_named_and_others_left_alone() {
     alone_with(
         || owned(&[("PINPOOL_MAXBYTES", "1"), ("PINPOOLX", "1")]),
         || {
-            let warnings = report().unwrap().1;
-            assert_eq!(warnings.len(), 1);
-            assert!(warnings[0].to_string().contains("PINPOOL_MAXBYTES=1"), "{}", warnings[0]);
+            let report = report();
+            let [bad] = &report.bad[..] else { panic!("{report:?}") };
+            assert!(!bad.is_error() && !report.is_refused());
+            let text = "PINPOOL_MAXBYTES=1: not a variable of pinpool, and ignored; did you mean PINPOOL_MAX_BYTES?";
+            assert_eq!(bad.to_string(), text);
         },
     );
 }
@@ -147,11 +154,15 @@ fn values_are_read() {
             ("PINPOOL_CLOSE_WAIT", "250ms"),
             ("PINPOOL_FENCE", "timeline"),
             ("PINPOOL_STUCK_AFTER", "2s"),
+            ("PINPOOL_WAIT", "NONE"),
             ("PINPOOL_PIN_THREADS", "8"),
+            ("PINPOOL_RESERVE", "none"),
+            ("PINPOOL_SOCKET", "0"),
+            ("PINPOOL_MAX_FALLBACK_BYTES", "0"),
         ])
     };
     alone_with(vars, || {
-        assert_eq!(report().unwrap().1, []);
+        assert_eq!(report().bad, []);
         let pool = Pool::from_env().unwrap();
         let config = pool.config();
         assert!(matches!(config.backend, Backend::Sim { total_bytes } if total_bytes == 3 << 30));
@@ -160,9 +171,13 @@ fn values_are_read() {
             (config.rounding, config.max_bytes, config.log_every),
             (Rounding::Exact, Ceiling::Bytes(64 << 20), 1)
         );
-        assert_eq!((config.close_wait.as_millis(), config.idle_timeout, config.on_full), (250, None, OnFull::Pageable));
-        assert_eq!((config.fence, config.stuck_after.as_secs()), (FenceKind::Timeline, 2));
-        assert_eq!(config.pin_threads, Some(8));
+        assert_eq!((config.close_wait, config.idle_timeout), (Some(Duration::from_millis(250)), None));
+        assert_eq!((config.fence, config.stuck_after), (FenceKind::Timeline, Some(Duration::from_secs(2))));
+        assert_eq!(
+            (config.wait, config.on_full, config.max_fallback_bytes),
+            (None, OnFull::Pageable, Ceiling::Bytes(0))
+        );
+        assert_eq!((config.pin_threads, config.reserve_bytes, config.socket.as_ref()), (Some(8), 0, None));
         assert_eq!(config.pressure, PressureSource::File("/tmp/psi".into()));
     });
 }
@@ -172,7 +187,7 @@ fn a_ceiling_of_nothing_is_refused_and_none_is_no_ceiling() {
     alone_with(
         || owned(&[("PINPOOL_MAX_BYTES", "0")]),
         || {
-            assert_eq!(report().unwrap().1.len(), 1);
+            assert_eq!(report().bad.len(), 1);
             let error = heap().build().unwrap_err();
             assert!(error.is_setting() && error.to_string().contains("PINPOOL_MAX_BYTES=0: not a ceiling"), "{error}");
         },
@@ -185,13 +200,13 @@ fn the_report_says_where_a_value_comes_from() {
     alone_with(
         || owned(&[("PINPOOL_POOL_SIZE_LIMIT", "0"), ("PINPOOL_LOG_EVERY", "x")]),
         || {
-            let (entries, warnings) = report().unwrap();
+            let report = report();
             let is = |name| move |entry: &&VariableReport| entry.name == name;
-            let origin = |name| entries.iter().find(is(name)).map(|entry| entry.origin);
+            let origin = |name| report.variables.iter().find(is(name)).map(|entry| entry.origin);
             assert_eq!(origin("PINPOOL_POOL_SIZE_LIMIT"), Some("environment"));
             assert_eq!(origin("PINPOOL_AUTO_RESIZE"), Some("implied"));
             assert_eq!(origin("PINPOOL_LOG_EVERY"), Some("default"));
-            assert_eq!(warnings.len(), 1);
+            assert_eq!(report.bad.len(), 1);
         },
     );
 }
@@ -207,10 +222,130 @@ fn code_wins_over_environment() {
     );
 }
 
+/// The value that holds once code has set `set`, or the text of the error.
+fn of_code(name: &str, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Result<String, String> {
+    let pool = set(heap().without_env()).build().map_err(|error| error.to_string())?;
+    Ok(pinpool::testing::parse::value(pool.config(), name))
+}
+
+/// As [`of_code`], of a text: as the argument of a method, and as the variable.
+fn of_text(name: &str, text: &str) -> [Result<String, String>; 2] {
+    let of_method = heap().without_env().variable(name, text).and_then(PoolBuilder::build);
+    let of_method = of_method.map(|pool| pinpool::testing::parse::value(pool.config(), name));
+    let report = pinpool::testing::parse::environment(&[(name.to_owned(), text.to_owned())]);
+    let of_variable = match (&report.bad[..], &report.contradictions[..]) {
+        ([], []) => {
+            Ok(report.variables.iter().find(|variable| variable.name == name).map(|found| found.value.clone()).unwrap())
+        }
+        ([bad], []) => Err(bad.to_string()),
+        ([], [error, ..]) => Err(error.to_string()),
+        _ => panic!("{report:?}"),
+    };
+    [of_method.map_err(|error| error.to_string()), of_variable]
+}
+
 #[test]
-fn a_count_of_zero_that_means_nothing_counts_as_one() {
-    let config = resolved(|zeros| zeros.pools_per_host(0).log_every(0).pin_threads(0)).unwrap();
-    assert_eq!((config.pools_per_host, config.log_every, config.pin_threads), (1, 1, Some(1)));
+fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
+    type Set = fn(PoolBuilder) -> PoolBuilder;
+    const MAX: Duration = Duration::MAX;
+    let same: &[(&str, &str, Set, &str)] = &[
+        ("PINPOOL_DEVICE", "3", |pool| pool.device(3), "3"),
+        ("PINPOOL_NUMA_NODE", "auto", |pool| pool.numa_node(None), "auto"),
+        ("PINPOOL_POOL_SIZE_LIMIT", "0", |pool| pool.pool_size_limit(0), "0"),
+        ("PINPOOL_AUTO_RESIZE", "off", |pool| pool.auto_resize(false), "0"),
+        ("PINPOOL_ROUNDING", "noop", |pool| pool.rounding(Rounding::Exact), "exact"),
+        ("PINPOOL_MAX_BYTES", "none", |pool| pool.max_bytes(None), "none"),
+        ("PINPOOL_MAX_BYTES", "1", |pool| pool.max_bytes(1), "1B"),
+        ("PINPOOL_POOLS_PER_HOST", "1000000", |pool| pool.pools_per_host(1_000_000), "1000000"),
+        ("PINPOOL_WAIT", "none", |pool| pool.wait(None), "none"),
+        ("PINPOOL_WAIT", "0", |pool| pool.wait(Duration::ZERO), "0s"),
+        ("PINPOOL_WAIT", "18446744073709551615us", |pool| pool.wait(MAX), "18446744073709551615us"),
+        ("PINPOOL_CLOSE_WAIT", "none", |pool| pool.close_wait(None), "none"),
+        ("PINPOOL_STUCK_AFTER", "none", |pool| pool.stuck_after(None), "none"),
+        ("PINPOOL_IDLE_TIMEOUT", "none", |pool| pool.idle_timeout(None), "none"),
+        ("PINPOOL_ON_FULL", "Pageable", |pool| pool.on_full(OnFull::Pageable), "pageable"),
+        ("PINPOOL_MAX_FALLBACK_BYTES", "0", |pool| pool.max_fallback_bytes(0), "0B"),
+        ("PINPOOL_MAX_IDLE_BYTES", "0", |pool| pool.max_idle_bytes(0), "0B"),
+        ("PINPOOL_RESERVE", "none", |pool| pool.reserve_bytes(0), "0B"),
+        ("PINPOOL_RESERVE_WAIT", "no", |pool| pool.reserve_wait(false), "0"),
+        ("PINPOOL_HUGETLB", "2m", |pool| pool.hugetlb(pinpool::HugeTlb::Of2MiB), "2MiB"),
+        ("PINPOOL_PIN_THREADS", "auto", |pool| pool.pin_threads(None), "auto"),
+        ("PINPOOL_PRESSURE", "0", |pool| pool.pressure(PressureSource::Off), "off"),
+        ("PINPOOL_GROWTH", "false", |pool| pool.growth(false), "0"),
+        ("PINPOOL_ZERO", "on", |pool| pool.zero(true), "1"),
+        ("PINPOOL_POLL", "no", |pool| pool.background_poll(false), "0"),
+        ("PINPOOL_SOCKET", "0", |pool| pool.socket(None), "none"),
+        ("PINPOOL_TRACE", "none", |pool| pool.trace(None), "none"),
+        ("PINPOOL_FENCE", "event", |pool| pool.fence(FenceKind::Event), "event"),
+    ];
+    for &(name, text, set, value) in same {
+        let value = Ok(value.to_owned());
+        assert_eq!(of_text(name, text), [value.clone(), value.clone()], "{name}={text}");
+        assert_eq!(of_code(name, set), value, "{name}={text}");
+    }
+    let refused: &[(&str, &str, Set, &str)] = &[
+        ("PINPOOL_MAX_BYTES", "0", |pool| pool.max_bytes(0), "=0B: not a ceiling, since every get would fail"),
+        ("PINPOOL_POOLS_PER_HOST", "0", |pool| pool.pools_per_host(0), "=0: not a whole number of at least 1"),
+        ("PINPOOL_LOG_EVERY", "0", |pool| pool.log_every(0), "=0: not a whole number of at least 1"),
+        ("PINPOOL_PIN_THREADS", "0", |pool| pool.pin_threads(0), "=0: not a whole number of at least 1"),
+        ("PINPOOL_SOCKET", "x", |pool| pool.socket(Some("x".into())), "=x: not a path with a slash, 1, or none"),
+        ("PINPOOL_PRESSURE", "x/y", |pool| pool.pressure(PressureSource::File("x/y".into())), "=x/y: neither on, off"),
+        ("PINPOOL_LEDGER", "a/b", |pool| pool.ledger("a/b"), "=a/b: "),
+    ];
+    for &(name, text, set, problem) in refused {
+        let of_code = of_code(name, set).unwrap_err();
+        assert!(of_code.starts_with(&format!("{name}{problem}")), "{of_code}");
+        let remedy = format!("; correct it, or leave it out for the default {}", default_of(name));
+        assert!(of_code.ends_with(&remedy), "{of_code}");
+        // Sizes are shown with their unit.
+        let of_code = of_code.replacen("=0B:", "=0:", 1);
+        assert_eq!(of_text(name, text), [Err(of_code.clone()), Err(of_code)], "{name}={text}");
+    }
+}
+
+fn default_of(name: &str) -> String {
+    VARIABLES.iter().find(|variable| variable.name == name).unwrap().default()
+}
+
+#[test]
+fn every_variable_that_cannot_be_read_is_named_in_the_error_and_code_that_sets_it_wins() {
+    alone_with(
+        || {
+            owned(&[
+                ("PINPOOL_ZERO", "ture"),
+                ("PINPOOL_ON_FULL", "eror"),
+                ("PINPOOL_IDLE_TIMEOUT", "soon"),
+                ("PINPOOL_POOL_SIZE_LIMIT", "0"),
+                ("PINPOOL_AUTO_RESIZE", "1"),
+                ("PINPOOL_RESERVE", "2MiB"),
+                ("PINPOOL_MAX_BYTES", "1MiB"),
+            ])
+        },
+        || {
+            let found = report();
+            assert_eq!((found.bad.len(), found.contradictions.len()), (3, 2), "{found:?}");
+            let text = heap().build().unwrap_err().to_string();
+            let (first, others) = text.split_once("; nor can ").unwrap();
+            assert!(first.starts_with("PINPOOL_IDLE_TIMEOUT=soon: not a time"), "{text}");
+            assert_eq!(others, "PINPOOL_ON_FULL, PINPOOL_ZERO be read");
+            let readable = || heap().idle_timeout(None).on_full(OnFull::Error).zero(true);
+            let text = readable().build().unwrap_err().to_string();
+            assert!(text.starts_with("PINPOOL_AUTO_RESIZE=1: contradicts"), "{text}");
+            assert!(readable().auto_resize(false).reserve_bytes(0).build().is_ok());
+        },
+    );
+}
+
+#[test]
+fn the_wait_is_short_where_other_memory_may_be_given_and_a_full_pool_is_an_error_everywhere() {
+    let of = |set: fn(PoolBuilder) -> PoolBuilder| resolved(set).map(|config| (config.on_full, config.wait)).unwrap();
+    assert_eq!(of(|pool| pool), (OnFull::Error, Some(Duration::from_secs(30))));
+    assert_eq!(of(|pool| pool.on_full(OnFull::Pageable)), (OnFull::Pageable, Some(Duration::from_millis(100))));
+    assert_eq!(of(|pool| pool.on_full(OnFull::Pageable).wait(None)), (OnFull::Pageable, None));
+    let of_tensorflow = of(|pool| pool.preset(Preset::Tensorflow));
+    assert_eq!(of_tensorflow, (OnFull::Error, Some(Duration::ZERO)));
+    let config = Pool::builder().without_env().max_bytes(8 << 20).build().unwrap().config().clone();
+    assert_eq!(config.on_full, OnFull::Error, "whatever the back-end that is found");
 }
 
 #[test]
@@ -223,7 +358,7 @@ fn a_limit_of_zero_implies_no_resizing_and_contradicts_it_when_explicit() {
 #[test]
 fn a_rounding_implies_the_preset_that_it_belongs_to_and_contradicts_the_other() {
     let exact = resolved(|pool| pool.rounding(Rounding::Exact)).unwrap();
-    assert_eq!((exact.preset, exact.max_bytes, exact.wait), (Preset::Tensorflow, Ceiling::None, Duration::ZERO));
+    assert_eq!((exact.preset, exact.max_bytes, exact.wait), (Preset::Tensorflow, Ceiling::None, Some(Duration::ZERO)));
     assert_eq!(resolved(|pool| pool.preset(Preset::Tensorflow)).unwrap().rounding, Rounding::Pow2);
     assert_eq!(resolved(|pool| pool).unwrap().preset, Preset::Adaptive);
     for (preset, rounding) in [(Preset::Adaptive, Rounding::Pow2), (Preset::Tensorflow, Rounding::Eighths)] {

@@ -9,7 +9,10 @@ fn a_variable_set_by_code_is_read_as_in_the_environment() {
     let builder = Pool::builder().without_env().variable("PINPOOL_BACKEND", "heap").unwrap();
     let builder = builder.variable("PINPOOL_WAIT", " 250ms ").unwrap().variable("PINPOOL_MAX_BYTES", "").unwrap();
     let pool = builder.variable("PINPOOL_MAX_BYTES", "64M").unwrap().build().unwrap();
-    assert_eq!((pool.config().wait, pool.config().max_bytes), (Duration::from_millis(250), Ceiling::Bytes(64 << 20)));
+    assert_eq!(
+        (pool.config().wait, pool.config().max_bytes),
+        (Some(Duration::from_millis(250)), Ceiling::Bytes(64 << 20))
+    );
 }
 
 #[test]
@@ -17,9 +20,11 @@ fn an_unknown_variable_and_a_value_that_cannot_be_read_are_errors_that_say_what_
     let error = Pool::builder().variable("PINPOOL_MAX_BYTE", "1G").unwrap_err();
     assert!(error.is_setting());
     let text = error.to_string();
-    assert!(text.contains("PINPOOL_MAX_BYTE:") && text.contains("PINPOOL_MAX_BYTES,"), "{text}");
+    assert_eq!(text, "variable=PINPOOL_MAX_BYTE: not a variable of pinpool; did you mean PINPOOL_MAX_BYTES?");
+    let text = Pool::builder().variable("PURPLE", "1G").unwrap_err().to_string();
+    assert!(text.ends_with("`pinpool env --all` lists the variables"), "{text}");
     let text = Pool::builder().variable("PINPOOL_WAIT", "soon").unwrap_err().to_string();
-    assert!(text.starts_with("PINPOOL_WAIT=soon: not a time") && text.contains("the default 100ms"), "{text}");
+    assert!(text.starts_with("PINPOOL_WAIT=soon: not a time") && text.contains("the default 30s"), "{text}");
 }
 
 #[test]

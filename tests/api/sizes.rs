@@ -172,10 +172,10 @@ fn check_refused(variable: &str, words: &[&str]) {
         assert!(text.contains(part), "no {part} in: {text}");
     }
     // The report has it beside all other variables.
-    let (entries, warnings) = report().unwrap();
-    assert_eq!((entries.len(), warnings.len()), (VARIABLES.len(), 1));
-    let warning = warnings[0].to_string();
-    assert!(warnings[0].is_error() && warning.contains("no pool is built with it"), "{warning}");
+    let report = report();
+    assert_eq!((report.variables.len(), report.bad.len()), (VARIABLES.len(), 1));
+    assert!(report.is_refused() && report.bad[0].is_error());
+    assert_eq!(report.bad[0].to_string(), text, "the same text");
 }
 
 #[test]
@@ -219,18 +219,8 @@ fn what_code_sets_makes_the_variable_a_warning() {
 }
 
 #[test]
-fn a_wait_that_cannot_be_read_is_a_warning_and_the_default_holds() {
-    alone_with(
-        || vec![("PINPOOL_WAIT", "soon".to_owned()), ("PINPOOL_BACKEND", "heap".to_owned())],
-        || {
-            listen();
-            let pool = Pool::from_env().unwrap();
-            assert_eq!(pool.config().wait.as_millis(), 100);
-            let warned =
-                |(level, line): &(log::Level, String)| *level == log::Level::Warn && line.contains("PINPOOL_WAIT=soon");
-            assert!(lines_with_levels().iter().any(warned));
-        },
-    );
+fn a_wait_that_cannot_be_read_is_an_error_as_any_other() {
+    alone_with(|| vec![("PINPOOL_WAIT", "soon".to_owned())], || check_refused("PINPOOL_WAIT", &["not a time"]));
 }
 
 #[test]
@@ -243,9 +233,9 @@ fn an_empty_variable_is_not_set() {
                 .collect()
         },
         || {
-            let (entries, warnings) = report().unwrap();
-            assert_eq!(warnings, []);
-            for entry in entries {
+            let report = report();
+            assert_eq!(report.bad, []);
+            for entry in report.variables {
                 assert_eq!((&entry.value, entry.origin), (&entry.default, "default"), "{}", entry.name);
             }
             assert_eq!(Pool::builder().backend(Backend::Heap).build().unwrap().config().max_bytes, Ceiling::Auto);

@@ -19,19 +19,6 @@ fn the_table_of_variables_is_the_table_in_the_code() {
 }
 
 #[test]
-fn the_variables_that_must_be_readable_are_those_in_the_code() {
-    let readme = read("README.md");
-    let (_, rest) = readme.split_once("Where the default in its place would be a risk (").unwrap();
-    let (named, _) = rest.split_once(')').unwrap();
-    let mut named: Vec<_> = named.split(',').map(|name| name.trim().trim_matches('`')).collect();
-    let mut strict: Vec<_> =
-        VARIABLES.iter().filter(|variable| variable.is_strict()).map(|variable| variable.name).collect();
-    named.sort_unstable();
-    strict.sort_unstable();
-    assert_eq!(named, strict);
-}
-
-#[test]
 fn the_test_command_is_the_one_that_ci_runs() {
     let readme = read("README.md");
     let command = readme.lines().find(|line| line.starts_with("cargo test")).unwrap();

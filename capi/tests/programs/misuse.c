@@ -26,6 +26,9 @@ int main(void)
     if (strcmp(pp_last_error(NULL), "") != 0 || strcmp(pp_version(), PP_VERSION) != 0)
         return 1;
     EXPECT(pp_pool_open("max_byte=1GiB", &pool), PP_BAD_SETTING, "PINPOOL_MAX_BYTE:");
+    EXPECT(pp_pool_open("zero=ture", &pool), PP_BAD_SETTING, "PINPOOL_ZERO=ture: neither 0 ");
+    EXPECT(pp_pool_open("max_bytes=0", &pool), PP_BAD_SETTING, "PINPOOL_MAX_BYTES=0: not a ceiling");
+    EXPECT(pp_pool_open("pools_per_host=0", &pool), PP_BAD_SETTING, "PINPOOL_POOLS_PER_HOST=0: not a whole number");
     EXPECT(pp_pool_open("backend=heap", NULL), PP_INVALID_ARGUMENT, "`pool` is NULL");
     EXPECT(pp_get(NULL, 1, &ptr), PP_INVALID_ARGUMENT, "`pool` is NULL");
     EXPECT(pp_get((pp_pool *)(void *)&local, 1, &ptr), PP_UNKNOWN_POOL, "no handle of a pool");

@@ -37,15 +37,15 @@ impl Core {
 
     /// Waits until nothing is in flight, at most as long as configured.
     fn await_copies(&self) {
-        let begun = Instant::now();
+        let (begun, longest_wait) = (Instant::now(), self.config.close_wait.unwrap_or(Duration::MAX));
         // Short copies are over at once; a stuck one is not worth a busy processor.
         let mut pause = Duration::from_micros(20);
         while self.in_flight.count() > 0 {
             self.complete_copies();
-            if begun.elapsed() >= self.config.close_wait {
+            if begun.elapsed() >= longest_wait {
                 return;
             }
-            thread::sleep(pause.min(self.config.close_wait));
+            thread::sleep(pause.min(longest_wait));
             pause = (pause * 2).min(Duration::from_millis(10));
         }
     }

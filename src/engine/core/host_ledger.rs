@@ -166,7 +166,7 @@ impl Core {
 
     /// What `add` pins or claims; while the ledger refuses it, waits for other owners as a get would.
     pub(super) fn add_within_ledger<R>(&self, mut add: impl FnMut() -> Result<R, Refusal>) -> Result<R, Refusal> {
-        let until = Instant::now() + self.config.wait.min(Duration::from_secs(1 << 30));
+        let until = Instant::now() + self.config.longest_wait().min(Duration::from_secs(1 << 30));
         loop {
             let added = add();
             let (Err(refusal @ Refusal::Ledger { .. }), Some(ledger)) = (&added, self.host_ledger()) else {

@@ -1,12 +1,9 @@
 //! The pool's statistics on a socket, if `PINPOOL_SOCKET` asks for it.
 
-use std::sync::Arc;
-#[cfg(feature = "serve")]
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use super::Core;
 
-#[cfg(feature = "serve")]
 impl crate::stats_socket::Shown for Core {
     fn statistics(&self) -> crate::stats::Stats {
         self.stats()
@@ -19,7 +16,6 @@ impl crate::stats_socket::Shown for Core {
 
 impl Core {
     /// Shows the statistics until the pool is gone.
-    #[cfg(feature = "serve")]
     pub(crate) fn serve_statistics(self: &Arc<Self>) {
         let Some(path) = &self.config.socket else { return };
         let is_derived = path.as_os_str() == "1";
@@ -32,14 +28,6 @@ impl Core {
                 let _ = self.showing.set(showing);
             }
             Err(error) => self.log.not_serving(&path, &error.to_string()),
-        }
-    }
-
-    /// Says that this build cannot.
-    #[cfg(not(feature = "serve"))]
-    pub(crate) fn serve_statistics(self: &Arc<Self>) {
-        if let Some(path) = &self.config.socket {
-            self.log.not_serving(path, "this build serves none; build pinpool with the feature `serve`");
         }
     }
 }

@@ -51,8 +51,10 @@ impl Core {
             self.log.no_thread(thread.note_late());
         }
         self.shortage.end_if_calm(&self.log, now_us);
-        if self.in_flight.count() > 0 && !self.config.stuck_after.is_zero() {
-            let stuck = self.in_flight.newly_stuck(now_us, self.config.stuck_after);
+        if let Some(stuck_after) = self.config.stuck_after.filter(|time| !time.is_zero())
+            && self.in_flight.count() > 0
+        {
+            let stuck = self.in_flight.newly_stuck(now_us, stuck_after);
             let log = |PendingGroup { buffers, age, stream, bytes }| self.log.stuck(buffers, bytes, age, stream);
             stuck.into_iter().for_each(log);
         }
@@ -61,7 +63,10 @@ impl Core {
         drop(tick);
         self.accounts.sample(&self.stock, &self.in_flight);
         self.report_verdict(now_us);
-        if let Some((max_bytes, why)) = self.ceiling.follow(now_us, || self.backing().stats().held_bytes) {
+        let held_bytes = || self.backing().stats().held_bytes;
+        if let Some((max_bytes, why)) =
+            self.ceiling.follow(now_us, held_bytes, |source| self.follow_for_process(source))
+        {
             self.apply_ceiling(max_bytes, &why);
         }
         self.stock.enforce_limits(now_us);

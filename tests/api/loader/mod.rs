@@ -106,7 +106,8 @@ impl Observer for RecordingObserver {
 }
 
 fn pool(max_bytes: u64) -> Pool {
-    Pool::builder().without_env().backend(Backend::Heap).max_bytes(max_bytes).build().unwrap()
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(max_bytes);
+    builder.wait(std::time::Duration::from_millis(100)).build().unwrap()
 }
 
 /// Three workers, batches of four samples, verified; then `change`.

@@ -3,6 +3,7 @@
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
+use pinpool::config::EnvReport;
 use pinpool::config::text::{ParseError, format_bytes, parse_bytes, parse_duration};
 use pinpool::testing::parse;
 use pinpool::{Backend, Ceiling, FenceKind, OnFull, Preset, PressureSource, ReleasePolicy, Rounding};
@@ -57,19 +58,20 @@ pub(crate) fn environment(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let pair = |line: &str| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
     let pairs: Vec<_> = text.lines().filter_map(pair).collect();
-    let (reports, warnings) = match parse::environment(&pairs) {
-        Ok(read) => read,
-        Err(error) => return assert!(error.is_setting() && error.to_string().contains("PINPOOL_"), "{error}"),
-    };
-    for warning in warnings.iter().map(ToString::to_string) {
-        let names = |(name, value): &(String, String)| warning.contains(name.as_str()) && warning.contains(value);
-        assert!(pairs.iter().any(names), "{warning} names no variable and its value");
+    let report = parse::environment(&pairs);
+    for bad in report.bad.iter().map(ToString::to_string) {
+        let names = |(name, value): &(String, String)| bad.contains(name.as_str()) && bad.contains(value);
+        assert!(pairs.iter().any(names), "{bad} names no variable and its value");
     }
-    let shown: Vec<_> = reports.iter().map(|report| (report.name.to_owned(), report.value.clone())).collect();
-    let (again, warnings) = parse::environment(&shown).expect("what holds does not contradict itself");
-    assert!(warnings.is_empty(), "what is shown cannot be read: {warnings:?}");
-    let values = |reports: &[pinpool::config::env::VariableReport]| {
-        reports.iter().map(|report| report.value.clone()).collect::<Vec<_>>()
-    };
-    assert_eq!(values(&again), values(&reports));
+    for error in &report.contradictions {
+        assert!(error.is_setting() && error.to_string().contains("PINPOOL_"), "{error}");
+    }
+    if !report.contradictions.is_empty() {
+        return;
+    }
+    let shown: Vec<_> = report.variables.iter().map(|report| (report.name.to_owned(), report.value.clone())).collect();
+    let again = parse::environment(&shown);
+    assert!(!again.is_refused() && again.bad.is_empty(), "what is shown cannot be read: {again:?}");
+    let values = |report: &EnvReport| report.variables.iter().map(|report| report.value.clone()).collect::<Vec<_>>();
+    assert_eq!(values(&again), values(&report));
 }

@@ -29,7 +29,7 @@ use self::failures::Failures;
 use self::report::LoadReport;
 use crate::dump::dump_on_signal;
 use crate::interrupt::stop_at_interrupt;
-use crate::replay::{IdleTimeout, idle_timeout};
+use crate::replay::{TimeOrNone, time_or_none};
 use crate::terminal::Terminal;
 use crate::top::Watch;
 use crate::{ExitError, Verbosity};
@@ -155,14 +155,14 @@ struct PoolArgs {
     reserve: Option<u64>,
 
     /// How long memory stays idle before it is released to the system: a time, or none to keep it
-    #[arg(long, value_name = "TIME", value_parser = idle_timeout)]
-    idle_timeout: Option<IdleTimeout>,
+    #[arg(long, value_name = "TIME", value_parser = time_or_none)]
+    idle_timeout: Option<TimeOrNone>,
 
-    /// Longest wait of a batch for memory under the ceiling
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    wait: Option<Duration>,
+    /// Longest wait of a batch for memory under the ceiling: a time, or none for one without end
+    #[arg(long, value_name = "TIME", value_parser = time_or_none)]
+    wait: Option<TimeOrNone>,
 
-    /// What a batch gets after that wait: error, pageable (memory that is not pinned) or auto
+    /// What a batch gets after that wait: error, or pageable (memory that is not pinned)
     #[arg(long, value_name = "NAME")]
     on_full: Option<OnFull>,
 }

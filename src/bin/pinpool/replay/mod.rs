@@ -96,8 +96,8 @@ struct SettingArgs {
     wait: Option<Duration>,
 
     /// Time after which idle memory is released; `none` keeps it [default: 60s]
-    #[arg(long, value_name = "TIME", value_parser = idle_timeout)]
-    idle_timeout: Option<IdleTimeout>,
+    #[arg(long, value_name = "TIME", value_parser = time_or_none)]
+    idle_timeout: Option<TimeOrNone>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -112,8 +112,8 @@ enum Format {
     Conformance,
 }
 
-/// `None` keeps idle memory. The alias keeps clap from reading `Option<Option<T>>` as an optional value.
-pub(crate) type IdleTimeout = Option<Duration>;
+/// `None` is without end. The alias keeps clap from reading `Option<Option<T>>` as an optional value.
+pub(crate) type TimeOrNone = Option<Duration>;
 
 #[derive(Serialize)]
 struct JsonLine<'a> {
@@ -260,6 +260,6 @@ fn ratio(text: &str) -> Result<f64, ParseError> {
     ratio.ok_or_else(|| ParseError::new(text, "not a number above 0 (like 1.25)"))
 }
 
-pub(crate) fn idle_timeout(text: &str) -> Result<IdleTimeout, ParseError> {
+pub(crate) fn time_or_none(text: &str) -> Result<TimeOrNone, ParseError> {
     if text.eq_ignore_ascii_case("none") { Ok(None) } else { parse_duration(text).map(Some) }
 }
