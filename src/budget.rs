@@ -16,7 +16,7 @@
 
 use std::sync::Arc;
 
-use crate::ledger::HostLedger;
+use crate::ledger::SharedCeiling;
 use crate::lost;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -37,7 +37,7 @@ pub(crate) struct Budget {
     inner_lost_bytes: AtomicU64,
     /// The budget that this one lies in.
     outer: Option<Arc<Budget>>,
-    ledger: Option<Arc<HostLedger>>,
+    ledger: Option<Arc<SharedCeiling>>,
 }
 
 /// Bytes of a [`Budget`], returned when this is dropped.
@@ -55,7 +55,7 @@ impl Budget {
     }
 
     /// A budget whose claims are made in `ledger` too, if there is one.
-    pub(crate) fn under(ledger: Option<Arc<HostLedger>>, max_bytes: Option<u64>) -> Arc<Self> {
+    pub(crate) fn under(ledger: Option<Arc<SharedCeiling>>, max_bytes: Option<u64>) -> Arc<Self> {
         Self::with(max_bytes, None, ledger)
     }
 
@@ -64,7 +64,7 @@ impl Budget {
         Self::with(max_bytes, Some(outer.clone()), None)
     }
 
-    fn with(max_bytes: Option<u64>, outer: Option<Arc<Self>>, ledger: Option<Arc<HostLedger>>) -> Arc<Self> {
+    fn with(max_bytes: Option<u64>, outer: Option<Arc<Self>>, ledger: Option<Arc<SharedCeiling>>) -> Arc<Self> {
         Arc::new(Self {
             max_bytes: AtomicU64::new(max_bytes.unwrap_or(u64::MAX)),
             highest_max_bytes: AtomicU64::new(max_bytes.unwrap_or(u64::MAX)),
@@ -133,7 +133,7 @@ impl Budget {
         (self.inner_lost.load(Ordering::Relaxed), self.inner_lost_bytes.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn ledger(&self) -> Option<&Arc<HostLedger>> {
+    pub(crate) fn ledger(&self) -> Option<&Arc<SharedCeiling>> {
         self.ledger.as_ref()
     }
 

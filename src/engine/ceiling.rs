@@ -65,12 +65,19 @@ impl CeilingControl {
         (max_bytes, why)
     }
 
-    /// The new ceiling and why, if `auto` holds and the limit of the control group has changed.
-    pub(super) fn follow(&self, now_us: u64, held_bytes: impl FnOnce() -> u64) -> Option<(Option<u64>, String)> {
+    /// The new ceiling and why, if `auto` holds and the limit of the control group has changed. That of all pools of the
+    /// process follows it in `process`.
+    pub(super) fn follow(
+        &self,
+        now_us: u64,
+        held_bytes: impl FnOnce() -> u64,
+        process: impl FnOnce(&CeilingSource),
+    ) -> Option<(Option<u64>, String)> {
         // Another thread that is at it is enough.
         let mut origin = self.0.try_lock()?;
         let Origin { source, auto } = origin.as_mut()?;
         let (bytes, why) = auto.as_mut()?.change(now_us, held_bytes)?;
+        process(source);
         Some((source.within_lock_limit(Some(bytes)), why))
     }
 }
@@ -84,6 +91,12 @@ impl CeilingSource {
         let auto = AutoCeiling { gauge, pools_per_host: self.pools_per_host, limit, next_reading_us: 0 };
         let (bytes, why) = auto.share(&memory, held_bytes);
         Some((auto, bytes, why))
+    }
+
+    /// What the pools of a process may hold together while they hold `held_bytes`: no more than one alone.
+    pub(crate) fn auto_of_process(&self, held_bytes: u64) -> u64 {
+        let alone = Self { pools_per_host: 1, ..self.clone() };
+        alone.auto(held_bytes).map_or(u64::MAX, |(_, bytes, _)| bytes)
     }
 
     /// `max_bytes`, or less where the process may lock less.

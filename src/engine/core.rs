@@ -202,6 +202,7 @@ impl Core {
 
     /// Changes the ceiling; see [`Pool::set_max_bytes`](crate::Pool::set_max_bytes).
     pub(crate) fn set_ceiling(&self, ceiling: Ceiling) {
+        self.bind_to_process(ceiling == Ceiling::Auto);
         let (max_bytes, why) = self.ceiling.set(ceiling, self.backing().stats().held_bytes);
         self.apply_ceiling(max_bytes, &why);
     }

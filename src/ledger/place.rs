@@ -51,6 +51,11 @@ impl Want {
         // Relaxed: a figure.
         self.0.load(Ordering::Relaxed)
     }
+
+    /// Returns what it was before. The caller holds the lock of the owner's place.
+    pub(super) fn replace(&self, bytes: u64) -> u64 {
+        self.0.swap(bytes, Ordering::Relaxed)
+    }
 }
 
 pub(super) struct Place {
@@ -243,18 +248,13 @@ impl Place {
 
     /// Returns what `want` was before.
     pub(super) fn set_want(&mut self, want: &Want, bytes: u64, needed_bytes: u64) -> u64 {
-        let before_bytes = want.0.swap(bytes, Ordering::Relaxed);
+        let before_bytes = want.replace(bytes);
         if before_bytes == bytes {
             return before_bytes;
         }
         let is_there = self.is_there();
         let events = self.words().events().load(Ordering::SeqCst);
-        let demand = &mut self.demand;
-        if demand.wanted_bytes == 0 {
-            demand.since = (events, self.file.own_slot());
-        }
-        demand.wanted_bytes = demand.wanted_bytes.saturating_sub(before_bytes).saturating_add(bytes);
-        demand.needed_bytes = if bytes > 0 { needed_bytes } else { demand.needed_bytes.min(demand.wanted_bytes) };
+        self.demand.change_want(before_bytes, bytes, needed_bytes, (events, self.file.own_slot()));
         if is_there {
             let Demand { wanted_bytes, needed_bytes, since: (since, _), .. } = self.demand;
             // The want last: who sees it sees the rest.

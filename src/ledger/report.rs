@@ -9,7 +9,7 @@ use crate::error::{ErrorKind, Result};
 use crate::shared_memory::{DIRECTORY, Snapshot};
 
 /// Owners that a text lists one by one.
-const LISTED: usize = 8;
+pub(super) const LISTED: usize = 8;
 
 /// What a host ledger says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -28,6 +28,15 @@ impl Demand {
     fn bytes(&self) -> u64 {
         self.held_bytes.saturating_add(self.wanted_bytes)
     }
+
+    /// One of the gets and reserves that want now wants `bytes` in place of `before_bytes`, at the time `now` if it is the first.
+    pub(super) fn change_want(&mut self, before_bytes: u64, bytes: u64, needed_bytes: u64, now: (u64, usize)) {
+        if self.wanted_bytes == 0 {
+            self.since = now;
+        }
+        self.wanted_bytes = self.wanted_bytes.saturating_sub(before_bytes).saturating_add(bytes);
+        self.needed_bytes = if bytes > 0 { needed_bytes } else { self.needed_bytes.min(self.wanted_bytes) };
+    }
 }
 
 /// What the owner `own` may claim of `room_bytes` for a claim of `bytes` beside `others`.

@@ -228,7 +228,7 @@ fn a_place_without_a_file_to_move_to_claims_nothing_until_there_is_one() {
 #[test]
 fn a_claim_keeps_the_place_though_its_pool_has_ended() {
     let named = Named::new("outlives");
-    let budget = Budget::under(Some(Arc::new(named.attach("", 100))), None);
+    let budget = Budget::under(Some(Arc::new(SharedCeiling::OfHost(named.attach("", 100)))), None);
     let claim = budget.claim(30).unwrap().held();
     drop(budget);
     let (ends, ended) = mpsc::channel::<()>();

@@ -188,6 +188,14 @@ impl MaintenanceThread {
         if self.pace.load(Ordering::Relaxed) <= pace as u32 { Ok(()) } else { self.hurry() }
     }
 
+    /// Has the thread look at the pools at once, if it runs.
+    pub(crate) fn look_soon(&self) {
+        let mut schedule = self.schedule.lock();
+        if schedule.is_running {
+            self.wake(&mut schedule);
+        }
+    }
+
     #[cold]
     fn hurry(&'static self) -> io::Result<()> {
         let mut schedule = self.schedule.lock();

@@ -23,7 +23,7 @@ use crate::engine::{
 };
 use crate::error::{ErrorKind, Result};
 use crate::host::limits;
-use crate::ledger::{self, HostLedger};
+use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
 use crate::record::Recorder;
 #[cfg(feature = "trace")]
 use crate::record::{Unrecorded, count_failed};
@@ -164,7 +164,7 @@ impl PoolBuilder {
         let backend::PinOptions { device, node, threads, arena, max_bytes: asked_bytes, .. } = options;
         let (handle_types, hugetlb, write_combined) = (options.handle_types, options.hugetlb, options.write_combined);
         // Before the driver opens descriptors: see `shared_memory` for the order in which those of a process are closed.
-        let ledger = host_ledger(&config, &log, &root)?;
+        let ledger = host_ledger(&config, &log, &root)?.map(SharedCeiling::OfHost);
         let chosen = backend::choose(&config.backend, options)?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         ceiling_source.lock_limit_bytes = chosen.lock_limit_bytes;
@@ -190,6 +190,7 @@ impl PoolBuilder {
         let recorder: Option<Arc<Recorder>> = None;
         let source = recorded(chosen.source, recorder.as_ref());
         let fallback = (config.on_full == OnFull::Pageable).then(|| fallback(&config, max_bytes));
+        let ledger = ledger.or_else(|| process_ceiling(&config, &log, &ceiling_source)).map(Arc::new);
         let supply = supply(&config, source, max_bytes, &log, &ceiling_source.root, ledger)?;
         let reserve_bytes = config.reserve_bytes;
         let backing = Backing::new(supply, fallback);
@@ -307,7 +308,7 @@ fn fallback(config: &Config, max_bytes: Option<u64>) -> Fallback {
 }
 
 /// A place in the host ledger, if `PINPOOL_LEDGER` asks for one. Its first owner sets its ceiling.
-fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Arc<HostLedger>>> {
+fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<HostLedger>> {
     let name = match &config.ledger {
         LedgerName::None => return Ok(None),
         LedgerName::Auto if !env::is_one_of_several() => return Ok(None),
@@ -328,7 +329,7 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Arc
             log.joined_ledger(&report);
             let other_bytes = asked_bytes.filter(|&bytes| report.max_bytes != Some(bytes));
             other_bytes.iter().for_each(|&bytes| log.ledger_has_other_ceiling(name, report.max_bytes, bytes));
-            Ok(Some(Arc::new(ledger)))
+            Ok(Some(ledger))
         }
         // Nobody has asked for this ledger by its name.
         Err(error) if config.ledger == LedgerName::Auto => {
@@ -339,13 +340,20 @@ fn host_ledger(config: &Config, log: &PoolLog, root: &Path) -> Result<Option<Arc
     }
 }
 
+/// The part in what all pools of the process may hold, if the ceiling is `auto`. Simulated memory is not the machine's.
+fn process_ceiling(config: &Config, log: &PoolLog, source: &CeilingSource) -> Option<SharedCeiling> {
+    let is_bound = config.max_bytes == Ceiling::Auto && !matches!(config.backend, Backend::Sim { .. });
+    let ceiling = |held_bytes| source.auto_of_process(held_bytes);
+    is_bound.then(|| SharedCeiling::OfProcess(ProcessCeiling::attach(&source.root, log.name.as_deref(), ceiling)))
+}
+
 fn supply(
     config: &Config,
     source: Arc<dyn Source>,
     max_bytes: Option<u64>,
     log: &Arc<PoolLog>,
     root: &Path,
-    ledger: Option<Arc<HostLedger>>,
+    ledger: Option<Arc<SharedCeiling>>,
 ) -> Result<Supply> {
     match config.preset {
         Preset::Tensorflow => Ok(Supply::Direct(Direct::new(source, max_bytes, log.clone(), ledger))),

@@ -232,6 +232,94 @@ fn auto_follows_the_limit_of_the_control_group_with_one_line_each() {
     assert_eq!(valid_stats(&pool).max_bytes, Some(100 << 20));
 }
 
+/// A pool over memory that counts as the machine's, of which 100 MiB are for `auto`.
+fn automatic(root: &Path) -> PoolBuilder {
+    builder().backend(Backend::Source(std::sync::Arc::new(SimSource::new(1 << 40)))).host_root(root)
+}
+
+#[test]
+fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
+    let root = tempfile::tempdir().unwrap();
+    machine(root.path(), "419430400\n");
+    let pools: Vec<_> = (0..20).map(|_| automatic(root.path()).build().unwrap()).collect();
+    let mut held: Vec<_> = pools.iter().map(|pool| fill(pool, 10 * MIB, 1)).collect();
+    let pinned = || pools.iter().map(|pool| valid_stats(pool).pinned_bytes).sum::<u64>();
+    assert_eq!((held.iter().flatten().count(), pinned()), (10, 100 << 20));
+    let error = pools[19].get(10 * MIB).unwrap_err();
+    let text = error.to_string();
+    let first = "asked 10485760 B (10485760 B with rounding): the pools of this process whose ceiling is auto share 104857600 B, of \
+                 which 104857600 B are held (pool 1 holds 10485760 B, pool 2 holds ";
+    assert!(error.is_limit() && text.starts_with(first), "{text}");
+    for part in [
+        ", 2 others hold 20971520 B)",
+        "put buffers back in these pools, wait longer (PINPOOL_WAIT), or set PINPOOL_MAX_BYTES to a size",
+    ] {
+        assert!(text.contains(part), "no {part} in: {text}");
+    }
+    assert!(pools[19].stats().ledger.is_none(), "a host ledger is another thing");
+
+    // A ceiling that is set is the pool's own, and what it holds is not the others'.
+    pools[0].set_max_bytes(30 << 20).unwrap();
+    held[0].extend(fill(&pools[0], 10 * MIB, 9));
+    assert_eq!((held[0].len(), fill(&pools[19], 10 * MIB, 9).len(), pinned()), (3, 1, 130 << 20));
+    pools[19].clear();
+    held[0].truncate(1);
+    pools[0].clear();
+    pools[0].set_max_bytes(Ceiling::Auto).unwrap();
+    assert_eq!(fill(&pools[19], 10 * MIB, 9).len(), 0);
+
+    drop(held);
+    pools.iter().for_each(Pool::clear);
+    assert_eq!(pinned(), 0);
+    let all = fill(&pools[7], 10 * MIB, 100);
+    assert_eq!((all.len(), fill(&pools[8], 4096, 1).len()), (10, 0));
+    assert!(pools[8].get(101 * MIB).unwrap_err().to_string().contains("can never fit"));
+    drop(all);
+    drop(pools);
+    assert_eq!(
+        fill(&automatic(root.path()).build().unwrap(), 10 * MIB, 100).len(),
+        10,
+        "what ended pools held is free"
+    );
+}
+
+#[test]
+fn what_one_pool_of_a_process_keeps_idle_is_given_to_a_get_of_another() {
+    let root = tempfile::tempdir().unwrap();
+    machine(root.path(), "419430400\n");
+    for preset in [Preset::Adaptive, Preset::Tensorflow] {
+        let of = |builder: PoolBuilder| builder.preset(preset).max_bytes(Ceiling::Auto).build().unwrap();
+        let (idle, lacking) = (of(automatic(root.path()).name("idle")), of(automatic(root.path()).wait(LONG)));
+        drop(fill(&idle, 10 * MIB, 10));
+        idle.poll();
+        let held = valid_stats(&idle).pinned_bytes;
+        assert!(held > 90 << 20, "{held}");
+        let text = lacking.get_timeout(50 * MIB, Duration::ZERO).unwrap_err().to_string();
+        assert!(text.contains(&format!("(idle holds {held} B, {held} of them idle)")), "{text}");
+        thread::scope(|scope| {
+            let get = scope.spawn(|| lacking.get(50 * MIB).map(drop));
+            while !get.is_finished() {
+                idle.poll();
+                thread::yield_now();
+            }
+            get.join().unwrap().unwrap();
+        });
+        assert!(valid_stats(&idle).pinned_bytes <= 50 << 20, "{:?}", idle.stats());
+        assert_eq!(valid_stats(&lacking).waits, 1);
+    }
+}
+
+#[test]
+fn the_maintenance_thread_gives_what_one_pool_keeps_idle_to_a_get_of_another() {
+    let root = tempfile::tempdir().unwrap();
+    machine(root.path(), "419430400\n");
+    let of = |builder: PoolBuilder| builder.background_poll(true).wait(LONG).build().unwrap();
+    let (idle, lacking) = (of(automatic(root.path())), of(automatic(root.path())));
+    drop(fill(&idle, 10 * MIB, 10));
+    assert!(lacking.get(50 * MIB).is_ok());
+    assert!(valid_stats(&idle).pinned_bytes <= 50 << 20);
+}
+
 #[test]
 fn auto_counts_what_the_pool_holds_itself_as_available_to_it() {
     let root = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A pool and the host ledger: what its gets want of other processes, and what it gives for theirs.
+//! A pool and the ceiling that it shares: what its gets want of other owners, and what it gives for theirs.
 //!
 //! ```text
 //!   first in line ─refused by the ledger─▶ its want ─▶ tries again, wakes the others, waits ─▶ served or late: no want
@@ -12,10 +12,11 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use super::super::ceiling::CeilingSource;
 use super::super::supply::{Reclaim, Refusal};
 use super::attention::Reason;
 use super::{Block, Core};
-use crate::ledger::{HostLedger, LedgerReport};
+use crate::ledger::{LedgerReport, SharedCeiling};
 use crate::maintenance_thread::Pace;
 use crate::stats::{EvictionReason, LedgerStats};
 use crate::sync::process::Ordering;
@@ -26,13 +27,33 @@ const STEP_BYTES: u64 = 64 << 20;
 const RESERVE_PATIENCE: Duration = Duration::from_millis(5);
 
 impl Core {
-    fn host_ledger(&self) -> Option<Arc<HostLedger>> {
+    fn host_ledger(&self) -> Option<Arc<SharedCeiling>> {
         self.backing().ledger()
+    }
+
+    /// The ceiling of the pool is `auto`, or is not any more.
+    pub(super) fn bind_to_process(&self, is_auto: bool) {
+        if let Some(shared) = self.host_ledger()
+            && let Some(ceiling) = shared.process_ceiling()
+        {
+            ceiling.bind(is_auto);
+        }
+    }
+
+    /// The limit of the control group has changed, which `source` reads.
+    pub(super) fn follow_for_process(&self, source: &CeilingSource) {
+        if let Some(shared) = self.host_ledger()
+            && let Some(ceiling) = shared.process_ceiling()
+        {
+            ceiling.follow(|held_bytes| source.auto_of_process(held_bytes));
+        }
     }
 
     /// From now on a thread hears of changes in the host ledger, if there is one.
     pub(crate) fn watch_ledger(self: &Arc<Self>) {
-        let Some(ledger) = self.host_ledger() else { return };
+        let Some(shared) = self.host_ledger() else { return };
+        // The maintenance thread looks at the pools of the process.
+        let Some(ledger) = shared.host_ledger() else { return };
         let (log, name) = (self.log.clone(), ledger.name().to_owned());
         let begun = match self.backing().arena().map(Arc::downgrade) {
             Some(arena) => {
@@ -84,7 +105,7 @@ impl Core {
         if is_served {
             self.log.ledger_had_room(ledger.name(), asked_bytes, waited);
         } else {
-            self.log.ledger_had_no_room(ledger.name(), asked_bytes, waited, &ledger.report().others_in_words());
+            self.log.ledger_had_no_room(ledger.name(), asked_bytes, waited, &ledger.in_words(asked_bytes).0);
         }
     }
 
@@ -185,7 +206,7 @@ impl Core {
 
     /// What the ledger says.
     pub(super) fn ledger_stats(&self) -> Option<LedgerStats> {
-        let LedgerReport { name, max_bytes, held_bytes, owners } = self.host_ledger()?.report();
+        let LedgerReport { name, max_bytes, held_bytes, owners } = self.host_ledger()?.host_ledger()?.report();
         let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();
         let others = || owners.iter().filter(|owner| !owner.is_own);
         Some(LedgerStats {

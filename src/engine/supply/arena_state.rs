@@ -20,7 +20,7 @@ use super::executor::{Executed, Executor, Mapping, Mappings};
 use super::{BlockMemory, Reclaim, Refusal, SupplyStats};
 use crate::arena::{Arena, ArenaPtr, Demand, GrowthLimits, NoSpace, Plan, PlanOutcome, Retention};
 use crate::backend::{PAGE_BYTES, SourceError};
-use crate::ledger::HostLedger;
+use crate::ledger::SharedCeiling;
 use crate::stats::SourceCalls;
 
 mod background;
@@ -145,17 +145,17 @@ impl ArenaState {
     }
 
     /// Claims under `ledger` as well, from now on.
-    pub(super) fn join_ledger(&mut self, ledger: Arc<HostLedger>) {
+    pub(super) fn join_ledger(&mut self, ledger: Arc<SharedCeiling>) {
         self.share.join(ledger);
     }
 
-    pub(super) fn ledger(&self) -> Option<&Arc<HostLedger>> {
+    pub(super) fn ledger(&self) -> Option<&Arc<SharedCeiling>> {
         self.share.ledger()
     }
 
     /// All that could be released is: what is left stays until the process ends. Returns the ledger, to be dropped outside of
     /// the lock.
-    pub(super) fn end_claims(&mut self, is_all_released: bool) -> Option<Arc<HostLedger>> {
+    pub(super) fn end_claims(&mut self, is_all_released: bool) -> Option<Arc<SharedCeiling>> {
         if is_all_released {
             self.share.record(0, None);
         }

@@ -17,7 +17,7 @@ use crate::diag::PoolLog;
 use crate::dump::OUTER_PARTITION;
 use crate::error::{Error, ErrorKind, Report, UsageReport};
 use crate::host::limits;
-use crate::ledger::{HostLedger, LedgerReport};
+use crate::ledger::SharedCeiling;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls};
 
@@ -129,8 +129,8 @@ impl Backing {
         self.max_bytes().is_some_and(|max_bytes| held_bytes > max_bytes)
     }
 
-    /// The host ledger that memory is claimed under.
-    pub(in crate::engine) fn ledger(&self) -> Option<Arc<HostLedger>> {
+    /// The ceiling shared with others that memory is claimed under.
+    pub(in crate::engine) fn ledger(&self) -> Option<Arc<SharedCeiling>> {
         match &self.supply {
             Supply::Direct(direct) => direct.ledger().cloned(),
             Supply::Shared(arena) => arena.ledger(),
@@ -390,30 +390,12 @@ impl Backing {
         }
     }
 
-    /// What the host ledger says to a request for `needed_bytes` that it has no room for, and what helps.
+    /// What the shared ceiling says to a request for `needed_bytes` that it has no room for, and what helps.
     pub(in crate::engine) fn ledger_in_words(&self, needed_bytes: u64) -> (String, &'static str) {
-        let Some(ledger) = self.ledger() else {
-            return ("the host ledger is full".to_owned(), "put buffers back first");
-        };
-        if ledger.has_owners_elsewhere() {
-            let name = ledger.name();
-            let found =
-                format!("ledger {name}: its file was removed, and not all of its owners have moved to the new one");
-            return (found, "wait longer (PINPOOL_WAIT), and end or continue processes of the ledger that are stopped");
+        match self.ledger() {
+            Some(ledger) => ledger.in_words(needed_bytes),
+            None => ("the shared ceiling is reached".to_owned(), "put buffers back first"),
         }
-        let report = ledger.report();
-        let LedgerReport { name, max_bytes, held_bytes, .. } = &report;
-        let max_bytes = max_bytes.unwrap_or(u64::MAX);
-        let others = report.others_in_words();
-        let found =
-            format!("ledger {name} has a ceiling of {max_bytes} B, of which {held_bytes} B are held ({others})");
-        let remedy = if needed_bytes > max_bytes {
-            "it can never fit there: ask for less, or start all its processes again with a larger PINPOOL_MAX_BYTES"
-        } else {
-            "put buffers back in these processes, wait longer (PINPOOL_WAIT), or start them again with a larger \
-             PINPOOL_MAX_BYTES"
-        };
-        (found, remedy)
     }
 
     /// What prevents `needed_bytes`, and what helps.

@@ -16,7 +16,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::budget::Claim;
-use crate::ledger::HostLedger;
+use crate::ledger::SharedCeiling;
 use crate::lost;
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ use crate::sync::process::{AtomicU64, Ordering};
 pub(super) struct CeilingShare {
     sum: Arc<AtomicU64>,
     own: u64,
-    ledger: Option<Arc<HostLedger>>,
+    ledger: Option<Arc<SharedCeiling>>,
 }
 
 impl CeilingShare {
@@ -36,17 +36,17 @@ impl CeilingShare {
     }
 
     /// From now on also under `ledger`. Before anything is claimed.
-    pub(super) fn join(&mut self, ledger: Arc<HostLedger>) {
+    pub(super) fn join(&mut self, ledger: Arc<SharedCeiling>) {
         self.ledger = Some(ledger);
     }
 
-    pub(super) fn ledger(&self) -> Option<&Arc<HostLedger>> {
+    pub(super) fn ledger(&self) -> Option<&Arc<SharedCeiling>> {
         self.ledger.as_ref()
     }
 
     /// The pool has ended. What it still claims stays pinned until the process ends, and claimed as long. Returns the ledger,
     /// whose drop is a slow call.
-    pub(super) fn end(&mut self) -> Option<Arc<HostLedger>> {
+    pub(super) fn end(&mut self) -> Option<Arc<SharedCeiling>> {
         let ledger = self.ledger.take();
         ledger.iter().filter(|_| self.own > 0).cloned().for_each(lost::keep);
         ledger

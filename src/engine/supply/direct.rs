@@ -10,7 +10,7 @@ use super::{BlockMemory, Refusal, SupplyStats};
 use crate::backend::{Region, Source, SourceError};
 use crate::budget::{Budget, Claim};
 use crate::diag::{Growth, PoolLog};
-use crate::ledger::HostLedger;
+use crate::ledger::SharedCeiling;
 use crate::stats::SourceCalls;
 use crate::sync::plain::Mutex;
 
@@ -34,7 +34,7 @@ impl Direct {
         source: Arc<dyn Source>,
         max_bytes: Option<u64>,
         log: Arc<PoolLog>,
-        ledger: Option<Arc<HostLedger>>,
+        ledger: Option<Arc<SharedCeiling>>,
     ) -> Self {
         Self { source, budget: Budget::under(ledger, max_bytes), counts: Box::default(), log }
     }
@@ -70,7 +70,7 @@ impl Direct {
     }
 
     /// The host ledger that memory is claimed under.
-    pub(super) fn ledger(&self) -> Option<&Arc<HostLedger>> {
+    pub(super) fn ledger(&self) -> Option<&Arc<SharedCeiling>> {
         self.budget.ledger()
     }
 

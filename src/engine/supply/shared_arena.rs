@@ -49,7 +49,7 @@ use crate::arena::{ArenaPtr, GrowthLimits, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError, VirtualMemory};
 use crate::budget::Claim;
 use crate::diag::{self, PoolLog};
-use crate::ledger::HostLedger;
+use crate::ledger::SharedCeiling;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls};
 use crate::sync::{Condvar, Mutex};
@@ -171,7 +171,7 @@ impl SharedArena {
     }
 
     /// Claims under `ledger` as well. Before the first block.
-    pub(crate) fn under(self, ledger: Option<Arc<HostLedger>>) -> Self {
+    pub(crate) fn under(self, ledger: Option<Arc<SharedCeiling>>) -> Self {
         ledger.into_iter().for_each(|ledger| self.state.lock().join_ledger(ledger));
         self
     }
@@ -182,7 +182,7 @@ impl SharedArena {
     }
 
     /// The host ledger that memory is claimed under.
-    pub(super) fn ledger(&self) -> Option<Arc<HostLedger>> {
+    pub(super) fn ledger(&self) -> Option<Arc<SharedCeiling>> {
         self.state.lock().ledger().cloned()
     }
 
