@@ -14,7 +14,7 @@ use crate::file_id::{FileId, this_user};
 use crate::fork::{self, ForkGeneration};
 
 /// Longest path of a socket: what the kernel takes, without the zero behind it.
-pub const PATH_BYTES_MAX: usize = 107;
+pub(crate) const PATH_BYTES_MAX: usize = 107;
 
 /// A socket that this process listens on. Children of `fork` do not have it.
 #[derive(Debug)]

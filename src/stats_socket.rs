@@ -21,8 +21,7 @@ use std::time::{Duration, Instant};
 
 use crate::dump::Owner;
 use crate::fork::OfProcess;
-pub use crate::local_socket::PATH_BYTES_MAX;
-use crate::local_socket::{LocalSocket, check_peer};
+use crate::local_socket::{self, LocalSocket, check_peer};
 use crate::maintenance_thread::block_signals;
 use crate::stats::Stats;
 use crate::sync::plain::Mutex;
@@ -36,6 +35,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const READERS_MAX: usize = 16;
 /// Most owners of a pool that are told.
 const OWNERS_MAX: usize = 20;
+
+/// Longest path of a socket: what the kernel takes, without the zero behind it.
+pub const PATH_BYTES_MAX: usize = local_socket::PATH_BYTES_MAX;
 
 /// A pool that is shown.
 pub(crate) trait Shown: Send + Sync {
