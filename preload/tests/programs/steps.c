@@ -109,6 +109,17 @@ static void start(void) {
     MUST(p_cuCtxSetCurrent(context));
 }
 
+/* The double's copies on this stream do not end, or go on. */
+static void hold(handle stream, int held) {
+    ((size_t(*)(handle, int))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "double_hold_stream"))(stream, held);
+}
+
+/* With HOLD in its environment, a program frees memory of copies that run for certain. The driver's own free would wait for
+   them without an end. */
+static void hold_if_asked(handle stream) {
+    if (getenv("HOLD")) hold(stream, 1);
+}
+
 #define STEPS 24
 #define BYTES(step) (((size_t)((step) % 4) + 1) * 96 * 1024)
 #define SLOT ((size_t)512 * 1024)
@@ -125,6 +136,7 @@ static uint64_t steps(unsigned seed) {
     device_ptr device;
     MUST(p_cuStreamCreate(&stream, 1));
     MUST(p_cuMemAlloc_v2(&device, STEPS * SLOT));
+    hold_if_asked(stream);
     for (unsigned step = 0; step < STEPS; step++) {
         unsigned char *buffer;
         MUST(host_alloc((void **)&buffer, BYTES(step), step % 4));
@@ -132,6 +144,7 @@ static uint64_t steps(unsigned seed) {
         MUST(p_cuMemcpyHtoDAsync_v2(device + step * SLOT, buffer, BYTES(step), stream));
         MUST(host_free(buffer));
     }
+    if (getenv("HOLD")) hold(stream, 0);
     MUST(p_cuStreamSynchronize(stream));
     unsigned char *arrived = malloc(SLOT);
     uint64_t sum = 0;
@@ -347,8 +360,7 @@ static void over_the_ceiling(int captures) {
         MUST(host_free(buffer));
         MUST(p_cuStreamBeginCapture_v2(stream, 2));
     } else {
-        void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-        ((size_t(*)(handle, int))dlsym(driver, "double_hold_stream"))(stream, 1);
+        hold(stream, 1);
         MUST(p_cuMemAlloc_v2(&device, 1 << 20));
         MUST(host_alloc((void **)&buffer, 1 << 20, 0));
         MUST(p_cuMemcpyHtoDAsync_v2(device, buffer, 1 << 20, stream));
@@ -363,7 +375,7 @@ static void over_the_ceiling(int captures) {
     puts("over");
     fflush(stdout);
     if (captures) return;
-    ((size_t(*)(handle, int))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "double_hold_stream"))(stream, 0);
+    hold(stream, 0);
     MUST(p_cuCtxSynchronize());
 }
 
@@ -387,15 +399,13 @@ static void devices(void) {
     device_ptr device;
     unsigned char *buffer, *next, *arrived = malloc(1 << 20);
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    size_t (*hold)(handle, int) = (size_t(*)(handle, int))dlsym(driver, "double_hold_stream");
     ((void (*)(size_t))dlsym(driver, "double_set_device_count"))(2);
     MUST(host_alloc((void **)&buffer, 1 << 20, 1));
     memset(buffer, 0x44, 1 << 20);
     MUST(p_cuDevicePrimaryCtxRetain(&other, 1));
     MUST(p_cuCtxSetCurrent(other));
     MUST(p_cuStreamCreate(&stream, 1));
-    /* A driver whose free waits for the copy would wait without an end. */
-    if (getenv("HOLD")) hold(stream, 1);
+    hold_if_asked(stream);
     MUST(p_cuMemAlloc_v2(&device, 1 << 20));
     MUST(p_cuMemcpyHtoDAsync_v2(device, buffer, 1 << 20, stream));
     MUST(p_cuCtxSetCurrent(context));
@@ -421,11 +431,13 @@ static void barrier(void) {
     MUST(p_cuMemAlloc_v2(&device, 1 << 20));
     MUST(host_alloc(&buffer, 1 << 20, 0));
     memset(buffer, 0x33, 1 << 20);
+    hold_if_asked(stream);
     MUST(p_cuMemcpyHtoDAsync_v2(device, buffer, 1 << 20, stream));
     MUST(host_free(buffer));
     int (*query)(handle) = NULL;
     *(void **)&query = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuStreamQuery");
     printf("after the free %d\n", query(stream));
+    if (getenv("HOLD")) hold(stream, 0);
     MUST(p_cuCtxSynchronize());
 }
 
