@@ -381,14 +381,9 @@ pub(super) const TIME_OR_NONE: ValueFormat<Option<Duration>> = ValueFormat::new(
     |text| or_word("none", text, parse_duration),
     |time| time.as_ref().map_or_else(|| "none".to_owned(), show_time),
 );
-
-pub(super) const PATH_OR_NONE: ValueFormat<Option<PathBuf>> = ValueFormat::new(
-    |text| or_word("none", text, |text| Ok(PathBuf::from(text))),
-    |path| path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string()),
-);
-
-pub(super) const SOCKET: ValueFormat<Option<PathBuf>> =
-    ValueFormat::new(socket, |path| path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string()));
+pub(super) const PATH_OR_NONE: ValueFormat<Option<PathBuf>> =
+    ValueFormat::new(|text| or_word("none", text, |text| Ok(PathBuf::from(text))), show_path);
+pub(super) const SOCKET: ValueFormat<Option<PathBuf>> = ValueFormat::new(socket, show_path);
 
 /// A word without a slash is more likely a mistake than a socket in the directory where the program happens to run.
 fn socket(text: &str) -> Result<Option<PathBuf>, ParseError> {
@@ -406,6 +401,10 @@ fn ceiling(text: &str) -> Result<Ceiling, ParseError> {
         Ceiling::Bytes(0) => Err(ParseError::new(text, problem)),
         ceiling => Ok(ceiling),
     })
+}
+
+fn show_path(path: &Option<PathBuf>) -> String {
+    path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
 }
 
 /// With its size where that is not the default, so that it is read back.

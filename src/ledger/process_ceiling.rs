@@ -67,7 +67,11 @@ impl Pools {
         others.map(|(_, part)| part.demand).collect()
     }
 
+    /// What the others want and have no room for. What a pool with a ceiling of its own gives is no room for them.
     fn others_lack(&self, number: usize) -> u64 {
+        if self.parts.get(&number).is_none_or(|part| part.is_free) {
+            return 0;
+        }
         let wanted_bytes = self.others(number).iter().map(|other| other.wanted_bytes).fold(0, u64::saturating_add);
         if wanted_bytes == 0 { 0 } else { wanted_bytes.saturating_sub(self.room_bytes()) }
     }
