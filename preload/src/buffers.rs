@@ -149,7 +149,7 @@ fn log_statistics_at_exit() {
 pub(crate) enum Freed {
     /// The buffer is behind its fence.
     Done,
-    /// The driver cannot tell when its work is over: the buffer is never used again.
+    /// The driver does not tell now when its work is over: the buffer is not used until it does.
     Failed(Code),
     /// Inside the memory of a pool, where no buffer of the program begins.
     Unknown,
@@ -169,15 +169,12 @@ pub(crate) fn free(start: *mut c_void) -> Freed {
     };
     let Ok(driver) = Driver::get() else { return Freed::Failed(NOT_INITIALIZED) };
     contexts::note_current();
-    let fence = ProcessFence::behind(driver, contexts::all()).map(Arc::new);
-    let waited = match &fence {
-        Ok(fence) if waits() => fence.wait_unless_capturing().err(),
-        _ => None,
-    };
-    let failed = fence.as_ref().err().copied().or(waited);
-    // An error of the fence leaks the buffer, which the pool counts and logs; the driver's code is the answer.
-    let _counted = out.buf.release_after(&Behind(fence, driver));
-    failed.map_or(Freed::Done, Freed::Failed)
+    let (fence, outcome) = ProcessFence::behind(driver, contexts::all());
+    let fence = Arc::new(fence);
+    let outcome = outcome.and_then(|()| if waits() { fence.wait_unless_capturing().map(drop) } else { Ok(()) });
+    // Never an error: a fence that fails is the pool's to count, to log and to ask again.
+    let _behind = out.buf.release_after(&Behind(fence));
+    outcome.map_or_else(Freed::Failed, |()| Freed::Done)
 }
 
 /// Whether a free waits.

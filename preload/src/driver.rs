@@ -71,6 +71,7 @@ functions! {
     event_create = c"cuEventCreate" fn(*mut usize, c_uint);
     event_query = c"cuEventQuery" fn(usize);
     event_wait = c"cuEventSynchronize" fn(usize);
+    synchronize = c"cuCtxSynchronize" fn();
     stream_context = c"cuStreamGetCtx" fn(usize, *mut usize);
     is_capturing = c"cuStreamIsCapturing" fn(usize, *mut c_int);
     exchange_mode = c"cuThreadExchangeStreamCaptureMode" fn(*mut c_int);
@@ -214,6 +215,12 @@ impl Driver {
     pub(crate) fn wait(&self, event: usize) -> Result<(), Code> {
         // SAFETY: an event of a live context.
         check(unsafe { (self.0.event_wait)(event) })
+    }
+
+    /// Waits for all work of the current context. While a stream of it captures, this fails and spoils the capture.
+    pub(crate) fn synchronize(&self) -> Result<(), Code> {
+        // SAFETY: no arguments.
+        check(unsafe { (self.0.synchronize)() })
     }
 
     /// Whether a stream that is ordered with the default stream of the current context captures. Asking spoils no capture.

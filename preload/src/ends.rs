@@ -32,7 +32,7 @@ fn end_by(is_it: impl Fn(&Context) -> bool, end: impl FnOnce() -> Code, is_gone:
         }
         captures::forget(context.number());
         buffers::forget(context);
-        source::forget_blocks(context.handle());
+        source::forget_blocks(context.number());
     }
     code
 }

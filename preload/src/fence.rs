@@ -5,7 +5,8 @@
 //!      └── while a stream captures: asked again at each sweep of the pool
 //! ```
 //!
-//! A record that comes later than the free covers more work than it must, never less.
+//! A record that comes later than the free covers more work than it must, never less. Where the driver refuses an event, a
+//! free does what the driver's own does: it waits for the contexts. What is refused then is asked for again.
 
 use std::mem;
 use std::sync::Arc;
@@ -39,15 +40,12 @@ enum State {
 }
 
 impl ProcessFence {
-    /// A fence behind the work of these contexts. Records it if no capture is under way.
-    ///
-    /// # Errors
-    ///
-    /// The code of the driver, if the end of the work cannot be known.
-    pub(crate) fn behind(driver: &'static Driver, contexts: Vec<Arc<Context>>) -> Result<Self, Code> {
-        let fence = Self { driver, state: Mutex::new(State::Waiting(contexts)) };
-        fence.state.lock().record(driver)?;
-        Ok(fence)
+    /// A fence behind the work of these contexts, and the code of the driver if it says nothing of that work now. Recorded if
+    /// no capture is under way.
+    pub(crate) fn behind(driver: &'static Driver, contexts: Vec<Arc<Context>>) -> (Self, Result<(), Code>) {
+        let mut state = State::Waiting(contexts);
+        let outcome = state.record(driver).or_else(|_| state.wait(driver));
+        (Self { driver, state: Mutex::new(state) }, outcome)
     }
 
     /// Is the work over? `false` while it cannot be known.
@@ -99,24 +97,49 @@ impl State {
                     // Gone, and its work with it.
                     None | Some(Err(CONTEXT_IS_DESTROYED | INVALID_CONTEXT)) => {}
                     Some(Ok(Some(event))) => events.push((context.clone(), event)),
-                    Some(Ok(None)) => return Ok(Err(events)),
+                    Some(Ok(None)) => return Err((events, Ok(()))),
                     Some(Err(CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)) => {
                         if captures::become_blind() {
                             log::unseen_capture();
                         }
-                        return Ok(Err(events));
+                        return Err((events, Ok(())));
                     }
-                    Some(Err(code)) => return Err(code),
+                    Some(Err(code)) => return Err((events, Err(code))),
                 }
             }
-            Ok(Ok(events))
+            Ok(events)
         });
         match recorded {
             None => {}
-            Some(Ok(Ok(events))) => *self = Self::Recorded(events),
+            Some(Ok(events)) => *self = Self::Recorded(events),
             // All contexts or none: what was recorded stands for too little.
-            Some(Ok(Err(events))) => events.into_iter().for_each(|(context, event)| context.put_event(event)),
-            Some(Err(code)) => return Err(code),
+            Some(Err((events, outcome))) => {
+                events.into_iter().for_each(|(context, event)| context.put_event(event));
+                return outcome;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the work of each context, if no capture is under way; none can begin meanwhile. Otherwise changes nothing.
+    fn wait(&mut self, driver: &Driver) -> Result<(), Code> {
+        let Self::Waiting(contexts) = self else { return Ok(()) };
+        let waited = captures::beside_none(|| {
+            for context in contexts.iter() {
+                let waited = context.while_alive(|handle| {
+                    let _entered = driver.enter(handle)?;
+                    if driver.is_default_stream_blocked() { Ok(false) } else { driver.synchronize().map(|()| true) }
+                });
+                match waited {
+                    // Gone, and its work with it.
+                    None | Some(Err(CONTEXT_IS_DESTROYED | INVALID_CONTEXT) | Ok(true)) => {}
+                    Some(waited) => return waited,
+                }
+            }
+            Ok(true)
+        });
+        if waited.unwrap_or(Ok(false))? {
+            *self = Self::Recorded(Vec::new());
         }
         Ok(())
     }
@@ -165,19 +188,13 @@ unsafe impl Fence for ProcessFence {
     }
 }
 
-/// Puts a buffer behind a fence, or says why there can be none.
+/// Puts a buffer behind a fence.
 #[derive(Debug)]
-pub(crate) struct Behind(pub(crate) Result<Arc<ProcessFence>, Code>, pub(crate) &'static Driver);
+pub(crate) struct Behind(pub(crate) Arc<ProcessFence>);
 
 // SAFETY: the fence is made by the free, and stands for all work before it.
 unsafe impl CopyStream for Behind {
     fn mark(&self) -> pinpool::Result<Arc<dyn Fence>> {
-        match &self.0 {
-            Ok(fence) => Ok(fence.clone()),
-            Err(code) => Err(Error::device(format!(
-                "no event behind the work of a context: {} (code {code})",
-                self.1.name(*code)
-            ))),
-        }
+        Ok(self.0.clone())
     }
 }

@@ -47,6 +47,7 @@
 //!   buffers are leaked, and another pool serves what comes after.
 
 mod alive;
+mod blocks;
 mod buffers;
 mod captures;
 mod contexts;

@@ -3,7 +3,6 @@
 //!
 //! The blocks are noted by address: a program that frees an address twice must not free a block of the pool.
 
-use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::num::NonZero;
 use std::sync::Arc;
@@ -11,37 +10,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pinpool::backend::{GRANULE_BYTES, PAGE_BYTES, Region, Source, SourceError};
 
+use crate::blocks::{Block, Blocks};
 use crate::captures;
 use crate::contexts::Context;
 use crate::driver::{Code, Driver, MAPPED, PORTABLE};
 use crate::locks::RwLock;
-
-/// A block of the driver.
-#[derive(Debug, Clone, Copy)]
-struct Block {
-    bytes: usize,
-    /// The handle of its context.
-    context: usize,
-}
-
-type Blocks = BTreeMap<usize, Block>;
 
 /// The blocks of all pools, by their first byte.
 static BLOCKS: RwLock<Blocks> = RwLock::new(Blocks::new());
 
 /// Whether the address lies in a block of a pool.
 pub(crate) fn is_inside(address: usize) -> bool {
-    contains(&BLOCKS.read(), address)
+    BLOCKS.read().contains(address)
 }
 
 /// As [`is_inside`], in the child of a fork, where another thread of the parent may have held the lock: then it counts as
 /// inside.
 pub(crate) fn is_inside_of_parent(address: usize) -> bool {
-    BLOCKS.try_read().is_none_or(|blocks| contains(&blocks, address))
-}
-
-fn contains(blocks: &Blocks, address: usize) -> bool {
-    blocks.range(..=address).next_back().is_some_and(|(start, block)| address - start < block.bytes)
+    BLOCKS.try_read().is_none_or(|blocks| blocks.contains(address))
 }
 
 /// Page-locked memory of one context.
@@ -93,16 +79,19 @@ unsafe impl Source for HostSource {
         let held_bytes = block_bytes(len_bytes);
         let block = self.context.while_alive(|handle| {
             let _entered = self.driver.enter(handle)?;
-            self.driver.host_alloc(held_bytes, PORTABLE | MAPPED)
+            let block = self.driver.host_alloc(held_bytes, PORTABLE | MAPPED)?;
+            // Before the context can end, which forgets its blocks.
+            BLOCKS.write().insert(block.addr().get(), Block { bytes: held_bytes, context: self.context.number() });
+            Ok(block)
         });
         let block = block.ok_or_else(Self::gone)?.map_err(|code| self.error("cuMemHostAlloc", code))?;
         let start = block.addr().get().next_multiple_of(PAGE_BYTES);
         if start - block.addr().get() + len_bytes > held_bytes {
+            BLOCKS.write().remove(block.addr().get());
             // SAFETY: allocated above, and given to nobody.
             let _leaked = unsafe { self.driver.free_host(block) };
             return Err(SourceError::new("cuMemHostAlloc", "the driver's block holds no page-aligned region"));
         }
-        BLOCKS.write().insert(block.addr().get(), Block { bytes: held_bytes, context: self.context.handle() });
         let start = block.cast::<u8>().map_addr(|block| block.saturating_add(start - block.get()));
         // Relaxed: a number that publishes nothing.
         Ok(Region::new(start, len_bytes, self.acquired.fetch_add(1, Ordering::Relaxed)))
@@ -111,21 +100,23 @@ unsafe impl Source for HostSource {
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         let released = self.context.while_alive(|handle| {
             let start = region.start().addr().get();
-            let block = BLOCKS.read().range(..=start).next_back().map(|(&at, &block)| (at, block));
-            let Some((at, block)) = block else { return Ok(()) };
-            let _entered = self.driver.enter(handle)?;
+            let block = BLOCKS.read().holding(start, region.len_bytes(), self.context.number());
+            let Some((at, block)) = block else {
+                return Err(SourceError::new("cuMemFreeHost", format!("no block of the pool holds {start:#x}")));
+            };
+            let _entered = self.driver.enter(handle).map_err(|code| self.error("cuCtxPushCurrent", code))?;
             // Before the call: the address may be another's at once.
-            BLOCKS.write().remove(&at);
+            BLOCKS.write().remove(at);
             let place = region.start().cast::<c_void>().map_addr(|start| NonZero::new(at).unwrap_or(start));
             // SAFETY: the block of this region; the caller's promise.
             let freed = unsafe { self.driver.free_host(place) };
             if freed.is_err() {
                 BLOCKS.write().insert(at, block);
             }
-            freed
+            freed.map_err(|code| self.error("cuMemFreeHost", code))
         });
         // A context that is gone has taken its memory along.
-        released.unwrap_or(Ok(())).map_err(|code| self.error("cuMemFreeHost", code))
+        released.unwrap_or(Ok(()))
     }
 
     fn needs_gpu(&self) -> bool {
@@ -141,7 +132,7 @@ unsafe impl Source for HostSource {
     }
 }
 
-/// Forgets the blocks of a context that is gone: their addresses may be another's.
-pub(crate) fn forget_blocks(context: usize) {
-    BLOCKS.write().retain(|_, block| block.context != context);
+/// Forgets the blocks of the context with this number, which is gone: their addresses may be another's.
+pub(crate) fn forget_blocks(context: u64) {
+    BLOCKS.write().forget(context);
 }

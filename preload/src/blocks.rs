@@ -1,0 +1,44 @@
+//! The driver's blocks that pools hold, by their first byte.
+
+use std::collections::BTreeMap;
+
+/// A block of the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub(crate) bytes: usize,
+    /// The number of its context: another may get the handle before the blocks of this one are forgotten.
+    pub(crate) context: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Blocks(BTreeMap<usize, Block>);
+
+impl Blocks {
+    pub(crate) const fn new() -> Self {
+        Self(BTreeMap::new())
+    }
+
+    pub(crate) fn insert(&mut self, start: usize, block: Block) {
+        self.0.insert(start, block);
+    }
+
+    pub(crate) fn remove(&mut self, start: usize) {
+        self.0.remove(&start);
+    }
+
+    /// Whether the address lies in a block.
+    pub(crate) fn contains(&self, address: usize) -> bool {
+        self.0.range(..=address).next_back().is_some_and(|(start, block)| address - start < block.bytes)
+    }
+
+    /// The block of this context that holds the `bytes` at `start`, and its first byte.
+    pub(crate) fn holding(&self, start: usize, bytes: usize, context: u64) -> Option<(usize, Block)> {
+        let (&at, &block) = self.0.range(..=start).next_back()?;
+        (block.context == context && start - at + bytes <= block.bytes).then_some((at, block))
+    }
+
+    /// Forgets the blocks of the context with this number.
+    pub(crate) fn forget(&mut self, context: u64) {
+        self.0.retain(|_, block| block.context != context);
+    }
+}
