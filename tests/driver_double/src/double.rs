@@ -5,10 +5,10 @@
 //! count compare with the counts at their start.
 
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
-use std::{env, fmt};
+use std::{env, fmt, fs};
 
 use crate::code::Code;
 use crate::control::Controls;
@@ -36,7 +36,7 @@ impl Double {
     ///
     /// # Panics
     ///
-    /// If the library is not beside the test's executable, where cargo puts it, or is of another build; if the
+    /// If the library is neither beside the test's executable nor in the folder of its profile, or is of another build; if the
     /// environment asks for hollow copies or cannot be parsed.
     #[must_use]
     pub fn load() -> Self {
@@ -56,7 +56,9 @@ impl Double {
     /// As [`Double::load`].
     #[must_use]
     pub fn library() -> PathBuf {
-        candidates().find(|file| file.exists()).unwrap_or_else(|| panic!("no {FILE} beside the test's executable"))
+        candidates()
+            .find(|file| file.exists())
+            .unwrap_or_else(|| panic!("no {FILE} beside the test's executable, nor in the folder of its profile"))
     }
 
     /// Opens every gate, removes scripts and counts, repairs the device.
@@ -264,11 +266,39 @@ fn by_name<R>(name: &str, control: impl FnOnce(*const c_char) -> R) -> R {
     control(name.as_ptr())
 }
 
-/// The folders where cargo puts the library, relative to a test, a bench, an example or a binary.
+/// Where cargo puts the library, relative to a test, a bench, an example or a binary; then, as its folders differ between
+/// versions, with and without a target, wherever it is in the folder of the profile, the newest first.
 fn candidates() -> impl Iterator<Item = PathBuf> {
     let here = env::current_exe().unwrap_or_default();
     let folder = here.parent().map(PathBuf::from).unwrap_or_default();
-    [folder.join(FILE), folder.join("deps").join(FILE), folder.join("../deps").join(FILE)].into_iter()
+    let usual = [folder.join(FILE), folder.join("deps").join(FILE), folder.join("../deps").join(FILE)];
+    // Cargo locks the folder of a profile by a file in it.
+    let profile = folder.ancestors().find(|folder| folder.join(".cargo-lock").exists()).map(Path::to_owned);
+    usual.into_iter().chain(profile.into_iter().flat_map(|profile| found_below(&profile)))
+}
+
+/// The libraries of the double below a folder of cargo's.
+fn found_below(folder: &Path) -> Vec<PathBuf> {
+    /// `build/driver_double/HASH/out` is the deepest.
+    const DEPTH: usize = 4;
+    let stem = FILE.trim_end_matches(".so");
+    let is_it = |name: &str| {
+        name.strip_prefix(stem).is_some_and(|rest| rest.ends_with(".so") && matches!(rest.as_bytes()[0], b'.' | b'-'))
+    };
+    let (mut folders, mut found) = (vec![(folder.to_owned(), 0)], Vec::new());
+    while let Some((folder, depth)) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            if is_folder && depth < DEPTH {
+                folders.push((entry.path(), depth + 1));
+            } else if !is_folder && entry.file_name().to_str().is_some_and(is_it) {
+                let made = entry.metadata().and_then(|file| file.modified()).ok();
+                found.push((made, entry.path()));
+            }
+        }
+    }
+    found.sort();
+    found.into_iter().rev().map(|(_, path)| path).collect()
 }
 
 fn load_library() -> impl FnMut(&CStr) -> *mut c_void {
@@ -279,4 +309,33 @@ fn load_library() -> impl FnMut(&CStr) -> *mut c_void {
     assert!(!library.is_null(), "{} does not load", path.to_string_lossy());
     // SAFETY: the handle is never closed, so it is live, and the name ends in 0.
     move |name| unsafe { libc::dlsym(library, name.as_ptr()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_found_wherever_cargo_puts_it_and_the_newest_first() {
+        let profile = env::temp_dir().join(format!("driver-double-{}", std::process::id()));
+        let make = |path: &str| {
+            let path = profile.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "").unwrap();
+            path
+        };
+        let older = make("deps/libdriver_double-12ab.so");
+        make("deps/libdriver_double.rlib");
+        make("deps/libdriver_doubles.so");
+        let newer = make("build/driver_double/34cd/out/libdriver_double.so");
+        let set = |path: &Path, age: u64| {
+            let time = std::time::SystemTime::now() - Duration::from_secs(age);
+            fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+        };
+        set(&older, 100);
+        set(&newer, 10);
+        let found = found_below(&profile);
+        fs::remove_dir_all(&profile).unwrap();
+        assert_eq!(found, [newer, older]);
+    }
 }
