@@ -22,6 +22,7 @@ use crate::driver::device::{Device, driver_error, pinning_error};
 use crate::error::SourceError;
 use crate::host::{GRANULE_BYTES, PAGE_BYTES};
 use crate::sync::Mutex;
+use crate::sync::process::{AtomicUsize, Ordering};
 
 /// The driver carves blocks below this out of larger ones and guarantees no alignment for them.
 const CARVED_BYTES: usize = GRANULE_BYTES;
@@ -35,6 +36,8 @@ pub struct CudaSource {
     ids: RegionIds,
     /// Region start -> start of the driver's block, where the two differ.
     shifted: Mutex<HashMap<usize, DriverBlock>>,
+    /// Threads that page-lock: a release waits for them in the driver.
+    acquiring: AtomicUsize,
 }
 
 /// First byte of a block of `cuMemHostAlloc`.
@@ -51,8 +54,8 @@ impl CudaSource {
     ///
     /// There is no driver, no such device, or the driver refuses to start.
     pub fn new(ordinal: u32) -> Result<Self, SourceError> {
-        let (ids, shifted) = Default::default();
-        Ok(Self { device: Device::find(ordinal)?, flags: sys::CU_MEMHOSTALLOC_PORTABLE, ids, shifted })
+        let (ids, shifted, acquiring) = Default::default();
+        Ok(Self { device: Device::find(ordinal)?, flags: sys::CU_MEMHOSTALLOC_PORTABLE, ids, shifted, acquiring })
     }
 
     /// Memory that the CPU writes past its caches, and reads 10 to 100 times as slowly as other memory: for buffers that are
@@ -89,9 +92,12 @@ unsafe impl Source for CudaSource {
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let _entered = self.device.enter()?;
         let held_bytes = self.held_bytes(len_bytes);
+        // Relaxed, here and below: a hint.
+        self.acquiring.fetch_add(1, Ordering::Relaxed);
         // SAFETY: a context is current on this thread (`Device::enter`).
-        let block = unsafe { result::malloc_host(held_bytes, self.flags) }
-            .map_err(|error| pinning_error("cuMemHostAlloc", error))?;
+        let block = unsafe { result::malloc_host(held_bytes, self.flags) };
+        self.acquiring.fetch_sub(1, Ordering::Relaxed);
+        let block = block.map_err(|error| pinning_error("cuMemHostAlloc", error))?;
         let block = block.cast::<u8>();
         let skip = block.align_offset(PAGE_BYTES);
         let start = NonNull::new(block.wrapping_add(skip)).filter(|_| skip + len_bytes <= held_bytes);
@@ -122,6 +128,10 @@ unsafe impl Source for CudaSource {
     }
 
     fn release_would_wait(&self) -> bool {
-        self.device.is_seen_busy()
+        self.is_acquiring() || self.device.is_seen_busy()
+    }
+
+    fn is_acquiring(&self) -> bool {
+        self.acquiring.load(Ordering::Relaxed) > 0
     }
 }

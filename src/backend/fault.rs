@@ -201,6 +201,14 @@ unsafe impl Source for FaultSource {
         self.inner.release_would_wait()
     }
 
+    fn release_fast_would_wait(&self) -> bool {
+        self.inner.release_fast_would_wait()
+    }
+
+    fn is_acquiring(&self) -> bool {
+        self.inner.is_acquiring()
+    }
+
     fn numa_node(&self) -> Option<u32> {
         self.inner.numa_node()
     }

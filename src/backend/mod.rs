@@ -43,6 +43,9 @@ mod source;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod suite;
 pub(crate) mod trial;
+#[cfg(feature = "cuda")]
+#[cfg(feature = "cuda")]
+mod turns;
 mod virtual_memory;
 #[cfg(feature = "cuda")]
 mod vmm;

@@ -23,10 +23,10 @@ use super::huge_pages::{HugeTlb, increasing};
 use super::mapping;
 use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
+use super::turns::Turns;
 use crate::driver::device::{Device, driver_error, pinning_error};
 use crate::driver::virtual_memory::attribute;
 use crate::error::SourceError;
-use crate::sync::plain::Mutex;
 
 /// Any context may copy from the memory, and the device has an address for it.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -39,9 +39,6 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// milliseconds, as its own does.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Between two looks at a device that has work.
-const IDLE_PAUSE: Duration = Duration::from_millis(1);
-
 /// Anonymous memory registered with the CUDA driver, readable by all devices.
 #[derive(Debug)]
 pub struct RegisterSource {
@@ -50,8 +47,7 @@ pub struct RegisterSource {
     ids: RegionIds,
     threads: usize,
     hugetlb: HugeTlb,
-    /// End of the last registration. Locked during each one: the driver makes one at a time too.
-    last_registration: Mutex<Option<Instant>>,
+    registrations: Turns,
 }
 
 impl RegisterSource {
@@ -78,8 +74,8 @@ impl RegisterSource {
     pub(super) fn of(root: &Path, device: Arc<Device>, node: Option<u32>) -> Self {
         let placement = node.and_then(|node| NodePlacement::on(root, node));
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        let (ids, hugetlb, last_registration) = Default::default();
-        Self { device, placement, ids, threads, hugetlb, last_registration }
+        let (ids, hugetlb, registrations) = Default::default();
+        Self { device, placement, ids, threads, hugetlb, registrations }
     }
 
     /// Touches acquired memory with this many threads instead of one for each core.
@@ -139,48 +135,20 @@ impl RegisterSource {
 
     fn register(&self, region: &Region, until: Option<Instant>) -> Result<(), SourceError> {
         let bytes = mapping::mapped_bytes(region.len_bytes())?;
-        let mut last = match until.map(|until| until.max(Instant::now() + PATIENCE)) {
-            Some(until) => self.last_registration.try_lock_until(until).ok_or_else(|| {
+        let turn =
+            self.registrations.take(until.map(|until| until.max(Instant::now() + PATIENCE))).ok_or_else(|| {
                 let what = "another thread is registering memory, and the driver registers for one at a time";
                 let remedy = "wait longer (PINPOOL_WAIT), or register memory before it is needed (PINPOOL_RESERVE)";
                 SourceError::new("cuMemHostRegister", what).with_remedy(remedy)
-            })?,
-            None => self.last_registration.lock(),
-        };
-        if let Some(pause) = last.and_then(|last| PAUSE.checked_sub(last.elapsed())) {
+            })?;
+        if let Some(pause) = turn.last_end.and_then(|last_end| PAUSE.checked_sub(last_end.elapsed())) {
             thread::sleep(pause);
         }
         // SAFETY: whole pages of a mapping of this source; a context is current on this thread.
         let registered = unsafe { sys::cuMemHostRegister_v2(region.start().as_ptr().cast(), bytes, FLAGS) };
-        *last = Some(Instant::now());
+        drop(turn);
         registered.result().map_err(|error| pinning_error("cuMemHostRegister", error))
     }
-}
-
-/// Releases a region of `source`; while the device is seen to have work, later and on a thread of its own, so that no one's
-/// kernels are waited for with every enqueue held up.
-///
-/// # Safety
-///
-/// As [`Source::release`].
-pub(super) unsafe fn release_when_idle(source: &Arc<RegisterSource>, region: Region) -> Result<(), SourceError> {
-    if source.release_would_wait() {
-        let later = Region::new(region.start(), region.len_bytes(), region.id());
-        let owned = source.clone();
-        let release = move || {
-            while owned.release_would_wait() {
-                thread::sleep(IDLE_PAUSE);
-            }
-            // The addresses stay pinned if the driver refuses; no pool is left to be told.
-            // SAFETY: the caller's promise.
-            let _kept = unsafe { owned.release(later) };
-        };
-        if thread::Builder::new().name("pinpool-reclaim".to_owned()).spawn(release).is_ok() {
-            return Ok(());
-        }
-    }
-    // SAFETY: the caller's promise; no other thread got it.
-    unsafe { source.release(region) }
 }
 
 // SAFETY: source-C1: an anonymous mapping, unmapped only after the driver released it. source-C2: fresh pages are zero
@@ -223,7 +191,11 @@ unsafe impl Source for RegisterSource {
     }
 
     fn release_would_wait(&self) -> bool {
-        self.device.is_seen_busy()
+        self.is_acquiring() || self.device.is_seen_busy()
+    }
+
+    fn is_acquiring(&self) -> bool {
+        self.registrations.is_taken()
     }
 
     fn numa_node(&self) -> Option<u32> {

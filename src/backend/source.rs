@@ -151,8 +151,19 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     }
 
     /// Whether a release made now would wait, where [`release_waits`](Source::release_waits) says that it may: the device is
-    /// seen to have work. A cheap guess; `false` says that none is seen.
+    /// seen to have work, or the source [acquires](Source::is_acquiring). A cheap guess; `false` says that none is seen.
     fn release_would_wait(&self) -> bool {
+        false
+    }
+
+    /// As [`release_would_wait`](Source::release_would_wait) for memory of [`acquire_fast`](Source::acquire_fast), which may
+    /// be of another kind.
+    fn release_fast_would_wait(&self) -> bool {
+        self.release_would_wait()
+    }
+
+    /// Whether a thread is acquiring memory for which a release made now would wait. Calls nothing.
+    fn is_acquiring(&self) -> bool {
         false
     }
 

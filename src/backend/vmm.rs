@@ -11,8 +11,8 @@
 //!
 //! A commit blocks no enqueue of another thread for more than 0.3 ms, a decommit for more than 0.06 ms, and neither waits for
 //! the device. But a commit pins only 4 to 5 GB/s, so a reserve, which is acquired once and kept, is registered memory
-//! instead ([`RegisterSource`]) at 28 to 35 GB/s; of granules only where the driver registers nothing. To unregister it waits for the device and holds up every enqueue, so that
-//! comes at a moment when the device is seen idle, after the end of the pool if need be.
+//! instead ([`RegisterSource`]) at 28 to 35 GB/s; of granules only where the driver registers nothing. To unregister it waits
+//! for the device and holds up every enqueue ([`Source::release_fast_would_wait`]).
 //!
 //! Access is set for the CPU and the source's device, and for another device when it first copies from a granule. Creating a
 //! source tries one granule, at each [location](super::location) in turn, and makes a context only if the driver needs one;
@@ -31,7 +31,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::mapping;
-use super::register::{RegisterSource, release_when_idle};
+use super::register::RegisterSource;
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, HandleTypes, RANGE_ALIGN_BYTES, RemapError, Subrange, VirtualMemory};
 use crate::arena::GranuleSizes;
@@ -44,6 +44,7 @@ use crate::sync::Mutex;
 use crate::sync::process::{AtomicBool, Ordering};
 
 mod find;
+mod left;
 mod old_places;
 mod table;
 
@@ -229,7 +230,7 @@ unsafe impl Source for VmmSource {
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         if !self.granules.contains(address(region.start())) {
             // SAFETY: the caller's promise; without granules it came from `acquire_fast`, with this length.
-            return unsafe { release_when_idle(&self.reserves, region) };
+            return unsafe { self.reserves.release(region) };
         }
         let held_bytes = self.held_bytes(region.len_bytes());
         let range = AddressRange::new(region.start(), held_bytes);
@@ -263,6 +264,10 @@ unsafe impl Source for VmmSource {
 
     fn needs_gpu(&self) -> bool {
         true
+    }
+
+    fn release_fast_would_wait(&self) -> bool {
+        self.reserves.release_would_wait()
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
@@ -380,6 +385,11 @@ unsafe impl VirtualMemory for VmmSource {
         let unmapped = self.unmap_old_places();
         // SAFETY: the caller's promise: it came from `reserve`, nothing is committed, and it is unused.
         let unreserved = unsafe { self.driver.unreserve(address(range.start()), range.len_bytes()) };
+        let start = address(range.start());
+        let is_empty = unmapped.is_ok() && self.granules.bytes_in(start..start + range.len_bytes() as u64) == 0;
+        if unreserved.is_err() && is_empty {
+            left::keep_range(start, range.len_bytes());
+        }
         unmapped.and(unreserved.map_err(source_error)).and(self.release_refused())
     }
 }
@@ -387,6 +397,7 @@ unsafe impl VirtualMemory for VmmSource {
 impl Drop for VmmSource {
     fn drop(&mut self) {
         // `unreserve` has returned the error.
-        let _no_later = self.release_refused();
+        let _released_later = self.release_refused();
+        self.unreleased.lock().drain(..).for_each(|granule| left::keep_granule(granule.handle));
     }
 }

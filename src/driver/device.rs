@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use cudarc::driver::{DriverError, result, sys};
 
-use super::{CurrentContext, RelaxedCapture};
+use super::{CurrentContext, RelaxedCapture, standstill};
 use crate::error::SourceError;
 use crate::host;
 
@@ -94,8 +94,12 @@ impl Device {
     }
 
     /// Whether the device is seen to have work: on the default stream, where many programs run all of theirs. Work of other
-    /// streams is not seen. A capture counts as work, which the query would spoil.
+    /// streams is not seen. A capture counts as work, which the query would spoil, and so does a driver that stands still.
     pub(crate) fn is_seen_busy(&self) -> bool {
+        standstill::ask(|| self.has_seen_work()).unwrap_or(true)
+    }
+
+    fn has_seen_work(&self) -> bool {
         if !self.is_active() {
             return false;
         }

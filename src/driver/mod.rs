@@ -8,6 +8,7 @@
 //! | [`RelaxedCapture`] | while a stream captures, a query or an allocation on any thread fails and invalidates the capture |
 //! | [`symbol`] | cudarc's bindings depend on the CUDA version of the final build; a look-up by name does not |
 //! | [`device`] | the devices, their primary contexts and attributes |
+//! | [`standstill`] | questions that are not asked while the driver answers nobody |
 //! | [`state`] | whether there is a driver and a device, and if not, why |
 //! | [`virtual_memory`] | the driver's virtual memory, found by name, with types of this crate |
 //!
@@ -21,6 +22,7 @@ use std::ptr::{self, NonNull};
 use cudarc::driver::{DriverError, result, sys};
 
 pub(crate) mod device;
+pub(crate) mod standstill;
 pub(crate) mod state;
 pub(crate) mod virtual_memory;
 

@@ -439,7 +439,8 @@ impl Pool {
     ///
     /// What it costs: on `vmm` 0.1 ms and more for each granule of 2 MiB. On `register` and `cuda` a release waits for all work
     /// of the device, and holds up every thread that enqueues some meanwhile, so it is made only when the device is seen to
-    /// have no work; until then the memory stays, and the maintenance thread or a later call releases it.
+    /// have no work and no other thread of the pool page-locks; until then the memory stays, and the maintenance thread or a later
+    /// call releases it. So a trim waits for its own calls of the driver alone.
     pub fn trim(&self, to_bytes: u64) {
         if self.core().is_forked() {
             return;

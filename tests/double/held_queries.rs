@@ -42,6 +42,36 @@ fn a_failing_get_and_the_figures_do_not_wait_for_a_query_of_another_thread() {
 }
 
 #[test]
+fn a_get_at_the_ceiling_and_a_trim_do_not_ask_a_driver_that_stands_still() {
+    for backend in [Backend::Register, Backend::Cuda] {
+        let double = Double::load();
+        let context = CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, MIB);
+        let pool = builder(backend).max_bytes(16 << 20).wait(Duration::from_millis(20)).build().unwrap();
+        drop(pool.get(8 * MIB).unwrap());
+        let copying = filled(&pool, MIB, 7);
+        let gate = double.hold_call("cuEventQuery");
+        drop(copying.copy_to(&stream, &mut memory).unwrap());
+        let polling = pool.clone();
+        let blocked = thread::spawn(move || polling.poll());
+        gate.wait_for(1);
+        // Longer than a driver is given to answer.
+        thread::sleep(Duration::from_millis(50));
+        let getting = pool.clone();
+        in_time(move || {
+            assert!(getting.get(15 * MIB).unwrap_err().is_limit());
+            getting.trim(0);
+            assert_eq!((getting.stats().in_flight, getting.stats().lost), (1, 0));
+        });
+        drop(gate);
+        blocked.join().unwrap();
+        stream.synchronize().unwrap();
+        pool.trim(0);
+        assert_eq!((pool.stats().pinned_bytes, pool.stats().in_flight), (0, 0));
+    }
+}
+
+#[test]
 fn the_end_of_a_pool_does_not_wait_for_its_thread_in_a_query() {
     let double = Double::load();
     let context = CudaContext::new(0).unwrap();

@@ -10,8 +10,8 @@ use super::super::location::{HostLocation, Machine};
 use super::super::register::RegisterSource;
 use super::super::virtual_memory::HandleTypes;
 use super::super::{trial, word_copy};
-use super::VmmSource;
 use super::table::{GranuleTable, source_error};
+use super::{VmmSource, left};
 use crate::driver::device::{self, Device};
 use crate::driver::virtual_memory::{AccessDescriptor, GranuleKind, MemoryLocation, VmmApi, attribute};
 use crate::driver::{is_forbidden_by_capture, state};
@@ -109,6 +109,7 @@ impl VmmSource {
             HostLocation::Anywhere => MemoryLocation::host(),
         };
         let kind = GranuleKind { location: node, handle_types: handle_types.bits() };
+        left::release(driver);
         let granularity = driver.granularity(kind).map_err(source_error)?;
         if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
             let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");
