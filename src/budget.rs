@@ -119,8 +119,8 @@ impl Budget {
         self.max_bytes.store(max_bytes, Ordering::Relaxed);
     }
 
-    /// A buffer of `bytes` that was claimed here is never used again. The budgets around this one remember it for longer
-    /// than this one may live.
+    /// A buffer of `bytes` that was claimed here is lost. The budgets around this one remember it for longer than this one may
+    /// live.
     pub(crate) fn note_lost(&self, bytes: u64) {
         for budget in self.chain().skip(1) {
             budget.inner_lost.fetch_add(1, Ordering::Relaxed);
@@ -128,7 +128,15 @@ impl Budget {
         }
     }
 
-    /// Buffers of the budgets inside this one that are never used again, and their bytes.
+    /// A lost buffer of `bytes` is used again.
+    pub(crate) fn note_recovered(&self, bytes: u64) {
+        for budget in self.chain().skip(1) {
+            budget.inner_lost.fetch_sub(1, Ordering::Relaxed);
+            budget.inner_lost_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Buffers of the budgets inside this one that are lost, and their bytes.
     pub(crate) fn inner_lost(&self) -> (u64, u64) {
         (self.inner_lost.load(Ordering::Relaxed), self.inner_lost_bytes.load(Ordering::Relaxed))
     }

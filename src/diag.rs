@@ -138,6 +138,14 @@ pub(crate) struct PoolLog {
     pub(crate) listener: Option<Listener>,
 }
 
+#[cfg(test)]
+impl PoolLog {
+    /// Of a pool without a name.
+    pub(crate) fn silent() -> Self {
+        Self { name: None, log_sampler: LogSampler::new(), log_every: 1, listener: None }
+    }
+}
+
 impl fmt::Debug for PoolLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, log_every, .. } = self;
@@ -481,18 +489,48 @@ impl PoolLog {
         }
     }
 
-    /// Logs the first loss, the second, the fourth, the eighth: one failed device loses many buffers.
-    pub(crate) fn completion_unknown(&self, held_bytes: u64, lost: u64, keeps_all: bool, error: &Error) {
+    /// Logs the first buffer that is lost, the second, the fourth, the eighth: one failed device loses many.
+    pub(crate) fn completion_unknown(
+        &self,
+        held_bytes: u64,
+        lost: u64,
+        keeps_all: bool,
+        is_asked_again: bool,
+        error: &Error,
+    ) {
         if lost.is_power_of_two() {
-            let all = if keeps_all {
-                "; the pool releases no memory from now on, since a release would wait for that copy"
+            let (reuse, since) = if is_asked_again {
+                ("not reused until the device answers, which is asked again ten times a second", "until then")
             } else {
-                ""
+                ("never reused", "from now on")
+            };
+            let all = if keeps_all {
+                format!("; the pool releases no memory {since}, since a release would wait for that copy")
+            } else {
+                String::new()
             };
             log::error!(
-                "{self}completion unknown: a buffer of {held_bytes} bytes is never reused ({lost} so far){all}: {error}"
+                "{self}completion unknown: a buffer of {held_bytes} bytes is {reuse} ({lost} lost now){all}: {error}"
             );
         }
+    }
+
+    /// Buffers that were lost are used again.
+    pub(crate) fn completion_known(&self, buffers: u64, bytes: u64) {
+        let (subject, are) = if buffers == 1 { ("buffer", "is") } else { ("buffers", "are") };
+        log::info!("{self}completion known: {buffers} lost {subject} of {bytes} bytes {are} used again");
+    }
+
+    /// A copy holds up the releases of a pool, since its fence failed.
+    pub(crate) fn gate_waits_for_an_answer(&self, error: &Error, is_asked_again: bool) {
+        let end = if is_asked_again {
+            "until the device answers, which is asked again ten times a second"
+        } else {
+            "from now on"
+        };
+        log::error!(
+            "{self}completion unknown: the pool releases no memory {end}, since a release would wait for a copy: {error}"
+        );
     }
 
     pub(crate) fn stuck(&self, buffers: u64, bytes: u64, age: Duration, stream: u64) {

@@ -68,7 +68,7 @@ impl Future for PendingBuf {
 fn note_begun(begun: Option<BegunCopy<'_>>, enqueued: &Result<SharedFence, CopyFailure>) {
     let Some(begun) = begun else { return };
     match enqueued {
-        Ok(fence) => begun.ends_with(fence.clone()),
+        Ok(fence) | Err(CopyFailure::Failed(_, fence)) => begun.ends_with(fence.clone()),
         Err(CopyFailure::Refused(_)) => drop(begun),
         Err(CopyFailure::Unknown(_)) => begun.never_ends(),
     }
@@ -254,7 +254,7 @@ impl PinnedBuf {
     }
 
     /// Gives the buffer up behind the fence that `mark` makes; `None` if there is nothing to wait for.
-    fn release_behind(self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
+    fn release_behind(self, mark: impl Fn() -> Result<Option<SharedFence>>) -> Result<()> {
         // Not by the length: others may still use the memory of a buffer that was truncated to nothing.
         if self.block.is_none() {
             return Ok(());
@@ -262,7 +262,8 @@ impl PinnedBuf {
         self.check_process()?;
         // The engine learns of the others' work here, and not before.
         let begun = self.begin_copy();
-        match mark() {
+        // What the driver refuses once it may do the next time.
+        match mark().or_else(|_| mark()) {
             Ok(Some(fence)) => {
                 begun.into_iter().for_each(|begun| begun.ends_with(fence.clone()));
                 self.put_back_after(fence);
@@ -318,6 +319,12 @@ impl PinnedBuf {
                 Ok(Completion::of(fence))
             }
             Err(CopyFailure::Refused(error)) => Err(error),
+            Err(CopyFailure::Failed(error, fence)) => {
+                if let Some(block) = &mut *self.block {
+                    record(&mut block.state_mut().copy_fences, fence);
+                }
+                Err(error)
+            }
             Err(CopyFailure::Unknown(error)) => {
                 std::mem::replace(self, Self::empty()).leak(&error);
                 Err(error)

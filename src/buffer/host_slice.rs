@@ -148,7 +148,10 @@ impl PinnedBuf {
             return nothing;
         }
         let begun = self.begin_copy();
-        let fence = HostSliceFence::new(stream);
+        let Some(fence) = HostSliceFence::new(stream) else {
+            refuse_host_slice(stream);
+            return nothing;
+        };
         // Writes of this very stream are over before the copy begins (host-slice-I3).
         let copy_fences = block.shared_fences();
         let written = copy_fences.wait_for_writes(fence.shared.stream_id());
@@ -171,7 +174,10 @@ impl PinnedBuf {
             return (&mut [], SyncOnDrop::Record(None));
         }
         let begun = self.begin_copy();
-        let fence = HostSliceFence::new(stream);
+        let Some(fence) = HostSliceFence::new(stream) else {
+            refuse_host_slice(stream);
+            return (&mut [], SyncOnDrop::Record(None));
+        };
         begun.into_iter().for_each(|begun| note_begun(begun, &fence));
         let Some(block) = &mut *self.block else { return (&mut [], SyncOnDrop::Record(None)) };
         let copy_fences = &mut block.state_mut().copy_fences;

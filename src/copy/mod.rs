@@ -50,7 +50,7 @@ pub enum FencePurpose {
 ///
 /// # Safety
 ///
-/// On `Ok`, the returned fence must satisfy the contract of [`Fence`] for this copy; on
+/// On `Ok` and [`CopyFailure::Failed`], the returned fence must satisfy the contract of [`Fence`] for this copy; on
 /// [`CopyFailure::Refused`] nothing may have been enqueued that reads the source. A panic counts as a refusal: it must not
 /// come once something is enqueued.
 #[allow(unsafe_code)]
@@ -117,18 +117,20 @@ pub unsafe trait CopyStream {
     fn mark(&self) -> Result<Arc<dyn Fence>>;
 }
 
-/// Why a copy was not enqueued, or is not tracked. There is no third case.
+/// Why a copy was not enqueued, failed, or is not tracked. There is no fourth case.
 #[derive(Debug)]
 pub enum CopyFailure {
     /// Nothing was enqueued: the buffer may be used again.
     Refused(Error),
+    /// The copy failed, and a part of it may be running: the buffer may be used again when the fence is over.
+    Failed(Error, Arc<dyn Fence>),
     /// A copy may be running and its end is unknown: the buffer must never be used again.
     Unknown(Error),
 }
 
 impl CopyFailure {
     fn into_error(self) -> Error {
-        let (Self::Refused(error) | Self::Unknown(error)) = self;
+        let (Self::Refused(error) | Self::Failed(error, _) | Self::Unknown(error)) = self;
         error
     }
 }

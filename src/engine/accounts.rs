@@ -31,8 +31,9 @@ pub(super) struct Accounts {
     handed_over: AtomicU64,
     /// Puts whose memory became room for a waiting get.
     made_room: AtomicU64,
-    leaked: AtomicU64,
-    leaked_bytes: AtomicU64,
+    /// Buffers that are lost now.
+    lost: AtomicU64,
+    lost_bytes: AtomicU64,
     timeouts: AtomicU64,
     requests: AtomicU64,
     requested_bytes: AtomicU64,
@@ -120,11 +121,17 @@ impl Accounts {
         self.made_room.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns how many buffers have been leaked.
-    pub(super) fn count_leak(&self, bytes: u64) -> u64 {
-        let leaked = self.leaked.fetch_add(1, Ordering::Relaxed) + 1;
-        self.leaked_bytes.fetch_add(bytes, Ordering::Relaxed);
-        leaked
+    /// Returns how many buffers are lost now.
+    pub(super) fn count_lost(&self, bytes: u64) -> u64 {
+        let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
+        self.lost_bytes.fetch_add(bytes, Ordering::Relaxed);
+        lost
+    }
+
+    /// So many lost buffers are not lost any more.
+    pub(super) fn count_recovered(&self, buffers: u64, bytes: u64) {
+        self.lost.fetch_sub(buffers, Ordering::Relaxed);
+        self.lost_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Notes the peaks of what no counter of its own has.
@@ -154,7 +161,7 @@ impl Accounts {
         copies: &InFlight<U>,
     ) -> Occupancy {
         let (blocks, in_flight, in_flight_bytes) = (stock.lifetime().blocks(), copies.count(), copies.bytes());
-        let lost_bytes = self.leaked_bytes.load(Ordering::Relaxed);
+        let lost_bytes = self.lost_bytes.load(Ordering::Relaxed);
         Occupancy {
             blocks,
             // Saturating: copies complete between the readings while other threads run. Exact at rest.
@@ -173,7 +180,7 @@ impl Accounts {
         let PoolUsage { supply, partition_bytes, lost_in_partitions, fallback, .. } = usage;
         let (oldest, [peak_in_flight, peak_in_flight_bytes]) = (copies.oldest(now_us), copies.peaks());
         let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (lost, lost_bytes) = (counted(&self.leaked), counted(&self.leaked_bytes));
+        let (lost, lost_bytes) = (counted(&self.lost), counted(&self.lost_bytes));
         let (fallbacks, fallback_puts) = (counted(&self.fallbacks), counted(&self.fallback_puts));
         let (handed_over, made_room) = (counted(&self.handed_over), counted(&self.made_room));
         let ClassTotals { misses: miss_reasons, evictions } = stock.classes().totals();

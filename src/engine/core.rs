@@ -348,6 +348,7 @@ impl Core {
     /// Releases every idle block and begins a new window.
     pub(crate) fn clear(&self) {
         self.complete_all_copies();
+        self.ask_again(usize::MAX);
         self.stock.record(Event::Cleared);
         self.stock.clear(self.time.coarse_us());
         self.close_if_unused();
@@ -356,6 +357,7 @@ impl Core {
     /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle.
     pub(crate) fn trim(&self, to_bytes: u64) {
         self.complete_all_copies();
+        self.ask_again(usize::MAX);
         self.stock.trim(to_bytes, self.time.coarse_us());
         self.close_if_unused();
     }

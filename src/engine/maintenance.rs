@@ -18,6 +18,8 @@ use crate::sync::process::{AtomicU64, Ordering};
 const TICK_EVERY_US: u64 = 10_000;
 /// Between two readings of the kernel's pressure files, which cost system calls.
 const GAUGE_EVERY_US: u64 = 1_000_000;
+/// Between two questions to fences that failed.
+const ASK_AGAIN_EVERY_US: u64 = 100_000;
 /// Growth is reported each time that pinned memory has doubled since the last report, from here on.
 const FIRST_REPORT_BYTES: u64 = 64 << 20;
 /// A tick that the maintenance thread has not run for this long is run by the next miss or put of a copy.
@@ -34,6 +36,7 @@ pub(super) struct Maintenance {
 struct Watch {
     gauge: Option<PressureGauge>,
     next_gauge_us: u64,
+    next_question_us: u64,
     pressure: Pressure,
     reported: Reported,
 }
@@ -53,7 +56,7 @@ impl Maintenance {
     pub(super) fn new(from: &PressureSource) -> Self {
         let gauge = PressureGauge::open(from);
         let reported = Reported { held_bytes: 0, calls: Underlying::default() };
-        let watch = Watch { gauge, next_gauge_us: 0, pressure: Pressure::Calm, reported };
+        let watch = Watch { gauge, next_gauge_us: 0, next_question_us: 0, pressure: Pressure::Calm, reported };
         Self { next_tick_us: AtomicU64::new(0), watch: Mutex::new(watch) }
     }
 
@@ -83,6 +86,15 @@ impl Tick<'_> {
         *next_gauge_us = now_us.saturating_add(GAUGE_EVERY_US);
         let before = std::mem::replace(pressure, gauge.read());
         (*pressure != before).then_some(*pressure)
+    }
+
+    /// Whether fences that failed may be asked again now. At most ten times a second.
+    pub(super) fn may_ask_again(&mut self, now_us: u64) -> bool {
+        let may_ask = now_us >= self.0.next_question_us;
+        if may_ask {
+            self.0.next_question_us = now_us.saturating_add(ASK_AGAIN_EVERY_US);
+        }
+        may_ask
     }
 
     /// Whether the last reading was severe.

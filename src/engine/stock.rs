@@ -378,6 +378,18 @@ impl<E: Send + Sync + 'static> Stock<E> {
         lost::keep(block);
         self.lifetime.remove_block();
     }
+
+    /// A block is lost for now, and is not waited for at the end of the pool.
+    pub(super) fn suspend(&self) {
+        self.lifetime.remove_block();
+    }
+
+    /// A block that was lost is one of the pool again.
+    pub(super) fn resume(&self, block: &Block<E>) {
+        self.lifetime.add_block();
+        let (id, address) = (block.recorded_id(), block.start().addr().get() as u64);
+        self.record(Event::New { id, address, class_bytes: block.class_bytes() as u64, from_source: true });
+    }
 }
 
 /// Releases as many blocks of `pool` as are idle now, oldest first. What other threads put back meanwhile is left to the

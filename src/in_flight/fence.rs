@@ -24,7 +24,8 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that the end of the copy is unknown.
+    /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that the end of the copy is unknown. The pool
+    /// asks again some ten times a second, and uses the memory again after `Ok(true)`.
     fn is_done(&self) -> Result<bool>;
 
     /// Waits until the copy is over.
@@ -93,9 +94,34 @@ pub(crate) type SharedFence = Arc<dyn Fence>;
 /// The fences of one buffer: mostly one, which needs no allocation.
 pub(crate) type Fences = SmallVec<[SharedFence; 1]>;
 
+/// Why a fence did not answer.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) error: Error,
+    /// It panicked, and is not asked again: each panic is a report of the process's hook.
+    pub(super) is_final: bool,
+}
+
 /// Queries a fence, which may be a user's. A panic is a failure, so that the memory is lost and nothing else with it.
+fn ask(fence: &dyn Fence) -> Result<bool, Refusal> {
+    match caught(|| fence.is_done()) {
+        Some(answer) => answer.map_err(|error| Refusal { error, is_final: false }),
+        None => Err(Refusal { error: Error::device("the fence of a copy panicked"), is_final: true }),
+    }
+}
+
+/// As [`ask`], for callers that take every failure for the same.
 pub(crate) fn is_over(fence: &dyn Fence) -> Result<bool> {
-    caught(|| fence.is_done()).unwrap_or_else(|| Err(Error::device("the fence of a copy panicked")))
+    ask(fence).map_err(|refusal| refusal.error)
+}
+
+/// The stream of the first fence that is not over; `None` if all are. The failure of one outweighs the others
+/// (in-flight-I2).
+pub(super) fn state_of(fences: &Fences) -> Result<Option<u64>, Refusal> {
+    fences.iter().try_fold(None, |pending, fence| {
+        let is_over = ask(&**fence)?;
+        Ok(pending.or_else(|| (!is_over).then(|| stream_of(&**fence))))
+    })
 }
 
 /// The number of a fence's stream; 0 if the fence panics.

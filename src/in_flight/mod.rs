@@ -7,7 +7,7 @@
 //!   stream 2      [d]         a slow stream delays only its own copies
 //!   multi-stream  {e, f}      used on more than one stream: all fences of each are queried
 //!                  └─ sweep: claims a queue, queries under no lock, removes what is over
-//!                      └──▶ completed (by value, in the order seen), lost
+//!                      └──▶ completed (by value, in the order seen), lost ──suspend──▶ unanswered: asked again
 //! ```
 //!
 //! The module owns the items in flight. It never blocks a caller that did not ask to wait, and it never frees or reuses an
@@ -20,14 +20,13 @@
 //! Invariants:
 //!
 //! - **in-flight-I1**: an item completes only after each of its own fences returned `Ok(true)`.
-//! - **in-flight-I2**: an item with a failed fence never completes. It is lost: the device may still be using it. A fence
-//!   that panics has failed.
+//! - **in-flight-I2**: an item with a failed fence is lost until that fence answers: the device may still be using it. A
+//!   fence that panics has failed for good.
 //! - **in-flight-I3**: an item leaves its queue by its number, which no other item ever has: what a thread learnt about one
 //!   item completes no other.
 //! - **in-flight-I4**: an item is counted exactly while it is in a queue: both change under one lock. So the end of a pool,
 //!   which goes by the count, finds all that it counted.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
@@ -37,17 +36,20 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex, process};
 
 mod fence;
+mod queues;
+mod unanswered;
 
 #[cfg(all(test, not(loom)))] // For the tests of the gate, which loom has models instead of.
 pub(crate) use fence::scripted::ScriptedFence;
 pub(crate) use fence::{CopyFences, Fences, SharedFence, is_over};
 pub use fence::{Fence, FenceKind, StreamId};
-use fence::{discard, stream_of};
+use fence::{Refusal, discard, state_of, stream_of};
+pub(crate) use queues::PendingGroup;
+use queues::{Candidate, KEPT_QUEUES, PendingCopy, Queue, QueueKey, Queues};
+use unanswered::Unanswered;
 
 /// After so many queues that another thread was querying, threads are known to contend.
 const CONTENDED_QUEUES: u64 = 64;
-/// Empty queues are removed when there are more than this many; up to here they are kept for their streams.
-const KEPT_QUEUES: usize = 16;
 
 /// Items whose copies may still be running, with the fences of these copies.
 #[derive(Debug)]
@@ -63,41 +65,8 @@ pub(crate) struct InFlight<T> {
     peaks: [process::AtomicU64; 2],
     /// Queues that a sweep found another thread querying.
     contended: AtomicU64,
-}
-
-#[derive(Debug)]
-struct PendingCopy<T> {
-    number: u64,
-    item: T,
-    bytes: u64,
-    fences: Fences,
-    /// For an item of several streams, the first whose copy was not over when last queried.
-    stream: u64,
-    since_us: u64,
-    is_reported_stuck: bool,
-}
-
-#[derive(Debug)]
-struct Queues<T> {
-    /// Searched linearly: programs copy on a few streams.
-    queues: Vec<Queue<T>>,
-    last_number: u64,
-}
-
-/// The items of one stream in the order of their copies, or all items of several streams.
-#[derive(Debug)]
-struct Queue<T> {
-    key: QueueKey,
-    copies: VecDeque<PendingCopy<T>>,
-    is_claimed: bool,
-    /// How often it was claimed.
-    claims: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum QueueKey {
-    Stream(u64),
-    MultiStream,
+    /// Lost items whose fences are asked again. They count as in flight no more.
+    unanswered: Unanswered<T>,
 }
 
 /// The right of one thread to query a queue, until this is dropped.
@@ -106,27 +75,22 @@ struct Claim<'a, T> {
     key: QueueKey,
 }
 
-/// The number of an item, and its fences.
-type Candidate = (u64, Fences);
-
-/// Items of one stream that have been in flight for long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PendingGroup {
-    pub(crate) buffers: u64,
-    /// Of the oldest.
-    pub(crate) age: Duration,
-    /// For an item of several streams, the first stream whose copy was not over at the last sweep.
-    pub(crate) stream: u64,
-    pub(crate) bytes: u64,
-}
-
 /// The result of a sweep.
 #[derive(Debug)]
 pub(crate) struct Swept<T> {
     /// Items whose copies are over, in the order seen. Most sweeps find one, which needs no allocation.
     pub(crate) completed: SmallVec<[T; 1]>,
     /// Items whose copies may run for an unknown time (in-flight-I2).
-    pub(crate) lost: Vec<(T, Error)>,
+    pub(crate) lost: Vec<LostItem<T>>,
+}
+
+/// An item with a fence that failed.
+#[derive(Debug)]
+pub(crate) struct LostItem<T> {
+    pub(crate) item: T,
+    pub(crate) error: Error,
+    /// To be asked again; `None` if that is useless.
+    pub(crate) fences: Option<Fences>,
 }
 
 impl<T> InFlight<T> {
@@ -138,6 +102,7 @@ impl<T> InFlight<T> {
             bytes: AtomicU64::new(0),
             peaks: Default::default(),
             contended: AtomicU64::new(0),
+            unanswered: Unanswered::new(),
         }
     }
 
@@ -318,11 +283,17 @@ impl<T> InFlight<T> {
         for Queue { copies, is_claimed, .. } in queues {
             for copy in copies {
                 let state = if is_claimed { Ok(Some(copy.stream)) } else { state_of(&copy.fences) };
-                let item = copy.into_item();
+                let PendingCopy { item, fences, .. } = copy;
                 match state {
-                    Ok(None) => swept.completed.push(item),
-                    Ok(Some(_)) => abandoned.push(item),
-                    Err(error) => swept.lost.push((item, error)),
+                    Ok(None) => {
+                        discard(fences);
+                        swept.completed.push(item);
+                    }
+                    Ok(Some(_)) => {
+                        discard(fences);
+                        abandoned.push(item);
+                    }
+                    Err(refusal) => swept.lost.push(LostItem::of(item, fences, refusal)),
                 }
             }
         }
@@ -335,6 +306,43 @@ impl<T> InFlight<T> {
         self.count.fetch_sub(1, Ordering::Relaxed);
         self.bytes.fetch_sub(copy.bytes, Ordering::Relaxed);
         Some(copy)
+    }
+
+    /// Keeps a lost item until its fences answer.
+    pub(crate) fn suspend(&self, item: T, fences: Fences) {
+        self.unanswered.add(item, fences);
+    }
+
+    /// Lost items whose fences are asked again.
+    #[inline]
+    pub(crate) fn unanswered(&self) -> u64 {
+        self.unanswered.count()
+    }
+}
+
+impl<T: Send + 'static> InFlight<T> {
+    /// Asks the fences of at most that many lost items again. Returns the items whose copies are over.
+    pub(crate) fn ask_again(&self, most: usize) -> Vec<T> {
+        if self.unanswered() == 0 { Vec::new() } else { self.unanswered.ask(most) }
+    }
+
+    /// As [`ask_again`](Self::ask_again) for all of them, and for the last time: the others stay lost.
+    pub(crate) fn end_unanswered(&self) -> Vec<T> {
+        self.unanswered.end()
+    }
+}
+
+impl<T> LostItem<T> {
+    /// What is not asked again is discarded. No lock is held.
+    fn of(item: T, fences: Fences, refusal: Refusal) -> Self {
+        let Refusal { error, is_final } = refusal;
+        let fences = if is_final {
+            discard(fences);
+            None
+        } else {
+            Some(fences)
+        };
+        Self { item, error, fences }
     }
 }
 
@@ -357,16 +365,19 @@ impl<T> Claim<'_, T> {
                     None
                 }
                 Ok(None) => self.in_flight.remove(queue, number).map(|copy| (copy, Ok(()))),
-                Err(error) => self.in_flight.remove(queue, number).map(|copy| (copy, Err(error))),
+                Err(refusal) => self.in_flight.remove(queue, number).map(|copy| (copy, Err(refusal))),
             };
             next = queue.candidate_after(number);
             drop(queues);
             let Some((copy, end)) = over else { continue };
-            let item = copy.into_item();
+            let PendingCopy { item, fences, .. } = copy;
             let is_enough = end.is_ok() && enough(&item);
             match end {
-                Ok(()) => swept.completed.push(item),
-                Err(error) => swept.lost.push((item, error)),
+                Ok(()) => {
+                    discard(fences);
+                    swept.completed.push(item);
+                }
+                Err(refusal) => swept.lost.push(LostItem::of(item, fences, refusal)),
             }
             if is_enough {
                 // Its fences may be the last references by now.
@@ -387,76 +398,6 @@ impl<T> Drop for Claim<'_, T> {
         drop(queues);
         self.in_flight.released.notify_all();
     }
-}
-
-impl<T> Queues<T> {
-    fn find(&mut self, key: QueueKey) -> Option<&mut Queue<T>> {
-        self.queues.iter_mut().find(|queue| queue.key == key)
-    }
-
-    fn enqueue(&mut self, key: QueueKey, copy: PendingCopy<T>) {
-        if let Some(queue) = self.find(key) {
-            return queue.copies.push_back(copy);
-        }
-        if self.queues.len() > KEPT_QUEUES {
-            self.queues.retain(|queue| queue.is_claimed || !queue.copies.is_empty());
-        }
-        self.queues.push(Queue { key, copies: VecDeque::from([copy]), is_claimed: false, claims: 0 });
-    }
-
-    /// The queues with items, those of one stream first.
-    fn pending_keys(&self) -> impl Iterator<Item = QueueKey> + '_ {
-        let pending = self.queues.iter().filter(|queue| !queue.copies.is_empty()).map(|queue| queue.key);
-        let (multi, single) = (QueueKey::MultiStream, pending.clone().filter(|&key| key != QueueKey::MultiStream));
-        single.chain(pending.filter(move |&key| key == multi))
-    }
-}
-
-impl<T> Queue<T> {
-    /// What is to be queried after the item with this number: of one stream the head.
-    fn candidate_after(&self, number: u64) -> Option<Candidate> {
-        let copy = match self.key {
-            QueueKey::Stream(_) => self.copies.front(),
-            QueueKey::MultiStream => self.copies.iter().find(|copy| copy.number > number),
-        };
-        copy.map(|copy| (copy.number, copy.fences.clone()))
-    }
-
-    fn position(&self, number: u64) -> Option<usize> {
-        self.copies.iter().position(|copy| copy.number == number)
-    }
-
-    fn remove(&mut self, number: u64) -> Option<PendingCopy<T>> {
-        self.position(number).and_then(|index| self.copies.remove(index))
-    }
-
-    fn note_waiting(&mut self, number: u64, stream: u64) {
-        if let Some(copy) = self.position(number).and_then(|index| self.copies.get_mut(index)) {
-            copy.stream = stream;
-        }
-    }
-}
-
-impl<T> PendingCopy<T> {
-    /// The item, after it has left its queue. Drops its fences, so no lock is held.
-    fn into_item(self) -> T {
-        discard(self.fences);
-        self.item
-    }
-
-    fn as_group(&self, now_us: u64) -> PendingGroup {
-        let age = Duration::from_micros(now_us.saturating_sub(self.since_us));
-        PendingGroup { buffers: 1, age, stream: self.stream, bytes: self.bytes }
-    }
-}
-
-/// The stream of the first fence that is not over; `None` if all are. The failure of one outweighs the others
-/// (in-flight-I2).
-fn state_of(fences: &Fences) -> Result<Option<u64>, Error> {
-    fences.iter().try_fold(None, |pending, fence| {
-        let is_over = is_over(&**fence)?;
-        Ok(pending.or_else(|| (!is_over).then(|| stream_of(&**fence))))
-    })
 }
 
 #[cfg(all(test, loom))]
@@ -531,6 +472,24 @@ mod tests {
         assert_eq!(swept.completed.as_slice(), [2]);
         assert_eq!(swept.lost.len(), 1);
         assert_eq!(in_flight.count(), 0);
+    }
+
+    #[test]
+    fn a_lost_item_leaves_when_its_fences_answer_and_at_the_end_is_asked_for_the_last_time() {
+        let in_flight = InFlight::new();
+        let broken = [1, 2, 3].map(|item| insert(&in_flight, item, item.into()));
+        broken.iter().for_each(|fence| fence.fail());
+        for LostItem { item, fences, .. } in in_flight.sweep().lost {
+            in_flight.suspend(item, fences.unwrap());
+        }
+        assert_eq!((in_flight.ask_again(usize::MAX), in_flight.unanswered()), (Vec::new(), 3));
+        broken[1].finish();
+        assert!(in_flight.ask_again(1).is_empty());
+        assert_eq!(in_flight.ask_again(1), [2], "one after the other");
+        broken[0].finish();
+        assert_eq!((in_flight.end_unanswered(), in_flight.unanswered()), (vec![1], 1));
+        broken[2].finish();
+        assert!(in_flight.ask_again(usize::MAX).is_empty(), "it is the end's");
     }
 
     #[test]
@@ -682,7 +641,7 @@ mod tests {
         broken.fail();
         assert!(in_flight.oldest(0).is_some());
         let (Swept { completed, lost }, abandoned) = in_flight.abandon();
-        assert_eq!((completed.as_slice(), lost[0].0, abandoned.as_slice()), ([2].as_slice(), 3, [1, 4].as_slice()));
+        assert_eq!((completed.as_slice(), lost[0].item, abandoned.as_slice()), ([2].as_slice(), 3, [1, 4].as_slice()));
         assert!(in_flight.oldest(0).is_none());
         assert_eq!((in_flight.count(), in_flight.bytes()), (0, 0));
     }

@@ -121,7 +121,9 @@ pub struct Stats {
     pub oldest_in_flight: Option<Duration>,
     /// Its stream: the driver's handle, for a stream that was created.
     pub oldest_in_flight_stream: Option<u64>,
-    /// Buffers that are never used again: after a device error it is unknown whether their copy is over.
+    /// Buffers that are not used, since it is unknown after an error of the device or its driver whether their copy is over.
+    /// A driver that only refused to answer is asked again, ten times a second; a buffer whose copy it then says to be over is
+    /// lost no more.
     pub lost: u64,
     /// Bytes of those, of the lost buffers of the pool's partitions, and of regions that the back-end failed to take back.
     pub lost_bytes: u64,

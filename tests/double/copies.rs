@@ -277,23 +277,26 @@ fn a_copy_waits_for_work_on_its_target_although_an_error_is_stored() {
 #[test]
 fn a_copy_that_fails_at_a_step_puts_its_buffer_back_only_if_nothing_was_enqueued() {
     let refusals = ["cuCtxGetCurrent", "cuStreamIsCapturing", "cuStreamWaitEvent"];
-    for (name, code) in refusals.map(|name| (name, Code::UNKNOWN)).into_iter().chain([
-        ("cuMemcpyHtoDAsync_v2", Code::INVALID_VALUE),
-        ("cuMemcpyHtoDAsync_v2", Code::LAUNCH_FAILED),
-        ("cuEventRecord", Code::OUT_OF_MEMORY),
-    ]) {
+    for (name, code) in refusals
+        .map(|name| (name, Code::UNKNOWN))
+        .into_iter()
+        .chain([("cuMemcpyHtoDAsync_v2", Code::INVALID_VALUE), ("cuMemcpyHtoDAsync_v2", Code::LAUNCH_FAILED)])
+    {
         let (double, context, pool) = start();
         let (stream, mut memory) = stream_and_memory(&context, 4096);
         let buf = filled(&pool, 4096, 1);
-        // The first record is cudarc's event of the target, the second the pool's fence.
-        double.fail(name, 1 + u64::from(name == "cuEventRecord"), code);
+        double.fail(name, 1, code);
         let error = buf.copy_to(&stream, &mut memory).unwrap_err();
-        // Once the copy may run without a fence behind it, the buffer must never be reused.
-        let is_kept = name == "cuEventRecord" || code == Code::LAUNCH_FAILED;
-        let is_of_device = is_kept || code == Code::UNKNOWN;
+        let is_of_device = matches!(code, Code::LAUNCH_FAILED | Code::UNKNOWN);
         assert_eq!((error.is_device(), error.is_copy()), (is_of_device, !is_of_device), "{name}: {error}");
+        // The copy may be running: the buffer waits for a fence that was put behind it all the same.
+        let may_run = code == Code::LAUNCH_FAILED;
         let stats = pool.stats();
-        assert_eq!((stats.lost, stats.buffers_in_pool), (u64::from(is_kept), u64::from(!is_kept)), "{name}");
+        let [waiting, idle] = [may_run, !may_run].map(u64::from);
+        assert_eq!((stats.in_flight, stats.buffers_in_pool, stats.lost), (waiting, idle, 0), "{name}");
+        stream.synchronize().unwrap();
+        pool.poll();
+        assert_eq!((pool.stats().buffers_in_pool, pool.stats().lost), (1, 0), "{name}");
         context.check_err().unwrap();
     }
 }
@@ -311,6 +314,34 @@ fn a_failed_event_record_of_the_target_does_not_lose_the_copy() {
         "kept for the next user of the target"
     );
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![1; 4096]);
+}
+
+#[test]
+fn a_copy_without_a_fence_keeps_its_buffer_until_a_later_fence_of_its_stream_is_over() {
+    let (double, context, pool) = start();
+    let (stream, mut memory) = stream_and_memory(&context, 4096);
+    let (other, mut others) = stream_and_memory(&context, 4096);
+    let gate = double.hold(stream.cu_stream());
+    // The first record is cudarc's event of the target, the others are the pool's two attempts.
+    [2, 3].into_iter().for_each(|nth| double.fail("cuEventRecord", nth, Code::OUT_OF_MEMORY));
+    let copy = filled(&pool, 4096, 1).copy_to(&stream, &mut memory).unwrap();
+    assert!(copy.is_done().unwrap_err().is_device());
+    pool.poll();
+    assert_eq!((pool.stats().in_flight, pool.stats().lost), (0, 1));
+    assert!(pool.stats().lost_bytes >= 4096);
+    filled(&pool, 4096, 2).copy_to(&other, &mut others).unwrap().wait().unwrap();
+    pool.poll();
+    assert_eq!(pool.stats().lost, 1, "a fence of another stream");
+    let later = pool.get(16).unwrap().copy_to(&stream, &mut memory).unwrap();
+    pool.poll();
+    assert_eq!((pool.stats().in_flight, pool.stats().lost), (1, 1), "neither copy is over");
+    drop(gate);
+    later.wait().unwrap();
+    assert!(copy.is_done().unwrap());
+    pool.poll();
+    let stats = pool.stats();
+    assert_eq!((stats.in_flight, stats.lost, stats.lost_bytes), (0, 0, 0));
+    stats.validate().unwrap();
 }
 
 #[test]

@@ -1,5 +1,8 @@
-//! Every call of the driver that a pool makes fails once, at each of its first times, in turn: no panic and no hang, nothing
-//! leaks unless a log line says so, and the pool serves again.
+//! Every call of the driver that a pool makes fails once, at each of its first times, in turn, and several at random: no panic
+//! and no hang, nothing leaks unless a log line says so, the pool serves again, and as soon as the driver is well a trim
+//! leaves nothing pinned.
+//!
+//! `DRIVER_FAULTS=all` tries every code at every time and has many more random runs: some 3,000 and 300 for each back-end.
 #![allow(unsafe_code)] // A thread without a context.
 
 use std::collections::BTreeMap;
@@ -23,7 +26,9 @@ const LEN: usize = 100_000;
 /// Four granules, so that a buffer of two needs granules that are remapped.
 const CEILING: u64 = 8 << 20;
 /// All runs of one back-end; a hang is reported, not waited for.
-const LONGEST: Duration = Duration::from_secs(300);
+const LONGEST: Duration = Duration::from_secs(1200);
+/// Failures of one random run.
+const AT_ONCE: usize = 8;
 
 /// What runs: a back-end and the fences of its pool.
 #[derive(Debug, Clone)]
@@ -103,10 +108,12 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
     let _refused = pool.get(3 * MIB).map(drop);
     pool.clear();
     pool.poll();
+    pool.trim(0);
 }
 
-/// One run; `script` says what fails. Returns how often each function was called, or what is wrong.
-fn run(double: &Double, case: &Case, script: impl FnOnce()) -> Vec<(String, u64)> {
+/// One run; `script` says what fails, before the end of the pool or in it. Returns how often each function was called before and
+/// in the end, or what is wrong.
+fn run(double: &Double, case: &Case, is_well_at_end: bool, script: impl FnOnce()) -> [Vec<(String, u64)>; 2] {
     listen();
     double.reset();
     let mut lane = Lane::new(double);
@@ -122,23 +129,40 @@ fn run(double: &Double, case: &Case, script: impl FnOnce()) -> Vec<(String, u64)
         Ok(pool) => (pool, before),
         Err(_) => {
             let before = Held { reservations: counted(double, case).reservations, ..before };
-            (build().expect("a second attempt succeeds"), before)
+            let pool = (0..2 * AT_ONCE).find_map(|_| build().ok()).expect("a later attempt succeeds");
+            (pool, before)
         }
     };
     use_pool(&pool, &mut lane);
+    let (calls, mut wrong_uses) = (double.all_calls(), double.wrong_uses());
+    if is_well_at_end {
+        double.reset();
+    }
+    // At its end a script has one failure left at most.
     let served = lane.round_trip(&pool, 9).or_else(|_| lane.round_trip(&pool, 10));
     assert!(served.is_ok(), "it does not serve again: {served:?}");
     while double.counts().work_in_flight > 0 {
         thread::yield_now();
     }
-    pool.poll();
+    pool.trim(0);
+    // The double's work is over shortly before its events are. What is never over is a hang, which is reported.
+    while pool.stats().in_flight > 0
+        || is_well_at_end && pool.stats().awaiting_release_bytes > 0 && pool.stats().lost == 0
+    {
+        thread::yield_now();
+        pool.trim(0);
+    }
     let stats = pool.stats();
     stats.validate().unwrap();
     assert_eq!((stats.in_use, stats.in_flight), (0, 0));
+    if is_well_at_end {
+        let kept_bytes = stats.pinned_bytes - stats.reserve_bytes;
+        assert_eq!((stats.lost, kept_bytes), (0, stats.lost_bytes), "{stats}\n{:?}", lines_with_levels());
+    }
     if case.fence == FenceKind::Event {
         let pinned_bytes = counted(double, case).pinned_bytes - before.pinned_bytes;
         // A granule that was refused to be released is no longer the pool's, and the first that it commits again.
-        let refused = if double.calls("cuMemRelease") > 0 { 2 << 20 } else { 0 };
+        let refused = if calls.iter().any(|(name, _)| name == "cuMemRelease") { 2 << 20 } else { 0 };
         let told = stats.pinned_bytes..=stats.pinned_bytes + refused;
         assert!(told.contains(&pinned_bytes), "{pinned_bytes} B are pinned, the pool says {}", stats.pinned_bytes);
     }
@@ -146,19 +170,26 @@ fn run(double: &Double, case: &Case, script: impl FnOnce()) -> Vec<(String, u64)
     drop(pool);
     let (after, lines) = (counted(double, case), lines_with_levels());
     let is_said = lines.iter().any(|(level, line)| *level == Level::Error && line.contains("until the process ends"));
-    if stats.lost == 0 {
-        assert!(after == before || is_said, "left behind without a word: {after:?}, not {before:?}; {lines:?}");
-    } else {
-        let left = after.pinned_bytes - before.pinned_bytes;
-        assert!(left <= stats.pinned_bytes, "{left} B left, {} B lost: {lines:?}", stats.lost_bytes);
-    }
-    let mut wrong_uses = double.wrong_uses();
+    assert!(
+        is_nothing_left(&after, &before) || is_said,
+        "left behind without a word: {after:?}, not {before:?}; {lines:?}"
+    );
+    wrong_uses.extend(double.wrong_uses());
     // Addresses of a granule that could not be unmapped at the end: refused, and said above.
     wrong_uses.retain(|words| !(is_said && words.contains("cuMemAddressFree") && words.contains("still mapped")));
     assert!(wrong_uses.is_empty(), "{wrong_uses:?}");
-    let calls = double.all_calls();
+    let calls_at_end = double.all_calls();
     drop(lane);
-    calls
+    [calls, calls_at_end]
+}
+
+/// No more than before; a build may give back what an earlier run has left.
+fn is_nothing_left(after: &Held, before: &Held) -> bool {
+    let counts = |held: &Held| {
+        let Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations } = *held;
+        [pinned_bytes, host_allocations, registrations, granules, mappings, reservations]
+    };
+    counts(after).into_iter().zip(counts(before)).all(|(after, before)| after <= before)
 }
 
 /// What the driver holds for pools. The words that streams write, kept for the context, are not a pool's.
@@ -170,33 +201,78 @@ fn counted(double: &Double, case: &Case) -> Held {
     }
 }
 
-/// Codes that occur, each at some of the times.
-fn code(nth: u64) -> Code {
-    [Code::OUT_OF_MEMORY, Code::UNKNOWN, Code::NOT_PERMITTED][(nth % 3) as usize]
+/// Codes that occur.
+const CODES: [Code; 4] = [Code::OUT_OF_MEMORY, Code(4), Code::NOT_PERMITTED, Code::UNKNOWN];
+
+fn is_everything_tried() -> bool {
+    std::env::var("DRIVER_FAULTS").is_ok_and(|value| value == "all")
 }
 
-/// Runs that went wrong, each with its reason; and how many there were.
+/// The `nth` call of `name` fails.
+#[derive(Debug, Clone)]
+struct Fault {
+    name: String,
+    nth: u64,
+    code: Code,
+}
+
+/// Runs that went wrong, each with its reason; and how often each call failed alone.
 fn sweep(case: &Case, double: &Double, current: &Mutex<String>) -> (Vec<String>, BTreeMap<String, u64>) {
-    let calls = run(double, case, || {});
-    let (mut wrong, mut failed) = (Vec::new(), BTreeMap::new());
-    for (name, count) in calls.into_iter().filter(|(name, _)| case.only.is_empty() || case.only.contains(&&**name)) {
-        for nth in 1..=count.min(FIRST_TIMES) {
-            let what = format!("{case:?}: {name} fails at its call {nth} of {count} with {:?}", code(nth));
-            current.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&what);
-            let script = || double.fail(&name, nth, code(nth));
-            match panic::catch_unwind(AssertUnwindSafe(|| run(double, case, script))) {
-                Ok(_) => *failed.entry(name.clone()).or_insert(0) += 1,
-                Err(why) => {
-                    let text = why.downcast_ref::<String>().cloned();
-                    let text = text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-                    wrong.push(format!("{what}: {}", text.unwrap_or_default()));
-                }
+    let is_meant = |(name, _): &(String, u64)| case.only.is_empty() || case.only.contains(&&**name);
+    let [mut calls, _] = run(double, case, true, || {});
+    let [_, mut all_calls] = run(double, case, false, || {});
+    calls.retain(is_meant);
+    all_calls.retain(is_meant);
+    let (mut wrong, mut failed, mut runs) = (Vec::new(), BTreeMap::new(), [0; 2]);
+    let mut try_run = |faults: &[Fault], is_well_at_end: bool| {
+        let what = format!("{case:?}: {faults:?}");
+        current.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&what);
+        let script = || faults.iter().for_each(|fault| double.fail(&fault.name, fault.nth, fault.code));
+        let outcome = panic::catch_unwind(AssertUnwindSafe(|| run(double, case, is_well_at_end, script)));
+        if let Err(why) = outcome {
+            let text = why.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+            wrong.push(format!("{what}: {}", text.unwrap_or_default()));
+        }
+    };
+    for (name, count) in &all_calls {
+        let before_end = calls.iter().find(|(other, _)| other == name).map_or(0, |(_, count)| *count);
+        for nth in 1..=*(count.min(&FIRST_TIMES)) {
+            let codes = if is_everything_tried() { &CODES[..] } else { &CODES[(nth % 4) as usize..][..1] };
+            for &code in codes {
+                try_run(&[Fault { name: name.clone(), nth, code }], nth <= before_end);
+                *failed.entry(name.clone()).or_insert(0) += 1;
+                runs[0] += 1;
             }
         }
     }
+    let mut random = Random(1);
+    for _ in 0..if is_everything_tried() { 300 } else { 20 } {
+        let faults: Vec<_> = (0..AT_ONCE)
+            .map(|_| {
+                let (name, count) = &calls[random.below(calls.len() as u64) as usize];
+                Fault { name: name.clone(), nth: 1 + random.below(*count), code: CODES[random.below(4) as usize] }
+            })
+            .collect();
+        try_run(&faults, true);
+        runs[1] += 1;
+    }
+    println!("{case:?}: {} runs in turn, {} at random, {} went wrong", runs[0], runs[1], wrong.len());
     double.reset();
     double.renew_contexts();
     (wrong, failed)
+}
+
+/// Numbers that are the same in each run: xorshift.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
 }
 
 fn check(case: Case, needed: &[&str]) {

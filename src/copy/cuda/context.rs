@@ -22,9 +22,10 @@ use std::time::Duration;
 use crossbeam::queue::ArrayQueue;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
+use super::later::LaterFences;
 use super::stream::{failed, id, number};
 use super::timeline::{TimelineFence, Timelines};
-use crate::driver::{CurrentContext, RelaxedCapture, error_code, is_forbidden_by_capture};
+use crate::driver::{CurrentContext, RelaxedCapture, error_code, is_forbidden_by_capture, standstill};
 use crate::error::{Error, Result};
 use crate::fork::OfProcess;
 use crate::in_flight::StreamId;
@@ -51,6 +52,7 @@ pub(super) struct ContextState {
     spare_streams: ArrayQueue<Arc<CudaStream>>,
     own: OnceLock<OwnContext>,
     timelines: Timelines,
+    pub(super) later: LaterFences,
 }
 
 impl fmt::Debug for ContextState {
@@ -95,6 +97,7 @@ impl ContextState {
                 spare_streams: ArrayQueue::new(SPARE_STREAMS),
                 own: OnceLock::new(),
                 timelines: Timelines::default(),
+                later: LaterFences::default(),
             }));
             states.push(state);
             state
@@ -184,9 +187,13 @@ impl ContextState {
         let _destroyed = if is_idle { self.spare_streams.push(stream) } else { Err(stream) };
     }
 
-    /// Is the event over? Neither an error nor "not ready" counts as yes. By the manual this needs no current context; where
-    /// a driver asks for one, it gets one.
+    /// Is the event over? Neither an error nor "not ready" counts as yes, nor a driver that stands still. By the manual this
+    /// needs no current context; where a driver asks for one, it gets one.
     pub(super) fn query(&self, event: Event) -> Result<bool, DriverError> {
+        standstill::ask(|| self.query_now(event)).unwrap_or(Ok(false))
+    }
+
+    fn query_now(&self, event: Event) -> Result<bool, DriverError> {
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: a live event.
         let mut outcome = unsafe { result::event::query(event.0) };
@@ -203,10 +210,10 @@ impl ContextState {
     }
 
     /// Is the event of a fence over? If a capture forbids the query, it is not known to be.
-    pub(super) fn is_over(&self, event: Event) -> Result<bool> {
+    pub(super) fn is_over(&self, event: Event) -> Result<bool, DriverError> {
         self.query(event).or_else(|error| match is_forbidden_by_capture(error_code(error)) {
             true => Ok(false),
-            false => Err(Error::device(failed("cuEventQuery", error))),
+            false => Err(error),
         })
     }
 
@@ -292,7 +299,8 @@ unsafe fn object_of(
     device: sys::CUdevice,
     handle: sys::CUcontext,
 ) -> Result<(Arc<CudaContext>, bool), DriverError> {
-    let primary = if is_active(device) { Some(CudaContext::new(ordinal)?) } else { None };
+    // Not taken for inactive where the driver does not say: of a context that is not primary the object must never be dropped.
+    let primary = if is_active(device)? { Some(CudaContext::new(ordinal)?) } else { None };
     if let Some(primary) = primary.filter(|primary| primary.cu_ctx() == handle) {
         return Ok((primary, true));
     }
@@ -303,9 +311,9 @@ unsafe fn object_of(
 }
 
 /// Whether the primary context of the device exists; retaining it would make it otherwise.
-fn is_active(device: sys::CUdevice) -> bool {
+fn is_active(device: sys::CUdevice) -> Result<bool, DriverError> {
     let (mut flags, mut active) = (0, 0);
     // SAFETY: space for both answers.
     let asked = unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) };
-    asked.result().is_ok() && active != 0
+    asked.result().map(|()| active != 0)
 }

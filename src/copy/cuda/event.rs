@@ -18,12 +18,12 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
 
+use super::answer::Answer;
 use super::context::{ContextState, Event};
 use super::stream::{failed, number};
 use crate::driver::RelaxedCapture;
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence, StreamId};
-use crate::sync::process::{AtomicBool, Ordering};
 
 /// An event of ours, which the context's state gets back when this is dropped.
 #[derive(Debug)]
@@ -32,8 +32,7 @@ pub(super) struct EventFence {
     stream: u64,
     stream_id: Option<StreamId>,
     context: &'static ContextState,
-    /// A query found it over; no further query is needed.
-    is_over: AtomicBool,
+    answer: Answer,
     /// For a foreign event: the stream of ours that waits for it. No other work runs on it while this lives.
     waiting_stream: Option<Arc<CudaStream>>,
 }
@@ -41,33 +40,23 @@ pub(super) struct EventFence {
 impl EventFence {
     /// With an event not yet recorded. The stream's context is current.
     pub(super) fn new(stream: &CudaStream, context: &'static ContextState) -> Result<Self, DriverError> {
-        let (event, is_over) = (context.take_event()?, AtomicBool::new(false));
-        Ok(Self { event, stream: number(stream), stream_id: None, context, is_over, waiting_stream: None })
+        let (event, answer) = (context.take_event()?, Answer::default());
+        Ok(Self { event, stream: number(stream), stream_id: None, context, answer, waiting_stream: None })
     }
 
     /// Records the event behind all work so far on the stream, whose id is `id` if that matters to the fence's purpose.
-    pub(super) fn record(mut self, stream: &CudaStream, id: Option<StreamId>) -> Result<Self, DriverError> {
+    pub(super) fn record(&mut self, stream: &CudaStream, id: Option<StreamId>) -> Result<(), DriverError> {
         // SAFETY: both are alive, and of one context.
         unsafe { result::event::record(self.event.0, stream.cu_stream()) }?;
         self.stream_id = id;
-        Ok(self)
-    }
-
-    fn is_known_over(&self) -> bool {
-        // Acquire, pairs with `set_over`: the device's accesses happen before the caller's next ones.
-        self.is_over.load(Ordering::Acquire)
-    }
-
-    fn set_over(&self) {
-        // Release: publishes that this thread saw the event.
-        self.is_over.store(true, Ordering::Release);
+        Ok(())
     }
 }
 
 impl Drop for EventFence {
     fn drop(&mut self) {
         if let Some(stream) = self.waiting_stream.take() {
-            self.context.put_stream(stream, self.is_known_over());
+            self.context.put_stream(stream, self.answer.is_over());
         }
         self.context.put_event(self.event);
     }
@@ -77,20 +66,13 @@ impl Drop for EventFence {
 // one id is one stream (`stream::id`).
 unsafe impl Fence for EventFence {
     fn is_done(&self) -> Result<bool> {
-        if self.is_known_over() {
-            return Ok(true);
-        }
-        let is_over = self.context.is_over(self.event)?;
-        if is_over {
-            self.set_over();
-        }
-        Ok(is_over)
+        self.answer.or_ask("cuEventQuery", || self.context.is_over(self.event))
     }
 
     fn wait(&self) -> Result<()> {
-        if !self.is_known_over() {
+        if !self.answer.is_over() {
             self.context.wait_for(self.event)?;
-            self.set_over();
+            self.answer.set_over();
         }
         Ok(())
     }
@@ -110,25 +92,38 @@ pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence
     unsafe { behind_event(event.cu_event(), ContextState::of(event.context())) }
 }
 
-/// As [`fence_behind_event`], waiting in `context`.
+/// As [`fence_behind_event`], waiting in `context`. Where the driver refuses that, waits for the event.
 ///
 /// # Safety
 ///
 /// The event is alive.
 pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
-    let failed = |call, error| Error::device(failed(call, error));
-    if context.query(Event(event)).map_err(|error| failed("cuEventQuery", error))? {
+    // Not waited for without an answer: it may be one of a capture, which a wait would spoil.
+    let is_over = context.query(Event(event)).or_else(|_| context.query(Event(event)));
+    if is_over.map_err(|error| Error::device(failed("cuEventQuery", error)))? {
         return Ok(None);
     }
+    // SAFETY: the caller's promise.
+    let fence = unsafe { waiting_fence(event, context) };
+    fence.or_else(|error| context.wait_for(Event(event)).map(|()| None).map_err(|_| error))
+}
+
+/// A fence on a stream of ours, which waits for the event.
+///
+/// # Safety
+///
+/// The event is alive, and of no capture.
+unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
+    let failed = |call, error| Error::device(failed(call, error));
     let _relaxed = RelaxedCapture::enter();
     let _current = context.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
     let stream = context.take_stream().map_err(|error| failed("cuStreamCreate", error))?;
-    let fence = EventFence::new(&stream, context).map_err(|error| failed("cuEventCreate", error))?;
+    let mut fence = EventFence::new(&stream, context).map_err(|error| failed("cuEventCreate", error))?;
     let wait = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
     // SAFETY: both are alive.
     unsafe { result::stream::wait_event(stream.cu_stream(), event, wait) }
         .map_err(|error| failed("cuStreamWaitEvent", error))?;
-    let mut fence = fence.record(&stream, None).map_err(|error| failed("cuEventRecord", error))?;
+    fence.record(&stream, None).map_err(|error| failed("cuEventRecord", error))?;
     fence.waiting_stream = Some(stream);
     Ok(Some(Arc::new(fence)))
 }

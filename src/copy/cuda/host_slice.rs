@@ -16,8 +16,9 @@
 //!
 //! - **host-slice-I1**: the event of a fence is new, is recorded only by cudarc's `SyncOnDrop`, and lives until the borrow
 //!   of the memory is over: `CopyFences` lets go of a fence only through `&mut` (copy-fences-I1).
-//! - **host-slice-I2**: once that borrow is over, a fence without a record is an error, never done: the end of the copy is
-//!   unknown. If the event was recorded into a graph, so was the copy; that is an error too.
+//! - **host-slice-I2**: once that borrow is over, a fence without a record is an error until a [later](super::later) fence of
+//!   the stream stands for it: the end of the copy is unknown. If the event was recorded into a graph, so was the copy; that
+//!   is an error for good.
 //! - **host-slice-I3**: a copy is not waited for only if the stream's [id](super::stream::id) shows that the next one comes
 //!   behind it.
 #![allow(unsafe_code)] // Hands an event to cudarc, and calls the driver.
@@ -29,7 +30,9 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
 
+use super::answer::Answer;
 use super::context::{CAPTURE_PAUSE, ContextState, Event};
+use super::later::LaterFence;
 use super::stream::{CAPTURING, SetAside, failed, is_capturing, number};
 use crate::driver::{self, RelaxedCapture};
 use crate::error::{Error, Result};
@@ -44,11 +47,14 @@ pub(crate) struct HostSliceFence {
 }
 
 impl HostSliceFence {
-    pub(crate) fn new(stream: &CudaStream) -> Self {
+    /// `None` if the driver says too little of the stream for a copy on it to be tracked: there is no slice to lend then. A
+    /// copy into a graph has a fence that is never done.
+    pub(crate) fn new(stream: &CudaStream) -> Option<Self> {
         let _set_aside = SetAside::take(stream.context());
-        match TrackedCopy::new(stream).map(Arc::new) {
-            Ok(tracked) => Self { shared: tracked.clone(), tracked: Some(tracked) },
-            Err(why) => Self { shared: Arc::new(UntrackedCopy { stream: number(stream), why }), tracked: None },
+        // What the driver refuses once it may do the next time.
+        match TrackedCopy::new(stream).or_else(|_| TrackedCopy::new(stream)).ok()?.map(Arc::new) {
+            Some(tracked) => Some(Self { shared: tracked.clone(), tracked: Some(tracked) }),
+            None => Some(Self { shared: Arc::new(CapturedCopy { stream: number(stream) }), tracked: None }),
         }
     }
 
@@ -65,7 +71,8 @@ impl HostSliceFence {
     pub(crate) unsafe fn guard<'a>(self) -> SyncOnDrop<'a> {
         // SAFETY: the caller keeps another reference to it for `'a`.
         let tracked = self.tracked.map(|tracked| -> &'a TrackedCopy { unsafe { &*Arc::as_ptr(&tracked) } });
-        SyncOnDrop::Record(tracked.map(|tracked| (&*tracked.event, &*tracked.stream)))
+        let record = tracked.and_then(|tracked| tracked.record.as_ref().ok());
+        SyncOnDrop::Record(record.map(|Record { event, stream }| (&**event, &**stream)))
     }
 }
 
@@ -74,83 +81,99 @@ pub(crate) fn refuse_host_slice(stream: &CudaStream) {
     stream.context().record_err::<()>(Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_PERMITTED)));
 }
 
+/// What cudarc records behind its copy.
 #[derive(Debug)]
-struct TrackedCopy {
+struct Record {
     /// Dropped with its context current, since cudarc would change the thread's otherwise.
     event: ManuallyDrop<CudaEvent>,
     /// The user's stream under our context object.
     stream: Arc<CudaStream>,
+}
+
+#[derive(Debug)]
+struct TrackedCopy {
+    /// Or why there is none.
+    record: Result<Record, String>,
     number: u64,
     stream_id: Option<StreamId>,
     context: &'static ContextState,
     /// The record was checked, and is there.
     is_recorded: AtomicBool,
-    /// The borrow is over, and there is no record.
-    is_unrecorded: AtomicBool,
+    /// The borrow is over, and there is no record: what stands for it, if anything does.
+    unrecorded: OnceLock<Option<LaterFence>>,
+    answer: Answer,
 }
 
 impl TrackedCopy {
-    fn new(stream: &CudaStream) -> Result<Self, String> {
+    /// `None` for a stream that captures. Fails where no fence can stand for the copy, nor a later one of the stream.
+    fn new(stream: &CudaStream) -> Result<Option<Self>, String> {
         let context = ContextState::of(stream.context());
         let _current = context.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
         if is_capturing(stream).map_err(|error| failed("cuStreamIsCapturing", error))? {
-            return Err(CAPTURING.to_owned());
+            return Ok(None);
         }
-        let own = context.own().map_err(|error| failed("cuStreamCreate", error))?;
-        // An error left in our object by an earlier record would keep cudarc from recording this event.
-        let _of_an_earlier_copy = own.context.check_err();
-        let timed = sys::CUevent_flags::CU_EVENT_DEFAULT;
-        let event = own.context.new_event(Some(timed)).map_err(|error| failed("cuEventCreate", error))?;
-        Ok(Self {
-            event: ManuallyDrop::new(event),
-            // SAFETY: a live stream of this context; the object is used while the caller's borrow of the stream lasts.
-            stream: unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) },
-            number: number(stream),
-            stream_id: context.stream_id(stream),
-            context,
-            is_recorded: AtomicBool::new(false),
-            is_unrecorded: AtomicBool::new(false),
-        })
+        let (record, stream_id) = (Record::new(stream, context), context.stream_id(stream));
+        if let (Err(why), None) = (&record, stream_id) {
+            return Err(why.clone());
+        }
+        let (is_recorded, unrecorded, answer) = (AtomicBool::new(false), OnceLock::new(), Answer::default());
+        Ok(Some(Self { record, number: number(stream), stream_id, context, is_recorded, unrecorded, answer }))
     }
 
-    /// Whether the event is known to be recorded: a capture may forbid to look. Fails if cudarc recorded nothing
-    /// (host-slice-I2).
-    fn check_recorded(&self) -> Result<bool> {
-        if self.find_record()? == Some(false) {
-            // Relaxed: as in `find_record`.
-            self.is_unrecorded.store(true, Ordering::Relaxed);
-            return Err(unrecorded());
+    /// Whether the event is known to be recorded: a capture may forbid to look. If cudarc recorded nothing, what stands for
+    /// it; fails if nothing does (host-slice-I2). The borrow is over.
+    fn check_recorded(&self) -> Result<Option<Event>, Result<&LaterFence, Error>> {
+        let found = match self.unrecorded.get() {
+            Some(_) => Some(None),
+            None => self.find_record().map_err(Err)?,
+        };
+        if let Some(None) = found {
+            let why = || self.record.as_ref().map_or_else(String::clone, |_| UNRECORDED.to_owned());
+            let expect = |id| self.context.later.expect(id, self.number, why());
+            let later = self.unrecorded.get_or_init(|| self.stream_id.map(expect));
+            return Err(later.as_ref().ok_or_else(unrecorded));
         }
-        // Relaxed: as in `find_record`.
-        Ok(self.is_recorded.load(Ordering::Relaxed))
+        Ok(found.flatten())
     }
 
-    /// Whether cudarc has recorded the event; `None` while a capture forbids to look. Needs a current context, which the
-    /// caller may not have.
-    fn find_record(&self) -> Result<Option<bool>> {
+    fn ask(&self, event: Event) -> Result<bool> {
+        self.answer.or_ask("cuEventQuery", || self.context.is_over(event))
+    }
+
+    /// The event, if cudarc has recorded it, or `Some(None)` if not; `None` while a capture forbids to look. Needs a current
+    /// context, which the caller may not have.
+    fn find_record(&self) -> Result<Option<Option<Event>>> {
+        let Ok(Record { event, .. }) = &self.record else { return Ok(Some(None)) };
+        let recorded = Ok(Some(Some(Event(event.cu_event()))));
         // Relaxed: set once and never cleared; no other data depends on it.
         if self.is_recorded.load(Ordering::Relaxed) {
-            return Ok(Some(true));
+            return recorded;
         }
         let _relaxed = RelaxedCapture::enter();
         let _current = self.context.enter().map_err(|error| Error::device(failed("cuCtxSetCurrent", error)))?;
-        match elapsed(&self.event) {
+        match elapsed(event) {
             Some(0 | NOT_READY) => {
                 // Relaxed: as above.
                 self.is_recorded.store(true, Ordering::Relaxed);
-                Ok(Some(true))
+                recorded
             }
-            Some(INVALID_HANDLE) => Ok(Some(false)),
+            Some(INVALID_HANDLE) => Ok(Some(None)),
             Some(code) if driver::is_forbidden_by_capture(code.into()) => Ok(None),
+            Some(IN_A_GRAPH) => Err(self.answer.refused("cuEventElapsedTime", DriverError(CAPTURED_EVENT))),
             Some(code) => Err(Error::device(format!("cuEventElapsedTime failed (code {code})"))),
             None => Err(Error::device("the driver has no cuEventElapsedTime")),
         }
     }
 }
 
+const UNRECORDED: &str = "cudarc recorded no event behind its copy";
+
 fn unrecorded() -> Error {
-    Error::device("cudarc recorded no event behind its copy")
+    Error::device(UNRECORDED)
 }
+
+const CAPTURED_EVENT: sys::CUresult = sys::CUresult::CUDA_ERROR_CAPTURED_EVENT;
+const IN_A_GRAPH: c_int = CAPTURED_EVENT as c_int;
 
 const INVALID_HANDLE: c_int = sys::CUresult::CUDA_ERROR_INVALID_HANDLE as c_int;
 const NOT_READY: c_int = sys::CUresult::CUDA_ERROR_NOT_READY as c_int;
@@ -170,11 +193,25 @@ fn elapsed(event: &CudaEvent) -> Option<c_int> {
     Some(unsafe { elapsed(&raw mut milliseconds, event, event) })
 }
 
+impl Record {
+    fn new(stream: &CudaStream, context: &'static ContextState) -> Result<Self, String> {
+        let own = context.own().map_err(|error| failed("cuStreamCreate", error))?;
+        // An error left in our object by an earlier record would keep cudarc from recording this event.
+        let _of_an_earlier_copy = own.context.check_err();
+        let timed = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        let event = own.context.new_event(Some(timed)).map_err(|error| failed("cuEventCreate", error))?;
+        // SAFETY: a live stream of this context; the object is used while the caller's borrow of the stream lasts.
+        let stream = unsafe { own.context.wrap_borrowed_stream(stream.cu_stream()) };
+        Ok(Self { event: ManuallyDrop::new(event), stream })
+    }
+}
+
 impl Drop for TrackedCopy {
     fn drop(&mut self) {
+        let Ok(Record { event, .. }) = &mut self.record else { return };
         let _current = self.context.enter();
         // SAFETY: dropped here, once.
-        unsafe { ManuallyDrop::drop(&mut self.event) };
+        unsafe { ManuallyDrop::drop(event) };
     }
 }
 
@@ -182,14 +219,21 @@ impl Drop for TrackedCopy {
 // behind the copy.
 unsafe impl Fence for TrackedCopy {
     fn is_done(&self) -> Result<bool> {
-        Ok(self.check_recorded()? && self.context.is_over(Event(self.event.cu_event()))?)
+        match self.check_recorded() {
+            Ok(Some(event)) => self.ask(event),
+            Ok(None) => Ok(false),
+            Err(later) => later?.is_done(),
+        }
     }
 
     fn wait(&self) -> Result<()> {
-        while !self.check_recorded()? {
-            std::thread::sleep(CAPTURE_PAUSE);
+        loop {
+            match self.check_recorded() {
+                Ok(Some(event)) => return self.context.wait_for(event),
+                Ok(None) => std::thread::sleep(CAPTURE_PAUSE),
+                Err(later) => return later?.wait(),
+            }
         }
-        self.context.wait_for(Event(self.event.cu_event()))
     }
 
     fn stream(&self) -> u64 {
@@ -208,10 +252,9 @@ struct WatchedCopy(Arc<TrackedCopy>);
 // SAFETY: as `TrackedCopy`, except that it may be queried at any time: without a record it is not over.
 unsafe impl Fence for WatchedCopy {
     fn is_done(&self) -> Result<bool> {
-        // Relaxed: as in `find_record`.
-        match self.0.is_unrecorded.load(Ordering::Relaxed) {
-            true => Err(unrecorded()),
-            false => Ok(self.0.find_record()? == Some(true) && self.0.context.is_over(Event(self.0.event.cu_event()))?),
+        match self.0.unrecorded.get() {
+            Some(later) => later.as_ref().ok_or_else(unrecorded)?.is_done(),
+            None => self.0.find_record()?.flatten().map_or(Ok(false), |event| self.0.ask(event)),
         }
     }
 
@@ -227,17 +270,16 @@ unsafe impl Fence for WatchedCopy {
     }
 }
 
-/// A copy whose end is unknown: its memory is never used again.
+/// A copy into a graph, which each launch makes again: its memory is never used again.
 #[derive(Debug)]
-struct UntrackedCopy {
+struct CapturedCopy {
     stream: u64,
-    why: String,
 }
 
 // SAFETY: never done.
-unsafe impl Fence for UntrackedCopy {
+unsafe impl Fence for CapturedCopy {
     fn is_done(&self) -> Result<bool> {
-        Err(Error::device(self.why.clone()))
+        Err(Error::device(CAPTURING))
     }
 
     fn wait(&self) -> Result<()> {

@@ -6,7 +6,9 @@
 //!                                                                                                      or unknown
 //! ```
 //!
-//! *Refused* means that nothing uses the buffer; *unknown* that a device may be using it for an unknown time.
+//! *Refused* means that nothing uses the buffer; *unknown* that a device may be using it for an unknown time. A copy that
+//! failed for another reason than its arguments may be running: a fence goes behind it all the same. A fence that the driver
+//! refuses is tried once more; then a [later one](later) of the stream stands for the copy, whenever there is one.
 //!
 //! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
 //! makes the stream part of that capture. Where the memory waits at all it is checked before as well: a capturing stream
@@ -27,17 +29,19 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSli
 
 use self::context::ContextState;
 use self::event::EventFence;
-use self::stream::{CAPTURING, SetAside, failed, is_capturing};
+use self::stream::{CAPTURING, SetAside, failed, is_capturing, number};
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose};
 use crate::backend;
 use crate::driver;
 use crate::error::{Error, Result};
-use crate::in_flight::{FenceKind, SharedFence};
+use crate::in_flight::{FenceKind, SharedFence, StreamId};
 
+mod answer;
 mod context;
 mod event;
 mod handle;
 mod host_slice;
+mod later;
 mod stream;
 mod timeline;
 
@@ -100,9 +104,15 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
 
 /// A fence behind all work so far on the stream.
 fn mark(stream: &CudaStream) -> Result<SharedFence> {
-    let nothing_waits = || (0, SyncOnDrop::Record(None));
-    let fence = copy_with_fence(stream, 0, FencePurpose::Pool(FenceKind::Event), false, nothing_waits, |_| Ok(()));
-    fence.map_err(|failure| Error::device(failure.into_error().to_string()))
+    let _set_aside = SetAside::take(stream.context());
+    let context = ContextState::of(stream.context());
+    let refused = |call, error| Error::device(failed(call, error));
+    let _current = context.enter().map_err(|error| refused("cuCtxSetCurrent", error))?;
+    if is_capturing(stream).map_err(|error| refused("cuStreamIsCapturing", error))? {
+        return Err(Error::device(CAPTURING));
+    }
+    let event = EventFence::new(stream, context).map_err(|error| ("cuEventCreate", error));
+    fence_behind(stream, context, event, None, FencePurpose::Pool(FenceKind::Event))
 }
 
 /// Gives the device of this context access to memory of a pool that has another device. Precedes each copy.
@@ -149,7 +159,6 @@ fn copy_with_fence<'a>(
         let text = failed(call, error);
         CopyFailure::Refused(if is_of_device { Error::device(text) } else { Error::copy(len, text) })
     };
-    let unknown = |call, error| CopyFailure::Unknown(Error::device(failed(call, error)));
     let refuse_capturing = || match is_capturing(stream) {
         Ok(false) => Ok(()),
         Ok(true) => Err(CopyFailure::Refused(Error::copy(len, CAPTURING))),
@@ -170,20 +179,64 @@ fn copy_with_fence<'a>(
         return Err(refusal);
     }
     let id = if purpose == FencePurpose::Pool(FenceKind::Event) { None } else { context.stream_id(stream) };
-    copy(address).map_err(|(call, error)| match is_about_arguments(error) {
-        true => refused(call, error),
-        false => unknown(call, error),
-    })?;
+    let copied = match copy(address) {
+        Err((call, error)) if is_about_arguments(error) => return Err(refused(call, error)),
+        copied => copied.map_err(|(call, error)| Error::device(failed(call, error))),
+    };
     // The device memory records our use of it before our fence, so that the fence is the last of this copy's work. An error
     // of that record is for the memory's next user, and stays in the context.
     drop(record);
-    if let (FencePurpose::Pool(FenceKind::Timeline), Some(id)) = (purpose, id)
-        && let Ok(Some(fence)) = context.timeline_fence(stream, id)
-    {
-        return Ok(Arc::new(fence));
+    match (copied, fence_behind(stream, context, Ok(event), id, purpose)) {
+        (Ok(()), Ok(fence)) => Ok(fence),
+        (Err(error), Ok(fence)) => Err(CopyFailure::Failed(error, fence)),
+        (Ok(()), Err(error)) | (Err(error), Err(_)) => Err(CopyFailure::Unknown(error)),
     }
-    let event = event.record(stream, id).map_err(|error| unknown("cuEventRecord", error))?;
-    Ok(Arc::new(event))
+}
+
+/// Puts a fence behind all work so far on the stream, whose context is current; `id` is that of the stream if it is known
+/// already.
+fn fence_behind(
+    stream: &CudaStream,
+    context: &'static ContextState,
+    event: Result<EventFence, (&'static str, DriverError)>,
+    id: Option<StreamId>,
+    purpose: FencePurpose,
+) -> Result<SharedFence> {
+    // Before the fence is put there (later-I1).
+    let noted = context.later.noted();
+    let timeline = match (purpose, id) {
+        (FencePurpose::Pool(FenceKind::Timeline), Some(id)) => context.timeline_fence(stream, id).ok().flatten(),
+        _ => None,
+    };
+    let fence: SharedFence = match timeline {
+        Some(fence) => Arc::new(fence),
+        None => match event.and_then(|event| recorded(event, stream, id)) {
+            Ok(event) => Arc::new(event),
+            Err((call, error)) => {
+                let why = failed(call, error);
+                return match id.or_else(|| context.stream_id(stream)) {
+                    Some(id) => Ok(Arc::new(context.later.expect(id, number(stream), why))),
+                    None => Err(Error::device(why)),
+                };
+            }
+        },
+    };
+    if noted > 0
+        && let Some(id) = id.or_else(|| context.stream_id(stream))
+    {
+        context.later.note(noted, id, &fence);
+    }
+    Ok(fence)
+}
+
+/// The event behind all work so far on the stream.
+fn recorded(
+    mut event: EventFence,
+    stream: &CudaStream,
+    id: Option<StreamId>,
+) -> Result<EventFence, (&'static str, DriverError)> {
+    let recorded = event.record(stream, id).or_else(|_| event.record(stream, id));
+    recorded.map(|()| event).map_err(|error| ("cuEventRecord", error))
 }
 
 /// Errors that a copy call gives before it enqueues anything. All others may be left over from earlier work.

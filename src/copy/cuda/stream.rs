@@ -62,9 +62,12 @@ pub(super) fn id(stream: &CudaStream, family: usize) -> Option<StreamId> {
         Some(unsafe { std::mem::transmute::<NonNull<c_void>, GetId>(found) })
     }))?;
     let mut id = 0;
-    // SAFETY: a live stream, and memory for a number.
-    let answer = unsafe { get_id(stream.cu_stream(), &raw mut id) };
-    (answer == 0).then(|| StreamId::of_driver(family, id))
+    // What the driver refuses once it may do the next time.
+    let is_known = (0..2).any(|_| {
+        // SAFETY: a live stream, and memory for a number.
+        unsafe { get_id(stream.cu_stream(), &raw mut id) == 0 }
+    });
+    is_known.then(|| StreamId::of_driver(family, id))
 }
 
 pub(super) fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {

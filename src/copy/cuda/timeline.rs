@@ -35,9 +35,9 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaStream, DriverError, result, sys};
 
-use super::stream::failed;
-use crate::driver::{self, CurrentContext, RelaxedCapture};
-use crate::error::{Error, Result};
+use super::answer::Answer;
+use crate::driver::{self, CurrentContext, RelaxedCapture, standstill};
+use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicU64, Ordering};
@@ -160,7 +160,8 @@ impl Timelines {
         // After any other error the write may be enqueued, so its number is not taken again (timeline-I1).
         *last = next;
         drop(last);
-        written.map(|()| Some(TimelineFence { timeline, number: next, health: &self.health, idle_stream }))
+        let answer = Answer::default();
+        written.map(|()| Some(TimelineFence { timeline, number: next, health: &self.health, idle_stream, answer }))
     }
 
     /// The timeline of a stream; `None` where there is no memory for one.
@@ -245,17 +246,18 @@ impl Health {
     }
 
     /// Fails if the device did, at the calls that are due (timeline-I3).
-    fn check(&self, idle_stream: &CudaStream) -> Result<()> {
-        if !self.is_due() {
-            return Ok(());
-        }
+    fn check(&self, idle_stream: &CudaStream) -> Result<(), DriverError> {
+        if self.is_due() { standstill::ask(|| Self::query(idle_stream)).unwrap_or(Ok(())) } else { Ok(()) }
+    }
+
+    fn query(idle_stream: &CudaStream) -> Result<(), DriverError> {
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: the stream is never destroyed.
         let mut outcome = unsafe { sys::cuStreamQuery(idle_stream.cu_stream()) }.result();
         if outcome == Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_CONTEXT)) {
             // SAFETY: the stream's context object, and with it the context, is never dropped (context-I1).
             let current = unsafe { CurrentContext::enter(idle_stream.context().cu_ctx()) };
-            let _current = current.map_err(|error| Error::device(failed("cuCtxSetCurrent", error)))?;
+            let _current = current?;
             // SAFETY: as above.
             outcome = unsafe { sys::cuStreamQuery(idle_stream.cu_stream()) }.result();
         }
@@ -263,7 +265,7 @@ impl Health {
             Ok(()) | Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(()),
             // It says nothing about the device.
             Err(error) if driver::is_forbidden_by_capture(driver::error_code(error)) => Ok(()),
-            Err(error) => Err(Error::device(failed("cuStreamQuery", error))),
+            Err(error) => Err(error),
         }
     }
 }
@@ -275,6 +277,8 @@ pub(super) struct TimelineFence {
     number: u64,
     health: &'static Health,
     idle_stream: &'static CudaStream,
+    /// Of the device, not of this number.
+    answer: Answer,
 }
 
 // SAFETY: the stream writes the number behind the work, and the word only grows (timeline-I1), also through the wraps of its
@@ -285,7 +289,7 @@ unsafe impl Fence for TimelineFence {
         if sequence.seen() >= self.number || sequence.update(|| word.read()) >= self.number {
             return Ok(true);
         }
-        self.health.check(self.idle_stream).map(|()| false)
+        self.answer.or_ask("cuStreamQuery", || self.health.check(self.idle_stream).map(|()| false))
     }
 
     fn wait(&self) -> Result<()> {

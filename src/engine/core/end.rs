@@ -56,6 +56,7 @@ impl Core {
         self.await_copies();
         let (swept, abandoned) = self.in_flight.abandon();
         self.complete(swept);
+        self.recover(self.in_flight.end_unanswered());
         if !abandoned.is_empty() {
             let (copies, bytes) = (abandoned.len() as u64, abandoned.iter().map(|block| block.held_bytes()).sum());
             self.log.closed_in_flight(copies, bytes, begun.elapsed());

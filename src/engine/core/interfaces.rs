@@ -68,7 +68,7 @@ impl Maintained for Core {
 
 impl Core {
     fn own_pace(&self) -> Pace {
-        if self.in_flight.count() > 0 {
+        if self.in_flight.count() > 0 || self.has_unanswered() {
             // Relaxed: ordered by the thread's barrier.
             let for_copies = if self.copy_watchers.load(Ordering::Relaxed) > 0 { Pace::Copies } else { Pace::Idle };
             return for_copies.min(self.stock.pace());

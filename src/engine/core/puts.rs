@@ -3,7 +3,7 @@
 use super::{Block, Core, SWEEP_PATIENCE};
 use crate::engine::supply::Gate;
 use crate::error::Error;
-use crate::in_flight::{Fences, Swept};
+use crate::in_flight::{Fences, LostItem, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use crate::record::Event;
@@ -138,20 +138,64 @@ impl Core {
             self.stock.record(Event::Completed { id: block.recorded_id() });
             self.keep_after_copies(block);
         }
-        swept.lost.into_iter().for_each(|(block, error)| self.leak(block, &error));
+        swept.lost.into_iter().for_each(|LostItem { item, error, fences }| self.lose(item, fences, &error));
     }
 
     /// Never uses `block` again (core-I2).
-    pub(in crate::engine) fn leak(&self, mut block: Block, error: &Error) {
+    pub(in crate::engine) fn leak(&self, block: Block, error: &Error) {
+        self.lose(block, None, error);
+    }
+
+    /// Does not use `block` until all `fences` say that its copies are over; never without them (core-I2).
+    fn lose(&self, mut block: Block, fences: Option<Fences>, error: &Error) {
         block.end_holding();
-        let held_bytes = block.held_bytes();
+        let (held_bytes, is_asked_again) = (block.held_bytes(), fences.is_some());
         self.stock.record(Event::Leaked { id: block.recorded_id() });
-        self.stock.leak(block);
-        self.backing().gate().into_iter().for_each(Gate::note_leak);
         self.backing().note_lost(held_bytes);
-        let leaked = self.accounts.count_leak(held_bytes);
+        let lost = self.accounts.count_lost(held_bytes);
         let keeps_all = self.backing().has_arena() && self.backing().source().release_waits();
-        self.log.completion_unknown(held_bytes, leaked, keeps_all, error);
+        self.log.completion_unknown(held_bytes, lost, keeps_all, is_asked_again, error);
+        match fences {
+            Some(fences) => {
+                self.stock.suspend();
+                self.in_flight.suspend(block, fences);
+                self.notice(Pace::Idle);
+            }
+            None => {
+                self.stock.leak(block);
+                self.backing().gate().into_iter().for_each(Gate::note_leak);
+            }
+        }
         self.close_if_unused();
+    }
+
+    /// Whether the end of a copy is unknown that is asked about again.
+    pub(super) fn has_unanswered(&self) -> bool {
+        self.in_flight.unanswered() > 0 || self.backing().gate().is_some_and(|gate| gate.unanswered() > 0)
+    }
+
+    /// Asks the fences again that failed, at most so many. Uses the blocks again whose copies are over.
+    pub(super) fn ask_again(&self, most: usize) {
+        if self.has_unanswered() {
+            self.recover(self.in_flight.ask_again(most));
+            self.backing().gate().into_iter().for_each(|gate| gate.ask_again(most));
+        }
+    }
+
+    /// The copies of `blocks`, which were lost, are over.
+    pub(super) fn recover(&self, blocks: Vec<Block>) {
+        if blocks.is_empty() {
+            return;
+        }
+        let (buffers, now_us) = (blocks.len() as u64, self.time.read_us());
+        let bytes = blocks.iter().map(|block| block.held_bytes()).sum();
+        self.accounts.count_recovered(buffers, bytes);
+        self.log.completion_known(buffers, bytes);
+        for mut block in blocks {
+            block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
+            self.backing().note_recovered(block.held_bytes());
+            self.stock.resume(&block);
+            self.keep_after_copies(block);
+        }
     }
 }

@@ -5,9 +5,13 @@ use crate::diag;
 use crate::engine::maintenance::LATE_US;
 use crate::in_flight::PendingGroup;
 
+/// Lost buffers whose fences a tick asks again: a device that is lost may have left thousands.
+const ASKED_AT_ONCE: usize = 64;
+
 impl Core {
     /// Completes copies and does what is due; what the maintenance thread prepares only where there is none.
     pub(crate) fn poll(&self) {
+        self.ask_again(usize::MAX);
         self.look();
         if let Some(arena) = self.backing().arena().filter(|_| self.thread.is_none()) {
             arena.prepare_hole(self.time.coarse_us());
@@ -49,6 +53,9 @@ impl Core {
         let Some(mut tick) = self.maintenance.begin_tick(now_us, patience_us) else { return now_us };
         if let Some(thread) = self.thread.filter(|_| patience_us > 0) {
             self.log.no_thread(thread.note_late());
+        }
+        if tick.may_ask_again(now_us) {
+            self.ask_again(ASKED_AT_ONCE);
         }
         self.shortage.end_if_calm(&self.log, now_us);
         if let Some(stuck_after) = self.config.stuck_after.filter(|time| !time.is_zero())

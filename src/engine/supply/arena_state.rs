@@ -162,6 +162,13 @@ impl ArenaState {
         self.share.end()
     }
 
+    /// All is released but what a thread releases later: that stays claimed by the result.
+    pub(super) fn end_claims_but(&mut self, later_bytes: u64) -> CeilingShare {
+        // Less than before is always recorded.
+        self.share.record(later_bytes, None);
+        std::mem::take(&mut self.share)
+    }
+
     /// Bytes claimed beyond the ceiling, since it was lowered.
     pub(super) fn over_bytes(&self) -> u64 {
         self.max_bytes.map_or(0, |max_bytes| self.claimed_under_ceiling().saturating_sub(max_bytes))

@@ -295,6 +295,11 @@ impl Backing {
         self.own.note_lost(bytes);
     }
 
+    /// A block of this pool of `bytes` that was lost is used again.
+    pub(in crate::engine) fn note_recovered(&self, bytes: u64) {
+        self.own.note_recovered(bytes);
+    }
+
     /// Memory leaves the pool, to the arena or to the system. Logs a failure. A slow call.
     pub(in crate::engine) fn release(&self, memory: BlockMemory, now_us: u64, log: &PoolLog) {
         let released = match (memory, &self.supply) {

@@ -10,8 +10,9 @@
 //! costs is in [`Stats::unpin`](crate::Stats::unpin).
 //!
 //! A copy is pending from before it is enqueued until its fence was seen to be over: longer than it runs, never shorter.
-//! Its buffer may be in use meanwhile, so a thread that keeps a buffer does not wait for itself. A copy whose end cannot be
-//! known stays pending; from then on no release that waits for copies is made.
+//! Its buffer may be in use meanwhile, so a thread that keeps a buffer does not wait for itself. A copy whose fence fails
+//! stays pending, and its fence is asked again; until it answers, no release that waits for copies is made. The end of a
+//! copy without a fence is never known, and from then on there is no such release.
 //!
 //! Invariants, which the models check in every interleaving:
 //!
@@ -21,9 +22,11 @@
 //!   The effects of the copies happen before what its holder does, and that happens before the next copies.
 //! - gate-I3: every thread that waits for the gate to open is woken.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::in_flight::{Fences, InFlight, SharedFence};
+use crate::diag::PoolLog;
+use crate::in_flight::{Fences, InFlight, LostItem, SharedFence};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex};
 
@@ -41,8 +44,9 @@ pub(in crate::engine) struct Gate {
     state: AtomicU64,
     /// The fences of the pending copies.
     running: InFlight<()>,
-    /// A pending copy was leaked: it will never be seen to end.
+    /// A pending copy has no fence, or one that is not asked again: it will never be seen to end.
     has_leak: AtomicBool,
+    log: Arc<PoolLog>,
     waiting: Mutex<()>,
     opened: Condvar,
 }
@@ -57,12 +61,13 @@ pub(crate) struct BegunCopy<'gate>(&'gate Gate);
 pub(super) struct ClosedGate<'gate>(&'gate Gate);
 
 impl Gate {
-    pub(super) fn new(is_needed: bool) -> Self {
+    pub(super) fn new(is_needed: bool, log: Arc<PoolLog>) -> Self {
         Self {
             is_needed,
             state: AtomicU64::new(0),
             running: InFlight::new(),
             has_leak: AtomicBool::new(false),
+            log,
             waiting: Mutex::new(()),
             opened: Condvar::default(),
         }
@@ -122,9 +127,29 @@ impl Gate {
         }
         let swept = self.running.sweep();
         self.end_copies(swept.completed.len() as u64);
-        if !swept.lost.is_empty() {
-            self.note_leak();
+        for LostItem { error, fences, .. } in swept.lost {
+            // One failed device ends no copy of many.
+            if (self.unanswered() + 1).is_power_of_two() {
+                self.log.gate_waits_for_an_answer(&error, fences.is_some());
+            }
+            match fences {
+                Some(fences) => self.running.suspend((), fences),
+                None => self.note_leak(),
+            }
         }
+    }
+
+    /// Asks the fences that failed again, at most so many.
+    pub(in crate::engine) fn ask_again(&self, most: usize) {
+        let over = self.running.ask_again(most);
+        if !over.is_empty() {
+            self.end_copies(over.len() as u64);
+        }
+    }
+
+    /// Pending copies whose fences failed and are asked again.
+    pub(in crate::engine) fn unanswered(&self) -> u64 {
+        self.running.unanswered()
     }
 
     /// That many copies are over.
@@ -139,9 +164,10 @@ impl Gate {
         self.has_leak.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a pending copy will never be seen to end.
+    /// Whether it is useless to wait for the pending copies now.
     pub(super) fn has_leak(&self) -> bool {
-        self.has_leak.load(Ordering::Relaxed)
+        // Relaxed: see `note_leak`.
+        self.has_leak.load(Ordering::Relaxed) || self.unanswered() > 0
     }
 
     /// Whether no copy is pending and no release is running.
@@ -211,8 +237,7 @@ impl Gate {
             if closed.is_some() && self.state.load(Ordering::Acquire) == CLOSED {
                 return closed;
             }
-            // Relaxed: see `note_leak`.
-            if self.has_leak.load(Ordering::Relaxed) || !pause() {
+            if self.has_leak() || !pause() {
                 return None;
             }
         }
@@ -266,9 +291,13 @@ mod tests {
     use super::*;
     use crate::in_flight::ScriptedFence;
 
+    fn gate() -> Gate {
+        Gate::new(true, Arc::new(PoolLog::silent()))
+    }
+
     #[test]
     fn no_release_begins_while_a_copy_is_pending_and_no_copy_while_a_release_runs() {
-        let gate = Gate::new(true);
+        let gate = gate();
         gate.count_copy();
         gate.count_copy();
         assert!(gate.close().is_none() && !gate.is_at_rest());
@@ -298,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_drain_waits_for_the_pending_copies_or_times_out_and_opens_the_gate() {
-        let gate = Gate::new(true);
+        let gate = gate();
         gate.count_copy();
         assert!(gate.drain(Duration::ZERO, || ()).is_none());
         assert_eq!(gate.state.load(Ordering::SeqCst), 1, "open again");
@@ -308,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_drain_does_not_wait_for_a_leaked_copy() {
-        let gate = Gate::new(true);
+        let gate = gate();
         gate.count_copy();
         gate.note_leak();
         assert!(gate.drain(Duration::MAX, || ()).is_none());
@@ -317,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_copy_is_pending_until_its_fence_is_over_or_it_was_not_enqueued() {
-        let gate = Gate::new(true);
+        let gate = gate();
         drop(gate.begin_copy());
         assert!(gate.is_at_rest(), "it was refused");
         let fence = Arc::new(ScriptedFence::on(1));
@@ -333,8 +362,25 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_whose_fence_failed_ends_when_the_fence_answers_again() {
+        let gate = gate();
+        let fence = Arc::new(ScriptedFence::on(1));
+        gate.begin_copy().unwrap().ends_with(fence.clone());
+        fence.fail();
+        gate.complete_copies();
+        assert!(gate.drain(Duration::MAX, || ()).is_none(), "nothing to wait for");
+        gate.ask_again(1);
+        assert_eq!((gate.unanswered(), gate.close().is_some()), (1, false));
+        fence.finish();
+        gate.complete_copies();
+        assert!(gate.close().is_none(), "it is asked by those who ask again alone");
+        gate.ask_again(1);
+        assert_eq!((gate.unanswered(), gate.close().is_some()), (0, true));
+    }
+
+    #[test]
     fn the_fences_of_copies_that_are_over_do_not_add_up() {
-        let gate = Gate::new(true);
+        let gate = gate();
         for _ in 0..if cfg!(miri) { 2 } else { 10 } * SWEEP_EACH {
             let fence = Arc::new(ScriptedFence::on(1));
             fence.finish();
@@ -345,7 +391,7 @@ mod tests {
 
     #[test]
     fn a_gate_that_is_not_needed_is_always_open() {
-        let gate = Gate::new(false);
+        let gate = Gate::new(false, Arc::new(PoolLog::silent()));
         assert!(gate.begin_copy().is_none());
         let both = (gate.close(), gate.close());
         assert!(both.0.is_some() && both.1.is_some());
@@ -354,7 +400,7 @@ mod tests {
     #[test]
     fn copies_and_releases_of_many_threads_never_overlap() {
         const ROUNDS: u32 = if cfg!(miri) { 20 } else { 2000 };
-        let gate = Gate::new(true);
+        let gate = gate();
         let (copies, releases) = (AtomicU64::new(0), AtomicU64::new(0));
         thread::scope(|scope| {
             for _ in 0..2 {

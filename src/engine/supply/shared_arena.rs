@@ -56,6 +56,7 @@ use crate::sync::{Condvar, Mutex};
 
 mod background;
 mod grow;
+mod late_release;
 mod prepare;
 mod release;
 mod reserve;
@@ -129,7 +130,7 @@ impl SharedArena {
             VARIED_GRANULES * shape.sizes.zone_at(0).granule_bytes
         };
         Ok(Self {
-            gate: Gate::new(source.release_waits()),
+            gate: Gate::new(source.release_waits(), log.clone()),
             source,
             log,
             config,
@@ -254,6 +255,8 @@ impl SharedArena {
             }
             // Regions are released only behind the closed gate, which opens again at once unless the plan releases one.
             let closed = closed_late.take().or_else(|| self.gate.close());
+            // Nor while another thread's acquisition would be waited for.
+            let closed = closed.filter(|_| !self.source.is_acquiring());
             let mut limits = self.growth_limits(&state, bytes, source_error.is_none(), closed.is_some(), now_us);
             if is_one_buffer {
                 limits = GrowthLimits { step_bytes: 0, largest_bytes: 0, ..limits };

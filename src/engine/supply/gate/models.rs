@@ -21,7 +21,7 @@ struct Guarded {
 
 impl Guarded {
     fn new() -> Arc<Self> {
-        Arc::new(Self { gate: Gate::new(true), memory: UnsafeCell::new(0) })
+        Arc::new(Self { gate: Gate::new(true, std::sync::Arc::new(PoolLog::silent())), memory: UnsafeCell::new(0) })
     }
 
     fn copy(&self) {

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use super::super::arena_state::ArenaState;
 use super::super::attached::complete_copies;
-use super::super::executor::Mapping;
+use super::super::executor::{Mapping, held};
 use super::super::gate::ClosedGate;
 use super::SharedArena;
+use super::late_release::LateRelease;
 use crate::arena::Plan;
 use crate::backend::{PAGE_BYTES, SourceError};
+use crate::maintenance_thread::{MaintenanceThread, block_signals};
 use crate::stats::EvictionReason;
 
 /// Longest wait at the end of a pool for threads that count copies as ended.
@@ -45,7 +47,11 @@ impl SharedArena {
         }
         let arena = self.clone();
         let release = move || {
-            let released = arena.release_now(now_us);
+            block_signals();
+            // `None`: the process exits.
+            let call = MaintenanceThread::of_process().enter();
+            let released = if call.is_some() { arena.release_now(now_us) } else { Ok(()) };
+            drop(call);
             arena.is_releasing.store(false, Ordering::Release);
             arena.log.release_error(released);
         };
@@ -188,6 +194,7 @@ impl SharedArena {
     /// Releases everything without a block in it; the addresses only if there is no block at all. A leaked or abandoned
     /// block keeps them until the process ends, and so does a release that fails: nothing tries it again.
     pub(super) fn teardown(&self, now_us: u64) {
+        self.gate.ask_again(usize::MAX);
         // A release that waits for the device would wait for a copy that never ends.
         let Some(closed) = self.gate.close_in_turn().or_else(|| self.close_at_last()) else {
             let state = self.state.lock();
@@ -216,13 +223,24 @@ impl SharedArena {
                 break mappings;
             }
         };
+        // A reserve of registered memory under `vmm`, whose release alone may wait there.
+        let waits = !self.source().release_waits() && self.source().release_fast_would_wait();
+        let (later, now): (Vec<_>, Vec<_>) =
+            mappings.into_iter().partition(|mapping| waits && mapping.region_bytes().is_some());
         // One that fails does not keep the others.
-        let released = mappings.into_iter().map(|mapping| self.release_mapping(mapping)).fold(released, Result::and);
+        let released = now.into_iter().map(|mapping| self.release_mapping(mapping)).fold(released, Result::and);
         let mut state = self.state.lock();
         let is_all_released = released.is_ok() && state.is_unused();
+        let later_bytes = later.iter().filter_map(Mapping::region_bytes);
+        let later_bytes = later_bytes.map(|bytes| held(bytes, |len| self.source.held_bytes_fast(len))).sum();
+        let share = (is_all_released && !later.is_empty()).then(|| state.end_claims_but(later_bytes));
         let (ledger, held_bytes) = (state.end_claims(is_all_released), state.held_bytes());
         drop(state);
         drop(ledger);
+        if !later.is_empty() {
+            let (source, log) = (self.source.clone(), self.log.clone());
+            LateRelease { source, mappings: later, bytes: later_bytes, share, log }.begin();
+        }
         if let Err(error) = released {
             self.log.left_by_refusal(held_bytes, &error);
         }

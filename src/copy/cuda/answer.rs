@@ -1,0 +1,78 @@
+//! What the driver has said for good about the end of a copy.
+
+use std::sync::OnceLock;
+
+use cudarc::driver::DriverError;
+
+use super::stream::failed;
+use crate::driver::error_code;
+use crate::error::{Error, Result};
+
+/// Empty while the driver may still say something else. It is asked no more once a copy is over, nor after an error that
+/// stays: the handle may belong to something else by then.
+#[derive(Debug, Default)]
+pub(super) struct Answer(OnceLock<Result<(), String>>);
+
+impl Answer {
+    /// Whether the copy is known to be over.
+    pub(super) fn is_over(&self) -> bool {
+        self.0.get().is_some_and(Result::is_ok)
+    }
+
+    /// What was said for good, or else what the driver says now to `ask`.
+    pub(super) fn or_ask(&self, call: &str, ask: impl FnOnce() -> Result<bool, DriverError>) -> Result<bool> {
+        if let Some(known) = self.0.get() {
+            return known.clone().map(|()| true).map_err(Error::device);
+        }
+        match ask() {
+            Ok(is_over) => {
+                if is_over {
+                    self.set_over();
+                }
+                Ok(is_over)
+            }
+            Err(error) => Err(self.refused(call, error)),
+        }
+    }
+
+    /// The copy is over.
+    pub(super) fn set_over(&self) {
+        // A copy that is over stays so: an answer that is there already says the same, or came from a device that failed.
+        let _known = self.0.set(Ok(()));
+    }
+
+    /// The driver refused `call`. Whether that is for good depends on the error.
+    pub(super) fn refused(&self, call: &str, error: DriverError) -> Error {
+        let text = failed(call, error);
+        if stays(error_code(error)) {
+            let _known = self.0.set(Err(text.clone()));
+        }
+        Error::device(text)
+    }
+}
+
+/// Whether an error is the answer to every later call as well: by the manual the process has to be started anew after it
+/// (214, 220, 700 to 720), the handle or its context is gone (201, 400, 709), or the event is part of a graph, and with it the copy
+/// (907), which each launch makes again.
+fn stays(code: i64) -> bool {
+    matches!(code, 201 | 214 | 220 | 400 | 700..=720 | 907)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cudarc::driver::sys::CUresult;
+
+    #[test]
+    fn a_refusal_is_for_good_only_if_the_driver_says_the_same_ever_after() {
+        let answer = Answer::default();
+        let once = answer.or_ask("cuEventQuery", || Err(DriverError(CUresult::CUDA_ERROR_UNKNOWN)));
+        assert!(once.unwrap_err().to_string().contains("999"));
+        assert!(!answer.or_ask("cuEventQuery", || Ok(false)).unwrap());
+        assert!(answer.or_ask("cuEventQuery", || Ok(true)).unwrap());
+        assert!(answer.is_over() && answer.or_ask("cuEventQuery", || unreachable!()).unwrap());
+        let answer = Answer::default();
+        let lost = answer.or_ask("cuEventQuery", || Err(DriverError(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)));
+        assert!(lost.is_err() && answer.or_ask("cuEventQuery", || unreachable!()).is_err());
+    }
+}

@@ -1,0 +1,79 @@
+//! Memory that is released after the end of its pool, when the device is seen idle: a release made at once would hold up every
+//! enqueue until all work of the device is over. It stays claimed until it is released.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use super::super::common_ceiling::CeilingShare;
+use super::super::executor::Mapping;
+use crate::backend::Source;
+use crate::diag::PoolLog;
+use crate::maintenance_thread::{MaintenanceThread, block_signals};
+use crate::sync::plain::Mutex;
+
+/// Between two looks at a device that has work.
+const IDLE_PAUSE: Duration = Duration::from_millis(1);
+
+/// Memory of a pool that has ended.
+#[derive(Debug)]
+pub(super) struct LateRelease {
+    pub(super) source: Arc<dyn Source>,
+    pub(super) mappings: Vec<Mapping>,
+    pub(super) bytes: u64,
+    /// What the memory claims; `None` if more of the pool stays pinned, and claimed with it.
+    pub(super) share: Option<CeilingShare>,
+    pub(super) log: Arc<PoolLog>,
+}
+
+impl LateRelease {
+    /// Has a thread of its own release the memory. Where there is none, releases it now. A slow call.
+    pub(super) fn begin(self) {
+        let shared = Arc::new(Mutex::new(Some(self)));
+        let taken = shared.clone();
+        let release = move || {
+            block_signals();
+            let release = taken.lock().take();
+            release.into_iter().for_each(Self::release_when_idle);
+        };
+        if thread::Builder::new().name("pinpool-reclaim".to_owned()).spawn(release).is_err() {
+            let release = shared.lock().take();
+            release.into_iter().for_each(Self::release);
+        }
+    }
+
+    fn release_when_idle(self) {
+        loop {
+            let Some(call) = MaintenanceThread::of_process().enter() else {
+                // The process exits, and its memory with it.
+                return std::mem::forget(self);
+            };
+            if !self.source.release_fast_would_wait() {
+                return self.release();
+            }
+            drop(call);
+            thread::sleep(IDLE_PAUSE);
+        }
+    }
+
+    #[allow(unsafe_code)] // Memory leaves the pool.
+    fn release(self) {
+        let Self { source, mappings, bytes, share, log } = self;
+        let mut released = Ok(());
+        for mapping in mappings {
+            // SAFETY: the mapping is of this source, and left the table when no block was left in the arena
+            // (arena-state-I1).
+            released = released.and(unsafe { mapping.release(&*source) });
+        }
+        if let Some(mut share) = share {
+            if released.is_ok() {
+                share.record(0, None);
+            }
+            // What is still claimed stays so until the process ends.
+            drop(share.end());
+        }
+        if let Err(error) = released {
+            log.left_by_refusal(bytes, &error);
+        }
+    }
+}
