@@ -130,6 +130,14 @@ unsafe impl Source for RecordingSource {
         self.sim.release_would_wait()
     }
 
+    fn release_fast_would_wait(&self) -> bool {
+        self.sim.release_fast_would_wait()
+    }
+
+    fn is_acquiring(&self) -> bool {
+        self.sim.is_acquiring()
+    }
+
     fn numa_node(&self) -> Option<u32> {
         self.sim.numa_node()
     }
