@@ -42,11 +42,6 @@ pub(crate) enum LedgerNews {
 pub(crate) struct Want(AtomicU64);
 
 impl Want {
-    #[cfg(test)]
-    pub(super) const fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
     pub(crate) fn bytes(&self) -> u64 {
         // Relaxed: a figure.
         self.0.load(Ordering::Relaxed)

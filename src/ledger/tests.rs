@@ -96,7 +96,7 @@ fn others_lack_what_they_want_beyond_the_room() {
     let named = Named::new("wants");
     let (first, second) = (named.attach("", 100), named.attach("", 100));
     assert!(first.claim(70));
-    let [get, reserve] = [const { Want::new() }; 2];
+    let [get, reserve] = <[Want; 2]>::default();
     assert_eq!((first.others_lack(), first.is_wanted()), (0, false));
     want(&second, &get, 50);
     assert_eq!((first.others_lack(), second.others_lack()), (20, 0));
@@ -139,7 +139,7 @@ fn a_want_and_what_is_given_back_wake_the_thread_of_each_owner_until_it_leaves()
 fn wants_that_change_at_once_leave_no_want_behind() {
     let named = Named::new("drift");
     let owner = named.attach("", 100);
-    let wants = [const { Want::new() }; 4];
+    let wants = <[Want; 4]>::default();
     std::thread::scope(|scope| {
         for thread in 0..4 {
             // Two threads change each of two wants, and two have one of their own.
