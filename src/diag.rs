@@ -393,11 +393,13 @@ impl PoolLog {
         }
     }
 
+    #[cfg(feature = "trace")]
     pub(crate) fn recording(&self, path: &Path) {
         log::info!("{self}trace: recording to {}", path.display());
     }
 
     /// The file was there, and would have been written over.
+    #[cfg(feature = "trace")]
     pub(crate) fn earlier_recording(&self, path: &Path, earlier: &Path) {
         log::warn!(
             "{self}trace: the earlier recording in {} is {} now, until the next one takes its place there; put %p, the number of the \
@@ -407,6 +409,7 @@ impl PoolLog {
         );
     }
 
+    #[cfg(feature = "trace")]
     pub(crate) fn not_recording(&self, path: &Path, why: &str) {
         log::warn!("{self}trace: nothing is recorded to {}: {why}", path.display());
     }

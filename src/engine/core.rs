@@ -72,6 +72,7 @@ mod verdicts;
 mod waiting;
 
 use attention::Attention;
+#[cfg(feature = "trace")]
 pub(crate) use recording::description as recorded_description;
 use report::SystemMemory;
 use verdicts::Need;

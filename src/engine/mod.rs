@@ -47,7 +47,9 @@ mod waiters;
 pub(crate) use self::block::BufferState;
 pub(crate) use self::ceiling::{AutoCeiling, CeilingSource};
 pub(crate) use self::clock::{Clock, Timekeeper};
-pub(crate) use self::core::{Begun, Core, WaitingGet, Wanted, recorded, recorded_description};
+#[cfg(feature = "trace")]
+pub(crate) use self::core::recorded_description;
+pub(crate) use self::core::{Begun, Core, WaitingGet, Wanted, recorded};
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;
 pub(crate) use self::supply::{

@@ -19,7 +19,7 @@ use crate::config::{
 use crate::diag::{CheckReport, LogSampler, PoolLog, Start};
 use crate::engine::{
     AutoCeiling, Backing, CeilingSource, Clock, Core, Direct, Fallback, SharedArena, SharedArenaConfig, Supply,
-    Timekeeper, recorded, recorded_description,
+    Timekeeper, recorded,
 };
 use crate::error::{ErrorKind, Result};
 use crate::host::limits;
@@ -250,7 +250,7 @@ for_each_setting!(setters);
 #[cfg(feature = "trace")]
 fn recorder(config: &Config, log: &PoolLog, backend: &'static str) -> Result<Option<Arc<Recorder>>> {
     let Some(path) = &config.trace else { return Ok(None) };
-    let description = recorded_description(config, log.name.as_deref(), backend);
+    let description = crate::engine::recorded_description(config, log.name.as_deref(), backend);
     match Recorder::open(path, description) {
         Ok((recorder, earlier)) => {
             earlier.iter().for_each(|earlier| log.earlier_recording(recorder.path(), earlier));
