@@ -57,7 +57,7 @@ macro_rules! for_each_setting {
 
         /// Ceiling on all bytes held, in use and idle: a size like 2GiB, none (the default under tensorflow), or auto: a quarter
         /// of the memory that the control group, else the machine, has, which all pools of the process with auto share.
-        "PINPOOL_MAX_BYTES" = Ceiling::Auto, max_bytes(impl Into<Ceiling>): Ceiling as CEILING;
+        "PINPOOL_MAX_BYTES" = Ceiling::Auto, max_bytes(impl Into<Ceiling>): Ceiling as word();
 
         /// Number of pools (loader processes) on this host that share what auto allows, at least 1.
         "PINPOOL_POOLS_PER_HOST" = 1, pools_per_host(u64): u64 as AT_LEAST_ONE;
@@ -79,7 +79,7 @@ macro_rules! for_each_setting {
 
         /// Most bytes of such memory at one time, which are not under PINPOOL_MAX_BYTES: a size like 2GiB, 0, none, or auto: as
         /// much again as that ceiling. Over it a get waits, then fails.
-        "PINPOOL_MAX_FALLBACK_BYTES" = Ceiling::Auto, max_fallback_bytes(impl Into<Ceiling>): Ceiling as word();
+        "PINPOOL_MAX_FALLBACK_BYTES" = Ceiling::Auto, max_fallback_bytes(impl Into<Ceiling>): Ceiling as FALLBACK_CEILING;
 
         /// Most bytes kept idle, in idle buffers and free memory: a size like 2GiB, or none; 0 keeps nothing. What a put adds over
         /// it goes back at the next miss or by the maintenance thread, at most a second later.

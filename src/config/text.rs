@@ -271,6 +271,10 @@ impl FromStr for Ceiling {
             "auto" => Ok(Self::Auto),
             "none" => Ok(Self::None),
             _ => match parse_bytes(text) {
+                Ok(0) => Err(ParseError::new(
+                    text,
+                    "not a ceiling, since every get would fail (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)",
+                )),
                 Ok(bytes) => Ok(Self::Bytes(bytes)),
                 Err(error) if error.problem == A_SIZE => Err(ParseError::new(
                     text,
@@ -361,7 +365,7 @@ pub(super) const ORDINAL: ValueFormat<u32> =
     ValueFormat::new(|text| number(text, "not a device number (0, 1, ...)"), u32::to_string);
 pub(super) const COUNT: ValueFormat<u64> = ValueFormat::new(|text| number(text, "not a whole number"), u64::to_string);
 pub(super) const AT_LEAST_ONE: ValueFormat<u64> = ValueFormat::new(at_least_one, u64::to_string);
-pub(super) const CEILING: ValueFormat<Ceiling> = ValueFormat::new(ceiling, Ceiling::to_string);
+pub(super) const FALLBACK_CEILING: ValueFormat<Ceiling> = ValueFormat::new(fallback_ceiling, Ceiling::to_string);
 pub(super) const SIZE: ValueFormat<u64> =
     ValueFormat::new(|text| Ok(or_word("none", text, parse_bytes)?.unwrap_or(0)), |&bytes| format_bytes(bytes));
 pub(super) const SWITCH: ValueFormat<bool> = ValueFormat::new(switch, |&on| u8::from(on).to_string());
@@ -394,13 +398,9 @@ fn socket(text: &str) -> Result<Option<PathBuf>, ParseError> {
     }
 }
 
-/// A ceiling that a pool can work under.
-fn ceiling(text: &str) -> Result<Ceiling, ParseError> {
-    let problem = "not a ceiling, since every get would fail (PINPOOL_POOL_SIZE_LIMIT=0 turns pooling off)";
-    text.parse().and_then(|ceiling| match ceiling {
-        Ceiling::Bytes(0) => Err(ParseError::new(text, problem)),
-        ceiling => Ok(ceiling),
-    })
+/// As a ceiling; 0 allows no such memory at all.
+fn fallback_ceiling(text: &str) -> Result<Ceiling, ParseError> {
+    if parse_bytes(text) == Ok(0) { Ok(Ceiling::Bytes(0)) } else { text.parse() }
 }
 
 fn show_path(path: &Option<PathBuf>) -> String {
