@@ -53,6 +53,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
 mod event_count;
@@ -80,6 +81,8 @@ use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 pub(crate) const DIRECTORY: &str = "/dev/shm";
 /// Longest wait for the lock of the file, which others hold for less than a millisecond.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks at a damaged file.
+const DAMAGED_PAUSE: Duration = Duration::from_millis(5);
 /// Only a user's own processes may attach.
 const MODE: u32 = 0o600;
 
@@ -180,7 +183,14 @@ impl SharedFile {
             let segment = if is_first {
                 create(path, layout, &locks, begin).inspect_err(|_| remove_if_empty(path, &locks))?
             } else {
-                let Memory { id, cookie } = memory_of(path, layout, &locks)?;
+                let memory = memory_of(path, layout, &locks);
+                if let (Err(SharedFileError::Damaged { .. }), true) = (&memory, Instant::now() < deadline) {
+                    // Its owners notice, and remove it.
+                    drop((locks, presence));
+                    thread::sleep(DAMAGED_PAUSE);
+                    continue;
+                }
+                let Memory { id, cookie } = memory?;
                 let found = Segment::attach(id, layout.words(), cookie, false);
                 found.ok_or_else(|| SharedFileError::Elsewhere { place: text_of(path) })?
             };
@@ -406,7 +416,7 @@ fn take_slot(locks: &LockFile, layout: &Layout) -> io::Result<Option<usize>> {
                 return Ok(Some(index));
             }
         }
-        std::thread::sleep(Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1));
     }
     Ok(None)
 }

@@ -82,7 +82,8 @@ impl Worker {
         command.args(["--exact", "ledger::worker", "--nocapture"]);
         command.env("LEDGER_WORKER", pool).env("LEDGER_NAME", &named.0).env("LEDGER_MIB", mib.to_string());
         command.envs(vars.iter().copied());
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut process =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
         let (orders, answers) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
         Self { process, orders: Some(orders), answers: BufReader::new(answers) }
     }

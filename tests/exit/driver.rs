@@ -14,7 +14,8 @@ fn pools() -> Vec<Pool> {
     let all = adaptive.into_iter().chain([(Preset::Tensorflow, Backend::Cuda)]);
     let build = |(preset, backend)| {
         let builder = Pool::builder().without_env().preset(preset).backend(backend);
-        builder.idle_timeout(Duration::from_millis(20)).close_wait(Duration::from_millis(50)).build().unwrap()
+        let builder = builder.wait(Duration::from_millis(100)).idle_timeout(Duration::from_millis(20));
+        builder.close_wait(Duration::from_millis(50)).build().unwrap()
     };
     all.map(build).collect()
 }
