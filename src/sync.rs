@@ -26,12 +26,9 @@ pub(crate) use crossbeam::utils::Backoff;
 /// waiting threads without these threads, and would follow pointers into stacks that it uses for threads of its own.
 pub(crate) mod plain {
     use std::sync::{LockResult, PoisonError, TryLockError};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     pub(crate) use std::sync::MutexGuard;
-
-    /// Between two looks at a lock that is held for long.
-    const LOOK_EVERY: Duration = Duration::from_micros(100);
 
     /// A mutex without poisoning: what it guards is valid wherever a thread may unwind.
     #[derive(Debug, Default)]
@@ -52,16 +49,6 @@ pub(crate) mod plain {
                 Ok(guard) => Some(guard),
                 Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) => None,
-            }
-        }
-
-        /// `None` if another thread holds it until `until`. For locks that are held over slow calls: looks again and again.
-        pub(crate) fn try_lock_until(&self, until: Instant) -> Option<MutexGuard<'_, T>> {
-            loop {
-                match self.try_lock() {
-                    None if Instant::now() < until => std::thread::sleep(LOOK_EVERY),
-                    locked => return locked,
-                }
             }
         }
 

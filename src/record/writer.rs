@@ -105,6 +105,16 @@ struct Opened {
 
 static OPENED: OfProcess<Mutex<Vec<Opened>>> = OfProcess::new(Mutex::default);
 
+/// The list of files; `None` if another thread keeps it until `until`, as one does that waits for a disk.
+fn lock_until(opened: &Mutex<Vec<Opened>>, until: Instant) -> Option<MutexGuard<'_, Vec<Opened>>> {
+    loop {
+        match opened.try_lock() {
+            None if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+            locked => return locked,
+        }
+    }
+}
+
 impl Writer {
     /// The writer of `path`, the number of another pool in it, and where the recording is that was there before, if this pool has
     /// opened the file.
@@ -116,7 +126,7 @@ impl Writer {
         };
         // Held while a file is closed, which may take as long as its disk.
         let until = Instant::now() + Duration::from_secs(2);
-        let mut opened = OPENED.get().try_lock_until(until).ok_or(Unrecorded::Busy)?;
+        let mut opened = lock_until(OPENED.get(), until).ok_or(Unrecorded::Busy)?;
         let known = opened.iter().position(|file| file.path == path);
         if let Some(index) = known
             && let Some(writer) = opened[index].writer.upgrade().filter(|writer| !writer.is_closed())
@@ -192,7 +202,7 @@ impl Writer {
 
     /// The writers of the files that are open in this process; none if another thread keeps their list for `patience`.
     pub(super) fn open_ones(patience: Duration) -> Vec<Arc<Self>> {
-        let opened = OPENED.get_if_made().and_then(|opened| opened.try_lock_until(Instant::now() + patience));
+        let opened = OPENED.get_if_made().and_then(|opened| lock_until(opened, Instant::now() + patience));
         let opened = opened.iter().flat_map(|opened| opened.iter());
         opened.filter_map(|file| file.writer.upgrade()).filter(|writer| !writer.is_closed()).collect()
     }
