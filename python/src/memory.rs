@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pinpool::copy::CopyStream;
-use pinpool::{Backend, Config, Fence, OnFull, PinnedBuf, Preset};
+use pinpool::{Config, Fence, OnFull, PinnedBuf, Preset};
 use pyo3::exceptions::PyBufferError;
 use pyo3::{PyErr, PyResult};
 
