@@ -148,6 +148,8 @@ impl State {
     fn sweep(&mut self, driver: &Driver) -> Result<bool, Code> {
         let Self::Recorded(events) = self else { return Ok(false) };
         let _relaxed = driver.relax();
+        let mut refused = Ok(());
+        // All of them, also after a refusal: an event that is not kept would count as over.
         for (context, event) in mem::take(events) {
             match context.while_alive(|_| driver.is_over(event)) {
                 None => {}
@@ -156,11 +158,11 @@ impl State {
                 Some(Ok(false) | Err(CAPTURE_UNSUPPORTED..=CAPTURE_IMPLICIT)) => events.push((context, event)),
                 Some(Err(code)) => {
                     events.push((context, event));
-                    return Err(code);
+                    refused = refused.and(Err(code));
                 }
             }
         }
-        Ok(events.is_empty())
+        refused.map(|()| events.is_empty())
     }
 
     /// The first event that is not known to be over.

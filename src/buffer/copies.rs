@@ -193,7 +193,9 @@ impl PinnedBuf {
     /// As [`release_after`](PinnedBuf::release_after); also if the event was last recorded on a stream that captured a graph.
     #[cfg(feature = "cuda")]
     pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<()> {
-        self.release_behind(|| copy::cuda::fence_behind_event(event))
+        // What the driver refuses once it may do the next time.
+        let fence = || copy::cuda::fence_behind_event(event);
+        self.release_behind(|| fence().or_else(|_| fence()))
     }
 
     /// Records that work enqueued on a stream of other code so far uses the buffer: it returns to the pool when that work, too,
@@ -254,7 +256,7 @@ impl PinnedBuf {
     }
 
     /// Gives the buffer up behind the fence that `mark` makes; `None` if there is nothing to wait for.
-    fn release_behind(self, mark: impl Fn() -> Result<Option<SharedFence>>) -> Result<()> {
+    fn release_behind(self, mark: impl FnOnce() -> Result<Option<SharedFence>>) -> Result<()> {
         // Not by the length: others may still use the memory of a buffer that was truncated to nothing.
         if self.block.is_none() {
             return Ok(());
@@ -262,8 +264,7 @@ impl PinnedBuf {
         self.check_process()?;
         // The engine learns of the others' work here, and not before.
         let begun = self.begin_copy();
-        // What the driver refuses once it may do the next time.
-        match mark().or_else(|_| mark()) {
+        match mark() {
             Ok(Some(fence)) => {
                 begun.into_iter().for_each(|begun| begun.ends_with(fence.clone()));
                 self.put_back_after(fence);

@@ -308,11 +308,6 @@ impl<T> InFlight<T> {
         Some(copy)
     }
 
-    /// Keeps a lost item until its fences answer.
-    pub(crate) fn suspend(&self, item: T, fences: Fences) {
-        self.unanswered.add(item, fences);
-    }
-
     /// Lost items whose fences are asked again.
     #[inline]
     pub(crate) fn unanswered(&self) -> u64 {
@@ -321,6 +316,11 @@ impl<T> InFlight<T> {
 }
 
 impl<T: Send + 'static> InFlight<T> {
+    /// Keeps a lost item until its fences answer.
+    pub(crate) fn suspend(&self, item: T, fences: Fences) {
+        self.unanswered.add(item, fences);
+    }
+
     /// Asks the fences of at most that many lost items again. Returns the items whose copies are over.
     pub(crate) fn ask_again(&self, most: usize) -> Vec<T> {
         if self.unanswered() == 0 { Vec::new() } else { self.unanswered.ask(most) }

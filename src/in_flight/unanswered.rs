@@ -36,15 +36,20 @@ impl<T> Unanswered<T> {
         // Relaxed: a hint and a figure.
         self.count.load(Ordering::Relaxed)
     }
-
-    pub(super) fn add(&self, item: T, fences: Fences) {
-        // Counted before it is visible, so that no thread subtracts an item that is not yet counted.
-        self.count.fetch_add(1, Ordering::Relaxed);
-        self.kept.lock().items.push_back((item, fences));
-    }
 }
 
 impl<T: Send + 'static> Unanswered<T> {
+    pub(super) fn add(&self, item: T, fences: Fences) {
+        // Counted before it is visible, so that no thread subtracts an item that is not yet counted.
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let mut kept = self.kept.lock();
+        if kept.has_ended {
+            drop(kept);
+            return lose([(item, fences)]);
+        }
+        kept.items.push_back((item, fences));
+    }
+
     /// Asks the fences of at most that many items. Returns the items that are over. Items that another thread is asking are
     /// passed over.
     pub(super) fn ask(&self, most: usize) -> Vec<T> {
@@ -52,13 +57,14 @@ impl<T: Send + 'static> Unanswered<T> {
         let asked = most.min(kept.items.len());
         let asked: Vec<_> = kept.items.drain(..asked).collect();
         drop(kept);
-        let (mut over, mut unknown) = (Vec::new(), Vec::new());
+        let (mut over, mut unknown, mut lost) = (Vec::new(), Vec::new(), Vec::new());
         for (item, fences) in asked {
             match state_of(&fences) {
                 Ok(None) => {
                     discard(fences);
                     over.push(item);
                 }
+                Err(refusal) if refusal.is_final => lost.push((item, fences)),
                 _ => unknown.push((item, fences)),
             }
         }
@@ -69,6 +75,7 @@ impl<T: Send + 'static> Unanswered<T> {
         let ended = if kept.has_ended { std::mem::take(&mut kept.items) } else { VecDeque::new() };
         drop(kept);
         lose(ended);
+        lose(lost);
         over
     }
 
@@ -85,7 +92,7 @@ impl<T: Send + 'static> Unanswered<T> {
 }
 
 /// Keeps the items for good. Their fences are asked no more.
-fn lose<T: Send + 'static>(items: VecDeque<(T, Fences)>) {
+fn lose<T: Send + 'static>(items: impl IntoIterator<Item = (T, Fences)>) {
     for (item, fences) in items {
         discard(fences);
         lost::keep(item);

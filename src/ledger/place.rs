@@ -121,7 +121,8 @@ impl Place {
     /// Whether the slot is this owner's, in a whole file. If the file is not, a thread is woken that looks after it.
     pub(super) fn is_there(&mut self) -> bool {
         let is_there = !self.is_lost && self.check() == Some(FileState::Whole);
-        if !is_there && !self.is_lost {
+        // A thread that could not move tries again by itself.
+        if !is_there && !self.is_lost && !self.has_failed_to_move {
             self.words().tell();
         }
         is_there
@@ -165,6 +166,8 @@ impl Place {
                 return;
             }
         };
+        // Times of the old file mean nothing in this one.
+        self.demand.since = (0, file.own_slot());
         // Before the old place is left: until then nobody claims anything in the new file (`claim`).
         self.write_to(&file);
         let old = std::mem::replace(&mut self.file, file);
@@ -189,7 +192,13 @@ impl Place {
         loop {
             let words = self.words();
             let claim = || claims::claim(&words.own_sums(), words.all_sums(), words.max_bytes(), bytes);
-            match if self.claimable_bytes(bytes) < bytes { Outcome::Full } else { claim() } {
+            let outcome = if self.claimable_bytes(bytes) < bytes { Outcome::Full } else { claim() };
+            match outcome {
+                Outcome::Claimed if !self.is_there() || self.file.has_owners_elsewhere() => {
+                    // An owner has moved meanwhile with all that it holds, which the sum may lack.
+                    self.write(HELD, self.demand.held_bytes);
+                    return false;
+                }
                 Outcome::Claimed => {
                     self.demand.held_bytes += bytes;
                     return true;
@@ -201,7 +210,7 @@ impl Place {
                         std::thread::yield_now();
                     }
                 }
-                Outcome::Contended | Outcome::Full if words.clear_dead() => {}
+                Outcome::Contended | Outcome::Full if self.words().clear_dead() => {}
                 Outcome::Contended | Outcome::Full => return false,
             }
         }

@@ -193,7 +193,11 @@ impl ProcessCeiling {
     }
 
     pub(super) fn is_wanted(&self) -> bool {
-        let is_wanted_by = |pools: &mut Pools, number| pools.others(number).iter().any(|other| other.wanted_bytes > 0);
+        let is_wanted_by = |pools: &mut Pools, number| {
+            // A pool with a ceiling of its own gives nothing.
+            let is_bound = pools.parts.get(&number).is_some_and(|part| !part.is_free);
+            is_bound && pools.others(number).iter().any(|other| other.wanted_bytes > 0)
+        };
         self.common.wanted_bytes.load(Ordering::SeqCst) > 0 && self.with(is_wanted_by)
     }
 

@@ -100,6 +100,9 @@ pub(super) fn check(bytes: &[u8], len_bytes: u64, layout: &Layout) -> Verdict {
     if bytes.len() < HEADER_BYTES {
         return Verdict::Damaged(format!("has {len_bytes} bytes in place of {HEADER_BYTES}"));
     }
+    if word(1) == 0 {
+        return Verdict::Damaged("was cut".to_owned());
+    }
     if word(1) != words[1] {
         let [found, own] = [word(1), words[1]].map(|kind| String::from_utf8_lossy(&kind.to_ne_bytes()).into_owned());
         return Verdict::Foreign(format!("is a file of pinpool for `{}`, not for `{}`", found.trim(), own.trim()));

@@ -223,7 +223,7 @@ fn children_of_a_process_whose_threads_sleep_or_wait_in_line_use_pools_of_their_
 #[cfg(all(feature = "cli", target_os = "linux"))]
 fn pool_with_everything(dir: &Path, ledger: &str) -> Pool {
     let own = |kind: &str| dir.join(format!("{}.{kind}", std::process::id()));
-    let builder = Pool::builder().without_env().backend(Backend::Heap).wait(Duration::from_secs(20));
+    let builder = Pool::builder().without_env().backend(Backend::Heap).wait(Duration::from_secs(10));
     let builder = builder.max_bytes(64_u64 << 20).ledger(ledger).trace(own("trace")).socket(own("sock"));
     builder.build().unwrap()
 }
@@ -265,7 +265,7 @@ fn children_forked_amid_everything_that_pools_share_use_it_themselves() {
             while begun.load(Ordering::Relaxed) < 3 {
                 std::thread::yield_now();
             }
-            for number in 0..forks() / 6 {
+            for number in 0..forks() / 30 {
                 let child = forked(|| {
                     let own = pool_with_everything(dir.path(), &ledger);
                     use_everything(&own);

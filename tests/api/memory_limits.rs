@@ -258,6 +258,12 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     }
     assert!(pools[19].stats().ledger.is_none(), "a host ledger is another thing");
 
+    // That of a partition is the partition's.
+    let part = pools[1].partition("part", 20 << 20).unwrap();
+    part.set_max_bytes(30 << 20).unwrap();
+    assert_eq!((fill(&pools[1], 10 * MIB, 1).len(), fill(&part, 10 * MIB, 1).len()), (0, 0));
+    drop(part);
+
     // A ceiling that is set is the pool's own, and what it holds is not the others'.
     pools[0].set_max_bytes(30 << 20).unwrap();
     held[0].extend(fill(&pools[0], 10 * MIB, 9));

@@ -22,7 +22,7 @@ use std::time::Duration;
 use crossbeam::queue::ArrayQueue;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
-use super::later::LaterFences;
+use super::later::{Idle, LaterFences};
 use super::stream::{failed, id, number};
 use super::timeline::{TimelineFence, Timelines};
 use crate::driver::{CurrentContext, RelaxedCapture, error_code, is_forbidden_by_capture, standstill};
@@ -193,7 +193,8 @@ impl ContextState {
         standstill::ask(|| self.query_now(event)).unwrap_or(Ok(false))
     }
 
-    fn query_now(&self, event: Event) -> Result<bool, DriverError> {
+    /// As [`query`](Self::query), also of a driver that stands still.
+    pub(super) fn query_now(&self, event: Event) -> Result<bool, DriverError> {
         let _relaxed = RelaxedCapture::enter();
         // SAFETY: a live event.
         let mut outcome = unsafe { result::event::query(event.0) };
@@ -229,6 +230,25 @@ impl ContextState {
                 // Until the capture ends.
                 Err(error) if is_forbidden_by_capture(error_code(error)) => thread::sleep(CAPTURE_PAUSE),
                 Err(error) => return Err(failed("cuEventSynchronize", error)),
+            }
+        }
+    }
+
+    /// Waits for all work of the context so far.
+    pub(super) fn idle(&'static self) -> Idle {
+        Box::new(|| self.wait_for_all())
+    }
+
+    fn wait_for_all(&self) -> Result<()> {
+        let failed = |call, error| Error::device(failed(call, error));
+        let _relaxed = RelaxedCapture::enter();
+        let _current = self.enter().map_err(|error| failed("cuCtxSetCurrent", error))?;
+        loop {
+            match result::ctx::synchronize() {
+                Ok(()) => return Ok(()),
+                // Until the capture ends.
+                Err(error) if is_forbidden_by_capture(error_code(error)) => thread::sleep(CAPTURE_PAUSE),
+                Err(error) => return Err(failed("cuCtxSynchronize", error)),
             }
         }
     }

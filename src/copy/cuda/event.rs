@@ -99,7 +99,7 @@ pub(crate) fn fence_behind_event(event: &CudaEvent) -> Result<Option<SharedFence
 /// The event is alive.
 pub(super) unsafe fn behind_event(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     // Not waited for without an answer: it may be one of a capture, which a wait would spoil.
-    let is_over = context.query(Event(event)).or_else(|_| context.query(Event(event)));
+    let is_over = context.query_now(Event(event)).or_else(|_| context.query_now(Event(event)));
     if is_over.map_err(|error| Error::device(failed("cuEventQuery", error)))? {
         return Ok(None);
     }

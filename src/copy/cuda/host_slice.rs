@@ -129,7 +129,7 @@ impl TrackedCopy {
         };
         if let Some(None) = found {
             let why = || self.record.as_ref().map_or_else(String::clone, |_| UNRECORDED.to_owned());
-            let expect = |id| self.context.later.expect(id, self.number, why());
+            let expect = |id| self.context.later.expect(id, self.number, why(), self.context.idle());
             let later = self.unrecorded.get_or_init(|| self.stream_id.map(expect));
             return Err(later.as_ref().ok_or_else(unrecorded));
         }

@@ -8,7 +8,7 @@
 //!
 //! *Refused* means that nothing uses the buffer; *unknown* that a device may be using it for an unknown time. A copy that
 //! failed for another reason than its arguments may be running: a fence goes behind it all the same. A fence that the driver
-//! refuses is tried once more; then a [later one](later) of the stream stands for the copy, whenever there is one.
+//! refuses is tried once more; then a later one of the stream stands for the copy, whenever there is one.
 //!
 //! Whether the stream captures a graph is checked after the wait of the device memory, since a wait behind captured work
 //! makes the stream part of that capture. Where the memory waits at all it is checked before as well: a capturing stream
@@ -104,15 +104,23 @@ unsafe impl<S: Borrow<CudaStream>> CopyStream for S {
 
 /// A fence behind all work so far on the stream.
 fn mark(stream: &CudaStream) -> Result<SharedFence> {
+    // What the driver refuses once it may do the next time. The answer that the stream captures is final: a graph that holds the
+    // work uses the memory at each launch, also when the capture is over.
+    let marked = try_mark(stream).or_else(|_| try_mark(stream))?;
+    marked.ok_or_else(|| Error::device(CAPTURING))
+}
+
+/// `None` if the stream captures.
+fn try_mark(stream: &CudaStream) -> Result<Option<SharedFence>> {
     let _set_aside = SetAside::take(stream.context());
     let context = ContextState::of(stream.context());
     let refused = |call, error| Error::device(failed(call, error));
     let _current = context.enter().map_err(|error| refused("cuCtxSetCurrent", error))?;
     if is_capturing(stream).map_err(|error| refused("cuStreamIsCapturing", error))? {
-        return Err(Error::device(CAPTURING));
+        return Ok(None);
     }
     let event = EventFence::new(stream, context).map_err(|error| ("cuEventCreate", error));
-    fence_behind(stream, context, event, None, FencePurpose::Pool(FenceKind::Event))
+    fence_behind(stream, context, event, None, FencePurpose::Pool(FenceKind::Event)).map(Some)
 }
 
 /// Gives the device of this context access to memory of a pool that has another device. Precedes each copy.
@@ -215,7 +223,7 @@ fn fence_behind(
             Err((call, error)) => {
                 let why = failed(call, error);
                 return match id.or_else(|| context.stream_id(stream)) {
-                    Some(id) => Ok(Arc::new(context.later.expect(id, number(stream), why))),
+                    Some(id) => Ok(Arc::new(context.later.expect(id, number(stream), why, context.idle()))),
                     None => Err(Error::device(why)),
                 };
             }

@@ -16,7 +16,7 @@ use super::super::ceiling::CeilingSource;
 use super::super::supply::{Reclaim, Refusal};
 use super::attention::Reason;
 use super::{Block, Core};
-use crate::ledger::{LedgerReport, SharedCeiling};
+use crate::ledger::{LedgerReport, SharedCeiling, Want};
 use crate::maintenance_thread::Pace;
 use crate::stats::{EvictionReason, LedgerStats};
 use crate::sync::process::Ordering;
@@ -33,7 +33,9 @@ impl Core {
 
     /// The ceiling of the pool is `auto`, or is not any more.
     pub(super) fn bind_to_process(&self, is_auto: bool) {
-        if let Some(shared) = self.host_ledger()
+        // The ceiling of a partition is its own.
+        if !self.backing().is_partition()
+            && let Some(shared) = self.host_ledger()
             && let Some(ceiling) = shared.process_ceiling()
         {
             ceiling.bind(is_auto);
@@ -81,7 +83,11 @@ impl Core {
     /// The first in line was refused for this reason. Returns whether to try again at once: it has just written what it wants,
     /// and what was given back before was told nobody.
     pub(super) fn note_want(&self, refusal: &Refusal) -> bool {
-        let Refusal::Ledger { needed_bytes, missing_bytes } = *refusal else { return false };
+        let Refusal::Ledger { needed_bytes, missing_bytes } = *refusal else {
+            // Memory of others would not help any more.
+            self.end_want();
+            return false;
+        };
         self.want(missing_bytes, needed_bytes) < missing_bytes
     }
 
@@ -187,18 +193,17 @@ impl Core {
 
     /// What `add` pins or claims; while the ledger refuses it, waits for other owners as a get would.
     pub(super) fn add_within_ledger<R>(&self, mut add: impl FnMut() -> Result<R, Refusal>) -> Result<R, Refusal> {
+        let Some(ledger) = self.host_ledger() else { return add() };
         let until = Instant::now() + self.config.longest_wait().min(Duration::from_secs(1 << 30));
+        let own = OwnWant { ledger: &ledger, want: Want::default() };
         loop {
             let added = add();
-            let (Err(refusal @ Refusal::Ledger { .. }), Some(ledger)) = (&added, self.host_ledger()) else {
-                self.end_want();
-                return added;
-            };
-            if Instant::now() >= until {
-                self.end_want();
+            let Err(Refusal::Ledger { needed_bytes, missing_bytes }) = &added else { return added };
+            // What can never fit is not worth that others release what they have.
+            if *needed_bytes > ledger.max_bytes() || Instant::now() >= until {
                 return added;
             }
-            if !self.note_want(refusal) {
+            if ledger.set_want(&own.want, *missing_bytes, *needed_bytes) >= *missing_bytes {
                 ledger.sleep(RESERVE_PATIENCE);
             }
         }
@@ -219,6 +224,18 @@ impl Core {
             max_bytes,
             held_bytes,
         })
+    }
+}
+
+/// A want beside those of gets; ends when it is dropped.
+struct OwnWant<'ledger> {
+    ledger: &'ledger SharedCeiling,
+    want: Want,
+}
+
+impl Drop for OwnWant<'_> {
+    fn drop(&mut self) {
+        self.ledger.set_want(&self.want, 0, 0);
     }
 }
 

@@ -280,7 +280,13 @@ impl Core {
                 self.waiters.wake_first();
                 self.close_if_unused();
             }
-            Offer::Keep(block) => self.keep_idle(block),
+            Offer::Keep(block) => {
+                // The get that wanted memory of others may have been a task that is late.
+                if !self.waiters.has_waiters() {
+                    self.end_want();
+                }
+                self.keep_idle(block);
+            }
         }
     }
 }
