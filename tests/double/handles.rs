@@ -123,7 +123,9 @@ fn a_handle_that_is_refused_records_nothing_and_leaves_no_error() {
     end_capture(&stream).unwrap();
 
     // Once more after a refusal.
-    [1, 2].map(|nth| double.fail("cuStreamIsCapturing", nth, Code::LAUNCH_FAILED));
+    for nth in [1, 2] {
+        double.fail("cuStreamIsCapturing", nth, Code::LAUNCH_FAILED);
+    }
     let error = record_stream(&mut buf, &stream).unwrap_err();
     assert!(error.is_device(), "{error}");
 
