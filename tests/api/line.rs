@@ -107,7 +107,9 @@ fn two_puts_in_a_row_serve_two_gets_of_the_line() {
         assert_eq!(ids.len(), 2);
     });
     let stats = valid_stats(&pool);
-    assert_eq!((stats.hits, stats.misses), (2, 2));
+    // A get whose turn comes between the puts may find the memory by itself, which is a miss.
+    assert!((2..=3).contains(&stats.misses), "{stats}");
+    assert_eq!(stats.hits + stats.misses, 4);
 }
 
 #[test]
