@@ -184,7 +184,7 @@ fn owners_of_a_file_that_is_removed_or_cut_move_with_all_that_they_hold_and_the_
         let path = path_of(&named.0);
         if is_cut {
             std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(0).unwrap();
-            // Whoever looks first makes another.
+            // The thread that looks first makes another.
             assert!(first.0.look().1.is_some());
         } else {
             std::fs::remove_file(&path).unwrap();

@@ -25,7 +25,7 @@
 //! - The price: children of `fork` share the description, with its locks. So each child closes it before `fork` returns there.
 //!   Children made in other ways close it at `exec`.
 //!
-//! **Why the words are not in the file.** Whoever may write to a file may cut it, and each access behind its end would end its
+//! **Why the words are not in the file.** A process that may write to a file may cut it, and each access behind its end would end its
 //! process by SIGBUS. A segment cannot be cut (`segment`). The price: containers must share the namespace of interprocess
 //! communication with the file's directory, as those of one pod do.
 //!

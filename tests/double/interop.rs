@@ -343,7 +343,7 @@ fn a_buffer_released_after_untracked_work_waits_for_that_work_only() {
     assert!(pool.stats().in_flight >= 2, "{} in flight", pool.stats().in_flight);
     drop(gate);
     poll_until_idle(&pool);
-    // What the driver refuses once is tried again; what it refuses twice may be over for ever.
+    // What the driver refuses once is tried again; what it refuses twice may stay refused.
     double.fail("cuStreamIsCapturing", 1, Code::UNKNOWN);
     filled(&pool, 1).release_after(&stream).unwrap();
     poll_until_idle(&pool);
