@@ -88,6 +88,7 @@ mod stats;
 #[doc(hidden)]
 pub mod stats_socket;
 mod sync;
+mod threads;
 mod unwind;
 mod verdict;
 

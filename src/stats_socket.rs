@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 use crate::dump::Owner;
 use crate::fork::OfProcess;
 use crate::local_socket::{self, LocalSocket, check_peer};
-use crate::maintenance_thread::block_signals;
 use crate::stats::Stats;
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicBool, Ordering};
+use crate::threads;
 
 /// Time between two lines.
 const EVERY: Duration = Duration::from_secs(1);
@@ -99,10 +99,7 @@ pub(crate) fn serve(path: &Path, pool: Weak<dyn Shown>) -> io::Result<Showing> {
     let socket = Arc::new(LocalSocket::listen(path)?);
     let there = socket.clone();
     remove_at_exit();
-    thread::Builder::new().name("pinpool-stats".to_owned()).spawn(move || {
-        block_signals();
-        run(&there);
-    })?;
+    threads::spawn(c"pinpool-stats", move || run(&there))?;
     served.push(Served { path: path.to_owned(), socket: socket.clone(), pools: vec![pool] });
     Ok(Showing { socket, pool: shown })
 }

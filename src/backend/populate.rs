@@ -16,6 +16,7 @@ use super::mapping;
 use super::source::Region;
 use crate::error::SourceError;
 use crate::host::{self, GRANULE_BYTES, PAGE_BYTES};
+use crate::threads;
 
 /// Bits of a node mask, as many as any kernel has nodes.
 const NODE_LIMIT: u32 = 1024;
@@ -109,7 +110,7 @@ pub(super) unsafe fn populate(
     // All threads start before the first one populates: a starting thread needs the address space, which populating holds.
     let (started, starts) = mpsc::channel();
     let barrier = RwLock::new(());
-    std::thread::scope(|scope| {
+    threads::scope(|scope| {
         let closed = barrier.write();
         let spawn = |_: &usize| {
             let (chunks, report, started, barrier) = (&chunks, report.clone(), started.clone(), &barrier);
@@ -120,7 +121,7 @@ pub(super) unsafe fn populate(
                 drop(barrier.read());
                 chunks.fill(&report);
             };
-            std::thread::Builder::new().name("pinpool-populate".to_owned()).spawn_scoped(scope, fill).is_ok()
+            scope.spawn(c"pinpool-populate", fill).is_ok()
         };
         // As many threads as the system allows. Without any, this thread does the work and reports progress afterwards.
         let spawned = (0..threads.clamp(1, chunks.count())).filter(spawn).count();

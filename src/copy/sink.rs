@@ -13,7 +13,6 @@ use std::cell::UnsafeCell;
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
 
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose, elements_in};
 use crate::error::{Error, ErrorKind, Result};
@@ -21,6 +20,7 @@ use crate::fork::ForkGeneration;
 use crate::in_flight::{Fence, SharedFence, StreamId};
 use crate::sync::plain::{Condvar, Mutex};
 use crate::sync::process::{AtomicU64, Ordering};
+use crate::threads;
 
 /// An in-order queue of copies, run by a thread of its own.
 ///
@@ -132,9 +132,7 @@ impl SinkStream {
             changed: Condvar::default(),
         });
         let worker_progress = progress.clone();
-        thread::Builder::new()
-            .name("pinpool-sink".to_owned())
-            .spawn(move || run_copies(&copies, &worker_progress))
+        threads::spawn(c"pinpool-sink", move || run_copies(&copies, &worker_progress))
             .map_err(|why| ErrorKind::Thread { what: "a sink stream", why })?;
         Ok(Self { queue, progress })
     }

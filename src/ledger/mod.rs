@@ -66,10 +66,10 @@ pub use self::report::{LedgerOwner, LedgerReport, names, report};
 pub(crate) use self::shared_ceiling::SharedCeiling;
 use self::words::Words;
 use crate::fork::ForkGeneration;
-use crate::maintenance_thread::block_signals;
 use crate::shared_memory::{SharedFile, SharedFileError, sleep_while};
 use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicBool, Ordering};
+use crate::threads;
 
 /// The thread of an owner looks at the file so often.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -175,7 +175,6 @@ impl HostLedger {
     ) -> std::io::Result<()> {
         let attached = self.0.clone();
         let watch = move || {
-            block_signals();
             while let Some(file) = attached.file() {
                 let seen = Words(&file).events().load(Ordering::SeqCst);
                 if attached.has_left.load(Ordering::SeqCst) {
@@ -189,7 +188,7 @@ impl HostLedger {
                 sleep_while(Words(&file).events(), seen, Some(LOOK_EVERY));
             }
         };
-        std::thread::Builder::new().name("pinpool-ledger".to_owned()).spawn(watch).map(drop)
+        threads::spawn(c"pinpool-ledger", watch)
     }
 
     /// What all owners hold.

@@ -38,8 +38,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 mod reminder;
-mod signals;
-pub(crate) use signals::block as block_signals;
 
 use reminder::Reminded;
 pub(crate) use reminder::{Condition, Reminder};
@@ -47,6 +45,7 @@ pub(crate) use reminder::{Condition, Reminder};
 use crate::fork::OfProcess;
 use crate::sync::plain::{Condvar, Mutex};
 use crate::sync::process::{AtomicBool, AtomicU32, Ordering, fence};
+use crate::threads;
 
 /// How soon a pool is to be looked at again. The smaller, the sooner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -212,7 +211,7 @@ impl MaintenanceThread {
 
     fn start(&'static self, schedule: &mut Schedule) -> io::Result<()> {
         let number = schedule.runner + 1;
-        thread::Builder::new().name("pinpool-maint".to_owned()).spawn(move || self.run(number))?;
+        threads::spawn(c"pinpool-maint", move || self.run(number))?;
         schedule.runner = number;
         Ok(())
     }
@@ -263,7 +262,6 @@ impl MaintenanceThread {
     }
 
     fn run(&'static self, number: u64) {
-        signals::block();
         let mut rounds = 0;
         while let Some(round) = self.begin_round() {
             if !self.look(number, &round) {

@@ -9,7 +9,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
@@ -22,8 +21,8 @@ use super::queues::{Queues, Stamped};
 use super::ticks::{Ticks, Timeline};
 use super::{Recorded, Unrecorded, open};
 use crate::fork::OfProcess;
-use crate::maintenance_thread::block_signals;
 use crate::sync::plain::{Mutex, MutexGuard};
+use crate::threads;
 
 /// Between two looks at the queues, where the thread gets a processor and the disk keeps up: a process that dies loses as much.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -163,7 +162,7 @@ impl Writer {
         let output = Output::new(file, bytes, is_compressed, head);
         let (timeline, block) = (Timeline::new(ticks), BlockWriter::default());
         let run = Run { writer: writer.clone(), received, output, timeline, block };
-        thread::Builder::new().name("pinpool-trace".to_owned()).spawn(move || run.run()).map_err(no_thread)?;
+        threads::spawn(c"pinpool-trace", move || run.run()).map_err(no_thread)?;
         exit::attend(flush_open);
         opened.push(Opened {
             path: path.to_owned(),
@@ -265,7 +264,6 @@ struct Run {
 
 impl Run {
     fn run(mut self) {
-        block_signals();
         loop {
             let command = self.received.recv_timeout(PERIOD);
             self.writer.is_woken.store(false, Ordering::Relaxed);

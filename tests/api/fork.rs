@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)] // Forks.
 
+use std::io::Write;
 #[cfg(all(feature = "cli", target_os = "linux"))]
 use std::os::fd::AsFd;
 #[cfg(all(feature = "cli", target_os = "linux"))]
@@ -88,7 +89,11 @@ fn ended_well(child: libc::pid_t) -> bool {
     let mut status = 0;
     // SAFETY: `status` is a place for a number, and the child is this process's own.
     let waited = unsafe { libc::waitpid(child, &mut status, 0) };
-    waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    let is_well = waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
+    if !is_well {
+        let _ = writeln!(std::io::stderr(), "a child of fork: wait status {status:#x}");
+    }
+    is_well
 }
 
 /// Forks; runs `act` in the child, which is killed after a minute.
@@ -99,7 +104,12 @@ fn forked(act: impl FnOnce() -> bool) -> libc::pid_t {
     if child == 0 {
         // SAFETY: changes only when this process ends.
         unsafe { libc::alarm(60) };
-        let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or(false);
+        let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or_else(|why| {
+            // What the hook printed is kept for the end of the test, which the child never reaches.
+            let why = why.downcast_ref::<String>().map_or("a panic without a value", String::as_str);
+            let _ = writeln!(std::io::stderr(), "a child of fork: {why}");
+            false
+        });
         // SAFETY: ends the child alone.
         unsafe { libc::_exit(i32::from(!held)) };
     }
@@ -265,7 +275,7 @@ fn children_forked_amid_everything_that_pools_share_use_it_themselves() {
             while begun.load(Ordering::Relaxed) < 3 {
                 std::thread::yield_now();
             }
-            for number in 0..forks() / 30 {
+            for number in 0..forks() / 6 {
                 let child = forked(|| {
                     let own = pool_with_everything(dir.path(), &ledger);
                     use_everything(&own);

@@ -242,7 +242,11 @@ unsafe impl Source for LastCall {
         self.0.acquire(len_bytes)
     }
     unsafe fn release(&self, _region: Region) -> Result<(), SourceError> {
-        std::process::exit(if thread::current().name() == Some("pinpool-maint") { 7 } else { 8 })
+        std::process::exit(if std::fs::read_to_string("/proc/thread-self/comm").unwrap().trim() == "pinpool-maint" {
+            7
+        } else {
+            8
+        })
     }
 }
 

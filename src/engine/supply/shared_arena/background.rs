@@ -26,8 +26,9 @@ use crate::arena::RANGE_BYTES_MAX;
 use crate::backend::SourceError;
 use crate::diag::{self, Growth};
 use crate::ledger::Want;
-use crate::maintenance_thread::{MaintenanceThread, block_signals};
+use crate::maintenance_thread::MaintenanceThread;
 use crate::sync::plain::{Condvar, Mutex};
+use crate::threads;
 
 /// A step pins about so much: 2 to 3 ms on `mlock` and `vmm`. Larger granules are pinned one by one.
 const STEP_BYTES: u64 = 8 << 20;
@@ -214,8 +215,7 @@ impl SharedArena {
             return;
         }
         let arena = Arc::downgrade(self);
-        let spawned =
-            thread::Builder::new().name("pinpool-reserve".to_owned()).spawn(move || Self::pin_reserve(&arena));
+        let spawned = threads::spawn(c"pinpool-reserve", move || Self::pin_reserve(&arena));
         progress.has_thread = spawned.is_ok();
         // A tick makes a step instead, and tries again.
         progress.lacks_bytes = spawned.is_err().then_some(0);
@@ -228,7 +228,6 @@ impl SharedArena {
 
     /// The thread: step after step, as long as the arena lives.
     fn pin_reserve(arena: &Weak<Self>) {
-        block_signals();
         while let Some(arena) = arena.upgrade() {
             if arena.comes_later() {
                 drop(arena);

@@ -9,8 +9,9 @@ use super::super::common_ceiling::CeilingShare;
 use super::super::executor::Mapping;
 use crate::backend::Source;
 use crate::diag::PoolLog;
-use crate::maintenance_thread::{MaintenanceThread, block_signals};
+use crate::maintenance_thread::MaintenanceThread;
 use crate::sync::plain::Mutex;
+use crate::threads;
 
 /// Between two looks at a device that has work.
 const IDLE_PAUSE: Duration = Duration::from_millis(1);
@@ -32,11 +33,10 @@ impl LateRelease {
         let shared = Arc::new(Mutex::new(Some(self)));
         let taken = shared.clone();
         let release = move || {
-            block_signals();
             let release = taken.lock().take();
             release.into_iter().for_each(Self::release_when_idle);
         };
-        if thread::Builder::new().name("pinpool-reclaim".to_owned()).spawn(release).is_err() {
+        if threads::spawn(c"pinpool-reclaim", release).is_err() {
             let release = shared.lock().take();
             release.into_iter().for_each(Self::release);
         }

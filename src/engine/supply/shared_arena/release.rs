@@ -14,8 +14,9 @@ use super::SharedArena;
 use super::late_release::LateRelease;
 use crate::arena::Plan;
 use crate::backend::{PAGE_BYTES, SourceError};
-use crate::maintenance_thread::{MaintenanceThread, block_signals};
+use crate::maintenance_thread::MaintenanceThread;
 use crate::stats::EvictionReason;
+use crate::threads;
 
 /// Longest wait at the end of a pool for threads that count copies as ended.
 const COUNTING_PATIENCE: Duration = Duration::from_secs(1);
@@ -47,7 +48,6 @@ impl SharedArena {
         }
         let arena = self.clone();
         let release = move || {
-            block_signals();
             // `None`: the process exits.
             let call = MaintenanceThread::of_process().enter();
             let released = if call.is_some() { arena.release_now(now_us) } else { Ok(()) };
@@ -55,7 +55,7 @@ impl SharedArena {
             arena.is_releasing.store(false, Ordering::Release);
             arena.log.release_error(released);
         };
-        if std::thread::Builder::new().name("pinpool-reclaim".to_owned()).spawn(release).is_ok() {
+        if threads::spawn(c"pinpool-reclaim", release).is_ok() {
             return Ok(());
         }
         self.is_releasing.store(false, Ordering::Release);
