@@ -126,13 +126,11 @@ fn granule(memory: &dyn VirtualMemory, bytes: usize, copy: Copy<'_>) -> Result<(
         let decommit = || at.map_or(Ok(()), |at| unsafe { memory.decommit(&range, at, bytes) });
         if let Err(error) = decommit() {
             outcome = outcome.and(Err(error));
-            // A refusal may be of the moment. Memory that cannot be given back keeps its addresses.
-            if decommit().is_err() {
-                return outcome.map(|()| (bytes, took));
-            }
+            // A refusal may be of the moment. What is refused again is given up with the addresses.
+            let _given_up = decommit();
         }
     }
-    // SAFETY: reserved above, nothing of it is committed or used.
+    // SAFETY: reserved above, nothing of it is used, and what is committed is given up.
     let gone = unsafe { memory.unreserve(range) };
     outcome.and(gone).map(|()| (bytes, took))
 }

@@ -48,6 +48,7 @@ mod left;
 mod old_places;
 mod table;
 
+use left::LeftRange;
 use old_places::OldPlaces;
 pub(crate) use table::let_reach;
 use table::{Granule, GranuleRun, GranuleTable, placed, source_error};
@@ -383,14 +384,23 @@ unsafe impl VirtualMemory for VmmSource {
 
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
         let unmapped = self.unmap_old_places();
-        // SAFETY: the caller's promise: it came from `reserve`, nothing is committed, and it is unused.
-        let unreserved = unsafe { self.driver.unreserve(address(range.start()), range.len_bytes()) };
-        let start = address(range.start());
-        let is_empty = unmapped.is_ok() && self.granules.bytes_in(start..start + range.len_bytes() as u64) == 0;
-        if unreserved.is_err() && is_empty {
-            left::keep_range(start, range.len_bytes());
+        let (start, bytes) = (address(range.start()), range.len_bytes());
+        let within = start..start + bytes as u64;
+        let given_up = self.granules.take_in(within.clone());
+        let (places, handles): (Vec<_>, Vec<_>) =
+            given_up.into_iter().map(|(at, granule)| ((at, granule.bytes), granule.handle)).unzip();
+        let mapped: Vec<_> = self.old_places.take_in(&within).into_iter().chain(places).collect();
+        let left_bytes: usize = mapped.iter().map(|(_, bytes)| bytes).sum();
+        let unreserved = if left_bytes > 0 {
+            Err(SourceError::new("cuMemUnmap", format!("{left_bytes} B are still mapped")))
+        } else {
+            // SAFETY: the caller's promise: it came from `reserve`, and it is unused; nothing is mapped there any more.
+            unsafe { self.driver.unreserve(start, bytes) }.map_err(source_error)
+        };
+        if unreserved.is_err() {
+            left::keep_range(LeftRange { start, bytes, mapped, handles });
         }
-        unmapped.and(unreserved.map_err(source_error)).and(self.release_refused())
+        unmapped.and(unreserved).and(self.release_refused())
     }
 }
 
@@ -399,5 +409,6 @@ impl Drop for VmmSource {
         // `unreserve` has returned the error.
         let _released_later = self.release_refused();
         self.unreleased.lock().drain(..).for_each(|granule| left::keep_granule(granule.handle));
+        left::release(self.driver);
     }
 }

@@ -81,6 +81,13 @@ impl OldPlaces {
             }
         }
     }
+
+    /// Takes the first address and the length of each run in `addresses` that no thread is unmapping.
+    pub(super) fn take_in(&self, addresses: &Range<u64>) -> Vec<(u64, usize)> {
+        let mut runs = self.runs.lock();
+        let taken = runs.waiting.extract_if(.., |run| addresses.contains(&run.start));
+        taken.map(|run| (run.start, usize::try_from(run.end - run.start).unwrap_or(usize::MAX))).collect()
+    }
 }
 
 impl Runs {

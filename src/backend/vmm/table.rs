@@ -129,6 +129,14 @@ impl GranuleTable {
         self.mapped.lock().range(addresses).map(|(_, mapped)| mapped.granule.bytes as u64).sum()
     }
 
+    /// Takes the granules that begin in `addresses` out of the table.
+    pub(super) fn take_in(&self, addresses: std::ops::Range<u64>) -> Vec<(u64, Granule)> {
+        let mut all = self.mapped.lock();
+        let taken: Vec<_> = all.range(addresses).map(|(&at, mapped)| (at, mapped.granule)).collect();
+        all.retain(|at, _| !taken.iter().any(|(other, _)| other == at));
+        taken
+    }
+
     /// The granules that make up the `bytes` at `start`; `None` if some are not mapped or only in part there.
     pub(super) fn run_at(&self, start: u64, bytes: usize) -> Option<GranuleRun> {
         let end = start + bytes as u64;

@@ -19,10 +19,24 @@ impl Answer {
         self.0.get().is_some_and(Result::is_ok)
     }
 
+    /// Whether the driver refuses the handle for good.
+    pub(super) fn is_refused(&self) -> bool {
+        self.0.get().is_some_and(Result::is_err)
+    }
+
+    fn known(&self) -> Option<Result<()>> {
+        self.0.get().map(|known| known.clone().map_err(Error::device))
+    }
+
+    /// What was said for good; else waits by `wait`, after which the copy is over.
+    pub(super) fn or_wait(&self, wait: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.known().unwrap_or_else(|| wait().inspect(|()| self.set_over()))
+    }
+
     /// What was said for good, or else what the driver says now to `ask`.
     pub(super) fn or_ask(&self, call: &str, ask: impl FnOnce() -> Result<bool, DriverError>) -> Result<bool> {
-        if let Some(known) = self.0.get() {
-            return known.clone().map(|()| true).map_err(Error::device);
+        if let Some(known) = self.known() {
+            return known.map(|()| true);
         }
         match ask() {
             Ok(is_over) => {
@@ -36,7 +50,7 @@ impl Answer {
     }
 
     /// The copy is over.
-    pub(super) fn set_over(&self) {
+    fn set_over(&self) {
         // A copy that is over stays so: an answer that is there already says the same, or came from a device that failed.
         let _known = self.0.set(Ok(()));
     }
@@ -74,5 +88,10 @@ mod tests {
         let answer = Answer::default();
         let lost = answer.or_ask("cuEventQuery", || Err(DriverError(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)));
         assert!(lost.is_err() && answer.or_ask("cuEventQuery", || unreachable!()).is_err());
+        assert!(answer.is_refused() && answer.or_wait(|| unreachable!()).is_err());
+        let answer = Answer::default();
+        assert!(answer.or_wait(|| Err(Error::device("once"))).is_err() && !answer.is_refused());
+        answer.or_wait(|| Ok(())).unwrap();
+        assert!(answer.is_over() && answer.or_wait(|| unreachable!()).is_ok());
     }
 }

@@ -58,7 +58,10 @@ impl Drop for EventFence {
         if let Some(stream) = self.waiting_stream.take() {
             self.context.put_stream(stream, self.answer.is_over());
         }
-        self.context.put_event(self.event);
+        // After a refusal for good the handle may be nobody's, or another's, so it is not used again.
+        if !self.answer.is_refused() {
+            self.context.put_event(self.event);
+        }
     }
 }
 
@@ -70,11 +73,7 @@ unsafe impl Fence for EventFence {
     }
 
     fn wait(&self) -> Result<()> {
-        if !self.answer.is_over() {
-            self.context.wait_for(self.event)?;
-            self.answer.set_over();
-        }
-        Ok(())
+        self.answer.or_wait(|| self.context.wait_for(self.event))
     }
 
     fn stream(&self) -> u64 {

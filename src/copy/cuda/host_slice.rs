@@ -229,7 +229,7 @@ unsafe impl Fence for TrackedCopy {
     fn wait(&self) -> Result<()> {
         loop {
             match self.check_recorded() {
-                Ok(Some(event)) => return self.context.wait_for(event),
+                Ok(Some(event)) => return self.answer.or_wait(|| self.context.wait_for(event)),
                 Ok(None) => std::thread::sleep(CAPTURE_PAUSE),
                 Err(later) => return later?.wait(),
             }
