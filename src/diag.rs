@@ -1,6 +1,6 @@
 //! Every log line, one method each; the only user of the crate `log` in the library.
 //!
-//! The README has a table of them: when each comes and what to do about it.
+//! The comment of each method has its lines, with their levels and what to do about them: docs/log-lines.md is made of these.
 //!
 //! All lines but TensorFlow's first two begin with the pool's name in brackets, if it has one.
 //!
@@ -160,6 +160,9 @@ impl fmt::Display for PoolLog {
 }
 
 /// A line of a keeper, which has no pool.
+///
+/// `keeper: no process can attach at PATH ...` (warn): what the line says; `pinpool keep` tries again ten times a
+/// second and keeps the memory.
 pub(crate) fn keeper_is_short(path: &std::path::Path, error: &std::io::Error) {
     log::warn!(
         "keeper: no process can attach at {} for now, and the memory stays: {error} (raise `ulimit -n`, or end other programs)",
@@ -188,11 +191,19 @@ impl PoolLog {
         }
     }
 
+    /// `preset P, back-end B ...` (info): nothing: what the pool starts with: rules, source of memory and its granules,
+    /// ceiling, GPU, memory node; the limits and what was set, from the `builder`, a `variable`, `implied` or by
+    /// `default`; version, process, why no better source.
     pub(crate) fn started(&self, start: &Start<'_>) {
         log::info!("{self}{start}");
     }
 
     /// Prints what the user has to know of the machine: warnings and errors.
+    ///
+    /// `the GPU is not used: ...`, `GPU N ... is here and not used ...` (warn): the line says what is wrong with the
+    /// driver and what to do; `pinpool doctor` tells more.
+    ///
+    /// `memory is not page-locked: ...` (warn): raise `RLIMIT_MEMLOCK`, or say `PINPOOL_BACKEND=heap` if that is meant.
     pub(crate) fn found(&self, finding: &Finding) {
         match finding.level {
             Level::Ok | Level::Note => {}
@@ -201,38 +212,55 @@ impl PoolLog {
         }
     }
 
+    /// `Lowering pool_size_limit_ from A to B` (info): nothing: no miss for five minutes; the limit can rise again.
     pub(crate) fn limit_lowered(&self, from: u64, to: u64) {
         log::info!("{self}Lowering pool_size_limit_ from {from} to {to}");
     }
 
     /// Pinned memory has doubled since the last such line.
+    ///
+    /// `growth: N bytes asked in M page-locks, held A -> B bytes ...` (info): nothing if it stops; one line for each
+    /// doubling from 64 MiB on, since the line before.
     pub(crate) fn grown(&self, growth: &Growth) {
         log::info!("{self}growth: {growth}");
     }
 
     /// One call that took memory from the system.
+    ///
+    /// `page-lock: N bytes asked in M page-locks, held A -> B bytes ...` (debug): many in steady state: what is pinned
+    /// goes back too early; see the verdict.
     pub(crate) fn page_locked(&self, growth: &Growth) {
         log::debug!("{self}page-lock: {growth}");
     }
 
     /// A get joins the line.
+    ///
+    /// `wait: a get of N bytes ... joins the line` (trace): nothing: the next line says how it ended.
     pub(crate) fn began_to_wait(&self, asked_bytes: u64, needed_bytes: u64) {
         log::trace!("{self}wait: a get of {asked_bytes} bytes ({needed_bytes} with rounding) joins the line");
     }
 
     /// A get that waited in line has left it.
+    ///
+    /// `wait: a get of N bytes ... after T in line` (debug): if there are many: raise `PINPOOL_MAX_BYTES`, or hold
+    /// less.
     pub(crate) fn waited(&self, asked_bytes: u64, waited: Duration, is_served: bool) {
         let end = if is_served { "was served" } else { "found no memory" };
         log::debug!("{self}wait: a get of {asked_bytes} bytes {end} after {waited:?} in line");
     }
 
     /// `left`: the time for the rest, where it is known.
+    ///
+    /// `reserve: N of M bytes ...` (info): nothing: progress of pinning `PINPOOL_RESERVE`.
     pub(crate) fn reserving(&self, done_bytes: u64, of_bytes: u64, left: Option<Duration>) {
         let left = left.map_or_else(String::new, |left| format!(", {:.1} s to go", left.as_secs_f64()));
         log::info!("{self}reserve: {done_bytes} of {of_bytes} bytes pinned{left}");
     }
 
     /// A reserve that is not waited for has its first step.
+    ///
+    /// `reserve: begun, N of M bytes ...` (info): nothing: with `PINPOOL_RESERVE_WAIT=0` the rest is pinned beside the
+    /// program; a line for each quarter follows, with the time to go.
     pub(crate) fn reserve_begun(&self, done_bytes: u64, of_bytes: u64) {
         log::info!(
             "{self}reserve: begun, {done_bytes} of {of_bytes} bytes are there, the rest is pinned beside the program"
@@ -240,6 +268,8 @@ impl PoolLog {
     }
 
     /// The rest is there.
+    ///
+    /// `reserve: all is there, N bytes ...` (info): nothing: the line has the time and the rate.
     pub(crate) fn reserve_done(&self, bytes: u64, took: Duration, numa_node: Option<u32>) {
         let node = numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
         #[allow(clippy::cast_precision_loss)] // A rate.
@@ -248,6 +278,9 @@ impl PoolLog {
     }
 
     /// The ceiling leaves no room for the rest now.
+    ///
+    /// `reserve: waits for room, N of M bytes ...` (warn): raise `PINPOOL_MAX_BYTES`, or lower `PINPOOL_RESERVE`; it
+    /// goes on by itself when there is room.
     pub(crate) fn reserve_waits(&self, done_bytes: u64, of_bytes: u64, max_bytes: Option<u64>) {
         let max_bytes = max_bytes.unwrap_or(u64::MAX);
         log::warn!(
@@ -257,6 +290,9 @@ impl PoolLog {
     }
 
     /// The rest was refused.
+    ///
+    /// `reserve: stopped at N of M bytes ...` (warn): the line says who refused and what helps; the pool goes on with
+    /// what is there, and `Pool::prewarm` pins the rest once that is cured.
     pub(crate) fn reserve_stopped(&self, done_bytes: u64, of_bytes: u64, error: &SourceError) {
         log::warn!(
             "{self}reserve: stopped at {done_bytes} of {of_bytes} bytes, the pool goes on with these: {error}; then \
@@ -265,24 +301,33 @@ impl PoolLog {
     }
 
     /// Calls `tiers`, which asks the kernel, only if the line is logged.
+    ///
+    /// `reserve: N bytes are in ...` (info): if the pages are not huge, check `transparent_hugepage`.
     pub(crate) fn reserved(&self, bytes: u64, tiers: impl Fn() -> PageTiers, numa_node: Option<u32>) {
         let node = numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
         log::info!("{self}reserve: {bytes} bytes are in {}{node}", tiers());
     }
 
     /// The huge pages that were asked for do not suffice.
+    ///
+    /// `too few huge pages, other pages are taken: ...` (warn): set more aside as the line says, or
+    /// `PINPOOL_HUGETLB=auto`, which takes what there is without a word.
     pub(crate) fn few_huge_pages(&self, lack: &SourceError) {
         log::warn!("{self}too few huge pages, other pages are taken: {lack}");
     }
 
+    /// `partition, ceiling N bytes ...` (info): nothing: a pool with a ceiling of its own was made.
     pub(crate) fn partitioned(&self, max_bytes: u64) {
         log::info!("{self}partition, ceiling {max_bytes} bytes, shares the memory of its parent pool");
     }
 
+    /// `shortage: no memory for N bytes ...` (warn): what the line says: it names the limit that is reached; or lower
+    /// the prefetch, or raise `PINPOOL_WAIT`.
     pub(crate) fn shortage_began(&self, asked_bytes: u64, why: &str, usage: &UsageReport) {
         log::warn!("{self}shortage: no memory for {asked_bytes} bytes: {why}; {usage}");
     }
 
+    /// `shortage over ...` (warn): what the line of its beginning says; this one has how long it lasted and what it cost.
     pub(crate) fn shortage_ended(&self, after: Duration, gets: u64, fallbacks: u64) {
         // Of a single get there is no time between the first and the last.
         let after = if after.is_zero() { String::new() } else { format!(" after {after:?}") };
@@ -293,6 +338,12 @@ impl PoolLog {
     }
 
     /// The verdict has changed.
+    ///
+    /// `verdict: steady ...` (info): nothing. Looked at each 10 s, printed when it changes.
+    ///
+    /// `verdict: growing ...` (info): nothing, if `steady` follows; else look at what holds the buffers.
+    ///
+    /// `verdict: thrashing ...` (warn): what the line says: the setting to raise, and what was really needed.
     pub(crate) fn judged(&self, verdict: &Verdict) {
         if let Verdict::Thrashing(_) = verdict {
             log::warn!("{self}verdict: {verdict}");
@@ -302,11 +353,17 @@ impl PoolLog {
     }
 
     /// The first get of the pool that failed, and then each power of ten.
+    ///
+    /// `out of memory: N bytes asked by ...` (warn): a get has failed: the last two lines of the block say the likely
+    /// cause and what to change; above them are the largest owners (`Pool::tagged`) and what is held.
     pub(crate) fn out_of_memory(&self, dump: &Dump) {
         log::warn!("{self}{dump}");
     }
 
     /// The first such get of the pool, and then each power of ten.
+    ///
+    /// `fallback: memory for N bytes is not pinned ...` (warn): what the line of the shortage says. Logged for the first such
+    /// get of the pool, and then for each power of ten; `PINPOOL_MAX_FALLBACK_BYTES` limits such memory.
     pub(crate) fn fell_back(&self, asked_bytes: u64, nth: u64, fallback_bytes: u64, max_bytes: Option<u64>) {
         let limit = max_bytes.map_or_else(String::new, |max_bytes| format!(" of at most {max_bytes}"));
         let so_far = if nth == 1 { String::new() } else { format!(", as for {nth} gets so far") };
@@ -317,22 +374,28 @@ impl PoolLog {
         );
     }
 
+    /// `socket: statistics at PATH ...` (info): nothing: `pinpool top PATH` shows them.
     #[cfg(feature = "serve")]
     pub(crate) fn serving(&self, path: &std::path::Path) {
         log::info!("{self}socket: statistics at {}: `pinpool top` shows them", path.display());
     }
 
+    /// `socket: no statistics at PATH ...` (warn): what the line says: another path, or the feature `serve`.
     #[cfg(feature = "serve")]
     pub(crate) fn not_serving(&self, path: &std::path::Path, why: &str) {
         log::warn!("{self}socket: no statistics at {}: {why}", path.display());
     }
 
+    /// `ceiling changed from A to B: ...` (info): nothing: by `set_max_bytes`, or because the limit of the control
+    /// group has changed (`auto`).
     pub(crate) fn ceiling_changed(&self, from: Option<u64>, to: Option<u64>, why: &str) {
         let bytes = |ceiling: Option<u64>| ceiling.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
         log::info!("{self}ceiling changed from {} to {}: {why}", bytes(from), bytes(to));
     }
 
     /// The pool has a place in the host ledger.
+    ///
+    /// `ledger: the ceiling of ...` (info): nothing: the pool shares the ceiling of a host ledger (`PINPOOL_LEDGER`).
     pub(crate) fn joined_ledger(&self, report: &LedgerReport) {
         let LedgerReport { name, max_bytes, held_bytes, owners } = report;
         let ceiling = max_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
@@ -343,6 +406,8 @@ impl PoolLog {
         );
     }
 
+    /// `ledger: the ceiling of ... stays ...` (warn): give all processes of the ledger the same `PINPOOL_MAX_BYTES`:
+    /// the first one sets its ceiling.
     pub(crate) fn ledger_has_other_ceiling(&self, name: &str, max_bytes: Option<u64>, asked_bytes: u64) {
         let ceiling = max_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
         log::warn!(
@@ -351,26 +416,42 @@ impl PoolLog {
         );
     }
 
+    /// `ledger: none is used ...` (warn): what the line says; until then the pool has its own ceiling alone.
     pub(crate) fn no_ledger(&self, why: &str) {
         log::warn!("{self}ledger: none is used, and the pool has its own ceiling alone: {why}");
     }
 
     /// A get waited for room that other owners made.
+    ///
+    /// `ledger: L had room for N bytes ...` (debug): nothing: idle memory of other processes served a get.
     pub(crate) fn ledger_had_room(&self, name: &str, asked_bytes: u64, waited: Duration) {
         log::debug!("{self}ledger: {name} had room for {asked_bytes} bytes after {waited:?}");
     }
 
     /// A get waited for room that other owners did not make.
+    ///
+    /// `ledger: L had no room for N bytes ...` (info): what other processes hold stands in the line: put buffers back
+    /// there, or raise the ceiling.
     pub(crate) fn ledger_had_no_room(&self, name: &str, asked_bytes: u64, waited: Duration, others: &str) {
         log::info!("{self}ledger: {name} had no room for {asked_bytes} bytes in {waited:?}: {others}");
     }
 
     /// Idle memory was released because other owners lack it.
+    ///
+    /// `ledger: L was given N bytes ...` (debug): nothing: another process needed what was idle here.
     pub(crate) fn ledger_was_given(&self, name: &str, bytes: u64) {
         log::debug!("{self}ledger: {name} was given {bytes} bytes of idle memory, which other owners want");
     }
 
     /// What became of the pool's place in a ledger, if anything did.
+    ///
+    /// `ledger: the place in ... is lost ...` (error): code of the process has closed descriptors that are not its own
+    /// (`closefrom`, `close_range`), or another owner has written to the slot, as the line says: what the pool holds
+    /// counts in the ledger no more, and it pins no more; exclude them, and start the process again.
+    ///
+    /// `ledger: the file of ... was ...` (error): something has removed or cut the file: set `RemoveIPC=no` in
+    /// `logind.conf`, or exclude it from cleaners of `/dev/shm`. The line says if no other file can be had, and then
+    /// the pool pins no more until there is one.
     pub(crate) fn ledger_news(&self, name: &str, news: Option<LedgerNews>) {
         match news {
             None => {}
@@ -393,12 +474,16 @@ impl PoolLog {
         }
     }
 
+    /// `trace: recording to F`, `trace: N records are in F` (info): nothing: `PINPOOL_TRACE` is set.
     #[cfg(feature = "trace")]
     pub(crate) fn recording(&self, path: &Path) {
         log::info!("{self}trace: recording to {}", path.display());
     }
 
     /// The file was there, and would have been written over.
+    ///
+    /// `trace: the earlier recording in F ...` (warn): nothing: it is kept as `F.old`, until the next recording takes
+    /// its place there. Put `%p` into the name to keep all.
     #[cfg(feature = "trace")]
     pub(crate) fn earlier_recording(&self, path: &Path, earlier: &Path) {
         log::warn!(
@@ -409,11 +494,18 @@ impl PoolLog {
         );
     }
 
+    /// `trace: nothing is recorded ...` (warn): the line says why: another process has the file, or the feature `trace`
+    /// is missing.
     #[cfg(feature = "trace")]
     pub(crate) fn not_recording(&self, path: &Path, why: &str) {
         log::warn!("{self}trace: nothing is recorded to {}: {why}", path.display());
     }
 
+    /// `trace: N records are in F, and M were lost ...` (warn): nothing if few: figures from the trace lack them; a
+    /// disk that is faster, or a name without `.gz`, loses fewer.
+    ///
+    /// `trace: F is not complete, N records are in it and M were lost ...` (error): read the reason in the line: the
+    /// disk is full, or too slow.
     pub(crate) fn recorded(&self, path: &Path, recorded: &Recorded) {
         let Recorded { records, lost, failure } = recorded;
         let path = path.display();
@@ -429,6 +521,9 @@ impl PoolLog {
         }
     }
 
+    /// `memory is short ...` (info): nothing, or `PINPOOL_PRESSURE=off` to ignore the kernel's signal.
+    ///
+    /// `memory is no longer short ...` (info): nothing.
     pub(crate) fn pressure_changed(&self, is_calm: bool) {
         if is_calm {
             log::info!("{self}memory is no longer short: idle memory is kept for PINPOOL_IDLE_TIMEOUT again");
@@ -437,6 +532,8 @@ impl PoolLog {
         }
     }
 
+    /// `mappings: the process has N of the M ...` (warn): raise `vm.max_map_count`; until then the pool grows in larger
+    /// pieces, each of which is one mapping.
     pub(crate) fn few_mappings(&self, used: u64, limit: u64, own: u64, granule_bytes: u64) {
         log::warn!(
             "{self}mappings: the process has {used} of the {limit} that the kernel allows (vm.max_map_count), {own} of them this \
@@ -444,6 +541,7 @@ impl PoolLog {
         );
     }
 
+    /// `locked memory is limited ...` (warn): raise `RLIMIT_MEMLOCK` or set `PINPOOL_MAX_BYTES`.
     pub(crate) fn lock_limited(&self, limit_bytes: u64) {
         log::warn!(
             "{self}locked memory is limited to {limit_bytes} bytes for this process (RLIMIT_MEMLOCK), and so is the \
@@ -458,6 +556,8 @@ impl PoolLog {
         }
     }
 
+    /// `no thread for maintenance ...` (warn): raise the limit on threads (`ulimit -u`), or call `Pool::poll` when the
+    /// program is idle.
     #[cold]
     pub(crate) fn no_thread_for(&self, error: &std::io::Error) {
         log::warn!(
@@ -467,6 +567,9 @@ impl PoolLog {
     }
 
     /// To standard error, once, where the program has no logger: what its user set does not hold, and nothing else says so.
+    ///
+    /// `PINPOOL_X=V: ...` (warn): correct the name, the line says which was meant; or a value that cannot be read,
+    /// where code sets another (else it is an error). Also on standard error where the program has no logger.
     pub(crate) fn bad_variables(&self, bad: &[BadVariable]) {
         static IS_TOLD: Once = Once::new();
         for bad in bad {
@@ -478,6 +581,8 @@ impl PoolLog {
         }
     }
 
+    /// `release failed ...` (error): read the driver's reason in the line; memory stays pinned, for now or until the
+    /// process ends, as the line says.
     pub(crate) fn release_failed(&self, held_bytes: u64, error: &SourceError) {
         log::error!("{self}release failed: {held_bytes} bytes stay allocated until the process ends: {error}");
     }
@@ -493,6 +598,9 @@ impl PoolLog {
     }
 
     /// Logs the first buffer that is lost, the second, the fourth, the eighth: one failed device loses many.
+    ///
+    /// `completion unknown ...` (error): check the device: it failed, or a copy cannot be followed; the buffer is
+    /// reused when the device answers, or never, as the line says.
     pub(crate) fn completion_unknown(
         &self,
         held_bytes: u64,
@@ -519,6 +627,9 @@ impl PoolLog {
     }
 
     /// Buffers that were lost are used again.
+    ///
+    /// `completion known ...` (info): nothing: the device answers again, and buffers that counted as lost are used
+    /// again.
     pub(crate) fn completion_known(&self, buffers: u64, bytes: u64) {
         let (subject, are) = if buffers == 1 { ("buffer", "is") } else { ("buffers", "are") };
         log::info!("{self}completion known: {buffers} lost {subject} of {bytes} bytes {are} used again");
@@ -536,6 +647,8 @@ impl PoolLog {
         );
     }
 
+    /// `a buffer of N bytes has ...`, `N buffers ...` (warn): a stream is blocked: look at what was enqueued on it
+    /// before the copy.
     pub(crate) fn stuck(&self, buffers: u64, bytes: u64, age: Duration, stream: u64) {
         let (subject, have) =
             if buffers == 1 { ("a buffer".to_owned(), "has") } else { (format!("{buffers} buffers"), "have") };
@@ -546,6 +659,9 @@ impl PoolLog {
     }
 
     /// No handle of the pool is left.
+    ///
+    /// `ended: N gets ...` (info): nothing: the totals of a pool of which no handle is left, and the most that it had
+    /// pinned.
     pub(crate) fn ended(&self, stats: &Stats) {
         let Stats { gets, hits, misses, failed_gets, fallbacks, puts, evicted, underlying, .. } = stats;
         let (page_locks, bytes, peak_bytes) = (underlying.allocs, underlying.alloc_bytes, stats.peak_pinned_bytes);
@@ -557,6 +673,9 @@ impl PoolLog {
     }
 
     /// No handle of the pool is left, and users still hold `buffers`, of which those under a tag are `tagged`.
+    ///
+    /// `ended with N buffers still out ...` (warn): nothing, if they are dropped soon: until then the pool keeps their
+    /// memory. Else look for who has them: those of `Pool::tagged` are listed with size, tag and age.
     pub(crate) fn still_out(&self, buffers: u64, bytes: u64, tagged: &[HeldBuffer]) {
         let noun = if buffers == 1 { "buffer" } else { "buffers" };
         let list = StillOut { buffers, bytes, tagged };
@@ -565,6 +684,8 @@ impl PoolLog {
         );
     }
 
+    /// `closing: N bytes stay pinned ...` (error): look for the copy that does not end, on a stream that is blocked. A release
+    /// would wait for the device, so all memory stays pinned.
     pub(crate) fn left_pinned(&self, bytes: u64) {
         log::error!(
             "{self}closing: {bytes} bytes stay pinned until the process ends: a copy was never seen to complete, and a \
@@ -578,6 +699,8 @@ impl PoolLog {
         );
     }
 
+    /// `closing with N copies in flight ...` (error): look for the copy that does not end, on a stream that is blocked. The
+    /// memory of these copies is never released.
     pub(crate) fn closed_in_flight(&self, copies: u64, bytes: u64, waited: Duration) {
         log::error!(
             "{self}closing with {copies} copies in flight after waiting {waited:?}: their {bytes} bytes are never released, \

@@ -37,6 +37,7 @@ const LAYERS: &[&[&str]] = &[
         "lost",
         "maintenance_thread",
         "sync",
+        "threads",
         "unwind",
     ],
 ];

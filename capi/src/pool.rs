@@ -19,7 +19,7 @@ pub struct pp_pool {
 /// `config` is UTF-8: items separated by `;` or line breaks.
 ///
 /// - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
-///   overrides the environment: "max_bytes=64GiB; wait=2s". The README lists the variables.
+///   overrides the environment: "max_bytes=64GiB; wait=2s". docs/settings.md lists the variables.
 /// - `name=loader` names the pool in its log lines.
 /// - An item without `=` is a prefix: variables that begin with it are read in place of those that begin with PINPOOL_. With
 ///   "EVAL_PINPOOL_" the ceiling is EVAL_PINPOOL_MAX_BYTES.

@@ -81,7 +81,7 @@ pub enum Ended {
 #[non_exhaustive]
 pub enum LoadError {
     /// The system has no thread to read with.
-    #[error("no thread to read with: {0}")]
+    #[error("no thread to read with: {0}; raise the limit on processes (`ulimit -u`) or on memory (`ulimit -v`)")]
     NoThread(#[source] io::Error),
     /// [`Destination::lanes`](super::Destination::lanes) is 0.
     #[error("the destination has no lanes")]

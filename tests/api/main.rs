@@ -28,7 +28,8 @@
 //! | `shared`, `shared_kills` | buffers that worker processes fill; workers that are killed at any instruction |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `maintenance` | what the maintenance thread does by itself, and what nobody does without it |
-//! | `tags`, `out_of_memory`, `documented_lines` | who holds what, and the report of a get that fails; the README's table of log lines |
+//! | `tags`, `out_of_memory` | who holds what, and the report of a get that fails |
+//! | `docs` | the pages of `docs` that are made from the code |
 //! | `hit_allocates_nothing`, `hit_calls_nothing`, `log_lines`, `resident_memory`, `fork` | promises about the whole process |
 //!
 //! A test that needs a process of its own runs again as a child ([`child::alone`]).
@@ -50,7 +51,7 @@ mod contract;
 mod counting;
 mod deadlines;
 #[cfg(not(miri))]
-mod documented_lines;
+mod docs;
 mod draw;
 #[cfg(not(miri))]
 mod env_prefix;

@@ -19,7 +19,8 @@ fn a_running_load_prints_at_sigusr1_what_its_pool_holds() {
     let mut child = command.spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     let mut wait_for = |part: &str| lines.by_ref().find(|line| line.contains(part)).unwrap();
-    wait_for("batch 0");
+    // A signal before that would end the load itself.
+    wait_for("idle for 600 s");
     for _ in 0..2 {
         send(child.id(), libc::SIGUSR1);
         assert_eq!(wait_for("memory of the pool"), "pinpool: memory of the pool");

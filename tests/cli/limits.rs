@@ -8,7 +8,7 @@ use flate2::write::GzEncoder;
 
 use crate::tool::{Ran, finish, pinpool, run};
 
-/// A stack that no machine has: every thread that Rust makes is refused.
+/// A stack that no machine has: every thread of `std` is refused.
 const NO_STACK: &str = "70368744177664";
 
 fn without_threads(args: &[&str]) -> Ran {
@@ -47,7 +47,7 @@ fn a_load_that_gets_no_threads_ends_with_an_error() {
     let ran = without_threads(&["load", "--json", dir.path().to_str().unwrap()]);
     assert_eq!(ran.code(), 1, "{}", ran.stderr);
     assert!(!ran.stderr.contains("completion unknown"), "{}", ran.stderr);
-    ran.check_stderr("no thread for a sink stream: ");
+    ran.check_stderr("no thread to read with: ");
     ran.check_stderr("ulimit -u");
 }
 

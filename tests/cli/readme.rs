@@ -2,20 +2,8 @@
 
 use std::fs;
 
-use pinpool::config::env::VARIABLES;
-
 fn read(file: &str) -> String {
     fs::read_to_string(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap()
-}
-
-#[test]
-fn the_table_of_variables_is_the_table_in_the_code() {
-    let rows = VARIABLES.iter().map(|v| format!("| `{}` | `{}` | {} |\n", v.name, v.default(), v.meaning));
-    let table = format!("| variable | default | meaning |\n| --- | --- | --- |\n{}", rows.collect::<String>());
-    let readme = read("README.md");
-    let (_, rest) = readme.split_once("<!-- variables -->\n").unwrap();
-    let (found, _) = rest.split_once("<!-- end -->").unwrap();
-    assert_eq!(found, table, "the README should say:\n{table}");
 }
 
 #[test]
@@ -23,4 +11,29 @@ fn the_test_command_is_the_one_that_ci_runs() {
     let readme = read("README.md");
     let command = readme.lines().find(|line| line.starts_with("cargo test")).unwrap();
     assert!(read(".ci/run").lines().any(|line| line.ends_with(command)), "{command}");
+}
+
+#[test]
+fn the_readme_is_read_in_minutes_and_its_links_lead_to_files() {
+    let readme = read("README.md");
+    assert!((120..=150).contains(&readme.lines().count()), "{} lines", readme.lines().count());
+    let folder = fs::read_dir(format!("{}/docs", env!("CARGO_MANIFEST_DIR"))).unwrap().map(|page| page.unwrap().path());
+    let pages = folder.filter(|page| page.extension().is_some_and(|extension| extension == "md"));
+    for page in pages.chain([format!("{}/README.md", env!("CARGO_MANIFEST_DIR")).into()]) {
+        let text = fs::read_to_string(&page).unwrap();
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+        for target in targets.filter(|target| !target.starts_with("http") && !target.starts_with('#')) {
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+            let there = page.parent().unwrap().join(file);
+            assert!(there.exists(), "{}: no {target}", page.display());
+            let anchor = |line: &str| {
+                let title = line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+                title.chars().filter(|c| c.is_alphanumeric() || *c == '-').collect::<String>()
+            };
+            let has_heading = || {
+                fs::read_to_string(&there).unwrap().lines().any(|line| line.starts_with('#') && anchor(line) == heading)
+            };
+            assert!(heading.is_empty() || has_heading(), "{}: no {target}", page.display());
+        }
+    }
 }

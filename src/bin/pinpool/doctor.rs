@@ -132,7 +132,7 @@ fn terminal_safe(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
-/// The JSON object; the README has its keys.
+/// The JSON object; docs/tool.md has its keys.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     status: u8,

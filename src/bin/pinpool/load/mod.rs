@@ -245,6 +245,9 @@ fn watch(
 
 /// Makes no call of the pool for the time `idle`, or until `stop` is raised: memory goes back by itself.
 fn stay_idle(idle: Duration, stop: &StopFlag) {
+    if idle > Duration::ZERO {
+        log::info!("idle for {} s", idle.as_secs_f64());
+    }
     let started = Instant::now();
     while !stop.is_raised() {
         let left = idle.saturating_sub(started.elapsed());

@@ -1,0 +1,185 @@
+//! The pages of `docs` that are made from the code: `settings.md` from the table of settings, `log-lines.md` from the comments of
+//! the methods that print the lines. `UPDATE_DOCS=1` writes them anew.
+//!
+//! The comment of each method of `src/diag.rs` has its lines with their levels, and each of these is printed by a method.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::fs;
+
+use pinpool::config::env::VARIABLES;
+use proc_macro2::{Delimiter, Literal, TokenStream, TokenTree};
+
+/// Methods whose text comes from elsewhere, and the first patterns of the lines that stand for them. TensorFlow's two lines are
+/// explained in `presets.md`.
+const ELSEWHERE: &[(&str, &[&str])] = &[
+    ("checked", &[]),
+    ("started", &["preset P, back-end B ..."]),
+    ("found", &["the GPU is not used: ...", "memory is not page-locked: ..."]),
+    ("out_of_memory", &["out of memory: N bytes asked by ..."]),
+    ("bad_variables", &["PINPOOL_X=V: ..."]),
+    ("stuck", &["a buffer of N bytes has ..."]),
+];
+
+/// A line that the code prints.
+#[derive(Debug)]
+struct Line {
+    method: String,
+    level: String,
+    /// Its text up to the first figure, without the name of the pool.
+    start: String,
+}
+
+/// A line as a comment documents it.
+#[derive(Debug)]
+struct Documented {
+    /// Several where a second one says more of the first.
+    patterns: Vec<String>,
+    level: String,
+    what_to_do: String,
+}
+
+fn path(file: &str) -> String {
+    format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(file: &str) -> String {
+    fs::read_to_string(path(file)).unwrap()
+}
+
+/// The lines of all methods in `tokens`.
+fn collect(tokens: TokenStream, method: &str, lines: &mut Vec<Line>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let mut method = method.to_owned();
+    for (at, token) in tokens.iter().enumerate() {
+        let after = |offset: usize| tokens.get(at + offset).map(ToString::to_string).unwrap_or_default();
+        match token {
+            TokenTree::Ident(word) if word == "fn" => method = after(1),
+            TokenTree::Ident(word) if word == "log" && after(1) == ":" && after(4) == "!" => {
+                let Some(TokenTree::Group(arguments)) = tokens.get(at + 5) else { continue };
+                let Some(TokenTree::Literal(text)) = arguments.stream().into_iter().next() else { continue };
+                lines.push(Line { method: method.clone(), level: after(3), start: start_of(&text) });
+            }
+            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => {
+                collect(group.stream(), &method, lines);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The text of a format string up to its first figure.
+fn start_of(text: &Literal) -> String {
+    let text = text.to_string();
+    let text = text.trim_matches('"').trim_start_matches("{self}");
+    text.split('{').next().unwrap_or_default().to_owned()
+}
+
+/// The paragraphs of comments that begin with a pattern and have a level.
+fn documented() -> Vec<Documented> {
+    let source = read("src/diag.rs");
+    let comments = source.lines().map(|line| line.trim().strip_prefix("///").map(str::trim));
+    let text: Vec<_> = comments.map(|comment| comment.unwrap_or_default()).collect();
+    let paragraphs =
+        text.split(|line| line.is_empty()).filter(|lines| lines.first().is_some_and(|line| line.starts_with('`')));
+    let of = |lines: &[&str]| {
+        let text = lines.join(" ");
+        let levels = ["error", "warn", "info", "debug", "trace"].into_iter();
+        let level = levels.filter(|level| text.contains(&format!("` ({level}): "))).next()?;
+        let (patterns, what_to_do) = text.split_once(&format!(" ({level}): "))?;
+        let patterns = patterns.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+        Some(Documented { patterns, level: level.to_owned(), what_to_do: what_to_do.to_owned() })
+    };
+    paragraphs.filter_map(of).collect()
+}
+
+/// Up to its first placeholder: a word of one capital letter, or three dots.
+fn literal_start(pattern: &str) -> String {
+    let is_placeholder = |word: &str| word == "..." || word.len() == 1 && word.chars().all(char::is_uppercase);
+    let words: Vec<_> = pattern.split(' ').take_while(|word| !is_placeholder(word)).collect();
+    words.join(" ")
+}
+
+#[test]
+fn the_comments_have_every_line_with_its_level_and_no_other() {
+    let mut lines = Vec::new();
+    collect(read("src/diag.rs").parse().unwrap(), "", &mut lines);
+    assert!(lines.len() > 20, "{lines:?}");
+    let documented = documented();
+    let mut met = BTreeSet::new();
+    for line in &lines {
+        let by_name = ELSEWHERE.iter().find(|(method, _)| *method == line.method);
+        let patterns: Vec<&str> = match by_name {
+            Some((_, patterns)) => patterns.to_vec(),
+            None => {
+                let is_it = |pattern: &str| {
+                    let start = literal_start(pattern);
+                    let are_long = start.len() >= 6 && line.start.len() >= 6;
+                    are_long && (line.start.starts_with(&start) || start.starts_with(&line.start))
+                };
+                let of_level = documented.iter().filter(|of| of.level == line.level).flat_map(|of| &of.patterns);
+                of_level.map(String::as_str).filter(|pattern| is_it(pattern)).collect()
+            }
+        };
+        assert!(by_name.is_some() || !patterns.is_empty(), "no comment has {line:?}");
+        met.extend(patterns.into_iter().map(str::to_owned));
+    }
+    let is_met = |of: &&Documented| !of.patterns.iter().any(|pattern| met.contains(pattern));
+    let unknown: Vec<_> = documented.iter().filter(is_met).collect();
+    assert!(unknown.is_empty(), "no line of the code is {unknown:?}");
+}
+
+/// Compares what stands between the marks of a page with `made`, or writes it there.
+fn check_page(file: &str, made: &str) {
+    let page = read(file);
+    let (begin, end) =
+        ("<!-- made from the code: UPDATE_DOCS=1 cargo test --test api --features testing docs -->\n", "<!-- end -->");
+    let (before, rest) = page.split_once(begin).unwrap();
+    let (found, behind) = rest.split_once(end).unwrap();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(path(file), format!("{before}{begin}{made}{end}{behind}")).unwrap();
+    } else {
+        assert!(found == made, "{file} is not what the code says: UPDATE_DOCS=1 writes it anew");
+    }
+}
+
+/// `text` in lines of at most 120 characters, behind a mark of a list.
+fn item(text: &str) -> String {
+    let mut lines = vec!["-".to_owned()];
+    for word in text.split_whitespace() {
+        let last = lines.last_mut().unwrap();
+        if last.chars().count() + 1 + word.chars().count() > 120 {
+            lines.push(format!("  {word}"));
+        } else {
+            write!(last, " {word}").unwrap();
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+#[test]
+fn the_page_of_the_log_lines_is_that_of_the_comments() {
+    let items = documented().into_iter().map(|Documented { patterns, level, what_to_do }| {
+        let patterns: Vec<_> = patterns.iter().map(|pattern| format!("`{pattern}`")).collect();
+        item(&format!("{} ({level}): {what_to_do}", patterns.join(", ")))
+    });
+    check_page("docs/log-lines.md", &items.collect::<String>());
+}
+
+#[test]
+fn the_page_of_the_settings_is_that_of_the_table_of_settings() {
+    let items = VARIABLES.iter().map(|of| item(&format!("`{}` (`{}`): {}", of.name, of.default(), of.meaning)));
+    check_page("docs/settings.md", &items.collect::<String>());
+}
+
+#[test]
+fn no_line_of_a_table_is_too_long_to_be_read() {
+    let folder = fs::read_dir(path("docs")).unwrap().map(|page| page.unwrap().path());
+    let pages = folder.filter(|page| page.extension().is_some_and(|extension| extension == "md"));
+    let others = ["README.md", "ARCHITECTURE.md", "python/README.md"].map(|page| path(page).into());
+    for page in pages.chain(others) {
+        let text = fs::read_to_string(&page).unwrap();
+        let long = text.lines().find(|line| line.starts_with('|') && line.chars().count() > 180);
+        assert_eq!(long, None, "{}", page.display());
+    }
+}
