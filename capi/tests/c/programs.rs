@@ -48,6 +48,10 @@ fn installed() -> &'static Path {
 
 /// Compiles and runs a program below `capi`, plainly and with the sanitizers. Returns what each run printed.
 fn compiled_and_run(name: &str, standard: &str, source: &str) -> Vec<String> {
+    compiled_and_run_with(name, standard, source, true)
+}
+
+fn compiled_and_run_with(name: &str, standard: &str, source: &str, is_sanitized: bool) -> Vec<String> {
     if !is_here(name) {
         return Vec::new();
     }
@@ -60,7 +64,7 @@ fn compiled_and_run(name: &str, standard: &str, source: &str) -> Vec<String> {
         ran(command.args(["-lpinpool", "-lpthread", "-o"]).arg(&program));
         ran(Command::new(&program).env("LD_LIBRARY_PATH", prefix.join("lib")).env("PINPOOL_BACKEND", "heap"))
     };
-    let sanitized = has_sanitizers(name).then_some(Some(SANITIZERS));
+    let sanitized = (is_sanitized && has_sanitizers(name)).then_some(Some(SANITIZERS));
     [Some(None), sanitized].into_iter().flatten().map(run).collect()
 }
 
@@ -85,7 +89,9 @@ fn misuse_in_c_is_a_status_and_no_crash() {
 
 #[test]
 fn a_forked_child_is_refused_and_opens_pools_of_its_own() {
-    compiled_and_run("cc", "-std=c99", "tests/programs/fork.c");
+    // The locks of AddressSanitizer's own allocator stay locked in a child where another thread of the parent had them (GCC 12:
+    // in one of 20 runs).
+    compiled_and_run_with("cc", "-std=c99", "tests/programs/fork.c", false);
 }
 
 #[test]
