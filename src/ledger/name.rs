@@ -20,10 +20,11 @@ pub enum LedgerName {
 
 impl From<&str> for LedgerName {
     fn from(name: &str) -> Self {
-        match name {
+        // In any case, as in the variable.
+        match name.to_ascii_lowercase().as_str() {
             "none" => Self::None,
             "auto" => Self::Auto,
-            name => Self::Named(name.to_owned()),
+            _ => Self::Named(name.to_owned()),
         }
     }
 }
@@ -55,4 +56,16 @@ pub(super) fn prefix() -> String {
     // SAFETY: reads a number of this process.
     let user = unsafe { libc::geteuid() };
     format!("pinpool-ledger.{user}.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_two_words_are_read_in_any_case_and_a_name_as_it_is() {
+        assert_eq!(["none", "NONE"].map(LedgerName::from), [LedgerName::None, LedgerName::None]);
+        assert_eq!(LedgerName::from("Auto".to_owned()), LedgerName::Auto);
+        assert_eq!(LedgerName::from("Job7"), LedgerName::Named("Job7".to_owned()));
+    }
 }

@@ -84,8 +84,8 @@ fn documented() -> Vec<Documented> {
         text.split(|line| line.is_empty()).filter(|lines| lines.first().is_some_and(|line| line.starts_with('`')));
     let of = |lines: &[&str]| {
         let text = lines.join(" ");
-        let levels = ["error", "warn", "info", "debug", "trace"].into_iter();
-        let level = levels.filter(|level| text.contains(&format!("` ({level}): "))).next()?;
+        let mut levels = ["error", "warn", "info", "debug", "trace"].into_iter();
+        let level = levels.find(|level| text.contains(&format!("` ({level}): ")))?;
         let (patterns, what_to_do) = text.split_once(&format!(" ({level}): "))?;
         let patterns = patterns.split('`').skip(1).step_by(2).map(str::to_owned).collect();
         Some(Documented { patterns, level: level.to_owned(), what_to_do: what_to_do.to_owned() })
