@@ -1,4 +1,4 @@
-//! `pinpool run`: the program takes the place of the tool. That memory is served is tested in `preload/tests`.
+//! `pinpool run`: the program takes the place of the tool. That memory is served is tested in `crates/preload/tests`.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

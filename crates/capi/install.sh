@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds pinpool for C and C++ and installs it:
 #
-#   capi/install.sh PREFIX        PREFIX/include/pinpool.h and .hpp, PREFIX/lib/libpinpool.so and .a, pkgconfig/pinpool.pc
+#   crates/capi/install.sh PREFIX        PREFIX/include/pinpool.h and .hpp, PREFIX/lib/libpinpool.so and .a, pkgconfig/pinpool.pc
 #
 # DESTDIR is put before PREFIX, for packages. PINPOOL_BUILT_IN names a folder that has the libraries already.
 set -eu
@@ -16,13 +16,13 @@ name=libpinpool.so.${version%%.*}
 built=${PINPOOL_BUILT_IN:-}
 if [ -z "$built" ]; then
     export CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_RELEASE_STRIP=debuginfo
-    (cd "$here/.." && cargo build --release --locked -p pinpool-capi)
-    built=${CARGO_TARGET_DIR:-$here/../target}/release
+    (cd "$here/../.." && cargo build --release --locked -p pinpool-capi)
+    built=${CARGO_TARGET_DIR:-$here/../../target}/release
 fi
 
 to=${DESTDIR:-}$prefix
 mkdir -p "$to/include" "$to/lib/pkgconfig"
-install -m 644 "$here/../include/pinpool.h" "$here/../include/pinpool.hpp" "$to/include/"
+install -m 644 "$here/../../include/pinpool.h" "$here/../../include/pinpool.hpp" "$to/include/"
 install -m 755 "$built/libpinpool_c.so" "$to/lib/libpinpool.so.$version"
 ln -sf "libpinpool.so.$version" "$to/lib/$name"
 ln -sf "$name" "$to/lib/libpinpool.so"
