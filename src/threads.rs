@@ -158,7 +158,11 @@ mod system {
 
         pub(super) fn join(self) {
             // SAFETY: joinable, and neither joined nor detached before.
-            unsafe { libc::pthread_join(self.0, std::ptr::null_mut()) };
+            let status = unsafe { libc::pthread_join(self.0, std::ptr::null_mut()) };
+            // Whoever waits relies on its end: what it borrows goes next.
+            if status != 0 {
+                std::process::abort();
+            }
         }
     }
 }

@@ -132,11 +132,14 @@ pub(super) unsafe fn populate(
         }
         drop(report);
         let mut done_bytes = 0;
-        reports.into_iter().try_for_each(|filled| {
+        reports.into_iter().try_for_each(|filled: Result<usize, SourceError>| {
             done_bytes += filled?;
             progress(done_bytes);
             Ok(())
-        })
+        })?;
+        // A thread that panics ends early.
+        let is_whole = done_bytes == region.len_bytes();
+        if is_whole { Ok(()) } else { Err(SourceError::new("populate", "a thread ended before its pages were there")) }
     })
 }
 

@@ -245,7 +245,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     ///
-    /// The error of the driver or the kernel. The addresses are then leaked.
+    /// The error of the driver or the kernel. The addresses are leaked then, or the source tries again later.
     ///
     /// # Safety
     ///

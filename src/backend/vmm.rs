@@ -386,20 +386,22 @@ unsafe impl VirtualMemory for VmmSource {
         let unmapped = self.unmap_old_places();
         let (start, bytes) = (address(range.start()), range.len_bytes());
         let within = start..start + bytes as u64;
-        let given_up = self.granules.take_in(within.clone());
-        let (places, handles): (Vec<_>, Vec<_>) =
-            given_up.into_iter().map(|(at, granule)| ((at, granule.bytes), granule.handle)).unzip();
-        let mapped: Vec<_> = self.old_places.take_in(&within).into_iter().chain(places).collect();
-        let left_bytes: usize = mapped.iter().map(|(_, bytes)| bytes).sum();
-        let unreserved = if left_bytes > 0 {
-            Err(SourceError::new("cuMemUnmap", format!("{left_bytes} B are still mapped")))
+        let unreserved = if unmapped.is_err() || self.granules.bytes_in(within.clone()) > 0 {
+            // What a trial leaves is nobody's. What a pool leaves stays claimed, as its log says.
+            if !self.makes_context {
+                let (mut mapped, mut handles) = (self.old_places.take_in(&within), Vec::new());
+                for (at, granule) in self.granules.take_in(within) {
+                    mapped.push((at, granule.bytes));
+                    handles.push(granule.handle);
+                }
+                left::keep_range(LeftRange { start, bytes, mapped, handles });
+            }
+            Err(SourceError::new("cuMemUnmap", "granules are still mapped at these addresses"))
         } else {
             // SAFETY: the caller's promise: it came from `reserve`, and it is unused; nothing is mapped there any more.
-            unsafe { self.driver.unreserve(start, bytes) }.map_err(source_error)
+            let unreserved = unsafe { self.driver.unreserve(start, bytes) }.map_err(source_error);
+            unreserved.inspect_err(|_| left::keep_range(LeftRange { start, bytes, ..LeftRange::default() }))
         };
-        if unreserved.is_err() {
-            left::keep_range(LeftRange { start, bytes, mapped, handles });
-        }
         unmapped.and(unreserved).and(self.release_refused())
     }
 }
@@ -409,6 +411,6 @@ impl Drop for VmmSource {
         // `unreserve` has returned the error.
         let _released_later = self.release_refused();
         self.unreleased.lock().drain(..).for_each(|granule| left::keep_granule(granule.handle));
-        left::release(self.driver);
+        left::release(self.driver, &self.device);
     }
 }

@@ -109,7 +109,7 @@ impl VmmSource {
             HostLocation::Anywhere => MemoryLocation::host(),
         };
         let kind = GranuleKind { location: node, handle_types: handle_types.bits() };
-        left::release(driver);
+        left::release(driver, &device);
         let granularity = driver.granularity(kind).map_err(source_error)?;
         if granularity == 0 || !GRANULE_BYTES.is_multiple_of(granularity) {
             let what = format!("granules of {granularity} B do not fit {GRANULE_BYTES} B");

@@ -133,7 +133,9 @@ impl GranuleTable {
     pub(super) fn take_in(&self, addresses: std::ops::Range<u64>) -> Vec<(u64, Granule)> {
         let mut all = self.mapped.lock();
         let taken: Vec<_> = all.range(addresses).map(|(&at, mapped)| (at, mapped.granule)).collect();
-        all.retain(|at, _| !taken.iter().any(|(other, _)| other == at));
+        for (at, _) in &taken {
+            all.remove(at);
+        }
         taken
     }
 
