@@ -132,10 +132,10 @@ pub(super) unsafe fn populate(
         }
         drop(report);
         let mut done_bytes = 0;
-        reports.into_iter().try_for_each(|filled: Result<usize, SourceError>| {
+        reports.into_iter().try_for_each(|filled| {
             done_bytes += filled?;
             progress(done_bytes);
-            Ok(())
+            Ok::<_, SourceError>(())
         })?;
         // A thread that panics ends early.
         let is_whole = done_bytes == region.len_bytes();
