@@ -54,6 +54,9 @@ use crate::sync::plain::Mutex;
 use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 use crate::verdict::Judge;
 
+/// A snapshot whose sums do not hold is taken so often.
+const SNAPSHOT_TRIES: u32 = 8;
+
 /// A get that needs memory waits this long for another thread's sweep. A driver answers in microseconds, and the sweeping
 /// thread may have lost its processor for a while; a driver that hangs must not block all gets.
 const SWEEP_PATIENCE: Duration = Duration::from_millis(5);
@@ -449,8 +452,19 @@ impl Core {
         if self.is_forked() {
             return stats;
         }
-        let (waits, waiting) = (self.waiters.total(), self.waiters.waiting());
-        let stats = Stats { waits, waiting, ledger: self.ledger_stats(), ..stats };
-        self.accounts.snapshot(stats, &self.stock, &self.in_flight, self.time.now_us())
+        let stats = Stats { ledger: self.ledger_stats(), ..stats };
+        let mut tries = 0;
+        loop {
+            let (waits, waiting) = (self.waiters.total(), self.waiters.waiting());
+            let stats = Stats { waits, waiting, ..stats.clone() };
+            let stats = self.accounts.snapshot(stats, &self.stock, &self.in_flight, self.time.now_us());
+            tries += 1;
+            // The maintenance thread may end a copy between two readings. Beside a pool that is in use at all times the last one
+            // has to do.
+            if tries == SNAPSHOT_TRIES || stats.validate().is_ok() {
+                return stats;
+            }
+            std::thread::yield_now();
+        }
     }
 }

@@ -154,7 +154,6 @@ impl Core {
         self.backing().note_lost(held_bytes);
         let lost = self.accounts.count_lost(held_bytes);
         let keeps_all = self.backing().has_arena() && self.backing().source().release_waits();
-        self.log.completion_unknown(held_bytes, lost, keeps_all, is_asked_again, error);
         match fences {
             Some(fences) => {
                 self.stock.suspend();
@@ -166,6 +165,8 @@ impl Core {
                 self.backing().gate().into_iter().for_each(Gate::note_leak);
             }
         }
+        // After the block is where it counts, since a line may be slow.
+        self.log.completion_unknown(held_bytes, lost, keeps_all, is_asked_again, error);
         self.close_if_unused();
     }
 
