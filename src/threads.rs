@@ -159,7 +159,7 @@ mod system {
         pub(super) fn join(self) {
             // SAFETY: joinable, and neither joined nor detached before.
             let status = unsafe { libc::pthread_join(self.0, std::ptr::null_mut()) };
-            // Whoever waits relies on its end: what it borrows goes next.
+            // The caller frees what the thread borrows as soon as this returns, so the thread must have ended.
             if status != 0 {
                 std::process::abort();
             }

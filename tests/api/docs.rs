@@ -93,10 +93,10 @@ fn documented() -> Vec<Documented> {
     paragraphs.filter_map(of).collect()
 }
 
-/// Up to its first placeholder: a word of one capital letter, or three dots.
+/// Up to its first figure, which stands as one capital letter, or to three dots.
 fn literal_start(pattern: &str) -> String {
-    let is_placeholder = |word: &str| word == "..." || word.len() == 1 && word.chars().all(char::is_uppercase);
-    let words: Vec<_> = pattern.split(' ').take_while(|word| !is_placeholder(word)).collect();
+    let is_figure = |word: &str| word == "..." || word.len() == 1 && word.chars().all(char::is_uppercase);
+    let words: Vec<_> = pattern.split(' ').take_while(|word| !is_figure(word)).collect();
     words.join(" ")
 }
 
