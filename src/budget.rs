@@ -17,8 +17,8 @@
 use std::sync::Arc;
 
 use crate::ledger::SharedCeiling;
-use crate::lost;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use pinpool_os::lost;
+use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes held against a ceiling.
 #[derive(Debug)]

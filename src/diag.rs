@@ -21,9 +21,9 @@ use crate::error::{Error, UsageReport};
 use crate::finding::{Finding, Level};
 use crate::ledger::{LedgerNews, LedgerReport};
 use crate::policy::Check;
-use crate::record::Recorded;
 use crate::stats::Stats;
 use crate::verdict::Verdict;
+use pinpool_observe::record::Recorded;
 
 /// In this file `log::warn!` and its siblings are the macros of this module.
 mod log;
@@ -397,7 +397,7 @@ impl PoolLog {
     ///
     /// `ledger: the ceiling of ...` (info): nothing: the pool shares the ceiling of a host ledger (`PINPOOL_LEDGER`).
     pub(crate) fn joined_ledger(&self, report: &LedgerReport) {
-        let LedgerReport { name, max_bytes, held_bytes, owners } = report;
+        let LedgerReport { name, max_bytes, held_bytes, owners, .. } = report;
         let ceiling = max_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
         let others = owners.len().saturating_sub(1);
         log::info!(

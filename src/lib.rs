@@ -36,13 +36,13 @@
 //! | feature | default | adds |
 //! | --- | --- | --- |
 //! | `cuda` | yes | back-ends of the CUDA driver and copies on streams of cudarc; driver and toolkit are not needed to build or run |
-//! | `loader` | no | the module `loader`: the reference loader |
-//! | `cli` | no | the `pinpool` tool |
 //! | `metrics` | no | the module `metrics`: the statistics through the facade of that name |
 //! | `serve` | no | the statistics of a running process on a Unix socket (`PINPOOL_SOCKET`), for `pinpool top` |
 //! | `serde` | no | `serde::Serialize` for [`Stats`] and its parts |
 //! | `trace` | no | recording what a pool does to a file (`PINPOOL_TRACE`), for the tool's `trace`, `replay` and `advise` |
-//! | `testing` | no | the module `testing`: scripted failures, the contract suite of sources, a manual clock |
+//! | `testing` | no | the module `testing`: a manual clock, and parts to be measured alone |
+//!
+//! The reference loader is the crate `pinpool-loader`, the tool is `pinpool-cli`, the interface to C is `crates/capi`.
 //!
 //! # Platforms
 //!
@@ -58,65 +58,37 @@
 #[doc = include_str!("../ARCHITECTURE.md")]
 pub mod architecture {}
 
+#[allow(missing_docs)] // Public for the benches alone.
+#[cfg_attr(not(feature = "testing"), allow(dead_code, unreachable_pub))] // What only the benches use.
+mod arena;
 mod budget;
 mod buffer;
-#[cfg(any(feature = "serve", feature = "trace", not(miri)))]
-mod child_descriptors;
 mod diag;
 #[cfg(feature = "cuda")]
 mod driver;
 mod dump;
 mod engine;
 mod error;
-#[cfg(any(feature = "serve", feature = "trace", not(miri)))]
-mod file_id;
 mod finding;
-mod fork;
-mod host;
 mod in_flight;
-#[cfg(any(feature = "serve", not(miri)))]
-mod local_socket;
-mod lost;
 mod maintenance_thread;
 mod policy;
 mod pool;
-mod record;
-mod shared_memory;
 mod size_class;
 mod stats;
-#[cfg(feature = "serve")]
-#[doc(hidden)]
-pub mod stats_socket;
-mod sync;
-mod threads;
-mod unwind;
 mod verdict;
-
-// Public so that the benches can measure them alone; no part of the interface.
-#[doc(hidden)]
-pub mod arena;
-#[doc(hidden)]
-pub use engine::idle::thread_cache;
-// For the interface to C.
-#[doc(hidden)]
-pub use fork::ForkGeneration;
 
 pub mod backend;
 pub mod config;
 pub mod copy;
 pub mod doctor;
 pub mod ledger;
-#[cfg(feature = "loader")]
-pub mod loader;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 #[cfg(all(target_os = "linux", not(miri)))]
 pub mod shared;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
-#[cfg(feature = "cli")]
-#[doc(hidden)]
-pub mod trace;
 
 pub use backend::{Backend, HandleTypes, HugeTlb};
 pub use buffer::{BatchBuf, BatchSlice, PendingBuf, Pinned, PinnedBuf};
@@ -131,7 +103,7 @@ pub use finding::{Finding, Level};
 pub use in_flight::{Fence, FenceKind, StreamId};
 pub use policy::{Check, Window};
 pub use pool::{GetFuture, Pool, PoolBuilder, TaggedPool};
-pub use size_class::Rounding;
+pub use size_class::{DEFAULT_ALIGN, Rounding};
 pub use stats::{
     Calls, ClassStats, EvictionReasons, Histogram, LedgerStats, MissReasons, Peaks, Requested, Stats, StatsError,
     Underlying,

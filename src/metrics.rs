@@ -56,7 +56,7 @@ use ::metrics::{Label, Unit, counter, describe_counter, describe_gauge, describe
 use crate::engine::Core;
 use crate::pool::Pool;
 use crate::stats::{Histogram, Stats};
-use crate::sync::plain::Mutex;
+use pinpool_os::sync::plain::Mutex;
 
 /// What a metric is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::host::GRANULE_BYTES;
+use pinpool_os::host::GRANULE_BYTES;
 
 /// Evictions between two checks (`kCheckInterval`).
 pub(crate) const CHECK_EVERY_EVICTIONS: u64 = 1000;

@@ -1,22 +1,34 @@
-//! For tests of code that uses pinpool, and of back-ends of other crates (feature `testing`).
+//! For tests of code that uses pinpool: virtual time, and a look at what the library keeps to itself (feature `testing`).
 //!
 //! | item | for |
 //! | --- | --- |
-//! | [`check_source`] | the contract of [`Source`](crate::backend::Source), [`VirtualMemory`](crate::backend::VirtualMemory) included, as one test for any implementation |
-//! | [`FaultSource`] | scripted failures and gates around any source |
 //! | [`ManualClock`] | the time of a pool, moved by hand ([`PoolBuilder::clock`](crate::PoolBuilder::clock)) |
+//! | [`look`], [`prepare_step`] | what the maintenance thread of a pool does, one step after the other |
+//! | [`short_path`] | which path a get takes |
+//! | [`parse`] | parsers of files that others write |
+//! | [`arena`], [`thread_cache`] | two parts, to be measured alone; they change without notice |
 //!
-//! ```
-//! use pinpool::backend::HeapSource;
-//!
-//! pinpool::testing::check_source(&HeapSource::new());
-//! ```
+//! Scripted failures and the contract of back-ends are in the crate `pinpool-testing`.
 
-#[doc(hidden)]
+/// The arena: where a buffer is placed in memory, and what goes back. Numbers in, plans out.
+pub mod arena {
+    pub use crate::arena::*;
+}
 pub mod parse;
-#[doc(hidden)]
 pub mod short_path;
 
-pub use crate::backend::fault::{CallGate, FaultSource, SourceCall};
-pub use crate::backend::suite::check_source;
 pub use crate::engine::ManualClock;
+pub use crate::engine::idle::thread_cache;
+
+use crate::pool::Pool;
+
+/// Completes copies and does what is due by the pool's clock, as its maintenance thread does when it wakes. Prepares no memory.
+pub fn look(pool: &Pool) {
+    pool.core().look();
+}
+
+/// Moves a few granules to where a get will want them, as the maintenance thread does while nothing is due (`policy-R13`).
+/// Returns whether there were any to move.
+pub fn prepare_step(pool: &Pool) -> bool {
+    pool.core().prepare_step()
+}

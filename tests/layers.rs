@@ -1,7 +1,7 @@
-//! Holds the order of the layers: a file imports from its own layer or from one below, and no two files import each
-//! other, directly or in a circle.
+//! Holds the order of the layers of the pool's crate: a file imports from its own layer or from one below. Which crate imports
+//! from which is in their manifests. In no crate two files import each other, directly or in a circle.
 //!
-//! Reads `src` as tokens, so that comments and strings do not count, and follows re-exports to the file that defines the
+//! Reads the sources as tokens, so that comments and strings do not count, and follows re-exports to the file that defines the
 //! name. Code under `#[cfg(test)]` may import from anywhere.
 //!
 //! Also holds that every label of an invariant (`arena-I1`) that a comment cites is stated once, in the docs of a module.
@@ -15,31 +15,16 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The layers from the top down; modules of one line are equal. `ARCHITECTURE.md` explains them.
 const LAYERS: &[&[&str]] = &[
-    &["loader"],
-    &["trace"],
     &["doctor", "metrics", "shared", "testing"],
     &["pool"],
     &["buffer"],
     &["engine"],
-    &["config", "diag", "stats_socket"],
+    &["config", "diag"],
     &["copy", "in_flight"],
     &["backend", "driver"],
     &["arena", "budget", "dump", "policy", "size_class", "stats", "verdict"],
-    &["ledger", "record"],
-    &["host", "shared_memory"],
-    &[
-        "child_descriptors",
-        "error",
-        "file_id",
-        "finding",
-        "fork",
-        "local_socket",
-        "lost",
-        "maintenance_thread",
-        "sync",
-        "threads",
-        "unwind",
-    ],
+    &["ledger"],
+    &["error", "finding", "maintenance_thread"],
 ];
 
 /// A module by the names that lead to it, without `crate`.
@@ -56,7 +41,7 @@ struct File {
 
 #[test]
 fn no_file_imports_from_a_layer_above() {
-    let files = files();
+    let files = files("src");
     let mut upward = String::new();
     for (module, file) in &files {
         let Some(own) = layer(module) else { continue };
@@ -71,7 +56,19 @@ fn no_file_imports_from_a_layer_above() {
 
 #[test]
 fn no_files_import_each_other_in_a_circle() {
-    let files = files();
+    let crates = fs::read_dir(root().join("crates")).expect("the crates can be read");
+    let crates =
+        crates.map(|entry| format!("crates/{}/src", entry.expect("the crates can be read").file_name().display()));
+    // The double stands for one library in C, whose functions call each other.
+    let crates = crates.filter(|source| source != "crates/driver_double/src");
+    let circles: String =
+        crates.chain(["src".to_owned(), "python/src".to_owned()]).map(|source| circles_in(&source)).collect();
+    assert!(circles.is_empty(), "circles:\n{circles}");
+}
+
+fn circles_in(source: &str) -> String {
+    let files = files(source);
+    assert!(!files.is_empty(), "{source} has no files");
     let edges: BTreeMap<&Module, BTreeSet<Module>> = files
         .iter()
         .map(|(module, file)| {
@@ -94,29 +91,30 @@ fn no_files_import_each_other_in_a_circle() {
         let back: Vec<_> =
             targets.iter().filter(|target| reaches(target, module)).map(|name| name.join("::")).collect();
         if !back.is_empty() {
-            let _ = writeln!(circles, "{} -> {}", module.join("::"), back.join(", "));
+            let _ = writeln!(circles, "{source}: {} -> {}", module.join("::"), back.join(", "));
         }
     }
-    assert!(circles.is_empty(), "circles:\n{circles}");
+    circles
 }
 
 #[test]
 fn every_module_has_a_layer() {
     let known: BTreeSet<&str> = LAYERS.iter().flat_map(|layer| layer.iter().copied()).collect();
-    let found: BTreeSet<String> = files().into_keys().filter_map(|module| module.into_iter().next()).collect();
+    let found: BTreeSet<String> = files("src").into_keys().filter_map(|module| module.into_iter().next()).collect();
     let unknown: Vec<_> = found.iter().filter(|module| !known.contains(module.as_str())).collect();
     assert!(unknown.is_empty(), "modules without a layer: {unknown:?}");
 }
 
 #[test]
 fn every_label_that_is_cited_is_stated_once() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = root();
     let mut paths = Vec::new();
-    collect(&root, &mut paths, &["bin"], &[]);
+    collect(&root.join("src"), &mut paths, &[], &[]);
+    collect(&root.join("crates"), &mut paths, &["tests", "cli"], &[]);
     let mut stated: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut cited: BTreeMap<String, Vec<String>> = BTreeMap::new();
     // The rules of the adaptive default stand in the chapter.
-    paths.push(root.join("../ARCHITECTURE.md"));
+    paths.push(root.join("ARCHITECTURE.md"));
     for path in paths {
         let is_chapter = path.ends_with("ARCHITECTURE.md");
         let text = fs::read_to_string(&path).expect("a source file is text");
@@ -130,7 +128,7 @@ fn every_label_that_is_cited_is_stated_once() {
                 |label: &str| item.trim_start_matches(|letter: char| !letter.is_alphabetic()).starts_with(label);
             let is_item = is_doc && item.starts_with(|letter: char| "-*|".contains(letter) || letter.is_ascii_digit());
             for label in labels(comment) {
-                let place = format!("{}:{}", path.strip_prefix(&root).expect("below it").display(), number + 1);
+                let place = format!("{}:{}", path.strip_prefix(root).expect("below it").display(), number + 1);
                 let list = if is_item && begins_with(&label) { &mut stated } else { &mut cited };
                 list.entry(label).or_default().push(place);
             }
@@ -180,11 +178,15 @@ fn definition(files: &BTreeMap<Module, File>, path: &Module) -> Module {
     path
 }
 
-/// Every file of the library; the tool is a crate of its own.
-fn files() -> BTreeMap<Module, File> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every file of a crate below `source`.
+fn files(source: &str) -> BTreeMap<Module, File> {
+    let root = root().join(source);
     let mut paths = Vec::new();
-    collect(&root, &mut paths, &["bin", "tests"], &["tests.rs", "models.rs"]);
+    collect(&root, &mut paths, &["tests"], &["tests.rs", "models.rs"]);
     paths
         .iter()
         .map(|path| {
@@ -214,7 +216,7 @@ fn collect(folder: &Path, paths: &mut Vec<PathBuf>, without_folders: &[&str], wi
 fn module_of(path: &Path) -> Module {
     let stem = path.with_extension("");
     let mut module: Module = stem.iter().map(|part| part.to_string_lossy().into_owned()).collect();
-    if module.last().is_some_and(|last| last == "mod" || last == "lib") {
+    if module.last().is_some_and(|last| last == "mod" || last == "lib" || last == "main") {
         module.pop();
     }
     module

@@ -1,7 +1,7 @@
 //! Every target is this file: the name of the binary says which property it tries.
 #![no_main]
 
-#[path = "../../tests/parsers/properties/mod.rs"]
+#[path = "../../crates/cli/tests/parsers/properties/mod.rs"]
 mod properties;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

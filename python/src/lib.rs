@@ -33,6 +33,7 @@ mod buffer;
 mod device;
 mod dlpack;
 mod errors;
+mod gets;
 mod lines;
 mod loader;
 mod memory;

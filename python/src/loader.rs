@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use pinpool::PinnedBuf;
 use pinpool::config::text::parse_bytes;
-use pinpool::loader::{
+use pinpool_loader::{
     BatchReader, Catalog, Ended, Failure, FailureCause, LoadOptions, LoadState, LoadedBatch, LoadedPart, Loader,
     Sample, Shard, StopFlag,
 };
@@ -27,8 +27,9 @@ use pyo3::prelude::*;
 
 use crate::device::{Device, DeviceBuffer, DeviceMemory};
 use crate::errors;
+use crate::gets::{self, Gets};
 use crate::lines;
-use crate::pool::{self, Gets, Pool};
+use crate::pool::Pool;
 use crate::unlocked::unlocked;
 
 /// Longest wait without a look at the signals.
@@ -258,7 +259,7 @@ impl Files {
     }
 }
 
-fn refused(error: pinpool::loader::StateError) -> PyErr {
+fn refused(error: pinpool_loader::StateError) -> PyErr {
     PyValueError::new_err(format!("state: {error}"))
 }
 
@@ -325,7 +326,7 @@ impl Reader {
     fn handed<'py>(&self, py: Python<'py>, ready: Ready) -> PyResult<Handed<'py>> {
         let Ready { number, epoch, in_epoch, memory, parts, labels, failures, .. } = ready;
         let buffer = match memory {
-            Loaded::Host(buffer) => Bound::new(py, pool::buffer(buffer, &self.gets))?.into_any(),
+            Loaded::Host(buffer) => Bound::new(py, gets::buffer(buffer, &self.gets))?.into_any(),
             Loaded::Device(memory) => Bound::new(py, DeviceBuffer::over(memory))?.into_any(),
         };
         Ok((number, epoch, in_epoch, buffer, parts, labels, failures))

@@ -16,43 +16,15 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
 
 use crate::buffer::Buffer;
 use crate::errors::{self, RequestError, SettingError, exception};
+use crate::gets::{Gets, buffer};
 use crate::lines;
-use crate::memory::{Memory, Origin};
-use crate::unlocked::unlocked;
+use crate::memory::Origin;
 use crate::wait::WaitingGet;
 
 /// Longest wait that is not interrupted by a look at the signals.
 pub(crate) const UNINTERRUPTED: Duration = Duration::from_millis(200);
 /// What stands for an endless wait: 30 years.
 const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000_000);
-
-/// The pool behind the Python objects that share it. When the last one ends there are no more gets.
-#[derive(Debug)]
-pub(crate) struct Gets {
-    /// `None` only while it is dropped.
-    pool: Option<pinpool::Pool>,
-    origin: Arc<Origin>,
-}
-
-impl Drop for Gets {
-    fn drop(&mut self) {
-        if let Some(pool) = self.pool.take() {
-            let origin = self.origin.clone();
-            unlocked(move || origin.close(pool));
-        }
-    }
-}
-
-impl Gets {
-    pub(crate) fn pool(&self) -> PyResult<&pinpool::Pool> {
-        self.pool.as_ref().ok_or_else(|| PyRuntimeError::new_err("the pool is ending"))
-    }
-}
-
-/// The Python object over a buffer of the crate.
-pub(crate) fn buffer(buf: PinnedBuf, gets: &Gets) -> Buffer {
-    Buffer::over(Memory::of(buf, gets.origin.clone()))
-}
 
 /// A pool of page-locked host memory.
 ///
@@ -76,7 +48,7 @@ impl Wake for Unpark {
 impl Pool {
     fn of(pool: pinpool::Pool) -> Self {
         let origin = Arc::new(Origin::of(pool.config(), pool.stats().backend));
-        Self { gets: Arc::new(Gets { pool: Some(pool), origin }), tagged: None }
+        Self { gets: Arc::new(Gets::new(pool, origin)), tagged: None }
     }
 
     fn pool(&self) -> PyResult<&pinpool::Pool> {

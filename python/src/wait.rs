@@ -14,7 +14,7 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
-use crate::pool::{Gets, buffer};
+use crate::gets::{Gets, buffer};
 use crate::unlocked::unlocked;
 use crate::{errors, lines};
 

@@ -22,7 +22,7 @@ use super::trial;
 use super::virtual_memory::HandleTypes;
 use crate::error::{ErrorKind, Result};
 use crate::finding::{Finding, Level};
-use crate::host;
+use pinpool_os::host;
 
 /// Below this much lockable memory `Auto` chooses `heap`: a pool of one or two batches is of no use.
 const LEAST_LOCKABLE_BYTES: u64 = 64 << 20;

@@ -20,9 +20,9 @@ use cudarc::driver::{result, sys};
 use super::source::{Region, RegionIds, Source};
 use crate::driver::device::{Device, driver_error, pinning_error};
 use crate::error::SourceError;
-use crate::host::{GRANULE_BYTES, PAGE_BYTES};
-use crate::sync::Mutex;
-use crate::sync::process::{AtomicUsize, Ordering};
+use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
+use pinpool_os::sync::Mutex;
+use pinpool_os::sync::process::{AtomicUsize, Ordering};
 
 /// The driver carves blocks below this out of larger ones and guarantees no alignment for them.
 const CARVED_BYTES: usize = GRANULE_BYTES;

@@ -16,7 +16,7 @@ use super::populate::{NodePlacement, populate};
 use super::source::Region;
 use crate::error::SourceError;
 use crate::finding::Finding;
-use crate::host::huge_pages;
+use pinpool_os::host::huge_pages;
 
 /// Which huge pages of the administrator's memory is taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -15,7 +15,7 @@
 
 use std::path::Path;
 
-use crate::host::{self, MemoryNode};
+use pinpool_os::host::{self, MemoryNode};
 
 /// The first branch of the driver that takes machines whose nodes are not alike.
 const FIRST_SAFE_BRANCH: u32 = 595;
@@ -110,7 +110,7 @@ fn lack(node: &MemoryNode) -> Option<&'static str> {
 mod tests {
     use super::HostLocation::{Anywhere, Node};
     use super::*;
-    use crate::host::tree;
+    use pinpool_os::host::tree;
 
     const OLD: (&str, &str) = ("/sys/module/nvidia/version", "580.159.04\n");
     const NEW: (&str, &str) = ("/sys/module/nvidia/version", "595.45.04\n");

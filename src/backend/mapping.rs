@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 use super::source::Region;
 use super::virtual_memory::{AddressRange, RANGE_ALIGN_BYTES};
 use crate::error::SourceError;
-use crate::host::{PAGE_BYTES, limits};
+use pinpool_os::host::{PAGE_BYTES, limits};
 
 pub(super) const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 

@@ -29,8 +29,8 @@ use super::populate::populate;
 use super::register::RegisterSource;
 use super::source::Region;
 use crate::error::SourceError;
-use crate::fork::ForkGeneration;
-use crate::host::{GRANULE_BYTES, PAGE_BYTES};
+use pinpool_os::fork::ForkGeneration;
+use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
 /// Since Linux 6.3; where it is required (`vm.memfd_noexec=2`), a file without it is refused.
 const MFD_NOEXEC_SEAL: libc::c_uint = 0x8;
@@ -286,7 +286,7 @@ impl SharedMemory {
 
     /// Leaves the memory mapped and locked until the process ends: a device may use it.
     pub(crate) fn keep(self) {
-        crate::lost::keep(self);
+        pinpool_os::lost::keep(self);
     }
 }
 

@@ -13,7 +13,7 @@ use super::populate::{NodePlacement, populate};
 use super::source::{Region, RegionIds, Source};
 use super::virtual_memory::{AddressRange, VirtualMemory};
 use crate::error::SourceError;
-use crate::host::limits;
+use pinpool_os::host::limits;
 
 /// Anonymous mappings locked into memory by the kernel.
 #[derive(Debug, Default)]

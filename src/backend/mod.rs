@@ -13,19 +13,16 @@
 //! | `mlock` | anonymous mapping, `mlock` | yes, unknown to any driver | virtual memory |
 //! | `heap` | anonymous mapping | no | virtual memory |
 //! | `sim` | addresses up to a total; a page gets memory when a user touches it | no | virtual memory or discrete regions |
-//! | `fault` | wraps any other: scripted failures, calls held at a gate | as the wrapped one | as the wrapped one |
 //!
 //! A source with [`VirtualMemory`] reserves one range of addresses and commits its granules one by one. A source without
 //! it returns discrete regions, and no buffer crosses the border between two regions.
 //!
 //! A source knows nothing of size classes, limits or reuse, and logs nothing. A new source implements [`Source`], gets a
-//! variant in [`Backend`], and runs the contract suite of the module `testing` (feature `testing`).
+//! variant in [`Backend`], and runs the contract suite of the crate `pinpool-testing`.
 
 mod choose;
 #[cfg(feature = "cuda")]
 mod cuda;
-#[cfg(any(test, feature = "testing"))]
-pub(crate) mod fault;
 mod heap;
 mod huge_pages;
 #[cfg(feature = "cuda")]
@@ -34,14 +31,13 @@ mod mapping;
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) mod memory_file;
 mod mlock;
+mod page_tiers;
 mod populate;
 mod recorded;
 #[cfg(feature = "cuda")]
 mod register;
 mod sim;
 mod source;
-#[cfg(any(test, feature = "testing"))]
-pub(crate) mod suite;
 pub(crate) mod trial;
 #[cfg(feature = "cuda")]
 #[cfg(feature = "cuda")]
@@ -53,7 +49,6 @@ mod vmm;
 mod word_copy;
 
 pub use crate::error::SourceError;
-pub use crate::host::{GRANULE_BYTES, PAGE_BYTES, PageTiers};
 pub use choose::Backend;
 pub(crate) use choose::{Chosen, PinOptions, choose, driver_source, gpu, lock_limit, on_node};
 #[cfg(feature = "cuda")]
@@ -62,6 +57,8 @@ pub use heap::HeapSource;
 pub use huge_pages::HugeTlb;
 pub(crate) use huge_pages::too_few;
 pub use mlock::MlockSource;
+pub use page_tiers::PageTiers;
+pub use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 pub(crate) use recorded::RecordedSource;
 #[cfg(feature = "cuda")]
 pub use register::RegisterSource;

@@ -15,8 +15,8 @@ use std::sync::mpsc::{self, Sender};
 use super::mapping;
 use super::source::Region;
 use crate::error::SourceError;
-use crate::host::{self, GRANULE_BYTES, PAGE_BYTES};
-use crate::threads;
+use pinpool_os::host::{self, GRANULE_BYTES, PAGE_BYTES};
+use pinpool_os::threads;
 
 /// Bits of a node mask, as many as any kernel has nodes.
 const NODE_LIMIT: u32 = 1024;

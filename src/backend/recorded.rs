@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{AddressRange, PageTiers, Region, RemapError, Source, SourceError, Subrange, VirtualMemory};
-use crate::record::{Event, Recorder};
+use pinpool_observe::record::{Event, Recorder};
 
 /// A source, and who records its calls.
 #[derive(Debug)]

@@ -6,9 +6,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use super::PageTiers;
 use super::virtual_memory::VirtualMemory;
 use crate::error::SourceError;
-use crate::host::{PAGE_BYTES, PageTiers};
+use pinpool_os::host::PAGE_BYTES;
 
 /// Memory that a source returned and has not taken back.
 ///

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::source::Source;
 use super::virtual_memory::{RemapError, Subrange, VirtualMemory};
 use crate::error::SourceError;
-use crate::host::{GRANULE_BYTES, PAGE_BYTES};
+use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
 /// Has a device copy from memory whose first two words are its own.
 pub(crate) type Copy<'a> = &'a dyn Fn(NonNull<u8>) -> Result<(), SourceError>;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::sync::{Condvar, Mutex};
+use pinpool_os::sync::{Condvar, Mutex};
 
 #[derive(Debug, Default)]
 pub(super) struct Turns {

@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 
 use crate::arena::GranuleSizes;
 use crate::error::SourceError;
-use crate::host::{GRANULE_BYTES, PAGE_BYTES};
+use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
 /// Every range starts at a multiple of this, so that the kernel can use huge pages.
 pub const RANGE_ALIGN_BYTES: usize = GRANULE_BYTES;

@@ -30,6 +30,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::PageTiers;
 use super::mapping;
 use super::register::RegisterSource;
 use super::source::{Region, RegionIds, Source};
@@ -39,9 +40,9 @@ use crate::driver::device::Device;
 use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleKind, VmmApi};
 use crate::driver::{CurrentContext, RelaxedCapture};
 use crate::error::SourceError;
-use crate::host::{GRANULE_BYTES, PageTiers};
-use crate::sync::Mutex;
-use crate::sync::process::{AtomicBool, Ordering};
+use pinpool_os::host::GRANULE_BYTES;
+use pinpool_os::sync::Mutex;
+use pinpool_os::sync::process::{AtomicBool, Ordering};
 
 mod find;
 mod left;

@@ -19,7 +19,7 @@ use super::{Pinned, PinnedBuf};
 use crate::backend::PAGE_BYTES;
 use crate::copy::{Completion, CopyTarget};
 use crate::error::Result;
-use crate::sync::process::{AtomicUsize, Ordering};
+use pinpool_os::sync::process::{AtomicUsize, Ordering};
 
 /// A buffer handed out in slices, then copied as one.
 ///

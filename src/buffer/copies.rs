@@ -60,7 +60,7 @@ impl Future for PendingBuf {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<PinnedBuf>> {
         let over = Pin::new(&mut self.copy).poll(context);
-        over.map(|over| over.map(|()| std::mem::replace(&mut self.buf, PinnedBuf::empty())))
+        over.map(|over| over.map(|()| std::mem::take(&mut self.buf)))
     }
 }
 
@@ -327,7 +327,7 @@ impl PinnedBuf {
                 Err(error)
             }
             Err(CopyFailure::Unknown(error)) => {
-                std::mem::replace(self, Self::empty()).leak(&error);
+                std::mem::take(self).leak(&error);
                 Err(error)
             }
         }

@@ -107,6 +107,13 @@ pub struct PinnedBuf {
     block: ManuallyDrop<Option<Block>>,
 }
 
+/// A buffer of zero bytes, which belongs to no pool and is not counted.
+impl Default for PinnedBuf {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
 impl PinnedBuf {
     /// A buffer of zero bytes, which belongs to no pool and is not counted.
     #[inline]

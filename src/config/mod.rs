@@ -8,6 +8,10 @@
 //!
 //! Prints nothing, logs nothing.
 
+use std::path::{Path, PathBuf};
+
+use pinpool_os::host::PressureGauge;
+
 use crate::backend::Backend;
 pub use crate::backend::{HandleTypes, HugeTlb};
 
@@ -19,7 +23,6 @@ pub use self::env::{BadVariable, EnvReport};
 pub use self::settings::Config;
 pub(crate) use self::settings::{Settings, for_each_setting};
 pub use self::text::ParseError;
-pub use crate::host::PressureSource;
 pub use crate::in_flight::FenceKind;
 pub use crate::ledger::LedgerName;
 
@@ -71,6 +74,28 @@ pub enum OnFull {
     Error,
     /// It gives ordinary memory: [`PinnedBuf::is_pinned`](crate::PinnedBuf::is_pinned) is false.
     Pageable,
+}
+
+/// Where a pool learns that the machine is short of memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PressureSource {
+    /// The kernel's pressure files and the limits of control groups, as far as they exist.
+    Kernel,
+    /// One file in the kernel's format (`/proc/pressure/memory`).
+    File(PathBuf),
+    /// Nowhere: memory never counts as short.
+    Off,
+}
+
+impl PressureSource {
+    /// Reads it; `None` if it is off or the kernel offers no sign.
+    pub(crate) fn open(&self) -> Option<PressureGauge> {
+        match self {
+            Self::Kernel => PressureGauge::of_kernel(Path::new("/")),
+            Self::File(path) => Some(PressureGauge::of_file(path)),
+            Self::Off => None,
+        }
+    }
 }
 
 /// When memory goes back to a driver whose release waits for all work of the device (`register`, `cuda`).

@@ -16,11 +16,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::{CopyFailure, CopySource, CopyStream, CopyTarget, FencePurpose, elements_in};
 use crate::error::{Error, ErrorKind, Result};
-use crate::fork::ForkGeneration;
 use crate::in_flight::{Fence, SharedFence, StreamId};
-use crate::sync::plain::{Condvar, Mutex};
-use crate::sync::process::{AtomicU64, Ordering};
-use crate::threads;
+use pinpool_os::fork::ForkGeneration;
+use pinpool_os::sync::plain::{Condvar, Mutex};
+use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_os::threads;
 
 /// An in-order queue of copies, run by a thread of its own.
 ///

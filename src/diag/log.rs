@@ -7,13 +7,13 @@
 //!
 //! A logger and a listener are code of the user: they may call the pool, take locks of their own, or panic. A thread that
 //! holds something of the pool over slow calls [defers](defer) them until it has let go. A panic of theirs is
-//! [caught](crate::unwind).
+//! [caught](pinpool_os::unwind).
 
 use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
 
-use crate::unwind::caught;
+use pinpool_os::unwind::caught;
 
 type Call = Box<dyn FnOnce()>;
 

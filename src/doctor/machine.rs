@@ -7,9 +7,9 @@ use crate::backend::{self, GRANULE_BYTES, Source};
 use crate::config::text::format_about;
 use crate::config::{Config, LedgerName, PressureSource, env};
 use crate::finding::Finding;
-use crate::host::limits::{self, MemoryRules, ProcessLimits};
-use crate::host::{self, HostMemory, LimitOrigin, PressureGauge};
 use crate::ledger;
+use pinpool_os::host::limits::{self, MemoryRules, ProcessLimits};
+use pinpool_os::host::{self, HostMemory, LimitOrigin};
 
 /// Fewer open files or threads than this are soon used up by a loader.
 const FEW: u64 = 256;
@@ -30,7 +30,7 @@ pub(super) fn examine(config: &Config, chosen: Option<&Arc<dyn Source>>, max_byt
         of_memory(memory.as_ref()),
         overcommit(&rules),
         swap(&rules, chosen.is_some_and(|source| source.is_pinned())),
-        pressure(&config.pressure, PressureGauge::open(&config.pressure).is_some()),
+        pressure(&config.pressure, config.pressure.open().is_some()),
         container(&rules),
         ledger(config, env::is_one_of_several()),
     ]

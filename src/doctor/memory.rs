@@ -10,8 +10,8 @@ use crate::backend::{self, Backend, GRANULE_BYTES, HeapSource, MlockSource, PAGE
 use crate::config::text::format_about;
 use crate::config::{Config, Preset};
 use crate::finding::{Finding, Level};
-use crate::host;
 use crate::pool::{ceiling_in_bytes, pin_threads};
+use pinpool_os::host;
 
 /// Bytes that are page-locked to see how fast that is.
 const SAMPLE_BYTES: usize = 64 << 20;

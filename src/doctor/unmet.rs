@@ -6,8 +6,8 @@ use super::memory::reserve_problem;
 use crate::backend;
 use crate::config::{Config, PressureSource, Settings, env};
 use crate::finding::{Finding, Level};
-use crate::host;
 use crate::pool::ceiling_in_bytes;
+use pinpool_os::host;
 
 /// What the settings of the environment ask for and this machine does not have, one finding for each setting; none where
 /// two of them contradict each other. Pins nothing, opens no trace and no socket.

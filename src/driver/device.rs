@@ -13,7 +13,7 @@ use cudarc::driver::{DriverError, result, sys};
 
 use super::{CurrentContext, RelaxedCapture, standstill};
 use crate::error::SourceError;
-use crate::host;
+use pinpool_os::host;
 
 /// Buffer length for an id on the PCI bus: domain, bus, device, function.
 const PCI_ID_BYTES: usize = 32;

@@ -6,7 +6,7 @@
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use crate::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// A driver that has answered nobody for so long, though it was asked, stands still. Longer than a thread that asks may lose its
 /// processor.

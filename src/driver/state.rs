@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
 use crate::finding::Finding;
-use crate::host::limits;
+use pinpool_os::host::limits;
 
 /// What findings of this module are about.
 const CHECK: &str = "gpu";

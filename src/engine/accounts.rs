@@ -12,8 +12,8 @@ use crate::copy;
 use crate::error::UsageReport;
 use crate::in_flight::InFlight;
 use crate::stats::{Histogram, Peaks, Requested, Stats};
-use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 use super::classes::ClassTotals;
 use super::idle::IdleStats;

@@ -22,9 +22,9 @@ use std::sync::Arc;
 use super::idle::thread_cache::Entry;
 use super::owners::Holder;
 use super::supply::BlockMemory;
-use crate::fork;
 use crate::in_flight::CopyFences;
 use crate::size_class::Class;
+use pinpool_os::fork;
 
 /// Memory of one class and its owner. One pointer wide.
 ///

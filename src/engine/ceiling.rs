@@ -7,9 +7,9 @@
 use std::path::PathBuf;
 
 use crate::config::Ceiling;
-use crate::host::{HostMemory, LimitOrigin, MemoryGauge};
 use crate::policy;
-use crate::sync::plain::Mutex;
+use pinpool_os::host::{HostMemory, LimitOrigin, MemoryGauge};
+use pinpool_os::sync::plain::Mutex;
 
 /// Between two readings of the limits, which cost system calls.
 const READ_EVERY_US: u64 = 1_000_000;

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use crate::size_class::Class;
 use crate::stats::{ClassStats, EvictionReason, EvictionReasons, MissReason, MissReasons};
-use crate::sync::plain::Mutex;
+use pinpool_os::sync::plain::Mutex;
 
 /// Classes without a buffer are forgotten when there are more than this many; `adaptive` has fewer.
 const CLASSES_MAX: usize = 1024;

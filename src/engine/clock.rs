@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use crate::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Where a pool's time comes from.
 #[derive(Debug, Clone)]

@@ -43,16 +43,16 @@ use crate::backend::{RecordedSource, Source, SourceError};
 use crate::config::{Ceiling, Config};
 use crate::diag::PoolLog;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fork::ForkGeneration;
 use crate::in_flight::{FenceKind, InFlight};
 use crate::ledger::Want;
 use crate::maintenance_thread::{MaintenanceThread, Pace};
-use crate::record::{Event, Recorder};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{ClassStats, Stats};
-use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
 use crate::verdict::Judge;
+use pinpool_observe::record::{Event, Recorder};
+use pinpool_os::fork::ForkGeneration;
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 /// A snapshot whose sums do not hold is taken so often.
 const SNAPSHOT_TRIES: u32 = 8;
@@ -124,7 +124,7 @@ pub(crate) struct Core {
     ceiling: CeilingControl,
     /// Its place at the socket that serves statistics.
     #[cfg(feature = "serve")]
-    showing: std::sync::OnceLock<crate::stats_socket::Showing>,
+    showing: std::sync::OnceLock<pinpool_observe::stats_socket::Showing>,
 }
 
 impl Core {

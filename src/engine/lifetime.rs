@@ -8,8 +8,8 @@
 //!   sees the others. Each changes its own word first, and then passes through the count of blocks by an exchange that
 //!   acquires and releases; the exchanges of one word have an order.
 
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::process;
+use pinpool_os::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use pinpool_os::sync::process;
 
 /// The blocks of a pool, and whether it has ended.
 #[derive(Debug, Default)]
@@ -74,9 +74,9 @@ impl Lifetime {
 #[cfg(all(test, loom))]
 mod models {
     use super::*;
-    use crate::sync::UnsafeCell;
     use loom::sync::Arc;
     use loom::thread;
+    use pinpool_os::sync::UnsafeCell;
 
     struct ModelPool {
         lifetime: Lifetime,

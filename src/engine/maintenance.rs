@@ -8,11 +8,12 @@
 //!
 //! Owns times and thresholds; the work itself is the core's.
 
+use crate::config::PressureSource;
 use crate::diag::Growth;
-use crate::host::{Pressure, PressureGauge, PressureSource};
 use crate::stats::Underlying;
-use crate::sync::plain::{Mutex, MutexGuard};
-use crate::sync::process::{AtomicU64, Ordering};
+use pinpool_os::host::{Pressure, PressureGauge};
+use pinpool_os::sync::plain::{Mutex, MutexGuard};
+use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Between two ticks: much shorter than any time in the rules, long against the cost of a tick.
 const TICK_EVERY_US: u64 = 10_000;
@@ -54,7 +55,7 @@ pub(super) struct Tick<'a>(MutexGuard<'a, Watch>);
 
 impl Maintenance {
     pub(super) fn new(from: &PressureSource) -> Self {
-        let gauge = PressureGauge::open(from);
+        let gauge = from.open();
         let reported = Reported { held_bytes: 0, calls: Underlying::default() };
         let watch = Watch { gauge, next_gauge_us: 0, next_question_us: 0, pressure: Pressure::Calm, reported };
         Self { next_tick_us: AtomicU64::new(0), watch: Mutex::new(watch) }

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use crate::dump::{HeldBuffer, Owner};
-use crate::sync::plain::Mutex;
+use pinpool_os::sync::plain::Mutex;
 
 /// Most tags that a pool tells apart; further ones share [`OTHERS`].
 const TAGS_MAX: usize = 1024;

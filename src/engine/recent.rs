@@ -31,10 +31,10 @@ use std::sync::Arc;
 use super::block::{Block, BlockBody};
 use super::core::Core;
 use super::idle::thread_cache::{self, Shard};
-use crate::fork;
 use crate::policy;
 use crate::size_class::plain_eighths_index;
-use crate::sync::process::AtomicBool;
+use pinpool_os::fork;
+use pinpool_os::sync::process::AtomicBool;
 
 /// Pools at hand that do not record, whose entries come first, and as many that do.
 const POOLS: usize = 2;

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::diag::{PoolLog, is_power_of_ten};
 use crate::error::UsageReport;
-use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 /// Every get must find room at once for this long.
 const CALM_US: u64 = 1_000_000;

@@ -22,13 +22,13 @@ use super::supply::{Acquired, Backing, BlockMemory, Reclaim, Refusal};
 use crate::backend::{HugeTlb, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
-use crate::host::Pressure;
-use crate::lost;
 use crate::maintenance_thread::Pace;
 use crate::policy;
-use crate::record::{Event, Recorder};
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, MissReason};
+use pinpool_observe::record::{Event, Recorder};
+use pinpool_os::host::Pressure;
+use pinpool_os::lost;
 
 /// While memory is short, free memory is kept for a fourth of the time.
 const RETENTION_DIVISOR: u64 = 4;

@@ -7,9 +7,9 @@ use std::sync::{Arc, OnceLock};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
-use crate::sync::plain::Mutex;
-use crate::sync::process::Ordering;
-use crate::unwind::caught;
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::Ordering;
+use pinpool_os::unwind::caught;
 
 /// Tells when a copy that was enqueued on a stream is over.
 ///

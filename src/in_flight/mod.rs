@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use crate::error::Error;
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Condvar, Mutex, process};
+use pinpool_os::sync::atomic::{AtomicU64, Ordering};
+use pinpool_os::sync::{Condvar, Mutex, process};
 
 mod fence;
 mod queues;

@@ -12,8 +12,8 @@ use loom::thread::JoinHandle;
 
 use super::*;
 use crate::error::Result;
-use crate::sync::UnsafeCell;
-use crate::sync::atomic::AtomicBool;
+use pinpool_os::sync::UnsafeCell;
+use pinpool_os::sync::atomic::AtomicBool;
 
 const FOREVER: Duration = Duration::from_secs(1 << 20);
 

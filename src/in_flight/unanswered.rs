@@ -7,9 +7,9 @@
 use std::collections::VecDeque;
 
 use super::fence::{Fences, discard, state_of};
-use crate::lost;
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::plain::Mutex;
+use pinpool_os::lost;
+use pinpool_os::sync::atomic::{AtomicU64, Ordering};
+use pinpool_os::sync::plain::Mutex;
 
 /// The items, and how many they are, those that a thread is asking included.
 #[derive(Debug)]

@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use super::Want;
-use super::report::LISTED;
-use super::shares::{self, Demand};
-use crate::fork::{ForkGeneration, OfProcess};
 use crate::maintenance_thread::MaintenanceThread;
-use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicU64, Ordering};
+use pinpool_os::fork::{ForkGeneration, OfProcess};
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_shm::ledger::LISTED;
+use pinpool_shm::ledger::shares::{self, Demand};
 
 /// The part of one pool. Dropping it gives back all that it holds.
 #[derive(Debug)]

@@ -151,3 +151,24 @@ impl SharedCeiling {
         }
     }
 }
+
+#[cfg(all(test, target_os = "linux", not(miri), not(loom)))] // Shared memory.
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::report;
+    use super::*;
+    use crate::budget::Budget;
+
+    #[test]
+    fn a_claim_keeps_the_place_though_its_pool_has_ended() {
+        let name = format!("unit-{}-outlives", std::process::id());
+        let ledger = HostLedger::attach(&name, None, 100).unwrap();
+        let budget = Budget::under(Some(Arc::new(SharedCeiling::OfHost(ledger))), None);
+        let claim = budget.claim(30).unwrap().held();
+        drop(budget);
+        assert_eq!(report(&name).unwrap().unwrap().held_bytes, 30);
+        drop(claim);
+        assert!(report(&name).unwrap().is_none());
+    }
+}

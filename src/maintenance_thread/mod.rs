@@ -42,10 +42,10 @@ mod reminder;
 use reminder::Reminded;
 pub(crate) use reminder::{Condition, Reminder};
 
-use crate::fork::OfProcess;
-use crate::sync::plain::{Condvar, Mutex};
-use crate::sync::process::{AtomicBool, AtomicU32, Ordering, fence};
-use crate::threads;
+use pinpool_os::fork::OfProcess;
+use pinpool_os::sync::plain::{Condvar, Mutex};
+use pinpool_os::sync::process::{AtomicBool, AtomicU32, Ordering, fence};
+use pinpool_os::threads;
 
 /// How soon a pool is to be looked at again. The smaller, the sooner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-use crate::sync::plain::Mutex;
+use pinpool_os::sync::plain::Mutex;
 
 /// Wakes a task at a time, when a condition holds, or at the earlier of both. Dropped, it wakes nobody.
 #[derive(Debug)]

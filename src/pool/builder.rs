@@ -22,12 +22,12 @@ use crate::engine::{
     Timekeeper, recorded,
 };
 use crate::error::{ErrorKind, Result};
-use crate::host::limits;
 use crate::ledger::{self, HostLedger, ProcessCeiling, SharedCeiling};
-use crate::record::Recorder;
-#[cfg(feature = "trace")]
-use crate::record::{Unrecorded, count_failed};
 use crate::size_class::Rounding;
+use pinpool_observe::record::Recorder;
+#[cfg(feature = "trace")]
+use pinpool_observe::record::{Unrecorded, count_failed};
+use pinpool_os::host::limits;
 
 /// Collects the settings of a new pool. A setting that code leaves out comes from the environment, else it has its default.
 #[must_use]
@@ -86,6 +86,16 @@ impl PoolBuilder {
     pub fn variable(mut self, name: &str, text: &str) -> Result<Self> {
         env::set(&mut self.settings, name, text)?;
         Ok(self)
+    }
+
+    /// The settings that a pool built now would have: what code sets, else the environment, else the defaults.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_setting`](crate::Error::is_setting), as [`build`](Self::build).
+    pub fn config(&self) -> Result<Config> {
+        let (env, bad) = self.env_prefix.as_deref().map(env::read_process).unwrap_or_default();
+        env::refusal(&bad, &self.settings).map_or_else(|| self.settings.clone().or(env).resolve(), Err)
     }
 
     /// Name of the pool, for its log lines: `[loader] preset adaptive, ...`. TensorFlow's two lines carry no name.

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use crate::backend::Source;
 use crate::error::{ErrorKind, Result};
-use crate::host;
-use crate::sync::plain::Mutex;
+use pinpool_os::host;
+use pinpool_os::sync::plain::Mutex;
 
 /// Makes a source like this one on that memory node.
 type MakeSource = dyn Fn(&dyn Source, u32) -> Result<Arc<dyn Source>> + Send + Sync;

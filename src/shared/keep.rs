@@ -33,9 +33,9 @@ use crate::backend::PAGE_BYTES;
 use crate::backend::memory_file::{MemoryFile, SharedMemory};
 use crate::buffer::PinnedBuf;
 use crate::error::Result;
-use crate::local_socket::check_peer;
 use crate::pool::Pool;
-use crate::sync::plain::Mutex;
+use pinpool_os::local_socket::check_peer;
+use pinpool_os::sync::plain::Mutex;
 
 /// Between two looks for a process that asks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -292,7 +292,6 @@ impl Kept {
     }
 
     /// The pool that its buffers are of.
-    #[doc(hidden)]
     pub fn pool(&self) -> Pool {
         self.lender.pool().clone()
     }

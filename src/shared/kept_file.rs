@@ -4,8 +4,8 @@
 use super::layout::failed;
 use crate::backend::memory_file::{MemoryFile, Shared, SharedMemory};
 use crate::error::{ErrorKind, Result};
-use crate::host::PAGE_BYTES;
-use crate::sync::process::{AtomicU32, AtomicU64, Ordering};
+use pinpool_os::host::PAGE_BYTES;
+use pinpool_os::sync::process::{AtomicU32, AtomicU64, Ordering};
 
 /// `pinkept` and a zero, as bytes.
 const MAGIC: u64 = u64::from_le_bytes(*b"pinkept\0");

@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 
 use super::kept_file::{peer, shared};
 use crate::error::Result;
-use crate::file_id::{FileId, this_user};
-use crate::fork::{self, ForkGeneration};
-use crate::local_socket::LocalSocket;
-use crate::shared_memory::LockFile;
+use pinpool_os::file_id::{FileId, this_user};
+use pinpool_os::fork::{self, ForkGeneration};
+use pinpool_os::local_socket::LocalSocket;
+use pinpool_shm::file::LockFile;
 
 /// Longest name.
 const NAME_MAX: usize = 64;

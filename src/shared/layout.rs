@@ -14,9 +14,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::state::StateWord;
 use crate::backend::memory_file::{MemoryFile, Shared, SharedMemory};
 use crate::error::{ErrorKind, Result, SourceError};
-use crate::host::{GRANULE_BYTES, PAGE_BYTES};
-use crate::shared_memory::EventCount;
-use crate::sync::process::{AtomicU32, AtomicU64, Ordering};
+use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
+use pinpool_os::sync::process::{AtomicU32, AtomicU64, Ordering};
+use pinpool_shm::file::EventCount;
 
 /// `pinslabs`, as bytes.
 const MAGIC: u64 = u64::from_le_bytes(*b"pinslabs");

@@ -22,10 +22,10 @@ use crate::config::{Ceiling, OnFull, Preset};
 use crate::engine::{Core, OutsideClaim, Wanted};
 use crate::error::{Result, SourceError};
 use crate::pool::Pool;
-use crate::shared_memory::LockFile;
 use crate::size_class::{Class, DEFAULT_ALIGN, Rounding, plain_eighths_index};
-use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicU64, Ordering};
+use pinpool_shm::file::LockFile;
 
 /// Where a part goes when its last use is over.
 pub(super) type Returned = Box<dyn Fn(&SharedMemory, usize) + Send + Sync>;

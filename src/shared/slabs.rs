@@ -13,11 +13,11 @@ use super::worker::{LOOK_EVERY, TRAINER, is_alive, locks_of, recover};
 use crate::backend::memory_file::{MemoryFile, SharedMemory};
 use crate::buffer::PinnedBuf;
 use crate::error::{ErrorKind, Result};
-use crate::fork::ForkGeneration;
 use crate::pool::Pool;
-use crate::shared_memory::LockFile;
 use crate::stats::Stats;
-use crate::sync::process::Ordering;
+use pinpool_os::fork::ForkGeneration;
+use pinpool_os::sync::process::Ordering;
+use pinpool_shm::file::LockFile;
 
 /// Buffers that worker processes fill and this process copies to a device from: one memory, page-locked once, here.
 ///
@@ -215,7 +215,6 @@ impl SharedSlabs {
     }
 
     /// The pool that received buffers are of. It keeps nothing idle, and its gets fail.
-    #[doc(hidden)]
     pub fn pool(&self) -> Pool {
         self.lender.pool().clone()
     }

@@ -13,7 +13,7 @@
 //! - state-I1: a word is changed by the compare and exchange of [`StateWord::change`] alone, so a buffer has one user at a time: the
 //!   worker that made it `Filling`, then the trainer that made it `Held`.
 
-use crate::sync::atomic::{AtomicU64, Ordering};
+use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
 const STATE_BITS: u32 = 3;
 const SLOT_BITS: u32 = 16;

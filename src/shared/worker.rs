@@ -12,9 +12,9 @@ use super::state::{State, Use};
 use super::ticket::Ticket;
 use crate::backend::memory_file::MemoryFile;
 use crate::error::{ErrorKind, Result};
-use crate::fork::{self, ForkGeneration};
-use crate::shared_memory::LockFile;
-use crate::sync::process::{AtomicUsize, Ordering};
+use pinpool_os::fork::{self, ForkGeneration};
+use pinpool_os::sync::process::{AtomicUsize, Ordering};
+use pinpool_shm::file::LockFile;
 
 /// Longest sleep until a waiting process looks whether others have died.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -153,7 +153,6 @@ impl SlabWorker {
     /// # Errors
     ///
     /// As [`get`](Self::get).
-    #[doc(hidden)]
     pub fn get_since(&self, since: Instant, len: usize, timeout: Duration) -> Result<SlabBuf> {
         let attached = &self.attached;
         attached.check_process()?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::backend::PageTiers;
 use crate::config::Config;
 use crate::config::env::{self, EnvReport};
-use crate::host;
+use pinpool_os::host;
 
 /// What the environment sets if it is `pairs`.
 pub fn environment(pairs: &[(String, String)]) -> EnvReport {

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::testing::{FaultSource, SourceCall};
 use pinpool::{Backend, GetFuture, OnFull};
+use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::{over_sim, until_waits, valid_stats};
 

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pinpool::backend::SimSource;
-use pinpool::testing::{FaultSource, SourceCall};
 use pinpool::{Backend, Pool, PoolBuilder};
+use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::captured_log::{lines, listen};
 use crate::child::{alone, in_a_child};

@@ -6,8 +6,8 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::testing::{FaultSource, SourceCall};
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, PressureSource};
+use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::counting::CountingSource;
 use crate::draw::Draw;

@@ -4,8 +4,8 @@
 use std::ptr::NonNull;
 
 use pinpool::backend::{AddressRange, HeapSource, MlockSource, PAGE_BYTES, RANGE_ALIGN_BYTES, SimSource, Source};
-use pinpool::testing::check_source;
 use pinpool::{Backend, Pool, Preset};
+use pinpool_testing::check_source;
 
 #[test]
 fn every_source_keeps_the_contract() {

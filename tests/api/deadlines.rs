@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use pinpool::PressureSource;
 use pinpool::backend::{SimSource, Source};
-use pinpool::testing::{FaultSource, ManualClock, SourceCall};
+use pinpool::testing::ManualClock;
+use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::over;
 

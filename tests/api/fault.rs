@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use pinpool::testing::{FaultSource, SourceCall};
 use pinpool::{Backend, Pool, Preset};
+use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::{faulty_heap, two_buffers};
 

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::backend::{HeapSource, SimSource, Source};
-use pinpool::testing::FaultSource;
 use pinpool::{Backend, Ceiling, LogSampler, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource, Stats};
+use pinpool_testing::FaultSource;
 
 /// Longer than any test may take: a test that waits this long has failed.
 pub(crate) const LONG: Duration = Duration::from_secs(3600);

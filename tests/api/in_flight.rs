@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::testing::SourceCall;
 use pinpool::{Backend, Pool};
+use pinpool_testing::SourceCall;
 
 use crate::fixture::{faulty_heap, filled, two_buffers};
 

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // Closes descriptors.
 
 use std::fs::{self, OpenOptions};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::child;
@@ -90,6 +91,13 @@ fn a_pool_that_lost_its_descriptor_leaves_the_place_of_the_next_alone() {
     });
 }
 
+/// Whether every thread of a process is stopped.
+fn is_stopped(pid: libc::pid_t) -> bool {
+    let is_stopped = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'));
+    let mut threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.all(|thread| fs::read_to_string(thread.unwrap().path().join("stat")).is_ok_and(is_stopped))
+}
+
 #[test]
 fn a_stopped_process_that_has_not_moved_keeps_the_others_from_its_share() {
     let named = Named::new("stopped");
@@ -99,6 +107,12 @@ fn a_stopped_process_that_has_not_moved_keeps_the_others_from_its_share() {
     let pid = libc::pid_t::try_from(other.pid()).unwrap();
     // SAFETY: this test's own child.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
+    // The call returns before the threads have stopped; one of them may be looking at the file.
+    let begun = Instant::now();
+    while !is_stopped(pid) {
+        assert!(begun.elapsed() < LONG, "it does not stop");
+        thread::sleep(Duration::from_micros(100));
+    }
     fs::remove_file(named.path()).unwrap();
     let pool = named.builder(64).build().unwrap();
     let error = pool.get_timeout(MIB, Duration::from_millis(5)).unwrap_err().to_string();

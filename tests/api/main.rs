@@ -2,13 +2,11 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `loader` | the reference loader: listing, containers, batches, lanes, whole runs (feature `loader`) |
-//! | `traces`, `workloads` | traces as text, and replayed figure for figure (feature `cli`) |
 //! | `tensorflow_model`, `adaptive_model`, `thread_cache_model` | drawn operations against a naive model, recounted after each step |
 //! | `adaptive` | the default preset: sizes, settings, time, pressure, waits, the end |
-//! | `record` | what a pool records, read back, whole, cut off or damaged (feature `cli`) |
-//! | `record_files` | what a recording does to a file that is at its path (feature `cli`) |
-//! | `orphans` | children that outlive a killed parent (feature `cli`) |
+//! | `record` | what a pool records, read back, whole, cut off or damaged (feature `trace`) |
+//! | `record_files` | what a recording does to a file that is at its path (feature `trace`) |
+//! | `orphans` | children that outlive a killed parent (feature `trace`) |
 //! | `remedies` | what a message tells the user to do, and what a pool warns of when it is built |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
 //! | `abandoned`, `totals`, `reserve_in_line` | copies that never end, totals that never fall, reserves beside gets that wait |
@@ -77,8 +75,6 @@ mod ledger;
 mod ledger_file;
 mod ledger_waits;
 mod line;
-#[cfg(feature = "loader")]
-mod loader;
 mod log_lines;
 #[cfg(not(miri))]
 mod maintenance;
@@ -86,19 +82,19 @@ mod memory_counts;
 mod memory_limits;
 #[cfg(not(miri))]
 mod nodes;
-#[cfg(all(feature = "cli", target_os = "linux", not(miri)))]
+#[cfg(all(feature = "trace", target_os = "linux", not(miri)))]
 mod orphans;
 mod out_of_memory;
 mod own_stream;
 mod panics;
 mod partition_copies;
-#[cfg(all(feature = "cli", not(miri)))]
+#[cfg(all(feature = "trace", not(miri)))]
 mod record;
-#[cfg(all(feature = "cli", target_os = "linux", not(miri)))]
+#[cfg(all(feature = "trace", target_os = "linux", not(miri)))]
 mod record_files;
-#[cfg(all(feature = "cli", not(miri)))]
+#[cfg(all(feature = "trace", not(miri)))]
 mod record_short_path;
-#[cfg(all(feature = "cli", target_os = "linux", not(miri)))]
+#[cfg(all(feature = "trace", target_os = "linux", not(miri)))]
 mod record_stalled;
 mod remedies;
 mod reserve_in_line;
@@ -129,10 +125,6 @@ mod thread_cache_model;
 mod thread_cache_stress;
 mod told_copies;
 mod totals;
-#[cfg(feature = "cli")]
-mod traces;
 #[cfg(not(miri))]
 mod tracing_bridge;
-#[cfg(feature = "cli")]
-mod workloads;
 mod zero;

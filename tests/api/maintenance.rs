@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use pinpool::backend::{HeapSource, SimSource, Source};
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::testing::{FaultSource, ManualClock, SourceCall};
+use pinpool::testing::ManualClock;
 use pinpool::{Backend, Pool, PoolBuilder, Preset, PressureSource};
+use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::filled;
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use log::Level;
 use pinpool::backend::{Region, SimSource, Source, SourceError};
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::testing::{FaultSource, SourceCall};
 use pinpool::{Backend, Ceiling, OnFull, PinnedBuf, Pool, PoolBuilder, Preset, PressureSource};
+use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::captured_log::{lines_with_levels, listen};
 use crate::child::alone;

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::thread;
 
 use pinpool::shared::keep::Keeper;
-use pinpool::trace::Recording;
 use pinpool::{Backend, Pool, PoolBuilder};
+use pinpool_observe::record::Recording;
 
 use super::child::{alone, alone_with};
 use super::shared_kills::Child;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::trace::{Event, Recording, Workload, open_recording};
 use pinpool::{Pool, PoolBuilder};
+use pinpool_observe::record::{Event, Recording};
 
 use crate::child::alone;
 use crate::fixture::{faulty_heap, over, over_sim};
@@ -141,9 +141,6 @@ fn a_thread_that_records_more_than_its_queue_holds_goes_on_and_the_loss_is_told(
     let recording = record(rounds);
     assert!(recording.lost > 0, "all of them found room: the test needs more");
     assert_eq!(there(&recording) + recording.lost, 2 * rounds + others, "each record is there or counted, and once");
-    // The gets that are left play.
-    let workload = Workload::of(&recording).unwrap();
-    assert_eq!(workload.gets(), count(&recording, |event| matches!(event, Event::Get { .. })));
 }
 
 #[test]
@@ -227,11 +224,8 @@ fn a_newer_version_and_another_file_are_refused_by_name() {
     fs::write(&path, &bytes).unwrap();
     let error = Recording::open(&path).unwrap_err().to_string();
     assert!(error.contains("version 9") && error.contains("up to 1") && error.contains("newer pinpool"), "{error}");
-    let error = open_recording(&path).unwrap_err().to_string();
-    assert!(error.contains("version 9"), "{error}");
     fs::write(&path, "a 1 4096\n").unwrap();
     assert!(Recording::open(&path).unwrap_err().to_string().contains("not a recording"));
-    assert_eq!(open_recording(&path).unwrap().records.len(), 1, "a text is a trace too");
 }
 
 #[test]
@@ -271,20 +265,6 @@ fn the_log_tells_where_and_how_much_is_recorded() {
     assert_eq!(crate::captured_log::count(&lines, &name), 2, "{lines:#?}");
     assert_eq!(crate::captured_log::count(&lines, "records are in "), 1, "{lines:#?}");
     assert!(Recording::open(&dir.path().join(name)).is_ok());
-}
-
-#[test]
-fn a_recording_plays_as_the_gets_and_puts_that_it_is_of() {
-    let (_dir, path) = a_recording("t.trace");
-    let workload = Workload::open(&path).unwrap();
-    assert_eq!(workload.gets(), 80);
-    // Three buffers and the one that is copied.
-    assert!(workload.peak_requested_bytes() >= (MIB + 60_000) as u64);
-    assert_eq!(
-        workload.pins().len() as u64,
-        count(&Recording::open(&path).unwrap(), |event| matches!(event, Event::Pin { .. }))
-    );
-    assert_eq!(workload.warning(), None);
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use pinpool::trace::Recording;
 use pinpool::{Error, Pool, PoolBuilder};
+use pinpool_observe::record::Recording;
 
 use crate::captured_log::{count, lines, listen};
 use crate::fixture::{faulty_heap, over};

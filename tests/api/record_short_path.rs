@@ -6,8 +6,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use pinpool::trace::{Event, Recording};
 use pinpool::{PinnedBuf, Pool, PoolBuilder};
+use pinpool_observe::record::{Event, Recording};
 
 use crate::fixture::{faulty_heap, over};
 

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::trace::{Event, Recording};
 use pinpool::{Pool, PoolBuilder};
+use pinpool_observe::record::{Event, Recording};
 
 use crate::captured_log;
 use crate::child::alone;

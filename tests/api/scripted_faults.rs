@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pinpool::backend::{HeapSource, PAGE_BYTES, Region, SimSource, Source, VirtualMemory};
 #[cfg(not(miri))]
 use pinpool::backend::{RemapError, Subrange};
-use pinpool::testing::{FaultSource, SourceCall, check_source};
+use pinpool_testing::{FaultSource, SourceCall, check_source};
 
 fn source() -> FaultSource {
     FaultSource::around(Arc::new(HeapSource::new()))

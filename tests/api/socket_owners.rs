@@ -105,7 +105,7 @@ fn nobody_but_its_user_reads_it_and_another_users_is_not_read() {
         while !path.exists() {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        let error = pinpool::stats_socket::connect(&path).unwrap_err().to_string();
+        let error = pinpool_observe::stats_socket::connect(&path).unwrap_err().to_string();
         assert!(error.contains("belongs to user 65534, and this one to user 0"), "{error}");
         drop(other);
     });

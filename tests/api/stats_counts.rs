@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use pinpool::backend::SimSource;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::testing::{FaultSource, ManualClock, SourceCall};
+use pinpool::testing::ManualClock;
 use pinpool::{EvictionReasons, MissReasons, OnFull, Pool, Preset, Stats};
+use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::{LONG, over, over_sim, until_waits, valid_stats};
 

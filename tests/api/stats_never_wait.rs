@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use pinpool::backend::{SimSource, Source};
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::testing::{FaultSource, SourceCall};
 use pinpool::{Pool, Preset};
+use pinpool_testing::{FaultSource, SourceCall};
 
 use crate::fixture::{LONG, over};
 

@@ -9,8 +9,8 @@ use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, DriverError, result};
 use driver_double::{Code, Double};
 use pinpool::backend::{CudaSource, PAGE_BYTES, Source};
-use pinpool::testing::check_source;
 use pinpool::{Backend, Pool};
+use pinpool_testing::check_source;
 
 use crate::driver_facts;
 use crate::fixture::{MIB, begin_capture, end_capture, filled, start, stream_and_memory, tensorflow};

@@ -8,8 +8,8 @@ use driver_double::{Code, Double};
 use pinpool::backend::{
     AddressRange, PAGE_BYTES, RegisterSource, RemapError, Source, Subrange, VirtualMemory, VmmSource,
 };
-use pinpool::testing::check_source;
 use pinpool::{Backend, Preset};
+use pinpool_testing::check_source;
 
 use crate::child::alone;
 use crate::fixture::{Held, MIB, builder, held, stream_and_memory};

@@ -19,9 +19,9 @@ use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder};
 
 #[cfg(feature = "cuda")]
 mod driver;
-#[cfg(feature = "cli")]
+#[cfg(feature = "trace")]
 mod recording;
-#[cfg(feature = "cli")]
+#[cfg(feature = "trace")]
 mod socket;
 
 /// Names the case that a process was started for.
@@ -45,25 +45,25 @@ const CASES: &[Case] = &[
     ("the_driver_is_gone_before_the_pools", driver::gone_first, 0),
     #[cfg(feature = "cuda")]
     ("exit_with_copies_on_a_device", driver::exit_with_copies, 7),
-    #[cfg(feature = "cli")]
+    #[cfg(feature = "trace")]
     ("exit_leaves_all_records", recording::exit_leaves_all_records, 0),
-    #[cfg(feature = "cli")]
+    #[cfg(feature = "trace")]
     ("return_from_main_leaves_all_records", recording::return_leaves_all_records, 0),
-    #[cfg(feature = "cli")]
+    #[cfg(feature = "trace")]
     ("a_forked_child_of_a_recorded_process_exits_at_once", recording::forked_child_exits_at_once, 0),
-    #[cfg(feature = "cli")]
+    #[cfg(feature = "trace")]
     ("exit_while_the_disk_of_a_recording_stalls", recording::exit_while_the_disk_stalls, 0),
-    #[cfg(feature = "cli")]
+    #[cfg(feature = "trace")]
     ("exit_removes_the_socket_of_a_pool_in_a_static", socket::exit_removes_it, 0),
-    #[cfg(feature = "cli")]
+    #[cfg(feature = "trace")]
     ("serve_and_exit", socket::serve_and_exit, OF_ANOTHER),
-    #[cfg(feature = "cli")]
+    #[cfg(feature = "trace")]
     ("record_and_exit", recording::record_and_exit, OF_ANOTHER),
-    #[cfg(feature = "cli")]
+    #[cfg(feature = "trace")]
     ("record_and_return", recording::record_and_return, OF_ANOTHER),
-    #[cfg(feature = "cli")]
+    #[cfg(feature = "trace")]
     ("record_and_fork", recording::record_and_fork, OF_ANOTHER),
-    #[cfg(feature = "cli")]
+    #[cfg(feature = "trace")]
     ("record_to_a_full_pipe", recording::record_to_a_full_pipe, OF_ANOTHER),
     ("wait_to_be_killed", wait_to_be_killed, OF_ANOTHER),
 ];

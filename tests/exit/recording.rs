@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::Pool;
-use pinpool::trace::{Event, Recording};
+use pinpool_observe::record::{Event, Recording};
 
 use super::{CASE, ended, heap};
 

@@ -11,8 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result, sys};
-use pinpool::testing::check_source;
 use pinpool::{Backend, Pool};
+use pinpool_testing::check_source;
 
 use crate::MIB;
 use crate::batch::Batch;

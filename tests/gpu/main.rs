@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::result;
 use pinpool::backend::{CudaSource, RegisterSource, VmmSource};
-use pinpool::testing::check_source;
+use pinpool_testing::check_source;
 
 mod batch;
 mod capture;

@@ -8,7 +8,7 @@ use pinpool::cudarc::driver::sys;
 use pinpool::{Error, PinnedBuf, Pool};
 
 use crate::call::{Failure, call, required, store};
-use crate::pool::pp_pool;
+use crate::handle::pp_pool;
 use crate::slots;
 use crate::status::pp_status;
 

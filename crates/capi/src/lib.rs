@@ -22,6 +22,7 @@
 //!
 //! - **capi-P1**: a pointer argument is null, or points to what its type and the header say for as long as the call runs.
 //!   The caller upholds it; the functions check for null and nothing else.
+#![allow(unsafe_code)] // An interface to C is made of raw pointers.
 #![allow(non_camel_case_types)] // The names are those of the header.
 #![allow(clippy::missing_errors_doc)] // Every function returns a status, which its docs list.
 
@@ -31,6 +32,7 @@ compile_error!("no panic may end the process of a C caller: build with panic = \
 mod buffer;
 mod call;
 mod config;
+mod handle;
 mod log;
 mod pool;
 mod slots;
@@ -44,9 +46,8 @@ pub use buffer::{
     pp_put_on_stream, pp_try_get,
 };
 pub use call::pp_last_error;
+pub use handle::pp_pool;
 pub use log::{pp_log_fn, pp_log_level, pp_set_log};
-pub use pool::{
-    pp_clear, pp_poll, pp_pool, pp_pool_close, pp_pool_open, pp_reserve, pp_stats_json, pp_string_free, pp_trim,
-};
+pub use pool::{pp_clear, pp_poll, pp_pool_close, pp_pool_open, pp_reserve, pp_stats_json, pp_string_free, pp_trim};
 pub use status::{pp_status, pp_status_name};
 pub use version::pp_version;

@@ -5,14 +5,9 @@ use std::ptr::{self, NonNull};
 
 use crate::call::{Failure, call, required, store, text_for_c};
 use crate::config;
+use crate::handle::pp_pool;
 use crate::slots;
 use crate::status::pp_status;
-
-/// A pool. A handle is no address: never follow it. Any thread may use it at any time.
-#[derive(Debug)]
-pub struct pp_pool {
-    _private: [u8; 0],
-}
 
 /// Opens a pool and stores its handle in `pool`. Close it with pp_pool_close.
 ///

@@ -20,10 +20,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use crossbeam::utils::CachePadded;
-use pinpool::{ForkGeneration, Pool};
+use pinpool::Pool;
+use pinpool_os::fork::ForkGeneration;
 
 use crate::call::Failure;
-use crate::pool::pp_pool;
+use crate::handle::pp_pool;
 use crate::state::{Phase, State};
 use crate::status::pp_status;
 use crate::table::{Table, Unknown};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use cbindgen::{Builder, Config, DocumentationStyle, ExportConfig, Language, Style};
 
 /// The order of the header.
-const SOURCES: [&str; 6] = ["version", "status", "call", "log", "pool", "buffer"];
+const SOURCES: [&str; 7] = ["version", "status", "call", "log", "handle", "pool", "buffer"];
 
 const TOP: &str = "\
 /*

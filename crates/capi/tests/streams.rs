@@ -1,4 +1,5 @@
 //! Puts behind streams and events of the CUDA driver, over its double.
+#![allow(unsafe_code)] // Calls functions of C.
 
 #[path = "c/fixture.rs"]
 #[allow(dead_code)] // The other tests need all of it.

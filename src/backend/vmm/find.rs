@@ -16,8 +16,8 @@ use crate::driver::device::{self, Device};
 use crate::driver::virtual_memory::{AccessDescriptor, GranuleKind, MemoryLocation, VmmApi, attribute};
 use crate::driver::{is_forbidden_by_capture, state};
 use crate::error::SourceError;
-use crate::host::GRANULE_BYTES;
-use crate::sync::process::AtomicBool;
+use pinpool_os::host::GRANULE_BYTES;
+use pinpool_os::sync::process::AtomicBool;
 
 /// `CUDA_ERROR_INVALID_CONTEXT`: no context is current on this thread.
 const INVALID_CONTEXT: i64 = 201;

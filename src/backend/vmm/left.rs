@@ -6,8 +6,8 @@ use std::ffi::c_int;
 
 use crate::driver::device::Device;
 use crate::driver::virtual_memory::{DriverRefusal, GranuleHandle, VmmApi};
-use crate::fork::OfProcess;
-use crate::sync::plain::Mutex;
+use pinpool_os::fork::OfProcess;
+use pinpool_os::sync::plain::Mutex;
 
 static LEFT: OfProcess<Mutex<Left>> = OfProcess::new(Mutex::default);
 

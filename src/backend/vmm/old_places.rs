@@ -16,7 +16,7 @@
 use std::ops::Range;
 
 use crate::driver::virtual_memory::{DriverRefusal, VmmApi};
-use crate::sync::{Condvar, Mutex};
+use pinpool_os::sync::{Condvar, Mutex};
 
 /// Adjacent granules at addresses that they have left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

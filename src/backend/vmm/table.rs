@@ -20,9 +20,9 @@ use crate::driver::RelaxedCapture;
 use crate::driver::device;
 use crate::driver::virtual_memory::{AccessDescriptor, DriverRefusal, GranuleHandle, MemoryLocation, VmmApi};
 use crate::error::SourceError;
-use crate::fork::OfProcess;
-use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicU32, Ordering};
+use pinpool_os::fork::OfProcess;
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicU32, Ordering};
 
 /// A granule that the driver created.
 #[derive(Debug, Clone, Copy)]

@@ -27,10 +27,10 @@ use super::stream::{failed, id, number};
 use super::timeline::{TimelineFence, Timelines};
 use crate::driver::{CurrentContext, RelaxedCapture, error_code, is_forbidden_by_capture, standstill};
 use crate::error::{Error, Result};
-use crate::fork::OfProcess;
 use crate::in_flight::StreamId;
-use crate::lost;
-use crate::sync::plain::Mutex;
+use pinpool_os::fork::OfProcess;
+use pinpool_os::lost;
+use pinpool_os::sync::plain::Mutex;
 
 /// More idle events and streams than these are destroyed.
 const SPARE_EVENTS: usize = 1024;

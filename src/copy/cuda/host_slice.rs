@@ -37,7 +37,7 @@ use super::stream::{CAPTURING, SetAside, failed, is_capturing, number};
 use crate::driver::{self, RelaxedCapture};
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence, StreamId};
-use crate::sync::process::{AtomicBool, Ordering};
+use pinpool_os::sync::process::{AtomicBool, Ordering};
 
 /// The fence of one copy that cudarc makes.
 pub(crate) struct HostSliceFence {

@@ -12,8 +12,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use crate::error::{Error, Result};
 use crate::in_flight::{Fence, SharedFence, StreamId};
-use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicBool, AtomicU64, Ordering};
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
 
 type Place = OnceLock<SharedFence>;
 

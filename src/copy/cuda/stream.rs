@@ -18,7 +18,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
 use crate::driver;
 use crate::in_flight::StreamId;
-use crate::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Handles that stand for a stream of the calling context or thread, instead of naming one.
 const LEGACY_DEFAULT: usize = 1;

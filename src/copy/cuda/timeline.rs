@@ -39,8 +39,8 @@ use super::answer::Answer;
 use crate::driver::{self, CurrentContext, RelaxedCapture, standstill};
 use crate::error::Result;
 use crate::in_flight::{Fence, StreamId};
-use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// Between two queries whether the device is well.
 const HEALTH_EVERY_US: u64 = 1000;

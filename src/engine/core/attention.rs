@@ -1,7 +1,7 @@
 //! Why hits and puts of a pool take the slow path: a get waits here, or other processes want memory of the host ledger.
 
-use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicBool, Ordering};
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicBool, Ordering};
 
 #[derive(Debug, Default)]
 pub(super) struct Attention {

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Core;
-use crate::lost;
+use pinpool_os::lost;
 
 impl Core {
     /// No handle is left. Idle blocks are released now, others when they come back.

@@ -19,7 +19,7 @@ use super::{Block, Core};
 use crate::ledger::{LedgerReport, SharedCeiling, Want};
 use crate::maintenance_thread::Pace;
 use crate::stats::{EvictionReason, LedgerStats};
-use crate::sync::process::Ordering;
+use pinpool_os::sync::process::Ordering;
 
 /// Released for others in one go: then what they lack is looked at again, as other owners release, too.
 const STEP_BYTES: u64 = 64 << 20;
@@ -211,7 +211,7 @@ impl Core {
 
     /// What the ledger says.
     pub(super) fn ledger_stats(&self) -> Option<LedgerStats> {
-        let LedgerReport { name, max_bytes, held_bytes, owners } = self.host_ledger()?.host_ledger()?.report();
+        let LedgerReport { name, max_bytes, held_bytes, owners, .. } = self.host_ledger()?.host_ledger()?.report();
         let own_bytes = owners.iter().filter(|owner| owner.is_own).map(|owner| owner.held_bytes).sum::<u64>();
         let others = || owners.iter().filter(|owner| !owner.is_own);
         Some(LedgerStats {

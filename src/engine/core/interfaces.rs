@@ -4,7 +4,7 @@ use super::super::supply::Reclaim;
 use super::Core;
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::stats::EvictionReason;
-use crate::sync::process::Ordering;
+use pinpool_os::sync::process::Ordering;
 
 impl Reclaim for Core {
     fn idle_bytes(&self) -> u64 {

@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::in_flight::{Fences, LostItem, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
-use crate::record::Event;
-use crate::sync::process::Ordering;
+use pinpool_observe::record::Event;
+use pinpool_os::sync::process::Ordering;
 
 impl Core {
     /// The user is done with `block`, and so is every device. The caller keeps a reference to this pool until it returns.

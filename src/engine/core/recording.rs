@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::{Block, Core, Wanted};
 use crate::config::{Config, env};
-use crate::record::{Event, PoolDescription, Recorder, count_failed};
+use pinpool_observe::record::{Event, PoolDescription, Recorder, count_failed};
 
 /// What a recording says of a pool.
 pub(crate) fn description(config: &Config, name: Option<&str>, backend: &str) -> PoolDescription {

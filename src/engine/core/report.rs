@@ -12,9 +12,9 @@ use super::{Block, Core, Wanted};
 use crate::diag::is_power_of_ten;
 use crate::dump::{Dump, Host, Owner, Refused, Request};
 use crate::error::{Error, Report};
-use crate::host::{self, LimitOrigin};
 use crate::stats::Stats;
-use crate::sync::plain::Mutex;
+use pinpool_os::host::{self, LimitOrigin};
+use pinpool_os::sync::plain::Mutex;
 
 /// Between two readings of what the system has, which are files of the kernel.
 const READ_EVERY_US: u64 = 1_000_000;

@@ -2,15 +2,28 @@
 
 use std::sync::{Arc, Weak};
 
+use pinpool_observe::stats_socket::{self, Shown};
+
 use super::Core;
+use crate::dump::Owner;
 
-impl crate::stats_socket::Shown for Core {
-    fn statistics(&self) -> crate::stats::Stats {
-        self.stats()
-    }
+/// Most owners of a pool that are told.
+const OWNERS_MAX: usize = 20;
 
-    fn owners(&self) -> Vec<crate::dump::Owner> {
-        self.owners_of(&self.stats())
+impl Shown for Core {
+    fn object(&self) -> serde_json::Value {
+        let stats = self.stats();
+        let owners = self.owners_of(&stats);
+        let owner = |owner: &Owner| {
+            let oldest_seconds = owner.oldest.map(|age| age.as_secs_f64());
+            let Owner { tag, buffers, bytes, asked_bytes, .. } = owner;
+            serde_json::json!({
+                "tag": tag, "buffers": buffers, "bytes": bytes, "asked_bytes": asked_bytes, "oldest_seconds": oldest_seconds,
+            })
+        };
+        let mut object = serde_json::json!(stats);
+        object["owners"] = owners.iter().take(OWNERS_MAX).map(owner).collect();
+        object
     }
 }
 
@@ -19,9 +32,9 @@ impl Core {
     pub(crate) fn serve_statistics(self: &Arc<Self>) {
         let Some(path) = &self.config.socket else { return };
         let is_derived = path.as_os_str() == "1";
-        let path = if is_derived { crate::stats_socket::path_of(self.process) } else { path.clone() };
+        let path = if is_derived { stats_socket::path_of(self.process) } else { path.clone() };
         let pool: Weak<Self> = Arc::downgrade(self);
-        match crate::stats_socket::serve(&path, pool) {
+        match stats_socket::serve(&path, pool) {
             Ok(showing) => {
                 self.log.serving(&path);
                 // Set once, when the pool is made.

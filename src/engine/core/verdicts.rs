@@ -2,8 +2,8 @@
 
 use super::Core;
 use crate::size_class::Class;
-use crate::sync::process::{AtomicU64, Ordering};
 use crate::verdict::Sample;
+use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// What gets that found no memory at once would have needed. Relaxed: figures.
 #[derive(Debug, Default)]

@@ -7,8 +7,8 @@ use super::thread_cache::{self, Entry, Shard, ThreadCache};
 use super::{IdleStats, LoweredLimit, PutOutcome};
 use crate::policy::{self, Check, Window};
 use crate::size_class::{Class, EIGHTHS_CLASSES};
-use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 
 /// Ticks are at least this far apart.

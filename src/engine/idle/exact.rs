@@ -25,7 +25,7 @@ use super::thread_cache::Entry;
 use super::{IdleStats, PutOutcome};
 use crate::policy::{self, Check, Window};
 use crate::size_class::Class;
-use crate::sync::plain::Mutex;
+use pinpool_os::sync::plain::Mutex;
 
 /// Idle buffers in the order of their puts.
 #[derive(Debug)]

@@ -16,10 +16,10 @@ use crate::budget::{Budget, Claim};
 use crate::diag::PoolLog;
 use crate::dump::OUTER_PARTITION;
 use crate::error::{Error, ErrorKind, Report, UsageReport};
-use crate::host::limits;
 use crate::ledger::SharedCeiling;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls};
+use pinpool_os::host::limits;
 
 /// Where pinned memory comes from.
 #[derive(Debug)]

@@ -17,9 +17,9 @@ use std::sync::{Arc, Weak};
 
 use crate::budget::Claim;
 use crate::ledger::SharedCeiling;
-use crate::lost;
-use crate::sync::plain::Mutex;
-use crate::sync::process::{AtomicU64, Ordering};
+use pinpool_os::lost;
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// The share of one arena.
 #[derive(Debug, Default)]

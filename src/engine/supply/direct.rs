@@ -12,7 +12,7 @@ use crate::budget::{Budget, Claim};
 use crate::diag::{Growth, PoolLog};
 use crate::ledger::SharedCeiling;
 use crate::stats::SourceCalls;
-use crate::sync::plain::Mutex;
+use pinpool_os::sync::plain::Mutex;
 
 /// A source under a ceiling.
 #[derive(Debug)]

@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 
 use crate::diag::PoolLog;
 use crate::in_flight::{Fences, InFlight, LostItem, SharedFence};
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Condvar, Mutex};
+use pinpool_os::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use pinpool_os::sync::{Condvar, Mutex};
 
 const CLOSED: u64 = 1 << 63;
 /// Copies are looked through for those that are over each time so many have begun, so that their fences do not add up.

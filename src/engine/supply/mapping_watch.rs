@@ -5,8 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::host::limits::{self, MappingUse};
-use crate::sync::process::{AtomicU64, Ordering};
+use pinpool_os::host::limits::{self, MappingUse};
+use pinpool_os::sync::process::{AtomicU64, Ordering};
 
 /// A pool with fewer mappings does not look.
 const FIRST_LOOK: u64 = 1024;
@@ -49,7 +49,7 @@ impl MappingWatch {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
-    use crate::host::tree;
+    use pinpool_os::host::tree;
 
     #[test]
     fn it_looks_when_the_pool_could_have_used_half_of_what_was_left() {

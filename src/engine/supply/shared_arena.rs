@@ -52,7 +52,7 @@ use crate::diag::{self, PoolLog};
 use crate::ledger::SharedCeiling;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls};
-use crate::sync::{Condvar, Mutex};
+use pinpool_os::sync::{Condvar, Mutex};
 
 mod background;
 mod grow;

@@ -1,7 +1,7 @@
 //! Calls of a source, which may be a user's: one that panics has failed.
 
 use crate::backend::{RemapError, SourceError};
-use crate::unwind::caught;
+use pinpool_os::unwind::caught;
 
 /// What a call of a source fails with.
 pub(super) trait Failure {

@@ -39,9 +39,9 @@ use std::time::Instant;
 pub(super) use self::turn::{Server, Turn};
 use self::waiter::Waiter;
 use crate::size_class::Class;
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::process::AtomicU64;
+use pinpool_os::sync::Mutex;
+use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
+use pinpool_os::sync::process::AtomicU64;
 
 /// A line of waiting gets, which puts hand items of type `T` to.
 #[derive(Debug)]

@@ -5,8 +5,8 @@
 //! patience, so loom reports a lost wake-up as a deadlock.
 
 use super::*;
-use crate::sync::Condvar;
 use loom::thread;
+use pinpool_os::sync::Condvar;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 

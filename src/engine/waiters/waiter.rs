@@ -4,8 +4,8 @@ use std::task::Waker;
 use std::time::Instant;
 
 use crate::size_class::Class;
-use crate::sync::{Condvar, Mutex};
-use crate::unwind::caught;
+use pinpool_os::sync::{Condvar, Mutex};
+use pinpool_os::unwind::caught;
 
 /// One waiting get.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pinpool::testing::{FaultSource, SourceCall};
+use pinpool_testing::{FaultSource, SourceCall};
 
 use super::{MIB, after_seconds, over, valid_stats, with_manual_clock};
 use crate::captured_log::{count, lines, listen};

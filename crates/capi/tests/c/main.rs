@@ -9,6 +9,7 @@
 //! | `logging` | the log callback |
 //! | `library` | the files: exported names, SONAME, the header in C99 and C++11 |
 //! | `programs` | programs in C and C++ that link to the installed files |
+#![allow(unsafe_code)] // Calls functions of C.
 
 mod closing;
 mod fixture;

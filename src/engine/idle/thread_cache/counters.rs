@@ -17,8 +17,8 @@
 use super::ThreadCache;
 use super::permits::as_permits;
 use crate::policy::{CHECK_EVERY_EVICTIONS, Window};
-use crate::sync::CachePadded;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use pinpool_os::sync::CachePadded;
+use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
 /// The bits of the spare permits: a shard has fewer than two to the power of this.
 pub(super) const SPARE_BITS: u32 = 8;

@@ -6,7 +6,7 @@
 
 use super::counters;
 use super::slot;
-use crate::sync::process::{AtomicPtr, AtomicU32, Ordering};
+use pinpool_os::sync::process::{AtomicPtr, AtomicU32, Ordering};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};

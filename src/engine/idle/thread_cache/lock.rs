@@ -11,8 +11,8 @@
 
 use std::time::Duration;
 
-use crate::sync::atomic::{AtomicU8, Ordering};
-use crate::sync::{Backoff, UnsafeCell};
+use pinpool_os::sync::atomic::{AtomicU8, Ordering};
+use pinpool_os::sync::{Backoff, UnsafeCell};
 
 /// Sleep of a thread that has waited longer than any section takes: the holder has lost its core.
 const PATIENCE: Duration = Duration::from_micros(50);

@@ -73,9 +73,9 @@ pub use entry::Entry;
 pub(in crate::engine) use shard::Shard;
 
 use crate::policy::Window;
-use crate::sync::{Backoff, Mutex};
 use counters::Evictions;
 use permits::{Common, PERMITS_PER_CLAIM};
+use pinpool_os::sync::{Backoff, Mutex};
 use remote_list::PushError;
 use std::fmt;
 use std::sync::Arc;

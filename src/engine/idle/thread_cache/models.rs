@@ -2,9 +2,9 @@
 //! models need no thread-local state.
 
 use super::*;
-use crate::sync::atomic::{AtomicUsize, Ordering};
 use loom::sync::Arc;
 use loom::thread;
+use pinpool_os::sync::atomic::{AtomicUsize, Ordering};
 
 /// A value that loom watches: concurrent use is reported as a race.
 type Watched = loom::cell::UnsafeCell<u32>;

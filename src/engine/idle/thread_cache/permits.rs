@@ -30,7 +30,7 @@
 //! fence is needed. Where the push comes first, one of the two bits is set from the end of its put on: a take that begins
 //! then goes to the shard and waits for its lock.
 
-use crate::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use pinpool_os::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 /// Permits that a put claims from the pool at once.
 pub(super) const PERMITS_PER_CLAIM: u32 = 4;

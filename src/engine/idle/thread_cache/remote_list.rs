@@ -20,7 +20,7 @@
 #![allow(unsafe_code)] // The chain behind the word.
 
 use super::entry::Entry;
-use crate::sync::atomic::{AtomicPtr, Ordering};
+use pinpool_os::sync::atomic::{AtomicPtr, Ordering};
 use std::ptr::{self, NonNull};
 
 /// The low bits that the alignment of an entry leaves free.

@@ -22,8 +22,8 @@ use super::free_list::{FreeList, NO_ORDER, Recount, first_order, tick_of};
 use super::lock::Lock;
 use super::permits::{Common, PERMITS_PER_CLAIM};
 use super::remote_list::{EntryChain, PERMITS_MAX, PushError, RemoteList};
-use crate::sync::CachePadded;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use pinpool_os::sync::CachePadded;
+use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// With more spare permits than this a shard returns some to the pool ...

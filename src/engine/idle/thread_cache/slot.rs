@@ -4,7 +4,7 @@
 //! thread's slot selects its own shard. Two threads with one number share a shard and are as correct, only slower, so
 //! threads without a lease share the numbers from [`LEASED_MAX`] up. Compare `Tid` of sharded-slab.
 
-use crate::sync::process::{AtomicU64, Ordering};
+use pinpool_os::sync::process::{AtomicU64, Ordering};
 use std::cell::Cell;
 
 const WORDS: usize = 16;

@@ -6,11 +6,11 @@
 
 use super::*;
 use crate::in_flight::models::Copied;
-use crate::sync::UnsafeCell;
-use crate::sync::atomic::AtomicBool;
 use loom::sync::Arc;
 use loom::thread;
 use loom::thread::JoinHandle;
+use pinpool_os::sync::UnsafeCell;
+use pinpool_os::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicUsize;
 
 /// A gate, and the memory that it guards.

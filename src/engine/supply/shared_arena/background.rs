@@ -27,8 +27,8 @@ use crate::backend::SourceError;
 use crate::diag::{self, Growth};
 use crate::ledger::Want;
 use crate::maintenance_thread::MaintenanceThread;
-use crate::sync::plain::{Condvar, Mutex};
-use crate::threads;
+use pinpool_os::sync::plain::{Condvar, Mutex};
+use pinpool_os::threads;
 
 /// A step pins about so much: 2 to 3 ms on `mlock` and `vmm`. Larger granules are pinned one by one.
 const STEP_BYTES: u64 = 8 << 20;

@@ -8,7 +8,7 @@ use crate::backend::{HeapSource, Region, Source, SourceError};
 use crate::diag::{LogSampler, PoolLog};
 use crate::stats::EvictionReason;
 // In a model another thread may run before each call.
-use crate::sync::atomic::{AtomicU64, Ordering};
+use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
 /// A heap of discrete regions, whose releases would wait for copies or not.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use super::SharedArena;
 use crate::arena::Plan;
 use crate::backend::SourceError;
 use crate::diag::Growth;
-use crate::sync::MutexGuard;
+use pinpool_os::sync::MutexGuard;
 
 impl SharedArena {
     /// Carries out a plan for a block of `bytes` and returns its memory. The gate opens after the last release.

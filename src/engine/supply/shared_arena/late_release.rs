@@ -10,8 +10,8 @@ use super::super::executor::Mapping;
 use crate::backend::Source;
 use crate::diag::PoolLog;
 use crate::maintenance_thread::MaintenanceThread;
-use crate::sync::plain::Mutex;
-use crate::threads;
+use pinpool_os::sync::plain::Mutex;
+use pinpool_os::threads;
 
 /// Between two looks at a device that has work.
 const IDLE_PAUSE: Duration = Duration::from_millis(1);

@@ -16,7 +16,7 @@ use crate::arena::Plan;
 use crate::backend::{PAGE_BYTES, SourceError};
 use crate::maintenance_thread::MaintenanceThread;
 use crate::stats::EvictionReason;
-use crate::threads;
+use pinpool_os::threads;
 
 /// Longest wait at the end of a pool for threads that count copies as ended.
 const COUNTING_PATIENCE: Duration = Duration::from_secs(1);

@@ -1,0 +1,161 @@
+//! The target of copies: the GPU if there is one, else the host sink, as the report states.
+#![allow(unsafe_code)] // Untracked copies, the baseline of tracked ones.
+
+use std::time::{Duration, Instant};
+
+#[cfg(feature = "cuda")]
+use pinpool::copy::cuda::RawMem;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::copy::{CopyTarget, FencePurpose};
+#[cfg(feature = "cuda")]
+use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, sys};
+use pinpool::{Completion, Error, FenceKind, PinnedBuf};
+
+/// A stream and the memory that every copy on it overwrites.
+#[derive(Debug)]
+pub(super) enum BenchTarget {
+    Sink {
+        stream: SinkStream,
+        memory: SinkMem,
+    },
+    #[cfg(feature = "cuda")]
+    Cuda {
+        name: String,
+        stream: std::sync::Arc<CudaStream>,
+        /// `memory` without cudarc's events; declared before it, so dropped before it.
+        raw: RawMem,
+        address: sys::CUdeviceptr,
+        memory: CudaSlice<u8>,
+    },
+}
+
+/// The compared ways to copy a buffer and give it back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CopyMethod {
+    /// `copy_to`, into memory that only the stream orders.
+    CopyTo,
+    /// `copy_to` into a slice of cudarc's, which records events of its own.
+    #[cfg(feature = "cuda")]
+    CopyToSlice,
+    /// cudarc's `memcpy_htod` of the buffer, then its drop.
+    #[cfg(feature = "cuda")]
+    MemcpyHtod,
+}
+
+impl BenchTarget {
+    /// A destination for copies of up to `bytes`.
+    pub(super) fn open(bytes: usize) -> Result<BenchTarget, Error> {
+        #[cfg(feature = "cuda")]
+        // Checked first because cudarc panics without a driver.
+        if pinpool::backend::CudaSource::new(0).is_ok() {
+            let opened = CudaContext::new(0).and_then(|context| {
+                let stream = context.new_stream()?;
+                let memory = stream.alloc_zeros(bytes)?;
+                stream.synchronize()?;
+                let (address, _) = memory.device_ptr(&stream);
+                // SAFETY: `memory` is kept beside it, and every copy goes through the one stream.
+                let raw = unsafe { RawMem::from_raw(address, bytes, stream.clone()) };
+                Ok(BenchTarget::Cuda { name: context.name()?, stream, raw, address, memory })
+            });
+            return opened.map_err(|error| driver_error(&error));
+        }
+        Ok(BenchTarget::Sink { stream: SinkStream::new()?, memory: SinkMem::new(bytes) })
+    }
+
+    pub(super) fn describe(&self) -> String {
+        match self {
+            BenchTarget::Sink { .. } => "the host sink (no GPU: a thread that copies)".to_owned(),
+            #[cfg(feature = "cuda")]
+            BenchTarget::Cuda { name, .. } => name.clone(),
+        }
+    }
+
+    /// Copies the buffer and gives it back.
+    pub(super) fn copy_all(&mut self, buf: PinnedBuf) -> Result<Completion, Error> {
+        match self {
+            BenchTarget::Sink { stream, memory } => buf.copy_to(stream, memory),
+            #[cfg(feature = "cuda")]
+            BenchTarget::Cuda { stream, memory, .. } => buf.copy_to(stream, memory),
+        }
+    }
+
+    /// Copies the first `len` bytes of the buffer.
+    pub(super) fn copy(&mut self, buf: &mut PinnedBuf, len: usize) -> Result<Completion, Error> {
+        match self {
+            BenchTarget::Sink { stream, memory } => buf.copy_range_to(0..len, stream, memory),
+            #[cfg(feature = "cuda")]
+            BenchTarget::Cuda { stream, memory, .. } => buf.copy_range_to(0..len, stream, memory),
+        }
+    }
+
+    /// The methods of this destination and their names.
+    pub(super) fn methods(&self) -> &'static [(&'static str, CopyMethod)] {
+        match self {
+            BenchTarget::Sink { .. } => &[("copy_to", CopyMethod::CopyTo)],
+            #[cfg(feature = "cuda")]
+            BenchTarget::Cuda { .. } => &[
+                ("copy_to", CopyMethod::CopyTo),
+                ("copy_to_slice", CopyMethod::CopyToSlice),
+                ("memcpy_htod", CopyMethod::MemcpyHtod),
+            ],
+        }
+    }
+
+    /// Copies the buffer by `method` and gives it back.
+    pub(super) fn copy_by(&mut self, method: CopyMethod, buf: PinnedBuf) -> Result<(), Error> {
+        match (self, method) {
+            #[cfg(feature = "cuda")]
+            (BenchTarget::Cuda { stream, raw, .. }, CopyMethod::CopyTo) => buf.copy_to(stream, raw).map(drop),
+            #[cfg(feature = "cuda")]
+            (BenchTarget::Cuda { stream, memory, .. }, CopyMethod::MemcpyHtod) => {
+                stream.memcpy_htod(&buf, memory).map_err(|error| driver_error(&error))
+            }
+            (destination, _) => destination.copy_all(buf).map(drop),
+        }
+    }
+
+    /// Times `count` untracked calls that enqueue a copy of the buffer, then waits for the copies.
+    pub(super) fn time_untracked(&mut self, buf: PinnedBuf, count: usize) -> Result<(PinnedBuf, Duration), Error> {
+        let begun = Instant::now();
+        let enqueued = (0..count).try_for_each(|_| self.enqueue_untracked(&buf));
+        let took = begun.elapsed();
+        if let Err(error) = enqueued.and_then(|()| self.synchronize()) {
+            // A copy may still read the buffer.
+            std::mem::forget(buf);
+            return Err(error);
+        }
+        Ok((buf, took))
+    }
+
+    fn enqueue_untracked(&mut self, buf: &PinnedBuf) -> Result<(), Error> {
+        match self {
+            BenchTarget::Sink { stream, memory } => {
+                // SAFETY: `time_untracked` keeps the buffer, unchanged, until the stream is synchronized.
+                let enqueued =
+                    unsafe { memory.enqueue(stream, buf.as_ptr(), buf.len(), FencePurpose::Pool(FenceKind::Event)) };
+                enqueued.map(drop).map_err(|failure| Error::device(format!("{failure:?}")))
+            }
+            #[cfg(feature = "cuda")]
+            BenchTarget::Cuda { stream, address, .. } => {
+                let source = buf.as_ptr().cast();
+                // SAFETY: as above; `memory` holds as many bytes as every buffer, and the context is current.
+                let enqueued = unsafe { sys::cuMemcpyHtoDAsync_v2(*address, source, buf.len(), stream.cu_stream()) };
+                enqueued.result().map_err(|error| driver_error(&error))
+            }
+        }
+    }
+
+    /// Waits for all copies.
+    pub(super) fn synchronize(&self) -> Result<(), Error> {
+        match self {
+            BenchTarget::Sink { stream, .. } => stream.synchronize(),
+            #[cfg(feature = "cuda")]
+            BenchTarget::Cuda { stream, .. } => stream.synchronize().map_err(|error| driver_error(&error)),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn driver_error(error: &DriverError) -> Error {
+    Error::device(format!("{:?}", error.0))
+}

@@ -1,0 +1,68 @@
+//! `pinpool env`: the variables with their values, origins, defaults and meanings; all that is wrong with them, and what this
+//! machine does not have of what they ask for.
+
+use std::error::Error;
+
+use clap::Args;
+use pinpool::config::env::{self, VariableReport};
+use pinpool::{Pool, doctor};
+
+use crate::exit::ExitError;
+use crate::table::columns_left;
+use crate::terminal::{Terminal, to_stdout};
+
+/// Lists the PINPOOL_* variables: value, origin, default, meaning
+///
+/// Those that most programs need, and all that are set. Exits with 2 if no pool could be built because settings cannot be read
+/// or contradict each other, and with 1 if this machine does not have what they ask for. `pinpool doctor` looks at the rest of
+/// the machine.
+#[derive(Debug, Args)]
+pub(crate) struct EnvArgs {
+    /// List every variable
+    #[arg(long)]
+    all: bool,
+}
+
+pub(crate) fn run(args: &EnvArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let report = env::report();
+    let is_listed = |variable: &&VariableReport| args.all || variable.is_common || variable.origin != "default";
+    let listed: Vec<_> = report.variables.iter().filter(is_listed).collect();
+    terminal.report(list(&listed))?;
+    let left_out = report.variables.len() - listed.len();
+    if left_out > 0 {
+        terminal.write(format!("{left_out} more have their defaults: `pinpool env --all` lists them\n").as_bytes());
+    }
+    for bad in &report.bad {
+        let word = if bad.is_error() { "error" } else { "warning" };
+        terminal.write(format!("{word}: {bad}\n").as_bytes());
+    }
+    for error in &report.contradictions {
+        terminal.write(format!("error: {error}\n").as_bytes());
+    }
+    if report.is_refused() {
+        return Err(ExitError::Settings);
+    }
+    let unmet = doctor::unmet();
+    for finding in &unmet {
+        terminal.write(format!("{}: {}: {finding}\n", finding.level, finding.check).as_bytes());
+    }
+    // What `unmet` looks at is left out: a reserve would be pinned, a trace or a socket opened.
+    let builder = Pool::builder().reserve_bytes(0).background_poll(false).trace(None).socket(None);
+    match builder.build() {
+        Err(error) if error.is_setting() => Err(terminal.refuse(&error)),
+        Err(error) => {
+            terminal.write(format!("warning: {error}\n").as_bytes());
+            Err(ExitError::Failure)
+        }
+        Ok(_) if unmet.is_empty() => Ok(()),
+        Ok(_) => Err(ExitError::Failure),
+    }
+}
+
+fn list(reports: &[&VariableReport]) -> Result<(), Box<dyn Error>> {
+    let title = ["variable", "value", "from", "default", "meaning"];
+    let rows =
+        reports.iter().map(|report| [report.name, &report.value, report.origin, &report.default, report.meaning]);
+    let rows: Vec<_> = std::iter::once(title).chain(rows).map(|row| row.map(str::to_owned).to_vec()).collect();
+    Ok(to_stdout(&columns_left(&rows))?)
+}

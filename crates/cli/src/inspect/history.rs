@@ -1,0 +1,245 @@
+//! A log's messages in order: which pool each is of, the limit in force, and the raises that were not printed.
+//!
+//! One message in ten is printed, counted over all pools of a process, lines get lost, processes share a file and programs
+//! start again. So the figures of each message decide first (`ledger.rs`), and its neighbours only between several limits
+//! that they fit. A pool's limit never falls, and its counters never fall while its limit stays: a message that would break
+//! this is of another pool, or of the same program started again.
+
+use std::cmp::Reverse;
+
+use super::ledger::{Chain, Fit, allocated_by_rate};
+use super::message::{Counters, Figures, Message, TOLERABLE_RATE};
+
+/// The limit that TensorFlow's pool starts with.
+pub(super) const START_LIMIT: u64 = 100;
+/// Starting limits that are told apart.
+const CHAINS_MAX: usize = 16;
+/// Pools, and starts of programs, that are told apart: each message is compared with all.
+const POOLS_MAX: usize = 1_000;
+
+/// What the log tells beyond its figures.
+#[derive(Debug)]
+pub(super) struct History {
+    /// One for each message, in the same order.
+    pub(super) entries: Vec<Entry>,
+    /// In the order of their first messages.
+    pub(super) pools: Vec<PoolHistory>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Its place in [`History::pools`].
+    pub(super) pool: usize,
+    /// In force when the message was printed: of a raise, the one before it. `None` if it cannot be known.
+    pub(super) limit: Option<u64>,
+    /// Gets since the last raise that went to the underlying allocator; `None` of a raise, or if it cannot be known.
+    pub(super) allocated: Option<u64>,
+    /// Raises since the pool's message before, or its start, that were not printed.
+    pub(super) silent_raises: u64,
+}
+
+/// One pool of one process.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PoolHistory {
+    /// After its last message; `None` if no message told one.
+    pub(super) limit: Option<u64>,
+    pub(super) printed_raises: u64,
+    pub(super) silent_raises: u64,
+    /// Its counters with the limit at each, in order.
+    pub(super) checks: Vec<(Option<u64>, Counters)>,
+    /// Its last counters, if the limit was not raised after them.
+    window: Option<Counters>,
+    /// The place of the check with these counters in [`History::entries`].
+    checked_at: usize,
+}
+
+impl History {
+    /// # Errors
+    ///
+    /// For more pools than can be told apart.
+    pub(super) fn of(messages: &[Message]) -> Result<Self, String> {
+        let mut history = Builder { chains: chains(messages), entries: Vec::new(), pools: Vec::new() };
+        for (at, message) in messages.iter().enumerate() {
+            match message.figures {
+                Figures::After(counters) => history.add_check(&counters, &messages[at + 1..]),
+                Figures::Raise { from, to } => history.add_raise(from, to),
+            }
+            if history.pools.len() > POOLS_MAX {
+                return Err(format!(
+                    "line {}: the lines are of more than {POOLS_MAX} pools or starts of programs, the most that are told \
+                     apart; split the log",
+                    message.line
+                ));
+            }
+        }
+        Ok(Self { entries: history.entries, pools: history.pools })
+    }
+
+    /// Raises of all pools: printed, and not printed.
+    pub(super) fn raises(&self) -> (u64, u64) {
+        self.pools
+            .iter()
+            .fold((0, 0), |(printed, silent), pool| (printed + pool.printed_raises, silent + pool.silent_raises))
+    }
+}
+
+/// TensorFlow's chain, and those of raises that are not on it.
+fn chains(messages: &[Message]) -> Vec<Chain> {
+    let mut chains = vec![Chain::from(START_LIMIT)];
+    for message in messages {
+        if let Figures::Raise { from, to } = message.figures
+            && chains.len() < CHAINS_MAX
+            && !chains.iter().any(|chain| chain.has_raise(from, to))
+        {
+            chains.push(Chain::from(from));
+        }
+    }
+    chains
+}
+
+struct Builder {
+    chains: Vec<Chain>,
+    entries: Vec<Entry>,
+    pools: Vec<PoolHistory>,
+}
+
+impl Builder {
+    fn add_check(&mut self, counters: &Counters, later: &[Message]) {
+        let fit = self.fit(counters, later);
+        let limit = fit.map(|fit| fit.limit).or_else(|| raise_behind(later).filter(|_| self.fits(counters).is_empty()));
+        let allocated = fit.map(|fit| fit.allocated).or_else(|| allocated_by_rate(counters));
+        let at = limit.and_then(|limit| self.pool_at(limit, Some(counters)));
+        let at = at.or_else(|| limit.is_none().then(|| self.entries.last().map(|entry| entry.pool)).flatten());
+        let (pool, silent_raises) = self.advance(at, limit);
+        self.pools[pool].window = Some(*counters);
+        self.pools[pool].checked_at = self.entries.len();
+        self.pools[pool].checks.push((limit, *counters));
+        self.entries.push(Entry { pool, limit, allocated, silent_raises });
+    }
+
+    fn add_raise(&mut self, from: u64, to: u64) {
+        let at = self.just_checked(from).or_else(|| self.pool_at(from, None));
+        let (pool, silent_raises) = self.advance(at, Some(from));
+        let history = &mut self.pools[pool];
+        history.limit = Some(to);
+        history.window = None;
+        history.printed_raises += 1;
+        self.entries.push(Entry { pool, limit: Some(from), allocated: None, silent_raises });
+    }
+
+    /// The limits that the figures fit, of all chains.
+    fn fits(&self, counters: &Counters) -> Vec<Fit> {
+        let mut fits: Vec<Fit> = self.chains.iter().flat_map(|chain| chain.fits(counters)).collect();
+        fits.sort_unstable_by_key(|fit| fit.limit);
+        fits.dedup();
+        fits
+    }
+
+    /// The one limit that the figures fit, with the help of the messages around where they fit several.
+    fn fit(&self, counters: &Counters, later: &[Message]) -> Option<Fit> {
+        let fits = self.fits(counters);
+        let only = |is_likely: &dyn Fn(u64) -> bool| {
+            let mut likely = fits.iter().filter(|fit| is_likely(fit.limit));
+            likely.next().copied().filter(|_| likely.next().is_none())
+        };
+        let raised_from = raise_behind(later);
+        let goes_on = |limit| {
+            let is_window = |pool: &PoolHistory| {
+                pool.limit == Some(limit) && pool.window.is_none_or(|last| is_later(&last, counters))
+            };
+            self.pools.iter().any(is_window)
+        };
+        let next = later.iter().find_map(|message| match &message.figures {
+            Figures::After(next) => Some(next),
+            Figures::Raise { .. } => None,
+        });
+        let next = next.filter(|next| is_later(counters, next));
+        let next_limit = next.and_then(|next| match self.fits(next).as_slice() {
+            [fit] => Some(fit.limit),
+            _ => None,
+        });
+        only(&|_| true)
+            .or_else(|| only(&|limit| Some(limit) == raised_from))
+            .or_else(|| only(&goes_on))
+            .or_else(|| only(&|limit| Some(limit) == next_limit))
+    }
+
+    /// The pool whose next message may be one at `limit`. Of several: one that has this limit, with the counters that are
+    /// nearest below; else the one with the highest limit, of these one whose last check had to raise it; then the latest.
+    fn pool_at(&self, limit: u64, counters: Option<&Counters>) -> Option<usize> {
+        let distance = |pool: &PoolHistory| match pool.limit {
+            None => Some(0),
+            Some(last) if last == limit => {
+                let Some(counters) = counters else { return Some(0) };
+                increase(pool.window.as_ref(), counters)
+            }
+            Some(last) => {
+                let is_due = pool.window.as_ref().is_some_and(may_raise);
+                (last < limit && self.raises_between(last, limit).is_some()).then_some(u128::from(!is_due))
+            }
+        };
+        let pools =
+            self.pools.iter().enumerate().filter_map(|(at, pool)| Some((pool.limit, Reverse(distance(pool)?), at)));
+        pools.max().map(|(.., at)| at)
+    }
+
+    /// The pool at `limit` that was checked last: a check and its raise are printed one after the other.
+    fn just_checked(&self, limit: u64) -> Option<usize> {
+        let pools = self.pools.iter().enumerate().filter_map(|(at, pool)| {
+            let window = pool.window.as_ref().filter(|_| pool.limit == Some(limit))?;
+            // Other pools may print between the two.
+            Some((may_raise(window), pool.checked_at, at))
+        });
+        pools.max().map(|(.., at)| at)
+    }
+
+    /// Takes the pool, or a new one, to `limit`; returns the raises that this takes.
+    fn advance(&mut self, at: Option<usize>, limit: Option<u64>) -> (usize, u64) {
+        let at = at.unwrap_or_else(|| {
+            self.pools.push(PoolHistory::default());
+            self.pools.len() - 1
+        });
+        let before = self.pools[at].limit;
+        let raises = limit.and_then(|limit| match before {
+            Some(before) => self.raises_between(before, limit),
+            None => self.chains.iter().find_map(|chain| chain.place(limit)),
+        });
+        let raises = raises.unwrap_or(0) as u64;
+        let pool = &mut self.pools[at];
+        pool.silent_raises += raises;
+        pool.limit = limit.or(before);
+        (at, raises)
+    }
+
+    fn raises_between(&self, from: u64, to: u64) -> Option<usize> {
+        self.chains.iter().find_map(|chain| chain.place(to)?.checked_sub(chain.place(from)?))
+    }
+}
+
+/// The limit that is raised in the next message.
+fn raise_behind(later: &[Message]) -> Option<u64> {
+    match later.first()?.figures {
+        Figures::Raise { from, .. } => Some(from),
+        Figures::After(_) => None,
+    }
+}
+
+/// Whether `next` may follow `last` while the limit stays.
+fn is_later(last: &Counters, next: &Counters) -> bool {
+    increase(Some(last), next).is_some()
+}
+
+/// What the counters have grown by from `last`, or from 0 behind a raise, to `next`; `None` if one of them is smaller, or
+/// only the evictions have not grown: a check comes with each 1000th. The same line twice is a line that was copied.
+fn increase(last: Option<&Counters>, next: &Counters) -> Option<u128> {
+    let Some(last) = last else { return Some(u128::from(next.put) + u128::from(next.evicted)) };
+    // A log may have lost the gets.
+    let _ = last.get.zip(next.get).map_or(Some(0), |(last, next)| next.checked_sub(last))?;
+    let (put, evicted) = (next.put.checked_sub(last.put)?, next.evicted.checked_sub(last.evicted)?);
+    (evicted > 0 || put == 0).then_some(u128::from(put) + u128::from(evicted))
+}
+
+/// Whether the limit may be raised at a check with these rates, which are printed with six digits.
+fn may_raise(counters: &Counters) -> bool {
+    counters.eviction_rate >= TOLERABLE_RATE && counters.unsatisfied_rate >= TOLERABLE_RATE
+}

@@ -1,0 +1,140 @@
+//! What the figures of one message say about the limit in force when it was printed.
+//!
+//! Since the last raise the pool went to the underlying allocator for every buffer that it evicted, that is in use in excess
+//! of the buffers in use then, or that it keeps in excess of those kept then. At a check it keeps as many as its limit, and
+//! after a raise as many as the limit before it. So
+//!
+//! ```text
+//! allocated = get - put + evicted + (limit - previous limit)
+//! ```
+//!
+//! where the previous limit is 0 before the first raise. The message prints `allocated / get` with six significant digits, and
+//! limits lie on a chain, so that mostly one limit of the chain fits.
+
+use super::message::{Counters, raised};
+
+/// Limits that follow one another by TensorFlow's rule of a raise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Chain(Vec<u64>);
+
+/// A limit that the figures fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Fit {
+    pub(super) limit: u64,
+    /// Gets that went to the underlying allocator.
+    pub(super) allocated: u64,
+}
+
+/// A pool that keeps more buffers than this is none.
+const HIGHEST_LIMIT: u64 = 1 << 40;
+impl Chain {
+    /// The limits of a pool that starts with `limit`.
+    pub(super) fn from(limit: u64) -> Self {
+        let next = |&limit: &u64| Some(raised(limit)).filter(|&raised| raised < HIGHEST_LIMIT);
+        Self(std::iter::successors(Some(limit), next).collect())
+    }
+
+    /// The place of `limit`: raises between the start and it.
+    pub(super) fn place(&self, limit: u64) -> Option<usize> {
+        self.0.binary_search(&limit).ok()
+    }
+
+    /// Whether a raise `from` a limit of this chain goes `to` the next one.
+    pub(super) fn has_raise(&self, from: u64, to: u64) -> bool {
+        self.place(from).is_some_and(|at| self.0.get(at + 1) == Some(&to))
+    }
+
+    /// The limits that `counters` fit.
+    pub(super) fn fits(&self, counters: &Counters) -> Vec<Fit> {
+        let previous = std::iter::once(0).chain(self.0.iter().copied());
+        let fit = |(&limit, previous)| {
+            let allocated = allocated(counters, limit - previous)?;
+            prints_as(allocated, counters).then_some(Fit { limit, allocated })
+        };
+        self.0.iter().zip(previous).filter_map(fit).collect()
+    }
+}
+
+/// `None` if the sum is no count, or more than the gets.
+fn allocated(counters: &Counters, raised_by: u64) -> Option<u64> {
+    let get = counters.get?;
+    let sum = i128::from(get) - i128::from(counters.put) + i128::from(counters.evicted) + i128::from(raised_by);
+    u64::try_from(sum).ok().filter(|&allocated| allocated <= get)
+}
+
+/// Whether TensorFlow prints the rate of `allocated` as it stands there.
+fn prints_as(allocated: u64, counters: &Counters) -> bool {
+    let Some(get) = counters.get else { return false };
+    let rate = if get == 0 { 0.0 } else { allocated as f64 / get as f64 };
+    six_digits(rate) == six_digits(counters.unsatisfied_rate)
+}
+
+/// Equal for rates that C's `%g` prints alike.
+fn six_digits(rate: f64) -> String {
+    format!("{rate:.5e}")
+}
+
+/// The gets that went to the underlying allocator by the printed rate alone, whatever the limit; `None` if several numbers
+/// print alike.
+pub(super) fn allocated_by_rate(counters: &Counters) -> Option<u64> {
+    let get = counters.get?;
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Saturates; checked below.
+    let nearest = (counters.unsatisfied_rate * get as f64).round() as u64;
+    let around = nearest.saturating_sub(1)..=nearest.saturating_add(1).min(get);
+    let mut fits = around.filter(|&allocated| prints_as(allocated, counters));
+    fits.next().filter(|_| fits.next().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counters(get: u64, put: u64, evicted: u64, unsatisfied_rate: f64) -> Counters {
+        let eviction_rate = evicted as f64 / put as f64;
+        Counters { get: Some(get), put, evicted, eviction_rate, unsatisfied_rate }
+    }
+
+    #[test]
+    fn the_figures_of_a_first_check_tell_the_start() {
+        let fits = Chain::from(100).fits(&counters(63_521, 63_521, 1_000, 0.017_317_1));
+        assert_eq!(fits, [Fit { limit: 100, allocated: 1_100 }]);
+    }
+
+    #[test]
+    fn the_figures_tell_a_limit_far_up_the_chain() {
+        let fits = Chain::from(100).fits(&counters(71_532, 71_532, 1_000, 0.014_301_3));
+        assert_eq!(fits, [Fit { limit: 256, allocated: 1_023 }]);
+    }
+
+    #[test]
+    fn without_gets_the_difference_of_puts_and_evictions_tells_the_limit() {
+        let fits = Chain::from(100).fits(&counters(0, 1_010, 1_000, 0.0));
+        assert_eq!(fits, [Fit { limit: 110, allocated: 0 }]);
+    }
+
+    #[test]
+    fn figures_that_fit_no_pool_fit_no_limit() {
+        assert_eq!(Chain::from(100).fits(&counters(10, 50_000, 1_000, 0.5)), []);
+        assert_eq!(Chain::from(100).fits(&counters(u64::MAX, 0, u64::MAX, 1.0)), []);
+        let lost = Counters { get: None, ..counters(0, 2_530, 2_000, 0.0) };
+        assert_eq!(Chain::from(100).fits(&lost), []);
+    }
+
+    #[test]
+    fn the_chain_is_that_of_the_pool() {
+        let chain = Chain::from(100);
+        assert_eq!(chain.0[..12], [100, 110, 121, 133, 146, 160, 176, 193, 212, 233, 256, 281]);
+        assert!(chain.has_raise(256, 281) && !chain.has_raise(256, 282) && !chain.has_raise(257, 282));
+        assert_eq!(Chain::from(7).0[..3], [7, 100, 110]);
+        assert_eq!(Chain::from(0).0[..3], [0, 100, 110]);
+        assert_eq!(chain.place(121), Some(2));
+    }
+
+    #[test]
+    fn the_rate_alone_tells_a_count_of_few_gets_and_not_of_many() {
+        assert_eq!(allocated_by_rate(&counters(63_521, 1, 0, 0.017_317_1)), Some(1_100));
+        assert_eq!(allocated_by_rate(&counters(2_466_092_060, 1, 0, 0.001_662_58)), None);
+        assert_eq!(allocated_by_rate(&counters(0, 1, 0, 0.0)), Some(0));
+        assert_eq!(allocated_by_rate(&counters(10, 1, 0, f64::NAN)), None);
+    }
+}

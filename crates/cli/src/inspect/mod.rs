@@ -1,0 +1,152 @@
+//! `pinpool inspect`: what the pool's diagnostics in old logs say: the limit at each line, and what to set.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `text.rs` | log text in pieces that may hold a message, whatever ends them |
+//! | `message.rs` | the two messages and the prefixes around them |
+//! | `ledger.rs` | what the figures of one line say about the limit |
+//! | `history.rs` | many lines: which pool each is of, the limit in force, raises that were not printed |
+//! | `verdict.rs` | warming up, steady or thrashing, and what to set |
+//! | `report.rs` | all of it as text and as JSON |
+//! | `curve.rs` | all of it as curves, for `pinpool report` |
+
+pub(crate) mod curve;
+mod history;
+mod ledger;
+mod message;
+mod report;
+mod text;
+mod verdict;
+
+use std::error::Error;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use encoding_rs_io::DecodeReaderBytes;
+use pinpool_replay::Input;
+
+use crate::exit::ExitError;
+use crate::files::named;
+use crate::input::{self, Kind};
+use crate::terminal::Terminal;
+use curve::Curve;
+use history::History;
+use message::Found;
+
+/// Reads the pool's lines in logs of TensorFlow and pinpool: the limit at each, and what to set
+///
+/// Finds the messages `PoolAllocator: After ...` and `Raising pool_size_limit_ ...` behind any prefix or none, in log files,
+/// in saved notebooks and between progress bars. Exits with 1 if a file cannot be read, is cut off (what was read of it is
+/// printed) or holds no such message. A compressed log is read up to 1 GiB, a line up to 64 MiB.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// Logs, plain or compressed with gzip; `-` is stdin
+    #[arg(required = true, value_name = "LOG")]
+    logs: Vec<PathBuf>,
+
+    /// Print a JSON object for each message, one a line, and one with the summary of each log
+    #[arg(long)]
+    json: bool,
+
+    /// Print every message, also where there are many
+    #[arg(long, conflicts_with = "json")]
+    all: bool,
+}
+
+pub(crate) fn run(args: &InspectArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let mut result = Ok(());
+    for path in &args.logs {
+        // The other logs are read all the same.
+        let log = terminal.report(inspect(path, args));
+        result = result.and(log);
+    }
+    result
+}
+
+/// What a log shows.
+pub(crate) struct Log {
+    pub(crate) lines: u64,
+    pub(crate) messages: u64,
+    /// Messages that begin and do not end, or whose figures are damaged.
+    pub(crate) cut: u64,
+    pub(crate) tensorflow: Option<&'static str>,
+    /// Why it was not read to its end, and where.
+    pub(crate) stopped: Option<String>,
+    /// One for each pool.
+    pub(crate) curves: Vec<Curve>,
+}
+
+/// Reads the log, for pictures.
+///
+/// # Errors
+///
+/// If it cannot be read or has no message.
+pub(crate) fn read(input: Input) -> Result<Log, Box<dyn Error>> {
+    let (found, history) = find(input)?;
+    Ok(Log {
+        lines: found.lines,
+        messages: found.messages.len() as u64,
+        cut: found.cut,
+        tensorflow: found.tensorflow(),
+        curves: curve::curves(&found.messages, &history),
+        stopped: found.stopped,
+    })
+}
+
+fn find(input: Input) -> Result<(Found, History), Box<dyn Error>> {
+    let kind = input::kind(input.first());
+    if kind == Kind::Recording {
+        let why = "this is a recording, no log: `pinpool trace` prints it, `pinpool report` draws it, and `pinpool advise` says \
+                   what to set for it";
+        return Err(why.into());
+    }
+    let found = message::find(text::Pieces::new(text_of(input)))?;
+    if found.messages.is_empty() {
+        return Err(none_found(kind, &found).into());
+    }
+    let history = History::of(&found.messages)?;
+    Ok((found, history))
+}
+
+fn inspect(path: &Path, args: &InspectArgs) -> Result<(), Box<dyn Error>> {
+    let (found, history) = find(input::open(path)?).map_err(|error| named(path, &error))?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    let printed = if args.json {
+        report::json(&mut out, path, args.logs.len() > 1, &found, &history)
+    } else {
+        out.write_all(report::table(path, &found, &history, args.all).as_bytes())
+    };
+    // Keeps the kind of the error: a closed pipe is none.
+    let printed = printed.and_then(|()| out.flush());
+    printed.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))?;
+    found.stopped.map_or(Ok(()), |stopped| Err(named(path, &stopped).into()))
+}
+
+fn none_found(kind: Kind, found: &Found) -> String {
+    if kind == Kind::Workload {
+        return "this is a trace, no log: `pinpool replay` plays it, `pinpool advise` says what to set for it, and \
+                `pinpool report` draws it"
+            .to_owned();
+    }
+
+    let cut = if found.cut > 0 { format!(" ({} are cut off or damaged)", found.cut) } else { String::new() };
+    let stopped = found.stopped.as_ref().map_or_else(String::new, |stopped| format!("{stopped}; "));
+    format!(
+        "{stopped}no whole diagnostic of the pool in {} lines{cut}: TensorFlow prints them at level I (TF_CPP_MIN_LOG_LEVEL=0) until \
+         mid-2017 and not after that; pinpool at level info (RUST_LOG=info) from the 1000th eviction on",
+        found.lines
+    )
+}
+
+/// Most bytes that a compressed log is unpacked to.
+const UNPACKED_MAX: u64 = 1 << 30;
+
+/// The text of a log: unpacked, and of UTF-16 with a byte order mark (as PowerShell writes) in UTF-8.
+fn text_of(input: Input) -> Box<dyn Read> {
+    if input.is_packed() {
+        Box::new(DecodeReaderBytes::new(text::Unpacked::new(input.into_bytes(), UNPACKED_MAX)))
+    } else {
+        Box::new(DecodeReaderBytes::new(input.into_bytes()))
+    }
+}

@@ -1,0 +1,83 @@
+//! Whether a pool has found its size, from its checks in order; and what to set.
+
+use super::history::PoolHistory;
+use super::message::{Counters, TOLERABLE_RATE};
+
+/// With more misses than this share of the gets, a pool whose limit has grown a lot is of little use.
+const THRASHING_RATE: f64 = 0.1;
+/// This many raises are a factor of 2.6.
+const MANY_RAISES: u64 = 10;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// The last check raised nothing.
+    Steady,
+    /// The limit rises, and has not risen far, or there are fewer misses than before, or few.
+    WarmingUp,
+    /// The limit has risen far, and a tenth of the gets or more miss, about as many as before: sizes hardly ever repeat.
+    Thrashing,
+    /// There are raises alone.
+    Unknown,
+}
+
+impl Verdict {
+    pub(super) fn of(pool: &PoolHistory) -> Self {
+        let Some((_, last)) = pool.checks.last() else { return Self::Unknown };
+        if !is_raise_due(last) {
+            return Self::Steady;
+        }
+        let raises = pool.printed_raises + pool.silent_raises;
+        if raises < MANY_RAISES || last.unsatisfied_rate < THRASHING_RATE {
+            return Self::WarmingUp;
+        }
+        let first = pool.checks.first().map_or(last, |(_, first)| first);
+        let has_fallen = last.unsatisfied_rate < first.unsatisfied_rate / 2.0;
+        if has_fallen { Self::WarmingUp } else { Self::Thrashing }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Steady => "steady",
+            Self::WarmingUp => "warming up",
+            Self::Thrashing => "thrashing",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// What it means for `pool`, and what to set; a sentence each.
+    pub(super) fn advice(self, pool: &PoolHistory) -> Vec<String> {
+        let raises = pool.printed_raises + pool.silent_raises;
+        let start = |limit: u64| {
+            format!("PINPOOL_POOL_SIZE_LIMIT={limit} has pinpool begin there, without the {raises} raises.")
+        };
+        let misses = pool.checks.last().map_or(0.0, |(_, last)| last.unsatisfied_rate * 100.0);
+        match (self, pool.limit) {
+            (Self::Steady, Some(limit)) if raises == 0 => {
+                vec![format!("The pool has found its size with the limit that it began with, {limit} buffers: nothing to set.")]
+            }
+            (Self::Steady, Some(limit)) => {
+                vec![format!("The pool has found its size: it keeps up to {limit} idle buffers."), start(limit)]
+            }
+            (Self::Steady, None) => vec!["The pool has found its size: nothing to set.".to_owned()],
+            (Self::WarmingUp, Some(limit)) => vec![
+                format!("The limit was still rising at the last line, to {limit} buffers; {misses:.3} % of the gets missed."),
+                start(limit),
+            ],
+            (Self::WarmingUp, None) => vec![format!("The limit was still rising at the last line; {misses:.3} % of the gets missed.")],
+            (Self::Thrashing, _) => vec![
+                format!(
+                    "{misses:.1} % of the gets found no idle buffer of their size, after {raises} raises: sizes hardly ever \
+                     repeat, and each raise holds more memory."
+                ),
+                "Batch to fewer sizes. In pinpool, PINPOOL_PRESET=adaptive cuts all sizes from the same pinned memory, and \
+                 PINPOOL_MAX_BYTES limits it; with TensorFlow's rules PINPOOL_ROUNDING=pow2 makes sizes repeat."
+                    .to_owned(),
+            ],
+            (Self::Unknown, _) => vec!["The log has raises alone, which do not say how many gets miss.".to_owned()],
+        }
+    }
+}
+
+fn is_raise_due(counters: &Counters) -> bool {
+    counters.eviction_rate > TOLERABLE_RATE && counters.unsatisfied_rate > TOLERABLE_RATE
+}

@@ -1,0 +1,30 @@
+//! Ctrl-C.
+
+use std::time::{Duration, Instant};
+
+use pinpool_loader::StopFlag;
+
+use crate::exit::ExitError;
+use crate::terminal::Terminal;
+
+/// Signals within this time are one interrupt: it is shorter than the time between two key presses.
+const SAME_INTERRUPT: Duration = Duration::from_millis(150);
+
+/// The first Ctrl-C ends the run cleanly, the second at once. `timeout` and a shell's job control signal the process and its
+/// group, so a second signal right after the first is the same interrupt.
+pub(crate) fn stop_at_interrupt(terminal: &Terminal) -> StopFlag {
+    let stop = StopFlag::new();
+    let flag = stop.clone();
+    let mut first = None;
+    let handler = ctrlc::set_handler(move || {
+        let at = *first.get_or_insert_with(Instant::now);
+        if flag.raise() && at.elapsed() > SAME_INTERRUPT {
+            crate::top::restore();
+            std::process::exit(ExitError::Interrupted as i32);
+        }
+    });
+    if let Err(error) = handler {
+        terminal.message(format_args!("Ctrl-C will end the run without its figures: {error}"));
+    }
+    stop
+}

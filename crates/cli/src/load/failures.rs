@@ -1,0 +1,142 @@
+//! The failures of a load, grouped by cause: the first few of a cause are printed, the others counted.
+//!
+//! Owns what is a cause, how many are printed, and the remedies. The library's failures name file, cause and numbers.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use pinpool_loader::{Failure, FailureCause};
+
+use crate::terminal::Terminal;
+
+/// Failures of one cause that are printed in full.
+const PRINTED: u64 = 10;
+/// Names in the line for a cause at the end.
+const NAMED: usize = 3;
+
+/// Failures by cause.
+#[derive(Debug, Default)]
+pub(crate) struct Failures {
+    by_cause: BTreeMap<String, Group>,
+    /// Print every failure.
+    all: bool,
+}
+
+#[derive(Debug, Default)]
+struct Group {
+    count: u64,
+    first_names: Vec<String>,
+    remedy: Option<String>,
+}
+
+impl Failures {
+    pub(crate) fn new(all: bool) -> Failures {
+        Failures { by_cause: BTreeMap::new(), all }
+    }
+
+    pub(crate) fn add(&mut self, failure: &Failure, terminal: &Terminal) {
+        let group = self.by_cause.entry(cause(&failure.cause)).or_default();
+        group.count += 1;
+        if group.first_names.len() < NAMED {
+            group.first_names.push(failure.name.clone());
+        }
+        if group.count == 1 {
+            group.remedy = remedy(&failure.cause);
+        }
+        if self.all || group.count <= PRINTED {
+            // Without the lines on who holds what, which the log has.
+            let text = failure.to_string();
+            terminal.message(text.split("\nCurrent usage from device").next().unwrap_or_default());
+        } else if group.count == PRINTED + 1 {
+            terminal.message("more of these are counted and not printed (-v prints them)");
+        }
+    }
+
+    /// Prints a line for each cause of which not all were printed or for which there is a remedy.
+    pub(crate) fn summarize(&self, terminal: &Terminal) {
+        for (cause, Group { count, first_names, remedy }) in &self.by_cause {
+            if remedy.is_none() && (self.all || *count <= PRINTED) {
+                continue;
+            }
+            let mut line = format!("{count} failed: {cause}");
+            if *count > NAMED as u64 {
+                line += &format!("; the first: {}", first_names.join(", "));
+            }
+            if let Some(remedy) = remedy {
+                line += &format!("; {remedy}");
+            }
+            terminal.message(line);
+        }
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.by_cause.values().map(|group| group.count).sum()
+    }
+
+    /// The causes and how many failures each has.
+    pub(crate) fn by_cause(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.by_cause.iter().map(|(cause, group)| (cause.as_str(), group.count))
+    }
+}
+
+/// The cause without the numbers of the single failure.
+fn cause(cause: &FailureCause) -> String {
+    match cause {
+        FailureCause::Io(error) => return error.to_string(),
+        FailureCause::NotAFile => "neither a regular file nor a directory",
+        FailureCause::Truncated { .. } => "truncated while it was read",
+        FailureCause::Grown { .. } => "grew while it was read",
+        FailureCause::Tar(_) => "broken tar",
+        FailureCause::Safetensors(_) => "broken safetensors",
+        FailureCause::Corrupted { .. } => "differs at the destination",
+        FailureCause::Pool(error) if error.is_limit() => "no room for the batch under the ceiling",
+        FailureCause::Pool(error) if error.is_backend() => "no memory for the batch",
+        FailureCause::Pool(_) => "the batch was not copied",
+        other => return other.to_string(),
+    }
+    .to_owned()
+}
+
+fn remedy(cause: &FailureCause) -> Option<String> {
+    match cause {
+        FailureCause::Io(error) => io_remedy(error),
+        FailureCause::Pool(error) if error.is_limit() || error.is_backend() => {
+            Some("lower --batch-bytes, or give the pool more memory".to_owned())
+        }
+        _ => None,
+    }
+}
+
+fn io_remedy(error: &io::Error) -> Option<String> {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => {
+            let limit = open_files_limit().map_or_else(String::new, |limit| format!(", now {limit}"));
+            Some(format!("raise the limit on open files (`ulimit -n`{limit}), or lower --workers and --streams"))
+        }
+        Some(libc::ENFILE) => Some("the whole system has no descriptor left: raise fs.file-max".to_owned()),
+        _ => None,
+    }
+}
+
+/// Files that this process may have open.
+fn open_files_limit() -> Option<u64> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find(|line| line.starts_with("Max open files"))?;
+    line.split_whitespace().nth(3)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_for_lack_of_descriptors_names_the_limit() {
+        let too_many = FailureCause::Io(io::Error::from_raw_os_error(libc::EMFILE));
+        let remedy = remedy(&too_many).unwrap();
+        let limit = open_files_limit().unwrap();
+        assert!(remedy.contains(&format!("`ulimit -n`, now {limit})")), "{remedy}");
+        assert_eq!(cause(&too_many), "Too many open files (os error 24)");
+        let missing = FailureCause::Io(io::Error::from_raw_os_error(libc::ENOENT));
+        assert_eq!(super::remedy(&missing), None);
+    }
+}

@@ -1,0 +1,371 @@
+//! `pinpool load`: files through the pool to a device, and the figures at the end.
+//!
+//! Owns the flags, the choice of a destination, the interrupt and the exit status. The library's
+//! [`loader`](pinpool_loader) does the work.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `notes.rs` | what is said about the files before they are loaded |
+//! | `failures.rs` | failures, grouped by cause |
+//! | `report.rs` | the figures at the end |
+
+mod failures;
+mod notes;
+mod report;
+
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pinpool::config::text::{ParseError, parse_bytes, parse_duration};
+use pinpool::{Backend, Ceiling, OnFull, Pool, PoolBuilder, Preset, Rounding};
+use pinpool_loader::{
+    BatchDone, Catalog, Destination, Ended, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination,
+    StopFlag,
+};
+
+use self::failures::Failures;
+use self::report::LoadReport;
+use crate::dump::dump_on_signal;
+use crate::exit::ExitError;
+use crate::interrupt::stop_at_interrupt;
+use crate::replay::{TimeOrNone, time_or_none};
+use crate::terminal::Terminal;
+use crate::terminal::Verbosity;
+use crate::top::Watch;
+
+/// Files of the synthetic data set: about 1.1 GB.
+const SYNTHETIC_FILES: u64 = 10_000;
+/// Back-ends whose memory the driver knows.
+const PINNED_FOR_A_GPU: [&str; 3] = ["vmm", "register", "cuda"];
+/// Time between two looks at whether the run is to stop.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Load files through the pool onto the GPU, or into a host sink where there is none
+///
+/// Reads every regular file under the PATHs; without one, a synthetic data set with the sizes of photographs. A .tar
+/// (WebDataset shard; also .tar.gz, .tgz, .tar.zst, .tzst) or .safetensors file that is named as a PATH is opened, and its samples
+/// are loaded one by one; another .gz or .zst file is decompressed.
+/// Exits with 0 only if everything arrived, 1 if something failed, 2 for settings that cannot be met, 3 if --require-gpu is
+/// not met, 4 if there was no file to load, 130 after Ctrl-C. A recording that was asked for and is not complete is a failure.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Files and directories to load
+    paths: Vec<PathBuf>,
+
+    /// Open such files under directories too
+    #[arg(long)]
+    containers: bool,
+
+    /// Files in the synthetic data set [default: 10000]
+    #[arg(long, value_name = "N", conflicts_with = "paths", value_parser = clap::value_parser!(u64).range(..=1 << 24))]
+    synthetic: Option<u64>,
+
+    /// Seed of the synthetic data set
+    #[arg(long, value_name = "SEED", default_value_t = 0, conflicts_with = "paths")]
+    seed: u64,
+
+    /// Threads that read [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    workers: Option<u64>,
+
+    /// Batches read ahead of the copies [default: two for each worker]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    prefetch: Option<u64>,
+
+    /// Streams, each with one copy in flight
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
+    streams: u64,
+
+    /// Files (or samples of a container) in a batch at most
+    #[arg(long, value_name = "N")]
+    batch_files: Option<NonZeroU64>,
+
+    /// Bytes in a batch at most; a larger file is read in parts of this size, so a run holds at most (prefetch + streams)
+    /// times this much [default: 16MiB; with --batch-files no limit, and a file of any size is one buffer]
+    #[arg(long, value_name = "SIZE", value_parser = batch_bytes)]
+    batch_bytes: Option<NonZeroU64>,
+
+    /// Passes over the files
+    #[arg(long, value_name = "N", default_value = "1")]
+    epochs: NonZeroU64,
+
+    /// Shuffle each epoch, reproducibly from this seed
+    #[arg(long, value_name = "SEED")]
+    shuffle: Option<u64>,
+
+    /// Compare checksums taken while the files were read with those of the destination's own bytes
+    #[arg(long)]
+    verify: bool,
+
+    /// Stop at the first failure
+    #[arg(long)]
+    strict: bool,
+
+    /// Fail (exit status 3) unless every batch goes to a GPU from memory that is pinned for it
+    #[arg(long)]
+    require_gpu: bool,
+
+    /// Leave the pool alone for this long after the last batch, and report what it still holds then; Ctrl-C ends it early
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_duration)]
+    idle: Duration,
+
+    /// Print the figures as one JSON object
+    #[arg(long)]
+    json: bool,
+
+    /// Show the pool live while the files are loaded: bytes by state, hit rate, page-locks; q or Ctrl-C ends the run
+    #[arg(long, conflicts_with_all = ["json", "quiet", "verbose"])]
+    top: bool,
+
+    /// Record all that the pool does, for `trace`, `replay`, `advise` and `report`; compressed if the name ends in .gz
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+
+    #[command(flatten)]
+    pool: PoolArgs,
+}
+
+/// Settings of the pool.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Pool (each flag overrides its PINPOOL_ variable)")]
+struct PoolArgs {
+    /// Where memory comes from: auto, vmm, register, cuda, mlock, heap, sim or sim:SIZE
+    #[arg(long, value_name = "NAME")]
+    backend: Option<Backend>,
+
+    /// Rules that the pool follows: adaptive or tensorflow
+    #[arg(long, value_name = "NAME")]
+    preset: Option<Preset>,
+
+    /// Most idle buffers kept at the start; 0 keeps none
+    #[arg(long, value_name = "N")]
+    pool_size_limit: Option<u64>,
+
+    /// How sizes become classes: eighths under adaptive, pow2 or exact under tensorflow
+    #[arg(long, value_name = "NAME")]
+    rounding: Option<Rounding>,
+
+    /// Ceiling on all bytes held, in use and idle: a size, none, or auto
+    #[arg(long, value_name = "SIZE")]
+    max_bytes: Option<Ceiling>,
+
+    /// Bytes pinned at the start and kept
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    reserve: Option<u64>,
+
+    /// How long memory stays idle before it is released to the system: a time, or none to keep it
+    #[arg(long, value_name = "TIME", value_parser = time_or_none)]
+    idle_timeout: Option<TimeOrNone>,
+
+    /// Longest wait of a batch for memory under the ceiling: a time, or none for one without end
+    #[arg(long, value_name = "TIME", value_parser = time_or_none)]
+    wait: Option<TimeOrNone>,
+
+    /// What a batch gets after that wait: error, or pageable (memory that is not pinned)
+    #[arg(long, value_name = "NAME")]
+    on_full: Option<OnFull>,
+}
+
+fn batch_bytes(text: &str) -> Result<NonZeroU64, ParseError> {
+    NonZeroU64::new(parse_bytes(text)?).ok_or_else(|| ParseError::new(text, "less than 1B"))
+}
+
+pub(crate) fn run(args: &Args, verbosity: Verbosity, terminal: &Terminal) -> Result<(), ExitError> {
+    let stop = stop_at_interrupt(terminal);
+    let pool = args.pool.build(args.record.clone()).map_err(|error| {
+        let text = error.to_string();
+        // The flag was given, not the variable that it stands for.
+        terminal.lines(if args.record.is_some() { text.replacen("PINPOOL_TRACE=", "--record ", 1) } else { text });
+        ExitError::of(&error)
+    })?;
+    let _dump = dump_on_signal(&pool, terminal);
+    let mut destination = args.destination(&pool, terminal)?;
+    let listing = Instant::now();
+    let catalog = args.catalog(&stop);
+    let listing = listing.elapsed();
+    for note in notes::notes(&catalog) {
+        log::warn!("{note}");
+    }
+
+    let options = args.options();
+    let all_bytes = catalog.len_bytes().saturating_mul(options.epochs);
+    let bar = terminal.bar(all_bytes, if args.top { Verbosity::Quiet } else { verbosity });
+    let watch = if args.top { Some(watch(&pool, &bar, all_bytes, &stop, terminal)?) } else { None };
+    let failures = Failures::new(verbosity == Verbosity::Verbose);
+    let mut reporter = Reporter { terminal, bar, failures, verbosity };
+    let summary = Loader::new(&pool, &catalog, options).stop_on(&stop).run(destination.as_mut(), &mut reporter);
+    let Reporter { failures, bar, .. } = reporter;
+    drop(bar);
+    failures.summarize(terminal);
+
+    let pinned_bytes = pool.stats().pinned_bytes;
+    stay_idle(args.idle, &stop);
+    drop(watch);
+    let (sink, stats) = (destination.describe(), pool.stats());
+    let fallbacks = stats.fallbacks;
+    let report = LoadReport {
+        summary: &summary,
+        sink,
+        verify: args.verify,
+        listing,
+        pinned_bytes,
+        stats,
+        failures: &failures,
+        skipped_special_files: catalog.special_files().len(),
+    };
+    let printed = if args.json { terminal.print(report.json()) } else { terminal.print(report.table().trim_end()) };
+    verdict(&summary, terminal)?;
+    if catalog.files().is_empty() {
+        terminal.message("nothing to load: no regular file under the paths given");
+        return Err(ExitError::NothingToLoad);
+    }
+    if args.require_gpu && fallbacks > 0 {
+        terminal.message(format_args!("--require-gpu: {fallbacks} batches had memory that is not pinned (--on-full)"));
+        return Err(ExitError::NoGpu);
+    }
+    printed
+}
+
+/// Shows the pool, and how much is loaded.
+fn watch(
+    pool: &Pool,
+    bar: &indicatif::ProgressBar,
+    all_bytes: u64,
+    stop: &StopFlag,
+    terminal: &Terminal,
+) -> Result<Watch, ExitError> {
+    let bar = bar.clone();
+    let progress = move || format!("loaded {:.1} %", bar.position() as f64 / all_bytes.max(1) as f64 * 100.0);
+    Watch::begin(pool, terminal, stop, progress).map_err(|error| {
+        terminal.message(format_args!("--top: {error}"));
+        ExitError::Failure
+    })
+}
+
+/// Makes no call of the pool for the time `idle`, or until `stop` is raised: memory goes back by itself.
+fn stay_idle(idle: Duration, stop: &StopFlag) {
+    if idle > Duration::ZERO {
+        log::info!("idle for {} s", idle.as_secs_f64());
+    }
+    let started = Instant::now();
+    while !stop.is_raised() {
+        let left = idle.saturating_sub(started.elapsed());
+        if left.is_zero() {
+            return;
+        }
+        thread::sleep(left.min(LOOK_EVERY));
+    }
+}
+
+fn verdict(summary: &LoadSummary, terminal: &Terminal) -> Result<(), ExitError> {
+    match &summary.ended {
+        Ended::Stopped => {
+            terminal.message("interrupted; the figures are those so far");
+            return Err(ExitError::Interrupted);
+        }
+        Ended::Strict => terminal.message("stopped at the first failure (--strict)"),
+        Ended::Failed(error) => terminal.lines(format_args!("stopped: {error}")),
+        _ => {}
+    }
+    if summary.is_clean() { Ok(()) } else { Err(ExitError::Failure) }
+}
+
+impl Args {
+    fn catalog(&self, stop: &StopFlag) -> Catalog {
+        if self.paths.is_empty() {
+            Catalog::synthetic(self.synthetic.unwrap_or(SYNTHETIC_FILES), self.seed)
+        } else {
+            Catalog::from_paths(&self.paths, self.containers, stop)
+        }
+    }
+
+    fn options(&self) -> LoadOptions {
+        let given = |count: Option<u64>| count.and_then(|count| NonZeroUsize::new(usize::try_from(count).ok()?));
+        let mut options = LoadOptions::default();
+        options.workers = given(self.workers).unwrap_or(options.workers);
+        options.prefetch = given(self.prefetch);
+        options.batch_samples = self.batch_files;
+        if self.batch_bytes.is_some() || self.batch_files.is_some() {
+            options.batch_bytes = self.batch_bytes;
+        }
+        options.epochs = self.epochs.get();
+        options.shuffle_seed = self.shuffle;
+        options.verify = self.verify;
+        options.strict = self.strict;
+        options
+    }
+
+    /// The GPU if there is one, whatever back-end the pool has; otherwise the host sink, with the reason in the log.
+    fn destination(&self, pool: &Pool, terminal: &Terminal) -> Result<Box<dyn Destination>, ExitError> {
+        let lanes = usize::try_from(self.streams).unwrap_or(1);
+        let device = match crate::gpu::open(pool.config().device, lanes) {
+            Ok(device) => device,
+            Err(why) if self.require_gpu => {
+                terminal.message(format_args!("--require-gpu: no GPU to copy to: {why}"));
+                return Err(ExitError::NoGpu);
+            }
+            Err(why) => {
+                log::warn!("no GPU to copy to ({why}): copying to a host sink (--require-gpu makes this an error)");
+                let sink = SinkDestination::new(lanes).map_err(|error| terminal.refuse(&error))?;
+                return Ok(Box::new(sink));
+            }
+        };
+        let backend = pool.stats().backend;
+        if !PINNED_FOR_A_GPU.contains(&backend) {
+            let why =
+                format!("the back-end {backend} does not pin memory for the GPU ({})", PINNED_FOR_A_GPU.join(", "));
+            if self.require_gpu {
+                terminal.message(format_args!("--require-gpu: {why}"));
+                return Err(ExitError::NoGpu);
+            }
+            log::warn!("{why}: copies are slow");
+        }
+        Ok(device)
+    }
+}
+
+impl PoolArgs {
+    fn build(&self, record: Option<PathBuf>) -> Result<Pool, pinpool::Error> {
+        let builder = set(Pool::builder(), record, PoolBuilder::trace);
+        let builder = set(builder, self.backend.clone(), PoolBuilder::backend);
+        let builder = set(builder, self.preset, PoolBuilder::preset);
+        let builder = set(builder, self.pool_size_limit, PoolBuilder::pool_size_limit);
+        let builder = set(builder, self.rounding, PoolBuilder::rounding);
+        let builder = set(builder, self.max_bytes, PoolBuilder::max_bytes);
+        let builder = set(builder, self.reserve, PoolBuilder::reserve_bytes);
+        let builder = set(builder, self.idle_timeout, PoolBuilder::idle_timeout);
+        let builder = set(builder, self.wait, PoolBuilder::wait);
+        set(builder, self.on_full, PoolBuilder::on_full).build()
+    }
+}
+
+/// Gives the builder the value of a flag, if there is one.
+fn set<T>(builder: PoolBuilder, value: Option<T>, setter: impl FnOnce(PoolBuilder, T) -> PoolBuilder) -> PoolBuilder {
+    let Some(value) = value else { return builder };
+    setter(builder, value)
+}
+
+/// Advances the bar and collects failures.
+struct Reporter<'a> {
+    terminal: &'a Terminal,
+    bar: indicatif::ProgressBar,
+    failures: Failures,
+    verbosity: Verbosity,
+}
+
+impl Observer for Reporter<'_> {
+    fn batch_done(&mut self, batch: &BatchDone) {
+        self.bar.inc(batch.bytes);
+        if self.verbosity == Verbosity::Verbose {
+            let BatchDone { batch, samples, bytes, .. } = batch;
+            self.terminal.message(format_args!("batch {batch}: {bytes} bytes, {samples} samples complete"));
+        }
+    }
+
+    fn failed(&mut self, failure: &Failure) {
+        self.failures.add(failure, self.terminal);
+        self.bar.set_message(format!("{} failed", self.failures.count()));
+    }
+}

@@ -1,0 +1,131 @@
+//! The figures at the end of a load, as a table or as a JSON object.
+//!
+//! Owns names and units; every number comes from the library.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pinpool::Stats;
+use pinpool_loader::{Ended, LoadSummary};
+use serde_json::{Value, json};
+
+use super::failures::Failures;
+use crate::table::{grouped, list};
+
+/// A finished load.
+#[derive(Debug)]
+pub(crate) struct LoadReport<'a> {
+    pub(crate) summary: &'a LoadSummary,
+    /// The destination of the batches.
+    pub(crate) sink: String,
+    pub(crate) verify: bool,
+    /// Time to list the files, not part of `seconds`.
+    pub(crate) listing: Duration,
+    /// Pinned when the last batch was complete.
+    pub(crate) pinned_bytes: u64,
+    /// Taken after the idle time at the end.
+    pub(crate) stats: Stats,
+    pub(crate) failures: &'a Failures,
+    /// Pipes, sockets and devices under the paths.
+    pub(crate) skipped_special_files: usize,
+}
+
+impl LoadReport<'_> {
+    pub(crate) fn json(&self) -> Value {
+        let Self { summary, stats, .. } = self;
+        let ended = match summary.ended {
+            Ended::Complete => "complete",
+            Ended::Stopped => "interrupted",
+            Ended::Strict => "strict",
+            _ => "broken",
+        };
+        json!({
+            "backend": stats.backend,
+            "page_locked": stats.is_pinned,
+            "sink": self.sink,
+            "ended": ended,
+            "epochs": summary.epochs,
+            "files": summary.files,
+            "samples": summary.samples,
+            "failed_files": summary.failed_files,
+            "bytes": summary.bytes,
+            "seconds": summary.elapsed.as_secs_f64(),
+            "gb_per_s": summary.gb_per_s(),
+            "listing_seconds": self.listing.as_secs_f64(),
+            "batches": summary.batches,
+            "verify": self.verify,
+            "verified_batches": summary.verified_batches,
+            "max_in_flight_batches": summary.max_in_flight_batches,
+            "gets": stats.gets,
+            "hits": stats.hits,
+            "hit_rate": stats.hit_rate(),
+            "puts": stats.puts,
+            "evicted": stats.evicted,
+            "reclaimed": stats.reclaimed,
+            "waits": stats.waits,
+            "fallbacks": stats.fallbacks,
+            "checks": stats.checks,
+            "raises": stats.raises,
+            "lowers": stats.lowers,
+            "pool_size_limit": stats.pool_size_limit,
+            "pinned_bytes": self.pinned_bytes,
+            "pinned_after_idle_bytes": stats.pinned_bytes,
+            "front_idle_bytes": stats.idle_bytes,
+            "reserve_bytes": stats.reserve_bytes,
+            "peak_pinned_bytes": stats.peak_pinned_bytes,
+            "underlying_allocs": stats.underlying.allocs,
+            "underlying_frees": stats.underlying.frees,
+            "underlying_seconds": stats.underlying.time.as_secs_f64(),
+            "failures_by_cause": self.failures.by_cause().collect::<BTreeMap<_, _>>(),
+            "skipped_special_files": self.skipped_special_files,
+            "stats": stats,
+        })
+    }
+
+    /// A figure a line, and what the pool says of itself.
+    pub(crate) fn table(&self) -> String {
+        let Self { summary, stats, .. } = self;
+        let n = grouped;
+        let locked = if stats.is_pinned { "page-locked" } else { "not page-locked" };
+        let verified = if self.verify { n(summary.verified_batches) } else { "not asked for (--verify)".to_owned() };
+        let [elapsed, listing] = [summary.elapsed, self.listing].map(|time| time.as_secs_f64());
+        let idle = [stats.pinned_bytes, stats.idle_bytes, stats.reserve_bytes].map(n);
+        let [raises, checks, lowers] = [stats.raises, stats.checks, stats.lowers].map(n);
+        let calls = &stats.underlying;
+        let rows = list(&[
+            ("copied to", self.sink.clone()),
+            ("epochs", n(summary.epochs)),
+            ("files", n(summary.files)),
+            ("failed files", n(summary.failed_files)),
+            ("samples", n(summary.samples)),
+            ("bytes", n(summary.bytes)),
+            ("seconds", format!("{elapsed:.3}, and {listing:.3} to list the files")),
+            ("GB/s", format!("{:.3}", summary.gb_per_s())),
+            ("batches", n(summary.batches)),
+            ("verified batches", verified),
+            ("in flight at most", format!("{} batches", n(summary.max_in_flight_batches))),
+            ("pool", format!("{} ({locked})", stats.backend)),
+            ("gets", n(stats.gets)),
+            ("fallbacks", format!("{} gets had memory that is not pinned, at the ceiling", n(stats.fallbacks))),
+            ("hit rate", hit_rate(stats)),
+            ("evictions", format!("{} in {} puts", n(stats.evicted), n(stats.puts))),
+            ("limit", format!("{} buffers", n(stats.pool_size_limit))),
+            ("raises", format!("{raises} in {checks} checks, {lowers} lowered")),
+            ("reclaimed", format!("{} buffers", n(stats.reclaimed))),
+            ("waits at ceiling", format!("{} gets", n(stats.waits))),
+            ("pinned at most", format!("{} bytes", n(stats.peak_pinned_bytes))),
+            ("pinned at the end", format!("{} bytes", n(self.pinned_bytes))),
+            ("pinned when idle", format!("{} bytes, {} in idle buffers, {} in reserve", idle[0], idle[1], idle[2])),
+            ("allocations", format!("{}, {} freed", n(calls.allocs), n(calls.frees))),
+            ("time in those", format!("{:.3} s", calls.time.as_secs_f64())),
+        ]);
+        format!("{}\n\n{stats}\n", rows.trim_end())
+    }
+}
+
+/// The share of gets that reused an idle buffer, and where the others had their memory from, which is rarely a new allocation.
+fn hit_rate(stats: &Stats) -> String {
+    let misses = stats.gets.saturating_sub(stats.hits);
+    let percent = 100.0 * stats.hit_rate();
+    format!("{percent:.1} %; the other {} gets share {} allocations", grouped(misses), grouped(stats.underlying.allocs))
+}

@@ -1,0 +1,129 @@
+//! The `pinpool` command-line tool.
+
+mod advise;
+mod bench;
+mod doctor;
+mod dump;
+mod env;
+mod exit;
+mod files;
+mod gpu;
+mod input;
+mod inspect;
+mod interrupt;
+#[cfg(target_os = "linux")]
+mod keep;
+mod ledger;
+mod load;
+mod logger;
+mod pages;
+mod replay;
+mod report;
+#[cfg(target_os = "linux")]
+mod run;
+mod soak;
+mod table;
+mod terminal;
+mod threads;
+mod top;
+mod trace;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::exit::ExitError;
+use crate::terminal::{Terminal, Verbosity};
+
+/// A pool of page-locked host memory for loaders that feed GPUs.
+#[derive(Debug, Parser)]
+#[command(name = "pinpool", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+
+    /// Errors and results only: no progress bar, no warnings
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+
+    /// Every batch and every failure, and the log from `debug` on
+    #[arg(short, long, global = true)]
+    verbose: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Load(load::Args),
+    Replay(replay::ReplayArgs),
+    Advise(advise::AdviseArgs),
+    Trace(trace::TraceArgs),
+    Bench(bench::BenchArgs),
+    Doctor(doctor::DoctorArgs),
+    #[command(name = "doctor-probe", hide = true)]
+    DoctorProbe(doctor::ProbeArgs),
+    Env(env::EnvArgs),
+    Inspect(inspect::InspectArgs),
+    Ledger(ledger::LedgerArgs),
+    Report(report::ReportArgs),
+    #[cfg(target_os = "linux")]
+    Run(run::RunArgs),
+    Soak(soak::SoakArgs),
+    Top(top::TopArgs),
+    #[cfg(target_os = "linux")]
+    Keep(keep::KeepArgs),
+    Completions(pages::CompletionsArgs),
+    Man(pages::ManArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let terminal = Terminal::new();
+    let verbosity = match (cli.quiet, cli.verbose) {
+        (true, _) => Verbosity::Quiet,
+        (false, true) => Verbosity::Verbose,
+        (false, false) => Verbosity::Normal,
+    };
+    let default_filter = match (verbosity, &cli.command) {
+        (Verbosity::Quiet, _) => "error",
+        (Verbosity::Verbose, _) => "debug",
+        (Verbosity::Normal, Command::Load(_)) => "warn,pinpool=info",
+        #[cfg(target_os = "linux")]
+        (Verbosity::Normal, Command::Keep(_)) => "warn",
+        // `replay` prints the pool's diagnostics as part of its result, and `env` prints the warnings itself.
+        (Verbosity::Normal, _) => "error",
+    };
+    logger::init(&terminal, default_filter);
+    let result = match cli.command {
+        Command::Load(args) => load::run(&args, verbosity, &terminal),
+        Command::Replay(args) => replay::run(&args, &terminal),
+        Command::Advise(args) => advise::run(&args, verbosity, &terminal),
+        Command::Trace(args) => trace::run(&args, &terminal),
+        Command::Bench(args) => bench::run(&args, &terminal),
+        Command::Doctor(args) => doctor::run(&args, &terminal),
+        Command::DoctorProbe(args) => doctor::run_probe(&args, &terminal),
+        Command::Env(args) => env::run(&args, &terminal),
+        Command::Inspect(args) => inspect::run(&args, &terminal),
+        Command::Ledger(args) => ledger::run(&args, &terminal),
+        Command::Report(args) => terminal.report(report::run(&args)),
+        #[cfg(target_os = "linux")]
+        Command::Run(args) => run::run(&args, &terminal),
+        Command::Soak(args) => soak::run(&args, &terminal),
+        Command::Top(args) => top::run(&args, &terminal),
+        #[cfg(target_os = "linux")]
+        Command::Keep(args) => keep::run(&args, &terminal),
+        Command::Completions(args) => terminal.report(pages::completions(&args, Cli::command())),
+        Command::Man(args) => terminal.report(pages::man(&args, Cli::command())),
+    };
+    // The pools are gone, and with them their recordings are complete.
+    let result = match pinpool_replay::failed_recordings() {
+        0 => result,
+        _ => {
+            terminal.message("the recording that was asked for is missing or not complete, as the log says");
+            result.and(Err(ExitError::Failure))
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => ExitCode::from(error as u8),
+    }
+}

@@ -1,0 +1,291 @@
+//! `pinpool replay --format conformance`: plays a trace on pools under TensorFlow's rules and records every outcome.
+//!
+//! Owns the text that a conforming pool produces: diagnostics, figures and digests of two streams of outcomes. Reads nothing
+//! inside the pool: a get that reached the source was a miss, a region released during a put was an eviction, and the id of
+//! a buffer says which one it was. The checks come from the pools' listeners.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::io;
+use std::mem;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use pinpool::backend::{Backend, PageTiers, Region, SimSource, Source, SourceError, VirtualMemory};
+use pinpool::{CheckReport, Error, LogSampler, PinnedBuf, Pool, Preset};
+use pinpool_replay::{TraceError, TraceHeader, TraceOp, TraceReader};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+/// Plays `trace` and returns the whole text.
+///
+/// # Errors
+///
+/// If the pools of its header cannot be built, or the trace cannot be read, names a buffer or a pool that does not exist, or
+/// requests what a pool refuses.
+pub(super) fn report(trace: &mut TraceReader) -> Result<String, TraceError> {
+    let mut player = Player::new(trace.header()).map_err(|error| TraceError::Io(io::Error::other(error)))?;
+    while let Some(operation) = trace.next() {
+        player.perform(operation?).map_err(|why| trace.error_here(why))?;
+    }
+    let mut lines = mem::take(&mut *player.diagnostics.lock());
+    lines.extend(player.pools.iter().map(|pool| figures(pool).to_string()));
+    for (name, stream) in [("outcome", player.outcome), ("buffers", player.buffers)] {
+        let hex: String = stream.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        lines.push(format!("{name} sha256 {hex}"));
+    }
+    Ok(lines.join("\n") + "\n")
+}
+
+/// A stream of outcomes, of which only the digest is kept.
+#[derive(Default)]
+struct OutcomeStream(Sha256);
+
+impl OutcomeStream {
+    fn line(&mut self, text: impl Display) {
+        self.0.update(format!("{text}\n"));
+    }
+}
+
+/// The pools of a trace and the buffers that it holds.
+struct Player {
+    pools: Vec<Pool>,
+    /// Whether the pools keep no idle buffer: a release is then no eviction.
+    unpooled: bool,
+    current: usize,
+    held: HashMap<u64, PinnedBuf>,
+    source: Arc<RecordingSource>,
+    diagnostics: Arc<Mutex<Vec<String>>>,
+    /// A line for each get, put and clear: what happened.
+    outcome: OutcomeStream,
+    /// The buffers to which it happened.
+    buffers: OutcomeStream,
+}
+
+/// A `sim` source that records the calls that reach it.
+#[derive(Debug)]
+struct RecordingSource {
+    sim: SimSource,
+    calls: Mutex<SourceCalls>,
+}
+
+#[derive(Debug, Default)]
+struct SourceCalls {
+    acquired: bool,
+    /// Id and class of each region released.
+    released: Vec<(u64, usize)>,
+}
+
+// SAFETY: every call is passed on to `sim`, which keeps the contract.
+#[allow(unsafe_code)]
+#[deny(clippy::missing_trait_methods)]
+unsafe impl Source for RecordingSource {
+    fn name(&self) -> &'static str {
+        self.sim.name()
+    }
+
+    fn is_pinned(&self) -> bool {
+        self.sim.is_pinned()
+    }
+
+    fn held_bytes(&self, len_bytes: usize) -> usize {
+        self.sim.held_bytes(len_bytes)
+    }
+
+    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
+        // As `acquire_fast` below takes it.
+        self.sim.held_bytes(len_bytes)
+    }
+
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        self.calls.lock().acquired = true;
+        self.sim.acquire(len_bytes)
+    }
+
+    fn acquire_until(&self, len_bytes: usize, _: Instant) -> Result<Region, SourceError> {
+        self.acquire(len_bytes)
+    }
+
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        self.calls.lock().released.push((region.id(), region.len_bytes()));
+        // SAFETY: the caller's promise, passed on: all regions of this source are `sim`'s.
+        unsafe { self.sim.release(region) }
+    }
+
+    fn acquire_fast(&self, len_bytes: usize, _: usize, _: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        self.acquire(len_bytes)
+    }
+
+    fn needs_gpu(&self) -> bool {
+        self.sim.needs_gpu()
+    }
+
+    fn release_waits(&self) -> bool {
+        self.sim.release_waits()
+    }
+
+    fn release_would_wait(&self) -> bool {
+        self.sim.release_would_wait()
+    }
+
+    fn release_fast_would_wait(&self) -> bool {
+        self.sim.release_fast_would_wait()
+    }
+
+    fn is_acquiring(&self) -> bool {
+        self.sim.is_acquiring()
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.sim.numa_node()
+    }
+
+    fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
+        self.sim.page_tiers(start, len_bytes)
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        // Each miss and each eviction must reach this source as a call of its own.
+        None
+    }
+}
+
+impl RecordingSource {
+    /// The calls since the last time this was called.
+    fn take_calls(&self) -> SourceCalls {
+        mem::take(&mut *self.calls.lock())
+    }
+}
+
+impl Player {
+    /// The pools of `header`, which share a counter of checks apart from the process's.
+    ///
+    /// # Errors
+    ///
+    /// As [`PoolBuilder::build`](pinpool::PoolBuilder::build): for a limit of 0 with auto-resize, for instance.
+    fn new(header: &TraceHeader) -> Result<Self, Error> {
+        let source =
+            Arc::new(RecordingSource { sim: SimSource::new(SimSource::DEFAULT_TOTAL_BYTES), calls: Mutex::default() });
+        let diagnostics: Arc<Mutex<Vec<String>>> = Arc::default();
+        let log_sampler = LogSampler::new();
+        let pool = |_| {
+            let printed = diagnostics.clone();
+            let listener = move |report: &CheckReport| {
+                if report.printed {
+                    printed.lock().extend(report.to_string().lines().map(str::to_owned));
+                }
+            };
+            Pool::builder()
+                .without_env()
+                .preset(Preset::Tensorflow)
+                .backend(Backend::Source(source.clone()))
+                .pool_size_limit(header.limit)
+                .auto_resize(header.auto_resize)
+                .rounding(header.rounding)
+                .log_sampler(log_sampler.clone())
+                .on_check(listener)
+                .build()
+        };
+        let pools = (0..header.pools).map(pool).collect::<Result<_, Error>>()?;
+        Ok(Self {
+            pools,
+            unpooled: header.limit == 0,
+            current: 0,
+            held: HashMap::new(),
+            source,
+            diagnostics,
+            outcome: OutcomeStream::default(),
+            buffers: OutcomeStream::default(),
+        })
+    }
+
+    /// Plays one line of the trace. The error says what is wrong with it.
+    fn perform(&mut self, operation: TraceOp) -> Result<(), String> {
+        match operation {
+            TraceOp::Get { id, .. } if self.held.contains_key(&id) => {
+                return Err(format!("buffer {id} is held already"));
+            }
+            TraceOp::Get { id, bytes, align } => {
+                let buffer = self.pools[self.current].get_aligned(bytes, align);
+                let buffer = self.record_get(buffer)?;
+                self.held.insert(id, buffer);
+            }
+            TraceOp::Put { id } => {
+                let buffer = self.held.remove(&id).ok_or_else(|| format!("no buffer {id} is held"))?;
+                self.put(buffer);
+            }
+            TraceOp::Steps { count, bytes, step } => {
+                let mut bytes = Some(bytes);
+                for _ in 0..count {
+                    let len = bytes.ok_or("the sizes pass 2^64")?;
+                    let buffer = self.pools[self.current].get(len);
+                    let buffer = self.record_get(buffer)?;
+                    self.put(buffer);
+                    bytes = len.checked_add(step);
+                }
+            }
+            TraceOp::Clear => {
+                self.pools[self.current].clear();
+                self.outcome.line(format_args!("c {}", self.source.take_calls().released.len()));
+            }
+            TraceOp::Pool { index } if index < self.pools.len() => self.current = index,
+            TraceOp::Pool { index } => {
+                return Err(format!("there is no pool {index}, `# pools {}`", self.pools.len()));
+            }
+            // TensorFlow's rules do not depend on time.
+            TraceOp::Advance { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn record_get(&mut self, buffer: Result<PinnedBuf, Error>) -> Result<PinnedBuf, String> {
+        let buffer = buffer.map_err(|error| error.to_string())?;
+        let missed = self.source.take_calls().acquired;
+        match buffer.id() {
+            None => {
+                self.outcome.line('z');
+                self.buffers.line("g -");
+            }
+            Some(id) => {
+                self.outcome.line(if missed { 'm' } else { 'h' });
+                self.buffers.line(format_args!("g {id}"));
+            }
+        }
+        Ok(buffer)
+    }
+
+    fn put(&mut self, buffer: PinnedBuf) {
+        if buffer.is_empty() {
+            return self.outcome.line('z');
+        }
+        drop(buffer);
+        let mark = if self.unpooled { 'd' } else { 'e' };
+        let mut outcome = "p".to_owned();
+        for (id, class_bytes) in self.source.take_calls().released {
+            outcome += &format!(" {mark}:{class_bytes}");
+            self.buffers.line(format_args!("{mark} {id}"));
+        }
+        self.outcome.line(outcome);
+    }
+}
+
+/// The figures of `pool` under the names and in the order of the format.
+fn figures(pool: &Pool) -> Value {
+    let stats = pool.stats();
+    json!({
+        "get_from_pool": stats.window.get_from_pool,
+        "put": stats.window.put,
+        "allocated": stats.window.allocated,
+        "evicted": stats.window.evicted,
+        "pool_size_limit": stats.pool_size_limit,
+        "buffers_in_pool": stats.buffers_in_pool,
+        "in_flight": stats.in_use + stats.in_flight,
+        "underlying_allocs": stats.underlying.allocs,
+        "underlying_frees": stats.underlying.frees,
+        "underlying_alloc_bytes": stats.underlying.alloc_bytes,
+        "underlying_free_bytes": stats.underlying.free_bytes,
+        "underlying_peak_bytes": stats.underlying.peak_bytes,
+    })
+}

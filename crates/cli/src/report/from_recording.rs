@@ -1,0 +1,260 @@
+//! The timeline of a recording.
+
+use std::collections::{BTreeMap, HashSet};
+
+use pinpool_replay::{Event, Record, Recording, Usage};
+
+use super::map::map;
+use super::timeline::{Sample, Timeline};
+use crate::table::grouped;
+
+/// Parts of the time of which each gives at most two samples.
+const PARTS: u64 = 600;
+/// Pools whose limits are drawn.
+const POOLS_MAX: usize = 4;
+
+pub(super) fn timeline(recording: &Recording) -> Timeline {
+    let records = &recording.records;
+    let end_ns = records.last().map_or(0, |record| record.time_ns);
+    let drawn = drawn_pools(recording);
+    let mut reader = Reader { drawn: &drawn, ..Reader::default() };
+    let mut timeline = Timeline { has_time: true, ..Timeline::default() };
+    timeline.limits = drawn.iter().map(|&pool| (pool_name(recording, pool), first_limit(recording, pool))).collect();
+    let mut part = Part::default();
+    for record in records {
+        // At most `PARTS`.
+        let number = u128::from(record.time_ns) * u128::from(PARTS) / u128::from(end_ns.max(1));
+        let number = u64::try_from(number).unwrap_or(PARTS);
+        if number != part.number {
+            part.end(&mut timeline.samples);
+            part = Part { number, ..Part::default() };
+        }
+        reader.apply(record, &mut timeline);
+        part.add(reader.sample(record.time_ns));
+    }
+    part.end(&mut timeline.samples);
+    for (_, points) in &mut timeline.limits {
+        points.dedup();
+    }
+    timeline.map = map(records);
+    timeline.notes = notes(recording, drawn.len());
+    timeline
+}
+
+/// What the trace is of, in words.
+pub(super) fn source(name: &str, recording: &Recording) -> String {
+    let records = grouped(recording.records.len() as u64);
+    let fact = |fact: &str| recording.pools.first().and_then(|pool| pool.fact(fact));
+    let backend = fact("backend").map_or_else(String::new, |backend| format!(", back-end {backend}"));
+    let version = fact("version").map_or_else(String::new, |version| format!(", recorded by pinpool {version}"));
+    format!("{name}: {records} records{backend}{version}")
+}
+
+fn notes(recording: &Recording, drawn: usize) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Some(warning) = &recording.warning {
+        notes.push(format!("The trace is not whole: {warning}."));
+    }
+    if recording.lost > 0 {
+        notes.push(format!("{} records were lost while it was recorded.", grouped(recording.lost)));
+    }
+    let pools = recording.pools.len();
+    if pools > 1 {
+        notes.push(format!(
+            "Bytes, gets and evictions are those of all {pools} pools; the ceiling is the sum of theirs, and there is none while \
+             one of them has none."
+        ));
+    }
+    if pools > drawn {
+        notes.push(format!("Limits are drawn of the {drawn} pools with the most gets."));
+    }
+    notes.push("Evictions are all buffers whose memory left the pool's idle list or that were not kept.".to_owned());
+    notes
+}
+
+/// Numbers of the pools with the most gets.
+fn drawn_pools(recording: &Recording) -> Vec<u32> {
+    let mut gets: BTreeMap<u32, u64> = recording.pools.iter().map(|pool| (pool.number, 0)).collect();
+    for record in &recording.records {
+        if matches!(record.event, Event::Get { .. }) {
+            *gets.entry(record.pool).or_default() += 1;
+        }
+    }
+    let mut pools: Vec<_> = gets.into_iter().collect();
+    pools.sort_by_key(|&(_, gets)| std::cmp::Reverse(gets));
+    pools.truncate(POOLS_MAX);
+    let mut pools: Vec<_> = pools.into_iter().map(|(pool, _)| pool).collect();
+    pools.sort_unstable();
+    pools
+}
+
+fn pool_name(recording: &Recording, pool: u32) -> String {
+    let name = recording.pool(pool).and_then(|pool| pool.fact("name"));
+    name.map_or_else(|| format!("pool {pool}"), str::to_owned)
+}
+
+/// The limit that the pool was built with.
+fn first_limit(recording: &Recording, pool: u32) -> Vec<(f64, f64)> {
+    let limit = recording.pool(pool).and_then(|pool| pool.fact("PINPOOL_POOL_SIZE_LIMIT")?.parse::<f64>().ok());
+    limit.map(|limit| (0.0, limit)).into_iter().collect()
+}
+
+/// The samples of one part of the time: the one with the most bytes in use, and the last.
+#[derive(Default)]
+struct Part {
+    number: u64,
+    highest: Option<Sample>,
+    last: Option<Sample>,
+}
+
+impl Part {
+    fn add(&mut self, sample: Sample) {
+        let used = |sample: &Sample| sample.in_use_bytes + sample.in_flight_bytes;
+        if self.highest.is_none_or(|highest| used(&highest) < used(&sample)) {
+            self.highest = Some(sample);
+        }
+        self.last = Some(sample);
+    }
+
+    fn end(&mut self, samples: &mut Vec<Sample>) {
+        samples.extend(self.highest.take().filter(|highest| Some(*highest) != self.last));
+        samples.extend(self.last.take());
+    }
+}
+
+/// What the records so far add up to.
+#[derive(Default)]
+struct Reader<'a> {
+    drawn: &'a [u32],
+    usage: Usage,
+    /// Of the pools that live, and of those that ended after the last get.
+    ceilings: BTreeMap<u32, u64>,
+    ended_since: Vec<u32>,
+    /// Memory that no get has been served from.
+    new: HashSet<(u32, u64)>,
+    ended: HashSet<u32>,
+    gets: u64,
+    hits: u64,
+    evicted: u64,
+    pins: u64,
+}
+
+impl Reader<'_> {
+    fn apply(&mut self, record: &Record, timeline: &mut Timeline) {
+        self.usage.apply(record);
+        let (pool, x) = (record.pool, record.time_ns as f64 * 1e-9);
+        if matches!(record.event, Event::Get { .. } | Event::Ceiling { .. }) {
+            for ended in self.ended_since.drain(..) {
+                self.ceilings.remove(&ended);
+            }
+        }
+        match record.event {
+            Event::New { id, .. } => {
+                self.new.insert((pool, id));
+            }
+            Event::Get { id, bytes, class_bytes, .. } => {
+                self.gets += 1;
+                self.hits += u64::from(!self.new.remove(&(pool, id)));
+                let sum = timeline.traffic.entry(class_bytes).or_default();
+                *sum = (sum.0 + 1, sum.1.saturating_add(bytes));
+            }
+            Event::Gone { id } => {
+                self.new.remove(&(pool, id));
+                self.evicted += u64::from(!self.ended.contains(&pool));
+            }
+            Event::Pin { took_ns, failed, .. } => {
+                timeline.pins.push(took_ns);
+                self.pins += u64::from(!failed);
+            }
+            Event::Unpin { took_ns, .. } => timeline.unpins.push(took_ns),
+            Event::Ceiling { bytes } => {
+                self.ceilings.insert(pool, bytes);
+            }
+            Event::Limit { from, to } => {
+                if let Some(at) = self.drawn.iter().position(|&drawn| drawn == pool) {
+                    let points = &mut timeline.limits[at].1;
+                    if points.is_empty() {
+                        points.push((0.0, from as f64));
+                    }
+                    points.push((x, to as f64));
+                    if to > from {
+                        timeline.raises.push((x, to as f64));
+                    }
+                }
+            }
+            Event::End => {
+                self.ended.insert(pool);
+                self.ended_since.push(pool);
+            }
+            _ => {}
+        }
+    }
+
+    /// What all pools together may hold; `None` if one of them has no ceiling.
+    fn ceiling_bytes(&self) -> Option<u64> {
+        let sum = self.ceilings.values().fold(0_u64, |sum, &bytes| sum.saturating_add(bytes));
+        (!self.ceilings.is_empty() && sum != u64::MAX).then_some(sum)
+    }
+
+    fn sample(&self, time_ns: u64) -> Sample {
+        Sample {
+            x: time_ns as f64 * 1e-9,
+            in_use_bytes: self.usage.in_use_bytes,
+            in_flight_bytes: self.usage.in_flight_bytes,
+            idle_bytes: self.usage.idle_bytes,
+            pinned_bytes: self.usage.pinned_bytes,
+            ceiling_bytes: self.ceiling_bytes(),
+            gets: self.gets,
+            hits: self.hits,
+            evicted: self.evicted,
+            pins: self.pins,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pinpool_replay::PoolDescription;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn recording(events: &[(u32, Event)]) -> Recording {
+        let number = |number| PoolDescription { number, facts: vec![("PINPOOL_POOL_SIZE_LIMIT".into(), "100".into())] };
+        let record =
+            |(at, &(pool, event)): (u64, &(u32, Event))| Record { time_ns: at * 1_000_000, thread: 0, pool, event };
+        let records = (1_u64..).zip(events).map(record).collect();
+        Recording { pools: vec![number(0), number(1)], records, ..Recording::default() }
+    }
+
+    fn get(id: u64) -> Event {
+        Event::Get { id, bytes: MIB, class_bytes: MIB, tag: 0, took_ns: 0 }
+    }
+
+    fn ceilings(timeline: &Timeline) -> Vec<Option<u64>> {
+        timeline.samples.iter().map(|sample| sample.ceiling_bytes.map(|bytes| bytes / MIB)).collect()
+    }
+
+    #[test]
+    fn bytes_of_all_pools_are_drawn_against_the_sum_of_their_ceilings() {
+        let ceiling = |bytes| Event::Ceiling { bytes };
+        let both =
+            [(0, ceiling(3 * MIB)), (1, ceiling(2 * MIB)), (0, get(1)), (1, get(1)), (0, Event::End), (1, Event::End)];
+        let timeline = timeline(&recording(&both));
+        // That of a pool which has ended stays until another goes on.
+        assert_eq!(ceilings(&timeline), [Some(3), Some(5), Some(5), Some(5), Some(5), Some(5)]);
+        assert!(timeline.notes.iter().any(|note| note.contains("the sum of theirs")), "{:?}", timeline.notes);
+        let names: Vec<_> = timeline.limits.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["pool 0", "pool 1"]);
+    }
+
+    #[test]
+    fn a_pool_that_has_ended_has_no_ceiling_and_one_without_leaves_none() {
+        let ceiling = |bytes| Event::Ceiling { bytes };
+        let first = [(0, ceiling(3 * MIB)), (0, get(1)), (0, Event::End), (1, ceiling(2 * MIB)), (1, get(1))];
+        assert_eq!(ceilings(&timeline(&recording(&first))), [Some(3), Some(3), Some(3), Some(2), Some(2)]);
+        let without = [(0, ceiling(3 * MIB)), (1, ceiling(u64::MAX)), (1, get(1))];
+        assert_eq!(ceilings(&timeline(&recording(&without))), [Some(3), None, None]);
+    }
+}

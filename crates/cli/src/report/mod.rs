@@ -1,0 +1,125 @@
+//! `pinpool report`: a log or a trace as one page of pictures, or as SVG files.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `from_log.rs` | the figures of a log |
+//! | `from_recording.rs` | what a pool did, recorded |
+//! | `map.rs` | the map of its memory |
+//! | `from_replay.rs` | a trace of gets and puts alone, replayed |
+//! | `timeline.rs` | what a trace shows over its time, and the figures of it |
+//! | `figure.rs` | what a figure shows, whatever draws it |
+//! | `draw.rs` | figures as SVG |
+//! | `style.rs` | colours and dashes |
+//! | `page.rs`, `page.html` | the page |
+//! | `escape.rs` | untrusted text |
+
+mod draw;
+mod escape;
+mod figure;
+mod from_log;
+mod from_recording;
+mod from_replay;
+mod map;
+mod page;
+mod style;
+mod timeline;
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use pinpool_replay::{Recording, Replay};
+
+use self::draw::{Place, svg};
+use self::page::Report;
+use crate::files::{in_file, named, why};
+use crate::input::{self, Kind, read_workload};
+use crate::table::grouped;
+
+/// Draws a log or a trace as a page: the limit, evictions and hit rate; of a trace also bytes by state and sizes
+///
+/// A trace is what PINPOOL_TRACE recorded, which also has times of page-locks and a map of the memory, or what `pinpool replay` reads. One of gets and puts alone is replayed with the default settings on simulated memory.
+/// The page is one HTML file that needs no network, for light and dark screens, phones and paper. Exits with 1 if there is nothing to draw, or the file is cut off: then what is whole of it is drawn, and the page says so.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// A log of TensorFlow or pinpool, as `pinpool inspect` reads it, or a trace; plain or compressed with gzip; `-` is stdin
+    #[arg(value_name = "LOG|TRACE")]
+    input: PathBuf,
+
+    /// The page
+    #[arg(short, long, value_name = "FILE", required_unless_present = "svg")]
+    output: Option<PathBuf>,
+
+    /// Write each figure as an SVG file into this directory, which is made if it is not there
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+
+    /// Play a trace under these variables, as `pinpool replay` does, and draw that: MAX_BYTES=2GiB,POOL_SIZE_LIMIT=200
+    #[arg(long, value_name = "A=1,B=2", value_delimiter = ',')]
+    set: Vec<String>,
+}
+
+pub(crate) fn run(args: &ReportArgs) -> Result<(), Box<dyn Error>> {
+    let name = args.input.display().to_string();
+    if let Some(output) = &args.output {
+        crate::trace::refuse_to_overwrite(&args.input, output)?;
+    }
+    let (report, warning) = read(&args.input, &name, &args.set)?;
+    if let Some(output) = &args.output {
+        write(output, &report.html()?)?;
+    }
+    if let Some(dir) = &args.svg {
+        write_figures(dir, &report)?;
+    }
+    match warning {
+        Some(warning) => Err(format!("{name}: {warning}; drawn is what was read before").into()),
+        None => Ok(()),
+    }
+}
+
+/// What is drawn, and why it is not all of the file, if it is not.
+fn read(path: &Path, name: &str, set: &[String]) -> Result<(Report, Option<String>), Box<dyn Error>> {
+    let input = input::open(path)?;
+    let kind = input::kind(input.first());
+    let is_replayed = !set.is_empty() && kind != Kind::Log;
+    Ok(match if is_replayed { Kind::Workload } else { kind } {
+        Kind::Log if !set.is_empty() => {
+            return Err(named(path, &"a log cannot be played, so --set has no effect on it: leave it out").into());
+        }
+        Kind::Log => {
+            let log = crate::inspect::read(input).map_err(|error| named(path, &error))?;
+            (from_log::report(name, &log), log.stopped)
+        }
+        Kind::Workload => {
+            let workload = read_workload(path, input)?;
+            let under = if set.is_empty() { String::new() } else { format!(" under {}", set.join(", ")) };
+            let source = format!("{name}: {} gets, replayed{under}", grouped(workload.gets()));
+            let pairs = set.iter().map(String::as_str);
+            let replay = Replay::under(pairs).map_err(|error| format!("--set {}: {error}", set.join(",")))?;
+            let timeline = from_replay::timeline(&workload, &replay, set).map_err(|error| in_file(path, &error))?;
+            (timeline.report(source), workload.warning().map(str::to_owned))
+        }
+        Kind::Recording => {
+            let recording = Recording::read(input.into_bytes()).map_err(|error| in_file(path, &error))?;
+            if recording.records.is_empty() {
+                let why = recording.warning.unwrap_or_else(|| "it holds no records".to_owned());
+                return Err(named(path, &format_args!("nothing to draw: {why}")).into());
+            }
+            let source = from_recording::source(name, &recording);
+            (from_recording::timeline(&recording).report(source), recording.warning)
+        }
+    })
+}
+
+fn write_figures(dir: &Path, report: &Report) -> Result<(), Box<dyn Error>> {
+    fs::create_dir_all(dir).map_err(|error| named(dir, &why(&error)))?;
+    for figure in &report.figures {
+        write(&dir.join(format!("{}.svg", figure.id)), &svg(figure, Place::File)?)?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Box<dyn Error>> {
+    fs::write(path, text).map_err(|error| named(path, &why(&error)).into())
+}

@@ -1,0 +1,165 @@
+//! `pinpool run`: starts a program with its page-locked memory served from a pool, by a library that is loaded before it.
+//!
+//! The program takes the place of this process, so its exit status, its signals and its terminal are its own.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+use pinpool::Pool;
+use pinpool::config::env::PREFIX;
+
+use crate::exit::ExitError;
+use crate::terminal::Terminal;
+
+mod program;
+
+use program::Program;
+
+/// The file of the library.
+const LIBRARY: &str = "libpinpool_preload.so";
+/// Names the library where it is not beside this tool.
+const LIBRARY_VARIABLE: &str = "PINPOOL_PRELOAD_LIB";
+const LOG_VARIABLE: &str = "PINPOOL_PRELOAD_LOG";
+const STATS_VARIABLE: &str = "PINPOOL_PRELOAD_STATS";
+const SYNC_VARIABLE: &str = "PINPOOL_PRELOAD_SYNC";
+const OPTIONS: &str = "options of the run are --log FILE, --stats and --sync";
+const PRELOAD: &str = "LD_PRELOAD";
+
+/// Runs a CUDA program that knows nothing of pinpool with its page-locked memory served from a pool
+///
+/// What the program allocates by cudaHostAlloc, cudaMallocHost, cuMemHostAlloc or cuMemAllocHost comes from a pool, and goes
+/// back to it when it is freed and all work that the device had by then is over. The exit status is the program's; 127 if it is
+/// not found, 126 if it cannot be executed.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Settings of the pool: NAME=VALUE, with or without PINPOOL_, such as max_bytes=2GiB
+    #[arg(value_name = "NAME=VALUE")]
+    settings: Vec<String>,
+
+    /// Appends the log to this file, with the lines of the pool; %p is the number of the process. Else warnings go to stderr
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+
+    /// Logs the statistics of the pool when the program ends
+    #[arg(long)]
+    stats: bool,
+
+    /// Has a free wait for the device, as the driver's does, for programs that rely on it
+    #[arg(long)]
+    sync: bool,
+
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let settings = settings(&args.settings, terminal)?;
+    if let Some(log) = &args.log {
+        check_log(log).map_err(|why| fail(terminal, why, ExitError::Settings))?;
+    }
+    let library = library().map_err(|why| fail(terminal, why, ExitError::Failure))?;
+    let Some((name, arguments)) = args.program.split_first() else { return Ok(()) };
+    let program = Program::find(name).map_err(|error| refuse(terminal, name, &error))?;
+    if let Some(why) = program.ignores_preloads() {
+        terminal.message(format!("{}: {why}, so nothing of it is served", name.display()));
+    }
+    let mut preload = OsString::from(library);
+    if let Some(others) = env::var_os(PRELOAD).filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let mut command = Command::new(program.path());
+    command.arg0(name).args(arguments).envs(settings).env(PRELOAD, preload);
+    if let Some(log) = &args.log {
+        command.env(LOG_VARIABLE, std::path::absolute(log).unwrap_or_else(|_| log.clone()));
+    }
+    for (is_asked, variable) in [(args.stats, STATS_VARIABLE), (args.sync, SYNC_VARIABLE)] {
+        if is_asked {
+            command.env(variable, "1");
+        }
+    }
+    Err(refuse(terminal, name, &command.exec()))
+}
+
+/// The variables of the settings, each of which can be read.
+fn settings(settings: &[String], terminal: &Terminal) -> Result<Vec<(String, String)>, ExitError> {
+    let variable = |setting: &String| {
+        let Some((name, value)) = setting.split_once('=') else {
+            let why = format!("{setting}: a setting is NAME=VALUE, and the program stands behind --; {OPTIONS}");
+            return Err(fail(terminal, why, ExitError::Settings));
+        };
+        let name = name.trim().to_uppercase();
+        let name = if name.starts_with(PREFIX) { name } else { format!("{PREFIX}{name}") };
+        match Pool::builder().variable(&name, value) {
+            Ok(_can_be_read) => Ok((name, value.to_owned())),
+            Err(error) => {
+                let refused = terminal.refuse(&error);
+                terminal.message(OPTIONS);
+                Err(refused)
+            }
+        }
+    };
+    settings.iter().map(variable).collect()
+}
+
+/// Whether the log can be written. A file that is not there is made and removed: each process may have one of its own.
+fn check_log(log: &Path) -> Result<(), String> {
+    // A number that no process has, where the library puts the one of its process.
+    let path = PathBuf::from(log.to_string_lossy().replace("%p", "0"));
+    let written = match fs::metadata(&path) {
+        Ok(facts) if facts.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(facts) if facts.is_file() => File::options().append(true).open(&path).map(drop),
+        // To open a pipe would wait for its reader.
+        Ok(_) => Ok(()),
+        Err(_) => File::options().append(true).create(true).open(&path).and_then(|_made| fs::remove_file(&path)),
+    };
+    written.map_err(|error| format!("--log {} cannot be written: {error}", log.display()))
+}
+
+/// The library: where the variable says, beside this tool, or in the `lib` next to its folder.
+fn library() -> Result<PathBuf, String> {
+    if let Some(path) = env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
+        let path = PathBuf::from(path);
+        let absolute =
+            path.canonicalize().map_err(|error| format!("{LIBRARY_VARIABLE}={}: {error}", path.display()))?;
+        return loadable(absolute);
+    }
+    let tool =
+        env::current_exe().and_then(|tool| tool.canonicalize()).map_err(|error| format!("this tool: {error}"))?;
+    let folder = tool.parent().unwrap_or(&tool);
+    let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY), folder.join("deps").join(LIBRARY)];
+    let found = places.iter().find_map(|place| place.canonicalize().ok());
+    loadable(found.ok_or_else(|| {
+        format!(
+            "no {LIBRARY} in {} or {}: build it with `cargo build --release -p pinpool-preload`, or name it by {LIBRARY_VARIABLE}",
+            folder.display(),
+            folder.join("../lib").display()
+        )
+    })?)
+}
+
+/// The loader splits the list of libraries at spaces and colons.
+fn loadable(path: PathBuf) -> Result<PathBuf, String> {
+    match path.as_os_str().as_encoded_bytes().iter().any(|byte| matches!(byte, b' ' | b':')) {
+        true => Err(format!("{}: LD_PRELOAD takes no path with a space or a colon; move the library", path.display())),
+        false => Ok(path),
+    }
+}
+
+/// Why the program does not run, with the exit status of the shells.
+fn refuse(terminal: &Terminal, program: &OsStr, error: &io::Error) -> ExitError {
+    let status = if error.kind() == io::ErrorKind::NotFound { ExitError::NotFound } else { ExitError::NotExecutable };
+    fail(terminal, format!("{}: {error}", program.display()), status)
+}
+
+fn fail(terminal: &Terminal, why: String, status: ExitError) -> ExitError {
+    terminal.message(why);
+    status
+}

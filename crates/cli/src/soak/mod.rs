@@ -1,0 +1,171 @@
+//! `pinpool soak`: random use of a pool for long, with every byte checked and every count compared.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `worker.rs` | what one thread does, and how often |
+//! | `content.rs` | the content of a buffer, and the check of it |
+//! | `process.rs` | memory, descriptors and threads of the process |
+//! | `report.rs` | the verdict and the figures |
+//!
+//! - **soak-I1**: resident memory after the warm-up stays below a limit: the larger of what it was after the warm-up, and what
+//!   it was at the start plus the most that the pool has held; and `--max-growth` more.
+
+mod args;
+mod content;
+mod process;
+mod report;
+mod worker;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam::queue::ArrayQueue;
+use crossbeam::utils::CachePadded;
+use pinpool::Pool;
+use pinpool_loader::{Destination, SinkDestination, StopFlag};
+
+pub(crate) use self::args::SoakArgs;
+use self::process::ProcessUse;
+use self::report::SoakReport;
+use self::worker::{Counts, Shared, Worker};
+use crate::dump::dump_on_signal;
+use crate::exit::ExitError;
+use crate::interrupt::stop_at_interrupt;
+use crate::terminal::Terminal;
+use crate::threads::{Started, spawn_all};
+
+/// Operations without `--ops` and `--seconds`.
+const DEFAULT_OPS: u64 = 1_000_000_000;
+/// Buffers on their way between threads at most, for each thread.
+const GIVEN: usize = 8;
+/// Part of the run that is warm-up.
+const WARM_UP_DIVISOR: u32 = 10;
+/// Time between two looks at the memory of the process.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+pub(crate) fn run(args: &SoakArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let stop = stop_at_interrupt(terminal);
+    let start = ProcessUse::now();
+    let builder = Pool::builder();
+    let builder = match &args.backend {
+        Some(backend) => builder.backend(backend.clone()),
+        None => builder,
+    };
+    let pool = builder.build().map_err(|error| terminal.refuse(&error))?;
+    let _dump = dump_on_signal(&pool, terminal);
+    let report = args.soak(&pool, start, &stop, terminal)?;
+    if args.json {
+        terminal.print(serde_json::json!(report))?;
+    } else {
+        terminal.print(report.table().trim_end())?;
+    }
+    report.failures.iter().for_each(|failure| terminal.message(failure));
+    if !report.failures.is_empty() {
+        return Err(ExitError::Failure);
+    }
+    if stop.is_raised() {
+        terminal.message("interrupted; the figures are those so far");
+        return Err(ExitError::Interrupted);
+    }
+    Ok(())
+}
+
+impl SoakArgs {
+    fn soak(
+        &self,
+        pool: &Pool,
+        start: ProcessUse,
+        stop: &StopFlag,
+        terminal: &Terminal,
+    ) -> Result<SoakReport, ExitError> {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let threads = self.threads.map_or(cores, usize::from);
+        let ops = self.ops.unwrap_or(if self.seconds.is_some() { u64::MAX } else { DEFAULT_OPS });
+        let shared = Shared {
+            pool,
+            stop,
+            over: AtomicBool::new(false),
+            given: ArrayQueue::new(GIVEN * threads),
+            done: (0..threads).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
+            most_ops: ops.div_ceil(threads as u64),
+        };
+        let work = |number: usize| {
+            let destination = destination(pool)?;
+            let seed = self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(number as u64 + 1) << 1;
+            let (counts, result) = Worker::new(&shared, seed, destination).run(number);
+            Ok::<_, pinpool::Error>((counts, result))
+        };
+        let begun = Instant::now();
+        let (warm, most_resident_bytes, results) = thread::scope(|scope| {
+            let workers = spawn_all(scope, threads, &work).map_err(|error| {
+                terminal.message(error);
+                ExitError::Failure
+            })?;
+            let (warm, most) = self.watch(&shared, ops, begun, &workers);
+            Ok((warm, most, workers.into_iter().map(Started::join).collect::<Vec<_>>()))
+        })?;
+        let took = begun.elapsed();
+
+        let (mut counts, mut failures) = (Counts::default(), Vec::new());
+        for result in results {
+            match result.ok().flatten() {
+                Some(Ok((of_thread, ended))) => {
+                    counts.add(&of_thread);
+                    failures.extend(ended.err().map(|error: pinpool::Error| error.to_string()));
+                }
+                Some(Err(error)) => failures.push(error.to_string()),
+                None => failures.push("a thread panicked".to_owned()),
+            }
+        }
+        while let Some(filled) = shared.given.pop() {
+            counts.taken += 1;
+            failures.extend(counts.put(filled).err().map(|error| error.to_string()));
+        }
+        // Takes in the copies that have ended.
+        pool.poll();
+        let end = ProcessUse::now();
+        let most_resident_bytes = most_resident_bytes.max(end.resident_bytes);
+        let warm = warm.unwrap_or(end);
+        let seen = report::Seen { threads, counts, took, start, warm, end, most_resident_bytes };
+        Ok(SoakReport::new(self, seen, &pool.stats(), failures))
+    }
+
+    /// Looks at the process until every worker has ended. Returns its use after the warm-up, and the largest resident memory
+    /// from then on.
+    fn watch<T>(
+        &self,
+        shared: &Shared<'_>,
+        ops: u64,
+        begun: Instant,
+        workers: &[Started<'_, T>],
+    ) -> (Option<ProcessUse>, u64) {
+        let (mut warm, mut most_resident_bytes) = (None, 0);
+        while !workers.iter().all(Started::is_finished) {
+            thread::sleep(LOOK_EVERY.min(self.seconds.unwrap_or(LOOK_EVERY)));
+            // Relaxed: each word is read for its own value.
+            let done: u64 = shared.done.iter().map(|done| done.load(Ordering::Relaxed)).sum();
+            let now = ProcessUse::now();
+            let is_warm = done >= ops / u64::from(WARM_UP_DIVISOR)
+                || self.seconds.is_some_and(|seconds| begun.elapsed() >= seconds / WARM_UP_DIVISOR);
+            if warm.is_none() && is_warm {
+                warm = Some(now);
+            }
+            if warm.is_some() {
+                most_resident_bytes = most_resident_bytes.max(now.resident_bytes);
+            }
+            if self.seconds.is_some_and(|seconds| begun.elapsed() >= seconds) {
+                shared.over.store(true, Ordering::Relaxed);
+            }
+        }
+        (warm, most_resident_bytes)
+    }
+}
+
+/// The GPU, else the host sink; one stream.
+fn destination(pool: &Pool) -> Result<Box<dyn Destination>, pinpool::Error> {
+    match crate::gpu::open(pool.config().device, 1) {
+        Ok(device) => Ok(device),
+        Err(_) => Ok(Box::new(SinkDestination::new(1)?)),
+    }
+}

@@ -1,0 +1,174 @@
+//! Whether a soak was clean, and its figures.
+
+use std::time::Duration;
+
+use pinpool::Stats;
+use serde::Serialize;
+
+use super::args::SoakArgs;
+use super::process::ProcessUse;
+use super::worker::Counts;
+use crate::table::{grouped, list};
+
+/// What a run did and what the process was seen to hold.
+pub(super) struct Seen {
+    pub(super) threads: usize,
+    pub(super) counts: Counts,
+    pub(super) took: Duration,
+    pub(super) start: ProcessUse,
+    pub(super) warm: ProcessUse,
+    pub(super) end: ProcessUse,
+    pub(super) most_resident_bytes: u64,
+}
+
+/// The figures. Its fields are the keys of the JSON object.
+#[derive(Debug, Serialize)]
+pub(super) struct SoakReport {
+    backend: &'static str,
+    preset: &'static str,
+    seed: u64,
+    threads: usize,
+    ops: u64,
+    seconds: f64,
+    ops_per_s: f64,
+    #[serde(flatten)]
+    counts: Counts,
+    hit_rate: f64,
+    fallbacks: u64,
+    peak_pinned_bytes: u64,
+    start: ProcessUse,
+    warm: ProcessUse,
+    end: ProcessUse,
+    most_resident_bytes: u64,
+    /// soak-I1
+    resident_limit_bytes: u64,
+    pub(super) failures: Vec<String>,
+    /// The statistics of the pool at the end.
+    #[serde(skip)]
+    statistics: String,
+}
+
+impl SoakReport {
+    pub(super) fn new(args: &SoakArgs, seen: Seen, stats: &Stats, mut failures: Vec<String>) -> SoakReport {
+        let Seen { threads, counts, took, start, warm, end, most_resident_bytes } = seen;
+        let held = start.resident_bytes.saturating_add(stats.peak_pinned_bytes);
+        let resident_limit_bytes = warm.resident_bytes.max(held).saturating_add(args.max_growth);
+        if counts.bad_checks > 0 {
+            failures
+                .push(format!("{} of {} checks found other bytes than were written", counts.bad_checks, counts.checks));
+        }
+        if most_resident_bytes > resident_limit_bytes {
+            failures.push(format!(
+                "resident memory grew to {most_resident_bytes} B, the limit is {resident_limit_bytes} B (--max-growth {})",
+                args.max_growth
+            ));
+        }
+        // After an error buffers may be lost on the way, so the counts tell nothing more.
+        if failures.is_empty() {
+            failures.extend(miscounts(&counts, stats));
+        }
+        let seconds = took.as_secs_f64();
+        SoakReport {
+            backend: stats.backend,
+            preset: stats.preset,
+            seed: args.seed,
+            threads,
+            ops: counts.ops(),
+            seconds,
+            ops_per_s: if seconds > 0.0 { counts.ops() as f64 / seconds } else { 0.0 },
+            counts,
+            hit_rate: stats.hit_rate(),
+            fallbacks: stats.fallbacks,
+            peak_pinned_bytes: stats.peak_pinned_bytes,
+            start,
+            warm,
+            end,
+            most_resident_bytes,
+            resident_limit_bytes,
+            failures,
+            statistics: stats.to_string(),
+        }
+    }
+
+    /// A figure a line, then the statistics of the pool.
+    pub(super) fn table(&self) -> String {
+        let n = grouped;
+        let Counts { gets, puts, copies, given, taken, checks, checked_bytes, bad_checks } = self.counts;
+        let [start, warm, end] = [self.start, self.warm, self.end];
+        let in_turn = |of: fn(&ProcessUse) -> u64| {
+            let [start, warm, end] = [&start, &warm, &end].map(|at| n(of(at)));
+            format!("{start} at the start, {warm} after the warm-up, {end} at the end")
+        };
+        let figures = list(&[
+            ("pool", format!("{} over {}", self.preset, self.backend)),
+            ("threads", format!("{}, seed {}", self.threads, self.seed)),
+            ("operations", n(self.ops)),
+            ("seconds", format!("{:.3}", self.seconds)),
+            ("operations per s", format!("{:.0}", self.ops_per_s)),
+            ("gets", format!("{}, {:.4} % hits, {} fallbacks", n(gets), 100.0 * self.hit_rate, n(self.fallbacks))),
+            ("puts", n(puts)),
+            ("copies", n(copies)),
+            ("handed over", format!("{} given, {} taken", n(given), n(taken))),
+            ("checks", format!("{} of {} bytes, {} wrong", n(checks), n(checked_bytes), n(bad_checks))),
+            ("pinned at most", format!("{} bytes", n(self.peak_pinned_bytes))),
+            ("resident bytes", in_turn(|of| of.resident_bytes)),
+            ("  at most, limit", format!("{}, {}", n(self.most_resident_bytes), n(self.resident_limit_bytes))),
+            ("descriptors", in_turn(|of| of.descriptors)),
+            ("process threads", in_turn(|of| of.threads)),
+        ]);
+        format!("{figures}\n{}", self.statistics)
+    }
+}
+
+/// Counts of the run and of the pool that differ though they must not.
+fn miscounts(counts: &Counts, stats: &Stats) -> Vec<String> {
+    let pairs = [
+        ("gets of the run and of the pool", counts.gets, stats.gets),
+        ("puts of the run and of the pool", counts.puts, stats.puts),
+        ("gets and puts", counts.gets, counts.puts),
+        ("buffers given and taken", counts.given, counts.taken),
+        ("buffers in use at the end and none", stats.in_use, 0),
+        ("copies in flight at the end and none", stats.in_flight, 0),
+        ("buffers lost and none", stats.lost, 0),
+        ("failed gets and none", stats.failed_gets, 0),
+    ];
+    let differ = pairs.into_iter().filter(|(_, left, right)| left != right);
+    let mut miscounts: Vec<_> = differ.map(|(what, left, right)| format!("{what} differ: {left}, {right}")).collect();
+    miscounts.extend(stats.validate().err().map(|error| error.to_string()));
+    miscounts
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use pinpool::{Backend, Pool};
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        soak: SoakArgs,
+    }
+
+    /// The failures of a run over a pool that nobody used.
+    fn failures(counts: Counts, most_resident_bytes: u64) -> Vec<String> {
+        let args = Cli::parse_from(["soak", "--max-growth", "1MiB"]).soak;
+        let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+        let at = |resident_bytes| ProcessUse { resident_bytes, ..ProcessUse::default() };
+        let (start, warm, end) = (at(4 << 20), at(6 << 20), at(6 << 20));
+        let seen = Seen { threads: 1, counts, took: Duration::ZERO, start, warm, end, most_resident_bytes };
+        SoakReport::new(&args, seen, &pool.stats(), Vec::new()).failures
+    }
+
+    #[test]
+    fn growth_wrong_bytes_and_counts_that_differ_are_failures() {
+        assert_eq!(failures(Counts::default(), 7 << 20), Vec::<String>::new());
+        let grown = failures(Counts::default(), (7 << 20) + 1);
+        assert!(grown.len() == 1 && grown[0].contains("grew to 7340033 B, the limit is 7340032 B"), "{grown:?}");
+        let wrong = failures(Counts { checks: 9, bad_checks: 2, ..Counts::default() }, 0);
+        assert_eq!(wrong, ["2 of 9 checks found other bytes than were written"]);
+        let lost = failures(Counts { gets: 3, puts: 2, ..Counts::default() }, 0);
+        assert_eq!(lost.len(), 3, "{lost:?}");
+    }
+}

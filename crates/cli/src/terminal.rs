@@ -1,0 +1,175 @@
+//! The terminal: results on stdout, messages on stderr, a progress bar below the messages.
+//!
+//! Owns every write of the tool, and never panics for one that fails: a message that cannot be written is dropped, a
+//! result that cannot be written is an error like any other.
+
+use std::error::Error;
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+
+use crate::exit::ExitError;
+
+/// How much is printed on stderr. `RUST_LOG`, where it is set, decides for the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verbosity {
+    Quiet,
+    Normal,
+    Verbose,
+}
+
+/// A handle; clones share the terminal.
+#[derive(Debug, Clone)]
+pub(crate) struct Terminal {
+    bars: MultiProgress,
+    held: Arc<Mutex<Held>>,
+}
+
+/// Lines that wait while a screen is drawn over the terminal.
+#[derive(Debug, Default)]
+struct Held {
+    is_held: bool,
+    lines: String,
+}
+
+/// Most bytes of lines that wait; more are dropped, and that is said.
+const HELD_MAX: usize = 1 << 20;
+
+impl Terminal {
+    pub(crate) fn new() -> Terminal {
+        // Draws on terminals only; a pipe gets no bar.
+        let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
+        Terminal { bars, held: Arc::default() }
+    }
+
+    /// A bar as wide as the terminal that counts bytes; dropping it clears it. Hidden if the user wants it quiet.
+    pub(crate) fn bar(&self, total_bytes: u64, verbosity: Verbosity) -> ProgressBar {
+        if verbosity == Verbosity::Quiet {
+            return ProgressBar::hidden();
+        }
+        let bar = self.bars.add(ProgressBar::new(total_bytes).with_finish(ProgressFinish::AndClear));
+        let style = ProgressStyle::with_template("{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}");
+        if let Ok(style) = style {
+            bar.set_style(style);
+        }
+        bar
+    }
+
+    /// A line with a count of steps; dropping it clears it. Hidden if the user wants it quiet.
+    pub(crate) fn steps(&self, verbosity: Verbosity) -> ProgressBar {
+        if verbosity == Verbosity::Quiet {
+            return ProgressBar::hidden();
+        }
+        let bar = self.bars.add(ProgressBar::new_spinner().with_finish(ProgressFinish::AndClear));
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} {msg}, {elapsed}") {
+            bar.set_style(style);
+        }
+        bar
+    }
+
+    /// Prints a message of the tool itself on stderr.
+    pub(crate) fn message(&self, line: impl Display) {
+        self.write(format!("pinpool: {line}\n").as_bytes());
+    }
+
+    /// Prints each line of a text of the pool as a message.
+    pub(crate) fn lines(&self, text: impl Display) {
+        text.to_string().lines().for_each(|line| self.message(line));
+    }
+
+    /// Prints one line on stderr, above the bar.
+    pub(crate) fn write(&self, line: &[u8]) {
+        let line = escaped(&String::from_utf8_lossy(line));
+        {
+            let mut held = self.held();
+            if held.is_held {
+                if held.lines.len() < HELD_MAX {
+                    held.lines.push_str(&line);
+                    if held.lines.len() >= HELD_MAX {
+                        held.lines.push_str("pinpool: more lines were dropped while the screen was drawn\n");
+                    }
+                }
+                return;
+            }
+        }
+        // There is no channel left to report a failed write to stderr.
+        let _ = self.bars.suspend(|| io::stderr().lock().write_all(line.as_bytes()));
+    }
+
+    /// Keeps what is written to stderr until [`release`](Terminal::release).
+    pub(crate) fn hold(&self) {
+        self.held().is_held = true;
+    }
+
+    /// Writes what was kept.
+    pub(crate) fn release(&self) {
+        let lines = {
+            let mut held = self.held();
+            held.is_held = false;
+            std::mem::take(&mut held.lines)
+        };
+        // As above.
+        let _ = self.bars.suspend(|| io::stderr().lock().write_all(lines.as_bytes()));
+    }
+
+    /// The last line that is kept.
+    pub(crate) fn last_held(&self) -> String {
+        self.held().lines.lines().next_back().unwrap_or_default().to_owned()
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Prints an error of the pool and returns its exit status.
+    pub(crate) fn refuse(&self, error: &pinpool::Error) -> ExitError {
+        self.lines(error);
+        ExitError::of(error)
+    }
+
+    /// Prints text and a line end on stdout.
+    pub(crate) fn print(&self, text: impl Display) -> Result<(), ExitError> {
+        self.report(to_stdout(&format!("{text}\n")).map_err(Into::into))
+    }
+
+    /// Prints the error, if there is one. A closed stdout is none: its reader wants no more.
+    pub(crate) fn report(&self, result: Result<(), Box<dyn Error>>) -> Result<(), ExitError> {
+        let Err(error) = result else { return Ok(()) };
+        let io_error = error.downcast_ref::<io::Error>();
+        if io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+            return Ok(());
+        }
+        self.message(error);
+        Err(ExitError::Failure)
+    }
+}
+
+/// Writes all of `text` to stdout.
+pub(crate) fn to_stdout(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    // Keeps the kind: `Terminal::report` tells a closed pipe from a full disk by it.
+    written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))
+}
+
+/// Escapes control characters (colours, cursor moves, line ends) except the final line end: names of files, of archive
+/// members and of variables are untrusted.
+fn escaped(line: &str) -> String {
+    let escape = |c: char| if c.is_control() && c != '\t' { c.escape_default().to_string() } else { c.to_string() };
+    let mut safe: String = line.trim_end_matches('\n').chars().map(escape).collect();
+    safe.push('\n');
+    safe
+}
+
+#[cfg(test)]
+mod tests {
+    use super::escaped;
+
+    #[test]
+    fn names_cannot_move_the_cursor_or_forge_a_line() {
+        assert_eq!(escaped("a\x1b[31m\nb\u{9b}c\td é: gone\n"), "a\\u{1b}[31m\\nb\\u{9b}c\td é: gone\n");
+        assert_eq!(escaped("no end"), "no end\n");
+    }
+}

@@ -1,0 +1,149 @@
+//! `pinpool trace`: prints a trace, or converts it.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `text.rs` | the text form, which readers of conformance traces read |
+//! | `csv.rs` | a line for each record |
+//! | `chrome.rs` | trace events as JSON, for Perfetto and `chrome://tracing` |
+//! | `snapshot.rs` | a snapshot for PyTorch's memory_viz |
+//! | `pickle.rs` | the encoding of that snapshot |
+
+mod chrome;
+mod csv;
+mod pickle;
+mod snapshot;
+mod text;
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use pinpool_replay::{PoolDescription, Recording, Workload, open_recording};
+
+use crate::exit::ExitError;
+use crate::terminal::Terminal;
+
+/// Most pools without an end that a message names.
+const UNENDED_SHOWN: usize = 5;
+
+/// Print a recorded trace, or convert it
+///
+/// Takes what PINPOOL_TRACE or `load --record` wrote, a workload or conformance trace, a log of RMM
+/// (Thread,Time,Action,Pointer,Size,Stream), or a snapshot of PyTorch's memory with the history of its pinned memory
+/// (record_pinned_host_memory=True), plain or compressed. Exits with 1 if the trace is not whole: then what is left of
+/// it is printed. Says which pools have no end: their process was killed, or exited while they lived.
+#[derive(Debug, Args)]
+pub(crate) struct TraceArgs {
+    /// The trace; `-` is stdin
+    trace: PathBuf,
+
+    /// What to print
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+
+    /// File to write, in place of stdout
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Gets and puts as a conformance trace, everything else in comments
+    Text,
+    /// A line for each record
+    Csv,
+    /// Trace events as JSON, for Perfetto and chrome://tracing
+    Chrome,
+    /// A pickled snapshot for PyTorch's memory_viz
+    Pytorch,
+}
+
+pub(crate) fn run(args: &TraceArgs, terminal: &Terminal) -> Result<(), ExitError> {
+    let recording = match convert(args) {
+        Ok(recording) => recording,
+        Err(error) => return terminal.report(Err(error)),
+    };
+    let trace = args.trace.display();
+    if let Some(unended) = unended(&recording) {
+        terminal.message(format_args!("{trace}: {unended}"));
+    }
+    match recording.warning {
+        None => Ok(()),
+        Some(warning) => {
+            terminal.message(format_args!("{trace}: {warning}"));
+            Err(ExitError::Failure)
+        }
+    }
+}
+
+/// Writes the trace, and returns it.
+fn convert(args: &TraceArgs) -> Result<Recording, Box<dyn Error>> {
+    let in_trace = |error: &dyn std::fmt::Display| in_file(&args.trace, error);
+    let recording = open_recording(&args.trace).map_err(|error| in_trace(&error))?;
+    // What no command plays is not printed either. A text names no back-end, and a pipe cannot be read again.
+    let is_text = recording.pools.iter().all(|pool| pool.fact("backend").is_none());
+    if is_text && args.trace.is_file() {
+        Workload::open(&args.trace).map_err(|error| in_trace(&error))?;
+    }
+    if recording.records.is_empty() {
+        let why = recording.warning.as_deref().unwrap_or("it holds no gets, puts or other records");
+        return Err(in_trace(&format_args!("nothing to print: {why}")).into());
+    }
+    // Before a file is written: an error of the trace is one of that file.
+    let workload = match args.format {
+        Format::Text => Workload::of(&recording).map_err(|error| in_trace(&error))?,
+        _ => Workload::default(),
+    };
+    match &args.output {
+        Some(path) => {
+            refuse_to_overwrite(&args.trace, path)?;
+            let file = File::create(path).map_err(|error| in_file(path, &error))?;
+            let mut out = BufWriter::new(file);
+            write(&recording, &workload, args.format, &mut out)
+                .and_then(|()| out.flush())
+                .map_err(|error| in_file(path, &error))?;
+        }
+        None => {
+            let mut out = BufWriter::new(io::stdout().lock());
+            let written = write(&recording, &workload, args.format, &mut out).and_then(|()| out.flush());
+            // Keeps the kind, by which a closed pipe is told from a full disk.
+            written.map_err(|error| io::Error::new(error.kind(), format!("stdout: {error}")))?;
+        }
+    }
+    Ok(recording)
+}
+
+fn write(recording: &Recording, workload: &Workload, format: Format, out: &mut dyn Write) -> io::Result<()> {
+    match format {
+        Format::Text => text::write(recording, workload, out),
+        Format::Csv => csv::write(recording, out),
+        Format::Chrome => chrome::write(recording, out),
+        Format::Pytorch => snapshot::write(recording, out),
+    }
+}
+
+/// Names the pools whose end is not recorded, the first few of them.
+fn unended(recording: &Recording) -> Option<String> {
+    let names: Vec<_> = recording.unended_pools().into_iter().map(name_of).collect();
+    let (shown, more) = (names.iter().take(UNENDED_SHOWN).cloned().collect::<Vec<_>>().join(", "), names.len());
+    let more = if more > UNENDED_SHOWN { format!(" and {} more", more - UNENDED_SHOWN) } else { String::new() };
+    (!names.is_empty())
+        .then(|| format!("no end is recorded of {shown}{more}: the process was killed, or exited while they lived"))
+}
+
+/// An output that is the input would be empty before it was read.
+pub(crate) fn refuse_to_overwrite(input: &Path, output: &Path) -> Result<(), String> {
+    let same = matches!((input.canonicalize(), output.canonicalize()), (Ok(input), Ok(output)) if input == output);
+    if same { Err(format!("{}: is the input; name another file", output.display())) } else { Ok(()) }
+}
+
+fn in_file(path: &Path, error: &dyn std::fmt::Display) -> String {
+    format!("{}: {error}", path.display())
+}
+
+/// What to call a pool.
+fn name_of(pool: &PoolDescription) -> String {
+    pool.fact("name").map_or_else(|| format!("pool {}", pool.number), ToOwned::to_owned)
+}

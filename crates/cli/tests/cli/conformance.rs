@@ -1,0 +1,55 @@
+//! Every trace in `tests/data/conformance` comes out of the tool byte for byte as TensorFlow's pool did.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use sha2::{Digest, Sha256};
+
+fn conformance(trace: &Path) -> Output {
+    let mut tool = Command::new(env!("CARGO_BIN_EXE_pinpool"));
+    tool.args(["replay", "--format", "conformance"]).arg(trace).output().unwrap()
+}
+
+#[test]
+fn every_trace_gives_the_expected_text() {
+    let data = Path::new(crate::ROOT).join("tests/data/conformance");
+    let (mut compared, mut streams) = (0, 0);
+    for trace in fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = trace.file_name().unwrap().to_string_lossy();
+        let Some(stem) = name.trim_end_matches(".gz").strip_suffix(".trace") else { continue };
+        let tool = conformance(&trace);
+        assert!(tool.status.success(), "{name}: {}", String::from_utf8_lossy(&tool.stderr));
+        let expected = fs::read_to_string(data.join(format!("{stem}.expected"))).unwrap();
+        let text = String::from_utf8(tool.stdout).unwrap();
+        assert_eq!(text, expected, "{name}");
+        compared += 1;
+        // The small traces come with their streams line by line, of which the text has the digests.
+        for stream in ["outcome", "buffers"] {
+            let Ok(lines) = fs::read(data.join(format!("{stem}.{stream}"))) else { continue };
+            let hex: String = Sha256::digest(lines).iter().map(|byte| format!("{byte:02x}")).collect();
+            assert!(text.contains(&format!("\n{stream} sha256 {hex}\n")), "{name}: {stream}");
+            streams += 1;
+        }
+    }
+    assert_eq!((compared, streams), (17, 2 * 5), "traces are missing from tests/data");
+}
+
+#[test]
+fn a_trace_with_an_error_is_refused_with_its_line() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for (text, why) in [
+        ("# limit 0\na 1 5\n", "PINPOOL_POOL_SIZE_LIMIT=0"),
+        ("a 1 5\na 1 5\n", "held already"),
+        ("f 3\n", "no buffer 3"),
+        ("p 1\n", "no pool 1"),
+        ("a 1 5 3\n", "power of two"),
+        ("## first\n\nf 7\n", "line 3: `f 7`: no buffer 7"),
+        ("s 3 18446744073709551615 1\n", "at most"),
+    ] {
+        fs::write(file.path(), text).unwrap();
+        let tool = conformance(file.path());
+        let error = String::from_utf8(tool.stderr).unwrap();
+        assert!(!tool.status.success() && error.contains(why), "{error}");
+    }
+}

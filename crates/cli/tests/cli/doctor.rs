@@ -1,0 +1,388 @@
+//! `pinpool doctor` as a user meets it: on this machine, under small limits, with the driver double, with a stub of libcuda,
+//! in a control group.
+#![allow(clippy::print_stdout)] // Says what was skipped.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+#[cfg(feature = "cuda")]
+use tempfile::TempDir;
+
+/// The tool without the settings of the test's environment.
+fn doctor(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinpool"));
+    let ours = |name: &str| name.starts_with("PINPOOL_") || ["RUST_LOG", "CUDA_VISIBLE_DEVICES"].contains(&name);
+    std::env::vars_os().map(|(name, _)| name).filter(|name| ours(&name.to_string_lossy())).for_each(|name| {
+        command.env_remove(name);
+    });
+    command.arg("doctor").args(args).stdin(Stdio::null());
+    command
+}
+
+/// What one run printed as text or JSON, and its exit status.
+struct Ran {
+    code: i32,
+    stdout: String,
+}
+
+fn finish(command: &mut Command) -> Ran {
+    let output = command.output().unwrap();
+    let (stdout, stderr) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr).into_owned());
+    assert!(!stderr.contains("panicked") && !stdout.contains("panicked"), "{stderr}{stdout}");
+    let code = output.status.code().unwrap_or_else(|| panic!("{:?}: {stderr}{stdout}", output.status));
+    Ran { code, stdout }
+}
+
+/// The JSON object; its status is the exit status.
+fn diagnosis(command: &mut Command) -> Value {
+    let ran = finish(command.arg("--json"));
+    let diagnosis: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {}", ran.stdout));
+    assert_eq!(diagnosis["status"], ran.code, "{diagnosis}");
+    diagnosis
+}
+
+/// Level, text and remedy of the finding of this name.
+fn finding<'a>(diagnosis: &'a Value, check: &str) -> (&'a str, &'a str, &'a str) {
+    let findings = diagnosis["findings"].as_array().unwrap();
+    let found = findings.iter().find(|finding| finding["check"] == check);
+    let found = found.unwrap_or_else(|| panic!("no {check} in {diagnosis}"));
+    let [level, text, remedy] = ["level", "found", "remedy"].map(|key| found[key].as_str().unwrap_or_default());
+    (level, text, remedy)
+}
+
+/// A folder with this file as the driver's library.
+#[cfg(feature = "cuda")]
+fn driver_in(file: &Path) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        std::os::unix::fs::symlink(file, folder.path().join(name)).unwrap();
+    }
+    folder
+}
+
+#[cfg(feature = "cuda")]
+fn double() -> TempDir {
+    let here = std::env::current_exe().unwrap();
+    driver_in(&here.parent().unwrap().join("libdriver_double.so"))
+}
+
+/// A library whose `cuInit` answers `code`, in a folder of its own; `None` without a C compiler.
+#[cfg(feature = "cuda")]
+fn stub(code: i32) -> Option<(TempDir, PathBuf)> {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, library) = (folder.path().join("stub.c"), folder.path().join("libcuda.so.1"));
+    fs::write(&source, format!("int cuInit(unsigned flags) {{ return flags == 0 ? {code} : 1; }}\n")).unwrap();
+    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
+    if !compiled.is_ok_and(|status| status.success()) {
+        println!("skipped: no C compiler");
+        return None;
+    }
+    Some((folder, library))
+}
+
+#[test]
+fn every_check_is_reported_once_with_a_level_and_a_remedy_where_one_is_needed() {
+    let diagnosis = diagnosis(doctor(&["--reserve", "1M"]).env("PINPOOL_MAX_BYTES", "64M"));
+    let findings = diagnosis["findings"].as_array().unwrap();
+    let checks: Vec<_> = findings.iter().map(|finding| finding["check"].as_str().unwrap()).collect();
+    let expected = "settings gpu vmm register cuda mlock heap choice ceiling numa huge-pages locked-memory address-space open-files \
+                    threads mappings memory overcommit swap pressure container ledger speed reserve verdict";
+    assert_eq!(checks.join(" "), expected);
+    for finding in findings {
+        let level = finding["level"].as_str().unwrap();
+        assert!(["ok", "note", "warning", "error"].contains(&level), "{finding}");
+        assert!(!finding["found"].as_str().unwrap().is_empty(), "{finding}");
+        assert!(finding["remedy"].is_string() || ["ok", "note"].contains(&level), "nothing to do: {finding}");
+    }
+    let keys: Vec<_> = diagnosis.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(keys.join(" "), "status device backend pinned gpu max_bytes reserve findings");
+    assert_eq!(diagnosis["max_bytes"], 64 << 20);
+    let reserve = &diagnosis["reserve"];
+    assert_eq!((&reserve["bytes"], &reserve["fits"]), (&Value::from(1 << 20), &Value::from(true)), "{diagnosis}");
+    assert!(reserve["seconds"].as_f64().unwrap() > 0.0);
+    // Ready means every promise of the status.
+    assert_eq!(diagnosis["status"] == 0, diagnosis["gpu"] == true);
+    assert_eq!(finding(&diagnosis, "verdict").0 == "ok", diagnosis["gpu"] == true);
+}
+
+#[test]
+fn the_text_is_aligned_and_has_each_remedy_below_its_finding() {
+    let ran = finish(&mut doctor(&["--reserve", "1000G"]));
+    assert_eq!(ran.code, 1, "{}", ran.stdout);
+    let lines: Vec<_> = ran.stdout.lines().collect();
+    let at = lines.iter().position(|line| line.starts_with("reserve ")).unwrap();
+    assert!(lines[at].contains("error") && lines[at].contains("1000 GiB is over the ceiling"), "{}", ran.stdout);
+    let column = lines[at].find("1000 GiB").unwrap();
+    assert!(
+        lines[at + 1].starts_with(&" ".repeat(column)) && lines[at + 1][column..].starts_with("-> lower the reserve")
+    );
+    assert!(lines.last().is_some_and(|line| !line.is_empty()));
+}
+
+#[test]
+fn bad_settings_have_a_status_of_their_own() {
+    let bad = diagnosis(doctor(&[]).env("PINPOOL_MAX_BYTES", "2X").env("PINPOOL_MAXBYTES", "1"));
+    assert_eq!(bad["status"], 2);
+    let settings: Vec<_> = bad["findings"].as_array().unwrap().iter().filter(|of| of["check"] == "settings").collect();
+    let texts: Vec<_> =
+        settings.iter().map(|of| (of["level"].as_str().unwrap(), of["found"].as_str().unwrap())).collect();
+    let [("warning", unknown), ("error", refused)] = texts.as_slice() else { panic!("{texts:?}") };
+    assert!(unknown.contains("PINPOOL_MAXBYTES=1") || refused.contains("PINPOOL_MAX_BYTES=2X"), "{texts:?}");
+
+    let contradiction = diagnosis(doctor(&[]).env("PINPOOL_MAX_BYTES", "1G").env("PINPOOL_RESERVE", "8G"));
+    assert_eq!(contradiction["status"], 2);
+    let (level, text, _) = finding(&contradiction, "settings");
+    assert!(level == "error" && text.contains("is over PINPOOL_MAX_BYTES"), "{text}");
+    let of_a_preset = diagnosis(doctor(&[]).env("PINPOOL_BACKEND", "vmm").env("PINPOOL_PRESET", "tensorflow"));
+    assert_eq!(of_a_preset["status"], 2, "{of_a_preset}");
+    // A reserve that is only planned contradicts nothing.
+    let planned = diagnosis(doctor(&["--reserve", "8G"]).env("PINPOOL_MAX_BYTES", "1G"));
+    assert_eq!((&planned["status"], &planned["reserve"]["fits"]), (&Value::from(1), &Value::from(false)));
+
+    for wrong in [&["--reserve", "12 bananas"][..], &["--device", "first"], &["--frobnicate"]] {
+        assert_eq!(finish(&mut doctor(wrong)).code, 2, "{wrong:?}");
+    }
+}
+
+/// Lowers a limit of a process that only ends, and takes from root what would make it exempt.
+#[allow(unsafe_code)] // Runs between fork and exec.
+fn under_limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64) -> &mut Command {
+    let lower = move || {
+        let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
+        // SAFETY: reads a limit that lives as long as the call.
+        if unsafe { libc::setrlimit(resource, &raw const limit) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        const CAP_IPC_LOCK: libc::c_ulong = 14;
+        // SAFETY: numbers alone; refused where this process is not root.
+        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK) };
+        Ok(())
+    };
+    // SAFETY: `lower` makes system calls alone, which are safe between fork and exec.
+    unsafe { command.pre_exec(lower) }
+}
+
+#[test]
+fn a_low_limit_of_locked_memory_is_named_with_its_remedy() {
+    let mut command = doctor(&[]);
+    let diagnosis = diagnosis(under_limit(&mut command, libc::RLIMIT_MEMLOCK, 64 << 10));
+    if diagnosis["backend"] != "heap" {
+        println!("skipped: RLIMIT_MEMLOCK does not bind this process, or there is a GPU");
+        return;
+    }
+    assert_eq!(
+        (&diagnosis["status"], &diagnosis["pinned"], &diagnosis["gpu"]),
+        (&1.into(), &false.into(), &false.into())
+    );
+    let (level, text, remedy) = finding(&diagnosis, "choice");
+    assert!(
+        level == "warning" && text.contains("auto takes heap: not page-locked") && text.contains("65536 B"),
+        "{text}"
+    );
+    assert!(remedy.contains("ulimit -l") && remedy.contains("LimitMEMLOCK"), "{remedy}");
+    let (level, text, _) = finding(&diagnosis, "locked-memory");
+    assert!(level == "warning" && text.contains("64 KiB"), "{text}");
+    let (level, text, remedy) = finding(&diagnosis, "mlock");
+    assert!(level == "warning" && text.contains("RLIMIT_MEMLOCK is 65536 B") && remedy.contains("ulimit -l"), "{text}");
+}
+
+#[test]
+fn other_low_limits_are_named_too() {
+    for (resource, value, check, remedy) in [
+        (libc::RLIMIT_NOFILE, 16, "open-files", "ulimit -n"),
+        (libc::RLIMIT_NPROC, 100, "threads", "ulimit -u"),
+        (libc::RLIMIT_AS, 400 << 20, "address-space", "ulimit -v"),
+    ] {
+        let mut command = doctor(&[]);
+        command.env("PINPOOL_MAX_BYTES", "1G");
+        let diagnosis = diagnosis(under_limit(&mut command, resource, value));
+        let (level, _, found) = finding(&diagnosis, check);
+        assert!(level == "warning" && found.contains(remedy), "{check}: {found}");
+    }
+}
+
+/// Runs with the driver double as libcuda.
+#[cfg(feature = "cuda")]
+#[test]
+fn with_a_driver_there_is_pinned_memory_for_the_gpu() {
+    let folder = double();
+    let with = |args: &[&str]| {
+        let mut command = doctor(args);
+        command.env("LD_LIBRARY_PATH", folder.path()).env("PINPOOL_MAX_BYTES", "1G");
+        command
+    };
+    let ready = diagnosis(&mut with(&["--reserve", "64M"]));
+    assert_eq!(
+        (&ready["status"], &ready["backend"], &ready["pinned"], &ready["gpu"]),
+        (&0.into(), &"vmm".into(), &true.into(), &true.into())
+    );
+    assert!(ready["reserve"]["fits"] == true && ready["reserve"]["seconds"].as_f64().unwrap() > 0.0, "{ready}");
+    for check in ["gpu", "vmm", "register", "cuda", "choice", "verdict"] {
+        assert_eq!(finding(&ready, check).0, "ok", "{ready}");
+    }
+    assert!(finding(&ready, "gpu").1.contains("driver double"), "{ready}");
+
+    let elsewhere = diagnosis(&mut with(&["--device", "3"]));
+    assert_eq!((&elsewhere["status"], &elsewhere["device"], &elsewhere["gpu"]), (&1.into(), &3.into(), &false.into()));
+    let (level, text, remedy) = finding(&elsewhere, "gpu");
+    assert!(level == "warning" && text.contains("no GPU 3") && remedy.contains("PINPOOL_DEVICE"), "{text}");
+
+    let otherwise = diagnosis(with(&[]).env("PINPOOL_BACKEND", "heap"));
+    let (level, text, remedy) = finding(&otherwise, "verdict");
+    assert!(otherwise["status"] == 1 && level == "error" && remedy.contains("PINPOOL_BACKEND=auto"), "{text}");
+
+    let without_room = diagnosis(&mut with(&["--reserve", "2G"]));
+    assert_eq!((&without_room["status"], &without_room["gpu"]), (&1.into(), &true.into()), "{without_room}");
+}
+
+/// A driver that ends the process, or never answers, is a row of the report, which goes on without it.
+#[cfg(feature = "cuda")]
+#[test]
+fn a_driver_that_crashes_or_hangs_is_a_row_of_the_report() {
+    let folder = double();
+    let with = |variable: &str, call: &str| {
+        let mut command = doctor(&["--probe-limit", "5s"]);
+        command.env("LD_LIBRARY_PATH", folder.path()).env(variable, call).env("PINPOOL_MAX_BYTES", "1G");
+        diagnosis(&mut command)
+    };
+    let of_vmm = with("DRIVER_DOUBLE_ABORT", "cuMemCreate");
+    let (level, text, remedy) = finding(&of_vmm, "vmm");
+    assert!(level == "error" && text.contains("was ended by signal 6 SIGABRT"), "{text}");
+    assert!(remedy.contains("PINPOOL_BACKEND=register"), "{remedy}");
+    assert_eq!((finding(&of_vmm, "register").0, finding(&of_vmm, "cuda").0), ("ok", "ok"));
+    assert_eq!((&of_vmm["status"], &of_vmm["backend"]), (&1.into(), &"register".into()), "auto would end the process");
+    assert!(finding(&of_vmm, "choice").1.contains("not vmm: the process that tried it was ended"), "{of_vmm}");
+
+    let hangs = with("DRIVER_DOUBLE_HANG", "cuMemMap");
+    assert!(finding(&hangs, "vmm").1.contains("did not end within 5s"), "{hangs}");
+    assert_eq!(hangs["backend"], "register");
+
+    let of_all = with("DRIVER_DOUBLE_ABORT", "cuDeviceGetCount");
+    assert!(finding(&of_all, "gpu").1.contains("SIGABRT"), "{of_all}");
+    for name in ["vmm", "register", "cuda"] {
+        assert_eq!(finding(&of_all, name).0, "note", "{of_all}");
+    }
+    assert_eq!((&of_all["status"], &of_all["gpu"]), (&1.into(), &false.into()));
+}
+
+/// A library that cannot start says why.
+#[cfg(feature = "cuda")]
+#[test]
+fn a_library_that_does_not_start_is_named_with_the_cause() {
+    for (code, visible, words, remedy) in [
+        (34, None, "stub", "libcuda.so.1 out of the loader's path"),
+        (100, Some(""), "CUDA_ERROR_NO_DEVICE", "CUDA_VISIBLE_DEVICES="),
+        (803, None, "different versions", "restart the machine"),
+    ] {
+        let Some((folder, library)) = stub(code) else { return };
+        let mut command = doctor(&[]);
+        command.env("LD_LIBRARY_PATH", folder.path());
+        visible.iter().for_each(|visible| {
+            command.env("CUDA_VISIBLE_DEVICES", visible);
+        });
+        let found = diagnosis(&mut command);
+        if found["gpu"] == true {
+            println!("skipped: there is a driver in front of the library of this test");
+            return;
+        }
+        let (level, text, what) = finding(&found, "gpu");
+        assert_eq!(found["status"], 1);
+        assert!(level == "warning" && text.contains(words) && what.contains(remedy), "{code}: {text}; {what}");
+        assert!(text.contains(&*library.to_string_lossy()) && text.contains(&format!("({code})")), "{text}");
+        assert_eq!(finding(&found, "verdict").2, what, "the verdict repeats what helps");
+    }
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn a_library_that_is_no_library_is_named() {
+    let broken = tempfile::NamedTempFile::new().unwrap();
+    let folder = driver_in(broken.path());
+    let found = diagnosis(doctor(&[]).env("LD_LIBRARY_PATH", folder.path()));
+    if found["gpu"] == true {
+        println!("skipped: there is another driver");
+        return;
+    }
+    let (level, text, _) = finding(&found, "gpu");
+    assert!(level == "warning" && text.contains("cannot be loaded"), "{text}");
+}
+
+/// A control group of its own, removed at the end; `None` where none can be made.
+struct Group(PathBuf);
+
+impl Group {
+    fn with_limit(bytes: u64) -> Option<Self> {
+        let name = format!("pinpool-doctor-{}", std::process::id());
+        for (root, file) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
+            let path = Path::new(root).join(&name);
+            if !Path::new(root).join("cgroup.procs").exists() || fs::create_dir(&path).is_err() {
+                continue;
+            }
+            let group = Self(path);
+            if fs::write(group.0.join(file), bytes.to_string()).is_ok() {
+                return Some(group);
+            }
+        }
+        None
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn the_limit_of_a_control_group_bounds_the_ceiling_and_the_reserve() {
+    let Some(group) = Group::with_limit(300 << 20) else {
+        println!("skipped: no control group can be made here");
+        return;
+    };
+    let script = format!("echo $$ > {}/cgroup.procs && exec \"$0\" doctor --json --reserve $1", group.0.display());
+    let in_group = |reserve| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_pinpool"), reserve]).env_remove("PINPOOL_MAX_BYTES");
+        serde_json::from_str::<Value>(&finish(command.stdin(Stdio::null())).stdout)
+    };
+    let Ok(diagnosis) = in_group("200M") else {
+        println!("skipped: this process may not move into a control group");
+        return;
+    };
+    let (_, text, _) = finding(&diagnosis, "memory");
+    assert!(text.contains("300 MiB available, the limit of") && text.contains("pinpool-doctor"), "{text}");
+    assert!(diagnosis["max_bytes"].as_u64().unwrap() <= 75 << 20, "{diagnosis}");
+    let (level, text, remedy) = finding(&diagnosis, "reserve");
+    assert!(level == "error" && text.contains("200 MiB is over the ceiling"), "{text}");
+    assert!(remedy.contains("PINPOOL_MAX_BYTES"), "{remedy}");
+    // Under a higher ceiling the kernel would end the process.
+    let beyond = in_group("400M").unwrap();
+    let (level, _, remedy) = finding(&beyond, "reserve");
+    assert!(level == "error" && remedy.contains("the limit of the control group"), "{remedy}");
+    assert!(!remedy.contains("PINPOOL_MAX_BYTES"), "{remedy}");
+}
+
+#[test]
+fn a_closed_stdout_changes_no_status_and_a_full_disk_is_a_failure() {
+    let mut child = doctor(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{:?}", output.status);
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"));
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    assert_eq!(finish(doctor(&[]).stdout(full)).code, 1);
+}
+
+#[test]
+fn the_table_of_checks_in_the_readme_has_them_all() {
+    let page = fs::read_to_string(format!("{}/docs/tool.md", crate::ROOT)).unwrap();
+    let diagnosis = diagnosis(&mut doctor(&[]));
+    for finding in diagnosis["findings"].as_array().unwrap() {
+        let check = finding["check"].as_str().unwrap();
+        assert!(page.contains(&format!("`{check}`")), "{check} is not in docs/tool.md");
+    }
+}

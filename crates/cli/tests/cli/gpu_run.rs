@@ -1,0 +1,103 @@
+//! `tests/gpu/run.sh`, the run on a machine with a GPU, in a short form over the driver double.
+#![allow(clippy::print_stderr)] // Says why it is skipped.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::load::driver_double;
+
+/// The newest binary of the suite beside this one; `None` if only this one was built.
+fn suite() -> Option<PathBuf> {
+    let here = env::current_exe().unwrap();
+    let is_suite = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.starts_with("gpu-") && !name.contains('.')
+    };
+    let files = fs::read_dir(here.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(is_suite).max_by_key(|path| fs::metadata(path).and_then(|data| data.modified()).unwrap())
+}
+
+/// A folder as `collect.sh` makes it, with the double as the driver.
+fn carried(folder: &Path) -> Option<PathBuf> {
+    symlink(suite()?, folder.join("gpu")).unwrap();
+    symlink(env!("CARGO_BIN_EXE_pinpool"), folder.join("pinpool")).unwrap();
+    let lib = folder.join("lib");
+    fs::create_dir(&lib).unwrap();
+    Some(driver_double(&lib))
+}
+
+fn run(folder: &Path, lib: &Path, vars: &[(&str, &str)]) -> Output {
+    let script = Path::new(crate::ROOT).join("tests/gpu/run.sh");
+    let mut command = Command::new("bash");
+    for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PINPOOL_")) {
+        command.env_remove(name);
+    }
+    command.arg(script).arg(folder).env("LD_LIBRARY_PATH", lib).envs(vars.iter().copied()).output().unwrap()
+}
+
+fn lines(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let parse = |line: &str| serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}"));
+    text.lines().map(parse).collect()
+}
+
+const SHORT: [(&str, &str); 8] = [
+    ("PINPOOL_GPU_STEPS", "facts suite pool copy stall pin load peers"),
+    ("PINPOOL_GPU_SUITE", "a_kernel_reads an_event_of_a_capture"),
+    ("PINPOOL_GPU_SECONDS", "0.02"),
+    ("PINPOOL_GPU_POOL_MIB", "64"),
+    ("PINPOOL_GPU_PIN", "4MiB"),
+    ("PINPOOL_GPU_SIZES", "64KiB"),
+    ("PINPOOL_GPU_FILES", "10"),
+    ("PINPOOL_GPU_TREE", concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/gpu")),
+];
+
+#[test]
+fn the_run_on_a_device_is_green_on_the_double_and_prints_a_json_line_for_each_figure() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(lib) = carried(folder.path()) else {
+        eprintln!("skipped: the suite of the GPU is not built beside this test (cargo test --workspace builds it)");
+        return;
+    };
+    let output = run(folder.path(), &lib, &SHORT);
+    let lines = lines(&output);
+    let all = || lines.iter().map(Value::to_string).collect::<Vec<_>>().join("\n");
+    assert!(output.status.success(), "{}\n{}", all(), String::from_utf8_lossy(&output.stderr));
+    let of = |key: &str| lines.iter().filter(|line| line.get(key).is_some()).collect::<Vec<_>>();
+    assert!(of("fact").len() >= 13 && of("fact").iter().all(|line| line["outcome"] == "holds"), "{}", all());
+    for name in ["facts", "suite_vmm", "suite_register", "suite_cuda", "pool", "stall", "load_tree_cuda", "all"] {
+        let step = of("step").into_iter().find(|line| line["step"] == name).unwrap_or_else(|| panic!("no {name}"));
+        assert_eq!(step["outcome"], "ok", "{}", all());
+    }
+    for name in ["copy", "stall", "pin", "load_synthetic_register"] {
+        let figure = of("figure").into_iter().find(|line| line["figure"] == name);
+        assert!(figure.is_some_and(|line| line["result"].is_object()), "no {name}:\n{}", all());
+    }
+    let pools: Vec<_> = of("figure").into_iter().filter(|line| line["figure"] == "large_pool").collect();
+    assert_eq!(pools.len(), 3, "{}", all());
+    assert!(pools.iter().all(|line| line["pinned_bytes"].as_u64() >= Some(64 << 20)), "{}", all());
+}
+
+#[test]
+fn a_back_end_that_is_missing_fails_the_run_unless_it_is_excepted() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(lib) = carried(folder.path()) else { return };
+    // Every driver without virtual memory of the host.
+    let refusing = ("DRIVER_DOUBLE_FAIL", "cuMemCreate:1+=801");
+    let vars = |except: &'static str| {
+        let suite = [("PINPOOL_GPU_STEPS", "suite"), ("PINPOOL_GPU_SUITE", "an_event_of_a_capture")];
+        [&suite[..], &[refusing, ("PINPOOL_GPU_EXCEPT", except)]].concat()
+    };
+    let output = run(folder.path(), &lib, &vars(""));
+    let step = lines(&output).into_iter().find(|line| line["step"] == "suite_vmm").unwrap();
+    assert!(!output.status.success() && step["outcome"] == "failed", "{step}");
+    assert!(step["why"].as_str().unwrap().contains("no back-end vmm"), "{step}");
+    let output = run(folder.path(), &lib, &vars("vmm"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(lines(&output).iter().all(|line| line["step"] != "suite_vmm"));
+}

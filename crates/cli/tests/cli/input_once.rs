@@ -1,0 +1,127 @@
+//! Traces and logs out of pipes: whatever is read is read once, and `-` is stdin.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use crate::record::recorded;
+use crate::tool::{Ran, ended, finish, number, pinpool};
+
+const LOG: &str = "PoolAllocator: After 63521 get requests, put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and \
+                   unsatisfied allocation rate=0.0173171\nRaising pool_size_limit_ from 100 to 110\n";
+const WORKLOAD: &str = "# limit 100\na 1 5000\nt 10\nf 1\na 2 5000\nf 2\n";
+const RMM: &str = "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.000001,allocate,0x10,4096,0x0\n\
+                   1,10:00:00.000009,free,0x10,4096,0x0\n";
+
+/// With `bytes` on stdin, through a pipe.
+fn piped(command: &mut Command, bytes: Vec<u8>) -> Ran {
+    let (reader, mut writer) = io::pipe().unwrap();
+    let writing = thread::spawn(move || {
+        // A command that refuses its input ends before it is all written.
+        let _ = writer.write_all(&bytes);
+    });
+    let ran = finish(command.stdin(Stdio::from(reader)));
+    // The pipe ends with the command that reads it.
+    *command = Command::new("true");
+    writing.join().unwrap();
+    ran
+}
+
+fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    gzip.write_all(bytes).unwrap();
+    gzip.finish().unwrap()
+}
+
+/// One file of each kind of trace, plain and packed.
+fn traces(dir: &Path) -> Vec<PathBuf> {
+    let recording = fs::read(recorded(dir, "t.trace")).unwrap();
+    let snapshot = Path::new(crate::ROOT).join("tests/data/torch_snapshot/host.4.pickle");
+    let kinds = [
+        ("recording", recording),
+        ("workload", WORKLOAD.into()),
+        ("rmm", RMM.into()),
+        ("snapshot", fs::read(snapshot).unwrap()),
+    ];
+    let mut paths = Vec::new();
+    for (name, bytes) in kinds {
+        for (path, bytes) in [(dir.join(name), bytes.clone()), (dir.join(format!("{name}.gz")), packed(&bytes))] {
+            fs::write(&path, bytes).unwrap();
+            paths.push(path);
+        }
+    }
+    paths
+}
+
+#[test]
+fn every_kind_of_trace_is_read_from_a_pipe_as_from_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    for path in traces(dir.path()) {
+        let bytes = fs::read(&path).unwrap();
+        let csv = finish(pinpool(&["trace", "--format", "csv"]).arg(&path)).stdout;
+        let gets = number(&finish(pinpool(&["replay", "--json"]).arg(&path)).figures(), "gets");
+        assert!(csv.lines().count() > 2 && gets > 0, "{}", path.display());
+        for name in ["-", "/dev/stdin"] {
+            let case = format!("{} as {name}", path.display());
+            let ran = piped(&mut pinpool(&["trace", "--format", "csv", name]), bytes.clone());
+            assert_eq!((ran.code(), ran.stdout == csv), (0, true), "{case}: {}", ran.stderr);
+            let ran = piped(&mut pinpool(&["replay", "--json", name]), bytes.clone());
+            assert_eq!((ran.code(), number(&ran.figures(), "gets")), (0, gets), "{case}: {}", ran.stderr);
+            let ran = piped(pinpool(&["report", name, "-o"]).arg(&page), bytes.clone());
+            assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""), "{case}");
+            assert!(fs::read_to_string(&page).unwrap().contains("The pool in this trace"), "{case}");
+        }
+    }
+    for name in ["-", "/dev/stdin"] {
+        let advised = piped(&mut pinpool(&["advise", "--json", name]), WORKLOAD.into());
+        assert_eq!((advised.code(), advised.stderr.as_str()), (0, ""));
+        let ran = piped(&mut pinpool(&["replay", "--format", "conformance", name]), WORKLOAD.into());
+        assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
+    }
+}
+
+#[test]
+fn a_log_is_read_from_a_pipe_as_from_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    for bytes in [LOG.as_bytes().to_vec(), packed(LOG.as_bytes())] {
+        for name in ["-", "/dev/stdin"] {
+            let ran = piped(&mut pinpool(&["inspect", "--json", name]), bytes.clone());
+            assert_eq!((ran.code(), ran.stdout.lines().count()), (0, 3), "{}", ran.stderr);
+            let ran = piped(pinpool(&["report", name, "-o"]).arg(&page), bytes.clone());
+            assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""), "{name}");
+            assert!(fs::read_to_string(&page).unwrap().contains("The pool in this log"), "{name}");
+        }
+    }
+    // What is no log is told by what it is.
+    let ran = piped(&mut pinpool(&["inspect", "-"]), WORKLOAD.into());
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("this is a trace, no log");
+}
+
+#[test]
+fn a_named_pipe_is_opened_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let page = dir.path().join("page.html");
+    let page = page.to_str().unwrap();
+    for (args, bytes) in [
+        (["trace", "--format", "csv"], packed(WORKLOAD.as_bytes())),
+        (["replay", "--format", "table"], WORKLOAD.into()),
+        (["report", "-o", page], LOG.into()),
+    ] {
+        let mut command = pinpool(&args);
+        let child = command.arg(&pipe).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let to = pipe.clone();
+        // Waits for the reader, which may never come.
+        thread::spawn(move || fs::write(to, bytes));
+        assert_eq!(ended("the pipe is read to its end", child).code(), Some(0), "{args:?}");
+    }
+}

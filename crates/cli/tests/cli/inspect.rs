@@ -1,0 +1,374 @@
+//! `pinpool inspect` on the lines of public runs, rebuilt in the format of each version, and on what logs do to lines.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::tool::{Ran, finish, pinpool};
+
+/// A row of `tests/data/tf_lines/public.tsv`.
+struct Row {
+    run: String,
+    time: String,
+    /// Of `after`: get, put, evicted, and both rates as printed. Of `raise`: from and to.
+    figures: Vec<String>,
+}
+
+fn public_rows() -> Vec<Row> {
+    let file = Path::new(crate::ROOT).join("tests/data/tf_lines/public.tsv");
+    let text = fs::read_to_string(file).unwrap();
+    let row = |line: &str| {
+        let cells: Vec<String> = line.split('\t').map(str::to_owned).collect();
+        let figures = if cells[1] == "after" { &cells[3..8] } else { &cells[8..10] };
+        Row { run: cells[0].clone(), time: cells[2].clone(), figures: figures.to_vec() }
+    };
+    let rows: Vec<_> = text.lines().skip(1).map(row).collect();
+    assert_eq!(rows.len(), 1905);
+    rows
+}
+
+impl Row {
+    fn message(&self) -> String {
+        match self.figures.as_slice() {
+            [get, put, evicted, evicting, missing] => format!(
+                "PoolAllocator: After {get} get requests, put_count={put} evicted_count={evicted} eviction_rate={evicting} and \
+                 unsatisfied allocation rate={missing}"
+            ),
+            [from, to] => format!("Raising pool_size_limit_ from {from} to {to}"),
+            _ => unreachable!(),
+        }
+    }
+
+    fn is_raise(&self) -> bool {
+        self.figures.len() == 2
+    }
+
+    fn number(&self, at: usize) -> Option<u64> {
+        self.figures[at].parse().ok()
+    }
+
+    /// Limits and counts that the line fits, computed from the definition.
+    fn fits(&self) -> Vec<(u64, u64)> {
+        let Some(get) = self.number(0) else { return Vec::new() };
+        let (put, evicted) = (self.number(1).unwrap(), self.number(2).unwrap());
+        let (mut previous, mut limit) = (0, 100_u64);
+        let mut fits = Vec::new();
+        while limit < 10_000_000 {
+            let allocated = i128::from(get) - i128::from(put) + i128::from(evicted) + i128::from(limit - previous);
+            if (0..=i128::from(get)).contains(&allocated) {
+                let allocated = u64::try_from(allocated).unwrap();
+                let printed: f64 = self.figures[4].parse().unwrap();
+                let rate = if get == 0 { 0.0 } else { allocated as f64 / get as f64 };
+                if format!("{rate:.5e}") == format!("{printed:.5e}") {
+                    fits.push((limit, allocated));
+                }
+            }
+            (previous, limit) = (limit, limit + limit / 10);
+        }
+        fits
+    }
+}
+
+/// The rows of each run as a file of its own.
+fn write_runs(dir: &Path, rows: &[Row], text: impl Fn(&[&Row]) -> Vec<u8>) -> Vec<PathBuf> {
+    let mut runs: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
+    rows.iter().for_each(|row| runs.entry(&row.run).or_default().push(row));
+    let write = |(run, rows): (&str, Vec<&Row>)| {
+        let path = dir.join(format!("{run}.log"));
+        fs::write(&path, text(&rows)).unwrap();
+        path
+    };
+    runs.into_iter().map(write).collect()
+}
+
+fn inspect(paths: &[PathBuf], flags: &[&str]) -> Ran {
+    finish(pinpool(&["inspect"]).args(flags).args(paths))
+}
+
+/// The objects on stdout: those of messages, and the summaries.
+fn objects(ran: &Ran) -> (Vec<Value>, Vec<Value>) {
+    let objects = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap());
+    objects.partition(|object: &Value| object["kind"] != "summary")
+}
+
+fn of_text(text: impl AsRef<[u8]>) -> (Vec<Value>, Value) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), text).unwrap();
+    let ran = inspect(&[file.path().to_owned()], &["--json"]);
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let (messages, mut summaries) = objects(&ran);
+    (messages, summaries.remove(0))
+}
+
+fn limits(messages: &[Value]) -> Vec<Option<u64>> {
+    messages.iter().map(|message| message["limit"].as_u64()).collect()
+}
+
+const AFTER: &str = "PoolAllocator: After 63521 get requests, put_count=63521 evicted_count=1000 eviction_rate=0.0157428 and \
+                     unsatisfied allocation rate=0.0173171";
+const LATER: &str = "PoolAllocator: After 71532 get requests, put_count=71532 evicted_count=1000 eviction_rate=0.0139798 and \
+                     unsatisfied allocation rate=0.0143013";
+const RAISE: &str = "Raising pool_size_limit_ from 100 to 110";
+
+/// Writes a row as one version, or one kind of log, does; the second line number is that of a raise.
+type Format = fn(&Row) -> String;
+
+fn source_line(row: &Row, lines: (u32, u32)) -> u32 {
+    if row.is_raise() { lines.1 } else { lines.0 }
+}
+
+const GPU: &str = "tensorflow/core/common_runtime/gpu/pool_allocator.cc";
+
+const FORMATS: [(&str, Format); 11] = [
+    ("bare", |row| format!("{}\n", row.message())),
+    ("0.5", |row| {
+        let severity = if row.is_raise() { 'I' } else { 'W' };
+        format!("{severity} {GPU}:{}] {}\n", source_line(row, (227, 239)), row.message())
+    }),
+    ("0.6", |row| format!("I {GPU}:{}] {}\n", source_line(row, (242, 254)), row.message())),
+    ("0.10", |row| format!("I {GPU}:{}] {}\r\n", source_line(row, (244, 256)), row.message())),
+    ("0.12", |row| format!("I {GPU}:{}] {}\n", source_line(row, (247, 259)), row.message())),
+    ("1.x", |row| format!("{}: I {GPU}:{}] {}\n", row.time, source_line(row, (247, 259)), row.message())),
+    ("windows", |row| {
+        let path = r"c:\tf_jenkins\home\workspace\release-win\device\gpu\os\windows\tensorflow\core\common_runtime\gpu\pool_allocator.cc";
+        format!("{}: I {path}:{}] {}\r\n", row.time, source_line(row, (247, 259)), row.message())
+    }),
+    ("progress bar", |row| {
+        let line = source_line(row, (247, 259));
+        format!("\r 10%|#1        | 12/120 [00:03<00:27,  3.92it/s]I {GPU}:{line}] {}\n\r 11%|#1", row.message())
+    }),
+    ("pinpool", |row| format!("{}: I src/diag/log.rs:77] {}\n", row.time, row.message())),
+    ("notebook", |row| format!("      \"I {GPU}:{}] {}\\n\",\n", source_line(row, (247, 259)), row.message())),
+    ("notebook on one line", |row| format!("I {GPU}:{}] {}\\n", source_line(row, (247, 259)), row.message())),
+];
+
+#[test]
+fn every_public_line_is_recognised_in_every_format_and_its_limit_is_right() {
+    let rows = public_rows();
+    for (name, format) in FORMATS {
+        let dir = TempDir::new().unwrap();
+        let text = |rows: &[&Row]| rows.iter().map(|row| format(row)).collect::<String>().into_bytes();
+        let ran = inspect(&write_runs(dir.path(), &rows, text), &["--json"]);
+        assert_eq!(ran.code(), 0, "{name}: {}", ran.stderr);
+        check(name, &rows, &ran);
+    }
+}
+
+#[test]
+fn utf_16_is_read_as_powershell_writes_it() {
+    let rows = public_rows();
+    let dir = TempDir::new().unwrap();
+    let text = |rows: &[&Row]| {
+        let text: String = rows.iter().map(|row| format!("{}: I é:247] {}\r\n", row.time, row.message())).collect();
+        std::iter::once(0xfeff).chain(text.encode_utf16()).flat_map(u16::to_le_bytes).collect()
+    };
+    let ran = inspect(&write_runs(dir.path(), &rows, text), &["--json"]);
+    check("UTF-16", &rows, &ran);
+}
+
+/// Compares all messages with the rows.
+fn check(name: &str, rows: &[Row], ran: &Ran) {
+    let (messages, summaries) = objects(ran);
+    assert_eq!((messages.len(), summaries.len()), (rows.len(), 64), "{name}");
+    assert!(summaries.iter().all(|summary| summary["cut"] == 0), "{name}");
+    let mut known = 0;
+    for (row, message) in rows.iter().zip(&messages) {
+        let line = row.message();
+        if row.is_raise() {
+            assert_eq!(
+                (message["from"].as_u64(), message["to"].as_u64()),
+                (row.number(0), row.number(1)),
+                "{name}: {line}"
+            );
+            assert_eq!(message["limit"].as_u64(), row.number(0), "{name}: {line}");
+            continue;
+        }
+        for (at, key) in ["get", "put", "evicted"].into_iter().enumerate() {
+            assert_eq!(message[key].as_u64(), row.number(at), "{name}: {key} of {line}");
+        }
+        for (at, key) in [(3, "eviction_rate"), (4, "unsatisfied_rate")] {
+            assert_eq!(message[key].as_f64(), row.figures[at].parse().ok(), "{name}: {key} of {line}");
+        }
+        if let [(limit, allocated)] = row.fits().as_slice() {
+            assert_eq!(message["limit"].as_u64(), Some(*limit), "{name}: {line}");
+            assert_eq!(message["allocated"].as_u64(), Some(*allocated), "{name}: {line}");
+            known += 1;
+        }
+    }
+    assert_eq!(known, 1760, "{name}");
+}
+
+#[test]
+fn raises_that_were_not_printed_are_counted() {
+    let (messages, summary) = of_text(format!("{AFTER}\n{RAISE}\n{LATER}\nRaising pool_size_limit_ from 256 to 281\n"));
+    assert_eq!(limits(&messages), [Some(100), Some(100), Some(256), Some(256)]);
+    let silent: Vec<_> = messages.iter().map(|message| message["silent_raises"].as_u64().unwrap()).collect();
+    // 110, 121, 133, 146, 160, 176, 193, 212, 233: from each of these.
+    assert_eq!(silent, [0, 0, 9, 0]);
+    assert_eq!((summary["raises_printed"].as_u64(), summary["raises_silent"].as_u64()), (Some(2), Some(9)));
+    assert_eq!(summary["limit"], 281);
+}
+
+#[test]
+fn a_limit_that_the_figures_leave_open_comes_from_the_lines_around() {
+    // Fits 100 and 1158.
+    let open = "PoolAllocator: After 1648707130 get requests, put_count=1648707127 evicted_count=2741000 \
+                eviction_rate=0.00166251 and unsatisfied allocation rate=0.00166258";
+    assert_eq!(limits(&of_text(open).0), [None]);
+    assert_eq!(of_text(open).0[0]["allocated"], Value::Null);
+    let raised = "Raising pool_size_limit_ from 1158 to 1273";
+    assert_eq!(limits(&of_text(format!("{open}\n{raised}")).0), [Some(1158), Some(1158)]);
+    // The same pool before: the counters go on.
+    let before = "PoolAllocator: After 1000000 get requests, put_count=999997 evicted_count=2000 eviction_rate=0.00200001 and \
+                  unsatisfied allocation rate=0.002108";
+    assert_eq!(limits(&of_text(format!("{before}\n{open}")).0), [Some(1158), Some(1158)]);
+}
+
+#[test]
+fn pools_with_another_start_have_the_limits_of_their_raises() {
+    let text = "PoolAllocator: After 2000 get requests, put_count=2000 evicted_count=1000 eviction_rate=0.5 and unsatisfied \
+                allocation rate=0.625\nRaising pool_size_limit_ from 250 to 275\nPoolAllocator: After 3000 get requests, \
+                put_count=3000 evicted_count=1000 eviction_rate=0.333333 and unsatisfied allocation rate=0.341667\n";
+    let (messages, _) = of_text(text);
+    assert_eq!(limits(&messages), [Some(250), Some(250), Some(275)]);
+    assert_eq!(messages[2]["allocated"], 1025);
+}
+
+#[test]
+fn two_programs_in_one_file_are_told_apart() {
+    let (messages, summary) = of_text(format!("{LATER}\n{AFTER}\n{RAISE}\n"));
+    let pools: Vec<_> = messages.iter().map(|message| message["pool"].as_u64().unwrap()).collect();
+    assert_eq!(pools, [1, 2, 2]);
+    assert_eq!(summary["pools"][0]["limit"], 256);
+    assert_eq!(summary["pools"][1]["limit"], 110);
+}
+
+#[test]
+fn lines_that_were_cut_wrapped_or_run_together_lose_no_other() {
+    // Another process wrote in the middle.
+    let (cut, whole) = (&AFTER[..50], AFTER);
+    let (messages, summary) = of_text(format!("{cut}I x:247] {whole}\n{RAISE}{RAISE}\nRaising pool_size_limit_ fr"));
+    assert_eq!((messages.len(), summary["cut"].as_u64()), (3, Some(2)));
+    // A book, or a terminal of 80 columns; between words or within one.
+    for at in [40, 57, 90, 110] {
+        let (messages, summary) = of_text(format!("a\n{}\n{}\n{RAISE}", &AFTER[..at], &AFTER[at..]));
+        assert_eq!((messages.len(), summary["cut"].as_u64()), (2, Some(0)), "{at}");
+        assert_eq!((messages[0]["line"].as_u64(), messages[0]["get"].as_u64()), (Some(2), Some(63_521)), "{at}");
+    }
+    // A number that no counter holds.
+    let (messages, summary) = of_text(format!("{}\n{RAISE}", AFTER.replace("63521", "99999999999999999999999")));
+    assert_eq!((messages.len(), summary["cut"].as_u64()), (1, Some(1)));
+    // Bytes that are no text.
+    let (messages, _) = of_text([b"\xf0\n\0\x80\n\n".as_slice(), AFTER.as_bytes()].concat());
+    assert_eq!((messages.len(), messages[0]["line"].as_u64()), (1, Some(4)));
+}
+
+#[test]
+fn a_log_without_such_lines_says_so() {
+    let dir = TempDir::new().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    fs::write(path("empty"), "").unwrap();
+    fs::write(path("other"), "step 1\nstep 2\n").unwrap();
+    fs::write(path("cut"), &AFTER[..60]).unwrap();
+    fs::write(path("good"), AFTER).unwrap();
+    for (name, words) in
+        [("empty", "in 0 lines"), ("other", "in 2 lines"), ("cut", "1 are cut off"), ("missing", "No such file")]
+    {
+        let ran = inspect(&[path(name)], &[]);
+        assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{name}");
+        ran.check_stderr(words);
+        ran.check_stderr(name);
+    }
+    // The others are read all the same.
+    let ran = inspect(&[path("missing"), path("good")], &["--json"]);
+    assert_eq!((ran.code(), ran.stdout.lines().count()), (1, 2));
+}
+
+#[test]
+fn gzip_and_stdin_are_read() {
+    let dir = TempDir::new().unwrap();
+    let packed = dir.path().join("log.gz");
+    let mut gzip = GzEncoder::new(File::create(&packed).unwrap(), Compression::default());
+    writeln!(gzip, "{AFTER}\n{RAISE}").unwrap();
+    gzip.finish().unwrap();
+    assert_eq!(objects(&inspect(std::slice::from_ref(&packed), &["--json"])).0.len(), 2);
+    let ran = finish(pinpool(&["inspect", "--json", "-"]).stdin(Stdio::from(File::open(&packed).unwrap())));
+    assert_eq!(objects(&ran).0.len(), 2);
+    // Cut in the middle.
+    let bytes = fs::read(&packed).unwrap();
+    fs::write(&packed, &bytes[..bytes.len() / 2]).unwrap();
+    let ran = inspect(&[packed], &[]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("log.gz");
+}
+
+#[test]
+fn the_verdict_tells_a_pool_that_has_its_size_from_one_that_never_will() {
+    let steady = "PoolAllocator: After 5000000 get requests, put_count=5000000 evicted_count=1000 eviction_rate=0.0002 and \
+                  unsatisfied allocation rate=0.0002022";
+    assert_eq!(of_text(format!("{AFTER}\n{RAISE}\n{steady}")).1["verdict"], "steady");
+    assert_eq!(of_text(format!("{AFTER}\n{RAISE}\n{LATER}")).1["verdict"], "warming up");
+    // 99 % of the gets miss, at every limit.
+    let varied = |limit: u64, previous: u64| {
+        let allocated = 1_000 + limit - previous;
+        let get = allocated * 100 / 99;
+        format!(
+            "PoolAllocator: After {get} get requests, put_count={get} evicted_count=1000 eviction_rate={:.6} and unsatisfied \
+             allocation rate={:.6}",
+            1_000.0 / get as f64,
+            allocated as f64 / get as f64
+        )
+    };
+    let text = format!("{}\n{}\n{}\n", varied(100, 0), varied(281, 256), varied(2049, 1863));
+    let (messages, summary) = of_text(text);
+    assert_eq!(limits(&messages), [Some(100), Some(281), Some(2049)]);
+    assert_eq!(summary["verdict"], "thrashing");
+    let advice = summary["pools"][0]["advice"].to_string();
+    assert!(advice.contains("PINPOOL_PRESET=adaptive") && advice.contains("PINPOOL_MAX_BYTES"), "{advice}");
+    assert_eq!(of_text(RAISE).1["verdict"], "unknown");
+}
+
+#[test]
+fn the_table_is_for_people_and_leaves_out_the_middle_of_a_long_one() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), format!("{AFTER}\n{RAISE}\n").repeat(60)).unwrap();
+    let path = [file.path().to_owned()];
+    let short = inspect(&path, &[]);
+    let rows = |ran: &Ran| ran.stdout.lines().filter(|line| line.contains("63,521") || line.ends_with(" 110")).count();
+    assert!(short.stdout.contains("... 80 more (--all)"), "{}", short.stdout);
+    assert!(short.stdout.contains("120 messages in 120 lines"), "{}", short.stdout);
+    assert_eq!((rows(&short), rows(&inspect(&path, &["--all"]))), (40, 120), "{}", short.stdout);
+}
+
+#[test]
+fn limits_are_those_of_the_pool_that_printed_the_lines() {
+    let dir = Path::new(crate::ROOT).join("tests/data/conformance");
+    // Their pools begin with a limit of 100.
+    let names =
+        ["edge_alloc_rate", "edge_eviction_rate", "fixed_limit", "seed", "startup_then_steady", "steps", "two_pools"];
+    let (mut checks, mut raises) = (0, 0);
+    for name in names {
+        let text = fs::read_to_string(dir.join(format!("{name}.expected"))).unwrap();
+        let (all, _) = of_text(&text);
+        let unraised: String =
+            text.lines().filter(|line| !line.starts_with("Raising")).map(|line| format!("{line}\n")).collect();
+        let (alone, summary) = of_text(unraised);
+        let after: Vec<_> = all.iter().filter(|message| message["kind"] == "after").cloned().collect();
+        assert_eq!(limits(&alone), limits(&after), "{name}: without the raises, and with them");
+        assert!(!limits(&alone).contains(&None), "{name}");
+        for pair in all.windows(2).filter(|pair| pair[1]["kind"] == "raise") {
+            assert_eq!(pair[0]["limit"], pair[1]["from"], "{name}");
+            raises += 1;
+        }
+        checks += alone.len();
+        assert_eq!(summary["raise"], 0);
+    }
+    assert_eq!((checks, raises), (15, 10));
+}

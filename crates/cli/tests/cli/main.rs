@@ -1,0 +1,44 @@
+//! The tool as a user meets it, the conformance traces, and the README.
+
+mod advise;
+mod bad_files;
+mod bench;
+mod conformance;
+#[cfg(target_os = "linux")]
+mod doctor;
+#[cfg(target_os = "linux")]
+mod dump;
+#[cfg(feature = "cuda")]
+mod gpu_run;
+#[cfg(target_os = "linux")]
+mod hard_ends;
+#[cfg(target_os = "linux")]
+mod input_once;
+mod inspect;
+mod inspect_pools;
+#[cfg(target_os = "linux")]
+mod keep;
+#[cfg(target_os = "linux")]
+mod ledger;
+mod limits;
+mod load;
+#[cfg(feature = "cuda")]
+mod load_cuda;
+mod pages;
+mod played;
+mod readme;
+mod record;
+mod record_failures;
+mod report;
+#[cfg(target_os = "linux")]
+mod run_program;
+mod settings_tried;
+mod shown;
+mod soak;
+mod tool;
+mod top;
+mod trace_input;
+mod viewers;
+
+/// The root of the project, whose data these tests read.
+pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");

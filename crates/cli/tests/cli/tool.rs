@@ -1,0 +1,702 @@
+//! The tool as a user meets it: exit status, stdout and stderr of the built binary.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The result of one run.
+pub(crate) struct Ran {
+    status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ran {
+    pub(crate) fn code(&self) -> i32 {
+        self.status.code().unwrap_or_else(|| panic!("ended by a signal: {:?}\n{}", self.status, self.stderr))
+    }
+
+    /// The one JSON object on stdout.
+    pub(crate) fn figures(&self) -> Value {
+        assert_eq!(self.stdout.lines().count(), 1, "{}{}", self.stdout, self.stderr);
+        serde_json::from_str(&self.stdout).unwrap()
+    }
+
+    pub(crate) fn check_stderr(&self, words: &str) {
+        assert!(self.stderr.contains(words), "no \"{words}\" in:\n{}", self.stderr);
+    }
+}
+
+/// The tool on the `heap` back-end, without the environment of the test.
+pub(crate) fn pinpool(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinpool"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("PINPOOL_") || name == "RUST_LOG" {
+            command.env_remove(name);
+        }
+    }
+    command.env("PINPOOL_BACKEND", "heap").args(args).stdin(Stdio::null());
+    command
+}
+
+pub(crate) fn finish(command: &mut Command) -> Ran {
+    let output = command.output().unwrap();
+    let ran = Ran {
+        status: output.status,
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    };
+    assert!(!ran.stderr.contains("panicked") && !ran.stdout.contains("panicked"), "{}", ran.stderr);
+    ran
+}
+
+pub(crate) fn run(args: &[&str]) -> Ran {
+    finish(&mut pinpool(args))
+}
+
+fn load(dir: &TempDir, args: &[&str]) -> Ran {
+    finish(pinpool(&["load", "--json", "--verify"]).args(args).arg(dir.path()))
+}
+
+/// Waits until `holds`. Bounds a hang alone: a machine with other work makes a test late and not fail.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    const HANGS: Duration = Duration::from_secs(300);
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < HANGS, "not in {HANGS:?}: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits for the end of `child`, which it kills if it hangs.
+pub(crate) fn ended(what: &str, child: Child) -> ExitStatus {
+    struct Killed(Child);
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ended_already = self.0.kill();
+        }
+    }
+    let (mut child, mut status) = (Killed(child), None);
+    until(what, || {
+        status = child.0.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap()
+}
+
+/// A figure that must be a whole number.
+pub(crate) fn number(figures: &Value, name: &str) -> u64 {
+    figures[name].as_u64().unwrap_or_else(|| panic!("no {name} in {figures}"))
+}
+
+/// 200 files of 0 to 1,990 bytes in two directories, 199,000 bytes in all.
+pub(crate) fn tree() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for class in ["cat", "dog"] {
+        fs::create_dir(dir.path().join(class)).unwrap();
+    }
+    for number in 0..200 {
+        let class = if number % 2 == 0 { "cat" } else { "dog" };
+        fs::write(
+            dir.path().join(format!("{class}/{number:03}.jpg")),
+            (0..=255).cycle().skip(number).take(number * 10).collect::<Vec<_>>(),
+        )
+        .unwrap();
+    }
+    dir
+}
+
+fn tar_file(path: &Path, members: &[(&str, usize)]) {
+    let mut archive = tar::Builder::new(File::create(path).unwrap());
+    for (name, len) in members {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(*len as u64);
+        archive.append_data(&mut header, name, &vec![b'x'; *len][..]).unwrap();
+    }
+    archive.finish().unwrap();
+}
+
+fn safetensors_file(path: &Path, tensors: &[(&str, usize)]) {
+    let mut header = String::from("{");
+    let mut at = 0;
+    for (name, len) in tensors {
+        let comma = if at == 0 { "" } else { "," };
+        let end = at + len;
+        header += &format!(r#"{comma}"{name}":{{"dtype":"U8","shape":[{len}],"data_offsets":[{at},{end}]}}"#);
+        at = end;
+    }
+    header.push('}');
+    fs::write(path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![5; at]].concat()).unwrap();
+}
+
+fn cut(path: &Path, to_bytes: u64) {
+    File::options().write(true).open(path).unwrap().set_len(to_bytes).unwrap();
+}
+
+#[test]
+fn a_tree_is_loaded_verified_and_reported() {
+    let dir = tree();
+    symlink("cat/100.jpg", dir.path().join("link")).unwrap();
+    symlink(".", dir.path().join("loop")).unwrap();
+    let ran = load(&dir, &["--batch-files", "32", "--epochs", "2", "--shuffle", "9"]);
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let figures = ran.figures();
+    assert_eq!(figures["backend"], "heap");
+    assert_eq!(figures["ended"], "complete");
+    assert_eq!((figures["files"].as_u64(), figures["samples"].as_u64()), (Some(201), Some(402)));
+    assert_eq!(figures["failed_files"], 0);
+    assert_eq!(figures["bytes"], 2 * (199_000 + 1000));
+    assert_eq!((figures["batches"].as_u64(), figures["verified_batches"].as_u64()), (Some(14), Some(14)));
+    assert_eq!(figures["gets"], 14);
+    assert_eq!(figures["puts"], 14);
+    assert_eq!(figures["underlying_allocs"], 1, "every miss is carved from one granule");
+    assert!(number(&figures, "pinned_bytes") <= number(&figures, "peak_pinned_bytes"), "{figures}");
+    for name in ["seconds", "gb_per_s", "underlying_seconds"] {
+        assert!(figures[name].as_f64().unwrap() > 0.0, "{name}: {figures}");
+    }
+    for name in
+        ["evicted", "pool_size_limit", "underlying_frees", "checks", "raises", "epochs", "max_in_flight_batches"]
+    {
+        assert!(figures[name].is_u64(), "{name}: {figures}");
+    }
+    let of_the_pool = &figures["stats"];
+    assert_eq!((&of_the_pool["gets"], &of_the_pool["pin"]["count"]), (&figures["gets"], &figures["underlying_allocs"]));
+    // Without a GPU the tool reports that it has none.
+    if !figures["sink"].as_str().unwrap().starts_with("CUDA device") {
+        assert!(figures["sink"].as_str().unwrap().contains("host sink"));
+        ran.check_stderr("copying to a host sink");
+    }
+    ran.check_stderr("loop leads back");
+}
+
+#[test]
+fn the_table_has_a_row_for_each_figure() {
+    let dir = tree();
+    let ran = finish(pinpool(&["load"]).arg(dir.path()));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let row = |name: &str| {
+        let row = ran.stdout.lines().find(|row| row.starts_with(name));
+        row.unwrap_or_else(|| panic!("no {name} in:\n{}", ran.stdout))[18..].trim()
+    };
+    assert_eq!(row("files"), "200");
+    assert_eq!(row("bytes"), "199,000");
+    assert_eq!(row("batches"), "1");
+    assert_eq!(row("gets"), "1");
+    assert_eq!(row("pool "), "heap (not page-locked)");
+    let others = [
+        "copied to",
+        "epochs",
+        "failed files",
+        "samples",
+        "seconds",
+        "GB/s",
+        "verified batches",
+        "in flight at most",
+        "hit rate",
+        "fallbacks",
+        "evictions",
+        "limit",
+        "raises",
+        "reclaimed",
+        "waits at ceiling",
+        "pinned at the end",
+        "pinned when idle",
+        "pinned at most",
+        "allocations",
+        "time in those",
+    ];
+    for name in others {
+        assert!(!row(name).is_empty(), "{name}");
+    }
+    let (rows, of_the_pool) = ran.stdout.split_once("\n\n").expect("the table of the pool stands below");
+    assert_eq!(rows.lines().count(), others.len() + 5);
+    assert!(of_the_pool.starts_with("pool") && of_the_pool.contains("misses: first of size 1"), "{of_the_pool}");
+}
+
+#[test]
+fn containers_are_opened_when_named_or_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let shard = dir.path().join("shard-000.tar");
+    tar_file(&shard, &[("0.jpg", 100), ("0.cls", 1), ("1.jpg", 200), ("1.cls", 1), ("2.jpg", 0)]);
+    safetensors_file(&dir.path().join("w.safetensors"), &[("a", 64), ("b", 1000)]);
+
+    let plain = load(&dir, &[]).figures();
+    assert_eq!((plain["files"].as_u64(), plain["samples"].as_u64()), (Some(2), Some(2)));
+
+    let opened = load(&dir, &["--containers"]).figures();
+    assert_eq!((opened["files"].as_u64(), opened["samples"].as_u64()), (Some(2), Some(5)));
+    assert_eq!(opened["bytes"], 302 + 1064);
+    assert_eq!(opened["batches"], opened["verified_batches"]);
+
+    let named = finish(pinpool(&["load", "--json"]).arg(&shard)).figures();
+    assert_eq!((named["files"].as_u64(), named["samples"].as_u64()), (Some(1), Some(3)));
+}
+
+#[test]
+fn a_missing_path_is_named_and_the_rest_is_loaded() {
+    let dir = tree();
+    let ran = load(&dir, &["/nowhere/at/all"]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("pinpool: /nowhere/at/all: No such file or directory");
+    let figures = ran.figures();
+    assert_eq!((figures["failed_files"].as_u64(), figures["files"].as_u64()), (Some(1), Some(200)));
+}
+
+#[test]
+fn unreadable_files_are_named_counted_and_skipped() {
+    let dir = tree();
+    symlink("nowhere", dir.path().join("dangling")).unwrap();
+    let mut failing = vec!["dangling: No such file or directory".to_string()];
+    let locked = dir.path().join("locked");
+    fs::write(&locked, b"secret").unwrap();
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o000)).unwrap();
+    // Root may read it.
+    let readable = File::open(&locked).is_ok();
+    if !readable {
+        failing.push("locked: Permission denied".to_string());
+    }
+    // A file of the kernel that is shorter than its reported length, where there is one.
+    let seqnum = Path::new("/sys/kernel/uevent_seqnum");
+    if let (Ok(meta), Ok(text)) = (seqnum.metadata(), fs::read(seqnum))
+        && meta.len() > text.len() as u64
+    {
+        symlink(seqnum, dir.path().join("short")).unwrap();
+        failing.push(format!("short: truncated: {} of the {} bytes planned", text.len(), meta.len()));
+    }
+    let ran = load(&dir, &[]);
+    assert_eq!(ran.code(), 1);
+    for words in &failing {
+        ran.check_stderr(words);
+    }
+    let figures = ran.figures();
+    assert_eq!(figures["failed_files"], failing.len());
+    assert_eq!(figures["files"], 200 + usize::from(readable));
+}
+
+#[test]
+fn broken_containers_are_named_counted_and_skipped() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    tar_file(&at("cut.tar"), &[("0.bin", 4000), ("1.bin", 4000)]);
+    cut(&at("cut.tar"), 6000);
+    tar_file(&at("good.tar"), &[("0.bin", 10)]);
+    tar_file(&at("flipped.tar"), &[("0.bin", 10)]);
+    let mut bytes = fs::read(at("flipped.tar")).unwrap();
+    bytes[0] ^= 0xff;
+    fs::write(at("flipped.tar"), bytes).unwrap();
+    fs::write(at("noise.tar"), [0x55; 2000]).unwrap();
+    safetensors_file(&at("cut.safetensors"), &[("w", 500)]);
+    cut(&at("cut.safetensors"), 300);
+    fs::write(at("huge.safetensors"), u64::MAX.to_le_bytes()).unwrap();
+    fs::write(at("text.safetensors"), b"\x04\0\0\0\0\0\0\0text").unwrap();
+
+    let ran = load(&dir, &["--containers"]);
+    assert_eq!(ran.code(), 1);
+    for (name, kind) in [
+        ("cut.tar", "tar"),
+        ("flipped.tar", "tar"),
+        ("noise.tar", "tar"),
+        ("cut.safetensors", "safetensors"),
+        ("huge.safetensors", "safetensors"),
+        ("text.safetensors", "safetensors"),
+    ] {
+        ran.check_stderr(&format!("{}: broken {kind}: ", at(name).display()));
+    }
+    let figures = ran.figures();
+    assert_eq!((figures["failed_files"].as_u64(), figures["files"].as_u64()), (Some(6), Some(1)));
+}
+
+#[test]
+fn a_strict_run_stops_at_the_first_failure() {
+    let dir = tree();
+    let ran = load(&dir, &["--strict", "/nowhere/one", "/nowhere/two"]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("/nowhere/one");
+    ran.check_stderr("--strict");
+    assert!(!ran.stderr.contains("/nowhere/two"), "{}", ran.stderr);
+    let figures = ran.figures();
+    assert_eq!((figures["ended"].as_str(), figures["batches"].as_u64()), (Some("strict"), Some(0)));
+}
+
+#[test]
+fn a_batch_beyond_the_ceiling_is_named_with_the_numbers() {
+    let dir = tree();
+    fs::write(dir.path().join("large"), vec![1; 3 << 20]).unwrap();
+    let ran = load(&dir, &["--max-bytes", "2MiB", "--batch-files", "1"]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("large: asked 3145728 B");
+    ran.check_stderr("PINPOOL_MAX_BYTES");
+    let figures = ran.figures();
+    assert_eq!((figures["failed_files"].as_u64(), figures["files"].as_u64()), (Some(1), Some(200)));
+    assert!(figures["peak_pinned_bytes"].as_u64().unwrap() <= 2 << 20);
+}
+
+#[test]
+fn pageable_fallbacks_at_the_ceiling_are_counted() {
+    let dir = tree();
+    let mut command = pinpool(&["load", "--json", "--verify", "--max-bytes", "4KiB"]);
+    let ran = finish(
+        command
+            .arg(dir.path())
+            .env("PINPOOL_ON_FULL", "pageable")
+            .env("PINPOOL_WAIT", "0")
+            .env("PINPOOL_MAX_FALLBACK_BYTES", "none"),
+    );
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let figures = ran.figures();
+    assert_eq!((figures["fallbacks"].as_u64(), figures["verified_batches"].as_u64()), (Some(1), Some(1)), "{figures}");
+    assert_eq!(figures["peak_pinned_bytes"], 0);
+}
+
+#[test]
+fn names_cannot_forge_lines_of_stderr() {
+    let dir = tempfile::tempdir().unwrap();
+    symlink("nowhere", dir.path().join("x\npinpool: all is well\x1b[2J")).unwrap();
+    let ran = load(&dir, &[]);
+    assert_eq!(ran.code(), 1);
+    ran.check_stderr("x\\npinpool: all is well\\u{1b}[2J: No such file or directory");
+}
+
+#[test]
+fn an_idle_pool_holds_its_reserve_and_one_granule_at_most() {
+    let dir = tree();
+    let args = ["load", "--json", "--idle", "16", "--idle-timeout", "1s", "--reserve", "2MiB", "--max-bytes", "none"];
+    let ran =
+        finish(pinpool(&args).args(["--wait", "1s", "--on-full", "error", "--batch-bytes", "64KiB"]).arg(dir.path()));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let figures = ran.figures();
+    let bytes = |name: &str| number(&figures, name);
+    assert!(bytes("pinned_after_idle_bytes") <= bytes("reserve_bytes") + (2 << 20), "{figures}");
+    assert_eq!((bytes("reserve_bytes"), bytes("front_idle_bytes")), (2 << 20, 0));
+    assert!(bytes("pinned_bytes") >= bytes("pinned_after_idle_bytes"));
+    assert_eq!([bytes("reclaimed"), bytes("lowers"), bytes("waits"), bytes("fallbacks")], [0; 4]);
+    assert_eq!(bytes("underlying_allocs"), 1, "every buffer was carved from the reserve");
+}
+
+#[test]
+fn an_idle_pool_without_a_reserve_holds_one_granule_at_most() {
+    let dir = tree();
+    let args = ["load", "--json", "--idle", "20", "--batch-bytes", "64KiB"];
+    let ran = finish(pinpool(&args).env("PINPOOL_IDLE_TIMEOUT", "1s").arg(dir.path()));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let figures = ran.figures();
+    assert!(figures["pinned_bytes"].as_u64().unwrap() > 0);
+    assert!(figures["pinned_after_idle_bytes"].as_u64().unwrap() <= 2 << 20, "{figures}");
+}
+
+#[test]
+fn a_bad_variable_and_a_contradiction_are_errors_and_an_unknown_name_is_a_warning() {
+    let dir = tree();
+    for variable in ["PINPOOL_WAIT", "PINPOOL_ZERO", "PINPOOL_ON_FULL", "PINPOOL_MAX_BYTES"] {
+        let ran = finish(pinpool(&["load", "--json"]).env(variable, "12 bananas"));
+        assert_eq!(ran.code(), 2, "{}", ran.stderr);
+        ran.check_stderr(&format!("{variable}=12 bananas"));
+    }
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_PURPLE", "1"));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    ran.check_stderr("PINPOOL_PURPLE=1");
+
+    let mut contradiction = pinpool(&["load"]);
+    let ran = finish(contradiction.env("PINPOOL_POOL_SIZE_LIMIT", "0").env("PINPOOL_AUTO_RESIZE", "1"));
+    assert_eq!(ran.code(), 2);
+    ran.check_stderr("PINPOOL_AUTO_RESIZE");
+    assert_eq!(ran.stdout, "");
+}
+
+#[test]
+fn env_names_all_that_is_wrong_at_once() {
+    let mut command = pinpool(&["env"]);
+    command.env("PINPOOL_WAIT", "soon").env("PINPOOL_ZERO", "ture").env("PINPOOL_MAXBYTES", "1G");
+    let ran = finish(command.env("PINPOOL_POOL_SIZE_LIMIT", "0").env("PINPOOL_AUTO_RESIZE", "1"));
+    assert_eq!(ran.code(), 2);
+    for line in [
+        "warning: PINPOOL_MAXBYTES=1G: not a variable of pinpool, and ignored; did you mean PINPOOL_MAX_BYTES?\n",
+        "error: PINPOOL_WAIT=soon: not a time",
+        "error: PINPOOL_ZERO=ture: neither 0 (no, off, false) nor 1 (yes, on, true); correct it, or leave it out for the default 0\n",
+        "error: PINPOOL_AUTO_RESIZE=1: contradicts PINPOOL_POOL_SIZE_LIMIT=0",
+    ] {
+        ran.check_stderr(line);
+    }
+}
+
+#[test]
+fn env_lists_the_few_that_most_programs_need_and_those_that_are_set() {
+    let names = |ran: &Ran| -> Vec<String> {
+        ran.stdout.lines().skip(1).map(|line| line.split(' ').next().unwrap().to_owned()).collect()
+    };
+    let ran = finish(pinpool(&["env"]).env("PINPOOL_POLL", "0"));
+    let few = ["MAX_BYTES", "LEDGER", "WAIT", "ON_FULL", "IDLE_TIMEOUT", "RESERVE", "POLL", "TRACE", "SOCKET"];
+    let few: Vec<_> = ["BACKEND"].iter().chain(&few).map(|name| format!("PINPOOL_{name}")).collect();
+    assert_eq!((names(&ran), ran.code()), (few, 0), "{}", ran.stderr);
+    ran.check_stderr("more have their defaults: `pinpool env --all` lists them");
+    let all = finish(&mut pinpool(&["env", "--all"]));
+    let known: Vec<_> = pinpool::config::env::VARIABLES.iter().map(|variable| variable.name.to_owned()).collect();
+    assert_eq!((names(&all), all.stderr.as_str()), (known, ""));
+    assert!(!all.stdout.contains("REQUIRE_GPU"));
+}
+
+#[test]
+fn env_says_what_this_machine_does_not_have_and_opens_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (trace, socket) = (dir.path().join("t"), dir.path().join("s"));
+    fs::write(&trace, "precious").unwrap();
+    let mut command = pinpool(&["env"]);
+    let ran = finish(command.env("PINPOOL_TRACE", &trace).env("PINPOOL_SOCKET", &socket));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    assert_eq!((fs::read_to_string(&trace).unwrap().as_str(), socket.exists()), ("precious", false));
+    for (variable, value, line) in [
+        ("PINPOOL_RESERVE", "1048576TiB", "error: PINPOOL_RESERVE: 1048576 TiB is over the"),
+        ("PINPOOL_NUMA_NODE", "99", "warning: PINPOOL_NUMA_NODE: there is no node 99: the m"),
+        ("PINPOOL_PRESSURE", "/nonexistent", "warning: PINPOOL_PRESSURE: /nonexistent cannot be read"),
+        ("PINPOOL_SOCKET", "/nonexistent/y", "warning: PINPOOL_SOCKET: there is no folder /nonexistent"),
+        ("PINPOOL_TRACE", "/nonexistent/t", "error: PINPOOL_TRACE: there is no folder /nonexistent"),
+        ("PINPOOL_DEVICE", "77", "warning: PINPOOL_DEVICE: "),
+    ] {
+        let ran = finish(pinpool(&["env"]).env("PINPOOL_MAX_BYTES", "none").env(variable, value));
+        assert_eq!(ran.code(), 1, "{variable}: {}", ran.stderr);
+        ran.check_stderr(line);
+    }
+}
+
+#[test]
+fn env_reports_the_errors_of_building_a_pool() {
+    let mut contradiction = pinpool(&["env"]);
+    let ran = finish(contradiction.env("PINPOOL_POOL_SIZE_LIMIT", "0").env("PINPOOL_AUTO_RESIZE", "1"));
+    assert_eq!(ran.code(), 2);
+    ran.check_stderr("PINPOOL_AUTO_RESIZE=1");
+    let mut of_a_preset = pinpool(&["env"]);
+    let ran = finish(of_a_preset.env("PINPOOL_BACKEND", "vmm").env("PINPOOL_PRESET", "tensorflow"));
+    assert_eq!(ran.code(), 2);
+    ran.check_stderr("PINPOOL_BACKEND=vmm: needs PINPOOL_PRESET=adaptive");
+}
+
+#[test]
+fn a_flag_overrides_its_variable() {
+    let dir = tree();
+    let mut command = pinpool(&["load", "--json", "--backend", "sim", "--pool-size-limit", "7", "--batch-files", "9"]);
+    let ran = finish(command.arg(dir.path()).env("PINPOOL_POOL_SIZE_LIMIT", "50"));
+    let figures = ran.figures();
+    assert_eq!((figures["backend"].as_str(), figures["pool_size_limit"].as_u64()), (Some("sim"), Some(7)));
+    let ran = finish(pinpool(&["load", "--json"]).arg(dir.path()).env("PINPOOL_POOL_SIZE_LIMIT", "50"));
+    assert_eq!(ran.figures()["pool_size_limit"], 50);
+}
+
+#[test]
+fn a_pool_that_evicts_logs_tensorflows_lines() {
+    let dir = tempfile::tempdir().unwrap();
+    for number in 1..=1300 {
+        fs::write(dir.path().join(format!("{number:04}")), vec![7; number]).unwrap();
+    }
+    let ran = load(&dir, &["--batch-files", "1", "--rounding", "exact", "--pool-size-limit", "10"]);
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let line = ran.stderr.lines().find(|line| line.contains("PoolAllocator: After ")).expect(&ran.stderr);
+    ran.check_stderr("] Raising pool_size_limit_ from 10 to ");
+    let figures = ran.figures();
+    assert_eq!((figures["checks"].as_u64(), figures["raises"].as_u64()), (Some(1), Some(1)));
+
+    // 2018-06-27 18:09:11.701458: I src/diag/log.rs:77] message
+    let (prefix, message) = line.split_once("] ").unwrap();
+    let (time, place) = prefix.split_at(26);
+    let shape = time.replace(|c: char| c.is_ascii_digit(), "9");
+    assert_eq!(shape, "9999-99-99 99:99:99.999999");
+    let line_number = place.strip_prefix(": I src/diag/log.rs:").expect(place);
+    assert!(line_number.parse::<u32>().is_ok(), "{line_number}");
+    assert!(message.contains(" get requests, put_count=") && message.contains("evicted_count=1000 "), "{message}");
+}
+
+/// The path of a file in `tests/data`.
+fn data(name: &str) -> String {
+    format!("{}/tests/data/{name}", crate::ROOT)
+}
+
+#[test]
+fn a_replay_prints_its_figures_as_a_list_rows_and_json() {
+    let [cosmoflow, jitter] = ["cosmoflow", "jitter_3"].map(|name| data(&format!("workloads/{name}.trace.gz")));
+    let one = run(&["replay", &cosmoflow]);
+    assert_eq!(one.code(), 0, "{}", one.stderr);
+    for figure in
+        ["page-locks         18", "gets               20,000", "fallbacks          0", "ceiling            none"]
+    {
+        assert!(one.stdout.lines().any(|line| line == figure), "no {figure} in {}", one.stdout);
+    }
+    let two = run(&["replay", &cosmoflow, &jitter]);
+    assert_eq!(two.stdout.lines().count(), 4, "{}", two.stdout);
+    assert!(two.stdout.contains("2 workloads: 24 page-locks, 0 late"), "{}", two.stdout);
+
+    let ceiled = ["replay", "--json", "--source", "walls", "--max-ratio", "1.25", "--wait", "1s", &cosmoflow];
+    let figures = run(&ceiled).figures();
+    assert_eq!((&figures["workload"], &figures["source"]), (&"cosmoflow".into(), &"walls".into()));
+    assert_eq!((&figures["gets"], &figures["fallbacks"]), (&20_000.into(), &0.into()));
+    assert!(number(&figures, "peak_pinned_bytes") <= number(&figures, "max_bytes"), "{figures}");
+    let json = run(&["replay", "--json", &cosmoflow, &jitter]);
+    assert_eq!(json.stdout.lines().filter(|line| serde_json::from_str::<Value>(line).is_ok()).count(), 2);
+}
+
+#[test]
+fn a_replay_ignores_the_environment() {
+    let workload = data("workloads/resnet50_w0_cpu.trace.gz");
+    let plain = run(&["replay", "--json", &workload]);
+    let mut command = pinpool(&["replay", "--json", &workload]);
+    let replayed = finish(
+        command.env("PINPOOL_PRESET", "tensorflow").env("PINPOOL_MAX_BYTES", "1MiB").env("PINPOOL_IDLE_TIMEOUT", "0s"),
+    );
+    assert_eq!((plain.code(), &plain.stdout), (0, &replayed.stdout));
+}
+
+#[test]
+fn a_conformance_trace_takes_its_own_settings_and_no_others() {
+    let trace = data("conformance/small_limit.trace");
+    let expected = fs::read_to_string(data("conformance/small_limit.expected")).unwrap();
+    assert_eq!(run(&["replay", "--format", "conformance", &trace]).stdout, expected);
+    for (args, words) in [
+        (&["--format", "conformance", "--idle-timeout", "0s", &trace][..], "settings of the pool"),
+        (&["--format", "conformance", &trace, &trace][..], "one trace"),
+        (&["--targets", "none.csv", &trace][..], "--targets goes with"),
+        (&["--rounding", "pow2", "--preset", "adaptive", &trace][..], "PINPOOL_ROUNDING"),
+        (&["no-such-trace"][..], "no-such-trace"),
+    ] {
+        let refused = run(&[&["replay"], args].concat());
+        assert_eq!(refused.code(), 1, "{args:?}");
+        refused.check_stderr(words);
+    }
+}
+
+#[test]
+fn a_comparison_is_markdown_with_targets() {
+    let (workload, targets) = (data("workloads/cosmoflow.trace.gz"), data("workloads/targets.csv"));
+    let compared = run(&["replay", "--format", "markdown", "--targets", &targets, &workload]);
+    assert_eq!(compared.code(), 0, "{}", compared.stderr);
+    let row = compared.stdout.lines().find(|line| line.starts_with("| cosmoflow |")).unwrap();
+    assert!(row.contains(" 18 (18) | 0 (0) | 1.409 (1.41) |"), "{row}");
+    assert_eq!(row.matches('|').count(), 15, "{row}");
+}
+
+#[test]
+fn rust_log_silences_the_log_but_not_the_failures() {
+    let dir = tree();
+    let ran = finish(pinpool(&["load", "--json", "/nowhere"]).arg(dir.path()).env("RUST_LOG", "off"));
+    assert_eq!(ran.stderr, "pinpool: /nowhere: No such file or directory (os error 2)\n");
+}
+
+#[test]
+fn without_a_path_the_data_set_is_generated_from_a_seed() {
+    let bytes = |seed: &str| {
+        let ran = run(&["load", "--json", "--verify", "--synthetic", "50", "--seed", seed]);
+        assert_eq!(ran.code(), 0, "{}", ran.stderr);
+        let figures = ran.figures();
+        assert_eq!(figures["files"], 50);
+        assert_eq!(figures["batches"], figures["verified_batches"]);
+        figures["bytes"].as_u64().unwrap()
+    };
+    assert_eq!(bytes("1"), bytes("1"));
+    assert_ne!(bytes("1"), bytes("2"));
+}
+
+#[test]
+fn an_empty_directory_has_an_exit_status_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = load(&dir, &[]);
+    assert_eq!(ran.code(), 4, "{}", ran.stderr);
+    ran.check_stderr("nothing to load");
+    let figures = ran.figures();
+    assert_eq!((figures["files"].as_u64(), figures["bytes"].as_u64()), (Some(0), Some(0)));
+}
+
+#[test]
+fn wrong_arguments_are_refused_with_the_usage_status() {
+    let wrong: [&[&str]; 14] = [
+        &[],
+        &["frobnicate"],
+        &["load", "--frobnicate"],
+        &["load", "--batch-bytes", "0"],
+        &["load", "--batch-bytes", "12 bananas"],
+        &["load", "--batch-files", "0"],
+        &["load", "--epochs", "0"],
+        &["load", "--workers", "0"],
+        &["load", "--max-bytes", "99999999999GiB"],
+        &["load", "--max-bytes", "0"],
+        &["load", "--synthetic", "4294967295"],
+        &["load", "--backend", "purple"],
+        &["load", "--rounding", "purple"],
+        &["load", "--synthetic", "3", "/tmp"],
+    ];
+    for args in wrong {
+        let ran = run(args);
+        assert_eq!((ran.code(), ran.stdout.as_str()), (2, ""), "{args:?}\n{}", ran.stderr);
+        assert!(
+            ran.stderr.contains("Usage") || ran.stderr.contains("error: invalid value"),
+            "{args:?}\n{}",
+            ran.stderr
+        );
+    }
+    for args in [&["--help"][..], &["--version"], &["load", "--help"]] {
+        let ran = run(args);
+        assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""), "{args:?}");
+    }
+}
+
+#[test]
+fn a_closed_stdout_or_stderr_is_no_failure() {
+    let dir = tree();
+    let mut command = pinpool(&["load"]);
+    let mut child = command.arg(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+
+    let mut child = pinpool(&["env"]).stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+
+    // Nor is a closed stderr, which cannot be reported.
+    let mut command = pinpool(&["load", "--json", "/nowhere"]);
+    let mut child = command.arg(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stderr.take());
+    let mut stdout = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(serde_json::from_str::<Value>(&stdout).unwrap()["files"], 200);
+}
+
+#[test]
+fn figures_that_cannot_be_written_are_a_failure() {
+    let dir = tree();
+    let trace = dir.path().join("trace");
+    fs::write(&trace, "a 1 5\nf 1\n").unwrap();
+    for command in ["load", "replay"] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let ran = finish(pinpool(&[command]).arg(&trace).stdout(full));
+        assert_eq!(ran.code(), 1, "{}", ran.stderr);
+        ran.check_stderr("pinpool: stdout: No space left on device");
+    }
+}
+
+#[test]
+fn an_interrupt_ends_the_run_with_the_figures_so_far() {
+    let mut command = pinpool(&["load", "--json", "--verify", "--epochs", "1000000", "--synthetic", "100"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut log = String::new();
+    // The handler is installed before the first line of the log.
+    stderr.read_line(&mut log).unwrap();
+    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(interrupted.success());
+    stderr.read_to_string(&mut log).unwrap();
+    let mut stdout = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{log}");
+    assert!(log.contains("interrupted") && !log.contains("panicked"), "{log}");
+    let figures: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(figures["ended"], "interrupted");
+    assert_eq!(figures["failed_files"], 0);
+    assert_eq!(figures["batches"], figures["verified_batches"]);
+}

@@ -1,0 +1,142 @@
+//! What `pinpool trace` reads beside whole recordings: snapshots of PyTorch's memory, recordings without an end, empty and
+//! damaged ones.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use crate::tool::{Ran, finish, number, pinpool, until};
+
+fn trace(path: &Path, args: &[&str]) -> Ran {
+    finish(pinpool(&["trace"]).arg(path).args(args))
+}
+
+/// A recorded load of few files.
+fn recorded(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    let mut load = pinpool(&["load", "--synthetic", "40", "--batch-files", "4"]);
+    let ran = finish(load.env("PINPOOL_TRACE", &path).env("PINPOOL_BACKEND", "sim"));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    path
+}
+
+/// A file that `generate.py` wrote.
+fn snapshot(name: &str) -> PathBuf {
+    Path::new(crate::ROOT).join("tests/data/torch_snapshot").join(name)
+}
+
+/// Lines of a CSV whose event is `event`.
+fn events<'a>(csv: &'a str, event: &str) -> Vec<Vec<&'a str>> {
+    let lines = csv.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    lines.filter(|fields| fields[3] == event).collect()
+}
+
+#[test]
+fn a_snapshot_of_torch_is_a_trace_of_its_pinned_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = fs::read(snapshot("host.4.pickle")).unwrap();
+    let compressed = dir.path().join("host.pickle.gz");
+    let mut encoder =
+        flate2::write::GzEncoder::new(fs::File::create(&compressed).unwrap(), flate2::Compression::fast());
+    encoder.write_all(&whole).unwrap();
+    encoder.finish().unwrap();
+    let mut paths: Vec<_> = [2, 4, 5].map(|protocol| snapshot(&format!("host.{protocol}.pickle"))).into();
+    paths.push(compressed);
+    for path in paths {
+        let ran = trace(&path, &["--format", "csv"]);
+        assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
+        let csv = &ran.stdout;
+        let (gets, pins) = (events(csv, "get"), events(csv, "pin"));
+        assert_eq!((gets.len(), pins.len(), events(csv, "unpin").len()), (13, 3, 1), "{csv}");
+        // Ten by request and copies that end later, one whose request was not recorded.
+        let puts =
+            csv.lines().filter(|line| line.split(',').nth(3).is_some_and(|event| event.starts_with("put"))).count();
+        assert_eq!(puts, 11);
+        assert_eq!(csv.matches("/srv/train/loader.py:41 pin_batch").count(), 12, "{csv}");
+        assert_eq!(csv.matches("/srv/train/checkpoint.py:7 save").count(), 1);
+        let figures = finish(pinpool(&["replay", "--json"]).arg(&path)).figures();
+        assert_eq!(number(&figures, "gets"), 13);
+        let page = dir.path().join("page.html");
+        let ran = finish(pinpool(&["report", "-o"]).arg(&page).arg(&path));
+        assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
+        assert!(fs::read_to_string(&page).unwrap().contains("13 gets"));
+    }
+}
+
+#[test]
+fn a_pickle_that_is_no_snapshot_with_pinned_memory_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = fs::read(snapshot("host.4.pickle")).unwrap();
+    let cut = dir.path().join("cut.pickle");
+    fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    for (path, why) in [
+        (snapshot("no_history.pickle"), "record_pinned_host_memory=True"),
+        (snapshot("object.pickle"), "makes an object of Python"),
+        (cut, "cut off"),
+    ] {
+        for command in ["trace", "replay", "advise"] {
+            let ran = finish(pinpool(&[command]).arg(&path));
+            assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{command}");
+            ran.check_stderr(path.file_name().unwrap().to_str().unwrap());
+            ran.check_stderr(why);
+        }
+    }
+}
+
+#[test]
+fn version_0_and_traces_of_nothing_are_refused_and_nothing_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();
+    let version_0 = [&whole[..8], &[0; 4], &whole[12..]].concat();
+    let out = dir.path().join("out.json");
+    for (name, bytes, why) in [
+        ("zero.trace", version_0.as_slice(), "format version 0"),
+        ("head.trace", &whole[..12], "nothing to print"),
+        ("half.trace", &whole[..10], "cut off in its head"),
+        ("empty", b"", "nothing to print"),
+        ("comments.txt", b"## no operation\n", "nothing to print"),
+        ("year.txt", b"a 1 10\nt 99999999999999999\nf 1\n", "year"),
+    ] {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let ran = trace(&path, &["-o", out.to_str().unwrap()]);
+        assert_eq!(ran.code(), 1, "{name}");
+        ran.check_stderr(&format!("{name}: "));
+        ran.check_stderr(why);
+        assert!(!ran.stderr.contains("out.json") && !out.exists(), "{name}: {}", ran.stderr);
+    }
+}
+
+#[test]
+fn a_recording_that_was_cut_off_is_drawn_up_to_there_and_the_exit_status_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = fs::read(recorded(dir.path(), "t.trace")).unwrap();
+    let (cut, page) = (dir.path().join("cut.trace"), dir.path().join("page.html"));
+    fs::write(&cut, &whole[..whole.len() - 7]).unwrap();
+    for command in [vec!["report", "-o", page.to_str().unwrap()], vec!["trace", "--format", "csv"]] {
+        let ran = finish(pinpool(&command).arg(&cut));
+        assert_eq!(ran.code(), 1, "{command:?}");
+        ran.check_stderr("cut.trace: the recording is cut off");
+    }
+    assert!(fs::read_to_string(page).unwrap().contains("not whole"));
+}
+
+#[test]
+fn pools_whose_process_was_killed_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = recorded(dir.path(), "ended.trace");
+    assert_eq!(trace(&path, &["--format", "csv"]).stderr, "");
+    let path = dir.path().join("killed.trace");
+    let mut load = pinpool(&["load", "--epochs", "1000000", "--synthetic", "50", "--batch-files", "1", "--record"]);
+    let mut child = load.arg(&path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("a block is written", || fs::metadata(&path).is_ok_and(|file| file.len() >= 2_000));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let ran = trace(&path, &["--format", "csv"]);
+    ran.check_stderr("killed.trace: no end is recorded of ");
+    ran.check_stderr("the process was killed, or exited while they lived");
+    assert!(ran.stdout.contains(",get,"));
+    // Whole as far as it goes, unless the last block was cut off.
+    assert_eq!(ran.code(), i32::from(ran.stderr.contains("cut off")), "{}", ran.stderr);
+}

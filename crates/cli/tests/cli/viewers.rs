@@ -1,0 +1,95 @@
+//! Converted traces in the viewers' own readers, where these are installed, and in a check of what they demand.
+#![allow(clippy::print_stdout)] // Says what was skipped.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use pinpool_replay::{Event, Record, Recording};
+
+use crate::tool::{finish, pinpool};
+
+/// Runs a script of Python; `None` without Python.
+fn python(script: &str, input: &Path) -> Option<String> {
+    let script = Path::new(crate::ROOT).join(script);
+    let Ok(ran) = Command::new("python3").arg(script).arg(input).output() else {
+        println!("skipped: there is no python3");
+        return None;
+    };
+    let (out, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{}: {out}{err}", input.display());
+    println!("{}: {out}", input.display());
+    Some(out.into_owned())
+}
+
+fn converted(trace: &Path, format: &str) -> PathBuf {
+    let out = trace.with_extension(format);
+    let ran = finish(pinpool(&["trace", "--format", format, "-o"]).arg(&out).arg(trace));
+    assert!(ran.code() == 0 || ran.stderr.contains("cut off"), "{}", ran.stderr);
+    out
+}
+
+/// A recorded load: of page-locks that grow, a recording cut off while buffers are out, and traces without page-locks.
+fn traces(dir: &Path) -> Vec<PathBuf> {
+    let record = |name: &str, backend: &str| {
+        let path = dir.join(name);
+        let mut load = pinpool(&["load", "--synthetic", "60", "--batch-files", "4", "--pool-size-limit", "2"]);
+        let ran = finish(load.env("PINPOOL_TRACE", &path).env("PINPOOL_BACKEND", backend));
+        assert_eq!(ran.code(), 0, "{}", ran.stderr);
+        path
+    };
+    let mut paths = vec![record("sim.trace", "sim"), record("heap.trace", "heap")];
+    let whole = fs::read(&paths[0]).unwrap();
+    // Cut off at many places: buffers are in use and in flight at the end.
+    for part in 1..8 {
+        let cut = dir.join(format!("cut{part}.trace"));
+        fs::write(&cut, &whole[..whole.len() * part / 8]).unwrap();
+        if Recording::open(&cut).unwrap().records.len() > 1 {
+            paths.push(cut);
+        }
+    }
+    for (name, text) in [
+        ("text.trace", "a 1 4096\na 2 100\nf 1\na 1 8000000\nt 50\nf 2\nr 3 100\n"),
+        (
+            "rmm.csv",
+            "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.000001,allocate,0x7f0000000000,4096,0x0\n\
+             1,10:00:00.000101,free,0x7f0000000000,4096,0x0\n1,10:00:01.000101,allocate,0x7f0000000000,4096,0x0\n\
+             1,10:00:01.000201,allocate failure,0x0,99,0x0\n",
+        ),
+    ] {
+        let path = dir.join(name);
+        fs::write(&path, text).unwrap();
+        paths.push(path);
+    }
+    let torch = dir.join("torch.pickle");
+    fs::copy(Path::new(crate::ROOT).join("tests/data/torch_snapshot/host.4.pickle"), &torch).unwrap();
+    paths.push(torch);
+    paths
+}
+
+#[test]
+fn a_snapshot_can_be_played_backwards_as_memory_viz_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut entries = 0;
+    for path in traces(dir.path()) {
+        let Some(said) = python("tests/data/torch_snapshot/check.py", &converted(&path, "pytorch")) else { return };
+        let count = said.lines().find_map(|line| line.strip_prefix("entries ")).unwrap();
+        entries += count.parse::<u64>().unwrap();
+    }
+    assert!(entries > 200, "{entries}");
+}
+
+#[test]
+fn trace_events_are_read_by_perfettos_trace_processor() {
+    let dir = tempfile::tempdir().unwrap();
+    for path in traces(dir.path()) {
+        let out = converted(&path, "chrome");
+        let counters = |recording: &Recording| {
+            let is_get = |record: &&Record| matches!(record.event, Event::Get { .. });
+            recording.records.iter().filter(is_get).count()
+        };
+        let Some(said) = python("tests/data/perfetto/check.py", &out) else { return };
+        let gets = pinpool_replay::open_recording(&path).map(|recording| counters(&recording)).unwrap();
+        assert!(said.contains("skipped: ") || said.contains("events") && gets > 0, "{said}");
+    }
+}

@@ -1,0 +1,108 @@
+//! Every parser under the seeds of the fuzz targets and under changed seeds: the properties hold, no thread allocates more
+//! than a bound, and each input ends.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `properties` | what must hold of each parser, whatever the bytes |
+//! | `change` | seeds changed at random, the same each time |
+//! | `allocated` | the most bytes that a thread had allocated at one time |
+//!
+//! The fuzz targets in `fuzz` look for inputs without an end; `.ci/fuzz` runs them. An input that they find becomes a seed, so
+//! that it is tried here from then on. `FUZZ_RUNS` sets how many changed seeds each parser gets.
+
+#![allow(clippy::print_stderr)] // Names the input that fails.
+
+mod allocated;
+mod change;
+mod properties;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// The root of the project.
+pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+/// Changed seeds for each parser: a few seconds in all, in a debug build.
+const DEFAULT_RUNS: u32 = 400;
+/// Largest input.
+const MOST_BYTES: usize = 4096;
+/// A parser of an input of [`MOST_BYTES`] needs less; the compressed traces of a seed take most.
+const MOST_ALLOCATED_BYTES: usize = 64 << 20;
+
+fn seeds(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let folder = Path::new(crate::ROOT).join("fuzz/seeds").join(target);
+    let paths = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut paths: Vec<_> = paths.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+/// Tries one input, and keeps it in a file if it fails.
+fn try_input(target: &str, property: properties::Property, input: &[u8]) {
+    let before = allocated::start();
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        property(input);
+        let peak_bytes = allocated::peak() - before;
+        assert!(peak_bytes <= MOST_ALLOCATED_BYTES, "{peak_bytes} B allocated at one time");
+    }));
+    if let Err(panic) = outcome {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{target}.failing"));
+        fs::write(&path, input).unwrap();
+        eprintln!("the input that fails: {}", path.display());
+        resume_unwind(panic);
+    }
+}
+
+fn run(target: &str) {
+    let (_, property) = properties::ALL.iter().find(|(name, _)| *name == target).expect("a property of this name");
+    let seeds = seeds(target);
+    assert!(!seeds.is_empty(), "{target} has no seeds");
+    for (path, seed) in &seeds {
+        eprintln!("{}", path.display());
+        try_input(target, *property, seed);
+    }
+    let runs = env::var("FUZZ_RUNS").map_or(DEFAULT_RUNS, |runs| runs.parse().expect("a number"));
+    let seeds: Vec<_> = seeds.into_iter().map(|(_, seed)| seed).collect();
+    let mut changes = change::Changes::new(seeds, MOST_BYTES);
+    for _ in 0..runs {
+        try_input(target, *property, &changes.next_input());
+    }
+}
+
+macro_rules! tests {
+    ($($target:ident)+) => {
+        $(
+            #[test]
+            fn $target() {
+                run(stringify!($target));
+            }
+        )+
+
+        #[test]
+        fn every_property_is_tested_and_fuzzed() {
+            let names: Vec<_> = properties::ALL.iter().map(|(name, _)| *name).collect();
+            assert_eq!(names, [$(stringify!($target)),+]);
+            let targets = fs::read_to_string(Path::new(crate::ROOT).join("fuzz/Cargo.toml")).unwrap();
+            let listed: Vec<_> = targets.lines().filter_map(|line| line.strip_prefix("name = \"")).collect();
+            let listed: Vec<_> = listed.iter().map(|name| name.trim_end_matches('"')).collect();
+            assert_eq!(listed[1..], names, "the first name is the package's");
+        }
+    };
+}
+
+tests! {
+    quantities
+    words
+    environment
+    trace
+    trace_file
+    replay
+    conformance
+    recording
+    tar
+    safetensors
+    cgroup
+    pressure
+    number_list
+    smaps
+}

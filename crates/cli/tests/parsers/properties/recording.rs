@@ -1,0 +1,38 @@
+//! Recordings and logs of RMM: read, made into workloads, and counted.
+
+use flate2::Crc;
+use pinpool_replay::{Event, Recording, Usage, Workload, open_recording};
+
+use super::written;
+
+/// The first byte says what the others are: a file, the items of a block whose frame is right, or the lines of a log of RMM.
+pub(crate) fn recording(data: &[u8]) {
+    let Some((&how, data)) = data.split_first() else { return };
+    let file = match how % 3 {
+        0 => data.to_vec(),
+        1 => framed(data),
+        _ => [b"Thread,Time,Action,Pointer,Size,Stream\n", data].concat(),
+    };
+    let Ok(recording) = open_recording(&written("recording", &file)) else { return };
+    assert!(recording.records.is_sorted_by_key(|record| record.time_ns));
+    let mut usage = Usage::default();
+    recording.records.iter().for_each(|record| usage.apply(record));
+    let gets = recording.records.iter().filter(|record| matches!(record.event, Event::Get { bytes: 1.., .. })).count();
+    // Too long or too large is an error; else each get is one.
+    if let Ok(workload) = Workload::of(&recording) {
+        assert_eq!(workload.gets(), gets as u64);
+    }
+    // Each cut of it is a recording that has fewer records.
+    if how % 3 == 1 {
+        let half = Recording::read(&file[..file.len() / 2 + 10]).map_or(0, |recording| recording.records.len());
+        assert!(half <= recording.records.len());
+    }
+}
+
+/// A recording of one block with these items.
+fn framed(items: &[u8]) -> Vec<u8> {
+    let mut sum = Crc::new();
+    sum.update(items);
+    let len = u32::try_from(items.len()).expect("an input is short");
+    [b"PINPOOLT", &1_u32.to_le_bytes()[..], &len.to_le_bytes(), &sum.sum().to_le_bytes(), items].concat()
+}

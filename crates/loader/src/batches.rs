@@ -1,0 +1,395 @@
+//! Which samples form a batch, and in what order.
+//!
+//! Owns the division into batches and the shuffle. Never reads a file and never asks the pool.
+//!
+//! ```text
+//!   order     3  0  4           1  2       one epoch: every sample once
+//!   batches  [3  0][4.0][4.1][4.2  1][2]   as many samples and bytes as the options allow; 4 is longer than a batch
+//! ```
+//!
+//! - **plan-I1**: a batch has at least one part of a sample and no more bytes than the limit. Only a sample that is longer
+//!   than the limit is split: it starts a batch, its parts lie in batches that follow each other, and others may follow its
+//!   last part.
+//! - **plan-I2**: a batch lies within one epoch; the last one of an epoch is short.
+//! - **plan-I3**: the order of an epoch depends on the seed and the number of the epoch only.
+//! - **plan-I4**: the shards of an epoch are disjoint and together the epoch: each takes the units number `rank`,
+//!   `rank + world`, `rank + 2 * world`, ... of its order (plan-I6).
+//! - **plan-I6**: shuffles and shards move units: a sample, or all samples of a compressed file, which come in their order.
+//!   Shuffled, the samples of [`OPEN_FILES`] compressed files are mixed, each draw by chance, so that several workers
+//!   decompress at once; and the parts of a batch that has any lie in it by file.
+//! - **plan-I5**: what decides the batches of an epoch is in [`plan_number`], so a state is refused where they would differ.
+
+use std::collections::HashMap;
+use std::num::NonZeroU64;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::catalog::{Catalog, DataOrigin};
+use super::decoders::Turn;
+use super::failure::{Failure, FailureCause};
+use super::run::LoadOptions;
+use super::state::LoadState;
+use pinpool::Error;
+
+/// Compressed files of many samples whose samples are mixed by a shuffle: as many decoders are kept.
+const OPEN_FILES: usize = 8;
+
+/// Consecutive bytes of a sample; all of them, unless the sample is longer than a batch may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SamplePart {
+    /// Index into [`Catalog::samples`].
+    pub(super) sample: usize,
+    /// First byte, counted from the start of the sample.
+    pub(super) start: u64,
+    /// Bytes from there.
+    pub(super) len_bytes: u64,
+}
+
+/// A batch before it is read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct PlannedBatch {
+    /// Counted over the whole run, from 0.
+    pub(super) number: u64,
+    /// Counted from 0.
+    pub(super) epoch: u64,
+    /// Its place in the epoch, from 0.
+    pub(super) in_epoch: u64,
+    /// In the order of their bytes in the batch.
+    pub(super) parts: Vec<SamplePart>,
+    /// Sum of their lengths.
+    pub(super) len_bytes: u64,
+    /// The compressed files that it reads, in the order of their parts.
+    pub(super) turns: Vec<Turn>,
+}
+
+/// A failure and the files of which it skips samples.
+#[derive(Debug)]
+pub(super) struct Skipped {
+    pub(super) files: Vec<usize>,
+    pub(super) failure: Failure,
+}
+
+impl PlannedBatch {
+    /// The whole batch is skipped: one failure for all of its files.
+    pub(super) fn skipped(&self, catalog: &Catalog, error: &Arc<Error>) -> Skipped {
+        let first = self.parts.first().map_or_else(String::new, |part| catalog.name(part.sample));
+        let name = match self.parts.len() {
+            1 => first,
+            many => format!("batch {} ({many} samples, the first {first})", self.number),
+        };
+        let files = self.parts.iter().map(|part| catalog.samples()[part.sample].file).collect();
+        Skipped { files, failure: Failure::new(name, FailureCause::Pool(error.clone())) }
+    }
+}
+
+/// The batches of a run, in order.
+#[derive(Debug)]
+pub(super) struct Batches {
+    catalog: Catalog,
+    options: LoadOptions,
+    epoch: u64,
+    /// Batches of this epoch so far.
+    in_epoch: u64,
+    number: u64,
+    order: Vec<usize>,
+    /// Samples of this epoch that are in earlier batches to their end.
+    taken: usize,
+    /// Bytes of the next sample that are in earlier batches.
+    taken_bytes: u64,
+    /// Turns of each compressed file so far.
+    turns: HashMap<usize, u64>,
+}
+
+impl Batches {
+    /// The batches from `start` on.
+    pub(super) fn new(catalog: &Catalog, options: &LoadOptions, start: &LoadState) -> Batches {
+        let mut batches = Batches {
+            catalog: catalog.clone(),
+            options: options.clone(),
+            epoch: start.epoch.min(options.epochs),
+            in_epoch: 0,
+            number: start.number,
+            order: Vec::new(),
+            taken: 0,
+            taken_bytes: 0,
+            turns: HashMap::new(),
+        };
+        batches.start_epoch();
+        for _ in 0..start.batch {
+            batches.next_in_epoch();
+        }
+        batches.number = start.number;
+        batches
+    }
+
+    /// Number of batches of `epoch`.
+    pub(super) fn count(catalog: &Catalog, options: &LoadOptions, epoch: u64) -> u64 {
+        let options = LoadOptions { epochs: epoch.saturating_add(1), ..options.clone() };
+        let mut batches = Batches::new(catalog, &options, &LoadState { epoch, ..LoadState::default() });
+        while batches.next_in_epoch().is_some() {}
+        batches.in_epoch
+    }
+
+    fn start_epoch(&mut self) {
+        (self.taken, self.in_epoch) = (0, 0);
+        if self.epoch == self.options.epochs {
+            return;
+        }
+        // Shuffles the catalog's order, not that of the epoch before (plan-I3).
+        self.order.clear();
+        self.order.extend(units(&self.catalog));
+        let mut rng = self.options.shuffle_seed.map(ChaCha8Rng::seed_from_u64);
+        if let Some(rng) = &mut rng {
+            rng.set_stream(self.epoch);
+            self.order.shuffle(rng);
+        }
+        if let Some(shard) = self.options.shard {
+            let mut place = 0;
+            self.order.retain(|_| {
+                place += 1;
+                (place - 1) % shard.world() == shard.rank()
+            });
+        }
+        self.order = samples_of(&self.catalog, std::mem::take(&mut self.order), rng.as_mut());
+    }
+
+    /// Whether a batch of `samples` samples and `len_bytes` bytes is over a limit.
+    fn is_over_limit(&self, samples: usize, len_bytes: u64) -> bool {
+        self.options.batch_samples.is_some_and(|max| samples as u64 > max.get())
+            || self.options.batch_bytes.is_some_and(|max| len_bytes > max.get())
+    }
+}
+
+impl Batches {
+    fn next_in_epoch(&mut self) -> Option<PlannedBatch> {
+        if self.epoch == self.options.epochs || self.taken == self.order.len() {
+            return None;
+        }
+        let max_bytes = self.options.batch_bytes.map_or(u64::MAX, NonZeroU64::get);
+        let (number, epoch, in_epoch) = (self.number, self.epoch, self.in_epoch);
+        let mut batch = PlannedBatch { number, epoch, in_epoch, ..PlannedBatch::default() };
+        while let Some(&sample) = self.order.get(self.taken) {
+            let rest = self.catalog.samples()[sample].len_bytes - self.taken_bytes;
+            let is_first = batch.parts.is_empty();
+            if !is_first && self.is_over_limit(batch.parts.len() + 1, batch.len_bytes.saturating_add(rest)) {
+                break;
+            }
+            // Whatever follows the first part fits whole.
+            let len_bytes = if is_first { rest.min(max_bytes) } else { rest };
+            batch.parts.push(SamplePart { sample, start: self.taken_bytes, len_bytes });
+            batch.len_bytes = batch.len_bytes.saturating_add(len_bytes);
+            if len_bytes < rest {
+                self.taken_bytes += len_bytes;
+                break;
+            }
+            self.taken += 1;
+            self.taken_bytes = 0;
+        }
+        if self.options.shuffle_seed.is_some() && batch.parts.iter().any(|part| self.is_compressed(part)) {
+            // A worker is done with one file before it begins with the next, which another worker may then go on with.
+            batch.parts.sort_by_key(|part| self.catalog.samples()[part.sample].file);
+        }
+        self.number += 1;
+        self.in_epoch += 1;
+        Some(batch)
+    }
+
+    fn is_compressed(&self, part: &SamplePart) -> bool {
+        self.catalog.files()[self.catalog.samples()[part.sample].file].compression.is_some()
+    }
+
+    /// Gives the batch its turns at compressed files, behind those of all batches before.
+    fn take_turns(&mut self, batch: &mut PlannedBatch) {
+        for part in &batch.parts {
+            if !self.is_compressed(part) {
+                continue;
+            }
+            let sample = &self.catalog.samples()[part.sample];
+            let ends_file = self.catalog.samples().get(part.sample + 1).is_none_or(|next| next.file != sample.file);
+            let is_last = ends_file && part.start + part.len_bytes == sample.len_bytes;
+            match batch.turns.last_mut() {
+                Some(turn) if turn.file == sample.file => turn.is_last |= is_last,
+                _ => {
+                    let next = self.turns.entry(sample.file).or_default();
+                    batch.turns.push(Turn { file: sample.file, number: *next, is_last });
+                    *next += 1;
+                }
+            }
+        }
+    }
+}
+
+/// The first sample of each unit.
+fn units(catalog: &Catalog) -> impl Iterator<Item = usize> {
+    let samples = catalog.samples();
+    (0..samples.len()).filter(|&sample| {
+        let file = samples[sample].file;
+        let continues = sample > 0 && samples[sample - 1].file == file;
+        !(continues && catalog.files()[file].compression.is_some())
+    })
+}
+
+/// The samples of the units, in the order in which an epoch has them: without `rng` one unit after the other.
+fn samples_of(catalog: &Catalog, units: Vec<usize>, rng: Option<&mut ChaCha8Rng>) -> Vec<usize> {
+    let is_long = |unit: &usize| {
+        let file = &catalog.files()[catalog.samples()[*unit].file];
+        file.compression.is_some() && file.samples > 1
+    };
+    if !units.iter().any(is_long) {
+        return units;
+    }
+    let range = |unit: usize| {
+        let samples = if is_long(&unit) { catalog.files()[catalog.samples()[unit].file].samples } else { 1 };
+        unit..unit.saturating_add(usize::try_from(samples).unwrap_or(usize::MAX))
+    };
+    let Some(rng) = rng else { return units.into_iter().flat_map(range).collect() };
+    let (mut order, mut open) = (Vec::new(), Vec::new());
+    let mut units = units.into_iter().peekable();
+    while units.peek().is_some() || !open.is_empty() {
+        while open.len() < OPEN_FILES
+            && let Some(unit) = units.next()
+        {
+            if is_long(&unit) { open.push(range(unit)) } else { order.push(unit) }
+        }
+        if open.is_empty() {
+            break;
+        }
+        let at = rng.random_range(0..open.len());
+        order.extend(open[at].next());
+        if open[at].is_empty() {
+            open.remove(at);
+        }
+    }
+    order
+}
+
+impl Iterator for Batches {
+    type Item = PlannedBatch;
+
+    fn next(&mut self) -> Option<PlannedBatch> {
+        // An epoch without samples is like all others.
+        while self.epoch < self.options.epochs && !self.order.is_empty() {
+            if let Some(mut batch) = self.next_in_epoch() {
+                self.take_turns(&mut batch);
+                return Some(batch);
+            }
+            self.epoch += 1;
+            self.start_epoch();
+        }
+        None
+    }
+}
+
+/// Stands for everything that the batches of an epoch depend on, except the number of the epoch (plan-I5). The directories
+/// do not count, so that files may be moved as a whole.
+pub(super) fn plan_number(catalog: &Catalog, options: &LoadOptions) -> u64 {
+    let mut hasher = Xxh3Default::new();
+    let mut number = |number: Option<u64>| {
+        hasher.update(&[u8::from(number.is_some())]);
+        hasher.update(&number.unwrap_or(0).to_le_bytes());
+    };
+    number(options.batch_samples.map(NonZeroU64::get));
+    number(options.batch_bytes.map(NonZeroU64::get));
+    number(options.shuffle_seed);
+    number(options.shard.map(|shard| shard.rank()));
+    number(options.shard.map(|shard| shard.world()));
+    for sample in catalog.samples() {
+        hasher.update(&sample.len_bytes.to_le_bytes());
+        let file = match &catalog.files()[sample.file].origin {
+            DataOrigin::File(path) => path.file_name().unwrap_or_default().as_bytes(),
+            DataOrigin::Synthetic { .. } => &[],
+        };
+        for name in [file, sample.member.as_deref().unwrap_or_default().as_bytes()] {
+            hasher.update(&(name.len() as u64).to_le_bytes());
+            hasher.update(name);
+        }
+    }
+    hasher.digest()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::catalog::{CatalogLists, DataOrigin};
+    use super::*;
+
+    fn catalog(lengths: &[u64]) -> Catalog {
+        let mut catalog = CatalogLists::default();
+        for &len_bytes in lengths {
+            catalog.push_plain(DataOrigin::Synthetic { seed: 0, stream: 0 }, len_bytes);
+        }
+        catalog.finish()
+    }
+
+    #[test]
+    fn by_files_the_last_batch_of_each_epoch_is_short() {
+        let catalog = catalog(&[1; 5]);
+        let options = LoadOptions { epochs: 2, batch_samples: NonZeroU64::new(2), ..LoadOptions::default() };
+        let batches: Vec<_> = Batches::new(&catalog, &options, &LoadState::default()).collect();
+        let held: Vec<_> = batches.iter().map(samples).collect();
+        assert_eq!(held, [vec![0, 1], vec![2, 3], vec![4], vec![0, 1], vec![2, 3], vec![4]]);
+        assert_eq!(batches.iter().map(|batch| batch.number).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(batches.iter().map(|batch| batch.epoch).collect::<Vec<_>>(), [0, 0, 0, 1, 1, 1]);
+    }
+
+    fn samples(batch: &PlannedBatch) -> Vec<usize> {
+        batch.parts.iter().map(|part| part.sample).collect()
+    }
+
+    /// The parts of each batch as sample, start and length.
+    fn parts(lengths: &[u64], max_bytes: u64, max_samples: u64) -> Vec<Vec<(usize, u64, u64)>> {
+        let options = LoadOptions {
+            batch_bytes: NonZeroU64::new(max_bytes),
+            batch_samples: NonZeroU64::new(max_samples),
+            ..LoadOptions::default()
+        };
+        let catalog = catalog(lengths);
+        let batches = Batches::new(&catalog, &options, &LoadState::default()).map(|batch| {
+            assert_eq!(batch.len_bytes, batch.parts.iter().map(|part| part.len_bytes).sum::<u64>());
+            batch.parts.iter().map(|part| (part.sample, part.start, part.len_bytes)).collect()
+        });
+        batches.collect()
+    }
+
+    #[test]
+    fn a_sample_longer_than_a_batch_is_split_and_shares_its_last_batch() {
+        let split = parts(&[3, 20, 2, 8, 0, 9], 8, 0);
+        let expected: [&[_]; 6] =
+            [&[(0, 0, 3)], &[(1, 0, 8)], &[(1, 8, 8)], &[(1, 16, 4), (2, 0, 2)], &[(3, 0, 8), (4, 0, 0)], &[(5, 0, 8)]];
+        assert_eq!(split[..6], expected);
+        assert_eq!(split[6..], [[(5, 8, 1)]]);
+        assert_eq!(parts(&[20, 1], 8, 1), [[(0, 0, 8)], [(0, 8, 8)], [(0, 16, 4)], [(1, 0, 1)]]);
+    }
+
+    #[test]
+    fn without_a_limit_on_bytes_no_sample_is_split() {
+        assert_eq!(parts(&[1 << 50, 1], 0, 1), [[(0, 0, 1 << 50)], [(1, 0, 1)]]);
+    }
+
+    #[test]
+    fn every_byte_of_an_epoch_is_planned_once_in_order() {
+        for max_bytes in 1..40 {
+            let lengths = [0, 17, 39, 1, 0, 40, 41, 5, 120, 0];
+            let mut at = vec![0; lengths.len()];
+            for batch in parts(&lengths, max_bytes, 0) {
+                assert!(batch.iter().map(|part| part.2).sum::<u64>() <= max_bytes);
+                for (sample, start, len_bytes) in batch {
+                    assert_eq!(at[sample], start);
+                    at[sample] += len_bytes;
+                }
+            }
+            assert_eq!(at, lengths);
+        }
+    }
+
+    #[test]
+    fn lengths_near_the_largest_number_do_not_overflow() {
+        let max = 1 << 63;
+        assert_eq!(parts(&[u64::MAX, 3], max, 0), [vec![(0, 0, max)], vec![(0, max, max - 1)], vec![(1, 0, 3)]]);
+        assert_eq!(parts(&[u64::MAX, u64::MAX], 0, 1), [[(0, 0, u64::MAX)], [(1, 0, u64::MAX)]]);
+    }
+}

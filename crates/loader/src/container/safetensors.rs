@@ -1,0 +1,53 @@
+//! `.safetensors` files: eight bytes of header length, a JSON header, then the tensors back to back.
+//!
+//! Owns the reading of the header; the `safetensors` crate checks that its offsets leave no gaps and that sizes match shapes.
+//! Never reads a tensor.
+//!
+//! - **safetensors-I1**: the length of the header is compared with the file and with [`MAX_HEADER_BYTES`] before any
+//!   memory is allocated for it.
+
+use std::fs::File;
+use std::io::Read;
+
+use ::safetensors::tensor::Metadata;
+
+use crate::catalog::{ContainerMember, FileRange};
+use crate::failure::{FailureCause, SafetensorsError};
+
+const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
+/// The longest header that is read. The format allows 100 MB, but a parsed header takes up to 15 times its length, and one
+/// of 16 MiB describes more than 100,000 tensors.
+const MAX_HEADER_BYTES: u64 = 16 << 20;
+
+/// Lists the tensors, in the order of their bytes.
+pub(super) fn index(mut file: File, file_bytes: u64) -> Result<Vec<ContainerMember>, FailureCause> {
+    let after_length = file_bytes.checked_sub(LENGTH_BYTES).ok_or(SafetensorsError::NoHeader { file_bytes })?;
+    let mut length = [0; size_of::<u64>()];
+    file.read_exact(&mut length)?;
+    let claimed_bytes = u64::from_le_bytes(length);
+    let max_bytes = after_length.min(MAX_HEADER_BYTES);
+    if claimed_bytes > max_bytes {
+        return Err(SafetensorsError::HeaderLength { claimed_bytes, max_bytes }.into());
+    }
+
+    let mut header = Vec::new();
+    file.take(claimed_bytes).read_to_end(&mut header)?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| SafetensorsError::Header(error.into()))?;
+
+    let data_start = LENGTH_BYTES + claimed_bytes;
+    let (described_bytes, actual_bytes) = (metadata.data_len() as u64, file_bytes - data_start);
+    if described_bytes != actual_bytes {
+        return Err(SafetensorsError::DataLength { described_bytes, actual_bytes }.into());
+    }
+
+    let member = |(name, tensor): (String, &::safetensors::tensor::TensorInfo)| {
+        // The crate has checked start <= end, and that the last end is `data_len`, which is the rest of the file.
+        let (start, end) = tensor.data_offsets;
+        let range = FileRange { offset: data_start + start as u64, len_bytes: (end - start) as u64 };
+        ContainerMember { name, ranges: vec![range], fields: Vec::new() }
+    };
+    let mut members: Vec<_> = metadata.tensors().into_iter().map(member).collect();
+    // By offset, then by name: empty tensors share an offset.
+    members.sort_by(|a, b| (a.ranges[0].offset, &a.name).cmp(&(b.ranges[0].offset, &b.name)));
+    Ok(members)
+}

@@ -1,0 +1,166 @@
+//! `.tar` shards as WebDataset writes them: members that share a name up to the first dot are one sample.
+//!
+//! Owns the grouping and the checks that the `tar` crate leaves to its user. Never reads a member's data.
+//!
+//! ```text
+//!   train/0001.jpg   train/0001.cls   train/0002.jpg        members
+//!   '--------- train/0001 ---------'  '- train/0002 -'      samples: neighbours with one key
+//!              jpg              cls              jpg        their fields, in lower case
+//! ```
+//!
+//! - **tar-I1**: a member ends within the file.
+//! - **tar-I2**: the archive ends with a block of zeros, so an archive that was cut between two members is refused.
+//! - **tar-I3**: at most [`MAX_HEADER_RUN_BYTES`] are read for one header, whatever length it claims.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::sync::Arc;
+
+use ::tar::{Archive, Entry, EntryType};
+
+use crate::catalog::{ContainerMember, FileRange};
+use crate::compressed::ForwardReader;
+use crate::failure::{FailureCause, TarError};
+
+const BLOCK_BYTES: u64 = 512;
+/// Bound on a header with its long name and its PAX records.
+const MAX_HEADER_RUN_BYTES: u64 = 1 << 20;
+
+/// Lists the samples, in the order in which they lie in the archive.
+pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<ContainerMember>, TarError> {
+    let (samples, last) = members(file, file_bytes)?;
+    check_end(&last, file_bytes)?;
+    Ok(samples)
+}
+
+/// The same for an archive whose length is known when all of it was read.
+pub(super) fn index_forward(archive: &mut ForwardReader<'_>) -> Result<Vec<ContainerMember>, FailureCause> {
+    let (samples, last) = members(&mut *archive, u64::MAX)?;
+    check_end(&last, archive.read_to_end()?)?;
+    Ok(samples)
+}
+
+/// The member behind which no other one comes.
+#[derive(Default)]
+struct Last {
+    name: String,
+    range: Option<FileRange>,
+}
+
+/// The last member and the end mark lie within the archive (tar-I1, tar-I2).
+fn check_end(last: &Last, archive_bytes: u64) -> Result<(), TarError> {
+    let mut end = 0;
+    if let Some(range) = last.range {
+        check_within(&last.name, range, archive_bytes)?;
+        // Data is padded to whole blocks; the next header or the end mark follows.
+        end = (range.offset + range.len_bytes).next_multiple_of(BLOCK_BYTES);
+    }
+    if end + BLOCK_BYTES > archive_bytes {
+        return Err(TarError::NoEndMark { end });
+    }
+    Ok(())
+}
+
+fn check_within(member: &str, range: FileRange, archive_bytes: u64) -> Result<(), TarError> {
+    let end = range.offset.checked_add(range.len_bytes);
+    if end.is_some_and(|end| end <= archive_bytes && end <= u64::MAX - 2 * BLOCK_BYTES) {
+        return Ok(());
+    }
+    let left_bytes = archive_bytes.saturating_sub(range.offset);
+    Err(TarError::PastEnd { member: member.to_owned(), claimed_bytes: range.len_bytes, left_bytes })
+}
+
+fn members(archive: impl Read + Seek, archive_bytes: u64) -> Result<(Vec<ContainerMember>, Last), TarError> {
+    let mut archive = Archive::new(HeaderReader { archive, left_bytes: MAX_HEADER_RUN_BYTES });
+    let mut samples: Vec<ContainerMember> = Vec::new();
+    let mut names = Names::default();
+    let mut last = Last::default();
+    for entry in archive.entries_with_seek()? {
+        let mut entry = entry?;
+        let member = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        match is_sparse(&mut entry) {
+            Ok(false) => {}
+            Ok(true) => return Err(TarError::Sparse { member }),
+            Err(error) => return Err(TarError::Records { member, error }),
+        }
+        let range = FileRange { offset: entry.raw_file_position(), len_bytes: entry.size() };
+        check_within(&member, range, archive_bytes)?;
+        // Links, directories and metadata have no data of their own.
+        if matches!(entry.header().entry_type(), EntryType::Regular | EntryType::Continuous) {
+            let (key, field) = key_and_field(&member);
+            let field = names.of(field);
+            match samples.last_mut() {
+                Some(sample) if sample.name == key => {
+                    sample.ranges.push(range);
+                    sample.fields.push(field);
+                }
+                _ => samples.push(ContainerMember { name: key.to_string(), ranges: vec![range], fields: vec![field] }),
+            }
+        }
+        last = Last { name: member, range: Some(range) };
+    }
+    Ok((samples, last))
+}
+
+/// Each field's name once, however many samples have it.
+#[derive(Default)]
+struct Names(HashSet<Arc<str>>);
+
+impl Names {
+    fn of(&mut self, field: &str) -> Arc<str> {
+        let field = field.to_lowercase();
+        match self.0.get(field.as_str()) {
+            Some(known) => known.clone(),
+            None => {
+                let name: Arc<str> = field.into();
+                self.0.insert(name.clone());
+                name
+            }
+        }
+    }
+}
+
+/// Whether the member is stored without its holes, by the old GNU type or by its PAX records. A malformed record is an error;
+/// the crate ignores it.
+fn is_sparse<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<bool> {
+    let mut sparse = entry.header().entry_type() == EntryType::GNUSparse;
+    for record in entry.pax_extensions()?.into_iter().flatten() {
+        sparse |= record?.key_bytes().starts_with(b"GNU.sparse.");
+    }
+    Ok(sparse)
+}
+
+/// The path up to the first dot of its last part, and what follows that dot. The whole path, and nothing, if that part has no
+/// dot or starts with one.
+fn key_and_field(path: &str) -> (&str, &str) {
+    let base = path.rfind('/').map_or(0, |slash| slash + 1);
+    match path[base..].find('.') {
+        None | Some(0) => (path, ""),
+        Some(dot) => (&path[..base + dot], &path[base + dot + 1..]),
+    }
+}
+
+/// The archive for the `tar` crate. The crate seeks before each header, so the bytes read between two seeks are one
+/// header with its long name; more than the bound is an error (tar-I3).
+struct HeaderReader<R> {
+    archive: R,
+    left_bytes: u64,
+}
+
+impl<R: Read> Read for HeaderReader<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.archive.read(into)?;
+        self.left_bytes = self.left_bytes.checked_sub(read as u64).ok_or_else(|| {
+            io::Error::other(format!("a header with its name is longer than {MAX_HEADER_RUN_BYTES} bytes"))
+        })?;
+        Ok(read)
+    }
+}
+
+impl<R: Seek> Seek for HeaderReader<R> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.left_bytes = MAX_HEADER_RUN_BYTES;
+        self.archive.seek(to)
+    }
+}

@@ -1,0 +1,75 @@
+//! Where batches go: a device, or a host sink in its place.
+//!
+//! Owns the lanes, each a stream and the memory that its copies write to. Never waits for a copy: that is up to the
+//! [`Completion`] that [`Destination::send`] returns.
+//!
+//! - **lane-I1**: a lane gets its next batch only when the copy before is done, so its memory may be read back and replaced
+//!   in between.
+
+use pinpool::copy::CopyTarget;
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Completion, Error, PinnedBuf};
+
+/// A device with several lanes, each of which copies one batch at a time.
+pub trait Destination {
+    /// Name for people, of a device for instance.
+    fn describe(&self) -> String;
+
+    /// Number of batches that may be in flight at once.
+    fn lanes(&self) -> usize;
+
+    /// Starts the copy of `batch` on `lane`, which is below [`Destination::lanes`] and idle.
+    ///
+    /// # Errors
+    ///
+    /// If the copy cannot be started or the device has no memory for it. The buffer is back in its pool then.
+    fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error>;
+
+    /// Shows `read` the bytes of the last copy on `lane`, read back from the device's memory. That copy is done.
+    ///
+    /// # Errors
+    ///
+    /// If the memory of the device cannot be read.
+    fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error>;
+}
+
+/// Takes the place of a device: threads for streams, ordinary memory for the device's.
+#[derive(Debug)]
+pub struct SinkDestination {
+    lanes: Vec<(SinkStream, SinkMem)>,
+}
+
+impl SinkDestination {
+    /// A sink of `lanes` lanes, each with a thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_thread`] if the system has no thread to give.
+    pub fn new(lanes: usize) -> Result<SinkDestination, Error> {
+        let lane = |_| Ok((SinkStream::new()?, SinkMem::new(0)));
+        Ok(SinkDestination { lanes: (0..lanes).map(lane).collect::<Result<_, Error>>()? })
+    }
+}
+
+impl Destination for SinkDestination {
+    fn describe(&self) -> String {
+        "host sink (no GPU)".to_string()
+    }
+
+    fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
+        let (stream, memory) = &mut self.lanes[lane];
+        if batch.len() > memory.capacity_bytes() {
+            *memory = SinkMem::new(batch.len());
+        }
+        batch.copy_to(stream, memory)
+    }
+
+    fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+        read(self.lanes[lane].1.read());
+        Ok(())
+    }
+}

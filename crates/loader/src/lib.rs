@@ -1,0 +1,181 @@
+//! The reference loader: files in, batches in pinned memory or on a device out, on nothing but the public pool.
+//!
+//! Shows how a pool of pinned memory is used. [`Loader::batches`] hands batches out, one after the other;
+//! [`Loader::run`] moves them to a [`Destination`]. Never pins memory, never prints, and never copies a byte on the host.
+//!
+//! ```text
+//!                       Catalog            files, containers and their samples
+//!                          |
+//!                       batches            which samples go together, in what order
+//!                          |
+//!   +-------------- one batch at a time -----------+
+//!   |  worker 0         worker 1         worker 2  |     pool.get(len): a pinned buffer
+//!   |  pread            pread            pread     |     file -> buffer.as_mut_slice(), checksum on the way
+//!   +----------------------------------------------+
+//!                       reading                          in order, at most `prefetch` ahead
+//!               +----------+----------+
+//!               |                  transfer              buffer.copy_to(stream, memory): takes the buffer
+//!               |                lane 0 | lane 1         completion.is_done(): the buffer is back in the pool
+//!               |                     |
+//!          BatchReader           Destination             a GPU, or a host sink; checksums of what arrived
+//! ```
+//!
+//! ```
+//! use pinpool::Pool;
+//! use pinpool_loader::{Catalog, Failure, LoadOptions, Loader, Observer, SinkDestination, StopFlag};
+//!
+//! struct PrintFailures;
+//!
+//! impl Observer for PrintFailures {
+//!     fn failed(&mut self, failure: &Failure) {
+//!         eprintln!("{failure}");
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let pool = Pool::from_env()?;
+//! let catalog = Catalog::from_paths(&["src"], false, &StopFlag::new());
+//! let mut options = LoadOptions::default();
+//! options.verify = true;
+//! // With the feature `cuda` and a GPU: `CudaDestination::new(0, 2)?`.
+//! let mut destination = SinkDestination::new(2)?;
+//! let summary = Loader::new(&pool, &catalog, options).run(&mut destination, &mut PrintFailures);
+//! assert!(summary.is_clean());
+//! assert_eq!(summary.bytes, catalog.len_bytes());
+//! println!("{} files, {:.1} GB/s", summary.files, summary.gb_per_s());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Batches in host memory, and the place from which a later process goes on:
+//!
+//! ```
+//! use pinpool::Pool;
+//! use pinpool_loader::{Catalog, LoadOptions, Loader, StopFlag};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let catalog = Catalog::from_paths(&["src"], false, &StopFlag::new());
+//! let loader = Loader::new(&Pool::from_env()?, &catalog, LoadOptions::default());
+//! let mut batches = loader.batches()?;
+//! while let Some(batch) = batches.next() {
+//!     for part in &batch.parts {
+//!         let bytes = &batch.buffer.as_slice_untracked()?[part.bytes.clone()];
+//!         println!("{}: {} bytes", catalog.name(part.sample), bytes.len());
+//!     }
+//!     println!("{}", batches.state()); // `loader.resume_at(line.parse()?)?` loads the rest
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - **loader-I1**: a run holds at most `prefetch` buffers ahead of the copies and one for each lane of the destination. Each
+//!   has at most `batch_bytes`, rounded up to a class of the pool (less than an eighth more). So a run holds at most
+//!   `(prefetch + lanes) * batch_bytes` of the pool, however long a file is. The destination has `lanes * batch_bytes` of its own.
+//!   A [`BatchReader`] holds at most `prefetch` buffers that it has not handed out. Compressed files add a decoder each while
+//!   they are open (compressed-I1, turn-I3).
+//! - **loader-I2**: what cannot be loaded is reported, once to the [`Observer`] or with its batch in
+//!   [`LoadedBatch::failures`]; it is skipped, and the rest arrives.
+
+mod batches;
+mod catalog;
+mod compressed;
+mod compression;
+mod container;
+#[cfg(feature = "cuda")]
+mod cuda_destination;
+mod decoders;
+mod destination;
+mod failure;
+mod listing;
+mod open_files;
+mod read;
+mod read_ahead;
+mod reader;
+mod reading;
+mod run;
+mod state;
+mod summary;
+mod synthetic;
+mod transfer;
+mod worker;
+
+pub use self::catalog::{Catalog, DataFile, DataOrigin, FileRange, Sample};
+pub use self::compression::Compression;
+#[cfg(feature = "cuda")]
+pub use self::cuda_destination::CudaDestination;
+pub use self::destination::{Destination, SinkDestination};
+pub use self::failure::{CompressedError, Failure, FailureCause, SafetensorsError, TarError};
+pub use self::reader::{BatchReader, LoadedBatch, LoadedPart};
+pub use self::run::{LoadOptions, Loader, Shard, StopFlag};
+pub use self::state::{LoadState, StateError};
+pub use self::summary::{BatchDone, Ended, LoadError, LoadSummary, Observer};
+
+use self::batches::{Batches, plan_number};
+use self::reading::Reading;
+use self::transfer::Transfer;
+
+impl Loader {
+    /// Loads the catalog into `destination` and reports to `observer`.
+    ///
+    /// The calling thread copies; [`LoadOptions::workers`] threads read, and end with this call. Failures are in the summary
+    /// and never a panic. The failures of the catalog are reported first.
+    pub fn run(&self, destination: &mut dyn Destination, observer: &mut dyn Observer) -> LoadSummary {
+        let unlisted = self.catalog.failures();
+        let is_over = self.options.strict && !unlisted.is_empty();
+        let unlisted = if is_over { &unlisted[..1] } else { unlisted };
+        for failure in unlisted {
+            observer.failed(failure);
+        }
+        let reading = if is_over { Err(Ended::Strict) } else { Reading::start(self).map_err(Ended::Failed) };
+        let mut summary = match reading {
+            Ok(reading) => Transfer::new(self, reading, destination, observer).run(),
+            Err(ended) => LoadSummary { ended, ..LoadSummary::default() },
+        };
+        // Returns the buffers of the last copies to the pool, which no later get may do.
+        self.pool.poll();
+        summary.failed_files += unlisted.len() as u64;
+        summary
+    }
+
+    /// Begins to read the catalog, and hands out its batches one by one, in pinned memory. [`LoadOptions::workers`] threads
+    /// read ahead until the reader is dropped. The failures of the catalog are in [`Catalog::failures`] alone.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no thread to read with.
+    pub fn batches(&self) -> Result<BatchReader, LoadError> {
+        Ok(BatchReader::new(Reading::start(self)?, self.options.strict, self.start_state()))
+    }
+
+    /// Where this loader begins: the state before its first batch.
+    #[must_use]
+    pub fn start_state(&self) -> LoadState {
+        LoadState { plan: plan_number(&self.catalog, &self.options), ..self.start }
+    }
+
+    /// The loader that loads what is left behind `state`: exactly the batches that an uninterrupted load has from there on.
+    ///
+    /// # Errors
+    ///
+    /// If the batches of this loader are others than those of the load that `state` is of.
+    pub fn resume_at(mut self, state: LoadState) -> Result<Loader, StateError> {
+        let here = plan_number(&self.catalog, &self.options);
+        if state.plan != here {
+            return Err(StateError::OtherPlan { of_state: state.plan, here });
+        }
+        let LoadState { epoch, batch, .. } = state;
+        let batches = self.batches_in_epoch(epoch);
+        if batch > batches {
+            return Err(StateError::NoSuchBatch { epoch, batch, batches });
+        }
+        self.start = state;
+        Ok(self)
+    }
+
+    /// Number of batches of an epoch. Computed anew, by a look at each sample; epochs differ only if they are shuffled and
+    /// batches are limited by bytes.
+    #[must_use]
+    pub fn batches_in_epoch(&self, epoch: u64) -> u64 {
+        Batches::count(&self.catalog, &self.options, epoch)
+    }
+}

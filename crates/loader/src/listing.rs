@@ -1,0 +1,173 @@
+//! From paths to a catalog: the regular files under them, in an order that is the same each time, and the samples of
+//! containers.
+//!
+//! Owns the rules of the walk and the choice of the files that are opened as containers. Reads nothing but containers'
+//! headers and compressed files.
+//!
+//! | found | result |
+//! | --- | --- |
+//! | regular file, empty or not | listed |
+//! | symbolic link to a file | listed under the link's name |
+//! | symbolic link to a directory | entered, unless this path has led to that directory before |
+//! | symbolic link in a circle | not followed, kept in [`Catalog::cyclic_links`] |
+//! | dangling link, unreadable directory | a failure |
+//! | pipe, socket, device | kept in [`Catalog::special_files`]; a failure if the caller named it |
+//!
+//! - **listing-I1**: no directory is entered twice under one path, so the walk ends whatever the links are.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use pinpool_os::sync::plain::Mutex;
+use walkdir::WalkDir;
+
+use super::catalog::{Catalog, CatalogLists, DataOrigin};
+use super::container::{self, Opened};
+use super::failure::{Failure, FailureCause};
+use super::run::StopFlag;
+
+/// A regular file and its length when it was found.
+struct FoundFile {
+    path: PathBuf,
+    len_bytes: u64,
+    /// Whether the caller named this very file.
+    is_named: bool,
+}
+
+impl Catalog {
+    /// Lists the regular files under `paths`, each a file or a directory, in the order of `paths` and by name within each.
+    ///
+    /// A `.tar` or `.safetensors` file is opened as a container, and its samples are listed one by one, if `paths` names the
+    /// file itself or `open_containers` is set; otherwise it is one plain sample. The same goes for compressed files: the
+    /// samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed, and another `.gz` or `.zst` file is one sample,
+    /// its data. Each of these is decompressed once for that, several at a time. What cannot be listed is in
+    /// [`Catalog::failures`]. The list ends early when `stop` is raised.
+    #[must_use]
+    pub fn from_paths<P: AsRef<Path>>(paths: &[P], open_containers: bool, stop: &StopFlag) -> Catalog {
+        let mut lists = CatalogLists::default();
+        let found = lists.walk(paths, stop);
+        let is_opened = |file: &FoundFile| file.is_named || open_containers;
+        let mut opened = open_compressed(&found, &is_opened, stop);
+        for (at, file) in found.into_iter().enumerate() {
+            let open = || container::open(&file.path, stop);
+            let opened = opened.remove(&at).or_else(|| is_opened(&file).then(open).flatten());
+            // What was opened meanwhile may have been given up.
+            if stop.is_raised() {
+                break;
+            }
+            lists.list(file, opened);
+        }
+        lists.finish()
+    }
+}
+
+type OpenedOrNot = Result<Opened, FailureCause>;
+
+/// Opens the compressed files, which takes the time to decompress them, by as many threads as there are cores. A file that is
+/// missing here is opened by the caller.
+fn open_compressed(
+    found: &[FoundFile],
+    is_opened: &dyn Fn(&FoundFile) -> bool,
+    stop: &StopFlag,
+) -> HashMap<usize, OpenedOrNot> {
+    let files = found.iter().enumerate().filter(|(_, file)| is_opened(file) && container::is_compressed(&file.path));
+    let files: Vec<_> = files.map(|(at, file)| (at, file.path.as_path())).collect();
+    let (next, opened) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
+    let open_next = || {
+        // Relaxed: the counter publishes no other data.
+        while let Some((at, path)) = files.get(next.fetch_add(1, Ordering::Relaxed))
+            && !stop.is_raised()
+        {
+            if let Some(result) = container::open(path, stop) {
+                opened.lock().insert(*at, result);
+            }
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(files.len());
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            // Without a thread this one opens more of them.
+            let _ = thread::Builder::new().name("pinpool-list".to_owned()).spawn_scoped(scope, open_next);
+        }
+        open_next();
+    });
+    opened.into_inner()
+}
+
+impl CatalogLists {
+    fn list(&mut self, file: FoundFile, opened: Option<OpenedOrNot>) {
+        let origin = DataOrigin::File(file.path);
+        match opened {
+            None => self.push_plain(origin, file.len_bytes),
+            Some(Ok(Opened::Compressed(len_bytes, compression))) => {
+                self.push_file(origin, len_bytes, Some(compression));
+            }
+            Some(Ok(Opened::Container(members, compression))) => self.push_container(origin, members, compression),
+            Some(Err(cause)) => self.failures.push(Failure::new(origin, cause)),
+        }
+    }
+
+    fn walk<P: AsRef<Path>>(&mut self, paths: &[P], stop: &StopFlag) -> Vec<FoundFile> {
+        let mut found = Vec::new();
+        for root in paths.iter().map(AsRef::as_ref) {
+            match fs::metadata(root) {
+                Err(error) => self.failures.push(Failure::new(root.display(), error)),
+                Ok(meta) if meta.is_file() => {
+                    found.push(FoundFile { path: root.into(), len_bytes: meta.len(), is_named: true });
+                }
+                Ok(meta) if meta.is_dir() => self.walk_directory(root, stop, &mut found),
+                Ok(_) => self.failures.push(Failure::new(root.display(), FailureCause::NotAFile)),
+            }
+        }
+        found
+    }
+
+    fn walk_directory(&mut self, root: &Path, stop: &StopFlag, found: &mut Vec<FoundFile>) {
+        let mut entered = HashSet::new();
+        let mut entered_again = Vec::new();
+        let tree = WalkDir::new(root).follow_links(true).sort_by_file_name().into_iter().filter_entry(|entry| {
+            if !entry.file_type().is_dir() {
+                return true;
+            }
+            // A directory whose metadata cannot be read passes: walkdir then reports why.
+            let is_new = entry.metadata().map_or(true, |meta| entered.insert((meta.dev(), meta.ino())));
+            if !is_new {
+                entered_again.push(entry.path().to_path_buf());
+            }
+            is_new
+        });
+        for entry in tree.take_while(|_| !stop.is_raised()) {
+            let length = |entry: walkdir::DirEntry| {
+                let kind = entry.file_type();
+                let len_bytes = kind.is_file().then(|| entry.metadata().map(|meta| meta.len())).transpose()?;
+                Ok((entry.into_path(), kind, len_bytes))
+            };
+            match entry.and_then(length) {
+                Ok((path, _, Some(len_bytes))) => found.push(FoundFile { path, len_bytes, is_named: false }),
+                Ok((_, kind, None)) if kind.is_dir() => {}
+                Ok((path, ..)) => self.special_files.push(path),
+                Err(error) => self.walk_failed(root, error),
+            }
+        }
+        self.cyclic_links.append(&mut entered_again);
+    }
+
+    fn walk_failed(&mut self, root: &Path, error: walkdir::Error) {
+        let path = error.path().unwrap_or(root).to_path_buf();
+        let is_cycle = error.loop_ancestor().is_some()
+            || error.io_error().is_some_and(|error| error.raw_os_error() == Some(libc::ELOOP));
+        if is_cycle {
+            self.cyclic_links.push(path);
+        } else {
+            // The text of walkdir's error names the path, which the failure does already.
+            let error = error.into_io_error().unwrap_or_else(|| io::Error::other("cannot be read"));
+            self.failures.push(Failure::new(path.display(), error));
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The inputs of a run: pool, catalog, options, the place to begin at and the flag that stops it.
+//!
+//! Owns the defaults. Starts no thread and reads nothing.
+
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use super::catalog::Catalog;
+use super::state::LoadState;
+use pinpool::Pool;
+
+/// How a catalog is loaded.
+///
+/// ```
+/// let mut options = pinpool_loader::LoadOptions::default();
+/// options.epochs = 3;
+/// options.shuffle_seed = Some(7);
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LoadOptions {
+    /// Threads that read. Default: one for each core that the process may use.
+    pub workers: NonZeroUsize,
+    /// Largest number of batches that are read ahead of the copies. Default: `None`, two for each worker.
+    pub prefetch: Option<NonZeroUsize>,
+    /// Largest number of samples in a batch. Default: `None`, any number.
+    pub batch_samples: Option<NonZeroU64>,
+    /// Largest number of bytes in a batch; a longer sample is read in parts of this many bytes, so that no file is too large
+    /// for the pool. `None`: no limit, and each sample is in one batch. Default: 16 MiB.
+    pub batch_bytes: Option<NonZeroU64>,
+    /// Passes over the catalog. Default: 1.
+    pub epochs: u64,
+    /// Seed of a new order for each epoch; `None`, the default, keeps the order of the catalog.
+    pub shuffle_seed: Option<u64>,
+    /// The part of each epoch that this process loads, of several that load the same catalog with the same options. Default:
+    /// `None`, all of it.
+    pub shard: Option<Shard>,
+    /// Whether each sample is read back from the destination and compared by checksum. Default: no.
+    pub verify: bool,
+    /// Whether the first failure ends the run. Default: no.
+    pub strict: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> LoadOptions {
+        LoadOptions {
+            workers: thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+            prefetch: None,
+            batch_samples: None,
+            batch_bytes: NonZeroU64::new(16 << 20),
+            epochs: 1,
+            shuffle_seed: None,
+            shard: None,
+            verify: false,
+            strict: false,
+        }
+    }
+}
+
+/// One of several disjoint parts of each epoch: every `world`-th sample of its order, from number `rank` on. All parts
+/// together are the epoch; they differ by one sample at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shard {
+    rank: u64,
+    world: NonZeroU64,
+}
+
+impl Shard {
+    /// Part `rank` of `world`; `None` unless `rank` is below `world`.
+    #[must_use]
+    pub fn new(rank: u64, world: u64) -> Option<Shard> {
+        let world = NonZeroU64::new(world).filter(|world| rank < world.get())?;
+        Some(Shard { rank, world })
+    }
+
+    /// Number of the part, from 0.
+    #[must_use]
+    pub fn rank(&self) -> u64 {
+        self.rank
+    }
+
+    /// Number of parts.
+    #[must_use]
+    pub fn world(&self) -> u64 {
+        self.world.get()
+    }
+}
+
+/// Loads a [`Catalog`] through a [`Pool`].
+#[derive(Debug, Clone)]
+pub struct Loader {
+    pub(super) pool: Pool,
+    pub(super) catalog: Catalog,
+    pub(super) options: LoadOptions,
+    pub(super) start: LoadState,
+    pub(super) stop: StopFlag,
+}
+
+impl Loader {
+    /// A loader of `catalog` whose every buffer comes from `pool`.
+    #[must_use]
+    pub fn new(pool: &Pool, catalog: &Catalog, options: LoadOptions) -> Loader {
+        let start = LoadState::default();
+        Loader { pool: pool.clone(), catalog: catalog.clone(), options, start, stop: StopFlag::new() }
+    }
+
+    /// Ends a run early when `stop` is raised.
+    #[must_use]
+    pub fn stop_on(mut self, stop: &StopFlag) -> Loader {
+        self.stop = stop.clone();
+        self
+    }
+}
+
+/// A flag, shared by its clones, that any thread may raise to end a listing or a run early.
+#[derive(Debug, Clone, Default)]
+pub struct StopFlag(Arc<AtomicBool>);
+
+impl StopFlag {
+    /// A flag that is not raised.
+    #[must_use]
+    pub fn new() -> StopFlag {
+        StopFlag::default()
+    }
+
+    /// Raises the flag. Returns whether it was raised before.
+    pub fn raise(&self) -> bool {
+        // Relaxed: the flag publishes no other data.
+        self.0.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the flag is raised.
+    #[must_use]
+    pub fn is_raised(&self) -> bool {
+        // Relaxed: a thread that sees the flag late reads one more chunk.
+        self.0.load(Ordering::Relaxed)
+    }
+}

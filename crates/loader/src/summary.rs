@@ -1,0 +1,107 @@
+//! What a run reports: batches and failures while it runs, figures at its end.
+//!
+//! Owns the loader's figures; those of the pool are in its [`Stats`](pinpool::Stats). Never prints.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::failure::Failure;
+
+/// Follows a run, on the thread that called [`Loader::run`](super::Loader::run). `()` ignores everything.
+pub trait Observer {
+    /// A batch arrived, whole or in part.
+    fn batch_done(&mut self, batch: &BatchDone) {
+        let _ = batch;
+    }
+
+    /// Something was skipped. Called once for each [`Failure`].
+    fn failed(&mut self, failure: &Failure) {
+        let _ = failure;
+    }
+}
+
+impl Observer for () {}
+
+/// A batch that arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BatchDone {
+    /// Its number in the run, from 0.
+    pub batch: u64,
+    /// Samples of which the last missing byte arrived.
+    pub samples: u64,
+    /// Bytes that arrived.
+    pub bytes: u64,
+}
+
+/// The figures of a run. Samples and bytes count what arrived, over all epochs.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct LoadSummary {
+    /// Epochs completed.
+    pub epochs: u64,
+    /// Files all of whose samples arrived, each counted once, however many epochs there are; a container is one file.
+    pub files: u64,
+    /// Samples that arrived whole: one for a plain file, any number for a container; counted anew in each epoch.
+    pub samples: u64,
+    /// Files and paths of which something was skipped, each counted once.
+    pub failed_files: u64,
+    /// Bytes that arrived; those of a sample that failed half-way included.
+    pub bytes: u64,
+    /// Batches that arrived, whole or in part.
+    pub batches: u64,
+    /// Batches whose bytes all had the same checksum on the destination as when they were read.
+    pub verified_batches: u64,
+    /// Largest number of copies in flight at once.
+    pub max_in_flight_batches: u64,
+    /// Time from the start of the copying to the end of the last copy.
+    pub elapsed: Duration,
+    /// How the run ended.
+    pub ended: Ended,
+}
+
+/// How a run ended.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub enum Ended {
+    /// After the last batch of the last epoch.
+    #[default]
+    Complete,
+    /// Its [`StopFlag`](super::StopFlag) was raised.
+    Stopped,
+    /// At the first failure, because [`LoadOptions::strict`](super::LoadOptions::strict) is set.
+    Strict,
+    /// At an error after which no batch can be loaded.
+    Failed(LoadError),
+}
+
+/// An error that ends a run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The system has no thread to read with.
+    #[error("no thread to read with: {0}; raise the limit on processes (`ulimit -u`) or on memory (`ulimit -v`)")]
+    NoThread(#[source] io::Error),
+    /// [`Destination::lanes`](super::Destination::lanes) is 0.
+    #[error("the destination has no lanes")]
+    NoLanes,
+    /// The destination refused a copy, a copy failed, or what arrived could not be read back.
+    #[error(transparent)]
+    Copy(Arc<pinpool::Error>),
+}
+
+impl LoadSummary {
+    /// Whether everything in the catalog arrived.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.failed_files == 0 && matches!(self.ended, Ended::Complete)
+    }
+
+    /// Throughput in 10^9 bytes per second; 0 for a run that took no time.
+    #[must_use]
+    pub fn gb_per_s(&self) -> f64 {
+        let seconds = self.elapsed.as_secs_f64();
+        if seconds > 0.0 { self.bytes as f64 / 1e9 / seconds } else { 0.0 }
+    }
+}

@@ -1,0 +1,370 @@
+//! The copying thread: sends batches in order, each on an idle lane, and checks that it arrived.
+//!
+//! Owns the destination, the copies in flight and the figures. Never reads a file.
+//!
+//! ```text
+//!   filled batches, in order
+//!         [1] [2] [3]  ->  lane 0: 1 ....... done, verified, counted
+//!                          lane 1: 2 ..          '- then lane 0 takes 3
+//! ```
+//!
+//! - **transfer-I1**: batches are sent in the order in which they are read (reading-I1).
+//! - **transfer-I2**: a lane is either idle or has one copy in `running`.
+//! - **transfer-I3**: copies complete in the order in which the lanes finish; no lane waits for another.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::task::Poll;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam::utils::Backoff;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::batches::{PlannedBatch, Skipped};
+use super::destination::Destination;
+use super::failure::{Failure, FailureCause};
+use super::read::BatchSegment;
+use super::reading::Reading;
+use super::run::Loader;
+use super::summary::{BatchDone, Ended, LoadError, LoadSummary, Observer};
+use super::worker::FilledBatch;
+use pinpool::{Completion, Error, PinnedBuf};
+
+/// Longest wait for the next batch or for a lane before the running copies are polled: short against a copy of megabytes,
+/// long against a poll.
+const POLL_EVERY: Duration = Duration::from_micros(200);
+
+/// A batch whose copy has started.
+#[derive(Debug)]
+struct RunningCopy {
+    lane: usize,
+    planned: PlannedBatch,
+    segments: Vec<BatchSegment>,
+    completion: Completion,
+}
+
+pub(super) struct Transfer<'a> {
+    loader: &'a Loader,
+    reading: Reading,
+    destination: &'a mut dyn Destination,
+    observer: &'a mut dyn Observer,
+    summary: LoadSummary,
+    /// Set if the run ends before its plan.
+    ended_early: Option<Ended>,
+    running: VecDeque<RunningCopy>,
+    idle_lanes: Vec<usize>,
+    failed_files: HashSet<usize>,
+    /// Samples of each file that arrived, over all epochs.
+    arrived: Vec<u64>,
+    /// Bytes that arrived of samples that have not arrived whole, by epoch and sample. A sample that failed stays here.
+    arriving: HashMap<(u64, usize), u64>,
+}
+
+impl<'a> Transfer<'a> {
+    pub(super) fn new(
+        loader: &'a Loader,
+        reading: Reading,
+        destination: &'a mut dyn Destination,
+        observer: &'a mut dyn Observer,
+    ) -> Transfer<'a> {
+        let idle_lanes = (0..destination.lanes()).rev().collect();
+        Transfer {
+            loader,
+            reading,
+            destination,
+            observer,
+            summary: LoadSummary::default(),
+            ended_early: None,
+            running: VecDeque::new(),
+            idle_lanes,
+            failed_files: HashSet::new(),
+            arrived: vec![0; loader.catalog.files().len()],
+            arriving: HashMap::new(),
+        }
+    }
+
+    /// Copies every batch that comes, then waits for the copies in flight.
+    pub(super) fn run(mut self) -> LoadSummary {
+        let started = Instant::now();
+        if self.idle_lanes.is_empty() {
+            self.end(Ended::Failed(LoadError::NoLanes));
+        }
+        while let Some(batch) = self.next() {
+            self.take(batch);
+        }
+        self.reading.ahead().close();
+        while let Some(copy) = self.running.pop_front() {
+            self.complete(copy);
+        }
+        self.summary.elapsed = started.elapsed();
+        self.summary.ended = match self.ended_early {
+            Some(ended) => ended,
+            None if self.loader.stop.is_raised() => Ended::Stopped,
+            None => {
+                self.summary.epochs = self.loader.options.epochs;
+                Ended::Complete
+            }
+        };
+        if self.summary.epochs > 0 {
+            // An empty container has no sample by which `count_file` would count it.
+            self.summary.files += self.loader.catalog.files().iter().filter(|file| file.samples == 0).count() as u64;
+        }
+        self.summary
+    }
+
+    /// The next batch in order (transfer-I1), once a lane is idle. `None` if the run is over or no batch will come.
+    fn next(&mut self) -> Option<FilledBatch> {
+        let backoff = Backoff::new();
+        loop {
+            self.complete_finished();
+            if self.is_over() {
+                return None;
+            }
+            if self.idle_lanes.is_empty() {
+                // Polls all lanes: waiting for one of them would let a slow lane delay the others.
+                if backoff.is_completed() {
+                    thread::sleep(POLL_EVERY)
+                } else {
+                    backoff.snooze()
+                }
+                continue;
+            }
+            // A worker at the pool's ceiling waits for a completion, so running copies are polled meanwhile.
+            let wait = (!self.running.is_empty()).then_some(POLL_EVERY);
+            if let Poll::Ready(batch) = self.reading.next(wait) {
+                return batch;
+            }
+        }
+    }
+
+    fn take(&mut self, batch: FilledBatch) {
+        let FilledBatch { planned, contents, buffer } = batch;
+        self.summary.epochs = planned.epoch;
+        for skipped in contents.skipped {
+            self.skip(skipped);
+        }
+        let is_in_flight = match buffer {
+            // A strict run ends with the failure; the samples read beside it are not sent.
+            _ if self.is_over() => false,
+            Some(buffer) => self.send(planned, contents.segments, buffer),
+            None => {
+                // Empty samples have arrived without a copy.
+                let checksums = vec![xxh3_64(&[]); contents.segments.len()];
+                self.count_arrived(&planned, &contents.segments, &checksums);
+                false
+            }
+        };
+        self.reading.ahead().sent();
+        if !is_in_flight {
+            self.reading.ahead().completed();
+        }
+    }
+
+    /// Starts the copy. `false` if it was not started and the buffer is back in the pool.
+    fn send(&mut self, planned: PlannedBatch, segments: Vec<BatchSegment>, buffer: PinnedBuf) -> bool {
+        // `next` returns a batch only if a lane is idle.
+        let Some(lane) = self.idle_lanes.pop() else { return false };
+        match self.destination.send(lane, buffer) {
+            Ok(completion) => {
+                self.running.push_back(RunningCopy { lane, planned, segments, completion });
+                let in_flight = self.running.len() as u64;
+                self.summary.max_in_flight_batches = self.summary.max_in_flight_batches.max(in_flight);
+                true
+            }
+            Err(error) => {
+                self.copy_failed(&planned, error);
+                false
+            }
+        }
+    }
+
+    /// Completes the copies that are done (transfer-I3).
+    fn complete_finished(&mut self) {
+        let mut at = 0;
+        while at < self.running.len() {
+            match self.running[at].completion.is_done() {
+                Ok(false) => at += 1,
+                // `complete` reports the error.
+                Ok(true) | Err(_) => {
+                    if let Some(copy) = self.running.remove(at) {
+                        self.complete(copy);
+                    }
+                }
+            }
+        }
+    }
+
+    fn complete(&mut self, copy: RunningCopy) {
+        let RunningCopy { lane, planned, segments, completion } = copy;
+        match completion.wait().and_then(|()| self.checksums(lane, &segments)) {
+            Ok(checksums) => self.count_arrived(&planned, &segments, &checksums),
+            Err(error) => self.copy_failed(&planned, error),
+        }
+        self.idle_lanes.push(lane);
+        self.reading.ahead().completed();
+    }
+
+    fn copy_failed(&mut self, planned: &PlannedBatch, error: Error) {
+        let error = Arc::new(error);
+        self.end(Ended::Failed(LoadError::Copy(error.clone())));
+        self.skip(planned.skipped(&self.loader.catalog, &error));
+    }
+
+    /// Checksums of the segments on the destination, if the run verifies; otherwise none.
+    fn checksums(&mut self, lane: usize, segments: &[BatchSegment]) -> Result<Vec<u64>, Error> {
+        let mut checksums = Vec::new();
+        if self.loader.options.verify {
+            self.destination.read_back(lane, &mut |bytes| {
+                let bytes_of = |segment: &BatchSegment| bytes.get(segment.offset..segment.offset + segment.len_bytes);
+                checksums.extend(segments.iter().map(|segment| xxh3_64(bytes_of(segment).unwrap_or_default())));
+            })?;
+        }
+        Ok(checksums)
+    }
+
+    /// Counts what arrived. In a run that verifies, a segment without a checksum from the destination is corrupted.
+    fn count_arrived(&mut self, planned: &PlannedBatch, segments: &[BatchSegment], checksums: &[u64]) {
+        if segments.is_empty() {
+            return;
+        }
+        let mut is_intact = true;
+        let mut done = BatchDone { batch: planned.number, samples: 0, bytes: 0 };
+        for (at, segment) in segments.iter().enumerate() {
+            match segment.checksum {
+                Some(read) if checksums.get(at) != Some(&read) => {
+                    is_intact = false;
+                    self.skip(self.corrupted(planned, segment, read, checksums.get(at).copied().unwrap_or_default()));
+                }
+                _ => {
+                    done.bytes += segment.len_bytes as u64;
+                    if self.is_sample_whole(planned.epoch, segment) {
+                        done.samples += 1;
+                        self.count_file(self.loader.catalog.samples()[segment.sample].file);
+                    }
+                }
+            }
+        }
+        self.summary.samples += done.samples;
+        self.summary.bytes += done.bytes;
+        self.summary.batches += 1;
+        self.summary.verified_batches += u64::from(self.loader.options.verify && is_intact);
+        self.observer.batch_done(&done);
+    }
+
+    /// Adds a segment to those of its sample. Whether the sample has arrived whole by it, whichever part came last.
+    fn is_sample_whole(&mut self, epoch: u64, segment: &BatchSegment) -> bool {
+        let sample_bytes = self.loader.catalog.samples()[segment.sample].len_bytes;
+        let len_bytes = segment.len_bytes as u64;
+        if len_bytes == sample_bytes {
+            return true;
+        }
+        let arrived = self.arriving.entry((epoch, segment.sample)).or_default();
+        *arrived += len_bytes;
+        let is_whole = *arrived == sample_bytes;
+        if is_whole {
+            self.arriving.remove(&(epoch, segment.sample));
+        }
+        is_whole
+    }
+
+    /// Counts a file when the last of its samples has arrived for the first time.
+    fn count_file(&mut self, file: usize) {
+        self.arrived[file] += 1;
+        let is_whole = self.arrived[file] == self.loader.catalog.files()[file].samples;
+        self.summary.files += u64::from(is_whole && !self.failed_files.contains(&file));
+    }
+
+    fn corrupted(&self, planned: &PlannedBatch, segment: &BatchSegment, read: u64, arrived: u64) -> Skipped {
+        let name = format!("batch {}, {}", planned.number, self.loader.catalog.name(segment.sample));
+        let cause = FailureCause::Corrupted { len_bytes: segment.len_bytes, read, arrived };
+        let file = self.loader.catalog.samples()[segment.sample].file;
+        Skipped { files: vec![file], failure: Failure::new(name, cause) }
+    }
+
+    /// Reports a failure unless all of its files have failed before, in another sample or epoch.
+    fn skip(&mut self, skipped: Skipped) {
+        let failed_before = self.failed_files.len();
+        self.failed_files.extend(skipped.files);
+        let newly_failed = (self.failed_files.len() - failed_before) as u64;
+        self.summary.failed_files += newly_failed;
+        if newly_failed > 0 {
+            self.observer.failed(&skipped.failure);
+        }
+        if self.loader.options.strict {
+            self.end(Ended::Strict);
+        }
+    }
+
+    /// Keeps the first reason.
+    fn end(&mut self, ended: Ended) {
+        self.ended_early.get_or_insert(ended);
+    }
+
+    fn is_over(&self) -> bool {
+        self.ended_early.is_some() || self.loader.stop.is_raised()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::super::batches::SamplePart;
+    use super::super::catalog::{CatalogLists, DataOrigin};
+    use super::super::destination::SinkDestination;
+    use super::super::read::BatchContents;
+    use super::super::run::LoadOptions;
+    use super::*;
+    use pinpool::{Backend, Pool};
+
+    /// A sink that records the first byte of each batch.
+    struct FirstBytes(SinkDestination, Vec<u8>);
+
+    impl Destination for FirstBytes {
+        fn describe(&self) -> String {
+            self.0.describe()
+        }
+
+        fn lanes(&self) -> usize {
+            self.0.lanes()
+        }
+
+        fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
+            self.1.push(batch.as_slice_untracked()?[0]);
+            self.0.send(lane, batch)
+        }
+
+        fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+            self.0.read_back(lane, read)
+        }
+    }
+
+    #[test]
+    fn batches_are_sent_in_order_however_they_come() {
+        let mut catalog = CatalogLists::default();
+        (0..6).for_each(|stream| catalog.push_plain(DataOrigin::Synthetic { seed: 0, stream }, 1));
+        let catalog = catalog.finish();
+        let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
+        let (send, filled) = mpsc::channel();
+        for number in [3u8, 1, 0, 5, 2, 4] {
+            let mut buffer = pool.get(1).unwrap();
+            buffer.as_mut_slice().unwrap().fill(number);
+            let sample = usize::from(number);
+            let segment = BatchSegment { sample, start: 0, offset: 0, len_bytes: 1, checksum: None };
+            let contents = BatchContents { segments: vec![segment], len_bytes: 1, ..Default::default() };
+            let part = SamplePart { sample, start: 0, len_bytes: 1 };
+            let number = number.into();
+            let planned =
+                PlannedBatch { number, in_epoch: number, parts: vec![part], len_bytes: 1, ..Default::default() };
+            send.send(FilledBatch { planned, contents, buffer: Some(buffer) }).unwrap();
+        }
+        drop(send);
+        let loader = Loader::new(&pool, &catalog, LoadOptions::default());
+        let mut destination = FirstBytes(SinkDestination::new(2).unwrap(), Vec::new());
+        let reading = Reading::over(&loader, 6, filled);
+        let summary = Transfer::new(&loader, reading, &mut destination, &mut ()).run();
+        assert_eq!(destination.1, [0, 1, 2, 3, 4, 5]);
+        assert_eq!((summary.batches, summary.files), (6, 6));
+    }
+}

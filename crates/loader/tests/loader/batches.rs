@@ -1,0 +1,353 @@
+//! Batches that are handed out: order, shards, states, memory, ends and failures.
+
+use std::time::{Duration, Instant};
+
+use pinpool_loader::{BatchReader, Ended, LoadState, LoadedBatch, Shard, StateError};
+
+use super::*;
+
+/// Samples and bytes of each batch.
+fn contents(batches: impl Iterator<Item = LoadedBatch>) -> Vec<(Vec<usize>, Vec<u8>)> {
+    let contents = |batch: LoadedBatch| {
+        assert!(batch.failures.is_empty(), "{:?}", batch.failures);
+        (batch.parts.iter().map(|part| part.sample).collect(), batch.buffer.as_slice_untracked().unwrap().to_vec())
+    };
+    batches.map(contents).collect()
+}
+
+fn all_back(pool: &Pool) -> bool {
+    let stats = pool.stats();
+    (stats.in_use, stats.in_flight) == (0, 0)
+}
+
+/// Waits until `is_so`, at most 20 s.
+fn wait_until(is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "still waiting");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn reader(pool: &Pool, catalog: &Catalog, options: LoadOptions) -> BatchReader {
+    Loader::new(pool, catalog, options).batches().unwrap()
+}
+
+#[test]
+fn batches_come_in_order_with_their_samples_and_bytes() {
+    let (_dir, catalog) = numbered_files(&[10, 0, 300_000, 7, 1, 0, 0, 0, 0]);
+    let pool = pool(1 << 30);
+    let options = options(|o| (o.batch_samples, o.epochs) = (NonZeroU64::new(4), 2));
+    let mut reader = reader(&pool, &catalog, options);
+    for number in 0..6 {
+        let batch = reader.next().unwrap();
+        assert_eq!((batch.number, batch.epoch, batch.in_epoch), (number, number / 3, number % 3));
+        let first = usize::try_from(number % 3).unwrap() * 4;
+        let bytes = batch.buffer.as_slice_untracked().unwrap();
+        assert_eq!(batch.parts.len(), if number % 3 == 2 { 1 } else { 4 });
+        let mut end = 0;
+        for (at, part) in batch.parts.iter().enumerate() {
+            let (sample, len) = (first + at, catalog.samples()[first + at].len_bytes);
+            assert_eq!((part.sample, part.start, part.bytes.len() as u64, part.bytes.start), (sample, 0, len, end));
+            assert!(bytes[part.bytes.clone()].iter().all(|byte| usize::from(*byte) == sample));
+            assert_eq!(part.checksum, Some(xxhash_rust::xxh3::xxh3_64(&bytes[part.bytes.clone()])));
+            end = part.bytes.end;
+        }
+        assert_eq!(end, bytes.len(), "the buffer ends with its last sample");
+    }
+    assert!(reader.ended().is_none());
+    assert!(reader.next().is_none() && reader.next().is_none());
+    assert!(matches!(reader.ended(), Some(Ended::Complete)));
+    assert!(all_back(&pool));
+}
+
+#[test]
+fn the_iterator_and_a_run_have_the_same_batches() {
+    let catalog = Catalog::synthetic(40, 3);
+    let options = options(|o| {
+        o.batch_samples = None;
+        o.batch_bytes = NonZeroU64::new(90_000);
+        (o.shuffle_seed, o.epochs) = (Some(4), 2);
+    });
+    let mut destination = FaultyDestination::new();
+    let (summary, _) = run(&catalog, options.clone(), &mut destination);
+    let pool = pool(1 << 30);
+    let loader = Loader::new(&pool, &catalog, options);
+    let handed_out = contents(loader.batches().unwrap());
+    assert_eq!(handed_out.len() as u64, summary.batches);
+    assert_eq!(handed_out.len() as u64, loader.batches_in_epoch(0) + loader.batches_in_epoch(1));
+    assert!(handed_out.iter().map(|batch| &batch.1).eq(&destination.sent));
+}
+
+#[test]
+fn a_sample_longer_than_a_batch_comes_in_parts_that_say_where_they_begin() {
+    let (_dir, catalog) = numbered_files(&[3, 25, 4]);
+    let pool = pool(1 << 30);
+    let options = options(|o| (o.batch_samples, o.batch_bytes) = (None, NonZeroU64::new(10)));
+    let parts: Vec<Vec<_>> = reader(&pool, &catalog, options)
+        .map(|batch| batch.parts.iter().map(|part| (part.sample, part.start, part.bytes.clone())).collect())
+        .collect();
+    assert_eq!(parts[..3], [[(0, 0, 0..3)], [(1, 0, 0..10)], [(1, 10, 0..10)]]);
+    assert_eq!(parts[3..], [[(1, 20, 0..5), (2, 0, 5..9)]]);
+}
+
+#[test]
+fn shards_are_disjoint_and_together_each_epoch() {
+    let (_dir, catalog) = numbered_files(&[1; 23]);
+    let pool = pool(1 << 30);
+    for seed in [None, Some(9)] {
+        for world in [1, 2, 3, 8, 23, 40] {
+            let mut epochs = vec![Vec::new(); 3];
+            for rank in 0..world {
+                let options = options(|o| {
+                    (o.epochs, o.shuffle_seed, o.shard) = (3, seed, Shard::new(rank, world));
+                });
+                let mut lens = [0; 3];
+                for batch in reader(&pool, &catalog, options) {
+                    let epoch = usize::try_from(batch.epoch).unwrap();
+                    lens[epoch] += batch.parts.len() as u64;
+                    epochs[epoch].extend(batch.parts.iter().map(|part| part.sample));
+                }
+                assert!(lens.iter().all(|len| (23 / world..=23_u64.div_ceil(world)).contains(len)), "{lens:?}");
+            }
+            assert!(seed.is_none() || world > 8 || epochs[0] != epochs[1], "each epoch has an order of its own");
+            for mut epoch in epochs {
+                epoch.sort_unstable();
+                assert_eq!(epoch, (0..23).collect::<Vec<_>>(), "{world} shards, seed {seed:?}");
+            }
+        }
+    }
+    assert_eq!((Shard::new(2, 2), Shard::new(0, 0)), (None, None));
+    let shard = Shard::new(1, 2).unwrap();
+    assert_eq!((shard.rank(), shard.world()), (1, 2));
+}
+
+#[test]
+fn a_load_resumed_behind_any_batch_is_the_rest_of_the_uninterrupted_one() {
+    let (_dir, catalog) = numbered_files(&[5, 40, 1, 0, 7, 7, 19, 3, 90, 2, 2, 11]);
+    let pool = pool(1 << 30);
+    let options = options(|o| {
+        (o.batch_samples, o.batch_bytes) = (NonZeroU64::new(3), NonZeroU64::new(32));
+        (o.epochs, o.shuffle_seed, o.shard) = (3, Some(11), Shard::new(1, 2));
+    });
+    let loader = Loader::new(&pool, &catalog, options);
+    let whole = contents(loader.batches().unwrap());
+    let mut uninterrupted = loader.batches().unwrap();
+    for taken in 0..=whole.len() {
+        let state: LoadState = uninterrupted.state().to_string().parse().unwrap();
+        assert_eq!(state.number, taken as u64);
+        let mut resumed = loader.clone().resume_at(state).unwrap().batches().unwrap();
+        assert_eq!(resumed.state(), state, "before its first batch it is where it began");
+        assert_eq!(contents(resumed.by_ref()), whole[taken..], "behind {state}");
+        assert_eq!(resumed.state().number, whole.len() as u64);
+        assert_eq!(uninterrupted.next().is_some(), taken < whole.len());
+    }
+}
+
+#[test]
+fn a_state_of_other_batches_is_refused() {
+    let (dir, catalog) = numbered_files(&[5; 10]);
+    let pool = pool(1 << 30);
+    let loader = |catalog: &Catalog, change: fn(&mut LoadOptions)| Loader::new(&pool, catalog, options(change));
+    let mut reader = loader(&catalog, |_| ()).batches().unwrap();
+    reader.next().unwrap();
+    let state = reader.state();
+    let changes: [fn(&mut LoadOptions); 5] = [
+        |o| o.shuffle_seed = Some(0),
+        |o| o.batch_samples = NonZeroU64::new(5),
+        |o| o.batch_bytes = NonZeroU64::new(1 << 20),
+        |o| o.shard = Shard::new(0, 1),
+        |o| o.shard = Shard::new(1, 2),
+    ];
+    for change in changes {
+        assert!(matches!(loader(&catalog, change).resume_at(state), Err(StateError::OtherPlan { .. })));
+    }
+    // More epochs, other workers and another directory leave the batches as they are.
+    let moved = directory();
+    for name in (0..10).map(|number| format!("{number:02}")) {
+        fs::copy(dir.path().join(&name), moved.path().join(&name)).unwrap();
+    }
+    let moved = listed(&[moved.path()], false);
+    let same = |o: &mut LoadOptions| (o.epochs, o.workers) = (9, NonZeroUsize::MIN);
+    assert!(loader(&moved, same).resume_at(state).is_ok());
+    put(dir.path(), "new", b"x");
+    let error = loader(&listed(&[dir.path()], false), |_| ()).resume_at(state).unwrap_err();
+    assert!(error.to_string().contains("resume with the same files"), "{error}");
+
+    let text = state.to_string().replace("batch=1", "batch=4");
+    let error = loader(&catalog, |_| ()).resume_at(text.parse().unwrap()).unwrap_err();
+    assert_eq!(error, StateError::NoSuchBatch { epoch: 0, batch: 4, batches: 3 });
+}
+
+#[test]
+fn a_reader_dropped_early_leaves_no_buffer_and_no_thread() {
+    let catalog = Catalog::synthetic(1000, 5);
+    for taken in [0, 1, 7] {
+        let pool = pool(1 << 30);
+        let mut reader = reader(&pool, &catalog, options(one_by_one));
+        let held: Vec<_> = reader.by_ref().take(taken).collect();
+        drop(reader);
+        // Threads that have ended get no buffer any more, and hold no handle of the pool.
+        assert_eq!(pool.stats().in_use, taken as u64);
+        drop(held);
+        assert!(all_back(&pool));
+    }
+}
+
+#[test]
+fn no_more_buffers_than_prefetch_are_read_ahead() {
+    let (_dir, catalog) = numbered_files(&[100; 100]);
+    let pool = pool(1 << 30);
+    let mut reader = reader(&pool, &catalog, options(one_by_one));
+    wait_until(|| pool.stats().in_use == 4);
+    let held: Vec<_> = reader.by_ref().take(10).collect();
+    wait_until(|| pool.stats().in_use == 14);
+    drop(held);
+    assert_eq!(reader.count(), 90);
+    // Buffers of one class: as many allocations as there were at once.
+    let stats = pool.stats();
+    assert!(stats.underlying.allocs <= 14, "{stats:?}");
+    assert!(all_back(&pool));
+}
+
+#[test]
+fn a_ceiling_of_one_batch_hands_out_one_after_the_other() {
+    let (_dir, catalog) = numbered_files(&[50_000; 40]);
+    let pool = pool(300_000);
+    let mut batches = 0;
+    for batch in reader(&pool, &catalog, options(|_| ())) {
+        assert!(batch.failures.is_empty(), "{:?}", batch.failures);
+        // Its taker is busy for longer than a get waits.
+        if batches == 3 {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        batches += 1;
+    }
+    assert_eq!(batches, 10);
+    assert!(pool.stats().peak_pinned_bytes <= 300_000);
+}
+
+#[test]
+fn a_taker_that_holds_the_whole_ceiling_is_told_and_goes_on() {
+    let (_dir, catalog) = numbered_files(&[50_000; 12]);
+    let pool = pool(300_000);
+    let mut reader = reader(&pool, &catalog, options(|_| ()));
+    let held = reader.next().unwrap();
+    let failed = reader.next().unwrap();
+    assert_eq!((failed.number, failed.parts.len(), failed.buffer.len()), (1, 0, 0));
+    let text = failed.failures[0].to_string();
+    assert!(text.starts_with("batch 1 (4 samples, the first ") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
+    drop(held);
+    assert_eq!(reader.next().map(|batch| (batch.number, batch.parts.len())), Some((2, 4)));
+    assert!(reader.next().is_none());
+}
+
+#[test]
+fn a_reader_ends_soon_while_a_worker_waits_long_for_memory() {
+    let (_dir, catalog) = numbered_files(&[50_000; 40]);
+    let pool = Pool::builder().without_env().backend(Backend::Heap).max_bytes(300_000);
+    let pool = pool.wait(Duration::from_secs(3600)).build().unwrap();
+    let mut reader = reader(&pool, &catalog, options(|_| ()));
+    let held = reader.next().unwrap();
+    wait_until(|| pool.stats().waiting == 1);
+    let begun = Instant::now();
+    assert!(reader.next_within(Duration::from_millis(1)).is_pending());
+    drop(reader);
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    drop(held);
+    assert!(all_back(&pool));
+}
+
+#[test]
+fn a_stop_ends_the_reader_from_any_thread() {
+    let catalog = Catalog::synthetic(100_000, 5);
+    let (pool, stop) = (pool(1 << 30), StopFlag::new());
+    let loader = Loader::new(&pool, &catalog, options(one_by_one)).stop_on(&stop);
+    let mut reader = loader.batches().unwrap();
+    reader.next().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| stop.raise());
+        assert!(reader.by_ref().count() < 100_000);
+    });
+    assert!(matches!(reader.ended(), Some(Ended::Stopped)));
+    assert!(all_back(&pool), "what was read ahead is back before the reader is dropped");
+
+    let mut stopped = Loader::new(&pool, &catalog, options(one_by_one)).batches().unwrap();
+    stopped.next().unwrap();
+    stopped.stop();
+    assert!(stopped.next().is_none() && all_back(&pool));
+    assert_eq!(stopped.state().number, 1, "the state stays behind the last batch that was handed out");
+}
+
+#[test]
+fn a_wait_that_passes_is_pending_and_loses_nothing() {
+    let catalog = Catalog::synthetic(50, 5);
+    let pool = pool(1 << 30);
+    let mut reader = reader(&pool, &catalog, options(one_by_one));
+    let mut numbers = Vec::new();
+    loop {
+        match reader.next_within(Duration::ZERO) {
+            std::task::Poll::Pending => std::thread::yield_now(),
+            std::task::Poll::Ready(None) => break,
+            std::task::Poll::Ready(Some(batch)) => numbers.push(batch.number),
+        }
+    }
+    assert_eq!(numbers, (0..50).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_cannot_be_read_is_named_with_its_batch_in_every_epoch() {
+    let (dir, catalog) = numbered_files(&[100; 12]);
+    put(dir.path(), "01", b"short");
+    fs::remove_file(dir.path().join("06")).unwrap();
+    fs::remove_file(dir.path().join("09")).unwrap();
+    fs::create_dir(dir.path().join("09")).unwrap();
+    let pool = pool(1 << 30);
+    let batches: Vec<_> = reader(&pool, &catalog, options(|o| o.epochs = 2)).collect();
+    assert_eq!(batches.len(), 6);
+    for (number, batch) in batches.iter().enumerate() {
+        let (gone, why) =
+            [(1, "truncated: 5 of the 100 bytes"), (6, "No such file or directory"), (9, "Is a directory")][number % 3];
+        let failures: Vec<_> = batch.failures.iter().map(ToString::to_string).collect();
+        assert_eq!(failures.len(), 1, "{failures:?}");
+        assert!(failures[0].contains(&format!("/{gone:02}: {why}")), "{failures:?}");
+        let first = number % 3 * 4;
+        let rest: Vec<_> = (first..first + 4).filter(|sample| *sample != gone).collect();
+        assert_eq!(batch.parts.iter().map(|part| part.sample).collect::<Vec<_>>(), rest);
+        let bytes: Vec<u8> = rest.iter().flat_map(|sample| [u8::try_from(*sample).unwrap(); 100]).collect();
+        assert_eq!(batch.buffer.as_slice_untracked().unwrap(), bytes, "without a gap");
+    }
+}
+
+#[test]
+fn a_strict_reader_ends_with_the_batch_that_failed() {
+    let (dir, catalog) = numbered_files(&[100; 40]);
+    put(dir.path(), "06", b"short");
+    let pool = pool(1 << 30);
+    let mut reader = reader(&pool, &catalog, options(|o| o.strict = true));
+    let failures: Vec<_> = reader.by_ref().map(|batch| batch.failures.len()).collect();
+    assert_eq!(failures, [0, 1]);
+    assert!(matches!(reader.ended(), Some(Ended::Strict)));
+    assert!(all_back(&pool));
+}
+
+#[test]
+fn nothing_to_load_is_no_batch() {
+    let pool = pool(1 << 30);
+    assert_eq!(reader(&pool, &Catalog::default(), options(|_| ())).count(), 0);
+    let one = Catalog::synthetic(1, 0);
+    assert_eq!(reader(&pool, &one, options(|o| o.epochs = 0)).count(), 0);
+    let second = options(|o| (o.shard, o.epochs) = (Shard::new(1, 2), u64::MAX));
+    assert_eq!(reader(&pool, &one, second).count(), 0, "more shards than samples");
+}
+
+#[test]
+fn labels_are_directories_and_members() {
+    let dir = directory();
+    fs::create_dir(dir.path().join("cat")).unwrap();
+    put(dir.path(), "cat/1.jpg", b"x");
+    put(dir.path(), "shard.tar", tar_file(&[("train/0001.jpg", b"x"), ("train/0001.cls", b"1")]));
+    let catalog = listed(&[dir.path()], true);
+    assert_eq!([catalog.label(0), catalog.label(1), catalog.label(2)], ["cat", "train/0001", ""]);
+    assert_eq!(Catalog::synthetic(1, 0).label(0), "");
+}

@@ -1,0 +1,76 @@
+//! Lanes that are slow, fail, or read nothing back.
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool_loader::Ended;
+
+use super::*;
+
+/// Two lanes of one byte each.
+struct TwoLanes([(SinkStream, SinkMem); 2]);
+
+impl Destination for TwoLanes {
+    fn describe(&self) -> String {
+        "two lanes".to_string()
+    }
+
+    fn lanes(&self) -> usize {
+        2
+    }
+
+    fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
+        let (stream, memory) = &mut self.0[lane];
+        batch.copy_to(stream, memory)
+    }
+
+    fn read_back(&mut self, _: usize, _: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+        // Does not call `read`.
+        Ok(())
+    }
+}
+
+fn two_lanes() -> TwoLanes {
+    let lane = || (SinkStream::new().unwrap(), SinkMem::new(1));
+    TwoLanes([lane(), lane()])
+}
+
+/// Loads files of one byte, each in a batch of its own.
+fn load(files: usize, verify: bool, destination: &mut TwoLanes, observer: &mut RecordingObserver) -> LoadSummary {
+    let (_dir, catalog) = numbered_files(&vec![1; files]);
+    let options = options(|options| {
+        one_by_one(options);
+        options.verify = verify;
+    });
+    Loader::new(&pool(1 << 30), &catalog, options).run(destination, observer)
+}
+
+#[test]
+fn a_slow_lane_does_not_delay_the_other() {
+    let mut destination = two_lanes();
+    // The first batch takes the first lane, which stands until all other batches are done.
+    let gate = destination.0[0].0.hold();
+    let mut observer = RecordingObserver::at(5, || drop(gate));
+    let summary = load(6, false, &mut destination, &mut observer);
+    let done: Vec<_> = observer.done.iter().map(|done| done.batch).collect();
+    assert_eq!(done, [1, 2, 3, 4, 5, 0]);
+    assert_eq!(summary.max_in_flight_batches, 2);
+}
+
+#[test]
+fn a_destination_that_reads_nothing_back_verifies_nothing() {
+    let mut observer = RecordingObserver::default();
+    let summary = load(2, true, &mut two_lanes(), &mut observer);
+    assert_eq!((summary.verified_batches, summary.failed_files, observer.failed.len()), (0, 2, 2));
+}
+
+#[test]
+fn a_lane_that_fails_ends_the_run_and_its_batch_is_named() {
+    let mut destination = two_lanes();
+    let gate = destination.0[0].0.hold();
+    destination.0[0].0.fail();
+    let mut observer = RecordingObserver::default();
+    let summary = load(4, false, &mut destination, &mut observer);
+    drop(gate);
+    assert!(matches!(summary.ended, Ended::Failed(_)), "{summary:?}");
+    assert_eq!((summary.failed_files, observer.failed.len()), (1, 1));
+    assert!(observer.done.iter().all(|done| done.batch != 0));
+}

@@ -1,0 +1,187 @@
+//! The reference loader: what is listed, what arrives, and what a run reports.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `batches` | batches that are handed out: order, shards, states, memory, ends |
+//! | `parts` | files longer than a batch |
+//! | `listing` | paths to a catalog: order, links, what fails |
+//! | `compressed` | `.gz` and `.zst` files: order, shuffles, shards, states, damage, bounds |
+//! | `containers` | tar and safetensors files, whole, cut and false |
+//! | `contents` | the bytes of each batch: order, limits, shuffle, synthetic data, checksums |
+//! | `lanes` | lanes that are slow, fail, or read nothing back |
+//! | `runs` | epochs, ceilings, stops and failures of whole runs |
+
+mod batches;
+mod compressed;
+mod containers;
+mod contents;
+mod lanes;
+mod listing;
+mod parts;
+mod runs;
+
+use std::fs;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::Path;
+
+use pinpool::{Backend, Completion, Error, PinnedBuf, Pool};
+use pinpool_loader::{
+    BatchDone, Catalog, Destination, Failure, LoadOptions, LoadSummary, Loader, Observer, SinkDestination, StopFlag,
+};
+use tempfile::TempDir;
+
+/// A sink that records what is sent, and refuses or corrupts one batch.
+struct FaultyDestination {
+    sink: SinkDestination,
+    sent: Vec<Vec<u8>>,
+    /// Number of the batch on each lane.
+    on_lane: [usize; 2],
+    refuse: Option<usize>,
+    /// Flip one bit of this byte of this batch, after it arrived.
+    flip: Option<(usize, usize)>,
+}
+
+impl FaultyDestination {
+    fn new() -> FaultyDestination {
+        let sink = SinkDestination::new(2).unwrap();
+        FaultyDestination { sink, sent: Vec::new(), on_lane: [0; 2], refuse: None, flip: None }
+    }
+}
+
+impl Destination for FaultyDestination {
+    fn describe(&self) -> String {
+        "faulty".to_string()
+    }
+
+    fn lanes(&self) -> usize {
+        self.sink.lanes()
+    }
+
+    fn send(&mut self, lane: usize, batch: PinnedBuf) -> Result<Completion, Error> {
+        self.on_lane[lane] = self.sent.len();
+        self.sent.push(batch.as_slice_untracked()?.to_vec());
+        if self.refuse == Some(self.on_lane[lane]) {
+            return Err(Error::device("the device is gone"));
+        }
+        self.sink.send(lane, batch)
+    }
+
+    fn read_back(&mut self, lane: usize, read: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+        let flip = self.flip.filter(|(batch, _)| *batch == self.on_lane[lane]);
+        self.sink.read_back(lane, &mut |bytes| {
+            let mut bytes = bytes.to_vec();
+            if let Some((_, byte)) = flip {
+                bytes[byte] ^= 1;
+            }
+            read(&bytes);
+        })
+    }
+}
+
+/// Records every call, and acts once when a given batch is done.
+#[derive(Default)]
+struct RecordingObserver {
+    done: Vec<BatchDone>,
+    failed: Vec<String>,
+    action: Option<(u64, Box<dyn FnOnce()>)>,
+}
+
+impl RecordingObserver {
+    fn at(batch: u64, action: impl FnOnce() + 'static) -> RecordingObserver {
+        RecordingObserver { action: Some((batch, Box::new(action))), ..RecordingObserver::default() }
+    }
+}
+
+impl Observer for RecordingObserver {
+    fn batch_done(&mut self, done: &BatchDone) {
+        self.done.push(*done);
+        if let Some((_, act)) = self.action.take_if(|(batch, _)| *batch == done.batch) {
+            act();
+        }
+    }
+
+    fn failed(&mut self, failure: &Failure) {
+        self.failed.push(failure.to_string());
+    }
+}
+
+fn pool(max_bytes: u64) -> Pool {
+    let builder = Pool::builder().without_env().backend(Backend::Heap).max_bytes(max_bytes);
+    builder.wait(std::time::Duration::from_millis(100)).build().unwrap()
+}
+
+/// Three workers, batches of four samples, verified; then `change`.
+fn options(change: impl FnOnce(&mut LoadOptions)) -> LoadOptions {
+    let mut options = LoadOptions::default();
+    options.workers = NonZeroUsize::new(3).unwrap();
+    options.prefetch = NonZeroUsize::new(4);
+    options.batch_samples = NonZeroU64::new(4);
+    options.batch_bytes = None;
+    options.verify = true;
+    change(&mut options);
+    options
+}
+
+fn one_by_one(options: &mut LoadOptions) {
+    options.batch_samples = NonZeroU64::new(1);
+}
+
+fn run_in(
+    pool: &Pool,
+    catalog: &Catalog,
+    options: LoadOptions,
+    to: &mut FaultyDestination,
+) -> (LoadSummary, RecordingObserver) {
+    let mut observer = RecordingObserver::default();
+    let summary = Loader::new(pool, catalog, options).run(to, &mut observer);
+    let stats = pool.stats();
+    assert_eq!((stats.in_use, stats.in_flight), (0, 0), "every buffer is back: {stats:?}");
+    (summary, observer)
+}
+
+fn run(catalog: &Catalog, options: LoadOptions, to: &mut FaultyDestination) -> (LoadSummary, RecordingObserver) {
+    run_in(&pool(1 << 30), catalog, options, to)
+}
+
+fn directory() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn put(dir: &Path, name: &str, bytes: impl AsRef<[u8]>) {
+    fs::write(dir.join(name), bytes).unwrap();
+}
+
+fn listed<P: AsRef<Path>>(paths: &[P], open_containers: bool) -> Catalog {
+    Catalog::from_paths(paths, open_containers, &StopFlag::new())
+}
+
+/// A directory of files of these lengths, each filled with its number, and its catalog.
+fn numbered_files(lengths: &[usize]) -> (TempDir, Catalog) {
+    let dir = directory();
+    for (number, &len) in lengths.iter().enumerate() {
+        put(dir.path(), &format!("{number:02}"), vec![u8::try_from(number).unwrap(); len]);
+    }
+    let catalog = listed(&[dir.path()], false);
+    (dir, catalog)
+}
+
+fn tar_file(members: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut archive = tar::Builder::new(Vec::new());
+    for (name, bytes) in members {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        archive.append_data(&mut header, name, *bytes).unwrap();
+    }
+    archive.into_inner().unwrap()
+}
+
+fn safetensors_file(tensors: &[(&str, usize)]) -> Vec<u8> {
+    use safetensors::tensor::{Dtype, TensorView};
+    let bytes: Vec<Vec<u8>> = tensors.iter().map(|(_, len)| (0..=255).cycle().take(*len).collect()).collect();
+    let views = tensors
+        .iter()
+        .zip(&bytes)
+        .map(|((name, len), bytes)| (*name, TensorView::new(Dtype::U8, vec![*len], bytes).unwrap()));
+    safetensors::serialize(views, None).unwrap()
+}

@@ -1,0 +1,9 @@
+//! Internal to pinpool, no promise: what a running pool shows. A recording of what it does, and its statistics on a socket.
+//!
+//! Knows no pool.
+#![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))] // What needs Linux is not there.
+#![allow(missing_docs, missing_debug_implementations, clippy::missing_errors_doc, clippy::missing_panics_doc)] // Internal: a name says enough where a doc comment would repeat it.
+
+pub mod record;
+#[cfg(feature = "serve")]
+pub mod stats_socket;

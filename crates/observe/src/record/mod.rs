@@ -1,0 +1,91 @@
+//! Recording what a pool does, for `pinpool trace`, `replay`, `advise` and `report`.
+//!
+//! ```text
+//!   get, put, pin ... ──▶ the thread's queue (bounded, never waits) ──▶ pinpool-trace ──▶ blocks with checksums ──▶ file
+//! ```
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `event.rs` | what is recorded |
+//! | `format.rs` | the bytes of a block, written |
+//! | `items.rs` | the items of a block, read back |
+//! | `reader.rs` | a recording read back, cut off or not |
+//! | `ticks.rs` | a clock that costs a caller little |
+//! | `queues.rs` | a bounded queue for each thread |
+//! | `writer.rs` | the thread that writes, and the files that are open |
+//! | `open.rs` | what is at the path of a file, and what of it may be written |
+//! | `output.rs` | one file that is open: written, closed |
+//! | `recorder.rs` | one pool's part in a file |
+//! | `exit.rs` | the end of a process whose pools have not ended |
+//!
+//! The format is described in `docs/trace-format.md`. Without the feature `trace` there are events and nobody to take them.
+
+use pinpool_os::sync::process::{AtomicU64, Ordering};
+
+mod event;
+pub use event::{Event, PoolDescription};
+
+#[cfg(feature = "trace")]
+mod exit;
+#[cfg(feature = "trace")]
+mod format;
+#[cfg(feature = "trace")]
+mod items;
+#[cfg(feature = "trace")]
+mod open;
+#[cfg(feature = "trace")]
+mod output;
+#[cfg(feature = "trace")]
+mod queues;
+#[cfg(feature = "trace")]
+mod reader;
+#[cfg(feature = "trace")]
+mod recorder;
+#[cfg(feature = "trace")]
+mod ticks;
+#[cfg(not(feature = "trace"))]
+mod without;
+#[cfg(feature = "trace")]
+mod writer;
+
+#[cfg(feature = "trace")]
+pub use reader::{Record, Recording, RecordingError};
+#[cfg(feature = "trace")]
+pub use recorder::Recorder;
+#[cfg(not(feature = "trace"))]
+pub use without::Recorder;
+
+/// Recordings of this process that were asked for, and are missing or not complete.
+static FAILED: AtomicU64 = AtomicU64::new(0);
+
+/// How many pools were to be recorded and are not in a complete file.
+pub fn failed_recordings() -> u64 {
+    FAILED.load(Ordering::Relaxed)
+}
+
+pub fn count_failed() {
+    FAILED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Why a pool records nothing.
+#[cfg(feature = "trace")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unrecorded {
+    /// The file cannot be written, or no thread can be had that writes it. The text says so, and what helps.
+    Failed(String),
+    /// Another process writes it.
+    Taken,
+    /// Another thread keeps the list of open files: one that waits for a disk, or one that a child of `fork` does not have.
+    Busy,
+}
+
+/// What came of a pool's recording.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recorded {
+    /// Records of this file so far, those of other pools included.
+    pub records: u64,
+    /// Records for which a queue had no room.
+    pub lost: u64,
+    /// Why the file is not complete, if it is not.
+    pub failure: Option<String>,
+}

@@ -1,0 +1,211 @@
+//! Opening the file of a recording, which harms nothing that is at its path.
+//!
+//! | at the path | what is done |
+//! | --- | --- |
+//! | nothing | a file is made that this user alone can read |
+//! | an empty file of this user | it is written |
+//! | a recording of this user | it is continued if this process has written it and is not done; else it is renamed to `NAME.old`, where an older recording may be replaced, and a file is made |
+//! | a pipe of this user that somebody reads; `/dev/null`, `/dev/full` | it is written |
+//! | all else, links of any kind too | it is refused and stays as it is |
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use flate2::bufread::GzDecoder;
+
+use super::Unrecorded;
+use super::format::MAGIC;
+use pinpool_os::child_descriptors::ParentOnly;
+use pinpool_os::file_id::{FileId, this_user};
+use pinpool_os::fork;
+
+/// Devices that take a recording: they keep nothing.
+const DEVICES: [&str; 2] = ["/dev/null", "/dev/full"];
+/// What is read of a compressed file: more than its first bytes can need.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Tries, of which one fails only if another process moves the file meanwhile.
+const TRIES: usize = 10;
+
+/// An open file, which this process alone records to.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) file: ParentOnly<File>,
+    /// Its length; `None` of what has none.
+    pub(super) bytes: Option<u64>,
+    /// Where the recording is that was at the path before.
+    pub(super) earlier: Option<PathBuf>,
+}
+
+/// Opens `path` for this process alone. A recording that is as long as this process has left it is continued.
+pub(super) fn open(path: &Path, left_bytes: Option<u64>) -> Result<Opened, Unrecorded> {
+    let mut earlier = None;
+    for _ in 0..TRIES {
+        let found = match fs::symlink_metadata(path) {
+            Ok(found) => Some(found),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(&error)),
+        };
+        let place = found.as_ref().map_or(Ok(Place::New), |found| place(path, found))?;
+        let Some(file) = open_at(path, place, found.as_ref())? else { continue };
+        if place == Place::Device {
+            return Ok(Opened { file, bytes: None, earlier });
+        }
+        if flock(&file, libc::LOCK_EX | libc::LOCK_NB).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            return Err(Unrecorded::Taken);
+        }
+        if place == Place::Pipe {
+            return Ok(Opened { file, bytes: None, earlier });
+        }
+        let metadata = file.metadata().map_err(|error| failed(&error))?;
+        // The process that had it locked before may have renamed it meanwhile.
+        if FileId::at(path).ok() != Some(FileId::of(&metadata)) {
+            continue;
+        }
+        let bytes = metadata.len();
+        if bytes > 0 && !is_recording(&file) {
+            return Err(no_recording(path, bytes));
+        }
+        if bytes == 0 || left_bytes == Some(bytes) {
+            return Ok(Opened { file, bytes: Some(bytes), earlier });
+        }
+        earlier = Some(set_aside(path)?);
+    }
+    Err(refused("other processes rename it again and again", "put %p, the number of the process, into the name"))
+}
+
+/// What is at a path and may be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    New,
+    File,
+    Pipe,
+    Device,
+}
+
+/// The text behind the name of the setting.
+fn refused(what: impl std::fmt::Display, remedy: &str) -> Unrecorded {
+    Unrecorded::Failed(format!("cannot be written: {what}; {remedy}"))
+}
+
+fn failed(error: &io::Error) -> Unrecorded {
+    refused(error, "name a file in a folder that may be written, or leave it out")
+}
+
+fn no_recording(path: &Path, bytes: u64) -> Unrecorded {
+    let what = format!("{} holds {bytes} bytes that are no recording", path.display());
+    refused(what, "name another file, or remove this one")
+}
+
+/// What `found`, which is at `path`, is to a recording.
+fn place(path: &Path, found: &Metadata) -> Result<Place, Unrecorded> {
+    let kind = found.file_type();
+    if kind.is_symlink() {
+        return Err(refused("it is a symbolic link", "name the file that it leads to"));
+    }
+    if kind.is_dir() {
+        return Err(refused("it is a directory", "name a file in it"));
+    }
+    if kind.is_char_device() && DEVICES.iter().any(|device| Path::new(device) == path) {
+        return Ok(Place::Device);
+    }
+    if !kind.is_file() && !kind.is_fifo() {
+        return Err(refused("it is a device or a socket", "name a file"));
+    }
+    let (user, own) = (found.uid(), this_user());
+    if user != own {
+        let what = format!("it belongs to user {user}, and this process to user {own}");
+        return Err(refused(what, "name a file of your own"));
+    }
+    Ok(if kind.is_fifo() { Place::Pipe } else { Place::File })
+}
+
+/// Opens what is at `path`; `None` if that is no longer what was `found`.
+fn open_at(path: &Path, place: Place, found: Option<&Metadata>) -> Result<Option<ParentOnly<File>>, Unrecorded> {
+    let mut options = OpenOptions::new();
+    // Not blocking: a pipe that nobody reads is refused, in place of a wait for its reader. Read, to see what it holds.
+    options.append(true).read(place != Place::Pipe).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    if place == Place::New {
+        options.create_new(true).mode(0o600);
+    }
+    let no_fork = fork::hold_off();
+    let opened = options.open(path).and_then(|file| ParentOnly::new(file, &no_fork));
+    drop(no_fork);
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if place == Place::New && error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+        Err(error) if place == Place::File && error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if place == Place::Pipe && error.raw_os_error() == Some(libc::ENXIO) => {
+            return Err(refused("it is a pipe that nobody reads", "start its reader first"));
+        }
+        Err(error) => return Err(failed(&error)),
+    };
+    set_blocking(&file).map_err(|error| failed(&error))?;
+    let id = file.metadata().map(|metadata| FileId::of(&metadata)).map_err(|error| failed(&error))?;
+    Ok(found.is_none_or(|found| FileId::of(found) == id).then_some(file))
+}
+
+/// Whether the file begins as a recording does, compressed or not.
+fn is_recording(file: &File) -> bool {
+    let mut head = vec![0; HEAD_BYTES_MAX];
+    let Ok(read) = file.read_at(&mut head, 0) else { return false };
+    let head = &head[..read];
+    let mut begin = [0; MAGIC.len()];
+    head.starts_with(&MAGIC) || GzDecoder::new(head).read_exact(&mut begin).is_ok() && begin == MAGIC
+}
+
+/// Renames the recording at `path`, and returns its new name, under which only a recording of this user is replaced.
+fn set_aside(path: &Path) -> Result<PathBuf, Unrecorded> {
+    let mut old = path.as_os_str().to_owned();
+    old.push(".old");
+    let old = PathBuf::from(old);
+    let in_the_way = |error: Unrecorded| match error {
+        Unrecorded::Failed(why) => Unrecorded::Failed(format!(
+            "holds a recording, which would be renamed to {}, and that {why}; or name another file for this recording",
+            old.display()
+        )),
+        other => other,
+    };
+    match fs::symlink_metadata(&old) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(in_the_way(failed(&error))),
+        Ok(found) => {
+            if place(&old, &found).map_err(in_the_way)? != Place::File {
+                return Err(in_the_way(refused("it is no file", "remove it")));
+            }
+            let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&old);
+            if found.len() > 0 && !file.is_ok_and(|file| is_recording(&file)) {
+                return Err(in_the_way(no_recording(&old, found.len())));
+            }
+        }
+    }
+    fs::rename(path, &old).map_err(|error| {
+        Unrecorded::Failed(format!(
+            "holds a recording, which cannot be renamed to {}: {error}; name another file for this recording",
+            old.display()
+        ))
+    })?;
+    Ok(old)
+}
+
+/// From now on a write waits until the file takes it.
+#[allow(unsafe_code)]
+fn set_blocking(file: &File) -> io::Result<()> {
+    let descriptor = std::os::fd::AsRawFd::as_raw_fd(file);
+    // SAFETY: the descriptor is open as long as `file` is.
+    let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
+    let result = unsafe { libc::fcntl(descriptor, libc::F_SETFL, flags & !libc::O_NONBLOCK) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[allow(unsafe_code)]
+pub(super) fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
+    // SAFETY: the descriptor is open as long as `file` is.
+    let result = unsafe { libc::flock(std::os::fd::AsRawFd::as_raw_fd(file), operation) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

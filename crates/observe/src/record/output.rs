@@ -1,0 +1,64 @@
+//! The open file of a recording: written block by block.
+
+use std::fs::File;
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use super::format::BlockWriter;
+use super::open::flock;
+use pinpool_os::child_descriptors::ParentOnly;
+
+/// The file, up to the first write that fails.
+pub(super) struct Output {
+    file: Option<ParentOnly<File>>,
+    /// Its length up to the last whole block, if it has one.
+    pub(super) bytes: Option<u64>,
+    is_compressed: bool,
+    /// The head, before it is written.
+    head: Vec<u8>,
+    pub(super) failure: Option<String>,
+}
+
+impl Output {
+    pub(super) fn new(file: ParentOnly<File>, bytes: Option<u64>, is_compressed: bool, head: Vec<u8>) -> Self {
+        Self { file: Some(file), bytes, is_compressed, head, failure: None }
+    }
+
+    /// Writes the block. Returns how many records of it are in the file.
+    pub(super) fn write(&mut self, block: &mut BlockWriter) -> u64 {
+        if block.is_empty() {
+            return 0;
+        }
+        let records = block.records();
+        let mut bytes = std::mem::take(&mut self.head);
+        bytes.extend(block.finish());
+        let Some(file) = &self.file else { return 0 };
+        let mut file: &File = file;
+        let encoded = if self.is_compressed {
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+            encoder.write_all(&bytes).and_then(|()| encoder.finish())
+        } else {
+            Ok(bytes)
+        };
+        let written = encoded.and_then(|bytes| file.write_all(&bytes).map(|()| bytes.len() as u64));
+        match written {
+            Ok(written) => self.bytes = self.bytes.map(|bytes| bytes + written),
+            Err(error) => {
+                self.failure = Some(error.to_string());
+                // What follows a torn block could not be read.
+                let _ = self.bytes.map(|bytes| file.set_len(bytes));
+                self.close();
+                return 0;
+            }
+        }
+        records
+    }
+
+    /// Unlocks and closes the file. A child that was made without the handlers of `fork` may have a copy of the descriptor, which alone
+    /// would keep the lock.
+    pub(super) fn close(&mut self) {
+        let _ = self.file.take().map(|file| flock(&file, libc::LOCK_UN));
+    }
+}

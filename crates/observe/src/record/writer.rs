@@ -1,0 +1,372 @@
+//! The thread that writes a recording, and the files that are open.
+//!
+//! Pools of one process that name the same file share it. The thread takes what the queues hold every 50 ms, or when a thread
+//! wakes it, sorts it by time and writes it as blocks, each compressed by itself for a name that ends in `.gz`: a process that
+//! dies leaves whole blocks but for the last.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
+
+use super::event::{Event, PoolDescription};
+use super::exit;
+use super::format::{BlockWriter, head};
+use super::output::Output;
+use super::queues::{Queues, Stamped};
+use super::ticks::{Ticks, Timeline};
+use super::{Recorded, Unrecorded, open};
+use pinpool_os::fork::OfProcess;
+use pinpool_os::sync::plain::{Mutex, MutexGuard};
+use pinpool_os::threads;
+
+/// Between two looks at the queues, where the thread gets a processor and the disk keeps up: a process that dies loses as much.
+const PERIOD: Duration = Duration::from_millis(50);
+/// Longest wait for the writer, which may wait for a disk.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Most tags of a file: half of the pools and tags that a reader takes.
+const TAGS_MAX: usize = 32_768;
+/// The tag of the gets whose own tag is one too many.
+const OTHER_TAGS: &str = "(other tags)";
+
+/// What the thread is told.
+enum Command {
+    /// A queue fills up.
+    Wake,
+    Pool(PoolDescription),
+    /// A pool has ended; the answer comes when all of its records are in the file.
+    End(u32, Sender<Recorded>),
+}
+
+/// A file that is being written.
+#[derive(Debug)]
+pub(super) struct Writer {
+    pub(super) path: PathBuf,
+    pub(super) ticks: Ticks,
+    pub(super) queues: Queues,
+    commands: Sender<Command>,
+    is_woken: AtomicBool,
+    /// Pools that have not ended; changed under the lock of `OPENED`.
+    open_pools: AtomicU32,
+    names: Mutex<Names>,
+    /// Records that are in the file, and those for which a queue had no room.
+    written: AtomicU64,
+    lost: AtomicU64,
+    /// Numbers of the flush that was asked for last, and of the last that is over.
+    flush_asked: AtomicU64,
+    flushed: AtomicU64,
+}
+
+/// Tags of a file. A tag keeps its number as long as the process goes on with the file.
+#[derive(Debug, Default)]
+struct Names {
+    numbers: HashMap<Box<str>, u32>,
+    /// Those whose names are not in the file yet.
+    unwritten: Vec<(u32, Box<str>)>,
+}
+
+impl Names {
+    fn number(&mut self, name: &str) -> u32 {
+        if let Some(&number) = self.numbers.get(name) {
+            return number;
+        }
+        if self.numbers.len() + 1 >= TAGS_MAX && name != OTHER_TAGS {
+            return self.number(OTHER_TAGS);
+        }
+        #[allow(clippy::cast_possible_truncation)] // At most `TAGS_MAX`.
+        let number = self.numbers.len() as u32 + 1;
+        self.numbers.insert(name.into(), number);
+        self.unwritten.push((number, name.into()));
+        number
+    }
+
+    /// What was written may not be in the file: names all of them again.
+    fn forget_written(&mut self) {
+        self.unwritten = self.numbers.iter().map(|(name, &number)| (number, name.clone())).collect();
+    }
+}
+
+/// A file that this process has opened. An ended one is continued.
+struct Opened {
+    path: PathBuf,
+    writer: Weak<Writer>,
+    ticks: Ticks,
+    pools: u32,
+    /// Its tags and its length when it was last closed; `None` of what has no length.
+    names: Names,
+    left_bytes: Option<u64>,
+}
+
+static OPENED: OfProcess<Mutex<Vec<Opened>>> = OfProcess::new(Mutex::default);
+
+/// The list of files; `None` if another thread keeps it until `until`, as one does that waits for a disk.
+fn lock_until(opened: &Mutex<Vec<Opened>>, until: Instant) -> Option<MutexGuard<'_, Vec<Opened>>> {
+    loop {
+        match opened.try_lock() {
+            None if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+            locked => return locked,
+        }
+    }
+}
+
+impl Writer {
+    /// The writer of `path`, the number of another pool in it, and where the recording is that was there before, if this pool has
+    /// opened the file.
+    pub(super) fn of(path: &Path) -> Result<(Arc<Self>, u32, Option<PathBuf>), Unrecorded> {
+        let no_thread = |error: io::Error| {
+            Unrecorded::Failed(format!(
+                "has no thread that writes it: {error}; raise the limit on threads (`ulimit -u`)"
+            ))
+        };
+        // Held while a file is closed, which may take as long as its disk.
+        let until = Instant::now() + Duration::from_secs(2);
+        let mut opened = lock_until(OPENED.get(), until).ok_or(Unrecorded::Busy)?;
+        let known = opened.iter().position(|file| file.path == path);
+        if let Some(index) = known
+            && let Some(writer) = opened[index].writer.upgrade().filter(|writer| !writer.is_closed())
+        {
+            writer.open_pools.fetch_add(1, Ordering::Relaxed);
+            opened[index].pools += 1;
+            return Ok((writer, opened[index].pools - 1, None));
+        }
+        let left_bytes = known.and_then(|index| opened[index].left_bytes);
+        let open::Opened { file, bytes, earlier } = open::open(path, left_bytes)?;
+        let is_continued = known.is_some() && bytes != Some(0);
+        let before = known.map(|index| opened.swap_remove(index)).filter(|_| is_continued);
+        let (pools, names, ticks) =
+            before.map_or_else(|| (0, Names::default(), Ticks::new()), |file| (file.pools, file.names, file.ticks));
+        let (commands, received) = bounded(256);
+        let (is_woken, queues) = (AtomicBool::new(false), Queues::new());
+        let (open_pools, names) = (AtomicU32::new(1), Mutex::new(names));
+        let (written, lost, flush_asked, flushed) = Default::default();
+        let writer = Arc::new(Self {
+            path: path.to_owned(),
+            ticks,
+            queues,
+            commands,
+            is_woken,
+            open_pools,
+            names,
+            written,
+            lost,
+            flush_asked,
+            flushed,
+        });
+        let is_compressed = path.extension().is_some_and(|extension| extension == "gz");
+        let head = if is_continued { Vec::new() } else { head().to_vec() };
+        let output = Output::new(file, bytes, is_compressed, head);
+        let (timeline, block) = (Timeline::new(ticks), BlockWriter::default());
+        let run = Run { writer: writer.clone(), received, output, timeline, block };
+        threads::spawn(c"pinpool-trace", move || run.run()).map_err(no_thread)?;
+        exit::attend(flush_open);
+        opened.push(Opened {
+            path: path.to_owned(),
+            writer: Arc::downgrade(&writer),
+            ticks,
+            pools: pools + 1,
+            names: Names::default(),
+            left_bytes: bytes,
+        });
+        Ok((writer, pools, earlier))
+    }
+
+    /// A pool has ended. If it was the last, the file is to be closed: the list of files, locked, so that a new pool that opens
+    /// it again comes after that.
+    fn end_one(&self) -> Option<MutexGuard<'static, Vec<Opened>>> {
+        let opened = OPENED.get().lock();
+        if self.open_pools.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return None;
+        }
+        self.queues.is_closed.store(true, Ordering::Relaxed);
+        Some(opened)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.queues.is_closed.load(Ordering::Relaxed)
+    }
+
+    /// Has the thread look at the queues now.
+    #[cold]
+    pub(super) fn wake(&self) {
+        // Relaxed: a hint; the writer looks every 50 ms anyway.
+        if !self.is_woken.swap(true, Ordering::Relaxed) {
+            let _ = self.commands.try_send(Command::Wake);
+        }
+    }
+
+    /// The writers of the files that are open in this process; none if another thread keeps their list for `patience`.
+    pub(super) fn open_ones(patience: Duration) -> Vec<Arc<Self>> {
+        let opened = OPENED.get_if_made().and_then(|opened| lock_until(opened, Instant::now() + patience));
+        let opened = opened.iter().flat_map(|opened| opened.iter());
+        opened.filter_map(|file| file.writer.upgrade()).filter(|writer| !writer.is_closed()).collect()
+    }
+
+    /// Describes a pool, before its first record.
+    pub(super) fn describe(&self, pool: PoolDescription) {
+        let _ = self.commands.send_timeout(Command::Pool(pool), PATIENCE);
+    }
+
+    /// The number of a tag; tags beyond those that a reader takes share one.
+    pub(super) fn name_tag(&self, name: &str) -> u32 {
+        self.names.lock().number(name)
+    }
+
+    /// Waits until the records of the pool, which has ended, are in the file.
+    pub(super) fn end(&self, pool: u32) -> Recorded {
+        let (answer, answered) = bounded(1);
+        let sent = self.commands.send_timeout(Command::End(pool, answer), PATIENCE);
+        let answer = match sent {
+            Ok(()) => answered.recv_timeout(PATIENCE),
+            Err(SendTimeoutError::Disconnected(_)) => Err(RecvTimeoutError::Disconnected),
+            Err(SendTimeoutError::Timeout(_)) => Err(RecvTimeoutError::Timeout),
+        };
+        answer.unwrap_or_else(|why| {
+            let failure = match why {
+                RecvTimeoutError::Timeout => format!("the disk has not taken the last records within {PATIENCE:?}"),
+                RecvTimeoutError::Disconnected => "the thread that writes it has ended".to_owned(),
+            };
+            let lost = self.lost.load(Ordering::Relaxed) + self.queues.pending();
+            Recorded { records: self.written.load(Ordering::Relaxed), lost, failure: Some(failure) }
+        })
+    }
+}
+
+impl exit::Flush for Arc<Writer> {
+    fn ask(&self) -> u64 {
+        // Release, with the Acquire of the thread: it sees the records.
+        let number = self.flush_asked.fetch_add(1, Ordering::Release) + 1;
+        self.wake();
+        number
+    }
+
+    fn has_flushed(&self, number: u64) -> bool {
+        self.flushed.load(Ordering::Acquire) >= number || self.is_closed()
+    }
+}
+
+extern "C" fn flush_open() {
+    exit::flush(Writer::open_ones);
+}
+
+/// The thread's own state.
+struct Run {
+    writer: Arc<Writer>,
+    received: Receiver<Command>,
+    output: Output,
+    timeline: Timeline,
+    block: BlockWriter,
+}
+
+impl Run {
+    fn run(mut self) {
+        loop {
+            let command = self.received.recv_timeout(PERIOD);
+            self.writer.is_woken.store(false, Ordering::Relaxed);
+            match command {
+                Ok(Command::Wake) | Err(RecvTimeoutError::Timeout) => self.write(),
+                Ok(Command::Pool(pool)) => {
+                    self.block.pool(&pool);
+                    self.write();
+                }
+                Ok(Command::End(pool, answer)) => {
+                    self.write();
+                    self.end_pool(pool);
+                    let last = self.writer.end_one();
+                    let is_last = last.is_some();
+                    if let Some(mut opened) = last {
+                        self.write();
+                        self.writer.queues.close();
+                        // Before the answer: the next pool may open it again.
+                        self.close(&mut opened);
+                    }
+                    let records = self.writer.written.load(Ordering::Relaxed);
+                    let failure = self.output.failure.clone();
+                    let lost = self.writer.lost.load(Ordering::Relaxed);
+                    let _ = answer.send(Recorded { records, lost, failure });
+                    if is_last {
+                        return;
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Closes the file and keeps what it takes to continue it.
+    fn close(&mut self, opened: &mut [Opened]) {
+        self.output.close();
+        let mut names = std::mem::take(&mut *self.writer.names.lock());
+        if self.output.failure.is_some() {
+            names.forget_written();
+        }
+        let this = Arc::as_ptr(&self.writer);
+        if let Some(file) = opened.iter_mut().find(|file| file.writer.as_ptr() == this) {
+            file.names = names;
+            file.left_bytes = self.output.bytes;
+        }
+    }
+
+    /// Writes what the queues hold.
+    fn write(&mut self) {
+        let flush = self.writer.flush_asked.load(Ordering::Acquire);
+        self.timeline.read();
+        let Self { writer, output, timeline, block, .. } = self;
+        let mut taken: Vec<(u32, Stamped)> = Vec::new();
+        let lost = writer.queues.take(writer.ticks.now(), |thread, record| taken.push((thread, record)));
+        // Stable: the records of one thread stay in order.
+        taken.sort_by_key(|(_, record)| record.ticks);
+        let mut written = 0;
+        // After the records: the tag of each that was taken has its name here.
+        for (number, name) in std::mem::take(&mut writer.names.lock().unwritten) {
+            block.tag(number, &name);
+            if block.is_full() {
+                written += output.write(block);
+            }
+        }
+        for (thread, Stamped { ticks, pool, event }) in &taken {
+            block.record(timeline.time_ns(*ticks), *thread, *pool, event);
+            if block.is_full() {
+                written += output.write(block);
+            }
+        }
+        written += output.write(block);
+        // Relaxed: read by those who end a pool, after the answer or without one.
+        writer.written.fetch_add(written, Ordering::Relaxed);
+        // Also lost: what a file that has failed did not take.
+        let events = taken.iter().filter(|(_, record)| !matches!(record.event, Event::Missing { .. })).count() as u64;
+        let unwritten = if output.failure.is_some() { events.saturating_sub(written) } else { 0 };
+        writer.lost.fetch_add(lost + unwritten, Ordering::Relaxed);
+        writer.flushed.store(flush, Ordering::Release);
+    }
+
+    /// Writes that the pool has ended, by itself: this thread needs no queue.
+    fn end_pool(&mut self, pool: u32) {
+        let time_ns = self.timeline.time_ns(self.writer.ticks.now());
+        self.block.record(time_ns, 0, pool, &Event::End);
+        let written = self.output.write(&mut self.block);
+        self.writer.written.fetch_add(written, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_keeps_its_number_and_those_that_are_too_many_share_one() {
+        let mut names = Names::default();
+        let numbers: Vec<_> = (0..TAGS_MAX + 1000).map(|n| names.number(&format!("tag {n}"))).collect();
+        assert_eq!((names.numbers.len(), names.unwritten.len()), (TAGS_MAX, TAGS_MAX));
+        assert_eq!((names.number("tag 7"), numbers[7]), (8, 8));
+        let other = names.number(OTHER_TAGS);
+        assert!(numbers[TAGS_MAX - 1..].iter().all(|&number| number == other));
+        names.unwritten.clear();
+        names.forget_written();
+        assert_eq!(names.unwritten.len(), TAGS_MAX);
+    }
+}

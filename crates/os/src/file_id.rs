@@ -1,0 +1,54 @@
+//! Which file a descriptor or a path leads to, by device and inode: names move between files, and numbers of descriptors are given
+//! out again. And the user whose files this process may write to.
+#![allow(unsafe_code)] // Calls `fstat`, which may be called in a child of `fork`, and `geteuid`.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// A file, a socket or a pipe, as long as somebody has it open or it has a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileId {
+    pub device: u64,
+    pub inode: u64,
+}
+
+impl FileId {
+    pub fn of(metadata: &Metadata) -> Self {
+        Self { device: metadata.dev(), inode: metadata.ino() }
+    }
+
+    /// What is at `path`; a link is itself.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        fs::symlink_metadata(path).map(|metadata| Self::of(&metadata))
+    }
+
+    /// What `descriptor` is open on. Allocates nothing and takes no lock.
+    #[cfg_attr(not(target_os = "linux"), allow(clippy::cast_sign_loss))]
+    #[allow(clippy::unnecessary_cast)] // The types vary by target.
+    pub fn of_descriptor(descriptor: i32) -> io::Result<Self> {
+        let mut stat = MaybeUninit::<libc::stat>::uninit();
+        // SAFETY: writes to `stat` alone; a number that is no descriptor is an error.
+        if unsafe { libc::fstat(descriptor, stat.as_mut_ptr()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call has succeeded, so all of it was written.
+        let stat = unsafe { stat.assume_init() };
+        Ok(Self { device: stat.st_dev as u64, inode: stat.st_ino as u64 })
+    }
+
+    /// Removes the name `path` if it still leads here.
+    pub fn remove_at(self, path: &Path) {
+        if Self::at(path).is_ok_and(|found| found == self) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// The effective user of this process.
+pub fn this_user() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}

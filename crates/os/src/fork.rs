@@ -1,0 +1,190 @@
+//! Detects that an object was made before a `fork`, in the parent process.
+//!
+//! A child has none of the parent's threads, locks that they held stay locked, and page-locks and device mappings are not
+//! inherited. So a pool made before the fork serves nothing in the child and keeps nothing there. Each pool stores the fork
+//! generation in which it was made; a hit compares two numbers that no thread writes.
+//!
+//! A child made otherwise (a bare `clone`, `vfork`) is not detected.
+#![allow(unsafe_code)] // Registers the handler, and hands out values that are never freed.
+
+use std::time::Duration;
+
+use crate::sync::process::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+
+/// Counts the forks between the first process and this one.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// The generation in which an object was made.
+#[derive(Debug, Clone, Copy)]
+pub struct ForkGeneration(u32);
+
+impl ForkGeneration {
+    /// The current generation. The first call registers the handler that counts forks.
+    pub fn now() -> Self {
+        static REGISTERED: AtomicBool = AtomicBool::new(false);
+        extern "C" fn count() {
+            GENERATION.fetch_add(1, Ordering::Relaxed);
+        }
+        call_in_children(&REGISTERED, count);
+        Self(current())
+    }
+
+    /// Whether the object was made in a parent of this process.
+    #[inline(always)]
+    pub fn is_stale(self) -> bool {
+        current() != self.0
+    }
+
+    /// As a number, which [`current`] returns until the next fork.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+}
+
+/// The number of the current generation.
+#[inline(always)]
+pub fn current() -> u32 {
+    // Relaxed: only the handler writes, before the child has a second thread.
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// A value that each process has once. A child of `fork` begins with a new one: a lock in the inherited one may be held by a
+/// thread that the child does not have.
+pub struct OfProcess<T: 'static> {
+    /// Null, or what this process or a parent of it made. Never freed.
+    current: AtomicPtr<Made<T>>,
+    make: fn() -> T,
+}
+
+struct Made<T> {
+    generation: ForkGeneration,
+    value: T,
+}
+
+impl<T: Send + Sync> OfProcess<T> {
+    pub const fn new(make: fn() -> T) -> Self {
+        Self { current: AtomicPtr::new(std::ptr::null_mut()), make }
+    }
+
+    /// The value of this process. The first call makes it; threads that come at once may each make one, of which one stays.
+    pub fn get(&self) -> &'static T {
+        // Acquire, with the Release below: the value is complete.
+        let mut current = self.current.load(Ordering::Acquire);
+        loop {
+            if let Some(value) = Self::of_this_process(current) {
+                return value;
+            }
+            let fresh = Box::into_raw(Box::new(Made { generation: ForkGeneration::now(), value: (self.make)() }));
+            match self.current.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => current = fresh,
+                Err(other) => {
+                    // SAFETY: from a box, and no other thread has seen it.
+                    drop(unsafe { Box::from_raw(fresh) });
+                    current = other;
+                }
+            }
+        }
+    }
+
+    /// The value, if this process has made it.
+    pub fn get_if_made(&self) -> Option<&'static T> {
+        Self::of_this_process(self.current.load(Ordering::Acquire))
+    }
+
+    fn of_this_process(made: *mut Made<T>) -> Option<&'static T> {
+        // SAFETY: null, or complete and never freed.
+        let made = unsafe { made.as_ref() };
+        made.filter(|made| !made.generation.is_stale()).map(|made| &made.value)
+    }
+}
+
+/// Calls `handler` in each child that this process forks from now on, before the fork returns there. It may only store to
+/// atomics and to thread-locals without a destructor, and make calls that a signal handler may make. `registered` remembers that it was done. It is no lock: a child forked
+/// while another thread holds a lock would wait for that thread. So threads that come at once register the handler twice, which
+/// handlers must bear.
+pub fn call_in_children(registered: &'static AtomicBool, handler: extern "C" fn()) {
+    // Acquire, with the Release below: a thread that sees the mark forks with the handler registered.
+    if registered.load(Ordering::Acquire) {
+        return;
+    }
+    // SAFETY: the handler stays loaded as long as the process runs and does what a child of a process with threads may do,
+    // by the contract above. If registration fails for lack of memory, forks are not detected. Miri has no forks.
+    #[cfg(not(miri))]
+    unsafe {
+        libc::pthread_atfork(None, None, Some(handler))
+    };
+    #[cfg(miri)]
+    let _ = handler;
+    registered.store(true, Ordering::Release);
+}
+
+/// Forks that wait for [`HeldOff`], or that have begun since; more than that where the handlers are registered twice.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+/// Threads that hold forks off.
+static HOLDING: AtomicU32 = AtomicU32::new(0);
+/// Between two looks of one for the other.
+const PAUSE: Duration = Duration::from_micros(20);
+/// Looks of a fork at most, about a second: whatever a thread does meanwhile, no fork hangs.
+const LOOKS_MAX: u32 = 10_000;
+
+/// As long as it lives, forks of other threads wait. For what a child must find done or not begun: no lock may be taken, nothing be
+/// waited for and no callback called meanwhile.
+#[derive(Debug)]
+pub struct HeldOff(());
+
+/// Holds off the forks of other threads; waits for those that have begun.
+pub fn hold_off() -> HeldOff {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    hold_off_by_handlers(&REGISTERED);
+    loop {
+        // SeqCst, here and in `prepare`: each stores, then reads what the other stores, so one of them sees the other.
+        HOLDING.fetch_add(1, Ordering::SeqCst);
+        if FORKING.load(Ordering::SeqCst) == 0 {
+            return HeldOff(());
+        }
+        HOLDING.fetch_sub(1, Ordering::SeqCst);
+        std::thread::sleep(PAUSE);
+    }
+}
+
+impl Drop for HeldOff {
+    fn drop(&mut self) {
+        HOLDING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+extern "C" fn prepare() {
+    FORKING.fetch_add(1, Ordering::SeqCst);
+    for _ in 0..LOOKS_MAX {
+        if HOLDING.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+extern "C" fn end_in_parent() {
+    // A thread that registers during a fork has this called alone.
+    let _ = FORKING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |forks| forks.checked_sub(1));
+}
+
+extern "C" fn end_in_child() {
+    // The child has one thread, which holds nothing off.
+    FORKING.store(0, Ordering::SeqCst);
+    HOLDING.store(0, Ordering::SeqCst);
+}
+
+/// As [`call_in_children`], with the handlers before a fork and after it.
+fn hold_off_by_handlers(registered: &'static AtomicBool) {
+    if registered.load(Ordering::Acquire) {
+        return;
+    }
+    // SAFETY: as in `call_in_children`; these handlers store to atomics and sleep. Registered twice they count twice, up and down.
+    #[cfg(not(miri))]
+    unsafe {
+        libc::pthread_atfork(Some(prepare), Some(end_in_parent), Some(end_in_child))
+    };
+    #[cfg(miri)]
+    let _ = (prepare as extern "C" fn(), end_in_parent as extern "C" fn(), end_in_child as extern "C" fn());
+    registered.store(true, Ordering::Release);
+}

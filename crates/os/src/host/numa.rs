@@ -1,0 +1,140 @@
+//! Memory nodes: the node near a device, the memory of a node, and the processors near it.
+//!
+//! A machine with one node, or one that does not list its nodes, offers no choice: both give `None`.
+
+use std::path::Path;
+
+use super::files::Files;
+
+const NODES: &str = "/sys/devices/system/node";
+
+/// Node of the device with this id on the PCI bus (`0000:3B:00.0`, in either case).
+pub fn numa_node_of_pci(root: &Path, id: &str) -> Option<u32> {
+    let files = Files::below(root);
+    let id =
+        Some(id.to_ascii_lowercase()).filter(|id| id.chars().all(|c| c.is_ascii_hexdigit() || ":.".contains(c)))?;
+    // The kernel writes -1 where the firmware names no node.
+    let node = files.number(format!("/sys/bus/pci/devices/{id}/numa_node"))?;
+    u32::try_from(node).ok().filter(|&node| is_node_of_several(root, node))
+}
+
+/// The nodes of the machine; empty if it does not list them.
+pub fn numa_nodes(root: &Path) -> Vec<u32> {
+    let list = Files::below(root).read(format!("{NODES}/online"));
+    list.and_then(|list| parse_list(&list)).unwrap_or_default()
+}
+
+/// A memory node, and what the machine says of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryNode {
+    pub id: u32,
+    /// `None` if unknown.
+    pub memory_bytes: Option<u64>,
+    /// Processors near it; `None` if unknown.
+    pub cpus: Option<usize>,
+}
+
+/// The nodes of the machine, each with its memory and processors; empty if it does not list them.
+pub fn memory_nodes(root: &Path) -> Vec<MemoryNode> {
+    let files = Files::below(root);
+    let describe = |id| {
+        let cpus = files.read(format!("{NODES}/node{id}/cpulist")).and_then(|list| parse_list(&list));
+        let meminfo = files.read(format!("{NODES}/node{id}/meminfo"));
+        MemoryNode { id, memory_bytes: meminfo.and_then(|text| total_bytes(&text)), cpus: cpus.map(|cpus| cpus.len()) }
+    };
+    numa_nodes(root).into_iter().map(describe).collect()
+}
+
+/// The memory of a node, from a line such as `Node 0 MemTotal: 24684096 kB`.
+fn total_bytes(meminfo: &str) -> Option<u64> {
+    let rest = meminfo.lines().find_map(|line| line.split_once("MemTotal:"))?.1;
+    rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Whether `node` is one of at least two.
+pub fn is_node_of_several(root: &Path, node: u32) -> bool {
+    let nodes = numa_nodes(root);
+    nodes.len() > 1 && nodes.contains(&node)
+}
+
+/// Processors near `node`; empty if they are unknown, or if it has memory and no processor.
+pub fn cpus_of_node(root: &Path, node: u32) -> Vec<u32> {
+    let list = Files::below(root).read(format!("{NODES}/node{node}/cpulist"));
+    list.and_then(|list| parse_list(&list)).unwrap_or_default()
+}
+
+/// Lists with larger numbers or more of them are rejected: no machine has that many nodes or processors.
+const LIST_LIMIT: u32 = 1 << 16;
+
+/// Parses a set as the kernel writes it: `0-3,8,10-11`.
+pub fn parse_list(text: &str) -> Option<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        let more = (last as usize + 1).saturating_sub(first as usize);
+        if last >= LIST_LIMIT || numbers.len() + more > LIST_LIMIT as usize {
+            return None;
+        }
+        numbers.extend(first..=last);
+    }
+    Some(numbers)
+}
+
+#[cfg(all(test, not(miri)))] // Files only: no unsafe code to look at.
+mod tests {
+    use super::super::files::tree;
+    use super::*;
+
+    const DEVICE: &str = "/sys/bus/pci/devices/0000:3b:00.0/numa_node";
+    const ONLINE: &str = "/sys/devices/system/node/online";
+
+    fn node(files: &[(&str, &str)]) -> Option<u32> {
+        numa_node_of_pci(tree::of(files).path(), "0000:3B:00.0")
+    }
+
+    #[test]
+    fn a_device_is_near_the_node_that_the_bus_names_if_that_is_one_of_several() {
+        assert_eq!(node(&[(DEVICE, "1\n"), (ONLINE, "0-1\n")]), Some(1));
+        assert_eq!(node(&[(DEVICE, "0\n"), (ONLINE, "0\n")]), None);
+        assert_eq!(node(&[(DEVICE, "-1\n"), (ONLINE, "0-1\n")]), None);
+        assert_eq!(node(&[(DEVICE, "7\n"), (ONLINE, "0-1\n")]), None, "a node that is not there");
+        assert_eq!(node(&[(ONLINE, "0-1\n")]), None);
+        assert_eq!(node(&[(DEVICE, "1\n")]), None);
+        assert_eq!(node(&[(DEVICE, "1\n"), (ONLINE, "purple\n")]), None);
+    }
+
+    #[test]
+    fn an_id_never_leads_out_of_its_folder() {
+        let root = tree::of(&[("/sys/bus/pci/numa_node", "1\n"), (ONLINE, "0-1\n")]);
+        assert_eq!(numa_node_of_pci(root.path(), "../"), None);
+    }
+
+    #[test]
+    fn a_node_has_the_memory_and_the_processors_that_its_files_say() {
+        let files = [
+            (ONLINE, "0-2\n"),
+            ("/sys/devices/system/node/node0/meminfo", "Node 0 MemTotal:       24684096 kB\nNode 0 MemFree: 1 kB\n"),
+            ("/sys/devices/system/node/node0/cpulist", "0-3\n"),
+            ("/sys/devices/system/node/node1/meminfo", "Node 1 MemTotal: 0 kB\n"),
+            ("/sys/devices/system/node/node1/cpulist", "\n"),
+            ("/sys/devices/system/node/node2/meminfo", "Node 2 MemTotal: 18446744073709551615 kB\n"),
+        ];
+        let nodes = memory_nodes(tree::of(&files).path());
+        let node = |id, memory_bytes, cpus| MemoryNode { id, memory_bytes, cpus };
+        assert_eq!(nodes, [node(0, Some(24_684_096 << 10), Some(4)), node(1, Some(0), Some(0)), node(2, None, None)]);
+        assert_eq!(memory_nodes(tree::of(&files[1..]).path()), [], "nodes that are not listed");
+    }
+
+    #[test]
+    fn processors_of_a_node_are_those_of_its_cpulist() {
+        let cpus = "/sys/devices/system/node/node1/cpulist";
+        let root = tree::of(&[(cpus, "4-6,12\n"), (ONLINE, "0-1\n")]);
+        assert_eq!(cpus_of_node(root.path(), 1), [4, 5, 6, 12]);
+        assert!(cpus_of_node(root.path(), 0).is_empty());
+        let without_cpus = tree::of(&[(cpus, "\n"), (ONLINE, "0-1\n")]);
+        assert!(cpus_of_node(without_cpus.path(), 1).is_empty(), "memory without processors");
+        assert_eq!(parse_list("0-4294967295"), None);
+        assert_eq!(parse_list("0-65535,0"), None, "more than there can be");
+    }
+}

@@ -1,0 +1,254 @@
+//! Unix sockets that this user alone can open, and that the process that made them removes.
+
+use std::ffi::{CString, OsString};
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use crate::child_descriptors::ParentOnly;
+use crate::file_id::{FileId, this_user};
+use crate::fork::{self, ForkGeneration};
+
+/// Longest path of a socket: what the kernel takes, without the zero behind it.
+pub const PATH_BYTES_MAX: usize = 107;
+
+/// A socket that this process listens on. Children of `fork` do not have it.
+#[derive(Debug)]
+pub struct LocalSocket {
+    listener: ParentOnly<UnixListener>,
+    path: PathBuf,
+    file: FileId,
+    generation: ForkGeneration,
+}
+
+impl LocalSocket {
+    /// Listens at `path`. A socket of this user that a process left behind there is replaced; all else that is there stays.
+    ///
+    /// # Errors
+    ///
+    /// - [`AddrInUse`](io::ErrorKind::AddrInUse): another process listens there,
+    /// - [`AlreadyExists`](io::ErrorKind::AlreadyExists): there is something else than a socket of this user,
+    /// - others of the system, or if the path is too long.
+    pub fn listen(path: &Path) -> io::Result<Self> {
+        check_place(path)?;
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let longest = path.as_os_str().len().max(inner(&template(parent)).as_os_str().len());
+        if longest > PATH_BYTES_MAX {
+            return Err(io::Error::other(format!(
+                "the path is too long by {} bytes: that of a socket has at most {PATH_BYTES_MAX}; name one in a directory with a \
+                 shorter path",
+                longest - PATH_BYTES_MAX
+            )));
+        }
+        // In a directory of its own, since between its making and the change of its mode others could open it.
+        let dir = new_dir(parent)?;
+        let made = Self::listen_in(&dir, path);
+        // Empty if the socket was moved; what was not moved is of no use.
+        let _ = fs::remove_file(inner(&dir));
+        let _ = fs::remove_dir(&dir);
+        made
+    }
+
+    fn listen_in(dir: &Path, path: &Path) -> io::Result<Self> {
+        let inner = inner(dir);
+        let no_fork = fork::hold_off();
+        let listener = ParentOnly::new(UnixListener::bind(&inner)?, &no_fork)?;
+        drop(no_fork);
+        fs::set_permissions(&inner, Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        let file = FileId::at(&inner)?;
+        fs::rename(&inner, path)?;
+        // The process may go to another directory.
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        Ok(Self { listener, path, file, generation: ForkGeneration::now() })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Does not block.
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+
+    /// Removes the file, if it is still there, so that nobody connects any more.
+    pub fn remove_file(&self) {
+        if !self.generation.is_stale() {
+            self.file.remove_at(&self.path);
+        }
+    }
+}
+
+impl Drop for LocalSocket {
+    fn drop(&mut self) {
+        self.remove_file();
+    }
+}
+
+/// Fails unless there is nothing at `path`, or a socket of this user that nobody listens on.
+fn check_place(path: &Path) -> io::Result<()> {
+    let found = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    let refused = |what: String| Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+    let kind = found.file_type();
+    if !kind.is_socket() {
+        let what = match () {
+            () if kind.is_dir() => "a directory",
+            () if kind.is_symlink() => "a symbolic link",
+            () => "a file",
+        };
+        return refused(format!("there is {what} that is no socket: name another path, or remove it"));
+    }
+    if found.uid() != this_user() {
+        return refused(format!("there is a socket of user {}: name another path", found.uid()));
+    }
+    if is_listened_on(path)? {
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
+    }
+    Ok(())
+}
+
+/// Whether a process has the socket at `path` open. Asks with a datagram socket: an open stream socket refuses it as one of
+/// another type, and one that nobody has refuses it as any. A stream would wait if the connections before it are not accepted.
+fn is_listened_on(path: &Path) -> io::Result<bool> {
+    let asked = UnixDatagram::unbound()?.connect(path);
+    Ok(asked.map_or_else(|error| error.raw_os_error() == Some(libc::EPROTOTYPE), |()| true))
+}
+
+/// The path of the socket in its own directory.
+fn inner(dir: &Path) -> PathBuf {
+    dir.join("s")
+}
+
+fn template(parent: &Path) -> PathBuf {
+    parent.join(".pinpool-XXXXXX")
+}
+
+/// A new directory in `parent`, which this user alone can enter. Its name is drawn: a process that was killed may have left one behind, and
+/// the next process may have the same number.
+#[allow(unsafe_code)]
+fn new_dir(parent: &Path) -> io::Result<PathBuf> {
+    let mut name = CString::new(template(parent).as_os_str().as_bytes())?.into_bytes_with_nul();
+    // SAFETY: a string that ends in zero and in six X before it, which are overwritten.
+    if unsafe { libc::mkdtemp(name.as_mut_ptr().cast()) }.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    name.pop();
+    Ok(PathBuf::from(OsString::from_vec(name)))
+}
+
+/// Fails unless the process at the other end belongs to the user of this one, or to root.
+///
+/// # Errors
+///
+/// [`PermissionDenied`](io::ErrorKind::PermissionDenied): it belongs to another user.
+pub fn check_peer(socket: &UnixStream) -> io::Result<()> {
+    let (user, own) = (peer_user(socket)?, this_user());
+    if user == own || user == 0 {
+        return Ok(());
+    }
+    let why = format!("the process there belongs to user {user}, and this one to user {own}: run both as one user");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+/// The user that the process at the other end had when it connected or began to listen.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+fn peer_user(socket: &UnixStream) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = libc::socklen_t::try_from(size_of_val(&peer)).map_err(io::Error::other)?;
+    // SAFETY: writes at most `len` bytes to `peer`, which is made of numbers.
+    let asked = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut len)
+    };
+    if asked == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(not(target_os = "linux"))]
+#[allow(unsafe_code)]
+fn peer_user(socket: &UnixStream) -> io::Result<u32> {
+    let (mut user, mut group) = (0, 0);
+    // SAFETY: writes two numbers.
+    let asked = unsafe { libc::getpeereid(socket.as_raw_fd(), &raw mut user, &raw mut group) };
+    if asked == 0 { Ok(user) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(all(test, not(miri), not(loom)))] // Sockets.
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_that_was_left_behind_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stats.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        let socket = LocalSocket::listen(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the directory that it was made in is gone");
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn files_directories_and_links_stay_as_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("file"), "precious").unwrap();
+        fs::create_dir(at("directory")).unwrap();
+        symlink(at("file"), at("link")).unwrap();
+        symlink(at("nothing"), at("dangling")).unwrap();
+        drop(UnixListener::bind(at("left-behind")).unwrap());
+        symlink(at("left-behind"), at("link-to-a-socket")).unwrap();
+        for (name, what) in [
+            ("file", "a file"),
+            ("directory", "a directory"),
+            ("link", "a symbolic link"),
+            ("dangling", "a symbolic link"),
+            ("link-to-a-socket", "a symbolic link"),
+        ] {
+            let error = LocalSocket::listen(&at(name)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists, "{name}: {error}");
+            assert!(error.to_string().contains(&format!("there is {what} that is no socket")), "{name}: {error}");
+        }
+        assert_eq!(fs::read_to_string(at("link")).unwrap(), "precious");
+        assert_eq!(fs::read_link(at("dangling")).unwrap(), at("nothing"));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 6);
+        assert!(LocalSocket::listen(&at("none/stats.sock")).is_err());
+    }
+
+    #[test]
+    fn a_path_that_no_socket_can_have_is_refused_with_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = dir.path().join("x".repeat(120));
+        let error = LocalSocket::listen(&long.join("s")).unwrap_err().to_string();
+        assert!(error.contains("at most 107") && error.contains("too long by "), "{error}");
+        let error = LocalSocket::listen(&dir.path().join("x".repeat(100))).unwrap_err().to_string();
+        assert!(error.contains("107"), "{error}");
+    }
+
+    #[test]
+    fn a_socket_that_another_serves_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stats.sock");
+        let other = UnixListener::bind(&path).unwrap();
+        assert_eq!(LocalSocket::listen(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        other.set_nonblocking(true).unwrap();
+        assert_eq!(other.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock, "the question is no connection");
+    }
+
+    #[test]
+    fn what_a_killed_process_of_the_same_number_left_is_not_in_the_way() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join(format!(".pinpool-{}", std::process::id()))).unwrap();
+        assert!(LocalSocket::listen(&dir.path().join("stats.sock")).is_ok());
+    }
+}

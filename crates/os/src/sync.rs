@@ -1,0 +1,183 @@
+//! Atomics, cells and locks that a model checker can replace.
+//!
+//! Under `cfg(loom)` the same names are loom's, which runs every interleaving of the models in the modules that use them.
+//! Statics use [`process`], because loom's atomics cannot be statics; state that no model covers uses `process` and
+//! [`plain`].
+
+pub use crossbeam::utils::CachePadded;
+
+#[cfg(not(loom))]
+pub use std::sync::atomic;
+
+#[cfg(loom)]
+pub use loom::sync::atomic;
+
+/// Atomics that are never modelled.
+pub mod process {
+    pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+}
+
+#[cfg(not(loom))]
+pub use crossbeam::utils::Backoff;
+
+/// Locks that are never modelled.
+///
+/// They are those of `std`: on Linux one futex word each and no table beside them. A child of `fork` inherits every table of
+/// waiting threads without these threads, and would follow pointers into stacks that it uses for threads of its own.
+pub mod plain {
+    use std::sync::{LockResult, PoisonError, TryLockError};
+    use std::time::Instant;
+
+    pub use std::sync::MutexGuard;
+
+    /// A mutex without poisoning: what it guards is valid wherever a thread may unwind.
+    #[derive(Debug, Default)]
+    pub struct Mutex<T>(std::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub const fn new(value: T) -> Self {
+            Self(std::sync::Mutex::new(value))
+        }
+
+        pub fn lock(&self) -> MutexGuard<'_, T> {
+            unpoisoned(self.0.lock())
+        }
+
+        /// `None` while another thread holds it.
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            match self.0.try_lock() {
+                Ok(guard) => Some(guard),
+                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            }
+        }
+
+        pub fn get_mut(&mut self) -> &mut T {
+            unpoisoned(self.0.get_mut())
+        }
+
+        pub fn into_inner(self) -> T {
+            unpoisoned(self.0.into_inner())
+        }
+    }
+
+    /// A condition variable that takes the guard and returns it. Waits may end without a notification.
+    #[derive(Debug, Default)]
+    pub struct Condvar(std::sync::Condvar);
+
+    impl Condvar {
+        pub fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        pub fn notify_all(&self) {
+            self.0.notify_all();
+        }
+
+        /// Sleeps until it is notified.
+        pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+            unpoisoned(self.0.wait(guard))
+        }
+
+        /// Sleeps until it is notified or `until` has passed; `true` if it timed out.
+        pub fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, until: Instant) -> (MutexGuard<'a, T>, bool) {
+            let (guard, waited) =
+                unpoisoned(self.0.wait_timeout(guard, until.saturating_duration_since(Instant::now())));
+            (guard, waited.timed_out())
+        }
+    }
+
+    fn unpoisoned<T>(result: LockResult<T>) -> T {
+        result.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(not(loom))]
+pub use plain::{Condvar, Mutex, MutexGuard};
+
+#[cfg(loom)]
+pub use modelled::{Condvar, Mutex, MutexGuard};
+
+/// loom's locks with the interface of [`plain`].
+#[cfg(loom)]
+mod modelled {
+    use std::sync::PoisonError;
+    use std::time::Instant;
+
+    pub use loom::sync::MutexGuard;
+
+    #[derive(Debug, Default)]
+    pub struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    #[derive(Debug, Default)]
+    pub struct Condvar(loom::sync::Condvar);
+
+    impl Condvar {
+        pub fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        pub fn notify_all(&self) {
+            self.0.notify_all();
+        }
+
+        pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+            self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
+        }
+
+        /// In a model time does not pass: loom reports a thread that is never notified.
+        pub fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, _until: Instant) -> (MutexGuard<'a, T>, bool) {
+            (self.wait(guard), false)
+        }
+    }
+}
+
+/// In a model a wait lets loom run another thread.
+#[cfg(loom)]
+pub struct Backoff;
+
+#[cfg(loom)]
+impl Backoff {
+    pub fn new() -> Self {
+        Self
+    }
+
+    pub fn snooze(&self) {
+        loom::thread::yield_now();
+    }
+
+    pub fn is_completed(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(loom)]
+pub use loom::cell::UnsafeCell;
+
+/// `std`'s cell with the interface of loom's.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    pub fn new(value: T) -> Self {
+        Self(std::cell::UnsafeCell::new(value))
+    }
+
+    /// Passes the address to `f`; the caller proves that its access is sound.
+    #[inline(always)]
+    pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        f(self.0.get())
+    }
+}

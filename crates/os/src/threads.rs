@@ -1,0 +1,244 @@
+//! Threads that pools start by themselves.
+//!
+//! They are threads of the system, not of `std`: a thread of `std` takes a lock of the whole process when it starts and when it
+//! ends, in a program whose `main` is Rust's, to note where its stack ends. A child of `fork` that was forked meanwhile keeps
+//! that lock locked, and no thread of `std` begins in it ever.
+//!
+//! To `std` such a thread has no name; to the system it has.
+#![allow(unsafe_code)] // Starts threads, and masks signals.
+
+use std::ffi::CStr;
+use std::io;
+
+/// A stack of the size that `std` gives.
+#[cfg(not(miri))]
+const STACK_BYTES: usize = 2 << 20;
+
+/// Starts a thread that nobody waits for. A panic ends it, and nothing else. Signals are left to the program's own threads.
+///
+/// # Errors
+///
+/// The system refuses another thread.
+pub fn spawn(name: &'static CStr, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    system::start(name, Box::new(work)).map(system::Started::detach)
+}
+
+/// Threads that end before [`scope`] returns, and so may borrow what outlives it.
+pub struct Scope<'env> {
+    started: std::cell::RefCell<Vec<system::Started>>,
+    /// Invariant: no thread is started for less than what it borrows.
+    _borrowed: std::marker::PhantomData<&'env mut &'env ()>,
+}
+
+/// Calls `act`, which may start threads, and returns when they have ended.
+pub fn scope<'env, R>(act: impl FnOnce(&Scope<'env>) -> R) -> R {
+    // Dropped when `act` unwinds, too, and here alone: `act` has a reference.
+    let scope = Scope { started: std::cell::RefCell::default(), _borrowed: std::marker::PhantomData };
+    act(&scope)
+}
+
+impl<'env> Scope<'env> {
+    /// As [`spawn`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`spawn`].
+    pub fn spawn(&self, name: &'static CStr, work: impl FnOnce() + Send + 'env) -> io::Result<()> {
+        let work: Box<dyn FnOnce() + Send + 'env> = Box::new(work);
+        // SAFETY: the lifetime alone changes. `work` has gone before the thread ends, for which the drop of this scope waits, and
+        // `'env` outlives `scope`, which drops it.
+        let work = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + 'env>, system::Work>(work) };
+        let started = system::start(name, work)?;
+        self.started.borrow_mut().push(started);
+        Ok(())
+    }
+}
+
+impl Drop for Scope<'_> {
+    fn drop(&mut self) {
+        self.started.take().into_iter().for_each(system::Started::join);
+    }
+}
+
+#[cfg(not(miri))]
+mod system {
+    use std::ffi::{CStr, c_void};
+    use std::io;
+    use std::mem::MaybeUninit;
+
+    use super::STACK_BYTES;
+    use crate::unwind::caught;
+
+    pub(super) type Work = Box<dyn FnOnce() + Send>;
+
+    struct Named {
+        name: &'static CStr,
+        work: Work,
+    }
+
+    /// A thread that is to be detached or joined, once.
+    pub(super) struct Started(libc::pthread_t);
+
+    fn checked(status: libc::c_int) -> io::Result<()> {
+        if status == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(status)) }
+    }
+
+    pub(super) fn start(name: &'static CStr, work: Work) -> io::Result<Started> {
+        let mut attributes = MaybeUninit::uninit();
+        // SAFETY: fills in the attributes.
+        checked(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
+        // SAFETY: just filled in. A refusal leaves the size that the system chooses.
+        unsafe { libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES) };
+        let named = Box::into_raw(Box::new(Named { name, work }));
+        let mut thread = MaybeUninit::uninit();
+        // SAFETY: valid attributes, and a function that takes what `named` is.
+        let status = unsafe {
+            libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run_named, named.cast::<c_void>())
+        };
+        // SAFETY: filled in above, and used no more.
+        unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
+        checked(status).inspect_err(|_| {
+            // SAFETY: made above, and no thread has it.
+            drop(unsafe { Box::from_raw(named) });
+        })?;
+        // SAFETY: written by the call, which succeeded.
+        Ok(Started(unsafe { thread.assume_init() }))
+    }
+
+    extern "C" fn run_named(named: *mut c_void) -> *mut c_void {
+        // SAFETY: made by `start` for this thread alone.
+        let named = unsafe { Box::from_raw(named.cast::<Named>()) };
+        let Named { name, work } = *named;
+        set_name(name);
+        block_signals();
+        // Nothing may unwind into the system.
+        caught(work);
+        std::ptr::null_mut()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn set_name(name: &CStr) {
+        // SAFETY: a thread's own handle.
+        let own = unsafe { libc::pthread_self() };
+        // SAFETY: reads the name, which ends with a zero.
+        unsafe { libc::pthread_setname_np(own, name.as_ptr()) };
+    }
+
+    #[cfg(target_os = "macos")]
+    fn set_name(name: &CStr) {
+        // SAFETY: reads the name, which ends with a zero.
+        unsafe { libc::pthread_setname_np(name.as_ptr()) };
+    }
+
+    #[cfg(not(any(target_os = "linux", target_os = "macos")))]
+    fn set_name(_name: &CStr) {}
+
+    /// Those of a fault come to the thread that caused them.
+    fn block_signals() {
+        let faults =
+            [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
+        let mut blocked = MaybeUninit::uninit();
+        // SAFETY: fills in the set.
+        unsafe { libc::sigfillset(blocked.as_mut_ptr()) };
+        // SAFETY: just filled in.
+        let mut blocked = unsafe { blocked.assume_init() };
+        for fault in faults {
+            // SAFETY: a valid set and a valid number.
+            unsafe { libc::sigdelset(&mut blocked, fault) };
+        }
+        // SAFETY: changes the mask of this thread alone.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &blocked, std::ptr::null_mut()) };
+    }
+
+    impl Started {
+        pub(super) fn detach(self) {
+            // SAFETY: joinable, and neither joined nor detached before.
+            unsafe { libc::pthread_detach(self.0) };
+        }
+
+        pub(super) fn join(self) {
+            // SAFETY: joinable, and neither joined nor detached before.
+            let status = unsafe { libc::pthread_join(self.0, std::ptr::null_mut()) };
+            // The caller frees what the thread borrows as soon as this returns, so the thread must have ended.
+            if status != 0 {
+                std::process::abort();
+            }
+        }
+    }
+}
+
+/// Miri has neither attributes of threads nor signals, and never forks.
+#[cfg(miri)]
+mod system {
+    use std::ffi::CStr;
+    use std::io;
+    use std::thread::{Builder, JoinHandle};
+
+    pub(super) type Work = Box<dyn FnOnce() + Send>;
+
+    pub(super) struct Started(JoinHandle<()>);
+
+    pub(super) fn start(name: &'static CStr, work: Work) -> io::Result<Started> {
+        Builder::new().name(name.to_string_lossy().into_owned()).spawn(work).map(Started)
+    }
+
+    impl Started {
+        pub(super) fn detach(self) {}
+
+        pub(super) fn join(self) {
+            let _panicked = self.0.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_of_a_scope_has_ended_when_the_scope_returns_and_a_panic_ends_it_alone() {
+        let (done, mut own) = (AtomicUsize::new(0), 0);
+        let result = scope(|scope| {
+            scope.spawn(c"one", || panic!("one")).unwrap();
+            scope.spawn(c"two", || own = 2).unwrap();
+            for _ in 0..3 {
+                let add = || {
+                    std::thread::yield_now();
+                    done.fetch_add(1, Ordering::Relaxed);
+                };
+                scope.spawn(c"more", add).unwrap();
+            }
+            7
+        });
+        assert_eq!((result, own, done.into_inner()), (7, 2, 3));
+        let done = AtomicUsize::new(0);
+        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            scope(|scope| {
+                scope.spawn(c"late", || done.store(1, Ordering::Relaxed)).unwrap();
+                panic!("the scope")
+            })
+        }));
+        assert!(unwound.is_err_and(|payload| payload.is::<&str>()));
+        assert_eq!(done.into_inner(), 1);
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    #[test]
+    fn a_thread_has_its_name_and_leaves_signals_to_others() {
+        let (tell, told) = channel();
+        spawn(c"pinpool-test", move || {
+            let read = |name| std::fs::read_to_string(format!("/proc/thread-self/{name}")).unwrap();
+            tell.send((read("comm"), read("status"))).unwrap();
+        })
+        .unwrap();
+        let (name, status) = told.recv().unwrap();
+        assert_eq!(name.trim(), "pinpool-test");
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+        let blocked = u64::from_str_radix(blocked.trim(), 16).unwrap();
+        let is_blocked = |signal: i32| blocked >> (signal - 1) & 1 == 1;
+        assert!(is_blocked(libc::SIGINT) && is_blocked(libc::SIGTERM) && !is_blocked(libc::SIGSEGV));
+    }
+}

@@ -1,0 +1,43 @@
+//! Calls of code that users pass in: listeners, log sinks, fences, wakers, back-ends. A panic of theirs ends here.
+//!
+//! Such calls are made in the middle of a get, a put or a drop of a buffer, where an unwinding thread would leave buffers
+//! behind that nobody counts. The panic was reported by the panic hook; the caller goes on.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Calls `call`; `None` if it panicked.
+///
+/// What it had borrowed is as that code left it, so pass nothing of the pool that it could leave half done. For the same
+/// reason a fence of a user is called through this: between steps that belong together.
+pub fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => Some(result),
+        Err(payload) => {
+            // The drop of any other payload than a message is the user's code too.
+            if !payload.is::<&'static str>() && !payload.is::<String>() {
+                std::mem::forget(payload);
+            }
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A payload that panics again when it is dropped.
+    struct Again;
+
+    impl Drop for Again {
+        fn drop(&mut self) {
+            panic!("again");
+        }
+    }
+
+    #[test]
+    fn a_panic_is_a_missing_result_and_its_payload_is_not_dropped() {
+        assert_eq!(caught(|| 7), Some(7));
+        assert_eq!(caught(|| std::panic::panic_any(Again)), None::<()>);
+    }
+}

@@ -1,0 +1,52 @@
+//! Traces of gets and puts as text: read, checked and replayed on any pool.
+//!
+//! For the tool and the tests; no part of the public interface.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `format.rs` | the text format: header, operations, errors with line numbers |
+//! | `input.rs` | a file that is read once, and how it begins |
+//! | `open.rs` | a trace of either kind: a recording of a pool, or text |
+//! | `workload.rs` | a whole trace, checked and measured, to be replayed under many settings |
+//! | `priced.rs` | simulated memory that adds up what moves would take on a device |
+//! | `replay.rs` | how a workload is replayed: the settings of the pool over `sim` |
+//! | `kind.rs` | the kinds of memory that it simulates |
+//! | `player.rs` | plays it in virtual time, and counts |
+//! | `watch.rs` | the pool's figures during a replay |
+//! | `report.rs` | what that cost |
+//! | `variables.rs` | settings of a replay as `PINPOOL_*` variables |
+//! | `cost.rs` | what calls of a back-end take, fitted to a recording |
+//! | `usage.rs` | bytes by state over a recording |
+//! | `rmm.rs` | the logs of RMM, read as recordings |
+//! | `snapshot.rs` | snapshots of PyTorch's memory, read as recordings |
+//! | `pickle.rs` | data out of a Python pickle |
+
+mod cost;
+mod format;
+mod input;
+mod kind;
+mod open;
+mod pickle;
+mod player;
+mod priced;
+mod replay;
+mod report;
+mod rmm;
+mod snapshot;
+mod usage;
+mod variables;
+mod watch;
+mod workload;
+
+pub use cost::CallCost;
+pub use format::{TraceError, TraceHeader, TraceOp, TraceReader};
+pub use input::Input;
+pub use kind::SourceKind;
+pub use open::{open_recording, read_recording};
+pub use pinpool_observe::record::failed_recordings;
+pub use pinpool_observe::record::{Event, PoolDescription, Record, Recording, RecordingError};
+pub use replay::{OtherSettings, Replay};
+pub use report::{ReplayOutcome, ReplayReport};
+pub use usage::Usage;
+pub use watch::Watch;
+pub use workload::{TimedCall, Workload};

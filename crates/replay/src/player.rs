@@ -1,0 +1,398 @@
+//! Plays a workload through the public pool on simulated memory, in virtual time.
+//!
+//! ```text
+//!  get:   poll ─▶ pool.get ─▶ held
+//!                   └─over the ceiling─▶ a ticket at the end of the queue; larger than the ceiling: a fallback at once
+//!  put:   poll ─▶ the buffer returns to the pool; a get that still waits leaves the queue ─▶ serve
+//!  t:     in steps of at most a second: advance the clock ─▶ poll ─▶ prepare ─▶ serve
+//!  prepare: the steps towards a standing hole that the maintenance thread had the time for, one after the other
+//!  serve: retry the first ticket until one has to wait on; a ticket whose wait is over becomes a fallback
+//! ```
+//!
+//! Owns the queue of gets that wait and the counts of waits and fallbacks, as blocking gets would meet them; all figures of
+//! memory are the pool's own. The trace is open-loop: it continues while gets wait, so no thread ever blocks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::format::{TraceError, TraceOp};
+use super::kind::SourceKind;
+use super::priced::{Calls, Ledger};
+use super::report::{ReplayOutcome, ReplayReport};
+use super::watch::Watch;
+use super::workload::{Workload, error_at};
+use pinpool::DEFAULT_ALIGN;
+use pinpool::testing::{ManualClock, look, prepare_step};
+use pinpool::{Error, PinnedBuf, Pool};
+
+/// Longest time between two polls of the pool.
+const POLL_EVERY_US: u64 = 1_000_000;
+/// Time after the last put at which the bytes still pinned are read.
+const SETTLING_US: u64 = 60_000_000;
+
+/// The maintenance thread begins to prepare so long after what it has to follow.
+const WAKE_NS: u64 = 50_000;
+/// A get is slow if the moves that it makes itself take longer.
+const SLOW_NS: u64 = 500_000;
+/// Gets before this are a program's start, when memory is locked.
+const STARTED_US: u64 = 1_000_000;
+
+/// Name of a buffer in the trace; `None` for the one that `r` and `s` lines get and put.
+type BufferName = Option<u64>;
+
+/// A pool under a workload.
+pub(super) struct Player<'a> {
+    pool: Pool,
+    clock: ManualClock,
+    ledger: Arc<Ledger>,
+    /// When the maintenance thread has made the steps that were replayed.
+    prepared_until_ns: u64,
+    source: SourceKind,
+    max_bytes: Option<u64>,
+    wait_us: u64,
+    held: HashMap<BufferName, GetState>,
+    /// Gets that wait, by ticket number: first come, first served.
+    queue: BTreeMap<u64, Ticket>,
+    next_ticket: u64,
+    watch: Option<Watch<'a>>,
+    stop: Option<StopAbove>,
+    tally: Tally,
+}
+
+/// A replay ends early once it is sure to have more misses, waits and gets not served than this.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StopAbove {
+    /// Beside `misses`.
+    pub(super) most: u64,
+    /// Misses that do not count.
+    pub(super) misses: u64,
+}
+
+/// Lines between two looks at whether to end early.
+const LOOK_EVERY: usize = 256;
+
+/// State of a get that has not been put back.
+enum GetState {
+    /// Held until the put, which drops it.
+    Pinned(PinnedBuf),
+    Waiting {
+        ticket: u64,
+    },
+    Fallback,
+}
+
+struct Ticket {
+    name: BufferName,
+    bytes: usize,
+    align: usize,
+    since_us: u64,
+}
+
+#[derive(Default)]
+struct Tally {
+    gets: u64,
+    half_gets: u64,
+    page_locks_at_half: u64,
+    waits: u64,
+    fallbacks: u64,
+    pinned_byte_us: u128,
+    /// What the buffers that are held were asked for.
+    asked_bytes: u64,
+    /// Most pinned so far, and the most asked for at once while so much was pinned.
+    peak_pinned_bytes: u64,
+    asked_at_peak_bytes: u64,
+    slow_gets: u64,
+    worst_moves_ns: u64,
+    moved_bytes: u64,
+    moving_ns: u64,
+    prepared_bytes: u64,
+    last_put_us: u64,
+    /// Bytes pinned a minute after the last put so far; `None` until that minute is over.
+    pinned_after_settling: Option<u64>,
+}
+
+impl Tally {
+    /// A buffer of so many bytes is held.
+    fn hold(&mut self, bytes: usize, ledger: &Ledger) {
+        self.asked_bytes += bytes as u64;
+        let (now, peak) = ledger.pinned();
+        if peak > self.peak_pinned_bytes {
+            (self.peak_pinned_bytes, self.asked_at_peak_bytes) = (peak, self.asked_bytes);
+        } else if now == peak {
+            self.asked_at_peak_bytes = self.asked_at_peak_bytes.max(self.asked_bytes);
+        }
+    }
+
+    /// Adds the calls of one get.
+    fn count(&mut self, calls: Calls, now_us: u64) {
+        self.moved_bytes += calls.moved_bytes;
+        self.moving_ns += calls.moving_ns;
+        if now_us >= STARTED_US && calls.commits == 0 {
+            self.slow_gets += u64::from(calls.waited_ns > SLOW_NS);
+            self.worst_moves_ns = self.worst_moves_ns.max(calls.waited_ns);
+        }
+    }
+}
+
+impl<'a> Player<'a> {
+    pub(super) fn new(
+        pool: Pool,
+        clock: ManualClock,
+        ledger: Arc<Ledger>,
+        source: SourceKind,
+        max_bytes: Option<u64>,
+        wait: Duration,
+        watch: Option<Watch<'a>>,
+    ) -> Self {
+        Self {
+            pool,
+            clock,
+            ledger,
+            prepared_until_ns: 0,
+            source,
+            max_bytes,
+            wait_us: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX),
+            held: HashMap::new(),
+            queue: BTreeMap::new(),
+            next_ticket: 0,
+            watch,
+            stop: None,
+            tally: Tally::default(),
+        }
+    }
+
+    /// The same, which ends early above `stop`.
+    pub(super) fn ending_above(self, stop: Option<StopAbove>) -> Self {
+        Self { stop, ..self }
+    }
+
+    /// Performs all of `workload`, unless it ends early.
+    pub(super) fn play(mut self, workload: &Workload) -> Result<ReplayOutcome, TraceError> {
+        self.tally.half_gets = workload.gets() / 2;
+        let mut ended_early = false;
+        for (at, &(line, operation)) in (1..).zip(workload.lines()) {
+            self.perform(operation).map_err(|error| error_at(line, operation, error.to_string()))?;
+            self.show(false);
+            if at % LOOK_EVERY == 0 && self.is_above() {
+                ended_early = true;
+                break;
+            }
+        }
+        self.show(true);
+        // The minute that follows is no part of the workload.
+        self.watch = None;
+        Ok(ReplayOutcome { ended_early, ..self.finish(workload.peak_requested_bytes())? })
+    }
+
+    /// Whether no rest of the workload can bring the counts below those at which it ends early.
+    fn is_above(&self) -> bool {
+        let Some(StopAbove { most, misses }) = self.stop else { return false };
+        // A get that waits is a hit if a put serves it.
+        let open = self.pool.stats().hits + self.queue.len() as u64;
+        let missed = self.tally.gets.saturating_sub(open).saturating_sub(misses);
+        missed + self.tally.waits + self.tally.fallbacks > most
+    }
+
+    fn perform(&mut self, operation: TraceOp) -> Result<(), Error> {
+        match operation {
+            TraceOp::Get { id, bytes, align } => self.get(Some(id), bytes, align),
+            TraceOp::Put { id } => self.put(Some(id)),
+            TraceOp::Steps { count, bytes, step } => {
+                let mut len = bytes;
+                for _ in 0..count {
+                    self.get(None, len, DEFAULT_ALIGN)?;
+                    self.put(None)?;
+                    self.show(false);
+                    // `Workload` has checked the sizes; only the one after the last may overflow.
+                    len = len.saturating_add(step);
+                }
+                Ok(())
+            }
+            TraceOp::Clear => {
+                self.pool.clear();
+                self.serve()
+            }
+            TraceOp::Advance { micros } => self.advance(micros),
+            TraceOp::Pool { .. } => Ok(()),
+        }
+    }
+
+    fn show(&mut self, is_last: bool) {
+        if let Some(watch) = &mut self.watch {
+            watch.show(&self.pool, self.clock.now_us(), self.tally.gets, is_last);
+        }
+    }
+
+    fn get(&mut self, name: BufferName, bytes: usize, align: usize) -> Result<(), Error> {
+        look(&self.pool);
+        let ticket = Ticket { name, bytes, align, since_us: self.clock.now_us() };
+        // An empty buffer needs no memory, so it does not queue.
+        let pinned = if self.queue.is_empty() || bytes == 0 { self.try_get(&ticket)? } else { None };
+        self.tally.count(self.ledger.take(), ticket.since_us);
+        let held = match pinned {
+            Some(buffer) => {
+                self.tally.hold(bytes, &self.ledger);
+                GetState::Pinned(buffer)
+            }
+            None if self.wait_us == 0 || !self.fits_ceiling(&ticket)? => {
+                self.tally.fallbacks += 1;
+                GetState::Fallback
+            }
+            None => {
+                self.tally.waits += 1;
+                self.next_ticket += 1;
+                self.queue.insert(self.next_ticket, ticket);
+                GetState::Waiting { ticket: self.next_ticket }
+            }
+        };
+        self.held.insert(name, held);
+        if bytes > 0 {
+            self.tally.gets += 1;
+            if self.tally.gets == self.tally.half_gets {
+                self.tally.page_locks_at_half = self.pool.stats().underlying.allocs;
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, name: BufferName) -> Result<(), Error> {
+        look(&self.pool);
+        match self.held.remove(&name) {
+            Some(GetState::Pinned(buffer)) => self.tally.asked_bytes -= buffer.len() as u64,
+            Some(GetState::Waiting { ticket }) => _ = self.queue.remove(&ticket),
+            Some(GetState::Fallback) | None => {}
+        }
+        self.tally.last_put_us = self.clock.now_us();
+        self.tally.pinned_after_settling = None;
+        self.serve()
+    }
+
+    fn advance(&mut self, micros: u64) -> Result<(), Error> {
+        let end_us = self.clock.now_us() + micros;
+        loop {
+            let now_us = self.clock.now_us();
+            if now_us >= end_us {
+                return Ok(());
+            }
+            let settled_us = self.tally.last_put_us + SETTLING_US;
+            let expires_us = self.queue.values().next().map(|first| first.since_us.saturating_add(self.wait_us));
+            let stops_us = [Some(now_us + POLL_EVERY_US), Some(settled_us), expires_us].into_iter().flatten();
+            let next_us = stops_us.filter(|&stop_us| stop_us > now_us).fold(end_us, u64::min);
+            let step_us = next_us - now_us;
+            self.tally.pinned_byte_us += u128::from(self.pool.stats().pinned_bytes) * u128::from(step_us);
+            self.clock.advance_us(step_us);
+            look(&self.pool);
+            self.prepare(now_us);
+            self.serve()?;
+            self.show(false);
+            if self.clock.now_us() == settled_us {
+                self.tally.pinned_after_settling = Some(self.pool.stats().pinned_bytes);
+            }
+        }
+    }
+
+    /// The steps towards a standing hole that the maintenance thread had the time for since `since_us`.
+    fn prepare(&mut self, since_us: u64) {
+        let now_ns = self.clock.now_us() * 1_000;
+        self.prepared_until_ns = self.prepared_until_ns.max(since_us * 1_000 + WAKE_NS);
+        self.ledger.take();
+        while self.prepared_until_ns < now_ns && prepare_step(&self.pool) {
+            let calls = self.ledger.take();
+            self.prepared_until_ns += calls.moving_ns;
+            self.tally.moving_ns += calls.moving_ns;
+            self.tally.prepared_bytes += calls.moved_bytes;
+        }
+    }
+
+    fn serve(&mut self) -> Result<(), Error> {
+        while let Some((_, first)) = self.queue.first_key_value() {
+            let held = match self.try_get(first)? {
+                Some(buffer) => {
+                    self.tally.hold(first.bytes, &self.ledger);
+                    GetState::Pinned(buffer)
+                }
+                None if self.clock.now_us() - first.since_us >= self.wait_us => {
+                    self.tally.fallbacks += 1;
+                    GetState::Fallback
+                }
+                None => return Ok(()),
+            };
+            self.held.insert(first.name, held);
+            self.queue.pop_first();
+            self.tally.count(self.ledger.take(), self.clock.now_us());
+        }
+        Ok(())
+    }
+
+    /// A buffer, or `None` while the ceiling leaves no memory for it.
+    fn try_get(&self, ticket: &Ticket) -> Result<Option<PinnedBuf>, Error> {
+        match self.pool.get_aligned(ticket.bytes, ticket.align) {
+            Ok(buffer) => Ok(Some(buffer)),
+            Err(error) if error.is_limit() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the ticket's size class fits under the ceiling of an empty pool.
+    fn fits_ceiling(&self, ticket: &Ticket) -> Result<bool, Error> {
+        let class_bytes = self.pool.config().rounding.class_bytes(ticket.bytes, ticket.align)? as u64;
+        Ok(self.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes))
+    }
+
+    /// Lets the minute after the last put pass, unless the trace did, and fills in the report.
+    fn finish(mut self, peak_requested_bytes: u64) -> Result<ReplayOutcome, Error> {
+        let lasted_us = u128::from(self.clock.now_us());
+        let mean_pinned_bytes = match self.tally.pinned_byte_us.checked_div(lasted_us) {
+            Some(bytes) => u64::try_from(bytes).unwrap_or(u64::MAX),
+            None => self.pool.stats().pinned_bytes,
+        };
+        let pinned_after_60s_bytes = match self.tally.pinned_after_settling {
+            Some(bytes) => bytes,
+            None => {
+                self.advance(self.tally.last_put_us + SETTLING_US - self.clock.now_us())?;
+                self.pool.stats().pinned_bytes
+            }
+        };
+        let stats = self.pool.stats();
+        let page_locks = stats.underlying.allocs;
+        let report = ReplayReport {
+            preset: stats.preset,
+            rounding: self.pool.config().rounding.name(),
+            source: self.source.name(),
+            page_locks,
+            late_page_locks: page_locks - self.tally.page_locks_at_half,
+            bytes_locked: stats.underlying.alloc_bytes,
+            peak_pinned_bytes: stats.peak_pinned_bytes,
+            peak_requested_bytes,
+            mean_pinned_bytes,
+            pinned_after_60s_bytes,
+            gets: self.tally.gets,
+            front_hits: stats.hits,
+            evicted: stats.evicted,
+            reclaimed: stats.reclaimed,
+            raises: stats.raises,
+            lowers: stats.lowers,
+            waits: self.tally.waits,
+            fallbacks: self.tally.fallbacks,
+            pool_size_limit: stats.pool_size_limit,
+            max_bytes: self.max_bytes,
+            slow_gets: self.tally.slow_gets,
+            worst_moves_us: self.tally.worst_moves_ns / 1_000,
+            moved_bytes: self.tally.moved_bytes,
+            prepared_bytes: self.tally.prepared_bytes,
+        };
+        let (releases, released_bytes) = (stats.underlying.frees, stats.underlying.free_bytes);
+        let moving_ns = self.tally.moving_ns;
+        Ok(ReplayOutcome {
+            report,
+            releases,
+            released_bytes,
+            asked_at_peak_bytes: self.tally.asked_at_peak_bytes,
+            moving_ns,
+            checks: 0,
+            last_lines: None,
+            ended_early: false,
+        })
+    }
+}

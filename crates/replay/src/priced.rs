@@ -1,0 +1,229 @@
+//! Simulated memory that adds up what moving granules would take on a device, with the calls of `vmm`: granules are mapped
+//! at their new place first, and unmapped at the old one later, or when its addresses are needed.
+//!
+//! The prices are those of one H200 with driver 580: to unmap a run 99 us and 27 GB/s past its first granule, to map a granule
+//! 5 us, to set the access to what was mapped 165 us and 33 GB/s past the first granule. Commits and regions are counted by
+//! the pool.
+#![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory` by passing calls on.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pinpool::backend::{
+    AddressRange, GRANULE_BYTES, Region, RemapError, SimSource, Source, SourceError, Subrange, VirtualMemory,
+};
+use pinpool_os::sync::plain::Mutex;
+
+/// All offsets.
+const EVERYWHERE: Range<usize> = 0..usize::MAX;
+
+/// What the calls of a source add up to. One thread replays.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    moved_bytes: AtomicU64,
+    moving_ns: AtomicU64,
+    waited_ns: AtomicU64,
+    commits: AtomicU64,
+    /// Held now, and at most so far.
+    pinned_bytes: AtomicU64,
+    peak_bytes: AtomicU64,
+}
+
+/// Differences between two readings of a [`Ledger`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Calls {
+    pub(super) moved_bytes: u64,
+    /// Of all calls that the moves take, the later ones included.
+    pub(super) moving_ns: u64,
+    /// Of the calls that the thread that asks for the moves waits for.
+    pub(super) waited_ns: u64,
+    pub(super) commits: u64,
+}
+
+impl Ledger {
+    /// Bytes pinned now, and at most so far.
+    pub(super) fn pinned(&self) -> (u64, u64) {
+        (self.pinned_bytes.load(Ordering::Relaxed), self.peak_bytes.load(Ordering::Relaxed))
+    }
+
+    fn pin(&self, bytes: usize) {
+        self.commits.fetch_add(1, Ordering::Relaxed);
+        let now = self.pinned_bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        self.peak_bytes.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn unpin(&self, bytes: usize) {
+        self.pinned_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// What was called since the last reading.
+    pub(super) fn take(&self) -> Calls {
+        // Relaxed, here and below: numbers of one thread.
+        let take = |number: &AtomicU64| number.swap(0, Ordering::Relaxed);
+        Calls {
+            moved_bytes: take(&self.moved_bytes),
+            moving_ns: take(&self.moving_ns),
+            waited_ns: take(&self.waited_ns),
+            commits: take(&self.commits),
+        }
+    }
+}
+
+/// [`SimSource`] with a ledger.
+#[derive(Debug)]
+pub(super) struct PricedSource {
+    sim: SimSource,
+    ledger: Arc<Ledger>,
+    /// Where moved granules are still mapped; no two touch.
+    old_places: Mutex<Vec<Range<usize>>>,
+}
+
+impl PricedSource {
+    pub(super) fn new(sim: SimSource) -> (Self, Arc<Ledger>) {
+        let ledger = Arc::<Ledger>::default();
+        (Self { sim, ledger: ledger.clone(), old_places: Mutex::default() }, ledger)
+    }
+
+    fn charge(&self, nanos: u64) {
+        self.ledger.waited_ns.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    /// Unmaps the runs that touch these bytes.
+    fn unmap_within(&self, wanted: &Range<usize>) {
+        let mut old_places = self.old_places.lock();
+        let unmapped = old_places.extract_if(.., |run| run.start < wanted.end && wanted.start < run.end);
+        unmapped.for_each(|run| self.charge(unmap_ns(run.len() as u64)));
+    }
+
+    fn leave(&self, piece: &Subrange) {
+        let mut run = piece.offset..piece.offset + piece.bytes;
+        let mut old_places = self.old_places.lock();
+        while let Some(next) = old_places.iter().position(|other| other.end == run.start || other.start == run.end) {
+            let next = old_places.swap_remove(next);
+            run = run.start.min(next.start)..run.end.max(next.end);
+        }
+        old_places.push(run);
+    }
+}
+
+/// ns for `bytes` past the first granule, at so many bytes a ns.
+fn past_the_first(bytes: u64, rate: u64) -> u64 {
+    bytes.saturating_sub(GRANULE_BYTES as u64) / rate
+}
+
+/// To unmap a run of so many bytes.
+fn unmap_ns(bytes: u64) -> u64 {
+    99_000 + past_the_first(bytes, 27)
+}
+
+/// To map the granules of these pieces and set their access.
+fn map_ns(pieces: &[Subrange]) -> u64 {
+    let mapping: u64 = pieces.iter().map(|piece| piece.bytes.div_ceil(GRANULE_BYTES) as u64 * 5_000).sum();
+    let bytes: usize = pieces.iter().map(|piece| piece.bytes).sum();
+    mapping + 165_000 + past_the_first(bytes as u64, 33)
+}
+
+// SAFETY: every call is passed on.
+unsafe impl Source for PricedSource {
+    fn name(&self) -> &'static str {
+        self.sim.name()
+    }
+
+    fn is_pinned(&self) -> bool {
+        self.sim.is_pinned()
+    }
+
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        let region = self.sim.acquire(len_bytes)?;
+        self.ledger.pin(region.len_bytes());
+        Ok(region)
+    }
+
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        self.ledger.unpin(region.len_bytes());
+        // SAFETY: the caller's promise.
+        unsafe { self.sim.release(region) }
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.sim.virtual_memory().map(|_| self as &dyn VirtualMemory)
+    }
+}
+
+// SAFETY: every call is passed on, and this is virtual memory only if `sim` is.
+unsafe impl VirtualMemory for PricedSource {
+    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
+        self.sim.reserve(len_bytes)
+    }
+
+    unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        self.unmap_within(&(offset..offset + bytes));
+        self.ledger.pin(bytes);
+        // SAFETY: the caller's promise.
+        unsafe { self.sim.commit(range, offset, bytes) }
+    }
+
+    unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        self.unmap_within(&EVERYWHERE);
+        self.ledger.unpin(bytes);
+        // SAFETY: the caller's promise.
+        unsafe { self.sim.decommit(range, offset, bytes) }
+    }
+
+    unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
+        let bytes: usize = from.iter().map(|piece| piece.bytes).sum();
+        self.ledger.moved_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.unmap_within(&(to..to + bytes));
+        self.charge(map_ns(from));
+        let unmapping: u64 = from.iter().map(|piece| unmap_ns(piece.bytes as u64)).sum();
+        self.ledger.moving_ns.fetch_add(map_ns(from) + unmapping, Ordering::Relaxed);
+        from.iter().for_each(|piece| self.leave(piece));
+        // SAFETY: the caller's promise.
+        unsafe { self.sim.remap(range, from, to) }
+    }
+
+    fn has_old_places(&self) -> bool {
+        !self.old_places.lock().is_empty()
+    }
+
+    fn unmap_old_places(&self) -> Result<(), SourceError> {
+        self.unmap_within(&EVERYWHERE);
+        Ok(())
+    }
+
+    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.sim.unreserve(range) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn five_granules_are_mapped_in_less_than_half_a_millisecond_and_six_are_not() {
+        let micros = |granules: usize| map_ns(&[Subrange { offset: 0, bytes: granules * GRANULE_BYTES }]) / 1_000;
+        assert_eq!([1, 2, 5, 6].map(micros), [170, 238, 444, 512]);
+    }
+
+    #[test]
+    fn an_old_place_is_unmapped_when_its_addresses_are_needed_and_adjacent_ones_together() {
+        let (source, ledger) = PricedSource::new(SimSource::new(1 << 30));
+        let range = source.reserve(64 * GRANULE_BYTES).unwrap();
+        let piece =
+            |first: usize, count: usize| Subrange { offset: first * GRANULE_BYTES, bytes: count * GRANULE_BYTES };
+        let micros = || ledger.take().waited_ns / 1_000;
+        // SAFETY: nothing of the range is committed.
+        unsafe { source.commit(&range, 0, 4 * GRANULE_BYTES) }.unwrap();
+        // SAFETY: committed and unused; nothing is committed at the target. So below.
+        unsafe { source.remap(&range, &[piece(2, 1), piece(1, 1)], 8 * GRANULE_BYTES) }.unwrap();
+        assert_eq!((micros(), source.has_old_places()), (238, true));
+        // SAFETY: as above.
+        unsafe { source.remap(&range, &[piece(3, 1)], GRANULE_BYTES) }.unwrap();
+        assert_eq!(micros(), 176 + 170, "two granules unmapped by one call");
+        source.unmap_old_places().unwrap();
+        assert_eq!((micros(), source.has_old_places()), (99, false));
+    }
+}

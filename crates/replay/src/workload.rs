@@ -1,0 +1,321 @@
+//! A whole trace: read once, checked and measured, so that it can be replayed under many settings.
+//!
+//! Owns what does not depend on a pool: which names are held, how many gets there are, and the peak of the bytes requested.
+//! Ignores the settings of the header and the `p` lines, which are for the comparison with TensorFlow's pool: a workload has
+//! one pool, and its limit and rounding are settings of the replay. How many pools that merges is counted.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::Path;
+
+use super::format::{TraceError, TraceOp, TraceReader};
+use super::input::Input;
+use super::open::{Trace, read_file};
+use pinpool::DEFAULT_ALIGN;
+use pinpool_observe::record::{Event, Recording};
+
+/// Longest duration of a workload: a replay polls the pool once a second.
+const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
+
+/// A trace in which every put has its get.
+#[derive(Debug, Clone, Default)]
+pub struct Workload {
+    lines: Vec<(u64, TraceOp)>,
+    totals: WorkloadTotals,
+    pins: Vec<TimedCall>,
+    unpins: Vec<TimedCall>,
+    warning: Option<String>,
+    /// Numbers of the pools that have gets.
+    pools: BTreeSet<u64>,
+}
+
+/// A call of a back-end that was recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimedCall {
+    /// Length of the memory.
+    pub bytes: u64,
+    /// How long the call took.
+    pub took_ns: u64,
+}
+
+/// Totals of the lines read so far.
+#[derive(Debug, Clone, Default)]
+struct WorkloadTotals {
+    held_bytes: HashMap<u64, u64>,
+    requested_bytes: u64,
+    peak_requested_bytes: u64,
+    gets: u64,
+    duration_us: u64,
+    requested_byte_us: u128,
+}
+
+impl Workload {
+    /// Reads the trace at `path`, plain or compressed by gzip; `-` is stdin.
+    ///
+    /// # Errors
+    ///
+    /// As [`Workload::read`]; also if the file cannot be opened.
+    pub fn open(path: &Path) -> Result<Self, TraceError> {
+        Self::read_file(Input::open(path)?)
+    }
+
+    /// As [`Workload::open`], of a file that is open.
+    ///
+    /// # Errors
+    ///
+    /// As [`Workload::read`].
+    pub fn read_file(input: Input) -> Result<Self, TraceError> {
+        match read_file(input)? {
+            Trace::Recording(recording) => Self::of(&recording),
+            Trace::Text(mut reader) => Self::read(&mut reader),
+        }
+    }
+
+    /// The gets and puts of a recording. A put whose copies were in flight is one when they were over. What was lost is made up
+    /// for: a buffer that is got again was put before, and one that is put but was never got is left out.
+    ///
+    /// # Errors
+    ///
+    /// If it lasts longer than a year.
+    pub fn of(recording: &Recording) -> Result<Self, TraceError> {
+        let refused = recording.records.iter().filter(|record| matches!(record.event, Event::Refused { .. })).count();
+        let left_out = (refused > 0).then(|| {
+            format!(
+                "{refused} gets failed when it was recorded and are left out: the program needs more than this shows"
+            )
+        });
+        let mut workload = Self { warning: recording.warning.clone().or(left_out), ..Self::default() };
+        let mut names = Names::default();
+        let mut last_us = recording.records.first().map_or(0, |record| record.time_ns / 1_000);
+        for (line, record) in (1..).zip(&recording.records) {
+            let now_us = (record.time_ns / 1_000).max(last_us);
+            let operations = match record.event {
+                Event::Pin { bytes, took_ns, failed: false, .. } => {
+                    workload.pins.push(TimedCall { bytes, took_ns });
+                    continue;
+                }
+                Event::Unpin { bytes, took_ns, failed: false, .. } => {
+                    workload.unpins.push(TimedCall { bytes, took_ns });
+                    continue;
+                }
+                event => names.operations(record.pool, event),
+            };
+            if let Event::Get { .. } = record.event {
+                workload.pools.insert(record.pool.into());
+            }
+            for operation in operations.into_iter().flatten() {
+                if now_us > last_us {
+                    workload.add(line, TraceOp::Advance { micros: now_us - last_us })?;
+                    last_us = now_us;
+                }
+                workload.add(line, operation)?;
+            }
+        }
+        Ok(workload)
+    }
+
+    fn add(&mut self, line: u64, operation: TraceOp) -> Result<(), TraceError> {
+        self.totals.add(operation).map_err(|why| error_at(line, operation, why))?;
+        self.lines.push((line, operation));
+        Ok(())
+    }
+
+    /// Reads all of `reader`.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read, gets a name that is held, puts one that is not, or lasts longer than a year.
+    pub fn read(reader: &mut TraceReader) -> Result<Self, TraceError> {
+        let (mut workload, mut pool) = (Self::default(), 0);
+        while let Some(operation) = reader.next() {
+            let operation = operation?;
+            match operation {
+                TraceOp::Pool { index } => pool = index as u64,
+                TraceOp::Get { .. } | TraceOp::Steps { .. } => _ = workload.pools.insert(pool),
+                _ => {}
+            }
+            workload.add(reader.line(), operation)?;
+        }
+        Ok(workload)
+    }
+
+    /// The operations, each with the number of its line.
+    pub fn lines(&self) -> &[(u64, TraceOp)] {
+        &self.lines
+    }
+
+    /// Time of the whole workload; 0 without `t` lines.
+    pub fn duration_us(&self) -> u64 {
+        self.totals.duration_us
+    }
+
+    /// The bytes requested and not put back, averaged over the time of the trace; `None` for a trace without time.
+    pub fn mean_requested_bytes(&self) -> Option<u64> {
+        let mean = self.totals.requested_byte_us.checked_div(self.totals.duration_us.into())?;
+        u64::try_from(mean).ok()
+    }
+
+    /// The calls that acquired memory, of a recording.
+    pub fn pins(&self) -> &[TimedCall] {
+        &self.pins
+    }
+
+    /// The calls that released memory, of a recording.
+    pub fn unpins(&self) -> &[TimedCall] {
+        &self.unpins
+    }
+
+    /// Why the recording is not whole, if it is not.
+    pub fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
+    }
+
+    /// Number of the pools whose gets are played as those of one; `None` if only one has gets.
+    pub fn pools_merged(&self) -> Option<usize> {
+        Some(self.pools.len()).filter(|&pools| pools > 1)
+    }
+
+    /// What that means, in words.
+    pub fn pools_note(&self) -> Option<String> {
+        self.pools_merged().map(|pools| {
+            format!(
+                "it has {pools} pools, which are played as one: figures, ceiling and limit are those of one pool that serves \
+                 all of them, and a PINPOOL_* variable holds for each pool of a process by itself"
+            )
+        })
+    }
+
+    /// The same with other sizes of gets, of which none becomes zero.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes held pass 2^64.
+    pub fn resized(&self, size: impl Fn(u64) -> u64) -> Result<Self, TraceError> {
+        let mut resized = Self { lines: Vec::new(), totals: WorkloadTotals::default(), ..self.clone() };
+        let size = |bytes: usize| usize::try_from(size(bytes as u64).max(u64::from(bytes > 0))).unwrap_or(usize::MAX);
+        for &(line, operation) in &self.lines {
+            let operation = match operation {
+                TraceOp::Get { id, bytes, align } => TraceOp::Get { id, bytes: size(bytes), align },
+                TraceOp::Steps { count, bytes, step } => {
+                    TraceOp::Steps { count, bytes: size(bytes), step: if step == 0 { 0 } else { size(step) } }
+                }
+                other => other,
+            };
+            resized.add(line, operation)?;
+        }
+        Ok(resized)
+    }
+
+    /// Gets of more than zero bytes.
+    pub fn gets(&self) -> u64 {
+        self.totals.gets
+    }
+
+    /// Peak of the bytes requested and not put back, without rounding.
+    pub fn peak_requested_bytes(&self) -> u64 {
+        self.totals.peak_requested_bytes
+    }
+}
+
+/// Which buffers of a recording are held, under names that are each used once.
+#[derive(Default)]
+struct Names {
+    held: HashMap<(u32, u64), u64>,
+    in_flight: HashSet<(u32, u64)>,
+    last: u64,
+}
+
+impl Names {
+    /// What `event` of `pool` is in a workload.
+    fn operations(&mut self, pool: u32, event: Event) -> [Option<TraceOp>; 2] {
+        match event {
+            Event::Get { id, bytes, .. } => {
+                let unseen_put = self.put((pool, id));
+                self.last += 1;
+                self.held.insert((pool, id), self.last);
+                let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+                [unseen_put, Some(TraceOp::Get { id: self.last, bytes, align: DEFAULT_ALIGN })]
+            }
+            Event::Put { id, in_flight: true } if self.held.contains_key(&(pool, id)) => {
+                self.in_flight.insert((pool, id));
+                [None; 2]
+            }
+            Event::Put { id, .. } | Event::Gone { id } => [self.put((pool, id)), None],
+            Event::Completed { id } if self.in_flight.contains(&(pool, id)) => [self.put((pool, id)), None],
+            Event::Cleared => [Some(TraceOp::Clear), None],
+            _ => [None; 2],
+        }
+    }
+
+    fn put(&mut self, buffer: (u32, u64)) -> Option<TraceOp> {
+        self.in_flight.remove(&buffer);
+        self.held.remove(&buffer).map(|id| TraceOp::Put { id })
+    }
+}
+
+/// An error at `operation`.
+pub(super) fn error_at(line: u64, operation: TraceOp, why: String) -> TraceError {
+    TraceError::Line { line, text: text_of(operation), why }
+}
+
+/// The operation as a line of a trace.
+fn text_of(operation: TraceOp) -> String {
+    match operation {
+        TraceOp::Get { id, bytes, align: DEFAULT_ALIGN } => format!("a {id} {bytes}"),
+        TraceOp::Get { id, bytes, align } => format!("a {id} {bytes} {align}"),
+        TraceOp::Put { id } => format!("f {id}"),
+        TraceOp::Steps { count, bytes, step: 0 } => format!("r {count} {bytes}"),
+        TraceOp::Steps { count, bytes, step } => format!("s {count} {bytes} {step}"),
+        TraceOp::Clear => "c".to_owned(),
+        TraceOp::Pool { index } => format!("p {index}"),
+        TraceOp::Advance { micros } => format!("t {micros}"),
+    }
+}
+
+impl WorkloadTotals {
+    fn add(&mut self, operation: TraceOp) -> Result<(), String> {
+        match operation {
+            TraceOp::Get { id, bytes, .. } => {
+                self.request(bytes as u64)?;
+                if self.held_bytes.insert(id, bytes as u64).is_some() {
+                    return Err(format!("buffer {id} is held already"));
+                }
+            }
+            TraceOp::Put { id } => {
+                self.requested_bytes -= self.held_bytes.remove(&id).ok_or_else(|| format!("no buffer {id} is held"))?;
+            }
+            TraceOp::Steps { count, bytes, step } => {
+                let Some(more) = count.checked_sub(1) else { return Ok(()) };
+                let last = (step as u64).checked_mul(more).and_then(|grown| grown.checked_add(bytes as u64));
+                let last = last.ok_or("the sizes pass 2^64")?;
+                self.request(last)?;
+                self.requested_bytes -= last;
+                // `request` counted one get. Only the first can be empty, unless the size does not grow.
+                let empty = if bytes > 0 {
+                    0
+                } else if step > 0 {
+                    1
+                } else {
+                    count
+                };
+                let more = count.saturating_sub(empty) - u64::from(last > 0);
+                self.gets = self.gets.checked_add(more).ok_or("the gets pass 2^64")?;
+            }
+            TraceOp::Advance { micros } => {
+                self.duration_us = self.duration_us.saturating_add(micros);
+                self.requested_byte_us += u128::from(self.requested_bytes) * u128::from(micros);
+                if self.duration_us > MAX_DURATION_US {
+                    return Err("the clock passes a year".to_owned());
+                }
+            }
+            TraceOp::Clear | TraceOp::Pool { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn request(&mut self, bytes: u64) -> Result<(), String> {
+        self.requested_bytes = self.requested_bytes.checked_add(bytes).ok_or("the bytes held pass 2^64")?;
+        self.peak_requested_bytes = self.peak_requested_bytes.max(self.requested_bytes);
+        self.gets = self.gets.checked_add(u64::from(bytes > 0)).ok_or("the gets pass 2^64")?;
+        Ok(())
+    }
+}

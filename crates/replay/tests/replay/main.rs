@@ -1,0 +1,11 @@
+//! Traces and recordings: read, and replayed figure for figure.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `traces` | traces as text |
+//! | `recorded` | recordings of pools, read as traces and played |
+//! | `workloads` | the targets of the rules, and the meaning of a replay |
+
+mod recorded;
+mod traces;
+mod workloads;

@@ -1,0 +1,162 @@
+//! Which owners make room while all together want more than the ceiling: numbers in, numbers out.
+//!
+//! The *even level* divides the ceiling as evenly as the owners want: who holds and wants less than an even part has all of
+//! that, and the others share what is left (max-min fairness). An owner above the level gives what it puts back if another
+//! ends with less than it had, and claims nothing that a want before its own needs. One below gives only what is idle, and
+//! claims what is free. So owners that all want more end at the level, but for one buffer, and hand nothing to and fro.
+//!
+//! A get that needs more than the level would never be served while the others use theirs. If it is the one that has waited
+//! longest, the others' level is that of the ceiling beside it, and they take turns.
+
+/// What an owner holds and wants.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Demand {
+    pub held_bytes: u64,
+    pub wanted_bytes: u64,
+    /// What the get needs in all that wants.
+    pub needed_bytes: u64,
+    /// Since when it wants, and for two of the same time the number of the slot.
+    pub since: (u64, usize),
+}
+
+impl Demand {
+    /// One that has not waited comes last.
+    fn turn(&self) -> (u64, usize) {
+        if self.wanted_bytes > 0 { self.since } else { (u64::MAX, usize::MAX) }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.held_bytes.saturating_add(self.wanted_bytes)
+    }
+
+    /// One of the gets and reserves that want now wants `bytes` in place of `before_bytes`, at the time `now` if it is the first.
+    pub fn change_want(&mut self, before_bytes: u64, bytes: u64, needed_bytes: u64, now: (u64, usize)) {
+        if self.wanted_bytes == 0 {
+            self.since = now;
+        }
+        self.wanted_bytes = self.wanted_bytes.saturating_sub(before_bytes).saturating_add(bytes);
+        self.needed_bytes = if bytes > 0 { needed_bytes } else { self.needed_bytes.min(self.wanted_bytes) };
+    }
+}
+
+/// What the owner `own` may claim of `room_bytes` for a claim of `bytes` beside `others`.
+pub fn claimable_bytes(own: &Demand, others: &[Demand], max_bytes: u64, room_bytes: u64, bytes: u64) -> u64 {
+    let is_before = |other: &&Demand| other.turn() < own.turn();
+    let before_bytes = others.iter().filter(is_before).map(|other| other.wanted_bytes).fold(0, u64::saturating_add);
+    if before_bytes == 0 {
+        return room_bytes;
+    }
+    let own = Demand { wanted_bytes: own.wanted_bytes.max(bytes), since: own.turn(), ..*own };
+    let to_level_bytes = level(&own, others, max_bytes).0.saturating_sub(own.held_bytes);
+    room_bytes.min(to_level_bytes).max(room_bytes.saturating_sub(before_bytes))
+}
+
+/// Whether the owner `own` is to make room of what it puts back, while `others` lack room.
+pub fn gives(own: &Demand, others: &[Demand], max_bytes: u64) -> bool {
+    let (level_bytes, is_turn) = level(own, others, max_bytes);
+    let has_less = |other: &Demand| other.wanted_bytes > 0 && other.bytes() < own.held_bytes;
+    own.held_bytes > level_bytes && (is_turn || others.iter().any(has_less))
+}
+
+/// The most that the owner `own` may hold while the others want what they want, and whether that is for a get whose turn it is.
+fn level(own: &Demand, others: &[Demand], max_bytes: u64) -> (u64, bool) {
+    let even_bytes = even_level(own, others, max_bytes);
+    let first = others.iter().min_by_key(|other| other.turn()).filter(|first| first.turn() < own.turn());
+    let Some(first) = first.filter(|first| first.needed_bytes > even_bytes) else { return (even_bytes, false) };
+    let beside: Vec<_> = others.iter().filter(|other| other.turn() != first.turn()).copied().collect();
+    (even_level(own, &beside, max_bytes.saturating_sub(first.needed_bytes)), true)
+}
+
+fn even_level(own: &Demand, others: &[Demand], max_bytes: u64) -> u64 {
+    let mut level_bytes = 0;
+    // Each round finds owners below the level, whose rest raises it.
+    loop {
+        let (mut above, mut rest_bytes) = (0_u64, max_bytes);
+        for bytes in others.iter().chain([own]).map(Demand::bytes) {
+            if bytes <= level_bytes {
+                rest_bytes = rest_bytes.saturating_sub(bytes);
+            } else {
+                above += 1;
+            }
+        }
+        match rest_bytes.checked_div(above) {
+            None => return u64::MAX,
+            Some(next_bytes) if next_bytes <= level_bytes => return level_bytes,
+            Some(next_bytes) => level_bytes = next_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holds(held_bytes: u64) -> Demand {
+        Demand { held_bytes, ..Demand::default() }
+    }
+
+    fn wants(held_bytes: u64, wanted_bytes: u64, since: u64) -> Demand {
+        let slot = usize::try_from(since).unwrap();
+        Demand { held_bytes, wanted_bytes, needed_bytes: wanted_bytes, since: (since, slot) }
+    }
+
+    #[test]
+    fn who_wants_little_has_it_and_the_others_share_the_rest_evenly() {
+        let level = |own: u64, others: &[u64]| {
+            even_level(&holds(own), &others.iter().copied().map(holds).collect::<Vec<_>>(), 60)
+        };
+        assert_eq!(level(20, &[20, 20]), u64::MAX, "there is room for all");
+        assert_eq!((level(56, &[14]), level(56, &[56]), level(56, &[56, 56])), (46, 30, 20));
+        assert_eq!((level(10, &[40, 40]), level(10, &[5, 50]), level(50, &[0, 0, 0])), (25, 45, u64::MAX));
+        assert_eq!(level(61, &[]), 60);
+    }
+
+    #[test]
+    fn an_owner_above_the_level_gives_and_does_not_claim_it_back() {
+        let other = [wants(0, 14, 1)];
+        assert!(gives(&holds(56), &other, 64));
+        assert_eq!(claimable_bytes(&holds(42), &other, 64, 22, 14), 8, "what the other leaves");
+        assert_eq!(claimable_bytes(&other[0], &[wants(42, 14, 2)], 64, 22, 14), 22);
+        // Once the other is served.
+        assert_eq!(claimable_bytes(&holds(42), &[holds(14)], 64, 8, 14), 8);
+        assert!(!gives(&holds(42), &[holds(14)], 64));
+    }
+
+    #[test]
+    fn owners_at_the_level_keep_what_they_have() {
+        let (own, other) = (wants(28, 14, 1), wants(28, 14, 2));
+        assert!(!gives(&own, &[other], 64) && !gives(&other, &[own], 64));
+        // A little more is to be had for who came first.
+        assert_eq!((claimable_bytes(&own, &[other], 64, 8, 14), claimable_bytes(&other, &[own], 64, 8, 14)), (8, 4));
+    }
+
+    #[test]
+    fn owners_do_not_change_places() {
+        let others = [wants(22, 7, 1), wants(16, 6, 2)];
+        assert!(!gives(&wants(22, 7, 3), &others, 64), "another would have as much as this one has");
+        assert!(gives(&wants(30, 7, 3), &others, 64));
+        // One buffer each, and one owner more than there is room for: they take turns.
+        let four = [holds(14); 3].into_iter().chain([wants(0, 14, 1)]).collect::<Vec<_>>();
+        assert!(gives(&holds(14), &four, 64));
+    }
+
+    #[test]
+    fn of_two_that_need_more_than_the_level_the_first_is_served_then_the_other() {
+        let other = wants(0, 50, 1);
+        assert!(gives(&holds(50), &[other], 64));
+        let own = wants(0, 50, 2);
+        let claimable = |own: &Demand, other: Demand| claimable_bytes(own, &[other], 64, 64, 50);
+        assert_eq!((claimable(&own, other), claimable(&other, own)), (14, 64));
+        assert_eq!(claimable(&holds(0), other), 14, "one that has not waited comes last");
+        assert!(gives(&holds(50), &[own], 64) && gives(&holds(20), &[own], 64) && !gives(&holds(14), &[own], 64));
+    }
+
+    #[test]
+    fn one_that_is_first_is_never_held_up_by_those_behind_it() {
+        for held in [0, 10, 40] {
+            let own = wants(held, 30, 1);
+            let others = [wants(20, 50, 2), wants(0, 64, 3)];
+            assert_eq!(claimable_bytes(&own, &others, 64, 30, 30), 30);
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Scripted failures around any source, for tests of code that uses one.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use pinpool::backend::{Backend, HeapSource};
+//! use pinpool_testing::{FaultSource, SourceCall};
+//!
+//! let faulty = Arc::new(FaultSource::around(Arc::new(HeapSource::new())));
+//! let builder = pinpool::Pool::builder().without_env().preset(pinpool::Preset::Tensorflow);
+//! let pool = builder.backend(Backend::Source(faulty.clone())).build()?;
+//! faulty.fail(SourceCall::Acquire, 0);
+//! assert!(pool.get(100).unwrap_err().is_backend());
+//! assert!(pool.get(100).is_ok());
+//! # Ok::<(), pinpool::Error>(())
+//! ```
+#![allow(unsafe_code)] // Implements the unsafe `Source` and `VirtualMemory` by forwarding each call.
+
+use std::collections::BTreeSet;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pinpool::backend::{
+    AddressRange, PAGE_BYTES, PageTiers, Region, RemapError, Source, SourceError, Subrange, VirtualMemory,
+};
+use pinpool_os::sync::plain::{Condvar, Mutex, MutexGuard};
+
+/// A source that fails and waits as scripted, and else forwards every call to another one.
+#[derive(Debug)]
+pub struct FaultSource {
+    inner: Arc<dyn Source>,
+    script: Arc<FaultScript>,
+}
+
+/// A kind of calls of a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceCall {
+    /// An acquire or a commit.
+    Acquire = 0,
+    /// A release or a decommit.
+    Release = 1,
+    /// A remap.
+    Remap = 2,
+}
+
+#[derive(Debug, Default)]
+struct FaultScript {
+    plans: Mutex<[FaultPlan; 3]>,
+    changed: Condvar,
+}
+
+/// The script for the calls of one kind.
+#[derive(Debug, Default)]
+struct FaultPlan {
+    calls: u64,
+    failing: BTreeSet<u64>,
+    /// Remaps that fail after the old granules are decommitted.
+    losing: BTreeSet<u64>,
+    gates: usize,
+    waiting: usize,
+}
+
+/// Holds every call of one kind until it is dropped.
+#[derive(Debug)]
+#[must_use = "the gate opens when it is dropped"]
+pub struct CallGate {
+    script: Arc<FaultScript>,
+    call: SourceCall,
+}
+
+impl FaultSource {
+    /// Wraps `inner`; without a script it only forwards.
+    pub fn around(inner: Arc<dyn Source>) -> Self {
+        Self { inner, script: Arc::default() }
+    }
+
+    /// Fails call number `index` of this kind, counted from 0 over the life of this source, before it changes anything.
+    pub fn fail(&self, call: SourceCall, index: u64) {
+        self.script.with(call, |plan| plan.failing.insert(index));
+    }
+
+    /// Fails remap number `index` half way: the old granules are decommitted, the new ones not committed.
+    pub fn lose_remap(&self, index: u64) {
+        self.script.with(SourceCall::Remap, |plan| plan.losing.insert(index));
+    }
+
+    /// Holds every call of this kind from now on, until the gate is dropped.
+    pub fn hold(&self, call: SourceCall) -> CallGate {
+        self.script.with(call, |plan| plan.gates += 1);
+        CallGate { script: self.script.clone(), call }
+    }
+
+    /// Calls of this kind so far, failed ones included.
+    pub fn calls(&self, call: SourceCall) -> u64 {
+        self.script.with(call, |plan| plan.calls)
+    }
+
+    /// The virtual memory of the wrapped source.
+    fn inner_memory(&self) -> Result<&dyn VirtualMemory, SourceError> {
+        let error = || SourceError::new("fault", format!("`{}` has no virtual memory", self.name()));
+        self.inner.virtual_memory().ok_or_else(error)
+    }
+}
+
+impl FaultScript {
+    fn with<R>(&self, call: SourceCall, change: impl FnOnce(&mut FaultPlan) -> R) -> R {
+        change(&mut self.plans.lock()[call as usize])
+    }
+
+    fn wait_while(&self, call: SourceCall, holds: impl Fn(&FaultPlan) -> bool) -> MutexGuard<'_, [FaultPlan; 3]> {
+        let mut plans = self.plans.lock();
+        while holds(&plans[call as usize]) {
+            plans = self.changed.wait(plans);
+        }
+        plans
+    }
+
+    /// Counts a call and waits for its gates; then fails if the script says so.
+    fn enter(&self, call: SourceCall) -> Result<(), RemapError> {
+        let index = self.with(call, |plan| {
+            plan.waiting += 1;
+            plan.calls += 1;
+            plan.calls - 1
+        });
+        self.changed.notify_all();
+        let plan = &mut self.wait_while(call, |plan| plan.gates > 0)[call as usize];
+        plan.waiting -= 1;
+        let error = || SourceError::new("fault", format!("{call:?} {index} fails by script"));
+        if plan.failing.remove(&index) {
+            return Err(RemapError::Kept(error()));
+        }
+        if plan.losing.remove(&index) { Err(RemapError::Lost(error())) } else { Ok(()) }
+    }
+}
+
+impl CallGate {
+    /// Waits until `threads` calls wait at the gate.
+    pub fn wait_for(&self, threads: usize) {
+        drop(self.script.wait_while(self.call, |plan| plan.waiting < threads));
+    }
+}
+
+impl Drop for CallGate {
+    fn drop(&mut self) {
+        self.script.with(self.call, |plan| plan.gates -= 1);
+        self.script.changed.notify_all();
+    }
+}
+
+// SAFETY: every region comes from the wrapped source and returns to it; a release that fails by script leaves the memory as
+// it is (source-C1).
+#[deny(clippy::missing_trait_methods)]
+unsafe impl Source for FaultSource {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn is_pinned(&self) -> bool {
+        self.inner.is_pinned()
+    }
+
+    fn held_bytes(&self, len_bytes: usize) -> usize {
+        self.inner.held_bytes(len_bytes)
+    }
+
+    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
+        self.inner.held_bytes_fast(len_bytes)
+    }
+
+    fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
+        self.script.enter(SourceCall::Acquire)?;
+        self.inner.acquire(len_bytes)
+    }
+
+    fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
+        self.script.enter(SourceCall::Acquire)?;
+        self.inner.acquire_until(len_bytes, until)
+    }
+
+    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+        self.script.enter(SourceCall::Release)?;
+        // SAFETY: the caller's promise, forwarded: all regions of this source come from the wrapped one.
+        unsafe { self.inner.release(region) }
+    }
+
+    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+        self.script.enter(SourceCall::Acquire)?;
+        self.inner.acquire_fast(len_bytes, threads, progress)
+    }
+
+    fn needs_gpu(&self) -> bool {
+        self.inner.needs_gpu()
+    }
+
+    fn release_waits(&self) -> bool {
+        self.inner.release_waits()
+    }
+
+    fn release_would_wait(&self) -> bool {
+        self.inner.release_would_wait()
+    }
+
+    fn release_fast_would_wait(&self) -> bool {
+        self.inner.release_fast_would_wait()
+    }
+
+    fn is_acquiring(&self) -> bool {
+        self.inner.is_acquiring()
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.inner.numa_node()
+    }
+
+    fn page_tiers(&self, start: NonNull<u8>, len_bytes: usize) -> PageTiers {
+        self.inner.page_tiers(start, len_bytes)
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.inner.virtual_memory().map(|_| self as &dyn VirtualMemory)
+    }
+}
+
+// SAFETY: every range comes from the wrapped source and returns to it, and every call about its granules is forwarded or
+// fails before it changes anything; a lost remap has decommitted its granules.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl VirtualMemory for FaultSource {
+    fn granule_bytes(&self) -> usize {
+        self.inner.virtual_memory().map_or(PAGE_BYTES, VirtualMemory::granule_bytes)
+    }
+
+    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
+        self.inner_memory()?.reserve(len_bytes)
+    }
+
+    unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        self.script.enter(SourceCall::Acquire)?;
+        // SAFETY: the caller's promise, forwarded: all ranges of this source come from the wrapped one.
+        unsafe { self.inner_memory()?.commit(range, offset, bytes) }
+    }
+
+    unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
+        self.script.enter(SourceCall::Release)?;
+        // SAFETY: as above.
+        unsafe { self.inner_memory()?.decommit(range, offset, bytes) }
+    }
+
+    unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
+        let inner = self.inner_memory().map_err(RemapError::Kept)?;
+        match self.script.enter(SourceCall::Remap) {
+            // SAFETY: as above.
+            Ok(()) => unsafe { inner.remap(range, from, to) },
+            Err(RemapError::Kept(error)) => Err(RemapError::Kept(error)),
+            Err(RemapError::Lost(error)) => {
+                for piece in from {
+                    // SAFETY: as above.
+                    unsafe { inner.decommit(range, piece.offset, piece.bytes) }.map_err(RemapError::Kept)?;
+                }
+                Err(RemapError::Lost(error))
+            }
+        }
+    }
+
+    fn descriptors(&self) -> u64 {
+        self.inner.virtual_memory().map_or(0, VirtualMemory::descriptors)
+    }
+
+    fn has_old_places(&self) -> bool {
+        self.inner.virtual_memory().is_some_and(VirtualMemory::has_old_places)
+    }
+
+    fn unmap_old_places(&self) -> Result<(), SourceError> {
+        self.inner_memory()?.unmap_old_places()
+    }
+
+    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
+        // SAFETY: as above.
+        unsafe { self.inner_memory()?.unreserve(range) }
+    }
+}

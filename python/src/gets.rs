@@ -1,0 +1,43 @@
+//! A pool that several Python objects share, and the Python objects over its buffers.
+
+use std::sync::Arc;
+
+use pinpool::{PinnedBuf, Pool};
+use pyo3::PyResult;
+use pyo3::exceptions::PyRuntimeError;
+
+use crate::buffer::Buffer;
+use crate::memory::{Memory, Origin};
+use crate::unlocked::unlocked;
+
+/// The pool behind the Python objects that share it. When the last one ends there are no more gets.
+#[derive(Debug)]
+pub(crate) struct Gets {
+    /// `None` only while it is dropped.
+    pool: Option<Pool>,
+    pub(crate) origin: Arc<Origin>,
+}
+
+impl Drop for Gets {
+    fn drop(&mut self) {
+        if let Some(pool) = self.pool.take() {
+            let origin = self.origin.clone();
+            unlocked(move || origin.close(pool));
+        }
+    }
+}
+
+impl Gets {
+    pub(crate) fn new(pool: Pool, origin: Arc<Origin>) -> Self {
+        Self { pool: Some(pool), origin }
+    }
+
+    pub(crate) fn pool(&self) -> PyResult<&Pool> {
+        self.pool.as_ref().ok_or_else(|| PyRuntimeError::new_err("the pool is ending"))
+    }
+}
+
+/// The Python object over a buffer of the crate.
+pub(crate) fn buffer(buf: PinnedBuf, gets: &Gets) -> Buffer {
+    Buffer::over(Memory::of(buf, gets.origin.clone()))
+}
