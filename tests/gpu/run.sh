@@ -14,9 +14,9 @@
 # | PINPOOL_GPU_SUITE | | only tests of the suite whose names contain one of these words |
 # | PINPOOL_GPU_SECONDS | 2 | length of each measurement |
 # | PINPOOL_GPU_POOL_MIB | 1024,4096,16384 | sizes of the pools whose mappings and descriptors are counted |
-# | PINPOOL_GPU_SIZES | those of `bench copy` | sizes that are copied |
-# | PINPOOL_GPU_PIN | 1GiB | bytes pinned by `bench pin` |
-# | PINPOOL_GPU_PRODUCERS | 8 12 | producers of `bench loader` |
+# | PINPOOL_GPU_SIZES | those of `pinpool-bench copy` | sizes that are copied |
+# | PINPOOL_GPU_PIN | 1GiB | bytes pinned by `pinpool-bench pin` |
+# | PINPOOL_GPU_PRODUCERS | 8 12 | producers of `pinpool-bench loader` |
 # | PINPOOL_GPU_FILES | 10000 | files of the synthetic data set |
 # | PINPOOL_GPU_TREE | /usr/share | a real tree to load |
 # | PINPOOL_GPU_BUDGET | 570 | seconds in all |
@@ -64,12 +64,12 @@ step() {
 # lines NAME: the JSON lines that a test printed; the harness may have put its own words before one
 lines() { grep -ohE '\{"(fact|figure)":.*\}$' "$log/$1.out"; }
 
-# figure NAME LIMIT ARGUMENTS...: a figure of the tool, which prints one JSON object
+# figure NAME LIMIT PROGRAM ARGUMENTS...: a figure of a program that prints one JSON object
 figure() {
-    local name=$1 limit=$2
-    shift 2
-    step "$name" "$limit" "$bin/pinpool" "$@" --json || true
-    [ -s "$log/$name.out" ] && printf '{"figure":"%s","command":%s,"result":%s}\n' "$name" "$(quoted "pinpool $*")" "$(cat "$log/$name.out")"
+    local name=$1 limit=$2 program=$3
+    shift 3
+    step "$name" "$limit" "$bin/$program" "$@" --json || true
+    [ -s "$log/$name.out" ] && printf '{"figure":"%s","command":%s,"result":%s}\n' "$name" "$(quoted "$program $*")" "$(cat "$log/$name.out")"
 }
 
 of_each=()
@@ -115,22 +115,22 @@ for name in $steps; do
     copy)
         sizes=()
         for size in ${PINPOOL_GPU_SIZES:-}; do sizes+=(--size "$size"); done
-        figure copy 90 bench copy --seconds "$seconds" "${sizes[@]}" "${of_each[@]}"
+        figure copy 90 pinpool-bench copy --seconds "$seconds" "${sizes[@]}" "${of_each[@]}"
         ;;
-    stall) figure stall 60 bench stall --seconds "$seconds" "${of_each[@]}" ;;
-    pin) figure pin 90 bench pin --bytes "${PINPOOL_GPU_PIN:-1GiB}" --rounds 2 "${of_each[@]}" ;;
+    stall) figure stall 60 pinpool-bench stall --seconds "$seconds" "${of_each[@]}" ;;
+    pin) figure pin 90 pinpool-bench pin --bytes "${PINPOOL_GPU_PIN:-1GiB}" --rounds 2 "${of_each[@]}" ;;
     loader)
         for producers in ${PINPOOL_GPU_PRODUCERS:-8 12}; do
             for backend in "${backends[@]}"; do
-                figure "loader_${backend}_$producers" 60 bench loader --producers "$producers" --seconds "$seconds" --backend "$backend"
+                figure "loader_${backend}_$producers" 60 pinpool-bench loader --producers "$producers" --seconds "$seconds" --backend "$backend"
             done
-            figure "loader_tensorflow_$producers" 60 bench loader --producers "$producers" --seconds "$seconds" --preset tensorflow --backend cuda
+            figure "loader_tensorflow_$producers" 60 pinpool-bench loader --producers "$producers" --seconds "$seconds" --preset tensorflow --backend cuda
         done
         ;;
     load)
         for backend in "${backends[@]}"; do
-            figure "load_synthetic_$backend" 60 load --require-gpu --verify --synthetic "${PINPOOL_GPU_FILES:-10000}" --backend "$backend"
-            figure "load_tree_$backend" 60 load --require-gpu --verify --backend "$backend" "${PINPOOL_GPU_TREE:-/usr/share}"
+            figure "load_synthetic_$backend" 60 pinpool load --require-gpu --verify --synthetic "${PINPOOL_GPU_FILES:-10000}" --backend "$backend"
+            figure "load_tree_$backend" 60 pinpool load --require-gpu --verify --backend "$backend" "${PINPOOL_GPU_TREE:-/usr/share}"
         done
         ;;
     peers)

@@ -12,9 +12,9 @@ use pinpool::config::text::{parse_bytes, parse_duration};
 use pinpool::doctor::{Diagnosis, Examination, examine_apart, probe};
 use serde::Serialize;
 
-use crate::exit::ExitError;
-use crate::table::columns_left;
-use crate::terminal::Terminal;
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::table::columns_left;
+use pinpool_cli::terminal::Terminal;
 
 /// Looks at GPU, driver, back-ends, limits and settings, and says what to do
 ///

@@ -6,7 +6,7 @@ use pinpool::Pool;
 use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::{Handle, Signals};
 
-use crate::terminal::Terminal;
+use pinpool_cli::terminal::Terminal;
 
 /// Waits for the signal on a thread of its own, until it is dropped: so the pool ends with the run.
 #[derive(Debug)]

@@ -7,9 +7,9 @@ use clap::Args;
 use pinpool::config::env::{self, VariableReport};
 use pinpool::{Pool, doctor};
 
-use crate::exit::ExitError;
-use crate::table::columns_left;
-use crate::terminal::{Terminal, to_stdout};
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::table::columns_left;
+use pinpool_cli::terminal::{Terminal, to_stdout};
 
 /// Lists the PINPOOL_* variables: value, origin, default, meaning
 ///

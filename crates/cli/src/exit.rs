@@ -2,7 +2,7 @@
 
 /// Exit status of a subcommand that did not succeed. clap itself exits with 2 for a wrong command line.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum ExitError {
+pub enum ExitError {
     Failure = 1,
     /// Settings contradict each other or cannot be met.
     Settings = 2,
@@ -20,7 +20,7 @@ pub(crate) enum ExitError {
 }
 
 impl ExitError {
-    pub(crate) fn of(error: &pinpool::Error) -> Self {
+    pub fn of(error: &pinpool::Error) -> Self {
         if error.is_setting() { Self::Settings } else { Self::Failure }
     }
 }

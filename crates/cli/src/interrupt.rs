@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use pinpool_loader::StopFlag;
 
-use crate::exit::ExitError;
-use crate::terminal::Terminal;
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
 
 /// Signals within this time are one interrupt: it is shorter than the time between two key presses.
 const SAME_INTERRUPT: Duration = Duration::from_millis(150);

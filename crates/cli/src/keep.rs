@@ -4,9 +4,9 @@ use clap::Args;
 use pinpool::config::text::{format_bytes, parse_bytes};
 use pinpool::shared::keep::Keeper;
 
-use crate::exit::ExitError;
 use crate::interrupt::stop_at_interrupt;
-use crate::terminal::Terminal;
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
 
 /// Hold memory under a name, so that a restarted process finds its bytes again
 ///

@@ -6,9 +6,9 @@ use clap::Args;
 use pinpool::config::text::format_about;
 use pinpool::ledger::{self, LedgerOwner, LedgerReport};
 
-use crate::exit::ExitError;
-use crate::table::columns;
-use crate::terminal::{Terminal, to_stdout};
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::table::columns;
+use pinpool_cli::terminal::{Terminal, to_stdout};
 
 /// Shows a host ledger: its ceiling, and what the pools of all processes hold, keep idle and want
 ///

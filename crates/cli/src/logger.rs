@@ -18,7 +18,7 @@ use crate::terminal::Terminal;
 const POOL: &str = "pinpool::diag";
 
 /// Sends the log to `terminal`, filtered by `RUST_LOG` or, where that is not set, by `default_filter`.
-pub(crate) fn init(terminal: &Terminal, default_filter: &str) {
+pub fn init(terminal: &Terminal, default_filter: &str) {
     // An empty filter is unset: to env_logger it hides warnings.
     let filter = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
     Builder::new()

@@ -5,9 +5,7 @@ mod bench;
 mod doctor;
 mod dump;
 mod env;
-mod exit;
 mod files;
-mod gpu;
 mod input;
 mod inspect;
 mod interrupt;
@@ -15,16 +13,11 @@ mod interrupt;
 mod keep;
 mod ledger;
 mod load;
-mod logger;
 mod pages;
 mod replay;
 mod report;
 #[cfg(target_os = "linux")]
 mod run;
-mod soak;
-mod table;
-mod terminal;
-mod threads;
 mod top;
 mod trace;
 
@@ -32,8 +25,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::exit::ExitError;
-use crate::terminal::{Terminal, Verbosity};
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::{Terminal, Verbosity};
 
 /// A pool of page-locked host memory for loaders that feed GPUs.
 #[derive(Debug, Parser)]
@@ -67,7 +60,6 @@ enum Command {
     Report(report::ReportArgs),
     #[cfg(target_os = "linux")]
     Run(run::RunArgs),
-    Soak(soak::SoakArgs),
     Top(top::TopArgs),
     #[cfg(target_os = "linux")]
     Keep(keep::KeepArgs),
@@ -77,7 +69,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let terminal = Terminal::new();
+    let terminal = Terminal::default();
     let verbosity = match (cli.quiet, cli.verbose) {
         (true, _) => Verbosity::Quiet,
         (false, true) => Verbosity::Verbose,
@@ -92,7 +84,7 @@ fn main() -> ExitCode {
         // `replay` prints the pool's diagnostics as part of its result, and `env` prints the warnings itself.
         (Verbosity::Normal, _) => "error",
     };
-    logger::init(&terminal, default_filter);
+    pinpool_cli::logger::init(&terminal, default_filter);
     let result = match cli.command {
         Command::Load(args) => load::run(&args, verbosity, &terminal),
         Command::Replay(args) => replay::run(&args, &terminal),
@@ -107,7 +99,6 @@ fn main() -> ExitCode {
         Command::Report(args) => terminal.report(report::run(&args)),
         #[cfg(target_os = "linux")]
         Command::Run(args) => run::run(&args, &terminal),
-        Command::Soak(args) => soak::run(&args, &terminal),
         Command::Top(args) => top::run(&args, &terminal),
         #[cfg(target_os = "linux")]
         Command::Keep(args) => keep::run(&args, &terminal),

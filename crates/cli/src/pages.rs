@@ -5,7 +5,7 @@ use std::error::Error;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::terminal::to_stdout;
+use pinpool_cli::terminal::to_stdout;
 
 /// Print the completions of a shell, to be put where the shell looks for them
 #[derive(Debug, Args)]

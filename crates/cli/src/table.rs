@@ -1,12 +1,12 @@
 //! Text tables: lists of names and values, aligned columns, grouped digits.
 
 /// A line for each value, behind its name.
-pub(crate) fn list(rows: &[(&str, String)]) -> String {
+pub fn list(rows: &[(&str, String)]) -> String {
     rows.iter().map(|(name, value)| format!("{name:<18} {value}\n")).collect()
 }
 
 /// Lines of cells in columns; the first column is aligned left, the others right. Every row has the same length.
-pub(crate) fn columns(rows: &[Vec<String>]) -> String {
+pub fn columns(rows: &[Vec<String>]) -> String {
     let count = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> = (0..count).map(|at| rows.iter().map(|row| row[at].len()).max().unwrap_or(0)).collect();
     let line = |row: &Vec<String>| {
@@ -21,7 +21,7 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
 }
 
 /// Lines of cells in columns, all aligned left; the last column has no width. Every row has the same length.
-pub(crate) fn columns_left(rows: &[Vec<String>]) -> String {
+pub fn columns_left(rows: &[Vec<String>]) -> String {
     let count = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> = (0..count)
         .map(|at| if at + 1 == count { 0 } else { rows.iter().map(|row| row[at].len()).max().unwrap_or(0) })
@@ -34,7 +34,7 @@ pub(crate) fn columns_left(rows: &[Vec<String>]) -> String {
 }
 
 /// `1234567` as `1,234,567`.
-pub(crate) fn grouped(number: u64) -> String {
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {

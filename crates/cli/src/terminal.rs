@@ -14,7 +14,7 @@ use crate::exit::ExitError;
 
 /// How much is printed on stderr. `RUST_LOG`, where it is set, decides for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verbosity {
+pub enum Verbosity {
     Quiet,
     Normal,
     Verbose,
@@ -22,7 +22,7 @@ pub(crate) enum Verbosity {
 
 /// A handle; clones share the terminal.
 #[derive(Debug, Clone)]
-pub(crate) struct Terminal {
+pub struct Terminal {
     bars: MultiProgress,
     held: Arc<Mutex<Held>>,
 }
@@ -37,15 +37,17 @@ struct Held {
 /// Most bytes of lines that wait; more are dropped, and that is said.
 const HELD_MAX: usize = 1 << 20;
 
-impl Terminal {
-    pub(crate) fn new() -> Terminal {
+impl Default for Terminal {
+    fn default() -> Self {
         // Draws on terminals only; a pipe gets no bar.
         let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
-        Terminal { bars, held: Arc::default() }
+        Self { bars, held: Arc::default() }
     }
+}
 
+impl Terminal {
     /// A bar as wide as the terminal that counts bytes; dropping it clears it. Hidden if the user wants it quiet.
-    pub(crate) fn bar(&self, total_bytes: u64, verbosity: Verbosity) -> ProgressBar {
+    pub fn bar(&self, total_bytes: u64, verbosity: Verbosity) -> ProgressBar {
         if verbosity == Verbosity::Quiet {
             return ProgressBar::hidden();
         }
@@ -58,7 +60,7 @@ impl Terminal {
     }
 
     /// A line with a count of steps; dropping it clears it. Hidden if the user wants it quiet.
-    pub(crate) fn steps(&self, verbosity: Verbosity) -> ProgressBar {
+    pub fn steps(&self, verbosity: Verbosity) -> ProgressBar {
         if verbosity == Verbosity::Quiet {
             return ProgressBar::hidden();
         }
@@ -70,17 +72,17 @@ impl Terminal {
     }
 
     /// Prints a message of the tool itself on stderr.
-    pub(crate) fn message(&self, line: impl Display) {
+    pub fn message(&self, line: impl Display) {
         self.write(format!("pinpool: {line}\n").as_bytes());
     }
 
     /// Prints each line of a text of the pool as a message.
-    pub(crate) fn lines(&self, text: impl Display) {
+    pub fn lines(&self, text: impl Display) {
         text.to_string().lines().for_each(|line| self.message(line));
     }
 
     /// Prints one line on stderr, above the bar.
-    pub(crate) fn write(&self, line: &[u8]) {
+    pub fn write(&self, line: &[u8]) {
         let line = escaped(&String::from_utf8_lossy(line));
         {
             let mut held = self.held();
@@ -99,12 +101,12 @@ impl Terminal {
     }
 
     /// Keeps what is written to stderr until [`release`](Terminal::release).
-    pub(crate) fn hold(&self) {
+    pub fn hold(&self) {
         self.held().is_held = true;
     }
 
     /// Writes what was kept.
-    pub(crate) fn release(&self) {
+    pub fn release(&self) {
         let lines = {
             let mut held = self.held();
             held.is_held = false;
@@ -115,7 +117,7 @@ impl Terminal {
     }
 
     /// The last line that is kept.
-    pub(crate) fn last_held(&self) -> String {
+    pub fn last_held(&self) -> String {
         self.held().lines.lines().next_back().unwrap_or_default().to_owned()
     }
 
@@ -124,18 +126,18 @@ impl Terminal {
     }
 
     /// Prints an error of the pool and returns its exit status.
-    pub(crate) fn refuse(&self, error: &pinpool::Error) -> ExitError {
+    pub fn refuse(&self, error: &pinpool::Error) -> ExitError {
         self.lines(error);
         ExitError::of(error)
     }
 
     /// Prints text and a line end on stdout.
-    pub(crate) fn print(&self, text: impl Display) -> Result<(), ExitError> {
+    pub fn print(&self, text: impl Display) -> Result<(), ExitError> {
         self.report(to_stdout(&format!("{text}\n")).map_err(Into::into))
     }
 
     /// Prints the error, if there is one. A closed stdout is none: its reader wants no more.
-    pub(crate) fn report(&self, result: Result<(), Box<dyn Error>>) -> Result<(), ExitError> {
+    pub fn report(&self, result: Result<(), Box<dyn Error>>) -> Result<(), ExitError> {
         let Err(error) = result else { return Ok(()) };
         let io_error = error.downcast_ref::<io::Error>();
         if io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
@@ -147,7 +149,7 @@ impl Terminal {
 }
 
 /// Writes all of `text` to stdout.
-pub(crate) fn to_stdout(text: &str) -> io::Result<()> {
+pub fn to_stdout(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     // Keeps the kind: `Terminal::report` tells a closed pipe from a full disk by it.

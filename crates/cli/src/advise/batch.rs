@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use pinpool_replay::{TraceOp, Workload};
 use serde::Serialize;
 
-use crate::table::grouped;
+use pinpool_cli::table::grouped;
 
 /// Below this part of the bytes a multiple of the batch size may be one by chance.
 const PART_MIN: f64 = 0.5;

@@ -23,12 +23,12 @@ use serde::Serialize;
 use self::batch::BatchFit;
 use self::search::Advice;
 use self::tries::{Advised, Try};
-use crate::exit::ExitError;
 use crate::files::{in_file, named};
 use crate::input::open_workload;
-use crate::table::{columns, grouped};
-use crate::terminal::Terminal;
-use crate::terminal::Verbosity;
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::table::{columns, grouped};
+use pinpool_cli::terminal::Terminal;
+use pinpool_cli::terminal::Verbosity;
 
 /// Find the smallest ceiling and limit under which a trace meets a target
 ///

@@ -26,13 +26,13 @@ use clap::Args;
 use encoding_rs_io::DecodeReaderBytes;
 use pinpool_replay::Input;
 
-use crate::exit::ExitError;
 use crate::files::named;
 use crate::input::{self, Kind};
-use crate::terminal::Terminal;
 use curve::Curve;
 use history::History;
 use message::Found;
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
 
 /// Reads the pool's lines in logs of TensorFlow and pinpool: the limit at each, and what to set
 ///

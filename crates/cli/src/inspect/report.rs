@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::history::{Entry, History, PoolHistory};
 use super::message::{Figures, Found, Message};
 use super::verdict::Verdict;
-use crate::table::{columns, grouped};
+use pinpool_cli::table::{columns, grouped};
 
 /// Without `--all`, a longer table has its middle left out.
 const ROWS: usize = 40;

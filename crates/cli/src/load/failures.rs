@@ -7,7 +7,7 @@ use std::io;
 
 use pinpool_loader::{Failure, FailureCause};
 
-use crate::terminal::Terminal;
+use pinpool_cli::terminal::Terminal;
 
 /// Failures of one cause that are printed in full.
 const PRINTED: u64 = 10;

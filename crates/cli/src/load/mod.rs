@@ -28,12 +28,12 @@ use pinpool_loader::{
 use self::failures::Failures;
 use self::report::LoadReport;
 use crate::dump::dump_on_signal;
-use crate::exit::ExitError;
 use crate::interrupt::stop_at_interrupt;
 use crate::replay::{TimeOrNone, time_or_none};
-use crate::terminal::Terminal;
-use crate::terminal::Verbosity;
 use crate::top::Watch;
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
+use pinpool_cli::terminal::Verbosity;
 
 /// Files of the synthetic data set: about 1.1 GB.
 const SYNTHETIC_FILES: u64 = 10_000;
@@ -300,7 +300,7 @@ impl Args {
     /// The GPU if there is one, whatever back-end the pool has; otherwise the host sink, with the reason in the log.
     fn destination(&self, pool: &Pool, terminal: &Terminal) -> Result<Box<dyn Destination>, ExitError> {
         let lanes = usize::try_from(self.streams).unwrap_or(1);
-        let device = match crate::gpu::open(pool.config().device, lanes) {
+        let device = match pinpool_cli::gpu::open(pool.config().device, lanes) {
             Ok(device) => device,
             Err(why) if self.require_gpu => {
                 terminal.message(format_args!("--require-gpu: no GPU to copy to: {why}"));

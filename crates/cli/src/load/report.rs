@@ -10,7 +10,7 @@ use pinpool_loader::{Ended, LoadSummary};
 use serde_json::{Value, json};
 
 use super::failures::Failures;
-use crate::table::{grouped, list};
+use pinpool_cli::table::{grouped, list};
 
 /// A finished load.
 #[derive(Debug)]

@@ -18,10 +18,10 @@ use pinpool_replay::{CallCost, Replay, ReplayReport, SourceKind, TraceReader, Wo
 use serde::Serialize;
 
 use self::side_by_side::{Column, Costs};
-use crate::exit::ExitError;
 use crate::files::{in_file, named};
 use crate::input::open_workload;
-use crate::terminal::{Terminal, to_stdout};
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::{Terminal, to_stdout};
 
 /// Play workloads on simulated memory, in virtual time
 ///

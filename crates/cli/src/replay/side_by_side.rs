@@ -5,7 +5,7 @@ use pinpool_replay::{CallCost, Replay, ReplayOutcome, TimedCall, Workload};
 use serde::Serialize;
 
 use super::summary::{in_mib, mib};
-use crate::table::{columns, grouped};
+use pinpool_cli::table::{columns, grouped};
 
 /// What calls of a back-end take, and where that is from.
 #[derive(Debug, Clone, Serialize)]

@@ -5,7 +5,7 @@
 
 use pinpool_replay::{ReplayReport, Workload};
 
-use crate::table::{columns, grouped, list as list_of};
+use pinpool_cli::table::{columns, grouped, list as list_of};
 
 /// Smaller pools hold a few granules at most, which makes their ratio of peaks meaningless.
 const WORST_RATIO_ABOVE_BYTES: u64 = 16 << 20;

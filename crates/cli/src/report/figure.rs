@@ -168,7 +168,7 @@ pub(super) fn number(value: f64) -> String {
         return "?".to_owned();
     }
     if value.abs() >= 1000.0 {
-        return crate::table::grouped(whole(value));
+        return pinpool_cli::table::grouped(whole(value));
     }
     let digits = if value.abs() >= 100.0 { 1 } else { 3 };
     let text = format!("{value:.digits$}");

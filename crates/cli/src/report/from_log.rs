@@ -5,7 +5,7 @@ use super::figure::{Axis, Body, Figure, LinePanel, Marks, Series, Unit, number};
 use super::page::{Report, Table, Verdict};
 use crate::inspect::Log;
 use crate::inspect::curve::{Curve, RaisePoint};
-use crate::table::grouped;
+use pinpool_cli::table::grouped;
 
 /// Pools that are drawn: lines beyond these cannot be told apart.
 const POOLS_MAX: usize = 4;

@@ -6,7 +6,7 @@ use pinpool_replay::{Event, Record, Recording, Usage};
 
 use super::map::map;
 use super::timeline::{Sample, Timeline};
-use crate::table::grouped;
+use pinpool_cli::table::grouped;
 
 /// Parts of the time of which each gives at most two samples.
 const PARTS: u64 = 600;

@@ -35,7 +35,7 @@ use self::draw::{Place, svg};
 use self::page::Report;
 use crate::files::{in_file, named, why};
 use crate::input::{self, Kind, read_workload};
-use crate::table::grouped;
+use pinpool_cli::table::grouped;
 
 /// Draws a log or a trace as a page: the limit, evictions and hit rate; of a trace also bytes by state and sizes
 ///

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::figure::{Axis, Bar, BarPanel, Body, Figure, LinePanel, Map, Marks, Series, Unit, number};
 use super::page::{Report, Verdict};
-use crate::table::grouped;
+use pinpool_cli::table::grouped;
 
 /// Parts of the x axis of which each has one hit rate.
 const HIT_RATE_PARTS: usize = 60;

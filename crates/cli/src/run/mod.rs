@@ -14,8 +14,8 @@ use clap::Args;
 use pinpool::Pool;
 use pinpool::config::env::PREFIX;
 
-use crate::exit::ExitError;
-use crate::terminal::Terminal;
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
 
 mod program;
 

@@ -24,7 +24,7 @@ use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModif
 
 use self::session::Session;
 use self::snapshot::{History, Snapshot};
-use crate::terminal::Terminal;
+use pinpool_cli::terminal::Terminal;
 
 pub(crate) use self::remote::{TopArgs, run};
 pub(crate) use self::session::restore;

@@ -17,9 +17,9 @@ use serde_json::Value;
 use super::session::Session;
 use super::snapshot::{History, Snapshot};
 use super::{ends, screen};
-use crate::exit::ExitError;
 use crate::interrupt::stop_at_interrupt;
-use crate::terminal::Terminal;
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
 
 /// Longest line that is read: thousands of pools.
 const LINE_BYTES_MAX: usize = 16 << 20;
@@ -79,7 +79,7 @@ fn show_target(args: &TopArgs, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     };
     let object = statistics(&first).map_err(|why| in_socket(&why))?;
     if args.json {
-        return Ok(crate::terminal::to_stdout(&first)?);
+        return Ok(pinpool_cli::terminal::to_stdout(&first)?);
     }
     show(&object, &lines, stop)
 }

@@ -9,7 +9,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Sparkline};
 
 use super::snapshot::{History, Snapshot};
-use crate::table::grouped;
+use pinpool_cli::table::grouped;
 
 /// Width of the names before the bars.
 const NAME: usize = 12;

@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use pinpool_replay::{PoolDescription, Recording, Workload, open_recording};
 
-use crate::exit::ExitError;
-use crate::terminal::Terminal;
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
 
 /// Most pools without an end that a message names.
 const UNENDED_SHOWN: usize = 5;

@@ -25,7 +25,10 @@ fn suite() -> Option<PathBuf> {
 /// A folder as `collect.sh` makes it, with the double as the driver.
 fn carried(folder: &Path) -> Option<PathBuf> {
     symlink(suite()?, folder.join("gpu")).unwrap();
-    symlink(env!("CARGO_BIN_EXE_pinpool"), folder.join("pinpool")).unwrap();
+    let tool = Path::new(env!("CARGO_BIN_EXE_pinpool"));
+    symlink(tool, folder.join("pinpool")).unwrap();
+    let bench = Some(tool.with_file_name("pinpool-bench")).filter(|bench| bench.exists())?;
+    symlink(bench, folder.join("pinpool-bench")).unwrap();
     let lib = folder.join("lib");
     fs::create_dir(&lib).unwrap();
     Some(driver_double(&lib))
@@ -61,7 +64,9 @@ const SHORT: [(&str, &str); 8] = [
 fn the_run_on_a_device_is_green_on_the_double_and_prints_a_json_line_for_each_figure() {
     let folder = tempfile::tempdir().unwrap();
     let Some(lib) = carried(folder.path()) else {
-        eprintln!("skipped: the suite of the GPU is not built beside this test (cargo test --workspace builds it)");
+        eprintln!(
+            "skipped: the suite of the GPU or the bench is not built beside this test (cargo test --workspace builds it)"
+        );
         return;
     };
     let output = run(folder.path(), &lib, &SHORT);

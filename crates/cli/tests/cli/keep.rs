@@ -1,4 +1,4 @@
-//! `pinpool keep` and `pinpool bench keep`.
+//! `pinpool keep`.
 #![allow(unsafe_code)] // Signals a process.
 
 use std::io::{BufRead, BufReader, Read};
@@ -7,8 +7,6 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
 use std::thread;
 use std::time::Duration;
-
-use serde_json::Value;
 
 use crate::tool::{finish, pinpool, until};
 
@@ -92,37 +90,5 @@ fn what_cannot_be_kept_is_refused() {
         let ran = finish(&mut command);
         assert_eq!(ran.code(), 1, "{args:?}");
         ran.check_stderr(words);
-    }
-}
-
-#[test]
-fn the_bench_measures_a_fresh_pin_and_two_holders() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut command = pinpool(&["bench", "keep", "--bytes", "8MiB", "--rounds", "2", "--backend", "heap", "--json"]);
-    command.env("XDG_RUNTIME_DIR", dir.path());
-    let ran = finish(&mut command);
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    let figures: Value = ran.figures();
-    assert_eq!((&figures["page_lock"], &figures["generation"]), (&"none".into(), &1.into()));
-    for name in ["fresh_ms", "first_ms", "again_ms", "again_gb_s"] {
-        assert!(figures[name].as_f64().unwrap() > 0.0, "{name}: {figures}");
-    }
-}
-
-/// Runs with the driver double as libcuda: a part of a page of hugetlb cannot be kept from children, so the whole is.
-#[cfg(feature = "cuda")]
-#[test]
-fn kept_memory_is_registered_with_a_driver() {
-    let dir = tempfile::tempdir().unwrap();
-    let here = std::env::current_exe().unwrap();
-    let double = here.parent().unwrap().join("libdriver_double.so");
-    std::os::unix::fs::symlink(double, dir.path().join("libcuda.so")).unwrap();
-    for hugetlb in [&[][..], &["--hugetlb", "never"]] {
-        let args = ["bench", "keep", "--bytes", "8MiB", "--rounds", "1", "--backend", "register", "--json"];
-        let mut command = pinpool(&[&args, hugetlb].concat());
-        command.env("XDG_RUNTIME_DIR", dir.path()).env("LD_LIBRARY_PATH", dir.path());
-        let ran = finish(&mut command);
-        assert_eq!(ran.code(), 0, "{}", ran.stderr);
-        assert_eq!(ran.figures()["page_lock"], "register");
     }
 }

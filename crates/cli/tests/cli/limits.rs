@@ -16,32 +16,6 @@ fn without_threads(args: &[&str]) -> Ran {
 }
 
 #[test]
-fn a_bench_that_gets_no_threads_ends_with_an_error() {
-    for args in [
-        &["bench", "hit", "--threads", "2"][..],
-        &["bench", "pin", "--bytes", "8MiB", "--backend", "heap"],
-        &["bench", "stall", "--step", "8MiB", "--backend", "heap"],
-        &["bench", "loader", "--seconds", "2"],
-    ] {
-        let ran = without_threads(args);
-        assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{args:?}: {}", ran.stderr);
-        assert!(ran.stderr.contains("ulimit -u") || ran.stderr.contains("thread"), "{args:?}: {}", ran.stderr);
-    }
-}
-
-#[test]
-fn a_bench_that_gets_some_of_its_threads_says_how_many() {
-    let mut command = std::process::Command::new("sh");
-    let tool = pinpool(&[]);
-    // Each thread has a stack of 64 MiB, so a few fit.
-    command.args(["-c", r#"ulimit -v 1000000; exec "$0" bench hit --threads 64"#]).arg(tool.get_program());
-    let ran = finish(command.env("RUST_MIN_STACK", "67108864"));
-    assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
-    ran.check_stderr(" of 64 threads could be made");
-    ran.check_stderr("ulimit -u");
-}
-
-#[test]
 fn a_load_that_gets_no_threads_ends_with_an_error() {
     let dir = crate::tool::tree();
     let ran = without_threads(&["load", "--json", dir.path().to_str().unwrap()]);

@@ -34,7 +34,6 @@ mod report;
 mod run_program;
 mod settings_tried;
 mod shown;
-mod soak;
 mod tool;
 mod top;
 mod trace_input;

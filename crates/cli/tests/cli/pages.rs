@@ -7,7 +7,7 @@ fn completions_know_every_command_and_flag() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let ran = run(&["completions", shell]);
         assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""), "{shell}");
-        for word in ["load", "soak", "bench", "require-gpu", "batch-bytes"] {
+        for word in ["load", "bench", "advise", "require-gpu", "batch-bytes"] {
             assert!(ran.stdout.contains(word), "{shell}: no {word}");
         }
     }

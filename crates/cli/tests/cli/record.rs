@@ -165,11 +165,3 @@ fn a_process_that_is_killed_leaves_a_trace_that_is_read() {
     assert!(ran.stdout.lines().filter(|line| line.contains(",get,")).count() > 10, "{}", ran.stderr);
     assert!(ran.code() == 0 || ran.stderr.contains("cut off"), "{}", ran.stderr);
 }
-
-#[test]
-fn a_bench_of_hits_shows_what_recording_costs_beside_the_pool_that_does_not() {
-    let figures = run(&["bench", "hit", "--record", "--json"]).figures();
-    let (without, with) = (&figures["ns_per_pair"], &figures["recording"]["ns_per_pair"]);
-    let more = figures["recording"]["more_ns_per_pair"].as_f64().unwrap();
-    assert!((with.as_f64().unwrap() - without.as_f64().unwrap() - more).abs() < 0.02, "{figures}");
-}

@@ -54,15 +54,6 @@ fn a_path_that_no_socket_can_have_is_told_with_the_limit() {
 }
 
 #[test]
-fn a_soak_ends_with_the_statistics_of_its_pool() {
-    let ran = run(&["soak", "--ops", "2000", "--threads", "2"]);
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    for row in ["pool: adaptive on heap", "misses: ", "in flight", "limit checked "] {
-        assert!(ran.stdout.contains(row), "no {row} in\n{}", ran.stdout);
-    }
-}
-
-#[test]
 fn a_trace_is_drawn_under_the_settings_that_are_asked_for() {
     let dir = TempDir::new().unwrap();
     let (trace, log, page) = (dir.path().join("w"), dir.path().join("log"), dir.path().join("page.html"));

@@ -1,60 +1,22 @@
 //! The tool as a user meets it: exit status, stdout and stderr of the built binary.
 
+#[path = "../../../../tests/tool/mod.rs"]
+mod ran;
+
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The result of one run.
-pub(crate) struct Ran {
-    status: ExitStatus,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
-}
-
-impl Ran {
-    pub(crate) fn code(&self) -> i32 {
-        self.status.code().unwrap_or_else(|| panic!("ended by a signal: {:?}\n{}", self.status, self.stderr))
-    }
-
-    /// The one JSON object on stdout.
-    pub(crate) fn figures(&self) -> Value {
-        assert_eq!(self.stdout.lines().count(), 1, "{}{}", self.stdout, self.stderr);
-        serde_json::from_str(&self.stdout).unwrap()
-    }
-
-    pub(crate) fn check_stderr(&self, words: &str) {
-        assert!(self.stderr.contains(words), "no \"{words}\" in:\n{}", self.stderr);
-    }
-}
+pub(crate) use ran::{Ran, ended, finish, number, program, until};
 
 /// The tool on the `heap` back-end, without the environment of the test.
 pub(crate) fn pinpool(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pinpool"));
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("PINPOOL_") || name == "RUST_LOG" {
-            command.env_remove(name);
-        }
-    }
-    command.env("PINPOOL_BACKEND", "heap").args(args).stdin(Stdio::null());
-    command
-}
-
-pub(crate) fn finish(command: &mut Command) -> Ran {
-    let output = command.output().unwrap();
-    let ran = Ran {
-        status: output.status,
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    };
-    assert!(!ran.stderr.contains("panicked") && !ran.stdout.contains("panicked"), "{}", ran.stderr);
-    ran
+    program(env!("CARGO_BIN_EXE_pinpool"), args)
 }
 
 pub(crate) fn run(args: &[&str]) -> Ran {
@@ -63,37 +25,6 @@ pub(crate) fn run(args: &[&str]) -> Ran {
 
 fn load(dir: &TempDir, args: &[&str]) -> Ran {
     finish(pinpool(&["load", "--json", "--verify"]).args(args).arg(dir.path()))
-}
-
-/// Waits until `holds`. Bounds a hang alone: a machine with other work makes a test late and not fail.
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    const HANGS: Duration = Duration::from_secs(300);
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < HANGS, "not in {HANGS:?}: {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Waits for the end of `child`, which it kills if it hangs.
-pub(crate) fn ended(what: &str, child: Child) -> ExitStatus {
-    struct Killed(Child);
-    impl Drop for Killed {
-        fn drop(&mut self) {
-            let _ended_already = self.0.kill();
-        }
-    }
-    let (mut child, mut status) = (Killed(child), None);
-    until(what, || {
-        status = child.0.try_wait().unwrap();
-        status.is_some()
-    });
-    status.unwrap()
-}
-
-/// A figure that must be a whole number.
-pub(crate) fn number(figures: &Value, name: &str) -> u64 {
-    figures[name].as_u64().unwrap_or_else(|| panic!("no {name} in {figures}"))
 }
 
 /// 200 files of 0 to 1,990 bytes in two directories, 199,000 bytes in all.

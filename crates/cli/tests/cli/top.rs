@@ -119,7 +119,6 @@ fn no_socket_stays_behind_when_a_command_ends() {
     };
     for args in [
         &["load", "--synthetic", "20", "--quiet"][..],
-        &["soak", "--ops", "1000", "--threads", "1"],
         &["load", "--synthetic", "20", "--quiet", "--record", "/nonexistent/t.gz"],
     ] {
         finish(&mut command(args));

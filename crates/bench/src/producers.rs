@@ -1,4 +1,4 @@
-//! The loop of `pinpool bench loader`: producers that fill batches, and one thread that copies them.
+//! The loop of `pinpool-bench loader`: producers that fill batches, and one thread that copies them.
 //!
 //! ```text
 //!   P producers:  get (timed) ─▶ memcpy ─▶ ┐ queue, P long

@@ -1,4 +1,4 @@
-//! `pinpool bench loader`: the throughput of a loader on the pool.
+//! `pinpool-bench loader`: the throughput of a loader on the pool.
 //!
 //! | figure | the loop of [`producers`] with |
 //! | --- | --- |

@@ -1,18 +1,19 @@
-//! `pinpool soak`: short runs, and runs that must fail.
+//! `pinpool-bench soak`: short runs, and runs that must fail.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::tool::{finish, number, pinpool, run};
+use crate::tool::{finish, number};
+use crate::{bench, run};
 
 const SHORT: [&str; 5] = ["soak", "--json", "--ops", "40000", "--seed"];
 
 #[test]
 fn a_short_soak_is_clean_and_its_counts_add_up() {
     for (backend, threads) in [("heap", "1"), ("auto", "3")] {
-        let ran = finish(pinpool(&SHORT).args(["7", "--threads", threads]).env("PINPOOL_BACKEND", backend));
+        let ran = finish(bench(&SHORT).args(["7", "--threads", threads]).env("PINPOOL_BACKEND", backend));
         assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
         let figures = ran.figures();
         assert!(backend == "auto" || figures["backend"] == backend, "{figures}");
@@ -34,9 +35,9 @@ fn a_short_soak_is_clean_and_its_counts_add_up() {
 #[test]
 fn a_soak_on_the_driver_double_copies_to_it() {
     let lib = tempfile::tempdir().unwrap();
-    let lib = crate::load::driver_double(lib.path());
+    let lib = crate::driver_double(lib.path());
     for backend in ["vmm", "register", "cuda"] {
-        let mut command = pinpool(&SHORT);
+        let mut command = bench(&SHORT);
         let ran = finish(command.args(["3", "--backend", backend]).env("LD_LIBRARY_PATH", &lib));
         assert_eq!(ran.code(), 0, "{backend}: {}", ran.stderr);
         assert_eq!(ran.figures()["backend"], backend);
@@ -56,7 +57,7 @@ fn the_table_has_every_figure() {
 
 #[test]
 fn an_interrupt_ends_a_soak_with_its_figures() {
-    let mut command = pinpool(&["soak", "--json", "--seconds", "60", "--threads", "2"]);
+    let mut command = bench(&["soak", "--json", "--seconds", "60", "--threads", "2"]);
     // The first line of the log comes after the handler of the interrupt.
     command.env("RUST_LOG", "info");
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -71,4 +72,13 @@ fn an_interrupt_ends_a_soak_with_its_figures() {
     assert_eq!(child.wait().unwrap().code(), Some(130), "{log}");
     let figures: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((number(&figures, "bad_checks"), number(&figures, "gets")), (0, number(&figures, "puts")));
+}
+
+#[test]
+fn a_soak_ends_with_the_statistics_of_its_pool() {
+    let ran = run(&["soak", "--ops", "2000", "--threads", "2"]);
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    for row in ["pool: adaptive on heap", "misses: ", "in flight", "limit checked "] {
+        assert!(ran.stdout.contains(row), "no {row} in\n{}", ran.stdout);
+    }
 }

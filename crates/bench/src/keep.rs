@@ -1,4 +1,4 @@
-//! `pinpool bench keep`: how fast a restarted process has its page-locked memory again.
+//! `pinpool-bench keep`: how fast a restarted process has its page-locked memory again.
 //!
 //! ```text
 //!   round 1..R:  a new pool pins the bytes   beside   kept memory: attached first, filled, given up; attached again, checked

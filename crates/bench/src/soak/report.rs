@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::args::SoakArgs;
 use super::process::ProcessUse;
 use super::worker::Counts;
-use crate::table::{grouped, list};
+use pinpool_cli::table::{grouped, list};
 
 /// What a run did and what the process was seen to hold.
 pub(super) struct Seen {

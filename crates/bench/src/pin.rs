@@ -1,4 +1,4 @@
-//! `pinpool bench pin`: how fast each back-end pins.
+//! `pinpool-bench pin`: how fast each back-end pins.
 //!
 //! ```text
 //!   warm-up, not measured:  every back-end

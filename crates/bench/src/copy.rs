@@ -1,4 +1,4 @@
-//! `pinpool bench copy`: how fast buffers of each back-end reach the device, and what tracking their copies costs.
+//! `pinpool-bench copy`: how fast buffers of each back-end reach the device, and what tracking their copies costs.
 //!
 //! Tracking is measured as the time of the copying thread for each copy:
 //!

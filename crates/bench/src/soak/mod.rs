@@ -1,4 +1,4 @@
-//! `pinpool soak`: random use of a pool for long, with every byte checked and every count compared.
+//! `pinpool-bench soak`: random use of a pool for long, with every byte checked and every count compared.
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -29,11 +29,9 @@ pub(crate) use self::args::SoakArgs;
 use self::process::ProcessUse;
 use self::report::SoakReport;
 use self::worker::{Counts, Shared, Worker};
-use crate::dump::dump_on_signal;
-use crate::exit::ExitError;
-use crate::interrupt::stop_at_interrupt;
-use crate::terminal::Terminal;
 use crate::threads::{Started, spawn_all};
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
 
 /// Operations without `--ops` and `--seconds`.
 const DEFAULT_OPS: u64 = 1_000_000_000;
@@ -44,7 +42,17 @@ const WARM_UP_DIVISOR: u32 = 10;
 /// Time between two looks at the memory of the process.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-pub(crate) fn run(args: &SoakArgs, terminal: &Terminal) -> Result<(), ExitError> {
+/// The first Ctrl-C ends the run with its figures.
+fn stop_at_interrupt(terminal: &Terminal) -> StopFlag {
+    let stop = StopFlag::new();
+    let flag = stop.clone();
+    if let Err(error) = ctrlc::set_handler(move || _ = flag.raise()) {
+        terminal.message(format_args!("Ctrl-C will end the run without its figures: {error}"));
+    }
+    stop
+}
+
+pub(crate) fn run(args: &SoakArgs, json: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let stop = stop_at_interrupt(terminal);
     let start = ProcessUse::now();
     let builder = Pool::builder();
@@ -53,9 +61,8 @@ pub(crate) fn run(args: &SoakArgs, terminal: &Terminal) -> Result<(), ExitError>
         None => builder,
     };
     let pool = builder.build().map_err(|error| terminal.refuse(&error))?;
-    let _dump = dump_on_signal(&pool, terminal);
     let report = args.soak(&pool, start, &stop, terminal)?;
-    if args.json {
+    if json {
         terminal.print(serde_json::json!(report))?;
     } else {
         terminal.print(report.table().trim_end())?;
@@ -164,7 +171,7 @@ impl SoakArgs {
 
 /// The GPU, else the host sink; one stream.
 fn destination(pool: &Pool) -> Result<Box<dyn Destination>, pinpool::Error> {
-    match crate::gpu::open(pool.config().device, 1) {
+    match pinpool_cli::gpu::open(pool.config().device, 1) {
         Ok(device) => Ok(device),
         Err(_) => Ok(Box::new(SinkDestination::new(1)?)),
     }

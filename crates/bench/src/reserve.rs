@@ -1,4 +1,4 @@
-//! `pinpool bench reserve`: how soon a pool with a large reserve gives its first buffer.
+//! `pinpool-bench reserve`: how soon a pool with a large reserve gives its first buffer.
 //!
 //! ```text
 //!   waited for:  build ───────────── all is pinned ─────────────▶ get, fill        first buffer

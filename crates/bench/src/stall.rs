@@ -1,4 +1,4 @@
-//! `pinpool bench stall`: how growth and release of the pool delay the copies of another thread.
+//! `pinpool-bench stall`: how growth and release of the pool delay the copies of another thread.
 //!
 //! ```text
 //!   copying thread:   enqueue 1 MiB, timed ─▶ enqueue ─▶ ...  always with copies in flight    waits for all ─▶ clears

@@ -1,4 +1,4 @@
-//! What `pinpool soak` is asked for.
+//! What `pinpool-bench soak` is asked for.
 
 use std::time::Duration;
 
@@ -37,10 +37,6 @@ pub(crate) struct SoakArgs {
     /// Growth of resident memory that fails the run
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_bytes)]
     pub(super) max_growth: u64,
-
-    /// Print the figures as one JSON object
-    #[arg(long)]
-    pub(super) json: bool,
 }
 
 /// A whole number, also as `1e9`.

@@ -1,4 +1,4 @@
-//! `pinpool bench`: measurements of the pool on this machine, without cargo.
+//! Instruments: measurements of the pool, and its random use for long, on any machine without cargo.
 
 mod baselines;
 mod copy;
@@ -12,19 +12,25 @@ mod pin;
 mod producers;
 mod requested;
 mod reserve;
+mod soak;
 mod stall;
 mod statistics;
+mod threads;
 
-use clap::{Args, Subcommand};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use pinpool_cli::logger;
 use serde::Serialize;
 
-use crate::exit::ExitError;
-use crate::terminal::Terminal;
 use crate::threads::TooManyThreads;
+use pinpool_cli::exit::ExitError;
+use pinpool_cli::terminal::Terminal;
 
-/// Measure the pool on this machine
-#[derive(Debug, Args)]
-pub(crate) struct BenchArgs {
+/// Measures the pool on this machine, or uses it at random for long
+#[derive(Debug, Parser)]
+#[command(name = "pinpool-bench", version, arg_required_else_help = true)]
+struct Cli {
     #[command(subcommand)]
     bench: Bench,
 
@@ -43,6 +49,7 @@ enum Bench {
     Loader(loader::LoaderArgs),
     #[cfg(target_os = "linux")]
     Keep(keep::KeepArgs),
+    Soak(soak::SoakArgs),
 }
 
 /// Result of a bench. Its fields are the keys of the JSON object.
@@ -67,18 +74,22 @@ enum BenchError {
     Pool(#[from] pinpool::Error),
 }
 
-pub(crate) fn run(args: &BenchArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let BenchArgs { bench, json } = args;
-    match bench {
-        Bench::Hit(args) => print(args.measure(), *json, terminal),
-        Bench::Pin(args) => print(args.measure(), *json, terminal),
-        Bench::Reserve(args) => print(args.measure(), *json, terminal),
-        Bench::Stall(args) => print(args.measure(), *json, terminal),
-        Bench::Copy(args) => print(args.measure(), *json, terminal),
-        Bench::Loader(args) => print(args.measure(), *json, terminal),
+fn main() -> ExitCode {
+    let Cli { bench, json } = Cli::parse();
+    let terminal = Terminal::default();
+    logger::init(&terminal, "error");
+    let measured = match bench {
+        Bench::Hit(args) => print(args.measure(), json, &terminal),
+        Bench::Pin(args) => print(args.measure(), json, &terminal),
+        Bench::Reserve(args) => print(args.measure(), json, &terminal),
+        Bench::Stall(args) => print(args.measure(), json, &terminal),
+        Bench::Copy(args) => print(args.measure(), json, &terminal),
+        Bench::Loader(args) => print(args.measure(), json, &terminal),
         #[cfg(target_os = "linux")]
-        Bench::Keep(args) => print(args.measure(), *json, terminal),
-    }
+        Bench::Keep(args) => print(args.measure(), json, &terminal),
+        Bench::Soak(args) => soak::run(&args, json, &terminal),
+    };
+    measured.map_or_else(|error| ExitCode::from(error as u8), |()| ExitCode::SUCCESS)
 }
 
 fn print(report: Measured<impl Report>, json: bool, terminal: &Terminal) -> Result<(), ExitError> {

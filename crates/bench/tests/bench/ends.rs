@@ -1,0 +1,78 @@
+//! What a measurement of kept memory, of threads and of recording shows, and how it ends without threads.
+
+use serde_json::Value;
+
+use crate::tool::{Ran, finish};
+use crate::{bench, run};
+
+/// A stack that no machine has: every thread of `std` is refused.
+const NO_STACK: &str = "70368744177664";
+
+fn without_threads(args: &[&str]) -> Ran {
+    finish(bench(args).env("RUST_MIN_STACK", NO_STACK))
+}
+
+#[test]
+fn the_bench_measures_a_fresh_pin_and_two_holders() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = bench(&["keep", "--bytes", "8MiB", "--rounds", "2", "--backend", "heap", "--json"]);
+    command.env("XDG_RUNTIME_DIR", dir.path());
+    let ran = finish(&mut command);
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let figures: Value = ran.figures();
+    assert_eq!((&figures["page_lock"], &figures["generation"]), (&"none".into(), &1.into()));
+    for name in ["fresh_ms", "first_ms", "again_ms", "again_gb_s"] {
+        assert!(figures[name].as_f64().unwrap() > 0.0, "{name}: {figures}");
+    }
+}
+
+/// Runs with the driver double as libcuda: a part of a page of hugetlb cannot be kept from children, so the whole is.
+#[test]
+fn kept_memory_is_registered_with_a_driver() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = std::env::current_exe().unwrap();
+    let double = here.parent().unwrap().join("libdriver_double.so");
+    std::os::unix::fs::symlink(double, dir.path().join("libcuda.so")).unwrap();
+    for hugetlb in [&[][..], &["--hugetlb", "never"]] {
+        let args = ["keep", "--bytes", "8MiB", "--rounds", "1", "--backend", "register", "--json"];
+        let mut command = bench(&[&args, hugetlb].concat());
+        command.env("XDG_RUNTIME_DIR", dir.path()).env("LD_LIBRARY_PATH", dir.path());
+        let ran = finish(&mut command);
+        assert_eq!(ran.code(), 0, "{}", ran.stderr);
+        assert_eq!(ran.figures()["page_lock"], "register");
+    }
+}
+
+#[test]
+fn a_bench_that_gets_no_threads_ends_with_an_error() {
+    for args in [
+        &["hit", "--threads", "2"][..],
+        &["pin", "--bytes", "8MiB", "--backend", "heap"],
+        &["stall", "--step", "8MiB", "--backend", "heap"],
+        &["loader", "--seconds", "2"],
+    ] {
+        let ran = without_threads(args);
+        assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{args:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains("ulimit -u") || ran.stderr.contains("thread"), "{args:?}: {}", ran.stderr);
+    }
+}
+
+#[test]
+fn a_bench_that_gets_some_of_its_threads_says_how_many() {
+    let mut command = std::process::Command::new("sh");
+    let tool = bench(&[]);
+    // Each thread has a stack of 64 MiB, so a few fit.
+    command.args(["-c", r#"ulimit -v 1000000; exec "$0" hit --threads 64"#]).arg(tool.get_program());
+    let ran = finish(command.env("RUST_MIN_STACK", "67108864"));
+    assert_eq!((ran.code(), ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
+    ran.check_stderr(" of 64 threads could be made");
+    ran.check_stderr("ulimit -u");
+}
+
+#[test]
+fn a_bench_of_hits_shows_what_recording_costs_beside_the_pool_that_does_not() {
+    let figures = run(&["hit", "--record", "--json"]).figures();
+    let (without, with) = (&figures["ns_per_pair"], &figures["recording"]["ns_per_pair"]);
+    let more = figures["recording"]["more_ns_per_pair"].as_f64().unwrap();
+    assert!((with.as_f64().unwrap() - without.as_f64().unwrap() - more).abs() < 0.02, "{figures}");
+}

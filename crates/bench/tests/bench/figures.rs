@@ -1,0 +1,329 @@
+//! `pinpool-bench`: every figure is present and consistent with the others. Its size depends on the machine.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(args: &[&str]) -> Value {
+    bench_in(args, &[])
+}
+
+/// A bench that must be refused. A limit on its address space keeps a failing test from using the memory.
+fn refused(args: &[&str]) -> (Option<i32>, String) {
+    let tool = env!("CARGO_BIN_EXE_pinpool-bench");
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"ulimit -v 4000000; exec "$0" "$@""#, tool]).args(args).env_clear();
+    let output = command.output().unwrap();
+    assert!(output.stdout.is_empty(), "{args:?}: {}", String::from_utf8_lossy(&output.stdout));
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+fn bench_in(args: &[&str], env: &[(&str, &Path)]) -> Value {
+    let output = output(&[args, &["--json"]].concat(), env);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn output(args: &[&str], env: &[(&str, &Path)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinpool-bench"));
+    command.args(args).env_clear().envs(env.iter().copied());
+    command.output().unwrap()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("not a number: {value}"))
+}
+
+fn is_positive(value: &Value) -> bool {
+    number(value) > 0.0
+}
+
+#[test]
+fn hit_has_every_figure_in_each_pattern() {
+    for (pattern, threads) in [("same", "1"), ("mix", "2"), ("cross", "2")] {
+        let figures = bench(&["hit", "--pattern", pattern, "--threads", threads]);
+        assert_eq!((&figures["pattern"], &figures["backend"]), (&pattern.into(), &"heap".into()));
+        assert_eq!(figures["threads"].to_string(), threads);
+        for name in ["mutex_hashmap", "array_queue", "malloc", "empty"] {
+            assert!(is_positive(&figures["baselines"][name]), "{name} in {figures}");
+        }
+        assert!(is_positive(&figures["ns_per_pair"]), "{figures}");
+        for of in [&figures, &figures["empty"]] {
+            let percentiles = ["p50_ns", "p99_ns", "p999_ns", "max_ns"].map(|name| number(&of[name]));
+            assert!(percentiles.is_sorted() && percentiles[3] > 0.0, "{of}");
+        }
+    }
+}
+
+#[test]
+fn reserve_measures_the_first_buffer_waited_for_and_beside_the_pinning() {
+    let figures = bench(&["reserve", "--backend", "heap", "--bytes", "32MiB", "--size", "64KiB", "--rounds", "1"]);
+    let reserves = figures["reserves"].as_array().unwrap();
+    assert_eq!(
+        (reserves.len(), &reserves[0]["backend"], &reserves[0]["bytes"]),
+        (1, &"heap".into(), &(32 << 20).into())
+    );
+    for name in ["first_waited_ms", "first_ms", "all_ms", "gb_per_s"] {
+        assert!(is_positive(&reserves[0][name]), "{name} in {figures}");
+    }
+    let gets = ["median_get_us", "worst_get_us"].map(|name| number(&reserves[0][name]));
+    assert!(gets.is_sorted(), "{figures}");
+    assert_eq!(refused(&["reserve", "--bytes", "900TiB"]).0, Some(2));
+}
+
+#[test]
+fn pin_measures_each_reserve_and_each_growth_beside_plain_memory() {
+    let reserve = ["--bytes", "8MiB", "--rounds", "2", "--threads", "1", "--threads", "3"];
+    let growth = ["--size", "1MiB", "--size", "2MiB", "--getters", "2", "--backend", "heap"];
+    let figures = bench(&[&["pin"], &reserve[..], &growth].concat());
+    assert_eq!(
+        (&figures["bytes"], &figures["rounds"], &figures["baseline"]),
+        (&(8 << 20).into(), &2.into(), &"touch".into())
+    );
+    let touch = number(&figures["touch"]["gb_per_s"]);
+    assert_eq!(number(&figures["touch_over_baseline"]), 1.0);
+    let [heap] = figures["backends"].as_array().unwrap().as_slice() else { panic!("{figures}") };
+    assert_eq!(heap["backend"], "heap");
+    let reserve = heap["reserve"].as_array().unwrap();
+    assert_eq!(reserve.iter().map(|each| number(&each["threads"])).collect::<Vec<_>>(), [1.0, 3.0]);
+    for each in reserve {
+        let [median, best] = ["gb_per_s", "best_gb_per_s"].map(|name| number(&each[name]));
+        assert!(0.0 < median && median <= best, "{each}");
+        assert!((number(&each["over_baseline"]) - median / touch).abs() < 0.01, "{each}, touch {touch}");
+    }
+    let growth = heap["growth"].as_array().unwrap();
+    let cells: Vec<_> = growth.iter().map(|each| (number(&each["size_bytes"]), number(&each["threads"]))).collect();
+    assert_eq!(cells, [(f64::from(1 << 20), 2.0), (f64::from(2 << 20), 2.0)]);
+    assert!(growth.iter().all(|each| is_positive(&each["gb_per_s"]) && is_positive(&each["worst_get_us"])));
+}
+
+#[test]
+fn pin_gets_at_most_its_bytes_and_ignores_repeated_arguments() {
+    let sizes = ["--size", "4MiB", "--size", "1MiB", "--size", "4MiB"];
+    let backends = ["--backend", "heap", "--backend", "heap", "--threads", "1", "--threads", "1"];
+    let args = [&["pin", "--bytes", "4MiB", "--rounds", "1", "--getters", "3"], &sizes[..], &backends].concat();
+    let figures = bench(&args);
+    let [heap] = figures["backends"].as_array().unwrap().as_slice() else { panic!("{figures}") };
+    assert_eq!(heap["reserve"].as_array().unwrap().len(), 1);
+    let cells = heap["growth"].as_array().unwrap().iter();
+    let cells: Vec<_> = cells.map(|each| ["size_bytes", "gets"].map(|name| number(&each[name]))).collect();
+    assert_eq!(cells, [[f64::from(4 << 20), 1.0], [f64::from(1 << 20), 4.0]]);
+    // The default sizes are limited to --bytes.
+    let figures = bench(&["pin", "--bytes", "2MiB", "--rounds", "1", "--getters", "1", "--backend", "heap"]);
+    let cells = figures["backends"][0]["growth"].as_array().unwrap().iter();
+    let cells: Vec<_> = cells.map(|each| number(&each["size_bytes"])).collect();
+    assert_eq!(cells, [f64::from(1 << 20), f64::from(2 << 20)]);
+}
+
+#[test]
+fn pin_defaults_to_the_threads_and_bytes_of_the_machine() {
+    let figures = bench(&["pin", "--rounds", "1", "--size", "64MiB", "--getters", "1", "--backend", "sim"]);
+    let (bytes, most, cores) = (number(&figures["bytes"]), number(&figures["most_bytes"]), number(&figures["cores"]));
+    assert_eq!(bytes, most.min(f64::from(1 << 30)));
+    let reserve = figures["backends"][0]["reserve"].as_array().unwrap();
+    let threads: Vec<_> = reserve.iter().map(|each| number(&each["threads"])).collect();
+    assert!(threads.is_sorted() && threads[0] == 1.0 && threads.last() == Some(&cores), "{threads:?} of {cores}");
+}
+
+/// Checks the figures of `stall` for one back-end.
+fn check_stall(of: &Value, step_bytes: f64) {
+    let phases = of["phases"].as_array().unwrap();
+    assert_eq!(
+        phases.iter().map(|each| each["phase"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["rest", "grow", "shrink"]
+    );
+    let [rest, grow, shrink] = phases.as_slice() else { panic!("{of}") };
+    // Enqueues at rest balance the others when a round ends.
+    let work = number(&grow["enqueues"]) + number(&shrink["enqueues"]);
+    assert!(number(&rest["enqueues"]) >= work.max(1.0), "{of}");
+    for phase in phases {
+        let times = ["p50_us", "p99_us", "max_us"].map(|name| number(&phase[name]));
+        assert!(times.is_sorted(), "{phase}");
+    }
+    let beyond = |phase: &Value| (number(&phase["max_us"]) - number(&rest["max_us"])).max(0.0);
+    assert!((number(&of["grow_stall_us"]) - beyond(grow)).abs() < 0.01, "{of}");
+    if of["release_waits"] == false && number(&of["releases"]) > 0.0 {
+        assert!((number(&of["shrink_stall_us"]) - beyond(shrink)).abs() < 0.01, "{of}");
+    } else {
+        assert!(of["shrink_stall_us"].is_null(), "{of}");
+    }
+    // Each round releases what it grew.
+    assert!(
+        number(&of["rounds"]) >= 1.0 && number(&of["grown_bytes"]) >= number(&of["rounds"]) * step_bytes / 2.0,
+        "{of}"
+    );
+}
+
+#[test]
+fn stall_separates_rest_growth_and_shrink() {
+    let figures = bench(&["stall", "--seconds", "0.2", "--step", "8MiB", "--backend", "heap"]);
+    let of = &figures["backends"][0];
+    check_stall(of, f64::from(8 << 20));
+    assert!(is_positive(&of["releases"]), "{of}");
+}
+
+#[test]
+fn copy_has_a_rate_for_each_size_and_the_cost_of_tracking() {
+    let figures = bench(&["copy", "--seconds", "0.05", "--size", "4KiB", "--size", "1MiB", "--backend", "heap"]);
+    let names: Vec<_> = figures["backends"].as_array().unwrap().iter().map(|of| of["backend"].clone()).collect();
+    assert_eq!(names, ["pageable", "heap"]);
+    for of in figures["backends"].as_array().unwrap() {
+        assert!(of["gb_per_s"].as_array().unwrap().iter().all(is_positive) && of["gb_per_s"][1].is_number(), "{of}");
+    }
+    assert_eq!(figures["tracked_over"], "heap");
+    check_tracked(&figures, &[4 << 10, 64 << 10], &["copy_to"]);
+}
+
+fn check_tracked(figures: &Value, sizes: &[u64], methods: &[&str]) {
+    let tracked = figures["tracked"].as_array().unwrap();
+    assert_eq!(tracked.iter().map(|of| of["bytes"].as_u64().unwrap()).collect::<Vec<_>>(), sizes);
+    for of in tracked {
+        let names: Vec<_> = of["ways"].as_array().unwrap().iter().map(|way| way["by"].as_str().unwrap()).collect();
+        assert_eq!(names, methods);
+        for way in of["ways"].as_array().unwrap() {
+            let [ns, bare_ns, beyond_ns] = [&way["ns"], &of["bare_ns"], &way["beyond_bare_ns"]].map(number);
+            assert!(ns > 0.0 && bare_ns > 0.0 && (ns - bare_ns - beyond_ns).abs() < 0.01, "{of}");
+        }
+    }
+}
+
+/// Runs with the driver double as libcuda.
+#[cfg(feature = "cuda")]
+#[test]
+fn over_a_driver_releases_that_wait_are_held_back_and_every_copy_method_is_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = std::env::current_exe().unwrap();
+    let double = here.parent().unwrap().join("libdriver_double.so");
+    std::os::unix::fs::symlink(double, folder.path().join("libcuda.so")).unwrap();
+    let env = [("LD_LIBRARY_PATH", folder.path())];
+
+    let backends = ["--backend", "vmm", "--backend", "register", "--backend", "cuda"];
+    let figures = bench_in(&[&["stall", "--seconds", "0.2", "--step", "8MiB"], &backends[..]].concat(), &env);
+    assert_eq!((&figures["to"], figures["missing"].as_array().unwrap().len()), (&"driver double".into(), 0));
+    let of = figures["backends"].as_array().unwrap();
+    of.iter().for_each(|of| check_stall(of, f64::from(8 << 20)));
+    assert!(of[0]["release_waits"] == false && is_positive(&of[0]["releases"]), "{}", of[0]);
+    for waits in &of[1..] {
+        assert!(waits["release_waits"] == true && is_positive(&waits["held_back_bytes"]), "{waits}");
+    }
+    for (backend, words) in [("vmm", " releases"), ("register", "shrink: none while copies are in flight, ")] {
+        let ran = output(&["stall", "--seconds", "0.1", "--step", "8MiB", "--backend", backend], &env);
+        let text = String::from_utf8(ran.stdout).unwrap();
+        assert!(text.contains(words), "{text}");
+    }
+
+    let figures = bench_in(&["copy", "--seconds", "0.02", "--size", "4KiB", "--backend", "vmm"], &env);
+    check_tracked(&figures, &[4 << 10, 64 << 10], &["copy_to", "copy_to_slice", "memcpy_htod"]);
+
+    let reserve = ["--bytes", "8MiB", "--rounds", "1", "--size", "8MiB", "--getters", "1"];
+    let figures = bench_in(&[&["pin"], &reserve[..], &backends].concat(), &env);
+    let over_baseline = |at: usize| number(&figures["backends"][at]["reserve"][0]["over_baseline"]);
+    assert!(figures["baseline"] == "cuda" && over_baseline(0) > 0.0 && over_baseline(1) > 0.0, "{figures}");
+
+    // The baseline is measured without a request, except for its growth.
+    let figures = bench_in(&[&["pin", "--backend", "vmm"], &reserve[..]].concat(), &env);
+    let [vmm, cuda] = figures["backends"].as_array().unwrap().as_slice() else { panic!("{figures}") };
+    assert_eq!(
+        (&figures["baseline"], &vmm["backend"], &cuda["backend"]),
+        (&"cuda".into(), &"vmm".into(), &"cuda".into())
+    );
+    assert_eq!([vmm, cuda].map(|of| of["growth"].as_array().unwrap().len()), [1, 0]);
+    assert_eq!(number(&cuda["reserve"].as_array().unwrap().last().unwrap()["over_baseline"]), 1.0);
+}
+
+#[test]
+fn loader_is_compared_with_copies_without_filling_and_with_a_ring() {
+    for (batches, preset) in [(&["fixed", "lognormal"][..], "adaptive"), (&["lognormal"], "tensorflow")] {
+        let args = ["loader", "--producers", "2", "--seconds", "0.2", "--backend", "heap", "--preset", preset];
+        // Both are the default.
+        let one = if batches.len() == 1 { vec!["--batches", batches[0]] } else { vec![] };
+        let figures = bench(&[&args[..], &one].concat());
+        assert_eq!((&figures["preset"], &figures["backend"]), (&preset.into(), &"heap".into()));
+        let loaders = figures["loaders"].as_array().unwrap();
+        assert_eq!(loaders.iter().map(|of| of["batches"].as_str().unwrap()).collect::<Vec<_>>(), batches);
+        loaders.iter().for_each(check_loader);
+    }
+}
+
+fn check_loader(of: &Value) {
+    for name in ["first_second_gb_per_s", "acquire_worst_us", "requested_peak_bytes", "pins_first_second"] {
+        assert!(is_positive(&of[name]), "{name} in {of}");
+    }
+    let [raw, ring, pool] = ["raw_gb_per_s", "ring_gb_per_s", "gb_per_s"].map(|name| number(&of[name]));
+    let mean = (number(&of["raw_runs_gb_per_s"][0]) + number(&of["raw_runs_gb_per_s"][1])) / 2.0;
+    let sums = [("of_raw", pool, raw), ("ring_of_raw", ring, raw), ("of_ring", pool, ring)];
+    for (name, part, whole) in sums {
+        assert!(part > 0.0 && (number(&of[name]) - part / whole).abs() < 0.01, "{name} in {of}");
+    }
+    assert!((raw - mean).abs() < 0.01, "{of}");
+    let pinned = number(&of["pinned_first_second_bytes"]) + number(&of["pinned_later_bytes"]);
+    assert!(pinned >= number(&of["pinned_peak_bytes"]) && number(&of["pins_later"]) >= 0.0, "{of}");
+}
+
+#[test]
+fn missing_back_ends_are_listed_with_the_reason() {
+    let figures = bench(&["copy", "--seconds", "0.01", "--size", "4KiB", "--backend", "heap", "--backend", "sim:0"]);
+    let missing = figures["missing"][0].as_str().unwrap();
+    assert!(missing.starts_with("sim: "), "{missing}");
+}
+
+#[test]
+fn a_bench_without_an_available_back_end_fails_with_the_reasons() {
+    for bench in ["pin", "stall", "copy"] {
+        let ran = output(&[bench, "--backend", "sim:0"], &[]);
+        let stderr = String::from_utf8(ran.stderr).unwrap();
+        assert!(
+            ran.status.code() == Some(1) && stderr.starts_with("pinpool: sim: ") && ran.stdout.is_empty(),
+            "{bench}: {stderr}"
+        );
+    }
+}
+
+#[test]
+fn more_memory_than_the_default_ceiling_is_refused_with_argument_limit_and_remedy() {
+    let most = bench(&["pin", "--bytes", "4KiB", "--rounds", "1", "--getters", "1", "--backend", "heap"])["most_bytes"]
+        .clone();
+    let most = format!(" B, over the {most} B that a pool gets on this machine; give ");
+    let too_much = [
+        (&["pin", "--bytes", "1048576TiB"][..], "--bytes 1048576TiB: ", &*most),
+        (&["stall", "--step", "1048576TiB"], "--step 1048576TiB: ", &most),
+        (&["copy", "--size", "4KiB", "--size", "1048576TiB"], "--size 1048576TiB: ", &most),
+        (&["pin", "--bytes", "4MiB", "--size", "1TiB"], "--size 1TiB: ", "--bytes, 4MiB; give "),
+    ];
+    for (args, argument, words) in too_much {
+        let (code, stderr) = refused(args);
+        assert!(code == Some(2) && stderr.starts_with(&format!("pinpool: {argument}")), "{args:?}: {code:?} {stderr}");
+        assert!(stderr.contains(words), "{stderr}");
+    }
+}
+
+#[test]
+fn a_ring_too_large_is_refused() {
+    let most = bench(&["pin", "--bytes", "4KiB", "--rounds", "1", "--getters", "1", "--backend", "heap"])["most_bytes"]
+        .clone();
+    // Two buffers for each of 1024 producers, and nine more.
+    if number(&most) >= 2057.0 * f64::from(32 << 20) {
+        return; // This machine has the memory.
+    }
+    let (code, stderr) = refused(&["loader", "--producers", "1024", "--backend", "heap"]);
+    let words = ["--producers 1024: a ring of 2057 ", " B, over the ", "give fewer"];
+    assert!(code == Some(2) && words.iter().all(|word| stderr.contains(word)), "{code:?} {stderr}");
+}
+
+#[test]
+fn values_without_a_meaning_are_refused_by_the_parser() {
+    for bench in ["stall", "copy", "loader"] {
+        for seconds in ["nan", "inf", "1e300", "0"] {
+            let (code, stderr) = refused(&[bench, "--seconds", seconds]);
+            assert!(code == Some(2) && stderr.contains("seconds from 0.001 to 3600"), "{bench} {seconds}: {stderr}");
+        }
+    }
+    for (bench, argument) in [("pin", "--bytes"), ("pin", "--size"), ("copy", "--size"), ("stall", "--step")] {
+        let (code, stderr) = refused(&[bench, argument, "0"]);
+        assert!(
+            code == Some(2) && stderr.contains(argument) && stderr.contains("less than "),
+            "{bench} {argument}: {stderr}"
+        );
+    }
+}

@@ -1,0 +1,28 @@
+//! The instruments: each figure is there and agrees with the others. How large it is depends on the machine.
+
+mod ends;
+mod figures;
+mod soak;
+#[path = "../../../../tests/tool/mod.rs"]
+mod tool;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tool::{Ran, finish, program};
+
+fn bench(args: &[&str]) -> Command {
+    program(env!("CARGO_BIN_EXE_pinpool-bench"), args)
+}
+
+fn run(args: &[&str]) -> Ran {
+    finish(&mut bench(args))
+}
+
+/// A folder with the driver double as libcuda.
+fn driver_double(dir: &Path) -> PathBuf {
+    let here = std::env::current_exe().unwrap();
+    let double = here.parent().unwrap().join("libdriver_double.so");
+    std::os::unix::fs::symlink(double, dir.join("libcuda.so")).unwrap();
+    dir.to_owned()
+}
