@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use pinpool::Pool;
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::shared::{SharedSlabs, SlabWorker, Ticket};
+use pinpool_shared::{SharedSlabs, SlabWorker, Ticket};
 
 const BYTES: usize = 4 << 20;
 const LONG: Duration = Duration::from_secs(30);
@@ -87,7 +87,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         process.wait()?;
     }
     slabs.recover()?;
-    slabs.poll();
+    slabs.pool().poll();
     println!("{batches} batches by {count} workers, {replaced} replaced; {:?}", slabs.counts());
     Ok(())
 }

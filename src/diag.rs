@@ -159,17 +159,6 @@ impl fmt::Display for PoolLog {
     }
 }
 
-/// A line of a keeper, which has no pool.
-///
-/// `keeper: no process can attach at PATH ...` (warn): what the line says; `pinpool keep` tries again ten times a
-/// second and keeps the memory.
-pub(crate) fn keeper_is_short(path: &std::path::Path, error: &std::io::Error) {
-    log::warn!(
-        "keeper: no process can attach at {} for now, and the memory stays: {error} (raise `ulimit -n`, or end other programs)",
-        path.display()
-    );
-}
-
 impl PoolLog {
     /// The log of a partition, named after its parent: `parent/child`.
     pub(crate) fn partition(&self, child: &str) -> Self {

@@ -24,6 +24,8 @@ pub(crate) struct UsageReport {
     pub(crate) idle_bytes: u64,
     pub(crate) in_flight_bytes: u64,
     pub(crate) lost_bytes: u64,
+    /// Of users, page-locked under the same ceiling and not held.
+    pub(crate) outside_bytes: u64,
     /// Not pinned, and not under this ceiling.
     pub(crate) fallback_bytes: u64,
     pub(crate) max_bytes: Option<u64>,
@@ -31,8 +33,8 @@ pub(crate) struct UsageReport {
 
 impl fmt::Display for UsageReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { held_bytes, in_use_bytes, idle_bytes, in_flight_bytes, lost_bytes, fallback_bytes, max_bytes } =
-            self;
+        let Self { held_bytes, in_use_bytes, idle_bytes, in_flight_bytes, lost_bytes, .. } = self;
+        let Self { outside_bytes, fallback_bytes, max_bytes, .. } = self;
         write!(f, "held {held_bytes} B (in use {in_use_bytes}, idle {idle_bytes}, in flight {in_flight_bytes}")?;
         if *lost_bytes > 0 {
             write!(f, ", lost {lost_bytes}")?;
@@ -40,6 +42,9 @@ impl fmt::Display for UsageReport {
         match max_bytes {
             Some(max_bytes) => write!(f, "), ceiling {max_bytes} B")?,
             None => write!(f, "), ceiling none")?,
+        }
+        if *outside_bytes > 0 {
+            write!(f, ", page-locked beside the buffers {outside_bytes} B")?;
         }
         if *fallback_bytes > 0 {
             write!(f, ", and {fallback_bytes} B that are not pinned")?;
@@ -123,19 +128,6 @@ pub(crate) enum ErrorKind {
     Forked { parent: u32, child: u32 },
     #[error("completion of a copy is unknown: {why}")]
     Device { why: String },
-    #[error(
-        "no shared buffer was free within {waited:?}: of {buffers}, {filling} are being filled, {sent} are sent and not \
-         received, {held} are held by the trainer; wait longer, release received buffers earlier, or make more buffers"
-    )]
-    NoBuffer { waited: std::time::Duration, buffers: usize, filling: usize, sent: usize, held: usize },
-    #[error("asked {len} B: a shared buffer holds {buffer_bytes} B; ask for less, or make larger buffers")]
-    BufferLength { len: usize, buffer_bytes: usize },
-    #[error("ticket of buffer {index}, generation {generation}: {why}")]
-    Ticket { index: u32, generation: u64, why: String },
-    #[error("{what}: {why}")]
-    Peer { what: &'static str, why: String },
-    #[error("{what}: {why}")]
-    Shared { what: &'static str, why: String },
     #[error("no thread for {what}: {why}; raise the limit on processes (`ulimit -u`) or on memory (`ulimit -v`)")]
     Thread { what: &'static str, why: io::Error },
 }
@@ -149,10 +141,10 @@ macro_rules! predicates {
 }
 predicates! {
     /// The length, the alignment or a handle of the request is wrong.
-    is_request = Length | Alignment | View | Handle | BufferLength;
+    is_request = Length | Alignment | View | Handle;
     /// The request does not fit under the ceiling (`PINPOOL_MAX_BYTES`), not under that of the host ledger (`PINPOOL_LEDGER`),
-    /// or not before the gets that wait for memory; or no [shared buffer](crate::shared) was free in time.
-    is_limit = Limit | Line | Ledger | NoBuffer;
+    /// or not before the gets that wait for memory.
+    is_limit = Limit | Line | Ledger;
     /// The driver or the kernel refused, or the back-end set is not available.
     is_backend = Backend | Unavailable;
     /// Two settings contradict each other, or one set by code is out of range.
@@ -163,14 +155,6 @@ predicates! {
     is_device = Device;
     /// The system has no thread to give.
     is_thread = Thread;
-    /// A ticket stands for no buffer that waits to be received: it was received before, its buffer was taken back, or it is of
-    /// other [shared buffers](crate::shared).
-    is_ticket = Ticket;
-    /// The process at the other end is gone, or was never there: a trainer with [shared buffers](crate::shared), a keeper of
-    /// [kept memory](crate::shared).
-    is_peer = Peer;
-    /// Memory of another process is not what is expected, or cannot be had.
-    is_shared = Shared;
     /// The pool belongs to the process that forked this one.
     is_forked = Forked;
 }
@@ -200,10 +184,6 @@ impl From<Error> for io::Error {
             | ErrorKind::Setting { .. }
             | ErrorKind::Copy { .. } => io::ErrorKind::InvalidInput,
             ErrorKind::Limit { .. } | ErrorKind::Line { .. } | ErrorKind::Ledger { .. } => io::ErrorKind::QuotaExceeded,
-            ErrorKind::NoBuffer { .. } => io::ErrorKind::TimedOut,
-            ErrorKind::Ticket { .. } | ErrorKind::BufferLength { .. } => io::ErrorKind::InvalidInput,
-            ErrorKind::Peer { .. } => io::ErrorKind::ConnectionReset,
-            ErrorKind::Shared { .. } => io::ErrorKind::InvalidData,
             ErrorKind::Backend { .. } => io::ErrorKind::OutOfMemory,
             ErrorKind::Unavailable { .. } => io::ErrorKind::Unsupported,
             ErrorKind::Thread { ref why, .. } => why.kind(),

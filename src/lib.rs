@@ -85,8 +85,6 @@ pub mod doctor;
 pub mod ledger;
 #[cfg(feature = "metrics")]
 pub mod metrics;
-#[cfg(all(target_os = "linux", not(miri)))]
-pub mod shared;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
@@ -102,7 +100,7 @@ pub use error::{Error, Result};
 pub use finding::{Finding, Level};
 pub use in_flight::{Fence, FenceKind, StreamId};
 pub use policy::{Check, Window};
-pub use pool::{GetFuture, Pool, PoolBuilder, TaggedPool};
+pub use pool::{GetFuture, PageLocked, Pool, PoolBuilder, TaggedPool};
 pub use size_class::{DEFAULT_ALIGN, Rounding};
 pub use stats::{
     Calls, ClassStats, EvictionReasons, Histogram, LedgerStats, MissReasons, Peaks, Requested, Stats, StatsError,

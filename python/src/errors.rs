@@ -33,18 +33,43 @@ pub(crate) fn exception(error: &Error) -> PyErr {
         () if error.is_request() || error.is_copy() => python::RequestError::new_err(text),
         () if error.is_setting() => python::SettingError::new_err(text),
         () if error.is_forked() => python::ForkError::new_err(text),
-        () if error.is_ticket() => python::TicketError::new_err(text),
-        () if error.is_peer() => python::PeerError::new_err(text),
-        () if error.is_shared() => python::SharedError::new_err(text),
         () if error.is_device() => python::DeviceError::new_err(text),
         () => python::PinpoolError::new_err(text),
     }
 }
 
+/// The exception for an error of memory that processes share.
+pub(crate) fn of_shared(error: &pinpool_shared::Error) -> PyErr {
+    let text = error.to_string();
+    match error.of_pool() {
+        // A back-end that refuses the memory is told apart from one that is not there by the text.
+        Some(_) if error.is_shared() => python::SharedError::new_err(text),
+        Some(error) => exception(error),
+        None if error.is_limit() => python::LimitError::new_err(text),
+        None if error.is_request() => python::RequestError::new_err(text),
+        None if error.is_ticket() => python::TicketError::new_err(text),
+        None if error.is_peer() => python::PeerError::new_err(text),
+        None if error.is_forked() => python::ForkError::new_err(text),
+        None => python::SharedError::new_err(text),
+    }
+}
+
 /// The same for a get that might wait for `wait` and took `taken`.
 pub(crate) fn of_get(error: &Error, wait: Duration, taken: Duration) -> PyErr {
-    match error.is_limit() && !wait.is_zero() && taken >= wait {
+    match error.is_limit() && ran_out(wait, taken) {
         true => python::TimeoutError::new_err(error.to_string()),
         false => exception(error),
     }
+}
+
+/// The same for a get of memory that processes share.
+pub(crate) fn of_shared_get(error: &pinpool_shared::Error, wait: Duration, taken: Duration) -> PyErr {
+    match error.is_limit() && ran_out(wait, taken) {
+        true => python::TimeoutError::new_err(error.to_string()),
+        false => of_shared(error),
+    }
+}
+
+fn ran_out(wait: Duration, taken: Duration) -> bool {
+    !wait.is_zero() && taken >= wait
 }

@@ -6,16 +6,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pinpool::Error;
-use pinpool::shared::keep::Kept;
-use pinpool::shared::{SharedSlabs, SlabBuf, SlabWorker, Ticket};
+use pinpool_shared::keep::Kept;
+use pinpool_shared::{Error, SharedSlabs, SlabBuf, SlabWorker, Ticket};
 use pyo3::exceptions::{PyBufferError, PyOSError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::buffer::Buffer;
-use crate::errors::{self, ReleasedError, exception};
+use crate::errors::{self, ReleasedError, of_shared};
 use crate::lines;
 use crate::memory::{Memory, Origin};
 use crate::pool::{Pool, UNINTERRUPTED, json, seconds, size};
@@ -69,7 +68,7 @@ impl Slabs {
             outcome
         });
         lines::flush(py)?;
-        outcome.map_err(|error| exception(&error))
+        outcome.map_err(|error| of_shared(&error))
     }
 }
 
@@ -86,7 +85,7 @@ impl Slabs {
         let (pool, buffer_bytes) = (pool.handle()?, size(buffer_bytes)?);
         let made = py.detach(move || SharedSlabs::with_hugetlb(&pool, buffer_bytes, buffers, hugetlb));
         lines::flush(py)?;
-        let slabs = made.map_err(|error| exception(&error))?;
+        let slabs = made.map_err(|error| of_shared(&error))?;
         let origin = Arc::new(Origin::of_shared(slabs.pool(), slabs.page_lock() == "register"));
         Ok(Self { slabs: Mutex::new(Some(Arc::new(slabs))), origin })
     }
@@ -105,7 +104,7 @@ impl Slabs {
         let (slabs, timeout) = (self.slabs()?, timeout.map(seconds).transpose()?);
         let found = waiting(py, timeout, |wait| slabs.next(wait));
         py.detach(|| drop(slabs));
-        let found = found?.map_err(|error| exception(&error))?;
+        let found = found?.map_err(|error| of_shared(&error))?;
         Ok(found.map(|(ticket, buf)| (ticket.tag(), self.received(buf))))
     }
 
@@ -146,12 +145,12 @@ impl Slabs {
 
     fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
         let slabs = self.slabs()?;
-        json(py.detach(|| serde_json::to_string(&slabs.stats())))
+        json(py.detach(|| serde_json::to_string(&slabs.pool().stats())))
     }
 
     fn poll(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, |slabs| {
-            slabs.poll();
+            slabs.pool().poll();
             Ok(())
         })
     }
@@ -186,7 +185,7 @@ impl SharedWorker {
         }
         // SAFETY: borrowed for this call; one that is not open is refused by the kernel.
         let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().map_err(failed)?;
-        let worker = SlabWorker::attach(own).map_err(|error| exception(&error))?;
+        let worker = SlabWorker::attach(own).map_err(|error| of_shared(&error))?;
         Ok(Self { worker })
     }
 
@@ -202,7 +201,7 @@ impl SharedWorker {
             }
         })?;
         let wait = timeout.unwrap_or(Duration::MAX);
-        match found.map_err(|error| errors::of_get(&error, wait, begun.elapsed()))? {
+        match found.map_err(|error| errors::of_shared_get(&error, wait, begun.elapsed()))? {
             Some(buf) => Ok(SharedBuffer { len: buf.len(), state: Mutex::new(Filling { buf: Some(buf), views: 0 }) }),
             None => Err(ReleasedError::new_err("no buffer")),
         }
@@ -238,7 +237,7 @@ impl KeptMemory {
         let (pool, bytes) = (pool.handle()?, size(bytes)?);
         let attached = py.detach(move || Kept::attach(&pool, name, bytes));
         lines::flush(py)?;
-        let kept = attached.map_err(|error| exception(&error))?;
+        let kept = attached.map_err(|error| of_shared(&error))?;
         let origin = Arc::new(Origin::of_shared(kept.pool(), kept.page_lock() == "register"));
         Ok(Self { kept: Mutex::new(Some(Arc::new(kept))), origin })
     }
@@ -266,11 +265,11 @@ impl KeptMemory {
     }
 
     fn complete(&self, label: &str, bytes: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.kept()?.complete(label, size(bytes)? as u64).map_err(|error| exception(&error))
+        self.kept()?.complete(label, size(bytes)? as u64).map_err(|error| of_shared(&error))
     }
 
     fn get(&self, offset: &Bound<'_, PyAny>, n: &Bound<'_, PyAny>) -> PyResult<Buffer> {
-        let buf = self.kept()?.get(size(offset)?, size(n)?).map_err(|error| exception(&error))?;
+        let buf = self.kept()?.get(size(offset)?, size(n)?).map_err(|error| of_shared(&error))?;
         Ok(Buffer::over(Memory::of(buf, self.origin.clone())))
     }
 
@@ -336,7 +335,7 @@ impl SharedBuffer {
     #[pyo3(signature = (tag=0))]
     fn send<'py>(&self, py: Python<'py>, tag: u64) -> PyResult<Bound<'py, PyBytes>> {
         let buf = self.take()?;
-        let ticket = buf.send(tag).map_err(|error| exception(&error))?;
+        let ticket = buf.send(tag).map_err(|error| of_shared(&error))?;
         Ok(PyBytes::new(py, &ticket.to_bytes()))
     }
 

@@ -199,7 +199,7 @@ fn lock_error(call: &'static str, error: &SourceError, len_bytes: usize) -> Sour
     SourceError::new(call, what).with_code(error.code().unwrap_or_default()).with_remedy(limits::LOCKED)
 }
 
-fn unlock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceError> {
+pub(super) fn unlock(start: NonNull<u8>, len_bytes: usize) -> Result<(), SourceError> {
     // SAFETY: allows the kernel to page out, which changes nothing that a program can observe.
     mapping::check("munlock", unsafe { libc::munlock(start.as_ptr().cast(), len_bytes) })
         .map_err(|error| error.with_remedy(limits::MAPPINGS))

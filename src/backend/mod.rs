@@ -28,9 +28,8 @@ mod huge_pages;
 #[cfg(feature = "cuda")]
 mod location;
 mod mapping;
-#[cfg(all(target_os = "linux", not(miri)))]
-pub(crate) mod memory_file;
 mod mlock;
+mod page_lock;
 mod page_tiers;
 mod populate;
 mod recorded;
@@ -57,6 +56,7 @@ pub use heap::HeapSource;
 pub use huge_pages::HugeTlb;
 pub(crate) use huge_pages::too_few;
 pub use mlock::MlockSource;
+pub(crate) use page_lock::PageLock;
 pub use page_tiers::PageTiers;
 pub use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 pub(crate) use recorded::RecordedSource;

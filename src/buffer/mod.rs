@@ -190,9 +190,9 @@ impl PinnedBuf {
     }
 
     /// Number of the acquisition that made this buffer: the same whenever it is reused, and different from all others of
-    /// its source. `None` for zero bytes.
+    /// its source. `None` for zero bytes, and for [adopted](crate::Pool::adopt) memory.
     pub fn id(&self) -> Option<u64> {
-        self.block.as_ref().map(|block| block.id())
+        self.block.as_ref().and_then(|block| block.id())
     }
 
     /// Address of the first byte; page-aligned, or aligned as requested of `get_aligned`. Does not wait for copies.

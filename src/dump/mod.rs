@@ -143,6 +143,7 @@ impl Lines for Dump {
             idle_bytes,
             in_flight_bytes,
             lost_bytes,
+            outside_bytes,
             fallback_bytes,
             max_bytes,
         } = dump.usage;
@@ -159,6 +160,9 @@ impl Lines for Dump {
             max_bytes.map_or_else(|| "none".to_owned(), |bytes| Mib(bytes).to_string()),
             Mib(dump.peak_bytes),
         )?;
+        if outside_bytes > 0 {
+            write!(f, "\npage-locked beside the buffers: {}", Mib(outside_bytes))?;
+        }
         if let Some(Request { refused: Refused::Source { error, .. }, .. }) = &dump.request {
             write!(f, "\ndriver: {error}")?;
         }

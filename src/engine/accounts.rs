@@ -26,6 +26,8 @@ pub(super) struct Accounts {
     failed_gets: AtomicU64,
     fallbacks: AtomicU64,
     fallback_puts: AtomicU64,
+    /// Buffers over adopted memory: in use, in flight or lost.
+    adopted: AtomicU64,
     /// Buffers that a put handed to a waiting get and that get took: a put and a hit each. Counted when it is taken, since
     /// the get may have gone.
     handed_over: AtomicU64,
@@ -113,6 +115,19 @@ impl Accounts {
         self.fallback_puts.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(super) fn count_adopted(&self) {
+        self.adopted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_adopted_put(&self) {
+        self.adopted.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Buffers over adopted memory.
+    pub(super) fn adopted(&self) -> u64 {
+        self.adopted.load(Ordering::Relaxed)
+    }
+
     pub(super) fn count_handed_over(&self) {
         self.handed_over.fetch_add(1, Ordering::Relaxed);
     }
@@ -177,7 +192,7 @@ impl Accounts {
         let (usage, idle, calls) = (stock.backing().usage(), stock.idle().stats(), stock.backing().calls());
         let now = self.occupancy(&usage, &idle, stock, copies);
         self.note_peaks(&usage, &idle, &now);
-        let PoolUsage { supply, partition_bytes, lost_in_partitions, fallback, .. } = usage;
+        let PoolUsage { supply, partition_bytes, lost_in_partitions, fallback, outside_bytes, .. } = usage;
         let (oldest, [peak_in_flight, peak_in_flight_bytes]) = (copies.oldest(now_us), copies.peaks());
         let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (lost, lost_bytes) = (counted(&self.lost), counted(&self.lost_bytes));
@@ -202,6 +217,7 @@ impl Accounts {
             use_time: *self.uses.lock(),
             in_flight_time: *self.flights.lock(),
             fallbacks,
+            adopted: self.adopted(),
             puts: idle.total.put + fallback_puts + handed_over + made_room,
             evicted: idle.total.evicted,
             reclaimed: evictions.reclaimed + evictions.over_bytes + evictions.pressure + evictions.trimmed,
@@ -236,6 +252,7 @@ impl Accounts {
             mappings: supply.mappings,
             descriptors: supply.descriptors,
             pinned_bytes: supply.held_bytes,
+            outside_bytes,
             peak_pinned_bytes: supply.peak_bytes,
             max_bytes: supply.max_bytes,
             highest_max_bytes: supply.highest_max_bytes,
@@ -273,6 +290,7 @@ pub(super) fn usage_report(stats: &Stats) -> UsageReport {
         idle_bytes: stats.idle_bytes,
         in_flight_bytes: stats.in_flight_bytes,
         lost_bytes: stats.lost_bytes,
+        outside_bytes: stats.outside_bytes,
         fallback_bytes: stats.fallback_bytes,
         max_bytes: stats.max_bytes,
     }

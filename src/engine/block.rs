@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use super::idle::thread_cache::Entry;
 use super::owners::Holder;
-use super::supply::BlockMemory;
+use super::supply::{Adopted, BlockMemory};
 use crate::in_flight::CopyFences;
 use crate::size_class::Class;
 use pinpool_os::fork;
@@ -202,17 +202,22 @@ impl<E> Block<E> {
         Class { bytes: self.0.class_bytes, index: self.0.class() }
     }
 
-    /// Number of the acquisition or of the carve that made this block; never reused by its source.
-    pub(crate) fn id(&self) -> u64 {
+    /// Number of the acquisition or of the carve that made this block; never reused by its source. `None` of adopted memory.
+    pub(crate) fn id(&self) -> Option<u64> {
         self.0.memory.id()
     }
 
-    /// The id in a recording, where pageable memory has ids of its own.
-    pub(super) fn recorded_id(&self) -> u64 {
+    /// The id in a recording, where pageable memory has ids of its own, and adopted memory is not.
+    pub(super) fn recorded_id(&self) -> Option<u64> {
         self.0.memory.recorded_id()
     }
 
-    /// False for pageable memory, which replaces the source's memory when there is no room.
+    /// The memory of a user, if it is that.
+    pub(super) fn adopted(&self) -> Option<&Adopted> {
+        self.0.memory.adopted()
+    }
+
+    /// False for pageable memory, which replaces the source's memory when there is no room, and for adopted memory.
     #[inline]
     pub(super) fn is_from_source(&self) -> bool {
         self.0.memory.is_from_source()

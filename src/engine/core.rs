@@ -37,7 +37,7 @@ use super::maintenance::Maintenance;
 use super::owners::Owners;
 use super::shortage::Shortage;
 use super::stock::Stock;
-use super::supply::{Backing, OutsideClaim, Reclaim, Refusal, ReserveWait};
+use super::supply::{Adopted, Backing, OutsideClaim, Reclaim, Refusal, ReserveWait};
 use super::waiters::Waiters;
 use crate::backend::{RecordedSource, Source, SourceError};
 use crate::config::{Ceiling, Config};
@@ -52,7 +52,7 @@ use crate::verdict::Judge;
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::plain::Mutex;
-use pinpool_os::sync::process::{AtomicBool, AtomicU64, Ordering};
+use pinpool_os::sync::process::AtomicBool;
 
 /// A snapshot whose sums do not hold is taken so often.
 const SNAPSHOT_TRIES: u32 = 8;
@@ -105,8 +105,6 @@ pub(crate) struct Core {
     maintenance: Maintenance,
     /// Runs the ticks of this pool; `None` if it is not to.
     thread: Option<&'static MaintenanceThread>,
-    /// Tasks that wait for a copy of this pool.
-    copy_watchers: AtomicU64,
     attention: Attention,
     /// What the first in line wants of other owners of the host ledger.
     wanted_of_ledger: Want,
@@ -145,7 +143,6 @@ impl Core {
             maintenance: Maintenance::new(&config.pressure),
             // Miri takes a thread that does not end for a leak.
             thread: (config.background_poll && !cfg!(miri)).then(MaintenanceThread::of_process),
-            copy_watchers: AtomicU64::new(0),
             attention: Attention::default(),
             wanted_of_ledger: Want::default(),
             is_giving: AtomicBool::new(false),
@@ -243,20 +240,6 @@ impl Core {
         }
     }
 
-    #[allow(dead_code)]
-    /// Has the copies in flight looked at every 200 us or so, until as many calls of
-    /// [`unwatch_copies`](Self::unwatch_copies) were made: a task waits for one.
-    pub(crate) fn watch_copies(&self) {
-        // Relaxed: ordered by the barrier in `notice`.
-        self.copy_watchers.fetch_add(1, Ordering::Relaxed);
-        self.notice(Pace::Copies);
-    }
-
-    #[allow(dead_code)]
-    pub(crate) fn unwatch_copies(&self) {
-        self.copy_watchers.fetch_sub(1, Ordering::Relaxed);
-    }
-
     #[inline]
     pub(crate) fn config(&self) -> &Config {
         &self.config
@@ -323,6 +306,13 @@ impl Core {
         let outcome = self.miss(wanted, wait);
         self.record_outcome(&outcome, wanted, begun);
         outcome
+    }
+
+    /// A block over a user's memory, which is counted apart and never kept.
+    pub(crate) fn adopt(self: &Arc<Self>, adopted: Adopted) -> Result<Block> {
+        self.check_process()?;
+        self.accounts.count_adopted();
+        Ok(self.stock.adopt(self, adopted))
     }
 
     /// An idle block of `class`, or one whose copies are over; calls no back-end and never waits.
@@ -397,13 +387,18 @@ impl Core {
         let claim = || self.backing().claim_outside(bytes);
         let claim_or_trim = || {
             let claimed = claim().or_else(|| {
-                self.trim(self.backing().max_bytes()?.saturating_sub(bytes));
+                self.trim(self.backing().room_for_outside(bytes)?);
                 claim()
             });
             claimed.ok_or_else(|| self.backing().refusal_outside(bytes))
         };
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         self.add_within_ledger(claim_or_trim).map_err(|refusal| self.refused(&Wanted::reserve(len), refusal, 0))
+    }
+
+    /// The error of a source that refused `len` bytes beside the buffers.
+    pub(crate) fn refused_by_source(&self, len: usize, error: SourceError) -> Error {
+        self.refused(&Wanted::reserve(len), Refusal::Source(error), 0)
     }
 
     /// The memory of `claim` is held no more: there is room for gets that wait.

@@ -53,7 +53,7 @@ pub(crate) use self::core::{Begun, Core, WaitingGet, Wanted, recorded};
 pub(crate) use self::owners::Ledger;
 pub(crate) use self::recent::ShardAtHand;
 pub(crate) use self::supply::{
-    Backing, BegunCopy, Direct, Fallback, OutsideClaim, SharedArena, SharedArenaConfig, Supply,
+    Adopted, Backing, BegunCopy, Direct, Fallback, OutsideClaim, SharedArena, SharedArenaConfig, Supply,
 };
 pub(crate) use self::user_block::Block;
 #[cfg(any(test, feature = "testing"))]

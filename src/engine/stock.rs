@@ -18,13 +18,13 @@ use super::idle::thread_cache::Entry;
 use super::idle::{Idle, LoweredLimit, PutOutcome};
 use super::lifetime::Lifetime;
 use super::maintenance::Tick;
-use super::supply::{Acquired, Backing, BlockMemory, Reclaim, Refusal};
+use super::supply::{Acquired, Adopted, Backing, BlockMemory, Reclaim, Refusal};
 use crate::backend::{HugeTlb, too_few};
 use crate::config::Config;
 use crate::diag::PoolLog;
 use crate::maintenance_thread::Pace;
 use crate::policy;
-use crate::size_class::Class;
+use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{EvictionReason, MissReason};
 use pinpool_observe::record::{Event, Recorder};
 use pinpool_os::host::Pressure;
@@ -131,10 +131,30 @@ impl<E> Stock<E> {
 
     fn block(&self, owner: &Arc<E>, memory: BlockMemory, class: Class) -> (Block<E>, bool) {
         let are_more = self.lifetime.add_block();
-        let (id, address) = (memory.recorded_id(), memory.start().addr().get() as u64);
-        let (class_bytes, from_source) = (class.bytes as u64, memory.is_from_source());
-        self.record(Event::New { id, address, class_bytes, from_source });
-        (Block::new(owner.clone(), memory, class), are_more)
+        let block = Block::new(owner.clone(), memory, class);
+        self.record_new(&block);
+        (block, are_more)
+    }
+
+    /// A block over a user's memory.
+    pub(super) fn adopt(&self, owner: &Arc<E>, adopted: Adopted) -> Block<E> {
+        let class = Class { bytes: adopted.len, index: plain_eighths_index(adopted.len) };
+        self.block(owner, BlockMemory::Adopted(adopted), class).0
+    }
+
+    /// Records what becomes of a block, if that is recorded.
+    pub(super) fn record_of(&self, block: &Block<E>, event: impl FnOnce(u64) -> Event) {
+        if let Some(recorder) = &self.recorder
+            && let Some(id) = block.recorded_id()
+        {
+            recorder.record(event(id));
+        }
+    }
+
+    fn record_new(&self, block: &Block<E>) {
+        let (address, from_source) = (block.start().addr().get() as u64, block.is_from_source());
+        let class_bytes = block.class_bytes() as u64;
+        self.record_of(block, |id| Event::New { id, address, class_bytes, from_source });
     }
 
     /// The blocks by class.
@@ -194,9 +214,9 @@ impl<E> Stock<E> {
 
     /// Memory leaves the pool: that is not pinned, or at its end. A slow call.
     pub(super) fn release(&self, block: Block<E>, now_us: u64) {
+        self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.
         let (_owner, memory) = block.into_parts();
-        self.record(Event::Gone { id: memory.recorded_id() });
         self.backing.release(memory, now_us, &self.log);
         // After the release, because the pool may close on it.
         self.lifetime.remove_block();
@@ -387,8 +407,7 @@ impl<E: Send + Sync + 'static> Stock<E> {
     /// A block that was lost is one of the pool again.
     pub(super) fn resume(&self, block: &Block<E>) {
         self.lifetime.add_block();
-        let (id, address) = (block.recorded_id(), block.start().addr().get() as u64);
-        self.record(Event::New { id, address, class_bytes: block.class_bytes() as u64, from_source: true });
+        self.record_new(block);
     }
 }
 

@@ -22,7 +22,10 @@ pub(crate) type Block = block::Block<Core>;
 impl Block {
     /// Whether the memory is page-locked.
     pub(crate) fn is_pinned(&self) -> bool {
-        self.is_from_source() && self.owner().backing().source().is_pinned()
+        match self.adopted() {
+            Some(adopted) => adopted.is_pinned,
+            None => self.is_from_source() && self.owner().backing().source().is_pinned(),
+        }
     }
 
     pub(crate) fn numa_node(&self) -> Option<u32> {
@@ -38,9 +41,15 @@ impl Block {
     /// Whether this is a child process, which a GPU's driver may not have given the memory to.
     #[inline]
     pub(crate) fn is_inaccessible(&self) -> bool {
-        let is_kept_from_children =
-            || self.owner().backing().source().needs_gpu() || self.owner().config().hugetlb != HugeTlb::Off;
-        self.is_forked() && self.is_from_source() && is_kept_from_children()
+        let is_kept_from_children = || match self.adopted() {
+            // By a driver, as far as the pool can know.
+            Some(adopted) => adopted.is_pinned,
+            None => {
+                let (source, config) = (self.owner().backing().source(), self.owner().config());
+                self.is_from_source() && (source.needs_gpu() || config.hugetlb != HugeTlb::Off)
+            }
+        };
+        self.is_forked() && is_kept_from_children()
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {

@@ -17,6 +17,7 @@ use crate::size_class::{DEFAULT_ALIGN, MAX_LEN};
 mod builder;
 mod get_future;
 mod nodes;
+mod outside;
 mod statistics;
 mod tagged;
 
@@ -24,6 +25,7 @@ pub use builder::PoolBuilder;
 pub(crate) use builder::{ceiling_in_bytes, pin_threads};
 pub use get_future::GetFuture;
 use nodes::NodePools;
+pub use outside::PageLocked;
 pub use tagged::TaggedPool;
 
 /// A pool of page-locked host memory. Cheap to clone; all clones are the same pool.

@@ -9,9 +9,9 @@ use crate::policy::Window;
 ///
 /// - `gets = hits + misses`,
 /// - `misses = miss_reasons.total()`,
-/// - `gets = puts + in_use + in_flight + lost`,
+/// - `gets + adopted = puts + in_use + in_flight + lost`,
 /// - `buffers = buffers_in_pool + in_use + in_flight`,
-/// - `misses = buffers + lost + (fallbacks - fallback_buffers) + eviction_reasons.total()`,
+/// - `misses + adopted = buffers + lost + (fallbacks - fallback_buffers) + eviction_reasons.total()`,
 /// - `evicted = eviction_reasons.over_limit`, `aged = eviction_reasons.expired`, `reclaimed = eviction_reasons.reclaimed +
 ///   over_bytes + pressure + trimmed`,
 /// - `pinned_bytes + fallback_bytes = in_use_bytes + in_flight_bytes + idle_bytes + lost_bytes + partition_bytes +
@@ -82,6 +82,10 @@ pub struct Stats {
     pub in_flight_time: Histogram,
     /// Gets that found no memory under the ceiling and got memory that is not pinned; they count as misses.
     pub fallbacks: u64,
+    /// Bytes of users that are page-locked under the ceiling of this pool ([`Pool::page_lock`](crate::Pool::page_lock)), and not held.
+    pub outside_bytes: u64,
+    /// Buffers over [adopted](crate::Pool::adopt) memory, in use, in flight or lost: no gets, and their bytes are not held.
+    pub adopted: u64,
     /// Buffers put back.
     pub puts: u64,
     /// Idle buffers evicted by puts over the limit.
@@ -297,11 +301,15 @@ impl Stats {
         let equal = [
             ("gets = hits + misses", gets, self.hits + misses),
             ("misses = the sum of their reasons", misses, self.miss_reasons.total()),
-            ("gets = puts + in use + in flight + lost", gets, self.puts + self.in_use + self.in_flight + self.lost),
+            (
+                "gets + adopted = puts + in use + in flight + lost",
+                gets + self.adopted,
+                self.puts + self.in_use + self.in_flight + self.lost,
+            ),
             ("buffers = idle + in use + in flight", buffers, self.buffers_in_pool + self.in_use + self.in_flight),
             (
-                "misses + fallback buffers = buffers + lost + fallbacks + those that left",
-                misses + self.fallback_buffers,
+                "misses + fallback buffers + adopted = buffers + lost + fallbacks + those that left",
+                misses + self.fallback_buffers + self.adopted,
                 buffers + self.lost + self.fallbacks + left.total(),
             ),
             ("evicted = over the limit", self.evicted, left.over_limit),

@@ -1,7 +1,7 @@
 //! The pages of `docs` that are made from the code: `settings.md` from the table of settings, `log-lines.md` from the comments of
 //! the methods that print the lines. `UPDATE_DOCS=1` writes them anew.
 //!
-//! The comment of each method of `src/diag.rs` has its lines with their levels, and each of these is printed by a method.
+//! The comment of each method of `SOURCES` has its lines with their levels, and each of these is printed by a method.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -9,6 +9,9 @@ use std::fs;
 
 use pinpool::config::env::VARIABLES;
 use proc_macro2::{Delimiter, Literal, TokenStream, TokenTree};
+
+/// Where lines are printed.
+const SOURCES: [&str; 2] = ["src/diag.rs", "crates/shared/src/keep.rs"];
 
 /// Methods whose text comes from elsewhere, and the first patterns of the lines that stand for them. TensorFlow's two lines are
 /// explained in `presets.md`.
@@ -77,7 +80,7 @@ fn start_of(text: &Literal) -> String {
 
 /// The paragraphs of comments that begin with a pattern and have a level.
 fn documented() -> Vec<Documented> {
-    let source = read("src/diag.rs");
+    let source = SOURCES.map(read).concat();
     let comments = source.lines().map(|line| line.trim().strip_prefix("///").map(str::trim));
     let text: Vec<_> = comments.map(|comment| comment.unwrap_or_default()).collect();
     let paragraphs =
@@ -103,7 +106,7 @@ fn literal_start(pattern: &str) -> String {
 #[test]
 fn the_comments_have_every_line_with_its_level_and_no_other() {
     let mut lines = Vec::new();
-    collect(read("src/diag.rs").parse().unwrap(), "", &mut lines);
+    collect(SOURCES.map(read).concat().parse().unwrap(), "", &mut lines);
     assert!(lines.len() > 20, "{lines:?}");
     let documented = documented();
     let mut met = BTreeSet::new();

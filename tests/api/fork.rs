@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-#[cfg(all(feature = "trace", target_os = "linux"))]
-use pinpool::shared::{SharedSlabs, SlabWorker};
 use pinpool::{Backend, Pool, Preset};
+#[cfg(all(feature = "trace", target_os = "linux"))]
+use pinpool_shared::{SharedSlabs, SlabWorker};
 use pinpool_testing::SourceCall;
 
 use crate::child::{alone, in_a_child};

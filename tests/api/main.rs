@@ -8,6 +8,7 @@
 //! | `record_files` | what a recording does to a file that is at its path (feature `trace`) |
 //! | `orphans` | children that outlive a killed parent (feature `trace`) |
 //! | `remedies` | what a message tells the user to do, and what a pool warns of when it is built |
+//! | `adopt` | memory that a user pinned, as buffers |
 //! | `ceiling`, `fault`, `in_flight` | what fails, what is held, what a copy still reads |
 //! | `abandoned`, `totals`, `reserve_in_line` | copies that never end, totals that never fall, reserves beside gets that wait |
 //! | `zero` | buffers that are zeroed before another user gets them |
@@ -22,8 +23,6 @@
 //! | `own_stream`, `settings`, `sizes` | traits that others implement; what can be set, and how values are written |
 //! | `stats_counts`, `stats_formats`, `stats_never_wait` | each figure against known counts; the table; a snapshot waits for no call |
 //! | `short_path` | hits that a thread serves from the pools that it used last |
-//! | `kept` | memory that outlives its process |
-//! | `shared`, `shared_kills` | buffers that worker processes fill; workers that are killed at any instruction |
 //! | `stress`, `thread_cache_stress` | many threads at once, and the balance afterwards |
 //! | `maintenance` | what the maintenance thread does by itself, and what nobody does without it |
 //! | `tags`, `out_of_memory` | who holds what, and the report of a get that fails |
@@ -35,6 +34,7 @@
 mod abandoned;
 mod adaptive;
 mod adaptive_model;
+mod adopt;
 #[cfg(not(miri))]
 mod async_copy;
 mod async_get;
@@ -69,8 +69,6 @@ mod huge_pages;
 mod idle_by_class;
 mod in_flight;
 #[cfg(all(target_os = "linux", not(miri)))]
-mod kept;
-#[cfg(all(target_os = "linux", not(miri)))]
 mod ledger;
 mod ledger_file;
 mod ledger_waits;
@@ -104,10 +102,6 @@ mod scripted_faults;
 mod settings;
 mod settings_as_text;
 mod several_streams;
-#[cfg(all(target_os = "linux", not(miri)))]
-mod shared;
-#[cfg(all(target_os = "linux", not(miri)))]
-mod shared_kills;
 mod short_path;
 mod sink;
 mod sizes;

@@ -6,12 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 
-use pinpool::shared::keep::Keeper;
 use pinpool::{Backend, Pool, PoolBuilder};
 use pinpool_observe::record::Recording;
+use pinpool_shared::keep::Keeper;
 
+use super::child::Child;
 use super::child::{alone, alone_with};
-use super::shared_kills::Child;
 
 fn heap() -> PoolBuilder {
     Pool::builder().without_env().backend(Backend::Heap)

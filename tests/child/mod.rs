@@ -1,5 +1,6 @@
 //! Runs a test again in its own process, and checks in a child of `fork`.
 #![allow(unsafe_code)] // Forks.
+#![allow(dead_code)] // Not every test binary needs all of it.
 
 use std::any::type_name;
 use std::env;
@@ -15,7 +16,6 @@ pub(crate) fn alone<F: FnOnce()>(test: F) {
 }
 
 /// As [`alone`], in an environment whose variables of pinpool are `vars` and no others.
-#[allow(dead_code)] // Not every test binary needs it.
 pub(crate) fn alone_with<F: FnOnce()>(vars: impl FnOnce() -> Vec<(&'static str, String)>, test: F) {
     let mut command = Command::new(env::current_exe().unwrap());
     env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PINPOOL_")).for_each(|(name, _)| {
@@ -34,6 +34,48 @@ fn alone_in<F: FnOnce()>(mut command: Command, test: F) {
     let child = command.args(["--exact", name, "--nocapture"]).env(ALONE, name).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
     assert!(child.status.success() && out.contains("1 passed"), "{name}, {}: {out}{err}", child.status);
+}
+
+/// A child of this process; killed when this is dropped.
+pub(crate) struct Child(libc::pid_t);
+
+impl Child {
+    /// Runs `work` in a child of `fork`.
+    pub(crate) fn new(work: impl FnOnce()) -> Self {
+        // SAFETY: the child runs `work` on its one thread and exits without unwinding.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            // SAFETY: ends the child if it hangs.
+            unsafe { libc::alarm(120) };
+            let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            // SAFETY: ends the child without running what belongs to the parent.
+            unsafe { libc::_exit(i32::from(worked.is_err())) };
+        }
+        Self(child)
+    }
+
+    pub(crate) fn id(&self) -> libc::pid_t {
+        self.0
+    }
+
+    pub(crate) fn wait(&mut self) -> i32 {
+        let mut status = 0;
+        // SAFETY: a place for a number, and a child of this process.
+        unsafe { libc::waitpid(self.0, &raw mut status, 0) };
+        self.0 = 0;
+        status
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if self.0 > 0 {
+            // SAFETY: a child of this process that was not waited for.
+            unsafe { libc::kill(self.0, libc::SIGKILL) };
+            self.wait();
+        }
+    }
 }
 
 /// A child that hangs is killed after this time.

@@ -3,6 +3,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `access` | which devices and processes may reach the memory, and write-combined memory |
+//! | `adopt` | memory of users: page-locked, copied from, unlocked after the last copy or never |
 //! | `ceiling` | what the driver holds against the ceiling, byte for byte |
 //! | `copies`, `tracked_copies` | copies made by the pool, and every natural line that starts one |
 //! | `interop` | copies made by cudarc, work of others, handles of other frameworks, timelines |
@@ -26,6 +27,7 @@
 //! first call on, or a fork, runs again as a child ([`child::alone`]).
 
 mod access;
+mod adopt;
 mod background_reserve;
 #[path = "../api/captured_log.rs"]
 #[allow(dead_code)] // The tests of the public interface need all of it.

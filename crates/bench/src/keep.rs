@@ -7,8 +7,8 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pinpool::shared::keep::{Keeper, Kept};
 use pinpool::{Backend, Pool};
+use pinpool_shared::keep::{Keeper, Kept};
 use serde::Serialize;
 
 use super::requested::{self, pool_builder};

@@ -72,6 +72,8 @@ enum BenchError {
     Threads(#[from] TooManyThreads),
     #[error(transparent)]
     Pool(#[from] pinpool::Error),
+    #[error(transparent)]
+    Shared(#[from] pinpool_shared::Error),
 }
 
 fn main() -> ExitCode {

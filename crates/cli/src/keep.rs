@@ -2,11 +2,11 @@
 
 use clap::Args;
 use pinpool::config::text::{format_bytes, parse_bytes};
-use pinpool::shared::keep::Keeper;
 
 use crate::interrupt::stop_at_interrupt;
 use pinpool_cli::exit::ExitError;
 use pinpool_cli::terminal::Terminal;
+use pinpool_shared::keep::Keeper;
 
 /// Hold memory under a name, so that a restarted process finds its bytes again
 ///
@@ -28,9 +28,9 @@ pub(crate) struct KeepArgs {
 }
 
 pub(crate) fn run(args: &KeepArgs, terminal: &Terminal) -> Result<(), ExitError> {
-    let failed = |error: pinpool::Error| {
+    let failed = |error: pinpool_shared::Error| {
         terminal.message(&error);
-        ExitError::of(&error)
+        ExitError::Failure
     };
     let hugetlb = args.hugetlb.as_deref().map(|when| when == "only");
     let stop = stop_at_interrupt(terminal);

@@ -213,7 +213,7 @@ class SharedPool:
         return self._trainer().is_hugetlb()
 
     def stats(self) -> dict[str, Any]:
-        """The figures of received buffers and their copies, with the names of the crate's JSON."""
+        """The statistics of the pool, with the names of the crate's JSON: received buffers are `adopted`."""
         return json.loads(self._trainer().stats_json())
 
     def poll(self) -> None:

@@ -4,7 +4,6 @@ use super::super::supply::Reclaim;
 use super::Core;
 use crate::maintenance_thread::{Maintained, Pace};
 use crate::stats::EvictionReason;
-use pinpool_os::sync::process::Ordering;
 
 impl Reclaim for Core {
     fn idle_bytes(&self) -> u64 {
@@ -53,9 +52,7 @@ impl Maintained for Core {
         self.give_to_others();
         let is_preparing = self.backing().arena().is_some_and(|arena| arena.prepare_hole(self.time.now_us()));
         // While holes are prepared, a look comes more often than anything else is due.
-        // Relaxed: ordered by the thread's barrier.
-        let is_watched = self.copy_watchers.load(Ordering::Relaxed) > 0;
-        if !is_preparing || is_watched || self.maintenance.is_tick_due(self.time.coarse_us()) {
+        if !is_preparing || self.accounts.adopted() > 0 || self.maintenance.is_tick_due(self.time.coarse_us()) {
             self.complete_copies();
             self.tick_after(0);
         }
@@ -69,10 +66,13 @@ impl Maintained for Core {
 impl Core {
     fn own_pace(&self) -> Pace {
         if self.in_flight.count() > 0 || self.has_unanswered() {
-            // Relaxed: ordered by the thread's barrier.
-            let for_copies = if self.copy_watchers.load(Ordering::Relaxed) > 0 { Pace::Copies } else { Pace::Idle };
-            return for_copies.min(self.stock.pace());
+            return self.pace_of_copies().min(self.stock.pace());
         }
         self.stock.pace()
+    }
+
+    /// The pace that copies in flight ask for: somebody may wait for adopted memory.
+    pub(super) fn pace_of_copies(&self) -> Pace {
+        if self.accounts.adopted() > 0 { Pace::Copies } else { Pace::Idle }
     }
 }

@@ -7,7 +7,6 @@ use crate::in_flight::{Fences, LostItem, Swept};
 use crate::maintenance_thread::Pace;
 use crate::policy;
 use pinpool_observe::record::Event;
-use pinpool_os::sync::process::Ordering;
 
 impl Core {
     /// The user is done with `block`, and so is every device. The caller keeps a reference to this pool until it returns.
@@ -38,7 +37,7 @@ impl Core {
 
     /// A put of a block that was used, and is used no more.
     pub(super) fn keep_after_copies(&self, mut block: Block) {
-        if self.config.zero {
+        if self.config.zero && block.adopted().is_none() {
             block.zero();
         }
         self.keep(block);
@@ -56,7 +55,7 @@ impl Core {
         self.end_use(&mut block);
         block.end_holding();
         if !block.is_from_source() {
-            self.put_pageable(block);
+            self.put_foreign(block);
             return;
         }
         block.make_plain(self.generation.number());
@@ -91,9 +90,13 @@ impl Core {
         }
     }
 
+    /// A put of memory that is not kept: pageable, or a user's.
     #[cold]
-    pub(super) fn put_pageable(&self, block: Block) {
-        self.accounts.count_fallback_put();
+    fn put_foreign(&self, block: Block) {
+        match block.adopted() {
+            Some(_) => self.accounts.count_adopted_put(),
+            None => self.accounts.count_fallback_put(),
+        }
         self.stock.release(block, self.time.coarse_us());
         self.close_if_unused();
         self.wake_waiters();
@@ -105,8 +108,7 @@ impl Core {
         self.end_use(&mut block);
         block.begin_time(now_us);
         self.in_flight.insert(block, bytes, fences, now_us);
-        // Relaxed: a task that is not seen here sees the copy, after its own barrier.
-        self.notice(if self.copy_watchers.load(Ordering::Relaxed) > 0 { Pace::Copies } else { Pace::Idle });
+        self.notice(self.pace_of_copies());
         self.tick_if_alone();
         self.close_if_unused();
     }
@@ -135,7 +137,7 @@ impl Core {
         let now_us = if swept.completed.is_empty() { 0 } else { self.time.read_us() };
         for mut block in swept.completed {
             block.end_time().into_iter().for_each(|since_us| self.accounts.count_in_flight(since_us, now_us));
-            self.stock.record(Event::Completed { id: block.recorded_id() });
+            self.stock.record_of(&block, |id| Event::Completed { id });
             self.keep_after_copies(block);
         }
         swept.lost.into_iter().for_each(|LostItem { item, error, fences }| self.lose(item, fences, &error));
@@ -150,7 +152,7 @@ impl Core {
     fn lose(&self, mut block: Block, fences: Option<Fences>, error: &Error) {
         block.end_holding();
         let (held_bytes, is_asked_again) = (block.held_bytes(), fences.is_some());
-        self.stock.record(Event::Leaked { id: block.recorded_id() });
+        self.stock.record_of(&block, |id| Event::Leaked { id });
         self.backing().note_lost(held_bytes);
         let lost = self.accounts.count_lost(held_bytes);
         let keeps_all = self.backing().has_arena() && self.backing().source().release_waits();

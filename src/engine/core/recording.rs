@@ -34,8 +34,8 @@ impl Core {
     /// A get was served: at once, or after it began to look for memory.
     #[inline]
     pub(crate) fn record_get(&self, block: &Block, wanted: &Wanted, begun: Option<Instant>) {
-        if let Some(recorder) = self.recorder() {
-            let (id, class_bytes) = (block.recorded_id(), block.class_bytes() as u64);
+        if let Some((recorder, id)) = self.recorder().zip(block.recorded_id()) {
+            let class_bytes = block.class_bytes() as u64;
             let (bytes, tag, took_ns) = (wanted.len as u64, tag(recorder, wanted), ns_since(begun));
             recorder.record(Event::Get { id, bytes, class_bytes, tag, took_ns });
         }
@@ -44,8 +44,8 @@ impl Core {
     /// A plain get of `len` bytes was a hit.
     #[inline]
     pub(in crate::engine) fn record_hit(&self, block: &Block, len: usize) {
-        if let Some(recorder) = self.recorder() {
-            let (id, class_bytes, bytes) = (block.recorded_id(), block.class_bytes() as u64, len as u64);
+        if let Some((recorder, id)) = self.recorder().zip(block.recorded_id()) {
+            let (class_bytes, bytes) = (block.class_bytes() as u64, len as u64);
             recorder.record(Event::Get { id, bytes, class_bytes, tag: 0, took_ns: 0 });
         }
     }
@@ -65,9 +65,7 @@ impl Core {
     /// A user is done with `block`.
     #[inline]
     pub(in crate::engine) fn record_put(&self, block: &Block, in_flight: bool) {
-        if let Some(recorder) = self.recorder() {
-            recorder.record(Event::Put { id: block.recorded_id(), in_flight });
-        }
+        self.stock.record_of(block, |id| Event::Put { id, in_flight });
     }
 
     /// The pool has ended: its file is complete.

@@ -185,7 +185,12 @@ impl ArenaState {
     }
 
     fn claimed_under_ceiling(&self) -> u64 {
-        self.all_claimed_bytes().saturating_add(self.share.of_others())
+        self.all_claimed_bytes().saturating_add(self.claimed_by_others())
+    }
+
+    /// Bytes that others claim under the same ceiling.
+    pub(super) fn claimed_by_others(&self) -> u64 {
+        self.share.of_others()
     }
 
     /// Records what is claimed now. False if another arena has taken that room.

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::super::waiters::Beside;
-use super::common_ceiling::OutsideClaim;
+use super::common_ceiling::{CeilingShare, OutsideClaim};
 use super::fallback::FallbackStats;
 use super::{Acquired, BlockMemory, Direct, Fallback, Gate, Reclaim, Refusal, SharedArena, SupplyStats};
 use crate::backend::{PageTiers, Source, SourceError};
@@ -39,6 +39,8 @@ pub(crate) struct Backing {
     own: Arc<Budget>,
     /// What this pool and its partitions have added to the reserve, under the same ceiling.
     reserves: Arc<Budget>,
+    /// Counts what is claimed for users.
+    outside: Arc<Budget>,
     /// Serves gets for which there is no room; `None` if those are errors.
     fallback: Option<Fallback>,
     /// What the process may lock, read from a file of the kernel when a get first finds no memory.
@@ -52,6 +54,8 @@ pub(in crate::engine) struct PoolUsage {
     pub(in crate::engine) supply: SupplyStats,
     /// In blocks of this pool.
     pub(in crate::engine) own_bytes: u64,
+    /// Of users, under the ceiling of this pool.
+    pub(in crate::engine) outside_bytes: u64,
     /// In blocks of its partitions that are not lost.
     pub(in crate::engine) partition_bytes: u64,
     /// Lost blocks of its partitions, and their bytes.
@@ -62,7 +66,8 @@ pub(in crate::engine) struct PoolUsage {
 impl Backing {
     pub(crate) fn new(supply: Supply, fallback: Option<Fallback>) -> Self {
         let (own, reserves) = (Budget::new(None), Budget::new(None));
-        Self { supply, is_partition: false, own, reserves, fallback, lock_limit: OnceLock::new() }
+        let outside = Budget::new(None);
+        Self { supply, is_partition: false, own, reserves, outside, fallback, lock_limit: OnceLock::new() }
     }
 
     /// The same arena under an own ceiling; `None` for a supply that cannot be shared.
@@ -74,6 +79,7 @@ impl Backing {
             is_partition: true,
             own: Budget::inside(&self.own, max_bytes),
             reserves: Budget::inside(&self.reserves, max_bytes),
+            outside: Budget::inside(&self.outside, None),
             fallback: self.fallback.as_ref().map(|fallback| fallback.partition(max_bytes)),
             lock_limit: OnceLock::new(),
         })
@@ -284,10 +290,20 @@ impl Backing {
 
     /// Claims `bytes` under all ceilings for memory that is held beside the blocks. `None` if there is no room for them.
     pub(in crate::engine) fn claim_outside(&self, bytes: u64) -> Option<OutsideClaim> {
-        match &self.supply {
-            Supply::Direct(direct) => direct.claim_outside(bytes).map(OutsideClaim::of_claim),
-            Supply::Shared(arena) => arena.claim_outside(bytes, self.own.claim(bytes)?),
-        }
+        let (share, own) = match &self.supply {
+            Supply::Direct(direct) => (CeilingShare::default(), Some(direct.claim_outside(bytes)?)),
+            Supply::Shared(arena) => {
+                let own = if self.is_partition { Some(self.own.claim(bytes)?) } else { None };
+                (arena.claim_outside(bytes)?, own)
+            }
+        };
+        Some(OutsideClaim::new(share, own, self.outside.claim(bytes)?.held()))
+    }
+
+    /// How much may be held for `bytes` to fit beside it under all ceilings. `None` without a ceiling.
+    pub(in crate::engine) fn room_for_outside(&self, bytes: u64) -> Option<u64> {
+        let others = self.arena().map_or(0, |arena| arena.claimed_by_others());
+        Some(self.max_bytes()?.saturating_sub(bytes).saturating_sub(others))
     }
 
     /// A block of this pool of `bytes` is never used again.
@@ -311,6 +327,10 @@ impl Backing {
             (BlockMemory::Region { region, claim }, Supply::Direct(direct)) => direct.release(region, claim),
             (BlockMemory::Pageable { region, claim }, _) => {
                 self.fallback.as_ref().map_or(Ok(()), |fallback| fallback.release(region, claim))
+            }
+            (BlockMemory::Adopted(adopted), _) => {
+                adopted.give_back();
+                Ok(())
             }
             // A block is made by the supply of its own pool.
             (BlockMemory::Carved { .. } | BlockMemory::Region { .. }, _) => Ok(()),
@@ -487,14 +507,23 @@ impl Backing {
     pub(in crate::engine) fn usage(&self) -> PoolUsage {
         let supply = self.stats();
         let fallback = self.fallback.as_ref().map(Fallback::stats).unwrap_or_default();
-        let inner_bytes = self.own.inner_bytes();
+        let (inner_outside_bytes, all_outside_bytes) = (self.outside.inner_bytes(), self.outside.held_bytes());
+        let inner_bytes = self.own.inner_bytes().saturating_sub(inner_outside_bytes);
+        // What an own ceiling counts includes what is outside; what an arena holds does not.
+        let counted_bytes = if self.is_partition { all_outside_bytes } else { inner_outside_bytes };
+        let supply = match &self.supply {
+            Supply::Shared(_) if self.is_partition => supply.of_partition(&self.own).without(all_outside_bytes),
+            Supply::Shared(_) => supply,
+            Supply::Direct(_) => supply.without(all_outside_bytes),
+        };
         let pinned_bytes = match &self.supply {
             Supply::Direct(_) => supply.block_bytes,
-            Supply::Shared(_) => self.own.held_bytes().saturating_sub(inner_bytes),
+            Supply::Shared(_) => self.own.held_bytes().saturating_sub(counted_bytes + inner_bytes),
         };
         let lost_in_partitions = self.own.inner_lost();
         PoolUsage {
-            supply: if self.is_partition() { supply.of_partition(&self.own) } else { supply },
+            supply,
+            outside_bytes: all_outside_bytes.saturating_sub(inner_outside_bytes),
             own_bytes: pinned_bytes + fallback.held_bytes.saturating_sub(fallback.inner_bytes),
             partition_bytes: (inner_bytes + fallback.inner_bytes).saturating_sub(lost_in_partitions.1),
             lost_in_partitions,

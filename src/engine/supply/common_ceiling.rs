@@ -86,19 +86,15 @@ impl CeilingShare {
 #[derive(Debug)]
 pub(crate) struct OutsideClaim {
     share: CeilingShare,
-    _own: Claim,
+    /// Under the ceiling of a pool's own, if it has one.
+    _own: Option<Claim>,
+    _counted: Claim,
 }
 
 impl OutsideClaim {
-    /// Under the ceiling `max_bytes` that the arena of `share` has, and in a partition its own.
-    pub(super) fn of_share(mut share: CeilingShare, bytes: u64, max_bytes: Option<u64>, own: Claim) -> Option<Self> {
-        let fits = max_bytes.is_none_or(|max_bytes| bytes <= max_bytes);
-        (fits && share.record(bytes, max_bytes)).then(|| Self { share, _own: own })
-    }
-
-    /// Under a ceiling that no arena has.
-    pub(super) fn of_claim(claim: Claim) -> Self {
-        Self { share: CeilingShare::default(), _own: claim }
+    /// Under the ceiling of an arena, if there is one, and that of a pool's own.
+    pub(super) fn new(share: CeilingShare, own: Option<Claim>, counted: Claim) -> Self {
+        Self { share, _own: own, _counted: counted }
     }
 }
 

@@ -3,6 +3,7 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `backing.rs` | the supply of one pool, with its own ceiling and its fallback |
+//! | `adopted.rs` | memory of a user, lent to the pool for one buffer |
 //! | `fallback.rs` | memory that is not pinned, in place of memory for which there is no room |
 //! | `direct.rs` | preset `tensorflow`: each miss is an acquisition, each victim a release |
 //! | `shared_arena.rs` | preset `adaptive`: a lock around an arena, and the order of steps when memory is needed or released |
@@ -20,6 +21,7 @@
 //! Bytes are claimed under the ceiling before the source is called, and returned on every failing path. No lock is held
 //! during a source call. Never decides which buffer is reused or evicted.
 
+mod adopted;
 mod arena_state;
 mod attached;
 mod backing;
@@ -40,6 +42,7 @@ use crate::backend::{Region, SourceError};
 use crate::budget::{Budget, Claim};
 use crate::stats::EvictionReason;
 
+pub(crate) use adopted::Adopted;
 pub(super) use backing::PoolUsage;
 pub(crate) use backing::{Backing, Supply};
 pub(crate) use common_ceiling::OutsideClaim;
@@ -59,6 +62,8 @@ pub(super) enum BlockMemory {
     Carved { start: NonNull<u8>, ptr: ArenaPtr, bytes: u64, id: u64, claim: Option<Claim> },
     /// Ordinary memory, given out when there is no room, with its claim under the limit of the fallback. Never kept.
     Pageable { region: Region, claim: Claim },
+    /// A user's, who has it back when the buffer is put.
+    Adopted(Adopted),
 }
 
 // SAFETY: the bytes belong to one block alone (source-C1, arena-I1) and are bound to no thread.
@@ -154,6 +159,12 @@ pub(super) struct SupplyStats {
 }
 
 impl SupplyStats {
+    /// Without `bytes` of users, which count under the same ceiling.
+    fn without(self, bytes: u64) -> Self {
+        let (held_bytes, block_bytes) = (self.held_bytes.saturating_sub(bytes), self.block_bytes.saturating_sub(bytes));
+        Self { held_bytes, block_bytes, ..self }
+    }
+
     /// The part that a partition sees: its own blocks under its own ceiling.
     fn of_partition(self, own: &Budget) -> Self {
         Self {
@@ -173,24 +184,36 @@ impl BlockMemory {
         match self {
             Self::Region { region, .. } | Self::Pageable { region, .. } => region.start(),
             Self::Carved { start, .. } => *start,
+            Self::Adopted(adopted) => adopted.start,
         }
     }
 
-    pub(super) fn id(&self) -> u64 {
+    /// `None` of adopted memory.
+    pub(super) fn id(&self) -> Option<u64> {
         match self {
-            Self::Region { region, .. } | Self::Pageable { region, .. } => region.id(),
-            Self::Carved { id, .. } => *id,
+            Self::Region { region, .. } | Self::Pageable { region, .. } => Some(region.id()),
+            Self::Carved { id, .. } => Some(*id),
+            Self::Adopted(_) => None,
         }
     }
 
-    /// The id in a recording: that of pageable memory, which comes from another source, has its highest bit set.
-    pub(super) fn recorded_id(&self) -> u64 {
-        if self.is_from_source() { self.id() } else { self.id() | 1 << 63 }
+    /// The id in a recording: that of pageable memory, which comes from another source, has its highest bit set. `None` of
+    /// adopted memory, which no setting of the pool changes.
+    pub(super) fn recorded_id(&self) -> Option<u64> {
+        self.id().map(|id| if self.is_from_source() { id } else { id | 1 << 63 })
     }
 
     #[inline]
     pub(super) fn is_from_source(&self) -> bool {
-        !matches!(self, Self::Pageable { .. })
+        matches!(self, Self::Region { .. } | Self::Carved { .. })
+    }
+
+    /// The memory of a user, if it is that.
+    pub(super) fn adopted(&self) -> Option<&Adopted> {
+        match self {
+            Self::Adopted(adopted) => Some(adopted),
+            _ => None,
+        }
     }
 
     /// Bytes that count as held for it.
@@ -198,6 +221,8 @@ impl BlockMemory {
         match self {
             Self::Region { claim, .. } | Self::Pageable { claim, .. } => claim.bytes(),
             Self::Carved { bytes, .. } => *bytes,
+            // The pool holds none of it.
+            Self::Adopted(_) => 0,
         }
     }
 }

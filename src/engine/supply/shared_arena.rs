@@ -40,14 +40,13 @@ use std::time::{Duration, Instant};
 
 use super::arena_state::ArenaState;
 use super::attached::{complete_copies, idle_buffers, make_room};
-use super::common_ceiling::{NodeArenas, OutsideClaim};
+use super::common_ceiling::{CeilingShare, NodeArenas};
 use super::executor::{GrowthShape, arena_over, held};
 use super::gate::Gate;
 use super::mapping_watch::MappingWatch;
 use super::{Acquired, Reclaim, Refusal, SupplyStats};
 use crate::arena::{ArenaPtr, GrowthLimits, Retention};
 use crate::backend::{PAGE_BYTES, PageTiers, Source, SourceError, VirtualMemory};
-use crate::budget::Claim;
 use crate::diag::{self, PoolLog};
 use crate::ledger::SharedCeiling;
 use crate::size_class::Class;
@@ -371,9 +370,16 @@ impl SharedArena {
     }
 
     /// Claims `bytes` under the ceiling for what is held beside the arena. `None` if there is no room for them.
-    pub(super) fn claim_outside(&self, bytes: u64, own: Claim) -> Option<OutsideClaim> {
+    pub(super) fn claim_outside(&self, bytes: u64) -> Option<CeilingShare> {
         let state = self.state.lock();
-        OutsideClaim::of_share(state.share_beside(), bytes, state.max_bytes(), own)
+        let (mut share, max_bytes) = (state.share_beside(), state.max_bytes());
+        let fits = max_bytes.is_none_or(|max_bytes| bytes <= max_bytes);
+        (fits && share.record(bytes, max_bytes)).then_some(share)
+    }
+
+    /// Bytes that others claim under the same ceiling.
+    pub(super) fn claimed_by_others(&self) -> u64 {
+        self.state.lock().claimed_by_others()
     }
 
     pub(in crate::engine) fn max_bytes(&self) -> Option<u64> {

@@ -2,8 +2,8 @@
 #![allow(unsafe_code)] // Says what is made of atomics alone.
 
 use super::layout::failed;
-use crate::backend::memory_file::{MemoryFile, Shared, SharedMemory};
 use crate::error::{ErrorKind, Result};
+use crate::memory_file::{MemoryFile, Shared, SharedMemory};
 use pinpool_os::host::PAGE_BYTES;
 use pinpool_os::sync::process::{AtomicU32, AtomicU64, Ordering};
 
@@ -164,11 +164,6 @@ impl KeptFile {
             return Err(cut_off());
         }
         Ok(Self { memory })
-    }
-
-    /// Bytes of the whole file.
-    pub(super) fn file_bytes(&self) -> usize {
-        self.memory.len()
     }
 
     /// How many processes have held it.

@@ -13,7 +13,7 @@
 //! ```
 //! use std::os::fd::AsFd;
 //! use std::time::Duration;
-//! use pinpool::shared::{SharedSlabs, SlabWorker};
+//! use pinpool_shared::{SharedSlabs, SlabWorker};
 //!
 //! let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
 //! let slabs = SharedSlabs::new(&pool, 1 << 20, 4)?; // 4 buffers of 1 MiB
@@ -48,18 +48,23 @@
 //! | `slabs.rs`, `worker.rs` | both sides |
 //! | `state.rs`, `counts.rs` | the state of one buffer, and of how many which |
 //! | `layout.rs` | what lies where in the file, and its check |
+//! | `memory_file.rs` | files without a name that are mapped |
 //! | `shared_memory` | `LockFile`: which processes are alive; `EventCount`: waits across processes |
 //! | `lend.rs` | parts of the memory as buffers of a pool |
 //! | `pass.rs` | a descriptor over a Unix socket |
 //! | `ticket.rs` | the message |
 //! | `keep.rs`, `kept_file.rs`, `kept_socket.rs` | memory that outlives its process |
 
+#![cfg(target_os = "linux")] // Memory files, locks of open file descriptions.
+
 mod counts;
+mod error;
 pub mod keep;
 mod kept_file;
 mod kept_socket;
 mod layout;
 mod lend;
+mod memory_file;
 mod pass;
 mod slabs;
 mod state;
@@ -67,6 +72,7 @@ mod ticket;
 mod worker;
 
 pub use counts::Counts;
+pub use error::{Error, Result};
 pub use slabs::SharedSlabs;
 pub use ticket::Ticket;
 pub use worker::{SlabBuf, SlabWorker};

@@ -6,15 +6,13 @@ use std::time::{Duration, Instant};
 
 use super::counts::Counts;
 use super::layout::{Entry, Geometry, SlabFile, View, WHAT, io_failed};
-use super::lend::{Claimed, Lender};
+use super::lend::Lender;
 use super::state::{State, Use};
 use super::ticket::Ticket;
 use super::worker::{LOOK_EVERY, TRAINER, is_alive, locks_of, recover};
-use crate::backend::memory_file::{MemoryFile, SharedMemory};
-use crate::buffer::PinnedBuf;
 use crate::error::{ErrorKind, Result};
-use crate::pool::Pool;
-use crate::stats::Stats;
+use crate::memory_file::{MemoryFile, SharedMemory};
+use pinpool::{PinnedBuf, Pool};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::process::Ordering;
 use pinpool_shm::file::LockFile;
@@ -54,7 +52,6 @@ impl SharedSlabs {
     ///
     /// As [`new`](Self::new).
     pub fn with_hugetlb(pool: &Pool, buffer_bytes: usize, buffers: usize, hugetlb: Option<bool>) -> Result<Self> {
-        let claimed = Claimed::new(pool, SlabFile::bytes(buffer_bytes, buffers)?)?;
         let (file, slab) = SlabFile::new(buffer_bytes, buffers, hugetlb)?;
         let owners = locks_of(&file)?;
         if !owners.try_lock_slot(TRAINER).map_err(io_failed(WHAT, "a lock of the file"))? {
@@ -64,15 +61,16 @@ impl SharedSlabs {
         }
         let SlabFile { memory, geometry } = slab;
         let give_back = move |memory: &SharedMemory, offset| free(View { memory, geometry: &geometry }, offset);
-        let lender = Lender::new(claimed, None, "shared", memory, geometry.data_offset, true, Box::new(give_back))?;
+        let lender = Lender::new(pool, None, memory, Box::new(give_back))?;
         Ok(Self { lender, file, geometry, owners, generation: ForkGeneration::now() })
     }
 
     fn view(&self) -> Result<View<'_>> {
         // In a child of fork a driver's memory is not mapped.
-        self.lender.pool().core().check_process()?;
-        let gone = || ErrorKind::Shared { what: WHAT, why: "the memory is not mapped".to_owned() };
-        Ok(View { memory: self.lender.memory().ok_or_else(gone)?, geometry: &self.geometry })
+        if self.generation.is_stale() {
+            return Err(ErrorKind::Forked { what: WHAT, child: std::process::id() }.into());
+        }
+        Ok(View { memory: self.lender.memory(), geometry: &self.geometry })
     }
 
     /// Passes the descriptor of the memory over `socket`, to [`SlabWorker::attach_by`](super::SlabWorker::attach_by).
@@ -206,27 +204,18 @@ impl SharedSlabs {
 
     /// What page-locks the memory: `register`, `mlock` or `none`.
     pub fn page_lock(&self) -> &'static str {
-        self.lender.lock_name()
+        self.lender.locked_by()
     }
 
     /// Whether the memory is in hugetlb pages.
     pub fn is_hugetlb(&self) -> bool {
-        self.lender.memory().is_some_and(SharedMemory::is_hugetlb)
+        self.lender.memory().is_hugetlb()
     }
 
-    /// The pool that received buffers are of. It keeps nothing idle, and its gets fail.
+    /// The pool that received buffers are of: as memory that it has [adopted](Pool::adopt). Those in use and in flight are
+    /// [held](Counts::held).
     pub fn pool(&self) -> Pool {
         self.lender.pool().clone()
-    }
-
-    /// The figures of the received buffers: those in use and in flight, and their copies.
-    pub fn stats(&self) -> Stats {
-        self.lender.pool().stats()
-    }
-
-    /// Puts back the received buffers whose copies are over; the maintenance thread does it too.
-    pub fn poll(&self) {
-        self.lender.pool().poll();
     }
 }
 
@@ -240,9 +229,7 @@ impl AsFd for SharedSlabs {
 impl Drop for SharedSlabs {
     fn drop(&mut self) {
         // In a child of fork it is the parent's.
-        if let Ok(header) = self.view().and_then(View::header)
-            && !self.generation.is_stale()
-        {
+        if let Ok(header) = self.view().and_then(View::header) {
             header.close();
         }
     }

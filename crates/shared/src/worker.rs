@@ -10,8 +10,8 @@ use super::counts::Counts;
 use super::layout::{Entry, SlabFile, View, WHAT, failed, io_failed};
 use super::state::{State, Use};
 use super::ticket::Ticket;
-use crate::backend::memory_file::MemoryFile;
 use crate::error::{ErrorKind, Result};
+use crate::memory_file::MemoryFile;
 use pinpool_os::fork::{self, ForkGeneration};
 use pinpool_os::sync::process::{AtomicUsize, Ordering};
 use pinpool_shm::file::LockFile;
@@ -143,7 +143,7 @@ impl SlabWorker {
     /// - [`is_request`](crate::Error::is_request): `len` is over [`buffer_bytes`](Self::buffer_bytes),
     /// - [`is_limit`](crate::Error::is_limit): none was free in time,
     /// - [`is_peer`](crate::Error::is_peer): the trainer is gone,
-    /// - [`is_forked`](crate::Error::is_forked): a parent of this process attached; attach again.
+    /// - [`is_peer`](crate::Error::is_peer) also if a parent of this process attached; attach again.
     pub fn get(&self, len: usize, timeout: Duration) -> Result<SlabBuf> {
         self.get_since(Instant::now(), len, timeout)
     }
@@ -314,7 +314,7 @@ impl SlabBuf {
     ///
     /// # Errors
     ///
-    /// [`is_peer`](crate::Error::is_peer): the trainer is gone, and [`is_forked`](crate::Error::is_forked) as for `get`. The buffer is free again then.
+    /// [`is_peer`](crate::Error::is_peer) as for `get`. The buffer is free again then.
     pub fn send(self, tag: u64) -> Result<Ticket> {
         let attached = &self.attached;
         attached.check_process()?;

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use pinpool::copy::sink::{SinkMem, SinkStream};
-use pinpool::shared::{SharedSlabs, SlabWorker, Ticket};
-use pinpool::{Backend, Error, Pool};
+use pinpool::{Backend, Pool};
+use pinpool_shared::{Error, SharedSlabs, SlabWorker, Ticket};
 
 const SOON: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(20);
@@ -49,7 +49,7 @@ fn bytes_arrive_in_place_and_the_buffer_comes_back() {
         }
         assert_eq!(slabs.counts().free, 3);
     }
-    assert_eq!(slabs.stats().in_use, 0);
+    assert_eq!(slabs.pool().stats().in_use, 0);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_buffer_comes_back_when_its_copy_has_ended_and_not_before() {
     let buf = slabs.receive(&sent(&worker, &[5; 4096], 0)).unwrap();
     buf.copy_to(&stream, &mut device).unwrap();
     assert!(worker.get(1, Duration::from_millis(30)).unwrap_err().is_limit(), "the device is reading it");
-    assert_eq!((slabs.counts().held, slabs.stats().in_flight), (1, 1));
+    assert_eq!((slabs.counts().held, slabs.pool().stats().in_flight), (1, 1));
     drop(held);
     worker.get(1, LONG).unwrap();
     assert_eq!(device.read(), [5; 4096]);

@@ -27,13 +27,13 @@ pub use super::kept_file::Mark;
 use super::kept_file::{Header, KEPT, KeptFile, peer, shared};
 use super::kept_socket::KeptSocket;
 pub use super::kept_socket::socket_of;
-use super::lend::{Claimed, Lender};
+use super::lend::Lender;
 use super::worker::locks_of;
-use crate::backend::PAGE_BYTES;
-use crate::backend::memory_file::{MemoryFile, SharedMemory};
-use crate::buffer::PinnedBuf;
 use crate::error::Result;
-use crate::pool::Pool;
+use crate::memory_file::{MemoryFile, SharedMemory};
+use pinpool::backend::PAGE_BYTES;
+use pinpool::{PinnedBuf, Pool};
+use pinpool_os::fork::ForkGeneration;
 use pinpool_os::local_socket::check_peer;
 use pinpool_os::sync::plain::Mutex;
 
@@ -105,7 +105,7 @@ impl Keeper {
                 // The memory is worth more than an answer now.
                 Err(error) if is_short(&error) => {
                     if !is_told {
-                        crate::diag::keeper_is_short(self.path(), &error);
+                        keeper_is_short(self.path(), &error);
                     }
                     is_told = true;
                     thread::sleep(SHORT_PAUSE);
@@ -115,6 +115,17 @@ impl Keeper {
         }
         Ok(())
     }
+}
+
+/// A line of a keeper, which has no pool.
+///
+/// `keeper: no process can attach at PATH ...` (warn): what the line says; `pinpool keep` tries again ten times a
+/// second and keeps the memory.
+fn keeper_is_short(path: &Path, error: &io::Error) {
+    log::warn!(
+        "keeper: no process can attach at {} for now, and the memory stays: {error} (raise `ulimit -n`, or end other programs)",
+        path.display()
+    );
 }
 
 /// Whether the system, or a limit of this process, lacks what others may give back.
@@ -130,7 +141,7 @@ type Parts = Arc<Mutex<Vec<(usize, usize)>>>;
 /// the ceiling is the whole file: the bytes, a page of numbers, and in hugetlb pages the rest of the last one.
 ///
 /// ```no_run
-/// use pinpool::shared::keep::Kept;
+/// use pinpool_shared::keep::Kept;
 ///
 /// // While `pinpool keep weights --bytes 4GiB` runs:
 /// let pool = pinpool::Pool::from_env()?;
@@ -140,7 +151,7 @@ type Parts = Arc<Mutex<Vec<(usize, usize)>>>;
 ///     kept.get(0, 1 << 20)?.as_mut_slice()?.fill(1);
 ///     kept.complete("step 100", 1 << 20)?;
 /// }
-/// # Ok::<(), pinpool::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Kept {
@@ -148,6 +159,7 @@ pub struct Kept {
     parts: Parts,
     bytes: usize,
     generation: u64,
+    made_by: ForkGeneration,
     /// One thread at a time reads or writes the mark, which is several words.
     marking: Mutex<()>,
 }
@@ -187,24 +199,16 @@ impl Kept {
             thread::sleep(Duration::from_millis(1));
         }
         let kept = KeptFile::open(&file, name, bytes)?;
-        // With the page of numbers, and the rest of a page of hugetlb.
-        let claimed = Claimed::new(pool, kept.file_bytes())?;
         let generation = kept.generation();
         let parts = Parts::default();
         let lent = parts.clone();
         let give_back = move |_: &SharedMemory, offset: usize| {
             lent.lock().retain(|&(from, _)| from + PAGE_BYTES != offset);
         };
-        let lender = Lender::new(
-            claimed,
-            Some(held),
-            "kept",
-            kept.into_memory(),
-            PAGE_BYTES,
-            generation == 0,
-            Box::new(give_back),
-        )?;
-        let kept = Self { lender, parts, bytes, generation, marking: Mutex::new(()) };
+        // With the page of numbers, and the rest of a page of hugetlb.
+        let lender = Lender::new(pool, Some(held), kept.into_memory(), Box::new(give_back))?;
+        let made_by = ForkGeneration::now();
+        let kept = Self { lender, parts, bytes, generation, made_by, marking: Mutex::new(()) };
         kept.with_header(Header::count_holder);
         Ok(kept)
     }
@@ -212,8 +216,7 @@ impl Kept {
     /// What `act` makes of the numbers of the file, which no other thread reads or writes meanwhile.
     fn with_header<R>(&self, act: impl FnOnce(&Header) -> R) -> Option<R> {
         // In a child of fork a driver's memory is not mapped, and the lock may be held by a thread of the parent.
-        let memory = self.lender.memory().filter(|_| !self.lender.pool().core().is_forked())?;
-        let header = memory.shared(0)?;
+        let header = self.lender.memory().shared(0).filter(|_| !self.made_by.is_stale())?;
         let _one_at_a_time = self.marking.lock();
         Some(act(header))
     }
@@ -288,7 +291,7 @@ impl Kept {
 
     /// What page-locks the memory: `register`, `mlock` or `none`.
     pub fn page_lock(&self) -> &'static str {
-        self.lender.lock_name()
+        self.lender.locked_by()
     }
 
     /// The pool that its buffers are of.

@@ -10,11 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::shared::keep::{Keeper, Kept, socket_of};
 use pinpool::{Backend, Pool};
+use pinpool_shared::keep::{Keeper, Kept, socket_of};
 
-use super::child::alone_with;
-use super::shared_kills::Child;
+use super::child::{Child, alone_with};
 
 const BYTES: usize = 1 << 20;
 
@@ -202,7 +201,7 @@ fn the_ceiling_holds_the_whole_file() {
 #[test]
 fn what_cannot_be_kept_or_held_is_refused_with_the_reason() {
     alone_in_dir!(|| {
-        let refused = |error: pinpool::Error, words: &str| {
+        let refused = |error: pinpool_shared::Error, words: &str| {
             assert!((error.is_peer() || error.is_shared()) && error.to_string().contains(words), "{words}: {error}");
         };
         let pool = pool();

@@ -5,57 +5,15 @@ use std::os::fd::AsFd;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use pinpool::shared::{SharedSlabs, SlabWorker};
 use pinpool::{Backend, Pool};
+use pinpool_shared::{SharedSlabs, SlabWorker};
 
-use super::child::alone;
+use super::child::{Child, alone};
 use super::draw::Draw;
 
 const LONG: Duration = Duration::from_secs(20);
 const BUFFERS: usize = 6;
 const BYTES: usize = 20_000;
-
-/// A child of this process; killed when this is dropped.
-pub(crate) struct Child(libc::pid_t);
-
-impl Child {
-    /// Runs `work` in a child of `fork`.
-    pub(crate) fn new(work: impl FnOnce()) -> Self {
-        // SAFETY: the child runs `work` on its one thread and exits without unwinding.
-        let child = unsafe { libc::fork() };
-        assert!(child >= 0);
-        if child == 0 {
-            // SAFETY: ends the child if it hangs.
-            unsafe { libc::alarm(120) };
-            let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-            // SAFETY: ends the child without running what belongs to the parent.
-            unsafe { libc::_exit(i32::from(worked.is_err())) };
-        }
-        Self(child)
-    }
-
-    pub(crate) fn id(&self) -> libc::pid_t {
-        self.0
-    }
-
-    pub(crate) fn wait(&mut self) -> i32 {
-        let mut status = 0;
-        // SAFETY: a place for a number, and a child of this process.
-        unsafe { libc::waitpid(self.0, &raw mut status, 0) };
-        self.0 = 0;
-        status
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        if self.0 > 0 {
-            // SAFETY: a child of this process that was not waited for.
-            unsafe { libc::kill(self.0, libc::SIGKILL) };
-            self.wait();
-        }
-    }
-}
 
 fn kills() -> u64 {
     std::env::var("PINPOOL_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(100)
@@ -121,7 +79,7 @@ fn workers_killed_at_any_instruction_lose_nothing_but_what_they_were_filling() {
         while receive(Duration::ZERO) {}
         slabs.recover().unwrap();
         let counts = slabs.counts();
-        assert_eq!((counts.free, slabs.workers(), slabs.stats().in_use), (BUFFERS, 0, 0), "{counts:?}");
+        assert_eq!((counts.free, slabs.workers(), slabs.pool().stats().in_use), (BUFFERS, 0, 0), "{counts:?}");
         assert!(slabs.next_of_dead().unwrap().is_none());
         drop(slabs);
         assert_eq!(descriptors(), before);

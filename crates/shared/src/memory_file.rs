@@ -1,7 +1,7 @@
-//! Memory of a file without a name (`memfd`), which several processes map, and which one of them page-locks.
+//! Memory of a file without a name (`memfd`), which several processes map.
 //!
 //! ```text
-//!   memfd_create ──▶ its length ──▶ sealed ──▶ mapped ──▶ populated ──▶ page-locked by the driver or the kernel
+//!   memfd_create ──▶ its length ──▶ sealed ──▶ mapped
 //!                                     └── the descriptor, to another process ──▶ checked ──▶ mapped
 //! ```
 //!
@@ -12,24 +12,18 @@
 //! - **memory-file-I1**: from its making until its drop, `len` bytes at `start` are mapped, readable and writable, and stay in place.
 //!   Other processes may write to them at any time: bytes that are read while another process writes are any bytes, and
 //!   references are made only to atomics, or to bytes that a protocol gives to one process.
-//! - **memory-file-I2**: locked pages are unlocked before they are unmapped, and stay mapped if the driver refuses.
-#![allow(unsafe_code)] // Maps files and page-locks them.
+#![allow(unsafe_code)] // Maps files.
 
 use std::ffi::CStr;
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
 use std::ptr::NonNull;
-#[cfg(feature = "cuda")]
-use std::sync::Arc;
 
-use super::mapping;
-use super::mlock;
-use super::populate::populate;
-#[cfg(feature = "cuda")]
-use super::register::RegisterSource;
-use super::source::Region;
-use crate::error::SourceError;
+use pinpool::backend::SourceError;
 use pinpool_os::fork::ForkGeneration;
+use pinpool_os::host::limits::memory_remedy;
 use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 
 /// Since Linux 6.3; where it is required (`vm.memfd_noexec=2`), a file without it is refused.
@@ -37,34 +31,6 @@ const MFD_NOEXEC_SEAL: libc::c_uint = 0x8;
 /// What must hold of a file that is mapped: nobody makes it shorter.
 const NOT_SHORTENED: libc::c_int = libc::F_SEAL_SHRINK;
 const LENGTH_FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-
-/// What page-locks the memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PageLock {
-    None,
-    Mlock,
-    /// `cuMemHostRegister`, for the device with this ordinal.
-    Register(u32),
-}
-
-impl PageLock {
-    /// What page-locks memory as the source `source` does.
-    pub(crate) fn like(source: &str, device: u32) -> Self {
-        match source {
-            "vmm" | "register" | "cuda" if cfg!(feature = "cuda") => Self::Register(device),
-            "mlock" => Self::Mlock,
-            _ => Self::None,
-        }
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Mlock => "mlock",
-            Self::Register(_) => "register",
-        }
-    }
-}
 
 /// A file without a name, its length fixed.
 #[derive(Debug)]
@@ -80,17 +46,7 @@ pub(crate) struct SharedMemory {
     start: NonNull<u8>,
     len: usize,
     page_bytes: usize,
-    lock: Locked,
     generation: ForkGeneration,
-}
-
-#[derive(Debug)]
-enum Locked {
-    No,
-    /// By the kernel, which unlocks what is unmapped.
-    Kernel,
-    #[cfg(feature = "cuda")]
-    Driver(Arc<RegisterSource>),
 }
 
 // SAFETY: an address and its length; the bytes are reached by the rules of memory-file-I1.
@@ -98,13 +54,29 @@ unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
+/// `call` failed as the calling thread's `errno` says.
+fn last_os(call: &'static str) -> SourceError {
+    let error = io::Error::last_os_error();
+    SourceError::new(call, error.kind().to_string()).with_code(error.raw_os_error().unwrap_or(0).into())
+}
+
+/// `call` was refused `bytes`: with the remedy, if the kernel was out of memory.
+fn without_memory(call: &'static str, bytes: usize) -> SourceError {
+    let error = last_os(call);
+    if error.code() != Some(libc::ENOMEM.into()) {
+        return error;
+    }
+    let remedy = memory_remedy(Path::new("/"), bytes);
+    SourceError::new(call, format!("out of memory: {bytes} B")).with_code(libc::ENOMEM.into()).with_remedy(remedy)
+}
+
 fn refused(call: &'static str, what: impl Into<String>) -> SourceError {
     SourceError::new(call, what)
 }
 
 /// A call of the kernel that returns a descriptor or a number.
 fn checked(call: &'static str, result: libc::c_int) -> Result<libc::c_int, SourceError> {
-    if result < 0 { Err(SourceError::last_os(call)) } else { Ok(result) }
+    if result < 0 { Err(last_os(call)) } else { Ok(result) }
 }
 
 impl MemoryFile {
@@ -146,8 +118,7 @@ impl MemoryFile {
         let descriptor = unsafe { OwnedFd::from_raw_fd(made) };
         let length = libc::off_t::try_from(len).unwrap_or(libc::off_t::MAX);
         // SAFETY: a descriptor of this process.
-        checked("ftruncate", unsafe { libc::ftruncate(made, length) })
-            .map_err(|error| mapping::with_memory_remedy(error, len))?;
+        checked("ftruncate", unsafe { libc::ftruncate(made, length) }).map_err(|_| without_memory("ftruncate", len))?;
         // SAFETY: as above.
         checked("fcntl", unsafe { libc::fcntl(made, libc::F_ADD_SEALS, LENGTH_FIXED) })?;
         Ok(Self { descriptor, len, page_bytes })
@@ -171,7 +142,7 @@ impl MemoryFile {
             ));
         }
         let descriptor = File::from(descriptor);
-        let metadata = descriptor.metadata().map_err(|_| SourceError::last_os("fstat"))?;
+        let metadata = descriptor.metadata().map_err(|_| last_os("fstat"))?;
         let len = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
         let page_bytes = usize::try_from(std::os::unix::fs::MetadataExt::blksize(&metadata)).unwrap_or(PAGE_BYTES);
         Ok(Self { descriptor: descriptor.into(), len, page_bytes: page_bytes.max(PAGE_BYTES) })
@@ -192,71 +163,19 @@ impl SharedMemory {
             return Err(refused("mmap", "the file is empty"));
         }
         // SAFETY: at an address of the kernel's choice it touches no existing memory; the file cannot get shorter.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), file.len, mapping::READ_WRITE, flags, descriptor, 0) };
+        let start = unsafe {
+            libc::mmap(std::ptr::null_mut(), file.len, libc::PROT_READ | libc::PROT_WRITE, flags, descriptor, 0)
+        };
         if start == libc::MAP_FAILED {
-            return Err(mapping::with_memory_remedy(SourceError::last_os("mmap"), file.len));
+            return Err(without_memory("mmap", file.len));
         }
-        let start = NonNull::new(start.cast()).ok_or_else(|| refused("mmap", "the kernel mapped page zero"))?;
+        let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| refused("mmap", "the kernel mapped page zero"))?;
         if file.page_bytes == PAGE_BYTES {
-            mapping::advise_huge(start, file.len);
+            // SAFETY: changes which pages back the mapping, not its content.
+            let _ = unsafe { libc::madvise(start.as_ptr().cast(), file.len, libc::MADV_HUGEPAGE) };
         }
         let generation = ForkGeneration::now();
-        Ok(Self { start, len: file.len, page_bytes: file.page_bytes, lock: Locked::No, generation })
-    }
-
-    /// Brings the bytes from `offset` on into memory, and page-locks all. `is_fresh`: nobody has written to those.
-    pub(crate) fn lock(
-        &mut self,
-        offset: usize,
-        how: PageLock,
-        threads: usize,
-        is_fresh: bool,
-    ) -> Result<(), SourceError> {
-        // What this kernel brings into memory by itself keeps its content.
-        if is_fresh || self.can_populate() {
-            // SAFETY: nobody uses the bytes, or they are not changed.
-            unsafe { populate(&self.region(offset), threads, None, &|_| {}) }?;
-        }
-        // The whole mapping: a part of it may end within a page of hugetlb.
-        let region = self.region(0);
-        self.lock = match how {
-            PageLock::None => Locked::No,
-            PageLock::Mlock => {
-                mlock::lock(region.start(), region.len_bytes())?;
-                Locked::Kernel
-            }
-            #[cfg(feature = "cuda")]
-            PageLock::Register(device) => {
-                let source = Arc::new(RegisterSource::new(device, None)?);
-                mapping::keep_from_children(&region)?;
-                // SAFETY: mapped until the drop of this, which unregisters first (memory-file-I2).
-                unsafe { source.register_other(&region) }?;
-                Locked::Driver(source)
-            }
-            #[cfg(not(feature = "cuda"))]
-            PageLock::Register(_) => Locked::No,
-        };
-        Ok(())
-    }
-
-    /// Whether the kernel brings pages into memory without a write to them (Linux 5.14).
-    fn can_populate(&self) -> bool {
-        // SAFETY: makes a page of this mapping present without changing its content.
-        unsafe { libc::madvise(self.start.as_ptr().cast(), self.page_bytes, libc::MADV_POPULATE_WRITE) == 0 }
-    }
-
-    fn region(&self, offset: usize) -> Region {
-        let offset = offset.min(self.len);
-        Region::new(self.at(offset), self.len - offset, 0)
-    }
-
-    pub(crate) fn is_locked(&self) -> bool {
-        !matches!(self.lock, Locked::No)
-    }
-
-    /// Whether a driver has page-locked it.
-    pub(crate) fn is_of_driver(&self) -> bool {
-        !matches!(self.lock, Locked::No | Locked::Kernel)
+        Ok(Self { start, len: file.len, page_bytes: file.page_bytes, generation })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -283,28 +202,16 @@ impl SharedMemory {
         // SAFETY: inside the mapping and aligned, mapped as long as this; of atomics alone (`Shared`).
         Some(unsafe { pointer.as_ref() })
     }
-
-    /// Leaves the memory mapped and locked until the process ends: a device may use it.
-    pub(crate) fn keep(self) {
-        pinpool_os::lost::keep(self);
-    }
 }
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // A child of fork has not the page-lock, and for a driver's memory not the mapping.
+        // A child of fork may not have the mapping, if a driver has page-locked it.
         if self.generation.is_stale() {
             return;
         }
-        #[cfg(feature = "cuda")]
-        if let Locked::Driver(source) = &self.lock {
-            // SAFETY: registered by `lock`; the user of this has seen the end of all copies (`keep`).
-            if unsafe { source.unregister(self.start) }.is_err() {
-                return;
-            }
-        }
         // SAFETY: mapped by `map`, and nothing uses it any more.
-        let _ = unsafe { mapping::munmap(self.start, self.len) };
+        let _ = unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 

@@ -1,0 +1,187 @@
+//! Memory that the pool did not acquire: page-locked for its user, or lent to the pool for one buffer.
+#![allow(unsafe_code)] // Ends page-locks.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::{Pool, pin_threads};
+use crate::backend::{PAGE_BYTES, PageLock, Region};
+use crate::buffer::PinnedBuf;
+use crate::engine::{Adopted, Core, OutsideClaim};
+use crate::error::{ErrorKind, Result};
+use pinpool_os::lost;
+
+impl Pool {
+    /// A buffer over memory that another library or process pinned: its copies are tracked and waited for as those of every
+    /// buffer, and `on_return` gives the memory back.
+    ///
+    /// The bytes count neither as held nor under the ceiling ([`page_lock`](Self::page_lock) counts what it locks), and the
+    /// buffer is no get: [`Stats::adopted`](crate::Stats::adopted) counts it. `on_return` runs once, when the buffer is dropped and its last copy is over, on
+    /// whatever thread sees that, under no lock; it must not wait for this pool. It never runs, and is not dropped, if the end of
+    /// a copy cannot be known, because a device may then use the memory at any time.
+    ///
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use pinpool::copy::sink::{SinkMem, SinkStream};
+    ///
+    /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
+    /// let (stream, mut device) = (SinkStream::new()?, SinkMem::new(4096));
+    /// let mut frame = vec![7_u8; 4096]; // stands for memory of another library, such as a `PinnedHostSlice` of cudarc
+    /// let memory = NonNull::from(frame.as_mut_slice());
+    /// // SAFETY: `frame` moves into `on_return`, so nothing else uses its bytes until then, or ever if that never runs.
+    /// let buf = unsafe { pool.adopt(memory, false, move || drop(frame)) }?;
+    /// buf.copy_to(&stream, &mut device)?.wait()?;
+    /// assert_eq!(device.read(), [7; 4096]);
+    /// # Ok::<(), pinpool::Error>(())
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// The bytes of `memory` are initialised, may be written to, stay where they are, and are used by nothing but the buffer and its copies until
+    /// `on_return` is called. If `is_pinned`, they are page-locked as long.
+    ///
+    /// # Errors
+    ///
+    /// - [`is_request`](crate::Error::is_request): more than `isize::MAX` bytes,
+    /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
+    ///
+    /// After an error `on_return` is not called, and is dropped.
+    pub unsafe fn adopt(
+        &self,
+        memory: NonNull<[u8]>,
+        is_pinned: bool,
+        on_return: impl FnOnce() + Send + 'static,
+    ) -> Result<PinnedBuf> {
+        let (start, len) = (memory.cast(), memory.len());
+        self.core().config().rounding.class(len, 1)?;
+        let block = self.core().adopt(Adopted { start, len, is_pinned, on_return: Box::new(on_return) })?;
+        Ok(PinnedBuf::over(block, len, 1))
+    }
+
+    /// Page-locks memory that the caller mapped, as the memory of this pool is, under its ceiling, where idle memory makes room.
+    /// `owner` keeps the memory mapped. A slow call.
+    ///
+    /// A file that is mapped so can be copied from without a copy into a buffer: [`adopt`](Self::adopt) makes buffers of its
+    /// parts.
+    ///
+    /// ```
+    /// # use std::ptr::NonNull;
+    /// # #[repr(align(4096))] struct Page([u8; 4096]);
+    /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
+    /// let mut page = Box::new(Page([1; 4096])); // stands for a mapped file
+    /// let memory = NonNull::from(page.0.as_mut_slice());
+    /// // SAFETY: a whole page, mapped as long as `page`.
+    /// let locked = std::sync::Arc::new(unsafe { pool.page_lock(memory, page) }?);
+    /// let lent = locked.clone();
+    /// // SAFETY: nothing else uses the bytes, which stay locked until the buffer is over.
+    /// let buf = unsafe { pool.adopt(locked.memory(), locked.is_pinned(), move || drop(lent)) }?;
+    /// assert_eq!(buf.len(), 4096);
+    /// # Ok::<(), pinpool::Error>(())
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// `memory` is initialised, and stays mapped where it is until `owner` is dropped. No device uses it when the result is dropped.
+    ///
+    /// # Errors
+    ///
+    /// - [`is_request`](crate::Error::is_request): it does not begin on a page of 4096 bytes,
+    /// - [`is_limit`](crate::Error::is_limit): it does not fit under the ceiling,
+    /// - [`is_backend`](crate::Error::is_backend): the driver or the kernel refused,
+    /// - [`is_forked`](crate::Error::is_forked): the pool was made in a parent of this process.
+    pub unsafe fn page_lock<O: Send + 'static>(&self, memory: NonNull<[u8]>, owner: O) -> Result<PageLocked<O>> {
+        let core = self.core();
+        core.check_process()?;
+        let (start, len) = (memory.cast::<u8>(), memory.len());
+        if !start.addr().get().is_multiple_of(PAGE_BYTES) {
+            let why = format!("memory to page-lock begins on a page of {PAGE_BYTES} B, and this at {start:p}");
+            return Err(ErrorKind::View { why }.into());
+        }
+        let claim = core.claim_outside(len as u64)?;
+        let (region, config) = (Region::new(start, len, 0), core.config());
+        // SAFETY: whole pages that stay mapped until the drop of the result, which ends the lock first (page-lock-I1).
+        let lock = unsafe { PageLock::of(&region, core.backing().source().name(), config.device, pin_threads(config)) };
+        match lock {
+            Ok(lock) => {
+                let held = ManuallyDrop::new(Held { region, lock, owner, claim });
+                Ok(PageLocked { held, core: core.clone() })
+            }
+            Err(error) => {
+                core.end_outside_claim(claim);
+                Err(core.refused_by_source(len, error))
+            }
+        }
+    }
+}
+
+/// Memory that [`Pool::page_lock`] has page-locked, and its owner.
+///
+/// Dropped, the page-lock ends, then the owner is dropped, and then the bytes are under the ceiling no more. If the driver refuses
+/// to end the lock, the owner is never dropped and the bytes stay under the ceiling, since a device may use them. In a child of
+/// `fork` nothing happens.
+pub struct PageLocked<O: Send + 'static> {
+    /// Taken by the drop, and by nothing else.
+    held: ManuallyDrop<Held<O>>,
+    core: Arc<Core>,
+}
+
+struct Held<O> {
+    region: Region,
+    lock: PageLock,
+    owner: O,
+    claim: OutsideClaim,
+}
+
+impl<O: Send + 'static> PageLocked<O> {
+    /// The memory.
+    pub fn memory(&self) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(self.held.region.start(), self.held.region.len_bytes())
+    }
+
+    /// What keeps it mapped.
+    pub fn owner(&self) -> &O {
+        &self.held.owner
+    }
+
+    /// What locks it: `register` (the driver), `mlock` (the kernel), or `none` where the memory of the pool is not page-locked.
+    pub fn locked_by(&self) -> &'static str {
+        self.held.lock.name()
+    }
+
+    /// Whether it is page-locked.
+    pub fn is_pinned(&self) -> bool {
+        self.locked_by() != "none"
+    }
+}
+
+impl<O: Send + 'static> fmt::Debug for PageLocked<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageLocked")
+            .field("memory", &self.memory())
+            .field("locked_by", &self.locked_by())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<O: Send + 'static> Drop for PageLocked<O> {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses the field after the drop.
+        let held = unsafe { ManuallyDrop::take(&mut self.held) };
+        if self.core.is_forked() {
+            // The lock is not inherited, and neither is what a driver locked.
+            lost::keep(held);
+            return;
+        }
+        // SAFETY: it is what was locked, and the user of this saw the end of all copies.
+        if unsafe { held.lock.end(&held.region) }.is_err() {
+            // A device may use the memory (page-lock-I1).
+            lost::keep(held);
+            return;
+        }
+        let Held { owner, claim, .. } = held;
+        drop(owner);
+        self.core.end_outside_claim(claim);
+    }
+}

@@ -1,0 +1,212 @@
+//! Memory that a user pinned, as buffers: it comes back once, after the last copy, and is counted apart.
+#![allow(unsafe_code)] // Adopts memory.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pinpool::copy::sink::{SinkMem, SinkStream};
+use pinpool::{Backend, PinnedBuf, Pool, Preset};
+
+const BYTES: usize = 10_000;
+
+/// Memory of a user, and how often it came back.
+#[derive(Default)]
+struct Frames {
+    returned: Arc<AtomicU32>,
+}
+
+impl Frames {
+    /// `byte` in all of a new frame, adopted by `pool`.
+    fn adopted(&self, pool: &Pool, byte: u8, is_pinned: bool) -> PinnedBuf {
+        let mut frame = vec![byte; BYTES];
+        let (memory, returned) = (NonNull::from(frame.as_mut_slice()), self.returned.clone());
+        let on_return = move || {
+            drop(frame);
+            returned.fetch_add(1, Ordering::SeqCst);
+        };
+        // SAFETY: the call owns the frame, whose bytes nothing else uses.
+        unsafe { pool.adopt(memory, is_pinned, on_return) }.unwrap()
+    }
+
+    fn returned(&self) -> u32 {
+        self.returned.load(Ordering::SeqCst)
+    }
+}
+
+fn pools() -> [Pool; 3] {
+    let heap = || Pool::builder().without_env().backend(Backend::Heap).background_poll(false);
+    [heap().build(), heap().preset(Preset::Tensorflow).build(), heap().zero(true).build()].map(Result::unwrap)
+}
+
+#[test]
+fn memory_of_a_user_is_a_buffer_until_it_is_dropped() {
+    for pool in pools() {
+        let frames = Frames::default();
+        let mut buf = frames.adopted(&pool, 7, true);
+        assert_eq!(buf.as_slice_untracked().unwrap(), [7; BYTES]);
+        buf.as_mut_slice().unwrap().fill(8);
+        assert_eq!((buf.len(), buf.capacity(), buf.is_pinned(), buf.id()), (BYTES, BYTES, true, None));
+        let stats = pool.stats();
+        assert_eq!((stats.adopted, stats.in_use, stats.gets, stats.pinned_bytes), (1, 1, 0, 0));
+        stats.validate().unwrap();
+        assert!(!frames.adopted(&pool, 1, false).is_pinned());
+        assert_eq!(frames.returned(), 1);
+        drop(buf);
+        let stats = pool.stats();
+        assert_eq!((frames.returned(), stats.adopted, stats.in_use, stats.buffers_in_pool), (2, 0, 0, 0));
+        stats.validate().unwrap();
+        assert!(pool.try_get(BYTES).unwrap().is_none(), "it is never kept");
+    }
+}
+
+#[test]
+fn it_comes_back_when_its_last_copy_has_ended_and_not_before() {
+    for pool in pools() {
+        let frames = Frames::default();
+        let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
+        let held = stream.hold();
+        let copy = frames.adopted(&pool, 5, true).copy_to(&stream, &mut device).unwrap();
+        pool.poll();
+        let stats = pool.stats();
+        assert_eq!((frames.returned(), stats.adopted, stats.in_flight, stats.in_flight_bytes), (0, 1, 1, 0));
+        stats.validate().unwrap();
+        drop(held);
+        copy.wait().unwrap();
+        pool.poll();
+        assert_eq!((frames.returned(), pool.stats().adopted), (1, 0));
+        assert_eq!(device.read(), [5; BYTES]);
+    }
+}
+
+#[test]
+fn a_pool_that_ends_waits_for_its_copies_and_gives_it_back() {
+    let [pool, ..] = pools();
+    let frames = Frames::default();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
+    let outlives = frames.adopted(&pool, 1, true);
+    frames.adopted(&pool, 2, true).copy_to(&stream, &mut device).unwrap();
+    drop(pool);
+    assert_eq!(outlives.as_slice_untracked().unwrap(), [1; BYTES]);
+    drop(outlives);
+    assert_eq!(frames.returned(), 2);
+    assert_eq!(device.read(), [2; BYTES]);
+}
+
+#[test]
+fn a_call_that_panics_harms_nothing_and_one_that_uses_the_pool_does_not_hang() {
+    let [pool, ..] = pools();
+    let mut frame = vec![0; BYTES];
+    let memory = NonNull::from(frame.as_mut_slice());
+    // SAFETY: `frame` outlives the buffer and is not used meanwhile.
+    drop(unsafe { pool.adopt(memory, false, || panic!("of a user")) }.unwrap());
+    let other = pool.clone();
+    // SAFETY: as above.
+    drop(unsafe { pool.adopt(memory, false, move || drop(other.get(BYTES).unwrap())) }.unwrap());
+    let stats = pool.stats();
+    assert_eq!((stats.adopted, stats.gets, stats.puts), (0, 1, 1));
+    stats.validate().unwrap();
+}
+
+#[test]
+fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
+    let [pool, ..] = pools();
+    let frames = Frames::default();
+    let returned = frames.returned.clone();
+    let none = NonNull::slice_from_raw_parts(NonNull::dangling(), 0);
+    // SAFETY: no bytes.
+    let buf = unsafe {
+        pool.adopt(none, false, move || {
+            returned.fetch_add(1, Ordering::SeqCst);
+        })
+    }
+    .unwrap();
+    assert!(buf.is_empty() && frames.returned() == 0);
+    drop(buf);
+    assert_eq!(frames.returned(), 1);
+    let all = NonNull::slice_from_raw_parts(NonNull::dangling(), usize::MAX);
+    // SAFETY: refused, so never used.
+    assert!(unsafe { pool.adopt(all, false, || ()) }.unwrap_err().is_request());
+}
+
+#[cfg(feature = "trace")]
+#[test]
+fn a_recording_has_no_word_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.trace");
+    let pool = Pool::builder().without_env().backend(Backend::Heap).trace(path.clone()).build().unwrap();
+    let (stream, mut device) = (SinkStream::new().unwrap(), SinkMem::new(BYTES));
+    let frames = Frames::default();
+    drop(frames.adopted(&pool, 1, true));
+    frames.adopted(&pool, 1, true).copy_to(&stream, &mut device).unwrap().wait().unwrap();
+    pool.poll();
+    drop(pool.get(BYTES).unwrap());
+    drop(pool);
+    let recording = pinpool_observe::record::Recording::open(&path).unwrap();
+    let events: Vec<_> = recording.records.iter().map(|record| format!("{:?}", record.event)).collect();
+    let of = |kind: &str| events.iter().filter(|event| event.contains(kind)).count();
+    assert_eq!((of("New {"), of("Get {"), of("Put {"), of("Completed {")), (1, 1, 1, 0), "{events:#?}");
+}
+
+/// Whole pages.
+#[repr(align(4096))]
+struct Pages([u8; 8192]);
+
+#[test]
+fn memory_that_is_page_locked_is_under_the_ceiling_until_its_owner_is_gone() {
+    let builder = || Pool::builder().without_env().backend(Backend::Heap).max_bytes(16_384_u64).background_poll(false);
+    let all = builder().max_bytes(1_u64 << 20).build().unwrap();
+    let part = all.partition("part", 16_384).unwrap();
+    for pool in [builder().build().unwrap(), builder().preset(Preset::Tensorflow).build().unwrap(), part] {
+        memory_is_locked_under_the_ceiling_of(&pool);
+    }
+    assert_eq!((all.stats().outside_bytes, all.stats().partition_bytes), (0, 0));
+    all.stats().validate().unwrap();
+}
+
+fn memory_is_locked_under_the_ceiling_of(pool: &Pool) {
+    drop(pool.get(12_000).unwrap());
+    let lock = |pool: &Pool, from: usize| {
+        let mut pages = Box::new(Pages([3; 8192]));
+        let memory = NonNull::from(&mut pages.0[from..]);
+        // SAFETY: mapped as long as `pages`, which nothing else uses.
+        unsafe { pool.page_lock(memory, pages) }
+    };
+    let locked = lock(pool, 0).expect("idle memory makes room");
+    assert_eq!((locked.locked_by(), locked.is_pinned(), locked.memory().len()), ("none", false, 8192));
+    assert_eq!(locked.owner().0[0], 3);
+    assert!(pool.get_timeout(12_000, std::time::Duration::ZERO).unwrap_err().is_limit());
+    let other = lock(pool, 0).unwrap();
+    let error = lock(pool, 0).unwrap_err();
+    assert!(error.is_limit() && error.to_string().contains("page-locked beside the buffers 16384 B"), "{error}");
+    let stats = pool.stats();
+    assert_eq!((stats.outside_bytes, stats.pinned_bytes), (16_384, 0));
+    stats.validate().unwrap();
+    let error = lock(pool, 1).unwrap_err();
+    assert!(error.is_request() && error.to_string().contains("4096"), "{error}");
+    drop((locked, other));
+    pool.get(12_000).unwrap();
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+#[test]
+fn in_a_child_of_fork_it_is_refused_and_stays_where_it_is() {
+    super::child::alone(|| {
+        let [pool, ..] = pools();
+        let frames = Frames::default();
+        let (pinned, plain) = (frames.adopted(&pool, 1, true), frames.adopted(&pool, 2, false));
+        super::child::in_a_child(|| {
+            let none = NonNull::slice_from_raw_parts(NonNull::dangling(), 0);
+            // SAFETY: no bytes.
+            let refused = unsafe { pool.adopt(none, false, || ()) };
+            let held = [
+                ("adopting is refused", refused.is_err_and(|error| error.is_forked())),
+                ("pinned memory cannot be read", pinned.as_slice_untracked().is_err()),
+                ("other memory can", plain.as_slice_untracked().is_ok_and(|bytes| bytes[0] == 2)),
+            ];
+            drop((pinned, plain));
+            let returned = ("nothing comes back", frames.returned() == 0);
+            held.into_iter().chain([returned]).collect()
+        });
+    });
+}

@@ -1,0 +1,97 @@
+//! Memory of users over the driver: page-locked, copied from, and unlocked after the last copy or never.
+#![allow(unsafe_code)] // Page-locks and adopts memory.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use driver_double::{Code, Double};
+use pinpool::{Backend, PageLocked, PinnedBuf, Pool};
+
+use super::fixture::{MIB, builder, held, stream_and_memory};
+
+#[repr(align(4096))]
+struct Pages([u8; MIB]);
+
+/// Pages of a user, page-locked as the memory of `pool`; each says whether it is still there.
+fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<PageLocked<(Box<Pages>, Arc<()>)>> {
+    let mut pages = Box::new(Pages([9; MIB]));
+    let memory = NonNull::from(pages.0.as_mut_slice());
+    // SAFETY: mapped as long as `pages`, which nothing else uses.
+    Arc::new(unsafe { pool.page_lock(memory, (pages, alive.clone())) }.unwrap())
+}
+
+fn lent(pool: &Pool, locked: &Arc<PageLocked<(Box<Pages>, Arc<()>)>>) -> PinnedBuf {
+    let kept = locked.clone();
+    // SAFETY: the bytes are the buffer's alone, and locked until the call.
+    unsafe { pool.adopt(locked.memory(), locked.is_pinned(), move || drop(kept)) }.unwrap()
+}
+
+fn on_each_backend(test: impl Fn(&Double, &Pool)) {
+    for backend in [Backend::Vmm, Backend::Register, Backend::Cuda] {
+        let double = Double::load();
+        let pool = builder(backend.clone()).build().unwrap();
+        test(&double, &pool);
+        drop(pool);
+        assert_eq!(double.wrong_uses(), Vec::<String>::new(), "{backend:?}");
+    }
+}
+
+#[test]
+fn a_users_memory_is_registered_once_and_unregistered_after_the_last_copy() {
+    on_each_backend(|double, pool| {
+        let context = cudarc::driver::CudaContext::new(0).unwrap();
+        let (stream, mut memory) = stream_and_memory(&context, MIB);
+        let alive = Arc::new(());
+        let before = held(double).registrations;
+        let locked = locked(pool, &alive);
+        assert_eq!((locked.locked_by(), held(double).registrations), ("register", before + 1));
+        let waits = double.hold(stream.cu_stream());
+        let copy = lent(pool, &locked).copy_to(&stream, &mut memory).unwrap();
+        drop(locked);
+        pool.poll();
+        assert_eq!((pool.stats().in_flight, held(double).registrations, Arc::strong_count(&alive)), (1, before + 1, 2));
+        drop(waits);
+        copy.wait().unwrap();
+        pool.poll();
+        assert_eq!((pool.stats().adopted, held(double).registrations, Arc::strong_count(&alive)), (0, before, 1));
+        assert_eq!(pool.stats().outside_bytes, 0);
+        assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![9; MIB]);
+    });
+}
+
+#[test]
+fn memory_that_a_device_may_still_use_is_never_given_back() {
+    let double = Double::load();
+    let pool = builder(Backend::Register).build().unwrap();
+    let context = cudarc::driver::CudaContext::new(0).unwrap();
+    let (stream, mut memory) = stream_and_memory(&context, MIB);
+    let alive = Arc::new(());
+    let held_copy = double.hold(stream.cu_stream());
+    lent(&pool, &locked(&pool, &alive)).copy_to(&stream, &mut memory).unwrap();
+    double.lose_device(Code::LAUNCH_FAILED);
+    drop(held_copy);
+    pool.poll();
+    let stats = pool.stats();
+    assert_eq!((stats.lost, stats.adopted, stats.outside_bytes), (1, 1, MIB as u64));
+    stats.validate().unwrap();
+    drop(pool);
+    assert_eq!(Arc::strong_count(&alive), 2, "the pages stay mapped");
+}
+
+#[test]
+fn a_refusal_of_the_driver_is_an_error_and_one_at_the_end_keeps_the_memory() {
+    let double = Double::load();
+    let pool = builder(Backend::Register).build().unwrap();
+    let alive = Arc::new(());
+    double.fail("cuMemHostRegister_v2", 1, Code::OUT_OF_MEMORY);
+    let mut pages = Box::new(Pages([9; MIB]));
+    let bytes = NonNull::from(pages.0.as_mut_slice());
+    // SAFETY: mapped as long as `pages`, which nothing else uses.
+    let error = unsafe { pool.page_lock(bytes, pages) }.unwrap_err();
+    assert!(error.is_backend() && error.to_string().contains("cuMemHostRegister"), "{error}");
+    assert_eq!(pool.stats().outside_bytes, 0);
+    let locked = locked(&pool, &alive);
+    double.fail("cuMemHostUnregister", 1, Code::UNKNOWN);
+    drop(locked);
+    assert_eq!((Arc::strong_count(&alive), pool.stats().outside_bytes), (2, MIB as u64));
+}
