@@ -171,7 +171,7 @@ impl Lender {
         let config = of.config().clone();
         let lock = PageLock::like(of.backing().source().name(), config.device);
         memory
-            .lock(offset, lock, crate::pool::pin_threads(&config), is_fresh)
+            .lock(offset, lock, config.pin_threads_on_host(), is_fresh)
             .map_err(super::layout::failed("page-lock of shared memory"))?;
         let parts = Arc::new(Parts {
             memory: Some(memory),
