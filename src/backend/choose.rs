@@ -95,6 +95,7 @@ pub(crate) struct PinOptions<'a> {
     /// Requested memory node; `None` for the GPU's.
     pub(crate) node: Option<u32>,
     /// Threads that touch fresh pages concurrently.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only `register` keeps the number.
     pub(crate) threads: usize,
     /// Whether an arena is between the pool and the source, so that few and large pieces are pinned.
     pub(crate) arena: bool,

@@ -114,7 +114,7 @@ fn settings(examination: &Examination) -> (Config, Vec<Finding>) {
         ("PINPOOL_RESERVE", examination.reserve_bytes.map(|_| "0".to_owned())),
     ];
     let set = set_in_process();
-    let is_asked = |name: &str| asked.iter().any(|(asked, value)| *asked == name && value.is_some());
+    let is_asked = |name: &str| asked.iter().any(|(variable, value)| *variable == name && value.is_some());
     let mut pairs: Vec<_> = set.iter().filter(|(name, _)| !is_asked(name)).cloned().collect();
     pairs.extend(asked.iter().filter_map(|(name, value)| Some(((*name).to_owned(), value.clone()?))));
     let report = env::report_of(&pairs);
